@@ -1,0 +1,32 @@
+"""Periodic model averaging, also called local SGD."""
+
+from syncalgos.base import Strategy, every
+from syncalgos.collectives import WORKERS, Axis
+from syncalgos.syncs import average
+
+
+def model_averaging(period: int = 16, axis: Axis = WORKERS) -> Strategy:
+    """Model averaging (local SGD): average the models every few steps.
+
+    After every `period` local steps, for workers' params θ:
+
+        θ ← mean(θ)
+
+    Args:
+        period: local steps between two averages, at least 1.
+        axis: the mapped axis or axes over which the workers lie.
+
+    Returns:
+        A Strategy. No state. A sync sends params once. opt_state and buffers stay local
+        (see `average`, `reset`).
+
+    Raises:
+        ValueError: a period that is no whole number of at least 1.
+
+    Of period 1 it is synchronous SGD, with inner momentum too.
+
+    Source: McDonald, Hall and Mann, "Distributed training strategies for the structured
+    perceptron", NAACL 2010; Stich, "Local SGD converges fast and communicates little",
+    ICLR 2019, algorithm 1.
+    """
+    return every(period, average(axis=axis))

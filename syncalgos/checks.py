@@ -1,0 +1,57 @@
+"""Refuse a user's mistake in one line: what was wrong, and what is possible."""
+
+import difflib
+import math
+from collections.abc import Iterable
+from typing import Any
+
+
+def whole(label: str, value: Any, least: int) -> int:
+    """Returns value as an int of at least `least`, or raises a ValueError."""
+    is_whole = hasattr(value, "__index__") and not isinstance(value, bool)
+    if not is_whole or (number := value.__index__()) < least:
+        raise ValueError(
+            f"{label} must be a whole number of at least {least}, got {value!r}"
+        )
+    return number
+
+
+def real(
+    label: str,
+    value: Any,
+    *,
+    least: float | None = None,
+    above: float | None = None,
+    below: float | None = None,
+) -> float:
+    """Returns value as a finite float inside the bounds, or raises a ValueError."""
+    bounds = {"at least": least, "above": above, "below": below}
+    rule = " and ".join(f"{k} {v:g}" for k, v in bounds.items() if v is not None)
+    try:
+        number = math.nan if isinstance(value, bool | str) else float(value)
+    except (TypeError, ValueError):
+        number = math.nan
+    inside = (
+        math.isfinite(number)
+        and (least is None or number >= least)
+        and (above is None or number > above)
+        and (below is None or number < below)
+    )
+    if not inside:
+        raise ValueError(f"{label} must be {rule or 'a finite number'}, got {value!r}")
+    return number
+
+
+def nearest(name: str, names: Iterable[str]) -> str:
+    """Returns "; did you mean 'x'?" for the closest of names, or nothing."""
+    close = difflib.get_close_matches(name, list(names), n=1)
+    return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def one_of(kind: str, name: str, names: Iterable[str]) -> str:
+    """Returns name if it is one of names, else raises a ValueError that lists them."""
+    names = list(names)
+    if name not in names:
+        hint = nearest(str(name), names)
+        raise ValueError(f"unknown {kind} {name!r}{hint} (one of: {', '.join(names)})")
+    return name

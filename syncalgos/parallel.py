@@ -1,0 +1,273 @@
+"""The engine: one loss, one inner optimizer, one strategy, many workers."""
+
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import optax
+
+from syncalgos import base
+from syncalgos.base import Replica, Strategy
+from syncalgos.collectives import PyTree
+from syncalgos.layout import DEVICES, make_layout, spread
+from syncalgos.worker import Loss, Worker
+
+
+class TrainState(NamedTuple):
+    """Everything that a run needs to go on.
+
+    Attributes:
+        replica: every worker's replica; leaves lead with (devices, lanes).
+        sync: every worker's strategy state; leaves lead with (devices, lanes).
+        step: local steps done, an int32 scalar.
+        key: the key from which each worker's key of each step is folded.
+    """
+
+    replica: Replica
+    sync: PyTree
+    step: jax.Array
+    key: jax.Array
+
+
+def stateless(loss: Callable[[PyTree, PyTree], Any]) -> Loss:
+    """Lifts a plain `loss(params, batch) -> scalar` to the engine's form."""
+
+    def lifted(params, buffers, batch, key):
+        return loss(params, batch), (buffers, {})
+
+    return lifted
+
+
+class DataParallel:
+    """Trains one model on many workers that agree as the strategy says.
+
+    Worker w trains on the w-th contiguous slice of each global batch, so all strategies
+    and any number of workers see the same data.
+
+    Args:
+        loss: (params, buffers, batch, key) -> (scalar, (buffers, metrics)), a mean over
+            its batch; metrics is a dict. The key differs between workers and steps.
+            `stateless` lifts a plain loss.
+        optimizer: the inner optimizer, any optax GradientTransformation.
+        strategy: how the replicas agree, such as `bmuf()`.
+        workers: their number, at least 1.
+        backend: pmap, shard_map, or vmap (one device). All give the same numbers.
+        devices: devices or indices into `jax.devices()`, any subset in any order, which
+            must divide the workers; None takes the largest number that does.
+        eval_loss: the loss for `evaluate` where it differs (no dropout, running batch
+            statistics); None means `loss`.
+
+    Attributes:
+        layout: where the workers live.
+        workers: their number.
+        compile_seconds: spent so far on tracing and compiling.
+
+    Raises:
+        ValueError: what is unknown, out of range, or does not divide.
+    """
+
+    def __init__(
+        self,
+        loss: Loss,
+        optimizer: optax.GradientTransformation,
+        strategy: Strategy,
+        workers: int = 8,
+        backend: str = "pmap",
+        devices: Sequence[jax.Device | int] | None = None,
+        eval_loss: Loss | None = None,
+    ):
+        base.check_strategy("DataParallel", strategy)
+        if not isinstance(optimizer, optax.GradientTransformation):
+            raise ValueError(f"optimizer must be an optax one, got {optimizer!r}")
+        self.layout = make_layout(workers, backend, devices)
+        self.workers = self.layout.workers
+        self.compile_seconds = 0.0
+        self._worker = Worker(loss, eval_loss or loss, optimizer, strategy)
+        self._compiled: dict[Any, Any] = {}
+
+    def init(self, params: PyTree, buffers: PyTree = (), seed: int = 0) -> TrainState:
+        """Puts the same model on all workers.
+
+        Args:
+            params: one plain model, a pytree of float arrays.
+            buffers: its buffers, such as batch statistics.
+            seed: what dropout and the like are drawn from.
+
+        Raises:
+            ValueError: a leaf of params that is no float array, or a strategy that
+                changes shapes or dtypes; it names the leaf.
+        """
+        _check_params(params)
+        numbers = np.arange(self.workers, dtype=np.int32).reshape(self.layout.shape)
+        shared = (params, buffers, jax.random.key(seed))
+        (replica, sync), (step, key) = self._call(Worker.init, numbers, shared)
+        return TrainState(replica, sync, step, key)
+
+    def run(
+        self, state: TrainState, batches: PyTree, data: PyTree | None = None
+    ) -> tuple[TrainState, dict[str, jax.Array]]:
+        """Trains for as many local steps as batches holds, in one dispatch.
+
+        Any split of the steps into dispatches gives the same numbers.
+
+        Args:
+            state: what `init` or the last `run` returned; its buffers are given up.
+            batches: leaves (steps, global_batch, ...); or, with data, integer rows of
+                it, (steps, global_batch).
+            data: arrays on the devices, from `place`; a batch is then arrays[rows].
+
+        Returns:
+            The new state, and metrics with leaves (steps, ...): means over the workers
+            of "loss" and of the loss's own metrics.
+
+        Raises:
+            ValueError: batches whose leaves disagree or that the workers do not divide.
+        """
+        batches = self._split(batches, data)
+        own, shared = (state.replica, state.sync), (state.step, state.key, data)
+        (replica, sync), (step, metrics) = self._call(
+            Worker.run, own, shared, batches, donate=True
+        )
+        return TrainState(replica, sync, step, state.key), metrics
+
+    def evaluate(
+        self, state: TrainState, batches: PyTree, data: PyTree | None = None
+    ) -> dict[str, jax.Array]:
+        """The forward pass of the center, spread over the workers; nothing is learned.
+
+        Args:
+            state: as in `run`; it is kept.
+            batches: as in `run`.
+            data: as in `run`.
+
+        Returns:
+            Metrics with leaves (steps, ...), as from `run`.
+
+        Raises:
+            ValueError: as `run`.
+        """
+        batches = self._split(batches, data)
+        own, shared = (state.replica, state.sync), (state.key, data)
+        return self._call(Worker.evaluate, own, shared, batches)[1]
+
+    def center(self, state: TrainState) -> Replica:
+        """The model to evaluate and ship: one plain replica without worker axes.
+
+        Returns:
+            Replica(params, (), buffers) on the first device: the strategy's center (the
+            mean over the workers where theirs differ), and the mean of the buffers.
+        """
+        _, center = self._call(Worker.center, (state.replica, state.sync))
+        return jax.device_put(center, self.layout.devices[0])
+
+    def divergence(self, state: TrainState) -> float:
+        """How far the replicas are apart.
+
+        Returns:
+            The root mean square, over workers, of the distance (2-norm over all params)
+            of a replica's params to their mean.
+        """
+        return float(self._call(Worker.divergence, state.replica.params)[1])
+
+    def place(self, arrays: PyTree) -> PyTree:
+        """Copies arrays to every device once, for `run(state, rows, data)`.
+
+        Args:
+            arrays: leaves (examples, ...).
+
+        Raises:
+            ValueError: leaves that disagree on the number of examples.
+        """
+        _leading_shape("data", arrays, ("examples",))
+        return jax.device_put(arrays, self.layout.sharding())
+
+    def _split(self, batches: PyTree, data: PyTree | None) -> PyTree:
+        """Checks batches and cuts them to (steps, devices, lanes, batch, ...)."""
+        steps, batch = _leading_shape("batches", batches, ("steps", "global_batch"))
+        if data is not None:
+            _check_rows(batches, *_leading_shape("data", data, ("examples",)))
+        if steps == 0:
+            raise ValueError("batches hold no steps")
+        if batch % self.workers or not batch:
+            below = batch - batch % self.workers
+            around = " or ".join(str(n) for n in (below, below + self.workers) if n)
+            raise ValueError(
+                f"global batch of {batch} does not divide over {self.workers} workers: "
+                f"use a multiple of {self.workers}, such as {around}"
+            )
+        sharding = self.layout.sharding(None, DEVICES)
+
+        def cut(x):
+            x = x.reshape(steps, *self.layout.shape, -1, *x.shape[2:])
+            return jax.device_put(x, sharding) if isinstance(x, jax.Array) else x
+
+        return jax.tree.map(cut, batches)
+
+    def _call(
+        self, program: Any, own: Any, shared: Any = (), batches: Any = (), donate=False
+    ) -> tuple[Any, Any]:
+        """Runs a worker's program on all of them, compiled once for these shapes."""
+        arguments = own, (jax.tree.map(self._everywhere, shared), batches)
+        leaves, structure = jax.tree.flatten(arguments)
+        key = program, structure, *map(jax.typeof, leaves)
+        if key not in self._compiled:
+            start = time.perf_counter()
+            mapped = spread(self.layout, partial(program, self._worker), donate)
+            self._compiled[key] = mapped.lower(*arguments).compile()
+            self.compile_seconds += time.perf_counter() - start
+        result = self._compiled[key](*arguments)
+        return jax.block_until_ready(result) if self.layout.blocking else result
+
+    def _everywhere(self, x: Any) -> Any:
+        """Copies an array that lies on other devices to all of ours."""
+        elsewhere = isinstance(x, jax.Array) and x.sharding != self.layout.sharding()
+        return jax.device_put(x, self.layout.sharding()) if elsewhere else x
+
+
+def _check_params(params: PyTree) -> None:
+    leaves = jax.tree_util.tree_leaves_with_path(params)
+    if not leaves:
+        raise ValueError("params hold no arrays")
+    for path, leaf in leaves:
+        dtype = getattr(leaf, "dtype", None)
+        if dtype is None or not jax.numpy.issubdtype(dtype, np.floating):
+            kind = type(leaf).__name__ if dtype is None else f"of dtype {dtype}"
+            raise ValueError(
+                f"params{jax.tree_util.keystr(path)} is {kind}, not a float array: "
+                "what is not trained belongs in buffers"
+            )
+
+
+def _leading_shape(what: str, tree: PyTree, axes: tuple[str, ...]) -> tuple[int, ...]:
+    """The leading axes, on which all leaves must agree."""
+    named = [
+        (what + jax.tree_util.keystr(path), np.shape(leaf))
+        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+    ]
+    if not named:
+        raise ValueError(f"{what} hold no arrays")
+    first, shape = named[0][0], named[0][1][: len(axes)]
+    for name, other in named:
+        if len(other) < len(axes):
+            raise ValueError(f"{name} must lead with ({', '.join(axes)}), got {other}")
+        if other[: len(axes)] != shape:
+            raise ValueError(
+                f"{name} leads with {other[: len(axes)]}, but {first} with {shape}: "
+                f"they must agree on ({', '.join(axes)})"
+            )
+    return shape
+
+
+def _check_rows(rows: Any, examples: int) -> None:
+    dtype = getattr(rows, "dtype", None)
+    if dtype is None or not np.issubdtype(dtype, np.integer) or rows.ndim != 2:
+        raise ValueError(
+            "with data, batches must be integer rows (steps, global_batch)"
+        )
+    if isinstance(rows, np.ndarray) and rows.size:
+        low, high = rows.min(), rows.max()
+        if low < 0 or high >= examples:
+            raise ValueError(f"rows must be 0 to {examples - 1}, got {low} to {high}")

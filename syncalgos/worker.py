@@ -1,0 +1,143 @@
+"""What one worker does: its view of the engine's programs.
+
+Each program is (own, shared, batches) -> (own, common): `own` is this worker's, and
+`shared` and `common` are the same on all. `syncalgos.layout.spread` maps it over them.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import lax
+
+from syncalgos import base, collectives
+from syncalgos.base import Replica, Strategy
+from syncalgos.collectives import PyTree
+
+Loss = Callable[
+    [PyTree, PyTree, PyTree, jax.Array], tuple[Any, tuple[PyTree, dict[str, Any]]]
+]
+
+
+class Worker(NamedTuple):
+    """One worker's programs."""
+
+    loss: Loss
+    eval_loss: Loss
+    optimizer: optax.GradientTransformation
+    strategy: Strategy
+
+    def init(self, own, shared, batches):
+        """Makes the replica and the strategy's state from one plain model."""
+        params, buffers, key = shared
+        params, buffers = base.strong((params, buffers))
+        replica = base.strong(Replica(params, self.optimizer.init(params), buffers))
+        sync = base.strong(self.strategy.init(params))
+        # Traced for its checks alone; the compiler drops what nothing uses.
+        base.apply_reduce(self.strategy, params, replica, sync, jnp.int32(0))
+        base.apply_sync(self.strategy, replica, sync, jnp.int32(0))
+        self.center((replica, sync), (), ())
+        return (replica, sync), (jnp.int32(0), key)
+
+    def run(self, own, shared, batches):
+        """Takes a local step on each batch."""
+        (replica, sync), (first, key, data) = own, shared
+
+        def local_step(carry, batch):
+            replica, sync, step = carry
+            grad = jax.value_and_grad(_checked(self.loss), has_aux=True)
+            (_, (buffers, metrics)), grads = grad(
+                replica.params, replica.buffers, _take(batch, data), _draw(key, step)
+            )
+            grads, sync = base.apply_reduce(self.strategy, grads, replica, sync, step)
+            updates, opt_state = self.optimizer.update(
+                grads, replica.opt_state, replica.params
+            )
+            params = optax.apply_updates(replica.params, updates)
+            stepped = base.require_same(
+                "a local step", "replica", replica, Replica(params, opt_state, buffers)
+            )
+            replica, sync = base.apply_sync(self.strategy, stepped, sync, step)
+            return (replica, sync, step + 1), metrics
+
+        carry, metrics = _over_steps(local_step, (replica, sync, first), batches)
+        replica, sync, step = carry
+        return (replica, sync), (step, collectives.mean(metrics))
+
+    def evaluate(self, own, shared, batches):
+        """Runs the center forward on this worker's part of each batch."""
+        key, data = shared
+        _, center = self.center(own, (), ())
+
+        def forward(step, batch):
+            _, (_, metrics) = _checked(self.eval_loss)(
+                center.params, center.buffers, _take(batch, data), _draw(key, step)
+            )
+            return step + 1, metrics
+
+        _, metrics = _over_steps(forward, jnp.int32(0), batches)
+        return (), collectives.mean(metrics)
+
+    def center(self, own, shared, batches):
+        """The strategy's center, and the mean of the buffers."""
+        replica, sync = own
+        params = self.strategy.center(replica.params, sync)
+        params = base.require_same("center", "params", replica.params, params)
+        buffers = collectives.mean(replica.buffers)
+        return (), Replica(collectives.agreed(params), (), buffers)
+
+    def divergence(self, own, shared, batches):
+        """The root mean square distance of the replicas to their mean."""
+        apart = jax.tree.map(jnp.subtract, own, collectives.mean(own))
+        return (), jnp.sqrt(collectives.mean(optax.tree.norm(apart, squared=True)))
+
+
+def _draw(key, step):
+    """This worker's key of a step."""
+    return jax.random.fold_in(jax.random.fold_in(key, step), collectives.index())
+
+
+def _take(batch, data):
+    """A batch, or the rows of the data that it names."""
+    return batch if data is None else jax.tree.map(lambda x: x[batch], data)
+
+
+def _checked(loss: Loss):
+    """The loss, with its value among its metrics, refused if it has another form."""
+
+    def checked(params, buffers, batch, key):
+        result = loss(params, buffers, batch, key)
+        try:
+            value, (buffers, metrics) = result
+            metrics = {**metrics, "loss": value}
+        except (TypeError, ValueError):
+            raise ValueError(
+                "loss must return (scalar, (buffers, metrics)) with a dict of metrics; "
+                "syncalgos.stateless lifts a loss(params, batch) that returns a scalar"
+            ) from None
+        if jnp.shape(value):
+            raise ValueError(
+                "loss must be a scalar, the mean over its batch, got shape "
+                f"{jnp.shape(value)}"
+            )
+        return value, (buffers, jax.tree.map(_to_float, metrics))
+
+    return checked
+
+
+def _to_float(x):
+    """A metric as a float: counts and hits have means too."""
+    return jnp.asarray(x) * 1.0
+
+
+def _over_steps(step_program, carry, batches):
+    """lax.scan over the steps; a single one without a loop.
+
+    XLA on CPU runs convolutions about 10 times slower inside a loop (docs/design.md).
+    """
+    if jax.tree.leaves(batches)[0].shape[0] > 1:
+        return lax.scan(step_program, carry, batches)
+    carry, metrics = step_program(carry, jax.tree.map(lambda x: x[0], batches))
+    return carry, jax.tree.map(lambda x: x[None], metrics)
