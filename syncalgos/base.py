@@ -105,18 +105,16 @@ def chain(*strategies: Strategy) -> Strategy:
             states.append(own)
         return replica, tuple(states)
 
-    own_centers = [
-        i for i, s in enumerate(strategies) if not isinstance(s.center, Mean)
-    ]
-    if own_centers:
-        last = own_centers[-1]
+    return Strategy(init, reduce, sync, _chained_center(strategies))
 
-        def center(params, state):
-            return strategies[last].center(params, state[last])
 
-    else:
-        center = strategies[-1].center if strategies else Mean()
-    return Strategy(init, reduce, sync, center)
+def _chained_center(strategies: tuple[Strategy, ...]) -> Callable:
+    """That of the last strategy with its own, else the last one's mean."""
+    own = [i for i, s in enumerate(strategies) if not isinstance(s.center, Mean)]
+    if not own:
+        return strategies[-1].center if strategies else Mean()
+    last = own[-1]
+    return lambda params, state: strategies[last].center(params, state[last])
 
 
 def when(active: Callable[[Any], Any], strategy: Strategy) -> Strategy:

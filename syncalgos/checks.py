@@ -27,6 +27,7 @@ def real(
     """Returns value as a finite float inside the bounds, or raises a ValueError."""
     bounds = {"at least": least, "above": above, "below": below}
     rule = " and ".join(f"{k} {v:g}" for k, v in bounds.items() if v is not None)
+    rule = rule if below is not None else f"a finite number {rule}".strip()
     try:
         number = math.nan if isinstance(value, bool | str) else float(value)
     except (TypeError, ValueError):
@@ -38,7 +39,7 @@ def real(
         and (below is None or number < below)
     )
     if not inside:
-        raise ValueError(f"{label} must be {rule or 'a finite number'}, got {value!r}")
+        raise ValueError(f"{label} must be {rule}, got {value!r}")
     return number
 
 

@@ -10,6 +10,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from syncalgos import checks
 from syncalgos.collectives import WORKERS, PyTree
 
+Device = Any  # jax.Device, which type checkers do not take for a type
 BACKENDS = ("pmap", "shard_map", "vmap")
 DEVICES, LANES = WORKERS
 
@@ -18,7 +19,7 @@ class Layout(NamedTuple):
     """Where workers live: worker w is lane w % lanes of device w // lanes."""
 
     backend: str
-    devices: tuple[jax.Device, ...]
+    devices: tuple[Device, ...]
     lanes: int
 
     @property
@@ -51,7 +52,7 @@ class Layout(NamedTuple):
 
 
 def make_layout(
-    workers: int, backend: str, devices: Sequence[jax.Device | int] | None
+    workers: int, backend: str, devices: Sequence[Device | int] | None
 ) -> Layout:
     """Lays workers over devices.
 
@@ -84,14 +85,25 @@ def make_layout(
     return Layout(backend, chosen, workers // len(chosen))
 
 
-def _device(device: Any) -> jax.Device:
+def check_batch(batch: int, workers: int) -> None:
+    """Raises a ValueError unless the workers divide the global batch."""
+    if batch == 0 or batch % workers:
+        below = batch - batch % workers
+        around = " or ".join(str(n) for n in (below, below + workers) if n)
+        raise ValueError(
+            f"global batch of {batch} does not divide over {workers} workers: use a "
+            f"multiple of {workers}, such as {around}"
+        )
+
+
+def _device(device: Any) -> Device:
     if isinstance(device, jax.Device):
         return device
     known = jax.devices()
     number = checks.whole("a device", device, least=0)
     if number >= len(known):
-        names = f"0 to {len(known) - 1}" if len(known) > 1 else "0"
-        raise ValueError(f"device {number} does not exist (there is {names})")
+        names = ", ".join(str(i) for i in range(len(known)))
+        raise ValueError(f"device {number} does not exist (there are: {names})")
     return known[number]
 
 

@@ -12,7 +12,7 @@ import optax
 from syncalgos import base
 from syncalgos.base import Replica, Strategy
 from syncalgos.collectives import PyTree
-from syncalgos.layout import DEVICES, make_layout, spread
+from syncalgos.layout import DEVICES, Device, check_batch, make_layout, spread
 from syncalgos.worker import Loss, Worker
 
 
@@ -76,7 +76,7 @@ class DataParallel:
         strategy: Strategy,
         workers: int = 8,
         backend: str = "pmap",
-        devices: Sequence[jax.Device | int] | None = None,
+        devices: Sequence[Device | int] | None = None,
         eval_loss: Loss | None = None,
     ):
         base.check_strategy("DataParallel", strategy)
@@ -191,13 +191,7 @@ class DataParallel:
             _check_rows(batches, *_leading_shape("data", data, ("examples",)))
         if steps == 0:
             raise ValueError("batches hold no steps")
-        if batch % self.workers or not batch:
-            below = batch - batch % self.workers
-            around = " or ".join(str(n) for n in (below, below + self.workers) if n)
-            raise ValueError(
-                f"global batch of {batch} does not divide over {self.workers} workers: "
-                f"use a multiple of {self.workers}, such as {around}"
-            )
+        check_batch(batch, self.workers)
         sharding = self.layout.sharding(None, DEVICES)
 
         def cut(x):

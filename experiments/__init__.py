@@ -1,0 +1,1 @@
+"""The harness: trains any strategy on any task, with the same batches for one seed."""

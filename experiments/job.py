@@ -1,0 +1,191 @@
+"""One run from its request to its files."""
+
+import hashlib
+import math
+import platform
+import time
+from collections.abc import Callable
+from importlib.metadata import version
+from typing import Any
+
+import jax
+import numpy as np
+
+import syncalgos
+from experiments import records, screen
+from experiments.effective_lr import effective_lr
+from experiments.flags import PROGRAM, BadRequest, Request
+from experiments.plan import Plan, prepare
+from experiments.train import DIVERGED_ABOVE, Outcome, train
+from syncalgos import Communication, Replica, TrainState, communication
+from syncalgos.base import Mean
+
+
+def run(
+    request: Request,
+    argv: list[str],
+    started: float,
+    asked_to_stop: Callable[[], bool],
+) -> Outcome:
+    """Runs a request: header, training, files, summary.
+
+    Args:
+        request: from the command line.
+        argv: its flags as given, for config.json.
+        started: time.perf_counter() at the start of the process.
+        asked_to_stop: looked at after each dispatch.
+
+    Raises:
+        BadRequest: what cannot be done, before anything is written.
+    """
+    plan = prepare(request)
+    s = plan.settings
+    params, buffers = plan.task.init(jax.random.key(s.seed))
+    try:
+        state = plan.trainer.init(params, buffers, s.seed)
+    except ValueError as error:  # a strategy that changes shapes or dtypes
+        raise BadRequest(f"--algo {s.algo}: {error}") from error
+    sent = _count(plan, state, s.workers)
+    if sent is None:
+        screen.say("what is sent depends on more than the step: bytes are not counted")
+    effective = effective_lr(plan.steady, params, plan.optimizer, s.workers, s.lr)
+    facts = _facts(plan, effective)
+    out = s.out or records.default_out(s.task, s.algo)
+    try:
+        records.start(out, {**facts, **_environment(argv, vars(s))})
+    except OSError as error:
+        raise BadRequest(f"--out {out}: {error.strerror}") from error
+    for text in _header(plan, request, facts):
+        screen.say(text)
+    outcome = train(plan, state, out, sent and sent.per_step, asked_to_stop)
+    summary = _summary(plan, facts, outcome, sent)
+    summary["total_seconds"] = round(time.perf_counter() - started, 3)
+    records.finish(out, summary)
+    print(screen.summary_text(records.plain(summary), out), flush=True)
+    for text in _remarks(plan, outcome):
+        screen.say(text)
+    return outcome
+
+
+def _remarks(plan: Plan, outcome: Outcome) -> list[str]:
+    """What the reader of the figures should know."""
+    steps = outcome.line["step"]
+    remarks = []
+    if outcome.diverged_at is not None:
+        remarks.append(
+            f"diverged: the loss of step {outcome.diverged_at} was not finite, or "
+            f"above {DIVERGED_ABOVE} times the first"
+        )
+    if outcome.stopped:
+        remarks.append(f"stopped after step {steps} of {plan.settings.steps}")
+    since = steps - last_sync(plan, outcome.state, steps)
+    if since:
+        remarks.append(
+            "the figures are of the global model as of the last sync: the last "
+            f"{since} local steps are not in it"
+        )
+    return remarks
+
+
+def last_sync(plan: Plan, state: TrainState, steps: int) -> int:
+    """How many steps were done at the last sync; all, where the center is the mean."""
+    if isinstance(plan.strategy.center, Mean) or not steps:
+        return steps
+    # Two workers at least: a single one sends nothing, yet its blocks end all the same.
+    sent = _count(plan, state, max(plan.settings.workers, 2))
+    if sent is None:
+        return steps
+    moved = np.flatnonzero(np.diff(sent.per_step[:steps], prepend=0.0))
+    return int(moved[-1]) + 1 if len(moved) else 0
+
+
+def _facts(plan: Plan, effective: float | None) -> dict[str, Any]:
+    """What config.json and summary.json both say."""
+    s, layout = plan.settings, plan.trainer.layout
+    return {
+        "algo": s.algo,
+        "arguments": plan.arguments,
+        "task": s.task,
+        "seed": s.seed,
+        "workers": s.workers,
+        "batch_size": s.batch_size,
+        "optimizer": s.optimizer,
+        "lr": s.lr,
+        "effective_lr": effective,
+        "backend": s.backend,
+        "devices": len(layout.devices),
+        "lanes": layout.lanes,
+        "platform": layout.devices[0].platform,
+    }
+
+
+def _environment(argv: list[str], settings: dict[str, Any]) -> dict[str, Any]:
+    """What else it takes to repeat the run."""
+    packages = ("jax", "jaxlib", "optax", "numpy", "scikit-learn")
+    return {
+        "command": [*PROGRAM.split(), *argv],
+        "settings": settings,
+        "versions": {
+            "syncalgos": syncalgos.__version__,
+            "python": platform.python_version(),
+            **{name: version(name) for name in packages},
+        },
+        "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+    }
+
+
+def _header(plan: Plan, request: Request, facts: dict[str, Any]) -> list[str]:
+    s = plan.settings
+    batch = f"batch {s.batch_size} ({s.batch_size // s.workers} a worker)"
+    if request.settings.batch_size is None and s.batch_size != plan.task.batch_size:
+        batch += f", the multiple of {s.workers} nearest to {plan.task.batch_size}"
+    lines = [
+        f"{s.algo} on {s.task}: {s.steps} steps, {batch}, seed {s.seed}",
+        f"{screen.layout_text(facts)}, backend {s.backend}",
+        f"{s.optimizer}, learning rate {screen.rate(s.lr)}, effective "
+        f"{screen.rate(facts['effective_lr'])}",
+    ]
+    unused = len(jax.devices()) - facts["devices"]
+    if s.devices is None and s.backend != "vmap" and 0 < unused < s.workers:
+        lines[1] += f" ({facts['devices']} of {len(jax.devices())} devices divide them)"
+    return lines
+
+
+def _count(plan: Plan, state: TrainState, workers: int) -> Communication | None:
+    """What each of so many workers sends; None where only the run can tell."""
+    replica = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape[2:], x.dtype), state.replica
+    )
+    try:
+        return communication(plan.strategy, replica, workers, plan.settings.steps)
+    except ValueError:
+        return None
+
+
+def _summary(
+    plan: Plan,
+    facts: dict[str, Any],
+    outcome: Outcome,
+    sent: Communication | None,
+) -> dict[str, Any]:
+    steps = outcome.line["step"]
+    moving = np.diff(sent.per_step[:steps], prepend=0.0) > 0 if sent else None
+    return {
+        **facts,
+        **{name: outcome.line[name] for name in outcome.line if name != "step"},
+        "steps": steps,
+        "syncs": None if moving is None else int(moving.sum()),
+        "steps_per_second": steps / outcome.seconds if outcome.seconds else math.nan,
+        "params_sha256": params_sha256(plan.trainer.center(outcome.state)),
+        "diverged": outcome.diverged_at is not None,
+        "diverged_at": outcome.diverged_at,
+        "stopped": outcome.stopped,
+    }
+
+
+def params_sha256(replica: Replica) -> str:
+    """The SHA-256 of the params' leaves in order."""
+    digest = hashlib.sha256()
+    for leaf in jax.tree.leaves(replica.params):
+        digest.update(np.asarray(leaf).tobytes())
+    return digest.hexdigest()

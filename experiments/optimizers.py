@@ -1,0 +1,119 @@
+"""Inner optimizers and learning rate schedules by name."""
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import optax
+import optax.contrib
+
+from syncalgos import checks
+
+Schedule = float | Callable[[Any], Any]
+
+SCHEDULES = ("constant", "cosine", "step")
+
+
+def schedule(name: str, lr: float, steps: int, warmup_steps: int) -> Schedule:
+    """The learning rate of each local step.
+
+    Args:
+        name: constant; cosine, down to 0 at the end; or step, a tenth after half and a
+            hundredth after three quarters of the steps (He et al., 2016, CIFAR-10).
+        lr: the highest rate.
+        steps: the length of the run.
+        warmup_steps: local steps over which it first rises from lr / warmup_steps.
+
+    Returns:
+        A number where it is one, else an optax schedule.
+    """
+    if name == "constant" and not warmup_steps:
+        return lr
+    rest = steps - warmup_steps
+    main = {
+        "constant": lambda: optax.constant_schedule(lr),
+        "cosine": lambda: optax.cosine_decay_schedule(lr, max(rest, 1)),
+        "step": lambda: optax.piecewise_constant_schedule(
+            lr,
+            {steps // 2 - warmup_steps: 0.1, steps * 3 // 4 - warmup_steps: 0.1},
+        ),
+    }[name]()
+    if not warmup_steps:
+        return main
+    rise = optax.linear_schedule(lr / warmup_steps, lr, max(warmup_steps - 1, 1))
+    return optax.join_schedules([rise, main], [warmup_steps])
+
+
+# These ask for more than gradients (the loss, a line search), or for a model to evaluate
+# that is not the one they train.
+_OTHERS = ["lbfgs", "momo", "momo_adam", "sophia"]
+_OTHERS += ["schedule_free_adamw", "schedule_free_sgd"]
+    "lbfgs",
+    "momo",
+    "momo_adam",
+    "sophia",
+    "schedule_free_adamw",
+    "schedule_free_sgd",
+)
+
+
+def known() -> dict[str, Callable[..., optax.GradientTransformation]]:
+    """Optax's optimizers, contrib included, by name."""
+    return {
+        name: factory
+        for module in (optax.contrib, optax)
+        for name, factory in vars(module).items()
+        if inspect.isfunction(factory)
+        and not name.startswith(("_", "scale_by_"))
+        and name not in _OTHERS
+        and _is_optimizer(inspect.signature(factory).parameters)
+    }
+
+
+def _is_optimizer(parameters: Mapping[str, inspect.Parameter]) -> bool:
+    """Whether a learning rate comes first and is all that must be given."""
+    names = list(parameters)
+    rest = [parameters[name] for name in names[1:]]
+    return names[:1] == ["learning_rate"] and all(
+        p.default is not p.empty for p in rest
+    )
+
+
+def make(
+    name: str,
+    lr: Schedule,
+    momentum: float | None,
+    weight_decay: float | None,
+    clip_norm: float | None,
+) -> optax.GradientTransformation:
+    """Makes an inner optimizer: clip, then decay, then the optimizer.
+
+    Weight decay enters before momentum, as in torch and optax; optimizers that have a
+    `weight_decay` of their own (adamw, muon) get it.
+
+    Raises:
+        ValueError: an unknown name, or momentum for an optimizer that has none.
+    """
+    factories = known()
+    factory = factories[checks.one_of("optimizer", name, sorted(factories))]
+    parameters = inspect.signature(factory).parameters
+    arguments = {}
+    if momentum is not None:
+        if "momentum" not in parameters:
+            takers = sorted(
+                n
+                for n, f in factories.items()
+                if "momentum" in inspect.signature(f).parameters
+            )
+            raise ValueError(
+                f"optimizer {name} takes no --momentum (these do: {', '.join(takers)})"
+            )
+        arguments["momentum"] = momentum
+    before = []
+    if clip_norm is not None:
+        before.append(optax.clip_by_global_norm(clip_norm))
+    if weight_decay is not None and "weight_decay" in parameters:
+        arguments["weight_decay"] = weight_decay
+    elif weight_decay:
+        before.append(optax.add_decayed_weights(weight_decay))
+    return optax.chain(*before, factory(lr, **arguments))

@@ -1,0 +1,74 @@
+"""A run's files: config.json, metrics.jsonl, summary.json."""
+
+import json
+import math
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+NAMES = ("config.json", "metrics.jsonl", "summary.json")
+
+
+def check_out(out: Path, overwrite: bool) -> None:
+    """Raises a ValueError if a run's files cannot go there; creates nothing."""
+    held = [name for name in NAMES if (out / name).exists()]
+    if held and not overwrite:
+        raise ValueError(
+            f"--out {out} already holds a run ({', '.join(held)}): take another "
+            "folder, or --overwrite"
+        )
+    existing = next(p for p in (out, *out.absolute().parents) if p.exists())
+    if not existing.is_dir():
+        raise ValueError(f"--out {out}: {existing} is a file, not a folder")
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise ValueError(f"--out {out}: {existing} is not writable")
+
+
+def default_out(task: str, algo: str) -> Path:
+    """A new folder's name: runs/TASK-ALGO-TIME, numbered if it is taken."""
+    name = f"{task}-{algo.replace(':', '.')}-{time.strftime('%Y%m%d-%H%M%S')}"
+    candidates = (name, *(f"{name}-{i}" for i in range(2, 1000)))
+    return next(p for c in candidates if not (p := Path("runs") / c).exists())
+
+
+def start(out: Path, config: dict[str, Any]) -> None:
+    """Makes the folder, removes an earlier run's files and writes config.json.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    for name in NAMES:
+        (out / name).unlink(missing_ok=True)
+    (out / "metrics.jsonl").touch()
+    _write(out / "config.json", config)
+
+
+def add_line(out: Path, line: dict[str, Any]) -> None:
+    """Appends a line to metrics.jsonl."""
+    with (out / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps(plain(line)) + "\n")
+
+
+def finish(out: Path, summary: dict[str, Any]) -> None:
+    """Writes summary.json."""
+    _write(out / "summary.json", summary)
+
+
+def _write(path: Path, content: dict[str, Any]) -> None:
+    """Writes JSON so that a reader never sees half a file."""
+    unfinished = path.with_suffix(".tmp")
+    unfinished.write_text(json.dumps(plain(content), indent=2) + "\n")
+    unfinished.replace(path)
+
+
+def plain(value: Any) -> Any:
+    """The value as JSON has it; a number that is not finite is null."""
+    if isinstance(value, dict):
+        return {key: plain(x) for key, x in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(x) for x in value]
+    if isinstance(value, Path):
+        return str(value)
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,136 @@
+"""The loop: dispatches, evaluations, and a run's files."""
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from experiments import records, screen, stream
+from experiments.plan import Plan
+from experiments.tasks.task import held_out
+from syncalgos import TrainState
+
+DIVERGED_ABOVE = 1000  # times the first loss
+
+
+class Outcome(NamedTuple):
+    """How the loop ended.
+
+    Attributes:
+        state: of the engine.
+        line: the last evaluation.
+        seconds: of training, compilation and evaluation excluded.
+        diverged_at: the local step (from 0) whose loss was not finite, or above 1000
+            times the first; None where there was none.
+        stopped: whether it was asked to stop before its end.
+    """
+
+    state: TrainState
+    line: dict[str, Any]
+    seconds: float
+    diverged_at: int | None
+    stopped: bool
+
+
+def train(
+    plan: Plan,
+    state: TrainState,
+    out: Path,
+    sent: np.ndarray | None,
+    asked_to_stop: Callable[[], bool],
+) -> Outcome:
+    """Trains to the end, to a divergence, or until asked to stop.
+
+    Args:
+        plan: what is trained.
+        state: where it starts.
+        out: a folder in which `records.start` was called.
+        sent: cumulative bytes of each worker after each local step; None: unknown.
+        asked_to_stop: looked at after each dispatch.
+    """
+    s, trainer = plan.settings, plan.trainer
+    data = trainer.place(plan.task.train)
+    examples = len(next(iter(plan.task.train.values())))
+    evaluate = _make_evaluation(plan, sent)
+    losses, seconds, first_loss, diverged_at, stopped = [], 0.0, None, None, False
+    line: dict[str, Any] = {}
+    with screen.report(s.steps) as report:
+        for done, steps in dispatches(s.steps, s.eval_every, s.dispatch_steps):
+            if stopped := asked_to_stop():
+                break
+            rows = stream.rows(s.seed, done, steps, s.batch_size, examples)
+            start, compiled = time.perf_counter(), trainer.compile_seconds
+            state, metrics = trainer.run(state, rows, data)
+            new = np.asarray(metrics["loss"], np.float64)
+            seconds += time.perf_counter() - start
+            seconds -= trainer.compile_seconds - compiled
+            losses.append(new)
+            done += steps
+            report.step(done)
+            first_loss = new[0] if first_loss is None else first_loss
+            if (bad := first_diverged(new, first_loss)) is not None:
+                diverged_at = done - steps + bad
+                break
+            if done % s.eval_every == 0 or done == s.steps:
+                line = evaluate(state, done, losses, seconds)
+                losses = []
+                records.add_line(out, line)
+                report.line(screen.evaluation_line(line, s.steps))
+        if losses or not line:  # it ended between two evaluations
+            line = evaluate(state, int(state.step), losses, seconds)
+            records.add_line(out, line)
+            report.line(screen.evaluation_line(line, s.steps))
+    return Outcome(state, line, seconds, diverged_at, stopped)
+
+
+def dispatches(steps: int, eval_every: int, most: int) -> Iterator[tuple[int, int]]:
+    """Yields (steps done, steps of the next dispatch).
+
+    A dispatch ends at every evaluation, and those between two evaluations are as equal
+    as can be: each length is compiled anew.
+    """
+    for start in range(0, steps, eval_every):
+        end = min(start + eval_every, steps)
+        parts = -(-(end - start) // most)
+        edges = [start + (end - start) * i // parts for i in range(parts + 1)]
+        yield from ((a, b - a) for a, b in pairwise(edges))
+
+
+def first_diverged(losses: np.ndarray, first: float) -> int | None:
+    """The index of the first loss that is not finite or above 1000 times the first."""
+    fine = np.isfinite(losses) & (losses <= DIVERGED_ABOVE * first)
+    return None if fine.all() else int(np.argmin(fine))
+
+
+def _make_evaluation(plan: Plan, sent: np.ndarray | None) -> Callable[..., dict]:
+    trainer = plan.trainer
+    test, rows = held_out(plan.task.test, trainer.workers)
+    data = trainer.place(test)
+
+    def evaluate(state, done, losses, seconds):
+        metrics = jax.device_get(trainer.evaluate(state, rows, data))
+        means = {f"test_{name}": float(np.mean(x)) for name, x in metrics.items()}
+        return {
+            "step": done,
+            "train_loss": float(np.mean(np.concatenate(losses)))
+            if losses
+            else math.nan,
+            **means,
+            "bytes_per_worker": _bytes_after(sent, done),
+            "divergence": trainer.divergence(state),
+            "seconds": round(seconds, 6),
+        }
+
+    return evaluate
+
+
+def _bytes_after(sent: np.ndarray | None, done: int) -> float | int | None:
+    if sent is None:
+        return None
+    count = float(sent[done - 1]) if done else 0.0
+    return int(count) if count.is_integer() else count
