@@ -44,17 +44,10 @@ def schedule(name: str, lr: float, steps: int, warmup_steps: int) -> Schedule:
     return optax.join_schedules([rise, main], [warmup_steps])
 
 
-# These ask for more than gradients (the loss, a line search), or for a model to evaluate
-# that is not the one they train.
+# These ask for more than gradients (the loss, a line search), or for another model to
+# evaluate than the one they train.
 _OTHERS = ["lbfgs", "momo", "momo_adam", "sophia"]
 _OTHERS += ["schedule_free_adamw", "schedule_free_sgd"]
-    "lbfgs",
-    "momo",
-    "momo_adam",
-    "sophia",
-    "schedule_free_adamw",
-    "schedule_free_sgd",
-)
 
 
 def known() -> dict[str, Callable[..., optax.GradientTransformation]]:
