@@ -14,7 +14,9 @@ from jax import lax
 
 from syncalgos import base, collectives
 from syncalgos.base import Replica, Strategy
-from syncalgos.collectives import PyTree
+from syncalgos.collectives import WORKERS, PyTree
+
+DEVICES, LANES = WORKERS
 
 Loss = Callable[
     [PyTree, PyTree, PyTree, jax.Array], tuple[Any, tuple[PyTree, dict[str, Any]]]
@@ -60,11 +62,12 @@ class Worker(NamedTuple):
                 "a local step", "replica", replica, Replica(params, opt_state, buffers)
             )
             replica, sync = base.apply_sync(self.strategy, stepped, sync, step)
-            return (replica, sync, step + 1), metrics
+            # Over lanes here: over all steps at once, a sum's order depends on how many.
+            return (replica, sync, step + 1), collectives.mean(metrics, LANES)
 
         carry, metrics = _over_steps(local_step, (replica, sync, first), batches)
         replica, sync, step = carry
-        return (replica, sync), (step, collectives.mean(metrics))
+        return (replica, sync), (step, collectives.mean(metrics, DEVICES))
 
     def evaluate(self, own, shared, batches):
         """Runs the center forward on this worker's part of each batch."""
@@ -75,10 +78,10 @@ class Worker(NamedTuple):
             _, (_, metrics) = _checked(self.eval_loss)(
                 center.params, center.buffers, _take(batch, data), _draw(key, step)
             )
-            return step + 1, metrics
+            return step + 1, collectives.mean(metrics, LANES)
 
         _, metrics = _over_steps(forward, jnp.int32(0), batches)
-        return (), collectives.mean(metrics)
+        return (), collectives.mean(metrics, DEVICES)
 
     def center(self, own, shared, batches):
         """The strategy's center, and the mean of the buffers."""

@@ -1,0 +1,158 @@
+"""What is sent, against figures counted by hand."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax import lax
+
+import syncalgos
+from syncalgos import Strategy, collectives
+
+PARAMS = {"w": np.zeros((4, 4), np.float32), "b": np.zeros(8, np.float32)}
+BYTES = 4 * (16 + 8)
+
+
+def syncing(action, **fields):
+    """A strategy that does something with params at each sync."""
+
+    def sync(replica, state, step):
+        return replica._replace(params=action(replica.params, step)), state
+
+    return Strategy(sync=sync, **fields)
+
+
+def count(strategy, workers=4, steps=1, **rest):
+    return syncalgos.communication(strategy, PARAMS, workers, steps, **rest)
+
+
+def test_ring_all_reduce():
+    sent = count(syncalgos.sync_sgd(), workers=4, steps=10)
+    assert sent.bytes_per_worker == 10 * 2 * 3 / 4 * BYTES
+    assert sent.calls == 20  # two arrays
+    assert sent.syncs == 10
+    np.testing.assert_array_equal(sent.per_step, np.arange(1, 11) * 1.5 * BYTES)
+    assert list(sent.by_collective) == ["all_reduce"]
+    assert sent.by_collective["all_reduce"].bytes_per_worker == sent.bytes_per_worker
+
+
+def test_ring_that_cuts_arrays_unevenly_is_counted_exactly():
+    sent = count(syncalgos.sync_sgd(), workers=3, steps=3)
+    assert sent.bytes_per_worker == 3 * 2 * 2 / 3 * BYTES
+    np.testing.assert_allclose(sent.per_step, np.arange(1, 4) * 4 / 3 * BYTES, 1e-15)
+
+
+def test_gather_sends_its_part_to_all_others():
+    def first_of_all(params, step):
+        return jax.tree.map(lambda x: x[0], collectives.gather(params))
+
+    sent = count(syncing(first_of_all), workers=5)
+    assert sent.by_collective["all_gather"].bytes_per_worker == 4 * BYTES
+    assert sent.bytes_per_worker == 4 * BYTES
+
+
+@pytest.mark.parametrize("by", [1, 3])
+def test_shift_sends_its_part_once(by):
+    sent = count(syncing(lambda params, step: collectives.shift(params, by)), workers=5)
+    assert sent.by_collective["permute"].bytes_per_worker == BYTES
+    assert sent.bytes_per_worker == BYTES
+
+
+def test_shift_by_all_workers_sends_nothing():
+    sent = count(syncing(lambda params, step: collectives.shift(params, 5)), workers=5)
+    assert sent.bytes_per_worker == 0
+
+
+def test_one_worker_sends_nothing():
+    everything = syncalgos.chain(
+        syncalgos.sync_sgd(),
+        syncing(lambda params, step: collectives.shift(params, 1)),
+        syncing(lambda p, s: jax.tree.map(lambda x: x[0], collectives.gather(p))),
+    )
+    sent = count(everything, workers=1, steps=3)
+    assert sent[:3] == (0, 0, 0)
+    assert sent.by_collective == {}
+    np.testing.assert_array_equal(sent.per_step, np.zeros(3))
+
+
+def test_nested_branches_are_picked_by_the_step():
+    inner = syncalgos.every(2, syncalgos.average())
+    strategy = syncalgos.chain(
+        syncalgos.until(4, syncalgos.sync_sgd()), syncalgos.after(4, inner)
+    )
+    sent = count(strategy, workers=2, steps=9)
+    moved = np.diff(sent.per_step, prepend=0) / BYTES  # a ring of two sends all once
+    np.testing.assert_array_equal(moved, [1, 1, 1, 1, 0, 1, 0, 1, 0])
+    assert sent.syncs == 6
+
+
+def test_random_schedule_that_depends_on_the_step_alone_is_counted():
+    def active(step):
+        return jax.random.bernoulli(jax.random.fold_in(jax.random.key(3), step))
+
+    steps = 50
+    sent = count(syncalgos.when(active, syncalgos.average()), workers=2, steps=steps)
+    draws = [bool(active(step)) for step in range(steps)]
+    np.testing.assert_array_equal(np.diff(sent.per_step, prepend=0) > 0, draws)
+    assert sent.syncs == sum(draws)
+    assert 0 < sent.syncs < steps
+
+
+def test_switch_and_jit_and_loop_are_counted():
+    @jax.jit
+    def rotate(params):
+        return lax.fori_loop(0, 3, lambda _, p: collectives.shift(p, 1), params)
+
+    def action(params, step):
+        branches = [lambda p: p, collectives.mean, rotate]
+        return lax.switch(step % 3, branches, params)
+
+    sent = count(syncing(action), workers=4, steps=6)
+    moved = np.diff(sent.per_step, prepend=0)
+    np.testing.assert_array_equal(moved, [0, 1.5 * BYTES, 3 * BYTES] * 2)
+
+
+def test_sends_that_depend_on_the_params_are_refused():
+    def action(params, step):
+        return lax.cond(params["b"][0] > 0, collectives.mean, lambda p: p, params)
+
+    with pytest.raises(ValueError, match="depends on more than the step"):
+        count(syncing(action))
+
+
+def test_sends_in_an_endless_loop_are_refused():
+    def action(params, step):
+        return lax.while_loop(
+            lambda p: p["b"][0] > 0, lambda p: collectives.shift(p, 1), params
+        )
+
+    with pytest.raises(ValueError, match="loop of unknown length"):
+        count(syncing(action))
+
+
+def test_optimizer_state_and_dtypes_count_with_their_own_size():
+    params = {"w": jnp.zeros((4, 4), jnp.bfloat16)}
+    optimizer = optax.sgd(0.1, momentum=0.9, accumulator_dtype=jnp.float32)
+    replica = syncalgos.Replica(params, optimizer.init(params))
+    strategy = syncalgos.chain(syncalgos.average(), syncalgos.average("opt_state"))
+    sent = syncalgos.communication(strategy, replica, 2, 1)
+    assert sent.bytes_per_worker == 16 * (2 + 4)
+
+
+def test_strategy_over_another_axis_is_counted_alike():
+    mine = count(syncalgos.bmuf(2, axis="batch"), workers=4, steps=4, axis="batch")
+    ours = count(syncalgos.bmuf(2), workers=4, steps=4)
+    assert mine[:3] == ours[:3]
+
+
+def test_shapes_will_do_for_arrays():
+    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), PARAMS)
+    sent = syncalgos.communication(syncalgos.sync_sgd(), shapes, 2, 1)
+    assert sent.bytes_per_worker == BYTES
+
+
+@pytest.mark.parametrize(("workers", "steps"), [(0, 1), (1, 0), (1.5, 1), (2, -1)])
+def test_bad_counts_are_refused(workers, steps):
+    with pytest.raises(ValueError, match="must be a whole number of at least 1"):
+        count(syncalgos.sync_sgd(), workers, steps)

@@ -1,0 +1,198 @@
+"""Every algorithm of the registry on every backend, by what `owed.py` says it owes."""
+
+import functools
+import inspect
+import itertools
+
+import jax
+import jax.monitoring
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from owed import OTHER_VALUES, OWED, PERIOD, make, parameters
+
+import syncalgos
+from syncalgos.layout import BACKENDS
+
+NAMES, WORKERS, BATCH = tuple(syncalgos.ALGORITHMS), (1, 2, 3, 4, 8), 24
+ROUNDING = 1e-5  # of float32 after 8 steps: sums of workers in another order
+
+
+def loss(params, buffers, batch, key):
+    hidden = jnp.tanh(batch["x"] @ params["in"] + params["bias"])
+    error = hidden @ params["out"] * params["scale"] - batch["y"]
+    seen = buffers["seen"] + jnp.mean(batch["x"])
+    return jnp.mean(error**2), ({"seen": seen}, {"error": jnp.mean(jnp.abs(error))})
+
+
+def problem(dtype=np.float32):
+    rng = np.random.default_rng(0)
+    params = {
+        "in": rng.normal(size=(5, 3)),
+        "bias": np.zeros(3),
+        "out": rng.normal(size=(3, 1)),
+        "scale": np.ones(()),
+    }
+    steps = 2 * PERIOD
+    batches = {
+        "x": rng.normal(size=(steps, BATCH, 5)).astype(np.float32),
+        "y": rng.normal(size=(steps, BATCH, 1)).astype(np.float32),
+    }
+    return jax.tree.map(lambda x: x.astype(dtype), params), batches
+
+
+def train(strategy, backend, workers, dtype=np.float32):
+    """Returns the trainer and the states after 0, PERIOD and 2 · PERIOD steps."""
+    params, batches = problem(dtype)
+    devices = [0, 1] if backend != "vmap" and workers % 2 == 0 else [0]
+    trainer = syncalgos.DataParallel(
+        loss, optax.sgd(0.1, momentum=0.9), strategy, workers, backend, devices
+    )
+    state = trainer.init(params, {"seen": np.zeros(())})
+    states = [jax.tree.map(np.asarray, state._replace(key=()))]
+    compiled = []
+    for first in (0, PERIOD):
+        part = jax.tree.map(lambda x, a=first: x[a : a + PERIOD], batches)
+        before = len(COMPILATIONS)
+        state, metrics = trainer.run(state, part)
+        compiled.append(len(COMPILATIONS) - before)
+        states.append(jax.tree.map(np.asarray, state._replace(key=())))
+    return trainer, state, states, jax.tree.map(np.asarray, metrics), compiled
+
+
+COMPILATIONS: list[str] = []
+
+
+def note_compilation(event, seconds, **_):
+    if "backend_compile" in event:
+        COMPILATIONS.append(event)
+
+
+jax.monitoring.register_event_duration_secs_listener(note_compilation)
+
+
+@functools.cache
+def center_on(name, backend, workers):
+    trainer, state, *_ = train(make(name), backend, workers)
+    return jax.tree.map(np.asarray, trainer.center(state))
+
+
+def cases():
+    """The full product; all but a pairwise cover of it is marked slow."""
+    for (i, name), (j, workers) in itertools.product(
+        enumerate(NAMES), enumerate(WORKERS)
+    ):
+        for k, backend in enumerate(BACKENDS):
+            cover = k == (i + j) % len(BACKENDS)
+            marks = () if cover else pytest.mark.slow
+            yield pytest.param(
+                name, backend, workers, id=f"{name}-{backend}-{workers}", marks=marks
+            )
+
+
+@pytest.mark.parametrize(("name", "backend", "workers"), list(cases()))
+def test_algorithm_keeps_the_contract(name, backend, workers):
+    trainer, state, states, metrics, compiled = train(make(name), backend, workers)
+    leaves = jax.tree.leaves(states[-1])
+    assert all(np.isfinite(x).all() for x in leaves)
+    assert {k: v.shape for k, v in metrics.items()} == dict.fromkeys(
+        ("loss", "error"), (PERIOD,)
+    )
+    # Shapes, dtypes and the programs stay.
+    kinds = [jax.tree.map(lambda x: (x.shape, x.dtype), s) for s in states]
+    assert kinds[0] == kinds[1] == kinds[2]
+    assert all(x.shape[:2] == trainer.layout.shape for x in jax.tree.leaves(state[:2]))
+    assert compiled == [1, 0]
+    if OWED[name].agree_every is not None:  # PERIOD steps end on a sync
+        assert trainer.divergence(state) <= ROUNDING
+    # The same numbers as another backend.
+    center = trainer.center(state)
+    other = center_on(name, "pmap" if backend == "vmap" else "vmap", workers)
+    for mine, others in zip(
+        jax.tree.leaves(center), jax.tree.leaves(other), strict=True
+    ):
+        np.testing.assert_allclose(mine, others, rtol=ROUNDING, atol=ROUNDING)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_replicas_drift_apart_between_syncs(name):
+    """A sync that acted at the wrong steps would not show in its results alone."""
+    params, batches = problem()
+    trainer = syncalgos.DataParallel(loss, optax.sgd(0.1), make(name), 4, "vmap")
+    state = trainer.init(params, {"seen": np.zeros(())})
+    period = OWED[name].agree_every
+    for step in range(2 * PERIOD):
+        state, _ = trainer.run(
+            state, jax.tree.map(lambda x, a=step: x[a : a + 1], batches)
+        )
+        agree = period is not None and (step + 1) % period == 0
+        assert (trainer.divergence(state) <= ROUNDING) == agree, f"step {step}"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_communication_is_what_the_algorithm_owes(name):
+    params, _ = problem()
+    size = 4 * sum(x.size for x in jax.tree.leaves(params))
+    for workers in (1, 2, 3, 8):
+        sent = syncalgos.communication(make(name), params, workers, 2 * PERIOD)
+        ring = 2 * (workers - 1) / workers * size
+        assert sent.bytes_per_worker == pytest.approx(2 * OWED[name].sends * ring)
+        steps = np.flatnonzero(np.diff(sent.per_step, prepend=0))
+        expected = OWED[name].steps_of_sync if workers > 1 else ()
+        assert tuple(steps) == expected
+        assert sent.syncs == len(expected)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_bfloat16_params_keep_their_dtype(name):
+    _, _, states, _, compiled = train(make(name), "vmap", 4, jnp.bfloat16)
+    dtypes = [jax.tree.map(lambda x: x.dtype, s) for s in states]
+    assert dtypes[0] == dtypes[2]
+    assert {str(x.dtype) for x in jax.tree.leaves(states[2].replica.params)} == {
+        "bfloat16"
+    }
+    assert compiled == [1, 0]
+
+
+EVERY_PARAMETER = [(name, p) for name in NAMES for p in parameters(name)]
+
+
+@pytest.mark.parametrize(("name", "parameter"), EVERY_PARAMETER)
+def test_every_parameter_changes_the_result(name, parameter):
+    def result(strategy):
+        trainer, state, *_ = train(strategy, "vmap", 4)
+        parts = trainer.center(state).params, state.replica.params
+        return np.concatenate([np.ravel(x) for x in jax.tree.leaves(parts)])
+
+    other = result(make(name, **{parameter: OTHER_VALUES[parameter]}))
+    assert np.abs(result(make(name)) - other).max() > 1e-3
+
+
+@pytest.mark.parametrize(("name", "parameter"), EVERY_PARAMETER)
+def test_every_parameter_refuses_what_is_out_of_range(name, parameter):
+    default = (
+        inspect.signature(syncalgos.ALGORITHMS[name]).parameters[parameter].default
+    )
+    if isinstance(default, bool):
+        bad = []  # both values are legal: test_every_parameter_changes_the_result
+    elif isinstance(default, int):
+        bad = [0, -1, 1.5, "abc", True, float("nan")]
+    else:
+        bad = [-1.0, float("nan"), float("inf"), "abc"]
+    for value in bad:
+        with pytest.raises(ValueError, match=f"{parameter} must be .*{value}"):
+            make(name, **{parameter: value})
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_axis_is_the_last_parameter(name):
+    signature = inspect.signature(syncalgos.ALGORITHMS[name])
+    last = list(signature.parameters.values())[-1]
+    assert (last.name, last.default) == ("axis", syncalgos.WORKERS)
+
+
+def test_every_algorithm_has_a_row():
+    assert set(OWED) == set(syncalgos.ALGORITHMS)
+    for name, factory in syncalgos.ALGORITHMS.items():
+        assert getattr(syncalgos, name) is factory

@@ -1,0 +1,418 @@
+"""DataParallel: what it promises whatever the strategy."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import syncalgos
+from syncalgos import DataParallel, Strategy, every, stateless
+
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(200, 6)).astype(np.float32)
+Y = np.sin(X.sum(1, keepdims=True))
+DATA = {"x": X, "y": Y}
+ROWS = RNG.integers(0, 200, size=(12, 24))
+BATCHES = {"x": X[ROWS], "y": Y[ROWS]}
+
+
+def make_params():
+    rng = np.random.default_rng(1)
+    return {
+        "w": rng.normal(size=(6, 1)).astype(np.float32),
+        "b": np.zeros(1, np.float32),
+    }
+
+
+def plain_loss(params, batch):
+    return jnp.mean((batch["x"] @ params["w"] + params["b"] - batch["y"]) ** 2)
+
+
+def make_trainer(strategy=None, workers=4, backend="pmap", loss=None, **rest):
+    strategy = syncalgos.bmuf(3) if strategy is None else strategy
+    optimizer = optax.sgd(0.05, momentum=0.9)
+    return DataParallel(
+        loss or stateless(plain_loss), optimizer, strategy, workers, backend, **rest
+    )
+
+
+def host(tree):
+    return jax.tree.map(np.asarray, tree)
+
+
+def assert_equal(a, b):
+    jax.tree.map(np.testing.assert_array_equal, host(a), host(b))
+
+
+@pytest.mark.parametrize("backend", ["pmap", "shard_map", "vmap"])
+def test_any_split_into_dispatches_gives_the_same_numbers(backend):
+    def in_parts(*sizes):
+        trainer = make_trainer(backend=backend)
+        state, losses, first = trainer.init(make_params()), [], 0
+        for size in sizes:
+            part = jax.tree.map(lambda x, a=first, n=size: x[a : a + n], BATCHES)
+            state, metrics = trainer.run(state, part)
+            losses.append(np.asarray(metrics["loss"]))
+            first += size
+        assert int(state.step) == 12
+        return host((state.replica, state.sync)), np.concatenate(losses)
+
+    whole = in_parts(12)
+    for sizes in [(6, 6), (5, 7), (1, 4, 1, 6), (1,) * 12]:
+        assert_equal(whole, in_parts(*sizes))
+
+
+def test_rows_of_placed_data_are_the_batches():
+    trainer = make_trainer()
+    a, of_batches = trainer.run(trainer.init(make_params()), BATCHES)
+    data = trainer.place(DATA)
+    b, of_rows = trainer.run(trainer.init(make_params()), ROWS, data)
+    assert_equal((a.replica, of_batches), (b.replica, of_rows))
+    assert_equal(trainer.evaluate(a, BATCHES), trainer.evaluate(b, ROWS, data))
+
+
+def test_worker_trains_on_its_contiguous_slice():
+    def loss(params, buffers, batch, key):
+        return jnp.sum(params["w"]) * 0.0, ({"seen": batch}, {})
+
+    batches = np.arange(2 * 24, dtype=np.float32).reshape(2, 24)
+    trainer = make_trainer(workers=6, loss=loss, devices=[0, 1])
+    state = trainer.init(make_params(), {"seen": np.zeros(4, np.float32)})
+    state, _ = trainer.run(state, batches)
+    seen = np.asarray(state.replica.buffers["seen"])
+    np.testing.assert_array_equal(seen, batches[1].reshape(2, 3, 4))
+
+
+def test_key_differs_between_workers_and_steps_and_follows_the_seed():
+    def loss(params, buffers, batch, key):
+        drawn = jax.random.uniform(key, (2,))
+        return jnp.sum(params["w"]) * 0.0, ({"drawn": drawn}, {})
+
+    def draws(seed, backend="pmap"):
+        trainer = make_trainer(backend=backend, loss=loss)
+        state = trainer.init(make_params(), {"drawn": np.zeros(2, np.float32)}, seed)
+        found = []
+        for step in range(3):
+            state, _ = trainer.run(state, ROWS[step : step + 1, :, None].astype(float))
+            found.append(np.asarray(state.replica.buffers["drawn"]).reshape(4, 2))
+        return np.array(found)  # (steps, workers, 2)
+
+    first = draws(5)
+    assert len(np.unique(first[..., 0])) == 12
+    np.testing.assert_array_equal(first, draws(5))
+    np.testing.assert_array_equal(first, draws(5, "vmap"))
+    assert not (first == draws(6)).any()
+
+
+def test_center_is_one_plain_model_that_can_start_a_run():
+    trainer = make_trainer()
+    state, _ = trainer.run(trainer.init(make_params()), BATCHES)
+    center = trainer.center(state)
+    assert type(center) is syncalgos.Replica
+    assert center.opt_state == ()
+    assert {k: v.shape for k, v in center.params.items()} == {"w": (6, 1), "b": (1,)}
+    assert center.params["w"].devices() == {jax.devices()[0]}
+    assert_equal(center.params["w"], state.sync.center["w"][0, 0])
+    again = trainer.init(center.params)
+    for worker in np.asarray(again.replica.params["w"]).reshape(4, 6, 1):
+        assert_equal(worker, center.params["w"])
+    trainer.run(again, BATCHES)
+    jax.jit(plain_loss)(center.params, {"x": X, "y": Y})
+
+
+def test_evaluate_is_the_forward_pass_of_the_center():
+    trainer = make_trainer()
+    state, _ = trainer.run(trainer.init(make_params()), BATCHES)
+    before = host((state.replica, state.sync))
+    metrics = trainer.evaluate(state, BATCHES)
+    center = trainer.center(state)
+    for step in range(12):
+        batch = jax.tree.map(lambda x, i=step: x[i], BATCHES)
+        expected = plain_loss(center.params, batch)
+        np.testing.assert_allclose(metrics["loss"][step], expected, rtol=1e-5)
+    assert_equal(before, (state.replica, state.sync))
+
+
+def test_evaluate_uses_the_evaluation_loss():
+    def twice(params, buffers, batch, key):
+        return 2 * plain_loss(params, batch), (buffers, {"hits": batch["x"][:, 0] > 0})
+
+    plain, other = make_trainer(), make_trainer(eval_loss=twice)
+    states = [t.init(make_params()) for t in (plain, other)]
+    once = plain.evaluate(states[0], BATCHES)
+    metrics = other.evaluate(states[1], BATCHES)
+    np.testing.assert_allclose(metrics["loss"], 2 * once["loss"], rtol=1e-6)
+    hits = (BATCHES["x"][..., 0] > 0).reshape(12, 4, 6).mean(1)
+    np.testing.assert_allclose(metrics["hits"], hits, rtol=1e-6)
+
+
+def test_buffers_are_local_in_training_and_averaged_in_the_center():
+    def loss(params, buffers, batch, key):
+        mean = 0.5 * buffers["mean"] + 0.5 * jnp.mean(batch["x"])
+        buffers = {"mean": mean, "count": buffers["count"] + 1}
+        return plain_loss(params, batch), (buffers, {"mean": mean})
+
+    trainer = make_trainer(loss=loss)
+    buffers = {"mean": np.zeros((), np.float32), "count": np.int32(0)}
+    state, metrics = trainer.run(trainer.init(make_params(), buffers), BATCHES)
+    slices = BATCHES["x"].reshape(12, 4, 6, 6).mean((2, 3), dtype=np.float64)
+    local = np.zeros(4)
+    for step in range(12):
+        local = 0.5 * local + 0.5 * slices[step]
+        np.testing.assert_allclose(metrics["mean"][step], local.mean(), atol=1e-6)
+    means = np.asarray(state.replica.buffers["mean"]).reshape(4)
+    np.testing.assert_allclose(means, local, atol=1e-6)
+    center = trainer.center(state).buffers
+    np.testing.assert_allclose(center["mean"], local.mean(), atol=1e-6)
+    assert int(center["count"]) == 12
+
+
+def test_params_that_hold_one_array_twice_are_trained_apart():
+    shared = jnp.full((6, 1), 0.1)
+    params = {"u": shared, "v": shared}
+
+    def loss(params, batch):
+        return jnp.mean(
+            (batch["x"] @ (params["u"] - 2 * params["v"]) - batch["y"]) ** 2
+        )
+
+    trainer = make_trainer(loss=stateless(loss))
+    state, _ = trainer.run(trainer.init(params), BATCHES)
+    state, _ = trainer.run(state, BATCHES)
+    center = trainer.center(state).params
+    assert not np.allclose(center["u"], center["v"])
+    np.testing.assert_array_equal(shared, np.full((6, 1), 0.1, np.float32))  # kept
+
+
+@pytest.mark.parametrize(
+    ("leaf", "kind"),
+    [
+        (np.int32(3), "of dtype int32"),
+        (np.zeros(3, bool), "of dtype bool"),
+        (1.5, "float, not a float array"),
+        (jax.random.key(0), "of dtype key<fry>"),
+        ("text", "str"),
+        (plain_loss, "function"),
+    ],
+)
+def test_leaf_of_params_that_is_no_float_array_is_named(leaf, kind):
+    params = {"layers": [{"w": np.zeros(3)}, {"step": leaf}]}
+    with pytest.raises(ValueError, match="belongs in buffers") as error:
+        make_trainer().init(params)
+    assert "params['layers'][1]['step'] is" in str(error.value)
+    assert kind in str(error.value)
+
+
+def test_empty_params_are_refused():
+    with pytest.raises(ValueError, match="params hold no arrays"):
+        make_trainer().init({})
+
+
+def test_buffers_of_the_old_state_are_donated():
+    trainer = make_trainer()
+    state = trainer.init(make_params())
+    new, _ = trainer.run(state, BATCHES)
+    old = jax.tree.leaves((state.replica, state.sync))
+    assert all(x.is_deleted() for x in old)
+    assert not any(x.is_deleted() for x in jax.tree.leaves(new))
+
+
+def test_nothing_is_compiled_twice():
+    compiled = []
+
+    def note(event, seconds, **_):
+        if "backend_compile" in event:
+            compiled.append(event)
+
+    def weakly(replica, state, step):  # a state that comes back weakly typed
+        return replica, jax.tree.map(lambda x: jnp.where(step >= 0, 1.0, 0.0), state)
+
+    weak = Strategy(init=lambda params: jnp.float32(0), sync=weakly)
+    trainer = make_trainer(syncalgos.chain(syncalgos.bmuf(3), weak))
+    params = {"w": jnp.ones((6, 1)), "b": jnp.asarray([0.0])}
+    state, data = trainer.init(params), trainer.place(DATA)
+    for rows in (ROWS, ROWS[:1]):
+        state, _ = trainer.run(state, rows, data)
+    trainer.evaluate(state, ROWS[:2], data)
+    trainer.center(state)
+    trainer.divergence(state)
+    seconds = trainer.compile_seconds
+    jax.monitoring.register_event_duration_secs_listener(note)
+    for rows in (ROWS, ROWS[:1], ROWS):
+        state, _ = trainer.run(state, rows, data)
+        trainer.evaluate(state, ROWS[:2], data)
+        trainer.center(state)
+        trainer.divergence(state)
+    assert compiled == []
+    assert trainer.compile_seconds == seconds > 0
+
+
+@pytest.mark.parametrize("backend", ["pmap", "shard_map"])
+def test_many_dispatches_do_not_deadlock(backend):
+    """Without throttling, executions in flight abort after 40 s (docs/design.md)."""
+    trainer = make_trainer(syncalgos.sync_sgd(), workers=6, backend=backend)
+    assert trainer.layout.shape == (3, 2)
+    state, data = trainer.init(make_params()), trainer.place(DATA)
+    for _ in range(300):
+        state, _ = trainer.run(state, ROWS[:1], data)
+    assert int(state.step) == 300
+
+
+@pytest.mark.parametrize(
+    ("workers", "backend", "shape"),
+    [
+        (1, "pmap", (1, 1)),
+        (2, "pmap", (2, 1)),
+        (3, "shard_map", (3, 1)),
+        (4, "pmap", (2, 2)),
+        (7, "pmap", (1, 7)),
+        (64, "shard_map", (2, 32)),
+        (6, "vmap", (1, 6)),
+    ],
+)
+def test_workers_take_the_most_devices_that_divide_them(workers, backend, shape):
+    assert make_trainer(workers=workers, backend=backend).layout.shape == shape
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"workers": 0}, "workers must be a whole number of at least 1, got 0"),
+        ({"workers": 2.5}, "workers must be a whole number of at least 1, got 2.5"),
+        ({"backend": "pmpa"}, "unknown backend 'pmpa'; did you mean 'pmap'"),
+        ({"devices": [5]}, "device 5 does not exist"),
+        ({"devices": [-1]}, "a device must be a whole number of at least 0, got -1"),
+        ({"devices": [0, 0]}, "devices must be distinct"),
+        ({"devices": []}, "at least one"),
+        ({"devices": [0, 1, 2]}, "4 workers do not divide over 3 devices"),
+        ({"backend": "vmap", "devices": [0, 1]}, "'vmap' runs on one device, got 2"),
+        ({"strategy": syncalgos.bmuf}, r"expected a Strategy, .*call it: bmuf\(\)"),
+    ],
+)
+def test_bad_layout_is_refused(change, message):
+    with pytest.raises(ValueError, match=message):
+        make_trainer(**change)
+
+
+def test_optimizer_of_another_kind_is_refused():
+    with pytest.raises(ValueError, match="optimizer must be an optax one"):
+        DataParallel(stateless(plain_loss), optax.sgd, syncalgos.sync_sgd())
+
+
+@pytest.mark.parametrize(
+    ("batches", "message"),
+    [
+        ({"x": X[ROWS], "y": Y[ROWS[:6]]}, r"batches\['y'\] leads with \(6, 24\), but"),
+        ({"x": X[ROWS], "y": Y[ROWS[:, :8]]}, r"batches\['y'\] leads with \(12, 8\)"),
+        ({"x": X[ROWS], "y": np.zeros(12)}, r"must lead with \(steps, global_batch\)"),
+        ({"x": X[ROWS[:, :10]]}, "global batch of 10 does not divide over 4 workers"),
+        ({"x": X[ROWS[:, :2]]}, "use a multiple of 4, such as 4$"),
+        ({"x": X[ROWS[:, :0]]}, "global batch of 0"),
+        ({"x": X[ROWS[:0]]}, "batches hold no steps"),
+        ({}, "batches hold no arrays"),
+    ],
+)
+def test_bad_batches_are_refused(batches, message):
+    trainer = make_trainer()
+    state = trainer.init(make_params())
+    for method in (trainer.run, trainer.evaluate):
+        with pytest.raises(ValueError, match=message):
+            method(state, batches)
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        (ROWS.astype(float), "must be integer rows"),
+        (ROWS[..., None], "must be integer rows"),
+        (ROWS + 100, "rows must be 0 to 199"),
+        (ROWS - 1, "rows must be 0 to 199, got -1"),
+    ],
+)
+def test_bad_rows_are_refused(rows, message):
+    trainer = make_trainer()
+    state, data = trainer.init(make_params()), trainer.place(DATA)
+    with pytest.raises(ValueError, match=message):
+        trainer.run(state, rows, data)
+
+
+def test_data_whose_leaves_disagree_is_refused():
+    with pytest.raises(ValueError, match=r"data\['y'\] leads with \(10,\)"):
+        make_trainer().place({"x": X, "y": Y[:10]})
+
+
+def cut(x):
+    return x[:1]
+
+
+def widen(x):
+    return x.astype(jnp.int32)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "message"),
+    [
+        (
+            Strategy(
+                sync=lambda r, s, t: (r._replace(params={**r.params, "w": 0.0}), s)
+            ),
+            r"sync changes replica.params\['w'\] from float32\[6,1\] to float32\[\]",
+        ),
+        (
+            Strategy(sync=lambda r, s, t: (jax.tree.map(widen, r), s)),
+            r"sync changes replica.params\['b'\] from float32\[1\] to int32\[1\]",
+        ),
+        (
+            Strategy(reduce=lambda g, r, s, t: (jax.tree.map(cut, g), s)),
+            r"reduce changes grads\['w'\] from float32\[6,1\] to float32\[1,1\]",
+        ),
+        (
+            Strategy(init=lambda p: {"n": jnp.int32(0)}, sync=lambda r, s, t: (r, ())),
+            "sync changes the structure of state",
+        ),
+        (
+            Strategy(
+                init=lambda p: {"n": jnp.int32(0)},
+                sync=lambda r, s, t: (r, {"n": s["n"] * 0.5}),
+            ),
+            r"sync changes state\['n'\] from int32\[\] to float32\[\]",
+        ),
+        (Strategy(sync=lambda r, s, t: r), "sync must return a pair, got Replica"),
+        (
+            Strategy(center=lambda p, s: p["w"]),
+            "center changes the structure of params",
+        ),
+    ],
+)
+@pytest.mark.parametrize("period", [1, 4])
+def test_strategy_that_changes_shapes_is_refused_by_leaf(strategy, message, period):
+    trainer = make_trainer(every(period, strategy))
+    with pytest.raises(ValueError, match=message):
+        trainer.init(make_params())
+
+
+@pytest.mark.parametrize(
+    ("loss", "message"),
+    [
+        (plain_loss, "missing 2 required positional|takes 2 positional"),
+        (lambda p, b, batch, key: plain_loss(p, batch), "loss must return"),
+        (
+            lambda p, b, batch, key: (plain_loss(p, batch), (b, 3.0)),
+            "loss must return .* dict of metrics",
+        ),
+        (
+            lambda p, b, batch, key: (batch["x"] @ p["w"], (b, {})),
+            r"loss must be a scalar, the mean over its batch, got shape \(6, 1\)",
+        ),
+        (
+            lambda p, b, batch, key: (plain_loss(p, batch), ({"new": 0.0}, {})),
+            "a local step changes the structure of replica",
+        ),
+    ],
+)
+def test_loss_of_another_form_is_refused(loss, message):
+    trainer = make_trainer(loss=loss)
+    state = trainer.init(make_params())
+    with pytest.raises((ValueError, TypeError), match=message):
+        trainer.run(state, BATCHES)
