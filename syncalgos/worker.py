@@ -62,7 +62,7 @@ class Worker(NamedTuple):
                 "a local step", "replica", replica, Replica(params, opt_state, buffers)
             )
             replica, sync = base.apply_sync(self.strategy, stepped, sync, step)
-            # Over lanes here: over all steps at once, a sum's order depends on how many.
+            # Over lanes here: over all steps at once a sum would depend on how many.
             return (replica, sync, step + 1), collectives.mean(metrics, LANES)
 
         carry, metrics = _over_steps(local_step, (replica, sync, first), batches)

@@ -1,0 +1,223 @@
+"""Strategies made of strategies: what each combinator adds, and nothing else."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import syncalgos
+from syncalgos import (
+    Replica,
+    Strategy,
+    after,
+    average,
+    chain,
+    every,
+    reset,
+    until,
+    when,
+)
+
+WORKERS = 3
+
+
+def marking(name, log_of=None):
+    """A strategy that adds 1 to its own entry of params at each sync."""
+
+    def sync(replica, state, step):
+        params = {**replica.params, name: replica.params[name] + 1}
+        return replica._replace(params=params), state + 1
+
+    return Strategy(init=lambda params: jnp.int32(0), sync=sync)
+
+
+def follow(strategy, params, steps, opt_state=()):
+    """Syncs without training; returns the replicas and states after each step."""
+    add_axis = jax.tree.map(lambda x: jnp.asarray(x, float), params)
+
+    def worker(params):
+        replica, state = Replica(params, opt_state), strategy.init(params)
+        history = []
+        for step in range(steps):
+            grads, state = strategy.reduce(params, replica, state, jnp.int32(step))
+            replica, state = strategy.sync(replica, state, jnp.int32(step))
+            history.append(
+                (replica, state, strategy.center(replica.params, state), grads)
+            )
+        return history
+
+    lanes = jax.vmap(worker, axis_name="lanes", in_axes=0)
+    return jax.vmap(lanes, axis_name="devices")(
+        jax.tree.map(lambda x: x[None], add_axis)
+    )
+
+
+def ones(*names):
+    return {name: np.zeros(WORKERS) for name in names}
+
+
+def history_of(strategy, name="a", steps=8, params=None):
+    """The named entry of worker 0 after each step."""
+    history = follow(strategy, ones("a", "b") if params is None else params, steps)
+    return [float(replica.params[name][0, 0]) for replica, *_ in history]
+
+
+def test_default_strategy_keeps_everything():
+    params = {"a": np.arange(3.0)}
+    for strategy in (Strategy(), chain()):
+        for replica, _, center, grads in follow(strategy, params, 3):
+            np.testing.assert_array_equal(replica.params["a"], [params["a"]])
+            np.testing.assert_array_equal(grads["a"], [params["a"]])
+            np.testing.assert_array_equal(center["a"], np.ones((1, 3)))
+
+
+def test_every_acts_after_steps_period_and_its_multiples():
+    assert history_of(every(3, marking("a"))) == [0, 0, 1, 1, 1, 2, 2, 2]
+    assert history_of(every(1, marking("a"))) == [1, 2, 3, 4, 5, 6, 7, 8]
+
+
+def test_when_asks_the_step():
+    odd = when(lambda step: step % 2 == 1, marking("a"))
+    assert history_of(odd) == [0, 1, 1, 2, 2, 3, 3, 4]
+
+
+def test_every_reduces_at_the_same_steps_as_it_syncs():
+    strategy = every(2, syncalgos.sync_sgd())
+    params = {"a": np.arange(3.0)}
+    grads = [np.asarray(g["a"][0]) for *_, g in follow(strategy, params, 4)]
+    np.testing.assert_array_equal(grads, [[0, 1, 2], [1, 1, 1], [0, 1, 2], [1, 1, 1]])
+
+
+def test_until_and_after_split_the_steps():
+    both = chain(until(3, marking("a")), after(3, marking("b")))
+    assert history_of(both, "a", 6) == [1, 2, 3, 3, 3, 3]
+    assert history_of(both, "b", 6) == [0, 0, 0, 1, 2, 3]
+
+
+def test_after_counts_periods_on_the_absolute_clock():
+    assert history_of(after(3, every(4, marking("a")))) == [0, 0, 0, 1, 1, 1, 1, 2]
+
+
+def test_chain_applies_its_members_in_order():
+    double = Strategy(
+        sync=lambda r, s, t: (
+            r._replace(params=jax.tree.map(lambda x: 2 * x, r.params)),
+            s,
+        )
+    )
+    assert history_of(chain(marking("a"), double), steps=3) == [2, 6, 14]
+    assert history_of(chain(double, marking("a")), steps=3) == [1, 3, 7]
+
+
+def own_center(value):
+    return Strategy(
+        center=lambda params, state: jax.tree.map(lambda x: 0 * x + value, params)
+    )
+
+
+@pytest.mark.parametrize(
+    ("strategy", "expected"),
+    [
+        (chain(own_center(5), syncalgos.sync_sgd()), 5),  # defaults are skipped
+        (chain(syncalgos.sync_sgd(), own_center(5)), 5),
+        (chain(own_center(5), own_center(7)), 7),  # the last of its own
+        (chain(own_center(7), chain(own_center(5), average())), 5),
+        (chain(own_center(7), chain(average(), syncalgos.sync_sgd())), 7),
+        (chain(own_center(7), every(4, average())), 7),
+        (every(4, own_center(5)), 5),
+        (chain(average("buffers"), syncalgos.sync_sgd()), 1),  # else the mean
+        (every(4, chain(average("buffers"))), 1),
+    ],
+)
+def test_center_of_a_chain_is_the_last_of_its_own_else_the_mean(strategy, expected):
+    [(_, _, center, _)] = follow(strategy, {"a": np.arange(3.0)}, 1)
+    np.testing.assert_array_equal(center["a"], np.full((1, 3), expected))
+
+
+def test_center_does_not_go_stale_outside_a_phase():
+    """BMUF before `after` and beyond `until` has the current model as its center."""
+    moving = Strategy(
+        sync=lambda r, s, t: (r._replace(params={"a": r.params["a"] + 1}), s)
+    )
+    params = {"a": np.zeros(WORKERS)}
+    late = chain(moving, after(3, syncalgos.bmuf(4, 0.5)))
+    centers = [float(c["a"][0, 0]) for _, _, c, _ in follow(late, params, 8)]
+    # Steps 0-2: the current model. The first block, steps 3 alone: 3 + (4 - 3). The
+    # second from 4: velocity 0.5 · 1 + (8 - 4).
+    assert centers == [1, 2, 3, 4, 4, 4, 4, 4 + 4.5]
+    early = chain(until(4, syncalgos.bmuf(2, 0.5)), moving)
+    centers = [float(c["a"][0, 0]) for _, _, c, _ in follow(early, params, 6)]
+    assert (
+        centers[4:]
+        == [float(r.params["a"][0, 0]) - 1 for r, *_ in follow(early, params, 6)][4:]
+    )
+
+
+def test_average_touches_only_its_field():
+    params, optimizer = {"a": np.arange(3.0)}, optax.adam(0.1)
+    state = optimizer.init({"a": jnp.float32(0)})
+    for field in ("params", "opt_state", "buffers"):
+        [(replica, *_)] = follow(average(field), params, 1, state)
+        mean = np.full((1, 3), 1.0) if field == "params" else [params["a"]]
+        np.testing.assert_array_equal(replica.params["a"], mean)
+        assert replica.opt_state[0].count.dtype == jnp.int32
+
+
+def test_reset_restarts_momentum_and_keeps_the_schedule():
+    optimizer = optax.sgd(optax.cosine_decay_schedule(1.0, 10), momentum=0.9)
+    params = {"a": jnp.ones(3)}
+    state = optimizer.init(params)
+    for _ in range(4):
+        _, state = optimizer.update(params, state, params)
+    replica, _ = reset(optimizer).sync(Replica(params, state), (), 3)
+    trace, schedule = replica.opt_state
+    np.testing.assert_array_equal(trace.trace["a"], np.zeros(3))
+    assert int(schedule.count) == 4
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: chain(syncalgos.bmuf), r"chain: expected a Strategy, .*bmuf\(\)"),
+        (lambda: chain(average(), 3), "chain: expected a Strategy, got 3"),
+        (lambda: every(average(), 3), "period must be a whole number of at least 1"),
+        (lambda: every(3, 3), "every: expected a Strategy, got 3"),
+        (lambda: every(0, average()), "period must be .* at least 1, got 0"),
+        (lambda: every(2.0, average()), "period must be .* at least 1, got 2.0"),
+        (lambda: when(3, average()), "active must be a function of the step, got 3"),
+        (lambda: until(-1, average()), "until: s must be .* at least 0, got -1"),
+        (lambda: after("x", average()), "after: s must be .* at least 0, got 'x'"),
+        (
+            lambda: average("parms"),
+            "unknown field of Replica 'parms'; did you mean 'params'",
+        ),
+        (
+            lambda: average(reduce=3),
+            "average: expected an optax GradientTransformation",
+        ),
+        (
+            lambda: syncalgos.reduce_with(lambda tree: tree),
+            r"factory with a keyword axis, got .*optax.stateless",
+        ),
+    ],
+)
+def test_bad_arguments_are_refused(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_average_refuses_a_reducer_with_state_on_another_field():
+    strategy = average("buffers", optax.trace(0.9))
+    with pytest.raises(ValueError, match="reducer with state cannot average buffers"):
+        strategy.init({"a": jnp.ones(3)})
+
+
+def test_reducers_may_be_made_or_to_be_made():
+    params = {"a": np.arange(3.0)}
+    results = [
+        follow(syncalgos.reduce_with(reducer), params, 1)[0][-1]["a"]
+        for reducer in (syncalgos.mean, syncalgos.mean())
+    ]
+    np.testing.assert_array_equal(results[0], np.ones((1, 3)))
+    np.testing.assert_array_equal(*results)
