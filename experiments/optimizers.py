@@ -44,9 +44,9 @@ def schedule(name: str, lr: float, steps: int, warmup_steps: int) -> Schedule:
     return optax.join_schedules([rise, main], [warmup_steps])
 
 
-# These ask for more than gradients (the loss, a line search), or for another model to
-# evaluate than the one they train.
-_OTHERS = ["lbfgs", "momo", "momo_adam", "sophia"]
+# These ask for more than gradients (the loss, a line search, a key), or for another
+# model to evaluate than the one they train.
+_OTHERS = ["lbfgs", "momo", "momo_adam", "noisy_sgd", "sophia"]
 _OTHERS += ["schedule_free_adamw", "schedule_free_sgd"]
 
 

@@ -1,44 +1,25 @@
 """Pluggable synchronization algorithms for data-parallel training in JAX."""
 
-from syncalgos import collectives, reducers
-from syncalgos.algorithms import ALGORITHMS
-from syncalgos.algorithms.bmuf import bmuf
-from syncalgos.algorithms.diloco import diloco
-from syncalgos.algorithms.model_averaging import model_averaging
-from syncalgos.algorithms.sync_sgd import sync_sgd
-from syncalgos.base import Replica, Strategy, after, chain, every, until, when
-from syncalgos.collectives import WORKERS
-from syncalgos.ledger import Communication, communication
-from syncalgos.parallel import DataParallel, TrainState, stateless
-from syncalgos.reducers import mean
-from syncalgos.syncs import average, outer_step, reduce_with, reset
+from syncalgos import collectives as collectives
+from syncalgos import reducers as reducers
+from syncalgos.algorithms import *  # noqa: F403  every algorithm, and ALGORITHMS
+from syncalgos.base import Replica as Replica
+from syncalgos.base import Strategy as Strategy
+from syncalgos.base import after as after
+from syncalgos.base import chain as chain
+from syncalgos.base import every as every
+from syncalgos.base import until as until
+from syncalgos.base import when as when
+from syncalgos.collectives import WORKERS as WORKERS
+from syncalgos.ledger import Communication as Communication
+from syncalgos.ledger import communication as communication
+from syncalgos.parallel import DataParallel as DataParallel
+from syncalgos.parallel import TrainState as TrainState
+from syncalgos.parallel import stateless as stateless
+from syncalgos.reducers import mean as mean
+from syncalgos.syncs import average as average
+from syncalgos.syncs import outer_step as outer_step
+from syncalgos.syncs import reduce_with as reduce_with
+from syncalgos.syncs import reset as reset
 
 __version__ = "0.1.0"
-
-__all__ = [
-    "ALGORITHMS",
-    "WORKERS",
-    "Communication",
-    "DataParallel",
-    "Replica",
-    "Strategy",
-    "TrainState",
-    "after",
-    "average",
-    "bmuf",
-    "chain",
-    "collectives",
-    "communication",
-    "diloco",
-    "every",
-    "mean",
-    "model_averaging",
-    "outer_step",
-    "reduce_with",
-    "reducers",
-    "reset",
-    "stateless",
-    "sync_sgd",
-    "until",
-    "when",
-]

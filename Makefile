@@ -1,0 +1,22 @@
+.PHONY: check lint fast slow format bench
+
+check: lint
+	python -m pytest
+
+lint:
+	ruff check .
+	ruff format --check .
+	pyright
+
+fast:
+	python -m pytest -x tests/test_combinators.py tests/test_communication.py tests/test_collectives.py tests/test_docs.py tests/test_recurrences.py
+
+slow:
+	python -m pytest -m slow
+
+format:
+	ruff check --fix .
+	ruff format .
+
+bench:
+	python -m benchmarks.yardstick
