@@ -1,0 +1,121 @@
+"""What the docs say: examples run, algorithms have their rows, links lead somewhere."""
+
+import contextlib
+import inspect
+import io
+import re
+from pathlib import Path
+
+import numpy as np
+import optax
+import pytest
+
+import syncalgos
+
+ROOT = Path(__file__).parents[1]
+PAGES = sorted(p for p in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
+BLOCK = re.compile(r"^```(\w+)\n(.*?)^```\n", re.MULTILINE | re.DOTALL)
+
+
+def examples():
+    """Each Python block, with the text block that follows it, if one does."""
+    for page in PAGES:
+        blocks = list(BLOCK.finditer(page.read_text()))
+        for number, block in enumerate(blocks):
+            following = blocks[number + 1] if number + 1 < len(blocks) else None
+            shown = None
+            if (
+                following
+                and following[1] == "text"
+                and following.start() - block.end() < 3
+            ):
+                shown = following[2]
+            if block[1] == "python":
+                yield pytest.param(block[2], shown, id=f"{page.name}-{number}")
+
+
+@pytest.mark.parametrize(("source", "shown"), list(examples()))
+def test_example_runs_and_prints_what_it_shows(source, shown):
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        exec(compile(source, "example", "exec"), {"__name__": "example"})
+    assert printed.getvalue() == (shown or "")
+
+
+def test_every_page_is_read():
+    assert {"README.md", "design.md", "algorithms.md", "adding-an-algorithm.md"} <= {
+        page.name for page in PAGES
+    }
+    assert len(list(examples())) >= 5
+
+
+def test_skeleton_of_a_new_algorithm_trains():
+    page = (ROOT / "docs" / "adding-an-algorithm.md").read_text()
+    [skeleton] = [body for kind, body in BLOCK.findall(page) if kind == "python"]
+    assert len(skeleton.splitlines()) <= 100
+    names: dict = {"__name__": "skeleton"}
+    exec(compile(skeleton, "skeleton", "exec"), names)
+    strategy = names["pulled"](period=2, pull=0.25, rate=0.5)
+    x = np.random.default_rng(0).normal(size=(3, 4))  # (steps, workers)
+    trainer = syncalgos.DataParallel(
+        syncalgos.stateless(lambda p, batch: (p["w"] * batch).mean()),
+        optax.sgd(1.0),
+        strategy,
+        workers=4,
+        backend="vmap",
+    )
+    state = trainer.init({"w": np.zeros((), np.float32)})
+    state, _ = trainer.run(state, x.astype(np.float32))
+    w, c = np.zeros(4), 0.0
+    for step in range(3):
+        w -= x[step]
+        if step % 2 == 1:
+            c += 0.5 * (w.mean() - c)
+            w += 0.25 * (c - w)
+    np.testing.assert_allclose(state.replica.params["w"].reshape(4), w, atol=1e-6)
+    np.testing.assert_allclose(trainer.center(state).params["w"], c, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", syncalgos.ALGORITHMS)
+def test_every_algorithm_has_a_row_a_file_and_a_source(name):
+    rows = (ROOT / "docs" / "algorithms.md").read_text()
+    assert re.search(rf"^\| `{name}` \|", rows, re.MULTILINE)
+    file = ROOT / "syncalgos" / "algorithms" / f"{name}.py"
+    assert len(file.read_text().splitlines()) <= 100
+    doc = inspect.getdoc(syncalgos.ALGORITHMS[name]) or ""
+    assert "\nSource: " in doc
+    parameters = inspect.signature(syncalgos.ALGORITHMS[name]).parameters
+    for parameter in parameters:
+        assert re.search(rf"^    {parameter}: ", doc, re.MULTILINE), parameter
+
+
+def test_no_file_of_algorithms_is_unregistered():
+    """--help lists the files, so as not to import jax: they must be the registry."""
+    files = (ROOT / "syncalgos" / "algorithms").glob("[!_]*.py")
+    assert {file.stem for file in files} == set(syncalgos.ALGORITHMS)
+
+
+def test_table_of_the_readme_names_the_algorithms():
+    readme = (ROOT / "README.md").read_text()
+    for name in syncalgos.ALGORITHMS:
+        assert f"| `{name}` |" in readme
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page):
+    for link in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text()):
+        assert link.startswith("https://") or (page.parent / link).exists(), link
+
+
+def test_files_keep_to_their_sizes():
+    """At most 300 lines a file: what grows beyond has two subjects."""
+    for folder in ("syncalgos", "models", "experiments", "benchmarks"):
+        for file in (ROOT / folder).rglob("*.py"):
+            assert len(file.read_text().splitlines()) <= 300, file
+
+
+def test_changelog_opens_with_unreleased_and_names_every_algorithm():
+    changelog = (ROOT / "CHANGELOG.md").read_text()
+    assert changelog.startswith("# Changelog\n\n## Unreleased\n")
+    for name in syncalgos.ALGORITHMS:
+        assert f"`{name}`" in changelog
