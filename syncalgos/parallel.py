@@ -111,7 +111,8 @@ class DataParallel:
     ) -> tuple[TrainState, dict[str, jax.Array]]:
         """Trains for as many local steps as batches holds, in one dispatch.
 
-        Any split of the steps into dispatches gives the same numbers.
+        Any split of the steps into dispatches gives the same numbers, bit for bit;
+        dispatches of one step compile without a loop, and may differ in rounding.
 
         Args:
             state: what `init` or the last `run` returned; its buffers are given up.

@@ -74,22 +74,34 @@ def reset(optimizer: optax.GradientTransformation) -> Strategy:
     """Starts the inner optimizer's state anew at each sync; schedules count on.
 
     Args:
-        optimizer: the inner optimizer, as the training loop has it.
+        optimizer: the inner optimizer, as the training loop has it. Hyperparameters of
+            `optax.inject_hyperparams` are kept, as is the count of its schedules.
     """
 
-    def is_clock(node):
-        return isinstance(node, optax.ScaleByScheduleState)
-
     def sync(replica, state, step):
-        opt_state = jax.tree.map(
-            lambda new, old: old if is_clock(new) else new,
-            optimizer.init(replica.params),
-            replica.opt_state,
-            is_leaf=is_clock,
-        )
+        opt_state = _restart(optimizer.init(replica.params), replica.opt_state)
         return replica._replace(opt_state=opt_state), state
 
     return Strategy(sync=sync)
+
+
+_INJECTED = (optax.InjectHyperparamsState, optax.InjectStatefulHyperparamsState)
+
+
+def _restart(new: PyTree, old: PyTree) -> PyTree:
+    """The new optimizer state, but for what counts a schedule's steps."""
+
+    def restart(new, old):
+        if isinstance(new, optax.ScaleByScheduleState):
+            return old
+        if isinstance(new, _INJECTED):
+            return old._replace(inner_state=_restart(new.inner_state, old.inner_state))
+        return new
+
+    def is_leaf(node):
+        return isinstance(node, (optax.ScaleByScheduleState, *_INJECTED))
+
+    return jax.tree.map(restart, new, old, is_leaf=is_leaf)
 
 
 class OuterState(NamedTuple):

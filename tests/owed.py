@@ -1,7 +1,7 @@
 """What each algorithm owes, as data: the conformance tests read it, no branch on names.
 
-Most owe the same, so that a new algorithm is tested by existing. One that differs adds a
-row to OWED.
+Most owe the same, so that a new algorithm is tested by existing. One that differs has a
+row in OWED.
 """
 
 import inspect

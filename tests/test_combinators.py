@@ -176,6 +176,21 @@ def test_reset_restarts_momentum_and_keeps_the_schedule():
     assert int(schedule.count) == 4
 
 
+def test_reset_keeps_injected_hyperparameters():
+    schedule = optax.linear_schedule(1.0, 0.0, 10)
+    optimizer = optax.inject_hyperparams(optax.sgd)(schedule, momentum=0.9)
+    params = {"a": jnp.ones(3)}
+    state = optimizer.init(params)
+    for _ in range(4):
+        _, state = optimizer.update(params, state, params)
+    replica, _ = reset(optimizer).sync(Replica(params, state), (), 3)
+    np.testing.assert_array_equal(
+        replica.opt_state.inner_state[0].trace["a"], np.zeros(3)
+    )
+    updates, _ = optimizer.update(params, replica.opt_state, params)
+    np.testing.assert_allclose(updates["a"], np.full(3, -0.6), rtol=1e-6)
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [

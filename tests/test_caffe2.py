@@ -1,0 +1,146 @@
+"""The acceptance test of Caffe2's data_parallel_model, and its device lists.
+
+A fully connected layer 16 → 1, a sigmoid, the squared loss, a batch of 64, 10 steps:
+the same parameters for any number of workers, on any devices in any order.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import syncalgos
+
+STEPS = 10
+LR, MOMENTUM, WEIGHT_DECAY = 0.1, 0.9, 0.01
+
+# Float32 rounds params near 1 by 6e-8: the order of the sums over workers costs that
+# much of a gradient, and 10 steps add up to less than ten times as much. A sum in place
+# of a mean, or decay at a wrong scale, shows at 1e-3 and above.
+TOLERANCE = 5e-7
+
+
+def make_batches(global_batch):
+    """As Caffe2's: uniform inputs, and their first column rounded as the label."""
+    x = np.random.default_rng(2603).random((STEPS, global_batch, 16), np.float32)
+    return x, np.round(x[..., 0])
+
+
+def initial_params():
+    weight = np.random.default_rng(1).normal(size=16) / 4
+    return {"weight": weight.astype(np.float32), "bias": np.zeros((), np.float32)}
+
+
+@syncalgos.stateless
+def squared_loss(params, batch):
+    x, label = batch
+    output = jax.nn.sigmoid(x @ params["weight"] + params["bias"])
+    return jnp.mean((output - label) ** 2) / 2
+
+
+def optimizer(momentum, weight_decay):
+    return optax.chain(
+        optax.add_decayed_weights(weight_decay), optax.sgd(LR, momentum=momentum)
+    )
+
+
+def on_one_machine(momentum, weight_decay, global_batch=64):
+    """The same training in float64 NumPy, with the gradient by hand."""
+    params = {name: x.astype(float) for name, x in initial_params().items()}
+    velocity = {"weight": np.zeros(16), "bias": 0.0}
+    for x, label in zip(*make_batches(global_batch), strict=True):
+        output = 1 / (1 + np.exp(-(x @ params["weight"] + params["bias"])))
+        error = (output - label) * output * (1 - output) / global_batch
+        grads = {"weight": error @ x, "bias": error.sum()}
+        for name, grad in grads.items():
+            velocity[name] *= momentum
+            velocity[name] += grad + weight_decay * params[name]
+            params[name] = params[name] - LR * velocity[name]
+    return params
+
+
+def train(trainer, global_batch=64):
+    state = trainer.init(initial_params())
+    return trainer.run(state, make_batches(global_batch))[0]
+
+
+def assert_replicas_equal(state, expected):
+    for name, values in expected.items():
+        replicas = np.asarray(state.replica.params[name])  # (devices, lanes, ...)
+        values = np.broadcast_to(values, replicas.shape)
+        np.testing.assert_allclose(replicas, values, rtol=0, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize(
+    "momentum, weight_decay", [(0.0, 0.0), (MOMENTUM, WEIGHT_DECAY)]
+)
+@pytest.mark.parametrize("workers", [1, 2, 4, 8, 16])
+def test_params_are_the_same_for_any_number_of_workers(workers, momentum, weight_decay):
+    trainer = syncalgos.DataParallel(
+        squared_loss,
+        optimizer(momentum, weight_decay),
+        syncalgos.sync_sgd(),
+        workers,
+    )
+    assert_replicas_equal(train(trainer), on_one_machine(momentum, weight_decay))
+
+
+@pytest.mark.parametrize("backend", ["pmap", "shard_map"])
+@pytest.mark.parametrize(
+    "devices", [[0], [0, 1], [0, 2], [1, 2], [2, 0], [0, 1, 2]], ids=str
+)
+def test_params_are_the_same_on_any_devices(devices, backend):
+    trainer = syncalgos.DataParallel(
+        squared_loss,
+        optimizer(MOMENTUM, WEIGHT_DECAY),
+        syncalgos.sync_sgd(),
+        workers=6,
+        backend=backend,
+        devices=devices,
+    )
+    expected = on_one_machine(MOMENTUM, WEIGHT_DECAY, global_batch=66)
+    assert_replicas_equal(train(trainer, global_batch=66), expected)
+
+
+@pytest.mark.parametrize("backend", ["pmap", "shard_map"])
+@pytest.mark.parametrize("devices", [[1], [0, 2], [2, 0], [0, 1, 2]], ids=str)
+def test_replicas_live_on_the_chosen_devices_in_their_order(devices, backend):
+    trainer = syncalgos.DataParallel(
+        squared_loss,
+        optimizer(MOMENTUM, WEIGHT_DECAY),
+        syncalgos.bmuf(period=5),
+        workers=6,
+        backend=backend,
+        devices=devices,
+    )
+    initial = trainer.init(initial_params())
+    trained, _ = trainer.run(initial, make_batches(66))
+
+    leaves = jax.tree.leaves((trained.replica, trained.sync))
+    assert len(leaves) == 8  # params, momentum, BMUF's center and velocity
+    for leaf in leaves:
+        places = {
+            shard.index[0].start or 0: shard.device for shard in leaf.addressable_shards
+        }
+        assert [places[row].id for row in sorted(places)] == devices
+        assert leaf.shape[:2] == (len(devices), 6 // len(devices))
+    assert trained.step.devices() == {jax.devices()[i] for i in devices}
+    center = trainer.center(trained).params
+    assert {d.id for x in center.values() for d in x.devices()} == {devices[0]}
+
+
+@pytest.mark.parametrize("devices", [[0, 2], [2, 0], [0, 1, 2]], ids=str)
+def test_worker_trains_on_its_slice_on_any_devices(devices):
+    def replicas(devices):
+        alone = syncalgos.Strategy()  # nothing is sent
+        trainer = syncalgos.DataParallel(
+            squared_loss, optax.sgd(LR), alone, workers=6, devices=devices
+        )
+        weight = train(trainer, global_batch=66).replica.params["weight"]
+        return np.reshape(weight, (6, 16))
+
+    expected = replicas([0])
+    apart = np.abs(expected[:, None] - expected).max(-1) + np.eye(6)
+    assert apart.min() > 100 * TOLERANCE
+    np.testing.assert_allclose(replicas(devices), expected, rtol=0, atol=TOLERANCE)
