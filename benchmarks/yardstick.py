@@ -166,7 +166,7 @@ def spread(values):
 
 
 def main():
-    parser = argparse.ArgumentParser(description="The engine against a hand-written loop.")
+    parser = argparse.ArgumentParser(description="The engine against a loop by hand.")
     parser.add_argument("--workers", type=int, nargs="+", default=[8, 64])
     parser.add_argument("--steps", type=int, default=64, help="local steps a dispatch")
     parser.add_argument("--repeats", type=int, default=15)
