@@ -135,7 +135,7 @@ def find_factory(name: str) -> Callable[..., Any]:
     module, _, attribute = name.partition(":")
     try:
         found = getattr(importlib.import_module(module), attribute, None)
-    except Exception as error:  # whatever the user's module raises
+    except (Exception, SystemExit) as error:  # whatever the user's module raises
         kind = type(error).__name__
         raise BadRequest(
             f"--algo {name}: cannot import {module!r}: {kind}: {error}"
@@ -255,11 +255,12 @@ def _explain_unknown(argument: str, name: str, parser: _Parser) -> str:
     if not flag.startswith("--"):
         return f"unexpected argument {argument!r}"
     own = [option for action in parser._actions for option in action.option_strings]
-    others = {
-        f"--{p.name.replace('_', '-')}": other
+    parameter = flag.removeprefix("--no-").removeprefix("--").replace("-", "_")
+    owners = [
+        other
         for other, factory in ALGORITHMS.items()
-        for p in flag_parameters(factory)
-    }
-    if flag in others:
-        return f"{name} has no flag {flag}: it belongs to {others[flag]}"
+        if parameter in [p.name for p in flag_parameters(factory)]
+    ]
+    if owners:
+        return f"{name} has no flag {flag}: it belongs to {', '.join(owners)}"
     return f"unknown flag {flag!r}{checks.nearest(flag, own)} (see --help)"

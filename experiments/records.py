@@ -2,7 +2,7 @@
 
 import json
 import math
-import os
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -11,18 +11,26 @@ NAMES = ("config.json", "metrics.jsonl", "summary.json")
 
 
 def check_out(out: Path, overwrite: bool) -> None:
-    """Raises a ValueError if a run's files cannot go there; creates nothing."""
+    """Raises a ValueError if a run's files cannot go there; leaves nothing there."""
     held = [name for name in NAMES if (out / name).exists()]
     if held and not overwrite:
         raise ValueError(
             f"--out {out} already holds a run ({', '.join(held)}): take another "
             "folder, or --overwrite"
         )
-    existing = next(p for p in (out, *out.absolute().parents) if p.exists())
+    above = (out, *out.absolute().parents)
+    existing = next(p for p in above if p.exists())
     if not existing.is_dir():
         raise ValueError(f"--out {out}: {existing} is a file, not a folder")
-    if not os.access(existing, os.W_OK | os.X_OK):
-        raise ValueError(f"--out {out}: {existing} is not writable")
+    missing = [p for p in above if not p.exists()]
+    try:  # only a try tells: root may write anywhere, but not in /proc
+        out.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=out).close()
+    except OSError as error:
+        raise ValueError(f"--out {out}: {error.strerror}") from None
+    finally:
+        for folder in (p for p in missing if p.exists()):
+            folder.rmdir()
 
 
 def default_out(task: str, algo: str) -> Path:

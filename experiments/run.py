@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import TextIOWrapper
 
 from experiments import flags
 from experiments.flags import BadRequest
@@ -25,6 +26,9 @@ def main(argv: list[str] | None = None) -> int:
     """
     started = time.perf_counter()
     argv = sys.argv[1:] if argv is None else argv
+    for stream in (sys.stdout, sys.stderr):  # a terminal that lacks × shows ?
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="replace")
     try:
         request = flags.parse(argv)
         with _stop_signals() as stopped_by:

@@ -66,6 +66,7 @@ def train(
             rows = stream.rows(s.seed, done, steps, s.batch_size, examples)
             start, compiled = time.perf_counter(), trainer.compile_seconds
             state, metrics = trainer.run(state, rows, data)
+            jax.block_until_ready(metrics)  # unlike np.asarray, it lets Ctrl-C in
             new = np.asarray(metrics["loss"], np.float64)
             seconds += time.perf_counter() - start
             seconds -= trainer.compile_seconds - compiled

@@ -32,9 +32,9 @@ def digits(data_dir: Path | None = None) -> Task:
         train={"x": x[held_out:], "y": y[held_out:]},
         test={"x": x[:held_out], "y": y[:held_out]},
         batch_size=64,
-        steps=960,
-        lr={"sgd": 0.1, "": 1e-3},
-        dispatch_steps=96,
+        steps=480,
+        lr={"sgd": 0.05, "": 1e-3},
+        dispatch_steps=48,
     )
 
 

@@ -1,0 +1,44 @@
+"""Signals to a running command, as real processes."""
+
+import os
+import signal
+import time
+
+import pytest
+from commands import SUMMARY, TIMEOUT, Run, in_background
+
+
+@pytest.mark.parametrize(
+    "number, code", [(signal.SIGINT, 130), (signal.SIGTERM, 75)], ids=str
+)
+def test_signal_stops_a_run_with_complete_files(number, code, tmp_path):
+    command = "--steps 1000000 --dispatch-steps 16 --eval-every 16"
+    with in_background(command, tmp_path / "out") as (process, wait_for):
+        wait_for("step      16/1000000")
+        process.send_signal(number)
+        assert process.wait(TIMEOUT) == code
+        with pytest.raises(ProcessLookupError):
+            os.killpg(process.pid, 0)  # no process is left
+    ended = Run(code, "", (tmp_path / "stderr").read_text("utf-8"), tmp_path / "out")
+    assert 16 <= ended.summary["steps"] < 1_000_000
+    assert ended.summary["steps"] == ended.lines[-1]["step"]
+    assert set(ended.summary) >= SUMMARY
+    assert ended.config["settings"]["steps"] == 1_000_000
+    assert f"stopped after step {ended.summary['steps']}" in ended.stderr
+
+
+@pytest.mark.parametrize(
+    "backend", [pytest.param("pmap", marks=pytest.mark.slow), "vmap"]
+)
+def test_second_ctrl_c_ends_a_run_within_a_dispatch(backend, tmp_path):
+    lengths = "--steps 100000 --dispatch-steps 100000 --eval-every 100000"
+    command = f"{lengths} --batch-size 8 --backend {backend}"
+    with in_background(command, tmp_path / "out") as (process, wait_for):
+        wait_for("learning rate")
+        time.sleep(2)  # it compiles, or trains already
+        process.send_signal(signal.SIGINT)
+        time.sleep(1)  # two at the same moment are one to a process
+        process.send_signal(signal.SIGINT)
+        assert process.wait(TIMEOUT) == 130
+    names = {path.name for path in (tmp_path / "out").iterdir()}
+    assert names == {"config.json", "metrics.jsonl"}
