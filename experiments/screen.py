@@ -85,7 +85,9 @@ def evaluation_line(line: dict[str, Any], steps: int) -> str:
 
 def figure(x: float | None) -> str:
     """A loss, an accuracy or a rate."""
-    return "none" if x is None else f"{x:.4g}" if abs(x) >= 1000 else f"{x:.4f}"
+    if x is None:
+        return "none"
+    return f"{x:.4f}" if x == 0 or 1e-3 <= abs(x) < 1000 else f"{x:.3g}"
 
 
 def size(count: float) -> str:
