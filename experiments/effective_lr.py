@@ -30,44 +30,55 @@ def effective_lr(
 
     Args:
         strategy: made for a constant learning rate of `lr`.
-        params: one plain model; its shapes are cut to at most 4 along each axis.
+        params: one plain model.
         optimizer: the inner optimizer, whose state a strategy may touch.
         workers: their number.
         lr: the inner learning rate.
 
     Returns:
         The effective rate; None where movement is no multiple of the gradient (sign
-        methods) or does not become steady within 131,072 steps.
+        methods); NaN where it does not become steady within 131,072 steps.
     """
-    with jax.enable_x64(True):  # the limit of a sequence loses digits
-        small = jax.tree.map(lambda x: jnp.zeros([min(d, 4) for d in x.shape]), params)
-        run = partial(_steady_ratio, strategy, small, optimizer, workers, lr)
-        ratio = run(gradient=1.0)
-        double = None if ratio is None else run(gradient=2.0)
-    if ratio is None or double is None or abs(double - ratio) > 1e-2 * abs(ratio):
+    probe = partial(_probe, strategy, optimizer, workers, lr)
+    try:
+        with jax.enable_x64(True):  # the limit of a sequence loses digits
+            small = jax.tree.map(
+                lambda x: jnp.zeros([min(d, 4) for d in x.shape]), params
+            )
+            return probe(small, tolerance=1e-9)
+    except Exception:  # a strategy may know its own shapes and dtypes
+        return probe(jax.tree.map(jnp.zeros_like, params), tolerance=1e-5)
+
+
+def _probe(strategy, optimizer, workers, lr, params, tolerance) -> float | None:
+    ratios = [
+        _steady_ratio(strategy, params, optimizer, workers, lr, gradient, tolerance)
+        for gradient in (1.0, 2.0)
+    ]
+    if not np.isfinite(ratios).all():
+        return float("nan")
+    if not np.isclose(*ratios, rtol=1e-2):
         return None
-    return float(f"{ratio * lr:.4g}")
+    return float(f"{ratios[0] * lr:.4g}")
 
 
-def _steady_ratio(strategy, params, optimizer, workers, lr, gradient) -> float | None:
+def _steady_ratio(
+    strategy, params, optimizer, workers, lr, gradient, tolerance
+) -> float:
     run, carry = _make_runner(strategy, params, optimizer, workers, lr, gradient)
-    tracks, steps, last = [], 0, None
+    tracks, steps, last = [], 0, np.nan
     while steps < MOST_STEPS:
         target = max(2 * steps, CHUNK)
         for first in range(steps, target, CHUNK):
-            carry, track = run(carry, first)
+            carry, track = run(carry, np.int32(first))
             tracks.append(np.asarray(track, np.float64))
         steps = target
-        track = np.concatenate(tracks)  # (steps, leaves)
-        rates = [_limit(leaf) for leaf in track.T]
-        if any(rate is None for rate in rates):
-            last = None
-            continue
-        ratio = float(np.mean(np.array(rates, np.float64))) / (-lr * gradient)
-        if last is not None and abs(ratio - last) <= 1e-4 * abs(ratio):
-            return ratio
+        leaves = np.concatenate(tracks).T  # (leaves, steps)
+        ratio = np.mean([_limit(leaf, tolerance) for leaf in leaves]) / (-lr * gradient)
+        if abs(ratio - last) <= 1e-4 * abs(ratio):
+            return float(ratio)
         last = ratio
-    return None
+    return float("nan")
 
 
 def _make_runner(strategy, params, optimizer, workers, lr, gradient) -> tuple[Any, Any]:
@@ -80,9 +91,8 @@ def _make_runner(strategy, params, optimizer, workers, lr, gradient) -> tuple[An
         stepped = jax.tree.map(lambda p, g: p - lr * g, replica.params, grads)
         replica, state = strategy.sync(replica._replace(params=stepped), state, step)
         center = collectives.agreed(strategy.center(replica.params, state))
-        return (replica, state), jnp.stack(
-            jax.tree.leaves(jax.tree.map(jnp.mean, center))
-        )
+        moved = jnp.stack([jnp.mean(leaf) for leaf in jax.tree.leaves(center)])
+        return (replica, state), moved
 
     def start(_):
         return Replica(params, optimizer.init(params)), strategy.init(params)
@@ -91,35 +101,29 @@ def _make_runner(strategy, params, optimizer, workers, lr, gradient) -> tuple[An
         over_lanes = jax.vmap(program, in_axes=in_axes, axis_name=LANES)
         return jax.jit(jax.vmap(over_lanes, in_axes=in_axes, axis_name=DEVICES))
 
-    steps = jnp.arange(CHUNK)
+    steps = np.arange(CHUNK, dtype=np.int32)
     run = mapped(lambda c, first: jax.lax.scan(local_step, c, first + steps), (0, None))
-    carry = mapped(start, 0)(jnp.zeros((1, workers)))
 
     def first_worker(carry, first):
         carry, track = run(carry, first)
         return carry, track[0, 0]
 
-    return first_worker, carry
+    return first_worker, mapped(start, 0)(jnp.zeros((1, workers)))
 
 
-def _limit(track: np.ndarray) -> float | None:
-    """The rate per step to which a track of positions settles, or None.
+def _limit(track: np.ndarray, tolerance: float) -> float:
+    """The rate per step to which a track of positions settles, or NaN.
 
-    Rates are taken between steps at which it moved, so that blocks do not blur them,
-    over three quarters of the track; a geometric approach, as momentum has, is
-    continued to its limit (Aitken).
+    Rates are taken between steps at which it moved, as many in each of three windows,
+    so that blocks do not blur them; a geometric approach, as momentum has, is continued
+    to its limit (Aitken).
     """
     moved = np.flatnonzero(np.diff(track, prepend=0.0))
-    marks = [moved[moved < len(track) * k // 4] for k in (1, 2, 3, 4)]
-    if not len(moved) or any(len(m) == 0 for m in marks):
-        return None
-    at = np.array([m[-1] for m in marks])
-    if len(set(at)) < 4:
-        return None
+    if len(moved) < 4:
+        return np.nan
+    at = moved[np.arange(1, 5) * (len(moved) // 4) - 1]
     r1, r2, r3 = np.diff(track[at]) / np.diff(at)
-    if abs(r3 - r2) <= 1e-9 * abs(r3):
-        return float(r3)
+    if abs(r3 - r2) <= tolerance * abs(r3):
+        return r3
     shrink = (r3 - r2) / (r2 - r1) if r2 != r1 else np.inf
-    if not 0 < shrink < 1:
-        return None
-    return float(r3 + (r3 - r2) * shrink / (1 - shrink))
+    return r3 + (r3 - r2) * shrink / (1 - shrink) if 0 < shrink < 1 else np.nan

@@ -140,17 +140,23 @@ def find_factory(name: str) -> Callable[..., Any]:
         raise BadRequest(
             f"--algo {name}: cannot import {module!r}: {kind}: {error}"
         ) from (error)
-    if not callable(found):
-        raise BadRequest(f"--algo {name}: {module!r} has no factory {attribute!r}")
-    return found
+    try:
+        if found is not None and inspect.signature(found):
+            return found
+    except (TypeError, ValueError):  # no function, or one that tells no parameters
+        found = None
+    raise BadRequest(f"--algo {name}: {module!r} has no factory {attribute!r}")
 
 
 def flag_parameters(factory: Callable[..., Any]) -> list[inspect.Parameter]:
-    """The parameters of a factory that become flags."""
+    """The parameters of a factory that become flags: those that a word can set."""
+    words = bool | int | float | str | None
     return [
         p
         for p in inspect.signature(factory).parameters.values()
-        if p.name not in PASSED and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
+        if p.name not in PASSED
+        and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
+        and (p.default is p.empty or isinstance(p.default, words))
     ]
 
 
@@ -219,12 +225,13 @@ def _add_algorithm_flags(parser: _Parser, name: str, factory: Callable) -> None:
 
 def _flag_kind(hint: Any) -> dict[str, Any]:
     """What argparse needs to know of a parameter's type."""
-    if hint is bool:
-        return {"action": argparse.BooleanOptionalAction}
     if typing.get_origin(hint) is typing.Literal:
-        return {"choices": typing.get_args(hint)}
+        choices = typing.get_args(hint)
+        return {"choices": choices, "type": type(choices[0])}
     is_union = typing.get_origin(hint) in (typing.Union, types.UnionType)
     options = typing.get_args(hint) if is_union else (hint,)
+    if bool in options:
+        return {"action": argparse.BooleanOptionalAction}
     kinds = {float: (number, "X"), int: (whole, "N"), str: (str, "TEXT")}
     chosen = [kinds[kind] for kind in kinds if kind in options]
     convert, metavar = chosen[0] if chosen else (literal, "VALUE")

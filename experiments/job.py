@@ -17,8 +17,7 @@ from experiments.effective_lr import effective_lr
 from experiments.flags import PROGRAM, BadRequest, Request
 from experiments.plan import Plan, prepare
 from experiments.train import DIVERGED_ABOVE, Outcome, train
-from syncalgos import Communication, Replica, TrainState, communication
-from syncalgos.base import Mean
+from syncalgos import Communication, MeanCenter, Replica, TrainState, communication
 
 
 def run(
@@ -48,7 +47,11 @@ def run(
     sent = _count(plan, state, s.workers)
     if sent is None:
         screen.say("what is sent depends on more than the step: bytes are not counted")
-    effective = effective_lr(plan.steady, params, plan.optimizer, s.workers, s.lr)
+    try:
+        effective = effective_lr(plan.steady, params, plan.optimizer, s.workers, s.lr)
+    except Exception as error:  # a figure of the report must not end the run
+        screen.say(f"no effective learning rate found: {type(error).__name__}: {error}")
+        effective = math.nan
     facts = _facts(plan, effective)
     out = s.out or records.default_out(s.task, s.algo)
     try:
@@ -61,13 +64,13 @@ def run(
     summary = _summary(plan, facts, outcome, sent)
     summary["total_seconds"] = round(time.perf_counter() - started, 3)
     records.finish(out, summary)
-    print(screen.summary_text(records.plain(summary), out), flush=True)
-    for text in _remarks(plan, outcome):
+    screen.show(screen.summary_text(summary, out))
+    for text in _remarks(plan, outcome, sent):
         screen.say(text)
     return outcome
 
 
-def _remarks(plan: Plan, outcome: Outcome) -> list[str]:
+def _remarks(plan: Plan, outcome: Outcome, sent: Communication | None) -> list[str]:
     """What the reader of the figures should know."""
     steps = outcome.line["step"]
     remarks = []
@@ -78,7 +81,7 @@ def _remarks(plan: Plan, outcome: Outcome) -> list[str]:
         )
     if outcome.stopped:
         remarks.append(f"stopped after step {steps} of {plan.settings.steps}")
-    since = steps - last_sync(plan, outcome.state, steps)
+    since = steps - last_sync(plan, outcome.state, sent, steps)
     if since:
         remarks.append(
             "the figures are of the global model as of the last sync: the last "
@@ -87,12 +90,14 @@ def _remarks(plan: Plan, outcome: Outcome) -> list[str]:
     return remarks
 
 
-def last_sync(plan: Plan, state: TrainState, steps: int) -> int:
+def last_sync(
+    plan: Plan, state: TrainState, sent: Communication | None, steps: int
+) -> int:
     """How many steps were done at the last sync; all, where the center is the mean."""
-    if isinstance(plan.strategy.center, Mean) or not steps:
+    if isinstance(plan.strategy.center, MeanCenter) or not steps:
         return steps
-    # Two workers at least: a single one sends nothing, yet its blocks end all the same.
-    sent = _count(plan, state, max(plan.settings.workers, 2))
+    if plan.settings.workers == 1:  # it sends nothing, yet its blocks end all the same
+        sent = _count(plan, state, workers=2)
     if sent is None:
         return steps
     moved = np.flatnonzero(np.diff(sent.per_step[:steps], prepend=0.0))
@@ -175,7 +180,7 @@ def _summary(
         **{name: outcome.line[name] for name in outcome.line if name != "step"},
         "steps": steps,
         "syncs": None if moving is None else int(moving.sum()),
-        "steps_per_second": steps / outcome.seconds if outcome.seconds else math.nan,
+        "steps_per_second": steps / outcome.seconds if outcome.seconds else 0.0,
         "params_sha256": params_sha256(plan.trainer.center(outcome.state)),
         "diverged": outcome.diverged_at is not None,
         "diverged_at": outcome.diverged_at,

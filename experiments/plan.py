@@ -15,6 +15,7 @@ from experiments.tasks import TASKS, Task
 from experiments.tasks.task import losses
 from syncalgos import (
     ALGORITHMS,
+    WORKERS,
     DataParallel,
     Strategy,
     after,
@@ -23,7 +24,8 @@ from syncalgos import (
     sync_sgd,
     until,
 )
-from syncalgos.layout import BACKENDS, check_batch
+from syncalgos.inputs import check_batch
+from syncalgos.layout import BACKENDS
 
 
 class Plan(NamedTuple):
@@ -129,8 +131,6 @@ def _check_names_and_ranges(s: Namespace) -> None:
     for flag, bound in bounds.items():
         if (value := getattr(s, flag)) is not None:
             checks.real(f"--{flag.replace('_', '-')}", value, **bound)
-    if s.seed >= 2**32:
-        raise ValueError(f"--seed must be below 2**32, got {s.seed}")
 
 
 def _fill_in(s: Namespace, task: Task) -> None:
@@ -159,7 +159,11 @@ def nearest_multiple(n: int, of: int) -> int:
 def _make_strategy(request: Request, learning_rate: optimizers.Schedule) -> Strategy:
     """Calls the factory with its flags and what the harness passes."""
     factory: Callable[..., Any] = request.factory
-    offered = {"seed": request.settings.seed, "learning_rate": learning_rate}
+    offered = {
+        "seed": request.settings.seed,
+        "learning_rate": learning_rate,
+        "axis": WORKERS,
+    }
     wanted = inspect.signature(factory).parameters
     passed = {name: value for name, value in offered.items() if name in wanted}
     try:

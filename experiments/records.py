@@ -12,22 +12,29 @@ NAMES = ("config.json", "metrics.jsonl", "summary.json")
 
 def check_out(out: Path, overwrite: bool) -> None:
     """Raises a ValueError if a run's files cannot go there; leaves nothing there."""
-    held = [name for name in NAMES if (out / name).exists()]
+    try:
+        held = [name for name in NAMES if (out / name).exists()]
+        above = (out, *out.absolute().parents)
+        missing = [p for p in above if not p.exists()]
+        existing = next(p for p in above if p.exists())
+        if existing.is_dir():
+            _try_to_write(out, missing)
+    except OSError as error:
+        raise ValueError(f"--out {out}: {error.strerror}") from None
+    if not existing.is_dir():
+        raise ValueError(f"--out {out}: {existing} is a file, not a folder")
     if held and not overwrite:
         raise ValueError(
             f"--out {out} already holds a run ({', '.join(held)}): take another "
             "folder, or --overwrite"
         )
-    above = (out, *out.absolute().parents)
-    existing = next(p for p in above if p.exists())
-    if not existing.is_dir():
-        raise ValueError(f"--out {out}: {existing} is a file, not a folder")
-    missing = [p for p in above if not p.exists()]
-    try:  # only a try tells: root may write anywhere, but not in /proc
+
+
+def _try_to_write(out: Path, missing: list[Path]) -> None:
+    """Only a try tells: root may write anywhere, but not in /proc."""
+    try:
         out.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=out).close()
-    except OSError as error:
-        raise ValueError(f"--out {out}: {error.strerror}") from None
     finally:
         for folder in (p for p in missing if p.exists()):
             folder.rmdir()
@@ -49,8 +56,8 @@ def start(out: Path, config: dict[str, Any]) -> None:
     out.mkdir(parents=True, exist_ok=True)
     for name in NAMES:
         (out / name).unlink(missing_ok=True)
-    (out / "metrics.jsonl").touch()
     _write(out / "config.json", config)
+    (out / "metrics.jsonl").touch()
 
 
 def add_line(out: Path, line: dict[str, Any]) -> None:
@@ -67,7 +74,7 @@ def finish(out: Path, summary: dict[str, Any]) -> None:
 def _write(path: Path, content: dict[str, Any]) -> None:
     """Writes JSON so that a reader never sees half a file."""
     unfinished = path.with_suffix(".tmp")
-    unfinished.write_text(json.dumps(plain(content), indent=2) + "\n")
+    unfinished.write_text(json.dumps(plain(content), indent=2, default=repr) + "\n")
     unfinished.replace(path)
 
 

@@ -30,8 +30,8 @@ def main(argv: list[str] | None = None) -> int:
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="replace")
     try:
-        request = flags.parse(argv)
         with _stop_signals() as stopped_by:
+            request = flags.parse(argv)
             from experiments import job  # imports jax, which --help need not wait for
 
             outcome = job.run(request, argv, started, lambda: bool(stopped_by))

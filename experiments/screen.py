@@ -1,5 +1,7 @@
 """What a run shows: a header and progress on stderr, a summary on stdout."""
 
+import math
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -71,6 +73,14 @@ def report(steps: int) -> Iterator[Report]:
         yield _Bar(progress, steps)
 
 
+def show(text: str) -> None:
+    """The summary, on stdout, where somebody may have stopped reading."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # for the flush at exit
+
+
 def say(text: str) -> None:
     """A line of the header, or an error."""
     print(text, file=sys.stderr, flush=True)
@@ -100,14 +110,14 @@ def size(count: float) -> str:
 
 
 def rate(x: float | None) -> str:
-    """A learning rate, where there is one."""
-    return "none" if x is None else f"{x:g}"
+    """A learning rate; None where there is none, NaN where none was found."""
+    return "none" if x is None else "not found" if math.isnan(x) else f"{x:g}"
 
 
 def summary_text(summary: dict[str, Any], out: Any) -> str:
     """The summary that a person reads."""
     s = summary
-    speed = s["steps_per_second"] or 0.0
+    speed = s["steps_per_second"]
     sent = "not counted"
     if s["bytes_per_worker"] is not None:
         sent = f"{size(s['bytes_per_worker'])} in {s['syncs']} syncs"

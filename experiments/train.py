@@ -1,6 +1,5 @@
 """The loop: dispatches, evaluations, and a run's files."""
 
-import math
 import time
 from collections.abc import Callable, Iterator
 from itertools import pairwise
@@ -118,9 +117,7 @@ def _make_evaluation(plan: Plan, sent: np.ndarray | None) -> Callable[..., dict]
         means = {f"test_{name}": float(np.mean(x)) for name, x in metrics.items()}
         return {
             "step": done,
-            "train_loss": float(np.mean(np.concatenate(losses)))
-            if losses
-            else math.nan,
+            "train_loss": float(np.mean(np.concatenate(losses))) if losses else None,
             **means,
             "bytes_per_worker": _bytes_after(sent, done),
             "divergence": trainer.divergence(state),

@@ -29,7 +29,7 @@ class Replica(NamedTuple):
     buffers: PyTree = ()
 
 
-class Mean(NamedTuple):
+class MeanCenter(NamedTuple):
     """The center of a strategy that has none of its own: the mean of the replicas."""
 
     axis: Axis = WORKERS
@@ -73,7 +73,7 @@ class Strategy(NamedTuple):
     init: Callable[[PyTree], PyTree] = _no_state
     reduce: Callable[[PyTree, Replica, PyTree, Any], _Pair] = _keep_grads
     sync: Callable[[Replica, PyTree, Any], _Pair] = _keep_replica
-    center: Callable[[PyTree, PyTree], PyTree] = Mean()
+    center: Callable[[PyTree, PyTree], PyTree] = MeanCenter()
 
 
 def chain(*strategies: Strategy) -> Strategy:
@@ -109,10 +109,11 @@ def chain(*strategies: Strategy) -> Strategy:
 
 
 def _chained_center(strategies: tuple[Strategy, ...]) -> Callable:
-    """That of the last strategy with its own, else the last one's mean."""
-    own = [i for i, s in enumerate(strategies) if not isinstance(s.center, Mean)]
+    """That of the last strategy with its own, else the mean over their axis."""
+    own = [i for i, s in enumerate(strategies) if not isinstance(s.center, MeanCenter)]
     if not own:
-        return strategies[-1].center if strategies else Mean()
+        means = [s.center for s in strategies if s.center != MeanCenter()]
+        return means[-1] if means else MeanCenter()
     last = own[-1]
     return lambda params, state: strategies[last].center(params, state[last])
 
@@ -172,8 +173,8 @@ def every(period: int, strategy: Strategy) -> Strategy:
 def until(s: int, strategy: Strategy) -> Strategy:
     """Applies a strategy at steps 0 … s-1.
 
-    From step s on its state is `init` of the current params, as in `after` before s, so
-    that a center of its own does not go stale while others train on.
+    Where it has a center of its own, its state is `init` of the current params from
+    step s on, as in `after` before s: the center does not go stale as others train on.
 
     Raises:
         ValueError: s that is no whole number of at least 0.
@@ -188,9 +189,10 @@ def after(s: int, strategy: Strategy) -> Strategy:
 
     Its state is made anew by `init` from the params held at step s: made at step 0 it
     would be stale, and BMUF after 20 synchronous steps would start with twenty times
-    its proper velocity. Before s the state follows the params, so that a center of its
-    own is the current model. The replicas should agree at step s, as they do after a
-    sync at s-1; else each worker's anchor starts from its own replica.
+    its proper velocity. Where the strategy has a center of its own, its state follows
+    the params before s, so that the center is the current model. The replicas should
+    agree at step s, as they do after a sync at s-1; else each worker's anchor starts
+    from its own replica. `every` belongs inside, `after(s, every(period, …))`.
 
     Raises:
         ValueError: s that is no whole number of at least 0.
@@ -212,7 +214,9 @@ def after(s: int, strategy: Strategy) -> Strategy:
 
 
 def _phase(active: Callable[[Any], Any], strategy: Strategy) -> Strategy:
-    """`when`, but outside its steps the state is `init` of the current params."""
+    """`when`, but with a center that outside its steps is the current params."""
+    if isinstance(strategy.center, MeanCenter):
+        return when(active, strategy)
 
     def sync(replica, state, step):
         return lax.cond(

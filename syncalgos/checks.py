@@ -7,12 +7,14 @@ from typing import Any
 
 
 def whole(label: str, value: Any, least: int) -> int:
-    """Returns value as an int of at least `least`, or raises a ValueError."""
+    """Returns value as an int from `least` to 2³¹ - 1, or raises a ValueError."""
     is_whole = hasattr(value, "__index__") and not isinstance(value, bool)
     if not is_whole or (number := value.__index__()) < least:
         raise ValueError(
             f"{label} must be a whole number of at least {least}, got {value!r}"
         )
+    if number >= 2**31:  # steps are int32 on the devices
+        raise ValueError(f"{label} must be below 2**31, got {value!r}")
     return number
 
 

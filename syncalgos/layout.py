@@ -1,6 +1,6 @@
 """Workers laid over devices × lanes, and programs mapped over them by any backend."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -72,6 +72,10 @@ def make_layout(
         most = 1 if backend == "vmap" else min(len(known), workers)
         count = next(n for n in range(most, 0, -1) if workers % n == 0)
         return Layout(backend, tuple(known[:count]), workers // count)
+    if not isinstance(devices, Iterable) or isinstance(devices, str):
+        raise ValueError(
+            f"devices must be a list of indices or devices, got {devices!r}"
+        )
     chosen = tuple(_device(device) for device in devices)
     if len(set(chosen)) != len(chosen) or not chosen:
         raise ValueError(f"devices must be distinct and at least one, got {devices!r}")
@@ -83,17 +87,6 @@ def make_layout(
             f"multiple of {len(chosen)}, or other devices"
         )
     return Layout(backend, chosen, workers // len(chosen))
-
-
-def check_batch(batch: int, workers: int) -> None:
-    """Raises a ValueError unless the workers divide the global batch."""
-    if batch == 0 or batch % workers:
-        below = batch - batch % workers
-        around = " or ".join(str(n) for n in (below, below + workers) if n)
-        raise ValueError(
-            f"global batch of {batch} does not divide over {workers} workers: use a "
-            f"multiple of {workers}, such as {around}"
-        )
 
 
 def _device(device: Any) -> Device:

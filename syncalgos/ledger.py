@@ -74,16 +74,26 @@ def communication(
     replica = jax.tree.map(_shape_of, replica)
     outer, *inner = (axis,) if isinstance(axis, str) else axis
     sizes = {outer: workers, **dict.fromkeys(inner, 1)}
+    return _tally(*_sent_by_step(_trace(strategy, replica, sizes), sizes, steps))
+
+
+def _trace(strategy: Strategy, replica: Replica, sizes: dict[str, int]):
+    """The jaxpr of (step, replica, state) -> what a step makes of them."""
     trace = {"axis_env": list(sizes.items()), "return_shape": True}
-    _, state = jax.make_jaxpr(strategy.init, **trace)(replica.params)
 
     def program(step, replica, state):
         _, state = base.apply_reduce(strategy, replica.params, replica, state, step)
         return base.apply_sync(strategy, replica, state, step)
 
     step = jax.ShapeDtypeStruct((), jnp.int32)
-    jaxpr, _ = jax.make_jaxpr(program, **trace)(step, replica, state)
-    return _tally(*_sent_by_step(jaxpr, sizes, steps))
+    try:
+        _, state = jax.make_jaxpr(strategy.init, **trace)(replica.params)
+        return jax.make_jaxpr(program, **trace)(step, replica, state)[0]
+    except NameError as error:  # jax's, of an axis that is not there
+        raise ValueError(
+            f"communication: {error}; name the axis that the strategy was made for, "
+            "axis=…"
+        ) from None
 
 
 def _shape_of(x: Any) -> jax.ShapeDtypeStruct:
@@ -231,7 +241,9 @@ def _tally(kinds: list[Counter], kind_of_step: np.ndarray) -> Communication:
         sent = [sum((k[name, "bytes"] for name in names), Fraction()) for k in kinds]
         calls = np.array([sum(k[name, "calls"] for name in names) for k in kinds])
         unit = math.lcm(*(x.denominator for x in sent))  # exact until the division
-        parts = np.array([int(x * unit) for x in sent], dtype=object)[kind_of_step]
+        whole = [int(x * unit) for x in sent]
+        fits = max(whole) * len(kind_of_step) < 2**63
+        parts = np.array(whole, np.int64 if fits else object)[kind_of_step]
         per_step = (np.cumsum(parts) / unit).astype(np.float64)
         return Communication(
             bytes_per_worker=float(per_step[-1]),

@@ -9,11 +9,15 @@ import jax
 import numpy as np
 import optax
 
-from syncalgos import base
+from syncalgos import base, inputs
 from syncalgos.base import Replica, Strategy
 from syncalgos.collectives import PyTree
-from syncalgos.layout import DEVICES, Device, check_batch, make_layout, spread
+from syncalgos.layout import DEVICES, Device, make_layout, spread
+from syncalgos.reducers import check_optimizer
 from syncalgos.worker import Loss, Worker
+
+# jax finds what it is asked for by calling again, which compiled programs cannot do.
+_DEBUGGING = ("jax_disable_jit", "jax_debug_nans", "jax_debug_infs")
 
 
 class TrainState(NamedTuple):
@@ -49,8 +53,8 @@ class DataParallel:
 
     Args:
         loss: (params, buffers, batch, key) -> (scalar, (buffers, metrics)), a mean over
-            its batch; metrics is a dict. The key differs between workers and steps.
-            `stateless` lifts a plain loss.
+            its batch; metrics is a dict, to which "loss" is added. The key differs
+            between workers and steps. `stateless` lifts a plain loss.
         optimizer: the inner optimizer, any optax GradientTransformation.
         strategy: how the replicas agree, such as `bmuf()`.
         workers: their number, at least 1.
@@ -80,8 +84,9 @@ class DataParallel:
         eval_loss: Loss | None = None,
     ):
         base.check_strategy("DataParallel", strategy)
-        if not isinstance(optimizer, optax.GradientTransformation):
-            raise ValueError(f"optimizer must be an optax one, got {optimizer!r}")
+        check_optimizer("optimizer", optimizer)
+        for each in (loss, eval_loss or loss):
+            inputs.check_loss(each)
         self.layout = make_layout(workers, backend, devices)
         self.workers = self.layout.workers
         self.compile_seconds = 0.0
@@ -100,9 +105,11 @@ class DataParallel:
             ValueError: a leaf of params that is no float array, or a strategy that
                 changes shapes or dtypes; it names the leaf.
         """
-        _check_params(params)
+        inputs.check_params(params)
         numbers = np.arange(self.workers, dtype=np.int32).reshape(self.layout.shape)
-        shared = (params, buffers, jax.random.key(seed))
+        # Apart from the keys of strategies, which fold the step into key(seed) itself.
+        key = jax.random.fold_in(jax.random.key(seed), 0x6C6F7373)
+        shared = (params, buffers, key)
         (replica, sync), (step, key) = self._call(Worker.init, numbers, shared)
         return TrainState(replica, sync, step, key)
 
@@ -182,17 +189,21 @@ class DataParallel:
         Raises:
             ValueError: leaves that disagree on the number of examples.
         """
-        _leading_shape("data", arrays, ("examples",))
+        inputs.leading_shape("data", arrays, ("examples",))
         return jax.device_put(arrays, self.layout.sharding())
 
     def _split(self, batches: PyTree, data: PyTree | None) -> PyTree:
         """Checks batches and cuts them to (steps, devices, lanes, batch, ...)."""
-        steps, batch = _leading_shape("batches", batches, ("steps", "global_batch"))
+        steps, batch = inputs.leading_shape(
+            "batches", batches, ("steps", "global_batch")
+        )
         if data is not None:
-            _check_rows(batches, *_leading_shape("data", data, ("examples",)))
+            inputs.check_rows(
+                batches, *inputs.leading_shape("data", data, ("examples",))
+            )
         if steps == 0:
             raise ValueError("batches hold no steps")
-        check_batch(batch, self.workers)
+        inputs.check_batch(batch, self.workers)
         sharding = self.layout.sharding(None, DEVICES)
 
         def cut(x):
@@ -206,63 +217,32 @@ class DataParallel:
     ) -> tuple[Any, Any]:
         """Runs a worker's program on all of them, compiled once for these shapes."""
         arguments = own, (jax.tree.map(self._everywhere, shared), batches)
+        for leaf in jax.tree.leaves(own):
+            self._check_own(leaf)
         leaves, structure = jax.tree.flatten(arguments)
         key = program, structure, *map(jax.typeof, leaves)
         if key not in self._compiled:
             start = time.perf_counter()
             mapped = spread(self.layout, partial(program, self._worker), donate)
-            self._compiled[key] = mapped.lower(*arguments).compile()
+            if not (any(getattr(jax.config, name) for name in _DEBUGGING)):
+                mapped = mapped.lower(*arguments).compile()
+            self._compiled[key] = mapped
             self.compile_seconds += time.perf_counter() - start
         result = self._compiled[key](*arguments)
         return jax.block_until_ready(result) if self.layout.blocking else result
+
+    def _check_own(self, leaf: Any) -> None:
+        if isinstance(leaf, jax.Array) and leaf.is_deleted():
+            raise ValueError(
+                "this state was given up to an earlier run; use the state it returned"
+            )
+        if np.shape(leaf)[:2] != self.layout.shape:
+            raise ValueError(
+                f"this state leads with {np.shape(leaf)[:2]}, but the trainer lays its "
+                f"workers over (devices, lanes) = {self.layout.shape}"
+            )
 
     def _everywhere(self, x: Any) -> Any:
         """Copies an array that lies on other devices to all of ours."""
         elsewhere = isinstance(x, jax.Array) and x.sharding != self.layout.sharding()
         return jax.device_put(x, self.layout.sharding()) if elsewhere else x
-
-
-def _check_params(params: PyTree) -> None:
-    leaves = jax.tree_util.tree_leaves_with_path(params)
-    if not leaves:
-        raise ValueError("params hold no arrays")
-    for path, leaf in leaves:
-        dtype = getattr(leaf, "dtype", None)
-        if dtype is None or not jax.numpy.issubdtype(dtype, np.floating):
-            kind = type(leaf).__name__ if dtype is None else f"of dtype {dtype}"
-            raise ValueError(
-                f"params{jax.tree_util.keystr(path)} is {kind}, not a float array: "
-                "what is not trained belongs in buffers"
-            )
-
-
-def _leading_shape(what: str, tree: PyTree, axes: tuple[str, ...]) -> tuple[int, ...]:
-    """The leading axes, on which all leaves must agree."""
-    named = [
-        (what + jax.tree_util.keystr(path), np.shape(leaf))
-        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
-    ]
-    if not named:
-        raise ValueError(f"{what} hold no arrays")
-    first, shape = named[0][0], named[0][1][: len(axes)]
-    for name, other in named:
-        if len(other) < len(axes):
-            raise ValueError(f"{name} must lead with ({', '.join(axes)}), got {other}")
-        if other[: len(axes)] != shape:
-            raise ValueError(
-                f"{name} leads with {other[: len(axes)]}, but {first} with {shape}: "
-                f"they must agree on ({', '.join(axes)})"
-            )
-    return shape
-
-
-def _check_rows(rows: Any, examples: int) -> None:
-    dtype = getattr(rows, "dtype", None)
-    if dtype is None or not np.issubdtype(dtype, np.integer) or rows.ndim != 2:
-        raise ValueError(
-            "with data, batches must be integer rows (steps, global_batch)"
-        )
-    if isinstance(rows, np.ndarray) and rows.size:
-        low, high = rows.min(), rows.max()
-        if low < 0 or high >= examples:
-            raise ValueError(f"rows must be 0 to {examples - 1}, got {low} to {high}")

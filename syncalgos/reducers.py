@@ -6,6 +6,7 @@ It serves gradients (`reduce_with`) and outer deltas (`outer_step`) alike.
 
 import inspect
 from collections.abc import Callable
+from typing import Any
 
 import optax
 
@@ -18,6 +19,16 @@ Reducer = optax.GradientTransformation
 def mean(axis: Axis = WORKERS) -> Reducer:
     """The exact mean over the workers; leaves that are no floats are kept."""
     return optax.stateless(lambda updates, params: collectives.mean(updates, axis))
+
+
+def check_optimizer(where: str, optimizer: Any) -> None:
+    """Raises a ValueError unless it is given an optax optimizer."""
+    if not isinstance(optimizer, optax.GradientTransformation):
+        named = getattr(optimizer, "__name__", None)
+        hint = f" (call it: {named}(…))" if callable(optimizer) and named else ""
+        if hasattr(optimizer, "gradient_transformation"):
+            hint = " (pass its .gradient_transformation())"
+        raise ValueError(f"{where} must be an optax optimizer, got {optimizer!r}{hint}")
 
 
 def resolve(

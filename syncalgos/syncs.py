@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import optax
 
 from syncalgos import checks, reducers
-from syncalgos.base import Mean, Replica, Strategy
+from syncalgos.base import MeanCenter, Replica, Strategy
 from syncalgos.collectives import WORKERS, Axis, PyTree
 from syncalgos.reducers import Reducer
 
@@ -35,7 +35,7 @@ def reduce_with(
     def reduce(grads, replica, state, step):
         return reducer.update(grads, state, replica.params)
 
-    return Strategy(init=reducer.init, reduce=reduce, center=Mean(axis))
+    return Strategy(init=reducer.init, reduce=reduce, center=MeanCenter(axis))
 
 
 def average(
@@ -67,7 +67,7 @@ def average(
         value, state = reducer.update(getattr(replica, field), state, replica.params)
         return replica._replace(**{field: value}), state
 
-    return Strategy(init=init, sync=sync, center=Mean(axis))
+    return Strategy(init=init, sync=sync, center=MeanCenter(axis))
 
 
 def reset(optimizer: optax.GradientTransformation) -> Strategy:
@@ -77,6 +77,8 @@ def reset(optimizer: optax.GradientTransformation) -> Strategy:
         optimizer: the inner optimizer, as the training loop has it. Hyperparameters of
             `optax.inject_hyperparams` are kept, as is the count of its schedules.
     """
+
+    reducers.check_optimizer("reset: optimizer", optimizer)
 
     def sync(replica, state, step):
         opt_state = _restart(optimizer.init(replica.params), replica.opt_state)
@@ -138,6 +140,7 @@ def outer_step(
     Source: Reddi et al., "Adaptive federated optimization", ICLR 2021, algorithm 1
     (FedOpt); Douillard et al., "DiLoCo", 2023.
     """
+    reducers.check_optimizer("outer_step: outer", outer)
     reducer = reducers.resolve("outer_step", reduce, axis)
 
     def init(params):

@@ -128,6 +128,7 @@ def own_center(value):
         (every(4, own_center(5)), 5),
         (chain(average("buffers"), syncalgos.sync_sgd()), 1),  # else the mean
         (every(4, chain(average("buffers"))), 1),
+        (chain(), 1),
     ],
 )
 def test_center_of_a_chain_is_the_last_of_its_own_else_the_mean(strategy, expected):
@@ -152,6 +153,24 @@ def test_center_does_not_go_stale_outside_a_phase():
         centers[4:]
         == [float(r.params["a"][0, 0]) - 1 for r, *_ in follow(early, params, 6)][4:]
     )
+
+
+def test_until_keeps_the_state_of_a_strategy_without_a_center():
+    history = follow(until(3, marking("a")), ones("a", "b"), 6)
+    assert [int(state[0, 0]) for _, state, *_ in history] == [1, 2, 3, 3, 3, 3]
+
+
+def test_mean_of_a_chain_is_over_the_axis_of_its_members():
+    strategies = [
+        every(16, chain(average(axis="batch"), reset(optax.sgd(0.1)))),
+        chain(reset(optax.sgd(0.1)), average("buffers", axis="batch"), Strategy()),
+        Strategy(center=syncalgos.MeanCenter("batch")),
+    ]
+    for strategy in strategies:
+        center = jax.vmap(
+            lambda x, s=strategy: s.center(x, ((), ())), axis_name="batch"
+        )
+        np.testing.assert_array_equal(center(jnp.arange(3.0)), np.ones(3))
 
 
 def test_average_touches_only_its_field():
@@ -206,6 +225,17 @@ def test_reset_keeps_injected_hyperparameters():
         (
             lambda: average("parms"),
             "unknown field of Replica 'parms'; did you mean 'params'",
+        ),
+        (lambda: every(2**40, average()), r"period must be below 2\*\*31"),
+        (
+            lambda: syncalgos.outer_step(optax.sgd),
+            r"outer_step: outer must.*call it: sgd",
+        ),
+        (lambda: syncalgos.outer_step(0.7), "must be an optax optimizer, got 0.7"),
+        (lambda: reset(3), "reset: optimizer must be an optax optimizer, got 3"),
+        (
+            lambda: reset(optax.MultiSteps(optax.sgd(0.1), 2)),
+            r"pass its \.gradient_transformation\(\)",
         ),
         (
             lambda: average(reduce=3),

@@ -146,6 +146,11 @@ def test_strategy_over_another_axis_is_counted_alike():
     assert mine[:3] == ours[:3]
 
 
+def test_strategy_over_another_axis_is_refused_where_none_is_named():
+    with pytest.raises(ValueError, match=r"batch; name the axis .*axis=…"):
+        count(syncalgos.bmuf(2, axis="batch"))
+
+
 def test_shapes_will_do_for_arrays():
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), PARAMS)
     sent = syncalgos.communication(syncalgos.sync_sgd(), shapes, 2, 1)

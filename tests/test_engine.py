@@ -3,38 +3,11 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
+from linear import BATCHES, DATA, ROWS, X, Y, make_params, make_trainer, plain_loss
 
 import syncalgos
-from syncalgos import DataParallel, Strategy, every, stateless
-
-RNG = np.random.default_rng(0)
-X = RNG.normal(size=(200, 6)).astype(np.float32)
-Y = np.sin(X.sum(1, keepdims=True))
-DATA = {"x": X, "y": Y}
-ROWS = RNG.integers(0, 200, size=(12, 24))
-BATCHES = {"x": X[ROWS], "y": Y[ROWS]}
-
-
-def make_params():
-    rng = np.random.default_rng(1)
-    return {
-        "w": rng.normal(size=(6, 1)).astype(np.float32),
-        "b": np.zeros(1, np.float32),
-    }
-
-
-def plain_loss(params, batch):
-    return jnp.mean((batch["x"] @ params["w"] + params["b"] - batch["y"]) ** 2)
-
-
-def make_trainer(strategy=None, workers=4, backend="pmap", loss=None, **rest):
-    strategy = syncalgos.bmuf(3) if strategy is None else strategy
-    optimizer = optax.sgd(0.05, momentum=0.9)
-    return DataParallel(
-        loss or stateless(plain_loss), optimizer, strategy, workers, backend, **rest
-    )
+from syncalgos import Strategy, stateless
 
 
 def host(tree):
@@ -189,30 +162,6 @@ def test_params_that_hold_one_array_twice_are_trained_apart():
     np.testing.assert_array_equal(shared, np.full((6, 1), 0.1, np.float32))  # kept
 
 
-@pytest.mark.parametrize(
-    ("leaf", "kind"),
-    [
-        (np.int32(3), "of dtype int32"),
-        (np.zeros(3, bool), "of dtype bool"),
-        (1.5, "float, not a float array"),
-        (jax.random.key(0), "of dtype key<fry>"),
-        ("text", "str"),
-        (plain_loss, "function"),
-    ],
-)
-def test_leaf_of_params_that_is_no_float_array_is_named(leaf, kind):
-    params = {"layers": [{"w": np.zeros(3)}, {"step": leaf}]}
-    with pytest.raises(ValueError, match="belongs in buffers") as error:
-        make_trainer().init(params)
-    assert "params['layers'][1]['step'] is" in str(error.value)
-    assert kind in str(error.value)
-
-
-def test_empty_params_are_refused():
-    with pytest.raises(ValueError, match="params hold no arrays"):
-        make_trainer().init({})
-
-
 def test_buffers_of_the_old_state_are_donated():
     trainer = make_trainer()
     state = trainer.init(make_params())
@@ -220,6 +169,55 @@ def test_buffers_of_the_old_state_are_donated():
     old = jax.tree.leaves((state.replica, state.sync))
     assert all(x.is_deleted() for x in old)
     assert not any(x.is_deleted() for x in jax.tree.leaves(new))
+
+
+@pytest.mark.parametrize("backend", ["pmap", "shard_map", "vmap"])
+def test_state_that_was_given_up_is_refused(backend):
+    """Used again, its buffers would crash the interpreter under pmap."""
+    trainer = make_trainer(backend=backend)
+    state = trainer.init(make_params())
+    trainer.run(state, BATCHES)
+    uses = [
+        lambda: trainer.run(state, BATCHES),
+        lambda: trainer.evaluate(state, BATCHES),
+    ]
+    uses += [lambda: trainer.center(state), lambda: trainer.divergence(state)]
+    for use in uses:
+        with pytest.raises(ValueError, match="given up to an earlier run"):
+            use()
+
+
+def test_state_of_another_number_of_workers_is_refused():
+    state = make_trainer(workers=4).init(make_params())
+    with pytest.raises(ValueError, match=r"leads with \(2, 2\), but .* = \(3, 2\)"):
+        make_trainer(workers=6).run(state, BATCHES)
+
+
+def test_numpy_numbers_as_parameters_widen_nothing():
+    params = jax.tree.map(lambda x: jnp.asarray(x, jnp.bfloat16), make_params())
+    half = np.float64(0.5)
+    strategies = [
+        syncalgos.bmuf(2, half, half),
+        syncalgos.diloco(np.int64(2), half, half),
+    ]
+    for strategy in strategies:
+        state = make_trainer(strategy, backend="vmap").init(params)
+        assert state.replica.params["w"].dtype == jnp.bfloat16
+
+
+def test_debugging_tools_of_jax_work():
+    def loss(params, batch):
+        return jnp.mean(jnp.sqrt(batch["x"] @ params["w"] - 1e6))
+
+    with jax.debug_nans(True), pytest.raises(FloatingPointError):
+        trainer = make_trainer(backend="vmap", loss=stateless(loss))
+        trainer.run(trainer.init(make_params()), BATCHES)
+    with jax.disable_jit():
+        trainer = make_trainer(backend="vmap")
+        _, metrics = trainer.run(
+            trainer.init(make_params()), {"x": X[ROWS], "y": Y[ROWS]}
+        )
+        assert np.isfinite(metrics["loss"]).all()
 
 
 def test_nothing_is_compiled_twice():
@@ -277,146 +275,3 @@ def test_many_dispatches_do_not_deadlock(backend):
 )
 def test_workers_take_the_most_devices_that_divide_them(workers, backend, shape):
     assert make_trainer(workers=workers, backend=backend).layout.shape == shape
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"workers": 0}, "workers must be a whole number of at least 1, got 0"),
-        ({"workers": 2.5}, "workers must be a whole number of at least 1, got 2.5"),
-        ({"backend": "pmpa"}, "unknown backend 'pmpa'; did you mean 'pmap'"),
-        ({"devices": [5]}, "device 5 does not exist"),
-        ({"devices": [-1]}, "a device must be a whole number of at least 0, got -1"),
-        ({"devices": [0, 0]}, "devices must be distinct"),
-        ({"devices": []}, "at least one"),
-        ({"devices": [0, 1, 2]}, "4 workers do not divide over 3 devices"),
-        ({"backend": "vmap", "devices": [0, 1]}, "'vmap' runs on one device, got 2"),
-        ({"strategy": syncalgos.bmuf}, r"expected a Strategy, .*call it: bmuf\(\)"),
-    ],
-)
-def test_bad_layout_is_refused(change, message):
-    with pytest.raises(ValueError, match=message):
-        make_trainer(**change)
-
-
-def test_optimizer_of_another_kind_is_refused():
-    with pytest.raises(ValueError, match="optimizer must be an optax one"):
-        DataParallel(stateless(plain_loss), optax.sgd, syncalgos.sync_sgd())
-
-
-@pytest.mark.parametrize(
-    ("batches", "message"),
-    [
-        ({"x": X[ROWS], "y": Y[ROWS[:6]]}, r"batches\['y'\] leads with \(6, 24\), but"),
-        ({"x": X[ROWS], "y": Y[ROWS[:, :8]]}, r"batches\['y'\] leads with \(12, 8\)"),
-        ({"x": X[ROWS], "y": np.zeros(12)}, r"must lead with \(steps, global_batch\)"),
-        ({"x": X[ROWS[:, :10]]}, "global batch of 10 does not divide over 4 workers"),
-        ({"x": X[ROWS[:, :2]]}, "use a multiple of 4, such as 4$"),
-        ({"x": X[ROWS[:, :0]]}, "global batch of 0"),
-        ({"x": X[ROWS[:0]]}, "batches hold no steps"),
-        ({}, "batches hold no arrays"),
-    ],
-)
-def test_bad_batches_are_refused(batches, message):
-    trainer = make_trainer()
-    state = trainer.init(make_params())
-    for method in (trainer.run, trainer.evaluate):
-        with pytest.raises(ValueError, match=message):
-            method(state, batches)
-
-
-@pytest.mark.parametrize(
-    ("rows", "message"),
-    [
-        (ROWS.astype(float), "must be integer rows"),
-        (ROWS[..., None], "must be integer rows"),
-        (ROWS + 100, "rows must be 0 to 199"),
-        (ROWS - 1, "rows must be 0 to 199, got -1"),
-    ],
-)
-def test_bad_rows_are_refused(rows, message):
-    trainer = make_trainer()
-    state, data = trainer.init(make_params()), trainer.place(DATA)
-    with pytest.raises(ValueError, match=message):
-        trainer.run(state, rows, data)
-
-
-def test_data_whose_leaves_disagree_is_refused():
-    with pytest.raises(ValueError, match=r"data\['y'\] leads with \(10,\)"):
-        make_trainer().place({"x": X, "y": Y[:10]})
-
-
-def cut(x):
-    return x[:1]
-
-
-def widen(x):
-    return x.astype(jnp.int32)
-
-
-@pytest.mark.parametrize(
-    ("strategy", "message"),
-    [
-        (
-            Strategy(
-                sync=lambda r, s, t: (r._replace(params={**r.params, "w": 0.0}), s)
-            ),
-            r"sync changes replica.params\['w'\] from float32\[6,1\] to float32\[\]",
-        ),
-        (
-            Strategy(sync=lambda r, s, t: (jax.tree.map(widen, r), s)),
-            r"sync changes replica.params\['b'\] from float32\[1\] to int32\[1\]",
-        ),
-        (
-            Strategy(reduce=lambda g, r, s, t: (jax.tree.map(cut, g), s)),
-            r"reduce changes grads\['w'\] from float32\[6,1\] to float32\[1,1\]",
-        ),
-        (
-            Strategy(init=lambda p: {"n": jnp.int32(0)}, sync=lambda r, s, t: (r, ())),
-            "sync changes the structure of state",
-        ),
-        (
-            Strategy(
-                init=lambda p: {"n": jnp.int32(0)},
-                sync=lambda r, s, t: (r, {"n": s["n"] * 0.5}),
-            ),
-            r"sync changes state\['n'\] from int32\[\] to float32\[\]",
-        ),
-        (Strategy(sync=lambda r, s, t: r), "sync must return a pair, got Replica"),
-        (
-            Strategy(center=lambda p, s: p["w"]),
-            "center changes the structure of params",
-        ),
-    ],
-)
-@pytest.mark.parametrize("period", [1, 4])
-def test_strategy_that_changes_shapes_is_refused_by_leaf(strategy, message, period):
-    trainer = make_trainer(every(period, strategy))
-    with pytest.raises(ValueError, match=message):
-        trainer.init(make_params())
-
-
-@pytest.mark.parametrize(
-    ("loss", "message"),
-    [
-        (plain_loss, "missing 2 required positional|takes 2 positional"),
-        (lambda p, b, batch, key: plain_loss(p, batch), "loss must return"),
-        (
-            lambda p, b, batch, key: (plain_loss(p, batch), (b, 3.0)),
-            "loss must return .* dict of metrics",
-        ),
-        (
-            lambda p, b, batch, key: (batch["x"] @ p["w"], (b, {})),
-            r"loss must be a scalar, the mean over its batch, got shape \(6, 1\)",
-        ),
-        (
-            lambda p, b, batch, key: (plain_loss(p, batch), ({"new": 0.0}, {})),
-            "a local step changes the structure of replica",
-        ),
-    ],
-)
-def test_loss_of_another_form_is_refused(loss, message):
-    trainer = make_trainer(loss=loss)
-    state = trainer.init(make_params())
-    with pytest.raises((ValueError, TypeError), match=message):
-        trainer.run(state, BATCHES)

@@ -132,11 +132,20 @@ def test_schedules():
     np.testing.assert_allclose(
         rates("step", 1.0, 8, 2, steps=8), [0.5, 1, 1, 1, 0.1, 0.1, 0.01, 0.01], 1e-5
     )
+    assert rates("step", 0.1, 1, 0, steps=1) == pytest.approx([0.1])
+    assert rates("step", 1.0, 2, 0, steps=2) == pytest.approx([1.0, 0.1])
     cosine = [0.5 * (1 + np.cos(np.pi * t / 8)) for t in range(8)]
     np.testing.assert_allclose(rates("cosine", 1.0, 8, 0, steps=8), cosine, 1e-5)
     np.testing.assert_allclose(
         rates("cosine", 1.0, 10, 2, steps=10), [0.5, 1.0, *cosine], 1e-5
     )
+
+
+@pytest.mark.parametrize("name", ["sm3", "rprop"])
+def test_optimizer_that_takes_no_schedule_is_refused(name):
+    decaying = optimizers.schedule("cosine", 0.1, 10, 0)
+    with pytest.raises(ValueError, match=f"{name} does not take a schedule"):
+        optimizers.make(name, decaying, None, None, None)
 
 
 def one_step(optimizer, params, grads):
@@ -187,6 +196,7 @@ def test_every_offered_optimizer_takes_a_step(name):
         (syncalgos.bmuf(10, 0.9, 0.5, nesterov=True), 4, 5),
         (syncalgos.diloco(), 8, 7),
         (syncalgos.diloco(period=500), 2, 7),
+        (syncalgos.diloco(period=5000), 2, 7),
         (every(5, outer_step(optax.sgd(0.3))), 2, 0.3),
     ],
 )
@@ -207,17 +217,48 @@ def sign_step():
     [
         sign_step(),
         every(4, outer_step(optax.adam(0.1))),  # its step does not grow with gradients
-        every(4, outer_step(optax.sgd(0.1, momentum=1.0))),  # never steady
     ],
 )
 def test_effective_lr_is_none_where_there_is_none(strategy):
     assert effective_lr(strategy, PARAMS, optax.sgd(0.1), 4, 0.02) is None
 
 
+def test_effective_lr_is_nan_where_movement_never_gets_steady():
+    faster_and_faster = every(4, outer_step(optax.sgd(0.1, momentum=1.0)))
+    found = effective_lr(faster_and_faster, PARAMS, optax.sgd(0.1), 4, 0.02)
+    assert found is not None and np.isnan(found)
+
+
+def fixed_kinds():
+    """A strategy that knows the shapes and dtypes of the params it is for."""
+
+    def init(params):
+        return {"sum": jnp.zeros((30, 20), jnp.float32)}
+
+    def sync(replica, state, step):
+        mean = collectives.mean(replica.params)
+        total = {"sum": state["sum"] + mean["w"] * jax.lax.rem(step, jnp.int32(4))}
+        return replica._replace(params=mean), total
+
+    return every(4, Strategy(init=init, sync=sync))
+
+
+def test_effective_lr_of_a_strategy_that_knows_its_shapes():
+    found = effective_lr(fixed_kinds(), PARAMS, optax.sgd(0.1), 4, 0.02)
+    assert found == pytest.approx(0.02, rel=1e-3)
+
+
 def test_help_texts_come_from_the_docstring():
     texts = flags.argument_texts(inspect.getdoc(syncalgos.bmuf) or "")
     assert list(texts) == ["period", "block_momentum", "block_lr", "nesterov", "axis"]
     assert texts["block_lr"] == "ζ, the factor on a block's mean update, above 0."
+
+
+def test_parameters_that_no_word_can_set_are_no_flags():
+    def factory(period: int, rate=0.5, outer=optax.sgd(0.1), dtype=jnp.float32):  # noqa: B008
+        return syncalgos.model_averaging(period)
+
+    assert [p.name for p in flags.flag_parameters(factory)] == ["period", "rate"]
 
 
 def test_numbers_that_are_not_finite_are_null():

@@ -55,8 +55,9 @@ def bmuf(
     filtering", ICASSP 2016.
     """
     if block_momentum is not None:
-        checks.real("bmuf: block_momentum", block_momentum, least=0, below=1)
-    checks.real("bmuf: block_lr", block_lr, above=0)
+        label = "bmuf: block_momentum"
+        block_momentum = checks.real(label, block_momentum, least=0, below=1)
+    block_lr = checks.real("bmuf: block_lr", block_lr, above=0)
 
     def start(state, momentum):  # y, from where the workers start a block
         if not nesterov:

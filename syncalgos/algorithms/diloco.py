@@ -40,7 +40,7 @@ def diloco(
     Source: Douillard et al., "DiLoCo: distributed low-communication training of
     language models", 2023, algorithm 1.
     """
-    checks.real("diloco: outer_lr", outer_lr, above=0)
-    checks.real("diloco: outer_momentum", outer_momentum, least=0, below=1)
-    outer = optax.sgd(outer_lr, momentum=outer_momentum, nesterov=True)
+    lr = checks.real("diloco: outer_lr", outer_lr, above=0)
+    momentum = checks.real("diloco: outer_momentum", outer_momentum, least=0, below=1)
+    outer = optax.sgd(lr, momentum=momentum, nesterov=True)
     return every(period, outer_step(outer, axis=axis))

@@ -1,0 +1,82 @@
+"""What users give to the engine, refused where it does not fit, by name."""
+
+import inspect
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from syncalgos.collectives import PyTree
+
+
+def check_params(params: PyTree) -> None:
+    """Raises a ValueError that names a leaf which is no float array."""
+    leaves = jax.tree_util.tree_leaves_with_path(params)
+    if not leaves:
+        raise ValueError("params hold no arrays")
+    for path, leaf in leaves:
+        dtype = getattr(leaf, "dtype", None)
+        if dtype is None or not jnp.issubdtype(dtype, np.floating):
+            kind = type(leaf).__name__ if dtype is None else f"of dtype {dtype}"
+            raise ValueError(
+                f"params{jax.tree_util.keystr(path)} is {kind}, not a float array: "
+                "what is not trained belongs in buffers"
+            )
+
+
+def leading_shape(what: str, tree: PyTree, axes: tuple[str, ...]) -> tuple[int, ...]:
+    """The leading axes, on which all leaves must agree, or a ValueError."""
+    named = [
+        (what + jax.tree_util.keystr(path), np.shape(leaf))
+        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+    ]
+    if not named:
+        raise ValueError(f"{what} hold no arrays")
+    first, shape = named[0][0], named[0][1][: len(axes)]
+    for name, other in named:
+        if len(other) < len(axes):
+            raise ValueError(f"{name} must lead with ({', '.join(axes)}), got {other}")
+        if other[: len(axes)] != shape:
+            raise ValueError(
+                f"{name} leads with {other[: len(axes)]}, but {first} with {shape}: "
+                f"they must agree on ({', '.join(axes)})"
+            )
+    return shape
+
+
+def check_loss(loss: Any) -> None:
+    """Raises a ValueError unless it can be called in the engine's form."""
+    try:
+        inspect.signature(loss).bind("params", "buffers", "batch", "key")
+    except ValueError:  # it tells no parameters
+        return
+    except TypeError:
+        raise ValueError(
+            "loss must be a function of (params, buffers, batch, key); "
+            "syncalgos.stateless lifts a loss(params, batch)"
+        ) from None
+
+
+def check_rows(rows: Any, examples: int) -> None:
+    """Raises a ValueError unless rows are numbers of examples."""
+    dtype = getattr(rows, "dtype", None)
+    if dtype is None or not np.issubdtype(dtype, np.integer) or rows.ndim != 2:
+        raise ValueError(
+            "with data, batches must be integer rows (steps, global_batch)"
+        )
+    if rows.size:
+        low, high = int(rows.min()), int(rows.max())
+        if low < 0 or high >= examples:
+            raise ValueError(f"rows must be 0 to {examples - 1}, got {low} to {high}")
+
+
+def check_batch(batch: int, workers: int) -> None:
+    """Raises a ValueError unless the workers divide the global batch."""
+    if batch == 0 or batch % workers:
+        below = batch - batch % workers
+        around = " or ".join(str(n) for n in (below, below + workers) if n)
+        raise ValueError(
+            f"global batch of {batch} does not divide over {workers} workers: use a "
+            f"multiple of {workers}, such as {around}"
+        )

@@ -1,0 +1,180 @@
+"""What the engine refuses, and how it says so."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from linear import BATCHES, DATA, ROWS, X, Y, make_params, make_trainer, plain_loss
+
+import syncalgos
+from syncalgos import DataParallel, Strategy, every, stateless
+
+
+@pytest.mark.parametrize(
+    ("leaf", "kind"),
+    [
+        (np.int32(3), "of dtype int32"),
+        (np.zeros(3, bool), "of dtype bool"),
+        (1.5, "float, not a float array"),
+        (jax.random.key(0), "of dtype key<fry>"),
+        ("text", "str"),
+        (plain_loss, "function"),
+    ],
+)
+def test_leaf_of_params_that_is_no_float_array_is_named(leaf, kind):
+    params = {"layers": [{"w": np.zeros(3)}, {"step": leaf}]}
+    with pytest.raises(ValueError, match="belongs in buffers") as error:
+        make_trainer().init(params)
+    assert "params['layers'][1]['step'] is" in str(error.value)
+    assert kind in str(error.value)
+
+
+def test_empty_params_are_refused():
+    with pytest.raises(ValueError, match="params hold no arrays"):
+        make_trainer().init({})
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"workers": 0}, "workers must be a whole number of at least 1, got 0"),
+        ({"workers": 2.5}, "workers must be a whole number of at least 1, got 2.5"),
+        ({"backend": "pmpa"}, "unknown backend 'pmpa'; did you mean 'pmap'"),
+        ({"devices": [5]}, "device 5 does not exist"),
+        ({"devices": [-1]}, "a device must be a whole number of at least 0, got -1"),
+        ({"devices": [0, 0]}, "devices must be distinct"),
+        ({"devices": []}, "at least one"),
+        ({"devices": 2}, "devices must be a list of indices or devices, got 2"),
+        ({"devices": [0, 1, 2]}, "4 workers do not divide over 3 devices"),
+        ({"backend": "vmap", "devices": [0, 1]}, "'vmap' runs on one device, got 2"),
+        ({"strategy": syncalgos.bmuf}, r"expected a Strategy, .*call it: bmuf\(\)"),
+    ],
+)
+def test_bad_layout_is_refused(change, message):
+    with pytest.raises(ValueError, match=message):
+        make_trainer(**change)
+
+
+def test_optimizer_of_another_kind_is_refused():
+    with pytest.raises(ValueError, match="optimizer must be an optax optimizer"):
+        DataParallel(stateless(plain_loss), optax.sgd, syncalgos.sync_sgd())
+
+
+@pytest.mark.parametrize(
+    ("batches", "message"),
+    [
+        ({"x": X[ROWS], "y": Y[ROWS[:6]]}, r"batches\['y'\] leads with \(6, 24\), but"),
+        ({"x": X[ROWS], "y": Y[ROWS[:, :8]]}, r"batches\['y'\] leads with \(12, 8\)"),
+        ({"x": X[ROWS], "y": np.zeros(12)}, r"must lead with \(steps, global_batch\)"),
+        ({"x": X[ROWS[:, :10]]}, "global batch of 10 does not divide over 4 workers"),
+        ({"x": X[ROWS[:, :2]]}, "use a multiple of 4, such as 4$"),
+        ({"x": X[ROWS[:, :0]]}, "global batch of 0"),
+        ({"x": X[ROWS[:0]]}, "batches hold no steps"),
+        ({}, "batches hold no arrays"),
+    ],
+)
+def test_bad_batches_are_refused(batches, message):
+    trainer = make_trainer()
+    state = trainer.init(make_params())
+    for method in (trainer.run, trainer.evaluate):
+        with pytest.raises(ValueError, match=message):
+            method(state, batches)
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        (ROWS.astype(float), "must be integer rows"),
+        (ROWS[..., None], "must be integer rows"),
+        (ROWS + 100, "rows must be 0 to 199"),
+        (ROWS - 1, "rows must be 0 to 199, got -1"),
+        (jnp.asarray(ROWS) + 100, "rows must be 0 to 199"),
+    ],
+)
+def test_bad_rows_are_refused(rows, message):
+    trainer = make_trainer()
+    state, data = trainer.init(make_params()), trainer.place(DATA)
+    with pytest.raises(ValueError, match=message):
+        trainer.run(state, rows, data)
+
+
+def test_data_whose_leaves_disagree_is_refused():
+    with pytest.raises(ValueError, match=r"data\['y'\] leads with \(10,\)"):
+        make_trainer().place({"x": X, "y": Y[:10]})
+
+
+def cut(x):
+    return x[:1]
+
+
+def widen(x):
+    return x.astype(jnp.int32)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "message"),
+    [
+        (
+            Strategy(
+                sync=lambda r, s, t: (r._replace(params={**r.params, "w": 0.0}), s)
+            ),
+            r"sync changes replica.params\['w'\] from float32\[6,1\] to float32\[\]",
+        ),
+        (
+            Strategy(sync=lambda r, s, t: (jax.tree.map(widen, r), s)),
+            r"sync changes replica.params\['b'\] from float32\[1\] to int32\[1\]",
+        ),
+        (
+            Strategy(reduce=lambda g, r, s, t: (jax.tree.map(cut, g), s)),
+            r"reduce changes grads\['w'\] from float32\[6,1\] to float32\[1,1\]",
+        ),
+        (
+            Strategy(init=lambda p: {"n": jnp.int32(0)}, sync=lambda r, s, t: (r, ())),
+            "sync changes the structure of state",
+        ),
+        (
+            Strategy(
+                init=lambda p: {"n": jnp.int32(0)},
+                sync=lambda r, s, t: (r, {"n": s["n"] * 0.5}),
+            ),
+            r"sync changes state\['n'\] from int32\[\] to float32\[\]",
+        ),
+        (Strategy(sync=lambda r, s, t: r), "sync must return a pair, got Replica"),
+        (
+            Strategy(center=lambda p, s: p["w"]),
+            "center changes the structure of params",
+        ),
+    ],
+)
+@pytest.mark.parametrize("period", [1, 4])
+def test_strategy_that_changes_shapes_is_refused_by_leaf(strategy, message, period):
+    trainer = make_trainer(every(period, strategy))
+    with pytest.raises(ValueError, match=message):
+        trainer.init(make_params())
+
+
+@pytest.mark.parametrize(
+    ("loss", "message"),
+    [
+        (plain_loss, "function of .*stateless lifts a loss"),
+        (3, "function of .*stateless lifts a loss"),
+        (lambda p, b, batch, key: plain_loss(p, batch), "loss must return"),
+        (
+            lambda p, b, batch, key: (plain_loss(p, batch), (b, 3.0)),
+            "loss must return .* dict of metrics",
+        ),
+        (
+            lambda p, b, batch, key: (batch["x"] @ p["w"], (b, {})),
+            r"loss must be a scalar, the mean over its batch, got shape \(6, 1\)",
+        ),
+        (
+            lambda p, b, batch, key: (plain_loss(p, batch), ({"new": 0.0}, {})),
+            "a local step changes the structure of replica",
+        ),
+    ],
+)
+def test_loss_of_another_form_is_refused(loss, message):
+    with pytest.raises(ValueError, match=message):
+        trainer = make_trainer(loss=loss)
+        trainer.run(trainer.init(make_params()), BATCHES)
