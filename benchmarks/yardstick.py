@@ -11,7 +11,6 @@ import json
 import os
 import statistics
 import time
-from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +23,7 @@ from models import mlp
 
 SIZES, BATCH, PERIOD, LR = (784, 256, 256, 10), 32, 16, 0.01
 WORKER_AXES = ("devices", "lanes")
+WARMUPS = 2  # the loop by hand compiles twice: for NumPy state, then for its own
 
 
 def loss(params, batch):
@@ -125,37 +125,30 @@ def measure(name, workers, steps, repeats):
     rng = np.random.default_rng(0)
     params = mlp.init(jax.random.key(0), SIZES)
     engine, trainer = by_engine(strategy, params, workers)
-    data = trainer.place(
-        {
-            "x": rng.normal(size=(8192, SIZES[0])).astype(np.float32),
-            "y": rng.integers(0, SIZES[-1], 8192).astype(np.int32),
-        }
-    )
+    x = rng.normal(size=(8192, SIZES[0])).astype(np.float32)
+    y = rng.integers(0, SIZES[-1], 8192, np.int32)
+    data = trainer.place({"x": x, "y": y})
     devices = trainer.layout.shape[0]
     loops = {"engine": engine, "hand": by_hand(sync, params, workers, devices)}
-    draw = partial(rng.integers, 0, 8192, (steps, workers * BATCH), np.int32)
     rates = {kind: [] for kind in loops}
-    for repeat in range(repeats + 1):  # the first compiles
-        rows = draw()
-        order = list(loops) if repeat % 2 else list(loops)[::-1]
+    for turn in range(WARMUPS + repeats):
+        rows = rng.integers(0, 8192, (steps, workers * BATCH), np.int32)
         losses = {}
-        for kind in order:
+        for kind in sorted(loops, reverse=bool(turn % 2)):
             start = time.perf_counter()
-            losses[kind] = loops[kind](repeat * steps, data, rows)
+            losses[kind] = loops[kind](turn * steps, data, rows)
             rates[kind].append(steps * workers / (time.perf_counter() - start))
-        if repeat == 0:  # later rounding may have grown
+        if turn == 0:  # later, rounding may have grown
             np.testing.assert_allclose(losses["engine"], losses["hand"], rtol=1e-4)
-    ratios = [
-        e / h for e, h in zip(rates["engine"][1:], rates["hand"][1:], strict=True)
-    ]
+    engine_rates, hand_rates = (rates[kind][WARMUPS:] for kind in ("engine", "hand"))
     return {
         "benchmark": "yardstick",
         "algorithm": name,
         "workers": workers,
-        "devices": trainer.layout.shape[0],
-        "engine_worker_steps_per_second": spread(rates["engine"][1:]),
-        "hand_worker_steps_per_second": spread(rates["hand"][1:]),
-        "ratio": spread(ratios),
+        "devices": devices,
+        "engine_worker_steps_per_second": spread(engine_rates),
+        "hand_worker_steps_per_second": spread(hand_rates),
+        "ratio": spread([e / h for e, h in zip(engine_rates, hand_rates, strict=True)]),
         "repeats": repeats,
     }
 

@@ -52,39 +52,34 @@ def train(
         sent: cumulative bytes of each worker after each local step; None: unknown.
         asked_to_stop: looked at after each dispatch.
     """
-    s, trainer = plan.settings, plan.trainer
-    data = trainer.place(plan.task.train)
-    examples = len(next(iter(plan.task.train.values())))
-    evaluate = _make_evaluation(plan, sent)
+    s = plan.settings
+    dispatch, evaluate = _make_dispatch(plan), _make_evaluation(plan, sent)
     losses, seconds, first_loss, diverged_at, stopped = [], 0.0, None, None, False
     line: dict[str, Any] = {}
     with screen.report(s.steps) as report:
-        for done, steps in dispatches(s.steps, s.eval_every, s.dispatch_steps):
+
+        def write_line(done):
+            line = evaluate(state, done, losses, seconds)
+            records.add_line(out, line)
+            report.line(screen.evaluation_line(line, s.steps))
+            return line
+
+        for first, steps in dispatches(s.steps, s.eval_every, s.dispatch_steps):
             if stopped := asked_to_stop():
                 break
-            rows = stream.rows(s.seed, done, steps, s.batch_size, examples)
-            start, compiled = time.perf_counter(), trainer.compile_seconds
-            state, metrics = trainer.run(state, rows, data)
-            jax.block_until_ready(metrics)  # unlike np.asarray, it lets Ctrl-C in
-            new = np.asarray(metrics["loss"], np.float64)
-            seconds += time.perf_counter() - start
-            seconds -= trainer.compile_seconds - compiled
+            state, new, took = dispatch(state, first, steps)
+            seconds += took
             losses.append(new)
-            done += steps
+            done = first + steps
             report.step(done)
             first_loss = new[0] if first_loss is None else first_loss
             if (bad := first_diverged(new, first_loss)) is not None:
-                diverged_at = done - steps + bad
+                diverged_at = first + bad
                 break
             if done % s.eval_every == 0 or done == s.steps:
-                line = evaluate(state, done, losses, seconds)
-                losses = []
-                records.add_line(out, line)
-                report.line(screen.evaluation_line(line, s.steps))
+                line, losses = write_line(done), []
         if losses or not line:  # it ended between two evaluations
-            line = evaluate(state, int(state.step), losses, seconds)
-            records.add_line(out, line)
-            report.line(screen.evaluation_line(line, s.steps))
+            line = write_line(int(state.step))
     return Outcome(state, line, seconds, diverged_at, stopped)
 
 
@@ -103,8 +98,25 @@ def dispatches(steps: int, eval_every: int, most: int) -> Iterator[tuple[int, in
 
 def first_diverged(losses: np.ndarray, first: float) -> int | None:
     """The index of the first loss that is not finite or above 1000 times the first."""
-    fine = np.isfinite(losses) & (losses <= DIVERGED_ABOVE * first)
+    fine = np.isfinite(losses) & (losses <= DIVERGED_ABOVE * abs(first))
     return None if fine.all() else int(np.argmin(fine))
+
+
+def _make_dispatch(plan: Plan) -> Callable[..., tuple[TrainState, np.ndarray, float]]:
+    """Returns (state, first step, steps) -> (state, losses, seconds of training)."""
+    s, trainer = plan.settings, plan.trainer
+    data = trainer.place(plan.task.train)
+    examples = len(next(iter(plan.task.train.values())))
+
+    def dispatch(state, first, steps):
+        rows = stream.rows(s.seed, first, steps, s.batch_size, examples)
+        start, compiled = time.perf_counter(), trainer.compile_seconds
+        state, metrics = trainer.run(state, rows, data)
+        jax.block_until_ready(metrics)  # unlike np.asarray, it lets Ctrl-C in
+        took = time.perf_counter() - start - (trainer.compile_seconds - compiled)
+        return state, np.asarray(metrics["loss"], np.float64), took
+
+    return dispatch
 
 
 def _make_evaluation(plan: Plan, sent: np.ndarray | None) -> Callable[..., dict]:

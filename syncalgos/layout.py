@@ -126,41 +126,48 @@ def spread(
         )(own, *rest)
         return own, jax.tree.map(lambda x: x[0], common)
 
+    over_devices = {"pmap": _pmapped, "shard_map": _shard_mapped, "vmap": _vmapped}
     donated = (0,) if donate else ()
-    if layout.backend == "pmap":
-        # Nested in two arguments: a flat in_axes tuple is matched to the wrong leaves
-        # when there are as many leaves as arguments (jax 0.10.2).
-        return jax.pmap(
-            on_device,
-            axis_name=DEVICES,
-            in_axes=(0, (None, 1)),
-            out_axes=(0, None),
-            devices=layout.devices,
-            donate_argnums=donated,
-        )
-    if layout.backend == "shard_map":
+    return over_devices[layout.backend](on_device, layout, donated)
 
-        def on_block(own, rest):
-            shared, batches = rest
-            own = jax.tree.map(lambda x: x[0], own)
-            batches = jax.tree.map(lambda x: x[:, 0], batches)
-            own, common = on_device(own, (shared, batches))
-            return jax.tree.map(lambda x: x[None], own), common
 
-        own, shared = PartitionSpec(DEVICES), PartitionSpec()
-        mapped = jax.shard_map(
-            on_block,
-            mesh=layout.mesh,
-            in_specs=(own, (shared, PartitionSpec(None, DEVICES))),
-            out_specs=(own, shared),
-            check_vma=False,
-        )
-        return jax.jit(mapped, donate_argnums=donated)
+def _pmapped(on_device: Callable, layout: Layout, donated: tuple[int, ...]) -> Any:
+    # Nested in two arguments: a flat in_axes tuple is matched to the wrong leaves when
+    # there are as many leaves as arguments (jax 0.10.2).
+    return jax.pmap(
+        on_device,
+        axis_name=DEVICES,
+        in_axes=(0, (None, 1)),
+        out_axes=(0, None),
+        devices=layout.devices,
+        donate_argnums=donated,
+    )
 
-    def on_one(own, rest):
-        own, common = jax.vmap(on_device, in_axes=(0, (None, 1)), axis_name=DEVICES)(
-            own, rest
-        )
+
+def _shard_mapped(on_device: Callable, layout: Layout, donated: tuple[int, ...]) -> Any:
+    def on_block(own, rest):
+        shared, batches = rest
+        own = jax.tree.map(lambda x: x[0], own)
+        batches = jax.tree.map(lambda x: x[:, 0], batches)
+        own, common = on_device(own, (shared, batches))
+        return jax.tree.map(lambda x: x[None], own), common
+
+    split, same = PartitionSpec(DEVICES), PartitionSpec()
+    mapped = jax.shard_map(
+        on_block,
+        mesh=layout.mesh,
+        in_specs=(split, (same, PartitionSpec(None, DEVICES))),
+        out_specs=(split, same),
+        check_vma=False,
+    )
+    return jax.jit(mapped, donate_argnums=donated)
+
+
+def _vmapped(on_device: Callable, layout: Layout, donated: tuple[int, ...]) -> Any:
+    mapped = jax.vmap(on_device, in_axes=(0, (None, 1)), axis_name=DEVICES)
+
+    def on_all(own, rest):
+        own, common = mapped(own, rest)
         return own, jax.tree.map(lambda x: x[0], common)
 
-    return jax.jit(on_one, donate_argnums=donated)
+    return jax.jit(on_all, donate_argnums=donated)
