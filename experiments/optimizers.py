@@ -120,7 +120,7 @@ def make(
         before.append(optax.add_decayed_weights(weight_decay))
     try:
         optimizer = optax.chain(*before, factory(lr, **arguments))
-        params = {"w": jnp.ones((2, 2))}
+        params = {"w": jax.ShapeDtypeStruct((2, 2), jnp.float32)}
         jax.eval_shape(lambda p: optimizer.update(p, optimizer.init(p), p), params)
     except Exception as error:  # each of optax's fails in its own way
         kind = "a schedule" if callable(lr) else "these flags"

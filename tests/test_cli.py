@@ -2,13 +2,14 @@
 
 import inspect
 import os
+import pty
 import re
 import shlex
+import signal
 import subprocess
 import sys
 
 import numpy as np
-import pexpect
 import pytest
 from commands import (
     BASE,
@@ -161,29 +162,36 @@ def test_divergence_is_zero_right_after_a_sync_alone(run):
 
 
 def test_terminal_shows_a_bar_until_ctrl_c(tmp_path):
-    child = pexpect.spawn(
-        sys.executable,
-        [
-            *PROGRAM[1:],
-            *shlex.split("--steps 1000000 --dispatch-steps 16 --eval-every 1000000"),
-            *("--out", str(tmp_path / "out")),
-        ],
+    terminal, end = pty.openpty()
+    lengths = "--steps 1000000 --dispatch-steps 16 --eval-every 1000000"
+    process = subprocess.Popen(
+        [*PROGRAM, *lengths.split(), "--out", str(tmp_path / "out")],
         cwd=ROOT,
         env=environment(TERM="xterm", COLUMNS=100),
-        encoding="utf-8",
-        dimensions=(24, 100),
-        timeout=TIMEOUT,
+        stdin=end,
+        stdout=end,
+        stderr=end,
+        start_new_session=True,
     )
+    os.close(end)
+    shown = b""
+
+    def read_until(pattern):
+        nonlocal shown
+        while not re.search(pattern, shown.decode(errors="ignore")):
+            shown += os.read(terminal, 4096)  # fails when the process has ended
+
     try:
-        child.expect("training.*[━╸]+.* [1-9][0-9]*/1000000")
-        child.sendintr()
-        child.expect("stopping after this dispatch")
-        child.expect("test accuracy")
-        child.expect(pexpect.EOF)
-        child.wait()
+        read_until("training.*[━╸]+.* [1-9][0-9]*/1000000")
+        process.send_signal(signal.SIGINT)
+        read_until("stopping after this dispatch")
+        read_until("test accuracy")
+        read_until("stopped after step")
+        assert process.wait(TIMEOUT) == 130
     finally:
-        child.close(force=True)
-    assert child.exitstatus == 130
+        process.kill()
+        process.wait()
+        os.close(terminal)
     assert 0 < Run(130, "", "", tmp_path / "out").summary["steps"] < 1_000_000
 
 
