@@ -11,15 +11,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from experiments.errors import BadRequest, place
+
 PROGRAM = "python -m experiments.run"
 DEFAULT_ALGORITHM = "bmuf"
 
 # Parameters of a factory that are no flags: the harness passes its own.
-PASSED = {"axis", "seed", "learning_rate"}
-
-
-class BadRequest(Exception):
-    """What the user asked for cannot be done; the message is one line."""
+PASSED = {"axis", "seed", "learning_rate", "optimizer"}
 
 
 class Request(NamedTuple):
@@ -103,6 +101,7 @@ def parse(argv: list[str]) -> Request:
     Raises:
         BadRequest: with one line that says what was wrong and what is possible.
     """
+    argv = [_with_dashes(word) for word in argv]
     first = _Parser(add_help=False, allow_abbrev=False)
     first.add_argument("--algo")
     first.add_argument("-h", "--help", action="store_true")
@@ -119,6 +118,12 @@ def parse(argv: list[str]) -> Request:
     return Request(known, factory, arguments)
 
 
+def _with_dashes(word: str) -> str:
+    """A flag, which may also be written with underscores, as Python has the name."""
+    flag, equals, value = word.partition("=")
+    return flag.replace("_", "-") + equals + value if word.startswith("--") else word
+
+
 def find_factory(name: str) -> Callable[..., Any]:
     """The algorithm of the registry, or the user's package.module:factory.
 
@@ -133,19 +138,23 @@ def find_factory(name: str) -> Callable[..., Any]:
         except ValueError as error:
             raise BadRequest(f"{error}; your own: package.module:factory") from None
     module, _, attribute = name.partition(":")
+    if module.endswith(".py"):
+        raise BadRequest(f"--algo {name}: say {module[:-3]}:{attribute}, without .py")
     try:
-        found = getattr(importlib.import_module(module), attribute, None)
+        names = vars(importlib.import_module(module))
     except (Exception, SystemExit) as error:  # whatever the user's module raises
         kind = type(error).__name__
         raise BadRequest(
-            f"--algo {name}: cannot import {module!r}: {kind}: {error}"
-        ) from (error)
+            f"--algo {name}: cannot import {module!r}: {kind}: {error}{place(error)}"
+        ) from error
+    found = names.get(attribute)
     try:
         if found is not None and inspect.signature(found):
             return found
     except (TypeError, ValueError):  # no function, or one that tells no parameters
         found = None
-    raise BadRequest(f"--algo {name}: {module!r} has no factory {attribute!r}")
+    hint = checks.nearest(attribute, names)
+    raise BadRequest(f"--algo {name}: {module!r} has no factory {attribute!r}{hint}")
 
 
 def flag_parameters(factory: Callable[..., Any]) -> list[inspect.Parameter]:

@@ -14,10 +14,11 @@ import numpy as np
 import syncalgos
 from experiments import records, screen
 from experiments.effective_lr import effective_lr
-from experiments.flags import PROGRAM, BadRequest, Request
+from experiments.errors import BadRequest, explain
+from experiments.flags import PROGRAM, Request
 from experiments.plan import Plan, prepare
 from experiments.train import DIVERGED_ABOVE, Outcome, train
-from syncalgos import Communication, MeanCenter, Replica, TrainState, communication
+from syncalgos import Communication, MeanCenter, Replica, TrainState
 
 
 def run(
@@ -42,9 +43,11 @@ def run(
     params, buffers = plan.task.init(jax.random.key(s.seed))
     try:
         state = plan.trainer.init(params, buffers, s.seed)
-    except ValueError as error:  # a strategy that changes shapes or dtypes
-        raise BadRequest(f"--algo {s.algo}: {error}") from error
-    sent = _count(plan, state, s.workers)
+    except Exception as error:  # a user's strategy may raise anything
+        if ":" not in s.algo:
+            raise
+        raise explain(s.algo, error) from error
+    sent = _count(plan, state)
     if sent is None:
         screen.say("what is sent depends on more than the step: bytes are not counted")
     try:
@@ -156,13 +159,12 @@ def _header(plan: Plan, request: Request, facts: dict[str, Any]) -> list[str]:
     return lines
 
 
-def _count(plan: Plan, state: TrainState, workers: int) -> Communication | None:
-    """What each of so many workers sends; None where only the run can tell."""
-    replica = jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct(x.shape[2:], x.dtype), state.replica
-    )
+def _count(
+    plan: Plan, state: TrainState, workers: int | None = None
+) -> Communication | None:
+    """What each worker sends; None where only the run can tell."""
     try:
-        return communication(plan.strategy, replica, workers, plan.settings.steps)
+        return plan.trainer.communication(state, plan.settings.steps, workers)
     except ValueError:
         return None
 

@@ -119,7 +119,9 @@ def make(
     elif weight_decay:
         before.append(optax.add_decayed_weights(weight_decay))
     try:
-        optimizer = optax.chain(*before, factory(lr, **arguments))
+        optimizer = factory(lr, **arguments)
+        if before:
+            optimizer = optax.chain(*before, optimizer)
         params = {"w": jax.ShapeDtypeStruct((2, 2), jnp.float32)}
         jax.eval_shape(lambda p: optimizer.update(p, optimizer.init(p), p), params)
     except Exception as error:  # each of optax's fails in its own way

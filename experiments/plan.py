@@ -10,7 +10,8 @@ import jax
 import optax
 
 from experiments import optimizers, records
-from experiments.flags import BadRequest, Request
+from experiments.errors import BadRequest, explain
+from experiments.flags import Request
 from experiments.tasks import TASKS, Task
 from experiments.tasks.task import losses
 from syncalgos import (
@@ -92,7 +93,7 @@ def _prepare(request: Request) -> Plan:
         settings.weight_decay,
         settings.clip_norm,
     )
-    strategy = _make_strategy(request, schedule)
+    strategy = _make_strategy(request, schedule, optimizer)
     if settings.sync_until:
         n = settings.sync_until
         strategy = chain(until(n, sync_sgd()), after(n, strategy))
@@ -106,7 +107,7 @@ def _prepare(request: Request) -> Plan:
         devices=settings.devices,
         eval_loss=eval_loss,
     )
-    steady = _make_strategy(request, settings.lr)
+    steady = _make_strategy(request, settings.lr, optimizer)
     arguments = request.arguments
     return Plan(settings, arguments, task, optimizer, strategy, steady, trainer)
 
@@ -156,12 +157,17 @@ def nearest_multiple(n: int, of: int) -> int:
     return below if below and n - below <= below + of - n else below + of
 
 
-def _make_strategy(request: Request, learning_rate: optimizers.Schedule) -> Strategy:
+def _make_strategy(
+    request: Request,
+    learning_rate: optimizers.Schedule,
+    optimizer: optax.GradientTransformation,
+) -> Strategy:
     """Calls the factory with its flags and what the harness passes."""
     factory: Callable[..., Any] = request.factory
     offered = {
         "seed": request.settings.seed,
         "learning_rate": learning_rate,
+        "optimizer": optimizer,
         "axis": WORKERS,
     }
     wanted = inspect.signature(factory).parameters
@@ -171,8 +177,7 @@ def _make_strategy(request: Request, learning_rate: optimizers.Schedule) -> Stra
     except Exception as error:  # a user's factory may raise anything
         if factory in ALGORITHMS.values() and isinstance(error, ValueError):
             raise  # it says all
-        kind = type(error).__name__
-        raise BadRequest(f"--algo {request.settings.algo}: {kind}: {error}") from error
+        raise explain(request.settings.algo, error) from error
     if not isinstance(strategy, Strategy):
         raise BadRequest(
             f"--algo {request.settings.algo}: the factory must return a "

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from io import TextIOWrapper
 
 from experiments import flags
-from experiments.flags import BadRequest
+from experiments.errors import BadRequest
 
 DONE, BAD_REQUEST, DIVERGED, TERMINATED, INTERRUPTED = 0, 2, 3, 75, 130
 

@@ -129,7 +129,7 @@ def when(active: Callable[[Any], Any], strategy: Strategy) -> Strategy:
         ValueError: an argument of another kind.
     """
     if not callable(active):
-        raise ValueError(f"when: active must be a function of the step, got {active!r}")
+        raise ValueError(f"when: active must be a function, got {checks.shown(active)}")
     check_strategy("when", strategy)
 
     def reduce(grads, replica, state, step):
@@ -236,14 +236,18 @@ def check_strategy(where: str, strategy: Any) -> None:
     if not isinstance(strategy, Strategy):
         called = callable(strategy) and getattr(strategy, "__name__", None)
         hint = f" (call it: {called}())" if called else ""
-        raise ValueError(f"{where}: expected a Strategy, got {strategy!r}{hint}")
+        got = checks.shown(strategy)
+        raise ValueError(f"{where}: expected a Strategy, got {got}{hint}")
 
 
 def apply_reduce(
     strategy: Strategy, grads: PyTree, replica: Replica, state: PyTree, step: Any
 ) -> tuple[PyTree, PyTree]:
     """Calls strategy.reduce; raises a ValueError that names a leaf it reshapes."""
-    pair = _pair("reduce", strategy.reduce(grads, replica, state, step))
+    pair = strategy.reduce(grads, replica, state, step)
+    if type(pair) is not tuple or len(pair) != 2:
+        got = type(pair).__name__
+        raise ValueError(f"reduce must return (grads, state), got {got}")
     grads = require_same("reduce", "grads", grads, pair[0])
     return grads, require_same("reduce", "state", state, pair[1])
 
@@ -252,15 +256,13 @@ def apply_sync(
     strategy: Strategy, replica: Replica, state: PyTree, step: Any
 ) -> tuple[Replica, PyTree]:
     """Calls strategy.sync; raises a ValueError that names a leaf it reshapes."""
-    pair = _pair("sync", strategy.sync(replica, state, step))
+    pair = strategy.sync(replica, state, step)
+    if type(pair) is not tuple or len(pair) != 2 or not isinstance(pair[0], Replica):
+        kinds = [type(x).__name__ for x in pair] if type(pair) is tuple else []
+        got = f"({', '.join(kinds)})" if kinds else type(pair).__name__
+        raise ValueError(f"sync must return (replica, state), got {got}")
     replica = require_same("sync", "replica", replica, pair[0])
     return replica, require_same("sync", "state", state, pair[1])
-
-
-def _pair(changer: str, result: Any) -> tuple[Any, Any]:
-    if type(result) is not tuple or len(result) != 2:
-        raise ValueError(f"{changer} must return a pair, got {type(result).__name__}")
-    return result
 
 
 def require_same(changer: str, what: str, before: PyTree, after: PyTree) -> PyTree:

@@ -6,15 +6,21 @@ from collections.abc import Iterable
 from typing import Any
 
 
+def shown(value: Any) -> str:
+    """The value as an error shows it, cut where it is long."""
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
 def whole(label: str, value: Any, least: int) -> int:
     """Returns value as an int from `least` to 2³¹ - 1, or raises a ValueError."""
     is_whole = hasattr(value, "__index__") and not isinstance(value, bool)
     if not is_whole or (number := value.__index__()) < least:
         raise ValueError(
-            f"{label} must be a whole number of at least {least}, got {value!r}"
+            f"{label} must be a whole number of at least {least}, got {shown(value)}"
         )
     if number >= 2**31:  # steps are int32 on the devices
-        raise ValueError(f"{label} must be below 2**31, got {value!r}")
+        raise ValueError(f"{label} must be below 2**31, got {shown(value)}")
     return number
 
 
@@ -41,7 +47,7 @@ def real(
         and (below is None or number < below)
     )
     if not inside:
-        raise ValueError(f"{label} must be {rule}, got {value!r}")
+        raise ValueError(f"{label} must be {rule}, got {shown(value)}")
     return number
 
 

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from syncalgos import checks
 from syncalgos.collectives import PyTree
 
 
@@ -43,6 +44,12 @@ def leading_shape(what: str, tree: PyTree, axes: tuple[str, ...]) -> tuple[int, 
                 f"they must agree on ({', '.join(axes)})"
             )
     return shape
+
+
+def check_kind(what: str, value: Any, kind: type) -> None:
+    """Raises a ValueError unless the value is of the kind."""
+    if not isinstance(value, kind):
+        raise ValueError(f"{what} must be a {kind.__name__}, got {checks.shown(value)}")
 
 
 def check_loss(loss: Any) -> None:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
 
-from syncalgos import base, checks
+from syncalgos import base, checks, inputs
 from syncalgos.base import Replica, Strategy
 from syncalgos.collectives import WORKERS, Axis, PyTree
 
@@ -59,7 +59,9 @@ def communication(
 
     Args:
         strategy: what is counted.
-        replica: one worker's replica, or its params alone; arrays or their shapes.
+        replica: one worker's replica, or its params alone; arrays or their shapes. A
+            strategy that sends opt_state or buffers needs them (or see
+            `DataParallel.communication`).
         workers: N, at least 1.
         steps: local steps, at least 1.
         axis: the axis or axes for which the strategy was made.
@@ -72,6 +74,7 @@ def communication(
     steps = checks.whole("steps", steps, least=1)
     replica = replica if isinstance(replica, Replica) else Replica(replica)
     replica = jax.tree.map(_shape_of, replica)
+    inputs.check_params(replica.params)
     outer, *inner = (axis,) if isinstance(axis, str) else axis
     sizes = {outer: workers, **dict.fromkeys(inner, 1)}
     return _tally(*_sent_by_step(_trace(strategy, replica, sizes), sizes, steps))

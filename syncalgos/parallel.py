@@ -13,6 +13,7 @@ from syncalgos import base, inputs
 from syncalgos.base import Replica, Strategy
 from syncalgos.collectives import PyTree
 from syncalgos.layout import DEVICES, Device, make_layout, spread
+from syncalgos.ledger import Communication, communication
 from syncalgos.reducers import check_optimizer
 from syncalgos.worker import Loss, Worker
 
@@ -110,7 +111,14 @@ class DataParallel:
         # Apart from the keys of strategies, which fold the step into key(seed) itself.
         key = jax.random.fold_in(jax.random.key(seed), 0x6C6F7373)
         shared = (params, buffers, key)
-        (replica, sync), (step, key) = self._call(Worker.init, numbers, shared)
+        try:
+            (replica, sync), (step, key) = self._call(Worker.init, numbers, shared)
+        except NameError as error:
+            if "axis name" not in str(error):
+                raise
+            raise ValueError(
+                f"{error}; inside DataParallel a strategy's axis is syncalgos.WORKERS"
+            ) from None
         return TrainState(replica, sync, step, key)
 
     def run(
@@ -135,6 +143,7 @@ class DataParallel:
             ValueError: batches whose leaves disagree or that the workers do not divide.
         """
         batches = self._split(batches, data)
+        inputs.check_kind("state", state, TrainState)
         own, shared = (state.replica, state.sync), (state.step, state.key, data)
         (replica, sync), (step, metrics) = self._call(
             Worker.run, own, shared, batches, donate=True
@@ -158,6 +167,7 @@ class DataParallel:
             ValueError: as `run`.
         """
         batches = self._split(batches, data)
+        inputs.check_kind("state", state, TrainState)
         own, shared = (state.replica, state.sync), (state.key, data)
         return self._call(Worker.evaluate, own, shared, batches)[1]
 
@@ -168,6 +178,7 @@ class DataParallel:
             Replica(params, (), buffers) on the first device: the strategy's center (the
             mean over the workers where theirs differ), and the mean of the buffers.
         """
+        inputs.check_kind("state", state, TrainState)
         _, center = self._call(Worker.center, (state.replica, state.sync))
         return jax.device_put(center, self.layout.devices[0])
 
@@ -179,6 +190,27 @@ class DataParallel:
             of a replica's params to their mean.
         """
         return float(self._call(Worker.divergence, state.replica.params)[1])
+
+    def communication(
+        self, state: TrainState, steps: int, workers: int | None = None
+    ) -> Communication:
+        """What each worker sends, as `syncalgos.communication` counts it.
+
+        A state knows the shapes of opt_state, which may be sent too; a center does not.
+
+        Args:
+            state: of this trainer.
+            steps: local steps.
+            workers: as if there were so many; None means the trainer's.
+
+        Raises:
+            ValueError: as `syncalgos.communication`.
+        """
+        replica = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape[2:], x.dtype), state.replica
+        )
+        workers = self.workers if workers is None else workers
+        return communication(self._worker.strategy, replica, workers, steps)
 
     def place(self, arrays: PyTree) -> PyTree:
         """Copies arrays to every device once, for `run(state, rows, data)`.

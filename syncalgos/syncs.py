@@ -93,6 +93,12 @@ _INJECTED = (optax.InjectHyperparamsState, optax.InjectStatefulHyperparamsState)
 def _restart(new: PyTree, old: PyTree) -> PyTree:
     """The new optimizer state, but for what counts a schedule's steps."""
 
+    if jax.tree.structure(new) != jax.tree.structure(old):
+        raise ValueError(
+            "reset: the replica's opt_state is not of this optimizer; give reset the "
+            "very inner optimizer, and communication a Replica with its opt_state"
+        )
+
     def restart(new, old):
         if isinstance(new, optax.ScaleByScheduleState):
             return old

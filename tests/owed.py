@@ -30,8 +30,14 @@ OWED = {
     "sync_sgd": Owed(1, PERIOD, tuple(range(2 * PERIOD))),
 }
 
-# Another legal value, for parameters whose default is None.
-OTHER_VALUES: dict[str, Any] = {"block_momentum": 0.3}
+# Values to run under, where a default will not do or is missing.
+VALUES: dict[str, Any] = {"period": PERIOD, "learning_rate": 0.1}
+
+# Another legal value, where half of the first will not do.
+OTHER_VALUES: dict[str, Any] = {
+    "block_momentum": 0.3,
+    "learning_rate": lambda step: 0.1 / (1 + step),
+}
 
 
 def owed(name: str) -> Owed:
@@ -43,17 +49,17 @@ def parameters(name: str) -> dict[str, Any]:
     """An algorithm's parameters and their values in these tests, the axis left out."""
     signature = inspect.signature(syncalgos.ALGORITHMS[name])
     defaults = {n: p.default for n, p in signature.parameters.items() if n != "axis"}
-    return {**defaults, "period": PERIOD} if "period" in defaults else defaults
+    return {n: VALUES.get(n, default) for n, default in defaults.items()}
 
 
 def other_value(name: str, parameter: str) -> Any:
     """A legal value that must change the result."""
     value = parameters(name)[parameter]
+    if parameter in OTHER_VALUES:
+        return OTHER_VALUES[parameter]
     if isinstance(value, bool):
         return not value
-    if isinstance(value, int):
-        return value - 1
-    return OTHER_VALUES[parameter] if value is None else value / 2
+    return value - 1 if isinstance(value, int) else value / 2
 
 
 def make(name: str, **changes: Any) -> syncalgos.Strategy:

@@ -57,6 +57,13 @@ def reshaping():
     return Strategy(sync=sync)
 
 
+def branching():
+    def sync(replica, state, step):
+        return (replica, state) if step % 2 else (replica, ())
+
+    return Strategy(sync=sync)
+
+
 def narrowing():
     def sync(replica, state, step):
         half = jax.tree.map(lambda x: x.astype("bfloat16"), replica.params)
@@ -103,7 +110,11 @@ BAD = {
     "--algo mine:absent": ["'mine'", "'absent'"],
     "--algo broken:pull": ["'broken'", "OSError: out of luck"],
     "--algo mine:number": ["mine:number", "Strategy", "got 3"],
-    "--algo mine:failing": ["mine:failing", "RuntimeError: out of ideas"],
+    "--algo mine:failing": ["RuntimeError: out of ideas (mine.py:", " in failing)"],
+    "--algo mine:pul": ["'pul'", "'pull'"],
+    "--algo mine.py:pull": ["mine:pull, without .py"],
+    "--period 99999999999": ["period", "below 2**31"],
+    "--optimizer sm3 --schedule cosine": ["sm3", "schedule"],
     "--algo mine:taken": ["mine:taken", "'workers'"],
 }
 
@@ -171,6 +182,13 @@ def test_strategy_that_changes_params_is_refused_by_leaf(
     ended = execute(f"--algo mine:{factory}", out, PYTHONPATH=modules)
     assert_refused(ended, f"mine:{factory}", "replica.params[0]['b']", change)
     assert not out.exists()
+
+
+def test_strategy_that_raises_is_refused_with_its_place(modules, tmp_path):
+    lines = MODULES["mine"].splitlines()
+    line = 1 + next(i for i, text in enumerate(lines) if "if step % 2" in text)
+    ended = execute("--algo mine:branching", tmp_path / "out", PYTHONPATH=modules)
+    assert_refused(ended, "TracerBoolConversionError", f"(mine.py:{line} in sync)")
 
 
 def test_strategy_of_the_users_own_runs_with_its_parameters_as_flags(modules, tmp_path):

@@ -219,7 +219,7 @@ def test_reset_keeps_injected_hyperparameters():
         (lambda: every(3, 3), "every: expected a Strategy, got 3"),
         (lambda: every(0, average()), "period must be .* at least 1, got 0"),
         (lambda: every(2.0, average()), "period must be .* at least 1, got 2.0"),
-        (lambda: when(3, average()), "active must be a function of the step, got 3"),
+        (lambda: when(3, average()), "active must be a function, got 3"),
         (lambda: until(-1, average()), "until: s must be .* at least 0, got -1"),
         (lambda: after("x", average()), "after: s must be .* at least 0, got 'x'"),
         (

@@ -140,6 +140,23 @@ def test_optimizer_state_and_dtypes_count_with_their_own_size():
     assert sent.bytes_per_worker == 16 * (2 + 4)
 
 
+def test_trainer_counts_what_its_state_holds():
+    strategy = syncalgos.chain(syncalgos.average(), syncalgos.average("opt_state"))
+    loss = syncalgos.stateless(lambda params, batch: jnp.sum(params["w"]) * 0)
+    optimizer = optax.sgd(0.1, momentum=0.9)
+    trainer = syncalgos.DataParallel(loss, optimizer, strategy, 4, "vmap")
+    state = trainer.init(PARAMS)
+    assert trainer.communication(state, 3).bytes_per_worker == 3 * 2 * 1.5 * BYTES
+    assert trainer.communication(state, 3, workers=2).bytes_per_worker == 6 * BYTES
+
+
+def test_integer_params_are_named():
+    with pytest.raises(ValueError, match=r"params\['n'\] is of dtype int32"):
+        syncalgos.communication(
+            syncalgos.sync_sgd(), {"n": np.zeros(3, np.int32)}, 2, 1
+        )
+
+
 def test_strategy_over_another_axis_is_counted_alike():
     mine = count(syncalgos.bmuf(2, axis="batch"), workers=4, steps=4, axis="batch")
     ours = count(syncalgos.bmuf(2), workers=4, steps=4)

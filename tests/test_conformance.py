@@ -170,9 +170,7 @@ def test_every_parameter_changes_the_result(name, parameter):
 
 @pytest.mark.parametrize(("name", "parameter"), EVERY_PARAMETER)
 def test_every_parameter_refuses_what_is_out_of_range(name, parameter):
-    default = (
-        inspect.signature(syncalgos.ALGORITHMS[name]).parameters[parameter].default
-    )
+    default = parameters(name)[parameter]
     if isinstance(default, bool):
         bad = []  # both values are legal: test_every_parameter_changes_the_result
     elif isinstance(default, int):

@@ -140,7 +140,10 @@ def widen(x):
             ),
             r"sync changes state\['n'\] from int32\[\] to float32\[\]",
         ),
-        (Strategy(sync=lambda r, s, t: r), "sync must return a pair, got Replica"),
+        (
+            Strategy(sync=lambda r, s, t: r),
+            r"sync must return \(replica, state\), got Replica",
+        ),
         (
             Strategy(center=lambda p, s: p["w"]),
             "center changes the structure of params",
@@ -178,3 +181,21 @@ def test_loss_of_another_form_is_refused(loss, message):
     with pytest.raises(ValueError, match=message):
         trainer = make_trainer(loss=loss)
         trainer.run(trainer.init(make_params()), BATCHES)
+
+
+def test_state_of_another_kind_is_refused():
+    trainer = make_trainer()
+    for use in (trainer.center, lambda x: trainer.run(x, BATCHES)):
+        with pytest.raises(ValueError, match=r"state must be a TrainState, got \{'w'"):
+            use(make_params())
+
+
+def test_strategy_over_another_axis_is_refused():
+    with pytest.raises(ValueError, match=r"axis is syncalgos\.WORKERS"):
+        make_trainer(syncalgos.bmuf(axis="batch")).init(make_params())
+
+
+def test_reset_of_another_optimizer_is_refused():
+    strategy = every(2, syncalgos.reset(optax.adam(0.1)))
+    with pytest.raises(ValueError, match="very inner optimizer"):
+        make_trainer(strategy).init(make_params())

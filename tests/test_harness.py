@@ -11,7 +11,7 @@ import pytest
 import syncalgos
 from experiments import flags, optimizers, records, stream
 from experiments.effective_lr import effective_lr
-from experiments.plan import nearest_multiple
+from experiments.plan import nearest_multiple, prepare
 from experiments.tasks import TASKS
 from experiments.tasks.task import held_out, losses
 from experiments.train import dispatches, first_diverged
@@ -259,6 +259,34 @@ def test_parameters_that_no_word_can_set_are_no_flags():
         return syncalgos.model_averaging(period)
 
     assert [p.name for p in flags.flag_parameters(factory)] == ["period", "rate"]
+
+
+GIVEN = """
+import syncalgos
+given = []
+
+def factory(period: int, learning_rate, optimizer, seed, axis):
+    given.append((period, learning_rate, optimizer, seed, axis))
+    return syncalgos.every(period, syncalgos.reset(optimizer))
+"""
+
+
+def test_factory_gets_what_the_run_has(tmp_path, monkeypatch):
+    (tmp_path / "strategies.py").write_text(GIVEN)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("JAX_NUM_CPU_DEVICES", "3")  # as they are
+    words = "--algo strategies:factory --period 4 --lr 0.3 --seed 5 --momentum 0.9"
+    plan = prepare(flags.parse([*words.split(), "--schedule", "cosine"]))
+    import strategies  # pyright: ignore[reportMissingImports]
+
+    scheduled, steady = strategies.given
+    assert scheduled[0] == 4
+    assert float(scheduled[1](0)) == pytest.approx(0.3)
+    assert float(scheduled[1](plan.settings.steps)) == pytest.approx(0)
+    assert scheduled[2] is plan.optimizer
+    assert scheduled[3:] == (5, syncalgos.WORKERS)
+    assert steady[1] == 0.3
+    assert plan.arguments == {"period": 4}
 
 
 def test_numbers_that_are_not_finite_are_null():

@@ -1,0 +1,28 @@
+"""What a user is told when a request cannot be met."""
+
+import traceback
+from pathlib import Path
+
+
+class BadRequest(Exception):
+    """What the user asked for cannot be done; the message is one line."""
+
+
+def explain(name: str, error: BaseException) -> BadRequest:
+    """What went wrong in a user's own code, in one line, with its place."""
+    first = str(error).partition("\n")[0]
+    return BadRequest(f"--algo {name}: {type(error).__name__}: {first}{place(error)}")
+
+
+def place(error: BaseException) -> str:
+    """The innermost frame that is in the user's own file."""
+    ours = str(Path(__file__).parents[1])
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        path = Path(frame.filename)
+        foreign = "site-packages" in path.parts or not path.exists()
+        packaged = frame.filename.startswith(
+            (f"{ours}/experiments", f"{ours}/syncalgos")
+        )
+        if not (foreign or packaged or "importlib" in path.parts):
+            return f" ({path.name}:{frame.lineno} in {frame.name})"
+    return ""
