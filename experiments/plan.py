@@ -13,7 +13,7 @@ from experiments import optimizers, records
 from experiments.errors import BadRequest, explain
 from experiments.flags import Request
 from experiments.tasks import TASKS, Task
-from experiments.tasks.task import losses
+from experiments.tasks.task import Data, losses
 from syncalgos import (
     ALGORITHMS,
     WORKERS,
@@ -36,6 +36,7 @@ class Plan(NamedTuple):
         settings: the common flags, all defaults filled in.
         arguments: the algorithm's own.
         task: what is trained on what.
+        data: the task's.
         optimizer: the inner one.
         strategy: how the workers agree.
         steady: the algorithm alone, for a constant learning rate.
@@ -45,6 +46,7 @@ class Plan(NamedTuple):
     settings: Namespace
     arguments: dict[str, Any]
     task: Task
+    data: Data
     optimizer: optax.GradientTransformation
     strategy: Strategy
     steady: Strategy
@@ -108,8 +110,16 @@ def _prepare(request: Request) -> Plan:
         eval_loss=eval_loss,
     )
     steady = _make_strategy(request, settings.lr, optimizer)
-    arguments = request.arguments
-    return Plan(settings, arguments, task, optimizer, strategy, steady, trainer)
+    return Plan(
+        settings=settings,
+        arguments=request.arguments,
+        task=task,
+        data=_load(settings, task),
+        optimizer=optimizer,
+        strategy=strategy,
+        steady=steady,
+        trainer=trainer,
+    )
 
 
 def _check_names_and_ranges(s: Namespace) -> None:
@@ -141,14 +151,19 @@ def _fill_in(s: Namespace, task: Task) -> None:
     s.eval_every = min(s.eval_every or -(-s.steps // 10), s.steps)
     s.dispatch_steps = s.dispatch_steps or task.dispatch_steps
     check_batch(s.batch_size, s.workers)
-    examples = len(next(iter(task.train.values())))
+    if s.warmup_steps > s.steps:
+        raise ValueError(f"--warmup-steps {s.warmup_steps} is above --steps {s.steps}")
+
+
+def _load(s: Namespace, task: Task) -> Data:
+    data = task.load()
+    examples = len(next(iter(data.train.values())))
     if s.batch_size > examples:
         raise ValueError(
             f"global batch of {s.batch_size} is larger than the training data of "
             f"{s.task} ({examples} examples)"
         )
-    if s.warmup_steps > s.steps:
-        raise ValueError(f"--warmup-steps {s.warmup_steps} is above --steps {s.steps}")
+    return data
 
 
 def nearest_multiple(n: int, of: int) -> int:

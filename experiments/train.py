@@ -105,8 +105,8 @@ def first_diverged(losses: np.ndarray, first: float) -> int | None:
 def _make_dispatch(plan: Plan) -> Callable[..., tuple[TrainState, np.ndarray, float]]:
     """Returns (state, first step, steps) -> (state, losses, seconds of training)."""
     s, trainer = plan.settings, plan.trainer
-    data = trainer.place(plan.task.train)
-    examples = len(next(iter(plan.task.train.values())))
+    data = trainer.place(plan.data.train)
+    examples = len(next(iter(plan.data.train.values())))
 
     def dispatch(state, first, steps):
         rows = stream.rows(s.seed, first, steps, s.batch_size, examples)
@@ -121,7 +121,7 @@ def _make_dispatch(plan: Plan) -> Callable[..., tuple[TrainState, np.ndarray, fl
 
 def _make_evaluation(plan: Plan, sent: np.ndarray | None) -> Callable[..., dict]:
     trainer = plan.trainer
-    test, rows = held_out(plan.task.test, trainer.workers)
+    test, rows = held_out(plan.data.test, trainer.workers)
     data = trainer.place(test)
 
     def evaluate(state, done, losses, seconds):

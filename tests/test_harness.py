@@ -42,6 +42,7 @@ def test_stream_is_a_function_of_seed_and_step_alone():
 def test_stream_of_another_worker_count_is_the_same():
     """The batch is cut, not drawn, by workers: rows know nothing of them."""
     task = TASKS["digits"](None)
+    digits = task.load()
     params, buffers = task.init(jax.random.key(0))
     data_seen = []
     for workers in (1, 4):
@@ -49,8 +50,8 @@ def test_stream_of_another_worker_count_is_the_same():
             losses(task)[0], optax.sgd(0.1), syncalgos.sync_sgd(), workers, "vmap"
         )
         state = trainer.init(params, buffers)
-        rows = stream.rows(0, 0, 5, 16, len(task.train["y"]))
-        _, metrics = trainer.run(state, rows, trainer.place(task.train))
+        rows = stream.rows(0, 0, 5, 16, len(digits.train["y"]))
+        _, metrics = trainer.run(state, rows, trainer.place(digits.train))
         data_seen.append(np.asarray(metrics["loss"]))
     np.testing.assert_allclose(*data_seen, rtol=1e-5)  # rounding of the mean
 
@@ -68,8 +69,9 @@ def test_every_held_out_example_counts_once(workers, batch):
 
 def test_evaluation_does_not_depend_on_the_workers():
     task = TASKS["digits"](None)
+    digits = task.load()
     params, buffers = task.init(jax.random.key(0))
-    logits_loss, _ = task.apply(params, buffers, task.test, None, train=False)
+    logits_loss, _ = task.apply(params, buffers, digits.test, None, train=False)
     expected = {name: float(np.mean(x)) for name, x in logits_loss.items()}
     for workers in (1, 7, 64):
         trainer = syncalgos.DataParallel(
@@ -80,7 +82,7 @@ def test_evaluation_does_not_depend_on_the_workers():
             "vmap",
             eval_loss=losses(task)[1],
         )
-        data, rows = held_out(task.test, workers)
+        data, rows = held_out(digits.test, workers)
         state = trainer.init(params, buffers)
         metrics = trainer.evaluate(state, rows, trainer.place(data))
         means = {name: float(np.mean(x)) for name, x in metrics.items()}

@@ -20,6 +20,7 @@ from experiments.tasks import TASKS
 from experiments.tasks.task import losses
 
 ROOT = Path(__file__).parents[1]
+DIGITS = TASKS["digits"](None).load()
 WORKERS, STEPS, BATCH, SEED, LR = 2, 24, 32, 3, 0.1
 
 # An elastic pull towards the mean, as a user would write it.
@@ -57,7 +58,7 @@ def load():
 def digits():
     task = TASKS["digits"](None)
     params, buffers = task.init(jax.random.key(SEED))
-    rows = stream.rows(SEED, 0, STEPS, BATCH, len(task.train["y"]))
+    rows = stream.rows(SEED, 0, STEPS, BATCH, len(DIGITS.train["y"]))
     return task, params, buffers, rows
 
 
@@ -67,7 +68,7 @@ def by_engine(strategy):
         losses(task)[0], optax.sgd(LR), strategy, WORKERS, devices=[0, 1]
     )
     state = trainer.init(params, buffers, SEED)
-    state, _ = trainer.run(state, rows, trainer.place(task.train))
+    state, _ = trainer.run(state, rows, trainer.place(DIGITS.train))
     return trainer.center(state).params
 
 
@@ -82,7 +83,7 @@ def by_hand(make):
 
         def local_step(carry, row):
             replica, state, step = carry
-            batch = jax.tree.map(lambda x: jnp.asarray(x)[row], task.train)
+            batch = jax.tree.map(lambda x: jnp.asarray(x)[row], DIGITS.train)
             grads = jax.grad(lambda p: loss(p, buffers, batch, None)[0])(replica.params)
             grads, state = strategy.reduce(grads, replica, state, step)
             updates, opt_state = optimizer.update(grads, replica.opt_state)

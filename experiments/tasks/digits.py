@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from experiments.tasks.task import Task
+from experiments.tasks.task import Data, Task
 from models import mlp
 
 SIZES = (64, 128, 128, 10)
@@ -19,22 +19,28 @@ def digits(data_dir: Path | None = None) -> Task:
     Source: Alpaydin and Kaynak, "Optical recognition of handwritten digits", UCI, 1998;
     the copy in scikit-learn.
     """
-    from sklearn.datasets import load_digits  # half a second
+    return Task(
+        init=lambda key: (mlp.init(key, SIZES), ()),
+        apply=_apply,
+        load=_load,
+        batch_size=64,
+        steps=480,
+        lr={"sgd": 0.05, "": 1e-3},
+        dispatch_steps=48,
+    )
+
+
+def _load() -> Data:
+    from sklearn.datasets import load_digits  # a second
 
     images, labels = load_digits(return_X_y=True)
     # The same split for every seed, so that runs differ in training alone.
     order = np.random.default_rng(0).permutation(len(labels))
     x, y = images[order].astype(np.float32) / 16, labels[order].astype(np.int32)
     held_out = len(labels) // 5
-    return Task(
-        init=lambda key: (mlp.init(key, SIZES), ()),
-        apply=_apply,
+    return Data(
         train={"x": x[held_out:], "y": y[held_out:]},
         test={"x": x[:held_out], "y": y[:held_out]},
-        batch_size=64,
-        steps=480,
-        lr={"sgd": 0.05, "": 1e-3},
-        dispatch_steps=48,
     )
 
 

@@ -12,6 +12,18 @@ from syncalgos.collectives import PyTree
 Arrays = dict[str, np.ndarray]
 
 
+class Data(NamedTuple):
+    """A task's examples; leaves (examples, ...).
+
+    Attributes:
+        train: to train on.
+        test: held out, the same leaves.
+    """
+
+    train: Arrays
+    test: Arrays
+
+
 class Task(NamedTuple):
     """A model, its data and what is measured.
 
@@ -19,8 +31,7 @@ class Task(NamedTuple):
         init: key -> (params, buffers).
         apply: (params, buffers, batch, key, train) -> (values, buffers); values are
             per example, {"loss": (batch,), "accuracy": (batch,)}.
-        train: the training data, leaves (examples, ...).
-        test: the held-out data, the same leaves.
+        load: reads the data, when all else of a request has been checked.
         batch_size: the default global batch.
         steps: the default number of local steps.
         lr: the default learning rates by optimizer; "" stands for all others.
@@ -29,8 +40,7 @@ class Task(NamedTuple):
 
     init: Callable[[jax.Array], tuple[PyTree, PyTree]]
     apply: Callable[..., tuple[dict[str, jax.Array], PyTree]]
-    train: Arrays
-    test: Arrays
+    load: Callable[[], Data]
     batch_size: int
     steps: int
     lr: dict[str, float]
