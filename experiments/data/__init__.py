@@ -1,0 +1,1 @@
+"""Data sets: downloaded once, checked against their pins, read as NumPy arrays."""

@@ -1,0 +1,185 @@
+"""Free Spoken Digit Dataset: recordings of ten words, and their log-mel features."""
+
+import re
+import tarfile
+import wave
+from io import BytesIO
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from experiments.data import archives
+from experiments.data.files import File, find, folder
+from syncalgos import checks
+
+# The project publishes no archive with a checksum, only a tag of its repository. What
+# is pinned is the tar of that tag's recordings as `pack` makes it, which holds nothing
+# of the day it was made on; the second file is the same, gzip'd.
+TAR = File(
+    "fsdd/fsdd-recordings.tar",
+    23_429_120,
+    "9cbd40a399fee10d4611dc8ffe6de219695fd804a62dfb43373f183715b43877",
+    (
+        "https://github.com/Jakobovski/free-spoken-digit-dataset/archive/refs/tags/"
+        "v1.0.10.tar.gz",
+    ),
+)
+TAR_GZ = File(
+    "fsdd/fsdd-recordings.tar.gz",
+    15_566_181,
+    "b8f087bc9d5c545fe5468a9febde9b9643520a6352c75be86b96328be04ef5c2",
+    (),
+)
+MOST_BYTES = 1 << 26  # the tag's archive unpacks to 24 MB
+NAME = re.compile(r"(?:.*/)?(recordings/(\d)_([a-z]+)_(\d+)\.wav)")
+
+RATE = 8000  # samples per second
+WINDOW = 200  # samples of a frame, 25 ms
+HOP = 128  # samples from frame to frame, 16 ms
+FFT = 256
+BANDS = 40
+FLOOR = 1e-6  # the least power of a band, for the sake of digital silence
+
+Arrays = dict[str, np.ndarray]
+
+
+class Recording(NamedTuple):
+    """One spoken digit.
+
+    Attributes:
+        digit: 0 to 9.
+        speaker: who says it.
+        take: 0 to 49, the index in its name; 0 to 4 are held out.
+        samples: (n,) int16, 8,000 per second.
+    """
+
+    digit: int
+    speaker: str
+    take: int
+    samples: np.ndarray
+
+
+def recordings(data_dir: Path | None = None) -> list[Recording]:
+    """Loads the 3,000 recordings: six speakers say each digit 50 times.
+
+    Args:
+        data_dir: the data folder (see `files.folder`).
+
+    Raises:
+        ValueError: the file is missing, altered or malformed.
+
+    Source: Jackson et al., Free Spoken Digit Dataset, v1.0.10, 2020.
+    """
+    if (folder(data_dir) / TAR_GZ.path).exists():
+        path = find(TAR_GZ, data_dir)
+    else:
+        path = find(TAR, data_dir, pack)
+    members = archives.members(path, MOST_BYTES, str(path))
+    return [_recording(name, wav, path) for name, wav in members.items()]
+
+
+def pack(path: Path) -> bytes:
+    """Packs the recordings of the repository's archive, always to the same bytes.
+
+    Raises:
+        ValueError: the archive cannot be read or leads out of its folder.
+    """
+    found = archives.members(path, MOST_BYTES, "the archive")
+    wavs = {m[1]: wav for name, wav in found.items() if (m := NAME.fullmatch(name))}
+    packed = BytesIO()
+    with tarfile.open(fileobj=packed, mode="w", format=tarfile.USTAR_FORMAT) as tar:
+        for name in sorted(wavs):
+            member = tarfile.TarInfo(name)  # of time 0, user 0 and mode 0644
+            member.size = len(wavs[name])
+            tar.addfile(member, BytesIO(wavs[name]))
+    return packed.getvalue()
+
+
+def _recording(name: str, content: bytes, path: Path) -> Recording:
+    """One member of the archive."""
+    if not (match := NAME.fullmatch(name)):
+        raise ValueError(f"{path}: {name} is not recordings/DIGIT_SPEAKER_TAKE.wav")
+    try:
+        with wave.open(BytesIO(content)) as wav:
+            form = wav.getnchannels(), wav.getsampwidth(), wav.getframerate()
+            samples = np.frombuffer(wav.readframes(wav.getnframes()), "<i2")
+    except (EOFError, ValueError, wave.Error) as error:
+        raise ValueError(f"{path}: {name} is not a WAV file: {error}") from error
+    if form != (1, 2, RATE):
+        raise ValueError(
+            f"{path}: {name} must have 1 channel of 2 bytes at {RATE} Hz, got {form}"
+        )
+    return Recording(int(match[2]), match[3], int(match[4]), samples)
+
+
+def _mel(hertz: np.ndarray) -> np.ndarray:
+    """Perceived pitch (O'Shaughnessy, 1987; the formula of HTK)."""
+    return 2595 * np.log10(1 + hertz / 700)
+
+
+def _triangles() -> np.ndarray:
+    """Weights (FFT / 2 + 1, BANDS) of triangles that overlap by half, equal in mel."""
+    bins = np.linspace(0, RATE / 2, FFT // 2 + 1)[:, None]
+    ends = 700 * (10 ** (np.linspace(0, _mel(bins[-1, 0]), BANDS + 2) / 2595) - 1)
+    low, middle, high = ends[:-2], ends[1:-1], ends[2:]
+    rising, falling = (bins - low) / (middle - low), (high - bins) / (high - middle)
+    return np.maximum(np.minimum(rising, falling), 0).astype(np.float32)
+
+
+HANN = (0.5 - 0.5 * np.cos(2 * np.pi * np.arange(WINDOW) / WINDOW)).astype(np.float32)
+TRIANGLES = _triangles()
+
+
+def log_mel(samples: np.ndarray) -> np.ndarray:
+    """Computes log-mel features: 40 bands from 0 to 4 kHz, a frame every 16 ms.
+
+    Args:
+        samples: (n,) int16, 8,000 per second; fewer than one window's are padded.
+
+    Returns:
+        (frames, 40) float32: the log of each band's power, at least log(1e-6), where
+        the samples go from -1 to 1; frames that would reach past the end are left out.
+    """
+    sound = samples.astype(np.float32) / 32768
+    sound = np.pad(sound, (0, max(WINDOW - len(sound), 0)))
+    frames = np.lib.stride_tricks.sliding_window_view(sound, WINDOW)[::HOP]
+    spectrum = np.fft.rfft(frames * HANN, FFT)  # (frames, FFT / 2 + 1)
+    power = np.square(spectrum.real) + np.square(spectrum.imag)
+    return np.log(np.maximum(power @ TRIANGLES, FLOOR))
+
+
+def spoken_digits(
+    data_dir: Path | None = None, frames: int = 64
+) -> tuple[Arrays, Arrays]:
+    """Loads the recordings as log-mel features of one length.
+
+    Args:
+        data_dir: the data folder (see `files.folder`).
+        frames: how many each example has, at least 1; longer recordings are cut.
+
+    Returns:
+        The 2,700 training and the 300 held-out examples, each {"x": features
+        (n, frames, 40) float32, "length": how many of the frames are the recording's
+        own, (n,) int32, "y": digits (n,) int32}. Each band has mean 0 and deviation 1
+        over the training recordings' own frames; the frames after them are 0.
+
+    Raises:
+        ValueError: the file is missing, altered or malformed.
+    """
+    checks.whole("frames", frames, least=1)
+    loaded = recordings(data_dir)
+    features = [log_mel(recording.samples)[:frames] for recording in loaded]
+    held_out = np.array([recording.take < 5 for recording in loaded])
+    own = np.concatenate([f for f, h in zip(features, held_out, strict=True) if not h])
+    mean, deviation = own.mean(0, np.float64), own.std(0, np.float64)
+    x = np.zeros((len(loaded), frames, BANDS), np.float32)
+    for row, feature in zip(x, features, strict=True):
+        row[: len(feature)] = (feature - mean) / deviation
+    arrays = {
+        "x": x,
+        "length": np.array([len(feature) for feature in features], np.int32),
+        "y": np.array([recording.digit for recording in loaded], np.int32),
+    }
+    train = {name: array[~held_out] for name, array in arrays.items()}
+    return train, {name: array[held_out] for name, array in arrays.items()}

@@ -1,0 +1,74 @@
+"""Shakespeare's plays as characters or words."""
+
+import re
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+
+from experiments.data.files import File, find
+from syncalgos import checks
+
+SHAKESPEARE = File(
+    "tinyshakespeare/input.txt",
+    1_115_394,
+    "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed",
+    (
+        "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/"
+        "tinyshakespeare/input.txt",
+    ),
+)
+
+
+def text(data_dir: Path | None = None) -> str:
+    """Loads "tiny Shakespeare": 40,000 lines of plays, in ASCII.
+
+    Args:
+        data_dir: the data folder (see `files.folder`).
+
+    Raises:
+        ValueError: the file is missing or altered.
+
+    Source: Karpathy, char-rnn, 2015.
+    """
+    return find(SHAKESPEARE, data_dir).read_bytes().decode("ascii")
+
+
+def characters(text: str) -> tuple[np.ndarray, list[str]]:
+    """Splits a text into characters.
+
+    Returns:
+        Their codes, (n,) int32, and the alphabet, sorted: character i has code i.
+    """
+    points = np.frombuffer(text.encode("utf-32-le"), np.uint32)
+    alphabet, codes = np.unique(points, return_inverse=True)
+    return codes.astype(np.int32), [chr(point) for point in alphabet]
+
+
+def words(text: str) -> tuple[np.ndarray, list[str]]:
+    """Splits a text into lower-case words: runs of the letters a to z and '.
+
+    Returns:
+        Their codes, (n,) int32, and the vocabulary, the most frequent word first and
+        equally frequent ones sorted: word i has code i.
+    """
+    found = re.findall(r"[a-z']+", text.lower())
+    counts = Counter(found)
+    vocabulary = sorted(counts, key=lambda word: (-counts[word], word))
+    code = {word: i for i, word in enumerate(vocabulary)}
+    return np.array([code[word] for word in found], np.int32), vocabulary
+
+
+def split(codes: np.ndarray, held_out: float = 0.1) -> tuple[np.ndarray, np.ndarray]:
+    """Holds out the last part of a text.
+
+    Args:
+        codes: the text, (n,).
+        held_out: the share that is held out, above 0 and below 1.
+
+    Returns:
+        What to train on, and what is held out.
+    """
+    checks.real("held_out", held_out, above=0, below=1)
+    end = int(len(codes) * (1 - held_out))
+    return codes[:end], codes[end:]
