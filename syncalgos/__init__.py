@@ -28,5 +28,6 @@ from syncalgos.syncs import average as average
 from syncalgos.syncs import outer_step as outer_step
 from syncalgos.syncs import reduce_with as reduce_with
 from syncalgos.syncs import reset as reset
+from syncalgos.tables import lookup as lookup
 
 __version__ = "0.1.0"

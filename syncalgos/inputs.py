@@ -78,12 +78,17 @@ def check_rows(rows: Any, examples: int) -> None:
             raise ValueError(f"rows must be 0 to {examples - 1}, got {low} to {high}")
 
 
-def check_batch(batch: int, workers: int) -> None:
-    """Raises a ValueError unless the workers divide the global batch."""
-    if batch == 0 or batch % workers:
-        below = batch - batch % workers
-        around = " or ".join(str(n) for n in (below, below + workers) if n)
-        raise ValueError(
-            f"global batch of {batch} does not divide over {workers} workers: use a "
-            f"multiple of {workers}, such as {around}"
+def check_batch(batch: int, workers: int, accumulate: int = 1) -> None:
+    """Raises a ValueError unless workers, and then microbatches, divide the batch."""
+    unit, use = workers, "a multiple"
+    refused = f"global batch of {batch} does not divide over {workers} workers"
+    if batch and batch % workers == 0:
+        unit, use = workers * accumulate, "a global batch that is a multiple"
+        refused = (
+            f"accumulate: {batch // workers} examples of each of {workers} workers do "
+            f"not divide into {accumulate} microbatches"
         )
+    if batch == 0 or batch % unit:
+        below = batch - batch % unit
+        around = " or ".join(str(n) for n in (below, below + unit) if n)
+        raise ValueError(f"{refused}: use {use} of {unit}, such as {around}")

@@ -1,7 +1,7 @@
 """The engine: one loss, one inner optimizer, one strategy, many workers."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -9,13 +9,14 @@ import jax
 import numpy as np
 import optax
 
-from syncalgos import base, inputs
+from syncalgos import base, checks, inputs, tables
 from syncalgos.base import Replica, Strategy
 from syncalgos.collectives import PyTree
 from syncalgos.layout import DEVICES, Device, make_layout, spread
 from syncalgos.ledger import Communication, communication
 from syncalgos.reducers.reducer import check_optimizer
 from syncalgos.worker import Loss, Worker
+from syncalgos.worker import stateless as stateless
 
 # jax finds what it is asked for by calling again, which compiled programs cannot do.
 _DEBUGGING = ("jax_disable_jit", "jax_debug_nans", "jax_debug_infs")
@@ -37,15 +38,6 @@ class TrainState(NamedTuple):
     key: jax.Array
 
 
-def stateless(loss: Callable[[PyTree, PyTree], Any]) -> Loss:
-    """Lifts a plain `loss(params, batch) -> scalar` to the engine's form."""
-
-    def lifted(params, buffers, batch, key):
-        return loss(params, batch), (buffers, {})
-
-    return lifted
-
-
 class DataParallel:
     """Trains one model on many workers that agree as the strategy says.
 
@@ -64,11 +56,22 @@ class DataParallel:
             must divide the workers; None takes the largest number that does.
         eval_loss: the loss for `evaluate` where it differs (no dropout, running batch
             statistics); None means `loss`.
+        accumulate: microbatches into which a worker's part of each batch is cut, one
+            after the other, to save memory. Gradients and metrics are the means over
+            them; buffers go from one to the next; microbatch i draws from
+            fold_in(key, i). Evaluation is not cut.
+        sharded: which leaves of params are tables of which each worker holds its rows
+            (see `lookup`): a tree of booleans like params, or one for whole subtrees;
+            or params -> such a tree. The strategy neither sees nor sends them, nor
+            their rows in opt_state. The inner optimizer sees a worker's rows alone:
+            norms over a leaf, such as clipping takes, are over those.
 
     Attributes:
         layout: where the workers live.
         workers: their number.
         compile_seconds: spent so far on tracing and compiling.
+        temp_bytes: of the intermediate results of the largest `run` so far, on one
+            device, by XLA's own analysis; None where it has none.
 
     Raises:
         ValueError: what is unknown, out of range, or does not divide.
@@ -83,6 +86,8 @@ class DataParallel:
         backend: str = "pmap",
         devices: Sequence[Device | int] | None = None,
         eval_loss: Loss | None = None,
+        accumulate: int = 1,
+        sharded: tables.Mask | None = None,
     ):
         base.check_strategy("DataParallel", strategy)
         check_optimizer("optimizer", optimizer)
@@ -91,7 +96,13 @@ class DataParallel:
         self.layout = make_layout(workers, backend, devices)
         self.workers = self.layout.workers
         self.compile_seconds = 0.0
-        self._worker = Worker(loss, eval_loss or loss, optimizer, strategy)
+        self.temp_bytes: int | None = None
+        accumulate = checks.whole("accumulate", accumulate, least=1)
+        if sharded is not None:
+            strategy = tables.beside(strategy, sharded, optimizer)
+        self._worker = Worker(
+            loss, eval_loss or loss, optimizer, strategy, accumulate, sharded
+        )
         self._compiled: dict[Any, Any] = {}
 
     def init(self, params: PyTree, buffers: PyTree = (), seed: int = 0) -> TrainState:
@@ -103,10 +114,12 @@ class DataParallel:
             seed: what dropout and the like are drawn from.
 
         Raises:
-            ValueError: a leaf of params that is no float array, or a strategy that
-                changes shapes or dtypes; it names the leaf.
+            ValueError: a leaf of params that is no float array, a sharded one whose
+                rows the workers do not divide, or a strategy that changes shapes or
+                dtypes; it names the leaf.
         """
         inputs.check_params(params)
+        tables.check_rows(self._worker.sharded, params, self.workers)
         numbers = np.arange(self.workers, dtype=np.int32).reshape(self.layout.shape)
         # Apart from the keys of strategies, which fold the step into key(seed) itself.
         key = jax.random.fold_in(jax.random.key(seed), 0x6C6F7373)
@@ -140,9 +153,10 @@ class DataParallel:
             of "loss" and of the loss's own metrics.
 
         Raises:
-            ValueError: batches whose leaves disagree or that the workers do not divide.
+            ValueError: batches whose leaves disagree or that the workers, or the
+                microbatches of each, do not divide.
         """
-        batches = self._split(batches, data)
+        batches = self._split(batches, data, self._worker.accumulate)
         inputs.check_kind("state", state, TrainState)
         own, shared = (state.replica, state.sync), (state.step, state.key, data)
         (replica, sync), (step, metrics) = self._call(
@@ -166,7 +180,7 @@ class DataParallel:
         Raises:
             ValueError: as `run`.
         """
-        batches = self._split(batches, data)
+        batches = self._split(batches, data, accumulate=1)
         inputs.check_kind("state", state, TrainState)
         own, shared = (state.replica, state.sync), (state.key, data)
         return self._call(Worker.evaluate, own, shared, batches)[1]
@@ -176,7 +190,8 @@ class DataParallel:
 
         Returns:
             Replica(params, (), buffers) on the first device: the strategy's center (the
-            mean over the workers where theirs differ), and the mean of the buffers.
+            mean over the workers where theirs differ), sharded tables whole, and the
+            mean of the buffers.
         """
         inputs.check_kind("state", state, TrainState)
         _, center = self._call(Worker.center, (state.replica, state.sync))
@@ -186,8 +201,8 @@ class DataParallel:
         """How far the replicas are apart.
 
         Returns:
-            The root mean square, over workers, of the distance (2-norm over all params)
-            of a replica's params to their mean.
+            The root mean square, over workers, of the distance (2-norm over all params
+            but sharded ones) of a replica's params to their mean.
         """
         return float(self._call(Worker.divergence, state.replica.params)[1])
 
@@ -197,6 +212,7 @@ class DataParallel:
         """What each worker sends, as `syncalgos.communication` counts it.
 
         A state knows the shapes of opt_state, which may be sent too; a center does not.
+        What the loss sends by `lookup` is not counted.
 
         Args:
             state: of this trainer.
@@ -224,7 +240,7 @@ class DataParallel:
         inputs.leading_shape("data", arrays, ("examples",))
         return jax.device_put(arrays, self.layout.sharding())
 
-    def _split(self, batches: PyTree, data: PyTree | None) -> PyTree:
+    def _split(self, batches: PyTree, data: PyTree | None, accumulate: int) -> PyTree:
         """Checks batches and cuts them to (steps, devices, lanes, batch, ...)."""
         steps, batch = inputs.leading_shape(
             "batches", batches, ("steps", "global_batch")
@@ -235,7 +251,7 @@ class DataParallel:
             )
         if steps == 0:
             raise ValueError("batches hold no steps")
-        inputs.check_batch(batch, self.workers)
+        inputs.check_batch(batch, self.workers, accumulate)
         sharding = self.layout.sharding(None, DEVICES)
 
         def cut(x):
@@ -258,6 +274,8 @@ class DataParallel:
             mapped = spread(self.layout, partial(program, self._worker), donate)
             if not (any(getattr(jax.config, name) for name in _DEBUGGING)):
                 mapped = mapped.lower(*arguments).compile()
+                if program is Worker.run and (held := mapped.memory_analysis()):
+                    self.temp_bytes = max(self.temp_bytes or 0, held.temp_size_in_bytes)
             self._compiled[key] = mapped
             self.compile_seconds += time.perf_counter() - start
         result = self._compiled[key](*arguments)

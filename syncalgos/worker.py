@@ -12,9 +12,10 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
-from syncalgos import collectives, contract
+from syncalgos import collectives, contract, tables
 from syncalgos.base import Replica, Strategy
 from syncalgos.collectives import WORKERS, PyTree
+from syncalgos.precision import narrow, widen
 
 DEVICES, LANES = WORKERS
 
@@ -23,18 +24,39 @@ Loss = Callable[
 ]
 
 
+def stateless(loss: Callable[[PyTree, PyTree], Any]) -> Loss:
+    """Lifts a plain `loss(params, batch) -> scalar` to the engine's form."""
+
+    def lifted(params, buffers, batch, key):
+        return loss(params, batch), (buffers, {})
+
+    return lifted
+
+
 class Worker(NamedTuple):
-    """One worker's programs."""
+    """One worker's programs.
+
+    Attributes:
+        loss: of training.
+        eval_loss: of evaluation.
+        optimizer: the inner optimizer.
+        strategy: for the params that are not sharded.
+        accumulate: microbatches of which a step's gradients are the mean.
+        sharded: a mask of the params of which each worker holds its rows; None is none.
+    """
 
     loss: Loss
     eval_loss: Loss
     optimizer: optax.GradientTransformation
     strategy: Strategy
+    accumulate: int = 1
+    sharded: PyTree = None
 
     def init(self, own, shared, batches):
         """Makes the replica and the strategy's state from one plain model."""
         params, buffers, key = shared
         params, buffers = contract.strong((params, buffers))
+        params = tables.parts_of(self.sharded, params)
         replica = contract.strong(Replica(params, self.optimizer.init(params), buffers))
         sync = contract.strong(self.strategy.init(params))
         # Traced for its checks alone; the compiler drops what nothing uses.
@@ -49,9 +71,8 @@ class Worker(NamedTuple):
 
         def local_step(carry, batch):
             replica, sync, step = carry
-            grad = jax.value_and_grad(_checked(self.loss), has_aux=True)
-            (_, (buffers, metrics)), grads = grad(
-                replica.params, replica.buffers, _take(batch, data), _draw(key, step)
+            grads, buffers, metrics = self.gradients(
+                replica, batch, _draw(key, step), data
             )
             grads, sync = contract.apply_reduce(
                 self.strategy, grads, replica, sync, step
@@ -71,10 +92,38 @@ class Worker(NamedTuple):
         replica, sync, step = carry
         return (replica, sync), (step, collectives.mean(metrics, DEVICES))
 
+    def gradients(self, replica, batch, key, data):
+        """Of the loss: (gradients, buffers, metrics), over all microbatches."""
+        grad = jax.value_and_grad(_checked(self.loss), has_aux=True)
+
+        def of(buffers, batch, key):
+            (_, (buffers, metrics)), grads = grad(
+                replica.params, buffers, _take(batch, data), key
+            )
+            return grads, buffers, metrics
+
+        if self.accumulate == 1:
+            return of(replica.buffers, batch, key)
+
+        def microbatch(carry, numbered):
+            (total, buffers), (number, part) = carry, numbered
+            grads, new, metrics = of(buffers, part, jax.random.fold_in(key, number))
+            new = contract.require_same("a microbatch", "buffers", buffers, new)
+            return (jax.tree.map(jnp.add, total, widen(grads)), new), metrics
+
+        k = self.accumulate
+        parts = jax.tree.map(lambda x: x.reshape(k, -1, *x.shape[1:]), batch)
+        none = jax.tree.map(jnp.zeros_like, widen(replica.params))
+        (total, buffers), metrics = lax.scan(
+            microbatch, (none, replica.buffers), (jnp.arange(k), parts)
+        )
+        grads = narrow(jax.tree.map(lambda x: x / k, total), replica.params)
+        return grads, buffers, jax.tree.map(lambda x: jnp.mean(x, 0), metrics)
+
     def evaluate(self, own, shared, batches):
         """Runs the center forward on this worker's part of each batch."""
         key, data = shared
-        _, center = self.center(own, (), ())
+        center = self.model(own)
 
         def forward(step, batch):
             _, (_, metrics) = _checked(self.eval_loss)(
@@ -86,15 +135,22 @@ class Worker(NamedTuple):
         return (), collectives.mean(metrics, DEVICES)
 
     def center(self, own, shared, batches):
-        """The strategy's center, and the mean of the buffers."""
+        """The model to ship: `model`, its tables whole."""
+        model = self.model(own)
+        return (), model._replace(params=tables.whole(self.sharded, model.params))
+
+    def model(self, own):
+        """The strategy's center with this worker's tables, and the mean of buffers."""
         replica, sync = own
         params = self.strategy.center(replica.params, sync)
         params = contract.require_same("center", "params", replica.params, params)
-        buffers = collectives.mean(replica.buffers)
-        return (), Replica(collectives.agreed(params), (), buffers)
+        params = collectives.agreed(params)
+        params = tables.merge(self.sharded, params, replica.params)
+        return Replica(params, (), collectives.mean(replica.buffers))
 
     def divergence(self, own, shared, batches):
         """The root mean square distance of the replicas to their mean."""
+        own = tables.replicated(self.sharded, own)
         apart = jax.tree.map(jnp.subtract, own, collectives.mean(own))
         return (), jnp.sqrt(collectives.mean(optax.tree.norm(apart, squared=True)))
 

@@ -138,6 +138,7 @@ OTHER_VALUES: dict[str, Any] = {
 
 # What else is set where a parameter would else change nothing.
 WITH: dict[tuple[str, str], dict[str, Any]] = {
+    ("sync_sgd", "seed"): {"reduce": "int4"},
     ("diloco", "seed"): {"reduce": "int4"},
     ("streaming_diloco", "seed"): {"reduce": "int4"},
     ("streaming_diloco", "delay"): {"fragments": 2},

@@ -37,5 +37,5 @@ def post_local_sgd(
     """
     switch = checks.whole("post_local_sgd: switch", switch, least=0)
     return chain(
-        until(switch, sync_sgd(axis)), after(switch, model_averaging(period, axis))
+        until(switch, sync_sgd(axis=axis)), after(switch, model_averaging(period, axis))
     )

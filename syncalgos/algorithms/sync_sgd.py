@@ -1,26 +1,34 @@
 """Synchronous data-parallel training."""
 
-from syncalgos import reducers
 from syncalgos.base import Strategy
 from syncalgos.collectives import WORKERS, Axis
+from syncalgos.reducers import AnyReducer, resolve
 from syncalgos.syncs import reduce_with
 
 
-def sync_sgd(axis: Axis = WORKERS) -> Strategy:
+def sync_sgd(
+    reduce: AnyReducer = "mean", seed: int = 0, axis: Axis = WORKERS
+) -> Strategy:
     """Synchronous SGD: every worker steps along the mean gradient.
 
     At every local step, for workers' gradients g:
 
-        g ← mean(g)
+        g ← reduce(g)
 
     Args:
+        reduce: how gradients are sent: mean, bf16, fp16, int8, int4 or int2; on the
+            command line also row_sparse, for a task with tables.
+        seed: of the random rounding to int8, int4 or int2.
         axis: the mapped axis or axes over which the workers lie.
 
     Returns:
         A Strategy. No state. Each step sends the gradients once. Replicas stay equal,
-        and the result does not depend on the number of workers, up to rounding. Batch
-        statistics stay local: the center holds their mean.
+        and under the mean the result does not depend on the number of workers, up to
+        rounding. Batch statistics stay local: the center holds their mean.
+
+    Raises:
+        ValueError: an unknown reducer.
 
     Source: Chen et al., "Revisiting distributed synchronous SGD", 2016.
     """
-    return reduce_with(reducers.mean, axis)
+    return reduce_with(resolve("sync_sgd", reduce, axis, seed), axis)

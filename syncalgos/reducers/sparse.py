@@ -1,6 +1,6 @@
 """Reducers that send chosen entries or rows, with their indices where they differ."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Literal
 
@@ -96,7 +96,7 @@ def random_k(density: float = 0.01, seed: int = 0, axis: Axis = WORKERS) -> Redu
 
 
 def row_sparse(
-    rows: int,
+    rows: int | Mapping[str, int],
     tables: PyTree | Callable[[PyTree], PyTree],
     axis: Axis = WORKERS,
 ) -> Reducer:
@@ -107,28 +107,40 @@ def row_sparse(
 
     Args:
         rows: at least as many as any worker touches in one table: examples times
-            lookups. Where a worker touches more, the result is NaN: a mean without
-            them would be wrong without a word.
+            lookups; or such a number for each of the tables' names. Where a worker
+            touches more, the result is NaN: a mean without them would be wrong without
+            a word.
         tables: which leaves are tables: a tree like params, or params -> tree, of
             booleans; or of names, where tables of one name are read at the same rows,
             as an embedding and its per-row scale are, and send their numbers once.
         axis: the mapped axis or axes over which the workers lie.
 
+    Raises:
+        ValueError: rows below 1; at the first update, tables that are neither booleans
+            nor names, or other names than those of rows.
+
     Source: Caffe2's data_parallel_model, which gathers indices and values of sparse
     gradients.
     """
-    rows = checks.whole("row_sparse: rows", rows, least=1)
+    what = "row_sparse: rows"
+    if isinstance(rows, Mapping):
+        most = {n: checks.whole(f"{what}[{n!r}]", x, least=1) for n, x in rows.items()}
+    else:
+        most = checks.whole(what, rows, least=1)
 
     def combine(updates, state, step):
         labels = contract.labels("row_sparse: tables", tables, updates)
         leaves, form = jax.tree.flatten(updates)
-        combined = list(leaves)
-        for label, members in _grouped(labels):
+        combined, groups = list(leaves), _grouped(labels)
+        if isinstance(most, Mapping):
+            _check_names(most, [label for label, _ in groups if label is not None])
+        for label, members in groups:
             together = [leaves[i] for i in members]
             if label is None:
                 means = collectives.mean(together, axis)
             else:
-                means = _mean_of_rows(together, rows, axis)
+                own = most[label] if isinstance(most, Mapping) else most
+                means = _mean_of_rows(together, own, axis)
             for i, mean in zip(members, means, strict=True):
                 combined[i] = mean
         return form.unflatten(combined), updates, state
@@ -145,6 +157,18 @@ def _grouped(labels: list[Any]) -> list[tuple[Any, list[int]]]:
         own = label if isinstance(label, str) else i  # a table without a name is alone
         groups.setdefault(own if label else None, []).append(i)
     return list(groups.items())
+
+
+def _check_names(rows: Mapping[str, int], tables: list[Any]) -> None:
+    """Raises a ValueError unless rows and tables have the same names."""
+    for name in tables:
+        if not isinstance(name, str):
+            raise ValueError("row_sparse: rows by name need names in tables, got True")
+        if name not in rows:
+            given = ", ".join(map(str, rows))
+            raise ValueError(f"row_sparse: rows lack {name!r} (they have: {given})")
+    for name in rows:
+        checks.one_of("table in row_sparse's rows,", name, tables)
 
 
 def _mean_of_rows(tables: list[jax.Array], most: int, axis: Axis) -> list[jax.Array]:
