@@ -1,0 +1,120 @@
+"""A small GPT: a causal transformer over tokens."""
+
+import math
+from functools import partial
+from itertools import accumulate
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+Params = dict[str, Any]
+
+
+def init(key: Any, vocabulary: int, context: int, width: int, layers: int) -> Params:
+    """Draws weights for sequences of up to `context` of `vocabulary` tokens.
+
+    Returns:
+        {"tokens": (vocabulary, width), also the output projection; "positions":
+        (context, width); "blocks": the layers' weights, each stacked on a leading axis
+        of `layers`; "norm": the last layer norm}. Matrices are normal with standard
+        deviation 0.02, those that end a residual branch with 0.02 / sqrt(2 layers);
+        biases are zero. Queries, keys and values have no bias: on keys it would change
+        nothing but get rounding errors as gradient, which Adam would make steps of.
+    """
+    shapes = {
+        "tokens": (vocabulary, width),
+        "positions": (context, width),
+        "qkv": (layers, width, 3 * width),
+        "out": (layers, width, width),
+        "up": (layers, width, 4 * width),
+        "down": (layers, 4 * width, width),
+    }
+    # One draw for all: each shape of its own costs a compilation.
+    ends = list(accumulate(map(math.prod, shapes.values())))
+    draws = jnp.split(0.02 * jax.random.normal(key, (ends[-1],)), ends[:-1])
+    pairs = zip(shapes.items(), draws, strict=True)
+    w = {name: draw.reshape(shape) for (name, shape), draw in pairs}
+    residual = (2 * layers) ** -0.5
+    return {
+        "tokens": w["tokens"],
+        "positions": w["positions"],
+        "blocks": {
+            "norm1": _norm_init(layers, width),
+            "qkv": {"w": w["qkv"]},
+            "out": {"w": w["out"] * residual, "b": jnp.zeros((layers, width))},
+            "norm2": _norm_init(layers, width),
+            "up": {"w": w["up"], "b": jnp.zeros((layers, 4 * width))},
+            "down": {"w": w["down"] * residual, "b": jnp.zeros((layers, width))},
+        },
+        "norm": _norm_init(width),
+    }
+
+
+def apply(
+    params: Params, tokens: jax.Array, heads: int, remat: bool = False
+) -> jax.Array:
+    """Maps tokens to logits of the token after each.
+
+    Args:
+        params: weights of `init`.
+        tokens: int32, (batch, time), time at most the context.
+        heads: attention heads, a divisor of the width.
+        remat: let a gradient keep the inputs of blocks only and compute the rest again.
+
+    Returns:
+        (batch, time, vocabulary); no logit depends on later tokens.
+
+    Raises:
+        ValueError: tokens longer than the context, or heads that do not divide.
+
+    Source: Radford et al., "Language models are unsupervised multitask learners", 2019.
+    """
+    context, width = params["positions"].shape
+    time = tokens.shape[1]
+    if time > context:
+        raise ValueError(f"gpt: {time} tokens are longer than the context of {context}")
+    if width % heads:
+        raise ValueError(f"gpt: a width of {width} does not divide into {heads} heads")
+    x = params["tokens"][tokens] + params["positions"][:time]  # (batch, time, width)
+    # Keeping only what matmuls gave takes half the memory, and less time on a CPU.
+    # Inside a scan nothing can merge the two computations: no barrier against it.
+    kept = None if remat else jax.checkpoint_policies.dots_saveable
+    block = jax.checkpoint(partial(_block, heads), prevent_cse=False, policy=kept)
+    x, _ = lax.scan(block, x, params["blocks"])
+    return _norm(params["norm"], x) @ params["tokens"].T
+
+
+def _block(heads: int, x: jax.Array, block: Params) -> tuple[jax.Array, None]:
+    """Adds attention, then the MLP, to x, (batch, time, width)."""
+    x = x + _linear(block["out"], _attention(heads, block, _norm(block["norm1"], x)))
+    hidden = jax.nn.gelu(_linear(block["up"], _norm(block["norm2"], x)))  # by tanh
+    return x + _linear(block["down"], hidden), None
+
+
+def _attention(heads: int, block: Params, x: jax.Array) -> jax.Array:
+    """What each position reads from itself and those before it."""
+    qkv = jnp.split(x @ block["qkv"]["w"], 3, axis=-1)
+    # (batch, time, heads, width / heads)
+    q, k, v = (y.reshape(*y.shape[:2], heads, -1) for y in qkv)
+    scores = jnp.einsum("bqhd,bkhd->bhqk", q, k) / q.shape[-1] ** 0.5
+    causal = jnp.tril(jnp.ones(scores.shape[-2:], bool))
+    weights = jax.nn.softmax(jnp.where(causal, scores, -jnp.inf))
+    return jnp.einsum("bhqk,bkhd->bqhd", weights, v).reshape(x.shape)
+
+
+def _linear(layer: Params, x: jax.Array) -> jax.Array:
+    """Maps the last axis."""
+    return x @ layer["w"] + layer["b"]
+
+
+def _norm(layer: Params, x: jax.Array) -> jax.Array:
+    """Layer norm over the last axis."""
+    centred = x - x.mean(-1, keepdims=True)
+    variance = (centred**2).mean(-1, keepdims=True)
+    return centred * lax.rsqrt(variance + 1e-5) * layer["scale"] + layer["b"]
+
+
+def _norm_init(*shape: int) -> Params:
+    return {"scale": jnp.ones(shape), "b": jnp.zeros(shape)}

@@ -1,0 +1,219 @@
+"""The GPT against its equations in NumPy, and what training relies on."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from models import gpt
+
+VOCABULARY, CONTEXT, WIDTH, LAYERS, HEADS = 5, 7, 8, 3, 2
+RNG = np.random.default_rng(0)
+TOKENS = RNG.integers(VOCABULARY, size=(2, 6), dtype=np.int32)
+
+
+@pytest.fixture(autouse=True)
+def float64():
+    with jax.enable_x64(True):
+        yield
+
+
+def make_params():
+    """Larger weights than `init`'s, none of them equal: no entry goes unseen."""
+    params = gpt.init(jax.random.key(1), VOCABULARY, CONTEXT, WIDTH, LAYERS)
+    rng = np.random.default_rng(2)
+    return jax.tree.map(lambda x: x + 0.3 * rng.normal(size=x.shape), params)
+
+
+def loss(params, tokens=TOKENS, heads=HEADS, remat=False):
+    """The cross-entropy of each token after those before it."""
+    log_p = jax.nn.log_softmax(gpt.apply(params, tokens[:, :-1], heads, remat))
+    return -jnp.take_along_axis(log_p, tokens[:, 1:, None], 2).mean()
+
+
+def norm_in_numpy(layer, x):
+    deviation = math.sqrt(x.var() + 1e-5)
+    return (x - x.mean()) / deviation * layer["scale"] + layer["b"]
+
+
+def gelu_in_numpy(x):
+    """Hendrycks and Gimpel, "Gaussian error linear units", 2016: the tanh formula."""
+    return 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+
+
+def gpt_in_numpy(params, tokens, heads):
+    """One sequence, as rows; one position and one head at a time."""
+    params = jax.tree.map(np.asarray, params)
+    x = [
+        params["tokens"][token] + params["positions"][i]
+        for i, token in enumerate(tokens)
+    ]
+    for n in range(LAYERS):
+        block = jax.tree.map(lambda leaf, n=n: leaf[n], params["blocks"])
+        normed = np.array([norm_in_numpy(block["norm1"], row) for row in x])
+        q, k, v = np.split(normed @ block["qkv"]["w"], 3, axis=1)
+        for i in range(len(x)):
+            read = []
+            for head in np.split(np.arange(WIDTH), heads):
+                scores = [q[i, head] @ k[j, head] for j in range(i + 1)]
+                odds = np.exp(np.array(scores) / math.sqrt(len(head)))
+                read.extend(odds / odds.sum() @ v[: i + 1, head])
+            x[i] = x[i] + np.array(read) @ block["out"]["w"] + block["out"]["b"]
+        for i in range(len(x)):
+            up = norm_in_numpy(block["norm2"], x[i]) @ block["up"]["w"]
+            hidden = gelu_in_numpy(up + block["up"]["b"])
+            x[i] = x[i] + hidden @ block["down"]["w"] + block["down"]["b"]
+    return [norm_in_numpy(params["norm"], row) @ params["tokens"].T for row in x]
+
+
+@pytest.mark.parametrize("heads", [1, 2, 8])
+def test_gpt_matches_its_equations(heads):
+    params = make_params()
+    actual = gpt.apply(params, TOKENS, heads)
+    expected = [gpt_in_numpy(params, row, heads) for row in TOKENS]
+    np.testing.assert_allclose(actual, expected, atol=1e-12)
+
+
+def test_gradients_match_finite_differences():
+    params = make_params()
+    grads = jax.jit(jax.grad(loss))(params)
+    leaves, treedef = jax.tree.flatten(params)
+    value = jax.jit(loss)
+    rng = np.random.default_rng(3)
+    for i, grad in enumerate(jax.tree.leaves(grads)):
+        # The last position in the context is not used by shorter sequences.
+        entry = tuple(int(rng.integers(min(n, 5))) for n in grad.shape)
+        ends = []
+        for h in (1e-5, -1e-5):
+            moved = leaves[i].at[entry].add(h)
+            ends.append(
+                value(treedef.unflatten([*leaves[:i], moved, *leaves[i + 1 :]]))
+            )
+        # The difference errs by h² times a third derivative, some 1e-9.
+        np.testing.assert_allclose(grad[entry], (ends[0] - ends[1]) / 2e-5, atol=1e-7)
+
+
+def test_every_weight_has_a_gradient():
+    """Of all tokens and positions: rounding alone would be 1e-17 of the loss."""
+    tokens = np.concatenate([np.arange(CONTEXT + 1), np.arange(1, 10)]).reshape(1, -1)
+    tokens = (tokens[:, : CONTEXT + 1] % VOCABULARY).astype(np.int32)
+    grads = jax.jit(jax.grad(loss))(make_params(), tokens)
+    for grad in jax.tree.leaves(grads):
+        assert abs(grad).min() > 1e-9
+
+
+def test_logits_do_not_depend_on_later_tokens():
+    params, apply = make_params(), jax.jit(gpt.apply, static_argnums=2)
+    whole = apply(params, TOKENS, HEADS)
+    for position in range(TOKENS.shape[1]):
+        changed = TOKENS.copy()
+        changed[:, position] = (changed[:, position] + 1) % VOCABULARY
+        difference = np.abs(apply(params, changed, HEADS) - whole).max((0, 2))
+        assert difference[:position].max(initial=0) <= 1e-13
+        assert difference[position:].min() > 1e-4  # all of the later ones see it
+
+
+def test_a_shorter_sequence_gives_the_first_logits_of_a_longer():
+    params = make_params()
+    whole = gpt.apply(params, TOKENS, HEADS)
+    np.testing.assert_allclose(
+        gpt.apply(params, TOKENS[:, :4], HEADS), whole[:, :4], atol=1e-12
+    )
+
+
+def test_initial_loss_is_that_of_guessing():
+    params = gpt.init(jax.random.key(0), 65, 32, 64, 4)
+    tokens = np.random.default_rng(0).integers(65, size=(16, 33), dtype=np.int32)
+    # Logits have a standard deviation of about 0.02 sqrt(64) = 0.16, which adds half
+    # its square, 0.013, to the loss; the mean over 512 tokens errs by 0.007.
+    assert abs(loss(params, tokens) - math.log(65)) < 0.04
+
+
+def test_remat_gives_the_same_gradients():
+    params = make_params()
+    expected = jax.jit(jax.grad(loss))(params)
+    actual = jax.jit(jax.grad(lambda params: loss(params, remat=True)))(params)
+    jax.tree.map(
+        lambda a, e: np.testing.assert_allclose(a, e, atol=1e-12), actual, expected
+    )
+
+
+def test_remat_takes_less_memory():
+    """Eight blocks' inputs and one block's values, not eight blocks' matmuls."""
+    params = gpt.init(jax.random.key(0), 10, 32, 16, 8)
+    tokens = jnp.zeros((4, 33), jnp.int32)
+
+    def memory(remat):
+        grad = jax.jit(jax.grad(lambda params: loss(params, tokens, 2, remat)))
+        analysis = grad.lower(params).compile().memory_analysis()
+        assert analysis is not None
+        return analysis.temp_size_in_bytes
+
+    assert memory(True) < memory(False) / 2
+
+
+def test_lanes_with_weights_of_their_own_compute_as_each_alone():
+    lanes = [make_params(), jax.tree.map(lambda x: 0.5 * x, make_params())]
+    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *lanes)
+    tokens = np.stack([TOKENS, TOKENS[::-1]])
+    actual = jax.jit(jax.vmap(jax.grad(loss)))(stacked, tokens)
+    alone = jax.jit(jax.grad(loss))
+    for lane in range(2):
+        jax.tree.map(
+            lambda a, e, lane=lane: np.testing.assert_allclose(a[lane], e, atol=1e-12),
+            actual,
+            alone(lanes[lane], tokens[lane]),
+        )
+
+
+@pytest.mark.parametrize(
+    ("vocabulary", "context", "width", "layers"), [(5, 7, 8, 3), (65, 128, 128, 4)]
+)
+def test_params_are_as_many_as_the_formula_says(vocabulary, context, width, layers):
+    """12 widths² a layer; 2 norms, and biases behind 3 matmuls: 10 widths a layer."""
+    params = jax.eval_shape(
+        lambda: gpt.init(jax.random.key(0), vocabulary, context, width, layers)
+    )
+    count = sum(math.prod(x.shape) for x in jax.tree.leaves(params))
+    per_layer = 12 * width**2 + 10 * width
+    tables = (vocabulary + context) * width
+    assert count == layers * per_layer + tables + 2 * width
+    assert {x.shape[0] for x in jax.tree.leaves(params["blocks"])} == {layers}
+
+
+def test_matrices_start_small_and_those_that_end_a_branch_smaller():
+    params = gpt.init(jax.random.key(0), 100, 100, 64, 8)
+    blocks = params["blocks"]
+    expected = {
+        0.02: [
+            params["tokens"],
+            params["positions"],
+            blocks["qkv"]["w"],
+            blocks["up"]["w"],
+        ],
+        0.02 / math.sqrt(16): [blocks["out"]["w"], blocks["down"]["w"]],
+    }
+    for deviation, matrices in expected.items():
+        for matrix in matrices:
+            # The deviation of n normals errs by sqrt(1 / 2 n), 0.9 %: 5 of those.
+            assert abs(matrix.std() / deviation - 1) < 0.045
+            assert abs(matrix.mean()) < 0.07 * deviation
+    norms = [blocks["norm1"], blocks["norm2"], params["norm"]]
+    assert all((norm["scale"] == 1).all() for norm in norms)
+    biased = [*norms, blocks["out"], blocks["up"], blocks["down"]]
+    assert not any(layer["b"].any() for layer in biased)
+
+
+def test_tokens_longer_than_the_context_are_refused():
+    tokens = np.zeros((1, 8), np.int32)
+    message = "^gpt: 8 tokens are longer than the context of 7$"
+    with pytest.raises(ValueError, match=message):
+        gpt.apply(make_params(), tokens, HEADS)
+
+
+def test_heads_that_do_not_divide_the_width_are_refused():
+    message = "^gpt: a width of 8 does not divide into 3 heads$"
+    with pytest.raises(ValueError, match=message):
+        gpt.apply(make_params(), TOKENS, heads=3)

@@ -1,0 +1,187 @@
+"""The LSTM against its equations in NumPy, and what streaming and memory rely on."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from models import lstm
+
+INPUTS, HIDDEN, OUTPUTS, BATCH, FRAMES = 3, 4, 2, 2, 11
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(BATCH, FRAMES, INPUTS))
+WEIGHTS = RNG.normal(size=(BATCH, FRAMES, OUTPUTS))
+
+
+@pytest.fixture(autouse=True)
+def float64():
+    with jax.enable_x64(True):
+        yield
+
+
+def make_params(layers=2):
+    """Weights of `init`, and noise on the biases, so that no entry goes unseen."""
+    params = lstm.init(jax.random.key(1), INPUTS, HIDDEN, OUTPUTS, layers)
+    rng = np.random.default_rng(2)
+    return jax.tree.map(lambda x: x + 0.1 * rng.normal(size=x.shape), params)
+
+
+def loss(params, x=X, remat_chunk=None):
+    return (WEIGHTS * jnp.sin(lstm.apply(params, x, remat_chunk))).sum()
+
+
+def sigmoid(x):
+    return 1 / (1 + np.exp(-x))
+
+
+def lstm_in_numpy(params, x):
+    """One sequence, one frame and one gate at a time (Gers et al. 2000)."""
+    params = jax.tree.map(np.asarray, params)
+    outputs = np.zeros((len(x), x.shape[1], OUTPUTS))
+    for sequence in range(len(x)):
+        h = [np.zeros(HIDDEN) for _ in params["layers"]]
+        c = [np.zeros(HIDDEN) for _ in params["layers"]]
+        for frame in range(x.shape[1]):
+            below = x[sequence, frame]
+            for n, layer in enumerate(params["layers"]):
+                net = {}
+                for gate, name in enumerate(["input", "forget", "cell", "output"]):
+                    units = slice(gate * HIDDEN, (gate + 1) * HIDDEN)
+                    net[name] = layer["b"][units].copy()
+                    net[name] += layer["w"][:, units].T @ below
+                    net[name] += layer["recurrent"][:, units].T @ h[n]
+                c[n] = sigmoid(net["forget"]) * c[n]
+                c[n] += sigmoid(net["input"]) * np.tanh(net["cell"])
+                h[n] = sigmoid(net["output"]) * np.tanh(c[n])
+                below = h[n]
+            output = params["output"]
+            outputs[sequence, frame] = output["w"].T @ below + output["b"]
+    return outputs
+
+
+@pytest.mark.parametrize("layers", [1, 3])
+@pytest.mark.parametrize("remat_chunk", [None, 4])
+def test_lstm_matches_its_equations(layers, remat_chunk):
+    params = make_params(layers)
+    actual = lstm.apply(params, X, remat_chunk)
+    np.testing.assert_allclose(actual, lstm_in_numpy(params, X), atol=1e-12)
+
+
+def test_gradients_match_finite_differences_in_every_leaf():
+    params = make_params()
+    leaves, treedef = jax.tree.flatten(params)
+    grads = jax.tree.leaves(jax.jit(jax.grad(loss))(params))
+    value = jax.jit(loss)
+    for i, (leaf, grad) in enumerate(zip(leaves, grads, strict=True)):
+        direction = np.random.default_rng(i).normal(size=leaf.shape)
+        ends = [
+            value(
+                treedef.unflatten([*leaves[:i], leaf + h * direction, *leaves[i + 1 :]])
+            )
+            for h in (1e-5, -1e-5)
+        ]
+        # The difference errs by h² times a third derivative, some 1e-10.
+        slope = (ends[0] - ends[1]) / 2e-5
+        np.testing.assert_allclose((grad * direction).sum(), slope, atol=1e-7)
+        assert abs(slope) > 1e-3
+
+
+@pytest.mark.parametrize(("dtype", "atol"), [("float32", 1e-5), ("float64", 1e-12)])
+def test_streaming_gives_the_outputs_of_training(dtype, atol):
+    params = jax.tree.map(lambda x: x.astype(dtype), make_params())
+    x = X.astype(dtype)
+    carry, streamed, step = lstm.start(params, BATCH), [], jax.jit(lstm.step)
+    for frame in range(FRAMES):
+        carry, output = step(params, carry, x[:, frame])
+        streamed.append(output)
+    whole = lstm.apply(params, x)
+    assert whole.dtype == streamed[0].dtype == dtype
+    np.testing.assert_allclose(np.stack(streamed, 1), whole, atol=atol)
+
+
+def test_a_stream_may_stop_and_go_on_from_its_carry():
+    params = make_params()
+    carry, _ = lstm.step(params, lstm.start(params, BATCH), X[:, 0])
+    stored = jax.tree.map(np.asarray, carry)
+    _, output = lstm.step(params, stored, X[:, 1])
+    np.testing.assert_allclose(output, lstm.apply(params, X)[:, 1], atol=1e-12)
+
+
+@pytest.mark.parametrize("remat_chunk", [None, 4])
+def test_outputs_do_not_depend_on_later_frames(remat_chunk):
+    params, x = make_params(), jnp.asarray(X)
+
+    def first_six(x):
+        return lstm.apply(params, x, remat_chunk)[:, :6]
+
+    slopes = jax.jit(jax.jacobian(first_six))(
+        x
+    )  # (batch, 6, outputs, batch, frames, inputs)
+    assert not slopes[..., 6:, :].any()
+    assert abs(slopes[0, 5, :, 0, :6]).min() > 0
+
+
+def test_padding_after_a_recordings_end_changes_nothing_before_it():
+    params = make_params()
+    padded = np.pad(X, ((0, 0), (0, 5), (0, 0)))
+    actual = lstm.apply(params, padded)[:, :FRAMES]
+    np.testing.assert_allclose(actual, lstm.apply(params, X), atol=1e-12)
+
+
+@pytest.mark.parametrize("remat_chunk", [1, 4, FRAMES, 20])
+def test_remat_chunks_give_the_same_gradients(remat_chunk):
+    params, x = make_params(), jnp.asarray(X)
+    grad = jax.jit(jax.grad(loss, argnums=(0, 1)), static_argnums=2)
+    expected, actual = grad(params, x), grad(params, x, remat_chunk)
+    jax.tree.map(
+        lambda a, e: np.testing.assert_allclose(a, e, atol=1e-12), actual, expected
+    )
+
+
+def test_remat_chunks_take_less_memory():
+    """256 frames in chunks of 16: 16 carries and the values of 16 frames, not 256."""
+
+    def memory(remat_chunk):
+        def loss(params, x):
+            return (lstm.apply(params, x, remat_chunk) ** 2).sum()
+
+        params = lstm.init(jax.random.key(0), 8, 16, 4, layers=2)
+        compiled = (
+            jax.jit(jax.grad(loss)).lower(params, jnp.ones((4, 256, 8))).compile()
+        )
+        analysis = compiled.memory_analysis()
+        assert analysis is not None
+        return analysis.temp_size_in_bytes
+
+    assert memory(16) < memory(None) / 4
+
+
+@pytest.mark.parametrize("remat_chunk", [0, -1])
+def test_a_chunk_without_frames_is_refused(remat_chunk):
+    message = f"lstm: remat_chunk must be at least 1, got {remat_chunk}"
+    with pytest.raises(ValueError, match=message):
+        lstm.apply(make_params(), X, remat_chunk)
+
+
+def test_forget_gates_alone_start_with_a_bias():
+    params = lstm.init(jax.random.key(0), INPUTS, HIDDEN, OUTPUTS, layers=2)
+    for layer in params["layers"]:
+        expected = np.repeat([0, 1, 0, 0], HIDDEN)
+        np.testing.assert_array_equal(layer["b"], expected)
+    assert not params["output"]["b"].any()
+
+
+def test_matrices_start_with_variance_one_over_rows():
+    params = lstm.init(jax.random.key(0), 50, 64, 100, layers=2)
+    first, second = params["layers"]
+    matrices = {
+        (50, 256): [first["w"]],
+        (64, 256): [first["recurrent"], second["w"], second["recurrent"]],
+        (64, 100): [params["output"]["w"]],
+    }
+    for shape, same in matrices.items():
+        for matrix in same:
+            assert matrix.shape == shape
+            # The mean square of n normals errs by sqrt(2 / n), 2 % at most: 5 of those.
+            assert abs((matrix**2).mean() * shape[0] - 1) < 0.1
+    assert abs(np.corrcoef(first["recurrent"].ravel(), second["w"].ravel())[0, 1]) < 0.1
