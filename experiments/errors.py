@@ -8,10 +8,10 @@ class BadRequest(Exception):
     """What the user asked for cannot be done; the message is one line."""
 
 
-def explain(name: str, error: BaseException) -> BadRequest:
+def explain(where: str, error: BaseException) -> BadRequest:
     """What went wrong in a user's own code, in one line, with its place."""
     first = str(error).partition("\n")[0]
-    return BadRequest(f"--algo {name}: {type(error).__name__}: {first}{place(error)}")
+    return BadRequest(f"{where}: {type(error).__name__}: {first}{place(error)}")
 
 
 def place(error: BaseException) -> str:

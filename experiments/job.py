@@ -1,6 +1,7 @@
 """One run from its request to its files."""
 
 import hashlib
+import json
 import math
 import platform
 import time
@@ -12,7 +13,7 @@ import jax
 import numpy as np
 
 import syncalgos
-from experiments import records, screen
+from experiments import export, records, screen
 from experiments.effective_lr import effective_lr
 from experiments.errors import BadRequest, explain
 from experiments.flags import PROGRAM, Request
@@ -45,7 +46,7 @@ def run(
         state = plan.trainer.init(params, buffers, s.seed)
     except Exception as error:  # a user's strategy may raise anything
         if ":" in s.algo:
-            raise explain(s.algo, error) from error
+            raise explain(f"--algo {s.algo}", error) from error
         if isinstance(error, ValueError):  # ours say all
             raise BadRequest(str(error)) from error
         raise
@@ -67,6 +68,8 @@ def run(
         screen.say(text)
     outcome = train(plan, state, out, sent and sent.per_step, asked_to_stop)
     summary = _summary(plan, facts, outcome, sent)
+    if s.export is not None and outcome.diverged_at is None:
+        summary["export"] = _export(plan, outcome, facts)
     summary["total_seconds"] = round(time.perf_counter() - started, 3)
     records.finish(out, summary)
     screen.show(screen.summary_text(summary, out))
@@ -84,8 +87,12 @@ def _remarks(plan: Plan, outcome: Outcome, sent: Communication | None) -> list[s
             f"diverged: the loss of step {outcome.diverged_at} was not finite, or "
             f"above {DIVERGED_ABOVE} times the first"
         )
+        if plan.settings.export is not None:
+            remarks.append(f"no model was written to {plan.settings.export}")
     if outcome.stopped:
         remarks.append(f"stopped after step {steps} of {plan.settings.steps}")
+    if plan.task.sends:
+        remarks.append(f"not counted in what each worker sent: {plan.task.sends}")
     since = steps - last_sync(plan, outcome.state, sent, steps)
     if since:
         remarks.append(
@@ -93,6 +100,21 @@ def _remarks(plan: Plan, outcome: Outcome, sent: Communication | None) -> list[s
             f"{since} local steps are not in it"
         )
     return remarks
+
+
+def _export(plan: Plan, outcome: Outcome, facts: dict[str, Any]) -> str | None:
+    """Writes the center, with what says how it was made; returns where, if it could."""
+    path = plan.settings.export
+    kept = ("algo", "arguments", "task", "task_arguments", "seed", "workers")
+    header = {name: json.dumps(facts[name]) for name in kept}
+    header |= {"steps": json.dumps(outcome.line["step"])}
+    header |= {"syncalgos": json.dumps(syncalgos.__version__)}
+    try:
+        export.save(path, plan.trainer.center(outcome.state), header)
+    except OSError as error:  # the run's files are still to be written
+        screen.say(f"--export {path}: {error.strerror}")
+        return None
+    return str(path)
 
 
 def last_sync(
@@ -116,11 +138,13 @@ def _facts(plan: Plan, effective: float | None) -> dict[str, Any]:
         "algo": s.algo,
         "arguments": plan.arguments,
         "task": s.task,
+        "task_arguments": plan.task_arguments,
         "seed": s.seed,
         "workers": s.workers,
         "batch_size": s.batch_size,
         "optimizer": s.optimizer,
         "lr": s.lr,
+        "accumulate": s.accumulate,
         "effective_lr": effective,
         "backend": s.backend,
         "devices": len(layout.devices),
@@ -186,6 +210,8 @@ def _summary(
         "syncs": None if moving is None else int(moving.sum()),
         "steps_per_second": steps / outcome.seconds if outcome.seconds else 0.0,
         "params_sha256": params_sha256(plan.trainer.center(outcome.state)),
+        "temp_bytes": plan.trainer.temp_bytes,
+        "export": None,
         "diverged": outcome.diverged_at is not None,
         "diverged_at": outcome.diverged_at,
         "stopped": outcome.stopped,

@@ -1,6 +1,5 @@
 """From a request to everything that a run needs, refused before anything compiles."""
 
-import inspect
 import os
 from argparse import Namespace
 from collections.abc import Callable
@@ -9,13 +8,12 @@ from typing import Any, NamedTuple
 import jax
 import optax
 
-from experiments import optimizers, records
+from experiments import embedding_tables, export, factories, optimizers, records
 from experiments.errors import BadRequest, explain
+from experiments.factories import ALGORITHM, TASK, Kind
 from experiments.flags import Request
-from experiments.tasks import TASKS, Task
-from experiments.tasks.task import Data, losses
+from experiments.tasks.task import Data, Task, losses
 from syncalgos import (
-    ALGORITHMS,
     WORKERS,
     DataParallel,
     Strategy,
@@ -39,12 +37,17 @@ AT_SYNC: dict[str, Callable[[optax.GradientTransformation], Strategy]] = {
 }
 
 
+FEEDS = ("device", "host")
+MOST_ON_DEVICE = 2**30  # bytes of training data, of which each device has a copy
+
+
 class Plan(NamedTuple):
     """A run that can start.
 
     Attributes:
         settings: the common flags, all defaults filled in.
         arguments: the algorithm's own.
+        task_arguments: the task's own.
         task: what is trained on what.
         data: the task's.
         optimizer: the inner one.
@@ -55,6 +58,7 @@ class Plan(NamedTuple):
 
     settings: Namespace
     arguments: dict[str, Any]
+    task_arguments: dict[str, Any]
     task: Task
     data: Data
     optimizer: optax.GradientTransformation
@@ -93,7 +97,9 @@ def _prepare(request: Request) -> Plan:
     _check_names_and_ranges(settings)
     if settings.out is not None:
         records.check_out(settings.out, settings.overwrite)
-    task = TASKS[settings.task](settings.data_dir)
+    if settings.export is not None:
+        export.check(settings.export, settings.overwrite)
+    task = _make_task(request)
     _fill_in(settings, task)
     schedule = optimizers.schedule(
         settings.schedule, settings.lr, settings.steps, settings.warmup_steps
@@ -105,12 +111,14 @@ def _prepare(request: Request) -> Plan:
         settings.weight_decay,
         settings.clip_norm,
     )
-    strategy = _make_strategy(request, schedule, optimizer)
+    arguments = embedding_tables.with_row_sparse(request, settings, task)
+    strategy = _make_strategy(request, arguments, schedule, optimizer)
     if settings.opt_state_at_sync != "keep":
         strategy = at_syncs(strategy, AT_SYNC[settings.opt_state_at_sync](optimizer))
     if settings.sync_until:
         n = settings.sync_until
         strategy = chain(until(n, sync_sgd()), after(n, strategy))
+    strategy = embedding_tables.beside_shared(strategy, settings, task)
     train_loss, eval_loss = losses(task)
     trainer = DataParallel(
         train_loss,
@@ -120,13 +128,18 @@ def _prepare(request: Request) -> Plan:
         backend=settings.backend,
         devices=settings.devices,
         eval_loss=eval_loss,
+        accumulate=settings.accumulate,
+        sharded=embedding_tables.sharded(task),
     )
-    steady = _make_strategy(request, settings.lr, optimizer)
+    steady = _make_strategy(request, arguments, settings.lr, optimizer)
+    data = _load(settings, task)
+    settings.feed = settings.feed or _default_feed(data)
     return Plan(
         settings=settings,
         arguments=request.arguments,
+        task_arguments=request.task_arguments,
         task=task,
-        data=_load(settings, task),
+        data=data,
         optimizer=optimizer,
         strategy=strategy,
         steady=steady,
@@ -135,17 +148,24 @@ def _prepare(request: Request) -> Plan:
 
 
 def _check_names_and_ranges(s: Namespace) -> None:
-    checks.one_of("task", s.task, TASKS)
     checks.one_of("backend", s.backend, BACKENDS)
-    checks.one_of("schedule", s.schedule, optimizers.SCHEDULES)
-    checks.one_of("optimizer", s.optimizer, sorted(optimizers.known()))
     checks.one_of("--opt-state-at-sync", s.opt_state_at_sync, AT_SYNC)
+    names = {
+        "schedule": optimizers.SCHEDULES,
+        "optimizer": sorted(optimizers.known()),
+        "feed": FEEDS,
+    }
+    for flag, known in names.items():
+        if (value := getattr(s, flag)) is not None:
+            checks.one_of(flag, value, known)
     checks.whole("--workers", s.workers, least=1)
+    checks.whole("--accumulate", s.accumulate, least=1)
     for flag in ("steps", "batch_size", "eval_every", "dispatch_steps"):
         if (value := getattr(s, flag)) is not None:
             checks.whole(f"--{flag.replace('_', '-')}", value, least=1)
     for flag in ("warmup_steps", "sync_until", "seed"):
-        checks.whole(f"--{flag.replace('_', '-')}", getattr(s, flag), least=0)
+        if (value := getattr(s, flag)) is not None:
+            checks.whole(f"--{flag.replace('_', '-')}", value, least=0)
     bounds = {
         "lr": {"above": 0},
         "momentum": {"least": 0, "below": 1},
@@ -157,26 +177,57 @@ def _check_names_and_ranges(s: Namespace) -> None:
             checks.real(f"--{flag.replace('_', '-')}", value, **bound)
 
 
+def _make_task(request: Request) -> Task:
+    """Calls the task's factory with its flags and what the harness passes."""
+    s = request.settings
+    offered = {"data_dir": s.data_dir, "seed": s.seed, "axis": WORKERS}
+    task = _call(TASK, s.task, request.task_factory, request.task_arguments, offered)
+    if not isinstance(task, Task):
+        raise BadRequest(
+            f"--task {s.task}: the factory must return an experiments.tasks.task.Task, "
+            f"got {checks.shown(task)}"
+        )
+    return task
+
+
 def _fill_in(s: Namespace, task: Task) -> None:
+    if s.optimizer in (None, task.optimizer):  # else the task's may not fit
+        for flag in ("optimizer", "momentum", "weight_decay", "clip_norm"):
+            if getattr(s, flag) is None:
+                setattr(s, flag, getattr(task, flag))
     s.steps = s.steps or task.steps
-    s.lr = s.lr or task.lr.get(s.optimizer, task.lr[""])
-    s.batch_size = s.batch_size or nearest_multiple(task.batch_size, s.workers)
+    s.lr = s.lr or task.lr.get(str(s.optimizer), task.lr[""])
+    s.schedule = s.schedule or task.schedule
+    if s.warmup_steps is None:
+        s.warmup_steps = round(task.warmup * s.steps)
+    s.batch_size = s.batch_size or nearest_multiple(
+        task.batch_size, s.workers * s.accumulate
+    )
     s.eval_every = min(s.eval_every or -(-s.steps // 10), s.steps)
     s.dispatch_steps = s.dispatch_steps or task.dispatch_steps
-    check_batch(s.batch_size, s.workers)
+    check_batch(s.batch_size, s.workers, s.accumulate)
     if s.warmup_steps > s.steps:
         raise ValueError(f"--warmup-steps {s.warmup_steps} is above --steps {s.steps}")
 
 
 def _load(s: Namespace, task: Task) -> Data:
     data = task.load()
-    examples = len(next(iter(data.train.values())))
-    if s.batch_size > examples:
+    if s.batch_size > data.examples:
         raise ValueError(
             f"global batch of {s.batch_size} is larger than the training data of "
-            f"{s.task} ({examples} examples)"
+            f"{s.task} ({data.examples} examples)"
         )
+    if s.feed == "device" and not isinstance(data.train, dict):
+        raise ValueError(f"--feed device: the data of {s.task} is made on the host")
     return data
+
+
+def _default_feed(data: Data) -> str:
+    """The device, if the data fits there: batches are then gathered in the loop."""
+    if not isinstance(data.train, dict):
+        return "host"
+    held = sum(x.nbytes for x in data.train.values())
+    return "device" if held <= MOST_ON_DEVICE else "host"
 
 
 def nearest_multiple(n: int, of: int) -> int:
@@ -187,28 +238,38 @@ def nearest_multiple(n: int, of: int) -> int:
 
 def _make_strategy(
     request: Request,
+    arguments: dict[str, Any],
     learning_rate: optimizers.Schedule,
     optimizer: optax.GradientTransformation,
 ) -> Strategy:
-    """Calls the factory with its flags and what the harness passes."""
-    factory: Callable[..., Any] = request.factory
+    """Calls the algorithm's factory with its flags and what the harness passes."""
+    s = request.settings
     offered = {
-        "seed": request.settings.seed,
+        "seed": s.seed,
         "learning_rate": learning_rate,
         "optimizer": optimizer,
         "axis": WORKERS,
     }
-    wanted = inspect.signature(factory).parameters
-    passed = {name: value for name, value in offered.items() if name in wanted}
-    try:
-        strategy = factory(**request.arguments, **passed)
-    except Exception as error:  # a user's factory may raise anything
-        if factory in ALGORITHMS.values() and isinstance(error, ValueError):
-            raise  # it says all
-        raise explain(request.settings.algo, error) from error
+    strategy = _call(ALGORITHM, s.algo, request.factory, arguments, offered)
     if not isinstance(strategy, Strategy):
         raise BadRequest(
-            f"--algo {request.settings.algo}: the factory must return a "
-            f"syncalgos.Strategy, got {strategy!r}"
+            f"--algo {s.algo}: the factory must return a syncalgos.Strategy, got "
+            f"{strategy!r}"
         )
     return strategy
+
+
+def _call(
+    kind: Kind,
+    name: str,
+    factory: factories.Factory,
+    arguments: dict[str, Any],
+    offered: dict[str, Any],
+) -> Any:
+    try:
+        passed = factories.passed_arguments(kind, factory, offered)
+        return factory(**arguments, **passed)
+    except Exception as error:  # a user's factory may raise anything
+        if ":" not in name and isinstance(error, ValueError):
+            raise  # it says all
+        raise explain(f"--{kind.flag} {name}", error) from error

@@ -88,9 +88,17 @@ def say(text: str) -> None:
 
 def evaluation_line(line: dict[str, Any], steps: int) -> str:
     """One evaluation, to read."""
-    shown = ("train_loss", "test_loss", "test_accuracy")
-    figures = [f"{name.replace('_', ' ')} {figure(line[name])}" for name in shown]
+    figures = [f"{name} {figure(x)}" for name, x in measured(line).items()]
     return "  ".join([f"step {line['step']:>{len(str(steps))}}/{steps}", *figures])
+
+
+def measured(line: dict[str, Any]) -> dict[str, float | None]:
+    """The training loss and all that was measured on held-out data, by its name."""
+    return {
+        name.replace("_", " "): x
+        for name, x in line.items()
+        if name == "train_loss" or name.startswith("test_")
+    }
 
 
 def figure(x: float | None) -> str:
@@ -100,13 +108,18 @@ def figure(x: float | None) -> str:
     return f"{x:.4f}" if x == 0 or 1e-3 <= abs(x) < 1000 else f"{x:.3g}"
 
 
-def size(count: float) -> str:
+def count(x: float) -> str:
+    """A rate, with as many digits as it deserves."""
+    return f"{x:,.0f}" if x >= 10 else f"{x:.2g}"
+
+
+def size(bytes_: float) -> str:
     """A number of bytes."""
     for unit in ("B", "kB", "MB", "GB", "TB"):
-        if count < 1000 or unit == "TB":
+        if bytes_ < 1000 or unit == "TB":
             break
-        count /= 1000
-    return f"{count:.4g} {unit}"
+        bytes_ /= 1000
+    return f"{bytes_:.4g} {unit}"
 
 
 def rate(x: float | None) -> str:
@@ -121,23 +134,30 @@ def summary_text(summary: dict[str, Any], out: Any) -> str:
     sent = "not counted"
     if s["bytes_per_worker"] is not None:
         sent = f"{size(s['bytes_per_worker'])} in {s['syncs']} syncs"
+    memory = "not known"
+    if s["temp_bytes"] is not None:
+        memory = f"{size(s['temp_bytes'])} of intermediate results on a device"
     nominal, effective = rate(s["lr"]), rate(s["effective_lr"])
     rows = {
-        "train loss": figure(s["train_loss"]),
-        "test loss": figure(s["test_loss"]),
-        "test accuracy": figure(s["test_accuracy"]),
+        **{name: figure(x) for name, x in measured(s).items()},
         "learning rate": f"{nominal} nominal, {effective} effective",
         "each worker sent": sent,
-        "speed": f"{speed:,.0f} steps/s, {speed * s['workers']:,.0f} worker-steps/s",
+        "speed": f"{count(speed)} steps/s, {count(speed * s['workers'])} "
+        f"worker-steps/s, {count(speed * s['batch_size'])} examples/s",
+        "memory": memory,
         "layout": f"{layout_text(s)}, backend {s['backend']}",
         "time": f"{s['seconds']:.1f} s training, {s['total_seconds']:.1f} s in all",
         "files": str(out),
     }
+    if s["export"] is not None:
+        rows["model"] = s["export"]
+    width = max(map(len, rows)) + 1
     head = (
         f"{s['algo']} on {s['task']}: {s['steps']} steps of batch {s['batch_size']}, "
         f"seed {s['seed']}"
     )
-    return "\n".join([head, *(f"  {name:<17} {text}" for name, text in rows.items())])
+    lines = [f"  {name:<{width}} {text}" for name, text in rows.items()]
+    return "\n".join([head, *lines])
 
 
 def layout_text(s: dict[str, Any]) -> str:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from experiments import records, screen, stream
+from experiments import feed, records, screen, stream
 from experiments.plan import Plan
 from experiments.tasks.task import held_out
 from syncalgos import TrainState
@@ -105,13 +105,20 @@ def first_diverged(losses: np.ndarray, first: float) -> int | None:
 def _make_dispatch(plan: Plan) -> Callable[..., tuple[TrainState, np.ndarray, float]]:
     """Returns (state, first step, steps) -> (state, losses, seconds of training)."""
     s, trainer = plan.settings, plan.trainer
-    data = trainer.place(plan.data.train)
-    examples = len(next(iter(plan.data.train.values())))
+
+    def rows(first, steps):
+        return stream.rows(s.seed, first, steps, s.batch_size, plan.data.examples)
+
+    if s.feed == "host":
+        parts = list(dispatches(s.steps, s.eval_every, s.dispatch_steps))
+        ahead, data = feed.read_ahead(plan.data.train, parts, rows), None
+    else:
+        ahead, data = None, trainer.place(plan.data.train)
 
     def dispatch(state, first, steps):
-        rows = stream.rows(s.seed, first, steps, s.batch_size, examples)
         start, compiled = time.perf_counter(), trainer.compile_seconds
-        state, metrics = trainer.run(state, rows, data)
+        batches = rows(first, steps) if ahead is None else next(ahead)
+        state, metrics = trainer.run(state, batches, data)
         jax.block_until_ready(metrics)  # unlike np.asarray, it lets Ctrl-C in
         took = time.perf_counter() - start - (trainer.compile_seconds - compiled)
         return state, np.asarray(metrics["loss"], np.float64), took
@@ -121,16 +128,19 @@ def _make_dispatch(plan: Plan) -> Callable[..., tuple[TrainState, np.ndarray, fl
 
 def _make_evaluation(plan: Plan, sent: np.ndarray | None) -> Callable[..., dict]:
     trainer = plan.trainer
-    test, rows = held_out(plan.data.test, trainer.workers)
+    test, rows = held_out(plan.data.test, trainer.workers, plan.task.eval_batch)
     data = trainer.place(test)
 
     def evaluate(state, done, losses, seconds):
         metrics = jax.device_get(trainer.evaluate(state, rows, data))
-        means = {f"test_{name}": float(np.mean(x)) for name, x in metrics.items()}
+        means = {name: float(np.mean(x)) for name, x in metrics.items()}
+        measured = {"loss": means["loss"], "accuracy": None}  # a task may lack one
+        for name, figure in plan.task.figures.items():
+            measured[name] = figure(means["loss"])
         return {
             "step": done,
             "train_loss": float(np.mean(np.concatenate(losses))) if losses else None,
-            **means,
+            **{f"test_{name}": x for name, x in {**measured, **means}.items()},
             "bytes_per_worker": _bytes_after(sent, done),
             "divergence": trainer.divergence(state),
             "seconds": round(seconds, 6),

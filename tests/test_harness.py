@@ -9,10 +9,10 @@ import optax
 import pytest
 
 import syncalgos
-from experiments import flags, optimizers, records, stream
+from experiments import factories, flags, optimizers, records, stream
 from experiments.effective_lr import effective_lr
 from experiments.plan import nearest_multiple, prepare
-from experiments.tasks import TASKS
+from experiments.tasks.digits import digits as digits_task
 from experiments.tasks.task import held_out, losses
 from experiments.train import dispatches, first_diverged
 from syncalgos import Strategy, collectives, every, outer_step
@@ -41,7 +41,7 @@ def test_stream_is_a_function_of_seed_and_step_alone():
 
 def test_stream_of_another_worker_count_is_the_same():
     """The batch is cut, not drawn, by workers: rows know nothing of them."""
-    task = TASKS["digits"](None)
+    task = digits_task()
     digits = task.load()
     params, buffers = task.init(jax.random.key(0))
     data_seen = []
@@ -68,7 +68,7 @@ def test_every_held_out_example_counts_once(workers, batch):
 
 
 def test_evaluation_does_not_depend_on_the_workers():
-    task = TASKS["digits"](None)
+    task = digits_task()
     digits = task.load()
     params, buffers = task.init(jax.random.key(0))
     logits_loss, _ = task.apply(params, buffers, digits.test, None, train=False)
@@ -251,7 +251,7 @@ def test_effective_lr_of_a_strategy_that_knows_its_shapes():
 
 
 def test_help_texts_come_from_the_docstring():
-    texts = flags.argument_texts(inspect.getdoc(syncalgos.bmuf) or "")
+    texts = factories.argument_texts(inspect.getdoc(syncalgos.bmuf) or "")
     assert list(texts) == ["period", "block_momentum", "block_lr", "nesterov", "axis"]
     assert texts["block_lr"] == "ζ, the factor on a block's mean update, above 0."
 
@@ -260,7 +260,8 @@ def test_parameters_that_no_word_can_set_are_no_flags():
     def factory(period: int, rate=0.5, outer=optax.sgd(0.1), dtype=jnp.float32):  # noqa: B008
         return syncalgos.model_averaging(period)
 
-    assert [p.name for p in flags.flag_parameters(factory)] == ["period", "rate"]
+    found = factories.flag_parameters(factories.ALGORITHM, factory)
+    assert [p.name for p in found] == ["period", "rate"]
 
 
 GIVEN = """

@@ -16,11 +16,11 @@ from owed import make
 import syncalgos
 from experiments import stream
 from experiments.job import params_sha256
-from experiments.tasks import TASKS
+from experiments.tasks.digits import digits as digits_task
 from experiments.tasks.task import losses
 
 ROOT = Path(__file__).parents[1]
-DIGITS = TASKS["digits"](None).load()
+DIGITS = digits_task().load()
 WORKERS, STEPS, BATCH, SEED, LR = 2, 24, 32, 3, 0.1
 
 # An elastic pull towards the mean, as a user would write it.
@@ -56,7 +56,7 @@ def load():
 
 
 def digits():
-    task = TASKS["digits"](None)
+    task = digits_task()
     params, buffers = task.init(jax.random.key(SEED))
     rows = stream.rows(SEED, 0, STEPS, BATCH, len(DIGITS.train["y"]))
     return task, params, buffers, rows

@@ -1,24 +1,24 @@
 """Handwritten digits, which ship with scikit-learn."""
 
-from pathlib import Path
-
-import jax
-import jax.numpy as jnp
 import numpy as np
-import optax
 
-from experiments.tasks.task import Data, Task
+from experiments.tasks.classify import values
+from experiments.tasks.task import Data, Task, fitting
 from models import mlp
 
 SIZES = (64, 128, 128, 10)
 
 
-def digits(data_dir: Path | None = None) -> Task:
-    """1,797 images of 8×8 in 10 classes, one fifth of them held out; an MLP.
+def digits(model: str = "mlp") -> Task:
+    """1,797 images of 8×8 in 10 classes, one fifth of them held out.
+
+    Args:
+        model: mlp, the one that fits.
 
     Source: Alpaydin and Kaynak, "Optical recognition of handwritten digits", UCI, 1998;
     the copy in scikit-learn.
     """
+    fitting("digits", model, ["mlp"])
     return Task(
         init=lambda key: (mlp.init(key, SIZES), ()),
         apply=_apply,
@@ -45,7 +45,4 @@ def _load() -> Data:
 
 
 def _apply(params, buffers, batch, key, train):
-    logits = mlp.apply(params, batch["x"])
-    hits = jnp.argmax(logits, axis=-1) == batch["y"]
-    loss = optax.softmax_cross_entropy_with_integer_labels(logits, batch["y"])
-    return {"loss": loss, "accuracy": jax.numpy.float32(hits)}, buffers
+    return values(mlp.apply(params, batch["x"]), batch["y"]), buffers

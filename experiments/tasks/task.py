@@ -1,27 +1,64 @@
 """What a task is."""
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from syncalgos import checks
 from syncalgos.collectives import PyTree
 
 Arrays = dict[str, np.ndarray]
 
 
+class Source(Protocol):
+    """Examples that are made or read one by one, as grain's data sources are."""
+
+    def __len__(self) -> int:
+        """How many there are."""
+        ...
+
+    def __getitem__(self, number: int, /) -> Mapping[str, np.ndarray]:
+        """One example, without a leading axis."""
+        ...
+
+
 class Data(NamedTuple):
-    """A task's examples; leaves (examples, ...).
+    """A task's examples.
 
     Attributes:
-        train: to train on.
-        test: held out, the same leaves.
+        train: to train on; leaves (examples, ...), or a source of them.
+        test: held out; leaves (examples, ...), with the same names.
     """
 
-    train: Arrays
+    train: Arrays | Source
     test: Arrays
+
+    @property
+    def examples(self) -> int:
+        """How many there are to train on."""
+        if isinstance(self.train, dict):
+            return len(next(iter(self.train.values())))
+        return len(self.train)
+
+
+class Tables(NamedTuple):
+    """Tables of which a step touches few rows: embeddings.
+
+    Attributes:
+        names: a tree like params, or for whole subtrees: what a table is called, False
+            for all that is none. Tables of one name are read at the same rows.
+        rows: examples of a batch -> the most rows that they touch, by name.
+        kept: replicated: like all other params. shared: one table, updated with the
+            mean gradient at every step, whatever the algorithm does with the rest.
+            sharded: in parts, each worker holding its rows (`syncalgos.lookup`).
+    """
+
+    names: PyTree
+    rows: Callable[[int], dict[str, int]]
+    kept: Literal["replicated", "shared", "sharded"] = "replicated"
 
 
 class Task(NamedTuple):
@@ -30,12 +67,24 @@ class Task(NamedTuple):
     Attributes:
         init: key -> (params, buffers).
         apply: (params, buffers, batch, key, train) -> (values, buffers); values are
-            per example, {"loss": (batch,), "accuracy": (batch,)}.
+            per example: {"loss": (batch,), "accuracy": (batch,)}, and what else its
+            users look at.
         load: reads the data, when all else of a request has been checked.
         batch_size: the default global batch.
         steps: the default number of local steps.
         lr: the default learning rates by optimizer; "" stands for all others.
         dispatch_steps: the default number of local steps in a dispatch.
+        optimizer: the default inner optimizer.
+        momentum: its default, where the optimizer is the task's.
+        weight_decay: as momentum.
+        clip_norm: the default global norm to which gradients are clipped.
+        schedule: the default schedule of the learning rate.
+        warmup: the share of the steps over which the learning rate rises, by default.
+        eval_batch: about how many examples are evaluated at once, by all workers.
+        figures: more to report of a held-out evaluation: name -> a function of the
+            loss, such as a perplexity.
+        tables: embeddings, where it has some.
+        sends: what the loss itself sends at every step, in words, if anything.
     """
 
     init: Callable[[jax.Array], tuple[PyTree, PyTree]]
@@ -45,6 +94,16 @@ class Task(NamedTuple):
     steps: int
     lr: dict[str, float]
     dispatch_steps: int
+    optimizer: str = "sgd"
+    momentum: float | None = None
+    weight_decay: float | None = None
+    clip_norm: float | None = None
+    schedule: str = "constant"
+    warmup: float = 0.0
+    eval_batch: int = 1024
+    figures: Mapping[str, Callable[[float], float]] = {}
+    tables: Tables | None = None
+    sends: str = ""
 
 
 def losses(task: Task) -> tuple[Any, Any]:
@@ -88,3 +147,12 @@ def held_out(
     weight = np.full(examples + 1, rows.size / examples, np.float32)
     weight[-1] = 0
     return {**data, "weight": weight}, rows.reshape(batches, size)
+
+
+def fitting(task: str, model: str, models: Sequence[str]) -> None:
+    """Raises a ValueError unless the model is one of those that fit the task."""
+    if model not in models:
+        hint = checks.nearest(model, models)
+        raise ValueError(
+            f"model {model!r} does not fit {task}{hint}: use {' or '.join(models)}"
+        )

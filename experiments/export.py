@@ -1,0 +1,99 @@
+"""Trained models as .safetensors files: the center alone, without worker axes."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from syncalgos import Replica
+from syncalgos.collectives import PyTree
+
+
+def check(path: Path, overwrite: bool) -> None:
+    """Raises a ValueError unless a model can be written there."""
+    if path.suffix != ".safetensors":
+        raise ValueError(f"--export {path}: the name must end in .safetensors")
+    if path.exists() and not overwrite:
+        raise ValueError(f"--export {path} exists: take another name, or --overwrite")
+    folder = next(p for p in path.absolute().parents if p.exists())
+    if not (folder.is_dir() and os.access(folder, os.W_OK)) or path.is_dir():
+        raise ValueError(f"--export {path}: {folder} is no folder to write to")
+
+
+def save(path: Path, replica: Replica, facts: Mapping[str, str]) -> None:
+    """Writes params and buffers of one plain model.
+
+    Args:
+        path: of the file; its folder is made.
+        replica: from `DataParallel.center`.
+        facts: what else readers should know, in the file's header.
+
+    Tensors are named by their place: params.conv1.w, params.0.b, buffers.norm.mean.
+    """
+    from safetensors.flax import save_file
+
+    tensors = {}
+    for field in ("params", "buffers"):
+        leaves = jax.tree_util.tree_leaves_with_path(getattr(replica, field))
+        for place, leaf in leaves:
+            tensors[".".join([field, *map(_name, place)])] = leaf
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_suffix(".tmp")
+    save_file(tensors, unfinished, metadata=dict(facts))
+    unfinished.replace(path)
+
+
+def load(path: str | Path, like: Replica | None = None) -> Replica:
+    """Reads a model that `save` wrote.
+
+    Args:
+        path: of the file.
+        like: a replica whose params and buffers have the structure to fill; None makes
+            nested dicts, with lists where all names are numbers.
+
+    Returns:
+        Replica(params, (), buffers).
+
+    Raises:
+        ValueError: a file without the tensors that `like` has.
+    """
+    from safetensors.flax import load_file
+
+    tensors = load_file(path)
+    if like is None:
+        tree: dict[str, Any] = {"params": {}, "buffers": {}}
+        for name, tensor in tensors.items():
+            *folders, last = name.split(".")
+            inner = tree
+            for folder in folders:
+                inner = inner.setdefault(folder, {})
+            inner[last] = tensor
+        return Replica(_with_lists(tree["params"]), (), _with_lists(tree["buffers"]))
+
+    def fill(field: str) -> PyTree:
+        def leaf(place, _):
+            name = ".".join([field, *map(_name, place)])
+            if name not in tensors:
+                raise ValueError(f"{path} holds no {name} (it holds: {list(tensors)})")
+            return tensors[name]
+
+        return jax.tree_util.tree_map_with_path(leaf, getattr(like, field))
+
+    return Replica(fill("params"), (), fill("buffers"))
+
+
+def _name(key: Any) -> str:
+    """A step of a path: a dict's key, a list's index, an attribute's name."""
+    return str(getattr(key, "key", getattr(key, "idx", getattr(key, "name", key))))
+
+
+def _with_lists(tree: Any) -> Any:
+    if not isinstance(tree, dict):
+        return tree
+    if not tree:
+        return ()
+    inner = {name: _with_lists(x) for name, x in tree.items()}
+    numbers = [str(i) for i in range(len(inner))]
+    return [inner[i] for i in numbers] if set(inner) == set(numbers) else inner

@@ -1,0 +1,91 @@
+"""CIFAR-10 with the usual augmentation."""
+
+from functools import partial
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+
+from experiments.data import cifar
+from experiments.tasks.classify import (
+    BatchNorm,
+    network,
+    normalised,
+    statistics_sent,
+    values,
+)
+from experiments.tasks.task import Data, Task
+from syncalgos.collectives import WORKERS, Axis
+
+SHAPE = (32, 32, 3)
+MEAN, DEVIATION = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
+BORDER = 4  # zeros around an image, before it is cropped
+
+
+def cifar10(
+    data_dir: Path | None = None,
+    model: str = "resnet20",
+    batch_norm: BatchNorm = "worker",
+    remat: bool = False,
+    axis: Axis = WORKERS,
+) -> Task:
+    """CIFAR-10: 50,000 photographs in 10 classes, and 10,000 held out.
+
+    Training images are shifted by up to 4 pixels, and half of them mirrored.
+
+    Args:
+        data_dir: where data sets lie.
+        model: resnet20, the one that fits.
+        batch_norm: each worker's own statistics, or the global batch's.
+        remat: compute blocks again for the gradient, to save memory.
+        axis: over which the workers lie.
+
+    Source: Krizhevsky, "Learning multiple layers of features from tiny images", 2009;
+    augmentation and rates: He et al., 2016, section 4.2.
+    """
+    init, apply_model = network(
+        "cifar10", model, ["resnet20"], SHAPE, 10, batch_norm, remat, axis
+    )
+
+    def apply(params, buffers, batch, key, train):
+        x = normalised(batch["x"], MEAN, DEVIATION)
+        x = augmented(key, x) if train else x
+        logits, buffers = apply_model(params, buffers, x, train)
+        return values(logits, batch["y"]), buffers
+
+    return Task(
+        init=init,
+        apply=apply,
+        load=partial(_load, data_dir),
+        batch_size=128,
+        steps=2000,
+        lr={"sgd": 0.02, "": 1e-3},
+        momentum=0.9,
+        weight_decay=1e-4,
+        schedule="step",
+        dispatch_steps=8,
+        eval_batch=256,
+        sends=statistics_sent(batch_norm),
+    )
+
+
+def augmented(key: jax.Array, x: jax.Array) -> jax.Array:
+    """Shifts each image by up to 4 pixels, zeros moving in, and mirrors half of them.
+
+    Args:
+        key: of the draws.
+        x: (batch, height, width, channels).
+    """
+    bounds = jnp.array([2 * BORDER + 1, 2 * BORDER + 1, 2])
+    draws = jax.random.randint(key, (len(x), 3), 0, bounds)
+    padded = jnp.pad(x, [(0, 0), (BORDER, BORDER), (BORDER, BORDER), (0, 0)])
+
+    def one(padded, draw):
+        shifted = jax.lax.dynamic_slice(padded, (draw[0], draw[1], 0), x.shape[1:])
+        return jnp.where(draw[2], shifted[:, ::-1], shifted)
+
+    return jax.vmap(one)(padded, draws)
+
+
+def _load(data_dir: Path | None) -> Data:
+    return Data(*cifar.images(data_dir))

@@ -1,0 +1,138 @@
+"""Word embeddings, by a neural n-gram model of Shakespeare's text."""
+
+import math
+from functools import partial
+from pathlib import Path
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from experiments.data import text
+from experiments.tasks.classify import values
+from experiments.tasks.task import Data, Tables, Task, fitting
+from models import ngram
+from syncalgos import checks, collectives, lookup
+from syncalgos.collectives import WORKERS, Axis
+
+WORDS = 12_631
+ROWS = 12_800  # of a sharded table, so that most numbers of workers divide it
+TABLES = {"words": "words", "outputs": "outputs", "bias": "outputs"}
+
+# Zipf's law: word r, from 0 by falling frequency, is drawn with log((r + 2) / (r + 1)).
+LOG_Q = np.log(np.log1p(1 / (1 + np.arange(WORDS))) / np.log(WORDS + 1))
+
+
+def embeddings(
+    data_dir: Path | None = None,
+    model: str = "ngram",
+    order: int = 5,
+    width: int = 64,
+    negatives: int = 64,
+    tables: Literal["replicated", "shared", "sharded"] = "replicated",
+    axis: Axis = WORKERS,
+) -> Task:
+    """The next word of Shakespeare's text, of 12,631, the last tenth held out.
+
+    Trained by sampled softmax, evaluated by the full one. Two tables of word vectors:
+    `words` is read at the words before, `outputs` and its bias at the word to come and
+    at negatives, which follow Zipf's law.
+
+    Args:
+        data_dir: where data sets lie.
+        model: ngram, the one that fits.
+        order: n, the words of an n-gram, of which the last is predicted.
+        width: of a word's vector.
+        negatives: words drawn for each worker's batch; 0 means the full softmax.
+        tables: replicated on all workers; shared, one table updated with the mean
+            gradient at every step beside a rest that the algorithm treats; or sharded,
+            each worker holding its rows.
+        axis: over which the workers lie.
+
+    Source: Bengio et al., "A neural probabilistic language model", JMLR 2003.
+    """
+    fitting("embeddings", model, ["ngram"])
+    checks.whole("--order", order, least=2)
+    checks.whole("--width", width, least=1)
+    checks.whole("--negatives", negatives, least=0)
+    sharded = tables == "sharded"
+    if sharded and not negatives:
+        raise ValueError("--negatives 0: a full softmax reads whole tables, not parts")
+    read = partial(lookup, axis=axis) if sharded else ngram.rows
+    names = {**TABLES, "hidden": False}
+
+    def apply(params, buffers, batch, key, train):
+        contexts, targets = batch["ngram"][:, :-1], batch["ngram"][:, -1]
+        if train and negatives:
+            drawn, log_q = _draw(key, negatives), jnp.asarray(LOG_Q, jnp.float32)
+            loss = ngram.sampled_loss(params, contexts, targets, drawn, log_q, read)
+            return {"loss": loss}, buffers
+        whole = _whole(params, axis) if sharded else params
+        return values(ngram.logits(whole, contexts), targets), buffers
+
+    def init(key):
+        params = ngram.init(key, WORDS, width, order)
+        return (_padded(params) if sharded else params), ()
+
+    return Task(
+        init=init,
+        apply=apply,
+        load=partial(_load, data_dir, order),
+        batch_size=256,
+        steps=2000,
+        lr={"sgd": 1.0, "": 1e-3},
+        dispatch_steps=16,
+        eval_batch=1024,
+        figures={"perplexity": math.exp},
+        tables=Tables(
+            names=names,
+            rows=lambda examples: {
+                "words": examples * (order - 1),
+                "outputs": examples + negatives,
+            },
+            kept=tables,
+        ),
+        sends="look-ups in the sharded tables" if sharded else "",
+    )
+
+
+def _draw(key: jax.Array, count: int) -> jax.Array:
+    """Words by Zipf's law, (count,) int32."""
+    u = jax.random.uniform(key, (count,))
+    drawn = jnp.exp(u * math.log(WORDS + 1)).astype(jnp.int32) - 1
+    return jnp.clip(drawn, 0, WORDS - 1)
+
+
+def _padded(params):
+    """Tables with rows of zeros, which no word reads, up to ROWS."""
+
+    def pad(table):
+        return jnp.pad(table, [(0, ROWS - WORDS)] + [(0, 0)] * (table.ndim - 1))
+
+    return {name: pad(x) if name in TABLES else x for name, x in params.items()}
+
+
+def _whole(params, axis: Axis):
+    """The tables of which params hold a worker's part, without their padding."""
+
+    def join(part):
+        return collectives.gather(part, axis).reshape(-1, *part.shape[1:])[:WORDS]
+
+    return {name: join(x) if name in TABLES else x for name, x in params.items()}
+
+
+def _load(data_dir: Path | None, order: int) -> Data:
+    codes, vocabulary = text.words(text.text(data_dir))
+    assert len(vocabulary) == WORDS
+    train, test = (_ngrams(part, order) for part in text.split(codes))
+    return Data({"ngram": train}, {"ngram": test})
+
+
+def _ngrams(codes: np.ndarray, order: int) -> np.ndarray:
+    """All n-grams of a text, (n-grams, order)."""
+    if order > len(codes):
+        raise ValueError(
+            f"--order {order} is longer than the held-out text ({len(codes)} words)"
+        )
+    return np.ascontiguousarray(np.lib.stride_tricks.sliding_window_view(codes, order))

@@ -1,0 +1,33 @@
+"""Pieces of clothing in MNIST's format."""
+
+from pathlib import Path
+
+from experiments.tasks import mnist
+from experiments.tasks.classify import BatchNorm
+from experiments.tasks.task import Task
+from syncalgos.collectives import WORKERS, Axis
+
+
+def fashion_mnist(
+    data_dir: Path | None = None,
+    model: str = "lenet",
+    batch_norm: BatchNorm = "worker",
+    remat: bool = False,
+    axis: Axis = WORKERS,
+) -> Task:
+    """Fashion-MNIST: 60,000 pieces of clothing in 10 classes, and 10,000 held out.
+
+    Args:
+        data_dir: where data sets lie.
+        model: lenet, resnet20 or mlp.
+        batch_norm: of resnet20: each worker's own statistics, or the global batch's.
+        remat: of resnet20: compute blocks again for the gradient, to save memory.
+        axis: over which the workers lie.
+
+    Source: Xiao, Rasul and Vollgraf, "Fashion-MNIST: a novel image dataset for
+    benchmarking machine learning algorithms", 2017.
+    """
+    moments = (0.2860, 0.3530)
+    return mnist.images(
+        "fashion_mnist", moments, data_dir, model, batch_norm, remat, axis
+    )

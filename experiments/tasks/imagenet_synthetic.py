@@ -1,0 +1,111 @@
+"""Generated images for ImageNet's model, for throughput."""
+
+from functools import partial
+
+import numpy as np
+
+from experiments.tasks.classify import (
+    BatchNorm,
+    network,
+    normalised,
+    statistics_sent,
+    values,
+)
+from experiments.tasks.task import Arrays, Data, Task
+from syncalgos import checks
+from syncalgos.collectives import WORKERS, Axis
+
+CLASSES = 1000
+TILES = 8  # a class is a pattern of 8×8 coloured tiles
+HELD_OUT = 32
+
+
+def imagenet_synthetic(
+    model: str = "resnet50",
+    image_size: int = 64,
+    classes: int = 8,
+    examples: int = 4096,
+    batch_norm: BatchNorm = "worker",
+    remat: bool = False,
+    seed: int = 0,
+    axis: Axis = WORKERS,
+) -> Task:
+    """Noisy patterns of any size, made on the host as they come.
+
+    What counts is examples a second: the model has ImageNet's 1,000 outputs, while few
+    classes occur, so that a short run shows that it learns.
+
+    Args:
+        model: resnet50 or resnet20.
+        image_size: pixels of a side, at least 32; ImageNet's is 224.
+        classes: that occur, at most 1,000.
+        examples: to train on.
+        batch_norm: each worker's own statistics, or the global batch's.
+        remat: compute blocks again for the gradient, to save memory.
+        seed: of the patterns and their noise.
+        axis: over which the workers lie.
+    """
+    checks.whole("--image-size", image_size, least=32)
+    checks.whole("--examples", examples, least=1)
+    if checks.whole("--classes", classes, least=1) > CLASSES:
+        raise ValueError(f"--classes must be at most {CLASSES}, got {classes}")
+    shape = (image_size, image_size, 3)
+    init, apply_model = network(
+        "imagenet_synthetic",
+        model,
+        ["resnet50", "resnet20"],
+        shape,
+        CLASSES,
+        batch_norm,
+        remat,
+        axis,
+    )
+
+    def apply(params, buffers, batch, key, train):
+        x = normalised(batch["x"], 0.5, 0.25)
+        logits, buffers = apply_model(params, buffers, x, train)
+        return values(logits, batch["y"]), buffers
+
+    return Task(
+        init=init,
+        apply=apply,
+        load=partial(_load, image_size, classes, examples, seed),
+        batch_size=16,
+        steps=30,
+        lr={"sgd": 0.01, "": 1e-3},
+        momentum=0.9,
+        dispatch_steps=1,
+        eval_batch=32,
+        sends=statistics_sent(batch_norm),
+    )
+
+
+class Pictures:
+    """Examples made when they are asked for, the same for one seed and number."""
+
+    def __init__(self, size: int, classes: int, first: int, examples: int, seed: int):
+        self.size, self.first, self.examples, self.seed = size, first, examples, seed
+        tiles = np.random.default_rng([seed]).integers(
+            0, 256, (classes, TILES, TILES, 3)
+        )
+        places = np.arange(size) * TILES // size
+        self.patterns = tiles[:, places][:, :, places].astype(np.uint8)
+
+    def __len__(self) -> int:
+        return self.examples
+
+    def __getitem__(self, number: int) -> Arrays:
+        """One image, (size, size, 3) bytes, half pattern and half noise."""
+        draws = np.random.default_rng([self.seed, self.first + number])
+        y = draws.integers(len(self.patterns))
+        noise = draws.integers(0, 256, (self.size, self.size, 3), dtype=np.uint8)
+        return {"x": self.patterns[y] // 2 + noise // 2, "y": np.asarray(y, np.int32)}
+
+
+def _load(size: int, classes: int, examples: int, seed: int) -> Data:
+    held_out = Pictures(size, classes, 0, HELD_OUT, seed)
+    pictures = [held_out[i] for i in range(HELD_OUT)]
+    return Data(
+        train=Pictures(size, classes, HELD_OUT, examples, seed),
+        test={name: np.stack([p[name] for p in pictures]) for name in ("x", "y")},
+    )

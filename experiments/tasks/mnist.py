@@ -1,0 +1,76 @@
+"""Handwritten digits and pieces of clothing of 28×28 pixels, in one format."""
+
+from functools import partial
+from pathlib import Path
+from typing import Literal
+
+from experiments.data import idx
+from experiments.tasks.classify import (
+    BatchNorm,
+    network,
+    normalised,
+    statistics_sent,
+    values,
+)
+from experiments.tasks.task import Data, Task
+from syncalgos.collectives import WORKERS, Axis
+
+MODELS = ("lenet", "resnet20", "mlp")
+SHAPE = (28, 28, 1)
+
+
+def mnist(
+    data_dir: Path | None = None,
+    model: str = "lenet",
+    batch_norm: BatchNorm = "worker",
+    remat: bool = False,
+    axis: Axis = WORKERS,
+) -> Task:
+    """MNIST: 60,000 handwritten digits, and 10,000 held out.
+
+    Args:
+        data_dir: where data sets lie.
+        model: lenet, resnet20 or mlp.
+        batch_norm: of resnet20: each worker's own statistics, or the global batch's.
+        remat: of resnet20: compute blocks again for the gradient, to save memory.
+        axis: over which the workers lie.
+
+    Source: LeCun et al., "Gradient-based learning applied to document recognition",
+    Proceedings of the IEEE, 1998.
+    """
+    return images("mnist", (0.1307, 0.3081), data_dir, model, batch_norm, remat, axis)
+
+
+def images(
+    name: Literal["mnist", "fashion_mnist"],
+    moments: tuple[float, float],
+    data_dir: Path | None,
+    model: str,
+    batch_norm: BatchNorm,
+    remat: bool,
+    axis: Axis,
+) -> Task:
+    """A task of MNIST's format; `moments` are its pixels' mean and deviation."""
+    init, apply_model = network(name, model, MODELS, SHAPE, 10, batch_norm, remat, axis)
+
+    def apply(params, buffers, batch, key, train):
+        x = normalised(batch["x"][..., None], *moments)
+        logits, buffers = apply_model(params, buffers, x, train)
+        return values(logits, batch["y"]), buffers
+
+    return Task(
+        init=init,
+        apply=apply,
+        load=partial(_load, name, data_dir),
+        batch_size=64,
+        steps=2000,
+        lr={"sgd": 0.01, "": 5e-4},
+        momentum=0.9,
+        dispatch_steps=16,
+        eval_batch=1000,
+        sends=statistics_sent(batch_norm),
+    )
+
+
+def _load(name: str, data_dir: Path | None) -> Data:
+    return Data(*idx.images(name.replace("_", "-"), data_dir))

@@ -1,0 +1,97 @@
+"""The next character of Shakespeare's text."""
+
+import math
+from functools import partial
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from experiments.data import text
+from experiments.tasks.task import Data, Task, fitting
+from models import gpt
+from syncalgos import checks
+
+CHARACTERS = 65
+STRIDE = 8  # characters between the starts of training windows
+
+
+def shakespeare(
+    data_dir: Path | None = None,
+    model: str = "gpt",
+    context: int = 128,
+    width: int = 128,
+    layers: int = 4,
+    heads: int = 4,
+    remat: bool = False,
+) -> Task:
+    """The next character of 1,115,394 by Shakespeare, the last tenth held out.
+
+    Args:
+        data_dir: where data sets lie.
+        model: gpt, the one that fits.
+        context: characters that are seen.
+        width: of the model.
+        layers: blocks of the model.
+        heads: of attention, which divide the width.
+        remat: compute blocks again for the gradient, to save memory.
+
+    Source: the text of Karpathy, "The unreasonable effectiveness of recurrent neural
+    networks", 2015.
+    """
+    fitting("shakespeare", model, ["gpt"])
+    sizes = {"context": context, "width": width, "layers": layers, "heads": heads}
+    for name, value in sizes.items():
+        checks.whole(f"--{name}", value, least=1)
+    if width % heads:
+        raise ValueError(f"--heads {heads} do not divide --width {width}")
+
+    def apply(params, buffers, batch, key, train):
+        window = batch["window"].astype(jnp.int32)  # (batch, context + 1)
+        logits = gpt.apply(params, window[:, :-1], heads, remat)
+        target = window[:, 1:]
+        loss = optax.softmax_cross_entropy_with_integer_labels(logits, target)
+        hits = jnp.argmax(logits, -1) == target
+        means = {"loss": loss.mean(1), "accuracy": jnp.float32(hits).mean(1)}
+        return means, buffers
+
+    return Task(
+        init=lambda key: (gpt.init(key, CHARACTERS, context, width, layers), ()),
+        apply=apply,
+        load=partial(_load, data_dir, context),
+        batch_size=16,
+        steps=600,
+        optimizer="adamw",
+        lr={"sgd": 0.1, "": 1e-3},
+        weight_decay=0.1,
+        clip_norm=1.0,
+        schedule="cosine",
+        warmup=0.05,
+        dispatch_steps=4,
+        eval_batch=128,
+        figures={"bits_per_character": lambda nats: nats / math.log(2)},
+    )
+
+
+def _load(data_dir: Path | None, context: int) -> Data:
+    codes, alphabet = text.characters(text.text(data_dir))
+    assert len(alphabet) == CHARACTERS
+    train, test = text.split(codes.astype(np.uint8))
+    if context >= len(test):
+        raise ValueError(
+            f"--context {context} is longer than the held-out text "
+            f"({len(test)} characters)"
+        )
+    # Held-out windows share their first character with the last of the one before, so
+    # that each is predicted once; what fills no window is left out.
+    return Data(
+        train={"window": _windows(train, context, STRIDE)},
+        test={"window": _windows(test, context, context)},
+    )
+
+
+def _windows(codes: np.ndarray, context: int, stride: int) -> np.ndarray:
+    """Windows of context + 1 characters, (windows, context + 1)."""
+    view = np.lib.stride_tricks.sliding_window_view(codes, context + 1)
+    return np.ascontiguousarray(view[::stride])

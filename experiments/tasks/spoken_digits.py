@@ -1,0 +1,76 @@
+"""Spoken digits: recordings to log-mel frames to an LSTM."""
+
+from functools import partial
+from pathlib import Path
+
+import jax.numpy as jnp
+
+from experiments.data import speech
+from experiments.tasks.classify import values
+from experiments.tasks.task import Data, Task, fitting
+from models import lstm
+from syncalgos import checks
+
+
+def spoken_digits(
+    data_dir: Path | None = None,
+    model: str = "lstm",
+    hidden: int = 128,
+    layers: int = 1,
+    frames: int = 64,
+    remat: bool = False,
+) -> Task:
+    """Free Spoken Digit recordings: 2,700 by six speakers, and 300 held out.
+
+    A digit is known by the mean of the outputs over its frames.
+
+    Args:
+        data_dir: where data sets lie.
+        model: lstm, the one that fits.
+        hidden: units of a layer.
+        layers: of the LSTM.
+        frames: of 16 ms each, after which longer recordings are cut.
+        remat: compute chunks of frames again for the gradient, to save memory.
+
+    Source: Jackson et al., "Free Spoken Digit Dataset", version 1.0.10.
+    """
+    fitting("spoken_digits", model, ["lstm"])
+    for name, value in {"hidden": hidden, "layers": layers, "frames": frames}.items():
+        checks.whole(f"--{name}", value, least=1)
+    # One carry a chunk is kept: both it and a chunk grow as the root of the frames.
+    chunk = round(frames**0.5) if remat else None
+
+    def apply(params, buffers, batch, key, train):
+        outputs = lstm.apply(params, batch["x"], chunk)  # (batch, frames, 10)
+        return values(mean_output(outputs, batch["length"]), batch["y"]), buffers
+
+    return Task(
+        init=lambda key: (lstm.init(key, speech.BANDS, hidden, 10, layers), ()),
+        apply=apply,
+        load=partial(_load, data_dir, frames),
+        batch_size=64,
+        steps=600,
+        optimizer="adam",
+        lr={"sgd": 0.1, "": 1e-3},
+        clip_norm=1.0,
+        dispatch_steps=8,
+        eval_batch=300,
+    )
+
+
+def mean_output(outputs, length):
+    """The mean over each recording's own frames.
+
+    Args:
+        outputs: (batch, frames, classes).
+        length: (batch,), frames that are no padding.
+
+    Returns:
+        (batch, classes).
+    """
+    own = jnp.arange(outputs.shape[1]) < length[:, None]  # (batch, frames)
+    return jnp.where(own[..., None], outputs, 0).sum(1) / length[:, None]
+
+
+def _load(data_dir: Path | None, frames: int) -> Data:
+    return Data(*speech.spoken_digits(data_dir, frames))
