@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from syncalgos import Replica
 from syncalgos.collectives import PyTree
@@ -31,18 +32,36 @@ def save(path: Path, replica: Replica, facts: Mapping[str, str]) -> None:
         facts: what else readers should know, in the file's header.
 
     Tensors are named by their place: params.conv1.w, params.0.b, buffers.norm.mean.
+
+    Raises:
+        ValueError: what a file cannot hold.
     """
     from safetensors.flax import save_file
 
-    tensors = {}
-    for field in ("params", "buffers"):
-        leaves = jax.tree_util.tree_leaves_with_path(getattr(replica, field))
-        for place, leaf in leaves:
-            tensors[".".join([field, *map(_name, place)])] = leaf
+    tensors = named(replica)
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_suffix(".tmp")
     save_file(tensors, unfinished, metadata=dict(facts))
     unfinished.replace(path)
+
+
+def named(replica: Replica) -> dict[str, Any]:
+    """The leaves of params and buffers by the names that they have in a file.
+
+    Raises:
+        ValueError: two leaves of one name, or one that is no array of numbers.
+    """
+    tensors: dict[str, Any] = {}
+    for field in ("params", "buffers"):
+        leaves = jax.tree_util.tree_leaves_with_path(getattr(replica, field))
+        for place, leaf in leaves:
+            name = ".".join([field, *map(_name, place)])
+            if name in tensors:
+                raise ValueError(f"--export: two arrays have the name {name}")
+            if jnp.issubdtype(leaf.dtype, jax.dtypes.extended):
+                raise ValueError(f"--export: {name} is of {leaf.dtype}, no numbers")
+            tensors[name] = leaf
+    return tensors
 
 
 def load(path: str | Path, like: Replica | None = None) -> Replica:
@@ -57,7 +76,7 @@ def load(path: str | Path, like: Replica | None = None) -> Replica:
         Replica(params, (), buffers).
 
     Raises:
-        ValueError: a file without the tensors that `like` has.
+        ValueError: a file without a tensor that `like` has, or with another shape.
     """
     from safetensors.flax import load_file
 
@@ -73,10 +92,14 @@ def load(path: str | Path, like: Replica | None = None) -> Replica:
         return Replica(_with_lists(tree["params"]), (), _with_lists(tree["buffers"]))
 
     def fill(field: str) -> PyTree:
-        def leaf(place, _):
+        def leaf(place, own):
             name = ".".join([field, *map(_name, place)])
             if name not in tensors:
                 raise ValueError(f"{path} holds no {name} (it holds: {list(tensors)})")
+            if tensors[name].shape != own.shape:
+                raise ValueError(
+                    f"{path}: {name} has shape {tensors[name].shape}, not {own.shape}"
+                )
             return tensors[name]
 
         return jax.tree_util.tree_map_with_path(leaf, getattr(like, field))

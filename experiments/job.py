@@ -18,6 +18,7 @@ from experiments.effective_lr import effective_lr
 from experiments.errors import BadRequest, explain
 from experiments.flags import PROGRAM, Request
 from experiments.plan import Plan, prepare
+from experiments.tasks.task import check_apply
 from experiments.train import DIVERGED_ABOVE, Outcome, train
 from syncalgos import Communication, MeanCenter, Replica, TrainState
 
@@ -41,7 +42,16 @@ def run(
     """
     plan = prepare(request)
     s = plan.settings
-    params, buffers = plan.task.init(jax.random.key(s.seed))
+    try:
+        params, buffers = _make_model(plan)
+        if s.export is not None:
+            export.named(Replica(params, (), buffers))
+    except Exception as error:  # a user's task may raise anything
+        if ":" in s.task:
+            raise explain(f"--task {s.task}", error) from error
+        if isinstance(error, ValueError):
+            raise BadRequest(str(error)) from error
+        raise
     try:
         state = plan.trainer.init(params, buffers, s.seed)
     except Exception as error:  # a user's strategy may raise anything
@@ -76,6 +86,14 @@ def run(
     for text in _remarks(plan, outcome, sent):
         screen.say(text)
     return outcome
+
+
+def _make_model(plan: Plan) -> tuple[Any, Any]:
+    """The task's params and buffers; a user's own task is tried out on shapes alone."""
+    params, buffers = plan.task.init(jax.random.key(plan.settings.seed))
+    if ":" in plan.settings.task:
+        check_apply(plan.task, params, buffers, plan.data.test)
+    return params, buffers
 
 
 def _remarks(plan: Plan, outcome: Outcome, sent: Communication | None) -> list[str]:

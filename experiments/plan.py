@@ -196,7 +196,9 @@ def _fill_in(s: Namespace, task: Task) -> None:
             if getattr(s, flag) is None:
                 setattr(s, flag, getattr(task, flag))
     s.steps = s.steps or task.steps
-    s.lr = s.lr or task.lr.get(str(s.optimizer), task.lr[""])
+    s.lr = s.lr or task.lr.get(str(s.optimizer)) or task.lr.get("")
+    if s.lr is None:
+        raise ValueError(f"{s.task} has no --lr for {s.optimizer}: say one")
     s.schedule = s.schedule or task.schedule
     if s.warmup_steps is None:
         s.warmup_steps = round(task.warmup * s.steps)
@@ -211,7 +213,12 @@ def _fill_in(s: Namespace, task: Task) -> None:
 
 
 def _load(s: Namespace, task: Task) -> Data:
-    data = task.load()
+    try:
+        data = task.load()
+    except Exception as error:  # as _call
+        if ":" not in s.task and isinstance(error, ValueError):
+            raise
+        raise explain(f"--task {s.task}", error) from error
     if s.batch_size > data.examples:
         raise ValueError(
             f"global batch of {s.batch_size} is larger than the training data of "

@@ -80,7 +80,7 @@ def embeddings(
         apply=apply,
         load=partial(_load, data_dir, order),
         batch_size=256,
-        steps=2000,
+        steps=1000,
         lr={"sgd": 1.0, "": 1e-3},
         dispatch_steps=16,
         eval_batch=1024,

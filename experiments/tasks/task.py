@@ -9,6 +9,7 @@ import numpy as np
 
 from syncalgos import checks
 from syncalgos.collectives import PyTree
+from syncalgos.layout import DEVICES, LANES
 
 Arrays = dict[str, np.ndarray]
 
@@ -121,6 +122,31 @@ def losses(task: Task) -> tuple[Any, Any]:
         return means.pop("loss"), (buffers, means)
 
     return train_loss, eval_loss
+
+
+def check_apply(task: Task, params: PyTree, buffers: PyTree, test: Arrays) -> None:
+    """Raises a ValueError unless apply gives a loss per example; computes nothing."""
+    batch = {
+        name: jax.ShapeDtypeStruct((2, *x.shape[1:]), x.dtype)
+        for name, x in test.items()
+    }
+
+    def on_one_worker(lane):
+        empty = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), batch)
+        return [
+            task.apply(params, buffers, empty, jax.random.key(0), train=train)[0]
+            for train in (True, False)
+        ]
+
+    over_lanes = jax.vmap(on_one_worker, axis_name=LANES)
+    found = jax.eval_shape(jax.vmap(over_lanes, axis_name=DEVICES), jnp.zeros((1, 1)))
+    for values in found:
+        shapes = {name: x.shape[2:] for name, x in dict(values).items()}
+        if "loss" not in shapes or any(shape != (2,) for shape in shapes.values()):
+            raise ValueError(
+                "apply must give values per example, {'loss': (batch,), …}; for a "
+                f"batch of 2 it gave shapes {shapes}"
+            )
 
 
 def held_out(

@@ -1,0 +1,140 @@
+"""Every task by four algorithms on one worker and on four: `-m benchmarks.learning`.
+
+Runs the command line as users do, one run after the other, and adds a line a run to
+docs/records/learning.jsonl; a run that is there is not made again. With `--show` it
+only reads them, and writes the table and the curves of docs/results.md.
+"""
+
+import json
+import shlex
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+DOCS = Path(__file__).parents[1] / "docs"
+RECORDS = DOCS / "records" / "learning.jsonl"
+CURVES = DOCS / "curves"
+
+TASKS = {  # what its users look at
+    "digits": "test_accuracy",
+    "mnist": "test_accuracy",
+    "fashion_mnist": "test_accuracy",
+    "spoken_digits": "test_accuracy",
+    "shakespeare": "test_bits_per_character",
+    "embeddings": "test_perplexity",
+}
+ALGORITHMS = ("sync_sgd", "model_averaging", "bmuf", "diloco")
+WORKERS = (1, 4)
+KEPT = ("steps", "lr", "effective_lr", "seconds", "total_seconds", "bytes_per_worker")
+
+
+def command(task: str, algo: str, workers: int) -> str:
+    """The flags of a run; all others are the defaults."""
+    return f"--task {task} --algo {algo} --workers {workers}"
+
+
+def record(flags: str) -> dict[str, Any]:
+    """Runs the command line with these flags.
+
+    Raises:
+        CalledProcessError: it did not end with 0.
+    """
+    program = [sys.executable, "-m", "experiments.run"]
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "out"
+        words = [*program, *shlex.split(flags), "--out", str(out)]
+        subprocess.run(words, check=True, stdout=subprocess.DEVNULL)
+        summary = json.loads((out / "summary.json").read_text())
+        lines = (out / "metrics.jsonl").read_text().splitlines()
+    measured = {k: v for k, v in summary.items() if k.startswith(("test_", "train_"))}
+    return {
+        "command": f"python -m experiments.run {flags}",
+        "date": time.strftime("%Y-%m-%d"),
+        **{name: summary[name] for name in ("task", "algo", "workers", "seed", *KEPT)},
+        **measured,
+        "curve": [
+            {k: v for k, v in json.loads(x).items() if k == "step" or k in measured}
+            for x in lines
+        ],
+    }
+
+
+def records() -> dict[str, dict[str, Any]]:
+    """The runs that were made, by their command."""
+    if not RECORDS.exists():
+        return {}
+    made = map(json.loads, RECORDS.read_text().splitlines())
+    return {one["command"]: one for one in made}
+
+
+def table(made: dict[str, dict[str, Any]]) -> str:
+    """A row a task and number of workers, a column an algorithm."""
+    rows = [
+        f"| task | figure | steps | workers | {' | '.join(ALGORITHMS)} |",
+        "|---" * (4 + len(ALGORITHMS)) + "|",
+    ]
+    for task, figure in TASKS.items():
+        for workers in WORKERS:
+            found = [
+                made.get(f"python -m experiments.run {command(task, algo, workers)}")
+                for algo in ALGORITHMS
+            ]
+            shown = [f"{one[figure]:.4g}" if one else "" for one in found]
+            steps = next((str(one["steps"]) for one in found if one), "")
+            name = figure.removeprefix("test_").replace("_", " ")
+            cells = [task, name, steps, str(workers), *shown]
+            rows.append(f"| {' | '.join(cells)} |")
+    return "\n".join(rows)
+
+
+def draw(made: dict[str, dict[str, Any]]) -> None:
+    """Writes a picture a task: what its users look at, over the local steps."""
+    import matplotlib.pyplot as plt
+
+    CURVES.mkdir(exist_ok=True)
+    plt.rcParams["svg.hashsalt"] = "syncalgos"  # the same picture, the same file
+    for task, figure in TASKS.items():
+        canvas, axes = plt.subplots(figsize=(6, 3.2), layout="constrained")
+        for one in made.values():
+            if one["task"] != task:
+                continue
+            steps = [line["step"] for line in one["curve"]]
+            style = "-" if one["workers"] == 4 else ":"
+            color = f"C{ALGORITHMS.index(one['algo'])}"
+            label = f"{one['algo']}, {one['workers']}"
+            values = [line[figure] for line in one["curve"]]
+            axes.plot(steps, values, style, color=color, label=label)
+        axes.set(xlabel="local steps", ylabel=figure.replace("_", " "), title=task)
+        axes.grid(alpha=0.3)
+        axes.legend(title="algorithm, workers", fontsize=7, title_fontsize=7, ncols=2)
+        canvas.savefig(CURVES / f"{task}.svg", metadata={"Date": None})
+        plt.close(canvas)
+
+
+def main() -> None:
+    """Makes the runs that are missing, then shows all."""
+    made = records()
+    RECORDS.parent.mkdir(exist_ok=True)
+    wanted = [
+        command(task, algo, workers)
+        for task in TASKS
+        for algo in ALGORITHMS
+        for workers in WORKERS
+    ]
+    for flags in wanted if "--show" not in sys.argv else ():
+        if f"python -m experiments.run {flags}" in made:
+            continue
+        print(flags, flush=True)
+        one = record(flags)
+        with RECORDS.open("a") as file:
+            file.write(json.dumps(one) + "\n")
+    made = records()
+    print(table(made))
+    draw(made)
+
+
+if __name__ == "__main__":
+    main()
