@@ -38,9 +38,7 @@ FILES = {
     "cifar": (cifar.ARCHIVE.path,),
 }
 SMALL = {
-    "digits": Small(
-        {}, {"x": Leaf("float32", (64,), 0), "y": Leaf("int32", (), 10)}
-    ),
+    "digits": Small({}, {"x": Leaf("float32", (64,), 0), "y": Leaf("int32", (), 10)}),
     "mnist": Small({}, PICTURES_28, FILES["mnist"]),
     "fashion_mnist": Small({}, PICTURES_28, FILES["fashion-mnist"]),
     "spoken_digits": Small(

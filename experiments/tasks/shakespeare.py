@@ -20,7 +20,7 @@ STRIDE = 8  # characters between the starts of training windows
 def shakespeare(
     data_dir: Path | None = None,
     model: str = "gpt",
-    context: int = 128,
+    context: int = 64,
     width: int = 128,
     layers: int = 4,
     heads: int = 4,
@@ -61,15 +61,15 @@ def shakespeare(
         apply=apply,
         load=partial(_load, data_dir, context),
         batch_size=16,
-        steps=600,
+        steps=500,
         optimizer="adamw",
-        lr={"sgd": 0.1, "": 1e-3},
+        lr={"sgd": 0.1, "": 2e-3},
         weight_decay=0.1,
         clip_norm=1.0,
         schedule="cosine",
         warmup=0.05,
-        dispatch_steps=4,
-        eval_batch=128,
+        dispatch_steps=5,
+        eval_batch=256,
         figures={"bits_per_character": lambda nats: nats / math.log(2)},
     )
 
