@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import syncalgos
+from experiments.tasks import TASKS
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted(p for p in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
@@ -41,9 +42,14 @@ def test_example_runs_and_prints_what_it_shows(source, shown):
 
 
 def test_every_page_is_read():
-    assert {"README.md", "design.md", "algorithms.md", "adding-an-algorithm.md"} <= {
-        page.name for page in PAGES
-    }
+    assert {
+        "README.md",
+        "design.md",
+        "algorithms.md",
+        "adding-an-algorithm.md",
+        "models-and-tasks.md",
+        "results.md",
+    } <= {page.name for page in PAGES}
     assert len(list(examples())) >= 5
 
 
@@ -67,11 +73,13 @@ def test_no_file_of_algorithms_is_unregistered():
     assert {file.stem for file in files} == set(syncalgos.ALGORITHMS)
 
 
-def test_table_of_the_readme_names_algorithms_that_exist():
+def test_tables_of_the_readme_name_algorithms_that_exist_and_all_tasks():
     readme = (ROOT / "README.md").read_text()
-    named = re.findall(r"^\| `(\w+)` \|", readme, re.MULTILINE)
-    assert len(named) >= 4
-    assert set(named) <= set(syncalgos.ALGORITHMS)
+    cells = re.findall(r"^\| (`\w+`(?:, `\w+`)*) \|", readme, re.MULTILINE)
+    named = {name for cell in cells for name in re.findall(r"\w+", cell)}
+    assert set(TASKS) <= named
+    assert len(named - set(TASKS)) >= 4
+    assert named - set(TASKS) <= set(syncalgos.ALGORITHMS)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -67,7 +67,7 @@ def images(
         lr={"sgd": 0.004, "": 5e-4},
         momentum=0.9,
         dispatch_steps=16,
-        eval_batch=1000,
+        eval_batch=250,
         sends=statistics_sent(batch_norm),
     )
 

@@ -61,7 +61,7 @@ def shakespeare(
         apply=apply,
         load=partial(_load, data_dir, context),
         batch_size=16,
-        steps=500,
+        steps=400,
         optimizer="adamw",
         lr={"sgd": 0.1, "": 2e-3},
         weight_decay=0.1,

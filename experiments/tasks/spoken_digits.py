@@ -49,7 +49,7 @@ def spoken_digits(
         apply=apply,
         load=partial(_load, data_dir, frames),
         batch_size=64,
-        steps=600,
+        steps=400,
         optimizer="adam",
         lr={"sgd": 0.1, "": 1e-3},
         clip_norm=1.0,
