@@ -32,26 +32,39 @@ def with_row_sparse(
             f"--reduce {ROW_SPARSE} sends the rows that one step's gradient touches: "
             f"use it with --algo sync_sgd, not {settings.algo}"
         )
-    if task.tables is None or task.tables.kept == "sharded":
-        which = "no tables" if task.tables is None else "its tables in parts"
+    if task.tables is None:
         raise ValueError(
-            f"--reduce {ROW_SPARSE}: {settings.task} has {which} (embeddings has "
-            "tables, replicated by default)"
+            f"--reduce {ROW_SPARSE}: {settings.task} has no tables (embeddings has)"
+        )
+    if task.tables.kept != "replicated":
+        raise ValueError(
+            f"--reduce {ROW_SPARSE} is for replicated tables: {task.tables.kept} ones "
+            "are sent by rows already"
         )
     return {**arguments, "reduce": _reducer(task.tables, settings)}
 
 
+def dense(arguments: dict[str, Any]) -> dict[str, Any]:
+    """The arguments with the mean in place of row_sparse, which computes the same."""
+    row_sparse = arguments.get("reduce") == ROW_SPARSE
+    return {**arguments, "reduce": "mean"} if row_sparse else arguments
+
+
+def of_rest(strategy: Strategy, task: Task) -> Strategy:
+    """The strategy for all but shared tables."""
+    tables = task.tables
+    if tables is None or tables.kept != "shared":
+        return strategy
+    return masked(strategy, jax.tree.map(lambda name: not name, tables.names))
+
+
 def beside_shared(strategy: Strategy, settings: Namespace, task: Task) -> Strategy:
-    """The strategy for all but shared tables, which are updated at every step."""
+    """The strategy, and shared tables beside it that are updated at every step."""
     tables = task.tables
     if tables is None or tables.kept != "shared":
         return strategy
     at_every_step = reduce_with(_reducer(tables, settings))
-    rest = jax.tree.map(lambda name: not name, tables.names)
-    return chain(
-        masked(at_every_step, _is_table(tables)),
-        masked(strategy, rest),
-    )
+    return chain(masked(at_every_step, _is_table(tables)), of_rest(strategy, task))
 
 
 def sharded(task: Task) -> PyTree | None:

@@ -8,19 +8,24 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from experiments import records
 from syncalgos import Replica
 from syncalgos.collectives import PyTree
 
 
 def check(path: Path, overwrite: bool) -> None:
-    """Raises a ValueError unless a model can be written there."""
+    """Raises a ValueError unless a model can be written there; leaves nothing there."""
     if path.suffix != ".safetensors":
         raise ValueError(f"--export {path}: the name must end in .safetensors")
-    if path.exists() and not overwrite:
-        raise ValueError(f"--export {path} exists: take another name, or --overwrite")
-    folder = next(p for p in path.absolute().parents if p.exists())
-    if not (folder.is_dir() and os.access(folder, os.W_OK)) or path.is_dir():
-        raise ValueError(f"--export {path}: {folder} is no folder to write to")
+    try:
+        if path.is_dir():
+            raise ValueError(f"--export {path} is a folder")
+        if path.exists() and not overwrite:
+            raise ValueError(f"--export {path} exists: take another, or --overwrite")
+        folders = path.absolute().parents
+        records.try_to_write(folders[0], [p for p in folders if not p.exists()])
+    except OSError as error:
+        raise ValueError(f"--export {path}: {error.strerror}") from None
 
 
 def save(path: Path, replica: Replica, facts: Mapping[str, str]) -> None:
@@ -40,7 +45,7 @@ def save(path: Path, replica: Replica, facts: Mapping[str, str]) -> None:
 
     tensors = named(replica)
     path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_suffix(".tmp")
+    unfinished = path.with_name(f".{path.stem}.{os.getpid()}.tmp")
     save_file(tensors, unfinished, metadata=dict(facts))
     unfinished.replace(path)
 

@@ -31,7 +31,7 @@ class Kind(NamedTuple):
 ALGORITHM = Kind(
     "algo", "algorithm", frozenset({"axis", "seed", "learning_rate", "optimizer"})
 )
-TASK = Kind("task", "task", frozenset({"axis", "seed", "data_dir"}))
+TASK = Kind("task", "task", frozenset({"axis", "seed", "data_dir", "workers"}))
 
 
 def whole(text: str) -> int:

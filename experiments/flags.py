@@ -164,7 +164,7 @@ def _parser(own: list[_Own]) -> _Parser:
     parser.add_argument(
         "--overwrite", action="store_true", help="replace the run's files in --out"
     )
-    for each in own:
+    for each in sorted(own, key=lambda each: ":" in each.name):  # it is blamed
         factories.add_flags(parser, *each)
     return parser
 

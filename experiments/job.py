@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from safetensors import SafetensorError
 
 import syncalgos
 from experiments import export, records, screen
@@ -20,7 +21,7 @@ from experiments.flags import PROGRAM, Request
 from experiments.plan import Plan, prepare
 from experiments.tasks.task import check_apply
 from experiments.train import DIVERGED_ABOVE, Outcome, train
-from syncalgos import Communication, MeanCenter, Replica, TrainState
+from syncalgos import Communication, MeanCenter, Replica, Strategy, TrainState
 
 
 def run(
@@ -47,19 +48,11 @@ def run(
         if s.export is not None:
             export.named(Replica(params, (), buffers))
     except Exception as error:  # a user's task may raise anything
-        if ":" in s.task:
-            raise explain(f"--task {s.task}", error) from error
-        if isinstance(error, ValueError):
-            raise BadRequest(str(error)) from error
-        raise
+        raise _refusal("task", s.task, error) from error
     try:
         state = plan.trainer.init(params, buffers, s.seed)
-    except Exception as error:  # a user's strategy may raise anything
-        if ":" in s.algo:
-            raise explain(f"--algo {s.algo}", error) from error
-        if isinstance(error, ValueError):  # ours say all
-            raise BadRequest(str(error)) from error
-        raise
+    except Exception as error:  # and a user's strategy
+        raise _refusal("algo", s.algo, error) from error
     sent = _count(plan, state)
     if sent is None:
         screen.say("what is sent depends on more than the step: bytes are not counted")
@@ -96,6 +89,15 @@ def _make_model(plan: Plan) -> tuple[Any, Any]:
     return params, buffers
 
 
+def _refusal(flag: str, name: str, error: Exception) -> Exception:
+    """What to tell the user of an error; a bug of ours as it is."""
+    if "RESOURCE_EXHAUSTED" in str(error) or isinstance(error, MemoryError):
+        return BadRequest("the model does not fit in memory")
+    if ":" in name:
+        return explain(f"--{flag} {name}", error)
+    return BadRequest(str(error)) if isinstance(error, ValueError) else error
+
+
 def _remarks(plan: Plan, outcome: Outcome, sent: Communication | None) -> list[str]:
     """What the reader of the figures should know."""
     steps = outcome.line["step"]
@@ -109,8 +111,13 @@ def _remarks(plan: Plan, outcome: Outcome, sent: Communication | None) -> list[s
             remarks.append(f"no model was written to {plan.settings.export}")
     if outcome.stopped:
         remarks.append(f"stopped after step {steps} of {plan.settings.steps}")
-    if plan.task.sends:
+    if plan.settings.workers > 1 and plan.task.sends:
         remarks.append(f"not counted in what each worker sent: {plan.task.sends}")
+    if plan.task.tables is not None and plan.task.tables.kept != "replicated":
+        remarks.append(
+            "the effective learning rate is that of the rest: tables follow the mean "
+            "gradient at every step"
+        )
     since = steps - last_sync(plan, outcome.state, sent, steps)
     if since:
         remarks.append(
@@ -129,8 +136,8 @@ def _export(plan: Plan, outcome: Outcome, facts: dict[str, Any]) -> str | None:
     header |= {"syncalgos": json.dumps(syncalgos.__version__)}
     try:
         export.save(path, plan.trainer.center(outcome.state), header)
-    except OSError as error:  # the run's files are still to be written
-        screen.say(f"--export {path}: {error.strerror}")
+    except (OSError, SafetensorError) as error:  # the run's files are still to come
+        screen.say(f"--export {path}: {error}")
         return None
     return str(path)
 
@@ -139,9 +146,12 @@ def last_sync(
     plan: Plan, state: TrainState, sent: Communication | None, steps: int
 ) -> int:
     """How many steps were done at the last sync; all, where the center is the mean."""
-    if isinstance(plan.strategy.center, MeanCenter) or not steps:
+    if isinstance(plan.algorithm.center, MeanCenter) or not steps:
         return steps
-    if plan.settings.workers == 1:  # it sends nothing, yet its blocks end all the same
+    shared = plan.task.tables is not None and plan.task.tables.kept == "shared"
+    if shared:  # they are sent at every step
+        sent = _count(plan, state, workers=2, strategy=plan.algorithm)
+    elif plan.settings.workers == 1:  # it sends nothing, yet its blocks end
         sent = _count(plan, state, workers=2)
     if sent is None:
         return steps
@@ -173,7 +183,7 @@ def _facts(plan: Plan, effective: float | None) -> dict[str, Any]:
 
 def _environment(argv: list[str], settings: dict[str, Any]) -> dict[str, Any]:
     """What else it takes to repeat the run."""
-    packages = ("jax", "jaxlib", "optax", "numpy", "scikit-learn")
+    packages = ("jax", "jaxlib", "optax", "numpy", "scikit-learn", "grain")
     return {
         "command": [*PROGRAM.split(), *argv],
         "settings": settings,
@@ -190,7 +200,8 @@ def _header(plan: Plan, request: Request, facts: dict[str, Any]) -> list[str]:
     s = plan.settings
     batch = f"batch {s.batch_size} ({s.batch_size // s.workers} a worker)"
     if request.settings.batch_size is None and s.batch_size != plan.task.batch_size:
-        batch += f", the multiple of {s.workers} nearest to {plan.task.batch_size}"
+        unit = s.workers * s.accumulate
+        batch += f", the multiple of {unit} nearest to {plan.task.batch_size}"
     lines = [
         f"{s.algo} on {s.task}: {s.steps} steps, {batch}, seed {s.seed}",
         f"{screen.layout_text(facts)}, backend {s.backend}",
@@ -204,11 +215,20 @@ def _header(plan: Plan, request: Request, facts: dict[str, Any]) -> list[str]:
 
 
 def _count(
-    plan: Plan, state: TrainState, workers: int | None = None
+    plan: Plan,
+    state: TrainState,
+    workers: int | None = None,
+    strategy: Strategy | None = None,
 ) -> Communication | None:
     """What each worker sends; None where only the run can tell."""
+    steps = plan.settings.steps
     try:
-        return plan.trainer.communication(state, plan.settings.steps, workers)
+        if strategy is None:
+            return plan.trainer.communication(state, steps, workers)
+        replica = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape[2:], x.dtype), state.replica
+        )
+        return syncalgos.communication(strategy, replica, workers or 1, steps)
     except ValueError:
         return None
 
@@ -229,6 +249,7 @@ def _summary(
         "steps_per_second": steps / outcome.seconds if outcome.seconds else 0.0,
         "params_sha256": params_sha256(plan.trainer.center(outcome.state)),
         "temp_bytes": plan.trainer.temp_bytes,
+        "not_counted": plan.task.sends or None,
         "export": None,
         "diverged": outcome.diverged_at is not None,
         "diverged_at": outcome.diverged_at,

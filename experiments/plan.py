@@ -12,7 +12,7 @@ from experiments import embedding_tables, export, factories, optimizers, records
 from experiments.errors import BadRequest, explain
 from experiments.factories import ALGORITHM, TASK, Kind
 from experiments.flags import Request
-from experiments.tasks.task import Data, Task, losses
+from experiments.tasks.task import Data, Task, check_data, losses
 from syncalgos import (
     WORKERS,
     DataParallel,
@@ -52,6 +52,7 @@ class Plan(NamedTuple):
         data: the task's.
         optimizer: the inner one.
         strategy: how the workers agree.
+        algorithm: its part that is the algorithm's, without shared tables.
         steady: the algorithm alone, for a constant learning rate.
         trainer: the engine.
     """
@@ -63,6 +64,7 @@ class Plan(NamedTuple):
     data: Data
     optimizer: optax.GradientTransformation
     strategy: Strategy
+    algorithm: Strategy
     steady: Strategy
     trainer: DataParallel
 
@@ -113,12 +115,13 @@ def _prepare(request: Request) -> Plan:
     )
     arguments = embedding_tables.with_row_sparse(request, settings, task)
     strategy = _make_strategy(request, arguments, schedule, optimizer)
+    algorithm = embedding_tables.of_rest(strategy, task)
+    strategy = embedding_tables.beside_shared(strategy, settings, task)
     if settings.opt_state_at_sync != "keep":
         strategy = at_syncs(strategy, AT_SYNC[settings.opt_state_at_sync](optimizer))
     if settings.sync_until:
         n = settings.sync_until
         strategy = chain(until(n, sync_sgd()), after(n, strategy))
-    strategy = embedding_tables.beside_shared(strategy, settings, task)
     train_loss, eval_loss = losses(task)
     trainer = DataParallel(
         train_loss,
@@ -131,6 +134,7 @@ def _prepare(request: Request) -> Plan:
         accumulate=settings.accumulate,
         sharded=embedding_tables.sharded(task),
     )
+    arguments = embedding_tables.dense(request.arguments)
     steady = _make_strategy(request, arguments, settings.lr, optimizer)
     data = _load(settings, task)
     settings.feed = settings.feed or _default_feed(data)
@@ -142,6 +146,7 @@ def _prepare(request: Request) -> Plan:
         data=data,
         optimizer=optimizer,
         strategy=strategy,
+        algorithm=algorithm,
         steady=steady,
         trainer=trainer,
     )
@@ -180,7 +185,12 @@ def _check_names_and_ranges(s: Namespace) -> None:
 def _make_task(request: Request) -> Task:
     """Calls the task's factory with its flags and what the harness passes."""
     s = request.settings
-    offered = {"data_dir": s.data_dir, "seed": s.seed, "axis": WORKERS}
+    offered = {
+        "data_dir": s.data_dir,
+        "seed": s.seed,
+        "workers": s.workers,
+        "axis": WORKERS,
+    }
     task = _call(TASK, s.task, request.task_factory, request.task_arguments, offered)
     if not isinstance(task, Task):
         raise BadRequest(
@@ -195,6 +205,12 @@ def _fill_in(s: Namespace, task: Task) -> None:
         for flag in ("optimizer", "momentum", "weight_decay", "clip_norm"):
             if getattr(s, flag) is None:
                 setattr(s, flag, getattr(task, flag))
+    if s.clip_norm is not None and embedding_tables.sharded(task) is not None:
+        raise ValueError(
+            "--clip-norm with --tables sharded: each worker holds other rows, whose "
+            "norms differ; take shared or replicated tables"
+        )
+    s.data_dir = s.data_dir or os.environ.get("SYNCALGOS_DATA")
     s.steps = s.steps or task.steps
     s.lr = s.lr or task.lr.get(str(s.optimizer)) or task.lr.get("")
     if s.lr is None:
@@ -215,6 +231,7 @@ def _fill_in(s: Namespace, task: Task) -> None:
 def _load(s: Namespace, task: Task) -> Data:
     try:
         data = task.load()
+        check_data(data)
     except Exception as error:  # as _call
         if ":" not in s.task and isinstance(error, ValueError):
             raise

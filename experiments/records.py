@@ -18,7 +18,7 @@ def check_out(out: Path, overwrite: bool) -> None:
         missing = [p for p in above if not p.exists()]
         existing = next(p for p in above if p.exists())
         if existing.is_dir():
-            _try_to_write(out, missing)
+            try_to_write(out, missing)
     except OSError as error:
         raise ValueError(f"--out {out}: {error.strerror}") from None
     if not existing.is_dir():
@@ -30,8 +30,11 @@ def check_out(out: Path, overwrite: bool) -> None:
         )
 
 
-def _try_to_write(out: Path, missing: list[Path]) -> None:
-    """Only a try tells: root may write anywhere, but not in /proc."""
+def try_to_write(out: Path, missing: list[Path]) -> None:
+    """Raises an OSError if no file can be made there; leaves nothing there.
+
+    Only a try tells: root may write anywhere, but not in /proc.
+    """
     try:
         out.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=out).close()

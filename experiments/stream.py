@@ -1,5 +1,7 @@
 """The global batch stream, a function of (seed, step) alone."""
 
+from functools import lru_cache
+
 import numpy as np
 
 
@@ -21,8 +23,14 @@ def rows(seed: int, first: int, steps: int, batch: int, examples: int) -> np.nda
     """
     start, end = first * batch, (first + steps) * batch
     epochs = range(start // examples, -(-end // examples))
-    stream = np.concatenate(
-        [np.random.default_rng([seed, epoch]).permutation(examples) for epoch in epochs]
-    )
+    stream = np.concatenate([_epoch(seed, epoch, examples) for epoch in epochs])
     start -= epochs.start * examples
     return stream[start : start + steps * batch].astype(np.int32).reshape(steps, batch)
+
+
+@lru_cache(maxsize=4)  # of long epochs each dispatch takes a small part
+def _epoch(seed: int, epoch: int, examples: int) -> np.ndarray:
+    """The order of an epoch's examples, which is not to be written to."""
+    order = np.random.default_rng([seed, epoch]).permutation(examples)
+    order.setflags(write=False)
+    return order

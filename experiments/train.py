@@ -1,5 +1,6 @@
 """The loop: dispatches, evaluations, and a run's files."""
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from itertools import pairwise
@@ -136,7 +137,10 @@ def _make_evaluation(plan: Plan, sent: np.ndarray | None) -> Callable[..., dict]
         means = {name: float(np.mean(x)) for name, x in metrics.items()}
         measured = {"loss": means["loss"], "accuracy": None}  # a task may lack one
         for name, figure in plan.task.figures.items():
-            measured[name] = figure(means["loss"])
+            try:
+                measured[name] = figure(means["loss"])
+            except ArithmeticError:  # the perplexity of a run that diverges
+                measured[name] = math.nan
         return {
             "step": done,
             "train_loss": float(np.mean(np.concatenate(losses))) if losses else None,

@@ -99,6 +99,7 @@ def test_idx_reads_dimensions_from_the_high_byte_down(tmp_path):
             "must hold 18446744065119617025",
         ),
     ],
+    ids=range(8),
 )
 def test_a_malformed_idx_file_is_named_with_what_is_wrong(content, problem, tmp_path):
     put(tmp_path, "bad.gz", content)

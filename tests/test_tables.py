@@ -302,7 +302,7 @@ def by_name(params):
     return {name: name != "rest" for name in params}
 
 
-@pytest.mark.parametrize("mask", [by_name, {**TABLES, "scale": np.True_}], ids=str)
+@pytest.mark.parametrize("mask", [by_name, {**TABLES, "scale": np.True_}], ids=[0, 1])
 def test_masks_may_be_functions_and_numpy_booleans(mask):
     trainer = make(sync_sgd(), sharded=mask)
     assert trainer.init(START).replica.params["words"].shape == (1, 4, 3, 3)

@@ -88,15 +88,19 @@ def sha256(path: Path) -> str:
 def _download(file: File, path: Path, convert: Callable[[Path], bytes] | None) -> None:
     """Puts a file in its place, or raises a ValueError and leaves nothing there."""
     part = path.with_name(f".{path.name}.{secrets.token_hex(4)}{PART}")
-    failed = []
+    made, failed = not path.parent.exists(), []
     with _interruptible():
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             _remove_leftovers(path.parent)
             for url in file.urls:
                 host = urlsplit(url).hostname
-                say(f"downloading {file.path} ({size(file.size)}) from {host}")
-                problem = _fetch(url, part, file, convert)
+                served = path.parent / url.rpartition("/")[2]
+                if convert is not None and served.exists():
+                    host, problem = served, _convert(served, part, file, convert)
+                else:
+                    say(f"downloading {file.path} ({size(file.size)}) from {host}")
+                    problem = _fetch(url, part, file, convert)
                 if not problem:
                     os.replace(part, path)
                     return
@@ -107,10 +111,25 @@ def _download(file: File, path: Path, convert: Callable[[Path], bytes] | None) -
         finally:
             if part.exists():
                 part.unlink()
+            if made and path.parent.exists() and not any(path.parent.iterdir()):
+                path.parent.rmdir()
+    it = "it" if convert is None else "it, or the very file of that address,"
     raise ValueError(
         f"{file.path} is missing and cannot be downloaded ({'; '.join(failed)}): put "
-        f"it in {path.parent} ({file.size} bytes, SHA-256 {file.sha256})"
+        f"{it} in {path.parent} ({file.size} bytes, SHA-256 {file.sha256})"
     )
+
+
+def _convert(
+    served: Path, part: Path, file: File, convert: Callable[[Path], bytes]
+) -> str:
+    """Makes part of what the user put there; returns what is wrong, or nothing."""
+    try:
+        part.write_bytes(convert(served))
+    except ValueError as error:
+        return str(error)
+    found = sha256(part)
+    return "" if found == file.sha256 else f"what it makes has SHA-256 {found}"
 
 
 def _fetch(

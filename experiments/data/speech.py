@@ -39,6 +39,7 @@ WINDOW = 200  # samples of a frame, 25 ms
 HOP = 128  # samples from frame to frame, 16 ms
 FFT = 256
 BANDS = 40
+LONGEST = 142  # frames of any recording
 FLOOR = 1e-6  # the least power of a band, for the sake of digital silence
 
 Arrays = dict[str, np.ndarray]

@@ -17,7 +17,6 @@ from syncalgos import checks, collectives, lookup
 from syncalgos.collectives import WORKERS, Axis
 
 WORDS = 12_631
-ROWS = 12_800  # of a sharded table, so that most numbers of workers divide it
 TABLES = {"words": "words", "outputs": "outputs", "bias": "outputs"}
 
 # Zipf's law: word r, from 0 by falling frequency, is drawn with log((r + 2) / (r + 1)).
@@ -31,6 +30,7 @@ def embeddings(
     width: int = 64,
     negatives: int = 64,
     tables: Literal["replicated", "shared", "sharded"] = "replicated",
+    workers: int = 1,
     axis: Axis = WORKERS,
 ) -> Task:
     """The next word of Shakespeare's text, of 12,631, the last tenth held out.
@@ -48,6 +48,7 @@ def embeddings(
         tables: replicated on all workers; shared, one table updated with the mean
             gradient at every step beside a rest that the algorithm treats; or sharded,
             each worker holding its rows.
+        workers: their number, of which sharded tables have a multiple of rows.
         axis: over which the workers lie.
 
     Source: Bengio et al., "A neural probabilistic language model", JMLR 2003.
@@ -73,7 +74,7 @@ def embeddings(
 
     def init(key):
         params = ngram.init(key, WORDS, width, order)
-        return (_padded(params) if sharded else params), ()
+        return (_padded(params, workers) if sharded else params), ()
 
     return Task(
         init=init,
@@ -89,7 +90,7 @@ def embeddings(
             names=names,
             rows=lambda examples: {
                 "words": examples * (order - 1),
-                "outputs": examples + negatives,
+                "outputs": examples + negatives if negatives else WORDS,
             },
             kept=tables,
         ),
@@ -104,11 +105,11 @@ def _draw(key: jax.Array, count: int) -> jax.Array:
     return jnp.clip(drawn, 0, WORDS - 1)
 
 
-def _padded(params):
-    """Tables with rows of zeros, which no word reads, up to ROWS."""
+def _padded(params, workers: int):
+    """Tables with rows of zeros, which no word reads, up to a multiple of workers."""
 
     def pad(table):
-        return jnp.pad(table, [(0, ROWS - WORDS)] + [(0, 0)] * (table.ndim - 1))
+        return jnp.pad(table, [(0, -WORDS % workers)] + [(0, 0)] * (table.ndim - 1))
 
     return {name: pad(x) if name in TABLES else x for name, x in params.items()}
 

@@ -14,7 +14,7 @@ from models import gpt
 from syncalgos import checks
 
 CHARACTERS = 65
-STRIDE = 8  # characters between the starts of training windows
+OVERLAP = 8  # training windows in which a character is seen, at most
 
 
 def shakespeare(
@@ -83,10 +83,11 @@ def _load(data_dir: Path | None, context: int) -> Data:
             f"--context {context} is longer than the held-out text "
             f"({len(test)} characters)"
         )
+    stride = -(-context // OVERLAP)
     # Held-out windows share their first character with the last of the one before, so
     # that each is predicted once; what fills no window is left out.
     return Data(
-        train={"window": _windows(train, context, STRIDE)},
+        train={"window": _windows(train, context, stride)},
         test={"window": _windows(test, context, context)},
     )
 

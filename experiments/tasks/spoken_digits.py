@@ -37,6 +37,11 @@ def spoken_digits(
     fitting("spoken_digits", model, ["lstm"])
     for name, value in {"hidden": hidden, "layers": layers, "frames": frames}.items():
         checks.whole(f"--{name}", value, least=1)
+    if frames > speech.LONGEST:
+        raise ValueError(
+            f"--frames must be at most {speech.LONGEST}, the longest recording's, got "
+            f"{frames}"
+        )
     # One carry a chunk is kept: both it and a chunk grow as the root of the frames.
     chunk = round(frames**0.5) if remat else None
 

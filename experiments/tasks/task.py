@@ -12,6 +12,7 @@ from syncalgos.collectives import PyTree
 from syncalgos.layout import DEVICES, LANES
 
 Arrays = dict[str, np.ndarray]
+WEIGHT = "weight"  # of an example that is evaluated
 
 
 class Source(Protocol):
@@ -116,12 +117,29 @@ def losses(task: Task) -> tuple[Any, Any]:
         return means.pop("loss"), (buffers, means)
 
     def eval_loss(params, buffers, batch, key):
-        weight = batch["weight"]
+        weight = batch[WEIGHT]
         values, buffers = task.apply(params, buffers, batch, key, train=False)
         means = {name: jnp.mean(weight * value) for name, value in values.items()}
         return means.pop("loss"), (buffers, means)
 
     return train_loss, eval_loss
+
+
+def check_data(data: Any) -> None:
+    """Raises a ValueError unless it is a Data whose parts can be used together."""
+    if not isinstance(data, Data):
+        raise ValueError(f"load must return a Data, got {checks.shown(data)}")
+    parts = {"test": data.test}
+    if isinstance(data.train, dict):
+        parts["train"] = data.train
+    for name, part in parts.items():
+        lengths = {leaf: len(x) for leaf, x in part.items()}
+        if len(set(lengths.values())) != 1 or not all(lengths.values()):
+            raise ValueError(f"{name} must hold examples, of each as many: {lengths}")
+        if set(part) != set(data.test):
+            raise ValueError(f"train holds {[*part]}, but test {[*data.test]}")
+    if WEIGHT in data.test:
+        raise ValueError(f"{WEIGHT!r} is what evaluation adds: take another name")
 
 
 def check_apply(task: Task, params: PyTree, buffers: PyTree, test: Arrays) -> None:
@@ -172,7 +190,7 @@ def held_out(
     data = {k: np.concatenate([x, x[:1]]) for k, x in test.items()}
     weight = np.full(examples + 1, rows.size / examples, np.float32)
     weight[-1] = 0
-    return {**data, "weight": weight}, rows.reshape(batches, size)
+    return {**data, WEIGHT: weight}, rows.reshape(batches, size)
 
 
 def fitting(task: str, model: str, models: Sequence[str]) -> None:
