@@ -1,8 +1,9 @@
-"""Every task by four algorithms on one worker and on four: `-m benchmarks.learning`.
+"""Every task by four algorithms on one worker and on four, and how far models go.
 
-Runs the command line as users do, one run after the other, and adds a line a run to
-docs/records/learning.jsonl; a run that is there is not made again. With `--show` it
-only reads them, and writes the table and the curves of docs/results.md.
+`python -m benchmarks.learning` runs the command line as users do, one run after the
+other, and adds a line a run to docs/records/learning.jsonl; a run that is there is not
+made again. Then, and alone with `--show`, it prints the tables of docs/results.md and
+draws its curves.
 """
 
 import json
@@ -11,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,23 @@ TASKS = {  # what its users look at
 }
 ALGORITHMS = ("sync_sgd", "model_averaging", "bmuf", "diloco")
 WORKERS = (1, 4)
+FARTHER = (  # flags of longer runs, and the figure that they reach
+    (
+        "--task fashion_mnist --algo sync_sgd --workers 2 --batch-size 128 --lr 0.05 "
+        "--schedule cosine --steps 6000 --eval-every 2000",
+        "test_accuracy",
+    ),
+    ("--task spoken_digits --algo sync_sgd --workers 1", "test_accuracy"),
+    (
+        "--task shakespeare --algo sync_sgd --workers 2 --batch-size 32 --steps 2500 "
+        "--eval-every 500",
+        "test_loss",
+    ),
+    (
+        "--task imagenet_synthetic --algo sync_sgd --workers 2 --eval-every 10",
+        "train_loss",
+    ),
+)
 KEPT = ("steps", "lr", "effective_lr", "seconds", "total_seconds", "bytes_per_worker")
 
 
@@ -47,8 +66,13 @@ def record(flags: str) -> dict[str, Any]:
         out = Path(folder) / "out"
         words = [*program, *shlex.split(flags), "--out", str(out)]
         subprocess.run(words, check=True, stdout=subprocess.DEVNULL)
-        summary = json.loads((out / "summary.json").read_text())
-        lines = (out / "metrics.jsonl").read_text().splitlines()
+        return read(flags, out)
+
+
+def read(flags: str, out: Path) -> dict[str, Any]:
+    """What the files of a run say, on one line."""
+    summary = json.loads((out / "summary.json").read_text())
+    lines = (out / "metrics.jsonl").read_text().splitlines()
     measured = {k: v for k, v in summary.items() if k.startswith(("test_", "train_"))}
     return {
         "command": f"python -m experiments.run {flags}",
@@ -70,6 +94,11 @@ def records() -> dict[str, dict[str, Any]]:
     return {one["command"]: one for one in made}
 
 
+def found(made: dict[str, dict[str, Any]], flags: str) -> dict[str, Any] | None:
+    """The run with these flags, if it was made."""
+    return made.get(f"python -m experiments.run {flags}")
+
+
 def table(made: dict[str, dict[str, Any]]) -> str:
     """A row a task and number of workers, a column an algorithm."""
     rows = [
@@ -78,15 +107,23 @@ def table(made: dict[str, dict[str, Any]]) -> str:
     ]
     for task, figure in TASKS.items():
         for workers in WORKERS:
-            found = [
-                made.get(f"python -m experiments.run {command(task, algo, workers)}")
-                for algo in ALGORITHMS
-            ]
-            shown = [f"{one[figure]:.4g}" if one else "" for one in found]
-            steps = next((str(one["steps"]) for one in found if one), "")
+            runs = [found(made, command(task, algo, workers)) for algo in ALGORITHMS]
+            shown = [f"{one[figure]:.4g}" if one else "" for one in runs]
+            steps = next((str(one["steps"]) for one in runs if one), "")
             name = figure.removeprefix("test_").replace("_", " ")
             cells = [task, name, steps, str(workers), *shown]
             rows.append(f"| {' | '.join(cells)} |")
+    return "\n".join(rows)
+
+
+def farther(made: dict[str, dict[str, Any]]) -> str:
+    """A row for each of the longer runs."""
+    rows = ["| command | reached | minutes |", "|---|---|---|"]
+    for flags, figure in FARTHER:
+        if one := found(made, flags):
+            name = figure.replace("_", " ")
+            minutes = f"{one['total_seconds'] / 60:.0f}"
+            rows.append(f"| `{flags}` | {name} {one[figure]:.4f} | {minutes} |")
     return "\n".join(rows)
 
 
@@ -98,13 +135,14 @@ def draw(made: dict[str, dict[str, Any]]) -> None:
     plt.rcParams["svg.hashsalt"] = "syncalgos"  # the same picture, the same file
     for task, figure in TASKS.items():
         canvas, axes = plt.subplots(figsize=(6, 3.2), layout="constrained")
-        for one in made.values():
-            if one["task"] != task:
+        for algo, workers in product(ALGORITHMS, WORKERS):
+            one = found(made, command(task, algo, workers))
+            if one is None:
                 continue
             steps = [line["step"] for line in one["curve"]]
-            style = "-" if one["workers"] == 4 else ":"
-            color = f"C{ALGORITHMS.index(one['algo'])}"
-            label = f"{one['algo']}, {one['workers']}"
+            style = "-" if workers == 4 else ":"
+            color = f"C{ALGORITHMS.index(algo)}"
+            label = f"{algo}, {workers}"
             values = [line[figure] for line in one["curve"]]
             axes.plot(steps, values, style, color=color, label=label)
         axes.set(xlabel="local steps", ylabel=figure.replace("_", " "), title=task)
@@ -118,21 +156,17 @@ def main() -> None:
     """Makes the runs that are missing, then shows all."""
     made = records()
     RECORDS.parent.mkdir(exist_ok=True)
-    wanted = [
-        command(task, algo, workers)
-        for task in TASKS
-        for algo in ALGORITHMS
-        for workers in WORKERS
-    ]
+    wanted = [command(*each) for each in product(TASKS, ALGORITHMS, WORKERS)]
+    wanted += [flags for flags, _ in FARTHER]
     for flags in wanted if "--show" not in sys.argv else ():
-        if f"python -m experiments.run {flags}" in made:
+        if found(made, flags):
             continue
         print(flags, flush=True)
         one = record(flags)
         with RECORDS.open("a") as file:
             file.write(json.dumps(one) + "\n")
     made = records()
-    print(table(made))
+    print(table(made), farther(made), sep="\n\n")
     draw(made)
 
 
