@@ -126,14 +126,14 @@ def _whole(params, axis: Axis):
 def _load(data_dir: Path | None, order: int) -> Data:
     codes, vocabulary = text.words(text.text(data_dir))
     assert len(vocabulary) == WORDS
-    train, test = (_ngrams(part, order) for part in text.split(codes))
-    return Data({"ngram": train}, {"ngram": test})
+    train, test = text.split(codes)
+    if order > len(test):
+        raise ValueError(
+            f"--order {order} is longer than the held-out text ({len(test)} words)"
+        )
+    return Data({"ngram": _ngrams(train, order)}, {"ngram": _ngrams(test, order)})
 
 
 def _ngrams(codes: np.ndarray, order: int) -> np.ndarray:
     """All n-grams of a text, (n-grams, order)."""
-    if order > len(codes):
-        raise ValueError(
-            f"--order {order} is longer than the held-out text ({len(codes)} words)"
-        )
     return np.ascontiguousarray(np.lib.stride_tricks.sliding_window_view(codes, order))
