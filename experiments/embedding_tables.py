@@ -36,10 +36,10 @@ def with_row_sparse(
         raise ValueError(
             f"--reduce {ROW_SPARSE}: {settings.task} has no tables (embeddings has)"
         )
-    if task.tables.kept != "replicated":
+    if task.kept != "replicated":
         raise ValueError(
-            f"--reduce {ROW_SPARSE} is for replicated tables: {task.tables.kept} ones "
-            "are sent by rows already"
+            f"--reduce {ROW_SPARSE} is for replicated tables: {task.kept} ones are "
+            "sent by rows already"
         )
     return {**arguments, "reduce": _reducer(task.tables, settings)}
 
@@ -52,24 +52,22 @@ def dense(arguments: dict[str, Any]) -> dict[str, Any]:
 
 def of_rest(strategy: Strategy, task: Task) -> Strategy:
     """The strategy for all but shared tables."""
-    tables = task.tables
-    if tables is None or tables.kept != "shared":
+    if task.tables is None or task.kept != "shared":
         return strategy
-    return masked(strategy, jax.tree.map(lambda name: not name, tables.names))
+    return masked(strategy, jax.tree.map(lambda name: not name, task.tables.names))
 
 
-def beside_shared(strategy: Strategy, settings: Namespace, task: Task) -> Strategy:
-    """The strategy, and shared tables beside it that are updated at every step."""
-    tables = task.tables
-    if tables is None or tables.kept != "shared":
-        return strategy
-    at_every_step = reduce_with(_reducer(tables, settings))
-    return chain(masked(at_every_step, _is_table(tables)), of_rest(strategy, task))
+def beside_shared(rest: Strategy, settings: Namespace, task: Task) -> Strategy:
+    """What `of_rest` made, and shared tables beside it, updated at every step."""
+    if task.tables is None or task.kept != "shared":
+        return rest
+    at_every_step = reduce_with(_reducer(task.tables, settings))
+    return chain(masked(at_every_step, _is_table(task.tables)), rest)
 
 
 def sharded(task: Task) -> PyTree | None:
     """Which leaves of params lie in parts; None where all are whole."""
-    if task.tables is None or task.tables.kept != "sharded":
+    if task.tables is None or task.kept != "sharded":
         return None
     return _is_table(task.tables)
 

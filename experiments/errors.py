@@ -1,6 +1,8 @@
 """What a user is told when a request cannot be met."""
 
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 
@@ -12,6 +14,22 @@ def explain(where: str, error: BaseException) -> BadRequest:
     """What went wrong in a user's own code, in one line, with its place."""
     first = str(error).partition("\n")[0]
     return BadRequest(f"{where}: {type(error).__name__}: {first}{place(error)}")
+
+
+@contextmanager
+def explained(flag: str, name: str) -> Iterator[None]:
+    """Explains what goes wrong inside, unless it is a ValueError of what is ours.
+
+    Args:
+        flag: that names an algorithm or a task, without dashes.
+        name: its value; a user's own has a colon, and may raise anything.
+    """
+    try:
+        yield
+    except Exception as error:
+        if ":" not in name and isinstance(error, ValueError):
+            raise  # it says all
+        raise explain(f"--{flag} {name}", error) from error
 
 
 def place(error: BaseException) -> str:

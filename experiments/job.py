@@ -113,7 +113,7 @@ def _remarks(plan: Plan, outcome: Outcome, sent: Communication | None) -> list[s
         remarks.append(f"stopped after step {steps} of {plan.settings.steps}")
     if plan.settings.workers > 1 and plan.task.sends:
         remarks.append(f"not counted in what each worker sent: {plan.task.sends}")
-    if plan.task.tables is not None and plan.task.tables.kept != "replicated":
+    if plan.task.kept != "replicated":
         remarks.append(
             "the effective learning rate is that of the rest: tables follow the mean "
             "gradient at every step"
@@ -148,8 +148,7 @@ def last_sync(
     """How many steps were done at the last sync; all, where the center is the mean."""
     if isinstance(plan.algorithm.center, MeanCenter) or not steps:
         return steps
-    shared = plan.task.tables is not None and plan.task.tables.kept == "shared"
-    if shared:  # they are sent at every step
+    if plan.task.kept == "shared":  # tables are sent at every step
         sent = _count(plan, state, workers=2, strategy=plan.algorithm)
     elif plan.settings.workers == 1:  # it sends nothing, yet its blocks end
         sent = _count(plan, state, workers=2)

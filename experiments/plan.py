@@ -9,7 +9,7 @@ import jax
 import optax
 
 from experiments import embedding_tables, export, factories, optimizers, records
-from experiments.errors import BadRequest, explain
+from experiments.errors import BadRequest, explained
 from experiments.factories import ALGORITHM, TASK, Kind
 from experiments.flags import Request
 from experiments.tasks.task import Data, Task, check_data, losses
@@ -116,7 +116,7 @@ def _prepare(request: Request) -> Plan:
     arguments = embedding_tables.with_row_sparse(request, settings, task)
     strategy = _make_strategy(request, arguments, schedule, optimizer)
     algorithm = embedding_tables.of_rest(strategy, task)
-    strategy = embedding_tables.beside_shared(strategy, settings, task)
+    strategy = embedding_tables.beside_shared(algorithm, settings, task)
     if settings.opt_state_at_sync != "keep":
         strategy = at_syncs(strategy, AT_SYNC[settings.opt_state_at_sync](optimizer))
     if settings.sync_until:
@@ -205,7 +205,7 @@ def _fill_in(s: Namespace, task: Task) -> None:
         for flag in ("optimizer", "momentum", "weight_decay", "clip_norm"):
             if getattr(s, flag) is None:
                 setattr(s, flag, getattr(task, flag))
-    if s.clip_norm is not None and embedding_tables.sharded(task) is not None:
+    if s.clip_norm is not None and task.kept == "sharded":
         raise ValueError(
             "--clip-norm with --tables sharded: each worker holds other rows, whose "
             "norms differ; take shared or replicated tables"
@@ -229,13 +229,9 @@ def _fill_in(s: Namespace, task: Task) -> None:
 
 
 def _load(s: Namespace, task: Task) -> Data:
-    try:
+    with explained(TASK.flag, s.task):
         data = task.load()
         check_data(data)
-    except Exception as error:  # as _call
-        if ":" not in s.task and isinstance(error, ValueError):
-            raise
-        raise explain(f"--task {s.task}", error) from error
     if s.batch_size > data.examples:
         raise ValueError(
             f"global batch of {s.batch_size} is larger than the training data of "
@@ -290,10 +286,6 @@ def _call(
     arguments: dict[str, Any],
     offered: dict[str, Any],
 ) -> Any:
-    try:
+    with explained(kind.flag, name):
         passed = factories.passed_arguments(kind, factory, offered)
         return factory(**arguments, **passed)
-    except Exception as error:  # a user's factory may raise anything
-        if ":" not in name and isinstance(error, ValueError):
-            raise  # it says all
-        raise explain(f"--{kind.flag} {name}", error) from error

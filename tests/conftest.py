@@ -20,6 +20,7 @@ os.environ["XLA_FLAGS"] = " ".join([*QUICK, os.environ.get("XLA_FLAGS", "")])
 jax.config.update("jax_num_cpu_devices", 3)
 
 
+pytest.register_assert_rewrite("quadratics")  # its assertions tell their values
 TESTS = itertools.count(1)
 
 

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from problems import relative_error
 
 from syncalgos import WORKERS, Replica
 
@@ -20,6 +21,7 @@ SHAPES = {
 }
 LR = 0.1
 STEPS = 12
+ROUNDING = 1e-12  # of float64, relative
 
 _SHAPES, _FORM = jax.tree.flatten(SHAPES, is_leaf=lambda x: isinstance(x, tuple))
 _STOPS = np.cumsum([int(np.prod(shape)) for shape in _SHAPES])
@@ -165,3 +167,8 @@ def train(
         replica=replica,
         disagreement=np.ptp(centers, axis=1).max(),
     )
+
+
+def assert_replicas(trained, expected):
+    """The workers' models after each step are the oracle's, to rounding."""
+    assert relative_error(trained.replicas, np.array(expected)) <= ROUNDING

@@ -6,7 +6,18 @@ import numpy as np
 import optax
 import pytest
 from problems import relative_error
-from quadratics import LR, SIZE, START, STEPS, flatten, local_steps, train, unflatten
+from quadratics import (
+    LR,
+    ROUNDING,
+    SIZE,
+    START,
+    STEPS,
+    assert_replicas,
+    flatten,
+    local_steps,
+    train,
+    unflatten,
+)
 
 import syncalgos
 from syncalgos import (
@@ -25,7 +36,6 @@ from syncalgos import (
     sync_sgd,
 )
 
-ROUNDING = 1e-12
 MOMENTUM = optax.sgd(LR, momentum=0.9)
 
 
@@ -33,10 +43,6 @@ MOMENTUM = optax.sgd(LR, momentum=0.9)
 def float64():
     with jax.enable_x64(True):
         yield
-
-
-def assert_replicas(trained, expected):
-    assert relative_error(trained.replicas, np.array(expected)) <= ROUNDING
 
 
 def test_delay_of_zero_is_the_strategy_itself():

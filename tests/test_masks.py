@@ -5,7 +5,16 @@ import numpy as np
 import optax
 import pytest
 from problems import relative_error
-from quadratics import LR, SIZE, START, flatten, local_steps, train, unflatten
+from quadratics import (
+    LR,
+    ROUNDING,
+    SIZE,
+    START,
+    flatten,
+    local_steps,
+    train,
+    unflatten,
+)
 
 import syncalgos
 from syncalgos import (
@@ -22,7 +31,6 @@ from syncalgos import (
 )
 from syncalgos.layout import BACKENDS
 
-ROUNDING = 1e-12
 CLEARLY = 1e-2
 BODY = np.arange(SIZE) < 16  # the entries of the body's leaves, bias and kernel
 HEAD = ~BODY

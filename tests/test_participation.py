@@ -6,7 +6,17 @@ import numpy as np
 import optax
 import pytest
 from problems import relative_error
-from quadratics import LR, SIZE, START, flatten, local_steps, train, unflatten
+from quadratics import (
+    LR,
+    ROUNDING,
+    SIZE,
+    START,
+    assert_replicas,
+    flatten,
+    local_steps,
+    train,
+    unflatten,
+)
 
 import syncalgos
 from syncalgos import (
@@ -30,7 +40,6 @@ from syncalgos import (
     when,
 )
 
-ROUNDING = 1e-12
 CLEARLY = 1e-2
 MOMENTUM = optax.sgd(LR, momentum=0.9)
 
@@ -56,10 +65,6 @@ def by_round(step, workers):
 def assert_same(actual, expected):
     assert relative_error(actual.replicas, expected.replicas) <= ROUNDING
     assert relative_error(actual.centers, expected.centers) <= ROUNDING
-
-
-def assert_replicas(trained, expected):
-    assert relative_error(trained.replicas, np.array(expected)) <= ROUNDING
 
 
 STRATEGIES = {

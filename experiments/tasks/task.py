@@ -107,6 +107,11 @@ class Task(NamedTuple):
     tables: Tables | None = None
     sends: str = ""
 
+    @property
+    def kept(self) -> str:
+        """How tables are kept (see `Tables`); what has none is replicated."""
+        return "replicated" if self.tables is None else self.tables.kept
+
 
 def losses(task: Task) -> tuple[Any, Any]:
     """The task's training loss and evaluation loss, in the engine's form."""
