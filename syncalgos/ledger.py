@@ -36,6 +36,7 @@ class Communication(NamedTuple):
         per_step: cumulative bytes after each local step, (steps,) float64.
         by_collective: the same for all_reduce, all_gather, permute, reduce_scatter and
             all_to_all, those that occur.
+        calls_per_step: cumulative calls after each local step, (steps,) int64.
     """
 
     bytes_per_worker: float
@@ -43,6 +44,7 @@ class Communication(NamedTuple):
     syncs: int
     per_step: np.ndarray
     by_collective: dict[str, "Communication"]
+    calls_per_step: np.ndarray
 
 
 def communication(
@@ -248,12 +250,14 @@ def _tally(kinds: list[Counter], kind_of_step: np.ndarray) -> Communication:
         fits = max(whole) * len(kind_of_step) < 2**63
         parts = np.array(whole, np.int64 if fits else object)[kind_of_step]
         per_step = (np.cumsum(parts) / unit).astype(np.float64)
+        calls_per_step = np.cumsum(calls[kind_of_step], dtype=np.int64)
         return Communication(
             bytes_per_worker=float(per_step[-1]),
-            calls=int(calls[kind_of_step].sum()),
+            calls=int(calls_per_step[-1]),
             syncs=int((parts > 0).sum()),
             per_step=per_step,
             by_collective={},
+            calls_per_step=calls_per_step,
         )
 
     names = sorted({name for kind in kinds for name, _ in kind})

@@ -87,6 +87,27 @@ def test_nested_branches_are_picked_by_the_step():
     assert sent.syncs == 6
 
 
+def test_calls_are_counted_by_the_step_for_all_and_for_each_collective():
+    strategy = syncalgos.chain(
+        syncalgos.every(2, syncalgos.average()),
+        syncalgos.every(3, syncing(lambda p, step: collectives.shift(p, 1))),
+    )
+    sent = count(strategy, workers=4, steps=6)  # two arrays: two calls each time
+    np.testing.assert_array_equal(sent.calls_per_step, [0, 2, 4, 6, 6, 10])
+    assert sent.calls_per_step.dtype == np.int64
+    assert sent.calls == 10
+    ring, permute = (sent.by_collective[name] for name in ("all_reduce", "permute"))
+    np.testing.assert_array_equal(ring.calls_per_step, [0, 2, 2, 4, 4, 6])
+    np.testing.assert_array_equal(permute.calls_per_step, [0, 0, 2, 2, 2, 4])
+    assert (ring.calls, permute.calls) == (6, 4)
+
+
+def test_one_worker_calls_nothing_at_any_step():
+    sent = count(syncalgos.sync_sgd(), workers=1, steps=3)
+    np.testing.assert_array_equal(sent.calls_per_step, [0, 0, 0])
+    assert sent.calls_per_step.dtype == np.int64
+
+
 def test_random_schedule_that_depends_on_the_step_alone_is_counted():
     def active(step):
         return jax.random.bernoulli(jax.random.fold_in(jax.random.key(3), step))
