@@ -68,6 +68,13 @@ COMMON: list[tuple[str, Any, Any, str]] = [
     ("backend", str, "pmap", "pmap, shard_map or vmap (one device)"),
     ("devices", indices, None, "device indices, such as 0,2,1 (default: all that fit)"),
     ("data-dir", Path, None, "of data sets (default: $SYNCALGOS_DATA, or a cache)"),
+    (
+        "partition",
+        str,
+        "iid",
+        "a worker's examples: iid, label, speaker, dirichlet:A",
+    ),
+    ("validation", number, None, "test on this share of the training data instead"),
     ("feed", str, None, "training data from: device (if it fits), or host"),
     ("out", Path, None, "folder for the run's files (default: a new one in runs/)"),
     ("export", Path, None, "write the trained model to this .safetensors file"),
@@ -82,7 +89,7 @@ def parse(argv: list[str]) -> Request:
     Raises:
         BadRequest: with one line that says what was wrong and what is possible.
     """
-    argv = [_with_dashes(word) for word in argv]
+    argv = [with_dashes(word) for word in argv]
     first = _Parser(add_help=False, allow_abbrev=False)
     first.add_argument("--algo")
     first.add_argument("--task")
@@ -91,8 +98,8 @@ def parse(argv: list[str]) -> Request:
     if early.help and early.algo is None and early.task is None:
         _parser([]).parse_args(["--help"])  # answered without importing jax
     own = [
-        _Own(ALGORITHM, *_find(ALGORITHM, early.algo or DEFAULT_ALGORITHM)),
-        _Own(TASK, *_find(TASK, early.task or DEFAULT_TASK)),
+        _Own.named(ALGORITHM, early.algo or DEFAULT_ALGORITHM),
+        _Own.named(TASK, early.task or DEFAULT_TASK),
     ]
     parser = _parser(own)
     known, unknown = parser.parse_known_args(argv)
@@ -109,14 +116,23 @@ class _Own(NamedTuple):
     name: str
     factory: Factory
 
+    @classmethod
+    def named(cls, kind: Kind, name: str) -> "_Own":
+        return cls(kind, name, find(kind, name))
+
     def take(self, known: argparse.Namespace) -> dict[str, Any]:
         """Moves its flags out of all that are known."""
         parameters = factories.flag_parameters(self.kind, self.factory)
         return {p.name: vars(known).pop(p.name) for p in parameters}
 
 
-def _find(kind: Kind, name: str) -> tuple[str, Factory]:
-    return name, factories.find(kind, name, _known(kind))
+def find(kind: Kind, name: str) -> Factory:
+    """The factory of an algorithm or a task.
+
+    Raises:
+        BadRequest: an unknown name, or a module that cannot be imported.
+    """
+    return factories.find(kind, name, _known(kind))
 
 
 def _known(kind: Kind) -> Any:
@@ -125,7 +141,7 @@ def _known(kind: Kind) -> Any:
     return ALGORITHMS if kind == ALGORITHM else TASKS
 
 
-def _with_dashes(word: str) -> str:
+def with_dashes(word: str) -> str:
     """A flag, which may also be written with underscores, as Python has the name."""
     flag, equals, value = word.partition("=")
     return flag.replace("_", "-") + equals + value if word.startswith("--") else word
@@ -162,6 +178,12 @@ def _parser(own: list[_Own]) -> _Parser:
             f"--{flag}", type=kind, default=default, metavar=metavar, help=text + shown
         )
     parser.add_argument(
+        "--displacements",
+        action="store_true",
+        help="measure how far, and how alike, the workers go between syncs (at the "
+        "cost of a copy of the params)",
+    )
+    parser.add_argument(
         "--overwrite", action="store_true", help="replace the run's files in --out"
     )
     for each in sorted(own, key=lambda each: ":" in each.name):  # it is blamed
@@ -189,7 +211,7 @@ def _explain_unknown(argument: str, own: list[_Own], parser: _Parser) -> str:
             other
             for other in _known(kind)
             if parameter
-            in [p.name for p in factories.flag_parameters(kind, _find(kind, other)[1])]
+            in [p.name for p in factories.flag_parameters(kind, find(kind, other))]
         ]
         if owners:
             return f"{name} has no flag {flag}: it belongs to {', '.join(owners)}"

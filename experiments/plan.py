@@ -6,39 +6,34 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 import optax
 
-from experiments import embedding_tables, export, factories, optimizers, records
+from experiments import (
+    bounds,
+    embedding_tables,
+    export,
+    factories,
+    loading,
+    optimizers,
+    records,
+)
 from experiments.errors import BadRequest, explained
 from experiments.factories import ALGORITHM, TASK, Kind
 from experiments.flags import Request
-from experiments.tasks.task import Data, Task, check_data, losses
+from experiments.tasks.task import Data, Task, losses
 from syncalgos import (
     WORKERS,
     DataParallel,
     Strategy,
     after,
     at_syncs,
-    average,
     chain,
     checks,
-    reset,
     sync_sgd,
     until,
 )
 from syncalgos.inputs import check_batch
-from syncalgos.layout import BACKENDS
-
-# --opt-state-at-sync: what becomes of the inner optimizer's state.
-AT_SYNC: dict[str, Callable[[optax.GradientTransformation], Strategy]] = {
-    "keep": lambda optimizer: Strategy(),
-    "reset": reset,
-    "average": lambda optimizer: average("opt_state"),
-}
-
-
-FEEDS = ("device", "host")
-MOST_ON_DEVICE = 2**30  # bytes of training data, of which each device has a copy
 
 
 class Plan(NamedTuple):
@@ -54,7 +49,11 @@ class Plan(NamedTuple):
         strategy: how the workers agree.
         algorithm: its part that is the algorithm's, without shared tables.
         steady: the algorithm alone, for a constant learning rate.
+        trainer_of: the engine for another strategy, all else as it is.
         trainer: the engine.
+        shards: which training examples are each worker's own; None: all are everyone's.
+        seeded: whether the algorithm or the task draws from the seed while it trains:
+            then each seed is another program.
     """
 
     settings: Namespace
@@ -66,18 +65,25 @@ class Plan(NamedTuple):
     strategy: Strategy
     algorithm: Strategy
     steady: Strategy
+    trainer_of: Callable[[Strategy], DataParallel]
     trainer: DataParallel
+    shards: list[np.ndarray] | None
+    seeded: bool
 
 
-def prepare(request: Request) -> Plan:
+def prepare(request: Request, data: Data | None = None) -> Plan:
     """Checks a request and fills in what it leaves open.
+
+    Args:
+        request: from the command line.
+        data: the task's, where it is loaded already, as `Plan.data` was.
 
     Raises:
         BadRequest: what cannot be done, in one line.
     """
     use_all_cores()
     try:
-        return _prepare(request)
+        return _prepare(request, data)
     except ValueError as error:
         raise BadRequest(str(error)) from error
 
@@ -94,9 +100,9 @@ def use_all_cores() -> None:
         return  # the backend runs already: whoever started it chose its devices
 
 
-def _prepare(request: Request) -> Plan:
+def _prepare(request: Request, data: Data | None) -> Plan:
     settings = Namespace(**vars(request.settings))
-    _check_names_and_ranges(settings)
+    bounds.check(settings)
     if settings.out is not None:
         records.check_out(settings.out, settings.overwrite)
     if settings.export is not None:
@@ -118,26 +124,33 @@ def _prepare(request: Request) -> Plan:
     algorithm = embedding_tables.of_rest(strategy, task)
     strategy = embedding_tables.beside_shared(algorithm, settings, task)
     if settings.opt_state_at_sync != "keep":
-        strategy = at_syncs(strategy, AT_SYNC[settings.opt_state_at_sync](optimizer))
+        strategy = at_syncs(
+            strategy, bounds.AT_SYNC[settings.opt_state_at_sync](optimizer)
+        )
     if settings.sync_until:
         n = settings.sync_until
         strategy = chain(until(n, sync_sgd()), after(n, strategy))
     train_loss, eval_loss = losses(task)
-    trainer = DataParallel(
-        train_loss,
-        optimizer,
-        strategy,
-        workers=settings.workers,
-        backend=settings.backend,
-        devices=settings.devices,
-        eval_loss=eval_loss,
-        accumulate=settings.accumulate,
-        sharded=embedding_tables.sharded(task),
-    )
+
+    def trainer_of(strategy: Strategy) -> DataParallel:
+        return DataParallel(
+            train_loss,
+            optimizer,
+            strategy,
+            workers=settings.workers,
+            backend=settings.backend,
+            devices=settings.devices,
+            eval_loss=eval_loss,
+            accumulate=settings.accumulate,
+            sharded=embedding_tables.sharded(task),
+        )
+
+    trainer = trainer_of(strategy)
     arguments = embedding_tables.dense(request.arguments)
     steady = _make_strategy(request, arguments, settings.lr, optimizer)
-    data = _load(settings, task)
-    settings.feed = settings.feed or _default_feed(data)
+    data = loading.load(settings, task) if data is None else data
+    loading.check(settings, data)
+    settings.feed = settings.feed or loading.default_feed(data)
     return Plan(
         settings=settings,
         arguments=request.arguments,
@@ -148,38 +161,17 @@ def _prepare(request: Request) -> Plan:
         strategy=strategy,
         algorithm=algorithm,
         steady=steady,
+        trainer_of=trainer_of,
         trainer=trainer,
+        shards=loading.shards(settings, data),
+        seeded=any(
+            "seed" in factories.passed_arguments(kind, factory, {"seed": 0})
+            for kind, factory in (
+                (ALGORITHM, request.factory),
+                (TASK, request.task_factory),
+            )
+        ),
     )
-
-
-def _check_names_and_ranges(s: Namespace) -> None:
-    checks.one_of("backend", s.backend, BACKENDS)
-    checks.one_of("--opt-state-at-sync", s.opt_state_at_sync, AT_SYNC)
-    names = {
-        "schedule": optimizers.SCHEDULES,
-        "optimizer": sorted(optimizers.known()),
-        "feed": FEEDS,
-    }
-    for flag, known in names.items():
-        if (value := getattr(s, flag)) is not None:
-            checks.one_of(flag, value, known)
-    checks.whole("--workers", s.workers, least=1)
-    checks.whole("--accumulate", s.accumulate, least=1)
-    for flag in ("steps", "batch_size", "eval_every", "dispatch_steps"):
-        if (value := getattr(s, flag)) is not None:
-            checks.whole(f"--{flag.replace('_', '-')}", value, least=1)
-    for flag in ("warmup_steps", "sync_until", "seed"):
-        if (value := getattr(s, flag)) is not None:
-            checks.whole(f"--{flag.replace('_', '-')}", value, least=0)
-    bounds = {
-        "lr": {"above": 0},
-        "momentum": {"least": 0, "below": 1},
-        "weight_decay": {"least": 0},
-        "clip_norm": {"above": 0},
-    }
-    for flag, bound in bounds.items():
-        if (value := getattr(s, flag)) is not None:
-            checks.real(f"--{flag.replace('_', '-')}", value, **bound)
 
 
 def _make_task(request: Request) -> Task:
@@ -226,28 +218,6 @@ def _fill_in(s: Namespace, task: Task) -> None:
     check_batch(s.batch_size, s.workers, s.accumulate)
     if s.warmup_steps > s.steps:
         raise ValueError(f"--warmup-steps {s.warmup_steps} is above --steps {s.steps}")
-
-
-def _load(s: Namespace, task: Task) -> Data:
-    with explained(TASK.flag, s.task):
-        data = task.load()
-        check_data(data)
-    if s.batch_size > data.examples:
-        raise ValueError(
-            f"global batch of {s.batch_size} is larger than the training data of "
-            f"{s.task} ({data.examples} examples)"
-        )
-    if s.feed == "device" and not isinstance(data.train, dict):
-        raise ValueError(f"--feed device: the data of {s.task} is made on the host")
-    return data
-
-
-def _default_feed(data: Data) -> str:
-    """The device, if the data fits there: batches are then gathered in the loop."""
-    if not isinstance(data.train, dict):
-        return "host"
-    held = sum(x.nbytes for x in data.train.values())
-    return "device" if held <= MOST_ON_DEVICE else "host"
 
 
 def nearest_multiple(n: int, of: int) -> int:

@@ -4,6 +4,7 @@ import json
 import math
 import tempfile
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,18 @@ NAMES = ("config.json", "metrics.jsonl", "summary.json")
 
 def check_out(out: Path, overwrite: bool) -> None:
     """Raises a ValueError if a run's files cannot go there; leaves nothing there."""
+    check_writable(out)
+    held = [name for name in NAMES if (out / name).exists()]
+    if held and not overwrite:
+        raise ValueError(
+            f"--out {out} already holds a run ({', '.join(held)}): take another "
+            "folder, or --overwrite"
+        )
+
+
+def check_writable(out: Path) -> None:
+    """Raises a ValueError if no files can go to a folder; leaves nothing there."""
     try:
-        held = [name for name in NAMES if (out / name).exists()]
         above = (out, *out.absolute().parents)
         missing = [p for p in above if not p.exists()]
         existing = next(p for p in above if p.exists())
@@ -23,11 +34,6 @@ def check_out(out: Path, overwrite: bool) -> None:
         raise ValueError(f"--out {out}: {error.strerror}") from None
     if not existing.is_dir():
         raise ValueError(f"--out {out}: {existing} is a file, not a folder")
-    if held and not overwrite:
-        raise ValueError(
-            f"--out {out} already holds a run ({', '.join(held)}): take another "
-            "folder, or --overwrite"
-        )
 
 
 def try_to_write(out: Path, missing: list[Path]) -> None:
@@ -59,7 +65,7 @@ def start(out: Path, config: dict[str, Any]) -> None:
     out.mkdir(parents=True, exist_ok=True)
     for name in NAMES:
         (out / name).unlink(missing_ok=True)
-    _write(out / "config.json", config)
+    write_json(out / "config.json", config)
     (out / "metrics.jsonl").touch()
 
 
@@ -71,14 +77,37 @@ def add_line(out: Path, line: dict[str, Any]) -> None:
 
 def finish(out: Path, summary: dict[str, Any]) -> None:
     """Writes summary.json."""
-    _write(out / "summary.json", summary)
+    write_json(out / "summary.json", summary)
 
 
-def _write(path: Path, content: dict[str, Any]) -> None:
+def write_lines(path: Path, lines: Iterable[dict[str, Any]]) -> None:
+    """Writes a line of JSON for each, so that a reader never sees half a file."""
+    write(path, "".join(json.dumps(plain(line)) + "\n" for line in lines))
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """What a file of ours holds."""
+    return json.loads(path.read_text())
+
+
+def write_json(path: Path, content: dict[str, Any]) -> None:
     """Writes JSON so that a reader never sees half a file."""
-    unfinished = path.with_suffix(".tmp")
-    unfinished.write_text(json.dumps(plain(content), indent=2, default=repr) + "\n")
-    unfinished.replace(path)
+    write(path, json.dumps(plain(content), indent=2, default=repr) + "\n")
+
+
+def write(path: Path, content: str | bytes) -> None:
+    """Writes a file so that a reader never sees half of it.
+
+    Raises:
+        OSError: it cannot be written; what was there before still is.
+    """
+    unfinished = path.with_name(f".{path.name}.tmp")
+    data = content.encode() if isinstance(content, str) else content
+    try:
+        unfinished.write_bytes(data)
+        unfinished.replace(path)
+    finally:
+        unfinished.unlink(missing_ok=True)
 
 
 def plain(value: Any) -> Any:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from experiments import feed, records, screen, stream
+from experiments import displacements, feed, records, screen, stream
 from experiments.plan import Plan
 from experiments.tasks.task import held_out
 from syncalgos import TrainState
@@ -42,6 +42,7 @@ def train(
     state: TrainState,
     out: Path,
     sent: np.ndarray | None,
+    report: screen.Report,
     asked_to_stop: Callable[[], bool],
 ) -> Outcome:
     """Trains to the end, to a divergence, or until asked to stop.
@@ -51,36 +52,36 @@ def train(
         state: where it starts.
         out: a folder in which `records.start` was called.
         sent: cumulative bytes of each worker after each local step; None: unknown.
+        report: where progress is shown.
         asked_to_stop: looked at after each dispatch.
     """
     s = plan.settings
     dispatch, evaluate = _make_dispatch(plan), _make_evaluation(plan, sent)
     losses, seconds, first_loss, diverged_at, stopped = [], 0.0, None, None, False
     line: dict[str, Any] = {}
-    with screen.report(s.steps) as report:
 
-        def write_line(done):
-            line = evaluate(state, done, losses, seconds)
-            records.add_line(out, line)
-            report.line(screen.evaluation_line(line, s.steps))
-            return line
+    def write_line(done):
+        line = evaluate(state, done, losses, seconds)
+        records.add_line(out, line)
+        report.line(screen.evaluation_line(line, s.steps))
+        return line
 
-        for first, steps in dispatches(s.steps, s.eval_every, s.dispatch_steps):
-            if stopped := asked_to_stop():
-                break
-            state, new, took = dispatch(state, first, steps)
-            seconds += took
-            losses.append(new)
-            done = first + steps
-            report.step(done)
-            first_loss = new[0] if first_loss is None else first_loss
-            if (bad := first_diverged(new, first_loss)) is not None:
-                diverged_at = first + bad
-                break
-            if done % s.eval_every == 0 or done == s.steps:
-                line, losses = write_line(done), []
-        if losses or not line:  # it ended between two evaluations
-            line = write_line(int(state.step))
+    for first, steps in dispatches(s.steps, s.eval_every, s.dispatch_steps):
+        if stopped := asked_to_stop():
+            break
+        state, new, took = dispatch(state, first, steps)
+        seconds += took
+        losses.append(new)
+        done = first + steps
+        report.step(done)
+        first_loss = new[0] if first_loss is None else first_loss
+        if (bad := first_diverged(new, first_loss)) is not None:
+            diverged_at = first + bad
+            break
+        if done % s.eval_every == 0 or done == s.steps:
+            line, losses = write_line(done), []
+    if losses or not line:  # it ended between two evaluations
+        line = write_line(int(state.step))
     return Outcome(state, line, seconds, diverged_at, stopped)
 
 
@@ -108,7 +109,9 @@ def _make_dispatch(plan: Plan) -> Callable[..., tuple[TrainState, np.ndarray, fl
     s, trainer = plan.settings, plan.trainer
 
     def rows(first, steps):
-        return stream.rows(s.seed, first, steps, s.batch_size, plan.data.examples)
+        if plan.shards is None:
+            return stream.rows(s.seed, first, steps, s.batch_size, plan.data.examples)
+        return stream.rows_of_shards(s.seed, first, steps, s.batch_size, plan.shards)
 
     if s.feed == "host":
         parts = list(dispatches(s.steps, s.eval_every, s.dispatch_steps))
@@ -128,7 +131,7 @@ def _make_dispatch(plan: Plan) -> Callable[..., tuple[TrainState, np.ndarray, fl
 
 
 def _make_evaluation(plan: Plan, sent: np.ndarray | None) -> Callable[..., dict]:
-    trainer = plan.trainer
+    s, trainer = plan.settings, plan.trainer
     test, rows = held_out(plan.data.test, trainer.workers, plan.task.eval_batch)
     data = trainer.place(test)
 
@@ -147,10 +150,18 @@ def _make_evaluation(plan: Plan, sent: np.ndarray | None) -> Callable[..., dict]
             **{f"test_{name}": x for name, x in {**measured, **means}.items()},
             "bytes_per_worker": _bytes_after(sent, done),
             "divergence": trainer.divergence(state),
+            **(_displacements(plan, state, done) if s.displacements else {}),
             "seconds": round(seconds, 6),
         }
 
     return evaluate
+
+
+def _displacements(plan: Plan, state: TrainState, done: int) -> dict[str, Any]:
+    """Those of the last round, which are known where an evaluation was planned."""
+    s, found = plan.settings, displacements.figures(state)
+    planned = done % s.eval_every == 0 or done == s.steps
+    return found if planned else dict.fromkeys(found)
 
 
 def _bytes_after(sent: np.ndarray | None, done: int) -> float | int | None:

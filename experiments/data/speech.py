@@ -3,6 +3,7 @@
 import re
 import tarfile
 import wave
+from collections.abc import Sequence
 from io import BytesIO
 from pathlib import Path
 from typing import NamedTuple
@@ -169,9 +170,13 @@ def spoken_digits(
         ValueError: the file is missing, altered or malformed.
     """
     checks.whole("frames", frames, least=1)
-    loaded = recordings(data_dir)
+    return examples(recordings(data_dir), frames)
+
+
+def examples(loaded: Sequence[Recording], frames: int) -> tuple[Arrays, Arrays]:
+    """What `spoken_digits` returns, of recordings that have been loaded."""
     features = [log_mel(recording.samples)[:frames] for recording in loaded]
-    held_out = np.array([recording.take < 5 for recording in loaded])
+    held_out = _held_out(loaded)
     own = np.concatenate([f for f, h in zip(features, held_out, strict=True) if not h])
     mean, deviation = own.mean(0, np.float64), own.std(0, np.float64)
     x = np.zeros((len(loaded), frames, BANDS), np.float32)
@@ -184,3 +189,14 @@ def spoken_digits(
     }
     train = {name: array[~held_out] for name, array in arrays.items()}
     return train, {name: array[held_out] for name, array in arrays.items()}
+
+
+def speakers(loaded: Sequence[Recording]) -> np.ndarray:
+    """Who says each training example, (n,) int32: places in the sorted names."""
+    _, numbers = np.unique([r.speaker for r in loaded], return_inverse=True)
+    return numbers.astype(np.int32)[~_held_out(loaded)]
+
+
+def _held_out(loaded: Sequence[Recording]) -> np.ndarray:
+    """Which recordings are, (n,) bool: of each speaker and digit the first takes."""
+    return np.array([recording.take < 5 for recording in loaded])

@@ -88,4 +88,5 @@ def augmented(key: jax.Array, x: jax.Array) -> jax.Array:
 
 
 def _load(data_dir: Path | None) -> Data:
-    return Data(*cifar.images(data_dir))
+    train, test = cifar.images(data_dir)
+    return Data(train, test, groups={"label": train["y"]})

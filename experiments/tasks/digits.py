@@ -36,11 +36,13 @@ def _load() -> Data:
     images, labels = load_digits(return_X_y=True)
     # The same split for every seed, so that runs differ in training alone.
     order = np.random.default_rng(0).permutation(len(labels))
-    x, y = images[order].astype(np.float32) / 16, labels[order].astype(np.int32)
+    x = np.asarray(images, np.float32)[order] / 16
+    y = np.asarray(labels, np.int32)[order]
     held_out = len(labels) // 5
     return Data(
         train={"x": x[held_out:], "y": y[held_out:]},
         test={"x": x[:held_out], "y": y[:held_out]},
+        groups={"label": y[held_out:]},
     )
 
 

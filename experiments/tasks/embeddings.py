@@ -131,7 +131,11 @@ def _load(data_dir: Path | None, order: int) -> Data:
         raise ValueError(
             f"--order {order} is longer than the held-out text ({len(test)} words)"
         )
-    return Data({"ngram": _ngrams(train, order)}, {"ngram": _ngrams(test, order)})
+    return Data(
+        train={"ngram": _ngrams(train, order)},
+        test={"ngram": _ngrams(test, order)},
+        overlapping=order - 1,
+    )
 
 
 def _ngrams(codes: np.ndarray, order: int) -> np.ndarray:

@@ -96,16 +96,26 @@ class Pictures:
 
     def __getitem__(self, number: int) -> Arrays:
         """One image, (size, size, 3) bytes, half pattern and half noise."""
-        draws = np.random.default_rng([self.seed, self.first + number])
-        y = draws.integers(len(self.patterns))
+        y, draws = self._drawn(number)
         noise = draws.integers(0, 256, (self.size, self.size, 3), dtype=np.uint8)
         return {"x": self.patterns[y] // 2 + noise // 2, "y": np.asarray(y, np.int32)}
+
+    def labels(self) -> np.ndarray:
+        """The classes of all examples, (examples,), of which no image is made."""
+        return np.array([self._drawn(i)[0] for i in range(len(self))], np.int32)
+
+    def _drawn(self, number: int) -> tuple[int, np.random.Generator]:
+        """An image's class, and what draws its noise."""
+        draws = np.random.default_rng([self.seed, self.first + number])
+        return int(draws.integers(len(self.patterns))), draws
 
 
 def _load(size: int, classes: int, examples: int, seed: int) -> Data:
     held_out = Pictures(size, classes, 0, HELD_OUT, seed)
     pictures = [held_out[i] for i in range(HELD_OUT)]
+    train = Pictures(size, classes, HELD_OUT, examples, seed)
     return Data(
-        train=Pictures(size, classes, HELD_OUT, examples, seed),
+        train=train,
         test={name: np.stack([p[name] for p in pictures]) for name in ("x", "y")},
+        groups={"label": train.labels()},
     )

@@ -73,4 +73,5 @@ def images(
 
 
 def _load(name: str, data_dir: Path | None) -> Data:
-    return Data(*idx.images(name.replace("_", "-"), data_dir))
+    train, test = idx.images(name.replace("_", "-"), data_dir)
+    return Data(train, test, groups={"label": train["y"]})

@@ -89,6 +89,8 @@ def _load(data_dir: Path | None, context: int) -> Data:
     return Data(
         train={"window": _windows(train, context, stride)},
         test={"window": _windows(test, context, context)},
+        overlapping=context // stride,
+        covering=context // stride,
     )
 
 

@@ -78,4 +78,7 @@ def mean_output(outputs, length):
 
 
 def _load(data_dir: Path | None, frames: int) -> Data:
-    return Data(*speech.spoken_digits(data_dir, frames))
+    recordings = speech.recordings(data_dir)
+    train, test = speech.examples(recordings, frames)
+    speakers = speech.speakers(recordings)
+    return Data(train, test, groups={"label": train["y"], "speaker": speakers})

@@ -33,10 +33,20 @@ class Data(NamedTuple):
     Attributes:
         train: to train on; leaves (examples, ...), or a source of them.
         test: held out; leaves (examples, ...), with the same names.
+        groups: by name, the number of each training example's group, (examples,):
+            "label", a class, or who made it, such as "speaker". Workers can be given
+            groups of their own (`experiments.partition`).
+        overlapping: with how many of the training examples right after it one shares
+            content, as windows of a text do; 0 if they can be held out one by one.
+        covering: of overlapping examples, every how manyth are enough to show all
+            that they do, so that what is held out is not shown several times.
     """
 
     train: Arrays | Source
     test: Arrays
+    groups: Mapping[str, np.ndarray] = {}
+    overlapping: int = 0
+    covering: int = 1
 
     @property
     def examples(self) -> int:
@@ -145,6 +155,15 @@ def check_data(data: Any) -> None:
             raise ValueError(f"train holds {[*part]}, but test {[*data.test]}")
     if WEIGHT in data.test:
         raise ValueError(f"{WEIGHT!r} is what evaluation adds: take another name")
+    for name, group in data.groups.items():
+        found = np.asarray(group)
+        if found.dtype.kind not in "iu" or found.shape != (data.examples,):
+            raise ValueError(
+                f"groups must hold whole numbers ({data.examples},), one of each "
+                f"training example, got {name!r} of {found.dtype} {found.shape}"
+            )
+    checks.whole("overlapping", data.overlapping, least=0)
+    checks.whole("covering", data.covering, least=1)
 
 
 def check_apply(task: Task, params: PyTree, buffers: PyTree, test: Arrays) -> None:

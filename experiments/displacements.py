@@ -1,0 +1,165 @@
+"""How far the workers go between two syncs, and whether they go the same way.
+
+A round is a stretch of local steps that ends with one at which anything is sent. In it
+worker i's params go from θᵢ, right after the last sync, by dᵢ, before the next one acts
+on them. The pseudo-gradient is -mean(d), and cos(dᵢ, dⱼ), averaged over the pairs of
+workers, says how much they agree: 1 where they see the same, 0 where noise drives them.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax import lax
+
+from syncalgos import Strategy, TrainState, collectives, contract
+from syncalgos.base import MeanCenter, PartCenter
+from syncalgos.collectives import WORKERS, Axis, PyTree
+from syncalgos.precision import widen
+
+# Instead of NaN, at which jax_debug_nans would end the run; no norm and no cosine.
+NONE = -2.0
+
+
+class Measured(NamedTuple):
+    """State of `measured`.
+
+    Attributes:
+        strategy: the measured one's own.
+        start: this worker's params where the last round to be measured began.
+        norm: of the pseudo-gradient of the last round that was measured.
+        cosine: the mean over pairs of workers of that round.
+    """
+
+    strategy: PyTree
+    start: PyTree
+    norm: jax.Array
+    cosine: jax.Array
+
+
+def measured(
+    strategy: Strategy,
+    sync_steps: np.ndarray,
+    evaluated: Sequence[int],
+    axis: Axis = WORKERS,
+) -> Strategy:
+    """The same strategy, which notes what `figures` tells of at each evaluation.
+
+    That is of the last round that ended by then; other rounds are not measured. What
+    measuring sends, the params twice for each such round, `communication` would count
+    as sent: ask it about the plain strategy.
+
+    Args:
+        strategy: of a whole run. It trains the same params, bit for bit as XLA compiles
+            by default.
+        sync_steps: whether anything is sent, (steps,) booleans.
+        evaluated: local steps done at each evaluation.
+        axis: the mapped axis or axes over which the workers lie.
+
+    Returns:
+        A Strategy. State: the strategy's, and one copy of the params that it sees.
+        What a delayed strategy puts in place within a round counts as gone there.
+    """
+    begins, ends = _measured_rounds(np.asarray(sync_steps, bool), evaluated)
+
+    def init(params):
+        none = jnp.float32(NONE)
+        return Measured(strategy.init(params), params, none, none)
+
+    def reduce(grads, replica, state, step):
+        # Kept here rather than right after the sync before, where XLA would copy the
+        # params once more at every step.
+        start = lax.cond(
+            _holds(begins, step), lambda: replica.params, lambda: state.start
+        )
+        grads, own = contract.apply_reduce(
+            strategy, grads, replica, state.strategy, step
+        )
+        return grads, state._replace(strategy=own, start=start)
+
+    def sync(replica, state, step):
+        norm, cosine = lax.cond(
+            _holds(ends, step),
+            lambda: _compare(replica.params, state.start, axis),
+            lambda: (state.norm, state.cosine),
+        )
+        # Else XLA might fuse the local step another way than without us, and round so.
+        norm, cosine, replica = lax.optimization_barrier((norm, cosine, replica))
+        replica, own = contract.apply_sync(strategy, replica, state.strategy, step)
+        return replica, Measured(own, state.start, norm, cosine)
+
+    return Strategy(init, reduce, sync, _measured_center(strategy.center))
+
+
+def figures(state: TrainState) -> dict[str, float]:
+    """What a measured strategy noted last.
+
+    Returns:
+        pseudo_gradient, its 2-norm over all params that the strategy sees; and
+        displacement_cosine, the mean over pairs of workers. NaN where no round has
+        ended yet, where the strategy is not `measured`, and for the cosine of one
+        worker, or of one that did not move.
+    """
+    noted = state.sync
+    values = (noted.norm, noted.cosine) if isinstance(noted, Measured) else (NONE, NONE)
+    names = ("pseudo_gradient", "displacement_cosine")
+    return {name: _read(x) for name, x in zip(names, values, strict=True)}
+
+
+def _measured_rounds(
+    sync_steps: np.ndarray, evaluated: Sequence[int]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Which steps are the first of a round that is measured, and which the last."""
+    lasts = np.flatnonzero(sync_steps)  # of all rounds
+    firsts = np.concatenate([[0], lasts + 1])
+    ended = np.searchsorted(lasts, np.asarray(evaluated, int))  # rounds by then
+    rounds = np.unique(ended[ended > 0]) - 1
+    begins, ends = np.zeros_like(sync_steps), np.zeros_like(sync_steps)
+    begins[firsts[rounds]] = ends[lasts[rounds]] = True
+    return begins, ends
+
+
+def _holds(table: np.ndarray, step: jax.Array) -> jax.Array:
+    return jnp.asarray(table).at[step].get(mode="fill", fill_value=False)
+
+
+def _compare(params: PyTree, start: PyTree, axis: Axis) -> tuple[jax.Array, jax.Array]:
+    """The norm of the mean displacement, and the mean cosine between two."""
+    workers = collectives.size(axis)
+    moved = jax.tree.map(jnp.subtract, widen(params), widen(start))
+    norm = optax.tree.norm(collectives.mean(moved, axis))
+    if workers == 1:
+        return jnp.float32(norm), jnp.float32(NONE)
+    length = optax.tree.norm(moved)
+    stays = length == 0
+    unit = jax.tree.map(lambda x: x / jnp.where(stays, 1, length), moved)
+    # Of a worker's direction with the sum of the others', which unlike |Σu|² - N loses
+    # no digits where they are orthogonal.
+    others = jax.tree.map(
+        lambda mean, x: workers * mean - x, collectives.mean(unit, axis), unit
+    )
+    cosine = collectives.mean(optax.tree.vdot(unit, others), axis) / (workers - 1)
+    is_defined = collectives.mean(stays.astype(jnp.float32), axis) == 0
+    cosine = jnp.where(is_defined, jnp.clip(cosine, -1, 1), NONE)
+    return jnp.float32(norm), jnp.float32(cosine)
+
+
+def _measured_center(center):
+    """The strategy's center of our state; what others know of it stays to be seen."""
+    if isinstance(center, MeanCenter):
+        return center
+    if isinstance(center, PartCenter):
+        return center._replace(
+            over=lambda rest, params, state: center.over(rest, params, state.strategy)
+        )
+    return lambda params, state: center(params, state.strategy)
+
+
+def _read(value: jax.Array | float) -> float:
+    """One worker's, on this process: all agree."""
+    if isinstance(value, jax.Array):
+        value = float(np.ravel(value.addressable_shards[0].data)[0])
+    return value if value > NONE else np.nan

@@ -1,0 +1,255 @@
+"""A run that can start: its model, what it sends, how fast it learns; its record."""
+
+import hashlib
+import math
+import platform
+import time
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+import syncalgos
+from experiments import displacements, export, records, screen
+from experiments.effective_lr import effective_lr
+from experiments.errors import BadRequest, explain
+from experiments.flags import PROGRAM
+from experiments.loading import shards
+from experiments.plan import Plan
+from experiments.tasks.task import check_apply
+from experiments.train import Outcome, train
+from syncalgos import Communication, MeanCenter, Replica, Strategy, TrainState
+
+
+class Ready(NamedTuple):
+    """A run that can start.
+
+    Attributes:
+        plan: what is trained.
+        state: where it starts; training gives it up.
+        sent: what each worker will send; None where only the run can tell.
+        rounds: whether a round ends with a step, (steps,); None as above.
+        facts: what config.json and summary.json both say.
+    """
+
+    plan: Plan
+    state: TrainState
+    sent: Communication | None
+    rounds: np.ndarray | None
+    facts: dict[str, Any]
+
+
+def ready(plan: Plan) -> Ready:
+    """Makes the model and counts what will be sent.
+
+    Raises:
+        BadRequest: what the task or the strategy cannot do.
+    """
+    params, state = _start(plan)
+    sent = _count(plan, state)
+    if sent is None:
+        screen.say("what is sent depends on more than the step: bytes are not counted")
+    s = plan.settings
+    try:
+        effective = effective_lr(plan.steady, params, plan.optimizer, s.workers, s.lr)
+    except Exception as error:  # a figure of the report must not end the run
+        screen.say(f"no effective learning rate found: {type(error).__name__}: {error}")
+        effective = math.nan
+    run = Ready(plan, state, sent, _rounds(plan, state, sent), _facts(plan, effective))
+    return _measured(run) if s.displacements and run.rounds is not None else run
+
+
+def _measured(run: Ready) -> Ready:
+    """The same run, whose strategy notes the workers' displacements."""
+    assert run.rounds is not None
+    plan, s = run.plan, run.plan.settings
+    evaluated = [*range(s.eval_every, s.steps, s.eval_every), s.steps]
+    strategy = displacements.measured(plan.strategy, run.rounds, evaluated)
+    plan = plan._replace(trainer=plan.trainer_of(strategy))
+    return run._replace(plan=plan, state=_start(plan)[1])
+
+
+def reseeded(before: Ready, seed: int) -> Ready:
+    """The same run from another seed, with the programs that are compiled already.
+
+    Only for what does not draw from the seed but at the start: see `Plan.seeded`.
+    """
+    plan = before.plan
+    settings = type(plan.settings)(**{**vars(plan.settings), "seed": seed})
+    plan = plan._replace(settings=settings, shards=shards(settings, plan.data))
+    _, state = _start(plan)
+    return before._replace(plan=plan, state=state, facts={**before.facts, "seed": seed})
+
+
+def _start(plan: Plan) -> tuple[Any, TrainState]:
+    s = plan.settings
+    try:
+        params, buffers = _make_model(plan)
+        if s.export is not None:
+            export.named(Replica(params, (), buffers))
+    except Exception as error:  # a user's task may raise anything
+        raise _refusal("task", s.task, error) from error
+    try:
+        return params, plan.trainer.init(params, buffers, s.seed)
+    except Exception as error:  # and a user's strategy
+        raise _refusal("algo", s.algo, error) from error
+
+
+def begin(run: Ready, argv: list[str], out: Path) -> None:
+    """Writes config.json; an earlier run's files there are removed.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    records.start(out, {**run.facts, **_environment(argv, vars(run.plan.settings))})
+
+
+def finish(
+    run: Ready,
+    out: Path,
+    report: screen.Report,
+    asked_to_stop: Callable[[], bool],
+) -> tuple[Outcome, dict[str, Any]]:
+    """Trains, and writes metrics.jsonl; returns the summary, yet to be written.
+
+    Args:
+        run: whose state is given up.
+        out: the folder of `begin`.
+        report: where progress is shown.
+        asked_to_stop: looked at after each dispatch.
+    """
+    per_step = run.sent and run.sent.per_step
+    outcome = train(run.plan, run.state, out, per_step, report, asked_to_stop)
+    return outcome, _summary(run, outcome)
+
+
+def _make_model(plan: Plan) -> tuple[Any, Any]:
+    """The task's params and buffers; a user's own task is tried out on shapes alone."""
+    params, buffers = plan.task.init(jax.random.key(plan.settings.seed))
+    if ":" in plan.settings.task:
+        check_apply(plan.task, params, buffers, plan.data.test)
+    return params, buffers
+
+
+def _refusal(flag: str, name: str, error: Exception) -> Exception:
+    """What to tell the user of an error; a bug of ours as it is."""
+    if "RESOURCE_EXHAUSTED" in str(error) or isinstance(error, MemoryError):
+        return BadRequest("the model does not fit in memory")
+    if ":" in name:
+        return explain(f"--{flag} {name}", error)
+    return BadRequest(str(error)) if isinstance(error, ValueError) else error
+
+
+def _rounds(
+    plan: Plan, state: TrainState, sent: Communication | None
+) -> np.ndarray | None:
+    """The local steps that end a round: where the algorithm sends, or would."""
+    workers = max(plan.settings.workers, 2)  # one sends nothing, yet its rounds end
+    if plan.task.kept == "shared":  # tables are sent at every step
+        sent = _count(plan, state, workers, plan.algorithm)
+    elif workers != plan.settings.workers:
+        sent = _count(plan, state, workers)
+    return None if sent is None else np.diff(sent.per_step, prepend=0.0) > 0
+
+
+def _center_step(run: Ready, steps: int) -> int:
+    """The last local step that is in the center after so many."""
+    if isinstance(run.plan.algorithm.center, MeanCenter) or run.rounds is None:
+        return steps
+    ends = np.flatnonzero(run.rounds[:steps])
+    return int(ends[-1]) + 1 if len(ends) else 0
+
+
+def _facts(plan: Plan, effective: float | None) -> dict[str, Any]:
+    """What config.json and summary.json both say."""
+    s, layout = plan.settings, plan.trainer.layout
+    return {
+        "algo": s.algo,
+        "arguments": plan.arguments,
+        "task": s.task,
+        "task_arguments": plan.task_arguments,
+        "seed": s.seed,
+        "workers": s.workers,
+        "batch_size": s.batch_size,
+        "optimizer": s.optimizer,
+        "lr": s.lr,
+        "accumulate": s.accumulate,
+        "partition": s.partition,
+        "validation": s.validation,
+        "effective_lr": effective,
+        "backend": s.backend,
+        "devices": len(layout.devices),
+        "lanes": layout.lanes,
+        "platform": layout.devices[0].platform,
+    }
+
+
+def _environment(argv: list[str], settings: dict[str, Any]) -> dict[str, Any]:
+    """What else it takes to repeat the run."""
+    return {
+        "command": [*PROGRAM.split(), *argv],
+        "settings": settings,
+        "versions": versions(),
+        "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+    }
+
+
+def versions() -> dict[str, str]:
+    """Of all that a run's numbers depend on."""
+    packages = ("jax", "jaxlib", "optax", "numpy", "scikit-learn", "grain")
+    return {
+        "syncalgos": syncalgos.__version__,
+        "python": platform.python_version(),
+        **{name: version(name) for name in packages},
+    }
+
+
+def _count(
+    plan: Plan,
+    state: TrainState,
+    workers: int | None = None,
+    strategy: Strategy | None = None,
+) -> Communication | None:
+    """What each worker sends; None where only the run can tell."""
+    steps = plan.settings.steps
+    try:
+        if strategy is None:
+            return plan.trainer.communication(state, steps, workers)
+        replica = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape[2:], x.dtype), state.replica
+        )
+        return syncalgos.communication(strategy, replica, workers or 1, steps)
+    except ValueError:
+        return None
+
+
+def _summary(run: Ready, outcome: Outcome) -> dict[str, Any]:
+    plan, facts, sent = run.plan, run.facts, run.sent
+    steps = outcome.line["step"]
+    moving = np.diff(sent.per_step[:steps], prepend=0.0) > 0 if sent else None
+    return {
+        **facts,
+        **{name: outcome.line[name] for name in outcome.line if name != "step"},
+        "steps": steps,
+        "syncs": None if moving is None else int(moving.sum()),
+        "steps_per_second": steps / outcome.seconds if outcome.seconds else 0.0,
+        "params_sha256": params_sha256(plan.trainer.center(outcome.state)),
+        "temp_bytes": plan.trainer.temp_bytes,
+        "not_counted": plan.task.sends or None,
+        "center_step": _center_step(run, steps),
+        "export": None,
+        "diverged": outcome.diverged_at is not None,
+        "diverged_at": outcome.diverged_at,
+        "stopped": outcome.stopped,
+    }
+
+
+def params_sha256(replica: Replica) -> str:
+    """The SHA-256 of the params' leaves in order."""
+    digest = hashlib.sha256()
+    for leaf in jax.tree.leaves(replica.params):
+        digest.update(np.asarray(leaf).tobytes())
+    return digest.hexdigest()
