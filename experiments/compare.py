@@ -1,0 +1,32 @@
+"""Compares algorithms: `python -m experiments.compare --algos sync_sgd,bmuf`."""
+
+import sys
+
+from experiments import exits
+from experiments.study import request
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs the command line.
+
+    Args:
+        argv: the flags; None means those of the process.
+
+    Returns:
+        The exit code: 0 done (also where runs diverged: the report shows them), 2 bad
+        request, 75 stopped by SIGTERM or by a full disk, 130 by Ctrl-C; after both of
+        the last the same command goes on.
+    """
+    argv = sys.argv[1:] if argv is None else argv
+
+    def program(stopped: exits.Stopped) -> int | None:
+        asked = request.read(argv)
+        from experiments.study import study  # imports jax, which --help need not
+
+        return study.run(asked, argv, stopped)
+
+    return exits.guarded(program)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

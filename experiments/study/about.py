@@ -1,0 +1,160 @@
+"""What a report says about a study: settings, remarks, and a summary to read."""
+
+from __future__ import annotations
+
+import os
+import platform
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from experiments import screen
+from experiments.study import amounts
+from experiments.study.results import Report, Row, Tuning
+from experiments.study.runs import Runs
+from experiments.study.statistics import MIN_SEEDS
+from experiments.study.tuning import Trials
+
+if TYPE_CHECKING:
+    from experiments.study.study import Study
+
+
+def title(study: Study) -> str:
+    """What is compared, on what."""
+    labels = [entry.label for entry in study.spec.entries]
+    first = ", ".join(labels[:-1])
+    listed = f"{first} and {labels[-1]}" if first else labels[-1]
+    return f"{listed} on {study.spec.task}"
+
+
+def settings(study: Study, runs: list[Runs]) -> dict[str, str]:
+    """What all runs share, by the first run's files."""
+    s, facts = runs[0].config["settings"], runs[0].config
+    shown = {
+        "task": study.spec.task,
+        "workers": s["workers"],
+        "local steps": s["steps"],
+        "global batch": s["batch_size"],
+        "seeds": f"{study.seeds[0]} to {study.seeds[-1]}",
+        "inner optimizer": s["optimizer"],
+        "momentum": s["momentum"],
+        "weight decay": s["weight_decay"],
+        "gradients clipped to": s["clip_norm"],
+        "schedule": s["schedule"],
+        "warm-up steps": s["warmup_steps"],
+        "examples of a worker": s["partition"],
+        "synchronous until step": s["sync_until"] or None,
+        "optimizer state at syncs": s["opt_state_at_sync"],
+        "backend": facts["backend"],
+        "devices": f"{facts['devices']} × {facts['platform']}",
+    }
+    if study.spec.sweep is not None:
+        flag, values = study.spec.sweep.flag, ", ".join(study.spec.sweep.values)
+        shown["swept"] = f"{flag} over {values}, settings are of the first"
+    arguments = facts["task_arguments"]
+    shown |= {f"task: {name}": value for name, value in arguments.items()}
+    return {name: str(value) for name, value in shown.items() if value is not None}
+
+
+def environment(runs: list[Runs]) -> dict[str, str]:
+    """Versions and the machine."""
+    machine = f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores"
+    return {**runs[0].config["versions"], "machine": machine}
+
+
+def diverged(r: Runs) -> str:
+    """That runs diverged, as a sentence."""
+    return f"{r.name} diverged in {r.diverged} of {len(r.summaries)} runs."
+
+
+def remarks(
+    study: Study, runs: list[Runs], tuned: list[Tuning], tried: list[Trials]
+) -> list[str]:
+    """What the reader of the figures should know."""
+    found = [diverged(r) + " Figures are of the others." for r in runs if r.diverged]
+    count = len(study.seeds)
+    if count < MIN_SEEDS:
+        seeds = "one seed" if count == 1 else f"{count} seeds"
+        found.append(
+            f"{seeds}: too few for an interval, so nothing here is sure; --seeds "
+            f"{MIN_SEEDS} goes on from these runs."
+        )
+    found += [
+        f"{one.label}{f' at {one.point}' if one.point else ''}: the best --{one.flag}, "
+        f"{one.chosen:g}, is at the edge of what was tried: better may lie beyond."
+        for one in tuned
+        if one.at_edge and len(one.values) > 1
+    ]
+    budgets = {len(trials) for trials in tried}
+    if len(budgets) > 1:
+        found.append(
+            "Not all algorithms had as many trials: a list cannot be made finer for "
+            "one that lacks a flag; a range can."
+        )
+    if study.spec.tune:
+        names = ", --".join(each.flag.replace("_", "-") for each in study.spec.tune)
+        seeds = f"{study.spec.tune_seeds} seed{'s'[: study.spec.tune_seeds > 1]}"
+        found.append(
+            f"--{names}: chosen for each algorithm by {max(budgets)} trials of {seeds} "
+            f"(not those reported) on {100 * study.spec.share:g} % of the training "
+            "data, held out; the figures reported are of the test data, of models "
+            "trained on all training data."
+        )
+    partition = runs[0].config["settings"]["partition"]
+    if partition != "iid":
+        found.append(
+            f"Each worker has examples of its own ({partition}): what it sees depends "
+            "on the number of workers."
+        )
+    return found + _remarks_on_figures(study, runs)
+
+
+def _remarks_on_figures(study: Study, runs: list[Runs]) -> list[str]:
+    found = []
+    for r in runs:
+        s = r.any
+        if not s["diverged"] and s["center_step"] < s["steps"]:
+            found.append(
+                f"{r.name}: the last {s['steps'] - s['center_step']} local steps, "
+                "after the last sync, are not in its figures."
+            )
+    sent = [r.name for r in runs if r.any["sends"] is None]
+    if sent:
+        found.append(
+            f"What {', '.join(sent)} sends depends on more than the step: it is not "
+            "counted."
+        )
+    if (more := runs[0].any["not_counted"]) is not None:
+        found.append(f"Not counted in what each worker sends: {more}.")
+    return found
+
+
+def summary(report: Report, out: Path) -> str:
+    """What a person reads on the screen when a study is done."""
+    headers = ("", report.measure.name, "", "each sent", "effective lr")
+    rows = [headers, *(_cells(row, report) for row in report.rows)]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(headers))]
+    lines = [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        for row in rows
+    ]
+    remarks = [f"note: {remark}" for remark in report.remarks]
+    files = f"report: {out / 'report.html'}"
+    texts = [report.title, *lines, "", report.headline, *report.sentences, *remarks]
+    return "\n".join([*(text.rstrip() for text in texts), files])
+
+
+def _cells(row: Row, report: Report) -> tuple[str, ...]:
+    by = report.measure
+    figure = amounts.spread(row.measure, by)
+    if row.diverged:
+        figure += f" ({row.diverged} of {row.seeds} diverged)"
+    sent = "not counted"
+    if row.bytes_per_worker is not None:
+        sent = screen.size(row.bytes_per_worker)
+    return (
+        " ".join(x for x in (row.label, row.point) if x),
+        figure,
+        row.verdict,
+        sent,
+        f"{screen.rate(row.lr)} -> {screen.rate(row.effective_lr)}",
+    )

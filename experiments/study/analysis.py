@@ -1,0 +1,257 @@
+"""From the files of a study's runs to what its report shows."""
+
+from __future__ import annotations
+
+import statistics
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from experiments.study import about, tuning
+from experiments.study.headline import Contender, best, headline
+from experiments.study.network import Network, modelled_seconds
+from experiments.study.results import (
+    Band,
+    Curve,
+    Measure,
+    Report,
+    Row,
+    measure,
+)
+from experiments.study.runs import Runs
+from experiments.study.statistics import band, clause, paired, spread, verdict
+
+if TYPE_CHECKING:
+    from experiments.study.study import Study
+
+
+def report(study: Study, runs: list[Runs], command: str) -> Report:
+    """All that is to be shown.
+
+    Args:
+        study: what was asked for.
+        runs: those to report.
+        command: that makes the study again.
+
+    Raises:
+        ValueError: runs lack the measure that was asked for.
+    """
+    by = measure(study.own.measure, [s for r in runs for s in r.summaries.values()])
+    step_seconds, how = _step_seconds(study, runs)
+    curves = [_curve(study, r, step_seconds) for r in runs]
+    target = study.own.target
+    if target is None:
+        target = _near_best(runs, by)
+    baseline = study.own.baseline or study.spec.entries[0].label
+    rows, sentences = [], []
+    for r, curve in zip(runs, curves, strict=True):
+        row, sentence = _row(study, runs, r, curve, by, baseline, target, step_seconds)
+        rows.append(row)
+        sentences += [sentence] if sentence else []
+    tried = [tuning.trials(study.spec, r.point, study.out) for r in runs]
+    tuned = [
+        one
+        for r, trials in zip(runs, tried, strict=True)
+        for one in tuning.report(study.spec, r.point, trials, by)
+    ]
+    sweep = study.spec.sweep.flag if study.spec.sweep else ""
+    return Report(
+        title=about.title(study),
+        headline=_headline(runs, by),
+        sentences=sentences,
+        remarks=about.remarks(study, runs, tuned, tried),
+        measure=by,
+        baseline=baseline,
+        target=target,
+        rows=rows,
+        curves=curves,
+        networks=study.networks,
+        step_seconds=(step_seconds, how),
+        sweep=sweep,
+        tuning=tuned,
+        settings=about.settings(study, runs),
+        environment=about.environment(runs),
+        command=command,
+        paper=study.preset.paper if study.preset else None,
+    )
+
+
+def _step_seconds(study: Study, runs: list[Runs]) -> tuple[float, str]:
+    """Seconds of one worker's local step, and how it is known.
+
+    One figure for all algorithms: their own arithmetic is within the noise of a shared
+    machine.
+    """
+    if study.own.step_time is not None:
+        return study.own.step_time, "as given"
+    found = [
+        s["seconds"] / s["steps"] * s["devices"] / s["workers"]
+        for r in runs
+        for s in r.summaries.values()
+        if s["steps"] and s["seconds"]
+    ]
+    if not found:
+        return 0.0, "not measured"
+    kind = runs[0].any["platform"]
+    return statistics.median(found), (
+        f"the median of {len(found)} runs here, for a worker that has one of these "
+        f"{kind} devices to itself"
+    )
+
+
+def _curve(study: Study, r: Runs, step_seconds: float) -> Curve:
+    shown = [r.lines[seed] for seed in r.fine or r.summaries]
+    longest = max(shown, key=len)
+    steps = [line["step"] for line in longest]
+    keys = [k for k in longest[-1] if k not in ("step", "bytes_per_worker", "seconds")]
+    bands = {}
+    for key in keys:
+        curves = [[line.get(key) for line in lines] for lines in shown]
+        if any(x is not None for curve in curves for x in curve):
+            bands[key] = Band(*band(curves))
+    sent = [line["bytes_per_worker"] for line in longest]
+    seconds = {}
+    for network in study.networks:
+        if (clock := _clock(study, r, network, step_seconds)) is not None:
+            seconds[network.name] = [float(clock[step - 1]) for step in steps]
+    known = None if any(x is None for x in sent) else sent
+    return Curve(r.cell.label, r.cell.point, steps, bands, known, seconds)
+
+
+def _clock(
+    study: Study, r: Runs, network: Network, step_seconds: float
+) -> np.ndarray | None:
+    if r.sends is None:
+        return None
+    return modelled_seconds(
+        r.sends,
+        network,
+        r.any["workers"],
+        step_seconds,
+        delay=r.any["sends"]["delay"],
+        fused=study.own.fused,
+        since=r.config["settings"]["sync_until"],
+    )
+
+
+def _row(
+    study: Study,
+    runs: list[Runs],
+    r: Runs,
+    curve: Curve,
+    by: Measure,
+    baseline: str,
+    target: float | None,
+    step_seconds: float,
+) -> tuple[Row, str]:
+    """A line of the table, and a sentence about it."""
+    own, base = r.final(by), _counterpart(runs, r, baseline)
+    difference, clause_, sentence = None, "baseline", ""
+    if base is not None and base is not r:
+        difference = paired(own, base.final(by))
+        words = by.higher_is_better, by.scale, by.difference_unit
+        clause_ = clause(difference, *words)
+        names = r.name, base.name
+        sentence = verdict(*names, difference, *words) + "."
+        for each in (r, base):
+            if each.diverged:
+                sentence += f" {about.diverged(each)}"
+    reached = _reached(curve, by, target)
+    seconds = {}
+    for network in study.networks:
+        clock = _clock(study, r, network, step_seconds)
+        if clock is not None and len(clock):
+            seconds[network.name] = float(clock[-1])
+    tuned = {} if not study.spec.tune else _tuned(study, r)
+    s = r.any
+    losses = [x["test_loss"] for x in r.fine.values()]
+    row = Row(
+        label=r.cell.label,
+        point=r.cell.point,
+        seeds=len(r.summaries),
+        diverged=r.diverged,
+        measure=spread(list(own.values())) if own else None,
+        loss=spread(losses) if losses else None,
+        difference=difference,
+        verdict=clause_,
+        lr=s["lr"],
+        effective_lr=s["effective_lr"],
+        tuned=tuned,
+        bytes_per_worker=s["bytes_per_worker"] if r.fine else None,
+        syncs=s["syncs"] if r.fine else None,
+        seconds=seconds,
+        to_target={
+            n: None if reached is None else x[reached] for n, x in curve.seconds.items()
+        },
+        steps_to_target=None if reached is None else curve.steps[reached],
+        command=r.cell.command(),
+    )
+    return row, sentence
+
+
+def _tuned(study: Study, r: Runs) -> dict[str, Any]:
+    ranges, _ = study.spec.trials(r.point.entry)
+    given = r.cell.argv[len(r.point.argv) :]
+    found = dict(zip(given[::2], given[1::2], strict=True))
+    names = [f"--{each.flag.replace('_', '-')}" for each in ranges]
+    return {name.removeprefix("--"): float(found[name]) for name in names}
+
+
+def _counterpart(runs: list[Runs], r: Runs, baseline: str) -> Runs | None:
+    """The baseline's runs at the same value of the sweep, or without one."""
+    same = [x for x in runs if x.cell.label == baseline]
+    at = [x for x in same if x.cell.point in (r.cell.point, "")]
+    return at[0] if at else same[0] if not r.cell.point and len(same) == 1 else None
+
+
+def _reached(curve: Curve, by: Measure, target: float | None) -> int | None:
+    """The first evaluation at which the mean is as good as the target."""
+    if target is None or by.key not in curve.bands:
+        return None
+    sign = 1 if by.higher_is_better else -1
+    for i, x in enumerate(curve.bands[by.key].mean):
+        if sign * x >= sign * target:
+            return i
+    return None
+
+
+def _near_best(runs: list[Runs], by: Measure) -> float | None:
+    """A target that good algorithms reach: a point, or 5 %, from the best mean."""
+    means = [spread(list(own.values())).mean for r in runs if (own := r.final(by))]
+    if not means:
+        return None
+    if by.higher_is_better:
+        return max(means) - 1 / by.scale
+    return min(means) * 1.05
+
+
+def _headline(runs: list[Runs], by: Measure) -> str:
+    """The answer; of a sweep, for each of its values."""
+    points = dict.fromkeys(r.cell.point for r in runs)
+    if len(points) > 1:
+        points.pop("", None)
+    found = []
+    for point in points:
+        here = [r for r in runs if r.cell.point in (point, "")]
+        text = headline(
+            _contenders(here, by), by.name, by.higher_is_better, by.scale, by.unit
+        )
+        found.append(f"{point}: {text}" if point else text)
+    return " ".join(found)
+
+
+def _contenders(runs: list[Runs], by: Measure) -> list[Contender]:
+    finals = [r.final(by) for r in runs]
+    measures = [spread(list(own.values())) if own else None for own in finals]
+    top = best(measures, by.higher_is_better)
+    return [
+        Contender(
+            label=r.cell.label,
+            measure=of,
+            difference=None if top in (None, i) else paired(own, finals[top]),
+            diverged=r.diverged,
+            seeds=len(r.summaries),
+            bytes_per_worker=r.any["bytes_per_worker"],
+        )
+        for i, (r, own, of) in enumerate(zip(runs, finals, measures, strict=True))
+    ]

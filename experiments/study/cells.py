@@ -1,0 +1,180 @@
+"""The runs of a study: which they are, and where their files lie."""
+
+import json
+import re
+import shlex
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from experiments import flags
+from experiments.plan import Plan, prepare
+from experiments.study.spec import Entry, Spec
+from experiments.tasks.task import Data
+
+FIRST_TUNING_SEED = 1000  # apart from the seeds that are reported
+
+
+class Cell(NamedTuple):
+    """Runs that differ in their seed alone.
+
+    Attributes:
+        label: of the algorithm.
+        point: of the sweep, such as "workers=4"; "" where there is none.
+        argv: flags of experiments.run, without --seed.
+        folder: for a folder a seed.
+        seeds: of the runs.
+        trial: the values that it tries, such as "lr=0.1"; "" where it is reported.
+    """
+
+    label: str
+    point: str
+    argv: list[str]
+    folder: Path
+    seeds: range
+    trial: str = ""
+
+    @property
+    def name(self) -> str:
+        """All of it, for people."""
+        return " ".join(x for x in (self.label, self.point, self.trial) if x)
+
+    def run(self, seed: int) -> Path:
+        """The folder of one run, which is there when the run is done."""
+        return self.folder / f"seed-{seed}"
+
+    def missing(self) -> list[int]:
+        """The seeds whose runs are yet to be made."""
+        return [seed for seed in self.seeds if not self.run(seed).exists()]
+
+    def summaries(self) -> list[dict[str, Any]]:
+        """What the runs' summaries say, of those that are done."""
+        return [
+            json.loads((self.run(seed) / "summary.json").read_text())
+            for seed in self.seeds
+            if self.run(seed).exists()
+        ]
+
+    def lines(self, seed: int) -> list[dict[str, Any]]:
+        """The lines of one run's metrics.jsonl."""
+        text = (self.run(seed) / "metrics.jsonl").read_text()
+        return [json.loads(line) for line in text.splitlines()]
+
+    def command(self) -> str:
+        """What makes these runs, but for --seed."""
+        return shlex.join([*flags.PROGRAM.split(), *self.argv])
+
+
+class Point(NamedTuple):
+    """An algorithm at one value of the sweep.
+
+    Attributes:
+        entry: the algorithm.
+        number: of the algorithm in the study.
+        name: such as "workers=4"; "" where nothing is swept.
+        argv: flags of experiments.run, without --seed and what is tuned.
+    """
+
+    entry: Entry
+    number: int
+    name: str
+    argv: list[str]
+
+    def folder(self) -> Path:
+        """Where its runs lie, below a study's folder."""
+        return Path(slug(self.number, self.entry.label)) / (self.name or "runs")
+
+
+class Loader:
+    """Plans of runs, whose data is loaded once."""
+
+    def __init__(self):
+        self._data: dict[Any, Data] = {}
+
+    def plan(self, argv: Sequence[str], seed: int) -> Plan:
+        """What `prepare` makes of these flags.
+
+        Raises:
+            BadRequest: as `prepare`.
+        """
+        request = flags.parse([*argv, "--seed", str(seed)])
+        s = request.settings
+        key = s.task, repr(request.task_arguments), s.data_dir, s.validation
+        plan = prepare(request, self._data.get(key))
+        self._data[key] = plan.data
+        return plan
+
+
+def points(spec: Spec, loader: Loader) -> list[Point]:
+    """Every algorithm at every value of the sweep, as many samples in all of them.
+
+    Raises:
+        BadRequest: flags that a run cannot have.
+    """
+    found = []
+    for number, entry in enumerate(spec.entries, 1):
+        argv, base = spec.argv(entry), None
+        for value in spec.points(entry):
+            swept, name = [], ""
+            if value is not None and spec.sweep is not None:
+                swept = [f"--{spec.sweep.flag.replace('_', '-')}", value]
+                name = f"{spec.sweep.flag}={value}"
+            here, base = _same_samples(spec, [*argv, *swept], loader, base)
+            found.append(Point(entry, number, name, here))
+    return found
+
+
+def _same_samples(
+    spec: Spec, argv: list[str], loader: Loader, base: Any
+) -> tuple[list[str], Any]:
+    """Sets batch, steps and rate of a point by those of the first one (`base`)."""
+    if spec.worker_batch is not None:
+        asked = flags.parse(argv).settings
+        argv = [*argv, "--batch-size", str(spec.worker_batch * asked.workers)]
+    s = loader.plan(argv, 0).settings
+    if base is None or s.batch_size == base.batch_size:
+        return argv, s if base is None else base
+    if s.steps == base.steps:  # else it is the steps that are swept
+        steps = max(1, round(base.steps * base.batch_size / s.batch_size))
+        argv = [*argv, "--steps", str(steps)]
+    if spec.scale_lr != "none":
+        power = {"linear": 1.0, "sqrt": 0.5}[spec.scale_lr]
+        rate = base.lr * (s.batch_size / base.batch_size) ** power
+        argv = [*argv, "--lr", f"{rate:.6g}"]
+    loader.plan(argv, 0)
+    return argv, base
+
+
+def tuning_cells(spec: Spec, point: Point) -> Iterator[tuple[dict[str, str], Cell]]:
+    """What is tried for a point, and the runs that try it."""
+    _, trials = spec.trials(point.entry)
+    seeds = range(FIRST_TUNING_SEED, FIRST_TUNING_SEED + spec.tune_seeds)
+    for trial in trials:
+        words = [*as_words(trial), "--validation", f"{spec.share:g}"]
+        name = ",".join(f"{flag}={value}" for flag, value in trial.items())
+        folder = Path("tuning") / point.folder() / name
+        argv = [*point.argv, *words]
+        yield trial, Cell(point.entry.label, point.name, argv, folder, seeds, name)
+
+
+def final_cell(point: Point, tuned: dict[str, str], seeds: range) -> Cell:
+    """The runs that are reported."""
+    argv = [*point.argv, *as_words(tuned)]
+    folder = Path("runs") / point.folder()
+    return Cell(point.entry.label, point.name, argv, folder, seeds)
+
+
+def as_words(values: dict[str, str]) -> list[str]:
+    """Values by flag as a command line has them."""
+    pairs = [(f"--{flag.replace('_', '-')}", value) for flag, value in values.items()]
+    return [word for pair in pairs for word in pair]
+
+
+def slug(number: int, label: str) -> str:
+    """A folder's name for a label."""
+    return f"{number:02d}-{re.sub('[^A-Za-z0-9]+', '-', label).strip('-')}"
+
+
+def below(cell: Cell, out: Path) -> Cell:
+    """The cell in a study's folder."""
+    return cell._replace(folder=out / cell.folder)

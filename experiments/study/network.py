@@ -1,0 +1,284 @@
+"""What communication costs on a network: the α-β model."""
+
+import math
+import re
+from collections.abc import Mapping
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+if TYPE_CHECKING:  # it imports jax, for which a command line's errors need not wait
+    from syncalgos import Communication
+
+
+class Network(NamedTuple):
+    """A link between any two workers.
+
+    Attributes:
+        name: as it is shown.
+        bandwidth: bytes per second in each direction.
+        latency: seconds.
+    """
+
+    name: str
+    bandwidth: float
+    latency: float
+
+
+PRESETS = {
+    # 900 GB/s of an H100, half of it each way ("NVIDIA H100 Tensor Core GPU
+    # architecture", 2022). A hop of a ring as NCCL's own cost model has it
+    # (src/graph/tuning.cc: hwLat, NVLink, ring, simple protocol).
+    "nvlink": "450GB/s, 3.4us",
+    # IEEE 802.3ae. One way through Linux's TCP, 64 bytes (Belay et al., "IX: a
+    # protected dataplane operating system", OSDI 2014).
+    "10gbe": "10Gbit/s, 24us",
+    # Between regions of the USA, 2 to 5 Gbit/s (Google DeepMind, "Decoupled DiLoCo",
+    # 2026). Half of the 89 ms there and back between Azure's West Europe and East US
+    # (AzNetworkLatency 0.0.4).
+    "two-data-centres": "2Gbit/s, 44.5ms",
+    # Upload, which bounds a ring: the median of British homes in 2021, most of them on
+    # VDSL (Ofcom, "UK home broadband performance"). From home to home takes one line up
+    # and one down, as does there and back on one line: 49 ms for DSL (FCC, "Measuring
+    # broadband America", 2014).
+    "dsl": "9.8Mbit/s, 49ms",
+}
+"""Networks by name. Real ones reach less: headers, other traffic and losses count."""
+
+_PREFIXES = ("", "k", "M", "G", "T")
+_BYTES_PER_SECOND = {
+    **{f"{x}bit/s": 1000**i / 8 for i, x in enumerate(_PREFIXES)},
+    **{f"{x}B/s": 1000.0**i for i, x in enumerate(_PREFIXES)},
+}
+_PER_SECOND = {"ns": 1e9, "us": 1e6, "µs": 1e6, "μs": 1e6, "ms": 1e3, "s": 1.0}  # 2 μ
+_QUANTITY = re.compile(r"([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*(.*)", re.ASCII)
+
+
+def parse(text: str) -> Network:
+    """Returns the network of that name, or of that bandwidth and latency.
+
+    Args:
+        text: a name in PRESETS, or such as "100Mbit/s, 20ms": a bandwidth in bit/s or
+            B/s, with k, M, G or T before it, and a latency in ns, us, ms or s, in any
+            order; without a latency it is 0.
+
+    Raises:
+        ValueError: anything else: no unit, a negative number, no bandwidth, ….
+    """
+    name = "-".join(text.lower().split())
+    if name in PRESETS:
+        return parse(PRESETS[name])._replace(name=name)
+    bandwidth = latency = None
+    shown = []
+    for part in text.split(","):
+        number, unit = _quantity(text, part.strip())
+        shown.append(f"{number:.15g} {unit}")
+        if unit in _PER_SECOND:
+            if latency is not None:
+                raise _refused(text, "two latencies")
+            latency = number / _PER_SECOND[unit]
+        else:
+            if bandwidth is not None:
+                raise _refused(text, "two bandwidths")
+            bandwidth = number * _BYTES_PER_SECOND[unit]
+    if bandwidth is None:
+        raise _refused(text, "no bandwidth")
+    if not 0 < bandwidth < math.inf:
+        raise _refused(text, "the bandwidth must be above 0 and finite")
+    return Network(", ".join(shown), bandwidth, latency or 0.0)
+
+
+def _quantity(text: str, part: str) -> tuple[float, str]:
+    """A part's number and unit."""
+    found = _QUANTITY.fullmatch(part)
+    if not found:
+        raise _refused(text, f"{part!r} is no preset and no number", part)
+    number, unit = float(found[1]), found[2]
+    if not unit:
+        raise _refused(text, f"{found[1]} has no unit", part)
+    if unit not in _BYTES_PER_SECOND and unit not in _PER_SECOND:
+        raise _refused(text, f"unknown unit {unit!r}", part, unit)
+    if number < 0 or math.isinf(number):
+        raise _refused(text, f"{part} must be at least 0 and finite")
+    return number, unit
+
+
+def _refused(text: str, why: str, part: str = "", unit: str = "") -> ValueError:
+    """What to raise: what is wrong, what is possible, and what was meant perhaps."""
+    from syncalgos import checks  # imports jax
+
+    units = [*_BYTES_PER_SECOND, *_PER_SECOND]
+    hint = checks.nearest(part.lower(), PRESETS) or checks.nearest(unit, units)
+    return ValueError(
+        f"network {checks.shown(text)}: {why}: say a bandwidth (bit/s or B/s, with k, "
+        "M, G or T before it) and a latency (ns, us, ms or s), such as '100Mbit/s, "
+        f"20ms', or one of: {', '.join(PRESETS)}{hint}"
+    )
+
+
+class Sends(NamedTuple):
+    """What one worker sends at each local step of a run.
+
+    Attributes:
+        kinds: of steps: by the collective, the bytes and the calls; kind 0 sends
+            nothing.
+        steps: each local step's kind.
+    """
+
+    kinds: list[dict[str, tuple[float, int]]]
+    steps: list[int]
+
+
+def sends(communication: "Communication") -> Sends:
+    """What is sent step by step, bytes to a thousandth."""
+    columns = []
+    for part in communication.by_collective.values():
+        # A running total is rounded: without it, steps that send alike would differ.
+        columns.append(np.round(np.diff(part.per_step, prepend=0.0), 3))
+        columns.append(np.diff(part.calls_per_step, prepend=0))
+    if not columns:
+        return Sends([{}], [0] * len(communication.per_step))
+    table = np.stack(columns, axis=1)  # (steps, 2 * collectives)
+    nothing = np.zeros((1, table.shape[1]))  # sorts before all others
+    rows, kind = np.unique(np.vstack([nothing, table]), axis=0, return_inverse=True)
+    names = list(communication.by_collective)
+    kinds = [
+        {
+            name: (float(row[2 * i]), int(row[2 * i + 1]))
+            for i, name in enumerate(names)
+            if row[2 * i] or row[2 * i + 1]
+        }
+        for row in rows
+    ]
+    return Sends(kinds, kind.reshape(-1)[1:].tolist())
+
+
+def to_json(sends: Sends) -> dict[str, Any]:
+    """The same as JSON has it; runs of equal steps as kind*length."""
+    runs = (f"{kind}*{len(list(run))}" for kind, run in groupby(sends.steps))
+    kinds = [{name: list(sent) for name, sent in kind.items()} for kind in sends.kinds]
+    return {"kinds": kinds, "steps": " ".join(runs)}
+
+
+def from_json(content: Mapping[str, Any]) -> Sends:
+    """The inverse of `to_json`."""
+    steps = []
+    for run in content["steps"].split():
+        kind, length = map(int, run.split("*"))
+        steps += [kind] * length
+    kinds = [
+        {name: (float(size), int(calls)) for name, (size, calls) in kind.items()}
+        for kind in content["kinds"]
+    ]
+    return Sends(kinds, steps)
+
+
+# Messages that must follow one another, by ring algorithms; N workers.
+_HOPS = {
+    "all_reduce": lambda n: 2 * (n - 1),
+    "all_gather": lambda n: n - 1,
+    "reduce_scatter": lambda n: n - 1,
+    "all_to_all": lambda n: n - 1,
+    "permute": lambda n: 1,
+}
+
+
+def cost(
+    kind: Mapping[str, tuple[float, int]],
+    network: Network,
+    workers: int,
+    fused: bool = False,
+) -> float:
+    """Seconds that the collectives of one step take, one after the other.
+
+    Bytes / bandwidth + latency · hops · calls, with 2 (N-1) hops of an all-reduce, one
+    of a permutation and N-1 of all others, by rings.
+
+    Args:
+        kind: bytes and calls of a step by the collective, as in `Sends`.
+        network: between any two workers.
+        workers: N, those for which the bytes were counted.
+        fused: all calls of one collective in a step are one message, as frameworks
+            join arrays in buckets.
+
+    The arithmetic of a reduction costs nothing here. Where groups of workers talk among
+    themselves (`hierarchical`), N-1 hops are an upper bound: bytes are those of the
+    group, but its size is not known here.
+
+    Source: Thakur, Rabenseifner and Gropp, "Optimization of collective communication
+    operations in MPICH", 2005.
+    """
+    if workers == 1:
+        return 0.0
+    seconds = 0.0
+    for name, (size, calls) in kind.items():
+        messages = min(calls, 1) if fused else calls
+        seconds += size / network.bandwidth
+        seconds += network.latency * _HOPS[name](workers) * messages
+    return seconds
+
+
+def modelled_seconds(
+    sends: Sends,
+    network: Network,
+    workers: int,
+    step_seconds: float,
+    delay: int = 0,
+    fused: bool = False,
+    since: int = 0,
+) -> np.ndarray:
+    """The wall clock after each local step, (steps,): all workers run alike.
+
+    Without a delay a step ends when what it sends has arrived. With a delay, what is
+    sent after step t must have arrived at the end of step t + delay, and computation
+    goes on until then; the link sends one thing after the other, and a step whose
+    arrival is late waits for it.
+
+    Args:
+        sends: of one worker.
+        network: between any two workers.
+        workers: those for which `sends` was counted; one worker only computes.
+        step_seconds: of computation of one local step.
+        delay: local steps that what is sent may take, at least 0 (see `delay_of`).
+        fused: as in `cost`.
+        since: the first local step, from 0, to which the delay applies, as after
+            --sync-until.
+
+    The last step does not wait for what arrives after it: no result uses that. Within a
+    step nothing overlaps: gradients are sent when all are there.
+    """
+    costs = [cost(kind, network, workers, fused) for kind in sends.kinds]
+    clock = free = 0.0  # when the step has ended, and when the link is free again
+    arrived, ended = [], []
+    for step, kind in enumerate(sends.steps):
+        clock += step_seconds
+        if 0 < delay <= step:
+            clock = max(clock, arrived[step - delay])
+        free = max(clock, free) + costs[kind]
+        arrived.append(free)
+        if not delay or step < since:
+            clock = free
+        ended.append(clock)
+    return np.array(ended, float)
+
+
+def delay_of(algo: str, arguments: Mapping[str, Any]) -> int:
+    """The local steps that an algorithm lets what it sends take; 0: it waits.
+
+    Args:
+        algo: of the registry, or the user's package.module:factory, whose `delay`
+            counts if it is a whole number.
+        arguments: all of its factory's.
+
+    It holds for what the algorithm sends, not for what else a run sends beside it.
+    `easgd` waits: its workers could do without the new center for a period, but it is
+    the model that is evaluated.
+    """
+    if algo == "eager_diloco":  # the others' outer gradients are used a round later
+        return arguments["period"]
+    if algo == "gossip":  # a ring mixes old params: they travel during the local step
+        return int(arguments["topology"] == "ring")
+    delay = arguments.get("delay", 0)
+    is_whole = isinstance(delay, int) and not isinstance(delay, bool)
+    return max(delay, 0) if is_whole else 0

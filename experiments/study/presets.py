@@ -1,0 +1,63 @@
+"""Published comparisons as data: experiments/presets/NAME.toml."""
+
+import tomllib
+from itertools import chain
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from experiments.study import spec
+from experiments.study.results import Paper
+from syncalgos import checks
+
+FOLDER = Path(__file__).parents[1] / "presets"
+
+
+class Preset(NamedTuple):
+    """A comparison that somebody published.
+
+    Attributes:
+        paper: what it repeats.
+        words: its flags, as on the command line.
+    """
+
+    paper: Paper
+    words: list[str]
+
+    def under(self, argv: list[str]) -> list[str]:
+        """A command line with the preset's flags, but for those that it gives."""
+        given = {spec.parameter(group[0]) for group in spec.groups_of_flags(argv)}
+        mine = spec.groups_of_flags(self.words)
+        kept = [group for group in mine if spec.parameter(group[0]) not in given]
+        return [*chain.from_iterable(kept), *argv]
+
+
+def names() -> list[str]:
+    """Of the presets that there are."""
+    return sorted(path.stem for path in FOLDER.glob("*.toml"))
+
+
+def load(name: str) -> Preset:
+    """Reads a preset.
+
+    Raises:
+        ValueError: an unknown name, in one line.
+    """
+    checks.one_of("preset", name, names())
+    content = tomllib.loads((FOLDER / f"{name}.toml").read_text())
+    paper = Paper(name, *(content[k] for k in ("title", "source", "found", "differs")))
+    return Preset(paper, words(content["flags"]))
+
+
+def words(table: dict[str, Any]) -> list[str]:
+    """A table of flags as a command line has them; a list is joined with commas."""
+    found = []
+    for flag, value in table.items():
+        if isinstance(value, bool):
+            found.append(f"--{flag}" if value else f"--no-{flag}")
+        elif isinstance(value, list) and flag == "algos":
+            found += [f"--{flag}", ", ".join(value)]
+        elif isinstance(value, list):  # a flag that may be repeated
+            found += [word for each in value for word in (f"--{flag}", str(each))]
+        else:
+            found += [f"--{flag}", str(value)]
+    return found

@@ -1,0 +1,83 @@
+"""Values of a flag: those of a sweep, and those to tune over."""
+
+import math
+from typing import NamedTuple
+
+from experiments.errors import BadRequest
+
+Words = tuple[str, ...]
+
+
+class Range(NamedTuple):
+    """The values of a flag, to sweep or to tune over.
+
+    Attributes:
+        flag: without dashes, with underscores.
+        values: as they are written on a command line.
+        bounds: (low, high, whether logarithmic), where it was given so; None for a
+            list.
+    """
+
+    flag: str
+    values: Words
+    bounds: tuple[float, float, bool] | None = None
+
+    def refined(self, factor: int) -> "Range":
+        """Over the same bounds with so many times the values; a list stays."""
+        if self.bounds is None or factor == 1:
+            return self
+        values = spaced(*self.bounds, len(self.values) * factor)
+        return self._replace(values=values)
+
+
+def values(flag: str, text: str) -> Range:
+    """Reads "lr=0.01:1.0:log:7", "lr=0.1:0.5:linear:5" or "workers=1,2,4,8".
+
+    Args:
+        flag: --tune or --sweep, for errors.
+        text: what follows it.
+
+    Raises:
+        BadRequest: no values, in one line.
+    """
+    name, equals, listed = text.partition("=")
+    name = name.strip().lstrip("-").replace("-", "_")
+    if not (equals and name and listed.strip()):
+        raise BadRequest(
+            f"{flag} {text!r}: needs a flag and its values, such as lr=0.01:1:log:7 or "
+            "period=4,16,64"
+        )
+    if ":" in listed:
+        bounds, count = _bounds(flag, text, listed)
+        return Range(name, spaced(*bounds, count), bounds)
+    found = tuple(value.strip() for value in listed.split(","))
+    if not all(found) or len(set(found)) < len(found):
+        raise BadRequest(f"{flag} {text!r}: values must differ, and none be empty")
+    return Range(name, found)
+
+
+def _bounds(flag: str, text: str, listed: str) -> tuple[tuple[float, float, bool], int]:
+    parts = listed.split(":")
+    form = f"{flag} {text!r}: a range is LOW:HIGH:log:COUNT or LOW:HIGH:linear:COUNT"
+    try:
+        low, high, count = float(parts[0]), float(parts[1]), int(parts[3])
+    except (IndexError, ValueError):
+        raise BadRequest(form) from None
+    if len(parts) != 4 or parts[2] not in ("log", "linear"):
+        raise BadRequest(form)
+    logarithmic = parts[2] == "log"
+    if not (math.isfinite(low) and math.isfinite(high) and low < high):
+        raise BadRequest(f"{flag} {text!r}: {parts[0]} must be below {parts[1]}")
+    if logarithmic and low <= 0:
+        raise BadRequest(f"{flag} {text!r}: a logarithmic range begins above 0")
+    if count < 2:
+        raise BadRequest(f"{flag} {text!r}: a range has at least 2 values, got {count}")
+    return (low, high, logarithmic), count
+
+
+def spaced(low: float, high: float, logarithmic: bool, count: int) -> Words:
+    """Evenly spaced values with three digits, both ends among them."""
+    if logarithmic:
+        low, high = math.log(low), math.log(high)
+    steps = [low + (high - low) * i / (count - 1) for i in range(count)]
+    return tuple(f"{math.exp(x) if logarithmic else x:.3g}" for x in steps)

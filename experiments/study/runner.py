@@ -1,0 +1,132 @@
+"""Makes the runs of a study that are missing."""
+
+import shutil
+import time
+from collections.abc import Callable
+from itertools import chain
+from pathlib import Path
+
+from experiments import records, screen
+from experiments.ready import Ready, begin, finish, ready, reseeded
+from experiments.study import network, tuning
+from experiments.study.cells import (
+    Cell,
+    Loader,
+    Point,
+    below,
+    final_cell,
+    points,
+    tuning_cells,
+)
+from experiments.study.progress import StudyProgress, progress
+from experiments.study.results import measure
+from experiments.study.spec import Spec
+
+
+class _Stop(Exception):
+    """The user asked to stop."""
+
+
+def make_runs(
+    spec: Spec,
+    seeds: range,
+    out: Path,
+    measure_key: str | None,
+    asked_to_stop: Callable[[], bool],
+) -> list[tuple[Point, Cell]] | None:
+    """Makes all runs that are not there, and returns those to report, by point.
+
+    Args:
+        spec: which runs there are.
+        seeds: of those that are reported.
+        out: the study's folder.
+        measure_key: by what to tune; None takes the accuracy, where there is one.
+        asked_to_stop: looked at after each dispatch; what is done stays, the run under
+            way is made again next time, and None is returned.
+
+    Raises:
+        BadRequest: settings that a run cannot have, before any is made.
+        OSError: what cannot be written; runs that are done stay.
+    """
+    loader = Loader()
+    found = points(spec, loader)
+    tried = [[below(cell, out) for _, cell in tuning_cells(spec, p)] for p in found]
+    for cell in chain.from_iterable(tried):
+        loader.plan(cell.argv, cell.seeds[0])  # refused now, not in an hour
+    untuned = [below(final_cell(point, {}, seeds), out) for point in found]
+    cells = [*chain.from_iterable(tried), *untuned]
+    total = sum(len(cell.seeds) for cell in cells)
+    missing = sum(len(cell.missing()) for cell in cells)
+    with progress(total, total - missing) as bar:
+        if missing < total:
+            bar.say(f"{total - missing} of {total} runs are there already")
+        try:
+            for cell in chain.from_iterable(tried):
+                _make(cell, loader, bar, asked_to_stop)
+            final = []
+            for point, cells in zip(found, tried, strict=True):
+                best = {}
+                if cells:
+                    results = tuning.trials(spec, point, out)
+                    summaries = [s for _, found in results for s in found]
+                    best = tuning.chosen(results, measure(measure_key, summaries))
+                cell = below(final_cell(point, best, seeds), out)
+                _make(cell, loader, bar, asked_to_stop)
+                measure(measure_key, cell.summaries())  # refused now, not in an hour
+                final.append((point, cell))
+        except _Stop:
+            bar.say(f"stopped after {bar.done} of {total} runs")
+            return None
+    return final
+
+
+def _make(
+    cell: Cell, loader: Loader, bar: StudyProgress, asked_to_stop: Callable[[], bool]
+) -> None:
+    """Makes the runs of a cell that are missing, all with one compiled program."""
+    job: Ready | None = None
+    for seed in cell.missing():
+        if job is None or job.plan.seeded:
+            job = ready(loader.plan(cell.argv, seed))
+        else:
+            job = reseeded(job, seed)
+        _run(job, cell, seed, bar, asked_to_stop)
+
+
+def _run(
+    job: Ready,
+    cell: Cell,
+    seed: int,
+    bar: StudyProgress,
+    asked_to_stop: Callable[[], bool],
+) -> None:
+    """Makes one run; its folder gets its name when all its files are there."""
+    started = time.perf_counter()
+    bar.begin(f"{cell.name}, seed {seed}", job.plan.settings.steps)
+    unfinished = cell.folder / f".seed-{seed}"
+    shutil.rmtree(unfinished, ignore_errors=True)
+    begin(job, [*cell.argv, "--seed", str(seed)], unfinished)
+    outcome, summary = finish(job, unfinished, bar, asked_to_stop)
+    if outcome.stopped:
+        raise _Stop
+    summary["total_seconds"] = round(time.perf_counter() - started, 3)
+    summary["sends"] = _sends(job)
+    records.finish(unfinished, summary)
+    unfinished.replace(cell.run(seed))
+    bar.end(_result(summary))
+
+
+def _sends(job: Ready) -> dict | None:
+    """What each worker sends, step by step, and how late it may arrive."""
+    if job.sent is None:
+        return None
+    delay = network.delay_of(job.plan.settings.algo, job.plan.arguments)
+    return {**network.to_json(network.sends(job.sent)), "delay": delay}
+
+
+def _result(summary: dict) -> str:
+    if summary["diverged"]:
+        return f"diverged at step {summary['diverged_at']}"
+    shown = {k: x for k, x in screen.measured(summary).items() if x is not None}
+    figures = [f"{name} {screen.figure(x)}" for name, x in shown.items()]
+    return ", ".join([*figures, f"{summary['total_seconds']:.1f} s"])

@@ -1,0 +1,85 @@
+"""The runs of a study, as their files say."""
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from experiments import records
+from experiments.factories import literal
+from experiments.study.cells import Cell, Point
+from experiments.study.network import Sends, from_json
+from experiments.study.results import Measure
+
+Lines = list[dict[str, Any]]
+
+
+class Runs(NamedTuple):
+    """The runs of one algorithm at one value of the sweep, as their files say.
+
+    Attributes:
+        point: the algorithm.
+        cell: where the files lie.
+        config: of the first run.
+        summaries: by seed.
+        lines: of metrics.jsonl, by seed.
+    """
+
+    point: Point
+    cell: Cell
+    config: dict[str, Any]
+    summaries: dict[int, dict[str, Any]]
+    lines: dict[int, Lines]
+
+    @property
+    def fine(self) -> dict[int, dict[str, Any]]:
+        """The summaries of runs that did not diverge."""
+        return {s: x for s, x in self.summaries.items() if not x["diverged"]}
+
+    @property
+    def diverged(self) -> int:
+        """How many runs diverged."""
+        return len(self.summaries) - len(self.fine)
+
+    def final(self, by: Measure) -> dict[int, float]:
+        """The measure at the end, by seed, of runs that did not diverge."""
+        return {seed: s[by.key] for seed, s in self.fine.items()}
+
+    @property
+    def name(self) -> str:
+        """The algorithm, and the value of the sweep if there is one."""
+        return " at ".join(x for x in (self.cell.label, self.cell.point) if x)
+
+    @property
+    def any(self) -> dict[str, Any]:
+        """A summary, for what all runs share."""
+        return next(iter((self.fine or self.summaries).values()))
+
+    @property
+    def sends(self) -> Sends | None:
+        """What each worker would send in a whole run."""
+        found = self.any["sends"]
+        return None if found is None else from_json(found)
+
+
+def read(point: Point, cell: Cell) -> Runs:
+    """Reads the files of runs that are all done."""
+    first = records.read_json(cell.run(cell.seeds[0]) / "config.json")
+    summaries = dict(zip(cell.seeds, cell.summaries(), strict=True))
+    return Runs(point, cell, first, summaries, {s: cell.lines(s) for s in cell.seeds})
+
+
+def named_lines(runs: list[Runs]) -> Iterator[tuple[str, Lines]]:
+    """Each run's name and its lines of metrics.jsonl."""
+    for r in runs:
+        for seed, lines in r.lines.items():
+            yield str(r.cell.run(seed).relative_to(r.cell.folder.parents[1])), lines
+
+
+def study_lines(runs: list[Runs]) -> Iterator[dict[str, Any]]:
+    """Every line of every run, with what it is of, for a table."""
+    for r in runs:
+        flag, _, value = r.cell.point.partition("=")
+        about = {"label": r.cell.label, "algo": r.point.entry.algo}
+        about |= {flag: literal(value)} if flag else {}
+        for seed, lines in r.lines.items():
+            for line in lines:
+                yield {**about, "seed": seed, **line}

@@ -1,0 +1,57 @@
+"""A report's files: report.html, table.md, table.csv, figures/NAME.svg and .png."""
+
+import importlib.util
+import io
+from pathlib import Path
+
+from experiments.study.html import Shown, page
+from experiments.study.results import Report
+from experiments.study.tables import csv, markdown
+
+DPI = 180  # 850 pixels wide
+
+
+def check() -> None:
+    """Raises a ValueError if the figures could not be drawn."""
+    if importlib.util.find_spec("matplotlib") is None:
+        raise ValueError(
+            "the report's figures need matplotlib, which is not installed: "
+            "pip install 'syncalgos[plots]'"
+        )
+
+
+def write(report: Report, out: Path) -> None:
+    """Writes all files, each under another name first: no reader sees half a file.
+
+    Args:
+        report: what is told.
+        out: an existing folder, or one to be made.
+
+    Raises:
+        OSError: a file cannot be written.
+    """
+    from experiments.study import figures, svg  # matplotlib takes long to import
+
+    folder = out / "figures"
+    folder.mkdir(parents=True, exist_ok=True)
+    shown = {}
+    for name, drawing in figures.draw(report).items():
+        picture = svg.picture(drawing, name)
+        shown[name] = Shown(picture.inline, drawing.note, drawing.group)
+        put(folder / f"{name}.svg", picture.file.encode())
+        with io.BytesIO() as file:
+            drawing.figure.savefig(file, format="png", dpi=DPI)
+            put(folder / f"{name}.png", file.getvalue())
+    put(out / "table.md", markdown(report).encode())
+    put(out / "table.csv", csv(report).encode())
+    put(out / "report.html", page(report, shown).encode())
+
+
+def put(path: Path, content: bytes) -> None:
+    """Writes a file so that a reader never sees half of it."""
+    unfinished = path.with_name(path.name + ".tmp")
+    try:
+        unfinished.write_bytes(content)
+        unfinished.replace(path)
+    finally:
+        unfinished.unlink(missing_ok=True)

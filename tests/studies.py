@@ -1,0 +1,106 @@
+"""Studies of the command line as real processes, and their files, for the tests."""
+
+import csv
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+
+from commands import ROOT, TIMEOUT, Run, environment, load
+
+COMPARE = [sys.executable, "-m", "experiments.compare"]
+LONGER = 5 * TIMEOUT  # a study is several runs
+LENGTHS = "--steps 32 --eval-every 16 --step-time 0.001"
+SMALL = f"--algos 'sync_sgd, NBM=bmuf --nesterov' --period 8 --seeds 2 {LENGTHS}"
+
+
+def compare(command, out, limit=None):
+    """Runs a study; limit is the most that a file may hold, in units of 1024 bytes."""
+    limited = ["bash", "-c", f'ulimit -f {limit}; exec "$@"', "bash"]
+    ended = subprocess.run(
+        [*limited[: None if limit else 0], *COMPARE, *shlex.split(command)]
+        + ["--out", str(out)],
+        cwd=ROOT,
+        env=environment(),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        encoding="utf-8",
+        timeout=LONGER,
+    )
+    return Run(ended.returncode, ended.stdout, ended.stderr, out)
+
+
+@contextmanager
+def study_in_background(command, out):
+    """Yields a process whose stderr goes to the file `stderr` beside its folder."""
+    with out.with_name("stderr").open("wb") as stderr:
+        process = subprocess.Popen(
+            [*COMPARE, *shlex.split(command), "--out", str(out)],
+            cwd=ROOT,
+            env=environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=stderr,
+            stderr=stderr,
+        )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def wait_until(process, condition):
+    """Returns when the condition holds; fails if the process ends before."""
+    deadline = time.monotonic() + LONGER
+    while not condition():
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def kill(process):
+    """As a crash of the machine would: nothing is tidied up."""
+    process.send_signal(signal.SIGKILL)
+    assert process.wait(TIMEOUT) == -signal.SIGKILL
+
+
+def table(out):
+    """The lines of table.csv by label."""
+    with (out / "table.csv").open(encoding="utf-8", newline="") as file:
+        return {line["algorithm"]: line for line in csv.DictReader(file)}
+
+
+def metrics(out):
+    """The lines of metrics.jsonl."""
+    text = (out / "metrics.jsonl").read_text("utf-8")
+    return [load(line) for line in text.splitlines()]
+
+
+def but_for_times(out):
+    """What must not differ between two studies of the same command."""
+    lines = [{k: x for k, x in x.items() if k != "seconds"} for x in metrics(out)]
+    names = ("report.html", "table.md", "table.csv", "study.json")
+    texts = {name: (out / name).read_text("utf-8") for name in names}
+    shown = {name: x.replace(str(out), "OUT") for name, x in texts.items()}
+    return {"metrics.jsonl": lines, **shown}
+
+
+def content(folder):
+    """Every file below a folder: its bytes, and when it was written."""
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return {path: (path.read_bytes(), os.stat(path).st_mtime_ns) for path in files}
+
+
+def runs_done(out):
+    """The folders of the runs that are done."""
+    return sorted(path.parent for path in out.rglob("seed-*/summary.json"))
+
+
+def said_in_one_line(stderr):
+    """The last line of stderr, which is the one error there."""
+    assert "Traceback" not in stderr
+    lines = stderr.splitlines()
+    assert [line for line in lines if line.startswith("error:")] == lines[-1:]
+    return lines[-1]
