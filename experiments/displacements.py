@@ -22,6 +22,7 @@ from syncalgos.precision import widen
 
 # Instead of NaN, at which jax_debug_nans would end the run; no norm and no cosine.
 NONE = -2.0
+NAMES = ("pseudo_gradient", "displacement_cosine", "drift")
 
 
 class Measured(NamedTuple):
@@ -30,14 +31,12 @@ class Measured(NamedTuple):
     Attributes:
         strategy: the measured one's own.
         start: this worker's params where the last round to be measured began.
-        norm: of the pseudo-gradient of the last round that was measured.
-        cosine: the mean over pairs of workers of that round.
+        noted: by name, what the last round that was measured had; float32 scalars.
     """
 
     strategy: PyTree
     start: PyTree
-    norm: jax.Array
-    cosine: jax.Array
+    noted: dict[str, jax.Array]
 
 
 def measured(
@@ -49,7 +48,7 @@ def measured(
     """The same strategy, which notes what `figures` tells of at each evaluation.
 
     That is of the last round that ended by then; other rounds are not measured. What
-    measuring sends, the params twice for each such round, `communication` would count
+    measuring sends, the params thrice for each such round, `communication` would count
     as sent: ask it about the plain strategy.
 
     Args:
@@ -66,8 +65,8 @@ def measured(
     begins, ends = _measured_rounds(np.asarray(sync_steps, bool), evaluated)
 
     def init(params):
-        none = jnp.float32(NONE)
-        return Measured(strategy.init(params), params, none, none)
+        none = {name: jnp.float32(NONE) for name in NAMES}
+        return Measured(strategy.init(params), params, none)
 
     def reduce(grads, replica, state, step):
         # Kept here rather than right after the sync before, where XLA would copy the
@@ -81,15 +80,15 @@ def measured(
         return grads, state._replace(strategy=own, start=start)
 
     def sync(replica, state, step):
-        norm, cosine = lax.cond(
+        noted = lax.cond(
             _holds(ends, step),
             lambda: _compare(replica.params, state.start, axis),
-            lambda: (state.norm, state.cosine),
+            lambda: state.noted,
         )
         # Else XLA might fuse the local step another way than without us, and round so.
-        norm, cosine, replica = lax.optimization_barrier((norm, cosine, replica))
+        noted, replica = lax.optimization_barrier((noted, replica))
         replica, own = contract.apply_sync(strategy, replica, state.strategy, step)
-        return replica, Measured(own, state.start, norm, cosine)
+        return replica, Measured(own, state.start, noted)
 
     return Strategy(init, reduce, sync, _measured_center(strategy.center))
 
@@ -98,15 +97,14 @@ def figures(state: TrainState) -> dict[str, float]:
     """What a measured strategy noted last.
 
     Returns:
-        pseudo_gradient, its 2-norm over all params that the strategy sees; and
-        displacement_cosine, the mean over pairs of workers. NaN where no round has
-        ended yet, where the strategy is not `measured`, and for the cosine of one
-        worker, or of one that did not move.
+        pseudo_gradient, its 2-norm over all params that the strategy sees;
+        displacement_cosine, the mean over pairs of workers; and drift, the root mean
+        square distance of a replica to their mean, right before the sync. NaN where no
+        round has ended yet, where the strategy is not `measured`, and for the cosine of
+        one worker, or of one that did not move.
     """
-    noted = state.sync
-    values = (noted.norm, noted.cosine) if isinstance(noted, Measured) else (NONE, NONE)
-    names = ("pseudo_gradient", "displacement_cosine")
-    return {name: _read(x) for name, x in zip(names, values, strict=True)}
+    noted = state.sync.noted if isinstance(state.sync, Measured) else {}
+    return {name: _read(noted.get(name, NONE)) for name in NAMES}
 
 
 def _measured_rounds(
@@ -126,13 +124,23 @@ def _holds(table: np.ndarray, step: jax.Array) -> jax.Array:
     return jnp.asarray(table).at[step].get(mode="fill", fill_value=False)
 
 
-def _compare(params: PyTree, start: PyTree, axis: Axis) -> tuple[jax.Array, jax.Array]:
-    """The norm of the mean displacement, and the mean cosine between two."""
+def _compare(params: PyTree, start: PyTree, axis: Axis) -> dict[str, jax.Array]:
+    """What is noted of a round that ends with these params."""
     workers = collectives.size(axis)
-    moved = jax.tree.map(jnp.subtract, widen(params), widen(start))
-    norm = optax.tree.norm(collectives.mean(moved, axis))
-    if workers == 1:
-        return jnp.float32(norm), jnp.float32(NONE)
+    params = widen(params)
+    moved = jax.tree.map(jnp.subtract, params, widen(start))
+    apart = jax.tree.map(jnp.subtract, params, collectives.mean(params, axis))
+    distance = collectives.mean(optax.tree.norm(apart, squared=True), axis)
+    figures = (
+        optax.tree.norm(collectives.mean(moved, axis)),
+        NONE if workers == 1 else _cosine(moved, workers, axis),
+        jnp.sqrt(distance),
+    )
+    return {name: jnp.float32(x) for name, x in zip(NAMES, figures, strict=True)}
+
+
+def _cosine(moved: PyTree, workers: int, axis: Axis) -> jax.Array:
+    """The mean cosine between two workers' displacements."""
     length = optax.tree.norm(moved)
     stays = length == 0
     unit = jax.tree.map(lambda x: x / jnp.where(stays, 1, length), moved)
@@ -143,8 +151,7 @@ def _compare(params: PyTree, start: PyTree, axis: Axis) -> tuple[jax.Array, jax.
     )
     cosine = collectives.mean(optax.tree.vdot(unit, others), axis) / (workers - 1)
     is_defined = collectives.mean(stays.astype(jnp.float32), axis) == 0
-    cosine = jnp.where(is_defined, jnp.clip(cosine, -1, 1), NONE)
-    return jnp.float32(norm), jnp.float32(cosine)
+    return jnp.where(is_defined, jnp.clip(cosine, -1, 1), NONE)
 
 
 def _measured_center(center):

@@ -19,10 +19,11 @@ SMALL = f"--algos 'sync_sgd, NBM=bmuf --nesterov' --period 8 --seeds 2 {LENGTHS}
 
 def compare(command, out, limit=None):
     """Runs a study; limit is the most that a file may hold, in units of 1024 bytes."""
-    limited = ["bash", "-c", f'ulimit -f {limit}; exec "$@"', "bash"]
+    program = COMPARE
+    if limit is not None:
+        program = ["bash", "-c", f'ulimit -f {limit}; exec "$@"', "bash", *COMPARE]
     ended = subprocess.run(
-        [*limited[: None if limit else 0], *COMPARE, *shlex.split(command)]
-        + ["--out", str(out)],
+        [*program, *shlex.split(command), "--out", str(out)],
         cwd=ROOT,
         env=environment(),
         stdin=subprocess.DEVNULL,

@@ -33,7 +33,7 @@ from syncalgos.layout import BACKENDS
 WORKERS = 4
 AT = (2, 4, 6, 8, 10, 12, 14)  # evaluations: at rounds' ends and within rounds
 ROUNDING = 1e-6  # of what is kept, which is float32
-NAMES = ("pseudo_gradient", "displacement_cosine")
+NAMES = ("pseudo_gradient", "displacement_cosine", "drift")
 
 
 @pytest.fixture(autouse=True)
@@ -85,7 +85,7 @@ def literal(module, monkeypatch, settings, syncs):
     for done in AT:
         ended = [step for step in syncs if step < done]
         if not ended:
-            found.append((np.nan, np.nan))
+            found.append((np.nan,) * 3)
             continue
         began = ended[-2] + 1 if len(ended) > 1 else 0
         moved = before[ended[-1]] - behind[began]
@@ -93,7 +93,9 @@ def literal(module, monkeypatch, settings, syncs):
             a @ b / np.linalg.norm(a) / np.linalg.norm(b)
             for a, b in itertools.combinations(moved, 2)
         ]
-        found.append((np.linalg.norm(moved.mean(0)), np.mean(cosines)))
+        apart = before[ended[-1]] - before[ended[-1]].mean(0)
+        drift = np.sqrt((apart**2).sum(1).mean())
+        found.append((np.linalg.norm(moved.mean(0)), np.mean(cosines), drift))
     return np.array(found)
 
 
@@ -224,7 +226,7 @@ def drifting(rows, dtype=float, workers=None):
 
 
 def test_workers_that_see_the_same_have_cosine_1():
-    norm, cosine = drifting([[3.0, 4.0]] * 3)
+    norm, cosine, _ = drifting([[3.0, 4.0]] * 3)
 
     assert norm == pytest.approx(5.0, rel=ROUNDING)  # two steps of 0.5
     assert cosine == pytest.approx(1.0, rel=ROUNDING)
@@ -232,25 +234,26 @@ def test_workers_that_see_the_same_have_cosine_1():
 
 
 def test_orthogonal_drifts_have_cosine_0_whatever_their_lengths():
-    norm, cosine = drifting(np.diag([3.0, 6.0, 12.0]))
+    norm, cosine, _ = drifting(np.diag([3.0, 6.0, 12.0]))
 
     assert norm == pytest.approx(np.sqrt(1 + 4 + 16), rel=ROUNDING)
     assert abs(cosine) <= ROUNDING
 
 
 def test_opposite_drifts_have_cosine_minus_1_and_no_pseudo_gradient():
-    assert drifting([[1.0, 2.0], [-1.0, -2.0]]) == pytest.approx((0, -1), abs=ROUNDING)
+    expected = (0, -1, np.sqrt(5))
+    assert drifting([[1.0, 2.0], [-1.0, -2.0]]) == pytest.approx(expected, abs=ROUNDING)
 
 
 def test_a_worker_that_stays_has_no_cosine():
-    norm, cosine = drifting([[0.0, 0.0], [3.0, 4.0]])
+    norm, cosine, drift = drifting([[0.0, 0.0], [3.0, 4.0]])
 
-    assert norm == pytest.approx(2.5, rel=ROUNDING)
+    assert norm == drift == pytest.approx(2.5, rel=ROUNDING)
     assert np.isnan(cosine)
 
 
 def test_one_worker_has_a_pseudo_gradient_and_no_cosine():
-    norm, cosine = drifting([[3.0, 4.0]])
+    norm, cosine, _ = drifting([[3.0, 4.0]])
 
     assert norm == pytest.approx(5.0, rel=ROUNDING)
     assert np.isnan(cosine)
@@ -263,7 +266,7 @@ def test_params_that_are_not_finite_give_no_finite_figure():
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
 def test_short_floats_are_measured_in_float32(dtype):
     # Exact in the params, but not as a sum of squares, 2049, that float16 rounds.
-    norm, cosine = drifting(np.full((2, 2049), 1 / 16), dtype)
+    norm, cosine, _ = drifting(np.full((2, 2049), 1 / 16), dtype)
 
     assert norm == pytest.approx(np.sqrt(2049) / 16, rel=ROUNDING)
     assert cosine == pytest.approx(1.0, rel=ROUNDING)

@@ -278,7 +278,7 @@ def test_measuring_displacements_leaves_the_run_as_it_is():
     (_, plain, _, plain_lines), _ = in_a_row()
     _, summary, _, lines = measured()
     assert summary["params_sha256"] == plain["params_sha256"]
-    names = ("pseudo_gradient", "displacement_cosine")
+    names = ("pseudo_gradient", "displacement_cosine", "drift")
     for one, other in zip(lines, plain_lines, strict=True):
         assert one.keys() - other.keys() == {*names}
         assert without(one, "seconds", *names) == without(other, "seconds")
@@ -299,6 +299,7 @@ def test_displacements_are_those_of_what_the_workers_saw(kind):
     cosine = a @ b / np.linalg.norm(a) / np.linalg.norm(b)
     assert line["displacement_cosine"] == pytest.approx(cosine, abs=1e-5)
     assert (cosine == 0) == (kind == "label")
+    assert line["drift"] == pytest.approx(np.linalg.norm(a - b) / 2, rel=1e-5)
 
 
 def test_displacements_that_were_never_measured_are_null():

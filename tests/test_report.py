@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from reports import ALGORITHMS, NETWORKS, made_up
 
+from experiments import records
 from experiments.study import events, tables, write
 from experiments.study.results import LOSS, Band, Report
 from experiments.study.statistics import Spread
@@ -420,7 +421,7 @@ def test_an_algorithm_of_which_all_runs_diverged_is_shown_as_that(tmp_path):
 
 def test_a_full_disk_leaves_the_earlier_file_and_no_half_one(tmp_path, monkeypatch):
     path = tmp_path / "table.md"
-    write.put(path, b"earlier")
+    records.write(path, b"earlier")
 
     def fill(self, content):
         with self.open("wb") as file:
@@ -429,7 +430,7 @@ def test_a_full_disk_leaves_the_earlier_file_and_no_half_one(tmp_path, monkeypat
 
     monkeypatch.setattr(Path, "write_bytes", fill)
     with pytest.raises(OSError, match="No space left"):
-        write.put(path, b"later and longer")
+        records.write(path, b"later and longer")
     assert [x.name for x in tmp_path.iterdir()] == ["table.md"]
     assert path.read_text() == "earlier"
 
@@ -445,7 +446,7 @@ def test_importing_the_report_does_not_import_matplotlib():
 
 
 @pytest.mark.parametrize(
-    ("check", "extra"), [(write.check, "plots"), (events.check, "tensorboard")]
+    ("check", "extra"), [(write.check, "experiments"), (events.check, "tensorboard")]
 )
 def test_what_is_not_installed_is_named_with_its_extra(check, extra, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
@@ -454,7 +455,7 @@ def test_what_is_not_installed_is_named_with_its_extra(check, extra, monkeypatch
     assert len(str(caught.value).splitlines()) == 1
 
 
-def records(path):
+def framed(path):
     """The messages of a TFRecord file: length, its checksum, data, its checksum."""
     content, at = path.read_bytes(), 0
     while at < len(content):
@@ -477,7 +478,7 @@ def test_event_files_hold_the_metrics(tmp_path):
     for name, told in runs:
         (path,) = (tmp_path / name).iterdir()
         found = {}
-        for record in records(path):
+        for record in framed(path):
             event = event_pb2.Event.FromString(record)  # pyright: ignore
             for value in event.summary.value:
                 key = (value.tag, event.step)

@@ -47,6 +47,9 @@ class View(NamedTuple):
 
 
 INSIDE = (
+    Quantity(
+        "drift", "divergence of the replicas before a sync", 1, "", "replicas", log=True
+    ),
     Quantity("divergence", "divergence of the replicas", 1, "", "replicas", log=True),
     Quantity(
         "pseudo_gradient", "norm of the pseudo-gradient", 1, "", "replicas", log=True

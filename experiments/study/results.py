@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 
 from experiments.study.network import Network
 from experiments.study.statistics import Difference, Spread
-from syncalgos import checks
 
 
 class Measure(NamedTuple):
@@ -49,6 +48,8 @@ def measure(key: str | None, summaries: Sequence[dict[str, Any]]) -> Measure:
     if key is None:
         return ACCURACY if ACCURACY.key in known else LOSS
     if figures:  # else there is nothing to compare
+        from syncalgos import checks  # imports jax, which a report need not
+
         checks.one_of("--measure", key, sorted(k for k in known if "test_" in k))
     by_key = {ACCURACY.key: ACCURACY, LOSS.key: LOSS}
     return by_key.get(key) or Measure(key, key.replace("_", " "), False)
@@ -76,7 +77,7 @@ class Curve(NamedTuple):
         point: of the sweep, such as "workers=4"; "" where there is none.
         steps: local steps of the evaluations.
         bands: by the metrics' keys, those that the runs have: train_loss, test_loss,
-            test_accuracy, divergence, pseudo_gradient, displacement_cosine, …
+            test_accuracy, divergence, drift, pseudo_gradient, displacement_cosine, …
         bytes_per_worker: at the evaluations; None where it could not be counted.
         seconds: modelled, at the evaluations, by the network's name; empty as above.
     """

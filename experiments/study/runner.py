@@ -6,6 +6,8 @@ from collections.abc import Callable
 from itertools import chain
 from pathlib import Path
 
+import jax
+
 from experiments import records, screen
 from experiments.ready import Ready, begin, finish, ready, reseeded
 from experiments.study import network, tuning
@@ -91,6 +93,8 @@ def _make(
         else:
             job = reseeded(job, seed)
         _run(job, cell, seed, bar, asked_to_stop)
+    if job is not None:
+        jax.clear_caches()  # else the programs of all cells stay: 30 MB each
 
 
 def _run(

@@ -192,6 +192,7 @@ def clause(
 ) -> str:
     """The verdict without names and interval: "better by 0.80 ± 0.31 points"."""
     relation, amount, rest, _ = _claim(difference, higher_is_better, scale, unit)
+    rest = rest.partition(": too few")[0]
     return f"{relation} by {amount}{rest}" if amount else relation + rest
 
 

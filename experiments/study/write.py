@@ -4,6 +4,7 @@ import importlib.util
 import io
 from pathlib import Path
 
+from experiments import records
 from experiments.study.html import Shown, page
 from experiments.study.results import Report
 from experiments.study.tables import csv, markdown
@@ -16,7 +17,7 @@ def check() -> None:
     if importlib.util.find_spec("matplotlib") is None:
         raise ValueError(
             "the report's figures need matplotlib, which is not installed: "
-            "pip install 'syncalgos[plots]'"
+            "pip install 'syncalgos[experiments]'"
         )
 
 
@@ -38,20 +39,10 @@ def write(report: Report, out: Path) -> None:
     for name, drawing in figures.draw(report).items():
         picture = svg.picture(drawing, name)
         shown[name] = Shown(picture.inline, drawing.note, drawing.group)
-        put(folder / f"{name}.svg", picture.file.encode())
+        records.write(folder / f"{name}.svg", picture.file)
         with io.BytesIO() as file:
             drawing.figure.savefig(file, format="png", dpi=DPI)
-            put(folder / f"{name}.png", file.getvalue())
-    put(out / "table.md", markdown(report).encode())
-    put(out / "table.csv", csv(report).encode())
-    put(out / "report.html", page(report, shown).encode())
-
-
-def put(path: Path, content: bytes) -> None:
-    """Writes a file so that a reader never sees half of it."""
-    unfinished = path.with_name(path.name + ".tmp")
-    try:
-        unfinished.write_bytes(content)
-        unfinished.replace(path)
-    finally:
-        unfinished.unlink(missing_ok=True)
+            records.write(folder / f"{name}.png", file.getvalue())
+    records.write(out / "table.md", markdown(report))
+    records.write(out / "table.csv", csv(report))
+    records.write(out / "report.html", page(report, shown))
