@@ -34,7 +34,9 @@ class Request(NamedTuple):
     task_arguments: dict[str, Any]
 
 
-class _Parser(argparse.ArgumentParser):
+class Parser(argparse.ArgumentParser):
+    """Tells what is wrong as a BadRequest."""
+
     def error(self, message: str) -> typing.NoReturn:
         raise BadRequest(message)
 
@@ -90,7 +92,7 @@ def parse(argv: list[str]) -> Request:
         BadRequest: with one line that says what was wrong and what is possible.
     """
     argv = [with_dashes(word) for word in argv]
-    first = _Parser(add_help=False, allow_abbrev=False)
+    first = Parser(add_help=False, allow_abbrev=False)
     first.add_argument("--algo")
     first.add_argument("--task")
     first.add_argument("-h", "--help", action="store_true")
@@ -147,8 +149,8 @@ def with_dashes(word: str) -> str:
     return flag.replace("_", "-") + equals + value if word.startswith("--") else word
 
 
-def _parser(own: list[_Own]) -> _Parser:
-    parser = _Parser(
+def _parser(own: list[_Own]) -> Parser:
+    parser = Parser(
         prog=PROGRAM,
         allow_abbrev=False,
         description="Train one model on many workers that agree by an algorithm.",
@@ -199,7 +201,7 @@ def _algorithm_files() -> list[str]:
     return sorted(f.stem for f in folder.glob("[!_]*.py"))
 
 
-def _explain_unknown(argument: str, own: list[_Own], parser: _Parser) -> str:
+def _explain_unknown(argument: str, own: list[_Own], parser: Parser) -> str:
     from syncalgos import checks
 
     flag = argument.partition("=")[0]

@@ -175,7 +175,7 @@ def test_stdout_answers_and_stderr_has_a_line_a_run_with_the_time_left(small):
     assert len(lines) == len(runs)
     for i, (line, name) in enumerate(zip(lines, runs, strict=True), 1):
         assert line.startswith(f"run {i}/4 {name}: ")
-        assert re.search(r"about \d+ (s|min) left$", line) or i == 4
+        assert re.search(r"about [\d.]+ (s|min|h) left$", line) or i == 4
 
 
 def test_one_seed_is_said_to_be_too_few(small, here, copy):
@@ -264,7 +264,9 @@ def test_a_killed_study_goes_on_and_gives_the_same_report(small, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "number, code", [(signal.SIGINT, 130), (signal.SIGTERM, 75)], ids=str
+    "number, code",
+    [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 75, marks=pytest.mark.slow)],
+    ids=str,
 )
 def test_a_signal_stops_a_study_and_no_run_is_half_made(number, code, tmp_path):
     lengths = "--steps 1000000 --dispatch-steps 16 --eval-every 16"
@@ -284,6 +286,7 @@ def test_a_signal_stops_a_study_and_no_run_is_half_made(number, code, tmp_path):
     assert not (out / "report.html").exists()
 
 
+@pytest.mark.slow
 def test_more_seeds_later_make_the_new_runs_only(small, copy):
     before = content(copy / "runs")
     ended = compare(SMALL.replace("--seeds 2", "--seeds 3"), copy)
@@ -413,10 +416,10 @@ def test_a_diverged_algorithm_is_shown_and_counted(tmp_path):
     assert (line["seeds"], line["diverged"]) == ("2", "2")
     assert line["test_accuracy_mean"] == line["test_loss_mean"] == ""
     assert table(ended.out)["fine"]["diverged"] == "0"
-    assert re.search(r"^boom +diverged", ended.stdout, re.M)
+    assert re.search(r"^boom .*\b2 of 2 diverged", ended.stdout, re.M)
     page = (ended.out / "report.html").read_text("utf-8")
     for text in (page, (ended.out / "table.md").read_text("utf-8"), ended.stdout):
-        assert "boom diverged in 2 of 2 runs" in text
+        assert "boom diverged in 2 of 2 runs" in " ".join(text.split())  # some no-break
     (row,) = re.findall(r"<tr>(?:(?!</tr>).)*boom.*?</tr>", page, re.S)
     assert "all diverged" in row and "2 diverged" in row
     # A run that ended early has sent less: that is no merit.
@@ -479,19 +482,17 @@ def test_a_report_that_does_not_fit_is_one_line_and_the_command_goes_on(
 
 
 @pytest.mark.parametrize(
-    "name",
-    ["report.html.tmp", ".metrics.jsonl.tmp", "figures/test-loss-by-steps.png.tmp"],
+    "name", ["report.html", "metrics.jsonl", "figures/test-loss-by-steps.png"]
 )
 @pytest.mark.skipif(sys.platform != "linux", reason="/dev/full is Linux's own")
 def test_a_disk_without_space_leaves_the_old_report(name, small, copy, here):
-    before = {name: (copy / name).read_bytes() for name in FILES}
-    (copy / name).symlink_to("/dev/full")  # the file that is written first
+    path = copy / name
+    before = path.read_bytes()
+    path.with_name(f".{path.name}.tmp").symlink_to("/dev/full")  # what is written first
     code, stdout, stderr = here(SMALL, copy)
     assert (code, stdout) == (75, "")
     assert "No space left on device" in said_in_one_line(stderr)
-    if not name.startswith("figures"):
-        kept = name.removeprefix(".").removesuffix(".tmp")
-        assert (copy / kept).read_bytes() == before[kept]
+    assert path.read_bytes() == before
     assert here(SMALL, copy)[0] == 0
     assert but_for_times(copy) == but_for_times(small.out)
 
@@ -597,7 +598,7 @@ BAD = {
     "--sweep workers=1,1": ["'workers=1,1'"],
     "--sweep workers=1,x": ["--workers", "'x'"],
     "--sweep workers=0,1": ["--workers", "at least 1"],
-    "--sweep nothing=1,2": ["'nothing'"],
+    "--sweep nothing=1,2": ["'--nothing'"],
     "--sweep seed=1,2": ["seed", "--seeds"],
     "--tune lr": ["'lr'"],
     "--tune lr=1:0.1:log:3": ["'lr=1:0.1:log:3'", "below"],
@@ -634,7 +635,6 @@ BAD = {
     "--tune lr=0.1,0.2 --validation 0.1": ["--validation"],
     # Values that are one and the same.
     "--tune lr=0.1,0.10": ["lr=0.1,0.10"],
-    "--tune lr=0.1:0.10001:log:3": ["lr=0.1:0.10001:log:3"],
 }
 
 

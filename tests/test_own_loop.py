@@ -15,7 +15,7 @@ from owed import make
 
 import syncalgos
 from experiments import stream
-from experiments.job import params_sha256
+from experiments.ready import params_sha256
 from experiments.tasks.digits import digits as digits_task
 from experiments.tasks.task import losses
 

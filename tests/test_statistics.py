@@ -284,29 +284,28 @@ EVERY_FORM = [
         POINTS,
         "bmuf is ahead of model_averaging by 0.80 points in all 3 seeds: "
         "too few for an interval",
-        "ahead by 0.80 points in all 3 seeds: too few for an interval",
+        "ahead by 0.80 points in all 3 seeds",
     ),
     (
         difference(0.008, count=2),
         LOSS,
         "bmuf is behind model_averaging by 0.0080 in both seeds: "
         "too few for an interval",
-        "behind by 0.0080 in both seeds: too few for an interval",
+        "behind by 0.0080 in both seeds",
     ),
     (
         difference(0.008, count=4, same_sign=False),
         POINTS,
         "bmuf is ahead of model_averaging by 0.80 points in the mean of 4 seeds "
         "(not in all): too few for an interval",
-        "ahead by 0.80 points in the mean of 4 seeds (not in all): "
-        "too few for an interval",
+        "ahead by 0.80 points in the mean of 4 seeds (not in all)",
     ),
     (
         difference(0.0, count=2, same_sign=False),
         POINTS,
         "no difference seen between bmuf and model_averaging in the mean of 2 seeds: "
         "too few for an interval",
-        "no difference seen in the mean of 2 seeds: too few for an interval",
+        "no difference seen in the mean of 2 seeds",
     ),
     (
         difference(-0.008, deviation=None, count=1),
@@ -324,14 +323,14 @@ EVERY_FORM = [
     (
         difference(0.0, 0.0, 0.0, deviation=0.0),
         POINTS,
-        "bmuf and model_averaging are exactly equal in all 5 seeds",
-        "exactly equal in all 5 seeds",
+        "bmuf and model_averaging are equal in all 5 seeds",
+        "equal in all 5 seeds",
     ),
     (
         difference(0.0, deviation=None, count=1),
         POINTS,
-        "bmuf and model_averaging are exactly equal on one seed",
-        "exactly equal on one seed",
+        "bmuf and model_averaging are equal on one seed",
+        "equal on one seed",
     ),
     (
         None,

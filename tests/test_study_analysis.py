@@ -595,6 +595,6 @@ def test_every_line_of_every_run_says_what_it_is_of(tmp_path):
 
 def test_every_run_has_a_name_of_its_own(tmp_path):
     study = study_of(tmp_path, "--sweep=period=2,4", seeds=2)
-    names = [name for name, _ in named_lines(made(study, SWEPT))]
+    names = [name for name, _ in named_lines(made(study, SWEPT), study.out)]
     assert len(set(names)) == len(names) == 6
     assert not any(name.startswith(("/", "..")) for name in names)

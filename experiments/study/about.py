@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import platform
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from experiments import screen
 from experiments.study import amounts
-from experiments.study.results import Report, Row, Tuning
+from experiments.study.results import ACCURACY, LOSS, Measure, Report, Row, Tuning
 from experiments.study.runs import Runs
 from experiments.study.statistics import MIN_SEEDS
 from experiments.study.tuning import Trials
@@ -27,14 +27,32 @@ def title(study: Study) -> str:
 
 
 def settings(study: Study, runs: list[Runs]) -> dict[str, str]:
-    """What all runs share, by the first run's files."""
-    s, facts = runs[0].config["settings"], runs[0].config
-    shown = {
-        "task": study.spec.task,
+    """What the runs were made with; where they differ, what each has."""
+    shown: dict[str, str] = {"task": study.spec.task}
+    shown["seeds"] = f"{study.seeds[0]} to {study.seeds[-1]}"
+    if study.spec.sweep is not None:
+        sweep = study.spec.sweep
+        shown["swept"] = f"{sweep.flag} over {', '.join(sweep.values)}"
+    each = [_settings(r) for r in runs]
+    for name in dict.fromkeys(name for one in each for name in one):
+        values = [str(one.get(name)) for one in each]
+        if set(values) == {"None"}:
+            continue
+        same = len(set(values)) == 1
+        pairs = zip(runs, values, strict=True)
+        shown[name] = (
+            values[0] if same else "; ".join(f"{r.name}: {v}" for r, v in pairs)
+        )
+    return shown
+
+
+def _settings(r: Runs) -> dict[str, Any]:
+    """Of the runs of one algorithm, by their files; None where there is none."""
+    s, facts = r.config["settings"], r.config
+    return {
         "workers": s["workers"],
         "local steps": s["steps"],
         "global batch": s["batch_size"],
-        "seeds": f"{study.seeds[0]} to {study.seeds[-1]}",
         "inner optimizer": s["optimizer"],
         "momentum": s["momentum"],
         "weight decay": s["weight_decay"],
@@ -46,13 +64,8 @@ def settings(study: Study, runs: list[Runs]) -> dict[str, str]:
         "optimizer state at syncs": s["opt_state_at_sync"],
         "backend": facts["backend"],
         "devices": f"{facts['devices']} × {facts['platform']}",
+        **{f"task: {k}": value for k, value in facts["task_arguments"].items()},
     }
-    if study.spec.sweep is not None:
-        flag, values = study.spec.sweep.flag, ", ".join(study.spec.sweep.values)
-        shown["swept"] = f"{flag} over {values}, settings are of the first"
-    arguments = facts["task_arguments"]
-    shown |= {f"task: {name}": value for name, value in arguments.items()}
-    return {name: str(value) for name, value in shown.items() if value is not None}
 
 
 def environment(runs: list[Runs]) -> dict[str, str]:
@@ -67,10 +80,16 @@ def diverged(r: Runs) -> str:
 
 
 def remarks(
-    study: Study, runs: list[Runs], tuned: list[Tuning], tried: list[Trials]
+    study: Study,
+    runs: list[Runs],
+    by: Measure,
+    tuned: list[Tuning],
+    tried: list[Trials],
 ) -> list[str]:
     """What the reader of the figures should know."""
-    found = [diverged(r) + " Figures are of the others." for r in runs if r.diverged]
+    found = [diverged(r) for r in runs if r.diverged]
+    if any(r.fine for r in runs if r.diverged):
+        found[-1] += " Figures are of the others."
     count = len(study.seeds)
     if count < MIN_SEEDS:
         seeds = "one seed" if count == 1 else f"{count} seeds"
@@ -82,7 +101,7 @@ def remarks(
         f"{one.label}{f' at {one.point}' if one.point else ''}: the best --{one.flag}, "
         f"{one.chosen:g}, is at the edge of what was tried: better may lie beyond."
         for one in tuned
-        if one.at_edge and len(one.values) > 1
+        if one.at_edge
     ]
     budgets = {len(trials) for trials in tried}
     if len(budgets) > 1:
@@ -99,12 +118,15 @@ def remarks(
             "data, held out; the figures reported are of the test data, of models "
             "trained on all training data."
         )
-    partition = runs[0].config["settings"]["partition"]
-    if partition != "iid":
+    kinds = {r.config["settings"]["partition"] for r in runs}
+    if kinds != {"iid"}:
+        partition = ", ".join(sorted(kinds))
         found.append(
             f"Each worker has examples of its own ({partition}): what it sees depends "
             "on the number of workers."
         )
+    if by not in (ACCURACY, LOSS):
+        found.append(f"Of {by.name}, less is taken to be better.")
     return found + _remarks_on_figures(study, runs)
 
 

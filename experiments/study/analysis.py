@@ -11,6 +11,7 @@ from experiments.study import about, tuning
 from experiments.study.headline import Contender, best, headline
 from experiments.study.network import Network, modelled_seconds
 from experiments.study.results import (
+    ACCURACY,
     Band,
     Curve,
     Measure,
@@ -40,6 +41,8 @@ def report(study: Study, runs: list[Runs], command: str) -> Report:
     step_seconds, how = _step_seconds(study, runs)
     curves = [_curve(study, r, step_seconds) for r in runs]
     target = study.own.target
+    if target is not None and by is ACCURACY and target > 1:
+        raise ValueError(f"--target {target:g}: an accuracy is at most 1: say 0.95")
     if target is None:
         target = _near_best(runs, by)
     baseline = study.own.baseline or study.spec.entries[0].label
@@ -59,7 +62,7 @@ def report(study: Study, runs: list[Runs], command: str) -> Report:
         title=about.title(study),
         headline=_headline(runs, by),
         sentences=sentences,
-        remarks=about.remarks(study, runs, tuned, tried),
+        remarks=about.remarks(study, runs, by, tuned, tried),
         measure=by,
         baseline=baseline,
         target=target,
@@ -146,7 +149,8 @@ def _row(
 ) -> tuple[Row, str]:
     """A line of the table, and a sentence about it."""
     own, base = r.final(by), _counterpart(runs, r, baseline)
-    difference, clause_, sentence = None, "baseline", ""
+    difference, sentence = None, ""
+    clause_ = "baseline" if base is r else f"no {baseline} to compare to here"
     if base is not None and base is not r:
         difference = paired(own, base.final(by))
         words = by.higher_is_better, by.scale, by.difference_unit
@@ -156,7 +160,7 @@ def _row(
         for each in (r, base):
             if each.diverged:
                 sentence += f" {about.diverged(each)}"
-    reached = _reached(curve, by, target)
+    reached = _reached(curve, by, target) if r.fine else None
     seconds = {}
     for network in study.networks:
         clock = _clock(study, r, network, step_seconds)
@@ -251,7 +255,7 @@ def _contenders(runs: list[Runs], by: Measure) -> list[Contender]:
             difference=None if top in (None, i) else paired(own, finals[top]),
             diverged=r.diverged,
             seeds=len(r.summaries),
-            bytes_per_worker=r.any["bytes_per_worker"],
+            bytes_per_worker=r.any["bytes_per_worker"] if r.fine else None,
         )
         for i, (r, own, of) in enumerate(zip(runs, finals, measures, strict=True))
     ]

@@ -7,9 +7,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from experiments import flags
+from experiments import factories, flags
+from experiments.factories import TASK
 from experiments.plan import Plan, prepare
-from experiments.study.spec import Entry, Spec
+from experiments.study.spec import SCALES, Entry, Spec
 from experiments.tasks.task import Data
 
 FIRST_TUNING_SEED = 1000  # apart from the seeds that are reported
@@ -99,7 +100,10 @@ class Loader:
         """
         request = flags.parse([*argv, "--seed", str(seed)])
         s = request.settings
-        key = s.task, repr(request.task_arguments), s.data_dir, s.validation
+        offered = {"seed": s.seed, "workers": s.workers}  # some tasks make data by them
+        own = factories.passed_arguments(TASK, request.task_factory, offered)
+        arguments = repr({**request.task_arguments, **own})
+        key = s.task, arguments, s.data_dir, s.validation
         plan = prepare(request, self._data.get(key))
         self._data[key] = plan.data
         return plan
@@ -117,7 +121,7 @@ def points(spec: Spec, loader: Loader) -> list[Point]:
         for value in spec.points(entry):
             swept, name = [], ""
             if value is not None and spec.sweep is not None:
-                swept = [f"--{spec.sweep.flag.replace('_', '-')}", value]
+                swept = as_words({spec.sweep.flag: value})
                 name = f"{spec.sweep.flag}={value}"
             here, base = _same_samples(spec, [*argv, *swept], loader, base)
             found.append(Point(entry, number, name, here))
@@ -137,9 +141,8 @@ def _same_samples(
     if s.steps == base.steps:  # else it is the steps that are swept
         steps = max(1, round(base.steps * base.batch_size / s.batch_size))
         argv = [*argv, "--steps", str(steps)]
-    if spec.scale_lr != "none":
-        power = {"linear": 1.0, "sqrt": 0.5}[spec.scale_lr]
-        rate = base.lr * (s.batch_size / base.batch_size) ** power
+    if SCALES[spec.scale_lr]:
+        rate = base.lr * (s.batch_size / base.batch_size) ** SCALES[spec.scale_lr]
         argv = [*argv, "--lr", f"{rate:.6g}"]
     loader.plan(argv, 0)
     return argv, base
@@ -151,7 +154,7 @@ def tuning_cells(spec: Spec, point: Point) -> Iterator[tuple[dict[str, str], Cel
     seeds = range(FIRST_TUNING_SEED, FIRST_TUNING_SEED + spec.tune_seeds)
     for trial in trials:
         words = [*as_words(trial), "--validation", f"{spec.share:g}"]
-        name = ",".join(f"{flag}={value}" for flag, value in trial.items())
+        name = _named(trial)
         folder = Path("tuning") / point.folder() / name
         argv = [*point.argv, *words]
         yield trial, Cell(point.entry.label, point.name, argv, folder, seeds, name)
@@ -160,14 +163,23 @@ def tuning_cells(spec: Spec, point: Point) -> Iterator[tuple[dict[str, str], Cel
 def final_cell(point: Point, tuned: dict[str, str], seeds: range) -> Cell:
     """The runs that are reported."""
     argv = [*point.argv, *as_words(tuned)]
-    folder = Path("runs") / point.folder()
+    folder = Path("runs") / point.folder() / _named(tuned)
     return Cell(point.entry.label, point.name, argv, folder, seeds)
+
+
+def _named(values: dict[str, str]) -> str:
+    """Values by flag as a folder's name; "" for none."""
+    return ",".join(f"{flag}={value}" for flag, value in values.items())
 
 
 def as_words(values: dict[str, str]) -> list[str]:
     """Values by flag as a command line has them."""
-    pairs = [(f"--{flag.replace('_', '-')}", value) for flag, value in values.items()]
-    return [word for pair in pairs for word in pair]
+    words = []
+    for flag, value in values.items():
+        name = flag.replace("_", "-")
+        switch = {"true": f"--{name}", "false": f"--no-{name}"}.get(value.lower())
+        words += [f"--{name}", value] if switch is None else [switch]
+    return words
 
 
 def slug(number: int, label: str) -> str:

@@ -5,7 +5,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from experiments.study import spec
+from experiments.study import ranges, spec
 from experiments.study.results import Paper
 from syncalgos import checks
 
@@ -24,11 +24,20 @@ class Preset(NamedTuple):
     words: list[str]
 
     def under(self, argv: list[str]) -> list[str]:
-        """A command line with the preset's flags, but for those that it gives."""
-        given = {spec.parameter(group[0]) for group in spec.groups_of_flags(argv)}
+        """A command line with the preset's flags, but for what it says otherwise."""
+        given = set().union(*map(_sets, spec.groups_of_flags(argv)))
+        if "batch_size" in given:
+            given |= {"worker_batch"}
         mine = spec.groups_of_flags(self.words)
-        kept = [group for group in mine if spec.parameter(group[0]) not in given]
+        kept = [group for group in mine if not given & _sets(group)]
         return [*chain.from_iterable(kept), *argv]
+
+
+def _sets(group: spec.Words) -> set[str]:
+    """What a flag decides: its parameter, and that of which it gives the values."""
+    flag, _, value = " ".join(group).replace(" ", "=", 1).partition("=")
+    varied = {ranges.values(flag, value).flag} if flag in ("--tune", "--sweep") else ()
+    return {spec.parameter(flag), *varied}
 
 
 def names() -> list[str]:

@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
+from experiments.study import amounts
+
 
 class StudyProgress:
     """Runs done, and the time left by those done so far: a `screen.Report` of each run.
@@ -65,15 +67,7 @@ class StudyProgress:
         if made < 0.2 or missing <= 0:
             return ""
         seconds = (time.perf_counter() - self.started) / made * missing
-        return f"about {duration(seconds)} left"
-
-
-def duration(seconds: float) -> str:
-    """Seconds as a person says them."""
-    if seconds < 100:
-        return f"{seconds:.0f} s"
-    minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 100 else f"{seconds / 3600:.1f} h"
+        return f"about {amounts.duration(round(seconds))} left"
 
 
 @contextmanager

@@ -1,6 +1,7 @@
 """Values of a flag: those of a sweep, and those to tune over."""
 
 import math
+import re
 from typing import NamedTuple
 
 from experiments.errors import BadRequest
@@ -47,13 +48,24 @@ def values(flag: str, text: str) -> Range:
             f"{flag} {text!r}: needs a flag and its values, such as lr=0.01:1:log:7 or "
             "period=4,16,64"
         )
-    if ":" in listed:
+    if re.search(r"^[\s+\-.\deE]+:|:(log|linear):", listed):  # not dirichlet:0.1
         bounds, count = _bounds(flag, text, listed)
-        return Range(name, spaced(*bounds, count), bounds)
+        found = spaced(*bounds, count)
+        if len(found) < count:
+            raise BadRequest(f"{flag} {text!r}: there are not {count} such values")
+        return Range(name, found, bounds)
     found = tuple(value.strip() for value in listed.split(","))
-    if not all(found) or len(set(found)) < len(found):
+    if not all(found) or len(set(map(_value, found))) < len(found):
         raise BadRequest(f"{flag} {text!r}: values must differ, and none be empty")
     return Range(name, found)
+
+
+def _value(text: str) -> float | str:
+    """What tells two values apart: 0.1 and 0.10 are one."""
+    try:
+        return float(text)
+    except ValueError:
+        return text
 
 
 def _bounds(flag: str, text: str, listed: str) -> tuple[tuple[float, float, bool], int]:
@@ -76,8 +88,16 @@ def _bounds(flag: str, text: str, listed: str) -> tuple[tuple[float, float, bool
 
 
 def spaced(low: float, high: float, logarithmic: bool, count: int) -> Words:
-    """Evenly spaced values with three digits, both ends among them."""
-    if logarithmic:
-        low, high = math.log(low), math.log(high)
-    steps = [low + (high - low) * i / (count - 1) for i in range(count)]
-    return tuple(f"{math.exp(x) if logarithmic else x:.3g}" for x in steps)
+    """Evenly spaced values, of three digits or as many as tell them apart.
+
+    Between whole numbers they are whole, and fewer than asked for where some would be
+    the same.
+    """
+    whole = low == int(low) and high == int(high)
+    ends = (math.log(low), math.log(high)) if logarithmic else (low, high)
+    steps = [ends[0] + (ends[1] - ends[0]) * i / (count - 1) for i in range(count)]
+    found = [math.exp(x) if logarithmic else x for x in steps]
+    if whole:
+        return tuple(dict.fromkeys(f"{x:.0f}" for x in found))
+    writings = (tuple(f"{x:.{digits}g}" for x in found) for digits in range(3, 17))
+    return next((w for w in writings if len(set(w)) == count), ())

@@ -1,23 +1,16 @@
 """The command line of a study."""
 
 import argparse
-import typing
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from experiments import flags
-from experiments.errors import BadRequest
 from experiments.factories import number, whole
 from experiments.flags import DEFAULT_TASK
 
 PROGRAM = "python -m experiments.compare"
 DEFAULT_ALGOS = "sync_sgd,model_averaging,bmuf"
 DEFAULT_SEEDS = 3
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> typing.NoReturn:
-        raise BadRequest(message)
 
 
 # flag, options of add_argument
@@ -113,7 +106,7 @@ OWN: list[tuple[str, dict[str, Any]]] = [
         {
             "metavar": "X",
             "type": number,
-            "help": "of time to target (default: near the best that was reached)",
+            "help": "of time to target, such as 0.95 (default: near the best reached)",
         },
     ),
     (
@@ -176,7 +169,7 @@ def read(argv: list[str]) -> Asked:
 
 def parser() -> argparse.ArgumentParser:
     """The parser of a study's own flags."""
-    made = _Parser(
+    made = flags.Parser(
         prog=PROGRAM,
         allow_abbrev=False,
         description="Compare algorithms on the same batches, over several seeds.",

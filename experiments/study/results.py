@@ -32,6 +32,12 @@ ACCURACY = Measure("test_accuracy", "test accuracy", True, 100.0, "%", "points")
 LOSS = Measure("test_loss", "test loss", False)
 
 
+def is_fine(summary: dict[str, Any]) -> bool:
+    """Whether a run counts: its losses were finite, the last held-out figures too."""
+    kept = (k for k in summary if k.startswith("test_") and k != ACCURACY.key)
+    return not summary["diverged"] and all(summary[k] is not None for k in kept)
+
+
 def measure(key: str | None, summaries: Sequence[dict[str, Any]]) -> Measure:
     """What to compare by.
 
@@ -43,14 +49,16 @@ def measure(key: str | None, summaries: Sequence[dict[str, Any]]) -> Measure:
     Raises:
         ValueError: the runs have no such figure.
     """
-    figures = [summary.items() for summary in summaries if not summary["diverged"]]
+    figures = [summary.items() for summary in summaries if is_fine(summary)]
     known = {k for k, x in chain.from_iterable(figures) if x is not None}
     if key is None:
         return ACCURACY if ACCURACY.key in known else LOSS
     if figures:  # else there is nothing to compare
         from syncalgos import checks  # imports jax, which a report need not
 
-        checks.one_of("--measure", key, sorted(k for k in known if "test_" in k))
+        checks.one_of(
+            "--measure", key, sorted(k for k in known if k.startswith("test_"))
+        )
     by_key = {ACCURACY.key: ACCURACY, LOSS.key: LOSS}
     return by_key.get(key) or Measure(key, key.replace("_", " "), False)
 

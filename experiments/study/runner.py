@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable
 from itertools import chain
 from pathlib import Path
+from typing import NamedTuple
 
 import jax
 
@@ -29,9 +30,40 @@ class _Stop(Exception):
     """The user asked to stop."""
 
 
+class Planned(NamedTuple):
+    """The runs that there are to make.
+
+    Attributes:
+        spec: of the study.
+        seeds: of the runs that are reported.
+        points: the algorithms, at every value of the sweep.
+        tried: for each point, the runs that tune it.
+        loader: of plans.
+    """
+
+    spec: Spec
+    seeds: range
+    points: list[Point]
+    tried: list[list[Cell]]
+    loader: Loader
+
+
+def planned(spec: Spec, seeds: range) -> Planned:
+    """Checks every run that may come, and writes nothing.
+
+    Raises:
+        BadRequest: settings that a run cannot have.
+    """
+    loader = Loader()
+    found = points(spec, loader)
+    tried = [[cell for _, cell in tuning_cells(spec, point)] for point in found]
+    for cell in chain.from_iterable(tried):
+        loader.plan(cell.argv, cell.seeds[0])
+    return Planned(spec, seeds, found, tried, loader)
+
+
 def make_runs(
-    spec: Spec,
-    seeds: range,
+    plan: Planned,
     out: Path,
     measure_key: str | None,
     asked_to_stop: Callable[[], bool],
@@ -39,47 +71,49 @@ def make_runs(
     """Makes all runs that are not there, and returns those to report, by point.
 
     Args:
-        spec: which runs there are.
-        seeds: of those that are reported.
+        plan: which runs there are.
         out: the study's folder.
         measure_key: by what to tune; None takes the accuracy, where there is one.
         asked_to_stop: looked at after each dispatch; what is done stays, the run under
             way is made again next time, and None is returned.
 
     Raises:
-        BadRequest: settings that a run cannot have, before any is made.
+        ValueError: the runs have no such measure.
         OSError: what cannot be written; runs that are done stay.
     """
-    loader = Loader()
-    found = points(spec, loader)
-    tried = [[below(cell, out) for _, cell in tuning_cells(spec, p)] for p in found]
-    for cell in chain.from_iterable(tried):
-        loader.plan(cell.argv, cell.seeds[0])  # refused now, not in an hour
-    untuned = [below(final_cell(point, {}, seeds), out) for point in found]
-    cells = [*chain.from_iterable(tried), *untuned]
-    total = sum(len(cell.seeds) for cell in cells)
-    missing = sum(len(cell.missing()) for cell in cells)
+    tried = [[below(cell, out) for cell in cells] for cells in plan.tried]
+
+    def final(number: int) -> Cell:
+        point, best = plan.points[number], {}
+        if plan.tried[number]:
+            results = tuning.trials(plan.spec, point, out)
+            summaries = [s for _, found in results for s in found]
+            best = tuning.chosen(results, measure(measure_key, summaries))
+        return below(final_cell(point, best, plan.seeds), out)
+
+    total = sum(len(cell.seeds) for cell in chain.from_iterable(tried))
+    missing = sum(len(cell.missing()) for cell in chain.from_iterable(tried))
+    for number, cells in enumerate(tried):
+        total += len(plan.seeds)
+        tuned = not any(cell.missing() for cell in cells)
+        missing += len(final(number).missing() if tuned else plan.seeds)
+    made = []
     with progress(total, total - missing) as bar:
         if missing < total:
             bar.say(f"{total - missing} of {total} runs are there already")
         try:
             for cell in chain.from_iterable(tried):
-                _make(cell, loader, bar, asked_to_stop)
-            final = []
-            for point, cells in zip(found, tried, strict=True):
-                best = {}
-                if cells:
-                    results = tuning.trials(spec, point, out)
-                    summaries = [s for _, found in results for s in found]
-                    best = tuning.chosen(results, measure(measure_key, summaries))
-                cell = below(final_cell(point, best, seeds), out)
-                _make(cell, loader, bar, asked_to_stop)
+                _make(cell, plan.loader, bar, asked_to_stop)
                 measure(measure_key, cell.summaries())  # refused now, not in an hour
-                final.append((point, cell))
+            for number, point in enumerate(plan.points):
+                cell = final(number)
+                _make(cell, plan.loader, bar, asked_to_stop)
+                measure(measure_key, cell.summaries())
+                made.append((point, cell))
         except _Stop:
             bar.say(f"stopped after {bar.done} of {total} runs")
             return None
-    return final
+    return made
 
 
 def _make(

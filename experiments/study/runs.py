@@ -1,13 +1,14 @@
 """The runs of a study, as their files say."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from experiments import records
 from experiments.factories import literal
 from experiments.study.cells import Cell, Point
 from experiments.study.network import Sends, from_json
-from experiments.study.results import Measure
+from experiments.study.results import Measure, is_fine
 
 Lines = list[dict[str, Any]]
 
@@ -32,7 +33,7 @@ class Runs(NamedTuple):
     @property
     def fine(self) -> dict[int, dict[str, Any]]:
         """The summaries of runs that did not diverge."""
-        return {s: x for s, x in self.summaries.items() if not x["diverged"]}
+        return {s: x for s, x in self.summaries.items() if is_fine(x)}
 
     @property
     def diverged(self) -> int:
@@ -67,11 +68,11 @@ def read(point: Point, cell: Cell) -> Runs:
     return Runs(point, cell, first, summaries, {s: cell.lines(s) for s in cell.seeds})
 
 
-def named_lines(runs: list[Runs]) -> Iterator[tuple[str, Lines]]:
-    """Each run's name and its lines of metrics.jsonl."""
+def named_lines(runs: list[Runs], out: Path) -> Iterator[tuple[str, Lines]]:
+    """Each run's name, which is its folder's in the study, and its lines."""
     for r in runs:
         for seed, lines in r.lines.items():
-            yield str(r.cell.run(seed).relative_to(r.cell.folder.parents[1])), lines
+            yield str(r.cell.run(seed).relative_to(out / "runs")), lines
 
 
 def study_lines(runs: list[Runs]) -> Iterator[dict[str, Any]]:

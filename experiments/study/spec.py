@@ -4,14 +4,15 @@ import math
 import re
 import shlex
 from collections.abc import Iterator, Sequence
-from itertools import product
+from itertools import chain, product
 from typing import Any, NamedTuple
 
 from experiments import factories, flags
 from experiments.errors import BadRequest
 from experiments.factories import ALGORITHM, TASK, Kind
+from experiments.study import request
 from experiments.study.ranges import Range, Words
-from syncalgos import checks
+from syncalgos import ALGORITHMS, checks
 
 
 class Entry(NamedTuple):
@@ -39,15 +40,15 @@ def entries(text: str) -> list[Entry]:
         BadRequest: none, or two of one label.
     """
     lexer = shlex.shlex(text, posix=True, punctuation_chars=",")
-    lexer.whitespace_split = True
+    lexer.whitespace_split, lexer.commenters = True, ""
     try:
         tokens = list(lexer)
     except ValueError as error:
         raise BadRequest(f"--algos {text!r}: {error}") from None
     groups: list[list[str]] = [[]]
     for token in tokens:
-        if token == ",":
-            groups.append([])
+        if set(token) == {","}:
+            groups += [[] for _ in token]
         else:
             groups[-1].append(token)
     found = [_entry(text, words) for words in groups]
@@ -63,10 +64,15 @@ def _entry(text: str, words: Sequence[str]) -> Entry:
             f"--algos {text!r}: every algorithm needs a name, as in "
             "sync_sgd,bmuf --nesterov"
         )
+    if "-h" in words:
+        raise BadRequest(f"--algos {text!r}: see {TAKEN['help']}")
     label, equals, name = words[0].rpartition("=")
     own = tuple(flags.with_dashes(word) for word in words[1:])
-    if equals and not label:
-        raise BadRequest(f"--algos {text!r}: {words[0]!r} has no label before =")
+    if not name or (equals and not label):
+        raise BadRequest(
+            f"--algos {text!r}: {words[0]!r} must be a label, = and a name, without "
+            "spaces around ="
+        )
     return Entry(label or " ".join([name, *own]), name, own)
 
 
@@ -97,10 +103,22 @@ def own_parameters(kind: Kind, name: str) -> set[str]:
 
 def common() -> set[str]:
     """The flags of every run that a study may set."""
-    return {flag.replace("-", "_") for flag, *_ in flags.COMMON} - TAKEN
+    return {flag.replace("-", "_") for flag, *_ in flags.COMMON} - TAKEN.keys()
 
 
-TAKEN = {"seed", "out", "export"}  # a study sets them itself
+SCALES = {"none": 0.0, "linear": 1.0, "sqrt": 0.5}  # powers of the batch, of a rate
+
+TAKEN = {  # flags of single runs that a study sets itself, and what to say instead
+    "algo": "--algos",
+    "displacements": "nothing: it is always on",
+    "help": "experiments.run --algo NAME --help",
+    "export": "experiments.run --export with the report's command",
+    "out": "--out of the study, outside of --algos",
+    "overwrite": "--overwrite of the study, outside of --algos",
+    "seed": "--seeds",
+    "task": "--task of the study, outside of --algos",
+    "validation": "--tune-share",
+}
 
 
 class Spec(NamedTuple):
@@ -167,28 +185,44 @@ class Spec(NamedTuple):
 
 
 def check(spec: Spec) -> None:
-    """Raises a BadRequest for a flag that means nothing to any of the algorithms."""
+    """Raises a BadRequest for flags that mean nothing here, or two things at once."""
     for entry in spec.entries:
         flags.find(ALGORITHM, entry.algo)
     flags.find(TASK, spec.task)
     ranges = [*spec.tune, *([spec.sweep] if spec.sweep else [])]
+    varied = [r.flag for r in ranges]
     given = [parameter(group[0]) for group in spec.words]
-    wanted: list[tuple[str, str]] = [(name, "--" + name) for name in given]
-    wanted += [(r.flag, r.flag) for r in ranges]
-    for name, shown in wanted:
+    for name in (*given, *varied, *_of_entries(spec)):
         if name in TAKEN:
-            raise BadRequest(
-                f"{shown.replace('_', '-')} belongs to single runs: a study has "
-                "--seeds, and --out for its folder"
-            )
+            flag = name.replace("_", "-")
+            raise BadRequest(f"--{flag} is for single runs: say {TAKEN[name]}")
+    for name in (*given, *varied):
         if not any(spec.applies(entry, name) for entry in spec.entries):
-            _refuse_unknown(spec, name, shown)
+            _refuse_unknown(spec, name)
     for each in spec.tune:
         for value in each.values:
             _check_number(each.flag, value)
-    twice = [r.flag for r in ranges]
-    if (flag := next((x for x in twice if twice.count(x) > 1), None)) is not None:
-        raise BadRequest(f"{flag} can be swept or tuned once only")
+    _check_conflicts(spec, varied, {*given, *_of_entries(spec)})
+
+
+def _of_entries(spec: Spec) -> list[str]:
+    """The flags that algorithms have of their own in --algos."""
+    groups = (groups_of_flags(entry.words) for entry in spec.entries)
+    return [parameter(group[0]) for group in chain.from_iterable(groups)]
+
+
+def _check_conflicts(spec: Spec, varied: list[str], given: set[str]) -> None:
+    """Raises a BadRequest where one of two wishes would be lost in silence."""
+    for name in varied:
+        flag = name.replace("_", "-")
+        if varied.count(name) > 1:
+            raise BadRequest(f"--{flag} can be swept or tuned once only")
+        if name in given:
+            raise BadRequest(f"--{flag} is given, and swept or tuned: say one of both")
+    if spec.worker_batch is not None and "batch_size" in {*varied, *given}:
+        raise BadRequest("--worker-batch and --batch-size both set the batch: say one")
+    if SCALES[spec.scale_lr] and (spec.sweep is None or "lr" in varied):
+        raise BadRequest("--scale-lr follows the batch of a --sweep of another flag")
 
 
 def _check_number(flag: str, value: str) -> None:
@@ -201,20 +235,17 @@ def _check_number(flag: str, value: str) -> None:
         ) from None
 
 
-def _refuse_unknown(spec: Spec, name: str, shown: str) -> None:
-    if not shown.startswith("--"):
-        known = common().union(
-            *(own_parameters(ALGORITHM, e.algo) for e in spec.entries),
-            own_parameters(TASK, spec.task),
-        )
-        raise BadRequest(
-            f"{shown!r} is a flag of none of "
-            f"{', '.join(e.algo for e in spec.entries)}{checks.nearest(name, known)}"
-        )
-    group = next(g for g in spec.words if parameter(g[0]) == name)
-    first = spec.entries[0]
-    flags.parse(["--algo", first.algo, "--task", spec.task, *group])  # it says why
-    raise BadRequest(f"unknown flag {group[0]!r}")
+def _refuse_unknown(spec: Spec, name: str) -> None:
+    owners = [a for a in ALGORITHMS if name in own_parameters(ALGORITHM, a)]
+    known = common().union(
+        *(own_parameters(ALGORITHM, e.algo) for e in spec.entries),
+        own_parameters(TASK, spec.task),
+        (flag for flag, _ in request.OWN),
+    )
+    flag, algos = name.replace("_", "-"), dict.fromkeys(e.algo for e in spec.entries)
+    hint = checks.nearest(f"--{flag}", [f"--{x.replace('_', '-')}" for x in known])
+    hint = f": it belongs to {', '.join(owners)}" if owners else hint
+    raise BadRequest(f"'--{flag}' is a flag of none of {', '.join(algos)}{hint}")
 
 
 def settings(spec: Spec) -> dict[str, Any]:
@@ -222,7 +253,7 @@ def settings(spec: Spec) -> dict[str, Any]:
     return {
         "entries": [[e.label, e.algo, list(e.words)] for e in spec.entries],
         "task": spec.task,
-        "words": sorted([list(group) for group in spec.words]),
+        "words": sorted((list(g) for g in spec.words), key=lambda words: words[0]),
         "sweep": spec.sweep and [spec.sweep.flag, *spec.sweep.values],
         "tune": [[r.flag, *r.values] for r in spec.tune],
         "worker_batch": spec.worker_batch,

@@ -11,8 +11,8 @@ import numpy as np
 
 MIN_SEEDS = 5  # pairs; of fewer a bootstrap has too few different resamples
 RESAMPLES = 9999
-ROUNDING = 1e-12  # differences that vary less than this part of the figures are equal
-EQUAL = "exactly equal"
+ROUNDING = 1e-6  # of the figures, which are float32 means: less is no difference
+EQUAL = "equal"
 
 
 class Spread(NamedTuple):
@@ -98,10 +98,13 @@ def paired(
         return None
     differences = sorted(values[seed] - baseline[seed] for seed in seeds)
     mean, deviation, count = spread(differences)
+    largest = max(max(abs(values[s]), abs(baseline[s])) for s in seeds)
+    if max(map(abs, differences)) <= ROUNDING * largest:
+        differences = [0.0 for _ in differences]
+        mean, deviation, count = spread(differences)
     low = high = None
     if count >= MIN_SEEDS:
         low = high = mean
-        largest = max(max(abs(values[s]), abs(baseline[s])) for s in seeds)
         if differences[-1] - differences[0] > ROUNDING * largest:
             low, high = _bootstrap(differences, mean, confidence)
     same_sign = len(set(np.sign(differences))) == 1

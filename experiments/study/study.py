@@ -4,6 +4,7 @@ import hashlib
 import json
 import shlex
 import shutil
+import sys
 from argparse import Namespace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,12 +26,11 @@ from experiments.study import (
 )
 from experiments.study.network import Network
 from experiments.study.request import Asked
-from experiments.study.runner import make_runs
+from experiments.study.runner import make_runs, planned
 from experiments.study.spec import Spec
 from syncalgos import checks
 
 NAME = "study.json"
-SCALES = ("none", "linear", "sqrt")
 
 
 class Study(NamedTuple):
@@ -65,16 +65,9 @@ def run(asked: Asked, argv: list[str], asked_to_stop: exits.Stopped) -> int | No
     try:
         study = _study(asked, argv)
         _check_folder(study)
-    except ValueError as error:
-        raise BadRequest(str(error)) from error
-    try:
+        plan = planned(study.spec, study.seeds)
         _open_folder(study)
-        try:
-            final = make_runs(
-                study.spec, study.seeds, study.out, study.own.measure, asked_to_stop
-            )
-        except ValueError as error:
-            raise BadRequest(str(error)) from error
+        final = make_runs(plan, study.out, study.own.measure, asked_to_stop)
         if final is None:
             return None
         command = shlex.join([*request.PROGRAM.split(), *argv])
@@ -83,11 +76,16 @@ def run(asked: Asked, argv: list[str], asked_to_stop: exits.Stopped) -> int | No
         records.write_lines(study.out / "metrics.jsonl", runs.study_lines(made))
         write.write(found, study.out)
         if study.own.tensorboard:
-            events.write_events(study.out / "tensorboard", runs.named_lines(made))
+            events.write_events(
+                study.out / "tensorboard", runs.named_lines(made, study.out)
+            )
+    except ValueError as error:
+        raise BadRequest(str(error)) from error
     except OSError as error:  # a full disk, say: all that is done is kept
+        where = f"{error.filename}: " if error.filename else ""
         screen.say(
-            f"error: {error.filename or study.out}: {error.strerror}: make room, and "
-            "the same command goes on from there"
+            f"error: {where}{error.strerror or error}: what is done is kept, the same "
+            "command goes on from there"
         )
         return exits.TERMINATED
     screen.show(about.summary(found, study.out))
@@ -108,10 +106,10 @@ def _study(asked: Asked, argv: list[str]) -> Study:
     checks.whole("--seeds", own.seeds, least=1)
     checks.whole("--tune-seeds", own.tune_seeds, least=1)
     checks.real("--tune-share", own.tune_share, above=0, below=1)
-    checks.one_of("--scale-lr", own.scale_lr, SCALES)
+    checks.one_of("--scale-lr", own.scale_lr, spec.SCALES)
     for flag in ("worker_batch", "step_time", "target"):
-        if (value := getattr(own, flag)) is not None and not value > 0:
-            raise ValueError(f"--{flag.replace('_', '-')} must be above 0, got {value}")
+        if (value := getattr(own, flag)) is not None:
+            checks.real(f"--{flag.replace('_', '-')}", value, above=0)
     if own.tensorboard:
         events.check()
     decided = Spec(
@@ -129,6 +127,7 @@ def _study(asked: Asked, argv: list[str]) -> Study:
     if own.baseline is not None:
         checks.one_of("--baseline", own.baseline, [e.label for e in decided.entries])
     networks = [network.parse(text) for text in own.network or network.PRESETS]
+    networks = list(dict.fromkeys(networks))
     out = own.out or _default_out(decided)
     return Study(decided, range(own.seeds), networks, own, preset, out)
 
@@ -174,8 +173,21 @@ def _changed(there: dict[str, Any], study: Study, key: str) -> str:
 
 def _identity(study: Study) -> dict[str, Any]:
     """What must not differ in a folder; more seeds may be asked for later."""
-    content = {"settings": spec.settings(study.spec), "versions": versions()}
+    content = {
+        "settings": spec.settings(study.spec),
+        "versions": {**versions(), **_own_code(study.spec)},
+    }
     return json.loads(json.dumps(content))
+
+
+def _own_code(decided: Spec) -> dict[str, str]:
+    """The SHA-256 of the user's own modules: edited ones are another version."""
+    found = {}
+    for name in (decided.task, *(entry.algo for entry in decided.entries)):
+        module = name.partition(":")[0]
+        if ":" in name and (origin := sys.modules[module].__file__):
+            found[module] = hashlib.sha256(Path(origin).read_bytes()).hexdigest()
+    return found
 
 
 def _open_folder(study: Study) -> None:

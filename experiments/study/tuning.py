@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.study.cells import Point, below, tuning_cells
-from experiments.study.results import Measure, Tuning
+from experiments.study.results import Measure, Tuning, is_fine
 from experiments.study.spec import Spec
 
 Trials = list[tuple[dict[str, str], list[dict[str, Any]]]]  # values, runs' summaries
@@ -25,7 +25,7 @@ def chosen(tried: Trials, measure: Measure) -> dict[str, str]:
 
 def _rank(summaries: list[dict[str, Any]], measure: Measure) -> tuple[float, ...]:
     """Higher is better: none diverged, then the measure, then the loss."""
-    diverged = sum(s["diverged"] for s in summaries)
+    diverged = sum(not is_fine(s) for s in summaries)
     if diverged:
         return (-diverged,)
     sign = 1 if measure.higher_is_better else -1
@@ -49,7 +49,7 @@ def report(spec: Spec, point: Point, tried: Trials, measure: Measure) -> list[Tu
         for value in values:
             having = [t for t in tried if t[0][each.flag] == value]
             summaries = max((t[1] for t in having), key=lambda s: _rank(s, measure))
-            fine = not any(s["diverged"] for s in summaries)
+            fine = all(map(is_fine, summaries))
             scores.append(_mean(summaries, measure.key) if fine else None)
         value = best[each.flag]
         found.append(
@@ -60,7 +60,7 @@ def report(spec: Spec, point: Point, tried: Trials, measure: Measure) -> list[Tu
                 values=[float(value) for value in values],
                 scores=scores,
                 chosen=float(value),
-                at_edge=value in (values[0], values[-1]),
+                at_edge=len(values) > 1 and value in (values[0], values[-1]),
             )
         )
     return found

@@ -1,6 +1,5 @@
 """A report's files: report.html, table.md, table.csv, figures/NAME.svg and .png."""
 
-import importlib.util
 import io
 from pathlib import Path
 
@@ -10,15 +9,6 @@ from experiments.study.results import Report
 from experiments.study.tables import csv, markdown
 
 DPI = 180  # 850 pixels wide
-
-
-def check() -> None:
-    """Raises a ValueError if the figures could not be drawn."""
-    if importlib.util.find_spec("matplotlib") is None:
-        raise ValueError(
-            "the report's figures need matplotlib, which is not installed: "
-            "pip install 'syncalgos[experiments]'"
-        )
 
 
 def write(report: Report, out: Path) -> None:
