@@ -109,27 +109,12 @@ def _prepare(request: Request, data: Data | None) -> Plan:
         export.check(settings.export, settings.overwrite)
     task = _make_task(request)
     _fill_in(settings, task)
-    schedule = optimizers.schedule(
-        settings.schedule, settings.lr, settings.steps, settings.warmup_steps
-    )
-    optimizer = optimizers.make(
-        settings.optimizer,
-        schedule,
-        settings.momentum,
-        settings.weight_decay,
-        settings.clip_norm,
-    )
+    schedule, optimizer = _inner(settings)
     arguments = embedding_tables.with_row_sparse(request, settings, task)
     strategy = _make_strategy(request, arguments, schedule, optimizer)
     algorithm = embedding_tables.of_rest(strategy, task)
     strategy = embedding_tables.beside_shared(algorithm, settings, task)
-    if settings.opt_state_at_sync != "keep":
-        strategy = at_syncs(
-            strategy, bounds.AT_SYNC[settings.opt_state_at_sync](optimizer)
-        )
-    if settings.sync_until:
-        n = settings.sync_until
-        strategy = chain(until(n, sync_sgd()), after(n, strategy))
+    strategy = _composed(strategy, settings, optimizer)
     train_loss, eval_loss = losses(task)
 
     def trainer_of(strategy: Strategy) -> DataParallel:
@@ -164,14 +149,39 @@ def _prepare(request: Request, data: Data | None) -> Plan:
         trainer_of=trainer_of,
         trainer=trainer,
         shards=loading.shards(settings, data),
-        seeded=any(
-            "seed" in factories.passed_arguments(kind, factory, {"seed": 0})
-            for kind, factory in (
-                (ALGORITHM, request.factory),
-                (TASK, request.task_factory),
-            )
-        ),
+        seeded=_asks_for_seed(request),
     )
+
+
+def _inner(
+    s: Namespace,
+) -> tuple[optimizers.Schedule, optax.GradientTransformation]:
+    """The learning rate's schedule, and the inner optimizer that follows it."""
+    schedule = optimizers.schedule(s.schedule, s.lr, s.steps, s.warmup_steps)
+    optimizer = optimizers.make(
+        s.optimizer, schedule, s.momentum, s.weight_decay, s.clip_norm
+    )
+    return schedule, optimizer
+
+
+def _composed(
+    strategy: Strategy, s: Namespace, optimizer: optax.GradientTransformation
+) -> Strategy:
+    """With what the common flags add: the optimizer's state, a synchronous start."""
+    if s.opt_state_at_sync != "keep":
+        strategy = at_syncs(strategy, bounds.AT_SYNC[s.opt_state_at_sync](optimizer))
+    if s.sync_until:
+        n = s.sync_until
+        strategy = chain(until(n, sync_sgd()), after(n, strategy))
+    return strategy
+
+
+def _asks_for_seed(request: Request) -> bool:
+    asked = (
+        factories.passed_arguments(ALGORITHM, request.factory, {"seed": 0}),
+        factories.passed_arguments(TASK, request.task_factory, {"seed": 0}),
+    )
+    return any(asked)
 
 
 def _make_task(request: Request) -> Task:

@@ -262,7 +262,10 @@ def test_a_flag_applies_to_the_algorithms_that_take_it(flag, algos):
         (["--algos=bmfu"], ["bmfu", "did you mean 'bmuf'"]),
         (["--task=digit"], ["digit", "did you mean 'digits'"]),
         (["--lrr", "0.1"], ["'--lrr'", "'--lr'"]),
-        (["--algos=sync_sgd", "--period", "4"], ["none of sync_sgd", "belongs to", "bmuf"]),
+        (
+            ["--algos=sync_sgd", "--period", "4"],
+            ["none of sync_sgd", "belongs to", "bmuf"],
+        ),
         (["--seed", "3"], ["--seed", "--seeds"]),
         (["--export", "x"], ["--export", "single runs"]),
         (["--sweep", "seed=1,2"], ["seed", "--seeds"]),

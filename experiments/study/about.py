@@ -106,8 +106,8 @@ def remarks(
     budgets = {len(trials) for trials in tried}
     if len(budgets) > 1:
         found.append(
-            "Not all algorithms had as many trials: a list cannot be made finer for "
-            "one that lacks a flag; a range can."
+            "Not all algorithms had as many trials: lists and whole numbers cannot be "
+            "made finer for one that lacks a flag; other ranges can."
         )
     if study.spec.tune:
         names = ", --".join(each.flag.replace("_", "-") for each in study.spec.tune)

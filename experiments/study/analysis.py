@@ -20,7 +20,14 @@ from experiments.study.results import (
     measure,
 )
 from experiments.study.runs import Runs
-from experiments.study.statistics import band, clause, paired, spread, verdict
+from experiments.study.statistics import (
+    Difference,
+    band,
+    clause,
+    paired,
+    spread,
+    verdict,
+)
 
 if TYPE_CHECKING:
     from experiments.study.study import Study
@@ -48,8 +55,9 @@ def report(study: Study, runs: list[Runs], command: str) -> Report:
     baseline = study.own.baseline or study.spec.entries[0].label
     rows, sentences = [], []
     for r, curve in zip(runs, curves, strict=True):
-        row, sentence = _row(study, runs, r, curve, by, baseline, target, step_seconds)
-        rows.append(row)
+        difference, words, sentence = _compared(runs, r, by, baseline)
+        row = _row(study, r, curve, by, target)
+        rows.append(row._replace(difference=difference, verdict=words))
         sentences += [sentence] if sentence else []
     tried = [tuning.trials(study.spec, r.point, study.out) for r in runs]
     tuned = [
@@ -137,60 +145,56 @@ def _clock(
     )
 
 
+def _compared(
+    runs: list[Runs], r: Runs, by: Measure, baseline: str
+) -> tuple[Difference | None, str, str]:
+    """The difference to the baseline, as a clause, and as sentences ("" for none)."""
+    base = _counterpart(runs, r, baseline)
+    if base is r:
+        return None, "baseline", ""
+    if base is None:
+        return None, f"no {baseline} to compare to here", ""
+    difference = paired(r.final(by), base.final(by))
+    words = by.higher_is_better, by.scale, by.difference_unit
+    said = [verdict(r.name, base.name, difference, *words) + "."]
+    said += [about.diverged(each) for each in (r, base) if each.diverged]
+    return difference, clause(difference, *words), " ".join(said)
+
+
 def _row(
     study: Study,
-    runs: list[Runs],
     r: Runs,
     curve: Curve,
     by: Measure,
-    baseline: str,
     target: float | None,
-    step_seconds: float,
-) -> tuple[Row, str]:
-    """A line of the table, and a sentence about it."""
-    own, base = r.final(by), _counterpart(runs, r, baseline)
-    difference, sentence = None, ""
-    clause_ = "baseline" if base is r else f"no {baseline} to compare to here"
-    if base is not None and base is not r:
-        difference = paired(own, base.final(by))
-        words = by.higher_is_better, by.scale, by.difference_unit
-        clause_ = clause(difference, *words)
-        names = r.name, base.name
-        sentence = verdict(*names, difference, *words) + "."
-        for each in (r, base):
-            if each.diverged:
-                sentence += f" {about.diverged(each)}"
-    reached = _reached(curve, by, target) if r.fine else None
-    seconds = {}
-    for network in study.networks:
-        clock = _clock(study, r, network, step_seconds)
-        if clock is not None and len(clock):
-            seconds[network.name] = float(clock[-1])
-    tuned = {} if not study.spec.tune else _tuned(study, r)
-    s = r.any
+) -> Row:
+    """A line of the table, yet to be compared."""
+    s, own = r.any, list(r.final(by).values())
     losses = [x["test_loss"] for x in r.fine.values()]
-    row = Row(
+    reached = _reached(curve, by, target) if r.fine else None
+    clocks = curve.seconds if r.fine else {}
+    return Row(
         label=r.cell.label,
         point=r.cell.point,
         seeds=len(r.summaries),
         diverged=r.diverged,
-        measure=spread(list(own.values())) if own else None,
+        measure=spread(own) if own else None,
         loss=spread(losses) if losses else None,
-        difference=difference,
-        verdict=clause_,
+        difference=None,
+        verdict="",
         lr=s["lr"],
         effective_lr=s["effective_lr"],
-        tuned=tuned,
+        tuned=_tuned(study, r) if study.spec.tune else {},
         bytes_per_worker=s["bytes_per_worker"] if r.fine else None,
         syncs=s["syncs"] if r.fine else None,
-        seconds=seconds,
+        seconds={name: clock[-1] for name, clock in clocks.items()},
         to_target={
-            n: None if reached is None else x[reached] for n, x in curve.seconds.items()
+            name: None if reached is None else clock[reached]
+            for name, clock in clocks.items()
         },
         steps_to_target=None if reached is None else curve.steps[reached],
         command=r.cell.command(),
     )
-    return row, sentence
 
 
 def _tuned(study: Study, r: Runs) -> dict[str, Any]:

@@ -52,12 +52,20 @@ def values(flag: str, text: str) -> Range:
         bounds, count = _bounds(flag, text, listed)
         found = spaced(*bounds, count)
         if len(found) < count:
-            raise BadRequest(f"{flag} {text!r}: there are not {count} such values")
+            raise BadRequest(
+                f"{flag} {text!r}: there are not {count} such whole numbers; ends with "
+                "a point, such as 1.0, give others"
+            )
         return Range(name, found, bounds)
     found = tuple(value.strip() for value in listed.split(","))
     if not all(found) or len(set(map(_value, found))) < len(found):
         raise BadRequest(f"{flag} {text!r}: values must differ, and none be empty")
     return Range(name, found)
+
+
+def _number(text: str) -> float:
+    """An int where it is written as one."""
+    return int(text) if re.fullmatch(r"\s*[+-]?\d+\s*", text) else float(text)
 
 
 def _value(text: str) -> float | str:
@@ -72,7 +80,7 @@ def _bounds(flag: str, text: str, listed: str) -> tuple[tuple[float, float, bool
     parts = listed.split(":")
     form = f"{flag} {text!r}: a range is LOW:HIGH:log:COUNT or LOW:HIGH:linear:COUNT"
     try:
-        low, high, count = float(parts[0]), float(parts[1]), int(parts[3])
+        low, high, count = _number(parts[0]), _number(parts[1]), int(parts[3])
     except (IndexError, ValueError):
         raise BadRequest(form) from None
     if len(parts) != 4 or parts[2] not in ("log", "linear"):
@@ -90,10 +98,10 @@ def _bounds(flag: str, text: str, listed: str) -> tuple[tuple[float, float, bool
 def spaced(low: float, high: float, logarithmic: bool, count: int) -> Words:
     """Evenly spaced values, of three digits or as many as tell them apart.
 
-    Between whole numbers they are whole, and fewer than asked for where some would be
+    Between ints they are whole, and fewer than asked for where some would be
     the same.
     """
-    whole = low == int(low) and high == int(high)
+    whole = isinstance(low, int) and isinstance(high, int)
     ends = (math.log(low), math.log(high)) if logarithmic else (low, high)
     steps = [ends[0] + (ends[1] - ends[0]) * i / (count - 1) for i in range(count)]
     found = [math.exp(x) if logarithmic else x for x in steps]

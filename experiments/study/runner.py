@@ -158,7 +158,9 @@ def _sends(job: Ready) -> dict | None:
     """What each worker sends, step by step, and how late it may arrive."""
     if job.sent is None:
         return None
-    delay = network.delay_of(job.plan.settings.algo, job.plan.arguments)
+    s = job.plan.settings
+    waits = s.opt_state_at_sync == "average" or job.plan.task.kept == "shared"
+    delay = 0 if waits else network.delay_of(s.algo, job.plan.arguments)
     return {**network.to_json(network.sends(job.sent)), "delay": delay}
 
 
