@@ -125,6 +125,14 @@ def remarks(
             f"Each worker has examples of its own ({partition}): what it sees depends "
             "on the number of workers."
         )
+    batches: dict[str, set[int]] = {}
+    for r in runs:
+        batches.setdefault(r.cell.point, set()).add(r.config["settings"]["batch_size"])
+    if any(len(sizes) > 1 for sizes in batches.values()):
+        found.append(
+            "Global batches differ between algorithms: they see examples in the same "
+            "order, cut into other batches."
+        )
     if by not in (ACCURACY, LOSS):
         found.append(f"Of {by.name}, less is taken to be better.")
     return found + _remarks_on_figures(study, runs)
