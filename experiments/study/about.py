@@ -178,13 +178,10 @@ def _cells(row: Row, report: Report) -> tuple[str, ...]:
     figure = amounts.spread(row.measure, by)
     if row.diverged:
         figure += f" ({row.diverged} of {row.seeds} diverged)"
-    sent = "not counted"
-    if row.bytes_per_worker is not None:
-        sent = screen.size(row.bytes_per_worker)
     return (
         " ".join(x for x in (row.label, row.point) if x),
         figure,
         row.verdict,
-        sent,
+        amounts.sent(row),
         f"{screen.rate(row.lr)} -> {screen.rate(row.effective_lr)}",
     )

@@ -3,6 +3,7 @@
 import math
 from typing import Any
 
+from experiments.screen import size
 from experiments.study.results import Measure, Report, Row
 from experiments.study.statistics import Spread
 
@@ -39,6 +40,13 @@ def seeds(row: Row) -> str:
     """How many there are, and how many diverged."""
     text = f"{row.seeds} seed{'' if row.seeds == 1 else 's'}"
     return f"{text}, {row.diverged} diverged" if row.diverged else text
+
+
+def sent(row: Row) -> str:
+    """What each worker sent."""
+    if row.bytes_per_worker is None:
+        return MISSING if row.measure is None else "not counted"
+    return size(row.bytes_per_worker)
 
 
 def duration(seconds: float | None) -> str:
@@ -80,9 +88,9 @@ def number(x: Any) -> str:
 def speed(bytes_per_second: float) -> str:
     """A bandwidth in bits: 10 Gbit/s."""
     bits = 8 * bytes_per_second
-    for unit, size in (("Tbit/s", 1e12), ("Gbit/s", 1e9), ("Mbit/s", 1e6)):
-        if bits >= size:
-            return f"{three_digits(bits / size)} {unit}"
+    for unit, unit_size in (("Tbit/s", 1e12), ("Gbit/s", 1e9), ("Mbit/s", 1e6)):
+        if bits >= unit_size:
+            return f"{three_digits(bits / unit_size)} {unit}"
     return f"{three_digits(bits / 1e3)} kbit/s"
 
 

@@ -140,7 +140,7 @@ def swept(report: Report, look: dict[str, Look]) -> Drawing:
     at = dict(zip(points, values, strict=True))
     rows = [row for row in report.rows if row.measure and known(row.measure.mean)]
     labels = {row.label for row in rows}
-    title = sentence(with_unit(measure.name, measure)) + f" by {report.sweep}"
+    title = sentence(titled(measure.name, measure)) + f" by {report.sweep}"
     keys = keys_of(report, look, labels)
     figure, (axes,) = canvas(title, keys, [""], 200, report.sweep)
     width = 0.02 * (max(values) - min(values))
@@ -212,7 +212,7 @@ def tuned(report: Report, flag: str, look: dict[str, Look]) -> Drawing:
     points = list(dict.fromkeys(tuning.point for tuning in tunings))
     keys = {x: y for x, y in look.items() if any(t.label == x for t in tunings)}
     name = measure.name.removeprefix("test ")
-    title = f"{sentence(with_unit(name, measure))} on validation data by {flag}"
+    title = f"{sentence(titled(name, measure))} on validation data by {flag}"
     above = [panel_text(point, points, report.sweep) for point in points]
     values = [x for tuning in tunings for x in tuning.values]
     log = min(values) > 0 and ("lr" in flag or max(values) > 10 * min(values))
@@ -231,7 +231,7 @@ def tuned(report: Report, flag: str, look: dict[str, Look]) -> Drawing:
     )
 
 
-def with_unit(name: str, measure: Measure) -> str:
+def titled(name: str, measure: Measure) -> str:
     """A name and its unit."""
     return f"{name} ({measure.unit})" if measure.unit else name
 

@@ -4,7 +4,7 @@ import math
 import re
 from html import escape
 
-from experiments.screen import rate, size
+from experiments.screen import rate
 from experiments.study.amounts import (
     MISSING,
     duration,
@@ -12,6 +12,7 @@ from experiments.study.amounts import (
     number,
     point_text,
     seeds,
+    sent,
     sentence,
     shown,
     spread,
@@ -103,16 +104,14 @@ def table_row(report: Report, row: Row) -> str:
         measure = cell("all diverged" if row.diverged else MISSING)
     else:
         measure = cell(spread(row.measure, report.measure), strong=True)
-    sent, syncs = "not counted", ""
-    if row.bytes_per_worker is not None:
-        sent = size(row.bytes_per_worker)
+    syncs = ""
     if row.syncs is not None:
         syncs = f"{row.syncs:,} sync{'' if row.syncs == 1 else 's'}"
     effective = "none" if row.effective_lr is None else rate(row.effective_lr)
     return (
         f'<tr><th scope="row">{label_text(row.label, swatch)}{runs}</th>{measure}'
         f'<td class="verdict{judged(report, row)}">{prose(row.verdict)}</td>'
-        f"{cell(sent, syncs)}"
+        f"{cell(sent(row), syncs)}"
         + "".join(time_cell(report, row, n.name) for n in report.networks)
         + cell(rate(row.lr), effective)
         + "</tr>"

@@ -195,7 +195,7 @@ def clause(
 ) -> str:
     """The verdict without names and interval: "better by 0.80 ± 0.31 points"."""
     relation, amount, rest, _ = _claim(difference, higher_is_better, scale, unit)
-    rest = rest.partition(": too few")[0]
+    rest = rest.partition(": ")[0] if difference is not None else rest
     return f"{relation} by {amount}{rest}" if amount else relation + rest
 
 

@@ -4,10 +4,11 @@ import csv as files
 import io
 from typing import Any
 
-from experiments.screen import rate, size
+from experiments.screen import rate
 from experiments.study.amounts import (
     duration,
     point_text,
+    sent,
     spread,
     target,
     until,
@@ -50,14 +51,11 @@ def cell(text: str) -> str:
 
 def markdown_row(report: Report, row: Row) -> list[str]:
     """What a line of the table says."""
-    sent = "not counted"
-    if row.bytes_per_worker is not None:
-        sent = size(row.bytes_per_worker)
     cells = [row.label, point_text(row.point).partition(" ")[2]]
     cells = cells if report.sweep else cells[:1]
     measure = spread(row.measure, report.measure)
     cells += ["all diverged" if row.diverged and not row.measure else measure]
-    cells += [row.verdict, sent]
+    cells += [row.verdict, sent(row)]
     cells += [duration(row.seconds.get(n.name)) for n in report.networks]
     if report.target is not None:
         cells += [until(row, n.name) for n in report.networks]
