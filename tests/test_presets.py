@@ -7,8 +7,7 @@ import pytest
 from small_tasks import folder_of
 
 from experiments import flags
-from experiments.study import cells, network, presets, ranges, request, spec
-from experiments.study.spec import Spec
+from experiments.study import cells, network, presets, request, spec
 
 NAMES = presets.names()
 
@@ -20,20 +19,8 @@ def content_of(name):
 
 def study(argv):
     """A command line's own flags, and its checked spec."""
-    own, rest = request.read(argv)
-    decided = Spec(
-        entries=spec.entries(own.algos),
-        task=own.task,
-        words=spec.groups_of_flags(rest),
-        sweep=None if own.sweep is None else ranges.values("--sweep", own.sweep),
-        tune=[ranges.values("--tune", text) for text in own.tune],
-        worker_batch=own.worker_batch,
-        scale_lr=own.scale_lr,
-        tune_seeds=own.tune_seeds,
-        share=own.tune_share,
-    )
-    spec.check(decided)
-    return own, decided
+    asked = request.read(argv)
+    return asked.own, spec.of(asked)
 
 
 def under(name, *argv):

@@ -17,20 +17,7 @@ from experiments.tasks.task import Data, Task
 
 def spec_of(*argv, task="digits"):
     """The checked spec of a study's command line."""
-    own, rest = request.read(["--task", task, *argv])
-    decided = spec.Spec(
-        entries=spec.entries(own.algos),
-        task=own.task,
-        words=spec.groups_of_flags(rest),
-        sweep=None if own.sweep is None else ranges.values("--sweep", own.sweep),
-        tune=[ranges.values("--tune", text) for text in own.tune],
-        worker_batch=own.worker_batch,
-        scale_lr=own.scale_lr,
-        tune_seeds=own.tune_seeds,
-        share=own.tune_share,
-    )
-    spec.check(decided)
-    return decided
+    return spec.of(request.read(["--task", task, *argv]))
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from experiments import factories, flags
 from experiments.errors import BadRequest
 from experiments.factories import ALGORITHM, TASK, Kind
 from experiments.study import request
-from experiments.study.ranges import Range, Words
+from experiments.study.ranges import Range, Words, values
 from syncalgos import ALGORITHMS, checks
 
 
@@ -182,6 +182,28 @@ class Spec(NamedTuple):
         names = [r.flag for r in ranges]
         combinations = product(*(r.values for r in ranges)) if ranges else ()
         return ranges, (dict(zip(names, each, strict=True)) for each in combinations)
+
+
+def of(asked: request.Asked) -> Spec:
+    """What a command line compares.
+
+    Raises:
+        BadRequest: flags that mean nothing here, or two things at once, in one line.
+    """
+    own = asked.own
+    found = Spec(
+        entries=entries(own.algos),
+        task=own.task,
+        words=groups_of_flags(asked.rest),
+        sweep=None if own.sweep is None else values("--sweep", own.sweep),
+        tune=[values("--tune", text) for text in own.tune],
+        worker_batch=own.worker_batch,
+        scale_lr=own.scale_lr,
+        tune_seeds=own.tune_seeds,
+        share=own.tune_share,
+    )
+    check(found)
+    return found
 
 
 def check(spec: Spec) -> None:

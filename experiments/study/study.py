@@ -18,7 +18,6 @@ from experiments.study import (
     events,
     network,
     presets,
-    ranges,
     request,
     runs,
     spec,
@@ -112,18 +111,7 @@ def _study(asked: Asked, argv: list[str]) -> Study:
             checks.real(f"--{flag.replace('_', '-')}", value, above=0)
     if own.tensorboard:
         events.check()
-    decided = Spec(
-        entries=spec.entries(own.algos),
-        task=own.task,
-        words=spec.groups_of_flags(asked.rest),
-        sweep=None if own.sweep is None else ranges.values("--sweep", own.sweep),
-        tune=[ranges.values("--tune", text) for text in own.tune],
-        worker_batch=own.worker_batch,
-        scale_lr=own.scale_lr,
-        tune_seeds=own.tune_seeds,
-        share=own.tune_share,
-    )
-    spec.check(decided)
+    decided = spec.of(asked)
     if own.baseline is not None:
         checks.one_of("--baseline", own.baseline, [e.label for e in decided.entries])
     networks = [network.parse(text) for text in own.network or network.PRESETS]
