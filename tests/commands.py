@@ -61,7 +61,7 @@ def environment(**changes):
     return {k: str(v) for k, v in {**kept, **fixed, **changes}.items()}
 
 
-def execute(command, out, program=PROGRAM, **environ):
+def execute(command, out, program=PROGRAM, timeout=TIMEOUT, **environ):
     ended = subprocess.run(
         [*program, *shlex.split(command), "--out", str(out)],
         cwd=ROOT,
@@ -69,7 +69,7 @@ def execute(command, out, program=PROGRAM, **environ):
         stdin=subprocess.DEVNULL,
         capture_output=True,
         encoding="utf-8",
-        timeout=TIMEOUT,
+        timeout=timeout,
     )
     return Run(ended.returncode, ended.stdout, ended.stderr, out)
 

@@ -9,7 +9,7 @@ import sys
 import time
 from contextlib import contextmanager
 
-from commands import ROOT, TIMEOUT, Run, environment, load
+from commands import ROOT, TIMEOUT, environment, execute, load
 
 COMPARE = [sys.executable, "-m", "experiments.compare"]
 LONGER = 5 * TIMEOUT  # a study is several runs
@@ -22,16 +22,7 @@ def compare(command, out, limit=None):
     program = COMPARE
     if limit is not None:
         program = ["bash", "-c", f'ulimit -f {limit}; exec "$@"', "bash", *COMPARE]
-    ended = subprocess.run(
-        [*program, *shlex.split(command), "--out", str(out)],
-        cwd=ROOT,
-        env=environment(),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        encoding="utf-8",
-        timeout=LONGER,
-    )
-    return Run(ended.returncode, ended.stdout, ended.stderr, out)
+    return execute(command, out, program, LONGER)
 
 
 @contextmanager

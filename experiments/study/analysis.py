@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import statistics
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from experiments.study import about, tuning
 from experiments.study.headline import Contender, best, headline
-from experiments.study.network import Network, modelled_seconds
+from experiments.study.network import modelled_seconds
 from experiments.study.results import (
     ACCURACY,
+    LOSS,
     Band,
     Curve,
     Measure,
@@ -22,6 +23,7 @@ from experiments.study.results import (
 from experiments.study.runs import Runs
 from experiments.study.statistics import (
     Difference,
+    Spread,
     band,
     clause,
     paired,
@@ -53,18 +55,15 @@ def report(study: Study, runs: list[Runs], command: str) -> Report:
     if target is None:
         target = _near_best(runs, by)
     baseline = study.own.baseline or study.spec.entries[0].label
-    rows, sentences = [], []
-    for r, curve in zip(runs, curves, strict=True):
+    tried = [tuning.trials(study.spec, r.point, study.out) for r in runs]
+    rows, sentences, tuned = [], [], []
+    for r, curve, trials in zip(runs, curves, tried, strict=True):
         difference, words, sentence = _compared(runs, r, by, baseline)
-        row = _row(study, r, curve, by, target)
+        own = tuning.report(study.spec, r.point, trials, by)
+        row = _row(r, curve, by, target, {one.flag: one.chosen for one in own})
         rows.append(row._replace(difference=difference, verdict=words))
         sentences += [sentence] if sentence else []
-    tried = [tuning.trials(study.spec, r.point, study.out) for r in runs]
-    tuned = [
-        one
-        for r, trials in zip(runs, tried, strict=True)
-        for one in tuning.report(study.spec, r.point, trials, by)
-    ]
+        tuned += own
     sweep = study.spec.sweep.flag if study.spec.sweep else ""
     return Report(
         title=about.title(study),
@@ -121,28 +120,32 @@ def _curve(study: Study, r: Runs, step_seconds: float) -> Curve:
         if any(x is not None for curve in curves for x in curve):
             bands[key] = Band(*band(curves))
     sent = [line["bytes_per_worker"] for line in longest]
-    seconds = {}
-    for network in study.networks:
-        if (clock := _clock(study, r, network, step_seconds)) is not None:
-            seconds[network.name] = [float(clock[step - 1]) for step in steps]
+    clocks = _clocks(study, r, step_seconds)
+    seconds = {
+        name: [float(clock[step - 1]) for step in steps]
+        for name, clock in clocks.items()
+    }
     known = None if any(x is None for x in sent) else sent
     return Curve(r.cell.label, r.cell.point, steps, bands, known, seconds)
 
 
-def _clock(
-    study: Study, r: Runs, network: Network, step_seconds: float
-) -> np.ndarray | None:
-    if r.sends is None:
-        return None
-    return modelled_seconds(
-        r.sends,
-        network,
-        r.any["workers"],
-        step_seconds,
-        delay=r.any["sends"]["delay"],
-        fused=study.own.fused,
-        since=r.config["settings"]["sync_until"],
-    )
+def _clocks(study: Study, r: Runs, step_seconds: float) -> dict[str, np.ndarray]:
+    """Modelled seconds after each local step, by network; none where not counted."""
+    sends = r.sends
+    if sends is None:
+        return {}
+    return {
+        network.name: modelled_seconds(
+            sends,
+            network,
+            r.any["workers"],
+            step_seconds,
+            delay=r.any["sends"]["delay"],
+            fused=study.own.fused,
+            since=r.config["settings"]["sync_until"],
+        )
+        for network in study.networks
+    }
 
 
 def _compared(
@@ -162,15 +165,14 @@ def _compared(
 
 
 def _row(
-    study: Study,
     r: Runs,
     curve: Curve,
     by: Measure,
     target: float | None,
+    tuned: dict[str, float],
 ) -> Row:
     """A line of the table, yet to be compared."""
-    s, own = r.any, list(r.final(by).values())
-    losses = [x["test_loss"] for x in r.fine.values()]
+    s = r.any
     reached = _reached(curve, by, target) if r.fine else None
     clocks = curve.seconds if r.fine else {}
     return Row(
@@ -178,13 +180,13 @@ def _row(
         point=r.cell.point,
         seeds=len(r.summaries),
         diverged=r.diverged,
-        measure=spread(own) if own else None,
-        loss=spread(losses) if losses else None,
+        measure=_spread(r.final(by)),
+        loss=_spread(r.final(LOSS)),
         difference=None,
         verdict="",
         lr=s["lr"],
         effective_lr=s["effective_lr"],
-        tuned=_tuned(study, r) if study.spec.tune else {},
+        tuned=tuned,
         bytes_per_worker=s["bytes_per_worker"] if r.fine else None,
         syncs=s["syncs"] if r.fine else None,
         seconds={name: clock[-1] for name, clock in clocks.items()},
@@ -197,12 +199,9 @@ def _row(
     )
 
 
-def _tuned(study: Study, r: Runs) -> dict[str, Any]:
-    ranges, _ = study.spec.trials(r.point.entry)
-    given = r.cell.argv[len(r.point.argv) :]
-    found = dict(zip(given[::2], given[1::2], strict=True))
-    names = [f"--{each.flag.replace('_', '-')}" for each in ranges]
-    return {name.removeprefix("--"): float(found[name]) for name in names}
+def _spread(final: dict[int, float]) -> Spread | None:
+    """Over the seeds; None where there is none."""
+    return spread(list(final.values())) if final else None
 
 
 def _counterpart(runs: list[Runs], r: Runs, baseline: str) -> Runs | None:
@@ -225,7 +224,7 @@ def _reached(curve: Curve, by: Measure, target: float | None) -> int | None:
 
 def _near_best(runs: list[Runs], by: Measure) -> float | None:
     """A target that good algorithms reach: a point, or 5 %, from the best mean."""
-    means = [spread(list(own.values())).mean for r in runs if (own := r.final(by))]
+    means = [found.mean for r in runs if (found := _spread(r.final(by)))]
     if not means:
         return None
     if by.higher_is_better:
@@ -250,7 +249,7 @@ def _headline(runs: list[Runs], by: Measure) -> str:
 
 def _contenders(runs: list[Runs], by: Measure) -> list[Contender]:
     finals = [r.final(by) for r in runs]
-    measures = [spread(list(own.values())) if own else None for own in finals]
+    measures = [_spread(own) for own in finals]
     top = best(measures, by.higher_is_better)
     return [
         Contender(

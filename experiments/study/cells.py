@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from experiments import factories, flags
+from experiments import factories, flags, records
 from experiments.factories import TASK
 from experiments.plan import Plan, prepare
 from experiments.study.spec import SCALES, Entry, Spec
@@ -51,7 +51,7 @@ class Cell(NamedTuple):
     def summaries(self) -> list[dict[str, Any]]:
         """What the runs' summaries say, of those that are done."""
         return [
-            json.loads((self.run(seed) / "summary.json").read_text())
+            records.read_json(self.run(seed) / "summary.json")
             for seed in self.seeds
             if self.run(seed).exists()
         ]

@@ -107,13 +107,12 @@ def table_row(report: Report, row: Row) -> str:
     syncs = ""
     if row.syncs is not None:
         syncs = f"{row.syncs:,} sync{'' if row.syncs == 1 else 's'}"
-    effective = "none" if row.effective_lr is None else rate(row.effective_lr)
     return (
         f'<tr><th scope="row">{label_text(row.label, swatch)}{runs}</th>{measure}'
         f'<td class="verdict{judged(report, row)}">{prose(row.verdict)}</td>'
         f"{cell(sent(row), syncs)}"
         + "".join(time_cell(report, row, n.name) for n in report.networks)
-        + cell(rate(row.lr), effective)
+        + cell(rate(row.lr), rate(row.effective_lr))
         + "</tr>"
     )
 
