@@ -92,3 +92,27 @@ def check_batch(batch: int, workers: int, accumulate: int = 1) -> None:
         below = batch - batch % unit
         around = " or ".join(str(n) for n in (below, below + unit) if n)
         raise ValueError(f"{refused}: use {use} of {unit}, such as {around}")
+
+
+def check_own(leaf: Any, shape: tuple[int, int]) -> None:
+    """Raises a ValueError unless a leaf of a state can be used by this layout."""
+    if isinstance(leaf, jax.Array) and leaf.is_deleted():
+        raise ValueError(
+            "this state was given up to an earlier run; use the state it returned"
+        )
+    if np.shape(leaf)[:2] != shape:
+        raise ValueError(
+            f"this state leads with {np.shape(leaf)[:2]}, but the trainer lays its "
+            f"workers over (devices, lanes) = {shape}"
+        )
+
+
+def check_workers(held: Any, workers: int) -> None:
+    """Raises a ValueError unless replica and sync lead with so many workers."""
+    for path, leaf in jax.tree_util.tree_leaves_with_path((held.replica, held.sync)):
+        if np.shape(leaf)[:1] != (workers,):
+            name = "held" + jax.tree_util.keystr(path)
+            raise ValueError(
+                f"{name} leads with {np.shape(leaf)[:1]}, but there are {workers} "
+                "workers here"
+            )

@@ -1,14 +1,20 @@
-"""Workers laid over devices × lanes, and programs mapped over them by any backend."""
+"""Workers laid over devices × lanes, and what they hold put there and read back.
 
-from collections.abc import Callable, Iterable, Sequence
+In several processes every process holds some of the devices, and arrays span them all:
+each process puts its own part, and reads its own part back.
+"""
+
+from collections.abc import Iterable, Sequence
+from itertools import groupby
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from syncalgos import checks
-from syncalgos.collectives import WORKERS, PyTree
+from syncalgos.collectives import WORKERS
 
 Device = Any  # jax.Device, which type checkers do not take for a type
 BACKENDS = ("pmap", "shard_map", "vmap")
@@ -16,7 +22,13 @@ DEVICES, LANES = WORKERS
 
 
 class Layout(NamedTuple):
-    """Where workers live: worker w is lane w % lanes of device w // lanes."""
+    """Where workers live: worker w is lane w % lanes of device w // lanes.
+
+    Attributes:
+        backend: one of BACKENDS.
+        devices: those of a process follow one another; each process has as many.
+        lanes: workers of a device.
+    """
 
     backend: str
     devices: tuple[Device, ...]
@@ -31,6 +43,28 @@ class Layout(NamedTuple):
     def shape(self) -> tuple[int, int]:
         """(devices, lanes), the leading axes of everything that a worker holds."""
         return len(self.devices), self.lanes
+
+    @property
+    def processes(self) -> int:
+        """How many processes hold the devices."""
+        return len({device.process_index for device in self.devices})
+
+    @property
+    def own_devices(self) -> tuple[Device, ...]:
+        """Those of this process."""
+        here = jax.process_index()
+        return tuple(d for d in self.devices if d.process_index == here)
+
+    @property
+    def own_shape(self) -> tuple[int, int]:
+        """(devices, lanes) of this process."""
+        return len(self.own_devices), self.lanes
+
+    @property
+    def own_workers(self) -> range:
+        """The numbers of the workers in this process."""
+        first = self.devices.index(self.own_devices[0]) * self.lanes
+        return range(first, first + len(self.own_devices) * self.lanes)
 
     @property
     def mesh(self) -> Mesh:
@@ -50,6 +84,55 @@ class Layout(NamedTuple):
         """The sharding of an array with these mesh axes; no axes: a copy per device."""
         return NamedSharding(self.mesh, PartitionSpec(*axes))
 
+    def split(self, x: Any, *axes: str | None) -> jax.Array:
+        """Puts this process's part of an array on its devices, along these mesh axes.
+
+        Together, the parts of all processes are one array.
+        """
+        sharding = self.sharding(*axes)
+        if self.processes == 1:
+            return jax.device_put(x, sharding)
+        return jax.make_array_from_process_local_data(sharding, np.asarray(x))
+
+    def copy(self, x: Any) -> jax.Array:
+        """Puts a copy of an array on every device; all processes give the same.
+
+        Unlike `jax.device_put`, it does not send the array round to compare it.
+        """
+        sharding = self.sharding()
+        if isinstance(x, jax.Array) and x.sharding == sharding:
+            return x
+        if self.processes == 1:
+            return jax.device_put(x, sharding)
+        copies = [jax.device_put(x, device) for device in self.own_devices]
+        return jax.make_array_from_single_device_arrays(np.shape(x), sharding, copies)
+
+    def one_copy(self, x: jax.Array) -> jax.Array:
+        """This process's first copy of what all devices hold."""
+        return x if self.processes == 1 else x.addressable_data(0)
+
+    def part(self, x: jax.Array) -> jax.Array | np.ndarray:
+        """This process's part of an array that leads with (devices, lanes).
+
+        Returns:
+            A NumPy array, (workers here, ...); of typed keys a jax.Array.
+        """
+        is_key = jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+        raw = jax.random.key_data(x) if is_key else x
+        shards = sorted(raw.addressable_shards, key=lambda s: s.index[0].start or 0)
+        whole = np.concatenate([np.asarray(s.data) for s in shards])
+        whole = whole.reshape(-1, *whole.shape[2:])
+        if not is_key:
+            return whole
+        return jax.random.wrap_key_data(jnp.asarray(whole), impl=jax.random.key_impl(x))
+
+    def unpart(self, x: Any) -> jax.Array:
+        """What `part` gave, on this process's devices again."""
+        if not jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+            return self.split(x.reshape(*self.own_shape, *x.shape[1:]), DEVICES)
+        raw = self.unpart(np.asarray(jax.random.key_data(x)))
+        return jax.random.wrap_key_data(raw, impl=jax.random.key_impl(x))
+
 
 def make_layout(
     workers: int, backend: str, devices: Sequence[Device | int] | None
@@ -62,16 +145,15 @@ def make_layout(
         devices: devices or indices into `jax.devices()`, any subset in any order; None
             takes the largest number of devices that divides the workers.
 
+    In several processes, devices=None takes as many of each.
+
     Raises:
         ValueError: what is unknown, or devices that do not divide the workers.
     """
     workers = checks.whole("workers", workers, least=1)
     checks.one_of("backend", backend, BACKENDS)
     if devices is None:
-        known = jax.devices()
-        most = 1 if backend == "vmap" else min(len(known), workers)
-        count = next(n for n in range(most, 0, -1) if workers % n == 0)
-        return Layout(backend, tuple(known[:count]), workers // count)
+        return _widest(workers, backend)
     if not isinstance(devices, Iterable) or isinstance(devices, str):
         raise ValueError(
             f"devices must be a list of indices or devices, got {devices!r}"
@@ -86,7 +168,53 @@ def make_layout(
             f"{workers} workers do not divide over {len(chosen)} devices: use a "
             f"multiple of {len(chosen)}, or other devices"
         )
+    _check_processes(chosen)
     return Layout(backend, chosen, workers // len(chosen))
+
+
+def _widest(workers: int, backend: str) -> Layout:
+    """On the largest number of devices that divides the workers."""
+    processes = jax.process_count()
+    if backend == "vmap" and processes > 1:
+        raise ValueError(
+            f"backend 'vmap' runs on one device, but there are {processes} processes: "
+            "use pmap or shard_map"
+        )
+    each, rest = divmod(workers, processes)
+    if rest:
+        raise ValueError(
+            f"{workers} workers do not divide over {processes} processes: use a "
+            f"multiple of {processes}"
+        )
+    known = [[d for d in jax.devices() if d.process_index == p] for p in _processes()]
+    most = 1 if backend == "vmap" else min(each, *map(len, known))
+    count = next(n for n in range(most, 0, -1) if each % n == 0)
+    chosen = tuple(device for devices in known for device in devices[:count])
+    return Layout(backend, chosen, each // count)
+
+
+def _processes() -> list[int]:
+    return sorted({device.process_index for device in jax.devices()})
+
+
+def _check_processes(devices: tuple[Device, ...]) -> None:
+    """Raises a ValueError unless each process has as many, one after the other."""
+    stretches = [(p, len([*each])) for p, each in groupby(devices, _process)]
+    once = len({p for p, _ in stretches}) == len(stretches)
+    if not once or len({count for _, count in stretches}) > 1:
+        raise ValueError(
+            "devices of a process must follow one another, and be as many of each "
+            f"process, got those of processes {[d.process_index for d in devices]}"
+        )
+    if jax.process_index() not in dict(stretches):
+        raise ValueError(
+            f"devices must have some of each process that uses them, and hold none of "
+            f"process {jax.process_index()}"
+        )
+
+
+def _process(device: Device) -> int:
+    return device.process_index
 
 
 def _device(device: Any) -> Device:
@@ -98,76 +226,3 @@ def _device(device: Any) -> Device:
         names = ", ".join(str(i) for i in range(len(known)))
         raise ValueError(f"device {number} does not exist (there are: {names})")
     return known[number]
-
-
-def spread(
-    layout: Layout, worker_program: Callable[..., tuple[PyTree, PyTree]], donate: bool
-) -> Any:
-    """Maps one worker's program over all workers.
-
-    Args:
-        layout: where the workers live.
-        worker_program: (own, shared, batches) -> (own, common), one worker's view, with
-            collectives over WORKERS; `common` must be equal on all workers.
-        donate: whether the buffers of `own` are given up to the result.
-
-    Returns:
-        A jitted (own, (shared, batches)) -> (own, common). Leaves of `own` lead with
-        (devices, lanes); those of batches with (steps, devices, lanes); those of shared
-        and common have no worker axes.
-    """
-
-    def on_device(own, rest):
-        own, common = jax.vmap(
-            worker_program,
-            in_axes=(0, None, 1),
-            axis_name=LANES,
-            axis_size=layout.lanes,
-        )(own, *rest)
-        return own, jax.tree.map(lambda x: x[0], common)
-
-    over_devices = {"pmap": _pmapped, "shard_map": _shard_mapped, "vmap": _vmapped}
-    donated = (0,) if donate else ()
-    return over_devices[layout.backend](on_device, layout, donated)
-
-
-def _pmapped(on_device: Callable, layout: Layout, donated: tuple[int, ...]) -> Any:
-    # Nested in two arguments: a flat in_axes tuple is matched to the wrong leaves when
-    # there are as many leaves as arguments (jax 0.10.2).
-    return jax.pmap(
-        on_device,
-        axis_name=DEVICES,
-        in_axes=(0, (None, 1)),
-        out_axes=(0, None),
-        devices=layout.devices,
-        donate_argnums=donated,
-    )
-
-
-def _shard_mapped(on_device: Callable, layout: Layout, donated: tuple[int, ...]) -> Any:
-    def on_block(own, rest):
-        shared, batches = rest
-        own = jax.tree.map(lambda x: x[0], own)
-        batches = jax.tree.map(lambda x: x[:, 0], batches)
-        own, common = on_device(own, (shared, batches))
-        return jax.tree.map(lambda x: x[None], own), common
-
-    split, same = PartitionSpec(DEVICES), PartitionSpec()
-    mapped = jax.shard_map(
-        on_block,
-        mesh=layout.mesh,
-        in_specs=(split, (same, PartitionSpec(None, DEVICES))),
-        out_specs=(split, same),
-        check_vma=False,
-    )
-    return jax.jit(mapped, donate_argnums=donated)
-
-
-def _vmapped(on_device: Callable, layout: Layout, donated: tuple[int, ...]) -> Any:
-    mapped = jax.vmap(on_device, in_axes=(0, (None, 1)), axis_name=DEVICES)
-
-    def on_all(own, rest):
-        own, common = mapped(own, rest)
-        return own, jax.tree.map(lambda x: x[0], common)
-
-    return jax.jit(on_all, donate_argnums=donated)

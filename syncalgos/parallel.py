@@ -3,7 +3,7 @@
 import time
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -12,30 +12,16 @@ import optax
 from syncalgos import base, checks, inputs, tables
 from syncalgos.base import Replica, Strategy
 from syncalgos.collectives import PyTree
-from syncalgos.layout import DEVICES, Device, make_layout, spread
+from syncalgos.layout import DEVICES, Device, make_layout
 from syncalgos.ledger import Communication, communication
+from syncalgos.mapping import spread
 from syncalgos.reducers.reducer import check_optimizer
+from syncalgos.state import TrainState, held_by, put_back
 from syncalgos.worker import Loss, Worker
 from syncalgos.worker import stateless as stateless
 
 # jax finds what it is asked for by calling again, which compiled programs cannot do.
 _DEBUGGING = ("jax_disable_jit", "jax_debug_nans", "jax_debug_infs")
-
-
-class TrainState(NamedTuple):
-    """Everything that a run needs to go on.
-
-    Attributes:
-        replica: every worker's replica; leaves lead with (devices, lanes).
-        sync: every worker's strategy state; leaves lead with (devices, lanes).
-        step: local steps done, an int32 scalar.
-        key: the key from which each worker's key of each step is folded.
-    """
-
-    replica: Replica
-    sync: PyTree
-    step: jax.Array
-    key: jax.Array
 
 
 class DataParallel:
@@ -72,6 +58,9 @@ class DataParallel:
         compile_seconds: spent so far on tracing and compiling.
         temp_bytes: of the intermediate results of the largest `run` so far, on one
             device, by XLA's own analysis; None where it has none.
+
+    In several processes (`jax.distributed`) workers lie over the devices of all. Each
+    calls the same methods in the same order, with its contiguous part of each batch.
 
     Raises:
         ValueError: what is unknown, out of range, or does not divide.
@@ -120,7 +109,8 @@ class DataParallel:
         """
         inputs.check_params(params)
         tables.check_rows(self._worker.sharded, params, self.workers)
-        numbers = np.arange(self.workers, dtype=np.int32).reshape(self.layout.shape)
+        numbers = np.array(self.layout.own_workers, np.int32)
+        numbers = self.layout.split(numbers.reshape(self.layout.own_shape), DEVICES)
         # Apart from the keys of strategies, which fold the step into key(seed) itself.
         key = jax.random.fold_in(jax.random.key(seed), 0x6C6F7373)
         shared = (params, buffers, key)
@@ -145,7 +135,7 @@ class DataParallel:
         Args:
             state: what `init` or the last `run` returned; its buffers are given up.
             batches: leaves (steps, global_batch, ...); or, with data, integer rows of
-                it, (steps, global_batch).
+                it, (steps, global_batch). In several processes, this one's part.
             data: arrays on the devices, from `place`; a batch is then arrays[rows].
 
         Returns:
@@ -195,7 +185,7 @@ class DataParallel:
         """
         inputs.check_kind("state", state, TrainState)
         _, center = self._call(Worker.center, (state.replica, state.sync))
-        return jax.device_put(center, self.layout.devices[0])
+        return jax.device_put(center, self.layout.own_devices[0])
 
     def divergence(self, state: TrainState) -> float:
         """How far the replicas are apart.
@@ -238,7 +228,30 @@ class DataParallel:
             ValueError: leaves that disagree on the number of examples.
         """
         inputs.leading_shape("data", arrays, ("examples",))
-        return jax.device_put(arrays, self.layout.sharding())
+        return jax.tree.map(self.layout.copy, arrays)
+
+    def to_host(self, state: TrainState) -> TrainState:
+        """Copies the workers of this process, `layout.own_workers`, to the host.
+
+        Returns:
+            NumPy arrays (typed keys stay jax arrays); replica and sync lead with
+            (workers here,).
+        """
+        inputs.check_kind("state", state, TrainState)
+        return held_by(self.layout, state)
+
+    def from_host(self, held: TrainState) -> TrainState:
+        """Puts back what `to_host` gave, here or on another layout of as many workers.
+
+        Args:
+            held: those of `layout.own_workers`.
+
+        Raises:
+            ValueError: a leaf of another number of workers.
+        """
+        inputs.check_kind("held", held, TrainState)
+        inputs.check_workers(held, len(self.layout.own_workers))
+        return put_back(self.layout, held)
 
     def _split(self, batches: PyTree, data: PyTree | None, accumulate: int) -> PyTree:
         """Checks batches and cuts them to (steps, devices, lanes, batch, ...)."""
@@ -251,12 +264,13 @@ class DataParallel:
             )
         if steps == 0:
             raise ValueError("batches hold no steps")
-        inputs.check_batch(batch, self.workers, accumulate)
-        sharding = self.layout.sharding(None, DEVICES)
+        processes = self.layout.processes
+        inputs.check_batch(batch * processes, self.workers, accumulate)
 
         def cut(x):
-            x = x.reshape(steps, *self.layout.shape, -1, *x.shape[2:])
-            return jax.device_put(x, sharding) if isinstance(x, jax.Array) else x
+            x = x.reshape(steps, *self.layout.own_shape, -1, *x.shape[2:])
+            is_put = isinstance(x, jax.Array) or processes > 1
+            return self.layout.split(x, None, DEVICES) if is_put else x
 
         return jax.tree.map(cut, batches)
 
@@ -264,35 +278,21 @@ class DataParallel:
         self, program: Any, own: Any, shared: Any = (), batches: Any = (), donate=False
     ) -> tuple[Any, Any]:
         """Runs a worker's program on all of them, compiled once for these shapes."""
-        arguments = own, (jax.tree.map(self._everywhere, shared), batches)
+        arguments = own, (jax.tree.map(self.layout.copy, shared), batches)
         for leaf in jax.tree.leaves(own):
-            self._check_own(leaf)
+            inputs.check_own(leaf, self.layout.shape)
         leaves, structure = jax.tree.flatten(arguments)
         key = program, structure, *map(jax.typeof, leaves)
         if key not in self._compiled:
             start = time.perf_counter()
             mapped = spread(self.layout, partial(program, self._worker), donate)
-            if not (any(getattr(jax.config, name) for name in _DEBUGGING)):
+            if not any(getattr(jax.config, name) for name in _DEBUGGING):
                 mapped = mapped.lower(*arguments).compile()
                 if program is Worker.run and (held := mapped.memory_analysis()):
                     self.temp_bytes = max(self.temp_bytes or 0, held.temp_size_in_bytes)
             self._compiled[key] = mapped
             self.compile_seconds += time.perf_counter() - start
-        result = self._compiled[key](*arguments)
-        return jax.block_until_ready(result) if self.layout.blocking else result
-
-    def _check_own(self, leaf: Any) -> None:
-        if isinstance(leaf, jax.Array) and leaf.is_deleted():
-            raise ValueError(
-                "this state was given up to an earlier run; use the state it returned"
-            )
-        if np.shape(leaf)[:2] != self.layout.shape:
-            raise ValueError(
-                f"this state leads with {np.shape(leaf)[:2]}, but the trainer lays its "
-                f"workers over (devices, lanes) = {self.layout.shape}"
-            )
-
-    def _everywhere(self, x: Any) -> Any:
-        """Copies an array that lies on other devices to all of ours."""
-        elsewhere = isinstance(x, jax.Array) and x.sharding != self.layout.sharding()
-        return jax.device_put(x, self.layout.sharding()) if elsewhere else x
+        own, common = self._compiled[key](*arguments)
+        if self.layout.blocking:
+            jax.block_until_ready((own, common))
+        return own, jax.tree.map(self.layout.one_copy, common)

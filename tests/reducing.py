@@ -12,7 +12,8 @@ import numpy as np
 from jax import lax
 
 from syncalgos import reducers
-from syncalgos.layout import make_layout, spread
+from syncalgos.layout import make_layout
+from syncalgos.mapping import spread
 from syncalgos.reducers import (
     Reducer,
     power_sgd,

@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 
 from syncalgos import collectives
-from syncalgos.layout import BACKENDS, make_layout, spread
+from syncalgos.layout import BACKENDS, make_layout
+from syncalgos.mapping import spread
 
 LAYOUTS = [(1, 1), (1, 5), (2, 1), (2, 4), (3, 1), (3, 2), (2, 3)]
 

@@ -13,7 +13,8 @@ from jax import lax
 
 from models import batch_norm, convolution, lenet, resnet
 from syncalgos import WORKERS
-from syncalgos.layout import make_layout, spread
+from syncalgos.layout import make_layout
+from syncalgos.mapping import spread
 
 CLEARLY = 1e-2
 SPECS = {"resnet20": resnet.RESNET20, "resnet50": resnet.RESNET50}

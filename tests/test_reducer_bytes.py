@@ -18,7 +18,8 @@ import pytest
 
 import syncalgos
 from syncalgos import reducers
-from syncalgos.layout import make_layout, spread
+from syncalgos.layout import make_layout
+from syncalgos.mapping import spread
 
 SHAPES = {"bias": (7,), "embedding": (300, 12), "kernel": (16, 24), "scale": ()}
 SIZES = [7, 3600, 384, 1]

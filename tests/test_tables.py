@@ -21,7 +21,8 @@ from syncalgos import (
     reset,
     sync_sgd,
 )
-from syncalgos.layout import BACKENDS, make_layout, spread
+from syncalgos.layout import BACKENDS, make_layout
+from syncalgos.mapping import spread
 
 ROUNDING = 1e-12  # of float64: sums over workers and rows in another order
 CLEARLY = 1e-3

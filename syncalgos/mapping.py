@@ -1,0 +1,83 @@
+"""Programs of one worker, mapped over all of them by any backend."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from jax.sharding import PartitionSpec
+
+from syncalgos.collectives import PyTree
+from syncalgos.layout import DEVICES, LANES, Layout
+
+
+def spread(
+    layout: Layout, worker_program: Callable[..., tuple[PyTree, PyTree]], donate: bool
+) -> Any:
+    """Maps one worker's program over all workers.
+
+    Args:
+        layout: where the workers live.
+        worker_program: (own, shared, batches) -> (own, common), one worker's view, with
+            collectives over WORKERS; `common` must be equal on all workers.
+        donate: whether the buffers of `own` are given up to the result.
+
+    Returns:
+        A jitted (own, (shared, batches)) -> (own, common). Leaves of `own` lead with
+        (devices, lanes); those of batches with (steps, devices, lanes); those of shared
+        and common have no worker axes.
+    """
+
+    def on_device(own, rest):
+        own, common = jax.vmap(
+            worker_program,
+            in_axes=(0, None, 1),
+            axis_name=LANES,
+            axis_size=layout.lanes,
+        )(own, *rest)
+        return own, jax.tree.map(lambda x: x[0], common)
+
+    over_devices = {"pmap": _pmapped, "shard_map": _shard_mapped, "vmap": _vmapped}
+    donated = (0,) if donate else ()
+    return over_devices[layout.backend](on_device, layout, donated)
+
+
+def _pmapped(on_device: Callable, layout: Layout, donated: tuple[int, ...]) -> Any:
+    # Nested in two arguments: a flat in_axes tuple is matched to the wrong leaves when
+    # there are as many leaves as arguments (jax 0.10.2).
+    return jax.pmap(
+        on_device,
+        axis_name=DEVICES,
+        in_axes=(0, (None, 1)),
+        out_axes=(0, None),
+        devices=layout.devices,
+        donate_argnums=donated,
+    )
+
+
+def _shard_mapped(on_device: Callable, layout: Layout, donated: tuple[int, ...]) -> Any:
+    def on_block(own, rest):
+        shared, batches = rest
+        own = jax.tree.map(lambda x: x[0], own)
+        batches = jax.tree.map(lambda x: x[:, 0], batches)
+        own, common = on_device(own, (shared, batches))
+        return jax.tree.map(lambda x: x[None], own), common
+
+    split, same = PartitionSpec(DEVICES), PartitionSpec()
+    mapped = jax.shard_map(
+        on_block,
+        mesh=layout.mesh,
+        in_specs=(split, (same, PartitionSpec(None, DEVICES))),
+        out_specs=(split, same),
+        check_vma=False,
+    )
+    return jax.jit(mapped, donate_argnums=donated)
+
+
+def _vmapped(on_device: Callable, layout: Layout, donated: tuple[int, ...]) -> Any:
+    mapped = jax.vmap(on_device, in_axes=(0, (None, 1)), axis_name=DEVICES)
+
+    def on_all(own, rest):
+        own, common = mapped(own, rest)
+        return own, jax.tree.map(lambda x: x[0], common)
+
+    return jax.jit(on_all, donate_argnums=donated)

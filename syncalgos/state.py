@@ -1,0 +1,39 @@
+"""What a run carries from one dispatch to the next, on devices or on the host."""
+
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from syncalgos.base import Replica
+from syncalgos.collectives import PyTree
+from syncalgos.layout import Layout
+
+
+class TrainState(NamedTuple):
+    """Everything that a run needs to go on.
+
+    Attributes:
+        replica: every worker's replica; leaves lead with (devices, lanes).
+        sync: every worker's strategy state; leaves lead with (devices, lanes).
+        step: local steps done, an int32 scalar.
+        key: the key from which each worker's key of each step is folded.
+    """
+
+    replica: Replica
+    sync: PyTree
+    step: jax.Array
+    key: jax.Array
+
+
+def held_by(layout: Layout, state: TrainState) -> TrainState:
+    """This process's workers on the host: see `DataParallel.to_host`."""
+    replica, sync = jax.tree.map(layout.part, (state.replica, state.sync))
+    return TrainState(replica, sync, jax.device_get(state.step), state.key)
+
+
+def put_back(layout: Layout, held: TrainState) -> TrainState:
+    """What `held_by` gave, on the devices of a layout of as many workers."""
+    replica, sync = jax.tree.map(layout.unpart, (held.replica, held.sync))
+    step = layout.one_copy(layout.copy(np.int32(held.step)))
+    return TrainState(replica, sync, step, layout.one_copy(layout.copy(held.key)))
