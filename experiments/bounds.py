@@ -31,10 +31,11 @@ def check(s: Namespace) -> None:
             checks.one_of(flag, value, known)
     checks.whole("--workers", s.workers, least=1)
     checks.whole("--accumulate", s.accumulate, least=1)
-    for flag in ("steps", "batch_size", "eval_every", "dispatch_steps"):
+    positive = ("steps", "batch_size", "eval_every", "dispatch_steps")
+    for flag in (*positive, "checkpoint_every", "keep_checkpoints", "processes"):
         if (value := getattr(s, flag)) is not None:
             checks.whole(f"--{flag.replace('_', '-')}", value, least=1)
-    for flag in ("warmup_steps", "sync_until", "seed"):
+    for flag in ("warmup_steps", "sync_until", "seed", "max_restarts"):
         if (value := getattr(s, flag)) is not None:
             checks.whole(f"--{flag.replace('_', '-')}", value, least=0)
     bounds = {
@@ -43,8 +44,13 @@ def check(s: Namespace) -> None:
         "weight_decay": {"least": 0},
         "clip_norm": {"above": 0},
         "validation": {"above": 0, "below": 1},
+        "init_timeout": {"above": 0},
     }
     for flag, bound in bounds.items():
         if (value := getattr(s, flag)) is not None:
             checks.real(f"--{flag.replace('_', '-')}", value, **bound)
     partition.check(s.partition)
+    if (s.resume or s.resume_center) and s.overwrite:
+        raise ValueError(
+            "--resume goes on with a run, --overwrite begins it anew: say one of them"
+        )

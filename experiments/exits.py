@@ -9,47 +9,72 @@ from io import TextIOWrapper
 
 from experiments.errors import BadRequest
 
-DONE, BAD_REQUEST, DIVERGED, TERMINATED, INTERRUPTED = 0, 2, 3, 75, 130
+DONE, FAILED, BAD_REQUEST, DIVERGED, UNCONNECTED = 0, 1, 2, 3, 4
+TERMINATED, INTERRUPTED = 75, 130
 
-Stopped = Callable[[], bool]
+Stopped = Callable[[], int]
+"""() -> the number of the signal that asks the program to stop, or 0."""
 
 
 def guarded(program: Callable[[Stopped], int | None]) -> int:
     """Runs a program whose errors are one line, and that signals stop gently.
 
     Args:
-        program: given a function that tells whether it was asked to stop, it returns
-            its exit code, or None if it stopped because it was asked to.
+        program: given a function that tells by which signal it was asked to stop, it
+            returns its exit code, or None if it stopped because it was asked to.
 
     Returns:
         The exit code: 2 for a bad request, 75 for a stop by SIGTERM, 130 for one by
         Ctrl-C.
     """
-    for stream in (sys.stdout, sys.stderr):  # a terminal that lacks × shows ?
-        if isinstance(stream, TextIOWrapper):
-            stream.reconfigure(errors="replace")
+    never_fail_to_print()
     try:
-        with _stop_signals() as received:
-            code = program(lambda: bool(received))
+        return watched(program)
     except BadRequest as error:
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
         return BAD_REQUEST
     except KeyboardInterrupt:
         return INTERRUPTED
-    if code is None:
-        return TERMINATED if signal.SIGTERM in received else INTERRUPTED
-    return code
+
+
+def never_fail_to_print() -> None:
+    """A terminal that lacks × shows ?."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="replace")
+
+
+def watched(
+    program: Callable[[Stopped], int | None], is_supervised: bool = False
+) -> int:
+    """Runs a program that signals stop gently, and returns its exit code.
+
+    Args:
+        program: as in `guarded`.
+        is_supervised: whether somebody else ends it at a second signal: a scheduler
+            may send the first one to both.
+    """
+    with _stop_signals(is_supervised) as received:
+        code = program(lambda: max(received, default=0))
+    return stopped_by(max(received)) if code is None else code
+
+
+def stopped_by(number: int) -> int:
+    """The exit code of a program that a signal stopped."""
+    return TERMINATED if number == signal.SIGTERM else INTERRUPTED
 
 
 @contextmanager
-def _stop_signals() -> Iterator[list[int]]:
-    """Collects SIGINT and SIGTERM; a second one ends the process at once."""
+def _stop_signals(is_supervised: bool) -> Iterator[list[int]]:
+    """Collects SIGINT and SIGTERM; a second one ends a process that is by itself."""
     received: list[int] = []
 
     def note(number, frame):
-        if received:
-            os._exit(TERMINATED if number == signal.SIGTERM else INTERRUPTED)
+        if received and not is_supervised:
+            os._exit(stopped_by(number))
         received.append(number)
+        if received[1:]:
+            return
         print(
             "stopping after this dispatch; once more stops at once",
             file=sys.stderr,

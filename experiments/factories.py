@@ -29,7 +29,9 @@ class Kind(NamedTuple):
 
 
 ALGORITHM = Kind(
-    "algo", "algorithm", frozenset({"axis", "seed", "learning_rate", "optimizer"})
+    "algo",
+    "algorithm",
+    frozenset({"axis", "seed", "learning_rate", "optimizer", "hosts"}),
 )
 TASK = Kind("task", "task", frozenset({"axis", "seed", "data_dir", "workers"}))
 

@@ -84,6 +84,36 @@ COMMON: list[tuple[str, Any, Any, str]] = [
     ("dispatch-steps", whole, None, "local steps per dispatch (default: the task's)"),
 ]
 
+# Of single runs, which a study does not take: checkpoints, and many processes.
+LASTING: list[tuple[str, Any, Any, str]] = [
+    ("checkpoint-every", whole, None, "local steps between checkpoints in --out"),
+    ("keep-checkpoints", whole, 3, "how many of the newest are kept"),
+    ("processes", whole, 1, "train in so many processes, started here"),
+    (
+        "coordinator",
+        str,
+        None,
+        "HOST:PORT of process 0, to join processes that are started one by one",
+    ),
+    ("process-id", whole, None, "with --coordinator: which this one is, from 0"),
+    ("num-processes", whole, None, "with --coordinator: how many there are"),
+    (
+        "distributed",
+        str,
+        "none",
+        "auto: join as Slurm, Open MPI or Kubernetes has started the processes",
+    ),
+    ("init-timeout", number, 60.0, "seconds for all processes to find each other"),
+    ("max-restarts", whole, 0, "how many lost processes a run survives by restarts"),
+]
+SWITCHES = {
+    "displacements": "measure how far, and how alike, the workers go between syncs (at "
+    "the cost of a copy of the params)",
+    "resume": "go on from the newest checkpoint in --out, if there is one",
+    "resume-center": "the same; with another number of workers, from its center model",
+    "overwrite": "replace the run's files in --out",
+}
+
 
 def parse(argv: list[str]) -> Request:
     """Reads the command line; --help prints and exits.
@@ -173,21 +203,14 @@ def _parser(own: list[_Own]) -> Parser:
         help=f"what is trained on what: {', '.join(TASKS)}, or your own as "
         f"package.module:factory (default: {DEFAULT_TASK})",
     )
-    for flag, kind, default, text in COMMON:
+    for flag, kind, default, text in COMMON + LASTING:
         shown = "" if default is None else f" (default: {default})"
         metavar = {whole: "N", number: "X", str: "NAME"}.get(kind, flag.upper())
         parser.add_argument(
             f"--{flag}", type=kind, default=default, metavar=metavar, help=text + shown
         )
-    parser.add_argument(
-        "--displacements",
-        action="store_true",
-        help="measure how far, and how alike, the workers go between syncs (at the "
-        "cost of a copy of the params)",
-    )
-    parser.add_argument(
-        "--overwrite", action="store_true", help="replace the run's files in --out"
-    )
+    for flag, text in SWITCHES.items():
+        parser.add_argument(f"--{flag}", action="store_true", help=text)
     for each in sorted(own, key=lambda each: ":" in each.name):  # it is blamed
         factories.add_flags(parser, *each)
     return parser

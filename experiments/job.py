@@ -3,17 +3,21 @@
 import json
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jax
 from safetensors import SafetensorError
 
 import syncalgos
-from experiments import export, records, screen
+from experiments import exits, export, records, screen
 from experiments.errors import BadRequest
 from experiments.flags import Request
 from experiments.plan import Plan, prepare
-from experiments.ready import begin, finish, ready
+from experiments.progress import Progress
+from experiments.ready import Ready, begin, finish, ready
+from experiments.saves import FOLDER, Saves
+from experiments.team import ALONE, Team
 from experiments.train import DIVERGED_ABOVE, Outcome
 
 
@@ -21,39 +25,84 @@ def run(
     request: Request,
     argv: list[str],
     started: float,
-    asked_to_stop: Callable[[], bool],
-) -> Outcome:
+    asked_to_stop: Callable[[], int],
+    team: Team = ALONE,
+) -> int:
     """Runs a request: header, training, files, summary.
 
     Args:
         request: from the command line.
         argv: its flags as given, for config.json.
         started: time.perf_counter() at the start of the process.
-        asked_to_stop: looked at after each dispatch.
+        asked_to_stop: looked at before each dispatch.
+        team: the processes that train together; they have joined already.
+
+    Returns:
+        The exit code.
 
     Raises:
         BadRequest: what cannot be done, before anything is written.
     """
-    plan = prepare(request)
+    plan = prepare(request, team=team)
     s = plan.settings
     job = ready(plan)
     out = s.out or records.default_out(s.task, s.algo)
-    try:
-        begin(job, argv, out)
-    except OSError as error:
-        raise BadRequest(f"--out {out}: {error.strerror}") from error
+    saves = Saves(job, out / FOLDER, started)
+    job, progress = _begin(job, argv, out, saves)
     for text in _header(plan, request, job.facts):
         screen.say(text)
     with screen.report(s.steps) as report:
-        outcome, summary = finish(job, out, report, asked_to_stop)
+        outcome, summary = finish(job, out, report, asked_to_stop, saves.save, progress)
     if s.export is not None and outcome.diverged_at is None:
         summary["export"] = _export(plan, outcome, job.facts)
-    summary["total_seconds"] = round(time.perf_counter() - started, 3)
-    records.finish(out, summary)
-    screen.show(screen.summary_text(summary, out))
+    spent = progress.earlier_seconds + time.perf_counter() - started
+    summary["total_seconds"] = round(spent, 3)
+    is_written = not team.is_first or _written(out, summary, outcome)
+    if team.is_first:
+        screen.show(screen.summary_text(summary, out))
     for text in _remarks(plan, outcome, summary):
         screen.say(text)
-    return outcome
+    if not is_written:
+        return exits.FAILED
+    if outcome.diverged_at is not None:
+        return exits.DIVERGED
+    return exits.stopped_by(outcome.stopped) if outcome.stopped else exits.DONE
+
+
+def _written(out: Path, summary: dict[str, Any], outcome: Outcome) -> bool:
+    """Writes the last files; what cannot be written is shown at least."""
+    try:
+        records.finish(out, summary, outcome.progress.lines)
+    except OSError as error:
+        screen.say(f"--out {out}: {error.strerror}: its files are not complete")
+        return False
+    return True
+
+
+def _begin(
+    job: Ready, argv: list[str], out: Path, saves: Saves
+) -> tuple[Ready, Progress]:
+    """Starts the run's files; where the run goes on, its state and what is behind it.
+
+    Raises:
+        BadRequest: a checkpoint of another run, or files that cannot be written.
+    """
+    s, progress = job.plan.settings, Progress()
+    if s.resume:
+        found = saves.restore()
+        if found is None:
+            screen.say(f"no checkpoint in {out}: the run starts from the beginning")
+        else:
+            state, progress = found
+            job = job._replace(state=state)
+            screen.say(f"going on from the checkpoint of step {progress.step}")
+    try:
+        if job.plan.team.is_first:
+            begin(job, argv, out, progress)
+        saves.prune(progress.step)
+    except OSError as error:
+        raise BadRequest(f"--out {out}: {error.strerror}") from error
+    return job, progress
 
 
 def _remarks(plan: Plan, outcome: Outcome, summary: dict[str, Any]) -> list[str]:
@@ -63,12 +112,14 @@ def _remarks(plan: Plan, outcome: Outcome, summary: dict[str, Any]) -> list[str]
     if outcome.diverged_at is not None:
         remarks.append(
             f"diverged: the loss of step {outcome.diverged_at} was not finite, or "
-            f"above {DIVERGED_ABOVE} times the first"
+            f"above {DIVERGED_ABOVE} times the first{_named(outcome.not_finite)}"
         )
         if plan.settings.export is not None:
             remarks.append(f"no model was written to {plan.settings.export}")
     if outcome.stopped:
-        remarks.append(f"stopped after step {steps} of {plan.settings.steps}")
+        remarks.append(
+            f"stopped after step {steps} of {plan.settings.steps}: --resume goes on"
+        )
     if plan.settings.workers > 1 and plan.task.sends:
         remarks.append(f"not counted in what each worker sent: {plan.task.sends}")
     if plan.task.kept != "replicated":
@@ -84,15 +135,27 @@ def _remarks(plan: Plan, outcome: Outcome, summary: dict[str, Any]) -> list[str]
     return remarks
 
 
+def _named(workers: list[int]) -> str:
+    """Those whose loss was not finite."""
+    if not workers:
+        return ""
+    few = ", ".join(str(worker) for worker in workers[:4])
+    more = f" and {len(workers) - 4} more" if workers[4:] else ""
+    noun = "worker" if len(workers) == 1 else "workers"
+    return f" (not finite on {noun} {few}{more})"
+
+
 def _export(plan: Plan, outcome: Outcome, facts: dict[str, Any]) -> str | None:
     """Writes the center, with what says how it was made; returns where, if it could."""
-    path = plan.settings.export
+    path, center = plan.settings.export, plan.trainer.center(outcome.state)
+    if not plan.team.is_first:
+        return None
     kept = ("algo", "arguments", "task", "task_arguments", "seed", "workers")
     header = {name: json.dumps(facts[name]) for name in kept}
     header |= {"steps": json.dumps(outcome.line["step"])}
     header |= {"syncalgos": json.dumps(syncalgos.__version__)}
     try:
-        export.save(path, plan.trainer.center(outcome.state), header)
+        export.save(path, center, header)
     except (OSError, SafetensorError) as error:  # the run's files are still to come
         screen.say(f"--export {path}: {error}")
         return None

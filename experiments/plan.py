@@ -21,7 +21,8 @@ from experiments import (
 from experiments.errors import BadRequest, explained
 from experiments.factories import ALGORITHM, TASK, Kind
 from experiments.flags import Request
-from experiments.tasks.task import Data, Task, losses
+from experiments.tasks.task import Data, Task, losses, telling_workers
+from experiments.team import ALONE, Team
 from syncalgos import (
     WORKERS,
     DataParallel,
@@ -54,6 +55,7 @@ class Plan(NamedTuple):
         shards: which training examples are each worker's own; None: all are everyone's.
         seeded: whether the algorithm or the task draws from the seed while it trains:
             then each seed is another program.
+        team: the processes that train together.
     """
 
     settings: Namespace
@@ -69,53 +71,62 @@ class Plan(NamedTuple):
     trainer: DataParallel
     shards: list[np.ndarray] | None
     seeded: bool
+    team: Team
 
 
-def prepare(request: Request, data: Data | None = None) -> Plan:
+def prepare(request: Request, data: Data | None = None, team: Team = ALONE) -> Plan:
     """Checks a request and fills in what it leaves open.
 
     Args:
         request: from the command line.
         data: the task's, where it is loaded already, as `Plan.data` was.
+        team: the processes that train together; they have joined already.
 
     Raises:
         BadRequest: what cannot be done, in one line.
     """
-    use_all_cores()
+    use_all_cores(team.sharing)
     try:
-        return _prepare(request, data)
+        return _prepare(request, data, team)
     except ValueError as error:
         raise BadRequest(str(error)) from error
 
 
-def use_all_cores() -> None:
-    """One virtual CPU device a core, unless the environment says otherwise."""
+def use_all_cores(sharing: int = 1) -> None:
+    """One virtual CPU device a core, unless the environment says otherwise.
+
+    Args:
+        sharing: processes on this host, which share its cores.
+    """
     in_flags = "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", "")
     if in_flags or "JAX_NUM_CPU_DEVICES" in os.environ:
         return
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
+    has_affinity = hasattr(os, "sched_getaffinity")
+    cores = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
     try:
-        jax.config.update("jax_num_cpu_devices", cores or os.cpu_count() or 1)
+        jax.config.update("jax_num_cpu_devices", max(1, cores // sharing))
     except RuntimeError:
         return  # the backend runs already: whoever started it chose its devices
 
 
-def _prepare(request: Request, data: Data | None) -> Plan:
+def _prepare(request: Request, data: Data | None, team: Team) -> Plan:
     settings = Namespace(**vars(request.settings))
+    settings.resume = settings.resume or settings.resume_center
     bounds.check(settings)
-    if settings.out is not None:
-        records.check_out(settings.out, settings.overwrite)
-    if settings.export is not None:
-        export.check(settings.export, settings.overwrite)
+    if settings.out is not None and team.is_first:
+        records.check_out(settings.out, settings.overwrite or settings.resume)
+    if settings.export is not None and team.is_first:
+        export.check(settings.export, settings.overwrite or settings.resume)
     task = _make_task(request)
     _fill_in(settings, task)
     schedule, optimizer = _inner(settings)
     arguments = embedding_tables.with_row_sparse(request, settings, task)
-    strategy = _make_strategy(request, arguments, schedule, optimizer)
+    strategy = _make_strategy(request, arguments, schedule, optimizer, team)
     algorithm = embedding_tables.of_rest(strategy, task)
     strategy = embedding_tables.beside_shared(algorithm, settings, task)
     strategy = _composed(strategy, settings, optimizer)
     train_loss, eval_loss = losses(task)
+    train_loss = telling_workers(train_loss, settings.workers)
 
     def trainer_of(strategy: Strategy) -> DataParallel:
         return DataParallel(
@@ -132,7 +143,7 @@ def _prepare(request: Request, data: Data | None) -> Plan:
 
     trainer = trainer_of(strategy)
     arguments = embedding_tables.dense(request.arguments)
-    steady = _make_strategy(request, arguments, settings.lr, optimizer)
+    steady = _make_strategy(request, arguments, settings.lr, optimizer, team)
     data = loading.load(settings, task) if data is None else data
     loading.check(settings, data)
     settings.feed = settings.feed or loading.default_feed(data)
@@ -150,6 +161,7 @@ def _prepare(request: Request, data: Data | None) -> Plan:
         trainer=trainer,
         shards=loading.shards(settings, data),
         seeded=_asks_for_seed(request),
+        team=team,
     )
 
 
@@ -241,6 +253,7 @@ def _make_strategy(
     arguments: dict[str, Any],
     learning_rate: optimizers.Schedule,
     optimizer: optax.GradientTransformation,
+    team: Team,
 ) -> Strategy:
     """Calls the algorithm's factory with its flags and what the harness passes."""
     s = request.settings
@@ -249,6 +262,7 @@ def _make_strategy(
         "learning_rate": learning_rate,
         "optimizer": optimizer,
         "axis": WORKERS,
+        "hosts": team.hosts,
     }
     strategy = _call(ALGORITHM, s.algo, request.factory, arguments, offered)
     if not isinstance(strategy, Strategy):

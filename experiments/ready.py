@@ -19,8 +19,9 @@ from experiments.errors import BadRequest, explain
 from experiments.flags import PROGRAM
 from experiments.loading import shards
 from experiments.plan import Plan
+from experiments.progress import Line, Progress
 from experiments.tasks.task import check_apply
-from experiments.train import Outcome, train
+from experiments.train import Hooks, Outcome, train
 from syncalgos import Communication, MeanCenter, Replica, Strategy, TrainState
 
 
@@ -52,14 +53,27 @@ def ready(plan: Plan) -> Ready:
     sent = _count(plan, state)
     if sent is None:
         screen.say("what is sent depends on more than the step: bytes are not counted")
+    run = Ready(
+        plan,
+        state,
+        sent,
+        _rounds(plan, state, sent),
+        _facts(plan, _effective_lr(plan, params)),
+    )
+    displaced = plan.settings.displacements
+    return _measured(run) if displaced and run.rounds is not None else run
+
+
+def _effective_lr(plan: Plan, params: Any) -> float | None:
+    """NaN where it is not found; for the first process, which writes it down."""
     s = plan.settings
+    if not plan.team.is_first:
+        return math.nan
     try:
-        effective = effective_lr(plan.steady, params, plan.optimizer, s.workers, s.lr)
+        return effective_lr(plan.steady, params, plan.optimizer, s.workers, s.lr)
     except Exception as error:  # a figure of the report must not end the run
         screen.say(f"no effective learning rate found: {type(error).__name__}: {error}")
-        effective = math.nan
-    run = Ready(plan, state, sent, _rounds(plan, state, sent), _facts(plan, effective))
-    return _measured(run) if s.displacements and run.rounds is not None else run
+        return math.nan
 
 
 def _measured(run: Ready) -> Ready:
@@ -98,20 +112,39 @@ def _start(plan: Plan) -> tuple[Any, TrainState]:
         raise _refusal("algo", s.algo, error) from error
 
 
-def begin(run: Ready, argv: list[str], out: Path) -> None:
+def begin(
+    run: Ready, argv: list[str], out: Path, progress: Progress | None = None
+) -> None:
     """Writes config.json; an earlier run's files there are removed.
+
+    Args:
+        run: that is to start.
+        argv: its flags.
+        out: the folder.
+        progress: of the run that goes on there.
 
     Raises:
         OSError: it cannot be written.
     """
-    records.start(out, {**run.facts, **_environment(argv, vars(run.plan.settings))})
+    config = {**run.facts, **_environment(argv, vars(run.plan.settings))}
+    records.start(out, config, progress.lines if progress else [])
+
+
+def _not_saved(state: TrainState, progress: Progress) -> None:
+    """A run that keeps no checkpoints."""
+
+
+def _not_written(lines: list[Line]) -> None:
+    """The first process writes for all."""
 
 
 def finish(
     run: Ready,
     out: Path,
     report: screen.Report,
-    asked_to_stop: Callable[[], bool],
+    asked_to_stop: Callable[[], int],
+    save: Callable[[TrainState, Progress], None] = _not_saved,
+    progress: Progress | None = None,
 ) -> tuple[Outcome, dict[str, Any]]:
     """Trains, and writes metrics.jsonl; returns the summary, yet to be written.
 
@@ -119,10 +152,17 @@ def finish(
         run: whose state is given up.
         out: the folder of `begin`.
         report: where progress is shown.
-        asked_to_stop: looked at after each dispatch.
+        asked_to_stop: looked at before each dispatch.
+        save: called where a checkpoint is due.
+        progress: of a run that goes on.
     """
+    team, metrics = run.plan.team, records.Metrics(out, run.plan.team.note)
+    write = metrics.add if team.is_first else _not_written
+    hooks = Hooks(asked_to_stop, write, save)
     per_step = run.sent and run.sent.per_step
-    outcome = train(run.plan, run.state, out, per_step, report, asked_to_stop)
+    outcome = train(
+        run.plan, run.state, progress or Progress(), per_step, report, hooks
+    )
     return outcome, _summary(run, outcome)
 
 
@@ -183,6 +223,7 @@ def _facts(plan: Plan, effective: float | None) -> dict[str, Any]:
         "backend": s.backend,
         "devices": len(layout.devices),
         "lanes": layout.lanes,
+        "processes": layout.processes,
         "platform": layout.devices[0].platform,
     }
 
@@ -228,14 +269,14 @@ def _count(
 
 def _summary(run: Ready, outcome: Outcome) -> dict[str, Any]:
     plan, facts, sent = run.plan, run.facts, run.sent
-    steps = outcome.line["step"]
+    steps, seconds = outcome.line["step"], outcome.progress.seconds
     moving = np.diff(sent.per_step[:steps], prepend=0.0) > 0 if sent else None
     return {
         **facts,
         **{name: outcome.line[name] for name in outcome.line if name != "step"},
         "steps": steps,
         "syncs": None if moving is None else int(moving.sum()),
-        "steps_per_second": steps / outcome.seconds if outcome.seconds else 0.0,
+        "steps_per_second": steps / seconds if seconds else 0.0,
         "params_sha256": params_sha256(plan.trainer.center(outcome.state)),
         "temp_bytes": plan.trainer.temp_bytes,
         "not_counted": plan.task.sends or None,
@@ -243,7 +284,9 @@ def _summary(run: Ready, outcome: Outcome) -> dict[str, Any]:
         "export": None,
         "diverged": outcome.diverged_at is not None,
         "diverged_at": outcome.diverged_at,
-        "stopped": outcome.stopped,
+        "not_finite_workers": outcome.not_finite,
+        "stopped": bool(outcome.stopped),
+        "resumed_at": outcome.progress.resumed_at,
     }
 
 

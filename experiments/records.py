@@ -4,7 +4,7 @@ import json
 import math
 import tempfile
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ def check_out(out: Path, overwrite: bool) -> None:
     if held and not overwrite:
         raise ValueError(
             f"--out {out} already holds a run ({', '.join(held)}): take another "
-            "folder, or --overwrite"
+            "folder, --resume to go on with it, or --overwrite"
         )
 
 
@@ -56,33 +56,68 @@ def default_out(task: str, algo: str) -> Path:
     return next(p for c in candidates if not (p := Path("runs") / c).exists())
 
 
-def start(out: Path, config: dict[str, Any]) -> None:
+def start(out: Path, config: dict[str, Any], lines: list[dict[str, Any]]) -> None:
     """Makes the folder, removes an earlier run's files and writes config.json.
+
+    Args:
+        out: the folder.
+        config: of the run.
+        lines: of metrics.jsonl, where a run goes on.
 
     Raises:
         OSError: it cannot be written.
     """
     out.mkdir(parents=True, exist_ok=True)
-    for name in NAMES:
-        (out / name).unlink(missing_ok=True)
+    (out / "summary.json").unlink(missing_ok=True)
     write_json(out / "config.json", config)
-    (out / "metrics.jsonl").touch()
+    write_metrics(out, lines)
 
 
-def add_line(out: Path, line: dict[str, Any]) -> None:
-    """Appends a line to metrics.jsonl."""
-    with (out / "metrics.jsonl").open("a") as file:
-        file.write(json.dumps(plain(line)) + "\n")
+class Metrics:
+    """metrics.jsonl, which catches up once a disk that was full has room again."""
+
+    def __init__(self, out: Path, note: Callable[[str], None]):
+        self._out, self._note, self._is_behind = out, note, False
+
+    def add(self, lines: list[dict[str, Any]]) -> None:
+        """Appends the last of the run's lines."""
+        try:
+            if self._is_behind:
+                write_metrics(self._out, lines)
+            else:
+                with (self._out / "metrics.jsonl").open("a") as file:
+                    file.write(_json_lines(lines[-1:]))
+            self._is_behind = False
+        except OSError as error:
+            if not self._is_behind:
+                self._note(f"metrics.jsonl in {self._out}: {error.strerror}; later")
+            self._is_behind = True
 
 
-def finish(out: Path, summary: dict[str, Any]) -> None:
-    """Writes summary.json."""
+def write_metrics(out: Path, lines: list[dict[str, Any]]) -> None:
+    """Writes metrics.jsonl, unless it holds these lines already."""
+    path, text = out / "metrics.jsonl", _json_lines(lines)
+    if not path.exists() or path.read_text(errors="replace") != text:
+        write(path, text)
+
+
+def finish(out: Path, summary: dict[str, Any], lines: list[dict[str, Any]]) -> None:
+    """Writes summary.json, and of metrics.jsonl what is missing.
+
+    Raises:
+        OSError: they cannot be written.
+    """
+    write_metrics(out, lines)
     write_json(out / "summary.json", summary)
 
 
 def write_lines(path: Path, lines: Iterable[dict[str, Any]]) -> None:
     """Writes a line of JSON for each, so that a reader never sees half a file."""
-    write(path, "".join(json.dumps(plain(line)) + "\n" for line in lines))
+    write(path, _json_lines(lines))
+
+
+def _json_lines(lines: Iterable[dict[str, Any]]) -> str:
+    return "".join(json.dumps(plain(line)) + "\n" for line in lines)
 
 
 def read_json(path: Path) -> dict[str, Any]:

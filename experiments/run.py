@@ -4,6 +4,7 @@ import sys
 import time
 
 from experiments import exits, flags
+from experiments.processes.member import joined
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -13,22 +14,26 @@ def main(argv: list[str] | None = None) -> int:
         argv: the flags; None means those of the process.
 
     Returns:
-        The exit code: 0 done, 2 bad request, 3 diverged, 75 stopped by SIGTERM, 130
-        stopped by Ctrl-C.
+        The exit code: 0 done, 2 bad request, 3 diverged, 4 the processes did not find
+        each other, 75 stopped by SIGTERM or by a lost process, 130 stopped by Ctrl-C.
     """
     started = time.perf_counter()
     argv = sys.argv[1:] if argv is None else argv
 
-    def program(stopped: exits.Stopped) -> int | None:
+    def program(stopped: exits.Stopped) -> int:
         request = flags.parse(argv)
-        from experiments import job  # imports jax, which --help need not wait for
+        from experiments import job, joining  # import jax, which --help need not
 
-        outcome = job.run(request, argv, started, stopped)
-        if outcome.diverged_at is not None:
-            return exits.DIVERGED
-        return None if outcome.stopped else exits.DONE
+        if (group := joining.group(request)) is not None:
+            return joining.supervise(request, argv, group)
+        return job.run(request, argv, started, stopped)
 
-    return exits.guarded(program)
+    member = joined()
+    if member is None:
+        return exits.guarded(program)
+    from experiments import joining
+
+    return joining.as_member(member, argv, started)
 
 
 if __name__ == "__main__":

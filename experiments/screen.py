@@ -78,7 +78,8 @@ def show(text: str) -> None:
     try:
         print(text, flush=True)
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # for the flush at exit
+        to = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(to, sys.stdout.fileno())  # for the flush at exit
 
 
 def say(text: str) -> None:

@@ -1,21 +1,37 @@
-"""The loop: dispatches, evaluations, and a run's files."""
+"""The loop: dispatches, evaluations, checkpoints, and a run's lines."""
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import pairwise
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-from experiments import displacements, feed, records, screen, stream
+from experiments import displacements, feed, screen, stream
 from experiments.plan import Plan
-from experiments.tasks.task import held_out
+from experiments.progress import Line, Progress
+from experiments.tasks.task import NOT_FINITE, held_out
 from syncalgos import TrainState
 
 DIVERGED_ABOVE = 1000  # times the first loss
+WANTED = ("loss", NOT_FINITE)
+
+
+class Hooks(NamedTuple):
+    """What the loop calls as it goes.
+
+    Attributes:
+        asked_to_stop: () -> the number of a signal, or 0; looked at before each
+            dispatch. All processes stop if one is asked.
+        write: takes all lines of metrics.jsonl, of which the last is new.
+        save: (state, progress), where a checkpoint is due.
+    """
+
+    asked_to_stop: Callable[[], int]
+    write: Callable[[list[Line]], None]
+    save: Callable[[TrainState, Progress], None]
 
 
 class Outcome(NamedTuple):
@@ -23,98 +39,134 @@ class Outcome(NamedTuple):
 
     Attributes:
         state: of the engine.
-        line: the last evaluation.
-        seconds: of training, compilation and evaluation excluded.
+        progress: all that it has behind it.
         diverged_at: the local step (from 0) whose loss was not finite, or above 1000
             times the first; None where there was none.
-        stopped: whether it was asked to stop before its end.
+        not_finite: the workers whose loss was not finite then.
+        stopped: the number of the signal that stopped it before its end, or 0.
     """
 
     state: TrainState
-    line: dict[str, Any]
-    seconds: float
+    progress: Progress
     diverged_at: int | None
-    stopped: bool
+    not_finite: list[int]
+    stopped: int
+
+    @property
+    def line(self) -> Line:
+        """The last evaluation."""
+        return self.progress.lines[-1]
 
 
 def train(
     plan: Plan,
     state: TrainState,
-    out: Path,
+    progress: Progress,
     sent: np.ndarray | None,
     report: screen.Report,
-    asked_to_stop: Callable[[], bool],
+    hooks: Hooks,
 ) -> Outcome:
     """Trains to the end, to a divergence, or until asked to stop.
 
     Args:
         plan: what is trained.
         state: where it starts.
-        out: a folder in which `records.start` was called.
+        progress: what is behind it.
         sent: cumulative bytes of each worker after each local step; None: unknown.
         report: where progress is shown.
-        asked_to_stop: looked at after each dispatch.
+        hooks: what is called on the way.
     """
-    s = plan.settings
-    dispatch, evaluate = _make_dispatch(plan), _make_evaluation(plan, sent)
-    losses, seconds, first_loss, diverged_at, stopped = [], 0.0, None, None, False
-    line: dict[str, Any] = {}
+    s, team = plan.settings, plan.team
+    to_tell, to_save = set(evaluations(s)), set(checkpoints(s))
+    whole = dispatches(to_tell | to_save, s.dispatch_steps)
+    parts = [*remaining(whole, progress.step)]
+    dispatch, evaluate = _make_dispatch(plan, parts), _make_evaluation(plan, sent)
+    diverged_at, not_finite, stopped = None, [], 0
 
-    def write_line(done):
-        line = evaluate(state, done, losses, seconds)
-        records.add_line(out, line)
+    def tell(state):
+        team.tell("evaluate", progress.step)
+        line = evaluate(state, progress)
         report.line(screen.evaluation_line(line, s.steps))
-        return line
+        progress.told(line)
+        hooks.write(progress.lines)
 
-    for first, steps in dispatches(s.steps, s.eval_every, s.dispatch_steps):
-        if stopped := asked_to_stop():
+    for first, steps in parts:
+        if stopped := team.largest(hooks.asked_to_stop()):
             break
-        state, new, took = dispatch(state, first, steps)
-        seconds += took
-        losses.append(new)
-        done = first + steps
-        report.step(done)
-        first_loss = new[0] if first_loss is None else first_loss
-        if (bad := first_diverged(new, first_loss)) is not None:
+        team.tell("train", first)
+        state, metrics, took = dispatch(state, first, steps)
+        losses = metrics["loss"]
+        progress.stepped(losses.tolist(), took)
+        report.step(progress.step)
+        if (bad := first_diverged(losses, progress.first_loss)) is not None:
             diverged_at = first + bad
+            not_finite = np.flatnonzero(metrics[NOT_FINITE][bad]).tolist()
             break
-        if done % s.eval_every == 0 or done == s.steps:
-            line, losses = write_line(done), []
-    if losses or not line:  # it ended between two evaluations
-        line = write_line(int(state.step))
-    return Outcome(state, line, seconds, diverged_at, stopped)
+        if progress.step in to_tell:
+            tell(state)
+        if progress.step in to_save:
+            hooks.save(state, progress)
+    if stopped:
+        hooks.save(state, progress)
+    if progress.losses or not progress.lines:  # it ended between two evaluations
+        tell(state)
+    return Outcome(state, progress, diverged_at, not_finite, stopped)
 
 
-def dispatches(steps: int, eval_every: int, most: int) -> Iterator[tuple[int, int]]:
-    """Yields (steps done, steps of the next dispatch).
+def evaluations(s: Any) -> list[int]:
+    """The local steps after which a run is evaluated."""
+    return [*range(s.eval_every, s.steps, s.eval_every), s.steps]
 
-    A dispatch ends at every evaluation, and those between two evaluations are as equal
-    as can be: each length is compiled anew.
+
+def checkpoints(s: Any) -> list[int]:
+    """The local steps after which a run saves a checkpoint; none unless it is asked."""
+    every = s.checkpoint_every
+    return [*range(every, s.steps, every), s.steps] if every else []
+
+
+def dispatches(ends: Iterable[int], most: int) -> Iterator[tuple[int, int]]:
+    """Yields (steps done, steps of the next dispatch) of a whole run.
+
+    Those between two ends are as equal as can be: each length is compiled anew.
+
+    Args:
+        ends: steps at which a dispatch must end; the run does at the last.
+        most: steps of a dispatch.
     """
-    for start in range(0, steps, eval_every):
-        end = min(start + eval_every, steps)
+    for start, end in pairwise(sorted({0, *ends})):
         parts = -(-(end - start) // most)
         edges = [start + (end - start) * i // parts for i in range(parts + 1)]
         yield from ((a, b - a) for a, b in pairwise(edges))
 
 
-def first_diverged(losses: np.ndarray, first: float) -> int | None:
+def remaining(parts: Iterator[tuple[int, int]], step: int) -> Iterator[tuple[int, int]]:
+    """The dispatches that are left after so many steps; one may be left in part."""
+    for first, steps in parts:
+        if first + steps > step:
+            start = max(first, step)
+            yield start, first + steps - start
+
+
+def first_diverged(losses: np.ndarray, first: float | None) -> int | None:
     """The index of the first loss that is not finite or above 1000 times the first."""
-    fine = np.isfinite(losses) & (losses <= DIVERGED_ABOVE * abs(first))
+    limit = math.inf if first is None else DIVERGED_ABOVE * abs(first)
+    fine = np.isfinite(losses) & (losses <= limit)
     return None if fine.all() else int(np.argmin(fine))
 
 
-def _make_dispatch(plan: Plan) -> Callable[..., tuple[TrainState, np.ndarray, float]]:
-    """Returns (state, first step, steps) -> (state, losses, seconds of training)."""
+def _make_dispatch(
+    plan: Plan, parts: list[tuple[int, int]]
+) -> Callable[..., tuple[TrainState, dict[str, np.ndarray], float]]:
+    """Returns (state, first step, steps) -> (state, metrics, seconds of training)."""
     s, trainer = plan.settings, plan.trainer
 
     def rows(first, steps):
+        draw = (s.seed, first, steps, s.batch_size)
         if plan.shards is None:
-            return stream.rows(s.seed, first, steps, s.batch_size, plan.data.examples)
-        return stream.rows_of_shards(s.seed, first, steps, s.batch_size, plan.shards)
+            return plan.team.part(stream.rows(*draw, plan.data.examples))
+        return plan.team.part(stream.rows_of_shards(*draw, plan.shards))
 
     if s.feed == "host":
-        parts = list(dispatches(s.steps, s.eval_every, s.dispatch_steps))
         ahead, data = feed.read_ahead(plan.data.train, parts, rows), None
     else:
         ahead, data = None, trainer.place(plan.data.train)
@@ -125,17 +177,19 @@ def _make_dispatch(plan: Plan) -> Callable[..., tuple[TrainState, np.ndarray, fl
         state, metrics = trainer.run(state, batches, data)
         jax.block_until_ready(metrics)  # unlike np.asarray, it lets Ctrl-C in
         took = time.perf_counter() - start - (trainer.compile_seconds - compiled)
-        return state, np.asarray(metrics["loss"], np.float64), took
+        kept = {name: np.asarray(metrics[name], np.float64) for name in WANTED}
+        return state, kept, took
 
     return dispatch
 
 
 def _make_evaluation(plan: Plan, sent: np.ndarray | None) -> Callable[..., dict]:
     s, trainer = plan.settings, plan.trainer
+    planned = set(evaluations(s))
     test, rows = held_out(plan.data.test, trainer.workers, plan.task.eval_batch)
-    data = trainer.place(test)
+    data, rows = trainer.place(test), plan.team.part(rows)
 
-    def evaluate(state, done, losses, seconds):
+    def evaluate(state, progress):
         metrics = jax.device_get(trainer.evaluate(state, rows, data))
         means = {name: float(np.mean(x)) for name, x in metrics.items()}
         measured = {"loss": means["loss"], "accuracy": None}  # a task may lack one
@@ -144,28 +198,34 @@ def _make_evaluation(plan: Plan, sent: np.ndarray | None) -> Callable[..., dict]
                 measured[name] = figure(means["loss"])
             except ArithmeticError:  # the perplexity of a run that diverges
                 measured[name] = math.nan
+        done, losses = progress.step, progress.losses
         return {
             "step": done,
-            "train_loss": float(np.mean(np.concatenate(losses))) if losses else None,
+            "train_loss": float(np.mean(losses)) if losses else None,
             **{f"test_{name}": x for name, x in {**measured, **means}.items()},
-            "bytes_per_worker": _bytes_after(sent, done),
+            "bytes_per_worker": bytes_after(sent, progress),
             "divergence": trainer.divergence(state),
-            **(_displacements(plan, state, done) if s.displacements else {}),
-            "seconds": round(seconds, 6),
+            **(_displacements(state, done in planned) if s.displacements else {}),
+            "seconds": round(progress.seconds, 6),
         }
 
     return evaluate
 
 
-def _displacements(plan: Plan, state: TrainState, done: int) -> dict[str, Any]:
+def _displacements(state: TrainState, planned: bool) -> dict[str, Any]:
     """Those of the last round, which are known where an evaluation was planned."""
-    s, found = plan.settings, displacements.figures(state)
-    planned = done % s.eval_every == 0 or done == s.steps
+    found = displacements.figures(state)
     return found if planned else dict.fromkeys(found)
 
 
-def _bytes_after(sent: np.ndarray | None, done: int) -> float | int | None:
-    if sent is None:
+def bytes_after(sent: np.ndarray | None, progress: Progress) -> float | int | None:
+    """What each worker has sent; None where only the run can tell."""
+    if sent is None or progress.sent_before is None:
         return None
-    count = float(sent[done - 1]) if done else 0.0
+
+    def until(step):
+        return float(sent[step - 1]) if step else 0.0
+
+    since = until(progress.step) - until(progress.sent_since)
+    count = progress.sent_before + since
     return int(count) if count.is_integer() else count

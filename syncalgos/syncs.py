@@ -84,7 +84,7 @@ def reset(optimizer: optax.GradientTransformation) -> Strategy:
     check_optimizer("reset: optimizer", optimizer)
 
     def sync(replica, state, step):
-        opt_state = _restart(optimizer.init(replica.params), replica.opt_state)
+        opt_state = restart(optimizer.init(replica.params), replica.opt_state)
         return replica._replace(opt_state=opt_state), state
 
     return Strategy(sync=sync)
@@ -117,9 +117,12 @@ def at_syncs(strategy: Strategy, extra: Strategy) -> Strategy:
     return chain(strategy, when(lambda step: composed.lands(strategy, step), extra))
 
 
-def _restart(new: PyTree, old: PyTree) -> PyTree:
-    """The new optimizer state, but for what counts a schedule's steps."""
+def restart(new: PyTree, old: PyTree) -> PyTree:
+    """A new optimizer state, in which schedules count on from where the old one is.
 
+    Raises:
+        ValueError: states of two optimizers, or of other params.
+    """
     if jax.tree.structure(new) != jax.tree.structure(old):
         raise ValueError(
             "reset: the replica's opt_state is not of this optimizer for these params; "
@@ -127,17 +130,17 @@ def _restart(new: PyTree, old: PyTree) -> PyTree:
             "a Replica with its opt_state"
         )
 
-    def restart(new, old):
+    def node(new, old):
         if isinstance(new, optax.ScaleByScheduleState):
             return old
         if isinstance(new, _INJECTED):
-            return old._replace(inner_state=_restart(new.inner_state, old.inner_state))
+            return old._replace(inner_state=restart(new.inner_state, old.inner_state))
         return new
 
     def is_leaf(node):
         return isinstance(node, (optax.ScaleByScheduleState, *_INJECTED))
 
-    return jax.tree.map(restart, new, old, is_leaf=is_leaf)
+    return jax.tree.map(node, new, old, is_leaf=is_leaf)
 
 
 class OuterState(NamedTuple):

@@ -129,6 +129,7 @@ OTHER_VALUES: dict[str, Any] = {
     "reduce": "int4",
     "growth": 0.3,
     "groups": 1,
+    "hosts": 4,
     "bits": 4,
     "drop": 0.5,
     "alpha": 0.5,

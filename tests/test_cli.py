@@ -25,6 +25,7 @@ from commands import (
     two_at_a_time,
 )
 
+from experiments import factories
 from syncalgos import ALGORITHMS
 
 
@@ -56,7 +57,7 @@ def test_help_of_an_algorithm_explains_its_parameters(name, tmp_path):
     run = execute(f"--algo {name} --help", tmp_path)
     assert (run.code, run.stderr) == (0, "")
     parameters = inspect.signature(ALGORITHMS[name]).parameters
-    own = [x for x in parameters if x not in ("axis", "seed", "learning_rate")]
+    own = [x for x in parameters if x not in factories.ALGORITHM.passed]
     doc = inspect.getdoc(ALGORITHMS[name]) or ""
     for parameter in own:
         text = re.search(rf"\n    {parameter}: (.*(\n     .*)*)", doc)

@@ -113,6 +113,22 @@ def test_hierarchical_of_one_group_is_model_averaging_of_its_inner_period():
     assert_same(train(hierarchical(8, PERIOD, groups=1), HEAVY_BALL), averaged())
 
 
+@pytest.mark.parametrize(
+    "workers, hosts, groups", [(8, 4, 4), (8, 2, 2), (8, 1, 2), (6, 3, 3), (4, 1, 2)]
+)
+def test_groups_of_hierarchical_lie_on_whole_hosts(workers, hosts, groups):
+    of_hosts = train(hierarchical(8, PERIOD, hosts=hosts), HEAVY_BALL, workers)
+    expected = train(hierarchical(8, PERIOD, groups=groups), HEAVY_BALL, workers)
+    assert_same(of_hosts, expected)
+
+
+def test_hierarchical_refuses_groups_that_span_hosts():
+    with pytest.raises(ValueError, match="2 groups on 4 hosts .* a multiple of 4"):
+        hierarchical(groups=2, hosts=4)
+    with pytest.raises(ValueError, match="6 workers do not divide over 4 hosts"):
+        train(hierarchical(8, PERIOD, hosts=4), HEAVY_BALL, workers=6)
+
+
 def test_hierarchical_of_groups_of_one_worker_is_model_averaging():
     assert_same(train(hierarchical(PERIOD, 2, groups=4), HEAVY_BALL), averaged())
 

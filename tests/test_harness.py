@@ -14,7 +14,7 @@ from experiments.effective_lr import effective_lr
 from experiments.plan import nearest_multiple, prepare
 from experiments.tasks.digits import digits as digits_task
 from experiments.tasks.task import held_out, losses
-from experiments.train import dispatches, first_diverged
+from experiments.train import dispatches, first_diverged, remaining
 from syncalgos import Strategy, collectives, every, outer_step
 
 PARAMS = {"w": np.zeros((30, 20), np.float32), "b": np.zeros(20, np.float32)}
@@ -93,7 +93,7 @@ def test_evaluation_does_not_depend_on_the_workers():
     ("steps", "every_", "most"), [(960, 96, 96), (100, 30, 7), (5, 5, 100), (10, 3, 1)]
 )
 def test_dispatches_end_at_evaluations_and_cover_all_steps(steps, every_, most):
-    parts = list(dispatches(steps, every_, most))
+    parts = list(dispatches([*range(every_, steps, every_), steps], most))
     ends = [done + n for done, n in parts]
     assert [done for done, _ in parts] == [0, *ends[:-1]]
     assert ends[-1] == steps
@@ -101,6 +101,16 @@ def test_dispatches_end_at_evaluations_and_cover_all_steps(steps, every_, most):
     lengths = {n for _, n in parts}
     assert min(lengths) >= 1 and max(lengths) <= most
     assert len(lengths) <= 4  # each is compiled anew
+
+
+@pytest.mark.parametrize("step", [0, 20, 25, 30, 99])
+def test_a_run_that_goes_on_takes_the_dispatches_that_are_left(step):
+    whole = list(dispatches([30, 60, 100], 12))
+    left = list(remaining(iter(whole), step))
+
+    assert left[0][0] == step
+    assert left[1:] == [part for part in whole if part[0] > step]
+    assert sum(steps for _, steps in left) == 100 - step
 
 
 def test_first_diverged_loss_is_found():

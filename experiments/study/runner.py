@@ -66,7 +66,7 @@ def make_runs(
     plan: Planned,
     out: Path,
     measure_key: str | None,
-    asked_to_stop: Callable[[], bool],
+    asked_to_stop: Callable[[], int],
 ) -> list[tuple[Point, Cell]] | None:
     """Makes all runs that are not there, and returns those to report, by point.
 
@@ -117,7 +117,7 @@ def make_runs(
 
 
 def _make(
-    cell: Cell, loader: Loader, bar: StudyProgress, asked_to_stop: Callable[[], bool]
+    cell: Cell, loader: Loader, bar: StudyProgress, asked_to_stop: Callable[[], int]
 ) -> None:
     """Makes the runs of a cell that are missing, all with one compiled program."""
     job: Ready | None = None
@@ -136,7 +136,7 @@ def _run(
     cell: Cell,
     seed: int,
     bar: StudyProgress,
-    asked_to_stop: Callable[[], bool],
+    asked_to_stop: Callable[[], int],
 ) -> None:
     """Makes one run; its folder gets its name when all its files are there."""
     started = time.perf_counter()
@@ -149,7 +149,7 @@ def _run(
         raise _Stop
     summary["total_seconds"] = round(time.perf_counter() - started, 3)
     summary["sends"] = _sends(job)
-    records.finish(unfinished, summary)
+    records.finish(unfinished, summary, outcome.progress.lines)
     unfinished.replace(cell.run(seed))
     bar.end(_result(summary))
 

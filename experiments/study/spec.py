@@ -118,6 +118,17 @@ TAKEN = {  # flags of single runs that a study sets itself, and what to say inst
     "seed": "--seeds",
     "task": "--task of the study, outside of --algos",
     "validation": "--tune-share",
+    **dict.fromkeys(
+        ("resume", "resume_center", "checkpoint_every", "keep_checkpoints"),
+        "nothing: the same command makes what is missing of a study",
+    ),
+    **dict.fromkeys(
+        ("processes", "coordinator", "process_id", "num_processes", "distributed"),
+        "nothing: a study runs in one process",
+    ),
+    **dict.fromkeys(
+        ("init_timeout", "max_restarts"), "nothing: a study runs in one process"
+    ),
 }
 
 

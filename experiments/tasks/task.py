@@ -7,12 +7,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from syncalgos import checks
+from syncalgos import checks, collectives
 from syncalgos.collectives import PyTree
 from syncalgos.layout import DEVICES, LANES
 
 Arrays = dict[str, np.ndarray]
 WEIGHT = "weight"  # of an example that is evaluated
+NOT_FINITE = "not_finite"  # a metric: of each worker, whether its loss is not
 
 
 class Source(Protocol):
@@ -138,6 +139,18 @@ def losses(task: Task) -> tuple[Any, Any]:
         return means.pop("loss"), (buffers, means)
 
     return train_loss, eval_loss
+
+
+def telling_workers(loss: Any, workers: int) -> Any:
+    """The loss with a metric more: of which workers it is not finite, (workers,)."""
+
+    def told(params, buffers, batch, key):
+        value, (buffers, metrics) = loss(params, buffers, batch, key)
+        mine = jnp.arange(workers) == collectives.index()
+        metrics = {**metrics, NOT_FINITE: mine & ~jnp.isfinite(value)}
+        return value, (buffers, metrics)
+
+    return told
 
 
 def check_data(data: Any) -> None:

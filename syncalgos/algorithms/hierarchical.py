@@ -14,6 +14,7 @@ def hierarchical(
     period: int = 16,
     inner_period: int = 4,
     groups: int | None = None,
+    hosts: int = 1,
     axis: Axis = WORKERS,
 ) -> Strategy:
     """Hierarchical local SGD: average in groups often, over all workers seldom.
@@ -28,7 +29,9 @@ def hierarchical(
         inner_period: local steps between two averages in a group, at least 1; where
             both fall together, all workers average.
         groups: groups of as many consecutive workers; their number divides the
-            workers'. None means as near to the square root of that as can be.
+            workers'. None means as near to the square root of that as can be, where
+            no group spans hosts.
+        hosts: over which the workers lie, as many on each, one after the other.
         axis: the mapped axis or axes over which the workers lie.
 
     Returns:
@@ -37,10 +40,8 @@ def hierarchical(
         local.
 
     Raises:
-        ValueError: a parameter outside its range; when it is traced, workers that do
-            not divide into the groups.
-
-    Workers that share a device or a host are consecutive, and so in one group.
+        ValueError: a parameter outside its range, or groups that would span hosts;
+            when it is traced, workers that do not divide into groups or hosts.
 
     Source: Lin, Stich, Patel and Jaggi, "Don't use large mini-batches, use local SGD",
     ICLR 2020 (2018), section 5.
@@ -49,16 +50,33 @@ def hierarchical(
     inner_period = checks.whole("inner_period", inner_period, least=1)
     if groups is not None:
         groups = checks.whole("hierarchical: groups", groups, least=1)
+    hosts = checks.whole("hierarchical: hosts", hosts, least=1)
+    if groups is not None and groups % hosts:
+        raise ValueError(
+            f"hierarchical: {groups} groups on {hosts} hosts would span hosts: use a "
+            f"multiple of {hosts}"
+        )
 
     def group_mean(params, _):
-        workers = collectives.size(axis)
-        near_root = max(
-            d for d in range(1, math.isqrt(workers) + 1) if workers % d == 0
-        )
-        return collectives.group_mean(params, groups or near_root, axis)
+        chosen = groups or _near_root(collectives.size(axis), hosts)
+        return collectives.group_mean(params, chosen, axis)
 
     inner = when(
         lambda step: ((step + 1) % inner_period == 0) & ((step + 1) % period != 0),
         average(reduce=optax.stateless(group_mean), axis=axis),
     )
     return chain(inner, every(period, average(axis=axis)))
+
+
+def _near_root(workers: int, hosts: int) -> int:
+    """The largest number of groups up to the square root, on whole hosts.
+
+    Where there are more hosts than that, each is a group.
+    """
+    if workers % hosts:
+        raise ValueError(
+            f"hierarchical: {workers} workers do not divide over {hosts} hosts"
+        )
+    most = max(math.isqrt(workers), hosts)
+    fitting = range(hosts, most + 1, hosts)
+    return max(d for d in fitting if workers % d == 0)

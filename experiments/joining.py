@@ -1,0 +1,222 @@
+"""A run in several processes: who supervises them, and how each one joins."""
+
+import os
+import re
+import sys
+import traceback
+from argparse import Namespace
+from pathlib import Path
+from typing import TextIO
+
+import jax
+
+from experiments import exits, flags, job, records, screen
+from experiments.errors import BadRequest
+from experiments.flags import Request
+from experiments.processes import launch
+from experiments.processes.group import Group, Rules
+from experiments.processes.member import Member
+from experiments.processes.rendezvous import address
+from experiments.ready import versions
+from experiments.team import Team
+from syncalgos import checks
+
+DISTRIBUTED = ("none", "auto")
+
+# What each process may have for itself.
+OWN = {"out", "data_dir", "export", "process_id", "coordinator"}
+OWN |= {"init_timeout", "max_restarts", "keep_checkpoints"}
+
+# What jax says when another process is gone, in whatever kind of error.
+_GONE = re.compile(
+    "gloo|nccl|coordination|connection (reset|closed|refused)|broken pipe|"
+    "socket closed|unavailable|deadline_exceeded|timed out",
+    re.IGNORECASE,
+)
+
+
+def group(request: Request) -> Group | None:
+    """The processes that a request asks for; None if it is a single one.
+
+    Raises:
+        BadRequest: flags that do not go together, or that leave one out.
+    """
+    s = request.settings
+    try:
+        checks.one_of("--distributed", s.distributed, DISTRIBUTED)
+        found = _group(s)
+        if found is not None:
+            _check_layout(s, found.count)
+    except ValueError as error:
+        raise BadRequest(str(error)) from error
+    return found
+
+
+def _group(s: Namespace) -> Group | None:
+    by_hand = {"process_id": s.process_id, "num_processes": s.num_processes}
+    given = [name for name, value in by_hand.items() if value is not None]
+    ways = [s.processes != 1, s.coordinator is not None, s.distributed == "auto"]
+    if sum(ways) > 1:
+        raise ValueError(
+            "--processes starts processes here, --coordinator and --distributed join "
+            "those that are started elsewhere: say one of them"
+        )
+    if s.coordinator is None:
+        if given:
+            flag = given[0].replace("_", "-")
+            raise ValueError(f"--{flag} goes with --coordinator HOST:PORT")
+        if s.distributed == "auto":
+            return _detected(s)
+        count = checks.whole("--processes", s.processes, least=1)
+        return None if count == 1 else Group(count, tuple(range(count)))
+    for name, value in by_hand.items():
+        if value is None:
+            raise ValueError(f"--coordinator goes with --{name.replace('_', '-')}")
+    address(s.coordinator)
+    count = checks.whole("--num-processes", s.num_processes, least=1)
+    number = checks.whole("--process-id", s.process_id, least=0)
+    if number >= count:
+        raise ValueError(
+            f"--process-id must be 0 to {count - 1} of {count} processes, got {number}"
+        )
+    return Group(count, (number,), s.coordinator)
+
+
+def _detected(s: Namespace) -> Group:
+    """Who this process is by Slurm, Open MPI or Kubernetes, as jax finds it out."""
+    from jax._src.clusters import ClusterEnv  # jax tells nobody before it has joined
+
+    timeout = round(s.init_timeout)
+    names = (None, None, None, None, None)
+    try:
+        where, count, number, *_ = ClusterEnv.auto_detect_unset_distributed_params(
+            *names, timeout
+        )
+    except Exception as error:  # whatever a scheduler's environment leads to
+        raise ValueError(
+            f"--distributed auto: {type(error).__name__}: {error}"
+        ) from error
+    if where is None or count is None or number is None:
+        raise ValueError(
+            "--distributed auto finds no Slurm, Open MPI or Kubernetes around this "
+            "process: say --coordinator, --process-id and --num-processes"
+        )
+    return Group(count, (number,), where)
+
+
+def _check_layout(s: Namespace, processes: int) -> None:
+    """Raises a ValueError for what no number of devices could run."""
+    if s.backend == "vmap":
+        raise ValueError(
+            f"--backend vmap runs on one device, not in {processes} processes: take "
+            "pmap or shard_map"
+        )
+    if s.workers % processes:
+        raise ValueError(
+            f"{s.workers} workers do not divide over {processes} processes: use a "
+            f"multiple of {processes}"
+        )
+
+
+def supervise(request: Request, argv: list[str], group: Group) -> int:
+    """Starts this command's processes, and watches them to their end.
+
+    Returns:
+        The exit code.
+    """
+    s = request.settings
+    out = s.out or records.default_out(s.task, s.algo)
+    settings = {**vars(s), **request.arguments, **request.task_arguments}
+    facts = {
+        f"--{name.replace('_', '-')}": records.plain(value)
+        for name, value in settings.items()
+        if name not in OWN
+    }
+    return launch.supervise(
+        group,
+        [sys.executable, "-m", "experiments.run", *argv],
+        facts | versions(),
+        {"out": str(out)},
+        Rules(init_timeout=s.init_timeout, max_restarts=s.max_restarts),
+    )
+
+
+def as_member(member: Member, argv: list[str], started: float) -> int:
+    """Runs a process that a supervisor has started.
+
+    Returns:
+        The exit code, where the process does not end at once.
+    """
+    errors = _take_streams(member)
+    try:
+        return _trained(member, argv, started)
+    except BadRequest as error:
+        member.refuse(f"error: {' '.join(str(error).split())}", exits.BAD_REQUEST)
+    except Exception as error:
+        text = f"{type(error).__name__}: {error}".partition("\n")[0]
+        if _GONE.search(str(error)):
+            member.lost(text)
+        traceback.print_exc(file=errors)
+        member.refuse(text, exits.FAILED)
+
+
+def _trained(member: Member, argv: list[str], started: float) -> int:
+    request = flags.parse(argv)
+    s = request.settings
+    s.out = s.out or Path(member.announced["out"])
+    s.resume = s.resume or member.attempt > 0
+    s.overwrite = s.overwrite and member.attempt == 0
+    member.tell("connect")
+    _connect(member)
+    team = Team(
+        process=member.process,
+        processes=member.processes,
+        hosts=member.hosts,
+        sharing=member.locals,
+        tell=member.tell,
+        note=member.note if member.process else screen.say,
+    )
+
+    def program(stopped: exits.Stopped) -> int:
+        member.tell("prepare")
+        return job.run(request, argv, started, stopped, team)
+
+    code = exits.watched(program, is_supervised=True)
+    if code in (exits.TERMINATED, exits.INTERRUPTED):
+        member.stopped("SIGTERM" if code == exits.TERMINATED else "SIGINT")
+    jax.distributed.shutdown()
+    return code
+
+
+def _connect(member: Member) -> None:
+    """Joins the other processes.
+
+    jax's own handler of SIGTERM would take the place of ours, and its heartbeat is
+    slower than the supervisor's.
+    """
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    jax.config.update("jax_enable_preemption_service", False)
+    jax.distributed.initialize(
+        member.jax_coordinator,
+        member.processes,
+        member.process,
+        local_device_ids=[member.local] if member.locals > 1 else None,
+        initialization_timeout=round(member.init_timeout),
+    )
+
+
+def _take_streams(member: Member) -> TextIO:
+    """Keeps stdout for the summary, and others than process 0 from speaking.
+
+    gloo tells on the process's stdout to whom it is connected.
+
+    Returns:
+        Where a traceback goes.
+    """
+    stdout, errors = os.dup(1), sys.stderr
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    sys.stdout = open(stdout, "w", encoding=sys.stdout.encoding)  # noqa: SIM115
+    exits.never_fail_to_print()
+    if member.process > 0:
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115
+    return errors

@@ -1,0 +1,100 @@
+"""Starts, watches and restarts the processes of a run: see `supervise`."""
+
+import json
+import os
+import selectors
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from experiments.exits import UNCONNECTED
+from experiments.processes.crew import Crew
+from experiments.processes.group import Group, Rules
+from experiments.processes.guests import Guests
+from experiments.processes.hub import Hub
+from experiments.processes.rendezvous import Hello, address, here, listen
+from experiments.processes.spoke import Spoke
+from experiments.processes.wire import say
+
+TICK = 0.03  # seconds
+
+
+def supervise(
+    group: Group,
+    command: list[str],
+    facts: dict[str, Any],
+    announced: dict[str, Any],
+    rules: Rules,
+) -> int:
+    """Runs processes to their end, here and with other commands on other hosts.
+
+    The command of process 0 decides for all. Whatever happens, no process is left.
+
+    Args:
+        group: the processes, and those that this command starts.
+        command: argv that starts one; it calls `member.joined`.
+        facts: what all commands must agree on, by the name that the user knows, such
+            as "--seed" or "jax"; JSON values, None where there is none.
+        announced: what process 0's command tells all processes; JSON, below 100 kB.
+        rules: how long to wait, and how often to start again.
+
+    Returns:
+        The exit code, alike for all commands: that of the processes; 4 if they did not
+        find each other, or disagree; 75 if one was lost or SIGTERM came, 130 by Ctrl-C.
+    """
+    facts = json.loads(json.dumps(facts))
+    hello = Hello(group.count, list(group.ids), here(), os.getpid(), facts)
+    selector = selectors.DefaultSelector()
+    crew = Crew(group, command, rules, selector)
+    if group.coordinator is not None and 0 not in group.ids:
+        role = Spoke(hello, group.coordinator, rules, crew, selector)
+    else:
+        guests = None
+        if group.coordinator is not None:
+            port = address(group.coordinator)[1]
+            try:
+                listener = listen(port)
+            except OSError as error:
+                reason = os.strerror(error.errno or 0)
+                say(f"process 0 cannot listen on port {port}: {reason}")
+                return UNCONNECTED
+            guests = Guests(hello, rules.loss, selector, listener)
+        role = Hub(hello, group.coordinator, announced, rules, crew, guests)
+    with _signals() as received:
+        try:
+            return _loop(role, selector, received)
+        finally:
+            crew.kill()
+            role.close()
+            selector.close()
+
+
+def _loop(
+    role: Hub | Spoke, selector: selectors.BaseSelector, received: list[int]
+) -> int:
+    due = 0.0
+    while role.code is None:
+        for key, _ in selector.select(TICK):
+            key.data()
+        while received and role.code is None:
+            role.signal(received.pop(0))
+        now = time.monotonic()
+        if role.code is None and now >= due:  # reports may come more often
+            role.tick(now)
+            due = now + TICK
+    return role.code
+
+
+@contextmanager
+def _signals() -> Iterator[list[int]]:
+    """Collects SIGINT and SIGTERM, as the loop is never long in coming round."""
+    received: list[int] = []
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = {n: signal.signal(n, lambda n, _: received.append(n)) for n in numbers}
+    try:
+        yield received
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,47 @@
+"""What a run has behind it, besides the engine's state."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+Line = dict[str, Any]
+
+
+@dataclass
+class Progress:
+    """What a run has behind it, besides the engine's state; it grows as the run goes.
+
+    Attributes:
+        step: local steps done.
+        lines: of metrics.jsonl.
+        losses: of the steps since the last line.
+        seconds: of training, compilation and evaluation excluded.
+        first_loss: of the first step; None before it.
+        resumed_at: the steps from which it went on after a stop.
+        sent_before: bytes that each worker had sent when the number of workers last
+            changed, if they are known.
+        sent_since: the step at which that was.
+        earlier_seconds: all that it took until it was stopped last.
+    """
+
+    step: int = 0
+    lines: list[Line] = field(default_factory=list)
+    losses: list[float] = field(default_factory=list)
+    seconds: float = 0.0
+    first_loss: float | None = None
+    resumed_at: list[int] = field(default_factory=list)
+    sent_before: float | None = 0.0
+    sent_since: int = 0
+    earlier_seconds: float = 0.0
+
+    def stepped(self, losses: list[float], seconds: float) -> None:
+        """Notes a dispatch."""
+        if self.first_loss is None:
+            self.first_loss = losses[0]
+        self.step += len(losses)
+        self.losses += losses
+        self.seconds += seconds
+
+    def told(self, line: Line) -> None:
+        """Notes an evaluation."""
+        self.lines.append(line)
+        self.losses = []

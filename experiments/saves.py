@@ -1,0 +1,193 @@
+"""Saving a run as it goes, and going on from there."""
+
+import dataclasses
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from experiments import records, screen, snapshot
+from experiments.checkpoints import Incomplete, load, prune, steps
+from experiments.errors import BadRequest
+from experiments.parts import Damaged, Part, write
+from experiments.progress import Progress
+from experiments.ready import Ready, versions
+from experiments.train import bytes_after
+from syncalgos import TrainState
+
+FOLDER = "checkpoints"  # in --out
+
+# Settings that may differ when a run goes on: the numbers do not depend on them.
+FREE = {
+    *("out", "overwrite", "resume", "resume_center", "checkpoint_every"),
+    *("keep_checkpoints", "data_dir", "export", "backend", "devices", "feed"),
+    *("eval_every", "dispatch_steps", "processes", "coordinator", "process_id"),
+    *("num_processes", "distributed", "init_timeout", "max_restarts"),
+}
+
+
+class Saves(NamedTuple):
+    """Where a run saves itself.
+
+    Attributes:
+        run: what is saved.
+        folder: for its checkpoints.
+        started: time.perf_counter() at the start of the process.
+    """
+
+    run: Ready
+    folder: Path
+    started: float
+
+    def save(self, state: TrainState, progress: Progress) -> None:
+        """Writes this process's part of a checkpoint, and removes old ones.
+
+        A disk that is full or may not be written to costs the checkpoint, not the run.
+        """
+        plan, team = self.run.plan, self.run.plan.team
+        team.tell("save", progress.step)
+        center = plan.trainer.center(state)
+        held = plan.trainer.to_host(state)
+        workers = plan.trainer.layout.own_workers
+        part = Part(
+            step=progress.step,
+            workers=plan.trainer.workers,
+            first=workers.start,
+            own=snapshot.own(held),
+            shared=snapshot.shared(held, center),
+            record=self._record(progress),
+        )
+        path, failure = None, ""
+        try:
+            path = write(self.folder, part, team.process, team.processes)
+        except OSError as error:
+            failure = error.strerror or str(error)
+            team.note(
+                f"no checkpoint of step {progress.step}: {self.folder}: {failure}; the "
+                "run goes on"
+            )
+        with suppress(OSError):
+            if not team.largest(bool(failure)):
+                self.prune(progress.step)
+            elif path:  # nobody can use it
+                path.unlink(missing_ok=True)
+
+    def prune(self, newest: int) -> None:
+        """Removes this process's part of checkpoints that are old, or newer than this.
+
+        Raises:
+            OSError: it cannot.
+        """
+        team, s = self.run.plan.team, self.run.plan.settings
+        keep = s.keep_checkpoints if newest else 0  # of another run
+        prune(self.folder, keep, team.process, team.processes, newest)
+
+    def _record(self, progress: Progress) -> dict[str, Any]:
+        spent = progress.earlier_seconds + time.perf_counter() - self.started
+        now = dataclasses.replace(progress, earlier_seconds=spent)
+        per_step = self.run.sent and self.run.sent.per_step
+        return records.plain(
+            {
+                "settings": _settings(self.run),
+                "versions": versions(),
+                "sent": bytes_after(per_step, progress),
+                "progress": dataclasses.asdict(now),
+            }
+        )
+
+    def restore(self) -> tuple[TrainState, Progress] | None:
+        """The newest checkpoint that all processes can use; None if there is none.
+
+        Raises:
+            BadRequest: it is of another run, or of another number of workers.
+        """
+        team, before = self.run.plan.team, None
+        while (step := team.smallest(self._newest(before))) >= 0:
+            part, trouble = None, ""
+            try:
+                part = self._read(step)
+            except (Damaged, Incomplete, OSError) as error:
+                trouble = str(error)
+                team.note(f"the checkpoint of step {step} cannot be used: {trouble}")
+            if not team.largest(bool(trouble)) and part is not None:
+                return self._restored(part)
+            before = step
+        return None
+
+    def _newest(self, before: int | None) -> int:
+        """The newest step in the folder that is before another; -1 if there is none."""
+        found = [x for x in steps(self.folder) if before is None or x < before]
+        return max(found, default=-1)
+
+    def _read(self, step: int) -> Part:
+        """This process's workers; one worker of a run with another number of them."""
+        plan = self.run.plan
+        rows, workers = plan.trainer.layout.own_workers, plan.trainer.workers
+        try:
+            part = load(self.folder, step, rows.start, len(rows))
+        except Incomplete:
+            part = load(self.folder, step, 0, 1)
+            if part.workers == workers:
+                raise
+        same = part.workers == workers
+        return part if same else load(self.folder, step, 0, 1)
+
+    def _restored(self, part: Part) -> tuple[TrainState, Progress]:
+        plan, s = self.run.plan, self.run.plan.settings
+        progress = Progress(**part.record["progress"])
+        same = part.workers == plan.trainer.workers
+        if not same and not s.resume_center:
+            raise BadRequest(
+                f"--resume: the checkpoint of step {part.step} is of {part.workers} "
+                f"workers, not {plan.trainer.workers}: --resume-center starts new "
+                "replicas from its center model"
+            )
+        _check_settings(part.record, self.run, same)
+        if part.record["versions"] != versions() and plan.team.is_first:
+            screen.say("the checkpoint is of other versions: numbers may differ")
+        named = (part.own, part.shared)
+        try:
+            if same:
+                state = snapshot.state(plan.trainer, self.run.state, *named)
+            else:
+                state = snapshot.restarted(plan.trainer, s.seed, self.run.state, *named)
+        except snapshot.Misfit as error:
+            raise BadRequest(f"--resume: {error}") from error
+        if not same:
+            progress.sent_before, progress.sent_since = part.record["sent"], part.step
+        progress.resumed_at.append(part.step)
+        return state, progress
+
+
+def _settings(run: Ready) -> dict[str, Any]:
+    """What the numbers of a run depend on, by flag."""
+    plan = run.plan
+    common = {k: v for k, v in vars(plan.settings).items() if k not in FREE}
+    return {**common, **plan.arguments, **plan.task_arguments}
+
+
+def _check_settings(record: dict[str, Any], run: Ready, same: bool) -> None:
+    """Raises a BadRequest if a checkpoint is of another run.
+
+    Args:
+        record: of the checkpoint.
+        run: what shall go on.
+        same: whether both have as many workers.
+    """
+    now, before = records.plain(_settings(run)), record["settings"]
+    free = set() if same else {"workers", "batch_size", "accumulate"}
+    if now["schedule"] == "constant":  # a longer run begins as a shorter one does
+        free.add("steps")
+    for name in sorted({*now, *before} - free):
+        if now.get(name) != before.get(name):
+            flag = f"--{name.replace('_', '-')}"
+            raise BadRequest(
+                f"--resume: the run was made with {flag} {before.get(name)}, not "
+                f"{now.get(name)}"
+            )
+    step = record["progress"]["step"]
+    if step > run.plan.settings.steps:
+        raise BadRequest(
+            f"--resume: the checkpoint is of step {step}, behind --steps "
+            f"{run.plan.settings.steps}"
+        )
