@@ -10,7 +10,7 @@ from typing import TextIO
 
 import jax
 
-from experiments import exits, flags, job, records, screen
+from experiments import exits, flags, gloo, job, records, screen
 from experiments.errors import BadRequest
 from experiments.flags import Request
 from experiments.processes import launch
@@ -177,6 +177,9 @@ def _trained(member: Member, argv: list[str], started: float) -> int:
         note=member.note if member.process else screen.say,
     )
 
+    if member.process and not member.local:
+        member.note("has joined; process 0 shows how it goes")
+
     def program(stopped: exits.Stopped) -> int:
         member.tell("prepare")
         return job.run(request, argv, started, stopped, team)
@@ -196,6 +199,8 @@ def _connect(member: Member) -> None:
     """
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.config.update("jax_enable_preemption_service", False)
+    if member.hosts > 1:
+        gloo.listen_towards(member.jax_coordinator)
     jax.distributed.initialize(
         member.jax_coordinator,
         member.processes,

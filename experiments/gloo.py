@@ -1,0 +1,35 @@
+"""Has gloo listen where other hosts reach this one."""
+
+import socket
+from functools import partial
+
+from experiments.processes.rendezvous import address
+
+
+def listen_towards(coordinator: str) -> None:
+    """Has gloo listen on this host's address in the coordinator's network.
+
+    By itself it takes the address of the host's own name, which many systems have as
+    127.0.1.1 in /etc/hosts: then no other host finds it. jax (0.10 to 0.12) has no
+    public setting for that.
+
+    Args:
+        coordinator: HOST:PORT, as other hosts know it.
+
+    Raises:
+        OSError: there is no way to it.
+    """
+    from jax._src.lib import _jax
+
+    make = getattr(_jax, "make_gloo_tcp_collectives", None)
+    if make is not None:
+        own = _address_towards(*address(coordinator))
+        _jax.make_gloo_tcp_collectives = partial(make, hostname=own)
+
+
+def _address_towards(host: str, port: int) -> str:
+    """Of this host, in the network by which another is reached; nothing is sent."""
+    family, kind, *_, where = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind) as probe:
+        probe.connect(where)
+        return probe.getsockname()[0]

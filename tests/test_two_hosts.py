@@ -1,0 +1,80 @@
+"""docs/many-hosts.md's first recipe, its hosts being two network namespaces."""
+
+import os
+import shutil
+import subprocess
+
+import pytest
+from commands import PROGRAM, ROOT, Run, environment, execute
+
+from experiments.gloo import _address_towards
+
+PORT = 9999
+ADDRESSES = ("10.78.0.1", "10.78.0.2")
+
+
+def test_the_own_address_is_that_of_the_way_to_the_other():
+    assert _address_towards("127.0.0.1", PORT) == "127.0.0.1"
+
+
+@pytest.fixture
+def hosts():
+    """What to put before a command that is to run on each of two hosts."""
+    if os.geteuid() != 0 or not shutil.which("ip"):
+        pytest.skip("network namespaces take root, and the program ip")
+    names = [f"two-hosts-{os.getpid()}-{i}" for i in (0, 1)]
+
+    def ip(*words):
+        subprocess.run(["ip", *words], check=True, capture_output=True)
+
+    try:
+        try:
+            for name in names:
+                ip("netns", "add", name)
+        except subprocess.CalledProcessError as error:
+            pytest.skip(f"no network namespaces: {error.stderr!r}")
+        a, b = names
+        ip(*f"link add wire netns {a} type veth peer wire netns {b}".split())
+        for name, address in zip(names, ADDRESSES, strict=True):
+            ip("-n", name, "addr", "add", f"{address}/24", "dev", "wire")
+            for device in ("lo", "wire"):
+                ip("-n", name, "link", "set", device, "up")
+        yield [["ip", "netns", "exec", name] for name in names]
+    finally:
+        for name in names:
+            subprocess.run(["ip", "netns", "del", name], capture_output=True)
+
+
+@pytest.mark.slow
+def test_two_hosts_joined_by_hand_train_as_one_does(hosts, tmp_path):
+    command = "--algo hierarchical --steps 32 --eval-every 16"
+    joined = f"--coordinator {ADDRESSES[0]}:{PORT} --num-processes 2"
+    words = f"{command} {joined} --checkpoint-every 16".split()
+    outs = [tmp_path / str(i) / "out" for i in (0, 1)]  # they share no folder
+    processes = [
+        subprocess.Popen(
+            [*host, *PROGRAM, *words, "--process-id", str(i), "--out", str(out)],
+            cwd=ROOT,
+            env=environment(JAX_NUM_CPU_DEVICES=1),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            encoding="utf-8",
+        )
+        for i, (host, out) in enumerate(zip(hosts, outs, strict=True))
+    ]
+    try:
+        said = [process.communicate(timeout=240) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    codes = [process.returncode for process in processes]
+    assert codes == [0, 0], said
+    ended = Run(0, *said[0], outs[0])
+    alone = execute(command, tmp_path / "alone")
+    assert ended.summary["params_sha256"] == alone.summary["params_sha256"]
+    assert ended.summary["processes"] == 2
+    parts = [sorted(x.name for x in (out / "checkpoints").iterdir()) for out in outs]
+    for number, names in enumerate(parts):
+        steps = (16, 32)
+        assert names == [f"step-{step:08}.{number}-of-2.npz" for step in steps]
