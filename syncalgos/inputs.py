@@ -109,7 +109,8 @@ def check_own(leaf: Any, shape: tuple[int, int]) -> None:
 
 def check_workers(held: Any, workers: int) -> None:
     """Raises a ValueError unless replica and sync lead with so many workers."""
-    for path, leaf in jax.tree_util.tree_leaves_with_path((held.replica, held.sync)):
+    of_workers = held._replace(step=(), key=())
+    for path, leaf in jax.tree_util.tree_leaves_with_path(of_workers):
         if np.shape(leaf)[:1] != (workers,):
             name = "held" + jax.tree_util.keystr(path)
             raise ValueError(

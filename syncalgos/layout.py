@@ -92,6 +92,9 @@ class Layout(NamedTuple):
         sharding = self.sharding(*axes)
         if self.processes == 1:
             return jax.device_put(x, sharding)
+        if is_key(x):  # they have no NumPy form
+            raw = self.split(jax.random.key_data(x), *axes)
+            return jax.random.wrap_key_data(raw, impl=jax.random.key_impl(x))
         return jax.make_array_from_process_local_data(sharding, np.asarray(x))
 
     def copy(self, x: Any) -> jax.Array:
@@ -100,7 +103,7 @@ class Layout(NamedTuple):
         Unlike `jax.device_put`, it does not send the array round to compare it.
         """
         sharding = self.sharding()
-        if isinstance(x, jax.Array) and x.sharding == sharding:
+        if isinstance(x, jax.Array) and x.sharding.is_equivalent_to(sharding, x.ndim):
             return x
         if self.processes == 1:
             return jax.device_put(x, sharding)
@@ -117,21 +120,22 @@ class Layout(NamedTuple):
         Returns:
             A NumPy array, (workers here, ...); of typed keys a jax.Array.
         """
-        is_key = jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
-        raw = jax.random.key_data(x) if is_key else x
+        raw = jax.random.key_data(x) if is_key(x) else x
         shards = sorted(raw.addressable_shards, key=lambda s: s.index[0].start or 0)
         whole = np.concatenate([np.asarray(s.data) for s in shards])
         whole = whole.reshape(-1, *whole.shape[2:])
-        if not is_key:
+        if not is_key(x):
             return whole
         return jax.random.wrap_key_data(jnp.asarray(whole), impl=jax.random.key_impl(x))
 
     def unpart(self, x: Any) -> jax.Array:
         """What `part` gave, on this process's devices again."""
-        if not jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
-            return self.split(x.reshape(*self.own_shape, *x.shape[1:]), DEVICES)
-        raw = self.unpart(np.asarray(jax.random.key_data(x)))
-        return jax.random.wrap_key_data(raw, impl=jax.random.key_impl(x))
+        return self.split(x.reshape(*self.own_shape, *x.shape[1:]), DEVICES)
+
+
+def is_key(x: Any) -> bool:
+    """Whether an array is of typed random keys."""
+    return jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
 
 
 def make_layout(

@@ -4,10 +4,18 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from syncalgos.collectives import PyTree
-from syncalgos.layout import DEVICES, LANES, Layout
+from syncalgos.layout import DEVICES, LANES, Layout, is_key
+
+_DEBUGGING = ("jax_disable_jit", "jax_debug_nans", "jax_debug_infs")
+
+
+def debugging() -> bool:
+    """Whether jax finds what it is asked for by calling again, uncompiled."""
+    return any(getattr(jax.config, name) for name in _DEBUGGING)
 
 
 def spread(
@@ -37,8 +45,31 @@ def spread(
         return own, jax.tree.map(lambda x: x[0], common)
 
     over_devices = {"pmap": _pmapped, "shard_map": _shard_mapped, "vmap": _vmapped}
+    backend = layout.backend
+    if layout.processes > 1 and debugging():
+        backend = "shard_map"  # pmap called as it is returns the parts of this process
     donated = (0,) if donate else ()
-    return over_devices[layout.backend](on_device, layout, donated)
+    return over_devices[backend](on_device, layout, donated)
+
+
+def lower(layout: Layout, mapped: Any, arguments: PyTree) -> jax.stages.Lowered:
+    """Lowers what `spread` returned for these arguments."""
+
+    def here(x):
+        # Keys that span processes, which pmap would fetch (jax 0.10.2): as many of this
+        # process, which it takes for its part. The compiled program takes them all.
+        if not is_key(x) or x.is_fully_replicated:
+            return x
+        on_one = x.sharding.shard_shape(x.shape)
+        shape = [
+            n if n == part else part * len(layout.own_devices)
+            for n, part in zip(x.shape, on_one, strict=True)
+        ]
+        return jnp.broadcast_to(jax.random.key(0, impl=jax.random.key_impl(x)), shape)
+
+    if layout.backend == "pmap" and layout.processes > 1:
+        arguments = jax.tree.map(here, arguments)
+    return mapped.lower(*arguments)
 
 
 def _pmapped(on_device: Callable, layout: Layout, donated: tuple[int, ...]) -> Any:

@@ -14,14 +14,11 @@ from syncalgos.base import Replica, Strategy
 from syncalgos.collectives import PyTree
 from syncalgos.layout import DEVICES, Device, make_layout
 from syncalgos.ledger import Communication, communication
-from syncalgos.mapping import spread
+from syncalgos.mapping import debugging, lower, spread
 from syncalgos.reducers.reducer import check_optimizer
 from syncalgos.state import TrainState, held_by, put_back
 from syncalgos.worker import Loss, Worker
 from syncalgos.worker import stateless as stateless
-
-# jax finds what it is asked for by calling again, which compiled programs cannot do.
-_DEBUGGING = ("jax_disable_jit", "jax_debug_nans", "jax_debug_infs")
 
 
 class DataParallel:
@@ -286,8 +283,8 @@ class DataParallel:
         if key not in self._compiled:
             start = time.perf_counter()
             mapped = spread(self.layout, partial(program, self._worker), donate)
-            if not any(getattr(jax.config, name) for name in _DEBUGGING):
-                mapped = mapped.lower(*arguments).compile()
+            if not debugging():
+                mapped = lower(self.layout, mapped, arguments).compile()
                 if program is Worker.run and (held := mapped.memory_analysis()):
                     self.temp_bytes = max(self.temp_bytes or 0, held.temp_size_in_bytes)
             self._compiled[key] = mapped

@@ -135,9 +135,10 @@ class Worker(NamedTuple):
         return (), collectives.mean(metrics, DEVICES)
 
     def center(self, own, shared, batches):
-        """The model to ship: `model`, its tables whole."""
-        model = self.model(own)
-        return (), model._replace(params=tables.whole(self.sharded, model.params))
+        """The model to ship: `model`, its tables whole, and the same on all workers."""
+        params, _, buffers = self.model(own)
+        params = tables.whole(self.sharded, params)
+        return (), Replica(params, (), jax.tree.map(_of_first, buffers))
 
     def model(self, own):
         """The strategy's center with this worker's tables, and the mean of buffers."""
@@ -153,6 +154,16 @@ class Worker(NamedTuple):
         own = tables.replicated(self.sharded, own)
         apart = jax.tree.map(jnp.subtract, own, collectives.mean(own))
         return (), jnp.sqrt(collectives.mean(optax.tree.norm(apart, squared=True)))
+
+
+def _of_first(x):
+    """The first worker's, of what has no mean."""
+    if jnp.issubdtype(x.dtype, jnp.inexact):
+        return x
+    if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+        raw = _of_first(jax.random.key_data(x))
+        return jax.random.wrap_key_data(raw, impl=jax.random.key_impl(x))
+    return collectives.gather(x)[0]
 
 
 def _draw(key, step):

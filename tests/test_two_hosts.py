@@ -1,13 +1,16 @@
 """docs/many-hosts.md's first recipe, its hosts being two network namespaces."""
 
 import os
+import re
 import shutil
 import subprocess
+import sys
 
 import pytest
 from commands import PROGRAM, ROOT, Run, environment, execute
 
 from experiments.gloo import _address_towards
+from experiments.processes.rendezvous import free_port
 
 PORT = 9999
 ADDRESSES = ("10.78.0.1", "10.78.0.2")
@@ -78,3 +81,29 @@ def test_two_hosts_joined_by_hand_train_as_one_does(hosts, tmp_path):
     for number, names in enumerate(parts):
         steps = (16, 32)
         assert names == [f"step-{step:08}.{number}-of-2.npz" for step in steps]
+
+
+@pytest.mark.slow
+def test_the_loop_of_the_page_runs_in_two_processes(tmp_path):
+    page = (ROOT / "docs" / "many-hosts.md").read_text()
+    [source] = re.findall(r"^```py\n(.*?)^```\n", page, re.MULTILINE | re.DOTALL)
+    path = tmp_path / "loop.py"
+    path.write_text(source.replace("9998", str(free_port())))
+    processes = [
+        subprocess.Popen(
+            [sys.executable, str(path), str(number)],
+            env=environment(PYTHONPATH=ROOT),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            encoding="utf-8",
+        )
+        for number in (0, 1)
+    ]
+    try:
+        printed = [process.communicate(timeout=120)[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    results = [text.splitlines()[-1] for text in printed]  # behind what gloo says
+    assert re.fullmatch(r"\[.*\] \d.*", results[0])
+    assert results[0] == results[1]
