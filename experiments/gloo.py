@@ -1,7 +1,9 @@
 """Has gloo listen where other hosts reach this one."""
 
+import importlib
 import socket
 from functools import partial
+from typing import Any
 
 from experiments.processes.rendezvous import address
 
@@ -19,12 +21,11 @@ def listen_towards(coordinator: str) -> None:
     Raises:
         OSError: there is no way to it.
     """
-    from jax._src.lib import _jax
-
-    make = getattr(_jax, "make_gloo_tcp_collectives", None)
-    if make is not None:
-        own = _address_towards(*address(coordinator))
-        _jax.make_gloo_tcp_collectives = partial(make, hostname=own)
+    inner: Any = importlib.import_module("jaxlib._jax")
+    own = _address_towards(*address(coordinator))
+    inner.make_gloo_tcp_collectives = partial(
+        inner.make_gloo_tcp_collectives, hostname=own
+    )
 
 
 def _address_towards(host: str, port: int) -> str:

@@ -178,7 +178,9 @@ def _check_settings(record: dict[str, Any], run: Ready, same: bool) -> None:
     free = set() if same else {"workers", "batch_size", "accumulate"}
     if now["schedule"] == "constant":  # a longer run begins as a shorter one does
         free.add("steps")
-    for name in sorted({*now, *before} - free):
+    # A task and an algorithm bring settings of their own.
+    names = sorted({*now, *before} - free, key=lambda x: (x not in ("task", "algo"), x))
+    for name in names:
         if now.get(name) != before.get(name):
             flag = f"--{name.replace('_', '-')}"
             raise BadRequest(

@@ -123,7 +123,7 @@ def test_groups_of_hierarchical_lie_on_whole_hosts(workers, hosts, groups):
 
 
 def test_hierarchical_refuses_groups_that_span_hosts():
-    with pytest.raises(ValueError, match="2 groups on 4 hosts .* a multiple of 4"):
+    with pytest.raises(ValueError, match=r"2 groups on 4 hosts .* a multiple of 4"):
         hierarchical(groups=2, hosts=4)
     with pytest.raises(ValueError, match="6 workers do not divide over 4 hosts"):
         train(hierarchical(8, PERIOD, hosts=4), HEAVY_BALL, workers=6)

@@ -193,7 +193,7 @@ ENGINE = {
     "tables-reordered": ("of_tables", 4, REORDERED),
     "tables-on-all": ("of_tables", 4, None),
 }
-FAST = ("debugged", "rows", "draws-reordered", "tables")
+FAST = ("rows", "draws-reordered", "tables")
 ALONE = {backend: work("alone", backend=backend, rounds=[1, 2]) for backend in BACKENDS}
 REFUSALS = work("refusals")
 

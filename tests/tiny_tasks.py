@@ -1,0 +1,146 @@
+"""Tasks that start in a moment, for runs that are stopped, killed and resumed."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from experiments.tasks.task import Data, Source, Task
+
+EXAMPLES, HELD_OUT, FEATURES, LABELS = 40, 8, 4, 4
+BATCH = 8  # five steps are an epoch
+
+
+def _examples(count, seed):
+    x = np.random.default_rng(seed).normal(size=(count, FEATURES))
+    return {"x": x.astype(np.float32), "y": np.arange(count, dtype=np.int32) % LABELS}
+
+
+def _load():
+    train = _examples(EXAMPLES, 0)
+    return Data(train, _examples(HELD_OUT, 1), {"label": train["y"]})
+
+
+def _task(init, apply, load=_load):
+    return Task(
+        init=init,
+        apply=apply,
+        load=load,
+        batch_size=BATCH,
+        steps=11,
+        lr={"": 0.05},
+        dispatch_steps=1,
+    )
+
+
+def drawing(width: int = 6) -> Task:
+    """A classifier with dropout, and buffers that statistics are kept in.
+
+    Args:
+        width: of the hidden layer.
+    """
+
+    def init(key):
+        first, second = jax.random.split(key)
+        params = {
+            "in": jax.random.normal(first, (FEATURES, width)),
+            "bias": jnp.zeros(width),
+            "out": jax.random.normal(second, (width, LABELS)),
+        }
+        return params, {"mean": jnp.zeros(FEATURES), "seen": jnp.int32(0)}
+
+    def apply(params, buffers, batch, key, train):
+        x = batch["x"]
+        if train:
+            mean = 0.9 * buffers["mean"] + 0.1 * x.mean(0)
+            buffers = {"mean": mean, "seen": buffers["seen"] + len(x)}
+        hidden = jnp.tanh((x - buffers["mean"]) @ params["in"] + params["bias"])
+        if train:
+            hidden *= jax.random.bernoulli(key, 0.8, hidden.shape) / 0.8
+        logits = hidden @ params["out"]
+        right = jnp.argmax(logits, -1) == batch["y"]
+        loss = optax.softmax_cross_entropy_with_integer_labels(logits, batch["y"])
+        return {"loss": loss, "accuracy": right.astype(jnp.float32)}, buffers
+
+    return _task(init, apply)
+
+
+def heavy(size: int = 250_000) -> Task:
+    """A model whose checkpoints take long to write.
+
+    Args:
+        size: of its params.
+    """
+
+    def apply(params, buffers, batch, key, train):
+        error = params["table"][batch["y"]] - batch["x"].mean(1)
+        return {"loss": error**2 + 1e-3 * jnp.sum(params["table"] ** 2)}, buffers
+
+    def init(key):
+        return {"table": jax.random.normal(key, (size,)) / size}, ()
+
+    return _task(init, apply)
+
+
+def poisoned(at: int = 5) -> Task:
+    """A task whose loss is not finite from a step on, where an example has label 1.
+
+    Args:
+        at: the step, from 0.
+    """
+
+    def apply(params, buffers, batch, key, train):
+        logits = batch["x"] @ params["out"]
+        loss = optax.softmax_cross_entropy_with_integer_labels(logits, batch["y"])
+        if train:
+            bad = (batch["y"] == 1) & (buffers["step"] >= at)
+            loss = jnp.where(bad, jnp.nan, loss)
+            buffers = {"step": buffers["step"] + 1}
+        return {"loss": loss}, buffers
+
+    def init(key):
+        out = jax.random.normal(key, (FEATURES, LABELS))
+        return {"out": out}, {"step": jnp.int32(0)}
+
+    return _task(init, apply)
+
+
+class Failing(Source):
+    """Examples one of which process 1 cannot read."""
+
+    def __init__(self, examples, bad):
+        self.examples, self.bad = examples, bad
+
+    def __len__(self):
+        return EXAMPLES
+
+    def __getitem__(self, number, /):
+        if number == self.bad and jax.process_index() == 1:
+            raise OSError("the disk is on fire")
+        return {name: x[number] for name, x in self.examples.items()}
+
+
+def failing(when: str = "load") -> Task:
+    """A task that raises on process 1 alone.
+
+    Args:
+        when: make, load, init or read.
+    """
+
+    def check(now):
+        if when == now and jax.process_index() == 1:
+            raise RuntimeError(f"no {now} here")
+
+    def load():
+        check("load")
+        data = _load()
+        return data._replace(train=Failing(data.train, 7)) if when == "read" else data
+
+    task = drawing()
+
+    def init(key):
+        check("init")
+        return task.init(key)
+
+    check("make")
+    return task._replace(init=init, load=load)
