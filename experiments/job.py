@@ -16,7 +16,7 @@ from experiments.flags import Request
 from experiments.plan import Plan, prepare
 from experiments.progress import Progress
 from experiments.ready import Ready, begin, finish, ready
-from experiments.saves import FOLDER, Saves
+from experiments.saves import FOLDER, Saves, check_config
 from experiments.team import ALONE, Team
 from experiments.train import DIVERGED_ABOVE, Outcome
 
@@ -91,6 +91,8 @@ def _begin(
     if s.resume:
         found = saves.restore()
         if found is None:
+            if job.plan.team.is_first:
+                check_config(out, job)
             screen.say(f"no checkpoint in {out}: the run starts from the beginning")
         else:
             state, progress = found

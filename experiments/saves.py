@@ -142,7 +142,12 @@ class Saves(NamedTuple):
                 f"workers, not {plan.trainer.workers}: --resume-center starts new "
                 "replicas from its center model"
             )
-        _check_settings(part.record, self.run, same)
+        if part.step > s.steps:
+            raise BadRequest(
+                f"--resume: the checkpoint is of step {part.step}, behind --steps "
+                f"{s.steps}"
+            )
+        _check_settings(part.record["settings"], self.run, same)
         if part.record["versions"] != versions() and plan.team.is_first:
             screen.say("the checkpoint is of other versions: numbers may differ")
         named = (part.own, part.shared)
@@ -166,15 +171,26 @@ def _settings(run: Ready) -> dict[str, Any]:
     return {**common, **plan.arguments, **plan.task_arguments}
 
 
-def _check_settings(record: dict[str, Any], run: Ready, same: bool) -> None:
-    """Raises a BadRequest if a checkpoint is of another run.
+def check_config(out: Path, run: Ready) -> None:
+    """Raises a BadRequest if a folder's config.json, if there is one, is of another."""
+    try:
+        config = records.read_json(out / "config.json")
+        own = {**config["arguments"], **config["task_arguments"]}
+        before = {**config["settings"], **own}
+    except (OSError, ValueError, KeyError):  # none, or half of one
+        return
+    _check_settings({k: x for k, x in before.items() if k not in FREE}, run, same=True)
+
+
+def _check_settings(before: dict[str, Any], run: Ready, same: bool) -> None:
+    """Raises a BadRequest if what was begun is of another run.
 
     Args:
-        record: of the checkpoint.
+        before: its `_settings`, as JSON has them.
         run: what shall go on.
         same: whether both have as many workers.
     """
-    now, before = records.plain(_settings(run)), record["settings"]
+    now = records.plain(_settings(run))
     free = set() if same else {"workers", "batch_size", "accumulate"}
     if now["schedule"] == "constant":  # a longer run begins as a shorter one does
         free.add("steps")
@@ -187,9 +203,3 @@ def _check_settings(record: dict[str, Any], run: Ready, same: bool) -> None:
                 f"--resume: the run was made with {flag} {before.get(name)}, not "
                 f"{now.get(name)}"
             )
-    step = record["progress"]["step"]
-    if step > run.plan.settings.steps:
-        raise BadRequest(
-            f"--resume: the checkpoint is of step {step}, behind --steps "
-            f"{run.plan.settings.steps}"
-        )

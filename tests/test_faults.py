@@ -6,6 +6,7 @@ import random
 import re
 import signal
 import time
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from tiny_tasks import EXAMPLES, LABELS
 
 from experiments import partition
 from experiments.checkpoints import steps
-from experiments.parts import unfinished_name
+from experiments.parts import place, unfinished_name
 from experiments.saves import FOLDER
 
 NOTICED = 5  # seconds in which a lost process must be named
@@ -30,8 +31,11 @@ def start(tmp_path):
 
 
 def newest(out):
-    """The step of the newest checkpoint."""
-    return max(steps(out / FOLDER), default=0)
+    """The step of the newest checkpoint of which all parts are there."""
+    folder = out / FOLDER
+    names = [path.name for path in folder.iterdir()] if folder.exists() else []
+    parts = Counter((x.step, x.of) for name in names if (x := place(name)))
+    return max((step for (step, of), n in parts.items() if n == of), default=0)
 
 
 # Kills at any moment

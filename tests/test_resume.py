@@ -407,6 +407,19 @@ def test_where_all_checkpoints_are_damaged_each_is_named(out, whole):
     assert_same_end(ended, whole)
 
 
+def test_without_a_checkpoint_another_run_is_not_replaced(stopped, tmp_path):
+    out = tmp_path / "out"
+    shutil.copytree(stopped.out, out)
+    shutil.rmtree(out / FOLDER)
+    before = files(out)
+    ended = run(f"{BMUF} --period 2 --resume", out)
+    assert ended.code == 2
+    assert ended.stderr == (
+        "error: --resume: the run was made with --period 4, not 2\n"
+    )
+    assert files(out) == before
+
+
 # Another run than before
 
 
