@@ -4,9 +4,7 @@ import errno
 import hashlib
 import io
 import json
-import os
 import random
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -17,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from faults import remount, small_disk
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -545,43 +544,31 @@ def test_a_record_that_is_no_json_leaves_nothing(tmp_path):
 
 
 @pytest.fixture
-def small_disk(tmp_path):
-    """A disk of 64 KiB, mounted."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    if not shutil.which("mount") or os.geteuid():
-        pytest.skip("only root may mount a small disk")
-    command = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(folder)]
-    mounted = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT)
-    if mounted.returncode:
-        pytest.skip(f"no small disk can be mounted: {mounted.stderr.strip()}")
-    try:
+def disk(tmp_path):
+    with small_disk(tmp_path / "disk", "64k") as folder:
         yield folder
-    finally:
-        subprocess.run(["umount", str(folder)], check=True, timeout=TIMEOUT)
 
 
-def test_a_full_disk_raises_and_keeps_what_was_there(small_disk):
-    write(small_disk, a_part(1), 0, 1)
+def test_a_full_disk_raises_and_keeps_what_was_there(disk):
+    write(disk, a_part(1), 0, 1)
     for _ in range(2):
         with pytest.raises(OSError) as caught:
-            write(small_disk, a_part(2, size=10_000), 0, 1)
+            write(disk, a_part(2, size=10_000), 0, 1)
         assert caught.value.errno == errno.ENOSPC
-        assert names(small_disk) == [file_name(1)]
-    assert_same(load(small_disk, 1), a_part(1))
-    write(small_disk, a_part(2), 0, 1)
-    assert steps(small_disk) == [2, 1]
+        assert names(disk) == [file_name(1)]
+    assert_same(load(disk, 1), a_part(1))
+    write(disk, a_part(2), 0, 1)
+    assert steps(disk) == [2, 1]
 
 
-def test_a_disk_that_became_read_only_raises_and_is_still_read(small_disk):
-    write(small_disk, a_part(1), 0, 1)
-    command = ["mount", "-o", "remount,ro", str(small_disk)]
-    subprocess.run(command, check=True, timeout=TIMEOUT)
+def test_a_disk_that_became_read_only_raises_and_is_still_read(disk):
+    write(disk, a_part(1), 0, 1)
+    remount(disk, "ro")
     with pytest.raises(OSError) as caught:
-        write(small_disk, a_part(2), 0, 1)
+        write(disk, a_part(2), 0, 1)
     assert caught.value.errno == errno.EROFS
-    assert names(small_disk) == [file_name(1)]
-    assert_same(load(small_disk, 1), a_part(1))
+    assert names(disk) == [file_name(1)]
+    assert_same(load(disk, 1), a_part(1))
 
 
 # A file's largest size stands for a disk that is full after so many bytes.
