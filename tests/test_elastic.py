@@ -175,6 +175,8 @@ def test_while_nobody_dies_it_is_the_ordinary_run(tmp_path):
     with started(tmp_path) as command:
         code, last = command.ended()
     found = SHA.search(last[0])
-    ordinary = execute(" ".join(BASE), tmp_path / "run", timeout=LIMIT, JAX_NUM_CPU_DEVICES=1)
+    ordinary = execute(
+        " ".join(BASE), tmp_path / "run", timeout=LIMIT, JAX_NUM_CPU_DEVICES=1
+    )
     assert code == ordinary.code == 0 and found
     assert found[1] == ordinary.summary["params_sha256"]
