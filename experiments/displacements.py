@@ -15,10 +15,12 @@ import numpy as np
 import optax
 from jax import lax
 
-from syncalgos import Strategy, TrainState, collectives, contract
+from syncalgos import Strategy, TrainState, collectives, composed, contract
 from syncalgos.base import MeanCenter, PartCenter
 from syncalgos.collectives import WORKERS, Axis, PyTree
+from syncalgos.composed import Composed
 from syncalgos.precision import widen
+from syncalgos.syncs import MeanOfGrads
 
 # Instead of NaN, at which jax_debug_nans would end the run; no norm and no cosine.
 NONE = -2.0
@@ -69,15 +71,10 @@ def measured(
         return Measured(strategy.init(params), params, none)
 
     def reduce(grads, replica, state, step):
-        # Kept here rather than right after the sync before, where XLA would copy the
-        # params once more at every step.
-        start = lax.cond(
-            _holds(begins, step), lambda: replica.params, lambda: state.start
-        )
         grads, own = contract.apply_reduce(
             strategy, grads, replica, state.strategy, step
         )
-        return grads, state._replace(strategy=own, start=start)
+        return grads, state._replace(strategy=own)
 
     def sync(replica, state, step):
         noted = lax.cond(
@@ -86,11 +83,32 @@ def measured(
             lambda: state.noted,
         )
         # Else XLA might fuse the local step another way than without us, and round so.
-        noted, replica = lax.optimization_barrier((noted, replica))
-        replica, own = contract.apply_sync(strategy, replica, state.strategy, step)
-        return replica, Measured(own, state.start, noted)
+        apart = noted, replica, state.strategy
+        noted, replica, own = lax.optimization_barrier(apart)
+        synced = contract.apply_sync(strategy, replica, own, step)
+        replica, own = lax.optimization_barrier(synced)
+        start = lax.cond(
+            _holds(begins, step + 1), lambda: replica.params, lambda: state.start
+        )
+        return replica, Measured(own, start, noted)
 
-    return Strategy(init, reduce, sync, _measured_center(strategy.center))
+    noting = Composed(
+        sync,
+        members=(strategy,),
+        rebuild=lambda change: measured(change(strategy), sync_steps, evaluated, axis),
+        lands=lambda step: composed.lands(strategy, step),
+        acts=lambda step: (
+            composed.acts(strategy, step)
+            | _holds(begins, step + 1)
+            | _holds(ends, step)
+        ),
+    )
+    # The engine runs the strategy in the same form as without us.
+    if strategy.reduce is composed.keep_grads:
+        reduce = composed.keep_grads
+    elif isinstance(strategy.reduce, MeanOfGrads):
+        reduce = MeanOfGrads(reduce)
+    return Strategy(init, reduce, noting, _measured_center(strategy.center))
 
 
 def figures(state: TrainState) -> dict[str, float]:

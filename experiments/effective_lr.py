@@ -43,16 +43,18 @@ def effective_lr(
     try:
         with jax.enable_x64(True):  # the limit of a sequence loses digits
             small = jax.tree.map(
-                lambda x: jnp.zeros([min(d, 4) for d in x.shape]), params
+                lambda x: np.zeros([min(d, 4) for d in x.shape]), params
             )
             return probe(small, tolerance=1e-9)
     except Exception:  # a strategy may know its own shapes and dtypes
-        return probe(jax.tree.map(jnp.zeros_like, params), tolerance=1e-5)
+        plain = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), params)
+        return probe(plain, tolerance=1e-5)
 
 
 def _probe(strategy, optimizer, workers, lr, params, tolerance) -> float | None:
+    start, run = _make_runner(strategy, params, optimizer, workers, lr)
     ratios = [
-        _steady_ratio(strategy, params, optimizer, workers, lr, gradient, tolerance)
+        _steady_ratio(partial(run, gradient), start, tolerance) / (-lr * gradient)
         for gradient in (1.0, 2.0)
     ]
     if not np.isfinite(ratios).all():
@@ -62,10 +64,8 @@ def _probe(strategy, optimizer, workers, lr, params, tolerance) -> float | None:
     return float(f"{ratios[0] * lr:.4g}")
 
 
-def _steady_ratio(
-    strategy, params, optimizer, workers, lr, gradient, tolerance
-) -> float:
-    run, carry = _make_runner(strategy, params, optimizer, workers, lr, gradient)
+def _steady_ratio(run, carry, tolerance) -> float:
+    """The center's movement per step, once it is steady; NaN if it never is."""
     tracks, steps, last = [], 0, np.nan
     while steps < MOST_STEPS:
         target = max(2 * steps, CHUNK)
@@ -74,17 +74,20 @@ def _steady_ratio(
             tracks.append(np.asarray(track, np.float64))
         steps = target
         leaves = np.concatenate(tracks).T  # (leaves, steps)
-        ratio = np.mean([_limit(leaf, tolerance) for leaf in leaves]) / (-lr * gradient)
-        if abs(ratio - last) <= 1e-4 * abs(ratio):
-            return float(ratio)
-        last = ratio
+        rate = np.mean([_limit(leaf, tolerance) for leaf in leaves])
+        if abs(rate - last) <= 1e-4 * abs(rate):
+            return float(rate)
+        last = rate
     return float("nan")
 
 
-def _make_runner(strategy, params, optimizer, workers, lr, gradient) -> tuple[Any, Any]:
-    """Returns run(carry, first step) -> (carry, center after each step)."""
+def _make_runner(strategy, params, optimizer, workers, lr) -> tuple[Any, Any]:
+    """Returns what to start from, and a program of many steps, compiled once.
 
-    def local_step(carry, step):
+    That is run(gradient, carry, first step) -> (carry, center after each step).
+    """
+
+    def local_step(gradient, carry, step):
         replica, state = carry
         grads = jax.tree.map(lambda x: jnp.full_like(x, gradient), replica.params)
         grads, state = strategy.reduce(grads, replica, state, step)
@@ -95,20 +98,24 @@ def _make_runner(strategy, params, optimizer, workers, lr, gradient) -> tuple[An
         return (replica, state), moved
 
     def start(_):
-        return Replica(params, optimizer.init(params)), strategy.init(params)
+        own = jax.tree.map(jnp.asarray, params)
+        return Replica(own, optimizer.init(own)), strategy.init(own)
 
     def mapped(program, in_axes):
         over_lanes = jax.vmap(program, in_axes=in_axes, axis_name=LANES)
         return jax.jit(jax.vmap(over_lanes, in_axes=in_axes, axis_name=DEVICES))
 
-    steps = np.arange(CHUNK, dtype=np.int32)
-    run = mapped(lambda c, first: jax.lax.scan(local_step, c, first + steps), (0, None))
+    def steps(gradient, carry, first):
+        numbers = first + np.arange(CHUNK, dtype=np.int32)
+        return jax.lax.scan(partial(local_step, gradient), carry, numbers)
 
-    def first_worker(carry, first):
-        carry, track = run(carry, first)
+    run = mapped(steps, (None, 0, None))
+
+    def first_worker(gradient, carry, first):
+        carry, track = run(gradient, carry, first)
         return carry, track[0, 0]
 
-    return first_worker, mapped(start, 0)(jnp.zeros((1, workers)))
+    return mapped(start, 0)(np.zeros((1, workers))), first_worker
 
 
 def _limit(track: np.ndarray, tolerance: float) -> float:

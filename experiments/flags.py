@@ -69,6 +69,13 @@ COMMON: list[tuple[str, Any, Any, str]] = [
     ("seed", whole, 0, "of the model, the batches and all else that is drawn"),
     ("backend", str, "pmap", "pmap, shard_map or vmap (one device)"),
     ("devices", indices, None, "device indices, such as 0,2,1 (default: all that fit)"),
+    ("lanes", whole, None, "workers of a device (default: as few as devices allow)"),
+    (
+        "lane-form",
+        str,
+        None,
+        "how a device runs them: together, in-turn or joined (default: the fastest)",
+    ),
     ("data-dir", Path, None, "of data sets (default: $SYNCALGOS_DATA, or a cache)"),
     (
         "partition",

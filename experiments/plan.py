@@ -21,7 +21,7 @@ from experiments import (
 from experiments.errors import BadRequest, explained
 from experiments.factories import ALGORITHM, TASK, Kind
 from experiments.flags import Request
-from experiments.tasks.task import Data, Task, losses, telling_workers
+from experiments.tasks.task import Data, Task, losses
 from experiments.team import ALONE, Team
 from syncalgos import (
     WORKERS,
@@ -126,7 +126,6 @@ def _prepare(request: Request, data: Data | None, team: Team) -> Plan:
     strategy = embedding_tables.beside_shared(algorithm, settings, task)
     strategy = _composed(strategy, settings, optimizer)
     train_loss, eval_loss = losses(task)
-    train_loss = telling_workers(train_loss, settings.workers)
 
     def trainer_of(strategy: Strategy) -> DataParallel:
         return DataParallel(
@@ -139,6 +138,9 @@ def _prepare(request: Request, data: Data | None, team: Team) -> Plan:
             eval_loss=eval_loss,
             accumulate=settings.accumulate,
             sharded=embedding_tables.sharded(task),
+            lanes=settings.lanes,
+            lane_form=settings.lane_form,
+            each_worker=True,
         )
 
     trainer = trainer_of(strategy)

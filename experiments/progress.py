@@ -21,6 +21,7 @@ class Progress:
             changed, if they are known.
         sent_since: the step at which that was.
         earlier_seconds: all that it took until it was stopped last.
+        lane_form: how the lanes of the last dispatch were run; None before it.
     """
 
     step: int = 0
@@ -32,6 +33,7 @@ class Progress:
     sent_before: float | None = 0.0
     sent_since: int = 0
     earlier_seconds: float = 0.0
+    lane_form: str | None = None
 
     def stepped(self, losses: list[float], seconds: float) -> None:
         """Notes a dispatch."""

@@ -279,6 +279,7 @@ def _summary(run: Ready, outcome: Outcome) -> dict[str, Any]:
         "steps_per_second": steps / seconds if seconds else 0.0,
         "params_sha256": params_sha256(plan.trainer.center(outcome.state)),
         "temp_bytes": plan.trainer.temp_bytes,
+        "lane_form": outcome.progress.lane_form,
         "not_counted": plan.task.sends or None,
         "center_step": _center_step(run, steps),
         "export": None,

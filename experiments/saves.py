@@ -21,6 +21,7 @@ FOLDER = "checkpoints"  # in --out
 FREE = {
     *("out", "overwrite", "resume", "resume_center", "checkpoint_every"),
     *("keep_checkpoints", "data_dir", "export", "backend", "devices", "feed"),
+    *("lanes", "lane_form"),
     *("eval_every", "dispatch_steps", "processes", "coordinator", "process_id"),
     *("num_processes", "distributed", "init_timeout", "max_restarts"),
 }

@@ -171,4 +171,5 @@ def layout_text(s: dict[str, Any]) -> str:
     workers, devices, lanes = (
         f"{s[name]} {noun}{'' if s[name] == 1 else 's'}" for name, noun in counts
     )
-    return f"{workers} on {devices} × {lanes}"
+    form = s.get("lane_form") if s["lanes"] > 1 else None  # known once it has trained
+    return f"{workers} on {devices} × {lanes}{f' {form}' if form else ''}"

@@ -12,11 +12,12 @@ import numpy as np
 from experiments import displacements, feed, screen, stream
 from experiments.plan import Plan
 from experiments.progress import Line, Progress
-from experiments.tasks.task import NOT_FINITE, held_out
+from experiments.tasks.task import held_out
 from syncalgos import TrainState
+from syncalgos.losses import OF_WORKERS
 
 DIVERGED_ABOVE = 1000  # times the first loss
-WANTED = ("loss", NOT_FINITE)
+WANTED = ("loss", OF_WORKERS)
 
 
 class Hooks(NamedTuple):
@@ -97,10 +98,12 @@ def train(
         state, metrics, took = dispatch(state, first, steps)
         losses = metrics["loss"]
         progress.stepped(losses.tolist(), took)
+        progress.lane_form = plan.trainer.lane_form
         report.step(progress.step)
         if (bad := first_diverged(losses, progress.first_loss)) is not None:
             diverged_at = first + bad
-            not_finite = np.flatnonzero(metrics[NOT_FINITE][bad]).tolist()
+            of_workers = metrics[OF_WORKERS][bad]
+            not_finite = np.flatnonzero(~np.isfinite(of_workers)).tolist()
             break
         if progress.step in to_tell:
             tell(state)

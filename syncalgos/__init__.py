@@ -13,10 +13,11 @@ from syncalgos.collectives import WORKERS as WORKERS
 from syncalgos.delays import delayed as delayed
 from syncalgos.ledger import Communication as Communication
 from syncalgos.ledger import communication as communication
+from syncalgos.losses import per_example as per_example
+from syncalgos.losses import stateless as stateless
 from syncalgos.masks import masked as masked
 from syncalgos.parallel import DataParallel as DataParallel
 from syncalgos.parallel import TrainState as TrainState
-from syncalgos.parallel import stateless as stateless
 from syncalgos.participation import paced as paced
 from syncalgos.participation import participating as participating
 from syncalgos.participation import sampled as sampled

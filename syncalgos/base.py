@@ -118,8 +118,17 @@ def chain(*strategies: Strategy) -> Strategy:
         lands=lambda step: functools.reduce(
             jnp.logical_or, [composed.lands(s, step) for s in strategies], False
         ),
+        acts=lambda step: functools.reduce(
+            jnp.logical_or, [composed.acts(s, step) for s in strategies], False
+        ),
     )
-    return Strategy(init, reduce, combined, _chained_center(strategies))
+    keeps = all(strategy.reduce is keep_grads for strategy in strategies)
+    return Strategy(
+        init,
+        keep_grads if keeps else reduce,
+        combined,
+        _chained_center(strategies),
+    )
 
 
 def _chained_center(strategies: tuple[Strategy, ...]) -> Callable:
@@ -182,6 +191,7 @@ def when(active: Callable[[Any], Any], strategy: Strategy) -> Strategy:
         lands=lambda step: jnp.logical_and(
             active(step), composed.lands(strategy, step)
         ),
+        acts=lambda step: jnp.logical_and(active(step), composed.acts(strategy, step)),
         gate=(active, strategy),
     )
     return strategy._replace(
@@ -238,6 +248,7 @@ def sync_every(period: int, strategy: Strategy) -> Strategy:
         members=(),
         rebuild=lambda change: strategy,
         lands=lambda step: composed.lands(gated, step),
+        acts=lambda step: composed.acts(gated, step),
     )
     return strategy._replace(sync=at_end)
 

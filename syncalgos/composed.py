@@ -20,6 +20,10 @@ def keep_replica(replica: Any, state: PyTree, step: Any) -> tuple[Any, PyTree]:
     return replica, state
 
 
+def _at_every_step(step: Any) -> Any:
+    return True
+
+
 class Composed(NamedTuple):
     """A sync that a combinator made: other combinators can look into it.
 
@@ -28,6 +32,8 @@ class Composed(NamedTuple):
         members: the strategies inside; of one that only says when it acts, none.
         rebuild: f -> the same combinator, around f(member) for each of its members.
         lands: step -> whether what it does to the replica takes effect at this step.
+        acts: step -> whether it may do anything at all; elsewhere it hands on what it
+            was given.
         gate: (active, strategy) of `when`.
         always: it acts at every step, so that `when` belongs inside it.
     """
@@ -36,6 +42,7 @@ class Composed(NamedTuple):
     members: tuple[Any, ...]
     rebuild: Callable[[Change], Any]
     lands: Callable[[Any], Any]
+    acts: Callable[[Any], Any] = _at_every_step
     gate: tuple[Callable[[Any], Any], Any] | None = None
     always: bool = False
 
@@ -55,6 +62,23 @@ def lands(strategy: Any, step: Any) -> Any:
     if isinstance(strategy.sync, Composed):
         return strategy.sync.lands(step)
     return strategy.sync is not keep_replica
+
+
+def acts(strategy: Any, step: Any) -> Any:
+    """Whether a sync may do anything at this step, to the replica or to its state."""
+    if isinstance(strategy.sync, Composed):
+        return strategy.sync.acts(step)
+    return strategy.sync is not keep_replica
+
+
+def rests(strategy: Any) -> bool:
+    """Whether there are, by its make, steps at which a sync does nothing."""
+    sync = strategy.sync
+    if not isinstance(sync, Composed):
+        return sync is keep_replica
+    if sync.acts is _at_every_step:
+        return False
+    return sync.gate is not None or all(map(rests, sync.members))
 
 
 def acts_always(sync: Any) -> bool:

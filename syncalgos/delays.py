@@ -157,8 +157,6 @@ def _delayed(strategy, gates, sender, delay, alpha) -> Strategy:
     def reduce(grads, replica, state, step):
         new, own = strategy.reduce(grads, replica, state.strategy, step)
         state = state._replace(strategy=own)
-        if not reduces:
-            return new, state
         slot = step % delay
         arrived = jax.tree.map(lambda row: row[slot], state.grads)
         return arrived, state._replace(grads=_put(state.grads, slot, new))
@@ -198,11 +196,12 @@ def _delayed(strategy, gates, sender, delay, alpha) -> Strategy:
         members=(strategy,),
         rebuild=lambda change: delayed(change(strategy), delay, alpha),
         lands=lands,
+        acts=lambda step: jnp.logical_or(lands(step), is_sent(step)),
         always=True,
     )
     return Strategy(
         init,
-        reduce,
+        reduce if reduces else composed.keep_grads,
         combined if syncs else composed.keep_replica,
         (lambda params, state: state.center) if has_center else strategy.center,
     )

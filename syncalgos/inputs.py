@@ -65,6 +65,18 @@ def check_loss(loss: Any) -> None:
         ) from None
 
 
+def check_batches(
+    batches: PyTree, data: PyTree | None, processes: int, workers: int, accumulate: int
+) -> None:
+    """Raises a ValueError as `DataParallel.run` says."""
+    steps, batch = leading_shape("batches", batches, ("steps", "global_batch"))
+    if data is not None:
+        check_rows(batches, *leading_shape("data", data, ("examples",)))
+    if steps == 0:
+        raise ValueError("batches hold no steps")
+    check_batch(batch * processes, workers, accumulate)
+
+
 def check_rows(rows: Any, examples: int) -> None:
     """Raises a ValueError unless rows are numbers of examples."""
     dtype = getattr(rows, "dtype", None)

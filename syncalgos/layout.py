@@ -97,6 +97,12 @@ class Layout(NamedTuple):
             return jax.random.wrap_key_data(raw, impl=jax.random.key_impl(x))
         return jax.make_array_from_process_local_data(sharding, np.asarray(x))
 
+    def cut(self, x: Any) -> Any:
+        """(steps, global batch, ...) to (steps, devices, lanes, batch, ...)."""
+        cut = x.reshape(len(x), *self.own_shape, -1, *x.shape[2:])
+        is_put = isinstance(x, jax.Array) or self.processes > 1
+        return self.split(cut, None, DEVICES) if is_put else cut
+
     def copy(self, x: Any) -> jax.Array:
         """Puts a copy of an array on every device; all processes give the same.
 
@@ -139,7 +145,10 @@ def is_key(x: Any) -> bool:
 
 
 def make_layout(
-    workers: int, backend: str, devices: Sequence[Device | int] | None
+    workers: int,
+    backend: str,
+    devices: Sequence[Device | int] | None,
+    lanes: int | None = None,
 ) -> Layout:
     """Lays workers over devices.
 
@@ -148,16 +157,21 @@ def make_layout(
         backend: pmap, shard_map or vmap (one device).
         devices: devices or indices into `jax.devices()`, any subset in any order; None
             takes the largest number of devices that divides the workers.
+        lanes: workers of a device; devices=None takes the first workers / lanes.
 
     In several processes, devices=None takes as many of each.
 
     Raises:
-        ValueError: what is unknown, or devices that do not divide the workers.
+        ValueError: what is unknown, or devices or lanes that do not divide the workers.
     """
     workers = checks.whole("workers", workers, least=1)
     checks.one_of("backend", backend, BACKENDS)
+    if lanes is not None:
+        lanes = checks.whole("lanes", lanes, least=1)
+        if workers % lanes:
+            raise ValueError(f"{lanes} lanes do not divide {workers} workers")
     if devices is None:
-        return _widest(workers, backend)
+        return _widest(workers, backend, lanes)
     if not isinstance(devices, Iterable) or isinstance(devices, str):
         raise ValueError(
             f"devices must be a list of indices or devices, got {devices!r}"
@@ -172,12 +186,17 @@ def make_layout(
             f"{workers} workers do not divide over {len(chosen)} devices: use a "
             f"multiple of {len(chosen)}, or other devices"
         )
+    if lanes not in (None, workers // len(chosen)):
+        raise ValueError(
+            f"{workers} workers on {len(chosen)} devices are {workers // len(chosen)} "
+            f"lanes, not {lanes}"
+        )
     _check_processes(chosen)
     return Layout(backend, chosen, workers // len(chosen))
 
 
-def _widest(workers: int, backend: str) -> Layout:
-    """On the largest number of devices that divides the workers."""
+def _widest(workers: int, backend: str, lanes: int | None) -> Layout:
+    """On the largest number of devices that divides the workers, or for these lanes."""
     processes = jax.process_count()
     if backend == "vmap" and processes > 1:
         raise ValueError(
@@ -192,7 +211,16 @@ def _widest(workers: int, backend: str) -> Layout:
         )
     known = [[d for d in jax.devices() if d.process_index == p] for p in _processes()]
     most = 1 if backend == "vmap" else min(each, *map(len, known))
-    count = next(n for n in range(most, 0, -1) if each % n == 0)
+    if lanes is not None and (each % lanes or each // lanes > most):
+        needed = -(-workers // lanes)
+        raise ValueError(
+            f"{workers} workers with {lanes} lanes need {needed} devices, as many of "
+            f"each process; there are {most * processes} to choose from"
+        )
+    if lanes is None:
+        count = next(n for n in range(most, 0, -1) if each % n == 0)
+    else:
+        count = each // lanes
     chosen = tuple(device for devices in known for device in devices[:count])
     return Layout(backend, chosen, each // count)
 

@@ -19,7 +19,10 @@ def debugging() -> bool:
 
 
 def spread(
-    layout: Layout, worker_program: Callable[..., tuple[PyTree, PyTree]], donate: bool
+    layout: Layout,
+    worker_program: Callable[..., tuple[PyTree, PyTree]],
+    donate: bool,
+    equal: tuple[bool, ...] | None = None,
 ) -> Any:
     """Maps one worker's program over all workers.
 
@@ -28,28 +31,61 @@ def spread(
         worker_program: (own, shared, batches) -> (own, common), one worker's view, with
             collectives over WORKERS; `common` must be equal on all workers.
         donate: whether the buffers of `own` are given up to the result.
+        equal: for each leaf of `own`, whether it is equal in all lanes before and
+            after, and held once; None where no leaf is known to be.
 
     Returns:
         A jitted (own, (shared, batches)) -> (own, common). Leaves of `own` lead with
         (devices, lanes); those of batches with (steps, devices, lanes); those of shared
         and common have no worker axes.
     """
+    lanes = layout.lanes
 
     def on_device(own, rest):
+        shared, batches = rest
+        own, axes = held_once(own, equal, lanes)
+        if lanes == 1:  # an axis of size 1 would make slower matmuls
+            batches = jax.tree.map(lambda x: x[:, 0], batches)
         own, common = jax.vmap(
             worker_program,
-            in_axes=(0, None, 1),
+            in_axes=(axes, None, None if lanes == 1 else 1),
             axis_name=LANES,
-            axis_size=layout.lanes,
-        )(own, *rest)
+            axis_size=lanes,
+        )(own, shared, batches)
         return own, jax.tree.map(lambda x: x[0], common)
 
-    over_devices = {"pmap": _pmapped, "shard_map": _shard_mapped, "vmap": _vmapped}
+    return over_devices(layout, on_device, donate)
+
+
+def held_once(
+    own: PyTree, equal: tuple[bool, ...] | None, lanes: int
+) -> tuple[PyTree, PyTree]:
+    """Takes leaves that are equal in all lanes once; returns vmap's axes, too."""
+    leaves, form = jax.tree.flatten(own)
+    once = [lanes == 1] * len(leaves) if equal is None else equal
+    pairs = [*zip(leaves, once, strict=True)]
+    held = form.unflatten([x[0] if is_once else x for x, is_once in pairs])
+    return held, form.unflatten([None if is_once else 0 for is_once in once])
+
+
+def over_devices(
+    layout: Layout, on_device: Callable[..., tuple[PyTree, PyTree]], donate: bool
+) -> Any:
+    """Maps a device's program over all devices: see `spread`.
+
+    Args:
+        layout: where the workers live.
+        on_device: (own, (shared, batches)) -> (own, common), where leaves of `own` lead
+            with the lanes, and those of batches with (steps, lanes). It may talk over
+            the devices; `common` must be equal on all.
+        donate: as in `spread`.
+    """
+    mapped = {"pmap": _pmapped, "shard_map": _shard_mapped, "vmap": _vmapped}
     backend = layout.backend
     if layout.processes > 1 and debugging():
         backend = "shard_map"  # pmap called as it is returns the parts of this process
     donated = (0,) if donate else ()
-    return over_devices[backend](on_device, layout, donated)
+    return mapped[backend](on_device, layout, donated)
 
 
 def lower(layout: Layout, mapped: Any, arguments: PyTree) -> jax.stages.Lowered:

@@ -83,11 +83,13 @@ def masked(
         members=(strategy,),
         rebuild=lambda change: masked(change(strategy), mask, axis),
         lands=lambda step: composed.lands(strategy, step),
+        acts=lambda step: composed.acts(strategy, step),
     )
     is_mean = isinstance(strategy.center, MeanCenter)
+    keeps = strategy.reduce is composed.keep_grads
     return Strategy(
         init=lambda params: strategy.init(part(params, params)),
-        reduce=reduce,
+        reduce=composed.keep_grads if keeps else reduce,
         sync=combined,
         center=strategy.center if is_mean else PartCenter(over, axis),
     )

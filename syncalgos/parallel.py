@@ -1,24 +1,21 @@
 """The engine: one loss, one inner optimizer, one strategy, many workers."""
 
-import time
 from collections.abc import Sequence
-from functools import partial
-from typing import Any
 
 import jax
 import numpy as np
 import optax
 
-from syncalgos import base, checks, inputs, tables
+from syncalgos import base, checks, forms, inputs, tables
 from syncalgos.base import Replica, Strategy
 from syncalgos.collectives import PyTree
 from syncalgos.layout import DEVICES, Device, make_layout
 from syncalgos.ledger import Communication, communication
-from syncalgos.mapping import debugging, lower, spread
+from syncalgos.losses import Loss
+from syncalgos.programs import Programs
 from syncalgos.reducers.reducer import check_optimizer
 from syncalgos.state import TrainState, held_by, put_back
-from syncalgos.worker import Loss, Worker
-from syncalgos.worker import stateless as stateless
+from syncalgos.worker import Worker
 
 
 class DataParallel:
@@ -48,13 +45,17 @@ class DataParallel:
             or params -> such a tree. The strategy neither sees nor sends them, nor
             their rows in opt_state. The inner optimizer sees a worker's rows alone:
             norms over a leaf, such as clipping takes, are over those.
+        lanes: workers of a device; devices=None then takes as many as that needs.
+        lane_form: how a device runs its lanes (see `syncalgos.lanes`): together,
+            in-turn or joined. All give the same numbers up to rounding; None takes what
+            is known to be the fastest, "joined" where the loss is no more than a mean
+            over its batch: for another, such as a sum, say together.
+        each_worker: whether the metrics of `run` also hold "worker_loss", (steps,
+            workers).
 
     Attributes:
         layout: where the workers live.
         workers: their number.
-        compile_seconds: spent so far on tracing and compiling.
-        temp_bytes: of the intermediate results of the largest `run` so far, on one
-            device, by XLA's own analysis; None where it has none.
 
     In several processes (`jax.distributed`) workers lie over the devices of all. Each
     calls the same methods in the same order, with its contiguous part of each batch.
@@ -74,22 +75,50 @@ class DataParallel:
         eval_loss: Loss | None = None,
         accumulate: int = 1,
         sharded: tables.Mask | None = None,
+        lanes: int | None = None,
+        lane_form: str | None = None,
+        each_worker: bool = False,
     ):
         base.check_strategy("DataParallel", strategy)
         check_optimizer("optimizer", optimizer)
         for each in (loss, eval_loss or loss):
             inputs.check_loss(each)
-        self.layout = make_layout(workers, backend, devices)
+        self.layout = make_layout(workers, backend, devices, lanes)
         self.workers = self.layout.workers
-        self.compile_seconds = 0.0
-        self.temp_bytes: int | None = None
         accumulate = checks.whole("accumulate", accumulate, least=1)
         if sharded is not None:
             strategy = tables.beside(strategy, sharded, optimizer)
+        if lane_form is not None:
+            checks.one_of("lane_form", lane_form, forms.FORMS)
         self._worker = Worker(
-            loss, eval_loss or loss, optimizer, strategy, accumulate, sharded
+            loss,
+            eval_loss or loss,
+            optimizer,
+            strategy,
+            accumulate,
+            sharded,
+            self.workers if each_worker else 0,
         )
-        self._compiled: dict[Any, Any] = {}
+        self._programs = Programs(self._worker, self.layout, lane_form)
+        self._compiled = self._programs.compiled
+
+    @property
+    def compile_seconds(self) -> float:
+        """Spent so far on tracing and compiling."""
+        return self._programs.seconds
+
+    @property
+    def lane_form(self) -> str | None:
+        """How the lanes of the last `run` that was compiled are run; None before it."""
+        return self._programs.form and self._programs.form.name
+
+    @property
+    def temp_bytes(self) -> int | None:
+        """Of the intermediate results of the largest `run` so far, on one device.
+
+        By XLA's own analysis; None where it has none.
+        """
+        return self._programs.temp_bytes
 
     def init(self, params: PyTree, buffers: PyTree = (), seed: int = 0) -> TrainState:
         """Puts the same model on all workers.
@@ -112,7 +141,9 @@ class DataParallel:
         key = jax.random.fold_in(jax.random.key(seed), 0x6C6F7373)
         shared = (params, buffers, key)
         try:
-            (replica, sync), (step, key) = self._call(Worker.init, numbers, shared)
+            (replica, sync), (step, key) = self._programs.call(
+                Worker.init, numbers, shared
+            )
         except NameError as error:
             if "axis name" not in str(error):
                 raise
@@ -143,11 +174,11 @@ class DataParallel:
             ValueError: batches whose leaves disagree or that the workers, or the
                 microbatches of each, do not divide.
         """
-        batches = self._split(batches, data, self._worker.accumulate)
+        batches = self._cut(batches, data, self._worker.accumulate)
         inputs.check_kind("state", state, TrainState)
         own, shared = (state.replica, state.sync), (state.step, state.key, data)
-        (replica, sync), (step, metrics) = self._call(
-            Worker.run, own, shared, batches, donate=True
+        (replica, sync), (step, metrics) = self._programs.of_state(
+            Worker.run, own, shared, batches
         )
         return TrainState(replica, sync, step, state.key), metrics
 
@@ -167,10 +198,10 @@ class DataParallel:
         Raises:
             ValueError: as `run`.
         """
-        batches = self._split(batches, data, accumulate=1)
+        batches = self._cut(batches, data, accumulate=1)
         inputs.check_kind("state", state, TrainState)
         own, shared = (state.replica, state.sync), (state.key, data)
-        return self._call(Worker.evaluate, own, shared, batches)[1]
+        return self._programs.of_state(Worker.evaluate, own, shared, batches)[1]
 
     def center(self, state: TrainState) -> Replica:
         """The model to evaluate and ship: one plain replica without worker axes.
@@ -181,7 +212,8 @@ class DataParallel:
             mean of the buffers.
         """
         inputs.check_kind("state", state, TrainState)
-        _, center = self._call(Worker.center, (state.replica, state.sync))
+        own = state.replica, state.sync
+        _, center = self._programs.of_state(Worker.center, own)
         return jax.device_put(center, self.layout.own_devices[0])
 
     def divergence(self, state: TrainState) -> float:
@@ -191,7 +223,7 @@ class DataParallel:
             The root mean square, over workers, of the distance (2-norm over all params
             but sharded ones) of a replica's params to their mean.
         """
-        return float(self._call(Worker.divergence, state.replica.params)[1])
+        return float(self._programs.call(Worker.divergence, state.replica.params)[1])
 
     def communication(
         self, state: TrainState, steps: int, workers: int | None = None
@@ -248,48 +280,14 @@ class DataParallel:
         """
         inputs.check_kind("held", held, TrainState)
         inputs.check_workers(held, len(self.layout.own_workers))
-        return put_back(self.layout, held)
+        state = put_back(self.layout, held)
+        own, on_host = ((x.replica, x.sync) for x in (state, held))
+        self._programs.put_back(own, on_host)
+        return state
 
-    def _split(self, batches: PyTree, data: PyTree | None, accumulate: int) -> PyTree:
+    def _cut(self, batches: PyTree, data: PyTree | None, accumulate: int) -> PyTree:
         """Checks batches and cuts them to (steps, devices, lanes, batch, ...)."""
-        steps, batch = inputs.leading_shape(
-            "batches", batches, ("steps", "global_batch")
+        inputs.check_batches(
+            batches, data, self.layout.processes, self.workers, accumulate
         )
-        if data is not None:
-            inputs.check_rows(
-                batches, *inputs.leading_shape("data", data, ("examples",))
-            )
-        if steps == 0:
-            raise ValueError("batches hold no steps")
-        processes = self.layout.processes
-        inputs.check_batch(batch * processes, self.workers, accumulate)
-
-        def cut(x):
-            x = x.reshape(steps, *self.layout.own_shape, -1, *x.shape[2:])
-            is_put = isinstance(x, jax.Array) or processes > 1
-            return self.layout.split(x, None, DEVICES) if is_put else x
-
-        return jax.tree.map(cut, batches)
-
-    def _call(
-        self, program: Any, own: Any, shared: Any = (), batches: Any = (), donate=False
-    ) -> tuple[Any, Any]:
-        """Runs a worker's program on all of them, compiled once for these shapes."""
-        arguments = own, (jax.tree.map(self.layout.copy, shared), batches)
-        for leaf in jax.tree.leaves(own):
-            inputs.check_own(leaf, self.layout.shape)
-        leaves, structure = jax.tree.flatten(arguments)
-        key = program, structure, *map(jax.typeof, leaves)
-        if key not in self._compiled:
-            start = time.perf_counter()
-            mapped = spread(self.layout, partial(program, self._worker), donate)
-            if not debugging():
-                mapped = lower(self.layout, mapped, arguments).compile()
-                if program is Worker.run and (held := mapped.memory_analysis()):
-                    self.temp_bytes = max(self.temp_bytes or 0, held.temp_size_in_bytes)
-            self._compiled[key] = mapped
-            self.compile_seconds += time.perf_counter() - start
-        own, common = self._compiled[key](*arguments)
-        if self.layout.blocking:
-            jax.block_until_ready((own, common))
-        return own, jax.tree.map(self.layout.one_copy, common)
+        return jax.tree.map(self.layout.cut, batches)

@@ -68,6 +68,7 @@ def _phase(
 ) -> Strategy:
     """`when`, but with a center that outside its steps is the current params."""
     gated = when(active, strategy)
+    follows = not isinstance(strategy.center, MeanCenter)
 
     def sync(replica, state, step):
         return lax.cond(
@@ -82,11 +83,14 @@ def _phase(
         )
 
     combined = Composed(
-        gated.sync if isinstance(strategy.center, MeanCenter) else sync,
+        sync if follows else gated.sync,
         members=(strategy,),
         rebuild=rebuild,
         lands=lambda step: jnp.logical_and(
             active(step), composed.lands(strategy, step)
+        ),
+        acts=lambda step: jnp.where(
+            active(step), composed.acts(strategy, step), follows
         ),
     )
     return gated._replace(sync=combined)

@@ -4,7 +4,8 @@ What to do with optimizer state or batch statistics at a sync is a choice that t
 composes, `every(16, chain(average(), reset(optimizer)))`, not a flag of each algorithm.
 """
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +18,17 @@ from syncalgos.precision import narrow, widen
 from syncalgos.reducers import AnyReducer
 from syncalgos.reducers.reducer import check_optimizer
 from syncalgos.reducers.resolve import resolve
+
+
+class MeanOfGrads(NamedTuple):
+    """A reduce that is the plain mean over all workers, and can be seen to be it."""
+
+    call: Callable[..., tuple[PyTree, PyTree]]
+
+    def __call__(
+        self, grads: PyTree, replica: Any, state: PyTree, step: Any
+    ) -> tuple[PyTree, PyTree]:
+        return self.call(grads, replica, state, step)
 
 
 def reduce_with(transformation: AnyReducer, axis: Axis = WORKERS) -> Strategy:
@@ -36,7 +48,12 @@ def reduce_with(transformation: AnyReducer, axis: Axis = WORKERS) -> Strategy:
     def reduce(grads, replica, state, step):
         return reducer.update(grads, state, replica.params, step=step)
 
-    return Strategy(init=reducer.init, reduce=reduce, center=MeanCenter(axis))
+    is_mean = getattr(reducer, "mean_over", None) == WORKERS
+    return Strategy(
+        init=reducer.init,
+        reduce=MeanOfGrads(reduce) if is_mean else reduce,
+        center=MeanCenter(axis),
+    )
 
 
 def average(

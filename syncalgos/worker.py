@@ -1,11 +1,11 @@
 """What one worker does: its view of the engine's programs.
 
 Each program is (own, shared, batches) -> (own, common): `own` is this worker's, and
-`shared` and `common` are the same on all. `syncalgos.layout.spread` maps it over them.
+`shared` and `common` are the same on all. `syncalgos.lanes` and `syncalgos.mapping` map
+it over them.
 """
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,22 +15,10 @@ from jax import lax
 from syncalgos import collectives, contract, tables
 from syncalgos.base import Replica, Strategy
 from syncalgos.collectives import WORKERS, PyTree
+from syncalgos.losses import Loss, told
 from syncalgos.precision import narrow, widen
 
 DEVICES, LANES = WORKERS
-
-Loss = Callable[
-    [PyTree, PyTree, PyTree, jax.Array], tuple[Any, tuple[PyTree, dict[str, Any]]]
-]
-
-
-def stateless(loss: Callable[[PyTree, PyTree], Any]) -> Loss:
-    """Lifts a plain `loss(params, batch) -> scalar` to the engine's form."""
-
-    def lifted(params, buffers, batch, key):
-        return loss(params, batch), (buffers, {})
-
-    return lifted
 
 
 class Worker(NamedTuple):
@@ -43,6 +31,7 @@ class Worker(NamedTuple):
         strategy: for the params that are not sharded.
         accumulate: microbatches of which a step's gradients are the mean.
         sharded: a mask of the params of which each worker holds its rows; None is none.
+        each: where metrics tell the loss of each of the workers, their number; else 0.
     """
 
     loss: Loss
@@ -51,6 +40,7 @@ class Worker(NamedTuple):
     strategy: Strategy
     accumulate: int = 1
     sharded: PyTree = None
+    each: int = 0
 
     def init(self, own, shared, batches):
         """Makes the replica and the strategy's state from one plain model."""
@@ -68,37 +58,59 @@ class Worker(NamedTuple):
     def run(self, own, shared, batches):
         """Takes a local step on each batch."""
         (replica, sync), (first, key, data) = own, shared
+        me = collectives.index()
 
         def local_step(carry, batch):
             replica, sync, step = carry
             grads, buffers, metrics = self.gradients(
-                replica, batch, _draw(key, step), data
+                replica, batch, _draw(key, step, me), data, me
             )
             grads, sync = contract.apply_reduce(
                 self.strategy, grads, replica, sync, step
             )
-            updates, opt_state = self.optimizer.update(
-                grads, replica.opt_state, replica.params
-            )
-            params = optax.apply_updates(replica.params, updates)
-            stepped = contract.require_same(
-                "a local step", "replica", replica, Replica(params, opt_state, buffers)
-            )
+            stepped = self.updated(replica, grads, buffers)
             replica, sync = contract.apply_sync(self.strategy, stepped, sync, step)
             # Over lanes here: over all steps at once a sum would depend on how many.
             return (replica, sync, step + 1), collectives.mean(metrics, LANES)
 
-        carry, metrics = _over_steps(local_step, (replica, sync, first), batches)
+        carry, metrics = over_steps(local_step, (replica, sync, first), batches)
         replica, sync, step = carry
         return (replica, sync), (step, collectives.mean(metrics, DEVICES))
 
-    def gradients(self, replica, batch, key, data):
-        """Of the loss: (gradients, buffers, metrics), over all microbatches."""
-        grad = jax.value_and_grad(_checked(self.loss), has_aux=True)
+    def alone(self, replica, batch, key, step, me, data):
+        """A local step of a strategy that keeps gradients: (replica, metrics)."""
+        key = _draw(key, step, me)
+        grads, buffers, metrics = self.gradients(replica, batch, key, data, me)
+        return self.updated(replica, grads, buffers), metrics
+
+    def metrics(self, replica, batch, key, me, data):
+        """Those of a local step, from a forward pass of its first microbatch."""
+        first = jax.tree.map(lambda x: x[: len(x) // self.accumulate], batch)
+        return told(self.loss, self.each)(
+            replica.params, replica.buffers, _take(first, data), key, me
+        )[1][1]
+
+    def updated(self, replica, grads, buffers):
+        """The replica after the inner optimizer's step."""
+        updates, opt_state = self.optimizer.update(
+            grads, replica.opt_state, replica.params
+        )
+        stepped = Replica(
+            optax.apply_updates(replica.params, updates), opt_state, buffers
+        )
+        return contract.require_same("a local step", "replica", replica, stepped)
+
+    def gradients(self, replica, batch, key, data, me, joined=None):
+        """Of the loss: (gradients, buffers, metrics), over all microbatches.
+
+        With several batches `joined`, leaves of batch lead with (joined, batch), and
+        `me` is the number of the first of their workers.
+        """
+        grad = jax.value_and_grad(told(self.loss, self.each, joined), has_aux=True)
 
         def of(buffers, batch, key):
             (_, (buffers, metrics)), grads = grad(
-                replica.params, buffers, _take(batch, data), key
+                replica.params, buffers, _take(batch, data), key, me
             )
             return grads, buffers, metrics
 
@@ -112,7 +124,13 @@ class Worker(NamedTuple):
             return (jax.tree.map(jnp.add, total, widen(grads)), new), metrics
 
         k = self.accumulate
-        parts = jax.tree.map(lambda x: x.reshape(k, -1, *x.shape[1:]), batch)
+
+        def cut(x):  # each microbatch holds its part of every joined batch
+            if joined is None:
+                return x.reshape(k, -1, *x.shape[1:])
+            return x.reshape(joined, k, -1, *x.shape[2:]).swapaxes(0, 1)
+
+        parts = jax.tree.map(cut, batch)
         none = jax.tree.map(jnp.zeros_like, widen(replica.params))
         (total, buffers), metrics = lax.scan(
             microbatch, (none, replica.buffers), (jnp.arange(k), parts)
@@ -123,15 +141,19 @@ class Worker(NamedTuple):
     def evaluate(self, own, shared, batches):
         """Runs the center forward on this worker's part of each batch."""
         key, data = shared
-        center = self.model(own)
+        center, me = self.model(own), collectives.index()
 
         def forward(step, batch):
-            _, (_, metrics) = _checked(self.eval_loss)(
-                center.params, center.buffers, _take(batch, data), _draw(key, step)
+            _, (_, metrics) = told(self.eval_loss)(
+                center.params,
+                center.buffers,
+                _take(batch, data),
+                _draw(key, step, me),
+                me,
             )
             return step + 1, collectives.mean(metrics, LANES)
 
-        _, metrics = _over_steps(forward, jnp.int32(0), batches)
+        _, metrics = over_steps(forward, jnp.int32(0), batches)
         return (), collectives.mean(metrics, DEVICES)
 
     def center(self, own, shared, batches):
@@ -166,9 +188,9 @@ def _of_first(x):
     return collectives.gather(x)[0]
 
 
-def _draw(key, step):
-    """This worker's key of a step."""
-    return jax.random.fold_in(jax.random.fold_in(key, step), collectives.index())
+def _draw(key, step, me):
+    """A worker's key of a step."""
+    return jax.random.fold_in(jax.random.fold_in(key, step), me)
 
 
 def _take(batch, data):
@@ -176,35 +198,7 @@ def _take(batch, data):
     return batch if data is None else jax.tree.map(lambda x: x[batch], data)
 
 
-def _checked(loss: Loss):
-    """The loss, with its value among its metrics, refused if it has another form."""
-
-    def checked(params, buffers, batch, key):
-        result = loss(params, buffers, batch, key)
-        try:
-            value, (buffers, metrics) = result
-            metrics = {**metrics, "loss": value}
-        except (TypeError, ValueError):
-            raise ValueError(
-                "loss must return (scalar, (buffers, metrics)) with a dict of metrics; "
-                "syncalgos.stateless lifts a loss(params, batch) that returns a scalar"
-            ) from None
-        if jnp.shape(value):
-            raise ValueError(
-                "loss must be a scalar, the mean over its batch, got shape "
-                f"{jnp.shape(value)}"
-            )
-        return value, (buffers, jax.tree.map(_to_float, metrics))
-
-    return checked
-
-
-def _to_float(x):
-    """A metric as a float: counts and hits have means too."""
-    return jnp.asarray(x) * 1.0
-
-
-def _over_steps(step_program, carry, batches):
+def over_steps(step_program, carry, batches):
     """lax.scan over the steps; a single one without a loop.
 
     XLA on CPU runs convolutions about 10 times slower inside a loop (docs/design.md).

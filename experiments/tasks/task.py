@@ -1,5 +1,6 @@
 """What a task is."""
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -7,13 +8,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from syncalgos import checks, collectives
+from syncalgos import checks, per_example
 from syncalgos.collectives import PyTree
 from syncalgos.layout import DEVICES, LANES
 
 Arrays = dict[str, np.ndarray]
 WEIGHT = "weight"  # of an example that is evaluated
-NOT_FINITE = "not_finite"  # a metric: of each worker, whether its loss is not
 
 
 class Source(Protocol):
@@ -81,7 +81,8 @@ class Task(NamedTuple):
         init: key -> (params, buffers).
         apply: (params, buffers, batch, key, train) -> (values, buffers); values are
             per example: {"loss": (batch,), "accuracy": (batch,)}, and what else its
-            users look at.
+            users look at. Without buffers they must not depend on other examples:
+            workers' batches may be joined.
         load: reads the data, when all else of a request has been checked.
         batch_size: the default global batch.
         steps: the default number of local steps.
@@ -127,30 +128,13 @@ class Task(NamedTuple):
 def losses(task: Task) -> tuple[Any, Any]:
     """The task's training loss and evaluation loss, in the engine's form."""
 
-    def train_loss(params, buffers, batch, key):
-        values, buffers = task.apply(params, buffers, batch, key, train=True)
-        means = {name: jnp.mean(value) for name, value in values.items()}
-        return means.pop("loss"), (buffers, means)
-
     def eval_loss(params, buffers, batch, key):
         weight = batch[WEIGHT]
         values, buffers = task.apply(params, buffers, batch, key, train=False)
         means = {name: jnp.mean(weight * value) for name, value in values.items()}
         return means.pop("loss"), (buffers, means)
 
-    return train_loss, eval_loss
-
-
-def telling_workers(loss: Any, workers: int) -> Any:
-    """The loss with a metric more: of which workers it is not finite, (workers,)."""
-
-    def told(params, buffers, batch, key):
-        value, (buffers, metrics) = loss(params, buffers, batch, key)
-        mine = jnp.arange(workers) == collectives.index()
-        metrics = {**metrics, NOT_FINITE: mine & ~jnp.isfinite(value)}
-        return value, (buffers, metrics)
-
-    return told
+    return per_example(functools.partial(task.apply, train=True)), eval_loss
 
 
 def check_data(data: Any) -> None:

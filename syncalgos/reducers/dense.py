@@ -36,7 +36,9 @@ def mean(accumulate: Any = None, axis: Axis = WORKERS) -> Reducer:
 
         return jax.tree.map(leaf, updates), updates, state
 
-    return Reducer(combine)
+    reducer = Reducer(combine)
+    reducer.mean_over = axis if accumulate is None else None
+    return reducer
 
 
 def cast(dtype: Any, axis: Axis = WORKERS) -> Reducer:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from syncalgos.collectives import PyTree
+from syncalgos.collectives import Axis, PyTree
 
 Transformation = optax.GradientTransformation
 
@@ -25,9 +25,11 @@ class Reducer(optax.GradientTransformationExtraArgs):
             decode them, so that updates - sent is what was lost. `combined` is the
             mean of all `sent`; that rounded once more of `cast` and `quantized`; of
             votes, the majority.
+        mean_over: the axis over which it is the plain mean; None for any other.
     """
 
     combine: Callable[[PyTree, PyTree, Any], tuple[PyTree, PyTree, PyTree]]
+    mean_over: Axis | None = None
 
     def __new__(
         cls,

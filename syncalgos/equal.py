@@ -1,0 +1,160 @@
+"""What is equal in all lanes of a device, so that it can be held once.
+
+Anchors, velocities, and all that follows from means alone: 64 lanes need one of each.
+"""
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.custom_batching import custom_vmap
+
+from syncalgos import contract
+from syncalgos.collectives import PyTree
+from syncalgos.layout import DEVICES, LANES, Layout, is_key
+from syncalgos.worker import Worker
+
+
+class Equal:
+    """Knows it of the states of a trainer.
+
+    Of states that the trainer made itself, by tracing alone; others are compared.
+    """
+
+    def __init__(self, worker: Worker, layout: Layout):
+        self._worker, self._layout = worker, layout
+        self._leaves: dict[Any, tuple[bool, ...]] = {}
+        self._made: list[weakref.ref] = []
+
+    def note(self, own: PyTree) -> None:
+        """Takes note of a state that the trainer has just made."""
+        self._made = [weakref.ref(x) for x in jax.tree.leaves(own)]
+
+    def note_if_equal(self, own: PyTree, held: PyTree) -> None:
+        """`note`, of a state from the host whose leaves are what they should be.
+
+        Args:
+            own: of all workers, on their devices.
+            held: the same on the host, leaves (workers, ...).
+        """
+
+        def is_equal(x):
+            x = np.asarray(jax.random.key_data(x) if is_key(x) else x)
+            lanes = x.reshape(*self._layout.own_shape, *x.shape[1:])
+            return np.array_equal(lanes, np.broadcast_to(lanes[:, :1], lanes.shape))
+
+        leaves = zip(jax.tree.leaves(held), self._flags(own), strict=True)
+        if all(is_equal(x) for x, should in leaves if should):
+            self.note(own)
+
+    def of(
+        self, own: PyTree, agree: Callable[[tuple[bool, ...]], Any]
+    ) -> tuple[bool, ...] | None:
+        """For each leaf of (replica, sync), whether it is equal; None if none is.
+
+        Args:
+            own: of all workers.
+            agree: whether those leaves of `own` are what they should be.
+        """
+        equal = self._flags(own)
+        if not any(equal):
+            return None
+        if not self._is_made(own):
+            if not agree(equal):
+                return None
+            self.note(own)
+        return equal
+
+    def _is_made(self, own: PyTree) -> bool:
+        made, leaves = [ref() for ref in self._made], jax.tree.leaves(own)
+        pairs = zip(made, leaves, strict=False)
+        return len(made) == len(leaves) and all(x is y for x, y in pairs)
+
+    def _flags(self, own: PyTree) -> tuple[bool, ...]:
+        leaves, structure = jax.tree.flatten(own)
+        key = structure, *((x.shape, x.dtype) for x in leaves)
+        if key not in self._leaves:
+            self._leaves[key] = equal_leaves(self._worker, self._layout, own)
+        return self._leaves[key]
+
+
+def equal_leaves(worker: Worker, layout: Layout, own: PyTree) -> tuple[bool, ...]:
+    """Which leaves of (replica, sync) are equal in all lanes of a device, at any time.
+
+    Anchors, velocities, and all that follows from means alone: vmap knows. A leaf is
+    one of them if `init` makes it equal, and a local step of equal ones, too. Buffers
+    are each worker's own.
+
+    Args:
+        worker: whose programs are traced.
+        layout: where the workers live.
+        own: (replica, sync) of all workers, arrays or shapes.
+
+    Returns:
+        A boolean for each leaf.
+    """
+
+    def start(number, model):
+        return worker.init(number, (*model, jax.random.key(0)), ())[0]
+
+    def local_step(number, step, own):
+        replica, sync = own
+        grads = jax.tree.map(lambda x: x + number.astype(x.dtype), replica.params)
+        grads, sync = contract.apply_reduce(worker.strategy, grads, replica, sync, step)
+        stepped = worker.updated(replica, grads, replica.buffers)
+        return contract.apply_sync(worker.strategy, stepped, sync, step)
+
+    step = jax.ShapeDtypeStruct((), jnp.int32)
+    numbers = _in(layout, step)
+    replica, _ = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[2:], x.dtype), own)
+    model = replica.params, replica.buffers
+    own, (replica, sync) = _traced(start, layout, (numbers, model), (0, None))
+    buffers = jax.tree.map(lambda _: False, replica.buffers)
+    equal = replica._replace(buffers=buffers), sync
+    while True:
+        held = jax.tree.map(lambda x, once: x if once else _in(layout, x), own, equal)
+        axes = jax.tree.map(lambda once: None if once else 0, equal)
+        _, after = _traced(local_step, layout, (numbers, step, held), (0, None, axes))
+        after = jax.tree.map(lambda now, before: now and before, after, equal)
+        if after == equal:
+            return tuple(jax.tree.leaves(equal))
+        equal = after
+
+
+def _in(layout: Layout, x: Any) -> jax.ShapeDtypeStruct:
+    """The shape of a worker's leaf in all lanes of a device."""
+    return jax.ShapeDtypeStruct((layout.lanes, *x.shape), x.dtype)
+
+
+def _traced(
+    program: Callable, layout: Layout, arguments: PyTree, axes: PyTree
+) -> tuple[PyTree, PyTree]:
+    """Shapes of what one lane's program returns, and which leaves are no lane's own."""
+    found = {}
+
+    @custom_vmap
+    def look(result):
+        return result
+
+    @look.def_vmap
+    def _(lanes, varies, result):
+        found["varies"] = varies[0]
+        return result, varies[0]
+
+    def on_lane(*arguments):
+        result = program(*arguments)
+        found["shapes"] = jax.tree.map(_shape_of, result)
+        found["varies"] = jax.tree.map(lambda _: False, result)
+        return look(result)
+
+    lanes = jax.vmap(on_lane, axes, axis_name=LANES, axis_size=layout.lanes)
+    # No vmap: it knows no sums over groups of devices.
+    jax.make_jaxpr(lanes, axis_env=[(DEVICES, layout.shape[0])])(*arguments)
+    return found["shapes"], jax.tree.map(lambda varies: not varies, found["varies"])
+
+
+def _shape_of(x: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(x.shape, x.dtype)

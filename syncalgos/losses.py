@@ -1,0 +1,127 @@
+"""Losses as users give them, and as the engine reads them."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from syncalgos.collectives import PyTree
+
+Loss = Callable[
+    [PyTree, PyTree, PyTree, jax.Array], tuple[Any, tuple[PyTree, dict[str, Any]]]
+]
+OF_WORKERS = "worker_loss"
+
+
+def stateless(loss: Callable[[PyTree, PyTree], Any]) -> Loss:
+    """Lifts a plain `loss(params, batch) -> scalar` to the engine's form."""
+
+    def lifted(params, buffers, batch, key):
+        return loss(params, batch), (buffers, {})
+
+    return lifted
+
+
+class _PerExample(NamedTuple):
+    values: Callable[..., tuple[dict[str, Any], PyTree]]
+
+    def __call__(self, params, buffers, batch, key):
+        values, buffers = self.values(params, buffers, batch, key)
+        means = _means(values)
+        return means.pop("loss"), (buffers, means)
+
+
+def per_example(
+    values: Callable[
+        [PyTree, PyTree, PyTree, jax.Array], tuple[dict[str, Any], PyTree]
+    ],
+) -> Loss:
+    """Lifts a function that gives values of each example; the loss is their mean.
+
+    Said so, the engine knows that the batches of several workers can be computed as
+    one, and tells each worker's own values all the same.
+
+    Args:
+        values: (params, buffers, batch, key) -> ({"loss": (batch,), ...}, buffers). The
+            values of an example must not depend on the others, unless by buffers.
+    """
+    return _PerExample(values)
+
+
+def is_per_example(loss: Loss) -> bool:
+    """Whether it is from `per_example`."""
+    return isinstance(loss, _PerExample)
+
+
+def told(loss: Loss, workers: int = 0, joined: int | None = None) -> Callable[..., Any]:
+    """The loss as the engine reads it: (params, buffers, batch, key, me) -> the same.
+
+    Args:
+        loss: as users give it.
+        workers: where the metrics hold the loss of each of them, (workers,), their
+            number; else 0. A mean over the workers keeps it.
+        joined: how many workers' batches a batch holds, whose leaves lead with
+            (joined, batch); None is one worker's, leaves that lead with (batch,). `me`
+            is the number of the first of them.
+
+    Raises:
+        ValueError: when it is called, a loss that returns something else.
+    """
+
+    def read(params, buffers, batch, key, me):
+        if joined is not None:
+            batch = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), batch)
+        if isinstance(loss, _PerExample):
+            values, buffers = loss.values(params, buffers, batch, key)
+            metrics = _means(values)
+            value = metrics["loss"]
+            own = jnp.mean(values["loss"].reshape(joined or 1, -1), 1)
+        else:
+            value, (buffers, metrics) = _checked(loss, params, buffers, batch, key)
+            own = jnp.broadcast_to(value, joined or 1)
+        if workers:
+            # No scatter: it would take longer than a small model's step.
+            number = jnp.arange(workers) - me
+            of_us = jnp.logical_and(number >= 0, number < len(own))
+            mine = own[jnp.clip(number, 0, len(own) - 1)] if len(own) > 1 else own
+            each = jnp.where(of_us, mine * (workers / len(own)), 0)
+            metrics = {**metrics, OF_WORKERS: each}
+        return value, (buffers, jax.tree.map(_to_float, metrics))
+
+    return read
+
+
+def _means(values: Any) -> dict[str, Any]:
+    """The mean of each of the values, refused if they are not per example."""
+    shapes = {name: jnp.shape(value) for name, value in dict(values).items()}
+    if len(shapes.get("loss", ())) != 1 or len(set(shapes.values())) > 1:
+        raise ValueError(
+            "per_example: values must be per example, {'loss': (batch,), …}, got "
+            f"shapes {shapes}"
+        )
+    return {name: jnp.mean(value) for name, value in values.items()}
+
+
+def _checked(loss: Loss, params, buffers, batch, key) -> Any:
+    """The loss, with its value among its metrics, refused if it has another form."""
+    result = loss(params, buffers, batch, key)
+    try:
+        value, (buffers, metrics) = result
+        metrics = {**metrics, "loss": value}
+    except (TypeError, ValueError):
+        raise ValueError(
+            "loss must return (scalar, (buffers, metrics)) with a dict of metrics; "
+            "syncalgos.stateless lifts a loss(params, batch) that returns a scalar"
+        ) from None
+    if jnp.shape(value):
+        raise ValueError(
+            "loss must be a scalar, the mean over its batch, got shape "
+            f"{jnp.shape(value)}"
+        )
+    return value, (buffers, metrics)
+
+
+def _to_float(x: Any) -> jax.Array:
+    """A metric as a float: counts and hits have means too."""
+    return jnp.asarray(x) * 1.0
