@@ -11,6 +11,7 @@ import optax
 
 from experiments import (
     bounds,
+    compile_cache,
     embedding_tables,
     export,
     factories,
@@ -86,6 +87,7 @@ def prepare(request: Request, data: Data | None = None, team: Team = ALONE) -> P
         BadRequest: what cannot be done, in one line.
     """
     use_all_cores(team.sharing)
+    compile_cache.use()
     try:
         return _prepare(request, data, team)
     except ValueError as error:

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
 PROGRAM = [sys.executable, "-m", "experiments.run"]
+CACHE = "JAX_ENABLE_COMPILATION_CACHE"
 TIMEOUT = 120  # seconds, of a process that takes five
 
 # Two periods of the default algorithm, which is bmuf on 8 workers.
@@ -55,10 +56,15 @@ def load(text):
 
 
 def environment(**changes):
-    """The user's, but with two CPU devices, and with nothing else for jax."""
+    """The user's, but with two CPU devices, no kept programs, and no more for jax.
+
+    None takes a variable out.
+    """
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("JAX", "XLA"))}
     fixed = {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "2", "COLUMNS": "1000"}
-    return {k: str(v) for k, v in {**kept, **fixed, **changes}.items()}
+    fixed[CACHE] = "false"
+    changed = {**kept, **fixed, **changes}
+    return {k: str(v) for k, v in changed.items() if v is not None}
 
 
 def execute(command, out, program=PROGRAM, timeout=TIMEOUT, **environ):

@@ -19,6 +19,10 @@ if jax.__version_info__ < (0, 11):  # later versions refuse to start with it
 os.environ["XLA_FLAGS"] = " ".join([*QUICK, os.environ.get("XLA_FLAGS", "")])
 jax.config.update("jax_num_cpu_devices", 3)
 
+# Here and in other processes: the cache is the user's, and tests share few programs.
+os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"
+jax.config.update("jax_enable_compilation_cache", False)
+
 
 pytest.register_assert_rewrite("quadratics")  # its assertions tell their values
 TESTS = itertools.count(1)

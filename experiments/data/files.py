@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple, NoReturn
 from urllib.parse import urlsplit
 
+from platformdirs import user_cache_path
+
 from experiments.screen import say, size
 
 TIMEOUT = (10, 60)  # seconds: to connect, and between bytes
@@ -39,9 +41,12 @@ def folder(data_dir: Path | None = None) -> Path:
     """The data folder: data_dir, else $SYNCALGOS_DATA, else the user's cache."""
     if chosen := data_dir or os.environ.get("SYNCALGOS_DATA"):
         return Path(chosen).expanduser()
-    import pooch  # 0.2 s
+    return user_cache()
 
-    return Path(pooch.os_cache("syncalgos"))
+
+def user_cache() -> Path:
+    """Where the user's system keeps what can be made again; ~/.cache/syncalgos."""
+    return user_cache_path("syncalgos")
 
 
 def find(
