@@ -1,111 +1,47 @@
-"""The engine against a hand-written loop: `python -m benchmarks.yardstick`.
+"""The engine against hand-written loops: `python -m benchmarks.yardstick`.
 
-The loop has the form that anyone would write: pmap over devices, vmap over a device
-workers, one scan over the steps, the sync under a cond; donated, data resident on the
-devices. Both train an MLP 784-256-256-10 on 32 examples a worker and step, in turn, and
-the ratio of their rates is taken pair by pair.
+For model averaging and BMUF of period 16 loops by hand have two forms, on one device
+and on all: vmap over a device's workers around one scan over the steps; and rounds
+without a branch, in which lax.map takes one worker after the other. `same` is the ratio
+to the form that the engine takes (`map` on all devices), `best` to the fastest of all,
+by median. For sync_sgd it is one plain jitted gradient of the whole global batch.
+
+All train with plain SGD, data resident on the devices, in turn, and ratios are taken
+within a turn. At the first turn their losses are compared.
 """
 
 import argparse
-import json
 import os
-import statistics
-import time
+from collections.abc import Callable
+from statistics import median
+from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
-from jax import lax
 
 import syncalgos
-from models import mlp
+from benchmarks import by_hand, measure
+from benchmarks.work import LR, WORK, Work
 
-SIZES, BATCH, PERIOD, LR = (784, 256, 256, 10), 32, 16, 0.01
-WORKER_AXES = ("devices", "lanes")
-WARMUPS = 2  # the loop by hand compiles twice: for NumPy state, then for its own
-
-
-def loss(params, batch):
-    logits = mlp.apply(params, batch["x"])
-    return jnp.mean(optax.softmax_cross_entropy_with_integer_labels(logits, batch["y"]))
-
-
-def averaging(state, step):
-    """Model averaging by hand."""
-    params = lax.cond(
-        (step + 1) % PERIOD == 0,
-        lambda p: lax.pmean(p, WORKER_AXES),
-        lambda p: p,
-        state["params"],
-    )
-    return {"params": params}
+ALGORITHMS: dict[str, Callable[[], syncalgos.Strategy]] = {
+    "model_averaging": lambda: syncalgos.model_averaging(by_hand.PERIOD),
+    "bmuf": lambda: syncalgos.bmuf(by_hand.PERIOD),
+    "sync_sgd": syncalgos.sync_sgd,
+}
+ENGINE, WHOLE = "engine", "whole batch"
+WARMUPS = 2  # a loop by hand compiles twice: for NumPy state, then for its own
 
 
-def filtering(state, step):
-    """Classical BMUF by hand."""
-
-    def block(s):
-        momentum = 1 - 1 / lax.axis_size(WORKER_AXES)
-        mean = lax.pmean(s["params"], WORKER_AXES)
-        velocity = jax.tree.map(
-            lambda d, m, w: momentum * d + m - w, s["velocity"], mean, s["center"]
-        )
-        center = jax.tree.map(jnp.add, s["center"], velocity)
-        return {"params": center, "center": center, "velocity": velocity}
-
-    return lax.cond((step + 1) % PERIOD == 0, block, lambda s: s, state)
-
-
-def by_hand(sync, params, workers, devices):
-    """Returns go(step, data, rows) -> losses, which keeps its own state."""
-    lanes = workers // devices
-
-    def worker(state, step, data, rows):
-        def local_step(carry, row):
-            state, step = carry
-            batch = jax.tree.map(lambda x: x[row], data)
-            value, grads = jax.value_and_grad(loss)(state["params"], batch)
-            stepped = jax.tree.map(lambda p, g: p - LR * g, state["params"], grads)
-            return (sync({**state, "params": stepped}, step), step + 1), value
-
-        (state, step), values = lax.scan(local_step, (state, step), rows)
-        return state, lax.pmean(values, WORKER_AXES)
-
-    run = jax.pmap(
-        lambda state, rest: jax.vmap(
-            worker, in_axes=(0, None, None, 1), axis_name="lanes", out_axes=(0, None)
-        )(state, *rest),
-        axis_name="devices",
-        in_axes=(0, (None, None, 1)),
-        out_axes=(0, None),
-        devices=jax.devices()[:devices],
-        donate_argnums=0,
-    )
-    state = {"params": params}
-    if sync is filtering:
-        zeros = jax.tree.map(jnp.zeros_like, params)
-        state = {"params": params, "center": params, "velocity": zeros}
-    state = jax.tree.map(
-        lambda x: np.broadcast_to(np.asarray(x), (devices, lanes, *x.shape)), state
-    )
-
-    def go(step, data, rows):
-        nonlocal state
-        rows = rows.reshape(len(rows), devices, lanes, -1)
-        state, losses = run(state, (np.int32(step), data, rows))
-        jax.block_until_ready(state)
-        return np.asarray(losses)
-
-    return go
-
-
-def by_engine(strategy, params, workers):
-    """The same through `DataParallel`."""
+def by_engine(work: Work, algorithm: str, workers: int) -> tuple[Callable, Any]:
+    """Returns go(step, data, rows) -> losses, and the trainer."""
     trainer = syncalgos.DataParallel(
-        syncalgos.stateless(loss), optax.sgd(LR), strategy, workers=workers
+        syncalgos.stateless(work.loss),
+        optax.sgd(LR),
+        ALGORITHMS[algorithm](),
+        workers=workers,
     )
-    state = trainer.init(params)
+    state = trainer.init(work.params)
 
     def go(step, data, rows):
         nonlocal state
@@ -116,59 +52,86 @@ def by_engine(strategy, params, workers):
     return go, trainer
 
 
-def measure(name, workers, steps, repeats):
-    """Times both in turn; returns a record."""
-    sync, strategy = {
-        "model_averaging": (averaging, syncalgos.model_averaging(PERIOD)),
-        "bmuf": (filtering, syncalgos.bmuf(PERIOD)),
-    }[name]
-    rng = np.random.default_rng(0)
-    params = mlp.init(jax.random.key(0), SIZES)
-    engine, trainer = by_engine(strategy, params, workers)
-    x = rng.normal(size=(8192, SIZES[0])).astype(np.float32)
-    y = rng.integers(0, SIZES[-1], 8192, np.int32)
-    data = trainer.place({"x": x, "y": y})
-    devices = trainer.layout.shape[0]
-    loops = {"engine": engine, "hand": by_hand(sync, params, workers, devices)}
-    rates = {kind: [] for kind in loops}
-    for turn in range(WARMUPS + repeats):
-        rows = rng.integers(0, 8192, (steps, workers * BATCH), np.int32)
-        losses = {}
-        for kind in sorted(loops, reverse=bool(turn % 2)):
-            start = time.perf_counter()
-            losses[kind] = loops[kind](turn * steps, data, rows)
-            rates[kind].append(steps * workers / (time.perf_counter() - start))
-        if turn == 0:  # later, rounding may have grown
-            np.testing.assert_allclose(losses["engine"], losses["hand"], rtol=1e-4)
-    engine_rates, hand_rates = (rates[kind][WARMUPS:] for kind in ("engine", "hand"))
+def loops(work: Work, algorithm: str, workers: int) -> dict[str, Callable]:
+    """Those by hand, by the names of their forms."""
+    if algorithm == "sync_sgd":
+        return {WHOLE: by_hand.whole_batch(work)}
     return {
-        "benchmark": "yardstick",
-        "algorithm": name,
-        "workers": workers,
-        "devices": devices,
-        "engine_worker_steps_per_second": spread(engine_rates),
-        "hand_worker_steps_per_second": spread(hand_rates),
-        "ratio": spread([e / h for e, h in zip(engine_rates, hand_rates, strict=True)]),
-        "repeats": repeats,
+        f"{form} on {count}": by_hand.loop(work, algorithm, form, workers, count)
+        for count in sorted({1, len(jax.devices())})
+        for form in by_hand.FORMS
+        if workers % count == 0
     }
 
 
-def spread(values):
-    """Minimum, median and maximum."""
-    return [round(f(values), 4) for f in (min, statistics.median, max)]
+def contest(model: str, algorithm: str, workers: int, repeats: int) -> dict[str, Any]:
+    """Times all in turn; returns a record."""
+    work = WORK[model]()
+    engine, trainer = by_engine(work, algorithm, workers)
+    runs = {ENGINE: engine, **loops(work, algorithm, workers)}
+    data = trainer.place(work.data)
+    steps = max(by_hand.PERIOD, work.steps * 8 // workers)
+    rng = np.random.default_rng(0)
+    rows = [
+        rng.integers(0, work.examples, (steps, workers * work.batch), np.int32)
+        for _ in range(WARMUPS + repeats)
+    ]
+    turns, losses = dict.fromkeys(runs, 0), {}
+
+    def timed(name):
+        def run():
+            turn = turns[name]
+            found = runs[name](turn * steps, data, rows[turn])
+            losses.setdefault(name, found)
+            turns[name] = turn + 1
+
+        return run
+
+    seconds = measure.in_turn({name: timed(name) for name in runs}, repeats, WARMUPS)
+    for name, found in losses.items():  # of the first turn: later, rounding has grown
+        np.testing.assert_allclose(found, losses[ENGINE], 1e-3, err_msg=name)
+    best = min(seconds.keys() - {ENGINE}, key=lambda name: median(seconds[name]))
+    same = best if algorithm == "sync_sgd" else f"map on {trainer.layout.shape[0]}"
+    return {
+        "benchmark": "yardstick",
+        "model": model,
+        "algorithm": algorithm,
+        "workers": workers,
+        "devices": trainer.layout.shape[0],
+        "repeats": repeats,
+        "best": best,
+        "worker_steps_per_second": {
+            name: measure.rates(times, steps * workers)
+            for name, times in seconds.items()
+        },
+        "ratio_to_same": measure.ratios(seconds[ENGINE], seconds[same]),
+        "ratio_to_best": measure.ratios(seconds[ENGINE], seconds[best]),
+    }
 
 
-def main():
-    parser = argparse.ArgumentParser(description="The engine against a loop by hand.")
-    parser.add_argument("--workers", type=int, nargs="+", default=[8, 64])
-    parser.add_argument("--steps", type=int, default=64, help="local steps a dispatch")
-    parser.add_argument("--repeats", type=int, default=15)
+def main() -> None:
+    """Prints a JSON line for each contest, and a table."""
+    parser = argparse.ArgumentParser(description="The engine against loops by hand.")
+    parser.add_argument("--models", nargs="+", choices=WORK, default=["mlp"])
+    parser.add_argument(
+        "--algorithms", nargs="+", choices=ALGORITHMS, default=[*ALGORITHMS]
+    )
+    parser.add_argument("--workers", type=int, nargs="+", default=[1, 8, 64, 256])
+    parser.add_argument("--repeats", type=int, default=5)
     arguments = parser.parse_args()
     jax.config.update("jax_num_cpu_devices", os.cpu_count())
-    for name in ("model_averaging", "bmuf"):
-        for workers in arguments.workers:
-            record = measure(name, workers, arguments.steps, arguments.repeats)
-            print(json.dumps(record), flush=True)
+    rows = []
+    for model in arguments.models:
+        for algorithm in arguments.algorithms:
+            for workers in arguments.workers:
+                record = contest(model, algorithm, workers, arguments.repeats)
+                measure.tell(record)
+                names = ("model", "algorithm", "workers", "ratio_to_same")
+                rate = record["worker_steps_per_second"][ENGINE]
+                rows.append([*map(record.get, names), record["ratio_to_best"]])
+                rows[-1] += [record["best"], rate]
+    head = ("model", "algorithm", "workers", "to the same form", "to the best")
+    print(measure.table([*head, "which is", "worker-steps/s"], rows))
 
 
 if __name__ == "__main__":

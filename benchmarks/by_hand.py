@@ -1,0 +1,166 @@
+"""Minimal training loops written by hand, for one algorithm each, to measure against.
+
+They know their algorithm, their layout and that every dispatch holds whole rounds; they
+check nothing, count nothing and evaluate nothing.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from benchmarks.work import LR, Work
+
+PERIOD = 16
+AXES = ("devices", "lanes")
+FORMS = ("vmap", "map")
+
+
+def _local_step(work: Work, data, params, row):
+    batch = jax.tree.map(lambda x: x[row], data)
+    value, grads = jax.value_and_grad(work.loss)(params, batch)
+    return jax.tree.map(lambda p, g: p - LR * g, params, grads), value
+
+
+def _averaged(state, mean, workers):
+    return {"params": mean}
+
+
+def _filtered(state, mean, workers):
+    """A block of classical BMUF."""
+    velocity = jax.tree.map(
+        lambda d, m, w: (1 - 1 / workers) * d + m - w,
+        state["velocity"],
+        mean,
+        state["center"],
+    )
+    center = jax.tree.map(jnp.add, state["center"], velocity)
+    return {"params": center, "center": center, "velocity": velocity}
+
+
+SYNCS = {"model_averaging": _averaged, "bmuf": _filtered}
+
+
+def _under_vmap(work: Work, sync: Callable, workers: int) -> Callable:
+    """vmap over the lanes of one scan over the steps, the sync under a cond."""
+
+    def worker(state, rest):
+        step, data, rows = rest
+
+        def local_step(carry, row):
+            state, step = carry
+            params, value = _local_step(work, data, state["params"], row)
+            state = lax.cond(
+                (step + 1) % PERIOD == 0,
+                lambda s: sync(s, lax.pmean(s["params"], AXES), workers),
+                lambda s: s,
+                {**state, "params": params},
+            )
+            return (state, step + 1), value
+
+        (state, _), values = lax.scan(local_step, (state, step), rows)
+        return state, lax.pmean(values, AXES)
+
+    return jax.vmap(
+        worker, in_axes=(0, (None, None, 1)), axis_name="lanes", out_axes=(0, None)
+    )
+
+
+def _one_by_one(work: Work, sync: Callable, workers: int) -> Callable:
+    """Rounds without a branch; lax.map over the lanes, in it a scan over the steps.
+
+    What all lanes share is held once a device.
+    """
+
+    def device(state, rest):
+        _, data, rows = rest  # rows: (steps, lanes, batch)
+        lanes = rows.shape[1]
+        rounds = rows.reshape(-1, PERIOD, *rows.shape[1:]).swapaxes(1, 2)
+        state = {"params": state["params"], **_first(state)}
+
+        def block(state, rows):
+            params, values = lax.map(
+                lambda own: lax.scan(partial(_local_step, work, data), *own),
+                (state["params"], rows),
+            )
+            own = jax.tree.map(lambda x: x.mean(0), params)
+            mean = lax.pmean(own, "devices")
+            state = sync(state, mean, workers)
+            everywhere = jax.tree.map(
+                lambda x: jnp.broadcast_to(x, (lanes, *x.shape)), state["params"]
+            )
+            return {**state, "params": everywhere}, values.mean(0)
+
+        state, values = lax.scan(block, state, rounds)
+        shared = {k: v for k, v in state.items() if k != "params"}
+        shared = jax.tree.map(lambda x: jnp.broadcast_to(x, (lanes, *x.shape)), shared)
+        return {**state, **shared}, lax.pmean(values.reshape(-1), "devices")
+
+    return device
+
+
+def _first(state):
+    shared = {k: v for k, v in state.items() if k != "params"}
+    return jax.tree.map(lambda x: x[0], shared)
+
+
+def loop(
+    work: Work, algorithm: str, form: str, workers: int, devices: int
+) -> Callable[[int, Any, np.ndarray], np.ndarray]:
+    """Returns go(step, data, rows) -> losses, which keeps its own donated state.
+
+    Args:
+        work: what is trained, with plain SGD.
+        algorithm: of SYNCS.
+        form: of FORMS.
+        workers: their number.
+        devices: over which they lie; they divide them.
+    """
+    make = {"vmap": _under_vmap, "map": _one_by_one}[form]
+    run = jax.pmap(
+        make(work, SYNCS[algorithm], workers),
+        axis_name="devices",
+        in_axes=(0, (None, None, 1)),
+        out_axes=(0, None),
+        devices=jax.devices()[:devices],
+        donate_argnums=0,
+    )
+    lanes = workers // devices
+    state: Any = {"params": work.params}
+    if algorithm == "bmuf":
+        zeros = jax.tree.map(jnp.zeros_like, work.params)
+        state = {**state, "center": work.params, "velocity": zeros}
+    state = jax.tree.map(
+        lambda x: np.broadcast_to(np.asarray(x), (devices, lanes, *x.shape)), state
+    )
+
+    def go(step, data, rows):
+        nonlocal state
+        rows = rows.reshape(len(rows), devices, lanes, -1)
+        state, losses = run(state, (np.int32(step), data, rows))
+        jax.block_until_ready(state)
+        return np.asarray(losses)
+
+    return go
+
+
+def whole_batch(work: Work) -> Callable[[int, Any, np.ndarray], np.ndarray]:
+    """As `loop`, for one plain jitted gradient of the whole global batch a step."""
+
+    @partial(jax.jit, donate_argnums=0)
+    def run(params, data, rows):
+        return lax.scan(partial(_local_step, work, data), params, rows)
+
+    params = jax.tree.map(jnp.array, work.params)
+
+    def go(step, data, rows):
+        nonlocal params
+        params, losses = run(params, data, rows)
+        jax.block_until_ready(params)
+        return np.asarray(losses)
+
+    return go

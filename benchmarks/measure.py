@@ -1,0 +1,65 @@
+"""What benchmarks share: timing in turn, ratios pair by pair, and how they are told.
+
+Machines are noisy: what is compared runs in turn, and ratios are taken within a turn.
+"""
+
+import json
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+
+def in_turn(
+    runs: Mapping[str, Callable[[], Any]], repeats: int, warmups: int = 1
+) -> dict[str, list[float]]:
+    """Seconds of each of the runs, one after the other in every turn.
+
+    Args:
+        runs: by name, what is timed: it must wait for its results.
+        repeats: turns that count, at least 1; every other one goes backwards.
+        warmups: turns before them, which compile.
+
+    Returns:
+        By name, the seconds of each turn, (repeats,).
+    """
+    seconds: dict[str, list[float]] = {name: [] for name in runs}
+    for turn in range(warmups + repeats):
+        for name in sorted(runs, reverse=bool(turn % 2)):
+            start = time.perf_counter()
+            runs[name]()
+            seconds[name].append(time.perf_counter() - start)
+    return {name: times[warmups:] for name, times in seconds.items()}
+
+
+def spread(values: Sequence[float], digits: int = 4) -> list[float]:
+    """[minimum, median, maximum], to so many significant digits."""
+    found = min(values), statistics.median(values), max(values)
+    return [float(f"{value:.{digits}g}") for value in found]
+
+
+def rates(seconds: Sequence[float], work: float) -> list[float]:
+    """`spread` of the work done in a second, turn by turn."""
+    return spread([work / s for s in seconds])
+
+
+def ratios(seconds: Sequence[float], others: Sequence[float]) -> list[float]:
+    """`spread` of how many times as fast as the others, turn by turn."""
+    return spread([b / a for a, b in zip(seconds, others, strict=True)])
+
+
+def tell(record: Mapping[str, Any]) -> None:
+    """Prints a record as a JSON line."""
+    print(json.dumps(record), flush=True)
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    """The rows as a Markdown table; a spread is written as minimum, median, maximum."""
+
+    def cell(value):
+        if isinstance(value, list | tuple):
+            return ", ".join(f"{x:,.4g}" for x in value)
+        return f"{value:,.4g}" if isinstance(value, float) else str(value)
+
+    lines = [head, ["---"] * len(head), *[[cell(x) for x in row] for row in rows]]
+    return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)

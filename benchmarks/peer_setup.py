@@ -1,0 +1,80 @@
+"""The environment of the peers of `benchmarks.peers`: made, completed, looked at."""
+
+import subprocess
+import venv
+from pathlib import Path
+
+CPU_WHEELS = "https://download.pytorch.org/whl/cpu"
+EXOGYM = (  # on no package index but a test one
+    "https://github.com/exo-explore/gym/archive/"
+    "9fa323c26364f4437ffd23517da5d65946003963.zip"
+)
+MODULES = {"torch": "torch", "exogym": "exogym.trainer", "torchft": "torchft"}
+VERSION = """
+import importlib, sys
+from importlib.metadata import version
+importlib.import_module(sys.argv[2])
+print(version(sys.argv[1]))
+"""
+
+
+def prepare(
+    directory: Path, exogym: str | None = None
+) -> tuple[dict[str, str], dict[str, str]]:
+    """Makes the environment where there is none, and installs the peers it lacks.
+
+    Args:
+        directory: of the environment.
+        exogym: what pip installs EXO Gym from; None means GitHub.
+
+    Returns:
+        By peer, the version; and, by peer that cannot be installed, why, in a line.
+    """
+    python = directory / "bin" / "python"
+    if not python.exists():
+        venv.create(directory, with_pip=True)
+    # pip knows no floor for CPU-only builds alone; others bring gigabytes of CUDA, and
+    # are taken only where there is none.
+    cpu_only = ["torch==2.13.0+cpu", "numpy>=2", "--extra-index-url", CPU_WHEELS]
+    few = ["tqdm>=4.60", "einops>=0.6", "psutil>=5.8"]  # that EXO Gym imports, of 15
+    ways = {
+        "torch": [[cpu_only], [["torch>=2.9", "numpy>=2"]]],
+        "exogym": [[["--no-deps", exogym or EXOGYM], few]],
+        "torchft": [[["torchft>=0.2"]]],
+    }
+    found, missing = {}, {}
+    for peer, alternatives in ways.items():
+        version, reason = run([str(python), "-c", VERSION, peer, MODULES[peer]])
+        while not version and alternatives:
+            reason = install(python, alternatives.pop(0))
+            if not reason:
+                version, reason = run([str(python), "-c", VERSION, peer, MODULES[peer]])
+        if version:
+            found[peer] = version
+        else:
+            missing[peer] = reason
+            if peer == "torch":  # without which the others cannot run
+                break
+    return found, missing
+
+
+def install(python: Path, installs: list[list[str]]) -> str:
+    """Runs pip with each list of arguments; returns what went wrong, or nothing."""
+    for arguments in installs:
+        pip = [str(python), "-m", "pip", "install", "-q", "--retries", "1"]
+        _, reason = run([*pip, *arguments])
+        if reason:
+            return reason
+    return ""
+
+
+def run(command: list[str]) -> tuple[str, str]:
+    """A command's output; or, if it fails, "" and the last line of its errors."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=900)
+    except subprocess.TimeoutExpired:
+        return "", f"{' '.join(command[:4])} took more than 900 s"
+    if done.returncode == 0:
+        return done.stdout.strip(), ""
+    lines = [line for line in done.stderr.splitlines() if line.strip()]
+    return "", lines[-1].strip() if lines else f"exit code {done.returncode}"

@@ -1,0 +1,50 @@
+"""The work that `benchmarks.peers` gives to each contestant; needs NumPy alone.
+
+An MLP 784-256-256-10 with ReLU, cross entropy, plain SGD, float32; 8192 random examples
+in memory, 32 a worker and step.
+"""
+
+import argparse
+import json
+from typing import NamedTuple
+
+import numpy as np
+
+SIZES, BATCH, PERIOD, LR = (784, 256, 256, 10), 32, 16, 0.01
+EXAMPLES = 8192
+OUTER_LR, OUTER_MOMENTUM = 0.7, 0.9  # DiLoCo's, with Nesterov's momentum
+WARMUP = PERIOD  # steps before the clock starts; syncalgos makes a dispatch
+
+
+class Task(NamedTuple):
+    """What one measurement is asked for; steps is a multiple of PERIOD."""
+
+    algorithm: str
+    workers: int
+    steps: int
+
+
+def task() -> Task:
+    """The task on the command line."""
+    parser = argparse.ArgumentParser(description="One measurement of benchmarks.peers.")
+    parser.add_argument("algorithm")
+    parser.add_argument("workers", type=int)
+    parser.add_argument("steps", type=int)
+    return Task(**vars(parser.parse_args()))
+
+
+def examples() -> tuple[np.ndarray, np.ndarray]:
+    """Features (examples, 784) and labels (examples,), int64 as PyTorch has them."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(EXAMPLES, SIZES[0])).astype(np.float32)
+    return x, rng.integers(0, SIZES[-1], EXAMPLES)
+
+
+def rows(steps: int, workers: int) -> np.ndarray:
+    """Rows of the examples, (steps, workers, batch): the same for all contestants."""
+    return np.random.default_rng(1).integers(0, EXAMPLES, (steps, workers, BATCH))
+
+
+def tell(seconds: float) -> None:
+    """Prints the seconds of the steps after the warm-up, for the parent process."""
+    print(json.dumps({"seconds": seconds}), flush=True)

@@ -1,0 +1,210 @@
+"""Does the number of simulated workers cost speed? `python -m benchmarks.scaling`.
+
+For each algorithm and number of workers: seconds per worker-step, that is the time of a
+dispatch divided by its local steps and by the workers. An MLP 784-256-256-10 trains on
+32 examples a worker and step, by plain SGD at 0.01; the data is resident, rows are fed.
+
+The numbers of workers of an algorithm run in turn. A dispatch holds whole rounds of 16
+steps, as many as take about --seconds; where one round takes longer, one. Each record
+also says what a worker's state takes, and a device's intermediate results by XLA's own
+analysis. Wanted: from 8 to 256 workers at most 1.35 times the seconds.
+"""
+
+import argparse
+import inspect
+import os
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+import syncalgos
+from benchmarks.measure import in_turn, ratios, spread, table, tell
+from experiments.factories import ALGORITHM, passed_arguments
+from models import mlp
+
+SIZES, BATCH, LR = (784, 256, 256, 10), 32, 0.01
+ROUND = 16  # local steps
+EXAMPLES = 4096
+LONGEST = 4096  # local steps in a dispatch
+COLUMNS = (
+    "algorithm",
+    "workers",
+    "steps a dispatch",
+    "µs a worker-step",
+    "times those at few",
+    "state, MB a worker",
+    "temporary, MB a device",
+)
+FEW, MANY, WANTED = 8, 256, 1.35
+
+# Where defaults would not sync regularly in short runs, or not in groups.
+OWN: dict[str, dict[str, Any]] = {
+    "post_local_sgd": {"switch": 1},
+    "qsr": {"growth": LR},  # no round longer than the period
+}
+
+
+def make(name: str, period: int = ROUND) -> syncalgos.Strategy:
+    """An algorithm of the registry, or "local": plain local steps.
+
+    Args:
+        name: of the algorithm.
+        period: local steps between two syncs, of those that have rounds by default.
+    """
+    if name == "local":
+        return syncalgos.Strategy()
+    factory = syncalgos.ALGORITHMS[name]
+    offered = {
+        "learning_rate": LR,
+        "optimizer": optax.sgd(LR),
+        "seed": 0,
+        "hosts": 1,
+    }
+    settings = passed_arguments(ALGORITHM, factory, offered) | OWN.get(name, {})
+    parameters = inspect.signature(factory).parameters
+    if "period" in parameters and parameters["period"].default != 1:
+        settings["period"] = period
+    if "inner_period" in parameters:
+        settings["inner_period"] = max(1, period // 4)
+    return factory(**settings)
+
+
+class Training:
+    """The work that is timed, from the beginning.
+
+    Attributes:
+        trainer: the engine.
+        state: after the dispatches so far.
+        data: resident on the devices.
+    """
+
+    def __init__(self, strategy: syncalgos.Strategy, workers: int):
+        self.trainer = syncalgos.DataParallel(
+            syncalgos.stateless(_loss), optax.sgd(LR), strategy, workers=workers
+        )
+        self.begin()
+        self._rng = np.random.default_rng(0)
+        x = self._rng.normal(size=(EXAMPLES, SIZES[0])).astype(np.float32)
+        y = self._rng.integers(0, SIZES[-1], EXAMPLES, np.int32)
+        self.data = self.trainer.place({"x": x, "y": y})
+
+    def begin(self) -> None:
+        """Takes the first state again."""
+        self.state = self.trainer.init(mlp.init(jax.random.key(0), SIZES))
+
+    def dispatch(self, steps: int) -> Callable[[], None]:
+        """Returns go(), which takes so many steps and waits for their end."""
+        shape = (steps, self.trainer.workers * BATCH)
+        rows = self._rng.integers(0, EXAMPLES, shape, np.int32)
+
+        def go():
+            self.state, metrics = self.trainer.run(self.state, rows, self.data)
+            jax.block_until_ready((self.state, metrics))
+
+        return go
+
+    @property
+    def state_bytes(self) -> int:
+        """Of a worker's replica and strategy state."""
+        leaves = jax.tree.leaves((self.state.replica, self.state.sync))
+        return sum(x.nbytes for x in leaves) // self.trainer.workers
+
+
+def _loss(params, batch):
+    logits = mlp.apply(params, batch["x"])
+    return jnp.mean(optax.softmax_cross_entropy_with_integer_labels(logits, batch["y"]))
+
+
+def warmed(training: Training, seconds: float) -> tuple[int, Callable[[], None]]:
+    """Whole rounds of steps that take about so many seconds, and who takes them."""
+    go = training.dispatch(ROUND)
+
+    def timed():
+        start = time.perf_counter() - training.trainer.compile_seconds
+        go()
+        return time.perf_counter() - start - training.trainer.compile_seconds
+
+    if timed() > 2 * seconds:
+        return ROUND, go
+    rounds = max(1, round(seconds / timed()))  # the first time is rather long
+    steps = ROUND * min(rounds, LONGEST // ROUND)
+    go = training.dispatch(steps)
+    go()
+    return steps, go
+
+
+def measure(
+    name: str, workers: Sequence[int], repeats: int, seconds: float
+) -> list[dict[str, Any]]:
+    """A record for each number of workers, timed in turn."""
+    trainings = {n: Training(make(name), n) for n in workers}
+    ready = {n: warmed(one, seconds) for n, one in trainings.items()}
+    steps = {n: taken for n, (taken, _) in ready.items()}
+    dispatches = {str(n): go for n, (_, go) in ready.items()}
+    found = in_turn(dispatches, repeats, warmups=0)
+    micros = {n: [1e6 * s / (steps[n] * n) for s in found[str(n)]] for n in trainings}
+    base = FEW if FEW in micros else min(micros)
+    return [
+        {
+            "benchmark": "scaling",
+            "algorithm": name,
+            "workers": n,
+            "layout": training.trainer.layout.shape,
+            "steps": steps[n],
+            "dispatch_seconds": spread(found[str(n)]),
+            "microseconds_per_worker_step": spread(micros[n]),
+            "compared_with": base,
+            "times": ratios(micros[base], micros[n]),
+            "state_bytes_per_worker": training.state_bytes,
+            "temp_bytes_per_device": training.trainer.temp_bytes,
+            "repeats": repeats,
+        }
+        for n, training in trainings.items()
+    ]
+
+
+def main() -> None:
+    """Prints a record for each algorithm and number of workers, then a table."""
+    parser = argparse.ArgumentParser(description="Speed by the number of workers.")
+    parser.add_argument("--workers", type=int, nargs="+", default=[1, 8, 64, 256, 1024])
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=0.5, help="of a dispatch")
+    parser.add_argument(
+        "--algorithms",
+        nargs="+",
+        choices=["local", *syncalgos.ALGORITHMS],
+        default=["model_averaging", "bmuf", "sync_sgd"],
+        metavar="NAME",
+    )
+    flags = parser.parse_args()
+    jax.config.update("jax_num_cpu_devices", os.cpu_count())
+    rows = []
+    for name in flags.algorithms:
+        for record in measure(name, flags.workers, flags.repeats, flags.seconds):
+            tell(record)
+            rows.append(record)
+    print(table([*COLUMNS, f"at most {WANTED}"], [_cells(one) for one in rows]))
+
+
+def _cells(record: dict[str, Any]) -> list[Any]:
+    wanted = record["compared_with"] == FEW and record["workers"] == MANY
+    kept = record["times"][1] <= WANTED
+    return [
+        record["algorithm"],
+        record["workers"],
+        record["steps"],
+        record["microseconds_per_worker_step"],
+        record["times"],
+        record["state_bytes_per_worker"] / 1e6,
+        (record["temp_bytes_per_device"] or 0) / 1e6,
+        ("yes" if kept else "NO") if wanted else "",
+    ]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,112 @@
+"""How long the harness takes to start: `python -m benchmarks.startup`.
+
+Every command runs in a process of its own, one after the other in every turn. Measured
+are `--help`, two imports, and short runs of tasks by bmuf: seconds from the start of
+the process to the first line of progress on stderr (its first evaluation, `--first`
+local steps in) and to its end. "off" has no compilation cache, "cold" an empty one,
+"second" what the cold run of the same turn has left. A task whose data is missing is
+left out.
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks.measure import spread, table, tell
+
+PROGRAM = ["-m", "experiments.run"]
+BARE = {
+    "--help": [*PROGRAM, "--help"],
+    "import syncalgos": ["-c", "import syncalgos"],
+    "import jax, optax": ["-c", "import jax, optax"],
+}
+KINDS = ("off", "cold", "second")
+
+
+def environment(folder: Path, cached: bool) -> dict[str, str]:
+    """The user's, with a compilation cache in the folder or without any."""
+    own = {"JAX_COMPILATION_CACHE_DIR": str(folder)}
+    own |= {"JAX_ENABLE_COMPILATION_CACHE": str(cached).lower()}
+    return {**os.environ, **own}
+
+
+def timed(arguments: Sequence[str], environ: dict[str, str]) -> tuple[float, float]:
+    """Runs Python; seconds to the first "step" line on stderr, and to the end.
+
+    Raises:
+        RuntimeError: the command failed; with what it said.
+    """
+    start, first, said = time.perf_counter(), float("nan"), []
+    with subprocess.Popen(
+        [sys.executable, *arguments],
+        env=environ,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if first != first and line.startswith("step "):
+                first = time.perf_counter() - start
+            said.append(line)
+    if process.returncode:
+        raise RuntimeError("".join(said[-3:]))
+    return first, time.perf_counter() - start
+
+
+def run(task: str, steps: int, first: int, out: Path) -> list[str]:
+    """The arguments of a run that is evaluated after so many steps, and at the end."""
+    words = f"--algo bmuf --task {task} --steps {steps} --eval-every {first}"
+    return [*PROGRAM, *words.split(), "--out", str(out), "--overwrite"]
+
+
+def turn(task: str, steps: int, first: int) -> dict[str, tuple[float, float]]:
+    """Seconds of one turn of a task, by kind."""
+    with tempfile.TemporaryDirectory() as name:
+        folder, found = Path(name), {}
+        arguments = run(task, steps, first, folder / "out")
+        for kind in KINDS:
+            environ = environment(folder / "cache", kind != "off")
+            found[kind] = timed(arguments, environ)
+    return found
+
+
+def main() -> None:
+    """Prints a JSON line for each command as it is done, and a table."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--tasks", default="digits,fashion_mnist")
+    parser.add_argument("--steps", type=int, default=64, help="local steps of a run")
+    parser.add_argument("--first", type=int, default=16, help="before an evaluation")
+    s = parser.parse_args()
+    rows = []
+
+    def report(name, kind, ends, firsts=None):
+        to_end, to_first = spread(ends), None if firsts is None else spread(firsts)
+        tell({"command": name, "cache": kind, "end": to_end, "first": to_first})
+        rows.append([name, kind, to_first or "", to_end])
+
+    for name, arguments in BARE.items():
+        ends = [timed(arguments, {**os.environ})[1] for _ in range(s.repeats)]
+        report(name, "", ends)
+    for task in s.tasks.split(","):
+        try:
+            turns = [turn(task, s.steps, s.first) for _ in range(s.repeats)]
+        except RuntimeError as error:
+            tell({"command": task, "left_out": str(error)})
+            continue
+        for kind in KINDS:
+            firsts, ends = zip(*(found[kind] for found in turns), strict=True)
+            report(task, kind, ends, firsts)
+    print(table(["command", "cache", "to the first line, s", "to the end, s"], rows))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,209 @@
+"""What a sync adds to plain local steps: `python -m benchmarks.sync_cost`.
+
+For every algorithm: the time of a dispatch of --steps local steps, less that of as many
+steps of `Strategy()`, which never sync, divided by the syncs in it; and beside it the
+bare collective, a program of pmap over the same devices that does nothing but
+all-reduce, gather, exchange or permute one array a worker of as many bytes as a sync
+sends on average, as `syncalgos.communication` counts them. It uses nothing of the
+engine. The three run in turn, ratios are of a turn.
+
+Work is that of `benchmarks.scaling`. Rounds are short, --period, so that what is wanted
+is more than the noise; what an algorithm does at every local step counts as its syncs'.
+Groups (hierarchical) are compared with an all-reduce over all workers. "of the least"
+compares the shortest times of all turns, which noise touches least.
+"""
+
+import argparse
+import math
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+import syncalgos
+from benchmarks.measure import in_turn, spread, table, tell
+from benchmarks.scaling import Training, make
+
+DEVICES = syncalgos.WORKERS[0]
+CALLS = 64  # of the bare collectives in a dispatch
+COLUMNS = (
+    "algorithm",
+    "workers",
+    "syncs a step",
+    "kB sent a sync",
+    "added, ms a sync",
+    "bare, ms",
+    "added / bare",
+    "of the least",
+    "steps / local steps",
+)
+
+
+# What all lanes of a device send, (lanes, length), and get.
+def _reduced(x: jax.Array) -> jax.Array:
+    # XLA's own sum over the lanes takes up to 50 times as long on a CPU.
+    mean = jnp.full(len(x), 1 / len(x)) @ x
+    return jnp.broadcast_to(lax.pmean(mean, DEVICES), x.shape)
+
+
+def _gathered(x: jax.Array) -> jax.Array:
+    # The barrier keeps the compiler from sending only what is looked at.
+    others = lax.optimization_barrier(lax.all_gather(x, DEVICES))
+    return others[(lax.axis_index(DEVICES) + 1) % len(others)]
+
+
+def _exchanged(x: jax.Array) -> jax.Array:
+    lanes, length = x.shape
+    by_device = x.reshape(lanes, lax.axis_size(DEVICES), lanes, -1)
+    arrived = lax.all_to_all(by_device, DEVICES, 1, 1, tiled=True)
+    return arrived.swapaxes(0, 2).reshape(lanes, length)
+
+
+def _permuted(x: jax.Array) -> jax.Array:
+    n = lax.axis_size(DEVICES)
+    return lax.ppermute(x, DEVICES, [((i + 1) % n, i) for i in range(n)])
+
+
+# What a worker of n sends per byte of its array, as the ledger has it; and who does it.
+BARE: dict[str, tuple[Callable[[int], float], Callable[[jax.Array], jax.Array]]] = {
+    "all_reduce": (lambda n: 2 * (n - 1) / n, _reduced),
+    "all_gather": (lambda n: n - 1, _gathered),
+    "all_to_all": (lambda n: (n - 1) / n, _exchanged),
+    "permute": (lambda n: 1, _permuted),
+}
+
+
+def bare(sent: Mapping[str, float], training: Training) -> Callable[[], None]:
+    """Returns go(), which CALLS times sends so much and waits for the end.
+
+    Args:
+        sent: bytes of a worker, by collective.
+        training: whose workers send.
+    """
+    layout, n = training.trainer.layout, training.trainer.workers
+    parts = {}
+    for name, size in sent.items():
+        length = math.ceil(size / BARE[name][0](n) / 4 / n) * n
+        parts[name] = np.ones((*layout.shape, length), np.float32)
+
+    def on_device(parts):
+        def sync(parts, _):
+            return {name: BARE[name][1](x) for name, x in parts.items()}, None
+
+        return lax.scan(sync, parts, length=CALLS)[0]
+
+    run = jax.pmap(
+        on_device, axis_name=DEVICES, devices=layout.devices, donate_argnums=0
+    )
+    state = run(parts)
+
+    def go():
+        nonlocal state
+        state = jax.block_until_ready(run(state))
+
+    return go
+
+
+def per_sync(training: Training, first: int, last: int) -> tuple[int, dict[str, float]]:
+    """The syncs of local steps first … last - 1, and bytes of each, by collective."""
+    sent = training.trainer.communication(training.state, last)
+
+    def since_first(cumulative):
+        return float(cumulative[-1] - cumulative[first - 1])
+
+    at_steps = np.diff(sent.calls_per_step[first - 1 :])
+    syncs = int((at_steps > 0).sum())
+    kinds = sent.by_collective.items()
+    return syncs, {name: since_first(one.per_step) / syncs for name, one in kinds}
+
+
+def measure(
+    name: str, workers: int, steps: int, repeats: int, period: int
+) -> dict[str, Any]:
+    """Times an algorithm, local steps and the bare collective in turn."""
+    training, local = (Training(make(x, period), workers) for x in (name, "local"))
+    # The first dispatch is not timed.
+    syncs, sent = per_sync(training, steps, steps * (1 + repeats))
+    syncs_a_dispatch = syncs / repeats
+    seconds = in_turn(
+        {
+            "algorithm": training.dispatch(steps),
+            "local": local.dispatch(steps),
+            "bare": bare(sent, training),
+        },
+        repeats,
+    )
+
+    def added(whole, plain):
+        return (whole - plain) / syncs_a_dispatch
+
+    turns = list(
+        zip(*(seconds[x] for x in ("algorithm", "local", "bare")), strict=True)
+    )
+    least = {kind: min(times) for kind, times in seconds.items()}
+    return {
+        "benchmark": "sync_cost",
+        "algorithm": name,
+        "workers": workers,
+        "layout": training.trainer.layout.shape,
+        "period": period,
+        "steps": steps,
+        "syncs": syncs_a_dispatch,
+        "bytes_per_sync": {kind: round(size) for kind, size in sent.items()},
+        "added_milliseconds": spread([1e3 * added(a, b) for a, b, _ in turns]),
+        "bare_milliseconds": spread([1e3 * c / CALLS for c in seconds["bare"]]),
+        "ratio": spread([added(a, b) / (c / CALLS) for a, b, c in turns]),
+        "ratio_of_least": added(least["algorithm"], least["local"])
+        / (least["bare"] / CALLS),
+        "times_local": spread([a / b for a, b, _ in turns]),
+        "repeats": repeats,
+    }
+
+
+def main() -> None:
+    """Prints a record for each algorithm, then a table."""
+    parser = argparse.ArgumentParser(description="What syncs add to local steps.")
+    parser.add_argument("--workers", type=int, nargs="+", default=[8], help="2 or more")
+    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--steps", type=int, default=64, help="local steps a dispatch")
+    parser.add_argument("--period", type=int, default=4, help="of what has rounds")
+    parser.add_argument(
+        "--algorithms",
+        nargs="+",
+        choices=syncalgos.ALGORITHMS,
+        default=list(syncalgos.ALGORITHMS),
+        metavar="NAME",
+    )
+    flags = parser.parse_args()
+    if min(flags.workers) < 2:
+        parser.error("--workers must be at least 2: one alone sends nothing")
+    jax.config.update("jax_num_cpu_devices", os.cpu_count())
+    rows = []
+    for workers in flags.workers:
+        for name in flags.algorithms:
+            record = measure(name, workers, flags.steps, flags.repeats, flags.period)
+            tell(record)
+            rows.append(record)
+    print(table(COLUMNS, [_cells(one) for one in rows]))
+
+
+def _cells(record: dict[str, Any]) -> list[Any]:
+    return [
+        record["algorithm"],
+        record["workers"],
+        record["syncs"] / record["steps"],
+        sum(record["bytes_per_sync"].values()) / 1e3,
+        record["added_milliseconds"],
+        record["bare_milliseconds"],
+        record["ratio"],
+        record["ratio_of_least"],
+        record["times_local"],
+    ]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,84 @@
+"""What the benchmarks train: models of the project on random data of real shapes."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from models import gpt, lenet, lstm, mlp
+
+PyTree = Any
+LR = 0.01
+
+
+class Work(NamedTuple):
+    """A model, its loss and its data.
+
+    Attributes:
+        loss: (params, batch) -> scalar, a mean over its batch.
+        params: of the model.
+        data: leaves (examples, ...).
+        batch: examples of each worker in a step.
+        steps: local steps in a dispatch, a multiple of 16.
+    """
+
+    loss: Callable[[PyTree, PyTree], jax.Array]
+    params: PyTree
+    data: PyTree
+    batch: int
+    steps: int
+
+    @property
+    def examples(self) -> int:
+        """How many there are."""
+        return len(jax.tree.leaves(self.data)[0])
+
+
+def _of_logits(apply: Callable) -> Callable:
+    def loss(params, batch):
+        losses = optax.softmax_cross_entropy_with_integer_labels(
+            apply(params, batch["x"]), batch["y"]
+        )
+        return jnp.mean(losses)
+
+    return loss
+
+
+def _data(*shape: int, classes: int = 10) -> PyTree:
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=shape).astype(np.float32)
+    return {"x": x, "y": rng.integers(0, classes, len(x), np.int32)}
+
+
+def _mlp() -> Work:
+    params = mlp.init(jax.random.key(0), (784, 256, 256, 10))
+    return Work(_of_logits(mlp.apply), params, _data(8192, 784), 32, 64)
+
+
+def _lenet() -> Work:
+    params = lenet.init(jax.random.key(0))
+    return Work(_of_logits(lenet.apply), params, _data(4096, 28, 28, 1), 8, 16)
+
+
+def _lstm() -> Work:
+    params = lstm.init(jax.random.key(0), 40, 128, 10)
+    loss = _of_logits(lambda params, x: lstm.apply(params, x).mean(1))
+    return Work(loss, params, _data(1024, 64, 40), 8, 16)
+
+
+def _gpt() -> Work:
+    params = gpt.init(jax.random.key(0), 65, 128, 128, 4)
+    text = np.random.default_rng(0).integers(0, 65, (1024, 129), np.int32)
+    loss = _of_logits(lambda params, x: gpt.apply(params, x, 4))
+    return Work(loss, params, {"x": text[:, :-1], "y": text[:, 1:]}, 4, 16)
+
+
+WORK: dict[str, Callable[[], Work]] = {
+    "mlp": _mlp,
+    "lenet": _lenet,
+    "lstm": _lstm,
+    "gpt": _gpt,
+}

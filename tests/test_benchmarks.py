@@ -1,0 +1,52 @@
+"""Benchmarks start and end in a table; what they time is no test."""
+
+import importlib
+import json
+import subprocess
+import sys
+
+import pytest
+
+# Flags of the smallest runs, and how many records they tell.
+REDUCTION = "--models mlp --lanes 1 --steps 1 --repeats 1"
+SMALLEST = {
+    "scaling": ("--workers 1 2 --repeats 1 --seconds 0.01 --algorithms bmuf", 2),
+    "sync_cost": ("--workers 2 --repeats 1 --steps 4 --algorithms bmuf topk_sgd", 2),
+    "memory": ("--workers 2 --algorithms local bmuf", 2),
+    "reduction": (REDUCTION, 4),
+    "reduction-gloo": (f"{REDUCTION} --processes 2", 4),
+}
+FLAGS = {
+    "scaling": {"--workers", "--repeats", "--algorithms"},
+    "sync_cost": {"--workers", "--repeats", "--steps", "--algorithms"},
+    "memory": {"--workers", "--algorithms"},
+    "reduction": {"--processes", "--repeats", "--steps"},
+}
+
+
+@pytest.mark.parametrize("name", FLAGS)
+def test_a_benchmark_tells_its_flags(name, monkeypatch, capsys):
+    module = importlib.import_module(f"benchmarks.{name}")
+    monkeypatch.setattr(sys, "argv", [name, "--help"])
+    with pytest.raises(SystemExit) as ended:
+        module.main()
+    assert ended.value.code == 0
+    assert set(capsys.readouterr().out.split()) >= FLAGS[name]
+    assert f"python -m benchmarks.{name}" in (module.__doc__ or "")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", SMALLEST)
+def test_a_small_run_tells_records_and_a_table(case):
+    name, (words, count) = case.partition("-")[0], SMALLEST[case]
+    ran = subprocess.run(
+        [sys.executable, "-m", f"benchmarks.{name}", *words.split()],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert ran.returncode == 0, ran.stderr
+    lines = ran.stdout.splitlines()
+    records = [json.loads(line) for line in lines if line.startswith("{")]
+    assert [record["benchmark"] for record in records] == [name] * count
+    assert sum(line.startswith("|") for line in lines) == 2 + count
