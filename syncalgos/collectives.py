@@ -31,9 +31,17 @@ def size(axis: Axis = WORKERS) -> int:
     return lax.axis_size(axis)
 
 
+def _several(names: tuple[str, ...]) -> tuple[str, ...]:
+    """Those along which there is more than one worker.
+
+    XLA leaves an all-reduce of one in the program, and copies all for it.
+    """
+    return tuple(name for name in names if lax.axis_size(name) > 1)
+
+
 def index(axis: Axis = WORKERS) -> jax.Array:
     """This worker's number along the axis, from 0, in row-major order."""
-    names = tuple(name for name in _names(axis) if lax.axis_size(name) > 1)
+    names = _several(_names(axis))
     return lax.axis_index(names) if names else jnp.int32(0)
 
 
@@ -58,7 +66,8 @@ def _total(leaves: list[jax.Array], names: tuple[str, ...]) -> list[jax.Array]:
     outer, lane = names[:-1], names[-1]
     if outer and _worth_a_loop(leaves, lane):
         leaves, names = _sum_over_lanes(lane, leaves), outer
-    return [lax.psum(x, names) for x in leaves]
+    names = _several(names)
+    return [lax.psum(x, names) for x in leaves] if names else leaves
 
 
 def _worth_a_loop(leaves: list[jax.Array], lane: str) -> bool:
@@ -178,7 +187,7 @@ def exchange(
     Over several lanes on several devices, all is gathered: a permutation of pairs has
     no shorter way over two axes.
     """
-    names = [name for name in _names(axis) if lax.axis_size(name) > 1]
+    names = [*_several(_names(axis))]
     if len(names) > 1:
         mine = jnp.asarray(sources)[chosen, index(axis)]
         return jax.tree.map(lambda x: gather(x, axis)[mine], tree)

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from syncalgos import composed, contract
+from syncalgos import collectives, composed, contract
 from syncalgos.collectives import PyTree
 from syncalgos.layout import DEVICES, LANES, Layout
 from syncalgos.mapping import held_once, over_devices, spread
@@ -91,7 +91,7 @@ Form = Together | InTurn | Joined
 def _in_turn(worker: Worker, lanes: int, equal: Any, own: PyTree, rest: PyTree) -> Any:
     (first, key, data), batches = rest
     (replicas, sync), axes = _lanes_of(own, equal, lanes)
-    device, ends = lax.axis_index(DEVICES), _round_ends(worker, first, batches)
+    device, ends = collectives.index(DEVICES), _round_ends(worker, first, batches)
     all_lanes = jnp.int32(0), jnp.int32(lanes)
 
     def one_lane(start, end, lane, carry):
@@ -126,28 +126,29 @@ def _in_turn(worker: Worker, lanes: int, equal: Any, own: PyTree, rest: PyTree) 
     carry = jnp.int32(0), replicas, sync, _no_metrics(worker, replicas, *rest)
     carry = lax.while_loop(lambda carry: carry[0] < steps, one_round, carry)
     _, replicas, sync, totals = carry
-    metrics = jax.tree.map(lambda x: lax.pmean(x / lanes, DEVICES), totals)
+    metrics = collectives.mean(jax.tree.map(lambda x: x / lanes, totals), DEVICES)
     return _everywhere((replicas, sync), axes, lanes), (first + steps, metrics)
 
 
 def _joined(worker: Worker, lanes: int, equal: Any, own: PyTree, rest: PyTree) -> Any:
     (first, key, data), batches = rest
     own, axes = held_once(own, equal, lanes)
-    me = lax.axis_index(DEVICES) * lanes
+    me = collectives.index(DEVICES) * lanes
 
     def local_step(carry, batch):
         replica, sync, step = carry
         grads, _, metrics = worker.gradients(
             replica, batch, key, data, me, joined=lanes
         )
-        replica = worker.updated(replica, lax.pmean(grads, DEVICES), replica.buffers)
+        grads = collectives.mean(grads, DEVICES)
+        replica = worker.updated(replica, grads, replica.buffers)
         if worker.strategy.sync is not composed.keep_replica:
             replica, sync = _synced(worker, lanes, axes, replica, sync, step)
         return (replica, sync, step + 1), metrics
 
     carry, metrics = over_steps(local_step, (*own, first), batches)
     *own, step = carry
-    metrics = jax.tree.map(lambda x: lax.pmean(x, DEVICES), metrics)
+    metrics = collectives.mean(metrics, DEVICES)
     return _everywhere(tuple(own), axes, lanes), (step, metrics)
 
 

@@ -141,10 +141,14 @@ def _shard_mapped(on_device: Callable, layout: Layout, donated: tuple[int, ...])
 
 
 def _vmapped(on_device: Callable, layout: Layout, donated: tuple[int, ...]) -> Any:
-    mapped = jax.vmap(on_device, in_axes=(0, (None, 1)), axis_name=DEVICES)
+    # The axis is named alone: mapped, one of size 1 would make slower matmuls.
+    mapped = jax.vmap(on_device, in_axes=None, axis_name=DEVICES, axis_size=1)
 
     def on_all(own, rest):
-        own, common = mapped(own, rest)
+        shared, batches = rest
+        own = jax.tree.map(lambda x: x[0], own)
+        batches = jax.tree.map(lambda x: x[:, 0], batches)
+        own, common = mapped(own, (shared, batches))
         return own, jax.tree.map(lambda x: x[0], common)
 
     return jax.jit(on_all, donate_argnums=donated)
