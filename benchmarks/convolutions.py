@@ -7,9 +7,6 @@ fused"). They run in turn, and each is compared with the naive one turn by turn.
 """
 
 import argparse
-import json
-import statistics
-import time
 from unittest import mock
 
 import jax
@@ -18,6 +15,7 @@ import numpy as np
 import optax
 from jax import lax
 
+from benchmarks.measure import in_turn, ratios, spread, tell
 from models import convolution, lenet
 
 BATCH, LR = 32, 0.01  # of all lanes together
@@ -81,29 +79,17 @@ def measure(lanes, steps, repeats):
     expected = forms[NAIVE]()  # and each form runs once before it is timed
     for go in forms.values():
         np.testing.assert_allclose(go(), expected, rtol=1e-3)
-    milliseconds = {name: [] for name in forms}
-    for turn in range(repeats):
-        for name in sorted(forms, reverse=bool(turn % 2)):
-            start = time.perf_counter()
-            forms[name]()
-            elapsed = time.perf_counter() - start
-            milliseconds[name].append(1e3 * elapsed / steps)
-    for name, times in milliseconds.items():
-        pairs = zip(milliseconds[NAIVE], times, strict=True)
+    seconds = in_turn(forms, repeats, warmups=0)
+    for name, times in seconds.items():
         yield {
             "benchmark": "convolutions",
             "form": name,
             "lanes": lanes,
             "batch_per_lane": BATCH // lanes,
-            "milliseconds_per_step": spread(times),
-            "times_as_fast_as_naive": spread([naive / own for naive, own in pairs]),
+            "milliseconds_per_step": spread([1e3 * s / steps for s in times]),
+            "times_as_fast_as_naive": ratios(times, seconds[NAIVE]),
             "repeats": repeats,
         }
-
-
-def spread(values):
-    """Minimum, median and maximum."""
-    return [round(f(values), 2) for f in (min, statistics.median, max)]
 
 
 def main():
@@ -117,7 +103,7 @@ def main():
             parser.error(f"--lanes must divide the batch of {BATCH}, got {lanes}")
     for lanes in arguments.lanes:
         for record in measure(lanes, arguments.steps, arguments.repeats):
-            print(json.dumps(record), flush=True)
+            tell(record)
 
 
 if __name__ == "__main__":

@@ -5,8 +5,10 @@ Machines are noisy: what is compared runs in turn, and ratios are taken within a
 
 import json
 import statistics
+import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 
@@ -51,6 +53,33 @@ def ratios(seconds: Sequence[float], others: Sequence[float]) -> list[float]:
 def tell(record: Mapping[str, Any]) -> None:
     """Prints a record as a JSON line."""
     print(json.dumps(record), flush=True)
+
+
+def told_by(commands: Sequence[Sequence[str]]) -> Iterator[dict[str, Any]]:
+    """The records of processes that run side by side, as the first prints them.
+
+    Raises:
+        SystemExit: one of them failed; none is left behind.
+    """
+    with ExitStack() as stack:
+        processes = []
+        for command in commands:
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL if processes else subprocess.PIPE,
+                text=True,
+                start_new_session=True,  # Ctrl-C is for this process, which kills them
+            )
+            stack.callback(process.wait)
+            stack.callback(process.kill)
+            processes.append(process)
+        for line in processes[0].stdout:
+            if line.startswith("{"):  # gloo writes there too
+                yield json.loads(line)
+        codes = [process.wait(60) for process in processes]
+    if any(codes):
+        raise SystemExit(f"the processes failed: exit codes {codes}")
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:

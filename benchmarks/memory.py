@@ -29,7 +29,8 @@ import jax
 
 import syncalgos
 from benchmarks.measure import table, tell
-from benchmarks.scaling import BATCH, SIZES, Training, make
+from benchmarks.scaling import Training, make
+from syncalgos.worker import Worker
 
 STEPS = 4  # a round, so that there is a sync in a dispatch
 STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
@@ -56,9 +57,10 @@ def measure(workers: int, name: str) -> dict[str, Any]:
     params = (
         sum(x.nbytes for x in jax.tree.leaves(training.state.replica.params)) // workers
     )
-    held = state + params + BATCH * 4 * (SIZES[0] + 1)
-    program = analysis(training.trainer)
     data = sum(x.nbytes for x in jax.tree.leaves(training.data))
+    batch = data // training.work.examples * training.work.batch
+    held = state + params + batch
+    program = analysis(training.trainer)
     resident = witnessed(training, go)
     peak = (
         program.argument_size_in_bytes
@@ -83,13 +85,12 @@ def measure(workers: int, name: str) -> dict[str, Any]:
 
 
 def analysis(trainer: syncalgos.DataParallel) -> Any:
-    """XLA's own analysis of the program of `run`.
+    """XLA's own analysis of the only program of `run`.
 
     The engine tells temp_bytes alone, so this looks into it.
     """
-    found = [program.memory_analysis() for program in trainer._compiled.values()]
-    of_run = [one for one in found if one.temp_size_in_bytes == trainer.temp_bytes]
-    return max(of_run, key=lambda one: one.argument_size_in_bytes)
+    programs = trainer._compiled.items()
+    return next(x.memory_analysis() for key, x in programs if key[0] is Worker.run)
 
 
 def witnessed(training: Training, go: Callable[[], None]) -> int | None:

@@ -7,12 +7,12 @@ import os
 import time
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 
 import syncalgos
 from benchmarks import peer_work as work
+from benchmarks.work import mlp_loss
 from models import mlp
 
 DISPATCH = 64  # steps
@@ -24,16 +24,11 @@ STRATEGIES = {
 }
 
 
-def loss(params, batch):
-    logits = mlp.apply(params, batch["x"])
-    return jnp.mean(optax.softmax_cross_entropy_with_integer_labels(logits, batch["y"]))
-
-
 def main():
     task = work.task()
     jax.config.update("jax_num_cpu_devices", os.cpu_count())
     trainer = syncalgos.DataParallel(
-        syncalgos.stateless(loss),
+        syncalgos.stateless(mlp_loss),
         optax.sgd(work.LR),
         STRATEGIES[task.algorithm](),
         workers=task.workers,

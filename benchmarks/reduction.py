@@ -17,11 +17,8 @@ localhost: copying is then what a message costs.
 """
 
 import argparse
-import json
-import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
 from typing import Any
 
 import jax
@@ -31,20 +28,16 @@ from jax import lax
 from jax.flatten_util import ravel_pytree
 from jax.sharding import NamedSharding, PartitionSpec
 
-from benchmarks.measure import in_turn, ratios, spread, table, tell
+from benchmarks.measure import in_turn, ratios, spread, table, tell, told_by
+from benchmarks.work import WORK
 from experiments.gloo import listen_towards
 from experiments.processes.rendezvous import free_port
-from models import gpt, lstm, mlp
 
 DEVICES, LANES = "devices", "lanes"
 SPLIT = PartitionSpec(DEVICES)
 PATIENCE = 60  # seconds, for the other process
 BASE = "leaves"
-MODELS: dict[str, Callable[[jax.Array], Any]] = {
-    "mlp": lambda key: mlp.init(key, (784, 256, 256, 10)),
-    "lstm": lambda key: lstm.init(key, 40, 128, 10),
-    "gpt": lambda key: gpt.init(key, 65, 64, 128, 4),
-}
+MODELS = ("mlp", "lstm", "gpt")
 COLUMNS = (
     "model",
     "leaves",
@@ -120,7 +113,7 @@ def compiled(
 
 def measure(model: str, lanes: int, steps: int, repeats: int) -> Iterator[dict]:
     """A record for each form, timed in turn; a mean of equal params is known."""
-    params = MODELS[model](jax.random.key(0))
+    params = WORK[model]().params
     leaves = jax.tree.leaves(params)
     programs = {
         name: compiled(form, params, lanes, steps) for name, form in FORMS.items()
@@ -168,31 +161,15 @@ def take_part(number: int, flags: argparse.Namespace) -> None:
 def from_two_processes(words: Sequence[str]) -> Iterator[dict]:
     """The records of two processes that are started with these flags."""
     where = f"127.0.0.1:{free_port()}"
-    with ExitStack() as stack:
-        ends = []
-        for number in (0, 1):
-            command = [sys.executable, "-m", "benchmarks.reduction", *words]
-            process = subprocess.Popen(
-                [*command, "--coordinator", where, "--process", str(number)],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE if number == 0 else subprocess.DEVNULL,
-                text=True,
-            )
-            stack.callback(process.wait)
-            stack.callback(process.kill)
-            ends.append(process)
-        for line in ends[0].stdout:
-            if line.startswith("{"):  # gloo writes there too
-                yield json.loads(line)
-        codes = [process.wait(PATIENCE) for process in ends]
-    if any(codes):
-        raise SystemExit(f"the processes failed: exit codes {codes}")
+    command = [sys.executable, "-m", "benchmarks.reduction", *words]
+    joining = ["--coordinator", where, "--process"]
+    return told_by([[*command, *joining, str(number)] for number in (0, 1)])
 
 
 def main() -> None:
     """Prints a record for each model, number of lanes and form, then a table."""
     parser = argparse.ArgumentParser(description="Many reductions or a flat one.")
-    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=MODELS)
     parser.add_argument(
         "--lanes", type=int, nargs="+", default=[1, 4, 32], help="of each device"
     )

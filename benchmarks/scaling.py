@@ -18,18 +18,15 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 
 import syncalgos
 from benchmarks.measure import in_turn, ratios, spread, table, tell
+from benchmarks.work import LR, WORK
 from experiments.factories import ALGORITHM, passed_arguments
-from models import mlp
 
-SIZES, BATCH, LR = (784, 256, 256, 10), 32, 0.01
 ROUND = 16  # local steps
-EXAMPLES = 4096
 LONGEST = 4096  # local steps in a dispatch
 COLUMNS = (
     "algorithm",
@@ -78,29 +75,32 @@ class Training:
     """The work that is timed, from the beginning.
 
     Attributes:
+        work: what is trained.
         trainer: the engine.
         state: after the dispatches so far.
         data: resident on the devices.
     """
 
     def __init__(self, strategy: syncalgos.Strategy, workers: int):
+        self.work = WORK["mlp"]()
         self.trainer = syncalgos.DataParallel(
-            syncalgos.stateless(_loss), optax.sgd(LR), strategy, workers=workers
+            syncalgos.stateless(self.work.loss),
+            optax.sgd(LR),
+            strategy,
+            workers=workers,
         )
         self.begin()
+        self.data = self.trainer.place(self.work.data)
         self._rng = np.random.default_rng(0)
-        x = self._rng.normal(size=(EXAMPLES, SIZES[0])).astype(np.float32)
-        y = self._rng.integers(0, SIZES[-1], EXAMPLES, np.int32)
-        self.data = self.trainer.place({"x": x, "y": y})
 
     def begin(self) -> None:
         """Takes the first state again."""
-        self.state = self.trainer.init(mlp.init(jax.random.key(0), SIZES))
+        self.state = self.trainer.init(self.work.params)
 
     def dispatch(self, steps: int) -> Callable[[], None]:
         """Returns go(), which takes so many steps and waits for their end."""
-        shape = (steps, self.trainer.workers * BATCH)
-        rows = self._rng.integers(0, EXAMPLES, shape, np.int32)
+        shape = (steps, self.trainer.workers * self.work.batch)
+        rows = self._rng.integers(0, self.work.examples, shape, np.int32)
 
         def go():
             self.state, metrics = self.trainer.run(self.state, rows, self.data)
@@ -113,11 +113,6 @@ class Training:
         """Of a worker's replica and strategy state."""
         leaves = jax.tree.leaves((self.state.replica, self.state.sync))
         return sum(x.nbytes for x in leaves) // self.trainer.workers
-
-
-def _loss(params, batch):
-    logits = mlp.apply(params, batch["x"])
-    return jnp.mean(optax.softmax_cross_entropy_with_integer_labels(logits, batch["y"]))
 
 
 def warmed(training: Training, seconds: float) -> tuple[int, Callable[[], None]]:

@@ -12,7 +12,6 @@ headers and acknowledgements count as lost. Without privileges the benchmark is 
 import argparse
 import json
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
@@ -20,6 +19,7 @@ from pathlib import Path
 from statistics import median
 
 from benchmarks.link import Link
+from benchmarks.measure import told_by
 
 ALGORITHMS = (
     "sync_sgd",
@@ -58,26 +58,13 @@ def measure(
 ) -> Iterator[dict]:
     """The records of both ends' training at a rate, as they come."""
     link.shape(rate)
-    with ExitStack() as stack:
-        ends = []
-        for end in (0, 1):
-            command = [sys.executable, "-m", "benchmarks.slow_link_end", str(end)]
-            process = subprocess.Popen(
-                [*link.command(end), *command, str(rate), str(repeats), *algos],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE if end == 0 else subprocess.DEVNULL,
-                text=True,
-                start_new_session=True,  # Ctrl-C is for this process, which kills them
-            )
-            stack.callback(process.wait)
-            stack.callback(process.kill)
-            ends.append(process)
-        for line in ends[0].stdout:
-            if line.startswith("{"):  # gloo writes there too
-                yield json.loads(line)
-        codes = [process.wait(60) for process in ends]
-    if any(codes):
-        raise SystemExit(f"the processes at the ends failed: exit codes {codes}")
+    module = [sys.executable, "-m", "benchmarks.slow_link_end"]
+    return told_by(
+        [
+            [*link.command(end), *module, str(end), str(rate), str(repeats), *algos]
+            for end in (0, 1)
+        ]
+    )
 
 
 def row(records: Sequence[dict]) -> str:

@@ -47,6 +47,9 @@ def _of_logits(apply: Callable) -> Callable:
     return loss
 
 
+mlp_loss = _of_logits(mlp.apply)
+
+
 def _data(*shape: int, classes: int = 10) -> PyTree:
     rng = np.random.default_rng(0)
     x = rng.normal(size=shape).astype(np.float32)
@@ -55,7 +58,7 @@ def _data(*shape: int, classes: int = 10) -> PyTree:
 
 def _mlp() -> Work:
     params = mlp.init(jax.random.key(0), (784, 256, 256, 10))
-    return Work(_of_logits(mlp.apply), params, _data(8192, 784), 32, 64)
+    return Work(mlp_loss, params, _data(8192, 784), 32, 64)
 
 
 def _lenet() -> Work:
