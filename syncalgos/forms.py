@@ -3,10 +3,11 @@
 Nothing is computed here: what losses and strategies do is read off their traces.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 from jax.extend import core
 
 from syncalgos import composed
@@ -14,6 +15,7 @@ from syncalgos.collectives import WORKERS, PyTree
 from syncalgos.lanes import Form, InTurn, Joined, Together
 from syncalgos.layout import Layout
 from syncalgos.losses import is_per_example
+from syncalgos.means import is_mean
 from syncalgos.syncs import MeanOfGrads
 from syncalgos.worker import Worker
 
@@ -51,18 +53,12 @@ def seen(worker: Worker, layout: Layout, arguments: PyTree) -> Seen:
         layout: where the workers live.
         arguments: those of `spread`: (own, (shared, batches)).
     """
-    (replica, _), ((_, key, data), batches) = arguments
-    one = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[2:], x.dtype), replica)
-    batch = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[3:], x.dtype), batches)
 
     def program(key, replica, batch, data):
         metrics = worker.metrics(replica, batch, key, 0, data)
         return metrics, worker.updated(replica, replica.params, replica.buffers)
 
-    sizes = [*zip(WORKERS, layout.shape, strict=True)]
-    jaxpr, (metrics, _) = jax.make_jaxpr(program, axis_env=sizes, return_shape=True)(
-        jax.eval_shape(lambda key: key, key), one, batch, data
-    )
+    jaxpr, (metrics, _) = _traced(program, layout, _of_one(arguments))
     equations = [*_equations(jaxpr.jaxpr)]
     drawn = jaxpr.jaxpr.invars[0]
     return Seen(
@@ -72,6 +68,43 @@ def seen(worker: Worker, layout: Layout, arguments: PyTree) -> Seen:
         tells=len(metrics) > 1 + bool(worker.each),
         bytes=_computed(jaxpr.jaxpr),
     )
+
+
+def averages(worker: Worker, layout: Layout, arguments: PyTree) -> bool:
+    """Whether the loss is seen to be a mean over its batch, of any size."""
+    if layout.lanes == 1 or is_per_example(worker.loss):
+        return True
+
+    def loss(key, replica, batch, data):
+        return worker.metrics(replica, batch, key, 0, data)["loss"]
+
+    one, joined = _of_one(arguments), _of_one(arguments, layout.lanes)
+    counts = [len(jax.tree.leaves(x)) for x in one]
+    of_batch = np.repeat([False, False, True, False], counts).tolist()
+    small = _traced(loss, layout, one)[0]
+    try:
+        large = _traced(loss, layout, joined)[0]
+    except (TypeError, ValueError):  # it is written for batches of one size
+        return False
+    return is_mean(small, large, of_batch, layout.lanes)
+
+
+def _of_one(arguments: PyTree, lanes: int = 1) -> tuple[PyTree, ...]:
+    """Shapes of one worker's key, replica and batch, and data; or of joined batches."""
+    (replica, _), ((_, key, data), batches) = arguments
+
+    def batch(x):
+        return jax.ShapeDtypeStruct((lanes * x.shape[3], *x.shape[4:]), x.dtype)
+
+    one = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[2:], x.dtype), replica)
+    return jax.eval_shape(lambda x: x, key), one, jax.tree.map(batch, batches), data
+
+
+def _traced(program: Callable, layout: Layout, arguments: PyTree) -> tuple[Any, PyTree]:
+    """The jaxpr of a worker's program, and the shapes of what it returns."""
+    sizes = [*zip(WORKERS, layout.shape, strict=True)]
+    trace = jax.make_jaxpr(program, axis_env=sizes, return_shape=True)
+    return trace(*arguments)
 
 
 def _equations(jaxpr: Any) -> Iterator[Any]:
@@ -136,8 +169,12 @@ def choose(
     }
     if asked and against[asked]:
         raise ValueError(f"lanes cannot run {asked}: {against[asked]}")
-    is_means = is_per_example(worker.loss) or not looks.tells
-    if asked == "joined" or (asked is None and not against["joined"] and is_means):
+    if asked == "joined" or (
+        asked is None
+        and not against["joined"]
+        and (is_per_example(worker.loss) or not looks.tells)
+        and averages(worker, layout, arguments)
+    ):
         return Joined(equal)
     pays = (
         may_pay

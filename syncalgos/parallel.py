@@ -48,8 +48,9 @@ class DataParallel:
         lanes: workers of a device; devices=None then takes as many as that needs.
         lane_form: how a device runs its lanes (see `syncalgos.lanes`): together,
             in-turn or joined. All give the same numbers up to rounding; None takes what
-            is known to be the fastest, "joined" where the loss is no more than a mean
-            over its batch: for another, such as a sum, say together.
+            is known to be the fastest, "joined" where the loss is seen to be a mean
+            over its batch and no more. Where examples look at each other, as in a
+            contrastive loss, say together.
         each_worker: whether the metrics of `run` also hold "worker_loss", (steps,
             workers).
 

@@ -154,6 +154,36 @@ def test_gradients_are_joined_where_none_can_tell(loss, buffers, form):
     assert trainer.lane_form == form
 
 
+def error(params, batch):
+    return batch["x"] @ params["w"] + params["b"] - batch["y"]
+
+
+def masked(params, batch):
+    return jnp.mean(error(params, batch) ** 2, where=batch["x"][:, :1] > 0)
+
+
+@pytest.mark.parametrize(
+    ("loss", "form"),
+    [
+        (lambda p, b: jnp.mean(jnp.mean(error(p, b) ** 2, 0)), "joined"),
+        (lambda p, b: jnp.sum(error(p, b) ** 2) / (2 * len(b["x"])), "joined"),
+        (jax.jit(lambda p, b: jnp.mean(error(p, b) ** 2) + p["w"][0, 0]), "joined"),
+        (lambda p, b: jnp.sum(error(p, b) ** 2), "together"),
+        (lambda p, b: jnp.mean(error(p, b)) + jnp.sum(error(p, b)), "together"),
+        (lambda p, b: jnp.sqrt(jnp.mean(error(p, b) ** 2)), "together"),
+        (lambda p, b: jnp.mean(error(p, b) - jnp.max(error(p, b))), "together"),
+        (masked, "together"),
+        (lambda p, b: jnp.mean(error(p, b).reshape(3, 2) ** 2), "together"),
+    ],
+    ids="means divided term sum both root spread masked sized".split(),
+)
+def test_only_means_over_a_batch_are_joined(loss, form):
+    trainer, state, _ = train(syncalgos.sync_sgd(), (4,), stateless(loss))
+    assert trainer.lane_form == form
+    options = {"loss": stateless(loss), "lane_form": "together"}
+    assert_same(state, train(syncalgos.sync_sgd(), (4,), **options)[1])
+
+
 def test_replicas_that_differ_are_not_joined():
     apart = train(syncalgos.model_averaging(100))[1]._replace(sync=())
     expected = None
