@@ -110,6 +110,7 @@ def group_mean(tree: PyTree, groups: int, axis: Axis = WORKERS) -> PyTree:
     outer, lane = _names(axis)[:-1], _names(axis)[-1]
     lanes, members = lax.axis_size(lane), workers // groups
     mine = index(axis) // members
+    looped = _worth_a_loop([*map(jnp.asarray, jax.tree.leaves(tree))], lane)
 
     def over_devices(x: jax.Array, per_group: int) -> jax.Array:
         if per_group == 1:
@@ -121,7 +122,6 @@ def group_mean(tree: PyTree, groups: int, axis: Axis = WORKERS) -> PyTree:
 
     def leaf(x: jax.Array) -> jax.Array:
         if members % lanes == 0:  # a group is some whole devices
-            looped = _worth_a_loop([x], lane)
             total = _sum_over_lanes(lane, [x])[0] if looped else lax.psum(x, lane)
             return over_devices(total / lanes, members // lanes)
         if lanes % members == 0:  # a device is some whole groups

@@ -175,7 +175,17 @@ def masked(params, batch):
         (masked, "together"),
         (lambda p, b: jnp.mean(error(p, b).reshape(3, 2) ** 2), "together"),
     ],
-    ids="means divided term sum both root spread masked sized".split(),
+    ids=[
+        "means",
+        "divided",
+        "term",
+        "sum",
+        "both",
+        "root",
+        "spread",
+        "masked",
+        "sized",
+    ],
 )
 def test_only_means_over_a_batch_are_joined(loss, form):
     trainer, state, _ = train(syncalgos.sync_sgd(), (4,), stateless(loss))

@@ -28,13 +28,20 @@ def mean(accumulate: Any = None, axis: Axis = WORKERS) -> Reducer:
         accumulate = check_float("mean: accumulate", accumulate)
 
     def combine(updates, state, step):
-        def leaf(x):
-            x = jnp.asarray(x)
+        def wide(x):
             is_float = jnp.issubdtype(x.dtype, jnp.inexact)
-            wide = x.astype(accumulate) if accumulate and is_float else x
-            return collectives.mean(wide, axis).astype(x.dtype) if is_float else x
+            return x.astype(accumulate) if accumulate and is_float else x
 
-        return jax.tree.map(leaf, updates), updates, state
+        own = jax.tree.map(jnp.asarray, updates)
+        # All at once: it depends on all leaves how lanes are best summed.
+        means = collectives.mean(jax.tree.map(wide, own), axis)
+        if accumulate:
+            means = jax.tree.map(
+                lambda x, mean: mean if mean.dtype == x.dtype else mean.astype(x.dtype),
+                own,
+                means,
+            )
+        return means, updates, state
 
     reducer = Reducer(combine)
     reducer.mean_over = axis if accumulate is None else None
