@@ -141,14 +141,10 @@ def _shard_mapped(on_device: Callable, layout: Layout, donated: tuple[int, ...])
 
 
 def _vmapped(on_device: Callable, layout: Layout, donated: tuple[int, ...]) -> Any:
-    # The axis is named alone: mapped, one of size 1 would make slower matmuls.
-    mapped = jax.vmap(on_device, in_axes=None, axis_name=DEVICES, axis_size=1)
+    mapped = jax.vmap(on_device, in_axes=(0, (None, 1)), axis_name=DEVICES)
 
     def on_all(own, rest):
-        shared, batches = rest
-        own = jax.tree.map(lambda x: x[0], own)
-        batches = jax.tree.map(lambda x: x[:, 0], batches)
-        own, common = mapped(own, (shared, batches))
+        own, common = mapped(own, rest)
         return own, jax.tree.map(lambda x: x[0], common)
 
     return jax.jit(on_all, donate_argnums=donated)
