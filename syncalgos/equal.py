@@ -18,6 +18,11 @@ from syncalgos.layout import DEVICES, LANES, Layout, is_key
 from syncalgos.worker import Worker
 
 
+def differ(x: Any, y: Any) -> Any:
+    """Where arrays differ; NaN is equal to NaN."""
+    return (x != y) & ((x == x) | (y == y))
+
+
 class Equal:
     """Knows it of the states of a trainer.
 
@@ -44,7 +49,7 @@ class Equal:
         def is_equal(x):
             x = np.asarray(jax.random.key_data(x) if is_key(x) else x)
             lanes = x.reshape(*self._layout.own_shape, *x.shape[1:])
-            return np.array_equal(lanes, np.broadcast_to(lanes[:, :1], lanes.shape))
+            return not differ(lanes, lanes[:, :1]).any()
 
         leaves = zip(jax.tree.leaves(held), self._flags(own), strict=True)
         if all(is_equal(x) for x, should in leaves if should):

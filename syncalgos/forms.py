@@ -46,7 +46,7 @@ class Seen(NamedTuple):
 
 
 def seen(worker: Worker, layout: Layout, arguments: PyTree) -> Seen:
-    """Traces a forward pass and an update of one worker.
+    """Traces a local step of one worker.
 
     Args:
         worker: whose.
@@ -62,12 +62,24 @@ def seen(worker: Worker, layout: Layout, arguments: PyTree) -> Seen:
     equations = [*_equations(jaxpr.jaxpr)]
     drawn = jaxpr.jaxpr.invars[0]
     return Seen(
-        talks=any(_names(e) & {*WORKERS} for e in equations),
+        talks=_talks(worker, arguments),
         draws=any(v is drawn for e in jaxpr.jaxpr.eqns for v in e.invars),
         convolves=any(e.primitive.name == "conv_general_dilated" for e in equations),
         tells=len(metrics) > 1 + bool(worker.each),
         bytes=_computed(jaxpr.jaxpr),
     )
+
+
+def _talks(worker: Worker, arguments: PyTree) -> bool:
+    def program(key, replica, batch, data):
+        grads, buffers, _ = worker.gradients(replica, batch, key, data, 0)
+        return worker.updated(replica, grads, buffers)
+
+    try:
+        jax.eval_shape(program, *_of_one(arguments))
+    except NameError:  # of an axis, of which there is none here
+        return True
+    return False
 
 
 def averages(worker: Worker, layout: Layout, arguments: PyTree) -> bool:
@@ -84,9 +96,12 @@ def averages(worker: Worker, layout: Layout, arguments: PyTree) -> bool:
     small = _traced(loss, layout, one)[0]
     try:
         large = _traced(loss, layout, joined)[0]
-    except (TypeError, ValueError):  # it is written for batches of one size
+    except Exception:  # whatever it raises: it is written for batches of one size
         return False
-    return is_mean(small, large, of_batch, layout.lanes)
+    # A backward pass of its own may do anything with gradients, such as clip them.
+    equations = _equations(small.jaxpr)
+    own = any(e.primitive.name.startswith("custom_vjp") for e in equations)
+    return not own and is_mean(small, large, of_batch, layout.lanes)
 
 
 def _of_one(arguments: PyTree, lanes: int = 1) -> tuple[PyTree, ...]:
@@ -122,12 +137,6 @@ def _computed(jaxpr: Any) -> int:
         own = sum(v.aval.size * v.aval.dtype.itemsize for v in equation.outvars)
         total += inner * equation.params.get("length", 1) or own
     return total
-
-
-def _names(equation: Any) -> set[Any]:
-    """Names of mapped axes in an equation."""
-    found = [equation.params.get(name, ()) for name in ("axes", "axis_name")]
-    return {x for each in found for x in (each if isinstance(each, tuple) else (each,))}
 
 
 def choose(
@@ -172,7 +181,7 @@ def choose(
     if asked == "joined" or (
         asked is None
         and not against["joined"]
-        and (is_per_example(worker.loss) or not looks.tells)
+        and (is_per_example(worker.loss) or not (looks.tells or worker.each))
         and averages(worker, layout, arguments)
     ):
         return Joined(equal)

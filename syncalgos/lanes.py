@@ -18,8 +18,10 @@ from jax import lax
 
 from syncalgos import collectives, composed, contract
 from syncalgos.collectives import PyTree
+from syncalgos.equal import differ
 from syncalgos.layout import DEVICES, LANES, Layout
 from syncalgos.mapping import held_once, over_devices, spread
+from syncalgos.precision import narrow, widen
 from syncalgos.worker import Worker, over_steps
 
 
@@ -79,7 +81,7 @@ class Agree(NamedTuple):
     def mapped(self, worker: Worker, layout: Layout, donate: bool) -> Any:
         def on_device(own, rest):
             leaves = zip(jax.tree.leaves(own), self.equal, strict=True)
-            apart = [jnp.any(x != x[:1]) for x, should in leaves if should]
+            apart = [jnp.any(differ(x, x[:1])) for x, should in leaves if should]
             return (), lax.pmax(jnp.any(jnp.array(apart)).astype(int), DEVICES) == 0
 
         return over_devices(layout, on_device, donate)
@@ -122,11 +124,12 @@ def _in_turn(worker: Worker, lanes: int, equal: Any, own: PyTree, rest: PyTree) 
         replicas, sync = _synced(worker, lanes, axes, replicas, sync, first + end - 1)
         return end, replicas, sync, totals
 
-    steps = len(ends)
-    carry = jnp.int32(0), replicas, sync, _no_metrics(worker, replicas, *rest)
+    steps, none = len(ends), _no_metrics(worker, replicas, *rest)
+    carry = jnp.int32(0), replicas, sync, widen(none)
     carry = lax.while_loop(lambda carry: carry[0] < steps, one_round, carry)
     _, replicas, sync, totals = carry
-    metrics = collectives.mean(jax.tree.map(lambda x: x / lanes, totals), DEVICES)
+    means = narrow(jax.tree.map(lambda x: x / lanes, totals), none)
+    metrics = collectives.mean(means, DEVICES)
     return _everywhere((replicas, sync), axes, lanes), (first + steps, metrics)
 
 

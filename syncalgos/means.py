@@ -5,7 +5,7 @@ they are something else than the mean over the workers.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -14,11 +14,11 @@ from jax.extend import core
 
 # Equations that stand for the jaxpr they hold.
 _CALLS = {"jit", "pjit", "closed_call", "core_call", "checkpoint", "remat2"}
-_CALLS |= {"custom_jvp_call", "custom_vjp_call"}
-# Those that add, or leave as it is, what their inputs hold.
-_LINEAR = {"add": (1, 1), "add_any": (1, 1), "sub": (1, -1), "neg": (-1,)}
-_KEEPING = {"reduce_sum", "convert_element_type", "copy", "reshape", "squeeze"}
-_KEEPING |= {"transpose", "broadcast_in_dim"}
+_CALLS |= {"custom_jvp_call"}
+# Those whose numbers add up to what these times the inputs' add up to.
+_ADDING = {"add": (1, 1), "add_any": (1, 1), "sub": (1, -1), "neg": (-1,)}
+_KEEPING = {"broadcast_in_dim", "convert_element_type", "copy", "reshape"}
+_ADDING |= dict.fromkeys(_KEEPING | {"squeeze", "transpose"}, (1,))
 
 
 class _Node(NamedTuple):
@@ -29,14 +29,22 @@ class _Node(NamedTuple):
         inputs: numbers of the nodes from which it is made.
         size: its numbers.
         varies: whether it depends on the batch.
-        value: of a constant that is one number.
+        known: of a constant, its value if it is one number; of an equation, all such
+            in the jaxprs that it holds.
     """
 
     name: str
     inputs: Sequence[int]
     size: int
     varies: bool
-    value: float | None = None
+    known: tuple[float, ...] = ()
+
+
+class _Term(NamedTuple):
+    """A node of which a sum is made, and its weight there."""
+
+    node: _Node
+    weight: float
 
 
 def is_mean(small: Any, large: Any, batch: Sequence[bool], times: int) -> bool:
@@ -44,7 +52,7 @@ def is_mean(small: Any, large: Any, batch: Sequence[bool], times: int) -> bool:
 
     No, unless it is a sum of values, divided by a number that is known and grows with
     the batch, and of what does not depend on the batch. What the value of an example
-    takes from other examples is not seen.
+    takes from other examples is not seen, but where it depends on how many they are.
 
     Args:
         small: the program's closed jaxpr; it returns a scalar.
@@ -52,44 +60,66 @@ def is_mean(small: Any, large: Any, batch: Sequence[bool], times: int) -> bool:
         batch: for each input, whether it is of the batch.
         times: how many times as many examples.
     """
-    few, many = (_terms(*_graph(one, batch)) for one in (small, large))
-    return len(few) == len(many) and all(
-        math.isclose(weight, times * less, rel_tol=1e-5) and more == times * size
-        for (size, weight), (more, less) in zip(few, many, strict=True)
-    )
+    few, many = _graph(small, batch), _graph(large, batch)
+    (terms, added), (others, _) = _terms(few), _terms(many)
+    if [x.name for x in few] != [x.name for x in many] or len(terms) != len(others):
+        return False
+    changed = {i for i, x in enumerate(few) if x.known != many[i].known}
+    used = {i for n, x in enumerate(few) if n not in added for i in x.inputs}
+    used |= {n for n, x in enumerate(few) if x.name}
+    pairs = zip(terms, others, strict=True)
+    return not changed & used and all(_grows(*pair, times) for pair in pairs)
 
 
-def _terms(nodes: Sequence[_Node], last: int) -> list[tuple[int, float]]:
-    """The values of which a node is a weighted sum: how many, and their weight."""
-    weights, found = {last: 1.0}, []
-    for number in range(last, -1, -1):  # inputs come before what is made of them
-        weight, node = weights.get(number), nodes[number]
-        if weight is None or not node.varies:
+def _grows(term: _Term, other: _Term, times: int) -> bool:
+    """Whether a term is a mean's, or the same for any batch."""
+    by = times if term.node.varies else 1
+    weighs = math.isclose(term.weight, by * other.weight, rel_tol=1e-5)
+    same = term.node.known == other.node.known
+    return weighs and same and other.node.size == by * term.node.size
+
+
+def _terms(nodes: Sequence[_Node]) -> tuple[list[_Term], set[int]]:
+    """Of which the last node is a weighted sum; and the nodes that only add them."""
+    weights, found, added = {len(nodes) - 1: 1.0}, [], set()
+    for number in range(len(nodes) - 1, -1, -1):  # inputs come before what is made
+        if number not in weights:
             continue
-        shares = _shares(node.name, [nodes[i].value for i in node.inputs])
+        weight, node = weights[number], nodes[number]
+        shares = _shares(node, [nodes[i] for i in node.inputs])
         if shares is None:
-            found.append((node.size, weight))
-        else:
-            for i, share in zip(node.inputs, shares, strict=False):
+            found.append(_Term(node, weight))
+            continue
+        added.add(number)
+        for i, share in zip(node.inputs, shares, strict=False):
+            if share:
                 weights[i] = weights.get(i, 0.0) + weight * share
-    return found
+    return found, added
 
 
-def _shares(name: str, known: Sequence[float | None]) -> Sequence[float] | None:
-    """How much of each input is in what an equation makes; None if it is no sum."""
-    if name in _KEEPING:
+def _shares(node: _Node, inputs: Sequence[_Node]) -> Sequence[float] | None:
+    """How much of each input is in what an equation makes; None if it adds nothing."""
+    known = [x.known[0] if not x.name and x.known else None for x in inputs]
+    if node.name == "reduce_sum":
         return (1,)
-    if name == "mul" and known[0] is not None:
-        return 0, known[0]
-    if name == "mul" and known[1] is not None:
-        return known[1], 0
-    if name == "div" and known[1]:
-        return 1 / known[1], 0
-    return _LINEAR.get(name)
+    if node.name == "mul" and known[0] is not None:
+        factors = 0, known[0]
+    elif node.name == "mul" and known[1] is not None:
+        factors = known[1], 0
+    elif node.name == "div" and known[1]:
+        factors = 1 / known[1], 0
+    elif node.name in _ADDING:
+        factors = _ADDING[node.name]
+    else:
+        return None
+    # A number that is broadcast is there so many times.
+    return [
+        f * node.size / max(1, x.size) for f, x in zip(factors, inputs, strict=False)
+    ]
 
 
-def _graph(closed: Any, batch: Sequence[bool]) -> tuple[list[_Node], int]:
-    """The nodes of a jaxpr, calls taken apart, and the number of its first output."""
+def _graph(closed: Any, batch: Sequence[bool]) -> list[_Node]:
+    """The nodes of a jaxpr, calls taken apart; the last one is its output."""
     nodes: list[_Node] = []
 
     def new(*attributes):
@@ -97,10 +127,7 @@ def _graph(closed: Any, batch: Sequence[bool]) -> tuple[list[_Node], int]:
         return len(nodes) - 1
 
     def constant(x):
-        is_number = np.size(x) == 1 and jnp.issubdtype(jnp.result_type(x), jnp.floating)
-        return new(
-            "", (), np.size(x), False, float(np.ravel(x)[0]) if is_number else None
-        )
+        return new("", (), np.size(x), False, _known(x))
 
     def through(jaxpr, consts, inputs):
         numbers = dict(zip(jaxpr.constvars, consts, strict=True))
@@ -117,8 +144,10 @@ def _graph(closed: Any, batch: Sequence[bool]) -> tuple[list[_Node], int]:
                 made = through(inner[0], (), read_in)
             else:
                 varies = any(nodes[i].varies for i in read_in)
+                known = tuple(x for one in inner for x in _literals(one))
                 made = [
-                    new(name, read_in, v.aval.size, varies) for v in equation.outvars
+                    new(name, read_in, v.aval.size, varies, known)
+                    for v in equation.outvars
                 ]
             numbers.update(zip(equation.outvars, made, strict=True))
         return [*map(read, jaxpr.outvars)]
@@ -126,4 +155,23 @@ def _graph(closed: Any, batch: Sequence[bool]) -> tuple[list[_Node], int]:
     pairs = zip(closed.jaxpr.invars, batch, strict=True)
     inputs = [new("", (), v.aval.size, varies) for v, varies in pairs]
     consts = [*map(constant, closed.consts)]
-    return nodes, through(closed.jaxpr, consts, inputs)[0]
+    [output] = through(closed.jaxpr, consts, inputs)
+    last = nodes[output]
+    new("reshape", (output,), last.size, last.varies)
+    return nodes
+
+
+def _known(x: Any) -> tuple[float, ...]:
+    """The value of a constant that is one float."""
+    is_float = jnp.issubdtype(jnp.result_type(x), jnp.floating)
+    return (float(np.ravel(x)[0]),) if np.size(x) == 1 and is_float else ()
+
+
+def _literals(jaxpr: Any) -> Iterator[float]:
+    """All known floats of a jaxpr and of those in it."""
+    for equation in jaxpr.eqns:
+        for atom in equation.invars:
+            if isinstance(atom, core.Literal):
+                yield from _known(atom.val)
+        for inner in core.jaxprs_in_params(equation.params):
+            yield from _literals(inner)

@@ -52,7 +52,8 @@ class DataParallel:
             over its batch and no more. Where examples look at each other, as in a
             contrastive loss, say together.
         each_worker: whether the metrics of `run` also hold "worker_loss", (steps,
-            workers).
+            workers). Where lane_form="joined" is asked for a loss that is a scalar,
+            lanes have the mean over those of their device.
 
     Attributes:
         layout: where the workers live.

@@ -79,8 +79,8 @@ class Programs:
             self.compiled[key] = self._compile(program, arguments, equal)
             self.seconds += time.perf_counter() - start
         own, common = self.compiled[key](*arguments)
-        if program in (Worker.init, Worker.run):
-            self._equal.note(own)
+        if program is Worker.init or (program is Worker.run and equal is not None):
+            self._equal.note(own)  # of other states nothing is known
         if self._layout.blocking:
             jax.block_until_ready((own, common))
         return own, jax.tree.map(self._layout.one_copy, common)

@@ -162,36 +162,65 @@ def masked(params, batch):
     return jnp.mean(error(params, batch) ** 2, where=batch["x"][:, :1] > 0)
 
 
-@pytest.mark.parametrize(
-    ("loss", "form"),
-    [
-        (lambda p, b: jnp.mean(jnp.mean(error(p, b) ** 2, 0)), "joined"),
-        (lambda p, b: jnp.sum(error(p, b) ** 2) / (2 * len(b["x"])), "joined"),
-        (jax.jit(lambda p, b: jnp.mean(error(p, b) ** 2) + p["w"][0, 0]), "joined"),
-        (lambda p, b: jnp.sum(error(p, b) ** 2), "together"),
-        (lambda p, b: jnp.mean(error(p, b)) + jnp.sum(error(p, b)), "together"),
-        (lambda p, b: jnp.sqrt(jnp.mean(error(p, b) ** 2)), "together"),
-        (lambda p, b: jnp.mean(error(p, b) - jnp.max(error(p, b))), "together"),
-        (masked, "together"),
-        (lambda p, b: jnp.mean(error(p, b).reshape(3, 2) ** 2), "together"),
-    ],
-    ids=[
-        "means",
-        "divided",
-        "term",
-        "sum",
-        "both",
-        "root",
-        "spread",
-        "masked",
-        "sized",
-    ],
-)
-def test_only_means_over_a_batch_are_joined(loss, form):
-    trainer, state, _ = train(syncalgos.sync_sgd(), (4,), stateless(loss))
-    assert trainer.lane_form == form
-    options = {"loss": stateless(loss), "lane_form": "together"}
+@jax.custom_vjp
+def clipped(x):
+    return x
+
+
+clipped.defvjp(lambda x: (x, None), lambda _, g: (jnp.clip(g, -0.01, 0.01),))
+
+
+def of_six(params, batch):
+    assert len(batch["x"]) == 6  # the examples of a worker
+    return plain_loss(params, batch)
+
+
+MEANS = {
+    "means": lambda p, b: jnp.mean(jnp.mean(error(p, b) ** 2, 0)),
+    "divided": lambda p, b: jnp.sum(error(p, b) ** 2) / (2 * len(b["x"])),
+    "terms": jax.jit(lambda p, b: plain_loss(p, b) + jnp.sum(p["w"] ** 2) + 3),
+    "inner": lambda p, b: jnp.mean(error(p, b) ** 2 + jnp.sum(p["w"] ** 2)),
+}
+NO_MEANS = {
+    "sum": lambda p, b: jnp.sum(error(p, b) ** 2),
+    "both": lambda p, b: jnp.mean(error(p, b)) + jnp.sum(error(p, b)),
+    "root": lambda p, b: jnp.sqrt(plain_loss(p, b)),
+    "share": lambda p, b: plain_loss(p, b) + jnp.sum(p["w"] ** 2) / len(b["x"]),
+    "spread": lambda p, b: jnp.sum(error(p, b) / len(b["x"]) + plain_loss(p, b)),
+    "normed": lambda p, b: jnp.mean((error(p, b) - jnp.mean(error(p, b))) ** 2),
+    "farthest": lambda p, b: jnp.mean(error(p, b) - jnp.max(error(p, b))),
+    "masked": masked,
+    "sized": of_six,
+    "clipped": lambda p, b: plain_loss(jax.tree.map(clipped, p), b),
+    "asking": lambda p, b: plain_loss(p, b) / syncalgos.collectives.size(),
+}
+
+
+@pytest.mark.parametrize("name", [*MEANS, *NO_MEANS])
+def test_only_means_over_a_batch_are_joined(name):
+    loss = stateless({**MEANS, **NO_MEANS}[name])
+    trainer, state, _ = train(syncalgos.sync_sgd(), (4,), loss)
+    assert trainer.lane_form == ("joined" if name in MEANS else "together")
+    options = {"loss": loss, "lane_form": "together"}
     assert_same(state, train(syncalgos.sync_sgd(), (4,), **options)[1])
+
+
+def test_each_workers_own_loss_is_not_joined():
+    trainer, _, told = train(syncalgos.sync_sgd(), each_worker=True)
+    assert trainer.lane_form == "together"
+    assert np.ptp(told["worker_loss"], axis=1).min() > 0
+
+
+@pytest.mark.parametrize("workers", [1, 4])
+def test_a_loss_that_talks_is_not_joined(workers):
+    def talking(params, batch):
+        return plain_loss(params, batch) + syncalgos.collectives.mean(params["w"][0, 0])
+
+    options = {"loss": stateless(talking), "workers": workers}
+    assert train(syncalgos.sync_sgd(), **options)[0].lane_form == "together"
+    turning = {"lane_form": "in-turn", **options}
+    with pytest.raises(ValueError, match="talks to other workers"):
+        train(syncalgos.bmuf(3), **turning)
 
 
 def test_replicas_that_differ_are_not_joined():
@@ -201,8 +230,10 @@ def test_replicas_that_differ_are_not_joined():
         trainer = make_trainer(syncalgos.sync_sgd(), lane_form=form)
         state = jax.tree.map(jnp.copy, apart._replace(key=()))._replace(key=apart.key)
         sync = trainer.init(PARAMS).sync
-        state, _ = trainer.run(state._replace(sync=sync), WIDE)
-        assert trainer.lane_form == "together"
+        state = state._replace(sync=sync)
+        for _ in range(2):  # that they differed is known the next time, too
+            state, _ = trainer.run(state, WIDE)
+            assert trainer.lane_form == "together"
         expected = expected or state
     assert_same(state, expected)
     assert np.ptp(np.asarray(state.replica.params["w"]), axis=(0, 1)).max() > 1e-3
@@ -336,3 +367,15 @@ def test_a_sum_over_lanes_is_numpys_and_has_its_gradient():
     # Each of 6 workers adds the square of the mean.
     expected = 2 * np.sin(x).mean((0, 1)) * np.cos(x)
     np.testing.assert_allclose(grads, expected, 1e-9, 1e-12)
+
+
+@pytest.mark.parametrize("form", ["together", "in-turn"])
+def test_many_lanes_of_short_floats_are_summed_in_wide_ones(form):
+    """Of 512 ones 8 bits would make 256."""
+    params = {"w": jnp.ones((600, 1), jnp.bfloat16)}
+    loss = stateless(lambda p, b: jnp.mean(b) + 0 * jnp.sum(p["w"]))
+    options = {"loss": loss, "workers": 512, "lanes": 512, "lane_form": form}
+    trainer = make_trainer(syncalgos.model_averaging(2), **options)
+    state, told = trainer.run(trainer.init(params), np.ones((2, 512), jnp.bfloat16))
+    assert (np.asarray(state.replica.params["w"], np.float32) == 1).all()
+    assert told["loss"].dtype == jnp.bfloat16 and (told["loss"] == 1).all()
