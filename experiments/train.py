@@ -10,10 +10,12 @@ import jax
 import numpy as np
 
 from experiments import displacements, feed, screen, stream
+from experiments.errors import BadRequest
 from experiments.plan import Plan
 from experiments.progress import Line, Progress
 from experiments.tasks.task import held_out
 from syncalgos import TrainState
+from syncalgos.forms import Unfit
 from syncalgos.losses import OF_WORKERS
 
 DIVERGED_ABOVE = 1000  # times the first loss
@@ -177,7 +179,10 @@ def _make_dispatch(
     def dispatch(state, first, steps):
         start, compiled = time.perf_counter(), trainer.compile_seconds
         batches = rows(first, steps) if ahead is None else next(ahead)
-        state, metrics = trainer.run(state, batches, data)
+        try:
+            state, metrics = trainer.run(state, batches, data)
+        except Unfit as error:
+            raise BadRequest(f"--lane-form: {error}") from error
         jax.block_until_ready(metrics)  # unlike np.asarray, it lets Ctrl-C in
         took = time.perf_counter() - start - (trainer.compile_seconds - compiled)
         kept = {name: np.asarray(metrics[name], np.float64) for name in WANTED}

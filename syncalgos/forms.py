@@ -27,6 +27,10 @@ CACHED = 4e6  # bytes
 SMALL = 1e5
 
 
+class Unfit(ValueError):
+    """A form was asked for that this loss or this strategy cannot take."""
+
+
 class Seen(NamedTuple):
     """What a worker's loss and inner optimizer do besides computing.
 
@@ -156,7 +160,7 @@ def choose(
         equal: for each leaf of own, whether it is equal in all lanes; None: not known.
 
     Raises:
-        ValueError: a form that this loss or this strategy cannot take, and why.
+        Unfit: a form that this loss or this strategy cannot take, and why.
     """
     (replica, _), (_, batches) = arguments
     together = Together(Worker.run, equal)
@@ -177,7 +181,7 @@ def choose(
         "in-turn": _against_turns(worker, looks),
     }
     if asked and against[asked]:
-        raise ValueError(f"lanes cannot run {asked}: {against[asked]}")
+        raise Unfit(f"lanes cannot run {asked}: {against[asked]}")
     if asked == "joined" or (
         asked is None
         and not against["joined"]

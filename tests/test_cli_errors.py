@@ -196,6 +196,13 @@ def test_groups_that_do_not_divide_the_workers_are_refused(tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+def test_form_that_the_strategy_cannot_take_is_refused_in_a_line(tmp_path):
+    ended = execute(f"{BASE} --algo bmuf --lane-form joined", tmp_path / "out")
+    assert ended.code == 2
+    told = "error: --lane-form: lanes cannot run joined: the strategy does not take "
+    assert ended.stderr.splitlines()[-1] == f"{told}the mean of all gradients"
+
+
 def test_strategy_that_raises_is_refused_with_its_place(modules, tmp_path):
     lines = MODULES["mine"].splitlines()
     line = 1 + next(i for i, text in enumerate(lines) if "if step % 2" in text)
