@@ -109,6 +109,7 @@ class Child:
         os.close(reports)
         os.close(life)
         self.seen = Seen(number, self._process.pid)
+        self._over = False
         self._heard = time.monotonic()
         self._joined = False
         self._pipes = [Pipe(reading, self._report, selector)]
@@ -119,7 +120,7 @@ class Child:
 
     def poll(self, now: float, rules: Rules) -> None:
         """Looks whether it has ended, or gives no sign of life."""
-        if self.seen.code is not None:
+        if self._over:
             return
         if self._process.poll() is not None:
             self._finish()
@@ -136,17 +137,17 @@ class Child:
 
     def signal(self, number: int) -> None:
         """Passes a signal on to the process alone, not to those that it started."""
-        if self.seen.code is None:
+        if not self._over:
             self._process.send_signal(number)
 
     def kill(self) -> None:
         """Kills it and all that it started; `reap` follows."""
-        if self.seen.code is None:
+        if not self._over:
             self._signal_all(signal.SIGKILL)
 
     def reap(self) -> None:
         """Waits for the end of a killed process."""
-        if self.seen.code is None:
+        if not self._over:
             with suppress(subprocess.TimeoutExpired):
                 self._process.wait(REAPING)
             self._finish()
@@ -156,7 +157,9 @@ class Child:
         for pipe in self._pipes:
             pipe.finish()
         os.close(self._life)
-        code = self._process.returncode
+        self._over = True
+        if (code := self.seen.code) is None:  # else it has said how it will end
+            code = self._process.returncode
         self.seen = self.seen._replace(code=code, silent=False)
 
     def _signal_all(self, number: int) -> None:

@@ -70,7 +70,7 @@ class Crew:
 
     def kill(self) -> None:
         """Kills and reaps all, and what they started."""
-        for child in self._children:
+        for child in reversed(self._children):  # process 0 last: jax's service is there
             child.kill()
         for child in self._children:
             child.reap()

@@ -14,6 +14,7 @@ from experiments.exits import TERMINATED
 VARIABLE = "SYNCALGOS_MEMBER"
 BEAT = 0.5  # seconds between signs of life
 LONGEST_TEXT = 2000  # characters of last words
+LINGERING = 5  # seconds, of what the supervisor takes one or less to do
 
 
 class Member:
@@ -76,13 +77,15 @@ class Member:
         self._insist({"said": "stopped", "text": signal_name})
 
     def refuse(self, text: str, code: int) -> NoReturn:
-        """Ends this process at once, and so the run.
+        """Ends this process, and so the run.
 
         Args:
             text: why, in one line; the same from all processes is printed once.
             code: the exit code of all commands, such as 2 or 4.
         """
-        self._insist({"said": "refused", "text": text})
+        self._insist({"said": "refused", "text": text, "code": code})
+        if self.process == 0:  # the others abort, not quietly, once jax's service ends
+            time.sleep(LINGERING)
         _exit(code)
 
     def lost(self, text: str) -> NoReturn:
@@ -123,7 +126,10 @@ class Member:
 
     def _insist(self, message: dict[str, Any]) -> None:
         """Writes what must not be missed, for at most a second."""
-        message = {name: str(value)[:LONGEST_TEXT] for name, value in message.items()}
+        message = {
+            name: value[:LONGEST_TEXT] if isinstance(value, str) else value
+            for name, value in message.items()
+        }
         deadline = time.monotonic() + 1
         taken = False
         while time.monotonic() < deadline:

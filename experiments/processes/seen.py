@@ -15,7 +15,8 @@ class Seen(NamedTuple):
         silent: it gives no sign of life.
         halted: it is silent because it is stopped, as by SIGSTOP.
         mute: it was silent for so long that it was killed.
-        code: how it ended, negative for a signal; None while it goes on.
+        code: how it ended, or told that it will, negative for a signal; None while it
+            goes on.
         said: its last words' kind: refused, lost or stopped.
         text: its last words.
     """
