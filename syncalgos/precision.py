@@ -5,7 +5,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from syncalgos.collectives import PyTree
+PyTree = Any
 
 
 def wide_dtype(dtype: Any) -> Any:
