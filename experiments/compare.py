@@ -3,7 +3,7 @@
 import sys
 
 from experiments import exits
-from experiments.study import request
+from experiments.study import command
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -20,8 +20,8 @@ def main(argv: list[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
 
     def program(stopped: exits.Stopped) -> int | None:
-        asked = request.read(argv)
-        from experiments.study import study  # imports jax, which --help need not
+        asked = command.read(argv)
+        from experiments.study import study  # imports jax, which a bad request need not
 
         return study.run(asked, argv, stopped)
 
@@ -29,4 +29,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exits.leave(main())

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, NoReturn
 import jax
 from jax.experimental.multihost_utils import ProcessFailureError, live_devices
 
-from experiments import exits, flags, joining, screen, snapshot, train
+from experiments import exits, flags, joining, membership, screen, snapshot, train
 from experiments.errors import BadRequest
 from experiments.flags import Request
 from experiments.plan import Plan, prepare
@@ -64,7 +64,7 @@ def _group(request: Request) -> Group:
     if other := [name for name in ABSENT if given[name] != default[name]]:
         flag = f"--{other[0].replace('_', '-')}"
         raise BadRequest(f"{flag}: only {flags.PROGRAM} has that")
-    if (group := joining.group(request)) is None:
+    if (group := membership.group(request.settings)) is None:
         raise BadRequest("--processes must be at least 2, got 1")
     return group
 

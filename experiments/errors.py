@@ -10,10 +10,22 @@ class BadRequest(Exception):
     """What the user asked for cannot be done; the message is one line."""
 
 
+class Terminated(SystemExit):
+    """SIGTERM has come where nothing is lost by an end at once, as in a download."""
+
+    def __init__(self):
+        super().__init__(75)  # the harness's exit code
+
+
 def explain(where: str, error: BaseException) -> BadRequest:
-    """What went wrong in a user's own code, in one line, with its place."""
-    first = str(error).partition("\n")[0]
-    return BadRequest(f"{where}: {type(error).__name__}: {first}{place(error)}")
+    """Returns what went wrong in a user's own code, in one line, with its place.
+
+    A ValueError that comes from elsewhere is one of ours, and says all.
+    """
+    first, at = str(error).partition("\n")[0], place(error)
+    is_ours = isinstance(error, ValueError) and not at
+    what = first if is_ours else f"{type(error).__name__}: {first}{at}"
+    return BadRequest(f"{where}: {what}")
 
 
 @contextmanager
@@ -26,7 +38,9 @@ def explained(flag: str, name: str) -> Iterator[None]:
     """
     try:
         yield
-    except Exception as error:
+    except (BadRequest, Terminated):
+        raise
+    except (Exception, SystemExit) as error:
         if ":" not in name and isinstance(error, ValueError):
             raise  # it says all
         raise explain(f"--{flag} {name}", error) from error

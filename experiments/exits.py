@@ -1,13 +1,14 @@
 """How the programs end: exit codes, signals, and what a user is told."""
 
-import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from io import TextIOWrapper
+from typing import NoReturn
 
-from experiments.errors import BadRequest
+from experiments.errors import BadRequest, Terminated
+from experiments.stopping import Stop, end
 
 DONE, FAILED, BAD_REQUEST, DIVERGED, UNCONNECTED = 0, 1, 2, 3, 4
 TERMINATED, INTERRUPTED = 75, 130
@@ -35,6 +36,8 @@ def guarded(program: Callable[[Stopped], int | None]) -> int:
         return BAD_REQUEST
     except KeyboardInterrupt:
         return INTERRUPTED
+    except Terminated:
+        return TERMINATED
 
 
 def never_fail_to_print() -> None:
@@ -54,9 +57,22 @@ def watched(
         is_supervised: whether somebody else ends it at a second signal: a scheduler
             may send the first one to both.
     """
-    with _stop_signals(is_supervised) as received:
-        code = program(lambda: max(received, default=0))
-    return stopped_by(max(received)) if code is None else code
+    with _stop_signals(is_supervised) as stop:
+        code = program(stop)
+    return stopped_by(stop()) if code is None else code
+
+
+def leave(code: int) -> NoReturn:
+    """Ends a command's process; after a signal without jax's own farewell.
+
+    XLA would finish what it compiles, for a minute, before it lets the process go.
+    """
+    if code not in (TERMINATED, INTERRUPTED):
+        sys.exit(code)
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError):
+            stream.flush()
+    end(code)
 
 
 def stopped_by(number: int) -> int:
@@ -65,25 +81,30 @@ def stopped_by(number: int) -> int:
 
 
 @contextmanager
-def _stop_signals(is_supervised: bool) -> Iterator[list[int]]:
+def _stop_signals(is_supervised: bool) -> Iterator[Stop]:
     """Collects SIGINT and SIGTERM; a second one ends a process that is by itself."""
-    received: list[int] = []
+    stop = Stop()
 
     def note(number, frame):
-        if received and not is_supervised:
-            os._exit(stopped_by(number))
-        received.append(number)
-        if received[1:]:
+        if stop.received and not is_supervised:
+            end(stopped_by(number))
+        stop.received.append(number)
+        if stop.received[1:]:
             return
+        why = "" if is_supervised else stop.at_once(frame)
         print(
-            "stopping after this dispatch; once more stops at once",
+            why or "stopping after this dispatch; once more stops at once",
             file=sys.stderr,
             flush=True,
         )
+        if why:
+            error = KeyboardInterrupt() if number == signal.SIGINT else Terminated()
+            stop.interrupt(error, stopped_by(number), frame)
 
     before = {n: signal.signal(n, note) for n in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield received
+        yield stop
     finally:
+        stop.close()
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -2,14 +2,21 @@
 
 import argparse
 import importlib
+import importlib.util
 import inspect
 import re
 import types
 import typing
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
+from experiments import library, signatures
 from experiments.errors import BadRequest, place
+from experiments.library import checks
+from experiments.signatures import Signature
+from experiments.tasks import TASKS
+from experiments.words import literal, number, whole
 
 Factory = Callable[..., Any]
 
@@ -21,51 +28,54 @@ class Kind(NamedTuple):
         flag: that names one, without dashes.
         noun: for errors.
         passed: parameters that are no flags: the harness passes its own.
+        files: the names that are registered, and where their factories are written.
+        several: how to ask for several, in words.
     """
 
     flag: str
     noun: str
     passed: frozenset[str]
+    files: Mapping[str, Path]
+    several: str = ""
+
+
+def _file(module: str) -> Path:
+    """Returns the file of a module, which is not imported; its package is."""
+    spec = importlib.util.find_spec(module)
+    assert spec is not None and spec.origin is not None
+    return Path(spec.origin)
 
 
 ALGORITHM = Kind(
     "algo",
     "algorithm",
     frozenset({"axis", "seed", "learning_rate", "optimizer", "hosts"}),
+    library.ALGORITHMS,
+    "; to compare several: python -m experiments.compare --algos ",
 )
-TASK = Kind("task", "task", frozenset({"axis", "seed", "data_dir", "workers"}))
+TASK = Kind(
+    "task",
+    "task",
+    frozenset({"axis", "seed", "data_dir", "workers"}),
+    {name: _file(where.partition(":")[0]) for name, where in TASKS.items()},
+)
 
 
-def whole(text: str) -> int:
-    """An int from a flag."""
-    try:
-        return int(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(
-            f"must be a whole number, got {text!r}"
-        ) from None
+def describe(kind: Kind, name: str) -> Signature:
+    """Returns what a factory takes: one of that name, or the user's package:factory.
 
+    Only the user's own is imported.
 
-def number(text: str) -> float:
-    """A float from a flag."""
-    try:
-        return float(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"must be a number, got {text!r}") from None
-
-
-def literal(text: str) -> int | float | str:
-    """What a flag without a declared type most likely means."""
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return text
+    Raises:
+        BadRequest: there is none.
+    """
+    if ":" in name:
+        return signatures.of(_import(kind, name))
+    return signatures.in_source(kind.files[_known(kind, name)], name)
 
 
 def find(kind: Kind, name: str, known: Mapping[str, Factory | str]) -> Factory:
-    """The factory of that name, or the user's package.module:factory.
+    """Returns the factory of that name, or the user's package.module:factory.
 
     Args:
         kind: what it makes.
@@ -75,20 +85,24 @@ def find(kind: Kind, name: str, known: Mapping[str, Factory | str]) -> Factory:
     Raises:
         BadRequest: there is none.
     """
-    from syncalgos import checks  # imports jax
-
     if ":" in name:
         return _import(kind, name)
-    try:
-        found = known[checks.one_of(kind.noun, name, known)]
-    except ValueError as error:
-        raise BadRequest(f"{error}; your own: package.module:factory") from None
+    found = known[_known(kind, name)]
     return _import(kind, found) if isinstance(found, str) else found
 
 
-def _import(kind: Kind, name: str) -> Factory:
-    from syncalgos import checks
+def _known(kind: Kind, name: str) -> str:
+    """Returns the name if it is registered, or raises a BadRequest."""
+    if "," in name:
+        several = kind.several and f"{kind.several}{name}"
+        raise BadRequest(f"--{kind.flag} takes one {kind.noun}, got {name!r}{several}")
+    try:
+        return checks.one_of(kind.noun, name, kind.files)
+    except ValueError as error:
+        raise BadRequest(f"{error}; your own: package.module:factory") from None
 
+
+def _import(kind: Kind, name: str) -> Factory:
     where = f"--{kind.flag} {name}"
     module, _, attribute = name.partition(":")
     if module.endswith(".py"):
@@ -100,22 +114,25 @@ def _import(kind: Kind, name: str) -> Factory:
         raise BadRequest(
             f"{where}: cannot import {module!r}: {what}: {error}{place(error)}"
         ) from error
-    found = names.get(attribute)
+    if attribute not in names:
+        hint = checks.nearest(attribute, [x for x in names if callable(names[x])])
+        raise BadRequest(f"{where}: {module!r} has no {attribute!r}{hint}")
     try:
-        if found is not None and inspect.signature(found):
-            return found
+        inspect.signature(names[attribute])
     except (TypeError, ValueError):  # no function, or one that tells no parameters
-        found = None
-    hint = checks.nearest(attribute, names)
-    raise BadRequest(f"{where}: {module!r} has no factory {attribute!r}{hint}")
+        raise BadRequest(
+            f"{where}: {attribute!r} must be a function that makes the {kind.noun}, "
+            f"got {checks.shown(names[attribute])}"
+        ) from None
+    return names[attribute]
 
 
-def flag_parameters(kind: Kind, factory: Factory) -> list[inspect.Parameter]:
-    """The parameters of a factory that become flags: those that a word can set."""
+def flag_parameters(kind: Kind, signature: Signature) -> list[inspect.Parameter]:
+    """Returns the parameters that become flags: those that a word can set."""
     words = bool | int | float | str | None
     return [
         p
-        for p in inspect.signature(factory).parameters.values()
+        for p in signature.parameters
         if p.name not in kind.passed
         and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
         and (p.default is p.empty or isinstance(p.default, words))
@@ -135,22 +152,18 @@ def passed_arguments(
 
 
 def add_flags(
-    parser: argparse.ArgumentParser, kind: Kind, name: str, factory: Factory
+    parser: argparse.ArgumentParser, kind: Kind, name: str, signature: Signature
 ) -> None:
     """Adds a factory's parameters to a parser, with its docstring's words.
 
     Raises:
         BadRequest: a parameter has the name of a flag that is there.
     """
-    summary = (inspect.getdoc(factory) or "").partition("\n")[0]
+    summary = signature.doc.partition("\n")[0]
     group = parser.add_argument_group(f"flags of {name}", summary or None)
-    meanings = argument_texts(inspect.getdoc(factory) or "")
-    try:
-        hints = typing.get_type_hints(factory)
-    except (NameError, TypeError):  # annotations that only a type checker can resolve
-        hints = {}
+    meanings = argument_texts(signature.doc)
     taken = {action.dest for action in parser._actions}
-    for parameter in flag_parameters(kind, factory):
+    for parameter in flag_parameters(kind, signature):
         if parameter.name in taken:
             raise BadRequest(
                 f"--{kind.flag} {name}: its parameter {parameter.name!r} has the name "
@@ -164,25 +177,39 @@ def add_flags(
             default=None if required else parameter.default,
             required=required,
             help=(text + shown).strip(),
-            **_flag_kind(hints.get(parameter.name) or type(parameter.default)),
+            **flag_kind(parameter),
         )
 
 
-def _flag_kind(hint: Any) -> dict[str, Any]:
-    """What argparse needs to know of a parameter's type."""
-    if typing.get_origin(hint) is typing.Literal:
-        choices = typing.get_args(hint)
-        return {"choices": choices, "type": type(choices[0])}
+def flag_kind(parameter: inspect.Parameter) -> dict[str, Any]:
+    """Returns what argparse needs to know of a parameter's type."""
+    hint = parameter.annotation
+    hint = type(parameter.default) if hint is parameter.empty else hint
     is_union = typing.get_origin(hint) in (typing.Union, types.UnionType)
     options = typing.get_args(hint) if is_union else (hint,)
+    may_be_none = types.NoneType in options
     if bool in options:
         return {"action": argparse.BooleanOptionalAction}
+    literals = [x for x in options if typing.get_origin(x) is typing.Literal]
+    if literals:
+        choices = [*typing.get_args(literals[0]), *([None] if may_be_none else [])]
+        return choice({"none" if x is None else str(x): x for x in choices})
     kinds = {float: (number, "X"), int: (whole, "N"), str: (str, "TEXT")}
     chosen = [kinds[kind] for kind in kinds if kind in options]
     convert, metavar = chosen[0] if chosen else (literal, "VALUE")
-    if types.NoneType in options:
-        convert = _or_none(convert)
-    return {"type": convert, "metavar": metavar}
+    return {"type": _or_none(convert) if may_be_none else convert, "metavar": metavar}
+
+
+def choice(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns what argparse needs to know of a flag that has one of these values."""
+
+    def convert(text: str) -> Any:
+        try:
+            return values[checks.one_of("value", text, values)]
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    return {"type": convert, "metavar": f"{{{','.join(values)}}}"}
 
 
 def _or_none(convert: Callable[[str], Any]) -> Callable[[str], Any]:

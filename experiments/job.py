@@ -1,6 +1,7 @@
 """One run of the command line, from its request to its files."""
 
 import json
+import math
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +12,7 @@ from safetensors import SafetensorError
 
 import syncalgos
 from experiments import exits, export, records, screen
+from experiments.bounds import never_reached
 from experiments.errors import BadRequest
 from experiments.flags import Request
 from experiments.plan import Plan, prepare
@@ -49,7 +51,7 @@ def run(
     out = s.out or records.default_out(s.task, s.algo)
     saves = Saves(job, out / FOLDER, started)
     job, progress = _begin(job, argv, out, saves)
-    for text in _header(plan, request, job.facts):
+    for text in _header(job, request):
         screen.say(text)
     with screen.report(s.steps) as report:
         outcome, summary = finish(job, out, report, asked_to_stop, saves.save, progress)
@@ -60,7 +62,7 @@ def run(
     is_written = not team.is_first or _written(out, summary, outcome)
     if team.is_first:
         screen.show(screen.summary_text(summary, out))
-    for text in _remarks(plan, outcome, summary):
+    for text in _remarks(job, outcome, summary):
         screen.say(text)
     if not is_written:
         return exits.FAILED
@@ -107,14 +109,22 @@ def _begin(
     return job, progress
 
 
-def _remarks(plan: Plan, outcome: Outcome, summary: dict[str, Any]) -> list[str]:
+def _remarks(job: Ready, outcome: Outcome, summary: dict[str, Any]) -> list[str]:
     """What the reader of the figures should know."""
-    steps = outcome.line["step"]
+    plan, steps = job.plan, outcome.line["step"]
     remarks = []
+    since = steps - summary["center_step"]
+    if since == steps:
+        why = job.untrained or f"no sync came in these {steps} steps"
+        remarks.append(f"the figures are of the model as it was at the start: {why}")
+    elif since:
+        remarks.append(
+            "the figures are of the global model as of the last sync: the last "
+            f"{since} local steps are not in it"
+        )
     if outcome.diverged_at is not None:
         remarks.append(
-            f"diverged: the loss of step {outcome.diverged_at} was not finite, or "
-            f"above {DIVERGED_ABOVE} times the first{_named(outcome.not_finite)}"
+            f"diverged: the loss of step {outcome.diverged_at} was {_how(outcome)}"
         )
         if plan.settings.export is not None:
             remarks.append(f"no model was written to {plan.settings.export}")
@@ -129,22 +139,21 @@ def _remarks(plan: Plan, outcome: Outcome, summary: dict[str, Any]) -> list[str]
             "the effective learning rate is that of the rest: tables follow the mean "
             "gradient at every step"
         )
-    if since := steps - summary["center_step"]:
-        remarks.append(
-            "the figures are of the global model as of the last sync: the last "
-            f"{since} local steps are not in it"
-        )
     return remarks
 
 
-def _named(workers: list[int]) -> str:
-    """Those whose loss was not finite."""
-    if not workers:
-        return ""
+def _how(outcome: Outcome) -> str:
+    """In which way the loss was too large, and on which workers."""
+    loss, first = outcome.too_large, outcome.progress.first_loss
+    if loss is not None and math.isfinite(loss):
+        return f"{loss:.3g}, above {DIVERGED_ABOVE} times the first, {first:.3g}"
+    workers = outcome.not_finite
+    if not workers:  # the sum over them was too large
+        return "not finite"
     few = ", ".join(str(worker) for worker in workers[:4])
     more = f" and {len(workers) - 4} more" if workers[4:] else ""
     noun = "worker" if len(workers) == 1 else "workers"
-    return f" (not finite on {noun} {few}{more})"
+    return f"not finite on {noun} {few}{more}"
 
 
 def _export(plan: Plan, outcome: Outcome, facts: dict[str, Any]) -> str | None:
@@ -164,8 +173,13 @@ def _export(plan: Plan, outcome: Outcome, facts: dict[str, Any]) -> str | None:
     return str(path)
 
 
-def _header(plan: Plan, request: Request, facts: dict[str, Any]) -> list[str]:
-    s = plan.settings
+def _header(job: Ready, request: Request) -> list[str]:
+    """What a user should know before the run begins; first what makes it vain."""
+    plan, facts, s = job.plan, job.facts, job.plan.settings
+    switch = plan.arguments.get("switch")
+    vain = [never_reached("--switch", switch, s.steps)]
+    if job.untrained:
+        vain.append(f"the figures will be of the model as it is now: {job.untrained}")
     batch = f"batch {s.batch_size} ({s.batch_size // s.workers} a worker)"
     if request.settings.batch_size is None and s.batch_size != plan.task.batch_size:
         unit = s.workers * s.accumulate
@@ -179,4 +193,4 @@ def _header(plan: Plan, request: Request, facts: dict[str, Any]) -> list[str]:
     unused = len(jax.devices()) - facts["devices"]
     if s.devices is None and s.backend != "vmap" and 0 < unused < s.workers:
         lines[1] += f" ({facts['devices']} of {len(jax.devices())} devices divide them)"
-    return lines
+    return [*filter(None, vain), *lines]

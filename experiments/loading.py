@@ -7,9 +7,9 @@ import numpy as np
 from experiments import partition, validation
 from experiments.errors import explained
 from experiments.factories import TASK
-from experiments.tasks.task import Data, Task, check_data
+from experiments.tasks.contract import check_data
+from experiments.tasks.task import Data, Task
 
-FEEDS = ("device", "host")
 MOST_ON_DEVICE = 2**30  # bytes of training data, of which each device has a copy
 
 
@@ -25,8 +25,15 @@ def load(s: Namespace, task: Task) -> Data:
     return data if s.validation is None else validation.split(data, s.validation)
 
 
-def check(s: Namespace, data: Data) -> None:
+def check(s: Namespace, data: Data, is_batch_given: bool) -> None:
     """Raises a ValueError unless the data goes with the run's settings."""
+    least = s.workers * s.accumulate
+    if not is_batch_given and least > data.examples:
+        microbatches = f" × {s.accumulate} microbatches" if s.accumulate > 1 else ""
+        raise ValueError(
+            f"{s.workers} workers{microbatches} need a batch of at least {least}, but "
+            f"the training data of {s.task} holds {data.examples} examples"
+        )
     if s.batch_size > data.examples:
         raise ValueError(
             f"global batch of {s.batch_size} is larger than the training data of "

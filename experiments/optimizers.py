@@ -9,11 +9,16 @@ import jax.numpy as jnp
 import optax
 import optax.contrib
 
-from syncalgos import checks
+from syncalgos import Strategy, average, checks, reset
 
 Schedule = float | Callable[[Any], Any]
 
-SCHEDULES = ("constant", "cosine", "step")
+# --opt-state-at-sync: what becomes of the inner optimizer's state.
+AT_SYNC: dict[str, Callable[[optax.GradientTransformation], Strategy]] = {
+    "keep": lambda optimizer: Strategy(),
+    "reset": reset,
+    "average": lambda optimizer: average("opt_state"),
+}
 
 
 def schedule(name: str, lr: float, steps: int, warmup_steps: int) -> Schedule:

@@ -10,7 +10,6 @@ import numpy as np
 import optax
 
 from experiments import (
-    bounds,
     compile_cache,
     embedding_tables,
     export,
@@ -19,13 +18,14 @@ from experiments import (
     optimizers,
     records,
 )
-from experiments.errors import BadRequest, explained
-from experiments.factories import ALGORITHM, TASK, Kind
+from experiments.bounds import check_length, never_reached
+from experiments.errors import BadRequest
+from experiments.factories import ALGORITHM
 from experiments.flags import Request
+from experiments.makers import draw_from_seed, make_strategy, make_task
 from experiments.tasks.task import Data, Task, losses
 from experiments.team import ALONE, Team
 from syncalgos import (
-    WORKERS,
     DataParallel,
     Strategy,
     after,
@@ -35,7 +35,6 @@ from syncalgos import (
     sync_sgd,
     until,
 )
-from syncalgos.inputs import check_batch
 
 
 class Plan(NamedTuple):
@@ -114,16 +113,16 @@ def use_all_cores(sharing: int = 1) -> None:
 def _prepare(request: Request, data: Data | None, team: Team) -> Plan:
     settings = Namespace(**vars(request.settings))
     settings.resume = settings.resume or settings.resume_center
-    bounds.check(settings)
     if settings.out is not None and team.is_first:
         records.check_out(settings.out, settings.overwrite or settings.resume)
     if settings.export is not None and team.is_first:
         export.check(settings.export, settings.overwrite or settings.resume)
-    task = _make_task(request)
+    task = make_task(request)
     _fill_in(settings, task)
+    _check_switch(request, settings.steps)
     schedule, optimizer = _inner(settings)
     arguments = embedding_tables.with_row_sparse(request, settings, task)
-    strategy = _make_strategy(request, arguments, schedule, optimizer, team)
+    strategy = make_strategy(request, arguments, schedule, optimizer, team)
     algorithm = embedding_tables.of_rest(strategy, task)
     strategy = embedding_tables.beside_shared(algorithm, settings, task)
     strategy = _composed(strategy, settings, optimizer)
@@ -147,9 +146,9 @@ def _prepare(request: Request, data: Data | None, team: Team) -> Plan:
 
     trainer = trainer_of(strategy)
     arguments = embedding_tables.dense(request.arguments)
-    steady = _make_strategy(request, arguments, settings.lr, optimizer, team)
+    steady = make_strategy(request, arguments, settings.lr, optimizer, team)
     data = loading.load(settings, task) if data is None else data
-    loading.check(settings, data)
+    loading.check(settings, data, request.settings.batch_size is not None)
     settings.feed = settings.feed or loading.default_feed(data)
     return Plan(
         settings=settings,
@@ -164,7 +163,7 @@ def _prepare(request: Request, data: Data | None, team: Team) -> Plan:
         trainer_of=trainer_of,
         trainer=trainer,
         shards=loading.shards(settings, data),
-        seeded=_asks_for_seed(request),
+        seeded=draw_from_seed(request),
         team=team,
     )
 
@@ -185,37 +184,12 @@ def _composed(
 ) -> Strategy:
     """With what the common flags add: the optimizer's state, a synchronous start."""
     if s.opt_state_at_sync != "keep":
-        strategy = at_syncs(strategy, bounds.AT_SYNC[s.opt_state_at_sync](optimizer))
+        at_sync = optimizers.AT_SYNC[s.opt_state_at_sync](optimizer)
+        strategy = at_syncs(strategy, at_sync)
     if s.sync_until:
         n = s.sync_until
         strategy = chain(until(n, sync_sgd()), after(n, strategy))
     return strategy
-
-
-def _asks_for_seed(request: Request) -> bool:
-    asked = (
-        factories.passed_arguments(ALGORITHM, request.factory, {"seed": 0}),
-        factories.passed_arguments(TASK, request.task_factory, {"seed": 0}),
-    )
-    return any(asked)
-
-
-def _make_task(request: Request) -> Task:
-    """Calls the task's factory with its flags and what the harness passes."""
-    s = request.settings
-    offered = {
-        "data_dir": s.data_dir,
-        "seed": s.seed,
-        "workers": s.workers,
-        "axis": WORKERS,
-    }
-    task = _call(TASK, s.task, request.task_factory, request.task_arguments, offered)
-    if not isinstance(task, Task):
-        raise BadRequest(
-            f"--task {s.task}: the factory must return an experiments.tasks.task.Task, "
-            f"got {checks.shown(task)}"
-        )
-    return task
 
 
 def _fill_in(s: Namespace, task: Task) -> None:
@@ -241,49 +215,23 @@ def _fill_in(s: Namespace, task: Task) -> None:
     )
     s.eval_every = min(s.eval_every or -(-s.steps // 10), s.steps)
     s.dispatch_steps = s.dispatch_steps or task.dispatch_steps
-    check_batch(s.batch_size, s.workers, s.accumulate)
-    if s.warmup_steps > s.steps:
-        raise ValueError(f"--warmup-steps {s.warmup_steps} is above --steps {s.steps}")
+    checks.global_batch(s.batch_size, s.workers, s.accumulate)
+    check_length(s)
+
+
+def _check_switch(request: Request, steps: int) -> None:
+    """Raises a ValueError where --switch is given a step that never comes.
+
+    Its default may be such a step, as in a short trial; the header says so.
+    """
+    switch = request.arguments.get("switch")
+    late = never_reached("--switch", switch, steps)
+    parameters = factories.describe(ALGORITHM, request.settings.algo).parameters
+    if late and switch not in [p.default for p in parameters if p.name == "switch"]:
+        raise ValueError(late)
 
 
 def nearest_multiple(n: int, of: int) -> int:
     """The multiple nearest to n, at least one; the lower of two."""
     below = n - n % of
     return below if below and n - below <= below + of - n else below + of
-
-
-def _make_strategy(
-    request: Request,
-    arguments: dict[str, Any],
-    learning_rate: optimizers.Schedule,
-    optimizer: optax.GradientTransformation,
-    team: Team,
-) -> Strategy:
-    """Calls the algorithm's factory with its flags and what the harness passes."""
-    s = request.settings
-    offered = {
-        "seed": s.seed,
-        "learning_rate": learning_rate,
-        "optimizer": optimizer,
-        "axis": WORKERS,
-        "hosts": team.hosts,
-    }
-    strategy = _call(ALGORITHM, s.algo, request.factory, arguments, offered)
-    if not isinstance(strategy, Strategy):
-        raise BadRequest(
-            f"--algo {s.algo}: the factory must return a syncalgos.Strategy, got "
-            f"{strategy!r}"
-        )
-    return strategy
-
-
-def _call(
-    kind: Kind,
-    name: str,
-    factory: factories.Factory,
-    arguments: dict[str, Any],
-    offered: dict[str, Any],
-) -> Any:
-    with explained(kind.flag, name):
-        passed = factories.passed_arguments(kind, factory, offered)
-        return factory(**arguments, **passed)

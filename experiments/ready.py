@@ -13,16 +13,16 @@ import jax
 import numpy as np
 
 import syncalgos
-from experiments import displacements, export, records, screen
+from experiments import displacements, export, records, rounds, screen
 from experiments.effective_lr import effective_lr
-from experiments.errors import BadRequest, explain
+from experiments.errors import BadRequest, Terminated, explain
 from experiments.flags import PROGRAM
 from experiments.loading import shards
 from experiments.plan import Plan
 from experiments.progress import Line, Progress
-from experiments.tasks.task import check_apply
+from experiments.tasks.contract import check_apply, check_model
 from experiments.train import Hooks, Outcome, train
-from syncalgos import Communication, MeanCenter, Replica, Strategy, TrainState
+from syncalgos import Communication, Replica, TrainState
 
 
 class Ready(NamedTuple):
@@ -33,6 +33,8 @@ class Ready(NamedTuple):
         state: where it starts; training gives it up.
         sent: what each worker will send; None where only the run can tell.
         rounds: whether a round ends with a step, (steps,); None as above.
+        untrained: why the evaluated model never changes, and the way out; "" where it
+            does.
         facts: what config.json and summary.json both say.
     """
 
@@ -40,6 +42,7 @@ class Ready(NamedTuple):
     state: TrainState
     sent: Communication | None
     rounds: np.ndarray | None
+    untrained: str
     facts: dict[str, Any]
 
 
@@ -50,18 +53,14 @@ def ready(plan: Plan) -> Ready:
         BadRequest: what the task or the strategy cannot do.
     """
     params, state = _start(plan)
-    sent = _count(plan, state)
+    sent = rounds.count(plan, state, plan.settings.steps)
     if sent is None:
         screen.say("what is sent depends on more than the step: bytes are not counted")
-    run = Ready(
-        plan,
-        state,
-        sent,
-        _rounds(plan, state, sent),
-        _facts(plan, _effective_lr(plan, params)),
-    )
-    displaced = plan.settings.displacements
-    return _measured(run) if displaced and run.rounds is not None else run
+    ends = rounds.ends(plan, state, plan.settings.steps, sent)
+    never = rounds.untrained(plan, state, ends)
+    facts = _facts(plan, _effective_lr(plan, params))
+    run = Ready(plan, state, sent, ends, never, facts)
+    return _measured(run) if plan.settings.displacements and ends is not None else run
 
 
 def _effective_lr(plan: Plan, params: Any) -> float | None:
@@ -101,14 +100,18 @@ def reseeded(before: Ready, seed: int) -> Ready:
 def _start(plan: Plan) -> tuple[Any, TrainState]:
     s = plan.settings
     try:
-        params, buffers = _make_model(plan)
+        params, buffers = check_model(plan.task, s.seed)
+        if ":" in s.task:  # a user's own is tried out on shapes alone
+            check_apply(plan.task, params, buffers, plan.data.test)
         if s.export is not None:
             export.named(Replica(params, (), buffers))
-    except Exception as error:  # a user's task may raise anything
+    except Terminated:
+        raise
+    except (Exception, SystemExit) as error:  # a user's task may raise anything
         raise _refusal("task", s.task, error) from error
     try:
         return params, plan.trainer.init(params, buffers, s.seed)
-    except Exception as error:  # and a user's strategy
+    except (Exception, SystemExit) as error:  # and a user's strategy
         raise _refusal("algo", s.algo, error) from error
 
 
@@ -166,41 +169,13 @@ def finish(
     return outcome, _summary(run, outcome)
 
 
-def _make_model(plan: Plan) -> tuple[Any, Any]:
-    """The task's params and buffers; a user's own task is tried out on shapes alone."""
-    params, buffers = plan.task.init(jax.random.key(plan.settings.seed))
-    if ":" in plan.settings.task:
-        check_apply(plan.task, params, buffers, plan.data.test)
-    return params, buffers
-
-
-def _refusal(flag: str, name: str, error: Exception) -> Exception:
+def _refusal(flag: str, name: str, error: BaseException) -> BaseException:
     """What to tell the user of an error; a bug of ours as it is."""
     if "RESOURCE_EXHAUSTED" in str(error) or isinstance(error, MemoryError):
         return BadRequest("the model does not fit in memory")
     if ":" in name:
         return explain(f"--{flag} {name}", error)
     return BadRequest(str(error)) if isinstance(error, ValueError) else error
-
-
-def _rounds(
-    plan: Plan, state: TrainState, sent: Communication | None
-) -> np.ndarray | None:
-    """The local steps that end a round: where the algorithm sends, or would."""
-    workers = max(plan.settings.workers, 2)  # one sends nothing, yet its rounds end
-    if plan.task.kept == "shared":  # tables are sent at every step
-        sent = _count(plan, state, workers, plan.algorithm)
-    elif workers != plan.settings.workers:
-        sent = _count(plan, state, workers)
-    return None if sent is None else np.diff(sent.per_step, prepend=0.0) > 0
-
-
-def _center_step(run: Ready, steps: int) -> int:
-    """The last local step that is in the center after so many."""
-    if isinstance(run.plan.algorithm.center, MeanCenter) or run.rounds is None:
-        return steps
-    ends = np.flatnonzero(run.rounds[:steps])
-    return int(ends[-1]) + 1 if len(ends) else 0
 
 
 def _facts(plan: Plan, effective: float | None) -> dict[str, Any]:
@@ -248,25 +223,6 @@ def versions() -> dict[str, str]:
     }
 
 
-def _count(
-    plan: Plan,
-    state: TrainState,
-    workers: int | None = None,
-    strategy: Strategy | None = None,
-) -> Communication | None:
-    """What each worker sends; None where only the run can tell."""
-    steps = plan.settings.steps
-    try:
-        if strategy is None:
-            return plan.trainer.communication(state, steps, workers)
-        replica = jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct(x.shape[2:], x.dtype), state.replica
-        )
-        return syncalgos.communication(strategy, replica, workers or 1, steps)
-    except ValueError:
-        return None
-
-
 def _summary(run: Ready, outcome: Outcome) -> dict[str, Any]:
     plan, facts, sent = run.plan, run.facts, run.sent
     steps, seconds = outcome.line["step"], outcome.progress.seconds
@@ -281,7 +237,7 @@ def _summary(run: Ready, outcome: Outcome) -> dict[str, Any]:
         "temp_bytes": plan.trainer.temp_bytes,
         "lane_form": outcome.progress.lane_form,
         "not_counted": plan.task.sends or None,
-        "center_step": _center_step(run, steps),
+        "center_step": rounds.center_step(plan, run.rounds, steps),
         "export": None,
         "diverged": outcome.diverged_at is not None,
         "diverged_at": outcome.diverged_at,

@@ -3,7 +3,7 @@
 import sys
 import time
 
-from experiments import exits, flags
+from experiments import exits, flags, membership
 from experiments.processes.member import joined
 
 
@@ -22,9 +22,10 @@ def main(argv: list[str] | None = None) -> int:
 
     def program(stopped: exits.Stopped) -> int:
         request = flags.parse(argv)
-        from experiments import job, joining  # import jax, which --help need not
+        group = membership.group(request.settings)
+        from experiments import job, joining  # import jax, which a bad request need not
 
-        if (group := joining.group(request)) is not None:
+        if group is not None:
             return joining.supervise(request, argv, group)
         return job.run(request, argv, started, stopped)
 
@@ -37,4 +38,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exits.leave(main())

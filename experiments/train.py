@@ -10,10 +10,11 @@ import jax
 import numpy as np
 
 from experiments import displacements, feed, screen, stream
-from experiments.errors import BadRequest
+from experiments.errors import BadRequest, explained
+from experiments.factories import TASK
 from experiments.plan import Plan
 from experiments.progress import Line, Progress
-from experiments.tasks.task import held_out
+from experiments.tasks.task import Task, held_out
 from syncalgos import TrainState
 from syncalgos.forms import Unfit
 from syncalgos.losses import OF_WORKERS
@@ -45,6 +46,7 @@ class Outcome(NamedTuple):
         progress: all that it has behind it.
         diverged_at: the local step (from 0) whose loss was not finite, or above 1000
             times the first; None where there was none.
+        too_large: that loss, over all workers.
         not_finite: the workers whose loss was not finite then.
         stopped: the number of the signal that stopped it before its end, or 0.
     """
@@ -52,6 +54,7 @@ class Outcome(NamedTuple):
     state: TrainState
     progress: Progress
     diverged_at: int | None
+    too_large: float | None
     not_finite: list[int]
     stopped: int
 
@@ -84,7 +87,7 @@ def train(
     whole = dispatches(to_tell | to_save, s.dispatch_steps)
     parts = [*remaining(whole, progress.step)]
     dispatch, evaluate = _make_dispatch(plan, parts), _make_evaluation(plan, sent)
-    diverged_at, not_finite, stopped = None, [], 0
+    diverged_at, too_large, not_finite, stopped = None, None, [], 0
 
     def tell(state):
         team.tell("evaluate", progress.step)
@@ -103,7 +106,7 @@ def train(
         progress.lane_form = plan.trainer.lane_form
         report.step(progress.step)
         if (bad := first_diverged(losses, progress.first_loss)) is not None:
-            diverged_at = first + bad
+            diverged_at, too_large = first + bad, float(losses[bad])
             of_workers = metrics[OF_WORKERS][bad]
             not_finite = np.flatnonzero(~np.isfinite(of_workers)).tolist()
             break
@@ -115,7 +118,7 @@ def train(
         hooks.save(state, progress)
     if progress.losses or not progress.lines:  # it ended between two evaluations
         tell(state)
-    return Outcome(state, progress, diverged_at, not_finite, stopped)
+    return Outcome(state, progress, diverged_at, too_large, not_finite, stopped)
 
 
 def evaluations(s: Any) -> list[int]:
@@ -201,11 +204,8 @@ def _make_evaluation(plan: Plan, sent: np.ndarray | None) -> Callable[..., dict]
         metrics = jax.device_get(trainer.evaluate(state, rows, data))
         means = {name: float(np.mean(x)) for name, x in metrics.items()}
         measured = {"loss": means["loss"], "accuracy": None}  # a task may lack one
-        for name, figure in plan.task.figures.items():
-            try:
-                measured[name] = figure(means["loss"])
-            except ArithmeticError:  # the perplexity of a run that diverges
-                measured[name] = math.nan
+        with explained(TASK.flag, s.task):
+            measured |= _figures(plan.task, means["loss"])
         done, losses = progress.step, progress.losses
         return {
             "step": done,
@@ -218,6 +218,17 @@ def _make_evaluation(plan: Plan, sent: np.ndarray | None) -> Callable[..., dict]
         }
 
     return evaluate
+
+
+def _figures(task: Task, loss: float) -> dict[str, float]:
+    """What a task makes of a held-out loss."""
+    found = {}
+    for name, figure in task.figures.items():
+        try:
+            found[name] = figure(loss)
+        except ArithmeticError:  # the perplexity of a run that diverges
+            found[name] = math.nan
+    return found
 
 
 def _displacements(state: TrainState, planned: bool) -> dict[str, Any]:

@@ -1,11 +1,12 @@
-"""Refuse a user's mistake in one line: what was wrong, and what is possible."""
+"""Refuse a user's mistake in one line: what was wrong, and what is possible.
+
+Nothing here needs jax as it is imported: a command line uses this file by itself.
+"""
 
 import difflib
 import math
 from collections.abc import Callable, Iterable
 from typing import Any
-
-import jax.numpy as jnp
 
 LearningRate = float | Callable[[Any], Any]
 """A number, or an optax schedule: local step -> learning rate."""
@@ -68,14 +69,40 @@ def learning_rate(where: str, value: LearningRate | None) -> Callable[[Any], Any
     """Returns the learning rate as a schedule, or raises a ValueError."""
     if callable(value):
         return value
+    import jax.numpy as jnp
+
     number = real(f"{where}: learning_rate", value, above=0)
     return lambda step: jnp.asarray(number, float)
 
 
+def global_batch(batch: int, workers: int, accumulate: int = 1) -> None:
+    """Raises a ValueError unless workers, and then microbatches, divide the batch."""
+    unit, use = workers, "a multiple"
+    refused = f"global batch of {batch} does not divide over {workers} workers"
+    if batch and batch % workers == 0:
+        unit, use = workers * accumulate, "a global batch that is a multiple"
+        refused = (
+            f"accumulate: {batch // workers} examples of each of {workers} workers do "
+            f"not divide into {accumulate} microbatches"
+        )
+    if batch == 0 or batch % unit:
+        below = batch - batch % unit
+        around = " or ".join(str(n) for n in (below, below + unit) if n)
+        raise ValueError(f"{refused}: use {use} of {unit}, such as {around}")
+
+
 def nearest(name: str, names: Iterable[str]) -> str:
-    """Returns "; did you mean 'x'?" for the closest of names, or nothing."""
-    close = difflib.get_close_matches(name, list(names), n=1)
-    return f"; did you mean {close[0]!r}?" if close else ""
+    """Returns "; did you mean 'x'?" for the closest of names, or nothing.
+
+    Capitals and the dashes of flags count for nothing: two flags would be alike by
+    their dashes alone. A name that begins as the given one does is close.
+    """
+    written = name.casefold().lstrip("-")
+    known = {other.casefold().lstrip("-"): other for other in names if other != name}
+    close = difflib.get_close_matches(written, known, n=1, cutoff=0.66)
+    if not close and len(written) > 2:
+        close = sorted((x for x in known if x.startswith(written)), key=len)
+    return f"; did you mean {known[close[0]]!r}?" if close else ""
 
 
 def one_of(kind: str, name: str, names: Iterable[str]) -> str:

@@ -74,7 +74,7 @@ def check_batches(
         check_rows(batches, *leading_shape("data", data, ("examples",)))
     if steps == 0:
         raise ValueError("batches hold no steps")
-    check_batch(batch * processes, workers, accumulate)
+    checks.global_batch(batch * processes, workers, accumulate)
 
 
 def check_rows(rows: Any, examples: int) -> None:
@@ -88,22 +88,6 @@ def check_rows(rows: Any, examples: int) -> None:
         low, high = int(rows.min()), int(rows.max())
         if low < 0 or high >= examples:
             raise ValueError(f"rows must be 0 to {examples - 1}, got {low} to {high}")
-
-
-def check_batch(batch: int, workers: int, accumulate: int = 1) -> None:
-    """Raises a ValueError unless workers, and then microbatches, divide the batch."""
-    unit, use = workers, "a multiple"
-    refused = f"global batch of {batch} does not divide over {workers} workers"
-    if batch and batch % workers == 0:
-        unit, use = workers * accumulate, "a global batch that is a multiple"
-        refused = (
-            f"accumulate: {batch // workers} examples of each of {workers} workers do "
-            f"not divide into {accumulate} microbatches"
-        )
-    if batch == 0 or batch % unit:
-        below = batch - batch % unit
-        around = " or ".join(str(n) for n in (below, below + unit) if n)
-        raise ValueError(f"{refused}: use {use} of {unit}, such as {around}")
 
 
 def check_own(leaf: Any, shape: tuple[int, int]) -> None:

@@ -30,7 +30,6 @@ from experiments.checkpoints import load, steps
 from experiments.factories import ALGORITHM
 from experiments.saves import FOLDER
 from experiments.team import ALONE, Team
-from syncalgos import ALGORITHMS
 
 MEMBER = [sys.executable, "-W", "error", "-c", "import lasting; lasting.main()"]
 
@@ -87,7 +86,9 @@ def crash_at(look):
 
 def flags_of(name, values):
     """An algorithm's flags, where there are values for its parameters."""
-    own = [p.name for p in factories.flag_parameters(ALGORITHM, ALGORITHMS[name])]
+    signature = factories.describe(ALGORITHM, name)
+    parameters = factories.flag_parameters(ALGORITHM, signature)
+    own = [p.name for p in parameters]
     words = [f"--algo {name}"]
     for parameter, value in values.items():
         flag = parameter.replace("_", "-")

@@ -117,7 +117,7 @@ BAD = {
     "--optimizer sm3 --schedule cosine": ["sm3", "schedule"],
     "--algo mine:taken": ["mine:taken", "'workers'"],
     "--algo diloco --reduce int3": ["'int3'", "'int8'", "int4", "int2", "bf16"],
-    "--algo gossip --topology rin": ["'rin'", "'ring'", "'exponential'"],
+    "--algo gossip --topology rin": ["'rin'", "'ring'", "exponential"],
     "--algo streaming_diloco --fragments 3": ["fragments", "period 16", "got 3"],
     "--algo streaming_diloco --delay 4": ["delay", "below", "= 4", "got 4"],
     "--opt-state-at-sync rest": ["'rest'", "'reset'", "keep", "average"],

@@ -9,7 +9,14 @@ import optax
 import pytest
 
 import syncalgos
-from experiments import factories, flags, optimizers, records, stream
+from experiments import (
+    factories,
+    flags,
+    optimizers,
+    records,
+    signatures,
+    stream,
+)
 from experiments.effective_lr import effective_lr
 from experiments.plan import nearest_multiple, prepare
 from experiments.tasks.digits import digits as digits_task
@@ -270,7 +277,7 @@ def test_parameters_that_no_word_can_set_are_no_flags():
     def factory(period: int, rate=0.5, outer=optax.sgd(0.1), dtype=jnp.float32):  # noqa: B008
         return syncalgos.model_averaging(period)
 
-    found = factories.flag_parameters(factories.ALGORITHM, factory)
+    found = factories.flag_parameters(factories.ALGORITHM, signatures.of(factory))
     assert [p.name for p in found] == ["period", "rate"]
 
 

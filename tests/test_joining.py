@@ -8,7 +8,7 @@ import sys
 import pytest
 from commands import PROGRAM, ROOT, Run, environment, execute
 
-from experiments import flags, joining
+from experiments import flags, membership
 from experiments.errors import BadRequest
 from experiments.processes.group import Group
 
@@ -26,7 +26,7 @@ BY_HAND = "--coordinator a:9999 --process-id 1 --num-processes 4"
     ],
 )
 def test_flags_say_which_processes_there_are(command, expected):
-    assert joining.group(flags.parse(command.split())) == expected
+    assert membership.group(flags.parse(command.split()).settings) == expected
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,7 @@ def test_flags_say_which_processes_there_are(command, expected):
 )
 def test_flags_that_do_not_go_together_are_refused(command, words):
     with pytest.raises(BadRequest) as refused:
-        joining.group(flags.parse(command.split()))
+        membership.group(flags.parse(command.split()).settings)
     assert words in str(refused.value)
     assert "\n" not in str(refused.value)
 
@@ -59,7 +59,7 @@ def test_auto_without_a_scheduler_says_what_to_do(monkeypatch):
         if name.startswith(("SLURM", "OMPI", "KUBERNETES")):
             monkeypatch.delenv(name)
     with pytest.raises(BadRequest, match="no Slurm, Open MPI or Kubernetes"):
-        joining.group(flags.parse(["--distributed", "auto"]))
+        membership.group(flags.parse(["--distributed", "auto"]).settings)
 
 
 def slurm(process):
@@ -77,7 +77,7 @@ def slurm(process):
 def test_slurm_says_who_a_process_is(monkeypatch):
     for name, value in slurm(1).items():
         monkeypatch.setenv(name, str(value))
-    found = joining.group(flags.parse(["--distributed", "auto"]))
+    found = membership.group(flags.parse(["--distributed", "auto"]).settings)
     assert found is not None
     assert (found.count, found.ids) == (2, (1,))
     assert str(found.coordinator).startswith("127.0.0.1:")

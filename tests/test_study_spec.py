@@ -87,8 +87,8 @@ def test_algorithms_may_have_flags_and_labels(text, expected):
         ("bmuf, --period 4", ["every algorithm needs a name"]),
         ("=bmuf", ["'=bmuf' must be a label, = and a name"]),
         ("A= bmuf", ["'A=' must be a label, = and a name"]),
-        ("'bmuf", ["No closing quotation"]),
-        ("bmuf, sync_sgd, bmuf", ["'bmuf' twice", "A=bmuf"]),
+        ("'bmuf", ["quotation mark is not closed"]),
+        ("bmuf, sync_sgd, bmuf", ["'bmuf' twice", "other=bmuf"]),
         ("A=bmuf, A=sync_sgd", ["'A' twice"]),
     ],
 )

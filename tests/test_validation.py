@@ -10,7 +10,8 @@ from small_tasks import on_real_data
 from experiments import feed, partition, validation
 from experiments.data import cifar, speech, text
 from experiments.tasks import TASKS
-from experiments.tasks.task import Data, check_data
+from experiments.tasks.contract import check_data
+from experiments.tasks.task import Data
 
 N = 1000
 LABELS = np.sort(np.random.default_rng(0).integers(0, 7, N))  # as some data sets come

@@ -14,11 +14,11 @@ from urllib.parse import urlsplit
 
 from platformdirs import user_cache_path
 
+from experiments.errors import Terminated
 from experiments.screen import say, size
 
 TIMEOUT = (10, 60)  # seconds: to connect, and between bytes
 PART = ".syncalgos.part"
-TERMINATED = 75  # the harness's exit code of SIGTERM
 
 
 class File(NamedTuple):
@@ -230,7 +230,7 @@ def _interruptible() -> Iterator[None]:
     """Lets SIGINT and SIGTERM end a download; the harness only takes note of them."""
 
     def stop(number, frame) -> NoReturn:
-        raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(TERMINATED)
+        raise KeyboardInterrupt if number == signal.SIGINT else Terminated
 
     before = {}
     if threading.current_thread() is threading.main_thread():

@@ -142,7 +142,12 @@ def _remarks_on_figures(study: Study, runs: list[Runs]) -> list[str]:
     found = []
     for r in runs:
         s = r.any
-        if not s["diverged"] and s["center_step"] < s["steps"]:
+        if not s["diverged"] and not s["center_step"]:
+            found.append(
+                f"{r.name}: no sync came in {s['steps']} steps, so its figures are of "
+                "the model as it was at the start."
+            )
+        elif not s["diverged"] and s["center_step"] < s["steps"]:
             found.append(
                 f"{r.name}: the last {s['steps'] - s['center_step']} local steps, "
                 "after the last sync, are not in its figures."

@@ -49,8 +49,8 @@ def sent(row: Row) -> str:
     return size(row.bytes_per_worker)
 
 
-def duration(seconds: float | None) -> str:
-    """Such as "1.2 ms", "34 s", "5.6 min", "7.8 h" or "9.1 days"."""
+def duration(seconds: float | None, digits: int = 3) -> str:
+    """Such as "1.2 ms", "34 s", "5.6 min", "7.8 h" or "9.1 days"; at most 3 digits."""
     if seconds is None or not math.isfinite(seconds):
         return MISSING
     if seconds == 0:
@@ -63,8 +63,8 @@ def duration(seconds: float | None) -> str:
         (48 * 3600, "h", 3600),
     ):
         if seconds < limit * 0.9995:
-            return f"{three_digits(seconds / length)} {unit}"
-    return f"{three_digits(seconds / 86400)} days"
+            return f"{three_digits(float(f'{seconds / length:.{digits}g}'))} {unit}"
+    return f"{three_digits(float(f'{seconds / 86400:.{digits}g}'))} days"
 
 
 def three_digits(x: float) -> str:

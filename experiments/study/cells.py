@@ -10,7 +10,9 @@ from typing import Any, NamedTuple
 from experiments import factories, flags, records
 from experiments.factories import TASK
 from experiments.plan import Plan, prepare
-from experiments.study.spec import SCALES, Entry, Spec
+from experiments.study.entries import Entry
+from experiments.study.ranges import as_words
+from experiments.study.spec import SCALES, Spec
 from experiments.tasks.task import Data
 
 FIRST_TUNING_SEED = 1000  # apart from the seeds that are reported
@@ -101,7 +103,8 @@ class Loader:
         request = flags.parse([*argv, "--seed", str(seed)])
         s = request.settings
         offered = {"seed": s.seed, "workers": s.workers}  # some tasks make data by them
-        own = factories.passed_arguments(TASK, request.task_factory, offered)
+        factory = flags.find(TASK, s.task)
+        own = factories.passed_arguments(TASK, factory, offered)
         arguments = repr({**request.task_arguments, **own})
         key = s.task, arguments, s.data_dir, s.validation
         plan = prepare(request, self._data.get(key))
@@ -150,14 +153,18 @@ def _same_samples(
 
 def tuning_cells(spec: Spec, point: Point) -> Iterator[tuple[dict[str, str], Cell]]:
     """What is tried for a point, and the runs that try it."""
-    _, trials = spec.trials(point.entry)
+    for trial in spec.trials(point.entry)[1]:
+        yield trial, tuning_cell(spec, point, trial)
+
+
+def tuning_cell(spec: Spec, point: Point, trial: dict[str, str]) -> Cell:
+    """The runs that try values for a point."""
     seeds = range(FIRST_TUNING_SEED, FIRST_TUNING_SEED + spec.tune_seeds)
-    for trial in trials:
-        words = [*as_words(trial), "--validation", f"{spec.share:g}"]
-        name = _named(trial)
-        folder = Path("tuning") / point.folder() / name
-        argv = [*point.argv, *words]
-        yield trial, Cell(point.entry.label, point.name, argv, folder, seeds, name)
+    words = [*as_words(trial), "--validation", f"{spec.share:g}"]
+    name = _named(trial)
+    folder = Path("tuning") / point.folder() / name
+    argv = [*point.argv, *words]
+    return Cell(point.entry.label, point.name, argv, folder, seeds, name)
 
 
 def final_cell(point: Point, tuned: dict[str, str], seeds: range) -> Cell:
@@ -170,16 +177,6 @@ def final_cell(point: Point, tuned: dict[str, str], seeds: range) -> Cell:
 def _named(values: dict[str, str]) -> str:
     """Values by flag as a folder's name; "" for none."""
     return ",".join(f"{flag}={value}" for flag, value in values.items())
-
-
-def as_words(values: dict[str, str]) -> list[str]:
-    """Values by flag as a command line has them."""
-    words = []
-    for flag, value in values.items():
-        name = flag.replace("_", "-")
-        switch = {"true": f"--{name}", "false": f"--no-{name}"}.get(value.lower())
-        words += [f"--{name}", value] if switch is None else [switch]
-    return words
 
 
 def slug(number: int, label: str) -> str:

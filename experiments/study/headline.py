@@ -26,6 +26,7 @@ class Contender(NamedTuple):
         diverged: runs that diverged.
         seeds: runs that there are, with those that diverged.
         bytes_per_worker: each worker sent; None where it could not be counted.
+        syncs: in how many of its steps, in words; "" where that explains nothing.
     """
 
     label: str
@@ -34,6 +35,7 @@ class Contender(NamedTuple):
     diverged: int
     seeds: int
     bytes_per_worker: float | None
+    syncs: str = ""
 
 
 def best(measures: Sequence[Spread | None], higher_is_better: bool) -> int | None:
@@ -94,7 +96,7 @@ def _standing(contender: Contender, higher_is_better: bool) -> str:
 
 def _named(contender: Contender) -> str:
     """Its label, and how many of its runs a mean leaves out."""
-    label, measure, _, diverged, seeds, _ = contender
+    label, measure, _, diverged, seeds, *_ = contender
     if not diverged or measure is None:
         return label
     return f"{label} ({diverged} of {seeds} runs diverged)"
@@ -132,11 +134,13 @@ def _cost(contenders: Sequence[Contender], pool: Sequence[Contender]) -> str:
         text = f"Each of these sends {sent}"
     else:
         text = f"Of these, {_and(cheapest)} {verb} least: {sent}"
-    text += _against(least, known, others=len(known) > len(counted))
+    syncs = {c.syncs for c in pool if c.label in cheapest}
+    how = syncs.pop() if len(syncs) == 1 else ""
+    text += _against(least, known, len(known) > len(counted), how)
     return f"{text} (what {missing} sent could not be counted)" if missing else text
 
 
-def _against(least: float, known: dict[str, float], others: bool) -> str:
+def _against(least: float, known: dict[str, float], others: bool, how: str) -> str:
     """How that compares to the one that sends most, or least, of all."""
     most, fewest = max(known, key=known.__getitem__), min(known, key=known.__getitem__)
     if known[most] == known[fewest]:
@@ -145,7 +149,8 @@ def _against(least: float, known: dict[str, float], others: bool) -> str:
         return f", the most; {fewest} sends least, {size(known[fewest])}"
     if least == 0:
         return f", {most} {size(known[most])}"
-    return f", {_share(least / known[most])} of what {most} sends"
+    share = f", {_share(least / known[most])} of what {most} sends"
+    return f"{share}: {how}" if how else share
 
 
 def _share(part: float) -> str:

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from experiments.library import checks
+
 if TYPE_CHECKING:  # it imports jax, for which a command line's errors need not wait
     from syncalgos import Communication
 
@@ -106,8 +108,6 @@ def _quantity(text: str, part: str) -> tuple[float, str]:
 
 def _refused(text: str, why: str, part: str = "", unit: str = "") -> ValueError:
     """What to raise: what is wrong, what is possible, and what was meant perhaps."""
-    from syncalgos import checks  # imports jax
-
     units = [*_BYTES_PER_SECOND, *_PER_SECOND]
     hint = checks.nearest(part.lower(), PRESETS) or checks.nearest(unit, units)
     return ValueError(

@@ -2,14 +2,12 @@
 
 import tomllib
 from itertools import chain
-from pathlib import Path
 from typing import Any, NamedTuple
 
-from experiments.study import ranges, spec
+from experiments.study import ranges
+from experiments.study.entries import groups_of_flags, parameter
+from experiments.study.request import FOLDER
 from experiments.study.results import Paper
-from syncalgos import checks
-
-FOLDER = Path(__file__).parents[1] / "presets"
 
 
 class Preset(NamedTuple):
@@ -25,33 +23,23 @@ class Preset(NamedTuple):
 
     def under(self, argv: list[str]) -> list[str]:
         """A command line with the preset's flags, but for what it says otherwise."""
-        given = set().union(*map(_sets, spec.groups_of_flags(argv)))
+        given = set().union(*map(_sets, groups_of_flags(argv)))
         if "batch_size" in given:
             given |= {"worker_batch"}
-        mine = spec.groups_of_flags(self.words)
+        mine = groups_of_flags(self.words)
         kept = [group for group in mine if not given & _sets(group)]
         return [*chain.from_iterable(kept), *argv]
 
 
-def _sets(group: spec.Words) -> set[str]:
+def _sets(group: ranges.Words) -> set[str]:
     """What a flag decides: its parameter, and that of which it gives the values."""
     flag, _, value = " ".join(group).replace(" ", "=", 1).partition("=")
     varied = {ranges.values(flag, value).flag} if flag in ("--tune", "--sweep") else ()
-    return {spec.parameter(flag), *varied}
-
-
-def names() -> list[str]:
-    """Of the presets that there are."""
-    return sorted(path.stem for path in FOLDER.glob("*.toml"))
+    return {parameter(flag), *varied}
 
 
 def load(name: str) -> Preset:
-    """Reads a preset.
-
-    Raises:
-        ValueError: an unknown name, in one line.
-    """
-    checks.one_of("preset", name, names())
+    """Reads a preset, one of `request.PRESETS`."""
     content = tomllib.loads((FOLDER / f"{name}.toml").read_text())
     paper = Paper(name, *(content[k] for k in ("title", "source", "found", "differs")))
     return Preset(paper, words(content["flags"]))

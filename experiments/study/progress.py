@@ -67,7 +67,7 @@ class StudyProgress:
         if made < 0.2 or missing <= 0:
             return ""
         seconds = (time.perf_counter() - self.started) / made * missing
-        return f"about {amounts.duration(round(seconds))} left"
+        return f"about {amounts.duration(seconds, digits=2)} left"
 
 
 @contextmanager

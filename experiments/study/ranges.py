@@ -7,6 +7,7 @@ from typing import NamedTuple
 from experiments.errors import BadRequest
 
 Words = tuple[str, ...]
+MOST_RUNS = 10_000  # of a study, and so values of a range
 
 
 class Range(NamedTuple):
@@ -22,6 +23,17 @@ class Range(NamedTuple):
     flag: str
     values: Words
     bounds: tuple[float, float, bool] | None = None
+
+    @property
+    def telling(self) -> Words:
+        """The values of which one is refused if any is.
+
+        Between two numbers that a flag can be lies none that it cannot be, unless they
+        are whole: those may have to divide something.
+        """
+        if self.bounds is None or _are_whole(*self.bounds[:2]):
+            return self.values
+        return self.values[0], self.values[-1]
 
     def refined(self, factor: int) -> "Range":
         """Over the same bounds with so many times the values; a list stays."""
@@ -63,6 +75,11 @@ def values(flag: str, text: str) -> Range:
     return Range(name, found)
 
 
+def _are_whole(low: float, high: float) -> bool:
+    """Whether both ends are written as whole numbers: then all values are."""
+    return isinstance(low, int) and isinstance(high, int)
+
+
 def _number(text: str) -> float:
     """An int where it is written as one."""
     return int(text) if re.fullmatch(r"\s*[+-]?\d+\s*", text) else float(text)
@@ -92,6 +109,11 @@ def _bounds(flag: str, text: str, listed: str) -> tuple[tuple[float, float, bool
         raise BadRequest(f"{flag} {text!r}: a logarithmic range begins above 0")
     if count < 2:
         raise BadRequest(f"{flag} {text!r}: a range has at least 2 values, got {count}")
+    if count > MOST_RUNS:
+        raise BadRequest(
+            f"{flag} {text!r}: {count:,} values are too many: a study makes at most "
+            f"{MOST_RUNS:,} runs"
+        )
     return (low, high, logarithmic), count
 
 
@@ -101,11 +123,20 @@ def spaced(low: float, high: float, logarithmic: bool, count: int) -> Words:
     Between ints they are whole, and fewer than asked for where some would be
     the same.
     """
-    whole = isinstance(low, int) and isinstance(high, int)
     ends = (math.log(low), math.log(high)) if logarithmic else (low, high)
     steps = [ends[0] + (ends[1] - ends[0]) * i / (count - 1) for i in range(count)]
     found = [math.exp(x) if logarithmic else x for x in steps]
-    if whole:
+    if _are_whole(low, high):
         return tuple(dict.fromkeys(f"{x:.0f}" for x in found))
     writings = (tuple(f"{x:.{digits}g}" for x in found) for digits in range(3, 17))
     return next((w for w in writings if len(set(w)) == count), ())
+
+
+def as_words(values: dict[str, str]) -> list[str]:
+    """Values by flag as a command line has them."""
+    words = []
+    for flag, value in values.items():
+        name = flag.replace("_", "-")
+        switch = {"true": f"--{name}", "false": f"--no-{name}"}.get(value.lower())
+        words += [f"--{name}", value] if switch is None else [switch]
+    return words

@@ -1,148 +1,127 @@
-"""The command line of a study."""
+"""The flags of a study."""
 
 import argparse
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from experiments import flags
-from experiments.factories import number, whole
+from experiments import flags, settings
+from experiments.errors import BadRequest
 from experiments.flags import DEFAULT_TASK
+from experiments.settings import Setting
+from experiments.words import cleaned, number, whole
 
 PROGRAM = "python -m experiments.compare"
 DEFAULT_ALGOS = "sync_sgd,model_averaging,bmuf"
-DEFAULT_SEEDS = 3
+FOLDER = Path(__file__).parents[1] / "presets"
+PRESETS = tuple(sorted(path.stem for path in FOLDER.glob("*.toml")))
 
-
-# flag, options of add_argument
-OWN: list[tuple[str, dict[str, Any]]] = [
-    (
-        "algos",
-        {
-            "metavar": "A,B,…",
-            "default": DEFAULT_ALGOS,
-            "help": "what to compare; each may have flags and a label: "
-            f"'sync_sgd, NBM=bmuf --nesterov' (default: {DEFAULT_ALGOS})",
-        },
-    ),
-    (
-        "preset",
-        {"metavar": "NAME", "help": "a published comparison; any flag overrides"},
-    ),
-    (
-        "task",
-        {"metavar": "NAME", "default": DEFAULT_TASK, "help": "see experiments.run"},
-    ),
-    (
-        "seeds",
-        {
-            "metavar": "N",
-            "type": whole,
-            "default": DEFAULT_SEEDS,
-            "help": f"runs of each, from seeds 0 to N - 1 (default: {DEFAULT_SEEDS})",
-        },
-    ),
-    (
-        "sweep",
-        {
-            "metavar": "FLAG=…",
-            "help": "also vary one flag, such as workers=1,2,4,8, at fixed samples",
-        },
-    ),
-    (
-        "worker-batch",
-        {
-            "metavar": "N",
-            "type": whole,
-            "help": "batch of each worker; the global batch then grows with them",
-        },
-    ),
-    (
-        "scale-lr",
-        {
-            "metavar": "RULE",
-            "default": "none",
-            "help": "how --lr follows the global batch of a sweep: none, linear, sqrt",
-        },
-    ),
-    (
-        "tune",
-        {
-            "metavar": "FLAG=…",
-            "action": "append",
-            "default": [],
-            "help": "choose it for each algorithm on validation data, over "
-            "LOW:HIGH:log:COUNT, LOW:HIGH:linear:COUNT or a list; may be repeated",
-        },
-    ),
-    (
-        "tune-seeds",
-        {
-            "metavar": "N",
-            "type": whole,
-            "default": 1,
-            "help": "runs for each value that is tried (default: 1)",
-        },
-    ),
-    (
-        "tune-share",
-        {
-            "metavar": "X",
-            "type": number,
-            "default": 0.1,
-            "help": "of the training data, held out to choose by (default: 0.1)",
-        },
-    ),
-    ("baseline", {"metavar": "LABEL", "help": "compare to it (default: the first)"}),
-    (
-        "measure",
-        {
-            "metavar": "NAME",
-            "help": "compare by it: test_accuracy (default, where there is one), "
-            "test_loss, …",
-        },
-    ),
-    (
-        "target",
-        {
-            "metavar": "X",
-            "type": number,
-            "help": "of time to target, such as 0.95 (default: near the best reached)",
-        },
-    ),
-    (
-        "network",
-        {
-            "metavar": "NET",
-            "action": "append",
-            "help": "model time on it: '100Mbit/s, 20ms' or a preset; may be repeated "
-            "(default: all presets)",
-        },
-    ),
-    (
-        "fused",
-        {
-            "action": "store_true",
-            "help": "model all arrays of a sync as one message, as buckets do",
-        },
-    ),
-    (
-        "step-time",
-        {
-            "metavar": "S",
-            "type": number,
-            "help": "seconds of a worker's local step (default: as measured)",
-        },
-    ),
-    ("out", {"metavar": "OUT", "type": Path, "help": "folder (default: in runs/)"}),
-    (
-        "overwrite",
-        {"action": "store_true", "help": "make all runs in the folder again"},
-    ),
-    (
-        "tensorboard",
-        {"action": "store_true", "help": "write event files, too"},
-    ),
-]
+GROUPS: dict[str, list[Setting]] = {
+    "what is compared": [
+        Setting(
+            "algos",
+            str,
+            "algorithms; each may have flags and a label: 'sync_sgd, NBM=bmuf "
+            "--nesterov'",
+            DEFAULT_ALGOS,
+            placeholder="A,B,…",
+        ),
+        Setting(
+            "preset", str, "a published comparison; any flag overrides", choices=PRESETS
+        ),
+        Setting("task", str, "see experiments.run --list", DEFAULT_TASK),
+        Setting(
+            "seeds", whole, "runs of each, from seeds 0 to N - 1", default=3, least=1
+        ),
+        Setting(
+            "sweep",
+            str,
+            "also vary one flag, such as workers=1,2,4,8, at fixed samples",
+            placeholder="FLAG=…",
+        ),
+        Setting(
+            "worker-batch",
+            whole,
+            "batch of each worker; the global batch then grows with them",
+            least=1,
+        ),
+        Setting(
+            "scale-lr",
+            str,
+            "how --lr follows the global batch of a sweep",
+            "none",
+            choices=("none", "linear", "sqrt"),
+        ),
+    ],
+    "tuning": [
+        Setting(
+            "tune",
+            str,
+            "choose it for each algorithm on validation data, over LOW:HIGH:log:COUNT, "
+            "LOW:HIGH:linear:COUNT or a list; may be repeated",
+            placeholder="FLAG=…",
+            is_repeated=True,
+        ),
+        Setting("tune-seeds", whole, "runs for each value that is tried", 1, least=1),
+        Setting(
+            "tune-share",
+            number,
+            "of the training data, held out to choose by",
+            0.1,
+            above=0,
+            below=1,
+        ),
+    ],
+    "report": [
+        Setting(
+            "baseline", str, "compare to it", otherwise="the first", placeholder="LABEL"
+        ),
+        Setting(
+            "measure",
+            str,
+            "compare by it, such as test_loss",
+            otherwise="test_accuracy, where there is one",
+        ),
+        Setting(
+            "target",
+            number,
+            "of time to target, such as 0.95",
+            otherwise="near the best reached",
+            above=0,
+        ),
+        Setting(
+            "network",
+            str,
+            "model time on it: '100Mbit/s, 20ms' or a preset; may be repeated",
+            otherwise="all presets",
+            placeholder="NET",
+            is_repeated=True,
+        ),
+        Setting(
+            "fused",
+            None,
+            "model all arrays of a sync as one message, as buckets do",
+            False,
+        ),
+        Setting(
+            "step-time",
+            number,
+            "seconds of a worker's local step",
+            otherwise="as measured",
+            placeholder="S",
+            above=0,
+        ),
+        Setting("tensorboard", None, "write event files, too", False),
+    ],
+    "files": [
+        Setting(
+            "out", Path, "folder; the same command finds it again", otherwise="in runs/"
+        ),
+        Setting("overwrite", None, "make all runs in the folder again", False),
+    ],
+}
+OWN: dict[str, Setting] = {
+    each.parameter: each for group in GROUPS.values() for each in group
+}
 
 
 class Asked(NamedTuple):
@@ -158,24 +137,42 @@ class Asked(NamedTuple):
 
 
 def read(argv: list[str]) -> Asked:
-    """Reads a study's flags; --help prints and exits.
+    """Reads a study's flags; --help and --version print and exit.
 
     Raises:
         BadRequest: with one line that says what was wrong.
     """
-    known, rest = parser().parse_known_args([flags.with_dashes(w) for w in argv])
+    known, rest = parser().parse_known_args(cleaned(argv))
+    try:
+        for name, setting in OWN.items():
+            if not setting.is_repeated:
+                setting.check(getattr(known, name))
+    except ValueError as error:
+        raise BadRequest(str(error)) from None
     return Asked(known, rest)
 
 
+def parser_for(words: list[str]) -> argparse.ArgumentParser:
+    """Returns the parser of a command line that is being written, with runs' flags."""
+    made = parser()
+    others = {
+        title: [x for x in group if x.parameter not in OWN]
+        for title, group in settings.GROUPS.items()
+    }
+    flags.add_settings(made, others)
+    return made
+
+
 def parser() -> argparse.ArgumentParser:
-    """The parser of a study's own flags."""
+    """Returns the parser of a study's own flags."""
     made = flags.Parser(
         prog=PROGRAM,
+        usage=f"{PROGRAM} [--algos A,B,…] [--task NAME] [flags]",
         allow_abbrev=False,
         description="Compare algorithms on the same batches, over several seeds.",
         epilog="All other flags are those of experiments.run, for every algorithm that "
         f"has them: see {flags.PROGRAM} --help",
     )
-    for flag, options in OWN:
-        made.add_argument(f"--{flag}", **options)
+    flags.add_version(made)
+    flags.add_settings(made, GROUPS)
     return made

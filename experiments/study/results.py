@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from itertools import chain
 from typing import Any, NamedTuple
 
+from experiments.library import checks
 from experiments.study.network import Network
 from experiments.study.statistics import Difference, Spread
 
@@ -54,8 +55,6 @@ def measure(key: str | None, summaries: Sequence[dict[str, Any]]) -> Measure:
     if key is None:
         return ACCURACY if ACCURACY.key in known else LOSS
     if figures:  # else there is nothing to compare
-        from syncalgos import checks  # imports jax, which a report need not
-
         checks.one_of(
             "--measure", key, sorted(k for k in known if k.startswith("test_"))
         )

@@ -10,6 +10,8 @@ from typing import NamedTuple
 import jax
 
 from experiments import records, screen
+from experiments.errors import explained
+from experiments.factories import TASK
 from experiments.ready import Ready, begin, finish, ready, reseeded
 from experiments.study import network, tuning
 from experiments.study.cells import (
@@ -19,11 +21,13 @@ from experiments.study.cells import (
     below,
     final_cell,
     points,
+    tuning_cell,
     tuning_cells,
 )
 from experiments.study.progress import StudyProgress, progress
-from experiments.study.results import measure
+from experiments.study.results import ACCURACY, measure
 from experiments.study.spec import Spec
+from experiments.tasks.contract import check_apply, check_model
 
 
 class _Stop(Exception):
@@ -49,17 +53,41 @@ class Planned(NamedTuple):
 
 
 def planned(spec: Spec, seeds: range) -> Planned:
-    """Checks every run that may come, and writes nothing.
+    """Checks the runs that may come, and writes nothing.
+
+    Of a range its ends are tried, unless its numbers are whole (`Range.telling`).
 
     Raises:
         BadRequest: settings that a run cannot have.
     """
     loader = Loader()
     found = points(spec, loader)
+    for point in found if spec.tune else ():
+        for trial in spec.telling(point.entry):
+            cell = tuning_cell(spec, point, trial)
+            loader.plan(cell.argv, cell.seeds[0])
     tried = [[cell for _, cell in tuning_cells(spec, point)] for point in found]
-    for cell in chain.from_iterable(tried):
-        loader.plan(cell.argv, cell.seeds[0])
     return Planned(spec, seeds, found, tried, loader)
+
+
+def check_measure(plan: Planned, key: str | None, target: float | None) -> None:
+    """Raises a ValueError for a measure that no run will have, or its target.
+
+    Args:
+        plan: of the study.
+        key: of the measure; None takes the accuracy, where there is one.
+        target: of its figure; None asks for none.
+    """
+    if key is None and target is None:
+        return
+    first = plan.loader.plan(plan.points[0].argv, plan.seeds[0])
+    with explained(TASK.flag, plan.spec.task):
+        params, buffers = check_model(first.task, plan.seeds[0])
+        values = check_apply(first.task, params, buffers, first.data.test)
+    names = {f"test_{name}" for name in (*values, *first.task.figures)}
+    by = measure(key, [dict.fromkeys(names, 1.0) | {"diverged": False}])
+    if target is not None and by is ACCURACY and target > 1:
+        raise ValueError(f"--target {target:g}: an accuracy is at most 1: say 0.95")
 
 
 def make_runs(
@@ -101,14 +129,14 @@ def make_runs(
     with progress(total, total - missing) as bar:
         if missing < total:
             bar.say(f"{total - missing} of {total} runs are there already")
+        else:
+            bar.say(f"{total} runs to make")
         try:
             for cell in chain.from_iterable(tried):
                 _make(cell, plan.loader, bar, asked_to_stop)
-                measure(measure_key, cell.summaries())  # refused now, not in an hour
             for number, point in enumerate(plan.points):
                 cell = final(number)
                 _make(cell, plan.loader, bar, asked_to_stop)
-                measure(measure_key, cell.summaries())
                 made.append((point, cell))
         except _Stop:
             bar.say(f"stopped after {bar.done} of {total} runs")
@@ -122,8 +150,15 @@ def _make(
     """Makes the runs of a cell that are missing, all with one compiled program."""
     job: Ready | None = None
     for seed in cell.missing():
+        if bar.made and asked_to_stop():  # before, nothing would be lost
+            raise _Stop
         if job is None or job.plan.seeded:
-            job = ready(loader.plan(cell.argv, seed))
+            is_first, job = job is None, ready(loader.plan(cell.argv, seed))
+            if is_first and job.untrained:
+                bar.say(
+                    f"{cell.name}: the figures will be of the model as it was at the "
+                    f"start: {job.untrained}"
+                )
         else:
             job = reseeded(job, seed)
         _run(job, cell, seed, bar, asked_to_stop)

@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from experiments import records
-from experiments.factories import literal
 from experiments.study.cells import Cell, Point
 from experiments.study.network import Sends, from_json
 from experiments.study.results import Measure, is_fine
+from experiments.words import literal
 
 Lines = list[dict[str, Any]]
 

@@ -1,109 +1,29 @@
 """What a study compares: algorithms, values of a sweep, and what is tuned."""
 
 import math
-import re
-import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import chain, product
 from typing import Any, NamedTuple
 
 from experiments import factories, flags
 from experiments.errors import BadRequest
 from experiments.factories import ALGORITHM, TASK, Kind
+from experiments.library import checks
+from experiments.settings import SETTINGS
 from experiments.study import request
+from experiments.study.entries import Entry, entries, groups_of_flags, parameter
 from experiments.study.ranges import Range, Words, values
-from syncalgos import ALGORITHMS, checks
-
-
-class Entry(NamedTuple):
-    """An algorithm with flags of its own.
-
-    Attributes:
-        label: as it is shown.
-        algo: its name.
-        words: its own flags, as on the command line of experiments.run.
-    """
-
-    label: str
-    algo: str
-    words: Words
-
-
-def entries(text: str) -> list[Entry]:
-    """Reads `--algos`: "sync_sgd, bmuf --nesterov, Slow=diloco --outer-lr 0.4".
-
-    Args:
-        text: algorithms with commas between them; each may have flags of its own, and a
-            label before =.
-
-    Raises:
-        BadRequest: none, or two of one label.
-    """
-    lexer = shlex.shlex(text, posix=True, punctuation_chars=",")
-    lexer.whitespace_split, lexer.commenters = True, ""
-    try:
-        tokens = list(lexer)
-    except ValueError as error:
-        raise BadRequest(f"--algos {text!r}: {error}") from None
-    groups: list[list[str]] = [[]]
-    for token in tokens:
-        if set(token) == {","}:
-            groups += [[] for _ in token]
-        else:
-            groups[-1].append(token)
-    found = [_entry(text, words) for words in groups]
-    labels = [entry.label for entry in found]
-    if twice := next((x for x in labels if labels.count(x) > 1), None):
-        raise BadRequest(f"--algos names {twice!r} twice: give one a label, A={twice}")
-    return found
-
-
-def _entry(text: str, words: Sequence[str]) -> Entry:
-    if not words or words[0].startswith("-"):
-        raise BadRequest(
-            f"--algos {text!r}: every algorithm needs a name, as in "
-            "sync_sgd,bmuf --nesterov"
-        )
-    if "-h" in words:
-        raise BadRequest(f"--algos {text!r}: see {TAKEN['help']}")
-    label, equals, name = words[0].rpartition("=")
-    own = tuple(flags.with_dashes(word) for word in words[1:])
-    if not name or (equals and not label):
-        raise BadRequest(
-            f"--algos {text!r}: {words[0]!r} must be a label, = and a name, without "
-            "spaces around ="
-        )
-    return Entry(label or " ".join([name, *own]), name, own)
-
-
-def groups_of_flags(words: Sequence[str]) -> list[Words]:
-    """A command line cut before each flag: [("--lr", "0.1"), ("--nesterov",)]."""
-    groups: list[list[str]] = []
-    for word in words:
-        if word.startswith("--"):
-            groups.append([flags.with_dashes(word)])
-        elif groups:
-            groups[-1].append(word)
-        else:
-            raise BadRequest(f"unexpected argument {word!r}")
-    return [tuple(group) for group in groups]
-
-
-def parameter(flag: str) -> str:
-    """The name of the parameter that a flag sets: "--no-nesterov" -> "nesterov"."""
-    name = flag.partition("=")[0].removeprefix("--").replace("-", "_")
-    return re.sub("^no_", "", name)
 
 
 def own_parameters(kind: Kind, name: str) -> set[str]:
     """The parameters that are flags of an algorithm or a task."""
-    factory = flags.find(kind, name)
-    return {p.name for p in factories.flag_parameters(kind, factory)}
+    signature = factories.describe(kind, name)
+    return {p.name for p in factories.flag_parameters(kind, signature)}
 
 
 def common() -> set[str]:
     """The flags of every run that a study may set."""
-    return {flag.replace("-", "_") for flag, *_ in flags.COMMON} - TAKEN.keys()
+    return SETTINGS.keys() - TAKEN.keys()
 
 
 SCALES = {"none": 0.0, "linear": 1.0, "sqrt": 0.5}  # powers of the batch, of a rate
@@ -180,6 +100,20 @@ class Spec(NamedTuple):
             return [None]
         return list(self.sweep.values)
 
+    def runs(self, seeds: int) -> int:
+        """How many runs there are, with so many seeds of what is reported."""
+        return sum(
+            len(self.points(entry)) * (self._trials(entry) * self.tune_seeds + seeds)
+            for entry in self.entries
+        )
+
+    def _trials(self, entry: Entry) -> int:
+        """How many combinations `trials` gives; whole numbers may be fewer."""
+        own = [len(r.values) for r in self.tune if self.applies(entry, r.flag)]
+        finer = any(r.bounds for r in self.tune if self.applies(entry, r.flag))
+        every = math.prod(len(r.values) for r in self.tune)
+        return (every if finer else math.prod(own)) if own else 0
+
     def trials(self, entry: Entry) -> tuple[list[Range], Iterator[dict[str, str]]]:
         """What is tuned for an algorithm, and every combination to try.
 
@@ -190,9 +124,19 @@ class Spec(NamedTuple):
         lacking = [len(r.values) for r in self.tune if r not in own]
         finer = next((r for r in own if r.bounds is not None), None)
         ranges = [r.refined(math.prod(lacking)) if r is finer else r for r in own]
-        names = [r.flag for r in ranges]
-        combinations = product(*(r.values for r in ranges)) if ranges else ()
-        return ranges, (dict(zip(names, each, strict=True)) for each in combinations)
+        return ranges, _combined(ranges, [r.values for r in ranges])
+
+    def telling(self, entry: Entry) -> Iterator[dict[str, str]]:
+        """Combinations of which one is refused if any is; {} where nothing is tuned."""
+        own = [r for r in self.tune if self.applies(entry, r.flag)]
+        return _combined(own, [r.telling for r in own]) if own else iter([{}])
+
+
+def _combined(ranges: list[Range], values: list[Words]) -> Iterator[dict[str, str]]:
+    """Yields every combination of values by flag; none of no ranges."""
+    names = [r.flag for r in ranges]
+    for each in product(*values) if ranges else ():
+        yield dict(zip(names, each, strict=True))
 
 
 def of(asked: request.Asked) -> Spec:
@@ -220,8 +164,8 @@ def of(asked: request.Asked) -> Spec:
 def check(spec: Spec) -> None:
     """Raises a BadRequest for flags that mean nothing here, or two things at once."""
     for entry in spec.entries:
-        flags.find(ALGORITHM, entry.algo)
-    flags.find(TASK, spec.task)
+        factories.describe(ALGORITHM, entry.algo)
+    factories.describe(TASK, spec.task)
     ranges = [*spec.tune, *([spec.sweep] if spec.sweep else [])]
     varied = [r.flag for r in ranges]
     given = [parameter(group[0]) for group in spec.words]
@@ -269,11 +213,11 @@ def _check_number(flag: str, value: str) -> None:
 
 
 def _refuse_unknown(spec: Spec, name: str) -> None:
-    owners = [a for a in ALGORITHMS if name in own_parameters(ALGORITHM, a)]
+    owners = flags.owners_of(ALGORITHM, name)
     known = common().union(
         *(own_parameters(ALGORITHM, e.algo) for e in spec.entries),
         own_parameters(TASK, spec.task),
-        (flag for flag, _ in request.OWN),
+        request.OWN,
     )
     flag, algos = name.replace("_", "-"), dict.fromkeys(e.algo for e in spec.entries)
     hint = checks.nearest(f"--{flag}", [f"--{x.replace('_', '-')}" for x in known])

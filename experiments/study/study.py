@@ -5,9 +5,8 @@ import json
 import shlex
 import shutil
 import sys
-from argparse import Namespace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from experiments import exits, records, screen
 from experiments.errors import BadRequest
@@ -16,43 +15,19 @@ from experiments.study import (
     about,
     analysis,
     events,
-    network,
-    presets,
     request,
     runs,
     spec,
     write,
 )
-from experiments.study.network import Network
-from experiments.study.request import Asked
-from experiments.study.runner import make_runs, planned
+from experiments.study.command import Study
+from experiments.study.runner import check_measure, make_runs, planned
 from experiments.study.spec import Spec
-from syncalgos import checks
 
 NAME = "study.json"
 
 
-class Study(NamedTuple):
-    """A command line, checked.
-
-    Attributes:
-        spec: which runs there are.
-        seeds: of those that are reported.
-        networks: on which time is modelled.
-        own: the flags of the study.
-        preset: where one is given.
-        out: its folder.
-    """
-
-    spec: Spec
-    seeds: range
-    networks: list[Network]
-    own: Namespace
-    preset: presets.Preset | None
-    out: Path
-
-
-def run(asked: Asked, argv: list[str], asked_to_stop: exits.Stopped) -> int | None:
+def run(study: Study, argv: list[str], asked_to_stop: exits.Stopped) -> int | None:
     """Makes the runs that are missing, then the report of all.
 
     Returns:
@@ -62,9 +37,9 @@ def run(asked: Asked, argv: list[str], asked_to_stop: exits.Stopped) -> int | No
         BadRequest: what cannot be done, in one line.
     """
     try:
-        study = _study(asked, argv)
         _check_folder(study)
         plan = planned(study.spec, study.seeds)
+        check_measure(plan, study.own.measure, study.own.target)
         _open_folder(study)
         final = make_runs(plan, study.out, study.own.measure, asked_to_stop)
         if final is None:
@@ -89,42 +64,6 @@ def run(asked: Asked, argv: list[str], asked_to_stop: exits.Stopped) -> int | No
         return exits.TERMINATED
     screen.show(about.summary(found, study.out))
     return exits.DONE
-
-
-def _study(asked: Asked, argv: list[str]) -> Study:
-    """Reads the flags.
-
-    Raises:
-        BadRequest: what is unknown or out of range; so does a ValueError.
-    """
-    preset = None
-    if asked.own.preset is not None:
-        preset = presets.load(asked.own.preset)
-        asked = request.read(preset.under(argv))
-    own = asked.own
-    checks.whole("--seeds", own.seeds, least=1)
-    checks.whole("--tune-seeds", own.tune_seeds, least=1)
-    checks.real("--tune-share", own.tune_share, above=0, below=1)
-    checks.one_of("--scale-lr", own.scale_lr, spec.SCALES)
-    for flag in ("worker_batch", "step_time", "target"):
-        if (value := getattr(own, flag)) is not None:
-            checks.real(f"--{flag.replace('_', '-')}", value, above=0)
-    if own.tensorboard:
-        events.check()
-    decided = spec.of(asked)
-    if own.baseline is not None:
-        checks.one_of("--baseline", own.baseline, [e.label for e in decided.entries])
-    networks = [network.parse(text) for text in own.network or network.PRESETS]
-    networks = list(dict.fromkeys(networks))
-    out = own.out or _default_out(decided)
-    return Study(decided, range(own.seeds), networks, own, preset, out)
-
-
-def _default_out(decided: Spec) -> Path:
-    """A folder by what is compared, so that the same command finds it again."""
-    content = json.dumps(spec.settings(decided), sort_keys=True)
-    digest = hashlib.sha256(content.encode()).hexdigest()[:8]
-    return Path("runs") / f"compare-{decided.task.replace(':', '.')}-{digest}"
 
 
 def _check_folder(study: Study) -> None:

@@ -2,13 +2,13 @@
 
 from functools import partial
 from pathlib import Path
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
 
 from experiments.data import cifar
 from experiments.tasks.classify import (
-    BatchNorm,
     network,
     normalised,
     statistics_sent,
@@ -25,7 +25,7 @@ BORDER = 4  # zeros around an image, before it is cropped
 def cifar10(
     data_dir: Path | None = None,
     model: str = "resnet20",
-    batch_norm: BatchNorm = "worker",
+    batch_norm: Literal["worker", "global"] = "worker",
     remat: bool = False,
     axis: Axis = WORKERS,
 ) -> Task:

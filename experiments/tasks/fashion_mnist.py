@@ -1,9 +1,9 @@
 """Pieces of clothing in MNIST's format."""
 
 from pathlib import Path
+from typing import Literal
 
 from experiments.tasks import mnist
-from experiments.tasks.classify import BatchNorm
 from experiments.tasks.task import Task
 from syncalgos.collectives import WORKERS, Axis
 
@@ -11,7 +11,7 @@ from syncalgos.collectives import WORKERS, Axis
 def fashion_mnist(
     data_dir: Path | None = None,
     model: str = "lenet",
-    batch_norm: BatchNorm = "worker",
+    batch_norm: Literal["worker", "global"] = "worker",
     remat: bool = False,
     axis: Axis = WORKERS,
 ) -> Task:

@@ -1,11 +1,11 @@
 """Generated images for ImageNet's model, for throughput."""
 
 from functools import partial
+from typing import Literal
 
 import numpy as np
 
 from experiments.tasks.classify import (
-    BatchNorm,
     network,
     normalised,
     statistics_sent,
@@ -25,7 +25,7 @@ def imagenet_synthetic(
     image_size: int = 64,
     classes: int = 8,
     examples: int = 4096,
-    batch_norm: BatchNorm = "worker",
+    batch_norm: Literal["worker", "global"] = "worker",
     remat: bool = False,
     seed: int = 0,
     axis: Axis = WORKERS,

@@ -22,7 +22,7 @@ SHAPE = (28, 28, 1)
 def mnist(
     data_dir: Path | None = None,
     model: str = "lenet",
-    batch_norm: BatchNorm = "worker",
+    batch_norm: Literal["worker", "global"] = "worker",
     remat: bool = False,
     axis: Axis = WORKERS,
 ) -> Task:

@@ -10,7 +10,6 @@ import numpy as np
 
 from syncalgos import checks, per_example
 from syncalgos.collectives import PyTree
-from syncalgos.layout import DEVICES, LANES
 
 Arrays = dict[str, np.ndarray]
 WEIGHT = "weight"  # of an example that is evaluated
@@ -135,57 +134,6 @@ def losses(task: Task) -> tuple[Any, Any]:
         return means.pop("loss"), (buffers, means)
 
     return per_example(functools.partial(task.apply, train=True)), eval_loss
-
-
-def check_data(data: Any) -> None:
-    """Raises a ValueError unless it is a Data whose parts can be used together."""
-    if not isinstance(data, Data):
-        raise ValueError(f"load must return a Data, got {checks.shown(data)}")
-    parts = {"test": data.test}
-    if isinstance(data.train, dict):
-        parts["train"] = data.train
-    for name, part in parts.items():
-        lengths = {leaf: len(x) for leaf, x in part.items()}
-        if len(set(lengths.values())) != 1 or not all(lengths.values()):
-            raise ValueError(f"{name} must hold examples, of each as many: {lengths}")
-        if set(part) != set(data.test):
-            raise ValueError(f"train holds {[*part]}, but test {[*data.test]}")
-    if WEIGHT in data.test:
-        raise ValueError(f"{WEIGHT!r} is what evaluation adds: take another name")
-    for name, group in data.groups.items():
-        found = np.asarray(group)
-        if found.dtype.kind not in "iu" or found.shape != (data.examples,):
-            raise ValueError(
-                f"groups must hold whole numbers ({data.examples},), one of each "
-                f"training example, got {name!r} of {found.dtype} {found.shape}"
-            )
-    checks.whole("overlapping", data.overlapping, least=0)
-    checks.whole("covering", data.covering, least=1)
-
-
-def check_apply(task: Task, params: PyTree, buffers: PyTree, test: Arrays) -> None:
-    """Raises a ValueError unless apply gives a loss per example; computes nothing."""
-    batch = {
-        name: jax.ShapeDtypeStruct((2, *x.shape[1:]), x.dtype)
-        for name, x in test.items()
-    }
-
-    def on_one_worker(lane):
-        empty = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), batch)
-        return [
-            task.apply(params, buffers, empty, jax.random.key(0), train=train)[0]
-            for train in (True, False)
-        ]
-
-    over_lanes = jax.vmap(on_one_worker, axis_name=LANES)
-    found = jax.eval_shape(jax.vmap(over_lanes, axis_name=DEVICES), jnp.zeros((1, 1)))
-    for values in found:
-        shapes = {name: x.shape[2:] for name, x in dict(values).items()}
-        if "loss" not in shapes or any(shape != (2,) for shape in shapes.values()):
-            raise ValueError(
-                "apply must give values per example, {'loss': (batch,), …}; for a "
-                f"batch of 2 it gave shapes {shapes}"
-            )
 
 
 def held_out(

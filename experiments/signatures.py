@@ -1,0 +1,78 @@
+"""What a factory takes and says: asked of itself, or read from its source."""
+
+import ast
+import inspect
+import typing
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+TYPES = {"bool": bool, "float": float, "int": int, "str": str}
+TYPES |= {"Literal": typing.Literal, "__builtins__": {}}
+UNKNOWN = object()  # a default that is no word: no flag can set the parameter
+
+
+class Signature(NamedTuple):
+    """A factory as the command line sees it.
+
+    Attributes:
+        parameters: with types as annotations, `empty` where they are not resolved.
+        doc: its docstring.
+    """
+
+    parameters: list[inspect.Parameter]
+    doc: str
+
+
+def of(factory: Callable[..., Any]) -> Signature:
+    """Returns what a factory says of itself.
+
+    Raises:
+        TypeError, ValueError: it is no function, or tells no parameters.
+    """
+    parameters = inspect.signature(factory).parameters.values()
+    try:
+        hints = typing.get_type_hints(factory)
+    except (NameError, TypeError):  # annotations that only a type checker can resolve
+        hints = {}
+    typed = [p.replace(annotation=hints.get(p.name, p.empty)) for p in parameters]
+    return Signature(typed, inspect.getdoc(factory) or "")
+
+
+def in_source(path: Path, name: str) -> Signature:
+    """Reads the same from a file, which is not run: to import it may import jax.
+
+    A default or an annotation is evaluated where it consists of what needs no import:
+    numbers, strings, bool, float, int, str, None and Literal.
+    """
+    module = ast.parse(path.read_text("utf-8"))
+    [function] = (
+        node
+        for node in module.body
+        if isinstance(node, ast.FunctionDef) and node.name == name
+    )
+    form = function.args
+    arguments = [*form.args, *form.kwonlyargs]
+    lacking = [None] * (len(form.args) - len(form.defaults))
+    defaults = [*lacking, *form.defaults, *form.kw_defaults]
+    empty = inspect.Parameter.empty
+    parameters = [
+        inspect.Parameter(
+            argument.arg,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=empty if default is None else _evaluated(default, UNKNOWN),
+            annotation=_evaluated(argument.annotation, empty),
+        )
+        for argument, default in zip(arguments, defaults, strict=True)
+    ]
+    return Signature(parameters, ast.get_docstring(function) or "")
+
+
+def _evaluated(node: ast.expr | None, otherwise: Any) -> Any:
+    """Returns the value of an expression, or `otherwise` if it needs an import."""
+    if node is None:
+        return otherwise
+    try:
+        return eval(compile(ast.Expression(node), "factory", "eval"), dict(TYPES))
+    except NameError:
+        return otherwise

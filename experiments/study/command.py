@@ -1,0 +1,87 @@
+"""A study's command line, checked: all that can be refused before jax is there."""
+
+import hashlib
+import json
+from argparse import Namespace
+from pathlib import Path
+from typing import NamedTuple
+
+from experiments import flags
+from experiments.errors import BadRequest
+from experiments.library import checks
+from experiments.study import events, network, presets, request, spec
+from experiments.study.network import Network
+from experiments.study.ranges import MOST_RUNS, as_words
+from experiments.study.spec import Spec
+
+
+class Study(NamedTuple):
+    """What a command line asks for.
+
+    Attributes:
+        spec: which runs there are.
+        seeds: of those that are reported.
+        networks: on which time is modelled.
+        own: the flags of the study.
+        preset: where one is given.
+        out: its folder.
+    """
+
+    spec: Spec
+    seeds: range
+    networks: list[Network]
+    own: Namespace
+    preset: presets.Preset | None
+    out: Path
+
+
+def read(argv: list[str]) -> Study:
+    """Reads a command line; --help and --version print and exit.
+
+    Raises:
+        BadRequest: what is unknown or out of range, in one line.
+    """
+    asked, preset = request.read(argv), None
+    if asked.own.preset is not None:
+        preset = presets.load(asked.own.preset)
+        asked = request.read(preset.under(argv))
+    own, decided = asked.own, spec.of(asked)
+    try:
+        if own.tensorboard:
+            events.check()
+        if own.baseline is not None:
+            labels = [entry.label for entry in decided.entries]
+            checks.one_of("--baseline", own.baseline, labels)
+        networks = [network.parse(text) for text in own.network or network.PRESETS]
+    except ValueError as error:
+        raise BadRequest(str(error)) from None
+    _check_number(decided.runs(own.seeds))
+    _check_runs(decided)
+    networks, seeds = list(dict.fromkeys(networks)), range(own.seeds)
+    out = own.out or _default_out(decided)
+    return Study(decided, seeds, networks, own, preset, out)
+
+
+def _check_number(runs: int) -> None:
+    """Raises a BadRequest for more runs than anybody waits for."""
+    if runs > MOST_RUNS:
+        raise BadRequest(
+            f"the study would make {runs:,} runs, more than {MOST_RUNS:,}: take fewer "
+            "values of --tune or --sweep, or fewer seeds"
+        )
+
+
+def _check_runs(decided: Spec) -> None:
+    """Raises a BadRequest for flags that a run refuses by themselves."""
+    for entry in decided.entries:
+        for value in decided.points(entry):
+            swept = {decided.sweep.flag: value} if decided.sweep and value else {}
+            for tuned in decided.telling(entry):
+                flags.parse([*decided.argv(entry), *as_words(swept | tuned)])
+
+
+def _default_out(decided: Spec) -> Path:
+    """A folder by what is compared, so that the same command finds it again."""
+    content = json.dumps(spec.settings(decided), sort_keys=True)
+    digest = hashlib.sha256(content.encode()).hexdigest()[:8]
+    return Path("runs") / f"compare-{decided.task.replace(':', '.')}-{digest}"

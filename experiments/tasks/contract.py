@@ -1,0 +1,148 @@
+"""What a task owes the harness, refused by name where it lacks it."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from experiments.settings import SETTINGS
+from experiments.tasks.task import WEIGHT, Arrays, Data, Task
+from syncalgos import checks
+from syncalgos.collectives import PyTree
+from syncalgos.layout import DEVICES, LANES
+
+
+def check_task(task: Any) -> None:
+    """Raises a ValueError unless it is a Task whose fields can be used."""
+    if not isinstance(task, Task):
+        raise ValueError(
+            "the factory must return an experiments.tasks.task.Task, got "
+            f"{checks.shown(task)}"
+        )
+    for name in ("init", "apply", "load"):
+        if not callable(found := getattr(task, name)):
+            raise ValueError(f"{name} must be a function, got {checks.shown(found)}")
+    for name in ("batch_size", "steps", "dispatch_steps", "eval_batch"):
+        checks.whole(name, getattr(task, name), least=1)
+    for name in ("momentum", "weight_decay", "clip_norm", "schedule"):
+        SETTINGS[name].check(getattr(task, name), name)
+    if checks.real("warmup", task.warmup, least=0) > 1:
+        raise ValueError(f"warmup must be at most 1, got {task.warmup!r}")
+    if not isinstance(task.lr, Mapping):
+        raise ValueError(
+            "lr must hold learning rates by optimizer, such as {'sgd': 0.1, '': 0.01}, "
+            f"got {checks.shown(task.lr)}"
+        )
+    for optimizer, rate in task.lr.items():
+        SETTINGS["lr"].check(rate, f"lr[{optimizer!r}]")
+    for name, figure in dict(task.figures).items():
+        if not callable(figure):
+            raise ValueError(f"figures[{name!r}] must be a function of the loss")
+
+
+def check_data(data: Any) -> None:
+    """Raises a ValueError unless it is a Data whose parts can be used together."""
+    if not isinstance(data, Data):
+        raise ValueError(f"load must return a Data, got {checks.shown(data)}")
+    check_arrays("test", data.test)
+    if isinstance(data.train, dict):
+        check_arrays("train", data.train)
+        first = data.train
+    elif not (hasattr(data.train, "__len__") and hasattr(data.train, "__getitem__")):
+        raise ValueError(
+            "train must be a dict of arrays, or a source with a length whose items are "
+            f"examples, got {checks.shown(data.train)}"
+        )
+    else:
+        first = data.train[0]
+        if not isinstance(first, Mapping):
+            raise ValueError(
+                "train[0] must be an example, a dict of arrays, got "
+                f"{checks.shown(first)}"
+            )
+    if set(first) != set(data.test):
+        raise ValueError(f"train holds {[*first]}, but test {[*data.test]}")
+    if WEIGHT in data.test:
+        raise ValueError(f"{WEIGHT!r} is what evaluation adds: take another name")
+    for name, group in data.groups.items():
+        found = np.asarray(group)
+        if found.dtype.kind not in "iu" or found.shape != (data.examples,):
+            raise ValueError(
+                f"groups must hold whole numbers ({data.examples},), one of each "
+                f"training example, got {name!r} of {found.dtype} {found.shape}"
+            )
+    checks.whole("overlapping", data.overlapping, least=0)
+    checks.whole("covering", data.covering, least=1)
+
+
+def check_arrays(name: str, part: Any) -> None:
+    """Raises a ValueError unless it is a dict of arrays of as many examples."""
+    if not isinstance(part, dict):
+        raise ValueError(f"{name} must be a dict of arrays, got {checks.shown(part)}")
+    for leaf, x in part.items():
+        if not isinstance(x, np.ndarray | jax.Array) or not x.ndim:
+            raise ValueError(
+                f"{name}[{leaf!r}] must be an array that leads with the examples, got "
+                f"{checks.shown(x)}"
+            )
+    lengths = {leaf: len(x) for leaf, x in part.items()}
+    if len(set(lengths.values())) != 1 or not all(lengths.values()):
+        raise ValueError(f"{name} must hold examples, of each as many: {lengths}")
+
+
+def check_model(task: Task, seed: int) -> tuple[PyTree, PyTree]:
+    """Returns what the task's init makes, or raises a ValueError."""
+    made = task.init(jax.random.key(seed))
+    if not isinstance(made, tuple | list) or len(made) != 2:
+        raise ValueError(
+            f"init must return (params, buffers), got {checks.shown(made)}"
+        )
+    params, buffers = made
+    return params, buffers
+
+
+def check_apply(task: Task, params: PyTree, buffers: PyTree, test: Arrays) -> set[str]:
+    """Tries apply on shapes alone; computes nothing.
+
+    Returns:
+        The names of what it measures.
+
+    Raises:
+        ValueError: it gives no loss per example.
+    """
+    batch = {
+        name: jax.ShapeDtypeStruct((2, *x.shape[1:]), x.dtype)
+        for name, x in test.items()
+    }
+
+    def on_one_worker(lane):
+        empty = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), batch)
+        key = jax.random.key(0)
+        return [
+            _values(task.apply(params, buffers, empty, key, train=train))
+            for train in (True, False)
+        ]
+
+    over_lanes = jax.vmap(on_one_worker, axis_name=LANES)
+    found = jax.eval_shape(jax.vmap(over_lanes, axis_name=DEVICES), jnp.zeros((1, 1)))
+    for values in found:
+        shapes = {name: x.shape[2:] for name, x in values.items()}
+        if "loss" not in shapes or any(shape != (2,) for shape in shapes.values()):
+            raise ValueError(
+                "apply must give values per example, {'loss': (batch,), …}; for a "
+                f"batch of 2 it gave shapes {shapes}"
+            )
+    return set(found[1])
+
+
+def _values(made: Any) -> dict[str, Any]:
+    """Returns the values of (values, buffers), or raises a ValueError."""
+    is_pair = isinstance(made, tuple | list) and len(made) == 2
+    if is_pair and isinstance(made[0], Mapping):
+        return dict(made[0])
+    raise ValueError(
+        "apply must return (values, buffers), with values such as {'loss': (batch,)}, "
+        f"got {checks.shown(made)}"
+    )
