@@ -3,12 +3,11 @@
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from io import TextIOWrapper
-from typing import NoReturn
 
 from experiments.errors import BadRequest, Terminated
-from experiments.stopping import Stop, end
+from experiments.stopping import Stop, end, interrupt
 
 DONE, FAILED, BAD_REQUEST, DIVERGED, UNCONNECTED = 0, 1, 2, 3, 4
 TERMINATED, INTERRUPTED = 75, 130
@@ -62,19 +61,6 @@ def watched(
     return stopped_by(stop()) if code is None else code
 
 
-def leave(code: int) -> NoReturn:
-    """Ends a command's process; after a signal without jax's own farewell.
-
-    XLA would finish what it compiles, for a minute, before it lets the process go.
-    """
-    if code not in (TERMINATED, INTERRUPTED):
-        sys.exit(code)
-    for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError):
-            stream.flush()
-    end(code)
-
-
 def stopped_by(number: int) -> int:
     """The exit code of a program that a signal stopped."""
     return TERMINATED if number == signal.SIGTERM else INTERRUPTED
@@ -99,12 +85,11 @@ def _stop_signals(is_supervised: bool) -> Iterator[Stop]:
         )
         if why:
             error = KeyboardInterrupt() if number == signal.SIGINT else Terminated()
-            stop.interrupt(error, stopped_by(number), frame)
+            interrupt(error, stopped_by(number))
 
     before = {n: signal.signal(n, note) for n in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield stop
     finally:
-        stop.close()
         for number, handler in before.items():
             signal.signal(number, handler)

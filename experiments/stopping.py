@@ -1,13 +1,11 @@
 """Whether a signal ends a program at once, or asks it to stop by itself."""
 
 import os
-import threading
-from collections.abc import Iterator
+import sys
 from types import FrameType
 from typing import NoReturn
 
 COMPILER = os.path.join("jax", "_src", "compiler.py")
-PATIENCE = 1.0  # seconds
 
 
 class Stop:
@@ -23,7 +21,6 @@ class Stop:
     def __init__(self):
         self.received: list[int] = []
         self._looks = False
-        self._last_resort: threading.Timer | None = None
 
     def __call__(self) -> int:
         self._looks = True
@@ -39,43 +36,29 @@ class Stop:
             return "stopped before training began"
         return "stopped while compiling" if _is_compiling(frame) else ""
 
-    def interrupt(self, error: BaseException, code: int, frame: FrameType | None):
-        """Raises an error that ends the program, or ends its process by a code.
-
-        An error is lost where C++ has called Python, and one in the midst of importing
-        an extension module crashes.
-        """
-        if any(
-            x.f_code.co_filename.startswith("<frozen importlib") for x in _up(frame)
-        ):
-            end(code)
-        self._last_resort = threading.Timer(PATIENCE, end, [code])
-        self._last_resort.daemon = True
-        self._last_resort.start()
-        raise error
-
-    def close(self) -> None:
-        """Takes note that the program is over."""
-        if self._last_resort is not None:
-            self._last_resort.cancel()
-
 
 def _is_compiling(frame: FrameType | None) -> bool:
     """Whether jax traces or compiles a program of the engine, or compiles any."""
     from syncalgos.programs import Programs  # imported long ago, where a program looks
 
-    return any(
-        x.f_code is Programs._compile.__code__
-        or x.f_code.co_filename.endswith(COMPILER)
-        for x in _up(frame)
-    )
-
-
-def _up(frame: FrameType | None) -> Iterator[FrameType]:
-    """Yields a frame and those that wait for it."""
     while frame is not None:
-        yield frame
+        code = frame.f_code
+        if code is Programs._compile.__code__ or code.co_filename.endswith(COMPILER):
+            return True
         frame = frame.f_back
+    return False
+
+
+def interrupt(error: BaseException, code: int) -> NoReturn:
+    """Ends the process by a code if it is a command of ours, else raises the error.
+
+    An error is lost in a callback from C++, crashes the import of an extension module,
+    and lets XLA finish what it compiles before the process may go.
+    """
+    spec = getattr(sys.modules["__main__"], "__spec__", None)
+    if spec is not None and spec.name.startswith("experiments."):
+        end(code)
+    raise error
 
 
 def end(code: int) -> NoReturn:

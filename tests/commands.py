@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -105,23 +106,24 @@ def two_at_a_time(request, folder, **environ):
 
 
 @contextmanager
-def in_background(command, out):
-    """Yields a process and, of the text on its stderr, wait_for(text)."""
+def in_background(command, out, module="experiments.run", **environ):
+    """Yields a process and, of the text on its stderr, wait_for(text, after="")."""
     errors = out.with_name("stderr")
     with errors.open("wb") as stderr:
         process = subprocess.Popen(
-            [*PROGRAM, *shlex.split(command), "--out", str(out)],
+            [sys.executable, "-m", module, *shlex.split(command), "--out", str(out)],
             cwd=ROOT,
-            env=environment(),
+            env=environment(**environ),
             stdin=subprocess.DEVNULL,
             stdout=stderr,
             stderr=stderr,
             start_new_session=True,
         )
 
-    def wait_for(text):
+    def wait_for(text, after=""):
         deadline = time.monotonic() + TIMEOUT
-        while text not in errors.read_text(encoding="utf-8"):
+        pattern = re.compile(f"{re.escape(after)}.*{re.escape(text)}", re.DOTALL)
+        while not pattern.search(errors.read_text(encoding="utf-8")):
             assert process.poll() is None and time.monotonic() < deadline
             time.sleep(0.05)
 

@@ -7,10 +7,12 @@ import time
 import pytest
 from commands import SUMMARY, TIMEOUT, Run, in_background
 
-
-@pytest.mark.parametrize(
+SIGNALS = pytest.mark.parametrize(
     "number, code", [(signal.SIGINT, 130), (signal.SIGTERM, 75)], ids=str
 )
+
+
+@SIGNALS
 def test_signal_stops_a_run_with_complete_files(number, code, tmp_path):
     command = "--steps 1000000 --dispatch-steps 16 --eval-every 16"
     with in_background(command, tmp_path / "out") as (process, wait_for):
@@ -42,3 +44,42 @@ def test_second_ctrl_c_ends_a_run_within_a_dispatch(backend, tmp_path):
         assert process.wait(TIMEOUT) == 130
     names = {path.name for path in (tmp_path / "out").iterdir()}
     assert names == {"config.json", "metrics.jsonl"}
+
+
+@pytest.mark.parametrize(
+    "number, code",
+    [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 75, marks=pytest.mark.slow)],
+    ids=str,
+)
+def test_signal_ends_a_compilation_at_once(number, code, tmp_path):
+    """Nothing of it would be kept."""
+    command = "--task tests.tiny_tasks:entangled --workers 2 --backend vmap"
+    watched = in_background(command, tmp_path / "out", JAX_LOG_COMPILES="1")
+    with watched as (process, wait_for):
+        wait_for("Compiling jit(", after="learning rate")
+        process.send_signal(number)
+        assert process.wait(TIMEOUT) == code
+    stderr = (tmp_path / "stderr").read_text("utf-8")
+    assert stderr.splitlines()[-1] == "stopped while compiling"
+    assert not (tmp_path / "out" / "summary.json").exists()
+
+
+@SIGNALS
+@pytest.mark.parametrize(
+    "module, task",
+    [
+        ("experiments.run", "tests.endless:task"),
+        ("experiments.run", "tests.tiny_tasks:endless"),
+        ("experiments.compare", "tests.tiny_tasks:endless"),
+    ],
+)
+def test_signal_ends_a_program_that_has_not_begun(module, task, number, code, tmp_path):
+    """While it imports a user's module, or reads the data."""
+    command = f"--task {task}"
+    with in_background(command, tmp_path / "out", module) as (process, wait_for):
+        wait_for("waiting in")
+        process.send_signal(number)
+        assert process.wait(TIMEOUT) == code
+    stderr = (tmp_path / "stderr").read_text("utf-8")
+    assert stderr.splitlines()[-1] == "stopped before training began"
+    assert not (tmp_path / "out").exists()

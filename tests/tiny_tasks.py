@@ -1,5 +1,8 @@
 """Tasks that start in a moment, for runs that are stopped, killed and resumed."""
 
+import sys
+import threading
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -103,6 +106,33 @@ def poisoned(at: int = 5) -> Task:
         return {"out": out}, {"step": jnp.int32(0)}
 
     return _task(init, apply)
+
+
+def entangled(depth: int = 300) -> Task:
+    """A task that XLA compiles for long.
+
+    Args:
+        depth: of what it computes, one operation after the other.
+    """
+
+    def apply(params, buffers, batch, key, train):
+        x = batch["x"] @ params["w"]
+        for i in range(depth):
+            x = jnp.sin(x @ params["w"]) + jnp.roll(x, i, 0)
+        return {"loss": jnp.sum(x**2, 1)}, buffers
+
+    return _task(lambda key: ({"w": jnp.eye(FEATURES)}, ()), apply)
+
+
+def endless() -> Task:
+    """A task whose data never comes, which it says."""
+
+    def load():
+        print("waiting in load", file=sys.stderr, flush=True)
+        while not threading.Event().wait(0.1):  # a signal before a longer one is missed
+            pass
+
+    return drawing()._replace(load=load)
 
 
 class Failing(Source):
