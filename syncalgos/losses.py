@@ -1,11 +1,13 @@
 """Losses as users give them, and as the engine reads them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
+from syncalgos import checks
 from syncalgos.collectives import PyTree
 
 Loss = Callable[
@@ -27,9 +29,24 @@ class _PerExample(NamedTuple):
     values: Callable[..., tuple[dict[str, Any], PyTree]]
 
     def __call__(self, params, buffers, batch, key):
-        values, buffers = self.values(params, buffers, batch, key)
+        values, buffers = self.pair(params, buffers, batch, key)
         means = _means(values)
         return means.pop("loss"), (buffers, means)
+
+    def pair(self, params, buffers, batch, key) -> tuple[dict[str, Any], PyTree]:
+        """Calls the function; raises a ValueError unless it returns such a pair."""
+        made = self.values(params, buffers, batch, key)
+        if not isinstance(made, tuple | list) or len(made) != 2:
+            raise ValueError(
+                "per_example: the function must return (values, buffers), got "
+                f"{checks.shown(made)}"
+            )
+        if not isinstance(made[0], Mapping):
+            raise ValueError(
+                "per_example: values must be a dict, such as {'loss': (batch,)}, got "
+                f"{checks.shown(made[0])}"
+            )
+        return dict(made[0]), made[1]
 
 
 def per_example(
@@ -73,7 +90,7 @@ def told(loss: Loss, workers: int = 0, joined: int | None = None) -> Callable[..
         if joined is not None:
             batch = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), batch)
         if isinstance(loss, _PerExample):
-            values, buffers = loss.values(params, buffers, batch, key)
+            values, buffers = loss.pair(params, buffers, batch, key)
             metrics = _means(values)
             value = metrics["loss"]
             own = jnp.mean(values["loss"].reshape(joined or 1, -1), 1)
@@ -92,9 +109,9 @@ def told(loss: Loss, workers: int = 0, joined: int | None = None) -> Callable[..
     return read
 
 
-def _means(values: Any) -> dict[str, Any]:
+def _means(values: dict[str, Any]) -> dict[str, Any]:
     """The mean of each of the values, refused if they are not per example."""
-    shapes = {name: jnp.shape(value) for name, value in dict(values).items()}
+    shapes = {name: jnp.shape(value) for name, value in values.items()}
     if len(shapes.get("loss", ())) != 1 or len(set(shapes.values())) > 1:
         raise ValueError(
             "per_example: values must be per example, {'loss': (batch,), …}, got "
@@ -114,6 +131,10 @@ def _checked(loss: Loss, params, buffers, batch, key) -> Any:
             "loss must return (scalar, (buffers, metrics)) with a dict of metrics; "
             "syncalgos.stateless lifts a loss(params, batch) that returns a scalar"
         ) from None
+    if not isinstance(value, jax.Array | np.ndarray | np.generic | float | int):
+        raise ValueError(
+            f"loss must be a scalar, the mean over its batch, got {checks.shown(value)}"
+        )
     if jnp.shape(value):
         raise ValueError(
             "loss must be a scalar, the mean over its batch, got shape "

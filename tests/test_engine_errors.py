@@ -8,7 +8,7 @@ import pytest
 from linear import BATCHES, DATA, ROWS, X, Y, make_params, make_trainer, plain_loss
 
 import syncalgos
-from syncalgos import DataParallel, Strategy, every, stateless
+from syncalgos import DataParallel, Strategy, every, per_example, stateless
 
 
 @pytest.mark.parametrize(
@@ -170,6 +170,18 @@ def test_strategy_that_changes_shapes_is_refused_by_leaf(strategy, message, peri
         (
             lambda p, b, batch, key: (batch["x"] @ p["w"], (b, {})),
             r"loss must be a scalar, the mean over its batch, got shape \(6, 1\)",
+        ),
+        (
+            stateless(lambda p, batch: (plain_loss(p, batch), {})),
+            r"loss must be a scalar, the mean over its batch, got \(",
+        ),
+        (
+            per_example(lambda p, b, batch, key: plain_loss(p, batch)),
+            r"per_example: the function must return \(values, buffers\), got ",
+        ),
+        (
+            per_example(lambda p, b, batch, key: (plain_loss(p, batch), b)),
+            r"per_example: values must be a dict, such as \{'loss': ",
         ),
         (
             lambda p, b, batch, key: (plain_loss(p, batch), ({"new": 0.0}, {})),
