@@ -1,9 +1,11 @@
 """Compares algorithms: `python -m experiments.compare --algos sync_sgd,bmuf`."""
 
+# PYTHON_ARGCOMPLETE_OK
+
 import sys
 
-from experiments import exits
-from experiments.study import command
+from experiments import completion, exits
+from experiments.study import command, request
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -29,4 +31,5 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    completion.answer(request.parser_for)
     sys.exit(main())

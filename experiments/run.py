@@ -1,9 +1,11 @@
 """Trains one task by one algorithm: `python -m experiments.run --algo bmuf`."""
 
+# PYTHON_ARGCOMPLETE_OK
+
 import sys
 import time
 
-from experiments import exits, flags, membership
+from experiments import completion, exits, flags, membership
 from experiments.processes.member import joined
 
 
@@ -38,4 +40,5 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    completion.answer(flags.parser_for)
     sys.exit(main())

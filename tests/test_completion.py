@@ -1,0 +1,59 @@
+"""Completion of the command lines by a real bash, as argcomplete sets it up."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from commands import ROOT, TIMEOUT, environment
+
+from syncalgos import ALGORITHMS
+
+pytest.importorskip("argcomplete")
+BIN = Path(sys.executable).parent
+
+# What bash does when TAB is pressed at the end of each line of stdin.
+PRESS = """
+eval "$(activate-global-python-argcomplete --dest=-)"
+compopt() { :; }  # bash knows it only while it completes
+while IFS= read -r COMP_LINE; do
+    COMP_POINT=${#COMP_LINE} COMP_TYPE=9 COMPREPLY=()
+    read -ra COMP_WORDS <<< "$COMP_LINE"
+    [[ $COMP_LINE == *" " ]] && COMP_WORDS+=("")
+    COMP_CWORD=$((${#COMP_WORDS[@]} - 1))
+    _python_argcomplete_global python "${COMP_WORDS[COMP_CWORD]}"
+    echo "${COMPREPLY[@]}"
+done
+"""
+OUTER = ["--out", "--outer-lr", "--outer-momentum"]
+LINES = {
+    "run --algo d": [name for name in sorted(ALGORITHMS) if name.startswith("d")],
+    "run --algo diloco --ou": OUTER,  # own flags, too
+    "run --algo bmuf --ou": OUTER[:1],
+    "run --algo nonse --steps 3 --ou": OUTER[:1],
+    "run --backend ": ["pmap", "shard_map", "vmap"],
+    "run --task mnist --batch-norm ": ["worker", "global"],
+    "run --steps ": [],
+    "run --data-dir exper": ["experiments/"],
+    "compare --scale-lr ": ["none", "linear", "sqrt"],
+    "compare --preset slow": ["slowmo-table"],
+    "compare --lane": ["--lanes", "--lane-form"],  # of the runs
+}
+
+
+@pytest.mark.skipif(not shutil.which("bash"), reason="there is no bash")
+def test_tab_completes_flags_names_and_choices():
+    ended = subprocess.run(
+        ["bash", "-c", PRESS],
+        cwd=ROOT,
+        env=environment(PATH=f"{BIN}{os.pathsep}{os.environ['PATH']}"),
+        input="".join(f"python -m experiments.{line}\n" for line in LINES),
+        capture_output=True,
+        encoding="utf-8",
+        timeout=TIMEOUT,
+    )
+    assert ended.returncode == 0, ended.stderr
+    found = [line.split() for line in ended.stdout.splitlines()]
+    assert dict(zip(LINES, found, strict=True)) == LINES
