@@ -1,5 +1,6 @@
 """The wheel holds the library alone, and works with nothing but its dependencies."""
 
+import inspect
 import os
 import subprocess
 import sys
@@ -9,12 +10,15 @@ from pathlib import Path
 
 import pytest
 
+import syncalgos
+
 ROOT = Path(__file__).parents[1]
 
 USE = """
-import importlib.util, numpy as np, optax, syncalgos
+import importlib.util, numpy as np, optax, runpy, syncalgos
 for absent in ("experiments", "models", "sklearn", "rich"):
     assert importlib.util.find_spec(absent) is None, absent
+runpy.run_module("syncalgos", run_name="__main__")
 loss = syncalgos.stateless(lambda params, batch: ((params["w"] - batch) ** 2).mean())
 trainer = syncalgos.DataParallel(loss, optax.sgd(0.1), syncalgos.bmuf(2), workers=4)
 state = trainer.init({"w": np.zeros(1, np.float32)})
@@ -59,6 +63,23 @@ def test_wheel_depends_on_jax_and_optax_alone(wheel):
     assert always == {"Requires-Dist: jax>=0.10", "Requires-Dist: optax>=0.2.8"}
 
 
+def test_package_says_what_it_holds_and_where_its_command_line_is():
+    done = subprocess.run(
+        [sys.executable, "-m", "syncalgos"],
+        cwd=ROOT,
+        capture_output=True,
+        encoding="utf-8",
+        timeout=120,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    first, *lines = done.stdout.splitlines()
+    assert first == f"syncalgos {syncalgos.__version__}"
+    listed = dict(x.split(maxsplit=1) for x in lines)
+    for name, factory in syncalgos.ALGORITHMS.items():
+        assert listed[name] == (inspect.getdoc(factory) or "").partition("\n")[0]
+    assert "python -m experiments.run" in done.stdout
+
+
 @pytest.mark.slow  # it installs jax
 def test_wheel_works_in_a_bare_environment(wheel, tmp_path):
     venv.create(tmp_path / "bare", with_pip=True)
@@ -74,4 +95,6 @@ def test_wheel_works_in_a_bare_environment(wheel, tmp_path):
             timeout=900,
         )
         assert done.returncode == 0, done.stderr
-    assert Path(done.stdout.strip()).is_relative_to(tmp_path)
+    first, *_, last = done.stdout.splitlines()
+    assert first == f"syncalgos {syncalgos.__version__}"
+    assert Path(last).is_relative_to(tmp_path)

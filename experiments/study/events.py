@@ -12,7 +12,7 @@ def check() -> None:
     if importlib.util.find_spec("tensorboardX") is None:
         raise ValueError(
             "--tensorboard needs tensorboardX, which is not installed: "
-            "pip install 'syncalgos[tensorboard]'"
+            "pip install -e '.[tensorboard]' in the checkout"
         )
 
 
