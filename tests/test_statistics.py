@@ -11,6 +11,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from scipy.stats import bootstrap, norm, t
 
+from experiments.study import amounts
 from experiments.study.headline import Contender, best, headline
 from experiments.study.statistics import (
     Difference,
@@ -413,6 +414,26 @@ def test_a_headline_of_a_clear_winner():
         "sync_sgd and diloco (95 % interval). "
         "It sends 1 MB per worker, 1/16 of what sync_sgd sends."
     )
+
+
+def test_a_headline_says_how_few_syncs_make_a_share():
+    """12 of 200, with a period of 16: not the 16th that a reader expects."""
+    bmuf = contender("bmuf", 0.932, None, 12 * MEGABYTE)
+    assert accuracy_headline(
+        contender("sync_sgd", 0.91, WORSE, 200 * MEGABYTE),
+        bmuf._replace(syncs="12 syncs in 200 steps"),
+    ).endswith(
+        "It sends 12 MB per worker, about 1/17 of what sync_sgd sends: 12 syncs in 200 "
+        "steps."
+    )
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"),
+    [(0.0374, "37 ms"), (137, "2.3 min"), (59.9, "60 s"), (1e7, "120 days")],
+)
+def test_a_rough_time_has_two_digits(seconds, shown):
+    assert amounts.duration(seconds, digits=2) == shown
 
 
 def test_a_headline_names_the_cheapest_of_those_not_told_from_the_best():

@@ -519,6 +519,7 @@ def plain_tuned(study):
             {"center_step": 27},
             "the last 3 local steps, after the last sync, are not",
         ),
+        (5, {"center_step": 0}, "no sync came in 30 steps, so its figures are of the"),
         (
             5,
             {"not_counted": "the tables"},
@@ -554,6 +555,12 @@ def test_settings_and_environment_are_those_of_the_runs(tmp_path):
     assert "period over 2, 4" in found.settings["swept"]
     assert not {"weight decay", "gradients clipped to"} & found.settings.keys()
     assert found.environment["syncalgos"] == "1.2.3"
+
+
+def test_the_headline_says_in_how_many_steps_the_cheapest_sends(tmp_path):
+    study = study_of(tmp_path)
+    found = analysis.report(study, plain(study, [0.7] * 5, [0.8] * 5), "")
+    assert "1/10 of what sync_sgd sends: 3 syncs in 30 steps." in found.headline
 
 
 def test_the_headline_names_the_best_and_what_it_costs(tmp_path):

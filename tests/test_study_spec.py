@@ -327,6 +327,43 @@ def test_the_first_range_is_the_finer_one_where_a_flag_is_lacking():
     assert counts == {"momentum": 2, "lr": 3, "outer_lr": 5, "weight_decay": 2}
 
 
+@pytest.mark.parametrize(
+    ("tune", "tried"),
+    [
+        (["lr=0.01:1:log:50"], 2),  # its ends
+        (["lr=0.01:1:log:50", "momentum=0:0.9:linear:9"], 4),  # its corners
+        (["lr=0.1,0.2,0.3"], 3),
+        (["period=1:8:linear:8"], 8),  # a whole number may have to divide something
+        (["momentum=0.1,0.2", "period=1:8:linear:8"], 16),
+    ],
+)
+def test_values_between_two_that_are_possible_are_not_tried_out(tune, tried):
+    words = [w for t in tune for w in ("--tune", t)]
+    decided = spec_of("--algos=diloco", *words)
+    found = list(decided.telling(decided.entries[0]))
+    assert len(found) == tried
+    for each in decided.tune:
+        values = {trial[each.flag] for trial in found}
+        assert {each.values[0], each.values[-1]} <= values
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        [],
+        ["--sweep=period=1,4"],
+        ["--tune=lr=0.1,0.2", f"--tune={OUTER}", "--tune-seeds=2"],
+        ["--tune=momentum=0.1,0.2", f"--tune={OUTER}", "--sweep=workers=1,2"],
+    ],
+)
+def test_runs_are_counted_before_they_are_planned(loader, words):
+    decided = spec_of("--algos=sync_sgd,diloco", *words)
+    made = 0
+    for point in cells.points(decided, loader):
+        made += 3 + sum(len(c.seeds) for _, c in tuning_cells(decided, point))
+    assert decided.runs(3) == made
+
+
 def test_an_algorithm_without_any_tuned_flag_is_not_tried():
     decided = spec_of("--algos=sync_sgd,diloco", "--tune", OUTER)
     own, trials = decided.trials(decided.entries[0])
