@@ -110,6 +110,9 @@ def _refused(text: str, why: str, part: str = "", unit: str = "") -> ValueError:
     """What to raise: what is wrong, what is possible, and what was meant perhaps."""
     units = [*_BYTES_PER_SECOND, *_PER_SECOND]
     hint = checks.nearest(part.lower(), PRESETS) or checks.nearest(unit, units)
+    spelled = unit.replace("bps", "bit/s").replace("Bps", "B/s")
+    if spelled != unit and spelled in units:  # MB/s is near by its letters alone
+        hint = f"; did you mean {spelled!r}?"
     return ValueError(
         f"network {checks.shown(text)}: {why}: say a bandwidth (bit/s or B/s, with k, "
         "M, G or T before it) and a latency (ns, us, ms or s), such as '100Mbit/s, "
