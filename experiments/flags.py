@@ -48,7 +48,9 @@ class _Show(argparse.Action):
         self.text = text
 
     def __call__(self, parser, namespace, values, option_string=None):
-        print(self.text())
+        from experiments import screen  # imports rich, which a bad request need not
+
+        screen.show(self.text())
         parser.exit()
 
 
