@@ -1,4 +1,4 @@
-"""What the settings of a run may be, alone and beside each other."""
+"""Checks the settings of a run, alone and beside each other."""
 
 from argparse import Namespace
 from typing import Any

@@ -139,6 +139,11 @@ def flag_parameters(kind: Kind, signature: Signature) -> list[inspect.Parameter]
     ]
 
 
+def flag_names(kind: Kind, name: str) -> set[str]:
+    """Returns the parameters of a factory that are flags, by the factory's name."""
+    return {p.name for p in flag_parameters(kind, describe(kind, name))}
+
+
 def passed_arguments(
     kind: Kind, factory: Factory, offered: Mapping[str, Any]
 ) -> dict[str, Any]:

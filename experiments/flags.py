@@ -12,6 +12,7 @@ from experiments.factories import ALGORITHM, TASK, Factory, Kind
 from experiments.library import checks
 from experiments.settings import GROUPS, Setting
 from experiments.signatures import Signature
+from experiments.tasks import TASKS
 from experiments.words import cleaned
 
 PROGRAM = "python -m experiments.run"
@@ -138,7 +139,7 @@ def find(kind: Kind, name: str) -> Factory:
     """
     from syncalgos import ALGORITHMS  # imports jax
 
-    known = ALGORITHMS if kind == ALGORITHM else factories.TASKS
+    known = ALGORITHMS if kind == ALGORITHM else TASKS
     return factories.find(kind, name, known)
 
 
@@ -241,12 +242,4 @@ def _explain_unknown(word: str, own: Sequence[Own], parser: Parser) -> str:
 
 def owners_of(kind: Kind, parameter: str) -> list[str]:
     """Returns the registered algorithms, or tasks, that have a flag of a name."""
-    return [
-        name
-        for name in kind.files
-        if parameter
-        in [
-            p.name
-            for p in factories.flag_parameters(kind, own_of(kind, name).signature)
-        ]
-    ]
+    return [x for x in kind.files if parameter in factories.flag_names(kind, x)]

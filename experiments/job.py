@@ -114,7 +114,7 @@ def _remarks(job: Ready, outcome: Outcome, summary: dict[str, Any]) -> list[str]
     plan, steps = job.plan, outcome.line["step"]
     remarks = []
     since = steps - summary["center_step"]
-    if since == steps:
+    if since and not summary["center_step"]:
         why = job.untrained or f"no sync came in these {steps} steps"
         remarks.append(f"the figures are of the model as it was at the start: {why}")
     elif since:
@@ -143,7 +143,7 @@ def _remarks(job: Ready, outcome: Outcome, summary: dict[str, Any]) -> list[str]
 
 
 def _how(outcome: Outcome) -> str:
-    """In which way the loss was too large, and on which workers."""
+    """Says in which way the loss was too large, and on which workers."""
     loss, first = outcome.too_large, outcome.progress.first_loss
     if loss is not None and math.isfinite(loss):
         return f"{loss:.3g}, above {DIVERGED_ABOVE} times the first, {first:.3g}"
@@ -174,7 +174,7 @@ def _export(plan: Plan, outcome: Outcome, facts: dict[str, Any]) -> str | None:
 
 
 def _header(job: Ready, request: Request) -> list[str]:
-    """What a user should know before the run begins; first what makes it vain."""
+    """Returns the lines before a run; first those that say that it is vain."""
     plan, facts, s = job.plan, job.facts, job.plan.settings
     switch = plan.arguments.get("switch")
     vain = [never_reached("--switch", switch, s.steps)]

@@ -1,4 +1,4 @@
-"""Where the rounds of a run end, and which steps the evaluated model has seen."""
+"""The ends of a run's rounds, and the steps that the evaluated model has seen."""
 
 import jax
 import numpy as np

@@ -44,14 +44,14 @@ class Setting(NamedTuple):
 
     @property
     def shown(self) -> str:
-        """What --help shows for the word."""
+        """The placeholder that --help shows for the word."""
         if self.choices:
             return f"{{{','.join(self.choices)}}}"
         return self.placeholder or PLACEHOLDERS.get(self.read, "NAME")
 
     @property
     def help(self) -> str:
-        """What it means, and what it is by default."""
+        """The meaning and the default, as --help shows them."""
         default = self.otherwise if self.default is None else self.default
         is_shown = self.read is not None and default != ""
         return self.text + (f" (default: {default})" if is_shown else "")

@@ -1,4 +1,4 @@
-"""What a factory takes and says: asked of itself, or read from its source."""
+"""The signature of a factory: asked of itself, or read from its source."""
 
 import ast
 import inspect

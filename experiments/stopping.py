@@ -1,4 +1,4 @@
-"""Whether a signal ends a program at once, or asks it to stop by itself."""
+"""Decides whether a signal ends a program at once, or asks it to stop by itself."""
 
 import os
 import sys
@@ -9,7 +9,7 @@ COMPILER = os.path.join("jax", "_src", "compiler.py")
 
 
 class Stop:
-    """What a program knows of the signals that ask it to stop.
+    """The signals that ask a program to stop.
 
     Calling it returns the number of one, or 0. The program does so before each
     dispatch: from the first call on it has something to keep, and stops by itself.

@@ -221,7 +221,7 @@ def _make_evaluation(plan: Plan, sent: np.ndarray | None) -> Callable[..., dict]
 
 
 def _figures(task: Task, loss: float) -> dict[str, float]:
-    """What a task makes of a held-out loss."""
+    """Returns the task's own figures of a held-out loss."""
     found = {}
     for name, figure in task.figures.items():
         try:

@@ -1,4 +1,4 @@
-"""What the command line answers by itself: requests refused before jax is imported."""
+"""Requests that the command line answers by itself, before jax is imported."""
 
 import json
 import subprocess

@@ -8,7 +8,7 @@ import tiny_tasks
 
 from experiments import run
 from experiments.errors import Terminated, explained
-from experiments.tasks.task import Task
+from experiments.tasks.task import Tables, Task
 
 BASE = tiny_tasks.drawing()
 FINE = BASE.load()
@@ -52,6 +52,12 @@ WRONG = {
     "schedule": (
         BASE._replace(schedule="cosin"),
         ["schedule", "mean 'cosine'"],
+    ),
+    "no schedule": (BASE._replace(schedule=None), ["schedule None", "constant"]),
+    "tables": (BASE._replace(tables=["w"]), ["tables must be Tables", "got ['w']"]),
+    "kept tables": (
+        BASE._replace(tables=Tables({"w": "w"}, len, "both")),
+        ["way of keeping tables 'both'", "replicated, shared, sharded"],
     ),
     "momentum": (BASE._replace(momentum=1), ["momentum", "below 1", "got 1"]),
     "decay": (BASE._replace(weight_decay=-1), ["weight_decay", "at least 0", "got -1"]),

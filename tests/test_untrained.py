@@ -18,7 +18,7 @@ WITHOUT_SYNC = (
 
 
 def never(words):
-    """What is told of a run that never syncs; "" of one that does."""
+    """Says why a run never syncs; "" where it does."""
     plan = prepare(flags.parse([*TINY.split(), *words.split()]))
     state = ready._start(plan)[1]
     steps = plan.settings.steps

@@ -263,6 +263,6 @@ def _contenders(runs: list[Runs], by: Measure) -> list[Contender]:
 
 
 def _syncs(summary: dict[str, Any]) -> str:
-    """In how many steps a run sent something, which 1/period of them may not be."""
+    """Says in how many steps a run sent something: 1/period of them, rounded down."""
     syncs, steps = summary["syncs"], summary["steps"]
     return f"{syncs} syncs in {steps} steps" if syncs and syncs < steps else ""

@@ -16,7 +16,7 @@ from experiments.study.spec import Spec
 
 
 class Study(NamedTuple):
-    """What a command line asks for.
+    """A command line, checked.
 
     Attributes:
         spec: which runs there are.

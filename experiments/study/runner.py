@@ -152,13 +152,15 @@ def _make(
     for seed in cell.missing():
         if bar.made and asked_to_stop():  # before, nothing would be lost
             raise _Stop
-        if job is None or job.plan.seeded:
-            is_first, job = job is None, ready(loader.plan(cell.argv, seed))
-            if is_first and job.untrained:
+        if job is None:
+            job = ready(loader.plan(cell.argv, seed))
+            if job.untrained:
                 bar.say(
                     f"{cell.name}: the figures will be of the model as it was at the "
                     f"start: {job.untrained}"
                 )
+        elif job.plan.seeded:
+            job = ready(loader.plan(cell.argv, seed))
         else:
             job = reseeded(job, seed)
         _run(job, cell, seed, bar, asked_to_stop)

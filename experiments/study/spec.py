@@ -7,18 +7,12 @@ from typing import Any, NamedTuple
 
 from experiments import factories, flags
 from experiments.errors import BadRequest
-from experiments.factories import ALGORITHM, TASK, Kind
+from experiments.factories import ALGORITHM, TASK
 from experiments.library import checks
 from experiments.settings import SETTINGS
 from experiments.study import request
 from experiments.study.entries import Entry, entries, groups_of_flags, parameter
 from experiments.study.ranges import Range, Words, values
-
-
-def own_parameters(kind: Kind, name: str) -> set[str]:
-    """The parameters that are flags of an algorithm or a task."""
-    signature = factories.describe(kind, name)
-    return {p.name for p in factories.flag_parameters(kind, signature)}
 
 
 def common() -> set[str]:
@@ -81,8 +75,8 @@ class Spec(NamedTuple):
         """Whether a flag means something to an algorithm."""
         return (
             flag in common()
-            or flag in own_parameters(TASK, self.task)
-            or flag in own_parameters(ALGORITHM, entry.algo)
+            or flag in factories.flag_names(TASK, self.task)
+            or flag in factories.flag_names(ALGORITHM, entry.algo)
         )
 
     def argv(self, entry: Entry) -> list[str]:
@@ -101,14 +95,14 @@ class Spec(NamedTuple):
         return list(self.sweep.values)
 
     def runs(self, seeds: int) -> int:
-        """How many runs there are, with so many seeds of what is reported."""
+        """Counts the runs, with so many seeds of what is reported."""
         return sum(
             len(self.points(entry)) * (self._trials(entry) * self.tune_seeds + seeds)
             for entry in self.entries
         )
 
     def _trials(self, entry: Entry) -> int:
-        """How many combinations `trials` gives; whole numbers may be fewer."""
+        """Counts the combinations of `trials`; whole numbers may be fewer."""
         own = [len(r.values) for r in self.tune if self.applies(entry, r.flag)]
         finer = any(r.bounds for r in self.tune if self.applies(entry, r.flag))
         every = math.prod(len(r.values) for r in self.tune)
@@ -215,8 +209,8 @@ def _check_number(flag: str, value: str) -> None:
 def _refuse_unknown(spec: Spec, name: str) -> None:
     owners = flags.owners_of(ALGORITHM, name)
     known = common().union(
-        *(own_parameters(ALGORITHM, e.algo) for e in spec.entries),
-        own_parameters(TASK, spec.task),
+        *(factories.flag_names(ALGORITHM, e.algo) for e in spec.entries),
+        factories.flag_names(TASK, spec.task),
         request.OWN,
     )
     flag, algos = name.replace("_", "-"), dict.fromkeys(e.algo for e in spec.entries)

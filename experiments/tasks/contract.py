@@ -1,14 +1,14 @@
-"""What a task owes the harness, refused by name where it lacks it."""
+"""Checks that a task is what the harness expects, and names what is not."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, get_args
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from experiments.settings import SETTINGS
-from experiments.tasks.task import WEIGHT, Arrays, Data, Task
+from experiments.tasks.task import WEIGHT, Arrays, Data, Kept, Tables, Task
 from syncalgos import checks
 from syncalgos.collectives import PyTree
 from syncalgos.layout import DEVICES, LANES
@@ -26,20 +26,29 @@ def check_task(task: Any) -> None:
             raise ValueError(f"{name} must be a function, got {checks.shown(found)}")
     for name in ("batch_size", "steps", "dispatch_steps", "eval_batch"):
         checks.whole(name, getattr(task, name), least=1)
-    for name in ("momentum", "weight_decay", "clip_norm", "schedule"):
+    for name in ("momentum", "weight_decay", "clip_norm"):
         SETTINGS[name].check(getattr(task, name), name)
+    checks.one_of("schedule", task.schedule, SETTINGS["schedule"].choices)
     if checks.real("warmup", task.warmup, least=0) > 1:
         raise ValueError(f"warmup must be at most 1, got {task.warmup!r}")
-    if not isinstance(task.lr, Mapping):
-        raise ValueError(
-            "lr must hold learning rates by optimizer, such as {'sgd': 0.1, '': 0.01}, "
-            f"got {checks.shown(task.lr)}"
-        )
-    for optimizer, rate in task.lr.items():
-        SETTINGS["lr"].check(rate, f"lr[{optimizer!r}]")
+    if task.tables is not None and not isinstance(task.tables, Tables):
+        raise ValueError(f"tables must be Tables, got {checks.shown(task.tables)}")
+    checks.one_of("way of keeping tables", task.kept, get_args(Kept))
+    _check_rates(task.lr)
     for name, figure in dict(task.figures).items():
         if not callable(figure):
             raise ValueError(f"figures[{name!r}] must be a function of the loss")
+
+
+def _check_rates(lr: Any) -> None:
+    """Raises a ValueError unless it holds a learning rate for each optimizer."""
+    if not isinstance(lr, Mapping):
+        raise ValueError(
+            "lr must hold learning rates by optimizer, such as {'sgd': 0.1, '': 0.01}, "
+            f"got {checks.shown(lr)}"
+        )
+    for optimizer, rate in lr.items():
+        checks.real(f"lr[{optimizer!r}]", rate, above=0)
 
 
 def check_data(data: Any) -> None:

@@ -12,6 +12,7 @@ from syncalgos import checks, per_example
 from syncalgos.collectives import PyTree
 
 Arrays = dict[str, np.ndarray]
+Kept = Literal["replicated", "shared", "sharded"]
 WEIGHT = "weight"  # of an example that is evaluated
 
 
@@ -70,7 +71,7 @@ class Tables(NamedTuple):
 
     names: PyTree
     rows: Callable[[int], dict[str, int]]
-    kept: Literal["replicated", "shared", "sharded"] = "replicated"
+    kept: Kept = "replicated"
 
 
 class Task(NamedTuple):
