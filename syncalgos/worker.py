@@ -127,8 +127,9 @@ class Worker(NamedTuple):
 
         def cut(x):  # each microbatch holds its part of every joined batch
             if joined is None:
-                return x.reshape(k, -1, *x.shape[1:])
-            return x.reshape(joined, k, -1, *x.shape[2:]).swapaxes(0, 1)
+                return x.reshape(k, len(x) // k, *x.shape[1:])
+            each = x.shape[1] // k
+            return x.reshape(joined, k, each, *x.shape[2:]).swapaxes(0, 1)
 
         parts = jax.tree.map(cut, batch)
         none = jax.tree.map(jnp.zeros_like, widen(replica.params))
