@@ -25,12 +25,33 @@ SUMMED = 2**18  # numbers of all lanes from which a sum over them is worth a loo
 
 
 def _names(axis: Axis) -> tuple[str, ...]:
-    return (axis,) if isinstance(axis, str) else tuple(axis)
+    """The names of the axis, each known here and usable."""
+    names = (axis,) if isinstance(axis, str) else tuple(axis)
+    for name in names:
+        try:
+            place = lax.axis_index(name)
+        except NameError:
+            where = f"unbound axis name: no axis {name!r} is mapped here"
+            if name in WORKERS:
+                where += ", as it is by DataParallel: for an axis of your own make the "
+                where += "strategy with axis='NAME'"
+            raise NameError(where) from None
+        if jax.typeof(place).mat.varying:
+            raise ValueError(
+                "give jax.shard_map check_vma=False: with its check on, jax.grad adds "
+                "the gradients of all devices by itself, and no step is local"
+            )
+    return names
 
 
 def size(axis: Axis = WORKERS) -> int:
-    """The number of workers along the axis, a Python int."""
-    return lax.axis_size(axis)
+    """The number of workers along the axis, a Python int.
+
+    Raises:
+        NameError: no axis of that name is mapped.
+        ValueError: it is that of a shard_map with jax's check on.
+    """
+    return lax.axis_size(_names(axis))
 
 
 def _several(names: tuple[str, ...]) -> tuple[str, ...]:
