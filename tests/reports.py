@@ -34,9 +34,9 @@ ALGORITHMS = {
 }
 VERDICTS = {
     "sync_sgd": "baseline",
-    "bmuf --nesterov": "no difference seen: 0.2 ± 0.3 points",
-    "diloco": "worse by 0.3 ± 0.2 points",
-    "slowmo --slow-momentum 0.95": "worse by 1.7 ± 1.1 points, and 1 run diverged",
+    "bmuf --nesterov": "no difference seen [-0.1, 0.5]",
+    "diloco": "worse by 0.3 points [0.1, 0.6]",
+    "slowmo --slow-momentum 0.95": "worse by 1.7 points [0.6, 2.8], and 1 run diverged",
 }
 
 

@@ -144,7 +144,7 @@ def test_a_figure_tells_in_words_what_it_shows(folder):
         assert title and desc and len(desc) > len(title)
         assert sum(name in desc for name in ALGORITHMS) >= 3
     root = ElementTree.fromstring((folder / "figures/differences.svg").read_text())
-    assert "no difference seen: 0.2 ± 0.3 points" in str(root.findtext(f"{SVG}desc"))
+    assert "no difference seen [-0.1, 0.5]" in str(root.findtext(f"{SVG}desc"))
 
 
 def test_text_in_the_page_is_text_in_its_colours_and_at_least_ten_pixels(folder):

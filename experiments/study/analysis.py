@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from experiments.study import about, tuning
+from experiments.study.claims import clause, verdict
 from experiments.study.headline import Contender, best, headline
 from experiments.study.network import modelled_seconds
 from experiments.study.results import (
@@ -25,10 +26,8 @@ from experiments.study.statistics import (
     Difference,
     Spread,
     band,
-    clause,
     paired,
     spread,
-    verdict,
 )
 
 if TYPE_CHECKING:

@@ -47,7 +47,7 @@ def differences(report: Report, look: dict[str, Look]) -> Drawing:
     bars = [bar_of(row.difference) for row in rows if row.difference]
     thin = any(kind == "deviation" for _, _, kind in bars)
     thick = any(kind == "interval" for _, _, kind in bars)
-    told = "thick: interval, " * thick + "thin: ± deviation, " * thin
+    told = "thick: interval, " * thick + "thin: one deviation to each side, " * thin
     below = told + ("better →" if measure.higher_is_better else "← better")
     above = [panel_text(point, points, report.sweep) for point in points]
     figure, panels = canvas(title, {}, above, ROW * most, below, left=12)

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from experiments.screen import size
-from experiments.study.statistics import Difference, Spread, fixed, places_of
+from experiments.study.claims import fixed, places_of
+from experiments.study.statistics import Difference, Spread
 
 FINDINGS = {  # of the others' standing to the best, in the order of a headline
     "better": "yet {} is better where both have a result",

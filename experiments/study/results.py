@@ -110,7 +110,7 @@ class Row(NamedTuple):
         loss: of the held-out loss, as measure.
         difference: to the baseline, paired by seed; None for the baseline itself, and
             where there is nothing to compare.
-        verdict: the same in words, a clause such as "better by 0.8 ± 0.3 points".
+        verdict: the same in words, a clause such as "better by 0.8 points [0.5, 1.1]".
         lr: nominal learning rate.
         effective_lr: None where there is none, NaN where none was found.
         tuned: what was chosen for it, by flag; empty where nothing was tuned.
