@@ -69,6 +69,7 @@ def made_up(
             "beyond.",
         ],
         measure=ACCURACY,
+        terms="",
         baseline=names["sync_sgd"],
         target=0.95,
         rows=[row(name, names[name], point) for name, point in pairs],
@@ -161,6 +162,7 @@ def row(name: str, label: str, point: str) -> Row:
     )
     return Row(
         label=label,
+        algo=name.split()[0],
         point=point,
         seeds=5,
         diverged=diverged,
@@ -172,6 +174,7 @@ def row(name: str, label: str, point: str) -> Row:
         verdict=VERDICTS[name],
         lr=0.1,
         effective_lr=0.1 * (16 if "bmuf" in name else 1),
+        steps=STEPS[-1],
         tuned={"lr": 0.1},
         bytes_per_worker=STEPS[-1] // period * SYNC_BYTES,
         syncs=STEPS[-1] // period,

@@ -119,7 +119,26 @@ def until(row: Row, network: str) -> str:
     if network not in row.to_target:
         return MISSING
     reached = row.to_target[network]
-    return "never" if reached is None else duration(reached)
+    return not_in(row) if reached is None else duration(reached)
+
+
+def until_step(row: Row) -> str:
+    """The local steps to the target."""
+    if row.measure is None:
+        return MISSING
+    reached = row.steps_to_target
+    return not_in(row) if reached is None else f"{reached:,}"
+
+
+def not_in(row: Row) -> str:
+    """That the target was not reached."""
+    return f"not in {row.steps:,} steps"
+
+
+def against(report: Report) -> str:
+    """The head of the differences: to what, and on which terms no winner is named."""
+    terms = f", {report.terms}" if report.terms else ""
+    return f"against {report.baseline}{terms}"
 
 
 def target(report: Report) -> str:

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from experiments.study import about, tuning
+from experiments.study.amounts import sentence
 from experiments.study.claims import clause, verdict
-from experiments.study.headline import Contender, best, headline
+from experiments.study.headline import Contender, best, headline, unranked
 from experiments.study.network import modelled_seconds
+from experiments.study.rates import BY_HAND, ONE_NOMINAL, Rates, factor, rates
 from experiments.study.results import (
     ACCURACY,
     LOSS,
@@ -29,6 +31,7 @@ from experiments.study.statistics import (
     paired,
     spread,
 )
+from experiments.study.targets import default_target, reached
 
 if TYPE_CHECKING:
     from experiments.study.study import Study
@@ -52,23 +55,28 @@ def report(study: Study, runs: list[Runs], command: str) -> Report:
     if target is not None and by is ACCURACY and target > 1:
         raise ValueError(f"--target {target:g}: an accuracy is at most 1: say 0.95")
     if target is None:
-        target = _near_best(runs, by)
+        target = default_target(_contenders(runs, by), by)
+    fairness = rates(study.spec, runs, command)
     baseline = study.own.baseline or study.spec.entries[0].label
     tried = [tuning.trials(study.spec, r.point, study.out) for r in runs]
     rows, sentences, tuned = [], [], []
     for r, curve, trials in zip(runs, curves, tried, strict=True):
-        difference, words, sentence = _compared(runs, r, by, baseline)
+        difference, words, said = _compared(runs, r, by, baseline, fairness)
         own = tuning.report(study.spec, r.point, trials, by)
         row = _row(r, curve, by, target, {one.flag: one.chosen for one in own})
         rows.append(row._replace(difference=difference, verdict=words))
-        sentences += [sentence] if sentence else []
+        sentences += [said] if said else []
         tuned += own
     sweep = study.spec.sweep.flag if study.spec.sweep else ""
     return Report(
         title=about.title(study),
-        headline=_headline(runs, by),
+        headline=_headline(runs, by, fairness),
         sentences=sentences,
-        remarks=about.remarks(study, runs, by, tuned, tried),
+        remarks=[
+            *([fairness.remark] if fairness.remark else []),
+            *about.remarks(study, runs, by, tuned, tried),
+        ],
+        terms=fairness.terms,
         measure=by,
         baseline=baseline,
         target=target,
@@ -148,7 +156,7 @@ def _clocks(study: Study, r: Runs, step_seconds: float) -> dict[str, np.ndarray]
 
 
 def _compared(
-    runs: list[Runs], r: Runs, by: Measure, baseline: str
+    runs: list[Runs], r: Runs, by: Measure, baseline: str, fairness: Rates
 ) -> tuple[Difference | None, str, str]:
     """The difference to the baseline, as a clause, and as sentences ("" for none)."""
     base = _counterpart(runs, r, baseline)
@@ -157,7 +165,8 @@ def _compared(
     if base is None:
         return None, f"no {baseline} to compare to here", ""
     difference = paired(r.final(by), base.final(by))
-    words = by.higher_is_better, by.scale, by.difference_unit
+    named = fairness.terms != ONE_NOMINAL  # a winner
+    words = by.higher_is_better if named else None, by.scale, by.difference_unit
     said = [verdict(r.name, base.name, difference, *words) + "."]
     said += [about.diverged(each) for each in (r, base) if each.diverged]
     return difference, clause(difference, *words), " ".join(said)
@@ -172,10 +181,11 @@ def _row(
 ) -> Row:
     """A line of the table, yet to be compared."""
     s = r.any
-    reached = _reached(curve, by, target) if r.fine else None
+    at = reached(curve, by, target) if r.fine else None
     clocks = curve.seconds if r.fine else {}
     return Row(
         label=r.cell.label,
+        algo=r.point.entry.algo,
         point=r.cell.point,
         seeds=len(r.summaries),
         diverged=r.diverged,
@@ -185,15 +195,15 @@ def _row(
         verdict="",
         lr=s["lr"],
         effective_lr=s["effective_lr"],
+        steps=r.config["settings"]["steps"],
         tuned=tuned,
         bytes_per_worker=s["bytes_per_worker"] if r.fine else None,
         syncs=s["syncs"] if r.fine else None,
         seconds={name: clock[-1] for name, clock in clocks.items()},
         to_target={
-            name: None if reached is None else clock[reached]
-            for name, clock in clocks.items()
+            name: None if at is None else clock[at] for name, clock in clocks.items()
         },
-        steps_to_target=None if reached is None else curve.steps[reached],
+        steps_to_target=None if at is None else curve.steps[at],
         command=r.cell.command(),
     )
 
@@ -210,40 +220,33 @@ def _counterpart(runs: list[Runs], r: Runs, baseline: str) -> Runs | None:
     return at[0] if at else same[0] if not r.cell.point and len(same) == 1 else None
 
 
-def _reached(curve: Curve, by: Measure, target: float | None) -> int | None:
-    """The first evaluation at which the mean is as good as the target."""
-    if target is None or by.key not in curve.bands:
-        return None
-    sign = 1 if by.higher_is_better else -1
-    for i, x in enumerate(curve.bands[by.key].mean):
-        if sign * x >= sign * target:
-            return i
-    return None
-
-
-def _near_best(runs: list[Runs], by: Measure) -> float | None:
-    """A target that good algorithms reach: a point, or 5 %, from the best mean."""
-    means = [found.mean for r in runs if (found := _spread(r.final(by)))]
-    if not means:
-        return None
-    if by.higher_is_better:
-        return max(means) - 1 / by.scale
-    return min(means) * 1.05
-
-
-def _headline(runs: list[Runs], by: Measure) -> str:
+def _headline(runs: list[Runs], by: Measure, fairness: Rates) -> str:
     """The answer; of a sweep, for each of its values."""
     points = dict.fromkeys(r.cell.point for r in runs)
     if len(points) > 1:
         points.pop("", None)
     found = []
+    if fairness.terms == ONE_NOMINAL:
+        found = [
+            "At one nominal rate no winner is named: effective learning rates differ "
+            f"{factor(fairness.times)}."
+        ]
     for point in points:
-        here = [r for r in runs if r.cell.point in (point, "")]
-        text = headline(
-            _contenders(here, by), by.name, by.higher_is_better, by.scale, by.unit
-        )
-        found.append(f"{point}: {text}" if point else text)
+        here = _contenders([r for r in runs if r.cell.point in (point, "")], by)
+        found.append(_answer(here, by, fairness.terms, point))
     return " ".join(found)
+
+
+def _answer(contenders: list[Contender], by: Measure, terms: str, point: str) -> str:
+    """What these algorithms reached, and which is best if that can be said."""
+    where = f"{point}: " if point else ""
+    if terms == ONE_NOMINAL:
+        text = unranked(contenders, by.name, by.scale, by.unit)
+        return where + text if where else sentence(text)
+    text = headline(contenders, by.name, by.higher_is_better, by.scale, by.unit)
+    if terms == BY_HAND:
+        return f"{where}{terms if where else sentence(terms)}, {text}"
+    return where + text
 
 
 def _contenders(runs: list[Runs], by: Measure) -> list[Contender]:

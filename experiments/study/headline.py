@@ -67,21 +67,47 @@ def headline(
     top = None if index is None else contenders[index]
     if top is None or top.measure is None:
         return f"All runs of {_and([c.label for c in contenders])} diverged."
-    standing: dict[str, list[Contender]] = {kind: [] for kind in FINDINGS}
+    by_kind: dict[str, list[Contender]] = {kind: [] for kind in FINDINGS}
     for c in contenders:
         if c is not top:
-            standing[_standing(c, higher_is_better)].append(c)
+            by_kind[standing(c, higher_is_better)].append(c)
     findings = [
         FINDINGS[kind].format(_and([_named(c) for c in those]))
-        for kind, those in standing.items()
+        for kind, those in by_kind.items()
         if those
     ] or ["there is nothing to compare it to"]
     first = f"{_named(top)} has the best {name}, {_figure(top.measure, scale, unit)}"
-    pool = [top, *standing["better"], *standing["unseen"], *standing["few"]]
+    pool = [top, *by_kind["better"], *by_kind["unseen"], *by_kind["few"]]
     return f"{first}: {'; '.join(findings)}. {_cost(contenders, pool)}."
 
 
-def _standing(contender: Contender, higher_is_better: bool) -> str:
+def unranked(
+    contenders: Sequence[Contender], name: str, scale: float, unit: str
+) -> str:
+    """The same where no winner may be named: what figures there are, at what cost.
+
+    It begins with a small letter.
+
+    Args:
+        contenders: as of `headline`.
+        name: of the measure.
+        scale: what figures are multiplied by to be shown.
+        unit: of figures when shown.
+    """
+    pool = [c for c in contenders if c.measure is not None]
+    lost = _and([c.label for c in contenders if c.measure is None])
+    if not pool:
+        return f"All runs of {lost} diverged."
+    means = [c.measure.mean for c in pool if c.measure is not None]
+    places = places_of(scale * (max(means) - min(means)) or scale * max(means))
+    ends = [fixed(scale * x, places) for x in (min(means), max(means))]
+    figures = " to ".join(dict.fromkeys(ends))
+    text = f"the mean {name} is {figures} {unit}".rstrip()
+    gone = f"; all runs of {lost} diverged" if lost else ""
+    return f"{text}{gone}. {_cost(contenders, pool)}."
+
+
+def standing(contender: Contender, higher_is_better: bool) -> str:
     """How one stands to the best: a key of FINDINGS."""
     d = contender.difference
     if contender.measure is None:

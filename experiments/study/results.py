@@ -103,6 +103,7 @@ class Row(NamedTuple):
 
     Attributes:
         label: of the algorithm, such as "bmuf --nesterov".
+        algo: its name: variants of one algorithm differ in their labels alone.
         point: of the sweep, such as "workers=4"; "" where there is none.
         seeds: runs that there are.
         diverged: those of them that diverged; they are not in measure and loss.
@@ -113,6 +114,7 @@ class Row(NamedTuple):
         verdict: the same in words, a clause such as "better by 0.8 points [0.5, 1.1]".
         lr: nominal learning rate.
         effective_lr: None where there is none, NaN where none was found.
+        steps: local steps of a run.
         tuned: what was chosen for it, by flag; empty where nothing was tuned.
         bytes_per_worker: each worker sent; None where it could not be counted.
         syncs: at how many steps.
@@ -124,6 +126,7 @@ class Row(NamedTuple):
     """
 
     label: str
+    algo: str
     point: str
     seeds: int
     diverged: int
@@ -133,6 +136,7 @@ class Row(NamedTuple):
     verdict: str
     lr: float
     effective_lr: float | None
+    steps: int
     tuned: dict[str, Any]
     bytes_per_worker: float | None
     syncs: int | None
@@ -191,6 +195,8 @@ class Report(NamedTuple):
         headline: the answer in one or two sentences.
         sentences: one about each algorithm against the baseline.
         remarks: what a reader must know: diverged runs, edges, too few seeds, ….
+        terms: "at one nominal rate", where no winner is named, or "at rates given by
+            hand"; "" where learning rates are tuned or alike.
         measure: what is compared.
         baseline: the label to which all others are compared.
         target: of "time to target", unscaled; None where there is none.
@@ -211,6 +217,7 @@ class Report(NamedTuple):
     headline: str
     sentences: list[str]
     remarks: list[str]
+    terms: str
     measure: Measure
     baseline: str
     target: float | None

@@ -6,12 +6,14 @@ from typing import Any
 
 from experiments.screen import rate
 from experiments.study.amounts import (
+    against,
     duration,
     point_text,
     sent,
     spread,
     target,
     until,
+    until_step,
 )
 from experiments.study.results import Report, Row
 from experiments.study.statistics import Spread
@@ -25,9 +27,10 @@ def markdown(report: Report) -> str:
     """
     measure, swept = report.measure, bool(report.sweep)
     heads = ["algorithm", report.sweep] if swept else ["algorithm"]
-    heads += [measure.name, f"against {report.baseline}", "each worker sent"]
+    heads += [measure.name, against(report), "each worker sent"]
     heads += [f"time, {n.name}" for n in report.networks]
     if report.target is not None:
+        heads += [f"steps until {target(report)}"]
         heads += [f"until {target(report)}, {n.name}" for n in report.networks]
     heads += ["lr", "effective lr", "seeds", "diverged"]
     left = 2 + swept
@@ -58,6 +61,7 @@ def markdown_row(report: Report, row: Row) -> list[str]:
     cells += [row.verdict, sent(row)]
     cells += [duration(row.seconds.get(n.name)) for n in report.networks]
     if report.target is not None:
+        cells += [until_step(row)]
         cells += [until(row, n.name) for n in report.networks]
     return [
         *cells,

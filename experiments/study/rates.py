@@ -1,0 +1,136 @@
+"""Whether learning rates make a comparison unfair, and the command that tunes them."""
+
+import math
+import shlex
+from collections.abc import Sequence
+from itertools import chain
+from typing import NamedTuple
+
+from experiments.study import request
+from experiments.study.amounts import number
+from experiments.study.runs import Runs
+from experiments.study.spec import Entry, Spec, groups_of_flags, parameter
+
+APART = 1.5  # times: effective rates that differ by more are not those of one study
+ONE_NOMINAL, BY_HAND = "at one nominal rate", "at rates given by hand"
+WIDTH, COUNT = 20, 7  # what to tune over: to this factor on either side, in steps
+
+
+class Rates(NamedTuple):
+    """How far a comparison of algorithms is one of learning rates.
+
+    Attributes:
+        terms: ONE_NOMINAL or BY_HAND where rates were not tuned and effective ones
+            differ; "" elsewhere.
+        times: how far they differ at most.
+        remark: what to know, with the command that tunes them; "" for nothing.
+    """
+
+    terms: str = ""
+    times: float = 1.0
+    remark: str = ""
+
+
+def rates(spec: Spec, runs: Sequence[Runs], command: str) -> Rates:
+    """Compares the effective rates of the algorithms, at each value of the sweep.
+
+    Args:
+        spec: of the study.
+        runs: those to report.
+        command: that makes the study.
+    """
+    if any(each.flag == "lr" for each in spec.tune) or len(_without_lr(spec)) < 2:
+        return Rates()
+    points = [p for p in dict.fromkeys(r.cell.point for r in runs) if p] or [""]
+    groups = [[r for r in runs if r.cell.point in (point, "")] for point in points]
+    apart = [(_times(group), group) for group in groups]
+    times, widest = max(apart, key=lambda each: each[0])
+    way_out = f"To choose the best rate of each: {tuning_command(spec, runs, command)}"
+    if times <= APART:
+        if max(map(len, map(_known, groups))) > 1:
+            return Rates()
+        return Rates(remark=f"{_unknown(groups[0])} {way_out}")
+    unfair = [group for factor, group in apart if factor > APART]
+    one_nominal = all(len({r.any["lr"] for r in group}) == 1 for group in unfair)
+    terms = ONE_NOMINAL if one_nominal else BY_HAND
+    return Rates(terms, times, f"{_unfair(widest, terms, times)} {way_out}")
+
+
+def _known(group: Sequence[Runs]) -> list[Runs]:
+    """Those that have an effective rate: sign methods have none."""
+    effective = [(r, r.any["effective_lr"]) for r in group]
+    return [r for r, x in effective if x is not None and 0 < x < math.inf]
+
+
+def _times(group: Sequence[Runs]) -> float:
+    """The largest effective rate by the smallest."""
+    found = [r.any["effective_lr"] for r in _known(group)]
+    return max(found) / min(found) if found else 1.0
+
+
+def _unfair(group: Sequence[Runs], terms: str, times: float) -> str:
+    """What differs, and between whom."""
+    known = sorted(_known(group), key=lambda r: r.any["effective_lr"])
+    ends = (
+        f"{number(r.any['effective_lr'])} of {r.name}" for r in (known[0], known[-1])
+    )
+    others = [r.name for r in group if r not in known]
+    less = f" ({', '.join(others)}: none known)" if others else ""
+    at = f" {number(group[0].any['lr'])}," if terms == ONE_NOMINAL else ""
+    return (
+        f"Learning rates were not tuned: {terms},{at} effective ones differ "
+        f"{factor(times)}, from {' to '.join(ends)}{less}. So figures differ by the "
+        "rate as well as by the algorithm."
+    )
+
+
+def factor(times: float) -> str:
+    """Such as "8 times" or "2.5 times"."""
+    return f"{number(float(f'{times:.2g}'))} times"
+
+
+def _unknown(group: Sequence[Runs]) -> str:
+    """Who has no effective rate."""
+    names = ", ".join(r.name for r in group if r not in _known(group))
+    return (
+        f"Learning rates were not tuned, and of {names} no effective one is known: "
+        "whether they can be compared is not known either."
+    )
+
+
+def tuning_command(spec: Spec, runs: Sequence[Runs], command: str) -> str:
+    """The study's command with a rate of its own for each algorithm."""
+    program, words = request.PROGRAM.split(), shlex.split(command)
+    dropped, more = {"lr", "out", "overwrite"}, []
+    if any(_has_lr(entry) for entry in spec.entries):
+        dropped.add("algos")
+        more += ["--algos", ", ".join(_without_lr(spec))]
+    if spec.scale_lr != "none":
+        dropped.add("scale_lr")
+        more += ["--scale-lr", "none"]  # a preset may say otherwise
+    if spec.sweep is not None and spec.sweep.flag == "lr":
+        dropped.add("sweep")
+        tried = ",".join(spec.sweep.values)
+    else:
+        fine = [r.any["lr"] for r in runs if r.fine] or [r.any["lr"] for r in runs]
+        tried = f"{min(fine) / WIDTH:.2g}:{max(fine) * WIDTH:.2g}:log:{COUNT}"
+    groups = groups_of_flags(words[len(program) :])
+    kept = [group for group in groups if parameter(group[0]) not in dropped]
+    return shlex.join([*program, *chain(*kept), *more, "--tune", f"lr={tried}"])
+
+
+def _has_lr(entry: Entry) -> bool:
+    return any(parameter(group[0]) == "lr" for group in groups_of_flags(entry.words))
+
+
+def _without_lr(spec: Spec) -> list[str]:
+    """What --algos would have without rates: each algorithm once."""
+    found: dict[tuple[str, ...], str] = {}
+    for entry in spec.entries:
+        groups = groups_of_flags(entry.words)
+        own = chain(*(group for group in groups if parameter(group[0]) != "lr"))
+        words = (entry.algo, *own)
+        default = entry.label == " ".join([entry.algo, *entry.words])
+        label = "" if default else f"{shlex.quote(entry.label)}="
+        found.setdefault(words, label + shlex.join(words))
+    return list(found.values())
