@@ -2,6 +2,7 @@
 
 import csv
 import errno
+import io
 import re
 import struct
 import subprocess
@@ -367,6 +368,20 @@ def test_csv_has_each_figure_as_it_was_computed(folder):
                 told.difference.deviation,
             ]
     assert rows[3]["seconds to target: 10 GbE"] == ""
+
+
+@pytest.mark.parametrize("label", ["=1+1", "+a", "-a", "@SUM(A1)", "\t=1"])
+def test_a_label_is_no_formula_in_csv(label):
+    report = made_up(sweep="alpha", labels={"diloco": label})
+    rows = [x._replace(point="alpha=-2") for x in report.rows]
+    table = tables.csv(report._replace(rows=rows))
+    with io.StringIO(table, newline="") as file:
+        found = list(csv.DictReader(file))
+    assert found[2]["algorithm"] == f"'{label}"
+    assert found[0]["algorithm"] == "sync_sgd"
+    assert found[2]["alpha"] == "-2"  # a number is none either
+    for cell in (x for row in found for x in row.values()):
+        assert not cell.startswith(("=", "+", "-", "@")) or float(cell) <= 0
 
 
 def test_markdown_has_headline_rows_and_remarks(folder):

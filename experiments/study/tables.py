@@ -75,18 +75,31 @@ def markdown_row(report: Report, row: Row) -> list[str]:
 def csv(report: Report) -> str:
     """A line for each row: figures as they were computed, unscaled, one a column.
 
-    What there is not is empty. `pandas.read_csv` reads it as it is.
+    What there is not is empty. `pandas.read_csv` reads it as it is; before text that a
+    spreadsheet would take for a formula stands a '.
 
     Args:
         report: what is told.
     """
     with io.StringIO(newline="") as file:
-        table = [csv_row(report, row) for row in report.rows]
+        rows = [csv_row(report, row) for row in report.rows]
+        table = [{name: no_formula(x) for name, x in row.items()} for row in rows]
         heads = list(dict.fromkeys(name for line in table for name in line))
         writer = files.DictWriter(file, heads, lineterminator="\n")
         writer.writeheader()
         writer.writerows(table)
         return file.getvalue()
+
+
+def no_formula(x: Any) -> Any:
+    """A cell that a spreadsheet shows as it is; numbers stay numbers."""
+    if not isinstance(x, str) or not x.lstrip().startswith(tuple("=+-@")):
+        return x
+    try:
+        float(x)
+    except ValueError:
+        return f"'{x}"
+    return x
 
 
 def csv_row(report: Report, row: Row) -> dict[str, Any]:
