@@ -9,6 +9,8 @@ from experiments.study.results import (
     ACCURACY,
     Band,
     Curve,
+    Lead,
+    Number,
     Paper,
     Report,
     Row,
@@ -55,6 +57,14 @@ def made_up(
     pairs = [(name, point) for point in points for name in ALGORITHMS]
     return Report(
         title=f"{', '.join(names.values())} on digits",
+        lead=Lead(
+            "No difference seen between sync_sgd and bmuf --nesterov",
+            [
+                Number("97.48 %", "test accuracy of bmuf --nesterov"),
+                Number("none seen", "difference of bmuf --nesterov to sync_sgd"),
+                Number("1/16", "of what sync_sgd sends: bmuf --nesterov, 2.59 MB"),
+            ],
+        ),
         headline="Use bmuf --nesterov: it is as accurate as sync_sgd (97.5 % against "
         "97.2 %, no difference seen in 5 seeds) and sends 16 times less.",
         sentences=[

@@ -594,6 +594,7 @@ def rated(study, rates, words=()):
 def words_of(found):
     """What a report says in words, but for its remarks."""
     said = [found.headline, *found.sentences, *(row.verdict for row in found.rows)]
+    said += [found.lead.line, *(x.about for x in found.lead.numbers)]
     return {word.strip(".:;,") for word in " ".join(said).split()}
 
 
@@ -610,6 +611,8 @@ def test_a_comparison_at_one_nominal_rate_names_no_winner(tmp_path, seeds):
     assert found.remarks[0].endswith(tuned)
     assert not NO_WINNER & words_of(found)
     assert found.rows[1].verdict.startswith("above by 1.0 points")
+    assert found.lead.line == "No winner at one nominal learning rate"
+    assert found.lead.numbers[1].value == "8 times"
 
 
 @pytest.mark.parametrize(
@@ -641,6 +644,7 @@ def test_rates_given_by_hand_are_said_to_be(tmp_path):
     found = rated(study_of(tmp_path, f"--algos={algos}"), rates)
     assert found.terms == "at rates given by hand"
     assert found.headline.startswith("At rates given by hand, bmuf has the best")
+    assert found.lead.line == "At rates given by hand: bmuf has the best test accuracy"
     assert "differ 160 times" in found.remarks[0]
     # Without its rate one of the algorithms is there twice.
     argv = shlex.split(found.remarks[0].partition(COMMAND)[2])
@@ -708,6 +712,72 @@ def test_the_headline_names_the_best_and_what_it_costs(tmp_path):
     assert found.headline.startswith("sync_sgd has the best test accuracy, 92.0 ± 1.6")
     assert "better than bmuf (95 % interval)" in found.headline
     assert "3 kB" in found.headline
+
+
+def test_a_page_leads_with_a_line_and_three_numbers(tmp_path):
+    study = study_of(tmp_path)
+    sync, bmuf = (0.90, 0.91, 0.92, 0.93, 0.94), (0.80, 0.82, 0.81, 0.83, 0.80)
+    lead = analysis.report(study, plain(study, sync, bmuf), "").lead
+    assert lead.line == "sync_sgd has the best test accuracy"
+    values, about = zip(*lead.numbers, strict=True)
+    assert values == ("92.00 %", "10.8 points", "3 kB")
+    assert about[0] == "test accuracy of sync_sgd"
+    assert about[1].startswith("bmuf worse than sync_sgd [")
+    # bmuf is worse, and so is what it saves.
+    assert about[2] == "sent by each worker of sync_sgd"
+
+
+@pytest.mark.parametrize(
+    ("sync", "bmuf", "line", "difference"),
+    [
+        (
+            (0.9, 0.8, 0.9, 0.8, 0.9),
+            (0.8, 0.9, 0.8, 0.91, 0.9),
+            "No difference seen between bmuf and sync_sgd",
+            ("none seen", "difference of bmuf to sync_sgd ["),
+        ),
+        (
+            (0.9, 0.8, 0.9),
+            (0.91, 0.82, 0.91),
+            "bmuf leads, but 3 seeds are too few to tell",
+            ("1.3 points", "bmuf ahead of sync_sgd in all 3 seeds"),
+        ),
+        (
+            (0.9,),
+            (0.89,),
+            "sync_sgd leads, but one seed is too few to tell",
+            ("1.0 points", "bmuf behind sync_sgd on one seed"),
+        ),
+    ],
+)
+def test_the_line_at_the_top_is_as_sure_as_the_figures(
+    tmp_path, sync, bmuf, line, difference
+):
+    study = study_of(tmp_path, seeds=len(sync))
+    lead = analysis.report(study, plain(study, sync, bmuf), "").lead
+    assert lead.line == line
+    value, about = lead.numbers[1]
+    assert value == difference[0] and about.startswith(difference[1])
+    assert lead.numbers[2] == ("1/10", "of what sync_sgd sends: bmuf, 300 B")
+
+
+def test_the_line_of_a_sweep_says_how_often_one_is_best(tmp_path):
+    study = study_of(tmp_path, "--sweep=period=2,4", seeds=2)
+    lead = analysis.report(study, made(study, SWEPT), "").lead
+    assert lead.line == (
+        "Best mean test accuracy: bmuf at 1, sync_sgd at 1 of 2 values of period"
+    )
+    values = ["65.00 %", "45.00 to 65.00 %", "300 B to 3 kB"]
+    assert [x.value for x in lead.numbers] == values
+    assert lead.numbers[0].about == "test accuracy of bmuf (period 2)"
+
+
+def test_the_line_of_runs_that_all_diverged(tmp_path):
+    study = study_of(tmp_path, seeds=1)
+    lines = [line(10, 0.1, test_loss=None)]
+    runs = diverging(study, lines, seed=0)[1:]
+    lead = analysis.report(study, runs, "").lead
+    assert lead.line == "All runs diverged" and lead.numbers == []
 
 
 def test_a_presets_paper_is_in_its_report(tmp_path):

@@ -1,6 +1,7 @@
 """Figures of a report in words: measures, bytes, seconds."""
 
 import math
+import re
 from typing import Any
 
 from experiments.screen import size
@@ -8,6 +9,7 @@ from experiments.study.results import Measure, Report, Row
 from experiments.study.statistics import Spread
 
 MISSING = "–"
+COMMAND = re.compile(r"python -m experiments\..*$")  # at the end of a remark
 SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
@@ -47,6 +49,13 @@ def sent(row: Row) -> str:
     if row.bytes_per_worker is None:
         return MISSING if row.measure is None else "not counted"
     return size(row.bytes_per_worker)
+
+
+def syncs(row: Row) -> str:
+    """In how many syncs; "" where they could not be counted."""
+    if row.syncs is None:
+        return ""
+    return f"in {row.syncs:,} sync{'' if row.syncs == 1 else 's'}"
 
 
 def duration(seconds: float | None) -> str:

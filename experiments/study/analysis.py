@@ -11,11 +11,14 @@ from experiments.study import about, tuning
 from experiments.study.amounts import sentence
 from experiments.study.claims import clause, verdict
 from experiments.study.headline import Contender, best, headline, unranked
+from experiments.study.lead import lead
 from experiments.study.network import modelled_seconds
-from experiments.study.rates import BY_HAND, ONE_NOMINAL, Rates, factor, rates
+from experiments.study.rates import Rates, factor, rates
 from experiments.study.results import (
     ACCURACY,
+    BY_HAND,
     LOSS,
+    ONE_NOMINAL,
     Band,
     Curve,
     Measure,
@@ -57,6 +60,7 @@ def report(study: Study, runs: list[Runs], command: str) -> Report:
     if target is None:
         target = default_target(_contenders(runs, by), by)
     fairness = rates(study.spec, runs, command)
+    contenders = _by_point(runs, by)
     baseline = study.own.baseline or study.spec.entries[0].label
     tried = [tuning.trials(study.spec, r.point, study.out) for r in runs]
     rows, sentences, tuned = [], [], []
@@ -70,7 +74,8 @@ def report(study: Study, runs: list[Runs], command: str) -> Report:
     sweep = study.spec.sweep.flag if study.spec.sweep else ""
     return Report(
         title=about.title(study),
-        headline=_headline(runs, by, fairness),
+        lead=lead(contenders, rows, by, baseline, fairness),
+        headline=_headline(contenders, by, fairness),
         sentences=sentences,
         remarks=[
             *([fairness.remark] if fairness.remark else []),
@@ -117,7 +122,9 @@ def _step_seconds(study: Study, runs: list[Runs]) -> tuple[float, str]:
 
 
 def _curve(study: Study, r: Runs, step_seconds: float) -> Curve:
-    shown = [r.lines[seed] for seed in r.fine or r.summaries]
+    shown = [r.lines[seed] for seed in r.fine]
+    if not shown:  # nothing to compare with others
+        return Curve(r.cell.label, r.cell.point, [], {}, None, {})
     longest = max(shown, key=len)
     steps = [line["step"] for line in longest]
     keys = [k for k in longest[-1] if k not in ("step", "bytes_per_worker", "seconds")]
@@ -220,28 +227,32 @@ def _counterpart(runs: list[Runs], r: Runs, baseline: str) -> Runs | None:
     return at[0] if at else same[0] if not r.cell.point and len(same) == 1 else None
 
 
-def _headline(runs: list[Runs], by: Measure, fairness: Rates) -> str:
-    """The answer; of a sweep, for each of its values."""
+def _by_point(runs: list[Runs], by: Measure) -> dict[str, list[Contender]]:
+    """Who is compared with whom: the algorithms at each value of a sweep."""
     points = dict.fromkeys(r.cell.point for r in runs)
     if len(points) > 1:
         points.pop("", None)
+    groups = {p: [r for r in runs if r.cell.point in (p, "")] for p in points}
+    return {point: _contenders(group, by) for point, group in groups.items()}
+
+
+def _headline(points: dict[str, list[Contender]], by: Measure, fairness: Rates) -> str:
+    """The answer; of a sweep, for each of its values."""
     found = []
     if fairness.terms == ONE_NOMINAL:
         found = [
             "At one nominal rate no winner is named: effective learning rates differ "
             f"{factor(fairness.times)}."
         ]
-    for point in points:
-        here = _contenders([r for r in runs if r.cell.point in (point, "")], by)
-        found.append(_answer(here, by, fairness.terms, point))
-    return " ".join(found)
+    found += [_answer(x, by, fairness.terms, point) for point, x in points.items()]
+    return "\n".join(found)
 
 
 def _answer(contenders: list[Contender], by: Measure, terms: str, point: str) -> str:
     """What these algorithms reached, and which is best if that can be said."""
     where = f"{point}: " if point else ""
     if terms == ONE_NOMINAL:
-        text = unranked(contenders, by.name, by.scale, by.unit)
+        text = unranked(contenders, by)
         return where + text if where else sentence(text)
     text = headline(contenders, by.name, by.higher_is_better, by.scale, by.unit)
     if terms == BY_HAND:

@@ -31,15 +31,13 @@ def verdict(
     Amounts are positive, their side is in the words. Where no difference is seen, the
     interval is of name's figure - baseline's.
     """
-    claim = _claim(difference, higher_is_better, scale, unit)
-    rest = claim.seeds + claim.doubt + claim.evidence
-    if claim.relation == EQUAL:
+    said = claim(difference, higher_is_better, scale, unit)
+    rest = said.seeds + said.doubt + said.evidence
+    if said.relation == EQUAL:
         return f"{name} and {baseline} are {EQUAL}{rest}"
-    if not claim.amount:
-        return f"{claim.relation} between {name} and {baseline}{rest}"
-    link = {"better": " than", "worse": " than", "ahead": " of"}
-    side = claim.relation + link.get(claim.relation, "")
-    return f"{name} is {side} {baseline} by {claim.amount}{rest}"
+    if not said.amount:
+        return f"{said.relation} between {name} and {baseline}{rest}"
+    return f"{name} is {said.relation}{said.link} {baseline} by {said.amount}{rest}"
 
 
 def clause(
@@ -49,14 +47,14 @@ def clause(
     unit: str,
 ) -> str:
     """The verdict without names: "better by 0.80 points [0.50, 1.10]"."""
-    claim = _claim(difference, higher_is_better, scale, unit)
-    amount = f" by {claim.amount}" if claim.amount else ""
-    ends = f" [{', '.join(claim.ends)}]" if claim.ends else ""
-    doubt = claim.doubt if difference is None else ""
-    return f"{claim.relation}{amount}{claim.seeds}{ends}{doubt}"
+    said = claim(difference, higher_is_better, scale, unit)
+    amount = f" by {said.amount}" if said.amount else ""
+    ends = f" [{', '.join(said.ends)}]" if said.ends else ""
+    doubt = said.doubt if difference is None else ""
+    return f"{said.relation}{amount}{said.seeds}{ends}{doubt}"
 
 
-class _Claim(NamedTuple):
+class Claim(NamedTuple):
     """A difference in words, by their parts.
 
     Attributes:
@@ -75,20 +73,26 @@ class _Claim(NamedTuple):
     evidence: str = ""
     ends: Sequence[str] = ()
 
+    @property
+    def link(self) -> str:
+        """What stands between the relation and the baseline."""
+        links = {"better": " than", "worse": " than", "ahead": " of"}
+        return links.get(self.relation, "")
 
-def _claim(
+
+def claim(
     difference: Difference | None,
     higher_is_better: bool | None,
     scale: float,
     unit: str,
-) -> _Claim:
+) -> Claim:
     """How one compares, by how much and how surely."""
     if difference is None:
-        return _Claim("nothing to compare", doubt=": no seed in common")
+        return Claim("nothing to compare", doubt=": no seed in common")
     mean, low, high, deviation, count, _ = difference
     everywhere = _everywhere(count)
     if mean == 0 and not deviation:
-        return _Claim(EQUAL, seeds=everywhere)
+        return Claim(EQUAL, seeds=everywhere)
     side, unit = math.copysign(scale, mean), f" {unit}" if unit else ""
     if low is None or high is None:
         amount = fixed(side * mean, places_of(side * mean)) + unit
@@ -96,18 +100,18 @@ def _claim(
     relation = _relation(mean, higher_is_better, ("better", "worse"))
     if low == high:
         amount = fixed(side * mean, places_of(side * mean)) + unit
-        return _Claim(relation, amount, evidence=f" (the same{everywhere})")
+        return Claim(relation, amount, evidence=f" (the same{everywhere})")
     places, unclear = places_of(scale * (high - low) / 2), low <= 0 <= high
     sign = scale if unclear else side
     ends = [fixed(x, places) for x in sorted((sign * low, sign * high))]
     evidence = f" ({count} seeds, 95 % interval {' to '.join(ends)}"
     if unclear:
-        return _Claim(UNSEEN, evidence=f"{evidence}{unit})", ends=ends)
+        return Claim(UNSEEN, evidence=f"{evidence}{unit})", ends=ends)
     amount = fixed(side * mean, places) + unit
-    return _Claim(relation, amount, evidence=f"{evidence})", ends=ends)
+    return Claim(relation, amount, evidence=f"{evidence})", ends=ends)
 
 
-def _few(difference: Difference, higher_is_better: bool | None, amount: str) -> _Claim:
+def _few(difference: Difference, higher_is_better: bool | None, amount: str) -> Claim:
     """Of too few seeds for an interval."""
     mean, count = difference.mean, difference.count
     where = _everywhere(count)
@@ -115,9 +119,9 @@ def _few(difference: Difference, higher_is_better: bool | None, amount: str) -> 
         where = f" in the mean of {count} seeds" + " (not in all)" * (mean != 0)
     doubt = "too few for an interval" if count > 1 else "nothing can be said of chance"
     if mean == 0:
-        return _Claim(UNSEEN, seeds=where, doubt=f": {doubt}")
+        return Claim(UNSEEN, seeds=where, doubt=f": {doubt}")
     relation = _relation(mean, higher_is_better, ("ahead", "behind"))
-    return _Claim(relation, amount, where, f": {doubt}")
+    return Claim(relation, amount, where, f": {doubt}")
 
 
 def _everywhere(count: int) -> str:

@@ -1,101 +1,169 @@
 """The figures of a report, drawn with matplotlib: only import this to draw them."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import NamedTuple
 
 import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 
-from experiments.study import comparisons
-from experiments.study.amounts import named, number, point_text, sentence, target
+from experiments.screen import size
+from experiments.study import comparisons, trials
+from experiments.study.amounts import (
+    duration,
+    named,
+    number,
+    point_text,
+    sentence,
+    target,
+)
 from experiments.study.canvas import (
     MUTED,
+    NARROW,
     STYLE,
+    WIDE,
     Drawing,
-    Look,
+    Plan,
+    Point,
     canvas,
-    looks,
+    place,
     set_x,
     set_y,
 )
+from experiments.study.claims import fixed, places_of
 from experiments.study.lines import Line, limits_of, line_of, visible
-from experiments.study.quantities import Quantity, View, quantities, views_of
+from experiments.study.looks import Look, looks
+from experiments.study.names import End, column, draw_names, tall
+from experiments.study.quantities import (
+    Quantity,
+    View,
+    is_empty,
+    quantities,
+    views_of,
+)
 from experiments.study.results import Report
 
+MOST_POINTS = 40  # of a line that tell their figure
 
-def draw(report: Report) -> dict[str, Drawing]:
-    """Draws every figure that the report has data for.
+
+class Drawn(NamedTuple):
+    """One figure in the sizes in which it is shown.
+
+    Attributes:
+        narrow: for a phone, or beside others.
+        wide: for a page; None where it is shown narrow everywhere.
+    """
+
+    narrow: Drawing
+    wide: Drawing | None
+
+
+def draw(report: Report) -> dict[str, Drawn]:
+    """Draws every figure that the report has something to see for.
 
     Returns:
         By names fit for files, in the order in which they are shown.
     """
+    names: dict[str, Drawn] = {}
     with matplotlib.rc_context(STYLE):
-        look = looks(list(dict.fromkeys(row.label for row in report.rows)))
-        drawn = comparisons.answers(report, look)
-        views = views_of(report)
-        for quantity in quantities(report):
-            limits = limits_of(quantity, report.curves)
-            against = views if quantity.group in ("measure", "loss") else views[:1]
-            if quantity.key == "train_loss":
-                against = views[:1]
-            for view in against:
-                drawing = over_runs(report, quantity, view, limits, look)
-                if drawing:
-                    drawn.append((f"{quantity.key} by {view.slug}", drawing))
-        drawn += comparisons.tunings(report, look)
-    names: dict[str, Drawing] = {}
-    for name, drawing in drawn:
-        slug = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
-        taken = sum(x == slug or x.startswith(f"{slug}--") for x in names)
-        names[f"{slug}--{taken + 1}" if taken else slug] = drawing
+        look = looks({row.label: row.algo for row in report.rows})
+        plans = [
+            *comparisons.plans(report, look),
+            *plans_over_runs(report, look),
+            *trials.plans(report, look),
+        ]
+        for plan in plans:
+            narrow = plan.draw(NARROW)
+            if narrow is None:
+                continue
+            slug = re.sub(r"[^a-z0-9]+", "-", plan.name.lower()).strip("-")
+            taken = sum(x == slug or x.startswith(f"{slug}--") for x in names)
+            name = f"{slug}--{taken + 1}" if taken else slug
+            names[name] = Drawn(narrow, plan.draw(WIDE) if plan.large else None)
     return names
+
+
+def plans_over_runs(report: Report, look: dict[str, Look]) -> Iterator[Plan]:
+    """Every metric against steps, the compared ones against bytes and time too."""
+    views = views_of(report)
+    for quantity in quantities(report):
+        limits = limits_of(quantity, report.curves)
+        if limits is None or is_empty(report, quantity):
+            continue
+        large = quantity.group in ("measure", "loss")
+        for view in views if large and quantity.key != "train_loss" else views[:1]:
+            yield Plan(
+                f"{quantity.key} by {view.slug}",
+                partial(over_runs, report, quantity, view, limits, look),
+                large and not view.folded,
+            )
 
 
 def over_runs(
     report: Report,
     quantity: Quantity,
     view: View,
-    limits: tuple[float, float, bool] | None,
+    limits: tuple[float, float, bool],
     look: dict[str, Look],
+    width: float,
 ) -> Drawing | None:
     """Draws a metric against steps, bytes or time, a panel for each swept value."""
     having = [c for c in report.curves if quantity.key in c.bands]
     placed = [(c, x) for c in having if (x := view.values(c))]
     lines = [line_of(c, quantity, x) for c, x in placed]
     lines = [line for line in lines if np.isfinite(line.mean).any()]
-    if not lines or limits is None:
+    if not lines:
         return None
     log = log_wanted(view, lines)
     seen = [visible(line, limits) if log else line.x for line in lines]
-    xs = np.concatenate(seen)
+    xs = np.concatenate([*seen, []])
     if not (xs > 0).any():
         return None
     points = list(dict.fromkeys(line.curve.point for line in lines))
     points = [point for point in points if point] or points
-    labels = {line.curve.label for line in lines}
+    names = comparisons.names_of(report, [line.curve.label for line in lines])
     unit = f" ({quantity.unit})" if quantity.unit else ""
-    title = f"{sentence(quantity.name)}{unit} {view.title}"
-    keys = comparisons.keys_of(report, look, labels)
-    height = 180 if len(points) == 1 else 130
+    subject = sentence(quantity.name)
+    title = f"{subject}{unit} {view.title}"
+    least = {1: 180 if width == NARROW else 360}.get(len(points), 130)
+    goal = ""
+    if report.target is not None and quantity.group == "measure":
+        goal = f"target {target(report)}"
+    beside = [*names.values(), goal]
+    height = max(least, tall(beside, width))
     above = [point_text(point) for point in points]
+    right = column(beside, width)
     below = view.name + " (log)" * log
-    figure, panels = canvas(title, keys, above, height, below)
+    figure, panels = canvas(title, above, height, below, width, right=right)
+    told: list[Point] = []
     for axes, point in zip(panels, points, strict=True):
         set_x(axes, view.kind, np.nanmin(xs), np.nanmax(xs), log)
         set_y(axes, *limits)
-        if report.target is not None and quantity.group == "measure":
-            first = axes is panels[0]
-            text = f"target {target(report)}" if first else ""
-            draw_target(axes, report.target * quantity.scale, text)
         # What is not swept is beside every value of it.
-        for line in (x for x in lines if x.curve.point in (point, "")):
+        here = [line for line in lines if line.curve.point in (point, "")]
+        for line in here:
             draw_line(axes, line, look[line.curve.label], list(look), log)
-    missing = {c.label for c in having} - labels
-    note = notes(view, lines, missing, limits, log)
+            told += points_of(axes, line, quantity, view)
+        ends = [end_of(axes, x, log, look, names) for x in here]
+        if goal and report.target is not None:
+            ends.append(draw_target(axes, report.target * quantity.scale, goal))
+        draw_names(axes, [end for end in ends if end])
+    missing = {c.label for c in having} - names.keys()
     text = f"{title}, mean and standard deviation over the seeds. "
-    text += f"At the end: {ends(lines, quantity)}."
-    return Drawing(figure, title, text, note, quantity.group)
+    text += f"At the end: {last_figures(lines, quantity)}."
+    return Drawing(
+        figure,
+        title,
+        text,
+        notes(view, lines, missing, limits, log),
+        quantity.group,
+        told,
+        view.title,
+        subject,
+        view.folded,
+    )
 
 
 def log_wanted(view: View, lines: Sequence[Line]) -> bool:
@@ -111,7 +179,7 @@ def draw_line(
 ) -> None:
     """Draws the mean, its markers and the band around it."""
     x = np.where(line.x > 0, line.x, np.nan) if log else line.x
-    every = max(1, len(x) // 6)
+    every = max(1, len(x) // 8)
     turn = order.index(line.curve.label) / max(len(order), 1)
     axes.fill_between(
         x, line.low, line.high, color=look.colour, alpha=0.16, linewidth=0
@@ -120,28 +188,20 @@ def draw_line(
         x,
         line.mean,
         color=look.colour,
-        linestyle=look.dash,
+        linestyle=look.linestyle,
         marker=look.marker,
         markevery=(int(turn * every), every),
         markeredgewidth=0,
     )
 
 
-def draw_target(axes: Axes, y: float, text: str) -> None:
-    """A line across with a text above, if it lies within the picture."""
+def draw_target(axes: Axes, y: float, text: str) -> End | None:
+    """A line across, if it lies within the picture, and the end where it is named."""
     low, high = axes.get_ylim()
     if not low < y < high:
-        return
+        return None
     axes.axhline(y, color=MUTED, linewidth=1, linestyle=(0, (1, 2)))
-    axes.annotate(
-        text,
-        (0, y),
-        (2, 4),
-        xycoords=("axes fraction", "data"),
-        textcoords="offset points",
-        color=MUTED,
-        fontsize=11,
-    )
+    return End(*place(axes, axes.get_xlim()[1], y), text, None)
 
 
 def notes(
@@ -164,13 +224,11 @@ def notes(
             about.append("leaves the picture at the top")
     for label in missing:
         told.setdefault(label, []).append(f"{view.name}: not known")
-    if not any((np.abs(line.mean) > 0).any() for line in lines):
-        return "0 at every evaluation."
     each = [f"{label}: {'; '.join(dict.fromkeys(x))}" for label, x in told.items() if x]
     return ". ".join(each) + "." if each else ""
 
 
-def ends(lines: Sequence[Line], quantity: Quantity) -> str:
+def last_figures(lines: Sequence[Line], quantity: Quantity) -> str:
     """The last figure of each line, in words."""
     texts = []
     for line in lines:
@@ -178,3 +236,47 @@ def ends(lines: Sequence[Line], quantity: Quantity) -> str:
         value = f"{number(float(f'{finite[-1]:.4g}'))} {quantity.unit}".rstrip()
         texts.append(f"{named(line.curve.label, line.curve.point)} {value}")
     return ", ".join(texts)
+
+
+def end_of(
+    axes: Axes, line: Line, log: bool, look: dict[str, Look], names: dict[str, str]
+) -> End | None:
+    """Where a line ends that is on the axes."""
+    drawn = np.isfinite(line.mean) & ((line.x > 0) | (not log))
+    if not drawn.any():
+        return None
+    last = int(np.flatnonzero(drawn)[-1])
+    label, (low, high) = line.curve.label, axes.get_ylim()
+    x, y = place(axes, line.x[last], min(max(line.mean[last], low), high))
+    return End(x, y, names[label], look[label])
+
+
+def points_of(axes: Axes, line: Line, quantity: Quantity, view: View) -> list[Point]:
+    """What is told at the evaluations that are seen."""
+    (left, right), (low, high) = axes.get_xlim(), axes.get_ylim()
+    inside = (line.x >= left) & (line.x <= right)
+    seen = np.flatnonzero(inside & (line.mean >= low) & (line.mean <= high))
+    every = -(-len(seen) // MOST_POINTS) or 1
+    return [
+        Point(
+            *place(axes, line.x[i], line.mean[i]),
+            f"{line.curve.label}: {figure_of(line, i, quantity)} {at(view, line.x[i])}",
+        )
+        for i in map(int, seen[::-1][::every][::-1])
+    ]
+
+
+def figure_of(line: Line, i: int, quantity: Quantity) -> str:
+    """The mean at an evaluation, and the deviation where there is one."""
+    mean, deviation = line.mean[i], line.high[i] - line.mean[i]
+    text = f"{mean:.4g}"
+    if deviation > 0:
+        places = places_of(deviation)
+        text = f"{fixed(mean, places)} ± {fixed(deviation, places)}"
+    return f"{text} {quantity.unit}".rstrip()
+
+
+def at(view: View, x: float) -> str:
+    """Where on the axis: "after 480 local steps"."""
+    words = {"bytes": size, "time": duration}.get(view.kind)
+    return f"after {words(x)}" if words else f"after {x:,.0f} {view.name}"

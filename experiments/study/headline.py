@@ -4,7 +4,9 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from experiments.screen import size
+from experiments.study.amounts import shown, with_unit
 from experiments.study.claims import fixed, places_of
+from experiments.study.results import Measure
 from experiments.study.statistics import Difference, Spread
 
 FINDINGS = {  # of the others' standing to the best, in the order of a headline
@@ -66,13 +68,13 @@ def headline(
     index = best([c.measure for c in contenders], higher_is_better)
     top = None if index is None else contenders[index]
     if top is None or top.measure is None:
-        return f"All runs of {_and([c.label for c in contenders])} diverged."
+        return f"All runs of {listed([c.label for c in contenders])} diverged."
     by_kind: dict[str, list[Contender]] = {kind: [] for kind in FINDINGS}
     for c in contenders:
         if c is not top:
             by_kind[standing(c, higher_is_better)].append(c)
     findings = [
-        FINDINGS[kind].format(_and([_named(c) for c in those]))
+        FINDINGS[kind].format(listed([_named(c) for c in those]))
         for kind, those in by_kind.items()
         if those
     ] or ["there is nothing to compare it to"]
@@ -81,28 +83,22 @@ def headline(
     return f"{first}: {'; '.join(findings)}. {_cost(contenders, pool)}."
 
 
-def unranked(
-    contenders: Sequence[Contender], name: str, scale: float, unit: str
-) -> str:
+def unranked(contenders: Sequence[Contender], by: Measure) -> str:
     """The same where no winner may be named: what figures there are, at what cost.
 
     It begins with a small letter.
 
     Args:
         contenders: as of `headline`.
-        name: of the measure.
-        scale: what figures are multiplied by to be shown.
-        unit: of figures when shown.
+        by: what they are compared by.
     """
     pool = [c for c in contenders if c.measure is not None]
-    lost = _and([c.label for c in contenders if c.measure is None])
+    lost = listed([c.label for c in contenders if c.measure is None])
     if not pool:
         return f"All runs of {lost} diverged."
     means = [c.measure.mean for c in pool if c.measure is not None]
-    places = places_of(scale * (max(means) - min(means)) or scale * max(means))
-    ends = [fixed(scale * x, places) for x in (min(means), max(means))]
-    figures = " to ".join(dict.fromkeys(ends))
-    text = f"the mean {name} is {figures} {unit}".rstrip()
+    ends = dict.fromkeys(shown(x, by) for x in (min(means), max(means)))
+    text = f"the mean {by.name} is {with_unit(' to '.join(ends), by)}"
     gone = f"; all runs of {lost} diverged" if lost else ""
     return f"{text}{gone}. {_cost(contenders, pool)}."
 
@@ -146,7 +142,7 @@ def _cost(contenders: Sequence[Contender], pool: Sequence[Contender]) -> str:
         if c.bytes_per_worker is not None
     }
     counted = [c.label for c in pool if c.label in known]
-    missing = _and([c.label for c in pool if c.label not in known])
+    missing = listed([c.label for c in pool if c.label not in known])
     if not counted:
         return f"What {missing} sent could not be counted"
     least = min(known[label] for label in counted)
@@ -158,7 +154,7 @@ def _cost(contenders: Sequence[Contender], pool: Sequence[Contender]) -> str:
     elif len(cheapest) == len(pool):
         text = f"Each of these sends {sent}"
     else:
-        text = f"Of these, {_and(cheapest)} {verb} least: {sent}"
+        text = f"Of these, {listed(cheapest)} {verb} least: {sent}"
     text += _against(least, known, others=len(known) > len(counted))
     return f"{text} (what {missing} sent could not be counted)" if missing else text
 
@@ -172,10 +168,10 @@ def _against(least: float, known: dict[str, float], others: bool) -> str:
         return f", the most; {fewest} sends least, {size(known[fewest])}"
     if least == 0:
         return f", {most} {size(known[most])}"
-    return f", {_share(least / known[most])} of what {most} sends"
+    return f", {share(least / known[most])} of what {most} sends"
 
 
-def _share(part: float) -> str:
+def share(part: float) -> str:
     """A part of a whole, such as "1/16" or "37 %"."""
     whole = round(1 / part)
     if whole >= 2 and abs(1 / part - whole) <= 0.01 * whole:
@@ -185,7 +181,7 @@ def _share(part: float) -> str:
     return f"{100 * part:.0f} %" if part < 0.995 else "nearly all"
 
 
-def _and(labels: Sequence[str]) -> str:
+def listed(labels: Sequence[str]) -> str:
     """Names in a sentence."""
     commas = [", ".join(labels[:-1]), *labels[-1:]]
     return " and ".join(commas if len(labels) > 1 else labels)

@@ -8,11 +8,11 @@ from typing import NamedTuple
 
 from experiments.study import request
 from experiments.study.amounts import number
+from experiments.study.results import BY_HAND, ONE_NOMINAL
 from experiments.study.runs import Runs
 from experiments.study.spec import Entry, Spec, groups_of_flags, parameter
 
 APART = 1.5  # times: effective rates that differ by more are not those of one study
-ONE_NOMINAL, BY_HAND = "at one nominal rate", "at rates given by hand"
 WIDTH, COUNT = 20, 7  # what to tune over: to this factor on either side, in steps
 
 
@@ -131,6 +131,13 @@ def _without_lr(spec: Spec) -> list[str]:
         own = chain(*(group for group in groups if parameter(group[0]) != "lr"))
         words = (entry.algo, *own)
         default = entry.label == " ".join([entry.algo, *entry.words])
-        label = "" if default else f"{shlex.quote(entry.label)}="
+        label = "" if default else f"{_quoted(entry.label)}="
         found.setdefault(words, label + shlex.join(words))
     return list(found.values())
+
+
+def _quoted(label: str) -> str:
+    """As shlex does it, with the other quotes: the whole of --algos has single ones."""
+    quoted = shlex.quote(label)
+    plain = quoted == label or set(label) & set("\"$`\\'")
+    return quoted if plain else f'"{label}"'

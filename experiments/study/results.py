@@ -7,6 +7,9 @@ from typing import Any, NamedTuple
 from experiments.study.network import Network
 from experiments.study.statistics import Difference, Spread
 
+# On which terms a comparison stands whose learning rates were not tuned.
+ONE_NOMINAL, BY_HAND = "at one nominal rate", "at rates given by hand"
+
 
 class Measure(NamedTuple):
     """What a study compares by.
@@ -187,16 +190,41 @@ class Paper(NamedTuple):
     differs: str
 
 
+class Number(NamedTuple):
+    """A number that stands out.
+
+    Attributes:
+        value: in words, with its unit.
+        about: what it is.
+    """
+
+    value: str
+    about: str
+
+
+class Lead(NamedTuple):
+    """What is seen first.
+
+    Attributes:
+        line: the answer in one line.
+        numbers: three beside it, or fewer where they are not known.
+    """
+
+    line: str
+    numbers: list[Number]
+
+
 class Report(NamedTuple):
     """A study, ready to be shown.
 
     Attributes:
         title: such as "sync_sgd, bmuf and diloco on digits".
+        lead: the answer in a line and three numbers.
         headline: the answer in one or two sentences.
         sentences: one about each algorithm against the baseline.
         remarks: what a reader must know: diverged runs, edges, too few seeds, ….
-        terms: "at one nominal rate", where no winner is named, or "at rates given by
-            hand"; "" where learning rates are tuned or alike.
+        terms: ONE_NOMINAL, where no winner is named, or BY_HAND; "" where learning
+            rates are tuned or alike.
         measure: what is compared.
         baseline: the label to which all others are compared.
         target: of "time to target", unscaled; None where there is none.
@@ -214,6 +242,7 @@ class Report(NamedTuple):
     """
 
     title: str
+    lead: Lead
     headline: str
     sentences: list[str]
     remarks: list[str]

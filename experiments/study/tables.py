@@ -6,6 +6,7 @@ from typing import Any
 
 from experiments.screen import rate
 from experiments.study.amounts import (
+    COMMAND,
     against,
     duration,
     point_text,
@@ -37,7 +38,7 @@ def markdown(report: Report) -> str:
     aligned = ["---" if i < left - 1 or i == left else "--:" for i in range(len(heads))]
     lines = [heads, aligned, *(markdown_row(report, row) for row in report.rows)]
     table = "\n".join("| " + " | ".join(map(cell, line)) + " |" for line in lines)
-    remarks = "\n".join(f"- {line_of(remark)}" for remark in report.remarks)
+    remarks = "\n".join(f"- {with_code(remark)}" for remark in report.remarks)
     parts = [f"# {line_of(report.title)}", line_of(report.headline), table, remarks]
     return "\n\n".join(part for part in parts if part) + "\n"
 
@@ -45,6 +46,11 @@ def markdown(report: Report) -> str:
 def line_of(text: str) -> str:
     """In one line, as HTML tags are text here."""
     return " ".join(text.split()).replace("<", "&lt;")
+
+
+def with_code(text: str) -> str:
+    """In one line, a command at its end as code."""
+    return COMMAND.sub(lambda found: f"`{found[0]}`", line_of(text))
 
 
 def cell(text: str) -> str:
