@@ -761,6 +761,18 @@ def test_the_line_at_the_top_is_as_sure_as_the_figures(
     assert lead.numbers[2] == ("1/10", "of what sync_sgd sends: bmuf, 300 B")
 
 
+def test_who_cannot_be_told_from_the_best_is_counted(tmp_path):
+    study = study_of(tmp_path, "--algos=sync_sgd,bmuf,sign_sgd,Worst=bmuf")
+    ends = {
+        ("sync_sgd", ""): (0.90, 0.80, 0.90, 0.80, 0.90),
+        ("bmuf", ""): (0.80, 0.90, 0.80, 0.91, 0.90),
+        ("sign_sgd", ""): (0.85, 0.85, 0.85, 0.85, 0.88),
+        ("Worst", ""): (0.1, 0.1, 0.1, 0.1, 0.1),
+    }
+    lead = analysis.report(study, made(study, ends), "").lead
+    assert lead.line == "bmuf leads, but 2 of 3 others cannot be told from it"
+
+
 def test_the_line_of_a_sweep_says_how_often_one_is_best(tmp_path):
     study = study_of(tmp_path, "--sweep=period=2,4", seeds=2)
     lead = analysis.report(study, made(study, SWEPT), "").lead

@@ -68,13 +68,13 @@ def headline(
     index = best([c.measure for c in contenders], higher_is_better)
     top = None if index is None else contenders[index]
     if top is None or top.measure is None:
-        return f"All runs of {listed([c.label for c in contenders])} diverged."
+        return f"All runs of {_and([c.label for c in contenders])} diverged."
     by_kind: dict[str, list[Contender]] = {kind: [] for kind in FINDINGS}
     for c in contenders:
         if c is not top:
             by_kind[standing(c, higher_is_better)].append(c)
     findings = [
-        FINDINGS[kind].format(listed([_named(c) for c in those]))
+        FINDINGS[kind].format(_and([_named(c) for c in those]))
         for kind, those in by_kind.items()
         if those
     ] or ["there is nothing to compare it to"]
@@ -93,7 +93,7 @@ def unranked(contenders: Sequence[Contender], by: Measure) -> str:
         by: what they are compared by.
     """
     pool = [c for c in contenders if c.measure is not None]
-    lost = listed([c.label for c in contenders if c.measure is None])
+    lost = _and([c.label for c in contenders if c.measure is None])
     if not pool:
         return f"All runs of {lost} diverged."
     means = [c.measure.mean for c in pool if c.measure is not None]
@@ -142,7 +142,7 @@ def _cost(contenders: Sequence[Contender], pool: Sequence[Contender]) -> str:
         if c.bytes_per_worker is not None
     }
     counted = [c.label for c in pool if c.label in known]
-    missing = listed([c.label for c in pool if c.label not in known])
+    missing = _and([c.label for c in pool if c.label not in known])
     if not counted:
         return f"What {missing} sent could not be counted"
     least = min(known[label] for label in counted)
@@ -154,7 +154,7 @@ def _cost(contenders: Sequence[Contender], pool: Sequence[Contender]) -> str:
     elif len(cheapest) == len(pool):
         text = f"Each of these sends {sent}"
     else:
-        text = f"Of these, {listed(cheapest)} {verb} least: {sent}"
+        text = f"Of these, {_and(cheapest)} {verb} least: {sent}"
     text += _against(least, known, others=len(known) > len(counted))
     return f"{text} (what {missing} sent could not be counted)" if missing else text
 
@@ -181,7 +181,7 @@ def share(part: float) -> str:
     return f"{100 * part:.0f} %" if part < 0.995 else "nearly all"
 
 
-def listed(labels: Sequence[str]) -> str:
+def _and(labels: Sequence[str]) -> str:
     """Names in a sentence."""
     commas = [", ".join(labels[:-1]), *labels[-1:]]
     return " and ".join(commas if len(labels) > 1 else labels)

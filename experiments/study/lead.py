@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from experiments.screen import size
 from experiments.study.amounts import named, shown, with_unit
 from experiments.study.claims import claim
-from experiments.study.headline import Contender, best, listed, share, standing
+from experiments.study.headline import Contender, best, share, standing
 from experiments.study.rates import Rates, factor
 from experiments.study.results import BY_HAND, ONE_NOMINAL, Lead, Measure, Number, Row
 
-LONGEST = 40  # of names in a line, characters
+LONGEST = 40  # two names in a line, characters
 
 
 def lead(
@@ -69,13 +69,14 @@ def _line(contenders: Sequence[Contender], by: Measure) -> str:
         count = top.seeds - top.diverged
         seeds = "one seed is" if count == 1 else f"{count} seeds are"
         return f"{top.label} leads, but {seeds} too few to tell"
-    names = [top.label, *(x for x, kind in kinds.items() if kind == "unseen")]
-    if len(names) == 1:
+    alike = [label for label, kind in kinds.items() if kind == "unseen"]
+    if not alike:
         partly = " in the mean alone" if "better" in kinds.values() else ""
         return f"{top.label} has the best {by.name}{partly}"
-    if len("".join(names)) <= LONGEST:
-        return f"No difference seen between {listed(names)}"
-    return f"{len(names)} of {len(contenders)} algorithms cannot be told apart"
+    if len(alike) == 1 and len(top.label + alike[0]) <= LONGEST:
+        return f"No difference seen between {top.label} and {alike[0]}"
+    some = f"{len(alike)} of {len(contenders) - 1} others"
+    return f"{top.label} leads, but {some} cannot be told from it"
 
 
 def _swept(points: Mapping[str, Sequence[Contender]], by: Measure) -> str:
