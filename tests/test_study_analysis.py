@@ -607,7 +607,7 @@ def test_a_comparison_at_one_nominal_rate_names_no_winner(tmp_path, seeds):
     assert found.headline.startswith("At one nominal rate no winner is named")
     assert "differ 8 times" in found.headline
     assert "0.05 of sync_sgd to 0.4 of bmuf" in found.remarks[0]
-    tuned = f"{COMMAND} --workers 2 --tune lr=0.0025:1:log:7"
+    tuned = f"{COMMAND} --workers 2 --tune lr=0.0031:0.8:log:9"
     assert found.remarks[0].endswith(tuned)
     assert not NO_WINNER & words_of(found)
     assert found.rows[1].verdict.startswith("above by 1.0 points")

@@ -13,7 +13,7 @@ from experiments.study.runs import Runs
 from experiments.study.spec import Entry, Spec, groups_of_flags, parameter
 
 APART = 1.5  # times: effective rates that differ by more are not those of one study
-WIDTH, COUNT = 20, 7  # what to tune over: to this factor on either side, in steps
+WIDTH, MOST = 8, 9  # what to tune over: at least so far to either side; values
 
 
 class Rates(NamedTuple):
@@ -112,11 +112,24 @@ def tuning_command(spec: Spec, runs: Sequence[Runs], command: str) -> str:
         dropped.add("sweep")
         tried = ",".join(spec.sweep.values)
     else:
-        fine = [r.any["lr"] for r in runs if r.fine] or [r.any["lr"] for r in runs]
-        tried = f"{min(fine) / WIDTH:.2g}:{max(fine) * WIDTH:.2g}:log:{COUNT}"
+        tried = _range([r for r in runs if r.fine] or runs)
     groups = groups_of_flags(words[len(program) :])
     kept = [group for group in groups if parameter(group[0]) not in dropped]
     return shlex.join([*program, *chain(*kept), *more, "--tune", f"lr={tried}"])
+
+
+def _range(runs: Sequence[Runs]) -> str:
+    """Nominal rates in factors of 2, as --tune takes them.
+
+    They give each algorithm the effective rates of all others, half and twice these.
+    """
+    nominal = [r.any["lr"] for r in runs]
+    effective = [r.any["effective_lr"] for r in _known(runs)] or nominal
+    gains = [r.any["effective_lr"] / r.any["lr"] for r in _known(runs)] or [1.0]
+    low = min(min(effective) / max(gains) / 2, min(nominal) / WIDTH)
+    high = max(max(effective) / min(gains) * 2, max(nominal) * WIDTH)
+    count = min(round(math.log2(high / low)) + 1, MOST)
+    return f"{low:.2g}:{high:.2g}:log:{count}"
 
 
 def _has_lr(entry: Entry) -> bool:
