@@ -44,6 +44,13 @@ def seeds(row: Row) -> str:
     return f"{text}, {row.diverged} diverged" if row.diverged else text
 
 
+def lost(report: Report, label: str) -> str:
+    """How many runs of an algorithm diverged, at all values of a sweep; "" for none."""
+    rows = [row for row in report.rows if row.label == label]
+    diverged, runs = sum(r.diverged for r in rows), sum(r.seeds for r in rows)
+    return f"{diverged} of {runs} diverged" if diverged else ""
+
+
 def sent(row: Row) -> str:
     """What each worker sent."""
     if row.bytes_per_worker is None:

@@ -77,10 +77,7 @@ def report(study: Study, runs: list[Runs], command: str) -> Report:
         lead=lead(contenders, rows, by, baseline, fairness),
         headline=_headline(contenders, by, fairness),
         sentences=sentences,
-        remarks=[
-            *([fairness.remark] if fairness.remark else []),
-            *about.remarks(study, runs, by, tuned, tried),
-        ],
+        remarks=[*fairness.remarks, *about.remarks(study, runs, by, tuned, tried)],
         terms=fairness.terms,
         measure=by,
         baseline=baseline,

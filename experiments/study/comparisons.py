@@ -1,4 +1,4 @@
-"""The figures that compare ends of runs: differences, sweeps and tuning."""
+"""The figures that compare ends of runs: differences and sweeps."""
 
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -6,7 +6,15 @@ from functools import partial
 import numpy as np
 from matplotlib.axes import Axes
 
-from experiments.study.amounts import known, named, number, point_text, sentence, spread
+from experiments.study.amounts import (
+    known,
+    lost,
+    named,
+    number,
+    point_text,
+    sentence,
+    spread,
+)
 from experiments.study.canvas import (
     INK,
     MUTED,
@@ -95,12 +103,8 @@ def panel_text(point: str, points: Sequence[str], sweep: str) -> str:
 
 def names_of(report: Report, labels: Sequence[str]) -> dict[str, str]:
     """What these algorithms are called, with how many of their runs diverged."""
-    names = {}
-    for label in dict.fromkeys(labels):
-        rows = [row for row in report.rows if row.label == label]
-        diverged, runs = sum(r.diverged for r in rows), sum(r.seeds for r in rows)
-        names[label] = label + f" ({diverged} of {runs} diverged)" * (diverged > 0)
-    return names
+    gone = {label: lost(report, label) for label in labels}
+    return {label: f"{label} ({x})" if x else label for label, x in gone.items()}
 
 
 def middle_of(row: Row, top: float, measure: Measure) -> tuple[float, float]:

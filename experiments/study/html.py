@@ -84,7 +84,7 @@ def page(report: Report, figures: Mapping[str, Shown]) -> str:
         amounts=amounts,
         looks=looks({row.label: row.algo for row in report.rows}),
         paths=MARKERS,
-        names=names(report),
+        labels=list(dict.fromkeys(row.label for row in report.rows)),
         points=list(dict.fromkeys(row.point for row in report.rows)),
         judged=judged,
         tried=tried,
@@ -134,16 +134,6 @@ def sections(
         if charts:
             name = heading or amounts.sentence(report.measure.name)
             found.append((f"figures-{group}", name, charts))
-    return found
-
-
-def names(report: Report) -> dict[str, str]:
-    """What the legend says of each algorithm beside its name."""
-    found = {}
-    for label in dict.fromkeys(row.label for row in report.rows):
-        rows = [row for row in report.rows if row.label == label]
-        diverged, runs = sum(r.diverged for r in rows), sum(r.seeds for r in rows)
-        found[label] = f"{diverged} of {runs} diverged" if diverged else ""
     return found
 
 

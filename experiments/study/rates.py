@@ -23,12 +23,12 @@ class Rates(NamedTuple):
         terms: ONE_NOMINAL or BY_HAND where rates were not tuned and effective ones
             differ; "" elsewhere.
         times: how far they differ at most.
-        remark: what to know, with the command that tunes them; "" for nothing.
+        remarks: what to know, with the command that tunes them; () for nothing.
     """
 
     terms: str = ""
     times: float = 1.0
-    remark: str = ""
+    remarks: Sequence[str] = ()
 
 
 def rates(spec: Spec, runs: Sequence[Runs], command: str) -> Rates:
@@ -49,11 +49,11 @@ def rates(spec: Spec, runs: Sequence[Runs], command: str) -> Rates:
     if times <= APART:
         if max(map(len, map(_known, groups))) > 1:
             return Rates()
-        return Rates(remark=f"{_unknown(groups[0])} {way_out}")
+        return Rates(remarks=[f"{_unknown(groups[0])} {way_out}"])
     unfair = [group for factor, group in apart if factor > APART]
     one_nominal = all(len({r.any["lr"] for r in group}) == 1 for group in unfair)
     terms = ONE_NOMINAL if one_nominal else BY_HAND
-    return Rates(terms, times, f"{_unfair(widest, terms, times)} {way_out}")
+    return Rates(terms, times, [f"{_unfair(widest, terms, times)} {way_out}"])
 
 
 def _known(group: Sequence[Runs]) -> list[Runs]:
