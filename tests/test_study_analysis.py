@@ -239,6 +239,9 @@ def test_the_default_target_is_near_the_best(tmp_path, measure, target, reached)
         ((0.99, 0.93, 0.98, 0.96, 0.97), (0.97, 0.98, 0.97, 0.98, 0.99), 0.966),
         # Too few seeds for an interval: 1.5 points apart, deviations of 1 and 2.
         ((0.97, 0.98, 0.99), (0.945, 0.965, 0.985), 0.965),
+        # A mean that is a round figure but for rounding.
+        ([math.nextafter(0.966, 0)] * 5, (0.99, 0.99, 0.97, 0.93, 0.96), 0.958),
+        ((0.99, 0.99, 0.97, 0.93, 0.96), [math.nextafter(0.956, 0)] * 5, 0.956),
         # Worse in every seed.
         ((0.97, 0.98, 0.97, 0.98, 0.99), (0.90, 0.93, 0.91, 0.9, 0.92), 0.968),
     ],

@@ -45,7 +45,7 @@ def seeds(row: Row) -> str:
 
 
 def lost(report: Report, label: str) -> str:
-    """How many runs of an algorithm diverged, at all values of a sweep; "" for none."""
+    """The number of an algorithm's runs that diverged, in words; "" for none."""
     rows = [row for row in report.rows if row.label == label]
     diverged, runs = sum(r.diverged for r in rows), sum(r.seeds for r in rows)
     return f"{diverged} of {runs} diverged" if diverged else ""
@@ -59,7 +59,7 @@ def sent(row: Row) -> str:
 
 
 def syncs(row: Row) -> str:
-    """In how many syncs; "" where they could not be counted."""
+    """The number of syncs, in words; "" where they could not be counted."""
     if row.syncs is None:
         return ""
     return f"in {row.syncs:,} sync{'' if row.syncs == 1 else 's'}"
@@ -147,7 +147,7 @@ def until_step(row: Row) -> str:
 
 
 def not_in(row: Row) -> str:
-    """That the target was not reached."""
+    """Words for a target that was not reached."""
     return f"not in {row.steps:,} steps"
 
 

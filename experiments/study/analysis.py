@@ -225,7 +225,7 @@ def _counterpart(runs: list[Runs], r: Runs, baseline: str) -> Runs | None:
 
 
 def _by_point(runs: list[Runs], by: Measure) -> dict[str, list[Contender]]:
-    """Who is compared with whom: the algorithms at each value of a sweep."""
+    """The algorithms at each value of a sweep, which are compared with one another."""
     points = dict.fromkeys(r.cell.point for r in runs)
     if len(points) > 1:
         points.pop("", None)
@@ -246,7 +246,7 @@ def _headline(points: dict[str, list[Contender]], by: Measure, fairness: Rates) 
 
 
 def _answer(contenders: list[Contender], by: Measure, terms: str, point: str) -> str:
-    """What these algorithms reached, and which is best if that can be said."""
+    """The figures of these algorithms, and the best of them if one can be named."""
     where = f"{point}: " if point else ""
     if terms == ONE_NOMINAL:
         text = unranked(contenders, by)

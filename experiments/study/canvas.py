@@ -43,7 +43,7 @@ STYLE: dict[Any, Any] = {
 
 
 class Point(NamedTuple):
-    """What a reader is told who points at a place.
+    """A place in a figure that tells what is there when it is pointed at.
 
     Attributes:
         x: units from the figure's left end.
@@ -180,7 +180,7 @@ def in_one_line(text: str, width: float) -> str:
 
 
 def place(axes: Axes, x: float, y: float) -> tuple[float, float]:
-    """Where a point of the data lies: units from the figure's top left corner."""
+    """The place of a point of the data: units from the figure's top left corner."""
     figure = axes.get_figure(root=True)
     assert figure is not None
     across, up = axes.transData.transform((x, y))
@@ -234,7 +234,7 @@ def set_x(
 
 
 def units(axes: Axes) -> float:
-    """How wide axes are."""
+    """The width of axes, units."""
     return place(axes, axes.get_xlim()[1], 0)[0] - place(axes, axes.get_xlim()[0], 0)[0]
 
 

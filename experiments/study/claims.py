@@ -17,7 +17,7 @@ def verdict(
     scale: float,
     unit: str,
 ) -> str:
-    """Such as "a is better than b by 0.80 points (5 seeds, 95 % interval 0.50 to 1.1)".
+    """Says: "a is better than b by 0.8 points (5 seeds, 95 % interval 0.5 to 1.1)".
 
     Args:
         name: of the algorithm.
@@ -75,7 +75,7 @@ class Claim(NamedTuple):
 
     @property
     def link(self) -> str:
-        """What stands between the relation and the baseline."""
+        """The word between the relation and the baseline."""
         links = {"better": " than", "worse": " than", "ahead": " of"}
         return links.get(self.relation, "")
 
@@ -86,7 +86,7 @@ def claim(
     scale: float,
     unit: str,
 ) -> Claim:
-    """How one compares, by how much and how surely."""
+    """The parts of what is said of a difference."""
     if difference is None:
         return Claim("nothing to compare", doubt=": no seed in common")
     mean, low, high, deviation, count, _ = difference
@@ -112,7 +112,7 @@ def claim(
 
 
 def _few(difference: Difference, higher_is_better: bool | None, amount: str) -> Claim:
-    """Of too few seeds for an interval."""
+    """The same of too few seeds for an interval."""
     mean, count = difference.mean, difference.count
     where = _everywhere(count)
     if not difference.same_sign:
@@ -125,7 +125,7 @@ def _few(difference: Difference, higher_is_better: bool | None, amount: str) -> 
 
 
 def _everywhere(count: int) -> str:
-    """In how many seeds: in all."""
+    """Words for all of the seeds."""
     few = {1: " on one seed", 2: " in both seeds"}
     return few.get(count, f" in all {count} seeds")
 

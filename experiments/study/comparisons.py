@@ -102,13 +102,13 @@ def panel_text(point: str, points: Sequence[str], sweep: str) -> str:
 
 
 def names_of(report: Report, labels: Sequence[str]) -> dict[str, str]:
-    """What these algorithms are called, with how many of their runs diverged."""
+    """The names of these algorithms, with the number of runs that diverged."""
     gone = {label: lost(report, label) for label in labels}
     return {label: f"{label} ({x})" if x else label for label, x in gone.items()}
 
 
 def middle_of(row: Row, top: float, measure: Measure) -> tuple[float, float]:
-    """Where the mean difference of a row lies, whose upper end is at top."""
+    """The place of the mean difference of a row, whose upper end is at top."""
     assert row.difference is not None
     return row.difference.mean * measure.scale, top + 28
 
@@ -188,7 +188,7 @@ def points_of(
     shift: float,
     measure: Measure,
 ) -> list[Point]:
-    """What is told at the swept values; of what is not swept, at the right end."""
+    """The figures at the swept values; of what is not swept, at the right end."""
     right = axes.get_xlim()[1]
     found = []
     for row in rows:

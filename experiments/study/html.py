@@ -138,7 +138,7 @@ def sections(
 
 
 def still(report: Report) -> list[str]:
-    """What of the replicas was measured, and was 0 at every evaluation."""
+    """The quantities of the replicas that were measured and always 0."""
     return [
         quantity.name
         for quantity in quantities.INSIDE
@@ -176,13 +176,13 @@ def best_score(report: Report, tuning: Tuning) -> str:
 
 
 def tuned(report: Report) -> dict[str, str]:
-    """What was chosen, by algorithm."""
+    """The values that were chosen, by algorithm."""
     each = {amounts.named(r.label, r.point): amounts.tuned(r) for r in report.rows}
     return {name: values for name, values in each.items() if values}
 
 
 def network_texts(report: Report) -> dict[str, str]:
-    """What each network is."""
+    """The bandwidth and latency of each network."""
     return {
         f"network {n.name}": f"{amounts.speed(n.bandwidth)}, "
         f"{amounts.duration(n.latency)}"

@@ -80,7 +80,7 @@ def _line(contenders: Sequence[Contender], by: Measure) -> str:
 
 
 def _swept(points: Mapping[str, Sequence[Contender]], by: Measure) -> str:
-    """Who is best at how many values of a sweep."""
+    """The best algorithms, and the number of values of a sweep at which each is it."""
     sweep = next(iter(points)).partition("=")[0]
     tops: Counter[str] = Counter()
     for each in points.values():
@@ -108,7 +108,7 @@ def _ends(rows: Sequence[Row], by: Measure) -> Number:
 def _difference(
     rows: Sequence[Row], top: Row, by: Measure, baseline: str
 ) -> list[Number]:
-    """That of the best to the baseline, or of the next best if it is the baseline."""
+    """The difference to the baseline of the best algorithm other than it."""
     others = [row for row in rows if row.difference]
     if not others:
         return []
@@ -124,14 +124,14 @@ def _difference(
 
 
 def _sent(rows: Sequence[Row]) -> list[Number]:
-    """What is sent at least and at most."""
+    """The least and the most that is sent."""
     known = sorted(x for row in rows if (x := row.bytes_per_worker) is not None)
     ends = dict.fromkeys(size(x) for x in (known[:1] + known[-1:]))
     return [Number(" to ".join(ends), "sent by each worker")] if known else []
 
 
 def _bytes(rows: Sequence[Row], pool: Sequence[Row]) -> list[Number]:
-    """What the cheapest of the pool sends, as a part of what is sent at most."""
+    """The least that one of the pool sends, as a part of the most that any sends."""
     known = [(row.bytes_per_worker, row) for row in rows]
     sent = [(x, row) for x, row in known if x is not None]
     cheap = [(x, row) for x, row in sent if row in pool]

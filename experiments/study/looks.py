@@ -1,4 +1,4 @@
-"""How each algorithm looks, in every figure and beside its name."""
+"""The look of each algorithm, in every figure and beside its name."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -26,7 +26,7 @@ MARKERS = {  # as matplotlib names them, and as paths around 13, 6
 
 
 class Look(NamedTuple):
-    """How one algorithm is drawn.
+    """The colour, line and marker of one algorithm.
 
     Attributes:
         series: the index of its colour.

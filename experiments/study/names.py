@@ -35,13 +35,13 @@ def lines_of(name: str, width: float) -> list[str]:
 
 
 def column(names: Sequence[str], width: float) -> float:
-    """What names take of the width of a figure."""
+    """The part of a figure's width that names take, units."""
     longest = max(len(line) for name in names for line in lines_of(name, width))
     return LEADER + SIGN + CHARACTER * 1.05 * longest + 4
 
 
 def tall(names: Sequence[str], width: float) -> float:
-    """What they take of its height."""
+    """The part of its height that they take, units."""
     return sum(HEIGHT * len(lines_of(name, width)) + GAP for name in names)
 
 

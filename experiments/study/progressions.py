@@ -154,7 +154,7 @@ def draw_line(
 
 
 def target_text(report: Report, quantity: Quantity) -> str:
-    """What the line at the target is called; "" where there is none."""
+    """The name of the line at the target; "" where there is none."""
     if report.target is None or quantity.group != "measure":
         return ""
     return f"target {target(report)}"
@@ -177,7 +177,7 @@ def notes(
     limits: tuple[float, float, bool],
     log: bool,
 ) -> str:
-    """What the picture leaves out."""
+    """Words for all that the picture leaves out."""
     _, high, log_y = limits
     told: dict[str, list[str]] = {}
     for line in lines:
@@ -207,7 +207,7 @@ def last_figures(lines: Sequence[Line], quantity: Quantity) -> str:
 def end_of(
     axes: Axes, line: Line, log: bool, look: dict[str, Look], names: dict[str, str]
 ) -> End | None:
-    """Where a line ends that is on the axes."""
+    """The end of a line; None if no part of it is on the axes."""
     drawn = np.isfinite(line.mean) & ((line.x > 0) | (not log))
     if not drawn.any():
         return None
@@ -218,7 +218,7 @@ def end_of(
 
 
 def points_of(axes: Axes, line: Line, quantity: Quantity, view: View) -> list[Point]:
-    """What is told at the evaluations that are seen."""
+    """The figures at the evaluations that are seen."""
     (left, right), (low, high) = axes.get_xlim(), axes.get_ylim()
     inside = (line.x >= left) & (line.x <= right)
     seen = np.flatnonzero(inside & (line.mean >= low) & (line.mean <= high))
@@ -243,6 +243,6 @@ def figure_of(line: Line, i: int, quantity: Quantity) -> str:
 
 
 def at(view: View, x: float) -> str:
-    """Where on the axis: "after 480 local steps"."""
+    """A place on the axis in words: "after 480 local steps"."""
     words = {"bytes": size, "time": duration}.get(view.kind)
     return f"after {words(x)}" if words else f"after {x:,.0f} {view.name}"

@@ -17,7 +17,7 @@ WIDTH, MOST = 8, 9  # what to tune over: at least so far to either side; values
 
 
 class Rates(NamedTuple):
-    """How far a comparison of algorithms is one of learning rates.
+    """The part that learning rates have in a comparison of algorithms.
 
     Attributes:
         terms: ONE_NOMINAL or BY_HAND where rates were not tuned and effective ones
@@ -69,7 +69,7 @@ def _times(group: Sequence[Runs]) -> float:
 
 
 def _unfair(group: Sequence[Runs], terms: str, times: float) -> str:
-    """What differs, and between whom."""
+    """The first remark of a comparison at unlike rates."""
     known = sorted(_known(group), key=lambda r: r.any["effective_lr"])
     ends = (
         f"{number(r.any['effective_lr'])} of {r.name}" for r in (known[0], known[-1])
@@ -85,12 +85,12 @@ def _unfair(group: Sequence[Runs], terms: str, times: float) -> str:
 
 
 def factor(times: float) -> str:
-    """Such as "8 times" or "2.5 times"."""
+    """A ratio in words: "8 times" or "2.5 times"."""
     return f"{number(float(f'{times:.2g}'))} times"
 
 
 def _unknown(group: Sequence[Runs]) -> str:
-    """Who has no effective rate."""
+    """The first remark of a comparison whose effective rates are not known."""
     names = ", ".join(r.name for r in group if r not in _known(group))
     return (
         f"Learning rates were not tuned, and of {names} no effective one is known: "
@@ -137,7 +137,7 @@ def _has_lr(entry: Entry) -> bool:
 
 
 def _without_lr(spec: Spec) -> list[str]:
-    """What --algos would have without rates: each algorithm once."""
+    """The algorithms as --algos has them, without rates, each once."""
     found: dict[tuple[str, ...], str] = {}
     for entry in spec.entries:
         groups = groups_of_flags(entry.words)

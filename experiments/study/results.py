@@ -203,7 +203,7 @@ class Number(NamedTuple):
 
 
 class Lead(NamedTuple):
-    """What is seen first.
+    """The part of a page that is seen first.
 
     Attributes:
         line: the answer in one line.

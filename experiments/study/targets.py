@@ -1,11 +1,11 @@
-"""The figure of which the time to reach it is told."""
+"""The target: the figure to which times are given."""
 
 import math
 from collections.abc import Sequence
 
 from experiments.study.headline import Contender, best, standing
 from experiments.study.results import Curve, Measure
-from experiments.study.statistics import Spread
+from experiments.study.statistics import ROUNDING, Spread
 
 SHARE = 0.05  # of a loss; of an accuracy a point
 
@@ -48,5 +48,6 @@ def reached(curve: Curve, by: Measure, target: float | None) -> int | None:
     if target is None or by.key not in curve.bands:
         return None
     side = 1 if by.higher_is_better else -1
+    least = side * target - ROUNDING * abs(target)
     means = enumerate(curve.bands[by.key].mean)
-    return next((i for i, x in means if side * x >= side * target), None)
+    return next((i for i, x in means if side * x >= least), None)

@@ -70,7 +70,7 @@ def tuned(report: Report, flag: str, look: dict[str, Look], width: float) -> Dra
 
 
 def points_of(axes: Axes, tuning: Tuning, measure: Measure) -> list[Point]:
-    """What is told at the values that were tried and did not diverge."""
+    """The scores at the values that were tried and did not diverge."""
     low, high = axes.get_ylim()
     found = []
     for value, score in zip(tuning.values, tuning.scores, strict=True):
@@ -118,7 +118,7 @@ def draw_tuning(
 
 
 def tuning_note(tunings: Sequence[Tuning]) -> str:
-    """Who was best at an edge, and what a cross is."""
+    """Names the algorithms whose best value is at an edge, and explains the crosses."""
     edges = [
         f"{named(t.label, t.point)} ({number(t.chosen)})" for t in tunings if t.at_edge
     ]
