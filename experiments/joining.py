@@ -218,10 +218,10 @@ def _take_streams(member: Member) -> TextIO:
     Returns:
         Where a traceback goes.
     """
-    stdout, errors = os.dup(1), sys.stderr
+    errors = exits.unfailing(2, sys.stderr.encoding)
+    sys.stdout = exits.unfailing(os.dup(1), sys.stdout.encoding)
+    sys.stderr = errors
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-    sys.stdout = open(stdout, "w", encoding=sys.stdout.encoding)  # noqa: SIM115
-    exits.never_fail_to_print()
     if member.process > 0:
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115
     return errors

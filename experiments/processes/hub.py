@@ -4,7 +4,7 @@ import signal
 import time
 from typing import Any, Literal
 
-from experiments.exits import TERMINATED, UNCONNECTED, stopped_by
+from experiments.exits import TERMINATED, UNCONNECTED, say, stopped_by
 from experiments.processes.crew import Crew
 from experiments.processes.group import Rules, Start, processes
 from experiments.processes.guests import Guests, Heard
@@ -17,7 +17,6 @@ from experiments.processes.rendezvous import (
 )
 from experiments.processes.seen import Known, Seen, silence
 from experiments.processes.verdicts import stuck, unconnected, verdict
-from experiments.processes.wire import say
 
 FAREWELL = 3.0  # seconds in which the others have to take their leave
 RETRIES = 2  # of jax's start-up

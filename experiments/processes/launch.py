@@ -3,20 +3,18 @@
 import json
 import os
 import selectors
-import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from experiments.exits import UNCONNECTED
+from experiments.exits import UNCONNECTED, handling, say
 from experiments.processes.crew import Crew
 from experiments.processes.group import Group, Rules
 from experiments.processes.guests import Guests
 from experiments.processes.hub import Hub
 from experiments.processes.rendezvous import Hello, address, here, listen
 from experiments.processes.spoke import Spoke
-from experiments.processes.wire import say
 
 TICK = 0.03  # seconds
 
@@ -91,10 +89,5 @@ def _loop(
 def _signals() -> Iterator[list[int]]:
     """Collects SIGINT and SIGTERM, as the loop is never long in coming round."""
     received: list[int] = []
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    before = {n: signal.signal(n, lambda n, _: received.append(n)) for n in numbers}
-    try:
+    with handling(lambda number, _: received.append(number)):
         yield received
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -5,7 +5,7 @@ import signal
 import time
 from typing import Any
 
-from experiments.exits import TERMINATED, UNCONNECTED, stopped_by
+from experiments.exits import TERMINATED, UNCONNECTED, say, stopped_by
 from experiments.processes.crew import Crew
 from experiments.processes.group import Rules, Start, processes
 from experiments.processes.rendezvous import (
@@ -16,7 +16,7 @@ from experiments.processes.rendezvous import (
     greeting,
 )
 from experiments.processes.seen import Seen
-from experiments.processes.wire import GARBAGE, Link, say
+from experiments.processes.wire import GARBAGE, Link
 
 BEAT = 1.0  # seconds between signs of life
 FAREWELL = 0.5  # seconds in which the hub has to take note
