@@ -16,9 +16,9 @@ from experiments.flags import Request
 from experiments.plan import Plan, prepare
 from experiments.progress import Progress
 from experiments.ready import Ready, begin, finish, ready
-from experiments.saves import FOLDER, Saves, check_config
+from experiments.saves import FOLDER, Saves, check_config, named
 from experiments.team import ALONE, Team
-from experiments.train import DIVERGED_ABOVE, Outcome
+from experiments.train import DIVERGED_ABOVE, Outcome, checkpoints
 
 
 def run(
@@ -98,6 +98,7 @@ def _begin(
             state, progress = found
             job = job._replace(state=state)
             screen.say(f"going on from the checkpoint of step {progress.step}")
+    progress = named(progress, job.plan.team)
     try:
         if job.plan.team.is_first:
             begin(job, argv, out, progress)
@@ -122,6 +123,7 @@ def _remarks(plan: Plan, outcome: Outcome, summary: dict[str, Any]) -> list[str]
         remarks.append(
             f"stopped after step {steps} of {plan.settings.steps}: --resume goes on"
         )
+    remarks += _unsaved(plan, outcome)
     if plan.settings.workers > 1 and plan.task.sends:
         remarks.append(f"not counted in what each worker sent: {plan.task.sends}")
     if plan.task.kept != "replicated":
@@ -135,6 +137,19 @@ def _remarks(plan: Plan, outcome: Outcome, summary: dict[str, Any]) -> list[str]
             f"{since} local steps are not in it"
         )
     return remarks
+
+
+def _unsaved(plan: Plan, outcome: Outcome) -> list[str]:
+    """Which checkpoint is the newest, if a later one could not be saved."""
+    end, saved = outcome.progress.step, outcome.progress.saved
+    if outcome.diverged_at is not None:  # nothing is saved from there on
+        end = outcome.diverged_at
+    due = [x for x in checkpoints(plan.settings) if x <= end]
+    if saved >= (end if outcome.stopped else max(due, default=0)):
+        return []
+    if not saved:
+        return ["no checkpoint could be saved: --resume would start from the beginning"]
+    return [f"the newest checkpoint is of step {saved}: --resume would go on from it"]
 
 
 def _named(workers: list[int]) -> str:
