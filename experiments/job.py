@@ -3,6 +3,7 @@
 import json
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import jax
 from safetensors import SafetensorError
 
 import syncalgos
-from experiments import exits, export, records, screen
+from experiments import exits, export, lock, records, screen
 from experiments.errors import BadRequest
 from experiments.flags import Request
 from experiments.plan import Plan, prepare
@@ -45,8 +46,22 @@ def run(
     """
     plan = prepare(request, team=team)
     s = plan.settings
-    job = ready(plan)
     out = s.out or records.default_out(s.task, s.algo)
+    with lock.held(out) if team.is_first else nullcontext():
+        return _run(plan, request, argv, out, started, asked_to_stop)
+
+
+def _run(
+    plan: Plan,
+    request: Request,
+    argv: list[str],
+    out: Path,
+    started: float,
+    asked_to_stop: Callable[[], int],
+) -> int:
+    """Runs what is planned, in a folder that no other run writes to."""
+    s, team = plan.settings, plan.team
+    job = ready(plan)
     saves = Saves(job, out / FOLDER, started)
     job, progress = _begin(job, argv, out, saves)
     for text in _header(plan, request, job.facts):

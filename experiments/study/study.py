@@ -9,7 +9,7 @@ from argparse import Namespace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from experiments import exits, records, screen
+from experiments import exits, lock, records, screen
 from experiments.errors import BadRequest
 from experiments.ready import versions
 from experiments.study import (
@@ -63,21 +63,9 @@ def run(asked: Asked, argv: list[str], asked_to_stop: exits.Stopped) -> int | No
     """
     try:
         study = _study(asked, argv)
-        _check_folder(study)
-        plan = planned(study.spec, study.seeds)
-        _open_folder(study)
-        final = make_runs(plan, study.out, study.own.measure, asked_to_stop)
-        if final is None:
-            return None
-        command = shlex.join([*request.PROGRAM.split(), *argv])
-        made = [runs.read(point, cell) for point, cell in final]
-        found = analysis.report(study, made, command)
-        records.write_lines(study.out / "metrics.jsonl", runs.study_lines(made))
-        write.write(found, study.out)
-        if study.own.tensorboard:
-            events.write_events(
-                study.out / "tensorboard", runs.named_lines(made, study.out)
-            )
+        records.check_writable(study.out)
+        with lock.held(study.out):
+            return _made(study, argv, asked_to_stop)
     except ValueError as error:
         raise BadRequest(str(error)) from error
     except OSError as error:  # a full disk, say: all that is done is kept
@@ -87,6 +75,25 @@ def run(asked: Asked, argv: list[str], asked_to_stop: exits.Stopped) -> int | No
             "command goes on from there"
         )
         return exits.TERMINATED
+
+
+def _made(study: Study, argv: list[str], asked_to_stop: exits.Stopped) -> int | None:
+    """Makes a study's files, and shows the summary; returns as `run` does."""
+    _check_folder(study)
+    plan = planned(study.spec, study.seeds)
+    _open_folder(study)
+    final = make_runs(plan, study.out, study.own.measure, asked_to_stop)
+    if final is None:
+        return None
+    command = shlex.join([*request.PROGRAM.split(), *argv])
+    made = [runs.read(point, cell) for point, cell in final]
+    found = analysis.report(study, made, command)
+    records.write_lines(study.out / "metrics.jsonl", runs.study_lines(made))
+    write.write(found, study.out)
+    if study.own.tensorboard:
+        events.write_events(
+            study.out / "tensorboard", runs.named_lines(made, study.out)
+        )
     screen.show(about.summary(found, study.out))
     return exits.DONE
 
@@ -130,9 +137,8 @@ def _default_out(decided: Spec) -> Path:
 def _check_folder(study: Study) -> None:
     """Raises a ValueError if the folder holds something else than this study."""
     out = study.out
-    records.check_writable(out)
     if study.own.overwrite or not (out / NAME).exists():
-        if out.exists() and any(out.iterdir()) and not (out / NAME).exists():
+        if _content(out) and not (out / NAME).exists():
             raise ValueError(f"--out {out} holds something else: take another folder")
         return
     try:
@@ -179,9 +185,17 @@ def _own_code(decided: Spec) -> dict[str, str]:
 
 
 def _open_folder(study: Study) -> None:
-    """Makes the folder, empty if asked so, and says what it is for."""
+    """Empties the folder if asked so, and says what it is for."""
     if study.own.overwrite and (study.out / NAME).exists():
-        shutil.rmtree(study.out)
-    study.out.mkdir(parents=True, exist_ok=True)
+        for path in _content(study.out):
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
     if not (study.out / NAME).exists():
         records.write_json(study.out / NAME, _identity(study))
+
+
+def _content(out: Path) -> list[Path]:
+    """All that is in a folder but the lock."""
+    return [path for path in out.iterdir() if path.name != lock.NAME]
