@@ -14,9 +14,9 @@ from experiments import exits, flags, gloo, job, records, screen
 from experiments.errors import BadRequest
 from experiments.flags import Request
 from experiments.processes import launch
+from experiments.processes.addresses import address
 from experiments.processes.group import Group, Rules
 from experiments.processes.member import Member
-from experiments.processes.rendezvous import address
 from experiments.ready import versions
 from experiments.team import Team
 from syncalgos import checks
@@ -199,14 +199,14 @@ def _connect(member: Member) -> None:
     """
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.config.update("jax_enable_preemption_service", False)
-    if member.hosts > 1:
-        gloo.listen_towards(member.jax_coordinator)
+    bind_address = gloo.listen_towards(member.jax_coordinator)
     jax.distributed.initialize(
         member.jax_coordinator,
         member.processes,
         member.process,
         local_device_ids=[member.local] if member.locals > 1 else None,
         initialization_timeout=round(member.init_timeout),
+        coordinator_bind_address=bind_address,
     )
 
 

@@ -1,11 +1,13 @@
 """Commands that are made to fail, and what is left of them, by their environment."""
 
+import ipaddress
 import json
 import os
 import re
 import shlex
 import shutil
 import signal
+import struct
 import subprocess
 import time
 import uuid
@@ -116,6 +118,29 @@ def commands(folder):
             os.kill(pid, signal.SIGKILL)
         for command in started:
             command.process.wait(TIMEOUT)
+
+
+def listening(pids, net="/proc/net"):
+    """The addresses at which processes listen, as /proc has them."""
+    links = [link for pid in pids for link in Path(f"/proc/{pid}/fd").iterdir()]
+    held = {os.readlink(link) for link in links if link.is_symlink()}
+    found = []
+    for name in ("tcp", "tcp6"):
+        rows = [row.split() for row in Path(net, name).read_text().splitlines()[1:]]
+        found += [
+            row[1].partition(":")[0]
+            for row in rows
+            if row[3] == "0A" and f"socket:[{row[9]}]" in held
+        ]
+    return [named(x) for x in found]
+
+
+def named(words):
+    """An address that /proc writes as words of the machine's order of bytes."""
+    size = len(words) // 8
+    packed = struct.pack(f"={size}I", *struct.unpack(f">{size}I", bytes.fromhex(words)))
+    address = ipaddress.ip_address(packed)
+    return str(getattr(address, "ipv4_mapped", None) or address)
 
 
 def is_halted(pid):
