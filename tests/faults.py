@@ -35,14 +35,14 @@ def until(condition, what, limit=TIMEOUT):
 class Command:
     """A command that runs; its output goes to files."""
 
-    def __init__(self, words, out, tag, number, devices):
+    def __init__(self, words, out, tag, number, devices, environ):
         self.run_out, self.tag = out, tag
         self.out, self.err = (out.with_name(f"{x}{number}") for x in ("out-", "err-"))
         environ = environment(
             JAX_NUM_CPU_DEVICES=devices,
             PYTHONPATH=OURS,
-            XLA_FLAGS=os.environ["XLA_FLAGS"],
-            **{TAG: tag},
+            XLA_FLAGS=os.environ.get("XLA_FLAGS"),
+            **{TAG: tag, **environ},
         )
         with self.out.open("wb") as stdout, self.err.open("wb") as stderr:
             self.process = subprocess.Popen(
@@ -100,14 +100,14 @@ def members(tag):
 
 
 @contextmanager
-def commands(folder):
+def commands(folder, **environ):
     """Yields start(words), which starts a command; in the end nobody may be left."""
     if not Path("/proc/self/environ").exists():
         pytest.skip("what is left is looked for in /proc")
     tag, started = uuid.uuid4().hex, []
 
     def start(words, out=folder / "out", devices=1):
-        started.append(Command(words, out, tag, len(started), devices))
+        started.append(Command(words, out, tag, len(started), devices, environ))
         return started[-1]
 
     try:
