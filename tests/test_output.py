@@ -106,6 +106,28 @@ def test_broken_stdout_stops_no_run(broken, whole, tmp_path):
 
 
 @pytest.mark.slow
+def test_terminal_that_is_closed_while_it_shows_a_bar_stops_no_run(whole, tmp_path):
+    window, end = pty.openpty()
+    process = subprocess.Popen(
+        [*PROGRAM, *TINY.split(), "--out", tmp_path / "out"],
+        cwd=ROOT,
+        env=environment(
+            PYTHONPATH=OURS, TERM="xterm", XLA_FLAGS=os.environ["XLA_FLAGS"]
+        ),
+        stdin=subprocess.DEVNULL,
+        stdout=end,
+        stderr=end,
+        start_new_session=True,
+    )
+    os.close(end)
+    shown = b""
+    while b"training" not in shown:
+        shown += os.read(window, 4096)  # fails when the process has ended
+    os.close(window)
+    assert_complete(Run(process.wait(TIMEOUT), "", "", tmp_path / "out"), whole)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("processes", [1, 2])
 def test_closed_streams_stop_no_run(processes, whole, tmp_path):
     words = f"{TINY} --processes {processes}"
