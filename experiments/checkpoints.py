@@ -12,8 +12,8 @@ import numpy as np
 from experiments import parts
 from experiments.parts import Damaged, Part, Place
 
-# What the records of all parts of a run have in common; earlier ones have no `run`.
-COMMON = ("run", "settings")
+# What the records of all parts of a run have in common; earlier ones lack `run_id`.
+COMMON = ("run_id", "settings")
 
 
 class Incomplete(Exception):

@@ -17,7 +17,7 @@ from experiments.flags import Request
 from experiments.plan import Plan, prepare
 from experiments.progress import Progress
 from experiments.ready import Ready, begin, finish, ready
-from experiments.saves import FOLDER, Saves, check_config, named
+from experiments.saves import FOLDER, Saves, check_config, identified
 from experiments.team import ALONE, Team
 from experiments.train import DIVERGED_ABOVE, Outcome, checkpoints
 
@@ -113,7 +113,7 @@ def _begin(
             state, progress = found
             job = job._replace(state=state)
             screen.say(f"going on from the checkpoint of step {progress.step}")
-    progress = named(progress, job.plan.team)
+    progress = identified(progress, job.plan.team)
     try:
         if job.plan.team.is_first:
             begin(job, argv, out, progress)

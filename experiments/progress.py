@@ -22,8 +22,8 @@ class Progress:
         sent_since: the step at which that was.
         earlier_seconds: all that it took until it was stopped last.
         lane_form: how the lanes of the last dispatch were run; None before it.
-        run: what the run is called in all parts of its checkpoints: drawn at random
-            where it began, or was given new workers.
+        run_id: of the run, in all parts of its checkpoints: drawn at random where it
+            began, or was given new workers.
         saved: the step of the newest checkpoint that is whole; 0: there is none.
     """
 
@@ -37,7 +37,7 @@ class Progress:
     sent_since: int = 0
     earlier_seconds: float = 0.0
     lane_form: str | None = None
-    run: str = ""
+    run_id: str = ""
     saved: int = 0
 
     def stepped(self, losses: list[float], seconds: float) -> None:

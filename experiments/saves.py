@@ -144,7 +144,7 @@ class Saves(NamedTuple):
         per_step = self.run.sent and self.run.sent.per_step
         return records.plain(
             {
-                "run": progress.run,
+                "run_id": progress.run_id,
                 "settings": _settings(self.run),
                 "versions": versions(),
                 "sent": bytes_after(per_step, progress),
@@ -230,17 +230,17 @@ class Saves(NamedTuple):
             raise BadRequest(f"--resume: {error}") from error
         if not same:
             progress.sent_before, progress.sent_since = part.record["sent"], part.step
-            progress.run = ""
+            progress.run_id = ""
         progress.saved = part.step
         progress.resumed_at.append(part.step)
         return state, progress
 
 
-def named(progress: Progress, team: Team) -> Progress:
-    """The progress of a run that has a name, the same in all processes."""
+def identified(progress: Progress, team: Team) -> Progress:
+    """The progress of a run that has an id, the same in all processes."""
     drawn = team.gather([secrets.randbits(31) for _ in range(4)])[0]
-    drawn = "".join(f"{int(x):08x}" for x in drawn)
-    return dataclasses.replace(progress, run=progress.run or drawn)
+    run_id = progress.run_id or "".join(f"{int(x):08x}" for x in drawn)
+    return dataclasses.replace(progress, run_id=run_id)
 
 
 def _fingerprint(part: Part) -> np.ndarray:

@@ -498,7 +498,7 @@ def test_parts_of_two_runs_are_not_mixed(tmp_path):
         assert str(caught.value) == told
 
 
-@pytest.mark.parametrize("common", ["run", "settings"])
+@pytest.mark.parametrize("common", ["run_id", "settings"])
 def test_parts_of_two_runs_alike_in_form_are_not_mixed(common, tmp_path):
     def part(first, value):
         return a_part(8, 4, first, 2, record={common: value, "first": first})

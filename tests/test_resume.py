@@ -655,30 +655,30 @@ def test_processes_that_read_parts_of_two_runs_notice(
     assert_same_end(ended, whole)
 
 
-def called(ended):
-    """What a run is called in its last checkpoint."""
-    return last_part(ended).record["run"]
+def run_id(ended):
+    """The id of a run, as its last checkpoint has it."""
+    return last_part(ended).record["run_id"]
 
 
-def test_resumed_run_keeps_what_it_is_called(stopped, whole, out):
-    assert called(run(f"{BMUF} --resume", out)) == called(stopped) != called(whole)
+def test_resumed_run_keeps_its_id(stopped, whole, out):
+    assert run_id(run(f"{BMUF} --resume", out)) == run_id(stopped) != run_id(whole)
 
 
 def test_run_with_new_workers_is_another(stopped, out):
     ended = run(f"{BMUF} --workers 4 --resume-center --resume", out)
-    assert called(ended) != called(stopped)
+    assert run_id(ended) != run_id(stopped)
 
 
-def test_checkpoint_of_a_run_that_was_not_called_anything_serves(whole, out):
+def test_checkpoint_of_a_run_without_an_id_serves(whole, out):
     for step in steps(out / FOLDER):
         part = load(out / FOLDER, step)
-        del part.record["run"]
-        for name in ("run", "saved"):
+        del part.record["run_id"]
+        for name in ("run_id", "saved"):
             del part.record["progress"][name]
         write(out / FOLDER, part, 0, 1)
     ended = run(f"{BMUF} --resume", out)
     assert ended.summary["resumed_at"] == [7]
-    assert called(ended)
+    assert run_id(ended)
     assert_same_end(ended, whole)
 
 
