@@ -31,7 +31,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from benchmarks.measure import in_turn, ratios, spread, table, tell, told_by
 from benchmarks.work import WORK
 from experiments.gloo import listen_towards
-from experiments.processes.rendezvous import free_port
+from experiments.processes.addresses import free_port
 
 DEVICES, LANES = "devices", "lanes"
 SPLIT = PartitionSpec(DEVICES)
@@ -148,9 +148,13 @@ def take_part(number: int, flags: argparse.Namespace) -> None:
     """One of two processes; the first tells the records."""
     jax.config.update("jax_num_cpu_devices", 1)
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    listen_towards(flags.coordinator)
+    bind_address = listen_towards(flags.coordinator)
     jax.distributed.initialize(
-        flags.coordinator, 2, number, initialization_timeout=PATIENCE
+        flags.coordinator,
+        2,
+        number,
+        initialization_timeout=PATIENCE,
+        coordinator_bind_address=bind_address,
     )
     for record in measure_all(flags):
         if number == 0:

@@ -161,7 +161,13 @@ def records(
     jax.config.update("jax_num_cpu_devices", 1)
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     where = f"{link.ADDRESSES[0]}:{link.PORT + 1}"
-    jax.distributed.initialize(where, 2, end, initialization_timeout=link.PATIENCE)
+    jax.distributed.initialize(
+        where,
+        2,
+        end,
+        initialization_timeout=link.PATIENCE,
+        coordinator_bind_address=where,
+    )
     found = {"rate": rate, **probe._asdict(), "hop": hop()}
     nominal = Network("nominal", rate * 1e6 / 8, probe.latency)
     networks = {

@@ -4,12 +4,16 @@ Every process writes its own workers (see `parts`); a restoring run may have ano
 number of processes. Folders may be shared between hosts or not.
 """
 
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
 
 from experiments import parts
 from experiments.parts import Damaged, Part, Place
+
+# What the records of all parts of a run have in common; earlier ones lack `run_id`.
+COMMON = ("run_id", "settings")
 
 
 class Incomplete(Exception):
@@ -37,8 +41,9 @@ def load(
 
     Returns:
         A part of those workers, in arrays of its own; shared and record are those of
-        any part. If a step is there in parts of several runs (0-of-1; 0-of-2 and
-        1-of-2), they are from one, the first that serves: complete ones come first.
+        any part, as all are of one run. If a step is there in several layouts (0-of-1;
+        0-of-2 and 1-of-2), they are from one, the first that serves: complete ones
+        come first.
 
     Raises:
         Damaged: a part that is needed is, or does not fit the others.
@@ -80,14 +85,31 @@ def prune(
         OSError: a file cannot be removed.
     """
     valid = [x for x in steps(folder) if newest is None or x <= newest]
-    for place in _places(folder):
-        mine = place.number == number or place.of != of
-        if mine and place.step not in valid[:keep]:
-            (folder / place.file_name).unlink(missing_ok=True)
+    for step in {*steps(folder)} - {*valid[:keep]}:
+        remove(folder, step, number, of)
     for name in _names(folder):
         writer = parts.writer(name)
         if writer and (writer[0] == number or writer[1] != of):
             (folder / name).unlink(missing_ok=True)
+
+
+def remove(folder: Path, step: int, number: int, of: int) -> None:
+    """Removes a process's part of a checkpoint, and those of other layouts.
+
+    Raises:
+        OSError: a file cannot be removed.
+    """
+    for place in _places(folder):
+        if place.step == step and (place.number == number or place.of != of):
+            (folder / place.file_name).unlink(missing_ok=True)
+
+
+def is_there(folder: Path, step: int, number: int, of: int) -> bool:
+    """Whether a process's part of a checkpoint is there, or all parts of any layout."""
+    found = [place for place in _places(folder) if place.step == step]
+    counts = Counter(place.of for place in found)
+    whole = any(count == parts for parts, count in counts.items())
+    return whole or Place(step, number, of) in found
 
 
 def _assembled(
@@ -141,6 +163,8 @@ def _check_fits(part: Part, place: Place, other: Part, its: Place) -> None:
         )
     if _layout(part) != _layout(other):
         raise Damaged(f"{place.file_name} has other arrays than {its.file_name}")
+    if any(part.record.get(x) != other.record.get(x) for x in COMMON):
+        raise Damaged(f"{place.file_name} is of another run than {its.file_name}")
 
 
 def _layout(part: Part) -> tuple[dict, dict]:

@@ -94,7 +94,8 @@ def _make_runner(strategy, params, optimizer, workers, lr) -> tuple[Any, Any]:
         stepped = jax.tree.map(lambda p, g: p - lr * g, replica.params, grads)
         replica, state = strategy.sync(replica._replace(params=stepped), state, step)
         center = collectives.agreed(strategy.center(replica.params, state))
-        moved = jnp.stack([jnp.mean(leaf) for leaf in jax.tree.leaves(center)])
+        leaves = [leaf for leaf in jax.tree.leaves(center) if leaf.size]
+        moved = jnp.stack([jnp.mean(leaf) for leaf in leaves])
         return (replica, state), moved
 
     def start(_):

@@ -18,14 +18,23 @@ from typing import Any, NamedTuple, NoReturn
 import jax
 from jax.experimental.multihost_utils import ProcessFailureError, live_devices
 
-from experiments import exits, flags, joining, membership, screen, snapshot, train
+from experiments import (
+    exits,
+    flags,
+    gloo,
+    joining,
+    membership,
+    screen,
+    snapshot,
+    train,
+)
 from experiments.errors import BadRequest
 from experiments.flags import Request
 from experiments.plan import Plan, prepare
+from experiments.processes.addresses import free_port
 from experiments.processes.crew import Crew
 from experiments.processes.group import Group, Rules, Start, processes
 from experiments.processes.member import Member, joined
-from experiments.processes.rendezvous import free_port
 from experiments.processes.seen import Known, Seen, end
 from experiments.progress import Progress
 from experiments.ready import params_sha256
@@ -173,12 +182,14 @@ def _connected(member: Member, request: Request) -> Plan:
     jax.config.update("jax_enable_preemption_service", False)
     jax.config.update("jax_enable_recoverability", True)
     count = member.processes
+    bind_address = gloo.listen_towards(member.jax_coordinator)
     jax.distributed.initialize(
         member.jax_coordinator,
         count,
         member.process,
         local_device_ids=[member.local],
         initialization_timeout=round(member.init_timeout),
+        coordinator_bind_address=bind_address,
         heartbeat_timeout_seconds=HEARTBEAT,
     )
     member.tell("prepare")

@@ -1,10 +1,14 @@
 """How the programs end: exit codes, signals, and what a user is told."""
 
+import os
+import re
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from io import TextIOWrapper
+from contextlib import contextmanager, suppress
+from io import BufferedWriter, FileIO, TextIOWrapper
+from typing import Any, TextIO
 
 from experiments.errors import BadRequest, Terminated
 from experiments.stopping import Stop, end, interrupt
@@ -14,6 +18,19 @@ TERMINATED, INTERRUPTED = 75, 130
 
 Stopped = Callable[[], int]
 """() -> the number of the signal that asks the program to stop, or 0."""
+
+# Sequences that a terminal obeys: CSI, then strings such as a window's title, then all
+# others. A string without an end is no sequence: it would hide what follows.
+_ESCAPES = re.compile(
+    "(?:\x1b\\[|\x9b)[0-?]*[ -/]*[@-~]"
+    "|(?:\x1b[PX\\]^_]|[\x90\x98\x9d-\x9f]).*?(?:\x07|\x1b\\\\|\x9c)"
+    "|\x1b[ -/]*[0-~]",
+    re.DOTALL,
+)
+_BREAKS = re.compile("[\t-\r\x85\u2028\u2029]+")
+_CONTROLS = re.compile(  # and what turns the direction of writing
+    "[\0-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]"
+)
 
 
 def guarded(program: Callable[[Stopped], int | None]) -> int:
@@ -27,23 +44,82 @@ def guarded(program: Callable[[Stopped], int | None]) -> int:
         The exit code: 2 for a bad request, 75 for a stop by SIGTERM, 130 for one by
         Ctrl-C.
     """
-    never_fail_to_print()
+    with unfailing_output():
+        try:
+            return watched(program)
+        except BadRequest as error:
+            say(f"error: {' '.join(str(error).split())}")
+            return BAD_REQUEST
+        except KeyboardInterrupt:
+            return INTERRUPTED
+        except Terminated:
+            return TERMINATED
+
+
+def say(text: str) -> None:
+    """Prints a line on stderr, if it can be shown."""
+    with suppress(OSError, ValueError):  # the latter: it is closed
+        print(printable(text), file=sys.stderr, flush=True)
+
+
+def printable(text: str) -> str:
+    """The text as one line without control characters: it may be anybody's."""
+    text = _BREAKS.sub(" ", _ESCAPES.sub("", text))
+    return _CONTROLS.sub("", text).rstrip()
+
+
+@contextmanager
+def unfailing_output() -> Iterator[None]:
+    """Has stdout and stderr lose what they cannot show, instead of raising errors.
+
+    Their reader may have left, their disk may be full, and they may be closed.
+    """
+    before = sys.stdout, sys.stderr
+    # Else the next files to be opened get their numbers, where libraries print.
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(descriptor, True)
+    os.close(descriptor)
+    sys.stdout, sys.stderr = _unfailing(sys.stdout, 1), _unfailing(sys.stderr, 2)
     try:
-        return watched(program)
-    except BadRequest as error:
-        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
-        return BAD_REQUEST
-    except KeyboardInterrupt:
-        return INTERRUPTED
-    except Terminated:
-        return TERMINATED
+        yield
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError, ValueError):
+                stream.flush()
+        sys.stdout, sys.stderr = before
 
 
-def never_fail_to_print() -> None:
-    """A terminal that lacks × shows ?."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, TextIOWrapper):
-            stream.reconfigure(errors="replace")
+def _unfailing(stream: Any, descriptor: int) -> Any:
+    """A stream to the same file that never fails; others, as notebooks', stay."""
+    if stream is None:  # it is closed
+        return unfailing(descriptor)
+    if not isinstance(stream, TextIOWrapper):
+        return stream
+    with suppress(OSError):
+        stream.flush()
+    try:
+        return unfailing(stream.fileno(), stream.encoding)
+    except OSError:  # it writes to no file
+        return stream
+
+
+def unfailing(descriptor: int, encoding: str = "utf-8") -> TextIO:
+    """A text stream to an open file that never fails."""
+    raw = BufferedWriter(_Unfailing(descriptor, "w", closefd=False))
+    # A terminal that lacks × shows ?.
+    return TextIOWrapper(raw, encoding, "replace", line_buffering=True)
+
+
+class _Unfailing(FileIO):
+    """A file that takes everything, and keeps what it can."""
+
+    def write(self, data: Any) -> int:
+        """Writes what can be written."""
+        try:
+            written = super().write(data)
+        except OSError:
+            written = None
+        return memoryview(data).nbytes if written is None else written
 
 
 def watched(
@@ -68,7 +144,10 @@ def stopped_by(number: int) -> int:
 
 @contextmanager
 def _stop_signals(is_supervised: bool) -> Iterator[Stop]:
-    """Collects SIGINT and SIGTERM; a second one ends a process that is by itself."""
+    """Collects SIGINT and SIGTERM; a second one ends a process that is by itself.
+
+    In another thread than the main one nothing is collected: signals come to that one.
+    """
     stop = Stop()
 
     def note(number, frame):
@@ -78,18 +157,24 @@ def _stop_signals(is_supervised: bool) -> Iterator[Stop]:
         if stop.received[1:]:
             return
         why = "" if is_supervised else stop.at_once(frame)
-        print(
-            why or "stopping after this dispatch; once more stops at once",
-            file=sys.stderr,
-            flush=True,
-        )
+        with suppress(RuntimeError):  # it came while a line was being printed
+            say(why or "stopping after this dispatch; once more stops at once")
         if why:
             error = KeyboardInterrupt() if number == signal.SIGINT else Terminated()
             interrupt(error, stopped_by(number))
 
-    before = {n: signal.signal(n, note) for n in (signal.SIGINT, signal.SIGTERM)}
-    try:
+    with handling(note):
         yield stop
+
+
+@contextmanager
+def handling(take: Callable[[int, Any], None]) -> Iterator[None]:
+    """Handles SIGINT and SIGTERM by a function, where Python lets this thread do so."""
+    main = threading.current_thread() is threading.main_thread()
+    numbers = (signal.SIGINT, signal.SIGTERM) if main else ()
+    before = {number: signal.signal(number, take) for number in numbers}
+    try:
+        yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

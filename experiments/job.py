@@ -4,6 +4,7 @@ import json
 import math
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -11,16 +12,16 @@ import jax
 from safetensors import SafetensorError
 
 import syncalgos
-from experiments import exits, export, records, screen
+from experiments import exits, export, lock, records, screen
 from experiments.bounds import never_reached
 from experiments.errors import BadRequest
 from experiments.flags import Request
 from experiments.plan import Plan, prepare
 from experiments.progress import Progress
 from experiments.ready import Ready, begin, finish, ready
-from experiments.saves import FOLDER, Saves, check_config
+from experiments.saves import FOLDER, Saves, check_config, identified
 from experiments.team import ALONE, Team
-from experiments.train import DIVERGED_ABOVE, Outcome
+from experiments.train import DIVERGED_ABOVE, Outcome, checkpoints
 
 
 def run(
@@ -47,8 +48,22 @@ def run(
     """
     plan = prepare(request, team=team)
     s = plan.settings
-    job = ready(plan)
     out = s.out or records.default_out(s.task, s.algo)
+    with lock.held(out) if team.is_first else nullcontext():
+        return _run(plan, request, argv, out, started, asked_to_stop)
+
+
+def _run(
+    plan: Plan,
+    request: Request,
+    argv: list[str],
+    out: Path,
+    started: float,
+    asked_to_stop: Callable[[], int],
+) -> int:
+    """Runs what is planned, in a folder that no other run writes to."""
+    s, team = plan.settings, plan.team
+    job = ready(plan)
     saves = Saves(job, out / FOLDER, started)
     job, progress = _begin(job, argv, out, saves)
     for text in _header(job, request):
@@ -100,6 +115,7 @@ def _begin(
             state, progress = found
             job = job._replace(state=state)
             screen.say(f"going on from the checkpoint of step {progress.step}")
+    progress = identified(progress, job.plan.team)
     try:
         if job.plan.team.is_first:
             begin(job, argv, out, progress)
@@ -132,6 +148,7 @@ def _remarks(job: Ready, outcome: Outcome, summary: dict[str, Any]) -> list[str]
         remarks.append(
             f"stopped after step {steps} of {plan.settings.steps}: --resume goes on"
         )
+    remarks += _unsaved(plan, outcome)
     if plan.settings.workers > 1 and plan.task.sends:
         remarks.append(f"not counted in what each worker sent: {plan.task.sends}")
     if plan.task.kept != "replicated":
@@ -140,6 +157,19 @@ def _remarks(job: Ready, outcome: Outcome, summary: dict[str, Any]) -> list[str]
             "gradient at every step"
         )
     return remarks
+
+
+def _unsaved(plan: Plan, outcome: Outcome) -> list[str]:
+    """Which checkpoint is the newest, if a later one could not be saved."""
+    end, saved = outcome.progress.step, outcome.progress.saved
+    if outcome.diverged_at is not None:  # nothing is saved from there on
+        end = outcome.diverged_at
+    due = [x for x in checkpoints(plan.settings) if x <= end]
+    if saved >= (end if outcome.stopped else max(due, default=0)):
+        return []
+    if not saved:
+        return ["no checkpoint could be saved: --resume would start from the beginning"]
+    return [f"the newest checkpoint is of step {saved}: --resume would go on from it"]
 
 
 def _how(outcome: Outcome) -> str:

@@ -111,14 +111,14 @@ def _connect(member: Member) -> None:
     """
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.config.update("jax_enable_preemption_service", False)
-    if member.hosts > 1:
-        gloo.listen_towards(member.jax_coordinator)
+    bind_address = gloo.listen_towards(member.jax_coordinator)
     jax.distributed.initialize(
         member.jax_coordinator,
         member.processes,
         member.process,
         local_device_ids=[member.local] if member.locals > 1 else None,
         initialization_timeout=round(member.init_timeout),
+        coordinator_bind_address=bind_address,
     )
 
 
@@ -130,10 +130,10 @@ def _take_streams(member: Member) -> TextIO:
     Returns:
         Where a traceback goes.
     """
-    stdout, errors = os.dup(1), sys.stderr
+    errors = exits.unfailing(2, sys.stderr.encoding)
+    sys.stdout = exits.unfailing(os.dup(1), sys.stdout.encoding)
+    sys.stderr = errors
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-    sys.stdout = open(stdout, "w", encoding=sys.stdout.encoding)  # noqa: SIM115
-    exits.never_fail_to_print()
     if member.process > 0:
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115
     return errors

@@ -3,8 +3,8 @@
 from argparse import Namespace
 
 from experiments.errors import BadRequest
+from experiments.processes.addresses import address
 from experiments.processes.group import Group
-from experiments.processes.rendezvous import address
 
 
 def group(settings: Namespace) -> Group | None:

@@ -22,6 +22,9 @@ class Progress:
         sent_since: the step at which that was.
         earlier_seconds: all that it took until it was stopped last.
         lane_form: how the lanes of the last dispatch were run; None before it.
+        run_id: of the run, in all parts of its checkpoints: drawn at random where it
+            began, or was given new workers.
+        saved: the step of the newest checkpoint that is whole; 0: there is none.
     """
 
     step: int = 0
@@ -34,6 +37,8 @@ class Progress:
     sent_since: int = 0
     earlier_seconds: float = 0.0
     lane_form: str | None = None
+    run_id: str = ""
+    saved: int = 0
 
     def stepped(self, losses: list[float], seconds: float) -> None:
         """Notes a dispatch."""

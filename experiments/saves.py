@@ -1,21 +1,37 @@
 """Saving a run as it goes, and going on from there."""
 
 import dataclasses
+import errno
+import hashlib
+import json
+import secrets
 import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from experiments import records, screen, snapshot
-from experiments.checkpoints import Incomplete, load, prune, steps
+from experiments.checkpoints import (
+    COMMON,
+    Incomplete,
+    is_there,
+    load,
+    prune,
+    remove,
+    steps,
+)
 from experiments.errors import BadRequest
 from experiments.parts import Damaged, Part, write
 from experiments.progress import Progress
 from experiments.ready import Ready, versions
+from experiments.team import Team
 from experiments.train import bytes_after
 from syncalgos import TrainState
 
 FOLDER = "checkpoints"  # in --out
+FULL = 1  # the rank of a disk without room: older checkpoints may make some
 
 # Settings that may differ when a run goes on: the numbers do not depend on them.
 FREE = {
@@ -43,35 +59,74 @@ class Saves(NamedTuple):
     def save(self, state: TrainState, progress: Progress) -> None:
         """Writes this process's part of a checkpoint, and removes old ones.
 
-        A disk that is full or may not be written to costs the checkpoint, not the run.
+        A disk that is full costs older ones, but for one; if that does not help, or it
+        may not be written to, it costs the checkpoint, not the run.
         """
-        plan, team = self.run.plan, self.run.plan.team
+        team = self.run.plan.team
         team.tell("save", progress.step)
-        center = plan.trainer.center(state)
-        held = plan.trainer.to_host(state)
-        workers = plan.trainer.layout.own_workers
-        part = Part(
+        part = self._part(state, progress)
+        failure = self._write(part)
+        while (worst := team.largest(_rank(failure))) == FULL:
+            if not self._made_room(progress):
+                break
+            failure = failure and self._write(part)
+        if failure:
+            team.note(
+                f"no checkpoint of step {progress.step}: {self.folder}: "
+                f"{failure.strerror or failure}; the run goes on"
+            )
+        with suppress(OSError):
+            if not worst:
+                progress.saved = progress.step
+                self.prune(progress.step)
+            elif not failure:  # nobody can use it
+                remove(self.folder, progress.step, team.process, team.processes)
+
+    def _part(self, state: TrainState, progress: Progress) -> Part:
+        """What this process has to save."""
+        trainer = self.run.plan.trainer
+        center = trainer.center(state)
+        held = trainer.to_host(state)
+        return Part(
             step=progress.step,
-            workers=plan.trainer.workers,
-            first=workers.start,
+            workers=trainer.workers,
+            first=trainer.layout.own_workers.start,
             own=snapshot.own(held),
             shared=snapshot.shared(held, center),
             record=self._record(progress),
         )
-        path, failure = None, ""
+
+    def _write(self, part: Part) -> OSError | None:
+        """Writes a part; returns why it could not."""
+        team = self.run.plan.team
         try:
-            path = write(self.folder, part, team.process, team.processes)
+            write(self.folder, part, team.process, team.processes)
         except OSError as error:
-            failure = error.strerror or str(error)
+            return error
+        return None
+
+    def _made_room(self, progress: Progress) -> bool:
+        """Removes the oldest checkpoint that is older than one which all have."""
+        team, saved = self.run.plan.team, progress.saved
+        own = team.process, team.processes
+        older = [x for x in steps(self.folder) if x < saved]
+        oldest = team.smallest(min(older, default=saved))
+        lacking = not is_there(self.folder, saved, *own)
+        if team.largest(lacking) or oldest == saved:
+            return False
+        failed = False
+        try:
+            remove(self.folder, oldest, *own)
+        except OSError:
+            failed = True
+        if team.largest(failed):
+            return False
+        if team.is_first:
             team.note(
-                f"no checkpoint of step {progress.step}: {self.folder}: {failure}; the "
-                "run goes on"
+                f"no room for the checkpoint of step {progress.step}: that of step "
+                f"{oldest} is removed"
             )
-        with suppress(OSError):
-            if not team.largest(bool(failure)):
-                self.prune(progress.step)
-            elif path:  # nobody can use it
-                path.unlink(missing_ok=True)
+        return True
 
     def prune(self, newest: int) -> None:
         """Removes this process's part of checkpoints that are old, or newer than this.
@@ -89,6 +144,7 @@ class Saves(NamedTuple):
         per_step = self.run.sent and self.run.sent.per_step
         return records.plain(
             {
+                "run_id": progress.run_id,
                 "settings": _settings(self.run),
                 "versions": versions(),
                 "sent": bytes_after(per_step, progress),
@@ -104,15 +160,28 @@ class Saves(NamedTuple):
         """
         team, before = self.run.plan.team, None
         while (step := team.smallest(self._newest(before))) >= 0:
-            part, trouble = None, ""
-            try:
-                part = self._read(step)
-            except (Damaged, Incomplete, OSError) as error:
-                trouble = str(error)
-                team.note(f"the checkpoint of step {step} cannot be used: {trouble}")
-            if not team.largest(bool(trouble)) and part is not None:
+            if (part := self._agreed(step)) is not None:
                 return self._restored(part)
             before = step
+        return None
+
+    def _agreed(self, step: int) -> Part | None:
+        """This process's part of a checkpoint, if all have theirs, and of one run."""
+        team, part = self.run.plan.team, None
+        try:
+            part = self._read(step)
+        except (Damaged, Incomplete, OSError) as error:
+            team.note(f"the checkpoint of step {step} cannot be used: {error}")
+        if team.largest(part is None) or part is None:
+            return None
+        runs = team.gather(_fingerprint(part))
+        if (runs == runs[0]).all():
+            return part
+        if team.is_first:
+            team.note(
+                f"the checkpoint of step {step} cannot be used: its parts are of "
+                "several runs"
+            )
         return None
 
     def _newest(self, before: int | None) -> int:
@@ -161,8 +230,32 @@ class Saves(NamedTuple):
             raise BadRequest(f"--resume: {error}") from error
         if not same:
             progress.sent_before, progress.sent_since = part.record["sent"], part.step
+            progress.run_id = ""
+        progress.saved = part.step
         progress.resumed_at.append(part.step)
         return state, progress
+
+
+def identified(progress: Progress, team: Team) -> Progress:
+    """The progress of a run that has an id, the same in all processes."""
+    drawn = team.gather([secrets.randbits(31) for _ in range(4)])[0]
+    run_id = progress.run_id or "".join(f"{int(x):08x}" for x in drawn)
+    return dataclasses.replace(progress, run_id=run_id)
+
+
+def _fingerprint(part: Part) -> np.ndarray:
+    """Numbers below 2³¹ that tell runs apart."""
+    common = [part.workers, *(part.record.get(x) for x in COMMON)]
+    text = json.dumps(common, sort_keys=True)
+    digest = hashlib.sha256(text.encode()).digest()
+    return (np.frombuffer(digest, ">u4") >> 1).astype(np.int64)
+
+
+def _rank(failure: OSError | None) -> int:
+    """How bad it is that a part could not be written."""
+    if failure is None:
+        return 0
+    return FULL if failure.errno in (errno.ENOSPC, errno.EDQUOT) else FULL + 1
 
 
 def _settings(run: Ready) -> dict[str, Any]:

@@ -1,10 +1,9 @@
 """What a run shows: a header and progress on stderr, a summary on stdout."""
 
 import math
-import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Protocol
 
 from rich.console import Console
@@ -16,6 +15,8 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
+
+from experiments.exits import printable, say
 
 
 class Report(Protocol):
@@ -37,7 +38,7 @@ class _Plain:
         pass
 
     def line(self, text: str) -> None:
-        print(text, file=sys.stderr, flush=True)
+        say(text)
 
 
 class _Bar:
@@ -51,7 +52,7 @@ class _Bar:
         self.progress.update(self.task, completed=done)
 
     def line(self, text: str) -> None:
-        self.progress.console.print(text, highlight=False, markup=False)
+        above(self.progress, text)
 
 
 @contextmanager
@@ -73,18 +74,17 @@ def report(steps: int) -> Iterator[Report]:
         yield _Bar(progress, steps)
 
 
+def above(bar: Progress, text: str) -> None:
+    """Prints a line above a bar."""
+    bar.console.print(printable(text), highlight=False, markup=False)
+
+
 def show(text: str) -> None:
-    """The summary, on stdout, where somebody may have stopped reading."""
-    try:
-        print(text, flush=True)
-    except BrokenPipeError:
-        to = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(to, sys.stdout.fileno())  # for the flush at exit
-
-
-def say(text: str) -> None:
-    """A line of the header, or an error."""
-    print(text, file=sys.stderr, flush=True)
+    """Prints the summary on stdout, if it can be shown."""
+    with suppress(OSError, ValueError):
+        for line in text.split("\n"):
+            print(printable(line))
+        sys.stdout.flush()
 
 
 def evaluation_line(line: dict[str, Any], steps: int) -> str:

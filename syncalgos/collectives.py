@@ -25,12 +25,33 @@ SUMMED = 2**18  # numbers of all lanes from which a sum over them is worth a loo
 
 
 def _names(axis: Axis) -> tuple[str, ...]:
-    return (axis,) if isinstance(axis, str) else tuple(axis)
+    """The names of the axis, each known here and usable."""
+    names = (axis,) if isinstance(axis, str) else tuple(axis)
+    for name in names:
+        try:
+            place = lax.axis_index(name)
+        except NameError:
+            where = f"unbound axis name: no axis {name!r} is mapped here"
+            if name in WORKERS:
+                where += ", as it is by DataParallel: for an axis of your own make the "
+                where += "strategy with axis='NAME'"
+            raise NameError(where) from None
+        if jax.typeof(place).mat.varying:
+            raise ValueError(
+                "give jax.shard_map check_vma=False: with its check on, jax.grad adds "
+                "the gradients of all devices by itself, and no step is local"
+            )
+    return names
 
 
 def size(axis: Axis = WORKERS) -> int:
-    """The number of workers along the axis, a Python int."""
-    return lax.axis_size(axis)
+    """The number of workers along the axis, a Python int.
+
+    Raises:
+        NameError: no axis of that name is mapped.
+        ValueError: it is that of a shard_map with jax's check on.
+    """
+    return lax.axis_size(_names(axis))
 
 
 def _several(names: tuple[str, ...]) -> tuple[str, ...]:
@@ -68,8 +89,18 @@ def _total(leaves: list[jax.Array], names: tuple[str, ...]) -> list[jax.Array]:
     outer, lane = names[:-1], names[-1]
     if outer and _worth_a_loop(leaves, lane):
         leaves, names = _sum_over_lanes(lane, leaves), outer
+    elif outer and any(widen(x).dtype != x.dtype for x in leaves):
+        leaves, names = [_lane_sum(x, lane) for x in leaves], outer
     names = _several(names)
     return [lax.psum(x, names) for x in leaves] if names else leaves
+
+
+def _lane_sum(x: jax.Array, lane: str) -> jax.Array:
+    """The sum over lanes, of short floats in float32: nothing is sent, so it is free.
+
+    vmap would round every sum of two, an all-reduce of XLA on CPU the last one alone.
+    """
+    return narrow(lax.psum(widen(x), lane), x)
 
 
 def _worth_a_loop(leaves: list[jax.Array], lane: str) -> bool:
@@ -128,7 +159,7 @@ def group_mean(tree: PyTree, groups: int, axis: Axis = WORKERS) -> PyTree:
 
     def leaf(x: jax.Array) -> jax.Array:
         if members % lanes == 0:  # a group is some whole devices
-            total = _sum_over_lanes(lane, [x])[0] if looped else lax.psum(x, lane)
+            total = _sum_over_lanes(lane, [x])[0] if looped else _lane_sum(x, lane)
             return over_devices(total / lanes, members // lanes)
         if lanes % members == 0:  # a device is some whole groups
             of_lanes = lax.all_gather(x, lane)

@@ -3,9 +3,10 @@
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from syncalgos import collectives
-from syncalgos.collectives import Axis
+from syncalgos.collectives import Axis, PyTree
 
 
 def common_key(seed: int, step: Any) -> jax.Array:
@@ -16,3 +17,19 @@ def common_key(seed: int, step: Any) -> jax.Array:
 def own_key(seed: int, step: Any, axis: Axis) -> jax.Array:
     """The key of a step's draws of this worker alone."""
     return jax.random.fold_in(common_key(seed, step), collectives.index(axis))
+
+
+def own_keys(tree: PyTree, worker: Any) -> PyTree:
+    """The tree, its typed keys folded with the worker's number; worker 0 keeps them.
+
+    A module that holds its random state, as those of flax.nnx do, would else give all
+    workers the same dropout masks.
+    """
+
+    def leaf(x):
+        if not jnp.issubdtype(jnp.result_type(x), jax.dtypes.prng_key):
+            return x
+        fold = jax.vmap(lambda key: jax.random.fold_in(key, worker))
+        return jnp.where(worker == 0, x, fold(x.reshape(x.size)).reshape(x.shape))
+
+    return jax.tree.map(leaf, tree)

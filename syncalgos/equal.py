@@ -102,11 +102,14 @@ def equal_leaves(worker: Worker, layout: Layout, own: PyTree) -> tuple[bool, ...
         A boolean for each leaf.
     """
 
+    leaves, form = jax.tree.flatten(own)
+    replica, _ = form.unflatten([_of_one(x) for x in leaves])
+
     def start(number, model):
         return worker.init(number, (*model, jax.random.key(0)), ())[0]
 
-    def local_step(number, step, own):
-        replica, sync = own
+    def local_step(number, step, leaves):
+        replica, sync = form.unflatten(leaves)
         grads = jax.tree.map(lambda x: x + number.astype(x.dtype), replica.params)
         grads, sync = contract.apply_reduce(worker.strategy, grads, replica, sync, step)
         stepped = worker.updated(replica, grads, replica.buffers)
@@ -114,19 +117,26 @@ def equal_leaves(worker: Worker, layout: Layout, own: PyTree) -> tuple[bool, ...
 
     step = jax.ShapeDtypeStruct((), jnp.int32)
     numbers = _in(layout, step)
-    replica, _ = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[2:], x.dtype), own)
     model = replica.params, replica.buffers
-    own, (replica, sync) = _traced(start, layout, (numbers, model), (0, None))
-    buffers = jax.tree.map(lambda _: False, replica.buffers)
-    equal = replica._replace(buffers=buffers), sync
-    while True:
-        held = jax.tree.map(lambda x, once: x if once else _in(layout, x), own, equal)
-        axes = jax.tree.map(lambda once: None if once else 0, equal)
+    shapes, equal = _traced(start, layout, (numbers, model), (0, None))
+    first = len(jax.tree.leaves(replica._replace(buffers=())))
+    own_buffers = range(first, first + len(jax.tree.leaves(replica.buffers)))
+    equal = [now and i not in own_buffers for i, now in enumerate(equal)]
+    for _ in range(len(equal) + 1):  # each round but the last takes out a leaf
+        pairs = [*zip(shapes, equal, strict=True)]
+        held = [x if once else _in(layout, x) for x, once in pairs]
+        axes = [None if once else 0 for once in equal]
         _, after = _traced(local_step, layout, (numbers, step, held), (0, None, axes))
-        after = jax.tree.map(lambda now, before: now and before, after, equal)
+        after = [now and before for now, before in zip(after, equal, strict=True)]
         if after == equal:
-            return tuple(jax.tree.leaves(equal))
+            return tuple(equal)
         equal = after
+    raise RuntimeError("leaves that are equal in all lanes were not found")
+
+
+def _of_one(x: Any) -> jax.ShapeDtypeStruct:
+    """The shape of a worker's leaf, of one that leads with (devices, lanes)."""
+    return jax.ShapeDtypeStruct(x.shape[2:], x.dtype)
 
 
 def _in(layout: Layout, x: Any) -> jax.ShapeDtypeStruct:
@@ -136,30 +146,27 @@ def _in(layout: Layout, x: Any) -> jax.ShapeDtypeStruct:
 
 def _traced(
     program: Callable, layout: Layout, arguments: PyTree, axes: PyTree
-) -> tuple[PyTree, PyTree]:
-    """Shapes of what one lane's program returns, and which leaves are no lane's own."""
+) -> tuple[list[jax.ShapeDtypeStruct], list[bool]]:
+    """Shapes of the leaves that one lane's program returns, and which no lane owns."""
     found = {}
 
     @custom_vmap
-    def look(result):
-        return result
+    def look(leaves):
+        return leaves
 
     @look.def_vmap
-    def _(lanes, varies, result):
+    def _(lanes, varies, leaves):
         found["varies"] = varies[0]
-        return result, varies[0]
+        return leaves, varies[0]
 
     def on_lane(*arguments):
-        result = program(*arguments)
-        found["shapes"] = jax.tree.map(_shape_of, result)
-        found["varies"] = jax.tree.map(lambda _: False, result)
-        return look(result)
+        # Leaves alone: two trees of a user's class may not be comparable.
+        leaves = jax.tree.leaves(program(*arguments))
+        found["shapes"] = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in leaves]
+        found["varies"] = [False] * len(leaves)
+        return look(leaves)
 
     lanes = jax.vmap(on_lane, axes, axis_name=LANES, axis_size=layout.lanes)
     # No vmap: it knows no sums over groups of devices.
     jax.make_jaxpr(lanes, axis_env=[(DEVICES, layout.shape[0])])(*arguments)
-    return found["shapes"], jax.tree.map(lambda varies: not varies, found["varies"])
-
-
-def _shape_of(x: Any) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(x.shape, x.dtype)
+    return found["shapes"], [not varies for varies in found["varies"]]

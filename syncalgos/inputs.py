@@ -22,8 +22,25 @@ def check_params(params: PyTree) -> None:
             kind = type(leaf).__name__ if dtype is None else f"of dtype {dtype}"
             raise ValueError(
                 f"params{jax.tree_util.keystr(path)} is {kind}, not a float array: "
-                "what is not trained belongs in buffers"
+                + _way_out(params, leaf)
             )
+
+
+# Modules that are pytrees: the library, and what takes their trained arrays out.
+_SPLITS = {
+    "equinox": "eqx.partition(model, eqx.is_inexact_array)",
+    "flax": "nnx.split(model, nnx.Param, ...)",
+}
+
+
+def _way_out(params: PyTree, leaf: Any) -> str:
+    """What to do about a leaf of params that is no float array."""
+    modules = [kind.__module__.partition(".")[0] for kind in type(params).__mro__]
+    if split := next((_SPLITS[name] for name in modules if name in _SPLITS), None):
+        return f"a module is taken apart by {split}"
+    if isinstance(leaf, float):
+        return f"say jnp.asarray({leaf})"
+    return "what is not trained belongs in buffers"
 
 
 def leading_shape(what: str, tree: PyTree, axes: tuple[str, ...]) -> tuple[int, ...]:
@@ -88,6 +105,15 @@ def check_rows(rows: Any, examples: int) -> None:
         low, high = int(rows.min()), int(rows.max())
         if low < 0 or high >= examples:
             raise ValueError(f"rows must be 0 to {examples - 1}, got {low} to {high}")
+
+
+def check_step(done: int) -> None:
+    """Raises a ValueError unless so many local steps can be counted on the devices."""
+    if not 0 <= done < 2**31:
+        raise ValueError(
+            f"local steps are counted from 0 to 2**31 - 1, not to {done}: start a new "
+            "state with init from the center"
+        )
 
 
 def check_own(leaf: Any, shape: tuple[int, int]) -> None:

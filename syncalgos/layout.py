@@ -99,7 +99,8 @@ class Layout(NamedTuple):
 
     def cut(self, x: Any) -> Any:
         """(steps, global batch, ...) to (steps, devices, lanes, batch, ...)."""
-        cut = x.reshape(len(x), *self.own_shape, -1, *x.shape[2:])
+        here = len(self.own_workers)  # no -1: a leaf may be of size 0
+        cut = x.reshape(len(x), *self.own_shape, x.shape[1] // here, *x.shape[2:])
         is_put = isinstance(x, jax.Array) or self.processes > 1
         return self.split(cut, None, DEVICES) if is_put else cut
 
@@ -129,7 +130,7 @@ class Layout(NamedTuple):
         raw = jax.random.key_data(x) if is_key(x) else x
         shards = sorted(raw.addressable_shards, key=lambda s: s.index[0].start or 0)
         whole = np.concatenate([np.asarray(s.data) for s in shards])
-        whole = whole.reshape(-1, *whole.shape[2:])
+        whole = whole.reshape(len(self.own_workers), *whole.shape[2:])
         if not is_key(x):
             return whole
         return jax.random.wrap_key_data(jnp.asarray(whole), impl=jax.random.key_impl(x))

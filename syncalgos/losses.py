@@ -88,7 +88,9 @@ def told(loss: Loss, workers: int = 0, joined: int | None = None) -> Callable[..
 
     def read(params, buffers, batch, key, me):
         if joined is not None:
-            batch = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), batch)
+            batch = jax.tree.map(
+                lambda x: x.reshape(x.shape[0] * x.shape[1], *x.shape[2:]), batch
+            )
         if isinstance(loss, _PerExample):
             values, buffers = loss.pair(params, buffers, batch, key)
             metrics = _means(values)

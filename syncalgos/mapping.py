@@ -137,7 +137,9 @@ def _shard_mapped(on_device: Callable, layout: Layout, donated: tuple[int, ...])
         out_specs=(split, same),
         check_vma=False,
     )
-    return jax.jit(mapped, donate_argnums=donated)
+    # Said aloud: what XLA returns of size 0 is replicated, and no argument of the next.
+    out = layout.sharding(DEVICES), layout.sharding()
+    return jax.jit(mapped, out_shardings=out, donate_argnums=donated)
 
 
 def _vmapped(on_device: Callable, layout: Layout, donated: tuple[int, ...]) -> Any:

@@ -14,7 +14,7 @@ from syncalgos.ledger import Communication, communication
 from syncalgos.losses import Loss
 from syncalgos.programs import Programs
 from syncalgos.reducers.reducer import check_optimizer
-from syncalgos.state import TrainState, held_by, put_back
+from syncalgos.state import StepCount, TrainState, held_by, put_back
 from syncalgos.worker import Worker
 
 
@@ -103,6 +103,7 @@ class DataParallel:
         )
         self._programs = Programs(self._worker, self.layout, lane_form)
         self._compiled = self._programs.compiled
+        self._steps = StepCount()
 
     @property
     def compile_seconds(self) -> float:
@@ -127,7 +128,7 @@ class DataParallel:
 
         Args:
             params: one plain model, a pytree of float arrays.
-            buffers: its buffers, such as batch statistics.
+            buffers: such as batch statistics; of typed keys each worker gets its own.
             seed: what dropout and the like are drawn from.
 
         Raises:
@@ -174,14 +175,16 @@ class DataParallel:
 
         Raises:
             ValueError: batches whose leaves disagree or that the workers, or the
-                microbatches of each, do not divide.
+                microbatches of each, do not divide; more than 2³¹ - 1 local steps.
         """
         batches = self._cut(batches, data, self._worker.accumulate)
         inputs.check_kind("state", state, TrainState)
+        done = self._steps.after(state.step, len(jax.tree.leaves(batches)[0]))
         own, shared = (state.replica, state.sync), (state.step, state.key, data)
         (replica, sync), (step, metrics) = self._programs.of_state(
             Worker.run, own, shared, batches
         )
+        self._steps.note(step, done)
         return TrainState(replica, sync, step, state.key), metrics
 
     def evaluate(
@@ -278,10 +281,12 @@ class DataParallel:
             held: those of `layout.own_workers`.
 
         Raises:
-            ValueError: a leaf of another number of workers.
+            ValueError: a leaf of another number of workers, or a step below 0 or above
+                2³¹ - 1.
         """
         inputs.check_kind("held", held, TrainState)
         inputs.check_workers(held, len(self.layout.own_workers))
+        inputs.check_step(int(held.step))
         state = put_back(self.layout, held)
         own, on_host = ((x.replica, x.sync) for x in (state, held))
         self._programs.put_back(own, on_host)

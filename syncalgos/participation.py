@@ -162,12 +162,17 @@ def _participating(strategy, schedule, stale, axis) -> Strategy:
             replica = replica._replace(params=taken(replica.params, kept))
         return replica, ParticipatingState(common, start, inner)
 
-    gated = base.when(lambda step: composed.lands(strategy, step), Strategy(sync=sync))
+    def lands(step):
+        return composed.lands(strategy, step)
+
+    # Whole, as its state is: combinators that look for members must not look inside.
+    gated = base.when(lands, Strategy(sync=sync)).sync
+    weighted = Composed(gated, (), lambda change: change(strategy), lands, lands)
 
     return strategy._replace(
         init=init,
         reduce=reduce if keeps else composed.keep_grads,
-        sync=composed.keep_replica if keeps else gated.sync,
+        sync=composed.keep_replica if keeps else weighted,
         center=strategy.center
         if isinstance(strategy.center, base.MeanCenter)
         else lambda params, state: strategy.center(params, state.strategy),

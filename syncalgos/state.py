@@ -1,10 +1,13 @@
 """What a run carries from one dispatch to the next, on devices or on the host."""
 
+import weakref
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
 import numpy as np
 
+from syncalgos import inputs
 from syncalgos.base import Replica
 from syncalgos.collectives import PyTree
 from syncalgos.layout import Layout
@@ -24,6 +27,24 @@ class TrainState(NamedTuple):
     sync: PyTree
     step: jax.Array
     key: jax.Array
+
+
+class StepCount:
+    """The step of the last run's state: reading it would wait for that run."""
+
+    def __init__(self):
+        self._last: Callable[[], jax.Array | None] = lambda: None
+        self._done = 0
+
+    def after(self, step: jax.Array, steps: int) -> int:
+        """The step so many steps after that of a state; a ValueError if it is none."""
+        done = self._done if self._last() is step else int(step)
+        inputs.check_step(done + steps)
+        return done + steps
+
+    def note(self, step: jax.Array, done: int) -> None:
+        """Notes that a run returned this step, and how much it is."""
+        self._last, self._done = weakref.ref(step), done
 
 
 def held_by(layout: Layout, state: TrainState) -> TrainState:

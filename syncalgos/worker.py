@@ -15,6 +15,7 @@ from jax import lax
 from syncalgos import collectives, contract, tables
 from syncalgos.base import Replica, Strategy
 from syncalgos.collectives import WORKERS, PyTree
+from syncalgos.draws import own_keys
 from syncalgos.losses import Loss, told
 from syncalgos.precision import narrow, widen
 
@@ -46,6 +47,7 @@ class Worker(NamedTuple):
         """Makes the replica and the strategy's state from one plain model."""
         params, buffers, key = shared
         params, buffers = contract.strong((params, buffers))
+        buffers = own_keys(buffers, own)
         params = tables.parts_of(self.sharded, params)
         replica = contract.strong(Replica(params, self.optimizer.init(params), buffers))
         sync = contract.strong(self.strategy.init(params))
@@ -127,8 +129,9 @@ class Worker(NamedTuple):
 
         def cut(x):  # each microbatch holds its part of every joined batch
             if joined is None:
-                return x.reshape(k, -1, *x.shape[1:])
-            return x.reshape(joined, k, -1, *x.shape[2:]).swapaxes(0, 1)
+                return x.reshape(k, len(x) // k, *x.shape[1:])
+            each = x.shape[1] // k
+            return x.reshape(joined, k, each, *x.shape[2:]).swapaxes(0, 1)
 
         parts = jax.tree.map(cut, batch)
         none = jax.tree.map(jnp.zeros_like, widen(replica.params))

@@ -1,11 +1,13 @@
 """Commands that are made to fail, and what is left of them, by their environment."""
 
+import ipaddress
 import json
 import os
 import re
 import shlex
 import shutil
 import signal
+import struct
 import subprocess
 import time
 import uuid
@@ -33,14 +35,14 @@ def until(condition, what, limit=TIMEOUT):
 class Command:
     """A command that runs; its output goes to files."""
 
-    def __init__(self, words, out, tag, number, devices):
+    def __init__(self, words, out, tag, number, devices, environ):
         self.run_out, self.tag = out, tag
         self.out, self.err = (out.with_name(f"{x}{number}") for x in ("out-", "err-"))
         environ = environment(
             JAX_NUM_CPU_DEVICES=devices,
             PYTHONPATH=OURS,
-            XLA_FLAGS=os.environ["XLA_FLAGS"],
-            **{TAG: tag},
+            XLA_FLAGS=os.environ.get("XLA_FLAGS"),
+            **{TAG: tag, **environ},
         )
         with self.out.open("wb") as stdout, self.err.open("wb") as stderr:
             self.process = subprocess.Popen(
@@ -98,14 +100,14 @@ def members(tag):
 
 
 @contextmanager
-def commands(folder):
+def commands(folder, **environ):
     """Yields start(words), which starts a command; in the end nobody may be left."""
     if not Path("/proc/self/environ").exists():
         pytest.skip("what is left is looked for in /proc")
     tag, started = uuid.uuid4().hex, []
 
     def start(words, out=folder / "out", devices=1):
-        started.append(Command(words, out, tag, len(started), devices))
+        started.append(Command(words, out, tag, len(started), devices, environ))
         return started[-1]
 
     try:
@@ -116,6 +118,29 @@ def commands(folder):
             os.kill(pid, signal.SIGKILL)
         for command in started:
             command.process.wait(TIMEOUT)
+
+
+def listening(pids, net="/proc/net"):
+    """The addresses at which processes listen, as /proc has them."""
+    links = [link for pid in pids for link in Path(f"/proc/{pid}/fd").iterdir()]
+    held = {os.readlink(link) for link in links if link.is_symlink()}
+    found = []
+    for name in ("tcp", "tcp6"):
+        rows = [row.split() for row in Path(net, name).read_text().splitlines()[1:]]
+        found += [
+            row[1].partition(":")[0]
+            for row in rows
+            if row[3] == "0A" and f"socket:[{row[9]}]" in held
+        ]
+    return [named(x) for x in found]
+
+
+def named(words):
+    """An address that /proc writes as words of the machine's order of bytes."""
+    size = len(words) // 8
+    packed = struct.pack(f"={size}I", *struct.unpack(f">{size}I", bytes.fromhex(words)))
+    address = ipaddress.ip_address(packed)
+    return str(getattr(address, "ipv4_mapped", None) or address)
 
 
 def is_halted(pid):

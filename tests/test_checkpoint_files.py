@@ -20,7 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from experiments import parts
-from experiments.checkpoints import Incomplete, load, prune, steps
+from experiments.checkpoints import Incomplete, is_there, load, prune, remove, steps
 from experiments.parts import DIGEST, FOREIGN, Damaged, Part, Place, read, write
 
 ROOT = Path(__file__).parents[1]
@@ -498,6 +498,23 @@ def test_parts_of_two_runs_are_not_mixed(tmp_path):
         assert str(caught.value) == told
 
 
+@pytest.mark.parametrize("common", ["run_id", "settings"])
+def test_parts_of_two_runs_alike_in_form_are_not_mixed(common, tmp_path):
+    def part(first, value):
+        return a_part(8, 4, first, 2, record={common: value, "first": first})
+
+    write(tmp_path, part(0, {"seed": 0}), 0, 2)
+    write(tmp_path, part(2, {"seed": 0}), 1, 2)
+    load(tmp_path, 8)
+    for other in ({"seed": 1}, None):
+        write(tmp_path, part(2, other), 1, 2)
+        with pytest.raises(Damaged) as caught:
+            load(tmp_path, 8)
+        told = f"{file_name(8, 1, 2)} is of another run than {file_name(8, 0, 2)}"
+        assert str(caught.value) == told
+        assert load(tmp_path, 8, 0, 2).record["first"] == 0
+
+
 # What cannot be written
 
 BAD_LEAVES = {
@@ -684,6 +701,36 @@ def test_the_newest_are_kept(tmp_path):
     prune(tmp_path, 0, 0, 2)
     prune(tmp_path, 0, 1, 2)
     assert names(tmp_path) == []
+
+
+def test_one_checkpoint_is_removed(tmp_path):
+    for step, of in ((8, 2), (8, 3), (16, 2)):
+        for number in range(of):
+            (tmp_path / file_name(step, number, of)).touch()
+    remove(tmp_path, 8, 1, 2)
+    remove(tmp_path, 24, 1, 2)
+    assert names(tmp_path) == [
+        file_name(8, 0, 2),
+        *(file_name(16, number, 2) for number in range(2)),
+    ]
+
+
+@pytest.mark.parametrize(
+    "parts, expected",
+    [
+        ([(0, 2)], True),  # hosts may share no folder
+        ([(1, 2)], False),
+        ([(0, 3), (2, 3)], False),
+        ([(0, 3), (1, 3), (2, 3)], True),
+        ([], False),
+    ],
+    ids=str,
+)
+def test_checkpoint_is_there_for_a_process(parts, expected, tmp_path):
+    for part in parts:
+        (tmp_path / file_name(8, *part)).touch()
+    (tmp_path / file_name(16)).touch()
+    assert is_there(tmp_path, 8, 0, 2) == expected
 
 
 @pytest.mark.parametrize("number", range(2))

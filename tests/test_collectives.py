@@ -1,6 +1,7 @@
 """Collectives over the pair of worker axes, and over a single one, against NumPy."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -60,6 +61,21 @@ def test_collectives_match_numpy(backend, devices, lanes):
         np.testing.assert_array_equal(row, values)
     for by, shifted in zip(shifts, result["shift"], strict=True):
         np.testing.assert_array_equal(shifted, np.roll(values, -by, axis=0))
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, np.float16])
+@pytest.mark.parametrize("lanes", [7, 300])
+def test_short_floats_of_lanes_are_summed_before_they_are_rounded(lanes, dtype):
+    """Rounded after each of 300 additions, the sum of ones in bfloat16 stops at 256."""
+    drawn = np.random.default_rng(0).normal(1, 0.3, size=(lanes, 1000))
+    values = np.asarray(drawn.astype(dtype))
+    result = over_workers(
+        lambda x: (collectives.mean(x), collectives.group_mean(x, 1)), values, "vmap", 1
+    )
+    exact = np.broadcast_to(values.astype(np.float64).mean(0), values.shape)
+    rounded_twice = 1.5 * float(jnp.finfo(dtype).eps)  # the sum, and the quotient
+    for found in result:
+        np.testing.assert_allclose(np.float64(found), exact, rtol=rounded_twice)
 
 
 def groups_of(workers):

@@ -185,7 +185,9 @@ def test_strategy_over_another_axis_is_counted_alike():
 
 
 def test_strategy_over_another_axis_is_refused_where_none_is_named():
-    with pytest.raises(ValueError, match=r"batch; name the axis .*axis=…"):
+    with pytest.raises(
+        ValueError, match=r"'batch' is mapped here; name the axis .*axis=…"
+    ):
         count(syncalgos.bmuf(2, axis="batch"))
 
 

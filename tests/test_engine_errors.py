@@ -16,7 +16,6 @@ from syncalgos import DataParallel, Strategy, every, per_example, stateless
     [
         (np.int32(3), "of dtype int32"),
         (np.zeros(3, bool), "of dtype bool"),
-        (1.5, "float, not a float array"),
         (jax.random.key(0), "of dtype key<fry>"),
         ("text", "str"),
         (plain_loss, "function"),
@@ -28,6 +27,11 @@ def test_leaf_of_params_that_is_no_float_array_is_named(leaf, kind):
         make_trainer().init(params)
     assert "params['layers'][1]['step'] is" in str(error.value)
     assert kind in str(error.value)
+
+
+def test_a_python_float_in_params_is_told_to_be_an_array():
+    with pytest.raises(ValueError, match=r"params\['w'\] is float.*asarray\(1\.5\)$"):
+        make_trainer().init({"w": 1.5})
 
 
 def test_empty_params_are_refused():
@@ -211,3 +215,18 @@ def test_reset_of_another_optimizer_is_refused():
     strategy = every(2, syncalgos.reset(optax.adam(0.1)))
     with pytest.raises(ValueError, match="very inner optimizer"):
         make_trainer(strategy).init(make_params())
+
+
+def test_steps_that_would_wrap_are_refused():
+    """In int32 they would go on from -2³¹, and `until` would begin anew."""
+    trainer = make_trainer(syncalgos.bmuf(2))
+    state = trainer.init(make_params())
+    state = state._replace(step=jnp.int32(2**31 - 1 - len(X[ROWS])))
+    state, _ = trainer.run(state, BATCHES)
+    assert int(state.step) == 2**31 - 1
+    held = trainer.to_host(state)
+    for again in (state, trainer.from_host(held)):
+        with pytest.raises(ValueError, match="not to 214748365"):
+            trainer.run(again, BATCHES)
+    with pytest.raises(ValueError, match="not to 2147483648"):
+        trainer.from_host(held._replace(step=np.int64(2**31)))

@@ -2,22 +2,21 @@
 
 import errno
 import os
-import random
 import re
 import signal
 import time
-from collections import Counter
 
 import numpy as np
 import pytest
 from fake_member import free_address
 from faults import commands, fill, is_halted, remount, small_disk, tagged, until
+from kills import Victim, kill_after, kill_in_a_save, newest
 from lasting import assert_same_end, lines_of, run
 from tiny_tasks import EXAMPLES, LABELS
 
 from experiments import partition
 from experiments.checkpoints import steps
-from experiments.parts import place, unfinished_name
+from experiments.parts import Place, unfinished_name
 from experiments.saves import FOLDER
 
 NOTICED = 5  # seconds in which a lost process must be named
@@ -28,14 +27,6 @@ HASH = "params_sha256"
 def start(tmp_path):
     with commands(tmp_path) as start:
         yield start
-
-
-def newest(out):
-    """The step of the newest checkpoint of which all parts are there."""
-    folder = out / FOLDER
-    names = [path.name for path in folder.iterdir()] if folder.exists() else []
-    parts = Counter((x.step, x.of) for name in names if (x := place(name)))
-    return max((step for (step, of), n in parts.items() if n == of), default=0)
 
 
 # Kills at any moment
@@ -52,95 +43,25 @@ def heavy(tmp_path_factory):
     return ended
 
 
-def unfinished(out):
-    return (out / FOLDER / unfinished_name(0, 1)).exists()
-
-
-def kill_in_a_save(command):
-    """Kills a run that is in the middle of writing a checkpoint."""
-
-    def halted_in_a_save():
-        assert command.process.poll() is None
-        if unfinished(command.run_out):
-            command.kill(signal.SIGSTOP)
-            until(lambda: is_halted(command.pid), "it stops")
-            if unfinished(command.run_out):
-                return True
-            command.kill(signal.SIGCONT)
-        return False
-
-    until(halted_in_a_save, "a save")
-    command.kill()
-    assert command.process.wait(NOTICED) == -signal.SIGKILL
-    assert unfinished(command.run_out)
-
-
-def kill_after(command, step, seconds):
-    """Kills a run some seconds after it has saved a step; whether it was alive."""
-    out = command.run_out
-    until(
-        lambda: newest(out) >= step or command.process.poll() is not None,
-        f"step {step}",
-    )
-    time.sleep(seconds)
-    if command.process.poll() is not None:
-        return False
-    command.kill()
-    assert command.process.wait(NOTICED) == -signal.SIGKILL
-    return True
-
-
 def goes_on(start, command):
     """Starts it, and waits until it has looked for checkpoints."""
     started = start(command)
     started.wait_for("going on from|from the beginning")
-    return started
+    return Victim(started, started.pid)
 
 
 def test_killed_run_is_resumed_to_the_same_end(start, heavy):
-    command = goes_on(start, f"{HEAVY} --resume")
-    until(lambda: newest(command.run_out) >= 3, "step 3")
-    kill_in_a_save(command)
-    command = goes_on(start, f"{HEAVY} --resume")
-    assert kill_after(command, newest(command.run_out) + 5, 0.01)
+    victim = goes_on(start, f"{HEAVY} --resume")
+    until(lambda: newest(victim.command.run_out) >= 3, "step 3")
+    assert kill_in_a_save(victim)
+    assert victim.command.process.wait(NOTICED) == -signal.SIGKILL
+    assert victim.is_saving  # as it seems
+    victim = goes_on(start, f"{HEAVY} --resume")
+    assert kill_after(victim, newest(victim.command.run_out) + 5, 0.01)
     ended = start(f"{HEAVY} --resume").ended()
     assert len(ended.summary["resumed_at"]) == 2
     assert_same_end(ended, heavy)
-    assert not unfinished(ended.out)
-
-
-RUNS, KILLS, TRIES = 3, 7, 8  # of each run: a run may end before it is hit
-
-
-@pytest.fixture(scope="module")
-def kills():
-    """Of each kill of the tests below, whether it left an unfinished file."""
-    return []
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(RUNS))
-def test_run_killed_at_random_moments_is_resumed_to_the_same_end(
-    seed, start, heavy, kills
-):
-    draw, left = random.Random(seed), []
-    for step in sorted(draw.sample(range(36), TRIES)):
-        command = goes_on(start, f"{HEAVY} --resume")
-        if kill_after(command, step, draw.uniform(0, 0.06)):
-            left.append(unfinished(command.run_out))
-    ended = start(f"{HEAVY} --resume").ended()
-    assert_same_end(ended, heavy)
-    assert not unfinished(ended.out)
-    assert len(left) >= KILLS
-    kills.extend(left)
-
-
-@pytest.mark.slow
-def test_some_of_twenty_kills_were_in_the_middle_of_a_save(kills):
-    if not kills:
-        pytest.skip("it is about the tests before it, which did not run")
-    assert len(kills) >= 20
-    assert sum(kills) > 0
+    assert not victim.is_saving
 
 
 # Disks
@@ -189,10 +110,64 @@ def test_full_disk_costs_checkpoints_and_not_the_run(disk, wide):
     assert lines_of(ended) == lines_of(wide)
     assert ended.summary[HASH] == wide.summary[HASH]
     assert steps(ended.out / FOLDER) == [3]
+
+
+def room_for(disk, count, wide):
+    """Leaves room on a disk for so many checkpoints, and half of one."""
+    size = (wide.out / FOLDER / Place(11, 0, 1).file_name).stat().st_size
+    return lambda: fill(disk, but=ROOM + size * count + size // 2)
+
+
+def test_disk_with_room_for_two_checkpoints_keeps_the_last_two(disk, wide):
+    ended = run(WIDE, disk / "out", AtLooks({1: room_for(disk, 2, wide)}))
+    assert ended.code == 0, ended.stderr
+    removed = re.findall(
+        r"^no room for the checkpoint of step (\d+): that of step (\d+) is removed$",
+        ended.stderr,
+        re.M,
+    )
+    assert removed == [("9", "3"), ("11", "6")]
+    assert not not_saved(ended)
+    assert "newest checkpoint" not in ended.stderr
+    assert steps(ended.out / FOLDER) == [11, 9]
+    assert_same_end(ended, wide)
+
+
+def test_disk_with_room_for_one_checkpoint_keeps_it_and_says_which(disk, wide):
+    ended = run(WIDE, disk / "out", AtLooks({1: room_for(disk, 1, wide)}))
+    assert ended.code == 0, ended.stderr
+    assert [step for step, _ in not_saved(ended)] == ["6", "9", "11"]
+    assert steps(ended.out / FOLDER) == [3]
+    told = "the newest checkpoint is of step 3: --resume would go on from it"
+    assert told in ended.stderr.splitlines()
     (disk / "ballast").unlink()
     again = run(f"{WIDE} --resume", ended.out)
     assert again.summary["resumed_at"] == [3]
+    assert "newest checkpoint" not in again.stderr
     assert_same_end(again, wide)
+
+
+def test_resumed_run_makes_room_only_while_the_one_it_came_from_stays(disk, wide):
+    faults = AtLooks({7: room_for(disk, 0, wide), 8: lambda: os.kill(os.getpid(), 15)})
+    ended = run(WIDE, disk / "out", faults)
+    assert (ended.code, faults.done) == (75, [7, 8])
+    assert steps(ended.out / FOLDER) == [7, 6]  # in the place of that of step 3
+    again = run(f"{WIDE} --resume", ended.out)
+    assert again.summary["resumed_at"] == [7]
+    assert steps(again.out / FOLDER) == [11, 9]
+    assert_same_end(again, wide)
+
+
+@pytest.mark.slow
+def test_two_processes_agree_which_checkpoint_makes_room(start, disk, wide):
+    room_for(disk, 3, wide)()  # each part has the center: they are for two
+    ended = start(f"{WIDE} --processes 2", disk / "out").ended()
+    assert ended.code == 0, ended.stderr
+    assert re.findall(r"that of step (\d+) is removed", ended.stderr) == ["3", "6"]
+    assert {x.name for x in (ended.out / FOLDER).iterdir()} == {
+        Place(step, number, 2).file_name for step in (9, 11) for number in (0, 1)
+    }
+    assert_same_end(ended, wide)
 
 
 def test_disk_without_any_room_is_told_and_the_summary_is_shown(disk, wide):
@@ -249,6 +224,9 @@ def test_full_disk_costs_several_processes_no_more(start, disk, wide):
     assert lines_of(ended) == lines_of(wide)
     assert ended.summary[HASH] == wide.summary[HASH]
     assert not any((ended.out / FOLDER).iterdir())
+    assert (
+        "no checkpoint could be saved: --resume would start from the " in ended.stderr
+    )
 
 
 @pytest.mark.slow

@@ -312,3 +312,9 @@ def test_factory_gets_what_the_run_has(tmp_path, monkeypatch):
 def test_numbers_that_are_not_finite_are_null():
     line = {"a": float("nan"), "b": [float("inf"), 1.5], "c": {"d": -float("inf")}}
     assert records.plain(line) == {"a": None, "b": [None, 1.5], "c": {"d": None}}
+
+
+def test_effective_lr_of_a_model_with_a_leaf_of_size_0():
+    params = {**PARAMS, "none": np.zeros((0, 3), np.float32)}
+    found = effective_lr(syncalgos.bmuf(4), params, optax.sgd(0.1), 2, 0.02)
+    assert found == pytest.approx(0.04, rel=1e-3)

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from jax.sharding import AxisType, PartitionSpec
 from linear import make_params, plain_loss
 from owed import PERIOD, make, owed
 
@@ -15,6 +16,13 @@ WORKERS, STEPS = 3, 2 * PERIOD
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(STEPS, WORKERS * 4, 6)).astype(np.float32)
 BATCHES = {"x": X, "y": np.sin(X.sum(-1, keepdims=True))}
+
+
+def of_workers():
+    """Each worker's batches, (workers, steps, batch, …)."""
+    return jax.tree.map(
+        lambda x: x.reshape(STEPS, WORKERS, 4, -1).swapaxes(0, 1), BATCHES
+    )
 
 
 def own_loop(strategy, optimizer):
@@ -45,9 +53,25 @@ def own_loop(strategy, optimizer):
     return train
 
 
-@pytest.mark.parametrize(
-    "mapped", [jax.vmap, pytest.param(jax.pmap, marks=pytest.mark.slow)]
-)
+def shard_mapped(loop, axis_name, check_vma=False):
+    """`loop` over the devices, as jax.vmap maps it."""
+    mesh = jax.make_mesh((WORKERS,), (axis_name,), axis_types=(AxisType.Auto,))
+
+    def on_one(batches):
+        center = loop(jax.tree.map(lambda x: x[0], batches))
+        return jax.tree.map(lambda x: x[None], center)
+
+    spec = PartitionSpec(axis_name)
+    mapped = jax.shard_map(
+        on_one, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=check_vma
+    )
+    return jax.jit(mapped)
+
+
+SLOW = [pytest.param(x, marks=pytest.mark.slow) for x in (jax.pmap, shard_mapped)]
+
+
+@pytest.mark.parametrize("mapped", [jax.vmap, *SLOW])
 @pytest.mark.parametrize("name", syncalgos.ALGORITHMS)
 def test_own_loop_trains_as_the_engine_does(name, mapped):
     optimizer = owed(name).optimizer
@@ -58,11 +82,23 @@ def test_own_loop_trains_as_the_engine_does(name, mapped):
     expected = trainer.center(state).params
 
     loop = own_loop(make(name, axis="batch"), optimizer)
-    mine = jax.tree.map(  # (workers, steps, batch, …)
-        lambda x: x.reshape(STEPS, WORKERS, 4, -1).swapaxes(0, 1), BATCHES
-    )
-    center = mapped(loop, axis_name="batch")(mine)
+    center = mapped(loop, axis_name="batch")(of_workers())
     mean = jax.tree.map(lambda x: np.mean(x, axis=0), center)
     for ours, theirs in zip(*map(jax.tree.leaves, (mean, expected)), strict=True):
         # Float32 after 8 steps, summed in another order.
         np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", syncalgos.ALGORITHMS)
+def test_a_checked_shard_map_is_refused_in_one_line(name):
+    """With it on, gradients of what all devices share are summed over them."""
+    loop = own_loop(make(name, axis="batch"), owed(name).optimizer)
+    with pytest.raises(ValueError, match=r"^give jax\.shard_map check_vma=False: "):
+        shard_mapped(loop, "batch", check_vma=True)(of_workers())
+
+
+@pytest.mark.parametrize("name", syncalgos.ALGORITHMS)
+def test_a_strategy_of_another_axis_is_told_to_name_it(name):
+    loop = own_loop(make(name), owed(name).optimizer)
+    with pytest.raises(NameError, match="make the strategy with axis='NAME'"):
+        jax.vmap(loop, axis_name="batch")(of_workers())

@@ -435,3 +435,38 @@ def test_the_pages_exported_model_predicts_what_the_page_shows(tmp_path):
         timeout=TIMEOUT,
     )
     assert (predicted.stdout, predicted.stderr) == (shown, "")
+
+
+def test_modules_given_whole_are_told_how_they_are_taken_apart():
+    trainer = DataParallel(stateless(lambda params, batch: 0.0), optax.sgd(LR), bmuf())
+    with pytest.raises(ValueError, match=r"params\.activation is .* eqx\.partition\("):
+        trainer.init(eqx.nn.MLP(2, 2, 8, 1, key=jax.random.key(0)))
+    with pytest.raises(ValueError, match=r"\.count.* nnx\.split\(model, nnx\.Param"):
+        trainer.init(nnx.Dropout(0.5, rngs=nnx.Rngs(0)))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_modules_own_random_state_draws_apart_on_each_worker(backend):
+    """One that is equal on all workers would drop the same units on all of them."""
+    dropout = nnx.Dropout(0.5, rngs=nnx.Rngs(0))
+    graph, buffers = nnx.split(dropout)
+
+    def loss(params, buffers, batch, key):
+        dropout = nnx.merge(graph, buffers, copy=True)
+        kept = dropout(jnp.ones(64)) > 0
+        one_hot = jnp.arange(4) == batch[0]
+        masks = jnp.where(one_hot[:, None], 4 * kept, 0)  # each worker's, in the mean
+        return params.sum(), (nnx.state(dropout), {"masks": masks})
+
+    def masks(workers, steps=3):
+        trainer = DataParallel(loss, optax.sgd(LR), bmuf(2), workers, backend)
+        state = trainer.init(np.ones(1, np.float32), buffers)
+        batches = np.tile(np.arange(workers), (steps, 1))
+        state, metrics = trainer.run(state, batches)
+        assert int(jax.tree.leaves(trainer.center(state).buffers)[0]) == steps
+        return np.asarray(metrics["masks"]) * (workers / 4)
+
+    several, alone = masks(4), masks(1)[:, 0]
+    drawn = {tuple(mask) for step in several for mask in step}
+    assert len(drawn) == 4 * 3  # on each worker and at each step
+    np.testing.assert_array_equal(several[:, 0], alone)

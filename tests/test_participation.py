@@ -94,6 +94,26 @@ def test_average_is_the_weighted_mean_of_those_who_take_part():
     assert_replicas(train(participating(model_averaging(4), by_round)), expected)
 
 
+@pytest.mark.parametrize(
+    "around",
+    [lambda both: both, lambda both: when(lambda step: True, both), chain],
+)
+def test_schedules_in_one_another_weigh_by_both(around):
+    """Each has a state, which what is around it must not look past."""
+    common, expected = START, []
+    for step, theta, _ in local_steps():
+        if (step + 1) % 4 == 0:
+            other = np.array([2.0, 1.0, 1.0, 4.0])
+            share = 4 * ROUNDS[step // 4] / ROUNDS[step // 4].sum()
+            share = share * 4 * other / other.sum()
+            common = np.mean(common + share[:, None] * (theta - common), 0)
+            theta[:] = common
+        expected.append(theta.copy())
+    inner = participating(model_averaging(4), by_round)
+    both = participating(inner, lambda step, workers: jnp.array([2.0, 1.0, 1.0, 4.0]))
+    assert_replicas(train(around(both)), expected)
+
+
 def test_bmuf_filters_the_weighted_mean_of_those_who_take_part():
     w, velocity, centers = START, np.zeros(SIZE), []
     for step, theta, _ in local_steps():

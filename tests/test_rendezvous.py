@@ -9,7 +9,7 @@ import time
 import pytest
 from fake_member import commands, free_address, pids, until
 
-from experiments.processes import rendezvous
+from experiments.processes import addresses, rendezvous
 from experiments.processes.rendezvous import Hello
 
 DONE = {"*": ["at connect", "at prepare", "steps 3"]}
@@ -41,8 +41,8 @@ def refused(both):
     ],
 )
 def test_address_has_a_host_and_a_port(text, expected):
-    assert rendezvous.address(text) == expected
-    assert rendezvous.joined_address(*expected) == text
+    assert addresses.address(text) == expected
+    assert addresses.joined_address(*expected) == text
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_address_has_a_host_and_a_port(text, expected):
 )
 def test_address_that_is_none_is_told(text):
     with pytest.raises(ValueError) as error:
-        rendezvous.address(text)
+        addresses.address(text)
     assert str(error.value).endswith(f"got {text!r}") and "HOST:PORT" in str(
         error.value
     )
@@ -225,7 +225,7 @@ def test_other_version_is_told(start):
 
 def dial(at):
     """A connection, once somebody listens."""
-    host, port = rendezvous.address(at)
+    host, port = addresses.address(at)
     found = []
 
     def connected():

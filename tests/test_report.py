@@ -1,28 +1,34 @@
 """A study's report: its page, its figures, its tables and its event files."""
 
+import colorsys
 import csv
 import errno
+import io
 import re
 import struct
 import subprocess
 import sys
 from collections import Counter
 from html.parser import HTMLParser
+from itertools import combinations, pairwise
 from pathlib import Path
 from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from reports import ALGORITHMS, NETWORKS, made_up
 
 from experiments import records
-from experiments.study import events, tables, write
+from experiments.study import events, html, tables, write
+from experiments.study.looks import COLOURS, HUES, looks
 from experiments.study.results import LOSS, Band, Report
 from experiments.study.statistics import Spread
 
 ROOT = Path(__file__).parents[1]
 SVG = "{http://www.w3.org/2000/svg}"
-VOID = {"meta", "link", "br", "img", "hr"}
+VOID = {"meta", "link", "br", "img", "hr", "input"}
 NASTY = "<script>alert(\"1\")</script> & 'x' | $y_$"
 
 
@@ -69,9 +75,21 @@ class Page(HTMLParser):
 
 
 def drawn(report: Report):
+    """The figures as they are shown on a page, and as files."""
     from experiments.study import figures
 
-    return figures.draw(report)
+    return {name: x.wide or x.narrow for name, x in figures.draw(report).items()}
+
+
+@pytest.fixture(scope="module")
+def usual():
+    """The figures of the report as it is."""
+    return drawn(made_up())
+
+
+def colour_of(label, names=tuple(ALGORITHMS)):
+    """Of an algorithm among those of a report."""
+    return looks({name: name.split()[0] for name in names})[label].colour
 
 
 def replaced(report, key, values):
@@ -95,7 +113,7 @@ def test_a_report_is_a_page_two_tables_and_each_figure_twice(folder):
     # steps, bytes and three networks
     assert sum("test-accuracy" in stem for stem in stems) == 5
     page = Page((folder / "report.html").read_text())
-    assert len(page.named("svg")) == len(stems)
+    assert len(page.named("figure")) == len(stems)
 
 
 def test_the_page_asks_for_no_other_file(folder):
@@ -115,12 +133,113 @@ def test_the_page_answers_before_it_explains(folder):
     text = (folder / "report.html").read_text()
     report = made_up()
     places = ["<h1>", 'class="headline"', "<table", 'id="words"', 'id="remarks"']
-    places += ['id="figures-measure"', 'id="tuning"', 'id="paper"', 'id="details"']
+    places += ['id="figures-measure"', 'id="time"', 'id="tuning"', 'id="replicas"']
+    places += ['id="paper"', 'id="details"']
     places += ['id="commands"']
     assert [text.index(place) for place in places] == sorted(map(text.index, places))
     words = " ".join("".join(Page(text).words).split())
-    for told in (report.headline, *report.sentences, *report.remarks, report.command):
+    said = [report.lead.line, *(x for number in report.lead.numbers for x in number)]
+    said += [report.headline, *report.sentences, *report.remarks, report.command]
+    for told in said:
         assert told in words
+    assert text.index('class="headline"') < text.index('class="numbers"')
+    assert "divergence" not in words.lower()  # runs diverge, replicas are spread
+
+
+def test_every_part_of_the_page_is_in_its_list_of_contents(folder):
+    page = Page((folder / "report.html").read_text())
+    heads = [attrs["id"] for attrs in page.named("h2")]
+    linked = [attrs["href"][1:] for attrs in page.named("a")]
+    assert linked == heads and len(heads) > 8
+
+
+def test_a_charts_views_are_chosen_without_a_script(folder):
+    page = Page((folder / "report.html").read_text())
+    radios = [x for x in page.named("input") if x["type"] == "radio"]
+    groups = Counter(x["name"] for x in radios)
+    # By steps, by bytes and on the slowest network; the two others are folded.
+    assert groups == {"test-accuracy-by-steps": 3, "test-loss-by-steps": 3}
+    first = [x["id"] for x in radios if "checked" in x]
+    assert first == [f"{name}--1" for name in groups]
+    assert [x["for"] for x in page.named("label")] == [x["id"] for x in radios]
+    words = [" ".join(x.split()) for x in page.words]
+    assert "On two data centres (1 Gbit/s, 30 ms)" in words
+    assert "Test accuracy on 2 other networks" in words
+    css = (ROOT / "experiments/study/report.css").read_text()
+    for i in range(1, 4):
+        assert f"nth-of-type({i}):checked ~ figure:nth-of-type({i})" in css
+
+
+def test_a_figure_tells_its_values_where_it_is_pointed_at(folder):
+    for path in sorted(folder.glob("figures/*.svg")):
+        root = ElementTree.fromstring(path.read_text())
+        _, _, width, height = map(float, root.attrib["viewBox"].split())
+        (points,) = (g for g in root.iter(f"{SVG}g") if g.get("class") == "points")
+        told = [str(x.findtext(f"{SVG}title")) for x in points]
+        assert len(told) >= 3 and all(told)
+        for x in points:
+            assert 0 <= float(x.attrib["cx"]) <= width
+            assert 0 <= float(x.attrib["cy"]) <= height
+        assert {label for label in ALGORITHMS for text in told if label in text}
+    root = ElementTree.fromstring((folder / "figures/differences.svg").read_text())
+    told = [x.text for x in root.iter(f"{SVG}title")]
+    assert "diloco: worse by 0.3 points [0.1, 0.6]" in told
+    path = folder / "figures/test-accuracy-by-steps.svg"
+    root = ElementTree.fromstring(path.read_text())
+    last = made_up().curves[0].bands["test_accuracy"]
+    mean, deviation = 100 * last.mean[-1], 100 * (last.high[-1] - last.mean[-1])
+    text = f"sync_sgd: {mean:.2f} ± {deviation:.2f} % after 400 local steps"
+    assert text in [x.text for x in root.iter(f"{SVG}title")]
+
+
+@given(st.lists(st.tuples(st.floats(0, 100), st.floats(1, 30)), min_size=1, max_size=9))
+def test_names_at_the_ends_of_lines_do_not_overlap_and_keep_their_order(boxes):
+    from experiments.study.names import spread_out
+
+    wanted, heights = zip(*boxes, strict=True)
+    found = spread_out(wanted, heights, 0, 100)
+    order = sorted(range(len(boxes)), key=lambda i: wanted[i])
+    for a, b in pairwise(order):
+        assert found[b] - found[a] >= (heights[a] + heights[b]) / 2 - 1e-6
+    ends = [(y - h / 2, y + h / 2) for y, h in zip(found, heights, strict=True)]
+    assert min(low for low, _ in ends) >= -1e-6
+    assert max(high for _, high in ends) <= max(100, sum(heights)) + 1e-6
+    if len(boxes) == 1 and heights[0] / 2 <= wanted[0] <= 100 - heights[0] / 2:
+        assert found == pytest.approx(wanted)
+
+
+def test_every_line_is_named_at_its_end_in_either_size():
+    from experiments.study import figures
+
+    for name, (narrow, wide) in figures.draw(made_up()).items():
+        for drawing in (narrow, wide):
+            if drawing and name != "differences":
+                texts = " ".join(x.get_text() for x in drawing.figure.texts)
+                for label in ("bmuf --nesterov", "diloco"):
+                    assert label in texts, name
+                assert drawing.figure.legends == []
+
+
+def test_no_name_of_a_difference_is_crossed_by_the_line_at_zero(usual):
+    (axes,) = usual["differences"].figure.axes
+    zero = [x.get_ydata() for x in axes.lines if set(x.get_xdata()) == {0.0}]
+    bottoms = [x.get_position()[1] for x in axes.texts]
+    names = [(y - 11, y) for y in bottoms]  # 11 units of text
+    assert len(zero) == len(names) == 3
+    for line in zero:
+        for top, bottom in names:
+            assert max(line) < top or min(line) > bottom
+
+
+def test_a_point_lies_on_its_line(usual):
+    from experiments.study.canvas import place
+
+    drawing = usual["test-accuracy-by-steps"]
+    (axes,) = drawing.figure.axes
+    (line,) = (x for x in axes.lines if x.get_color() == colour_of("sync_sgd"))
+    ends = (np.asarray(xs, float)[-1] for xs in (line.get_xdata(), line.get_ydata()))
+    own = [x for x in drawing.points if x.text.startswith("sync_sgd: ")]
+    assert (own[-1].x, own[-1].y) == pytest.approx(place(axes, *ends))
 
 
 def test_ids_are_unique_in_the_page_and_references_find_them(folder):
@@ -131,7 +250,9 @@ def test_ids_are_unique_in_the_page_and_references_find_them(folder):
     referred = set(re.findall(r"url\(#([^)]+)\)", text))
     for _, attrs in page.tags:
         referred |= set(attrs.get("aria-labelledby", "").split())
-        referred.add(attrs.get("xlink:href", "#words")[1:])
+        referred |= {attrs[key] for key in ("for", "aria-describedby") if key in attrs}
+        referred |= {attrs[key][1:] for key in ("xlink:href", "href") if key in attrs}
+    referred.discard("ata:,")  # the icon
     assert referred <= set(ids)
     assert len(referred) > len(page.named("svg"))
 
@@ -144,7 +265,7 @@ def test_a_figure_tells_in_words_what_it_shows(folder):
         assert title and desc and len(desc) > len(title)
         assert sum(name in desc for name in ALGORITHMS) >= 3
     root = ElementTree.fromstring((folder / "figures/differences.svg").read_text())
-    assert "no difference seen: 0.2 ± 0.3 points" in str(root.findtext(f"{SVG}desc"))
+    assert "no difference seen [-0.1, 0.5]" in str(root.findtext(f"{SVG}desc"))
 
 
 def test_text_in_the_page_is_text_in_its_colours_and_at_least_ten_pixels(folder):
@@ -156,10 +277,19 @@ def test_text_in_the_page_is_text_in_its_colours_and_at_least_ten_pixels(folder)
     )
     assert not re.search(r"#[0-9a-f]{6}", drawn)
     assert "font-family" not in drawn
-    widths = [float(attrs["viewbox"].split()[2]) for attrs in page.named("svg")]
-    narrowest = 360 - 2 * 16  # a phone without the margins
     sizes = [float(x) for x in re.findall(r"font-size: ([\d.]+)px", drawn)]
-    assert min(sizes) * narrowest / max(widths) >= 10
+    # What is left without margins of a phone, and of the screens for wide figures.
+    narrowest = {"wide": 960 - 2 * 0.04 * 960, "narrow": 360 - 2 * 16}
+    figures = [x for x in page.named("svg") if x.get("role") == "img"]
+    for attrs in figures:
+        width = float(attrs["viewbox"].split()[2])
+        room = narrowest[attrs.get("class", "narrow")]
+        assert min(sizes) * room / width >= 10
+    assert {x.get("class") for x in figures} == {None, "wide", "narrow"}
+    css = (ROOT / "experiments/study/report.css").read_text()
+    assert (
+        "@media (min-width: 60rem) { svg.wide { display: block; }" in css
+    )  # 960 pixels
     assert {"sync_sgd", "local steps", "bytes sent by each worker (log)"} <= set(
         page.words
     )
@@ -173,13 +303,36 @@ def test_the_same_study_gives_the_same_bytes(folder, tmp_path):
         ), path
 
 
+def test_each_figure_of_a_table_says_what_it_is_where_heads_are_hidden(folder):
+    page = Page((folder / "report.html").read_text())
+    labels = Counter(attrs["data-label"] for attrs in page.named("td"))
+    rows = len(ALGORITHMS)
+    for head in ("test accuracy", "against sync_sgd", "each worker sent"):
+        assert labels[head] == rows
+    assert labels["steps to 95 %"] == labels["10 GbE, to 95 %"] == rows
+    assert labels["10 GbE, the run"] == labels["chosen"] == rows
+
+
+def test_the_time_to_a_target_has_columns_of_its_own(folder):
+    rows = (folder / "table.md").read_text().splitlines()
+    head, row = (
+        [cell.strip() for cell in x.split("|")]
+        for x in rows
+        if x.startswith(("| algorithm", "| slowmo"))
+    )
+    found = dict(zip(head, row, strict=True))
+    assert found["steps until 95 %"] == "not in 400 steps"
+    assert found["until 95 %, 10 GbE"] == "not in 400 steps"
+    assert found["time, 10 GbE"].endswith(" ms")
+
+
 def test_labels_cannot_become_tags(tmp_path):
     labels = {"diloco": NASTY, "sync_sgd": 'a" onload="x'}
-    write.write(made_up(labels=labels), tmp_path)
+    write.write(made_up(labels=labels)._replace(networks=[]), tmp_path)
     page = Page((tmp_path / "report.html").read_text())
     assert not page.named("script")
     assert not any(key.startswith("on") for _, x in page.tags for key in x)
-    assert NASTY in page.words  # in a legend
+    assert NASTY in " ".join(" ".join(page.words).split())
     table = (tmp_path / "table.md").read_text()
     assert "<script" not in table
     rows = [x for x in table.splitlines() if x.startswith("|")]
@@ -187,7 +340,7 @@ def test_labels_cannot_become_tags(tmp_path):
 
 
 def test_a_sweep_has_a_panel_and_a_group_of_rows_for_each_value(tmp_path):
-    report = made_up(sweep="workers")._replace(networks=NETWORKS[:1])
+    report = made_up(sweep="workers")._replace(networks=[])
     figures = drawn(report)
     assert list(figures)[:2] == ["differences", "test-accuracy-by-workers"]
     assert len(figures["test-accuracy-by-bytes"].figure.axes) == 3
@@ -212,44 +365,49 @@ def test_what_is_not_swept_is_drawn_beside_every_value():
     )
     figures = drawn(report)
     panels = figures["test-accuracy-by-steps"].figure.axes
-    blue = [[x for x in axes.lines if x.get_color() == "#0067b1"] for axes in panels]
-    assert [len(lines) for lines in blue] == [1, 1, 1]
+    blue = colour_of("sync_sgd")
+    shown = [[x for x in axes.lines if x.get_color() == blue] for axes in panels]
+    assert [len(lines) for lines in shown] == [1, 1, 1]
     (axes,) = figures["test-accuracy-by-period"].figure.axes
     assert [x.get_text() for x in axes.get_xticklabels()] == ["2", "4", "8"]
-    across = [x for x in axes.lines if x.get_color() == "#0067b1"]
+    across = [x for x in axes.lines if x.get_color() == blue]
     heights = np.concatenate([np.asarray(x.get_ydata(), float) for x in across])
     assert heights == pytest.approx([97.24, 97.24])
 
 
-def test_too_few_seeds_for_an_interval_are_drawn_thinner_and_said():
+def test_too_few_seeds_for_an_interval_are_drawn_thinner_and_said(usual):
     report = made_up()
     rows = [
         x._replace(difference=x.difference and x.difference._replace(low=None))
         for x in report.rows
     ]
-    few, enough = drawn(report._replace(rows=rows)), drawn(report)
+    few, enough = drawn(report._replace(rows=rows, networks=[])), usual
     assert "too few seeds for an interval" in few["differences"].note
     assert enough["differences"].note == ""
     widths = [
-        max(x.get_linewidth() for x in each["differences"].figure.axes[0].lines[1::2])
+        max(x.get_linewidth() for x in each["differences"].figure.axes[0].lines[1::3])
         for each in (few, enough)
     ]
     assert widths[0] < widths[1]
 
 
-def test_replicas_that_agree_throughout_are_said_to():
+def test_replicas_that_agree_throughout_are_said_to_and_not_drawn():
     report = made_up()
     zero = Band([0.0] * 20, [0.0] * 20, [0.0] * 20)
     curves = [x._replace(bands={**x.bands, "divergence": zero}) for x in report.curves]
-    note = drawn(report._replace(curves=curves))["divergence-by-steps"].note
-    assert note == "0 at every evaluation."
+    report = report._replace(curves=curves, networks=[])
+    figures = drawn(report)
+    assert "divergence-by-steps" not in figures
+    shown = {name: html.Shown("", "<svg/>", x) for name, x in figures.items()}
+    words = " ".join(" ".join(Page(html.page(report, shown)).words).split())
+    assert "0 at every evaluation, so not drawn: spread of the replicas." in words
 
 
-def test_a_run_that_diverges_leaves_the_axes_as_they_were():
+def test_a_run_that_diverges_leaves_the_axes_as_they_were(usual):
     report = made_up()
     steps = np.arange(len(report.curves[1].steps))
     wild = [*(2.0 * 10.0 ** steps[:-2]), float("inf"), float("nan")]
-    before, after = drawn(report), drawn(replaced(report, "test_loss", wild))
+    before, after = usual, drawn(replaced(report, "test_loss", wild))
     for name in ("test-loss-by-steps", "test-loss-by-time-10-gbe"):
         top = before[name].figure.axes[0].get_ylim()[1]
         assert after[name].figure.axes[0].get_ylim()[1] < 2 * top
@@ -257,17 +415,17 @@ def test_a_run_that_diverges_leaves_the_axes_as_they_were():
         assert before[name].note == ""
 
 
-def test_every_view_of_a_metric_has_the_same_axis():
+def test_every_view_of_a_metric_has_the_same_axis(usual):
     limits = {
         drawing.figure.axes[0].get_ylim()
-        for name, drawing in drawn(made_up()).items()
+        for name, drawing in usual.items()
         if name.startswith("test-accuracy-by")
     }
     assert len(limits) == 1
 
 
 def test_gaps_stay_gaps_and_what_was_never_measured_is_not_drawn():
-    report = made_up()
+    report = made_up()._replace(networks=[])
     count = len(report.curves[1].steps)
     gaps = [None if i % 3 else 0.5 for i in range(count)]
     (line,) = (
@@ -277,7 +435,7 @@ def test_gaps_stay_gaps_and_what_was_never_measured_is_not_drawn():
         ]
         .figure.axes[0]
         .lines
-        if x.get_color() == "#c43c00"
+        if x.get_color() == colour_of("bmuf --nesterov")
     )
     y = np.asarray(line.get_ydata(), float)
     assert np.array_equal(np.isnan(y), [x is None for x in gaps])
@@ -285,7 +443,7 @@ def test_gaps_stay_gaps_and_what_was_never_measured_is_not_drawn():
     nothing = [float("nan")] * count
     figure = drawn(replaced(report, "displacement_cosine", nothing))
     axes = figure["displacement-cosine-by-steps"].figure.axes[0]
-    assert "#c43c00" not in {x.get_color() for x in axes.lines}
+    assert colour_of("bmuf --nesterov") not in {x.get_color() for x in axes.lines}
 
 
 def test_who_sends_nothing_is_named_below_a_logarithmic_axis():
@@ -298,25 +456,93 @@ def test_who_sends_nothing_is_named_below_a_logarithmic_axis():
     assert "bmuf --nesterov: bytes sent by each worker: not known" in note
 
 
-def test_an_algorithm_keeps_its_colour_and_no_two_look_alike():
-    from experiments.study.canvas import looks
-
-    look = looks([f"algorithm {i}" for i in range(50)])
+def test_an_algorithm_keeps_its_colour_and_no_two_look_alike(usual):
+    look = looks({f"algorithm {i}": f"algorithm {i}" for i in range(50)})
     assert len(set(look.values())) == 50
-    assert len({x.colour for x in list(look.values())[:8]}) == 8
-    colours = [x.colour for x in looks(list(ALGORITHMS)).values()]
-    for name, drawing in drawn(made_up()).items():
+    assert len({x.colour for x in list(look.values())[: len(COLOURS)]}) == len(COLOURS)
+    colours = [colour_of(label) for label in ALGORITHMS]
+    for name, drawing in usual.items():
         lines = drawing.figure.axes[0].lines
         used = [x.get_color() for x in lines if x.get_color() in colours]
         assert list(dict.fromkeys(used)) == [x for x in colours if x in used], name
         assert len(set(used)) >= 3
 
 
+# Machado, Oliveira and Fernandes, "A physiologically-based model for simulation of
+# color vision deficiency", 2009: what is seen without one kind of cone.
+VISION = {
+    "all cones": "1 0 0 0 1 0 0 0 1",
+    "no L cones": "0.152286 1.052583 -0.204868 0.114503 0.786281 0.099216 "
+    "-0.003882 -0.048116 1.051998",
+    "no M cones": "0.367322 0.860646 -0.227968 0.280085 0.672501 0.047413 "
+    "-0.011820 0.042940 0.968881",
+    "no S cones": "1.255528 -0.076749 -0.178779 -0.078411 0.930809 0.147602 "
+    "0.004733 0.691367 0.303900",
+}
+XYZ = (
+    "0.4124564 0.3575761 0.1804375 0.2126729 0.7151522 0.0721750 "
+    "0.0193339 0.1191920 0.9503041"
+)  # of sRGB
+
+
+def matrix(text):
+    """A matrix of three rows."""
+    return np.array(text.split(), float).reshape(3, 3)
+
+
+def lab(colour, vision):
+    """CIE L*a*b* of what is seen of a colour."""
+    to_xyz = matrix(XYZ)
+    seen = np.clip(matrix(VISION[vision]) @ linear(colour), 0, 1)
+    x, y, z = np.cbrt(to_xyz @ seen / to_xyz.sum(axis=1))
+    return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
+
+
+@pytest.mark.parametrize("vision", VISION)
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_algorithms_and_their_variants_are_told_apart(scheme, vision):
+    css = (ROOT / "experiments/study/report.css").read_text()
+    block = re.findall(r":root \{(.*?)\}", css, re.S)[scheme == "dark"]
+    series = dict(re.findall(r"--series-(\d+): (#\w{6})", block))
+    seen = [lab(series[str(i)], vision) for i in range(len(COLOURS))]
+    same_hue = [seen[hue::HUES] for hue in range(HUES)]
+    for group in [seen[:HUES], *same_hue]:
+        for a, b in combinations(group, 2):
+            assert np.linalg.norm(a - b) > 10  # 2.3 can just be seen
+
+
+def test_variants_of_an_algorithm_are_tones_of_one_hue():
+    labels = ["sync_sgd", "bmuf", "A", "bmuf --nesterov", "diloco"]
+    algos = dict(
+        zip(labels, ["sync_sgd", "bmuf", "bmuf", "bmuf", "diloco"], strict=True)
+    )
+    look = looks(algos)
+    hues = {label: x.series % HUES for label, x in look.items()}
+    assert hues["bmuf"] == hues["A"] == hues["bmuf --nesterov"]
+    assert len({hues["sync_sgd"], hues["bmuf"], hues["diloco"]}) == 3
+    for what in ("colour", "dash", "marker"):
+        assert len({getattr(x, what) for x in look.values()}) == 5, what
+    for i, colour in enumerate(COLOURS):  # lightness and saturation differ
+        turn, base = (
+            colorsys.rgb_to_hls(*rgb(x))[0] for x in (colour, COLOURS[i % HUES])
+        )
+        assert abs((turn - base + 0.5) % 1 - 0.5) < 0.06 or i % HUES == 5  # a grey
+
+
 def luminance(colour):
     """Relative, as WCAG 2 defines it."""
-    parts = np.array([int(colour[i : i + 2], 16) for i in (1, 3, 5)]) / 255
-    linear = np.where(parts <= 0.04045, parts / 12.92, ((parts + 0.055) / 1.055) ** 2.4)
-    return linear @ [0.2126, 0.7152, 0.0722]
+    return linear(colour) @ [0.2126, 0.7152, 0.0722]
+
+
+def rgb(colour):
+    """Red, green and blue from 0 to 1."""
+    return np.array([int(colour[i : i + 2], 16) for i in (1, 3, 5)]) / 255
+
+
+def linear(colour):
+    """Red, green and blue as light adds up."""
+    parts = rgb(colour)
+    return np.where(parts <= 0.04045, parts / 12.92, ((parts + 0.055) / 1.055) ** 2.4)
 
 
 def contrast(a, b):
@@ -334,12 +560,11 @@ def test_colours_stand_out_from_the_page(scheme):
     for paper in ("raised", "warn"):
         assert contrast(colours["ink"], colours[paper]) >= 4.5
     assert contrast(colours["muted"], colours["raised"]) >= 4.5
-    for i in range(8):
-        assert contrast(colours[f"series-{i}"], colours["paper"]) >= 3, i
+    series = [colours[f"series-{i}"] for i in range(len(COLOURS))]
+    for colour in series:
+        assert contrast(colour, colours["paper"]) >= 3, colour
     if scheme == "light":
-        from experiments.study.canvas import COLOURS
-
-        assert [colours[f"series-{i}"] for i in range(8)] == list(COLOURS)
+        assert series == list(COLOURS)
 
 
 def test_csv_has_each_figure_as_it_was_computed(folder):
@@ -369,13 +594,27 @@ def test_csv_has_each_figure_as_it_was_computed(folder):
     assert rows[3]["seconds to target: 10 GbE"] == ""
 
 
+@pytest.mark.parametrize("label", ["=1+1", "+a", "-a", "@SUM(A1)", "\t=1"])
+def test_a_label_is_no_formula_in_csv(label):
+    report = made_up(sweep="alpha", labels={"diloco": label})
+    rows = [x._replace(point="alpha=-2") for x in report.rows]
+    table = tables.csv(report._replace(rows=rows))
+    with io.StringIO(table, newline="") as file:
+        found = list(csv.DictReader(file))
+    assert found[2]["algorithm"] == f"'{label}"
+    assert found[0]["algorithm"] == "sync_sgd"
+    assert found[2]["alpha"] == "-2"  # a number is none either
+    for cell in (x for row in found for x in row.values()):
+        assert not cell.startswith(("=", "+", "-", "@")) or float(cell) <= 0
+
+
 def test_markdown_has_headline_rows_and_remarks(folder):
     text = (folder / "table.md").read_text()
     report = made_up()
     assert report.headline in text
     assert all(f"- {remark}" in text for remark in report.remarks)
     assert "| sync_sgd | 97.24 ± 0.21 % | baseline | 41.4 MB |" in text
-    assert "never" in text.splitlines()[-4]
+    assert "not in 400 steps" in text.splitlines()[-4]
 
 
 def test_a_study_of_one_seed_and_one_algorithm_by_loss_is_reported(tmp_path):
@@ -404,7 +643,7 @@ def test_a_study_of_one_seed_and_one_algorithm_by_loss_is_reported(tmp_path):
 
 
 def test_an_algorithm_of_which_all_runs_diverged_is_shown_as_that(tmp_path):
-    report = made_up()._replace(networks=NETWORKS[:1])
+    report = made_up()._replace(networks=[])
     gone = report.rows[1]._replace(
         diverged=5, measure=None, loss=None, difference=None, verdict="all 5 diverged"
     )
@@ -436,7 +675,7 @@ def test_a_full_disk_leaves_the_earlier_file_and_no_half_one(tmp_path, monkeypat
 
 
 def test_importing_the_report_does_not_import_matplotlib():
-    names = "write, html, tables, events"
+    names = "write, html, tables, events, looks, quantities"
     program = f"from experiments.study import {names}; import sys; print(*sys.modules)"
     run = subprocess.run(
         [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True

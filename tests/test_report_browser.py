@@ -33,11 +33,24 @@ onload = () => {
   const box = x => { const b = x.getBoundingClientRect(); return [b.width, b.height]; };
   const all = name => [...document.querySelectorAll(name)];
   document.querySelectorAll("details").forEach(x => x.open = true);
+  const seen = x => box(x)[0] > 0;
+  const chosen = figure => {  // its view of the chart, by the radio button
+    const own = name => [...figure.parentElement.querySelectorAll(":scope > " + name)];
+    const at = own("figure").indexOf(figure), radios = own("input");
+    if (radios.length) radios[at].click();
+    return {
+      alone: !radios.length || own("figure").filter(seen).length == 1,
+      boxes: [...figure.querySelectorAll("svg")].filter(seen).map(box),
+      lines: [...figure.querySelectorAll("path")].filter(seen).length,
+    };
+  };
   parent.postMessage(JSON.stringify({
     width: document.documentElement.clientWidth,
     scrolled: document.documentElement.scrollWidth,
-    figures: all("figure svg").map(box),
-    lines: all("figure svg path").filter(x => box(x)[0] > 0).length,
+    figures: all("figure").map(chosen),
+    cells: [...new Set(all("td").map(x => getComputedStyle(x).display))],
+    heads: all("thead").map(box),
+    words: all(".word").map(x => [x.textContent, box(x)[1]]),
     overflow: all("main *:not(.wide *):not(svg *)").filter(
       x => x.getBoundingClientRect().right > innerWidth + 1).map(x => x.outerHTML),
     paper: getComputedStyle(document.body).backgroundColor,
@@ -100,11 +113,23 @@ def test_every_figure_is_there_and_nothing_is_wider_than_the_page(
     told = measured(folder, tmp_path, width)
     assert told["width"] == told["scrolled"] == width
     assert told["overflow"] == []
-    files = list((folder / "figures").glob("*.svg"))
-    assert len(told["figures"]) == len(files)
-    assert all(w > 250 and h > 100 for w, h in told["figures"])
-    assert told["lines"] > 4 * len(files)
+    assert len(told["figures"]) == len(list((folder / "figures").glob("*.svg")))
+    for figure in told["figures"]:
+        ((w, h),) = figure["boxes"]  # the narrow one or the wide one
+        assert w > 250 and h > 100 and figure["alone"] and figure["lines"] > 4
+    assert max(w for x in told["figures"] for w, _ in x["boxes"]) > 0.8 * width
     assert told["resources"] == []
+
+
+@pytest.mark.parametrize(("width", "display"), [(360, "flex"), (1400, "table-cell")])
+def test_a_table_is_cards_on_a_phone_and_no_name_is_broken(
+    folder, tmp_path, width, display
+):
+    told = measured(folder, tmp_path, width)
+    assert told["cells"] == [display]
+    assert all((w <= 1) == (width == 360) for w, _ in told["heads"])
+    assert {"sync_sgd", "--slow-momentum"} <= {word for word, _ in told["words"]}
+    assert max(height for _, height in told["words"]) < 32  # one line
 
 
 def test_the_page_breaks_no_rule_of_its_own_policy(folder, tmp_path):

@@ -607,6 +607,81 @@ def test_lines_after_the_checkpoint_are_made_anew(whole, out):
     assert lines_of(ended) == lines_of(whole)
 
 
+# Runs that are not to be mixed
+
+
+def split(source, folder, number):
+    """Puts a worker's rows of a run's step 7 into a folder, as a part of two."""
+    write(folder, load(source.out / FOLDER, 7, number, 1), number, 2)
+
+
+@pytest.fixture(scope="module")
+def reseeded(tmp_path_factory):
+    """The stopped run, from another seed."""
+    out = tmp_path_factory.mktemp("reseeded") / "out"
+    return run(f"{BMUF} --seed 1", out, signal_at(STOP))
+
+
+@pytest.mark.parametrize("other", ["stopped", "reseeded"])
+def test_parts_of_two_runs_are_damage(other, stopped, whole, out, request, tmp_path):
+    (out / FOLDER / Place(7, 0, 1).file_name).unlink()
+    split(stopped, out / FOLDER, 0)
+    if other == "stopped":  # the same command
+        again = run(BMUF, tmp_path / "again", signal_at(STOP))
+    else:
+        again = request.getfixturevalue(other)
+    split(again, out / FOLDER, 1)
+    ended = run(f"{BMUF} --resume", out)
+    first = ended.stderr.splitlines()[0]
+    names = [Place(7, number, 2).file_name for number in (1, 0)]
+    told = f"{names[0]} is of another run than {names[1]}"
+    assert first == f"the checkpoint of step 7 cannot be used: {told}"
+    assert ended.summary["resumed_at"] == [6]
+    assert_same_end(ended, whole)
+
+
+@pytest.mark.slow
+def test_processes_that_read_parts_of_two_runs_notice(
+    stopped, reseeded, whole, in_two, out
+):
+    """Each one reads its own part alone."""
+    (out / FOLDER / Place(7, 0, 1).file_name).unlink()
+    for number, source in enumerate((stopped, reseeded)):
+        split(source, out / FOLDER, number)
+    (ended,) = in_two((Work(f"{BMUF} --resume", str(out)),))
+    told = "the checkpoint of step 7 cannot be used: its parts are of several runs"
+    assert told in ended.stderr.splitlines()
+    assert ended.summary["resumed_at"] == [6]
+    assert_same_end(ended, whole)
+
+
+def run_id(ended):
+    """The id of a run, as its last checkpoint has it."""
+    return last_part(ended).record["run_id"]
+
+
+def test_resumed_run_keeps_its_id(stopped, whole, out):
+    assert run_id(run(f"{BMUF} --resume", out)) == run_id(stopped) != run_id(whole)
+
+
+def test_run_with_new_workers_is_another(stopped, out):
+    ended = run(f"{BMUF} --workers 4 --resume-center --resume", out)
+    assert run_id(ended) != run_id(stopped)
+
+
+def test_checkpoint_of_a_run_without_an_id_serves(whole, out):
+    for step in steps(out / FOLDER):
+        part = load(out / FOLDER, step)
+        del part.record["run_id"]
+        for name in ("run_id", "saved"):
+            del part.record["progress"][name]
+        write(out / FOLDER, part, 0, 1)
+    ended = run(f"{BMUF} --resume", out)
+    assert ended.summary["resumed_at"] == [7]
+    assert run_id(ended)
+    assert_same_end(ended, whole)
+
+
 # Damage
 
 

@@ -12,15 +12,14 @@ from hypothesis import strategies as st
 from scipy.stats import bootstrap, norm, t
 
 from experiments.study import amounts
+from experiments.study.claims import clause, verdict
 from experiments.study.headline import Contender, best, headline
 from experiments.study.statistics import (
     Difference,
     Spread,
     band,
-    clause,
     paired,
     spread,
-    verdict,
 )
 
 POINTS = (True, 100.0, "points")  # of an accuracy
@@ -157,6 +156,19 @@ def test_differences_that_are_equal_but_for_rounding_are_an_interval_of_one_poin
     assert found.low == found.mean == found.high == pytest.approx(0.1)
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("side", [1, -1])
+def test_a_bound_that_is_0_but_for_rounding_decides_nothing(dtype, side):
+    # Of five pairs one end of the interval is (4 · the least + the second least) / 5:
+    # (4 · -1 + 4) / 5 = 0 examples of 360.
+    baseline = {seed: float(dtype(341 / 360)) for seed in range(5)}
+    right = [341 + side * gain for gain in (-1, 4, 4, 5, 6)]
+    values = by_seed(float(dtype(x / 360)) for x in right)
+    found = compared(values, baseline)
+    assert 0 in ends(found)
+    assert clause(found, *POINTS).startswith("no difference seen")
+
+
 @pytest.mark.parametrize(
     ("values", "same"),
     [([1, 2], True), ([-1, -2], True), ([1, -2], False), ([0, 2], False)],
@@ -199,7 +211,7 @@ def test_a_difference_the_other_way_round_is_its_mirror_image(values, baseline):
 def test_an_interval_lies_within_the_differences_at_every_scale(values, shift, scale):
     values = [scale * (x + shift) for x in values]
     found = compared(by_seed(values), by_seed([0.0] * len(values)))
-    room = 1e-9 * max(map(abs, values))
+    room = 1e-6 * max(map(abs, values))  # what counts as rounding: an end may be 0
     assert min(values) - room <= found.low <= found.high <= max(values) + room
 
 
@@ -227,58 +239,57 @@ EVERY_FORM = [
     (
         difference(0.008, 0.005, 0.011),
         POINTS,
-        "bmuf is better than model_averaging by 0.80 ± 0.30 points "
+        "bmuf is better than model_averaging by 0.80 points "
         "(5 seeds, 95 % interval 0.50 to 1.10)",
-        "better by 0.80 ± 0.30 points",
+        "better by 0.80 points [0.50, 1.10]",
     ),
     (
         difference(-0.008, -0.0114, -0.005),
         POINTS,
-        "bmuf is worse than model_averaging by 0.80 ± 0.32 points "
+        "bmuf is worse than model_averaging by 0.80 points "
         "(5 seeds, 95 % interval 0.50 to 1.14)",
-        "worse by 0.80 ± 0.32 points",
+        "worse by 0.80 points [0.50, 1.14]",
     ),
     (
         difference(-0.012, -0.016, -0.004),
         LOSS,
-        "bmuf is better than model_averaging by 0.0120 ± 0.0060 "
+        "bmuf is better than model_averaging by 0.0120 "
         "(5 seeds, 95 % interval 0.0040 to 0.0160)",
-        "better by 0.0120 ± 0.0060",
+        "better by 0.0120 [0.0040, 0.0160]",
     ),
     (
         difference(13.2, 1.0, 25.6, count=8),
         LOSS,
-        "bmuf is worse than model_averaging by 13 ± 12 "
-        "(8 seeds, 95 % interval 1 to 26)",
-        "worse by 13 ± 12",
+        "bmuf is worse than model_averaging by 13 (8 seeds, 95 % interval 1 to 26)",
+        "worse by 13 [1, 26]",
     ),
     (
         difference(0.0015, -0.002, 0.005, same_sign=False),
         POINTS,
         "no difference seen between bmuf and model_averaging "
         "(5 seeds, 95 % interval -0.20 to 0.50 points)",
-        "no difference seen",
+        "no difference seen [-0.20, 0.50]",
     ),
     (
         difference(-0.0015, -0.005, 0.002, same_sign=False),
         POINTS,
         "no difference seen between bmuf and model_averaging "
         "(5 seeds, 95 % interval -0.50 to 0.20 points)",
-        "no difference seen",
+        "no difference seen [-0.50, 0.20]",
     ),
     (
         difference(0.0015, 0.0, 0.003, same_sign=False),
         POINTS,
         "no difference seen between bmuf and model_averaging "
         "(5 seeds, 95 % interval 0 to 0.30 points)",
-        "no difference seen",
+        "no difference seen [0, 0.30]",
     ),
     (
         difference(0.0015, -0.002, 0.005, same_sign=False),
         LOSS,
         "no difference seen between bmuf and model_averaging "
         "(5 seeds, 95 % interval -0.0020 to 0.0050)",
-        "no difference seen",
+        "no difference seen [-0.0020, 0.0050]",
     ),
     (
         difference(0.008, count=3),
@@ -349,13 +360,41 @@ def test_a_difference_in_words(found, shown, sentence, cell):
 
 
 @pytest.mark.parametrize(
+    ("found", "sentence", "cell"),
+    [
+        (
+            difference(0.008, 0.005, 0.011),
+            "bmuf is above model_averaging by 0.80 points "
+            "(5 seeds, 95 % interval 0.50 to 1.10)",
+            "above by 0.80 points [0.50, 1.10]",
+        ),
+        (
+            difference(-0.008, count=3),
+            "bmuf is below model_averaging by 0.80 points in all 3 seeds: "
+            "too few for an interval",
+            "below by 0.80 points in all 3 seeds",
+        ),
+        (
+            difference(0.0015, -0.002, 0.005, same_sign=False),
+            "no difference seen between bmuf and model_averaging "
+            "(5 seeds, 95 % interval -0.20 to 0.50 points)",
+            "no difference seen [-0.20, 0.50]",
+        ),
+    ],
+)
+def test_a_difference_without_a_winner_in_words(found, sentence, cell):
+    assert verdict(*NAMES, found, None, 100.0, "points") == sentence
+    assert clause(found, None, 100.0, "points") == cell
+
+
+@pytest.mark.parametrize(
     ("mean", "low", "high", "figures"),
     [
-        (0.3, 0.0001, 0.6, "0.30 ± 0.30 (5 seeds, 95 % interval 0.0001 to 0.60)"),
-        (0.2, 1e-7, 0.4, "0.20 ± 0.20 (5 seeds, 95 % interval 1e-07 to 0.40)"),
-        (2.0, 1.9004, 2.0996, "2.00 ± 0.10 (5 seeds, 95 % interval 1.90 to 2.10)"),
-        (3e20, 2e20, 4e20, "3e+20 ± 1e+20 (5 seeds, 95 % interval 2e+20 to 4e+20)"),
-        (150, 100, 350, "150 ± 125 (5 seeds, 95 % interval 100 to 350)"),
+        (0.3, 0.0001, 0.6, "0.30 (5 seeds, 95 % interval 0.0001 to 0.60)"),
+        (0.2, 1e-7, 0.4, "0.20 (5 seeds, 95 % interval 1e-07 to 0.40)"),
+        (2.0, 1.9004, 2.0996, "2.00 (5 seeds, 95 % interval 1.90 to 2.10)"),
+        (3e20, 2e20, 4e20, "3e+20 (5 seeds, 95 % interval 2e+20 to 4e+20)"),
+        (150, 100, 350, "150 (5 seeds, 95 % interval 100 to 350)"),
     ],
 )
 def test_amounts_have_two_digits_of_the_error_and_never_vanish(
@@ -375,8 +414,15 @@ def test_a_verdict_the_other_way_round_says_the_same_with_the_opposite_word(
     shown = (higher_is_better, 1.0, "")
     opposite = {"better": "worse", "worse": "better"}
     opposite |= {"ahead": "behind", "behind": "ahead"}
-    first, *others = clause(found, *shown).split()
-    assert clause(other, *shown).split() == [opposite.get(first, first), *others]
+    said, turned = clause(found, *shown), clause(other, *shown)
+    first, *others = said.split()
+    if said.startswith("no difference seen ["):  # of this minus the other
+        low, high = ends(found)
+        shown_low, shown_high = map(float, turned.partition("[")[2][:-1].split(", "))
+        room = 0.05 * (high - low) / 2 + 1e-9
+        assert (shown_low, shown_high) == pytest.approx((-high, -low), abs=room)
+    else:
+        assert turned.split() == [opposite.get(first, first), *others]
 
 
 @COMPARED
@@ -387,6 +433,8 @@ def test_a_loss_is_judged_as_the_accuracy_of_the_opposite_sign(values, baseline,
 
     as_loss = clause(paired(values, baseline), False, scale, "")
     as_score = clause(paired(negative(values), negative(baseline)), True, scale, "")
+    if as_loss.startswith("no difference seen ["):  # of figures of opposite signs
+        as_loss, as_score = (x.partition(" [")[0] for x in (as_loss, as_score))
     assert as_loss == as_score
 
 

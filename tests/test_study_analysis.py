@@ -2,10 +2,11 @@
 
 import json
 import math
+import shlex
 
 import pytest
 
-from experiments.study import analysis, request, tuning
+from experiments.study import about, analysis, request, tuning
 from experiments.study import spec as specs
 from experiments.study.cells import Point, below, final_cell, tuning_cells
 from experiments.study.network import Network
@@ -37,8 +38,8 @@ CONFIG = {
 # What is sent: 100 bytes in one all-reduce at every step, or at every tenth.
 ALWAYS = {"kinds": [{}, {"all_reduce": [100.0, 1]}], "steps": f"1*{STEPS}", "delay": 0}
 TENTH = ALWAYS | {"steps": " ".join(["0*9 1*1"] * 3)}
-BYTES = {"sync_sgd": 100, "bmuf": 10}  # a step
-SENDS = {"sync_sgd": ALWAYS, "bmuf": TENTH}
+BYTES = {"sync_sgd": 100, "sign_sgd": 100, "bmuf": 10}  # a step
+SENDS = {"sync_sgd": ALWAYS, "sign_sgd": ALWAYS, "bmuf": TENTH}
 
 
 def study_of(out, *argv, seeds=5):
@@ -228,6 +229,36 @@ def test_the_default_target_is_near_the_best(tmp_path, measure, target, reached)
     found = analysis.report(study, plain(study, [0.9], [0.85]), "")
     assert found.target == pytest.approx(target)
     assert [row.steps_to_target for row in found.rows] == [reached, None]
+
+
+@pytest.mark.parametrize(
+    ("sync", "bmuf", "target"),
+    [
+        # No difference seen, though the means are 1.2 points apart.
+        ((0.97, 0.98, 0.97, 0.98, 0.99), (0.99, 0.93, 0.98, 0.96, 0.97), 0.966),
+        ((0.99, 0.93, 0.98, 0.96, 0.97), (0.97, 0.98, 0.97, 0.98, 0.99), 0.966),
+        # Too few seeds for an interval: 1.5 points apart, deviations of 1 and 2.
+        ((0.97, 0.98, 0.99), (0.945, 0.965, 0.985), 0.965),
+        # A mean that is a round figure but for rounding.
+        ([math.nextafter(0.966, 0)] * 5, (0.99, 0.99, 0.97, 0.93, 0.96), 0.958),
+        ((0.99, 0.99, 0.97, 0.93, 0.96), [math.nextafter(0.956, 0)] * 5, 0.956),
+        # Worse in every seed.
+        ((0.97, 0.98, 0.97, 0.98, 0.99), (0.90, 0.93, 0.91, 0.9, 0.92), 0.968),
+    ],
+)
+def test_who_is_not_told_from_the_best_reaches_the_default_target(
+    tmp_path, sync, bmuf, target
+):
+    study = study_of(tmp_path, seeds=len(sync))
+    found = analysis.report(study, plain(study, sync, bmuf), "")
+    assert found.target == pytest.approx(target)
+    worse = found.rows[1].verdict.startswith("worse")
+    assert [row.steps_to_target for row in found.rows] == [30, None if worse else 30]
+
+
+def test_a_target_that_is_given_is_taken_as_it_is(tmp_path):
+    study = study_of(tmp_path, "--target=0.7312345", seeds=1)
+    assert analysis.report(study, plain(study, [0.9], [0.85]), "").target == 0.7312345
 
 
 def test_of_a_loss_lower_is_better(tmp_path):
@@ -542,6 +573,127 @@ def test_a_fair_study_of_enough_seeds_needs_no_remark(tmp_path):
     assert [row.tuned for row in found.rows] == [{}, {}]
 
 
+# Learning rates.
+
+NO_WINNER = {"best", "better", "worse", "ahead", "behind", "leads"}
+COMMAND = "python -m experiments.compare"
+
+
+def rated(study, rates, words=()):
+    """A report of runs with these nominal and effective rates, algorithm by algorithm;
+    bmuf is better in every seed."""
+    finals = {
+        (point.entry.label, point.name): [
+            0.8 + 0.001 * seed + 0.01 * number for seed in study.seeds
+        ]
+        for number, point in enumerate(points(study))
+    }
+    runs = made(study, finals)
+    for r, (lr, effective) in zip(runs, rates, strict=True):
+        for s in r.summaries.values():
+            s.update(lr=lr, effective_lr=effective)
+    return analysis.report(study, runs, " ".join([COMMAND, *words]))
+
+
+def words_of(found):
+    """What a report says in words, but for its remarks."""
+    said = [found.headline, *found.sentences, *(row.verdict for row in found.rows)]
+    said += [found.lead.line, *(x.about for x in found.lead.numbers)]
+    return {word.strip(".:;,") for word in " ".join(said).split()}
+
+
+@pytest.mark.parametrize("seeds", [1, 3, 5])
+def test_a_comparison_at_one_nominal_rate_names_no_winner(tmp_path, seeds):
+    study = study_of(tmp_path, seeds=seeds)
+    rates = [(0.05, 0.05), (0.05, 0.4)]
+    found = rated(study, rates, ["--out", "x", "--workers", "2"])
+    assert found.terms == "at one nominal rate"
+    assert found.headline.startswith("At one nominal rate no winner is named")
+    assert "differ 8 times" in found.headline
+    assert "0.05 of sync_sgd to 0.4 of bmuf" in found.remarks[0]
+    tuned = f"{COMMAND} --workers 2 --tune lr=0.0031:0.8:log:9"
+    assert found.remarks[0].endswith(tuned)
+    assert not NO_WINNER & words_of(found)
+    assert found.rows[1].verdict.startswith("above by 1.0 points")
+    assert found.lead.line == "No winner at one nominal learning rate"
+    assert found.lead.numbers[1].value == "8 times"
+
+
+@pytest.mark.parametrize(
+    ("argv", "rates"),
+    [
+        ([], [(0.05, 0.05), (0.05, 0.07)]),  # not far enough apart
+        (["--tune=lr=0.1,0.2"], [(0.05, 0.05), (0.05, 0.4)]),
+        (["--algos=sync_sgd --lr 0.4,bmuf --lr 0.05"], [(0.4, 0.4), (0.05, 0.4)]),
+        # One algorithm at several rates compares rates and means to.
+        (["--algos=bmuf --lr 0.1,bmuf --lr 1"], [(0.1, 0.8), (1.0, 8.0)]),
+        (["--algos=bmuf"], [(0.1, 0.8)]),
+    ],
+)
+def test_a_fair_comparison_needs_no_word_on_rates(tmp_path, argv, rates):
+    study = study_of(tmp_path, *argv)
+    if study.spec.tune:
+        lr = {"0.1": [0.5], "0.2": [0.4]}
+        tried(study, {"sync_sgd": lr, "bmuf": lr})
+    found = rated(study, rates)
+    assert found.terms == ""
+    assert not [x for x in found.remarks if x.startswith("Learning rates were")]
+    if len(found.rows) > 1:
+        assert NO_WINNER & words_of(found)
+
+
+def test_rates_given_by_hand_are_said_to_be(tmp_path):
+    algos = "sync_sgd,'B, N'=bmuf --nesterov --lr 0.4,bmuf --lr 1,bmuf"
+    rates = [(0.05, 0.05), (0.4, 3.2), (1.0, 8.0), (0.05, 0.4)]
+    found = rated(study_of(tmp_path, f"--algos={algos}"), rates)
+    assert found.terms == "at rates given by hand"
+    assert found.headline.startswith("At rates given by hand, bmuf has the best")
+    assert found.lead.line == "At rates given by hand: bmuf has the best test accuracy"
+    assert "differ 160 times" in found.remarks[0]
+    # Without its rate one of the algorithms is there twice.
+    argv = shlex.split(found.remarks[0].partition(COMMAND)[2])
+    own, rest = request.read(argv)
+    again = specs.of(request.Asked(own, rest))
+    assert [(x.label, *x.words) for x in again.entries] == [
+        ("sync_sgd",),
+        ("B, N", "--nesterov"),
+        ("bmuf",),
+    ]
+    assert [x.flag for x in again.tune] == ["lr"]
+
+
+def test_who_has_no_effective_rate_is_left_out_of_the_comparison_of_rates(tmp_path):
+    study = study_of(tmp_path, "--algos=sync_sgd,bmuf,sign_sgd")
+    found = rated(study, [(0.05, 0.05), (0.05, 0.4), (0.05, None)])
+    assert found.terms and "(sign_sgd: none known)" in found.remarks[0]
+    study = study_of(tmp_path / "2", "--algos=sync_sgd,sign_sgd")
+    found = rated(study, [(0.05, 0.05), (0.05, None)])
+    assert found.terms == "" and "of sign_sgd no effective one" in found.remarks[0]
+
+
+def test_rates_are_compared_at_each_value_of_a_sweep(tmp_path):
+    argv = ["--sweep=lr=0.1,1", "--scale-lr=none"]
+    alike = [(0.1, 0.1), (1.0, 1.0), (0.1, 0.1), (1.0, 1.0)]
+    assert rated(study_of(tmp_path, *argv), alike).terms == ""
+    apart = [(0.1, 0.1), (1.0, 1.0), (0.1, 0.8), (1.0, 8.0)]
+    found = rated(study_of(tmp_path / "2", *argv), apart, argv)
+    assert found.terms == "at one nominal rate"
+    assert found.headline.count("no winner") == 1
+    assert found.remarks[0].endswith("--tune lr=0.1,1")
+    assert "--sweep" not in found.remarks[0]
+    assert not NO_WINNER & words_of(found)
+
+
+def test_the_screens_table_names_no_winner_at_one_nominal_rate(tmp_path):
+    found = rated(study_of(tmp_path), [(0.05, 0.05), (0.05, 0.4)])
+    shown = about.summary(found, tmp_path).splitlines()
+    assert "against sync_sgd, at one nominal rate" in shown[1]
+    assert "above by 1.0 points" in shown[3]
+    assert shown[5].startswith("At one nominal rate no winner is named")
+    (note,) = [x for x in shown if x.startswith("note: Learning rates were not tuned")]
+    assert shown.index(note) == min(i for i, x in enumerate(shown) if "note:" in x)
+
+
 def test_settings_and_environment_are_those_of_the_runs(tmp_path):
     study = study_of(tmp_path, "--sweep=period=2,4", seeds=2)
     found = analysis.report(study, made(study, SWEPT), "")
@@ -570,6 +722,84 @@ def test_the_headline_names_the_best_and_what_it_costs(tmp_path):
     assert found.headline.startswith("sync_sgd has the best test accuracy, 92.0 ± 1.6")
     assert "better than bmuf (95 % interval)" in found.headline
     assert "3 kB" in found.headline
+
+
+def test_a_page_leads_with_a_line_and_three_numbers(tmp_path):
+    study = study_of(tmp_path)
+    sync, bmuf = (0.90, 0.91, 0.92, 0.93, 0.94), (0.80, 0.82, 0.81, 0.83, 0.80)
+    lead = analysis.report(study, plain(study, sync, bmuf), "").lead
+    assert lead.line == "sync_sgd has the best test accuracy"
+    values, about = zip(*lead.numbers, strict=True)
+    assert values == ("92.00 %", "10.8 points", "3 kB")
+    assert about[0] == "test accuracy of sync_sgd"
+    assert about[1].startswith("bmuf worse than sync_sgd [")
+    # bmuf is worse, and so is what it saves.
+    assert about[2] == "sent by each worker of sync_sgd"
+
+
+@pytest.mark.parametrize(
+    ("sync", "bmuf", "line", "difference"),
+    [
+        (
+            (0.9, 0.8, 0.9, 0.8, 0.9),
+            (0.8, 0.9, 0.8, 0.91, 0.9),
+            "No difference seen between bmuf and sync_sgd",
+            ("none seen", "difference of bmuf to sync_sgd ["),
+        ),
+        (
+            (0.9, 0.8, 0.9),
+            (0.91, 0.82, 0.91),
+            "bmuf leads, but 3 seeds are too few to tell",
+            ("1.3 points", "bmuf ahead of sync_sgd in all 3 seeds"),
+        ),
+        (
+            (0.9,),
+            (0.89,),
+            "sync_sgd leads, but one seed is too few to tell",
+            ("1.0 points", "bmuf behind sync_sgd on one seed"),
+        ),
+    ],
+)
+def test_the_line_at_the_top_is_as_sure_as_the_figures(
+    tmp_path, sync, bmuf, line, difference
+):
+    study = study_of(tmp_path, seeds=len(sync))
+    lead = analysis.report(study, plain(study, sync, bmuf), "").lead
+    assert lead.line == line
+    value, about = lead.numbers[1]
+    assert value == difference[0] and about.startswith(difference[1])
+    assert lead.numbers[2] == ("1/10", "of what sync_sgd sends: bmuf, 300 B")
+
+
+def test_who_cannot_be_told_from_the_best_is_counted(tmp_path):
+    study = study_of(tmp_path, "--algos=sync_sgd,bmuf,sign_sgd,Worst=bmuf")
+    ends = {
+        ("sync_sgd", ""): (0.90, 0.80, 0.90, 0.80, 0.90),
+        ("bmuf", ""): (0.80, 0.90, 0.80, 0.91, 0.90),
+        ("sign_sgd", ""): (0.85, 0.85, 0.85, 0.85, 0.88),
+        ("Worst", ""): (0.1, 0.1, 0.1, 0.1, 0.1),
+    }
+    lead = analysis.report(study, made(study, ends), "").lead
+    assert lead.line == "bmuf leads, but 2 of 3 others cannot be told from it"
+
+
+def test_the_line_of_a_sweep_says_how_often_one_is_best(tmp_path):
+    study = study_of(tmp_path, "--sweep=period=2,4", seeds=2)
+    lead = analysis.report(study, made(study, SWEPT), "").lead
+    assert lead.line == (
+        "Best mean test accuracy: bmuf at 1, sync_sgd at 1 of 2 values of period"
+    )
+    values = ["65.00 %", "45.00 to 65.00 %", "300 B to 3 kB"]
+    assert [x.value for x in lead.numbers] == values
+    assert lead.numbers[0].about == "test accuracy of bmuf (period 2)"
+
+
+def test_the_line_of_runs_that_all_diverged(tmp_path):
+    study = study_of(tmp_path, seeds=1)
+    lines = [line(10, 0.1, test_loss=None)]
+    runs = diverging(study, lines, seed=0)[1:]
+    lead = analysis.report(study, runs, "").lead
+    assert lead.line == "All runs diverged" and lead.numbers == []
 
 
 def test_a_presets_paper_is_in_its_report(tmp_path):

@@ -3,14 +3,16 @@
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 
 import pytest
 from commands import PROGRAM, ROOT, Run, environment, execute
+from faults import until
 
 from experiments.gloo import _address_towards
-from experiments.processes.rendezvous import free_port
+from experiments.processes.addresses import free_port
 
 PORT = 9999
 ADDRESSES = ("10.78.0.1", "10.78.0.2")
@@ -48,13 +50,11 @@ def hosts():
             subprocess.run(["ip", "netns", "del", name], capture_output=True)
 
 
-@pytest.mark.slow
-def test_two_hosts_joined_by_hand_train_as_one_does(hosts, tmp_path):
-    command = "--algo hierarchical --steps 32 --eval-every 16"
+def started_on(hosts, command, outs):
+    """The command on each of two hosts, joined by hand."""
     joined = f"--coordinator {ADDRESSES[0]}:{PORT} --num-processes 2"
-    words = f"{command} {joined} --checkpoint-every 16".split()
-    outs = [tmp_path / str(i) / "out" for i in (0, 1)]  # they share no folder
-    processes = [
+    words = f"{command} {joined}".split()
+    return [
         subprocess.Popen(
             [*host, *PROGRAM, *words, "--process-id", str(i), "--out", str(out)],
             cwd=ROOT,
@@ -66,14 +66,25 @@ def test_two_hosts_joined_by_hand_train_as_one_does(hosts, tmp_path):
         )
         for i, (host, out) in enumerate(zip(hosts, outs, strict=True))
     ]
+
+
+def said(processes):
+    """What commands have said, once they have ended."""
     try:
-        said = [process.communicate(timeout=240) for process in processes]
+        return [process.communicate(timeout=240) for process in processes]
     finally:
         for process in processes:
             process.kill()
-    codes = [process.returncode for process in processes]
-    assert codes == [0, 0], said
-    ended = Run(0, *said[0], outs[0])
+
+
+@pytest.mark.slow
+def test_two_hosts_joined_by_hand_train_as_one_does(hosts, tmp_path):
+    command = "--algo hierarchical --steps 32 --eval-every 16 --checkpoint-every 16"
+    outs = [tmp_path / str(i) / "out" for i in (0, 1)]  # they share no folder
+    processes = started_on(hosts, command, outs)
+    heard = said(processes)
+    assert [process.returncode for process in processes] == [0, 0], heard
+    ended = Run(0, *heard[0], outs[0])
     alone = execute(command, tmp_path / "alone")
     assert ended.summary["params_sha256"] == alone.summary["params_sha256"]
     assert ended.summary["processes"] == 2
@@ -81,6 +92,31 @@ def test_two_hosts_joined_by_hand_train_as_one_does(hosts, tmp_path):
     for number, names in enumerate(parts):
         steps = (16, 32)
         assert names == [f"step-{step:08}.{number}-of-2.npz" for step in steps]
+
+
+@pytest.mark.slow
+def test_each_of_two_hosts_listens_at_its_address_in_their_network(hosts, tmp_path):
+    command = "--steps 100000 --eval-every 100000 --checkpoint-every 16"
+    outs = [tmp_path / str(i) / "out" for i in (0, 1)]
+    processes = started_on(hosts, command, outs)
+    try:
+        until(lambda: all([*out.rglob("step-*.npz")] for out in outs), "checkpoints")
+        # In a network namespace of its own, all that listens is ours.
+        shown = [
+            subprocess.check_output([*host, "ss", "-ltnH"], encoding="utf-8").split()[
+                3::5
+            ]
+            for host in hosts
+        ]
+        processes[0].send_signal(signal.SIGTERM)
+    finally:
+        heard = said(processes)
+    assert [process.returncode for process in processes] == [75, 75], heard
+    for places, address, least in zip(shown, ADDRESSES, (3, 1), strict=True):
+        assert len(places) >= least  # process 0 has two more: jax's service, and ours
+        assert {
+            x.rpartition(":")[0].strip("[]").removeprefix("::ffff:") for x in places
+        } == {address}
 
 
 @pytest.mark.slow

@@ -11,10 +11,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from experiments.exits import say
 from experiments.processes.group import Rules
 from experiments.processes.member import VARIABLE
 from experiments.processes.seen import Seen
-from experiments.processes.wire import PIECE, Lines, decode, say
+from experiments.processes.wire import PIECE, Lines, decode
 
 REAPING = 5.0  # seconds; what a driver holds longer than that is left to the system
 
@@ -177,8 +178,7 @@ class Child:
             self.seen = self.seen._replace(**message)
 
     def _echo(self, line: bytes) -> None:
-        text = line.decode(errors="replace").rstrip("\r")
-        say(f"[{self.seen.process}] {text}")
+        say(f"[{self.seen.process}] {line.decode(errors='replace')}")
 
 
 def _halted(pid: int) -> bool:

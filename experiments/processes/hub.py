@@ -4,20 +4,19 @@ import signal
 import time
 from typing import Any, Literal
 
-from experiments.exits import TERMINATED, UNCONNECTED, stopped_by
-from experiments.processes.crew import Crew
-from experiments.processes.group import Rules, Start, processes
-from experiments.processes.guests import Guests, Heard
-from experiments.processes.rendezvous import (
-    Hello,
+from experiments.exits import TERMINATED, UNCONNECTED, say, stopped_by
+from experiments.processes.addresses import (
     address,
     free_port,
     joined_address,
-    places,
+    own_address,
 )
+from experiments.processes.crew import Crew
+from experiments.processes.group import Rules, Start, processes
+from experiments.processes.guests import Guests, Heard
+from experiments.processes.rendezvous import Hello, places
 from experiments.processes.seen import Known, Seen, silence
 from experiments.processes.verdicts import stuck, unconnected, verdict
-from experiments.processes.wire import say
 
 FAREWELL = 3.0  # seconds in which the others have to take their leave
 RETRIES = 2  # of jax's start-up
@@ -127,7 +126,7 @@ class Hub:
         self._serial += 1
         by_hand = self._coordinator is not None
         host = address(self._coordinator)[0] if self._coordinator else "127.0.0.1"
-        self._address = joined_address(host, free_port())
+        self._address = joined_address(host, free_port(own_address(host)))
         hosts, where = places(present)
         start = Start(
             serial=self._serial,

@@ -3,20 +3,25 @@
 import json
 import os
 import selectors
-import signal
+import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from experiments.exits import UNCONNECTED
+from experiments.exits import UNCONNECTED, handling, say
+from experiments.processes.addresses import (
+    address,
+    is_address,
+    listen,
+    own_address,
+)
 from experiments.processes.crew import Crew
 from experiments.processes.group import Group, Rules
 from experiments.processes.guests import Guests
 from experiments.processes.hub import Hub
-from experiments.processes.rendezvous import Hello, address, here, listen
+from experiments.processes.rendezvous import Hello, here
 from experiments.processes.spoke import Spoke
-from experiments.processes.wire import say
 
 TICK = 0.03  # seconds
 
@@ -53,12 +58,8 @@ def supervise(
     else:
         guests = None
         if group.coordinator is not None:
-            port = address(group.coordinator)[1]
-            try:
-                listener = listen(port)
-            except OSError as error:
-                reason = os.strerror(error.errno or 0)
-                say(f"process 0 cannot listen on port {port}: {reason}")
+            listener = _listener(*address(group.coordinator))
+            if listener is None:
                 return UNCONNECTED
             guests = Guests(hello, rules.loss, selector, listener)
         role = Hub(hello, group.coordinator, announced, rules, crew, guests)
@@ -69,6 +70,28 @@ def supervise(
             crew.kill()
             role.close()
             selector.close()
+
+
+def _listener(host: str, port: int) -> socket.socket | None:
+    """Listens where process 0 is to be found; None, with a line, where it cannot."""
+    own = own_address(host)
+    if own is None and is_address(host):
+        say(
+            f"process 0 cannot listen at {host}, which is no address of this machine: "
+            "give one of its own as --coordinator"
+        )
+        return None
+    if own is None:
+        say(
+            f"{host} means no address here by which others reach this machine: process "
+            "0 listens at all of them; give one as --coordinator to listen there alone"
+        )
+    try:
+        return listen(own, port)
+    except OSError as error:
+        reason = os.strerror(error.errno or 0)
+        say(f"process 0 cannot listen on port {port}: {reason}")
+        return None
 
 
 def _loop(
@@ -91,10 +114,5 @@ def _loop(
 def _signals() -> Iterator[list[int]]:
     """Collects SIGINT and SIGTERM, as the loop is never long in coming round."""
     received: list[int] = []
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    before = {n: signal.signal(n, lambda n, _: received.append(n)) for n in numbers}
-    try:
+    with handling(lambda number, _: received.append(number)):
         yield received
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -4,7 +4,6 @@ import errno
 import itertools
 import json
 import os
-import re
 import select
 import socket
 from pathlib import Path
@@ -64,58 +63,6 @@ def here() -> list[str]:
     except OSError:  # no Linux
         boot = network = ""
     return [socket.gethostname(), boot, network]
-
-
-def address(text: str) -> tuple[str, int]:
-    """Splits HOST:PORT.
-
-    Args:
-        text: such as hosta:9999, 10.0.0.1:9999 or [::1]:9999.
-
-    Returns:
-        The host, without brackets, and the port.
-
-    Raises:
-        ValueError: it is something else.
-    """
-    match = re.fullmatch(r"(?:\[([^\[\]\s/]+)\]|([^:\[\]\s/]+)):(\d{1,5})", text)
-    if match is None or not 0 < int(match[3]) < 65536:
-        raise ValueError(
-            "--coordinator must be HOST:PORT, such as 10.0.0.1:9999 or [::1]:9999, "
-            f"got {text!r}"
-        )
-    return match[1] or match[2], int(match[3])
-
-
-def joined_address(host: str, port: int) -> str:
-    """HOST:PORT, with brackets where the host has colons."""
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def listen(port: int) -> socket.socket:
-    """Listens on all of this host's addresses.
-
-    Args:
-        port: 0 for a free one.
-
-    Raises:
-        OSError: the port is in use, or not for this user.
-    """
-    if socket.has_dualstack_ipv6():
-        try:
-            return socket.create_server(
-                ("::", port), family=socket.AF_INET6, dualstack_ipv6=True
-            )
-        except OSError as error:
-            if error.errno != errno.EADDRNOTAVAIL:  # IPv6 may be switched off
-                raise
-    return socket.create_server(("", port))
-
-
-def free_port() -> int:
-    """A port that nothing on this host uses now."""
-    with listen(0) as sock:
-        return sock.getsockname()[1]
 
 
 def objection(

@@ -5,18 +5,13 @@ import signal
 import time
 from typing import Any
 
-from experiments.exits import TERMINATED, UNCONNECTED, stopped_by
+from experiments.exits import TERMINATED, UNCONNECTED, say, stopped_by
+from experiments.processes.addresses import address
 from experiments.processes.crew import Crew
 from experiments.processes.group import Rules, Start, processes
-from experiments.processes.rendezvous import (
-    MARK,
-    Dialer,
-    Hello,
-    address,
-    greeting,
-)
+from experiments.processes.rendezvous import MARK, Dialer, Hello, greeting
 from experiments.processes.seen import Seen
-from experiments.processes.wire import GARBAGE, Link, say
+from experiments.processes.wire import GARBAGE, Link
 
 BEAT = 1.0  # seconds between signs of life
 FAREWELL = 0.5  # seconds in which the hub has to take note

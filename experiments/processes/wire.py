@@ -2,19 +2,12 @@
 
 import json
 import socket
-import sys
 from contextlib import suppress
 from typing import Any
 
 PIECE = 1 << 16  # bytes read at once
 LONGEST = 1 << 20  # bytes of a line; what a stranger sends may have no end
 GARBAGE = "it speaks another language"
-
-
-def say(line: str) -> None:
-    """Prints a line for the user, who may have closed stderr."""
-    with suppress(OSError, ValueError):
-        print(line, file=sys.stderr, flush=True)
 
 
 def encode(message: dict[str, Any]) -> bytes:

@@ -165,7 +165,8 @@ def _remarks_on_figures(study: Study, runs: list[Runs]) -> list[str]:
 
 def summary(report: Report, out: Path) -> str:
     """What a person reads on the screen when a study is done."""
-    headers = ("", report.measure.name, "", "each sent", "effective lr")
+    measure, difference = report.measure.name, amounts.against(report)
+    headers = ("", measure, difference, "each sent", "lr -> effective lr")
     rows = [headers, *(_cells(row, report) for row in report.rows)]
     widths = [max(len(row[i]) for row in rows) for i in range(len(headers))]
     lines = [

@@ -1,6 +1,7 @@
 """Figures of a report in words: measures, bytes, seconds."""
 
 import math
+import re
 from typing import Any
 
 from experiments.screen import size
@@ -8,6 +9,7 @@ from experiments.study.results import Measure, Report, Row
 from experiments.study.statistics import Spread
 
 MISSING = "–"
+COMMAND = re.compile(r"python -m experiments\..*$")  # at the end of a remark
 SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
@@ -42,11 +44,25 @@ def seeds(row: Row) -> str:
     return f"{text}, {row.diverged} diverged" if row.diverged else text
 
 
+def lost(report: Report, label: str) -> str:
+    """The number of an algorithm's runs that diverged, in words; "" for none."""
+    rows = [row for row in report.rows if row.label == label]
+    diverged, runs = sum(r.diverged for r in rows), sum(r.seeds for r in rows)
+    return f"{diverged} of {runs} diverged" if diverged else ""
+
+
 def sent(row: Row) -> str:
     """What each worker sent."""
     if row.bytes_per_worker is None:
         return MISSING if row.measure is None else "not counted"
     return size(row.bytes_per_worker)
+
+
+def syncs(row: Row) -> str:
+    """The number of syncs, in words; "" where they could not be counted."""
+    if row.syncs is None:
+        return ""
+    return f"in {row.syncs:,} sync{'' if row.syncs == 1 else 's'}"
 
 
 def duration(seconds: float | None, digits: int = 3) -> str:
@@ -119,7 +135,26 @@ def until(row: Row, network: str) -> str:
     if network not in row.to_target:
         return MISSING
     reached = row.to_target[network]
-    return "never" if reached is None else duration(reached)
+    return not_in(row) if reached is None else duration(reached)
+
+
+def until_step(row: Row) -> str:
+    """The local steps to the target."""
+    if row.measure is None:
+        return MISSING
+    reached = row.steps_to_target
+    return not_in(row) if reached is None else f"{reached:,}"
+
+
+def not_in(row: Row) -> str:
+    """Words for a target that was not reached."""
+    return f"not in {row.steps:,} steps"
+
+
+def against(report: Report) -> str:
+    """The head of the differences: to what, and on which terms no winner is named."""
+    terms = f", {report.terms}" if report.terms else ""
+    return f"against {report.baseline}{terms}"
 
 
 def target(report: Report) -> str:

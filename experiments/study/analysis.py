@@ -8,10 +8,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from experiments.study import about, tuning
-from experiments.study.headline import Contender, best, headline
+from experiments.study.amounts import sentence
+from experiments.study.claims import clause, verdict
+from experiments.study.headline import Contender, best, headline, unranked
+from experiments.study.lead import lead
 from experiments.study.network import modelled_seconds
+from experiments.study.rates import Rates, factor, rates
 from experiments.study.results import (
+    BY_HAND,
     LOSS,
+    ONE_NOMINAL,
     Band,
     Curve,
     Measure,
@@ -24,11 +30,10 @@ from experiments.study.statistics import (
     Difference,
     Spread,
     band,
-    clause,
     paired,
     spread,
-    verdict,
 )
+from experiments.study.targets import default_target, reached
 
 if TYPE_CHECKING:
     from experiments.study.study import Study
@@ -50,23 +55,27 @@ def report(study: Study, runs: list[Runs], command: str) -> Report:
     curves = [_curve(study, r, step_seconds) for r in runs]
     target = study.own.target
     if target is None:
-        target = _near_best(runs, by)
+        target = default_target(_contenders(runs, by), by)
+    fairness = rates(study.spec, runs, command)
+    contenders = _by_point(runs, by)
     baseline = study.own.baseline or study.spec.entries[0].label
     tried = [tuning.trials(study.spec, r.point, study.out) for r in runs]
     rows, sentences, tuned = [], [], []
     for r, curve, trials in zip(runs, curves, tried, strict=True):
-        difference, words, sentence = _compared(runs, r, by, baseline)
+        difference, words, said = _compared(runs, r, by, baseline, fairness)
         own = tuning.report(study.spec, r.point, trials, by)
         row = _row(r, curve, by, target, {one.flag: one.chosen for one in own})
         rows.append(row._replace(difference=difference, verdict=words))
-        sentences += [sentence] if sentence else []
+        sentences += [said] if said else []
         tuned += own
     sweep = study.spec.sweep.flag if study.spec.sweep else ""
     return Report(
         title=about.title(study),
-        headline=_headline(runs, by),
+        lead=lead(contenders, rows, by, baseline, fairness),
+        headline=_headline(contenders, by, fairness),
         sentences=sentences,
-        remarks=about.remarks(study, runs, by, tuned, tried),
+        remarks=[*fairness.remarks, *about.remarks(study, runs, by, tuned, tried)],
+        terms=fairness.terms,
         measure=by,
         baseline=baseline,
         target=target,
@@ -107,7 +116,9 @@ def _step_seconds(study: Study, runs: list[Runs]) -> tuple[float, str]:
 
 
 def _curve(study: Study, r: Runs, step_seconds: float) -> Curve:
-    shown = [r.lines[seed] for seed in r.fine or r.summaries]
+    shown = [r.lines[seed] for seed in r.fine]
+    if not shown:  # nothing to compare with others
+        return Curve(r.cell.label, r.cell.point, [], {}, None, {})
     longest = max(shown, key=len)
     steps = [line["step"] for line in longest]
     keys = [k for k in longest[-1] if k not in ("step", "bytes_per_worker", "seconds")]
@@ -146,7 +157,7 @@ def _clocks(study: Study, r: Runs, step_seconds: float) -> dict[str, np.ndarray]
 
 
 def _compared(
-    runs: list[Runs], r: Runs, by: Measure, baseline: str
+    runs: list[Runs], r: Runs, by: Measure, baseline: str, fairness: Rates
 ) -> tuple[Difference | None, str, str]:
     """The difference to the baseline, as a clause, and as sentences ("" for none)."""
     base = _counterpart(runs, r, baseline)
@@ -155,7 +166,8 @@ def _compared(
     if base is None:
         return None, f"no {baseline} to compare to here", ""
     difference = paired(r.final(by), base.final(by))
-    words = by.higher_is_better, by.scale, by.difference_unit
+    named = fairness.terms != ONE_NOMINAL  # a winner
+    words = by.higher_is_better if named else None, by.scale, by.difference_unit
     said = [verdict(r.name, base.name, difference, *words) + "."]
     said += [about.diverged(each) for each in (r, base) if each.diverged]
     return difference, clause(difference, *words), " ".join(said)
@@ -170,10 +182,11 @@ def _row(
 ) -> Row:
     """A line of the table, yet to be compared."""
     s = r.any
-    reached = _reached(curve, by, target) if r.fine else None
+    at = reached(curve, by, target) if r.fine else None
     clocks = curve.seconds if r.fine else {}
     return Row(
         label=r.cell.label,
+        algo=r.point.entry.algo,
         point=r.cell.point,
         seeds=len(r.summaries),
         diverged=r.diverged,
@@ -183,15 +196,15 @@ def _row(
         verdict="",
         lr=s["lr"],
         effective_lr=s["effective_lr"],
+        steps=r.config["settings"]["steps"],
         tuned=tuned,
         bytes_per_worker=s["bytes_per_worker"] if r.fine else None,
         syncs=s["syncs"] if r.fine else None,
         seconds={name: clock[-1] for name, clock in clocks.items()},
         to_target={
-            name: None if reached is None else clock[reached]
-            for name, clock in clocks.items()
+            name: None if at is None else clock[at] for name, clock in clocks.items()
         },
-        steps_to_target=None if reached is None else curve.steps[reached],
+        steps_to_target=None if at is None else curve.steps[at],
         command=r.cell.command(),
     )
 
@@ -208,40 +221,37 @@ def _counterpart(runs: list[Runs], r: Runs, baseline: str) -> Runs | None:
     return at[0] if at else same[0] if not r.cell.point and len(same) == 1 else None
 
 
-def _reached(curve: Curve, by: Measure, target: float | None) -> int | None:
-    """The first evaluation at which the mean is as good as the target."""
-    if target is None or by.key not in curve.bands:
-        return None
-    sign = 1 if by.higher_is_better else -1
-    for i, x in enumerate(curve.bands[by.key].mean):
-        if sign * x >= sign * target:
-            return i
-    return None
-
-
-def _near_best(runs: list[Runs], by: Measure) -> float | None:
-    """A target that good algorithms reach: a point, or 5 %, from the best mean."""
-    means = [found.mean for r in runs if (found := _spread(r.final(by)))]
-    if not means:
-        return None
-    if by.higher_is_better:
-        return max(means) - 1 / by.scale
-    return min(means) * 1.05
-
-
-def _headline(runs: list[Runs], by: Measure) -> str:
-    """The answer; of a sweep, for each of its values."""
+def _by_point(runs: list[Runs], by: Measure) -> dict[str, list[Contender]]:
+    """The algorithms at each value of a sweep, which are compared with one another."""
     points = dict.fromkeys(r.cell.point for r in runs)
     if len(points) > 1:
         points.pop("", None)
+    groups = {p: [r for r in runs if r.cell.point in (p, "")] for p in points}
+    return {point: _contenders(group, by) for point, group in groups.items()}
+
+
+def _headline(points: dict[str, list[Contender]], by: Measure, fairness: Rates) -> str:
+    """The answer; of a sweep, for each of its values."""
     found = []
-    for point in points:
-        here = [r for r in runs if r.cell.point in (point, "")]
-        text = headline(
-            _contenders(here, by), by.name, by.higher_is_better, by.scale, by.unit
-        )
-        found.append(f"{point}: {text}" if point else text)
-    return " ".join(found)
+    if fairness.terms == ONE_NOMINAL:
+        found = [
+            "At one nominal rate no winner is named: effective learning rates differ "
+            f"{factor(fairness.times)}."
+        ]
+    found += [_answer(x, by, fairness.terms, point) for point, x in points.items()]
+    return "\n".join(found)
+
+
+def _answer(contenders: list[Contender], by: Measure, terms: str, point: str) -> str:
+    """The figures of these algorithms, and the best of them if one can be named."""
+    where = f"{point}: " if point else ""
+    if terms == ONE_NOMINAL:
+        text = unranked(contenders, by)
+        return where + text if where else sentence(text)
+    text = headline(contenders, by.name, by.higher_is_better, by.scale, by.unit)
+    if terms == BY_HAND:
+        return f"{where}{terms if where else sentence(terms)}, {text}"
+    return where + text
 
 
 def _contenders(runs: list[Runs], by: Measure) -> list[Contender]:

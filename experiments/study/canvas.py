@@ -1,24 +1,24 @@
-"""Where the parts of a figure lie, and how lines, axes and labels look.
+"""Where the parts of a figure lie, and how axes and text look.
 
-A figure is 340 units wide, about a phone's width, and so is its text: a unit is a CSS
-pixel there. Everything is placed by hand, so that the same data give the same bytes.
+A figure is as wide as a phone or as a page, in units that are CSS pixels there, and its
+text is as large as theirs. Everything is placed by hand, so that the same data give the
+same bytes.
 """
 
 import math
 import re
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator
 
 from experiments.screen import size
 from experiments.study.amounts import duration, number
 
-WIDTH = 340
+NARROW, WIDE = 340, 960
 LEFT, RIGHT, TOP, BOTTOM = 46, 12, 8, 25
 LINE = 17  # of text
 TIED = "\u00a0"  # a space at which no line breaks
@@ -29,21 +29,6 @@ PAPER = "#ffffff"
 INK = "#1c2024"
 MUTED = "#59616d"
 GRID = "#e3e6ea"
-
-# Told apart by eyes without one kind of cone too: ΔE of any two is 11 or more after
-# Machado's simulations. report.css holds their partners for dark pages.
-COLOURS = (
-    "#0067b1",
-    "#c43c00",
-    "#009268",
-    "#8f2f8f",
-    "#b98700",
-    "#3b95d8",
-    "#30343a",
-    "#e0609f",
-)
-DASHES = ("-", (0, (6, 2)), (0, (2, 1.5)), (0, (7, 2, 1.5, 2)), (0, (10, 2)))
-MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 
 STYLE: dict[Any, Any] = {
     "font.family": "DejaVu Sans",
@@ -57,24 +42,59 @@ STYLE: dict[Any, Any] = {
 }
 
 
-class Look(NamedTuple):
-    """Of one algorithm, in every figure: as matplotlib takes it."""
+class Point(NamedTuple):
+    """A place in a figure that tells what is there when it is pointed at.
 
-    colour: str
-    dash: Any
-    marker: str
+    Attributes:
+        x: units from the figure's left end.
+        y: units from its top.
+        text: what is there.
+    """
+
+    x: float
+    y: float
+    text: str
 
 
-def looks(labels: Sequence[str]) -> dict[str, Look]:
-    """Gives each algorithm a colour, a line style and a marker of its own."""
-    return {
-        label: Look(
-            COLOURS[i % len(COLOURS)],
-            DASHES[(i + i // len(COLOURS)) % len(DASHES)],
-            MARKERS[i % len(MARKERS)],
-        )
-        for i, label in enumerate(labels)
-    }
+class Drawing(NamedTuple):
+    """A figure and what is said of it.
+
+    Attributes:
+        figure: as matplotlib draws it.
+        title: what it shows.
+        text: what is seen, for who cannot see it.
+        note: what to know beside it, such as what could not be drawn; "" for nothing.
+        group: under which heading it stands: answer, sweep, measure, loss, replicas,
+            more or tuning.
+        points: places that tell what is there.
+        view: against what it is drawn, in a word or two; "" where there is one way.
+        subject: what it shows, whatever it is drawn against.
+        folded: shown only when it is asked for.
+    """
+
+    figure: Figure
+    title: str
+    text: str
+    note: str
+    group: str
+    points: Sequence[Point] = ()
+    view: str = ""
+    subject: str = ""
+    folded: bool = False
+
+
+class Plan(NamedTuple):
+    """A figure to be drawn.
+
+    Attributes:
+        name: of its file.
+        draw: makes it of a width in units; None if there is nothing to see.
+        large: whether it is shown as wide as the page.
+    """
+
+    name: str
+    draw: Callable[[float], Drawing | None]
+    large: bool = False
 
 
 def plain(text: str) -> str:
@@ -84,45 +104,46 @@ def plain(text: str) -> str:
 
 def canvas(
     title: str,
-    keys: dict[str, Look],
     panels: Sequence[str],
     height: float,
     x_label: str,
+    width: float,
     left: float = LEFT,
+    right: float = RIGHT,
 ) -> tuple[Figure, list[Axes]]:
-    """Makes a figure with a title, a legend and panels one under the other.
+    """Makes a figure with a title and panels one under the other.
 
     Args:
         title: in words, with the unit.
-        keys: the legend; empty for none.
         panels: what stands above each; "" where there is one.
         height: of a panel's axes, units.
         x_label: what the last panel's axis shows.
+        width: of the figure, units.
         left: of the axes, units.
+        right: of them, for labels at the ends of lines.
 
     Returns:
         The figure and the axes of its panels.
     """
-    lines = wrapped(title, WIDTH - 20, CHARACTER * 1.15)
-    legend = arranged(keys)
+    lines = wrapped(title, width - 20, CHARACTER * 1.15)
     above = [LINE + 5 if text else 0 for text in panels]
     gaps = 26 * (len(panels) - 1)
-    tall = TOP + LINE * len(lines) + legend_height(legend) + 10
-    below = wrapped(x_label, WIDTH - left - RIGHT)
-    tall += sum(above) + height * len(panels) + gaps + BOTTOM + LINE * len(below)
-    figure = Figure(figsize=(WIDTH / 72, tall / 72), dpi=72, facecolor=PAPER)
+    below = wrapped(x_label, width - left - right)
+    tall = TOP + LINE * len(lines) + 10 + sum(above) + height * len(panels) + gaps
+    tall += BOTTOM + LINE * len(below)
+    figure = Figure(figsize=(width / 72, tall / 72), dpi=72, facecolor=PAPER)
     y = TOP
     for line in lines:
         write(figure, 10, y, line, weight="bold", size=12)
         y += LINE
-    y = draw_legend(figure, legend, y + 3) + 7
+    y += 10
     axes = []
     for text, space in zip(panels, above, strict=True):
         if text:
             write(figure, left, y - 2, text, color=MUTED)
         y += space
-        box = (left / WIDTH, 1 - (y + height) / tall, 0, height / tall)
-        axes.append(bare_axes(figure, box, (WIDTH - left - RIGHT) / WIDTH))
+        box = (left / width, 1 - (y + height) / tall, 0, height / tall)
+        axes.append(bare_axes(figure, box, (width - left - right) / width))
         y += height + 26
     axes[-1].set_xlabel("\n".join(below), color=MUTED, fontsize=11, labelpad=6)
     for other in axes[:-1]:
@@ -143,10 +164,27 @@ def bare_axes(figure: Figure, box: tuple[float, ...], width: float) -> Axes:
 
 
 def wrapped(text: str, width: float, character: float = CHARACTER) -> list[str]:
-    """The text in lines of so many units."""
+    """The text in lines of so many units; a word that is longer ends in an ellipsis."""
     tied = re.sub(r"(?<=\d) (?=[a-zA-Zµ%])", TIED, plain(text))  # 30 ms, 1 of 5
     most = max(int(width / character), 8)
-    return textwrap.wrap(tied, most, break_on_hyphens=False) or [""]
+    lines = textwrap.wrap(
+        tied, most, break_on_hyphens=False, break_long_words=False
+    ) or [""]
+    return [line if len(line) <= most else f"{line[: most - 1]}…" for line in lines]
+
+
+def in_one_line(text: str, width: float) -> str:
+    """The text as far as it fits, with an ellipsis for the rest."""
+    first, *rest = wrapped(text, width)
+    return f"{first} …" if rest else first
+
+
+def place(axes: Axes, x: float, y: float) -> tuple[float, float]:
+    """The place of a point of the data: units from the figure's top left corner."""
+    figure = axes.get_figure(root=True)
+    assert figure is not None
+    across, up = axes.transData.transform((x, y))
+    return float(across), float(figure.get_size_inches()[1] * 72 - up)
 
 
 def write(
@@ -164,49 +202,6 @@ def write(
     at = (x / width, 1 - (y + size) / height)
     look = {"color": color, "weight": weight, "size": size, "va": "baseline"}
     figure.text(*at, plain(text), **look)
-
-
-def arranged(keys: dict[str, Look]) -> list[list[tuple[float, Look, list[str]]]]:
-    """The legend's rows: x, look and lines of each of its entries."""
-    if not keys:
-        return []
-    room = WIDTH - 20
-    widest = max(36 + CHARACTER * len(label) for label in keys)
-    columns = max(1, min(3, int(room / widest)))
-    entries = [
-        (10 + i % columns * room / columns, look, wrapped(label, room / columns - 34))
-        for i, (label, look) in enumerate(keys.items())
-    ]
-    return [entries[i : i + columns] for i in range(0, len(entries), columns)]
-
-
-def legend_height(rows: list[list[tuple[float, Look, list[str]]]]) -> float:
-    """Of the legend, units."""
-    return sum(LINE * max(len(lines) for *_, lines in row) for row in rows)
-
-
-def draw_legend(
-    figure: Figure, rows: list[list[tuple[float, Look, list[str]]]], y: float
-) -> float:
-    """Draws the legend from y on; returns where it ends."""
-    width, height = figure.get_size_inches() * 72
-    for row in rows:
-        for x, look, lines in row:
-            middle = 1 - (y + 7.5) / height
-            for marker, ends in (("", (x, x + 24)), (look.marker, (x + 12,))):
-                sample = Line2D(
-                    [end / width for end in ends],
-                    [middle] * len(ends),
-                    color=look.colour,
-                    linestyle="" if marker else look.dash,
-                    marker=marker,
-                    markeredgewidth=0,
-                )
-                figure.add_artist(sample)
-            for i, line in enumerate(lines):
-                write(figure, x + 30, y + i * LINE, line)
-        y += LINE * max(len(lines) for *_, lines in row)
-    return y
 
 
 def set_x(
@@ -230,25 +225,31 @@ def set_x(
         margin = room * (high - low) or 0.5
         low, high = low - margin, high + margin
     axes.set_xlim(low, high)
-    ticks = log_ticks(kind, low, high) if log else linear_ticks(kind, low, high)
+    most = min(max(int(units(axes) / 50), 2), 8)
+    ticks = (log_ticks if log else linear_ticks)(kind, low, high, most)
     words = {"plain": number, "bytes": size, "time": duration}[kind]
     axes.xaxis.set_major_locator(FixedLocator(ticks))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.set_xticks(ticks, [words(tick) for tick in ticks])
 
 
-def linear_ticks(kind: str, low: float, high: float) -> list[float]:
+def units(axes: Axes) -> float:
+    """The width of axes, units."""
+    return place(axes, axes.get_xlim()[1], 0)[0] - place(axes, axes.get_xlim()[0], 0)[0]
+
+
+def linear_ticks(kind: str, low: float, high: float, most: int) -> list[float]:
     """Round figures, round in the unit in which they are shown."""
     unit = 1.0
     if kind == "time":
         lengths = ((2 * 86400, 86400), (3600, 3600), (60, 60), (1, 1), (1e-3, 1e-3))
         unit = next((float(length) for least, length in lengths if high >= least), 1e-6)
-    ticks = MaxNLocator(5, steps=ROUND).tick_values(low / unit, high / unit)
+    ticks = MaxNLocator(most, steps=ROUND).tick_values(low / unit, high / unit)
     return [x * unit for x in map(float, ticks) if low <= x * unit <= high]
 
 
-def log_ticks(kind: str, low: float, high: float) -> list[float]:
-    """Two to five round figures."""
+def log_ticks(kind: str, low: float, high: float, most: int = 5) -> list[float]:
+    """Two or more round figures, and no more than so many where that can be."""
     decades = range(math.floor(math.log10(low)) - 1, math.ceil(math.log10(high)) + 1)
     tens = [10.0**k for k in decades]
     threes = [x * 10.0**k for k in decades for x in (1, 3)]
@@ -260,9 +261,9 @@ def log_ticks(kind: str, low: float, high: float) -> list[float]:
         dense = threes
     for ticks in (dense, threes, tens, tens[::2], tens[::3], tens[::4]):
         inside = [x for x in ticks if low <= x <= high]
-        if len(inside) <= 5:
+        if len(inside) <= most:
             break
-    return inside if len(inside) > 1 else linear_ticks(kind, low, high)
+    return inside if len(inside) > 1 else linear_ticks(kind, low, high, most)
 
 
 def set_y(axes: Axes, low: float, high: float, log: bool, scale: float = 1.0) -> None:
@@ -277,22 +278,3 @@ def set_y(axes: Axes, low: float, high: float, log: bool, scale: float = 1.0) ->
     axes.yaxis.set_major_locator(FixedLocator(ticks))
     axes.yaxis.set_minor_locator(NullLocator())
     axes.set_yticks(ticks, [number(x) for x in ticks])
-
-
-class Drawing(NamedTuple):
-    """A figure and what is said of it.
-
-    Attributes:
-        figure: as matplotlib draws it.
-        title: what it shows.
-        text: what is seen, for who cannot see it.
-        note: what to know beside it, such as what could not be drawn; "" for nothing.
-        group: under which heading it stands: answer, measure, loss, replicas, more or
-            tuning.
-    """
-
-    figure: Figure
-    title: str
-    text: str
-    note: str
-    group: str

@@ -4,7 +4,10 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from experiments.screen import size
-from experiments.study.statistics import Difference, Spread, fixed, places_of
+from experiments.study.amounts import shown, with_unit
+from experiments.study.claims import fixed, places_of
+from experiments.study.results import Measure
+from experiments.study.statistics import Difference, Spread
 
 FINDINGS = {  # of the others' standing to the best, in the order of a headline
     "better": "yet {} is better where both have a result",
@@ -68,21 +71,41 @@ def headline(
     top = None if index is None else contenders[index]
     if top is None or top.measure is None:
         return f"All runs of {_and([c.label for c in contenders])} diverged."
-    standing: dict[str, list[Contender]] = {kind: [] for kind in FINDINGS}
+    by_kind: dict[str, list[Contender]] = {kind: [] for kind in FINDINGS}
     for c in contenders:
         if c is not top:
-            standing[_standing(c, higher_is_better)].append(c)
+            by_kind[standing(c, higher_is_better)].append(c)
     findings = [
         FINDINGS[kind].format(_and([_named(c) for c in those]))
-        for kind, those in standing.items()
+        for kind, those in by_kind.items()
         if those
     ] or ["there is nothing to compare it to"]
     first = f"{_named(top)} has the best {name}, {_figure(top.measure, scale, unit)}"
-    pool = [top, *standing["better"], *standing["unseen"], *standing["few"]]
+    pool = [top, *by_kind["better"], *by_kind["unseen"], *by_kind["few"]]
     return f"{first}: {'; '.join(findings)}. {_cost(contenders, pool)}."
 
 
-def _standing(contender: Contender, higher_is_better: bool) -> str:
+def unranked(contenders: Sequence[Contender], by: Measure) -> str:
+    """The same where no winner may be named: what figures there are, at what cost.
+
+    It begins with a small letter.
+
+    Args:
+        contenders: as of `headline`.
+        by: what they are compared by.
+    """
+    pool = [c for c in contenders if c.measure is not None]
+    lost = _and([c.label for c in contenders if c.measure is None])
+    if not pool:
+        return f"All runs of {lost} diverged."
+    means = [c.measure.mean for c in pool if c.measure is not None]
+    ends = dict.fromkeys(shown(x, by) for x in (min(means), max(means)))
+    text = f"the mean {by.name} is {with_unit(' to '.join(ends), by)}"
+    gone = f"; all runs of {lost} diverged" if lost else ""
+    return f"{text}{gone}. {_cost(contenders, pool)}."
+
+
+def standing(contender: Contender, higher_is_better: bool) -> str:
     """How one stands to the best: a key of FINDINGS."""
     d = contender.difference
     if contender.measure is None:
@@ -149,11 +172,11 @@ def _against(least: float, known: dict[str, float], others: bool, how: str) -> s
         return f", the most; {fewest} sends least, {size(known[fewest])}"
     if least == 0:
         return f", {most} {size(known[most])}"
-    share = f", {_share(least / known[most])} of what {most} sends"
-    return f"{share}: {how}" if how else share
+    text = f", {share(least / known[most])} of what {most} sends"
+    return f"{text}: {how}" if how else text
 
 
-def _share(part: float) -> str:
+def share(part: float) -> str:
     """A part of a whole, such as "1/16" or "37 %"."""
     whole = round(1 / part)
     if whole >= 2 and abs(1 / part - whole) <= 0.01 * whole:

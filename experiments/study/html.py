@@ -1,34 +1,59 @@
 """A report as one HTML file that needs nothing else: no script, no other file."""
 
-from collections.abc import Mapping
-from html import escape
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from experiments.study.amounts import (
-    duration,
-    named,
-    sentence,
-    speed,
-    tuned,
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup, escape
+
+from experiments.screen import rate
+from experiments.study import amounts, quantities
+from experiments.study.looks import MARKERS, looks
+from experiments.study.results import ONE_NOMINAL, Report, Row, Tuning
+
+if TYPE_CHECKING:
+    from experiments.study.canvas import Drawing  # imports matplotlib
+
+TIED = re.compile(
+    r"(?<=\d) (?=%|points|seeds|runs|times|[kMGT]?B\b)|(?<=±) | (?=±)"
+    r"|(?<=\d,) (?=-?[\d.e+-]+\])"
 )
-from experiments.study.html_tables import prose, results, tuning
-from experiments.study.results import Report
-
-HEADINGS = {
-    "measure": "",  # the measure's own name
-    "loss": "Loss",
-    "replicas": "Inside the replicas",
-    "more": "More measures",
-}
+FLAG = re.compile(r"(?<![\w-])--[\w-]+")
+HEADINGS = {"sweep": "Over the sweep", "measure": "", "loss": "Loss"}  # "": the measure
 
 
 class Shown(NamedTuple):
-    """A figure as the page takes it: an SVG, a note below it, and its group."""
+    """A figure as the page takes it.
 
-    svg: str
-    note: str
-    group: str
+    Attributes:
+        wide: an SVG for screens; "" where the narrow one is for all.
+        narrow: for phones.
+        drawing: what is said of it.
+    """
+
+    wide: str
+    narrow: str
+    drawing: Drawing
+
+
+class Chart(NamedTuple):
+    """One quantity against all that it is drawn against.
+
+    Attributes:
+        id: its own in the page.
+        views: to choose from.
+        folded: to be opened.
+    """
+
+    id: str
+    views: Sequence[Shown]
+    folded: Sequence[Shown]
 
 
 def page(report: Report, figures: Mapping[str, Shown]) -> str:
@@ -38,170 +63,128 @@ def page(report: Report, figures: Mapping[str, Shown]) -> str:
         report: what is told.
         figures: by name, in their order.
     """
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=StrictUndefined,
+        keep_trailing_newline=True,
+    )
+    environment.filters.update(prose=prose, words=words, svg=Markup, rate=rate)
+    environment.filters.update(sentence=amounts.sentence, number=amounts.number)
     css = Path(__file__).with_name("report.css").read_text()
-    parts = [
-        header(report),
-        section("results", "Results", results(report)),
-        words(report, figures),
-        remarks(report),
-        *pictures(report, figures),
-        tuned_section(report, figures),
-        paper(report),
-        details(report),
-        commands(report),
-    ]
-    body = "\n".join(part for part in parts if part)
-    # The policy keeps a browser from asking for anything, whatever a label holds.
-    return f"""<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta http-equiv="Content-Security-Policy"
- content="default-src 'none'; style-src 'unsafe-inline'; img-src data:">
-<meta name="color-scheme" content="light dark">
-<link rel="icon" href="data:,">
-<title>{escape(report.title)}</title>
-<style>
-{css}</style>
-</head>
-<body>
-<main>
-{body}
-</main>
-<footer><p>{FILES}</p></footer>
-</body>
-</html>
-"""
-
-
-FILES = (
-    "Beside this page: the table as table.md and table.csv, the figures as SVG and PNG "
-    "in figures/. A run's metrics in pandas: "
-    "<code>pandas.read_json(&quot;metrics.jsonl&quot;, lines=True)</code>."
-)
-
-
-def header(report: Report) -> str:
-    """The title, small, and the answer, large."""
-    return (
-        f"<header><h1>{escape(report.title)}</h1>\n"
-        f'<p class="headline">{prose(report.headline)}</p></header>'
+    grouped = {
+        name: [x for x in figures.values() if x.drawing.group == name]
+        for name in ("answer", "replicas", "more", "tuning")
+    }
+    return environment.get_template("report.html.j2").render(
+        r=report,
+        css=Markup(css),
+        amounts=amounts,
+        looks=looks({row.label: row.algo for row in report.rows}),
+        paths=MARKERS,
+        labels=list(dict.fromkeys(row.label for row in report.rows)),
+        points=list(dict.fromkeys(row.point for row in report.rows)),
+        judged=judged,
+        tried=tried,
+        best_score=best_score,
+        tuned=tuned(report),
+        networks=network_texts(report),
+        sections=sections(report, figures),
+        still=still(report),
+        **grouped,
     )
 
 
-def section(name: str, heading: str, content: str, kind: str = "") -> str:
-    """A part of the page under its heading."""
-    classes = f' class="{kind}"' if kind else ""
-    return (
-        f'<section{classes} aria-labelledby="{name}">\n'
-        f'<h2 id="{name}">{escape(heading)}</h2>\n{content}\n</section>'
-    )
+def prose(text: str) -> Markup:
+    """Text in which no line ends between a figure and its unit; a command is code."""
+    said, command = text, ""
+    if found := amounts.COMMAND.search(text):
+        said, command = text[: found.start()], found[0]
+    code = Markup("<code>{}</code>").format(whole(command)) if command else ""
+    return whole(TIED.sub("\u00a0", said)) + code
 
 
-def items(texts: list[str]) -> str:
-    """A list."""
-    return "<ul>\n" + "\n".join(f"<li>{prose(x)}</li>" for x in texts) + "\n</ul>"
+def whole(text: str) -> Markup:
+    """Text in which no line ends within a flag, which a browser would cut."""
+    return Markup(FLAG.sub(r'<span class="flag">\g<0></span>', str(escape(text))))
 
 
-def words(report: Report, figures: Mapping[str, Shown]) -> str:
-    """A sentence about each algorithm, beside the differences."""
-    drawn = [figure(x) for x in figures.values() if x.group == "answer"]
-    told = items(report.sentences) if report.sentences else ""
-    if not drawn:
-        return section("words", "In words", told) if told else ""
-    content = f"<div>{told}</div>\n" + "\n".join(drawn)
-    return section("words", "In words", f'<div class="answer">\n{content}\n</div>')
+def words(label: str) -> Markup:
+    """A name whose flags stay whole where they fit."""
+    each = (Markup('<span class="word">{}</span>').format(x) for x in label.split())
+    return Markup(" ").join(each)
 
 
-def remarks(report: Report) -> str:
-    """What a reader must know."""
-    if not report.remarks:
-        return ""
-    return section("remarks", "Before relying on it", items(report.remarks), "remarks")
-
-
-def pictures(report: Report, figures: Mapping[str, Shown]) -> list[str]:
-    """The figures under their headings."""
-    parts = []
+def sections(
+    report: Report, figures: Mapping[str, Shown]
+) -> list[tuple[str, str, list[Chart]]]:
+    """The figures over the runs: ids, headings and charts."""
+    found = []
     for group, heading in HEADINGS.items():
-        texts = [figure(x) for x in figures.values() if x.group == group]
-        if texts:
-            about = ABOUT.get(group, "")
-            grid = '<div class="figures">\n' + "\n".join(texts) + "\n</div>"
-            name = heading or sentence(report.measure.name)
-            parts.append(section(f"figures-{group}", name, f"{about}{grid}"))
-    return parts
+        own = [(name, x) for name, x in figures.items() if x.drawing.group == group]
+        charts = []
+        for _, same in groupby(own, key=lambda each: each[1].drawing.subject):
+            (first, shown), *others = same
+            views = [shown, *(x for _, x in others)]
+            unfolded = [x for x in views if not x.drawing.folded]
+            folded = [x for x in views if x.drawing.folded]
+            charts.append(Chart(first, unfolded, folded))
+        if charts:
+            name = heading or amounts.sentence(report.measure.name)
+            found.append((f"figures-{group}", name, charts))
+    return found
 
 
-def figure(picture: Shown) -> str:
-    """A figure and the note below it."""
-    note = picture.note
-    below = f"<figcaption>{escape(note)}</figcaption>" if note else ""
-    return f"<figure>{picture.svg}{below}</figure>"
+def still(report: Report) -> list[str]:
+    """The quantities of the replicas that were measured and always 0."""
+    return [
+        quantity.name
+        for quantity in quantities.INSIDE
+        if any(quantity.key in curve.bands for curve in report.curves)
+        and quantities.is_empty(report, quantity)
+    ]
 
 
-BANDS = "Lines are means over the seeds, bands one standard deviation to each side."
-ABOUT = {
-    "measure": f'<p class="muted">{BANDS} Runs that diverged are left out.</p>\n',
-}
-
-
-def tuned_section(report: Report, figures: Mapping[str, Shown]) -> str:
-    """What was tuned, as figures and as a table."""
-    if not report.tuning:
+def judged(report: Report, row: Row) -> str:
+    """A class for a difference whose interval leaves out 0; words say it too."""
+    difference = row.difference
+    if difference is None or difference.low is None or difference.high is None:
         return ""
-    drawn = [figure(x) for x in figures.values() if x.group == "tuning"]
-    content = "\n".join([*drawn, f"<div>{tuning(report)}</div>"])
-    return section("tuning", "Tuning", f'<div class="answer">\n{content}\n</div>')
-
-
-def paper(report: Report) -> str:
-    """What the preset repeats, if the study is one."""
-    if report.paper is None:
+    if report.terms == ONE_NOMINAL or difference.low <= 0 <= difference.high:
         return ""
-    p = report.paper
-    entries = {"Preset": p.preset, "Source": p.source}
-    entries |= {"It found": p.found, "Different here": p.differs}
-    return section("paper", p.title, definitions(entries), "paper")
+    better = (difference.mean > 0) == report.measure.higher_is_better
+    return " good" if better else " bad"
 
 
-def definitions(entries: Mapping[str, str]) -> str:
-    """Names and values."""
-    lines = (
-        f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>"
-        for name, value in entries.items()
-    )
-    return "<dl>\n" + "\n".join(lines) + "\n</dl>"
+def tried(tuning: Tuning) -> str:
+    """The values that were tried, and how many of them diverged."""
+    diverged = sum(s is None for s in tuning.scores)
+    ends = [amounts.number(x) for x in (min(tuning.values), max(tuning.values))]
+    more = f", {diverged} diverged" if diverged else ""
+    return f"{len(tuning.values)} from {' to '.join(ends)}{more}"
 
 
-def folded(name: str, content: str) -> str:
-    """A part that opens when it is asked for."""
-    return f"<details><summary>{escape(name)}</summary>\n{content}\n</details>"
+def best_score(report: Report, tuning: Tuning) -> str:
+    """The score of the value that was chosen."""
+    scores = [s for s in tuning.scores if s is not None and math.isfinite(s)]
+    if not scores:
+        return amounts.MISSING
+    best = max(scores) if report.measure.higher_is_better else min(scores)
+    return amounts.with_unit(amounts.shown(best, report.measure), report.measure)
 
 
-def details(report: Report) -> str:
-    """Settings and environment."""
-    links = {
-        f"network {n.name}": f"{speed(n.bandwidth)}, {duration(n.latency)}"
+def tuned(report: Report) -> dict[str, str]:
+    """The values that were chosen, by algorithm."""
+    each = {amounts.named(r.label, r.point): amounts.tuned(r) for r in report.rows}
+    return {name: values for name, values in each.items() if values}
+
+
+def network_texts(report: Report) -> dict[str, str]:
+    """The bandwidth and latency of each network."""
+    return {
+        f"network {n.name}": f"{amounts.speed(n.bandwidth)}, "
+        f"{amounts.duration(n.latency)}"
         for n in report.networks
     }
-    parts = [folded("Settings", definitions(report.settings | links))]
-    parts.append(folded("Environment", definitions(report.environment)))
-    chosen = {named(row.label, row.point): tuned(row) for row in report.rows}
-    chosen = {name: values for name, values in chosen.items() if values}
-    if chosen:
-        parts.insert(1, folded("Settings that were tuned", definitions(chosen)))
-    return section("details", "Settings and environment", "\n".join(parts))
-
-
-def commands(report: Report) -> str:
-    """What to type to see it again."""
-    each = "\n".join(
-        f"<p>{escape(named(row.label, row.point))}</p>\n"
-        f"<pre>{escape(row.command)}</pre>"
-        for row in report.rows
-    )
-    runs = folded("The runs one by one; --seed is added to each", each)
-    study = f"<p>The whole study:</p>\n<pre>{escape(report.command)}</pre>"
-    return section("commands", "Repeat it", f"{study}\n{runs}")

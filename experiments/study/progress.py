@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
+from experiments import screen
 from experiments.study import amounts
 
 
@@ -57,9 +58,9 @@ class StudyProgress:
     def say(self, text: str) -> None:
         """Something to read."""
         if self.bar is None:
-            print(text, file=sys.stderr, flush=True)
+            screen.say(text)
         else:
-            self.bar.console.print(text, highlight=False, markup=False)
+            screen.above(self.bar, text)
 
     def left(self, at: float = 0.0) -> str:
         """The time left, in words."""

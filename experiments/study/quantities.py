@@ -1,5 +1,6 @@
 """Which metrics of a study are drawn, and against what."""
 
+import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -37,6 +38,7 @@ class View(NamedTuple):
         title: what it adds to a title, such as "on 10 GbE".
         kind: of its labels: plain, bytes or time.
         values: at a curve's evaluations; None where they are not known.
+        folded: shown only when it is asked for.
     """
 
     slug: str
@@ -44,13 +46,14 @@ class View(NamedTuple):
     title: str
     kind: str
     values: Callable[[Curve], Sequence[float] | None]
+    folded: bool = False
 
 
 INSIDE = (
     Quantity(
-        "drift", "divergence of the replicas before a sync", 1, "", "replicas", log=True
+        "drift", "spread of the replicas before a sync", 1, "", "replicas", log=True
     ),
-    Quantity("divergence", "divergence of the replicas", 1, "", "replicas", log=True),
+    Quantity("divergence", "spread of the replicas", 1, "", "replicas", log=True),
     Quantity(
         "pseudo_gradient", "norm of the pseudo-gradient", 1, "", "replicas", log=True
     ),
@@ -89,8 +92,22 @@ def quantities(report: Report) -> list[Quantity]:
     return chosen
 
 
+def is_empty(report: Report, quantity: Quantity) -> bool:
+    """Whether there is nothing to see: it is 0 wherever it was measured."""
+    having = (c.bands[quantity.key] for c in report.curves if quantity.key in c.bands)
+    return not any(x and math.isfinite(x) for band in having for x in band.mean)
+
+
 def views_of(report: Report) -> list[View]:
-    """Steps, bytes, and the time on each network."""
+    """Steps, bytes, and the time on each network: unfolded that on the slowest one.
+
+    That is where it costs most what is sent.
+    """
+    most = {
+        n: max((c.seconds.get(n.name, [0.0])[-1] for c in report.curves), default=0)
+        for n in report.networks
+    }
+    slowest = max(most, key=lambda n: most[n], default=None)
     times = [
         View(
             f"time {n.name}",
@@ -98,6 +115,7 @@ def views_of(report: Report) -> list[View]:
             f"on {n.name}",
             "time",
             lambda curve, name=n.name: curve.seconds.get(name),
+            folded=n is not slowest,
         )
         for n in report.networks
     ]

@@ -8,6 +8,9 @@ from experiments.library import checks
 from experiments.study.network import Network
 from experiments.study.statistics import Difference, Spread
 
+# On which terms a comparison stands whose learning rates were not tuned.
+ONE_NOMINAL, BY_HAND = "at one nominal rate", "at rates given by hand"
+
 
 class Measure(NamedTuple):
     """What a study compares by.
@@ -102,6 +105,7 @@ class Row(NamedTuple):
 
     Attributes:
         label: of the algorithm, such as "bmuf --nesterov".
+        algo: its name: variants of one algorithm differ in their labels alone.
         point: of the sweep, such as "workers=4"; "" where there is none.
         seeds: runs that there are.
         diverged: those of them that diverged; they are not in measure and loss.
@@ -109,9 +113,10 @@ class Row(NamedTuple):
         loss: of the held-out loss, as measure.
         difference: to the baseline, paired by seed; None for the baseline itself, and
             where there is nothing to compare.
-        verdict: the same in words, a clause such as "better by 0.8 ± 0.3 points".
+        verdict: the same in words, a clause such as "better by 0.8 points [0.5, 1.1]".
         lr: nominal learning rate.
         effective_lr: None where there is none, NaN where none was found.
+        steps: local steps of a run.
         tuned: what was chosen for it, by flag; empty where nothing was tuned.
         bytes_per_worker: each worker sent; None where it could not be counted.
         syncs: at how many steps.
@@ -123,6 +128,7 @@ class Row(NamedTuple):
     """
 
     label: str
+    algo: str
     point: str
     seeds: int
     diverged: int
@@ -132,6 +138,7 @@ class Row(NamedTuple):
     verdict: str
     lr: float
     effective_lr: float | None
+    steps: int
     tuned: dict[str, Any]
     bytes_per_worker: float | None
     syncs: int | None
@@ -182,14 +189,41 @@ class Paper(NamedTuple):
     differs: str
 
 
+class Number(NamedTuple):
+    """A number that stands out.
+
+    Attributes:
+        value: in words, with its unit.
+        about: what it is.
+    """
+
+    value: str
+    about: str
+
+
+class Lead(NamedTuple):
+    """The part of a page that is seen first.
+
+    Attributes:
+        line: the answer in one line.
+        numbers: three beside it, or fewer where they are not known.
+    """
+
+    line: str
+    numbers: list[Number]
+
+
 class Report(NamedTuple):
     """A study, ready to be shown.
 
     Attributes:
         title: such as "sync_sgd, bmuf and diloco on digits".
+        lead: the answer in a line and three numbers.
         headline: the answer in one or two sentences.
         sentences: one about each algorithm against the baseline.
         remarks: what a reader must know: diverged runs, edges, too few seeds, ….
+        terms: ONE_NOMINAL, where no winner is named, or BY_HAND; "" where learning
+            rates are tuned or alike.
         measure: what is compared.
         baseline: the label to which all others are compared.
         target: of "time to target", unscaled; None where there is none.
@@ -207,9 +241,11 @@ class Report(NamedTuple):
     """
 
     title: str
+    lead: Lead
     headline: str
     sentences: list[str]
     remarks: list[str]
+    terms: str
     measure: Measure
     baseline: str
     target: float | None

@@ -1,4 +1,4 @@
-"""Means, paired differences, and what they mean in words."""
+"""Means over seeds and paired differences."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -12,7 +12,6 @@ import numpy as np
 MIN_SEEDS = 5  # pairs; of fewer a bootstrap has too few different resamples
 RESAMPLES = 9999
 ROUNDING = 1e-6  # of the figures, which are float32 means: less is no difference
-EQUAL = "equal"
 
 
 class Spread(NamedTuple):
@@ -106,7 +105,9 @@ def paired(
     if count >= MIN_SEEDS:
         low = high = mean
         if differences[-1] - differences[0] > ROUNDING * largest:
-            low, high = _bootstrap(differences, mean, confidence)
+            found = _bootstrap(differences, mean, confidence)
+            # An end that is 0 but for rounding must not decide a verdict.
+            low, high = (0.0 if abs(x) <= ROUNDING * largest else x for x in found)
     same_sign = len(set(np.sign(differences))) == 1
     return Difference(mean, low, high, deviation, count, same_sign)
 
@@ -158,92 +159,3 @@ def band(
         low.append(found.mean - (found.deviation or 0))
         high.append(found.mean + (found.deviation or 0))
     return mean, low, high
-
-
-def verdict(
-    name: str,
-    baseline: str,
-    difference: Difference | None,
-    higher_is_better: bool,
-    scale: float,
-    unit: str,
-) -> str:
-    """Such as "a is better than b by 0.80 ± 0.31 points (5 seeds, 95 % interval …)".
-
-    Args:
-        name: of the algorithm.
-        baseline: the name of what it is compared to.
-        difference: from `paired`, at 95 %.
-        higher_is_better: as of an accuracy; of a loss lower is better.
-        scale: what differences are multiplied by to be shown.
-        unit: of differences when shown: "points", or "" for a loss.
-
-    Amounts are positive, their side is in the words, and ± is half of the interval's
-    width. Where no difference is seen, the interval is of name's figure - baseline's.
-    """
-    relation, amount, rest, evidence = _claim(difference, higher_is_better, scale, unit)
-    if relation == EQUAL:
-        return f"{name} and {baseline} are {relation}{rest}"
-    if not amount:
-        return f"{relation} between {name} and {baseline}{rest}{evidence}"
-    link = {"ahead": " of", "behind": ""}.get(relation, " than")
-    return f"{name} is {relation}{link} {baseline} by {amount}{rest}{evidence}"
-
-
-def clause(
-    difference: Difference | None, higher_is_better: bool, scale: float, unit: str
-) -> str:
-    """The verdict without names and interval: "better by 0.80 ± 0.31 points"."""
-    relation, amount, rest, _ = _claim(difference, higher_is_better, scale, unit)
-    rest = rest.partition(": ")[0] if difference is not None else rest
-    return f"{relation} by {amount}{rest}" if amount else relation + rest
-
-
-def _claim(
-    difference: Difference | None, higher_is_better: bool, scale: float, unit: str
-) -> tuple[str, str, str, str]:
-    """How it compares, by how much ("" if not), what goes with it, and the evidence."""
-    if difference is None:
-        return "nothing to compare", "", ": no seed in common", ""
-    mean, low, high, deviation, count, same_sign = difference
-    everywhere = {1: " on one seed", 2: " in both seeds"}.get(count)
-    everywhere = everywhere or f" in all {count} seeds"
-    if mean == 0 and not deviation:
-        return EQUAL, "", everywhere, ""
-    side, unit = math.copysign(scale, mean), f" {unit}" if unit else ""
-    good = (mean > 0) == higher_is_better
-    amount = fixed(side * mean, places_of(side * mean)) + unit
-    if low is None or high is None:
-        few = (
-            "too few for an interval" if count > 1 else "nothing can be said of chance"
-        )
-        partly = f" in the mean of {count} seeds (not in all)"
-        rest = f"{everywhere if same_sign else partly}: {few}"
-        if mean == 0:
-            return "no difference seen", "", rest.replace(" (not in all)", ""), ""
-        return "ahead" if good else "behind", amount, rest, ""
-    relation = "better" if good else "worse"
-    if low == high:
-        return relation, amount, "", f" (the same{everywhere})"
-    half = scale * (high - low) / 2
-    unclear = low <= 0 <= high
-    sign = scale if unclear else side
-    ends = [fixed(x, places_of(half)) for x in sorted((sign * low, sign * high))]
-    evidence = f" ({count} seeds, 95 % interval {' to '.join(ends)}"
-    if unclear:
-        return "no difference seen", "", "", f"{evidence}{unit})"
-    figures = (fixed(x, places_of(half)) for x in (side * mean, half))
-    return relation, " ± ".join(figures) + unit, "", f"{evidence})"
-
-
-def places_of(x: float) -> int:
-    """Decimals that show two digits of a figure."""
-    return max(0, 1 - int(f"{x:.1e}".split("e")[1]))
-
-
-def fixed(x: float, places: int) -> str:
-    """With so many decimals, but never 0.0 for what is not 0, nor zeros without end."""
-    text = f"{x:.{places}f}"
-    if x and (float(text) == 0 or len(text) > 12):
-        return f"{x:.1g}" if float(text) == 0 else f"{x:.6g}"
-    return text if x else "0"

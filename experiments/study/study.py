@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from experiments import exits, records, screen
+from experiments import exits, lock, records, screen
 from experiments.errors import BadRequest
 from experiments.ready import versions
 from experiments.study import (
@@ -37,22 +37,9 @@ def run(study: Study, argv: list[str], asked_to_stop: exits.Stopped) -> int | No
         BadRequest: what cannot be done, in one line.
     """
     try:
-        _check_folder(study)
-        plan = planned(study.spec, study.seeds)
-        check_measure(plan, study.own.measure, study.own.target)
-        _open_folder(study)
-        final = make_runs(plan, study.out, study.own.measure, asked_to_stop)
-        if final is None:
-            return None
-        command = shlex.join([*request.PROGRAM.split(), *argv])
-        made = [runs.read(point, cell) for point, cell in final]
-        found = analysis.report(study, made, command)
-        records.write_lines(study.out / "metrics.jsonl", runs.study_lines(made))
-        write.write(found, study.out)
-        if study.own.tensorboard:
-            events.write_events(
-                study.out / "tensorboard", runs.named_lines(made, study.out)
-            )
+        records.check_writable(study.out)
+        with lock.held(study.out):
+            return _made(study, argv, asked_to_stop)
     except ValueError as error:
         raise BadRequest(str(error)) from error
     except OSError as error:  # a full disk, say: all that is done is kept
@@ -62,6 +49,26 @@ def run(study: Study, argv: list[str], asked_to_stop: exits.Stopped) -> int | No
             "command goes on from there"
         )
         return exits.TERMINATED
+
+
+def _made(study: Study, argv: list[str], asked_to_stop: exits.Stopped) -> int | None:
+    """Makes a study's files, and shows the summary; returns as `run` does."""
+    _check_folder(study)
+    plan = planned(study.spec, study.seeds)
+    check_measure(plan, study.own.measure, study.own.target)
+    _open_folder(study)
+    final = make_runs(plan, study.out, study.own.measure, asked_to_stop)
+    if final is None:
+        return None
+    command = shlex.join([*request.PROGRAM.split(), *argv])
+    made = [runs.read(point, cell) for point, cell in final]
+    found = analysis.report(study, made, command)
+    records.write_lines(study.out / "metrics.jsonl", runs.study_lines(made))
+    write.write(found, study.out)
+    if study.own.tensorboard:
+        events.write_events(
+            study.out / "tensorboard", runs.named_lines(made, study.out)
+        )
     screen.show(about.summary(found, study.out))
     return exits.DONE
 
@@ -69,9 +76,8 @@ def run(study: Study, argv: list[str], asked_to_stop: exits.Stopped) -> int | No
 def _check_folder(study: Study) -> None:
     """Raises a ValueError if the folder holds something else than this study."""
     out = study.out
-    records.check_writable(out)
     if study.own.overwrite or not (out / NAME).exists():
-        if out.exists() and any(out.iterdir()) and not (out / NAME).exists():
+        if _content(out) and not (out / NAME).exists():
             raise ValueError(f"--out {out} holds something else: take another folder")
         return
     try:
@@ -118,9 +124,17 @@ def _own_code(decided: Spec) -> dict[str, str]:
 
 
 def _open_folder(study: Study) -> None:
-    """Makes the folder, empty if asked so, and says what it is for."""
+    """Empties the folder if asked so, and says what it is for."""
     if study.own.overwrite and (study.out / NAME).exists():
-        shutil.rmtree(study.out)
-    study.out.mkdir(parents=True, exist_ok=True)
+        for path in _content(study.out):
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
     if not (study.out / NAME).exists():
         records.write_json(study.out / NAME, _identity(study))
+
+
+def _content(out: Path) -> list[Path]:
+    """All that is in a folder but the lock."""
+    return [path for path in out.iterdir() if path.name != lock.NAME]

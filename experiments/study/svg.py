@@ -7,11 +7,13 @@ from xml.etree import ElementTree
 
 import matplotlib
 
-from experiments.study.canvas import COLOURS, GRID, INK, MUTED, PAPER, Drawing, plain
+from experiments.study.canvas import GRID, INK, MUTED, PAPER, Drawing, plain
+from experiments.study.looks import COLOURS
 
 SVG = "http://www.w3.org/2000/svg"
 LINK = "{http://www.w3.org/1999/xlink}href"
 FONT = re.compile(r"font-family: [^;]*;?\s*")
+LONG = re.compile(r"\d+\.\d{3,}")  # finer than anybody sees
 THEME = {
     INK: "currentColor",
     MUTED: "var(--muted)",
@@ -27,19 +29,31 @@ class Picture(NamedTuple):
     Attributes:
         file: white, with its own colours and fonts.
         inline: part of a page, in the page's font and colours: it gives --muted,
-            --grid and --series-0 … as CSS variables.
+            --grid and --series-0 … as CSS variables. Its title is no element, which a
+            browser would show wherever it is pointed at.
     """
 
     file: str
     inline: str
 
 
-def picture(drawing: Drawing, name: str) -> Picture:
-    """Renders the figure; the name makes its ids its own in a page of many."""
+def picture(drawing: Drawing, name: str, kind: str = "") -> Picture:
+    """Renders the figure.
+
+    Args:
+        drawing: what to render.
+        name: makes its ids its own in a page of many.
+        kind: its class in the page.
+    """
     root = _described(drawing, name)
     file = ElementTree.tostring(root, "unicode") + "\n"
-    for key in ("width", "height", "version"):
+    for key in ("width", "height", "version", "aria-labelledby"):
         del root.attrib[key]
+    root.remove(root[0])
+    root.attrib.update({"aria-label": plain(drawing.title)})
+    root.attrib.update({"aria-describedby": f"{name}-desc"})
+    if kind:
+        root.set("class", kind)
     x, y, width, height = map(float, root.attrib["viewBox"].split())
     # A page has its own margins: the title begins where the page's text does.
     root.set("viewBox", f"{x + 10:g} {y + 4:g} {width - 10:g} {height - 8:g}")
@@ -73,7 +87,20 @@ def _described(drawing: Drawing, name: str) -> ElementTree.Element:
         element = ElementTree.Element(f"{{{SVG}}}{tag}", {"id": f"{name}-{tag}"})
         element.text = plain(text)
         root.insert(place, element)
+    for element in root.iter(f"{{{SVG}}}path"):
+        element.set("d", LONG.sub(lambda x: f"{float(x[0]):.2f}", element.get("d", "")))
+    root.append(_points(drawing))
     return root
+
+
+def _points(drawing: Drawing) -> ElementTree.Element:
+    """Circles around the points, which cannot be seen: a browser shows their titles."""
+    group = ElementTree.Element(f"{{{SVG}}}g", {"class": "points", "fill": "none"})
+    for x, y, text in drawing.points:
+        at = {"cx": f"{x:.1f}", "cy": f"{y:.1f}", "r": "7", "pointer-events": "all"}
+        circle = ElementTree.SubElement(group, f"{{{SVG}}}circle", at)
+        ElementTree.SubElement(circle, f"{{{SVG}}}title").text = plain(text)
+    return group
 
 
 def _rename(root: ElementTree.Element, name: str) -> None:

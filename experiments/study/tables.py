@@ -6,12 +6,15 @@ from typing import Any
 
 from experiments.screen import rate
 from experiments.study.amounts import (
+    COMMAND,
+    against,
     duration,
     point_text,
     sent,
     spread,
     target,
     until,
+    until_step,
 )
 from experiments.study.results import Report, Row
 from experiments.study.statistics import Spread
@@ -25,16 +28,17 @@ def markdown(report: Report) -> str:
     """
     measure, swept = report.measure, bool(report.sweep)
     heads = ["algorithm", report.sweep] if swept else ["algorithm"]
-    heads += [measure.name, f"against {report.baseline}", "each worker sent"]
+    heads += [measure.name, against(report), "each worker sent"]
     heads += [f"time, {n.name}" for n in report.networks]
     if report.target is not None:
+        heads += [f"steps until {target(report)}"]
         heads += [f"until {target(report)}, {n.name}" for n in report.networks]
     heads += ["lr", "effective lr", "seeds", "diverged"]
     left = 2 + swept
     aligned = ["---" if i < left - 1 or i == left else "--:" for i in range(len(heads))]
     lines = [heads, aligned, *(markdown_row(report, row) for row in report.rows)]
     table = "\n".join("| " + " | ".join(map(cell, line)) + " |" for line in lines)
-    remarks = "\n".join(f"- {line_of(remark)}" for remark in report.remarks)
+    remarks = "\n".join(f"- {with_code(remark)}" for remark in report.remarks)
     parts = [f"# {line_of(report.title)}", line_of(report.headline), table, remarks]
     return "\n\n".join(part for part in parts if part) + "\n"
 
@@ -42,6 +46,11 @@ def markdown(report: Report) -> str:
 def line_of(text: str) -> str:
     """In one line, as HTML tags are text here."""
     return " ".join(text.split()).replace("<", "&lt;")
+
+
+def with_code(text: str) -> str:
+    """In one line, a command at its end as code."""
+    return COMMAND.sub(lambda found: f"`{found[0]}`", line_of(text))
 
 
 def cell(text: str) -> str:
@@ -58,6 +67,7 @@ def markdown_row(report: Report, row: Row) -> list[str]:
     cells += [row.verdict, sent(row)]
     cells += [duration(row.seconds.get(n.name)) for n in report.networks]
     if report.target is not None:
+        cells += [until_step(row)]
         cells += [until(row, n.name) for n in report.networks]
     return [
         *cells,
@@ -71,18 +81,31 @@ def markdown_row(report: Report, row: Row) -> list[str]:
 def csv(report: Report) -> str:
     """A line for each row: figures as they were computed, unscaled, one a column.
 
-    What there is not is empty. `pandas.read_csv` reads it as it is.
+    What there is not is empty. `pandas.read_csv` reads it as it is; before text that a
+    spreadsheet would take for a formula stands a '.
 
     Args:
         report: what is told.
     """
     with io.StringIO(newline="") as file:
-        table = [csv_row(report, row) for row in report.rows]
+        rows = [csv_row(report, row) for row in report.rows]
+        table = [{name: no_formula(x) for name, x in row.items()} for row in rows]
         heads = list(dict.fromkeys(name for line in table for name in line))
         writer = files.DictWriter(file, heads, lineterminator="\n")
         writer.writeheader()
         writer.writerows(table)
         return file.getvalue()
+
+
+def no_formula(x: Any) -> Any:
+    """A cell that a spreadsheet shows as it is; numbers stay numbers."""
+    if not isinstance(x, str) or not x.lstrip().startswith(tuple("=+-@")):
+        return x
+    try:
+        float(x)
+    except ValueError:
+        return f"'{x}"
+    return x
 
 
 def csv_row(report: Report, row: Row) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from experiments.study.html import Shown, page
 from experiments.study.results import Report
 from experiments.study.tables import csv, markdown
 
-DPI = 180  # 850 pixels wide
+DPI = 120  # 1600 pixels wide, or 567
 
 
 def write(report: Report, out: Path) -> None:
@@ -26,12 +26,16 @@ def write(report: Report, out: Path) -> None:
     folder = out / "figures"
     folder.mkdir(parents=True, exist_ok=True)
     shown = {}
-    for name, drawing in figures.draw(report).items():
-        picture = svg.picture(drawing, name)
-        shown[name] = Shown(picture.inline, drawing.note, drawing.group)
-        records.write(folder / f"{name}.svg", picture.file)
+    for name, (narrow, wide) in figures.draw(report).items():
+        large = svg.picture(wide, name, "wide") if wide else None
+        # Nobody points at a phone's figure where another is there for larger screens.
+        small = narrow._replace(points=()) if large else narrow
+        kind, inner = ("narrow", f"{name}-narrow") if large else ("", name)
+        picture = svg.picture(small, inner, kind)
+        shown[name] = Shown(large.inline if large else "", picture.inline, narrow)
+        records.write(folder / f"{name}.svg", (large or picture).file)
         with io.BytesIO() as file:
-            drawing.figure.savefig(file, format="png", dpi=DPI)
+            (wide or narrow).figure.savefig(file, format="png", dpi=DPI)
             records.write(folder / f"{name}.png", file.getvalue())
     records.write(out / "table.md", markdown(report))
     records.write(out / "table.csv", csv(report))

@@ -1,0 +1,94 @@
+"""A lock on the folder of a run or a study: one command at a time writes there."""
+
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from experiments.errors import BadRequest
+from experiments.exits import say
+
+try:
+    import fcntl
+except ImportError:  # Windows: there the user sees to it
+    fcntl = None
+
+NAME = ".lock"  # in --out
+LONGEST = 200  # characters of what is said of a holder
+
+
+@contextmanager
+def held(out: Path) -> Iterator[None]:
+    """Holds a folder, which is made, until the end of the process at the latest.
+
+    What was made is removed in the end, unless there is something in it. A process that
+    is killed leaves the file, but no lock.
+
+    Raises:
+        BadRequest: another command holds the folder, or it cannot be written to.
+    """
+    missing = [path for path in (out, *out.absolute().parents) if not path.exists()]
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        descriptor = _locked(out)
+    except OSError as error:
+        _remove(missing)
+        raise BadRequest(f"--out {out}: {error.strerror}") from error
+    try:
+        yield
+    finally:
+        with suppress(OSError):  # such as: it is read-only now
+            if _is_at(descriptor, out / NAME):
+                (out / NAME).unlink()
+        os.close(descriptor)
+        _remove(missing)
+
+
+def _locked(out: Path) -> int:
+    """Locks a file in a folder, which says who did; returns its descriptor."""
+    path = out / NAME
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        _lock(descriptor, out)
+        if _is_at(descriptor, path):
+            break
+        os.close(descriptor)  # who held it has just removed it
+    with suppress(OSError):  # a full disk
+        os.ftruncate(descriptor, 0)
+        os.write(descriptor, f"pid {os.getpid()} on {socket.gethostname()}".encode())
+    return descriptor
+
+
+def _lock(descriptor: int, out: Path) -> None:
+    if fcntl is None:
+        return
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        holder = os.read(descriptor, LONGEST).decode(errors="replace")
+        os.close(descriptor)
+        raise BadRequest(
+            f"--out {out}: another command writes there ({holder or 'it just began'}): "
+            "wait for its end, or take another folder"
+        ) from None
+    except OSError as error:  # not every file system has locks
+        say(
+            f"--out {out} cannot be locked ({error.strerror}): start no other command "
+            "that writes there"
+        )
+
+
+def _is_at(descriptor: int, path: Path) -> bool:
+    """Whether an open file is what is at a path now."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except FileNotFoundError:
+        return False
+
+
+def _remove(folders: list[Path]) -> None:
+    """Removes folders, the innermost first, up to one that holds something."""
+    with suppress(OSError):
+        for folder in folders:
+            folder.rmdir()

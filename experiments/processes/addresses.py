@@ -1,0 +1,97 @@
+"""Where a host listens, and where others find it."""
+
+import errno
+import ipaddress
+import re
+import socket
+
+
+def address(text: str) -> tuple[str, int]:
+    """Splits HOST:PORT.
+
+    Args:
+        text: such as hosta:9999, 10.0.0.1:9999 or [::1]:9999.
+
+    Returns:
+        The host, without brackets, and the port.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    match = re.fullmatch(r"(?:\[([^\[\]\s/]+)\]|([^:\[\]\s/]+)):(\d{1,5})", text)
+    if match is None or not 0 < int(match[3]) < 65536:
+        raise ValueError(
+            "--coordinator must be HOST:PORT, such as 10.0.0.1:9999 or [::1]:9999, "
+            f"got {text!r}"
+        )
+    return match[1] or match[2], int(match[3])
+
+
+def joined_address(host: str, port: int) -> str:
+    """HOST:PORT, with brackets where the host has colons."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def own_address(host: str) -> str | None:
+    """The address of this machine that a host's name, or an address, means here.
+
+    Returns:
+        It; None where there is none by which others reach this machine: the name is not
+        known here, is another machine's, or leads back to this one alone, as many
+        systems have their own name as 127.0.1.1 in /etc/hosts.
+    """
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):  # it may be no name at all
+        return None
+    meant = [str(place[0]) for *_, place in found]
+    if not is_address(host) and not host.startswith("localhost"):
+        meant = [x for x in meant if not ipaddress.ip_address(x).is_loopback]
+    return next((x for x in meant if _is_own(x)), None)
+
+
+def is_address(host: str) -> bool:
+    """Whether a host is given by its address, not by a name."""
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def _is_own(host: str) -> bool:
+    try:
+        listen(host, 0).close()
+    except OSError:
+        return False
+    return True
+
+
+def listen(host: str | None, port: int) -> socket.socket:
+    """Listens at one address of this machine; None: at all of them.
+
+    Args:
+        host: the address.
+        port: 0 for a free one.
+
+    Raises:
+        OSError: the port is in use, or not for this user.
+    """
+    if host is not None:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        return socket.create_server((host, port), family=family)
+    if socket.has_dualstack_ipv6():
+        try:
+            return socket.create_server(
+                ("::", port), family=socket.AF_INET6, dualstack_ipv6=True
+            )
+        except OSError as error:
+            if error.errno != errno.EADDRNOTAVAIL:  # IPv6 may be switched off
+                raise
+    return socket.create_server(("", port))
+
+
+def free_port(host: str | None = "127.0.0.1") -> int:
+    """A port that nothing uses now, at an address as `listen` takes it."""
+    with listen(host, 0) as sock:
+        return sock.getsockname()[1]
