@@ -178,7 +178,7 @@ class _Walk:
                 if len(jaxpr.invars) == len(inputs):  # a call: jit, remat, …
                     return self.through(jaxpr, inputs)
                 notes += self.through(jaxpr, [None] * len(jaxpr.invars))[0]
-        if notes or any(x is None for x in inputs):
+        if notes or any(x is None for x in inputs) or _needs_an_axis(equation):
             return notes, unknown
         return [], _evaluate(equation, inputs)
 
@@ -217,6 +217,15 @@ class _Walk:
                 "counted beforehand"
             )
         return notes * equation.params.get("length", 1)
+
+
+def _needs_an_axis(equation) -> bool:
+    """Whether it is of the workers' axis, or anything inside of it is."""
+    return equation.primitive.name in ("axis_index", *_COLLECTIVES) or any(
+        _needs_an_axis(inner)
+        for jaxpr in core.jaxprs_in_params(equation.params)
+        for inner in jaxpr.eqns
+    )
 
 
 def _evaluate(equation, inputs: list) -> list:

@@ -134,6 +134,18 @@ def test_switch_and_jit_and_loop_are_counted():
     np.testing.assert_array_equal(moved, [0, 1.5 * BYTES, 3 * BYTES] * 2)
 
 
+@pytest.mark.parametrize("workers", [1, 4])
+def test_branch_that_asks_for_the_worker_and_sends_nothing_is_counted(workers):
+    def action(params, step):
+        mine = lax.cond(step % 2 == 0, collectives.index, lambda: jnp.int32(0))
+        one = lax.cond(step % 2 == 0, collectives.mean, lambda x: x, jnp.ones(()))
+        return jax.tree.map(lambda x: x + one.astype(x.dtype) * mine, params)
+
+    sent = count(syncing(action), workers=workers, steps=4)
+    ring = 0 if workers == 1 else 4 * 2 * (workers - 1) / workers
+    np.testing.assert_allclose(np.diff(sent.per_step, prepend=0), [ring, 0] * 2)
+
+
 def test_sends_that_depend_on_the_params_are_refused():
     def action(params, step):
         return lax.cond(params["b"][0] > 0, collectives.mean, lambda p: p, params)
