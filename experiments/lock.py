@@ -1,5 +1,6 @@
 """A lock on the folder of a run or a study: one command at a time writes there."""
 
+import errno
 import os
 import socket
 from collections.abc import Iterator
@@ -8,6 +9,7 @@ from pathlib import Path
 
 from experiments.errors import BadRequest
 from experiments.exits import say
+from experiments.stopping import before_the_end
 
 try:
     import fcntl
@@ -35,36 +37,40 @@ def held(out: Path) -> Iterator[None]:
     except OSError as error:
         _remove(missing)
         raise BadRequest(f"--out {out}: {error.strerror}") from error
-    try:
-        yield
-    finally:
+
+    def release():
         with suppress(OSError):  # such as: it is read-only now
             if _is_at(descriptor, out / NAME):
                 (out / NAME).unlink()
         os.close(descriptor)
         _remove(missing)
 
+    with before_the_end(release):
+        yield
+
 
 def _locked(out: Path) -> int:
     """Locks a file in a folder, which says who did; returns its descriptor."""
     path = out / NAME
-    while True:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-        _lock(descriptor, out)
-        if _is_at(descriptor, path):
-            break
+    while not _is_at(descriptor := _opened(path, out), path):
         os.close(descriptor)  # who held it has just removed it
     with suppress(OSError):  # a full disk
-        os.ftruncate(descriptor, 0)
-        os.write(descriptor, f"pid {os.getpid()} on {socket.gethostname()}".encode())
+        path.write_text(f"pid {os.getpid()} on {socket.gethostname()}")
     return descriptor
 
 
-def _lock(descriptor: int, out: Path) -> None:
-    if fcntl is None:
-        return
+def _opened(path: Path, out: Path) -> int:
+    """Opens and locks a file. One open to be written keeps its disk from a remount."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CREAT, 0o666)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        try:
+            _lock(descriptor)
+        except OSError as error:
+            if error.errno != errno.EBADF:
+                raise
+            os.close(descriptor)  # NFS locks only what can be written
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+            _lock(descriptor)
     except BlockingIOError:
         holder = os.read(descriptor, LONGEST).decode(errors="replace")
         os.close(descriptor)
@@ -77,6 +83,12 @@ def _lock(descriptor: int, out: Path) -> None:
             f"--out {out} cannot be locked ({error.strerror}): start no other command "
             "that writes there"
         )
+    return descriptor
+
+
+def _lock(descriptor: int) -> None:
+    if fcntl is not None:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def _is_at(descriptor: int, path: Path) -> bool:

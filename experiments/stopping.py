@@ -2,10 +2,13 @@
 
 import os
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import FrameType
 from typing import NoReturn
 
 COMPILER = os.path.join("jax", "_src", "compiler.py")
+_owed: list[Callable[[], None]] = []
 
 
 class Stop:
@@ -61,8 +64,21 @@ def interrupt(error: BaseException, code: int) -> NoReturn:
     raise error
 
 
+@contextmanager
+def before_the_end(action: Callable[[], None]) -> Iterator[None]:
+    """Calls an action when left, or before the process is ended at once."""
+    _owed.append(action)
+    try:
+        yield
+    finally:
+        _owed.remove(action)
+        action()
+
+
 def end(code: int) -> NoReturn:
     """Ends the process at once, whatever it does."""
+    for action in _owed:
+        action()
     if os.isatty(2):
         os.write(2, b"\x1b[?25h\n")  # the cursor, which a bar may have hidden
     os._exit(code)

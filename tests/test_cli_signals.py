@@ -43,7 +43,7 @@ def test_second_ctrl_c_ends_a_run_within_a_dispatch(backend, tmp_path):
         process.send_signal(signal.SIGINT)
         assert process.wait(TIMEOUT) == 130
     names = {path.name for path in (tmp_path / "out").iterdir()}
-    assert names == {"config.json", "metrics.jsonl", ".lock"}
+    assert names == {"config.json", "metrics.jsonl"}
 
 
 @pytest.mark.parametrize(
