@@ -2,17 +2,20 @@
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from syncalgos import base, checks, composed, contract
 from syncalgos.base import MeanCenter, Period, Strategy, when
 from syncalgos.collectives import PyTree
 from syncalgos.composed import Composed
-from syncalgos.precision import widen
+from syncalgos.precision import narrow, widen
+
+LOOKED_UP = 2**14  # local steps in which syncs are looked for
 
 
 class DelayedState(NamedTuple):
@@ -22,7 +25,8 @@ class DelayedState(NamedTuple):
         strategy: the strategy's own, of the last step at which it sent.
         center: its center, of the last result that arrived; () without one of its own.
         grads: reduced gradients under way, (delay, *S) each.
-        syncs: params and centers under way, (syncs under way, *S) each.
+        syncs: params, or what they gained, and centers under way, (syncs under way,
+            *S) each.
         sent_at: the local step at which each of these was sent, -1 for none.
     """
 
@@ -33,22 +37,32 @@ class DelayedState(NamedTuple):
     sent_at: PyTree
 
 
-def delayed(strategy: Strategy, delay: int, alpha: float = 0.0) -> Strategy:
-    """What a strategy sent at local step t arrives at t + delay, as training goes on.
+Arrival = Literal["replace", "add"]
 
-    Of a sync, the params that it made of the replica at t are put in place after step
+
+def delayed(
+    strategy: Strategy, delay: int, alpha: float = 0.0, arrival: Arrival = "replace"
+) -> Strategy:
+    """Delays what a strategy sends: sent at local step t, it arrives at t + delay.
+
+    Of a sync, the params that it made of the replica at t, θₜ, take effect after step
     t + delay, θ there being the replica's own by then:
 
-        θ ← (1 - α) · arrived + α · θ
+        replace: θ ← (1 - α) · arrived + α · θ
+        add:     θ ← θ + (1 - α) · (arrived - θₜ)
 
-    Of a reduction, the gradients of step t + delay are those reduced at t; before any
-    has arrived they are zero. A delay of 0 is the strategy itself, but for α.
+    Replacing gives up (1 - α) of the local steps since t; adding keeps them, as methods
+    do that overlap a whole round. Of a reduction, the gradients of step t + delay are
+    those reduced at t; before any has arrived they are zero. A delay of 0 is the
+    strategy itself, but for α.
 
     Args:
         strategy: what sends. In a `chain`, every member is delayed on its own.
         delay: local steps on the way, at least 0.
         alpha: α, the weight of the local value when a result arrives, at least 0 and at
             most 1.
+        arrival: replace or add. To replace, a result must arrive before the next is
+            sent: else no local step is ever kept.
 
     Returns:
         A Strategy. State: the strategy's, and a copy of what is under way: as many
@@ -57,7 +71,8 @@ def delayed(strategy: Strategy, delay: int, alpha: float = 0.0) -> Strategy:
         arrival. `communication` counts bytes at the step that sends them.
 
     Raises:
-        ValueError: no Strategy, or a number outside its range.
+        ValueError: no Strategy, or a parameter outside its range; when its state is
+            made, results that would replace the params at which the next was sent.
 
     Collectives are not overlapped with computation: a delay simulates what overlapping
     would compute.
@@ -70,6 +85,7 @@ def delayed(strategy: Strategy, delay: int, alpha: float = 0.0) -> Strategy:
     alpha = checks.real("delayed: alpha", alpha, least=0)
     if alpha > 1:
         raise ValueError(f"delayed: alpha must be at most 1, got {alpha}")
+    checks.one_of("arrival of delayed", arrival, get_args(Arrival))
     if delay == 0:
         mixed = functools.partial(_mixed, alpha)
         return composed.innermost(mixed, strategy) if alpha else strategy
@@ -78,12 +94,12 @@ def delayed(strategy: Strategy, delay: int, alpha: float = 0.0) -> Strategy:
     if isinstance(inner, _Delayed):
         raise ValueError("delayed: this strategy is delayed already: add the delays")
     if not isinstance(inner, Composed) or not inner.members:
-        return _delayed(strategy, gates, member, delay, alpha)
+        return _delayed(strategy, gates, member, delay, alpha, arrival)
 
     def delay_member(member):
         for active in reversed(gates):
             member = when(active, member)
-        return delayed(member, delay, alpha)
+        return delayed(member, delay, alpha, arrival)
 
     return inner.rebuild(delay_member)
 
@@ -112,6 +128,29 @@ def _mix(alpha: float, changed: list[bool], arrived: PyTree, local: PyTree) -> P
     return form.unflatten([mix(new, old) if by else old for by, new, old in triples])
 
 
+def _added(alpha: float, gain: PyTree, local: PyTree) -> PyTree:
+    """local + (1 - α) · gain."""
+    total = jax.tree.map(lambda x, d: x + (1 - alpha) * d, widen(local), gain)
+    return narrow(total, local)
+
+
+def _check_apart(is_sent: Callable[[Any], Any], delay: int) -> None:
+    """Raises a ValueError if a result would arrive when the next has been sent.
+
+    Looked up, as a schedule or a condition does not tell how far apart its steps are.
+    """
+    with jax.ensure_compile_time_eval():
+        steps = jnp.arange(LOOKED_UP, dtype=jnp.int32)
+        sends = jax.vmap(lambda step: jnp.asarray(is_sent(step)))(steps)
+        apart = np.diff(np.flatnonzero(np.asarray(sends)))
+    if apart.size and delay >= apart.min():
+        raise ValueError(
+            f"delayed: a result would arrive {delay} local steps after it was sent, "
+            f"the next is sent after {apart.min()}: so no local step would be kept; "
+            "say arrival='add'"
+        )
+
+
 class _Delayed(Composed):
     """The sync of a delayed strategy."""
 
@@ -125,7 +164,7 @@ def _under_gates(strategy: Strategy) -> tuple[list[Callable], Strategy]:
     return gates, strategy
 
 
-def _delayed(strategy, gates, sender, delay, alpha) -> Strategy:
+def _delayed(strategy, gates, sender, delay, alpha, arrival) -> Strategy:
     """`delayed`, of a strategy that is no combination, but for `when` around it."""
     periods = [active.period for active in gates if isinstance(active, Period)]
     apart = max(periods, default=1)  # steps that lie between two syncs at least
@@ -143,14 +182,28 @@ def _delayed(strategy, gates, sender, delay, alpha) -> Strategy:
     def own_center(params, state):
         return strategy.center(params, state) if has_center else ()
 
+    def on_the_way(new, old):
+        if arrival == "replace":
+            return new
+        return jax.tree.map(jnp.subtract, widen(new), widen(old))
+
+    def arrived(result, replica, state, step):
+        if arrival == "add":
+            return _added(alpha, result, replica.params)
+        # What the strategy does not touch has gone on meanwhile, and stays.
+        changed = contract.changes_params(sender, replica, state, step)
+        return _mix(alpha, changed, result, replica.params)
+
     def init(params):
+        if syncs and arrival == "replace":
+            _check_apart(is_sent, delay)
         state = strategy.init(params)
         center = own_center(params, state)
         return DelayedState(
             state,
             center,
             _rows(params, delay) if reduces else (),
-            _rows((params, center), slots) if syncs else (),
+            _rows((on_the_way(params, params), center), slots) if syncs else (),
             jnp.full(slots, -1, jnp.int32) if syncs else (),
         )
 
@@ -163,22 +216,22 @@ def _delayed(strategy, gates, sender, delay, alpha) -> Strategy:
 
     def receive(replica, state, step):
         slot = (step - delay) // apart % slots
-        params, center = jax.tree.map(lambda row: row[slot], state.syncs)
+        result, center = jax.tree.map(lambda row: row[slot], state.syncs)
         # Nothing was, if a phase that this is in began since.
         was_sent = state.sent_at[slot] == step - delay
 
         def arrive(new, old):
             return jax.tree.map(lambda x, y: jnp.where(was_sent, x, y), new, old)
 
-        # What the strategy does not touch has gone on meanwhile, and stays.
-        changed = contract.changes_params(sender, replica, state.strategy, step)
-        params = arrive(_mix(alpha, changed, params, replica.params), replica.params)
+        params = arrived(result, replica, state.strategy, step)
+        params = arrive(params, replica.params)
         center = arrive(center, state.center)
         return replica._replace(params=params), state._replace(center=center)
 
     def send(replica, state, step):
         new, own = contract.apply_sync(sender, replica, state.strategy, step)
-        under_way = new.params, own_center(new.params, own)
+        result = on_the_way(new.params, replica.params)
+        under_way = result, own_center(new.params, own)
         slot = step // apart % slots
         return new._replace(params=replica.params), state._replace(
             strategy=own,
@@ -194,7 +247,7 @@ def _delayed(strategy, gates, sender, delay, alpha) -> Strategy:
     combined = _Delayed(
         sync,
         members=(strategy,),
-        rebuild=lambda change: delayed(change(strategy), delay, alpha),
+        rebuild=lambda change: delayed(change(strategy), delay, alpha, arrival),
         lands=lands,
         acts=lambda step: jnp.logical_or(lands(step), is_sent(step)),
         always=True,
