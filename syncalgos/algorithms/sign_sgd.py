@@ -6,7 +6,7 @@ from syncalgos.collectives import WORKERS, Axis
 from syncalgos.syncs import reduce_with
 
 
-def sign_sgd(majority: bool = False, axis: Axis = WORKERS) -> Strategy:
+def sign_sgd(majority: bool = False, seed: int = 0, axis: Axis = WORKERS) -> Strategy:
     """Sign SGD: scaled signs of the gradients with error feedback, or a majority vote.
 
     At every local step, for worker i's gradients g and its residual e:
@@ -19,6 +19,7 @@ def sign_sgd(majority: bool = False, axis: Axis = WORKERS) -> Strategy:
 
     Args:
         majority: vote by signs alone, without scale or feedback.
+        seed: of votes on zeros and of ties, which are drawn.
         axis: the mapped axis or axes over which the workers lie.
 
     Returns:
@@ -26,15 +27,16 @@ def sign_sgd(majority: bool = False, axis: Axis = WORKERS) -> Strategy:
         none with majority. A step sends one bit per entry. Replicas stay equal.
 
     With `majority` every entry moves by the learning rate at every step, whatever the
-    gradient: it needs one some hundred times smaller. The sign of 0 is taken as +. The
-    residual is that of g, where the papers keep that of η g (see `topk_sgd`).
+    gradient: it needs one some hundred times smaller; leave what has no gradient to a
+    `masked` strategy. The residual is that of g, where the papers keep that of η g (see
+    `topk_sgd`).
 
     Source: Karimireddy et al., "Error feedback fixes SignSGD and other gradient
     compression schemes", ICML 2019, algorithm 2; Seide et al., "1-bit stochastic
     gradient descent", Interspeech 2014; majority: Bernstein et al., "signSGD:
     compressed optimisation for non-convex problems", ICML 2018, algorithm 3.
     """
-    signs = reducers.sign(majority, axis)
+    signs = reducers.sign(majority, seed, axis)
     return reduce_with(
         signs if majority else reducers.error_feedback(signs, axis=axis), axis
     )

@@ -108,15 +108,10 @@ def quantized(
 
     def combine(x, draws):
         code = partial(encode, bits), partial(decode, bits)
-        return _all_reduce(
-            x, *code, axis, draws.reshape(collectives.size(axis) + 1, -1)
-        )
+        return _all_reduce(x, *code, axis, draws)
 
-    def draws(x):  # for the part of each worker, and for the average of the own part
-        n = collectives.size(axis)
-        return (n + 1) * -(-x.size // n)
-
-    return drawing(combine, draws, lambda step: own_key(seed, step, axis))
+    key = partial(own_key, seed, axis=axis)
+    return drawing(combine, partial(_draws, axis), key)
 
 
 def check_float(label: str, dtype: Any) -> np.dtype:
@@ -166,40 +161,53 @@ def decode(bits: int, code: tuple[jax.Array, jax.Array], length: int) -> jax.Arr
     return (blocks / levels * scale).reshape(-1)[:length]
 
 
-def sign(majority: bool = False, axis: Axis = WORKERS) -> Reducer:
+def sign(majority: bool = False, seed: int = 0, axis: Axis = WORKERS) -> Reducer:
     """The mean of scaled signs, or the sign of most workers: one bit per entry.
 
     Scaled: mean(|x|) · sign(x) of each worker and leaf, gathered from all: (N-1) / 8
     bytes per entry. Majority: the sign of the sum of signs, whatever the magnitudes:
-    (N-1) / 4N bytes per entry. The sign of 0 is taken as +, as is a tied vote.
+    (N-1) / 4N bytes per entry. A vote draws the sign of 0, and that of a tie: taken as
+    + they would move all entries by an even number of workers. Scaled, the sign of 0 is
+    +, as error feedback takes it back.
 
     Args:
         majority: vote, instead of averaging the scaled signs.
+        seed: of the votes' draws, which differ between workers.
         axis: the mapped axis or axes over which the workers lie.
 
     Source: scaled: Karimireddy et al., "Error feedback fixes SignSGD", ICML 2019,
     algorithm 1; majority: Bernstein et al., "signSGD", ICML 2018, algorithm 3.
     """
 
+    seed = checks.whole("seed", seed, least=0)
+
     def to_bits(x, draws):
-        return jnp.packbits(x >= 0)
+        return jnp.packbits(jnp.where(x == 0, draws < 0.5, x > 0))
 
     def to_signs(code, length):
         return 2.0 * jnp.unpackbits(code, count=length) - 1
 
-    def vote(x):
-        return _all_reduce(x, to_bits, to_signs, axis)
+    def vote(x, draws):
+        return _all_reduce(x, to_bits, to_signs, axis, draws)
 
     def scaled(x):
         flat = x.astype(wide_dtype(x.dtype)).reshape(-1)
         scale = jnp.mean(jnp.abs(flat))
-        codes, scales = collectives.gather((to_bits(flat, None), scale), axis)
+        codes, scales = collectives.gather((to_bits(flat, 0), scale), axis)
         signs = jax.vmap(lambda code: to_signs(code, x.size))(codes)  # (workers, size)
         combined = jnp.mean(scales[:, None] * signs, axis=0)
         sent = scale * jnp.where(flat >= 0, 1.0, -1.0)
         return combined.reshape(x.shape), sent.reshape(x.shape)
 
-    return leafwise(vote if majority else scaled)
+    if not majority:
+        return leafwise(scaled)
+    return drawing(vote, partial(_draws, axis), partial(own_key, seed, axis=axis))
+
+
+def _draws(axis: Axis, x: jax.Array) -> int:
+    """The draws of `_all_reduce`: for each worker's part, and the own part's mean."""
+    n = collectives.size(axis)
+    return (n + 1) * -(-x.size // n)
 
 
 def _all_reduce(
@@ -217,7 +225,10 @@ def _all_reduce(
     n, wide = collectives.size(axis), wide_dtype(x.dtype)
     part = -(-x.size // n)
     flat = jnp.pad(x.reshape(-1).astype(wide), (0, n * part - x.size))
-    of_parts, of_mine = (None, None) if draws is None else (draws[:n], draws[n])
+    of_parts, of_mine = None, None
+    if draws is not None:
+        draws = draws.reshape(n + 1, part)
+        of_parts, of_mine = draws[:n], draws[n]
     codes = jax.vmap(encode)(flat.reshape(n, part), of_parts)
 
     def decoded(codes):  # (workers, part)

@@ -1,25 +1,41 @@
 """Karimireddy 2019, algorithm 2 (EF-signSGD); majority: Bernstein 2018, algorithm 3."""
 
+from math import ceil
+
 import numpy as np
 
-from recurrences import START, by_leaf, local_steps, mean
+from recurrences import SIZES, START, by_leaf, draw_key, leaf_draws, local_steps, mean
 
-SETTINGS = [{}, {"majority": True}]
-
-
-def sign(x):
-    return np.where(x >= 0, 1.0, -1.0)  # of 0: +
+SETTINGS = [{}, {"majority": True}, {"majority": True, "seed": 3}]
 
 
 def scaled_sign(number, x):
-    return np.mean(np.abs(x)) * sign(x)
+    return np.mean(np.abs(x)) * np.where(x >= 0, 1.0, -1.0)  # of 0: +
 
 
-def recurrence(workers, majority=False):
+def drawn_sign(x, draws):
+    return np.where(x == 0, np.where(draws[: x.size] < 0.5, 1.0, -1.0), np.sign(x))
+
+
+def recurrence(workers, majority=False, seed=0):
     residual = [np.zeros_like(START)] * workers
+    parts = [ceil(size / workers) for size in SIZES]  # whose votes a worker counts
+    counts = [(workers + 1) * part for part in parts]
 
     def voted(grads, theta, step):
-        return [sign(sum(sign(g) for g in grads))] * workers
+        draws = [leaf_draws(draw_key(seed, step, i), counts) for i in range(workers)]
+
+        def counted(number, *leaves):
+            """Worker j counts the votes on part j of all leaves, and draws at a tie."""
+            part, result = parts[number], []
+            u = [draws[i][number].reshape(-1, part) for i in range(workers)]
+            for j in range(workers):
+                own = [x.ravel()[j * part : (j + 1) * part] for x in leaves]
+                votes = [drawn_sign(x, u[i][j]) for i, x in enumerate(own)]
+                result.append(drawn_sign(sum(votes), u[j][workers]))
+            return np.concatenate(result)
+
+        return [by_leaf(counted, *grads)] * workers
 
     def scaled(grads, theta, step):
         x = [grads[i] + residual[i] for i in range(workers)]
