@@ -30,3 +30,18 @@ def widen(tree: PyTree) -> PyTree:
 def narrow(tree: PyTree, like: PyTree) -> PyTree:
     """The tree in the dtypes of another."""
     return jax.tree.map(lambda x, y: jnp.asarray(x, jnp.asarray(y).dtype), tree, like)
+
+
+def if_finite(combined: PyTree, new: PyTree, old: PyTree) -> PyTree:
+    """The new state, or the old one where what was combined is not finite.
+
+    One batch with a NaN would stay in a residual for good. All workers decide alike, as
+    all have what was combined.
+    """
+    leaves = [x for x in jax.tree.leaves(combined) if _is_float(x)]
+    finite = jnp.all(jnp.stack([jnp.all(jnp.isfinite(x)) for x in leaves] or [True]))
+    return jax.tree.map(lambda x, y: jnp.where(finite, x, y), new, old)
+
+
+def _is_float(x: Any) -> bool:
+    return jnp.issubdtype(jnp.result_type(x), jnp.floating)

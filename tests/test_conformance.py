@@ -220,3 +220,19 @@ def test_axis_is_the_last_parameter(name):
 def test_every_algorithm_is_an_attribute_of_the_package():
     for name, factory in syncalgos.ALGORITHMS.items():
         assert getattr(syncalgos, name) is factory
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_batch_that_is_not_finite_is_survived(name):
+    """apply_if_finite leaves the step out, and no state of the strategy keeps a NaN."""
+    optimizer = optax.apply_if_finite(owed(name).optimizer, 5)
+    params, batches = problem()
+    batches["x"][1, 5] = np.nan
+    trainer = syncalgos.DataParallel(loss, optimizer, make(name), 3, "vmap")
+    state, metrics = trainer.run(trainer.init(params, {"seen": np.zeros(())}), batches)
+    assert not np.isfinite(metrics["loss"][1])
+    assert np.isfinite(metrics["loss"][2:]).all()
+    for x in jax.tree.leaves(
+        (state.replica.params, state.sync, trainer.center(state).params)
+    ):
+        assert np.isfinite(np.asarray(x, np.float64)).all()

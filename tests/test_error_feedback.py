@@ -16,9 +16,10 @@ from reducing import (
     normal,
     normal_tree,
     run,
+    side_by_side,
 )
 
-from syncalgos.reducers import error_feedback, top_k
+from syncalgos.reducers import error_feedback, random_k, top_k
 
 FED = [n for n in REDUCERS if n != "top_k-int4"]  # of which each half is there alone
 
@@ -98,3 +99,34 @@ def test_error_feedback_keeps_integers(name):
     for tree in (combined, sent):
         np.testing.assert_array_equal(tree["count"], updates["count"])
         assert tree["count"].dtype == np.int32
+
+
+TELLING = [name for name in FED if name != "majority"]  # a vote has no third answer
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_a_step_that_is_not_finite_leaves_no_trace(bad):
+    """It shows in what is combined, on all workers, and in no later step."""
+    reducer = side_by_side({n: error_feedback(REDUCERS[n]) for n in TELLING})
+    updates = normal_tree(5, matrix=(5, 4), vector=(3,))
+    others = [0, 1, 3, 4]
+    clean = jax.tree.map(lambda x: x[others], updates)
+    expected, _, state = run(reducer, clean, steps=others)
+    updates["matrix"][2, 1] = bad
+    combined, _, spoiled = run(reducer, updates)
+    for name in TELLING:
+        found = combined[name]["matrix"][2]
+        assert not np.isfinite(found).all(), name
+        assert not (np.isinf(found) & (found == -bad)).any(), name
+    for x, y in zip(*map(jax.tree.leaves, (combined, expected)), strict=True):
+        np.testing.assert_array_equal(x[3:], y[2:])
+    for x, y in zip(*map(jax.tree.leaves, (spoiled, state)), strict=True):
+        np.testing.assert_array_equal(x[-1], y[-1])
+
+
+def test_an_entry_that_is_not_finite_and_not_sent_is_not_kept():
+    x = normal((64,), steps=6)
+    x[2, 1, :48] = np.nan
+    combined, _, state = run(error_feedback(random_k(0.05)), x)
+    assert np.isfinite(state.residual).all()
+    assert np.isfinite(combined[3:]).all()

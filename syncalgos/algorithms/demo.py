@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from syncalgos import checks, collectives, cosine
 from syncalgos.base import MeanCenter, Strategy
 from syncalgos.collectives import WORKERS, Axis
-from syncalgos.precision import narrow, widen
+from syncalgos.precision import if_finite, narrow, widen
 
 
 def demo(
@@ -70,6 +70,7 @@ def demo(
         leaves, form = jax.tree.flatten(momentum)
         pairs = [extract(m) if m.size else (m, m) for m in leaves]
         left, combined = (form.unflatten([pair[i] for pair in pairs]) for i in (0, 1))
+        left = if_finite(combined, left, state)
         combined = jax.tree.map(jnp.sign, combined) if sign else combined
         return narrow(combined, grads), left
 

@@ -142,6 +142,7 @@ def encode(bits: int, x: jax.Array, draws: jax.Array) -> tuple[jax.Array, jax.Ar
 
     blocks = in_blocks(x)
     scale = jnp.max(jnp.abs(blocks), axis=1, keepdims=True)
+    scale = jnp.where(jnp.isfinite(scale), scale, jnp.nan)  # no level is infinite
     # XLA divides by a reciprocal, which would be 0 near the largest float32.
     unit = jnp.where(scale > 2.0**100, 2.0**-50, 1.0)
     ratio = (blocks * unit) / jnp.where(scale > 0, scale * unit, 1)

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from syncalgos import checks
 from syncalgos.collectives import WORKERS, Axis, PyTree
-from syncalgos.precision import narrow, widen
+from syncalgos.precision import if_finite, narrow, widen
 from syncalgos.reducers.reducer import Reducer
 from syncalgos.reducers.resolve import AnyReducer, resolve
 
@@ -40,7 +40,7 @@ def error_feedback(
 
     Returns:
         A reducer. State: e, shaped like params, at least float32, each worker's own;
-        and the reducer's.
+        and the reducer's. Both stay as they were where the combined is not finite.
 
     Source: Seide et al., "1-bit stochastic gradient descent", Interspeech 2014; Stich,
     Cordonnier and Jaggi, "Sparsified SGD with memory", NeurIPS 2018; with decay:
@@ -63,8 +63,11 @@ def error_feedback(
         else:
             combined, inner = made.update(owed, state.reducer, None, step=step)
             sent = combined
-        residual = jax.tree.map(jnp.subtract, owed, sent)
-        combined = narrow(combined, updates)
-        return combined, narrow(sent, updates), FeedbackState(residual, inner)
+        def left(x, mine, e):  # an entry that is not finite may not have been sent
+            return jnp.where(jnp.isfinite(x), x - mine, e)
+
+        residual = jax.tree.map(left, owed, sent, state.residual)
+        state = if_finite(combined, FeedbackState(residual, inner), state)
+        return narrow(combined, updates), narrow(sent, updates), state
 
     return Reducer(combine, init)
