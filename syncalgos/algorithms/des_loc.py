@@ -1,14 +1,12 @@
 """DES-LOC: params and the optimizer's moments are averaged at periods of their own."""
 
-import jax
+from functools import partial
 
 from syncalgos import checks, collectives
 from syncalgos.base import MeanCenter, Strategy, chain, every
-from syncalgos.collectives import WORKERS, Axis, PyTree
+from syncalgos.collectives import WORKERS, Axis
+from syncalgos.moments import map_moments
 from syncalgos.syncs import average
-
-# Fields of optax's states: of momentum and of Adam; of Adam and of RMSProp.
-FIRST, SECOND = ("trace", "mu"), ("nu",)
 
 
 def des_loc(
@@ -36,7 +34,8 @@ def des_loc(
         are due. Moments that the inner optimizer does not have are not averaged.
 
     Raises:
-        ValueError: a period that is no whole number of at least 1.
+        ValueError: a period that is no whole number of at least 1; when it is traced,
+            an optimizer whose state holds no moments that are known.
 
     The paper averages before a local step, which is after the step before it.
 
@@ -49,25 +48,16 @@ def des_loc(
     first = checks.whole("first_period", first, least=1)
     second = checks.whole("second_period", second, least=1)
 
-    def average_moments(names: tuple[str, ...]) -> Strategy:
+    def average_moments(order: int) -> Strategy:
         def sync(replica, state, step):
-            opt_state = _mean_of(names, replica.opt_state, axis)
+            mean = partial(collectives.mean, axis=axis)
+            opt_state = map_moments(order, mean, replica.opt_state)
             return replica._replace(opt_state=opt_state), state
 
         return Strategy(sync=sync, center=MeanCenter(axis))
 
     return chain(
         every(period, average(axis=axis)),
-        every(first, average_moments(FIRST)),
-        every(second, average_moments(SECOND)),
+        every(first, average_moments(1)),
+        every(second, average_moments(2)),
     )
-
-
-def _mean_of(names: tuple[str, ...], opt_state: PyTree, axis: Axis) -> PyTree:
-    """opt_state, with the means of what lies in fields of these names."""
-
-    def leaf(path, x):
-        fields = {getattr(key, "name", None) for key in path}
-        return collectives.mean(x, axis) if fields & set(names) else x
-
-    return jax.tree_util.tree_map_with_path(leaf, opt_state)

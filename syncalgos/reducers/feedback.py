@@ -63,6 +63,7 @@ def error_feedback(
         else:
             combined, inner = made.update(owed, state.reducer, None, step=step)
             sent = combined
+
         def left(x, mine, e):  # an entry that is not finite may not have been sent
             return jnp.where(jnp.isfinite(x), x - mine, e)
 
