@@ -20,10 +20,11 @@ Stopped = Callable[[], int]
 """() -> the number of the signal that asks the program to stop, or 0."""
 
 # Sequences that a terminal obeys: CSI, then strings such as a window's title, then all
-# others. A string without an end is no sequence: it would hide what follows.
+# others. A string without an end is no sequence: it would hide what follows. One ends
+# soon: to look further from each beginning would take its time.
 _ESCAPES = re.compile(
     "(?:\x1b\\[|\x9b)[0-?]*[ -/]*[@-~]"
-    "|(?:\x1b[PX\\]^_]|[\x90\x98\x9d-\x9f]).*?(?:\x07|\x1b\\\\|\x9c)"
+    "|(?:\x1b[PX\\]^_]|[\x90\x98\x9d-\x9f]).{0,2000}?(?:\x07|\x1b\\\\|\x9c)"
     "|\x1b[ -/]*[0-~]",
     re.DOTALL,
 )

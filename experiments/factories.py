@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from experiments import library, signatures
-from experiments.errors import BadRequest, place
+from experiments.errors import BadRequest, Terminated, place
 from experiments.library import checks
 from experiments.signatures import Signature
 from experiments.tasks import TASKS
@@ -109,6 +109,8 @@ def _import(kind: Kind, name: str) -> Factory:
         raise BadRequest(f"{where}: say {module[:-3]}:{attribute}, without .py")
     try:
         names = vars(importlib.import_module(module))
+    except Terminated:
+        raise
     except (Exception, SystemExit) as error:  # whatever the user's module raises
         what = type(error).__name__
         raise BadRequest(
@@ -119,7 +121,7 @@ def _import(kind: Kind, name: str) -> Factory:
         raise BadRequest(f"{where}: {module!r} has no {attribute!r}{hint}")
     try:
         inspect.signature(names[attribute])
-    except (TypeError, ValueError):  # no function, or one that tells no parameters
+    except (TypeError, ValueError):  # no function, or one that has no signature
         raise BadRequest(
             f"{where}: {attribute!r} must be a function that makes the {kind.noun}, "
             f"got {checks.shown(names[attribute])}"

@@ -30,8 +30,9 @@ def held(out: Path) -> Iterator[None]:
     Raises:
         BadRequest: another command holds the folder, or it cannot be written to.
     """
-    missing = [path for path in (out, *out.absolute().parents) if not path.exists()]
+    missing = []
     try:
+        missing += [x for x in (out, *out.absolute().parents) if not x.exists()]
         out.mkdir(parents=True, exist_ok=True)
         descriptor = _locked(out)
     except OSError as error:
@@ -62,15 +63,11 @@ def _locked(out: Path) -> int:
 def _opened(path: Path, out: Path) -> int:
     """Opens and locks a file. One open to be written keeps its disk from a remount."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CREAT, 0o666)
+    if _needs_writing(descriptor):
+        os.close(descriptor)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
     try:
-        try:
-            _lock(descriptor)
-        except OSError as error:
-            if error.errno != errno.EBADF:
-                raise
-            os.close(descriptor)  # NFS locks only what can be written
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-            _lock(descriptor)
+        _lock(descriptor)
     except BlockingIOError:
         holder = os.read(descriptor, LONGEST).decode(errors="replace")
         os.close(descriptor)
@@ -84,6 +81,15 @@ def _opened(path: Path, out: Path) -> int:
             "that writes there"
         )
     return descriptor
+
+
+def _needs_writing(descriptor: int) -> bool:
+    """Whether only what can be written can be locked, as on NFS."""
+    try:
+        _lock(descriptor)
+    except OSError as error:
+        return error.errno == errno.EBADF
+    return False
 
 
 def _lock(descriptor: int) -> None:

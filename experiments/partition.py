@@ -117,7 +117,7 @@ def _alpha(kind: str) -> float | None:
             f"--partition {name}:ALPHA: ALPHA", alpha, above=0, below=1e9
         )
     if colon or not name.isidentifier():
-        hint = checks.nearest(name, ["iid", "dirichlet"])
+        hint = checks.nearest(f"{name}:", ["iid", "dirichlet"])  # iid:3 is near iid
         raise ValueError(
             f"unknown --partition {kind!r}{hint} (one of: iid, dirichlet:ALPHA such as "
             "dirichlet:0.1, or a group of the task's such as label or speaker)"

@@ -111,6 +111,8 @@ def _start(plan: Plan) -> tuple[Any, TrainState]:
         raise _refusal("task", s.task, error) from error
     try:
         return params, plan.trainer.init(params, buffers, s.seed)
+    except Terminated:
+        raise
     except (Exception, SystemExit) as error:  # and a user's strategy
         raise _refusal("algo", s.algo, error) from error
 

@@ -83,7 +83,7 @@ class Saves(NamedTuple):
                 remove(self.folder, progress.step, team.process, team.processes)
 
     def _part(self, state: TrainState, progress: Progress) -> Part:
-        """What this process has to save."""
+        """Returns what it takes to go on, as this process holds it."""
         trainer = self.run.plan.trainer
         center = trainer.center(state)
         held = trainer.to_host(state)

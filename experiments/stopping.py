@@ -9,13 +9,14 @@ from typing import NoReturn
 
 COMPILER = os.path.join("jax", "_src", "compiler.py")
 _owed: list[Callable[[], None]] = []
+_trained: set[object] = set()  # runs under way that have something to keep
 
 
 class Stop:
     """The signals that ask a program to stop.
 
     Calling it returns the number of one, or 0. The program does so before each
-    dispatch: from the first call on it has something to keep, and stops by itself.
+    dispatch, and stops by itself.
 
     Attributes:
         received: the signals' numbers.
@@ -37,7 +38,18 @@ class Stop:
         """
         if not self._looks:
             return "stopped before training began"
-        return "stopped while compiling" if _is_compiling(frame) else ""
+        lost = bool(_trained)
+        return "stopped while compiling" if not lost and _is_compiling(frame) else ""
+
+
+@contextmanager
+def keeping_results() -> Iterator[Callable[[], None]]:
+    """Yields what a run calls once it has trained: from then on it stops by itself."""
+    run = object()
+    try:
+        yield lambda: _trained.add(run)
+    finally:
+        _trained.discard(run)
 
 
 def _is_compiling(frame: FrameType | None) -> bool:
@@ -55,8 +67,8 @@ def _is_compiling(frame: FrameType | None) -> bool:
 def interrupt(error: BaseException, code: int) -> NoReturn:
     """Ends the process by a code if it is a command of ours, else raises the error.
 
-    An error is lost in a callback from C++, crashes the import of an extension module,
-    and lets XLA finish what it compiles before the process may go.
+    To raise is not enough there: an error is lost in a callback from C++, crashes the
+    import of an extension module, and waits until XLA has compiled.
     """
     spec = getattr(sys.modules["__main__"], "__spec__", None)
     if spec is not None and spec.name.startswith("experiments."):

@@ -14,6 +14,7 @@ from experiments.errors import BadRequest, explained
 from experiments.factories import TASK
 from experiments.plan import Plan
 from experiments.progress import Line, Progress
+from experiments.stopping import keeping_results
 from experiments.tasks.task import Task, held_out
 from syncalgos import TrainState
 from syncalgos.forms import Unfit
@@ -96,28 +97,30 @@ def train(
         progress.told(line)
         hooks.write(progress.lines)
 
-    for first, steps in parts:
-        if stopped := team.largest(hooks.asked_to_stop()):
-            break
-        team.tell("train", first)
-        state, metrics, took = dispatch(state, first, steps)
-        losses = metrics["loss"]
-        progress.stepped(losses.tolist(), took)
-        progress.lane_form = plan.trainer.lane_form
-        report.step(progress.step)
-        if (bad := first_diverged(losses, progress.first_loss)) is not None:
-            diverged_at, too_large = first + bad, float(losses[bad])
-            of_workers = metrics[OF_WORKERS][bad]
-            not_finite = np.flatnonzero(~np.isfinite(of_workers)).tolist()
-            break
-        if progress.step in to_tell:
-            tell(state)
-        if progress.step in to_save:
+    with keeping_results() as has_trained:
+        for first, steps in parts:
+            if stopped := team.largest(hooks.asked_to_stop()):
+                break
+            team.tell("train", first)
+            state, metrics, took = dispatch(state, first, steps)
+            has_trained()
+            losses = metrics["loss"]
+            progress.stepped(losses.tolist(), took)
+            progress.lane_form = plan.trainer.lane_form
+            report.step(progress.step)
+            if (bad := first_diverged(losses, progress.first_loss)) is not None:
+                diverged_at, too_large = first + bad, float(losses[bad])
+                of_workers = metrics[OF_WORKERS][bad]
+                not_finite = np.flatnonzero(~np.isfinite(of_workers)).tolist()
+                break
+            if progress.step in to_tell:
+                tell(state)
+            if progress.step in to_save:
+                hooks.save(state, progress)
+        if stopped:
             hooks.save(state, progress)
-    if stopped:
-        hooks.save(state, progress)
-    if progress.losses or not progress.lines:  # it ended between two evaluations
-        tell(state)
+        if progress.losses or not progress.lines:  # it ended between two evaluations
+            tell(state)
     return Outcome(state, progress, diverged_at, too_large, not_finite, stopped)
 
 

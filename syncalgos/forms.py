@@ -113,7 +113,8 @@ def _of_one(arguments: PyTree, lanes: int = 1) -> tuple[PyTree, ...]:
     (replica, _), ((_, key, data), batches) = arguments
 
     def batch(x):
-        return jax.ShapeDtypeStruct((lanes * x.shape[3], *x.shape[4:]), x.dtype)
+        kind = jax.typeof(x)  # has the dtype that jax makes of NumPy's int64
+        return jax.ShapeDtypeStruct((lanes * x.shape[3], *x.shape[4:]), kind.dtype)
 
     one = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[2:], x.dtype), replica)
     return jax.eval_shape(lambda x: x, key), one, jax.tree.map(batch, batches), data

@@ -34,7 +34,7 @@ _SPLITS = {
 
 
 def _way_out(params: PyTree, leaf: Any) -> str:
-    """What to do about a leaf of params that is no float array."""
+    """Returns the way out for a leaf of params that is no float array."""
     modules = [kind.__module__.partition(".")[0] for kind in type(params).__mro__]
     if split := next((_SPLITS[name] for name in modules if name in _SPLITS), None):
         return f"a module is taken apart by {split}"

@@ -6,6 +6,7 @@ import time
 
 import pytest
 from commands import SUMMARY, TIMEOUT, Run, in_background
+from faults import until
 
 SIGNALS = pytest.mark.parametrize(
     "number, code", [(signal.SIGINT, 130), (signal.SIGTERM, 75)], ids=str
@@ -62,6 +63,24 @@ def test_signal_ends_a_compilation_at_once(number, code, tmp_path):
     stderr = (tmp_path / "stderr").read_text("utf-8")
     assert stderr.splitlines()[-1] == "stopped while compiling"
     assert not (tmp_path / "out" / "summary.json").exists()
+
+
+def test_signal_while_the_evaluation_is_compiled_loses_no_training(tmp_path):
+    lengths = "--steps 8 --dispatch-steps 4 --eval-every 4 --lr 1e-9"
+    command = f"--task tests.tiny_tasks:entangled --workers 2 {lengths}"
+    watched = in_background(command, tmp_path / "out", JAX_LOG_COMPILES="1")
+
+    def compiled():
+        told = (tmp_path / "stderr").read_text("utf-8").partition("learning rate")[2]
+        return told.count("Compiling jit(_fun")
+
+    with watched as (process, _):
+        until(lambda: compiled() == 2, "a compilation behind that of the dispatch")
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(TIMEOUT) == 75
+    stderr = (tmp_path / "stderr").read_text("utf-8")
+    assert "stopping after this dispatch" in stderr
+    assert Run(75, "", "", tmp_path / "out").summary["steps"] == 4
 
 
 @SIGNALS

@@ -8,9 +8,10 @@ from typing import NamedTuple
 
 from experiments.study import request
 from experiments.study.amounts import number
+from experiments.study.entries import Entry, groups_of_flags, parameter
 from experiments.study.results import BY_HAND, ONE_NOMINAL
 from experiments.study.runs import Runs
-from experiments.study.spec import Entry, Spec, groups_of_flags, parameter
+from experiments.study.spec import Spec
 
 APART = 1.5  # times: effective rates that differ by more are not those of one study
 WIDTH, MOST = 8, 9  # what to tune over: at least so far to either side; values

@@ -37,11 +37,11 @@ TAKEN = {  # flags of single runs that a study sets itself, and what to say inst
         "nothing: the same command makes what is missing of a study",
     ),
     **dict.fromkeys(
-        ("processes", "coordinator", "process_id", "num_processes", "distributed"),
+        (
+            *("processes", "coordinator", "process_id", "num_processes"),
+            *("distributed", "init_timeout", "max_restarts"),
+        ),
         "nothing: a study runs in one process",
-    ),
-    **dict.fromkeys(
-        ("init_timeout", "max_restarts"), "nothing: a study runs in one process"
     ),
 }
 

@@ -50,7 +50,11 @@ def line_of(text: str) -> str:
 
 def with_code(text: str) -> str:
     """In one line, a command at its end as code."""
-    return COMMAND.sub(lambda found: f"`{found[0]}`", line_of(text))
+    text = " ".join(text.split())
+    found = COMMAND.search(text)
+    if found is None:
+        return line_of(text)
+    return f"{line_of(text[: found.start()])} `{found[0]}`"
 
 
 def cell(text: str) -> str:

@@ -83,8 +83,9 @@ def points_of(axes: Axes, tuning: Tuning, measure: Measure) -> list[Point]:
 
 
 def score_limits(tunings: Sequence[Tuning], measure: Measure) -> tuple[float, float]:
-    """Ends of the axis: from the best to well beyond the worst that was chosen."""
-    scores = [s * measure.scale for t in tunings for s in t.scores if s and known(s)]
+    """Ends of the axis: around all scores, but for losses far above the median."""
+    found = (s for t in tunings for s in t.scores)
+    scores = [s * measure.scale for s in found if s is not None and known(s)]
     if not scores:
         return 0.0, 1.0
     low, high = min(scores), max(scores)

@@ -122,7 +122,7 @@ def check_apply(task: Task, params: PyTree, buffers: PyTree, test: Arrays) -> se
         ValueError: it gives no loss per example.
     """
     batch = {
-        name: jax.ShapeDtypeStruct((2, *x.shape[1:]), x.dtype)
+        name: jax.ShapeDtypeStruct((2, *x.shape[1:]), jax.typeof(x).dtype)
         for name, x in test.items()
     }
 
