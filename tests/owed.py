@@ -92,9 +92,10 @@ OWED = {
     "sparseloco": Owed(
         sent=lambda n: 2 * gathered(n, 4 * sum(CHOSEN) + (1 + 2 + 1 + 1) + 4 * 4)
     ),
-    # Rank 2 of (5, 3), rank 1 of (3, 1); vectors and scalars whole.
+    # At any rate: rank 2 of (5, 3), rank 1 of (3, 1); vectors and scalars whole.
     "powersgd": synchronous(lambda n: ring(n, 4 * (2 * (5 + 3) + (3 + 1) + 3 + 1))),
-    "topk_sgd": synchronous(lambda n: gathered(n, 8 * sum(CHOSEN))),
+    # Values and indices of 16 bits.
+    "topk_sgd": synchronous(lambda n: gathered(n, 6 * sum(CHOSEN))),
     # A bit per entry in whole bytes, and a scale of each leaf.
     "sign_sgd": synchronous(lambda n: gathered(n, (1 + 2 + 1 + 1) + 4 * 4)),
     # Twice: a byte per entry of a worker's part, and the part's scale.
@@ -112,6 +113,7 @@ VALUES: dict[str, Any] = {
     "fraction": 0.5,
     "density": 0.3,
     "top_k": 2,
+    "min_rate": 0.0,
     "first_period": 2 * PERIOD,
     "second_period": 2 * PERIOD,
 }
@@ -135,6 +137,8 @@ OTHER_VALUES: dict[str, Any] = {
     "alpha": 0.5,
     "delay": 1,
     "chunk": 1,
+    "min_rate": 2.0,
+    "stacked": lambda path, shape: int(path == "in"),
 }
 
 # What else is set where a parameter would else change nothing.
@@ -145,6 +149,7 @@ WITH: dict[tuple[str, str], dict[str, Any]] = {
     ("streaming_diloco", "delay"): {"fragments": 2},
     ("streaming_diloco", "period"): {"fragments": 2},
     ("push_sum", "seed"): {"drop": 0.5},
+    ("sign_sgd", "seed"): {"majority": True},
 }
 
 
