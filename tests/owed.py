@@ -86,8 +86,8 @@ OWED = {
     "push_sum": peers(PARAMS + 4),  # and the weight
     "scaffold": Owed(sent=lambda n: 2 * ring(n, 2 * PARAMS)),
     "sparta": Owed(NONE, ALL, lambda n: 2 * PERIOD * ring(n, 4 * sum(CHOSEN))),
-    # 2 components of each leaf, but 1 of the scalar: value and index.
-    "demo": synchronous(lambda n: gathered(n, 8 * (2 + 2 + 2 + 1))),
+    # 2 components of each leaf, value and index of 16 bits; the scalar as it is.
+    "demo": synchronous(lambda n: gathered(n, 6 * (2 + 2 + 2)) + ring(n, 4)),
     # Indices, levels of 2 bits in whole bytes, and a scale of each leaf.
     "sparseloco": Owed(
         sent=lambda n: 2 * gathered(n, 4 * sum(CHOSEN) + (1 + 2 + 1 + 1) + 4 * 4)
@@ -150,6 +150,7 @@ WITH: dict[tuple[str, str], dict[str, Any]] = {
     ("streaming_diloco", "period"): {"fragments": 2},
     ("push_sum", "seed"): {"drop": 0.5},
     ("sign_sgd", "seed"): {"majority": True},
+    ("demo", "learning_rate"): {"sign": True},
 }
 
 

@@ -26,7 +26,19 @@ def apart(stack):
     return {k: [x[:, :, i] for i in range(LAYERS)] for k, x in stack.items()}
 
 
+def demo_as_a_reducer(stacked=0):
+    strategy = syncalgos.demo(0.9, chunk=4, top_k=3, stacked=stacked)
+
+    def combine(grads, state, step):
+        replica = syncalgos.Replica(grads)
+        combined, state = strategy.reduce(grads, replica, state, step)
+        return combined, combined, state
+
+    return reducers.Reducer(combine, strategy.init)
+
+
 REDUCERS = {
+    "demo": demo_as_a_reducer,
     "sign": reducers.sign,
     "top_k": functools.partial(reducers.top_k, 0.3),
     "top_k-int4": functools.partial(reducers.top_k, 0.5, 4),
