@@ -88,10 +88,8 @@ OWED = {
     "sparta": Owed(NONE, ALL, lambda n: 2 * PERIOD * ring(n, 4 * sum(CHOSEN))),
     # 2 components of each leaf, value and index of 16 bits; the scalar as it is.
     "demo": synchronous(lambda n: gathered(n, 6 * (2 + 2 + 2)) + ring(n, 4)),
-    # Indices, levels of 2 bits in whole bytes, and a scale of each leaf.
-    "sparseloco": Owed(
-        sent=lambda n: 2 * gathered(n, 4 * sum(CHOSEN) + (1 + 2 + 1 + 1) + 4 * 4)
-    ),
+    # Indices of 12 bits and, but for single values, bins of 2 and a table, in bytes.
+    "sparseloco": Owed(sent=lambda n: 2 * gathered(n, 3 * (2 + 4) + (8 + 2 + 4 * 4))),
     # At any rate: rank 2 of (5, 3), rank 1 of (3, 1); vectors and scalars whole.
     "powersgd": synchronous(lambda n: ring(n, 4 * (2 * (5 + 3) + (3 + 1) + 3 + 1))),
     # Values and indices of 16 bits.

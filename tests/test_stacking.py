@@ -40,6 +40,7 @@ def demo_as_a_reducer(stacked=0):
 REDUCERS = {
     "demo": demo_as_a_reducer,
     "sign": reducers.sign,
+    "chunked_top_k": functools.partial(reducers.chunked_top_k, 0.3, 2, 16),
     "top_k": functools.partial(reducers.top_k, 0.3),
     "top_k-int4": functools.partial(reducers.top_k, 0.5, 4),
 }
