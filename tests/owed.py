@@ -136,6 +136,7 @@ OTHER_VALUES: dict[str, Any] = {
     "delay": 1,
     "chunk": 1,
     "min_rate": 2.0,
+    "cut": "bytes",
     "stacked": lambda path, shape: int(path == "in"),
 }
 
@@ -146,6 +147,7 @@ WITH: dict[tuple[str, str], dict[str, Any]] = {
     ("streaming_diloco", "seed"): {"reduce": "int4"},
     ("streaming_diloco", "delay"): {"fragments": 2},
     ("streaming_diloco", "period"): {"fragments": 2},
+    ("streaming_diloco", "stacked"): {"cut": "layers"},
     ("push_sum", "seed"): {"drop": 0.5},
     ("sign_sgd", "seed"): {"majority": True},
     ("demo", "learning_rate"): {"sign": True},
