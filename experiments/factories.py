@@ -49,7 +49,7 @@ def _file(module: str) -> Path:
 ALGORITHM = Kind(
     "algo",
     "algorithm",
-    frozenset({"axis", "seed", "learning_rate", "optimizer", "hosts"}),
+    frozenset({"axis", "seed", "learning_rate", "optimizer", "hosts", "stacked"}),
     library.ALGORITHMS,
     "; to compare several: python -m experiments.compare --algos ",
 )

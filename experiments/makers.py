@@ -40,6 +40,7 @@ def make_strategy(
     learning_rate: Schedule,
     optimizer: optax.GradientTransformation,
     team: Team,
+    task: Task,
 ) -> Strategy:
     """Calls the algorithm's factory with its flags and what the harness passes.
 
@@ -53,6 +54,7 @@ def make_strategy(
         "optimizer": optimizer,
         "axis": WORKERS,
         "hosts": team.hosts,
+        "stacked": task.stacked,
     }
     with explained(ALGORITHM.flag, s.algo):
         strategy = _call(ALGORITHM, s.algo, arguments, offered)

@@ -122,7 +122,7 @@ def _prepare(request: Request, data: Data | None, team: Team) -> Plan:
     _check_switch(request, settings.steps)
     schedule, optimizer = _inner(settings)
     arguments = embedding_tables.with_row_sparse(request, settings, task)
-    strategy = make_strategy(request, arguments, schedule, optimizer, team)
+    strategy = make_strategy(request, arguments, schedule, optimizer, team, task)
     algorithm = embedding_tables.of_rest(strategy, task)
     strategy = embedding_tables.beside_shared(algorithm, settings, task)
     strategy = _composed(strategy, settings, optimizer)
@@ -146,7 +146,7 @@ def _prepare(request: Request, data: Data | None, team: Team) -> Plan:
 
     trainer = trainer_of(strategy)
     arguments = embedding_tables.dense(request.arguments)
-    steady = make_strategy(request, arguments, settings.lr, optimizer, team)
+    steady = make_strategy(request, arguments, settings.lr, optimizer, team, task)
     data = loading.load(settings, task) if data is None else data
     loading.check(settings, data, request.settings.batch_size is not None)
     settings.feed = settings.feed or loading.default_feed(data)

@@ -11,6 +11,9 @@ from jax import lax
 
 Params = dict[str, Any]
 
+STACKED = {"tokens": 0, "positions": 0, "blocks": 1, "norm": 0}
+"""How many leading axes of what `init` makes count layers."""
+
 
 def init(key: Any, vocabulary: int, context: int, width: int, layers: int) -> Params:
     """Draws weights for sequences of up to `context` of `vocabulary` tokens.

@@ -43,6 +43,12 @@ RESNET50 = Spec(
 """Table 1 of the paper, for ImageNet's 224×224 pixels, strides in the 3×3 (v1.5)."""
 
 
+def stacked(spec: Spec) -> PyTree:
+    """Returns how many leading axes of the params that `init` makes count layers."""
+    stages = [{"first": 0, "rest": 1} for _ in spec.stages]
+    return {"stem": 0, "stages": stages, "dense": 0}
+
+
 @functools.partial(jax.jit, static_argnums=(1, 2, 3))
 def init(
     key: Any, spec: Spec, classes: int, channels: int = 3

@@ -13,23 +13,30 @@ def components(
     """The orthonormal cosine components (type II) of each chunk, and the way back.
 
     Args:
-        x: an array that is not empty.
-        longest: the longest side of a chunk: each axis is cut into parts of its largest
-            divisor up to this.
+        x: an array that is not empty. One of more than two axes is the matrix (all axes
+            but the last, the last).
+        longest: the longest side of a chunk (see `side`).
 
     Returns:
         The components, (chunks, entries of a chunk), and a function from such
         components to an array of x's shape.
     """
-    shape = x.shape
-    sides = [max(s for s in range(1, min(n, longest) + 1) if n % s == 0) for n in shape]
-    split = [n for pair in zip(shape, sides, strict=True) for n in pair]
-    split[::2] = [n // s for n, s in zip(shape, sides, strict=True)]
+    matrix = x.reshape(-1, x.shape[-1]) if x.ndim > 2 else jnp.atleast_1d(x)
+    sides = [side(n, longest) for n in matrix.shape]
+    counts = [-(-n // s) for n, s in zip(matrix.shape, sides, strict=True)]
+    split = [n for pair in zip(counts, sides, strict=True) for n in pair]
+    whole = [n * s for n, s in zip(counts, sides, strict=True)]
+    padding = [(0, n - own) for n, own in zip(whole, matrix.shape, strict=True)]
     chunks_first = [*range(0, len(split), 2), *range(1, len(split), 2)]
     across = [split[i] for i in chunks_first]
     axes = range(1, len(sides) + 1)
 
-    cut = x.reshape(split).transpose(chunks_first).reshape(-1, *sides)
+    cut = (
+        jnp.pad(matrix, padding)
+        .reshape(split)
+        .transpose(chunks_first)
+        .reshape(-1, *sides)
+    )
     for axis in axes:
         cut = _along(axis, _basis(sides[axis - 1]), cut)
 
@@ -38,9 +45,22 @@ def components(
         for axis in axes:
             joined = _along(axis, _basis(sides[axis - 1]).T, joined)
         home = [int(i) for i in np.argsort(chunks_first)]
-        return joined.reshape(across).transpose(home).reshape(shape)
+        padded = joined.reshape(across).transpose(home).reshape(whole)
+        return padded[tuple(map(slice, matrix.shape))].reshape(x.shape)
 
     return cut.reshape(len(cut), -1), back
+
+
+def side(length: int, longest: int) -> int:
+    """Of the parts that an axis is cut into: its largest divisor up to the longest.
+
+    Where that is below a quarter of the longest, as 1 is of a prime, nearly equal parts
+    padded with zeros: chunks of a few entries would send nearly all of them.
+    """
+    divisor = max(s for s in range(1, min(length, longest) + 1) if length % s == 0)
+    if 4 * divisor >= min(length, longest):
+        return divisor
+    return -(-length // -(-length // longest))
 
 
 def _basis(size: int) -> np.ndarray:

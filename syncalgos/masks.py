@@ -1,8 +1,10 @@
 """A strategy for a part of the parameters."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 
@@ -25,8 +27,9 @@ def masked(
 
     Args:
         strategy: what to apply.
-        mask: True for the leaves it applies to: a tree like params, or one for whole
-            subtrees; or params -> such a tree.
+        mask: True for the leaves it applies to, or a slice of the rows along the first
+            axis, such as some of a stack of layers: a tree like params, or one for
+            whole subtrees; or params -> such a tree.
         axis: over which the center of the other leaves is averaged.
 
     Returns:
@@ -36,26 +39,28 @@ def masked(
 
     Raises:
         ValueError: no Strategy; when its state is made, a mask that is no tree of
-            booleans for these params.
+            booleans and slices for these params.
     """
     base.check_strategy("masked", strategy)
 
     def chosen(params):
         leaves = contract.labels("masked: mask", mask, params)
         for leaf in leaves:
-            if not isinstance(leaf, bool | np.bool_):
-                raise ValueError(f"masked: mask must hold booleans, got {leaf!r}")
+            if not isinstance(leaf, bool | np.bool_ | slice):
+                raise ValueError(
+                    f"masked: mask must hold booleans or slices, got {leaf!r}"
+                )
         return leaves
 
     def part(tree, whole):  # the other leaves leave no trace in the tree
         leaves, form = jax.tree.flatten(tree)
         pairs = zip(chosen(whole), leaves, strict=True)
-        return form.unflatten([x if own else optax.MaskedNode() for own, x in pairs])
+        return form.unflatten([_rows(x, own) for own, x in pairs])
 
     def merge(tree, whole):
         own, (leaves, form) = iter(jax.tree.leaves(tree)), jax.tree.flatten(whole)
         pairs = zip(chosen(whole), leaves, strict=True)
-        return form.unflatten([next(own) if mine else x for mine, x in pairs])
+        return form.unflatten([_put(x, mine, own) for mine, x in pairs])
 
     def see(replica):
         return replica._replace(params=part(replica.params, replica.params))
@@ -93,3 +98,17 @@ def masked(
         sync=combined,
         center=strategy.center if is_mean else PartCenter(over, axis),
     )
+
+
+def _rows(x: jax.Array, mine: bool | slice) -> Any:
+    """The masked rows of a leaf."""
+    if isinstance(mine, slice):
+        return x[mine]
+    return x if mine else optax.MaskedNode()
+
+
+def _put(x: jax.Array, mine: bool | slice, rows: Iterator[jax.Array]) -> jax.Array:
+    """The leaf with its masked rows replaced by the next."""
+    if isinstance(mine, slice):
+        return jnp.asarray(x).at[mine].set(next(rows))
+    return next(rows) if mine else x

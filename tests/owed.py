@@ -86,15 +86,14 @@ OWED = {
     "push_sum": peers(PARAMS + 4),  # and the weight
     "scaffold": Owed(sent=lambda n: 2 * ring(n, 2 * PARAMS)),
     "sparta": Owed(NONE, ALL, lambda n: 2 * PERIOD * ring(n, 4 * sum(CHOSEN))),
-    # 2 components of each leaf, but 1 of the scalar: value and index.
-    "demo": synchronous(lambda n: gathered(n, 8 * (2 + 2 + 2 + 1))),
-    # Indices, levels of 2 bits in whole bytes, and a scale of each leaf.
-    "sparseloco": Owed(
-        sent=lambda n: 2 * gathered(n, 4 * sum(CHOSEN) + (1 + 2 + 1 + 1) + 4 * 4)
-    ),
-    # Rank 2 of (5, 3), rank 1 of (3, 1); vectors and scalars whole.
+    # 2 components of each leaf, value and index of 16 bits; the scalar as it is.
+    "demo": synchronous(lambda n: gathered(n, 6 * (2 + 2 + 2)) + ring(n, 4)),
+    # Indices of 12 bits and, but for single values, bins of 2 and a table, in bytes.
+    "sparseloco": Owed(sent=lambda n: 2 * gathered(n, 3 * (2 + 4) + (8 + 2 + 4 * 4))),
+    # At any rate: rank 2 of (5, 3), rank 1 of (3, 1); vectors and scalars whole.
     "powersgd": synchronous(lambda n: ring(n, 4 * (2 * (5 + 3) + (3 + 1) + 3 + 1))),
-    "topk_sgd": synchronous(lambda n: gathered(n, 8 * sum(CHOSEN))),
+    # Values and indices of 16 bits.
+    "topk_sgd": synchronous(lambda n: gathered(n, 6 * sum(CHOSEN))),
     # A bit per entry in whole bytes, and a scale of each leaf.
     "sign_sgd": synchronous(lambda n: gathered(n, (1 + 2 + 1 + 1) + 4 * 4)),
     # Twice: a byte per entry of a worker's part, and the part's scale.
@@ -112,6 +111,7 @@ VALUES: dict[str, Any] = {
     "fraction": 0.5,
     "density": 0.3,
     "top_k": 2,
+    "min_rate": 0.0,
     "first_period": 2 * PERIOD,
     "second_period": 2 * PERIOD,
 }
@@ -135,6 +135,9 @@ OTHER_VALUES: dict[str, Any] = {
     "alpha": 0.5,
     "delay": 1,
     "chunk": 1,
+    "min_rate": 2.0,
+    "cut": "bytes",
+    "stacked": lambda path, shape: int(path == "in"),
 }
 
 # What else is set where a parameter would else change nothing.
@@ -144,7 +147,10 @@ WITH: dict[tuple[str, str], dict[str, Any]] = {
     ("streaming_diloco", "seed"): {"reduce": "int4"},
     ("streaming_diloco", "delay"): {"fragments": 2},
     ("streaming_diloco", "period"): {"fragments": 2},
+    ("streaming_diloco", "stacked"): {"cut": "layers"},
     ("push_sum", "seed"): {"drop": 0.5},
+    ("sign_sgd", "seed"): {"majority": True},
+    ("demo", "learning_rate"): {"sign": True},
 }
 
 

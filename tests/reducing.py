@@ -43,7 +43,7 @@ REDUCERS = {
     "top_k-int4": top_k(0.3, bits=4),
     "random_k": random_k(0.3),
     "row_sparse": row_sparse(27, tables),
-    "power_sgd": power_sgd(2),
+    "power_sgd": power_sgd(2, min_rate=0),
 }
 # `combined` is the mean of all `sent`, as Reducer.combine promises, but for those that
 # round that mean once more, and a vote, which is no mean.

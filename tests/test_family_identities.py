@@ -216,7 +216,7 @@ def test_dense_sparseloco_is_an_outer_sgd_step(decay):
 # The kernel is a 3 × 4 matrix; as one chunk it has 12 components.
 LOSSLESS = {
     "topk_sgd": syncalgos.topk_sgd(density=1),
-    "powersgd": syncalgos.powersgd(rank=3),
+    "powersgd": syncalgos.powersgd(rank=3, min_rate=0),
     "demo": syncalgos.demo(decay=0, top_k=12),
     "post_local_sgd": post_local_sgd(10**6, PERIOD),
     "masked": masked(sync_sgd(), True),
@@ -230,7 +230,7 @@ def test_reduction_that_loses_nothing_is_sync_sgd(name):
 
 LOSSY = {
     "topk_sgd": syncalgos.topk_sgd(density=0.5),
-    "powersgd": syncalgos.powersgd(rank=2),
+    "powersgd": syncalgos.powersgd(rank=2, min_rate=0),
     "demo": syncalgos.demo(decay=0, top_k=3),
 }
 

@@ -109,13 +109,13 @@ CASES = {
         functools.partial(reducers.sign, True),
         lambda n: in_parts(n, lambda entries: math.ceil(entries / 8)),
     ),
-    "top_k": (  # float32 values and int32 indices
+    "top_k": (  # float32 values and indices of 16 bits
         functools.partial(reducers.top_k, 0.3),
-        lambda n: [all_gather(n, (4 + 4) * k) for k in chosen(0.3)],
+        lambda n: [all_gather(n, (4 + 2) * k) for k in chosen(0.3)],
     ),
     "top_k-int2": (
         functools.partial(reducers.top_k, 0.3, 2),
-        lambda n: [all_gather(n, levels(2, k) + 4 * k) for k in chosen(0.3)],
+        lambda n: [all_gather(n, levels(2, k) + 2 * k) for k in chosen(0.3)],
     ),
     "random_k": (
         functools.partial(reducers.random_k, 0.3),
@@ -176,7 +176,7 @@ def test_bytes_are_the_same_along_one_axis(name):
             lambda n: Fraction(2 * (n - 1), n) * (1 + Fraction(4, 512)),
         ),
         (functools.partial(reducers.sign, True), lambda n: Fraction(n - 1, 4 * n)),
-        (functools.partial(reducers.top_k, 1), lambda n: Fraction(n - 1) * 8),
+        (functools.partial(reducers.top_k, 1), lambda n: Fraction(n - 1) * 6),
         (
             functools.partial(reducers.random_k, 1),
             lambda n: Fraction(2 * (n - 1), n) * 4,
@@ -201,7 +201,7 @@ def test_round_sizes_send_what_the_docstring_says(make, per_entry, workers):
         (reducers.mean(jnp.float32), all_reduce(2, 4 * sum(SIZES))),
         (reducers.bf16(), total(CASES["bf16"][1](2))),
         (reducers.quantized(4), total(CASES["int4"][1](2))),
-        (reducers.top_k(0.3), all_gather(2, (2 + 4) * sum(chosen(0.3)))),
+        (reducers.top_k(0.3), all_gather(2, (2 + 2) * sum(chosen(0.3)))),
         (reducers.random_k(0.3), all_reduce(2, 2 * sum(chosen(0.3)))),
         (reducers.power_sgd(3), all_reduce(2, 4 * 3 * (312 + 40) + 2 * 8)),
         (reducers.error_feedback("mean"), all_reduce(2, 4 * sum(SIZES))),

@@ -70,7 +70,7 @@ SUMMED = {
     "sign": sign(),
     "top_k": top_k(1),
     "row_sparse": row_sparse(3, True),
-    "power_sgd": power_sgd(1),
+    "power_sgd": power_sgd(1, min_rate=0),
     "error_feedback(mean)": error_feedback("mean"),
 }
 

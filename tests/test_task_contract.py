@@ -81,6 +81,8 @@ WRONG = {
         applying(lambda *a, **k: (values(*a, **k)["loss"], {})),
         ["apply must return (values, buffers)", "{'loss': (batch,)}"],
     ),
+    "stacked": (BASE._replace(stacked=-1), ["stacked must be", "got -1"]),
+    "stacked tree": (BASE._replace(stacked={"no": 1}), ["stacked", "tree like params"]),
     "exit in load": (BASE._replace(load=exiting), ["SystemExit: 7", "exiting)"]),
     "exit in init": (BASE._replace(init=exiting), ["SystemExit: 7", "exiting)"]),
     "exit in apply": (applying(exiting), ["SystemExit: 7", "exiting)"]),

@@ -11,6 +11,7 @@ from experiments.data import cifar
 from experiments.tasks.classify import (
     network,
     normalised,
+    stacked,
     statistics_sent,
     values,
 )
@@ -66,6 +67,7 @@ def cifar10(
         dispatch_steps=8,
         eval_batch=256,
         sends=statistics_sent(batch_norm),
+        stacked=stacked(model),
     )
 
 

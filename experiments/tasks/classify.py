@@ -85,6 +85,11 @@ def _apply_mlp(params, buffers, x, train):
     return mlp.apply(params, x.reshape(len(x), -1)), buffers
 
 
+def stacked(model: str) -> PyTree:
+    """Which of a model's leaves hold several layers (see `Task.stacked`)."""
+    return resnet.stacked(RESNETS[model]) if model in RESNETS else 0
+
+
 def statistics_sent(batch_norm: BatchNorm) -> str:
     """What a task's loss sends, in words (see `Task.sends`)."""
     return "batch statistics of every layer" if batch_norm == "global" else ""

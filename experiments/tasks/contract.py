@@ -9,7 +9,7 @@ import numpy as np
 
 from experiments.settings import SETTINGS
 from experiments.tasks.task import WEIGHT, Arrays, Data, Kept, Tables, Task
-from syncalgos import checks
+from syncalgos import checks, stacking
 from syncalgos.collectives import PyTree
 from syncalgos.layout import DEVICES, LANES
 
@@ -34,6 +34,7 @@ def check_task(task: Any) -> None:
     if task.tables is not None and not isinstance(task.tables, Tables):
         raise ValueError(f"tables must be Tables, got {checks.shown(task.tables)}")
     checks.one_of("way of keeping tables", task.kept, get_args(Kept))
+    stacking.check("stacked", task.stacked)
     _check_rates(task.lr)
     for name, figure in dict(task.figures).items():
         if not callable(figure):
@@ -109,6 +110,7 @@ def check_model(task: Task, seed: int) -> tuple[PyTree, PyTree]:
             f"init must return (params, buffers), got {checks.shown(made)}"
         )
     params, buffers = made
+    stacking.counts(task.stacked, params)
     return params, buffers
 
 

@@ -8,6 +8,7 @@ import numpy as np
 from experiments.tasks.classify import (
     network,
     normalised,
+    stacked,
     statistics_sent,
     values,
 )
@@ -77,6 +78,7 @@ def imagenet_synthetic(
         dispatch_steps=1,
         eval_batch=32,
         sends=statistics_sent(batch_norm),
+        stacked=stacked(model),
     )
 
 

@@ -71,6 +71,7 @@ def shakespeare(
         dispatch_steps=5,
         eval_batch=256,
         figures={"bits_per_character": lambda nats: nats / math.log(2)},
+        stacked=gpt.STACKED,
     )
 
 

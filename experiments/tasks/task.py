@@ -10,6 +10,7 @@ import numpy as np
 
 from syncalgos import checks, per_example
 from syncalgos.collectives import PyTree
+from syncalgos.stacking import Stacked
 
 Arrays = dict[str, np.ndarray]
 Kept = Literal["replicated", "shared", "sharded"]
@@ -99,6 +100,8 @@ class Task(NamedTuple):
             loss, such as a perplexity.
         tables: embeddings, where it has some.
         sends: what the loss itself sends at every step, in words, if anything.
+        stacked: which leaves of params hold several layers, how many leading axes count
+            them (see `syncalgos.stacking`); algorithms that ask for it get it.
     """
 
     init: Callable[[jax.Array], tuple[PyTree, PyTree]]
@@ -118,6 +121,7 @@ class Task(NamedTuple):
     figures: Mapping[str, Callable[[float], float]] = {}
     tables: Tables | None = None
     sends: str = ""
+    stacked: Stacked = 0
 
     @property
     def kept(self) -> str:

@@ -1,12 +1,21 @@
 """PowerSGD: low-rank gradients."""
 
-from syncalgos import reducers
-from syncalgos.base import Strategy
+from syncalgos import checks, reducers
+from syncalgos.base import Strategy, chain
 from syncalgos.collectives import WORKERS, Axis
+from syncalgos.phases import after, until
+from syncalgos.stacking import Stacked
 from syncalgos.syncs import reduce_with
 
 
-def powersgd(rank: int = 2, seed: int = 0, axis: Axis = WORKERS) -> Strategy:
+def powersgd(
+    rank: int = 2,
+    seed: int = 0,
+    min_rate: float = 2.0,
+    dense_steps: int = 0,
+    stacked: Stacked = 0,
+    axis: Axis = WORKERS,
+) -> Strategy:
     """PowerSGD: gradients as products of two thin matrices, with error feedback.
 
     At every local step, for each matrix of worker i's gradients g, its residual e, and
@@ -17,21 +26,31 @@ def powersgd(rank: int = 2, seed: int = 0, axis: Axis = WORKERS) -> Strategy:
     Args:
         rank: r, columns of P and Q, at least 1; 1, 2 or 4 in the paper.
         seed: of the first Q, the same on all workers.
+        min_rate: a matrix is compressed if it has more than so many times the numbers
+            that are sent for it, at least 0; 0 compresses all.
+        dense_steps: first steps with the plain mean; 100 in the authors' code.
+        stacked: which leaves hold several layers, each a matrix of its own (see
+            `syncalgos.stacking`).
         axis: the mapped axis or axes over which the workers lie.
 
     Returns:
         A Strategy. State: e, shaped like params, at least float32, the worker's own,
-        and Q. A step sends r (rows + columns) numbers of each matrix, and all of leaves
-        with fewer than two axes. Replicas stay equal.
+        and Q. A step sends r (rows + columns) numbers of each matrix, and all of other
+        leaves. Replicas stay equal.
 
     Raises:
-        ValueError: a rank that is no whole number of at least 1.
+        ValueError: a parameter outside its range.
 
-    The authors' code has e ← M - P̂ Qᵀ, which adds to e what the workers differ by: the
-    same gradients come out, but e wanders.
+    A leaf is the matrix (all axes but the last, the last), as JAX keeps inputs first
+    and outputs last. The authors' first code has e ← M - P̂ Qᵀ, which adds to e what the
+    workers differ by: the same gradients come out, but e wanders.
 
     Source: Vogels, Karimireddy and Jaggi, "PowerSGD: practical low-rank gradient
     compression for distributed optimization", NeurIPS 2019, algorithms 1 and 2.
     """
-    low_rank = reducers.power_sgd(rank, seed, axis)
-    return reduce_with(reducers.error_feedback(low_rank, axis=axis), axis)
+    start = checks.whole("powersgd: dense_steps", dense_steps, least=0)
+    low_rank = reducers.power_sgd(rank, seed, min_rate, stacked, axis)
+    low_rank = reduce_with(reducers.error_feedback(low_rank, axis=axis), axis)
+    if not start:
+        return low_rank
+    return chain(until(start, reduce_with("mean", axis)), after(start, low_rank))

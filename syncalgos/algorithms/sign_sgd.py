@@ -3,10 +3,16 @@
 from syncalgos import reducers
 from syncalgos.base import Strategy
 from syncalgos.collectives import WORKERS, Axis
+from syncalgos.stacking import Stacked
 from syncalgos.syncs import reduce_with
 
 
-def sign_sgd(majority: bool = False, seed: int = 0, axis: Axis = WORKERS) -> Strategy:
+def sign_sgd(
+    majority: bool = False,
+    seed: int = 0,
+    stacked: Stacked = 0,
+    axis: Axis = WORKERS,
+) -> Strategy:
     """Sign SGD: scaled signs of the gradients with error feedback, or a majority vote.
 
     At every local step, for worker i's gradients g and its residual e:
@@ -20,6 +26,8 @@ def sign_sgd(majority: bool = False, seed: int = 0, axis: Axis = WORKERS) -> Str
     Args:
         majority: vote by signs alone, without scale or feedback.
         seed: of votes on zeros and of ties, which are drawn.
+        stacked: which leaves hold several layers, each with a scale of its own (see
+            `syncalgos.stacking`).
         axis: the mapped axis or axes over which the workers lie.
 
     Returns:
@@ -36,7 +44,7 @@ def sign_sgd(majority: bool = False, seed: int = 0, axis: Axis = WORKERS) -> Str
     gradient descent", Interspeech 2014; majority: Bernstein et al., "signSGD:
     compressed optimisation for non-convex problems", ICML 2018, algorithm 3.
     """
-    signs = reducers.sign(majority, seed, axis)
+    signs = reducers.sign(majority, seed, stacked, axis)
     return reduce_with(
         signs if majority else reducers.error_feedback(signs, axis=axis), axis
     )

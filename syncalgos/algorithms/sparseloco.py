@@ -7,6 +7,7 @@ import optax
 from syncalgos import checks, reducers
 from syncalgos.base import Strategy, every
 from syncalgos.collectives import WORKERS, Axis
+from syncalgos.stacking import Stacked
 from syncalgos.syncs import outer_step
 
 
@@ -16,44 +17,49 @@ def sparseloco(
     decay: float = 0.95,
     outer_lr: float = 1.0,
     bits: Literal[8, 4, 2] | None = 2,
-    seed: int = 0,
+    chunk: int = 4096,
+    stacked: Stacked = 0,
     axis: Axis = WORKERS,
 ) -> Strategy:
     """SparseLoCo: the largest entries of the outer gradients, with decayed feedback.
 
     After every `period` local steps, for worker i's params θ that began at the anchor,
-    Q(TopK) its entries of largest magnitude, rounded to few bits:
+    Q(TopK) the entries of largest magnitude of each chunk, in bins:
 
         e ← β e + (anchor - θ);   d ← Q(TopK(e));   e ← e - d
         anchor, θ ← anchor - α mean(d)
 
     Args:
         period: H, local steps between two outer steps, at least 1; 30 in the paper.
-        density: the share of each leaf's entries that is sent, rounded up; above 0, at
+        density: the share of each chunk's entries that is sent, rounded up; above 0, at
             most 1.
         decay: β, of the residual, which takes the place of outer momentum; above 0, at
             most 1.
         outer_lr: α, the outer learning rate, above 0.
-        bits: 8, 4 or 2 per value, rounded at random; none sends them whole.
-        seed: of that rounding, which differs between workers.
+        bits: 8, 4 or 2 per value, which number bins over six standard deviations; none
+            sends values whole.
+        chunk: the most entries that compete: leaves are cut into equal parts.
+        stacked: which leaves hold several layers, each cut by itself (see
+            `syncalgos.stacking`).
         axis: the mapped axis or axes over which the workers lie.
 
     Returns:
         A Strategy. State: the anchor, equal on all workers, and e, its own, shaped like
-        params, at least float32. A sync gathers the chosen values and their int32
-        indices from all workers. The center is the anchor. opt_state stays local.
+        params, at least float32. A sync gathers the chosen entries' bins, their means
+        and 12-bit indices from all workers. The center is the anchor. opt_state stays
+        local.
 
     Raises:
         ValueError: a parameter outside its range.
 
     A steady drift goes α times as far as plain averaging takes it, if nothing decays
-    before it is sent. The authors take the largest 64 of each 4096 entries, and average
-    an entry over those workers that sent it.
+    before it is sent. The authors' chunks are tiles of 64 × 64, and they average an
+    entry over those workers that sent it.
 
     Source: Sarfi et al., "Communication efficient LLM pre-training with SparseLoCo",
     2025, algorithm 1.
     """
     lr = checks.real("sparseloco: outer_lr", outer_lr, above=0)
-    largest = reducers.top_k(density, bits, seed, axis)
+    largest = reducers.chunked_top_k(density, bits, chunk, stacked, axis)
     feedback = reducers.error_feedback(largest, decay, axis=axis)
     return every(period, outer_step(optax.sgd(lr), feedback, axis))

@@ -2,16 +2,17 @@
 
 import functools
 
-import jax
-import numpy as np
 import optax
 
-from syncalgos import checks
+from syncalgos import checks, stacking
+from syncalgos import fragments as cuts
 from syncalgos.base import Strategy, chain, every
 from syncalgos.collectives import WORKERS, Axis
 from syncalgos.delays import delayed
+from syncalgos.fragments import Cut
 from syncalgos.masks import masked
 from syncalgos.reducers import resolve
+from syncalgos.stacking import Stacked
 from syncalgos.syncs import outer_step
 
 
@@ -24,6 +25,8 @@ def streaming_diloco(
     alpha: float = 0.0,
     reduce: str = "mean",
     seed: int = 0,
+    cut: Cut = "leaves",
+    stacked: Stacked = 0,
     axis: Axis = WORKERS,
 ) -> Strategy:
     """Streaming DiLoCo: fragments of the model take their outer steps in turn.
@@ -37,13 +40,18 @@ def streaming_diloco(
 
     Args:
         period: H, local steps between two outer steps of a fragment, at least 1.
-        fragments: F, consecutive leaves of params in each; F divides period.
+        fragments: F, parts of the model; F divides period.
         outer_lr: η, the outer learning rate, above 0; 0.4 in the paper.
         outer_momentum: μ, the outer Nesterov momentum, at least 0 and below 1.
         delay: τ, local steps on the way, below period / fragments.
         alpha: α, the weight of the local value on arrival, at least 0 and at most 1.
         reduce: how outer gradients are sent: mean, bf16, fp16, int8, int4 or int2.
         seed: of the random rounding to int8, int4 or int2.
+        cut: leaves, as many consecutive leaves of params in each fragment as can be;
+            bytes, as many consecutive bytes, leaves cut between rows; layers, every
+            F-th of stacked layers, as in the paper, other leaves where least is; in
+            Python also params -> each leaf's fragment, from 0.
+        stacked: which leaves hold several layers (see `syncalgos.stacking`).
         axis: the mapped axis or axes over which the workers lie.
 
     Returns:
@@ -74,19 +82,14 @@ def streaming_diloco(
         raise ValueError(
             f"delay must be below period / fragments = {apart}, got {delay}"
         )
+    cuts.check(cut)
+    stacking.check("streaming_diloco: stacked", stacked)
     outer = optax.sgd(lr, momentum=momentum, nesterov=True)
 
     def fragment(number: int) -> Strategy:
         step = outer_step(outer, resolve("streaming_diloco", reduce, axis, seed), axis)
         sent = every(period, step, offset=((number + 1) * apart - delay) % period)
-        own = functools.partial(_leaves_of, fragments, number)
+        own = functools.partial(cuts.mask, number, fragments, cut, stacked)
         return masked(delayed(sent, delay, alpha), own, axis)
 
     return chain(*map(fragment, range(fragments)))
-
-
-def _leaves_of(fragments, number, params):
-    """True for the leaves of a fragment: as many in each as can be, in order."""
-    leaves, form = jax.tree.flatten(params)
-    mine = np.array_split(np.arange(len(leaves)), fragments)[number]
-    return form.unflatten([i in mine for i in range(len(leaves))])

@@ -3,10 +3,13 @@
 from syncalgos import reducers
 from syncalgos.base import Strategy
 from syncalgos.collectives import WORKERS, Axis
+from syncalgos.stacking import Stacked
 from syncalgos.syncs import reduce_with
 
 
-def topk_sgd(density: float = 0.01, axis: Axis = WORKERS) -> Strategy:
+def topk_sgd(
+    density: float = 0.01, stacked: Stacked = 0, axis: Axis = WORKERS
+) -> Strategy:
     """Top-k SGD: the gradients' largest entries, with error feedback.
 
     At every local step, for worker i's gradients g and its residual e:
@@ -16,12 +19,14 @@ def topk_sgd(density: float = 0.01, axis: Axis = WORKERS) -> Strategy:
     Args:
         density: the share of each leaf's entries that is sent, rounded up; above 0, at
             most 1.
+        stacked: which leaves hold several layers, of each of which that share is sent
+            (see `syncalgos.stacking`).
         axis: the mapped axis or axes over which the workers lie.
 
     Returns:
         A Strategy. State: e, shaped like params, at least float32, the worker's own. A
-        step gathers the chosen values and their int32 indices from all workers.
-        Replicas stay equal.
+        step gathers the chosen values and their indices from all workers, of 16 bits in
+        leaves of at most 65,536 entries, else of 32. Replicas stay equal.
 
     Raises:
         ValueError: a density outside its range.
@@ -33,5 +38,5 @@ def topk_sgd(density: float = 0.01, axis: Axis = WORKERS) -> Strategy:
     algorithm 2; Aji and Heafield, "Sparse communication for distributed gradient
     descent", EMNLP 2017.
     """
-    largest = reducers.top_k(density, axis=axis)
+    largest = reducers.top_k(density, stacked=stacked, axis=axis)
     return reduce_with(reducers.error_feedback(largest, axis=axis), axis)

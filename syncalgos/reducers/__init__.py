@@ -4,6 +4,7 @@ A reducer takes one worker's tree and returns the combined tree, equal on all wo
 It serves gradients (`reduce_with`) and outer deltas (`outer_step`) alike.
 """
 
+from syncalgos.reducers.chunks import chunked_top_k as chunked_top_k
 from syncalgos.reducers.dense import bf16 as bf16
 from syncalgos.reducers.dense import cast as cast
 from syncalgos.reducers.dense import fp16 as fp16

@@ -8,11 +8,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from syncalgos import checks, collectives
+from syncalgos import checks, collectives, stacking
 from syncalgos.collectives import WORKERS, Axis
 from syncalgos.draws import own_key
 from syncalgos.precision import wide_dtype
+from syncalgos.reducers import packing
 from syncalgos.reducers.reducer import Reducer, drawing, leafwise
+from syncalgos.stacking import Stacked
 
 BLOCK = 512  # entries that share one scale; the bucket of QSGD's experiments
 
@@ -148,21 +150,23 @@ def encode(bits: int, x: jax.Array, draws: jax.Array) -> tuple[jax.Array, jax.Ar
     ratio = (blocks * unit) / jnp.where(scale > 0, scale * unit, 1)
     level = jnp.floor(levels * ratio + in_blocks(draws))
     level = jnp.clip(level, -levels, levels) + levels
-    shifts = jnp.arange(0, 8, bits, dtype=jnp.uint8)
-    joined = level.astype(jnp.uint8).reshape(count, -1, per_byte) << shifts
-    return jnp.sum(joined, axis=-1, dtype=jnp.uint8), scale
+    return packing.pack(level, bits), scale
 
 
 def decode(bits: int, code: tuple[jax.Array, jax.Array], length: int) -> jax.Array:
     """The vector of so many entries that `encode` made a code of."""
     packed, scale = code
-    levels, shifts = 2 ** (bits - 1) - 1, jnp.arange(0, 8, bits, dtype=jnp.uint8)
-    level = (packed[..., None] >> shifts) & jnp.uint8(2**bits - 1)
-    blocks = level.reshape(len(packed), -1).astype(scale.dtype) - levels
+    levels = 2 ** (bits - 1) - 1
+    blocks = packing.unpack(packed, bits).astype(scale.dtype) - levels
     return (blocks / levels * scale).reshape(-1)[:length]
 
 
-def sign(majority: bool = False, seed: int = 0, axis: Axis = WORKERS) -> Reducer:
+def sign(
+    majority: bool = False,
+    seed: int = 0,
+    stacked: Stacked = 0,
+    axis: Axis = WORKERS,
+) -> Reducer:
     """The mean of scaled signs, or the sign of most workers: one bit per entry.
 
     Scaled: mean(|x|) · sign(x) of each worker and leaf, gathered from all: (N-1) / 8
@@ -174,13 +178,15 @@ def sign(majority: bool = False, seed: int = 0, axis: Axis = WORKERS) -> Reducer
     Args:
         majority: vote, instead of averaging the scaled signs.
         seed: of the votes' draws, which differ between workers.
+        stacked: which leaves hold several layers, each with a scale of its own (see
+            `Stacked`).
         axis: the mapped axis or axes over which the workers lie.
 
     Source: scaled: Karimireddy et al., "Error feedback fixes SignSGD", ICML 2019,
     algorithm 1; majority: Bernstein et al., "signSGD", ICML 2018, algorithm 3.
     """
-
     seed = checks.whole("seed", seed, least=0)
+    stacked = stacking.check("sign: stacked", stacked)
 
     def to_bits(x, draws):
         return jnp.packbits(jnp.where(x == 0, draws < 0.5, x > 0))
@@ -201,7 +207,7 @@ def sign(majority: bool = False, seed: int = 0, axis: Axis = WORKERS) -> Reducer
         return combined.reshape(x.shape), sent.reshape(x.shape)
 
     if not majority:
-        return leafwise(scaled)
+        return leafwise(scaled, stacked)
     return drawing(vote, partial(_draws, axis), partial(own_key, seed, axis=axis))
 
 

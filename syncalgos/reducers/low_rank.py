@@ -1,53 +1,71 @@
 """Reducers that send a matrix as the product of two thin ones."""
 
+import math
+
 import jax
 import jax.numpy as jnp
 
-from syncalgos import checks, collectives
+from syncalgos import checks, collectives, stacking
 from syncalgos.collectives import WORKERS, Axis
 from syncalgos.precision import widen
 from syncalgos.reducers.reducer import Reducer
+from syncalgos.stacking import Stacked
 
 
-def power_sgd(rank: int = 2, seed: int = 0, axis: Axis = WORKERS) -> Reducer:
+def power_sgd(
+    rank: int = 2,
+    seed: int = 0,
+    min_rate: float = 2.0,
+    stacked: Stacked = 0,
+    axis: Axis = WORKERS,
+) -> Reducer:
     """The mean of matrices, as its rank-r approximation by one power iteration.
 
-    For each leaf of two or more axes, as a matrix M (first axis, all others), with Q
-    from the last step, P̂ the orthonormal columns of P:
+    For each leaf of two or more axes, as a matrix M (all axes but the last, the last),
+    with Q from the last step, P̂ the orthonormal columns of P:
 
         P ← mean(M Q);   Q ← mean(Mᵀ P̂);   combined = P̂ Qᵀ
 
-    Each worker sends r (rows + columns) float32 numbers; leaves of fewer axes are
-    averaged. What a worker sent of its own M is P̂ P̂ᵀ M.
+    Each worker sends r (rows + columns) float32 numbers. Leaves of fewer axes are
+    averaged, and so are matrices of which that would not spare enough. What a worker
+    sent of its own M is P̂ P̂ᵀ M.
 
     Args:
         rank: r, at least 1; a matrix has at most the rank of its shorter side.
         seed: of the first Q, normal and the same on all workers.
+        min_rate: a matrix is compressed if it has more than so many times the numbers
+            that are sent for it; 0 compresses all.
+        stacked: which leaves hold several layers, each a matrix with a Q of its own
+            (see `Stacked`).
         axis: the mapped axis or axes over which the workers lie.
 
     Returns:
-        A reducer. State: Q of each matrix, the same on all workers.
+        A reducer. State: Q of each matrix that is compressed, the same on all workers.
 
-    Source: Vogels, Karimireddy and Jaggi, "PowerSGD", NeurIPS 2019, algorithm 1.
+    Source: Vogels, Karimireddy and Jaggi, "PowerSGD", NeurIPS 2019, algorithm 1; the
+    rate: PyTorch's hook of that name.
     """
     rank = checks.whole("power_sgd: rank", rank, least=1)
     seed = checks.whole("seed", seed, least=0)
+    min_rate = checks.real("power_sgd: min_rate", min_rate, least=0)
+    stacked = stacking.check("power_sgd: stacked", stacked)
 
     def init(params):
-        def first(number, x):
-            if not _is_matrix(x):
+        def first(number, x, count):
+            layer = jnp.shape(x)[count:]
+            r = _rank(rank, min_rate, layer) if _is_sent(x) else 0
+            if not r:
                 return ()
-            rows, columns = len(x), x.size // len(x)
             key = jax.random.fold_in(jax.random.key(seed), number)
             dtype = widen(jnp.zeros((), x.dtype)).dtype
-            return jax.random.normal(key, (columns, min(rank, rows, columns)), dtype)
+            return jax.random.normal(key, (*x.shape[:count], layer[-1], r), dtype)
 
-        return [first(i, x) for i, x in enumerate(jax.tree.leaves(params))]
+        counts = stacking.counts(stacked, params)
+        leaves = zip(jax.tree.leaves(params), counts, strict=True)
+        return [first(i, x, count) for i, (x, count) in enumerate(leaves)]
 
-    def leaf(x, q):
-        if not _is_matrix(x):
-            return collectives.mean(x, axis), x, q
-        matrix = widen(x).reshape(len(x), -1)
+    def iterate(x, q):  # of one layer
+        matrix = widen(x).reshape(-1, x.shape[-1])
         p, _ = jnp.linalg.qr(collectives.mean(matrix @ q, axis))
         own = matrix.T @ p
         new_q = collectives.mean(own, axis)
@@ -59,15 +77,29 @@ def power_sgd(rank: int = 2, seed: int = 0, axis: Axis = WORKERS) -> Reducer:
             jnp.where(jnp.any(new_q != 0), new_q, q),
         )
 
+    def leaf(x, q, count):
+        if isinstance(q, tuple):
+            return collectives.mean(x, axis), x, q
+        return stacking.layerwise(iterate, count)(x, q)
+
     def combine(updates, state, step):
         leaves, form = jax.tree.flatten(updates)
-        triples = [leaf(x, q) for x, q in zip(leaves, state, strict=True)]
+        counts = stacking.counts(stacked, updates)
+        triples = [leaf(*own) for own in zip(leaves, state, counts, strict=True)]
         combined, sent, state = ([triple[i] for triple in triples] for i in range(3))
         return form.unflatten(combined), form.unflatten(sent), state
 
     return Reducer(combine, init)
 
 
-def _is_matrix(x: jax.Array) -> bool:
-    is_float = jnp.issubdtype(jnp.asarray(x).dtype, jnp.floating)
-    return is_float and jnp.ndim(x) >= 2 and x.size > 0
+def _is_sent(x: jax.Array) -> bool:
+    return jnp.issubdtype(jnp.asarray(x).dtype, jnp.floating) and x.size > 0
+
+
+def _rank(rank: int, min_rate: float, layer: tuple[int, ...]) -> int:
+    """The rank at which a layer is sent; 0: it is sent whole."""
+    if len(layer) < 2:
+        return 0
+    rows, columns = math.prod(layer[:-1]), layer[-1]
+    r = min(rank, rows, columns)
+    return r if rows * columns > min_rate * r * (rows + columns) else 0

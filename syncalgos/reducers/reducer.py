@@ -9,7 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from syncalgos import stacking
 from syncalgos.collectives import Axis, PyTree
+from syncalgos.stacking import Stacked
 
 Transformation = optax.GradientTransformation
 
@@ -45,16 +47,21 @@ class Reducer(optax.GradientTransformationExtraArgs):
         return self
 
 
-def leafwise(combine: Callable[[jax.Array], tuple[Any, Any]]) -> Reducer:
+def leafwise(
+    combine: Callable[[jax.Array], tuple[Any, Any]], stacked: Stacked = 0
+) -> Reducer:
     """A reducer without state or draws that combines leaf by leaf.
 
     Args:
         combine: leaf -> (combined, sent), in any dtype. Leaves that are empty or no
             floats are kept.
+        stacked: which leaves hold several layers (see `Stacked`), each of which is
+            combined as a leaf is.
     """
 
     def tree(updates, state, step):
-        return *_each_leaf(updates, combine), state
+        counts = stacking.counts(stacked, updates)
+        return *_each_leaf(updates, counts, combine, lambda x: (x,)), state
 
     return Reducer(tree)
 
@@ -63,6 +70,7 @@ def drawing(
     combine: Callable[[jax.Array, jax.Array], tuple[Any, Any]],
     draws: Callable[[jax.Array], int],
     key: Callable[[Any], jax.Array],
+    stacked: Stacked = 0,
 ) -> Reducer:
     """`leafwise`, with numbers drawn for each leaf.
 
@@ -70,7 +78,11 @@ def drawing(
         combine: (leaf, its draws) -> (combined, sent).
         draws: how many uniform numbers a leaf needs.
         key: step -> the key that they are drawn with.
+        stacked: as in `leafwise`.
     """
+
+    def needed(x, count):
+        return (*x.shape[:count], draws(x[(0,) * count]))
 
     def tree(updates, state, step):
         if step is None:
@@ -78,13 +90,15 @@ def drawing(
                 "this reducer draws anew at every step: update it with step=…, as "
                 "reduce_with, average and outer_step do"
             )
-        counts = [
-            draws(x) for x in map(jnp.asarray, jax.tree.leaves(updates)) if _is_sent(x)
-        ]
+        counts = stacking.counts(stacked, updates)
+        leaves = zip(map(jnp.asarray, jax.tree.leaves(updates)), counts, strict=True)
+        shapes = [needed(x, count) for x, count in leaves if _is_sent(x)]
         # Drawn in one: every call of the generator takes long to compile.
-        drawn = jax.random.uniform(key(step), (sum(counts),))
-        of_leaf = iter(jnp.split(drawn, np.cumsum(counts)[:-1]))
-        return *_each_leaf(updates, lambda x: combine(x, next(of_leaf))), state
+        drawn = jax.random.uniform(key(step), (sum(map(math.prod, shapes)),))
+        parts = jnp.split(drawn, np.cumsum([*map(math.prod, shapes)])[:-1])
+        of_leaf = iter([x.reshape(s) for x, s in zip(parts, shapes, strict=True)])
+        with_draws = _each_leaf(updates, counts, combine, lambda x: (x, next(of_leaf)))
+        return *with_draws, state
 
     return Reducer(tree)
 
@@ -93,11 +107,17 @@ def _is_sent(x: jax.Array) -> bool:
     return jnp.issubdtype(x.dtype, jnp.floating) and x.size > 0
 
 
-def _each_leaf(updates: PyTree, combine: Callable) -> tuple[PyTree, PyTree]:
+def _each_leaf(
+    updates: PyTree,
+    counts: list[int],
+    combine: Callable[..., tuple[Any, Any]],
+    inputs: Callable[[jax.Array], tuple[jax.Array, ...]],
+) -> tuple[PyTree, PyTree]:
     leaves, form = jax.tree.flatten(updates)
     pairs = []
-    for x in map(jnp.asarray, leaves):
-        pair = combine(x) if _is_sent(x) else (x, x)
+    for x, count in zip(map(jnp.asarray, leaves), counts, strict=True):
+        of_layers = stacking.layerwise(combine, count)
+        pair = of_layers(*inputs(x)) if _is_sent(x) else (x, x)
         pairs.append([y.astype(x.dtype) for y in pair])
     combined, sent = ([pair[i] for pair in pairs] for i in (0, 1))
     return form.unflatten(combined), form.unflatten(sent)

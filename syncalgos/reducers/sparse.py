@@ -8,11 +8,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from syncalgos import checks, collectives, contract
+from syncalgos import checks, collectives, contract, stacking
 from syncalgos.collectives import WORKERS, Axis, PyTree
 from syncalgos.draws import common_key, own_key
 from syncalgos.precision import wide_dtype, widen
-from syncalgos.reducers import dense
+from syncalgos.reducers import dense, packing
 from syncalgos.reducers.reducer import (
     Reducer,
     draw_entries,
@@ -20,30 +20,35 @@ from syncalgos.reducers.reducer import (
     leafwise,
     share_of,
 )
+from syncalgos.stacking import Stacked
 
 
 def top_k(
     density: float = 0.01,
     bits: Literal[8, 4, 2] | None = None,
     seed: int = 0,
+    stacked: Stacked = 0,
     axis: Axis = WORKERS,
 ) -> Reducer:
     """The mean of each worker's entries of largest magnitude; its others count as 0.
 
-    Each worker gathers the others' values and int32 indices: (N-1) · 8 bytes per
-    chosen float32 entry.
+    Each worker gathers the others' values and indices, of 16 bits in leaves of at most
+    65,536 entries, else of 32: (N-1) · 6 or 8 bytes per chosen float32 entry.
 
     Args:
         density: the share of a leaf's entries that is sent, rounded up; above 0, at
             most 1.
         bits: 8, 4 or 2 to round the values at random, as `quantized` does.
         seed: of that rounding, which differs between workers.
+        stacked: which leaves hold several layers, of each of which the largest are sent
+            as of a leaf (see `Stacked`).
         axis: the mapped axis or axes over which the workers lie.
 
     Source: Aji and Heafield, "Sparse communication for distributed gradient descent",
     EMNLP 2017.
     """
     density = checks.share("top_k: density", density)
+    stacked = stacking.check("top_k: stacked", stacked)
     seed = checks.whole("seed", seed, least=0)
     encode, decode = (lambda values, draws: values), (lambda code, count: code)
     if bits is not None:
@@ -56,17 +61,18 @@ def top_k(
     def combine(x, draws: Any = None):
         flat, none = x.reshape(-1), jnp.zeros(x.size, wide_dtype(x.dtype))
         _, chosen = jax.lax.top_k(jnp.abs(flat), count(x))
-        chosen = chosen.astype(jnp.int32)
+        chosen = chosen.astype(packing.index_dtype(x.size))
         code = encode(flat[chosen] if bits is None else widen(flat[chosen]), draws)
         indices, codes = collectives.gather((chosen, code), axis)
         values = jax.vmap(lambda code: decode(code, count(x)))(codes)
-        total = none.at[indices].add(widen(values))  # (workers, chosen) each
+        # (workers, chosen) each
+        total = none.at[indices.astype(jnp.int32)].add(widen(values))
         sent = none.at[chosen].set(widen(decode(code, count(x))))
         return (total / len(values)).reshape(x.shape), sent.reshape(x.shape)
 
     if bits is None:
-        return leafwise(combine)
-    return drawing(combine, count, lambda step: own_key(seed, step, axis))
+        return leafwise(combine, stacked)
+    return drawing(combine, count, lambda step: own_key(seed, step, axis), stacked)
 
 
 def random_k(density: float = 0.01, seed: int = 0, axis: Axis = WORKERS) -> Reducer:

@@ -6,7 +6,7 @@ from itertools import product
 import numpy as np
 from problems import SHAPES
 
-from recurrences import START, local_steps
+from recurrences import LR, START, falling, local_steps, rate
 from recurrences.topk_sgd import largest
 
 SETTINGS = [
@@ -14,6 +14,8 @@ SETTINGS = [
     {"decay": 0.9, "chunk": 4, "top_k": 3},
     {"decay": 0.8, "chunk": 3, "top_k": 1},
     {"decay": 0.9, "chunk": 2, "top_k": 2, "sign": True},
+    {"decay": 0.9, "top_k": 3, "sign": True, "learning_rate": falling},
+    {"decay": 0.9, "top_k": 3, "learning_rate": LR},
 ]
 
 
@@ -43,11 +45,15 @@ def chunks(longest):
             yield places[tuple(block)].ravel(), dct
 
 
-def recurrence(workers, decay=0.999, chunk=64, top_k=32, sign=False):
+def recurrence(
+    workers, decay=0.999, chunk=64, top_k=32, sign=False, learning_rate=None
+):
     momentum = np.zeros((workers, START.size))
 
     def combine(grads, theta, step):
-        momentum[:] = decay * momentum + grads
+        accumulates_steps = sign and learning_rate is not None
+        scale = rate(learning_rate, step) if accumulates_steps else 1
+        momentum[:] = decay * momentum + scale * np.array(grads)
         g = np.zeros_like(START)
         for places, dct in chunks(chunk):
             total, senders = np.zeros(places.size), np.zeros(places.size)
@@ -60,5 +66,6 @@ def recurrence(workers, decay=0.999, chunk=64, top_k=32, sign=False):
             g[places] = dct.T @ (total / np.maximum(senders, 1))
         return [np.sign(g) if sign else g] * workers
 
-    for _, theta in local_steps(workers, combine=combine):
+    steps = LR if learning_rate is None else learning_rate
+    for _, theta in local_steps(workers, steps, combine):
         yield theta[0], theta

@@ -1,23 +1,33 @@
-"""Vogels 2019, algorithms 1 and 2."""
+"""Vogels 2019, algorithms 1 and 2; the rate is that of PyTorch's hook."""
 
 import jax
 import numpy as np
 
 from recurrences import START, by_leaf, draw_key, local_steps, mean
 
-SETTINGS = [{}, {"rank": 1, "seed": 5}, {"rank": 4}]
+SETTINGS = [
+    {},
+    {"min_rate": 0.0},
+    {"rank": 1, "seed": 5, "min_rate": 1.0},
+    {"rank": 4, "min_rate": 0.0, "dense_steps": 5},
+]
 
 
-def recurrence(workers, rank=2, seed=0):
+def recurrence(workers, rank=2, seed=0, min_rate=2.0, dense_steps=0):
     residual = [np.zeros_like(START)] * workers
     q, p_hat = {}, {}  # by the number of the leaf
+
+    def is_compressed(leaf):
+        if leaf.ndim < 2:
+            return False
+        return leaf.size > min_rate * min(rank, *leaf.shape) * sum(leaf.shape)
 
     def first_q(number, matrix):
         shape = (matrix.shape[1], min(rank, *matrix.shape))
         return np.asarray(jax.random.normal(draw_key(seed, number), shape))
 
     def combined(number, *leaves):
-        if leaves[0].ndim < 2:
+        if not is_compressed(leaves[0]):
             return mean(leaves)
         if number not in q:
             q[number] = first_q(number, leaves[0])
@@ -27,11 +37,13 @@ def recurrence(workers, rank=2, seed=0):
         return p_hat[number] @ q[number].T
 
     def lost(number, leaf):
-        if leaf.ndim < 2:
+        if not is_compressed(leaf):
             return np.zeros_like(leaf)
         return leaf - p_hat[number] @ p_hat[number].T @ leaf
 
     def compressed(grads, theta, step):
+        if step < dense_steps:
+            return [mean(grads)] * workers
         m = [grads[i] + residual[i] for i in range(workers)]
         g = by_leaf(combined, *m)
         residual[:] = [by_leaf(lost, m[i]) for i in range(workers)]

@@ -5,14 +5,60 @@ from problems import SHAPES
 
 from recurrences import PERIOD, START, local_steps, mean
 
+
+def by_name(params):
+    return {"bias": 1, "kernel": 0, "readout": 0, "scale": 1}
+
+
 SETTINGS = [
     {"period": PERIOD},
     {"period": PERIOD, "fragments": 1, "outer_lr": 0.4, "outer_momentum": 0.5},
     {"period": PERIOD, "fragments": 2, "delay": 1, "alpha": 0.5},
     {"period": 6, "fragments": 3, "delay": 1},
     {"period": PERIOD, "fragments": 2, "alpha": 0.25},
+    {"period": PERIOD, "fragments": 2, "cut": by_name},
+    {"period": PERIOD, "cut": "bytes"},
+    {"period": PERIOD, "fragments": 2, "cut": "bytes", "delay": 1, "alpha": 0.5},
+    {"period": PERIOD, "fragments": 2, "cut": "layers"},
+    {
+        "period": PERIOD,
+        "fragments": 2,
+        "delay": 1,
+        "cut": "layers",
+        "stacked": {"bias": 0, "kernel": 1, "readout": 0, "scale": 0},
+    },
 ]
-LEAF = np.repeat(range(len(SHAPES)), [int(np.prod(s)) for s in SHAPES.values()])
+
+
+def fragment_of_entries(fragments, cut, stacked):
+    """The number of each entry's fragment."""
+    leaves = {name: np.zeros(shape, int) for name, shape in SHAPES.items()}
+    if callable(cut):
+        for name, number in cut(leaves).items():
+            leaves[name][...] = number
+    elif cut == "leaves":
+        for number, names in enumerate(np.array_split([*SHAPES], fragments)):
+            for name in names:
+                leaves[name][...] = number
+    elif cut == "bytes":  # a row is where its middle is
+        before = 0
+        for leaf in leaves.values():
+            rows = leaf.reshape(len(leaf) if leaf.ndim else 1, -1)
+            for row in rows:
+                row[:] = (before + row.size / 2) * fragments // START.size
+                before += row.size
+    else:  # kernel's rows, if they are layers, first; then the largest first
+        load = np.zeros(fragments)
+        whole = sorted(leaves, key=lambda name: -leaves[name].size)
+        if stacked:
+            whole.remove("kernel")
+            for number, layer in enumerate(leaves["kernel"]):
+                layer[:] = number % fragments
+                load[number % fragments] += layer.size
+        for name in whole:
+            leaves[name][...] = np.argmin(load)
+            load[np.argmin(load)] += leaves[name].size
+    return np.concatenate([leaf.ravel() for leaf in leaves.values()])
 
 
 def recurrence(
@@ -23,12 +69,14 @@ def recurrence(
     outer_momentum=0.9,
     delay=0,
     alpha=0.0,
+    cut="leaves",
+    stacked=None,
 ):
     anchor, velocity = START, np.zeros_like(START)
-    sent = {}
+    fragment, sent = fragment_of_entries(fragments, cut, stacked), {}
     for step, theta in local_steps(workers):
-        for f, leaves in enumerate(np.array_split(range(len(SHAPES)), fragments)):
-            inside = np.isin(LEAF, leaves)
+        for f in range(fragments):
+            inside = fragment == f
             since_arrival = step + 1 - (f + 1) * period // fragments
             if (since_arrival + delay) % period == 0:
                 sent[f] = anchor - mean(theta)

@@ -1,0 +1,58 @@
+"""Layers that are stacked in one leaf: each counts as a leaf of its own."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from syncalgos import checks, contract
+from syncalgos.collectives import PyTree
+
+Stacked = PyTree | Callable[[str, tuple[int, ...]], int]
+"""How many leading axes of each leaf count layers: a tree of whole numbers like params,
+or one for whole subtrees; or a function of a leaf's path, such as "blocks/up/w", and
+its shape. What a layer of such a leaf is compressed to depends on that layer alone."""
+
+
+def check(label: str, stacked: Stacked) -> Stacked:
+    """Returns what says which leaves are stacked, or raises a ValueError."""
+    if not callable(stacked):
+        for count in jax.tree.leaves(stacked):
+            checks.whole(label, count, least=0)
+    return stacked
+
+
+def counts(stacked: Stacked, tree: PyTree) -> list[int]:
+    """How many leading axes of each leaf of a tree count layers.
+
+    Raises:
+        ValueError: a tree of another form, no whole number, or more axes than a leaf
+            has.
+    """
+    leaves = jax.tree.leaves_with_path(tree)
+    names = [jax.tree_util.keystr(p, simple=True, separator="/") for p, _ in leaves]
+    shapes = [jnp.shape(x) for _, x in leaves]
+    if callable(stacked):
+        found = [stacked(*leaf) for leaf in zip(names, shapes, strict=True)]
+    else:
+        found = contract.labels("stacked", stacked, tree)
+    for name, shape, count in zip(names, shapes, found, strict=True):
+        if checks.whole(f"stacked of {name!r}", count, least=0) > len(shape):
+            raise ValueError(
+                f"stacked of {name!r} must be at most its {len(shape)} axes, got "
+                f"{count}"
+            )
+    return [int(count) for count in found]
+
+
+def layerwise(function: Callable[..., Any], count: int) -> Callable[..., Any]:
+    """The function applied to each layer of its arguments, all at once.
+
+    Args:
+        function: of arrays, which may use collectives: they are one for all layers.
+        count: leading axes of each argument, and of each result, that count layers.
+    """
+    for _ in range(count):
+        function = jax.vmap(function)
+    return function
