@@ -92,6 +92,7 @@ OWED = {
     "sparseloco": Owed(
         sent=lambda n: 2 * gathered(n, 4 * sum(CHOSEN) + (1 + 2 + 1 + 1) + 4 * 4)
     ),
+    "scaffnew": Owed((1, 4), (1, 4)),  # as the coin of seed 0 falls
     # Rank 2 of (5, 3), rank 1 of (3, 1); vectors and scalars whole.
     "powersgd": synchronous(lambda n: ring(n, 4 * (2 * (5 + 3) + (3 + 1) + 3 + 1))),
     "topk_sgd": synchronous(lambda n: gathered(n, 8 * sum(CHOSEN))),
@@ -142,6 +143,7 @@ WITH: dict[tuple[str, str], dict[str, Any]] = {
     ("sync_sgd", "seed"): {"reduce": "int4"},
     ("diloco", "seed"): {"reduce": "int4"},
     ("streaming_diloco", "seed"): {"reduce": "int4"},
+    "proximal": 1.0,
     ("streaming_diloco", "delay"): {"fragments": 2},
     ("streaming_diloco", "period"): {"fragments": 2},
     ("push_sum", "seed"): {"drop": 0.5},

@@ -11,6 +11,8 @@ from syncalgos.algorithms.easgd import easgd as easgd
 from syncalgos.algorithms.fedavg import fedavg as fedavg
 from syncalgos.algorithms.gossip import gossip as gossip
 from syncalgos.algorithms.hierarchical import hierarchical as hierarchical
+from syncalgos.algorithms.feddyn import feddyn as feddyn
+from syncalgos.algorithms.fedprox import fedprox as fedprox
 from syncalgos.algorithms.model_averaging import model_averaging as model_averaging
 from syncalgos.algorithms.noloco import noloco as noloco
 from syncalgos.algorithms.post_local_sgd import post_local_sgd as post_local_sgd
@@ -24,6 +26,7 @@ from syncalgos.algorithms.slowmo import slowmo as slowmo
 from syncalgos.algorithms.sparseloco import sparseloco as sparseloco
 from syncalgos.algorithms.sparta import sparta as sparta
 from syncalgos.algorithms.streaming_diloco import streaming_diloco as streaming_diloco
+from syncalgos.algorithms.scaffnew import scaffnew as scaffnew
 from syncalgos.algorithms.sync_sgd import sync_sgd as sync_sgd
 from syncalgos.algorithms.topk_sgd import topk_sgd as topk_sgd
 from syncalgos.base import Strategy as _Strategy
@@ -40,6 +43,7 @@ ALGORITHMS: dict[str, _Callable[..., _Strategy]] = {
     "slowmo": slowmo,
     "diloco": diloco,
     "streaming_diloco": streaming_diloco,
+    "fedprox": fedprox,
     "eager_diloco": eager_diloco,
     "noloco": noloco,
     "easgd": easgd,
@@ -54,3 +58,5 @@ ALGORITHMS: dict[str, _Callable[..., _Strategy]] = {
     "sign_sgd": sign_sgd,
     "quantized_sgd": quantized_sgd,
 }
+    "scaffnew": scaffnew,
+    "feddyn": feddyn,
