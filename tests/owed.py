@@ -83,8 +83,16 @@ OWED = {
     "noloco": Owed(NONE, sent=lambda n: 2 * 2 * PARAMS * (n > 1)),
     "easgd": Owed(NONE),
     "gossip": peers(PARAMS),
+    # An all-reduce instead, after steps 4 and 8.
+    "gossip_pga": Owed(
+        sends_at=ALL, sent=lambda n: 6 * PARAMS * (n > 1) + 2 * ring(n, PARAMS)
+    ),
+    "d2": peers(2 * PARAMS),
+    "gradient_tracking": peers(2 * 2 * PARAMS),
+    "choco_sgd": peers(2 * 8 * sum(CHOSEN)),  # values and indices
     "push_sum": peers(PARAMS + 4),  # and the weight
     "scaffold": Owed(sent=lambda n: 2 * ring(n, 2 * PARAMS)),
+    "scaffnew": Owed((1, 4), (1, 4)),  # as the coin of seed 0 falls
     "sparta": Owed(NONE, ALL, lambda n: 2 * PERIOD * ring(n, 4 * sum(CHOSEN))),
     # 2 components of each leaf, but 1 of the scalar: value and index.
     "demo": synchronous(lambda n: gathered(n, 8 * (2 + 2 + 2 + 1))),
@@ -92,7 +100,6 @@ OWED = {
     "sparseloco": Owed(
         sent=lambda n: 2 * gathered(n, 4 * sum(CHOSEN) + (1 + 2 + 1 + 1) + 4 * 4)
     ),
-    "scaffnew": Owed((1, 4), (1, 4)),  # as the coin of seed 0 falls
     # Rank 2 of (5, 3), rank 1 of (3, 1); vectors and scalars whole.
     "powersgd": synchronous(lambda n: ring(n, 4 * (2 * (5 + 3) + (3 + 1) + 3 + 1))),
     "topk_sgd": synchronous(lambda n: gathered(n, 8 * sum(CHOSEN))),
@@ -136,6 +143,7 @@ OTHER_VALUES: dict[str, Any] = {
     "alpha": 0.5,
     "delay": 1,
     "chunk": 1,
+    "proximal": 1.0,
 }
 
 # What else is set where a parameter would else change nothing.
@@ -143,7 +151,6 @@ WITH: dict[tuple[str, str], dict[str, Any]] = {
     ("sync_sgd", "seed"): {"reduce": "int4"},
     ("diloco", "seed"): {"reduce": "int4"},
     ("streaming_diloco", "seed"): {"reduce": "int4"},
-    "proximal": 1.0,
     ("streaming_diloco", "delay"): {"fragments": 2},
     ("streaming_diloco", "period"): {"fragments": 2},
     ("push_sum", "seed"): {"drop": 0.5},

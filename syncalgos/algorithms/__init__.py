@@ -3,16 +3,22 @@
 from collections.abc import Callable as _Callable
 
 from syncalgos.algorithms.bmuf import bmuf as bmuf
+from syncalgos.algorithms.choco_sgd import choco_sgd as choco_sgd
+from syncalgos.algorithms.d2 import d2 as d2
 from syncalgos.algorithms.demo import demo as demo
 from syncalgos.algorithms.des_loc import des_loc as des_loc
 from syncalgos.algorithms.diloco import diloco as diloco
 from syncalgos.algorithms.eager_diloco import eager_diloco as eager_diloco
 from syncalgos.algorithms.easgd import easgd as easgd
 from syncalgos.algorithms.fedavg import fedavg as fedavg
-from syncalgos.algorithms.gossip import gossip as gossip
-from syncalgos.algorithms.hierarchical import hierarchical as hierarchical
 from syncalgos.algorithms.feddyn import feddyn as feddyn
 from syncalgos.algorithms.fedprox import fedprox as fedprox
+from syncalgos.algorithms.gossip import gossip as gossip
+from syncalgos.algorithms.gossip_pga import gossip_pga as gossip_pga
+from syncalgos.algorithms.gradient_tracking import (
+    gradient_tracking as gradient_tracking,
+)
+from syncalgos.algorithms.hierarchical import hierarchical as hierarchical
 from syncalgos.algorithms.model_averaging import model_averaging as model_averaging
 from syncalgos.algorithms.noloco import noloco as noloco
 from syncalgos.algorithms.post_local_sgd import post_local_sgd as post_local_sgd
@@ -20,13 +26,13 @@ from syncalgos.algorithms.powersgd import powersgd as powersgd
 from syncalgos.algorithms.push_sum import push_sum as push_sum
 from syncalgos.algorithms.qsr import qsr as qsr
 from syncalgos.algorithms.quantized_sgd import quantized_sgd as quantized_sgd
+from syncalgos.algorithms.scaffnew import scaffnew as scaffnew
 from syncalgos.algorithms.scaffold import scaffold as scaffold
 from syncalgos.algorithms.sign_sgd import sign_sgd as sign_sgd
 from syncalgos.algorithms.slowmo import slowmo as slowmo
 from syncalgos.algorithms.sparseloco import sparseloco as sparseloco
 from syncalgos.algorithms.sparta import sparta as sparta
 from syncalgos.algorithms.streaming_diloco import streaming_diloco as streaming_diloco
-from syncalgos.algorithms.scaffnew import scaffnew as scaffnew
 from syncalgos.algorithms.sync_sgd import sync_sgd as sync_sgd
 from syncalgos.algorithms.topk_sgd import topk_sgd as topk_sgd
 from syncalgos.base import Strategy as _Strategy
@@ -37,19 +43,25 @@ ALGORITHMS: dict[str, _Callable[..., _Strategy]] = {
     "post_local_sgd": post_local_sgd,
     "hierarchical": hierarchical,
     "fedavg": fedavg,
+    "fedprox": fedprox,
     "qsr": qsr,
     "des_loc": des_loc,
     "bmuf": bmuf,
     "slowmo": slowmo,
     "diloco": diloco,
     "streaming_diloco": streaming_diloco,
-    "fedprox": fedprox,
     "eager_diloco": eager_diloco,
     "noloco": noloco,
     "easgd": easgd,
     "gossip": gossip,
+    "gossip_pga": gossip_pga,
+    "d2": d2,
+    "gradient_tracking": gradient_tracking,
+    "choco_sgd": choco_sgd,
     "push_sum": push_sum,
     "scaffold": scaffold,
+    "scaffnew": scaffnew,
+    "feddyn": feddyn,
     "sparta": sparta,
     "demo": demo,
     "sparseloco": sparseloco,
@@ -58,5 +70,3 @@ ALGORITHMS: dict[str, _Callable[..., _Strategy]] = {
     "sign_sgd": sign_sgd,
     "quantized_sgd": quantized_sgd,
 }
-    "scaffnew": scaffnew,
-    "feddyn": feddyn,
