@@ -144,6 +144,7 @@ OTHER_VALUES: dict[str, Any] = {
     "delay": 1,
     "chunk": 1,
     "proximal": 1.0,
+    "consensus": 0.3,
 }
 
 # What else is set where a parameter would else change nothing.

@@ -12,6 +12,7 @@ import pytest
 
 import syncalgos
 from syncalgos import Replica
+from syncalgos.draws import own_key
 
 A, B, LR = np.array([1.0, 2.0, 1.0, 2.0]), np.array([0.0, 1.0, 2.0, 3.0]), 0.1
 BEST = 5 / 3
@@ -104,6 +105,22 @@ def test_choco_sgd_moves_as_worked_out_from_nothing_known():
         [[1.162, 0.9783333333], [1.005, 1.0446666667]],
     ]
     np.testing.assert_allclose(params[:, :2], expected, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("density", [0.02, 0.1, 0.5])
+def test_choco_sgd_stays_together_at_its_default_step(density):
+    """Along gradients of noise alone, so that nothing but mixing holds workers."""
+
+    def noise(grads, replica, state, step):
+        key = own_key(0, step, "ring")
+        return jax.random.normal(key, grads.shape, grads.dtype), state
+
+    strategy = syncalgos.choco_sgd(density, axis="ring")
+    drifting = syncalgos.chain(syncalgos.Strategy(reduce=noise), strategy)
+    anywhere = np.zeros((8, 100))
+    params, _ = replicas(drifting, 1500, anywhere, anywhere)
+    apart = np.sqrt(np.mean((params - params.mean(1, keepdims=True)) ** 2, (1, 2)))
+    assert apart[-500:].max() < 1.2 * apart[500:-500].max()
 
 
 def test_fedprox_and_feddyn_move_as_worked_out():

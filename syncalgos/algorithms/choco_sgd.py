@@ -20,7 +20,7 @@ class ChocoState(NamedTuple):
 
 
 def choco_sgd(
-    density: float = 0.1, consensus: float = 0.5, axis: Axis = WORKERS
+    density: float = 0.1, consensus: float | None = None, axis: Axis = WORKERS
 ) -> Strategy:
     """CHOCO-SGD: gossip on a ring that sends the largest changes alone.
 
@@ -32,8 +32,8 @@ def choco_sgd(
     Args:
         density: the share of a leaf's entries that is sent, rounded up; above 0, at
             most 1.
-        consensus: γ, the step to the neighbours, above 0, at most 1; the less is sent,
-            the smaller it must be.
+        consensus: γ, the step to the neighbours, above 0, at most 1; none means 2 ×
+            density, or 1 if that is less.
         axis: the mapped axis or axes over which the workers lie.
 
     Returns:
@@ -44,13 +44,16 @@ def choco_sgd(
     Raises:
         ValueError: a parameter outside its range.
 
-    Replicas do not agree; their mean is that of SGD whatever is lost. x̂ starts at the
-    params, which must be equal on all workers, and not at 0 as in the paper.
+    Replicas do not agree; mixing leaves their mean as it is, whatever is lost. With γ
+    above 4 × density they may drift apart for good. x̂ starts at the params, which must
+    be equal on all workers, and not at 0 as in the paper.
 
     Source: Koloskova, Stich and Jaggi, "Decentralized stochastic optimization and
     gossip algorithms with compressed communication", ICML 2019, algorithm 2.
     """
     density = checks.share("choco_sgd: density", density)
+    if consensus is None:
+        consensus = min(1.0, 2 * density)
     consensus = checks.share("choco_sgd: consensus", consensus)
 
     def init(params):

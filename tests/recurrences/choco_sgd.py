@@ -22,7 +22,8 @@ def largest(vector, density):
     return by_leaf(leaf, vector)
 
 
-def recurrence(workers, density=0.1, consensus=0.5):
+def recurrence(workers, density=0.1, consensus=None):
+    consensus = min(1, 2 * density) if consensus is None else consensus
     known = [START] * workers  # in the paper it starts at 0
     for _, theta in local_steps(workers):
         for i in range(workers):
