@@ -45,8 +45,10 @@ def ring_moves(tree: PyTree, axis: Axis) -> PyTree:
     and each neighbour. Where all have the same it is exactly 0.
     """
     left, right = (collectives.shift(tree, by, axis) for by in (-1, 1))
+    # Each by itself: XLA would join the last product of a sum with what it is added to,
+    # and round so where the sum is fused, and not where it is not.
     return jax.tree.map(
-        lambda x, a, b: ((a - x) + (b - x)) / 3, widen(tree), left, right
+        lambda x, a, b: (a - x) / 3 + (b - x) / 3, widen(tree), left, right
     )
 
 

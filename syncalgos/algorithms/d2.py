@@ -29,8 +29,8 @@ def d2(mixing: float = 0.5, axis: Axis = WORKERS) -> Strategy:
     Which is, with the inner updates u, xₜ₊₁ = V (2 xₜ - xₜ₋₁ + uₜ - uₜ₋₁).
 
     Args:
-        mixing: m, above 0, at most 1. At 1 the smallest eigenvalue of V is -1/3 for an
-            even number of workers, where it must be above.
+        mixing: m, the share of the ring's weights in what is applied, above 0, at most
+            1; at 1 an even number of workers is at the edge of stability.
         axis: the mapped axis or axes over which the workers lie.
 
     Returns:

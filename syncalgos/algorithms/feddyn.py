@@ -31,7 +31,7 @@ def feddyn(period: int = 16, proximal: float = 0.1, axis: Axis = WORKERS) -> Str
 
     Args:
         period: local steps of a round, at least 1.
-        proximal: α, strength of the pull, above 0; 0.01 in most of the authors' runs.
+        proximal: α, strength of the pull, above 0; 0.01 in the authors' code.
         axis: the mapped axis or axes over which the workers lie.
 
     Returns:

@@ -22,10 +22,9 @@ def gossip_pga(
         θᵢ ← (θᵢ₋₁ + θᵢ + θᵢ₊₁) / 3              else, ring
 
     Args:
-        period: local steps between two averages over all workers, at least 1; 6 in the
-            paper.
-        topology: of the steps between, exponential (one peer a step, another each time)
-            or ring.
+        period: local steps between two averages over all workers, at least 1.
+        topology: of the steps between these, exponential (one peer a step, another each
+            time) or ring.
         axis: the mapped axis or axes over which the workers lie.
 
     Returns:

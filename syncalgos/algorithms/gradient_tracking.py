@@ -53,6 +53,7 @@ def gradient_tracking(axis: Axis = WORKERS) -> Strategy:
 
     def reduce(grads, replica, state, step):  # sees the old params
         tracked = jax.tree.map(jnp.add, widen(grads), state.correction)
+        # Its own gradient, so each worker decides for itself; the mean of c stays 0.
         finite = if_finite(grads, tracked, state.correction)
         changes, moves = peers.ring_moves((finite, replica.params), axis)
         correction = jax.tree.map(jnp.add, state.correction, changes)

@@ -71,10 +71,9 @@ def scaffnew(
     def sync(replica, state, step):
         unit = rate(step) / chance
         params = widen(replica.params)
-        # Without h its mean, which is 0, would gather rounding.
-        average = collectives.mean(
-            jax.tree.map(lambda x, h: x - unit * h, params, state.control), axis
-        )
+        # The mean of h is 0; sent along, it stays so under rounding.
+        sent = jax.tree.map(lambda x, h: x - unit * h, params, state.control)
+        average = collectives.mean(narrow(sent, params), axis)
         # At the end of a schedule γ may be 0: then h stays.
         divisor = jnp.where(unit > 0, unit, jnp.inf)
         control = jax.tree.map(
