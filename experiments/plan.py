@@ -32,6 +32,7 @@ from syncalgos import (
     at_syncs,
     chain,
     checks,
+    ema,
     sync_sgd,
     until,
 )
@@ -182,14 +183,14 @@ def _inner(
 def _composed(
     strategy: Strategy, s: Namespace, optimizer: optax.GradientTransformation
 ) -> Strategy:
-    """With what the common flags add: the optimizer's state, a synchronous start."""
+    """Adds what common flags ask for: optimizer state, a synchronous start, an EMA."""
     if s.opt_state_at_sync != "keep":
         at_sync = optimizers.AT_SYNC[s.opt_state_at_sync](optimizer)
         strategy = at_syncs(strategy, at_sync)
     if s.sync_until:
         n = s.sync_until
         strategy = chain(until(n, sync_sgd()), after(n, strategy))
-    return strategy
+    return strategy if s.ema is None else ema(strategy, s.ema)
 
 
 def _fill_in(s: Namespace, task: Task) -> None:

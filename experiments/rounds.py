@@ -61,7 +61,8 @@ def ends(
 
 def center_step(plan: Plan, rounds: np.ndarray | None, steps: int) -> int:
     """Returns the last local step that is in the center after so many."""
-    if isinstance(plan.algorithm.center, MeanCenter) or rounds is None:
+    follows = plan.settings.ema or isinstance(plan.algorithm.center, MeanCenter)
+    if follows or rounds is None:
         return steps
     found = np.flatnonzero(rounds[:steps])
     return int(found[-1]) + 1 if len(found) else 0

@@ -198,10 +198,12 @@ WORKERS = [
         choices=("keep", "reset", "average"),
     ),
     Setting(
+        "ema", number, "ship a moving average of params; its decay", above=0, below=1
+    ),
+    Setting(
         "displacements",
         None,
-        "measure how far, and how alike, the workers go between syncs (at the cost "
-        "of a copy of the params)",
+        "measure how far, and how alike, workers go between syncs (a copy of params)",
         False,
     ),
 ]

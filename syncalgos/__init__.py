@@ -3,6 +3,7 @@
 from syncalgos import collectives as collectives
 from syncalgos import reducers as reducers
 from syncalgos.algorithms import *  # noqa: F403  every algorithm, and ALGORITHMS
+from syncalgos.averages import ema as ema
 from syncalgos.base import MeanCenter as MeanCenter
 from syncalgos.base import Replica as Replica
 from syncalgos.base import Strategy as Strategy

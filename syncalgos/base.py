@@ -242,7 +242,16 @@ def every(
 
 def sync_every(period: int, strategy: Strategy) -> Strategy:
     """`every` for the sync alone: the reduction acts at all steps."""
-    gated = every(period, strategy._replace(reduce=keep_grads))
+    return _sync_gated(functools.partial(every, period), strategy)
+
+
+def sync_when(active: Callable[[Any], Any], strategy: Strategy) -> Strategy:
+    """`when` for the sync alone: the reduction acts at all steps."""
+    return _sync_gated(functools.partial(when, active), strategy)
+
+
+def _sync_gated(gate: Callable[[Strategy], Strategy], strategy: Strategy) -> Strategy:
+    gated = gate(strategy._replace(reduce=keep_grads))
     at_end = Composed(
         gated.sync,
         members=(),

@@ -83,8 +83,16 @@ OWED = {
     "noloco": Owed(NONE, sent=lambda n: 2 * 2 * PARAMS * (n > 1)),
     "easgd": Owed(NONE),
     "gossip": peers(PARAMS),
+    # An all-reduce instead, after steps 4 and 8.
+    "gossip_pga": Owed(
+        sends_at=ALL, sent=lambda n: 6 * PARAMS * (n > 1) + 2 * ring(n, PARAMS)
+    ),
+    "d2": peers(2 * PARAMS),
+    "gradient_tracking": peers(2 * 2 * PARAMS),
+    "choco_sgd": peers(2 * 8 * sum(CHOSEN)),  # values and indices
     "push_sum": peers(PARAMS + 4),  # and the weight
     "scaffold": Owed(sent=lambda n: 2 * ring(n, 2 * PARAMS)),
+    "scaffnew": Owed((1, 4), (1, 4)),  # as the coin of seed 0 falls
     "sparta": Owed(NONE, ALL, lambda n: 2 * PERIOD * ring(n, 4 * sum(CHOSEN))),
     # 2 components of each leaf, value and index of 16 bits; the scalar as it is.
     "demo": synchronous(lambda n: gathered(n, 6 * (2 + 2 + 2)) + ring(n, 4)),
@@ -138,6 +146,8 @@ OTHER_VALUES: dict[str, Any] = {
     "min_rate": 2.0,
     "cut": "bytes",
     "stacked": lambda path, shape: int(path == "in"),
+    "proximal": 1.0,
+    "consensus": 0.3,
 }
 
 # What else is set where a parameter would else change nothing.

@@ -122,6 +122,7 @@ BAD = {
     "--algo streaming_diloco --delay 4": ["delay", "below", "= 4", "got 4"],
     "--opt-state-at-sync rest": ["'rest'", "'reset'", "keep", "average"],
     "--algo sync_sgd --opt-state-at-sync reset": ["never syncs"],
+    "--ema 1": ["--ema", "below 1", "got 1"],
 }
 
 

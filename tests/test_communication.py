@@ -52,6 +52,15 @@ def test_gather_sends_its_part_to_all_others():
     assert sent.bytes_per_worker == 4 * BYTES
 
 
+@pytest.mark.parametrize(("topology", "peers"), [("exponential", 1), ("ring", 2)])
+def test_gossip_of_opt_state_sends_its_floats_too(topology, peers):
+    """Adam's moments are twice the params; its count is no float, and stays."""
+    replica = syncalgos.Replica(PARAMS, optax.adam(0.1).init(PARAMS))
+    strategy = syncalgos.gossip(topology, mix_opt_state=True)
+    sent = syncalgos.communication(strategy, replica, workers=5, steps=3)
+    assert sent.bytes_per_worker == 3 * peers * 3 * BYTES
+
+
 @pytest.mark.parametrize("by", [1, 3])
 def test_shift_sends_its_part_once(by):
     sent = count(syncing(lambda params, step: collectives.shift(params, by)), workers=5)

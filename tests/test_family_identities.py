@@ -139,6 +139,25 @@ def test_push_sum_without_failures_is_gossip(workers):
     assert_same(pushed, train(gossip(), HEAVY_BALL, workers))
 
 
+def test_choco_sgd_that_loses_nothing_is_gossip():
+    """Of the ring that mixes after the local step."""
+    whole = train(syncalgos.choco_sgd(density=1, consensus=1), HEAVY_BALL)
+    ring = syncalgos.gossip_pga(10**6, "ring")
+    assert_same(whole, train(ring, HEAVY_BALL))
+
+
+def test_gossip_pga_of_three_workers_on_a_ring_averages_at_every_step():
+    """They all are neighbours."""
+    ring = train(syncalgos.gossip_pga(PERIOD, "ring"), HEAVY_BALL, workers=3)
+    assert_same(ring, train(average(), HEAVY_BALL, workers=3))
+
+
+@pytest.mark.parametrize("name", ["gossip_pga", "fedprox"])
+def test_of_period_one_it_averages_at_every_step(name):
+    """A proximal term has nothing to pull where each step starts from the average."""
+    assert_same(train(syncalgos.ALGORITHMS[name](1), HEAVY_BALL), averaged(1))
+
+
 @pytest.mark.parametrize("slow_lr", [1.0, 0.4])
 def test_slowmo_at_a_constant_learning_rate_is_bmuf(slow_lr):
     slow = slowmo(PERIOD, 0.8, slow_lr, learning_rate=LR)

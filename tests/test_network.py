@@ -441,6 +441,7 @@ CASES = {
     "eager, of 3 steps": ("eager_diloco", {"period": 3}),
     "exponential graph": ("gossip", {}),
     "ring": ("gossip", {"topology": "ring"}),
+    "gradient tracking": ("gradient_tracking", {}),
 }
 REST = set(syncalgos.ALGORITHMS) - {name for name, _ in CASES.values()} - {"easgd"}
 

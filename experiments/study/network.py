@@ -282,6 +282,8 @@ def delay_of(algo: str, arguments: Mapping[str, Any]) -> int:
         return arguments["period"]
     if algo == "gossip":  # a ring mixes old params: they travel during the local step
         return int(arguments["topology"] == "ring")
+    if algo == "gradient_tracking":  # old params too, and gradients used a step later
+        return 1
     delay = arguments.get("delay", 0)
     is_whole = isinstance(delay, int) and not isinstance(delay, bool)
     return max(delay, 0) if is_whole else 0

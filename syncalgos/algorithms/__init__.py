@@ -3,13 +3,21 @@
 from collections.abc import Callable as _Callable
 
 from syncalgos.algorithms.bmuf import bmuf as bmuf
+from syncalgos.algorithms.choco_sgd import choco_sgd as choco_sgd
+from syncalgos.algorithms.d2 import d2 as d2
 from syncalgos.algorithms.demo import demo as demo
 from syncalgos.algorithms.des_loc import des_loc as des_loc
 from syncalgos.algorithms.diloco import diloco as diloco
 from syncalgos.algorithms.eager_diloco import eager_diloco as eager_diloco
 from syncalgos.algorithms.easgd import easgd as easgd
 from syncalgos.algorithms.fedavg import fedavg as fedavg
+from syncalgos.algorithms.feddyn import feddyn as feddyn
+from syncalgos.algorithms.fedprox import fedprox as fedprox
 from syncalgos.algorithms.gossip import gossip as gossip
+from syncalgos.algorithms.gossip_pga import gossip_pga as gossip_pga
+from syncalgos.algorithms.gradient_tracking import (
+    gradient_tracking as gradient_tracking,
+)
 from syncalgos.algorithms.hierarchical import hierarchical as hierarchical
 from syncalgos.algorithms.model_averaging import model_averaging as model_averaging
 from syncalgos.algorithms.noloco import noloco as noloco
@@ -18,6 +26,7 @@ from syncalgos.algorithms.powersgd import powersgd as powersgd
 from syncalgos.algorithms.push_sum import push_sum as push_sum
 from syncalgos.algorithms.qsr import qsr as qsr
 from syncalgos.algorithms.quantized_sgd import quantized_sgd as quantized_sgd
+from syncalgos.algorithms.scaffnew import scaffnew as scaffnew
 from syncalgos.algorithms.scaffold import scaffold as scaffold
 from syncalgos.algorithms.sign_sgd import sign_sgd as sign_sgd
 from syncalgos.algorithms.slowmo import slowmo as slowmo
@@ -34,6 +43,7 @@ ALGORITHMS: dict[str, _Callable[..., _Strategy]] = {
     "post_local_sgd": post_local_sgd,
     "hierarchical": hierarchical,
     "fedavg": fedavg,
+    "fedprox": fedprox,
     "qsr": qsr,
     "des_loc": des_loc,
     "bmuf": bmuf,
@@ -44,8 +54,14 @@ ALGORITHMS: dict[str, _Callable[..., _Strategy]] = {
     "noloco": noloco,
     "easgd": easgd,
     "gossip": gossip,
+    "gossip_pga": gossip_pga,
+    "d2": d2,
+    "gradient_tracking": gradient_tracking,
+    "choco_sgd": choco_sgd,
     "push_sum": push_sum,
     "scaffold": scaffold,
+    "scaffnew": scaffnew,
+    "feddyn": feddyn,
     "sparta": sparta,
     "demo": demo,
     "sparseloco": sparseloco,

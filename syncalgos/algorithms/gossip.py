@@ -5,16 +5,16 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
-from syncalgos import checks, collectives, peers
-from syncalgos.base import MeanCenter, Strategy
+from syncalgos import checks, peers
+from syncalgos.base import MeanCenter, Strategy, chain
 from syncalgos.collectives import WORKERS, Axis
 from syncalgos.precision import narrow, widen
 
-TOPOLOGIES = ("exponential", "ring")
-
 
 def gossip(
-    topology: Literal["exponential", "ring"] = "exponential", axis: Axis = WORKERS
+    topology: Literal["exponential", "ring"] = "exponential",
+    mix_opt_state: bool = False,
+    axis: Axis = WORKERS,
 ) -> Strategy:
     """Gossip: at every local step, each worker averages with one or two neighbours.
 
@@ -28,12 +28,15 @@ def gossip(
 
     Args:
         topology: exponential (one peer a step, another each time) or ring.
+        mix_opt_state: average the floats of the inner optimizer's state, such as its
+            momentum, with the same neighbours after the step.
         axis: the mapped axis or axes over which the workers lie.
 
     Returns:
         A Strategy. State: none, or of the ring how far the mixing moves the params. A
-        step sends params once (exponential) or twice (ring), to neighbours. opt_state
-        and buffers stay local.
+        step sends params once (exponential) or twice (ring), to neighbours, and with
+        mix_opt_state the floats of opt_state as often. Else opt_state stays local, and
+        buffers do.
 
     Raises:
         ValueError: an unknown topology.
@@ -42,19 +45,25 @@ def gossip(
     reaches the exact mean in k steps.
 
     Source: Ying et al., "Exponential graph is provably efficient for decentralized deep
-    training", NeurIPS 2021; ring: Lian et al., "Can decentralized algorithms outperform
-    centralized algorithms?", NeurIPS 2017, algorithm 1.
+    training", NeurIPS 2021, where momentum is mixed too; ring: Lian et al., "Can
+    decentralized algorithms outperform centralized algorithms?", NeurIPS 2017,
+    algorithm 1.
     """
-    checks.one_of("topology", topology, TOPOLOGIES)
-    return _ring(axis) if topology == "ring" else _exponential(axis)
+    checks.one_of("topology", topology, peers.TOPOLOGIES)
+    of_params = _ring(axis) if topology == "ring" else _exponential(axis)
+    if not mix_opt_state:
+        return of_params
+
+    def sync(replica, state, step):
+        opt_state = peers.mix(replica.opt_state, topology, step, axis)
+        return replica._replace(opt_state=opt_state), state
+
+    return chain(of_params, Strategy(sync=sync, center=MeanCenter(axis)))
 
 
 def _exponential(axis: Axis) -> Strategy:
     def sync(replica, state, step):
-        peer = peers.of_exponential_graph(replica.params, step, axis)
-        params = jax.tree.map(
-            lambda own, other: (own + other) / 2, replica.params, peer
-        )
+        params = peers.mix(replica.params, "exponential", step, axis)
         return replica._replace(params=params), state
 
     return Strategy(sync=sync, center=MeanCenter(axis))
@@ -65,17 +74,10 @@ def _ring(axis: Axis) -> Strategy:
         return jax.tree.map(jnp.zeros_like, widen(params))
 
     def reduce(grads, replica, state, step):  # sees the old params
-        old = replica.params
-        if collectives.size(axis) == 1:
-            return grads, state
-        left, right = (collectives.shift(old, by, axis) for by in (-1, 1))
-        moves = jax.tree.map(
-            lambda x, a, b: (a + x + b) / 3 - x, widen(old), left, right
-        )
-        return grads, moves
+        return grads, peers.ring_moves(replica.params, axis)
 
     def sync(replica, state, step):
-        mixed = jax.tree.map(lambda x, move: x + move, replica.params, state)
+        mixed = jax.tree.map(jnp.add, replica.params, state)
         return replica._replace(params=narrow(mixed, replica.params)), state
 
     return Strategy(init, reduce, sync, MeanCenter(axis))

@@ -2,9 +2,16 @@
 
 from math import ceil, log2
 
+import numpy as np
+
 from recurrences import START, local_steps, mean
 
-SETTINGS = [{}, {"topology": "ring"}]
+SETTINGS = [
+    {},
+    {"topology": "ring"},
+    {"mix_opt_state": True},
+    {"topology": "ring", "mix_opt_state": True},
+]
 
 
 def peer(worker, step, workers):
@@ -12,15 +19,33 @@ def peer(worker, step, workers):
     return (worker + 2 ** (step % ceil(log2(workers)))) % workers
 
 
-def recurrence(workers, topology="exponential"):
-    old = [START] * workers
-    for step, theta in local_steps(workers):
-        new = list(theta)
+def ring_mean(values, worker):
+    """The mean of what a worker and both its neighbours have."""
+    return (
+        values[worker - 1] + values[worker] + values[(worker + 1) % len(values)]
+    ) / 3
+
+
+def pair_mean(values, worker, step):
+    """The mean of what a worker and its peer of this step have."""
+    workers = len(values)
+    if workers == 1:
+        return values[0]
+    return (values[worker] + values[peer(worker, step, workers)]) / 2
+
+
+def recurrence(workers, topology="exponential", mix_opt_state=False):
+    old, momentum = [START] * workers, [np.zeros_like(START)] * workers
+    for step, theta in local_steps(workers, momentum=momentum):
+        new, heavy = list(theta), list(momentum)
         for i in range(workers):
             if topology == "ring":
-                mixed = (old[i - 1] + old[i] + old[(i + 1) % workers]) / 3
-                theta[i] = mixed + (new[i] - old[i])
-            elif workers > 1:
-                theta[i] = (new[i] + new[peer(i, step, workers)]) / 2
+                theta[i] = ring_mean(old, i) + (new[i] - old[i])
+                mixed = ring_mean(heavy, i)
+            else:
+                theta[i] = pair_mean(new, i, step)
+                mixed = pair_mean(heavy, i, step)
+            if mix_opt_state:
+                momentum[i] = mixed
         old = list(theta)
         yield mean(theta), theta

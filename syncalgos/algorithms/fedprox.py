@@ -1,0 +1,65 @@
+"""FedProx: model averaging with a pull to the last average."""
+
+from typing import NamedTuple
+
+import jax
+
+from syncalgos import checks, collectives
+from syncalgos.base import MeanCenter, Strategy, sync_every
+from syncalgos.collectives import WORKERS, Axis, PyTree
+from syncalgos.precision import narrow, widen
+
+
+class FedProxState(NamedTuple):
+    """The anchor x."""
+
+    anchor: PyTree
+
+
+def fedprox(period: int = 16, proximal: float = 0.01, axis: Axis = WORKERS) -> Strategy:
+    """FedProx: local losses with a proximal term, (μ / 2) |θ - x|².
+
+    At every local step, for gradients g and params θ that began at x, and after every
+    `period` of them:
+
+        g ← g + μ (θ - x)
+        x, θ ← mean(θ)
+
+    Args:
+        period: local steps of a round, at least 1.
+        proximal: μ, strength of the pull, above 0; published values go from
+            0.001 to 1.
+        axis: the mapped axis or axes over which the workers lie.
+
+    Returns:
+        A Strategy. State: x, shaped like params, at least float32, equal on all
+        workers. A sync sends params once. The center is the mean of the replicas.
+        opt_state and buffers stay local.
+
+    Raises:
+        ValueError: a parameter outside its range.
+
+    An inner optimizer that normalises gradients, as Adam does, normalises the pull too.
+
+    Source: Li et al., "Federated optimization in heterogeneous networks", MLSys 2020
+    (2018), algorithm 2, all workers.
+    """
+    proximal = checks.real("fedprox: proximal", proximal, above=0)
+
+    def init(params):
+        return FedProxState(widen(params))
+
+    def reduce(grads, replica, state, step):
+        pulled = jax.tree.map(
+            lambda g, x, anchor: g + proximal * (x - anchor),
+            widen(grads),
+            widen(replica.params),
+            state.anchor,
+        )
+        return narrow(pulled, grads), state
+
+    def sync(replica, state, step):
+        params = collectives.mean(replica.params, axis)
+        return replica._replace(params=params), FedProxState(widen(params))
+
+    return sync_every(period, Strategy(init, reduce, sync, MeanCenter(axis)))

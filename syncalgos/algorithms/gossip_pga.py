@@ -1,0 +1,54 @@
+"""Gossip with a global average every so often."""
+
+from typing import Literal
+
+from syncalgos import checks, peers
+from syncalgos.base import MeanCenter, Strategy, chain, every, when
+from syncalgos.collectives import WORKERS, Axis
+from syncalgos.syncs import average
+
+
+def gossip_pga(
+    period: int = 16,
+    topology: Literal["exponential", "ring"] = "exponential",
+    axis: Axis = WORKERS,
+) -> Strategy:
+    """Gossip with periodic global averaging.
+
+    After local step t = 0, 1, …, for N workers, modulo N:
+
+        θᵢ ← mean(θ)                             if `period` divides t + 1
+        θᵢ ← (θᵢ + θⱼ) / 2,  j = i + 2^(t mod ⌈log₂ N⌉)   else, exponential
+        θᵢ ← (θᵢ₋₁ + θᵢ + θᵢ₊₁) / 3              else, ring
+
+    Args:
+        period: local steps between two averages over all workers, at least 1.
+        topology: of the steps between these, exponential (one peer a step, another each
+            time) or ring.
+        axis: the mapped axis or axes over which the workers lie.
+
+    Returns:
+        A Strategy. No state. A step sends params once (exponential) or twice (ring) to
+        neighbours; where all average, once by an all-reduce instead. opt_state and
+        buffers stay local.
+
+    Raises:
+        ValueError: a parameter outside its range.
+
+    The ring mixes params after the step, where that of `gossip` mixes those before it.
+
+    Source: Chen et al., "Accelerating gossip SGD with periodic global averaging", ICML
+    2021.
+    """
+    period = checks.whole("period", period, least=1)
+    checks.one_of("topology", topology, peers.TOPOLOGIES)
+
+    def sync(replica, state, step):
+        params = peers.mix(replica.params, topology, step, axis)
+        return replica._replace(params=params), state
+
+    mixing = Strategy(sync=sync, center=MeanCenter(axis))
+    return chain(
+        when(lambda step: (step + 1) % period != 0, mixing),
+        every(period, average(axis=axis)),
+    )

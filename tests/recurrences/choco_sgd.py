@@ -1,0 +1,34 @@
+"""Koloskova 2019, algorithm 2, on a ring with top-k of each leaf."""
+
+from math import ceil
+
+import numpy as np
+
+from recurrences import START, by_leaf, local_steps, mean
+from recurrences.gossip import ring_mean
+
+SETTINGS = [{}, {"density": 0.3, "consensus": 0.4}, {"density": 1.0, "consensus": 1.0}]
+
+
+def largest(vector, density):
+    """The vector with all but the largest entries of each leaf at zero."""
+
+    def leaf(number, x):
+        flat, kept = np.ravel(x), np.zeros(x.size)
+        chosen = np.argsort(-np.abs(flat), kind="stable")[: ceil(density * x.size)]
+        kept[chosen] = flat[chosen]
+        return kept
+
+    return by_leaf(leaf, vector)
+
+
+def recurrence(workers, density=0.1, consensus=None):
+    consensus = min(1, 2 * density) if consensus is None else consensus
+    known = [START] * workers  # in the paper it starts at 0
+    for _, theta in local_steps(workers):
+        for i in range(workers):
+            known[i] = known[i] + largest(theta[i] - known[i], density)
+        for i in range(workers):
+            pull = ring_mean(known, i) - known[i]
+            theta[i] = theta[i] + consensus * pull
+        yield mean(theta), theta

@@ -1,0 +1,26 @@
+"""Tang 2018, algorithm 1: xₜ₊₁ = V (2 xₜ - xₜ₋₁ + uₜ - uₜ₋₁), x₁ = V (x₀ + u₀).
+
+V is the ring's matrix mixed with the identity, u the inner updates.
+"""
+
+from recurrences import START, local_steps, mean
+from recurrences.gossip import ring_mean
+
+SETTINGS = [{}, {"mixing": 1.0}, {"mixing": 0.3}]
+
+
+def recurrence(workers, mixing=0.5):
+    old, older, old_updates = [START] * workers, None, None
+    for _, theta in local_steps(workers):
+        updates = [theta[i] - old[i] for i in range(workers)]
+        if older is None or old_updates is None:
+            ahead = list(theta)
+        else:
+            ahead = [
+                2 * old[i] - older[i] + updates[i] - old_updates[i]
+                for i in range(workers)
+            ]
+        for i in range(workers):
+            theta[i] = (1 - mixing) * ahead[i] + mixing * ring_mean(ahead, i)
+        old, older, old_updates = list(theta), old, updates
+        yield mean(theta), theta

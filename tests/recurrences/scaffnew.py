@@ -1,0 +1,29 @@
+"""Mishchenko 2022, algorithm 2 (Scaffnew)."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from recurrences import LR, START, draw_key, falling, local_steps, mean, rate
+
+SETTINGS = [
+    {"period": 3, "learning_rate": LR},
+    {"period": 2, "learning_rate": falling, "seed": 5},
+    {"period": 1, "learning_rate": LR},
+]
+
+
+def recurrence(workers, period, learning_rate, seed=0):
+    p, control = 1 / period, [np.zeros_like(START)] * workers
+
+    def corrected(grads, theta, step):
+        return [grads[i] - control[i] for i in range(workers)]
+
+    for step, theta in local_steps(workers, learning_rate, corrected):
+        if jax.random.uniform(draw_key(seed, step), (), jnp.float32) < p:
+            gamma, own = rate(learning_rate, step), list(theta)
+            x = mean([own[i] - gamma / p * control[i] for i in range(workers)])
+            for i in range(workers):
+                control[i] = control[i] + p / gamma * (x - own[i])
+            theta[:] = [x] * workers
+        yield mean(theta), theta

@@ -1,0 +1,149 @@
+"""Moving averages as centers: of any strategy, at no byte."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from linear import BATCHES, make_params, make_trainer
+from problems import relative_error
+from quadratics import LR, ROUNDING, START, train, unflatten
+
+import syncalgos
+from syncalgos import (
+    Strategy,
+    after,
+    at_syncs,
+    average,
+    bmuf,
+    chain,
+    communication,
+    delayed,
+    ema,
+    every,
+    gossip,
+    masked,
+    model_averaging,
+    noloco,
+    participating,
+    reset,
+    sampled,
+    sync_sgd,
+    until,
+)
+
+DECAY = 0.9
+BODY = {"body": True, "head": False}
+HEAVY_BALL = optax.sgd(LR, momentum=0.9)
+STRATEGIES = {
+    "plain": Strategy(),
+    "sync_sgd": sync_sgd(),
+    "bmuf": bmuf(4, 0.6, nesterov=True),
+    "noloco": noloco(4),
+    "gossip ring": gossip("ring"),
+    "masked": masked(bmuf(4), BODY),
+    "phases": chain(until(3, sync_sgd()), after(3, bmuf(4))),
+}
+
+
+@pytest.fixture(autouse=True)
+def float64():
+    with jax.enable_x64(True):
+        yield
+
+
+def test_average_of_2_3_4_from_1_is_as_worked_out():
+    def move(replica, state, step):
+        params = jax.tree.map(lambda x: 0 * x + step + 2, replica.params)
+        return replica._replace(params=params), state
+
+    moved = ema(Strategy(sync=move), DECAY)
+    centers = train(moved, steps=3, start=np.ones_like(START)).centers
+    np.testing.assert_allclose(centers[:, 0], [1.1, 1.29, 1.561], rtol=1e-12)
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_center_follows_the_replicas_which_train_as_before(name):
+    strategy = STRATEGIES[name]
+    plain = train(strategy, HEAVY_BALL)
+    followed = train(ema(strategy, DECAY), HEAVY_BALL)
+    np.testing.assert_array_equal(followed.replicas, plain.replicas)
+    center, expected = START, []
+    for replicas in plain.replicas:
+        center = center + (1 - DECAY) * (replicas.mean(0) - center)
+        expected.append(center)
+    assert relative_error(followed.centers, np.array(expected)) <= ROUNDING
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_nothing_more_is_sent(name):
+    params = unflatten(START)
+    sent = [
+        communication(each, params, workers=4, steps=12)
+        for each in (STRATEGIES[name], ema(STRATEGIES[name], DECAY))
+    ]
+    np.testing.assert_array_equal(sent[0].per_step, sent[1].per_step)
+    assert sent[0].calls == sent[1].calls
+
+
+MOMENTUM_RESET = reset(HEAVY_BALL)
+AROUND = {
+    "every": (lambda s: every(4, s), average()),
+    "delayed": (lambda s: delayed(s, 2), model_averaging(4)),
+    "participating": (
+        lambda s: participating(s, sampled(0.5)),
+        model_averaging(4),
+    ),
+    "at_syncs": (lambda s: at_syncs(s, MOMENTUM_RESET), bmuf(4)),
+}
+
+
+@pytest.mark.parametrize("name", AROUND)
+def test_the_clock_is_the_local_step_inside_other_combinators_too(name):
+    around, strategy = AROUND[name]
+    inside = train(around(ema(strategy, DECAY)), HEAVY_BALL)
+    outside = train(ema(around(strategy), DECAY), HEAVY_BALL)
+    np.testing.assert_array_equal(inside.replicas, outside.replicas)
+    np.testing.assert_array_equal(inside.centers, outside.centers)
+
+
+def test_average_of_bfloat16_params_takes_moves_below_their_8_bits():
+    ones, twos = (
+        jax.tree.map(
+            lambda x, n=n: jnp.full(x.shape, n, jnp.bfloat16), unflatten(START)
+        )
+        for n in (1, 2)
+    )
+    to_two = Strategy(
+        sync=lambda replica, state, step: (syncalgos.Replica(twos), state)
+    )
+    strategy = ema(to_two, decay=0.999)
+    replica, state = syncalgos.Replica(ones), strategy.init(ones)
+    for step in range(3):
+        replica, state = strategy.sync(replica, state, step)
+    for held in jax.tree.leaves(state.average):
+        assert held.dtype == jnp.float32
+        np.testing.assert_allclose(held, 2 - 0.999**3, rtol=1e-6)
+
+
+def test_gradients_may_still_be_joined():
+    with jax.enable_x64(False):
+        joined = make_trainer(ema(sync_sgd(), DECAY), devices=[0])
+        together = make_trainer(
+            ema(sync_sgd(), DECAY), devices=[0], lane_form="together"
+        )
+        centers = []
+        for trainer in (joined, together):
+            state, _ = trainer.run(trainer.init(make_params()), BATCHES)
+            centers.append(trainer.center(state).params)
+    assert joined.lane_form == "joined"
+    for ours, theirs in zip(*map(jax.tree.leaves, centers), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
+
+
+def test_what_is_no_strategy_or_no_decay_is_refused():
+    with pytest.raises(ValueError, match=r"ema: expected a Strategy.*call it: bmuf"):
+        ema(bmuf, 0.9)
+    for decay in (1, -0.1, float("nan"), "abc"):
+        with pytest.raises(ValueError, match=f"ema: decay must be .*{decay}"):
+            ema(bmuf(), decay)
