@@ -127,6 +127,7 @@ OTHER_VALUES: dict[str, Any] = {
     "learning_rate": lambda step: 0.1 / (1 + step),
     "topology": "ring",
     "reduce": "int4",
+    "method": "yogi",
     "growth": 0.3,
     "groups": 1,
     "hosts": 4,

@@ -38,6 +38,7 @@ from syncalgos import (
     fedavg,
     gossip,
     hierarchical,
+    lookahead,
     masked,
     model_averaging,
     noloco,
@@ -188,6 +189,11 @@ def test_qsr_at_a_constant_learning_rate_is_model_averaging(fewest, period):
 
 def test_fedavg_of_all_workers_is_model_averaging():
     assert_same(train(fedavg(PERIOD, fraction=1), HEAVY_BALL), averaged())
+
+
+def test_lookahead_is_bmuf_without_block_momentum():
+    filtered = train(bmuf(PERIOD, block_momentum=0, block_lr=0.3), HEAVY_BALL)
+    assert_same(train(lookahead(PERIOD, slow_lr=0.3), HEAVY_BALL), filtered)
 
 
 def test_eager_diloco_of_one_worker_is_diloco():

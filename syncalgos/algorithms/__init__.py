@@ -9,8 +9,10 @@ from syncalgos.algorithms.diloco import diloco as diloco
 from syncalgos.algorithms.eager_diloco import eager_diloco as eager_diloco
 from syncalgos.algorithms.easgd import easgd as easgd
 from syncalgos.algorithms.fedavg import fedavg as fedavg
+from syncalgos.algorithms.fedopt import fedopt as fedopt
 from syncalgos.algorithms.gossip import gossip as gossip
 from syncalgos.algorithms.hierarchical import hierarchical as hierarchical
+from syncalgos.algorithms.lookahead import lookahead as lookahead
 from syncalgos.algorithms.model_averaging import model_averaging as model_averaging
 from syncalgos.algorithms.noloco import noloco as noloco
 from syncalgos.algorithms.post_local_sgd import post_local_sgd as post_local_sgd
@@ -38,6 +40,8 @@ ALGORITHMS: dict[str, _Callable[..., _Strategy]] = {
     "des_loc": des_loc,
     "bmuf": bmuf,
     "slowmo": slowmo,
+    "lookahead": lookahead,
+    "fedopt": fedopt,
     "diloco": diloco,
     "streaming_diloco": streaming_diloco,
     "eager_diloco": eager_diloco,

@@ -1,0 +1,61 @@
+"""Rounds of a toy worked out apart: four workers, a number each, H = 2 local steps.
+
+Worker i's loss is aᵢ (x - bᵢ)² / 2, all start from 1, with plain SGD at 0.1. The
+numbers are those of NumPy scripts that know the papers' formulas and not this library.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import syncalgos
+
+PERIOD, LR = 2, 0.1
+A, B = np.array([1.0, 2, 1, 2]), np.array([0.0, 1, 2, 3])
+
+
+def loss(params, batch):
+    a, b = batch
+    return jnp.mean(a * (params["x"] - b) ** 2) / 2
+
+
+def after_rounds(strategy, rounds):
+    """Returns the centers (rounds,) and the replicas (rounds, workers)."""
+    batches = tuple(np.tile(x, (PERIOD, 1)) for x in (A, B))
+    centers, replicas = [], []
+    with jax.enable_x64(True):
+        trainer = syncalgos.DataParallel(
+            syncalgos.stateless(loss), optax.sgd(LR), strategy, len(A), "vmap"
+        )
+        state = trainer.init({"x": np.ones(())})
+        for _ in range(rounds):
+            state, _ = trainer.run(state, batches)
+            centers.append(float(trainer.center(state).params["x"]))
+            replicas.append(np.ravel(state.replica.params["x"]))
+    return np.array(centers), np.array(replicas)
+
+
+CENTERS = {
+    "fedadam": (
+        syncalgos.fedopt(PERIOD),
+        [1.0946000254, 1.222840217, 1.3702397349],
+    ),
+    "fedyogi": (
+        syncalgos.fedopt(PERIOD, "yogi"),
+        [1.0945986465, 1.2224815392, 1.3689967061],
+    ),
+    "fedadagrad": (
+        syncalgos.fedopt(PERIOD, "adagrad", beta1=0),
+        [1.0994459876, 1.1638518066, 1.2133043857],
+    ),
+    "lookahead": (syncalgos.lookahead(PERIOD), [1.09, 1.167625, 1.2345765625]),
+}
+
+
+@pytest.mark.parametrize(("strategy", "expected"), CENTERS.values(), ids=CENTERS)
+def test_centers_are_those_worked_out_apart(strategy, expected):
+    centers, replicas = after_rounds(strategy, len(expected))
+    np.testing.assert_allclose(centers, expected, atol=1e-10, rtol=0)
+    np.testing.assert_allclose(replicas, np.tile(centers, (4, 1)).T, rtol=1e-15)
