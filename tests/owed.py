@@ -80,6 +80,9 @@ OWED = {
     # Four fragments, one a step.
     "streaming_diloco": Owed(NONE, ALL),
     "eager_diloco": Owed(NONE),
+    # Rank 1 of (5, 3) and (3, 1); vectors and scalars whole.
+    "diloco_x": Owed(sent=lambda n: 2 * ring(n, 4 * ((5 + 3) + (3 + 1) + 3 + 1))),
+    "overlap_local_sgd": Owed(NONE),
     "noloco": Owed(NONE, sent=lambda n: 2 * 2 * PARAMS * (n > 1)),
     "easgd": Owed(NONE),
     "gossip": peers(PARAMS),
@@ -118,6 +121,7 @@ VALUES: dict[str, Any] = {
 
 VALUES_OF = {
     ("sparta", "period"): 1,  # it averages a little at every step
+    ("diloco_x", "rank"): 1,  # 2 of (5, 3) is nearly all
     ("qsr", "growth"): 0.05,  # too little to lengthen the first round
 }
 
@@ -128,6 +132,8 @@ OTHER_VALUES: dict[str, Any] = {
     "topology": "ring",
     "reduce": "int4",
     "method": "yogi",
+    "clip": 0.01,
+    "decay": 0.5,
     "growth": 0.3,
     "groups": 1,
     "hosts": 4,
@@ -142,10 +148,16 @@ OTHER_VALUES: dict[str, Any] = {
 WITH: dict[tuple[str, str], dict[str, Any]] = {
     ("sync_sgd", "seed"): {"reduce": "int4"},
     ("diloco", "seed"): {"reduce": "int4"},
+    ("muloco", "seed"): {"reduce": "int4"},
+    ("muloco", "decay"): {"reduce": "int4"},
     ("streaming_diloco", "seed"): {"reduce": "int4"},
     ("streaming_diloco", "delay"): {"fragments": 2},
     ("streaming_diloco", "period"): {"fragments": 2},
     ("push_sum", "seed"): {"drop": 0.5},
+    # What is sent takes effect a round later: three rounds show more than two.
+    ("overlap_local_sgd", "anchor_momentum"): {"period": 2},
+    ("co2", "outer_momentum"): {"period": 2},
+    ("co2", "penalty"): {"period": 2},
 }
 
 

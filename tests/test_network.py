@@ -439,6 +439,9 @@ CASES = {
     "streaming, 3 steps": ("streaming_diloco", {"fragments": 1, "delay": 3}),
     "eager": ("eager_diloco", {}),
     "eager, of 3 steps": ("eager_diloco", {"period": 3}),
+    "overlap": ("overlap_local_sgd", {"period": 3}),
+    "co2": ("co2", {"period": 3}),
+    "low rank": ("diloco_x", {"period": 3}),
     "exponential graph": ("gossip", {}),
     "ring": ("gossip", {"topology": "ring"}),
 }

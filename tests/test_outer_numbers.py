@@ -59,3 +59,27 @@ def test_centers_are_those_worked_out_apart(strategy, expected):
     centers, replicas = after_rounds(strategy, len(expected))
     np.testing.assert_allclose(centers, expected, atol=1e-10, rtol=0)
     np.testing.assert_allclose(replicas, np.tile(centers, (4, 1)).T, rtol=1e-15)
+
+
+PULLED = {
+    0.0: [
+        [0.924, 1.0, 1.076, 1.288],
+        [0.942576, 1.0432, 1.143824, 1.404928],
+        [0.985573824, 1.0912384, 1.202778176, 1.471840768],
+        [1.0320405942, 1.1360717056, 1.2544148042, 1.5215059118],
+    ],
+    0.7: [
+        [0.924, 1.0, 1.076, 1.288],
+        [0.942576, 1.0432, 1.143824, 1.404928],
+        [1.015813824, 1.1214784, 1.233018176, 1.502080768],
+        [1.1070357942, 1.2090105856, 1.3294100042, 1.5944447918],
+    ],
+}
+
+
+@pytest.mark.parametrize(("momentum", "expected"), PULLED.items())
+def test_overlapped_replicas_are_those_worked_out_apart(momentum, expected):
+    strategy = syncalgos.overlap_local_sgd(PERIOD, anchor_momentum=momentum)
+    centers, replicas = after_rounds(strategy, len(expected))
+    np.testing.assert_allclose(replicas, expected, atol=1e-10, rtol=0)
+    np.testing.assert_allclose(centers, np.mean(expected, axis=1), atol=1e-10, rtol=0)
