@@ -80,6 +80,8 @@ OWED = {
     # Four fragments, one a step.
     "streaming_diloco": Owed(NONE, ALL),
     "eager_diloco": Owed(NONE),
+    # And a norm of each leaf.
+    "edit": Owed(sent=lambda n: 2 * (ring(n, PARAMS) + gathered(n, 4 * len(SIZES)))),
     # Rank 1 of (5, 3) and (3, 1); vectors and scalars whole.
     "diloco_x": Owed(sent=lambda n: 2 * ring(n, 4 * ((5 + 3) + (3 + 1) + 3 + 1))),
     "overlap_local_sgd": Owed(NONE),
@@ -134,6 +136,7 @@ OTHER_VALUES: dict[str, Any] = {
     "method": "yogi",
     "clip": 0.01,
     "decay": 0.5,
+    "rate": 0.9,
     "growth": 0.3,
     "groups": 1,
     "hosts": 4,
@@ -154,6 +157,10 @@ WITH: dict[tuple[str, str], dict[str, Any]] = {
     ("streaming_diloco", "delay"): {"fragments": 2},
     ("streaming_diloco", "period"): {"fragments": 2},
     ("push_sum", "seed"): {"drop": 0.5},
+    # Eight syncs, whose norms have a deviation from the third on.
+    ("edit", "threshold"): {"period": 1, "trusted": 2},
+    ("edit", "rate"): {"period": 1, "trusted": 2, "threshold": 0.5},
+    ("edit", "trusted"): {"period": 1, "threshold": 0.5},
     # What is sent takes effect a round later: three rounds show more than two.
     ("overlap_local_sgd", "anchor_momentum"): {"period": 2},
     ("co2", "outer_momentum"): {"period": 2},

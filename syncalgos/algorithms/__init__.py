@@ -10,6 +10,7 @@ from syncalgos.algorithms.diloco import diloco as diloco
 from syncalgos.algorithms.diloco_x import diloco_x as diloco_x
 from syncalgos.algorithms.eager_diloco import eager_diloco as eager_diloco
 from syncalgos.algorithms.easgd import easgd as easgd
+from syncalgos.algorithms.edit import edit as edit
 from syncalgos.algorithms.fedavg import fedavg as fedavg
 from syncalgos.algorithms.fedopt import fedopt as fedopt
 from syncalgos.algorithms.gossip import gossip as gossip
@@ -52,6 +53,7 @@ ALGORITHMS: dict[str, _Callable[..., _Strategy]] = {
     "co2": co2,
     "diloco": diloco,
     "muloco": muloco,
+    "edit": edit,
     "streaming_diloco": streaming_diloco,
     "eager_diloco": eager_diloco,
     "diloco_x": diloco_x,
