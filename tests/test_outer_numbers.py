@@ -83,3 +83,20 @@ def test_overlapped_replicas_are_those_worked_out_apart(momentum, expected):
     centers, replicas = after_rounds(strategy, len(expected))
     np.testing.assert_allclose(replicas, expected, atol=1e-10, rtol=0)
     np.testing.assert_allclose(centers, np.mean(expected, axis=1), atol=1e-10, rtol=0)
+
+
+def test_muloco_of_a_constant_gradient_is_worked_out_apart():
+    strategy = syncalgos.muloco(PERIOD, outer_lr=0.7, outer_momentum=0.6)
+    with jax.enable_x64(True):
+        trainer = syncalgos.DataParallel(
+            syncalgos.stateless(lambda params, g: jnp.mean(g @ params["x"])),
+            optax.sgd(LR),
+            strategy,
+            1,
+            "vmap",
+        )
+        state = trainer.init({"x": np.array([1.0, -2.0])})
+        gradients = np.tile([1.0, 3.0], (8, 1, 1))
+        state, _ = trainer.run(state, gradients)
+        [[end]] = np.asarray(state.replica.params["x"])
+    np.testing.assert_allclose(end, [-0.125824, -5.377472], atol=1e-9, rtol=0)

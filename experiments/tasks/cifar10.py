@@ -7,6 +7,7 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
+from experiments import muon
 from experiments.data import cifar
 from experiments.tasks.classify import (
     network,
@@ -66,6 +67,7 @@ def cifar10(
         dispatch_steps=8,
         eval_batch=256,
         sends=statistics_sent(batch_norm),
+        muon=muon.dimension_numbers,
     )
 
 

@@ -5,6 +5,7 @@ from typing import Literal
 
 import numpy as np
 
+from experiments import muon
 from experiments.tasks.classify import (
     network,
     normalised,
@@ -77,6 +78,7 @@ def imagenet_synthetic(
         dispatch_steps=1,
         eval_batch=32,
         sends=statistics_sent(batch_norm),
+        muon=muon.dimension_numbers,
     )
 
 

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from experiments import muon
 from experiments.data import text
 from experiments.tasks.task import Data, Task, fitting
 from models import gpt
@@ -71,6 +72,7 @@ def shakespeare(
         dispatch_steps=5,
         eval_batch=256,
         figures={"bits_per_character": lambda nats: nats / math.log(2)},
+        muon=muon.dimension_numbers,
     )
 
 
