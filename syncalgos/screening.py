@@ -41,7 +41,7 @@ class Screen(NamedTuple):
 def none_seen(params: PyTree) -> Norms:
     """No norms yet, of params that are at least float32."""
     leaves = jax.tree.leaves(params)
-    zeros = jnp.zeros(len(leaves), jnp.result_type(*leaves))
+    zeros = jnp.zeros(len(leaves), jnp.result_type(jnp.float32, *leaves))
     return Norms(zeros, zeros, zeros)
 
 
@@ -61,7 +61,7 @@ def screened_mean(
         booleans; and the norms seen. All send the tree once, and gather the norms.
     """
     leaves, form = jax.tree.flatten(tree)
-    norms = jnp.stack([_norm(x) for x in leaves])
+    norms = jnp.array([_norm(x) for x in leaves], seen.mean.dtype)
     usual = _are_usual(norms, seen, screen)
     of_all = collectives.gather(jnp.where(usual, norms, jnp.inf), axis)
     weights = jax.nn.softmax(-of_all, axis=0)[collectives.index(axis)]

@@ -80,3 +80,10 @@ def test_norms_that_differ_by_rounding_are_alike():
     replicas = after_rounds(rounds, trusted=2)
     expected = -np.array(MEAN) * np.arange(1, 13)[:, None]
     np.testing.assert_allclose(replicas[:, 0], expected, rtol=1e-5)
+
+
+def test_a_mask_may_leave_nothing_to_screen():
+    """As where a model has fewer leaves than it has fragments."""
+    strategy = syncalgos.masked(syncalgos.edit(1), lambda params: {"x": False})
+    sent = syncalgos.communication(strategy, {"x": jnp.zeros(2)}, 3, 2)
+    assert sent.bytes_per_worker == 0

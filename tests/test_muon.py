@@ -1,5 +1,7 @@
 """Which leaves of each model Muon takes, and that stacked layers are apart."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -74,7 +76,7 @@ def test_muon_orthogonalises_each_stacked_layer_by_itself():
 
 def test_the_command_line_gives_muon_the_tasks_own_matrices():
     plan = prepare(flags.parse(["--optimizer", "muon", "--weight-decay", "0.1"]))
-    state = plan.optimizer.init(plan.task.init(KEY)[0])
+    state: Any = plan.optimizer.init(plan.task.init(KEY)[0])
     moments = state.inner_states["muon"].inner_state[0].mu
     shapes = [x.shape for x in jax.tree.leaves(moments)]
     assert shapes == [(64, 128), (128, 128)]

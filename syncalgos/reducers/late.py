@@ -40,7 +40,7 @@ def late(
     def init(params):
         return LateState(jax.tree.map(jnp.zeros_like, params), made.init(params))
 
-    def update(updates, state, params=None, *, step=None):
+    def update(updates, state, params=None, *, step=None, **_):
         combined, inner = made.update(updates, state.reducer, params, step=step)
         return state.under_way, LateState(combined, inner)
 
