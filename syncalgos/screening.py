@@ -17,7 +17,7 @@ class Norms(NamedTuple):
     Mean and variance weigh a norm by (1 - rate) to the power of how many came after it.
     """
 
-    count: jax.Array
+    number: jax.Array
     mean: jax.Array
     variance: jax.Array
 
@@ -86,15 +86,15 @@ def _are_usual(norms: jax.Array, seen: Norms, screen: Screen) -> jax.Array:
     least = LEAST_DEVIATION * seen.mean
     deviation = jnp.maximum(jnp.sqrt(seen.variance), least)
     is_near = norms <= seen.mean + screen.threshold * deviation
-    return jnp.isfinite(norms) & ((seen.count < screen.trusted) | is_near)
+    return jnp.isfinite(norms) & ((seen.number < screen.trusted) | is_near)
 
 
 def _with_usual(norms: jax.Array, usual: jax.Array, seen: Norms, rate: float) -> Norms:
     """Notes the norms that are usual."""
-    count = seen.count + 1
-    share = rate / (1 - (1 - rate) ** count)  # 1 for the first: no zeros weigh in
+    number = seen.number + 1
+    share = rate / (1 - (1 - rate) ** number)  # 1 for the first: no zeros weigh in
     apart = norms - seen.mean
     mean = seen.mean + share * apart
     variance = (1 - share) * (seen.variance + share * apart**2)
-    noted = Norms(count, mean, variance)
+    noted = Norms(number, mean, variance)
     return jax.tree.map(lambda new, old: jnp.where(usual, new, old), noted, seen)

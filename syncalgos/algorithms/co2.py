@@ -81,10 +81,10 @@ def co2(
     def init(params):
         return MomentumState(jax.tree.map(jnp.zeros_like, params))
 
-    def update(arrived, state, params=None):
-        scale = gap(arrived, state.momentum)
+    def update(updates, state, params=None):  # what has arrived, G
+        scale = gap(updates, state.momentum)
         momentum = jax.tree.map(
-            lambda m, g: beta * m + g / scale, state.momentum, arrived
+            lambda m, g: beta * m + g / scale, state.momentum, updates
         )
         steps = jax.tree.map(jnp.negative, last_step(momentum))
         return steps, MomentumState(momentum)

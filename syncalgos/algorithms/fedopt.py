@@ -82,11 +82,11 @@ def fedopt(
         first = jax.tree.map(jnp.zeros_like, params)
         return MomentsState(first, jax.tree.map(lambda x: x + tau**2, first))
 
-    def update(grads, state, params=None):  # g = -Δ
+    def update(updates, state, params=None):  # g = -Δ
         first = jax.tree.map(
-            lambda m, g: beta1 * m - (1 - beta1) * g, state.first, grads
+            lambda m, g: beta1 * m - (1 - beta1) * g, state.first, updates
         )
-        second = jax.tree.map(next_second, state.second, grads)
+        second = jax.tree.map(next_second, state.second, updates)
         steps = jax.tree.map(lambda m, v: lr * m / (jnp.sqrt(v) + tau), first, second)
         return steps, MomentsState(first, second)
 
