@@ -10,8 +10,11 @@ import optax
 import optax.contrib
 
 from syncalgos import Strategy, average, checks, reset
+from syncalgos.collectives import PyTree
 
 Schedule = float | Callable[[Any], Any]
+
+MUON_LEAVES = "muon_weight_dimension_numbers"
 
 # --opt-state-at-sync: what becomes of the inner optimizer's state.
 AT_SYNC: dict[str, Callable[[optax.GradientTransformation], Strategy]] = {
@@ -58,10 +61,20 @@ def _steps_down(lr: float, steps: int, warmup_steps: int) -> Callable[[Any], Any
     return rate
 
 
-# These ask for more than gradients (the loss, a line search, a key), or for another
-# model to evaluate than the one they train.
-_OTHERS = ["lbfgs", "momo", "momo_adam", "noisy_sgd", "sophia"]
-_OTHERS += ["schedule_free_adamw", "schedule_free_sgd"]
+# What cannot be an inner optimizer here, and why.
+_REFUSED = {
+    "lookahead": "trains a pair of models: say --algo lookahead --optimizer sgd",
+    "lbfgs": "searches along a line, for which it asks for the loss at other params",
+    "momo": "asks for the value of the loss",
+    "momo_adam": "asks for the value of the loss",
+    "noisy_sgd": "asks for a random key",
+    "sophia": "asks for the loss function",
+    **dict.fromkeys(
+        ("schedule_free_adamw", "schedule_free_sgd"),
+        "trains one model and evaluates another, which no sync averages: say "
+        "--optimizer adamw or sgd, with a --schedule",
+    ),
+}
 
 
 def known() -> dict[str, Callable[..., optax.GradientTransformation]]:
@@ -72,7 +85,7 @@ def known() -> dict[str, Callable[..., optax.GradientTransformation]]:
         for name, factory in vars(module).items()
         if inspect.isfunction(factory)
         and not name.startswith(("_", "scale_by_"))
-        and name not in _OTHERS
+        and name not in _REFUSED
         and _is_optimizer(inspect.signature(factory).parameters)
     }
 
@@ -92,29 +105,26 @@ def make(
     momentum: float | None,
     weight_decay: float | None,
     clip_norm: float | None,
+    muon: Callable[[PyTree], PyTree] | None = None,
 ) -> optax.GradientTransformation:
     """Makes an inner optimizer: clip, then decay, then the optimizer.
 
     Weight decay enters before momentum, as in torch and optax; optimizers that have a
-    `weight_decay` of their own (adamw, muon) get it.
+    `weight_decay` of their own (adamw, muon) get it. Which leaves muon takes is told by
+    `muon`, as it is by `Task.muon`.
 
     Raises:
-        ValueError: an unknown name, or momentum for an optimizer that has none.
+        ValueError: an unknown name, one that cannot be used here, or momentum for an
+            optimizer that has none.
     """
+    if name in _REFUSED:
+        raise ValueError(f"optimizer {name} {_REFUSED[name]}")
     factories = known()
     factory = factories[checks.one_of("optimizer", name, sorted(factories))]
     parameters = inspect.signature(factory).parameters
-    arguments = {}
+    arguments: dict[str, Any] = {}
     if momentum is not None:
-        if "momentum" not in parameters:
-            takers = sorted(
-                n
-                for n, f in factories.items()
-                if "momentum" in inspect.signature(f).parameters
-            )
-            raise ValueError(
-                f"optimizer {name} takes no --momentum (these do: {', '.join(takers)})"
-            )
+        _check_momentum(name, factories)
         arguments["momentum"] = momentum
     before = []
     if clip_norm is not None:
@@ -123,13 +133,32 @@ def make(
         arguments["weight_decay"] = weight_decay
     elif weight_decay:
         before.append(optax.add_decayed_weights(weight_decay))
-    try:
+
+    def made():
         optimizer = factory(lr, **arguments)
-        if before:
-            optimizer = optax.chain(*before, optimizer)
+        return optax.chain(*before, optimizer) if before else optimizer
+
+    try:
+        optimizer = made()
         params = {"w": jax.ShapeDtypeStruct((2, 2), jnp.float32)}
         jax.eval_shape(lambda p: optimizer.update(p, optimizer.init(p), p), params)
     except Exception as error:  # each of optax's fails in its own way
         kind = "a schedule" if callable(lr) else "these flags"
         raise ValueError(f"optimizer {name} does not take {kind}: {error}") from error
-    return optimizer
+    if muon is None or MUON_LEAVES not in parameters:
+        return optimizer
+    arguments[MUON_LEAVES] = muon  # which may know the task's own params alone
+    return made()
+
+
+def _check_momentum(name: str, factories: Mapping[str, Callable]) -> None:
+    """Raises a ValueError unless the optimizer takes momentum."""
+    takers = [
+        taker
+        for taker, factory in sorted(factories.items())
+        if "momentum" in inspect.signature(factory).parameters
+    ]
+    if name not in takers:
+        raise ValueError(
+            f"optimizer {name} takes no --momentum (these do: {', '.join(takers)})"
+        )

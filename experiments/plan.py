@@ -121,7 +121,7 @@ def _prepare(request: Request, data: Data | None, team: Team) -> Plan:
     task = make_task(request)
     _fill_in(settings, task)
     _check_switch(request, settings.steps)
-    schedule, optimizer = _inner(settings)
+    schedule, optimizer = _inner(settings, task)
     arguments = embedding_tables.with_row_sparse(request, settings, task)
     strategy = make_strategy(request, arguments, schedule, optimizer, team, task)
     algorithm = embedding_tables.of_rest(strategy, task)
@@ -170,12 +170,12 @@ def _prepare(request: Request, data: Data | None, team: Team) -> Plan:
 
 
 def _inner(
-    s: Namespace,
+    s: Namespace, task: Task
 ) -> tuple[optimizers.Schedule, optax.GradientTransformation]:
     """The learning rate's schedule, and the inner optimizer that follows it."""
     schedule = optimizers.schedule(s.schedule, s.lr, s.steps, s.warmup_steps)
     optimizer = optimizers.make(
-        s.optimizer, schedule, s.momentum, s.weight_decay, s.clip_norm
+        s.optimizer, schedule, s.momentum, s.weight_decay, s.clip_norm, task.muon
     )
     return schedule, optimizer
 

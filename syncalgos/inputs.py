@@ -69,6 +69,28 @@ def check_kind(what: str, value: Any, kind: type) -> None:
         raise ValueError(f"{what} must be a {kind.__name__}, got {checks.shown(value)}")
 
 
+_SEARCH = "a line search asks for the loss at other params, which a local step lacks"
+# By the class of a state in theirs, optimizers that cannot be an inner one, and why.
+_REFUSED = {
+    "LookaheadState": "optax.lookahead trains a pair of models: take its fast one, and "
+    "syncalgos.lookahead() as the strategy",
+    "ScheduleFreeState": "schedule_free evaluates another model than it trains; a "
+    "center is of the trained one: take its base optimizer, or see docs/own-loop.md",
+    "ScaleByZoomLinesearchState": _SEARCH,
+    "ScaleByBacktrackingLinesearchState": _SEARCH,
+}
+
+
+def check_opt_state(opt_state: PyTree) -> None:
+    """Raises a ValueError for that of an optimizer which the engine cannot run."""
+
+    def is_refused(node: Any) -> bool:
+        return type(node).__name__ in _REFUSED
+
+    for node in filter(is_refused, jax.tree.leaves(opt_state, is_leaf=is_refused)):
+        raise ValueError(f"optimizer: {_REFUSED[type(node).__name__]}")
+
+
 def check_loss(loss: Any) -> None:
     """Raises a ValueError unless it can be called in the engine's form."""
     try:

@@ -17,21 +17,23 @@ from syncalgos.precision import narrow, widen
 Schedule = Callable[[Any, int], Any]
 
 
-def sampled(fraction: float, seed: int = 0) -> Schedule:
+def sampled(fraction: float, seed: int = 0, least: int = 1) -> Schedule:
     """A schedule of `participating`: at each sync a share of the workers, drawn anew.
 
     Args:
-        fraction: the share, rounded to whole workers and up to one; above 0, at most 1.
+        fraction: the share, rounded to whole workers; above 0, at most 1.
         seed: of the draws, the same on all workers.
+        least: the fewest workers that are drawn, where there are so many; at least 1.
 
     Raises:
-        ValueError: a fraction outside its range.
+        ValueError: a parameter outside its range.
     """
     fraction = checks.share("sampled: fraction", fraction)
     seed = checks.whole("seed", seed, least=0)
+    least = checks.whole("sampled: least", least, least=1)
 
     def weights(step, workers):
-        chosen = max(1, round(fraction * workers))
+        chosen = max(least, round(fraction * workers))  # of fewer workers, all
         return jax.random.permutation(common_key(seed, step), workers) < chosen
 
     return weights

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
-from syncalgos import collectives, contract, tables
+from syncalgos import collectives, contract, inputs, tables
 from syncalgos.base import Replica, Strategy
 from syncalgos.collectives import WORKERS, PyTree
 from syncalgos.draws import own_keys
@@ -49,7 +49,9 @@ class Worker(NamedTuple):
         params, buffers = contract.strong((params, buffers))
         buffers = own_keys(buffers, own)
         params = tables.parts_of(self.sharded, params)
-        replica = contract.strong(Replica(params, self.optimizer.init(params), buffers))
+        opt_state = self.optimizer.init(params)
+        inputs.check_opt_state(opt_state)
+        replica = contract.strong(Replica(params, opt_state, buffers))
         sync = contract.strong(self.strategy.init(params))
         # Traced for its checks alone; the compiler drops what nothing uses.
         contract.apply_reduce(self.strategy, params, replica, sync, jnp.int32(0))

@@ -80,6 +80,11 @@ OWED = {
     # Four fragments, one a step.
     "streaming_diloco": Owed(NONE, ALL),
     "eager_diloco": Owed(NONE),
+    # And a norm of each leaf.
+    "edit": Owed(sent=lambda n: 2 * (ring(n, PARAMS) + gathered(n, 4 * len(SIZES)))),
+    # Rank 1 of (5, 3) and (3, 1); vectors and scalars whole.
+    "diloco_x": Owed(sent=lambda n: 2 * ring(n, 4 * ((5 + 3) + (3 + 1) + 3 + 1))),
+    "overlap_local_sgd": Owed(NONE),
     "noloco": Owed(NONE, sent=lambda n: 2 * 2 * PARAMS * (n > 1)),
     "easgd": Owed(NONE),
     "gossip": peers(PARAMS),
@@ -126,6 +131,7 @@ VALUES: dict[str, Any] = {
 
 VALUES_OF = {
     ("sparta", "period"): 1,  # it averages a little at every step
+    ("diloco_x", "rank"): 1,  # 2 of (5, 3) is nearly all
     ("qsr", "growth"): 0.05,  # too little to lengthen the first round
 }
 
@@ -135,6 +141,10 @@ OTHER_VALUES: dict[str, Any] = {
     "learning_rate": lambda step: 0.1 / (1 + step),
     "topology": "ring",
     "reduce": "int4",
+    "method": "yogi",
+    "clip": 0.01,
+    "decay": 0.5,
+    "rate": 0.9,
     "growth": 0.3,
     "groups": 1,
     "hosts": 4,
@@ -154,6 +164,8 @@ OTHER_VALUES: dict[str, Any] = {
 WITH: dict[tuple[str, str], dict[str, Any]] = {
     ("sync_sgd", "seed"): {"reduce": "int4"},
     ("diloco", "seed"): {"reduce": "int4"},
+    ("muloco", "seed"): {"reduce": "int4"},
+    ("muloco", "decay"): {"reduce": "int4"},
     ("streaming_diloco", "seed"): {"reduce": "int4"},
     ("streaming_diloco", "delay"): {"fragments": 2},
     ("streaming_diloco", "period"): {"fragments": 2},
@@ -161,6 +173,14 @@ WITH: dict[tuple[str, str], dict[str, Any]] = {
     ("push_sum", "seed"): {"drop": 0.5},
     ("sign_sgd", "seed"): {"majority": True},
     ("demo", "learning_rate"): {"sign": True},
+    # Eight syncs, whose norms have a deviation from the third on.
+    ("edit", "threshold"): {"period": 1, "trusted": 2},
+    ("edit", "rate"): {"period": 1, "trusted": 2, "threshold": 0.5},
+    ("edit", "trusted"): {"period": 1, "threshold": 0.5},
+    # What is sent takes effect a round later: three rounds show more than two.
+    ("overlap_local_sgd", "anchor_momentum"): {"period": 2},
+    ("co2", "outer_momentum"): {"period": 2},
+    ("co2", "penalty"): {"period": 2},
 }
 
 

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import optax.contrib
 import pytest
 from linear import BATCHES, DATA, ROWS, X, Y, make_params, make_trainer, plain_loss
 
@@ -63,6 +64,30 @@ def test_bad_layout_is_refused(change, message):
 def test_optimizer_of_another_kind_is_refused():
     with pytest.raises(ValueError, match="optimizer must be an optax optimizer"):
         DataParallel(stateless(plain_loss), optax.sgd, syncalgos.sync_sgd())
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "message"),
+    [
+        (optax.contrib.schedule_free_sgd(0.1), "schedule_free evaluates another model"),
+        (optax.lookahead(optax.sgd(0.1), 5, 0.5), r"syncalgos.lookahead\(\) as the"),
+        (optax.lbfgs(), "a line search asks for the loss at other params"),
+        (
+            optax.chain(optax.sgd(1.0), optax.scale_by_backtracking_linesearch(9)),
+            "a line search asks for the loss",
+        ),
+        (
+            optax.apply_if_finite(optax.contrib.schedule_free_adamw(), 3),
+            "docs/own-loop.md",
+        ),
+    ],
+    ids=["schedule_free", "lookahead", "lbfgs", "backtracking", "inside another"],
+)
+def test_an_optimizer_that_no_worker_can_run_is_refused(optimizer, message):
+    trainer = DataParallel(stateless(plain_loss), optimizer, syncalgos.sync_sgd(), 2)
+    with pytest.raises(ValueError, match=f"^optimizer: .*{message}") as refused:
+        trainer.init(make_params())
+    assert "\n" not in str(refused.value)
 
 
 @pytest.mark.parametrize(

@@ -30,22 +30,27 @@ from syncalgos import (
     average,
     bmuf,
     chain,
+    co2,
     delayed,
     diloco,
+    diloco_x,
     eager_diloco,
     easgd,
     every,
     fedavg,
     gossip,
     hierarchical,
+    lookahead,
     masked,
     model_averaging,
+    muloco,
     noloco,
     outer_step,
     paced,
     post_local_sgd,
     push_sum,
     qsr,
+    reducers,
     reset,
     scaffold,
     slowmo,
@@ -207,6 +212,32 @@ def test_qsr_at_a_constant_learning_rate_is_model_averaging(fewest, period):
 
 def test_fedavg_of_all_workers_is_model_averaging():
     assert_same(train(fedavg(PERIOD, fraction=1), HEAVY_BALL), averaged())
+
+
+def test_lookahead_is_bmuf_without_block_momentum():
+    filtered = train(bmuf(PERIOD, block_momentum=0, block_lr=0.3), HEAVY_BALL)
+    assert_same(train(lookahead(PERIOD, slow_lr=0.3), HEAVY_BALL), filtered)
+
+
+def test_muloco_is_diloco_with_other_values():
+    expected = train(diloco(PERIOD, 0.9, 0.8), HEAVY_BALL)
+    assert_same(train(muloco(PERIOD), HEAVY_BALL), expected)
+
+
+def test_plain_co2_takes_the_mean_displacement_of_the_last_round():
+    plain = co2(PERIOD, outer_momentum=0, penalty=False)
+    outer = every(PERIOD, outer_step(optax.sgd(1.0), reducers.late()))
+    assert_same(train(plain, HEAVY_BALL), train(outer, HEAVY_BALL))
+    averages = train(model_averaging(PERIOD), HEAVY_BALL).replicas
+    moved = train(plain, HEAVY_BALL).replicas
+    assert relative_error(moved[2 * PERIOD - 1], averages[PERIOD - 1]) <= ROUNDING
+
+
+def test_diloco_x_of_full_rank_is_diloco_a_round_late():
+    outer = optax.sgd(0.4, momentum=0.5, nesterov=True)
+    expected = every(PERIOD, outer_step(outer, reducers.late()))
+    full = diloco_x(PERIOD, rank=9)
+    assert_same(train(full, HEAVY_BALL), train(expected, HEAVY_BALL))
 
 
 def test_eager_diloco_of_one_worker_is_diloco():

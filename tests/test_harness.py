@@ -194,6 +194,20 @@ def test_weight_decay_goes_to_an_optimizer_that_has_its_own():
     np.testing.assert_array_equal(ours["w"], theirs["w"])
 
 
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("lookahead", "optimizer lookahead .*: say --algo lookahead"),
+        ("lbfgs", "optimizer lbfgs searches along a line"),
+        ("schedule_free_sgd", "optimizer schedule_free_sgd .* evaluates another"),
+        ("schedule_fre", "unknown optimizer 'schedule_fre'"),
+    ],
+)
+def test_an_optimizer_that_cannot_be_an_inner_one_says_why(name, message):
+    with pytest.raises(ValueError, match=f"^{message}"):
+        optimizers.make(name, 0.1, None, None, None)
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # optax retires some
 @pytest.mark.parametrize("name", sorted(optimizers.known()))
 def test_every_offered_optimizer_takes_a_step(name):
@@ -217,6 +231,13 @@ def test_every_offered_optimizer_takes_a_step(name):
         (syncalgos.diloco(period=500), 2, 7),
         (syncalgos.diloco(period=5000), 2, 7),
         (every(5, outer_step(optax.sgd(0.3))), 2, 0.3),
+        (syncalgos.lookahead(8), 2, 0.5),
+        (syncalgos.overlap_local_sgd(8), 2, 0.4 / 0.58),
+        (syncalgos.overlap_local_sgd(8, anchor_momentum=0), 2, 0.4),
+        (syncalgos.co2(8), 2, 1),  # Λ settles at 2
+        (syncalgos.co2(8, 0.6, 0.4, penalty=False), 2, 1),
+        (syncalgos.muloco(8), 2, 4.5),
+        (syncalgos.edit(8), 2, 0.8 / 0.15),
     ],
 )
 def test_effective_lr_is_the_one_in_closed_form(strategy, workers, times):

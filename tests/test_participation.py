@@ -244,6 +244,19 @@ def test_fedavg_averages_the_workers_that_are_drawn_on_all():
     assert_replicas(train(fedavg(4, fraction=0.5, seed=7)), expected)
 
 
+def test_fedavg_never_copies_one_of_several_models_to_all():
+    """At its default fraction of 0.1, which of 4 workers is 0."""
+    drawn = np.array([sampled(0.1, least=2)(step, 4) for step in range(12)])
+    assert (drawn.sum(1) == 2).all()
+    assert sampled(0.1, least=2)(0, 1).tolist() == [True]
+    expected = []
+    for step, theta, _ in local_steps():
+        if (step + 1) % 4 == 0:
+            theta[:] = theta[drawn[step]].mean(0)
+        expected.append(theta.copy())
+    assert_replicas(train(fedavg(4)), expected)
+
+
 @pytest.mark.parametrize("together", [True, False], ids=["one gate", "gates apart"])
 def test_reset_in_a_chain_is_for_all_workers(together):
     expected = []
@@ -343,6 +356,7 @@ def test_paced_counts_rounds_of_a_schedule():
     [
         (lambda: sampled(0), "sampled: fraction must be .* above 0, got 0"),
         (lambda: sampled(1.5), "sampled: fraction must be at most 1, got 1.5"),
+        (lambda: sampled(0.5, least=0), "sampled: least must be .* at least 1, got 0"),
         (lambda: fedavg(4, 0), "fedavg: fraction must be .* above 0, got 0"),
         (lambda: participating(bmuf, all_alike), "participating: expected a Strategy"),
         (lambda: participating(bmuf(), 0.5), "schedule must be a function, got 0.5"),

@@ -54,6 +54,7 @@ WRONG = {
         ["schedule", "mean 'cosine'"],
     ),
     "no schedule": (BASE._replace(schedule=None), ["schedule None", "constant"]),
+    "muon": (BASE._replace(muon=["w"]), ["muon must be a function", "got ['w']"]),
     "tables": (BASE._replace(tables=["w"]), ["tables must be Tables", "got ['w']"]),
     "kept tables": (
         BASE._replace(tables=Tables({"w": "w"}, len, "both")),

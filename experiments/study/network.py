@@ -48,6 +48,9 @@ PRESETS = {
 }
 """Networks by name. Real ones reach less: headers, other traffic and losses count."""
 
+# What is sent at a sync is used at the next one.
+A_ROUND_LATE = {"eager_diloco", "overlap_local_sgd", "co2", "diloco_x"}
+
 _PREFIXES = ("", "k", "M", "G", "T")
 _BYTES_PER_SECOND = {
     **{f"{x}bit/s": 1000**i / 8 for i, x in enumerate(_PREFIXES)},
@@ -278,7 +281,7 @@ def delay_of(algo: str, arguments: Mapping[str, Any]) -> int:
     `easgd` waits: its workers could do without the new center for a period, but it is
     the model that is evaluated.
     """
-    if algo == "eager_diloco":  # the others' outer gradients are used a round later
+    if algo in A_ROUND_LATE:
         return arguments["period"]
     if algo == "gossip":  # a ring mixes old params: they travel during the local step
         return int(arguments["topology"] == "ring")

@@ -7,6 +7,7 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
+from experiments import muon
 from experiments.data import cifar
 from experiments.tasks.classify import (
     network,
@@ -68,6 +69,7 @@ def cifar10(
         eval_batch=256,
         sends=statistics_sent(batch_norm),
         stacked=stacked(model),
+        muon=muon.dimension_numbers,
     )
 
 

@@ -24,6 +24,8 @@ def check_task(task: Any) -> None:
     for name in ("init", "apply", "load"):
         if not callable(found := getattr(task, name)):
             raise ValueError(f"{name} must be a function, got {checks.shown(found)}")
+    if not (task.muon is None or callable(task.muon)):
+        raise ValueError(f"muon must be a function, got {checks.shown(task.muon)}")
     for name in ("batch_size", "steps", "dispatch_steps", "eval_batch"):
         checks.whole(name, getattr(task, name), least=1)
     for name in ("momentum", "weight_decay", "clip_norm"):

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from experiments import muon
 from experiments.tasks.classify import values
 from experiments.tasks.task import Data, Task, fitting
 from models import mlp
@@ -27,6 +28,7 @@ def digits(model: str = "mlp") -> Task:
         steps=480,
         lr={"sgd": 0.05, "": 1e-3},
         dispatch_steps=48,
+        muon=muon.dimension_numbers,
     )
 
 

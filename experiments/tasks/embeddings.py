@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from experiments import muon
 from experiments.data import text
 from experiments.tasks.classify import values
 from experiments.tasks.task import Data, Tables, Task, fitting
@@ -95,6 +96,7 @@ def embeddings(
             kept=tables,
         ),
         sends="look-ups in the sharded tables" if sharded else "",
+        muon=muon.dimension_numbers,
     )
 
 

@@ -5,6 +5,7 @@ from typing import Literal
 
 import numpy as np
 
+from experiments import muon
 from experiments.tasks.classify import (
     network,
     normalised,
@@ -79,6 +80,7 @@ def imagenet_synthetic(
         eval_batch=32,
         sends=statistics_sent(batch_norm),
         stacked=stacked(model),
+        muon=muon.dimension_numbers,
     )
 
 

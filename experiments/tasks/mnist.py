@@ -4,6 +4,7 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
+from experiments import muon
 from experiments.data import idx
 from experiments.tasks.classify import (
     BatchNorm,
@@ -69,6 +70,7 @@ def images(
         dispatch_steps=16,
         eval_batch=250,
         sends=statistics_sent(batch_norm),
+        muon=muon.dimension_numbers,
     )
 
 

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from experiments import muon
 from experiments.data import text
 from experiments.tasks.task import Data, Task, fitting
 from models import gpt
@@ -72,6 +73,7 @@ def shakespeare(
         eval_batch=256,
         figures={"bits_per_character": lambda nats: nats / math.log(2)},
         stacked=gpt.STACKED,
+        muon=muon.dimension_numbers,
     )
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import jax.numpy as jnp
 
+from experiments import muon
 from experiments.data import speech
 from experiments.tasks.classify import values
 from experiments.tasks.task import Data, Task, fitting
@@ -60,6 +61,7 @@ def spoken_digits(
         clip_norm=1.0,
         dispatch_steps=8,
         eval_batch=300,
+        muon=muon.dimension_numbers,
     )
 
 

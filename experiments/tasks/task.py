@@ -99,6 +99,8 @@ class Task(NamedTuple):
         figures: more to report of a held-out evaluation: name -> a function of the
             loss, such as a perplexity.
         tables: embeddings, where it has some.
+        muon: params -> which Muon takes, as `optax.contrib.muon` has it in
+            muon_weight_dimension_numbers; None: all leaves of two axes.
         sends: what the loss itself sends at every step, in words, if anything.
         stacked: which leaves of params hold several layers, how many leading axes count
             them (see `syncalgos.stacking`); algorithms that ask for it get it.
@@ -120,6 +122,7 @@ class Task(NamedTuple):
     eval_batch: int = 1024
     figures: Mapping[str, Callable[[float], float]] = {}
     tables: Tables | None = None
+    muon: Callable[[PyTree], PyTree] | None = None
     sends: str = ""
     stacked: Stacked = 0
 

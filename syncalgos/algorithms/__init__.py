@@ -4,14 +4,18 @@ from collections.abc import Callable as _Callable
 
 from syncalgos.algorithms.bmuf import bmuf as bmuf
 from syncalgos.algorithms.choco_sgd import choco_sgd as choco_sgd
+from syncalgos.algorithms.co2 import co2 as co2
 from syncalgos.algorithms.d2 import d2 as d2
 from syncalgos.algorithms.demo import demo as demo
 from syncalgos.algorithms.des_loc import des_loc as des_loc
 from syncalgos.algorithms.diloco import diloco as diloco
+from syncalgos.algorithms.diloco_x import diloco_x as diloco_x
 from syncalgos.algorithms.eager_diloco import eager_diloco as eager_diloco
 from syncalgos.algorithms.easgd import easgd as easgd
+from syncalgos.algorithms.edit import edit as edit
 from syncalgos.algorithms.fedavg import fedavg as fedavg
 from syncalgos.algorithms.feddyn import feddyn as feddyn
+from syncalgos.algorithms.fedopt import fedopt as fedopt
 from syncalgos.algorithms.fedprox import fedprox as fedprox
 from syncalgos.algorithms.gossip import gossip as gossip
 from syncalgos.algorithms.gossip_pga import gossip_pga as gossip_pga
@@ -19,8 +23,13 @@ from syncalgos.algorithms.gradient_tracking import (
     gradient_tracking as gradient_tracking,
 )
 from syncalgos.algorithms.hierarchical import hierarchical as hierarchical
+from syncalgos.algorithms.lookahead import lookahead as lookahead
 from syncalgos.algorithms.model_averaging import model_averaging as model_averaging
+from syncalgos.algorithms.muloco import muloco as muloco
 from syncalgos.algorithms.noloco import noloco as noloco
+from syncalgos.algorithms.overlap_local_sgd import (
+    overlap_local_sgd as overlap_local_sgd,
+)
 from syncalgos.algorithms.post_local_sgd import post_local_sgd as post_local_sgd
 from syncalgos.algorithms.powersgd import powersgd as powersgd
 from syncalgos.algorithms.push_sum import push_sum as push_sum
@@ -48,9 +57,16 @@ ALGORITHMS: dict[str, _Callable[..., _Strategy]] = {
     "des_loc": des_loc,
     "bmuf": bmuf,
     "slowmo": slowmo,
+    "lookahead": lookahead,
+    "fedopt": fedopt,
+    "overlap_local_sgd": overlap_local_sgd,
+    "co2": co2,
     "diloco": diloco,
+    "muloco": muloco,
+    "edit": edit,
     "streaming_diloco": streaming_diloco,
     "eager_diloco": eager_diloco,
+    "diloco_x": diloco_x,
     "noloco": noloco,
     "easgd": easgd,
     "gossip": gossip,

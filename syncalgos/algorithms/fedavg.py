@@ -19,8 +19,8 @@ def fedavg(
 
     Args:
         period: local steps of a round, at least 1.
-        fraction: C, the share of workers that take part in a round, rounded to at least
-            one; above 0, at most 1.
+        fraction: C, the share of workers that take part in a round, above 0 and at most
+            1; of two or more workers at least two take part.
         seed: of the draws, the same on all workers.
         axis: the mapped axis or axes over which the workers lie.
 
@@ -33,11 +33,12 @@ def fedavg(
         ValueError: a parameter outside its range.
 
     All workers train, and what those do that are not drawn is dropped: it is a
-    simulation of the algorithm, not of its savings.
+    simulation of the algorithm, not of its savings. The paper's C of 0.1 is of 100
+    clients, and rounds to at least one, whose model would be no average.
 
     Source: McMahan et al., "Communication-efficient learning of deep networks from
     decentralized data", AISTATS 2017, algorithm 1.
     """
     fraction = checks.share("fedavg: fraction", fraction)
-    schedule = sampled(fraction, seed)
+    schedule = sampled(fraction, seed, least=2)
     return participating(model_averaging(period, axis), schedule, axis=axis)

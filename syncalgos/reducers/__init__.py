@@ -12,6 +12,7 @@ from syncalgos.reducers.dense import mean as mean
 from syncalgos.reducers.dense import quantized as quantized
 from syncalgos.reducers.dense import sign as sign
 from syncalgos.reducers.feedback import error_feedback as error_feedback
+from syncalgos.reducers.late import late as late
 from syncalgos.reducers.low_rank import power_sgd as power_sgd
 from syncalgos.reducers.reducer import Reducer as Reducer
 from syncalgos.reducers.resolve import AnyReducer as AnyReducer

@@ -1,4 +1,7 @@
-"""McMahan et al. 2017, algorithm 1: the mean of max(C K, 1) random clients' models."""
+"""McMahan et al. 2017, algorithm 1: the mean of some random clients' models.
+
+The paper takes max(C K, 1) of K = 100; of few workers one is no average: it is two.
+"""
 
 import jax
 
@@ -13,7 +16,7 @@ SETTINGS = [
 
 
 def recurrence(workers, period, fraction=0.1, seed=0):
-    clients = max(1, round(fraction * workers))
+    clients = min(workers, max(2, round(fraction * workers)))
     for step, theta in local_steps(workers):
         if (step + 1) % period == 0:
             key = draw_key(seed, step)

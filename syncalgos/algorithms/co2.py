@@ -1,0 +1,93 @@
+"""CO2: outer momentum on averages that have a whole round to arrive."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from syncalgos import checks
+from syncalgos.base import Strategy, every
+from syncalgos.collectives import WORKERS, Axis, PyTree
+from syncalgos.reducers import late
+from syncalgos.syncs import outer_step
+
+
+class MomentumState(NamedTuple):
+    """The outer momentum m."""
+
+    momentum: PyTree
+
+
+def co2(
+    period: int = 16,
+    outer_lr: float = 1.0,
+    outer_momentum: float = 0.5,
+    clip: float | None = None,
+    penalty: bool = True,
+    axis: Axis = WORKERS,
+) -> Strategy:
+    """CO2: outer momentum on the mean displacement of the round before.
+
+    After every `period` local steps, for workers' params θ that started from x, G the
+    mean displacement that was sent a round ago, and s the last step of x:
+
+        Λ ← 1 + ‖s‖ / ‖G‖;   m ← β m + G / Λ;   s ← α clip(m);   x, θ ← x - s
+        G ← mean(x - θ), of the old x, used a round later
+
+    Args:
+        period: τ, local steps between two outer steps, at least 1; 48 by default in the
+            authors' code.
+        outer_lr: α, above 0.
+        outer_momentum: β, at least 0 and below 1; the authors' code has 0 to 0.6, more
+            for more workers.
+        clip: φ, the largest magnitude of an entry of m in a step, above 0; none leaves
+            m as it is.
+        penalty: divide by Λ, which is large where x has moved far since G was measured.
+        axis: the mapped axis or axes over which the workers lie.
+
+    Returns:
+        A Strategy. State: x, m and G, shaped like params, at least float32, equal on
+        all workers. A sync sends params once, with a whole round to arrive. The center
+        is x. opt_state and buffers stay local.
+
+    Raises:
+        ValueError: a parameter outside its range.
+
+    In the first round nothing has arrived: the workers start again from x. A steady
+    drift goes α / ((1 - β) Λ) times as far as plain averaging takes it, at the Λ that
+    then settles: 1 time with the defaults.
+
+    Source: Sun et al., "CO2: efficient distributed training with full
+    communication-computation overlap", ICLR 2024, algorithm 1. Λ, the norms over all
+    params, is this library's reading of its staleness gap penalty: see
+    docs/algorithms.md.
+    """
+    lr = checks.real("co2: outer_lr", outer_lr, above=0)
+    beta = checks.real("co2: outer_momentum", outer_momentum, least=0, below=1)
+    if clip is not None:
+        clip = checks.real("co2: clip", clip, above=0)
+
+    def last_step(momentum):
+        bound = jnp.inf if clip is None else clip
+        return jax.tree.map(lambda m: lr * jnp.clip(m, -bound, bound), momentum)
+
+    def gap(arrived, momentum):  # Λ
+        if not penalty:
+            return 1.0
+        moved, size = map(optax.tree.norm, (last_step(momentum), arrived))
+        return 1 + jnp.where(size > 0, moved / jnp.where(size > 0, size, 1), 0)
+
+    def init(params):
+        return MomentumState(jax.tree.map(jnp.zeros_like, params))
+
+    def update(updates, state, params=None):  # what has arrived, G
+        scale = gap(updates, state.momentum)
+        momentum = jax.tree.map(
+            lambda m, g: beta * m + g / scale, state.momentum, updates
+        )
+        steps = jax.tree.map(jnp.negative, last_step(momentum))
+        return steps, MomentumState(momentum)
+
+    outer = optax.GradientTransformation(init, update)
+    return every(period, outer_step(outer, late(axis=axis), axis))

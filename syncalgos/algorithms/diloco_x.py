@@ -1,0 +1,59 @@
+"""DiLoCoX: low-rank outer gradients that have a whole round to arrive."""
+
+import optax
+
+from syncalgos import checks, reducers
+from syncalgos.base import Strategy, every
+from syncalgos.collectives import WORKERS, Axis
+from syncalgos.syncs import outer_step
+
+
+def diloco_x(
+    period: int = 16,
+    outer_lr: float = 0.4,
+    outer_momentum: float = 0.5,
+    rank: int = 4,
+    seed: int = 0,
+    axis: Axis = WORKERS,
+) -> Strategy:
+    """DiLoCoX: outer steps along low-rank outer gradients of the round before.
+
+    After every `period` local steps, for worker i's params θ that began at the anchor,
+    C its low-rank part and G what was sent a round ago:
+
+        d ← anchor - θ + e;   e ← d - C(d);   m ← μ m + G
+        anchor, θ ← anchor - η (G + μ m);   G ← mean(C(d)), used a round later
+
+    Args:
+        period: H, local steps between two outer steps, at least 1.
+        outer_lr: η, the outer learning rate, above 0.
+        outer_momentum: μ, the outer Nesterov momentum, at least 0 and below 1.
+        rank: r, of the outer gradients of matrices, at least 1.
+        seed: of the power iteration's first factors, the same on all workers.
+        axis: the mapped axis or axes over which the workers lie.
+
+    Returns:
+        A Strategy. State: the anchor, m and G, equal on all workers, and e, its own,
+        shaped like params, at least float32; thin factors of each matrix. A sync sends
+        r (rows + columns) numbers of a matrix, vectors whole, with a whole round to
+        arrive. The center is the anchor. opt_state and buffers stay local.
+
+    Raises:
+        ValueError: a parameter outside its range.
+
+    In the first round nothing has arrived: the workers start again from the anchor. A
+    steady drift goes η / (1 - μ) times as far as plain averaging takes it. With the η
+    and μ of DiLoCo the delay makes small models swing. The factors are float32 and the
+    rank is fixed; the paper rounds them to 4 bits, and lets rank and period follow the
+    gradients.
+
+    Source: Qi et al., "DiLoCoX: a low-communication large-scale training framework for
+    decentralized cluster", 2025.
+    """
+    lr = checks.real("diloco_x: outer_lr", outer_lr, above=0)
+    momentum = checks.real("diloco_x: outer_momentum", outer_momentum, least=0, below=1)
+    rank = checks.whole("diloco_x: rank", rank, least=1)
+    compressed = reducers.power_sgd(rank, seed, axis=axis)
+    feedback = reducers.error_feedback(compressed, axis=axis)
+    outer = optax.sgd(lr, momentum=momentum, nesterov=True)
+    return every(period, outer_step(outer, reducers.late(feedback, axis=axis), axis))

@@ -1,0 +1,38 @@
+"""Lookahead: a slow model goes part of the way to the average of the models."""
+
+import optax
+
+from syncalgos import checks
+from syncalgos.base import Strategy, every
+from syncalgos.collectives import WORKERS, Axis
+from syncalgos.syncs import outer_step
+
+
+def lookahead(period: int = 16, slow_lr: float = 0.5, axis: Axis = WORKERS) -> Strategy:
+    """Lookahead: a slow model goes part of the way to the average of the fast ones.
+
+    After every `period` local steps, for workers' params θ that started from φ:
+
+        φ ← φ + α (mean(θ) - φ);   θ ← φ
+
+    Args:
+        period: k, local steps between two slow steps, at least 1; 5 in the paper.
+        slow_lr: α, the share of the way that the slow model goes, above 0, at most 1.
+        axis: the mapped axis or axes over which the workers lie.
+
+    Returns:
+        A Strategy. State: φ, shaped like params, at least float32, equal on all
+        workers. A sync sends params once. The center is φ. opt_state and buffers stay
+        local, as in the paper (see `reset`).
+
+    Raises:
+        ValueError: a parameter outside its range.
+
+    A steady drift goes α times as far as plain averaging takes it. Of one worker it is
+    `optax.lookahead`, as a strategy.
+
+    Source: Zhang, Lucas, Hinton and Ba, "Lookahead optimizer: k steps forward, 1 step
+    back", NeurIPS 2019, algorithm 1, of the average of the workers.
+    """
+    share = checks.share("lookahead: slow_lr", slow_lr)
+    return every(period, outer_step(optax.sgd(share), axis=axis))

@@ -1,0 +1,61 @@
+"""MuLoCo: DiLoCo around Muon."""
+
+import optax
+
+from syncalgos import checks, reducers
+from syncalgos.base import Strategy, every
+from syncalgos.collectives import WORKERS, Axis
+from syncalgos.syncs import outer_step
+
+
+def muloco(
+    period: int = 16,
+    outer_lr: float = 0.9,
+    outer_momentum: float = 0.8,
+    reduce: str = "mean",
+    decay: float | None = None,
+    seed: int = 0,
+    axis: Axis = WORKERS,
+) -> Strategy:
+    """MuLoCo: DiLoCo around Muon, with outer values of its own and error feedback.
+
+    After every `period` local steps of Muon, for worker i's params θ that began at the
+    anchor, Q what `reduce` sends of it:
+
+        e ← β e + (anchor - θ);   d ← Q(e);   e ← e - d;   g ← mean(d)
+        m ← μ m + g;   anchor, θ ← anchor - η (g + μ m)
+
+    Args:
+        period: H, local steps between two outer steps, at least 1; 30 in the paper.
+        outer_lr: η, the outer learning rate, above 0. The authors take η and μ of 0.7
+            and 0.6 for one worker, 0.9 and 0.8 for two, 1 and 0.9 for 16.
+        outer_momentum: μ, the outer Nesterov momentum, at least 0 and below 1.
+        reduce: how outer gradients are sent: mean, bf16, fp16, int8, int4 or int2.
+        decay: β, the share of the residual e that is kept, above 0 and at most 1; none
+            keeps no residual.
+        seed: of the random rounding to int8, int4 or int2.
+        axis: the mapped axis or axes over which the workers lie.
+
+    Returns:
+        A Strategy. State: the anchor and m, equal on all workers, and with decay e, its
+        own, shaped like params, at least float32. A sync sends params once, or as
+        `reduce` does. The center is the anchor. opt_state and buffers stay local.
+
+    Raises:
+        ValueError: a parameter outside its range.
+
+    A steady drift goes η / (1 - μ) times as far as plain averaging takes it: 4.5 times
+    with the defaults. The inner optimizer is the caller's: `optax.contrib.muon`, on the
+    command line `--optimizer muon`.
+
+    Source: Thérien et al., "MuLoCo: Muon is a practical inner optimizer for DiLoCo",
+    2025, algorithm 1; η and μ as in the authors' code.
+    """
+    lr = checks.real("muloco: outer_lr", outer_lr, above=0)
+    momentum = checks.real("muloco: outer_momentum", outer_momentum, least=0, below=1)
+    reducer = reducers.resolve("muloco", reduce, axis, seed)
+    if decay is not None:
+        decay = checks.share("muloco: decay", decay)
+        reducer = reducers.error_feedback(reducer, decay, axis=axis)
+    outer = optax.sgd(lr, momentum=momentum, nesterov=True)
+    return every(period, outer_step(outer, reducer, axis))

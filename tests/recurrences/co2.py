@@ -1,0 +1,38 @@
+"""Sun et al. 2024, algorithm 1: what arrives at a sync was sent a round before.
+
+Λ, which the paper calls the penalty of the staleness gap, is 1 + how far x has moved
+since what arrives was measured, in units of what arrives.
+"""
+
+import numpy as np
+
+from recurrences import PERIOD, START, local_steps, mean
+
+SETTINGS = [
+    {"period": PERIOD},
+    {"period": 2, "outer_momentum": 0.8, "outer_lr": 0.6},
+    {"period": 2, "clip": 0.02, "outer_momentum": 0.2},
+    {"period": 3, "penalty": False, "outer_momentum": 0.0},
+]
+
+
+def recurrence(
+    workers, period, outer_lr=1.0, outer_momentum=0.5, clip=None, penalty=True
+):
+    x, before, m = START, START, np.zeros_like(START)
+    sent = []  # (the x of a round's start, the mean at its end)
+    for step, theta in local_steps(workers):
+        if (step + 1) % period == 0:
+            sent.append((x, mean(theta)))
+            step_to = x
+            if len(sent) > 1:
+                began, arrived = sent[-2]
+                moves = began - arrived
+                gap = np.linalg.norm(x - before) / np.linalg.norm(moves)
+                m = outer_momentum * m + moves / (1 + gap if penalty else 1)
+                step_to = x - outer_lr * (
+                    m if clip is None else np.clip(m, -clip, clip)
+                )
+            x, before = step_to, x
+            theta[:] = [x] * workers
+        yield x, theta

@@ -1,0 +1,57 @@
+"""Qi et al. 2025: low-rank outer gradients with error feedback, a round on the way."""
+
+import jax
+import numpy as np
+
+from recurrences import PERIOD, START, by_leaf, draw_key, local_steps, mean
+
+SETTINGS = [
+    {"period": PERIOD},
+    {"period": 3, "outer_lr": 0.3, "outer_momentum": 0.5, "rank": 1, "seed": 4},
+]
+
+
+def low_rank(rank, seed):
+    """Makes of the workers' vectors what each sends, by one power iteration a call."""
+    q = {}  # by the number of the leaf
+
+    def projection(number, *leaves):
+        if leaves[0].ndim < 2:
+            return None
+        if number not in q:
+            shape = (leaves[0].shape[1], min(rank, *leaves[0].shape))
+            q[number] = np.asarray(jax.random.normal(draw_key(seed, number), shape))
+        p = np.linalg.qr(mean([m @ q[number] for m in leaves])).Q
+        q[number] = mean([m.T @ p for m in leaves])
+        return p @ p.T
+
+    def sent(vectors):
+        found = {}
+
+        def find(number, *leaves):
+            found[number] = projection(number, *leaves)
+            return leaves[0]
+
+        def project(number, leaf):
+            return leaf if found[number] is None else found[number] @ leaf
+
+        by_leaf(find, *vectors)
+        return [by_leaf(project, vector) for vector in vectors]
+
+    return sent
+
+
+def recurrence(workers, period, outer_lr=0.4, outer_momentum=0.5, rank=4, seed=0):
+    anchor, velocity = START, np.zeros_like(START)
+    residual, compress = [np.zeros_like(START)] * workers, low_rank(rank, seed)
+    under_way = np.zeros_like(START)
+    for step, theta in local_steps(workers):
+        if (step + 1) % period == 0:
+            owed = [anchor - theta[i] + residual[i] for i in range(workers)]
+            sent = compress(owed)
+            residual = [owed[i] - sent[i] for i in range(workers)]
+            velocity = outer_momentum * velocity + under_way
+            anchor = anchor - outer_lr * (under_way + outer_momentum * velocity)
+            under_way = mean(sent)
+            theta[:] = [anchor] * workers
+        yield anchor, theta

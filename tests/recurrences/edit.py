@@ -1,0 +1,62 @@
+"""Cheng et al. 2025: the pseudo-gradient penalty, leaf by leaf.
+
+A worker's norms have a mean and a variance with weights that decay by 1 - α; they are
+written out here as weighted sums over all norms that were usual.
+"""
+
+import numpy as np
+
+from recurrences import PERIOD, SIZES, START, by_leaf, local_steps
+
+SETTINGS = [
+    {"period": PERIOD},
+    {"period": 2, "threshold": 0.3, "trusted": 1, "rate": 0.3},
+    {"period": 1, "threshold": 0.8, "trusted": 2, "clip": 0.02, "outer_lr": 0.5},
+    {"period": 3, "clip": 0.05, "outer_momentum": 0.5},
+]
+
+
+def is_usual(norm, earlier, threshold, rate, trusted):
+    if len(earlier) < trusted:
+        return True
+    weights = (1 - rate) ** np.arange(len(earlier))[::-1]
+    mean = np.average(earlier, weights=weights)
+    variance = np.average((np.array(earlier) - mean) ** 2, weights=weights)
+    return norm <= mean + threshold * max(np.sqrt(variance), 1e-3 * mean)
+
+
+def recurrence(
+    workers,
+    period,
+    outer_lr=0.8,
+    outer_momentum=0.85,
+    threshold=3.0,
+    clip=10.0,
+    rate=0.02,
+    trusted=10,
+):
+    anchor, velocity = START, np.zeros_like(START)
+    seen = [[[] for _ in SIZES] for _ in range(workers)]
+
+    def penalised(number, *moves):
+        """The g of a leaf, NaN where no worker's norm is usual."""
+        taken = []
+        for i, d in enumerate(moves):
+            norm, earlier = np.sqrt(np.sum(d**2)), seen[i][number]
+            if is_usual(norm, earlier, threshold, rate, trusted):
+                earlier.append(norm)
+                taken.append((np.exp(-norm), d))
+        if not taken:
+            return np.full_like(moves[0], np.nan)
+        g = sum(w * d for w, d in taken) / sum(w for w, _ in taken)
+        return g * min(1, clip / (np.sqrt(np.sum(g**2)) + 1e-6))
+
+    for step, theta in local_steps(workers):
+        if (step + 1) % period == 0:
+            g = by_leaf(penalised, *(anchor - x for x in theta))
+            m = outer_momentum * velocity + g
+            moved = anchor - outer_lr * (g + outer_momentum * m)
+            velocity = np.where(np.isnan(g), velocity, m)
+            anchor = np.where(np.isnan(g), anchor, moved)
+            theta[:] = [anchor] * workers
+        yield anchor, theta

@@ -1,0 +1,81 @@
+"""Thérien et al. 2025, algorithm 1: DiLoCo's outer step, with error feedback."""
+
+from math import ceil
+
+import numpy as np
+
+from recurrences import (
+    PERIOD,
+    SIZES,
+    START,
+    by_leaf,
+    draw_key,
+    leaf_draws,
+    local_steps,
+    mean,
+)
+from recurrences.quantized_sgd import quantized
+
+SETTINGS = [
+    {"period": PERIOD},
+    {"period": 3, "outer_lr": 0.7, "outer_momentum": 0.6, "decay": 0.9},
+    {"period": 3, "reduce": "int4", "seed": 3},
+    {"period": PERIOD, "reduce": "int4", "decay": 0.5, "outer_momentum": 0.5},
+]
+BITS = 4
+
+
+def by_parts(leaf, part):
+    """Cuts a leaf into the parts that one worker each averages."""
+    x = leaf.ravel()
+    return [x[i : i + part] for i in range(0, x.size, part)]
+
+
+def recurrence(
+    workers,
+    period,
+    outer_lr=0.9,
+    outer_momentum=0.8,
+    reduce="mean",
+    decay=None,
+    seed=0,
+):
+    anchor, velocity = START, np.zeros_like(START)
+    residual = [np.zeros_like(START)] * workers
+    parts = [ceil(size / workers) for size in SIZES]
+    counts = [(workers + 1) * part for part in parts]
+
+    def rounded(vectors, draws):
+        """What the others decode of each worker, and the mean that all get."""
+
+        def own(worker, number, leaf):
+            u = draws[worker][number].reshape(-1, parts[number])
+            pieces = enumerate(by_parts(leaf, parts[number]))
+            return np.concatenate([quantized(x, BITS, u[j]) for j, x in pieces])
+
+        def again(number, leaf):
+            pieces = enumerate(by_parts(leaf, parts[number]))
+            u = [draws[j][number].reshape(-1, parts[number]) for j in range(workers)]
+            return np.concatenate(
+                [quantized(x, BITS, u[j][workers]) for j, x in pieces]
+            )
+
+        sent = [
+            by_leaf(lambda number, leaf, i=i: own(i, number, leaf), vectors[i])
+            for i in range(workers)
+        ]
+        return sent, by_leaf(again, mean(sent))
+
+    for step, theta in local_steps(workers):
+        if (step + 1) % period == 0:
+            owed = [anchor - theta[i] for i in range(workers)]
+            owed = [d + (decay or 0) * e for d, e in zip(owed, residual, strict=True)]
+            sent, g = owed, mean(owed)
+            if reduce == "int4":
+                keys = [draw_key(seed, step, i) for i in range(workers)]
+                sent, g = rounded(owed, [leaf_draws(key, counts) for key in keys])
+            residual = [d - q for d, q in zip(owed, sent, strict=True)]
+            velocity = outer_momentum * velocity + g
+            anchor = anchor - outer_lr * (g + outer_momentum * velocity)
+            theta[:] = [anchor] * workers
+        yield anchor, theta

@@ -1,0 +1,89 @@
+"""EDiT's penalty: workers weighted by their norms, unusual ones left out, the rest."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+import syncalgos
+
+MOVES = np.array([[0.3, 0.4], [0.6, 0.8], [3.0, 4.0]])  # norms 0.5, 1 and 5
+# exp(-norm), as shares of their sum, and the mean, by NumPy apart.
+MEAN = [0.4310263925, 0.5747018567]
+OF_FIRST_TWO = (MOVES[0] * np.exp(-0.5) + MOVES[1] * np.exp(-1)) / (
+    np.exp(-0.5) + np.exp(-1)
+)
+
+
+def after_rounds(moves, **settings):
+    """The replicas (rounds, workers, 2) that start at 0, moved by (rounds, workers, 2).
+
+    One outer step of 1 a round, without momentum unless it is set.
+    """
+    settings = {"outer_lr": 1, "outer_momentum": 0, **settings}
+    with jax.enable_x64(True):
+        trainer = syncalgos.DataParallel(
+            syncalgos.stateless(lambda params, move: jnp.mean(move @ params["x"])),
+            optax.sgd(1.0),
+            syncalgos.edit(1, **settings),
+            len(MOVES),
+            "vmap",
+        )
+        state, seen = trainer.init({"x": np.zeros(2)}), []
+        for move in moves:
+            state, _ = trainer.run(state, np.asarray(move)[None])
+            seen.append(np.asarray(state.replica.params["x"])[0])
+    return np.array(seen)
+
+
+def assert_all(replicas, expected):
+    expected = np.tile(expected, (len(MOVES), 1))
+    np.testing.assert_allclose(replicas, expected, atol=1e-10, rtol=0)
+
+
+def test_workers_count_by_the_exponential_of_their_norm():
+    assert_all(after_rounds([MOVES])[0], np.negative(MEAN))
+
+
+def test_the_mean_is_clipped():
+    factor = 0.4176072569  # 0.3 over the mean's norm
+    assert_all(after_rounds([MOVES], clip=0.3)[0], -factor * np.array(MEAN))
+
+
+def test_a_worker_that_is_not_finite_is_left_out_at_once():
+    bad = MOVES.copy()
+    bad[2, 0] = np.nan
+    assert_all(after_rounds([bad])[0], -OF_FIRST_TWO)
+
+
+def test_an_unusual_worker_is_left_out_and_its_norm_forgotten():
+    """Of norms that vary by a tenth one that is five times as large is unusual."""
+    usual = [MOVES * [[1], [1], [s]] / [[1], [1], [5]] for s in (1, 1.1, 0.9, 1, 1.1)]
+    spike = usual[0] * [[1], [1], [5]]
+    replicas = after_rounds([*usual, spike, spike], trusted=5)
+    assert_all(np.diff(replicas, axis=0)[4], -OF_FIRST_TWO)
+    assert_all(np.diff(replicas, axis=0)[5], -OF_FIRST_TWO)  # were it not forgotten …
+
+
+def test_where_all_are_unusual_nothing_moves_and_momentum_waits():
+    none = np.full_like(MOVES, np.inf)
+    replicas = after_rounds([MOVES, none, none, MOVES], outer_momentum=0.5)
+    without = after_rounds([MOVES, MOVES], outer_momentum=0.5)
+    np.testing.assert_array_equal(replicas[1], replicas[0])
+    np.testing.assert_array_equal(replicas[2], replicas[0])
+    np.testing.assert_allclose(replicas[3], without[1], rtol=1e-12)
+
+
+def test_norms_that_differ_by_rounding_are_alike():
+    """As those of an inner optimizer whose steps are all of one length."""
+    rounds = [MOVES * (1 + 1e-7 * (i % 3 == 2)) for i in range(12)]
+    replicas = after_rounds(rounds, trusted=2)
+    expected = -np.array(MEAN) * np.arange(1, 13)[:, None]
+    np.testing.assert_allclose(replicas[:, 0], expected, rtol=1e-5)
+
+
+def test_a_mask_may_leave_nothing_to_screen():
+    """As where a model has fewer leaves than it has fragments."""
+    strategy = syncalgos.masked(syncalgos.edit(1), lambda params: {"x": False})
+    sent = syncalgos.communication(strategy, {"x": jnp.zeros(2)}, 3, 2)
+    assert sent.bytes_per_worker == 0
