@@ -48,7 +48,7 @@ def masked(
         for leaf in leaves:
             if not isinstance(leaf, bool | np.bool_ | slice):
                 raise ValueError(
-                    f"masked: mask must hold booleans or slices, got {leaf!r}"
+                    f"masked: mask must hold booleans, got {leaf!r} (or slices)"
                 )
         return leaves
 
