@@ -9,12 +9,13 @@ from syncalgos.reducers.dense import cast as cast
 from syncalgos.reducers.dense import fp16 as fp16
 from syncalgos.reducers.dense import mean as mean
 from syncalgos.reducers.dense import quantized as quantized
-from syncalgos.reducers.dense import sign as sign
 from syncalgos.reducers.feedback import error_feedback as error_feedback
 from syncalgos.reducers.low_rank import power_sgd as power_sgd
 from syncalgos.reducers.reducer import Reducer as Reducer
 from syncalgos.reducers.resolve import AnyReducer as AnyReducer
 from syncalgos.reducers.resolve import resolve as resolve
+from syncalgos.reducers.signs import sign as sign
+from syncalgos.reducers.signs import tally as tally
 from syncalgos.reducers.sparse import random_k as random_k
 from syncalgos.reducers.sparse import row_sparse as row_sparse
 from syncalgos.reducers.sparse import top_k as top_k
