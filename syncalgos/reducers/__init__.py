@@ -14,6 +14,9 @@ from syncalgos.reducers.low_rank import power_sgd as power_sgd
 from syncalgos.reducers.reducer import Reducer as Reducer
 from syncalgos.reducers.resolve import AnyReducer as AnyReducer
 from syncalgos.reducers.resolve import resolve as resolve
+from syncalgos.reducers.robust import clipped as clipped
+from syncalgos.reducers.robust import median as median
+from syncalgos.reducers.robust import trimmed as trimmed
 from syncalgos.reducers.signs import sign as sign
 from syncalgos.reducers.signs import tally as tally
 from syncalgos.reducers.sparse import random_k as random_k

@@ -24,12 +24,15 @@ class Reducer(optax.GradientTransformationExtraArgs):
             same on all workers; `sent` is this worker's own updates as the others
             decode them, so that updates - sent is what was lost. `combined` is the
             mean of all `sent`; that rounded once more of `cast` and `quantized`; of
-            votes, the majority.
+            votes, the majority; of `median`, `trimmed` and `clipped` what they say.
         mean_over: the axis over which it is the plain mean; None for any other.
+        takes_feedback: whether `error_feedback` may be around it. What a robust reducer
+            leaves out of its result is no loss to make up for.
     """
 
     combine: Callable[[PyTree, PyTree, Any], tuple[PyTree, PyTree, PyTree]]
     mean_over: Axis | None = None
+    takes_feedback: bool = True
 
     def __new__(
         cls,
@@ -79,7 +82,7 @@ def drawing(
                 "reduce_with, average and outer_step do"
             )
         counts = [
-            draws(x) for x in map(jnp.asarray, jax.tree.leaves(updates)) if _is_sent(x)
+            draws(x) for x in map(jnp.asarray, jax.tree.leaves(updates)) if is_sent(x)
         ]
         # Drawn in one: every call of the generator takes long to compile.
         drawn = jax.random.uniform(key(step), (sum(counts),))
@@ -89,7 +92,8 @@ def drawing(
     return Reducer(tree)
 
 
-def _is_sent(x: jax.Array) -> bool:
+def is_sent(x: jax.Array) -> bool:
+    """Whether a leaf has anything to combine: entries, and of floats."""
     return jnp.issubdtype(x.dtype, jnp.floating) and x.size > 0
 
 
@@ -97,7 +101,7 @@ def _each_leaf(updates: PyTree, combine: Callable) -> tuple[PyTree, PyTree]:
     leaves, form = jax.tree.flatten(updates)
     pairs = []
     for x in map(jnp.asarray, leaves):
-        pair = combine(x) if _is_sent(x) else (x, x)
+        pair = combine(x) if is_sent(x) else (x, x)
         pairs.append([y.astype(x.dtype) for y in pair])
     combined, sent = ([pair[i] for pair in pairs] for i in (0, 1))
     return form.unflatten(combined), form.unflatten(sent)
