@@ -51,6 +51,11 @@ def synchronous(sent: Callable[[int], float]) -> Owed:
     return Owed(ALL, ALL, lambda n: 2 * PERIOD * sent(n))
 
 
+def voted(n: int) -> float:
+    """Bytes of a vote on each leaf by its parts, and of one number."""
+    return 2 * (n - 1) * sum(-(-size // n // 8) for size in SIZES) + ring(n, 4)
+
+
 def peers(sent: float) -> Owed:
     """Owed by what sends so many bytes to one peer at every step."""
     return Owed(NONE, ALL, lambda n: 2 * PERIOD * sent * (n > 1))
@@ -95,8 +100,27 @@ OWED = {
     # Rank 2 of (5, 3), rank 1 of (3, 1); vectors and scalars whole.
     "powersgd": synchronous(lambda n: ring(n, 4 * (2 * (5 + 3) + (3 + 1) + 3 + 1))),
     "topk_sgd": synchronous(lambda n: gathered(n, 8 * sum(CHOSEN))),
+    # Of the two matrices 4 + 1 entries in two steps, 2 + 1 later; the others whole.
+    "dgc": Owed(
+        ALL,
+        ALL,
+        lambda n: gathered(n, 8 * (2 * 5 + 6 * 3)) + 2 * PERIOD * ring(n, 4 * (3 + 1)),
+    ),
     # A bit per entry in whole bytes, and a scale of each leaf.
     "sign_sgd": synchronous(lambda n: gathered(n, (1 + 2 + 1 + 1) + 4 * 4)),
+    # A bit per entry of a worker's part, twice, and a number that is NaN or 0.
+    "signum": synchronous(voted),
+    "distributed_lion": synchronous(voted),
+    # The gradients in the first steps, then twice a bit per entry of a worker's part,
+    # and the part's scale.
+    "one_bit_adam": Owed(
+        ALL,
+        ALL,
+        lambda n: (
+            PERIOD * ring(n, PARAMS)
+            + PERIOD * 2 * (n - 1) * sum(-(-size // n // 8) + 4 for size in SIZES)
+        ),
+    ),
     # Twice: a byte per entry of a worker's part, and the part's scale.
     "quantized_sgd": synchronous(
         lambda n: 2 * (n - 1) * sum(-(-size // n) + 4 for size in SIZES)
@@ -114,10 +138,12 @@ VALUES: dict[str, Any] = {
     "top_k": 2,
     "first_period": 2 * PERIOD,
     "second_period": 2 * PERIOD,
+    "warmup": 2 * PERIOD,
 }
 
 VALUES_OF = {
     ("sparta", "period"): 1,  # it averages a little at every step
+    ("dgc", "density"): 0.1,  # below that of its warm-up
     ("qsr", "growth"): 0.05,  # too little to lengthen the first round
 }
 
@@ -135,6 +161,8 @@ OTHER_VALUES: dict[str, Any] = {
     "alpha": 0.5,
     "delay": 1,
     "chunk": 1,
+    "local_clip": 0.1,
+    "eps": 0.1,
 }
 
 # What else is set where a parameter would else change nothing.

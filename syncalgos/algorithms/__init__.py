@@ -5,7 +5,11 @@ from collections.abc import Callable as _Callable
 from syncalgos.algorithms.bmuf import bmuf as bmuf
 from syncalgos.algorithms.demo import demo as demo
 from syncalgos.algorithms.des_loc import des_loc as des_loc
+from syncalgos.algorithms.dgc import dgc as dgc
 from syncalgos.algorithms.diloco import diloco as diloco
+from syncalgos.algorithms.distributed_lion import (
+    distributed_lion as distributed_lion,
+)
 from syncalgos.algorithms.eager_diloco import eager_diloco as eager_diloco
 from syncalgos.algorithms.easgd import easgd as easgd
 from syncalgos.algorithms.fedavg import fedavg as fedavg
@@ -13,6 +17,7 @@ from syncalgos.algorithms.gossip import gossip as gossip
 from syncalgos.algorithms.hierarchical import hierarchical as hierarchical
 from syncalgos.algorithms.model_averaging import model_averaging as model_averaging
 from syncalgos.algorithms.noloco import noloco as noloco
+from syncalgos.algorithms.one_bit_adam import one_bit_adam as one_bit_adam
 from syncalgos.algorithms.post_local_sgd import post_local_sgd as post_local_sgd
 from syncalgos.algorithms.powersgd import powersgd as powersgd
 from syncalgos.algorithms.push_sum import push_sum as push_sum
@@ -20,6 +25,7 @@ from syncalgos.algorithms.qsr import qsr as qsr
 from syncalgos.algorithms.quantized_sgd import quantized_sgd as quantized_sgd
 from syncalgos.algorithms.scaffold import scaffold as scaffold
 from syncalgos.algorithms.sign_sgd import sign_sgd as sign_sgd
+from syncalgos.algorithms.signum import signum as signum
 from syncalgos.algorithms.slowmo import slowmo as slowmo
 from syncalgos.algorithms.sparseloco import sparseloco as sparseloco
 from syncalgos.algorithms.sparta import sparta as sparta
@@ -51,6 +57,10 @@ ALGORITHMS: dict[str, _Callable[..., _Strategy]] = {
     "sparseloco": sparseloco,
     "powersgd": powersgd,
     "topk_sgd": topk_sgd,
+    "dgc": dgc,
     "sign_sgd": sign_sgd,
+    "signum": signum,
+    "distributed_lion": distributed_lion,
+    "one_bit_adam": one_bit_adam,
     "quantized_sgd": quantized_sgd,
 }

@@ -27,7 +27,7 @@ class Reducer(optax.GradientTransformationExtraArgs):
             votes, the majority; of `median`, `trimmed` and `clipped` what they say.
         mean_over: the axis over which it is the plain mean; None for any other.
         takes_feedback: whether `error_feedback` may be around it. What a robust reducer
-            leaves out of its result is no loss to make up for.
+            leaves out of its result is no loss to make up for; others have their own.
     """
 
     combine: Callable[[PyTree, PyTree, Any], tuple[PyTree, PyTree, PyTree]]
@@ -76,11 +76,7 @@ def drawing(
     """
 
     def tree(updates, state, step):
-        if step is None:
-            raise ValueError(
-                "this reducer draws anew at every step: update it with step=…, as "
-                "reduce_with, average and outer_step do"
-            )
+        check_step(step)
         counts = [
             draws(x) for x in map(jnp.asarray, jax.tree.leaves(updates)) if is_sent(x)
         ]
@@ -92,19 +88,36 @@ def drawing(
     return Reducer(tree)
 
 
+def check_step(step: Any) -> None:
+    """Raises a ValueError where a reducer that acts by the step is not told it."""
+    if step is None:
+        raise ValueError(
+            "this reducer acts anew at every step: update it with step=…, as "
+            "reduce_with, average and outer_step do"
+        )
+
+
 def is_sent(x: jax.Array) -> bool:
     """Whether a leaf has anything to combine: entries, and of floats."""
     return jnp.issubdtype(x.dtype, jnp.floating) and x.size > 0
 
 
 def _each_leaf(updates: PyTree, combine: Callable) -> tuple[PyTree, PyTree]:
-    leaves, form = jax.tree.flatten(updates)
-    pairs = []
-    for x in map(jnp.asarray, leaves):
+    def leaf(x):
+        x = jnp.asarray(x)
         pair = combine(x) if is_sent(x) else (x, x)
-        pairs.append([y.astype(x.dtype) for y in pair])
-    combined, sent = ([pair[i] for pair in pairs] for i in (0, 1))
-    return form.unflatten(combined), form.unflatten(sent)
+        return [y.astype(x.dtype) for y in pair]
+
+    combined, sent = over_leaves(leaf, 2, updates)
+    return combined, sent
+
+
+def over_leaves(function: Callable, count: int, *trees: PyTree) -> tuple[PyTree, ...]:
+    """Maps a function of leaves that returns so many: a tree of each of them."""
+    leaves, form = jax.tree.flatten(trees[0])
+    rest = (form.flatten_up_to(tree) for tree in trees[1:])
+    results = [function(*each) for each in zip(leaves, *rest, strict=True)]
+    return tuple(form.unflatten([r[i] for r in results]) for i in range(count))
 
 
 def share_of(density: float, size: int) -> int:

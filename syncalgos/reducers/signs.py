@@ -97,3 +97,42 @@ def _voting(counted: hops.Code, seed: int, axis: Axis) -> Reducer:
         lambda x: hops.beside_size(x.size, axis),
         partial(own_key, seed, axis=axis),
     )
+
+
+def twice(
+    x: jax.Array, kept: jax.Array, residual: jax.Array, axis: Axis = WORKERS
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """The mean of scaled signs, sent on as scaled signs, and what both hops lost.
+
+    Each part of the leaf has the mean of its magnitudes for scale, on both hops.
+
+    Args:
+        x: this worker's leaf.
+        kept: whether an entry is sent, or stays 0: all workers agree.
+        residual: added to the mean of the part that this worker averages.
+        axis: the mapped axis or axes over which the workers lie.
+
+    Returns:
+        The mean; what the first hop lost of x; what the second lost of the own part.
+    """
+    if not x.size:
+        return x, x, residual
+    rows = hops.in_parts(kept, axis)
+    mine = rows[collectives.index(axis)]
+    beside = jnp.concatenate([rows, mine[None]])
+    found = hops.all_reduce(x, SCALED, axis, beside, residual)
+    mean, lost = (jnp.where(kept, y, 0) for y in (found.mean, x - found.sent))
+    return mean, lost, jnp.where(mine, found.lost, 0)
+
+
+def _to_scaled(x: jax.Array, kept: jax.Array) -> tuple[jax.Array, jax.Array]:
+    scale = jnp.sum(jnp.abs(x), where=kept) / jnp.maximum(jnp.sum(kept), 1)
+    return jnp.packbits(x >= 0), scale
+
+
+def _from_scaled(code: tuple[jax.Array, jax.Array], length: int) -> jax.Array:
+    bits, scale = code
+    return scale * to_signs(bits, length)
+
+
+SCALED = hops.Code(_to_scaled, _from_scaled)
