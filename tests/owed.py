@@ -121,6 +121,10 @@ OWED = {
             + PERIOD * 2 * (n - 1) * sum(-(-size // n // 8) + 4 for size in SIZES)
         ),
     ),
+    # Twice: half a byte per entry of a worker's part, and the part's scale.
+    "loco": synchronous(
+        lambda n: 2 * (n - 1) * sum(-(-size // n // 2) + 4 for size in SIZES)
+    ),
     # Twice: a byte per entry of a worker's part, and the part's scale.
     "quantized_sgd": synchronous(
         lambda n: 2 * (n - 1) * sum(-(-size // n) + 4 for size in SIZES)
@@ -139,6 +143,7 @@ VALUES: dict[str, Any] = {
     "first_period": 2 * PERIOD,
     "second_period": 2 * PERIOD,
     "warmup": 2 * PERIOD,
+    "reset_period": PERIOD,
 }
 
 VALUES_OF = {

@@ -17,6 +17,7 @@ from syncalgos.mapping import spread
 from syncalgos.reducers import (
     Reducer,
     clipped,
+    low_bit,
     median,
     power_sgd,
     quantized,
@@ -52,12 +53,14 @@ REDUCERS = {
     "median": median(),
     "trimmed": trimmed(0.2),
     "clipped": clipped(2.0),
+    "low_bit": low_bit(),
 }
-ROBUST = [n for n, reducer in REDUCERS.items() if not reducer.takes_feedback]
+UNFED = [n for n, reducer in REDUCERS.items() if not reducer.takes_feedback]
+ROBUST = ["median", "trimmed", "clipped"]
 VOTES = ["majority", "tally"]  # which tell no more than signs
 # `combined` is the mean of all `sent`, as Reducer.combine promises, but for those that
 # round that mean once more, a vote, which is no mean, and the robust ones.
-EXACT = [n for n in REDUCERS if n not in ("bf16", "int4", "majority", *ROBUST)]
+EXACT = [n for n in REDUCERS if n not in ("bf16", "int4", "majority", *UNFED)]
 # Those that round at random; `top_k` sends all entries here.
 ROUNDING = {
     "int8": quantized(8),

@@ -129,3 +129,32 @@ def test_one_bit_adam_that_never_warmed_up_gives_nan():
     combined, state = steps(syncalgos.one_bit_adam(4), [TWO, TWO], first=4)
     assert np.isnan(combined).all()
     assert all(np.isfinite(x).all() for x in jax.tree.leaves(state))
+
+
+# A literal run of one hop with the scale max / 7 and β = 0.8.
+LOCO = [
+    ([1, -2 / 7, 0, 0], [0, -0.0028571429, 0.014, 0.004]),
+    ([1, -2 / 7, 1 / 7, 0], [0, -0.0057142857, -0.0005714286, 0.008]),
+    ([1, -2 / 7, 0, 0], [0, -0.0085714286, 0.0134285714, 0.012]),
+]
+
+
+def test_loco_of_one_worker_is_its_first_hop():
+    """The second finds all entries on levels, and loses nothing."""
+    grads = np.tile([1, -0.3, 0.07, 0.02], (3, 1, 1))
+    combined, state = steps(syncalgos.loco(), grads)
+    for step, (sent, residual) in enumerate(LOCO):
+        np.testing.assert_allclose(combined[0, step], sent, atol=1e-6)
+        np.testing.assert_allclose(state.residual[0, step], residual, atol=1e-6)
+    np.testing.assert_allclose(state.of_part, 0, atol=1e-7)
+
+
+def test_loco_sends_all_there_was_but_its_residuals():
+    """Σ sent = Σ g - e / (1 - β), of both hops; a reset loses what it holds."""
+    grads = np.random.default_rng(0).normal(size=(6, 3, 9))
+    combined, state = steps(syncalgos.loco(beta=0.75, reset_period=5), grads)
+    owed = grads.mean(1).cumsum(0) - combined[0].cumsum(0)
+    kept = state.residual.mean(0) + state.of_part.swapaxes(0, 1).reshape(6, 9)
+    np.testing.assert_allclose(owed[:4], 4 * kept[:4], atol=1e-5)
+    np.testing.assert_array_equal(kept[4], 0)
+    np.testing.assert_allclose(owed[5] - owed[4], 4 * kept[5], atol=1e-5)

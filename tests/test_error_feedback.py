@@ -10,7 +10,7 @@ import pytest
 from reducing import (
     EXACT,
     REDUCERS,
-    ROBUST,
+    UNFED,
     VOTES,
     assert_close,
     each_leaf,
@@ -24,7 +24,7 @@ from reducing import (
 from syncalgos.reducers import error_feedback, random_k, top_k
 
 # Each half of the one left out is there alone.
-FED = [n for n in REDUCERS if n not in ("top_k-int4", *ROBUST)]
+FED = [n for n in REDUCERS if n not in ("top_k-int4", *UNFED)]
 
 
 @functools.cache

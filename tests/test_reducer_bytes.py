@@ -146,8 +146,12 @@ CASES = {
     "median": (reducers.median, plainly),
     "trimmed": (reducers.trimmed, plainly),
     "clipped": (reducers.clipped, clipped_bytes),
+    "low_bit": (
+        reducers.low_bit,
+        lambda n: in_parts(n, functools.partial(levels, 4)),
+    ),
 }
-ROBUST = ("median", "trimmed", "clipped")
+UNFED = ("median", "trimmed", "clipped", "low_bit")
 
 
 def count(strategy, workers, steps=1, dtype=jnp.float32, **rest):
@@ -169,7 +173,7 @@ def test_bytes_match_a_hand_count(name, workers):
     assert sent.syncs == (3 if workers > 1 else 0)
 
 
-@pytest.mark.parametrize("name", [n for n in CASES if n not in ROBUST])
+@pytest.mark.parametrize("name", [n for n in CASES if n not in UNFED])
 def test_error_feedback_sends_what_its_reducer_sends(name):
     make, expected = CASES[name]
     fed = reducers.error_feedback(make())

@@ -15,6 +15,7 @@ from syncalgos.algorithms.easgd import easgd as easgd
 from syncalgos.algorithms.fedavg import fedavg as fedavg
 from syncalgos.algorithms.gossip import gossip as gossip
 from syncalgos.algorithms.hierarchical import hierarchical as hierarchical
+from syncalgos.algorithms.loco import loco as loco
 from syncalgos.algorithms.model_averaging import model_averaging as model_averaging
 from syncalgos.algorithms.noloco import noloco as noloco
 from syncalgos.algorithms.one_bit_adam import one_bit_adam as one_bit_adam
@@ -63,4 +64,5 @@ ALGORITHMS: dict[str, _Callable[..., _Strategy]] = {
     "distributed_lion": distributed_lion,
     "one_bit_adam": one_bit_adam,
     "quantized_sgd": quantized_sgd,
+    "loco": loco,
 }

@@ -10,6 +10,7 @@ from syncalgos.reducers.dense import fp16 as fp16
 from syncalgos.reducers.dense import mean as mean
 from syncalgos.reducers.dense import quantized as quantized
 from syncalgos.reducers.feedback import error_feedback as error_feedback
+from syncalgos.reducers.low_bit import low_bit as low_bit
 from syncalgos.reducers.low_rank import power_sgd as power_sgd
 from syncalgos.reducers.reducer import Reducer as Reducer
 from syncalgos.reducers.resolve import AnyReducer as AnyReducer

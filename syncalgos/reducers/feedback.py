@@ -43,7 +43,7 @@ def error_feedback(
         and the reducer's. Both stay as they were where the combined is not finite.
 
     Raises:
-        ValueError: a decay outside its range, or a robust reducer.
+        ValueError: a decay outside its range, or a reducer that takes no feedback.
 
     Source: Seide et al., "1-bit stochastic gradient descent", Interspeech 2014; Stich,
     Cordonnier and Jaggi, "Sparsified SGD with memory", NeurIPS 2018; with decay:
@@ -54,7 +54,7 @@ def error_feedback(
     if not getattr(made, "takes_feedback", True):
         raise ValueError(
             "error_feedback: median, trimmed and clipped lose nothing that could be "
-            "sent later: what they leave out is meant to be; use them alone"
+            "sent later, and low_bit has feedback of its own: use them alone"
         )
 
     def init(params):
