@@ -66,6 +66,9 @@ def in_groups(n: int) -> int:
     return n // max(d for d in range(1, math.isqrt(n) + 1) if n % d == 0)
 
 
+# For algorithms that move entries by the learning rate, whatever the gradient.
+SMALL_STEPS = optax.sgd(0.003)
+
 # Of the four leaves, at a density of 0.3: 1, 5, 1 and 1 entries.
 CHOSEN = [1, 5, 1, 1]
 
@@ -109,8 +112,8 @@ OWED = {
     # A bit per entry in whole bytes, and a scale of each leaf.
     "sign_sgd": synchronous(lambda n: gathered(n, (1 + 2 + 1 + 1) + 4 * 4)),
     # A bit per entry of a worker's part, twice, and a number that is NaN or 0.
-    "signum": synchronous(voted),
-    "distributed_lion": synchronous(voted),
+    "signum": synchronous(voted)._replace(optimizer=SMALL_STEPS),
+    "distributed_lion": synchronous(voted)._replace(optimizer=SMALL_STEPS),
     # The gradients in the first steps, then twice a bit per entry of a worker's part,
     # and the part's scale.
     "one_bit_adam": Owed(
@@ -120,6 +123,7 @@ OWED = {
             PERIOD * ring(n, PARAMS)
             + PERIOD * 2 * (n - 1) * sum(-(-size // n // 8) + 4 for size in SIZES)
         ),
+        SMALL_STEPS,
     ),
     # Twice: half a byte per entry of a worker's part, and the part's scale.
     "loco": synchronous(

@@ -1,5 +1,6 @@
 """Low-bit means whose rounding, on both hops, is made up for later."""
 
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -32,7 +33,7 @@ def low_bit(
 
         x ← x + e;   q ← Q(x);   e ← β e + (1 - β) (x - q)
 
-    After every `reset_period` local steps all e are 0.
+    All e are 0 after local steps reset_period, 2 · reset_period, …, if it acts then.
 
     Args:
         bits: 8, 4 or 2 bits per entry; several share a byte.
@@ -54,7 +55,7 @@ def low_bit(
     period = checks.whole("low_bit: reset_period", reset_period, least=1)
     code = hops.Code(
         lambda x, _: dense.encode(bits, x, jnp.full(x.shape, 0.5, x.dtype)),
-        lambda sent, length: dense.decode(bits, sent, length),
+        partial(dense.decode, bits),
     )
 
     def init(params):

@@ -23,8 +23,8 @@ class Reducer(optax.GradientTransformationExtraArgs):
         combine: (updates, state, step) -> (combined, sent, state). `combined` is the
             same on all workers; `sent` is this worker's own updates as the others
             decode them, so that updates - sent is what was lost. `combined` is the
-            mean of all `sent`; that rounded once more of `cast` and `quantized`; of
-            votes, the majority; of `median`, `trimmed` and `clipped` what they say.
+            mean of all `sent`; that rounded once more of `cast`, `quantized` and
+            `low_bit`; of votes, the majority; and what the robust ones say.
         mean_over: the axis over which it is the plain mean; None for any other.
         takes_feedback: whether `error_feedback` may be around it. What a robust reducer
             leaves out of its result is no loss to make up for; others have their own.
@@ -89,10 +89,10 @@ def drawing(
 
 
 def check_step(step: Any) -> None:
-    """Raises a ValueError where a reducer that acts by the step is not told it."""
+    """Raises a ValueError where a reducer that needs the step is not told it."""
     if step is None:
         raise ValueError(
-            "this reducer acts anew at every step: update it with step=…, as "
+            "this reducer goes by the local step: update it with step=…, as "
             "reduce_with, average and outer_step do"
         )
 
