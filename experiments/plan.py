@@ -37,6 +37,10 @@ from syncalgos import (
     until,
 )
 
+# They move entries by about the learning rate, whatever the gradient, as Adam does: its
+# rate of a task is their default.
+UNIT_STEPS = frozenset({"signum", "distributed_lion", "one_bit_adam"})
+
 
 class Plan(NamedTuple):
     """A run that can start.
@@ -205,9 +209,10 @@ def _fill_in(s: Namespace, task: Task) -> None:
         )
     s.data_dir = s.data_dir or os.environ.get("SYNCALGOS_DATA")
     s.steps = s.steps or task.steps
-    s.lr = s.lr or task.lr.get(str(s.optimizer)) or task.lr.get("")
+    kind = s.algo if s.algo in UNIT_STEPS else str(s.optimizer)
+    s.lr = s.lr or task.lr.get(kind) or task.lr.get("")
     if s.lr is None:
-        raise ValueError(f"{s.task} has no --lr for {s.optimizer}: say one")
+        raise ValueError(f"{s.task} has no --lr for {kind}: say one")
     s.schedule = s.schedule or task.schedule
     if s.warmup_steps is None:
         s.warmup_steps = round(task.warmup * s.steps)

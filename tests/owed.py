@@ -51,6 +51,11 @@ def synchronous(sent: Callable[[int], float]) -> Owed:
     return Owed(ALL, ALL, lambda n: 2 * PERIOD * sent(n))
 
 
+def voted(n: int) -> float:
+    """Bytes of a vote on each leaf by its parts, and of one number."""
+    return 2 * (n - 1) * sum(-(-size // n // 8) for size in SIZES) + ring(n, 4)
+
+
 def peers(sent: float) -> Owed:
     """Owed by what sends so many bytes to one peer at every step."""
     return Owed(NONE, ALL, lambda n: 2 * PERIOD * sent * (n > 1))
@@ -60,6 +65,9 @@ def in_groups(n: int) -> int:
     """Workers of a group, by default: N over its largest divisor up to its root."""
     return n // max(d for d in range(1, math.isqrt(n) + 1) if n % d == 0)
 
+
+# For algorithms that move entries by the learning rate, whatever the gradient.
+SMALL_STEPS = optax.sgd(0.003)
 
 # Of the four leaves, at a density of 0.3: 1, 5, 1 and 1 entries.
 CHOSEN = [1, 5, 1, 1]
@@ -94,7 +102,7 @@ OWED = {
     ),
     "d2": peers(2 * PARAMS),
     "gradient_tracking": peers(2 * 2 * PARAMS),
-    "choco_sgd": peers(2 * 8 * sum(CHOSEN)),  # values and indices
+    "choco_sgd": peers(2 * 6 * sum(CHOSEN)),  # values and indices of 16 bits
     "push_sum": peers(PARAMS + 4),  # and the weight
     "scaffold": Owed(sent=lambda n: 2 * ring(n, 2 * PARAMS)),
     "scaffnew": Owed((1, 4), (1, 4)),  # as the coin of seed 0 falls
@@ -107,8 +115,32 @@ OWED = {
     "powersgd": synchronous(lambda n: ring(n, 4 * (2 * (5 + 3) + (3 + 1) + 3 + 1))),
     # Values and indices of 16 bits.
     "topk_sgd": synchronous(lambda n: gathered(n, 6 * sum(CHOSEN))),
+    # Of the two matrices 4 + 1 entries in two steps, 2 + 1 later; the others whole.
+    "dgc": Owed(
+        ALL,
+        ALL,
+        lambda n: gathered(n, 6 * (2 * 5 + 6 * 3)) + 2 * PERIOD * ring(n, 4 * (3 + 1)),
+    ),
     # A bit per entry in whole bytes, and a scale of each leaf.
     "sign_sgd": synchronous(lambda n: gathered(n, (1 + 2 + 1 + 1) + 4 * 4)),
+    # A bit per entry of a worker's part, twice, and a number that is NaN or 0.
+    "signum": synchronous(voted)._replace(optimizer=SMALL_STEPS),
+    "distributed_lion": synchronous(voted)._replace(optimizer=SMALL_STEPS),
+    # The gradients in the first steps, then twice a bit per entry of a worker's part,
+    # and the part's scale.
+    "one_bit_adam": Owed(
+        ALL,
+        ALL,
+        lambda n: (
+            PERIOD * ring(n, PARAMS)
+            + PERIOD * 2 * (n - 1) * sum(-(-size // n // 8) + 4 for size in SIZES)
+        ),
+        SMALL_STEPS,
+    ),
+    # Twice: half a byte per entry of a worker's part, and the part's scale.
+    "loco": synchronous(
+        lambda n: 2 * (n - 1) * sum(-(-size // n // 2) + 4 for size in SIZES)
+    ),
     # Twice: a byte per entry of a worker's part, and the part's scale.
     "quantized_sgd": synchronous(
         lambda n: 2 * (n - 1) * sum(-(-size // n) + 4 for size in SIZES)
@@ -127,11 +159,14 @@ VALUES: dict[str, Any] = {
     "min_rate": 0.0,
     "first_period": 2 * PERIOD,
     "second_period": 2 * PERIOD,
+    "warmup": 2 * PERIOD,
+    "reset_period": PERIOD,
 }
 
 VALUES_OF = {
     ("sparta", "period"): 1,  # it averages a little at every step
     ("diloco_x", "rank"): 1,  # 2 of (5, 3) is nearly all
+    ("dgc", "density"): 0.1,  # below that of its warm-up
     ("qsr", "growth"): 0.05,  # too little to lengthen the first round
 }
 
@@ -158,6 +193,8 @@ OTHER_VALUES: dict[str, Any] = {
     "stacked": lambda path, shape: int(path == "in"),
     "proximal": 1.0,
     "consensus": 0.3,
+    "local_clip": 0.1,
+    "eps": 0.1,
 }
 
 # What else is set where a parameter would else change nothing.

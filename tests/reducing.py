@@ -16,12 +16,17 @@ from syncalgos.layout import make_layout
 from syncalgos.mapping import spread
 from syncalgos.reducers import (
     Reducer,
+    clipped,
+    low_bit,
+    median,
     power_sgd,
     quantized,
     random_k,
     row_sparse,
     sign,
+    tally,
     top_k,
+    trimmed,
 )
 
 # Float32 rounds at 6e-8; sums of a few dozen products, in whatever order, stay below
@@ -39,15 +44,23 @@ REDUCERS = {
     "int4": quantized(4),
     "sign": sign(),
     "majority": sign(majority=True),
+    "tally": tally(),
     "top_k": top_k(0.3),
     "top_k-int4": top_k(0.3, bits=4),
     "random_k": random_k(0.3),
     "row_sparse": row_sparse(27, tables),
     "power_sgd": power_sgd(2, min_rate=0),
+    "median": median(),
+    "trimmed": trimmed(0.2),
+    "clipped": clipped(2.0),
+    "low_bit": low_bit(),
 }
+UNFED = [n for n, reducer in REDUCERS.items() if not reducer.takes_feedback]
+ROBUST = ["median", "trimmed", "clipped"]
+VOTES = ["majority", "tally"]  # which tell no more than signs
 # `combined` is the mean of all `sent`, as Reducer.combine promises, but for those that
-# round that mean once more, and a vote, which is no mean.
-EXACT = [n for n in REDUCERS if n not in ("bf16", "int4", "majority")]
+# round that mean once more, a vote, which is no mean, and the robust ones.
+EXACT = [n for n in REDUCERS if n not in ("bf16", "int4", "majority", *UNFED)]
 # Those that round at random; `top_k` sends all entries here.
 ROUNDING = {
     "int8": quantized(8),

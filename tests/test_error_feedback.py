@@ -10,6 +10,8 @@ import pytest
 from reducing import (
     EXACT,
     REDUCERS,
+    UNFED,
+    VOTES,
     assert_close,
     each_leaf,
     mean_over_workers,
@@ -21,7 +23,8 @@ from reducing import (
 
 from syncalgos.reducers import error_feedback, random_k, top_k
 
-FED = [n for n in REDUCERS if n != "top_k-int4"]  # of which each half is there alone
+# Each half of the one left out is there alone.
+FED = [n for n in REDUCERS if n not in ("top_k-int4", *UNFED)]
 
 
 @functools.cache
@@ -101,7 +104,7 @@ def test_error_feedback_keeps_integers(name):
         assert tree["count"].dtype == np.int32
 
 
-TELLING = [name for name in FED if name != "majority"]  # a vote has no third answer
+TELLING = [name for name in FED if name not in VOTES]  # a vote has no third answer
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])

@@ -13,13 +13,17 @@ import syncalgos
 from syncalgos import outer_step, reduce_with, reducers
 from syncalgos.reducers import (
     Reducer,
+    clipped,
     error_feedback,
+    low_bit,
+    median,
     power_sgd,
     quantized,
     random_k,
     row_sparse,
     sign,
     top_k,
+    trimmed,
 )
 
 
@@ -55,6 +59,9 @@ STANDS_FOR = [
     ("int8", quantized(8)),
     ("int4", quantized(4)),
     ("int2", quantized(2)),
+    ("median", median()),
+    ("trimmed", trimmed()),
+    ("clipped", clipped()),
     (sign, sign()),
     (functools.partial(top_k, 0.3, 4), top_k(0.3, 4)),
     (error_feedback("int4", seed=1), error_feedback(quantized(4, seed=1))),
@@ -104,6 +111,14 @@ def test_reducer_in_an_optax_chain_is_told_the_step():
         (lambda: power_sgd(0), "power_sgd: rank must be a whole number .*, got 0"),
         (lambda: power_sgd(1.5), "power_sgd: rank must be a whole .*, got 1.5"),
         (lambda: row_sparse(0, True), "row_sparse: rows must be a whole .*, got 0"),
+        (lambda: trimmed(0.5), "trimmed: share must be .* below 0.5, got 0.5"),
+        (lambda: trimmed(0), "trimmed: share must be above 0 .*, got 0"),
+        (lambda: clipped(0), "clipped: radius must be .* above 0, got 0"),
+        (lambda: clipped(iterations=0), "clipped: iterations must be .*, got 0"),
+        (lambda: error_feedback("median"), "error_feedback: median, trimmed and"),
+        (lambda: error_feedback(clipped), "error_feedback: median, trimmed and"),
+        (lambda: error_feedback(low_bit), "low_bit has feedback of its own"),
+        (lambda: low_bit(3), "low_bit: bits must be 8, 4 or 2, got 3"),
         (lambda: error_feedback("mean", 0), "error_feedback: decay must be .*, got 0"),
         (lambda: error_feedback("mean", 1.1), "decay must be at most 1, got 1.1"),
         (lambda: error_feedback(3), "error_feedback: expected an optax .*, got 3"),

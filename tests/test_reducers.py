@@ -8,9 +8,11 @@ import pytest
 from reducing import (
     EXACT,
     REDUCERS,
+    ROBUST,
     ROUNDING,
     SHAPES,
     SPOILED,
+    VOTES,
     ZEROS,
     assert_close,
     each_leaf,
@@ -25,6 +27,7 @@ from reducing import (
 
 from syncalgos import reducers
 from syncalgos.reducers import (
+    clipped,
     error_feedback,
     power_sgd,
     quantized,
@@ -79,15 +82,18 @@ def test_integers_and_empty_leaves_are_kept(name):
             assert tree[key].dtype == updates[key].dtype
 
 
-@pytest.mark.parametrize("name", [n for n in REDUCERS if n != "majority"])
+# Votes on zeros are drawn, and two go on from what was before.
+@pytest.mark.parametrize(
+    "name", [n for n in REDUCERS if n not in (*VOTES, "clipped", "low_bit")]
+)
 def test_zeros_combine_to_zeros(name):
     for _, combined, _ in each_leaf(*outcome(name)):
         np.testing.assert_array_equal(combined[ZEROS], np.zeros_like(combined[ZEROS]))
 
 
-# A draw of entries may miss it, and a vote tells no more than signs.
+# A draw of entries may miss it, and robust ones are there to leave it out.
 @pytest.mark.parametrize(
-    "name", [n for n in REDUCERS if n not in ("majority", "random_k")]
+    "name", [n for n in REDUCERS if n not in (*VOTES, *ROBUST, "random_k")]
 )
 def test_nan_of_one_worker_shows(name):
     _, combined, _ = outcome(name)
@@ -96,7 +102,7 @@ def test_nan_of_one_worker_shows(name):
 
 
 # Others use the same collectives and draws as one of these.
-COMPARED = ["int4", "random_k", "power_sgd"]
+COMPARED = ["int4", "random_k", "power_sgd", "clipped"]
 
 
 @functools.cache
@@ -153,6 +159,7 @@ LIMITS = {
     "random_k(1)": random_k(1),
     "power_sgd-full-rank": power_sgd(4, min_rate=0),
     "power_sgd-more-than-full": power_sgd(100, min_rate=0),
+    "clipped-wide": clipped(1e3, iterations=2),
     "error_feedback(mean)": error_feedback("mean"),
     "error_feedback(top_k(1))": error_feedback(top_k(1)),
     "row_sparse-pair": row_sparse(5, {"matrix": "pair", "scale": "pair"}),

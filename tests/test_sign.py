@@ -14,7 +14,7 @@ from reducing import (
 )
 
 from syncalgos import DataParallel, sign_sgd, stateless
-from syncalgos.reducers import sign
+from syncalgos.reducers import sign, tally
 
 
 def test_scaled_sign_matches_numpy():
@@ -30,6 +30,21 @@ def test_majority_matches_numpy():
         signs = np.where(drawn, sent, np.sign(x))
         np.testing.assert_array_equal(sent, signs)
         np.testing.assert_array_equal(combined, np.sign(mean_over_workers(signs)))
+
+
+def test_tally_matches_numpy():
+    for x, combined, sent in each_leaf(*outcome("tally")):
+        drawn = x == 0
+        np.testing.assert_array_equal(sent, np.where(drawn, sent, np.sign(x)))
+        assert_close(combined, mean_over_workers(sent))
+
+
+def test_tally_counts_the_votes_of_many_workers():
+    """Of 300 in two bytes: 255 is the most that one holds."""
+    x = np.ones((1, 300, 3), np.float32)
+    x[0, :130, 1], x[0, :, 2] = -1, -1
+    combined, _, _ = run(tally(), x)
+    np.testing.assert_allclose(combined[0, 0], [1, 40 / 300, -1], rtol=1e-6)
 
 
 def test_scaled_sign_of_zero_is_plus():

@@ -1,7 +1,7 @@
 """Layers that are stacked in one leaf are treated as leaves of their own."""
 
-import functools
 import math
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -26,8 +26,9 @@ def apart(stack):
     return {k: [x[:, :, i] for i in range(LAYERS)] for k, x in stack.items()}
 
 
-def demo_as_a_reducer(stacked=0):
-    strategy = syncalgos.demo(0.9, chunk=4, top_k=3, stacked=stacked)
+def reduced(factory, stacked=0):
+    """A strategy's reduce as a reducer."""
+    strategy = factory(stacked=stacked)
 
     def combine(grads, state, step):
         replica = syncalgos.Replica(grads)
@@ -37,12 +38,25 @@ def demo_as_a_reducer(stacked=0):
     return reducers.Reducer(combine, strategy.init)
 
 
+def mixed(factory, stacked=0):
+    """A strategy's sync as a reducer of params."""
+    strategy = factory(stacked=stacked)
+
+    def combine(params, state, step):
+        replica, state = strategy.sync(syncalgos.Replica(params), state, step)
+        return replica.params, replica.params, state
+
+    return reducers.Reducer(combine, strategy.init)
+
+
 REDUCERS = {
-    "demo": demo_as_a_reducer,
+    "demo": partial(reduced, partial(syncalgos.demo, 0.9, chunk=4, top_k=3)),
+    "dgc": partial(reduced, partial(syncalgos.dgc, 0.3, warmup=0)),
+    "choco_sgd": partial(mixed, partial(syncalgos.choco_sgd, 0.3)),
     "sign": reducers.sign,
-    "chunked_top_k": functools.partial(reducers.chunked_top_k, 0.3, 2, 16),
-    "top_k": functools.partial(reducers.top_k, 0.3),
-    "top_k-int4": functools.partial(reducers.top_k, 0.5, 4),
+    "chunked_top_k": partial(reducers.chunked_top_k, 0.3, 2, 16),
+    "top_k": partial(reducers.top_k, 0.3),
+    "top_k-int4": partial(reducers.top_k, 0.5, 4),
 }
 
 

@@ -93,6 +93,21 @@ def test_a_phase_that_the_run_does_not_hold_is_refused_with_both_numbers(words, 
         prepare(flags.parse([*TINY.split(), *words.split()]))
 
 
+@pytest.mark.parametrize(
+    ("words", "lr"),
+    [
+        ("--algo sign_sgd", 0.05),
+        ("--algo signum", 1e-3),
+        ("--algo one_bit_adam --switch 3", 1e-3),
+        ("--algo signum --optimizer adam", 1e-3),
+        ("--algo signum --lr 0.2", 0.2),
+    ],
+)
+def test_algorithms_of_unit_steps_take_the_rate_of_adam(words, lr):
+    plan = prepare(flags.parse(["--task", "digits", *words.split()]))
+    assert plan.settings.lr == lr
+
+
 def test_a_default_switch_beyond_a_short_run_is_told(tmp_path):
     ended = run(f"{TINY} --steps 2 --algo post_local_sgd", tmp_path / "out")
     assert ended.code == 0

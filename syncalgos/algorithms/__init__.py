@@ -8,8 +8,12 @@ from syncalgos.algorithms.co2 import co2 as co2
 from syncalgos.algorithms.d2 import d2 as d2
 from syncalgos.algorithms.demo import demo as demo
 from syncalgos.algorithms.des_loc import des_loc as des_loc
+from syncalgos.algorithms.dgc import dgc as dgc
 from syncalgos.algorithms.diloco import diloco as diloco
 from syncalgos.algorithms.diloco_x import diloco_x as diloco_x
+from syncalgos.algorithms.distributed_lion import (
+    distributed_lion as distributed_lion,
+)
 from syncalgos.algorithms.eager_diloco import eager_diloco as eager_diloco
 from syncalgos.algorithms.easgd import easgd as easgd
 from syncalgos.algorithms.edit import edit as edit
@@ -23,10 +27,12 @@ from syncalgos.algorithms.gradient_tracking import (
     gradient_tracking as gradient_tracking,
 )
 from syncalgos.algorithms.hierarchical import hierarchical as hierarchical
+from syncalgos.algorithms.loco import loco as loco
 from syncalgos.algorithms.lookahead import lookahead as lookahead
 from syncalgos.algorithms.model_averaging import model_averaging as model_averaging
 from syncalgos.algorithms.muloco import muloco as muloco
 from syncalgos.algorithms.noloco import noloco as noloco
+from syncalgos.algorithms.one_bit_adam import one_bit_adam as one_bit_adam
 from syncalgos.algorithms.overlap_local_sgd import (
     overlap_local_sgd as overlap_local_sgd,
 )
@@ -38,6 +44,7 @@ from syncalgos.algorithms.quantized_sgd import quantized_sgd as quantized_sgd
 from syncalgos.algorithms.scaffnew import scaffnew as scaffnew
 from syncalgos.algorithms.scaffold import scaffold as scaffold
 from syncalgos.algorithms.sign_sgd import sign_sgd as sign_sgd
+from syncalgos.algorithms.signum import signum as signum
 from syncalgos.algorithms.slowmo import slowmo as slowmo
 from syncalgos.algorithms.sparseloco import sparseloco as sparseloco
 from syncalgos.algorithms.sparta import sparta as sparta
@@ -83,6 +90,11 @@ ALGORITHMS: dict[str, _Callable[..., _Strategy]] = {
     "sparseloco": sparseloco,
     "powersgd": powersgd,
     "topk_sgd": topk_sgd,
+    "dgc": dgc,
     "sign_sgd": sign_sgd,
+    "signum": signum,
+    "distributed_lion": distributed_lion,
+    "one_bit_adam": one_bit_adam,
     "quantized_sgd": quantized_sgd,
+    "loco": loco,
 }

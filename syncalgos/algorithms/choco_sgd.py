@@ -5,11 +5,13 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from syncalgos import checks, collectives
+from syncalgos import checks, collectives, stacking
 from syncalgos.base import MeanCenter, Strategy
 from syncalgos.collectives import WORKERS, Axis, PyTree
 from syncalgos.precision import widen
-from syncalgos.reducers.reducer import share_of
+from syncalgos.reducers import packing
+from syncalgos.reducers.reducer import is_sent, over_leaves, share_of
+from syncalgos.stacking import Stacked
 
 
 class ChocoState(NamedTuple):
@@ -20,7 +22,10 @@ class ChocoState(NamedTuple):
 
 
 def choco_sgd(
-    density: float = 0.1, consensus: float | None = None, axis: Axis = WORKERS
+    density: float = 0.1,
+    consensus: float | None = None,
+    stacked: Stacked = 0,
+    axis: Axis = WORKERS,
 ) -> Strategy:
     """CHOCO-SGD: gossip on a ring that sends the largest changes alone.
 
@@ -34,12 +39,15 @@ def choco_sgd(
             most 1.
         consensus: γ, the step to the neighbours, above 0, at most 1; none means 2 ×
             density, or 1 if that is less.
+        stacked: which leaves hold several layers, of each of which the largest are sent
+            as of a leaf (see `Stacked`).
         axis: the mapped axis or axes over which the workers lie.
 
     Returns:
         A Strategy. State: x̂ and W x̂ - x̂, shaped like params, at least float32, the
-        worker's own. A step sends values and int32 indices of q to two neighbours. The
-        center is the mean of the replicas. opt_state and buffers stay local.
+        worker's own. A step sends values and indices of q to two neighbours, of 16 bits
+        in leaves of at most 65,536 entries, else of 32. The center is the mean of the
+        replicas. opt_state and buffers stay local.
 
     Raises:
         ValueError: a parameter outside its range.
@@ -55,6 +63,7 @@ def choco_sgd(
     if consensus is None:
         consensus = min(1.0, 2 * density)
     consensus = checks.share("choco_sgd: consensus", consensus)
+    stacked = stacking.check("choco_sgd: stacked", stacked)
 
     def init(params):
         known = widen(params)
@@ -63,9 +72,9 @@ def choco_sgd(
     def largest(x):
         flat = x.reshape(-1)
         _, chosen = jax.lax.top_k(jnp.abs(flat), share_of(density, x.size))
-        return chosen.astype(jnp.int32), flat[chosen]
+        return chosen.astype(packing.index_dtype(x.size)), flat[chosen]
 
-    def leaf(x, known, apart):
+    def mix(x, known, apart):
         chosen = largest(x.astype(known.dtype) - known)
         around = [collectives.shift(chosen, by, axis) for by in (-1, 1)]
         q, left, right = (
@@ -76,9 +85,13 @@ def choco_sgd(
         return (x + consensus * apart).astype(x.dtype), known, apart
 
     def sync(replica, state, step):
-        mixed = jax.tree.map(leaf, replica.params, *state)
-        form = jax.tree.structure(replica.params)
-        params, *state = jax.tree.transpose(form, jax.tree.structure((0, 0, 0)), mixed)
+        counts = iter(stacking.counts(stacked, replica.params))
+
+        def leaf(x, *known):
+            of_layers = stacking.layerwise(mix, next(counts))
+            return of_layers(x, *known) if is_sent(x) else (x, *known)
+
+        params, *state = over_leaves(leaf, 3, replica.params, *state)
         return replica._replace(params=params), ChocoState(*state)
 
     return Strategy(init, sync=sync, center=MeanCenter(axis))

@@ -27,7 +27,8 @@ def diloco(
         period: H, local steps between two outer steps, at least 1; 500 in the paper.
         outer_lr: η, the outer learning rate, above 0.
         outer_momentum: μ, the outer Nesterov momentum, at least 0 and below 1.
-        reduce: how outer gradients are sent: mean, bf16, fp16, int8, int4 or int2.
+        reduce: how outer gradients are sent: mean, bf16, fp16, int8, int4 or int2; or
+            what is robust against wrong workers: median, trimmed or clipped.
         seed: of the random rounding to int8, int4 or int2.
         axis: the mapped axis or axes over which the workers lie.
 

@@ -45,7 +45,8 @@ def streaming_diloco(
         outer_momentum: μ, the outer Nesterov momentum, at least 0 and below 1.
         delay: τ, local steps on the way, below period / fragments.
         alpha: α, the weight of the local value on arrival, at least 0 and at most 1.
-        reduce: how outer gradients are sent: mean, bf16, fp16, int8, int4 or int2.
+        reduce: how outer gradients are sent: mean, bf16, fp16, int8, int4 or int2; or
+            what is robust against wrong workers: median, trimmed or clipped.
         seed: of the random rounding to int8, int4 or int2.
         cut: leaves, as many consecutive leaves of params in each fragment as can be;
             bytes, as many consecutive bytes, leaves cut between rows; layers, every

@@ -16,8 +16,9 @@ def sync_sgd(
         g ← reduce(g)
 
     Args:
-        reduce: how gradients are sent: mean, bf16, fp16, int8, int4 or int2; on the
-            command line also row_sparse, for a task with tables.
+        reduce: how gradients are sent: mean, bf16, fp16, int8, int4 or int2; or what is
+            robust against wrong workers: median, trimmed or clipped; on the command
+            line also row_sparse, for a task with tables.
         seed: of the random rounding to int8, int4 or int2.
         axis: the mapped axis or axes over which the workers lie.
 

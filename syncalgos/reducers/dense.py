@@ -1,6 +1,5 @@
 """Reducers that send every entry: exactly, or in fewer bits."""
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal
 
@@ -8,13 +7,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from syncalgos import checks, collectives, stacking
+from syncalgos import checks, collectives
 from syncalgos.collectives import WORKERS, Axis
 from syncalgos.draws import own_key
-from syncalgos.precision import wide_dtype
-from syncalgos.reducers import packing
+from syncalgos.reducers import hops, packing
 from syncalgos.reducers.reducer import Reducer, drawing, leafwise
-from syncalgos.stacking import Stacked
 
 BLOCK = 512  # entries that share one scale; the bucket of QSGD's experiments
 
@@ -68,7 +65,7 @@ def cast(dtype: Any, axis: Axis = WORKERS) -> Reducer:
         return jax.lax.bitcast_convert_type(code, dtype)
 
     def combine(x):
-        return _all_reduce(x, to_bits, from_bits, axis)
+        return hops.all_reduce(x, hops.Code(to_bits, from_bits), axis)[:2]
 
     return leafwise(combine)
 
@@ -108,12 +105,16 @@ def quantized(
     check_bits("quantized", bits)
     seed = checks.whole("seed", seed, least=0)
 
-    def combine(x, draws):
-        code = partial(encode, bits), partial(decode, bits)
-        return _all_reduce(x, *code, axis, draws)
+    code = hops.Code(partial(encode, bits), partial(decode, bits))
 
-    key = partial(own_key, seed, axis=axis)
-    return drawing(combine, partial(_draws, axis), key)
+    def combine(x, draws):
+        return hops.all_reduce(x, code, axis, draws)[:2]
+
+    return drawing(
+        combine,
+        lambda x: hops.beside_size(x.size, axis),
+        partial(own_key, seed, axis=axis),
+    )
 
 
 def check_float(label: str, dtype: Any) -> np.dtype:
@@ -159,92 +160,3 @@ def decode(bits: int, code: tuple[jax.Array, jax.Array], length: int) -> jax.Arr
     levels = 2 ** (bits - 1) - 1
     blocks = packing.unpack(packed, bits).astype(scale.dtype) - levels
     return (blocks / levels * scale).reshape(-1)[:length]
-
-
-def sign(
-    majority: bool = False,
-    seed: int = 0,
-    stacked: Stacked = 0,
-    axis: Axis = WORKERS,
-) -> Reducer:
-    """The mean of scaled signs, or the sign of most workers: one bit per entry.
-
-    Scaled: mean(|x|) · sign(x) of each worker and leaf, gathered from all: (N-1) / 8
-    bytes per entry. Majority: the sign of the sum of signs, whatever the magnitudes:
-    (N-1) / 4N bytes per entry. A vote draws the sign of 0, and that of a tie: taken as
-    + they would move all entries by an even number of workers. Scaled, the sign of 0 is
-    +, as error feedback takes it back.
-
-    Args:
-        majority: vote, instead of averaging the scaled signs.
-        seed: of the votes' draws, which differ between workers.
-        stacked: which leaves hold several layers, each with a scale of its own (see
-            `Stacked`).
-        axis: the mapped axis or axes over which the workers lie.
-
-    Source: scaled: Karimireddy et al., "Error feedback fixes SignSGD", ICML 2019,
-    algorithm 1; majority: Bernstein et al., "signSGD", ICML 2018, algorithm 3.
-    """
-    seed = checks.whole("seed", seed, least=0)
-    stacked = stacking.check("sign: stacked", stacked)
-
-    def to_bits(x, draws):
-        return jnp.packbits(jnp.where(x == 0, draws < 0.5, x > 0))
-
-    def to_signs(code, length):
-        return 2.0 * jnp.unpackbits(code, count=length) - 1
-
-    def vote(x, draws):
-        return _all_reduce(x, to_bits, to_signs, axis, draws)
-
-    def scaled(x):
-        flat = x.astype(wide_dtype(x.dtype)).reshape(-1)
-        scale = jnp.mean(jnp.abs(flat))
-        codes, scales = collectives.gather((to_bits(flat, 0), scale), axis)
-        signs = jax.vmap(lambda code: to_signs(code, x.size))(codes)  # (workers, size)
-        combined = jnp.mean(scales[:, None] * signs, axis=0)
-        sent = scale * jnp.where(flat >= 0, 1.0, -1.0)
-        return combined.reshape(x.shape), sent.reshape(x.shape)
-
-    if not majority:
-        return leafwise(scaled, stacked)
-    return drawing(vote, partial(_draws, axis), partial(own_key, seed, axis=axis))
-
-
-def _draws(axis: Axis, x: jax.Array) -> int:
-    """The draws of `_all_reduce`: for each worker's part, and the own part's mean."""
-    n = collectives.size(axis)
-    return (n + 1) * -(-x.size // n)
-
-
-def _all_reduce(
-    x: jax.Array,
-    encode: Callable[[jax.Array, Any], Any],
-    decode: Callable[[Any, int], jax.Array],
-    axis: Axis,
-    draws: jax.Array | None = None,
-) -> tuple[jax.Array, jax.Array]:
-    """The mean of coded values: every worker averages a part, and sends that coded.
-
-    An all-reduce would need the sum of two codes to be a code; and gathering all codes
-    costs N/2 times the bytes of this.
-    """
-    n, wide = collectives.size(axis), wide_dtype(x.dtype)
-    part = -(-x.size // n)
-    flat = jnp.pad(x.reshape(-1).astype(wide), (0, n * part - x.size))
-    of_parts, of_mine = None, None
-    if draws is not None:
-        draws = draws.reshape(n + 1, part)
-        of_parts, of_mine = draws[:n], draws[n]
-    codes = jax.vmap(encode)(flat.reshape(n, part), of_parts)
-
-    def decoded(codes):  # (workers, part)
-        return jax.vmap(lambda code: decode(code, part))(codes).astype(wide)
-
-    def whole(parts):
-        return parts.reshape(-1)[: x.size].reshape(x.shape)
-
-    # Row i of what arrives is worker i's code of the part that this worker averages.
-    average = jnp.mean(decoded(collectives.all_to_all(codes, axis)), axis=0)
-    averages = collectives.gather(encode(average, of_mine), axis)
-    return whole(decoded(averages)), whole(decoded(codes))

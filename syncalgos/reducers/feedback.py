@@ -42,12 +42,20 @@ def error_feedback(
         A reducer. State: e, shaped like params, at least float32, each worker's own;
         and the reducer's. Both stay as they were where the combined is not finite.
 
+    Raises:
+        ValueError: a decay outside its range, or a reducer that takes no feedback.
+
     Source: Seide et al., "1-bit stochastic gradient descent", Interspeech 2014; Stich,
     Cordonnier and Jaggi, "Sparsified SGD with memory", NeurIPS 2018; with decay:
     Sarfi et al., "SparseLoCo", 2025.
     """
     made = resolve("error_feedback", reducer, axis, seed)
     decay = checks.share("error_feedback: decay", decay)
+    if not getattr(made, "takes_feedback", True):
+        raise ValueError(
+            "error_feedback: median, trimmed and clipped lose nothing that could be "
+            "sent later, and low_bit has feedback of its own: use them alone"
+        )
 
     def init(params):
         residual = jax.tree.map(jnp.zeros_like, widen(params))

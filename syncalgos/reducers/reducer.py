@@ -25,13 +25,16 @@ class Reducer(optax.GradientTransformationExtraArgs):
         combine: (updates, state, step) -> (combined, sent, state). `combined` is the
             same on all workers; `sent` is this worker's own updates as the others
             decode them, so that updates - sent is what was lost. `combined` is the
-            mean of all `sent`; that rounded once more of `cast` and `quantized`; of
-            votes, the majority.
+            mean of all `sent`; that rounded once more of `cast`, `quantized` and
+            `low_bit`; of votes, the majority; and what the robust ones say.
         mean_over: the axis over which it is the plain mean; None for any other.
+        takes_feedback: whether `error_feedback` may be around it. What a robust reducer
+            leaves out of its result is no loss to make up for; others have their own.
     """
 
     combine: Callable[[PyTree, PyTree, Any], tuple[PyTree, PyTree, PyTree]]
     mean_over: Axis | None = None
+    takes_feedback: bool = True
 
     def __new__(
         cls,
@@ -85,14 +88,10 @@ def drawing(
         return (*x.shape[:count], draws(x[(0,) * count]))
 
     def tree(updates, state, step):
-        if step is None:
-            raise ValueError(
-                "this reducer draws anew at every step: update it with step=…, as "
-                "reduce_with, average and outer_step do"
-            )
+        check_step(step)
         counts = stacking.counts(stacked, updates)
         leaves = zip(map(jnp.asarray, jax.tree.leaves(updates)), counts, strict=True)
-        shapes = [needed(x, count) for x, count in leaves if _is_sent(x)]
+        shapes = [needed(x, count) for x, count in leaves if is_sent(x)]
         # Drawn in one: every call of the generator takes long to compile.
         drawn = jax.random.uniform(key(step), (sum(map(math.prod, shapes)),))
         parts = jnp.split(drawn, np.cumsum([*map(math.prod, shapes)])[:-1])
@@ -103,7 +102,17 @@ def drawing(
     return Reducer(tree)
 
 
-def _is_sent(x: jax.Array) -> bool:
+def check_step(step: Any) -> None:
+    """Raises a ValueError where a reducer that needs the step is not told it."""
+    if step is None:
+        raise ValueError(
+            "this reducer goes by the local step: update it with step=…, as "
+            "reduce_with, average and outer_step do"
+        )
+
+
+def is_sent(x: jax.Array) -> bool:
+    """Whether a leaf has anything to combine: entries, and of floats."""
     return jnp.issubdtype(x.dtype, jnp.floating) and x.size > 0
 
 
@@ -113,14 +122,23 @@ def _each_leaf(
     combine: Callable[..., tuple[Any, Any]],
     inputs: Callable[[jax.Array], tuple[jax.Array, ...]],
 ) -> tuple[PyTree, PyTree]:
-    leaves, form = jax.tree.flatten(updates)
-    pairs = []
-    for x, count in zip(map(jnp.asarray, leaves), counts, strict=True):
-        of_layers = stacking.layerwise(combine, count)
-        pair = of_layers(*inputs(x)) if _is_sent(x) else (x, x)
-        pairs.append([y.astype(x.dtype) for y in pair])
-    combined, sent = ([pair[i] for pair in pairs] for i in (0, 1))
-    return form.unflatten(combined), form.unflatten(sent)
+    remaining = iter(counts)
+
+    def leaf(x):
+        x, of_layers = jnp.asarray(x), stacking.layerwise(combine, next(remaining))
+        pair = of_layers(*inputs(x)) if is_sent(x) else (x, x)
+        return [y.astype(x.dtype) for y in pair]
+
+    combined, sent = over_leaves(leaf, 2, updates)
+    return combined, sent
+
+
+def over_leaves(function: Callable, count: int, *trees: PyTree) -> tuple[PyTree, ...]:
+    """Maps a function of leaves that returns so many: a tree of each of them."""
+    leaves, form = jax.tree.flatten(trees[0])
+    rest = (form.flatten_up_to(tree) for tree in trees[1:])
+    results = [function(*each) for each in zip(leaves, *rest, strict=True)]
+    return tuple(form.unflatten([r[i] for r in results]) for i in range(count))
 
 
 def share_of(density: float, size: int) -> int:

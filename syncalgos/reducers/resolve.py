@@ -8,7 +8,7 @@ import optax
 
 from syncalgos import checks
 from syncalgos.collectives import Axis
-from syncalgos.reducers import dense
+from syncalgos.reducers import dense, robust
 from syncalgos.reducers.reducer import Transformation
 
 NAMED: dict[str, Callable[..., Transformation]] = {
@@ -18,11 +18,14 @@ NAMED: dict[str, Callable[..., Transformation]] = {
     "int8": functools.partial(dense.quantized, 8),
     "int4": functools.partial(dense.quantized, 4),
     "int2": functools.partial(dense.quantized, 2),
+    "median": robust.median,
+    "trimmed": robust.trimmed,
+    "clipped": robust.clipped,
 }
 
 AnyReducer = Transformation | Callable[..., Transformation] | str
 """A reducer; or its factory, called with `axis` (and `seed`, if it has one); or one of
-the names mean, bf16, fp16, int8, int4, int2."""
+the names mean, bf16, fp16, int8, int4, int2, median, trimmed, clipped."""
 
 
 def resolve(

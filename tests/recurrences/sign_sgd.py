@@ -17,25 +17,31 @@ def drawn_sign(x, draws):
     return np.where(x == 0, np.where(draws[: x.size] < 0.5, 1.0, -1.0), np.sign(x))
 
 
-def recurrence(workers, majority=False, seed=0):
-    residual = [np.zeros_like(START)] * workers
+def voted(vectors, step, seed, majority=True):
+    """The sign of most of the workers' vectors; or their mean sign."""
+    workers = len(vectors)
     parts = [ceil(size / workers) for size in SIZES]  # whose votes a worker counts
     counts = [(workers + 1) * part for part in parts]
+    draws = [leaf_draws(draw_key(seed, step, i), counts) for i in range(workers)]
 
-    def voted(grads, theta, step):
-        draws = [leaf_draws(draw_key(seed, step, i), counts) for i in range(workers)]
+    def counted(number, *leaves):
+        """Worker j counts the votes on part j of all leaves, and draws at a tie."""
+        part, result = parts[number], []
+        u = [draws[i][number].reshape(-1, part) for i in range(workers)]
+        for j in range(workers):
+            own = [x.ravel()[j * part : (j + 1) * part] for x in leaves]
+            votes = mean([drawn_sign(x, u[i][j]) for i, x in enumerate(own)])
+            result.append(drawn_sign(votes, u[j][workers]) if majority else votes)
+        return np.concatenate(result)
 
-        def counted(number, *leaves):
-            """Worker j counts the votes on part j of all leaves, and draws at a tie."""
-            part, result = parts[number], []
-            u = [draws[i][number].reshape(-1, part) for i in range(workers)]
-            for j in range(workers):
-                own = [x.ravel()[j * part : (j + 1) * part] for x in leaves]
-                votes = [drawn_sign(x, u[i][j]) for i, x in enumerate(own)]
-                result.append(drawn_sign(sum(votes), u[j][workers]))
-            return np.concatenate(result)
+    return by_leaf(counted, *vectors)
 
-        return [by_leaf(counted, *grads)] * workers
+
+def recurrence(workers, majority=False, seed=0):
+    residual = [np.zeros_like(START)] * workers
+
+    def vote(grads, theta, step):
+        return [voted(grads, step, seed)] * workers
 
     def scaled(grads, theta, step):
         x = [grads[i] + residual[i] for i in range(workers)]
@@ -43,5 +49,5 @@ def recurrence(workers, majority=False, seed=0):
         residual[:] = [x[i] - d[i] for i in range(workers)]
         return [mean(d)] * workers
 
-    for _, theta in local_steps(workers, combine=voted if majority else scaled):
+    for _, theta in local_steps(workers, combine=vote if majority else scaled):
         yield theta[0], theta

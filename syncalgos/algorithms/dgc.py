@@ -1,0 +1,108 @@
+"""Deep gradient compression: the largest entries of gradients with own momentum."""
+
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from syncalgos import checks, collectives, reducers, stacking
+from syncalgos.base import MeanCenter, Strategy
+from syncalgos.collectives import WORKERS, Axis, PyTree
+from syncalgos.precision import if_finite, narrow, widen
+from syncalgos.reducers.reducer import over_leaves
+from syncalgos.stacking import Stacked
+
+
+class DgcState(NamedTuple):
+    """The momentum u, and v, the sum of it that is still to be sent."""
+
+    momentum: PyTree
+    unsent: PyTree
+
+
+def dgc(
+    density: float = 0.001,
+    local_momentum: float = 0.9,
+    local_clip: float | None = None,
+    warmup: int = 100,
+    nesterov: bool = False,
+    stacked: Stacked = 0,
+    axis: Axis = WORKERS,
+) -> Strategy:
+    """Deep gradient compression: top-k with momentum that is corrected and masked.
+
+    At every local step, for worker i's gradients g of leaves with two axes or more:
+
+        u ← m u + g;   v ← v + u;   d ← TopK(v);   g ← mean(d)
+        v ← v - d;   u ← 0 where d was sent
+        all other leaves: u ← m u + mean(g);   g ← u
+
+    Args:
+        density: the share of a leaf that is sent, rounded up; above 0, at most 1.
+        local_momentum: m, at least 0 and below 1.
+        local_clip: the norm / √workers to which gradients are scaled down; above 0.
+        warmup: local steps over which the density falls, 1/4, 1/16, 1/64 and 1/256 for
+            a quarter of them each, as far as `density`; four epochs in the paper.
+        nesterov: look ahead: u ← m (u + g), v ← v + u + g.
+        stacked: which leaves hold several layers, each sent as a leaf is (see
+            `Stacked`).
+        axis: the mapped axis or axes over which the workers lie.
+
+    Returns:
+        A Strategy. State: u and v, shaped like params, at least float32, the worker's
+        own. A step gathers the chosen values and their indices from all workers, and
+        sends the other leaves once. Replicas stay equal.
+
+    Raises:
+        ValueError: a parameter outside its range.
+
+    The inner optimizer's momentum should be 0. An entry sent at every step moves at the
+    learning rate, as it loses its momentum, one sent seldom at up to 1 / (1 - m) times.
+
+    Source: Lin, Han, Mao, Wang and Dally, "Deep gradient compression", ICLR 2018,
+    algorithms 1 and 4; averaged leaves and nesterov: the authors' code.
+    """
+    density = checks.share("dgc: density", density)
+    m = checks.real("dgc: local_momentum", local_momentum, least=0, below=1)
+    if local_clip is not None:
+        local_clip = checks.real("dgc: local_clip", local_clip, above=0)
+    warmup = checks.whole("dgc: warmup", warmup, least=0)
+    stacked = stacking.check("dgc: stacked", stacked)
+    falling = [max(density, 4.0**-i) for i in range(1, 5)] if warmup else []
+    densities = sorted({density, *falling}, reverse=True)
+
+    def init(params):
+        zeros = jax.tree.map(jnp.zeros_like, widen(params))
+        return DgcState(zeros, zeros)
+
+    def send(density, grads, state):
+        counts = iter(stacking.counts(stacked, grads))
+
+        def leaf(g, u, v):
+            count = next(counts)
+            whole = g.ndim - count < 2
+            g = collectives.mean(g, axis) if whole else g
+            u = m * (u + g) if nesterov else m * u + g
+            move = u + g if nesterov else u
+            if whole:
+                return move, u, v
+            largest = reducers.top_k(density, stacked=count, axis=axis)
+            combined, sent, _ = largest.combine(v + move, (), 0)
+            return combined, jnp.where(sent != 0, 0, u), v + move - sent
+
+        return over_leaves(leaf, 3, grads, *state)
+
+    def reduce(grads, replica, state, step):
+        own = widen(grads)
+        if local_clip is not None:
+            most = local_clip / collectives.size(axis) ** 0.5
+            own, _ = optax.clip_by_global_norm(most).update(own, optax.EmptyState())
+        ends = jnp.array([-(-warmup * i // 4) for i in range(1, 5)])
+        quarter = jnp.minimum(jnp.sum(step >= ends), len(densities) - 1)
+        ways = [partial(send, each) for each in densities]
+        combined, *new = jax.lax.switch(quarter, ways, own, state)
+        return narrow(combined, grads), if_finite(combined, DgcState(*new), state)
+
+    return Strategy(init, reduce, center=MeanCenter(axis))

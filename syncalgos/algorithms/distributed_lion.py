@@ -1,0 +1,71 @@
+"""Distributed Lion: signs of each worker's own momentum, voted on or averaged."""
+
+import jax
+import jax.numpy as jnp
+
+from syncalgos import checks, collectives, reducers
+from syncalgos.base import MeanCenter, Strategy
+from syncalgos.collectives import WORKERS, Axis
+from syncalgos.precision import if_finite, narrow, widen
+
+
+def distributed_lion(
+    beta1: float = 0.9,
+    beta2: float = 0.99,
+    majority: bool = True,
+    seed: int = 0,
+    axis: Axis = WORKERS,
+) -> Strategy:
+    """Distributed Lion: one bit per entry, of momentum that never leaves its worker.
+
+    At every local step, for worker i's gradients g and its momentum m:
+
+        d ← sign(β₁ m + (1 - β₁) g);   m ← β₂ m + (1 - β₂) g;   g ← sign(Σ d)
+
+    or, without `majority`, g ← mean(d).
+
+    Args:
+        beta1: β₁, the share of momentum in the direction, at least 0 and below 1.
+        beta2: β₂, of the momentum, at least 0 and below 1.
+        majority: step along the sign of most workers; else along their mean sign.
+        seed: of the signs of 0 and of ties, which are drawn.
+        axis: the mapped axis or axes over which the workers lie.
+
+    Returns:
+        A Strategy. State: m, shaped like params, at least float32, the worker's own. A
+        step sends one bit per entry by all-to-all, and on by all-gather one bit, or a
+        byte of the mean; and one number by all-reduce: NaN on all workers if a gradient
+        is not finite, as no sign is. Replicas stay equal.
+
+    Raises:
+        ValueError: a parameter outside its range.
+
+    The inner optimizer is plain SGD; weight decay is its own. Entries move by at most
+    the learning rate, whatever the gradient: it must be that of Lion, some hundred
+    times smaller than that of SGD. The published code takes the sign of 0 for -, so
+    that what has no gradient moves by the learning rate at every step.
+
+    Source: Liu et al., "Communication efficient distributed training with Distributed
+    Lion", NeurIPS 2024, algorithm 1.
+    """
+    beta1 = checks.real("distributed_lion: beta1", beta1, least=0, below=1)
+    beta2 = checks.real("distributed_lion: beta2", beta2, least=0, below=1)
+    votes = reducers.sign(True, seed, axis) if majority else reducers.tally(seed, axis)
+
+    def init(params):
+        return jax.tree.map(jnp.zeros_like, widen(params))
+
+    def mixed(share, momentum, grads):
+        return jax.tree.map(
+            lambda m, g: share * m + (1 - share) * g, momentum, widen(grads)
+        )
+
+    def reduce(grads, replica, momentum, step):
+        signs, _, _ = votes.combine(mixed(beta1, momentum, grads), (), step)
+        bad = if_finite(grads, jnp.float32(0), jnp.float32(jnp.nan))
+        bad = collectives.mean(bad, axis)
+        combined = jax.tree.map(lambda x: x + bad.astype(x.dtype), signs)
+        new = if_finite(combined, mixed(beta2, momentum, grads), momentum)
+        return narrow(combined, grads), new
+
+    return Strategy(init, reduce, center=MeanCenter(axis))

@@ -1,0 +1,100 @@
+"""1-bit Adam: once its variance is frozen, momentum is sent as signs."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from syncalgos import checks, collectives
+from syncalgos.base import MeanCenter, Strategy
+from syncalgos.collectives import WORKERS, Axis, PyTree
+from syncalgos.precision import if_finite, narrow, widen
+from syncalgos.reducers import hops, signs
+from syncalgos.reducers.reducer import over_leaves
+
+
+class OneBitAdamState(NamedTuple):
+    """Adam's m and v, e, and ē of the own part."""
+
+    first: PyTree
+    second: PyTree
+    residual: PyTree
+    of_part: PyTree
+
+
+def one_bit_adam(
+    switch: int = 100,
+    beta1: float = 0.9,
+    beta2: float = 0.999,
+    eps: float = 1e-8,
+    axis: Axis = WORKERS,
+) -> Strategy:
+    """1-bit Adam: Adam of mean gradients, then of momentum that is sent as signs.
+
+    For worker i's gradients g and residual e, at local steps t = 0, 1, …, before and
+    from `switch` on, with C(x) = mean|x| sign(x), and ē on who averages a part:
+
+        t < switch: m ← β₁ m + (1 - β₁) mean(g);   v ← β₂ v + (1 - β₂) mean(g)²
+        later: x ← β₁ m + (1 - β₁) g + e;   d ← C(x);   e ← x - d
+            y ← mean(d) + ē;   m ← C(y);   ē ← y - m
+        g ← m / (√v + ε)
+
+    Args:
+        switch: the first local step with v frozen and signs sent, at least 1; after 15
+            to 20 % of the training in the paper.
+        beta1: β₁, of the momentum, at least 0 and below 1.
+        beta2: β₂, of the variance, at least 0 and below 1.
+        eps: ε, added to the variance's root, above 0.
+        axis: the mapped axis or axes over which the workers lie.
+
+    Returns:
+        A Strategy. State: m and v, equal on all workers, e and ē, the worker's own, all
+        at least float32. A step sends the gradients, later one bit per entry twice, and
+        a scale of each part of a leaf. Replicas stay equal.
+
+    Raises:
+        ValueError: a parameter outside its range.
+
+    The inner optimizer is plain SGD, at Adam's learning rate. No bias is corrected, as
+    in the paper. Entries with v = 0 stay where they are: divided by ε alone, a sign
+    would throw them far away. `switch` is on the absolute clock: a start behind it, as
+    by `after`, has no v, and gives NaN. The paper's scale, |x| / √n, is no contraction
+    for few large entries: errors may grow. Ours always is one.
+
+    Source: Tang et al., "1-bit Adam: communication efficient large-scale training with
+    Adam's convergence speed", ICML 2021, algorithm 1.
+    """
+    switch = checks.whole("one_bit_adam: switch", switch, least=1)
+    b1 = checks.real("one_bit_adam: beta1", beta1, least=0, below=1)
+    b2 = checks.real("one_bit_adam: beta2", beta2, least=0, below=1)
+    eps = checks.real("one_bit_adam: eps", eps, above=0)
+
+    def init(params):
+        zeros = jax.tree.map(jnp.zeros_like, widen(params))
+        parts = jax.tree.map(lambda x: hops.in_parts(x, axis)[0], zeros)
+        return OneBitAdamState(zeros, zeros, zeros, parts)
+
+    def adam(grads, state):
+        def leaf(g, m, v):
+            return b1 * m + (1 - b1) * g, b2 * v + (1 - b2) * g**2
+
+        mean = collectives.mean(grads, axis)
+        return (*over_leaves(leaf, 2, mean, *state[:2]), *state[2:])
+
+    def one_bit(grads, state):
+        known = sum(jnp.sum(v > 0) for v in jax.tree.leaves(state.second)) > 0
+
+        def leaf(g, m, v, e, part):
+            g = jnp.where(known | (g == 0), g, jnp.nan)
+            x = b1 * m + (1 - b1) * g + e
+            m, e, part = signs.twice(x, (v > 0) | ~known, part, axis)
+            return m, v, e, part
+
+        return over_leaves(leaf, 4, grads, *state)
+
+    def reduce(grads, replica, state, step):
+        both = jax.lax.cond(step < switch, adam, one_bit, widen(grads), state)
+        steps = jax.tree.map(lambda m, v: m / (jnp.sqrt(v) + eps), *both[:2])
+        return narrow(steps, grads), if_finite(both[:2], OneBitAdamState(*both), state)
+
+    return Strategy(init, reduce, center=MeanCenter(axis))

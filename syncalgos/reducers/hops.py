@@ -1,0 +1,104 @@
+"""The mean of coded values in two hops: to the worker that averages a part, and on.
+
+An all-reduce would need the sum of two codes to be a code; and gathering all codes
+costs N/2 times the bytes of this.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from syncalgos import collectives
+from syncalgos.collectives import WORKERS, Axis
+from syncalgos.precision import wide_dtype
+
+
+class Code(NamedTuple):
+    """How a vector is sent.
+
+    Attributes:
+        encode: (vector, its numbers beside) -> what is sent, a tree of arrays.
+        decode: (what was sent, length) -> the vector.
+    """
+
+    encode: Callable[[jax.Array, Any], Any]
+    decode: Callable[[Any, int], jax.Array]
+
+
+class Combined(NamedTuple):
+    """What `all_reduce` returns.
+
+    Attributes:
+        mean: of all workers, as all decode it; in the leaf's shape.
+        sent: this worker's own leaf, as the others decode it.
+        lost: by the second hop, of the part that this worker averages.
+    """
+
+    mean: jax.Array
+    sent: jax.Array
+    lost: jax.Array
+
+
+def part_size(size: int, axis: Axis = WORKERS) -> int:
+    """Entries of a leaf that each worker averages, the last one fewer."""
+    return -(-size // collectives.size(axis))
+
+
+def beside_size(size: int, axis: Axis = WORKERS) -> int:
+    """Numbers that `all_reduce` can take beside a leaf of so many entries."""
+    return (collectives.size(axis) + 1) * part_size(size, axis)
+
+
+def in_parts(x: jax.Array, axis: Axis = WORKERS) -> jax.Array:
+    """The leaf by the workers that average its parts: (workers, part), 0 at the end."""
+    n, part = collectives.size(axis), part_size(x.size, axis)
+    return jnp.pad(x.reshape(-1), (0, n * part - x.size)).reshape(n, part)
+
+
+def whole(parts: jax.Array, like: jax.Array) -> jax.Array:
+    """The inverse of `in_parts`, in the shape of a leaf."""
+    return parts.reshape(-1)[: like.size].reshape(like.shape)
+
+
+def all_reduce(
+    x: jax.Array,
+    code: Code,
+    axis: Axis = WORKERS,
+    beside: jax.Array | None = None,
+    residual: jax.Array | float = 0.0,
+    second: Code | None = None,
+) -> Combined:
+    """The mean of coded leaves: every worker averages a part, and sends that coded.
+
+    Args:
+        x: this worker's leaf, of floats.
+        code: of the first hop.
+        axis: the mapped axis or axes over which the workers lie.
+        beside: `beside_size` numbers that `encode` takes with x, such as draws: with
+            each worker's part, and at last with the mean of the own part.
+        residual: added to the mean of the own part before it is coded.
+        second: the code of the second hop; none is the first one's.
+    """
+    rows = in_parts(x.astype(wide_dtype(x.dtype)), axis)
+    second, part = second or code, rows.shape[1]
+    of_parts, of_mine = None, None
+    if beside is not None:
+        beside = beside.reshape(len(rows) + 1, part)
+        of_parts, of_mine = beside[:-1], beside[-1]
+
+    def decoded(code, sent):  # (workers, part)
+        return jax.vmap(lambda s: code.decode(s, part))(sent).astype(rows.dtype)
+
+    sent = jax.vmap(code.encode)(rows, of_parts)
+    # Row i of what arrives is worker i's code of the part that this worker averages.
+    arrived = decoded(code, collectives.all_to_all(sent, axis))
+    owed = jnp.mean(arrived, axis=0) + residual
+    sent_on = second.encode(owed, of_mine)
+    means = decoded(second, collectives.gather(sent_on, axis))
+    return Combined(
+        mean=whole(means, x),
+        sent=whole(decoded(code, sent), x),
+        lost=owed - second.decode(sent_on, part).astype(owed.dtype),
+    )

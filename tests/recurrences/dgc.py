@@ -1,0 +1,69 @@
+"""Lin 2018, algorithms 1 and 4: momentum correction, local clipping, factor masking.
+
+Its warm-up divides the density by four; leaves of fewer than two axes are averaged.
+"""
+
+from math import ceil
+
+import numpy as np
+from problems import unflatten
+
+from recurrences import START, local_steps, mean
+from recurrences.topk_sgd import largest
+
+SETTINGS = [
+    {"warmup": 0},
+    {"density": 0.3, "warmup": 0, "nesterov": True},
+    {"density": 0.02, "warmup": 9, "local_momentum": 0.6},
+    {"density": 0.2, "warmup": 8, "local_clip": 0.5},
+]
+IS_MATRIX = {name: leaf.ndim >= 2 for name, leaf in unflatten(START).items()}
+
+
+def recurrence(
+    workers,
+    density=0.001,
+    local_momentum=0.9,
+    local_clip=None,
+    warmup=100,
+    nesterov=False,
+):
+    u = np.zeros((workers, START.size))
+    v = np.zeros_like(u)
+
+    def share(step):
+        """1/4, 1/16, … each for a quarter of the warm-up."""
+        quarter = 4 * step // warmup if step < warmup else None
+        return density if quarter is None else max(density, 0.25 ** (1 + quarter))
+
+    def accumulate(velocity, g):
+        if nesterov:
+            velocity = local_momentum * (velocity + g)
+            return velocity, velocity + g
+        velocity = local_momentum * velocity + g
+        return velocity, velocity
+
+    def combine(grads, theta, step):
+        g, sent, whole = np.array(grads), np.zeros_like(u), mean(grads)
+        if local_clip is not None:
+            norms = np.linalg.norm(g, axis=1, keepdims=True)
+            g = g * np.minimum(1, local_clip / np.sqrt(workers) / norms)
+            whole = mean(g)
+        start = 0
+        for name, leaf in unflatten(START).items():
+            part = slice(start, start + leaf.size)
+            start += leaf.size
+            for i in range(workers):
+                own = g[i, part] if IS_MATRIX[name] else whole[part]
+                u[i, part], move = accumulate(u[i, part], own)
+                if not IS_MATRIX[name]:
+                    sent[i, part] = move
+                    continue
+                v[i, part] += move
+                places = largest(v[i, part], ceil(share(step) * leaf.size)) + part.start
+                sent[i, places] = v[i, places]
+                v[i, places] = u[i, places] = 0
+        return [mean(sent)] * workers
+
+    for _, theta in local_steps(workers, combine=combine):
+        yield theta[0], theta

@@ -1,0 +1,51 @@
+"""Tang 2021, algorithm 1, at a scale of the mean magnitude of each part of a leaf."""
+
+from math import ceil
+
+import numpy as np
+
+from recurrences import SIZES, START, by_leaf, local_steps, mean
+
+# Once v is frozen this problem needs shorter steps than 1 / √v: a large ε.
+SETTINGS = [
+    {"switch": 4, "eps": 1.0},
+    {"switch": 6, "beta1": 0.5, "beta2": 0.9, "eps": 0.5},
+    {},
+]
+
+
+def scaled_sign(x):
+    return np.mean(np.abs(x)) * np.where(x >= 0, 1.0, -1.0) if x.size else x
+
+
+def recurrence(workers, switch=100, beta1=0.9, beta2=0.999, eps=1e-8):
+    m, v, server = (np.zeros_like(START) for _ in range(3))
+    e = np.zeros((workers, START.size))
+    parts = [ceil(size / workers) for size in SIZES]
+
+    def compressed(x):
+        """C(x), by the parts of each leaf."""
+
+        def of_leaf(number, leaf):
+            part, flat = parts[number], leaf.ravel()
+            cut = [flat[j * part : (j + 1) * part] for j in range(workers)]
+            return np.concatenate([scaled_sign(c) for c in cut])
+
+        return by_leaf(of_leaf, x)
+
+    def combine(grads, theta, step):
+        g = np.array(grads)
+        if step < switch:
+            m[:] = beta1 * m + (1 - beta1) * mean(g)
+            v[:] = beta2 * v + (1 - beta2) * mean(g) ** 2
+        else:
+            x = beta1 * m + (1 - beta1) * g + e
+            sent = np.array([compressed(own) for own in x])
+            e[:] = x - sent
+            y = mean(sent) + server
+            m[:] = compressed(y)
+            server[:] = y - m
+        return [m / (np.sqrt(v) + eps)] * workers
+
+    for _, theta in local_steps(workers, combine=combine):
+        yield theta[0], theta

@@ -1,0 +1,19 @@
+"""Bernstein 2019, algorithm 1: momentum on each worker, then a majority vote."""
+
+import numpy as np
+
+from recurrences import START, local_steps
+from recurrences.sign_sgd import voted
+
+SETTINGS = [{}, {"local_momentum": 0.5, "seed": 3}]
+
+
+def recurrence(workers, local_momentum=0.9, seed=0):
+    m = np.zeros((workers, START.size))
+
+    def combine(grads, theta, step):
+        m[:] = local_momentum * m + (1 - local_momentum) * np.array(grads)
+        return [voted(m, step, seed)] * workers
+
+    for _, theta in local_steps(workers, combine=combine):
+        yield theta[0], theta
