@@ -236,7 +236,7 @@ def test_plain_co2_takes_the_mean_displacement_of_the_last_round():
 def test_diloco_x_of_full_rank_is_diloco_a_round_late():
     outer = optax.sgd(0.4, momentum=0.5, nesterov=True)
     expected = every(PERIOD, outer_step(outer, reducers.late()))
-    full = diloco_x(PERIOD, rank=9)
+    full = diloco_x(PERIOD, rank=9, min_rate=0)
     assert_same(train(full, HEAVY_BALL), train(expected, HEAVY_BALL))
 
 

@@ -5,6 +5,7 @@ import optax
 from syncalgos import checks, reducers
 from syncalgos.base import Strategy, every
 from syncalgos.collectives import WORKERS, Axis
+from syncalgos.stacking import Stacked
 from syncalgos.syncs import outer_step
 
 
@@ -14,6 +15,8 @@ def diloco_x(
     outer_momentum: float = 0.5,
     rank: int = 4,
     seed: int = 0,
+    min_rate: float = 2.0,
+    stacked: Stacked = 0,
     axis: Axis = WORKERS,
 ) -> Strategy:
     """DiLoCoX: outer steps along low-rank outer gradients of the round before.
@@ -30,13 +33,17 @@ def diloco_x(
         outer_momentum: μ, the outer Nesterov momentum, at least 0 and below 1.
         rank: r, of the outer gradients of matrices, at least 1.
         seed: of the power iteration's first factors, the same on all workers.
+        min_rate: a matrix is compressed if it has more than so many times the numbers
+            that are sent for it, at least 0; 0 compresses all.
+        stacked: which leaves hold several layers, each a matrix of its own (see
+            `Stacked`).
         axis: the mapped axis or axes over which the workers lie.
 
     Returns:
         A Strategy. State: the anchor, m and G, equal on all workers, and e, its own,
         shaped like params, at least float32; thin factors of each matrix. A sync sends
-        r (rows + columns) numbers of a matrix, vectors whole, with a whole round to
-        arrive. The center is the anchor. opt_state and buffers stay local.
+        r (rows + columns) numbers of a matrix, all of other leaves, with a whole round
+        to arrive. The center is the anchor. opt_state and buffers stay local.
 
     Raises:
         ValueError: a parameter outside its range.
@@ -53,7 +60,7 @@ def diloco_x(
     lr = checks.real("diloco_x: outer_lr", outer_lr, above=0)
     momentum = checks.real("diloco_x: outer_momentum", outer_momentum, least=0, below=1)
     rank = checks.whole("diloco_x: rank", rank, least=1)
-    compressed = reducers.power_sgd(rank, seed, axis=axis)
+    compressed = reducers.power_sgd(rank, seed, min_rate, stacked, axis)
     feedback = reducers.error_feedback(compressed, axis=axis)
     outer = optax.sgd(lr, momentum=momentum, nesterov=True)
     return every(period, outer_step(outer, reducers.late(feedback, axis=axis), axis))

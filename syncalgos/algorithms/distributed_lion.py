@@ -1,5 +1,7 @@
 """Distributed Lion: signs of each worker's own momentum, voted on or averaged."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 
@@ -50,7 +52,8 @@ def distributed_lion(
     """
     beta1 = checks.real("distributed_lion: beta1", beta1, least=0, below=1)
     beta2 = checks.real("distributed_lion: beta2", beta2, least=0, below=1)
-    votes = reducers.sign(True, seed, axis) if majority else reducers.tally(seed, axis)
+    most = partial(reducers.sign, majority=True) if majority else reducers.tally
+    votes = most(seed=seed, axis=axis)
 
     def init(params):
         return jax.tree.map(jnp.zeros_like, widen(params))

@@ -7,16 +7,26 @@ from recurrences import PERIOD, START, by_leaf, draw_key, local_steps, mean
 
 SETTINGS = [
     {"period": PERIOD},
-    {"period": 3, "outer_lr": 0.3, "outer_momentum": 0.5, "rank": 1, "seed": 4},
+    {
+        "period": 3,
+        "outer_lr": 0.3,
+        "outer_momentum": 0.5,
+        "rank": 1,
+        "seed": 4,
+        "min_rate": 0.0,
+    },
 ]
 
 
-def low_rank(rank, seed):
+def low_rank(rank, seed, min_rate):
     """Makes of the workers' vectors what each sends, by one power iteration a call."""
     q = {}  # by the number of the leaf
 
     def projection(number, *leaves):
         if leaves[0].ndim < 2:
+            return None
+        rows_and_columns = min(rank, *leaves[0].shape) * sum(leaves[0].shape)
+        if leaves[0].size <= min_rate * rows_and_columns:
             return None
         if number not in q:
             shape = (leaves[0].shape[1], min(rank, *leaves[0].shape))
@@ -41,9 +51,14 @@ def low_rank(rank, seed):
     return sent
 
 
-def recurrence(workers, period, outer_lr=0.4, outer_momentum=0.5, rank=4, seed=0):
+def recurrence(
+    workers, period, outer_lr=0.4, outer_momentum=0.5, rank=4, seed=0, min_rate=2.0
+):
     anchor, velocity = START, np.zeros_like(START)
-    residual, compress = [np.zeros_like(START)] * workers, low_rank(rank, seed)
+    residual, compress = (
+        [np.zeros_like(START)] * workers,
+        low_rank(rank, seed, min_rate),
+    )
     under_way = np.zeros_like(START)
     for step, theta in local_steps(workers):
         if (step + 1) % period == 0:
