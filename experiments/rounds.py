@@ -1,13 +1,20 @@
 """The ends of a run's rounds, and the steps that the evaluated model has seen."""
 
+from collections.abc import Callable
+
 import jax
 import numpy as np
 
 import syncalgos
 from experiments.plan import Plan
-from syncalgos import Communication, MeanCenter, Strategy, TrainState
+from experiments.progress import Progress
+from syncalgos import Communication, MeanCenter, Strategy, TrainState, composed
+from syncalgos.decisions import found
 
 FARTHEST = 2**12  # steps within which the first sync is looked for
+
+Count = Callable[[Progress], Communication | None]
+"""What each worker has sent, and will; None where even a run cannot tell."""
 
 
 def count(
@@ -35,6 +42,31 @@ def count(
         return syncalgos.communication(strategy, replica, workers or 1, steps)
     except ValueError:
         return None
+
+
+def counter(plan: Plan, state: TrainState, sent: Communication | None) -> Count:
+    """Counts what each worker sends, of what the data decide on from what they did.
+
+    Args:
+        plan: of the run.
+        state: where it starts.
+        sent: what `count` found for all its steps.
+    """
+    if sent is not None or not composed.decides(plan.strategy):
+        return lambda progress: sent
+    of_taken = plan.trainer.counter(state, plan.settings.steps)
+    taken = np.zeros((plan.settings.steps, len(found(state.sync))), bool)
+
+    def count_taken(progress):
+        now = taken.copy()  # steps that are yet to come decide on nothing
+        if progress.decided:
+            now[tuple(np.transpose(progress.decided))] = True
+        try:
+            return of_taken(now)
+        except ValueError:  # it depends on more yet
+            return None
+
+    return count_taken
 
 
 def ends(

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
-from syncalgos import collectives, contract, tables
+from syncalgos import collectives, contract, decisions, tables
 from syncalgos.base import Replica, Strategy
 from syncalgos.collectives import WORKERS, PyTree
 from syncalgos.draws import own_keys
@@ -73,6 +73,7 @@ class Worker(NamedTuple):
             stepped = self.updated(replica, grads, buffers)
             replica, sync = contract.apply_sync(self.strategy, stepped, sync, step)
             # Over lanes here: over all steps at once a sum would depend on how many.
+            metrics = {**metrics, **decisions.noted(sync, step)}
             return (replica, sync, step + 1), collectives.mean(metrics, LANES)
 
         carry, metrics = over_steps(local_step, (replica, sync, first), batches)

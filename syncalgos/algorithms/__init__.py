@@ -6,6 +6,9 @@ from syncalgos.algorithms.bmuf import bmuf as bmuf
 from syncalgos.algorithms.demo import demo as demo
 from syncalgos.algorithms.des_loc import des_loc as des_loc
 from syncalgos.algorithms.diloco import diloco as diloco
+from syncalgos.algorithms.dynamic_averaging import (
+    dynamic_averaging as dynamic_averaging,
+)
 from syncalgos.algorithms.eager_diloco import eager_diloco as eager_diloco
 from syncalgos.algorithms.easgd import easgd as easgd
 from syncalgos.algorithms.fedavg import fedavg as fedavg
@@ -36,6 +39,7 @@ ALGORITHMS: dict[str, _Callable[..., _Strategy]] = {
     "fedavg": fedavg,
     "qsr": qsr,
     "des_loc": des_loc,
+    "dynamic_averaging": dynamic_averaging,
     "bmuf": bmuf,
     "slowmo": slowmo,
     "diloco": diloco,
