@@ -149,7 +149,8 @@ def _joined(worker: Worker, lanes: int, equal: Any, own: PyTree, rest: PyTree) -
             replica, batch, key, data, me, joined=lanes
         )
         grads = collectives.mean(grads, DEVICES)
-        replica = worker.updated(replica, grads, replica.buffers)
+        loss = worker.told_loss(replica, metrics["loss"], DEVICES)
+        replica = worker.updated(replica, grads, replica.buffers, loss)
         if worker.strategy.sync is not composed.keep_replica:
             replica, sync = _synced(worker, lanes, axes, replica, sync, step)
         metrics = {**metrics, **decisions.noted(sync, step)}

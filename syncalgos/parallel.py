@@ -7,7 +7,7 @@ import numpy as np
 import optax
 from jax.typing import ArrayLike
 
-from syncalgos import base, checks, forms, inputs, tables
+from syncalgos import base, checks, forms, inner, inputs, tables
 from syncalgos.base import Replica, Strategy
 from syncalgos.collectives import PyTree
 from syncalgos.layout import DEVICES, Device, make_layout
@@ -29,7 +29,9 @@ class DataParallel:
         loss: (params, buffers, batch, key) -> (scalar, (buffers, metrics)), a mean over
             its batch; metrics is a dict, to which "loss" is added. The key differs
             between workers and steps. `stateless` lifts a plain loss.
-        optimizer: the inner optimizer, any optax GradientTransformation.
+        optimizer: the inner optimizer, any optax GradientTransformation. One with extra
+            arguments gets the loss as `value`: the worker's own, or where the strategy
+            reduces gradients the mean over the workers.
         strategy: how the replicas agree, such as `bmuf()`.
         workers: their number, at least 1.
         backend: pmap, shard_map, or vmap (one device). All give the same numbers.
@@ -228,8 +230,8 @@ class DataParallel:
     ) -> Communication:
         """What each worker sends, as `syncalgos.communication` counts it.
 
-        A state knows the shapes of opt_state, which may be sent too.
-        What the loss sends by `lookup` is not counted.
+        A state knows the shapes of opt_state, which may be sent too. A loss that
+        workers share for the optimizer is counted, what it sends by `lookup` is not.
 
         Args:
             state: of this trainer.
@@ -247,7 +249,8 @@ class DataParallel:
     ) -> Callable[[ArrayLike | None], Communication]:
         """`communication` as a function of `taken`, traced and compiled once."""
         workers = self.workers if workers is None else workers
-        return counter(self._worker.strategy, of_one(state.replica), workers, steps)
+        strategy = inner.telling(self._worker.strategy, self._worker.optimizer)
+        return counter(strategy, of_one(state.replica), workers, steps)
 
     def place(self, arrays: PyTree) -> PyTree:
         """Copies arrays to every device once, for `run(state, rows, data)`.

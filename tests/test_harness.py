@@ -168,7 +168,8 @@ def test_optimizer_that_takes_no_schedule_is_refused(name):
 
 
 def one_step(optimizer, params, grads):
-    updates, _ = optimizer.update(grads, optimizer.init(params), params)
+    told = optax.with_extra_args_support(optimizer)
+    updates, _ = told.update(grads, told.init(params), params, value=1.0)
     return updates
 
 
