@@ -94,6 +94,8 @@ OWED = {
     # Four fragments, one a step.
     "streaming_diloco": Owed(NONE, ALL),
     "eager_diloco": Owed(NONE),
+    # Of equal speeds: all arrive together, and leave one after the other.
+    "async_diloco": Owed(NONE, sent=lambda n: 2 * gathered(n, PARAMS)),
     "noloco": Owed(NONE, sent=lambda n: 2 * 2 * PARAMS * (n > 1)),
     "easgd": Owed(NONE),
     "gossip": peers(PARAMS),
@@ -127,6 +129,7 @@ VALUES: dict[str, Any] = {
     "density": 0.3,
     "top_k": 2,
     "bound": 1e-6,
+    "slowest": 1.0,
     "first_period": 2 * PERIOD,
     "second_period": 2 * PERIOD,
 }
@@ -141,6 +144,9 @@ OTHER_VALUES: dict[str, Any] = {
     "block_momentum": 0.3,
     "learning_rate": lambda step: 0.1 / (1 + step),
     "bound": 1e6,
+    "buffer": 3,
+    "early_momentum": 0.2,
+    "optimizer": optax.sgd(0.1, momentum=0.9),
     "topology": "ring",
     "reduce": "int4",
     "growth": 0.3,
@@ -161,6 +167,8 @@ WITH: dict[tuple[str, str], dict[str, Any]] = {
     ("streaming_diloco", "delay"): {"fragments": 2},
     ("streaming_diloco", "period"): {"fragments": 2},
     ("push_sum", "seed"): {"drop": 0.5},
+    ("async_diloco", "dynamic_steps"): {"slowest": 0.5},
+    ("async_diloco", "optimizer"): {"slowest": 0.5},
 }
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable as _Callable
 
+from syncalgos.algorithms.async_diloco import async_diloco as async_diloco
 from syncalgos.algorithms.bmuf import bmuf as bmuf
 from syncalgos.algorithms.demo import demo as demo
 from syncalgos.algorithms.des_loc import des_loc as des_loc
@@ -45,6 +46,7 @@ ALGORITHMS: dict[str, _Callable[..., _Strategy]] = {
     "diloco": diloco,
     "streaming_diloco": streaming_diloco,
     "eager_diloco": eager_diloco,
+    "async_diloco": async_diloco,
     "noloco": noloco,
     "easgd": easgd,
     "gossip": gossip,
