@@ -217,6 +217,8 @@ def test_every_offered_optimizer_takes_a_step(name):
         (syncalgos.diloco(), 8, 7),
         (syncalgos.diloco(period=500), 2, 7),
         (syncalgos.diloco(period=5000), 2, 7),
+        (syncalgos.async_diloco(slowest=0.5), 3, 7 * 0.75),
+        (syncalgos.dynamic_averaging(bound=1e-3), 3, 1),
         (every(5, outer_step(optax.sgd(0.3))), 2, 0.3),
     ],
 )
