@@ -57,10 +57,8 @@ def ready(plan: Plan) -> Ready:
     sent = rounds.count(plan, state, plan.settings.steps)
     counter = rounds.counter(plan, state, sent)
     if sent is None:
-        counted = "as it is decided" if counter(Progress()) else "not at all"
-        screen.say(
-            f"what is sent depends on more than the step: bytes are counted {counted}"
-        )
+        how = "counted as it is decided" if counter(Progress()) else "not counted"
+        screen.say(f"what is sent depends on more than the step: bytes are {how}")
     ends = rounds.ends(plan, state, plan.settings.steps, sent)
     never = rounds.untrained(plan, state, ends)
     facts = _facts(plan, _effective_lr(plan, params))

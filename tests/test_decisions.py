@@ -69,8 +69,7 @@ def trained(strategy, parts=(STEPS,), **options):
 def test_one_worker_that_asks_lets_all_sync_and_each_sync_is_counted():
     strategy = decided(at([2, 3, 7]), average())
     trainer = make_trainer(strategy)
-    state, moved = trainer.init(make_params()), []
-    apart, told = [], []
+    state, apart, told = trainer.init(make_params()), [], []
     for step in range(STEPS):
         batch = jax.tree.map(lambda x, a=step: x[a : a + 1], BATCHES)
         state, metrics = trainer.run(state, batch)
