@@ -224,7 +224,7 @@ def _make_advance(plan: Plan, step: int) -> Callable[..., Any]:
     due = train.evaluations(s)
     parts = [*train.remaining(train.dispatches(due, s.dispatch_steps), step)]
     dispatch = train._make_dispatch(plan, parts)
-    evaluate, ahead = train._make_evaluation(plan, None), iter(parts)
+    evaluate, ahead = train._make_evaluation(plan, lambda progress: None), iter(parts)
 
     def advance(held, progress):
         now = copy.deepcopy(progress)

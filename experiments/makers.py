@@ -74,10 +74,13 @@ def _call(
     return factory(**arguments, **passed)
 
 
-def draw_from_seed(request: Request) -> bool:
-    """Whether the algorithm or the task takes the seed, to draw while it trains."""
+def takes(request: Request, argument: str) -> bool:
+    """Whether the algorithm or the task has this parameter, which the run passes.
+
+    Of the seed: it draws while it trains.
+    """
     s = request.settings
     return any(
-        factories.passed_arguments(kind, flags.find(kind, name), {"seed": 0})
+        factories.passed_arguments(kind, flags.find(kind, name), {argument: 0})
         for kind, name in ((ALGORITHM, s.algo), (TASK, s.task))
     )

@@ -28,8 +28,9 @@ def schedule(name: str, lr: float, steps: int, warmup_steps: int) -> Schedule:
     """The learning rate of each local step.
 
     Args:
-        name: constant; cosine, down to 0 at the end; or step, a tenth after half and a
-            hundredth after three quarters of the steps (He et al., 2016, CIFAR-10).
+        name: constant; cosine, down to 0 at the end; step, a tenth after half and a
+            hundredth after three quarters of the steps (He et al., 2016, CIFAR-10); or
+            plateau, constant but for what `plateau` makes of the loss.
         lr: the highest rate.
         steps: the length of the run.
         warmup_steps: local steps over which it first rises from lr / warmup_steps.
@@ -37,11 +38,12 @@ def schedule(name: str, lr: float, steps: int, warmup_steps: int) -> Schedule:
     Returns:
         A number where it is one, else an optax schedule.
     """
-    if name == "constant" and not warmup_steps:
+    if name in ("constant", "plateau") and not warmup_steps:
         return lr
     rest = steps - warmup_steps
     main = {
         "constant": lambda: optax.constant_schedule(lr),
+        "plateau": lambda: optax.constant_schedule(lr),
         "cosine": lambda: optax.cosine_decay_schedule(lr, max(rest, 1)),
         "step": lambda: _steps_down(lr, steps, warmup_steps),
     }[name]()
@@ -49,6 +51,19 @@ def schedule(name: str, lr: float, steps: int, warmup_steps: int) -> Schedule:
         return main
     rise = optax.linear_schedule(lr / warmup_steps, lr, max(warmup_steps - 1, 1))
     return optax.join_schedules([rise, main], [warmup_steps])
+
+
+def plateau(steps: int) -> optax.GradientTransformationExtraArgs:
+    """A tenth of the updates each time the loss has not fallen for 5 % of a run.
+
+    Mini-batches are noisy: what counts is the mean loss over each hundredth of it.
+
+    Args:
+        steps: the length of the run.
+    """
+    return optax.contrib.reduce_on_plateau(
+        factor=0.1, patience=5, accumulation_size=max(1, steps // 100)
+    )
 
 
 def _steps_down(lr: float, steps: int, warmup_steps: int) -> Callable[[Any], Any]:
@@ -65,8 +80,6 @@ def _steps_down(lr: float, steps: int, warmup_steps: int) -> Callable[[Any], Any
 _REFUSED = {
     "lookahead": "trains a pair of models: say --algo lookahead --optimizer sgd",
     "lbfgs": "searches along a line, for which it asks for the loss at other params",
-    "momo": "asks for the value of the loss",
-    "momo_adam": "asks for the value of the loss",
     "noisy_sgd": "asks for a random key",
     "sophia": "asks for the loss function",
     **dict.fromkeys(
@@ -141,7 +154,8 @@ def make(
     try:
         optimizer = made()
         params = {"w": jax.ShapeDtypeStruct((2, 2), jnp.float32)}
-        jax.eval_shape(lambda p: optimizer.update(p, optimizer.init(p), p), params)
+        told = optax.with_extra_args_support(optimizer)
+        jax.eval_shape(lambda p: told.update(p, told.init(p), p, value=1.0), params)
     except Exception as error:  # each of optax's fails in its own way
         kind = "a schedule" if callable(lr) else "these flags"
         raise ValueError(f"optimizer {name} does not take {kind}: {error}") from error

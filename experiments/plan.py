@@ -22,7 +22,7 @@ from experiments.bounds import check_length, never_reached
 from experiments.errors import BadRequest
 from experiments.factories import ALGORITHM
 from experiments.flags import Request
-from experiments.makers import draw_from_seed, make_strategy, make_task
+from experiments.makers import make_strategy, make_task, takes
 from experiments.tasks.task import Data, Task, losses
 from experiments.team import ALONE, Team
 from syncalgos import (
@@ -125,6 +125,11 @@ def _prepare(request: Request, data: Data | None, team: Team) -> Plan:
     task = make_task(request)
     _fill_in(settings, task)
     _check_switch(request, settings.steps)
+    if settings.schedule == "plateau" and takes(request, "learning_rate"):
+        raise ValueError(
+            f"--schedule plateau: {settings.algo} has to know the learning rate of a "
+            "step, which here follows from the loss: take constant, cosine or step"
+        )
     schedule, optimizer = _inner(settings, task)
     arguments = embedding_tables.with_row_sparse(request, settings, task)
     strategy = make_strategy(request, arguments, schedule, optimizer, team, task)
@@ -168,7 +173,7 @@ def _prepare(request: Request, data: Data | None, team: Team) -> Plan:
         trainer_of=trainer_of,
         trainer=trainer,
         shards=loading.shards(settings, data),
-        seeded=draw_from_seed(request),
+        seeded=takes(request, "seed"),
         team=team,
     )
 
@@ -181,6 +186,8 @@ def _inner(
     optimizer = optimizers.make(
         s.optimizer, schedule, s.momentum, s.weight_decay, s.clip_norm, task.muon
     )
+    if s.schedule == "plateau":
+        optimizer = optax.chain(optimizer, optimizers.plateau(s.steps))
     return schedule, optimizer
 
 

@@ -1,5 +1,6 @@
 """What a run has behind it, besides the engine's state."""
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,6 +26,8 @@ class Progress:
         run_id: of the run, in all parts of its checkpoints: drawn at random where it
             began, or was given new workers.
         saved: the step of the newest checkpoint that is whole; 0: there is none.
+        decided: where syncs are decided on by data: (step, number of the decision) of
+            each that was to sync; from 0.
     """
 
     step: int = 0
@@ -39,11 +42,15 @@ class Progress:
     lane_form: str | None = None
     run_id: str = ""
     saved: int = 0
+    decided: list[list[int]] = field(default_factory=list)
 
-    def stepped(self, losses: list[float], seconds: float) -> None:
-        """Notes a dispatch."""
+    def stepped(
+        self, losses: list[float], seconds: float, decided: Iterable[Sequence[int]] = ()
+    ) -> None:
+        """Notes a dispatch, whose decisions are counted from its first step."""
         if self.first_loss is None:
             self.first_loss = losses[0]
+        self.decided += [[self.step + step, number] for step, number in decided]
         self.step += len(losses)
         self.losses += losses
         self.seconds += seconds

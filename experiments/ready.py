@@ -22,7 +22,7 @@ from experiments.plan import Plan
 from experiments.progress import Line, Progress
 from experiments.tasks.contract import check_apply, check_model
 from experiments.train import Hooks, Outcome, train
-from syncalgos import Communication, Replica, TrainState
+from syncalgos import Replica, TrainState, composed
 
 
 class Ready(NamedTuple):
@@ -31,8 +31,9 @@ class Ready(NamedTuple):
     Attributes:
         plan: what is trained.
         state: where it starts; training gives it up.
-        sent: what each worker will send; None where only the run can tell.
-        rounds: whether a round ends with a step, (steps,); None as above.
+        count: what each worker sends in the whole run, as far as it is known.
+        rounds: whether a round ends with a step, (steps,); None where only the run can
+            tell.
         untrained: why the evaluated model never changes, and the way out; "" where it
             does.
         facts: what config.json and summary.json both say.
@@ -40,7 +41,7 @@ class Ready(NamedTuple):
 
     plan: Plan
     state: TrainState
-    sent: Communication | None
+    count: rounds.Count
     rounds: np.ndarray | None
     untrained: str
     facts: dict[str, Any]
@@ -54,12 +55,14 @@ def ready(plan: Plan) -> Ready:
     """
     params, state = _start(plan)
     sent = rounds.count(plan, state, plan.settings.steps)
+    counter = rounds.counter(plan, state, sent)
     if sent is None:
-        screen.say("what is sent depends on more than the step: bytes are not counted")
+        how = "counted as it is decided" if counter(Progress()) else "not counted"
+        screen.say(f"what is sent depends on more than the step: bytes are {how}")
     ends = rounds.ends(plan, state, plan.settings.steps, sent)
     never = rounds.untrained(plan, state, ends)
     facts = _facts(plan, _effective_lr(plan, params))
-    run = Ready(plan, state, sent, ends, never, facts)
+    run = Ready(plan, state, counter, ends, never, facts)
     return _measured(run) if plan.settings.displacements and ends is not None else run
 
 
@@ -164,10 +167,8 @@ def finish(
     team, metrics = run.plan.team, records.Metrics(out, run.plan.team.note)
     write = metrics.add if team.is_first else _not_written
     hooks = Hooks(asked_to_stop, write, save)
-    per_step = run.sent and run.sent.per_step
-    outcome = train(
-        run.plan, run.state, progress or Progress(), per_step, report, hooks
-    )
+    progress = progress or Progress()
+    outcome = train(run.plan, run.state, progress, run.count, report, hooks)
     return outcome, _summary(run, outcome)
 
 
@@ -226,7 +227,7 @@ def versions() -> dict[str, str]:
 
 
 def _summary(run: Ready, outcome: Outcome) -> dict[str, Any]:
-    plan, facts, sent = run.plan, run.facts, run.sent
+    plan, facts, sent = run.plan, run.facts, run.count(outcome.progress)
     steps, seconds = outcome.line["step"], outcome.progress.seconds
     moving = np.diff(sent.per_step[:steps], prepend=0.0) > 0 if sent else None
     return {
@@ -234,6 +235,7 @@ def _summary(run: Ready, outcome: Outcome) -> dict[str, Any]:
         **{name: outcome.line[name] for name in outcome.line if name != "step"},
         "steps": steps,
         "syncs": None if moving is None else int(moving.sum()),
+        "decided": _decided(plan, outcome),
         "steps_per_second": steps / seconds if seconds else 0.0,
         "params_sha256": params_sha256(plan.trainer.center(outcome.state)),
         "temp_bytes": plan.trainer.temp_bytes,
@@ -247,6 +249,13 @@ def _summary(run: Ready, outcome: Outcome) -> dict[str, Any]:
         "stopped": bool(outcome.stopped),
         "resumed_at": outcome.progress.resumed_at,
     }
+
+
+def _decided(plan: Plan, outcome: Outcome) -> int | None:
+    """The local steps at which the data decided on a sync; None where they do not."""
+    if not composed.decides(plan.strategy):
+        return None
+    return len({step for step, _ in outcome.progress.decided})
 
 
 def params_sha256(replica: Replica) -> str:

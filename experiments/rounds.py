@@ -1,13 +1,27 @@
 """The ends of a run's rounds, and the steps that the evaluated model has seen."""
 
-import jax
+from collections.abc import Callable
+
 import numpy as np
 
 import syncalgos
 from experiments.plan import Plan
-from syncalgos import Communication, MeanCenter, Strategy, TrainState
+from experiments.progress import Progress
+from syncalgos import (
+    Communication,
+    MeanCenter,
+    Strategy,
+    TrainState,
+    composed,
+    inner,
+)
+from syncalgos.decisions import found
+from syncalgos.state import of_one
 
 FARTHEST = 2**12  # steps within which the first sync is looked for
+
+Count = Callable[[Progress], Communication | None]
+"""What each worker has sent, and will; None where even a run cannot tell."""
 
 
 def count(
@@ -29,12 +43,35 @@ def count(
     try:
         if strategy is None:
             return plan.trainer.communication(state, steps, workers)
-        replica = jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct(x.shape[2:], x.dtype), state.replica
-        )
+        replica = of_one(state.replica)
         return syncalgos.communication(strategy, replica, workers or 1, steps)
     except ValueError:
         return None
+
+
+def counter(plan: Plan, state: TrainState, sent: Communication | None) -> Count:
+    """Counts what each worker sends, of what the data decide on from what they did.
+
+    Args:
+        plan: of the run.
+        state: where it starts.
+        sent: what `count` found for all its steps.
+    """
+    if sent is not None or not composed.decides(plan.strategy):
+        return lambda progress: sent
+    of_taken = plan.trainer.counter(state, plan.settings.steps)
+    taken = np.zeros((plan.settings.steps, len(found(state.sync))), bool)
+
+    def count_taken(progress):
+        now = taken.copy()  # steps that are yet to come decide on nothing
+        if progress.decided:
+            now[tuple(np.transpose(progress.decided))] = True
+        try:
+            return of_taken(now)
+        except ValueError:  # it depends on more yet
+            return None
+
+    return count_taken
 
 
 def ends(
@@ -54,9 +91,18 @@ def ends(
     workers = max(plan.settings.workers, 2)  # one sends nothing, yet its rounds end
     if plan.task.kept == "shared":  # tables are sent at every step
         sent = count(plan, state, steps, workers, plan.algorithm)
+    elif _shares_loss(plan, state):  # that is sent at every step, too
+        sent = count(plan, state, steps, workers, plan.strategy)
     elif workers != plan.settings.workers:
         sent = count(plan, state, steps, workers)
     return None if sent is None else np.diff(sent.per_step, prepend=0.0) > 0
+
+
+def _shares_loss(plan: Plan, state: TrainState) -> bool:
+    """Whether workers share their loss, for an inner optimizer that looks at it."""
+    if plan.strategy.reduce is composed.keep_grads:
+        return False
+    return inner.asks(plan.optimizer, of_one(state.replica), np.float32(0))
 
 
 def center_step(plan: Plan, rounds: np.ndarray | None, steps: int) -> int:

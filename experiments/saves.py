@@ -141,13 +141,13 @@ class Saves(NamedTuple):
     def _record(self, progress: Progress) -> dict[str, Any]:
         spent = progress.earlier_seconds + time.perf_counter() - self.started
         now = dataclasses.replace(progress, earlier_seconds=spent)
-        per_step = self.run.sent and self.run.sent.per_step
+        sent = self.run.count(progress)
         return records.plain(
             {
                 "run_id": progress.run_id,
                 "settings": _settings(self.run),
                 "versions": versions(),
-                "sent": bytes_after(per_step, progress),
+                "sent": bytes_after(sent, progress),
                 "progress": dataclasses.asdict(now),
             }
         )

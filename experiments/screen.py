@@ -135,6 +135,8 @@ def summary_text(summary: dict[str, Any], out: Any) -> str:
     sent = "not counted"
     if s["bytes_per_worker"] is not None:
         sent = f"{size(s['bytes_per_worker'])} in {s['syncs']} syncs"
+        if s["decided"] is not None:
+            sent += f", of which the data decided on {s['decided']}"
     memory = "not known"
     if s["temp_bytes"] is not None:
         memory = f"{size(s['temp_bytes'])} of intermediate results on a device"

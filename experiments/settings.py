@@ -121,7 +121,7 @@ TRAINING = [
         str,
         "the learning rate over the run",
         otherwise=TASKS,
-        choices=("constant", "cosine", "step"),
+        choices=("constant", "cosine", "step", "plateau"),
     ),
     Setting(
         "warmup-steps",

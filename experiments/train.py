@@ -14,14 +14,16 @@ from experiments.errors import BadRequest, explained
 from experiments.factories import TASK
 from experiments.plan import Plan
 from experiments.progress import Line, Progress
+from experiments.rounds import Count
 from experiments.stopping import keeping_results
 from experiments.tasks.task import Task, held_out
-from syncalgos import TrainState
+from syncalgos import Communication, TrainState
+from syncalgos.decisions import METRIC
 from syncalgos.forms import Unfit
 from syncalgos.losses import OF_WORKERS
 
 DIVERGED_ABOVE = 1000  # times the first loss
-WANTED = ("loss", OF_WORKERS)
+WANTED = ("loss", OF_WORKERS, METRIC)
 
 
 class Hooks(NamedTuple):
@@ -69,7 +71,7 @@ def train(
     plan: Plan,
     state: TrainState,
     progress: Progress,
-    sent: np.ndarray | None,
+    count: Count,
     report: screen.Report,
     hooks: Hooks,
 ) -> Outcome:
@@ -79,7 +81,7 @@ def train(
         plan: what is trained.
         state: where it starts.
         progress: what is behind it.
-        sent: cumulative bytes of each worker after each local step; None: unknown.
+        count: what each worker has sent.
         report: where progress is shown.
         hooks: what is called on the way.
     """
@@ -87,7 +89,7 @@ def train(
     to_tell, to_save = set(evaluations(s)), set(checkpoints(s))
     whole = dispatches(to_tell | to_save, s.dispatch_steps)
     parts = [*remaining(whole, progress.step)]
-    dispatch, evaluate = _make_dispatch(plan, parts), _make_evaluation(plan, sent)
+    dispatch, evaluate = _make_dispatch(plan, parts), _make_evaluation(plan, count)
     diverged_at, too_large, not_finite, stopped = None, None, [], 0
 
     def tell(state):
@@ -105,7 +107,8 @@ def train(
             state, metrics, took = dispatch(state, first, steps)
             has_trained()
             losses = metrics["loss"]
-            progress.stepped(losses.tolist(), took)
+            decided = np.argwhere(metrics.get(METRIC, ())).tolist()
+            progress.stepped(losses.tolist(), took, decided)
             progress.lane_form = plan.trainer.lane_form
             report.step(progress.step)
             if (bad := first_diverged(losses, progress.first_loss)) is not None:
@@ -191,13 +194,17 @@ def _make_dispatch(
             raise BadRequest(f"--lane-form: {error}") from error
         jax.block_until_ready(metrics)  # unlike np.asarray, it lets Ctrl-C in
         took = time.perf_counter() - start - (trainer.compile_seconds - compiled)
-        kept = {name: np.asarray(metrics[name], np.float64) for name in WANTED}
+        kept = {
+            name: np.asarray(metrics[name], np.float64)
+            for name in WANTED
+            if name in metrics
+        }
         return state, kept, took
 
     return dispatch
 
 
-def _make_evaluation(plan: Plan, sent: np.ndarray | None) -> Callable[..., dict]:
+def _make_evaluation(plan: Plan, count: Count) -> Callable[..., dict]:
     s, trainer = plan.settings, plan.trainer
     planned = set(evaluations(s))
     test, rows = held_out(plan.data.test, trainer.workers, plan.task.eval_batch)
@@ -214,7 +221,7 @@ def _make_evaluation(plan: Plan, sent: np.ndarray | None) -> Callable[..., dict]
             "step": done,
             "train_loss": float(np.mean(losses)) if losses else None,
             **{f"test_{name}": x for name, x in {**measured, **means}.items()},
-            "bytes_per_worker": bytes_after(sent, progress),
+            "bytes_per_worker": bytes_after(count(progress), progress),
             "divergence": trainer.divergence(state),
             **(_displacements(state, done in planned) if s.displacements else {}),
             "seconds": round(progress.seconds, 6),
@@ -240,13 +247,13 @@ def _displacements(state: TrainState, planned: bool) -> dict[str, Any]:
     return found if planned else dict.fromkeys(found)
 
 
-def bytes_after(sent: np.ndarray | None, progress: Progress) -> float | int | None:
+def bytes_after(sent: Communication | None, progress: Progress) -> float | int | None:
     """What each worker has sent; None where only the run can tell."""
     if sent is None or progress.sent_before is None:
         return None
 
     def until(step):
-        return float(sent[step - 1]) if step else 0.0
+        return float(sent.per_step[step - 1]) if step else 0.0
 
     since = until(progress.step) - until(progress.sent_since)
     count = progress.sent_before + since

@@ -11,6 +11,7 @@ from syncalgos.base import chain as chain
 from syncalgos.base import every as every
 from syncalgos.base import when as when
 from syncalgos.collectives import WORKERS as WORKERS
+from syncalgos.decisions import decided as decided
 from syncalgos.delays import delayed as delayed
 from syncalgos.ledger import Communication as Communication
 from syncalgos.ledger import communication as communication

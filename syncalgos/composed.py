@@ -36,6 +36,8 @@ class Composed(NamedTuple):
             was given.
         gate: (active, strategy) of `when`.
         always: it acts at every step, so that `when` belongs inside it.
+        behind: of `decided`, extra -> the same, with another strategy applied behind it
+            where it is decided to act. None where the step alone says when it acts.
     """
 
     call: Callable[[Any, PyTree, Any], tuple[Any, PyTree]]
@@ -45,6 +47,7 @@ class Composed(NamedTuple):
     acts: Callable[[Any], Any] = _at_every_step
     gate: tuple[Callable[[Any], Any], Any] | None = None
     always: bool = False
+    behind: Callable[[Any], Any] | None = None
 
     def __call__(self, replica: Any, state: PyTree, step: Any) -> tuple[Any, PyTree]:
         return self.call(replica, state, step)
@@ -86,6 +89,23 @@ def acts_always(sync: Any) -> bool:
     if not isinstance(sync, Composed):
         return False
     return sync.always or any(acts_always(member.sync) for member in sync.members)
+
+
+def decides(strategy: Any) -> bool:
+    """Whether the workers' data have a say in when it acts: see `decided`."""
+    sync = strategy.sync
+    if not isinstance(sync, Composed):
+        return False
+    return sync.behind is not None or any(map(decides, sync.members))
+
+
+def check_undecided(where: str, strategy: Any) -> None:
+    """Raises a ValueError for a strategy whose data decide on when it acts."""
+    if decides(strategy):
+        raise ValueError(
+            f"{where}: the data decide on when this strategy syncs (see `decided`): "
+            "that must follow from the step alone here"
+        )
 
 
 def ever_syncs(strategy: Any) -> bool:

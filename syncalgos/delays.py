@@ -71,8 +71,9 @@ def delayed(
         arrival. `communication` counts bytes at the step that sends them.
 
     Raises:
-        ValueError: no Strategy, or a parameter outside its range; when its state is
-            made, results that would replace the params at which the next was sent.
+        ValueError: no Strategy, one that is `decided`, or a parameter outside its
+            range; when its state is made, results that would replace the params at
+            which the next was sent.
 
     Collectives are not overlapped with computation: a delay simulates what overlapping
     would compute.
@@ -81,6 +82,7 @@ def delayed(
     algorithm 2.
     """
     base.check_strategy("delayed", strategy)
+    composed.check_undecided("delayed", strategy)
     delay = checks.whole("delayed: delay", delay, least=0)
     alpha = checks.real("delayed: alpha", alpha, least=0)
     if alpha > 1:

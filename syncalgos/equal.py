@@ -112,7 +112,8 @@ def equal_leaves(worker: Worker, layout: Layout, own: PyTree) -> tuple[bool, ...
         replica, sync = form.unflatten(leaves)
         grads = jax.tree.map(lambda x: x + number.astype(x.dtype), replica.params)
         grads, sync = contract.apply_reduce(worker.strategy, grads, replica, sync, step)
-        stepped = worker.updated(replica, grads, replica.buffers)
+        loss = worker.told_loss(replica, number.astype(float))
+        stepped = worker.updated(replica, grads, replica.buffers, loss)
         return contract.apply_sync(worker.strategy, stepped, sync, step)
 
     step = jax.ShapeDtypeStruct((), jnp.int32)

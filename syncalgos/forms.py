@@ -60,7 +60,8 @@ def seen(worker: Worker, layout: Layout, arguments: PyTree) -> Seen:
 
     def program(key, replica, batch, data):
         metrics = worker.metrics(replica, batch, key, 0, data)
-        return metrics, worker.updated(replica, replica.params, replica.buffers)
+        grads, buffers, loss = replica.params, replica.buffers, metrics["loss"]
+        return metrics, worker.updated(replica, grads, buffers, loss)
 
     jaxpr, (metrics, _) = _traced(program, layout, _of_one(arguments))
     equations = [*_equations(jaxpr.jaxpr)]
@@ -76,8 +77,8 @@ def seen(worker: Worker, layout: Layout, arguments: PyTree) -> Seen:
 
 def _talks(worker: Worker, arguments: PyTree) -> bool:
     def program(key, replica, batch, data):
-        grads, buffers, _ = worker.gradients(replica, batch, key, data, 0)
-        return worker.updated(replica, grads, buffers)
+        grads, buffers, metrics = worker.gradients(replica, batch, key, data, 0)
+        return worker.updated(replica, grads, buffers, metrics["loss"])
 
     try:
         jax.eval_shape(program, *_of_one(arguments))

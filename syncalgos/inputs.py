@@ -1,6 +1,8 @@
 """What users give to the engine, refused where it does not fit, by name."""
 
 import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import jax
@@ -24,6 +26,19 @@ def check_params(params: PyTree) -> None:
                 f"params{jax.tree_util.keystr(path)} is {kind}, not a float array: "
                 + _way_out(params, leaf)
             )
+
+
+@contextmanager
+def explained_axis() -> Iterator[None]:
+    """Turns jax's error of an unknown axis into one that names the right one."""
+    try:
+        yield
+    except NameError as error:
+        if "axis name" not in str(error):
+            raise
+        raise ValueError(
+            f"{error}; inside DataParallel a strategy's axis is syncalgos.WORKERS"
+        ) from None
 
 
 # Modules that are pytrees: the library, and what takes their trained arrays out.

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from syncalgos import collectives, composed, contract
+from syncalgos import collectives, composed, contract, decisions
 from syncalgos.collectives import PyTree
 from syncalgos.equal import differ
 from syncalgos.layout import DEVICES, LANES, Layout
@@ -115,21 +115,26 @@ def _in_turn(worker: Worker, lanes: int, equal: Any, own: PyTree, rest: PyTree) 
         return jax.tree.map(put, replicas, mine), totals
 
     def one_round(carry):
-        start, replicas, sync, totals = carry
+        start, replicas, sync, totals, told = carry
         end = ends[start]
         body = partial(one_lane, start, end)
         replicas, totals = lax.fori_loop(*all_lanes, body, (replicas, totals))
         # As it were a program of its own, whose rounding no strategy's sync changes.
         replicas, totals = lax.optimization_barrier((replicas, totals))
         replicas, sync = _synced(worker, lanes, axes, replicas, sync, first + end - 1)
-        return end, replicas, sync, totals
+        now = decisions.noted(sync, first + end - 1)
+        told = jax.tree.map(lambda rows, x: rows.at[end - 1].set(x), told, now)
+        return end, replicas, sync, totals, told
 
     steps, none = len(ends), _no_metrics(worker, replicas, *rest)
-    carry = jnp.int32(0), replicas, sync, widen(none)
+    told = jax.tree.map(
+        lambda x: jnp.zeros((steps, *x.shape), x.dtype), decisions.noted(sync, first)
+    )
+    carry = jnp.int32(0), replicas, sync, widen(none), told
     carry = lax.while_loop(lambda carry: carry[0] < steps, one_round, carry)
-    _, replicas, sync, totals = carry
+    _, replicas, sync, totals, told = carry
     means = narrow(jax.tree.map(lambda x: x / lanes, totals), none)
-    metrics = collectives.mean(means, DEVICES)
+    metrics = {**collectives.mean(means, DEVICES), **told}
     return _everywhere((replicas, sync), axes, lanes), (first + steps, metrics)
 
 
@@ -144,9 +149,11 @@ def _joined(worker: Worker, lanes: int, equal: Any, own: PyTree, rest: PyTree) -
             replica, batch, key, data, me, joined=lanes
         )
         grads = collectives.mean(grads, DEVICES)
-        replica = worker.updated(replica, grads, replica.buffers)
+        loss = worker.told_loss(replica, metrics["loss"], DEVICES)
+        replica = worker.updated(replica, grads, replica.buffers, loss)
         if worker.strategy.sync is not composed.keep_replica:
             replica, sync = _synced(worker, lanes, axes, replica, sync, step)
+        metrics = {**metrics, **decisions.noted(sync, step)}
         return (replica, sync, step + 1), metrics
 
     carry, metrics = over_steps(local_step, (*own, first), batches)

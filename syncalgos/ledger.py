@@ -2,28 +2,19 @@
 
 import math
 from collections import Counter
+from collections.abc import Callable
 from fractions import Fraction
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend import core
+from jax.typing import ArrayLike
 
-from syncalgos import base, checks, contract, inputs
+from syncalgos import base, checks, contract, decisions, inputs
 from syncalgos.base import Replica, Strategy
 from syncalgos.collectives import WORKERS, Axis, PyTree
-
-# What a worker of n sends per byte of its operand, by ring algorithms.
-_COLLECTIVES = {
-    "psum": ("all_reduce", lambda n: Fraction(2 * (n - 1), n)),
-    "pmax": ("all_reduce", lambda n: Fraction(2 * (n - 1), n)),
-    "pmin": ("all_reduce", lambda n: Fraction(2 * (n - 1), n)),
-    "all_gather": ("all_gather", lambda n: Fraction(n - 1)),
-    "reduce_scatter": ("reduce_scatter", lambda n: Fraction(n - 1, n)),
-    "all_to_all": ("all_to_all", lambda n: Fraction(n - 1, n)),
-    "ppermute": ("permute", lambda n: Fraction(1)),
-}
+from syncalgos.sent import Walk, add_up
 
 
 class Communication(NamedTuple):
@@ -53,6 +44,7 @@ def communication(
     workers: int,
     steps: int,
     axis: Axis = WORKERS,
+    taken: ArrayLike | None = None,
 ) -> Communication:
     """Counts what each worker sends, exactly, from the jaxpr with one lane per device.
 
@@ -67,10 +59,24 @@ def communication(
         workers: N, at least 1.
         steps: local steps, at least 1.
         axis: the axis or axes for which the strategy was made.
+        taken: of a strategy that is `decided`, what a run told of each step,
+            metrics["decided"]: (steps, decisions) booleans.
 
     Raises:
-        ValueError: a strategy whose sends depend on more than the step.
+        ValueError: a strategy whose sends depend on more than the step and what was
+            decided; no decisions where there are some, or of another shape.
     """
+    return counter(strategy, replica, workers, steps, axis)(taken)
+
+
+def counter(
+    strategy: Strategy,
+    replica: Replica | PyTree,
+    workers: int,
+    steps: int,
+    axis: Axis = WORKERS,
+) -> Callable[[ArrayLike | None], Communication]:
+    """`communication` as a function of what was decided, traced and compiled once."""
     base.check_strategy("communication", strategy)
     workers = checks.whole("workers", workers, least=1)
     steps = checks.whole("steps", steps, least=1)
@@ -79,21 +85,48 @@ def communication(
     inputs.check_params(replica.params)
     outer, *inner = (axis,) if isinstance(axis, str) else axis
     sizes = {outer: workers, **dict.fromkeys(inner, 1)}
-    return _tally(*_sent_by_step(_trace(strategy, replica, sizes), sizes, steps))
+    jaxpr, places = _trace(strategy, replica, sizes)
+    count = _counted_by_step(jaxpr, places, sizes, steps)
+    return lambda taken: _tally(*count(_checked(taken, steps, len(places))))
+
+
+def _checked(taken: Any, steps: int, decisions: int) -> np.ndarray:
+    """The decisions of each step, (steps, decisions) booleans."""
+    if taken is None:
+        if decisions:
+            raise ValueError(
+                "what this strategy sends depends on more than the step: count it from "
+                "what a run decided, metrics['decided']"
+            )
+        return np.zeros((steps, 0), bool)
+    taken = np.asarray(taken, bool)
+    if taken.shape != (steps, decisions):
+        raise ValueError(
+            f"taken: the decisions of {steps} steps are {(steps, decisions)} booleans, "
+            f"got shape {taken.shape}"
+        )
+    return taken
 
 
 def _trace(strategy: Strategy, replica: Replica, sizes: dict[str, int]):
-    """The jaxpr of (step, replica, state) -> what a step makes of them."""
+    """The jaxpr of (step, replica, state) -> what a step makes of them.
+
+    And the numbers of its inputs that say when it was decided to act.
+    """
     trace = {"axis_env": list(sizes.items()), "return_shape": True}
 
     def program(step, replica, state):
+        known = decisions.found(state)
         _, state = contract.apply_reduce(strategy, replica.params, replica, state, step)
-        return contract.apply_sync(strategy, replica, state, step)
+        # What is known must not be lost where a phase begins with a new state.
+        return contract.apply_sync(strategy, replica, decisions.put(state, known), step)
 
     step = jax.ShapeDtypeStruct((), jnp.int32)
     try:
         _, state = jax.make_jaxpr(strategy.init, **trace)(replica.params)
-        return jax.make_jaxpr(program, **trace)(step, replica, state)[0]
+        jaxpr, _ = jax.make_jaxpr(program, **trace)(step, replica, state)
+        before = 1 + len(jax.tree.leaves(replica))
+        return jaxpr, [before + place for place in decisions.places(state)]
     except NameError as error:  # jax's, of an axis that is not there
         raise ValueError(
             f"communication: {error}; name the axis that the strategy was made for, "
@@ -106,148 +139,33 @@ def _shape_of(x: Any) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(kind.shape, kind.dtype)
 
 
-def _sent_by_step(jaxpr, sizes, steps) -> tuple[list[Counter], np.ndarray]:
-    """Returns the kinds of steps there are (what each sends), and every step's kind.
+def _counted_by_step(
+    jaxpr: Any, places: list[int], sizes: dict[str, int], steps: int
+) -> Callable[[np.ndarray], tuple[list[Counter], np.ndarray]]:
+    """Returns what was decided -> the kinds of steps, and every step's kind.
 
     Which branches a step takes is evaluated for all steps at once, from what depends on
-    the step alone; then one step of each kind is counted.
+    the step and the decisions alone; then one step of each kind is counted.
     """
-    walk = _Walk(sizes)
+    walk, numbers = Walk(sizes), jnp.arange(steps, dtype=jnp.int32)
 
-    def branches_at(step):
+    def branches_at(step, taken):
         walk.choices.clear()
-        unknown = [None] * (len(jaxpr.jaxpr.invars) - 1)
-        walk.notes, _ = walk.through(jaxpr, [step, *unknown])
+        inputs: list = [step, *[None] * (len(jaxpr.jaxpr.invars) - 1)]
+        for place, acts in zip(places, taken, strict=True):
+            inputs[place] = jnp.where(acts, step, -1)
+        walk.notes, _ = walk.through(jaxpr, inputs)
         return jnp.stack([jnp.int32(0), *walk.choices])
 
-    branches = jax.jit(jax.vmap(branches_at))(jnp.arange(steps, dtype=jnp.int32))
-    kinds, kind_of_step = np.unique(np.asarray(branches), axis=0, return_inverse=True)
-    return [_total(walk.notes, kind[1:]) for kind in kinds], kind_of_step.reshape(-1)
+    of_all = jax.jit(jax.vmap(branches_at))
 
+    def count(taken):
+        branches = np.asarray(of_all(numbers, taken))
+        kinds, kind_of_step = np.unique(branches, axis=0, return_inverse=True)
+        sent = [add_up(walk.notes, kind[1:]) for kind in kinds]
+        return sent, kind_of_step.reshape(-1)
 
-class _Branches(NamedTuple):
-    """What is sent is notes[i], where i is the value of choice number `choice`."""
-
-    choice: int
-    notes: list[list]
-
-
-class _Walk:
-    """Goes through a jaxpr: evaluates what follows from the step, notes what is sent.
-
-    A note is a Counter of (kind, "bytes" or "calls"), or _Branches.
-    """
-
-    def __init__(self, sizes: dict[str, int]):
-        self.sizes = sizes
-        self.choices: list[jax.Array] = []
-        self.notes: list = []
-
-    def through(self, jaxpr, inputs: list) -> tuple[list, list]:
-        """Returns the notes and the outputs; None stands for an unknown value."""
-        consts = ()
-        if isinstance(jaxpr, core.ClosedJaxpr):
-            jaxpr, consts = jaxpr.jaxpr, jaxpr.consts
-        values = dict(zip(jaxpr.constvars, consts, strict=True))
-        values.update(zip(jaxpr.invars, inputs, strict=True))
-
-        def read(atom):
-            return atom.val if isinstance(atom, core.Literal) else values.get(atom)
-
-        notes = []
-        for equation in jaxpr.eqns:
-            noted, outputs = self.equation(equation, [read(v) for v in equation.invars])
-            notes += noted
-            values.update(zip(equation.outvars, outputs, strict=True))
-        return notes, [read(v) for v in jaxpr.outvars]
-
-    def equation(self, equation, inputs: list) -> tuple[list, list]:
-        """`through`, for one equation."""
-        name, unknown = equation.primitive.name, [None] * len(equation.outvars)
-        if name == "axis_index":
-            return [], unknown
-        if name in _COLLECTIVES:
-            return self.collective(equation), unknown
-        if name == "cond":
-            notes = self.cond(equation, inputs)
-        elif name in ("scan", "while"):
-            notes = self.loop(equation)
-        else:
-            notes = []
-            for jaxpr in core.jaxprs_in_params(equation.params):
-                if len(jaxpr.invars) == len(inputs):  # a call: jit, remat, …
-                    return self.through(jaxpr, inputs)
-                notes += self.through(jaxpr, [None] * len(jaxpr.invars))[0]
-        if notes or any(x is None for x in inputs) or _needs_an_axis(equation):
-            return notes, unknown
-        return [], _evaluate(equation, inputs)
-
-    def collective(self, equation) -> list[Counter]:
-        names = equation.params.get("axes", equation.params.get("axis_name"))
-        names = names if isinstance(names, tuple) else (names,)
-        groups = equation.params.get("axis_index_groups")
-        n = len(groups[0]) if groups else math.prod(self.sizes[x] for x in names)
-        if n == 1:
-            return []
-        kind, share = _COLLECTIVES[equation.primitive.name]
-        size = sum(v.aval.size * v.aval.dtype.itemsize for v in equation.invars)
-        calls = len(equation.invars)
-        return [Counter({(kind, "bytes"): share(n) * size, (kind, "calls"): calls})]
-
-    def cond(self, equation, inputs: list) -> list[_Branches]:
-        choice, *operands = inputs
-        notes = [self.through(b, operands)[0] for b in equation.params["branches"]]
-        if not any(notes):
-            return []
-        if choice is None:
-            raise ValueError(
-                "what this strategy sends depends on more than the step, so it cannot "
-                "be counted beforehand"
-            )
-        self.choices.append(choice.astype(jnp.int32))
-        return [_Branches(len(self.choices) - 1, notes)]
-
-    def loop(self, equation) -> list:
-        notes = []
-        for jaxpr in core.jaxprs_in_params(equation.params):
-            notes += self.through(jaxpr, [None] * len(jaxpr.invars))[0]
-        if notes and "length" not in equation.params:
-            raise ValueError(
-                "this strategy sends inside a loop of unknown length, so it cannot be "
-                "counted beforehand"
-            )
-        return notes * equation.params.get("length", 1)
-
-
-def _needs_an_axis(equation) -> bool:
-    """Whether it is of the workers' axis, or anything inside of it is."""
-    return equation.primitive.name in ("axis_index", *_COLLECTIVES) or any(
-        _needs_an_axis(inner)
-        for jaxpr in core.jaxprs_in_params(equation.params)
-        for inner in jaxpr.eqns
-    )
-
-
-def _evaluate(equation, inputs: list) -> list:
-    """The outputs of an equation whose inputs are all known."""
-    known = {
-        v: x
-        for v, x in zip(equation.invars, inputs, strict=True)
-        if not isinstance(v, core.Literal)
-    }
-    about = core.DebugInfo("communication", "a step", None, None)
-    jaxpr = core.Jaxpr((), list(known), equation.outvars, [equation], debug_info=about)
-    return core.jaxpr_as_fun(core.ClosedJaxpr(jaxpr, ()))(*known.values())
-
-
-def _total(notes: list, choices: np.ndarray) -> Counter:
-    """What a step sends that takes these branches."""
-    total = Counter()
-    for note in notes:
-        if isinstance(note, _Branches):
-            note = _total(note.notes[choices[note.choice]], choices)
-        total.update(note)
-    return total
+    return count
 
 
 def _tally(kinds: list[Counter], kind_of_step: np.ndarray) -> Communication:

@@ -1,20 +1,21 @@
 """The engine: one loss, one inner optimizer, one strategy, many workers."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 import numpy as np
 import optax
+from jax.typing import ArrayLike
 
-from syncalgos import base, checks, forms, inputs, tables
+from syncalgos import base, checks, forms, inner, inputs, tables
 from syncalgos.base import Replica, Strategy
 from syncalgos.collectives import PyTree
 from syncalgos.layout import DEVICES, Device, make_layout
-from syncalgos.ledger import Communication, communication
+from syncalgos.ledger import Communication, counter
 from syncalgos.losses import Loss
 from syncalgos.programs import Programs
 from syncalgos.reducers.reducer import check_optimizer
-from syncalgos.state import StepCount, TrainState, held_by, put_back
+from syncalgos.state import StepCount, TrainState, held_by, of_one, put_back
 from syncalgos.worker import Worker
 
 
@@ -28,7 +29,9 @@ class DataParallel:
         loss: (params, buffers, batch, key) -> (scalar, (buffers, metrics)), a mean over
             its batch; metrics is a dict, to which "loss" is added. The key differs
             between workers and steps. `stateless` lifts a plain loss.
-        optimizer: the inner optimizer, any optax GradientTransformation.
+        optimizer: the inner optimizer, any optax GradientTransformation. One with extra
+            arguments gets the loss as `value`: the worker's own, or where the strategy
+            reduces gradients the mean over the workers.
         strategy: how the replicas agree, such as `bmuf()`.
         workers: their number, at least 1.
         backend: pmap, shard_map, or vmap (one device). All give the same numbers.
@@ -117,10 +120,7 @@ class DataParallel:
 
     @property
     def temp_bytes(self) -> int | None:
-        """Of the intermediate results of the largest `run` so far, on one device.
-
-        By XLA's own analysis; None where it has none.
-        """
+        """The largest `run`'s intermediate results on a device; None: not known."""
         return self._programs.temp_bytes
 
     def init(self, params: PyTree, buffers: PyTree = (), seed: int = 0) -> TrainState:
@@ -143,17 +143,9 @@ class DataParallel:
         # Apart from the keys of strategies, which fold the step into key(seed) itself.
         key = jax.random.fold_in(jax.random.key(seed), 0x6C6F7373)
         shared = (params, buffers, key)
-        try:
-            (replica, sync), (step, key) = self._programs.call(
-                Worker.init, numbers, shared
-            )
-        except NameError as error:
-            if "axis name" not in str(error):
-                raise
-            raise ValueError(
-                f"{error}; inside DataParallel a strategy's axis is syncalgos.WORKERS"
-            ) from None
-        return TrainState(replica, sync, step, key)
+        with inputs.explained_axis():
+            own, (step, key) = self._programs.call(Worker.init, numbers, shared)
+        return TrainState(*own, step, key)
 
     def run(
         self, state: TrainState, batches: PyTree, data: PyTree | None = None
@@ -171,7 +163,7 @@ class DataParallel:
 
         Returns:
             The new state, and metrics with leaves (steps, ...): means over the workers
-            of "loss" and of the loss's own metrics.
+            of "loss" and of the loss's own metrics, and what was `decided`.
 
         Raises:
             ValueError: batches whose leaves disagree or that the workers, or the
@@ -224,33 +216,41 @@ class DataParallel:
     def divergence(self, state: TrainState) -> float:
         """How far the replicas are apart.
 
-        Returns:
-            The root mean square, over workers, of the distance (2-norm over all params
-            but sharded ones) of a replica's params to their mean.
+        The root mean square over workers of the distance, a 2-norm over all params but
+        sharded ones, of a replica's params to their mean.
         """
         return float(self._programs.call(Worker.divergence, state.replica.params)[1])
 
     def communication(
-        self, state: TrainState, steps: int, workers: int | None = None
+        self,
+        state: TrainState,
+        steps: int,
+        workers: int | None = None,
+        taken: ArrayLike | None = None,
     ) -> Communication:
         """What each worker sends, as `syncalgos.communication` counts it.
 
-        A state knows the shapes of opt_state, which may be sent too; a center does not.
-        What the loss sends by `lookup` is not counted.
+        A state knows the shapes of opt_state, which may be sent too. A loss that
+        workers share for the optimizer is counted, what it sends by `lookup` is not.
 
         Args:
             state: of this trainer.
             steps: local steps.
             workers: as if there were so many; None means the trainer's.
+            taken: metrics["decided"] of these steps, where there are decisions.
 
         Raises:
             ValueError: as `syncalgos.communication`.
         """
-        replica = jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct(x.shape[2:], x.dtype), state.replica
-        )
+        return self.counter(state, steps, workers)(taken)
+
+    def counter(
+        self, state: TrainState, steps: int, workers: int | None = None
+    ) -> Callable[[ArrayLike | None], Communication]:
+        """`communication` as a function of `taken`, traced and compiled once."""
         workers = self.workers if workers is None else workers
-        return communication(self._worker.strategy, replica, workers, steps)
+        strategy = inner.telling(self._worker.strategy, self._worker.optimizer)
+        return counter(strategy, of_one(state.replica), workers, steps)
 
     def place(self, arrays: PyTree) -> PyTree:
         """Copies arrays to every device once, for `run(state, rows, data)`.

@@ -81,13 +81,14 @@ def participating(
         skips sends zeros, and is counted as sending: a simulation.
 
     Raises:
-        ValueError: no Strategy, one that both reduces and syncs, or a schedule that is
-            no function.
+        ValueError: no Strategy, one that both reduces and syncs or is `decided`, or a
+            schedule that is no function.
 
     Source: McMahan et al., "Communication-efficient learning of deep networks from
     decentralized data", AISTATS 2017 (FedAvg).
     """
     base.check_strategy("participating", strategy)
+    composed.check_undecided("participating", strategy)
     if not callable(schedule):
         got = checks.shown(schedule)
         raise ValueError(f"participating: schedule must be a function, got {got}")

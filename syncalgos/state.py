@@ -29,6 +29,11 @@ class TrainState(NamedTuple):
     key: jax.Array
 
 
+def of_one(tree: PyTree) -> PyTree:
+    """The shapes of one worker's leaves, of those that lead with (devices, lanes)."""
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[2:], x.dtype), tree)
+
+
 class StepCount:
     """The step of the last run's state: reading it would wait for that run."""
 

@@ -131,7 +131,19 @@ def at_syncs(strategy: Strategy, extra: Strategy) -> Strategy:
             "at_syncs: this strategy reduces gradients and never syncs replicas, so "
             "there is no sync at which to reset or average the optimizer's state"
         )
-    return chain(strategy, when(lambda step: composed.lands(strategy, step), extra))
+    return _behind(strategy, extra)
+
+
+def _behind(strategy: Strategy, extra: Strategy) -> Strategy:
+    """`at_syncs`; what the data decide on is known inside of it alone."""
+    sync: Any = strategy.sync
+    if not composed.decides(strategy):
+        return chain(strategy, when(lambda step: composed.lands(strategy, step), extra))
+    if sync.behind is not None:
+        return sync.behind(extra)
+    return sync.rebuild(
+        lambda member: _behind(member, extra) if composed.ever_syncs(member) else member
+    )
 
 
 def restart(new: PyTree, old: PyTree) -> PyTree:

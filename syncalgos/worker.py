@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
-from syncalgos import collectives, contract, inputs, tables
+from syncalgos import collectives, contract, decisions, inner, inputs, tables
 from syncalgos.base import Replica, Strategy
 from syncalgos.collectives import WORKERS, PyTree
 from syncalgos.draws import own_keys
@@ -69,12 +69,14 @@ class Worker(NamedTuple):
             grads, buffers, metrics = self.gradients(
                 replica, batch, _draw(key, step, me), data, me
             )
+            loss = self.told_loss(replica, metrics["loss"])
             grads, sync = contract.apply_reduce(
                 self.strategy, grads, replica, sync, step
             )
-            stepped = self.updated(replica, grads, buffers)
+            stepped = self.updated(replica, grads, buffers, loss)
             replica, sync = contract.apply_sync(self.strategy, stepped, sync, step)
             # Over lanes here: over all steps at once a sum would depend on how many.
+            metrics = {**metrics, **decisions.noted(sync, step)}
             return (replica, sync, step + 1), collectives.mean(metrics, LANES)
 
         carry, metrics = over_steps(local_step, (replica, sync, first), batches)
@@ -85,7 +87,8 @@ class Worker(NamedTuple):
         """A local step of a strategy that keeps gradients: (replica, metrics)."""
         key = _draw(key, step, me)
         grads, buffers, metrics = self.gradients(replica, batch, key, data, me)
-        return self.updated(replica, grads, buffers), metrics
+        loss = self.told_loss(replica, metrics["loss"])
+        return self.updated(replica, grads, buffers, loss), metrics
 
     def metrics(self, replica, batch, key, me, data):
         """Those of a local step, from a forward pass of its first microbatch."""
@@ -94,14 +97,14 @@ class Worker(NamedTuple):
             replica.params, replica.buffers, _take(first, data), key, me
         )[1][1]
 
-    def updated(self, replica, grads, buffers):
-        """The replica after the inner optimizer's step."""
-        updates, opt_state = self.optimizer.update(
-            grads, replica.opt_state, replica.params
-        )
-        stepped = Replica(
-            optax.apply_updates(replica.params, updates), opt_state, buffers
-        )
+    def told_loss(self, replica, loss, axis=WORKERS):
+        """The loss that the inner optimizer is told: see `inner.told_loss`."""
+        return inner.told_loss(self.strategy, self.optimizer, replica, loss, axis)
+
+    def updated(self, replica, grads, buffers, loss):
+        """The replica after the inner optimizer's step, which may look at the loss."""
+        stepped = inner.stepped(self.optimizer, replica, grads, loss)
+        stepped = Replica(*stepped, buffers)
         return contract.require_same("a local step", "replica", replica, stepped)
 
     def gradients(self, replica, batch, key, data, me, joined=None):

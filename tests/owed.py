@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import numpy as np
 import optax
 
 import syncalgos
@@ -38,12 +39,21 @@ class Owed(NamedTuple):
         sends_at: the local steps, from 0, in which anything is sent.
         sent: workers -> bytes that each sends in all.
         optimizer: the inner one, for an algorithm that means a certain kind.
+        decided: for one that decides on its syncs by data, whether it does at each
+            local step.
     """
 
     agree_after: tuple[int, ...] = (PERIOD - 1, 2 * PERIOD - 1)
     sends_at: tuple[int, ...] = (PERIOD - 1, 2 * PERIOD - 1)
     sent: Callable[[int], float] = lambda n: 2 * ring(n, PARAMS)
     optimizer: optax.GradientTransformation = optax.sgd(0.1, momentum=0.9)
+    decided: tuple[bool, ...] | None = None
+
+    def taken(self, steps: int) -> np.ndarray | None:
+        """What `communication` takes for so many steps of a run of this algorithm."""
+        if self.decided is None:
+            return None
+        return np.resize(self.decided, (steps, 1))
 
 
 def synchronous(sent: Callable[[int], float]) -> Owed:
@@ -83,6 +93,10 @@ OWED = {
         sends_at=(1, 3, 5, 7),
         sent=lambda n: 2 * ring(n, PARAMS) + 2 * ring(in_groups(n), PARAMS),
     ),
+    # A bound that a worker exceeds by every fourth step, where all vote by one number.
+    "dynamic_averaging": Owed(
+        sent=lambda n: 2 * ring(n, PARAMS + 4), decided=((False,) * 3 + (True,)) * 2
+    ),
     # Moments are counted with a replica that has them: see test_communication.py.
     "des_loc": Owed(optimizer=optax.adam(0.1)),
     # Four fragments, one a step.
@@ -93,6 +107,8 @@ OWED = {
     # Rank 1 of (5, 3) and (3, 1); vectors and scalars whole.
     "diloco_x": Owed(sent=lambda n: 2 * ring(n, 4 * ((5 + 3) + (3 + 1) + 3 + 1))),
     "overlap_local_sgd": Owed(NONE),
+    # Of equal speeds: all arrive together, and leave one after the other.
+    "async_diloco": Owed(NONE, sent=lambda n: 2 * gathered(n, PARAMS)),
     "noloco": Owed(NONE, sent=lambda n: 2 * 2 * PARAMS * (n > 1)),
     "easgd": Owed(NONE),
     "gossip": peers(PARAMS),
@@ -157,6 +173,8 @@ VALUES: dict[str, Any] = {
     "density": 0.3,
     "top_k": 2,
     "min_rate": 0.0,
+    "bound": 1e-6,
+    "slowest": 1.0,
     "first_period": 2 * PERIOD,
     "second_period": 2 * PERIOD,
     "warmup": 2 * PERIOD,
@@ -174,6 +192,10 @@ VALUES_OF = {
 OTHER_VALUES: dict[str, Any] = {
     "block_momentum": 0.3,
     "learning_rate": lambda step: 0.1 / (1 + step),
+    "bound": 1e6,
+    "buffer": 3,
+    "early_momentum": 0.2,
+    "optimizer": optax.sgd(0.1, momentum=0.9),
     "topology": "ring",
     "reduce": "int4",
     "method": "yogi",
@@ -218,6 +240,8 @@ WITH: dict[tuple[str, str], dict[str, Any]] = {
     ("overlap_local_sgd", "anchor_momentum"): {"period": 2},
     ("co2", "outer_momentum"): {"period": 2},
     ("co2", "penalty"): {"period": 2},
+    ("async_diloco", "dynamic_steps"): {"slowest": 0.5},
+    ("async_diloco", "optimizer"): {"slowest": 0.5},
 }
 
 

@@ -101,9 +101,9 @@ def test_algorithm_keeps_the_contract(name, backend, workers):
     )
     leaves = jax.tree.leaves(states[-1])
     assert all(np.isfinite(x).all() for x in leaves)
-    assert {k: v.shape for k, v in metrics.items()} == dict.fromkeys(
-        ("loss", "error"), (PERIOD,)
-    )
+    told = dict.fromkeys(("loss", "error"), (PERIOD,))
+    told |= {"decided": (PERIOD, 1)} if owed(name).decided else {}
+    assert {k: v.shape for k, v in metrics.items()} == told
     # Shapes, dtypes and the programs stay.
     kinds = [jax.tree.map(lambda x: (x.shape, x.dtype), s) for s in states]
     assert kinds[0] == kinds[1] == kinds[2]
@@ -140,7 +140,10 @@ def test_replicas_drift_apart_between_syncs(name):
 def test_communication_is_what_the_algorithm_owes(name):
     params, _ = problem()
     for workers in (1, 2, 3, 8):
-        sent = syncalgos.communication(make(name), params, workers, 2 * PERIOD)
+        taken = owed(name).taken(2 * PERIOD)
+        sent = syncalgos.communication(
+            make(name), params, workers, 2 * PERIOD, taken=taken
+        )
         assert sent.bytes_per_worker == pytest.approx(owed(name).sent(workers))
         steps = np.flatnonzero(np.diff(sent.per_step, prepend=0))
         expected = owed(name).sends_at if workers > 1 else ()
@@ -170,7 +173,8 @@ def test_float32_params_stay_float32_where_float64_is_on(name):
         rates.append(make(name, learning_rate=lambda step: jnp.asarray(0.1, float)))
     with jax.enable_x64(True):
         for strategy in rates:  # traced step by step: changed dtypes are refused
-            syncalgos.communication(strategy, problem()[0], 2, 2 * PERIOD)
+            taken = owed(name).taken(2 * PERIOD)
+            syncalgos.communication(strategy, problem()[0], 2, 2 * PERIOD, taken=taken)
 
 
 EVERY_PARAMETER = [(name, p) for name in NAMES for p in parameters(name)]

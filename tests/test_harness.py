@@ -168,7 +168,8 @@ def test_optimizer_that_takes_no_schedule_is_refused(name):
 
 
 def one_step(optimizer, params, grads):
-    updates, _ = optimizer.update(grads, optimizer.init(params), params)
+    told = optax.with_extra_args_support(optimizer)
+    updates, _ = told.update(grads, told.init(params), params, value=1.0)
     return updates
 
 
@@ -230,6 +231,8 @@ def test_every_offered_optimizer_takes_a_step(name):
         (syncalgos.diloco(), 8, 7),
         (syncalgos.diloco(period=500), 2, 7),
         (syncalgos.diloco(period=5000), 2, 7),
+        (syncalgos.async_diloco(slowest=0.5), 3, 7 * 0.75),
+        (syncalgos.dynamic_averaging(bound=1e-3), 3, 1),
         (every(5, outer_step(optax.sgd(0.3))), 2, 0.3),
         (syncalgos.lookahead(8), 2, 0.5),
         (syncalgos.overlap_local_sgd(8), 2, 0.4 / 0.58),

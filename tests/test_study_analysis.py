@@ -144,6 +144,27 @@ def test_rows_hold_mean_and_deviation_over_the_seeds(tmp_path):
     assert found.title == "sync_sgd and bmuf on digits"
 
 
+def test_what_seeds_send_unlike_is_shown_as_their_mean(tmp_path):
+    """Data may decide on what is sent: see `decided`."""
+    study = study_of(tmp_path, seeds=2)
+    runs = plain(study, (0.8, 0.9), (0.7, 0.9))
+    alike = analysis.report(study, runs, "command")
+    bmuf = runs[1]
+    bmuf.summaries[1].update(sends=SENDS["sync_sgd"], bytes_per_worker=3000)
+    for each in bmuf.lines[1]:
+        each["bytes_per_worker"] = BYTES["sync_sgd"] * each["step"]
+    found = analysis.report(study, runs, "command")
+
+    assert found.rows[1].bytes_per_worker == (300 + 3000) / 2
+    sent = known(found.curves[1].bytes_per_worker)
+    assert sent == [(10 + 100) / 2 * step for step in AT]
+    for network, own in found.rows[1].seconds.items():
+        both = [alike.rows[i].seconds[network] for i in (0, 1)]
+        assert own == pytest.approx(sum(both) / 2)
+    assert any("bmuf sends depends on the seed" in text for text in found.remarks)
+    assert not any("depends on the seed" in text for text in alike.remarks)
+
+
 def test_differences_are_paired_by_seed_and_to_the_baseline(tmp_path):
     """Of unlike seeds the same gain: nothing varies but by rounding."""
     study = study_of(tmp_path)

@@ -152,6 +152,12 @@ def _remarks_on_figures(study: Study, runs: list[Runs]) -> list[str]:
                 f"{r.name}: the last {s['steps'] - s['center_step']} local steps, "
                 "after the last sync, are not in its figures."
             )
+    by_data = [r.name for r in runs if len(r.sends or ()) > 1]
+    if by_data:
+        found.append(
+            f"What {', '.join(by_data)} sends depends on the seed, as the data decide: "
+            "bytes and modelled times are means over the seeds."
+        )
     sent = [r.name for r in runs if r.any["sends"] is None]
     if sent:
         found.append(

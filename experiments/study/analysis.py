@@ -127,23 +127,28 @@ def _curve(study: Study, r: Runs, step_seconds: float) -> Curve:
         curves = [[line.get(key) for line in lines] for lines in shown]
         if any(x is not None for curve in curves for x in curve):
             bands[key] = Band(*band(curves))
-    sent = [line["bytes_per_worker"] for line in longest]
+    sent = [[line["bytes_per_worker"] for line in lines] for lines in shown]
     clocks = _clocks(study, r, step_seconds)
     seconds = {
         name: [float(clock[step - 1]) for step in steps]
         for name, clock in clocks.items()
     }
-    known = None if any(x is None for x in sent) else sent
+    counted = not any(x is None for curve in sent for x in curve)
+    known = band(sent)[0] if counted else None
     return Curve(r.cell.label, r.cell.point, steps, bands, known, seconds)
 
 
 def _clocks(study: Study, r: Runs, step_seconds: float) -> dict[str, np.ndarray]:
-    """Modelled seconds after each local step, by network; none where not counted."""
-    sends = r.sends
-    if sends is None:
+    """Modelled seconds after each local step, by network; none where not counted.
+
+    Means over the seeds, where they do not send alike.
+    """
+    of_seeds = r.sends
+    if of_seeds is None:
         return {}
-    return {
-        network.name: modelled_seconds(
+
+    def clock(sends, network):
+        return modelled_seconds(
             sends,
             network,
             r.any["workers"],
@@ -152,6 +157,9 @@ def _clocks(study: Study, r: Runs, step_seconds: float) -> dict[str, np.ndarray]
             fused=study.own.fused,
             since=r.config["settings"]["sync_until"],
         )
+
+    return {
+        network.name: np.mean([clock(sends, network) for sends in of_seeds], axis=0)
         for network in study.networks
     }
 
@@ -198,7 +206,7 @@ def _row(
         effective_lr=s["effective_lr"],
         steps=r.config["settings"]["steps"],
         tuned=tuned,
-        bytes_per_worker=s["bytes_per_worker"] if r.fine else None,
+        bytes_per_worker=r.bytes_per_worker,
         syncs=s["syncs"] if r.fine else None,
         seconds={name: clock[-1] for name, clock in clocks.items()},
         to_target={
@@ -265,7 +273,7 @@ def _contenders(runs: list[Runs], by: Measure) -> list[Contender]:
             difference=None if top in (None, i) else paired(own, finals[top]),
             diverged=r.diverged,
             seeds=len(r.summaries),
-            bytes_per_worker=r.any["bytes_per_worker"] if r.fine else None,
+            bytes_per_worker=r.bytes_per_worker,
             syncs=_syncs(r.any),
         )
         for i, (r, own, of) in enumerate(zip(runs, finals, measures, strict=True))

@@ -12,6 +12,7 @@ import jax
 from experiments import records, screen
 from experiments.errors import explained
 from experiments.factories import TASK
+from experiments.progress import Progress
 from experiments.ready import Ready, begin, finish, ready, reseeded
 from experiments.study import network, tuning
 from experiments.study.cells import (
@@ -185,20 +186,20 @@ def _run(
     if outcome.stopped:
         raise _Stop
     summary["total_seconds"] = round(time.perf_counter() - started, 3)
-    summary["sends"] = _sends(job)
+    summary["sends"] = _sends(job, outcome.progress)
     records.finish(unfinished, summary, outcome.progress.lines)
     unfinished.replace(cell.run(seed))
     bar.end(_result(summary))
 
 
-def _sends(job: Ready) -> dict | None:
+def _sends(job: Ready, progress: Progress) -> dict | None:
     """What each worker sends, step by step, and how late it may arrive."""
-    if job.sent is None:
+    if (sent := job.count(progress)) is None:
         return None
     s = job.plan.settings
     waits = s.opt_state_at_sync == "average" or job.plan.task.kept == "shared"
     delay = 0 if waits else network.delay_of(s.algo, job.plan.arguments)
-    return {**network.to_json(network.sends(job.sent)), "delay": delay}
+    return {**network.to_json(network.sends(sent)), "delay": delay}
 
 
 def _result(summary: dict) -> str:

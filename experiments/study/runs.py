@@ -1,5 +1,6 @@
 """The runs of a study, as their files say."""
 
+import statistics
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -55,10 +56,24 @@ class Runs(NamedTuple):
         return next(iter((self.fine or self.summaries).values()))
 
     @property
-    def sends(self) -> Sends | None:
-        """What each worker would send in a whole run."""
-        found = self.any["sends"]
-        return None if found is None else from_json(found)
+    def sends(self) -> list[Sends] | None:
+        """What each worker would send in a whole run.
+
+        Once where all seeds send alike, else of each: data may decide on it.
+        """
+        found = [s["sends"] for s in (self.fine or self.summaries).values()]
+        if any(x is None for x in found):
+            return None
+        alike = all(x == found[0] for x in found)
+        return [from_json(x) for x in (found[:1] if alike else found)]
+
+    @property
+    def bytes_per_worker(self) -> float | None:
+        """The mean over the runs that did not diverge; None where one does not know."""
+        found = [s["bytes_per_worker"] for s in self.fine.values()]
+        if not found or any(x is None for x in found):
+            return None
+        return found[0] if len(set(found)) == 1 else statistics.fmean(found)
 
 
 def read(point: Point, cell: Cell) -> Runs:

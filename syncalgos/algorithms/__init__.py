@@ -2,6 +2,7 @@
 
 from collections.abc import Callable as _Callable
 
+from syncalgos.algorithms.async_diloco import async_diloco as async_diloco
 from syncalgos.algorithms.bmuf import bmuf as bmuf
 from syncalgos.algorithms.choco_sgd import choco_sgd as choco_sgd
 from syncalgos.algorithms.co2 import co2 as co2
@@ -13,6 +14,9 @@ from syncalgos.algorithms.diloco import diloco as diloco
 from syncalgos.algorithms.diloco_x import diloco_x as diloco_x
 from syncalgos.algorithms.distributed_lion import (
     distributed_lion as distributed_lion,
+)
+from syncalgos.algorithms.dynamic_averaging import (
+    dynamic_averaging as dynamic_averaging,
 )
 from syncalgos.algorithms.eager_diloco import eager_diloco as eager_diloco
 from syncalgos.algorithms.easgd import easgd as easgd
@@ -62,6 +66,7 @@ ALGORITHMS: dict[str, _Callable[..., _Strategy]] = {
     "fedprox": fedprox,
     "qsr": qsr,
     "des_loc": des_loc,
+    "dynamic_averaging": dynamic_averaging,
     "bmuf": bmuf,
     "slowmo": slowmo,
     "lookahead": lookahead,
@@ -74,6 +79,7 @@ ALGORITHMS: dict[str, _Callable[..., _Strategy]] = {
     "streaming_diloco": streaming_diloco,
     "eager_diloco": eager_diloco,
     "diloco_x": diloco_x,
+    "async_diloco": async_diloco,
     "noloco": noloco,
     "easgd": easgd,
     "gossip": gossip,

@@ -1,0 +1,69 @@
+"""Liu et al. 2024, algorithm 3: a server with delayed Nesterov, by events in order.
+
+Workers' speeds fall evenly, in 1024ths; the clock is the first one's local step.
+"""
+
+import numpy as np
+
+from recurrences import PERIOD, START, local_steps
+
+SETTINGS = [
+    {"period": PERIOD},
+    {"period": 3, "slowest": 0.3, "outer_lr": 0.5, "outer_momentum": 0.6},
+    {"period": 5, "slowest": 0.25, "dynamic_steps": True, "buffer": 2},
+    {"period": 2, "slowest": 1.0, "buffer": 3, "early_momentum": 0.2},
+]
+
+
+class Server:
+    """The server's lines of the algorithm."""
+
+    def __init__(self, theta, lr, momentum, buffer, early):
+        self.theta, self.m, self.delta, self.t = theta, 0 * theta, 0 * theta, 0
+        self.rest = lr, momentum, buffer, early
+
+    def push(self, update):
+        lr, beta, buffer, c = self.rest
+        self.delta = self.delta + update
+        if (self.t + 1) % buffer == 0:
+            self.m = beta * self.m + self.delta / buffer
+            part = 1 - c * buffer + c
+            self.delta = 0 * update
+        else:
+            part = c
+        self.theta = self.theta - lr * (part * beta * self.m + update / buffer)
+        self.t += 1
+        return self.theta
+
+
+def recurrence(
+    workers,
+    period,
+    outer_lr=0.7,
+    outer_momentum=0.9,
+    slowest=0.5,
+    dynamic_steps=False,
+    buffer=None,
+    early_momentum=0.0,
+    momentum=None,
+):
+    """`momentum` is where the workers' own is held, which then rests as they do."""
+    lost, others = 1024 - round(1024 * slowest), max(workers - 1, 1)
+    speeds = [1024 - lost * i // others for i in range(workers)]
+    periods = [period * s // 1024 if dynamic_steps else period for s in speeds]
+    server = Server(START, outer_lr, outer_momentum, buffer or workers, early_momentum)
+    start, held = [START] * workers, [START] * workers
+    rest = [np.zeros_like(START)] * workers
+    for step, theta in local_steps(workers, momentum=momentum):
+        for i in range(workers):
+            before, now = (step + k for k in (0, 1))
+            before, now = before * speeds[i] // 1024, now * speeds[i] // 1024
+            if now == before:
+                theta[i] = held[i]
+                if momentum is not None:
+                    momentum[i] = rest[i]
+            elif now % periods[i] == 0:
+                theta[i] = start[i] = server.push(start[i] - theta[i])
+        held = list(theta)
+        rest = list(momentum or rest)
+        yield server.theta, theta

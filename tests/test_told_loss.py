@@ -1,0 +1,178 @@
+"""Inner optimizers that look at the loss: whose it is, however lanes are run."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from lasting import run
+from linear import BATCHES, make_params, plain_loss
+
+from syncalgos import (
+    DataParallel,
+    average,
+    bmuf,
+    every,
+    per_example,
+    stateless,
+    sync_sgd,
+)
+
+WORKERS = 4
+STEPS = len(BATCHES["x"])
+PARAMS = 8 * 7  # bytes of float64
+ROUNDING = 1e-12
+
+
+@pytest.fixture(autouse=True)
+def float64():
+    with jax.enable_x64(True):
+        yield
+
+
+def wide(tree):
+    return jax.tree.map(lambda x: np.asarray(x, float), tree)
+
+
+def scaled_by_loss():
+    """SGD with momentum whose steps are as long as the loss is large."""
+
+    def update(updates, state, params=None, *, value, **_):
+        scaled = jax.tree.map(lambda u: value * u, updates)
+        return scaled, {"seen": state["seen"] + value}
+
+    def init(params):
+        return {"seen": jnp.zeros(())}
+
+    own = optax.GradientTransformationExtraArgs(init, update)
+    return optax.chain(optax.sgd(0.02, momentum=0.5), own)
+
+
+def by_hand(synchronous):
+    """The params of all workers after all steps, in NumPy."""
+    w = [np.append(make_params()["w"][:, 0], 0.0).astype(float)] * WORKERS
+    velocity = [np.zeros(7)] * WORKERS
+    pairs = zip(*map(wide, (BATCHES["x"], BATCHES["y"])), strict=True)
+    for step, (x, y) in enumerate(pairs):
+        x = np.concatenate([x, np.ones((len(x), 1))], axis=1)
+        parts = [*zip(*(np.split(z, WORKERS) for z in (x, y[:, 0])), strict=True)]
+        errors = [a @ own - b for own, (a, b) in zip(w, parts, strict=True)]
+        losses = [np.mean(e**2) for e in errors]
+        grads = [2 * a.T @ e / len(e) for (a, _), e in zip(parts, errors, strict=True)]
+        if synchronous:
+            grads = [np.mean(grads, axis=0)] * WORKERS
+            losses = [np.mean(losses)] * WORKERS
+        velocity = [0.5 * v + g for v, g in zip(velocity, grads, strict=True)]
+        moves = [0.02 * loss * v for loss, v in zip(losses, velocity, strict=True)]
+        w = [own - move for own, move in zip(w, moves, strict=True)]
+        if not synchronous and (step + 1) % 3 == 0:
+            w = [np.mean(w, axis=0)] * WORKERS
+    return np.array(w)
+
+
+def values(params, buffers, batch, key):
+    error = batch["x"] @ params["w"] + params["b"] - batch["y"]
+    return {"loss": error[:, 0] ** 2}, buffers
+
+
+def trained(strategy, backend="vmap", workers=WORKERS, loss=None, **options):
+    """Returns the trainer and the params of all workers, (workers, 7)."""
+    loss = stateless(plain_loss) if loss is None else loss
+    trainer = DataParallel(
+        loss, scaled_by_loss(), strategy, workers, backend, **options
+    )
+    state, _ = trainer.run(trainer.init(wide(make_params())), wide(BATCHES))
+    params = [np.asarray(state.replica.params[k]) for k in ("w", "b")]
+    return trainer, state, np.concatenate([x.reshape(workers, -1) for x in params], 1)
+
+
+EXPECTED = {"local": by_hand(synchronous=False), "synchronous": by_hand(True)}
+
+
+def strategies(kind):
+    return {"local": every(3, average()), "synchronous": sync_sgd()}[kind]
+
+
+CASES = [
+    ("local", {"lane_form": "together"}),
+    ("local", {"lane_form": "in-turn"}),
+    ("local", {"backend": "pmap", "lane_form": "in-turn", "accumulate": 3}),
+    ("local", {"backend": "shard_map", "each_worker": True}),
+    ("synchronous", {"lane_form": "together", "accumulate": 2}),
+    ("synchronous", {"lane_form": "joined"}),
+    ("synchronous", {"backend": "pmap", "lane_form": "joined", "accumulate": 2}),
+    ("synchronous", {"backend": "pmap", "each_worker": True}),
+    ("synchronous", {"backend": "shard_map", "loss": per_example(values)}),
+]
+
+
+@pytest.mark.parametrize(("kind", "options"), CASES)
+def test_local_steps_see_the_workers_own_loss_and_shared_ones_the_mean(kind, options):
+    *_, params = trained(strategies(kind), **options)
+    np.testing.assert_allclose(params, EXPECTED[kind], ROUNDING, ROUNDING)
+
+
+def test_synchronous_steps_are_those_of_one_worker():
+    *_, one = trained(sync_sgd(), workers=1)
+    of_all = np.tile(one, (WORKERS, 1))
+    np.testing.assert_allclose(EXPECTED["synchronous"], of_all, 1e-9)
+
+
+def test_a_shared_loss_is_counted_and_an_own_one_is_not_sent():
+    owed = {"local": 4 * PARAMS, "synchronous": STEPS * (PARAMS + 8)}
+    for kind, expected in owed.items():
+        trainer, state, _ = trained(strategies(kind))
+        sent = trainer.communication(state, STEPS)
+        assert sent.bytes_per_worker == 2 * (WORKERS - 1) / WORKERS * expected
+
+
+def test_optimizers_that_do_not_look_at_the_loss_send_none():
+    """Though optax's chains, muon and apply_if_finite all take extra arguments."""
+    for optimizer in (optax.adam(0.1), optax.apply_if_finite(optax.sgd(0.1), 3)):
+        trainer = DataParallel(stateless(plain_loss), optimizer, sync_sgd(), 2, "vmap")
+        state = trainer.init(wide(make_params()))
+        assert trainer.communication(state, 1).bytes_per_worker == PARAMS
+
+
+@pytest.mark.parametrize("strategy", [sync_sgd(), bmuf(4)])
+def test_reduce_on_plateau_reduces(strategy):
+    optimizer = optax.chain(
+        optax.sgd(1e-9), optax.contrib.reduce_on_plateau(patience=3, rtol=0.9)
+    )
+    trainer = DataParallel(stateless(plain_loss), optimizer, strategy, WORKERS)
+    state, _ = trainer.run(trainer.init(wide(make_params())), wide(BATCHES))
+    plateau = state.replica.opt_state[-1]
+    assert (np.asarray(plateau.scale) < 0.2).all()
+
+
+PLATEAU = "--task tiny_tasks:drawing --workers 2 --steps 40 --eval-every 20 --lr 1e-7"
+
+
+@pytest.mark.parametrize("algo", ["sync_sgd", "bmuf"])
+def test_a_run_on_a_plateau_ends_at_a_lower_rate(algo, tmp_path):
+    with jax.enable_x64(False):
+        ended = run(f"{PLATEAU} --schedule plateau --algo {algo}", tmp_path / "out")
+    assert ended.code == 0, ended.stderr
+    assert ended.config["settings"]["schedule"] == "plateau"
+
+
+def test_rounds_end_at_syncs_where_a_loss_is_shared_at_every_step(tmp_path):
+    with jax.enable_x64(False):
+        words = "--task tiny_tasks:drawing --workers 2 --steps 10 --lr 0.1 --period 4"
+        command = f"{words} --optimizer momo --algo easgd"
+        ended = run(command, tmp_path / "out")
+    assert (ended.summary["syncs"], ended.summary["center_step"]) == (10, 8)
+
+
+def test_an_optimizer_that_needs_the_loss_is_offered(tmp_path):
+    with jax.enable_x64(False):
+        words = "--task tiny_tasks:drawing --workers 2 --steps 8 --lr 0.1"
+        ended = run(f"{words} --optimizer momo --algo bmuf", tmp_path / "out")
+    assert ended.code == 0, ended.stderr
+    assert ended.lines[-1]["train_loss"] < ended.lines[0]["train_loss"]
+
+
+def test_a_plateau_is_refused_where_the_learning_rate_must_be_known(tmp_path):
+    ended = run(f"{PLATEAU} --schedule plateau --algo slowmo", tmp_path / "out")
+    assert ended.code == 2
+    assert "--schedule plateau: slowmo has to know the learning rate" in ended.stderr
