@@ -146,6 +146,12 @@ def flag_names(kind: Kind, name: str) -> set[str]:
     return {p.name for p in flag_parameters(kind, describe(kind, name))}
 
 
+def defaults(kind: Kind, name: str) -> dict[str, Any]:
+    """Returns the defaults of a factory's flags, by the factory's name."""
+    parameters = flag_parameters(kind, describe(kind, name))
+    return {p.name: p.default for p in parameters if p.default is not p.empty}
+
+
 def passed_arguments(
     kind: Kind, factory: Factory, offered: Mapping[str, Any]
 ) -> dict[str, Any]:

@@ -1,9 +1,11 @@
 """The command line: common flags, and an algorithm's and a task's own."""
 
 import argparse
+import tomllib
 import typing
 from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from experiments import bounds, factories, library
@@ -18,6 +20,8 @@ from experiments.words import cleaned
 PROGRAM = "python -m experiments.run"
 DEFAULT_ALGORITHM = "bmuf"
 DEFAULT_TASK = "digits"
+PAPER = "paper"  # the preset of an algorithm's own flags
+PUBLISHED = Path(__file__).parent / "published.toml"
 
 
 class Request(NamedTuple):
@@ -62,10 +66,23 @@ class Own(NamedTuple):
     name: str
     signature: Signature
 
+    def published(self) -> "Own":
+        """The same with its source's values for defaults, as --preset paper asks."""
+        values = _published().get(self.name, {})
+        parameters = [
+            p.replace(default=values.get(p.name, p.default))
+            for p in self.signature.parameters
+        ]
+        return self._replace(signature=self.signature._replace(parameters=parameters))
+
     def take(self, known: Namespace) -> dict[str, Any]:
         """Moves its flags out of all that are known."""
         parameters = factories.flag_parameters(self.kind, self.signature)
         return {p.name: vars(known).pop(p.name) for p in parameters}
+
+
+def _published() -> dict[str, dict[str, Any]]:
+    return tomllib.loads(PUBLISHED.read_text())
 
 
 def parse(argv: Sequence[str]) -> Request:
@@ -97,13 +114,15 @@ def _named(words: Sequence[str]) -> Namespace:
     first = Parser(add_help=False, allow_abbrev=False)
     first.add_argument("--algo")
     first.add_argument("--task")
+    first.add_argument("--preset")
     first.add_argument("-h", "--help", action="store_true")
     return first.parse_known_args(words)[0]
 
 
 def _own_of(named: Namespace) -> list[Own]:
-    algo, task = named.algo or DEFAULT_ALGORITHM, named.task or DEFAULT_TASK
-    return [own_of(ALGORITHM, algo), own_of(TASK, task)]
+    algo = own_of(ALGORITHM, named.algo or DEFAULT_ALGORITHM)
+    task = own_of(TASK, named.task or DEFAULT_TASK)
+    return [algo.published() if named.preset == PAPER else algo, task]
 
 
 def parser_for(words: Sequence[str]) -> Parser:

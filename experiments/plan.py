@@ -37,9 +37,15 @@ from syncalgos import (
     until,
 )
 
-# They move entries by about the learning rate, whatever the gradient, as Adam does: its
-# rate of a task is their default.
-UNIT_STEPS = frozenset({"signum", "distributed_lion", "one_bit_adam"})
+# With these flags they move entries by about the learning rate, whatever the gradient,
+# as Adam does: a task's rate for it is their default.
+UNIT_STEPS: dict[str, dict[str, Any]] = {
+    "signum": {},
+    "distributed_lion": {},
+    "one_bit_adam": {},
+    "sign_sgd": {"majority": True},
+    "demo": {"sign": True},
+}
 
 
 class Plan(NamedTuple):
@@ -123,7 +129,7 @@ def _prepare(request: Request, data: Data | None, team: Team) -> Plan:
     if settings.export is not None and team.is_first:
         export.check(settings.export, settings.overwrite or settings.resume)
     task = make_task(request)
-    _fill_in(settings, task)
+    _fill_in(settings, task, request.arguments)
     _check_switch(request, settings.steps)
     if settings.schedule == "plateau" and takes(request, "learning_rate"):
         raise ValueError(
@@ -204,7 +210,7 @@ def _composed(
     return strategy if s.ema is None else ema(strategy, s.ema)
 
 
-def _fill_in(s: Namespace, task: Task) -> None:
+def _fill_in(s: Namespace, task: Task, arguments: dict[str, Any]) -> None:
     if s.optimizer in (None, task.optimizer):  # else the task's may not fit
         for flag in ("optimizer", "momentum", "weight_decay", "clip_norm"):
             if getattr(s, flag) is None:
@@ -216,7 +222,8 @@ def _fill_in(s: Namespace, task: Task) -> None:
         )
     s.data_dir = s.data_dir or os.environ.get("SYNCALGOS_DATA")
     s.steps = s.steps or task.steps
-    kind = s.algo if s.algo in UNIT_STEPS else str(s.optimizer)
+    needed = UNIT_STEPS.get(s.algo, {"": None})
+    kind = s.algo if needed.items() <= arguments.items() else str(s.optimizer)
     s.lr = s.lr or task.lr.get(kind) or task.lr.get("")
     if s.lr is None:
         raise ValueError(f"{s.task} has no --lr for {kind}: say one")

@@ -12,17 +12,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from experiments import records, screen, snapshot
-from experiments.checkpoints import (
-    COMMON,
-    Incomplete,
-    is_there,
-    load,
-    prune,
-    remove,
-    steps,
-)
+from experiments import checkpoints, factories, records, screen, snapshot
+from experiments.checkpoints import COMMON, Incomplete
 from experiments.errors import BadRequest
+from experiments.factories import ALGORITHM
 from experiments.parts import Damaged, Part, write
 from experiments.progress import Progress
 from experiments.ready import Ready, versions
@@ -37,8 +30,8 @@ FULL = 1  # the rank of a disk without room: older checkpoints may make some
 FREE = {
     *("out", "overwrite", "resume", "resume_center", "checkpoint_every"),
     *("keep_checkpoints", "data_dir", "export", "backend", "devices", "feed"),
-    *("lanes", "lane_form"),
-    *("eval_every", "dispatch_steps", "processes", "coordinator", "process_id"),
+    *("lanes", "lane_form", "preset", "eval_every", "dispatch_steps", "processes"),
+    *("coordinator", "process_id"),
     *("num_processes", "distributed", "init_timeout", "max_restarts"),
 }
 
@@ -80,7 +73,8 @@ class Saves(NamedTuple):
                 progress.saved = progress.step
                 self.prune(progress.step)
             elif not failure:  # nobody can use it
-                remove(self.folder, progress.step, team.process, team.processes)
+                own = team.process, team.processes
+                checkpoints.remove(self.folder, progress.step, *own)
 
     def _part(self, state: TrainState, progress: Progress) -> Part:
         """Returns what it takes to go on, as this process holds it."""
@@ -109,14 +103,14 @@ class Saves(NamedTuple):
         """Removes the oldest checkpoint that is older than one which all have."""
         team, saved = self.run.plan.team, progress.saved
         own = team.process, team.processes
-        older = [x for x in steps(self.folder) if x < saved]
+        older = [x for x in checkpoints.steps(self.folder) if x < saved]
         oldest = team.smallest(min(older, default=saved))
-        lacking = not is_there(self.folder, saved, *own)
+        lacking = not checkpoints.is_there(self.folder, saved, *own)
         if team.largest(lacking) or oldest == saved:
             return False
         failed = False
         try:
-            remove(self.folder, oldest, *own)
+            checkpoints.remove(self.folder, oldest, *own)
         except OSError:
             failed = True
         if team.largest(failed):
@@ -136,7 +130,7 @@ class Saves(NamedTuple):
         """
         team, s = self.run.plan.team, self.run.plan.settings
         keep = s.keep_checkpoints if newest else 0  # of another run
-        prune(self.folder, keep, team.process, team.processes, newest)
+        checkpoints.prune(self.folder, keep, team.process, team.processes, newest)
 
     def _record(self, progress: Progress) -> dict[str, Any]:
         spent = progress.earlier_seconds + time.perf_counter() - self.started
@@ -186,21 +180,21 @@ class Saves(NamedTuple):
 
     def _newest(self, before: int | None) -> int:
         """The newest step in the folder that is before another; -1 if there is none."""
-        found = [x for x in steps(self.folder) if before is None or x < before]
-        return max(found, default=-1)
+        found = checkpoints.steps(self.folder)
+        return max((x for x in found if before is None or x < before), default=-1)
 
     def _read(self, step: int) -> Part:
         """This process's workers; one worker of a run with another number of them."""
         plan = self.run.plan
         rows, workers = plan.trainer.layout.own_workers, plan.trainer.workers
         try:
-            part = load(self.folder, step, rows.start, len(rows))
+            part = checkpoints.load(self.folder, step, rows.start, len(rows))
         except Incomplete:
-            part = load(self.folder, step, 0, 1)
+            part = checkpoints.load(self.folder, step, 0, 1)
             if part.workers == workers:
                 raise
         same = part.workers == workers
-        return part if same else load(self.folder, step, 0, 1)
+        return part if same else checkpoints.load(self.folder, step, 0, 1)
 
     def _restored(self, part: Part) -> tuple[TrainState, Progress]:
         plan, s = self.run.plan, self.run.plan.settings
@@ -285,6 +279,8 @@ def _check_settings(before: dict[str, Any], run: Ready, same: bool) -> None:
         same: whether both have as many workers.
     """
     now = records.plain(_settings(run))
+    # A run that was begun before an algorithm had a parameter had its default.
+    before = factories.defaults(ALGORITHM, run.plan.settings.algo) | before
     free = set() if same else {"workers", "batch_size", "accumulate"}
     if now["schedule"] == "constant":  # a longer run begins as a shorter one does
         free.add("steps")

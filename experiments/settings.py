@@ -138,24 +138,22 @@ TRAINING = [
         least=1,
     ),
     Setting(
-        "seed",
-        whole,
-        "of the model, the batches and all else that is drawn",
-        0,
-        least=0,
+        "seed", whole, "of the model, the batches and all that is drawn", 0, least=0
     ),
     Setting(
-        "eval-every",
-        whole,
-        "local steps between evaluations",
-        otherwise="a tenth",
-        least=1,
+        "eval-every", whole, "steps between evaluations", otherwise="a tenth", least=1
     ),
     Setting(
         "dispatch-steps", whole, "local steps per dispatch", otherwise=TASKS, least=1
     ),
 ]
 WORKERS = [
+    Setting(
+        "preset",
+        str,
+        "take an algorithm's own flags from its paper, where that says otherwise",
+        choices=("paper",),
+    ),
     Setting(
         "workers", whole, "how many workers train; they share the devices", 8, least=1
     ),
@@ -174,11 +172,7 @@ WORKERS = [
         placeholder="I,J,…",
     ),
     Setting(
-        "lanes",
-        whole,
-        "workers of a device",
-        otherwise="as few as devices allow",
-        least=1,
+        "lanes", whole, "workers of a device", otherwise="as few as possible", least=1
     ),
     Setting(
         "lane-form",

@@ -4,11 +4,13 @@ import contextlib
 import inspect
 import io
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
 
 import syncalgos
+from experiments import factories, flags
 from experiments.tasks import TASKS
 
 ROOT = Path(__file__).parents[1]
@@ -65,6 +67,28 @@ def test_every_algorithm_has_a_row_a_file_and_a_source(name):
     parameters = inspect.signature(syncalgos.ALGORITHMS[name]).parameters
     for parameter in parameters:
         assert re.search(rf"^    {parameter}: ", doc, re.MULTILINE), parameter
+
+
+def test_defaults_that_the_docs_show_are_those_of_the_flags():
+    """A row for each flag: name, default, paper, published code, --preset paper."""
+    page = (ROOT / "docs" / "defaults.md").read_text()
+    shown = {}
+    for line in page.splitlines():
+        if row := re.match(r"\| `(\w+) --([\w-]+)` \| (.+?) \|.*\|(.*)\|$", line):
+            algo, flag, here, published = row.groups()
+            shown.setdefault(algo, {})[flag.replace("-", "_")] = here, published.strip()
+    published = tomllib.loads(flags.PUBLISHED.read_text())
+    assert published.keys() <= shown.keys()
+    for algo, rows in shown.items():
+        defaults = factories.defaults(factories.ALGORITHM, algo)
+        assert rows.keys() == defaults.keys()
+        for flag, (here, paper) in rows.items():
+            assert defaults[flag] is None or here == in_words(defaults[flag])
+            assert paper == in_words(published.get(algo, {}).get(flag, ""))
+
+
+def in_words(value):
+    return ("no", "yes")[value] if isinstance(value, bool) else str(value)
 
 
 def test_no_file_of_algorithms_is_unregistered():

@@ -3,12 +3,14 @@
 import math
 import tomllib
 
+import optax
 import pytest
 from small_tasks import folder_of
 
-from experiments import flags
+import syncalgos
+from experiments import factories, flags
 from experiments.errors import BadRequest
-from experiments.study import cells, network, presets, request, spec
+from experiments.study import cells, command, network, presets, request, spec
 
 NAMES = request.PRESETS
 
@@ -27,6 +29,35 @@ def study(argv):
 def under(name, *argv):
     """A preset with a user's flags."""
     return study(presets.load(name).under(["--preset", name, *argv]))
+
+
+PUBLISHED = tomllib.loads(flags.PUBLISHED.read_text())
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_papers_values_are_taken_for_own_flags(name):
+    words = ["--algo", name, "--preset", "paper"]
+    plain, found = (flags.parse(x).arguments for x in (words[:2], words))
+    assert found == plain | PUBLISHED[name]
+    assert any(plain[flag] != value for flag, value in PUBLISHED[name].items())
+    flag, value = next(iter(PUBLISHED[name].items()))
+    other = flag.replace("_", "-")
+    said = f"--no-{other}" if value is True else f"--{other}=1"
+    assert flags.parse([*words, said]).arguments[flag] in (1, False)
+    factory = syncalgos.ALGORITHMS[name]
+    offered = {"learning_rate": 0.1, "optimizer": optax.sgd(0.1)}
+    given = factories.passed_arguments(factories.ALGORITHM, factory, offered)
+    assert isinstance(factory(**found, **given), syncalgos.Strategy)
+
+
+def test_papers_values_may_be_compared_with_defaults():
+    algos = ["--algos", "bmuf, diloco, published=diloco --preset paper"]
+    three = command.read(algos).spec
+    runs = [flags.parse(three.argv(entry)).arguments for entry in three.entries]
+    assert [run["period"] for run in runs] == [16, 16, 500]
+    published = command.read(["--preset", "paper", "--algos", "bmuf, diloco"]).spec
+    runs = [flags.parse(published.argv(entry)).arguments for entry in published.entries]
+    assert [run["period"] for run in runs] == [16, 500]
 
 
 def test_the_published_comparisons_are_there():

@@ -682,6 +682,18 @@ def test_checkpoint_of_a_run_without_an_id_serves(whole, out):
     assert_same_end(ended, whole)
 
 
+def test_checkpoint_from_before_a_flag_was_there_has_its_default(whole, out):
+    for step in steps(out / FOLDER):
+        part = load(out / FOLDER, step)
+        del part.record["settings"]["nesterov"]
+        write(out / FOLDER, part, 0, 1)
+    refused = run(f"{BMUF} --nesterov --resume", out)
+    assert refused.stderr.endswith("was made with --nesterov False, not True\n")
+    ended = run(f"{BMUF} --resume", out)
+    assert ended.summary["resumed_at"] == [7]
+    assert_same_end(ended, whole)
+
+
 # Damage
 
 

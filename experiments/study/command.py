@@ -42,7 +42,9 @@ def read(argv: list[str]) -> Study:
         BadRequest: what is unknown or out of range, in one line.
     """
     asked, preset = request.read(argv), None
-    if asked.own.preset is not None:
+    if asked.own.preset == flags.PAPER:
+        asked = asked._replace(rest=["--preset", flags.PAPER, *asked.rest])
+    elif asked.own.preset is not None:
         preset = presets.load(asked.own.preset)
         asked = request.read(preset.under(argv))
     own, decided = asked.own, spec.of(asked)

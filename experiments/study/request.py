@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from experiments import flags, settings
 from experiments.errors import BadRequest
-from experiments.flags import DEFAULT_TASK
+from experiments.flags import DEFAULT_TASK, PAPER
 from experiments.settings import Setting
 from experiments.words import cleaned, number, whole
 
@@ -26,7 +26,11 @@ GROUPS: dict[str, list[Setting]] = {
             placeholder="A,B,…",
         ),
         Setting(
-            "preset", str, "a published comparison; any flag overrides", choices=PRESETS
+            "preset",
+            str,
+            "a published comparison, which any flag overrides; or paper: each "
+            "algorithm's own flags from its paper",
+            choices=(*PRESETS, PAPER),
         ),
         Setting("task", str, "see experiments.run --list", DEFAULT_TASK),
         Setting(

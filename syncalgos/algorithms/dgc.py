@@ -27,7 +27,6 @@ def dgc(
     local_momentum: float = 0.9,
     local_clip: float | None = None,
     warmup: int = 100,
-    nesterov: bool = False,
     stacked: Stacked = 0,
     axis: Axis = WORKERS,
 ) -> Strategy:
@@ -45,15 +44,12 @@ def dgc(
         local_clip: the norm / √workers to which gradients are scaled down; above 0.
         warmup: local steps over which the density falls, 1/4, 1/16, 1/64 and 1/256 for
             a quarter of them each, as far as `density`; four epochs in the paper.
-        nesterov: look ahead: u ← m (u + g), v ← v + u + g.
-        stacked: which leaves hold several layers, each sent as a leaf is (see
-            `Stacked`).
+        stacked: which leaves hold several layers, sent as leaves are (see `Stacked`).
         axis: the mapped axis or axes over which the workers lie.
 
     Returns:
-        A Strategy. State: u and v, shaped like params, at least float32, the worker's
-        own. A step gathers the chosen values and their indices from all workers, and
-        sends the other leaves once. Replicas stay equal.
+        A Strategy. State: u and v, like params, at least float32, the worker's own. A
+        step gathers chosen values and indices; the rest is averaged. Replicas agree.
 
     Raises:
         ValueError: a parameter outside its range.
@@ -61,8 +57,7 @@ def dgc(
     The inner optimizer's momentum should be 0. An entry sent at every step moves at the
     learning rate, as it loses its momentum, one sent seldom at up to 1 / (1 - m) times.
 
-    Source: Lin, Han, Mao, Wang and Dally, "Deep gradient compression", ICLR 2018,
-    algorithms 1 and 4; averaged leaves and nesterov: the authors' code.
+    Source: Lin et al., "Deep gradient compression", ICLR 2018; the authors' code.
     """
     density = checks.share("dgc: density", density)
     m = checks.real("dgc: local_momentum", local_momentum, least=0, below=1)
@@ -82,15 +77,13 @@ def dgc(
 
         def leaf(g, u, v):
             count = next(counts)
-            whole = g.ndim - count < 2
-            g = collectives.mean(g, axis) if whole else g
-            u = m * (u + g) if nesterov else m * u + g
-            move = u + g if nesterov else u
-            if whole:
-                return move, u, v
+            if g.ndim - count < 2:
+                u = m * u + collectives.mean(g, axis)
+                return u, u, v
+            u = m * u + g
             largest = reducers.top_k(density, stacked=count, axis=axis)
-            combined, sent, _ = largest.combine(v + move, (), 0)
-            return combined, jnp.where(sent != 0, 0, u), v + move - sent
+            combined, sent, _ = largest.combine(v + u, (), 0)
+            return combined, jnp.where(sent != 0, 0, u), v + u - sent
 
         return over_leaves(leaf, 3, grads, *state)
 
@@ -99,8 +92,7 @@ def dgc(
         if local_clip is not None:
             most = local_clip / collectives.size(axis) ** 0.5
             own, _ = optax.clip_by_global_norm(most).update(own, optax.EmptyState())
-        ends = jnp.array([-(-warmup * i // 4) for i in range(1, 5)])
-        quarter = jnp.minimum(jnp.sum(step >= ends), len(densities) - 1)
+        quarter = jnp.minimum(step, warmup) * 4 // max(warmup, 1)
         ways = [partial(send, each) for each in densities]
         combined, *new = jax.lax.switch(quarter, ways, own, state)
         return narrow(combined, grads), if_finite(combined, DgcState(*new), state)

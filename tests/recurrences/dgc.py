@@ -13,7 +13,7 @@ from recurrences.topk_sgd import largest
 
 SETTINGS = [
     {"warmup": 0},
-    {"density": 0.3, "warmup": 0, "nesterov": True},
+    {"density": 0.3, "warmup": 0},
     {"density": 0.02, "warmup": 9, "local_momentum": 0.6},
     {"density": 0.2, "warmup": 8, "local_clip": 0.5},
 ]
@@ -26,7 +26,6 @@ def recurrence(
     local_momentum=0.9,
     local_clip=None,
     warmup=100,
-    nesterov=False,
 ):
     u = np.zeros((workers, START.size))
     v = np.zeros_like(u)
@@ -35,13 +34,6 @@ def recurrence(
         """1/4, 1/16, … each for a quarter of the warm-up."""
         quarter = 4 * step // warmup if step < warmup else None
         return density if quarter is None else max(density, 0.25 ** (1 + quarter))
-
-    def accumulate(velocity, g):
-        if nesterov:
-            velocity = local_momentum * (velocity + g)
-            return velocity, velocity + g
-        velocity = local_momentum * velocity + g
-        return velocity, velocity
 
     def combine(grads, theta, step):
         g, sent, whole = np.array(grads), np.zeros_like(u), mean(grads)
@@ -55,11 +47,11 @@ def recurrence(
             start += leaf.size
             for i in range(workers):
                 own = g[i, part] if IS_MATRIX[name] else whole[part]
-                u[i, part], move = accumulate(u[i, part], own)
+                u[i, part] = local_momentum * u[i, part] + own
                 if not IS_MATRIX[name]:
-                    sent[i, part] = move
+                    sent[i, part] = u[i, part]
                     continue
-                v[i, part] += move
+                v[i, part] += u[i, part]
                 places = largest(v[i, part], ceil(share(step) * leaf.size)) + part.start
                 sent[i, places] = v[i, places]
                 v[i, places] = u[i, places] = 0
