@@ -189,7 +189,9 @@ VALUES_OF = {
 }
 
 # Another legal value, where half of the first will not do.
-OTHER_VALUES: dict[str, Any] = {
+OTHER_VALUES: dict[Any, Any] = {
+    ("fedavg", "fraction"): 1.0,  # of 4 workers at least two
+    ("loco", "bits"): 2,
     "block_momentum": 0.3,
     "learning_rate": lambda step: 0.1 / (1 + step),
     "bound": 1e6,
@@ -263,8 +265,9 @@ def parameters(name: str) -> dict[str, Any]:
 def other_value(name: str, parameter: str) -> Any:
     """A legal value that must change the result."""
     value = parameters(name)[parameter]
-    if parameter in OTHER_VALUES:
-        return OTHER_VALUES[parameter]
+    for key in ((name, parameter), parameter):
+        if key in OTHER_VALUES:
+            return OTHER_VALUES[key]
     if isinstance(value, bool):
         return not value
     if isinstance(value, int):

@@ -64,7 +64,7 @@ def test_muon_orthogonalises_each_stacked_layer_by_itself():
     update = jax.jit(alone.update)
     for layer in range(3):
         own, _ = update(w[layer], alone.init(w[layer]), w[layer])
-        np.testing.assert_allclose(step[layer], own, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(step[layer], own, rtol=1e-4, atol=1e-5)
     for path in (("tokens",), ("blocks", "up", "b"), ("norm", "scale")):
         step, grad = updates, grads
         for name in path:

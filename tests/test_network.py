@@ -23,8 +23,8 @@ UNIT = Network("a byte a second", bandwidth=1.0, latency=0.0)
 SETTINGS = settings(max_examples=60, deadline=None)
 
 
-def sent(strategy, workers=4, steps=6, taken=None):
-    return net.sends(communication(strategy, PARAMS, workers, steps, taken=taken))
+def sent(strategy, workers=4, steps=6, params=PARAMS, taken=None):
+    return net.sends(communication(strategy, params, workers, steps, taken=taken))
 
 
 def syncing(action):
@@ -265,7 +265,7 @@ def test_one_worker_pays_nothing():
 
 def test_every_algorithms_collectives_have_a_cost():
     for name in syncalgos.ALGORITHMS:
-        for kind in sent(make(name), 4, 8, owed(name).taken(8)).kinds:
+        for kind in sent(make(name), 4, 8, taken=owed(name).taken(8)).kinds:
             assert (net.cost(kind, LINK, 4) > 0) == bool(kind)
 
 

@@ -17,10 +17,14 @@ TOLERANCE = 1e-12
 
 
 def cases():
+    """Of each setting, 2 or 4 workers in turn; other numbers are slow."""
     for name in syncalgos.ALGORITHMS:
         module = importlib.import_module(f"recurrences.{name}")
         for number, settings in enumerate(module.SETTINGS):
-            yield pytest.param(module.recurrence, name, settings, id=f"{name}-{number}")
+            for workers in (1, 2, 3, 4):
+                marks = () if workers == (4, 2)[number % 2] else pytest.mark.slow
+                case = module.recurrence, name, settings, workers
+                yield pytest.param(*case, id=f"{name}-{number}-{workers}", marks=marks)
 
 
 @pytest.fixture(autouse=True)
@@ -29,11 +33,7 @@ def float64():
         yield
 
 
-ONE_AND_THREE = [pytest.param(n, marks=pytest.mark.slow) for n in (1, 3)]
-
-
-@pytest.mark.parametrize("workers", [2, 4, *ONE_AND_THREE])
-@pytest.mark.parametrize(("recurrence", "name", "settings"), list(cases()))
+@pytest.mark.parametrize(("recurrence", "name", "settings", "workers"), list(cases()))
 def test_algorithm_matches_its_recurrence(recurrence, name, settings, workers):
     optimizer = optax.sgd(settings.get("learning_rate", LR), momentum=MOMENTUM)
     strategy = syncalgos.ALGORITHMS[name](**settings)

@@ -1,6 +1,6 @@
 """FedOpt: an adaptive outer optimizer on the mean displacement."""
 
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -10,8 +10,6 @@ from syncalgos import checks
 from syncalgos.base import Strategy, every
 from syncalgos.collectives import WORKERS, Axis, PyTree
 from syncalgos.syncs import outer_step
-
-Method = Literal["adam", "yogi", "adagrad"]
 
 
 class MomentsState(NamedTuple):
@@ -23,7 +21,7 @@ class MomentsState(NamedTuple):
 
 def fedopt(
     period: int = 16,
-    method: Method = "adam",
+    method: Literal["adam", "yogi", "adagrad"] = "adam",
     outer_lr: float = 0.1,
     beta1: float = 0.9,
     beta2: float = 0.99,
@@ -64,7 +62,7 @@ def fedopt(
     Source: Reddi et al., "Adaptive federated optimization", ICLR 2021, algorithm 2, all
     workers.
     """
-    checks.one_of("method of fedopt", method, get_args(Method))
+    checks.one_of("method of fedopt", method, ("adam", "yogi", "adagrad"))
     lr = checks.real("fedopt: outer_lr", outer_lr, above=0)
     beta1 = checks.real("fedopt: beta1", beta1, least=0, below=1)
     beta2 = checks.real("fedopt: beta2", beta2, least=0, below=1)
