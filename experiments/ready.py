@@ -31,7 +31,7 @@ class Ready(NamedTuple):
     Attributes:
         plan: what is trained.
         state: where it starts; training gives it up.
-        count: what each worker sends in the whole run, as far as it is known.
+        counter: what each worker sends in the whole run, as far as it is known.
         rounds: whether a round ends with a step, (steps,); None where only the run can
             tell.
         untrained: why the evaluated model never changes, and the way out; "" where it
@@ -41,7 +41,7 @@ class Ready(NamedTuple):
 
     plan: Plan
     state: TrainState
-    count: rounds.Count
+    counter: rounds.Count
     rounds: np.ndarray | None
     untrained: str
     facts: dict[str, Any]
@@ -168,7 +168,7 @@ def finish(
     write = metrics.add if team.is_first else _not_written
     hooks = Hooks(asked_to_stop, write, save)
     progress = progress or Progress()
-    outcome = train(run.plan, run.state, progress, run.count, report, hooks)
+    outcome = train(run.plan, run.state, progress, run.counter, report, hooks)
     return outcome, _summary(run, outcome)
 
 
@@ -227,7 +227,7 @@ def versions() -> dict[str, str]:
 
 
 def _summary(run: Ready, outcome: Outcome) -> dict[str, Any]:
-    plan, facts, sent = run.plan, run.facts, run.count(outcome.progress)
+    plan, facts, sent = run.plan, run.facts, run.counter(outcome.progress)
     steps, seconds = outcome.line["step"], outcome.progress.seconds
     moving = np.diff(sent.per_step[:steps], prepend=0.0) > 0 if sent else None
     return {

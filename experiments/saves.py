@@ -135,7 +135,7 @@ class Saves(NamedTuple):
     def _record(self, progress: Progress) -> dict[str, Any]:
         spent = progress.earlier_seconds + time.perf_counter() - self.started
         now = dataclasses.replace(progress, earlier_seconds=spent)
-        sent = self.run.count(progress)
+        sent = self.run.counter(progress)
         return records.plain(
             {
                 "run_id": progress.run_id,

@@ -120,7 +120,7 @@ def _by_data(now: jax.Array, noted: jax.Array) -> jax.Array:
     return jnp.logical_or(now, False)
 
 
-BY_DATA = _by_data.__name__
+BY_DATA = "_by_data"
 
 
 def found(state: PyTree) -> list[Decision]:

@@ -15,7 +15,7 @@ class Server(NamedTuple):
     params: PyTree
     velocity: PyTree
     total: PyTree
-    count: jax.Array
+    arrived: jax.Array
 
 
 def fresh(params: PyTree) -> Server:
@@ -52,7 +52,7 @@ def pushed(
     Source: Liu et al., "Asynchronous local-SGD training for language modeling", 2024,
     algorithm 3.
     """
-    is_last = (server.count + 1) % buffer == 0
+    is_last = (server.arrived + 1) % buffer == 0
     share = jnp.where(is_last, 1 - early * buffer + early, early)
     total = jax.tree.map(jnp.add, server.total, update)
     velocity = jax.tree.map(
@@ -67,6 +67,6 @@ def pushed(
         update,
     )
     total = jax.tree.map(lambda d: jnp.where(is_last, 0, d), total)
-    new = Server(params, velocity, total, (server.count + 1) % buffer)
+    new = Server(params, velocity, total, (server.arrived + 1) % buffer)
     new = jax.tree.map(lambda x, y: jnp.asarray(x, y.dtype), new, server)
     return if_finite(update, new, server)

@@ -144,8 +144,9 @@ class DataParallel:
         key = jax.random.fold_in(jax.random.key(seed), 0x6C6F7373)
         shared = (params, buffers, key)
         with inputs.explained_axis():
-            own, (step, key) = self._programs.call(Worker.init, numbers, shared)
-        return TrainState(*own, step, key)
+            made = self._programs.call(Worker.init, numbers, shared)
+        (replica, sync), (step, key) = made
+        return TrainState(replica, sync, step, key)
 
     def run(
         self, state: TrainState, batches: PyTree, data: PyTree | None = None

@@ -37,13 +37,14 @@ def counts(stacked: Stacked, tree: PyTree) -> list[int]:
         found = [stacked(*leaf) for leaf in zip(names, shapes, strict=True)]
     else:
         found = contract.labels("stacked", stacked, tree)
-    for name, shape, count in zip(names, shapes, found, strict=True):
-        if checks.whole(f"stacked of {name!r}", count, least=0) > len(shape):
+    labels = [f"stacked of {name!r}" for name in names]
+    result = [checks.whole(*each, least=0) for each in zip(labels, found, strict=True)]
+    for label, shape, count in zip(labels, shapes, result, strict=True):
+        if count > len(shape):
             raise ValueError(
-                f"stacked of {name!r} must be at most its {len(shape)} axes, got "
-                f"{count}"
+                f"{label} must be at most its {len(shape)} axes, got {count}"
             )
-    return [int(count) for count in found]
+    return result
 
 
 def layerwise(function: Callable[..., Any], count: int) -> Callable[..., Any]:

@@ -34,7 +34,7 @@ def steps(strategy, grads, first=0):
 
     lanes = jax.vmap(worker, axis_name="lanes")
     both = jax.jit(jax.vmap(lanes, axis_name="devices"))
-    own = np.float32(grads).swapaxes(0, 1)[None]
+    own = np.asarray(grads, np.float32).swapaxes(0, 1)[None]
     return jax.tree.map(lambda x: np.asarray(x)[0], both(own))
 
 

@@ -76,7 +76,7 @@ def test_power_sgd_gives_each_stacked_layer_a_product_of_its_own(rank):
     _, q = jax.tree.map(np.float64, reducer.init(first))
     combined, sent, _ = run(reducer, STACK)
     for step, layer in np.ndindex(2, LAYERS):
-        matrices = np.float64(STACK["w"][step, :, layer])  # (workers, 5, 8)
+        matrices = np.asarray(STACK["w"][step, :, layer], np.float64)  # (workers, 5, 8)
         p = np.linalg.qr(np.mean(matrices @ q[layer], 0)).Q
         own = [matrix.T @ p for matrix in matrices]
         q[layer] = np.mean(own, 0)

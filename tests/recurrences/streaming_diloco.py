@@ -1,5 +1,7 @@
 """Douillard et al. 2025, algorithm 2; the phases of its fragments are torchft's."""
 
+from typing import Any
+
 import numpy as np
 from problems import SHAPES
 
@@ -30,7 +32,7 @@ SETTINGS = [
 ]
 
 
-def fragment_of_entries(fragments, cut, stacked):
+def fragment_of_entries(fragments, cut: Any, stacked):
     """The number of each entry's fragment."""
     leaves = {name: np.zeros(shape, int) for name, shape in SHAPES.items()}
     if callable(cut):
