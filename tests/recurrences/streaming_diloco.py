@@ -32,11 +32,12 @@ SETTINGS = [
 ]
 
 
-def fragment_of_entries(fragments, cut: Any, stacked):
+def fragment_of_entries(fragments, cut, stacked):
     """The number of each entry's fragment."""
     leaves = {name: np.zeros(shape, int) for name, shape in SHAPES.items()}
     if callable(cut):
-        for name, number in cut(leaves).items():
+        numbers: Any = cut(leaves)
+        for name, number in numbers.items():
             leaves[name][...] = number
     elif cut == "leaves":
         for number, names in enumerate(np.array_split([*SHAPES], fragments)):
