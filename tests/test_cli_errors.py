@@ -79,6 +79,7 @@ BAD = {
     "--task digit": ["'digit'", "'digits'"],
     "--backend pmpa": ["'pmpa'", "'pmap'", "shard_map", "vmap"],
     "--optimizer adm": ["'adm'", "'adam'", "sgd"],
+    "--optimizer schedule_free_sgd": ["evaluates another", "adamw", "--schedule"],
     "--schedule cosin": ["'cosin'", "'cosine'", "constant", "step"],
     "--perido 4": ["'--perido'", "'--period'"],
     "--stepps 4": ["'--stepps'", "'--steps'"],

@@ -194,7 +194,7 @@ def _run(
 
 def _sends(job: Ready, progress: Progress) -> dict | None:
     """What each worker sends, step by step, and how late it may arrive."""
-    if (sent := job.count(progress)) is None:
+    if (sent := job.counter(progress)) is None:
         return None
     s = job.plan.settings
     waits = s.opt_state_at_sync == "average" or job.plan.task.kept == "shared"
