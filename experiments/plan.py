@@ -38,7 +38,7 @@ from syncalgos import (
 )
 
 # With these flags they move entries by about the learning rate, whatever the gradient,
-# as Adam does: a task's rate for it is their default.
+# as Adam does: a task's rate for it is their default, and its momentum for SGD is not.
 UNIT_STEPS: dict[str, dict[str, Any]] = {
     "signum": {},
     "distributed_lion": {},
@@ -46,6 +46,7 @@ UNIT_STEPS: dict[str, dict[str, Any]] = {
     "sign_sgd": {"majority": True},
     "demo": {"sign": True},
 }
+OWN_MOMENTUM = {"dgc"}  # which does without the task's, too
 
 
 class Plan(NamedTuple):
@@ -211,7 +212,11 @@ def _composed(
 
 
 def _fill_in(s: Namespace, task: Task, arguments: dict[str, Any]) -> None:
+    needed = UNIT_STEPS.get(s.algo, {"": None})
+    takes_unit_steps = needed.items() <= arguments.items()
     if s.optimizer in (None, task.optimizer):  # else the task's may not fit
+        if takes_unit_steps or s.algo in OWN_MOMENTUM:
+            task = task._replace(momentum=None)
         for flag in ("optimizer", "momentum", "weight_decay", "clip_norm"):
             if getattr(s, flag) is None:
                 setattr(s, flag, getattr(task, flag))
@@ -222,8 +227,7 @@ def _fill_in(s: Namespace, task: Task, arguments: dict[str, Any]) -> None:
         )
     s.data_dir = s.data_dir or os.environ.get("SYNCALGOS_DATA")
     s.steps = s.steps or task.steps
-    needed = UNIT_STEPS.get(s.algo, {"": None})
-    kind = s.algo if needed.items() <= arguments.items() else str(s.optimizer)
+    kind = s.algo if takes_unit_steps else str(s.optimizer)
     s.lr = s.lr or task.lr.get(kind) or task.lr.get("")
     if s.lr is None:
         raise ValueError(f"{s.task} has no --lr for {kind}: say one")

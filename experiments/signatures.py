@@ -7,8 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-TYPES = {"bool": bool, "float": float, "int": int, "str": str}
-TYPES |= {"Literal": typing.Literal, "__builtins__": {}}
+TYPES = {"bool": bool, "float": float, "int": int, "str": str, "Any": Any}
+TYPES |= {"Literal": typing.Literal, "Callable": Callable, "__builtins__": {}}
 UNKNOWN = object()  # a default that is no word: no flag can set the parameter
 
 

@@ -17,11 +17,15 @@ from syncalgos.speeds import Clock
 
 
 class AsyncState(NamedTuple):
-    """The server, this worker's start of its round, and what it held a step before."""
+    """The server, this worker's start of its round, and what it held a step before.
+
+    `began`: whether that holds of its opt_state, too; `init` sees params alone.
+    """
 
     server: Any
     start: PyTree
     held: PyTree
+    began: jax.Array
 
 
 def asynchronous(
@@ -52,7 +56,8 @@ def asynchronous(
 
     def init(params):
         opt_state = () if optimizer is None else optimizer.init(params)
-        return AsyncState(serve(params), widen(params), (widen(params), opt_state))
+        held = widen(params), opt_state
+        return AsyncState(serve(params), widen(params), held, jnp.array(False))
 
     def rested(replica, state, step):
         """The replica, or what it was where its worker makes no local step now."""
@@ -61,7 +66,9 @@ def asynchronous(
         params = _either(moves, replica.params, narrow(params, replica.params))
         if optimizer is None:
             return replica._replace(params=params)
-        opt_state = _either(moves, replica.opt_state, opt_state)
+        # Behind another phase of the training it has gone on since it was made.
+        goes_on = moves | ~(state.began | (step == 0))
+        opt_state = _either(goes_on, replica.opt_state, opt_state)
         return replica._replace(params=params, opt_state=opt_state)
 
     def arrive(replica, state, step):
@@ -80,7 +87,9 @@ def asynchronous(
         (server, own), _ = lax.scan(come, (state.server, own), each)
         params = narrow(own, replica.params)
         start = _either(arrived[me], widen(params), state.start)
-        return replica._replace(params=params), AsyncState(server, start, state.held)
+        return replica._replace(params=params), state._replace(
+            server=server, start=start
+        )
 
     def sync(replica, state, step):
         replica = rested(replica, state, step)
@@ -90,7 +99,8 @@ def asynchronous(
             lambda: (replica, state),
         )
         opt_state = () if optimizer is None else replica.opt_state
-        return replica, state._replace(held=(widen(replica.params), opt_state))
+        held = widen(replica.params), opt_state
+        return replica, state._replace(held=held, began=jnp.array(True))
 
     strategy = Strategy(
         init,

@@ -76,7 +76,10 @@ def delayed(
             which the next was sent.
 
     Collectives are not overlapped with computation: a delay simulates what overlapping
-    would compute.
+    would compute. Added results that take more than a round are not yet in what is
+    sent next, which corrects the same again: with m of them under way then, replicas
+    that are averaged stay together where 1 - α is below 2 sin(π / (4 m + 2)), which is
+    1 for one and 0.62 for two.
 
     Source: Douillard et al., "Streaming DiLoCo with overlapping communication", 2025,
     algorithm 2.

@@ -50,7 +50,7 @@ def told_loss(
 
 
 def asks(optimizer: optax.GradientTransformation, replica: Replica, loss: Any) -> bool:
-    """Whether the optimizer does anything with the loss, found by tracing a step.
+    """Whether the optimizer uses the loss, or keeps it, found by tracing a step.
 
     Args:
         optimizer: the inner one.
@@ -64,7 +64,8 @@ def asks(optimizer: optax.GradientTransformation, replica: Replica, loss: Any) -
     given = loss, replica._replace(buffers=())
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), given)
     jaxpr = jax.make_jaxpr(step)(*shapes).jaxpr
-    return any(v is jaxpr.invars[0] for e in jaxpr.eqns for v in e.invars)
+    used = [v for e in jaxpr.eqns for v in e.invars]
+    return any(v is jaxpr.invars[0] for v in (*used, *jaxpr.outvars))
 
 
 def telling(strategy: Strategy, optimizer: optax.GradientTransformation) -> Strategy:

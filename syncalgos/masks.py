@@ -45,7 +45,11 @@ def masked(
 
     def chosen(params):
         leaves = contract.labels("masked: mask", mask, params)
-        for leaf in leaves:
+        for leaf, x in zip(leaves, jax.tree.leaves(params), strict=True):
+            if isinstance(leaf, slice) and not jnp.ndim(x):
+                raise ValueError(
+                    f"masked: a leaf without axes takes True or False, got {leaf!r}"
+                )
             if not isinstance(leaf, bool | np.bool_ | slice):
                 raise ValueError(
                     f"masked: mask must hold booleans, got {leaf!r} (or slices)"

@@ -144,9 +144,8 @@ class DataParallel:
         key = jax.random.fold_in(jax.random.key(seed), 0x6C6F7373)
         shared = (params, buffers, key)
         with inputs.explained_axis():
-            made = self._programs.call(Worker.init, numbers, shared)
-        (replica, sync), (step, key) = made
-        return TrainState(replica, sync, step, key)
+            (replica, sync), common = self._programs.call(Worker.init, numbers, shared)
+        return TrainState(replica, sync, *common)
 
     def run(
         self, state: TrainState, batches: PyTree, data: PyTree | None = None

@@ -185,6 +185,7 @@ VALUES_OF = {
     ("sparta", "period"): 1,  # it averages a little at every step
     ("diloco_x", "rank"): 1,  # 2 of (5, 3) is nearly all
     ("dgc", "density"): 0.1,  # below that of its warm-up
+    ("streaming_diloco", "cut"): "leaves",
     ("qsr", "growth"): 0.05,  # too little to lengthen the first round
 }
 

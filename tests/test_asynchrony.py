@@ -9,7 +9,7 @@ from problems import relative_error, train
 from recurrences import LR, MOMENTUM, START, STEPS, TARGET, X, async_diloco
 
 import syncalgos
-from syncalgos import nesterov, speeds
+from syncalgos import DataParallel, chain, nesterov, speeds, stateless
 
 ROUNDING = 1e-12
 
@@ -75,6 +75,20 @@ def test_the_optimizers_state_rests_as_its_worker_does(workers):
         center, theta = path[step - 1]
         assert relative_error(trained.centers[number], center) <= ROUNDING
         assert relative_error(trained.replicas[number], np.array(theta)) <= ROUNDING
+
+
+def test_a_start_in_step_leaves_the_optimizers_state_to_who_rests_first():
+    """Momentum under a constant gradient only grows; one made anew would be 0."""
+    optimizer = optax.sgd(LR, momentum=MOMENTUM)
+    late = syncalgos.async_diloco(4, slowest=0.25, optimizer=optimizer)
+    start = syncalgos.until(8, syncalgos.sync_sgd())
+    strategy = chain(start, syncalgos.after(8, late))
+    loss = stateless(lambda params, batch: jnp.sum(params * batch[0]))
+    trainer = DataParallel(loss, optimizer, strategy, 4, "vmap")
+    state, _ = trainer.run(trainer.init(jnp.zeros(1)), jnp.ones((8, 4, 1)))
+    before = np.ravel(state.replica.opt_state[0].trace)
+    state, _ = trainer.run(state, jnp.ones((2, 4, 1)))
+    assert (np.ravel(state.replica.opt_state[0].trace) > before).all()
 
 
 def test_a_clock_is_exact_at_any_step():

@@ -143,6 +143,26 @@ def test_added_results_keep_all_of_a_steady_drift(strategy, times, delay):
     assert found == pytest.approx(times * LR, rel=1e-3)
 
 
+@pytest.mark.parametrize(
+    ("delay", "alpha", "agree"),
+    [
+        (4, 0.0, True),
+        (8, 0.0, False),
+        (8, 0.05, True),
+        (12, 0.36, False),
+        (12, 0.41, True),
+    ],
+)
+def test_replicas_agree_below_the_bound_on_added_results(delay, alpha, agree):
+    """They part in the first round, in which gradients differ; 0 is all that follow."""
+    strategy = delayed(model_averaging(4), delay, alpha, arrival="add")
+    loss = syncalgos.stateless(lambda params, batch: jnp.sum(params * batch))
+    trainer = syncalgos.DataParallel(loss, optax.sgd(LR), strategy, 4, "vmap")
+    apart = np.arange(4.0) * (np.arange(2000) < 4)[:, None]
+    state, _ = trainer.run(trainer.init(jnp.zeros(())), apart)
+    assert (trainer.divergence(state) < 1e-3) == agree
+
+
 @pytest.mark.parametrize("alpha", [0.0, 0.5])
 @pytest.mark.parametrize("delay", [1, 3])
 def test_replacing_takes_the_local_steps_under_way_off_the_effective_rate(delay, alpha):

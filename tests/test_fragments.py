@@ -116,6 +116,12 @@ def test_rows_that_are_masked_have_the_center_of_their_strategy():
     np.testing.assert_allclose(part.centers[3][rest], mean[rest], ROUNDING)
 
 
+def test_rows_of_a_leaf_without_axes_are_refused():
+    strategy = masked(model_averaging(4), {"scale": slice(0, 1)})
+    with pytest.raises(ValueError, match="a leaf without axes takes True or False"):
+        strategy.init({"scale": np.float32(1)})
+
+
 def test_rows_that_are_not_masked_are_not_sent():
     params = jax.tree.map(np.float32, unflatten(START))
     sent = communication(masked(model_averaging(4), ROWS), params, 2, 8)

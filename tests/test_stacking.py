@@ -197,10 +197,29 @@ def counting(stacked=0):
     return syncalgos.Strategy(reduce=reduce)
 
 
+def bytes_sent(out, *flags):
+    rest = ["--workers", "2", "--steps", "2", "--out", str(out)]
+    assert command.main([*flags, *rest]) == 0
+    return load((out / "summary.json").read_text())["bytes_per_worker"]
+
+
 def test_algorithms_get_what_the_task_says_of_its_model(tmp_path, monkeypatch):
     monkeypatch.setenv("JAX_NUM_CPU_DEVICES", "3")  # as they are
     own = ["--task", f"{__name__}:stacked_task", "--algo", f"{__name__}:counting"]
-    rest = ["--workers", "2", "--steps", "2", "--out", str(tmp_path / "out")]
-    assert command.main([*own, *rest]) == 0
-    summary = load((tmp_path / "out" / "summary.json").read_text())
-    assert summary["bytes_per_worker"] == 2 * 4  # one number a step
+    assert bytes_sent(tmp_path / "out", *own) == 2 * 4  # one number a step
+
+
+def test_streaming_diloco_cuts_a_model_of_stacked_layers_by_bytes(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setenv("JAX_NUM_CPU_DEVICES", "3")
+    first = ["--algo", "streaming_diloco", "--period", "4", "--fragments", "2"]
+
+    def sent(name, task, *flags):  # one fragment of two
+        task = ["--task", f"{__name__}:{task}"]
+        return bytes_sent(tmp_path / name, *first, *task, *flags)
+
+    by_bytes = sent("a", "stacked_task", "--cut", "bytes")
+    by_leaves = sent("b", "stacked_task", "--cut", "leaves")
+    assert sent("c", "stacked_task") == by_bytes != by_leaves
+    assert sent("d", "drawing") == by_leaves

@@ -134,6 +134,24 @@ def test_optimizers_that_do_not_look_at_the_loss_send_none():
         assert trainer.communication(state, 1).bytes_per_worker == PARAMS
 
 
+def keeping_the_loss():
+    """SGD that notes the loss in its state, and does nothing else with it."""
+
+    def update(updates, state, params=None, *, value, **_):
+        return jax.tree.map(lambda g: -0.1 * g, updates), value
+
+    return optax.GradientTransformationExtraArgs(lambda params: jnp.zeros(()), update)
+
+
+def test_a_loss_that_is_only_kept_is_shared_too():
+    trainer = DataParallel(
+        stateless(plain_loss), keeping_the_loss(), sync_sgd(), WORKERS, "vmap"
+    )
+    state, _ = trainer.run(trainer.init(wide(make_params())), wide(BATCHES))
+    kept = np.ravel(state.replica.opt_state)
+    np.testing.assert_array_equal(kept, kept[0])
+
+
 @pytest.mark.parametrize("strategy", [sync_sgd(), bmuf(4)])
 def test_reduce_on_plateau_reduces(strategy):
     optimizer = optax.chain(

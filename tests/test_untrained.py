@@ -108,6 +108,22 @@ def test_algorithms_of_unit_steps_take_the_rate_of_adam(words, lr):
     assert plan.settings.lr == lr
 
 
+@pytest.mark.parametrize(
+    ("words", "momentum"),
+    [
+        ("--algo sync_sgd", 0.9),
+        ("--algo demo", 0.9),
+        ("--algo demo --sign", None),
+        ("--algo signum", None),
+        ("--algo dgc", None),
+        ("--algo dgc --momentum 0.5", 0.5),
+    ],
+)
+def test_algorithms_with_momentum_do_not_take_the_tasks_as_well(words, momentum):
+    plan = prepare(flags.parse(["--task", "tiny_tasks:rolling", *words.split()]))
+    assert plan.settings.momentum == momentum
+
+
 def test_a_default_switch_beyond_a_short_run_is_told(tmp_path):
     ended = run(f"{TINY} --steps 2 --algo post_local_sgd", tmp_path / "out")
     assert ended.code == 0

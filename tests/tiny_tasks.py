@@ -68,6 +68,11 @@ def drawing(width: int = 6) -> Task:
     return _task(init, apply)
 
 
+def rolling() -> Task:
+    """A task whose default optimizer has momentum."""
+    return drawing()._replace(momentum=0.9)
+
+
 def heavy(size: int = 250_000) -> Task:
     """A model whose checkpoints take long to write.
 

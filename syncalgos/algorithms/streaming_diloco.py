@@ -1,6 +1,8 @@
 """Streaming DiLoCo: DiLoCo by fragments of the model, one after the other."""
 
 import functools
+from collections.abc import Callable
+from typing import Any, Literal
 
 import optax
 
@@ -9,7 +11,6 @@ from syncalgos import fragments as cuts
 from syncalgos.base import Strategy, chain, every
 from syncalgos.collectives import WORKERS, Axis
 from syncalgos.delays import delayed
-from syncalgos.fragments import Cut
 from syncalgos.masks import masked
 from syncalgos.reducers import resolve
 from syncalgos.stacking import Stacked
@@ -25,7 +26,7 @@ def streaming_diloco(
     alpha: float = 0.0,
     reduce: str = "mean",
     seed: int = 0,
-    cut: Cut = "leaves",
+    cut: Literal["leaves", "bytes", "layers"] | Callable[..., Any] | None = None,
     stacked: Stacked = 0,
     axis: Axis = WORKERS,
 ) -> Strategy:
@@ -51,7 +52,8 @@ def streaming_diloco(
         cut: leaves, as many consecutive leaves of params in each fragment as can be;
             bytes, as many consecutive bytes, leaves cut between rows; layers, every
             F-th of stacked layers, as in the paper, other leaves where least is; in
-            Python also params -> each leaf's fragment, from 0.
+            Python also params -> each leaf's fragment, from 0. None means leaves, on
+            the command line bytes where layers are stacked.
         stacked: which leaves hold several layers (see `syncalgos.stacking`).
         axis: the mapped axis or axes over which the workers lie.
 
@@ -83,7 +85,7 @@ def streaming_diloco(
         raise ValueError(
             f"delay must be below period / fragments = {apart}, got {delay}"
         )
-    cuts.check(cut)
+    cut = cuts.check("leaves" if cut is None else cut)
     stacking.check("streaming_diloco: stacked", stacked)
     outer = optax.sgd(lr, momentum=momentum, nesterov=True)
 
