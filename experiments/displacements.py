@@ -16,7 +16,7 @@ import optax
 from jax import lax
 
 from syncalgos import Strategy, TrainState, collectives, composed, contract
-from syncalgos.base import MeanCenter, PartCenter
+from syncalgos.base import center_of_inner
 from syncalgos.collectives import WORKERS, Axis, PyTree
 from syncalgos.composed import Composed
 from syncalgos.precision import widen
@@ -108,7 +108,7 @@ def measured(
         reduce = composed.keep_grads
     elif isinstance(strategy.reduce, MeanOfGrads):
         reduce = MeanOfGrads(reduce)
-    return Strategy(init, reduce, noting, _measured_center(strategy.center))
+    return Strategy(init, reduce, noting, center_of_inner(strategy.center))
 
 
 def figures(state: TrainState) -> dict[str, float]:
@@ -170,17 +170,6 @@ def _cosine(moved: PyTree, workers: int, axis: Axis) -> jax.Array:
     cosine = collectives.mean(optax.tree.vdot(unit, others), axis) / (workers - 1)
     is_defined = collectives.mean(stays.astype(jnp.float32), axis) == 0
     return jnp.where(is_defined, jnp.clip(cosine, -1, 1), NONE)
-
-
-def _measured_center(center):
-    """The strategy's center of our state; what others know of it stays to be seen."""
-    if isinstance(center, MeanCenter):
-        return center
-    if isinstance(center, PartCenter):
-        return center._replace(
-            over=lambda rest, params, state: center.over(rest, params, state.strategy)
-        )
-    return lambda params, state: center(params, state.strategy)
 
 
 def _read(value: jax.Array | float) -> float:

@@ -54,6 +54,20 @@ class PartCenter(NamedTuple):
         return self.over(collectives.mean(params, self.axis), params, state)
 
 
+def center_of_inner(center: Any) -> Any:
+    """A strategy's center, of the state of one around it, which has it as `strategy`.
+
+    What others know of a center by its type stays to be seen.
+    """
+    if isinstance(center, MeanCenter):
+        return center
+    if isinstance(center, PartCenter):
+        return center._replace(
+            over=lambda rest, params, state: center.over(rest, params, state.strategy)
+        )
+    return lambda params, state: center(params, state.strategy)
+
+
 def _no_state(params: PyTree) -> PyTree:
     return ()
 

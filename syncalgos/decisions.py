@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from syncalgos import base, checks, collectives, composed, contract
-from syncalgos.base import MeanCenter, PartCenter, Replica, Strategy
+from syncalgos.base import Replica, Strategy
 from syncalgos.collectives import WORKERS, Axis, PyTree
 from syncalgos.composed import Composed
 
@@ -96,18 +96,7 @@ def _decided(vote: Vote, strategy: Strategy, then: Strategy, axis: Axis) -> Stra
         lands=lambda step: composed.lands(strategy, step),
         behind=lambda extra: _decided(vote, strategy, base.chain(then, extra), axis),
     )
-    return Strategy(init, sync=combined, center=_center(strategy.center))
-
-
-def _center(center: Any) -> Any:
-    """The strategy's center, of our state."""
-    if isinstance(center, MeanCenter):
-        return center
-    if isinstance(center, PartCenter):
-        return center._replace(
-            over=lambda rest, params, state: center.over(rest, params, state.strategy)
-        )
-    return lambda params, state: center(params, state.strategy)
+    return Strategy(init, sync=combined, center=base.center_of_inner(strategy.center))
 
 
 @jax.jit
