@@ -101,6 +101,16 @@ def test_nan_of_one_worker_shows(name):
         assert np.isnan(combined[key][SPOILED]).any()
 
 
+def test_nan_of_one_worker_stays_in_no_state():
+    reducer = side_by_side(REDUCERS)
+    updates = normal_tree(4, matrix=(27, 19), vector=(3,))
+    updates["matrix"][1, 1, 2, 2] = np.nan
+    combined, _, state = run(reducer, updates)
+    for name in REDUCERS:
+        for x in jax.tree.leaves((combined[name], state[name])):
+            assert np.isfinite(x[2:]).all(), name
+
+
 # Others use the same collectives and draws as one of these.
 COMPARED = ["int4", "random_k", "power_sgd", "clipped"]
 
