@@ -34,7 +34,7 @@ def counts(stacked: Stacked, tree: PyTree) -> list[int]:
     names = [jax.tree_util.keystr(p, simple=True, separator="/") for p, _ in leaves]
     shapes = [jnp.shape(x) for _, x in leaves]
     if callable(stacked):
-        found = [stacked(*leaf) for leaf in zip(names, shapes, strict=True)]
+        found: list[Any] = [stacked(*x) for x in zip(names, shapes, strict=True)]
     else:
         found = contract.labels("stacked", stacked, tree)
     labels = [f"stacked of {name!r}" for name in names]

@@ -181,7 +181,7 @@ class Worker(NamedTuple):
 
     def divergence(self, own, shared, batches):
         """The root mean square distance of the replicas to their mean."""
-        own = tables.replicated(self.sharded, own)
+        own = widen(tables.replicated(self.sharded, own))  # 8 bits round their mean
         apart = jax.tree.map(jnp.subtract, own, collectives.mean(own))
         return (), jnp.sqrt(collectives.mean(optax.tree.norm(apart, squared=True)))
 

@@ -93,12 +93,22 @@ def test_zeros_combine_to_zeros(name):
 
 # A draw of entries may miss it, and robust ones are there to leave it out.
 @pytest.mark.parametrize(
-    "name", [n for n in REDUCERS if n not in (*VOTES, *ROBUST, "random_k")]
+    "name", [n for n in REDUCERS if n not in (*ROBUST, "random_k")]
 )
 def test_nan_of_one_worker_shows(name):
     _, combined, _ = outcome(name)
     for key in ("matrix", "scalar"):
         assert np.isnan(combined[key][SPOILED]).any()
+
+
+def test_nan_of_one_worker_stays_in_no_state():
+    reducer = side_by_side(REDUCERS)
+    updates = normal_tree(4, matrix=(27, 19), vector=(3,))
+    updates["matrix"][1, 1, 2, 2] = np.nan
+    combined, _, state = run(reducer, updates)
+    for name in REDUCERS:
+        for x in jax.tree.leaves((combined[name], state[name])):
+            assert np.isfinite(x[2:]).all(), name
 
 
 # Others use the same collectives and draws as one of these.

@@ -33,7 +33,8 @@ def async_diloco(
         outer_momentum: β, the outer Nesterov momentum, at least 0 and below 1.
         slowest: the slowest worker's speed, above 0; the fastest's is 1. Others lie
             evenly between, the first worker being the fastest.
-        dynamic_steps: a worker of speed s takes s H steps in a round, rounded down.
+        dynamic_steps: a worker of speed s takes s H steps in a round, rounded down, at
+            least 1.
         buffer: B, updates between two steps of the momentum, at least 1; None means as
             many as workers.
         early_momentum: c, the part of the momentum that takes effect at each other

@@ -10,7 +10,7 @@ from syncalgos import checks, collectives
 from syncalgos.base import MeanCenter, Strategy, every
 from syncalgos.collectives import WORKERS, Axis, PyTree
 from syncalgos.decisions import decided
-from syncalgos.precision import narrow, widen
+from syncalgos.precision import widen
 
 
 class DynamicState(NamedTuple):
@@ -53,8 +53,7 @@ def dynamic_averaging(
     bound = checks.real("dynamic_averaging: bound", bound, above=0)
 
     def vote(replica, state, step):
-        start = widen(narrow(state.reference, replica.params))
-        moved = jax.tree.map(jnp.subtract, widen(replica.params), start)
+        moved = jax.tree.map(jnp.subtract, widen(replica.params), state.reference)
         return optax.tree.norm(moved, squared=True) > bound
 
     def sync(replica, state, step):

@@ -40,8 +40,8 @@ def fedopt(
     Args:
         period: local steps between two outer steps, at least 1.
         method: adam, yogi or adagrad: how v follows Δ².
-        outer_lr: η, how far an entry goes in a round, at most about, above 0; tuned for
-            each task in the paper.
+        outer_lr: η, about how far an entry goes in a round, above 0; tuned for each
+            task in the paper.
         beta1: β₁, at least 0 and below 1; 0 for the paper's FedAdagrad.
         beta2: β₂, of adam and yogi, at least 0 and below 1.
         tau: τ, above 0: displacements far below it are scaled by η / τ.

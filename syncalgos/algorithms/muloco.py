@@ -30,7 +30,8 @@ def muloco(
         outer_lr: η, the outer learning rate, above 0. The authors take η and μ of 0.7
             and 0.6 for one worker, 0.9 and 0.8 for two, 1 and 0.9 for 16.
         outer_momentum: μ, the outer Nesterov momentum, at least 0 and below 1.
-        reduce: how outer gradients are sent: mean, bf16, fp16, int8, int4 or int2.
+        reduce: how outer gradients are sent: mean, bf16, fp16, int8, int4 or int2; or,
+            without decay, median, trimmed or clipped, robust against wrong workers.
         decay: β, the share of the residual e that is kept, above 0 and at most 1; none
             keeps no residual.
         seed: of the random rounding to int8, int4 or int2.

@@ -49,8 +49,8 @@ def one_bit_adam(
 
     Returns:
         A Strategy. State: m and v, equal on all workers, e and ē, the worker's own, all
-        at least float32. A step sends the gradients, later one bit per entry twice, and
-        a scale of each part of a leaf. Replicas stay equal.
+        at least float32. A step sends the gradients, as float32 at least, later one bit
+        per entry twice, and a scale of each part of a leaf. Replicas stay equal.
 
     Raises:
         ValueError: a parameter outside its range.
@@ -82,7 +82,7 @@ def one_bit_adam(
         return (*over_leaves(leaf, 2, mean, *state[:2]), *state[2:])
 
     def one_bit(grads, state):
-        known = sum(jnp.sum(v > 0) for v in jax.tree.leaves(state.second)) > 0
+        known = jnp.any(jnp.array([jnp.any(v) for v in jax.tree.leaves(state.second)]))
 
         def leaf(g, m, v, e, part):
             g = jnp.where(known | (g == 0), g, jnp.nan)

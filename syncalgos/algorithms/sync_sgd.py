@@ -23,9 +23,10 @@ def sync_sgd(
         axis: the mapped axis or axes over which the workers lie.
 
     Returns:
-        A Strategy. No state. Each step sends the gradients once. Replicas stay equal,
-        and under the mean the result does not depend on the number of workers, up to
-        rounding. Batch statistics stay local: the center holds their mean.
+        A Strategy. State: none, of clipped its last result. Each step sends the
+        gradients once. Replicas stay equal, and under the mean the result does not
+        depend on the number of workers, up to rounding. Batch statistics
+        stay local: the center holds their mean.
 
     Raises:
         ValueError: an unknown reducer.

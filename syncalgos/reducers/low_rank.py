@@ -7,8 +7,8 @@ import jax.numpy as jnp
 
 from syncalgos import checks, collectives, stacking
 from syncalgos.collectives import WORKERS, Axis
-from syncalgos.precision import widen
-from syncalgos.reducers.reducer import Reducer
+from syncalgos.precision import if_finite, widen
+from syncalgos.reducers.reducer import Reducer, is_sent
 from syncalgos.stacking import Stacked
 
 
@@ -41,6 +41,7 @@ def power_sgd(
 
     Returns:
         A reducer. State: Q of each matrix that is compressed, the same on all workers.
+        It stays as it was where the combined is not finite.
 
     Source: Vogels, Karimireddy and Jaggi, "PowerSGD", NeurIPS 2019, algorithm 1; the
     rate: PyTorch's hook of that name.
@@ -52,8 +53,8 @@ def power_sgd(
 
     def init(params):
         def first(number, x, count):
-            layer = jnp.shape(x)[count:]
-            r = _rank(rank, min_rate, layer) if _is_sent(x) else 0
+            layer = x.shape[count:]
+            r = _rank(rank, min_rate, layer) if is_sent(x) else 0
             if not r:
                 return ()
             key = jax.random.fold_in(jax.random.key(seed), number)
@@ -61,7 +62,7 @@ def power_sgd(
             return jax.random.normal(key, (*x.shape[:count], layer[-1], r), dtype)
 
         counts = stacking.counts(stacked, params)
-        leaves = zip(jax.tree.leaves(params), counts, strict=True)
+        leaves = zip(map(jnp.asarray, jax.tree.leaves(params)), counts, strict=True)
         return [first(i, x, count) for i, (x, count) in enumerate(leaves)]
 
     def iterate(x, q):  # of one layer
@@ -86,14 +87,11 @@ def power_sgd(
         leaves, form = jax.tree.flatten(updates)
         counts = stacking.counts(stacked, updates)
         triples = [leaf(*own) for own in zip(leaves, state, counts, strict=True)]
-        combined, sent, state = ([triple[i] for triple in triples] for i in range(3))
+        combined, sent, new = ([triple[i] for triple in triples] for i in range(3))
+        state = if_finite(combined, new, state)
         return form.unflatten(combined), form.unflatten(sent), state
 
     return Reducer(combine, init)
-
-
-def _is_sent(x: jax.Array) -> bool:
-    return jnp.issubdtype(jnp.asarray(x).dtype, jnp.floating) and x.size > 0
 
 
 def _rank(rank: int, min_rate: float, layer: tuple[int, ...]) -> int:
