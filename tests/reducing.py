@@ -57,7 +57,7 @@ REDUCERS = {
 }
 UNFED = [n for n, reducer in REDUCERS.items() if not reducer.takes_feedback]
 ROBUST = ["median", "trimmed", "clipped"]
-VOTES = ["majority", "tally"]
+VOTES = ["majority", "tally"]  # which tell no more than signs
 # `combined` is the mean of all `sent`, as Reducer.combine promises, but for those that
 # round that mean once more, a vote, which is no mean, and the robust ones.
 EXACT = [n for n in REDUCERS if n not in ("bf16", "int4", "majority", *UNFED)]

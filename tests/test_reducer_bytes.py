@@ -24,7 +24,6 @@ from syncalgos.mapping import spread
 SHAPES = {"bias": (7,), "embedding": (300, 12), "kernel": (16, 24), "scale": ()}
 SIZES = [7, 3600, 384, 1]
 ROWS = 20  # of the embedding
-ENTRIES = 512 * 2 * 3 * 8  # of a leaf that divides into whole blocks and parts
 WORKERS = [1, 2, 3, 8]
 
 
@@ -70,16 +69,10 @@ def clipped_bytes(n):
     yield all_reduce(n, 4 * n)  # each worker's distance, squared
 
 
-def majority_bytes(n):
-    yield from in_parts(n, lambda entries: math.ceil(entries / 8))
-    yield all_reduce(n, 4)  # whether all are finite
-
-
 def tally_bytes(n):
     for part in (math.ceil(size / n) for size in SIZES):
         yield all_to_all(n, n * math.ceil(part / 8))
         yield all_gather(n, part)  # a count of votes is a byte
-    yield all_reduce(n, 4)  # whether all are finite
 
 
 def levels(bits, entries):
@@ -128,7 +121,10 @@ CASES = {
         reducers.sign,
         lambda n: [all_gather(n, math.ceil(s / 8) + 4) for s in SIZES],
     ),
-    "majority": (functools.partial(reducers.sign, True), majority_bytes),
+    "majority": (
+        functools.partial(reducers.sign, True),
+        lambda n: in_parts(n, lambda entries: math.ceil(entries / 8)),
+    ),
     "tally": (reducers.tally, tally_bytes),
     "top_k": (  # float32 values and indices of 16 bits
         functools.partial(reducers.top_k, 0.3),
@@ -204,10 +200,7 @@ def test_bytes_are_the_same_along_one_axis(name):
             reducers.quantized,
             lambda n: Fraction(2 * (n - 1), n) * (1 + Fraction(4, 512)),
         ),
-        (  # and one number
-            functools.partial(reducers.sign, True),
-            lambda n: Fraction(n - 1, 4 * n) + Fraction(2 * (n - 1), n * ENTRIES) * 4,
-        ),
+        (functools.partial(reducers.sign, True), lambda n: Fraction(n - 1, 4 * n)),
         (functools.partial(reducers.top_k, 1), lambda n: Fraction(n - 1) * 6),
         (
             functools.partial(reducers.random_k, 1),
@@ -218,10 +211,11 @@ def test_bytes_are_the_same_along_one_axis(name):
 )
 @pytest.mark.parametrize("workers", WORKERS)
 def test_round_sizes_send_what_the_docstring_says(make, per_entry, workers):
+    entries = 512 * 2 * 3 * 8
     sent = syncalgos.communication(
-        syncalgos.reduce_with(make()), jnp.zeros(ENTRIES), workers, 1
+        syncalgos.reduce_with(make()), jnp.zeros(entries), workers, 1
     )
-    assert sent.bytes_per_worker == float(per_entry(workers) * ENTRIES)
+    assert sent.bytes_per_worker == float(per_entry(workers) * entries)
 
 
 # Values in their own dtype, but for those that send float32, or levels and scales.

@@ -88,6 +88,15 @@ def test_an_even_number_of_voters_comes_to_rest_at_the_minimum(workers):
     assert abs(np.mean(trainer.center(state).params)) < 0.02
 
 
+@pytest.mark.parametrize("reducer", [sign(majority=True), tally()])
+def test_a_vote_on_nan_is_a_fair_draw(reducer):
+    """It was counted as a vote for -: one bad batch moved all entries one way."""
+    x = np.full((1, 1, DRAWN), np.nan, np.float32)
+    combined, sent, _ = run(reducer, x)
+    np.testing.assert_array_equal(np.abs(sent), 1)
+    assert abs(combined.mean()) < FAIR
+
+
 def test_seed_changes_the_draws_of_a_vote():
     zeros = np.zeros((1, 2, 64), np.float32)
     both = side_by_side({i: sign(majority=True, seed=i) for i in range(2)})

@@ -5,7 +5,7 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 
-from syncalgos import checks, reducers
+from syncalgos import checks, collectives, reducers
 from syncalgos.base import MeanCenter, Strategy
 from syncalgos.collectives import WORKERS, Axis
 from syncalgos.precision import if_finite, narrow, widen
@@ -64,7 +64,10 @@ def distributed_lion(
         )
 
     def reduce(grads, replica, momentum, step):
-        combined, _, _ = votes.combine(mixed(beta1, momentum, grads), (), step)
+        signs, _, _ = votes.combine(mixed(beta1, momentum, grads), (), step)
+        bad = if_finite(grads, jnp.float32(0), jnp.float32(jnp.nan))
+        bad = collectives.mean(bad, axis)
+        combined = jax.tree.map(lambda x: x + bad.astype(x.dtype), signs)
         new = if_finite(combined, mixed(beta2, momentum, grads), momentum)
         return narrow(combined, grads), new
 

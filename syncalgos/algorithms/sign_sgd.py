@@ -32,9 +32,7 @@ def sign_sgd(
 
     Returns:
         A Strategy. State: e, shaped like params, at least float32, the worker's own;
-        none with majority. A step sends one bit per entry, and with majority one
-        number: NaN on all workers if a gradient is not finite, as no sign is. Replicas
-        stay equal.
+        none with majority. A step sends one bit per entry. Replicas stay equal.
 
     With `majority` every entry moves by the learning rate at every step, whatever the
     gradient: it needs one some hundred times smaller; leave what has no gradient to a

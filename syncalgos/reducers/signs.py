@@ -9,9 +9,9 @@ import numpy as np
 from syncalgos import checks, collectives, stacking
 from syncalgos.collectives import WORKERS, Axis
 from syncalgos.draws import own_key
-from syncalgos.precision import if_finite, wide_dtype
+from syncalgos.precision import wide_dtype
 from syncalgos.reducers import hops
-from syncalgos.reducers.reducer import Reducer, drawing, is_sent, leafwise
+from syncalgos.reducers.reducer import Reducer, drawing, leafwise
 from syncalgos.stacking import Stacked
 
 
@@ -25,12 +25,9 @@ def sign(
 
     Scaled: mean(|x|) · sign(x) of each worker and leaf, gathered from all: (N-1) / 8
     bytes per entry. Majority: the sign of the sum of signs, whatever the magnitudes:
-    (N-1) / 4N bytes per entry, and one number. A vote draws the sign of 0, and that of
-    a tie: taken as + they would move all entries by an even number of workers. Scaled,
-    the sign of 0 is +, as error feedback takes it back.
-
-    As no sign is NaN, the number says whether any worker's updates are not finite: a
-    vote is then NaN on all.
+    (N-1) / 4N bytes per entry. A vote draws the sign of 0, of NaN and of a tie: if
+    those were +, an even number of workers would move all entries. Scaled, the sign of
+    0 is +, as error feedback takes it back.
 
     Args:
         majority: vote, instead of averaging the scaled signs.
@@ -64,8 +61,7 @@ def tally(seed: int = 0, axis: Axis = WORKERS) -> Reducer:
     """The mean of the workers' signs: the votes of `sign(majority=True)`, counted.
 
     Each worker sends a bit per entry, and on the votes for its part as a whole number:
-    9 (N-1) / 8N bytes per entry below 256 workers, and one number: NaN on all if any
-    worker's updates are not finite. The sign of 0 is drawn.
+    9 (N-1) / 8N bytes per entry below 256 workers. The sign of 0 is drawn.
 
     Args:
         seed: of these draws, which differ between workers.
@@ -86,8 +82,8 @@ def tally(seed: int = 0, axis: Axis = WORKERS) -> Reducer:
 
 
 def to_bits(x: jax.Array, draws: jax.Array) -> jax.Array:
-    """The signs of a vector, packed into bytes; those of 0 are drawn."""
-    return jnp.packbits(jnp.where(x == 0, draws < 0.5, x > 0))
+    """The signs of a vector, packed into bytes; those of 0 and of NaN are drawn."""
+    return jnp.packbits(jnp.where((x > 0) | (x < 0), x > 0, draws < 0.5))
 
 
 def to_signs(code: jax.Array, length: int) -> jax.Array:
@@ -99,29 +95,17 @@ BITS = hops.Code(to_bits, to_signs)
 
 
 def _voting(counted: hops.Code, seed: int, axis: Axis) -> Reducer:
-    """A reducer of signs, whose mean is sent on by that code; NaN shows beside it."""
+    """A reducer of signs, whose mean is sent on by that code."""
     seed = checks.whole("seed", seed, least=0)
 
     def vote(x, draws):
         return hops.all_reduce(x, BITS, axis, draws, second=counted)[:2]
 
-    votes = drawing(
+    return drawing(
         vote,
         lambda x: hops.beside_size(x.size, axis),
         partial(own_key, seed, axis=axis),
     )
-
-    def combine(updates, state, step):
-        combined, sent, state = votes.combine(updates, state, step)
-        bad = if_finite(updates, jnp.float32(0), jnp.float32(jnp.nan))
-        bad = collectives.mean(bad, axis)
-
-        def shown(x):
-            return x + bad.astype(x.dtype) if is_sent(x) else x
-
-        return jax.tree.map(shown, combined), sent, state
-
-    return Reducer(combine)
 
 
 def twice(
