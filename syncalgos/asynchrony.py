@@ -52,7 +52,8 @@ def asynchronous(
         return clock_of(collectives.size(axis))
 
     def lands(step):
-        return jnp.any(clock().arrives(step))
+        # Also asked while jax computes at once: `collectives.size` needs a trace.
+        return jnp.any(clock_of(jax.lax.axis_size(axis)).arrives(step))
 
     def init(params):
         opt_state = () if optimizer is None else optimizer.init(params)

@@ -10,6 +10,7 @@ from recurrences import LR, MOMENTUM, START, STEPS, TARGET, X, async_diloco
 
 import syncalgos
 from syncalgos import DataParallel, chain, nesterov, speeds, stateless
+from syncalgos.layout import BACKENDS
 
 ROUNDING = 1e-12
 
@@ -120,3 +121,17 @@ def test_paced_rounds_end_at_almost_the_same_time():
 def test_what_cannot_be_is_refused(settings, message):
     with pytest.raises(ValueError, match=message):
         train(syncalgos.async_diloco(2, **settings), optax.sgd(LR), 4, at=(2,))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_delay_beyond_the_next_arrival_is_refused_on_every_backend(backend):
+    strategy = syncalgos.delayed(syncalgos.async_diloco(4, slowest=0.4), 4)
+    trainer = syncalgos.DataParallel(
+        syncalgos.stateless(lambda params, batch: jnp.mean(params * batch)),
+        optax.sgd(0.1),
+        strategy,
+        2,
+        backend,
+    )
+    with pytest.raises(ValueError, match="say arrival='add'"):
+        trainer.init(jnp.ones(2))

@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from syncalgos import checks, collectives
 from syncalgos.base import MeanCenter, Strategy
@@ -37,11 +38,10 @@ def one_bit_adam(
         t < switch: m ← β₁ m + (1 - β₁) mean(g);   v ← β₂ v + (1 - β₂) mean(g)²
         later: x ← β₁ m + (1 - β₁) g + e;   d ← C(x);   e ← x - d
             y ← mean(d) + ē;   m ← C(y);   ē ← y - m
-        g ← m / (√v + ε)
+        g ← m / (√v + ε), no further than Adam itself can go
 
     Args:
-        switch: the first local step with v frozen and signs sent, at least 1; after 15
-            to 20 % of the training in the paper.
+        switch: the first local step with v frozen and signs sent, at least 1.
         beta1: β₁, of the momentum, at least 0 and below 1.
         beta2: β₂, of the variance, at least 0 and below 1.
         eps: ε, added to the variance's root, above 0.
@@ -56,10 +56,9 @@ def one_bit_adam(
         ValueError: a parameter outside its range.
 
     The inner optimizer is plain SGD, at Adam's learning rate. No bias is corrected, as
-    in the paper. Entries with v = 0 stay where they are: divided by ε alone, a sign
-    would throw them far away. `switch` is on the absolute clock: a start behind it, as
-    by `after`, has no v, and gives NaN. The paper's scale, |x| / √n, is no contraction
-    for few large entries: errors may grow. Ours always is one.
+    in the paper. Signs would throw entries of small v far away: a step is at most what
+    Adam's can be, (1 - β₁) / √((1 - β₂) (1 - β₁² / β₂)), and 0 where v is. `switch` is
+    on the absolute clock: a start behind it, as by `after`, takes v from its first m.
 
     Source: Tang et al., "1-bit Adam: communication efficient large-scale training with
     Adam's convergence speed", ICML 2021, algorithm 1.
@@ -68,6 +67,7 @@ def one_bit_adam(
     b1 = checks.real("one_bit_adam: beta1", beta1, least=0, below=1)
     b2 = checks.real("one_bit_adam: beta2", beta2, least=0, below=1)
     eps = checks.real("one_bit_adam: eps", eps, above=0)
+    most = (1 - b1) / ((1 - b2) * (1 - b1**2 / b2)) ** 0.5 if b1**2 < b2 else jnp.inf
 
     def init(params):
         zeros = jax.tree.map(jnp.zeros_like, widen(params))
@@ -85,16 +85,16 @@ def one_bit_adam(
         known = jnp.any(jnp.array([jnp.any(v) for v in jax.tree.leaves(state.second)]))
 
         def leaf(g, m, v, e, part):
-            g = jnp.where(known | (g == 0), g, jnp.nan)
             x = b1 * m + (1 - b1) * g + e
             m, e, part = signs.twice(x, (v > 0) | ~known, part, axis)
-            return m, v, e, part
+            return m, jnp.where(known, v, (m / (1 - b1)) ** 2), e, part
 
         return over_leaves(leaf, 4, grads, *state)
 
     def reduce(grads, replica, state, step):
         both = jax.lax.cond(step < switch, adam, one_bit, widen(grads), state)
         steps = jax.tree.map(lambda m, v: m / (jnp.sqrt(v) + eps), *both[:2])
+        steps = optax.tree.clip(steps, -most, most)  # by Cauchy and Schwarz
         return narrow(steps, grads), if_finite(both[:2], OneBitAdamState(*both), state)
 
     return Strategy(init, reduce, center=MeanCenter(axis))
