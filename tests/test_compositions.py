@@ -245,8 +245,11 @@ def agree(draw):
 
 
 # In many parts: pytest-xdist begins with the files of most tests, and this takes long.
-@pytest.mark.slow
-@pytest.mark.parametrize("part", range(25))
+@pytest.mark.parametrize(
+    "part",
+    [*(pytest.param(n, marks=pytest.mark.slow) for n in range(5))]
+    + [pytest.param(n, marks=pytest.mark.long) for n in range(5, 40)],
+)
 @settings(max_examples=8, deadline=None, derandomize=True, phases=[Phase.generate])
 @given(seed=st.integers(0, 2**64))
 def test_compositions_agree_on_all_backends_or_are_refused(part, seed):

@@ -90,8 +90,13 @@ def test_a_new_algorithm_trains_from_the_command_line(project):
     assert re.search(r"0\.05 nominal, 0\.025 effective", done.stdout)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("marks", ["not slow", "slow"])
+@pytest.mark.parametrize(
+    "marks",
+    [
+        pytest.param("not (slow or long)", marks=pytest.mark.slow),
+        pytest.param("slow", marks=pytest.mark.long),
+    ],
+)
 def test_a_new_algorithm_is_tested_by_existing(project, marks):
     copy, _ = project
     done = run(copy, "-m", "pytest", "-q", "-m", marks, "-k", "lagging")

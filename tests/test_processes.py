@@ -165,7 +165,7 @@ def cases_of_algorithms():
             yield pytest.param(
                 *(*layout, name, fast),
                 id="{}x{}-{}-{}".format(*layout, name),
-                marks=() if fast else pytest.mark.slow,
+                marks=() if fast else pytest.mark.long,
             )
 
 

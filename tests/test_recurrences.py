@@ -17,12 +17,12 @@ TOLERANCE = 1e-12
 
 
 def cases():
-    """Of each setting 2 or 4 workers in turn, and 3; of the first one all numbers."""
+    """Of each setting 2 or 4 workers in turn; of the first one all numbers."""
     for name in syncalgos.ALGORITHMS:
         module = importlib.import_module(f"recurrences.{name}")
         for number, settings in enumerate(module.SETTINGS):
             even = (4, 2)[number % 2]
-            for workers in (even, 3) if number else (1, 2, 3, 4):
+            for workers in (even,) if number else (1, 2, 3, 4):
                 marks = () if workers == even else pytest.mark.slow
                 case = module.recurrence, name, settings, workers
                 yield pytest.param(*case, id=f"{name}-{number}-{workers}", marks=marks)

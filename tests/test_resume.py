@@ -180,7 +180,7 @@ def of_two(in_two, tmp_path_factory):
     return runs
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("name", NAMES)
 def test_resumed_run_of_two_processes_is_that_of_one(name, of_two, whole_by):
     """Of two workers' sums there is one order, wherever the workers are."""

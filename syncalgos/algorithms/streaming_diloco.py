@@ -85,14 +85,14 @@ def streaming_diloco(
         raise ValueError(
             f"delay must be below period / fragments = {apart}, got {delay}"
         )
-    cut = cuts.check("leaves" if cut is None else cut)
+    by = cuts.check("leaves" if cut is None else cut)
     stacking.check("streaming_diloco: stacked", stacked)
     outer = optax.sgd(lr, momentum=momentum, nesterov=True)
 
     def fragment(number: int) -> Strategy:
         step = outer_step(outer, resolve("streaming_diloco", reduce, axis, seed), axis)
         sent = every(period, step, offset=((number + 1) * apart - delay) % period)
-        own = functools.partial(cuts.mask, number, fragments, cut, stacked)
+        own = functools.partial(cuts.mask, number, fragments, by, stacked)
         return masked(delayed(sent, delay, alpha), own, axis)
 
     return chain(*map(fragment, range(fragments)))
