@@ -74,8 +74,8 @@ def test_any_model_keeps_its_form(name, tree, dtype, workers, seed):
         keeps_the_model(name, tree, dtype, workers, seed)
 
 
-@pytest.mark.slow
-@settings(max_examples=5, deadline=None, derandomize=True)
+@pytest.mark.long
+@settings(max_examples=8, deadline=None, derandomize=True)
 @draws
 def test_many_models_keep_their_form(name, tree, dtype, workers, seed):
     with jax.enable_x64(dtype == "float64"):
