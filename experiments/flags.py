@@ -12,7 +12,7 @@ from experiments import bounds, factories, library
 from experiments.errors import BadRequest
 from experiments.factories import ALGORITHM, TASK, Factory, Kind
 from experiments.library import checks
-from experiments.settings import GROUPS, Setting
+from experiments.settings import GROUPS, PAPER, Setting
 from experiments.signatures import Signature
 from experiments.tasks import TASKS
 from experiments.words import cleaned
@@ -20,7 +20,6 @@ from experiments.words import cleaned
 PROGRAM = "python -m experiments.run"
 DEFAULT_ALGORITHM = "bmuf"
 DEFAULT_TASK = "digits"
-PAPER = "paper"  # the preset of an algorithm's own flags
 PUBLISHED = Path(__file__).parent / "published.toml"
 
 
@@ -68,7 +67,7 @@ class Own(NamedTuple):
 
     def published(self) -> "Own":
         """The same with its source's values for defaults, as --preset paper asks."""
-        values = _published().get(self.name, {})
+        values = tomllib.loads(PUBLISHED.read_text()).get(self.name, {})
         parameters = [
             p.replace(default=values.get(p.name, p.default))
             for p in self.signature.parameters
@@ -79,10 +78,6 @@ class Own(NamedTuple):
         """Moves its flags out of all that are known."""
         parameters = factories.flag_parameters(self.kind, self.signature)
         return {p.name: vars(known).pop(p.name) for p in parameters}
-
-
-def _published() -> dict[str, dict[str, Any]]:
-    return tomllib.loads(PUBLISHED.read_text())
 
 
 def parse(argv: Sequence[str]) -> Request:

@@ -212,8 +212,8 @@ def _composed(
 
 
 def _fill_in(s: Namespace, task: Task, arguments: dict[str, Any]) -> None:
-    needed = UNIT_STEPS.get(s.algo, {"": None})
-    takes_unit_steps = needed.items() <= arguments.items()
+    needed = UNIT_STEPS.get(s.algo)
+    takes_unit_steps = needed is not None and needed.items() <= arguments.items()
     if s.optimizer in (None, task.optimizer):  # else the task's may not fit
         if takes_unit_steps or s.algo in OWN_MOMENTUM:
             task = task._replace(momentum=None)

@@ -79,6 +79,7 @@ class Setting(NamedTuple):
 PLACEHOLDERS = {whole: "N", number: "X", Path: "PATH"}
 
 TASKS = "the task's"
+PAPER = "paper"  # the preset of an algorithm's own flags
 
 TRAINING = [
     Setting("steps", whole, "local steps of each worker", otherwise=TASKS, least=1),
@@ -152,7 +153,7 @@ WORKERS = [
         "preset",
         str,
         "take an algorithm's own flags from its paper, where that says otherwise",
-        choices=("paper",),
+        choices=(PAPER,),
     ),
     Setting(
         "workers", whole, "how many workers train; they share the devices", 8, least=1

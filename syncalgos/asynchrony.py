@@ -49,11 +49,11 @@ def asynchronous(
     """
 
     def clock():
-        return clock_of(collectives.size(axis))
+        # Also asked while jax computes at once: `collectives.size` needs a trace.
+        return clock_of(lax.axis_size(axis))
 
     def lands(step):
-        # Also asked while jax computes at once: `collectives.size` needs a trace.
-        return jnp.any(clock_of(jax.lax.axis_size(axis)).arrives(step))
+        return jnp.any(clock().arrives(step))
 
     def init(params):
         opt_state = () if optimizer is None else optimizer.init(params)
@@ -62,7 +62,8 @@ def asynchronous(
 
     def rested(replica, state, step):
         """The replica, or what it was where its worker makes no local step now."""
-        moves = clock().moves(step)[collectives.index(axis)]
+        me = collectives.index(axis)
+        moves = clock().moves(step)[me]
         params, opt_state = state.held
         params = _either(moves, replica.params, narrow(params, replica.params))
         if optimizer is None:
@@ -73,7 +74,7 @@ def asynchronous(
         return replica._replace(params=params, opt_state=opt_state)
 
     def arrive(replica, state, step):
-        arrived, me = clock().arrives(step), collectives.index(axis)
+        me, arrived = collectives.index(axis), clock().arrives(step)
         own = widen(replica.params)
         update = jax.tree.map(jnp.subtract, state.start, own)
 

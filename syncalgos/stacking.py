@@ -47,6 +47,11 @@ def counts(stacked: Stacked, tree: PyTree) -> list[int]:
     return result
 
 
+def counts_like(stacked: Stacked, tree: PyTree) -> PyTree:
+    """`counts` as a tree of that form."""
+    return jax.tree.unflatten(jax.tree.structure(tree), counts(stacked, tree))
+
+
 def layerwise(function: Callable[..., Any], count: int) -> Callable[..., Any]:
     """The function applied to each layer of its arguments, all at once.
 

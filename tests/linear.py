@@ -1,5 +1,6 @@
 """A small linear regression, for tests of the engine."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -13,6 +14,11 @@ Y = np.sin(X.sum(1, keepdims=True))
 DATA = {"x": X, "y": Y}
 ROWS = RNG.integers(0, 200, size=(12, 24))
 BATCHES = {"x": X[ROWS], "y": Y[ROWS]}
+
+
+def wide(tree):
+    """The tree in float64."""
+    return jax.tree.map(lambda x: np.asarray(x, float), tree)
 
 
 def make_params():

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from linear import BATCHES, DATA, ROWS, make_params, make_trainer, plain_loss
+from linear import BATCHES, DATA, ROWS, make_params, make_trainer, plain_loss, wide
 
 import syncalgos
 from syncalgos.layout import BACKENDS
@@ -19,10 +19,6 @@ EXAMPLES = 24 // 4  # of a worker, in batches of 24
 def float64():
     with jax.enable_x64(True):
         yield
-
-
-def wide(tree):
-    return jax.tree.map(lambda x: np.asarray(x, float), tree)
 
 
 def loss(params, buffers, batch, key):

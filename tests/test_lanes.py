@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from linear import BATCHES, DATA, ROWS, make_params, make_trainer, plain_loss
+from linear import BATCHES, DATA, ROWS, make_params, make_trainer, plain_loss, wide
 from owed import make, owed
 
 import syncalgos
@@ -26,10 +26,6 @@ QUICK = ("model_averaging", "bmuf", "streaming_diloco")
 def float64():
     with jax.enable_x64(True):
         yield
-
-
-def wide(tree):
-    return jax.tree.map(lambda x: np.asarray(x, np.float64), tree)
 
 
 PARAMS = wide(make_params())

@@ -6,7 +6,7 @@ import numpy as np
 import optax
 import pytest
 from lasting import run
-from linear import BATCHES, make_params, plain_loss
+from linear import BATCHES, make_params, plain_loss, wide
 
 from syncalgos import (
     DataParallel,
@@ -28,10 +28,6 @@ ROUNDING = 1e-12
 def float64():
     with jax.enable_x64(True):
         yield
-
-
-def wide(tree):
-    return jax.tree.map(lambda x: np.asarray(x, float), tree)
 
 
 def scaled_by_loss():

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from experiments import flags
 from experiments.errors import BadRequest
 from experiments.library import checks
+from experiments.settings import PAPER
 from experiments.study import events, network, presets, request, spec
 from experiments.study.network import Network
 from experiments.study.ranges import MOST_RUNS, as_words
@@ -42,8 +43,8 @@ def read(argv: list[str]) -> Study:
         BadRequest: what is unknown or out of range, in one line.
     """
     asked, preset = request.read(argv), None
-    if asked.own.preset == flags.PAPER:
-        asked = asked._replace(rest=["--preset", flags.PAPER, *asked.rest])
+    if asked.own.preset == PAPER:
+        asked = asked._replace(rest=["--preset", PAPER, *asked.rest])
     elif asked.own.preset is not None:
         preset = presets.load(asked.own.preset)
         asked = request.read(preset.under(argv))

@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 from experiments import flags, settings
 from experiments.errors import BadRequest
-from experiments.flags import DEFAULT_TASK, PAPER
-from experiments.settings import Setting
+from experiments.flags import DEFAULT_TASK
+from experiments.settings import PAPER, Setting
 from experiments.words import cleaned, number, whole
 
 PROGRAM = "python -m experiments.compare"

@@ -85,13 +85,13 @@ def choco_sgd(
         return (x + consensus * apart).astype(x.dtype), known, apart
 
     def sync(replica, state, step):
-        counts = iter(stacking.counts(stacked, replica.params))
+        counts = stacking.counts_like(stacked, replica.params)
 
-        def leaf(x, *known):
-            of_layers = stacking.layerwise(mix, next(counts))
-            return of_layers(x, *known) if is_sent(x) else (x, *known)
+        def leaf(x, known, apart, count):
+            own = x, known, apart
+            return stacking.layerwise(mix, count)(*own) if is_sent(x) else own
 
-        params, *state = over_leaves(leaf, 3, replica.params, *state)
+        params, *state = over_leaves(leaf, 3, replica.params, *state, counts)
         return replica._replace(params=params), ChocoState(*state)
 
     return Strategy(init, sync=sync, center=MeanCenter(axis))

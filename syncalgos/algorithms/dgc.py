@@ -73,10 +73,9 @@ def dgc(
         return DgcState(zeros, zeros)
 
     def send(density, grads, state):
-        counts = iter(stacking.counts(stacked, grads))
+        counts = stacking.counts_like(stacked, grads)
 
-        def leaf(g, u, v):
-            count = next(counts)
+        def leaf(g, u, v, count):
             if g.ndim - count < 2:
                 u = m * u + collectives.mean(g, axis)
                 return u, u, v
@@ -85,7 +84,7 @@ def dgc(
             combined, sent, _ = largest.combine(v + u, (), 0)
             return combined, jnp.where(sent != 0, 0, u), v + u - sent
 
-        return over_leaves(leaf, 3, grads, *state)
+        return over_leaves(leaf, 3, grads, *state, counts)
 
     def reduce(grads, replica, state, step):
         own = widen(grads)

@@ -9,9 +9,8 @@ import numpy as np
 
 from syncalgos import checks, collectives
 from syncalgos.collectives import WORKERS, Axis
-from syncalgos.draws import own_key
 from syncalgos.reducers import hops, packing
-from syncalgos.reducers.reducer import Reducer, drawing, leafwise
+from syncalgos.reducers.reducer import Reducer, leafwise
 
 BLOCK = 512  # entries that share one scale; the bucket of QSGD's experiments
 
@@ -103,18 +102,8 @@ def quantized(
     NeurIPS 2017.
     """
     check_bits("quantized", bits)
-    seed = checks.whole("seed", seed, least=0)
-
     code = hops.Code(partial(encode, bits), partial(decode, bits))
-
-    def combine(x, draws):
-        return hops.all_reduce(x, code, axis, draws)[:2]
-
-    return drawing(
-        combine,
-        lambda x: hops.beside_size(x.size, axis),
-        partial(own_key, seed, axis=axis),
-    )
+    return hops.drawn(code, seed, axis)
 
 
 def check_float(label: str, dtype: Any) -> np.dtype:

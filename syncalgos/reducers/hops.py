@@ -5,14 +5,17 @@ costs N/2 times the bytes of this.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from syncalgos import collectives
+from syncalgos import checks, collectives
 from syncalgos.collectives import WORKERS, Axis
+from syncalgos.draws import own_key
 from syncalgos.precision import wide_dtype
+from syncalgos.reducers.reducer import Reducer, drawing
 
 
 class Code(NamedTuple):
@@ -101,4 +104,18 @@ def all_reduce(
         mean=whole(means, x),
         sent=whole(decoded(code, sent), x),
         lost=owed - second.decode(sent_on, part).astype(owed.dtype),
+    )
+
+
+def drawn(code: Code, seed: int, axis: Axis, second: Code | None = None) -> Reducer:
+    """A reducer by `all_reduce`, beside whose values go each worker's own draws."""
+    seed = checks.whole("seed", seed, least=0)
+
+    def combine(x, draws):
+        return all_reduce(x, code, axis, draws, second=second)[:2]
+
+    return drawing(
+        combine,
+        lambda x: beside_size(x.size, axis),
+        partial(own_key, seed, axis=axis),
     )

@@ -63,7 +63,7 @@ def leafwise(
     """
 
     def tree(updates, state, step):
-        counts = stacking.counts(stacked, updates)
+        counts = stacking.counts_like(stacked, updates)
         return *_each_leaf(updates, counts, combine, lambda x: (x,)), state
 
     return Reducer(tree)
@@ -89,8 +89,9 @@ def drawing(
 
     def tree(updates, state, step):
         check_step(step)
-        counts = stacking.counts(stacked, updates)
-        leaves = zip(map(jnp.asarray, jax.tree.leaves(updates)), counts, strict=True)
+        counts = stacking.counts_like(stacked, updates)
+        pairs = zip(*map(jax.tree.leaves, (updates, counts)), strict=True)
+        leaves = [(jnp.asarray(x), count) for x, count in pairs]
         shapes = [needed(x, count) for x, count in leaves if is_sent(x)]
         # Drawn in one: every call of the generator takes long to compile.
         drawn = jax.random.uniform(key(step), (sum(map(math.prod, shapes)),))
@@ -118,18 +119,16 @@ def is_sent(x: jax.Array) -> bool:
 
 def _each_leaf(
     updates: PyTree,
-    counts: list[int],
+    counts: PyTree,
     combine: Callable[..., tuple[Any, Any]],
     inputs: Callable[[jax.Array], tuple[jax.Array, ...]],
 ) -> tuple[PyTree, PyTree]:
-    remaining = iter(counts)
-
-    def leaf(x):
-        x, of_layers = jnp.asarray(x), stacking.layerwise(combine, next(remaining))
+    def leaf(x, count):
+        x, of_layers = jnp.asarray(x), stacking.layerwise(combine, count)
         pair = of_layers(*inputs(x)) if is_sent(x) else (x, x)
         return [y.astype(x.dtype) for y in pair]
 
-    combined, sent = over_leaves(leaf, 2, updates)
+    combined, sent = over_leaves(leaf, 2, updates, counts)
     return combined, sent
 
 

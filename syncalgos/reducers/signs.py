@@ -1,17 +1,14 @@
 """Reducers that send one bit per entry: its sign."""
 
-from functools import partial
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from syncalgos import checks, collectives, stacking
 from syncalgos.collectives import WORKERS, Axis
-from syncalgos.draws import own_key
 from syncalgos.precision import wide_dtype
 from syncalgos.reducers import hops
-from syncalgos.reducers.reducer import Reducer, drawing, leafwise
+from syncalgos.reducers.reducer import Reducer, leafwise
 from syncalgos.stacking import Stacked
 
 
@@ -41,7 +38,7 @@ def sign(
     """
     stacked = stacking.check("sign: stacked", stacked)
     if majority:
-        return _voting(BITS, seed, axis)
+        return hops.drawn(BITS, seed, axis)
     checks.whole("seed", seed, least=0)
 
     def scaled(x):
@@ -78,7 +75,7 @@ def tally(seed: int = 0, axis: Axis = WORKERS) -> Reducer:
         n = collectives.size(axis)
         return (2.0 * count - n) / n
 
-    return _voting(hops.Code(to_count, to_mean), seed, axis)
+    return hops.drawn(BITS, seed, axis, second=hops.Code(to_count, to_mean))
 
 
 def to_bits(x: jax.Array, draws: jax.Array) -> jax.Array:
@@ -92,20 +89,6 @@ def to_signs(code: jax.Array, length: int) -> jax.Array:
 
 
 BITS = hops.Code(to_bits, to_signs)
-
-
-def _voting(counted: hops.Code, seed: int, axis: Axis) -> Reducer:
-    """A reducer of signs, whose mean is sent on by that code."""
-    seed = checks.whole("seed", seed, least=0)
-
-    def vote(x, draws):
-        return hops.all_reduce(x, BITS, axis, draws, second=counted)[:2]
-
-    return drawing(
-        vote,
-        lambda x: hops.beside_size(x.size, axis),
-        partial(own_key, seed, axis=axis),
-    )
 
 
 def twice(
