@@ -9,7 +9,7 @@ lint:
 	pyright
 
 fast:
-	python -m pytest -x tests/test_combinators.py tests/test_communication.py tests/test_masks.py tests/test_docs.py tests/test_collectives.py
+	python -m pytest -x tests/library/combinators/test_combinators.py tests/library/test_communication.py tests/library/combinators/test_masks.py tests/docs/test_docs.py tests/library/test_collectives.py
 
 slow:
 	python -m pytest -n 2 --dist loadfile -m slow

@@ -30,7 +30,7 @@ import jax
 import syncalgos
 from benchmarks.measure import table, tell
 from benchmarks.scaling import Training, make
-from syncalgos.worker import Worker
+from syncalgos.engine.worker import Worker
 
 STEPS = 4  # a round, so that there is a sync in a dispatch
 STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")

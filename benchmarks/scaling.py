@@ -24,7 +24,7 @@ import optax
 import syncalgos
 from benchmarks.measure import in_turn, ratios, spread, table, tell
 from benchmarks.work import LR, WORK
-from experiments.factories import ALGORITHM, passed_arguments
+from experiments.cli.factories import ALGORITHM, passed_arguments
 
 ROUND = 16  # local steps
 LONGEST = 4096  # local steps in a dispatch

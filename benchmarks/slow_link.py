@@ -18,8 +18,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from statistics import median
 
-from benchmarks.link import Link
 from benchmarks.measure import told_by
+from benchmarks.network.link import Link
 
 ALGORITHMS = (
     "sync_sgd",
@@ -58,7 +58,7 @@ def measure(
 ) -> Iterator[dict]:
     """The records of both ends' training at a rate, as they come."""
     link.shape(rate)
-    module = [sys.executable, "-m", "benchmarks.slow_link_end"]
+    module = [sys.executable, "-m", "benchmarks.network.slow_link_end"]
     return told_by(
         [
             [*link.command(end), *module, str(end), str(rate), str(repeats), *algos]

@@ -21,7 +21,8 @@ import numpy as np
 import optax
 
 import syncalgos
-from benchmarks import by_hand, measure
+from benchmarks import measure
+from benchmarks.engine import by_hand
 from benchmarks.work import LR, WORK, Work
 
 ALGORITHMS: dict[str, Callable[[], syncalgos.Strategy]] = {

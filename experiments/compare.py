@@ -4,8 +4,8 @@
 
 import sys
 
-from experiments import completion, exits
-from experiments.study import command, request
+from experiments.cli import completion, exits
+from experiments.study import command, config
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -31,5 +31,5 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    completion.answer(request.parser_for)
+    completion.answer(config.parser_for)
     sys.exit(main())

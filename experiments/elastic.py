@@ -18,27 +18,21 @@ from typing import Any, NamedTuple, NoReturn
 import jax
 from jax.experimental.multihost_utils import ProcessFailureError, live_devices
 
-from experiments import (
-    exits,
-    flags,
-    gloo,
-    joining,
-    membership,
-    screen,
-    snapshot,
-    train,
-)
-from experiments.errors import BadRequest
-from experiments.flags import Request
-from experiments.plan import Plan, prepare
-from experiments.processes.addresses import free_port
-from experiments.processes.crew import Crew
-from experiments.processes.group import Group, Rules, Start, processes
-from experiments.processes.member import Member, joined
-from experiments.processes.seen import Known, Seen, end
-from experiments.progress import Progress
-from experiments.ready import params_sha256
-from experiments.team import Team
+from experiments.checkpoint import state_arrays
+from experiments.cli import exits, flags, terminal
+from experiments.cli.errors import BadRequest
+from experiments.cli.flags import Request
+from experiments.launch import gloo, joining, membership
+from experiments.supervisor.addresses import free_port
+from experiments.supervisor.child_side import Member, joined
+from experiments.supervisor.group import Group, Rules, Start, processes
+from experiments.supervisor.local_processes import Crew
+from experiments.supervisor.process_status import Known, Seen, end
+from experiments.training import loop
+from experiments.training.prepared import params_sha256
+from experiments.training.process_group import Team
+from experiments.training.progress import Progress
+from experiments.training.setup import Plan, prepare
 from syncalgos import Replica, TrainState
 
 PROGRAM = [sys.executable, "-m", "experiments.elastic"]
@@ -97,7 +91,7 @@ def _supervise(request: Request, argv: list[str], stopped: exits.Stopped) -> int
             for seen in crew.seen():
                 if seen.code and seen.process not in named:
                     named.add(seen.process)
-                    screen.say(end(Known(seen, None, 0.0), rules.loss))
+                    terminal.say(end(Known(seen, None, 0.0), rules.loss))
             code = _verdict(crew.seen())
         return code
     finally:
@@ -146,7 +140,7 @@ def _train(member: Member, argv: list[str]) -> None:
     plan = whole = _connected(member, request)
     s, progress, since = whole.settings, Progress(), time.monotonic()
     advance, held, gone = None, None, set()
-    screen.say(f"{s.algo} on {s.task}: {s.steps} steps, {_of(whole, whole)}")
+    terminal.say(f"{s.algo} on {s.task}: {s.steps} steps, {_of(whole, whole)}")
     while progress.step < s.steps:
         member.tell("train", progress.step)
         try:
@@ -161,17 +155,17 @@ def _train(member: Member, argv: list[str]) -> None:
             continue
         took, since = time.monotonic() - since, time.monotonic()
         if gone:
-            screen.say(
+            terminal.say(
                 f"without {processes([*gone])} from step {progress.step} on: "
                 f"{_of(plan, whole)}; that dispatch took {took:.1f} s"
             )
         for line in now.lines[len(progress.lines) :]:
-            screen.say(screen.evaluation_line(line, s.steps))
+            terminal.say(terminal.evaluation_line(line, s.steps))
         held, progress, gone = held_now, now, set()
     assert held is not None
-    line = screen.evaluation_line(progress.lines[-1], s.steps)
+    line = terminal.evaluation_line(progress.lines[-1], s.steps)
     sha = params_sha256(held.center)
-    screen.show(f"{line}  with {_of(plan, whole)}, params_sha256 {sha}")
+    terminal.show(f"{line}  with {_of(plan, whole)}, params_sha256 {sha}")
 
 
 def _connected(member: Member, request: Request) -> Plan:
@@ -221,10 +215,10 @@ def _with(live: list[Any], whole: Plan, request: Request) -> Plan:
 def _make_advance(plan: Plan, step: int) -> Callable[..., Any]:
     """Returns (held, progress) -> the same after a dispatch."""
     s, trainer = plan.settings, plan.trainer
-    due = train.evaluations(s)
-    parts = [*train.remaining(train.dispatches(due, s.dispatch_steps), step)]
-    dispatch = train._make_dispatch(plan, parts)
-    evaluate, ahead = train._make_evaluation(plan, lambda progress: None), iter(parts)
+    due = loop.evaluations(s)
+    parts = [*loop.remaining(loop.dispatches(due, s.dispatch_steps), step)]
+    dispatch = loop._make_dispatch(plan, parts)
+    evaluate, ahead = loop._make_evaluation(plan, lambda progress: None), iter(parts)
 
     def advance(held, progress):
         now = copy.deepcopy(progress)
@@ -246,9 +240,9 @@ def _placed(plan: Plan, held: _Held | None) -> TrainState:
     if held.plan is plan:
         return trainer.from_host(held.state)
     like = trainer.init(held.center.params, held.center.buffers, seed)
-    one = {name: x[:1] for name, x in snapshot.own(held.state).items()}
-    shared = snapshot.shared(held.state, held.center)
-    return snapshot.restarted(trainer, seed, like, one, shared)
+    one = {name: x[:1] for name, x in state_arrays.own(held.state).items()}
+    shared = state_arrays.shared(held.state, held.center)
+    return state_arrays.restarted(trainer, seed, like, one, shared)
 
 
 def _of(plan: Plan, whole: Plan) -> str:

@@ -5,8 +5,9 @@
 import sys
 import time
 
-from experiments import completion, exits, flags, membership
-from experiments.processes.member import joined
+from experiments.cli import completion, exits, flags
+from experiments.launch import membership
+from experiments.supervisor.child_side import joined
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -25,7 +26,10 @@ def main(argv: list[str] | None = None) -> int:
     def program(stopped: exits.Stopped) -> int:
         request = flags.parse(argv)
         group = membership.group(request.settings)
-        from experiments import job, joining  # import jax, which a bad request need not
+        from experiments.launch import (  # import jax, which a bad request need not
+            job,
+            joining,
+        )
 
         if group is not None:
             return joining.supervise(request, argv, group)
@@ -34,7 +38,7 @@ def main(argv: list[str] | None = None) -> int:
     member = joined()
     if member is None:
         return exits.guarded(program)
-    from experiments import joining
+    from experiments.launch import joining
 
     return joining.as_member(member, argv, started)
 

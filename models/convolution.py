@@ -49,7 +49,7 @@ def conv(
         (batch, new height, new width, outputs).
 
     XLA on CPU runs `by_lax` inside a scan 10 to 15 times slower than `by_patches`
-    (LeNet's training: `python -m benchmarks.convolutions`).
+    (LeNet's training: `python -m benchmarks.engine.convolutions`).
     """
     plain_matmul = w.shape[:2] == (1, 1)
     if plain_matmul or jax.default_backend() == "cpu":

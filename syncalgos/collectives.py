@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from syncalgos.precision import narrow, widen
+from syncalgos.dtypes import narrow, widen
 
 PyTree = Any
 Axis = str | tuple[str, ...]

@@ -14,8 +14,8 @@ from urllib.parse import urlsplit
 
 from platformdirs import user_cache_path
 
-from experiments.errors import Terminated
-from experiments.screen import say, size
+from experiments.cli.errors import Terminated
+from experiments.cli.terminal import say, size
 
 TIMEOUT = (10, 60)  # seconds: to connect, and between bytes
 PART = ".syncalgos.part"

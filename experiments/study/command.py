@@ -6,14 +6,15 @@ from argparse import Namespace
 from pathlib import Path
 from typing import NamedTuple
 
-from experiments import flags
-from experiments.errors import BadRequest
-from experiments.library import checks
-from experiments.settings import PAPER
-from experiments.study import events, network, presets, request, spec
+from experiments.cli import flags
+from experiments.cli.errors import BadRequest
+from experiments.cli.library import checks
+from experiments.study import config, network, presets, spec
 from experiments.study.network import Network
-from experiments.study.ranges import MOST_RUNS, as_words
+from experiments.study.report import events
+from experiments.study.search_space import MOST_RUNS, as_words
 from experiments.study.spec import Spec
+from experiments.training.config import PAPER
 
 
 class Study(NamedTuple):
@@ -42,12 +43,12 @@ def read(argv: list[str]) -> Study:
     Raises:
         BadRequest: what is unknown or out of range, in one line.
     """
-    asked, preset = request.read(argv), None
+    asked, preset = config.read(argv), None
     if asked.own.preset == PAPER:
         asked = asked._replace(rest=["--preset", PAPER, *asked.rest])
     elif asked.own.preset is not None:
         preset = presets.load(asked.own.preset)
-        asked = request.read(preset.under(argv))
+        asked = config.read(preset.under(argv))
     own, decided = asked.own, spec.of(asked)
     try:
         if own.tensorboard:

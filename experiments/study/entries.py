@@ -5,9 +5,9 @@ import shlex
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from experiments.errors import BadRequest
-from experiments.study.ranges import Words
-from experiments.words import with_dashes
+from experiments.cli.errors import BadRequest
+from experiments.cli.words import with_dashes
+from experiments.study.search_space import Words
 
 
 class Entry(NamedTuple):

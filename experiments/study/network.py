@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from experiments.library import checks
+from experiments.cli.library import checks
 
 if TYPE_CHECKING:  # it imports jax, for which a command line's errors need not wait
     from syncalgos import Communication

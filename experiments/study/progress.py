@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from experiments import screen
-from experiments.study import amounts
+from experiments.cli import terminal
+from experiments.study.analysis import formatting
 
 
 class StudyProgress:
@@ -58,9 +58,9 @@ class StudyProgress:
     def say(self, text: str) -> None:
         """Something to read."""
         if self.bar is None:
-            screen.say(text)
+            terminal.say(text)
         else:
-            screen.above(self.bar, text)
+            terminal.above(self.bar, text)
 
     def left(self, at: float = 0.0) -> str:
         """The time left, in words."""
@@ -68,7 +68,7 @@ class StudyProgress:
         if made < 0.2 or missing <= 0:
             return ""
         seconds = (time.perf_counter() - self.started) / made * missing
-        return f"about {amounts.duration(seconds, digits=2)} left"
+        return f"about {formatting.duration(seconds, digits=2)} left"
 
 
 @contextmanager

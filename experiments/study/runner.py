@@ -9,13 +9,12 @@ from typing import NamedTuple
 
 import jax
 
-from experiments import records, screen
-from experiments.errors import explained
-from experiments.factories import TASK
-from experiments.progress import Progress
-from experiments.ready import Ready, begin, finish, ready, reseeded
+from experiments.cli import terminal
+from experiments.cli.errors import explained
+from experiments.cli.factories import TASK
 from experiments.study import network, tuning
-from experiments.study.cells import (
+from experiments.study.analysis.results import ACCURACY, measure
+from experiments.study.grid import (
     Cell,
     Loader,
     Point,
@@ -26,9 +25,11 @@ from experiments.study.cells import (
     tuning_cells,
 )
 from experiments.study.progress import StudyProgress, progress
-from experiments.study.results import ACCURACY, measure
 from experiments.study.spec import Spec
 from experiments.tasks.contract import check_apply, check_model
+from experiments.training import records
+from experiments.training.prepared import Ready, begin, finish, ready, reseeded
+from experiments.training.progress import Progress
 
 
 class _Stop(Exception):
@@ -205,6 +206,6 @@ def _sends(job: Ready, progress: Progress) -> dict | None:
 def _result(summary: dict) -> str:
     if summary["diverged"]:
         return f"diverged at step {summary['diverged_at']}"
-    shown = {k: x for k, x in screen.measured(summary).items() if x is not None}
-    figures = [f"{name} {screen.figure(x)}" for name, x in shown.items()]
+    shown = {k: x for k, x in terminal.measured(summary).items() if x is not None}
+    figures = [f"{name} {terminal.figure(x)}" for name, x in shown.items()]
     return ", ".join([*figures, f"{summary['total_seconds']:.1f} s"])

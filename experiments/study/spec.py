@@ -5,14 +5,14 @@ from collections.abc import Iterator
 from itertools import chain, product
 from typing import Any, NamedTuple
 
-from experiments import factories, flags
-from experiments.errors import BadRequest
-from experiments.factories import ALGORITHM, TASK
-from experiments.library import checks
-from experiments.settings import SETTINGS
-from experiments.study import request
+from experiments.cli import factories, flags
+from experiments.cli.errors import BadRequest
+from experiments.cli.factories import ALGORITHM, TASK
+from experiments.cli.library import checks
+from experiments.study import config
 from experiments.study.entries import Entry, entries, groups_of_flags, parameter
-from experiments.study.ranges import Range, Words, values
+from experiments.study.search_space import Range, Words, values
+from experiments.training.config import SETTINGS
 
 
 def common() -> set[str]:
@@ -133,7 +133,7 @@ def _combined(ranges: list[Range], values: list[Words]) -> Iterator[dict[str, st
         yield dict(zip(names, each, strict=True))
 
 
-def of(asked: request.Asked) -> Spec:
+def of(asked: config.Asked) -> Spec:
     """What a command line compares.
 
     Raises:
@@ -211,7 +211,7 @@ def _refuse_unknown(spec: Spec, name: str) -> None:
     known = common().union(
         *(factories.flag_names(ALGORITHM, e.algo) for e in spec.entries),
         factories.flag_names(TASK, spec.task),
-        request.OWN,
+        config.OWN,
     )
     flag, algos = name.replace("_", "-"), dict.fromkeys(e.algo for e in spec.entries)
     hint = checks.nearest(f"--{flag}", [f"--{x.replace('_', '-')}" for x in known])

@@ -8,21 +8,17 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from experiments import exits, lock, records, screen
-from experiments.errors import BadRequest
-from experiments.ready import versions
-from experiments.study import (
-    about,
-    analysis,
-    events,
-    request,
-    runs,
-    spec,
-    write,
-)
+from experiments.checkpoint import lock
+from experiments.cli import exits, terminal
+from experiments.cli.errors import BadRequest
+from experiments.study import config, spec
+from experiments.study.analysis import analysis, remarks, runs
 from experiments.study.command import Study
+from experiments.study.report import events, write
 from experiments.study.runner import check_measure, make_runs, planned
 from experiments.study.spec import Spec
+from experiments.training import records
+from experiments.training.prepared import versions
 
 NAME = "study.json"
 
@@ -44,7 +40,7 @@ def run(study: Study, argv: list[str], asked_to_stop: exits.Stopped) -> int | No
         raise BadRequest(str(error)) from error
     except OSError as error:  # a full disk, say: all that is done is kept
         where = f"{error.filename}: " if error.filename else ""
-        screen.say(
+        terminal.say(
             f"error: {where}{error.strerror or error}: what is done is kept, the same "
             "command goes on from there"
         )
@@ -60,7 +56,7 @@ def _made(study: Study, argv: list[str], asked_to_stop: exits.Stopped) -> int | 
     final = make_runs(plan, study.out, study.own.measure, asked_to_stop)
     if final is None:
         return None
-    command = shlex.join([*request.PROGRAM.split(), *argv])
+    command = shlex.join([*config.PROGRAM.split(), *argv])
     made = [runs.read(point, cell) for point, cell in final]
     found = analysis.report(study, made, command)
     records.write_lines(study.out / "metrics.jsonl", runs.study_lines(made))
@@ -69,7 +65,7 @@ def _made(study: Study, argv: list[str], asked_to_stop: exits.Stopped) -> int | 
         events.write_events(
             study.out / "tensorboard", runs.named_lines(made, study.out)
         )
-    screen.show(about.summary(found, study.out))
+    terminal.show(remarks.summary(found, study.out))
     return exits.DONE
 
 

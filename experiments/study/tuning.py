@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-from experiments.study.cells import Point, below, tuning_cells
-from experiments.study.results import Measure, Tuning, is_fine
+from experiments.study.analysis.results import Measure, Tuning, is_fine
+from experiments.study.grid import Point, below, tuning_cells
 from experiments.study.spec import Spec
 
 Trials = list[tuple[dict[str, str], list[dict[str, Any]]]]  # values, runs' summaries

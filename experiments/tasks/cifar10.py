@@ -7,8 +7,8 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
-from experiments import muon
 from experiments.data import cifar
+from experiments.tasks import muon
 from experiments.tasks.classify import (
     network,
     normalised,

@@ -7,11 +7,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments.settings import SETTINGS
 from experiments.tasks.task import WEIGHT, Arrays, Data, Kept, Tables, Task
-from syncalgos import checks, stacking
+from experiments.training.config import SETTINGS
+from syncalgos import checks
 from syncalgos.collectives import PyTree
-from syncalgos.layout import DEVICES, LANES
+from syncalgos.engine.layout import DEVICES, LANES
+from syncalgos.reducers import stacking
 
 
 def check_task(task: Any) -> None:

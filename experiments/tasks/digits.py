@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from experiments import muon
+from experiments.tasks import muon
 from experiments.tasks.classify import values
 from experiments.tasks.task import Data, Task, fitting
 from models import mlp

@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments import muon
 from experiments.data import text
+from experiments.tasks import muon
 from experiments.tasks.classify import values
 from experiments.tasks.task import Data, Tables, Task, fitting
 from models import ngram

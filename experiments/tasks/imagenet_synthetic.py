@@ -5,7 +5,7 @@ from typing import Literal
 
 import numpy as np
 
-from experiments import muon
+from experiments.tasks import muon
 from experiments.tasks.classify import (
     network,
     normalised,

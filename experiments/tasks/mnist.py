@@ -4,8 +4,8 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from experiments import muon
 from experiments.data import idx
+from experiments.tasks import muon
 from experiments.tasks.classify import (
     BatchNorm,
     network,

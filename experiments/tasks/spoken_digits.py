@@ -5,8 +5,8 @@ from pathlib import Path
 
 import jax.numpy as jnp
 
-from experiments import muon
 from experiments.data import speech
+from experiments.tasks import muon
 from experiments.tasks.classify import values
 from experiments.tasks.task import Data, Task, fitting
 from models import lstm

@@ -10,7 +10,7 @@ import numpy as np
 
 from syncalgos import checks, per_example
 from syncalgos.collectives import PyTree
-from syncalgos.stacking import Stacked
+from syncalgos.reducers.stacking import Stacked
 
 Arrays = dict[str, np.ndarray]
 Kept = Literal["replicated", "shared", "sharded"]
@@ -37,7 +37,7 @@ class Data(NamedTuple):
         test: held out; leaves (examples, ...), with the same names.
         groups: by name, the number of each training example's group, (examples,):
             "label", a class, or who made it, such as "speaker". Workers can be given
-            groups of their own (`experiments.partition`).
+            groups of their own (`experiments.pipeline.partition`).
         overlapping: with how many of the training examples right after it one shares
             content, as windows of a text do; 0 if they can be held out one by one.
         covering: of overlapping examples, every how manyth are enough to show all
@@ -103,7 +103,7 @@ class Task(NamedTuple):
             muon_weight_dimension_numbers; None: all leaves of two axes.
         sends: what the loss itself sends at every step, in words, if anything.
         stacked: which leaves of params hold several layers, how many leading axes count
-            them (see `syncalgos.stacking`); algorithms that ask for it get it.
+            them (see `syncalgos.reducers.stacking`); algorithms that ask for it get it.
     """
 
     init: Callable[[jax.Array], tuple[PyTree, PyTree]]

@@ -55,7 +55,7 @@ from syncalgos.algorithms.sparta import sparta as sparta
 from syncalgos.algorithms.streaming_diloco import streaming_diloco as streaming_diloco
 from syncalgos.algorithms.sync_sgd import sync_sgd as sync_sgd
 from syncalgos.algorithms.topk_sgd import topk_sgd as topk_sgd
-from syncalgos.base import Strategy as _Strategy
+from syncalgos.strategy import Strategy as _Strategy
 
 ALGORITHMS: dict[str, _Callable[..., _Strategy]] = {
     "sync_sgd": sync_sgd,

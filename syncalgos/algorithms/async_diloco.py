@@ -2,11 +2,12 @@
 
 import optax
 
-from syncalgos import checks, collectives, nesterov, speeds
-from syncalgos.asynchrony import asynchronous
-from syncalgos.base import Strategy
+from syncalgos import checks, collectives
 from syncalgos.collectives import WORKERS, Axis
+from syncalgos.combinators import nesterov, speeds
+from syncalgos.combinators.asynchrony import asynchronous
 from syncalgos.reducers.reducer import check_optimizer
+from syncalgos.strategy import Strategy
 
 
 def async_diloco(

@@ -5,13 +5,13 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from syncalgos import checks, collectives, stacking
-from syncalgos.base import MeanCenter, Strategy
+from syncalgos import checks, collectives
 from syncalgos.collectives import WORKERS, Axis, PyTree
-from syncalgos.precision import widen
-from syncalgos.reducers import packing
+from syncalgos.dtypes import widen
+from syncalgos.reducers import packing, stacking
 from syncalgos.reducers.reducer import is_sent, over_leaves, share_of
-from syncalgos.stacking import Stacked
+from syncalgos.reducers.stacking import Stacked
+from syncalgos.strategy import MeanCenter, Strategy
 
 
 class ChocoState(NamedTuple):

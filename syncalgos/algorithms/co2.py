@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import optax
 
 from syncalgos import checks
-from syncalgos.base import Strategy, every
 from syncalgos.collectives import WORKERS, Axis, PyTree
+from syncalgos.combinators.primitives import outer_step
 from syncalgos.reducers import late
-from syncalgos.syncs import outer_step
+from syncalgos.strategy import Strategy, every
 
 
 class MomentumState(NamedTuple):

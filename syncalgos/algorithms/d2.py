@@ -5,10 +5,10 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from syncalgos import checks, peers
-from syncalgos.base import MeanCenter, Strategy
+from syncalgos import checks, topology
 from syncalgos.collectives import WORKERS, Axis, PyTree
-from syncalgos.precision import narrow, widen
+from syncalgos.dtypes import narrow, widen
+from syncalgos.strategy import MeanCenter, Strategy
 
 
 class D2State(NamedTuple):
@@ -55,7 +55,7 @@ def d2(mixing: float = 0.5, axis: Axis = WORKERS) -> Strategy:
 
     def sync(replica, state, step):
         shifted = jax.tree.map(jnp.add, widen(replica.params), state.correction)
-        moves = peers.ring_moves(shifted, axis)
+        moves = topology.ring_moves(shifted, axis)
         moves = jax.tree.map(lambda move: mixing * move, moves)
         mixed = jax.tree.map(jnp.add, shifted, moves)
         correction = jax.tree.map(jnp.add, state.correction, moves)

@@ -3,13 +3,14 @@
 import jax
 import jax.numpy as jnp
 
-from syncalgos import checks, collectives, cosine, stacking
-from syncalgos.base import MeanCenter, Strategy
+from syncalgos import checks, collectives
 from syncalgos.checks import LearningRate
 from syncalgos.collectives import WORKERS, Axis
-from syncalgos.precision import if_finite, narrow, widen
+from syncalgos.dtypes import if_finite, narrow, widen
+from syncalgos.reducers import dct, stacking
 from syncalgos.reducers.packing import index_dtype
-from syncalgos.stacking import Stacked
+from syncalgos.reducers.stacking import Stacked
+from syncalgos.strategy import MeanCenter, Strategy
 
 
 def demo(
@@ -40,7 +41,7 @@ def demo(
         top_k: components of a chunk that are sent, at least 1.
         sign: step along signs, and accumulate steps instead of gradients.
         learning_rate: η of those steps, a number or schedule; None: 1.
-        stacked: which leaves hold several layers (see `syncalgos.stacking`).
+        stacked: which leaves hold several layers (see `syncalgos.reducers.stacking`).
         axis: the mapped axis or axes over which the workers lie.
 
     Returns:
@@ -69,7 +70,7 @@ def demo(
         return jax.tree.map(jnp.zeros_like, widen(params))
 
     def extract(m):  # of one layer: (what is left of m, the mean of what is sent)
-        parts, back = cosine.components(m, chunk)  # (chunks, components)
+        parts, back = dct.components(m, chunk)  # (chunks, components)
         if parts.shape[1] <= top_k:  # all are sent, for which no index is needed
             return jnp.zeros_like(m), collectives.mean(m, axis)
         _, chosen = jax.lax.top_k(jnp.abs(parts), top_k)

@@ -3,10 +3,10 @@
 from functools import partial
 
 from syncalgos import checks, collectives
-from syncalgos.base import MeanCenter, Strategy, chain, every
 from syncalgos.collectives import WORKERS, Axis
-from syncalgos.moments import map_moments
-from syncalgos.syncs import average
+from syncalgos.combinators.moments import map_moments
+from syncalgos.combinators.primitives import average
+from syncalgos.strategy import MeanCenter, Strategy, chain, every
 
 
 def des_loc(

@@ -7,12 +7,13 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from syncalgos import checks, collectives, reducers, stacking
-from syncalgos.base import MeanCenter, Strategy
+from syncalgos import checks, collectives, reducers
 from syncalgos.collectives import WORKERS, Axis, PyTree
-from syncalgos.precision import if_finite, narrow, widen
+from syncalgos.dtypes import if_finite, narrow, widen
+from syncalgos.reducers import stacking
 from syncalgos.reducers.reducer import over_leaves
-from syncalgos.stacking import Stacked
+from syncalgos.reducers.stacking import Stacked
+from syncalgos.strategy import MeanCenter, Strategy
 
 
 class DgcState(NamedTuple):

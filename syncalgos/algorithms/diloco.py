@@ -3,10 +3,10 @@
 import optax
 
 from syncalgos import checks
-from syncalgos.base import Strategy, every
 from syncalgos.collectives import WORKERS, Axis
+from syncalgos.combinators.primitives import outer_step
 from syncalgos.reducers import resolve
-from syncalgos.syncs import outer_step
+from syncalgos.strategy import Strategy, every
 
 
 def diloco(

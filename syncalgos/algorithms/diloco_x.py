@@ -3,10 +3,10 @@
 import optax
 
 from syncalgos import checks, reducers
-from syncalgos.base import Strategy, every
 from syncalgos.collectives import WORKERS, Axis
-from syncalgos.stacking import Stacked
-from syncalgos.syncs import outer_step
+from syncalgos.combinators.primitives import outer_step
+from syncalgos.reducers.stacking import Stacked
+from syncalgos.strategy import Strategy, every
 
 
 def diloco_x(

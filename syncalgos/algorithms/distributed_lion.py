@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 
 from syncalgos import checks, collectives, reducers
-from syncalgos.base import MeanCenter, Strategy
 from syncalgos.collectives import WORKERS, Axis
-from syncalgos.precision import if_finite, narrow, widen
+from syncalgos.dtypes import if_finite, narrow, widen
+from syncalgos.strategy import MeanCenter, Strategy
 
 
 def distributed_lion(

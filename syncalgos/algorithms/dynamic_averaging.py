@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import optax
 
 from syncalgos import checks, collectives
-from syncalgos.base import MeanCenter, Strategy, every
 from syncalgos.collectives import WORKERS, Axis, PyTree
-from syncalgos.decisions import decided
-from syncalgos.precision import widen
+from syncalgos.combinators.decided import decided
+from syncalgos.dtypes import widen
+from syncalgos.strategy import MeanCenter, Strategy, every
 
 
 class DynamicState(NamedTuple):

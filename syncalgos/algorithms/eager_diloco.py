@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import optax
 
 from syncalgos import checks, collectives
-from syncalgos.base import Strategy, every
 from syncalgos.collectives import WORKERS, Axis, PyTree
-from syncalgos.precision import narrow, widen
+from syncalgos.dtypes import narrow, widen
+from syncalgos.strategy import Strategy, every
 
 
 class EagerState(NamedTuple):

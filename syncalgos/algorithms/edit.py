@@ -6,10 +6,10 @@ import jax
 import jax.numpy as jnp
 
 from syncalgos import checks
-from syncalgos.base import Strategy, every
 from syncalgos.collectives import WORKERS, Axis, PyTree
-from syncalgos.precision import narrow, widen
-from syncalgos.screening import Norms, Screen, none_seen, screened_mean
+from syncalgos.dtypes import narrow, widen
+from syncalgos.reducers.screening import Norms, Screen, none_seen, screened_mean
+from syncalgos.strategy import Strategy, every
 
 
 class EditState(NamedTuple):

@@ -2,9 +2,9 @@
 
 from syncalgos import checks
 from syncalgos.algorithms.model_averaging import model_averaging
-from syncalgos.base import Strategy
 from syncalgos.collectives import WORKERS, Axis
-from syncalgos.participation import participating, sampled
+from syncalgos.combinators.participation import participating, sampled
+from syncalgos.strategy import Strategy
 
 
 def fedavg(

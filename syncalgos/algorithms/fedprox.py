@@ -5,9 +5,9 @@ from typing import NamedTuple
 import jax
 
 from syncalgos import checks, collectives
-from syncalgos.base import MeanCenter, Strategy, sync_every
 from syncalgos.collectives import WORKERS, Axis, PyTree
-from syncalgos.precision import narrow, widen
+from syncalgos.dtypes import narrow, widen
+from syncalgos.strategy import MeanCenter, Strategy, sync_every
 
 
 class FedProxState(NamedTuple):

@@ -5,10 +5,11 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
-from syncalgos import checks, peers
-from syncalgos.base import MeanCenter, Strategy, chain
+from syncalgos import checks
+from syncalgos import topology as peers
 from syncalgos.collectives import WORKERS, Axis
-from syncalgos.precision import narrow, widen
+from syncalgos.dtypes import narrow, widen
+from syncalgos.strategy import MeanCenter, Strategy, chain
 
 
 def gossip(

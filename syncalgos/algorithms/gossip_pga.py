@@ -2,10 +2,11 @@
 
 from typing import Literal
 
-from syncalgos import checks, peers
-from syncalgos.base import MeanCenter, Strategy, chain, every, when
+from syncalgos import checks
+from syncalgos import topology as peers
 from syncalgos.collectives import WORKERS, Axis
-from syncalgos.syncs import average
+from syncalgos.combinators.primitives import average
+from syncalgos.strategy import MeanCenter, Strategy, chain, every, when
 
 
 def gossip_pga(

@@ -5,10 +5,10 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from syncalgos import peers
-from syncalgos.base import MeanCenter, Strategy
+from syncalgos import topology
 from syncalgos.collectives import WORKERS, Axis, PyTree
-from syncalgos.precision import if_finite, narrow, widen
+from syncalgos.dtypes import if_finite, narrow, widen
+from syncalgos.strategy import MeanCenter, Strategy
 
 
 class TrackingState(NamedTuple):
@@ -55,7 +55,7 @@ def gradient_tracking(axis: Axis = WORKERS) -> Strategy:
         tracked = jax.tree.map(jnp.add, widen(grads), state.correction)
         # Its own gradient, so each worker decides for itself; the mean of c stays 0.
         finite = if_finite(grads, tracked, state.correction)
-        changes, moves = peers.ring_moves((finite, replica.params), axis)
+        changes, moves = topology.ring_moves((finite, replica.params), axis)
         correction = jax.tree.map(jnp.add, state.correction, changes)
         return narrow(tracked, grads), TrackingState(correction, moves)
 

@@ -5,9 +5,9 @@ import math
 import optax
 
 from syncalgos import checks, collectives
-from syncalgos.base import Strategy, chain, every, when
 from syncalgos.collectives import WORKERS, Axis
-from syncalgos.syncs import average
+from syncalgos.combinators.primitives import average
+from syncalgos.strategy import Strategy, chain, every, when
 
 
 def hierarchical(

@@ -3,9 +3,9 @@
 import optax
 
 from syncalgos import checks
-from syncalgos.base import Strategy, every
 from syncalgos.collectives import WORKERS, Axis
-from syncalgos.syncs import outer_step
+from syncalgos.combinators.primitives import outer_step
+from syncalgos.strategy import Strategy, every
 
 
 def lookahead(period: int = 16, slow_lr: float = 0.5, axis: Axis = WORKERS) -> Strategy:

@@ -1,8 +1,8 @@
 """Periodic model averaging, also called local SGD."""
 
-from syncalgos.base import Strategy, every
 from syncalgos.collectives import WORKERS, Axis
-from syncalgos.syncs import average
+from syncalgos.combinators.primitives import average
+from syncalgos.strategy import Strategy, every
 
 
 def model_averaging(period: int = 16, axis: Axis = WORKERS) -> Strategy:

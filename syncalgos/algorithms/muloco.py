@@ -3,9 +3,9 @@
 import optax
 
 from syncalgos import checks, reducers
-from syncalgos.base import Strategy, every
 from syncalgos.collectives import WORKERS, Axis
-from syncalgos.syncs import outer_step
+from syncalgos.combinators.primitives import outer_step
+from syncalgos.strategy import Strategy, every
 
 
 def muloco(

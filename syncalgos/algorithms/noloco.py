@@ -5,10 +5,10 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from syncalgos import checks, collectives, peers
-from syncalgos.base import Strategy, every
+from syncalgos import checks, collectives, topology
 from syncalgos.collectives import WORKERS, Axis, PyTree
-from syncalgos.precision import narrow, widen
+from syncalgos.dtypes import narrow, widen
+from syncalgos.strategy import Strategy, every
 
 
 class NoLoCoState(NamedTuple):
@@ -61,7 +61,7 @@ def noloco(
     seed = checks.whole("seed", seed, least=0)
 
     def pair_mean(tree, step):
-        partner = peers.of_random_pair(tree, step, seed, axis)
+        partner = topology.of_random_pair(tree, step, seed, axis)
         return jax.tree.map(lambda own, other: (own + other) / 2, tree, partner)
 
     def init(params):

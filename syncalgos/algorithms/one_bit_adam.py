@@ -7,11 +7,11 @@ import jax.numpy as jnp
 import optax
 
 from syncalgos import checks, collectives
-from syncalgos.base import MeanCenter, Strategy
 from syncalgos.collectives import WORKERS, Axis, PyTree
-from syncalgos.precision import if_finite, narrow, widen
+from syncalgos.dtypes import if_finite, narrow, widen
 from syncalgos.reducers import hops, signs
 from syncalgos.reducers.reducer import over_leaves
+from syncalgos.strategy import MeanCenter, Strategy
 
 
 class OneBitAdamState(NamedTuple):

@@ -3,9 +3,9 @@
 from syncalgos import checks
 from syncalgos.algorithms.model_averaging import model_averaging
 from syncalgos.algorithms.sync_sgd import sync_sgd
-from syncalgos.base import Strategy, chain
 from syncalgos.collectives import WORKERS, Axis
-from syncalgos.phases import after, until
+from syncalgos.combinators.phases import after, until
+from syncalgos.strategy import Strategy, chain
 
 
 def post_local_sgd(

@@ -1,11 +1,11 @@
 """PowerSGD: low-rank gradients."""
 
 from syncalgos import checks, reducers
-from syncalgos.base import Strategy, chain
 from syncalgos.collectives import WORKERS, Axis
-from syncalgos.phases import after, until
-from syncalgos.stacking import Stacked
-from syncalgos.syncs import reduce_with
+from syncalgos.combinators.phases import after, until
+from syncalgos.combinators.primitives import reduce_with
+from syncalgos.reducers.stacking import Stacked
+from syncalgos.strategy import Strategy, chain
 
 
 def powersgd(
@@ -30,7 +30,7 @@ def powersgd(
             that are sent for it, at least 0; 0 compresses all.
         dense_steps: first steps with the plain mean; 100 in the authors' code.
         stacked: which leaves hold several layers, each a matrix of its own (see
-            `syncalgos.stacking`).
+            `syncalgos.reducers.stacking`).
         axis: the mapped axis or axes over which the workers lie.
 
     Returns:

@@ -5,11 +5,11 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from syncalgos import checks, collectives, peers
-from syncalgos.base import Strategy
+from syncalgos import checks, collectives, topology
 from syncalgos.collectives import WORKERS, Axis, PyTree
-from syncalgos.draws import own_key
-from syncalgos.precision import narrow, widen
+from syncalgos.dtypes import narrow, widen
+from syncalgos.keys import own_key
+from syncalgos.strategy import Strategy
 
 
 class PushSumState(NamedTuple):
@@ -68,7 +68,7 @@ def push_sum(drop: float = 0.0, seed: int = 0, axis: Axis = WORKERS) -> Strategy
             lambda own, mine, theirs: own - mine + theirs,
             (x, w),
             sent,
-            peers.of_exponential_graph(sent, step, axis),
+            topology.of_exponential_graph(sent, step, axis),
         )
         params = narrow(jax.tree.map(lambda x: x / w, x), replica.params)
         return replica._replace(params=params), PushSumState(x, w)

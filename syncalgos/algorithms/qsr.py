@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from syncalgos import checks
-from syncalgos.base import Strategy, every
 from syncalgos.collectives import WORKERS, Axis
-from syncalgos.rounds import TABLED
-from syncalgos.syncs import average
+from syncalgos.combinators.primitives import average
+from syncalgos.combinators.rounds import TABLED
+from syncalgos.strategy import Strategy, every
 
 
 def qsr(

@@ -3,9 +3,9 @@
 from typing import Literal
 
 from syncalgos import reducers
-from syncalgos.base import Strategy
 from syncalgos.collectives import WORKERS, Axis
-from syncalgos.syncs import reduce_with
+from syncalgos.combinators.primitives import reduce_with
+from syncalgos.strategy import Strategy
 
 
 def quantized_sgd(

@@ -6,10 +6,10 @@ import jax
 import jax.numpy as jnp
 
 from syncalgos import checks, collectives
-from syncalgos.base import MeanCenter, Strategy, sync_when
 from syncalgos.collectives import WORKERS, Axis, PyTree
-from syncalgos.draws import common_key
-from syncalgos.precision import narrow, widen
+from syncalgos.dtypes import narrow, widen
+from syncalgos.keys import common_key
+from syncalgos.strategy import MeanCenter, Strategy, sync_when
 
 
 class ScaffnewState(NamedTuple):

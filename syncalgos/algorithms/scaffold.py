@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 
 from syncalgos import checks, collectives
-from syncalgos.base import MeanCenter, Strategy, sync_every
 from syncalgos.collectives import WORKERS, Axis, PyTree
-from syncalgos.precision import narrow, widen
+from syncalgos.dtypes import narrow, widen
+from syncalgos.strategy import MeanCenter, Strategy, sync_every
 
 
 class ScaffoldState(NamedTuple):

@@ -1,10 +1,10 @@
 """Sign SGD: one bit per gradient entry."""
 
 from syncalgos import reducers
-from syncalgos.base import Strategy
 from syncalgos.collectives import WORKERS, Axis
-from syncalgos.stacking import Stacked
-from syncalgos.syncs import reduce_with
+from syncalgos.combinators.primitives import reduce_with
+from syncalgos.reducers.stacking import Stacked
+from syncalgos.strategy import Strategy
 
 
 def sign_sgd(
@@ -27,7 +27,7 @@ def sign_sgd(
         majority: vote by signs alone, without scale or feedback.
         seed: of votes on zeros and of ties, which are drawn.
         stacked: which leaves hold several layers, each with a scale of its own (see
-            `syncalgos.stacking`).
+            `syncalgos.reducers.stacking`).
         axis: the mapped axis or axes over which the workers lie.
 
     Returns:

@@ -2,8 +2,8 @@
 
 from syncalgos import checks
 from syncalgos.algorithms.distributed_lion import distributed_lion
-from syncalgos.base import Strategy
 from syncalgos.collectives import WORKERS, Axis
+from syncalgos.strategy import Strategy
 
 
 def signum(

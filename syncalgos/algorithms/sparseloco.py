@@ -5,10 +5,10 @@ from typing import Literal
 import optax
 
 from syncalgos import checks, reducers
-from syncalgos.base import Strategy, every
 from syncalgos.collectives import WORKERS, Axis
-from syncalgos.stacking import Stacked
-from syncalgos.syncs import outer_step
+from syncalgos.combinators.primitives import outer_step
+from syncalgos.reducers.stacking import Stacked
+from syncalgos.strategy import Strategy, every
 
 
 def sparseloco(
@@ -40,7 +40,7 @@ def sparseloco(
             sends values whole.
         chunk: the most entries that compete: leaves are cut into equal parts.
         stacked: which leaves hold several layers, each cut by itself (see
-            `syncalgos.stacking`).
+            `syncalgos.reducers.stacking`).
         axis: the mapped axis or axes over which the workers lie.
 
     Returns:

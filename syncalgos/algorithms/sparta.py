@@ -3,8 +3,8 @@
 import jax
 
 from syncalgos import reducers
-from syncalgos.base import MeanCenter, Strategy, every
 from syncalgos.collectives import WORKERS, Axis
+from syncalgos.strategy import MeanCenter, Strategy, every
 
 
 def sparta(

@@ -6,15 +6,15 @@ from typing import Any, Literal
 
 import optax
 
-from syncalgos import checks, stacking
-from syncalgos import fragments as cuts
-from syncalgos.base import Strategy, chain, every
+from syncalgos import checks
 from syncalgos.collectives import WORKERS, Axis
-from syncalgos.delays import delayed
-from syncalgos.masks import masked
-from syncalgos.reducers import resolve
-from syncalgos.stacking import Stacked
-from syncalgos.syncs import outer_step
+from syncalgos.combinators import fragments as cuts
+from syncalgos.combinators.delayed import delayed
+from syncalgos.combinators.masked import masked
+from syncalgos.combinators.primitives import outer_step
+from syncalgos.reducers import resolve, stacking
+from syncalgos.reducers.stacking import Stacked
+from syncalgos.strategy import Strategy, chain, every
 
 
 def streaming_diloco(
@@ -54,7 +54,7 @@ def streaming_diloco(
             F-th of stacked layers, as in the paper, other leaves where least is; in
             Python also params -> each leaf's fragment, from 0. None means leaves, on
             the command line bytes where layers are stacked.
-        stacked: which leaves hold several layers (see `syncalgos.stacking`).
+        stacked: which leaves hold several layers (see `syncalgos.reducers.stacking`).
         axis: the mapped axis or axes over which the workers lie.
 
     Returns:

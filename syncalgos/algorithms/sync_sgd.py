@@ -1,9 +1,9 @@
 """Synchronous data-parallel training."""
 
-from syncalgos.base import Strategy
 from syncalgos.collectives import WORKERS, Axis
+from syncalgos.combinators.primitives import reduce_with
 from syncalgos.reducers import AnyReducer, resolve
-from syncalgos.syncs import reduce_with
+from syncalgos.strategy import Strategy
 
 
 def sync_sgd(

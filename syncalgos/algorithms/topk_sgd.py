@@ -1,10 +1,10 @@
 """Top-k sparsified SGD."""
 
 from syncalgos import reducers
-from syncalgos.base import Strategy
 from syncalgos.collectives import WORKERS, Axis
-from syncalgos.stacking import Stacked
-from syncalgos.syncs import reduce_with
+from syncalgos.combinators.primitives import reduce_with
+from syncalgos.reducers.stacking import Stacked
+from syncalgos.strategy import Strategy
 
 
 def topk_sgd(
@@ -20,7 +20,7 @@ def topk_sgd(
         density: the share of each leaf's entries that is sent, rounded up; above 0, at
             most 1.
         stacked: which leaves hold several layers, of each of which that share is sent
-            (see `syncalgos.stacking`).
+            (see `syncalgos.reducers.stacking`).
         axis: the mapped axis or axes over which the workers lie.
 
     Returns:

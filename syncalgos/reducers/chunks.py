@@ -6,12 +6,12 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
-from syncalgos import checks, collectives, stacking
+from syncalgos import checks, collectives
 from syncalgos.collectives import WORKERS, Axis
-from syncalgos.precision import wide_dtype, widen
-from syncalgos.reducers import dense, packing
+from syncalgos.dtypes import wide_dtype, widen
+from syncalgos.reducers import dense, packing, stacking
 from syncalgos.reducers.reducer import Reducer, leafwise, share_of
-from syncalgos.stacking import Stacked
+from syncalgos.reducers.stacking import Stacked
 
 SIGMAS = 6  # of the values, which the bins cover
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from syncalgos import checks
 from syncalgos.collectives import WORKERS, Axis, PyTree
-from syncalgos.precision import if_finite, narrow, widen
+from syncalgos.dtypes import if_finite, narrow, widen
 from syncalgos.reducers.reducer import Reducer
 from syncalgos.reducers.resolve import AnyReducer, resolve
 

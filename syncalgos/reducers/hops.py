@@ -13,8 +13,8 @@ import jax.numpy as jnp
 
 from syncalgos import checks, collectives
 from syncalgos.collectives import WORKERS, Axis
-from syncalgos.draws import own_key
-from syncalgos.precision import wide_dtype
+from syncalgos.dtypes import wide_dtype
+from syncalgos.keys import own_key
 from syncalgos.reducers.reducer import Reducer, drawing
 
 

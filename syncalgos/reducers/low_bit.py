@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from syncalgos import checks
 from syncalgos.collectives import WORKERS, Axis, PyTree
-from syncalgos.precision import if_finite, widen
+from syncalgos.dtypes import if_finite, widen
 from syncalgos.reducers import dense, hops
 from syncalgos.reducers.reducer import Reducer, check_step, is_sent, over_leaves
 

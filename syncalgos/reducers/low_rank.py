@@ -5,11 +5,12 @@ import math
 import jax
 import jax.numpy as jnp
 
-from syncalgos import checks, collectives, stacking
+from syncalgos import checks, collectives
 from syncalgos.collectives import WORKERS, Axis
-from syncalgos.precision import if_finite, widen
+from syncalgos.dtypes import if_finite, widen
+from syncalgos.reducers import stacking
 from syncalgos.reducers.reducer import Reducer, is_sent
-from syncalgos.stacking import Stacked
+from syncalgos.reducers.stacking import Stacked
 
 
 def power_sgd(

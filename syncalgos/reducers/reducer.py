@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from syncalgos import stacking
 from syncalgos.collectives import Axis, PyTree
-from syncalgos.stacking import Stacked
+from syncalgos.reducers import stacking
+from syncalgos.reducers.stacking import Stacked
 
 Transformation = optax.GradientTransformation
 

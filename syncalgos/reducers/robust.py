@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from syncalgos import checks, collectives
 from syncalgos.collectives import WORKERS, Axis
-from syncalgos.precision import widen
+from syncalgos.dtypes import widen
 from syncalgos.reducers import hops
 from syncalgos.reducers.reducer import Reducer, is_sent, leafwise, share_of
 

@@ -4,12 +4,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from syncalgos import checks, collectives, stacking
+from syncalgos import checks, collectives
 from syncalgos.collectives import WORKERS, Axis
-from syncalgos.precision import wide_dtype
-from syncalgos.reducers import hops
+from syncalgos.dtypes import wide_dtype
+from syncalgos.reducers import hops, stacking
 from syncalgos.reducers.reducer import Reducer, leafwise
-from syncalgos.stacking import Stacked
+from syncalgos.reducers.stacking import Stacked
 
 
 def sign(

@@ -8,11 +8,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from syncalgos import checks, collectives, contract, stacking
+from syncalgos import checks, collectives, contract
 from syncalgos.collectives import WORKERS, Axis, PyTree
-from syncalgos.draws import common_key, own_key
-from syncalgos.precision import wide_dtype, widen
-from syncalgos.reducers import dense, packing
+from syncalgos.dtypes import wide_dtype, widen
+from syncalgos.keys import common_key, own_key
+from syncalgos.reducers import dense, packing, stacking
 from syncalgos.reducers.reducer import (
     Reducer,
     draw_entries,
@@ -20,7 +20,7 @@ from syncalgos.reducers.reducer import (
     leafwise,
     share_of,
 )
-from syncalgos.stacking import Stacked
+from syncalgos.reducers.stacking import Stacked
 
 
 def top_k(

@@ -1,0 +1,109 @@
+"""Seeds one after the other, or stacked in one program: which is faster?
+
+`python -m benchmarks.engine.stacking` trains a few local steps of several tasks for
+SEEDS seeds in both forms, compilation excluded, REPEATS times in turn, and prints the
+seconds
+of each (minimum, median, maximum). Stacked, seeds are one more vmap axis of model,
+optimizer and strategy, inside each worker.
+"""
+
+import time
+from statistics import median
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from experiments.cli import flags
+from experiments.pipeline import sampler
+from experiments.tasks.task import losses
+from experiments.training.setup import Plan, prepare
+from syncalgos import DataParallel, Strategy
+
+SEEDS, REPEATS = 4, 5
+RUNS = (
+    "--algo sync_sgd --workers 1 --steps 192",
+    "--algo sync_sgd --steps 192",
+    "--algo bmuf --steps 192",
+    "--algo bmuf --task fashion_mnist --steps 64",
+    "--algo bmuf --task spoken_digits --steps 32",
+)
+
+
+def stacked(plan: Plan) -> DataParallel:
+    """The engine for SEEDS runs at once: leaves of params lead with the seeds."""
+    train_loss, _ = losses(plan.task)
+
+    def loss(params, buffers, batch, key):
+        # A worker's slice of a batch holds the seeds' examples in turn.
+        parts = jax.tree.map(lambda x: x.reshape(-1, SEEDS, *x.shape[1:]), batch)
+        each = jax.vmap(train_loss, in_axes=(0, 0, 1, None))
+        values, (buffers, metrics) = each(params, buffers, parts, key)
+        return jnp.sum(values), (buffers, metrics)
+
+    one, inner = plan.strategy, plan.optimizer
+    return DataParallel(
+        loss,
+        optax.GradientTransformation(jax.vmap(inner.init), jax.vmap(inner.update)),
+        Strategy(
+            init=jax.vmap(one.init),
+            reduce=jax.vmap(one.reduce, in_axes=(0, 0, 0, None)),
+            sync=jax.vmap(one.sync, in_axes=(0, 0, None)),
+            center=jax.vmap(one.center),
+        ),
+        workers=plan.settings.workers,
+    )
+
+
+def train(trainer: DataParallel, plan: Plan, model, rows: np.ndarray) -> float:
+    """Seconds of the steps, in dispatches of the task's length."""
+    state, data = trainer.init(*model), trainer.place(plan.data.train)
+    length, start = plan.settings.dispatch_steps, time.perf_counter()
+    compiled = trainer.compile_seconds
+    for first in range(0, len(rows), length):
+        state, metrics = trainer.run(state, rows[first : first + length], data)
+        jax.block_until_ready(metrics)
+    return time.perf_counter() - start - (trainer.compile_seconds - compiled)
+
+
+def compare(words: str) -> dict[str, list[float]]:
+    """Seconds of all seeds in both forms, REPEATS times in turn."""
+    plan = prepare(flags.parse(words.split()))
+    s, together = plan.settings, stacked(plan)
+    models = [plan.task.init(jax.random.key(seed)) for seed in range(SEEDS)]
+    rows = [
+        sampler.rows(seed, 0, s.steps, s.batch_size, plan.data.examples)
+        for seed in range(SEEDS)
+    ]
+    joined = jax.tree.map(lambda *leaves: jnp.stack(leaves), *models)
+    mixed = np.stack(rows, axis=-1).reshape(s.steps, -1)
+
+    def in_turn() -> float:
+        pairs = zip(models, rows, strict=True)
+        return sum(train(plan.trainer, plan, *pair) for pair in pairs)
+
+    found = {"in turn": [], "stacked": []}
+    for repeat in range(REPEATS + 1):
+        each = in_turn(), train(together, plan, joined, mixed)
+        if repeat:  # the first compiles
+            for times, seconds in zip(found.values(), each, strict=True):
+                times.append(seconds)
+    return found
+
+
+def main() -> None:
+    """Prints a row for each of the RUNS."""
+    print("| run | in turn, s | stacked, s | stacked / in turn |")
+    print("|---|---|---|---|")
+    for words in RUNS:
+        found = compare(words)
+        cells = [
+            ", ".join(f"{f(x):.2f}" for f in (min, median, max)) for x in found.values()
+        ]
+        ratios = [b / a for a, b in zip(*found.values(), strict=True)]
+        print(f"| `{words}` | {' | '.join(cells)} | {median(ratios):.2f} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

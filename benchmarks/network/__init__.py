@@ -1,0 +1,1 @@
+"""A slow link between two processes."""

@@ -1,0 +1,1 @@
+"""syncalgos beside its peers."""

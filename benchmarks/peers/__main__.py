@@ -1,0 +1,237 @@
+"""syncalgos beside its peers: `python -m benchmarks.peers --environment DIR`.
+
+EXO Gym, PyTorch (gloo) and torchft do the same work as syncalgos on this machine's
+CPUs (`benchmarks.peers.work` says which), each by a script of its own,
+`benchmarks.peer_NAME`. Each measurement is a process started for it; what counts is
+training alone, without start-up, compilation, warm-up and evaluation. A rate is in
+worker-steps/s: steps x workers / seconds. Contestants run in turn, every other turn
+backwards; ratios are taken within a turn. A measurement that lasts less than a second
+is taken again with more steps.
+
+Peers live in an environment of their own, made in DIR where it is missing. A process of
+theirs has cores / workers threads, at least one (OMP_NUM_THREADS), and torchft's log of
+each step is off. A peer that cannot be installed is named and skipped.
+"""
+
+import argparse
+import os
+import re
+import shlex
+import signal
+import statistics
+import subprocess
+import sys
+from math import ceil
+from pathlib import Path
+from typing import NamedTuple
+
+from benchmarks.measure import rates, ratios, table, tell
+from benchmarks.peers.setup import prepare
+
+ROOT = Path(__file__).parents[2]
+CHUNK = {  # by peer, what the steps of a measurement are a multiple of
+    "syncalgos": 64,  # a dispatch
+    "exogym": 16,  # a period, so that each has its share of syncs
+    "torch": 16,
+    "torchft": 16,
+}
+LEAST, WANTED = 1.0, 2.0  # seconds of a measurement
+
+
+class Contestant(NamedTuple):
+    """One algorithm of one library."""
+
+    peer: str
+    algorithm: str
+    like: str  # the algorithm of syncalgos that does the same
+    rate: float  # worker-steps/s to expect; it sets only the steps of the first try
+
+
+CONTESTANTS = (
+    Contestant("syncalgos", "sync_sgd", "", 4000),
+    Contestant("syncalgos", "model_averaging", "", 4000),
+    Contestant("syncalgos", "bmuf", "", 4000),
+    Contestant("syncalgos", "diloco", "", 4000),
+    Contestant("exogym", "all_reduce", "sync_sgd", 60),
+    Contestant("exogym", "fedavg", "model_averaging", 400),
+    Contestant("exogym", "diloco", "diloco", 400),
+    Contestant("torch", "ddp", "sync_sgd", 400),
+    Contestant("torch", "averager", "model_averaging", 1600),
+    Contestant("torchft", "ddp", "sync_sgd", 100),
+    Contestant("torchft", "local_sgd", "model_averaging", 600),
+    Contestant("torchft", "diloco", "diloco", 600),
+)
+
+
+class Entry(NamedTuple):
+    """A contestant at a number of workers; lists grow by an item a turn."""
+
+    contestant: Contestant
+    workers: int
+    seconds: list[float]  # a worker-step
+    steps: list[int]  # of the next measurement, the last item
+
+
+def steps_for(peer: str, rate: float, workers: int) -> int:
+    """So many steps that they last about as long as wanted."""
+    return CHUNK[peer] * max(1, ceil(WANTED * rate / workers / CHUNK[peer]))
+
+
+def run(command: list[str], workers: int, timeout: float) -> float:
+    """Seconds that a contestant's process tells.
+
+    Raises:
+        RuntimeError: it failed or took too long; the message says why, in one line.
+    """
+    threads = max(1, (os.cpu_count() or 1) // workers)
+    environment = {
+        "OMP_NUM_THREADS": str(threads),
+        "RUST_LOG": "error",
+        "CUDA_VISIBLE_DEVICES": "",
+        "JAX_PLATFORMS": "cpu",
+    }
+    process = subprocess.Popen(
+        command,
+        cwd=ROOT,
+        env={**os.environ, **environment},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,  # so that its workers can be stopped with it
+    )
+    try:
+        out, errors = process.communicate(timeout=timeout)
+    except BaseException as error:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+        if isinstance(error, subprocess.TimeoutExpired):
+            raise RuntimeError(f"no result after {timeout:g} s") from None
+        raise
+    # Other processes may write into the same line.
+    if process.returncode or not (found := re.search(r'{"seconds": ([^}]+)}', out)):
+        lines = [line for line in errors.splitlines() if line.strip()] or ["no result"]
+        raise RuntimeError(f"exit code {process.returncode}: {lines[-1].strip()}")
+    return float(found[1])
+
+
+def measure(entry: Entry, turn: int, launch: list[str], timeout: float) -> None:
+    """Measures once, tells it, and writes it down."""
+    (peer, algorithm, _, _), workers, each, steps = entry
+    seconds = used = rate = 0.0
+    while seconds < LEAST:
+        used = steps[-1]
+        task = f"benchmarks.peer_{peer}", algorithm, str(workers), str(used)
+        seconds = run([*launch, "-m", *task], workers, timeout)
+        rate = used * workers / seconds
+        steps.append(steps_for(peer, rate, workers))
+    each.append(1 / rate)
+    tell(
+        {
+            "benchmark": "peers",
+            "turn": turn,
+            "peer": peer,
+            "algorithm": algorithm,
+            "workers": workers,
+            "steps": used,
+            "seconds": round(seconds, 4),
+            "worker_steps_per_second": round(rate, 1),
+        }
+    )
+
+
+def measure_all(
+    entries: list[Entry],
+    pythons: dict[str, str],
+    arguments: argparse.Namespace,
+) -> list[Entry]:
+    """Measures all in turn; returns those that never failed.
+
+    Ctrl-C ends it early: what is whole by then counts.
+    """
+    for turn in range(arguments.repeats):
+        for entry in entries[:: -1 if turn % 2 else 1]:
+            (peer, algorithm, *_), workers, *_ = entry
+            launch = [*shlex.split(arguments.launcher), pythons[peer]]
+            try:
+                measure(entry, turn, launch, arguments.timeout)
+            except RuntimeError as error:
+                names = {"peer": peer, "algorithm": algorithm, "workers": workers}
+                tell({"benchmark": "peers", **names, "failed": str(error)})
+                entries = [each for each in entries if each is not entry]
+            except KeyboardInterrupt:
+                return [each for each in entries if each.seconds]
+    return entries
+
+
+def summary(entries: list[Entry]) -> list[list]:
+    """Rows of the table, telling the spreads and ratios as records too."""
+    ours = {
+        (entry.contestant.algorithm, entry.workers): entry.seconds
+        for entry in entries
+        if entry.contestant.peer == "syncalgos"
+    }
+    of_torch = [e.seconds for e in entries if e.contestant.peer == "torch"]
+    best = min(map(statistics.median, of_torch), default=None)
+    rows = []
+    for (peer, algorithm, like, _), workers, seconds, _ in entries:
+        record = {
+            "benchmark": "peers",
+            "peer": peer,
+            "algorithm": algorithm,
+            "workers": workers,
+            "worker_steps_per_second": rates(seconds, 1),
+        }
+        ratio, to_best = "", ""
+        if (like, workers) in ours:
+            pairs = list(zip(ours[like, workers], seconds, strict=False))  # Ctrl-C
+            ratio = ratios(*zip(*pairs, strict=True))
+            record |= {"like": like, "syncalgos_to_peer": ratio}
+        if peer == "syncalgos" and best is not None:
+            to_best = rates(seconds, best)
+            record["to_best_torch"] = to_best
+        tell(record)
+        rate = record["worker_steps_per_second"]
+        rows.append([workers, peer, algorithm, rate, like, ratio, to_best])
+    return rows
+
+
+def main():
+    parser = argparse.ArgumentParser(description="syncalgos beside its peers.")
+    parser.add_argument(
+        "--environment", type=Path, required=True, help="the peers'; made if missing"
+    )
+    parser.add_argument(
+        "--exogym", help="what pip installs EXO Gym from, instead of GitHub: a checkout"
+    )
+    parser.add_argument("--workers", type=int, nargs="+", default=[2, 4, 8])
+    parser.add_argument("--repeats", type=int, default=3, help="turns")
+    parser.add_argument(
+        "--timeout", type=float, default=180, help="seconds for a measurement at most"
+    )
+    parser.add_argument(
+        "--launcher",
+        default="",
+        help="a command that starts each measurement, such as 'taskset -c 0-3'",
+    )
+    arguments = parser.parse_args()
+    found, missing = prepare(arguments.environment.absolute(), arguments.exogym)
+    for peer, reason in missing.items():
+        tell({"benchmark": "peers", "peer": peer, "skipped": reason})
+    tell({"benchmark": "peers", "cores": os.cpu_count(), "versions": found})
+    theirs = str(arguments.environment.absolute() / "bin" / "python")
+    pythons = {name: theirs for name in found} | {"syncalgos": sys.executable}
+    entries = [
+        Entry(each, workers, [], [steps_for(each.peer, each.rate, workers)])
+        for workers in arguments.workers
+        for each in CONTESTANTS
+        if each.peer in pythons
+    ]
+    entries = measure_all(entries, pythons, arguments)
+    head = ("workers", "peer", "algorithm", "worker-steps/s", "beside")
+    head = (*head, "syncalgos : peer", "syncalgos : best of torch")
+    print(table(head, summary(entries)))
+
+
+if __name__ == "__main__":
+    main()

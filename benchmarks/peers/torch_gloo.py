@@ -1,0 +1,100 @@
+# pyright: reportMissingImports=false
+"""PyTorch with gloo at the work of `benchmarks.peers`, which starts this.
+
+A process a worker; DistributedDataParallel, or PeriodicModelAverager every 16 steps.
+"""
+
+import os
+import socket
+import time
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
+from torch.nn.parallel import DistributedDataParallel
+
+from benchmarks.peers import work
+
+
+def network() -> nn.Module:
+    """The MLP, equal on all workers."""
+    torch.manual_seed(0)
+    inputs, first, second, classes = work.SIZES
+    return nn.Sequential(
+        nn.Linear(inputs, first),
+        nn.ReLU(),
+        nn.Linear(first, second),
+        nn.ReLU(),
+        nn.Linear(second, classes),
+    )
+
+
+def sgd(model: nn.Module) -> torch.optim.Optimizer:
+    """The inner optimizer; fused is no slower than PyTorch's other forms."""
+    return torch.optim.SGD(model.parameters(), lr=work.LR, fused=True)
+
+
+def free_port() -> int:
+    """A port that nobody listens on."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+def train(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    rank: int,
+    task: work.Task,
+    sync: Callable[[], None] = lambda: None,
+    wait: Callable[[], None] = lambda: None,
+) -> None:
+    """Trains and, on worker 0, tells how long it took.
+
+    Args:
+        model: replicated by the caller.
+        optimizer: its optimizer.
+        rank: the worker.
+        task: what is measured.
+        sync: called after each step of the optimizer.
+        wait: called before the clock is read, where a step does not wait for all.
+    """
+    x, y = map(torch.from_numpy, work.examples())
+    rows = torch.from_numpy(work.rows(work.WARMUP + task.steps, task.workers)[:, rank])
+    start = 0.0
+    for step, row in enumerate(rows):
+        if step == work.WARMUP:
+            wait()
+            start = time.perf_counter()
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x[row]), y[row]).backward()
+        optimizer.step()
+        sync()
+    wait()
+    if rank == 0:
+        work.tell(time.perf_counter() - start)
+
+
+def worker(rank: int, task: work.Task, port: int) -> None:
+    """One worker's process."""
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    dist.init_process_group("gloo", rank=rank, world_size=task.workers)
+    model = network()
+    if task.algorithm == "ddp":
+        parallel = DistributedDataParallel(model, gradient_as_bucket_view=True)
+        train(parallel, sgd(parallel), rank, task, wait=dist.barrier)
+    else:
+        averager = PeriodicModelAverager(work.PERIOD)
+
+        def sync():
+            averager.average_parameters(model.parameters())
+
+        train(model, sgd(model), rank, task, sync, dist.barrier)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    task = work.task()
+    torch.multiprocessing.spawn(worker, (task, free_port()), task.workers)

@@ -1,0 +1,75 @@
+# pyright: reportMissingImports=false
+"""torchft at the work of `benchmarks.peers`, which starts this.
+
+A process and a replica group a worker, gloo between them, one lighthouse. Its DDP, its
+LocalSGD and its DiLoCo, the last two every 16 steps. All start from equal weights, so
+that nothing is sent at step 0, as its manual recommends.
+"""
+
+from datetime import timedelta
+
+import torch
+from torch.distributed import TCPStore
+from torchft import (
+    DistributedDataParallel,
+    Manager,
+    Optimizer,
+    ProcessGroupGloo,
+)
+from torchft.coordination import LighthouseServer
+from torchft.local_sgd import DiLoCo, LocalSGD
+
+from benchmarks.peers import work
+from benchmarks.peers.torch_gloo import free_port, network, sgd, train
+
+TIMEOUT = timedelta(seconds=60)
+
+
+def managed(rank: int, task: work.Task, lighthouse: str) -> None:
+    """Trains as the algorithm says."""
+    model, store = network(), TCPStore("localhost", free_port(), is_master=True)
+    optimizer = sgd(model)
+    manager = Manager(
+        pg=ProcessGroupGloo(timeout=TIMEOUT),
+        load_state_dict=model.load_state_dict,
+        state_dict=model.state_dict,
+        min_replica_size=task.workers,
+        use_async_quorum=task.algorithm == "ddp",  # the others forbid it
+        rank=0,
+        world_size=1,
+        store_addr="localhost",
+        store_port=store.port,
+        lighthouse_addr=lighthouse,
+        replica_id=f"worker_{rank}",
+        hostname="localhost",
+        init_sync=False,
+    )
+    if task.algorithm == "ddp":
+        parallel = DistributedDataParallel(manager, model)
+        train(parallel, Optimizer(manager, optimizer), rank, task)
+    elif task.algorithm == "local_sgd":
+        with LocalSGD(manager, model, optimizer, work.PERIOD):
+            train(model, optimizer, rank, task)
+    else:
+        outer = torch.optim.SGD(
+            model.parameters(),
+            lr=work.OUTER_LR,
+            momentum=work.OUTER_MOMENTUM,
+            nesterov=True,
+        )
+        with DiLoCo(manager, [model], optimizer, outer, work.PERIOD, pin_memory=False):
+            train(model, optimizer, rank, task)
+    manager.shutdown(wait=False)
+
+
+def main():
+    task = work.task()
+    lighthouse = LighthouseServer(bind="[::]:0", min_replicas=task.workers)
+    address = lighthouse.address()
+    address = f"http://localhost:{address.rsplit(':', 1)[1]}"
+    torch.multiprocessing.spawn(managed, (task, address), task.workers)
+    lighthouse.shutdown()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Checkpoints: files of shards, and how a run resumes from them."""

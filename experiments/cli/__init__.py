@@ -1,0 +1,1 @@
+"""The command line: flags, errors, signals and the terminal."""

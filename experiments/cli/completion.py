@@ -1,0 +1,36 @@
+"""Completion of a command line by the shell, through argcomplete."""
+
+import argparse
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from experiments.cli.factories import ALGORITHM, TASK
+
+
+def answer(parser_of: Callable[[list[str]], argparse.ArgumentParser]) -> None:
+    """Prints what may come next and ends the process, where a shell asks for that.
+
+    Args:
+        parser_of: the words so far -> the parser of the flags that they may have.
+    """
+    if "_ARGCOMPLETE" not in os.environ:
+        return
+    import argcomplete
+    from argcomplete.completers import ChoicesCompleter, FilesCompleter
+
+    parser = parser_of(os.environ["COMP_LINE"].split())
+    names = {kind.flag: [*kind.files] for kind in (ALGORITHM, TASK)}
+    for action in parser._actions:
+        choices = names.get(action.dest) or _choices(action)
+        completer = ChoicesCompleter(dict.fromkeys(choices, ""))
+        if action.type is Path:
+            completer = FilesCompleter()
+        setattr(action, "completer", completer)  # noqa: B010  argcomplete looks there
+    argcomplete.autocomplete(parser)
+
+
+def _choices(action: argparse.Action) -> list[str]:
+    """Returns the words that --help shows in braces."""
+    shown = action.metavar if isinstance(action.metavar, str) else ""
+    return shown.strip("{}").split(",") if shown.startswith("{") else []

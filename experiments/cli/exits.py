@@ -1,0 +1,181 @@
+"""How the programs end: exit codes, signals, and what a user is told."""
+
+import os
+import re
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from io import BufferedWriter, FileIO, TextIOWrapper
+from typing import Any, TextIO
+
+from experiments.cli.errors import BadRequest, Terminated
+from experiments.cli.signals import Stop, end, interrupt
+
+DONE, FAILED, BAD_REQUEST, DIVERGED, UNCONNECTED = 0, 1, 2, 3, 4
+TERMINATED, INTERRUPTED = 75, 130
+
+Stopped = Callable[[], int]
+"""() -> the number of the signal that asks the program to stop, or 0."""
+
+# Sequences that a terminal obeys: CSI, then strings such as a window's title, then all
+# others. A string without an end is no sequence: it would hide what follows. One ends
+# soon: to look further from each beginning would take its time.
+_ESCAPES = re.compile(
+    "(?:\x1b\\[|\x9b)[0-?]*[ -/]*[@-~]"
+    "|(?:\x1b[PX\\]^_]|[\x90\x98\x9d-\x9f]).{0,2000}?(?:\x07|\x1b\\\\|\x9c)"
+    "|\x1b[ -/]*[0-~]",
+    re.DOTALL,
+)
+_BREAKS = re.compile("[\t-\r\x85\u2028\u2029]+")
+_CONTROLS = re.compile(  # and what turns the direction of writing
+    "[\0-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]"
+)
+
+
+def guarded(program: Callable[[Stopped], int | None]) -> int:
+    """Runs a program whose errors are one line, and that signals stop gently.
+
+    Args:
+        program: given a function that tells by which signal it was asked to stop, it
+            returns its exit code, or None if it stopped because it was asked to.
+
+    Returns:
+        The exit code: 2 for a bad request, 75 for a stop by SIGTERM, 130 for one by
+        Ctrl-C.
+    """
+    with unfailing_output():
+        try:
+            return watched(program)
+        except BadRequest as error:
+            say(f"error: {' '.join(str(error).split())}")
+            return BAD_REQUEST
+        except KeyboardInterrupt:
+            return INTERRUPTED
+        except Terminated:
+            return TERMINATED
+
+
+def say(text: str) -> None:
+    """Prints a line on stderr, if it can be shown."""
+    with suppress(OSError, ValueError):  # the latter: it is closed
+        print(printable(text), file=sys.stderr, flush=True)
+
+
+def printable(text: str) -> str:
+    """The text as one line without control characters: it may be anybody's."""
+    text = _BREAKS.sub(" ", _ESCAPES.sub("", text))
+    return _CONTROLS.sub("", text).rstrip()
+
+
+@contextmanager
+def unfailing_output() -> Iterator[None]:
+    """Has stdout and stderr lose what they cannot show, instead of raising errors.
+
+    Their reader may have left, their disk may be full, and they may be closed.
+    """
+    before = sys.stdout, sys.stderr
+    # Else the next files to be opened get their numbers, where libraries print.
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(descriptor, True)
+    os.close(descriptor)
+    sys.stdout, sys.stderr = _unfailing(sys.stdout, 1), _unfailing(sys.stderr, 2)
+    try:
+        yield
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError, ValueError):
+                stream.flush()
+        sys.stdout, sys.stderr = before
+
+
+def _unfailing(stream: Any, descriptor: int) -> Any:
+    """A stream to the same file that never fails; others, as notebooks', stay."""
+    if stream is None:  # it is closed
+        return unfailing(descriptor)
+    if not isinstance(stream, TextIOWrapper):
+        return stream
+    with suppress(OSError):
+        stream.flush()
+    try:
+        return unfailing(stream.fileno(), stream.encoding)
+    except OSError:  # it writes to no file
+        return stream
+
+
+def unfailing(descriptor: int, encoding: str = "utf-8") -> TextIO:
+    """A text stream to an open file that never fails."""
+    raw = BufferedWriter(_Unfailing(descriptor, "w", closefd=False))
+    # A terminal that lacks × shows ?.
+    return TextIOWrapper(raw, encoding, "replace", line_buffering=True)
+
+
+class _Unfailing(FileIO):
+    """A file that takes everything, and keeps what it can."""
+
+    def write(self, data: Any) -> int:
+        """Writes what can be written."""
+        try:
+            written = super().write(data)
+        except OSError:
+            written = None
+        return memoryview(data).nbytes if written is None else written
+
+
+def watched(
+    program: Callable[[Stopped], int | None], is_supervised: bool = False
+) -> int:
+    """Runs a program that signals stop gently, and returns its exit code.
+
+    Args:
+        program: as in `guarded`.
+        is_supervised: whether somebody else ends it at a second signal: a scheduler
+            may send the first one to both.
+    """
+    with _stop_signals(is_supervised) as stop:
+        code = program(stop)
+    return stopped_by(stop()) if code is None else code
+
+
+def stopped_by(number: int) -> int:
+    """The exit code of a program that a signal stopped."""
+    return TERMINATED if number == signal.SIGTERM else INTERRUPTED
+
+
+@contextmanager
+def _stop_signals(is_supervised: bool) -> Iterator[Stop]:
+    """Collects SIGINT and SIGTERM; a second one ends a process that is by itself.
+
+    In another thread than the main one nothing is collected: signals come to that one.
+    """
+    stop = Stop()
+
+    def note(number, frame):
+        if stop.received and not is_supervised:
+            end(stopped_by(number))
+        stop.received.append(number)
+        if stop.received[1:]:
+            return
+        why = "" if is_supervised else stop.at_once(frame)
+        with suppress(RuntimeError):  # it came while a line was being printed
+            say(why or "stopping after this dispatch; once more stops at once")
+        if why:
+            error = KeyboardInterrupt() if number == signal.SIGINT else Terminated()
+            interrupt(error, stopped_by(number))
+
+    with handling(note):
+        yield stop
+
+
+@contextmanager
+def handling(take: Callable[[int, Any], None]) -> Iterator[None]:
+    """Handles SIGINT and SIGTERM by a function, where Python lets this thread do so."""
+    main = threading.current_thread() is threading.main_thread()
+    numbers = (signal.SIGINT, signal.SIGTERM) if main else ()
+    before = {number: signal.signal(number, take) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,240 @@
+"""Factories by name, and their parameters as flags: of algorithms and of tasks."""
+
+import argparse
+import importlib
+import importlib.util
+import inspect
+import re
+import types
+import typing
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from experiments.cli import library, signatures
+from experiments.cli.errors import BadRequest, Terminated, place
+from experiments.cli.library import checks
+from experiments.cli.signatures import Signature
+from experiments.cli.words import literal, number, whole
+from experiments.tasks import TASKS
+
+Factory = Callable[..., Any]
+
+
+class Kind(NamedTuple):
+    """What a factory makes.
+
+    Attributes:
+        flag: that names one, without dashes.
+        noun: for errors.
+        passed: parameters that are no flags: the harness passes its own.
+        files: the names that are registered, and where their factories are written.
+        several: how to ask for several, in words.
+    """
+
+    flag: str
+    noun: str
+    passed: frozenset[str]
+    files: Mapping[str, Path]
+    several: str = ""
+
+
+def _file(module: str) -> Path:
+    """Returns the file of a module, which is not imported; its package is."""
+    spec = importlib.util.find_spec(module)
+    assert spec is not None and spec.origin is not None
+    return Path(spec.origin)
+
+
+ALGORITHM = Kind(
+    "algo",
+    "algorithm",
+    frozenset({"axis", "seed", "learning_rate", "optimizer", "hosts", "stacked"}),
+    library.ALGORITHMS,
+    "; to compare several: python -m experiments.compare --algos ",
+)
+TASK = Kind(
+    "task",
+    "task",
+    frozenset({"axis", "seed", "data_dir", "workers"}),
+    {name: _file(where.partition(":")[0]) for name, where in TASKS.items()},
+)
+
+
+def describe(kind: Kind, name: str) -> Signature:
+    """Returns what a factory takes: one of that name, or the user's package:factory.
+
+    Only the user's own is imported.
+
+    Raises:
+        BadRequest: there is none.
+    """
+    if ":" in name:
+        return signatures.of(_import(kind, name))
+    return signatures.in_source(kind.files[_known(kind, name)], name)
+
+
+def find(kind: Kind, name: str, known: Mapping[str, Factory | str]) -> Factory:
+    """Returns the factory of that name, or the user's package.module:factory.
+
+    Args:
+        kind: what it makes.
+        name: what the user said.
+        known: factories by name; or where they are, as package.module:factory.
+
+    Raises:
+        BadRequest: there is none.
+    """
+    if ":" in name:
+        return _import(kind, name)
+    found = known[_known(kind, name)]
+    return _import(kind, found) if isinstance(found, str) else found
+
+
+def _known(kind: Kind, name: str) -> str:
+    """Returns the name if it is registered, or raises a BadRequest."""
+    if "," in name:
+        several = kind.several and f"{kind.several}{name}"
+        raise BadRequest(f"--{kind.flag} takes one {kind.noun}, got {name!r}{several}")
+    try:
+        return checks.one_of(kind.noun, name, kind.files)
+    except ValueError as error:
+        raise BadRequest(f"{error}; your own: package.module:factory") from None
+
+
+def _import(kind: Kind, name: str) -> Factory:
+    where = f"--{kind.flag} {name}"
+    module, _, attribute = name.partition(":")
+    if module.endswith(".py"):
+        raise BadRequest(f"{where}: say {module[:-3]}:{attribute}, without .py")
+    try:
+        names = vars(importlib.import_module(module))
+    except Terminated:
+        raise
+    except (Exception, SystemExit) as error:  # whatever the user's module raises
+        what = type(error).__name__
+        raise BadRequest(
+            f"{where}: cannot import {module!r}: {what}: {error}{place(error)}"
+        ) from error
+    if attribute not in names:
+        hint = checks.nearest(attribute, [x for x in names if callable(names[x])])
+        raise BadRequest(f"{where}: {module!r} has no {attribute!r}{hint}")
+    try:
+        inspect.signature(names[attribute])
+    except (TypeError, ValueError):  # no function, or one that has no signature
+        raise BadRequest(
+            f"{where}: {attribute!r} must be a function that makes the {kind.noun}, "
+            f"got {checks.shown(names[attribute])}"
+        ) from None
+    return names[attribute]
+
+
+def flag_parameters(kind: Kind, signature: Signature) -> list[inspect.Parameter]:
+    """Returns the parameters that become flags: those that a word can set."""
+    words = bool | int | float | str | None
+    return [
+        p
+        for p in signature.parameters
+        if p.name not in kind.passed
+        and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
+        and (p.default is p.empty or isinstance(p.default, words))
+    ]
+
+
+def flag_names(kind: Kind, name: str) -> set[str]:
+    """Returns the parameters of a factory that are flags, by the factory's name."""
+    return {p.name for p in flag_parameters(kind, describe(kind, name))}
+
+
+def defaults(kind: Kind, name: str) -> dict[str, Any]:
+    """Returns the defaults of a factory's flags, by the factory's name."""
+    parameters = flag_parameters(kind, describe(kind, name))
+    return {p.name: p.default for p in parameters if p.default is not p.empty}
+
+
+def passed_arguments(
+    kind: Kind, factory: Factory, offered: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Of what the harness offers, that which the factory asks for by name."""
+    wanted = inspect.signature(factory).parameters
+    return {
+        name: value
+        for name, value in offered.items()
+        if name in kind.passed and name in wanted
+    }
+
+
+def add_flags(
+    parser: argparse.ArgumentParser, kind: Kind, name: str, signature: Signature
+) -> None:
+    """Adds a factory's parameters to a parser, with its docstring's words.
+
+    Raises:
+        BadRequest: a parameter has the name of a flag that is there.
+    """
+    summary = signature.doc.partition("\n")[0]
+    group = parser.add_argument_group(f"flags of {name}", summary or None)
+    meanings = argument_texts(signature.doc)
+    taken = {action.dest for action in parser._actions}
+    for parameter in flag_parameters(kind, signature):
+        if parameter.name in taken:
+            raise BadRequest(
+                f"--{kind.flag} {name}: its parameter {parameter.name!r} has the name "
+                "of another flag: rename it"
+            )
+        required = parameter.default is parameter.empty
+        text = meanings.get(parameter.name, "").replace("%", "%%")
+        shown = "" if required else f" (default: {parameter.default})".lower()
+        group.add_argument(
+            f"--{parameter.name.replace('_', '-')}",
+            default=None if required else parameter.default,
+            required=required,
+            help=(text + shown).strip(),
+            **flag_kind(parameter),
+        )
+
+
+def flag_kind(parameter: inspect.Parameter) -> dict[str, Any]:
+    """Returns what argparse needs to know of a parameter's type."""
+    hint = parameter.annotation
+    hint = type(parameter.default) if hint is parameter.empty else hint
+    is_union = typing.get_origin(hint) in (typing.Union, types.UnionType)
+    options = typing.get_args(hint) if is_union else (hint,)
+    may_be_none = types.NoneType in options
+    if bool in options:
+        return {"action": argparse.BooleanOptionalAction}
+    literals = [x for x in options if typing.get_origin(x) is typing.Literal]
+    if literals:
+        choices = [*typing.get_args(literals[0]), *([None] if may_be_none else [])]
+        return choice({"none" if x is None else str(x): x for x in choices})
+    kinds = {float: (number, "X"), int: (whole, "N"), str: (str, "TEXT")}
+    chosen = [kinds[kind] for kind in kinds if kind in options]
+    convert, metavar = chosen[0] if chosen else (literal, "VALUE")
+    return {"type": _or_none(convert) if may_be_none else convert, "metavar": metavar}
+
+
+def choice(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns what argparse needs to know of a flag that has one of these values."""
+
+    def convert(text: str) -> Any:
+        try:
+            return values[checks.one_of("value", text, values)]
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    return {"type": convert, "metavar": f"{{{','.join(values)}}}"}
+
+
+def _or_none(convert: Callable[[str], Any]) -> Callable[[str], Any]:
+    return lambda text: None if text.lower() == "none" else convert(text)
+
+
+def argument_texts(doc: str) -> dict[str, str]:
+    """The texts of a Google docstring's Args section by name, each on one line."""
+    section = re.search(r"^Args:\n((?:[ ]+.*\n?|\n)*)", doc, re.MULTILINE)
+    if not section:
+        return {}
+    entries = re.findall(
+        r"^    (\w+)(?: \([^)]*\))?: (.*(?:\n     +.*)*)", section[1], re.MULTILINE
+    )
+    return {name: " ".join(text.split()) for name, text in entries}

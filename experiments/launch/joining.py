@@ -1,0 +1,141 @@
+"""A run in several processes: who supervises them, and how each one joins."""
+
+import os
+import re
+import sys
+import traceback
+from pathlib import Path
+from typing import TextIO
+
+import jax
+
+from experiments.cli import exits, flags, terminal
+from experiments.cli.errors import BadRequest
+from experiments.cli.flags import Request
+from experiments.launch import gloo, job
+from experiments.supervisor import supervise as launch
+from experiments.supervisor.child_side import Member
+from experiments.supervisor.group import Group, Rules
+from experiments.training import records
+from experiments.training.prepared import versions
+from experiments.training.process_group import Team
+
+# What each process may have for itself.
+OWN = {"out", "data_dir", "export", "process_id", "coordinator"}
+OWN |= {"init_timeout", "max_restarts", "keep_checkpoints"}
+
+# What jax says when another process is gone, in whatever kind of error.
+_GONE = re.compile(
+    "gloo|nccl|coordination|connection (reset|closed|refused)|broken pipe|"
+    "socket closed|unavailable|deadline_exceeded|timed out",
+    re.IGNORECASE,
+)
+
+
+def supervise(request: Request, argv: list[str], group: Group) -> int:
+    """Starts this command's processes, and watches them to their end.
+
+    Returns:
+        The exit code.
+    """
+    s = request.settings
+    out = s.out or records.default_out(s.task, s.algo)
+    settings = {**vars(s), **request.arguments, **request.task_arguments}
+    facts = {
+        f"--{name.replace('_', '-')}": records.plain(value)
+        for name, value in settings.items()
+        if name not in OWN
+    }
+    return launch.supervise(
+        group,
+        [sys.executable, "-m", "experiments.run", *argv],
+        facts | versions(),
+        {"out": str(out)},
+        Rules(init_timeout=s.init_timeout, max_restarts=s.max_restarts),
+    )
+
+
+def as_member(member: Member, argv: list[str], started: float) -> int:
+    """Runs a process that a supervisor has started.
+
+    Returns:
+        The exit code, where the process does not end at once.
+    """
+    errors = _take_streams(member)
+    try:
+        return _trained(member, argv, started)
+    except BadRequest as error:
+        member.refuse(f"error: {' '.join(str(error).split())}", exits.BAD_REQUEST)
+    except Exception as error:
+        text = f"{type(error).__name__}: {error}".partition("\n")[0]
+        if _GONE.search(str(error)):
+            member.lost(text)
+        traceback.print_exc(file=errors)
+        member.refuse(text, exits.FAILED)
+
+
+def _trained(member: Member, argv: list[str], started: float) -> int:
+    request = flags.parse(argv)
+    s = request.settings
+    s.out = s.out or Path(member.announced["out"])
+    s.resume = s.resume or member.attempt > 0
+    s.overwrite = s.overwrite and member.attempt == 0
+    member.tell("connect")
+    _connect(member)
+    team = Team(
+        process=member.process,
+        processes=member.processes,
+        hosts=member.hosts,
+        sharing=member.locals,
+        tell=member.tell,
+        note=member.note if member.process else terminal.say,
+    )
+
+    if member.process and not member.local:
+        member.note("has joined; process 0 shows how it goes")
+
+    def program(stopped: exits.Stopped) -> int:
+        member.tell("prepare")
+        return job.run(request, argv, started, stopped, team)
+
+    code = exits.watched(program, is_supervised=True)
+    if code in (exits.TERMINATED, exits.INTERRUPTED):
+        member.stopped("SIGTERM" if code == exits.TERMINATED else "SIGINT")
+    jax.distributed.shutdown()
+    return code
+
+
+def _connect(member: Member) -> None:
+    """Joins the other processes.
+
+    jax's own handler of SIGTERM would take the place of ours, and its heartbeat is
+    slower than the supervisor's.
+    """
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    jax.config.update("jax_enable_preemption_service", False)
+    bind_address = gloo.listen_towards(member.jax_coordinator)
+    jax.distributed.initialize(
+        member.jax_coordinator,
+        member.processes,
+        member.process,
+        local_device_ids=[member.local] if member.locals > 1 else None,
+        initialization_timeout=round(member.init_timeout),
+        coordinator_bind_address=bind_address,
+    )
+
+
+def _take_streams(member: Member) -> TextIO:
+    """Keeps stdout for the summary, and others than process 0 from speaking.
+
+    gloo tells on the process's stdout to whom it is connected.
+
+    Returns:
+        Where a traceback goes.
+    """
+    errors = exits.unfailing(2, sys.stderr.encoding)
+    sys.stdout = exits.unfailing(os.dup(1), sys.stdout.encoding)
+    sys.stderr = errors
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    if member.process > 0:
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115
+    return errors

@@ -1,0 +1,1 @@
+"""The data pipeline: which examples a run sees, and when."""

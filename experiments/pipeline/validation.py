@@ -1,0 +1,81 @@
+"""Validation data: a part of the training data, held out to choose settings by."""
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from experiments.pipeline.prefetch import gather
+from experiments.tasks.task import Data, Source
+from syncalgos import checks
+
+
+def split(data: Data, share: float) -> Data:
+    """Holds out a share of the training data, to stand in for the test data.
+
+    The part is drawn at random, always the same one, and has each label as often as
+    the training data has, to within one example. Where neighbouring examples overlap
+    it is the end of the training data instead: the examples before it that share
+    content with it are left out of both parts, and it is thinned so that it shows its
+    content once (see `Data.covering`).
+
+    Args:
+        data: whose test data is not looked at.
+        share: of the training examples that are held out, above 0 and below 1.
+
+    Returns:
+        A Data with the rest to train on and the part as test. What is held out of a
+        source is read at once, the rest when it is asked for.
+
+    Raises:
+        ValueError: a share outside its range, or one that leaves nothing on a side.
+
+    What a task made of its whole training data as it loaded, such as means that
+    features are normalised by or a vocabulary, was made with the held-out part too.
+    """
+    share = checks.real("the share of validation data", share, above=0, below=1)
+    examples = data.examples
+    count = round(share * examples)
+    left = examples - count - data.overlapping
+    if count < 1 or left < 1:
+        raise ValueError(
+            f"validation data: a share of {share:g} of {examples} training examples "
+            f"leaves {max(left, 0)} to train on and {count} to choose by"
+        )
+    if data.overlapping:
+        kept = np.arange(left)
+        held = np.arange(examples - count, examples)[:: data.covering]
+    else:
+        held = _drawn(data.groups.get("label"), examples, count)
+        kept = np.setdiff1d(np.arange(examples), held)
+    train = data.train
+    return data._replace(
+        train=gather(train, kept) if isinstance(train, dict) else Part(train, kept),
+        test=gather(train, held),
+        groups={name: group[kept] for name, group in data.groups.items()},
+    )
+
+
+class Part:
+    """Some examples of a source, still read one by one."""
+
+    def __init__(self, source: Source, numbers: np.ndarray):
+        self.source, self.numbers = source, numbers
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def __getitem__(self, number: int) -> Mapping[str, np.ndarray]:
+        """One example of the source, by its number in the part."""
+        return self.source[int(self.numbers[number])]
+
+
+def _drawn(labels: np.ndarray | None, examples: int, count: int) -> np.ndarray:
+    """Numbers of examples at random, (count,), sorted; the labels in proportion."""
+    # One generator for all runs, so that they differ in training alone.
+    order = np.random.default_rng(0).permutation(examples)
+    if labels is not None:
+        order = order[np.argsort(labels[order], kind="stable")]
+    # Evenly spaced places in random examples sorted by label: of each label its share,
+    # rounded up or down, and of all labels together `count`.
+    places = (2 * np.arange(count) + 1) * examples // (2 * count)
+    return np.sort(order[places])

@@ -1,0 +1,1 @@
+"""From the files of the runs to figures and sentences."""

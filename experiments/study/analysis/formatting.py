@@ -1,0 +1,166 @@
+"""Figures of a report in words: measures, bytes, seconds."""
+
+import math
+import re
+from typing import Any
+
+from experiments.cli.terminal import size
+from experiments.study.analysis.results import Measure, Report, Row
+from experiments.study.statistics import Spread
+
+MISSING = "–"
+COMMAND = re.compile(r"python -m experiments\..*$")  # at the end of a remark
+SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+
+
+def known(x: float | None) -> bool:
+    """Whether there is a figure to show."""
+    return x is not None and math.isfinite(x)
+
+
+def shown(x: float, measure: Measure) -> str:
+    """A figure of the measure, scaled, without its unit."""
+    return f"{x * measure.scale:.{2 if measure.scale == 100 else 4}f}"
+
+
+def spread(value: Spread | None, measure: Measure) -> str:
+    """Such as "97.24 ± 0.12 %"; the mean alone where there is one seed."""
+    if value is None or not known(value.mean):
+        return MISSING
+    text = shown(value.mean, measure)
+    if value.deviation is not None:
+        text += f" ± {shown(value.deviation, measure)}"
+    return with_unit(text, measure)
+
+
+def with_unit(text: str, measure: Measure) -> str:
+    """The text and what it is measured in, if it has a unit."""
+    return f"{text} {measure.unit}".rstrip()
+
+
+def seeds(row: Row) -> str:
+    """How many there are, and how many diverged."""
+    text = f"{row.seeds} seed{'' if row.seeds == 1 else 's'}"
+    return f"{text}, {row.diverged} diverged" if row.diverged else text
+
+
+def lost(report: Report, label: str) -> str:
+    """The number of an algorithm's runs that diverged, in words; "" for none."""
+    rows = [row for row in report.rows if row.label == label]
+    diverged, runs = sum(r.diverged for r in rows), sum(r.seeds for r in rows)
+    return f"{diverged} of {runs} diverged" if diverged else ""
+
+
+def sent(row: Row) -> str:
+    """What each worker sent."""
+    if row.bytes_per_worker is None:
+        return MISSING if row.measure is None else "not counted"
+    return size(row.bytes_per_worker)
+
+
+def syncs(row: Row) -> str:
+    """The number of syncs, in words; "" where they could not be counted."""
+    if row.syncs is None:
+        return ""
+    return f"in {row.syncs:,} sync{'' if row.syncs == 1 else 's'}"
+
+
+def duration(seconds: float | None, digits: int = 3) -> str:
+    """Such as "1.2 ms", "34 s", "5.6 min", "7.8 h" or "9.1 days"; at most 3 digits."""
+    if seconds is None or not math.isfinite(seconds):
+        return MISSING
+    if seconds == 0:
+        return "0 s"
+    for limit, unit, length in (
+        (1e-3, "µs", 1e-6),
+        (1, "ms", 1e-3),
+        (60, "s", 1),
+        (3600, "min", 60),
+        (48 * 3600, "h", 3600),
+    ):
+        if seconds < limit * 0.9995:
+            return f"{three_digits(float(f'{seconds / length:.{digits}g}'))} {unit}"
+    return f"{three_digits(float(f'{seconds / 86400:.{digits}g}'))} days"
+
+
+def three_digits(x: float) -> str:
+    """Rounded to three digits, never as a power of ten below a million."""
+    return f"{x:.3g}" if x < 999.5 else f"{x:,.0f}"
+
+
+def number(x: Any) -> str:
+    """A plain number for an axis or a setting: 0.01, 20,000 or 10⁻⁶."""
+    if not isinstance(x, int | float) or isinstance(x, bool):
+        return str(x)
+    if x == 0 or 1e-3 <= abs(x) < 1e6:
+        return f"{x:,.6g}"
+    mantissa, e, exponent = f"{x:.3g}".partition("e")
+    if not e:
+        return mantissa
+    power = f"10{str(int(exponent)).translate(SUPERSCRIPTS)}"
+    return power if mantissa == "1" else f"{mantissa}·{power}"
+
+
+def speed(bytes_per_second: float) -> str:
+    """A bandwidth in bits: 10 Gbit/s."""
+    bits = 8 * bytes_per_second
+    for unit, unit_size in (("Tbit/s", 1e12), ("Gbit/s", 1e9), ("Mbit/s", 1e6)):
+        if bits >= unit_size:
+            return f"{three_digits(bits / unit_size)} {unit}"
+    return f"{three_digits(bits / 1e3)} kbit/s"
+
+
+def tuned(row: Row) -> str:
+    """What was chosen for an algorithm."""
+    return ", ".join(f"{flag} {number(value)}" for flag, value in row.tuned.items())
+
+
+def sentence(text: str) -> str:
+    """With a capital letter."""
+    return text[:1].upper() + text[1:]
+
+
+def point_text(point: str) -> str:
+    """A point of a sweep: "workers 4" of "workers=4"."""
+    return point.replace("=", " ", 1)
+
+
+def named(label: str, point: str) -> str:
+    """An algorithm and its point of the sweep, if there is one."""
+    return f"{label} ({point_text(point)})" if point else label
+
+
+def until(row: Row, network: str) -> str:
+    """The time to the target, if it could be modelled."""
+    if network not in row.to_target:
+        return MISSING
+    reached = row.to_target[network]
+    return not_in(row) if reached is None else duration(reached)
+
+
+def until_step(row: Row) -> str:
+    """The local steps to the target."""
+    if row.measure is None:
+        return MISSING
+    reached = row.steps_to_target
+    return not_in(row) if reached is None else f"{reached:,}"
+
+
+def not_in(row: Row) -> str:
+    """Words for a target that was not reached."""
+    return f"not in {row.steps:,} steps"
+
+
+def against(report: Report) -> str:
+    """The head of the differences: to what, and on which terms no winner is named."""
+    terms = f", {report.terms}" if report.terms else ""
+    return f"against {report.baseline}{terms}"
+
+
+def target(report: Report) -> str:
+    """The target, rounded; it may be a mean less a point."""
+    if report.target is None:
+        return MISSING
+    return with_unit(
+        number(float(shown(report.target, report.measure))), report.measure
+    )

@@ -1,0 +1,1 @@
+"""From figures and sentences to a page, pictures and tables."""

@@ -1,0 +1,1 @@
+"""Supervisors of several hosts, which talk over sockets."""

@@ -1,0 +1,175 @@
+"""The other commands of a run, as they are connected to the hub."""
+
+import selectors
+import socket
+import time
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from experiments.cli.exits import UNCONNECTED
+from experiments.supervisor.hosts.rendezvous import (
+    MARK,
+    VERSION,
+    Hello,
+    objection,
+    parse,
+)
+from experiments.supervisor.hosts.wire import Link
+
+STRANGER = 5.0  # seconds in which one that connects has to say who it is
+BEAT = 1.0  # seconds between signs of life
+
+
+class Heard(NamedTuple):
+    """What came of a guest.
+
+    Attributes:
+        ids: of its processes.
+        message: as sent; {"gone": why} or {"objection": line} when it is not let in.
+    """
+
+    ids: list[int]
+    message: dict[str, Any]
+
+
+@dataclass(eq=False)
+class Guest:
+    """What has connected: another command, or a stranger."""
+
+    link: Link
+    since: float  # it came, or was dismissed
+    hello: Hello | None = None
+    dismissed: bool = False
+
+    @property
+    def present(self) -> bool:
+        """Whether it takes part."""
+        return self.hello is not None and not self.dismissed
+
+
+class Guests:
+    """All that have connected; strangers are kept from disturbing.
+
+    Attributes:
+        late: the run has begun, so who does not belong is refused alone.
+    """
+
+    def __init__(
+        self,
+        host: Hello,
+        loss: float,
+        selector: selectors.BaseSelector,
+        listener: socket.socket,
+    ):
+        """Begins to listen.
+
+        Args:
+            host: the hub's own hello.
+            loss: seconds of silence after which a guest counts as gone.
+            selector: of the event loop; data are functions to call.
+            listener: where they come.
+        """
+        self.late = False
+        self._host = host
+        self._loss = loss
+        self._selector = selector
+        self._listener = listener
+        self._all: list[Guest] = []
+        self._heard: list[Heard] = []
+        self._beaten = time.monotonic()
+        listener.setblocking(False)
+        selector.register(listener, selectors.EVENT_READ, self._accept)
+
+    def hellos(self) -> list[Hello]:
+        """Of those that take part."""
+        return [g.hello for g in self._all if g.hello and not g.dismissed]
+
+    def heard(self) -> list[Heard]:
+        """What has come since the last call."""
+        heard, self._heard = self._heard, []
+        return heard
+
+    def send(self, message: dict[str, Any]) -> None:
+        """Sends a message to those that take part."""
+        for guest in self._all:
+            if guest.present:
+                guest.link.send(message)
+
+    def tend(self, now: float) -> None:
+        """Sends what waits, and drops those of whom nothing is heard."""
+        beat = now - self._beaten >= BEAT
+        if beat:
+            self._beaten = now
+            self.send({"beat": True})
+        for guest in list(self._all):
+            if guest.present and now - guest.link.heard > self._loss:
+                self._drop(guest, f"silent for {self._loss:g} s")
+            elif not guest.present and now - guest.since > STRANGER:
+                self._drop(guest, "not let in")
+            else:
+                guest.link.flush()
+
+    def dismiss(self, code: int, lines: list[str]) -> None:
+        """Sends all away that take part, with an exit code and lines to print."""
+        for guest in self._all:
+            if guest.present:
+                self._dismiss(guest, code, lines)
+
+    @property
+    def leaving(self) -> bool:
+        """Whether some that were sent away are still there."""
+        return any(guest.dismissed for guest in self._all)
+
+    def close(self) -> None:
+        """Gives all connections up."""
+        self._listener.close()
+        for guest in self._all:
+            guest.link.close()
+
+    def _accept(self) -> None:
+        try:
+            sock, _ = self._listener.accept()
+        except OSError:  # it has left again
+            return
+        now = time.monotonic()
+        guest = Guest(Link(sock, now), now)
+        self._all.append(guest)
+        self._selector.register(sock, selectors.EVENT_READ, lambda: self._hear(guest))
+
+    def _hear(self, guest: Guest) -> None:
+        for message in guest.link.receive(time.monotonic()):
+            if guest.hello is None:
+                self._greet(guest, message)
+            elif not guest.dismissed:
+                self._heard.append(Heard(guest.hello.ids, message))
+        if guest.link.closed is not None:
+            self._drop(guest, guest.link.closed)
+
+    def _greet(self, guest: Guest, message: dict[str, Any]) -> None:
+        """Lets a command take part, or says why not."""
+        hello = parse(message)
+        if hello is None:
+            return  # a stranger, who will not be heard for long
+        line = objection(message, hello, self._host, [self._host, *self.hellos()])
+        guest.hello = hello
+        if line is None:
+            guest.link.send({MARK: VERSION, "host": self._host.host[0]})
+        elif self.late:
+            self._dismiss(guest, UNCONNECTED, [line])
+        else:
+            self._heard.append(Heard(hello.ids, {"objection": line}))
+
+    def _dismiss(self, guest: Guest, code: int, lines: list[str]) -> None:
+        guest.link.send({"end": code, "lines": lines})
+        guest.link.finish()
+        guest.dismissed = True
+        guest.since = time.monotonic()
+
+    def _drop(self, guest: Guest, reason: str) -> None:
+        if guest not in self._all:
+            return
+        self._all.remove(guest)
+        self._selector.unregister(guest.link.sock)
+        guest.link.close()
+        if guest.hello is not None and not guest.dismissed:
+            self._heard.append(Heard(guest.hello.ids, {"gone": reason}))

@@ -1,0 +1,229 @@
+"""Process 0's supervisor: it gathers the others, judges and decides for all."""
+
+import signal
+import time
+from typing import Any, Literal
+
+from experiments.cli.exits import TERMINATED, UNCONNECTED, say, stopped_by
+from experiments.supervisor.addresses import (
+    address,
+    free_port,
+    joined_address,
+    own_address,
+)
+from experiments.supervisor.failure_policy import stuck, unconnected, verdict
+from experiments.supervisor.group import Rules, Start, processes
+from experiments.supervisor.hosts.guests import Guests, Heard
+from experiments.supervisor.hosts.rendezvous import Hello, places
+from experiments.supervisor.local_processes import Crew
+from experiments.supervisor.process_status import Known, Seen, silence
+
+FAREWELL = 3.0  # seconds in which the others have to take their leave
+RETRIES = 2  # of jax's start-up
+
+
+class Hub:
+    """Decides for all commands; its own processes are its crew.
+
+    Attributes:
+        code: the exit code, once all is over.
+    """
+
+    def __init__(
+        self,
+        hello: Hello,
+        coordinator: str | None,
+        announced: dict[str, Any],
+        rules: Rules,
+        crew: Crew,
+        guests: Guests | None,
+    ):
+        self.code: int | None = None
+        self._hello = hello
+        self._coordinator = coordinator
+        self._announced = announced
+        self._rules = rules
+        self._crew = crew
+        self._guests = guests
+        self._known: dict[int, Known] = {}
+        self._stage: Literal["gather", "run", "end"] = "gather"
+        self._since = time.monotonic()  # the stage began
+        self._serial = self._restarts = self._retries = 0
+        self._address = ""  # of jax's service
+        self._signalled = False  # this command was asked to stop,
+        self._asked: int | None = None  # or any command, by this signal
+        self._warned: set[tuple[int, str, int | None]] = set()
+        self._last = 0  # the exit code while the others take their leave
+
+    def signal(self, number: int) -> None:
+        """Passes a first signal on; ends at once by a second one."""
+        if self._stage == "run" and self._crew.ready and not self._signalled:
+            self._signalled = True
+            self._asked = number
+            self._crew.signal(number)
+        elif self._stage != "end":
+            line = f"process 0's command was stopped by {signal.Signals(number).name}"
+            self._end(stopped_by(number), [], (TERMINATED, [line]))
+
+    def tick(self, now: float) -> None:
+        """Looks after everything; to be called often."""
+        self._crew.poll(now)
+        if self._guests is not None:
+            self._guests.tend(now)
+            for heard in self._guests.heard():
+                if self._stage != "end":
+                    self._take(heard, now)
+        if self._stage == "gather":
+            self._gather(now)
+        elif self._stage == "run":
+            self._watch(now)
+        elif (
+            not (self._guests and self._guests.leaving) or now - self._since > FAREWELL
+        ):
+            self.code = self._last
+
+    def close(self) -> None:
+        """Gives all connections up."""
+        if self._guests is not None:
+            self._guests.close()
+
+    def _take(self, heard: Heard, now: float) -> None:
+        """Takes note of what another command says."""
+        message = heard.message
+        if "objection" in message:
+            self._end(UNCONNECTED, [message["objection"]])
+        elif "leaving" in message:
+            self._end(TERMINATED, [message["leaving"]])
+        elif "asked" in message:
+            self._asked = message["asked"]
+        elif "gone" in message:
+            for i in heard.ids:
+                if i in self._known and self._known[i].alive:
+                    lost = self._known[i]._replace(gone=message["gone"], ended=now)
+                    self._known[i] = lost
+        elif message.get("serial") == self._serial and self._stage == "run":
+            self._see(Seen(**message["seen"]), now)
+
+    def _gather(self, now: float) -> None:
+        """Starts once all are there; gives up after a while."""
+        present = [self._hello, *(self._guests.hellos() if self._guests else [])]
+        ids = {i for hello in present for i in hello.ids}
+        missing = sorted({*range(self._hello.total)} - ids)
+        seconds = self._rules.init_timeout
+        if not missing:
+            self._start(present, now)
+        elif now - self._since > seconds:
+            code = TERMINATED if self._serial else UNCONNECTED
+            back = " to come back" if self._serial else ""
+            line = (
+                f"process 0 at {self._coordinator} waited {seconds:g} s for "
+                f"{processes(missing)} of {self._hello.total}{back}"
+            )
+            self._end(code, [line])
+
+    def _start(self, present: list[Hello], now: float) -> None:
+        """Starts all processes."""
+        self._serial += 1
+        by_hand = self._coordinator is not None
+        host = address(self._coordinator)[0] if self._coordinator else "127.0.0.1"
+        self._address = joined_address(host, free_port(own_address(host)))
+        hosts, where = places(present)
+        start = Start(
+            serial=self._serial,
+            attempt=self._restarts,
+            jax_coordinator=self._address,
+            hosts=hosts,
+            places=where,
+            announced=self._announced,
+        )
+        self._known = {
+            i: Known(Seen(i, 0), hello.host[0] if by_hand else None, now)
+            for hello in present
+            for i in hello.ids
+        }
+        self._stage, self._since = "run", now
+        self._warned = set()
+        if self._guests is not None:
+            self._guests.late = True
+            self._guests.send({"start": start._asdict()})
+        self._crew.start(start)
+
+    def _see(self, seen: Seen, now: float) -> None:
+        """Takes note of how a process is."""
+        before = self._known[seen.process]
+        if before.seen == seen or before.gone is not None:
+            return
+        known = before.update(seen, now)
+        self._known[seen.process] = known
+        if line := silence(known, before.seen, self._rules.silence):
+            self._tell(line)
+
+    def _watch(self, now: float) -> None:
+        """Judges the run, and acts."""
+        for seen in self._crew.seen():
+            self._see(seen, now)
+        members = list(self._known.values())
+        for key, line in stuck(members, now, self._rules.stuck).items():
+            if key not in self._warned:
+                self._warned.add(key)
+                self._tell(line)
+        judged = verdict(members, self._asked, now, self._rules)
+        late = unconnected(members, now, self._rules.init_timeout)
+        if judged is None and late is not None:
+            self._end(UNCONNECTED, [f"{late} ({self._address})"])
+        elif judged is not None and judged.kind == "lost":
+            self._restart(judged.lines, now)
+        elif judged is not None and judged.kind == "unconnected":
+            self._reconnect(judged.lines, now)
+        elif judged is not None:
+            self._end(judged.code, judged.lines)
+
+    def _restart(self, lines: list[str], now: float) -> None:
+        """Starts all processes again, from what they have saved, or ends the run."""
+        limit = self._rules.max_restarts
+        if self._restarts >= limit:
+            self._end(TERMINATED, lines)
+            return
+        self._restarts += 1
+        self._retries = 0
+        self._again([*lines, f"restart {self._restarts} of {limit}"], now)
+
+    def _reconnect(self, lines: list[str], now: float) -> None:
+        """Tries jax's start-up again elsewhere: its port may have been taken."""
+        lines = [f"{line}, while connecting through {self._address}" for line in lines]
+        quick = now - self._since < self._rules.init_timeout
+        if self._retries >= RETRIES or not quick:
+            self._end(UNCONNECTED, lines)
+            return
+        self._retries += 1
+        self._again([*lines, "trying another port"], now)
+
+    def _again(self, lines: list[str], now: float) -> None:
+        """Back to the gathering, as some may have to come back."""
+        for line in lines:
+            self._tell(line)
+        if self._guests is not None:
+            self._guests.send({"kill": True})
+        self._crew.kill()
+        self._stage, self._since = "gather", now
+
+    def _tell(self, line: str) -> None:
+        """Has every command print a line."""
+        say(line)
+        if self._guests is not None:
+            self._guests.send({"say": line})
+
+    def _end(
+        self,
+        code: int,
+        lines: list[str],
+        others: tuple[int, list[str]] | None = None,
+    ) -> None:
+        """Ends the run everywhere; `others` are told something else."""
+        if self._guests is not None:
+            self._guests.dismiss(*(others or (code, lines)))
+        self._crew.kill()
+        for line in lines:
+            say(line)
+        self._stage, self._since = "end", time.monotonic()
+        self._last = code

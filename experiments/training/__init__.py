@@ -1,0 +1,1 @@
+"""One run: its settings, its set-up, and the loop."""

@@ -1,0 +1,180 @@
+"""How far the workers go between two syncs, and whether they go the same way.
+
+A round is a stretch of local steps that ends with one at which anything is sent. In it
+worker i's params go from θᵢ, right after the last sync, by dᵢ, before the next one acts
+on them. The pseudo-gradient is -mean(d), and cos(dᵢ, dⱼ), averaged over the pairs of
+workers, says how much they agree: 1 where they see the same, 0 where noise drives them.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax import lax
+
+from syncalgos import Strategy, TrainState, collectives, contract
+from syncalgos.collectives import WORKERS, Axis, PyTree
+from syncalgos.combinators import introspection
+from syncalgos.combinators.introspection import Composed
+from syncalgos.combinators.primitives import MeanOfGrads
+from syncalgos.dtypes import widen
+from syncalgos.strategy import center_of_inner
+
+# Instead of NaN, at which jax_debug_nans would end the run; no norm and no cosine.
+NONE = -2.0
+NAMES = ("pseudo_gradient", "displacement_cosine", "drift")
+
+
+class Measured(NamedTuple):
+    """State of `measured`.
+
+    Attributes:
+        strategy: the measured one's own.
+        start: this worker's params where the last round to be measured began.
+        noted: by name, what the last round that was measured had; float32 scalars.
+    """
+
+    strategy: PyTree
+    start: PyTree
+    noted: dict[str, jax.Array]
+
+
+def measured(
+    strategy: Strategy,
+    sync_steps: np.ndarray,
+    evaluated: Sequence[int],
+    axis: Axis = WORKERS,
+) -> Strategy:
+    """The same strategy, which notes what `figures` tells of at each evaluation.
+
+    That is of the last round that ended by then; other rounds are not measured. What
+    measuring sends, the params thrice for each such round, `communication` would count
+    as sent: ask it about the plain strategy.
+
+    Args:
+        strategy: of a whole run. It trains the same params, bit for bit as XLA compiles
+            by default.
+        sync_steps: whether anything is sent, (steps,) booleans.
+        evaluated: local steps done at each evaluation.
+        axis: the mapped axis or axes over which the workers lie.
+
+    Returns:
+        A Strategy. State: the strategy's, and one copy of the params that it sees.
+        What a delayed strategy puts in place within a round counts as gone there.
+    """
+    begins, ends = _measured_rounds(np.asarray(sync_steps, bool), evaluated)
+
+    def init(params):
+        none = {name: jnp.float32(NONE) for name in NAMES}
+        return Measured(strategy.init(params), params, none)
+
+    def reduce(grads, replica, state, step):
+        grads, own = contract.apply_reduce(
+            strategy, grads, replica, state.strategy, step
+        )
+        return grads, state._replace(strategy=own)
+
+    def sync(replica, state, step):
+        noted = lax.cond(
+            _holds(ends, step),
+            lambda: _compare(replica.params, state.start, axis),
+            lambda: state.noted,
+        )
+        # Else XLA might fuse the local step another way than without us, and round so.
+        apart = noted, replica, state.strategy
+        noted, replica, own = lax.optimization_barrier(apart)
+        synced = contract.apply_sync(strategy, replica, own, step)
+        replica, own = lax.optimization_barrier(synced)
+        start = lax.cond(
+            _holds(begins, step + 1), lambda: replica.params, lambda: state.start
+        )
+        return replica, Measured(own, start, noted)
+
+    noting = Composed(
+        sync,
+        members=(strategy,),
+        rebuild=lambda change: measured(change(strategy), sync_steps, evaluated, axis),
+        lands=lambda step: introspection.lands(strategy, step),
+        acts=lambda step: (
+            introspection.acts(strategy, step)
+            | _holds(begins, step + 1)
+            | _holds(ends, step)
+        ),
+    )
+    # The engine runs the strategy in the same form as without us.
+    if strategy.reduce is introspection.keep_grads:
+        reduce = introspection.keep_grads
+    elif isinstance(strategy.reduce, MeanOfGrads):
+        reduce = MeanOfGrads(reduce)
+    return Strategy(init, reduce, noting, center_of_inner(strategy.center))
+
+
+def figures(state: TrainState) -> dict[str, float]:
+    """What a measured strategy noted last.
+
+    Returns:
+        pseudo_gradient, its 2-norm over all params that the strategy sees;
+        displacement_cosine, the mean over pairs of workers; and drift, the root mean
+        square distance of a replica to their mean, right before the sync. NaN where no
+        round has ended yet, where the strategy is not `measured`, and for the cosine of
+        one worker, or of one that did not move.
+    """
+    noted = state.sync.noted if isinstance(state.sync, Measured) else {}
+    return {name: _read(noted.get(name, NONE)) for name in NAMES}
+
+
+def _measured_rounds(
+    sync_steps: np.ndarray, evaluated: Sequence[int]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Which steps are the first of a round that is measured, and which the last."""
+    lasts = np.flatnonzero(sync_steps)  # of all rounds
+    firsts = np.concatenate([[0], lasts + 1])
+    ended = np.searchsorted(lasts, np.asarray(evaluated, int))  # rounds by then
+    rounds = np.unique(ended[ended > 0]) - 1
+    begins, ends = np.zeros_like(sync_steps), np.zeros_like(sync_steps)
+    begins[firsts[rounds]] = ends[lasts[rounds]] = True
+    return begins, ends
+
+
+def _holds(table: np.ndarray, step: jax.Array) -> jax.Array:
+    return jnp.asarray(table).at[step].get(mode="fill", fill_value=False)
+
+
+def _compare(params: PyTree, start: PyTree, axis: Axis) -> dict[str, jax.Array]:
+    """What is noted of a round that ends with these params."""
+    workers = collectives.size(axis)
+    params = widen(params)
+    moved = jax.tree.map(jnp.subtract, params, widen(start))
+    apart = jax.tree.map(jnp.subtract, params, collectives.mean(params, axis))
+    distance = collectives.mean(optax.tree.norm(apart, squared=True), axis)
+    figures = (
+        optax.tree.norm(collectives.mean(moved, axis)),
+        NONE if workers == 1 else _cosine(moved, workers, axis),
+        jnp.sqrt(distance),
+    )
+    return {name: jnp.float32(x) for name, x in zip(NAMES, figures, strict=True)}
+
+
+def _cosine(moved: PyTree, workers: int, axis: Axis) -> jax.Array:
+    """The mean cosine between two workers' displacements."""
+    length = optax.tree.norm(moved)
+    stays = length == 0
+    unit = jax.tree.map(lambda x: x / jnp.where(stays, 1, length), moved)
+    # Of a worker's direction with the sum of the others', which unlike |Σu|² - N loses
+    # no digits where they are orthogonal.
+    others = jax.tree.map(
+        lambda mean, x: workers * mean - x, collectives.mean(unit, axis), unit
+    )
+    cosine = collectives.mean(optax.tree.vdot(unit, others), axis) / (workers - 1)
+    is_defined = collectives.mean(stays.astype(jnp.float32), axis) == 0
+    return jnp.where(is_defined, jnp.clip(cosine, -1, 1), NONE)
+
+
+def _read(value: jax.Array | float) -> float:
+    """One worker's, on this process: all agree."""
+    if isinstance(value, jax.Array):
+        value = float(np.ravel(value.addressable_shards[0].data)[0])
+    return value if value > NONE else np.nan

@@ -1,0 +1,137 @@
+"""The effective learning rate of any strategy, found by running it."""
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from syncalgos import Replica, Strategy, collectives
+from syncalgos.collectives import PyTree
+from syncalgos.engine.layout import DEVICES, LANES
+
+CHUNK, MOST_STEPS = 512, 2**17
+
+
+def effective_lr(
+    strategy: Strategy,
+    params: PyTree,
+    optimizer: optax.GradientTransformation,
+    workers: int,
+    lr: float,
+) -> float | None:
+    """lr times the steady ratio of the center's movement to that of plain SGD.
+
+    All workers get one constant gradient, and step along it with plain SGD at `lr`.
+    BMUF comes out at ζ / (1 - μ) times lr, DiLoCo at 7 times lr. Papers that leave this
+    out compare learning rates, not algorithms.
+
+    Args:
+        strategy: made for a constant learning rate of `lr`.
+        params: one plain model.
+        optimizer: the inner optimizer, whose state a strategy may touch.
+        workers: their number.
+        lr: the inner learning rate.
+
+    Returns:
+        The effective rate; None where movement is no multiple of the gradient (sign
+        methods); NaN where it does not become steady within 131,072 steps.
+    """
+    probe = partial(_probe, strategy, optimizer, workers, lr)
+    try:
+        with jax.enable_x64(True):  # the limit of a sequence loses digits
+            small = jax.tree.map(
+                lambda x: np.zeros([min(d, 4) for d in x.shape]), params
+            )
+            return probe(small, tolerance=1e-9)
+    except Exception:  # a strategy may know its own shapes and dtypes
+        plain = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), params)
+        return probe(plain, tolerance=1e-5)
+
+
+def _probe(strategy, optimizer, workers, lr, params, tolerance) -> float | None:
+    start, run = _make_runner(strategy, params, optimizer, workers, lr)
+    ratios = [
+        _steady_ratio(partial(run, gradient), start, tolerance) / (-lr * gradient)
+        for gradient in (1.0, 2.0)
+    ]
+    if not np.isfinite(ratios).all():
+        return float("nan")
+    if not np.isclose(*ratios, rtol=1e-2):
+        return None
+    return float(f"{ratios[0] * lr:.4g}")
+
+
+def _steady_ratio(run, carry, tolerance) -> float:
+    """The center's movement per step, once it is steady; NaN if it never is."""
+    tracks, steps, last = [], 0, np.nan
+    while steps < MOST_STEPS:
+        target = max(2 * steps, CHUNK)
+        for first in range(steps, target, CHUNK):
+            carry, track = run(carry, np.int32(first))
+            tracks.append(np.asarray(track, np.float64))
+        steps = target
+        leaves = np.concatenate(tracks).T  # (leaves, steps)
+        rate = np.mean([_limit(leaf, tolerance) for leaf in leaves])
+        if abs(rate - last) <= 1e-4 * abs(rate):
+            return float(rate)
+        last = rate
+    return float("nan")
+
+
+def _make_runner(strategy, params, optimizer, workers, lr) -> tuple[Any, Any]:
+    """Returns what to start from, and a program of many steps, compiled once.
+
+    That is run(gradient, carry, first step) -> (carry, center after each step).
+    """
+
+    def local_step(gradient, carry, step):
+        replica, state = carry
+        grads = jax.tree.map(lambda x: jnp.full_like(x, gradient), replica.params)
+        grads, state = strategy.reduce(grads, replica, state, step)
+        stepped = jax.tree.map(lambda p, g: p - lr * g, replica.params, grads)
+        replica, state = strategy.sync(replica._replace(params=stepped), state, step)
+        center = collectives.agreed(strategy.center(replica.params, state))
+        leaves = [leaf for leaf in jax.tree.leaves(center) if leaf.size]
+        moved = jnp.stack([jnp.mean(leaf) for leaf in leaves])
+        return (replica, state), moved
+
+    def start(_):
+        own = jax.tree.map(jnp.asarray, params)
+        return Replica(own, optimizer.init(own)), strategy.init(own)
+
+    def mapped(program, in_axes):
+        over_lanes = jax.vmap(program, in_axes=in_axes, axis_name=LANES)
+        return jax.jit(jax.vmap(over_lanes, in_axes=in_axes, axis_name=DEVICES))
+
+    def steps(gradient, carry, first):
+        numbers = first + np.arange(CHUNK, dtype=np.int32)
+        return jax.lax.scan(partial(local_step, gradient), carry, numbers)
+
+    run = mapped(steps, (None, 0, None))
+
+    def first_worker(gradient, carry, first):
+        carry, track = run(gradient, carry, first)
+        return carry, track[0, 0]
+
+    return mapped(start, 0)(np.zeros((1, workers))), first_worker
+
+
+def _limit(track: np.ndarray, tolerance: float) -> float:
+    """The rate per step to which a track of positions settles, or NaN.
+
+    Rates are taken between steps at which it moved, as many in each of three windows,
+    so that blocks do not blur them; a geometric approach, as momentum has, is continued
+    to its limit (Aitken).
+    """
+    moved = np.flatnonzero(np.diff(track, prepend=0.0))
+    if len(moved) < 4:
+        return np.nan
+    at = moved[np.arange(1, 5) * (len(moved) // 4) - 1]
+    r1, r2, r3 = np.diff(track[at]) / np.diff(at)
+    if abs(r3 - r2) <= tolerance * abs(r3):
+        return r3
+    shrink = (r3 - r2) / (r2 - r1) if r2 != r1 else np.inf
+    return r3 + (r3 - r2) * shrink / (1 - shrink) if 0 < shrink < 1 else np.nan

@@ -1,0 +1,130 @@
+"""Trained models as .safetensors files: the center alone, without worker axes."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from experiments.training import records
+from syncalgos import Replica
+from syncalgos.collectives import PyTree
+
+
+def check(path: Path, overwrite: bool) -> None:
+    """Raises a ValueError unless a model can be written there; leaves nothing there."""
+    if path.suffix != ".safetensors":
+        raise ValueError(f"--export {path}: the name must end in .safetensors")
+    try:
+        if path.is_dir():
+            raise ValueError(f"--export {path} is a folder")
+        if path.exists() and not overwrite:
+            raise ValueError(f"--export {path} exists: take another, or --overwrite")
+        folders = path.absolute().parents
+        first = next(p for p in folders if p.exists())
+        if not first.is_dir():
+            raise ValueError(f"--export {path}: {first} is no folder")
+        records.try_to_write(folders[0], [p for p in folders if not p.exists()])
+    except OSError as error:
+        raise ValueError(f"--export {path}: {error.strerror}") from None
+
+
+def save(path: Path, replica: Replica, facts: Mapping[str, str]) -> None:
+    """Writes params and buffers of one plain model.
+
+    Args:
+        path: of the file; its folder is made.
+        replica: from `DataParallel.center`.
+        facts: what else readers should know, in the file's header.
+
+    Tensors are named by their place: params.conv1.w, params.0.b, buffers.norm.mean.
+
+    Raises:
+        ValueError: what a file cannot hold.
+    """
+    from safetensors.flax import save_file
+
+    tensors = named(replica)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_name(f".{path.stem}.{os.getpid()}.tmp")
+    save_file(tensors, unfinished, metadata=dict(facts))
+    unfinished.replace(path)
+
+
+def named(replica: Replica) -> dict[str, Any]:
+    """The leaves of params and buffers by the names that they have in a file.
+
+    Raises:
+        ValueError: two leaves of one name, or one that is no array of numbers.
+    """
+    tensors: dict[str, Any] = {}
+    for field in ("params", "buffers"):
+        leaves = jax.tree_util.tree_leaves_with_path(getattr(replica, field))
+        for place, leaf in leaves:
+            name = ".".join([field, *map(_name, place)])
+            if name in tensors:
+                raise ValueError(f"--export: two arrays have the name {name}")
+            if jnp.issubdtype(leaf.dtype, jax.dtypes.extended):
+                raise ValueError(f"--export: {name} is of {leaf.dtype}, no numbers")
+            tensors[name] = leaf
+    return tensors
+
+
+def load(path: str | Path, like: Replica | None = None) -> Replica:
+    """Reads a model that `save` wrote.
+
+    Args:
+        path: of the file.
+        like: a replica whose params and buffers have the structure to fill; None makes
+            nested dicts, with lists where all names are numbers.
+
+    Returns:
+        Replica(params, (), buffers).
+
+    Raises:
+        ValueError: a file without a tensor that `like` has, or with another shape.
+    """
+    from safetensors.flax import load_file
+
+    tensors = load_file(path)
+    if like is None:
+        tree: dict[str, Any] = {"params": {}, "buffers": {}}
+        for name, tensor in tensors.items():
+            *folders, last = name.split(".")
+            inner = tree
+            for folder in folders:
+                inner = inner.setdefault(folder, {})
+            inner[last] = tensor
+        return Replica(_with_lists(tree["params"]), (), _with_lists(tree["buffers"]))
+
+    def fill(field: str) -> PyTree:
+        def leaf(place, own):
+            name = ".".join([field, *map(_name, place)])
+            if name not in tensors:
+                raise ValueError(f"{path} holds no {name} (it holds: {list(tensors)})")
+            if tensors[name].shape != own.shape:
+                raise ValueError(
+                    f"{path}: {name} has shape {tensors[name].shape}, not {own.shape}"
+                )
+            return tensors[name]
+
+        return jax.tree_util.tree_map_with_path(leaf, getattr(like, field))
+
+    return Replica(fill("params"), (), fill("buffers"))
+
+
+def _name(key: Any) -> str:
+    """A step of a path: a dict's key, a list's index, an attribute's name."""
+    return str(getattr(key, "key", getattr(key, "idx", getattr(key, "name", key))))
+
+
+def _with_lists(tree: Any) -> Any:
+    if not isinstance(tree, dict):
+        return tree
+    if not tree:
+        return ()
+    inner = {name: _with_lists(x) for name, x in tree.items()}
+    numbers = [str(i) for i in range(len(inner))]
+    return [inner[i] for i in numbers] if set(inner) == set(numbers) else inner

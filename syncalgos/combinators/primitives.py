@@ -1,0 +1,239 @@
+"""Small strategies to compose: what happens to gradients or a field of the replica.
+
+What to do with optimizer state or batch statistics at a sync is a choice that the user
+composes, `every(16, chain(average(), reset(optimizer)))`, not a flag of each algorithm.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from syncalgos import checks, reducers
+from syncalgos import strategy as base
+from syncalgos.collectives import WORKERS, Axis, PyTree
+from syncalgos.combinators import introspection
+from syncalgos.dtypes import narrow, widen
+from syncalgos.reducers import AnyReducer
+from syncalgos.reducers.reducer import check_optimizer
+from syncalgos.reducers.resolve import resolve
+from syncalgos.strategy import MeanCenter, Replica, Strategy, chain, when
+
+
+class MeanOfGrads(NamedTuple):
+    """A reduce that is the plain mean over all workers, and can be seen to be it."""
+
+    call: Callable[..., tuple[PyTree, PyTree]]
+
+    def __call__(
+        self, grads: PyTree, replica: Any, state: PyTree, step: Any
+    ) -> tuple[PyTree, PyTree]:
+        return self.call(grads, replica, state, step)
+
+
+def reduce_with(transformation: AnyReducer, axis: Axis = WORKERS) -> Strategy:
+    """Transforms the gradients of every step, before the inner optimizer.
+
+    Args:
+        transformation: an optax GradientTransformation, which may use collectives (see
+            `syncalgos.reducers`); or its factory, which is then called with `axis`; or
+            the name of a reducer.
+        axis: the mapped axis or axes over which the workers lie.
+
+    Returns:
+        A Strategy. State: the transformation's, each worker's own.
+    """
+    reducer = resolve("reduce_with", transformation, axis)
+
+    def reduce(grads, replica, state, step):
+        return reducer.update(grads, state, replica.params, step=step)
+
+    is_mean = getattr(reducer, "mean_over", None) == WORKERS
+    return Strategy(
+        init=reducer.init,
+        reduce=MeanOfGrads(reduce) if is_mean else reduce,
+        center=MeanCenter(axis),
+    )
+
+
+def average(
+    field: str = "params",
+    reduce: AnyReducer = reducers.mean,
+    axis: Axis = WORKERS,
+) -> Strategy:
+    """Averages one field of the replica at each sync.
+
+    Args:
+        field: params, opt_state or buffers.
+        reduce: a reducer, or its factory, which is then called with `axis`. Under the
+            mean, leaves that are no floats (counts, keys) keep each worker's value.
+        axis: the mapped axis or axes over which the workers lie.
+
+    Raises:
+        ValueError: an unknown field, or a reducer with state on another than params.
+    """
+    checks.one_of("field of Replica", field, Replica._fields)
+    reducer = resolve("average", reduce, axis)
+
+    def init(params):
+        state = reducer.init(params)
+        if field != "params" and jax.tree.leaves(state):
+            raise ValueError(f"average: a reducer with state cannot average {field}")
+        return state
+
+    def sync(replica, state, step):
+        value, state = reducer.update(
+            getattr(replica, field), state, replica.params, step=step
+        )
+        return replica._replace(**{field: value}), state
+
+    return Strategy(init=init, sync=sync, center=MeanCenter(axis))
+
+
+def reset(optimizer: optax.GradientTransformation) -> Strategy:
+    """Starts the inner optimizer's state anew at each sync; schedules count on.
+
+    Args:
+        optimizer: the inner optimizer, as the training loop has it. Hyperparameters of
+            `optax.inject_hyperparams` are kept, as is the count of its schedules.
+    """
+
+    check_optimizer("reset: optimizer", optimizer)
+
+    def sync(replica, state, step):
+        opt_state = restart(optimizer.init(replica.params), replica.opt_state)
+        return replica._replace(opt_state=opt_state), state
+
+    return Strategy(sync=sync)
+
+
+_INJECTED = (optax.InjectHyperparamsState, optax.InjectStatefulHyperparamsState)
+
+
+def at_syncs(strategy: Strategy, extra: Strategy) -> Strategy:
+    """Applies `extra` behind a strategy, at each of its syncs.
+
+    So `at_syncs(bmuf(16), reset(optimizer))` restarts momentum when the models agree.
+
+    Args:
+        strategy: any; of one that acts at some steps only (`every`, `when`, `after`, …)
+            those are its syncs, of a delayed one those at which results arrive.
+        extra: what to do then, such as `reset(optimizer)`, `average("opt_state")` or
+            `average("buffers")`.
+
+    Raises:
+        ValueError: a strategy that never syncs, but reduces gradients.
+    """
+    for each in (strategy, extra):
+        base.check_strategy("at_syncs", each)
+    if not introspection.ever_syncs(strategy):
+        raise ValueError(
+            "at_syncs: this strategy reduces gradients and never syncs replicas, so "
+            "there is no sync at which to reset or average the optimizer's state"
+        )
+    return _behind(strategy, extra)
+
+
+def _behind(strategy: Strategy, extra: Strategy) -> Strategy:
+    """`at_syncs`; what the data decide on is known inside of it alone."""
+    sync: Any = strategy.sync
+    if not introspection.decides(strategy):
+        return chain(
+            strategy, when(lambda step: introspection.lands(strategy, step), extra)
+        )
+    if sync.behind is not None:
+        return sync.behind(extra)
+    return sync.rebuild(
+        lambda member: (
+            _behind(member, extra) if introspection.ever_syncs(member) else member
+        )
+    )
+
+
+def restart(new: PyTree, old: PyTree) -> PyTree:
+    """A new optimizer state, in which schedules count on from where the old one is.
+
+    Raises:
+        ValueError: states of two optimizers, or of other params.
+    """
+    if jax.tree.structure(new) != jax.tree.structure(old):
+        raise ValueError(
+            "reset: the replica's opt_state is not of this optimizer for these params; "
+            "give reset the very inner optimizer, outside of masked, and communication "
+            "a Replica with its opt_state"
+        )
+
+    def node(new, old):
+        if isinstance(new, optax.ScaleByScheduleState):
+            return old
+        if isinstance(new, _INJECTED):
+            return old._replace(inner_state=restart(new.inner_state, old.inner_state))
+        return new
+
+    def is_leaf(node):
+        return isinstance(node, (optax.ScaleByScheduleState, *_INJECTED))
+
+    return jax.tree.map(node, new, old, is_leaf=is_leaf)
+
+
+class OuterState(NamedTuple):
+    """State of `outer_step`."""
+
+    anchor: PyTree
+    outer: PyTree
+    reducer: PyTree
+
+
+def outer_step(
+    outer: optax.GradientTransformation,
+    reduce: AnyReducer = reducers.mean,
+    axis: Axis = WORKERS,
+) -> Strategy:
+    """One step of an outer optimizer on the pseudo-gradient, at each sync.
+
+    For workers' params θ that started from the anchor:
+
+        g ← reduce(anchor - θ);   anchor ← anchor + outer(g);   θ ← anchor
+
+    Args:
+        outer: any optax optimizer.
+        reduce: how the pseudo-gradients are combined: a reducer (it may compress them),
+            its factory, which is then called with `axis`, or its name.
+        axis: the mapped axis or axes over which the workers lie.
+
+    Returns:
+        A Strategy. State: the anchor and the outer optimizer's state, shaped like
+        params, at least float32 and equal on all workers, and the reducer's, each
+        worker's own. A sync sends what the reducer sends, of float32. The center is the
+        anchor. opt_state and buffers stay local.
+
+    Source: Reddi et al., "Adaptive federated optimization", ICLR 2021, algorithm 1
+    (FedOpt); Douillard et al., "DiLoCo", 2023.
+    """
+    check_optimizer("outer_step: outer", outer)
+    reducer = resolve("outer_step", reduce, axis)
+
+    def init(params):
+        wide = widen(params)
+        return OuterState(wide, outer.init(wide), reducer.init(wide))
+
+    def sync(replica, state, step):
+        start = narrow(state.anchor, replica.params)
+        pseudo_gradient = jax.tree.map(jnp.subtract, widen(start), replica.params)
+        grads, reducer_state = reducer.update(
+            pseudo_gradient, state.reducer, state.anchor, step=step
+        )
+        updates, outer_state = outer.update(grads, state.outer, state.anchor)
+        anchor = optax.apply_updates(state.anchor, updates)
+        return (
+            replica._replace(params=narrow(anchor, replica.params)),
+            OuterState(anchor, outer_state, reducer_state),
+        )
+
+    return Strategy(
+        init=init,
+        sync=sync,
+        center=lambda params, state: narrow(state.anchor, params),
+    )

@@ -1,0 +1,1 @@
+"""The engine: runs one strategy on many workers."""

@@ -1,0 +1,82 @@
+"""The inner optimizer's step, told the loss where it asks for it."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from syncalgos import collectives
+from syncalgos.collectives import WORKERS, Axis, PyTree
+from syncalgos.combinators import introspection
+from syncalgos.dtypes import wide_dtype
+from syncalgos.strategy import Replica, Strategy
+
+
+def stepped(
+    optimizer: optax.GradientTransformation,
+    replica: Replica,
+    grads: PyTree,
+    loss: jax.Array,
+) -> tuple[PyTree, PyTree]:
+    """Returns (params, opt_state) after a step along the gradients.
+
+    An optimizer with extra arguments gets the loss as `value`, as optax names it.
+    """
+    told = optax.with_extra_args_support(optimizer)
+    updates, opt_state = told.update(
+        grads, replica.opt_state, replica.params, value=loss
+    )
+    return optax.apply_updates(replica.params, updates), opt_state
+
+
+def told_loss(
+    strategy: Strategy,
+    optimizer: optax.GradientTransformation,
+    replica: Replica,
+    loss: jax.Array,
+    axis: Axis = WORKERS,
+) -> jax.Array:
+    """The loss that the optimizer is told: it goes the way of the gradients.
+
+    Where the strategy may reduce gradients, the mean over the workers, so that those
+    who step along the same gradient stay equal; else the worker's own, and nothing is
+    sent. Nor is it where the optimizer does not look at it.
+    """
+    kinds = [wide_dtype(x.dtype) for x in jax.tree.leaves(replica.params)]
+    loss = jnp.asarray(loss, jnp.result_type(*kinds))
+    if strategy.reduce is introspection.keep_grads or not asks(
+        optimizer, replica, loss
+    ):
+        return loss
+    return collectives.mean(loss, axis)
+
+
+def asks(optimizer: optax.GradientTransformation, replica: Replica, loss: Any) -> bool:
+    """Whether the optimizer uses the loss, or keeps it, found by tracing a step.
+
+    Args:
+        optimizer: the inner one.
+        replica: one worker's, arrays or their shapes.
+        loss: any scalar array of its dtype.
+    """
+
+    def step(loss, replica):
+        return stepped(optimizer, replica, replica.params, loss)
+
+    given = loss, replica._replace(buffers=())
+    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), given)
+    jaxpr = jax.make_jaxpr(step)(*shapes).jaxpr
+    used = [v for e in jaxpr.eqns for v in e.invars]
+    return any(v is jaxpr.invars[0] for v in (*used, *jaxpr.outvars))
+
+
+def telling(strategy: Strategy, optimizer: optax.GradientTransformation) -> Strategy:
+    """The strategy for the ledger, which counts the loss that workers share, too."""
+
+    def reduce(grads, replica, state, step):
+        told_loss(strategy, optimizer, replica, jnp.float32(0))
+        return strategy.reduce(grads, replica, state, step)
+
+    keeps = strategy.reduce is introspection.keep_grads
+    return strategy if keeps else strategy._replace(reduce=reduce)

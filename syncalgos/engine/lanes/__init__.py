@@ -1,0 +1,1 @@
+"""How a device runs the workers that it carries."""

@@ -1,0 +1,225 @@
+"""Tables sharded by rows over the workers: each holds its rows, all read all of them.
+
+Caffe2's non-parallel parameters: of a large embedding there is one copy, and not one on
+each worker. A loss reads it by `lookup`; `DataParallel(…, sharded=…)` keeps the parts.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax import lax
+
+from syncalgos import checks, collectives, contract
+from syncalgos.collectives import WORKERS, Axis, PyTree
+from syncalgos.combinators.masked import masked
+from syncalgos.dtypes import wide_dtype, widen
+from syncalgos.strategy import Strategy
+
+Mask = PyTree | Callable[[PyTree], PyTree]
+
+
+def lookup(part: jax.Array, ids: Any, axis: Axis = WORKERS) -> jax.Array:
+    """The rows of a sharded table that this worker asks for, bit for bit `table[ids]`.
+
+    All workers must call it, with as many ids. Each gathers the others' ids, reads the
+    rows that it owns, and sends them back: (N-1) · (4 + bytes of a row) per id, and as
+    many for the gradient.
+
+    Args:
+        part: this worker's rows of a table of V, (V/N, …) floats: worker w of N holds
+            the rows from w V/N to (w + 1) V/N - 1.
+        ids: numbers of rows of the whole table, integers of any shape S. A number
+            outside of 0 … V-1 gives a row of NaN.
+        axis: the mapped axis or axes over which the workers lie.
+
+    Returns:
+        The rows, (*S, …). The gradient with respect to `part` is that of the mean over
+        the workers of their losses: nothing is left to reduce, and the inner optimizer
+        makes the step of synchronous SGD. It has a reverse mode only.
+
+    Raises:
+        ValueError: a part that is no float array with rows, ids that are no integers.
+    """
+    part, ids = jnp.asarray(part), jnp.asarray(ids)
+    if not part.ndim or not jnp.issubdtype(part.dtype, np.floating):
+        raise ValueError(
+            f"lookup: part must be float rows of a table, got {jax.typeof(part)}"
+        )
+    if not jnp.issubdtype(ids.dtype, np.integer):
+        raise ValueError(f"lookup: ids must be integers, got {jax.typeof(ids)}")
+    rows: Any = _lookup(axis, len(part), part, ids.reshape(-1).astype(jnp.int32))
+    return rows.reshape(*ids.shape, *part.shape[1:])
+
+
+# By hand: what differentiation makes of collectives differs between pmap and shard_map,
+# and of gathers over two axes it fails.
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _lookup(axis: Axis, size: int, part: jax.Array, ids: jax.Array) -> jax.Array:
+    return _forward(axis, size, part, ids)[0]
+
+
+def _forward(axis, size, part, ids):
+    wanted = _own_rows(collectives.gather(ids, axis), size, axis)  # (workers, ids)
+    found = part.at[wanted].get(mode="fill", fill_value=jnp.nan)
+    # As integers: a sum with 0 would lose the sign of -0, and XLA on CPU would widen
+    # short floats on the way.
+    bits = jnp.dtype(f"uint{8 * part.dtype.itemsize}")
+    sent = collectives.all_to_all(lax.bitcast_convert_type(found, bits), axis)
+    arrived = lax.bitcast_convert_type(sent, part.dtype)  # (owners, ids, …)
+    owner = jnp.clip(ids // max(size, 1), 0, len(arrived) - 1)
+    return arrived[owner, jnp.arange(len(ids))], wanted
+
+
+def _backward(axis, size, wanted, cotangent):
+    """The mean of all workers' gradients of the rows that this one owns."""
+    of_all = collectives.gather(cotangent, axis)  # (workers, ids, …)
+    none = jnp.zeros((size, *cotangent.shape[1:]), wide_dtype(cotangent.dtype))
+    total = none.at[wanted].add(widen(of_all), mode="drop")
+    return (total / len(of_all)).astype(cotangent.dtype), None
+
+
+_lookup.defvjp(_forward, _backward)
+
+
+def _own_rows(ids: jax.Array, size: int, axis: Axis) -> jax.Array:
+    """Where a part of so many rows has these of the table; behind it, if nowhere."""
+    local = ids - size * collectives.index(axis)
+    return jnp.where((local >= 0) & (local < size), local, size)
+
+
+def flags(sharded: Mask | None, params: PyTree) -> list[bool]:
+    """Which leaves of params are sharded; None means none.
+
+    Raises:
+        ValueError: a mask that is no tree of booleans for these params.
+    """
+    if sharded is None:
+        return [False] * len(jax.tree.leaves(params))
+    labels = contract.labels("sharded", sharded, params)
+    for label in labels:
+        if not isinstance(label, bool | np.bool_):
+            raise ValueError(f"sharded must hold booleans, got {checks.shown(label)}")
+    return [bool(label) for label in labels]
+
+
+def check_rows(sharded: Mask | None, params: PyTree, workers: int) -> None:
+    """Raises a ValueError that names a sharded leaf which workers do not divide."""
+    if sharded is None:
+        return
+    which = flags(sharded, params)
+    leaves = jax.tree_util.tree_leaves_with_path(params)
+    for (path, leaf), own in zip(leaves, which, strict=True):
+        name = f"sharded: params{jax.tree_util.keystr(path)}"
+        if own and not np.ndim(leaf):
+            raise ValueError(f"{name} is a scalar: it has no rows to lie on workers")
+        if own and np.shape(leaf)[0] % workers:
+            rows = np.shape(leaf)[0]
+            padded = rows + -rows % workers
+            raise ValueError(
+                f"{name} has {rows} rows, which do not divide over {workers} workers: "
+                f"pad it, such as to {padded}"
+            )
+    parts = jax.eval_shape(lambda x: _cut(which, x, workers, 0), params)
+    if flags(sharded, parts) != which:
+        raise ValueError(
+            "sharded must not depend on the number of rows: a part has fewer"
+        )
+
+
+def parts_of(sharded: Mask | None, params: PyTree) -> PyTree:
+    """This worker's rows of each sharded leaf; the other leaves whole."""
+    which = flags(sharded, params)
+    return _cut(which, params, collectives.size(), collectives.index())
+
+
+def _cut(which: list[bool], params: PyTree, workers: int, index: Any) -> PyTree:
+    """The rows of the worker of that index of these leaves."""
+    leaves, form = jax.tree.flatten(params)
+    for i, own in enumerate(which):
+        if own:
+            rows = len(leaves[i]) // workers
+            leaves[i] = lax.dynamic_slice_in_dim(leaves[i], index * rows, rows)
+    return form.unflatten(leaves)
+
+
+def whole(sharded: Mask | None, params: PyTree) -> PyTree:
+    """The parts of each sharded leaf joined to the whole table, on all workers."""
+    leaves, form = jax.tree.flatten(params)
+    for i, own in enumerate(flags(sharded, params)):
+        if own:
+            leaves[i] = jnp.concatenate(collectives.gather(leaves[i]))
+    return form.unflatten(leaves)
+
+
+def merge(sharded: Mask | None, rest: PyTree, parts: PyTree) -> PyTree:
+    """The leaves of `parts` that are sharded, and those of `rest` that are not."""
+    leaves, form = jax.tree.flatten(rest)
+    chosen = zip(flags(sharded, rest), leaves, jax.tree.leaves(parts), strict=True)
+    return form.unflatten([part if own else x for own, x, part in chosen])
+
+
+def replicated(sharded: Mask | None, params: PyTree) -> list[Any]:
+    """The leaves that are not sharded: of which each worker holds a replica."""
+    pairs = zip(flags(sharded, params), jax.tree.leaves(params), strict=True)
+    return [x for own, x in pairs if not own]
+
+
+def beside(
+    strategy: Strategy, sharded: Mask, optimizer: optax.GradientTransformation
+) -> Strategy:
+    """The strategy for what is not sharded: it sees no sharded params.
+
+    Nor what the inner optimizer keeps of their rows: an average of it over the workers
+    would mix different rows, and `reset` expects the state of the params that it sees.
+    """
+
+    def mask(params):
+        form = jax.tree.structure(params)
+        return form.unflatten([not own for own in flags(sharded, params)])
+
+    rest = masked(strategy, mask)
+
+    def see(replica):
+        of_rows = _of_rows(optimizer, flags(sharded, replica.params), replica.params)
+        leaves, form = jax.tree.flatten(replica.opt_state)
+        pairs = zip(of_rows, leaves, strict=True)
+        seen = [optax.MaskedNode() if own else x for own, x in pairs]
+        return of_rows, replica._replace(opt_state=form.unflatten(seen))
+
+    def reduce(grads, replica, state, step):
+        return rest.reduce(grads, see(replica)[1], state, step)
+
+    def sync(replica, state, step):
+        of_rows, seen = see(replica)
+        synced, state = contract.apply_sync(rest, seen, state, step)
+        kept, form = jax.tree.flatten(replica.opt_state)
+        new = iter(jax.tree.leaves(synced.opt_state))
+        pairs = zip(of_rows, kept, strict=True)
+        merged = form.unflatten([x if own else next(new) for own, x in pairs])
+        return synced._replace(opt_state=merged), state
+
+    return rest._replace(reduce=reduce, sync=sync)
+
+
+def _of_rows(
+    optimizer: optax.GradientTransformation, which: list[bool], params: PyTree
+) -> list[bool]:
+    """Which leaves of opt_state hold rows: their shapes follow those of the tables."""
+
+    def shapes(more: int) -> list[tuple[int, ...]]:
+        leaves, form = jax.tree.flatten(params)
+        grown = [
+            jax.ShapeDtypeStruct(
+                (len(x) + more, *x.shape[1:]) if own else x.shape, x.dtype
+            )
+            for own, x in zip(which, leaves, strict=True)
+        ]
+        state = jax.eval_shape(optimizer.init, form.unflatten(grown))
+        return [x.shape for x in jax.tree.leaves(state)]
+
+    return [a != b for a, b in zip(shapes(0), shapes(1), strict=True)]

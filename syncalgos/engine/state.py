@@ -1,0 +1,65 @@
+"""What a run carries from one dispatch to the next, on devices or on the host."""
+
+import weakref
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from syncalgos.collectives import PyTree
+from syncalgos.engine import arguments
+from syncalgos.engine.layout import Layout
+from syncalgos.strategy import Replica
+
+
+class TrainState(NamedTuple):
+    """Everything that a run needs to go on.
+
+    Attributes:
+        replica: every worker's replica; leaves lead with (devices, lanes).
+        sync: every worker's strategy state; leaves lead with (devices, lanes).
+        step: local steps done, an int32 scalar.
+        key: the key from which each worker's key of each step is folded.
+    """
+
+    replica: Replica
+    sync: PyTree
+    step: jax.Array
+    key: jax.Array
+
+
+def of_one(tree: PyTree) -> PyTree:
+    """The shapes of one worker's leaves, of those that lead with (devices, lanes)."""
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[2:], x.dtype), tree)
+
+
+class StepCount:
+    """The step of the last run's state: reading it would wait for that run."""
+
+    def __init__(self):
+        self._last: Callable[[], jax.Array | None] = lambda: None
+        self._done = 0
+
+    def after(self, step: jax.Array, steps: int) -> int:
+        """The step so many steps after that of a state; a ValueError if it is none."""
+        done = self._done if self._last() is step else int(step)
+        arguments.check_step(done + steps)
+        return done + steps
+
+    def note(self, step: jax.Array, done: int) -> None:
+        """Notes that a run returned this step, and how much it is."""
+        self._last, self._done = weakref.ref(step), done
+
+
+def held_by(layout: Layout, state: TrainState) -> TrainState:
+    """This process's workers on the host: see `DataParallel.to_host`."""
+    replica, sync = jax.tree.map(layout.part, (state.replica, state.sync))
+    return TrainState(replica, sync, jax.device_get(state.step), state.key)
+
+
+def put_back(layout: Layout, held: TrainState) -> TrainState:
+    """What `held_by` gave, on the devices of a layout of as many workers."""
+    replica, sync = jax.tree.map(layout.unpart, (held.replica, held.sync))
+    step = layout.one_copy(layout.copy(np.int32(held.step)))
+    return TrainState(replica, sync, step, layout.one_copy(layout.copy(held.key)))

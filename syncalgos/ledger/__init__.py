@@ -1,0 +1,1 @@
+"""What each worker sends: the bytes and calls of a traced program."""

@@ -1,0 +1,151 @@
+"""What a traced program sends: its collectives, in the branches that it takes."""
+
+import math
+from collections import Counter
+from fractions import Fraction
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend import core
+
+from syncalgos.combinators.decided import BY_DATA
+
+# What a worker of n sends per byte of its operand, by ring algorithms.
+_COLLECTIVES = {
+    "psum": ("all_reduce", lambda n: Fraction(2 * (n - 1), n)),
+    "pmax": ("all_reduce", lambda n: Fraction(2 * (n - 1), n)),
+    "pmin": ("all_reduce", lambda n: Fraction(2 * (n - 1), n)),
+    "all_gather": ("all_gather", lambda n: Fraction(n - 1)),
+    "reduce_scatter": ("reduce_scatter", lambda n: Fraction(n - 1, n)),
+    "all_to_all": ("all_to_all", lambda n: Fraction(n - 1, n)),
+    "ppermute": ("permute", lambda n: Fraction(1)),
+}
+
+
+class Branches(NamedTuple):
+    """What is sent is notes[i], where i is the value of choice number `choice`."""
+
+    choice: int
+    notes: list[list]
+
+
+class Walk:
+    """Goes through a jaxpr: evaluates what follows from the step, notes what is sent.
+
+    A note is a Counter of (kind, "bytes" or "calls"), or Branches.
+    """
+
+    def __init__(self, sizes: dict[str, int]):
+        self.sizes = sizes
+        self.choices: list[jax.Array] = []
+        self.notes: list = []
+
+    def through(self, jaxpr, inputs: list) -> tuple[list, list]:
+        """Returns the notes and the outputs; None stands for an unknown value."""
+        consts = ()
+        if isinstance(jaxpr, core.ClosedJaxpr):
+            jaxpr, consts = jaxpr.jaxpr, jaxpr.consts
+        values = dict(zip(jaxpr.constvars, consts, strict=True))
+        values.update(zip(jaxpr.invars, inputs, strict=True))
+
+        def read(atom):
+            return atom.val if isinstance(atom, core.Literal) else values.get(atom)
+
+        notes = []
+        for equation in jaxpr.eqns:
+            noted, outputs = self.equation(equation, [read(v) for v in equation.invars])
+            notes += noted
+            values.update(zip(equation.outvars, outputs, strict=True))
+        return notes, [read(v) for v in jaxpr.outvars]
+
+    def equation(self, equation, inputs: list) -> tuple[list, list]:
+        """`through`, for one equation."""
+        name, unknown = equation.primitive.name, [None] * len(equation.outvars)
+        if name == "axis_index":
+            return [], unknown
+        if equation.params.get("name") == BY_DATA:
+            return [], inputs[1:]
+        if name in _COLLECTIVES:
+            return self.collective(equation), unknown
+        if name == "cond":
+            notes = self.cond(equation, inputs)
+        elif name in ("scan", "while"):
+            notes = self.loop(equation)
+        else:
+            notes = []
+            for jaxpr in core.jaxprs_in_params(equation.params):
+                if len(jaxpr.invars) == len(inputs):  # a call: jit, remat, …
+                    return self.through(jaxpr, inputs)
+                notes += self.through(jaxpr, [None] * len(jaxpr.invars))[0]
+        if notes or any(x is None for x in inputs) or _needs_an_axis(equation):
+            return notes, unknown
+        return [], _evaluate(equation, inputs)
+
+    def collective(self, equation) -> list[Counter]:
+        names = equation.params.get("axes", equation.params.get("axis_name"))
+        names = names if isinstance(names, tuple) else (names,)
+        groups = equation.params.get("axis_index_groups")
+        n = len(groups[0]) if groups else math.prod(self.sizes[x] for x in names)
+        if n == 1:
+            return []
+        kind, share = _COLLECTIVES[equation.primitive.name]
+        size = sum(v.aval.size * v.aval.dtype.itemsize for v in equation.invars)
+        calls = len(equation.invars)
+        return [Counter({(kind, "bytes"): share(n) * size, (kind, "calls"): calls})]
+
+    def cond(self, equation, inputs: list) -> list[Branches]:
+        choice, *operands = inputs
+        notes = [self.through(b, operands)[0] for b in equation.params["branches"]]
+        if not any(notes):
+            return []
+        if choice is None:
+            raise ValueError(
+                "what this strategy sends depends on more than the step and what is "
+                "`decided`, so it cannot be counted"
+            )
+        self.choices.append(choice.astype(jnp.int32))
+        return [Branches(len(self.choices) - 1, notes)]
+
+    def loop(self, equation) -> list:
+        notes = []
+        for jaxpr in core.jaxprs_in_params(equation.params):
+            notes += self.through(jaxpr, [None] * len(jaxpr.invars))[0]
+        if notes and "length" not in equation.params:
+            raise ValueError(
+                "this strategy sends inside a loop of unknown length, so it cannot be "
+                "counted beforehand"
+            )
+        return notes * equation.params.get("length", 1)
+
+
+def _needs_an_axis(equation) -> bool:
+    """Whether it is of the workers' axis, or anything inside of it is."""
+    return equation.primitive.name in ("axis_index", *_COLLECTIVES) or any(
+        _needs_an_axis(inner)
+        for jaxpr in core.jaxprs_in_params(equation.params)
+        for inner in jaxpr.eqns
+    )
+
+
+def _evaluate(equation, inputs: list) -> list:
+    """The outputs of an equation whose inputs are all known."""
+    known = {
+        v: x
+        for v, x in zip(equation.invars, inputs, strict=True)
+        if not isinstance(v, core.Literal)
+    }
+    about = core.DebugInfo("communication", "a step", None, None)
+    jaxpr = core.Jaxpr((), list(known), equation.outvars, [equation], debug_info=about)
+    return core.jaxpr_as_fun(core.ClosedJaxpr(jaxpr, ()))(*known.values())
+
+
+def add_up(notes: list, choices: np.ndarray) -> Counter:
+    """What a step sends that takes these branches."""
+    total = Counter()
+    for note in notes:
+        if isinstance(note, Branches):
+            note = add_up(note.notes[choices[note.choice]], choices)
+        total.update(note)
+    return total

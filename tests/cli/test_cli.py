@@ -1,0 +1,367 @@
+"""Runs of the command line, as real processes: what they write, show and leave."""
+
+import inspect
+import os
+import pty
+import re
+import shlex
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from commands import (
+    BASE,
+    LINE,
+    PARAMS_BYTES,
+    PROGRAM,
+    ROOT,
+    SUMMARY,
+    TIMEOUT,
+    Run,
+    environment,
+    execute,
+    two_at_a_time,
+)
+
+from experiments.cli import factories
+from syncalgos import ALGORITHMS
+
+
+@pytest.fixture(scope="module", autouse=True)  # so that runs begin with the first test
+def run(request, tmp_path_factory):
+    with two_at_a_time(request, tmp_path_factory.mktemp("runs")) as run:
+        yield run
+
+
+def commands(*ends, slow=()):
+    """Parametrises over BASE with each of the ends."""
+    long_tail = [pytest.param(f"{BASE} {x}", marks=pytest.mark.slow) for x in slow]
+    return pytest.mark.parametrize("command", [f"{BASE} {x}" for x in ends] + long_tail)
+
+
+def test_help_names_every_algorithm_without_importing_jax(tmp_path):
+    watched = [sys.executable, "-X", "importtime", "-m", "experiments.run"]
+    run = execute("--help", tmp_path, watched)
+    assert run.code == 0
+    imported = {line.rpartition("|")[2].strip() for line in run.stderr.splitlines()}
+    assert "experiments.cli.flags" in imported
+    assert not {"jax", "optax", "sklearn"} & imported
+    for name in ALGORITHMS:
+        assert re.search(rf"\b{name}\b", run.stdout)
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_help_of_an_algorithm_explains_its_parameters(name, tmp_path):
+    run = execute(f"--algo {name} --help", tmp_path)
+    assert (run.code, run.stderr) == (0, "")
+    parameters = inspect.signature(ALGORITHMS[name]).parameters
+    own = [x for x in parameters if x not in factories.ALGORITHM.passed]
+    doc = inspect.getdoc(ALGORITHMS[name]) or ""
+    for parameter in own:
+        text = re.search(rf"\n    {parameter}: (.*(\n     .*)*)", doc)
+        assert text, f"the docstring does not explain {parameter}"
+        flag = f"--{parameter.replace('_', '-')}"
+        shown = re.search(rf"\n  {flag}[ ,](.*(\n   .*)*)", run.stdout)
+        assert shown, f"no flag {flag}"
+        assert " ".join(text[1].split()) in " ".join(shown[1].split())
+    for hidden in ("--axis", "--learning-rate"):
+        assert hidden not in run.stdout
+
+
+def test_default_run_learns_digits(tmp_path):
+    environ = environment(PYTHONPATH=ROOT)
+    del environ["JAX_NUM_CPU_DEVICES"]
+    ended = subprocess.run(
+        [*PROGRAM, "--algo", "bmuf"],
+        cwd=tmp_path,
+        env=environ,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        encoding="utf-8",
+        timeout=TIMEOUT,
+    )
+    assert ended.returncode == 0
+    (out,) = (tmp_path / "runs").iterdir()
+    summary = Run(0, "", "", out).summary
+    assert summary["test_accuracy"] >= 0.93
+    assert not summary["diverged"]
+    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count()
+    divisors = [n for n in (1, 2, 4, 8) if n <= (cores or 1)]
+    assert summary["devices"] == divisors[-1]
+
+
+def test_summary_is_shown_on_stdout_and_progress_in_plain_lines_on_stderr(run):
+    ended = run(BASE)
+    summary = ended.summary
+    for label, figure in {
+        "train loss": f"{summary['train_loss']:.4f}",
+        "test loss": f"{summary['test_loss']:.4f}",
+        "test accuracy": f"{summary['test_accuracy']:.4f}",
+        "learning rate": "0.05 nominal, 0.4 effective",  # lr / (1 - 7/8)
+        "each worker sent": "365.7 kB in 2 syncs",  # 2 · 2 · 7/8 · PARAMS_BYTES
+        "speed": "steps/s",
+        "files": str(ended.out),
+    }.items():
+        assert re.search(rf"{label} +.*{re.escape(figure)}", ended.stdout)
+    assert not set("\x1b\r") & set(ended.stderr)
+    *header, first, second = ended.stderr.splitlines()
+    assert "bmuf on digits: 32 steps, batch 64 (8 a worker), seed 0" in header
+    assert "8 workers on 2 cpu devices × 4 lanes" in "".join(header)
+    assert first.startswith("step 16/32") and second.startswith("step 32/32")
+
+
+@pytest.mark.parametrize(
+    "command, workers, syncs",  # syncs after step 16 and after step 32
+    [
+        (BASE, 8, [1, 2]),
+        (f"{BASE} --algo model_averaging --period 5 --workers 2", 2, [3, 6]),
+        (f"{BASE} --algo sync_sgd --workers 4", 4, [16, 32]),
+        (f"{BASE} --algo sync_sgd --workers 1", 1, [0, 0]),
+    ],
+)
+def test_files_agree_with_each_other_and_with_theory(run, command, workers, syncs):
+    ended = run(command)
+    assert ended.code == 0
+    config, lines, summary = ended.config, ended.lines, ended.summary
+    assert {path.name for path in ended.out.iterdir()} == {
+        "config.json",
+        "metrics.jsonl",
+        "summary.json",
+    }
+    assert set(summary) >= SUMMARY
+    assert all(LINE | {"step", "divergence"} <= set(line) for line in lines)
+
+    assert [line["step"] for line in lines] == [16, 32]
+    sent = [line["bytes_per_worker"] for line in lines]
+    assert sent == [n * PARAMS_BYTES * 2 * (workers - 1) / workers for n in syncs]
+    assert summary["syncs"] == syncs[-1]
+    last = {"steps" if key == "step" else key: x for key, x in lines[-1].items()}
+    assert last.items() <= summary.items()
+    assert lines[0]["seconds"] < lines[1]["seconds"] < summary["total_seconds"]
+
+    given = shlex.split(command)
+    assert config["command"][-len(given) - 2 : -2] == given
+    for key in ("algo", "task", "seed", "workers", "lr", "batch_size"):
+        assert config["settings"][key] == config[key] == summary[key]
+    assert summary["workers"] == workers
+    assert (summary["diverged"], summary["diverged_at"]) == (False, None)
+
+
+def test_train_loss_is_the_mean_since_the_last_line(run):
+    fine, coarse = run("--steps 32 --eval-every 8").lines, run(BASE).lines
+    pairs = np.reshape([line["train_loss"] for line in fine], (2, 2))
+    expected = [line["train_loss"] for line in coarse]
+    np.testing.assert_allclose(pairs.mean(1), expected, rtol=1e-6)  # float32 losses
+
+
+def test_divergence_is_zero_right_after_a_sync_alone(run):
+    apart = [line["divergence"] for line in run("--steps 32 --eval-every 8").lines]
+    assert apart[1] == apart[3] == 0
+    assert min(apart[0], apart[2]) > 0.01
+
+
+def test_terminal_shows_a_bar_until_ctrl_c(tmp_path):
+    terminal, end = pty.openpty()
+    lengths = "--steps 1000000 --dispatch-steps 16 --eval-every 1000000"
+    process = subprocess.Popen(
+        [*PROGRAM, *lengths.split(), "--out", str(tmp_path / "out")],
+        cwd=ROOT,
+        env=environment(TERM="xterm", COLUMNS=100),
+        stdin=end,
+        stdout=end,
+        stderr=end,
+        start_new_session=True,
+    )
+    os.close(end)
+    shown = b""
+
+    def read_until(pattern):
+        nonlocal shown
+        while not re.search(pattern, shown.decode(errors="ignore")):
+            # A bar that goes on and on is one long line, and long to search.
+            shown = shown[-4096:] + os.read(terminal, 4096)  # fails at its end
+
+    try:
+        read_until("training.*[━╸]+.* [1-9][0-9]*/1000000")
+        process.send_signal(signal.SIGINT)
+        read_until("stopping after this dispatch")
+        read_until("test accuracy")
+        read_until("stopped after step")
+        assert process.wait(TIMEOUT) == 130
+    finally:
+        process.kill()
+        process.wait()
+        os.close(terminal)
+    assert 0 < Run(130, "", "", tmp_path / "out").summary["steps"] < 1_000_000
+
+
+def test_same_command_gives_the_same_params(run, tmp_path):
+    again = execute(BASE, tmp_path)
+    assert again.summary["params_sha256"] == run(BASE).summary["params_sha256"]
+    assert again.stdout.splitlines()[:5] == run(BASE).stdout.splitlines()[:5]
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        f"{BASE} --dispatch-steps 1",
+        "--steps 32 --eval-every 32 --dispatch-steps 32",
+        "--steps 32 --eval-every 8",
+        pytest.param(f"{BASE} --dispatch-steps 5", marks=pytest.mark.slow),
+        pytest.param(f"{BASE} --data-dir .", marks=pytest.mark.slow),
+    ],
+)
+def test_any_split_into_dispatches_gives_the_same_params(run, command):
+    split, whole = run(command).summary, run(BASE).summary
+    assert split["params_sha256"] == whole["params_sha256"]
+
+
+def test_longer_run_begins_like_the_shorter_one(run):
+    longer = run("--steps 64 --eval-every 16")
+    assert longer.code == 0
+    for long, short in zip(longer.lines, run(BASE).lines, strict=False):
+        del long["seconds"], short["seconds"]
+        assert long == short
+
+
+@pytest.mark.parametrize(
+    "command, layout",  # backend, devices, lanes
+    [
+        (f"{BASE} --backend shard_map", ("shard_map", 2, 4)),
+        pytest.param(f"{BASE} --backend vmap", ("vmap", 1, 8), marks=pytest.mark.slow),
+        pytest.param(f"{BASE} --devices 1,0", ("pmap", 2, 4), marks=pytest.mark.slow),
+        pytest.param(f"{BASE} --devices 1", ("pmap", 1, 8), marks=pytest.mark.slow),
+    ],
+)
+def test_backend_and_devices_change_the_layout_alone(run, command, layout):
+    summary, base = run(command).summary, run(BASE).summary
+    assert tuple(summary[key] for key in ("backend", "devices", "lanes")) == layout
+    for name in ("train_loss", "test_loss"):
+        assert abs(summary[name] - base[name]) < 1e-5  # sums in another order
+
+
+@commands(
+    "--algo sync_sgd --workers 1",
+    slow=["--algo sync_sgd --workers 2", "--algo sync_sgd --workers 8"],
+)
+def test_sync_sgd_gives_the_same_for_any_number_of_workers(run, command):
+    loss = run(command).summary["test_loss"]
+    four = run(f"{BASE} --algo sync_sgd --workers 4").summary["test_loss"]
+    assert abs(loss - four) < 1e-4  # a float32 mean over other groups
+
+
+@pytest.mark.parametrize(
+    "command, shown",
+    [
+        (
+            f"{BASE} --workers 7",
+            [
+                "batch 63 (9 a worker), the multiple of 7 nearest to 64",
+                "7 workers on 1 cpu device × 7 lanes",
+                "1 of 2 devices",
+            ],
+        ),
+        pytest.param(
+            f"{BASE} --workers 64",
+            ["batch 64 (1 a worker),", "64 workers on 2 cpu devices × 32 lanes"],
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+def test_header_says_how_workers_and_batch_are_laid_out(run, command, shown):
+    ended = run(command)
+    assert ended.code == 0
+    for text in shown:
+        assert text in ended.stderr
+
+
+@commands(
+    "--seed 1",
+    "--momentum 0.9",
+    "--schedule cosine",
+    slow=[
+        "--optimizer adam",
+        "--optimizer adamw",
+        "--optimizer muon",
+        "--weight-decay 0.1",
+        "--clip-norm 0.01",
+        "--schedule step",
+        "--warmup-steps 8",
+        "--batch-size 32",
+        "--workers 4",
+        "--nesterov",
+        "--sync-until 8",
+        "--lr 0.2",
+        "--period 8",
+        "--block-momentum 0.5",
+        "--block-lr 0.5",
+        "--algo diloco --reduce int4",
+    ],
+)
+def test_flag_changes_the_params(run, command):
+    assert run(command).code == 0
+    changed, base = run(command).summary, run(BASE).summary
+    assert changed["params_sha256"] != base["params_sha256"]
+
+
+@commands(slow=["--ema 0.9"])
+def test_moving_average_is_another_model_of_the_same_training(run, command):
+    averaged, base = run(command).summary, run(BASE).summary
+    assert averaged["params_sha256"] != base["params_sha256"]
+    for same in ("train_loss", "bytes_per_worker", "syncs"):
+        assert averaged[same] == base[same]
+
+
+@commands(slow=["--opt-state-at-sync average", "--opt-state-at-sync reset"])
+def test_optimizer_state_at_a_sync_changes_what_momentum_does(run, command):
+    with_momentum = f"{BASE} --momentum 0.9"
+    changed = run(f"{command} --momentum 0.9").summary
+    assert changed["params_sha256"] != run(with_momentum).summary["params_sha256"]
+    # Sent along with params: the momentum, of as many bytes.
+    times = 2 if "average" in command else 1
+    sent = run(with_momentum).summary["bytes_per_worker"]
+    assert changed["bytes_per_worker"] == times * sent
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_every_algorithm_learns_digits_bare(name, tmp_path):
+    ended = execute(f"--algo {name}", tmp_path)
+    assert ended.code == 0, ended.stderr
+    assert ended.summary["test_accuracy"] >= 0.9
+
+
+@pytest.mark.parametrize(
+    "command, missed",
+    [
+        ("--steps 20 --period 16", 4),
+        ("--steps 20 --period 16 --ema 0.9", None),
+        (BASE, None),
+        (f"{BASE} --algo model_averaging --period 5 --workers 2", None),
+    ],
+)
+def test_note_says_that_the_last_steps_are_not_in_the_global_model(
+    run, command, missed
+):
+    ended = run(command)
+    assert ended.code == 0
+    notes = [line for line in ended.stderr.splitlines() if "last sync" in line]
+    assert len(notes) == (missed is not None)
+    assert all(f"last {missed} local steps" in note for note in notes)
+
+
+@pytest.mark.parametrize(
+    "command", ["--lr 1e6 --steps 32 --eval-every 16 --dispatch-steps 4"]
+)
+def test_diverged_run_ends_after_its_dispatch_with_complete_files(run, command):
+    ended = run(command)
+    assert ended.code == 3
+    summary, at = ended.summary, ended.summary["diverged_at"]
+    assert set(summary) >= SUMMARY
+    assert summary["diverged"] is True
+    assert summary["steps"] == ended.lines[-1]["step"] == 4 * (at // 4 + 1) < 32
+    assert summary["train_loss"] is None
+    assert re.search(rf"diverged.*\bstep {at}\b", ended.stderr)
+    assert "Traceback" not in ended.stderr

@@ -1,0 +1,104 @@
+"""Signals to a running command, as real processes."""
+
+import os
+import signal
+import time
+
+import pytest
+from commands import SUMMARY, TIMEOUT, Run, in_background
+from faults import until
+
+SIGNALS = pytest.mark.parametrize(
+    "number, code", [(signal.SIGINT, 130), (signal.SIGTERM, 75)], ids=str
+)
+
+
+@SIGNALS
+def test_signal_stops_a_run_with_complete_files(number, code, tmp_path):
+    command = "--steps 1000000 --dispatch-steps 16 --eval-every 16"
+    with in_background(command, tmp_path / "out") as (process, wait_for):
+        wait_for("step      16/1000000")
+        process.send_signal(number)
+        assert process.wait(TIMEOUT) == code
+        with pytest.raises(ProcessLookupError):
+            os.killpg(process.pid, 0)  # no process is left
+    ended = Run(code, "", (tmp_path / "stderr").read_text("utf-8"), tmp_path / "out")
+    assert 16 <= ended.summary["steps"] < 1_000_000
+    assert ended.summary["steps"] == ended.lines[-1]["step"]
+    assert set(ended.summary) >= SUMMARY
+    assert ended.config["settings"]["steps"] == 1_000_000
+    assert f"stopped after step {ended.summary['steps']}" in ended.stderr
+
+
+@pytest.mark.parametrize(
+    "backend", [pytest.param("pmap", marks=pytest.mark.slow), "vmap"]
+)
+def test_second_ctrl_c_ends_a_run_within_a_dispatch(backend, tmp_path):
+    lengths = "--steps 100000 --dispatch-steps 100000 --eval-every 100000"
+    command = f"{lengths} --batch-size 8 --backend {backend}"
+    with in_background(command, tmp_path / "out") as (process, wait_for):
+        wait_for("learning rate")
+        time.sleep(2)  # it compiles, or trains already
+        process.send_signal(signal.SIGINT)
+        time.sleep(1)  # two at the same moment are one to a process
+        process.send_signal(signal.SIGINT)
+        assert process.wait(TIMEOUT) == 130
+    names = {path.name for path in (tmp_path / "out").iterdir()}
+    assert names == {"config.json", "metrics.jsonl"}
+
+
+@pytest.mark.parametrize(
+    "number, code",
+    [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 75, marks=pytest.mark.slow)],
+    ids=str,
+)
+def test_signal_ends_a_compilation_at_once(number, code, tmp_path):
+    """Nothing of it would be kept."""
+    command = "--task tests.support.tiny_tasks:entangled --workers 2 --backend vmap"
+    watched = in_background(command, tmp_path / "out", JAX_LOG_COMPILES="1")
+    with watched as (process, wait_for):
+        wait_for("Compiling jit(", after="learning rate")
+        process.send_signal(number)
+        assert process.wait(TIMEOUT) == code
+    stderr = (tmp_path / "stderr").read_text("utf-8")
+    assert stderr.splitlines()[-1] == "stopped while compiling"
+    assert not (tmp_path / "out" / "summary.json").exists()
+
+
+def test_signal_while_the_evaluation_is_compiled_loses_no_training(tmp_path):
+    lengths = "--steps 8 --dispatch-steps 4 --eval-every 4 --lr 1e-9"
+    command = f"--task tests.support.tiny_tasks:entangled --workers 2 {lengths}"
+    watched = in_background(command, tmp_path / "out", JAX_LOG_COMPILES="1")
+
+    def compiled():
+        told = (tmp_path / "stderr").read_text("utf-8").partition("learning rate")[2]
+        return told.count("Compiling jit(_fun")
+
+    with watched as (process, _):
+        until(lambda: compiled() == 2, "a compilation behind that of the dispatch")
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(TIMEOUT) == 75
+    stderr = (tmp_path / "stderr").read_text("utf-8")
+    assert "stopping after this dispatch" in stderr
+    assert Run(75, "", "", tmp_path / "out").summary["steps"] == 4
+
+
+@SIGNALS
+@pytest.mark.parametrize(
+    "module, task",
+    [
+        ("experiments.run", "tests.support.endless:task"),
+        ("experiments.run", "tests.support.tiny_tasks:endless"),
+        ("experiments.compare", "tests.support.tiny_tasks:endless"),
+    ],
+)
+def test_signal_ends_a_program_that_has_not_begun(module, task, number, code, tmp_path):
+    """While it imports a user's module, or reads the data."""
+    command = f"--task {task}"
+    with in_background(command, tmp_path / "out", module) as (process, wait_for):
+        wait_for("waiting in")
+        process.send_signal(number)
+        assert process.wait(TIMEOUT) == code
+    stderr = (tmp_path / "stderr").read_text("utf-8")
+    assert stderr.splitlines()[-1] == "stopped before training began"
+    assert not (tmp_path / "out").exists()

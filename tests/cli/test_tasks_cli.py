@@ -1,0 +1,461 @@
+"""Every task from the command line: its flags, its figures, its data and its model.
+
+Runs are real processes, compiled as quickly as the suite's own programs. Requests that
+are refused go through the same `main` inside this process: a second less each.
+"""
+
+import hashlib
+import inspect
+import json
+import math
+import os
+import re
+import sys
+
+import jax
+import numpy as np
+import pytest
+from commands import PROGRAM, execute, two_at_a_time
+from safetensors import safe_open
+from small_tasks import SMALL, folder_of
+from staged import BESIDE
+
+from experiments import run
+from experiments.cli import factories
+from experiments.tasks import TASKS
+from experiments.tasks.digits import digits
+from experiments.training import export
+from models import mlp, resnet
+from syncalgos import Replica
+
+QUICK = os.environ["XLA_FLAGS"]
+# No test downloads anything: port 9 of this machine discards, or is closed.
+OFFLINE = {
+    name: "http://127.0.0.1:9"
+    for proxy in ("http_proxy", "https_proxy", "all_proxy")
+    for name in (proxy, proxy.upper())
+}
+NO_EXCEPTION = {"no_proxy": "", "NO_PROXY": ""}
+DATA = str(os.environ.get("SYNCALGOS_DATA") or BESIDE)
+PLAYS = SMALL["shakespeare"].files[0]
+
+SHORT = "--steps 4 --eval-every 2 --workers 2 --algo sync_sgd"
+TINY = {
+    "digits": "",
+    "mnist": "--model mlp",
+    "fashion_mnist": "--batch-size 8",
+    "spoken_digits": "--hidden 8 --frames 10 --remat",
+    "shakespeare": "--context 16 --width 16 --layers 1 --heads 1",
+    "embeddings": "--width 8 --order 3 --negatives 8",
+    "imagenet_synthetic": "--model resnet20 --image-size 32 --batch-size 4",
+}
+FAST = ("shakespeare", "embeddings")
+FIGURES = {  # of a loss in nats
+    "shakespeare": ("bits_per_character", lambda nats: nats / math.log(2)),
+    "embeddings": ("perplexity", math.exp),
+}
+
+
+def command_of(task):
+    return f"{SHORT} --task {task} {TINY[task]}".strip()
+
+
+@pytest.fixture(scope="module")
+def run_once(request, tmp_path_factory):
+    """Returns run(command), which makes each run once; the chosen tests' ahead."""
+    environ = {**OFFLINE, **NO_EXCEPTION, "XLA_FLAGS": QUICK, "SYNCALGOS_DATA": DATA}
+    with two_at_a_time(request, tmp_path_factory.mktemp("runs"), **environ) as run:
+        yield run
+
+
+def staged(task):
+    """The folder of a task's data, whatever a test has made of the environment."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SYNCALGOS_DATA", DATA)
+        return folder_of(task)
+
+
+@pytest.fixture
+def offline(monkeypatch, tmp_path):
+    """This process with no network, and with an empty data folder as default."""
+    for name, value in {**OFFLINE, **NO_EXCEPTION}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("JAX_NUM_CPU_DEVICES", "3")  # as they are
+    monkeypatch.setenv("SYNCALGOS_DATA", str(tmp_path / "empty"))
+    monkeypatch.setenv("COLUMNS", "1000")
+
+
+def commands():
+    for task in TINY:
+        marks = () if task in FAST else pytest.mark.slow
+        yield pytest.param(command_of(task), task, id=task, marks=marks)
+
+
+@pytest.mark.parametrize(("command", "task"), list(commands()))
+def test_every_task_runs_and_tells_its_figures(run_once, command, task):
+    staged(task)
+    ended = run_once(command)
+    assert ended.code == 0, ended.stderr
+    assert [line["step"] for line in ended.lines] == [2, 4]
+    for line in (*ended.lines, ended.summary):
+        assert 0 <= line["test_accuracy"] <= 1
+        assert 0 < line["test_loss"] < 15
+        if task in FIGURES:
+            name, figure = FIGURES[task]
+            assert line[f"test_{name}"] == pytest.approx(figure(line["test_loss"]))
+    others = {name for other, (name, _) in FIGURES.items() if other != task}
+    assert not {f"test_{name}" for name in others} & ended.summary.keys()
+    shown = ["train loss", "test loss", "test accuracy"]
+    if task in FIGURES:
+        shown.append(f"test {FIGURES[task][0].replace('_', ' ')}")
+    first, second = (x for x in ended.stderr.splitlines() if x.startswith("step "))
+    for name in shown:
+        assert re.search(rf"  {name} \d", first) and re.search(rf"  {name} \d", second)
+        assert re.search(rf"\n  {name} +\d", ended.stdout)
+    for folder in (ended.summary, ended.config):
+        assert folder["task"] == task
+    given = [x for x in TINY[task].split() if x.startswith("--")]
+    own = {f"--{name.replace('_', '-')}" for name in ended.summary["task_arguments"]}
+    assert {x for x in given if x != "--batch-size"} <= own
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", [command_of("embeddings")])
+def test_one_command_gives_one_model_though_negatives_are_drawn(
+    run_once, command, tmp_path
+):
+    folder = staged("embeddings")
+    environ = {"XLA_FLAGS": QUICK, "SYNCALGOS_DATA": folder}
+    again = execute(command, tmp_path / "again", **environ)
+    summary = run_once(command).summary
+    assert again.summary["params_sha256"] == summary["params_sha256"]
+    assert again.summary["test_loss"] == summary["test_loss"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", [f"{command_of('embeddings')} --seed 1"])
+def test_another_seed_gives_another_model(run_once, command):
+    staged("embeddings")
+    other, base = run_once(command), run_once(command_of("embeddings"))
+    assert other.summary["params_sha256"] != base.summary["params_sha256"]
+
+
+def test_help_names_every_task_without_importing_jax(tmp_path):
+    watched = [sys.executable, "-X", "importtime", *PROGRAM[1:]]
+    ended = execute("--help", tmp_path, watched)
+    assert ended.code == 0
+    imported = {line.rpartition("|")[2].strip() for line in ended.stderr.splitlines()}
+    assert "experiments.tasks" in imported
+    assert not {"jax", "optax", "sklearn", "grain", "safetensors"} & imported
+    for name in TASKS:
+        assert re.search(rf"\b{name}\b", ended.stdout)
+
+
+@pytest.mark.usefixtures("offline")
+@pytest.mark.parametrize("name", TASKS)
+def test_help_of_a_task_explains_its_parameters(name, capsys):
+    with pytest.raises(SystemExit) as ended:
+        run.main(["--task", name, "--help"])
+    shown = capsys.readouterr()
+    assert (ended.value.code, shown.err) == (0, "")
+    factory = factories.find(factories.TASK, name, TASKS)
+    doc = inspect.getdoc(factory) or ""
+    assert doc.partition("\n")[0] in shown.out
+    parameters = inspect.signature(factory).parameters
+    for parameter in set(parameters) - factories.TASK.passed:
+        text = re.search(rf"\n    {parameter}: (.*(\n     .*)*)", doc)
+        assert text, f"the docstring does not explain {parameter}"
+        flag = re.search(
+            rf"\n  --{parameter.replace('_', '-')}[ ,](.*(\n   .*)*)", shown.out
+        )
+        assert flag, f"no flag for {parameter}"
+        assert " ".join(text[1].split()) in " ".join(flag[1].split())
+        assert f"(default: {parameters[parameter].default})".lower() in flag[1]
+    assert "--axis" not in shown.out
+    assert shown.out.count("--data-dir") == 1  # among common flags alone
+
+
+def owners(parameter):
+    """The tasks that have it."""
+    return [
+        name
+        for name in TASKS
+        if parameter
+        in inspect.signature(factories.find(factories.TASK, name, TASKS)).parameters
+    ]
+
+
+# Flags of bad requests that need no data, and what the line must name.
+BAD = {
+    "--task shakespear": ["'shakespear'", "'shakespeare'", *TASKS],
+    "--task shakespeare --model resnet20": ["'resnet20'", "shakespeare", "gpt"],
+    "--task digits --model lenet": ["'lenet'", "digits", "mlp"],
+    "--task mnist --model lent": ["'lent'", "mnist", "lenet", "resnet20", "mlp"],
+    "--task cifar10 --model resnet50": ["'resnet50'", "cifar10", "resnet20"],
+    "--task digits --remat": ["digits has no flag --remat", *owners("remat")],
+    "--task shakespeare --batch-norm global": ["--batch-norm", *owners("batch_norm")],
+    "--task mnist --context 8": ["mnist has no flag --context", *owners("context")],
+    "--task mnist --remat": ["--remat", "'lenet'", "resnet20"],
+    "--task mnist --batch-norm global": ["--batch-norm", "'lenet'", "resnet20"],
+    "--task mnist --batch-norm local": ["--batch-norm", "local", "worker", "global"],
+    "--task shakespeare --heads 3": ["--heads 3", "--width 128"],
+    "--task shakespeare --context 0": ["--context", "at least 1", "got 0"],
+    "--task shakespeare --layers 0": ["--layers", "at least 1", "got 0"],
+    "--task spoken_digits --frames 0": ["--frames", "at least 1", "got 0"],
+    "--task spoken_digits --hidden 1.5": ["--hidden", "whole number", "'1.5'"],
+    "--task embeddings --order 1": ["--order", "at least 2", "got 1"],
+    "--task embeddings --negatives -1": ["--negatives", "at least 0", "got -1"],
+    "--task embeddings --tables striped": ["--tables", "striped", "shared", "sharded"],
+    "--task embeddings --tables sharded --negatives 0": ["--negatives 0", "softmax"],
+    "--task imagenet_synthetic --image-size 31": ["--image-size", "least 32", "31"],
+    "--task imagenet_synthetic --classes 1001": ["--classes", "1000", "1001"],
+    "--task imagenet_synthetic --examples 8": ["batch of 16", "(8 examples)"],
+    "--task imagenet_synthetic --feed device": ["--feed device", "on the host"],
+    "--task digits --feed disk": ["'disk'", "device", "host"],
+    "--batch-size 64 --accumulate 3": [
+        "8 examples",
+        "8 workers",
+        "3 micro",
+        "48 or 72",
+    ],
+    "--accumulate 0": ["--accumulate", "at least 1", "got 0"],
+    "--task digits --algo sync_sgd --reduce row_sparse": ["row_sparse", "embeddings"],
+    "--task embeddings --algo diloco --reduce row_sparse": ["sync_sgd", "not diloco"],
+    "--task embeddings --algo bmuf --reduce row_sparse": ["bmuf", "--reduce"],
+    "--task embeddings --algo sync_sgd --reduce row_sparse --tables sharded": [
+        "row_sparse",
+        "replicated",
+        "sharded",
+    ],
+    "--task embeddings --algo sync_sgd --reduce row_sparse --tables shared": [
+        "row_sparse",
+        "replicated",
+        "shared",
+    ],
+    "--task embeddings --tables sharded --clip-norm 1": ["--clip-norm", "sharded"],
+    "--task spoken_digits --frames 100000": ["--frames", "at most", "got 100000"],
+    "--export model.bin": ["--export model.bin", ".safetensors"],
+    "--export model": ["--export model", ".safetensors"],
+}
+# Those that need the task's data.
+BAD_FOR_DATA = {
+    "--task shakespeare --context 111540": ["--context 111540", "111540 characters"],
+    "--task mnist --batch-size 60008": ["60008", "60000 examples"],
+    "--task spoken_digits --batch-size 2704": ["2704", "2700 examples"],
+}
+
+
+def refused(capfd, words, out):
+    """The one line that a refused request leaves on stderr; nothing is made."""
+    assert run.main([*words, "--out", str(out)]) == 2
+    shown = capfd.readouterr()
+    assert shown.out == ""
+    assert not out.exists()
+    [line] = shown.err.splitlines()
+    assert line.startswith("error: ")
+    return line
+
+
+@pytest.mark.usefixtures("offline")
+@pytest.mark.parametrize(("asked", "named"), BAD.items(), ids=BAD)
+def test_bad_request_is_refused_in_one_line(asked, named, capfd, tmp_path):
+    line = refused(capfd, asked.split(), tmp_path / "out")
+    for text in named:
+        assert text in line
+
+
+@pytest.mark.usefixtures("offline")
+@pytest.mark.parametrize(("asked", "named"), BAD_FOR_DATA.items(), ids=BAD_FOR_DATA)
+def test_request_that_does_not_fit_the_data_is_refused(asked, named, capfd, tmp_path):
+    folder = staged(asked.split()[1])
+    words = [*asked.split(), "--data-dir", str(folder)]
+    line = refused(capfd, words, tmp_path / "out")
+    for text in named:
+        assert text in line
+
+
+def test_refused_task_is_so_as_a_process_too(tmp_path):
+    ended = execute("--task shakespeare --model resnet20", tmp_path / "out")
+    assert (ended.code, ended.stdout) == (2, "")
+    [line] = ended.stderr.splitlines()
+    assert line == "error: model 'resnet20' does not fit shakespeare: use gpt"
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.usefixtures("offline")
+def test_header_tells_a_batch_that_workers_and_microbatches_divide(capfd, tmp_path):
+    """72, the multiple of 8 × 3 nearest to 64: 64 itself is one of 8."""
+    words = "--accumulate 3 --steps 2 --eval-every 2 --backend vmap --out"
+    assert run.main([*words.split(), str(tmp_path)]) == 0
+    batch = "batch 72 (9 a worker), the multiple of 24 nearest to 64"
+    assert batch in capfd.readouterr().err
+
+
+def sha256(content):
+    return hashlib.sha256(content).hexdigest()
+
+
+@pytest.mark.parametrize("how", ["truncated", "altered"])
+def test_a_data_file_that_differs_is_refused_and_left_alone(how, tmp_path):
+    whole = (staged("shakespeare") / PLAYS).read_bytes()
+    middle = len(whole) // 2
+    changed = {
+        "truncated": whole[:middle],
+        "altered": whole[:middle] + b"?" + whole[middle + 1 :],
+    }[how]
+    assert changed != whole
+    path = tmp_path / "data" / PLAYS
+    path.parent.mkdir(parents=True)
+    path.write_bytes(changed)
+    ended = execute(
+        f"--task shakespeare --data-dir {tmp_path / 'data'}",
+        tmp_path / "out",
+        **OFFLINE,
+    )
+    assert (ended.code, ended.stdout) == (2, "")
+    [line] = ended.stderr.splitlines()
+    for text in (str(path), sha256(whole), sha256(changed), str(len(changed))):
+        assert text in line
+    assert path.read_bytes() == changed
+    assert [p.name for p in path.parent.iterdir()] == [path.name]
+    assert not (tmp_path / "out").exists()
+
+
+MISSING = {
+    "shakespeare": "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed",
+    "mnist": "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
+    "cifar10": "6d958be074577803d12ecdefd02955f39262c83c16fe9348329d7fe0b5c001ce",
+}
+
+
+@pytest.mark.usefixtures("offline")
+@pytest.mark.parametrize("task", MISSING)
+def test_data_that_cannot_be_downloaded_says_what_to_put_where(task, capfd, tmp_path):
+    folder = tmp_path / "data"
+    words = ["--task", task, "--data-dir", str(folder), "--out", str(tmp_path / "out")]
+    assert run.main(words) == 2
+    shown = capfd.readouterr()
+    assert shown.out == "" and "Traceback" not in shown.err
+    *attempts, last = shown.err.splitlines()
+    assert attempts and last.startswith("error: ")
+    file = SMALL[task].files[0]
+    for text in (file, str((folder / file).parent), MISSING[task]):
+        assert text in last
+    assert not [path for path in folder.rglob("*") if path.is_file()]
+    assert not (tmp_path / "out").exists()
+
+
+def test_missing_data_ends_a_process_with_one_error_line(tmp_path):
+    """SYNCALGOS_DATA names the folder where --data-dir does not."""
+    environ = {**OFFLINE, **NO_EXCEPTION, "SYNCALGOS_DATA": tmp_path / "data"}
+    ended = execute("--task shakespeare", tmp_path / "out", **environ)
+    assert (ended.code, ended.stdout) == (2, "")
+    assert [x.partition(":")[0] for x in ended.stderr.splitlines()].count("error") == 1
+    last = ended.stderr.splitlines()[-1]
+    for text in (PLAYS, str(tmp_path / "data"), MISSING["shakespeare"]):
+        assert text in last
+
+
+@pytest.mark.usefixtures("offline")
+def test_data_dir_wins_over_the_environment(capfd, tmp_path, monkeypatch):
+    """Told by what is refused once the data is read: a batch that is too large."""
+    full = staged("mnist")
+    large = "--task mnist --batch-size 60008"
+    words = [*large.split(), "--data-dir", str(full)]
+    assert "60000 examples" in refused(capfd, words, tmp_path / "out")
+    monkeypatch.setenv("SYNCALGOS_DATA", str(full))
+    assert "60000 examples" in refused(capfd, large.split(), tmp_path / "out")
+    empty = tmp_path / "chosen"
+    words = [*large.split(), "--data-dir", str(empty), "--out", str(tmp_path / "out")]
+    assert run.main(words) == 2
+    assert str(empty / "mnist") in capfd.readouterr().err.splitlines()[-1]
+
+
+def exported(words, tmp_path, name="deep/er/model.safetensors"):
+    path = tmp_path / name
+    ended = execute(f"{words} --export {path}", tmp_path / "out", XLA_FLAGS=QUICK)
+    assert ended.code == 0, ended.stderr
+    assert ended.summary["export"] == str(path)
+    assert re.search(rf"model +{path}", ended.stdout)
+    assert [p.name for p in path.parent.iterdir()] == [path.name]
+    return ended.summary, path
+
+
+def test_exported_digits_model_has_the_accuracy_of_the_summary(tmp_path):
+    words = "--steps 32 --eval-every 32 --algo model_averaging --workers 4"
+    summary, path = exported(words, tmp_path)
+    replica = export.load(path)
+    test = digits().load().test
+    logits = np.asarray(mlp.apply(replica.params, test["x"]))
+    accuracy = np.mean(logits.argmax(1) == test["y"])
+    assert 0.2 < accuracy < 1
+    assert summary["test_accuracy"] == pytest.approx(accuracy, abs=1e-6)
+    digest = hashlib.sha256()
+    for leaf in jax.tree.leaves(replica.params):
+        digest.update(np.asarray(leaf).tobytes())
+    assert digest.hexdigest() == summary["params_sha256"]
+    with safe_open(path, "np") as file:
+        header = {name: json.loads(x) for name, x in file.metadata().items()}
+        assert "params.0.w" in file.keys()  # noqa: SIM118, no mapping
+    assert header["task"] == "digits" and header["steps"] == 32
+    assert header["arguments"] == summary["arguments"]
+
+
+@pytest.mark.slow
+def test_exported_resnet_keeps_its_running_statistics(tmp_path):
+    """With them the exported model gives the summary's held-out loss."""
+    summary, path = exported(command_of("imagenet_synthetic"), tmp_path)
+    task = factories.find(factories.TASK, "imagenet_synthetic", TASKS)(
+        model="resnet20", image_size=32
+    )
+    params, buffers = resnet.init(jax.random.key(5), resnet.RESNET20, 1000)
+    replica = export.load(path, like=Replica(params, (), buffers))
+    values, _ = task.apply(
+        replica.params, replica.buffers, task.load().test, None, train=False
+    )
+    assert float(values["loss"].mean()) == pytest.approx(summary["test_loss"], 1e-4)
+    fresh, _ = task.apply(replica.params, buffers, task.load().test, None, train=False)
+    assert float(fresh["loss"].mean()) != pytest.approx(summary["test_loss"], 1e-3)
+
+
+@pytest.mark.usefixtures("offline")
+def test_export_over_a_file_needs_overwrite(capfd, tmp_path):
+    path = tmp_path / "model.safetensors"
+    path.write_text("earlier")
+    words = ["--steps", "2", "--export", str(path)]
+    line = refused(capfd, words, tmp_path / "out")
+    assert str(path) in line and "--overwrite" in line
+    assert path.read_text() == "earlier"
+    allowed = [*words, "--overwrite", "--out", str(tmp_path / "out")]
+    assert run.main([*allowed, "--workers", "2", "--eval-every", "2"]) == 0
+    assert export.load(path).params[0]["w"].shape == (64, 128)
+
+
+@pytest.mark.usefixtures("offline")
+@pytest.mark.parametrize("below", ["model.safetensors", "folder/model.safetensors"])
+def test_export_under_a_file_is_refused(below, capfd, tmp_path):
+    (tmp_path / "file").write_text("kept")
+    path = tmp_path / "file" / below
+    line = refused(capfd, ["--export", str(path)], tmp_path / "out")
+    assert str(path) in line and str(tmp_path / "file") in line
+    assert (tmp_path / "file").read_text() == "kept"
+
+
+@pytest.mark.usefixtures("offline")
+def test_export_onto_a_folder_is_refused(capfd, tmp_path):
+    path = tmp_path / "model.safetensors"
+    path.mkdir()
+    for words in ([], ["--overwrite"]):
+        line = refused(capfd, ["--export", str(path), *words], tmp_path / "out")
+        assert str(path) in line
+    assert path.is_dir()
+
+
+@pytest.mark.usefixtures("offline")
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux's")
+def test_export_to_a_folder_that_cannot_be_made_is_refused_before_training(
+    capfd, tmp_path
+):
+    """Not even by root, who may write anywhere else."""
+    words = ["--export", "/proc/models/model.safetensors", "--steps", "2"]
+    assert "/proc" in refused(capfd, words, tmp_path / "out")

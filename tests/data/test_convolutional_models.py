@@ -1,0 +1,522 @@
+"""Convolutions, LeNet, batch normalisation and ResNets, against other codes."""
+
+import functools
+import itertools
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax import lax
+
+from models import batch_norm, convolution, lenet, resnet
+from syncalgos import WORKERS
+from syncalgos.engine.backends import spread
+from syncalgos.engine.layout import make_layout
+
+CLEARLY = 1e-2
+SPECS = {"resnet20": resnet.RESNET20, "resnet50": resnet.RESNET50}
+apply_resnet = jax.jit(resnet.apply, static_argnums=(0, 4))
+
+
+@pytest.fixture
+def rng():
+    return np.random.default_rng(0)
+
+
+@pytest.fixture
+def float64():
+    with jax.enable_x64(True):
+        yield
+
+
+def assert_trees_close(ours, theirs, rtol, atol=0.0):
+    for mine, other in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
+        np.testing.assert_allclose(mine, other, rtol=rtol, atol=atol)
+
+
+def relative_error(tree, other):
+    """The distance of two trees, in units of the second's norm."""
+    ours, theirs = (
+        np.concatenate([np.ravel(x) for x in jax.tree.leaves(t)]) for t in (tree, other)
+    )
+    return np.linalg.norm(ours - theirs) / np.linalg.norm(theirs)
+
+
+def shaken(tree, rng):
+    """Moves all but weights off the zeros and ones under which much goes unseen."""
+
+    def leaf(path, x):
+        shift = 0.1 * rng.uniform(0.5, 1.5, x.shape).astype(x.dtype)
+        return x if path[-1].key == "w" else x + shift
+
+    return jax.tree.map_with_path(leaf, tree)
+
+
+def cross_entropy(logits, y):
+    return optax.softmax_cross_entropy_with_integer_labels(logits, y).mean()
+
+
+# What a function makes of several arrays, with its gradients by them, in one program.
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def values_and_gradients(function, *arguments):
+    values, pull = jax.vjp(function, *arguments)
+    weights = jax.tree.map(lambda y: jnp.sin(jnp.arange(y.size, dtype=y.dtype)), values)
+    return values, pull(jax.tree.map(lambda w, y: w.reshape(y.shape), weights, values))
+
+
+def lax_conv(x, w, stride=1, padding="SAME"):
+    return lax.conv_general_dilated(
+        x, w, (stride, stride), padding, dimension_numbers=("NHWC", "HWIO", "NHWC")
+    )
+
+
+CONVOLUTIONS = [
+    *itertools.product([(1, 1), (2, 2), (3, 2), (3, 3)], [1, 2], ["SAME", "VALID"]),
+    ((3, 3), 3, "SAME"),
+    ((3, 3), 3, "VALID"),
+    ((5, 5), 1, "VALID"),
+    ((7, 7), 2, "SAME"),
+]
+
+
+@pytest.mark.parametrize(("kernel", "stride", "padding"), CONVOLUTIONS)
+def test_convolution_by_patches_is_that_of_lax(kernel, stride, padding, rng, float64):
+    images = [rng.normal(size=(2, *size, 3)) for size in [(8, 8), (7, 10), (9, 5)]]
+    w = rng.normal(size=(*kernel, 3, 4))
+
+    def convolved(form, images, w):
+        return [form(x, w, stride, padding) for x in images]
+
+    actual, expected = (
+        values_and_gradients(functools.partial(convolved, form), images, w)
+        for form in (convolution.by_patches, lax_conv)
+    )
+    assert_trees_close(actual, expected, rtol=1e-10, atol=1e-11)
+    for form in (convolution.conv, convolution.by_lax):
+        assert_trees_close(form(images[1], w, stride, padding), expected[0][1], 1e-10)
+
+
+def test_convolution_takes_lax_off_the_cpu_but_for_single_pixels(monkeypatch):
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    x = jnp.ones((1, 8, 8, 3))
+    for kernel, expected in [((3, 3), True), ((1, 1), False), ((1, 3), True)]:
+        w = jnp.ones((*kernel, 3, 4))
+        jaxpr = str(jax.make_jaxpr(convolution.conv, static_argnums=2)(x, w, 2))
+        assert ("conv_general_dilated" in jaxpr) == expected
+        assert ("dot_general" in jaxpr) != expected
+
+
+def test_convolution_with_windows_larger_than_the_image_is_empty():
+    x, w = jnp.ones((2, 3, 9, 1)), jnp.ones((5, 5, 1, 4))
+    for form in (convolution.by_patches, convolution.by_lax):
+        assert form(x, w, padding="VALID").shape == (2, 0, 5, 4)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_max_pooling_is_that_of_reduce_window(size, rng, float64):
+    images = [rng.normal(size=(2, *s, 3)) for s in [(8, 8), (7, 7), (6, 9), (2, 3)]]
+
+    def ours(images):
+        return [convolution.max_pool(x, size) for x in images]
+
+    def theirs(images):
+        return [nn.max_pool(x, (size, size), (size, size), "VALID") for x in images]
+
+    actual, expected = (values_and_gradients(f, images) for f in (ours, theirs))
+    assert_trees_close(actual, expected, rtol=1e-14)
+
+
+def test_overlapping_max_pooling_is_that_of_reduce_window(rng, float64):
+    # All below zero: padding with zeros would show.
+    images = [rng.normal(size=(2, *s, 3)) - 9 for s in [(8, 8), (7, 7), (6, 9), (1, 2)]]
+
+    def ours(images):
+        return [convolution.overlapping_max_pool(x) for x in images]
+
+    def theirs(images):
+        return [nn.max_pool(x, (3, 3), (2, 2), "SAME") for x in images]
+
+    actual, expected = (values_and_gradients(f, images) for f in (ours, theirs))
+    assert_trees_close(actual, expected, rtol=1e-14)
+
+
+def loops_conv(x, w, b):
+    """VALID convolution, image by image and pixel by pixel."""
+    size = w.shape[0]
+    y = np.zeros((len(x), x.shape[1] - size + 1, x.shape[2] - size + 1, w.shape[-1]))
+    for n, i, j in np.ndindex(y.shape[:3]):
+        for out in range(w.shape[-1]):
+            window = x[n, i : i + size, j : j + size]
+            y[n, i, j, out] = (window * w[..., out]).sum() + b[out]
+    return y
+
+
+def loops_pool(x):
+    y = np.zeros((len(x), x.shape[1] // 2, x.shape[2] // 2, x.shape[3]))
+    for n, i, j, c in np.ndindex(y.shape):
+        y[n, i, j, c] = x[n, 2 * i : 2 * i + 2, 2 * j : 2 * j + 2, c].max()
+    return y
+
+
+def test_lenet_is_the_one_written_with_loops(rng):
+    params = shaken(lenet.init(jax.random.key(0)), rng)
+    x = rng.normal(size=(2, 28, 28, 1)).astype(np.float32)
+    y = x.astype(np.float64)
+    for name in ("conv1", "conv2"):
+        w, b = (np.asarray(params[name][leaf], np.float64) for leaf in "wb")
+        y = loops_pool(np.maximum(loops_conv(y, w, b), 0))
+    logits = y.reshape(2, 512) @ np.asarray(params["dense"]["w"])
+    logits = logits + np.asarray(params["dense"]["b"])
+    actual = lenet.apply(params, jnp.asarray(x))
+    np.testing.assert_allclose(actual, logits, rtol=1e-4, atol=1e-4 * abs(logits).max())
+
+
+def test_lenet_counts_its_parameters():
+    def count(**arguments):
+        params = lenet.init(jax.random.key(0), **arguments)
+        return sum(x.size for x in jax.tree.leaves(params))
+
+    assert count() == (25 * 16 + 16) + (25 * 16 * 32 + 32) + (512 * 10 + 10)
+    assert count(classes=7, channels=3) == count() + 2 * 25 * 16 - 3 * 513
+
+
+def test_initial_weights_have_the_variance_of_he_and_differ_by_the_key():
+    params = lenet.init(jax.random.key(0), classes=100)
+    for name, inputs in {"conv1": 25, "conv2": 400, "dense": 512}.items():
+        w = np.asarray(params[name]["w"])
+        # 400 normals, the fewest, have a standard deviation within 3.5 % of its own.
+        assert np.std(w) == pytest.approx((2 / inputs) ** 0.5, rel=0.1)
+        assert not np.any(params[name]["b"])
+    other = lenet.init(jax.random.key(1), classes=100)
+    assert relative_error(other, params) > 1
+
+
+# Batch normalisation.
+
+
+@pytest.mark.parametrize("train", [True, False])
+def test_batch_norm_is_that_of_flax(train, rng):
+    x = rng.normal(3, 2, (4, 5, 6, 7)).astype(np.float32)
+    params, buffers = shaken(batch_norm.init(7), rng)
+    flax = nn.BatchNorm(not train, momentum=0.9, epsilon=1e-5, use_fast_variance=False)
+
+    def theirs(params, x):
+        variables = {"params": params, "batch_stats": buffers}
+        y, changed = flax.apply(variables, x, mutable=["batch_stats"])
+        return y, changed["batch_stats"]
+
+    def ours(params, x):
+        return batch_norm.apply(params, buffers, x, train)
+
+    actual, expected = (values_and_gradients(f, params, x) for f in (ours, theirs))
+    assert_trees_close(actual, expected, rtol=1e-5, atol=1e-5)
+    moved = relative_error(actual[0][1], buffers)
+    assert moved > 0.1 if train else moved == 0
+
+
+def test_batch_norm_does_not_cancel_where_the_mean_is_far_from_zero(rng):
+    x = (1000 + rng.normal(size=(4096, 3))).astype(np.float32)
+    params, buffers = batch_norm.init(3)
+    y, moved = batch_norm.apply(params, buffers, x, train=True)
+    wide = x.astype(np.float64)
+    np.testing.assert_allclose(moved["var"], 0.9 + 0.1 * wide.var(0), rtol=1e-5)
+    expected = (wide - wide.mean(0)) / wide.std(0)
+    # The mean itself is rounded to 6e-5, an ulp of 1000.
+    np.testing.assert_allclose(y, expected, atol=3e-4)
+
+
+def test_batch_norm_keeps_statistics_in_float32_for_bfloat16(rng):
+    x = jnp.asarray(rng.normal(3, 1, (4096, 3)), jnp.bfloat16)
+    params, buffers = batch_norm.init(3)
+    y, moved = batch_norm.apply(params, buffers, x, train=True)
+    assert y.dtype == jnp.bfloat16
+    assert {leaf.dtype for leaf in jax.tree.leaves(moved)} == {np.dtype("float32")}
+    wide = np.asarray(x, np.float64)
+    np.testing.assert_allclose(moved["mean"], 0.1 * wide.mean(0), rtol=1e-5)
+    np.testing.assert_allclose(moved["var"], 0.9 + 0.1 * wide.var(0), rtol=1e-5)
+
+
+def gradients_of_workers(loss, params, batch, backend, shape):
+    """The mean of the workers' gradients, and each worker's loss and buffers."""
+    devices, lanes = shape
+    layout = make_layout(devices * lanes, backend, range(devices))
+
+    def program(own, shared, batches):
+        (value, buffers), grads = jax.value_and_grad(loss, has_aux=True)(shared, own)
+        return (value, buffers, grads), ()
+
+    own = jax.tree.map(lambda x: x.reshape(*shape, -1, *x.shape[1:]), batch)
+    (values, buffers, grads), _ = spread(layout, program, donate=False)(
+        own, (params, ())
+    )
+    mean = jax.tree.map(lambda g: np.asarray(g).mean((0, 1)), grads)
+    return np.asarray(values), buffers, mean
+
+
+BACKEND_SHAPES = [
+    ("vmap", (1, 1)),
+    ("vmap", (1, 2)),
+    ("vmap", (1, 4)),
+    ("pmap", (1, 4)),
+    ("pmap", (2, 1)),
+    ("pmap", (2, 2)),
+    ("shard_map", (1, 4)),
+    ("shard_map", (2, 1)),
+    ("shard_map", (2, 2)),
+]
+
+
+@pytest.mark.parametrize(("backend", "shape"), BACKEND_SHAPES)
+def test_global_batch_norm_of_many_workers_is_that_of_one(backend, shape, rng, float64):
+    """Outputs, running statistics, and the gradient of the mean loss."""
+    batch = {"x": rng.normal(2, 3, (16, 5, 3)), "y": rng.normal(size=(16, 5, 4))}
+    norm, buffers = shaken(batch_norm.init(4), rng)
+    params = {"w": rng.normal(size=(3, 4)), **norm}
+
+    def loss(params, batch, axis_name=None):
+        x = batch["x"] @ params["w"]
+        x, moved = batch_norm.apply(params, buffers, x, True, axis_name)
+        return jnp.mean((jnp.tanh(x) - batch["y"]) ** 2), (x, moved)
+
+    (value, (y, moved)), grads = jax.value_and_grad(loss, has_aux=True)(params, batch)
+    losses, (ys, stats), mean_grads = gradients_of_workers(
+        functools.partial(loss, axis_name=WORKERS), params, batch, backend, shape
+    )
+    assert losses.mean() == pytest.approx(float(value), rel=1e-12)
+    np.testing.assert_allclose(ys.reshape(y.shape), y, rtol=1e-10, atol=1e-12)
+    for name, expected in moved.items():
+        everywhere = np.broadcast_to(expected, (*shape, 4))
+        np.testing.assert_allclose(stats[name], everywhere, rtol=1e-12)
+    assert relative_error(mean_grads, grads) < 1e-12
+
+
+def test_global_batch_norm_works_over_a_single_axis(rng, float64):
+    x = rng.normal(2, 3, (4, 8, 3))
+    params, buffers = shaken(batch_norm.init(3), rng)
+
+    def worker(x):
+        return batch_norm.apply(params, buffers, x, True, axis_name="batch")[0]
+
+    expected, _ = batch_norm.apply(params, buffers, x.reshape(32, 3), True)
+    actual = jax.vmap(worker, axis_name="batch")(x)
+    np.testing.assert_allclose(actual.reshape(32, 3), expected, atol=1e-12)
+
+
+# Residual networks.
+
+
+def count_of(spec, classes, channels=3):
+    params, _ = jax.eval_shape(
+        lambda key: resnet.init(key, spec, classes, channels), jax.random.key(0)
+    )
+    return sum(x.size for x in jax.tree.leaves(params))
+
+
+def conv_and_norm(kernel, inputs, outputs):
+    return kernel**2 * inputs * outputs + 2 * outputs
+
+
+def test_resnet20_counts_its_parameters():
+    by_hand = (
+        conv_and_norm(3, 3, 16)
+        + 6 * conv_and_norm(3, 16, 16)
+        + conv_and_norm(3, 16, 32)
+        + 5 * conv_and_norm(3, 32, 32)
+        + conv_and_norm(3, 32, 64)
+        + 5 * conv_and_norm(3, 64, 64)
+        + 64 * 10
+        + 10
+    )
+    assert by_hand == 269_722  # 0.27 M in table 6 of the paper
+    assert count_of(resnet.RESNET20, 10) == by_hand
+    assert count_of(resnet.RESNET20, 10, channels=1) == by_hand - 2 * 9 * 16
+
+
+def test_resnet50_counts_its_parameters():
+    by_hand = conv_and_norm(7, 3, 64)
+    inputs = 64
+    for blocks, inner in ((3, 64), (4, 128), (6, 256), (3, 512)):
+        by_hand += conv_and_norm(1, inputs, 4 * inner)  # the stage's one projection
+        for _ in range(blocks):
+            by_hand += conv_and_norm(1, inputs, inner)
+            by_hand += conv_and_norm(3, inner, inner)
+            by_hand += conv_and_norm(1, inner, 4 * inner)
+            inputs = 4 * inner
+    by_hand += 2048 * 1000 + 1000
+    assert by_hand == 25_557_032  # as published with PyTorch's torchvision
+    assert count_of(resnet.RESNET50, 1000) == by_hand
+
+
+def literal_resnet(name, params, buffers, x):
+    """The networks by the paper's tables, block after block, in evaluation."""
+
+    def layer(own, stats, x, stride=1):
+        y = lax_conv(x, own["w"], stride)
+        y = (y - stats["mean"]) / jnp.sqrt(stats["var"] + 1e-5)
+        return own["scale"] * y + own["bias"]
+
+    def basic(own, stats, x, stride):
+        y = nn.relu(layer(own["conv1"], stats["conv1"], x, stride))
+        y = layer(own["conv2"], stats["conv2"], y)
+        if stride == 2:
+            zeros = jnp.zeros((*x[:, ::2, ::2].shape[:3], y.shape[-1] - x.shape[-1]))
+            x = jnp.concatenate([x[:, ::2, ::2], zeros], -1)
+        return nn.relu(x + y)
+
+    def bottleneck(own, stats, x, stride):
+        y = nn.relu(layer(own["conv1"], stats["conv1"], x))
+        y = nn.relu(layer(own["conv2"], stats["conv2"], y, stride))
+        y = layer(own["conv3"], stats["conv3"], y)
+        if "shortcut" in own:
+            x = layer(own["shortcut"], stats["shortcut"], x, stride)
+        return nn.relu(x + y)
+
+    block, stem_stride, stages = {
+        "resnet20": (basic, 1, [(3, 1), (3, 2), (3, 2)]),
+        "resnet50": (bottleneck, 2, [(3, 1), (4, 2), (6, 2), (3, 2)]),
+    }[name]
+    x = nn.relu(layer(params["stem"], buffers["stem"], x, stem_stride))
+    if name == "resnet50":
+        x = nn.max_pool(x, (3, 3), (2, 2), "SAME")
+    for i, (blocks, stride) in enumerate(stages):
+        own, stats = params["stages"][i], buffers["stages"][i]
+        x = block(own["first"], stats["first"], x, stride)
+        for b in range(blocks - 1):
+            own_b, stats_b = jax.tree.map(
+                lambda leaf, b=b: leaf[b], (own["rest"], stats["rest"])
+            )
+            x = block(own_b, stats_b, x, 1)
+    return x.mean((1, 2)) @ params["dense"]["w"] + params["dense"]["b"]
+
+
+@pytest.mark.parametrize(
+    ("name", "image"),
+    [
+        ("resnet20", (28, 28, 1)),
+        pytest.param("resnet20", (9, 9, 3), marks=pytest.mark.slow),
+        pytest.param("resnet50", (64, 64, 3), marks=pytest.mark.slow),
+    ],
+)
+def test_resnet_is_the_one_written_block_by_block(name, image, rng):
+    fresh = resnet.init(jax.random.key(0), SPECS[name], 10, image[-1])
+    params, buffers = shaken(fresh, rng)
+    x = rng.normal(size=(2, *image)).astype(np.float32)
+    logits, _ = apply_resnet(SPECS[name], params, buffers, x, False)
+    expected = jax.jit(literal_resnet, static_argnums=0)(name, params, buffers, x)
+    assert logits.shape == (2, 10)
+    assert relative_error(logits, expected) < 1e-5
+    assert relative_error(logits[:1], logits[1:]) > 1e-4  # the images do matter
+
+
+def test_blocks_of_a_new_resnet_are_identities(rng):
+    params, buffers = resnet.init(jax.random.key(0), resnet.RESNET20, 10)
+    x = rng.normal(size=(4, 8, 8, 3)).astype(np.float32)
+    logits, _ = apply_resnet(resnet.RESNET20, params, buffers, x, False)
+    stem = nn.relu(lax_conv(x, params["stem"]["w"]) / np.sqrt(1 + 1e-5))
+    skipped = stem[:, ::4, ::4].mean((1, 2)) @ params["dense"]["w"][:16]
+    np.testing.assert_allclose(logits, skipped, rtol=1e-4, atol=1e-5)
+
+
+def test_evaluation_takes_the_buffers_and_leaves_them(rng):
+    fresh = resnet.init(jax.random.key(0), resnet.RESNET20, 10)
+    params, buffers = shaken(fresh, rng)
+    x = rng.normal(size=(4, 8, 8, 3)).astype(np.float32)
+    logits, after = apply_resnet(resnet.RESNET20, params, buffers, x, False)
+    assert relative_error(after, buffers) == 0
+    shifted = x + np.float32([[[[1]]]] * 3 + [[[[0]]]])
+    same_last, _ = apply_resnet(resnet.RESNET20, params, buffers, shifted, False)
+    np.testing.assert_allclose(same_last[-1], logits[-1], rtol=1e-4, atol=1e-5)
+    other, _ = apply_resnet(resnet.RESNET20, params, shaken(buffers, rng), x, False)
+    assert relative_error(other, logits) > CLEARLY
+    trained, moved = apply_resnet(resnet.RESNET20, params, buffers, x, True)
+    assert jax.tree.structure(moved) == jax.tree.structure(buffers)
+    assert relative_error(trained, logits) > CLEARLY
+    for now, then in zip(jax.tree.leaves(moved), jax.tree.leaves(buffers), strict=True):
+        assert relative_error(now, then) > 1e-3
+
+
+def test_resnet20_fits_32_images(rng):
+    x = rng.normal(size=(32, 8, 8, 3)).astype(np.float32)
+    y = rng.integers(0, 10, 32)
+    optimizer = optax.sgd(0.2, momentum=0.9)
+
+    def loss(params, buffers):
+        logits, buffers = resnet.apply(resnet.RESNET20, params, buffers, x, True)
+        return cross_entropy(logits, y), buffers
+
+    @jax.jit
+    def train(params, buffers):
+        def step(carry, _):
+            params, buffers, opt_state = carry
+            (value, buffers), grads = jax.value_and_grad(loss, has_aux=True)(
+                params, buffers
+            )
+            updates, opt_state = optimizer.update(grads, opt_state)
+            params = optax.apply_updates(params, updates)
+            return (params, buffers, opt_state), value
+
+        carry = (params, buffers, optimizer.init(params))
+        return lax.scan(step, carry, length=20)[1]
+
+    losses = train(*resnet.init(jax.random.key(0), resnet.RESNET20, 10))
+    assert losses[0] > np.log(10) / 2
+    assert losses[-1] < losses[0] / 4
+
+
+def test_resnet20_with_global_batch_norm_is_the_same_on_four_workers(rng, float64):
+    """With remat on the four, so that collectives are computed again."""
+    fresh = resnet.init(jax.random.key(0), resnet.RESNET20, 10)
+    params, buffers = shaken(fresh, rng)
+    batch = {"x": rng.normal(size=(8, 8, 8, 3)), "y": rng.integers(0, 10, 8)}
+
+    def loss(params, batch, axis_name=None, remat=False):
+        logits, moved = resnet.apply(
+            resnet.RESNET20, params, buffers, batch["x"], True, axis_name, remat
+        )
+        return cross_entropy(logits, batch["y"]), moved
+
+    (value, moved), grads = jax.jit(jax.value_and_grad(loss, has_aux=True))(
+        params, batch
+    )
+    together = functools.partial(loss, axis_name=WORKERS, remat=True)
+    losses, stats, mean_grads = gradients_of_workers(
+        together, params, batch, "pmap", (2, 2)
+    )
+    assert losses.mean() == pytest.approx(float(value), rel=1e-10)
+    assert relative_error(mean_grads, grads) < 1e-10
+    for worker in np.ndindex(2, 2):
+        own = jax.tree.map(lambda x, worker=worker: x[worker], stats)
+        assert relative_error(own, moved) < 1e-10
+
+    shards = jax.tree.map(lambda x: x.reshape(4, 2, *x.shape[1:]), batch)
+    apart, local = jax.jit(jax.vmap(loss, in_axes=(None, 0)))(params, shards)
+    assert abs(apart - losses.ravel()).max() > CLEARLY
+    for stat in jax.tree.leaves(local):
+        assert relative_error(stat[1], stat[0]) > 1e-4
+
+
+@pytest.mark.slow
+def test_remat_keeps_the_gradient_and_saves_memory(rng, float64):
+    fresh = resnet.init(jax.random.key(0), resnet.RESNET20, 10)
+    params, buffers = shaken(fresh, rng)
+    x, y = rng.normal(size=(4, 16, 16, 3)), rng.integers(0, 10, 4)
+
+    def loss(params, remat):
+        logits, _ = resnet.apply(resnet.RESNET20, params, buffers, x, True, remat=remat)
+        return cross_entropy(logits, y)
+
+    grads, memory = [], []
+    for remat in (False, True):
+        program = jax.jit(jax.grad(loss), static_argnums=1).lower(params, remat)
+        program = program.compile()
+        analysis = program.memory_analysis()
+        assert analysis is not None
+        memory.append(analysis.temp_size_in_bytes)
+        grads.append(program(params))
+    assert relative_error(grads[1], grads[0]) < 1e-12
+    assert memory[1] < 0.9 * memory[0]

@@ -1,0 +1,386 @@
+"""Data files, from real servers on this machine and from the user's own folder."""
+
+import hashlib
+import io
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from experiments.data import files
+
+ROOT = Path(__file__).parents[2]
+TIMEOUT = 60  # seconds, of what takes one
+CONTENT = bytes(range(256)) * 4096  # 1 MiB
+SHA256 = hashlib.sha256(CONTENT).hexdigest()
+OTHER = CONTENT[:-1] + b"!"
+
+
+class Server:
+    """Serves CONTENT in the manner that a path names; notes what was asked."""
+
+    def __init__(self):
+        self.asked = []
+        self.stalled = threading.Event()  # half of /slow is sent
+        self.go_on = threading.Event()
+        outer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self):
+                outer.asked.append(self.path)
+                outer.answer(self)
+
+            def log_message(self, format, *args):
+                """Nothing: the test's output is not the place."""
+
+        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.address = f"http://127.0.0.1:{self.http.server_port}"
+
+    def answer(self, to):
+        if to.path == "/absent":
+            to.send_error(404)
+            return
+        content = {"/other": OTHER, "/more": CONTENT * 2}.get(to.path, CONTENT)
+        to.send_response(200)
+        to.send_header("Content-Length", str(len(content)))
+        to.end_headers()
+        to.wfile.write(content[: len(content) // 2])
+        to.wfile.flush()
+        if to.path == "/cut":
+            to.connection.shutdown(socket.SHUT_RDWR)
+            return
+        if to.path == "/slow":
+            self.stalled.set()
+            self.go_on.wait(TIMEOUT)
+        try:
+            to.wfile.write(content[len(content) // 2 :])
+        except OSError:
+            return  # whoever asked is gone, as some tests want it
+
+
+@pytest.fixture
+def server(monkeypatch):
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    serving = Server()
+    thread = threading.Thread(target=serving.http.serve_forever, args=(0.01,))
+    thread.start()
+    yield serving
+    serving.go_on.set()
+    serving.http.shutdown()
+    thread.join()
+    serving.http.server_close()
+
+
+def pinned(server, *paths):
+    urls = tuple(server.address + path for path in paths)
+    return files.File("set/data.bin", len(CONTENT), SHA256, urls)
+
+
+def held(folder):
+    """All files below a folder."""
+    return {p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file()}
+
+
+@pytest.fixture
+def free_port():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # and does not listen: nobody answers
+        yield taken.getsockname()[1]
+
+
+def test_a_missing_file_is_downloaded_once_and_verified(server, tmp_path, capsys):
+    file = pinned(server, "/whole")
+    path = files.find(file, tmp_path)
+    assert path == tmp_path / "set" / "data.bin"
+    assert path.read_bytes() == CONTENT
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err == "downloading set/data.bin (1.049 MB) from 127.0.0.1\n"
+    assert files.find(file, tmp_path) == path
+    assert server.asked == ["/whole"]
+    assert held(tmp_path) == {"set/data.bin"}
+
+
+def test_a_downloaded_file_has_the_permissions_of_any_new_file(server, tmp_path):
+    path = files.find(pinned(server, "/whole"), tmp_path)
+    (tmp_path / "any").touch()
+    assert path.stat().st_mode == (tmp_path / "any").stat().st_mode
+
+
+def test_a_terminal_is_shown_a_progress_bar(server, tmp_path, monkeypatch):
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    files.find(pinned(server, "/whole"), tmp_path)
+    assert "%|" in terminal.getvalue()
+    assert "/1.05M" in terminal.getvalue()
+
+
+@pytest.mark.parametrize(
+    "path, reason",
+    [
+        ("/other", f"its SHA-256 is {hashlib.sha256(OTHER).hexdigest()}"),
+        ("/more", f"it sends more than {len(CONTENT)} bytes"),
+        ("/cut", "the connection broke off"),
+        ("/absent", "HTTP 404"),
+    ],
+)
+def test_a_failed_download_leaves_nothing_and_says_why_in_one_line(
+    path, reason, server, tmp_path
+):
+    with pytest.raises(ValueError) as caught:
+        files.find(pinned(server, path), tmp_path)
+    assert f"{server.address}{path}: {reason})" in str(caught.value)
+    assert SHA256 in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert held(tmp_path) == set()
+
+
+@pytest.mark.parametrize("first", ["/other", "/more", "/cut", "/absent"])
+def test_the_mirror_is_tried_when_the_official_source_fails(
+    first, server, tmp_path, capsys
+):
+    path = files.find(pinned(server, first, "/whole"), tmp_path)
+    assert path.read_bytes() == CONTENT
+    assert server.asked == [first, "/whole"]
+    assert held(tmp_path) == {"set/data.bin"}
+    assert len(capsys.readouterr().err.splitlines()) == 3  # two sources, one reason
+
+
+def test_without_network_one_line_says_what_to_put_where(free_port, tmp_path):
+    url = f"http://127.0.0.1:{free_port}/data.bin"
+    file = files.File("set/data.bin", len(CONTENT), SHA256, (url,))
+    with pytest.raises(ValueError) as caught:
+        files.find(file, tmp_path)
+    message = str(caught.value)
+    for part in ("set/data.bin", str(tmp_path / "set"), SHA256, str(len(CONTENT)), url):
+        assert part in message
+    assert "the connection failed" in message
+    assert "\n" not in message
+    assert held(tmp_path) == set()
+
+
+def test_a_server_that_falls_silent_is_given_up(server, tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "TIMEOUT", (5, 0.3))
+    with pytest.raises(ValueError, match="the connection failed"):
+        files.find(pinned(server, "/slow"), tmp_path)
+    assert held(tmp_path) == set()
+
+
+def test_what_is_served_is_converted_before_it_is_verified(server, tmp_path):
+    turned = hashlib.sha256(CONTENT[::-1]).hexdigest()
+    file = pinned(server, "/whole")._replace(sha256=turned)
+    path = files.find(file, tmp_path, lambda part: part.read_bytes()[::-1])
+    assert path.read_bytes() == CONTENT[::-1]
+    path.unlink()
+    with pytest.raises(ValueError, match=f"its SHA-256 is {SHA256}"):
+        files.find(file, tmp_path, Path.read_bytes)
+    assert held(tmp_path) == set()
+
+
+def test_what_cannot_be_converted_leaves_nothing(server, tmp_path):
+    def refuse(part):
+        raise ValueError("the archive is refused")
+
+    with pytest.raises(ValueError, match=r"/whole: the archive is refused\)"):
+        files.find(pinned(server, "/whole"), tmp_path, refuse)
+    assert held(tmp_path) == set()
+
+
+@pytest.mark.parametrize("content", [OTHER, CONTENT[:1000], b""], ids=len)
+def test_an_altered_file_is_named_with_both_checksums_and_kept(
+    content, server, tmp_path
+):
+    path = tmp_path / "set" / "data.bin"
+    path.parent.mkdir()
+    path.write_bytes(content)
+    with pytest.raises(ValueError) as caught:
+        files.find(pinned(server, "/whole"), tmp_path)
+    message = str(caught.value)
+    for part in (str(path), SHA256, hashlib.sha256(content).hexdigest(), "remove it"):
+        assert part in message
+    assert "\n" not in message
+    assert path.read_bytes() == content
+    assert server.asked == []
+    assert held(tmp_path) == {"set/data.bin"}
+
+
+def test_a_data_folder_that_is_complete_is_only_read(server, tmp_path):
+    path = tmp_path / "set" / "data.bin"
+    path.parent.mkdir()
+    path.write_bytes(CONTENT)
+    for read_only in (path, path.parent, tmp_path):
+        read_only.chmod(0o555)
+    before = [p.stat().st_mtime_ns for p in (path, path.parent, tmp_path)]
+    try:
+        assert files.find(pinned(server, "/whole"), tmp_path) == path
+    finally:
+        tmp_path.chmod(0o755)
+        path.parent.chmod(0o755)
+    assert [p.stat().st_mtime_ns for p in (path, path.parent, tmp_path)] == before
+    assert server.asked == []
+
+
+def test_a_folder_that_cannot_be_written_is_refused_in_one_line(server, tmp_path):
+    (tmp_path / "set").mkdir()
+    (tmp_path / "set").chmod(0o555)
+    if os.access(tmp_path / "set", os.W_OK):
+        pytest.skip("this user may write to any folder")
+    try:
+        with pytest.raises(ValueError) as caught:
+            files.find(pinned(server, "/whole"), tmp_path)
+    finally:
+        (tmp_path / "set").chmod(0o755)
+    assert f"{tmp_path / 'set'} cannot be written: Permission denied" in str(
+        caught.value
+    )
+    assert SHA256 in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert server.asked == []
+
+
+def test_a_folder_in_the_place_of_the_file_is_told_in_one_line(server, tmp_path):
+    path = tmp_path / "set" / "data.bin"
+    path.mkdir(parents=True)
+    with pytest.raises(ValueError, match="cannot be read: ") as caught:
+        files.find(pinned(server, "/whole"), tmp_path)
+    assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert server.asked == []
+
+
+def test_a_file_in_the_place_of_the_folder_is_told_in_one_line(server, tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(ValueError, match="cannot be read: ") as caught:
+        files.find(pinned(server, "/whole"), tmp_path / "file")
+    assert str(tmp_path / "file" / "set" / "data.bin") in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert server.asked == []
+
+
+def test_a_folder_that_cannot_be_made_is_told_in_one_line(server):
+    folder = Path("/proc/syncalgos")
+    if not folder.parent.is_dir():
+        pytest.skip("there is no /proc")
+    with pytest.raises(ValueError, match=f"{folder}/set cannot be written") as caught:
+        files.find(pinned(server, "/whole"), folder)
+    assert "\n" not in str(caught.value)
+    assert server.asked == []
+
+
+def test_the_data_folder_is_the_argument_the_environment_or_the_cache(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setenv("SYNCALGOS_DATA", str(tmp_path / "named"))
+    assert files.folder(tmp_path) == tmp_path
+    assert files.folder() == tmp_path / "named"
+    monkeypatch.setenv("SYNCALGOS_DATA", "~/data")
+    assert files.folder() == Path.home() / "data"
+    monkeypatch.setenv("SYNCALGOS_DATA", "")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    cache = files.folder()
+    assert cache.name == "syncalgos"
+    assert cache.parent == tmp_path / "cache" or sys.platform != "linux"
+    monkeypatch.delenv("SYNCALGOS_DATA")
+    assert files.folder() == cache
+
+
+# The harness's handlers only take note, so that a dispatch is ended properly.
+DOWNLOAD = """
+import signal, sys
+from pathlib import Path
+from experiments.data import files
+
+def note(number, frame):
+    print("noted", flush=True)
+
+signal.signal(signal.SIGINT, note)
+signal.signal(signal.SIGTERM, note)
+try:
+    files.find(files.File("set/data.bin", int(sys.argv[2]), *sys.argv[3:4],
+        (sys.argv[4],)), Path(sys.argv[1]))
+except KeyboardInterrupt:
+    sys.exit(130)
+finally:
+    assert signal.getsignal(signal.SIGINT) is note
+    assert signal.getsignal(signal.SIGTERM) is note
+"""
+
+
+@contextmanager
+def downloading(server, folder):
+    """Yields a process that has half of a file, and where its output goes."""
+    output = folder.with_name(f"{folder.name}.output")
+    file = pinned(server, "/slow")
+    arguments = [str(folder), str(file.size), file.sha256, file.urls[0]]
+    with output.open("wb") as out:
+        process = subprocess.Popen(
+            [sys.executable, "-c", DOWNLOAD, *arguments],
+            cwd=ROOT,
+            stdout=out,
+            stderr=out,
+        )
+    try:
+        assert server.stalled.wait(TIMEOUT), output.read_text()
+        yield process, output
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.parametrize(
+    "number, code", [(signal.SIGINT, 130), (signal.SIGTERM, 75)], ids=str
+)
+def test_a_signal_ends_a_download_at_once_and_leaves_no_part(
+    number, code, server, tmp_path
+):
+    with downloading(server, tmp_path) as (process, output):
+        assert len(held(tmp_path)) == 1  # the part
+        process.send_signal(number)
+        assert process.wait(10) == code, output.read_text()
+    assert output.read_text().startswith("downloading set/data.bin")
+    assert "noted" not in output.read_text()
+    assert held(tmp_path) == set()
+
+
+def test_what_a_killed_download_left_goes_at_the_next(server, tmp_path):
+    with downloading(server, tmp_path) as (process, _):
+        process.kill()
+        process.wait()
+    [left] = held(tmp_path)
+    assert left.endswith(files.PART)
+    assert left.startswith("set/.data.bin.")
+    files.find(pinned(server, "/whole"), tmp_path)
+    assert held(tmp_path) == {"set/data.bin"}
+
+
+def test_two_downloads_at_once_leave_each_other_alone(server, tmp_path):
+    with downloading(server, tmp_path) as (process, output):
+        path = files.find(pinned(server, "/whole"), tmp_path)
+        assert path.read_bytes() == CONTENT
+        assert len(held(tmp_path)) == 2
+        server.go_on.set()
+        assert process.wait(TIMEOUT) == 0, output.read_text()
+    assert held(tmp_path) == {"set/data.bin"}
+    assert path.read_bytes() == CONTENT
+
+
+def test_a_download_in_a_thread_leaves_the_signals_alone(server, tmp_path):
+    before = signal.getsignal(signal.SIGINT)
+    found = []
+    file = pinned(server, "/whole")
+    thread = threading.Thread(target=lambda: found.append(files.find(file, tmp_path)))
+    thread.start()
+    thread.join()
+    assert found == [tmp_path / "set" / "data.bin"]
+    assert signal.getsignal(signal.SIGINT) is before

@@ -1,0 +1,245 @@
+"""Training data that stays on the host: the same batches, read ahead by threads."""
+
+import json
+import os
+import signal
+import threading
+import time
+
+import numpy as np
+import pytest
+from commands import execute, in_background
+
+from experiments import run
+from experiments.pipeline import prefetch, sampler
+from experiments.training.loop import dispatches
+
+QUICK = os.environ["XLA_FLAGS"]  # the suite's own, for processes too
+SECONDS = 30  # after which a thread that should have ended counts as hanging
+
+MODULE = '''
+import jax.numpy as jnp
+import numpy as np
+from experiments.tasks.task import Data, Task
+
+
+class Points:
+    """Points on a line, made one by one; the number `bad` cannot be read."""
+
+    def __init__(self, bad=None):
+        self.bad = bad
+
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, number):
+        if number == self.bad:
+            raise OSError("the disk is on fire")
+        x = np.float32(number / 64)
+        return {"x": x[None], "y": 3 * x - 1}
+
+
+def line(kind: str = "source", bad: int = -1) -> Task:
+    """A line through points."""
+
+    def apply(params, buffers, batch, key, train):
+        error = batch["x"][:, 0] * params["w"] + params["b"] - batch["y"]
+        return {"loss": error**2}, buffers
+
+    def load():
+        points = Points(bad)
+        whole = [Points()[number] for number in range(64)]
+        arrays = {name: np.stack([p[name] for p in whole]) for name in ("x", "y")}
+        return Data(points if kind == "source" else arrays, arrays)
+
+    return Task(
+        init=lambda key: ({"w": jnp.zeros(()), "b": jnp.zeros(())}, ()),
+        apply=apply,
+        load=load,
+        batch_size=8,
+        steps=24,
+        lr={"": 0.1, "sgd": 0.1},
+        dispatch_steps=5,
+    )
+'''
+
+
+class Squares:
+    """A source that notes what was read of it, and by whom."""
+
+    def __init__(self, bad=None):
+        self.bad, self.read, self.threads = bad, [], set()
+
+    def __len__(self):
+        return 40
+
+    def __getitem__(self, number):
+        self.read.append(number)
+        self.threads.add(threading.get_ident())
+        if number == self.bad:
+            raise OSError("the disk is on fire")
+        return {"x": np.full((2, 3), number**2), "y": np.float32(-number)}
+
+
+ARRAYS = {
+    "x": np.repeat(np.arange(40) ** 2, 6).reshape(40, 2, 3),
+    "y": -np.arange(40, dtype=np.float32),
+}
+
+
+def rows(first, steps):
+    return sampler.rows(0, first, steps, 8, 40)
+
+
+@pytest.fixture(params=[Squares, lambda: ARRAYS], ids=["source", "arrays"])
+def train(request):
+    return request.param()
+
+
+@pytest.mark.parametrize("shape", [(8,), (3, 8), (1, 4, 2)])
+def test_gathered_examples_are_those_that_rows_name(train, shape):
+    wanted = np.random.default_rng(0).integers(0, 40, shape)
+    found = prefetch.gather(train, wanted)
+    assert found.keys() == ARRAYS.keys()
+    for name, x in ARRAYS.items():
+        np.testing.assert_array_equal(found[name], x[wanted])
+        assert found[name].dtype == x.dtype
+
+
+@pytest.mark.parametrize("most", [1, 4, 50])
+def test_dispatches_come_in_their_order_each_once(train, most):
+    parts = list(dispatches([20, 40, 50], most))
+    found = list(prefetch.read_ahead(train, parts, rows))
+    assert [len(batch["y"]) for batch in found] == [steps for _, steps in parts]
+    whole = rows(0, 50)
+    for name, x in ARRAYS.items():
+        np.testing.assert_array_equal(
+            np.concatenate([batch[name] for batch in found]), x[whole]
+        )
+
+
+def test_reading_goes_on_in_other_threads_but_not_far():
+    """A run of a million steps must not fill the memory."""
+    source = Squares()
+    parts = [(step, 1) for step in range(1000)]
+    ahead = prefetch.read_ahead(source, parts, rows)
+    for taken in (1, 2, 3):
+        next(ahead)
+        time.sleep(0.2)  # time enough to read hundreds
+        assert (
+            taken * 8
+            < len(source.read)
+            <= 8 * (taken + prefetch.AHEAD + prefetch.THREADS)
+        )
+    assert threading.get_ident() not in source.threads
+
+
+def test_what_a_source_raises_comes_out_where_it_is_read():
+    source = Squares(bad=int(rows(3, 1)[0, 5]))
+    parts = [(step, 1) for step in range(5)]
+    ahead = prefetch.read_ahead(source, parts, rows)
+    whole = rows(0, 5)
+    assert source.bad not in whole[:3]
+    caught, taken = [], []
+
+    def take():
+        try:
+            taken.extend(ahead)
+        except OSError as error:
+            caught.append(error)
+
+    thread = threading.Thread(target=take, daemon=True)
+    thread.start()
+    thread.join(SECONDS)
+    assert not thread.is_alive()
+    assert "the disk is on fire" in str(caught[0])
+    assert len(taken) <= 3
+
+
+@pytest.fixture(scope="module")
+def module(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("modules")
+    (folder / "points.py").write_text(MODULE)
+    return folder
+
+
+@pytest.fixture
+def summary_of(tmp_path, module, monkeypatch):
+    """Returns run(flags) -> summary, by the command line inside this process."""
+    monkeypatch.setenv("JAX_NUM_CPU_DEVICES", "3")  # as they are
+    monkeypatch.syspath_prepend(module)
+
+    def summary_of(words):
+        out = tmp_path / str(len(list(tmp_path.iterdir())))
+        words = f"{words} --workers 4 --backend vmap --out {out}"
+        assert run.main(words.split()) == 0
+        return json.loads((out / "summary.json").read_text())
+
+    return summary_of
+
+
+@pytest.mark.parametrize(
+    ("task", "split"),
+    [
+        ("digits", "--dispatch-steps 5"),
+        ("points:line --kind arrays", "--eval-every 4 --dispatch-steps 3"),
+        pytest.param("digits", "--dispatch-steps 7", marks=pytest.mark.slow),
+        pytest.param("digits", "--eval-every 24", marks=pytest.mark.slow),
+    ],
+)
+def test_host_and_device_feed_the_same_bits(summary_of, task, split):
+    words = f"--task {task} --steps 24 --eval-every 12"
+    expected = summary_of(f"{words} --feed device")
+    found = summary_of(f"{words} {split} --feed host")
+    assert found["params_sha256"] == expected["params_sha256"]
+    for name in ("train_loss", "test_loss"):  # test_loss: of the same model
+        if "eval" not in split or name == "test_loss":
+            assert found[name] == expected[name]
+
+
+def test_a_source_trains_as_its_arrays_do(summary_of):
+    source, arrays = (
+        summary_of(f"--task points:line --kind {kind} --steps 24")
+        for kind in ("source", "arrays")
+    )
+    assert source["params_sha256"] == arrays["params_sha256"]
+    assert source["test_loss"] < 0.5
+
+
+def test_host_fed_process_ends_when_it_is_done(module, tmp_path):
+    command = "--task points:line --steps 6 --feed host --workers 2"
+    environ = {"PYTHONPATH": module, "XLA_FLAGS": QUICK}
+    ended = execute(command, tmp_path / "out", **environ)
+    assert ended.code == 0
+    assert ended.config["settings"]["feed"] == "host"
+    assert ended.summary["steps"] == 6
+
+
+@pytest.mark.slow
+def test_diverged_host_fed_process_ends_with_dispatches_left(module, tmp_path):
+    command = "--task points:line --steps 100000 --lr 1e6 --workers 2"
+    environ = {"PYTHONPATH": module, "XLA_FLAGS": QUICK}
+    ended = execute(command, tmp_path / "out", **environ)
+    assert ended.code == 3
+    assert ended.summary["steps"] < 100
+
+
+def test_process_whose_source_raises_says_so_and_ends(module, tmp_path):
+    command = "--task points:line --bad 9 --steps 100000 --workers 2"
+    environ = {"PYTHONPATH": module, "XLA_FLAGS": QUICK}
+    ended = execute(command, tmp_path / "out", **environ)
+    assert ended.code not in (0, 75, 130)
+    assert "the disk is on fire" in ended.stderr
+    assert not (tmp_path / "out" / "summary.json").exists()
+
+
+def test_ctrl_c_stops_a_host_fed_run_with_complete_files(tmp_path):
+    lengths = "--steps 1000000 --dispatch-steps 16 --eval-every 16 --workers 2"
+    with in_background(f"{lengths} --feed host", tmp_path / "out") as (process, wait):
+        wait("step      16/1000000")
+        process.send_signal(signal.SIGINT)
+        assert process.wait(SECONDS) == 130
+        with pytest.raises(ProcessLookupError):
+            os.killpg(process.pid, 0)  # no process is left
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
+    assert 16 <= summary["steps"] < 1_000_000 and summary["stopped"]

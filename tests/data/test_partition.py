@@ -1,0 +1,273 @@
+"""Workers with data of their own: who gets which examples, and in what order."""
+
+import numpy as np
+import optax
+import pytest
+import scipy.stats
+from small_tasks import on_real_data
+
+import syncalgos
+from experiments.pipeline import partition, sampler
+
+RNG = np.random.default_rng(0)
+LABELS = np.sort(RNG.integers(0, 10, 1437))  # sorted, as some data sets come
+GROUPS = {"label": LABELS, "speaker": RNG.integers(0, 6, 1437)}
+KINDS = ["label", "speaker", "dirichlet:0.3", "dirichlet:1e8"]
+
+
+def shards(kind, workers=8, seed=0, groups=GROUPS):
+    return dealt(kind, groups, len(groups["label"]), workers, seed)
+
+
+def dealt(*arguments):
+    """The shards, of which there are some."""
+    parts = partition.shards(*arguments)
+    assert parts is not None
+    return parts
+
+
+def counts(parts, labels):
+    """How many examples of each label the workers have, (workers, labels)."""
+    return np.array(
+        [[(labels[p] == k).sum() for k in np.unique(labels)] for p in parts]
+    )
+
+
+def even_labels(labels, each):
+    return {"label": np.repeat(np.arange(labels), each)}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("workers", [1, 2, 7, 8])
+def test_every_example_is_one_workers_own(kind, workers):
+    parts = shards(kind, workers)
+    assert len(parts) == workers
+    np.testing.assert_array_equal(np.sort(np.concatenate(parts)), np.arange(1437))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_partition_follows_its_seed(kind):
+    first, again, other = (shards(kind, seed=seed) for seed in (3, 3, 4))
+    for one, same in zip(first, again, strict=True):
+        np.testing.assert_array_equal(one, same)
+    assert any(set(a) != set(b) for a, b in zip(first, other, strict=True))
+
+
+def test_iid_has_no_shards_whatever_the_groups():
+    for groups in (GROUPS, {}):
+        assert partition.shards("iid", groups, 1437, 8, 0) is None
+
+
+@pytest.mark.parametrize("kind", ["label", "speaker"])
+@pytest.mark.parametrize("workers", [3, 10, 64, 1437])
+def test_groups_are_cut_into_equal_parts_of_few_groups(kind, workers):
+    """Each of the cuts between workers splits at most one group."""
+    parts = shards(kind, workers)
+    sizes = [len(part) for part in parts]
+    assert max(sizes) - min(sizes) <= 1
+    held = sum(len(np.unique(GROUPS[kind][part])) for part in parts)
+    assert held <= workers + len(np.unique(GROUPS[kind])) - 1
+
+
+def test_ten_workers_on_digits_by_label_see_at_most_three_classes():
+    data = on_real_data("digits").load()
+    for seed in range(5):
+        parts = dealt("label", data.groups, data.examples, 10, seed)
+        seen = [len(np.unique(data.train["y"][part])) for part in parts]
+        assert max(seen) <= 3 and np.mean(seen) < 2
+
+
+def test_each_of_six_workers_hears_one_speaker():
+    data = on_real_data("spoken_digits").load()
+    parts = dealt("speaker", data.groups, data.examples, 6, 0)
+    heard = [np.unique(data.groups["speaker"][part]).tolist() for part in parts]
+    assert sorted(heard) == [[speaker] for speaker in range(6)]
+    np.testing.assert_array_equal(counts(parts, data.train["y"]), 45)
+
+
+def test_which_group_comes_first_is_drawn():
+    groups = even_labels(4, 5)
+    first = [groups["label"][shards("label", 4, s, groups)[0][0]] for s in range(400)]
+    assert scipy.stats.chisquare(np.bincount(first)).pvalue > 1e-3
+
+
+def test_a_cut_group_is_dealt_at_random_not_in_its_order():
+    """Half of one label: as many of its early examples as of its late ones."""
+    groups = even_labels(1, 1000)
+    part = shards("label", 2, 0, groups)[0]
+    early = int((part < 500).sum())
+    assert abs(early - 250) < 5 * 8  # hypergeometric: deviation 7.9
+
+
+def test_a_dirichlet_of_small_alpha_gives_each_label_to_one_worker():
+    groups = even_labels(200, 20)
+    found = counts(shards("dirichlet:0.0001", 4, 0, groups), groups["label"])
+    assert (found.max(0) == 20).mean() > 0.98
+    # Which worker: each as likely.
+    assert scipy.stats.chisquare((found == 20).sum(1)).pvalue > 1e-3
+
+
+@pytest.mark.parametrize("workers", [3, 8])
+def test_a_dirichlet_of_large_alpha_gives_all_workers_as_much_of_each_label(workers):
+    groups = even_labels(10, 144)
+    found = counts(shards("dirichlet:1e8", workers, 0, groups), groups["label"])
+    assert np.abs(found - 144 / workers).max() <= 1  # the rounding of two ends
+
+
+@pytest.mark.parametrize("alpha", [0.1, 1, 10])
+def test_shares_of_a_label_have_the_moments_of_the_dirichlet(alpha):
+    """Mean 1/n and variance (1/n)(1 - 1/n) / (nα + 1)."""
+    groups, workers = even_labels(600, 500), 3
+    parts = shards(f"dirichlet:{alpha}", workers, 0, groups)
+    shares = np.array([np.bincount(groups["label"][p], minlength=600) for p in parts])
+    shares = shares / 500
+    variance = (1 / workers) * (1 - 1 / workers) / (workers * alpha + 1)
+    error = np.sqrt(variance / 600)  # of the mean over labels
+    np.testing.assert_allclose(shares.mean(1), 1 / workers, atol=5 * error)
+    np.testing.assert_allclose(shares.var(1), variance, rtol=0.2)  # ~5 deviations
+
+
+def test_dirichlet_examples_of_a_label_are_dealt_at_random_not_in_their_order():
+    groups = even_labels(1, 3000)
+    parts = shards("dirichlet:1e8", 3, 0, groups)
+    for part in parts:
+        assert abs(part.mean() - 1500) < 5 * 866 / np.sqrt(1000)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_dirichlet_leaves_every_worker_ten_examples(seed):
+    sizes = [len(part) for part in shards("dirichlet:0.05", 6, seed)]
+    assert min(sizes) >= 10 and max(sizes) > 2 * min(sizes)
+
+
+@pytest.mark.parametrize("kind", ["iid", "label", "speaker", "author", *KINDS])
+def test_well_written_kinds_pass_before_data_is_loaded(kind):
+    partition.check(kind)
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("", ["unknown --partition ''", "iid", "dirichlet:0.1", "speaker"]),
+        ("dirichlet", ["ALPHA must be", "above 0", "got ''"]),
+        ("dirichlet:x", ["ALPHA must be", "got 'x'"]),
+        ("dirichlet:0", ["above 0", "got 0"]),
+        ("dirichlet:-1", ["above 0", "got -1"]),
+        ("dirichlet:nan", ["ALPHA must be", "nan"]),
+        ("dirichlet:1e300", ["below 1e+09"]),
+        ("dirchlet:0.1", ["unknown", "did you mean 'dirichlet'", "iid"]),
+        ("iid:3", ["unknown --partition 'iid:3'", "did you mean 'iid'"]),
+        ("by label", ["unknown --partition 'by label'"]),
+    ],
+)
+def test_badly_written_kinds_are_refused_in_one_line(kind, words):
+    for refuse in (partition.check, shards):
+        with pytest.raises(ValueError) as error:
+            refuse(kind)
+        message = str(error.value)
+        assert "\n" not in message and all(word in message for word in words)
+
+
+@pytest.mark.parametrize(
+    ("kind", "groups", "workers", "words"),
+    [
+        ("lable", GROUPS, 8, ["lable", "mean 'label'", "iid, label, speaker, dirich"]),
+        ("label", {}, 8, ["--partition label", "by label", "(possible here: iid)"]),
+        ("dirichlet:1", {}, 8, ["--partition dirichlet:1", "by label", "here: iid)"]),
+        ("label", GROUPS, 1438, ["1437 examples", "1438 workers", "at most 1437"]),
+        ("dirichlet:1", GROUPS, 144, ["144 workers", "10 each", "at most 143"]),
+        ("dirichlet:0.001", GROUPS, 40, ["1000 draws", "40 workers", "larger ALPHA"]),
+    ],
+)
+def test_what_the_examples_do_not_allow_is_refused_in_one_line(
+    kind, groups, workers, words
+):
+    with pytest.raises(ValueError) as error:
+        partition.shards(kind, groups, 1437, workers, 0)
+    message = str(error.value)
+    assert "\n" not in message and all(word in message for word in words)
+
+
+# Unlike sizes: of many epochs in a part, of one, and a single example.
+OWN = np.split(np.random.default_rng(1).permutation(3000), [1, 8, 45, 145, 1500])
+WORKERS = len(OWN)
+
+
+@pytest.mark.parametrize("own", [1, 5, 64])
+def test_each_epoch_of_a_shard_takes_each_of_its_examples_once(own):
+    steps = 3000 // own
+    rows = sampler.rows_of_shards(1, 0, steps, own * WORKERS, OWN)
+    assert rows.dtype == np.int32
+    slices = rows.reshape(steps, WORKERS, own)
+    for worker, shard in enumerate(OWN):
+        flat = slices[:, worker].reshape(-1)
+        epochs = flat[: len(flat) // len(shard) * len(shard)].reshape(-1, len(shard))
+        assert len(epochs) == steps * own // len(shard)  # small ones come sooner
+        expected = np.broadcast_to(np.sort(shard), epochs.shape)
+        np.testing.assert_array_equal(np.sort(epochs, axis=1), expected)
+        if len(shard) > 30 and len(epochs) > 1:
+            assert len({tuple(epoch) for epoch in epochs}) == len(epochs)
+
+
+def test_a_shards_stream_is_a_function_of_seed_worker_and_step():
+    batch = 4 * WORKERS
+    whole = sampler.rows_of_shards(3, 0, 900, batch, OWN)
+    for first, steps in [(899, 1), (0, 1), (3, 50), (250, 1), (1, 899), (249, 600)]:
+        part = sampler.rows_of_shards(3, first, steps, batch, OWN)
+        np.testing.assert_array_equal(part, whole[first : first + steps])
+    assert (sampler.rows_of_shards(4, 0, 900, batch, OWN) != whole).any()
+
+
+def test_workers_with_equal_shards_draw_in_orders_of_their_own():
+    same = [np.arange(50)] * 3
+    rows = sampler.rows_of_shards(0, 0, 10, 15, same).reshape(10, 3, 5)
+    orders = {tuple(rows[:, worker].reshape(-1)) for worker in range(3)}
+    assert len(orders) == 3
+    assert tuple(sampler.rows(0, 0, 10, 5, 50).reshape(-1)) not in orders
+
+
+def test_orders_of_a_shard_are_uniform():
+    """All six orders of three examples, in parts of many epochs, as often."""
+    rows = sampler.rows_of_shards(0, 0, 3 * 6000, 1, [np.arange(3)]).reshape(-1, 3)
+    _, times = np.unique(rows, axis=0, return_counts=True)
+    assert len(times) == 6 and scipy.stats.chisquare(times).pvalue > 1e-3
+
+
+def test_orders_of_256_workers_are_drawn_once_not_at_every_dispatch(monkeypatch):
+    drawn, made = [], np.random.default_rng
+
+    def counted(key):
+        drawn.append(key)
+        return made(key)
+
+    monkeypatch.setattr(np.random, "default_rng", counted)
+    parts = np.array_split(np.arange(256 * 1100), 256)
+    for dispatch in range(20):
+        sampler.rows_of_shards(77, 5 * dispatch, 5, 2 * 256, parts)
+    assert len(drawn) == 256
+
+
+def test_a_batch_that_shards_do_not_divide_is_refused():
+    with pytest.raises(ValueError, match="batch of 10 does not divide over 3 shards"):
+        sampler.rows_of_shards(0, 0, 1, 10, [np.arange(5)] * 3)
+
+
+def test_a_worker_trains_on_its_own_shard():
+    """One step of SGD from 0 to the mean of what it saw: its own number."""
+    workers, examples = 6, 60
+    owner = np.random.default_rng(2).permutation(np.arange(examples) % workers)
+    parts = dealt("who", {"who": owner}, examples, workers, 0)
+    rank = [int(owner[part[0]]) for part in parts]
+    assert sorted(rank) == list(range(workers))
+
+    def loss(params, buffers, batch, key):
+        return ((params - batch["x"]) ** 2).mean() / 2, (buffers, {})
+
+    trainer = syncalgos.DataParallel(
+        loss, optax.sgd(1.0), syncalgos.model_averaging(period=9), workers, "pmap"
+    )
+    state = trainer.init(np.float32(0), ())
+    rows = sampler.rows_of_shards(0, 0, 1, 4 * workers, parts)
+    data = trainer.place({"x": owner.astype(np.float32)})
+    state, _ = trainer.run(state, rows, data)
+    np.testing.assert_array_equal(np.asarray(state.replica.params).reshape(-1), rank)

@@ -1,0 +1,308 @@
+"""Runs whose workers have data of their own, and runs that a study makes in a row."""
+
+import functools
+import json
+import tempfile
+from itertools import combinations
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from experiments.cli import flags
+from experiments.cli.errors import BadRequest
+from experiments.tasks.task import Data, Task
+from experiments.training.prepared import begin, finish, ready, reseeded
+from experiments.training.setup import prepare
+
+EXAMPLES, HELD_OUT, FROM = 40, 8, 1000
+WORKERS, OWN, STEPS = 2, 5, 16  # OWN examples of each worker a step
+DRAWN = OWN * STEPS  # of each worker
+
+
+def counting() -> Task:
+    """Params that count: SGD at the rate OWN adds 1 at each example of a batch.
+
+    Example i has the number i, one of four labels and one of four speakers; those of
+    the test data have numbers from FROM on. `test_number` is their mean.
+    """
+    numbers = np.arange(EXAMPLES, dtype=np.int32)
+
+    def apply(params, buffers, batch, key, train):
+        loss = -params.at[batch["number"]].get(mode="fill", fill_value=0)
+        number = batch["number"].astype(jnp.float32)
+        return {"loss": loss, "number": number}, buffers
+
+    return Task(
+        init=lambda key: (jnp.zeros(EXAMPLES), ()),
+        apply=apply,
+        load=lambda: Data(
+            {"number": numbers},
+            {"number": np.arange(FROM, FROM + HELD_OUT, dtype=np.int32)},
+            {"label": numbers % 4, "speaker": numbers // 10},
+        ),
+        batch_size=WORKERS * OWN,
+        steps=STEPS,
+        lr={"": float(OWN)},
+        dispatch_steps=STEPS,
+    )
+
+
+COUNTING = [
+    *("--task", f"{__name__}:counting", "--workers", str(WORKERS)),
+    *("--backend", "vmap", "--eval-every", str(STEPS)),
+]
+APART = ["--algo", "model_averaging", "--period", "1000"]  # they never agree
+DIGITS = [
+    *("--task", "digits", "--algo", "bmuf", "--period", "2", "--workers", "2"),
+    *("--batch-size", "8", "--steps", "6", "--eval-every", "3", "--backend", "vmap"),
+    *("--partition", "dirichlet:0.5", "--momentum", "0.9"),
+]
+
+
+class Quiet:
+    """Progress that nobody sees."""
+
+    def step(self, done):
+        pass
+
+    def line(self, text):
+        pass
+
+
+def plan_of(*argv):
+    return prepare(flags.parse([*argv]))
+
+
+def finished(job):
+    """The outcome of a run, its summary, and what its files say."""
+    with tempfile.TemporaryDirectory() as folder:
+        begin(job, [], out := Path(folder) / "out")
+        outcome, summary = finish(job, out, Quiet(), lambda: False)
+        config = json.loads((out / "config.json").read_text())
+        text = (out / "metrics.jsonl").read_text()
+    assert outcome.diverged_at is None
+    return outcome, summary, config, [json.loads(line) for line in text.splitlines()]
+
+
+@functools.cache
+def counted(*argv):
+    """The plan, how often each worker took each example, (workers, examples), lines."""
+    plan = plan_of(*COUNTING, *APART, *argv)
+    outcome, _, _, lines = finished(ready(plan))
+    counts = np.asarray(outcome.state.replica.params).reshape(WORKERS, EXAMPLES)
+    return plan, counts, lines
+
+
+# Who gets what.
+
+KINDS = ["label", "speaker", "dirichlet:0.5"]
+BOTH = pytest.mark.parametrize("held", [(), ("--validation", "0.1")], ids=["", "held"])
+
+
+@BOTH
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_worker_trains_on_examples_of_its_own_shard_alone(kind, held):
+    """And on each as often as on the others, to within one round of the shard."""
+    plan, counts, _ = counted("--partition", kind, *held)
+    numbers = plan.data.train["number"]
+    assert len(plan.shards) == WORKERS
+    every = np.sort(np.concatenate(plan.shards))
+    np.testing.assert_array_equal(every, np.arange(len(numbers)))
+    for own, shard in zip(counts, plan.shards, strict=True):
+        assert own.sum() == DRAWN
+        inside = np.isin(np.arange(EXAMPLES), numbers[shard])
+        assert (own[~inside] == 0).all()
+        rounds = DRAWN // len(shard)
+        assert set(own[inside]) <= {rounds, rounds + 1}
+
+
+@BOTH
+def test_by_label_two_workers_of_four_labels_have_two_each(held):
+    _, counts, _ = counted("--partition", "label", *held)
+    seen = [set(np.flatnonzero(own) % 4) for own in counts]
+    assert [len(labels) for labels in seen] == [2, 2] and not seen[0] & seen[1]
+
+
+def test_by_speaker_two_workers_of_four_speakers_hear_two_each():
+    _, counts, _ = counted("--partition", "speaker")
+    heard = [set(np.flatnonzero(own) // 10) for own in counts]
+    assert [len(speakers) for speakers in heard] == [2, 2] and not heard[0] & heard[1]
+
+
+def test_without_a_partition_workers_share_one_stream_of_all_examples():
+    plan, counts, _ = counted()
+    assert plan.shards is None
+    np.testing.assert_array_equal(counts.sum(0), WORKERS * DRAWN / EXAMPLES)
+    assert (counts > 0).all(1).sum() == 0 and (counts[0] * counts[1]).any()
+
+
+def test_a_partition_follows_the_runs_seed():
+    first, again, other = (
+        plan_of(*COUNTING, *APART, "--partition", "label", "--seed", seed).shards
+        for seed in ("1", "1", "2")
+    )
+    for one, same in zip(first, again, strict=True):
+        np.testing.assert_array_equal(one, same)
+    assert any(set(a) != set(b) for a, b in zip(first, other, strict=True))
+
+
+def test_a_partition_that_the_data_lacks_is_refused_before_anything_compiles():
+    with pytest.raises(BadRequest, match="not grouped by speaker") as error:
+        plan_of(*DIGITS, "--partition", "speaker")
+    assert "iid, label, dirichlet:ALPHA" in str(error.value)
+    with pytest.raises(BadRequest, match="unknown --partition 'iid:2'"):
+        plan_of(*DIGITS, "--partition", "iid:2")
+
+
+# Validation data.
+
+
+@pytest.mark.parametrize("kind", ["iid", *KINDS])
+def test_the_validation_part_is_trained_on_by_nobody_and_is_the_test(kind):
+    plan, counts, lines = counted("--partition", kind, "--validation", "0.1")
+    held = np.flatnonzero(counts.sum(0) == 0)
+    assert len(held) == EXAMPLES // 10
+    assert sorted(held % 4) == [0, 1, 2, 3]  # one of each label
+    np.testing.assert_array_equal(np.sort(plan.data.test["number"]), held)
+    assert lines[-1]["test_number"] == pytest.approx(held.mean())
+
+
+def test_without_validation_the_test_is_that_of_the_task():
+    plan, counts, lines = counted()
+    assert plan.data.examples == EXAMPLES and (counts.sum(0) > 0).all()
+    assert lines[-1]["test_number"] == FROM + (HELD_OUT - 1) / 2
+
+
+def test_validation_data_does_not_follow_the_seed():
+    """Runs of several seeds choose by the same examples."""
+    held = [
+        plan_of(*COUNTING, *APART, "--validation", "0.1", "--seed", seed).data.test
+        for seed in ("0", "1")
+    ]
+    np.testing.assert_array_equal(held[0]["number"], held[1]["number"])
+
+
+@pytest.mark.parametrize(
+    ("share", "message"),
+    [
+        ("0", "--validation must be above 0 and below 1, got 0"),
+        ("1", "--validation must be above 0 and below 1, got 1"),
+        ("0.001", "leaves 40 to train on and 0 to choose by"),
+    ],
+)
+def test_a_share_that_holds_out_nothing_or_all_is_refused(share, message):
+    with pytest.raises(BadRequest, match=message):
+        plan_of(*COUNTING, *APART, "--validation", share)
+
+
+def test_a_batch_larger_than_what_is_left_is_refused():
+    words = ["--validation", "0.5", "--batch-size", "22"]
+    with pytest.raises(BadRequest, match=r"batch of 22 is larger .*\(20 examples\)"):
+        plan_of(*COUNTING, *APART, *words)
+
+
+# Seed after seed.
+
+
+@functools.cache
+def in_a_row():
+    """Runs of seed 0, and behind it of seed 3 with the same programs."""
+    first = ready(plan_of(*DIGITS))
+    before = finished(first)
+    return before, finished(reseeded(first, 3))
+
+
+@functools.cache
+def fresh():
+    """A run of seed 3 of its own."""
+    return finished(ready(plan_of(*DIGITS, "--seed", "3")))
+
+
+def without(line, *names):
+    return {name: x for name, x in line.items() if name not in names}
+
+
+def test_another_seed_of_a_compiled_run_is_bit_equal_to_a_fresh_run():
+    before, (_, summary, _, lines) = in_a_row()
+    _, expected, _, expected_lines = fresh()
+    assert summary["params_sha256"] == expected["params_sha256"]
+    assert summary["params_sha256"] != before[1]["params_sha256"]
+    assert len(lines) == 2
+    for one, other in zip(lines, expected_lines, strict=True):
+        assert without(one, "seconds") == without(other, "seconds")
+
+
+def test_another_seed_of_a_compiled_run_says_so_in_its_files():
+    _, (_, summary, config, _) = in_a_row()
+    _, expected, expected_config, _ = fresh()
+    assert summary["seed"] == config["seed"] == config["settings"]["seed"] == 3
+    assert without(config, "started") == without(expected_config, "started")
+    # A program's memory is known when it is compiled; all else is of the run.
+    timed = ("seconds", "steps_per_second")
+    assert without(summary, *timed) == without(expected, *timed)
+
+
+def test_another_seed_deals_the_data_anew():
+    first = ready(plan_of(*COUNTING, *APART, "--partition", "label"))
+    second = reseeded(first, 4)
+    expected = plan_of(*COUNTING, *APART, "--partition", "label", "--seed", "4").shards
+    for one, other in zip(second.plan.shards, expected, strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert first.plan.settings.seed == 0 and second.plan.settings.seed == 4
+
+
+@pytest.mark.parametrize(
+    ("argv", "seeded"),
+    [
+        (["--algo", "bmuf"], False),
+        (["--algo", "noloco"], True),  # who meets whom
+        (["--task", "imagenet_synthetic", "--batch-size", "8"], True),
+    ],
+)
+def test_what_draws_from_the_seed_while_it_trains_is_another_program(argv, seeded):
+    assert plan_of("--workers", "2", *argv).seeded == seeded
+
+
+# Displacements.
+
+
+@functools.cache
+def measured():
+    """The same run as `in_a_row`'s first, which notes displacements."""
+    return finished(ready(plan_of(*DIGITS, "--displacements")))
+
+
+def test_measuring_displacements_leaves_the_run_as_it_is():
+    (_, plain, _, plain_lines), _ = in_a_row()
+    _, summary, _, lines = measured()
+    assert summary["params_sha256"] == plain["params_sha256"]
+    names = ("pseudo_gradient", "displacement_cosine", "drift")
+    for one, other in zip(lines, plain_lines, strict=True):
+        assert one.keys() - other.keys() == {*names}
+        assert without(one, "seconds", *names) == without(other, "seconds")
+    for line in lines:
+        assert line["pseudo_gradient"] > 0 and -1 <= line["displacement_cosine"] <= 1
+
+
+@pytest.mark.parametrize("kind", ["iid", "label"])
+def test_displacements_are_those_of_what_the_workers_saw(kind):
+    """Two workers that count go from 0 to their counts; by label they meet nowhere."""
+    _, counts, _ = counted("--partition", kind)
+    words = ["--algo", "model_averaging", "--period", str(STEPS), "--partition", kind]
+    plan = plan_of(*COUNTING, *words, "--displacements")
+    _, _, _, (line,) = finished(ready(plan))
+    norm = np.linalg.norm(counts.mean(0))
+    assert line["pseudo_gradient"] == pytest.approx(norm, rel=1e-5)
+    ((a, b),) = combinations(counts, 2)
+    cosine = a @ b / np.linalg.norm(a) / np.linalg.norm(b)
+    assert line["displacement_cosine"] == pytest.approx(cosine, abs=1e-5)
+    assert (cosine == 0) == (kind == "label")
+    assert line["drift"] == pytest.approx(np.linalg.norm(a - b) / 2, rel=1e-5)
+
+
+def test_displacements_that_were_never_measured_are_null():
+    plan = plan_of(*COUNTING, *APART, "--displacements")
+    _, _, _, (line,) = finished(ready(plan))
+    assert line["pseudo_gradient"] is None and line["displacement_cosine"] is None

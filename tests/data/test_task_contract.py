@@ -1,0 +1,171 @@
+"""A user's own task or algorithm that is not what it must be: refused in one line."""
+
+from typing import NoReturn
+
+import numpy as np
+import pytest
+import tiny_tasks
+
+from experiments import run
+from experiments.cli.errors import Terminated, explained
+from experiments.tasks.task import Tables, Task
+
+BASE = tiny_tasks.drawing()
+FINE = BASE.load()
+
+
+class Listed:
+    """A source whose examples are lists."""
+
+    def __len__(self):
+        return 40
+
+    def __getitem__(self, number, /):
+        return [1.0, 2.0]
+
+
+def loading(**parts):
+    return BASE._replace(load=lambda: FINE._replace(**parts))
+
+
+def applying(apply):
+    return BASE._replace(apply=apply)
+
+
+def exiting(*arguments, **options) -> NoReturn:
+    raise SystemExit(7)
+
+
+def values(params, buffers, batch, key, train):
+    return BASE.apply(params, buffers, batch, key, train)[0]
+
+
+# What a factory returns, and what the line must say.
+WRONG = {
+    "nothing": (None, ["experiments.tasks.task.Task", "got None"]),
+    "a rate": (BASE._replace(lr=0.1), ["lr must hold", "{'sgd': 0.1", "got 0.1"]),
+    "rate below 0": (BASE._replace(lr={"": -1}), ["lr['']", "above 0", "got -1"]),
+    "steps": (BASE._replace(steps=-3), ["steps must be", "at least 1", "got -3"]),
+    "batch": (BASE._replace(batch_size=0), ["batch_size", "at least 1", "got 0"]),
+    "dispatch": (BASE._replace(dispatch_steps=1.5), ["dispatch_steps", "got 1.5"]),
+    "evaluation": (BASE._replace(eval_batch=0), ["eval_batch", "at least 1", "got 0"]),
+    "schedule": (
+        BASE._replace(schedule="cosin"),
+        ["schedule", "mean 'cosine'"],
+    ),
+    "no schedule": (BASE._replace(schedule=None), ["schedule None", "constant"]),
+    "muon": (BASE._replace(muon=["w"]), ["muon must be a function", "got ['w']"]),
+    "tables": (BASE._replace(tables=["w"]), ["tables must be Tables", "got ['w']"]),
+    "kept tables": (
+        BASE._replace(tables=Tables({"w": "w"}, len, "both")),
+        ["way of keeping tables 'both'", "replicated, shared, sharded"],
+    ),
+    "momentum": (BASE._replace(momentum=1), ["momentum", "below 1", "got 1"]),
+    "decay": (BASE._replace(weight_decay=-1), ["weight_decay", "at least 0", "got -1"]),
+    "clip": (BASE._replace(clip_norm=0), ["clip_norm", "above 0", "got 0"]),
+    "warmup": (BASE._replace(warmup=3), ["warmup", "at most 1", "got 3"]),
+    "optimizer": (BASE._replace(optimizer="adm"), ["'adm'", "did you mean 'adam'"]),
+    "init": (BASE._replace(init=3), ["init must be a function", "got 3"]),
+    "figure": (BASE._replace(figures={"bits": 1}), ["figures['bits']", "function"]),
+    "lists": (loading(test={"x": [1], "y": [2]}), ["test['x']", "array", "got [1]"]),
+    "a list": (loading(test=[1, 2]), ["test must be a dict of arrays", "got [1, 2]"]),
+    "numbers": (loading(train={"x": 1.0, "y": 2}), ["train['x']", "array", "got 1.0"]),
+    "no source": (loading(train=3), ["train must be", "source", "got 3"]),
+    "examples": (loading(train=Listed()), ["train[0]", "dict of arrays", "[1.0, 2.0]"]),
+    "no data": (BASE._replace(load=dict), ["load must return a Data", "got {}"]),
+    "no pair of init": (
+        BASE._replace(init=lambda key: {"w": np.zeros(2, np.float32)}),
+        ["init must return (params, buffers)"],
+    ),
+    "no pair of apply": (applying(values), ["apply must return (values, buffers)"]),
+    "no dict of apply": (
+        applying(lambda *a, **k: (values(*a, **k)["loss"], {})),
+        ["apply must return (values, buffers)", "{'loss': (batch,)}"],
+    ),
+    "stacked": (BASE._replace(stacked=-1), ["stacked must be", "got -1"]),
+    "stacked tree": (BASE._replace(stacked={"no": 1}), ["stacked", "tree like params"]),
+    "exit in load": (BASE._replace(load=exiting), ["SystemExit: 7", "exiting)"]),
+    "exit in init": (BASE._replace(init=exiting), ["SystemExit: 7", "exiting)"]),
+    "exit in apply": (applying(exiting), ["SystemExit: 7", "exiting)"]),
+}
+
+
+def make(case: str) -> Task:
+    """Returns a task that is wrong in one way."""
+    return WRONG[case][0]
+
+
+def leave() -> Task:
+    """Ends the process, as a script does that was never meant to be imported."""
+    exiting()
+
+
+NUMBER = 3
+
+
+@pytest.fixture
+def refused(capfd, tmp_path, monkeypatch):
+    """Runs flags that are refused; returns the line on stderr."""
+    monkeypatch.setenv("JAX_NUM_CPU_DEVICES", "3")  # as they are
+
+    def told(*words):
+        out = tmp_path / "out"
+        assert run.main([*words, "--out", str(out)]) == 2
+        shown = capfd.readouterr()
+        assert shown.out == "" and not out.exists()
+        [line] = shown.err.splitlines()
+        return line
+
+    return told
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_a_task_that_is_not_one_is_refused_by_what_is_wrong(case, refused):
+    line = refused("--task", f"{__name__}:make", "--case", case)
+    for text in WRONG[case][1]:
+        assert text in line
+    assert "Error: " not in line.replace("error: ", "")  # of ours no kind is told
+
+
+@pytest.mark.parametrize("flag", ["--task", "--algo"])
+def test_a_factory_that_ends_the_process_is_refused(flag, refused):
+    line = refused(flag, f"{__name__}:leave")
+    assert f"{flag} {__name__}:leave: SystemExit: 7 (test_task_contract.py:" in line
+
+
+@pytest.mark.parametrize("flag", ["--task", "--algo"])
+def test_what_is_no_factory_is_told_by_its_value(flag, refused):
+    line = refused(flag, f"{__name__}:NUMBER")
+    assert "'NUMBER' must be a function" in line and line.endswith("got 3")
+
+
+def test_sigterm_in_a_users_code_is_no_mistake_of_theirs():
+    with pytest.raises(Terminated), explained("task", "a:b"):
+        raise Terminated
+
+
+def test_figure_that_raises_is_told_with_its_place(capfd, tmp_path, monkeypatch):
+    monkeypatch.setenv("JAX_NUM_CPU_DEVICES", "3")  # as they are
+    words = ["--task", f"{__name__}:figured", "--workers", "2", "--steps", "1"]
+    assert run.main([*words, "--out", str(tmp_path / "out")]) == 2
+    last = capfd.readouterr().err.splitlines()[-1]
+    assert "TypeError" in last and "(test_task_contract.py:" in last
+
+
+def figured() -> Task:
+    """A task with a figure that cannot be."""
+    return BASE._replace(figures={"bits": lambda loss: loss + "bits"})
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("--accumulate 1000", ["8 workers × 1000 microbatches", "8000", "40 examples"]),
+        ("--workers 64", ["64 workers need a batch of at least 64", "40 examples"]),
+        ("--batch-size 64", ["global batch of 64", "40 examples"]),
+    ],
+)
+def test_a_batch_nobody_asked_for_is_not_blamed(words, told, refused):
+    line = refused("--task", "tiny_tasks:drawing", *words.split())
+    for text in told:
+        assert text in line

@@ -1,0 +1,533 @@
+"""The tasks: one result for any number of workers, tables, memory, and their data."""
+
+from collections import Counter
+from functools import partial
+
+import jax
+import numpy as np
+import optax
+import pytest
+import scipy.stats
+import small_tasks
+from small_tasks import SMALL, folder_of, on_real_data
+
+import syncalgos
+from experiments.cli import flags
+from experiments.data import speech, text
+from experiments.pipeline import prefetch, sampler
+from experiments.tasks import (
+    TASKS,
+    cifar10,
+    classify,
+    embeddings,
+    imagenet_synthetic,
+    mnist,
+)
+from experiments.tasks.cifar10 import augmented  # before a fixture replaces it
+from experiments.tasks.spoken_digits import mean_output
+from experiments.tasks.task import held_out, losses
+from experiments.training.setup import prepare
+from models import lstm
+
+ROUNDING = 1e-9  # of float64: sums over the examples in another order
+CLEARLY = 1e-6
+STEPS, BATCH, LR = 3, 8, 0.05
+SLOW = pytest.mark.slow
+WITH_IMAGES = [n for n in TASKS if "batch_norm" in small_tasks.parameters(n)]
+
+
+@pytest.fixture
+def float64(monkeypatch):
+    """Pixels too, which the tasks make float32."""
+
+    def wide(x, mean, deviation):
+        return (x.astype("float64") / 255 - np.array(mean)) / np.array(deviation)
+
+    for module in (mnist, cifar10, imagenet_synthetic):
+        monkeypatch.setattr(module, "normalised", wide)
+    with jax.enable_x64(True):
+        yield
+
+
+@pytest.fixture
+def small_resnets(monkeypatch):
+    """One stage of three blocks each: whole ones take ten seconds to compile."""
+    for name, spec in classify.RESNETS.items():
+        small = spec._replace(stem=(3, 4, 1), stages=((3, 4, 2),))
+        monkeypatch.setitem(classify.RESNETS, name, small)
+
+
+@pytest.fixture
+def unchanged_images(monkeypatch):
+    """Without the draws, which differ between workers."""
+    monkeypatch.setattr(cifar10, "augmented", lambda key, x: x)
+
+
+def relative_errors(actual, expected):
+    """Of each leaf, relative to its largest entry."""
+    assert jax.tree.structure(actual) == jax.tree.structure(expected)
+    pairs = zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True)
+    errors = [np.abs(a - e).max() / (np.abs([a, e]).max() or 1) for a, e in pairs]
+    return np.array(errors)
+
+
+def start_of(task):
+    """Fresh params with noise, and buffers: a ResNet's blocks start as identities."""
+    params, buffers = task.init(jax.random.key(0))
+    rng = np.random.default_rng(1)
+    return jax.tree.map(lambda x: x + 0.1 * rng.normal(size=x.shape), params), buffers
+
+
+def train(task, batches, workers=1, backend="vmap", **options):
+    """Returns the center, the metrics and the engine after synchronous steps."""
+    trainer = syncalgos.DataParallel(
+        *(losses(task)[0], optax.sgd(LR, momentum=0.9), syncalgos.sync_sgd(), workers),
+        **{"backend": backend, **options},
+    )
+    state, metrics = trainer.run(trainer.init(*start_of(task)), batches)
+    center, metrics = jax.device_get((trainer.center(state), metrics))
+    return center, metrics, trainer
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_small_examples_have_the_form_of_the_real_ones(name):
+    data = on_real_data(name).load()
+    train = prefetch.gather(data.train, np.arange(100))
+    for part in (train, data.test):
+        assert part.keys() == SMALL[name].form.keys()
+        for leaf, (dtype, shape, below) in SMALL[name].form.items():
+            x = part[leaf]
+            assert (x.dtype, x.shape) == (dtype, (len(x), *shape))
+            assert not below or (x.min() >= 0 and x.max() <= below)
+
+
+def global_batch(name, model=None):
+    """Flags that make the result one of the global batch alone."""
+    given = {} if model is None else {"model": model}
+    parameters = small_tasks.parameters(name)
+    model = model or SMALL[name].flags.get("model", parameters["model"].default)
+    return {**given, **({"batch_norm": "global"} if model in classify.RESNETS else {})}
+
+
+def layouts():
+    """Names of tasks and (backend, workers); what others cover is marked slow."""
+    alike = ("fashion_mnist", "imagenet_synthetic")  # as mnist and cifar10
+    rest = [("vmap", 2), ("vmap", 8), ("pmap", 4)]
+    for name in TASKS:
+        slow = SLOW if name in alike else ()
+        yield pytest.param(name, [("vmap", 4)], id=name, marks=slow)
+        slow = SLOW if name != "digits" else ()
+        yield pytest.param(name, rest, id=f"{name}-all", marks=slow)
+
+
+@pytest.mark.parametrize(("name", "layouts"), list(layouts()))
+@pytest.mark.usefixtures("float64", "small_resnets", "unchanged_images")
+def test_any_number_of_workers_gives_the_result_of_one(name, layouts):
+    task = small_tasks.make(name, **global_batch(name))
+    batches = small_tasks.examples(name, STEPS, BATCH)
+    expected = train(task, batches)[:2]
+    for backend, workers in layouts:
+        devices = [0, 1] if backend == "pmap" else None
+        *actual, trainer = train(task, batches, workers, backend, devices=devices)
+        actual = tuple(actual)
+        assert trainer.layout.shape == ((2, 2) if devices else (1, workers))
+        assert relative_errors(actual, expected).max() < ROUNDING
+    assert relative_errors(expected[0].params, start_of(task)[0]).min() > CLEARLY
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name == "cifar10" else SLOW)
+        for name in WITH_IMAGES
+    ],
+)
+@pytest.mark.usefixtures("float64", "small_resnets", "unchanged_images")
+def test_batch_norm_of_each_worker_depends_on_their_number(name):
+    batches = small_tasks.examples(name, STEPS, BATCH)
+    task = small_tasks.make(name, model="resnet20")
+    one, four = (train(task, batches, workers)[0].params for workers in (1, 4))
+    assert relative_errors(four, one).min() > CLEARLY
+    of_all = small_tasks.make(name, model="resnet20", batch_norm="global")
+    assert of_all.sends and not task.sends
+
+
+def shifts_in_numpy(x):
+    """All that augmentation may make of an image: {(down, right, mirrored): image}."""
+    padded = np.pad(x, [(4, 4), (4, 4), (0, 0)])
+    height, width, _ = x.shape
+    return {
+        (down, right, mirrored): cut[:, ::-1] if mirrored else cut
+        for down in range(9)
+        for right in range(9)
+        for mirrored in (False, True)
+        for cut in [padded[down : down + height, right : right + width]]
+    }
+
+
+def test_augmented_images_are_shifted_and_mirrored_in_all_162_ways():
+    """Each about as often, and with other draws for each image."""
+    image = np.random.default_rng(0).normal(size=(6, 7, 3)).astype(np.float32)
+    ways = {x.tobytes(): way for way, x in shifts_in_numpy(image).items()}
+    assert len(ways) == 2 * 81
+    draws = 162 * 40
+    images = np.asarray(augmented(jax.random.key(0), np.stack([image] * draws)))
+    assert (images.shape, images.dtype) == ((draws, *image.shape), np.float32)
+    seen = Counter(ways[x.tobytes()] for x in images)
+    assert len(seen) == 162
+    assert scipy.stats.chisquare(list(seen.values())).pvalue > 1e-3
+
+
+def test_augmentation_follows_its_key_and_each_image():
+    images = small_tasks.examples("cifar10", 20)["x"].astype(np.float32)
+    first, again, other = (
+        np.asarray(augmented(jax.random.key(seed), images)) for seed in (0, 0, 1)
+    )
+    np.testing.assert_array_equal(again, first)
+    assert (other != first).any((1, 2, 3)).sum() > 15
+    for image, made in zip(images, first, strict=True):
+        assert any(np.array_equal(made, x) for x in shifts_in_numpy(image).values())
+
+
+@pytest.mark.usefixtures("small_resnets")
+def test_images_to_train_on_are_augmented_and_held_out_ones_are_not(monkeypatch):
+    seen = []
+
+    def noted(key, x):
+        seen.append(x.shape)
+        return x
+
+    monkeypatch.setattr(cifar10, "augmented", noted)
+    task, key = small_tasks.make("cifar10"), jax.random.key(0)
+    batch = small_tasks.examples("cifar10", 4)
+    for train, shapes in [(False, []), (True, [(4, 32, 32, 3)])]:
+        jax.eval_shape(partial(task.apply, train=train), *start_of(task), batch, key)
+        assert seen == shapes
+
+
+@pytest.fixture
+def own_devices(monkeypatch):
+    """`prepare` then leaves those of this process."""
+    monkeypatch.setenv("JAX_NUM_CPU_DEVICES", "3")
+
+
+def planned(task, words):
+    """What the command line makes of flags, on real data."""
+    folder = folder_of(task)
+    given = ["--task", task, "--data-dir", str(folder), "--backend", "vmap"]
+    return prepare(flags.parse([*given, *words.split()]))
+
+
+def run_plan(plan, steps=STEPS):
+    """The plan's steps on its data: the center, the losses and the bytes held."""
+    s, trainer = plan.settings, plan.trainer
+    state = trainer.init(*plan.task.init(jax.random.key(s.seed)), s.seed)
+    rows = sampler.rows(s.seed, 0, steps, s.batch_size, plan.data.examples)
+    state, metrics = trainer.run(state, rows, trainer.place(plan.data.train))
+    few = {name: x[:50] for name, x in plan.data.test.items()}
+    data, rows = held_out(few, trainer.workers)
+    evaluated = trainer.evaluate(state, rows, trainer.place(data))
+    center = trainer.center(state).params
+    losses = (metrics["loss"], evaluated["loss"].mean())
+    return *jax.device_get((center, losses)), trainer.temp_bytes
+
+
+@pytest.mark.parametrize(
+    ("workers", "microbatches"),
+    [*(pytest.param(workers, 1, marks=SLOW) for workers in (1, 2, 3, 4)), (4, 2)],
+)
+@pytest.mark.usefixtures("float64", "own_devices")
+def test_tables_kept_in_any_way_give_the_center_of_replicated_ones(
+    workers, microbatches
+):
+    """Under synchronous SGD, of one number of workers: each draws its own negatives."""
+    small = "--algo sync_sgd --order 3 --width 4 --negatives 5 --batch-size 24"
+    words = f"{small} --momentum 0.9 --workers {workers} --accumulate {microbatches}"
+    *expected, _ = run_plan(planned("embeddings", words))
+    assert expected[0]["words"].shape == (embeddings.WORDS, 4)
+    for kept in ("--reduce row_sparse", "--tables shared", "--tables sharded"):
+        params, loss, _ = run_plan(planned("embeddings", f"{words} {kept}"))
+        for name in embeddings.TABLES:
+            assert not params[name][embeddings.WORDS :].any()  # padding
+            params[name] = params[name][: embeddings.WORDS]
+        assert relative_errors((params, loss), tuple(expected)).max() < ROUNDING
+    plan = planned("embeddings", words)
+    start, _ = plan.task.init(jax.random.key(0))
+    assert relative_errors(expected[0], jax.device_get(start)).min() > CLEARLY
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("float64", "own_devices")
+def test_tables_that_a_full_softmax_reads_whole_may_be_shared_or_sent_by_rows():
+    small = "--algo sync_sgd --order 3 --width 4 --negatives 0 --batch-size 16"
+    expected = run_plan(planned("embeddings", f"{small} --workers 4"))[:2]
+    for kept in ("--reduce row_sparse", "--tables shared"):
+        found = run_plan(planned("embeddings", f"{small} --workers 4 {kept}"))[:2]
+        assert relative_errors(found, expected).max() < ROUNDING
+
+
+@pytest.mark.parametrize("microbatches", [1, 2])
+@pytest.mark.usefixtures("own_devices")
+def test_row_sparse_sends_ten_times_fewer_bytes_by_default(microbatches):
+    plans = [
+        planned("embeddings", f"--algo sync_sgd --accumulate {microbatches} {reduce}")
+        for reduce in ("--reduce row_sparse", "")
+    ]
+    sparse, dense = (
+        plan.trainer.communication(
+            plan.trainer.init(*plan.task.init(jax.random.key(0))), 1
+        ).bytes_per_worker
+        for plan in plans
+    )
+    # 8 workers of 32 examples: 4 words before each; and beside its own, 64 negatives
+    # of each microbatch. A row goes to 7 peers with its number: 64 floats, and in
+    # outputs a bias.
+    hidden = 2 * 7 / 8 * 4 * (4 * 64 * 64 + 64)
+    outputs = 32 + 64 * microbatches
+    rows = 7 * (32 * 4 * (4 + 4 * 64) + outputs * (4 + 4 * 64 + 4))
+    assert sparse == hidden + rows
+    assert dense == hidden + 2 * 7 / 8 * 4 * 12_631 * (64 + 64 + 1)
+    assert sparse < dense / 10
+
+
+@pytest.mark.usefixtures("own_devices")
+def test_shared_tables_step_at_once_while_the_rest_waits_for_a_sync():
+    words = "--algo bmuf --period 100 --workers 4 --tables shared --order 3"
+    plan = planned("embeddings", f"{words} --width 4 --negatives 5 --batch-size 16")
+    params, *_ = run_plan(plan)
+    start = jax.device_get(plan.task.init(jax.random.key(0))[0])
+    assert relative_errors(params["hidden"], start["hidden"]).max() == 0
+    for name in embeddings.TABLES:
+        assert np.abs(params[name] - start[name]).max() > CLEARLY
+
+
+LONG = {  # sizes at which the activations are most of what is held
+    "shakespeare": ({"context": 64, "width": 16, "layers": 4}, {"window": (65,)}),
+    "spoken_digits": (
+        {"hidden": 16, "layers": 1, "frames": 64},
+        {"x": (64, speech.BANDS)},
+    ),
+    "cifar10": ({}, {}),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "share"),
+    [
+        ("shakespeare", 0.7),
+        ("spoken_digits", 0.4),
+        pytest.param("cifar10", 0.9, marks=SLOW),
+    ],
+)
+@pytest.mark.usefixtures("float64", "unchanged_images")
+def test_remat_keeps_the_gradients_and_holds_less(name, share, monkeypatch):
+    long = {"stem": (3, 8, 1), "stages": ((6, 8, 1),)}
+    spec = classify.RESNETS["resnet20"]._replace(**long)
+    monkeypatch.setitem(classify.RESNETS, "resnet20", spec)
+    sizes, shapes = LONG[name]
+    form = SMALL[name].form
+    longer = {leaf: form[leaf]._replace(shape=x) for leaf, x in shapes.items()}
+    monkeypatch.setitem(SMALL, name, SMALL[name]._replace(form={**form, **longer}))
+    batches = small_tasks.examples(name, 1, BATCH)
+    found = []
+    for remat in (False, True):
+        task = small_tasks.make(name, **sizes, remat=remat)
+        found.append(train(task, batches, workers=2))
+    (*plain, keeps_all), (*again, keeps_less) = found
+    assert relative_errors(again, plain).max() < ROUNDING
+    assert keeps_less.temp_bytes < share * keeps_all.temp_bytes
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "share"),
+    [
+        ("digits", "--batch-size 1024 --momentum 0.9", 0.6),
+        (
+            "shakespeare",
+            "--context 32 --width 16 --layers 2 --schedule constant --warmup-steps 0",
+            0.6,
+        ),
+    ],
+)
+@pytest.mark.usefixtures("float64", "own_devices")
+def test_microbatches_keep_the_result_and_hold_less(name, words, share):
+    words = f"{words} --workers 2 --algo model_averaging --period 2"
+    *whole, holds_all = run_plan(planned(name, words))
+    *cut, holds_less = run_plan(planned(name, f"{words} --accumulate 4"))
+    assert relative_errors(cut, whole).max() < ROUNDING
+    assert holds_less < share * holds_all
+
+
+@pytest.mark.usefixtures("float64")
+def test_streamed_frames_of_a_recording_give_what_the_evaluation_used():
+    task = on_real_data("spoken_digits", frames=30)
+    params, _ = start_of(task)
+    test = task.load().test
+    number = int(np.flatnonzero((test["length"] > 5) & (test["length"] < 30))[0])
+    recording = {name: x[number : number + 1] for name, x in test.items()}
+    length = int(recording["length"][0])
+
+    step, carry, outputs = jax.jit(lstm.step), lstm.start(params, 1), []
+    for frame in range(length):  # as they arrive, and none of the padding
+        carry, output = step(params, carry, recording["x"][:, frame])
+        outputs.append(output[0])
+    whole = lstm.apply(params, recording["x"])
+    np.testing.assert_allclose(whole[0, :length], outputs, rtol=ROUNDING)
+
+    logits = np.mean(outputs, axis=0)
+    np.testing.assert_allclose(
+        mean_output(whole, recording["length"])[0], logits, rtol=ROUNDING
+    )
+    values, _ = task.apply(params, (), recording, None, train=False)
+    digit = recording["y"][0]
+    loss = np.log(np.exp(logits).sum()) - logits[digit]
+    np.testing.assert_allclose(values["loss"], [loss], rtol=ROUNDING)
+    assert float(values["accuracy"][0]) == float(logits.argmax() == digit)
+
+
+def test_negatives_follow_zipfs_law():
+    law = np.exp(embeddings.LOG_Q)
+    assert law.sum() == pytest.approx(1, abs=1e-12)
+    ranks = np.array([1, 2, 100, 12_631])
+    expected = np.log((ranks + 1) / ranks) / np.log(12_632)
+    np.testing.assert_allclose(law[ranks - 1], expected, rtol=1e-9)
+    assert law[9] / law[99] == pytest.approx(10, rel=0.05)  # 1 / rank
+
+    drawn = np.asarray(embeddings._draw(jax.random.key(0), 4_000_000))
+    assert drawn.min() == 0 and drawn.max() == 12_630  # expected 34 times
+    edges = np.unique([*range(20), *np.geomspace(20, 12_631, 60).astype(int)])
+    counts = np.histogram(drawn, edges)[0]
+    shares = np.add.reduceat(law, edges[:-1])
+    assert scipy.stats.chisquare(counts, len(drawn) * shares).pvalue > 1e-3
+
+
+def test_negatives_of_a_worker_change_with_its_key():
+    first, again, other = (
+        np.asarray(embeddings._draw(jax.random.key(seed), 64)) for seed in (0, 0, 1)
+    )
+    np.testing.assert_array_equal(first, again)
+    assert (first != other).any()
+
+
+def test_the_words_that_occur_most_are_drawn_most():
+    """Rank correlation of the law with how often words occur in the plays."""
+    data = on_real_data("embeddings").load()
+    counts = np.bincount(data.train["ngram"][:, -1], minlength=embeddings.WORDS)
+    ranks = scipy.stats.rankdata([counts, embeddings.LOG_Q], axis=1)
+    assert np.corrcoef(ranks)[0, 1] > 0.8
+    assert counts[0] > 1000
+
+
+def pictures(seed=0, **kwargs):
+    """The training pictures and the held-out ones."""
+    sizes = {"model": "resnet20", "image_size": 32, "classes": 3, "examples": 40}
+    return imagenet_synthetic.imagenet_synthetic(**sizes, seed=seed, **kwargs).load()
+
+
+def test_a_picture_is_known_by_its_seed_and_number():
+    data, again, other = (pictures(seed).train for seed in (3, 3, 4))
+    assert len(data) == 40
+    for number in (39, 0, 7):
+        one, same, unlike = data[number], again[number], other[number]
+        np.testing.assert_array_equal(one["x"], same["x"])
+        assert one["y"] == same["y"] < 3
+        assert (one["x"] != unlike["x"]).mean() > 0.9
+
+
+def test_all_pictures_differ_the_held_out_ones_from_those_to_train_on():
+    data = pictures()
+    train = [data.train[number]["x"] for number in range(len(data.train))]
+    held_out = list(data.test["x"])
+    assert len({x.tobytes() for x in [*train, *held_out]}) == 40 + len(held_out) == 72
+
+
+def test_pictures_of_one_class_share_a_pattern():
+    """The mean over noise is the pattern and half of 127: apart by class alone."""
+    data = pictures()
+    labels = np.array([int(data.train[i]["y"]) for i in range(40)])
+    images = np.array([data.train[i]["x"] for i in range(40)], float)
+    assert set(labels) == {0, 1, 2}
+    means = np.array([images[labels == label].mean(0) for label in range(3)])
+    spread = np.abs(means[:, None] - means).mean((2, 3, 4))
+    assert spread[~np.eye(3, dtype=bool)].min() > 30
+    tiles = means.reshape(3, 8, 4, 8, 4, 3)  # of 4×4 pixels
+    assert tiles.std((2, 4)).max() < 0.5 * 37 < tiles.mean((2, 4)).std()
+    nearest = np.abs(data.test["x"][:, None] - means).mean((2, 3, 4)).argmin(1)
+    np.testing.assert_array_equal(nearest, data.test["y"])  # held out: alike
+
+
+@pytest.mark.parametrize("loss", [0.0, 1.0, 4.5])
+def test_figures_are_the_perplexity_and_the_bits_of_a_loss(loss):
+    by_words, by_characters = (
+        small_tasks.make(name).figures for name in ("embeddings", "shakespeare")
+    )
+    assert by_words.keys() == {"perplexity"}
+    assert by_characters.keys() == {"bits_per_character"}
+    assert by_words["perplexity"](loss) == pytest.approx(np.exp(loss))
+    bits = by_characters["bits_per_character"](loss)
+    assert 2**bits == pytest.approx(np.exp(loss))
+
+
+def held_out_text(split):
+    codes, _ = split(text.text(folder_of("shakespeare")))
+    return text.split(codes)[1]
+
+
+@pytest.mark.parametrize("order", [2, 5])
+def test_every_ngram_of_the_held_out_text_counts_once(order):
+    codes = held_out_text(text.words)
+    task = on_real_data("embeddings", order=order)
+    data, rows = held_out(task.load().test, 8, task.eval_batch)
+    weight = data["weight"][rows]
+    counted = data["ngram"][rows][weight > 0]
+    expected = [codes[i : i + order] for i in range(len(codes) - order + 1)]
+    np.testing.assert_array_equal(counted, expected)
+    assert np.ptp(weight[weight > 0]) == 0
+    assert weight.mean() == pytest.approx(1)
+
+
+def test_an_order_beyond_the_held_out_text_is_refused_before_ngrams_are_cut(
+    monkeypatch,
+):
+    """Of the longer text to train on they would take gigabytes."""
+    words = len(held_out_text(text.words))
+    task = on_real_data("embeddings", order=words + 1)
+
+    def cut(view):
+        raise AssertionError(f"n-grams are cut: {view.shape}")
+
+    monkeypatch.setattr(np, "ascontiguousarray", cut)
+    message = f"--order {words + 1} is longer than the held-out text .{words} words"
+    with pytest.raises(ValueError, match=message):
+        task.load()
+
+
+@pytest.mark.parametrize("context", [7, 128])
+def test_every_held_out_character_is_predicted_once(context):
+    """From the second, up to the last window that is whole."""
+    codes = held_out_text(text.characters)
+    task = on_real_data("shakespeare", context=context)
+    data, rows = held_out(task.load().test, 8, task.eval_batch)
+    windows = data["window"][rows][data["weight"][rows] > 0]
+    predicted = windows[:, 1:].ravel()
+    np.testing.assert_array_equal(predicted, codes[1 : 1 + len(predicted)])
+    assert 0 <= len(codes) - 1 - len(predicted) < context
+    np.testing.assert_array_equal(windows[1:, 0], windows[:-1, -1])
+
+
+@pytest.mark.parametrize(("context", "times"), [(64, 8), (20, 7), (5, 5)])
+def test_a_character_is_in_at_most_eight_training_windows(context, times):
+    """With as many characters before it as the windows' starts are apart."""
+    codes, _ = text.split(text.characters(text.text(folder_of("shakespeare")))[0])
+    windows = on_real_data("shakespeare", context=context).load().train["window"]
+    apart = -(-context // 8)
+    starts = range(0, len(codes) - context, apart)
+    assert len(windows) == len(starts)
+    for number in (0, 1, 777, len(starts) - 1):
+        start = starts[number]
+        expected = codes[start : start + context + 1]
+        np.testing.assert_array_equal(windows[number], expected)
+    predicted = Counter(
+        p for start in starts[:50] for p in range(start, start + context)
+    )
+    assert max(predicted.values()) == times <= 8

@@ -1,0 +1,256 @@
+"""Validation data: a part of the training data that nothing trained on shows."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+import small_tasks
+from small_tasks import on_real_data
+
+from experiments.data import cifar, speech, text
+from experiments.pipeline import partition, prefetch, validation
+from experiments.tasks import TASKS
+from experiments.tasks.contract import check_data
+from experiments.tasks.task import Data
+
+N = 1000
+LABELS = np.sort(np.random.default_rng(0).integers(0, 7, N))  # as some data sets come
+UNSEEN = {"number": np.array([-1])}  # test data
+
+
+def numbered(**fields):
+    """Data whose examples are their own numbers."""
+    return Data({"number": np.arange(N)}, UNSEEN, **fields)
+
+
+class Numbers:
+    """As a source, which notes what was read."""
+
+    def __init__(self):
+        self.read = []
+
+    def __len__(self):
+        return N
+
+    def __getitem__(self, number):
+        self.read.append(number)
+        return {"number": np.asarray(number)}
+
+
+def every_worker_has_its_own(data, kind, workers=4):
+    parts = partition.shards(kind, data.groups, data.examples, workers, 0)
+    np.testing.assert_array_equal(
+        np.sort(np.concatenate(parts)), np.arange(data.examples)
+    )
+
+
+@pytest.fixture
+def small_cifar(monkeypatch):
+    """Random pictures: the real ones take a download."""
+    pair = [small_tasks.examples("cifar10", n, seed=n) for n in (300, 40)]
+    monkeypatch.setattr(cifar, "images", lambda folder: pair)
+
+
+def load(name):
+    on_files = small_tasks.make if name == "cifar10" else on_real_data
+    return on_files(name).load()
+
+
+@pytest.mark.parametrize("name", TASKS)
+@pytest.mark.usefixtures("small_cifar")
+def test_every_task_can_be_split_and_partitioned_by_its_groups(name):
+    data = load(name)
+    check_data(data)
+    split = validation.split(data, 0.1)
+    check_data(split)
+    held = round(0.1 * data.examples)
+    assert split.examples == data.examples - held - data.overlapping
+    assert len(next(iter(split.test.values()))) == -(-held // data.covering)
+    assert split.test.keys() == data.test.keys()
+    assert split.groups.keys() == data.groups.keys()
+    for group in split.groups:
+        every_worker_has_its_own(split, group)
+    if "y" in split.test:
+        every_worker_has_its_own(split, "dirichlet:1")
+        numbers = np.arange(0, split.examples, 7)
+        labels = prefetch.gather(split.train, numbers)["y"]
+        np.testing.assert_array_equal(split.groups["label"][numbers], labels)
+    else:
+        assert split.overlapping
+
+
+def test_both_parts_together_are_the_training_data():
+    for fields in ({}, {"groups": {"label": LABELS}}):
+        split = validation.split(numbered(**fields), 0.15)
+        assert len(split.test["number"]) == 150
+        whole = np.concatenate([split.train["number"], split.test["number"]])
+        np.testing.assert_array_equal(np.sort(whole), np.arange(N))
+
+
+@pytest.mark.parametrize("share", [0.01, 0.1, 0.33, 0.9])
+def test_each_label_is_held_out_in_proportion_to_within_one(share):
+    split = validation.split(numbered(groups={"label": LABELS}), share)
+    for label in range(7):
+        held = (LABELS[split.test["number"]] == label).sum()
+        expected = share * np.bincount(LABELS)[label]
+        assert abs(held - expected) < 1 + 1e-9
+
+
+def test_groups_follow_their_examples():
+    speakers = np.random.default_rng(1).integers(0, 6, N)
+    groups = {"label": LABELS, "speaker": speakers}
+    split = validation.split(numbered(groups=groups), 0.2)
+    for name, group in groups.items():
+        np.testing.assert_array_equal(split.groups[name], group[split.train["number"]])
+
+
+@pytest.mark.parametrize("groups", [{}, {"label": LABELS}])
+def test_the_part_is_drawn_at_random_and_always_the_same(groups):
+    """Its mean place is the middle of the data, of labels in order too."""
+    first, again = (validation.split(numbered(groups=groups), 0.3) for _ in range(2))
+    held = first.test["number"]
+    np.testing.assert_array_equal(held, again.test["number"])
+    assert abs(held.mean() - N / 2) < 5 * 289 / np.sqrt(300)
+    assert len(np.unique(np.diff(held))) > 3  # not every third
+    within = held[LABELS[held] == 3] - np.flatnonzero(LABELS == 3)[0]
+    size = (LABELS == 3).sum()
+    assert abs(within.mean() - size / 2) < 5 * 0.29 * size / np.sqrt(0.3 * size)
+
+
+def test_test_data_is_not_looked_at():
+    split = validation.split(numbered()._replace(test=None), 0.1)
+    assert len(split.test["number"]) == 100
+
+
+def test_the_part_of_a_part_is_of_what_was_left():
+    data = numbered(groups={"label": LABELS})
+    once = validation.split(data, 0.2)
+    twice = validation.split(once, 0.25)
+    assert twice.examples == 600 and len(twice.test["number"]) == 200
+    assert not set(twice.test["number"]) & set(once.test["number"])
+    assert set(twice.test["number"]) <= set(once.train["number"])
+
+
+@pytest.fixture
+def places(monkeypatch):
+    """A text of 20,000 letters or words, each its own place, 2,000 held out."""
+    alphabets = {"characters": 65, "words": 12_631}
+    for name, size in alphabets.items():
+        whole = (np.zeros(1), range(size))
+        monkeypatch.setattr(text, name, lambda _, whole=whole: whole)
+    monkeypatch.setattr(text, "text", lambda folder: "")
+    parts = np.arange(18_000), np.arange(18_000, 20_000)
+    monkeypatch.setattr(text, "split", lambda codes: parts)
+
+
+TEXTS = [("shakespeare", {"context": n}) for n in (1, 5, 20, 64, 100)]
+TEXTS += [("embeddings", {"order": n}) for n in (2, 5)]
+
+
+@pytest.mark.parametrize(("name", "flags"), TEXTS)
+@pytest.mark.usefixtures("places")
+def test_no_place_of_a_text_is_in_both_parts(name, flags):
+    data = small_tasks.make(name, **flags).load()
+    split = validation.split(data, 0.1)
+    (leaf,) = data.train
+    trained, held = (np.unique(part[leaf]) for part in (split.train, split.test))
+    assert trained.max() < held.min()
+    assert trained.max() < data.test[leaf].min() > held.max()
+    # No more is lost than there must be: one window more would overlap.
+    before = data.train[leaf][split.examples]
+    assert not split.overlapping or before.max() >= held.min()
+    np.testing.assert_array_equal(held, np.arange(held[0], held[-1] + 1))
+
+
+@pytest.mark.parametrize(("name", "flags"), TEXTS)
+@pytest.mark.usefixtures("places")
+def test_a_held_out_place_is_predicted_about_once(name, flags):
+    """Exactly once where windows' starts divide the context, as in the test data."""
+    split = validation.split(small_tasks.make(name, **flags).load(), 0.1)
+    if name == "embeddings":
+        predicted = split.test["ngram"][:, -1]
+    else:
+        predicted = split.test["window"][:, 1:].reshape(-1)
+    times = Counter(predicted.tolist())
+    np.testing.assert_array_equal(sorted(times), np.arange(min(times), max(times) + 1))
+    once = name == "embeddings" or flags["context"] in (1, 5, 64)
+    assert len(predicted) <= len(times) * (1 if once else 1.15)
+
+
+def test_of_a_source_only_what_is_held_out_is_read():
+    source = Numbers()
+    split = validation.split(Data(source, UNSEEN, {"label": LABELS}), 0.1)
+    assert sorted(source.read) == split.test["number"].tolist()
+    arrays = validation.split(numbered(groups={"label": LABELS}), 0.1)
+    np.testing.assert_array_equal(split.test["number"], arrays.test["number"])
+    rows = np.random.default_rng(0).integers(0, 900, (3, 8))
+    for batch in prefetch.read_ahead(split.train, [(0, 3)], lambda *_: rows):
+        np.testing.assert_array_equal(batch["number"], arrays.train["number"][rows])
+    with pytest.raises(IndexError):
+        split.train[900]
+
+
+@pytest.mark.parametrize(
+    ("fields", "share", "words"),
+    [
+        ({}, 0, ["above 0 and below 1", "got 0"]),
+        ({}, 1.0, ["above 0 and below 1", "got 1.0"]),
+        ({}, "a tenth", ["above 0 and below 1", "'a tenth'"]),
+        ({}, float("nan"), ["above 0 and below 1", "nan"]),
+        ({}, 1e-4, ["0.0001 of 1000", "1000 to train on and 0 to choose by"]),
+        ({}, 0.9999, ["0 to train on and 1000 to choose by"]),
+        ({"overlapping": 100}, 0.9, ["0 to train on and 900 to choose by"]),
+    ],
+)
+def test_a_share_that_leaves_nothing_is_refused_in_one_line(fields, share, words):
+    with pytest.raises(ValueError) as error:
+        validation.split(numbered(**fields), share)
+    message = str(error.value)
+    assert "\n" not in message and all(word in message for word in words)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"groups": {"label": LABELS[1:]}}, r"groups .* \(1000,\).* got 'label'"),
+        ({"groups": {"label": LABELS[:, None]}}, "got 'label' of int64 .1000, 1."),
+        ({"groups": {"who": LABELS / 2}}, "whole numbers.* got 'who'"),
+        ({"groups": {"who": LABELS.astype(str)}}, "whole numbers.* got 'who'"),
+        ({"overlapping": -1}, "overlapping must be .* at least 0, got -1"),
+        ({"covering": 0}, "covering must be .* at least 1, got 0"),
+    ],
+)
+def test_groups_that_do_not_fit_the_examples_are_refused(fields, message):
+    with pytest.raises(ValueError, match=message) as error:
+        check_data(numbered(**fields))
+    assert "\n" not in str(error.value)
+
+
+def test_groups_of_a_source_are_checked_too():
+    check_data(Data(Numbers(), UNSEEN, {"label": LABELS}))
+    with pytest.raises(ValueError, match="groups must hold"):
+        check_data(Data(Numbers(), UNSEEN, {"label": LABELS[:-1]}))
+
+
+def test_speakers_are_those_of_the_recordings_to_train_on():
+    data = on_real_data("spoken_digits").load()
+    loaded = speech.recordings(small_tasks.folder_of("spoken_digits"))
+    names = ["george", "jackson", "lucas", "nicolas", "theo", "yweweler"]
+    expected = [names.index(r.speaker) for r in loaded if r.take >= 5]
+    np.testing.assert_array_equal(data.groups["speaker"], expected)
+    digits = [r.digit for r in loaded if r.take >= 5]
+    np.testing.assert_array_equal(data.groups["label"], digits)
+
+
+def test_labels_of_generated_pictures_are_known_without_making_one(monkeypatch):
+    flags = {"image_size": 32, "classes": 5, "examples": 200}
+    data = small_tasks.make("imagenet_synthetic", **flags).load()
+    labels = [int(data.train[number]["y"]) for number in range(200)]
+    np.testing.assert_array_equal(data.groups["label"], labels)
+    assert set(labels) == set(range(5))
+
+    def make(pictures, number):
+        raise AssertionError(f"picture {number} is made")
+
+    monkeypatch.setattr(type(data.train), "__getitem__", make)
+    np.testing.assert_array_equal(data.train.labels(), labels)

@@ -1,0 +1,126 @@
+"""What the docs say: examples run, algorithms have their rows, links lead somewhere."""
+
+import contextlib
+import inspect
+import io
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import syncalgos
+from experiments.cli import factories, flags
+from experiments.tasks import TASKS
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted(p for p in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
+BLOCK = re.compile(r"^```(\w+)\n(.*?)^```\n", re.MULTILINE | re.DOTALL)
+
+
+def examples():
+    """Each Python block, with the text block that follows it, if one does."""
+    for page in PAGES:
+        blocks = list(BLOCK.finditer(page.read_text()))
+        for number, block in enumerate(blocks):
+            following = blocks[number + 1] if number + 1 < len(blocks) else None
+            shown = None
+            if (
+                following
+                and following[1] == "text"
+                and following.start() - block.end() < 3
+            ):
+                shown = following[2]
+            if block[1] == "python":
+                yield pytest.param(block[2], shown, id=f"{page.name}-{number}")
+
+
+@pytest.mark.parametrize(("source", "shown"), list(examples()))
+def test_example_runs_and_prints_what_it_shows(source, shown):
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        exec(compile(source, "example", "exec"), {"__name__": "example"})
+    assert printed.getvalue() == (shown or "")
+
+
+def test_every_page_is_read():
+    assert {
+        "README.md",
+        "design.md",
+        "algorithms.md",
+        "adding-an-algorithm.md",
+        "models-and-tasks.md",
+        "results.md",
+    } <= {page.name for page in PAGES}
+    assert len(list(examples())) >= 5
+
+
+@pytest.mark.parametrize("name", syncalgos.ALGORITHMS)
+def test_every_algorithm_has_a_row_a_file_and_a_source(name):
+    rows = (ROOT / "docs" / "algorithms.md").read_text()
+    assert re.search(rf"^\| `{name}` \|", rows, re.MULTILINE)
+    assert (ROOT / "tests" / "recurrences" / f"{name}.py").exists()
+    file = ROOT / "syncalgos" / "algorithms" / f"{name}.py"
+    assert len(file.read_text().splitlines()) <= 100
+    doc = inspect.getdoc(syncalgos.ALGORITHMS[name]) or ""
+    assert "\nSource: " in doc
+    parameters = inspect.signature(syncalgos.ALGORITHMS[name]).parameters
+    for parameter in parameters:
+        assert re.search(rf"^    {parameter}: ", doc, re.MULTILINE), parameter
+
+
+def test_defaults_that_the_docs_show_are_those_of_the_flags():
+    """A row for each flag: name, default, paper, published code, --preset paper."""
+    page = (ROOT / "docs" / "defaults.md").read_text()
+    shown = {}
+    for line in page.splitlines():
+        if row := re.match(r"\| `(\w+) --([\w-]+)` \| (.+?) \|.*\|(.*)\|$", line):
+            algo, flag, here, published = row.groups()
+            shown.setdefault(algo, {})[flag.replace("-", "_")] = here, published.strip()
+    published = tomllib.loads(flags.PUBLISHED.read_text())
+    assert published.keys() <= shown.keys()
+    for algo, rows in shown.items():
+        defaults = factories.defaults(factories.ALGORITHM, algo)
+        assert rows.keys() == defaults.keys()
+        for flag, (here, paper) in rows.items():
+            assert defaults[flag] is None or here == in_words(defaults[flag])
+            assert paper == in_words(published.get(algo, {}).get(flag, ""))
+
+
+def in_words(value):
+    return ("no", "yes")[value] if isinstance(value, bool) else str(value)
+
+
+def test_no_file_of_algorithms_is_unregistered():
+    """--help lists the files, so as not to import jax: they must be the registry."""
+    files = (ROOT / "syncalgos" / "algorithms").glob("[!_]*.py")
+    assert {file.stem for file in files} == set(syncalgos.ALGORITHMS)
+
+
+def test_tables_of_the_readme_name_algorithms_that_exist_and_all_tasks():
+    readme = (ROOT / "README.md").read_text()
+    cells = re.findall(r"^\| (`\w+`(?:, `\w+`)*) \|", readme, re.MULTILINE)
+    named = {name for cell in cells for name in re.findall(r"\w+", cell)}
+    assert set(TASKS) <= named
+    assert len(named - set(TASKS)) >= 4
+    assert named - set(TASKS) <= set(syncalgos.ALGORITHMS)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page):
+    for link in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text()):
+        assert link.startswith("https://") or (page.parent / link).exists(), link
+
+
+def test_files_keep_to_their_sizes():
+    """At most 300 lines a file: what grows beyond has two subjects."""
+    for folder in ("syncalgos", "models", "experiments", "benchmarks"):
+        for file in (ROOT / folder).rglob("*.py"):
+            assert len(file.read_text().splitlines()) <= 300, file
+
+
+def test_changelog_opens_with_unreleased_and_names_every_algorithm():
+    changelog = (ROOT / "CHANGELOG.md").read_text()
+    assert changelog.startswith("# Changelog\n\n## Unreleased\n")
+    for name in syncalgos.ALGORITHMS:
+        assert f"`{name}`" in changelog

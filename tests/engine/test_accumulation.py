@@ -1,0 +1,192 @@
+"""Gradients accumulated over microbatches are those of the whole batch."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from linear import BATCHES, DATA, ROWS, make_params, make_trainer, plain_loss, wide
+
+import syncalgos
+from syncalgos.engine.layout import BACKENDS
+from syncalgos.engine.worker import Worker
+
+ROUNDING = 1e-12  # of float64: the sums of a batch in another order
+EXAMPLES = 24 // 4  # of a worker, in batches of 24
+
+
+@pytest.fixture(autouse=True)
+def float64():
+    with jax.enable_x64(True):
+        yield
+
+
+def loss(params, buffers, batch, key):
+    """With a buffer that adds up over examples, and a metric with weights."""
+    value = plain_loss(params, batch)
+    weighted = jnp.mean(batch["x"][:, 0] ** 2 * (batch["y"][:, 0] > 0))
+    seen = buffers["seen"] + jnp.sum(batch["x"], axis=0)
+    metrics = {"weighted": weighted, "each": jnp.mean(batch["x"], axis=0)}
+    return value, ({"seen": seen}, metrics)
+
+
+def train(backend, optimizer, resident, **options):
+    """Returns the center, all replicas and the metrics of 12 steps, and evaluation."""
+    trainer = syncalgos.DataParallel(
+        loss, optimizer, syncalgos.bmuf(3), 4, backend, **options
+    )
+    state = trainer.init(wide(make_params()), {"seen": np.zeros(6)})
+    batches, data = wide(BATCHES), None
+    if resident:
+        batches, data = ROWS, trainer.place(wide(DATA))
+    state, metrics = trainer.run(state, batches, data)
+    evaluated = trainer.evaluate(state, batches, data)
+    return trainer.center(state), state.replica, metrics, evaluated
+
+
+def assert_close(actual, expected):
+    jax.tree.map(
+        lambda x, y: np.testing.assert_allclose(x, y, rtol=ROUNDING, atol=ROUNDING),
+        *(actual, expected),
+    )
+
+
+@pytest.mark.parametrize("resident", [False, True], ids=["batches", "rows"])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_microbatches_give_the_result_of_the_whole_batch(backend, resident):
+    optimizer = optax.sgd(0.05, momentum=0.9)
+    whole = train(backend, optimizer, resident)
+    for k in (2, EXAMPLES):
+        cut = train(backend, optimizer, resident, accumulate=k)
+        assert_close(cut, whole)
+
+
+def test_microbatches_give_the_result_of_the_whole_batch_under_adam():
+    optimizer = optax.adam(0.05)
+    whole = train("vmap", optimizer, resident=False)
+    assert_close(train("vmap", optimizer, False, accumulate=3), whole)
+
+
+def test_microbatches_are_consecutive_and_hand_buffers_on():
+    def smoothed(params, buffers, batch, key):
+        mean = 0.5 * buffers["mean"] + 0.5 * jnp.mean(batch["x"])
+        return plain_loss(params, batch), ({"mean": mean}, {"mean": mean})
+
+    trainer = make_trainer(loss=smoothed, accumulate=3)
+    state = trainer.init(wide(make_params()), {"mean": np.zeros(())})
+    state, metrics = trainer.run(state, wide(BATCHES))
+
+    means = BATCHES["x"].astype(float).reshape(12, 4, 3, 2, 6).mean((-1, -2))
+    mean, seen = np.zeros(4), []  # of each worker
+    for step in range(12):
+        for microbatch in range(3):
+            mean = 0.5 * mean + 0.5 * means[step, :, microbatch]
+            seen.append(mean.mean())
+    assert_close(np.reshape(state.replica.buffers["mean"], 4), mean)
+    assert_close(metrics["mean"], np.reshape(seen, (12, 3)).mean(1))
+
+
+@pytest.mark.parametrize("k", [1, 2])
+def test_each_microbatch_draws_from_its_own_key(k):
+    """The key of the step itself, where there is one microbatch."""
+
+    def drawing(params, buffers, batch, key):
+        drawn = jnp.roll(buffers["drawn"], -1).at[-1].set(jax.random.uniform(key))
+        return jnp.sum(params["w"]) * 0.0, ({"drawn": drawn}, {})
+
+    trainer = make_trainer(loss=drawing, accumulate=k)
+    state = trainer.init(make_params(), {"drawn": np.zeros(2 * k)}, seed=5)
+    of_run = state.key
+    state, _ = trainer.run(state, wide(BATCHES["y"][:2]))
+    drawn = np.reshape(state.replica.buffers["drawn"], (4, 2, k))
+    for worker in range(4):
+        for step in range(2):
+            of_step = jax.random.fold_in(jax.random.fold_in(of_run, step), worker)
+            keys = (
+                [of_step]
+                if k == 1
+                else [jax.random.fold_in(of_step, i) for i in (0, 1)]
+            )
+            expected = [jax.random.uniform(key) for key in keys]
+            np.testing.assert_array_equal(drawn[worker, step], expected)
+
+
+def test_gradients_of_short_floats_are_summed_in_float32():
+    """In bfloat16, 1 + 2^-8 is 1: the small gradients would be lost."""
+
+    def linear(params, batch):
+        return jnp.mean(batch * params["w"])
+
+    grads = jnp.array([[1, 2**-8, 2**-8, 0]], jnp.bfloat16)
+    trainer = syncalgos.DataParallel(
+        syncalgos.stateless(linear),
+        optax.sgd(1.0),
+        syncalgos.sync_sgd(),
+        1,
+        accumulate=4,
+    )
+    state, _ = trainer.run(trainer.init({"w": jnp.zeros((), jnp.bfloat16)}), grads)
+    moved = trainer.center(state).params["w"]
+    assert moved.dtype == jnp.bfloat16
+    assert float(moved) == -(1 + 2**-7) / 4
+
+
+def memory_of_training(resident, **options):
+    """Temporary bytes of the compiled program: a wide layer's activations."""
+
+    def wide_layer(params, batch):
+        return jnp.mean(jnp.tanh(batch @ params["in"]) @ params["out"])
+
+    trainer = syncalgos.DataParallel(
+        *(syncalgos.stateless(wide_layer), optax.sgd(0.1), syncalgos.sync_sgd()),
+        **{"workers": 2, "backend": "vmap", **options},
+    )
+    params = {"in": np.ones((4, 256)), "out": np.ones(256)}
+    batches, data = np.ones((2, 512, 4)), None
+    if resident:
+        batches, data = np.zeros((2, 512), int), trainer.place(np.ones((3, 4)))
+    trainer.run(trainer.init(params), batches, data)
+    [program] = [x for key, x in trainer._compiled.items() if key[0] is Worker.run]
+    return program.memory_analysis().temp_size_in_bytes
+
+
+@pytest.mark.parametrize("resident", [False, True], ids=["batches", "rows"])
+def test_microbatches_take_less_memory(resident):
+    whole = memory_of_training(resident)
+    activations = 512 * 256 * 8  # of one layer, all workers
+    assert whole > activations
+    assert memory_of_training(resident, accumulate=8) < whole / 4
+
+
+@pytest.mark.parametrize("value", [0, -1, 1.5, True, "2"])
+def test_accumulate_that_is_no_number_of_microbatches_is_refused(value):
+    message = "accumulate must be a whole number of at least 1"
+    with pytest.raises(ValueError, match=message):
+        make_trainer(accumulate=value)
+
+
+def test_microbatches_that_do_not_divide_a_workers_batch_are_refused():
+    trainer = make_trainer(accumulate=4)
+    state = trainer.init(wide(make_params()))
+    before = trainer.compile_seconds
+    message = (
+        "6 examples of each of 4 workers do not divide into 4 microbatches: use a "
+        "global batch that is a multiple of 16, such as 16 or 32$"
+    )
+    with pytest.raises(ValueError, match=message):
+        trainer.run(state, wide(BATCHES))
+    with pytest.raises(ValueError, match="global batch of 10 does not divide over 4"):
+        trainer.run(state, wide(BATCHES["x"][:, :10]))
+    assert trainer.compile_seconds == before
+    assert trainer.evaluate(state, wide(BATCHES))["loss"].shape == (12,)
+
+
+def test_buffers_that_a_microbatch_reshapes_are_refused_by_leaf():
+    def growing(params, buffers, batch, key):
+        return plain_loss(params, batch), ({"n": jnp.zeros(2)}, {})
+
+    trainer = make_trainer(loss=growing, accumulate=2)
+    state = trainer.init(wide(make_params()), {"n": np.zeros(1)})
+    message = r"a microbatch changes buffers\['n'\] from float64\[1\] to float64\[2\]"
+    with pytest.raises(ValueError, match=message):
+        trainer.run(state, wide(BATCHES))

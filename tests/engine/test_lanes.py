@@ -1,0 +1,378 @@
+"""The forms in which a device runs its lanes: all give the same numbers."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from linear import BATCHES, DATA, ROWS, make_params, make_trainer, plain_loss, wide
+from owed import make, owed
+
+import syncalgos
+from syncalgos import per_example, stateless
+from syncalgos.combinators import introspection
+from syncalgos.engine.layout import BACKENDS
+
+SLOW = pytest.mark.slow
+RTOL = 1e-12  # of float64: sums in another order
+
+TURNING = [
+    name
+    for name in syncalgos.ALGORITHMS
+    if make(name).reduce is introspection.keep_grads and introspection.rests(make(name))
+]
+QUICK = ("model_averaging", "bmuf", "streaming_diloco")
+
+
+@pytest.fixture(autouse=True)
+def float64():
+    with jax.enable_x64(True):
+        yield
+
+
+PARAMS = wide(make_params())
+WIDE = wide(BATCHES)
+
+
+def drawing(params, buffers, batch, key):
+    """A loss with all that one may have: a key, buffers and metrics."""
+    noise = jax.random.normal(key, batch["y"].shape)
+    error = batch["x"] @ params["w"] + params["b"] - batch["y"] + 0.1 * noise
+    buffers = {"seen": buffers["seen"] + 1, "last": jnp.mean(error)}
+    return jnp.mean(error**2), (buffers, {"error": jnp.mean(jnp.abs(error))})
+
+
+def values(params, buffers, batch, key):
+    error = batch["x"] @ params["w"] + params["b"] - batch["y"]
+    return {"loss": error[:, 0] ** 2, "error": jnp.abs(error[:, 0])}, buffers
+
+
+def train(strategy, ends=(12,), loss=None, buffers=(), batches=WIDE, **options):
+    """Returns the trainer, the last state and the metrics of all steps."""
+    trainer = make_trainer(strategy, loss=loss, **options)
+    state, told = trainer.init(PARAMS, buffers), []
+    for first, end in zip((0, *ends), ends, strict=False):
+        part = jax.tree.map(lambda x, a=first, b=end: x[a:b], batches)
+        state, metrics = trainer.run(state, part)
+        told.append(metrics)
+    return trainer, state, jax.tree.map(lambda *x: np.concatenate(x), *told)
+
+
+def assert_same(mine, others, rtol=RTOL):
+    def leaf(x, y):
+        np.testing.assert_allclose(np.asarray(x), np.asarray(y), rtol, atol=1e-13)
+
+    jax.tree.map(leaf, mine._replace(key=()), others._replace(key=()))
+
+
+@pytest.mark.parametrize(
+    ("name", "backend"),
+    [
+        pytest.param(
+            name, backend, marks=() if name in QUICK and backend == "pmap" else SLOW
+        )
+        for name in TURNING
+        for backend in BACKENDS
+    ],
+)
+def test_in_turn_is_together(name, backend):
+    loss = drawing, {"seen": np.zeros((), int), "last": np.zeros(())}
+    trained = [
+        train(make(name), (5, 12), *loss, backend=backend, lane_form=form)
+        for form in ("together", "in-turn")
+    ]
+
+    (_, together, told), (_, in_turn, told_in_turn) = trained
+    assert_same(in_turn, together)
+    for metric, expected in told.items():
+        np.testing.assert_allclose(told_in_turn[metric], expected, RTOL)
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param("bmuf"), pytest.param("qsr", marks=SLOW)]
+)
+def test_in_turn_any_split_gives_the_same_bits(name):
+    _, whole, told = train(make(name), (12,), lane_form="in-turn")
+    _, cut, told_cut = train(make(name), (1, 3, 8, 12), lane_form="in-turn")
+
+    jax.tree.map(
+        np.testing.assert_array_equal, whole._replace(key=()), cut._replace(key=())
+    )
+    np.testing.assert_array_equal(told["loss"], told_cut["loss"])
+
+
+@pytest.mark.parametrize(
+    ("backend", "accumulate"),
+    [("pmap", 1), ("pmap", 3)]
+    + [pytest.param(b, k, marks=SLOW) for b in BACKENDS[1:] for k in (1, 3)],
+)
+def test_joined_is_together(backend, accumulate):
+    options = {"backend": backend, "accumulate": accumulate, "each_worker": True}
+    trained = [
+        train(syncalgos.sync_sgd(), loss=loss, lane_form=form, **options)
+        for loss in (stateless(plain_loss), per_example(values))
+        for form in ("together", "joined")
+    ]
+
+    _, expected, told = trained[2]
+    for _, state, _ in trained:
+        assert_same(state, expected)
+    assert told["worker_loss"].shape == (12, 4)
+    for metric in told:  # of examples, each worker's own are known
+        np.testing.assert_allclose(trained[3][2][metric], told[metric], RTOL)
+    np.testing.assert_allclose(told["worker_loss"].mean(1), told["loss"], RTOL)
+    assert np.ptp(told["worker_loss"], axis=1).min() > 0
+    whole = trained[1][2]["worker_loss"]  # of a scalar, those of a device's lanes
+    lanes = 4 // trained[1][0].layout.shape[0]
+    devices = told["worker_loss"].reshape(12, -1, lanes).mean(2)
+    np.testing.assert_allclose(whole, np.repeat(devices, lanes, 1), RTOL)
+
+
+def test_resident_data_is_joined_too():
+    trainer = make_trainer(syncalgos.sync_sgd())
+    state = trainer.init(PARAMS)
+    state, _ = trainer.run(state, ROWS, trainer.place(wide(DATA)))
+
+    assert trainer.lane_form == "joined"
+    assert_same(state, train(syncalgos.sync_sgd(), lane_form="together")[1])
+
+
+@pytest.mark.parametrize(
+    ("loss", "buffers", "form"),
+    [
+        (None, (), "joined"),
+        (per_example(values), (), "joined"),
+        (lambda p, b, x, k: (plain_loss(p, x), (b, {"own": 1.0})), (), "together"),
+        (drawing, {"seen": np.zeros((), int), "last": np.zeros(())}, "together"),
+    ],
+    ids=["scalar", "per example", "own metrics", "own key"],
+)
+def test_gradients_are_joined_where_none_can_tell(loss, buffers, form):
+    trainer, *_ = train(syncalgos.sync_sgd(), loss=loss, buffers=buffers)
+    assert trainer.lane_form == form
+
+
+def error(params, batch):
+    return batch["x"] @ params["w"] + params["b"] - batch["y"]
+
+
+def masked(params, batch):
+    return jnp.mean(error(params, batch) ** 2, where=batch["x"][:, :1] > 0)
+
+
+@jax.custom_vjp
+def clipped(x):
+    return x
+
+
+clipped.defvjp(lambda x: (x, None), lambda _, g: (jnp.clip(g, -0.01, 0.01),))
+
+
+def of_six(params, batch):
+    assert len(batch["x"]) == 6  # the examples of a worker
+    return plain_loss(params, batch)
+
+
+MEANS = {
+    "means": lambda p, b: jnp.mean(jnp.mean(error(p, b) ** 2, 0)),
+    "divided": lambda p, b: jnp.sum(error(p, b) ** 2) / (2 * len(b["x"])),
+    "terms": jax.jit(lambda p, b: plain_loss(p, b) + jnp.sum(p["w"] ** 2) + 3),
+    "inner": lambda p, b: jnp.mean(error(p, b) ** 2 + jnp.sum(p["w"] ** 2)),
+}
+NO_MEANS = {
+    "sum": lambda p, b: jnp.sum(error(p, b) ** 2),
+    "both": lambda p, b: jnp.mean(error(p, b)) + jnp.sum(error(p, b)),
+    "root": lambda p, b: jnp.sqrt(plain_loss(p, b)),
+    "share": lambda p, b: plain_loss(p, b) + jnp.sum(p["w"] ** 2) / len(b["x"]),
+    "spread": lambda p, b: jnp.sum(error(p, b) / len(b["x"]) + plain_loss(p, b)),
+    "normed": lambda p, b: jnp.mean((error(p, b) - jnp.mean(error(p, b))) ** 2),
+    "farthest": lambda p, b: jnp.mean(error(p, b) - jnp.max(error(p, b))),
+    "masked": masked,
+    "sized": of_six,
+    "clipped": lambda p, b: plain_loss(jax.tree.map(clipped, p), b),
+    "asking": lambda p, b: plain_loss(p, b) / syncalgos.collectives.size(),
+}
+
+
+@pytest.mark.parametrize("name", [*MEANS, *NO_MEANS])
+def test_only_means_over_a_batch_are_joined(name):
+    loss = stateless({**MEANS, **NO_MEANS}[name])
+    trainer, state, _ = train(syncalgos.sync_sgd(), (4,), loss)
+    assert trainer.lane_form == ("joined" if name in MEANS else "together")
+    options = {"loss": loss, "lane_form": "together"}
+    assert_same(state, train(syncalgos.sync_sgd(), (4,), **options)[1])
+
+
+def test_each_workers_own_loss_is_not_joined():
+    trainer, _, told = train(syncalgos.sync_sgd(), each_worker=True)
+    assert trainer.lane_form == "together"
+    assert np.ptp(told["worker_loss"], axis=1).min() > 0
+
+
+@pytest.mark.parametrize("workers", [1, 4])
+def test_a_loss_that_talks_is_not_joined(workers):
+    def talking(params, batch):
+        return plain_loss(params, batch) + syncalgos.collectives.mean(params["w"][0, 0])
+
+    options = {"loss": stateless(talking), "workers": workers}
+    assert train(syncalgos.sync_sgd(), **options)[0].lane_form == "together"
+    turning = {"lane_form": "in-turn", **options}
+    with pytest.raises(ValueError, match="talks to other workers"):
+        train(syncalgos.bmuf(3), **turning)
+
+
+def test_replicas_that_differ_are_not_joined():
+    apart = train(syncalgos.model_averaging(100))[1]._replace(sync=())
+    expected = None
+    for form in ("together", None):
+        trainer = make_trainer(syncalgos.sync_sgd(), lane_form=form)
+        state = jax.tree.map(jnp.copy, apart._replace(key=()))._replace(key=apart.key)
+        sync = trainer.init(PARAMS).sync
+        state = state._replace(sync=sync)
+        for _ in range(2):  # that they differed is known the next time, too
+            state, _ = trainer.run(state, WIDE)
+            assert trainer.lane_form == "together"
+        expected = expected or state
+    assert_same(state, expected)
+    assert np.ptp(np.asarray(state.replica.params["w"]), axis=(0, 1)).max() > 1e-3
+
+
+@pytest.mark.parametrize(("lanes", "expected"), [(2, "together"), (8, "in-turn")])
+def test_large_steps_run_in_turn_and_small_ones_together(lanes, expected):
+    trainer = make_trainer(syncalgos.bmuf(2), lanes, "vmap")
+    state = trainer.init({"w": np.zeros((150, 150)), "b": np.zeros(150)})
+    trainer.run(state, {"x": np.ones((4, 8, 150)), "y": np.ones((4, 8, 150))})
+    assert trainer.lane_form == expected
+
+
+@pytest.mark.parametrize(
+    ("strategy", "form", "loss", "message"),
+    [
+        (syncalgos.sync_sgd(), "in-turn", None, "the strategy reduces gradients"),
+        (syncalgos.bmuf(), "joined", None, "does not take the mean of all gradients"),
+        (syncalgos.sync_sgd(), "joined", drawing, "each worker has buffers of its own"),
+        (
+            syncalgos.bmuf(),
+            "in-turn",
+            stateless(lambda p, b: jax.lax.pmean(plain_loss(p, b), "lanes")),
+            "talks to other workers",
+        ),
+    ],
+    ids=["turn", "mean", "buffers", "talks"],
+)
+def test_a_form_that_does_not_fit_is_refused(strategy, form, loss, message):
+    buffers = {"seen": np.zeros((), int), "last": np.zeros(())}
+    with pytest.raises(ValueError, match=f"lanes cannot run {form}: .*{message}"):
+        train(
+            strategy,
+            loss=loss,
+            buffers=buffers if loss is drawing else (),
+            lane_form=form,
+        )
+
+
+def test_a_form_must_have_a_known_name():
+    with pytest.raises(ValueError, match=r"lane_form.*joined"):
+        make_trainer(lane_form="join")
+
+
+def test_lanes_choose_the_devices():
+    assert make_trainer(workers=6, lanes=6).layout.shape == (1, 6)
+    assert make_trainer(workers=6, lanes=3).layout.shape == (2, 3)
+    for options, message in (
+        ({"lanes": 4}, "4 lanes do not divide 6 workers"),
+        ({"lanes": 1}, "6 workers with 1 lanes need 6 devices"),
+        ({"lanes": 3, "devices": [0]}, "6 workers on 1 devices are 6 lanes, not 3"),
+        ({"lanes": 0}, "lanes must be .*at least 1"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            make_trainer(workers=6, **options)
+
+
+@pytest.mark.parametrize("name", syncalgos.ALGORITHMS)
+def test_a_sync_that_does_not_act_keeps_everything(name):
+    strategy, steps = make(name), 24
+    if not introspection.rests(strategy):
+        return
+    rng = np.random.default_rng(0)
+    params = {"w": rng.normal(size=(2, 2, 6, 1)), "b": rng.normal(size=(2, 2, 1))}
+
+    def look(params):
+        replica = syncalgos.Replica(params, owed(name).optimizer.init(params))
+        state = strategy.init(params)
+
+        def step(carry, number):
+            replica, state = carry
+            moved = jax.tree.map(lambda x: x * 1.5, replica.params)
+            replica = replica._replace(params=moved)
+            new, own = strategy.sync(replica, state, number)
+            same = [
+                jnp.array_equal(x, y)
+                for x, y in zip(
+                    *map(jax.tree.leaves, ((new, own), (replica, state))), strict=True
+                )
+            ]
+            acts = jnp.asarray(introspection.acts(strategy, number))
+            return (new, own), (acts, jnp.array(same).all())
+
+        return jax.lax.scan(step, (replica, state), jnp.arange(steps))[1]
+
+    over_lanes = jax.vmap(look, axis_name="lanes")
+    acts, same = jax.jit(jax.vmap(over_lanes, axis_name="devices"))(params)
+    assert np.asarray(same | acts).all()
+    assert np.asarray(acts).any() == introspection.ever_syncs(strategy)
+
+
+def test_what_follows_from_means_is_held_once():
+    def equal(strategy, **options):
+        trainer, state, _ = train(strategy, lane_form="together", **options)
+        own = state.replica, state.sync
+        form = trainer._programs.form
+        assert form is not None
+        return jax.tree.unflatten(jax.tree.structure(own), form.equal)
+
+    replica, sync = equal(syncalgos.bmuf(3))
+    assert all(jax.tree.leaves(sync)) and not any(jax.tree.leaves(replica))
+    assert all(jax.tree.leaves(equal(syncalgos.sync_sgd())))
+    replica, sync = equal(syncalgos.powersgd(1))
+    assert all(jax.tree.leaves(replica)) and not all(jax.tree.leaves(sync))
+
+
+@pytest.mark.parametrize("form", ["together", "in-turn", "joined"])
+def test_replicas_are_not_copied(form):
+    strategy = syncalgos.sync_sgd() if form == "joined" else syncalgos.bmuf(3)
+    trainer, state, _ = train(strategy, lane_form=form)
+
+    [program] = [x for key, x in trainer._compiled.items() if "run" in str(key[0])]
+    found = program.memory_analysis()
+    held = sum(x.nbytes for x in jax.tree.leaves((state.replica, state.sync)))
+    assert found.alias_size_in_bytes == held / trainer.layout.shape[0]
+
+
+def test_a_sum_over_lanes_is_numpys_and_has_its_gradient():
+    x = np.random.default_rng(0).normal(size=(2, 3, 100_000))
+
+    def mean(x):
+        return syncalgos.collectives.mean(x)
+
+    def both(x):
+        return mean(x), jax.grad(lambda x: jnp.sum(mean(jnp.sin(x)) ** 2))(x)
+
+    over_lanes = jax.vmap(both, axis_name="lanes")
+    means, grads = jax.jit(jax.vmap(over_lanes, axis_name="devices"))(x)
+    expected = np.broadcast_to(x.mean((0, 1)), x.shape)
+    np.testing.assert_allclose(means, expected, RTOL, 1e-15)
+    # Each of 6 workers adds the square of the mean.
+    expected = 2 * np.sin(x).mean((0, 1)) * np.cos(x)
+    np.testing.assert_allclose(grads, expected, 1e-9, 1e-12)
+
+
+@pytest.mark.parametrize("form", ["together", "in-turn"])
+def test_many_lanes_of_short_floats_are_summed_in_wide_ones(form):
+    """Of 512 ones 8 bits would make 256."""
+    params = {"w": jnp.ones((600, 1), jnp.bfloat16)}
+    loss = stateless(lambda p, b: jnp.mean(b) + 0 * jnp.sum(p["w"]))
+    options = {"loss": loss, "workers": 512, "lanes": 512, "lane_form": form}
+    trainer = make_trainer(syncalgos.model_averaging(2), **options)
+    state, told = trainer.run(trainer.init(params), np.ones((2, 512), jnp.bfloat16))
+    assert (np.asarray(state.replica.params["w"], np.float32) == 1).all()
+    assert told["loss"].dtype == jnp.bfloat16 and (told["loss"] == 1).all()

@@ -1,0 +1,472 @@
+"""Models of flax and equinox, tasks of the user's own, and models in files."""
+
+import functools
+import re
+import subprocess
+import sys
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from commands import ROOT, TIMEOUT, environment, execute
+from flax import nnx
+from safetensors import safe_open
+
+from experiments.run import main
+from experiments.training import export
+from syncalgos import WORKERS, DataParallel, Replica, bmuf, stateless, sync_sgd
+from syncalgos.engine.layout import BACKENDS
+
+ROUNDING = 1e-9  # of float64: means over workers in another order, after 30 steps
+CLEARLY = 1e-3
+STEPS, BATCH, LR = 30, 24, 0.2
+RNG = np.random.default_rng(0)
+POINTS = RNG.normal(size=(STEPS, BATCH, 2))
+BATCHES = {"x": POINTS, "y": np.int32(POINTS[..., 0] > POINTS[..., 1])}
+STRATEGIES = {"sync_sgd": sync_sgd(), "bmuf": bmuf(5, block_momentum=0.5)}
+
+
+@pytest.fixture
+def float64():
+    with jax.enable_x64(True):
+        yield
+
+
+def doubled(tree):
+    return jax.tree.map(lambda x: x.astype(np.float64), tree)
+
+
+def cross_entropy(logits, batch):
+    losses = optax.softmax_cross_entropy_with_integer_labels(logits, batch["y"])
+    return losses.mean()
+
+
+class Model(NamedTuple):
+    """A library's model: how it starts, trains and predicts."""
+
+    params: Any
+    buffers: Any
+    loss: Any
+    predict: Any
+
+
+class Linen(nn.Module):
+    dropout: float
+    axis_name: Any
+
+    @nn.compact
+    def __call__(self, x, train):
+        norm = nn.BatchNorm(not train, axis_name=self.axis_name)
+        x = nn.relu(norm(nn.Dense(8)(x)))
+        return nn.Dense(2)(nn.Dropout(self.dropout, deterministic=not train)(x))
+
+
+def of_linen(dropout, axis_name):
+    model = Linen(dropout, axis_name)
+    buffers = model.init(jax.random.key(0), POINTS[0], train=False)
+    params = buffers.pop("params")
+
+    def loss(params, buffers, batch, key):
+        logits, buffers = model.apply(
+            {"params": params, **buffers},
+            batch["x"],
+            train=True,
+            rngs={"dropout": key},
+            mutable=["batch_stats"],
+        )
+        return cross_entropy(logits, batch), (buffers, {})
+
+    def predict(params, buffers, x):
+        return model.apply({"params": params, **buffers}, x, train=False)
+
+    return Model(params, buffers, loss, predict)
+
+
+def of_nnx(dropout, axis_name):
+    rngs = nnx.Rngs(0)
+    layers: list[Any] = [nnx.Linear(2, 8, rngs=rngs)]
+    layers += [nnx.BatchNorm(8, axis_name=axis_name, rngs=rngs), nnx.relu]
+    layers += [nnx.Dropout(dropout), nnx.Linear(8, 2, rngs=rngs)]
+    graph, params, buffers = nnx.split(nnx.Sequential(*layers), nnx.Param, ...)
+
+    def loss(params, buffers, batch, key):
+        model = nnx.merge(graph, params, buffers, copy=True)
+        model.train()
+        logits = model(batch["x"], rngs=nnx.Rngs(key))
+        return cross_entropy(logits, batch), (nnx.state(model, nnx.BatchStat), {})
+
+    def predict(params, buffers, x):
+        model = nnx.merge(graph, params, buffers, copy=True)
+        model.eval()
+        return model(x)
+
+    return Model(params, buffers, loss, predict)
+
+
+def of_equinox():
+    model = eqx.nn.MLP(2, 2, width_size=8, depth=1, key=jax.random.key(0))
+    params, static = eqx.partition(model, eqx.is_inexact_array)
+
+    def predict(params, buffers, x):
+        return jax.vmap(eqx.combine(params, static))(x)
+
+    def loss(params, batch):
+        return cross_entropy(predict(params, (), batch["x"]), batch)
+
+    return Model(params, (), stateless(loss), predict)
+
+
+FLAX = {"linen": of_linen, "nnx": of_nnx}
+SLOW_NNX = pytest.param("nnx", marks=pytest.mark.slow)  # the page's own runs always
+MODELS = {
+    "linen": functools.partial(of_linen, 0.2, None),
+    "nnx": functools.partial(of_nnx, 0.2, None),
+    "equinox": of_equinox,
+}
+
+
+def train(model, strategy, workers=4, backend="pmap"):
+    """Returns the center and each step's loss."""
+    trainer = DataParallel(model.loss, optax.sgd(LR), strategy, workers, backend)
+    state = trainer.init(model.params, model.buffers)
+    state, metrics = trainer.run(state, BATCHES)
+    return trainer.center(state), np.asarray(metrics["loss"])
+
+
+def apart(tree, other):
+    """The largest difference between two trees."""
+    differences = jax.tree.map(lambda x, y: float(np.abs(x - y).max()), tree, other)
+    return max(jax.tree.leaves(differences))
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("name", ["linen", SLOW_NNX, "equinox"])
+def test_models_of_other_libraries_learn_and_all_backends_agree(
+    name, strategy, float64
+):
+    model = MODELS[name]()
+    model = model._replace(params=doubled(model.params), buffers=doubled(model.buffers))
+    centers = []
+    for backend in BACKENDS:
+        center, losses = train(model, STRATEGIES[strategy], backend=backend)
+        assert losses[-5:].mean() < 0.8 * losses[:5].mean()
+        assert jax.tree.structure(center.params) == jax.tree.structure(model.params)
+        centers.append((center.params, center.buffers))
+    assert apart(centers[0], centers[1]) < ROUNDING
+    assert apart(centers[0], centers[2]) < ROUNDING
+    hits = model.predict(*centers[0], POINTS[0]).argmax(-1) == BATCHES["y"][0]
+    assert hits.mean() > 0.8
+
+
+@pytest.mark.parametrize("library", ["linen", SLOW_NNX])
+def test_batch_statistics_over_all_workers_are_those_of_the_global_batch(
+    library, float64
+):
+    local, joint = (FLAX[library](0.0, axis) for axis in (None, WORKERS))
+    start = doubled(local.params), doubled(local.buffers)
+
+    @jax.jit
+    def alone(params, buffers, batch):
+        """A step of one worker, without the library."""
+        grad = jax.grad(local.loss, has_aux=True)
+        grads, (buffers, _) = grad(params, buffers, batch, jax.random.key(0))
+        return jax.tree.map(lambda p, g: p - LR * g, params, grads), buffers
+
+    expected = start
+    for step in range(STEPS):
+        expected = alone(*expected, {name: x[step] for name, x in BATCHES.items()})
+    for model, workers in ((joint, 1), (joint, 2), (joint, 4), (local, 4)):
+        model = model._replace(params=start[0], buffers=start[1])
+        center, _ = train(model, sync_sgd(), workers)
+        difference = apart((center.params, center.buffers), expected)
+        if model.loss is local.loss:
+            assert difference > CLEARLY
+        else:
+            assert difference < ROUNDING
+
+
+def test_bytes_leave_out_what_batch_statistics_send():
+    sent = []
+    for axis_name in (None, WORKERS):
+        model = of_linen(0.0, axis_name)
+        trainer = DataParallel(model.loss, optax.sgd(LR), sync_sgd(), 4)
+        state = trainer.init(model.params, model.buffers)
+        sent.append(trainer.communication(state, steps=3).per_step.tolist())
+    assert sent[0] == sent[1] and sent[0][0] > 0
+
+
+def assert_same_bits(tree, other):
+    assert jax.tree.structure(tree) == jax.tree.structure(other)
+    for x, y in zip(jax.tree.leaves(tree), jax.tree.leaves(other), strict=True):
+        assert (x.dtype, x.shape) == (y.dtype, y.shape)
+        assert np.asarray(x).tobytes() == np.asarray(y).tobytes()
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_loaded_model_predicts_what_the_center_does_bit_for_bit(name, tmp_path):
+    model, path = MODELS[name](), tmp_path / "model.safetensors"
+    center, _ = train(model, sync_sgd(), workers=2)
+    export.save(path, center, {})
+    loaded = export.load(path, like=Replica(model.params, (), model.buffers))
+    assert_same_bits(loaded, center)
+    predict = jax.jit(model.predict)
+    x = np.float32(POINTS[0])
+    logits = predict(loaded.params, loaded.buffers, x)
+    assert_same_bits(logits, predict(center.params, center.buffers, x))
+    assert apart(logits, predict(model.params, model.buffers, x)) > CLEARLY
+
+
+# Every kind of float, no dimensions and many, and more than ten in a list.
+TREES = Replica(
+    {
+        "blocks": [{"w": jnp.full((2, 1), i), "b": jnp.zeros(3)} for i in range(12)],
+        "half": jnp.array([0.1, -0.0, jnp.inf], jnp.bfloat16),
+        "deep": {"er": {"scale": jnp.float32(3.5), "float16": jnp.ones(2, "float16")}},
+    },
+    (),
+    {"norm": {"mean": jnp.arange(6.0).reshape(1, 2, 3), "count": jnp.int32(7)}},
+)
+
+
+def test_nested_dicts_and_lists_are_loaded_as_they_were(tmp_path):
+    path = tmp_path / "new" / "model.safetensors"
+    export.save(path, TREES, {})
+    assert_same_bits(export.load(path), TREES)
+    assert_same_bits(export.load(str(path), like=TREES), TREES)
+    assert [file.name for file in path.parent.iterdir()] == [path.name]
+
+
+def test_models_without_buffers_or_of_one_array_are_loaded_as_they_were(tmp_path):
+    for number, params in enumerate(
+        [jnp.arange(3.0), [jnp.ones(2)], {"w": jnp.ones(1)}]
+    ):
+        path = tmp_path / f"{number}.safetensors"
+        export.save(path, Replica(params), {})
+        assert_same_bits(export.load(path), Replica(params))
+
+
+def test_tensors_are_named_by_their_place_beside_the_facts(tmp_path):
+    path = tmp_path / "model.safetensors"
+    export.save(path, TREES, {"algo": "bmuf"})
+    with safe_open(path, framework="numpy") as file:
+        names = set(file.keys())
+        assert file.metadata() == {"algo": "bmuf"}
+        np.testing.assert_array_equal(file.get_tensor("params.blocks.11.w"), [[11]] * 2)
+    places = {"deep.er.scale", "deep.er.float16", "half"}
+    places |= {f"blocks.{i}.{leaf}" for i in range(12) for leaf in "wb"}
+    expected = {f"params.{place}" for place in places}
+    assert names == expected | {"buffers.norm.mean", "buffers.norm.count"}
+
+
+def test_loading_what_the_file_lacks_is_refused_by_name(tmp_path):
+    path = tmp_path / "model.safetensors"
+    export.save(path, Replica({"w": jnp.ones(2)}), {})
+    wanted = Replica({"w": jnp.ones(2), "b": jnp.ones(2)})
+    with pytest.raises(ValueError, match=r"holds no params\.b .*params\.w") as refused:
+        export.load(path, like=wanted)
+    assert "\n" not in str(refused.value)
+
+
+def test_exports_where_no_model_can_be_written_are_refused(tmp_path):
+    existing, folder = tmp_path / "old.safetensors", tmp_path / "folder.safetensors"
+    existing.write_bytes(b"old")
+    folder.mkdir()
+    for path, overwrite, said in [
+        (tmp_path / "model.npz", False, "must end in .safetensors"),
+        (tmp_path / "model", True, "must end in .safetensors"),
+        (existing, False, "--overwrite"),
+        (existing / "model.safetensors", True, "no folder"),
+        (folder, True, "folder"),
+    ]:
+        with pytest.raises(ValueError, match=re.escape(said)) as refused:
+            export.check(path, overwrite)
+        assert str(path) in str(refused.value) and "\n" not in str(refused.value)
+    export.check(existing, overwrite=True)
+    export.check(tmp_path / "new" / "model.safetensors", overwrite=False)
+    assert existing.read_bytes() == b"old" and len(list(tmp_path.iterdir())) == 2
+
+
+PAGE = (ROOT / "docs" / "models-and-tasks.md").read_text()
+BROKEN = """
+from mytask import rings
+
+
+def number():
+    return 3
+
+
+def failing():
+    raise RuntimeError("out of ideas")
+
+
+def refusing(hidden: int = 3):
+    raise ValueError(f"hidden must be even, got {hidden}")
+
+
+def taken(steps=3):
+    return rings()
+"""
+
+# Flags, and what the line must name.
+BAD = {
+    "--task broken_tasks:number": [
+        "broken_tasks:number",
+        "experiments.tasks.task.Task",
+        "got 3",
+    ],
+    "--task broken_tasks:failing": [
+        "RuntimeError: out of ideas (broken_tasks.py:",
+        " in failing)",
+    ],
+    "--task broken_tasks:refusing --hidden 5": [
+        "broken_tasks:refusing",
+        "must be even, got 5",
+    ],
+    "--task broken_tasks:taken": ["broken_tasks:taken", "'steps'"],
+    "--task mytask:ring": ["'mytask'", "'ring'", "'rings'"],
+    "--task absent:rings": ["ModuleNotFoundError", "'absent'"],
+    "--task mytask.py:rings": ["mytask:rings, without .py"],
+    "--task digts": ["'digts'", "'digits'", "package.module:factory"],
+    "--task mytask:rings --hiden 3": ["'--hiden'", "'--hidden'"],
+    "--task mytask:rings --hidden x": ["--hidden", "whole number", "'x'"],
+    "--task mytask:rings --model mlp": ["mytask:rings has no", "--model", "digits"],
+    "--export model.npz": ["--export", "model.npz", ".safetensors"],
+}
+
+
+def blocks(language):
+    """The page's blocks in a language, each with the block that follows it."""
+    fences = re.findall(r"^```(\w+)\n(.*?)^```$", PAGE, re.M | re.S)
+    following = [*(text for _, text in fences[1:]), ""]
+    return [
+        (text, after)
+        for (kind, text), after in zip(fences, following, strict=True)
+        if kind == language
+    ]
+
+
+def commands():
+    """The page's command lines, without the program's name."""
+    program = "python -m experiments.run "
+    lines = [line for text, _ in blocks("sh") for line in text.splitlines()]
+    assert all(line.startswith(program) for line in lines)
+    return [line.removeprefix(program) for line in lines]
+
+
+@pytest.fixture(scope="module")
+def modules(tmp_path_factory):
+    """A folder with the page's mytask.py, and with a module of broken tasks."""
+    folder = tmp_path_factory.mktemp("modules")
+    (own,) = (text for text, _ in blocks("python") if text.startswith("# mytask.py"))
+    (folder / "mytask.py").write_text(own)
+    (folder / "broken_tasks.py").write_text(BROKEN)
+    return folder
+
+
+@pytest.mark.parametrize("command, named", BAD.items(), ids=BAD)
+def test_bad_task_is_refused_in_one_line(
+    command, named, modules, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.syspath_prepend(modules)
+    assert main([*command.split(), "--out", str(tmp_path / "out")]) == 2
+    said = capsys.readouterr()
+    assert (said.out, said.err.count("\n")) == ("", 1)
+    for text in named:
+        assert text in said.err
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_pages_task_trains_with_its_parameters_as_flags(modules, tmp_path):
+    path = tmp_path / "rings.safetensors"
+    (command,) = (line for line in commands() if "--hidden" in line)
+    command = command.replace(path.name, str(path)) + " --noise 0.2"
+    ended = execute(command, tmp_path / "out", PYTHONPATH=modules)
+    assert ended.code == 0, ended.stderr
+    summary = ended.summary
+    assert summary["task"] == "mytask:rings"
+    assert summary["task_arguments"] == {"hidden": 64, "noise": 0.2}
+    assert summary["export"] == str(path)
+    assert summary["test_accuracy"] > 0.9
+
+    # The exported model in NumPy, on the task's held-out points.
+    first, last = (
+        jax.tree.map(np.asarray, export.load(path).params[f"layers_{i}"])
+        for i in (0, 2)
+    )
+    assert first["kernel"].shape == (2, 64)
+    names: dict[str, Any] = {}
+    exec((modules / "mytask.py").read_text(), names)
+    test = names["rings"](noise=0.2).load().test
+    hidden = np.maximum(test["x"] @ first["kernel"] + first["bias"], 0)
+    hits = (hidden @ last["kernel"] + last["bias"]).argmax(-1) == test["y"]
+    # But for points on a border, where rounding decides.
+    assert hits.mean() == pytest.approx(summary["test_accuracy"], abs=0.0021)
+
+
+def test_help_explains_the_parameters_of_the_users_own_task(modules, tmp_path):
+    (command,) = (line for line in commands() if line.endswith("--help"))
+    shown = execute(command, tmp_path, PYTHONPATH=modules)
+    assert (shown.code, shown.stderr) == (0, "")
+    assert "flags of mytask:rings:\n  Points on three rings.\n" in shown.stdout
+    for text in (
+        "--hidden N units of the hidden layer. (default: 32)",
+        "--noise X the deviation of a point from its ring. (default: 0.1)",
+    ):
+        assert text in " ".join(shown.stdout.split())
+
+
+def test_the_pages_exported_model_predicts_what_the_page_shows(tmp_path):
+    (command,) = (line for line in commands() if "--task digits" in line)
+    path = tmp_path / "model.safetensors"
+    ended = execute(command.replace(path.name, str(path)), tmp_path / "out")
+    assert ended.code == 0, ended.stderr
+    ((source, shown),) = blocks("py")
+    predicted = subprocess.run(
+        [sys.executable, "-c", source],
+        cwd=tmp_path,
+        env=environment(PYTHONPATH=ROOT),
+        capture_output=True,
+        encoding="utf-8",
+        timeout=TIMEOUT,
+    )
+    assert (predicted.stdout, predicted.stderr) == (shown, "")
+
+
+def test_modules_given_whole_are_told_how_they_are_taken_apart():
+    trainer = DataParallel(stateless(lambda params, batch: 0.0), optax.sgd(LR), bmuf())
+    with pytest.raises(ValueError, match=r"params\.activation is .* eqx\.partition\("):
+        trainer.init(eqx.nn.MLP(2, 2, 8, 1, key=jax.random.key(0)))
+    with pytest.raises(ValueError, match=r"\.count.* nnx\.split\(model, nnx\.Param"):
+        trainer.init(nnx.Dropout(0.5, rngs=nnx.Rngs(0)))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_modules_own_random_state_draws_apart_on_each_worker(backend):
+    """One that is equal on all workers would drop the same units on all of them."""
+    dropout = nnx.Dropout(0.5, rngs=nnx.Rngs(0))
+    graph, buffers = nnx.split(dropout)
+
+    def loss(params, buffers, batch, key):
+        dropout = nnx.merge(graph, buffers, copy=True)
+        kept = dropout(jnp.ones(64)) > 0
+        one_hot = jnp.arange(4) == batch[0]
+        masks = jnp.where(one_hot[:, None], 4 * kept, 0)  # each worker's, in the mean
+        return params.sum(), (nnx.state(dropout), {"masks": masks})
+
+    def masks(workers, steps=3):
+        trainer = DataParallel(loss, optax.sgd(LR), bmuf(2), workers, backend)
+        state = trainer.init(np.ones(1, np.float32), buffers)
+        batches = np.tile(np.arange(workers), (steps, 1))
+        state, metrics = trainer.run(state, batches)
+        assert int(jax.tree.leaves(trainer.center(state).buffers)[0]) == steps
+        return np.asarray(metrics["masks"]) * (workers / 4)
+
+    several, alone = masks(4), masks(1)[:, 0]
+    drawn = {tuple(mask) for step in several for mask in step}
+    assert len(drawn) == 4 * 3  # on each worker and at each step
+    np.testing.assert_array_equal(several[:, 0], alone)

@@ -1,0 +1,137 @@
+"""Params, buffers and strategy states that are classes of the user's own."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import syncalgos as sa
+from syncalgos.engine.layout import BACKENDS
+
+STEPS, BATCH = 8, 12
+X = np.random.default_rng(0).normal(size=(STEPS, BATCH, 3)).astype(np.float32)
+BATCHES = {"x": X, "y": X @ np.array([1.0, -2.0, 0.5], np.float32)}
+ROUNDING = 2e-6
+
+
+@jax.tree_util.register_pytree_node_class
+class Held:
+    """Holds a tree; two of them cannot be compared."""
+
+    def __init__(self, tree):
+        self.tree = tree
+
+    def tree_flatten(self):
+        return (self.tree,), None
+
+    @classmethod
+    def tree_unflatten(cls, aux, children):
+        return cls(*children)
+
+    def __eq__(self, other):
+        raise AssertionError("two trees were compared")
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def loss(params, batch):
+    return jnp.mean((batch["x"] @ params["w"] - batch["y"]) ** 2)
+
+
+def start():
+    return {"w": np.zeros(3, np.float32), "none": np.zeros((0, 2), np.float32)}
+
+
+def held_inside(strategy):
+    """The same strategy, whose state is a class of the user's own."""
+
+    def reduce(grads, replica, state, step):
+        grads, state = strategy.reduce(grads, replica, state.tree, step)
+        return grads, Held(state)
+
+    def sync(replica, state, step):
+        replica, state = strategy.sync(replica, state.tree, step)
+        return replica, Held(state)
+
+    return sa.Strategy(
+        init=lambda params: Held(strategy.init(params)),
+        reduce=reduce,
+        sync=sync,
+        center=lambda params, state: strategy.center(params, state.tree),
+    )
+
+
+def trained(strategy, backend, wrap=lambda tree: tree, unwrap=lambda tree: tree):
+    """Uses every method of the engine on the way; returns the center's params."""
+    trainer = sa.DataParallel(
+        sa.stateless(lambda params, batch: loss(unwrap(params), batch)),
+        optax.sgd(0.1, momentum=0.9),
+        strategy,
+        6,
+        backend,
+    )
+    state = trainer.init(wrap(start()))
+    state, _ = trainer.run(state, jax.tree.map(lambda x: x[:4], BATCHES))
+    assert trainer.divergence(state) >= 0
+    trainer.evaluate(state, BATCHES)
+    trainer.communication(state, steps=STEPS)
+    state = trainer.from_host(trainer.to_host(state))
+    state, _ = trainer.run(state, jax.tree.map(lambda x: x[4:], BATCHES))
+    return unwrap(trainer.center(state).params)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(
+    "strategy", [sa.bmuf(2), sa.sync_sgd()], ids=["bmuf", "sync_sgd"]
+)
+def test_params_may_be_a_class_that_cannot_be_compared(strategy, backend):
+    expected = trained(strategy, backend)
+    found = trained(strategy, backend, Held, lambda held: held.tree)
+    np.testing.assert_array_equal(found["w"], expected["w"])
+    assert np.abs(found["w"]).max() > 0.1
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_strategys_state_may_be_a_class_that_cannot_be_compared(backend):
+    expected = trained(sa.bmuf(2), backend)
+    found = trained(held_inside(sa.bmuf(2)), backend)
+    np.testing.assert_array_equal(found["w"], expected["w"])
+
+
+class Normed(eqx.Module):
+    first: eqx.nn.Linear
+    norm: eqx.nn.BatchNorm
+    second: eqx.nn.Linear
+
+    def __init__(self, key):
+        keys = jax.random.split(key)
+        self.first = eqx.nn.Linear(3, 4, key=keys[0])
+        self.norm = eqx.nn.BatchNorm(4, axis_name="batch", mode="batch")
+        self.second = eqx.nn.Linear(4, 1, key=keys[1])
+
+    def __call__(self, x, state):
+        x, state = self.norm(self.first(x), state)
+        return self.second(jax.nn.relu(x))[0], state
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_an_equinox_model_with_batch_norm_trains(backend):
+    model, buffers = eqx.nn.make_with_state(Normed)(jax.random.key(0))
+    params, static = eqx.partition(model, eqx.is_inexact_array)
+
+    def loss(params, buffers, batch, key):
+        model = eqx.combine(params, static)
+        forward = jax.vmap(model, (0, None), (0, None), axis_name="batch")
+        predicted, buffers = forward(batch["x"], buffers)
+        return jnp.mean((predicted - batch["y"]) ** 2), (buffers, {})
+
+    trainer = sa.DataParallel(loss, optax.sgd(0.1), sa.model_averaging(2), 3, backend)
+    state = trainer.init(params, buffers)
+    rows = jax.tree.map(lambda x: np.tile(x, (9, *[1] * (x.ndim - 1))), BATCHES)
+    state, metrics = trainer.run(state, rows)
+    assert metrics["loss"][-8:].mean() < metrics["loss"][:8].mean() / 2
+    statistics = jax.tree.leaves(trainer.center(state).buffers)
+    moved = zip(statistics, jax.tree.leaves(buffers), strict=True)
+    assert any(np.abs(np.float32(x) - np.float32(y)).max() > 1e-3 for x, y in moved)

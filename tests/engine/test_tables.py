@@ -1,0 +1,488 @@
+"""Tables sharded by rows over the workers, against whole ones on each."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import Mesh, PartitionSpec
+
+import syncalgos
+from syncalgos import (
+    average,
+    bmuf,
+    chain,
+    every,
+    lookup,
+    masked,
+    model_averaging,
+    reset,
+    sync_sgd,
+)
+from syncalgos.engine.backends import spread
+from syncalgos.engine.layout import BACKENDS, make_layout
+
+ROUNDING = 1e-12  # of float64: sums over workers and rows in another order
+CLEARLY = 1e-3
+ROWS, BATCH, STEPS, PERIOD, LR, MOMENTUM = 12, 24, 6, 2, 0.2, 0.9
+RNG = np.random.default_rng(0)
+FIRST, SECOND = RNG.integers(0, ROWS, size=(2, STEPS, BATCH))
+SECOND[:, 0] = FIRST[:, 1] = FIRST[:, 0]  # rows that are asked for more than once
+BATCHES = FIRST, SECOND, RNG.normal(size=(STEPS, BATCH))
+START = {
+    "rest": {"bias": np.zeros(()), "kernel": RNG.normal(size=3)},
+    "scale": RNG.normal(size=ROWS),
+    "words": RNG.normal(size=(ROWS, 3)),
+}
+TABLES = {"rest": False, "scale": True, "words": True}
+REST = {"rest": True, "scale": False, "words": False}
+
+
+@pytest.fixture(autouse=True)
+def float64():
+    with jax.enable_x64(True):
+        yield
+
+
+def loss_with(look):
+    """One table is looked up twice, and two tables by the same numbers."""
+
+    def loss(params, batch):
+        first, second, target = batch
+        pair = look(params["words"], first) * look(params["words"], second)
+        output = pair @ params["rest"]["kernel"] + params["rest"]["bias"]
+        return jnp.mean((output + look(params["scale"], first) - target) ** 2) / 2
+
+    return syncalgos.stateless(loss)
+
+
+def take(table, ids):
+    return table[ids]
+
+
+def gradient(params, batch):
+    """The loss and its gradient, by hand in NumPy."""
+    (first, second, target), words = batch, params["words"]
+    pair, kernel = words[first] * words[second], params["rest"]["kernel"]
+    output = pair @ kernel + params["rest"]["bias"] + params["scale"][first]
+    error = (output - target) / len(target)
+    grads = jax.tree.map(np.zeros_like, params)
+    np.add.at(grads["words"], first, error[:, None] * words[second] * kernel)
+    np.add.at(grads["words"], second, error[:, None] * words[first] * kernel)
+    np.add.at(grads["scale"], first, error)
+    grads["rest"] = {"bias": error.sum(), "kernel": error @ pair}
+    return np.mean((output - target) ** 2) / 2, grads
+
+
+def mean(trees):
+    return jax.tree.map(lambda *xs: np.mean(xs, axis=0), *trees)
+
+
+def worker_parts(batch, workers):
+    return zip(*(np.split(x, workers) for x in batch), strict=True)
+
+
+def literal(rule, workers):
+    """Tables stepped along the mean gradient at each step, the rest as the rule says.
+
+    Returns:
+        The center and the workers' rests after STEPS, and each step's loss.
+    """
+    tables = {name: START[name] for name in ("scale", "words")}
+    rests = [START["rest"]] * workers
+    center, block = START["rest"], jax.tree.map(np.zeros_like, START["rest"])
+    zeros = jax.tree.map(np.zeros_like, (tables, rests))
+    (of_tables, of_rests), losses = zeros, []
+
+    def heavy_ball(velocity, grads):
+        return jax.tree.map(lambda v, g: MOMENTUM * v + g, velocity, grads)
+
+    def stepped(params, velocity):
+        return jax.tree.map(lambda x, v: x - LR * v, params, velocity)
+
+    for step, batch in enumerate(zip(*BATCHES, strict=True)):
+        found = [
+            gradient({**tables, "rest": rest}, part)
+            for rest, part in zip(rests, worker_parts(batch, workers), strict=True)
+        ]
+        losses.append(np.mean([loss for loss, _ in found]))
+        grads = [grads for _, grads in found]
+        shared = mean([{name: g[name] for name in tables} for g in grads])
+        of_tables = heavy_ball(of_tables, shared)
+        of_rests = heavy_ball(of_rests, [g["rest"] for g in grads])
+        tables, rests = stepped(tables, of_tables), stepped(rests, of_rests)
+        if (step + 1) % PERIOD == 0:
+            if rule == "bmuf":  # Δ ← μ Δ + mean(θ) - w;   w ← w + Δ
+                block = jax.tree.map(
+                    lambda d, x, w: 0.5 * d + x - w, block, mean(rests), center
+                )
+                center = jax.tree.map(np.add, center, block)
+            else:
+                center = mean(rests)
+            rests = [center] * workers
+            if rule == "reset":
+                of_rests = jax.tree.map(np.zeros_like, of_rests)
+    return {**tables, "rest": center}, rests, losses
+
+
+OPTIMIZER = optax.sgd(LR, momentum=MOMENTUM)
+STRATEGIES = {
+    "average": model_averaging(PERIOD),
+    "bmuf": bmuf(PERIOD, block_momentum=0.5),
+    "reset": chain(model_averaging(PERIOD), every(PERIOD, reset(OPTIMIZER))),
+}
+
+
+def make(strategy, workers=4, backend="vmap", look=lookup, sharded=TABLES, **rest):
+    return syncalgos.DataParallel(
+        *(loss_with(look), rest.pop("optimizer", OPTIMIZER), strategy, workers),
+        **{"backend": backend, "sharded": sharded, **rest},
+    )
+
+
+def train(trainer):
+    """Returns the state, the metrics and the center, after two dispatches."""
+    state, losses = trainer.init(START), []
+    for first in (0, STEPS // 2):
+        part = [x[first : first + STEPS // 2] for x in BATCHES]
+        state, metrics = trainer.run(state, tuple(part))
+        losses.extend(metrics["loss"])
+    return state, np.array(losses), trainer.center(state).params
+
+
+def assert_close(actual, expected):
+    jax.tree.map(
+        lambda x, y: np.testing.assert_allclose(x, y, rtol=ROUNDING, atol=ROUNDING),
+        *(actual, expected),
+    )
+
+
+@functools.cache
+def unsharded():
+    """The center and the losses of a whole table on one worker."""
+    return train(make(sync_sgd(), 1, look=take, sharded=None))[1:]
+
+
+def cases():
+    """All backends with all numbers of workers; what others cover is marked slow."""
+    for backend in BACKENDS:
+        for workers in (1, 2, 4):
+            slow = backend != "vmap" and workers != 4
+            marks = pytest.mark.slow if slow else ()
+            yield pytest.param(backend, workers, id=f"{backend}-{workers}", marks=marks)
+
+
+@pytest.mark.parametrize(("backend", "workers"), list(cases()))
+def test_sharded_tables_train_as_whole_ones_under_synchronous_sgd(backend, workers):
+    losses, center = unsharded()
+    trainer = make(sync_sgd(), workers, backend)
+    state, own_losses, own_center = train(trainer)
+    assert_close((own_losses, own_center), (losses, center))
+    assert np.abs(center["words"] - START["words"]).max() > CLEARLY
+    expected = [gradient(center, batch)[0] for batch in zip(*BATCHES, strict=True)]
+    assert_close(trainer.evaluate(state, BATCHES)["loss"], np.array(expected))
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_tables_step_synchronously_beside_what_the_strategy_does(name):
+    trainer = make(STRATEGIES[name], backend="pmap")
+    state, losses, center = train(trainer)
+    expected, rests, expected_losses = literal(name, workers=4)
+    assert_close((center, losses), (expected, np.array(expected_losses)))
+    own = jax.tree.map(lambda x: x.reshape(4, *x.shape[2:]), state.replica.params)
+    stacked = jax.tree.map(lambda *xs: np.stack(xs), *rests)
+    assert_close(own["rest"], stacked)
+    assert_close(own["words"], np.split(expected["words"], 4))
+
+
+def test_a_whole_table_may_step_synchronously_beside_an_averaged_rest():
+    strategy = chain(masked(sync_sgd(), TABLES), masked(model_averaging(PERIOD), REST))
+    _, losses, center = train(make(strategy, look=take, sharded=None))
+    expected, _, expected_losses = literal("average", workers=4)
+    assert_close((center, losses), (expected, np.array(expected_losses)))
+
+
+def test_center_is_the_strategys_own_between_syncs():
+    """Of BMUF, that of the last sync; the tables are as of the last step."""
+    trainer = make(bmuf(STEPS + 1), workers=2)
+    state, _, center = train(trainer)
+    assert_close(center["rest"], START["rest"])
+    words = np.asarray(state.replica.params["words"])
+    np.testing.assert_array_equal(center["words"], words.reshape(ROWS, 3))
+    expected = [gradient(center, batch)[0] for batch in zip(*BATCHES, strict=True)]
+    assert_close(trainer.evaluate(state, BATCHES)["loss"], np.array(expected))
+
+
+def test_each_worker_holds_its_rows_only():
+    trainer = make(bmuf(PERIOD), optimizer=optax.adam(0.1))
+    state = trainer.init(START)
+    words = np.asarray(state.replica.params["words"])
+    np.testing.assert_array_equal(words.reshape(ROWS, 3), START["words"])
+    moments = state.replica.opt_state[0]
+    for tree in (state.replica.params, moments.mu, moments.nu):
+        assert tree["words"].shape == (1, 4, ROWS // 4, 3)
+        assert tree["scale"].shape == (1, 4, ROWS // 4)
+        assert tree["rest"]["kernel"].shape == (1, 4, 3)
+    of_strategy = jax.tree.leaves(state.sync)  # w and Δ of the rest
+    assert sorted(x.shape for x in of_strategy) == [(1, 4)] * 2 + [(1, 4, 3)] * 2
+
+
+def test_divergence_is_that_of_what_has_replicas():
+    trainer = make(syncalgos.Strategy())
+    state, *_ = train(trainer)
+    rest = jax.tree.map(lambda x: np.reshape(x, (4, -1)), state.replica.params["rest"])
+    vectors = np.concatenate(jax.tree.leaves(rest), axis=1)
+    apart = vectors - vectors.mean(0)
+    expected = np.sqrt(np.mean(np.sum(apart**2, axis=1)))
+    assert expected > CLEARLY
+    assert_close(trainer.divergence(state), expected)
+    everything = make(
+        sync_sgd(), sharded={**TABLES, "rest": {"bias": False, "kernel": False}}
+    )
+    assert everything.divergence(train(everything)[0]) <= ROUNDING
+
+
+def test_a_model_of_tables_alone_leaves_nothing_to_the_strategy():
+    def loss(params, batch):
+        return jnp.mean((lookup(params["scale"], batch[0]) - batch[2]) ** 2)
+
+    trainer = syncalgos.DataParallel(
+        syncalgos.stateless(loss), OPTIMIZER, bmuf(PERIOD), 4, sharded=True
+    )
+    state = trainer.init({"scale": START["scale"]})
+    state, _ = trainer.run(state, tuple(x[:1] for x in BATCHES))
+    expected = START["scale"].copy()
+    error = START["scale"][FIRST[0]] - BATCHES[2][0]
+    np.add.at(expected, FIRST[0], -LR * 2 * error / BATCH)
+    assert_close(trainer.center(state).params["scale"], expected)
+    assert trainer.divergence(state) == 0
+    assert trainer.communication(state, STEPS).bytes_per_worker == 0
+
+
+def test_what_is_sent_for_tables_is_none_of_the_strategys():
+    whole, parts = make(sync_sgd(), look=take, sharded=None), make(sync_sgd())
+    sent = [t.communication(t.init(START), 3) for t in (whole, parts)]
+    ring = 2 * 3 / 4 * 8  # bytes that one of four sends of each number
+    assert sent[0].bytes_per_worker == 3 * ring * (4 + 4 * ROWS)
+    assert sent[1].bytes_per_worker == 3 * ring * 4
+
+
+@pytest.mark.parametrize("make_optimizer", [optax.adam, optax.adafactor])
+def test_averages_of_opt_state_do_not_mix_rows(make_optimizer):
+    """Under synchronous SGD the moments of the rest agree: their mean is no change."""
+    optimizer = make_optimizer(0.1)
+    averaging = chain(sync_sgd(), every(PERIOD, average("opt_state")))
+    plain = train(make(sync_sgd(), optimizer=optimizer))[2]
+    assert_close(train(make(averaging, optimizer=optimizer))[2], plain)
+
+
+def test_strategy_that_reshapes_what_it_sees_of_opt_state_is_refused():
+    strategy = syncalgos.Strategy(sync=lambda r, s, t: (r._replace(opt_state=()), s))
+    with pytest.raises(ValueError, match="sync changes the structure of replica"):
+        make(strategy).init(START)
+
+
+def test_sharded_tables_take_microbatches():
+    cut = train(make(bmuf(PERIOD, 0.5), accumulate=3))
+    expected, _, losses = literal("bmuf", workers=4)
+    assert_close((cut[2], cut[1]), (expected, np.array(losses)))
+
+
+def test_nothing_is_compiled_twice():
+    trainer = make(bmuf(PERIOD))
+    state, *_ = train(trainer)
+    seconds = trainer.compile_seconds
+    state, _ = trainer.run(state, tuple(x[: STEPS // 2] for x in BATCHES))
+    trainer.center(state)
+    assert trainer.compile_seconds == seconds
+
+
+def by_name(params):
+    return {name: name != "rest" for name in params}
+
+
+@pytest.mark.parametrize("mask", [by_name, {**TABLES, "scale": np.True_}], ids=[0, 1])
+def test_masks_may_be_functions_and_numpy_booleans(mask):
+    trainer = make(sync_sgd(), sharded=mask)
+    assert trainer.init(START).replica.params["words"].shape == (1, 4, 3, 3)
+
+
+@pytest.mark.parametrize(
+    ("sharded", "workers", "message"),
+    [
+        (
+            TABLES,
+            8,
+            r"sharded: params\['scale'\] has 12 rows, which do not divide over 8 "
+            "workers: pad it, such as to 16$",
+        ),
+        ({**TABLES, "rest": True}, 4, r"params\['rest'\]\['bias'\] is a scalar"),
+        ({**TABLES, "rest": 1}, 4, "sharded must hold booleans, got 1"),
+        ({"words": True}, 4, "sharded must be a tree like params"),
+        (
+            lambda params: jax.tree.map(lambda x: x.size > 11, params),
+            4,
+            "sharded must not depend on the number of rows",
+        ),
+    ],
+)
+def test_masks_and_tables_that_do_not_fit_are_refused(sharded, workers, message):
+    trainer = make(sync_sgd(), workers, sharded=sharded)
+    with pytest.raises(ValueError, match=message):
+        trainer.init(START)
+    assert trainer.compile_seconds == 0
+
+
+@pytest.mark.parametrize(
+    ("part", "ids", "message"),
+    [
+        (np.zeros((3, 2)), np.zeros(2), r"ids must be integers, got float64\[2\]"),
+        (np.zeros((3, 2), int), np.zeros(2, int), "part must be float rows of a table"),
+        (np.zeros(()), np.zeros(2, int), r"part must be .* table, got float64\[\]"),
+    ],
+)
+def test_lookups_of_other_kinds_are_refused(part, ids, message):
+    with pytest.raises(ValueError, match=message):
+        lookup(part, ids)
+
+
+def over_workers(program, own, workers, backend):
+    """Runs one worker's program; leaves lead with the workers, in and out."""
+    devices = [0, 1] if workers % 2 == 0 and backend != "vmap" else [0]
+    layout = make_layout(workers, backend, devices)
+    own = jax.tree.map(lambda x: x.reshape(*layout.shape, *x.shape[1:]), own)
+    mapped = spread(layout, lambda own, *_: (program(own), ()), donate=False)
+    result, _ = jax.block_until_ready(mapped(own, ((), ())))
+    return jax.tree.map(lambda x: np.asarray(x).reshape(workers, *x.shape[2:]), result)
+
+
+def bits(x):
+    x = np.asarray(x)
+    return x.view(f"u{x.dtype.itemsize}")
+
+
+DTYPES = ("float16", "bfloat16", "float32", "float64")
+
+
+@pytest.mark.parametrize("workers", [1, 4])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_lookup_is_the_rows_of_the_table_bit_for_bit(backend, workers):
+    """Of any shape and dtype; with zeros of both signs, and what is not finite."""
+    rng = np.random.default_rng(0)
+    tables = {}
+    for dtype, shape in zip(DTYPES, [(), (3,), (2, 2), (1,)], strict=True):
+        values = rng.normal(size=(ROWS, *shape))
+        values[:4] = np.array([-0.0, 0, np.nan, -np.inf]).reshape(4, *[1] * len(shape))
+        tables[dtype] = np.asarray(jnp.asarray(values, dtype))
+    asked = {
+        "none": np.zeros((workers, 0), int),
+        "one": rng.integers(0, ROWS, workers),
+        "many": rng.integers(0, ROWS, (workers, 5, 4)).astype(np.uint8),
+    }
+
+    def program(own):
+        parts, asked = own
+        return [{n: lookup(parts[d], ids) for n, ids in asked.items()} for d in DTYPES]
+
+    parts = {d: np.stack(np.split(x, workers)) for d, x in tables.items()}
+    found = over_workers(program, (parts, asked), workers, backend)
+    for dtype, rows in zip(DTYPES, found, strict=True):
+        for name, ids in asked.items():
+            expected = tables[dtype][ids]
+            assert rows[name].dtype == expected.dtype
+            np.testing.assert_array_equal(bits(rows[name]), bits(expected))
+
+
+def test_rows_outside_of_the_table_are_nan_and_take_no_gradient():
+    ids = np.array([[-1, 0], [ROWS, ROWS - 1], [-ROWS, 5], [10**6, 5]])
+    parts = np.split(START["words"], 4)
+
+    def program(own):
+        part, ids = own
+        rows, pullback = jax.vjp(lambda part: lookup(part, ids), part)
+        return rows, pullback(jnp.ones_like(rows))[0]
+
+    rows, grads = over_workers(program, (np.stack(parts), ids), 4, "vmap")
+    assert np.isnan(rows[:, 0]).all()
+    np.testing.assert_array_equal(rows[:, 1], START["words"][ids[:, 1]])
+    expected = np.zeros((ROWS, 3))
+    np.add.at(expected, ids[:, 1], 1 / 4)
+    np.testing.assert_array_equal(grads.reshape(ROWS, 3), expected)
+
+
+def mean_loss(words, kernels, batch):
+    """A loss of no symmetry, of all workers, from the whole table, in NumPy."""
+    rows = words[batch[0]] * np.sin(words[batch[1]])  # (workers, batch, 3)
+    output = np.einsum("wbd,wd->wb", rows, kernels)
+    return np.mean((output - batch[2]) ** 3)
+
+
+def loss_gradient(axis):
+    """One worker's gradient of its own loss with respect to its part of the table."""
+
+    def program(own):
+        part, kernel, first, second, target = own
+
+        def loss(part):
+            rows = lookup(part, first, axis) * jnp.sin(lookup(part, second, axis))
+            return jnp.mean((rows @ kernel - target) ** 3)
+
+        return jax.grad(loss)(part)
+
+    return program
+
+
+def gradient_problem(workers=4):
+    kernels = np.random.default_rng(1).normal(size=(workers, 3))
+    batch = [x[0].reshape(workers, -1) for x in BATCHES]
+    parts = np.stack(np.split(START["words"], workers))
+    expected, step = np.zeros((ROWS, 3)), 1e-5
+    for entry in np.ndindex(ROWS, 3):
+        change = np.zeros((ROWS, 3))
+        change[entry] = step
+        above = mean_loss(START["words"] + change, kernels, batch)
+        below = mean_loss(START["words"] - change, kernels, batch)
+        expected[entry] = (above - below) / (2 * step)
+    return (parts, kernels, *batch), expected
+
+
+# Central differences: the square of the step, 1e-10, and rounding by it, 1e-16 / 1e-5.
+BY_DIFFERENCES = 1e-8
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_gradient_is_that_of_the_mean_loss_by_finite_differences(backend):
+    own, expected = gradient_problem()
+    grads = over_workers(loss_gradient(syncalgos.WORKERS), own, 4, backend)
+    assert np.abs(expected).max() > 0.1
+    np.testing.assert_allclose(grads.reshape(ROWS, 3), expected, atol=BY_DIFFERENCES)
+
+
+def shard_mapped(program):
+    """One worker on a device."""
+
+    def on_block(own):
+        return program(jax.tree.map(lambda x: x[0], own))[None]
+
+    mesh, split = Mesh(np.array(jax.devices()[:3]), "batch"), PartitionSpec("batch")
+    return jax.jit(
+        jax.shard_map(
+            on_block, mesh=mesh, in_specs=split, out_specs=split, check_vma=False
+        )
+    )
+
+
+OWN_LOOPS = {
+    "pmap": lambda program: jax.pmap(program, axis_name="batch"),
+    "shard_map": shard_mapped,
+    "vmap": lambda program: jax.vmap(program, axis_name="batch"),
+}
+
+
+@pytest.mark.parametrize("mapped", OWN_LOOPS.values(), ids=OWN_LOOPS)
+def test_lookup_works_over_an_axis_of_ones_own(mapped):
+    own, expected = gradient_problem(workers=3)
+    grads = np.asarray(mapped(loss_gradient("batch"))(own))
+    np.testing.assert_allclose(grads.reshape(ROWS, 3), expected, atol=BY_DIFFERENCES)

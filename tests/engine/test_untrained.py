@@ -1,0 +1,146 @@
+"""Runs that end before their algorithm has acted: told first, with a way out."""
+
+import re
+
+import pytest
+from lasting import run
+
+from experiments.cli import flags
+from experiments.cli.errors import BadRequest
+from experiments.training import prepared, rounds
+from experiments.training.setup import prepare
+from syncalgos import ALGORITHMS
+
+TINY = "--task tiny_tasks:drawing --workers 2 --eval-every 50"
+WITHOUT_SYNC = (
+    "bmuf first syncs after step 16, beyond these 10 steps: use --steps 16 or more, or "
+    "--period 10 or less"
+)
+
+
+def never(words):
+    """Says why a run never syncs; "" where it does."""
+    plan = prepare(flags.parse([*TINY.split(), *words.split()]))
+    state = prepared._start(plan)[1]
+    steps = plan.settings.steps
+    sent = rounds.count(plan, state, steps)
+    return rounds.untrained(plan, state, rounds.ends(plan, state, steps, sent))
+
+
+@pytest.fixture(autouse=True)
+def three_devices(monkeypatch):
+    monkeypatch.setenv("JAX_NUM_CPU_DEVICES", "3")  # as they are
+
+
+def test_untrained_figures_are_told_first_before_and_after_the_run(tmp_path):
+    ended = run(f"{TINY} --steps 10", tmp_path / "out")
+    assert ended.code == 0
+    assert ended.summary["center_step"] == 0
+    told = [x for x in ended.stderr.splitlines() if not x.startswith("step ")]
+    assert told[0] == (f"the figures will be of the model as it is now: {WITHOUT_SYNC}")
+    assert told[1].startswith("bmuf on tiny_tasks:drawing")
+    after = ended.stderr.partition("step 10/10")[2].splitlines()[1:]
+    start = "the figures are of the model as it was at the start: "
+    assert after == [start + WITHOUT_SYNC]
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("--steps 16", ""),
+        ("--steps 10 --period 10", ""),
+        ("--steps 10 --sync-until 2", ""),
+        ("--steps 10 --workers 1", WITHOUT_SYNC),
+        ("--steps 10 --algo model_averaging", ""),  # the mean is no center of its own
+        (
+            "--steps 3 --period 100000",
+            "bmuf does not sync in these 3 steps: use --period 3 or less",
+        ),
+    ],
+)
+def test_no_sync_is_told_where_a_center_waits_for_one(words, told):
+    assert never(words) == told
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_the_way_out_of_any_algorithm_leads_out(name):
+    """The period of a sync is found by counting what is sent."""
+    told = never(f"--steps 1 --algo {name}")
+    if not told:
+        return
+    [steps] = re.findall(r"--steps (\d+) or more", told)
+    assert int(steps) > 1
+    assert never(f"--steps {int(steps) - 1} --algo {name}")
+    assert not never(f"--steps {steps} --algo {name}")
+    if "--period" in told:  # 4 is what fragments divide
+        assert not never(f"--steps 4 --algo {name} --period 4")
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("--steps 11 --sync-until 11", "--sync-until 11 is not below --steps 11"),
+        ("--sync-until 99", "--sync-until 99 is not below --steps 11"),  # the task's
+        (
+            "--algo post_local_sgd --switch 20 --steps 20",
+            "--switch 20 is not below --steps 20",
+        ),
+        ("--warmup-steps 12", "--warmup-steps 12 is above --steps 11"),
+    ],
+)
+def test_a_phase_that_the_run_does_not_hold_is_refused_with_both_numbers(words, told):
+    with pytest.raises(BadRequest, match=told):
+        prepare(flags.parse([*TINY.split(), *words.split()]))
+
+
+@pytest.mark.parametrize(
+    ("words", "lr"),
+    [
+        ("--algo sign_sgd", 0.05),
+        ("--algo signum", 1e-3),
+        ("--algo one_bit_adam --switch 3", 1e-3),
+        ("--algo signum --optimizer adam", 1e-3),
+        ("--algo signum --lr 0.2", 0.2),
+    ],
+)
+def test_algorithms_of_unit_steps_take_the_rate_of_adam(words, lr):
+    plan = prepare(flags.parse(["--task", "digits", *words.split()]))
+    assert plan.settings.lr == lr
+
+
+@pytest.mark.parametrize(
+    ("words", "momentum"),
+    [
+        ("--algo sync_sgd", 0.9),
+        ("--algo demo", 0.9),
+        ("--algo demo --sign", None),
+        ("--algo signum", None),
+        ("--algo dgc", None),
+        ("--algo dgc --momentum 0.5", 0.5),
+    ],
+)
+def test_algorithms_with_momentum_do_not_take_the_tasks_as_well(words, momentum):
+    plan = prepare(flags.parse(["--task", "tiny_tasks:rolling", *words.split()]))
+    assert plan.settings.momentum == momentum
+
+
+def test_a_default_switch_beyond_a_short_run_is_told(tmp_path):
+    ended = run(f"{TINY} --steps 2 --algo post_local_sgd", tmp_path / "out")
+    assert ended.code == 0
+    first = ended.stderr.splitlines()[0]
+    assert first.startswith("--switch 100 is not below --steps 2: all steps")
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("--task tiny_tasks:poisoned --at 2", "step 2 was not finite on worker"),
+        ("--task tiny_tasks:drawing --lr 1e9", r"was [\d.e+]+, above 1000 times the"),
+    ],
+)
+def test_a_diverged_run_says_in_which_way(words, told, tmp_path):
+    ended = run(f"{TINY} {words} --algo sync_sgd", tmp_path / "out")
+    assert ended.code == 3
+    [line] = [x for x in ended.stderr.splitlines() if x.startswith("diverged")]
+    assert re.search(told, line) and " or " not in line

@@ -1,0 +1,105 @@
+"""docs/adding-an-algorithm.md, followed to the letter in a copy of the project."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+FOLDERS = ("syncalgos", "experiments", "models", "benchmarks", "tests", "docs")
+FILES = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "pyproject.toml")
+
+
+def blocks_of_the_page():
+    page = (ROOT / "docs" / "adding-an-algorithm.md").read_text()
+    return re.findall(r"^```(?:python|text)\n(.*?)^```$", page, re.M | re.S)
+
+
+def insert(file, line, before):
+    """Puts a line in front of the first that starts as `before` does."""
+    lines = file.read_text().splitlines()
+    at = next(i for i, text in enumerate(lines) if text.startswith(before))
+    file.write_text("\n".join([*lines[:at], line, *lines[at:]]) + "\n")
+
+
+def snapshot(folder):
+    files = (p for p in folder.rglob("*") if p.is_file() and p.suffix != ".pyc")
+    return {str(p.relative_to(folder)): p.read_bytes() for p in files}
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory):
+    """A copy of the project with the page's algorithm, and what that changed."""
+    copy = tmp_path_factory.mktemp("project")
+    for folder in FOLDERS:
+        ignored = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(ROOT / folder, copy / folder, ignore=ignored)
+    for file in FILES:
+        shutil.copy(ROOT / file, copy / file)
+    before = snapshot(copy)
+
+    algorithm, registry, recurrence, row, line = blocks_of_the_page()
+    (copy / "syncalgos/algorithms/lagging.py").write_text(algorithm)
+    imported, entry = registry.splitlines()
+    names = copy / "syncalgos/algorithms/__init__.py"
+    insert(names, imported, "from syncalgos.algorithms.model")
+    insert(names, entry, "}")
+    (copy / "tests/recurrences/lagging.py").write_text(recurrence)
+    insert(copy / "docs/algorithms.md", row.strip(), "| `quantized_sgd`")
+    insert(copy / "CHANGELOG.md", line.strip(), "- Reducers")
+
+    after = snapshot(copy)
+    changed = {name for name in after if after[name] != before.get(name)}
+    return copy, changed
+
+
+def run(copy, *arguments):
+    """Runs Python in the copy, whose packages come before the installed ones."""
+    return subprocess.run(
+        [sys.executable, *arguments],
+        cwd=copy,
+        env={**os.environ, "PYTHONPATH": str(copy)},
+        capture_output=True,
+        text=True,
+    )
+
+
+def test_a_new_algorithm_touches_five_places(project):
+    _, changed = project
+    assert changed == {
+        "syncalgos/algorithms/lagging.py",
+        "syncalgos/algorithms/__init__.py",
+        "tests/recurrences/lagging.py",
+        "docs/algorithms.md",
+        "CHANGELOG.md",
+    }
+
+
+def test_a_new_algorithm_trains_from_the_command_line(project):
+    copy, _ = project
+    out = ["--out", str(copy / "out")]
+    done = run(
+        copy, "-m", "experiments.run", "--algo", "lagging", "--rate", "0.5", *out
+    )
+    assert done.returncode == 0, done.stderr
+    assert "lagging on digits" in done.stdout
+    assert re.search(r"0\.05 nominal, 0\.025 effective", done.stdout)
+
+
+@pytest.mark.parametrize(
+    "marks",
+    [
+        pytest.param("not (slow or long)", marks=pytest.mark.slow),
+        pytest.param("slow", marks=pytest.mark.long),
+    ],
+)
+def test_a_new_algorithm_is_tested_by_existing(project, marks):
+    copy, _ = project
+    done = run(copy, "-m", "pytest", "-q", "-m", marks, "-k", "lagging")
+    assert done.returncode == 0, done.stdout
+    [passed] = re.findall(r"(\d+) passed", done.stdout)
+    assert int(passed) >= 10

@@ -1,0 +1,161 @@
+"""Numbers worked out apart from the library, for four workers of one parameter each.
+
+Worker i's loss is aᵢ (x - bᵢ)² / 2; all start at 1, with plain SGD at 0.1 inside, and
+talk to both neighbours on a ring. The minimum of the mean loss is at 5/3.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import syncalgos
+from syncalgos import Replica
+from syncalgos.keys import own_key
+
+A, B, LR = np.array([1.0, 2.0, 1.0, 2.0]), np.array([0.0, 1.0, 2.0, 3.0]), 0.1
+BEST = 5 / 3
+
+
+@pytest.fixture(autouse=True)
+def float64():
+    with jax.enable_x64(True):
+        yield
+
+
+def replicas(strategy, steps, a=A, b=B, start=1.0, state=None):
+    """All workers' params after each step, (steps, workers, …), and the centers."""
+    optimizer = optax.sgd(LR)
+
+    def worker(a, b):
+        x = jnp.full(a.shape, start)
+        replica = Replica(x, optimizer.init(x))
+        sync = strategy.init(x) if state is None else state(x)
+
+        def local_step(carry, step):
+            replica, sync = carry
+            grads = a * (replica.params - b)
+            grads, sync = strategy.reduce(grads, replica, sync, step)
+            updates, opt_state = optimizer.update(grads, replica.opt_state)
+            params = optax.apply_updates(replica.params, updates)
+            replica, sync = strategy.sync(Replica(params, opt_state), sync, step)
+            seen = replica.params, strategy.center(replica.params, sync)
+            return (replica, sync), seen
+
+        return jax.lax.scan(local_step, (replica, sync), jnp.arange(steps))[1]
+
+    mapped = jax.vmap(worker, axis_name="ring", out_axes=1)
+    params, centers = jax.jit(mapped)(jnp.asarray(a), jnp.asarray(b))
+    return np.asarray(params), np.asarray(centers)
+
+
+D2_HALF = [
+    [1.0, 1.0, 1.1333333333, 1.2666666667],
+    [1.08, 1.0422222222, 1.2488888889, 1.3622222222],
+    [1.1871111111, 1.1348148148, 1.321037037, 1.3765925926],
+    [1.2885037037, 1.2508395062, 1.3568098765, 1.3703061728],
+]
+D2_WHOLE = [
+    [1.1, 1.0, 1.1666666667, 1.1333333333],
+    [1.1433333333, 1.1688888889, 1.1855555556, 1.2488888889],
+    [1.2758888889, 1.2296296296, 1.2826296296, 1.2420740741],
+    [1.3033444444, 1.3478024691, 1.2949469136, 1.3339358025],
+]
+TRACKING = [
+    [0.9, 1.0, 1.1, 1.4],
+    [1.21, 1.0, 1.3233333333, 1.1866666667],
+    [1.1556666667, 1.2666666667, 1.2176666667, 1.3893333333],
+]
+PGA = [
+    [1.1, 1.0, 1.1666666667, 1.1333333333],
+    [1.1655555556, 1.08, 1.2522222222, 1.2488888889],
+    [1.2373703704, 1.1466666667, 1.330037037, 1.325037037],
+    [1.3220074074] * 4,
+]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "expected"),
+    [
+        (syncalgos.d2(axis="ring"), D2_HALF),
+        (syncalgos.d2(mixing=1, axis="ring"), D2_WHOLE),
+        (syncalgos.gradient_tracking("ring"), TRACKING),
+        (syncalgos.gossip_pga(4, "ring", axis="ring"), PGA),
+    ],
+    ids=["d2", "d2 of W itself", "gradient_tracking", "gossip_pga"],
+)
+def test_peers_move_as_worked_out(strategy, expected):
+    params, _ = replicas(strategy, len(expected))
+    np.testing.assert_allclose(params, expected, rtol=0, atol=1e-10)
+
+
+def test_choco_sgd_moves_as_worked_out_from_nothing_known():
+    """As in the paper, where neighbours know nothing at first."""
+    a, b = np.stack([A, A[::-1]], 1), np.stack([B, B[::-1] / 2], 1)
+    strategy = syncalgos.choco_sgd(density=0.5, consensus=0.5, axis="ring")
+
+    def nothing_known(x):
+        return jax.tree.map(jnp.zeros_like, strategy.init(x))
+
+    params, _ = replicas(strategy, 3, a, b, state=nothing_known)
+    expected = [
+        [[1.3, 0.7333333333], [0.85, 1.1833333333]],
+        [[1.18, 0.8766666667], [0.925, 1.0966666667]],
+        [[1.162, 0.9783333333], [1.005, 1.0446666667]],
+    ]
+    np.testing.assert_allclose(params[:, :2], expected, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("density", [0.02, 0.1, 0.5])
+def test_choco_sgd_stays_together_at_its_default_step(density):
+    """Along gradients of noise alone, so that nothing but mixing holds workers."""
+
+    def noise(grads, replica, state, step):
+        key = own_key(0, step, "ring")
+        return jax.random.normal(key, grads.shape, grads.dtype), state
+
+    strategy = syncalgos.choco_sgd(density, axis="ring")
+    drifting = syncalgos.chain(syncalgos.Strategy(reduce=noise), strategy)
+    anywhere = np.zeros((8, 100))
+    params, _ = replicas(drifting, 1500, anywhere, anywhere)
+    apart = np.sqrt(np.mean((params - params.mean(1, keepdims=True)) ** 2, (1, 2)))
+    assert apart[-500:].max() < 1.2 * apart[500:-500].max()
+
+
+def test_fedprox_and_feddyn_move_as_worked_out():
+    _, centers = replicas(syncalgos.fedprox(2, 0.5, axis="ring"), 6)
+    expected = [1.175, 1.3031875, 1.3970848438]
+    np.testing.assert_allclose(centers[1::2, 0], expected, rtol=0, atol=1e-10)
+    _, centers = replicas(syncalgos.feddyn(2, 0.5, axis="ring"), 8)
+    expected = [1.35, 1.657125, 1.8547634375, 1.9293307789]
+    np.testing.assert_allclose(centers[1::2, 0], expected, rtol=0, atol=1e-10)
+
+
+EXACT = {
+    "d2": syncalgos.d2(axis="ring"),
+    "gradient_tracking": syncalgos.gradient_tracking("ring"),
+    "scaffnew": syncalgos.scaffnew(2, LR, axis="ring"),
+    "feddyn": syncalgos.feddyn(2, 0.5, axis="ring"),
+}
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_exact_methods_rest_at_the_minimum_of_the_mean_loss(name):
+    params, centers = replicas(EXACT[name], 3000)
+    np.testing.assert_allclose(centers[-1], BEST, rtol=0, atol=1e-9)
+    np.testing.assert_allclose(params[-1], BEST, rtol=0, atol=1e-9)
+
+
+BIASED = {
+    "gossip": syncalgos.gossip("ring", axis="ring"),
+    "gossip_pga": syncalgos.gossip_pga(4, "ring", axis="ring"),
+    "choco_sgd": syncalgos.choco_sgd(1, 1, axis="ring"),
+    "fedprox": syncalgos.fedprox(2, 0.5, axis="ring"),
+}
+
+
+@pytest.mark.parametrize("name", BIASED)
+def test_other_methods_rest_beside_it(name):
+    _, centers = replicas(BIASED[name], 3000)
+    assert np.abs(centers[-1] - BEST).max() > 1e-3

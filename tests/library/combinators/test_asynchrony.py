@@ -1,0 +1,138 @@
+"""Workers that do not wait: the server's steps, speeds, and rounds that end alone."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from problems import relative_error, train
+from recurrences import LR, MOMENTUM, START, STEPS, TARGET, X, async_diloco
+
+import syncalgos
+from syncalgos import DataParallel, chain, stateless
+from syncalgos.combinators import nesterov, speeds
+from syncalgos.engine.layout import BACKENDS
+
+ROUNDING = 1e-12
+
+# What the code of HALoS gives with lr 0.5, momentum 0.9, buffer 2: utnslab/halos,
+# src/halos/opt.py at 4b5bf73, run in NumPy.
+PRINTED = [
+    (
+        0.0,
+        [1.0, -2.0],
+        [[0.1, 0.2], [0.3, -0.1], [0.2, 0.2], [0.1, 0.1]],
+        [[0.975, -2.05], [0.81, -2.0475], [0.76, -2.0975], [0.5865, -2.21025]],
+    ),
+    (
+        0.25,
+        [1.0],
+        [[0.1]] * 6,
+        [[0.975], [0.91625], [0.88], [0.790875], [0.7445], [0.6280375]],
+    ),
+]
+
+
+@pytest.fixture(autouse=True)
+def float64():
+    with jax.enable_x64(True):
+        yield
+
+
+@pytest.mark.parametrize(("early", "start", "updates", "expected"), PRINTED)
+def test_delayed_nesterov_is_the_authors(early, start, updates, expected):
+    server = nesterov.fresh(np.array(start))
+    written = async_diloco.Server(np.array(start), 0.5, 0.9, 2, early)
+    for update, after in zip(updates, expected, strict=True):
+        server = nesterov.pushed(server, np.array(update), 0.5, 0.9, 2, early)
+        np.testing.assert_allclose(server.params, after, rtol=1e-12)
+        np.testing.assert_allclose(written.push(np.array(update)), after, rtol=1e-12)
+
+
+def test_an_update_that_is_not_finite_leaves_the_server_as_it_was():
+    before = nesterov.pushed(nesterov.fresh(np.ones(2)), np.ones(2), 0.5, 0.9, 2, 0.0)
+    after = nesterov.pushed(before, np.array([1.0, np.nan]), 0.5, 0.9, 2, 0.0)
+    for x, y in zip(*map(jax.tree.leaves, (after, before)), strict=True):
+        np.testing.assert_array_equal(x, y)
+
+
+def test_one_worker_that_waits_for_nobody_is_diloco():
+    plain, alone = (
+        train(make(period=4), optax.sgd(LR, momentum=MOMENTUM), workers=1)
+        for make in (syncalgos.diloco, syncalgos.async_diloco)
+    )
+    assert relative_error(alone.centers, plain.centers) <= ROUNDING
+
+
+@pytest.mark.parametrize("workers", [3, 4])
+def test_the_optimizers_state_rests_as_its_worker_does(workers):
+    optimizer = optax.sgd(LR, momentum=MOMENTUM)
+    settings = {"period": 3, "slowest": 0.3}
+    zeros = [np.zeros_like(START) for _ in range(workers)]
+    by_hand = async_diloco.recurrence(workers, momentum=zeros, **settings)
+    path = [(center, list(theta)) for center, theta in by_hand]
+    strategy = syncalgos.async_diloco(**settings, optimizer=optimizer)
+    trained = train(strategy, optimizer, workers, at=(7, STEPS), batches=(X, TARGET))
+    for number, step in enumerate((7, STEPS)):
+        center, theta = path[step - 1]
+        assert relative_error(trained.centers[number], center) <= ROUNDING
+        assert relative_error(trained.replicas[number], np.array(theta)) <= ROUNDING
+
+
+def test_a_start_in_step_leaves_the_optimizers_state_to_who_rests_first():
+    """Momentum under a constant gradient only grows; one made anew would be 0."""
+    optimizer = optax.sgd(LR, momentum=MOMENTUM)
+    late = syncalgos.async_diloco(4, slowest=0.25, optimizer=optimizer)
+    start = syncalgos.until(8, syncalgos.sync_sgd())
+    strategy = chain(start, syncalgos.after(8, late))
+    loss = stateless(lambda params, batch: jnp.sum(params * batch[0]))
+    trainer = DataParallel(loss, optimizer, strategy, 4, "vmap")
+    state, _ = trainer.run(trainer.init(jnp.zeros(1)), jnp.ones((8, 4, 1)))
+    before = np.ravel(state.replica.opt_state[0].trace)
+    state, _ = trainer.run(state, jnp.ones((2, 4, 1)))
+    assert (np.ravel(state.replica.opt_state[0].trace) > before).all()
+
+
+def test_a_clock_is_exact_at_any_step():
+    clock = speeds.evenly(5, 0.3, 8, paced=False)
+    assert clock.speeds == (1024, 845, 666, 487, 307)
+    for step in (0, 1, 1023, 1024, 5_000_000, 2**31 - 2):
+        exact = [step * s // 1024 for s in clock.speeds]
+        np.testing.assert_array_equal(clock.done(jnp.int32(step)), exact)
+
+
+def test_paced_rounds_end_at_almost_the_same_time():
+    """DyLU: nobody is more than a step of his own behind the fastest."""
+    clock = speeds.evenly(4, 0.25, 16, paced=True)
+    assert clock.periods == (16, 12, 8, 4)
+    arrivals = np.array([clock.arrives(jnp.int32(t)) for t in range(64)])
+    np.testing.assert_array_equal(arrivals.sum(0), 4)
+    np.testing.assert_array_equal(np.flatnonzero(arrivals.all(1)), [15, 31, 47, 63])
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"early_momentum": 0.3}, r"must be at most 1 / 4, .* got 0.3"),
+        ({"early_momentum": 0.6, "buffer": 2}, "must be at most 1 / 2"),
+        ({"slowest": 1.5}, "slowest must be at most 1, got 1.5"),
+        ({"optimizer": optax.sgd}, "optimizer must be an optax optimizer"),
+    ],
+)
+def test_what_cannot_be_is_refused(settings, message):
+    with pytest.raises(ValueError, match=message):
+        train(syncalgos.async_diloco(2, **settings), optax.sgd(LR), 4, at=(2,))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_delay_beyond_the_next_arrival_is_refused_on_every_backend(backend):
+    strategy = syncalgos.delayed(syncalgos.async_diloco(4, slowest=0.4), 4)
+    trainer = syncalgos.DataParallel(
+        syncalgos.stateless(lambda params, batch: jnp.mean(params * batch)),
+        optax.sgd(0.1),
+        strategy,
+        2,
+        backend,
+    )
+    with pytest.raises(ValueError, match="say arrival='add'"):
+        trainer.init(jnp.ones(2))

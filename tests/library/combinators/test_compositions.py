@@ -1,0 +1,259 @@
+"""Random compositions on random trees: alike on all backends, or refused.
+
+Strategies are drawn as the text of an expression, so that a failure shows what to type.
+"""
+
+import itertools
+import random
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from hypothesis import Phase, event, given, note, settings
+from hypothesis import strategies as st
+from test_own_trees import Held
+
+import syncalgos as sa
+from syncalgos.engine.layout import BACKENDS
+
+STEPS, BATCH = 6, 2
+EXAMPLES = itertools.count(1)
+
+# Differences between backends: of sums in another order, after six steps.
+ROUNDING = {"float64": 1e-9, "float32": 1e-3, "bfloat16": 0.1}
+
+
+class Leaf(NamedTuple):
+    """What a strategy is made of; `{n}` stands for small numbers that are drawn.
+
+    Attributes:
+        text: an expression.
+        decides: by values, as compressors do: what is rounded otherwise may decide
+            otherwise, and be any distance away.
+    """
+
+    text: str
+    decides: bool = False
+
+
+LEAVES = [
+    Leaf("sa.Strategy()"),
+    Leaf("sa.sync_sgd()"),
+    Leaf("sa.average()"),
+    Leaf("sa.average('opt_state')"),
+    Leaf("sa.average('buffers')"),
+    Leaf("sa.reset(optimizer)"),
+    Leaf("sa.model_averaging({n})"),
+    Leaf("sa.post_local_sgd({n}, {n})"),
+    Leaf("sa.hierarchical({n}, {n})"),
+    Leaf("sa.fedavg({n})"),
+    Leaf("sa.qsr({n}, learning_rate=0.1)"),
+    Leaf("sa.des_loc({n})"),
+    Leaf("sa.bmuf({n})"),
+    Leaf("sa.bmuf({n}, 0.5, nesterov=True)"),
+    Leaf("sa.slowmo({n}, learning_rate=0.1)"),
+    Leaf("sa.diloco({n})"),
+    Leaf("sa.outer_step(optax.adam(0.1))"),
+    Leaf("sa.streaming_diloco(4, 2, delay=1, alpha=0.5)"),
+    Leaf("sa.eager_diloco({n})"),
+    Leaf("sa.noloco({n})"),
+    Leaf("sa.easgd({n})"),
+    Leaf("sa.gossip()"),
+    Leaf("sa.gossip('ring')"),
+    Leaf("sa.push_sum(drop=0.3)"),
+    Leaf("sa.scaffold({n}, learning_rate=0.1)"),
+    Leaf("sa.sparta(0.5)"),
+    Leaf("sa.powersgd({n})", decides=True),
+    Leaf("sa.demo(chunk=2, top_k=2)", decides=True),
+    Leaf("sa.sparseloco({n}, 0.5)", decides=True),
+    Leaf("sa.topk_sgd(0.5)", decides=True),
+    Leaf("sa.sign_sgd()", decides=True),
+    Leaf("sa.sign_sgd(majority=True)", decides=True),
+    Leaf("sa.quantized_sgd()", decides=True),
+    Leaf("sa.lookahead({n})"),
+    Leaf("sa.fedopt({n})"),
+    Leaf("sa.overlap_local_sgd({n})"),
+    Leaf("sa.co2({n})"),
+    Leaf("sa.muloco({n}, reduce='int4', decay=0.9)", decides=True),
+    Leaf("sa.edit({n})", decides=True),
+    Leaf("sa.diloco_x({n}, min_rate=0)", decides=True),
+    Leaf("sa.async_diloco({n}, slowest=0.4)"),
+    Leaf("sa.dynamic_averaging({n}, 1e-3)", decides=True),
+    Leaf("sa.gossip_pga({n}, 'ring')"),
+    Leaf("sa.d2()"),
+    Leaf("sa.gradient_tracking()"),
+    Leaf("sa.choco_sgd(0.5)", decides=True),
+    Leaf("sa.fedprox({n})"),
+    Leaf("sa.feddyn({n})"),
+    Leaf("sa.scaffnew({n}, learning_rate=0.1)"),
+    Leaf("sa.dgc(0.3, warmup={n})", decides=True),
+    Leaf("sa.signum()", decides=True),
+    Leaf("sa.distributed_lion(majority=False)", decides=True),
+    Leaf("sa.one_bit_adam({n})", decides=True),
+    Leaf("sa.loco()", decides=True),
+    Leaf("sa.reduce_with('median')", decides=True),
+    Leaf("sa.reduce_with('bf16')", decides=True),
+    Leaf("sa.outer_step(optax.sgd(0.5), 'int8')", decides=True),
+]
+AROUND = [
+    "sa.chain({a}, {b})",
+    "sa.when(lambda step: step % 2 == 1, {a})",
+    "sa.every({n}, {a})",
+    "sa.every(3, {a}, offset=1)",
+    "sa.every(lambda step: 1 + step // 2, {a})",
+    "sa.until({n}, {a})",
+    "sa.after({n}, {a})",
+    "sa.masked({a}, some_of)",
+    "sa.delayed({a}, {n})",
+    "sa.delayed({a}, 1, alpha=0.5)",
+    "sa.delayed({a}, {n}, arrival='add')",
+    "sa.ema({a}, 0.9)",
+    "sa.every({n}, sa.decided(asks, {a}))",
+    "sa.participating({a}, sa.sampled(0.5))",
+    "sa.participating({a}, never, stale=True)",
+    "sa.paced({a}, [2, 1, 3, 0, 9, 2][:workers])",
+    "sa.at_syncs({a}, {b})",
+]
+
+
+SHAPES = [(), (1,), (3,), (0,), (2, 3), (0, 2), (2, 1, 2)]
+DTYPES = ["float64", "float64", "float32", "bfloat16"]
+
+
+class Strategy(NamedTuple):
+    """A strategy's expression, and whether any of it decides by values."""
+
+    text: str
+    decides: bool
+
+
+def strategy(draw, most):
+    """One with at most so many combinators."""
+    if not most or draw.random() < 0.15:
+        leaf = draw.choice(LEAVES)
+        return Strategy(filled(draw, leaf.text), leaf.decides)
+    text, decides = draw.choice(AROUND), False
+    for hole in ("{a}", "{b}"):
+        if hole in text:
+            inner = strategy(draw, draw.randrange(most))
+            text = text.replace(hole, inner.text)
+            decides |= inner.decides
+    return Strategy(filled(draw, text), decides)
+
+
+def filled(draw, text):
+    while "{n}" in text:
+        text = text.replace("{n}", str(draw.randint(1, 4)), 1)
+    return text
+
+
+def tree(draw, most):
+    """A tree of (shape, dtype), with at most so many nodes above its leaves."""
+    if not most:
+        return draw.choice([None, *[(draw.choice(SHAPES), draw.choice(DTYPES))] * 4])
+    children = [tree(draw, draw.randrange(most)) for _ in range(draw.randint(1, 2))]
+    names = dict(zip("ab", children, strict=False))
+    return draw.choice([children, names, Held(children)])
+
+
+def some_of(params):
+    """A mask of every other leaf."""
+    leaves, form = jax.tree.flatten(params)
+    return form.unflatten([i % 2 == 0 for i in range(len(leaves))])
+
+
+def never(step, workers):
+    """A schedule in which worker 0 skips, and at step 1 all do."""
+    return (jnp.arange(workers) > 0) & (step != 1)
+
+
+def asks(replica, state, step):
+    """A vote that follows no step: whether its batches were above 0 so far."""
+    return replica.buffers > 0
+
+
+def loss(params, buffers, batch, key):
+    """Pulls each entry towards a target of its own, which differs between examples."""
+    total, place = 0.0, 1
+    for x in map(jnp.asarray, jax.tree.leaves(params)):
+        entries = place + jnp.arange(x.size, dtype=float).reshape(x.shape)
+        place += x.size
+        target = jnp.sin(entries) * batch.reshape(-1, *[1] * x.ndim)
+        total += jnp.sum((x - target) ** 2) / len(batch)
+    return total, (buffers + jnp.mean(batch), {})
+
+
+def trained(strategy, params, workers, optimizer, backend):
+    """Everything that a run leaves behind: replicas, losses, the center."""
+    trainer = sa.DataParallel(loss, optimizer, strategy, workers, backend)
+    state = trainer.init(params, jnp.zeros(()))
+    rng = np.random.default_rng(0)
+    state, metrics = trainer.run(state, rng.normal(size=(STEPS, BATCH * workers)))
+    replica = jax.tree.map(
+        lambda x: x.reshape(workers, *x.shape[2:]), state.replica._replace(opt_state=())
+    )
+    return replica, metrics, trainer.center(state)
+
+
+def counted(strategy, params, workers):
+    """Counts what is sent, or says in a line why that cannot be."""
+    replica = sa.Replica(params, optax.sgd(0.1, momentum=0.5).init(params), 0.0)
+    try:
+        assert sa.communication(strategy, replica, workers, STEPS).calls >= 0
+    except ValueError as error:
+        assert "\n" not in str(error)
+
+
+def agree(draw):
+    text, decides = strategy(draw, 3)
+    shapes = [((2,), draw.choice(DTYPES)), tree(draw, 2)]
+    workers, rng = draw.randint(1, 6), np.random.default_rng(draw.getrandbits(32))
+    note(f"{text} on {jax.tree.leaves(shapes)}, {workers} workers")
+    params = jax.tree.map(
+        lambda node: jnp.asarray(rng.normal(size=node[0]), node[1]),
+        shapes,
+        is_leaf=lambda node: isinstance(node, tuple),
+    )
+    optimizer = optax.sgd(0.1, momentum=0.5)
+    names = {"optimizer": optimizer, "workers": workers}
+    found = []
+    for backend in BACKENDS:
+        try:
+            made = eval(text, {**globals(), **names})
+            found.append(trained(made, params, workers, optimizer, backend))
+        except ValueError as error:
+            assert "\n" not in str(error), error
+            found.append(str(error))
+        else:
+            if backend == BACKENDS[0]:
+                counted(made, params, workers)
+    event("refused" if isinstance(found[0], str) else "trained")
+    if isinstance(found[0], str):
+        assert all(refusal == found[0] for refusal in found)
+        return
+    dtypes = {str(x.dtype) for x in jax.tree.leaves(params)}
+    for other in found[1:]:
+        for x, y in zip(*map(jax.tree.leaves, (found[0], other)), strict=True):
+            assert (x.shape, x.dtype) == (y.shape, y.dtype)
+            if not (decides and dtypes & {"float32", "bfloat16"}):
+                bound = max(ROUNDING[name] for name in dtypes)
+                x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
+                np.testing.assert_allclose(x, y, rtol=bound, atol=bound)
+
+
+# In many parts: pytest-xdist begins with the files of most tests, and this takes long.
+@pytest.mark.parametrize(
+    "part",
+    [*(pytest.param(n, marks=pytest.mark.slow) for n in range(5))]
+    + [pytest.param(n, marks=pytest.mark.long) for n in range(5, 40)],
+)
+@settings(max_examples=8, deadline=None, derandomize=True, phases=[Phase.generate])
+@given(seed=st.integers(0, 2**64))
+def test_compositions_agree_on_all_backends_or_are_refused(part, seed):
+    with jax.enable_x64(True):
+        agree(random.Random(f"{part} {seed}"))
+    if next(EXAMPLES) % 50 == 0:  # Linux maps 65,530 areas into a process
+        jax.clear_caches()

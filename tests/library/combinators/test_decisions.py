@@ -1,0 +1,258 @@
+"""Syncs that the workers' data decide on: together, noted, and counted afterwards."""
+
+import signal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.extend import core
+from lasting import lines_of, run, signal_at
+from linear import BATCHES, make_params, make_trainer
+from owed import PERIOD, make
+
+import syncalgos
+from syncalgos import (
+    Replica,
+    Strategy,
+    after,
+    at_syncs,
+    average,
+    chain,
+    collectives,
+    decided,
+    delayed,
+    every,
+    masked,
+    outer_step,
+    participating,
+    reset,
+    sampled,
+    sync_sgd,
+    until,
+)
+from syncalgos.engine.layout import BACKENDS
+
+PARAMS = 4 * 7  # bytes of the linear model
+STEPS = len(BATCHES["x"])
+
+
+def far(replica, state, step):
+    """A worker's vote: how far it is, which differs between workers and steps."""
+    return jnp.sum(replica.params["w"] ** 2) > 1.7
+
+
+def at(steps):
+    """A vote at some steps, of worker 1 alone."""
+    return lambda replica, state, step: (
+        (jnp.isin(step, jnp.array(steps))) & (collectives.index() == 1)
+    )
+
+
+def ring(size, workers=4):
+    return 2 * (workers - 1) / workers * size
+
+
+def trained(strategy, parts=(STEPS,), **options):
+    """Returns the trainer, its last state, and what was decided at each step."""
+    trainer = make_trainer(strategy, **options)
+    state, first, told = trainer.init(make_params()), 0, []
+    for steps in parts:
+        batches = jax.tree.map(lambda x, a=first, b=steps: x[a : a + b], BATCHES)
+        state, metrics = trainer.run(state, batches)
+        told.append(np.asarray(metrics["decided"]))
+        first += steps
+    return trainer, state, np.concatenate(told)
+
+
+def test_one_worker_that_asks_lets_all_sync_and_each_sync_is_counted():
+    strategy = decided(at([2, 3, 7]), average())
+    trainer = make_trainer(strategy)
+    state, apart, told = trainer.init(make_params()), [], []
+    for step in range(STEPS):
+        batch = jax.tree.map(lambda x, a=step: x[a : a + 1], BATCHES)
+        state, metrics = trainer.run(state, batch)
+        apart.append(trainer.divergence(state) > 1e-6)
+        told.append(metrics["decided"][0])
+    asked = np.isin(np.arange(STEPS), [2, 3, 7])
+    np.testing.assert_array_equal(np.array(told)[:, 0], asked)
+    np.testing.assert_array_equal(apart, ~asked)
+    sent = trainer.communication(state, STEPS, taken=np.array(told))
+    moved = np.diff(sent.per_step, prepend=0)
+    np.testing.assert_allclose(moved, np.where(asked, ring(4 + PARAMS), ring(4)))
+    np.testing.assert_array_equal(sent.calls_per_step, np.cumsum(1 + 2 * asked))
+    alone = trainer.communication(state, STEPS, workers=1, taken=np.array(told))
+    assert alone.bytes_per_worker == 0
+
+
+def test_all_backends_and_forms_and_dispatches_decide_alike():
+    strategy = every(2, decided(far, average()))
+    *_, expected = trained(strategy, backend="vmap", lane_form="together")
+    assert 1 < expected.sum() < STEPS // 2  # the data have a say
+    assert not expected[::2].any()
+    for backend in BACKENDS:
+        for form, parts in (("together", (STEPS,)), ("in-turn", (5, STEPS - 5))):
+            *_, told = trained(strategy, parts, backend=backend, lane_form=form)
+            np.testing.assert_array_equal(told, expected)
+
+
+def test_joined_lanes_tell_what_is_decided():
+    both = sync_sgd()._replace(sync=decided(far, average()).sync)
+    both = both._replace(init=lambda params: decided(far, average()).init(params))
+    *_, together = trained(both, lane_form="together")
+    *_, joined = trained(both, lane_form="joined")
+    np.testing.assert_array_equal(joined, together)
+    assert 0 < joined.sum() < STEPS
+
+
+def sums_outside_of_branches(jaxpr):
+    """The sizes of what is all-reduced whatever is decided."""
+    sizes = []
+    for equation in jaxpr.eqns:
+        if equation.primitive.name == "psum":
+            sizes += [v.aval.size for v in equation.invars]
+        if equation.primitive.name != "cond":
+            for inner in core.jaxprs_in_params(equation.params):
+                sizes += sums_outside_of_branches(inner)
+    return sizes
+
+
+def test_a_sync_that_is_not_decided_on_stays_a_branch_in_lanes():
+    """Under vmap a branch on what differs between lanes would compute both arms."""
+    strategy = decided(far, average())
+
+    def sync(replica, state):
+        return strategy.sync(replica, state, 0)
+
+    lanes = jax.vmap(sync, axis_name="lanes", axis_size=3)
+    of_three = jax.tree.map(
+        lambda x: jnp.stack([x] * 3), (make_params(), strategy.init(make_params()))
+    )
+    jaxpr = jax.make_jaxpr(lanes, axis_env=[("devices", 2)])(
+        Replica(of_three[0]), of_three[1]
+    )
+    assert sums_outside_of_branches(jaxpr.jaxpr) == [3]  # the votes of the lanes
+
+
+def test_decisions_in_phases_chains_and_masks_are_counted():
+    """At the first step of a phase too, which makes its state anew."""
+    mask = {"w": True, "b": False}
+    late = after(4, masked(decided(at([4, 7]), average()), mask))
+    strategy = chain(
+        until(4, sync_sgd()), late, every(3, decided(at([5]), average("opt_state")))
+    )
+    trainer, state, told = trained(strategy)
+    np.testing.assert_array_equal(np.flatnonzero(told[:, 0]), [4, 7])
+    np.testing.assert_array_equal(np.flatnonzero(told[:, 1]), [5])
+    moved = np.diff(trainer.communication(state, STEPS, taken=told).per_step, prepend=0)
+    expected = np.repeat([PARAMS, 4.0], [4, STEPS - 4])
+    expected[[4, 7]] += PARAMS - 4  # without the bias
+    expected[[2, 5, 8, 11]] += 4
+    expected[5] += PARAMS
+    np.testing.assert_allclose(moved, ring(1) * expected)
+
+
+def test_at_syncs_acts_where_it_is_decided_to_sync():
+    optimizer = optax.sgd(0.05, momentum=0.9)
+    trace = []
+    strategy = at_syncs(every(2, decided(at([3, 4, 9]), average())), reset(optimizer))
+    trainer = make_trainer(strategy)
+    state = trainer.init(make_params())
+    for step in range(STEPS):
+        batch = jax.tree.map(lambda x, a=step: x[a : a + 1], BATCHES)
+        state, _ = trainer.run(state, batch)
+        trace.append(not any(map(np.any, jax.tree.leaves(state.replica.opt_state))))
+    np.testing.assert_array_equal(np.flatnonzero(trace), [3, 9])
+
+
+def test_center_of_what_is_decided_is_the_strategys_own():
+    outer = outer_step(optax.sgd(1.0))
+    trainer, state, told = trained(decided(at([5]), outer))
+    _, whole, _ = trained(decided(at([5]), outer), (6,))
+    assert told.sum() == 1
+    for x, y in zip(
+        *(jax.tree.leaves(trainer.center(s).params) for s in (state, whole)),
+        strict=True,
+    ):
+        np.testing.assert_array_equal(x, y)
+
+
+def test_what_is_decided_cannot_be_counted_without_the_decisions():
+    strategy = every(2, decided(far, average()))
+    with pytest.raises(ValueError, match=r"depends on more .* metrics\['decided'\]"):
+        syncalgos.communication(strategy, make_params(), 4, STEPS)
+    with pytest.raises(ValueError, match=r"\(12, 1\) booleans, got shape \(5, 1\)"):
+        taken = np.zeros((5, 1), bool)
+        syncalgos.communication(strategy, make_params(), 4, STEPS, taken=taken)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: decided(3, average()), "vote must be a function, got 3"),
+        (lambda: decided(far, average), r"expected a Strategy, .*call it: average\(\)"),
+        (lambda: decided(far, sync_sgd()), "does not reduce gradients is needed"),
+        (lambda: decided(far, Strategy()), "a strategy that syncs"),
+        (lambda: decided(far, delayed(every(4, average()), 2)), "acts at every step"),
+        (lambda: delayed(every(4, decided(far, average())), 2), "the data decide on"),
+        (
+            lambda: participating(decided(far, average()), sampled(0.5)),
+            "participating: the data decide on when this strategy syncs",
+        ),
+    ],
+)
+def test_what_cannot_be_decided_on_is_refused(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_dynamic_averaging_is_model_averaging_or_none_at_the_ends_of_its_bound():
+    never, always = (
+        trained(make("dynamic_averaging", bound=bound)) for bound in (1e9, 1e-9)
+    )
+    assert not never[2].any()
+    np.testing.assert_array_equal(np.flatnonzero(always[2]), [3, 7, 11])
+    trainer = make_trainer(make("model_averaging"))
+    plain, _ = trainer.run(trainer.init(make_params()), BATCHES)
+    assert never[0].divergence(never[1]) > 1e-3
+    for x, y in zip(
+        *map(jax.tree.leaves, (always[1].replica, plain.replica)), strict=True
+    ):
+        np.testing.assert_array_equal(x, y)
+
+
+DYNAMIC = "--task tiny_tasks:drawing --workers 2 --steps 11 --eval-every 4"
+DYNAMIC += f" --algo dynamic_averaging --period {PERIOD // 2} --bound 0.05"
+
+
+@pytest.fixture
+def whole(tmp_path):
+    return run(DYNAMIC, tmp_path / "whole")
+
+
+def test_a_run_counts_its_bytes_as_it_is_decided(whole):
+    s = whole.summary
+    assert whole.code == 0, whole.stderr
+    params = (s["bytes_per_worker"] - 5 * 4) / max(s["decided"], 1)
+    assert 0 < s["decided"] < 5  # of the votes after steps 2, 4, …
+    assert s["syncs"] == 5
+    sent = [x["bytes_per_worker"] for x in whole.lines]
+    assert sent[-1] == s["bytes_per_worker"]
+    for line, votes in zip(whole.lines, (2, 4, 5), strict=True):
+        averages = (line["bytes_per_worker"] - 4 * votes) / params
+        assert averages == int(averages) <= votes
+    assert f"in 5 syncs, of which the data decided on {s['decided']}" in whole.stdout
+    assert "bytes are counted as it is decided" in whole.stderr
+
+
+def test_a_run_that_goes_on_counts_as_if_it_had_not_stopped(whole, tmp_path):
+    command = f"{DYNAMIC} --dispatch-steps 1"
+    left = run(command, tmp_path / "out", signal_at(8, signal.SIGTERM))
+    assert left.code == 75, left.stderr
+    ended = run(f"{command} --resume", tmp_path / "out")
+    assert ended.code == 0, ended.stderr
+    for name in ("bytes_per_worker", "syncs", "decided"):
+        assert ended.summary[name] == whole.summary[name]
+    sent = [[x["bytes_per_worker"] for x in lines_of(r)] for r in (ended, whole)]
+    assert sent[0][-2:] == sent[1][-2:]

@@ -1,0 +1,377 @@
+"""Results that arrive late, against NumPy that keeps them in a dictionary by then."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from problems import relative_error
+from quadratics import (
+    LR,
+    ROUNDING,
+    SIZE,
+    START,
+    STEPS,
+    assert_replicas,
+    flatten,
+    local_steps,
+    train,
+    unflatten,
+)
+
+import syncalgos
+from experiments.training.effective_lr import effective_lr
+from syncalgos import (
+    average,
+    bmuf,
+    chain,
+    communication,
+    delayed,
+    diloco,
+    every,
+    masked,
+    model_averaging,
+    post_local_sgd,
+    reset,
+    streaming_diloco,
+    sync_sgd,
+)
+
+MOMENTUM = optax.sgd(LR, momentum=0.9)
+
+
+@pytest.fixture(autouse=True)
+def float64():
+    with jax.enable_x64(True):
+        yield
+
+
+def test_delay_of_zero_is_the_strategy_itself():
+    strategy = bmuf(4)
+    assert delayed(strategy, 0) is strategy
+
+
+def test_without_a_delay_a_share_of_the_local_value_stays():
+    """As in torchft, which mixes on arrival whatever the delay is."""
+    trained = train(delayed(chain(model_averaging(4), reset(optax.sgd(LR))), 0, 0.25))
+    assert_replicas(trained, averaged_late(4, 0, 0.25))
+
+
+def averaged_late(period, delay, alpha, steps=STEPS):
+    """The replicas after each step; a result arrives before the next one is sent."""
+    under_way, replicas = {}, []
+    for step, theta, _ in local_steps(steps=steps):
+        if (step + 1) % period == 0 and not delay:
+            under_way[step] = theta.mean(0)
+        if step in under_way:
+            theta[:] = (1 - alpha) * under_way[step] + alpha * theta
+        if (step + 1) % period == 0:
+            under_way[step + delay] = theta.mean(0)
+        replicas.append(theta.copy())
+    return replicas
+
+
+def averaged_late_by_addition(period, delay, alpha, steps=STEPS):
+    """What a worker gained of the mean is added to what it holds when that arrives."""
+    under_way, replicas = {}, []
+    for step, theta, _ in local_steps(steps=steps):
+        theta += (1 - alpha) * under_way.get(step, 0)
+        if (step + 1) % period == 0:
+            under_way[step + delay] = theta.mean(0) - theta
+        replicas.append(theta.copy())
+    return replicas
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.5])
+@pytest.mark.parametrize("delay", [1, 2, 3])
+def test_what_is_sent_at_a_step_arrives_delay_steps_later(delay, alpha):
+    trained = train(delayed(model_averaging(4), delay, alpha), steps=16)
+    assert_replicas(trained, averaged_late(4, delay, alpha, steps=16))
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.5])
+@pytest.mark.parametrize(
+    "period, delay", [(4, 1), (4, 3), (4, 4), (4, 6), (1, 3), (2, 5), (3, 9)]
+)
+def test_what_arrives_is_added_while_several_results_are_under_way(
+    period, delay, alpha
+):
+    strategy = delayed(model_averaging(period), delay, alpha, arrival="add")
+    trained = train(strategy, steps=20)
+    expected = averaged_late_by_addition(period, delay, alpha, steps=20)
+    assert_replicas(trained, expected)
+
+
+def test_schedules_and_conditions_are_delayed_as_periods_are():
+    """Of these no period tells how many results can be under way."""
+    for strategy in (
+        every(lambda step: 4, average()),
+        syncalgos.when(lambda step: step % 4 == 3, average()),
+        every(2, every(4, average())),
+    ):
+        trained = train(delayed(strategy, 3, 0.5), steps=16)
+        assert_replicas(trained, averaged_late(4, 3, 0.5, steps=16))
+        trained = train(delayed(strategy, 6, 0.5, arrival="add"), steps=16)
+        expected = averaged_late_by_addition(4, 6, 0.5, steps=16)
+        assert_replicas(trained, expected)
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        delayed(model_averaging(4), 4),
+        delayed(diloco(4), 8, 0.5),
+        delayed(every(lambda step: 4, average()), 6),
+        delayed(syncalgos.when(lambda step: step % 4 == 3, average()), 4),
+        every(4, delayed(average(), 5)),
+        delayed(chain(model_averaging(8), average()), 1),
+    ],
+)
+def test_results_that_would_replace_all_local_steps_are_refused(strategy):
+    """A steady drift would end where it started: no step is ever kept."""
+    with pytest.raises(ValueError, match="so no local step would be kept"):
+        train(strategy)
+
+
+@pytest.mark.parametrize("delay", [4, 8, 9])
+@pytest.mark.parametrize(
+    "strategy, times", [(model_averaging(4), 1), (diloco(4), 7), (bmuf(4, 0.5), 2)]
+)
+def test_added_results_keep_all_of_a_steady_drift(strategy, times, delay):
+    late = delayed(strategy, delay, arrival="add")
+    found = effective_lr(late, unflatten(START), optax.sgd(LR), 4, LR)
+    assert found == pytest.approx(times * LR, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("delay", "alpha", "agree"),
+    [
+        (4, 0.0, True),
+        (8, 0.0, False),
+        (8, 0.05, True),
+        (12, 0.36, False),
+        (12, 0.41, True),
+    ],
+)
+def test_replicas_agree_below_the_bound_on_added_results(delay, alpha, agree):
+    """They part in the first round, in which gradients differ; 0 is all that follow."""
+    strategy = delayed(model_averaging(4), delay, alpha, arrival="add")
+    loss = syncalgos.stateless(lambda params, batch: jnp.sum(params * batch))
+    trainer = syncalgos.DataParallel(loss, optax.sgd(LR), strategy, 4, "vmap")
+    apart = np.arange(4.0) * (np.arange(2000) < 4)[:, None]
+    state, _ = trainer.run(trainer.init(jnp.zeros(())), apart)
+    assert (trainer.divergence(state) < 1e-3) == agree
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.5])
+@pytest.mark.parametrize("delay", [1, 3])
+def test_replacing_takes_the_local_steps_under_way_off_the_effective_rate(delay, alpha):
+    late = delayed(model_averaging(8), delay, alpha)
+    found = effective_lr(late, unflatten(START), optax.sgd(LR), 4, LR)
+    assert found == pytest.approx(LR * (1 - (1 - alpha) * delay / 8), rel=1e-3)
+
+
+@pytest.mark.parametrize("delay", [1, 3])
+def test_delayed_reduction_gives_gradients_of_that_many_steps_ago(delay):
+    sent = []
+
+    def late(grads, step):
+        sent.append(grads.mean(0))
+        return sent[-1 - delay] if step >= delay else np.zeros(SIZE)
+
+    expected = [theta.copy() for _, theta, _ in local_steps(combine=late)]
+    assert_replicas(train(delayed(sync_sgd(), delay)), expected)
+
+
+class NumPyBMUF:
+    """Its center w, and what one block makes of the mean of the models."""
+
+    def __init__(self):
+        self.center, self.velocity = START, np.zeros(SIZE)
+
+    def __call__(self, mean):
+        self.velocity = 0.8 * self.velocity + 0.7 * (mean - self.center)
+        self.center = self.center + self.velocity
+        return self.center
+
+
+class NumPyDiLoCo(NumPyBMUF):
+    def __call__(self, mean):
+        outer_grad = self.center - mean
+        self.velocity = 0.8 * self.velocity + outer_grad
+        self.center = self.center - 0.7 * (outer_grad + 0.8 * self.velocity)
+        return self.center
+
+
+@pytest.mark.parametrize("delay", [2, 3])
+@pytest.mark.parametrize(
+    ("strategy", "by_hand"),
+    [(bmuf(4, 0.8, 0.7), NumPyBMUF), (diloco(4, 0.7, 0.8), NumPyDiLoCo)],
+    ids=["bmuf", "diloco"],
+)
+def test_center_of_a_delayed_strategy_is_that_of_the_last_arrival(
+    strategy, by_hand, delay
+):
+    block, under_way, center = by_hand(), {}, START
+    replicas, centers = [], []
+    for step, theta, _ in local_steps(steps=16):
+        if step in under_way:
+            theta[:] = center = under_way[step]
+        if (step + 1) % 4 == 0:
+            under_way[step + delay] = block(theta.mean(0))
+        replicas.append(theta.copy())
+        centers.append(center)
+
+    trained = train(delayed(strategy, delay), steps=16)
+    assert_replicas(trained, replicas)
+    assert relative_error(trained.centers, np.array(centers)) <= ROUNDING
+
+
+def test_center_of_a_delayed_average_is_the_mean():
+    trained = train(delayed(model_averaging(4), 2))
+    mean = trained.replicas.mean(1)
+    assert relative_error(trained.centers, mean) <= ROUNDING
+
+
+# What each leaves of momentum when it sends, and how: in one gate or in gates apart.
+AT_ONCE = {
+    "reset": (reset(MOMENTUM), lambda m: 0 * m),
+    "average": (average("opt_state"), lambda m: m.mean(0)),
+}
+
+
+@pytest.mark.parametrize("together", [True, False], ids=["one gate", "gates apart"])
+@pytest.mark.parametrize("kind", AT_ONCE)
+def test_what_happens_to_the_optimizer_takes_effect_at_once(kind, together):
+    """Neither are params rewound to when it was sent, nor gradients held back."""
+    member, effect = AT_ONCE[kind]
+    under_way, expected = {}, []
+    for step, theta, momentum in local_steps(momentum=0.9):
+        if step in under_way:
+            theta[:] = under_way[step]
+        if (step + 1) % 4 == 0:
+            under_way[step + 2] = theta.mean(0)
+            momentum[:] = effect(momentum)
+        expected.append(theta.copy())
+
+    apart = chain(model_averaging(4), every(4, member))
+    strategy = every(4, chain(average(), member)) if together else apart
+    assert_replicas(train(delayed(strategy, 2), MOMENTUM), expected)
+
+
+def test_a_delayed_reset_leaves_params_alone():
+    expected = []
+    for step, theta, momentum in local_steps(momentum=0.9):
+        if (step + 1) % 4 == 0:
+            momentum[:] = 0
+        expected.append(theta.copy())
+    assert_replicas(train(delayed(every(4, reset(MOMENTUM)), 2), MOMENTUM), expected)
+
+
+def test_leaves_that_a_delayed_strategy_does_not_touch_train_on():
+    """In one gate with another, the part of one arrives, and the rest stays."""
+    body = np.arange(SIZE) < 16
+    under_way, expected = {}, []
+    for step, theta, _ in local_steps():
+        if step in under_way:
+            theta[:, body] = under_way[step]
+        if (step + 1) % 4 == 0:
+            under_way[step + 2] = theta[:, body].mean(0)
+        expected.append(theta.copy())
+
+    part = masked(average(), {"body": True, "head": False})
+    for strategy in (every(4, chain(part, average("buffers"))), every(4, part)):
+        assert_replicas(train(delayed(strategy, 2)), expected)
+
+
+def test_a_delayed_phase_gives_nothing_before_something_was_sent_in_it():
+    """Step 3 ends a period before the phase: nothing arrives from it at step 5."""
+    under_way, expected = {}, []
+    for step, theta, _ in local_steps():
+        if step in under_way:
+            theta[:] = under_way[step]
+        if step >= 4 and (step + 1) % 4 == 0:
+            under_way[step + 2] = theta.mean(0)
+        expected.append(theta.copy())
+    trained = train(delayed(syncalgos.after(4, model_averaging(4)), 2))
+    assert_replicas(trained, expected)
+
+
+def test_delayed_post_local_sgd_delays_gradients_first_and_models_later():
+    sent, under_way, expected = [], {}, []
+
+    def late(grads, step):
+        sent.append(grads.mean(0))
+        late = sent[-3] if step >= 2 else np.zeros(SIZE)
+        return late if step < 4 else grads
+
+    for step, theta, _ in local_steps(combine=late):
+        if step in under_way:
+            theta[:] = under_way[step]
+        if step >= 4 and (step + 1) % 4 == 0:
+            under_way[step + 2] = theta.mean(0)
+        expected.append(theta.copy())
+    assert_replicas(train(delayed(post_local_sgd(4, 4), 2)), expected)
+
+
+def test_gate_around_a_delayed_strategy_says_when_it_sends():
+    trained = train(every(4, delayed(average(), 2, 0.5)), steps=16)
+    assert_replicas(trained, averaged_late(4, 2, 0.5, steps=16))
+
+
+def test_streaming_diloco_of_one_fragment_with_a_delay_is_delayed_diloco():
+    """It is sent so many steps before the end of its period, to arrive there."""
+    streamed = train(streaming_diloco(4, 1, delay=2, alpha=0.25))
+    sent = every(4, diloco(1), offset=2)
+    other = train(delayed(sent, 2, alpha=0.25))
+    assert relative_error(streamed.replicas, other.replicas) <= ROUNDING
+    assert relative_error(streamed.centers, other.centers) <= ROUNDING
+
+
+@pytest.mark.parametrize(
+    "strategy", [sync_sgd(), model_averaging(4), bmuf(4), chain(diloco(3), sync_sgd())]
+)
+def test_bytes_are_counted_at_the_step_that_sends(strategy):
+    params = unflatten(START)
+    at_once = communication(strategy, params, workers=4, steps=12)
+    late = communication(delayed(strategy, 2), params, workers=4, steps=12)
+    assert at_once.bytes_per_worker > 0
+    assert late.calls == at_once.calls
+    np.testing.assert_array_equal(late.per_step, at_once.per_step)
+
+
+def test_delayed_bfloat16_keeps_its_dtype_and_mixes_in_float32():
+    """What arrives at step 4, half of it, is the mean of the models after step 2."""
+    trained = train(delayed(model_averaging(3), 2, 0.5), dtype=jnp.bfloat16, steps=5)
+    plain = train(syncalgos.Strategy(), dtype=jnp.bfloat16, steps=5)
+    leaves = jax.tree.leaves(trained.replica.params)
+    assert all(leaf.dtype == jnp.bfloat16 for leaf in leaves)
+    after = flatten(plain.replica.params, lead=2)  # (steps, workers, SIZE)
+    mean = jnp.mean(jnp.asarray(after[2]), axis=0)  # sums in float32, then rounds
+    mixed = 0.5 * np.float32(mean) + 0.5 * np.float32(after[4])
+    actual = flatten(trained.replica.params, lead=2)[4]
+    # A mean summed in another order may round the other way, half of the last bit.
+    np.testing.assert_allclose(np.float32(actual), mixed, rtol=2**-7, atol=2**-9)
+    assert relative_error(np.float32(after[4]), mixed) > 0.1  # it has moved
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: delayed(bmuf, 1), r"delayed: expected a Strategy.*bmuf\(\)"),
+        (lambda: delayed(bmuf(), -1), "delayed: delay must be .* at least 0, got -1"),
+        (lambda: delayed(bmuf(), 1.5), "delayed: delay must be a whole number"),
+        (lambda: delayed(bmuf(), 1, 1.5), "delayed: alpha must be at most 1, got 1.5"),
+        (lambda: delayed(bmuf(), 1, -0.1), "delayed: alpha must be .* at least 0"),
+        (lambda: delayed(bmuf(), 0, 2.0), "delayed: alpha must be at most 1, got 2.0"),
+        (
+            lambda: delayed(bmuf(), 1, arrival="ad"),
+            "unknown arrival of delayed 'ad'",
+        ),
+        (lambda: delayed(delayed(bmuf(), 1), 2), "delayed already: add the delays"),
+        (lambda: delayed(streaming_diloco(delay=1), 2), "delayed already"),
+    ],
+)
+def test_bad_arguments_are_refused(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()

@@ -1,0 +1,300 @@
+"""What reducers send: `communication` against hand counts, and against XLA's programs.
+
+A ring all-reduce sends 2 (N-1)/N times the array, an all-gather (N-1) times the part
+that a worker has, an all-to-all (N-1)/N of the array.
+"""
+
+import collections
+import functools
+import math
+import re
+from fractions import Fraction
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import syncalgos
+from syncalgos import reducers
+from syncalgos.engine.backends import spread
+from syncalgos.engine.layout import make_layout
+
+SHAPES = {"bias": (7,), "embedding": (300, 12), "kernel": (16, 24), "scale": ()}
+SIZES = [7, 3600, 384, 1]
+ROWS = 20  # of the embedding
+WORKERS = [1, 2, 3, 8]
+
+
+def params(dtype=jnp.float32):
+    return {k: jax.ShapeDtypeStruct(shape, dtype) for k, shape in SHAPES.items()}
+
+
+def all_reduce(n, size):
+    return {"all_reduce": Fraction(2 * (n - 1), n) * size}
+
+
+def all_gather(n, part):
+    return {"all_gather": Fraction(n - 1) * part}
+
+
+def all_to_all(n, array):
+    return {"all_to_all": Fraction(n - 1, n) * array}
+
+
+def total(parts):
+    """Adds up bytes by collective; what is not sent is left out."""
+    sums = collections.Counter()
+    for part in parts:
+        sums.update(part)
+    return {kind: size for kind, size in sums.items() if size}
+
+
+def in_parts(n, code):
+    """Each worker averages a part of each leaf, coded in so many bytes, for all."""
+    for size in SIZES:
+        part = math.ceil(size / n)
+        yield all_to_all(n, n * code(part))
+        yield all_gather(n, code(part))
+
+
+def plainly(n, entry=4):
+    """Each worker combines a part of each leaf, and sends it to all."""
+    return in_parts(n, lambda entries: entry * entries)
+
+
+def clipped_bytes(n):
+    yield from plainly(n)
+    yield all_reduce(n, 4 * n)  # each worker's distance, squared
+
+
+def tally_bytes(n):
+    for part in (math.ceil(size / n) for size in SIZES):
+        yield all_to_all(n, n * math.ceil(part / 8))
+        yield all_gather(n, part)  # a count of votes is a byte
+
+
+def levels(bits, entries):
+    """Of at most 512 entries with one float32 scale, in whole bytes."""
+    blocks = math.ceil(entries / 512)
+    return blocks * (math.ceil(math.ceil(entries / blocks) * bits / 8) + 4)
+
+
+def chosen(density):
+    return [math.ceil(density * size) for size in SIZES]
+
+
+def row_sparse_bytes(n):
+    yield all_gather(n, ROWS * 4)  # their numbers
+    yield all_gather(n, ROWS * 12 * 4)
+    yield all_reduce(n, (7 + 384 + 1) * 4)
+
+
+def power_sgd_bytes(n):
+    yield all_reduce(n, 4 * 3 * (300 + 12))  # rank 3, float32
+    yield all_reduce(n, 4 * 3 * (16 + 24))
+    yield all_reduce(n, 4 * (7 + 1))
+
+
+def table(tree):
+    return {name: name == "embedding" and "table" for name in tree}
+
+
+# The reducer for an axis, and the bytes that each of n workers sends at a step.
+CASES = {
+    "mean": (reducers.mean, lambda n: [all_reduce(n, 4 * s) for s in SIZES]),
+    "mean-bfloat16": (
+        functools.partial(reducers.mean, jnp.bfloat16),
+        lambda n: [all_reduce(n, 2 * s) for s in SIZES],
+    ),
+    "bf16": (reducers.bf16, lambda n: in_parts(n, lambda entries: 2 * entries)),
+    "fp16": (reducers.fp16, lambda n: in_parts(n, lambda entries: 2 * entries)),
+    **{
+        f"int{bits}": (
+            functools.partial(reducers.quantized, bits),
+            lambda n, bits=bits: in_parts(n, functools.partial(levels, bits)),
+        )
+        for bits in (8, 4, 2)
+    },
+    "sign": (  # and a float32 scale
+        reducers.sign,
+        lambda n: [all_gather(n, math.ceil(s / 8) + 4) for s in SIZES],
+    ),
+    "majority": (
+        functools.partial(reducers.sign, True),
+        lambda n: in_parts(n, lambda entries: math.ceil(entries / 8)),
+    ),
+    "tally": (reducers.tally, tally_bytes),
+    "top_k": (  # float32 values and indices of 16 bits
+        functools.partial(reducers.top_k, 0.3),
+        lambda n: [all_gather(n, (4 + 2) * k) for k in chosen(0.3)],
+    ),
+    "top_k-int2": (
+        functools.partial(reducers.top_k, 0.3, 2),
+        lambda n: [all_gather(n, levels(2, k) + 2 * k) for k in chosen(0.3)],
+    ),
+    "random_k": (
+        functools.partial(reducers.random_k, 0.3),
+        lambda n: [all_reduce(n, 4 * k) for k in chosen(0.3)],
+    ),
+    "row_sparse": (
+        functools.partial(reducers.row_sparse, ROWS, table),
+        row_sparse_bytes,
+    ),
+    "power_sgd": (functools.partial(reducers.power_sgd, 3), power_sgd_bytes),
+    "median": (reducers.median, plainly),
+    "trimmed": (reducers.trimmed, plainly),
+    "clipped": (reducers.clipped, clipped_bytes),
+    "low_bit": (
+        reducers.low_bit,
+        lambda n: in_parts(n, functools.partial(levels, 4)),
+    ),
+}
+UNFED = ("median", "trimmed", "clipped", "low_bit")
+
+
+def count(strategy, workers, steps=1, dtype=jnp.float32, **rest):
+    return syncalgos.communication(strategy, params(dtype), workers, steps, **rest)
+
+
+def by_kind(sent):
+    return {kind: part.bytes_per_worker for kind, part in sent.by_collective.items()}
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+@pytest.mark.parametrize("name", CASES)
+def test_bytes_match_a_hand_count(name, workers):
+    make, expected = CASES[name]
+    sent = count(syncalgos.reduce_with(make()), workers, steps=3)
+    a_step = total(expected(workers))
+    assert by_kind(sent) == {kind: float(3 * size) for kind, size in a_step.items()}
+    assert sent.bytes_per_worker == float(3 * sum(a_step.values()))
+    assert sent.syncs == (3 if workers > 1 else 0)
+
+
+@pytest.mark.parametrize("name", [n for n in CASES if n not in UNFED])
+def test_error_feedback_sends_what_its_reducer_sends(name):
+    make, expected = CASES[name]
+    fed = reducers.error_feedback(make())
+    assert by_kind(count(syncalgos.reduce_with(fed), 3)) == {
+        kind: float(size) for kind, size in total(expected(3)).items()
+    }
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_bytes_are_the_same_along_one_axis(name):
+    make, expected = CASES[name]
+    one = syncalgos.reduce_with(make(axis="batch"))
+    assert by_kind(count(one, 3, axis="batch")) == {
+        kind: float(size) for kind, size in total(expected(3)).items()
+    }
+
+
+@pytest.mark.parametrize(
+    ("make", "per_entry"),
+    [
+        (reducers.mean, lambda n: Fraction(2 * (n - 1), n) * 4),
+        (reducers.bf16, lambda n: Fraction(2 * (n - 1), n) * 2),
+        (
+            reducers.quantized,
+            lambda n: Fraction(2 * (n - 1), n) * (1 + Fraction(4, 512)),
+        ),
+        (functools.partial(reducers.sign, True), lambda n: Fraction(n - 1, 4 * n)),
+        (functools.partial(reducers.top_k, 1), lambda n: Fraction(n - 1) * 6),
+        (
+            functools.partial(reducers.random_k, 1),
+            lambda n: Fraction(2 * (n - 1), n) * 4,
+        ),
+    ],
+    ids=["mean", "bf16", "int8", "majority", "top_k", "random_k"],
+)
+@pytest.mark.parametrize("workers", WORKERS)
+def test_round_sizes_send_what_the_docstring_says(make, per_entry, workers):
+    entries = 512 * 2 * 3 * 8
+    sent = syncalgos.communication(
+        syncalgos.reduce_with(make()), jnp.zeros(entries), workers, 1
+    )
+    assert sent.bytes_per_worker == float(per_entry(workers) * entries)
+
+
+# Values in their own dtype, but for those that send float32, or levels and scales.
+@pytest.mark.parametrize(
+    ("reducer", "bytes_sent"),
+    [
+        (reducers.mean(), all_reduce(2, 2 * sum(SIZES))),
+        (reducers.mean(jnp.float32), all_reduce(2, 4 * sum(SIZES))),
+        (reducers.bf16(), total(CASES["bf16"][1](2))),
+        (reducers.quantized(4), total(CASES["int4"][1](2))),
+        (reducers.top_k(0.3), all_gather(2, (2 + 2) * sum(chosen(0.3)))),
+        (reducers.random_k(0.3), all_reduce(2, 2 * sum(chosen(0.3)))),
+        (reducers.power_sgd(3), all_reduce(2, 4 * 3 * (312 + 40) + 2 * 8)),
+        (reducers.error_feedback("mean"), all_reduce(2, 4 * sum(SIZES))),
+    ],
+    ids=["mean", "wide", "bf16", "int4", "top_k", "random_k", "power_sgd", "feedback"],
+)
+def test_bfloat16_gradients_are_sent_as(reducer, bytes_sent):
+    sent = count(syncalgos.reduce_with(reducer), 2, dtype=jnp.bfloat16)
+    assert by_kind(sent) == {kind: float(x) for kind, x in bytes_sent.items()}
+
+
+def test_outer_step_sends_float32_at_syncs_alone():
+    outer = syncalgos.outer_step(optax.sgd(0.7), "mean")
+    sent = count(syncalgos.every(4, outer), 3, steps=9, dtype=jnp.bfloat16)
+    at_a_sync = float(2 * sum(SIZES) * Fraction(4, 3) * 2)
+    moved = np.diff(sent.per_step, prepend=0)
+    np.testing.assert_allclose(moved, at_a_sync * np.isin(np.arange(9), [3, 7]), 1e-12)
+
+
+def compiled_bytes(reducer, backend):
+    """Operand bytes by collective of a step, as XLA compiles it for two CPU devices."""
+    layout = make_layout(2, backend, range(2))  # a lane on each
+
+    def program(own, shared, batches):
+        return reducer.update(own, reducer.init(own), step=3)[0], ()
+
+    own = {k: np.zeros((2, 1, *shape), np.float32) for k, shape in SHAPES.items()}
+    text = (
+        spread(layout, program, donate=False).lower(own, ((), ())).compile().as_text()
+    )
+    sums = collections.Counter()
+    for line in text.splitlines():
+        kinds = "all-reduce|all-gather|all-to-all|collective-permute|reduce-scatter"
+        if found := re.search(rf" = (.*?) ({kinds})[a-z-]*\(", line):
+            result, kind = found.groups()
+            for bits, shape in re.findall(r"[a-z]+(\d+)\[([\d,]*)\]", result):
+                entries = math.prod(int(x) for x in shape.split(",") if x)
+                sums[kind.replace("-", "_")] += entries * int(bits) // 8
+    sums["all_gather"] //= 2  # its operand is the half of its result
+    return {kind: size for kind, size in sums.items() if size}
+
+
+# As compiled, arrays of one kind may travel in one instruction, but all travel; only
+# bfloat16 sums are widened to float32 on a CPU, so that "mean-bfloat16" is left out.
+COMPILED = ["mean", "bf16", "int4", "top_k-int2", "row_sparse", "clipped"]
+
+
+@pytest.mark.parametrize(
+    ("backend", "name"),
+    [
+        *(("pmap", name) for name in COMPILED),
+        *(
+            pytest.param("shard_map", name, marks=pytest.mark.slow)
+            for name in CASES
+            if name != "mean-bfloat16"
+        ),
+    ],
+)
+def test_compiled_collectives_have_the_operands_that_are_counted(backend, name):
+    reducer = CASES[name][0]()
+    counted = by_kind(count(syncalgos.reduce_with(reducer), 2))
+    # Of its operand a worker of two sends all, but in an all-to-all half.
+    share = {"all_to_all": 2}
+    operands = {kind: size * share.get(kind, 1) for kind, size in counted.items()}
+    assert compiled_bytes(reducer, backend) == operands
+
+
+def test_compiled_mean_in_bfloat16_reduces_as_many_entries():
+    operands = compiled_bytes(reducers.mean(jnp.bfloat16), "pmap")
+    # XLA widens them on a CPU, in its latest versions.
+    assert operands["all_reduce"] in (2 * sum(SIZES), 4 * sum(SIZES))

@@ -1,0 +1,209 @@
+"""Collectives over the pair of worker axes, and over a single one, against NumPy."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from syncalgos import collectives
+from syncalgos.engine.backends import spread
+from syncalgos.engine.layout import BACKENDS, make_layout
+
+LAYOUTS = [(1, 1), (1, 5), (2, 1), (2, 4), (3, 1), (3, 2), (2, 3)]
+
+
+def over_workers(function, values, backend, devices):
+    """Applies a collective to each worker's values; returns all workers' results."""
+    workers = len(jax.tree.leaves(values)[0])
+    layout = make_layout(workers, backend, range(devices))
+
+    def program(own, shared, batches):
+        return function(own), ()
+
+    own = jax.tree.map(lambda x: x.reshape(*layout.shape, *x.shape[1:]), values)
+    result, _ = spread(layout, program, donate=False)(own, ((), ()))
+    return jax.tree.map(
+        lambda x: np.asarray(x).reshape(workers, *x.shape[2:]),
+        jax.block_until_ready(result),
+    )
+
+
+def cases():
+    for devices, lanes in LAYOUTS:
+        for backend in BACKENDS:
+            if backend != "vmap" or devices == 1:
+                yield pytest.param(backend, devices, lanes)
+
+
+@pytest.mark.parametrize(("backend", "devices", "lanes"), list(cases()))
+def test_collectives_match_numpy(backend, devices, lanes):
+    workers = devices * lanes
+    values = np.random.default_rng(0).normal(size=(workers, 3)).astype(np.float32)
+    shifts = (0, 1, 2, lanes, workers - 1, workers + 1, -1)
+
+    def everything(x):
+        return {
+            "index": collectives.index(),
+            "size": np.int32(collectives.size()),
+            "mean": collectives.mean(x),
+            "agreed": collectives.agreed(x),
+            "gather": collectives.gather({"x": x})["x"],
+            "shift": [collectives.shift(x, by) for by in shifts],
+        }
+
+    result = over_workers(everything, values, backend, devices)
+    mean = np.broadcast_to(values.astype(np.float64).mean(0), values.shape)
+    np.testing.assert_array_equal(result["index"], np.arange(workers))
+    np.testing.assert_array_equal(result["size"], np.full(workers, workers))
+    np.testing.assert_allclose(result["mean"], mean, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(result["agreed"], mean, rtol=1e-5, atol=1e-6)
+    for row in result["gather"]:
+        np.testing.assert_array_equal(row, values)
+    for by, shifted in zip(shifts, result["shift"], strict=True):
+        np.testing.assert_array_equal(shifted, np.roll(values, -by, axis=0))
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, np.float16])
+@pytest.mark.parametrize("lanes", [7, 300])
+def test_short_floats_of_lanes_are_summed_before_they_are_rounded(lanes, dtype):
+    """Rounded after each of 300 additions, the sum of ones in bfloat16 stops at 256."""
+    drawn = np.random.default_rng(0).normal(1, 0.3, size=(lanes, 1000))
+    values = np.asarray(drawn.astype(dtype))
+    result = over_workers(
+        lambda x: (collectives.mean(x), collectives.group_mean(x, 1)), values, "vmap", 1
+    )
+    exact = np.broadcast_to(values.astype(np.float64).mean(0), values.shape)
+    rounded_twice = 1.5 * float(jnp.finfo(dtype).eps)  # the sum, and the quotient
+    for found in result:
+        np.testing.assert_allclose(np.float64(found), exact, rtol=rounded_twice)
+
+
+def groups_of(workers):
+    return [n for n in range(1, workers + 1) if workers % n == 0]
+
+
+def permutations_of(workers):
+    rng = np.random.default_rng(workers)
+    identity, turned = np.arange(workers), np.roll(np.arange(workers), 1)
+    return [identity, turned, *(rng.permutation(workers) for _ in range(3))]
+
+
+def each_exchange(x, permutations, axis=collectives.WORKERS):
+    def exchange(chosen):
+        return collectives.exchange({"x": x}, permutations, chosen, axis)["x"]
+
+    return jax.lax.map(exchange, np.arange(len(permutations)))
+
+
+def means_of_groups(values, groups):
+    of_groups = values.reshape(groups, -1, *values.shape[1:])
+    members = len(values) // groups
+    return np.repeat(of_groups.astype(np.float64).mean(1), members, axis=0)
+
+
+# In layouts of several lanes a group is some lanes of a device, some whole devices, or
+# (2 × 3 workers in 3 groups, 3 × 2 in 2) parts of several.
+@pytest.mark.parametrize(("backend", "devices", "lanes"), list(cases()))
+def test_collectives_among_some_workers_match_numpy(backend, devices, lanes):
+    workers = devices * lanes
+    rng = np.random.default_rng(0)
+    values = rng.normal(size=(workers, 3)).astype(np.float32)
+    rows = rng.normal(size=(workers, workers, 2)).astype(np.float32)
+    codes = rng.integers(0, 256, size=(workers, workers), dtype=np.uint8)
+    permutations = permutations_of(workers)
+
+    def everything(own):
+        x, rows, codes = own
+        means = [collectives.group_mean({"x": x}, n)["x"] for n in groups_of(workers)]
+        exchanged = each_exchange(x, permutations)
+        return means, exchanged, collectives.all_to_all((rows, codes))
+
+    means, exchanged, (of_rows, of_codes) = over_workers(
+        everything, (values, rows, codes), backend, devices
+    )
+    for groups, mean in zip(groups_of(workers), means, strict=True):
+        expected = means_of_groups(values, groups)
+        np.testing.assert_allclose(mean, expected, rtol=1e-5, atol=1e-6)
+    for chosen, sources in enumerate(permutations):
+        np.testing.assert_array_equal(exchanged[:, chosen], values[sources])
+    np.testing.assert_array_equal(of_rows, rows.swapaxes(0, 1))
+    np.testing.assert_array_equal(of_codes, codes.T)
+    assert of_codes.dtype == np.uint8
+
+
+@pytest.mark.parametrize("groups", [4, 12])
+def test_groups_that_do_not_divide_the_workers_are_refused(groups):
+    values = np.zeros((6, 1), np.float32)
+    message = f"6 workers do not divide into {groups} groups"
+    with pytest.raises(ValueError, match=message):
+        over_workers(lambda x: collectives.group_mean(x, groups), values, "vmap", 1)
+
+
+@pytest.mark.parametrize("workers", [3, 5, 7])
+def test_agreed_value_is_kept_bit_for_bit(workers):
+    value = np.random.default_rng(1).normal(size=1000).astype(np.float32)
+    values = np.broadcast_to(value, (workers, 1000))
+    result = over_workers(collectives.agreed, values, "vmap", 1)
+    np.testing.assert_array_equal(result, values)
+    # A plain mean is an ulp off here: else this test could not fail.
+    assert (over_workers(collectives.mean, values, "vmap", 1) != values).any()
+
+
+def test_mean_keeps_counts_and_keys():
+    def program(x):
+        tree = {"count": x.astype("int32"), "key": jax.random.key(7), "x": x}
+        mean = collectives.mean(tree)
+        return {**mean, "key": jax.random.key_data(mean["key"])}
+
+    result = over_workers(program, np.arange(4.0, dtype=np.float32), "vmap", 1)
+    np.testing.assert_array_equal(result["count"], [0, 1, 2, 3])
+    np.testing.assert_array_equal(result["x"], np.full(4, 1.5))
+    np.testing.assert_array_equal(
+        result["key"], np.broadcast_to(jax.random.key_data(jax.random.key(7)), (4, 2))
+    )
+
+
+def test_collectives_take_one_axis_name():
+    values = np.arange(6.0).reshape(3, 2)
+
+    def program(x):
+        return (
+            collectives.mean(x, "batch"),
+            collectives.gather(x, "batch"),
+            collectives.shift(x, 1, "batch"),
+        )
+
+    mean, gathered, shifted = jax.pmap(program, axis_name="batch")(values)
+    np.testing.assert_allclose(mean, np.broadcast_to(values.mean(0), (3, 2)), 1e-6)
+    np.testing.assert_array_equal(gathered, np.broadcast_to(values, (3, 3, 2)))
+    np.testing.assert_array_equal(shifted, np.roll(values, -1, axis=0))
+
+
+def in_a_pmap(program, values):
+    return jax.pmap(program, axis_name="batch")(values)
+
+
+def in_a_vmap(program, values):
+    return jax.jit(jax.vmap(program, axis_name="batch"))(values)
+
+
+@pytest.mark.parametrize(("mapped", "workers"), [(in_a_pmap, 3), (in_a_vmap, 6)])
+def test_collectives_among_some_workers_take_one_axis_name(mapped, workers):
+    values = np.random.default_rng(0).normal(size=(workers, workers, 2))
+    values = values.astype(np.float32)
+    permutations = permutations_of(workers)
+
+    def program(x):
+        return (
+            [collectives.group_mean(x, n, "batch") for n in groups_of(workers)],
+            each_exchange(x, permutations, "batch"),
+            collectives.all_to_all(x, "batch"),
+        )
+
+    means, exchanged, turned = mapped(program, values)
+    for groups, mean in zip(groups_of(workers), means, strict=True):
+        expected = means_of_groups(values, groups)
+        np.testing.assert_allclose(mean, expected, rtol=1e-5, atol=1e-6)
+    for chosen, sources in enumerate(permutations):
+        np.testing.assert_array_equal(exchanged[:, chosen], values[sources])
+    np.testing.assert_array_equal(turned, values.swapaxes(0, 1))

@@ -1,0 +1,735 @@
+"""A study's report: its page, its figures, its tables and its event files."""
+
+import colorsys
+import csv
+import errno
+import io
+import re
+import struct
+import subprocess
+import sys
+from collections import Counter
+from html.parser import HTMLParser
+from itertools import combinations, pairwise
+from pathlib import Path
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from reports import ALGORITHMS, NETWORKS, made_up
+
+from experiments.study.analysis.results import LOSS, Band, Report
+from experiments.study.report import events, tables, write
+from experiments.study.report import page as html
+from experiments.study.report.styles import COLOURS, HUES, looks
+from experiments.study.statistics import Spread
+from experiments.training import records
+
+ROOT = Path(__file__).parents[2]
+SVG = "{http://www.w3.org/2000/svg}"
+VOID = {"meta", "link", "br", "img", "hr", "input"}
+NASTY = "<script>alert(\"1\")</script> & 'x' | $y_$"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def small_pictures():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(write, "DPI", 20)  # PNG takes most of the time
+        yield
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    out = tmp_path_factory.mktemp("report")
+    write.write(made_up(), out)
+    return out
+
+
+class Page(HTMLParser):
+    """A page's tags, attributes and text; fails where tags do not match."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.open, self.tags, self.words = [], [], []
+        self.feed(text)
+        assert self.open == []
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if not self.open or self.open[-1] != "style":
+            self.words.append(data)
+
+    def named(self, tag):
+        return [attrs for name, attrs in self.tags if name == tag]
+
+
+def drawn(report: Report):
+    """The figures as they are shown on a page, and as files."""
+    from experiments.study.report import figures
+
+    return {name: x.wide or x.narrow for name, x in figures.draw(report).items()}
+
+
+@pytest.fixture(scope="module")
+def usual():
+    """The figures of the report as it is."""
+    return drawn(made_up())
+
+
+def colour_of(label, names=tuple(ALGORITHMS)):
+    """Of an algorithm among those of a report."""
+    return looks({name: name.split()[0] for name in names})[label].colour
+
+
+def replaced(report, key, values):
+    """The report whose second curve has other means, and no bands, for a metric."""
+    curve = report.curves[1]
+    bands = {**curve.bands, key: Band(values, values, values)}
+    curves = list(report.curves)
+    curves[1] = curve._replace(bands=bands)
+    return report._replace(curves=curves)
+
+
+def test_a_report_is_a_page_two_tables_and_each_figure_twice(folder):
+    names = {str(path.relative_to(folder)) for path in folder.rglob("*.*")}
+    figures = {name for name in names if name.startswith("figures/")}
+    assert names - figures == {"report.html", "table.md", "table.csv"}
+    stems = Counter(name.rpartition(".")[0] for name in figures)
+    assert set(stems.values()) == {2}
+    assert {"differences", "tuning-lr", "test-accuracy-by-steps"} <= {
+        stem.removeprefix("figures/") for stem in stems
+    }
+    # steps, bytes and three networks
+    assert sum("test-accuracy" in stem for stem in stems) == 5
+    page = Page((folder / "report.html").read_text())
+    assert len(page.named("figure")) == len(stems)
+
+
+def test_the_page_asks_for_no_other_file(folder):
+    text = (folder / "report.html").read_text()
+    page = Page(text)
+    assert not page.named("script") and not page.named("img")
+    for _, attrs in page.tags:
+        for key in ("src", "href", "xlink:href", "data", "action"):
+            assert attrs.get(key, "#").startswith(("#", "data:,"))
+    assert not re.search(r"url\((?!#)|@import", text)
+    policy = page.named("meta")[2]
+    assert policy["http-equiv"] == "Content-Security-Policy"
+    assert policy["content"].startswith("default-src 'none'")
+
+
+def test_the_page_answers_before_it_explains(folder):
+    text = (folder / "report.html").read_text()
+    report = made_up()
+    places = ["<h1>", 'class="headline"', "<table", 'id="words"', 'id="remarks"']
+    places += ['id="figures-measure"', 'id="time"', 'id="tuning"', 'id="replicas"']
+    places += ['id="paper"', 'id="details"']
+    places += ['id="commands"']
+    assert [text.index(place) for place in places] == sorted(map(text.index, places))
+    words = " ".join("".join(Page(text).words).split())
+    said = [report.lead.line, *(x for number in report.lead.numbers for x in number)]
+    said += [report.headline, *report.sentences, *report.remarks, report.command]
+    for told in said:
+        assert told in words
+    assert text.index('class="headline"') < text.index('class="numbers"')
+    assert "divergence" not in words.lower()  # runs diverge, replicas are spread
+
+
+def test_every_part_of_the_page_is_in_its_list_of_contents(folder):
+    page = Page((folder / "report.html").read_text())
+    heads = [attrs["id"] for attrs in page.named("h2")]
+    linked = [attrs["href"][1:] for attrs in page.named("a")]
+    assert linked == heads and len(heads) > 8
+
+
+def test_a_charts_views_are_chosen_without_a_script(folder):
+    page = Page((folder / "report.html").read_text())
+    radios = [x for x in page.named("input") if x["type"] == "radio"]
+    groups = Counter(x["name"] for x in radios)
+    # By steps, by bytes and on the slowest network; the two others are folded.
+    assert groups == {"test-accuracy-by-steps": 3, "test-loss-by-steps": 3}
+    first = [x["id"] for x in radios if "checked" in x]
+    assert first == [f"{name}--1" for name in groups]
+    assert [x["for"] for x in page.named("label")] == [x["id"] for x in radios]
+    words = [" ".join(x.split()) for x in page.words]
+    assert "On two data centres (1 Gbit/s, 30 ms)" in words
+    assert "Test accuracy on 2 other networks" in words
+    css = (ROOT / "experiments/study/report/report.css").read_text()
+    for i in range(1, 4):
+        assert f"nth-of-type({i}):checked ~ figure:nth-of-type({i})" in css
+
+
+def test_a_figure_tells_its_values_where_it_is_pointed_at(folder):
+    for path in sorted(folder.glob("figures/*.svg")):
+        root = ElementTree.fromstring(path.read_text())
+        _, _, width, height = map(float, root.attrib["viewBox"].split())
+        (points,) = (g for g in root.iter(f"{SVG}g") if g.get("class") == "points")
+        told = [str(x.findtext(f"{SVG}title")) for x in points]
+        assert len(told) >= 3 and all(told)
+        for x in points:
+            assert 0 <= float(x.attrib["cx"]) <= width
+            assert 0 <= float(x.attrib["cy"]) <= height
+        assert {label for label in ALGORITHMS for text in told if label in text}
+    root = ElementTree.fromstring((folder / "figures/differences.svg").read_text())
+    told = [x.text for x in root.iter(f"{SVG}title")]
+    assert "diloco: worse by 0.3 points [0.1, 0.6]" in told
+    path = folder / "figures/test-accuracy-by-steps.svg"
+    root = ElementTree.fromstring(path.read_text())
+    last = made_up().curves[0].bands["test_accuracy"]
+    mean, deviation = 100 * last.mean[-1], 100 * (last.high[-1] - last.mean[-1])
+    text = f"sync_sgd: {mean:.2f} ± {deviation:.2f} % after 400 local steps"
+    assert text in [x.text for x in root.iter(f"{SVG}title")]
+
+
+@given(st.lists(st.tuples(st.floats(0, 100), st.floats(1, 30)), min_size=1, max_size=9))
+def test_names_at_the_ends_of_lines_do_not_overlap_and_keep_their_order(boxes):
+    from experiments.study.report.line_labels import spread_out
+
+    wanted, heights = zip(*boxes, strict=True)
+    found = spread_out(wanted, heights, 0, 100)
+    order = sorted(range(len(boxes)), key=lambda i: wanted[i])
+    for a, b in pairwise(order):
+        assert found[b] - found[a] >= (heights[a] + heights[b]) / 2 - 1e-6
+    ends = [(y - h / 2, y + h / 2) for y, h in zip(found, heights, strict=True)]
+    assert min(low for low, _ in ends) >= -1e-6
+    assert max(high for _, high in ends) <= max(100, sum(heights)) + 1e-6
+    if len(boxes) == 1 and heights[0] / 2 <= wanted[0] <= 100 - heights[0] / 2:
+        assert found == pytest.approx(wanted)
+
+
+def test_every_line_is_named_at_its_end_in_either_size():
+    from experiments.study.report import figures
+
+    for name, (narrow, wide) in figures.draw(made_up()).items():
+        for drawing in (narrow, wide):
+            if drawing and name != "differences":
+                texts = " ".join(x.get_text() for x in drawing.figure.texts)
+                for label in ("bmuf --nesterov", "diloco"):
+                    assert label in texts, name
+                assert drawing.figure.legends == []
+
+
+def test_no_name_of_a_difference_is_crossed_by_the_line_at_zero(usual):
+    (axes,) = usual["differences"].figure.axes
+    zero = [x.get_ydata() for x in axes.lines if set(x.get_xdata()) == {0.0}]
+    bottoms = [x.get_position()[1] for x in axes.texts]
+    names = [(y - 11, y) for y in bottoms]  # 11 units of text
+    assert len(zero) == len(names) == 3
+    for line in zero:
+        for top, bottom in names:
+            assert max(line) < top or min(line) > bottom
+
+
+def test_a_point_lies_on_its_line(usual):
+    from experiments.study.report.canvas import place
+
+    drawing = usual["test-accuracy-by-steps"]
+    (axes,) = drawing.figure.axes
+    (line,) = (x for x in axes.lines if x.get_color() == colour_of("sync_sgd"))
+    ends = (np.asarray(xs, float)[-1] for xs in (line.get_xdata(), line.get_ydata()))
+    own = [x for x in drawing.points if x.text.startswith("sync_sgd: ")]
+    assert (own[-1].x, own[-1].y) == pytest.approx(place(axes, *ends))
+
+
+def test_ids_are_unique_in_the_page_and_references_find_them(folder):
+    text = (folder / "report.html").read_text()
+    page = Page(text)
+    ids = Counter(attrs["id"] for _, attrs in page.tags if "id" in attrs)
+    assert set(ids.values()) == {1}
+    referred = set(re.findall(r"url\(#([^)]+)\)", text))
+    for _, attrs in page.tags:
+        referred |= set(attrs.get("aria-labelledby", "").split())
+        referred |= {attrs[key] for key in ("for", "aria-describedby") if key in attrs}
+        referred |= {attrs[key][1:] for key in ("xlink:href", "href") if key in attrs}
+    referred.discard("ata:,")  # the icon
+    assert referred <= set(ids)
+    assert len(referred) > len(page.named("svg"))
+
+
+def test_a_figure_tells_in_words_what_it_shows(folder):
+    for path in sorted(folder.glob("figures/*.svg")):
+        root = ElementTree.fromstring(path.read_text())
+        title, desc = root.findtext(f"{SVG}title"), root.findtext(f"{SVG}desc")
+        assert root.get("role") == "img"
+        assert title and desc and len(desc) > len(title)
+        assert sum(name in desc for name in ALGORITHMS) >= 3
+    root = ElementTree.fromstring((folder / "figures/differences.svg").read_text())
+    assert "no difference seen [-0.1, 0.5]" in str(root.findtext(f"{SVG}desc"))
+
+
+def test_text_in_the_page_is_text_in_its_colours_and_at_least_ten_pixels(folder):
+    page = Page((folder / "report.html").read_text())
+    drawn = " ".join(
+        attrs["style"]
+        for tag, attrs in page.tags
+        if tag in ("text", "path", "use", "g") and "style" in attrs
+    )
+    assert not re.search(r"#[0-9a-f]{6}", drawn)
+    assert "font-family" not in drawn
+    sizes = [float(x) for x in re.findall(r"font-size: ([\d.]+)px", drawn)]
+    # What is left without margins of a phone, and of the screens for wide figures.
+    narrowest = {"wide": 960 - 2 * 0.04 * 960, "narrow": 360 - 2 * 16}
+    figures = [x for x in page.named("svg") if x.get("role") == "img"]
+    for attrs in figures:
+        width = float(attrs["viewbox"].split()[2])
+        room = narrowest[attrs.get("class", "narrow")]
+        assert min(sizes) * room / width >= 10
+    assert {x.get("class") for x in figures} == {None, "wide", "narrow"}
+    css = (ROOT / "experiments/study/report/report.css").read_text()
+    assert (
+        "@media (min-width: 60rem) { svg.wide { display: block; }" in css
+    )  # 960 pixels
+    assert {"sync_sgd", "local steps", "bytes sent by each worker (log)"} <= set(
+        page.words
+    )
+
+
+def test_the_same_study_gives_the_same_bytes(folder, tmp_path):
+    write.write(made_up(), tmp_path)
+    for path in folder.rglob("*.*"):
+        assert (
+            path.read_bytes() == (tmp_path / path.relative_to(folder)).read_bytes()
+        ), path
+
+
+def test_each_figure_of_a_table_says_what_it_is_where_heads_are_hidden(folder):
+    page = Page((folder / "report.html").read_text())
+    labels = Counter(attrs["data-label"] for attrs in page.named("td"))
+    rows = len(ALGORITHMS)
+    for head in ("test accuracy", "against sync_sgd", "each worker sent"):
+        assert labels[head] == rows
+    assert labels["steps to 95 %"] == labels["10 GbE, to 95 %"] == rows
+    assert labels["10 GbE, the run"] == labels["chosen"] == rows
+
+
+def test_the_time_to_a_target_has_columns_of_its_own(folder):
+    rows = (folder / "table.md").read_text().splitlines()
+    head, row = (
+        [cell.strip() for cell in x.split("|")]
+        for x in rows
+        if x.startswith(("| algorithm", "| slowmo"))
+    )
+    found = dict(zip(head, row, strict=True))
+    assert found["steps until 95 %"] == "not in 400 steps"
+    assert found["until 95 %, 10 GbE"] == "not in 400 steps"
+    assert found["time, 10 GbE"].endswith(" ms")
+
+
+def test_labels_cannot_become_tags(tmp_path):
+    labels = {"diloco": NASTY, "sync_sgd": 'a" onload="x'}
+    write.write(made_up(labels=labels)._replace(networks=[]), tmp_path)
+    page = Page((tmp_path / "report.html").read_text())
+    assert not page.named("script")
+    assert not any(key.startswith("on") for _, x in page.tags for key in x)
+    assert NASTY in " ".join(" ".join(page.words).split())
+    table = (tmp_path / "table.md").read_text()
+    assert "<script" not in table
+    rows = [x for x in table.splitlines() if x.startswith("|")]
+    assert len({len(re.findall(r"(?<!\\)\|", row)) for row in rows}) == 1
+
+
+def test_a_sweep_has_a_panel_and_a_group_of_rows_for_each_value(tmp_path):
+    report = made_up(sweep="workers")._replace(networks=[])
+    figures = drawn(report)
+    assert list(figures)[:2] == ["differences", "test-accuracy-by-workers"]
+    assert len(figures["test-accuracy-by-bytes"].figure.axes) == 3
+    (axes,) = figures["test-accuracy-by-workers"].figure.axes
+    assert [x.get_text() for x in axes.get_xticklabels()] == ["2", "4", "8"]
+    write.write(report, tmp_path)
+    page = Page((tmp_path / "report.html").read_text())
+    groups = [x for x in page.named("th") if x.get("scope") == "rowgroup"]
+    assert len(groups) == 3
+    with (tmp_path / "table.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["workers"] for row in rows] == ["2"] * 4 + ["4"] * 4 + ["8"] * 4
+
+
+def test_what_is_not_swept_is_drawn_beside_every_value():
+    report = made_up(sweep="period", tuned=False)._replace(networks=[])
+    rows = [x for x in report.rows if x.label != "sync_sgd"]
+    curves = [x for x in report.curves if x.label != "sync_sgd"]
+    report = report._replace(
+        rows=[report.rows[0]._replace(point=""), *rows],
+        curves=[report.curves[0]._replace(point=""), *curves],
+    )
+    figures = drawn(report)
+    panels = figures["test-accuracy-by-steps"].figure.axes
+    blue = colour_of("sync_sgd")
+    shown = [[x for x in axes.lines if x.get_color() == blue] for axes in panels]
+    assert [len(lines) for lines in shown] == [1, 1, 1]
+    (axes,) = figures["test-accuracy-by-period"].figure.axes
+    assert [x.get_text() for x in axes.get_xticklabels()] == ["2", "4", "8"]
+    across = [x for x in axes.lines if x.get_color() == blue]
+    heights = np.concatenate([np.asarray(x.get_ydata(), float) for x in across])
+    assert heights == pytest.approx([97.24, 97.24])
+
+
+def test_too_few_seeds_for_an_interval_are_drawn_thinner_and_said(usual):
+    report = made_up()
+    rows = [
+        x._replace(difference=x.difference and x.difference._replace(low=None))
+        for x in report.rows
+    ]
+    few, enough = drawn(report._replace(rows=rows, networks=[])), usual
+    assert "too few seeds for an interval" in few["differences"].note
+    assert enough["differences"].note == ""
+    widths = [
+        max(x.get_linewidth() for x in each["differences"].figure.axes[0].lines[1::3])
+        for each in (few, enough)
+    ]
+    assert widths[0] < widths[1]
+
+
+def test_replicas_that_agree_throughout_are_said_to_and_not_drawn():
+    report = made_up()
+    zero = Band([0.0] * 20, [0.0] * 20, [0.0] * 20)
+    curves = [x._replace(bands={**x.bands, "divergence": zero}) for x in report.curves]
+    report = report._replace(curves=curves, networks=[])
+    figures = drawn(report)
+    assert "divergence-by-steps" not in figures
+    shown = {name: html.Shown("", "<svg/>", x) for name, x in figures.items()}
+    words = " ".join(" ".join(Page(html.page(report, shown)).words).split())
+    assert "0 at every evaluation, so not drawn: spread of the replicas." in words
+
+
+def test_a_run_that_diverges_leaves_the_axes_as_they_were(usual):
+    report = made_up()
+    steps = np.arange(len(report.curves[1].steps))
+    wild = [*(2.0 * 10.0 ** steps[:-2]), float("inf"), float("nan")]
+    before, after = usual, drawn(replaced(report, "test_loss", wild))
+    for name in ("test-loss-by-steps", "test-loss-by-time-10-gbe"):
+        top = before[name].figure.axes[0].get_ylim()[1]
+        assert after[name].figure.axes[0].get_ylim()[1] < 2 * top
+        assert "bmuf --nesterov: leaves the picture at the top" in after[name].note
+        assert before[name].note == ""
+
+
+def test_every_view_of_a_metric_has_the_same_axis(usual):
+    limits = {
+        drawing.figure.axes[0].get_ylim()
+        for name, drawing in usual.items()
+        if name.startswith("test-accuracy-by")
+    }
+    assert len(limits) == 1
+
+
+def test_gaps_stay_gaps_and_what_was_never_measured_is_not_drawn():
+    report = made_up()._replace(networks=[])
+    count = len(report.curves[1].steps)
+    gaps = [None if i % 3 else 0.5 for i in range(count)]
+    (line,) = (
+        x
+        for x in drawn(replaced(report, "test_accuracy", gaps))[
+            "test-accuracy-by-steps"
+        ]
+        .figure.axes[0]
+        .lines
+        if x.get_color() == colour_of("bmuf --nesterov")
+    )
+    y = np.asarray(line.get_ydata(), float)
+    assert np.array_equal(np.isnan(y), [x is None for x in gaps])
+    assert set(y[~np.isnan(y)]) == {50.0}
+    nothing = [float("nan")] * count
+    figure = drawn(replaced(report, "displacement_cosine", nothing))
+    axes = figure["displacement-cosine-by-steps"].figure.axes[0]
+    assert colour_of("bmuf --nesterov") not in {x.get_color() for x in axes.lines}
+
+
+def test_who_sends_nothing_is_named_below_a_logarithmic_axis():
+    report = made_up()
+    silent = report.curves[0]._replace(bytes_per_worker=[0.0] * 20)
+    unknown = report.curves[1]._replace(bytes_per_worker=None)
+    report = report._replace(curves=[silent, unknown, *report.curves[2:]])
+    note = drawn(report)["test-accuracy-by-bytes"].note
+    assert "sync_sgd: bytes sent by each worker: 0, so not on this axis" in note
+    assert "bmuf --nesterov: bytes sent by each worker: not known" in note
+
+
+def test_an_algorithm_keeps_its_colour_and_no_two_look_alike(usual):
+    look = looks({f"algorithm {i}": f"algorithm {i}" for i in range(50)})
+    assert len(set(look.values())) == 50
+    assert len({x.colour for x in list(look.values())[: len(COLOURS)]}) == len(COLOURS)
+    colours = [colour_of(label) for label in ALGORITHMS]
+    for name, drawing in usual.items():
+        lines = drawing.figure.axes[0].lines
+        used = [x.get_color() for x in lines if x.get_color() in colours]
+        assert list(dict.fromkeys(used)) == [x for x in colours if x in used], name
+        assert len(set(used)) >= 3
+
+
+# Machado, Oliveira and Fernandes, "A physiologically-based model for simulation of
+# color vision deficiency", 2009: what is seen without one kind of cone.
+VISION = {
+    "all cones": "1 0 0 0 1 0 0 0 1",
+    "no L cones": "0.152286 1.052583 -0.204868 0.114503 0.786281 0.099216 "
+    "-0.003882 -0.048116 1.051998",
+    "no M cones": "0.367322 0.860646 -0.227968 0.280085 0.672501 0.047413 "
+    "-0.011820 0.042940 0.968881",
+    "no S cones": "1.255528 -0.076749 -0.178779 -0.078411 0.930809 0.147602 "
+    "0.004733 0.691367 0.303900",
+}
+XYZ = (
+    "0.4124564 0.3575761 0.1804375 0.2126729 0.7151522 0.0721750 "
+    "0.0193339 0.1191920 0.9503041"
+)  # of sRGB
+
+
+def matrix(text):
+    """A matrix of three rows."""
+    return np.array(text.split(), float).reshape(3, 3)
+
+
+def lab(colour, vision):
+    """CIE L*a*b* of what is seen of a colour."""
+    to_xyz = matrix(XYZ)
+    seen = np.clip(matrix(VISION[vision]) @ linear(colour), 0, 1)
+    x, y, z = np.cbrt(to_xyz @ seen / to_xyz.sum(axis=1))
+    return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
+
+
+@pytest.mark.parametrize("vision", VISION)
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_algorithms_and_their_variants_are_told_apart(scheme, vision):
+    css = (ROOT / "experiments/study/report/report.css").read_text()
+    block = re.findall(r":root \{(.*?)\}", css, re.S)[scheme == "dark"]
+    series = dict(re.findall(r"--series-(\d+): (#\w{6})", block))
+    seen = [lab(series[str(i)], vision) for i in range(len(COLOURS))]
+    same_hue = [seen[hue::HUES] for hue in range(HUES)]
+    for group in [seen[:HUES], *same_hue]:
+        for a, b in combinations(group, 2):
+            assert np.linalg.norm(a - b) > 10  # 2.3 can just be seen
+
+
+def test_variants_of_an_algorithm_are_tones_of_one_hue():
+    labels = ["sync_sgd", "bmuf", "A", "bmuf --nesterov", "diloco"]
+    algos = dict(
+        zip(labels, ["sync_sgd", "bmuf", "bmuf", "bmuf", "diloco"], strict=True)
+    )
+    look = looks(algos)
+    hues = {label: x.series % HUES for label, x in look.items()}
+    assert hues["bmuf"] == hues["A"] == hues["bmuf --nesterov"]
+    assert len({hues["sync_sgd"], hues["bmuf"], hues["diloco"]}) == 3
+    for what in ("colour", "dash", "marker"):
+        assert len({getattr(x, what) for x in look.values()}) == 5, what
+    for i, colour in enumerate(COLOURS):  # lightness and saturation differ
+        turn, base = (
+            colorsys.rgb_to_hls(*rgb(x))[0] for x in (colour, COLOURS[i % HUES])
+        )
+        assert abs((turn - base + 0.5) % 1 - 0.5) < 0.06 or i % HUES == 5  # a grey
+
+
+def luminance(colour):
+    """Relative, as WCAG 2 defines it."""
+    return linear(colour) @ [0.2126, 0.7152, 0.0722]
+
+
+def rgb(colour):
+    """Red, green and blue from 0 to 1."""
+    return np.array([int(colour[i : i + 2], 16) for i in (1, 3, 5)]) / 255
+
+
+def linear(colour):
+    """Red, green and blue as light adds up."""
+    parts = rgb(colour)
+    return np.where(parts <= 0.04045, parts / 12.92, ((parts + 0.055) / 1.055) ** 2.4)
+
+
+def contrast(a, b):
+    low, high = sorted((luminance(a), luminance(b)))
+    return (high + 0.05) / (low + 0.05)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_colours_stand_out_from_the_page(scheme):
+    css = (ROOT / "experiments/study/report/report.css").read_text()
+    blocks = re.findall(r":root \{(.*?)\}", css, re.S)
+    colours = dict(re.findall(r"--([\w-]+): (#\w{6})", blocks[scheme == "dark"]))
+    for name in ("ink", "muted", "link", "good", "bad"):
+        assert contrast(colours[name], colours["paper"]) >= 4.5, name
+    for paper in ("raised", "warn"):
+        assert contrast(colours["ink"], colours[paper]) >= 4.5
+    assert contrast(colours["muted"], colours["raised"]) >= 4.5
+    series = [colours[f"series-{i}"] for i in range(len(COLOURS))]
+    for colour in series:
+        assert contrast(colour, colours["paper"]) >= 3, colour
+    if scheme == "light":
+        assert series == list(COLOURS)
+
+
+def test_csv_has_each_figure_as_it_was_computed(folder):
+    with (folder / "table.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    for row, told in zip(rows, made_up().rows, strict=True):
+        assert row["algorithm"] == told.label
+        measured = (float(row[f"test_accuracy_{x}"]) for x in ("mean", "sd"))
+        assert told.measure
+        assert tuple(measured) == told.measure[:2]
+        assert float(row["bytes_per_worker"]) == told.bytes_per_worker
+        assert int(row["diverged"]) == told.diverged
+        assert float(row["tuned_lr"]) == told.tuned["lr"]
+        for network in NETWORKS:
+            seconds = row[f"seconds: {network.name}"]
+            assert float(seconds) == told.seconds[network.name]
+        ends = [row[f"difference_{end}"] for end in ("mean", "low", "high", "sd")]
+        if told.difference is None:
+            assert ends == [""] * 4
+        else:
+            assert list(map(float, ends)) == [
+                told.difference.mean,
+                told.difference.low,
+                told.difference.high,
+                told.difference.deviation,
+            ]
+    assert rows[3]["seconds to target: 10 GbE"] == ""
+
+
+@pytest.mark.parametrize("label", ["=1+1", "+a", "-a", "@SUM(A1)", "\t=1"])
+def test_a_label_is_no_formula_in_csv(label):
+    report = made_up(sweep="alpha", labels={"diloco": label})
+    rows = [x._replace(point="alpha=-2") for x in report.rows]
+    table = tables.csv(report._replace(rows=rows))
+    with io.StringIO(table, newline="") as file:
+        found = list(csv.DictReader(file))
+    assert found[2]["algorithm"] == f"'{label}"
+    assert found[0]["algorithm"] == "sync_sgd"
+    assert found[2]["alpha"] == "-2"  # a number is none either
+    for cell in (x for row in found for x in row.values()):
+        assert not cell.startswith(("=", "+", "-", "@")) or float(cell) <= 0
+
+
+def test_markdown_has_headline_rows_and_remarks(folder):
+    text = (folder / "table.md").read_text()
+    report = made_up()
+    assert report.headline in text
+    assert all(f"- {remark}" in text for remark in report.remarks)
+    assert "| sync_sgd | 97.24 ± 0.21 % | baseline | 41.4 MB |" in text
+    assert "not in 400 steps" in text.splitlines()[-4]
+
+
+def test_a_study_of_one_seed_and_one_algorithm_by_loss_is_reported(tmp_path):
+    report = made_up(tuned=False)
+    row = report.rows[0]._replace(
+        seeds=1,
+        measure=Spread(0.25, None, 1),
+        loss=Spread(0.25, None, 1),
+        difference=None,
+        bytes_per_worker=None,
+        syncs=None,
+        seconds={},
+        to_target={},
+        effective_lr=float("nan"),
+    )
+    curve = report.curves[0]._replace(bytes_per_worker=None, seconds={})
+    report = report._replace(
+        rows=[row], curves=[curve], networks=[], measure=LOSS, target=None, paper=None
+    )
+    write.write(report._replace(remarks=[], sentences=[]), tmp_path)
+    words = Page((tmp_path / "report.html").read_text()).words
+    assert "0.2500" in words and "not counted" in words and "not found" in words
+    names = {path.stem for path in tmp_path.glob("figures/*.svg")}
+    assert "test-loss-by-steps" in names and "test-accuracy-by-steps" in names
+    assert not any("bytes" in name or "time" in name for name in names)
+
+
+def test_an_algorithm_of_which_all_runs_diverged_is_shown_as_that(tmp_path):
+    report = made_up()._replace(networks=[])
+    gone = report.rows[1]._replace(
+        diverged=5, measure=None, loss=None, difference=None, verdict="all 5 diverged"
+    )
+    curves = [report.curves[0], *report.curves[2:]]
+    report = report._replace(
+        rows=[report.rows[0], gone, *report.rows[2:]], curves=curves
+    )
+    write.write(report, tmp_path)
+    words = Page((tmp_path / "report.html").read_text()).words
+    assert "all diverged" in words and "5 seeds, 5 diverged" in words
+    line = (tmp_path / "table.md").read_text().splitlines()[7]
+    assert line.startswith("| bmuf --nesterov | all diverged | all 5 diverged |")
+
+
+def test_a_full_disk_leaves_the_earlier_file_and_no_half_one(tmp_path, monkeypatch):
+    path = tmp_path / "table.md"
+    records.write(path, b"earlier")
+
+    def fill(self, content):
+        with self.open("wb") as file:
+            file.write(content[:3])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", fill)
+    with pytest.raises(OSError, match="No space left"):
+        records.write(path, b"later and longer")
+    assert [x.name for x in tmp_path.iterdir()] == ["table.md"]
+    assert path.read_text() == "earlier"
+
+
+def test_importing_the_report_does_not_import_matplotlib():
+    names = "write, html, tables, events, looks, quantities"
+    program = f"from experiments.study import {names}; import sys; print(*sys.modules)"
+    run = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True
+    )
+    assert run.returncode == 0, run.stderr
+    assert not {"matplotlib", "tensorboardX"} & set(run.stdout.split())
+
+
+def test_what_is_not_installed_is_named_with_its_extra(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ValueError, match=r"\.\[tensorboard\].*checkout") as caught:
+        events.check()
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def framed(path):
+    """The messages of a TFRecord file: length, its checksum, data, its checksum."""
+    content, at = path.read_bytes(), 0
+    while at < len(content):
+        (length,) = struct.unpack_from("<Q", content, at)
+        yield content[at + 12 : at + 12 + length]
+        at += 12 + length + 4
+
+
+def test_event_files_hold_the_metrics(tmp_path):
+    pytest.importorskip("tensorboardX", reason="tensorboardX is not installed")
+    from tensorboardX.proto import event_pb2
+
+    lines = [
+        {"step": 20, "train_loss": 1.5, "test_accuracy": None, "seconds": 0.5},
+        {"step": 40, "train_loss": 0.1, "test_accuracy": 0.875, "seconds": 1.25},
+    ]
+    runs = [("bmuf/seed-0", lines), ("diloco/seed-1", lines[:1])]
+    for _ in range(2):  # a second time takes the place of the first
+        events.write_events(tmp_path, runs)
+    for name, told in runs:
+        (path,) = (tmp_path / name).iterdir()
+        found = {}
+        for record in framed(path):
+            event = event_pb2.Event.FromString(record)  # pyright: ignore
+            for value in event.summary.value:
+                key = (value.tag, event.step)
+                found[key] = (event.wall_time, value.simple_value)
+        assert found == {
+            (key, line["step"]): (line["seconds"], float(np.float32(x)))
+            for line in told
+            for key, x in line.items()
+            if key != "step" and x is not None
+        }
+
+
+def test_tables_end_no_cell_early():
+    report = made_up(labels={"diloco": "a | b\nc"})
+    rows = [x for x in tables.markdown(report).splitlines() if x.startswith("|")]
+    assert len(rows) == 2 + len(ALGORITHMS)
+    assert any(r"| a \| b c |" in row for row in rows)

@@ -1,0 +1,658 @@
+"""What is said of several seeds: figures, sentences and the headline."""
+
+import math
+import random
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from scipy.stats import bootstrap, norm, t
+
+from experiments.study.analysis import formatting
+from experiments.study.analysis.claims import clause, verdict
+from experiments.study.analysis.headline import Contender, best, headline
+from experiments.study.statistics import (
+    Difference,
+    Spread,
+    band,
+    paired,
+    spread,
+)
+
+POINTS = (True, 100.0, "points")  # of an accuracy
+LOSS = (False, 1.0, "")
+NAMES = ("bmuf", "model_averaging")
+MEGABYTE = 1_000_000
+
+FIGURES = st.floats(-1e3, 1e3, allow_subnormal=False)
+BY_SEED = st.dictionaries(st.integers(0, 8), FIGURES, max_size=8)
+COMPARED = settings(deadline=None, max_examples=40)  # a bootstrap takes some ms
+
+
+def by_seed(values):
+    return dict(enumerate(values))
+
+
+def difference(mean, low=None, high=None, deviation=0.01, count=5, same_sign=True):
+    return Difference(mean, low, high, deviation, count, same_sign)
+
+
+def compared(values, baseline) -> Any:
+    return paired(values, baseline)
+
+
+def ends(found: Any) -> Any:
+    return found.low, found.high
+
+
+def test_the_deviation_is_that_of_a_sample():
+    # 1, 2, 3, 6: squares of distances from 3 sum up to 4 + 1 + 0 + 9 = 14
+    assert spread([1, 2, 3, 6]) == Spread(3.0, pytest.approx(math.sqrt(14 / 3)), 4)
+
+
+def test_one_seed_has_no_deviation():
+    assert spread([0.5]) == Spread(0.5, None, 1)
+
+
+def test_equal_figures_deviate_by_exactly_zero():
+    assert spread([0.1, 0.1, 0.1]) == Spread(0.1, 0.0, 3)
+
+
+@given(st.lists(FIGURES, min_size=2, max_size=8), st.randoms())
+def test_a_spread_is_numpys_in_any_order(values, shuffle):
+    shuffled = shuffle.sample(values, len(values))
+    found = spread(values)
+    assert spread(shuffled) == found
+    assert found.mean == pytest.approx(np.mean(values), abs=1e-9)
+    assert found.deviation == pytest.approx(np.std(values, ddof=1), abs=1e-9)
+
+
+@pytest.mark.parametrize("values", [[], [1.0, math.nan], [math.inf]])
+def test_a_mean_of_nothing_or_of_what_is_not_finite_is_refused(values):
+    with pytest.raises(ValueError, match="finite values, one or more, got"):
+        spread(values)
+
+
+def test_only_seeds_that_both_have_are_paired():
+    found = paired({0: 5.0, 1: 7.0, 3: 100.0}, {1: 4.0, 0: 4.0, 2: -100.0})
+    # 5 - 4 and 7 - 4: mean 2, squares of distances from it 1 + 1
+    assert found == Difference(2.0, None, None, pytest.approx(math.sqrt(2)), 2, True)
+
+
+@pytest.mark.parametrize(
+    ("values", "baseline"), [({}, {}), ({0: 1.0}, {}), ({0: 1.0}, {1: 1.0})]
+)
+def test_no_seed_in_common_is_no_difference(values, baseline):
+    assert paired(values, baseline) is None
+
+
+def test_five_pairs_have_an_interval_and_four_have_none():
+    values = [0.9, 0.8, 0.7, 0.95, 0.85]
+    zeros = by_seed([0.0] * 5)
+    assert ends(paired(by_seed(values[:4]), zeros)) == (None, None)
+    low, high = ends(paired(by_seed(values), zeros))
+    assert 0.7 <= low < 0.84 < high <= 0.95
+
+
+def test_the_interval_of_five_is_that_of_all_their_resamples():
+    values = [0.9, 0.8, 0.7, 0.95, 0.85]
+    # widened, 0.095 % of resamples lie beyond each end. Of all 5^5 = 3125 resamples, 1
+    # (0.032 %) is five times 0.7, and 5 more (0.16 %) four times 0.7 and once 0.8
+    expected = (4 * 0.7 + 0.8) / 5, (4 * 0.95 + 0.9) / 5
+    found = paired(by_seed(values), by_seed([0.0] * 5))
+    assert ends(found) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(("pairs", "student"), [(8, 2.365), (12, 2.201), (20, 2.093)])
+def test_the_interval_is_scipys_at_a_level_widened_for_few_pairs(pairs, student):
+    values = np.random.default_rng(3).exponential(size=pairs)
+    # Hesterberg's level, with Student's 97.5 % point of n - 1 from a printed table
+    level = 1 - 2 * norm.sf(math.sqrt(pairs / (pairs - 1)) * student)
+    expected = bootstrap(
+        (values,),
+        np.mean,
+        confidence_level=level,
+        method="percentile",
+        n_resamples=50_000,
+        rng=1,
+    ).confidence_interval
+    found = paired(by_seed(values), by_seed([0.0] * pairs))
+    # another generator's resamples: 9999 place an end to some hundredths of the width
+    width = np.ptp(expected)
+    assert ends(found) == pytest.approx(tuple(expected), abs=0.03 * width)
+
+
+def test_more_confidence_is_a_wider_interval():
+    values, zeros = by_seed([1.0, 2.0, 4.0, 3.0, 7.0, 5.0]), by_seed([0.0] * 6)
+    at_80, at_95 = (ends(paired(values, zeros, level)) for level in (0.8, 0.95))
+    assert at_95[0] < at_80[0] < at_80[1] < at_95[1]
+
+
+@pytest.mark.parametrize("confidence", [0, 1, 95, math.nan])
+def test_a_confidence_that_is_no_probability_is_refused(confidence):
+    with pytest.raises(ValueError, match="between 0 and 1, got"):
+        paired({0: 1.0}, {0: 1.0}, confidence)
+
+
+def test_a_diverged_figure_among_the_pairs_is_refused():
+    with pytest.raises(ValueError, match="finite"):
+        paired({0: math.inf}, {0: 1.0})
+
+
+@pytest.mark.parametrize("amount", [0.0, 0.25, -0.25])
+def test_equal_differences_are_an_interval_of_one_point(amount):
+    baseline = {seed: seed / 8 for seed in range(6)}
+    values = {seed: x + amount for seed, x in baseline.items()}
+    assert paired(values, baseline) == Difference(amount, amount, amount, 0.0, 6, True)
+
+
+def test_differences_that_are_equal_but_for_rounding_are_an_interval_of_one_point():
+    baseline = {seed: 0.1 * seed for seed in range(6)}
+    found = compared({seed: x + 0.1 for seed, x in baseline.items()}, baseline)
+    assert found.deviation > 0
+    assert found.low == found.mean == found.high == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("side", [1, -1])
+def test_a_bound_that_is_0_but_for_rounding_decides_nothing(dtype, side):
+    # Of five pairs one end of the interval is (4 · the least + the second least) / 5:
+    # (4 · -1 + 4) / 5 = 0 examples of 360.
+    baseline = {seed: float(dtype(341 / 360)) for seed in range(5)}
+    right = [341 + side * gain for gain in (-1, 4, 4, 5, 6)]
+    values = by_seed(float(dtype(x / 360)) for x in right)
+    found = compared(values, baseline)
+    assert 0 in ends(found)
+    assert clause(found, *POINTS).startswith("no difference seen")
+
+
+@pytest.mark.parametrize(
+    ("values", "same"),
+    [([1, 2], True), ([-1, -2], True), ([1, -2], False), ([0, 2], False)],
+)
+def test_differences_have_one_sign_or_not(values, same):
+    assert compared(by_seed(values), by_seed([0, 0])).same_sign == same
+
+
+@COMPARED
+@given(BY_SEED, BY_SEED, st.randoms())
+def test_neither_the_order_of_seeds_nor_a_repetition_changes_a_difference(
+    values, baseline, shuffle
+):
+    shuffled = dict(shuffle.sample(list(values.items()), len(values)))
+    assert paired(shuffled, baseline) == paired(values, baseline)
+
+
+@COMPARED
+@given(BY_SEED, BY_SEED)
+def test_a_difference_the_other_way_round_is_its_mirror_image(values, baseline):
+    found, other = compared(values, baseline), compared(baseline, values)
+    if found is None:
+        assert other is None
+        return
+    assume(found.mean != 0)
+    assert other.mean == -found.mean
+    assert other.deviation == found.deviation
+    if found.low is None:
+        assert other.low is other.high is None
+    else:
+        assert (other.low, other.high) == pytest.approx((-found.high, -found.low))
+
+
+@COMPARED
+@given(
+    st.lists(FIGURES, min_size=5, max_size=9),
+    st.floats(-50, 50),
+    st.sampled_from([1e-150, 1e-3, 1.0, 1e6]),
+)
+def test_an_interval_lies_within_the_differences_at_every_scale(values, shift, scale):
+    values = [scale * (x + shift) for x in values]
+    found = compared(by_seed(values), by_seed([0.0] * len(values)))
+    room = 1e-6 * max(map(abs, values))  # what counts as rounding: an end may be 0
+    assert min(values) - room <= found.low <= found.high <= max(values) + room
+
+
+@pytest.mark.parametrize(
+    ("pairs", "documented", "apart"),
+    [(5, 0.922, 0.033), (8, 0.94, 0.013), (20, 0.947, 0.006)],
+)
+def test_the_interval_covers_what_its_docstring_says(pairs, documented, apart):
+    """Measured against Student's interval, which covers exactly 95 %: where the two
+    agree, chance cancels, and only draws that they judge differently, the part `apart`
+    of 20,000 draws, leave an error."""
+    rng, zeros, draws = np.random.default_rng(pairs), by_seed([0.0] * pairs), 300
+    samples = rng.normal(size=(draws, pairs))
+    found = [compared(by_seed(x), zeros) for x in samples]
+    covered = np.array([f.low <= 0 <= f.high for f in found])
+    half = t.ppf(0.975, pairs - 1) * samples.std(axis=1, ddof=1) / math.sqrt(pairs)
+    by_student = abs(samples.mean(axis=1)) <= half
+    error = math.sqrt(0.95 * 0.05 / draws)
+    assert np.mean(by_student) == pytest.approx(0.95, abs=3 * error)
+    gap = np.mean(covered) - np.mean(by_student)
+    assert gap == pytest.approx(documented - 0.95, abs=3 * math.sqrt(apart / draws))
+
+
+EVERY_FORM = [
+    (
+        difference(0.008, 0.005, 0.011),
+        POINTS,
+        "bmuf is better than model_averaging by 0.80 points "
+        "(5 seeds, 95 % interval 0.50 to 1.10)",
+        "better by 0.80 points [0.50, 1.10]",
+    ),
+    (
+        difference(-0.008, -0.0114, -0.005),
+        POINTS,
+        "bmuf is worse than model_averaging by 0.80 points "
+        "(5 seeds, 95 % interval 0.50 to 1.14)",
+        "worse by 0.80 points [0.50, 1.14]",
+    ),
+    (
+        difference(-0.012, -0.016, -0.004),
+        LOSS,
+        "bmuf is better than model_averaging by 0.0120 "
+        "(5 seeds, 95 % interval 0.0040 to 0.0160)",
+        "better by 0.0120 [0.0040, 0.0160]",
+    ),
+    (
+        difference(13.2, 1.0, 25.6, count=8),
+        LOSS,
+        "bmuf is worse than model_averaging by 13 (8 seeds, 95 % interval 1 to 26)",
+        "worse by 13 [1, 26]",
+    ),
+    (
+        difference(0.0015, -0.002, 0.005, same_sign=False),
+        POINTS,
+        "no difference seen between bmuf and model_averaging "
+        "(5 seeds, 95 % interval -0.20 to 0.50 points)",
+        "no difference seen [-0.20, 0.50]",
+    ),
+    (
+        difference(-0.0015, -0.005, 0.002, same_sign=False),
+        POINTS,
+        "no difference seen between bmuf and model_averaging "
+        "(5 seeds, 95 % interval -0.50 to 0.20 points)",
+        "no difference seen [-0.50, 0.20]",
+    ),
+    (
+        difference(0.0015, 0.0, 0.003, same_sign=False),
+        POINTS,
+        "no difference seen between bmuf and model_averaging "
+        "(5 seeds, 95 % interval 0 to 0.30 points)",
+        "no difference seen [0, 0.30]",
+    ),
+    (
+        difference(0.0015, -0.002, 0.005, same_sign=False),
+        LOSS,
+        "no difference seen between bmuf and model_averaging "
+        "(5 seeds, 95 % interval -0.0020 to 0.0050)",
+        "no difference seen [-0.0020, 0.0050]",
+    ),
+    (
+        difference(0.008, count=3),
+        POINTS,
+        "bmuf is ahead of model_averaging by 0.80 points in all 3 seeds: "
+        "too few for an interval",
+        "ahead by 0.80 points in all 3 seeds",
+    ),
+    (
+        difference(0.008, count=2),
+        LOSS,
+        "bmuf is behind model_averaging by 0.0080 in both seeds: "
+        "too few for an interval",
+        "behind by 0.0080 in both seeds",
+    ),
+    (
+        difference(0.008, count=4, same_sign=False),
+        POINTS,
+        "bmuf is ahead of model_averaging by 0.80 points in the mean of 4 seeds "
+        "(not in all): too few for an interval",
+        "ahead by 0.80 points in the mean of 4 seeds (not in all)",
+    ),
+    (
+        difference(0.0, count=2, same_sign=False),
+        POINTS,
+        "no difference seen between bmuf and model_averaging in the mean of 2 seeds: "
+        "too few for an interval",
+        "no difference seen in the mean of 2 seeds",
+    ),
+    (
+        difference(-0.008, deviation=None, count=1),
+        POINTS,
+        "bmuf is behind model_averaging by 0.80 points on one seed: "
+        "nothing can be said of chance",
+        "behind by 0.80 points on one seed",
+    ),
+    (
+        difference(0.008, 0.008, 0.008, deviation=0.0),
+        POINTS,
+        "bmuf is better than model_averaging by 0.80 points (the same in all 5 seeds)",
+        "better by 0.80 points",
+    ),
+    (
+        difference(0.0, 0.0, 0.0, deviation=0.0),
+        POINTS,
+        "bmuf and model_averaging are equal in all 5 seeds",
+        "equal in all 5 seeds",
+    ),
+    (
+        difference(0.0, deviation=None, count=1),
+        POINTS,
+        "bmuf and model_averaging are equal on one seed",
+        "equal on one seed",
+    ),
+    (
+        None,
+        POINTS,
+        "nothing to compare between bmuf and model_averaging: no seed in common",
+        "nothing to compare: no seed in common",
+    ),
+]
+
+
+@pytest.mark.parametrize(("found", "shown", "sentence", "cell"), EVERY_FORM)
+def test_a_difference_in_words(found, shown, sentence, cell):
+    assert verdict(*NAMES, found, *shown) == sentence
+    assert clause(found, *shown) == cell
+
+
+@pytest.mark.parametrize(
+    ("found", "sentence", "cell"),
+    [
+        (
+            difference(0.008, 0.005, 0.011),
+            "bmuf is above model_averaging by 0.80 points "
+            "(5 seeds, 95 % interval 0.50 to 1.10)",
+            "above by 0.80 points [0.50, 1.10]",
+        ),
+        (
+            difference(-0.008, count=3),
+            "bmuf is below model_averaging by 0.80 points in all 3 seeds: "
+            "too few for an interval",
+            "below by 0.80 points in all 3 seeds",
+        ),
+        (
+            difference(0.0015, -0.002, 0.005, same_sign=False),
+            "no difference seen between bmuf and model_averaging "
+            "(5 seeds, 95 % interval -0.20 to 0.50 points)",
+            "no difference seen [-0.20, 0.50]",
+        ),
+    ],
+)
+def test_a_difference_without_a_winner_in_words(found, sentence, cell):
+    assert verdict(*NAMES, found, None, 100.0, "points") == sentence
+    assert clause(found, None, 100.0, "points") == cell
+
+
+@pytest.mark.parametrize(
+    ("mean", "low", "high", "figures"),
+    [
+        (0.3, 0.0001, 0.6, "0.30 (5 seeds, 95 % interval 0.0001 to 0.60)"),
+        (0.2, 1e-7, 0.4, "0.20 (5 seeds, 95 % interval 1e-07 to 0.40)"),
+        (2.0, 1.9004, 2.0996, "2.00 (5 seeds, 95 % interval 1.90 to 2.10)"),
+        (3e20, 2e20, 4e20, "3e+20 (5 seeds, 95 % interval 2e+20 to 4e+20)"),
+        (150, 100, 350, "150 (5 seeds, 95 % interval 100 to 350)"),
+    ],
+)
+def test_amounts_have_two_digits_of_the_error_and_never_vanish(
+    mean, low, high, figures
+):
+    text = verdict("a", "b", difference(mean, low, high), True, 1.0, "")
+    assert text == f"a is better than b by {figures}"
+
+
+@COMPARED
+@given(BY_SEED, BY_SEED, st.booleans())
+def test_a_verdict_the_other_way_round_says_the_same_with_the_opposite_word(
+    values, baseline, higher_is_better
+):
+    found, other = compared(values, baseline), compared(baseline, values)
+    assume(found is not None and found.mean != 0)
+    shown = (higher_is_better, 1.0, "")
+    opposite = {"better": "worse", "worse": "better"}
+    opposite |= {"ahead": "behind", "behind": "ahead"}
+    said, turned = clause(found, *shown), clause(other, *shown)
+    first, *others = said.split()
+    if said.startswith("no difference seen ["):  # of this minus the other
+        low, high = ends(found)
+        shown_low, shown_high = map(float, turned.partition("[")[2][:-1].split(", "))
+        room = 0.05 * (high - low) / 2 + 1e-9
+        assert (shown_low, shown_high) == pytest.approx((-high, -low), abs=room)
+    else:
+        assert turned.split() == [opposite.get(first, first), *others]
+
+
+@COMPARED
+@given(BY_SEED, BY_SEED, st.sampled_from([1e-9, 1e-3, 1.0, 100.0, 1e9]))
+def test_a_loss_is_judged_as_the_accuracy_of_the_opposite_sign(values, baseline, scale):
+    def negative(figures):
+        return {seed: -x for seed, x in figures.items()}
+
+    as_loss = clause(paired(values, baseline), False, scale, "")
+    as_score = clause(paired(negative(values), negative(baseline)), True, scale, "")
+    if as_loss.startswith("no difference seen ["):  # of figures of opposite signs
+        as_loss, as_score = (x.partition(" [")[0] for x in (as_loss, as_score))
+    assert as_loss == as_score
+
+
+def contender(label, mean, found=None, sends=MEGABYTE, diverged=0, count=5):
+    measure = None if mean is None else Spread(mean, 0.0012, count - diverged)
+    return Contender(label, measure, found, diverged, count, sends)
+
+
+WORSE = difference(-0.02, -0.03, -0.01)
+UNSEEN = difference(-0.001, -0.003, 0.001)
+FEW = difference(-0.001, count=3)
+
+
+def accuracy_headline(*contenders):
+    return headline(contenders, "test accuracy", True, 100.0, "%")
+
+
+def test_a_headline_of_a_clear_winner():
+    assert accuracy_headline(
+        contender("sync_sgd", 0.91, WORSE, 16 * MEGABYTE),
+        contender("bmuf", 0.932),
+        contender("diloco", 0.9, WORSE),
+    ) == (
+        "bmuf has the best test accuracy, 93.20 ± 0.12 % (5 seeds): better than "
+        "sync_sgd and diloco (95 % interval). "
+        "It sends 1 MB per worker, 1/16 of what sync_sgd sends."
+    )
+
+
+def test_a_headline_says_how_few_syncs_make_a_share():
+    """12 of 200, with a period of 16: not the 16th that a reader expects."""
+    bmuf = contender("bmuf", 0.932, None, 12 * MEGABYTE)
+    assert accuracy_headline(
+        contender("sync_sgd", 0.91, WORSE, 200 * MEGABYTE),
+        bmuf._replace(syncs="12 syncs in 200 steps"),
+    ).endswith(
+        "It sends 12 MB per worker, about 1/17 of what sync_sgd sends: 12 syncs in 200 "
+        "steps."
+    )
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"),
+    [(0.0374, "37 ms"), (137, "2.3 min"), (59.9, "60 s"), (1e7, "120 days")],
+)
+def test_a_rough_time_has_two_digits(seconds, shown):
+    assert formatting.duration(seconds, digits=2) == shown
+
+
+def test_a_headline_names_the_cheapest_of_those_not_told_from_the_best():
+    assert accuracy_headline(
+        contender("sync_sgd", 0.932, None, 16 * MEGABYTE),
+        contender("bmuf", 0.931, UNSEEN),
+        contender("sign", 0.9, WORSE, 1000),
+    ) == (
+        "sync_sgd has the best test accuracy, 93.20 ± 0.12 % (5 seeds): better than "
+        "sign (95 % interval); no difference seen to bmuf. "
+        "Of these, bmuf sends least: 1 MB per worker, 1/16 of what sync_sgd sends."
+    )
+
+
+def test_a_headline_over_few_seeds_tells_nothing_apart():
+    assert accuracy_headline(
+        contender("sync_sgd", 0.931, FEW, 16 * MEGABYTE, count=3),
+        contender("model_averaging", 0.93, FEW, count=3),
+        contender("bmuf", 0.932, count=3),
+    ) == (
+        "bmuf has the best test accuracy, 93.20 ± 0.12 % (3 seeds): too few seeds to "
+        "tell it from sync_sgd and model_averaging. Of these, bmuf and model_averaging "
+        "send least: 1 MB per worker, 1/16 of what sync_sgd sends."
+    )
+
+
+def test_a_headline_on_a_loss_takes_the_lowest():
+    text = headline(
+        [
+            contender("sync_sgd", 0.5),
+            contender("bmuf", 0.6, difference(0.1, 0.05, 0.15)),
+        ],
+        "test loss",
+        False,
+        1.0,
+        "",
+    )
+    assert text == (
+        "sync_sgd has the best test loss, 0.5000 ± 0.0012 (5 seeds): better than bmuf "
+        "(95 % interval). It sends 1 MB per worker, as every other does."
+    )
+
+
+def test_a_headline_of_one_seed():
+    one = contender("bmuf", 0.932)._replace(measure=Spread(0.932, None, 1))
+    assert accuracy_headline(one, contender("diloco", 0.93, FEW)) == (
+        "bmuf has the best test accuracy, 93.2 % (one seed): too few seeds to tell it "
+        "from diloco. Each of these sends 1 MB per worker."
+    )
+
+
+def test_a_headline_of_a_single_algorithm():
+    assert accuracy_headline(contender("bmuf", 0.932)) == (
+        "bmuf has the best test accuracy, 93.20 ± 0.12 % (5 seeds): there is nothing "
+        "to compare it to. It sends 1 MB per worker."
+    )
+
+
+def test_a_headline_of_diverged_runs():
+    lost = contender("diloco", None, diverged=5)
+    assert accuracy_headline(lost) == "All runs of diloco diverged."
+    assert accuracy_headline(lost, lost._replace(label="bmuf")) == (
+        "All runs of diloco and bmuf diverged."
+    )
+    assert accuracy_headline(
+        contender("bmuf", 0.932, diverged=2, count=7),
+        lost,
+        contender("slowmo", 0.9, WORSE, diverged=1),
+    ) == (
+        "bmuf (2 of 7 runs diverged) has the best test accuracy, 93.20 ± 0.12 % "
+        "(5 seeds): better than slowmo (1 of 5 runs diverged) (95 % interval); "
+        "all runs of diloco diverged. It sends 1 MB per worker, as every other does."
+    )
+
+
+def test_a_headline_admits_that_the_best_mean_loses_on_the_seeds_in_common():
+    assert accuracy_headline(
+        contender("bmuf", 0.932, diverged=2),
+        contender("diloco", 0.931, difference(0.002, 0.001, 0.003)),
+    ).startswith(
+        "bmuf (2 of 5 runs diverged) has the best test accuracy, 93.20 ± 0.12 % "
+        "(3 seeds): yet diloco is better where both have a result."
+    )
+
+
+@pytest.mark.parametrize(
+    ("sends", "cost"),
+    [
+        ((16, 1), "It sends 16 MB per worker, the most; diloco sends least, 1 MB."),
+        ((None, 1), "What bmuf sent could not be counted."),
+        ((1, None), "It sends 1 MB per worker."),
+        ((0, 1), "It sends nothing, diloco 1 MB."),
+        ((0, 0), "It sends nothing, as every other does."),
+        ((1, 2.7), "It sends 1 MB per worker, 37 % of what diloco sends."),
+        ((1, 10.4), "It sends 1 MB per worker, about 1/10 of what diloco sends."),
+        ((1, 1.001), "It sends 1 MB per worker, nearly all of what diloco sends."),
+        ((1, 4096.1), "It sends 1 MB per worker, 1/4,096 of what diloco sends."),
+    ],
+)
+def test_what_a_clear_winner_costs(sends, cost):
+    ours, theirs = (None if x is None else MEGABYTE * x for x in sends)
+    text = accuracy_headline(
+        contender("bmuf", 0.932, None, ours), contender("diloco", 0.9, WORSE, theirs)
+    )
+    assert text.partition("(95 % interval). ")[2] == cost
+
+
+@pytest.mark.parametrize(
+    ("sends", "cost"),
+    [
+        (
+            (2, 1, None),
+            "Of these, b sends least: 1 MB per worker, 1/2 of what a sends "
+            "(what c sent could not be counted).",
+        ),
+        ((None, None, None), "What a, b and c sent could not be counted."),
+        ((1, 1, 1), "Each of these sends 1 MB per worker."),
+    ],
+)
+def test_what_it_costs_where_nothing_can_be_told_apart(sends, cost):
+    a, b, c = (None if x is None else MEGABYTE * x for x in sends)
+    text = accuracy_headline(
+        contender("a", 0.932, None, a),
+        contender("b", 0.931, UNSEEN, b),
+        contender("c", 0.931, UNSEEN, c),
+    )
+    assert text.partition("no difference seen to b and c. ")[2] == cost
+
+
+def test_the_best_is_the_first_of_the_best_means():
+    low, high = Spread(0.1, None, 1), Spread(0.9, 0.1, 3)
+    assert best([low, None, high, high], higher_is_better=True) == 2
+    assert best([None, high, low, low], higher_is_better=False) == 2
+    assert best([None, None], higher_is_better=True) is None
+    assert best([], higher_is_better=True) is None
+
+
+def test_a_band_is_the_mean_and_a_deviation_on_either_side():
+    mean, low, high = band([[1.0, 10.0], [3.0, 10.0]])
+    assert mean == [2.0, 10.0]
+    assert low == pytest.approx([2 - math.sqrt(2), 10.0])
+    assert high == pytest.approx([2 + math.sqrt(2), 10.0])
+
+
+def test_a_band_goes_on_with_the_seeds_that_have_a_figure():
+    mean, low, high = band([[1.0, None, 5.0, math.inf], [3.0, 4.0], [2.0, None]])
+    assert (mean[0], low[0], high[0]) == (2.0, 1.0, 3.0)
+    assert (mean[1], low[1], high[1]) == (4.0, 4.0, 4.0)
+    assert (mean[2], low[2], high[2]) == (5.0, 5.0, 5.0)
+    assert all(math.isnan(x[3]) for x in (mean, low, high))
+
+
+@pytest.mark.parametrize("curves", [[], [[]], [[], []]])
+def test_a_band_of_nothing_is_empty(curves):
+    assert band(curves) == ([], [], [])
+
+
+@given(
+    st.lists(st.lists(st.none() | FIGURES, max_size=6), max_size=5), st.integers(0, 99)
+)
+def test_a_band_is_numpys_over_a_table_with_gaps_in_any_order(curves, seed):
+    longest = max(map(len, curves), default=0)
+    table = np.full((len(curves), longest), np.nan)
+    for row, curve in zip(table, curves, strict=True):
+        row[: len(curve)] = [np.nan if x is None else x for x in curve]
+    with warnings.catch_warnings():  # numpy's, of columns without a figure
+        warnings.simplefilter("ignore", RuntimeWarning)
+        mean, deviation = np.nanmean(table, axis=0), np.nanstd(table, axis=0, ddof=1)
+    deviation = np.where(np.isnan(deviation) & ~np.isnan(mean), 0, deviation)
+    found = band(random.Random(seed).sample(curves, len(curves)))
+    for actual, expected in zip(
+        found, (mean, mean - deviation, mean + deviation), strict=True
+    ):
+        np.testing.assert_allclose(actual, expected if longest else [], atol=1e-9)

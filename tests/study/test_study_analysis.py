@@ -1,0 +1,860 @@
+"""From the files of runs to a report: made-up runs, whose figures are known."""
+
+import json
+import math
+import shlex
+
+import pytest
+
+from experiments.study import config as request
+from experiments.study import spec as specs
+from experiments.study import tuning
+from experiments.study.analysis import analysis, remarks
+from experiments.study.analysis.results import ACCURACY, LOSS, Paper
+from experiments.study.analysis.runs import named_lines, read, study_lines
+from experiments.study.grid import Point, below, final_cell, tuning_cells
+from experiments.study.network import Network
+from experiments.study.search_space import values
+from experiments.study.spec import Spec
+from experiments.study.study import Study
+
+AT = (10, 20, 30)  # steps of the evaluations
+STEPS, WORKERS = AT[-1], 2
+STEP_TIME = 0.5
+SLOW = Network("slow", 1000.0, 0.01)  # bytes and seconds
+FAST = Network("fast", 1e6, 0.0)
+SETTINGS = {
+    **{"workers": WORKERS, "steps": STEPS, "batch_size": 16, "optimizer": "sgd"},
+    **{"momentum": 0.9, "weight_decay": None, "clip_norm": None, "sync_until": 0},
+    **{"schedule": "constant", "warmup_steps": 0, "partition": "iid"},
+    "opt_state_at_sync": "keep",
+}
+CONFIG = {
+    "settings": SETTINGS,
+    "backend": "pmap",
+    "devices": 2,
+    "platform": "cpu",
+    "task_arguments": {"model": "mlp"},
+    "versions": {"syncalgos": "1.2.3"},
+}
+# What is sent: 100 bytes in one all-reduce at every step, or at every tenth.
+ALWAYS = {"kinds": [{}, {"all_reduce": [100.0, 1]}], "steps": f"1*{STEPS}", "delay": 0}
+TENTH = ALWAYS | {"steps": " ".join(["0*9 1*1"] * 3)}
+BYTES = {"sync_sgd": 100, "sign_sgd": 100, "bmuf": 10}  # a step
+SENDS = {"sync_sgd": ALWAYS, "sign_sgd": ALWAYS, "bmuf": TENTH}
+
+
+def study_of(out, *argv, seeds=5):
+    """A study of sync_sgd and bmuf, with the flags given."""
+    own, rest = request.read(
+        ["--algos=sync_sgd,bmuf", f"--step-time={STEP_TIME}", *argv]
+    )
+    spec = Spec(
+        entries=specs.entries(own.algos),
+        task=own.task,
+        words=specs.groups_of_flags(rest),
+        sweep=None if own.sweep is None else values("--sweep", own.sweep),
+        tune=[values("--tune", text) for text in own.tune],
+        worker_batch=None,
+        scale_lr="none",
+        tune_seeds=own.tune_seeds,
+        share=own.tune_share,
+    )
+    return Study(spec, range(seeds), [SLOW, FAST], own, None, out)
+
+
+def points(study):
+    """Every algorithm at every value of the sweep."""
+    found = []
+    for number, entry in enumerate(study.spec.entries, 1):
+        for value in study.spec.points(entry):
+            name = "" if value is None else f"{study.spec.sweep.flag}={value}"
+            found.append(Point(entry, number, name, study.spec.argv(entry)))
+    return found
+
+
+def line(step, accuracy, algo="bmuf", **given):
+    """A line of metrics.jsonl."""
+    loss = 1 - accuracy if accuracy is not None else None
+    return {
+        **{"step": step, "train_loss": loss, "test_loss": loss},
+        **{"test_accuracy": accuracy, "bytes_per_worker": BYTES[algo] * step},
+        **{"divergence": 0.0, "pseudo_gradient": None, "displacement_cosine": None},
+        **{"seconds": 0.1 * step, **given},
+    }
+
+
+def write(run, algo, accuracies, config=None, lines=None, **given):
+    """The files of one run."""
+    run.mkdir(parents=True)
+    lines = lines or [
+        line(step, accuracy, algo)
+        for step, accuracy in zip(AT, accuracies, strict=True)
+    ]
+    summary = {
+        **{k: x for k, x in lines[-1].items() if k != "step"},
+        **{"steps": lines[-1]["step"], "workers": WORKERS, "devices": 2},
+        **{"lr": 0.05, "effective_lr": 0.4, "platform": "cpu", "seconds": 6.0},
+        **{"syncs": BYTES[algo] * lines[-1]["step"] // 100, "sends": SENDS[algo]},
+        **{"center_step": STEPS, "not_counted": None, "diverged": False, **given},
+    }
+    config = CONFIG | {"settings": SETTINGS | (config or {})}
+    for name, content in (("config", config), ("summary", summary)):
+        (run / f"{name}.json").write_text(json.dumps(content))
+    (run / "metrics.jsonl").write_text("".join(json.dumps(x) + "\n" for x in lines))
+
+
+def made(study, finals, tuned=None, **given):
+    """Runs whose accuracies end as `finals` says: seeds of (label, point)."""
+    found = []
+    for point in points(study):
+        cell = below(final_cell(point, tuned or {}, study.seeds), study.out)
+        ends = finals[point.entry.label, point.name]
+        for seed, end in zip(study.seeds, ends, strict=True):
+            curve = (end - 0.4, end - 0.1, end)
+            write(cell.run(seed), point.entry.algo, curve, **given)
+        found.append(read(point, cell))
+    return found
+
+
+def plain(study, sync, bmuf, **given):
+    """Runs of a study without a sweep."""
+    return made(study, {("sync_sgd", ""): sync, ("bmuf", ""): bmuf}, **given)
+
+
+def known(figure):
+    """A figure that is there."""
+    assert figure is not None
+    return figure
+
+
+def test_rows_hold_mean_and_deviation_over_the_seeds(tmp_path):
+    study = study_of(tmp_path, seeds=2)
+    found = analysis.report(study, plain(study, (0.8, 0.9), (0.7, 0.9)), "command")
+    sync, bmuf = found.rows
+    assert [row.label for row in found.rows] == ["sync_sgd", "bmuf"]
+    assert found.measure == ACCURACY
+    assert known(sync.measure).mean == pytest.approx(0.85)
+    assert known(sync.measure).deviation == pytest.approx(math.sqrt(0.005))
+    assert known(sync.loss).mean == pytest.approx(0.15)
+    assert known(bmuf.measure).deviation == pytest.approx(math.sqrt(0.02))
+    assert (sync.seeds, sync.diverged, sync.lr, sync.effective_lr) == (2, 0, 0.05, 0.4)
+    assert (sync.bytes_per_worker, sync.syncs) == (3000, 30)
+    assert (bmuf.bytes_per_worker, bmuf.syncs) == (300, 3)
+    assert bmuf.command.startswith("python -m experiments.run --algo bmuf ")
+    assert found.command == "command" and found.networks == [SLOW, FAST]
+    assert found.title == "sync_sgd and bmuf on digits"
+
+
+def test_what_seeds_send_unlike_is_shown_as_their_mean(tmp_path):
+    """Data may decide on what is sent: see `decided`."""
+    study = study_of(tmp_path, seeds=2)
+    runs = plain(study, (0.8, 0.9), (0.7, 0.9))
+    alike = analysis.report(study, runs, "command")
+    bmuf = runs[1]
+    bmuf.summaries[1].update(sends=SENDS["sync_sgd"], bytes_per_worker=3000)
+    for each in bmuf.lines[1]:
+        each["bytes_per_worker"] = BYTES["sync_sgd"] * each["step"]
+    found = analysis.report(study, runs, "command")
+
+    assert found.rows[1].bytes_per_worker == (300 + 3000) / 2
+    sent = known(found.curves[1].bytes_per_worker)
+    assert sent == [(10 + 100) / 2 * step for step in AT]
+    for network, own in found.rows[1].seconds.items():
+        both = [alike.rows[i].seconds[network] for i in (0, 1)]
+        assert own == pytest.approx(sum(both) / 2)
+    assert any("bmuf sends depends on the seed" in text for text in found.remarks)
+    assert not any("depends on the seed" in text for text in alike.remarks)
+
+
+def test_differences_are_paired_by_seed_and_to_the_baseline(tmp_path):
+    """Of unlike seeds the same gain: nothing varies but by rounding."""
+    study = study_of(tmp_path)
+    sync = (0.5, 0.6, 0.7, 0.8, 0.9)
+    found = analysis.report(study, plain(study, sync, [x + 0.01 for x in sync]), "")
+    first, second = found.rows
+    assert found.baseline == "sync_sgd"
+    assert first.difference is None and first.verdict == "baseline"
+    assert known(second.difference).mean == pytest.approx(0.01)
+    assert known(second.difference).deviation == pytest.approx(0, abs=1e-12)
+    assert known(second.difference).low == pytest.approx(0.01)
+    assert known(second.difference).count == 5
+    assert second.verdict.startswith("better by 1.0 points")
+    assert len(found.sentences) == 1
+    assert found.sentences[0].startswith("bmuf is better than sync_sgd by 1.0 points")
+
+
+def test_another_baseline_turns_the_difference(tmp_path):
+    study = study_of(tmp_path, "--baseline=bmuf", seeds=1)
+    found = analysis.report(study, plain(study, [0.8], [0.7]), "")
+    sync, bmuf = found.rows
+    assert bmuf.verdict == "baseline"
+    assert known(sync.difference).mean == pytest.approx(0.1)
+    assert "ahead" in sync.verdict and "one seed" in sync.verdict
+
+
+def test_bands_are_the_mean_and_one_deviation_at_each_evaluation(tmp_path):
+    study = study_of(tmp_path, seeds=2)
+    found = analysis.report(study, plain(study, (0.8, 0.9), (0.7, 0.9)), "")
+    sync = found.curves[0]
+    assert sync.steps == [*AT]
+    band = sync.bands["test_accuracy"]
+    deviation = math.sqrt(0.005)
+    assert band.mean == pytest.approx([0.45, 0.75, 0.85])
+    assert band.low == pytest.approx([x - deviation for x in (0.45, 0.75, 0.85)])
+    assert band.high == pytest.approx([x + deviation for x in (0.45, 0.75, 0.85)])
+    assert sync.bands["train_loss"].mean == pytest.approx([0.55, 0.25, 0.15])
+    assert sync.bytes_per_worker == [1000, 2000, 3000]
+    not_measured = {"pseudo_gradient", "displacement_cosine"}
+    assert not (not_measured | {"step", "seconds", "bytes_per_worker"}) & {*sync.bands}
+
+
+# Time.
+
+
+def test_modelled_time_is_computation_and_every_message(tmp_path):
+    """An all-reduce of two workers: its bytes, and two hops' latency."""
+    study = study_of(tmp_path, seeds=1)
+    found = analysis.report(study, plain(study, [0.8], [0.7]), "")
+    message = 100 / 1000 + 2 * 0.01
+    sync, bmuf = found.curves
+    expected = [step * (STEP_TIME + message) for step in AT]
+    assert sync.seconds["slow"] == pytest.approx(expected)
+    expected = [step * STEP_TIME + step // 10 * message for step in AT]
+    assert bmuf.seconds["slow"] == pytest.approx(expected)
+    assert found.rows[1].seconds["slow"] == pytest.approx(expected[-1])
+    assert found.rows[1].seconds["fast"] == pytest.approx(15 + 3 * 1e-4)
+    assert found.step_seconds == (STEP_TIME, "as given")
+
+
+def test_time_to_target_is_that_of_the_first_evaluation_as_good(tmp_path):
+    study = study_of(tmp_path, "--target=0.75", seeds=2)
+    # Means 0.45, 0.75, 0.85 and 0.3, 0.6, 0.7.
+    found = analysis.report(study, plain(study, (0.8, 0.9), (0.6, 0.8)), "")
+    sync, bmuf = found.rows
+    assert found.target == 0.75
+    assert sync.steps_to_target == 20
+    assert sync.to_target["slow"] == pytest.approx(20 * 0.62)
+    assert sync.to_target["fast"] == pytest.approx(20 * 0.5001)
+    assert bmuf.steps_to_target is None
+    assert bmuf.to_target == {"slow": None, "fast": None}
+
+
+@pytest.mark.parametrize(
+    ("measure", "target", "reached"),
+    [
+        ([], 0.89, 30),  # a point from the best mean, 0.9
+        (["--measure=test_loss"], 0.105, 30),  # 5 % from it, 0.1
+    ],
+)
+def test_the_default_target_is_near_the_best(tmp_path, measure, target, reached):
+    study = study_of(tmp_path, *measure, seeds=1)
+    found = analysis.report(study, plain(study, [0.9], [0.85]), "")
+    assert found.target == pytest.approx(target)
+    assert [row.steps_to_target for row in found.rows] == [reached, None]
+
+
+@pytest.mark.parametrize(
+    ("sync", "bmuf", "target"),
+    [
+        # No difference seen, though the means are 1.2 points apart.
+        ((0.97, 0.98, 0.97, 0.98, 0.99), (0.99, 0.93, 0.98, 0.96, 0.97), 0.966),
+        ((0.99, 0.93, 0.98, 0.96, 0.97), (0.97, 0.98, 0.97, 0.98, 0.99), 0.966),
+        # Too few seeds for an interval: 1.5 points apart, deviations of 1 and 2.
+        ((0.97, 0.98, 0.99), (0.945, 0.965, 0.985), 0.965),
+        # A mean that is a round figure but for rounding.
+        ([math.nextafter(0.966, 0)] * 5, (0.99, 0.99, 0.97, 0.93, 0.96), 0.958),
+        ((0.99, 0.99, 0.97, 0.93, 0.96), [math.nextafter(0.956, 0)] * 5, 0.956),
+        # Worse in every seed.
+        ((0.97, 0.98, 0.97, 0.98, 0.99), (0.90, 0.93, 0.91, 0.9, 0.92), 0.968),
+    ],
+)
+def test_who_is_not_told_from_the_best_reaches_the_default_target(
+    tmp_path, sync, bmuf, target
+):
+    study = study_of(tmp_path, seeds=len(sync))
+    found = analysis.report(study, plain(study, sync, bmuf), "")
+    assert found.target == pytest.approx(target)
+    worse = found.rows[1].verdict.startswith("worse")
+    assert [row.steps_to_target for row in found.rows] == [30, None if worse else 30]
+
+
+def test_a_target_that_is_given_is_taken_as_it_is(tmp_path):
+    study = study_of(tmp_path, "--target=0.7312345", seeds=1)
+    assert analysis.report(study, plain(study, [0.9], [0.85]), "").target == 0.7312345
+
+
+def test_of_a_loss_lower_is_better(tmp_path):
+    study = study_of(tmp_path, "--measure=test_loss", "--target=0.25", seeds=1)
+    found = analysis.report(study, plain(study, [0.9], [0.8]), "")
+    assert found.measure == LOSS
+    assert "behind" in found.rows[1].verdict  # 0.2 to 0.1
+    assert [row.steps_to_target for row in found.rows] == [20, 30]
+    assert found.headline.startswith("sync_sgd has the best test loss, 0.1")
+
+
+def test_a_measure_that_no_run_has_is_refused(tmp_path):
+    study = study_of(tmp_path, "--measure=test_acuracy", seeds=1)
+    with pytest.raises(ValueError, match=r"--measure.*did you mean 'test_accuracy'"):
+        analysis.report(study, plain(study, [0.9], [0.8]), "")
+
+
+def test_without_an_accuracy_the_loss_is_compared(tmp_path):
+    study = study_of(tmp_path, seeds=1)
+    lines = [line(10, None, test_loss=0.5), line(30, None, test_loss=0.25)]
+    found = analysis.report(study, plain(study, [0], [0], lines=lines), "")
+    assert found.measure == LOSS and known(found.rows[0].measure).mean == 0.25
+    assert "test_accuracy" not in found.curves[0].bands
+
+
+def test_the_measured_step_is_the_median_of_one_worker_with_a_device_to_itself(
+    tmp_path,
+):
+    """2 devices of 2 workers take 6 s of 30 steps: 0.2 s; as lanes of one, 0.1 s."""
+    study = study_of(tmp_path, seeds=3)
+    study.own.step_time = None
+    found = plain(study, [0.8] * 3, [0.7] * 3)
+    seconds, how = analysis.report(study, found, "").step_seconds
+    assert seconds == pytest.approx(0.2)
+    assert "median of 6 runs" in how and "cpu" in how
+    for r in found:
+        for s in r.summaries.values():
+            s["devices"] = 1
+    found[0].summaries[0]["seconds"] = 1e6  # one that was disturbed
+    seconds, _ = analysis.report(study, found, "").step_seconds
+    assert seconds == pytest.approx(0.1)
+
+
+def test_what_could_not_be_counted_has_no_time_and_the_report_says_so(tmp_path):
+    study = study_of(tmp_path, seeds=1)
+    lines = [line(step, 0.5, bytes_per_worker=None) for step in AT]
+    point = points(study)[1]
+    cell = below(final_cell(point, {}, study.seeds), tmp_path)
+    write(cell.run(0), "bmuf", (), lines=lines, syncs=None, sends=None)
+    first = below(final_cell(points(study)[0], {}, study.seeds), tmp_path)
+    write(first.run(0), "sync_sgd", (0.3, 0.4, 0.5))
+    found = analysis.report(
+        study, [read(points(study)[0], first), read(point, cell)], ""
+    )
+    assert found.curves[1].bytes_per_worker is None and found.curves[1].seconds == {}
+    row = found.rows[1]
+    assert (row.bytes_per_worker, row.syncs, row.seconds) == (None, None, {})
+    assert [r for r in found.remarks if r.startswith("What bmuf sends depends")]
+
+
+# A sweep.
+
+SWEPT = {
+    ("sync_sgd", ""): (0.5, 0.6),
+    ("bmuf", "period=2"): (0.6, 0.7),
+    ("bmuf", "period=4"): (0.4, 0.5),
+}
+
+
+def test_an_algorithm_that_is_not_swept_is_the_baseline_at_every_point(tmp_path):
+    study = study_of(tmp_path, "--sweep=period=2,4", seeds=2)
+    found = analysis.report(study, made(study, SWEPT), "")
+    assert [(row.label, row.point) for row in found.rows] == [*SWEPT]
+    assert found.sweep == "period"
+    gains = [row.difference and known(row.difference).mean for row in found.rows]
+    assert gains == [None, pytest.approx(0.1), pytest.approx(-0.1)]
+    assert [row.verdict == "baseline" for row in found.rows] == [True, False, False]
+    assert ["bmuf at period=2 " in s for s in found.sentences] == [True, False]
+
+
+def test_each_point_is_compared_to_the_baseline_at_that_point(tmp_path):
+    study = study_of(tmp_path, "--sweep=workers=1,2", seeds=2)
+    finals = {
+        ("sync_sgd", "workers=1"): (0.5, 0.6),
+        ("sync_sgd", "workers=2"): (0.8, 0.9),
+        ("bmuf", "workers=1"): (0.6, 0.7),
+        ("bmuf", "workers=2"): (0.6, 0.7),
+    }
+    found = analysis.report(study, made(study, finals), "")
+    gains = [row.difference and known(row.difference).mean for row in found.rows]
+    assert gains == [None, None, pytest.approx(0.1), pytest.approx(-0.2)]
+    assert "bmuf at workers=2 is" in found.sentences[1]
+    assert "sync_sgd at workers=2" in found.sentences[1]
+    assert found.headline.startswith("workers=1: bmuf has the best test accuracy")
+    assert "workers=2: sync_sgd has the best test accuracy" in found.headline
+
+
+def test_what_has_no_baseline_is_not_called_one(tmp_path):
+    """The baseline is swept, this one is not: there is no one value to compare to."""
+    study = study_of(tmp_path, "--sweep=period=2,4", "--baseline=bmuf", seeds=2)
+    found = analysis.report(study, made(study, SWEPT), "")
+    assert found.rows[0].difference is None
+    assert [row.verdict for row in found.rows[1:]] == ["baseline"] * 2
+    assert found.rows[0].verdict != "baseline"
+
+
+# Runs that diverge.
+
+
+def diverging(study, lines, seed=1):
+    """Runs of which bmuf's of that seed diverged, with these lines."""
+    found = []
+    for point in points(study):
+        cell = below(final_cell(point, {}, study.seeds), study.out)
+        for s in study.seeds:
+            if (point.entry.algo, s) == ("bmuf", seed):
+                write(cell.run(s), "bmuf", (), lines=lines, diverged=True)
+            else:
+                write(cell.run(s), point.entry.algo, (0.4, 0.7, 0.8))
+        found.append(read(point, cell))
+    return found
+
+
+def test_a_run_that_diverged_is_counted_but_in_no_figure(tmp_path):
+    study = study_of(tmp_path, seeds=3)
+    lines = [line(10, 0.1), line(20, 0.1)]
+    found = analysis.report(study, diverging(study, lines), "")
+    row = found.rows[1]
+    assert (row.seeds, row.diverged) == (3, 1)
+    assert known(row.measure).count == 2 and known(row.measure).mean == pytest.approx(
+        0.8
+    )
+    assert known(row.difference).count == 2
+    assert (row.bytes_per_worker, row.syncs) == (300, 3)  # of a whole run
+    assert "bmuf diverged in 1 of 3 runs." in found.sentences[0]
+    assert "bmuf diverged in 1 of 3 runs. Figures are of the others." in found.remarks
+    assert "bmuf (1 of 3 runs diverged)" in found.headline
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("ends", [15, 20, 25])
+def test_bands_are_of_runs_that_did_not_diverge(tmp_path, seed, ends):
+    """One's last line is of the step at which it ended, maybe of no evaluation."""
+    study = study_of(tmp_path, seeds=2)
+    lines = [line(step, 0.4) for step in AT if step < ends]
+    lines[1:] = [line(step, 0.7) for step in AT[1:] if step < ends]
+    lines.append(line(ends, 0.0, test_loss=1e9))
+    found = analysis.report(study, diverging(study, lines, seed), "")
+    curve = found.curves[1]
+    at = {step: curve.steps.index(step) for step in AT}
+    band = curve.bands["test_accuracy"]
+    assert [band.mean[at[s]] for s in AT] == pytest.approx([0.4, 0.7, 0.8])
+    assert curve.bands["test_loss"].mean[at[20]] == pytest.approx(0.3)
+
+
+def test_all_runs_diverged_is_said_and_nothing_is_compared(tmp_path):
+    study = study_of(tmp_path, seeds=1)
+    lines = [line(10, 0.1, test_loss=None)]
+    found = analysis.report(study, diverging(study, lines, seed=0), "")
+    row = found.rows[1]
+    assert (row.measure, row.loss, row.difference) == (None, None, None)
+    assert (row.bytes_per_worker, row.syncs) == (None, None)
+    assert "baseline" not in row.verdict
+    assert "all runs of bmuf diverged" in found.headline
+    assert "bmuf diverged in 1 of 1 runs." in found.sentences[0]
+
+
+# What was tuned.
+
+
+def tried(study, scores):
+    """Writes the runs that tune: by the algorithm and the values, each seed's end."""
+    for point in points(study):
+        for trial, cell in tuning_cells(study.spec, point):
+            results = scores[point.entry.label][",".join(trial.values())]
+            below_ = below(cell, study.out)
+            for seed, end in zip(cell.seeds, results, strict=True):
+                diverged = end is None
+                curve = (0.1, 0.1, 0.1 if end is None else end)
+                write(below_.run(seed), point.entry.algo, curve, diverged=diverged)
+
+
+def test_the_best_mean_on_validation_data_is_chosen_and_none_that_diverged(tmp_path):
+    study = study_of(tmp_path, "--tune=lr=0.3,0.1,0.2", "--tune-seeds=2", seeds=1)
+    scores = {"0.1": (0.5, 0.6), "0.2": (0.2, 0.7), "0.3": (0.99, None)}
+    edge = {"0.1": (0.5, 0.6), "0.2": (0.6, 0.7), "0.3": (0.7, 0.8)}
+    tried(study, {"sync_sgd": scores, "bmuf": edge})
+    sync, bmuf = (
+        tuning.report(study.spec, p, tuning.trials(study.spec, p, tmp_path), ACCURACY)[
+            0
+        ]
+        for p in points(study)
+    )
+    assert sync.values == bmuf.values == [0.1, 0.2, 0.3]
+    assert sync.scores == [pytest.approx(0.55), pytest.approx(0.45), None]
+    assert (sync.chosen, sync.at_edge) == (0.1, True)
+    assert (bmuf.chosen, bmuf.at_edge) == (0.3, True)
+    assert (bmuf.label, bmuf.point, bmuf.flag) == ("bmuf", "", "lr")
+
+
+def test_of_equal_accuracies_the_lower_loss_is_chosen(tmp_path):
+    study = study_of(tmp_path, "--tune=lr=0.1,0.2,0.3", seeds=1)
+    tried(study, {x: {"0.1": [0.5], "0.2": [0.5], "0.3": [0.5]} for x in BYTES})
+    point = points(study)[0]
+    for _, cell in tuning_cells(study.spec, point):
+        path = below(cell, tmp_path).run(cell.seeds[0]) / "summary.json"
+        loss = 0.1 if "lr=0.2" in str(path) else 0.2
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"test_loss": loss}))
+    found = tuning.trials(study.spec, point, tmp_path)
+    assert tuning.chosen(found, ACCURACY) == {"lr": "0.2"}
+    assert tuning.chosen(found, LOSS) == {"lr": "0.2"}
+    (report,) = tuning.report(study.spec, point, found, ACCURACY)
+    assert not report.at_edge
+    assert tuning.chosen([], ACCURACY) == {}
+
+
+def test_where_all_diverged_the_fewest_are_chosen(tmp_path):
+    study = study_of(tmp_path, "--tune=lr=0.1,0.2", "--tune-seeds=2", seeds=1)
+    scores = {"0.1": (None, None), "0.2": (0.1, None)}
+    tried(study, {"sync_sgd": scores, "bmuf": scores})
+    found = tuning.trials(study.spec, points(study)[0], tmp_path)
+    assert tuning.chosen(found, ACCURACY) == {"lr": "0.2"}
+
+
+def test_the_report_says_what_was_tuned_and_flags_an_edge(tmp_path):
+    words = ["--tune=lr=0.1:0.3:linear:3", "--tune=period=2,4"]
+    study = study_of(tmp_path, *words, seeds=1)
+    fine = [f"{0.1 + 0.04 * i:.3g}" for i in range(6)]  # it lacks the period
+    grid = {
+        **{"0.1,2": [0.5], "0.2,2": [0.7], "0.3,2": [0.6]},
+        **{"0.1,4": [0.8], "0.2,4": [0.9], "0.3,4": [0.4]},
+    }
+    peak = dict(zip(fine, [[x] for x in (0.1, 0.2, 0.9, 0.3, 0.2, 0.1)], strict=True))
+    tried(study, {"sync_sgd": peak, "bmuf": grid})
+    found = []
+    for point, best in zip(
+        points(study), ({"lr": "0.18"}, {"lr": "0.2", "period": "4"}), strict=True
+    ):
+        cell = below(final_cell(point, best, study.seeds), tmp_path)
+        write(cell.run(0), point.entry.algo, (0.4, 0.7, 0.8))
+        found.append(read(point, cell))
+    report = analysis.report(study, found, "")
+    lr, grid_lr, period = report.tuning
+    assert (lr.label, lr.flag, lr.chosen, lr.at_edge) == ("sync_sgd", "lr", 0.18, False)
+    assert lr.scores == pytest.approx([0.1, 0.2, 0.9, 0.3, 0.2, 0.1])
+    assert (grid_lr.chosen, grid_lr.at_edge) == (0.2, False)
+    assert grid_lr.scores == pytest.approx([0.8, 0.9, 0.6])  # over both periods
+    assert (period.flag, period.chosen, period.at_edge) == ("period", 4.0, True)
+    assert period.scores == pytest.approx([0.7, 0.9])
+    assert [row.tuned for row in report.rows] == [
+        {"lr": 0.18},
+        {"lr": 0.2, "period": 4.0},
+    ]
+    edges = [r for r in report.remarks if "edge" in r]
+    assert len(edges) == 1 and edges[0].startswith("bmuf: the best --period, 4,")
+    said = [r for r in report.remarks if r.startswith("--lr, --period: chosen")]
+    assert len(said) == 1
+    assert "6 trials of 1 seed " in said[0] and "10 % of the training data" in said[0]
+
+
+def test_unequal_budgets_are_said(tmp_path):
+    study = study_of(tmp_path, "--tune=period=2,4", seeds=1)
+    tried(study, {"bmuf": {"2": [0.5], "4": [0.6]}})
+    report = analysis.report(study, plain_tuned(study), "")
+    assert [r for r in report.remarks if r.startswith("Not all algorithms had as many")]
+    assert [row.tuned for row in report.rows] == [{}, {"period": 4.0}]
+
+
+def plain_tuned(study):
+    """Runs of which bmuf's have the period that was chosen."""
+    found = []
+    for point, best in zip(points(study), ({}, {"period": "4"}), strict=True):
+        cell = below(final_cell(point, best, study.seeds), study.out)
+        write(cell.run(0), point.entry.algo, (0.4, 0.7, 0.8))
+        found.append(read(point, cell))
+    return found
+
+
+# What a reader must know.
+
+
+@pytest.mark.parametrize(
+    ("seeds", "given", "remark"),
+    [
+        (1, {}, "one seed: too few for an interval"),
+        (4, {}, "4 seeds: too few for an interval"),
+        (
+            5,
+            {"center_step": 27},
+            "the last 3 local steps, after the last sync, are not",
+        ),
+        (5, {"center_step": 0}, "no sync came in 30 steps, so its figures are of the"),
+        (
+            5,
+            {"not_counted": "the tables"},
+            "Not counted in what each worker sends: the",
+        ),
+        (5, {"config": {"partition": "label"}}, "examples of its own (label)"),
+    ],
+)
+def test_remarks_tell_what_to_take_care_of(tmp_path, seeds, given, remark):
+    study = study_of(tmp_path, seeds=seeds)
+    finals = [0.8] * seeds
+    found = analysis.report(study, plain(study, finals, finals, **given), "")
+    assert [text for text in found.remarks if remark in text]
+
+
+def test_a_fair_study_of_enough_seeds_needs_no_remark(tmp_path):
+    study = study_of(tmp_path)
+    found = analysis.report(study, plain(study, [0.8] * 5, [0.7] * 5), "")
+    assert found.remarks == [] and found.tuning == [] and found.paper is None
+    assert [row.tuned for row in found.rows] == [{}, {}]
+
+
+# Learning rates.
+
+NO_WINNER = {"best", "better", "worse", "ahead", "behind", "leads"}
+COMMAND = "python -m experiments.compare"
+
+
+def rated(study, rates, words=()):
+    """A report of runs with these nominal and effective rates, algorithm by algorithm;
+    bmuf is better in every seed."""
+    finals = {
+        (point.entry.label, point.name): [
+            0.8 + 0.001 * seed + 0.01 * number for seed in study.seeds
+        ]
+        for number, point in enumerate(points(study))
+    }
+    runs = made(study, finals)
+    for r, (lr, effective) in zip(runs, rates, strict=True):
+        for s in r.summaries.values():
+            s.update(lr=lr, effective_lr=effective)
+    return analysis.report(study, runs, " ".join([COMMAND, *words]))
+
+
+def words_of(found):
+    """What a report says in words, but for its remarks."""
+    said = [found.headline, *found.sentences, *(row.verdict for row in found.rows)]
+    said += [found.lead.line, *(x.about for x in found.lead.numbers)]
+    return {word.strip(".:;,") for word in " ".join(said).split()}
+
+
+@pytest.mark.parametrize("seeds", [1, 3, 5])
+def test_a_comparison_at_one_nominal_rate_names_no_winner(tmp_path, seeds):
+    study = study_of(tmp_path, seeds=seeds)
+    rates = [(0.05, 0.05), (0.05, 0.4)]
+    found = rated(study, rates, ["--out", "x", "--workers", "2"])
+    assert found.terms == "at one nominal rate"
+    assert found.headline.startswith("At one nominal rate no winner is named")
+    assert "differ 8 times" in found.headline
+    assert "0.05 of sync_sgd to 0.4 of bmuf" in found.remarks[0]
+    tuned = f"{COMMAND} --workers 2 --tune lr=0.0031:0.8:log:9"
+    assert found.remarks[0].endswith(tuned)
+    assert not NO_WINNER & words_of(found)
+    assert found.rows[1].verdict.startswith("above by 1.0 points")
+    assert found.lead.line == "No winner at one nominal learning rate"
+    assert found.lead.numbers[1].value == "8 times"
+
+
+@pytest.mark.parametrize(
+    ("argv", "rates"),
+    [
+        ([], [(0.05, 0.05), (0.05, 0.07)]),  # not far enough apart
+        (["--tune=lr=0.1,0.2"], [(0.05, 0.05), (0.05, 0.4)]),
+        (["--algos=sync_sgd --lr 0.4,bmuf --lr 0.05"], [(0.4, 0.4), (0.05, 0.4)]),
+        # One algorithm at several rates compares rates and means to.
+        (["--algos=bmuf --lr 0.1,bmuf --lr 1"], [(0.1, 0.8), (1.0, 8.0)]),
+        (["--algos=bmuf"], [(0.1, 0.8)]),
+    ],
+)
+def test_a_fair_comparison_needs_no_word_on_rates(tmp_path, argv, rates):
+    study = study_of(tmp_path, *argv)
+    if study.spec.tune:
+        lr = {"0.1": [0.5], "0.2": [0.4]}
+        tried(study, {"sync_sgd": lr, "bmuf": lr})
+    found = rated(study, rates)
+    assert found.terms == ""
+    assert not [x for x in found.remarks if x.startswith("Learning rates were")]
+    if len(found.rows) > 1:
+        assert NO_WINNER & words_of(found)
+
+
+def test_rates_given_by_hand_are_said_to_be(tmp_path):
+    algos = "sync_sgd,'B, N'=bmuf --nesterov --lr 0.4,bmuf --lr 1,bmuf"
+    rates = [(0.05, 0.05), (0.4, 3.2), (1.0, 8.0), (0.05, 0.4)]
+    found = rated(study_of(tmp_path, f"--algos={algos}"), rates)
+    assert found.terms == "at rates given by hand"
+    assert found.headline.startswith("At rates given by hand, bmuf has the best")
+    assert found.lead.line == "At rates given by hand: bmuf has the best test accuracy"
+    assert "differ 160 times" in found.remarks[0]
+    # Without its rate one of the algorithms is there twice.
+    argv = shlex.split(found.remarks[0].partition(COMMAND)[2])
+    own, rest = request.read(argv)
+    again = specs.of(request.Asked(own, rest))
+    assert [(x.label, *x.words) for x in again.entries] == [
+        ("sync_sgd",),
+        ("B, N", "--nesterov"),
+        ("bmuf",),
+    ]
+    assert [x.flag for x in again.tune] == ["lr"]
+
+
+def test_who_has_no_effective_rate_is_left_out_of_the_comparison_of_rates(tmp_path):
+    study = study_of(tmp_path, "--algos=sync_sgd,bmuf,sign_sgd")
+    found = rated(study, [(0.05, 0.05), (0.05, 0.4), (0.05, None)])
+    assert found.terms and "(sign_sgd: none known)" in found.remarks[0]
+    study = study_of(tmp_path / "2", "--algos=sync_sgd,sign_sgd")
+    found = rated(study, [(0.05, 0.05), (0.05, None)])
+    assert found.terms == "" and "of sign_sgd no effective one" in found.remarks[0]
+
+
+def test_rates_are_compared_at_each_value_of_a_sweep(tmp_path):
+    argv = ["--sweep=lr=0.1,1", "--scale-lr=none"]
+    alike = [(0.1, 0.1), (1.0, 1.0), (0.1, 0.1), (1.0, 1.0)]
+    assert rated(study_of(tmp_path, *argv), alike).terms == ""
+    apart = [(0.1, 0.1), (1.0, 1.0), (0.1, 0.8), (1.0, 8.0)]
+    found = rated(study_of(tmp_path / "2", *argv), apart, argv)
+    assert found.terms == "at one nominal rate"
+    assert found.headline.count("no winner") == 1
+    assert found.remarks[0].endswith("--tune lr=0.1,1")
+    assert "--sweep" not in found.remarks[0]
+    assert not NO_WINNER & words_of(found)
+
+
+def test_the_screens_table_names_no_winner_at_one_nominal_rate(tmp_path):
+    found = rated(study_of(tmp_path), [(0.05, 0.05), (0.05, 0.4)])
+    shown = remarks.summary(found, tmp_path).splitlines()
+    assert "against sync_sgd, at one nominal rate" in shown[1]
+    assert "above by 1.0 points" in shown[3]
+    assert shown[5].startswith("At one nominal rate no winner is named")
+    (note,) = [x for x in shown if x.startswith("note: Learning rates were not tuned")]
+    assert shown.index(note) == min(i for i, x in enumerate(shown) if "note:" in x)
+
+
+def test_settings_and_environment_are_those_of_the_runs(tmp_path):
+    study = study_of(tmp_path, "--sweep=period=2,4", seeds=2)
+    found = analysis.report(study, made(study, SWEPT), "")
+    expected = {
+        **{"task": "digits", "workers": "2", "local steps": "30"},
+        **{"global batch": "16", "seeds": "0 to 1", "inner optimizer": "sgd"},
+        **{"momentum": "0.9", "devices": "2 × cpu", "task: model": "mlp"},
+        "examples of a worker": "iid",
+    }
+    assert expected.items() <= found.settings.items()
+    assert "period over 2, 4" in found.settings["swept"]
+    assert not {"weight decay", "gradients clipped to"} & found.settings.keys()
+    assert found.environment["syncalgos"] == "1.2.3"
+
+
+def test_the_headline_says_in_how_many_steps_the_cheapest_sends(tmp_path):
+    study = study_of(tmp_path)
+    found = analysis.report(study, plain(study, [0.7] * 5, [0.8] * 5), "")
+    assert "1/10 of what sync_sgd sends: 3 syncs in 30 steps." in found.headline
+
+
+def test_the_headline_names_the_best_and_what_it_costs(tmp_path):
+    study = study_of(tmp_path)
+    sync, bmuf = (0.90, 0.91, 0.92, 0.93, 0.94), (0.80, 0.82, 0.81, 0.83, 0.80)
+    found = analysis.report(study, plain(study, sync, bmuf), "")
+    assert found.headline.startswith("sync_sgd has the best test accuracy, 92.0 ± 1.6")
+    assert "better than bmuf (95 % interval)" in found.headline
+    assert "3 kB" in found.headline
+
+
+def test_a_page_leads_with_a_line_and_three_numbers(tmp_path):
+    study = study_of(tmp_path)
+    sync, bmuf = (0.90, 0.91, 0.92, 0.93, 0.94), (0.80, 0.82, 0.81, 0.83, 0.80)
+    lead = analysis.report(study, plain(study, sync, bmuf), "").lead
+    assert lead.line == "sync_sgd has the best test accuracy"
+    values, about = zip(*lead.numbers, strict=True)
+    assert values == ("92.00 %", "10.8 points", "3 kB")
+    assert about[0] == "test accuracy of sync_sgd"
+    assert about[1].startswith("bmuf worse than sync_sgd [")
+    # bmuf is worse, and so is what it saves.
+    assert about[2] == "sent by each worker of sync_sgd"
+
+
+@pytest.mark.parametrize(
+    ("sync", "bmuf", "line", "difference"),
+    [
+        (
+            (0.9, 0.8, 0.9, 0.8, 0.9),
+            (0.8, 0.9, 0.8, 0.91, 0.9),
+            "No difference seen between bmuf and sync_sgd",
+            ("none seen", "difference of bmuf to sync_sgd ["),
+        ),
+        (
+            (0.9, 0.8, 0.9),
+            (0.91, 0.82, 0.91),
+            "bmuf leads, but 3 seeds are too few to tell",
+            ("1.3 points", "bmuf ahead of sync_sgd in all 3 seeds"),
+        ),
+        (
+            (0.9,),
+            (0.89,),
+            "sync_sgd leads, but one seed is too few to tell",
+            ("1.0 points", "bmuf behind sync_sgd on one seed"),
+        ),
+    ],
+)
+def test_the_line_at_the_top_is_as_sure_as_the_figures(
+    tmp_path, sync, bmuf, line, difference
+):
+    study = study_of(tmp_path, seeds=len(sync))
+    lead = analysis.report(study, plain(study, sync, bmuf), "").lead
+    assert lead.line == line
+    value, about = lead.numbers[1]
+    assert value == difference[0] and about.startswith(difference[1])
+    assert lead.numbers[2] == ("1/10", "of what sync_sgd sends: bmuf, 300 B")
+
+
+def test_who_cannot_be_told_from_the_best_is_counted(tmp_path):
+    study = study_of(tmp_path, "--algos=sync_sgd,bmuf,sign_sgd,Worst=bmuf")
+    ends = {
+        ("sync_sgd", ""): (0.90, 0.80, 0.90, 0.80, 0.90),
+        ("bmuf", ""): (0.80, 0.90, 0.80, 0.91, 0.90),
+        ("sign_sgd", ""): (0.85, 0.85, 0.85, 0.85, 0.88),
+        ("Worst", ""): (0.1, 0.1, 0.1, 0.1, 0.1),
+    }
+    lead = analysis.report(study, made(study, ends), "").lead
+    assert lead.line == "bmuf leads, but 2 of 3 others cannot be told from it"
+
+
+def test_the_line_of_a_sweep_says_how_often_one_is_best(tmp_path):
+    study = study_of(tmp_path, "--sweep=period=2,4", seeds=2)
+    lead = analysis.report(study, made(study, SWEPT), "").lead
+    assert lead.line == (
+        "Best mean test accuracy: bmuf at 1, sync_sgd at 1 of 2 values of period"
+    )
+    values = ["65.00 %", "45.00 to 65.00 %", "300 B to 3 kB"]
+    assert [x.value for x in lead.numbers] == values
+    assert lead.numbers[0].about == "test accuracy of bmuf (period 2)"
+
+
+def test_the_line_of_runs_that_all_diverged(tmp_path):
+    study = study_of(tmp_path, seeds=1)
+    lines = [line(10, 0.1, test_loss=None)]
+    runs = diverging(study, lines, seed=0)[1:]
+    lead = analysis.report(study, runs, "").lead
+    assert lead.line == "All runs diverged" and lead.numbers == []
+
+
+def test_a_presets_paper_is_in_its_report(tmp_path):
+    paper = Paper("x", "title", "source", "found", "differs")
+    study = study_of(tmp_path, seeds=1)
+    runs = plain(study, [0.8], [0.7])
+    preset = type("Preset", (), {"paper": paper})
+    study = study._replace(preset=preset)
+    assert analysis.report(study, runs, "").paper == paper
+
+
+# Lines of a whole study.
+
+
+def test_every_line_of_every_run_says_what_it_is_of(tmp_path):
+    study = study_of(tmp_path, "--sweep=period=2,4", "--algos=sync_sgd,B=bmuf", seeds=2)
+    finals = {("B" if a == "bmuf" else a, point): x for (a, point), x in SWEPT.items()}
+    runs = made(study, finals)
+    lines = [*study_lines(runs)]
+    assert len(lines) == 3 * 2 * len(AT)
+    assert lines[0]["label"] == "sync_sgd" and "period" not in lines[0]
+    own = [x for x in lines if (x["label"], x.get("period"), x["seed"]) == ("B", 4, 1)]
+    assert [x["algo"] for x in own] == ["bmuf"] * 3
+    assert [(x["step"], x["test_accuracy"]) for x in own] == [
+        (step, pytest.approx(figure))
+        for step, figure in zip(AT, (0.1, 0.4, 0.5), strict=True)
+    ]
+    assert {x["bytes_per_worker"] for x in own} == {100, 200, 300}
+
+
+def test_every_run_has_a_name_of_its_own(tmp_path):
+    study = study_of(tmp_path, "--sweep=period=2,4", seeds=2)
+    names = [name for name, _ in named_lines(made(study, SWEPT), study.out)]
+    assert len(set(names)) == len(names) == 6
+    assert not any(name.startswith(("/", "..")) for name in names)

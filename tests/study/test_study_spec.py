@@ -1,0 +1,570 @@
+"""What a study compares: algorithms, values, and the runs that come of them."""
+
+import json
+import math
+import shlex
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from experiments.cli import flags
+from experiments.cli.errors import BadRequest
+from experiments.study import config, grid, search_space, spec
+from experiments.study.grid import Loader, final_cell, tuning_cells
+from experiments.tasks.task import Data, Task
+
+
+def spec_of(*argv, task="digits"):
+    """The checked spec of a study's command line."""
+    return spec.of(config.read(["--task", task, *argv]))
+
+
+@pytest.fixture(scope="module")
+def loader():
+    """One for all tests: the data is read once."""
+    return Loader()
+
+
+def planned(loader, *argv):
+    """The settings at each point of a study, by algorithm and point."""
+    decided = spec_of(*argv)
+    return {
+        (p.entry.label, p.name): loader.plan(p.argv, 0).settings
+        for p in grid.points(decided, loader)
+    }
+
+
+# Algorithms on the command line.
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("bmuf", [("bmuf", "bmuf", ())]),
+        (
+            "sync_sgd,bmuf , diloco",
+            [(x, x, ()) for x in ("sync_sgd", "bmuf", "diloco")],
+        ),
+        (
+            "sync_sgd, bmuf --block_lr 0.5 --nesterov",
+            [
+                ("sync_sgd", "sync_sgd", ()),
+                (
+                    "bmuf --block-lr 0.5 --nesterov",
+                    "bmuf",
+                    ("--block-lr", "0.5", "--nesterov"),
+                ),
+            ],
+        ),
+        (
+            "A=bmuf --period=4, 'local SGD'=bmuf, a=b=bmuf",
+            [
+                ("A", "bmuf", ("--period=4",)),
+                ("local SGD", "bmuf", ()),
+                ("a=b", "bmuf", ()),
+            ],
+        ),
+        ("mine=my.module:make", [("mine", "my.module:make", ())]),
+        (
+            "two=bmuf --devices '0,2', sync_sgd",
+            [("two", "bmuf", ("--devices", "0,2")), ("sync_sgd", "sync_sgd", ())],
+        ),
+        ("A#1=bmuf, sync_sgd", [("A#1", "bmuf", ()), ("sync_sgd", "sync_sgd", ())]),
+    ],
+)
+def test_algorithms_may_have_flags_and_labels(text, expected):
+    assert spec.entries(text) == [spec.Entry(*each) for each in expected]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", ["every algorithm needs a name"]),
+        ("bmuf,", ["every algorithm needs a name"]),
+        ("bmuf,,sync_sgd", ["every algorithm needs a name"]),
+        ("--period 4", ["every algorithm needs a name"]),
+        ("bmuf, --period 4", ["every algorithm needs a name"]),
+        ("=bmuf", ["'=bmuf' must be a label, = and a name"]),
+        ("A= bmuf", ["'A=' must be a label, = and a name"]),
+        ("'bmuf", ["quotation mark is not closed"]),
+        ("bmuf, sync_sgd, bmuf", ["'bmuf' twice", "other=bmuf"]),
+        ("A=bmuf, A=sync_sgd", ["'A' twice"]),
+    ],
+)
+def test_algorithms_without_a_name_or_of_one_label_are_refused(text, words):
+    with pytest.raises(BadRequest) as error:
+        spec.entries(text)
+    message = str(error.value)
+    assert "\n" not in message and all(word in message for word in words)
+
+
+def test_a_command_line_is_cut_before_each_flag():
+    words = ["--lr", "0.1", "--no-nesterov", "--block_lr=2", "--clip-norm", "-1"]
+    assert spec.groups_of_flags(words) == [
+        ("--lr", "0.1"),
+        ("--no-nesterov",),
+        ("--block-lr=2",),
+        ("--clip-norm", "-1"),
+    ]
+    with pytest.raises(BadRequest, match="unexpected argument 'stray'"):
+        spec.groups_of_flags(["stray", "--lr", "0.1"])
+
+
+@pytest.mark.parametrize(
+    ("flag", "name"),
+    [
+        ("--no-nesterov", "nesterov"),
+        ("--block-lr=2", "block_lr"),
+        ("--lr", "lr"),
+        ("--no-such=no-nesterov", "such"),
+    ],
+)
+def test_a_flag_sets_the_parameter_of_its_name(flag, name):
+    assert spec.parameter(flag) == name
+
+
+# Values.
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("lr=0.01:1.0:log:7", np.geomspace(0.01, 1, 7)),
+        ("lr=1e-4:1e-1:log:4", np.geomspace(1e-4, 1e-1, 4)),
+        ("momentum=0.5:0.9:linear:5", np.linspace(0.5, 0.9, 5)),
+        ("x=-1:1:linear:3", np.linspace(-1, 1, 3)),
+        ("period=4:64:log:5", np.array([4, 8, 16, 32, 64])),
+    ],
+)
+def test_a_range_is_evenly_spaced_with_both_ends(text, expected):
+    found = search_space.values("--tune", text)
+    numbers = [float(value) for value in found.values]
+    np.testing.assert_allclose(numbers, expected, rtol=5e-3)  # three digits
+    assert (numbers[0], numbers[-1]) == (expected[0], expected[-1])
+    assert found.bounds is not None
+
+
+def test_whole_values_of_a_range_are_written_as_whole_numbers():
+    """As --period reads them, however large they are."""
+    found = search_space.values("--sweep", "period=256:4096:log:5")
+    assert found.values == ("256", "512", "1024", "2048", "4096")
+
+
+def test_a_list_is_taken_as_it_is_written():
+    found = search_space.values("--sweep", " --outer_lr = 0.70, 1e-2 ,x")
+    assert found == search_space.Range("outer_lr", ("0.70", "1e-2", "x"), None)
+    assert search_space.values("--sweep", "outer-lr=1").flag == "outer_lr"
+
+
+def test_a_finer_range_has_more_values_between_the_same_ends():
+    coarse = search_space.values("--tune", "lr=0.01:1:log:3")
+    fine = coarse.refined(5)
+    numbers = [float(value) for value in fine.values]
+    np.testing.assert_allclose(numbers, np.geomspace(0.01, 1, 15), rtol=5e-3)
+    listed = search_space.values("--tune", "lr=0.1,0.2")
+    assert listed.refined(5) == listed
+    assert coarse.refined(1) == coarse
+
+
+def test_values_of_a_narrow_range_differ():
+    """Else fewer are tried than the report says."""
+    found = search_space.values("--tune", "momentum=0.99:0.999:linear:4").refined(7)
+    assert len(set(found.values)) == 28
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", ["needs a flag and its values"]),
+        ("lr", ["needs a flag and its values", "lr=0.01:1:log:7"]),
+        ("lr=", ["needs a flag and its values"]),
+        ("=1,2", ["needs a flag and its values"]),
+        ("lr=1,,2", ["none be empty"]),
+        ("lr=1,2,1", ["must differ"]),
+        ("lr=1:2", ["LOW:HIGH:log:COUNT"]),
+        ("lr=1:2:cubic:3", ["LOW:HIGH:linear:COUNT"]),
+        ("lr=1:2:log:3:4", ["LOW:HIGH:log:COUNT"]),
+        ("lr=1:2:log:x", ["LOW:HIGH:log:COUNT"]),
+        ("lr=a:2:log:3", ["LOW:HIGH:log:COUNT"]),
+        ("lr=2:1:log:3", ["2 must be below 1"]),
+        ("lr=1:1:linear:3", ["1 must be below 1"]),
+        ("lr=0:inf:linear:3", ["must be below inf"]),
+        ("lr=0:1:log:3", ["begins above 0"]),
+        ("lr=-1:1:log:3", ["begins above 0"]),
+        ("lr=0.1:1:log:1", ["at least 2 values, got 1"]),
+    ],
+)
+def test_what_is_no_range_is_refused_in_one_line(text, words):
+    with pytest.raises(BadRequest) as error:
+        search_space.values("--tune", text)
+    message = str(error.value)
+    assert message.startswith("--tune") and "\n" not in message
+    assert all(word in message for word in words)
+
+
+# Which flags are whose.
+
+
+def test_a_shared_flag_goes_to_those_that_have_it():
+    decided = spec_of(
+        "--algos=sync_sgd,bmuf --period 2,diloco",
+        *("--period", "8", "--block-lr", "0.5", "--lr", "0.1", "--no-nesterov"),
+    )
+    taken = {}
+    for entry in decided.entries:
+        parsed = flags.parse(decided.argv(entry))
+        taken[entry.algo] = parsed.arguments
+        assert parsed.settings.lr == 0.1
+        assert parsed.settings.displacements
+    assert "period" not in taken["sync_sgd"]
+    assert taken["bmuf"]["period"] == 2  # its own, which wins
+    assert taken["bmuf"]["block_lr"] == 0.5
+    assert taken["diloco"]["period"] == 8
+    assert not {"block_lr"} & taken["diloco"].keys()
+
+
+@pytest.mark.parametrize(
+    ("flag", "algos"),
+    [
+        ("lr", {"sync_sgd", "bmuf", "diloco"}),
+        ("workers", {"sync_sgd", "bmuf", "diloco"}),
+        ("model", {"sync_sgd", "bmuf", "diloco"}),  # of the task
+        ("period", {"bmuf", "diloco"}),
+        ("block_lr", {"bmuf"}),
+        ("seed", set()),
+        ("axis", set()),  # the harness passes it
+        ("nonsense", set()),
+    ],
+)
+def test_a_flag_applies_to_the_algorithms_that_take_it(flag, algos):
+    decided = spec_of("--algos=sync_sgd,bmuf,diloco")
+    found = {e.algo for e in decided.entries if decided.applies(e, flag)}
+    assert found == algos
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["--algos=bmfu"], ["bmfu", "did you mean 'bmuf'"]),
+        (["--task=digit"], ["digit", "did you mean 'digits'"]),
+        (["--lrr", "0.1"], ["'--lrr'", "'--lr'"]),
+        (
+            ["--algos=sync_sgd", "--period", "4"],
+            ["none of sync_sgd", "belongs to", "bmuf"],
+        ),
+        (["--seed", "3"], ["--seed", "--seeds"]),
+        (["--export", "x"], ["--export", "single runs"]),
+        (["--sweep", "seed=1,2"], ["seed", "--seeds"]),
+        (["--sweep", "perid=1,2"], ["'--perid'", "did you mean '--period'"]),
+        (["--algos=sync_sgd", "--tune=period=1,2"], ["'--period'", "none of sync_sgd"]),
+        (["--tune", "optimizer=sgd,adam"], ["needs numbers", "'sgd'"]),
+        (["--tune", "lr=1,2", "--tune", "lr=3,4"], ["lr", "once only"]),
+        (["--tune", "lr=1,2", "--sweep", "lr=3,4"], ["lr", "once only"]),
+        (["--lr=0.1", "--tune=lr=1,2"], ["lr"]),  # given in vain
+        (["--period", "4", "--sweep=period=1,2"], ["period"]),
+        (["--algos=bmuf, A=bmuf --lr 3", "--tune=lr=1,2"], ["lr"]),
+        (["--algos=bmuf --seed 3"], ["--seed"]),
+        (["--algos=bmuf --task mnist"], ["--task"]),
+        (["stray"], ["unexpected argument 'stray'"]),
+    ],
+)
+def test_what_no_run_can_have_is_refused_in_one_line(argv, words):
+    with pytest.raises(BadRequest) as error:
+        spec_of("--algos=sync_sgd,bmuf", *argv)
+    message = str(error.value)
+    assert "\n" not in message and all(word in message for word in words), message
+
+
+def test_an_algorithms_flags_that_it_lacks_are_refused_before_any_run(loader):
+    with pytest.raises(BadRequest, match="sync_sgd has no flag --period"):
+        grid.points(spec_of("--algos=bmuf,sync_sgd --period 4"), loader)
+    with pytest.raises(BadRequest, match="--lr: must be a number, got 'fast'"):
+        grid.points(spec_of("--lr", "fast"), loader)
+
+
+# What is tried.
+
+OUTER = "outer-lr=0.1:1:linear:5"
+
+
+@pytest.mark.parametrize(
+    "tune",
+    [
+        ["lr=0.01:1:log:3"],
+        ["lr=0.01:1:log:3", OUTER],
+        [OUTER, "lr=0.01:1:log:3", "momentum=0.1,0.5"],
+        ["momentum=0.1,0.5", "lr=0.01:1:log:2", OUTER],
+    ],
+)
+def test_all_algorithms_have_the_same_budget(tune):
+    decided = spec_of(
+        "--algos=sync_sgd,diloco", *(w for t in tune for w in ("--tune", t))
+    )
+    given = [search_space.values("--tune", text) for text in tune]
+    budget = math.prod(len(r.values) for r in given)
+    for entry in decided.entries:
+        own, trials = decided.trials(entry)
+        tried = list(trials)
+        assert len({tuple(each.items()) for each in tried}) == len(tried) == budget
+        for each in own:
+            (coarse,) = (r for r in given if r.flag == each.flag)
+            values = {trial[each.flag] for trial in tried}
+            assert values == set(each.values)
+            assert {coarse.values[0], coarse.values[-1]} <= values
+
+
+def test_the_first_range_is_the_finer_one_where_a_flag_is_lacking():
+    decided = spec_of(
+        *("--algos=sync_sgd,diloco", "--tune", "momentum=0.1,0.5"),
+        *("--tune", "lr=0.01:1:log:3", "--tune", OUTER),
+        *("--tune", "weight-decay=0.001:0.1:log:2"),
+    )
+    sync, diloco = (decided.trials(entry)[0] for entry in decided.entries)
+    counts = {r.flag: len(r.values) for r in sync}
+    assert counts == {"momentum": 2, "lr": 15, "weight_decay": 2}
+    counts = {r.flag: len(r.values) for r in diloco}
+    assert counts == {"momentum": 2, "lr": 3, "outer_lr": 5, "weight_decay": 2}
+
+
+@pytest.mark.parametrize(
+    ("tune", "tried"),
+    [
+        (["lr=0.01:1:log:50"], 2),  # its ends
+        (["lr=0.01:1:log:50", "momentum=0:0.9:linear:9"], 4),  # its corners
+        (["lr=0.1,0.2,0.3"], 3),
+        (["period=1:8:linear:8"], 8),  # a whole number may have to divide something
+        (["momentum=0.1,0.2", "period=1:8:linear:8"], 16),
+    ],
+)
+def test_values_between_two_that_are_possible_are_not_tried_out(tune, tried):
+    words = [w for t in tune for w in ("--tune", t)]
+    decided = spec_of("--algos=diloco", *words)
+    found = list(decided.telling(decided.entries[0]))
+    assert len(found) == tried
+    for each in decided.tune:
+        values = {trial[each.flag] for trial in found}
+        assert {each.values[0], each.values[-1]} <= values
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        [],
+        ["--sweep=period=1,4"],
+        ["--tune=lr=0.1,0.2", f"--tune={OUTER}", "--tune-seeds=2"],
+        ["--tune=momentum=0.1,0.2", f"--tune={OUTER}", "--sweep=workers=1,2"],
+    ],
+)
+def test_runs_are_counted_before_they_are_planned(loader, words):
+    decided = spec_of("--algos=sync_sgd,diloco", *words)
+    made = 0
+    for point in grid.points(decided, loader):
+        made += 3 + sum(len(c.seeds) for _, c in tuning_cells(decided, point))
+    assert decided.runs(3) == made
+
+
+def test_an_algorithm_without_any_tuned_flag_is_not_tried():
+    decided = spec_of("--algos=sync_sgd,diloco", "--tune", OUTER)
+    own, trials = decided.trials(decided.entries[0])
+    assert (own, list(trials)) == ([], [])
+    assert spec_of("--algos=bmuf").trials(decided.entries[1])[0] == []
+
+
+def test_runs_that_tune_hold_data_out_and_have_seeds_of_their_own(loader):
+    decided = spec_of(
+        *("--algos=bmuf,diloco", "--tune", "lr=0.1,0.2", "--tune", OUTER),
+        *("--tune-seeds", "2", "--tune-share", "0.25", "--sweep", "period=2,4"),
+    )
+    folders = set()
+    for point in grid.points(decided, loader):
+        for trial, cell in tuning_cells(decided, point):
+            parsed = flags.parse(cell.argv).settings
+            assert parsed.validation == 0.25
+            assert parsed.lr == float(trial["lr"])
+            assert len(cell.seeds) == 2 and min(cell.seeds) >= 1000
+            folders.add(cell.folder)
+            assert all(f"{k}={v}" in cell.name for k, v in trial.items())
+        final = final_cell(point, {"lr": "0.2"}, range(3))
+        parsed = flags.parse(final.argv).settings
+        assert parsed.validation is None and parsed.lr == 0.2
+        assert final.argv[: len(point.argv)] == point.argv
+        folders.add(final.folder)
+    # Two points each: two trials of bmuf, which lacks the range, ten of diloco.
+    assert len(folders) == 2 * (2 + 10) + 4
+
+
+def test_labels_that_look_alike_as_folders_are_kept_apart(loader):
+    decided = spec_of("--algos=a+b=bmuf,a-b=sync_sgd,A/B=bmuf")
+    found = {final_cell(p, {}, range(1)).folder for p in grid.points(decided, loader)}
+    assert len(found) == 3
+    assert all(not f.is_absolute() and ".." not in f.parts for f in found)
+
+
+def test_a_cell_knows_which_of_its_runs_are_done(tmp_path):
+    argv = ["--algo", "bmuf", "--data-dir", "my data"]
+    cell = grid.Cell("a", "", argv, Path("runs/a"), range(3))
+    cell = grid.below(cell, tmp_path)
+    assert cell.missing() == [0, 1, 2] and cell.summaries() == []
+    for seed in (0, 2):
+        cell.run(seed).mkdir(parents=True)
+        (cell.run(seed) / "summary.json").write_text(json.dumps({"x": seed}))
+        lines = [{"step": 1}, {"step": 2}]
+        text = "".join(json.dumps(line) + "\n" for line in lines)
+        (cell.run(seed) / "metrics.jsonl").write_text(text)
+    (cell.folder / ".seed-1").mkdir()  # one that was stopped
+    assert cell.missing() == [1]
+    assert cell.summaries() == [{"x": 0}, {"x": 2}]
+    assert cell.lines(2) == [{"step": 1}, {"step": 2}]
+    command = shlex.split(cell.command())
+    assert command == ["python", "-m", "experiments.run", *argv]
+
+
+# A sweep.
+
+
+def test_workers_are_swept_at_a_fixed_global_batch_and_steps(loader):
+    found = planned(loader, "--algos=sync_sgd,bmuf", "--sweep", "workers=1,2,4,8")
+    assert len(found) == 8
+    for (_, point), s in found.items():
+        assert point == f"workers={s.workers}"
+        assert (s.batch_size, s.steps, s.lr) == (64, 480, 0.05)  # of the task
+
+
+@pytest.mark.parametrize(
+    ("rule", "power"), [(None, 0), ("none", 0), ("linear", 1), ("sqrt", 0.5)]
+)
+def test_with_a_workers_batch_the_samples_stay_and_the_rate_follows(
+    loader, rule, power
+):
+    words = [] if rule is None else ["--scale-lr", rule]
+    found = planned(
+        loader,
+        *("--algos=bmuf", "--sweep", "workers=2,1,8", "--worker-batch", "8"),
+        *("--steps", "200", "--lr", "0.1", *words),
+    )
+    first = 2 * 8
+    assert [s.workers for s in found.values()] == [2, 1, 8]
+    for s in found.values():
+        assert s.batch_size == 8 * s.workers
+        assert s.steps * s.batch_size == 200 * first
+        expected = 0.1 * (s.batch_size / first) ** power
+        assert s.lr == pytest.approx(expected, rel=1e-5)  # six digits
+
+
+def test_samples_are_as_equal_as_whole_steps_allow(loader):
+    found = planned(
+        loader, "--algos=bmuf", "--sweep=batch-size=8,24,800", "--steps=100"
+    )
+    steps = [s.steps for s in found.values()]
+    assert steps == [100, 33, 1]
+
+
+def test_steps_may_be_swept_themselves(loader):
+    found = planned(loader, "--algos=bmuf", "--sweep=steps=10,30", "--batch-size=16")
+    assert [(s.steps, s.batch_size) for s in found.values()] == [(10, 16), (30, 16)]
+
+
+def test_a_worker_batch_without_a_sweep_sets_the_global_batch(loader):
+    found = planned(loader, "--algos=bmuf", "--workers=4", "--worker-batch=6")
+    (s,) = found.values()
+    assert (s.batch_size, s.steps) == (24, 480)
+
+
+def test_an_algorithm_without_the_swept_flag_is_run_once(loader):
+    found = planned(loader, "--algos=sync_sgd,bmuf", "--sweep=period=1,4")
+    assert [*found] == [("sync_sgd", ""), ("bmuf", "period=1"), ("bmuf", "period=4")]
+    assert {s.steps * s.batch_size for s in found.values()} == {480 * 64}
+
+
+def test_a_swept_value_that_a_run_cannot_have_is_refused(loader):
+    with pytest.raises(BadRequest, match="--workers must be a whole number"):
+        planned(loader, "--algos=bmuf", "--sweep=workers=1,0")
+    with pytest.raises(BadRequest, match="does not divide over 3 workers"):
+        planned(loader, "--algos=bmuf", "--sweep=workers=1,3", "--batch-size=64")
+
+
+def test_the_points_runs_are_those_of_their_command(loader):
+    """What the report says makes a run does."""
+    decided = spec_of("--algos=bmuf", "--sweep=workers=1,4", "--worker-batch=8")
+    for point in grid.points(decided, loader):
+        words = shlex.split(final_cell(point, {"lr": "0.3"}, range(1)).command())
+        settings = flags.parse(words[3:]).settings
+        assert f"workers={settings.workers}" == point.name
+        assert settings.batch_size == 8 * settings.workers and settings.lr == 0.3
+
+
+# Data.
+
+
+def drawn(seed: int, rows: int = 4) -> Task:
+    """A task whose data follows the seed, as generated pictures do."""
+
+    def load():
+        x = np.random.default_rng(seed).normal(size=(rows, 2))
+        return Data({"x": x}, {"x": x})
+
+    return Task(
+        init=lambda key: ((), ()),
+        apply=lambda *_: ({}, ()),
+        load=load,
+        batch_size=4,
+        steps=2,
+        lr={"": 0.1},
+        dispatch_steps=2,
+    )
+
+
+def test_data_is_read_once_for_runs_that_share_it(loader):
+    argv = ["--algo", "bmuf", "--task", "digits"]
+    data = loader.plan(argv, 0).data
+    assert loader.plan([*argv, "--lr", "0.3"], 7).data is data
+    held = loader.plan([*argv, "--validation", "0.1"], 0).data
+    assert held.examples < data.examples
+
+
+def test_data_that_follows_the_seed_is_that_of_each_seed():
+    """Else a study's run would not be what its command makes."""
+    task = f"{__name__}:drawn"
+    for argv in (["--rows", "4"], ["--rows", "8"]):
+        loader = Loader()
+        argv = ["--workers", "2", "--task", task, *argv]
+        for seed in (0, 1):
+            own = loader.plan(argv, seed).data
+            fresh = Loader().plan(argv, seed).data
+            np.testing.assert_array_equal(own.train["x"], fresh.train["x"])
+
+
+# What two studies of one folder must agree on.
+
+
+def test_the_order_of_shared_flags_is_no_other_study():
+    one = spec_of("--lr", "0.1", "--workers", "4", "--tune-seeds", "2")
+    two = spec_of("--workers", "4", "--lr", "0.1")
+    assert spec.settings(one) == spec.settings(two)
+    assert json.loads(json.dumps(spec.settings(one))) == spec.settings(one)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--algos=bmuf,sync_sgd"],
+        ["--algos=sync_sgd,A=bmuf"],
+        ["--algos=sync_sgd,bmuf --nesterov"],
+        ["--task=imagenet_synthetic"],
+        ["--lr=0.2"],
+        ["--sweep=period=1,2"],
+        ["--tune=lr=0.1,0.2"],
+        ["--worker-batch=4"],
+        ["--sweep=workers=1,2", "--scale-lr=sqrt"],
+    ],
+)
+def test_whatever_changes_a_run_is_another_study(words):
+    assert spec.settings(spec_of(*words)) != spec.settings(spec_of())
+
+
+@pytest.mark.parametrize("words", [["--tune-seeds=2"], ["--tune-share=0.2"]])
+def test_how_to_tune_is_another_study_where_anything_is_tuned(words):
+    tune = "--tune=lr=0.1,0.2"
+    assert spec.settings(spec_of(tune, *words)) != spec.settings(spec_of(tune))
+    assert spec.settings(spec_of(*words)) == spec.settings(spec_of())

@@ -1,0 +1,101 @@
+"""Nothing listens where it was not told to."""
+
+import ipaddress
+import os
+import signal
+import socket
+
+import pytest
+from fake_member import commands as fake_commands
+from fake_member import free_address
+from faults import commands, listening, tagged, until
+
+from experiments.checkpoint.folder import steps
+from experiments.checkpoint.manager import FOLDER
+from experiments.supervisor.addresses import free_port, listen, own_address
+
+HERE = "127.0.0.1"
+NOWHERE = "203.0.113.7"  # kept for documents
+WAIT = {"*": ["at connect", "wait go"]}
+LONG = "--task tiny_tasks:drawing --workers 2 --algo bmuf --period 4 --steps 40000 "
+LONG += "--checkpoint-every 4 --eval-every 40000"
+
+
+def test_address_that_a_name_means_here():
+    assert own_address(HERE) == HERE
+    assert own_address("127.0.0.2") == "127.0.0.2"
+    assert own_address("localhost") in (HERE, "::1")
+    assert own_address("0.0.0.0") == "0.0.0.0"
+    for host in (NOWHERE, "no-such-host.invalid", "a..b"):
+        assert own_address(host) is None
+    mine = own_address(socket.gethostname())
+    assert mine is None or not ipaddress.ip_address(mine).is_loopback
+
+
+def test_port_is_free_at_the_address():
+    with listen(HERE, 0) as first, listen("127.0.0.2", first.getsockname()[1]):
+        assert free_port() != first.getsockname()[1]
+        with pytest.raises(OSError):
+            listen(HERE, first.getsockname()[1])
+
+
+@pytest.fixture
+def start(tmp_path):
+    with fake_commands(tmp_path) as start:
+        yield start
+
+
+def test_process_0_listens_where_the_coordinator_is(start, tmp_path):
+    command = start(WAIT, ids=[0], at=free_address())
+    found = until(lambda: listening([command.process.pid]), "it listens")
+    assert found == [HERE]
+    (tmp_path / "go").touch()
+    command.process.send_signal(signal.SIGTERM)
+    assert command.ended()[0] == 75
+
+
+def test_address_of_another_machine_is_refused(start):
+    command = start(WAIT, ids=[0], at=f"{NOWHERE}:9999")
+    told = f"process 0 cannot listen at {NOWHERE}, which is no address of this machine:"
+    assert command.ended() == (
+        4,
+        [f"{told} give one of its own as --coordinator"],
+    )
+
+
+def test_name_that_means_nothing_here_is_told(start):
+    at = free_address().replace(HERE, "no-such-host.invalid")
+    code, lines = start(WAIT, ids=[0], at=at, init_timeout=1).ended()
+    assert code == 4
+    assert lines[0].startswith("no-such-host.invalid means no address here by which ")
+    assert lines[1] == f"process 0 at {at} waited 1 s for process 1 of 2"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("by_hand", [False, True])
+def test_processes_of_one_machine_listen_to_it_alone(by_hand, tmp_path):
+    joined = f"{LONG} --coordinator {free_address()} --num-processes 2 --process-id"
+    words = [f"{joined} {i}" for i in (0, 1)] if by_hand else [f"{LONG} --processes 2"]
+    with commands(tmp_path) as start:
+        started = [start(each) for each in words]
+        until(lambda: steps(tmp_path / "out" / FOLDER), "a checkpoint")
+        found = listening(tagged(started[0].tag))
+        started[0].kill(signal.SIGTERM)
+        assert [command.ended().code for command in started] == [75] * len(started)
+    assert len(found) >= 3  # jax's service, and gloo in both
+    assert {*found} == {HERE}
+
+
+@pytest.mark.slow
+def test_name_that_means_nothing_here_serves_all_the_same(tmp_path):
+    """Processes of one machine that has its own name in /etc/hosts."""
+    name = socket.gethostname()
+    if own_address(name) is not None:
+        pytest.skip("this machine's name means an address of it")
+    at = free_address().replace(HERE, name)
+    joined = f"{LONG} --steps 16 --coordinator {at} --num-processes 2 --process-id"
+    with commands(tmp_path) as start:
+        ended = [x.ended() for x in [start(f"{joined} {i}") for i in (0, 1)]]
+    assert [x.code for x in ended] == [0, 0], ended
+    assert f"{name} means no address here" in ended[0].stderr
+    assert os.path.exists(tmp_path / "out" / "summary.json")

@@ -1,0 +1,504 @@
+"""Runs whose processes are killed or stopped, whose disk is full, whose data is bad."""
+
+import errno
+import os
+import re
+import signal
+import time
+
+import numpy as np
+import pytest
+from fake_member import free_address
+from faults import commands, fill, is_halted, remount, small_disk, tagged, until
+from kills import Victim, kill_after, kill_in_a_save, newest
+from lasting import assert_same_end, lines_of, run
+from tiny_tasks import EXAMPLES, LABELS
+
+from experiments.checkpoint.folder import steps
+from experiments.checkpoint.manager import FOLDER
+from experiments.checkpoint.shard_file import Place, unfinished_name
+from experiments.pipeline import partition
+
+NOTICED = 5  # seconds in which a lost process must be named
+HASH = "params_sha256"
+
+
+@pytest.fixture
+def start(tmp_path):
+    with commands(tmp_path) as start:
+        yield start
+
+
+# Kills at any moment
+
+HEAVY = "--task tiny_tasks:heavy --workers 2 --optimizer adam --algo bmuf --period 4 "
+HEAVY += "--steps 40 --eval-every 7 --checkpoint-every 1"
+
+
+@pytest.fixture(scope="module")
+def heavy(tmp_path_factory):
+    """The run without a kill."""
+    ended = run(HEAVY, tmp_path_factory.mktemp("heavy") / "out")
+    assert ended.code == 0, ended.stderr
+    return ended
+
+
+def goes_on(start, command):
+    """Starts it, and waits until it has looked for checkpoints."""
+    started = start(command)
+    started.wait_for("going on from|from the beginning")
+    return Victim(started, started.pid)
+
+
+def test_killed_run_is_resumed_to_the_same_end(start, heavy):
+    victim = goes_on(start, f"{HEAVY} --resume")
+    until(lambda: newest(victim.command.run_out) >= 3, "step 3")
+    assert kill_in_a_save(victim)
+    assert victim.command.process.wait(NOTICED) == -signal.SIGKILL
+    assert victim.is_saving  # as it seems
+    victim = goes_on(start, f"{HEAVY} --resume")
+    assert kill_after(victim, newest(victim.command.run_out) + 5, 0.01)
+    ended = start(f"{HEAVY} --resume").ended()
+    assert len(ended.summary["resumed_at"]) == 2
+    assert_same_end(ended, heavy)
+    assert not victim.is_saving
+
+
+# Disks
+
+WIDE = "--task tiny_tasks:drawing --width 600 --workers 2 --optimizer adam --algo bmuf "
+WIDE += "--period 4 --steps 11 --eval-every 4 --checkpoint-every 3"
+ROOM = 32 << 10  # bytes: enough for a run's small files, too few for a checkpoint
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory):
+    """The run on a disk with room."""
+    return run(WIDE, tmp_path_factory.mktemp("wide") / "out")
+
+
+@pytest.fixture
+def disk(tmp_path):
+    with small_disk(tmp_path / "disk", "4m") as folder:
+        yield folder
+
+
+class AtLooks:
+    """Does something before some dispatches; `done` tells before which it did."""
+
+    def __init__(self, actions):
+        self.actions, self.done = actions, []
+
+    def __call__(self, now):
+        if now in self.actions:
+            self.actions[now]()
+            self.done.append(now)
+
+
+def not_saved(ended):
+    """The steps of which a line says that there is no checkpoint, and why."""
+    return re.findall(r"^no checkpoint of step (\d+): .*: (.*);", ended.stderr, re.M)
+
+
+def test_full_disk_costs_checkpoints_and_not_the_run(disk, wide):
+    faults = AtLooks({5: lambda: fill(disk, but=ROOM)})
+    ended = run(WIDE, disk / "out", faults)
+    assert faults.done == [5]
+    why = os.strerror(errno.ENOSPC)
+    assert not_saved(ended) == [(x, why) for x in ("6", "9", "11")]
+    assert ended.code == 0, ended.stderr
+    assert lines_of(ended) == lines_of(wide)
+    assert ended.summary[HASH] == wide.summary[HASH]
+    assert steps(ended.out / FOLDER) == [3]
+
+
+def room_for(disk, count, wide):
+    """Leaves room on a disk for so many checkpoints, and half of one."""
+    size = (wide.out / FOLDER / Place(11, 0, 1).file_name).stat().st_size
+    return lambda: fill(disk, but=ROOM + size * count + size // 2)
+
+
+def test_disk_with_room_for_two_checkpoints_keeps_the_last_two(disk, wide):
+    ended = run(WIDE, disk / "out", AtLooks({1: room_for(disk, 2, wide)}))
+    assert ended.code == 0, ended.stderr
+    removed = re.findall(
+        r"^no room for the checkpoint of step (\d+): that of step (\d+) is removed$",
+        ended.stderr,
+        re.M,
+    )
+    assert removed == [("9", "3"), ("11", "6")]
+    assert not not_saved(ended)
+    assert "newest checkpoint" not in ended.stderr
+    assert steps(ended.out / FOLDER) == [11, 9]
+    assert_same_end(ended, wide)
+
+
+def test_disk_with_room_for_one_checkpoint_keeps_it_and_says_which(disk, wide):
+    ended = run(WIDE, disk / "out", AtLooks({1: room_for(disk, 1, wide)}))
+    assert ended.code == 0, ended.stderr
+    assert [step for step, _ in not_saved(ended)] == ["6", "9", "11"]
+    assert steps(ended.out / FOLDER) == [3]
+    told = "the newest checkpoint is of step 3: --resume would go on from it"
+    assert told in ended.stderr.splitlines()
+    (disk / "ballast").unlink()
+    again = run(f"{WIDE} --resume", ended.out)
+    assert again.summary["resumed_at"] == [3]
+    assert "newest checkpoint" not in again.stderr
+    assert_same_end(again, wide)
+
+
+def test_resumed_run_makes_room_only_while_the_one_it_came_from_stays(disk, wide):
+    faults = AtLooks({7: room_for(disk, 0, wide), 8: lambda: os.kill(os.getpid(), 15)})
+    ended = run(WIDE, disk / "out", faults)
+    assert (ended.code, faults.done) == (75, [7, 8])
+    assert steps(ended.out / FOLDER) == [7, 6]  # in the place of that of step 3
+    again = run(f"{WIDE} --resume", ended.out)
+    assert again.summary["resumed_at"] == [7]
+    assert steps(again.out / FOLDER) == [11, 9]
+    assert_same_end(again, wide)
+
+
+@pytest.mark.slow
+def test_two_processes_agree_which_checkpoint_makes_room(start, disk, wide):
+    room_for(disk, 3, wide)()  # each part has the center: they are for two
+    ended = start(f"{WIDE} --processes 2", disk / "out").ended()
+    assert ended.code == 0, ended.stderr
+    assert re.findall(r"that of step (\d+) is removed", ended.stderr) == ["3", "6"]
+    assert {x.name for x in (ended.out / FOLDER).iterdir()} == {
+        Place(step, number, 2).file_name for step in (9, 11) for number in (0, 1)
+    }
+    assert_same_end(ended, wide)
+
+
+def test_disk_without_any_room_is_told_and_the_summary_is_shown(disk, wide):
+    faults = AtLooks({5: lambda: fill(disk)})
+    ended = run(WIDE, disk / "out", faults)
+    assert faults.done == [5]
+    assert_not_written(ended, errno.ENOSPC)
+    (disk / "ballast").unlink()
+    assert_same_end(run(f"{WIDE} --resume", ended.out), wide)
+
+
+def test_disk_that_became_read_only_is_told_and_the_summary_is_shown(disk, wide):
+    faults = AtLooks({4: lambda: remount(disk, "ro")})
+    ended = run(WIDE, disk / "out", faults)
+    assert faults.done == [4]
+    assert_not_written(ended, errno.EROFS)
+    assert ended.stderr.count("metrics.jsonl") == 1  # told once, not at every line
+    remount(disk, "rw")
+    assert_same_end(run(f"{WIDE} --resume", ended.out), wide)
+
+
+def assert_not_written(ended, number):
+    """A run went to its end, though its files could not be written."""
+    why = os.strerror(number)
+    assert ended.code == 1
+    assert not_saved(ended) == [(x, why) for x in ("6", "9", "11")]
+    told = [x for x in ended.stderr.splitlines() if "not complete" in x]
+    assert told == [f"--out {ended.out}: {why}: its files are not complete"]
+    assert "Traceback" not in ended.stderr
+    assert re.search(r"^bmuf on tiny_tasks:drawing: 11 steps", ended.stdout)
+    assert re.search(r"^  test loss +\d", ended.stdout, re.M)
+    assert not (ended.out / "summary.json").exists()
+
+
+def test_disk_that_comes_back_gets_what_it_missed(disk, wide):
+    faults = AtLooks({4: lambda: remount(disk, "ro"), 7: lambda: remount(disk, "rw")})
+    ended = run(WIDE, disk / "out", faults)
+    assert faults.done == [4, 7]
+    assert not_saved(ended) == [("6", os.strerror(errno.EROFS))]
+    assert ended.code == 0, ended.stderr
+    assert_same_end(ended, wide)
+    assert steps(ended.out / FOLDER) == [11, 9, 3]
+
+
+@pytest.mark.slow
+def test_full_disk_costs_several_processes_no_more(start, disk, wide):
+    fill(disk, but=ROOM)
+    ended = start(f"{WIDE} --processes 2", disk / "out").ended()
+    assert ended.code == 0, ended.stderr
+    for whose in ("", "process 1: "):
+        for step in (3, 6, 9, 11):
+            assert f"\n{whose}no checkpoint of step {step}: " in ended.stderr
+    assert ended.stderr.count(os.strerror(errno.ENOSPC)) == 8
+    assert lines_of(ended) == lines_of(wide)
+    assert ended.summary[HASH] == wide.summary[HASH]
+    assert not any((ended.out / FOLDER).iterdir())
+    assert (
+        "no checkpoint could be saved: --resume would start from the " in ended.stderr
+    )
+
+
+@pytest.mark.slow
+def test_no_part_is_left_of_a_checkpoint_that_one_process_cannot_write(
+    start, tmp_path, wide
+):
+    folder = tmp_path / "out" / FOLDER
+    (folder / unfinished_name(1, 2)).mkdir(parents=True)  # in its way
+    ended = start(f"{WIDE} --processes 2").ended()
+    assert ended.code == 0, ended.stderr
+    told = re.findall(r"^(.*)no checkpoint of step (\d+)", ended.stderr, re.M)
+    assert told == [("process 1: ", x) for x in ("3", "6", "9", "11")]
+    assert ended.summary[HASH] == wide.summary[HASH]
+    assert [x.name for x in folder.iterdir()] == [unfinished_name(1, 2)]
+
+
+# Several processes
+
+LONG = "--task tiny_tasks:drawing --workers 4 --optimizer adam --algo bmuf --period 4 "
+LONG += "--steps 400 --eval-every 100 --checkpoint-every 20"
+TWO, FOUR = f"{LONG} --processes 2", f"{LONG} --processes 4"
+
+
+@pytest.fixture(scope="module")
+def long(tmp_path_factory):
+    """The run of one process with two devices, which adds as two with one do."""
+    out = tmp_path_factory.mktemp("long") / "out"
+    ended = run(f"{LONG} --devices 0,1", out)
+    assert ended.code == 0, ended.stderr
+    return ended
+
+
+@pytest.fixture(scope="module")
+def of_four(tmp_path_factory):
+    """The run of four processes of which none is lost."""
+    with commands(tmp_path_factory.mktemp("of_four")) as start:
+        ended = start(FOUR).ended()
+    assert ended.code == 0, ended.stderr
+    return ended
+
+
+def in_training(command, step=40):
+    """Waits until all processes have saved a step."""
+    until(lambda: newest(command.run_out) >= step, f"step {step}")
+
+
+def lose(command, number, sign=signal.SIGKILL):
+    """Sends a process a signal; returns its pid and when it was."""
+    pid = command.member(number)
+    os.kill(pid, sign)
+    return pid, time.monotonic()
+
+
+def assert_named(command, number, pid, since):
+    """A killed process is named in time."""
+    command.wait_for(rf"process {number} \(pid {pid}\) was killed by SIGKILL", NOTICED)
+    assert time.monotonic() - since < NOTICED
+
+
+def assert_lost(ended, number):
+    """The run has ended by a loss, of which one line tells."""
+    assert ended.code == 75, ended.stderr
+    assert len(re.findall(rf"^process {number} .*", ended.stderr, re.M)) == 1
+    assert "Traceback" not in ended.stderr
+    assert ended.stdout == ""
+
+
+def test_killed_process_is_named_and_restarted_to_the_same_end(start, long):
+    command = start(f"{TWO} --max-restarts 1")
+    in_training(command)
+    assert_named(command, 1, *lose(command, 1))
+    ended = command.ended()
+    assert "restart 1 of 1" in ended.stderr
+    assert ended.summary["resumed_at"][0] >= 40
+    assert_same_end(ended, long)
+    assert ended.stderr.count("was killed") == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [0, 2])
+def test_one_of_four_that_is_killed_is_named_and_ends_all(number, start):
+    command = start(FOUR)
+    in_training(command)
+    assert_named(command, number, *lose(command, number))
+    assert_lost(command.ended(NOTICED), number)
+
+
+@pytest.mark.slow
+def test_four_survive_two_kills(start, of_four):
+    command = start(f"{FOUR} --max-restarts 2")
+    for number, step, told in ((2, 40, "restart 1 of 2"), (0, 200, "restart 2 of 2")):
+        in_training(command, step)
+        assert_named(command, number, *lose(command, number))
+        command.wait_for(told)
+    ended = command.ended()
+    assert len(ended.summary["resumed_at"]) == 2
+    assert_same_end(ended, of_four)
+
+
+@pytest.mark.slow
+def test_process_that_stays_stopped_is_named_and_then_lost(start):
+    command = start(FOUR)
+    in_training(command)
+    pid, since = lose(command, 3, signal.SIGSTOP)
+    command.wait_for(rf"process 3 \(pid {pid}\) is stopped: it has given no sign", 10)
+    assert is_halted(pid)
+    ended = command.ended(60)
+    assert 15 < time.monotonic() - since < 40
+    assert ended.code == 75
+    told = ended.stderr.splitlines()[-1]
+    assert told.startswith(f"process 3 (pid {pid}) gave no sign of life for 20 s")
+
+
+@pytest.mark.slow
+def test_no_process_survives_its_launcher(start):
+    command = start(FOUR)
+    in_training(command)
+    pids = [command.member(number) for number in range(4)]
+    assert len({*pids, command.pid}) == 5
+    command.kill()
+    assert command.process.wait(NOTICED) == -signal.SIGKILL
+    until(lambda: not {*pids} & {*tagged(command.tag)}, "they end", NOTICED)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "number, code", [(signal.SIGTERM, 75), (signal.SIGINT, 130)], ids=str
+)
+def test_signal_to_the_launcher_saves_everywhere(number, code, start, long):
+    command = start(TWO.replace("--checkpoint-every 20", ""))
+    command.wait_for("step 100/400")
+    command.kill(number)
+    ended = command.ended()
+    assert ended.code == code, ended.stderr
+    step = ended.summary["steps"]
+    assert 100 <= step < 400
+    assert ended.summary["stopped"] is True
+    assert steps(ended.out / FOLDER) == [step]
+    assert len([*(ended.out / FOLDER).iterdir()]) == 2
+    again = start(f"{TWO} --resume").ended()
+    assert again.summary["resumed_at"] == [step]
+    assert_same_end(again, long)
+
+
+@pytest.mark.slow
+def test_second_signal_to_the_launcher_ends_all_at_once(start):
+    """While a process is stopped, the first one alone would end nothing."""
+    command = start(TWO)
+    in_training(command)
+    lose(command, 1, signal.SIGSTOP)
+    command.kill(signal.SIGINT)
+    time.sleep(1)  # two at the same moment are one to a process
+    assert command.process.poll() is None
+    command.kill(signal.SIGINT)
+    assert command.process.wait(NOTICED) == 130
+
+
+# Commands that join by hand
+
+
+def by_hand(at, number, words=LONG, count=2):
+    return f"{words} --coordinator {at} --num-processes {count} --process-id {number}"
+
+
+@pytest.mark.slow
+def test_commands_joined_by_hand_make_the_run_of_one_process(start, long):
+    at = free_address()
+    first, second = (start(by_hand(at, number)) for number in (0, 1))
+    ended, other = first.ended(), second.ended()
+    assert other.code == 0, other.stderr
+    assert other.stdout == ""
+    assert_same_end(ended, long)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [0, 1])
+def test_lost_process_is_named_by_all_commands(number, start):
+    at = free_address()
+    both = [start(by_hand(at, i)) for i in (0, 1)]
+    in_training(both[0])
+    pid, _ = lose(both[0], number)
+    for command in both:
+        ended = command.ended(NOTICED)
+        assert ended.code == 75
+        assert re.search(
+            rf"process {number} \(pid {pid} on \S+\) was killed by SIGKILL",
+            ended.stderr,
+        )
+        assert "Traceback" not in ended.stderr
+
+
+def test_commands_that_disagree_end_with_one_line_each(start):
+    at = free_address()
+    both = start(by_hand(at, 0)), start(f"{by_hand(at, 1)} --seed 1")
+    for command in both:
+        ended = command.ended()
+        assert ended.code == 4
+        assert ended.stderr == "process 1 has --seed 1, but process 0 has --seed 0\n"
+        assert ended.stdout == ""
+
+
+def test_command_that_waits_in_vain_says_for_whom(start):
+    at = free_address()
+    ended = start(f"{by_hand(at, 0)} --init-timeout 3").ended()
+    assert ended.code == 4
+    assert ended.stderr == f"process 0 at {at} waited 3 s for process 1 of 2\n"
+
+
+# Losses that are not finite
+
+POISONED = "--task tiny_tasks:poisoned --workers 4 --partition label --algo bmuf "
+POISONED += "--period 8 --steps 12 --eval-every 12 --dispatch-steps 4"
+AT = 5  # the step in which it happens, from 0
+
+
+def poisoned_worker():
+    """The one that has the examples with label 1."""
+    labels = np.arange(EXAMPLES) % LABELS
+    shards = partition.shards("label", {"label": labels}, EXAMPLES, 4, 0)
+    assert shards is not None
+    (worker,) = [i for i, rows in enumerate(shards) if 1 in labels[rows]]
+    assert {*labels[shards[worker]]} == {1}
+    return worker
+
+
+def assert_names_the_worker(ended):
+    worker = poisoned_worker()
+    assert ended.code == 3, ended.stderr
+    summary = ended.summary
+    assert summary["diverged_at"] == AT
+    assert summary["not_finite_workers"] == [worker]
+    told = [x for x in ended.stderr.splitlines() if x.startswith("diverged")]
+    assert len(told) == 1
+    assert f"the loss of step {AT} was not finite on worker {worker}" in told[0]
+
+
+@pytest.mark.parametrize(
+    "backend",
+    ["pmap", *(pytest.param(x, marks=pytest.mark.slow) for x in ("shard_map", "vmap"))],
+)
+def test_worker_whose_loss_is_not_finite_is_named(backend, tmp_path):
+    ended = run(f"{POISONED} --backend {backend}", tmp_path / "out")
+    assert_names_the_worker(ended)
+
+
+@pytest.mark.slow
+def test_worker_whose_loss_is_not_finite_is_named_by_two_processes(start):
+    assert_names_the_worker(start(f"{POISONED} --processes 2").ended())
+
+
+def test_run_that_diverged_is_resumed_from_before(tmp_path):
+    """What is not finite is not saved."""
+    out = tmp_path / "out"
+    ended = run(f"{POISONED} --checkpoint-every 4", out)
+    assert ended.code == 3
+    assert steps(out / FOLDER) == [4]
+    again = run(f"{POISONED} --resume", out)
+    assert "going on from the checkpoint of step 4" in again.stderr
+    assert_names_the_worker(again)
+
+
+# Tasks that fail on one process alone
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("when", ["make", "load", "init", "read"])
+def test_task_that_fails_on_one_process_ends_all_with_one_line(when, start):
+    words = TWO.replace("drawing", f"failing --when {when}")
+    ended = start(words).ended(60)
+    assert ended.code in (1, 2), ended.stderr
+    told = [x for x in ended.stderr.splitlines() if x.startswith("process 1: ")]
+    assert len(told) == 1, ended.stderr
+    what = "the disk is on fire" if when == "read" else f"no {when} here"
+    assert what in told[0]
+    assert ended.stdout == ""

@@ -1,0 +1,353 @@
+"""The engine in several real processes, against one process with as many devices.
+
+Of two workers' sums there is one order: two processes of one device give the numbers of
+one process with two devices bit for bit. Of more, gloo adds in another order than XLA
+does within a process, and float64 shows that nothing else differs.
+"""
+
+import json
+import os
+import pickle
+import socket
+import subprocess
+import sys
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import NamedTuple
+
+import drawing
+import jax
+import numpy as np
+import pytest
+from commands import ROOT, environment
+from conftest import QUICK
+from in_process import HALF, STEPS, Seen, host, taken
+
+import syncalgos
+from syncalgos.engine.layout import BACKENDS, is_key
+
+NAMES = tuple(syncalgos.ALGORITHMS)
+SOME = NAMES[::6]
+ROUNDING = 1e-12  # of float64 after 8 steps: sums of workers in another order
+PROGRAM = [sys.executable, "-W", "error", "-c", "import in_process; in_process.main()"]
+
+
+class Group(NamedTuple):
+    """Processes that are started together.
+
+    Attributes:
+        processes: their number.
+        devices: of each.
+        work: what they do, in turn: see `work`.
+        wide: whether floats have 64 bits.
+    """
+
+    processes: int
+    devices: int
+    work: tuple[str, ...]
+    wide: bool = True
+
+
+def work(what, **arguments):
+    """A function of in_process.py and its arguments."""
+    return json.dumps([what, arguments])
+
+
+def free_port():
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+def execute(group, folder):
+    """Returns, of each process, what it saw of each piece of work."""
+    folder.joinpath("work.json").write_text(f"[{','.join(group.work)}]")
+    environ = environment(
+        JAX_ENABLE_X64=int(group.wide),
+        JAX_NUM_CPU_DEVICES=group.devices,
+        JAX_CPU_COLLECTIVES_IMPLEMENTATION="gloo",
+        PYTHONPATH=os.pathsep.join([str(ROOT), str(ROOT / "tests"), str(ROOT / "tests/support")]),
+        XLA_FLAGS=" ".join(QUICK),
+    )
+    arguments = [str(group.processes), str(free_port()), str(folder)]
+    outputs = [folder / f"{i}.txt" for i in range(group.processes)]
+    started = []
+    for i, path in enumerate(outputs):
+        with path.open("wb") as output:
+            process = subprocess.Popen(
+                [*PROGRAM, str(i), *arguments],
+                cwd=ROOT,
+                env=environ,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+            )
+        started.append(process)
+    codes = codes_of(started, seconds=60 + 20 * len(group.work))
+    said = "\n".join(f"{path.name}: {path.read_text()}" for path in outputs)
+    assert codes == [0] * group.processes, f"ended with {codes}\n{said}"
+    found = [pickle.loads(path.with_suffix(".pickle").read_bytes()) for path in outputs]
+    return [dict(zip(group.work, each, strict=True)) for each in found]
+
+
+def codes_of(processes, seconds):
+    """Their exit statuses; what runs at the deadline, or long after a failure, ends."""
+    deadline = time.monotonic() + seconds
+    try:
+        while None in (codes := [process.poll() for process in processes]):
+            if any(codes):  # those that wait for the one that failed fail in turn
+                deadline = min(deadline, time.monotonic() + 10)
+            if time.monotonic() > deadline:
+                break
+            time.sleep(0.05)
+        return codes
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory):
+    """Starts each group once: group -> a future of what its processes saw."""
+    started: dict[Group, Future] = {}
+    with ThreadPoolExecutor() as pool:
+
+        def start(group):
+            if group not in started:
+                folder = tmp_path_factory.mktemp("group")
+                started[group] = pool.submit(execute, group, folder)
+            return started[group]
+
+        yield start
+
+
+def assert_same(actual, expected, rounding=0.0):
+    left, form = jax.tree_util.tree_flatten_with_path(actual)
+    right, expected_form = jax.tree_util.tree_flatten_with_path(expected)
+    assert form == expected_form
+    for (path, x), (_, y) in zip(left, right, strict=True):
+        name, x, y = jax.tree_util.keystr(path), np.asarray(x), np.asarray(y)
+        assert (x.shape, x.dtype) == (y.shape, y.dtype), name
+        near = rounding if x.dtype == np.float64 else 0
+        np.testing.assert_allclose(x, y, rtol=near, atol=near, err_msg=name)
+
+
+def joined(parts):
+    """What all workers saw, where the processes agree on what they share."""
+    for other in parts[1:]:
+        assert_same(other.common, parts[0].common)
+    ordered = sorted(parts, key=lambda x: x.workers[0])
+    workers = [number for each in ordered for number in each.workers]
+    assert workers == list(range(len(workers)))
+    own = jax.tree.map(lambda *xs: np.concatenate(xs), *(x.own for x in ordered))
+    return Seen(parts[0].common, own, workers)
+
+
+def both(start, several, one, piece):
+    """What several processes and one saw of a piece of work, run at the same time."""
+    futures = start(several), start(one)
+    return [joined([found[piece] for found in each.result()]) for each in futures]
+
+
+def layouts(number):
+    """Processes, their devices, a backend: of an algorithm one of two devices and one
+    of four, one of each backend."""
+    narrow, wide = ("pmap", "shard_map")[:: -1 if number % 2 else 1]
+    return [(2, 1, narrow), (*((2, 2), (4, 1))[number // 2 % 2], wide)]
+
+
+def cases_of_algorithms():
+    """Layouts of each, with two lanes on every device."""
+    for number, name in enumerate(NAMES):
+        for layout in layouts(number):
+            fast = layout == (2, 1, "pmap") and name in SOME
+            yield pytest.param(
+                *(*layout, name, fast),
+                id="{}x{}-{}-{}".format(*layout, name),
+                marks=() if fast else pytest.mark.long,
+            )
+
+
+@pytest.mark.parametrize(
+    ("processes", "devices", "backend", "name", "fast"), list(cases_of_algorithms())
+)
+def test_algorithm_gives_the_numbers_of_one_process(
+    start, processes, devices, backend, name, fast
+):
+    in_all, layout = processes * devices, (processes, devices, backend)
+    names = [each for i, each in enumerate(NAMES) if layout in layouts(i)]
+    pieces = {
+        each: work("algorithm", name=each, backend=backend, workers=2 * in_all)
+        for each in (SOME if fast else names)
+    }
+    todo, wide = tuple(pieces.values()), in_all > 2
+    several = Group(processes, devices, todo, wide)
+    one = Group(1, in_all, todo, wide)
+    assert_same(*both(start, several, one, pieces[name]), ROUNDING if wide else 0)
+
+
+# For two processes of two devices each: what, workers, devices. With the first device
+# of each, a sum has one order. REORDERED starts with the last process, and in it with
+# its last device.
+FIRST, REORDERED = [0, 2], [3, 2, 1, 0]
+ENGINE = {
+    "debugged": ("debugged", 4, FIRST),
+    "rows": ("of_rows", 4, FIRST),
+    "draws-reordered": ("of_draws", 8, REORDERED),
+    "draws-on-all": ("of_draws", 8, None),
+    "tables": ("of_tables", 4, FIRST),
+    "tables-reordered": ("of_tables", 4, REORDERED),
+    "tables-on-all": ("of_tables", 4, None),
+}
+FAST = ("rows", "draws-reordered", "tables")
+ALONE = {backend: work("alone", backend=backend, rounds=[1, 2]) for backend in BACKENDS}
+REFUSALS = work("refusals")
+
+
+def engine_piece(backend, name):
+    what, workers, devices = ENGINE[name]
+    return work(what, backend=backend, workers=workers, devices=devices)
+
+
+def batches_piece(backend):
+    return work("of_batches", backend=backend, workers=4, devices=FIRST)
+
+
+def engine_groups(backend, fast):
+    """Several processes, which do more, and one."""
+    names = [name for name in ENGINE if name in FAST or not fast]
+    todo = tuple(engine_piece(backend, name) for name in names)
+    more = (batches_piece(backend), REFUSALS, ALONE["pmap"], ALONE["vmap"])
+    if not fast:
+        more = batches_piece(backend), ALONE["shard_map"]
+    return Group(2, 2, todo + more), Group(1, 4, todo)
+
+
+def cases_of_the_engine():
+    for backend in ("pmap", "shard_map"):
+        for name in ENGINE:
+            fast = backend == "pmap" and name in FAST
+            yield pytest.param(
+                *(backend, name, fast),
+                id=f"{backend}-{name}",
+                marks=() if fast else pytest.mark.slow,
+            )
+
+
+@pytest.mark.parametrize(("backend", "name", "fast"), list(cases_of_the_engine()))
+def test_engine_gives_the_numbers_of_one_process(start, backend, name, fast):
+    """Keys, buffers, metrics, microbatches, placed data, tables, debugging."""
+    several, one = engine_groups(backend, fast)
+    found = both(start, several, one, engine_piece(backend, name))
+    assert_same(*found, 0 if ENGINE[name][2] == FIRST else ROUNDING)
+
+
+@pytest.mark.parametrize(
+    "backend", ["pmap", pytest.param("shard_map", marks=pytest.mark.slow)]
+)
+def test_rows_of_placed_data_are_the_batches(start, backend):
+    several, _ = engine_groups(backend, fast=backend == "pmap")
+    found = start(several).result()
+    rows = joined([each[engine_piece(backend, "rows")] for each in found])
+    assert_same(joined([each[batches_piece(backend)] for each in found]), rows)
+
+
+@pytest.mark.parametrize(
+    "backend", ["pmap", "vmap", pytest.param("shard_map", marks=pytest.mark.slow)]
+)
+def test_process_on_its_own_devices_trains_alone(start, backend):
+    """One goes on when the other has ended, which no collective would outlast."""
+    fast = backend != "shard_map"
+    several, _ = engine_groups("pmap" if fast else backend, fast)
+    pieces = [work("alone", backend=b, rounds=[2]) for b in ALONE]
+    futures = start(several), start(Group(1, 2, tuple(pieces)))
+    apart, [whole] = (future.result() for future in futures)
+    expected = whole[work("alone", backend=backend, rounds=[2])]
+    assert_same(apart[0][ALONE[backend]], expected[:1])
+    assert_same(apart[1][ALONE[backend]], expected)
+
+
+REFUSED = {
+    "vmap": r"'vmap' runs on one device, but there are 2 processes: use pmap or",
+    "vmap on devices of two": "'vmap' runs on one device, got 2",
+    "workers": "3 workers do not divide over 2 processes: use a multiple of 2",
+    "devices that interleave": r"must follow one another.* processes \[0, 1, 0, 1\]",
+    "uneven devices": r"as many of each process, got .* processes \[0, 0, 1\]",
+    "devices elsewhere": r"hold none of process (0|1)$",
+    "batch": "batch of 14 does not divide over 4 workers: use a multiple of 4, such as",
+    "batch to evaluate": "batch of 14 does not divide over 4 workers",
+    "batch of one alone": "batch of 6 does not divide over 4 workers",
+    "microbatches": "3 examples of each of 4 workers do not divide into 2 microbatches",
+    "workers of another number": (
+        r"held\.replica\.params\['bias'\] leads with \(4,\), but there are 2 workers"
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_processes_cannot_do_is_refused_in_one_line(start, name):
+    several, _ = engine_groups("pmap", fast=True)
+    for found in start(several).result():
+        kind, message, compiled = found[REFUSALS][name]
+        assert (kind, compiled) == ("ValueError", 0)
+        assert "\n" not in message
+        with pytest.raises(ValueError, match=REFUSED[name]):
+            raise ValueError(message)
+
+
+def test_state_goes_on_in_another_layout(start, tmp_path):
+    """From one process to two, and back to one: on two devices, and on one."""
+
+    def ran(processes, devices, *pieces):
+        found = start(Group(processes, devices, pieces)).result()
+        return [joined([each[piece] for each in found]) for piece in pieces]
+
+    def piece(held, first, stop, backend="pmap", devices=None):
+        where = {"backend": backend, "workers": 4, "devices": devices}
+        return work("go_on", held=held, first=first, stop=stop, **where)
+
+    def kept(seen, name):
+        path = tmp_path / name
+        both_kinds = seen.own | seen.common
+        fields = {field: both_kinds[field] for field in syncalgos.TrainState._fields}
+        path.write_bytes(pickle.dumps(fields))
+        return str(path)
+
+    whole, before = ran(1, 2, piece(None, 0, STEPS), piece(None, 0, 3))
+    [between] = ran(2, 1, piece(kept(before, "before"), 3, 6))
+    last = kept(between, "between"), 6, STEPS
+    layouts = ("shard_map", None), ("pmap", [0]), ("vmap", None)
+    after = ran(1, 2, *(piece(*last, *layout) for layout in layouts))
+    for each, rounding in zip(after, (0, ROUNDING, ROUNDING), strict=True):
+        assert_same(each.own, whole.own, rounding)
+        parts = [x.common["metrics"][0] for x in (before, between, each)]
+        metrics = jax.tree.map(lambda *xs: np.concatenate(xs), *parts)
+        assert_same(metrics, whole.common["metrics"][0], rounding)
+        for name in ("center", "divergence", "evaluation", "key", "step"):
+            assert_same(each.common[name], whole.common[name], rounding)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_one_process_goes_on_from_the_host_with_nothing_compiled(backend):
+    trainer = drawing.make_trainer(backend, 4, [0] if backend == "vmap" else [0, 1])
+    halves = [taken(drawing.make_batches(), n, n + HALF) for n in (0, HALF)]
+    state, _ = trainer.run(drawing.start(trainer), halves[0])
+    held = trainer.to_host(state)
+    for leaf in jax.tree.leaves((held.replica, held.sync)):
+        assert is_key(leaf) or isinstance(leaf, np.ndarray)
+        assert leaf.shape[0] == 4
+    in_order = np.reshape(state.replica.params["kernel"], (4, 3, 4))
+    np.testing.assert_array_equal(held.replica.params["kernel"], in_order)
+    unbroken = trainer.run(state, halves[1])
+    seconds = trainer.compile_seconds
+    assert_same(
+        *(
+            host(each)
+            for each in (trainer.run(trainer.from_host(held), halves[1]), unbroken)
+        )
+    )
+    assert trainer.compile_seconds == seconds
+    fewer = jax.tree.map(lambda x: x[:3], held.replica)
+    with pytest.raises(ValueError, match=r"held\.replica\.\S* leads with \(3,\), but"):
+        trainer.from_host(held._replace(replica=fewer))

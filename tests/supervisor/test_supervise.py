@@ -1,0 +1,476 @@
+"""Processes that are started, watched and restarted; in the end nobody is left."""
+
+import json
+import os
+import signal
+import time
+
+import pytest
+from fake_member import commands, free_address, left, pid_of, pids, until
+
+from experiments.supervisor.failure_policy import stuck, verdict
+from experiments.supervisor.process_status import Known, Seen
+from experiments.supervisor.supervise import Rules
+
+STEPS = ["at connect", "at prepare", "steps 3"]
+HANG = [*STEPS, "touch trained", "hang"]
+
+
+@pytest.fixture
+def start(tmp_path):
+    with commands(tmp_path) as start:
+        yield start
+
+
+def two_hosts(start, plan, count=2, **rules):
+    """The commands of process 0 and of the others, as if on another host."""
+    at = free_address()
+    first = start(plan, count, ids=[0], at=at, **rules)
+    return first, start(plan, count, ids=list(range(1, count)), at=at, **rules)
+
+
+def told(folder, process, attempt=0):
+    """What a process was told."""
+    return json.loads((folder / f"told-{process}-{attempt}").read_text())
+
+
+def trained(folder, *processes):
+    """Waits until processes hang after their steps."""
+    files = [folder / f"trained-{i}" for i in processes]
+    until(lambda: all(file.exists() for file in files), "they train")
+
+
+def test_processes_are_told_what_they_need(start, tmp_path):
+    plan = {"*": ["told", *STEPS]}
+    assert start(plan, count=3, announced={"out": "runs/1"}).ended() == (0, [])
+    for i in range(3):
+        known = told(tmp_path, i)
+        host, port = known.pop("jax_coordinator").split(":")
+        assert host == "127.0.0.1" and int(port) > 0
+        assert known == {
+            "process": i,
+            "processes": 3,
+            "local": i,
+            "locals": 3,
+            "hosts": 1,
+            "attempt": 0,
+            "init_timeout": 60.0,
+            "announced": {"out": "runs/1"},
+        }
+
+
+def test_processes_of_two_commands_on_one_host_share_it(start, tmp_path):
+    both = two_hosts(start, {"*": ["told", *STEPS]}, count=3)
+    assert [command.ended() for command in both] == [(0, []), (0, [])]
+    for i in range(3):
+        known = told(tmp_path, i)
+        assert (known["local"], known["locals"], known["hosts"]) == (i, 3, 1)
+    assert len({told(tmp_path, i)["jax_coordinator"] for i in range(3)}) == 1
+
+
+def test_output_is_process_0s_and_errors_tell_whose_they_are(start):
+    command = start({"*": ["print out", "warn err", "note a note"]})
+    code, lines = command.ended()
+    assert code == 0
+    assert command.out.read_text() == "out\n"
+    assert sorted(lines) == ["[1] err", "a note", "err", "process 1: a note"]
+
+
+def test_last_words_are_printed_to_their_end(start):
+    command = start({"1": ["flood", "refuse 2 no"], "0": ["refuse 2 no"]})
+    code, lines = command.ended()
+    assert code == 2
+    assert lines == [*(f"[1] {i}" for i in range(30_000)), "no"]
+
+
+def test_process_that_is_done_waits_for_one_that_writes(start, tmp_path):
+    command = start({"0": [*STEPS, "wait written"], "1": STEPS})
+    until(lambda: len(pids(tmp_path)) == 2 and len(left(tmp_path)) == 1, "1 ends")
+    time.sleep(1.5)  # longer than what ends badly is given
+    (tmp_path / "written").touch()
+    assert command.ended() == (0, [])
+
+
+def test_run_that_diverged_everywhere_is_code_3(start):
+    assert start({"*": [*STEPS, "exit 3"]}).ended() == (3, [])
+
+
+# Losses
+
+
+def test_killed_process_is_named_at_once(start, tmp_path):
+    command = start({"*": HANG}, count=3)
+    trained(tmp_path, 0, 1, 2)
+    pid = pid_of(tmp_path, 1)
+    began = time.monotonic()
+    os.kill(pid, signal.SIGKILL)
+    code, lines = command.ended()
+    assert time.monotonic() - began < 3
+    assert code == 75
+    assert lines == [f"process 1 (pid {pid}) was killed by SIGKILL at step 3"]
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_killed_process_is_named_by_all_commands(victim, start, tmp_path):
+    both = two_hosts(start, {"*": HANG})
+    trained(tmp_path, 0, 1)
+    pid = pid_of(tmp_path, victim)
+    began = time.monotonic()
+    os.kill(pid, signal.SIGKILL)
+    for command in both:
+        code, [line] = command.ended()
+        assert code == 75
+        assert line.startswith(f"process {victim} (pid {pid} on ")
+        assert line.endswith(") was killed by SIGKILL at step 3")
+    assert time.monotonic() - began < 3
+
+
+def test_killed_process_is_named_before_those_that_noticed(start):
+    noticed = [*STEPS, "touch noticed", "lost a collective failed"]
+    plan = {"0": noticed, "1": [*STEPS, "wait noticed-0", "kill 9"]}
+    code, [line] = start(plan).ended()
+    assert code == 75 and "was killed by SIGKILL" in line
+
+
+def test_failed_collective_is_told_if_nobody_else_is_gone(start):
+    plan = {"0": HANG, "1": [*STEPS, "lost Gloo all-reduce failed: a peer is gone"]}
+    lines = ["process 1: Gloo all-reduce failed: a peer is gone"]
+    assert start(plan).ended() == (75, lines)
+
+
+def test_what_a_process_started_goes_with_it(start, tmp_path):
+    command = start({"0": HANG, "1": ["helper", *HANG]})
+    trained(tmp_path, 0, 1)
+    os.kill(pid_of(tmp_path, 1), signal.SIGKILL)
+    assert command.ended()[0] == 75
+    assert 101 in dict(pids(tmp_path))
+    until(lambda: not left(tmp_path), "the helper ends")
+
+
+@pytest.mark.parametrize("by_hand", [False, True], ids=["one host", "two hosts"])
+def test_lost_process_is_restarted(by_hand, start, tmp_path):
+    plan = {"1@0": ["told", *STEPS, "kill 9"], "0@0": HANG, "*": ["told", *STEPS]}
+    rules = {"max_restarts": 2}
+    both = two_hosts(start, plan, **rules) if by_hand else [start(plan, **rules)]
+    for command in both:
+        code, [lost, restart] = command.ended()
+        assert code == 0
+        assert "was killed by SIGKILL at step 3" in lost
+        assert restart == "restart 1 of 2"
+    assert [told(tmp_path, i, 1)["attempt"] for i in (0, 1)] == [1, 1]
+    addresses = [told(tmp_path, 1, attempt)["jax_coordinator"] for attempt in (0, 1)]
+    assert addresses[0] != addresses[1]
+
+
+def test_restarts_come_to_an_end(start):
+    code, lines = start({"*": [*STEPS, "kill 9"]}, count=1, max_restarts=2).ended()
+    assert code == 75
+    assert lines[1::2] == ["restart 1 of 2", "restart 2 of 2"]
+    assert [line.partition(") ")[2] for line in lines[::2]] == [
+        "was killed by SIGKILL at step 3"
+    ] * 3
+
+
+def test_stopped_process_is_told_and_may_go_on(start, tmp_path):
+    command = start({"*": [*HANG[:-1], "wait go"]}, silence=1)
+    trained(tmp_path, 0, 1)
+    pid = pid_of(tmp_path, 1)
+    os.kill(pid, signal.SIGSTOP)
+    command.wait_for("wait for it")
+    os.kill(pid, signal.SIGCONT)
+    command.wait_for("again")
+    (tmp_path / "go").touch()
+    who = f"process 1 (pid {pid})"
+    silent = f"{who} is stopped: it has given no sign of life for 1 s"
+    assert command.ended() == (
+        0,
+        [f"{silent}; the others wait for it", f"{who} gives signs of life again"],
+    )
+
+
+def test_process_that_stays_stopped_is_lost(start, tmp_path):
+    command = start({"*": HANG}, silence=1, loss=2)
+    trained(tmp_path, 0, 1)
+    pid = pid_of(tmp_path, 1)
+    os.kill(pid, signal.SIGSTOP)
+    code, lines = command.ended()
+    assert code == 75
+    assert lines[1:] == [
+        f"process 1 (pid {pid}) gave no sign of life for 2 s (it was stopped) at step 3"
+    ]
+
+
+def test_process_for_which_others_wait_is_told_once(start, tmp_path):
+    slow = ["at prepare", "steps 3", "at evaluate 3", "touch trained", "wait go"]
+    plan = {"0": ["at prepare", "steps 5", "touch trained", "wait go"], "1": slow}
+    command = start(plan, stuck=0.5)
+    trained(tmp_path, 0, 1)
+    command.wait_for("wait for it")
+    time.sleep(1)
+    (tmp_path / "go").touch()
+    line = 'process 1 has been in "evaluate" at step 3 for 0.5 s'
+    assert command.ended() == (0, [f"{line}; the others wait for it in step 5"])
+
+
+# Ends of one process that end all
+
+
+def test_refusal_of_one_ends_all(start):
+    plan = {"0": HANG, "1": ["at prepare", "refuse 2 --lr must be above 0"]}
+    expected = (2, ["process 1: --lr must be above 0"])
+    both = two_hosts(start, plan)
+    assert [command.ended() for command in both] == [expected] * 2
+
+
+def test_refusal_of_all_is_told_once(start):
+    plan = {"*": ["refuse 2 error: --lr must be above 0"]}
+    assert start(plan, count=3).ended() == (2, ["error: --lr must be above 0"])
+
+
+def test_bug_is_told_and_not_restarted(start, tmp_path):
+    plan = {"0": HANG, "1": [*STEPS, "raise a bug"]}
+    code, lines = start(plan, max_restarts=3).ended()
+    assert code == 1
+    assert lines[0] == "[1] Traceback (most recent call last):"
+    assert lines[-2] == "[1] RuntimeError: a bug"
+    pid = pid_of(tmp_path, 1)
+    assert lines[-1] == f"process 1 (pid {pid}) ended with exit code 1 at step 3"
+
+
+# Who is to blame, by what is known at a time
+
+NOTICED = [
+    {"code": 75, "said": "lost", "text": "a collective failed"},
+    {"code": 75},
+    {"code": -6},
+    {"code": -11, "phase": "connect"},
+]
+
+
+def known(process, ended=None, **seen):
+    """A process that trains, or that has ended so many seconds after the first."""
+    seen = {"phase": "train", "step": 3, **seen}
+    return Known(Seen(process, 100 + process, **seen), None, 0.0, ended)
+
+
+def judged(*members, asked=None, now):
+    return verdict(members, asked, now, Rules())
+
+
+@pytest.mark.parametrize("noticed", NOTICED, ids=["lost", "75", "SIGABRT", "SIGSEGV"])
+def test_who_noticed_is_not_blamed_before_a_second_has_gone(noticed):
+    alive, first = known(0), known(1, ended=10.0, **noticed)
+    assert judged(alive, first, now=10.9) is None
+    late = judged(alive, first, now=11.0)
+    assert late is not None and "process 1" in late.lines[0]
+    assert late.kind == ("unconnected" if "phase" in noticed else "lost")
+    killed = judged(known(0, ended=10.5, code=-9), first, now=10.5)
+    assert killed is not None and killed.kind == "lost"
+    assert killed.lines == ["process 0 (pid 100) was killed by SIGKILL at step 3"]
+    failed = judged(known(0, ended=10.5, code=1), first, now=10.5)
+    assert failed is not None and (failed.kind, failed.code) == ("end", 1)
+    assert failed.lines == ["process 0 (pid 100) ended with exit code 1 at step 3"]
+
+
+@pytest.mark.parametrize("said", ["", "refused"])
+def test_exception_that_a_loss_brought_about_is_not_blamed(said):
+    first = known(0, ended=10.0, code=1, said=said, text="ValueError: gone")
+    assert judged(first, known(1), now=10.5) is None
+    late = judged(first, known(1, ended=10.5, code=-9), now=10.5)
+    assert late is not None and late.kind == "lost"
+    assert late.lines == ["process 1 (pid 101) was killed by SIGKILL at step 3"]
+    refused = known(0, ended=10.0, code=2, said="refused", text="no such file")
+    ended = judged(refused, known(1, ended=10.5, code=-9), now=10.5)
+    assert ended is not None and ended == ("end", 2, ["process 0: no such file"])
+
+
+@pytest.mark.parametrize(
+    "phase, step, waited",
+    [
+        ("train", 3, False),
+        ("train", 2, True),
+        ("evaluate", 3, True),
+        ("compile", None, True),
+        ("evaluate", 4, False),  # it is ahead
+    ],
+)
+def test_others_wait_for_who_is_behind(phase, step, waited):
+    lines = stuck([known(0), known(1, phase=phase, step=step)], 30.0, 30.0)
+    assert list(lines) == ([(1, phase, step)] if waited else [])
+    assert not stuck([known(0), known(1, phase=phase, step=step)], 29.0, 30.0)
+
+
+def test_others_have_a_second_to_fail_alike():
+    said = {"code": 2, "said": "refused", "text": "no such file"}
+    first = known(0, ended=10.0, **said)
+    assert judged(first, known(1), known(2), now=10.9) is None
+    alone = judged(first, known(1), known(2), now=11.0)
+    assert alone is not None
+    assert (alone.code, alone.lines) == (2, ["process 0: no such file"])
+    two = judged(first, known(1), known(2, ended=10.1, **said), now=11.0)
+    assert two is not None and two.lines == ["processes 0 and 2: no such file"]
+
+
+@pytest.mark.parametrize(
+    "codes, expected",
+    [((0, 0), 0), ((0, 3), 3), ((75, 0), 75), ((130, 130), 130), ((-15, 0), 75)],
+    ids=str,
+)
+def test_code_of_an_orderly_end(codes, expected):
+    ended = [known(i, ended=10.0 + i, code=code) for i, code in enumerate(codes)]
+    asked = signal.SIGTERM if min(codes) < 0 or max(codes) > 3 else None
+    assert judged(*ended, asked=asked, now=11.0) == ("end", expected, [])
+    assert judged(*ended, known(2), asked=asked, now=99.0) is None
+
+
+# jax's own start-up
+
+
+def test_crash_in_jaxs_start_up_is_tried_on_another_port(start, tmp_path):
+    plan = {"1": ["at connect", "once kill 11", "told"], "0": STEPS}
+    code, [line, again] = start(plan).ended()
+    assert code == 0
+    assert "process 1" in line and "SIGSEGV" in line and "127.0.0.1:" in line
+    assert again == "trying another port"
+    assert told(tmp_path, 1)["attempt"] == 0
+    assert told(tmp_path, 1)["jax_coordinator"] not in line
+
+
+@pytest.mark.slow
+def test_jaxs_start_up_is_not_tried_for_ever(start):
+    plan = {"0": ["at connect", "hang"], "1": ["at connect", "kill 6"]}
+    code, lines = start(plan).ended()
+    assert code == 4
+    assert lines[1::2] == ["trying another port"] * 2
+    assert all("was killed by SIGABRT" in line for line in lines[::2])
+
+
+@pytest.mark.parametrize(
+    "other, expected",
+    [
+        ("at connect", "processes 0 and 1 could not connect in 1 s: is a firewall"),
+        ("hang", "process 0 waited 1 s for process 1 to start jax (127.0.0.1:"),
+    ],
+    ids=["both", "one"],
+)
+def test_jaxs_start_up_that_hangs_is_given_up(other, expected, start):
+    plan = {"0": ["at connect", "hang"], "1": [other, "hang"]}
+    code, [line] = start(plan, init_timeout=1).ended()
+    assert code == 4 and line.startswith(expected)
+
+
+# Signals
+
+
+@pytest.mark.parametrize(
+    "number, code", [(signal.SIGTERM, 75), (signal.SIGINT, 130)], ids=str
+)
+@pytest.mark.parametrize("by_hand", [False, True], ids=["one host", "two hosts"])
+def test_signal_stops_all_in_order(by_hand, number, code, start, tmp_path):
+    plan = {"*": ["stoppable"]}
+    both = two_hosts(start, plan) if by_hand else [start(plan, max_restarts=1)]
+    trained(tmp_path, 0, 1)
+    both[-1].process.send_signal(number)
+    assert [command.ended() for command in both] == [(code, [])] * len(both)
+    assert not left(tmp_path)
+
+
+@pytest.mark.parametrize("by_hand", [False, True], ids=["one host", "two hosts"])
+def test_loss_while_stopping_is_not_restarted(by_hand, start, tmp_path):
+    plan, rules = {"0": HANG, "1": ["deaf", *HANG]}, {"max_restarts": 1}
+    both = two_hosts(start, plan, **rules) if by_hand else [start(plan, **rules)]
+    trained(tmp_path, 0, 1)
+    os.kill(pid_of(tmp_path, 0), signal.SIGSTOP)  # SIGTERM would end it
+    both[-1].process.send_signal(signal.SIGTERM)
+    until((tmp_path / "heard-1").exists, "process 1 is asked to stop")
+    os.kill(pid_of(tmp_path, 0), signal.SIGKILL)
+    for command in both:
+        code, [line] = command.ended()
+        assert code == 75 and line.endswith("was killed by SIGKILL at step 3")
+
+
+@pytest.mark.parametrize(
+    "number, code", [(signal.SIGTERM, 75), (signal.SIGINT, 130)], ids=str
+)
+def test_second_signal_ends_at_once(number, code, start, tmp_path):
+    both = two_hosts(start, {"*": ["deaf", *HANG]}, max_restarts=1)
+    trained(tmp_path, 0, 1)
+    both[1].process.send_signal(number)
+    until((tmp_path / "heard-1").exists, "process 1 is asked to stop")
+    assert [command.process.poll() for command in both] == [None, None]
+    both[1].process.send_signal(number)
+    assert both[1].ended(3) == (code, [])
+    others, [line] = both[0].ended(3)
+    assert others == 75
+    assert line.startswith("process 1's command on ")
+    assert line.endswith(f"was stopped by {signal.Signals(number).name}")
+
+
+@pytest.mark.parametrize("asked", [0, 1])
+def test_signal_before_the_run_ends_it_at_once(asked, start, tmp_path):
+    both = two_hosts(start, {"*": ["at connect", "deaf", "touch trained", "hang"]})
+    trained(tmp_path, 0, 1)
+    both[asked].process.send_signal(signal.SIGINT)
+    assert both[asked].ended(3) == (130, [])
+    code, [line] = both[1 - asked].ended(3)
+    assert code == 75 and line.endswith("was stopped by SIGINT")
+
+
+# Supervisors that are gone
+
+
+def test_processes_go_with_their_supervisor(start, tmp_path):
+    command = start({"*": ["helper", *HANG]})
+    trained(tmp_path, 0, 1)
+    assert len(left(tmp_path)) == 4
+    command.process.kill()
+    until(lambda: not left(tmp_path), "they end")
+
+
+@pytest.mark.parametrize("gone", [0, 1])
+def test_host_that_is_gone_is_named(gone, start, tmp_path):
+    both = two_hosts(start, {"*": HANG})
+    trained(tmp_path, 0, 1)
+    both[gone].process.kill()
+    code, [line] = both[1 - gone].ended()
+    assert code == 75
+    assert line.startswith(f"process {gone}'s host ")
+    assert line.endswith(" is gone (connection closed)")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("gone", [0, 1])
+def test_host_that_is_silent_is_gone(gone, start, tmp_path):
+    both = two_hosts(start, {"*": HANG}, loss=2)
+    trained(tmp_path, 0, 1)
+    both[gone].process.send_signal(signal.SIGSTOP)
+    code, [line] = both[1 - gone].ended()
+    assert code == 75
+    assert line.endswith(" is gone (silent for 2 s)")
+    both[gone].process.send_signal(signal.SIGCONT)
+    assert both[gone].ended()[0] == 75
+
+
+@pytest.mark.parametrize("gone", [0, 1])
+def test_host_that_comes_back_takes_part_again(gone, start, tmp_path):
+    at, plan = free_address(), {"*": [*HANG[:-1], "wait go"]}
+    both = [start(plan, ids=[i], at=at, max_restarts=1) for i in (0, 1)]
+    trained(tmp_path, 0, 1)
+    for i in (0, 1):
+        (tmp_path / f"trained-{i}").unlink()
+    both[gone].process.kill()
+    both[1 - gone].wait_for("is gone (connection closed)")
+    both[gone] = start(plan, ids=[gone], at=at, max_restarts=1)
+    trained(tmp_path, 0, 1)
+    (tmp_path / "go").touch()
+    assert [command.ended()[0] for command in both] == [0, 0]
+
+
+def test_host_that_does_not_come_back_ends_the_run(start, tmp_path):
+    both = two_hosts(start, {"*": HANG}, max_restarts=1, init_timeout=1)
+    trained(tmp_path, 0, 1)
+    both[1].process.kill()
+    code, lines = both[0].ended()
+    assert code == 75
+    assert lines[1] == "restart 1 of 1"
+    assert lines[2].endswith(" waited 1 s for process 1 of 2 to come back")

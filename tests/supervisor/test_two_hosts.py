@@ -1,0 +1,145 @@
+"""docs/many-hosts.md's first recipe, its hosts being two network namespaces."""
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+
+import pytest
+from commands import PROGRAM, ROOT, Run, environment, execute
+from faults import until
+
+from experiments.launch.gloo import _address_towards
+from experiments.supervisor.addresses import free_port
+
+PORT = 9999
+ADDRESSES = ("10.78.0.1", "10.78.0.2")
+
+
+def test_the_own_address_is_that_of_the_way_to_the_other():
+    assert _address_towards("127.0.0.1", PORT) == "127.0.0.1"
+
+
+@pytest.fixture
+def hosts():
+    """What to put before a command that is to run on each of two hosts."""
+    if os.geteuid() != 0 or not shutil.which("ip"):
+        pytest.skip("network namespaces take root, and the program ip")
+    names = [f"two-hosts-{os.getpid()}-{i}" for i in (0, 1)]
+
+    def ip(*words):
+        subprocess.run(["ip", *words], check=True, capture_output=True)
+
+    try:
+        try:
+            for name in names:
+                ip("netns", "add", name)
+        except subprocess.CalledProcessError as error:
+            pytest.skip(f"no network namespaces: {error.stderr!r}")
+        a, b = names
+        ip(*f"link add wire netns {a} type veth peer wire netns {b}".split())
+        for name, address in zip(names, ADDRESSES, strict=True):
+            ip("-n", name, "addr", "add", f"{address}/24", "dev", "wire")
+            for device in ("lo", "wire"):
+                ip("-n", name, "link", "set", device, "up")
+        yield [["ip", "netns", "exec", name] for name in names]
+    finally:
+        for name in names:
+            subprocess.run(["ip", "netns", "del", name], capture_output=True)
+
+
+def started_on(hosts, command, outs):
+    """The command on each of two hosts, joined by hand."""
+    joined = f"--coordinator {ADDRESSES[0]}:{PORT} --num-processes 2"
+    words = f"{command} {joined}".split()
+    return [
+        subprocess.Popen(
+            [*host, *PROGRAM, *words, "--process-id", str(i), "--out", str(out)],
+            cwd=ROOT,
+            env=environment(JAX_NUM_CPU_DEVICES=1),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            encoding="utf-8",
+        )
+        for i, (host, out) in enumerate(zip(hosts, outs, strict=True))
+    ]
+
+
+def said(processes):
+    """What commands have said, once they have ended."""
+    try:
+        return [process.communicate(timeout=240) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+
+
+@pytest.mark.slow
+def test_two_hosts_joined_by_hand_train_as_one_does(hosts, tmp_path):
+    command = "--algo hierarchical --steps 32 --eval-every 16 --checkpoint-every 16"
+    outs = [tmp_path / str(i) / "out" for i in (0, 1)]  # they share no folder
+    processes = started_on(hosts, command, outs)
+    heard = said(processes)
+    assert [process.returncode for process in processes] == [0, 0], heard
+    ended = Run(0, *heard[0], outs[0])
+    alone = execute(command, tmp_path / "alone")
+    assert ended.summary["params_sha256"] == alone.summary["params_sha256"]
+    assert ended.summary["processes"] == 2
+    parts = [sorted(x.name for x in (out / "checkpoints").iterdir()) for out in outs]
+    for number, names in enumerate(parts):
+        steps = (16, 32)
+        assert names == [f"step-{step:08}.{number}-of-2.npz" for step in steps]
+
+
+@pytest.mark.slow
+def test_each_of_two_hosts_listens_at_its_address_in_their_network(hosts, tmp_path):
+    command = "--steps 100000 --eval-every 100000 --checkpoint-every 16"
+    outs = [tmp_path / str(i) / "out" for i in (0, 1)]
+    processes = started_on(hosts, command, outs)
+    try:
+        until(lambda: all([*out.rglob("step-*.npz")] for out in outs), "checkpoints")
+        # In a network namespace of its own, all that listens is ours.
+        shown = [
+            subprocess.check_output([*host, "ss", "-ltnH"], encoding="utf-8").split()[
+                3::5
+            ]
+            for host in hosts
+        ]
+        processes[0].send_signal(signal.SIGTERM)
+    finally:
+        heard = said(processes)
+    assert [process.returncode for process in processes] == [75, 75], heard
+    for places, address, least in zip(shown, ADDRESSES, (3, 1), strict=True):
+        assert len(places) >= least  # process 0 has two more: jax's service, and ours
+        assert {
+            x.rpartition(":")[0].strip("[]").removeprefix("::ffff:") for x in places
+        } == {address}
+
+
+@pytest.mark.slow
+def test_the_loop_of_the_page_runs_in_two_processes(tmp_path):
+    page = (ROOT / "docs" / "many-hosts.md").read_text()
+    [source] = re.findall(r"^```py\n(.*?)^```\n", page, re.MULTILINE | re.DOTALL)
+    path = tmp_path / "loop.py"
+    path.write_text(source.replace("9998", str(free_port())))
+    processes = [
+        subprocess.Popen(
+            [sys.executable, str(path), str(number)],
+            env=environment(PYTHONPATH=ROOT),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            encoding="utf-8",
+        )
+        for number in (0, 1)
+    ]
+    try:
+        printed = [process.communicate(timeout=120)[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    results = [text.splitlines()[-1] for text in printed]  # behind what gloo says
+    assert re.fullmatch(r"\[.*\] \d.*", results[0])
+    assert results[0] == results[1]

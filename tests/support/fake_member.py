@@ -1,0 +1,211 @@
+"""A process of a run that trains nothing, and the commands that start such.
+
+`fake_member.py PLAN` is a process; `fake_member.py PLAN SETTINGS` a command that starts
+some. A plan has for each process ("1"; "1@0" in its first attempt; "*" for all others)
+what it does, in words: see `_act`.
+"""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+LIMIT = 30  # seconds, of what takes one
+
+
+class Command:
+    """A command that runs; its output goes to files."""
+
+    def __init__(self, folder, number, plan, settings):
+        self.out, self.err = (folder / f"{x}{number}" for x in ("out", "err"))
+        with self.out.open("wb") as out, self.err.open("wb") as err:
+            self.process = subprocess.Popen(
+                [sys.executable, __file__, json.dumps(plan), json.dumps(settings)],
+                cwd=folder,
+                env={**os.environ, "PYTHONPATH": str(ROOT)},
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+            )
+
+    def ended(self, limit=LIMIT):
+        """The exit code, and the lines on stderr."""
+        code = self.process.wait(limit)
+        return code, self.err.read_text().splitlines()
+
+    def wait_for(self, text):
+        """Waits for a text on stderr."""
+        until(lambda: text in self.err.read_text(), text)
+
+
+def free_address():
+    """Where nobody listens."""
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        return f"127.0.0.1:{sock.getsockname()[1]}"
+
+
+def until(condition, what):
+    """Waits for a condition."""
+    deadline = time.monotonic() + LIMIT
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.02)
+
+
+@contextmanager
+def commands(folder):
+    """Yields start(plan, …), which starts a command; in the end nobody may be left."""
+    started = []
+
+    def start(plan, count=2, ids=None, at=None, facts=None, announced=None, **rules):
+        settings = {
+            "group": [count, list(range(count)) if ids is None else ids, at],
+            "facts": facts or {},
+            "announced": announced or {},
+            "rules": rules,
+        }
+        started.append(Command(folder, len(started), plan, settings))
+        return started[-1]
+
+    try:
+        yield start
+        until(lambda: not left(folder), "processes are left")
+    finally:
+        for command in started:
+            command.process.kill()
+            command.process.wait()
+        for pid in left(folder):
+            os.kill(pid, signal.SIGKILL)
+
+
+def pids(folder):
+    """Of the processes so far, in their order, with their numbers."""
+    paths = sorted(folder.glob("pid-*"), key=lambda path: path.stat().st_mtime_ns)
+    return [tuple(int(part) for part in path.name.split("-")[1:]) for path in paths]
+
+
+def left(folder):
+    """The pids of those that go on."""
+    return [pid for _, pid in pids(folder) if _goes_on(pid)]
+
+
+def pid_of(folder, process):
+    """The pid of a process, once it has started."""
+    until(lambda: process in dict(pids(folder)), f"process {process} starts")
+    return dict(pids(folder))[process]
+
+
+def _goes_on(pid):
+    try:
+        os.kill(pid, 0)
+        stat = Path(f"/proc/{pid}/stat")
+        return (
+            not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] != "Z"
+        )
+    except OSError:
+        return False
+
+
+def _supervise(plan, settings):
+    from experiments.supervisor.supervise import Group, Rules, supervise
+
+    count, ids, at = settings["group"]
+    return supervise(
+        Group(count, tuple(ids), at),
+        [sys.executable, __file__, plan],
+        settings["facts"],
+        settings["announced"],
+        Rules(**settings["rules"]),
+    )
+
+
+def _take_part(plan):
+    from experiments.supervisor.child_side import joined
+
+    member = joined()
+    assert member is not None
+    Path(f"pid-{member.process}-{os.getpid()}").touch()
+    keys = [f"{member.process}@{member.attempt}", str(member.process), "*"]
+    for words in next(plan[key] for key in keys if key in plan):
+        _act(member, words)
+
+
+def _act(member, words):
+    """Does one thing of a plan."""
+    verb, _, rest = words.partition(" ")
+    match verb:
+        case "at":  # a phase, and perhaps a step
+            phase, *step = rest.split()
+            member.tell(phase, *map(int, step))
+        case "steps":  # so many
+            for step in range(int(rest)):
+                member.tell("train", step + 1)
+                time.sleep(0.02)
+        case "wait":  # for a file
+            until(Path(rest).exists, rest)
+        case "touch":  # a file of its own
+            Path(f"{rest}-{member.process}").touch()
+        case "once":  # not in a second attempt
+            if not Path("once").exists():
+                Path("once").touch()
+                _act(member, rest)
+        case "told":  # writes what it was told
+            kept = {k: v for k, v in vars(member).items() if not k.startswith("_")}
+            Path(f"told-{member.process}-{member.attempt}").write_text(json.dumps(kept))
+        case "hang":  # as in a collective
+            threading.Event().wait()
+        case "deaf":  # to signals, but for a file
+            heard = Path(f"heard-{member.process}")
+            for number in (signal.SIGTERM, signal.SIGINT):
+                signal.signal(number, lambda *_: heard.touch())
+        case "stoppable":  # until any process gets a signal, then all end
+            _until_stopped(member)
+        case "helper":
+            helper = subprocess.Popen(["sleep", "1000"])
+            Path(f"pid-{100 + member.process}-{helper.pid}").touch()
+        case "print":
+            print(rest, flush=True)
+        case "warn":
+            print(rest, file=sys.stderr, flush=True)
+        case "flood":  # more than a pipe holds
+            print("\n".join(map(str, range(30_000))), file=sys.stderr)
+        case "note":
+            member.note(rest)
+        case "refuse":
+            code, _, text = rest.partition(" ")
+            member.refuse(text, int(code))
+        case "lost":
+            member.lost(rest)
+        case "raise":
+            raise RuntimeError(rest)
+        case "exit":
+            sys.exit(int(rest))
+        case "kill":
+            os.kill(os.getpid(), int(rest))
+        case _:
+            raise ValueError(words)
+
+
+def _until_stopped(member):
+    asked = Path("asked")
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda number, _: asked.write_text(str(int(number))))
+    member.tell("prepare")
+    Path(f"trained-{member.process}").touch()
+    until(lambda: asked.exists() and asked.read_text(), "a signal")
+    number = int(asked.read_text())
+    member.stopped(signal.Signals(number).name)
+    sys.exit(75 if number == signal.SIGTERM else 130)
+
+
+if __name__ == "__main__":
+    if len(sys.argv) == 3:
+        sys.exit(_supervise(sys.argv[1], json.loads(sys.argv[2])))
+    _take_part(json.loads(sys.argv[1]))

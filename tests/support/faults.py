@@ -1,0 +1,180 @@
+"""Commands that are made to fail, and what is left of them, by their environment."""
+
+import ipaddress
+import json
+import os
+import re
+import shlex
+import shutil
+import signal
+import struct
+import subprocess
+import time
+import uuid
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from commands import PROGRAM, ROOT, TIMEOUT, Run, environment
+from lasting import OURS
+
+from experiments.supervisor.child_side import VARIABLE
+
+TAG = "SYNCALGOS_TEST"  # a variable of all that a test starts
+
+
+def until(condition, what, limit=TIMEOUT):
+    """Waits for a condition, and returns what it gave."""
+    deadline = time.monotonic() + limit
+    while not (found := condition()):
+        assert time.monotonic() < deadline, f"{what} in {limit} s"
+        time.sleep(0.005)
+    return found
+
+
+class Command:
+    """A command that runs; its output goes to files."""
+
+    def __init__(self, words, out, tag, number, devices, environ):
+        self.run_out, self.tag = out, tag
+        self.out, self.err = (out.with_name(f"{x}{number}") for x in ("out-", "err-"))
+        environ = environment(
+            JAX_NUM_CPU_DEVICES=devices,
+            PYTHONPATH=OURS,
+            XLA_FLAGS=os.environ.get("XLA_FLAGS"),
+            **{TAG: tag, **environ},
+        )
+        with self.out.open("wb") as stdout, self.err.open("wb") as stderr:
+            self.process = subprocess.Popen(
+                [*PROGRAM, *shlex.split(words), "--out", str(out)],
+                cwd=ROOT,
+                env=environ,
+                stdin=subprocess.DEVNULL,
+                stdout=stdout,
+                stderr=stderr,
+            )
+        self.pid = self.process.pid
+
+    @property
+    def said(self):
+        """What is on stderr so far."""
+        return self.err.read_text("utf-8")
+
+    def wait_for(self, pattern, limit=TIMEOUT):
+        """Waits for a text on stderr; returns the match."""
+        return until(lambda: re.search(pattern, self.said), pattern, limit)
+
+    def ended(self, limit=TIMEOUT):
+        """What it has shown, and its exit code."""
+        code = self.process.wait(limit)
+        return Run(code, self.out.read_text("utf-8"), self.said, self.run_out)
+
+    def member(self, number):
+        """The pid of a process that it has started, once it has."""
+        return until(lambda: members(self.tag).get(number), f"process {number}")
+
+    def kill(self, number=signal.SIGKILL):
+        """Sends a signal to the command itself, which must be there."""
+        assert self.process.poll() is None
+        os.kill(self.pid, number)
+
+
+def tagged(tag):
+    """The environments of all processes with a tag, by pid."""
+    found = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (folder / "environ").read_bytes().split(b"\0")
+        except OSError:  # it has ended, or is another user's
+            continue
+        environ = dict(word.split(b"=", 1) for word in words if b"=" in word)
+        if environ.get(TAG.encode()) == tag.encode():
+            found[int(folder.name)] = environ
+    return found
+
+
+def members(tag):
+    """The pids of the processes that commands have started, by their numbers."""
+    told = {pid: x.get(VARIABLE.encode()) for pid, x in tagged(tag).items()}
+    return {json.loads(x)["process"]: pid for pid, x in told.items() if x}
+
+
+@contextmanager
+def commands(folder, **environ):
+    """Yields start(words), which starts a command; in the end nobody may be left."""
+    if not Path("/proc/self/environ").exists():
+        pytest.skip("what is left is looked for in /proc")
+    tag, started = uuid.uuid4().hex, []
+
+    def start(words, out=folder / "out", devices=1):
+        started.append(Command(words, out, tag, len(started), devices, environ))
+        return started[-1]
+
+    try:
+        yield start
+        until(lambda: not tagged(tag), "no process is left", limit=20)
+    finally:
+        for pid in tagged(tag):
+            os.kill(pid, signal.SIGKILL)
+        for command in started:
+            command.process.wait(TIMEOUT)
+
+
+def listening(pids, net="/proc/net"):
+    """The addresses at which processes listen, as /proc has them."""
+    links = [link for pid in pids for link in Path(f"/proc/{pid}/fd").iterdir()]
+    held = {os.readlink(link) for link in links if link.is_symlink()}
+    found = []
+    for name in ("tcp", "tcp6"):
+        rows = [row.split() for row in Path(net, name).read_text().splitlines()[1:]]
+        found += [
+            row[1].partition(":")[0]
+            for row in rows
+            if row[3] == "0A" and f"socket:[{row[9]}]" in held
+        ]
+    return [named(x) for x in found]
+
+
+def named(words):
+    """An address that /proc writes as words of the machine's order of bytes."""
+    size = len(words) // 8
+    packed = struct.pack(f"={size}I", *struct.unpack(f">{size}I", bytes.fromhex(words)))
+    address = ipaddress.ip_address(packed)
+    return str(getattr(address, "ipv4_mapped", None) or address)
+
+
+def is_halted(pid):
+    """Whether a process is stopped, as by SIGSTOP."""
+    stat = Path(f"/proc/{pid}/stat").read_text()
+    return stat.rpartition(")")[2].split()[0] == "T"
+
+
+@contextmanager
+def small_disk(folder, size):
+    """Mounts a small disk; skips the test where that may not be done."""
+    folder.mkdir()
+    if not shutil.which("mount") or os.geteuid():
+        pytest.skip("only root may mount a small disk")
+    command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)]
+    mounted = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT)
+    if mounted.returncode:
+        pytest.skip(f"no small disk can be mounted: {mounted.stderr.strip()}")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", str(folder)], check=True, timeout=TIMEOUT)
+
+
+def remount(folder, how):
+    """Mounts a disk anew: ro or rw."""
+    command = ["mount", "-o", f"remount,{how}", str(folder)]
+    subprocess.run(command, check=True, timeout=TIMEOUT)
+
+
+def fill(folder, but=0):
+    """Fills a disk but for some bytes; returns the file that does."""
+    path = folder / "ballast"
+    with path.open("wb", buffering=0) as file:
+        left = os.statvfs(folder).f_bavail * os.statvfs(folder).f_frsize
+        file.write(bytes(left - but))
+    return path

@@ -1,0 +1,270 @@
+"""What each of N processes of a test does: work of the engine, by name.
+
+    python -c "import in_process; in_process.main()" PROCESS PROCESSES PORT FOLDER
+
+reads FOLDER/work.json, a list of [a function of WORK, its arguments], does each in turn
+and leaves the list of what it saw of each in FOLDER/PROCESS.pickle.
+"""
+
+import json
+import os
+import pickle
+import sys
+import traceback
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import drawing
+import jax
+import jax.monitoring
+import jax.numpy as jnp
+import linear
+import numpy as np
+import test_conformance
+import test_tables
+from owed import PERIOD, make, owed
+
+import syncalgos
+from syncalgos import DataParallel, TrainState
+from syncalgos.engine.layout import is_key
+
+HALF, STEPS = 4, 8
+EXAMPLES = 200
+ROWS = np.random.default_rng(3).integers(0, EXAMPLES, size=(STEPS, 48))
+
+
+class Seen(NamedTuple):
+    """What one process saw, as NumPy arrays.
+
+    Attributes:
+        common: what must be the same in all processes.
+        own: leaves lead with this process's workers.
+        workers: their numbers.
+    """
+
+    common: Any
+    own: Any
+    workers: list[int]
+
+
+class Key(NamedTuple):
+    """The numbers of typed keys, which cannot be pickled."""
+
+    data: np.ndarray
+
+
+def host(tree):
+    """As NumPy arrays."""
+
+    def leaf(x):
+        if isinstance(x, jax.Array) and is_key(x):
+            return Key(np.asarray(jax.random.key_data(x)))
+        return np.asarray(x)
+
+    return jax.tree.map(leaf, tree)
+
+
+def revived(tree):
+    """What `host` was given, with typed keys."""
+
+    def leaf(x):
+        return jax.random.wrap_key_data(x.data) if isinstance(x, Key) else x
+
+    return jax.tree.map(leaf, tree, is_leaf=lambda x: isinstance(x, Key))
+
+
+def part(trainer, batches):
+    """This process's contiguous part of each global batch."""
+
+    def cut(x):
+        each = x.shape[1] // trainer.workers
+        here = trainer.layout.own_workers
+        return x[:, here.start * each : here.stop * each]
+
+    return jax.tree.map(cut, batches)
+
+
+def taken(tree, first, stop):
+    return jax.tree.map(lambda x: x[first:stop], tree)
+
+
+def seen(trainer, state, metrics, batches, data=None):
+    """Everything that a trainer tells of a state."""
+    held, first = trainer.to_host(state), part(trainer, taken(batches, 0, 2))
+    common = {
+        "metrics": metrics,
+        "evaluation": trainer.evaluate(state, first, data),
+        "center": trainer.center(state),
+        "divergence": trainer.divergence(state),
+        "key": held.key,
+        "step": held.step,
+    }
+    own = host({"replica": held.replica, "sync": held.sync})
+    return Seen(host(common), own, [*trainer.layout.own_workers])
+
+
+def train(trainer, state, batches, data=None):
+    """In two dispatches; returns the state and what it saw."""
+    metrics = []
+    for half in (taken(batches, 0, HALF), taken(batches, HALF, STEPS)):
+        state, of_half = trainer.run(state, part(trainer, half), data)
+        metrics.append(of_half)
+    return state, seen(trainer, state, metrics, batches, data)
+
+
+def algorithm(name, backend, workers):
+    """Trains by an algorithm of the registry on the problem of the conformance tests.
+
+    Two periods; the params are as wide as jax's floats.
+    """
+    assert 2 * PERIOD == STEPS
+    params, batches = test_conformance.problem(jnp.result_type(float))
+    trainer = DataParallel(
+        *(test_conformance.loss, owed(name).optimizer, make(name), workers, backend)
+    )
+    state = trainer.init(params, {"seen": np.zeros(())})
+    return train(trainer, state, batches)[1]
+
+
+def of_draws(backend, workers, devices=None):
+    """Trains with workers that talk to a peer, in groups, and by gathering parts."""
+    strategy = syncalgos.chain(
+        syncalgos.gossip(),
+        syncalgos.hierarchical(4, 2),
+        syncalgos.diloco(2, reduce="int4", seed=5),
+    )
+    trainer = drawing.make_trainer(backend, workers, devices, strategy)
+    return train(trainer, drawing.start(trainer), drawing.make_batches())[1]
+
+
+def of_rows(backend, workers, devices=None):
+    """Trains on rows of data that lie on the devices."""
+    trainer = drawing.make_trainer(backend, workers, devices)
+    data = trainer.place(tuple(x[0] for x in drawing.make_batches(1, EXAMPLES)))
+    return train(trainer, drawing.start(trainer), ROWS, data)[1]
+
+
+def of_batches(backend, workers, devices=None):
+    """Trains on the batches that those rows are."""
+    trainer = drawing.make_trainer(backend, workers, devices)
+    batches = tuple(x[0][ROWS] for x in drawing.make_batches(1, EXAMPLES))
+    return train(trainer, drawing.start(trainer), batches)[1]
+
+
+def of_tables(backend, workers, devices=None):
+    """Trains tables sharded over the workers of all processes."""
+    strategy = test_tables.STRATEGIES["bmuf"]
+    trainer = test_tables.make(strategy, workers, backend, devices=devices)
+    return train(trainer, trainer.init(test_tables.START), test_tables.BATCHES)[1]
+
+
+def debugged(backend, workers, devices=None):
+    """Trains while jax looks for what is not a number."""
+    with jax.debug_nans(True):
+        trainer = linear.make_trainer(None, workers, backend, devices=devices)
+        return train(trainer, trainer.init(linear.make_params()), linear.BATCHES)[1]
+
+
+def go_on(held, first, stop, backend, workers, devices=None):
+    """Takes these steps from what `to_host` gave of all workers.
+
+    Args:
+        held: the pickle of it, a dict of the fields of TrainState; None begins.
+    """
+    trainer = drawing.make_trainer(backend, workers, devices)
+    state = drawing.start(trainer)
+    if held is not None:
+        here = trainer.layout.own_workers
+        kept = revived(pickle.loads(Path(held).read_bytes()))
+        kept |= taken({x: kept[x] for x in ("replica", "sync")}, here.start, here.stop)
+        state = trainer.from_host(TrainState(**kept))
+    batches = drawing.make_batches()
+    state, metrics = trainer.run(state, part(trainer, taken(batches, first, stop)))
+    return seen(trainer, state, [metrics], batches)
+
+
+def alone(backend, rounds):
+    """Trains on this process's devices, and returns what it saw after each round.
+
+    Args:
+        rounds: how many, of each process.
+    """
+    devices = jax.local_devices()[: 1 if backend == "vmap" else None]
+    trainer = linear.make_trainer(backend=backend, devices=devices)
+    state, found = trainer.init(linear.make_params()), []
+    for _ in range(rounds[jax.process_index()]):
+        state, saw = train(trainer, state, linear.BATCHES)
+        found.append(saw)
+    return found
+
+
+def refusals():
+    """What is refused and how: name -> (kind, message, programs compiled for it)."""
+    compiled = []
+
+    def note(event, seconds, **_):
+        if "backend_compile" in event:
+            compiled.append(event)
+
+    def layout(workers, devices=None, backend="pmap"):
+        return lambda: drawing.make_trainer(backend, workers, devices)
+
+    jax.monitoring.register_event_duration_secs_listener(note)
+    trainer = drawing.make_trainer("pmap", 4, None)
+    apart = drawing.make_trainer("pmap", 4, jax.local_devices())
+    state = drawing.start(trainer)
+    held = trainer.to_host(state)
+    more = jax.tree.map(lambda x: np.concatenate([x, x]), held.replica.params)
+    elsewhere = [d for d in jax.devices() if d.process_index != jax.process_index()]
+    seven, six = (
+        jax.tree.map(lambda x, n=n: x[:, :n], drawing.make_batches()) for n in (7, 6)
+    )
+    attempts = {
+        "vmap": layout(4, backend="vmap"),
+        "vmap on devices of two": layout(4, [0, 2], "vmap"),
+        "workers": layout(3),
+        "devices that interleave": layout(4, [0, 2, 1, 3]),
+        "uneven devices": layout(6, [0, 1, 2]),
+        "devices elsewhere": layout(4, elsewhere),
+        "batch": lambda: trainer.run(state, seven),
+        "batch to evaluate": lambda: trainer.evaluate(state, seven),
+        "batch of one alone": lambda: apart.run(state, six),
+        "microbatches": lambda: trainer.run(state, six),
+        "workers of another number": lambda: trainer.from_host(
+            held._replace(replica=held.replica._replace(params=more))
+        ),
+    }
+    found = {}
+    for name, attempt in attempts.items():
+        compiled.clear()
+        try:
+            attempt()
+        except Exception as error:
+            found[name] = type(error).__name__, str(error), len(compiled)
+    return found
+
+
+WORK = {
+    f.__name__: f
+    for f in (
+        *(algorithm, alone, debugged, go_on),
+        *(of_batches, of_draws, of_rows, of_tables, refusals),
+    )
+}
+
+
+def main():
+    """Ends by os._exit after an error: jax's shutdown waits for the other processes."""
+    process, processes, port, folder = sys.argv[1:]
+    try:
+        if int(processes) > 1:
+            at = f"127.0.0.1:{port}"
+            jax.distributed.initialize(at, int(processes), int(process))
+        work = json.loads(Path(folder, "work.json").read_text())
+        found = [WORK[name](**arguments) for name, arguments in work]
+        Path(folder, f"{process}.pickle").write_bytes(pickle.dumps(found))
+        if int(processes) > 1:
+            jax.distributed.shutdown()
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)

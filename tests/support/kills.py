@@ -1,0 +1,229 @@
+"""Kills runs of every algorithm, which must end as if nothing had been.
+
+    PYTHONPATH=. python tests/support/kills.py --kills 100 --seed 0
+
+prints a line for each algorithm and, at the end, the counts. After a kill the same
+command goes on by --resume; every fifth kill hits one of two processes, which their
+command starts again by itself.
+"""
+
+import argparse
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from itertools import count
+from pathlib import Path
+from typing import NamedTuple
+
+from commands import TIMEOUT
+from faults import Command, commands, is_halted, until
+from lasting import assert_same_end, flags_of
+from owed import parameters
+
+from experiments.checkpoint.manager import FOLDER
+from experiments.checkpoint.shard_file import place, unfinished_name
+from syncalgos import ALGORITHMS
+
+TASK = "--task tiny_tasks:drawing --width 2000 --workers 2 --optimizer adam --steps 60 "
+TASK += "--eval-every 7 --checkpoint-every 1"
+KINDS = ("in a save", "after a step", "at any moment")
+DELAY = 0.06  # seconds in which such a run takes a step or two
+FEW = 6  # steps between two kills of a run of 60
+
+
+class Victim(NamedTuple):
+    """A process that is to be killed.
+
+    Attributes:
+        command: that makes the run.
+        pid: of the process.
+        number: of the process, which its checkpoints' parts have too.
+        of: processes.
+    """
+
+    command: Command
+    pid: int
+    number: int = 0
+    of: int = 1
+
+    @property
+    def is_over(self):
+        """Whether its command has ended."""
+        return self.command.process.poll() is not None
+
+    @property
+    def is_saving(self):
+        """Whether it has begun to write a checkpoint, and not ended."""
+        name = unfinished_name(self.number, self.of)
+        return (self.command.run_out / FOLDER / name).exists()
+
+    def send(self, number=signal.SIGKILL):
+        """Sends it a signal; returns whether it was there."""
+        try:
+            os.kill(self.pid, number)
+        except ProcessLookupError:
+            return False
+        return not self.is_over
+
+
+def newest(out):
+    """The step of the newest checkpoint of which all parts are there."""
+    folder = out / FOLDER
+    names = [path.name for path in folder.iterdir()] if folder.exists() else []
+    parts = Counter((x.step, x.of) for name in names if (x := place(name)))
+    return max((step for (step, of), n in parts.items() if n == of), default=0)
+
+
+def kill_in_a_save(victim):
+    """Kills a process that is writing a checkpoint; returns whether it could."""
+    while not victim.is_over:
+        if victim.is_saving and victim.send(signal.SIGSTOP):
+            until(lambda: victim.is_over or is_halted(victim.pid), "it stops")
+            if victim.is_saving:
+                return victim.send()
+            victim.send(signal.SIGCONT)
+    return False
+
+
+def kill_after(victim, step, seconds):
+    """Kills a process some time after a step was saved; returns whether it could."""
+    out = victim.command.run_out
+    until(lambda: victim.is_over or newest(out) >= step, f"step {step}")
+    return kill_at(victim, seconds)
+
+
+def kill_at(victim, seconds):
+    """Kills a process after some time; returns whether it was there."""
+    try:
+        victim.command.process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        return victim.send()
+    return False
+
+
+def strike(victim, kind, draw, seconds):
+    """Kills a process at a moment that is drawn; returns whether it was in time.
+
+    Args:
+        victim: the process.
+        kind: one of KINDS.
+        draw: of the moment.
+        seconds: that a run takes which nothing befalls.
+    """
+    if kind == "at any moment":
+        return kill_at(victim, draw.uniform(0, seconds))
+    step = newest(victim.command.run_out) + draw.randint(1, FEW)
+    if kind == "after a step":
+        return kill_after(victim, step, draw.uniform(0, DELAY))
+    until(lambda: victim.is_over or newest(victim.command.run_out) >= step, "a step")
+    return kill_in_a_save(victim)
+
+
+def killed_and_resumed(start, words, folder, kinds, draw, seconds):
+    """Yields runs of one process that were killed and went on, until all kills hit."""
+    left = list(kinds)
+    for number in count():
+        if not left:
+            return
+        out = folder / f"alone-{number}"
+        while left:
+            command = start(f"{words} --resume", out, devices=2)
+            in_time = strike(Victim(command, command.pid), left[0], draw, seconds)
+            if command.process.wait(TIMEOUT) != -signal.SIGKILL or not in_time:
+                break
+            left.pop(0)
+        yield start(f"{words} --resume", out, devices=2).ended()
+
+
+def killed_and_restarted(start, words, folder, kinds, draw, seconds):
+    """Yields runs of two processes one of which is killed, until all kills hit."""
+    left = list(kinds)
+    for number in count():
+        if not left:
+            return
+        out = folder / f"together-{number}"
+        command = start(f"{words} --processes 2 --max-restarts 1", out)
+        which = draw.randrange(2)
+        victim = Victim(command, command.member(which), which, 2)
+        strike(victim, left[0], draw, seconds)
+        ended = command.ended()
+        if "restart 1 of 1" in ended.stderr:
+            left.pop(0)
+        yield ended
+
+
+def attack(start, name, folder, alone, together, draw):
+    """Kills runs by an algorithm; asserts that all end as one that nothing befalls.
+
+    Args:
+        start: of faults.commands.
+        name: of the algorithm.
+        folder: for the runs.
+        alone: kinds of the kills of a run of one process.
+        together: kinds of the kills of one of two processes.
+        draw: of the moments.
+    """
+    words = f"{TASK} {flags_of(name, parameters(name))}"
+    began = time.monotonic()
+    whole = start(words, folder / "whole", devices=2).ended()
+    arguments = (draw, time.monotonic() - began)
+    for ended in killed_and_resumed(start, words, folder, alone, *arguments):
+        assert_same_end(ended, whole)
+    for ended in killed_and_restarted(start, words, folder, together, *arguments):
+        assert_same_end(ended, whole)
+
+
+def kept_programs(folder):
+    """The environment in which restarts find the programs that were compiled before."""
+    return {
+        "JAX_ENABLE_COMPILATION_CACHE": "true",
+        "JAX_COMPILATION_CACHE_DIR": folder,
+        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": -1,
+    }
+
+
+def main():
+    """Attacks all algorithms; returns 1 if one of them does not end as it should."""
+    parser = argparse.ArgumentParser(description="Kills runs of every algorithm.")
+    parser.add_argument("--kills", type=int, default=100)
+    parser.add_argument("--seed", type=int, default=0)
+    flags = parser.parse_args()
+    print(f"seed {flags.seed}", flush=True)
+    names, failed, done = list(ALGORITHMS), [], Counter()
+    plan = [  # which algorithm, how, whether of two processes
+        (names[i % len(names)], KINDS[(i + i // len(names)) % len(KINDS)], i % 5 == 4)
+        for i in range(flags.kills)
+    ]
+    for name in names:
+        alone, together = (
+            [kind for other, kind, two in plan if other == name and two == of_two]
+            for of_two in (False, True)
+        )
+        draw = random.Random(f"{flags.seed} {name}")
+        with tempfile.TemporaryDirectory() as top:
+            folder = Path(top)
+            try:
+                with commands(folder, **kept_programs(folder / "programs")) as start:
+                    attack(start, name, folder, alone, together, draw)
+            except AssertionError as error:
+                failed.append(name)
+                print(f"{name}: FAILED: {error}", flush=True)
+                continue
+        print(
+            f"{name}: the same end after {len(alone)} kills of one process, and "
+            f"{len(together)} of one of two",
+            flush=True,
+        )
+        done.update(alone)
+        done.update(f"{kind}, of two processes" for kind in together)
+    print(f"{sum(done.values())} kills: {dict(done)}; failed: {failed or 'none'}")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,216 @@
+"""Runs that are stopped and go on: in this process, and in several that are joined.
+
+    python -c "import lasting; lasting.main()" PROCESS PROCESSES PORT FOLDER
+
+makes the runs of FOLDER/work.json in turn and writes FOLDER/PROCESS.json.
+"""
+
+import io
+import itertools
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import numpy as np
+from commands import ROOT, TIMEOUT, Run, environment
+from fake_member import free_address
+
+from experiments.checkpoint.folder import load, steps
+from experiments.checkpoint.manager import FOLDER
+from experiments.cli import exits, factories, flags
+from experiments.cli.factories import ALGORITHM
+from experiments.launch import job
+from experiments.training.process_group import ALONE, Team
+
+MEMBER = [sys.executable, "-W", "error", "-c", "import lasting; lasting.main()"]
+
+# Tasks of ours, for processes too.
+OURS = os.pathsep.join([str(ROOT), str(ROOT / "tests"), str(ROOT / "tests/support")])
+
+
+class Crash(Exception):
+    """Ends a run with nothing saved, as a bug would."""
+
+
+def run(command, out, at_look: Callable[[int], None] | None = None, team=ALONE):
+    """Makes a run in this process.
+
+    Args:
+        command: its flags.
+        out: the folder of its files.
+        at_look: is called with 1, 2, … before each dispatch.
+        team: the processes that make it.
+    """
+    jax.devices()  # a run that came first would choose how many there are
+    argv, looks = [*shlex.split(command), "--out", str(out)], itertools.count(1)
+
+    def program(stopped):
+        def asked():
+            if at_look is not None:
+                at_look(next(looks))
+            return stopped()
+
+        return job.run(flags.parse(argv), argv, time.perf_counter(), asked, team)
+
+    with redirect_stdout(io.StringIO()) as shown, redirect_stderr(io.StringIO()) as err:
+        code = exits.guarded(program)
+    return Run(code, shown.getvalue(), err.getvalue(), out)
+
+
+def signal_at(look, number=signal.SIGTERM):
+    """Sends this process a signal before a dispatch."""
+
+    def at_look(now):
+        if now == look:
+            os.kill(os.getpid(), number)
+
+    return at_look
+
+
+def crash_at(look):
+    def at_look(now):
+        if now == look:
+            raise Crash
+
+    return at_look
+
+
+def flags_of(name, values):
+    """An algorithm's flags, where there are values for its parameters."""
+    signature = factories.describe(ALGORITHM, name)
+    parameters = factories.flag_parameters(ALGORITHM, signature)
+    own = [p.name for p in parameters]
+    words = [f"--algo {name}"]
+    for parameter, value in values.items():
+        flag = parameter.replace("_", "-")
+        if parameter not in own or value is None:
+            continue
+        if isinstance(value, bool):
+            words.append(f"--{'' if value else 'no-'}{flag}")
+        else:
+            words.append(f"--{flag} {value}")
+    return " ".join(words)
+
+
+def lines_of(ended):
+    """Those of metrics.jsonl without what differs from one run to the next."""
+    return [{k: v for k, v in x.items() if k != "seconds"} for x in ended.lines]
+
+
+def last_part(ended):
+    """The last checkpoint."""
+    folder = ended.out / FOLDER
+    return load(folder, steps(folder)[0])
+
+
+def assert_same_end(actual, expected):
+    """Two runs have ended alike, bit for bit."""
+    assert (actual.code, expected.code) == (0, 0), actual.stderr + expected.stderr
+    for line, other in zip(lines_of(actual), lines_of(expected), strict=True):
+        differ = {k: (line[k], other.get(k)) for k in line if line[k] != other.get(k)}
+        assert not differ and line.keys() == other.keys(), (line["step"], differ)
+    mine, others = last_part(actual), last_part(expected)
+    assert (mine.step, mine.workers) == (others.step, others.workers)
+    for kind in ("own", "shared"):
+        left, right = getattr(mine, kind), getattr(others, kind)
+        assert left.keys() == right.keys()
+        for name in left:
+            assert_same_bits(left[name], right[name], name)
+    assert actual.summary["params_sha256"] == expected.summary["params_sha256"]
+
+
+def assert_same_bits(x, y, name):
+    assert (x.dtype, x.shape) == (y.dtype, y.shape), name
+    if x.tobytes() != y.tobytes():  # the message tells how far apart they are
+        np.testing.assert_array_equal(x, y, err_msg=name)
+        raise AssertionError(f"{name} differs in bits")
+
+
+def files(folder):
+    """All that is in a folder, to the byte."""
+    found = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)): path.read_bytes() for path in found}
+
+
+class Work(NamedTuple):
+    """A run of several joined processes.
+
+    Attributes:
+        command: its flags.
+        out: the folder of its files.
+        stop_at: the look at which the last process is asked to stop; 0: none.
+    """
+
+    command: str
+    out: str
+    stop_at: int = 0
+
+
+def joined(processes, works, folder):
+    """Makes runs in processes of one device each: of each run, what process 0 saw."""
+    folder.joinpath("work.json").write_text(json.dumps(works))
+    environ = environment(
+        JAX_NUM_CPU_DEVICES=1,
+        JAX_CPU_COLLECTIVES_IMPLEMENTATION="gloo",
+        PYTHONPATH=OURS,
+        XLA_FLAGS=os.environ["XLA_FLAGS"],
+    )
+    port = free_address().rpartition(":")[2]
+    started = []
+    try:
+        for i in range(processes):
+            with (folder / f"{i}.txt").open("wb") as output:
+                command = [*MEMBER, *map(str, (i, processes, port, folder))]
+                process = subprocess.Popen(
+                    command, cwd=ROOT, env=environ, stdout=output, stderr=output
+                )
+            started.append(process)
+        deadline = time.monotonic() + TIMEOUT + 20 * len(works)
+        while any(p.poll() is None for p in started):
+            assert time.monotonic() < deadline, said(folder)
+            assert not any(p.poll() for p in started), said(folder)
+            time.sleep(0.05)
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
+    found = [json.loads((folder / f"{i}.json").read_text()) for i in range(processes)]
+    codes = [[code for code, *_ in each] for each in found]
+    assert codes == [codes[0]] * processes
+    return [
+        Run(*seen, Path(work.out)) for seen, work in zip(found[0], works, strict=True)
+    ]
+
+
+def said(folder):
+    return "\n".join(f"{x.name}: {x.read_text()}" for x in folder.glob("*.txt"))
+
+
+def main():
+    """Ends by os._exit after an error: jax's shutdown waits for the other processes."""
+    process, processes, port = map(int, sys.argv[1:4])
+    folder = Path(sys.argv[4])
+    try:
+        jax.distributed.initialize(f"127.0.0.1:{port}", processes, process)
+        team = Team(process, processes, hosts=1, sharing=processes)
+        seen = []
+        for work in json.loads((folder / "work.json").read_text()):
+            command, out, look = work
+            asked = look and process == processes - 1
+            ended = run(command, Path(out), signal_at(look) if asked else None, team)
+            seen.append(ended[:3])
+        (folder / f"{process}.json").write_text(json.dumps(seen))
+        jax.distributed.shutdown()
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)

@@ -1,0 +1,171 @@
+"""Reducers to test, updates to give them, and what they make of them.
+
+Leaves are (steps, workers, *shape), in what goes in and in what comes out. Collectives
+run over the lanes of one device, and over devices where backends are compared.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from syncalgos import reducers
+from syncalgos.engine.backends import spread
+from syncalgos.engine.layout import make_layout
+from syncalgos.reducers import (
+    Reducer,
+    clipped,
+    low_bit,
+    median,
+    power_sgd,
+    quantized,
+    random_k,
+    row_sparse,
+    sign,
+    tally,
+    top_k,
+    trimmed,
+)
+
+# Float32 rounds at 6e-8; sums of a few dozen products, in whatever order, stay below
+# this share of the largest entry.
+CLOSE = 2e-6
+
+
+def tables(tree):
+    return {name: name == "matrix" and "a table" for name in tree}
+
+
+REDUCERS = {
+    "mean": reducers.mean(),
+    "bf16": reducers.bf16(),
+    "int4": quantized(4),
+    "sign": sign(),
+    "majority": sign(majority=True),
+    "tally": tally(),
+    "top_k": top_k(0.3),
+    "top_k-int4": top_k(0.3, bits=4),
+    "random_k": random_k(0.3),
+    "row_sparse": row_sparse(27, tables),
+    "power_sgd": power_sgd(2, min_rate=0),
+    "median": median(),
+    "trimmed": trimmed(0.2),
+    "clipped": clipped(2.0),
+    "low_bit": low_bit(),
+}
+UNFED = [n for n, reducer in REDUCERS.items() if not reducer.takes_feedback]
+ROBUST = ["median", "trimmed", "clipped"]
+VOTES = ["majority", "tally"]  # which tell no more than signs
+# `combined` is the mean of all `sent`, as Reducer.combine promises, but for those that
+# round that mean once more, a vote, which is no mean, and the robust ones.
+EXACT = [n for n in REDUCERS if n not in ("bf16", "int4", "majority", *UNFED)]
+# Those that round at random; `top_k` sends all entries here.
+ROUNDING = {
+    "int8": quantized(8),
+    "int4": quantized(4),
+    "int2": quantized(2),
+    "top_k-int4": top_k(1, 4),
+}
+
+SHAPES = {"empty": (0, 3), "matrix": (27, 19), "scalar": ()}
+ZEROS, SPOILED = 3, 4  # the steps of `outcome` whose updates are not random
+
+
+def run(reducer, updates, steps=None, backend="vmap", devices=1):
+    """Combines step by step; returns (combined, sent, state), the state after each."""
+    count, workers = jax.tree.leaves(updates)[0].shape[:2]
+    layout = make_layout(workers, backend, range(devices))
+    steps = jnp.array(range(count) if steps is None else steps)
+
+    def program(own, shared, batches):
+        def one(state, inputs):
+            step, grads = inputs
+            combined, sent, state = reducer.combine(grads, state, step)
+            return state, (combined, sent, state)
+
+        state = reducer.init(jax.tree.map(lambda x: x[0], own))
+        return lax.scan(one, state, (steps, own))[1], ()
+
+    def lay_out(x):
+        return np.moveaxis(x, 0, 1).reshape(*layout.shape, count, *x.shape[2:])
+
+    def collect(x):
+        return np.moveaxis(np.asarray(x).reshape(workers, count, *x.shape[3:]), 0, 1)
+
+    own = jax.tree.map(lay_out, updates)
+    result, _ = spread(layout, program, donate=False)(own, ((), ()))
+    return jax.tree.map(collect, jax.block_until_ready(result))
+
+
+def side_by_side(several):
+    """A reducer that does what each of several does: compiled once for all."""
+
+    def combine(updates, state, step):
+        each = {n: r.combine(updates, state[n], step) for n, r in several.items()}
+        return tuple({n: parts[i] for n, parts in each.items()} for i in range(3))
+
+    return Reducer(combine, lambda x: {n: r.init(x) for n, r in several.items()})
+
+
+def normal(shape, steps=1, workers=3, seed=0):
+    rng = np.random.default_rng(seed)
+    return rng.normal(size=(steps, workers, *shape)).astype(np.float32)
+
+
+def normal_tree(steps=1, workers=3, **shapes):
+    return {
+        name: normal(shape, steps, workers, seed)
+        for seed, (name, shape) in enumerate(shapes.items())
+    }
+
+
+@functools.cache
+def outcome(name):
+    """Returns updates, combined and sent.
+
+    Updates are random, then zeros, then one entry of worker 1 is NaN.
+    """
+    updates = normal_tree(5, **SHAPES)
+    for x in updates.values():
+        x[ZEROS] = 0
+        x.reshape(5, 3, -1)[SPOILED, 1, :1] = np.nan
+    updates["count"] = np.arange(15, dtype=np.int32).reshape(5, 3)
+    return updates, *run(REDUCERS[name], updates)[:2]
+
+
+def each_leaf(*trees):
+    """The floats of several trees side by side: (steps, workers, size) in float64."""
+    for name in trees[0]:
+        if name not in ("count", "empty"):
+            leaves = [np.float64(tree[name][:SPOILED]) for tree in trees]
+            yield [x.reshape(*x.shape[:2], -1) for x in leaves]
+
+
+def mean_over_workers(x):
+    x = np.float64(x)
+    return np.broadcast_to(x.mean(1, keepdims=True), x.shape)
+
+
+def means(updates):
+    return jax.tree.map(mean_over_workers, updates)
+
+
+def assert_close(actual, expected, tolerance=CLOSE):
+    """Compares to a share of the largest entry of a leaf."""
+
+    def compare(x, y):
+        size = np.max(np.abs(y), initial=0)
+        np.testing.assert_allclose(x, y, rtol=0, atol=tolerance * size)
+
+    jax.tree.map(compare, *(jax.tree.map(np.float64, t) for t in (actual, expected)))
+
+
+def assert_neighbours(rounded, exact, levels):
+    """Rounded to one of the levels next to it, whose scale the last axis shares."""
+    unit = np.max(np.abs(exact), axis=-1, keepdims=True) / levels
+    level = rounded / np.where(unit > 0, unit, 1)
+    # Float32 is some ulps off: 127, times 2, 7 or so times 6e-8.
+    np.testing.assert_allclose(level, np.round(level), rtol=0, atol=1e-4)
+    assert (np.abs(rounded - exact) <= unit * (1 + 1e-4)).all()

@@ -1,0 +1,101 @@
+"""Every task with a small model, and random examples of its data's form."""
+
+import inspect
+from typing import Any, NamedTuple
+
+import numpy as np
+from staged import folder_with
+
+from experiments.cli.factories import TASK, find
+from experiments.data import cifar, idx, speech, text
+from experiments.tasks import TASKS
+
+CONTEXT, FRAMES = 8, 6
+
+
+class Leaf(NamedTuple):
+    """A leaf of examples: its entries, and the shape of one example's."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    below: int  # whole numbers are drawn below it; 0 draws normal ones
+
+
+class Small(NamedTuple):
+    """A task's flags that make it small, its data's form and its files."""
+
+    flags: dict[str, Any]
+    form: dict[str, Leaf]
+    files: tuple[str, ...] = ()
+
+
+PICTURES_28 = {"x": Leaf("uint8", (28, 28), 256), "y": Leaf("int32", (), 10)}
+PICTURES_32 = {"x": Leaf("uint8", (32, 32, 3), 256), "y": Leaf("int32", (), 10)}
+FILES = {
+    **{name: tuple(file.path for file in idx.FILES[name]) for name in idx.FILES},
+    "plays": (text.SHAKESPEARE.path,),
+    "speech": (speech.TAR_GZ.path,),
+    "cifar": (cifar.ARCHIVE.path,),
+}
+SMALL = {
+    "digits": Small({}, {"x": Leaf("float32", (64,), 0), "y": Leaf("int32", (), 10)}),
+    "mnist": Small({}, PICTURES_28, FILES["mnist"]),
+    "fashion_mnist": Small({}, PICTURES_28, FILES["fashion-mnist"]),
+    "spoken_digits": Small(
+        {"hidden": 5, "layers": 2, "frames": FRAMES},
+        {
+            "x": Leaf("float32", (FRAMES, speech.BANDS), 0),
+            "length": Leaf("int32", (), FRAMES),
+            "y": Leaf("int32", (), 10),
+        },
+        FILES["speech"],
+    ),
+    "shakespeare": Small(
+        {"context": CONTEXT, "width": 8, "layers": 2, "heads": 2},
+        {"window": Leaf("uint8", (CONTEXT + 1,), 65)},
+        FILES["plays"],
+    ),
+    "embeddings": Small(
+        {"order": 3, "width": 4, "negatives": 0},
+        {"ngram": Leaf("int32", (3,), 12_631)},
+        FILES["plays"],
+    ),
+    "cifar10": Small({}, PICTURES_32, FILES["cifar"]),
+    "imagenet_synthetic": Small(
+        {"model": "resnet20", "image_size": 32},
+        {"x": Leaf("uint8", (32, 32, 3), 256), "y": Leaf("int32", (), 1000)},
+    ),
+}
+
+
+def parameters(name):
+    """The names of a task's parameters."""
+    return inspect.signature(find(TASK, name, TASKS)).parameters
+
+
+def make(name, **flags):
+    """The small task; flags are the factory's own, and win."""
+    return find(TASK, name, TASKS)(**{**SMALL[name].flags, **flags})
+
+
+def folder_of(name):
+    """The data folder of a task; skips the test where the files are absent."""
+    return folder_with(*SMALL[name].files)
+
+
+def on_real_data(name, **flags):
+    """The small task with its own data, which `load` reads."""
+    if "data_dir" in parameters(name):
+        flags["data_dir"] = folder_of(name)
+    return make(name, **flags)
+
+
+def examples(name, *counts, seed=0):
+    """Random examples, leaves (*counts, …)."""
+    rng = np.random.default_rng(seed)
+    drawn = {}
+    for leaf, (dtype, shape, below) in SMALL[name].form.items():
+        whole, least = (*counts, *shape), int(leaf == "length")  # of at least a frame
+        x = rng.integers(least, below, whole) if below else rng.normal(size=whole)
+        drawn[leaf] = x.astype(dtype)
+    return drawn

@@ -1,0 +1,792 @@
+"""Files of checkpoints: real ones, real damage, real kills, a disk that is full."""
+
+import errno
+import hashlib
+import io
+import json
+import random
+import subprocess
+import sys
+import tempfile
+import time
+import zipfile
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from faults import remount, small_disk
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from experiments.checkpoint import shard_file
+from experiments.checkpoint.folder import (
+    Incomplete,
+    is_there,
+    load,
+    prune,
+    remove,
+    steps,
+)
+from experiments.checkpoint.shard_file import (
+    DIGEST,
+    FOREIGN,
+    Damaged,
+    Part,
+    Place,
+    read,
+    write,
+)
+
+ROOT = Path(__file__).parents[2]
+TIMEOUT = 60  # seconds, of what takes one
+NATIVE = "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 "
+NATIVE += "float64 complex64 complex128"
+ODD_NAMES = ["", "a/b", "../up", ".params['w']/[0]", "ä\n\"'\\", "\ud800", "manifest"]
+
+
+def bits(dtype, shape, seed=0):
+    """An array of random bits: among floats NaNs of any payload."""
+    dtype = FOREIGN.get(dtype) or np.dtype(dtype)
+    size = int(np.prod(shape)) * dtype.itemsize
+    content = np.random.default_rng(seed).integers(0, 256, size, np.uint8)
+    content = content % 2 if dtype.kind == "b" else content
+    return content.view(dtype).reshape(shape)
+
+
+def a_part(step=32, workers=4, first=0, count=None, size=3, **changes):
+    """A part of a run in which every worker has other params, and all one center."""
+    stop = workers if count is None else first + count
+    whole = Part(
+        step,
+        workers,
+        first,
+        {"w": bits("float32", (workers, size), step), "i": np.arange(workers)},
+        {"center": bits("bfloat16", (2, size), step), "n": np.asarray(step)},
+        {"seed": 0, "losses": [0.5, None], "first": first},
+    )
+    own = {name: x[first:stop] for name, x in whole.own.items()}
+    return whole._replace(own=own)._replace(**changes)
+
+
+def assert_same(found, expected):
+    """All arrays have the same bits, and what is no array is equal."""
+    assert found._replace(own={}, shared={}) == expected._replace(own={}, shared={})
+    for ours, theirs in ((found.own, expected.own), (found.shared, expected.shared)):
+        assert list(ours) == list(theirs)
+        for name, x in theirs.items():
+            assert (ours[name].dtype, ours[name].shape) == (x.dtype, x.shape), name
+            assert ours[name].tobytes() == x.tobytes(), name
+
+
+def names(folder):
+    return sorted(x.name for x in folder.iterdir())
+
+
+def file_name(step, number=0, of=1):
+    return f"step-{step:08}.{number}-of-{of}.npz"
+
+
+def signed(content):
+    """The content, with its SHA-256 at its end."""
+    return content + hashlib.sha256(content).hexdigest().encode()
+
+
+def refused(path):
+    """What is said of a part that is Damaged: one line that names the file."""
+    with pytest.raises(Damaged) as caught:
+        read(path)
+    message = str(caught.value)
+    assert message.startswith(f"{path.name} ")
+    assert "\n" not in message
+    assert str(path.parent) not in message
+    return message
+
+
+# What comes back
+
+
+@pytest.mark.parametrize("dtype", [*NATIVE.split(), *FOREIGN])
+def test_arrays_come_back_bit_for_bit(dtype, tmp_path):
+    shapes = [(3,), (3, 2, 5), (3, 0), (3, 1, 1)]
+    own = {f"own {s}": bits(dtype, s) for s in shapes}
+    shared = {f"shared {s}": bits(dtype, s) for s in [(), (0,), (7,), (2, 0, 3)]}
+    part = Part(0, 3, 0, own, shared, {})
+    write(tmp_path, part, 0, 1)
+    found = load(tmp_path, 0)
+    assert_same(found, part)
+    for x in (*found.own.values(), *found.shared.values()):
+        assert x.flags.writeable
+        assert x.flags.c_contiguous
+
+
+def test_nans_and_zeros_keep_their_bits(tmp_path):
+    patterns = [0x80000000, 0x00000000, 0x7F800001, 0x7FC00001, 0xFFC12345, 0xFF800000]
+    x = np.array(patterns, np.uint32).view(np.float32).reshape(2, 3)
+    write(tmp_path, Part(1, 2, 0, {"x": x}, {"y": x[0, 2]}, {}), 0, 1)
+    found = load(tmp_path, 1)
+    assert found.own["x"].view(np.uint32).ravel().tolist() == patterns
+    assert found.shared["y"].view(np.uint32) == 0x7F800001
+
+
+def test_any_name_comes_back(tmp_path):
+    leaves = {name: np.full(2, i) for i, name in enumerate(ODD_NAMES)}
+    part = Part(1, 2, 0, leaves, leaves, {name: name for name in ODD_NAMES})
+    write(tmp_path, part, 0, 1)
+    assert_same(load(tmp_path, 1), part)
+
+
+def test_arrays_in_any_order_of_memory_come_back(tmp_path):
+    x = np.arange(24, dtype=np.int16).reshape(4, 6)
+    own = {"transposed": x.T, "strided": x[:, ::2].repeat(2, 0)[:6], "back": x.T[::-1]}
+    part = Part(1, 6, 0, own, {"transposed": x.T}, {})
+    write(tmp_path, part, 0, 1)
+    assert_same(load(tmp_path, 1), part)
+
+
+def test_a_part_is_an_ordinary_npz(tmp_path):
+    part = a_part()
+    path = write(tmp_path, part, 0, 1)
+    with np.load(path, allow_pickle=False) as found:
+        manifest = json.loads(found["manifest"].tobytes())
+        assert manifest["step"] == 32
+        assert [x["name"] for x in manifest["own"]] == ["w", "i"]
+        assert found["own/0"].tobytes() == part.own["w"].tobytes()
+        assert manifest["shared"][0]["dtype"] == "bfloat16"
+        assert found["shared/0"].dtype == np.uint16
+    with zipfile.ZipFile(path) as archive:
+        assert archive.testzip() is None
+
+
+def test_the_same_part_makes_the_same_file(tmp_path):
+    first = write(tmp_path, a_part(), 0, 1).read_bytes()
+    assert write(tmp_path, a_part(), 0, 1).read_bytes() == first
+
+
+# Rows that are equal
+
+
+def test_rows_that_are_equal_are_stored_once(tmp_path):
+    row = bits("float32", 25_000)  # 100 kB, with NaNs
+    x = np.broadcast_to(row, (256, 25_000))
+    path = write(tmp_path, Part(1, 256, 0, {"x": x, "i": np.arange(256)}, {}, {}), 0, 1)
+    assert path.stat().st_size < 120_000
+    found = load(tmp_path, 1, 7, 3).own["x"]
+    assert found.tobytes() == row.tobytes() * 3
+    found[0] = 0
+    assert found[1].tobytes() == row.tobytes()  # they share no memory
+
+
+@pytest.mark.parametrize("dtype", ["bool", "bfloat16", "float32", "complex128"])
+@pytest.mark.parametrize("size", [1, 3, 8, 200_000])
+def test_one_other_bit_makes_rows_different(dtype, size, tmp_path):
+    x = bits(dtype, (3, size))
+    x[:] = x[0]
+    write(tmp_path, Part(1, 3, 0, {"x": x}, {}, {}), 0, 1)
+    with np.load(tmp_path / file_name(1)) as stored:
+        assert stored["own/0"].shape == (1, size)
+    for row in range(3):
+        other = x.copy()
+        other.view(np.uint8)[row, -1] ^= 1
+        part = Part(1, 3, 0, {"x": other}, {}, {})
+        write(tmp_path, part, 0, 1)
+        assert_same(load(tmp_path, 1), part)
+
+
+# Other splits
+
+
+@st.composite
+def splits(draw):
+    """Workers, how a run's processes hold them, and which are wanted."""
+    workers = draw(st.integers(1, 9))
+    cuts = draw(st.sets(st.integers(1, workers), max_size=4))
+    first = draw(st.integers(0, workers))
+    count = draw(st.none() | st.integers(0, workers - first))
+    return workers, sorted({0, workers, *cuts}), first, count
+
+
+@settings(deadline=None, max_examples=60)
+@given(splits())
+def test_any_rows_are_put_together_from_any_parts(split):
+    workers, edges, first, count = split
+    with tempfile.TemporaryDirectory() as name:
+        folder, of = Path(name), len(edges) - 1
+        for number, (a, b) in enumerate(pairwise(edges)):
+            write(folder, a_part(8, workers, a, b - a), number, of)
+        found = load(folder, 8, first, count)
+    expected = a_part(8, workers, first, count)
+    assert_same(found, expected._replace(record=found.record))
+    assert found.record["first"] in edges
+
+
+@pytest.mark.parametrize("before, after", [(1, 4), (4, 1), (3, 2), (2, 3), (4, 4)])
+def test_a_run_of_other_processes_gets_its_rows(before, after, tmp_path):
+    for i in range(before):
+        write(tmp_path, a_part(8, 12, i * 12 // before, 12 // before), i, before)
+    for i in range(after):
+        found = load(tmp_path, 8, i * 12 // after, 12 // after)
+        expected = a_part(8, 12, i * 12 // after, 12 // after)
+        assert_same(found, expected._replace(record=found.record))
+
+
+@pytest.mark.parametrize("kept", range(4))
+def test_a_process_needs_only_the_part_with_its_rows(kept, tmp_path):
+    for i in range(4):
+        path = write(tmp_path, a_part(8, 8, i * 2, 2), i, 4)
+        if i == (kept + 1) % 4:
+            path.write_bytes(b"")
+        elif i != kept:
+            path.unlink()
+    assert_same(load(tmp_path, 8, kept * 2, 2), a_part(8, 8, kept * 2, 2))
+    with pytest.raises(Damaged):
+        load(tmp_path, 8)
+
+
+@pytest.mark.parametrize(
+    "of, first, count, are_read",
+    [
+        *((4, 3 * i, 3, [i]) for i in range(4)),  # of the same layout
+        (6, 8, 4, [2, 4, 5]),  # of another: the first may be a wrong guess
+        (12, 9, 3, [3, 9, 10, 11]),
+        (3, None, None, [0, 1, 2]),
+    ],
+    ids=str,
+)
+def test_few_parts_are_read(of, first, count, are_read, tmp_path):
+    if not Path("/proc/self/mem").is_file():
+        pytest.skip("no file here raises an error when it is read")
+    for i in range(of):
+        path = write(tmp_path, a_part(8, 12, 12 // of * i, 12 // of), i, of)
+        if i not in are_read:
+            path.unlink()
+            path.symlink_to("/proc/self/mem")
+    found = load(tmp_path, 8, first, count)
+    expected = a_part(8, 12, first or 0, count)
+    assert_same(found, expected._replace(record=found.record))
+    if len(are_read) < of:
+        with pytest.raises(OSError):
+            load(tmp_path, 8)
+
+
+def test_damage_does_not_matter_where_other_parts_hold_the_rows(tmp_path):
+    write(tmp_path, a_part(8, 8, 0, 7), 0, 2)
+    damaged = write(tmp_path, a_part(8, 8, 7, 1), 1, 2)
+    damaged.write_bytes(damaged.read_bytes()[1:])
+    assert load(tmp_path, 8, 4, 2).own["i"].tolist() == [4, 5]
+    with pytest.raises(Damaged, match=damaged.name):
+        load(tmp_path, 8, 6, 2)
+
+
+def test_without_a_folder_there_are_no_checkpoints(tmp_path):
+    assert steps(tmp_path / "none") == []
+    prune(tmp_path / "none", 3, 0, 1)
+    with pytest.raises(Incomplete, match=r"^step-00000007: no part of it is there$"):
+        load(tmp_path / "none", 7)
+
+
+def test_steps_are_told_by_names_alone_the_newest_first(tmp_path):
+    for step in (2, 123_456_789, 0, 30):
+        (tmp_path / file_name(step, 1, 2)).touch()
+    (tmp_path / file_name(30, 0, 2)).touch()
+    for other in ("step-5.0-of-1.npz", file_name(5, "00"), file_name(5, 1, 1)):
+        (tmp_path / other).touch()
+    for other in (
+        f".{file_name(5)}",
+        f"{file_name(5)}.bak",
+        "step-٠٠٠٠٠٠٠٥.0-of-1.npz",
+    ):
+        (tmp_path / other).touch()
+    (tmp_path / file_name(5)).mkdir()
+    assert steps(tmp_path) == [123_456_789, 30, 2, 0]
+
+
+# What is missing
+
+
+@pytest.mark.parametrize(
+    "missing, told",
+    [([1], ""), ([0, 2], ", and 1 more parts of 3"), ([2], "")],
+    ids=str,
+)
+def test_a_missing_part_is_named(missing, told, tmp_path):
+    for i in {0, 1, 2} - set(missing):
+        write(tmp_path, a_part(8, 6, i * 2, 2), i, 3)
+    with pytest.raises(Incomplete) as caught:
+        load(tmp_path, 8)
+    assert str(caught.value) == f"{file_name(8, missing[0], 3)} is missing{told}"
+
+
+def test_parts_that_lack_workers_are_incomplete(tmp_path):
+    write(tmp_path, a_part(8, 6, 0, 2), 0, 2)
+    write(tmp_path, a_part(8, 6, 3, 3), 1, 2)
+    with pytest.raises(
+        Incomplete, match=r"^step-00000008\.0-of-2\.npz and the others "
+    ):
+        load(tmp_path, 8)
+    load(tmp_path, 8, 3, 3)
+
+
+def test_workers_that_the_run_never_had_are_refused(tmp_path):
+    write(tmp_path, a_part(8, 6), 0, 1)
+    with pytest.raises(Incomplete) as caught:
+        load(tmp_path, 8, 4, 4)
+    assert str(caught.value) == f"{file_name(8)} is of 6 workers, none of them number 7"
+
+
+def test_of_two_sets_of_a_step_one_that_is_complete_is_taken(tmp_path):
+    write(tmp_path, a_part(8, 6, 0, 3, record={"of": 2}), 0, 2)
+    for i in range(3):
+        write(tmp_path, a_part(8, 6, i * 2, 2, record={"of": 3}), i, 3)
+    assert load(tmp_path, 8, 0, 2).record == {"of": 3}
+    (tmp_path / file_name(8, 2, 3)).unlink()
+    assert load(tmp_path, 8, 0, 2).record == {"of": 2}
+
+
+def test_of_two_sets_of_a_step_one_that_is_sound_is_taken(tmp_path):
+    for i in range(2):
+        write(tmp_path, a_part(8, 4, i * 2, 2), i, 2)
+    whole = write(tmp_path, a_part(8, 4), 0, 1)
+    content = whole.read_bytes()
+    whole.write_bytes(content[:-1])
+    assert load(tmp_path, 8).own["i"].tolist() == [0, 1, 2, 3]
+    (tmp_path / file_name(8, 1, 2)).unlink()
+    with pytest.raises(Damaged, match=r"^step-00000008\.0-of-1\.npz is damaged"):
+        load(tmp_path, 8)
+    whole.write_bytes(content)
+    assert_same(load(tmp_path, 8), a_part(8, 4))
+
+
+# Damage
+
+
+def smallest(folder):
+    return write(folder, Part(1, 2, 0, {"x": np.arange(2)}, {}, {}), 0, 1)
+
+
+def test_a_flipped_bit_is_found_wherever_it_is(tmp_path):
+    path, draw = smallest(tmp_path), random.Random(0)
+    sound = path.read_bytes()
+    for i in range(len(sound)):
+        torn = bytearray(sound)
+        torn[i] ^= 1 << draw.randrange(8)
+        path.write_bytes(torn)
+        assert "damaged" in refused(path)
+    path.write_bytes(sound)
+    read(path)
+
+
+def test_a_flipped_bit_is_found_in_a_large_part(tmp_path):
+    path, draw = write(tmp_path, a_part(size=60_000), 0, 1), random.Random(0)
+    sound = path.read_bytes()
+    assert len(sound) > 1_000_000
+    for _ in range(200):
+        torn, bit = bytearray(sound), draw.randrange(8 * len(sound))
+        torn[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(torn)
+        with pytest.raises(Damaged, match=r"^step-00000032\.0-of-1\.npz is damaged"):
+            load(tmp_path, 32)
+
+
+def test_a_truncated_part_is_found_whatever_its_length(tmp_path):
+    path = smallest(tmp_path)
+    sound = path.read_bytes()
+    for length in range(len(sound)):
+        path.write_bytes(sound[:length])
+        assert "damaged" in refused(path)
+
+
+@pytest.mark.parametrize("more", [b"\0", b"\n", b"x" * DIGEST], ids=len)
+def test_appended_bytes_are_found(more, tmp_path):
+    path = smallest(tmp_path)
+    path.write_bytes(path.read_bytes() + more)
+    refused(path)
+
+
+@settings(deadline=None)
+@given(st.binary(max_size=300))
+def test_garbage_is_refused_even_with_its_sum(content):
+    with tempfile.TemporaryDirectory() as name:
+        path = Path(name) / file_name(1)
+        for garbage in (content, signed(content)):
+            path.write_bytes(garbage)
+            refused(path)
+
+
+def test_a_folder_in_the_place_of_a_part_is_no_part(tmp_path):
+    (tmp_path / file_name(8)).mkdir()
+    with pytest.raises(Incomplete):
+        load(tmp_path, 8)
+    with pytest.raises(IsADirectoryError):
+        read(tmp_path / file_name(8))
+    prune(tmp_path, 0, 0, 1)
+
+
+def test_what_another_program_signed_raises_nothing_unforeseen(tmp_path):
+    """As flipped bits, but with a sum that fits: all is left to the parsing."""
+    path, draw, found = smallest(tmp_path), random.Random(1), 0
+    sound = path.read_bytes()[:-DIGEST]
+    for i in range(len(sound)):
+        torn = bytearray(sound)
+        torn[i] ^= 1 << draw.randrange(8)
+        path.write_bytes(signed(torn))
+        try:
+            read(path)
+        except Damaged as error:
+            assert "\n" not in str(error)
+            found += 1
+    assert found > len(sound) / 2
+
+
+def altered(path, change):
+    """Writes a part anew after a change of its entries and its manifest."""
+    with np.load(path) as file:
+        entries = dict(file)
+    manifest = json.loads(entries.pop("manifest").tobytes())
+    change(manifest, entries)
+    entries["manifest"] = np.frombuffer(json.dumps(manifest).encode(), np.uint8)
+    content = io.BytesIO()
+    np.savez(content, allow_pickle=True, **entries)
+    with zipfile.ZipFile(content, "a") as archive:
+        archive.comment = b"-" * DIGEST
+    path.write_bytes(signed(content.getvalue()[:-DIGEST]))
+
+
+CHANGES = {
+    "a newer format": lambda m, e: m.update(version=2),
+    "an entry missing": lambda m, e: e.pop("own/1"),
+    "an entry more": lambda m, e: e.update({"own/2": e["own/1"]}),
+    "an entry of objects": lambda m, e: e.update({"own/1": e["own/1"].astype(object)}),
+    "an empty manifest": lambda m, e: m.clear(),
+    "no step": lambda m, e: m.pop("step"),
+    "no record": lambda m, e: m.pop("record"),
+    "step a word": lambda m, e: m.update(step="32"),
+    "no leaves": lambda m, e: m.update(own=[]),
+    "another shape": lambda m, e: m["own"][0].update(shape=[4, 4]),
+    "another dtype": lambda m, e: m["own"][0].update(dtype="int32"),
+    "dtype unknown": lambda m, e: m["own"][0].update(dtype="float9"),
+    "stored once": lambda m, e: m["own"][0].update(once=True),
+    "rows of another number": lambda m, e: e.update({"own/1": e["own/1"][:3]}),
+    "fewer workers": lambda m, e: m.update(workers=3),
+    "workers before the first": lambda m, e: m.update(first=-1),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_manifest_that_does_not_fit_is_refused(change, tmp_path):
+    path = write(tmp_path, a_part(), 0, 1)
+    altered(path, lambda m, e: None)
+    assert_same(load(tmp_path, 32), a_part())
+    altered(path, CHANGES[change])
+    message = refused(path)
+    if change == "a newer format":
+        assert message.endswith("is of format 2, this version reads 1")
+
+
+def test_a_part_by_the_name_of_another_step_is_refused(tmp_path):
+    path = write(tmp_path, a_part(16), 0, 1)
+    path.rename(tmp_path / file_name(32))
+    with pytest.raises(Damaged) as caught:
+        load(tmp_path, 32)
+    assert str(caught.value) == "step-00000032.0-of-1.npz is of step 16, not 32"
+    assert_same(read((tmp_path / file_name(32)).rename(tmp_path / "x")), a_part(16))
+
+
+def test_parts_of_two_runs_are_not_mixed(tmp_path):
+    write(tmp_path, a_part(8, 4, 0, 2), 0, 2)
+    write(tmp_path, a_part(8, 6, 2, 2), 1, 2)
+    with pytest.raises(Damaged) as caught:
+        load(tmp_path, 8)
+    told = f"{file_name(8, 1, 2)} is of 6 workers, {file_name(8, 0, 2)} of 4"
+    assert str(caught.value) == told
+    other = a_part(8, 4, 2, 2)
+    for changes in (
+        {"own": {"w": other.own["w"]}},
+        {"own": {**other.own, "i": np.arange(2.0)}},
+        {"own": {**other.own, "w": other.own["w"][:, :2]}},
+        {"shared": {**other.shared, "n": np.arange(2)}},
+    ):
+        write(tmp_path, other._replace(**changes), 1, 2)
+        with pytest.raises(Damaged) as caught:
+            load(tmp_path, 8)
+        told = f"{file_name(8, 1, 2)} has other arrays than {file_name(8, 0, 2)}"
+        assert str(caught.value) == told
+
+
+@pytest.mark.parametrize("common", ["run_id", "settings"])
+def test_parts_of_two_runs_alike_in_form_are_not_mixed(common, tmp_path):
+    def part(first, value):
+        return a_part(8, 4, first, 2, record={common: value, "first": first})
+
+    write(tmp_path, part(0, {"seed": 0}), 0, 2)
+    write(tmp_path, part(2, {"seed": 0}), 1, 2)
+    load(tmp_path, 8)
+    for other in ({"seed": 1}, None):
+        write(tmp_path, part(2, other), 1, 2)
+        with pytest.raises(Damaged) as caught:
+            load(tmp_path, 8)
+        told = f"{file_name(8, 1, 2)} is of another run than {file_name(8, 0, 2)}"
+        assert str(caught.value) == told
+        assert load(tmp_path, 8, 0, 2).record["first"] == 0
+
+
+# What cannot be written
+
+BAD_LEAVES = {
+    "objects": np.array([None, 1]),
+    "text": np.array(["a", "b"]),
+    "dates": np.array([0, 1], "M8[s]"),
+    "records": np.zeros(2, "i4, f4"),
+    "foreign byte order": np.arange(2, dtype=">i4"),
+    "no rows": np.asarray(1),
+    "other rows": np.arange(3),
+}
+
+
+@pytest.mark.parametrize("leaf", BAD_LEAVES)
+def test_leaves_that_cannot_be_stored_are_refused(leaf, tmp_path):
+    own = {"x": np.arange(2), "bad": BAD_LEAVES[leaf]}
+    with pytest.raises(ValueError):
+        write(tmp_path, Part(1, 2, 0, own, {}, {}), 0, 1)
+    assert names(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    "changes, number, of",
+    [
+        ({"own": {}}, 0, 1),
+        ({"first": 1}, 0, 1),
+        ({"first": -1}, 0, 1),
+        ({"step": -1}, 0, 1),
+        ({}, 1, 1),
+        ({}, -1, 2),
+    ],
+    ids=str,
+)
+def test_a_part_that_could_not_be_read_is_not_written(changes, number, of, tmp_path):
+    with pytest.raises(ValueError):
+        write(tmp_path, a_part()._replace(**changes), number, of)
+    assert names(tmp_path) == []
+
+
+def test_a_record_that_is_no_json_leaves_nothing(tmp_path):
+    with pytest.raises(TypeError):
+        write(tmp_path, a_part(record={"path": tmp_path}), 0, 1)
+    assert names(tmp_path) == []
+
+
+@pytest.fixture
+def disk(tmp_path):
+    with small_disk(tmp_path / "disk", "64k") as folder:
+        yield folder
+
+
+def test_a_full_disk_raises_and_keeps_what_was_there(disk):
+    write(disk, a_part(1), 0, 1)
+    for _ in range(2):
+        with pytest.raises(OSError) as caught:
+            write(disk, a_part(2, size=10_000), 0, 1)
+        assert caught.value.errno == errno.ENOSPC
+        assert names(disk) == [file_name(1)]
+    assert_same(load(disk, 1), a_part(1))
+    write(disk, a_part(2), 0, 1)
+    assert steps(disk) == [2, 1]
+
+
+def test_a_disk_that_became_read_only_raises_and_is_still_read(disk):
+    write(disk, a_part(1), 0, 1)
+    remount(disk, "ro")
+    with pytest.raises(OSError) as caught:
+        write(disk, a_part(2), 0, 1)
+    assert caught.value.errno == errno.EROFS
+    assert names(disk) == [file_name(1)]
+    assert_same(load(disk, 1), a_part(1))
+
+
+# A file's largest size stands for a disk that is full after so many bytes.
+LIMITED = """
+import resource, sys
+from pathlib import Path
+from experiments.checkpoint.shard_file import read, write
+
+folder = Path(sys.argv[1])
+part = read(folder / sys.argv[2])
+size = (folder / sys.argv[2]).stat().st_size
+hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+for limit in range(0, size, 37):
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
+    try:
+        write(folder, part._replace(step=64), 0, 1)
+    except OSError:
+        assert [x.name for x in folder.iterdir()] == [sys.argv[2]]
+    else:
+        raise AssertionError(limit)
+resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+write(folder, part._replace(step=64), 0, 1)
+"""
+
+
+def test_wherever_room_ends_nothing_is_left(tmp_path):
+    pytest.importorskip("resource")
+    path = write(tmp_path, a_part(size=2000), 0, 1)
+    ended = subprocess.run(
+        [sys.executable, "-c", LIMITED, str(tmp_path), path.name],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT,
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert steps(tmp_path) == [64, 32]
+
+
+# Kills
+
+WRITER = """
+import os, sys
+from pathlib import Path
+import numpy as np
+from experiments.checkpoint.folder import prune, steps
+from experiments.checkpoint.shard_file import Part, write
+
+folder, told = Path(sys.argv[1]), os.open(sys.argv[2], os.O_WRONLY | os.O_APPEND)
+x = np.arange(1 << 20).reshape(2, -1)  # 8 MB
+step = max(steps(folder), default=0)
+while True:
+    step += 1
+    write(folder, Part(step, 2, 0, {"x": x + step}, {}, {"step": step}), 0, 1)
+    os.write(told, b"%d\\n" % step)
+    prune(folder, 3, 0, 1)
+"""
+
+
+def killed_writer(folder, told, after):
+    """Starts a process that writes, and kills it some seconds after its first part."""
+    before = told.stat().st_size
+    process = subprocess.Popen(
+        [sys.executable, "-c", WRITER, str(folder), str(told)], cwd=ROOT
+    )
+    try:
+        deadline = time.monotonic() + TIMEOUT
+        while told.stat().st_size == before:
+            assert process.poll() is None and time.monotonic() < deadline
+            time.sleep(0.002)
+        time.sleep(after)
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_a_process_killed_at_any_moment_leaves_sound_parts(tmp_path):
+    folder, told = tmp_path / "checkpoints", tmp_path / "told"
+    told.touch()
+    draw, torn, found = random.Random(0), 0, []
+    x = np.arange(1 << 20).reshape(2, -1)
+    for _ in range(20):
+        killed_writer(folder, told, draw.uniform(0, 0.1))
+        unfinished = [name for name in names(folder) if name.startswith(".")]
+        assert unfinished in ([], [shard_file.unfinished_name(0, 1)])
+        torn += len(unfinished)
+        found = steps(folder)
+        assert found[0] >= int(told.read_text().split()[-1])  # what was told is there
+        assert len(found) >= min(3, found[0])
+        for step in found:
+            part = load(folder, step)
+            assert part.record == {"step": step}
+            assert np.array_equal(part.own["x"], x + step)
+    assert torn > 2  # kills in the middle of a write, as nearly all of them are
+    prune(folder, 3, 0, 1)
+    assert names(folder) == [file_name(step) for step in sorted(found)[-3:]]
+
+
+# Room
+
+
+def test_the_newest_are_kept(tmp_path):
+    for step in (8, 16, 24, 32):
+        for number in range(2):
+            (tmp_path / file_name(step, number, 2)).touch()
+    prune(tmp_path, 2, 1, 2)
+    assert names(tmp_path) == [
+        *(file_name(step, 0, 2) for step in (8, 16)),
+        *(file_name(step, number, 2) for step in (24, 32) for number in range(2)),
+    ]
+    prune(tmp_path, 3, 0, 2)
+    assert steps(tmp_path) == [32, 24, 16]
+    prune(tmp_path, 0, 0, 2)
+    prune(tmp_path, 0, 1, 2)
+    assert names(tmp_path) == []
+
+
+def test_one_checkpoint_is_removed(tmp_path):
+    for step, of in ((8, 2), (8, 3), (16, 2)):
+        for number in range(of):
+            (tmp_path / file_name(step, number, of)).touch()
+    remove(tmp_path, 8, 1, 2)
+    remove(tmp_path, 24, 1, 2)
+    assert names(tmp_path) == [
+        file_name(8, 0, 2),
+        *(file_name(16, number, 2) for number in range(2)),
+    ]
+
+
+@pytest.mark.parametrize(
+    "parts, expected",
+    [
+        ([(0, 2)], True),  # hosts may share no folder
+        ([(1, 2)], False),
+        ([(0, 3), (2, 3)], False),
+        ([(0, 3), (1, 3), (2, 3)], True),
+        ([], False),
+    ],
+    ids=str,
+)
+def test_checkpoint_is_there_for_a_process(parts, expected, tmp_path):
+    for part in parts:
+        (tmp_path / file_name(8, *part)).touch()
+    (tmp_path / file_name(16)).touch()
+    assert is_there(tmp_path, 8, 0, 2) == expected
+
+
+@pytest.mark.parametrize("number", range(2))
+def test_what_other_layouts_left_is_removed(number, tmp_path):
+    for step, of in ((8, 1), (16, 3), (24, 2)):
+        for i in range(of):
+            (tmp_path / file_name(step, i, of)).touch()
+    prune(tmp_path, 2, number, 2)
+    assert steps(tmp_path) == [24, 16]
+    prune(tmp_path, 1, number, 2)
+    assert names(tmp_path) == [file_name(24, i, 2) for i in range(2)]
+
+
+def test_parts_newer_than_the_last_are_removed_if_it_is_told(tmp_path):
+    for step, of in ((8, 2), (16, 2), (24, 3), (32, 2)):
+        for number in range(of):
+            (tmp_path / file_name(step, number, of)).touch()
+    prune(tmp_path, 2, 0, 2, newest=16)
+    prune(tmp_path, 2, 1, 2, newest=16)
+    assert steps(tmp_path) == [16, 8]
+
+
+def test_unfinished_files_of_processes_that_write_stay(tmp_path):
+    held = {
+        (n, of): tmp_path / f".{n}-of-{of}.unfinished" for of in (2, 3) for n in (0, 1)
+    }
+    for path in held.values():
+        path.touch()
+    (tmp_path / ".other").touch()
+    prune(tmp_path, 3, 1, 2)
+    assert [x for x, path in held.items() if path.exists()] == [(0, 2)]
+    assert names(tmp_path) == [".0-of-2.unfinished", ".other"]
+
+
+def test_a_part_is_replaced_and_its_unfinished_file_with_it(tmp_path):
+    tmp_path.joinpath(shard_file.unfinished_name(0, 1)).write_bytes(b"torn")
+    tmp_path.joinpath(shard_file.unfinished_name(1, 2)).write_bytes(b"another's")
+    write(tmp_path, a_part(8, 4), 0, 1)
+    write(tmp_path, a_part(8, 6), 0, 1)
+    assert load(tmp_path, 8).workers == 6
+    assert names(tmp_path) == [
+        shard_file.unfinished_name(1, 2),
+        Place(8, 0, 1).file_name,
+    ]

@@ -1,0 +1,172 @@
+"""Programs that are kept between processes: found again, the same, and in silence."""
+
+import json
+import os
+import subprocess
+import sys
+
+import jax
+import pytest
+from commands import BASE, CACHE, ROOT, environment, execute
+
+from experiments.training import compile_cache
+from experiments.training.compile_cache import ENABLED, FOLDER, SHORTEST
+
+# What a process compiles, and what it has to do with the cache; then a program.
+PROBE = """
+import json, sys
+from collections import Counter
+import jax
+from experiments import compile_cache
+
+seen = Counter()
+jax.monitoring.register_event_listener(lambda event, **_: seen.update([event]))
+compile_cache.use()
+y = jax.jit(lambda x: (x @ x).sum() / 3)(jax.numpy.arange(16.0).reshape(4, 4))
+asked, hits, misses = (
+    seen[f"/jax/compilation_cache/{name}"]
+    for name in ("compile_requests_use_cache", "cache_hits", "cache_misses")
+)
+print(json.dumps([asked, hits, misses, float(y).hex()]))
+"""
+OWN: dict = {CACHE: None}  # as a user has it, who says nothing
+
+
+class Probed:
+    """What a process with these variables tells of its cache."""
+
+    def __init__(self, **variables):
+        ended = subprocess.run(
+            [sys.executable, "-c", PROBE],
+            env=environment(PYTHONPATH=ROOT, **variables),
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert (ended.returncode, ended.stderr) == (0, "")
+        self.asked, self.hits, self.misses, self.result = json.loads(ended.stdout)
+
+
+def entries(folder):
+    """The files of programs, by name."""
+    return {x.name: x for x in folder.glob("syncalgos/jax/*-cache")}
+
+
+@pytest.fixture(autouse=True)
+def linux_only():
+    if sys.platform != "linux":
+        pytest.skip("XDG_CACHE_HOME moves the cache on Linux alone")
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    """A user's cache folder in which a first process has left its programs."""
+    folder = tmp_path_factory.mktemp("cache")
+    first = Probed(**OWN, XDG_CACHE_HOME=folder)
+    assert first.asked == first.misses == len(entries(folder)) > 0
+    return folder, first
+
+
+@pytest.fixture
+def unnamed(monkeypatch):
+    """This process as one in which nobody has said anything of a cache yet."""
+    monkeypatch.delenv(FOLDER.upper(), raising=False)
+    monkeypatch.delenv(SHORTEST.upper(), raising=False)
+    before = {name: getattr(jax.config, name) for name in (ENABLED, FOLDER, SHORTEST)}
+    jax.config.update(ENABLED, True)
+    jax.config.update(FOLDER, None)
+    yield monkeypatch
+    for name, value in before.items():
+        jax.config.update(name, value)
+
+
+def test_second_process_finds_every_program(cache):
+    folder, first = cache
+    second = Probed(**OWN, XDG_CACHE_HOME=folder)
+    assert (second.hits, second.misses) == (first.asked, 0)
+    assert second.result == first.result
+
+
+def test_broken_entry_is_made_anew_in_silence(cache):
+    folder, first = cache
+    sizes = {name: x.stat().st_size for name, x in entries(folder).items()}
+    for name, entry in entries(folder).items():
+        os.truncate(entry, sizes[name] // 2)
+    again = Probed(**OWN, XDG_CACHE_HOME=folder)
+    assert (again.hits, again.misses) == (0, first.asked)
+    assert again.result == first.result
+    for name, entry in entries(folder).items():
+        assert entry.stat().st_size > sizes[name] // 2
+
+
+def test_default_folder_is_the_users_cache(unnamed, tmp_path):
+    unnamed.setenv("XDG_CACHE_HOME", str(tmp_path))
+    compile_cache.use()
+    assert getattr(jax.config, FOLDER) == str(tmp_path / "syncalgos" / "jax")
+    assert getattr(jax.config, SHORTEST) == 0
+
+
+def test_folder_that_cannot_be_made_is_not_used(unnamed, tmp_path):
+    (tmp_path / "file").touch()
+    unnamed.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    compile_cache.use()
+    assert getattr(jax.config, FOLDER) is None
+
+
+def test_folder_that_is_set_already_wins(unnamed, tmp_path):
+    unnamed.setenv("XDG_CACHE_HOME", str(tmp_path / "own"))
+    unnamed.setenv(SHORTEST.upper(), "1")
+    jax.config.update(FOLDER, str(tmp_path / "named"))
+    compile_cache.use()
+    assert getattr(jax.config, FOLDER) == str(tmp_path / "named")
+    assert getattr(jax.config, SHORTEST) == 1
+    assert not (tmp_path / "own").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [(FOLDER.upper(), "elsewhere"), (CACHE, "false")],
+    ids=["moved", "off"],
+)
+def test_environment_wins(name, value, tmp_path):
+    """It is read where jax is imported: this one is of a process of its own."""
+    asked = "import jax; from experiments import compile_cache; compile_cache.use(); "
+    asked += f"print(jax.config.{FOLDER})"
+    folders = {**OWN, "XDG_CACHE_HOME": tmp_path / "own", "PYTHONPATH": ROOT}
+    ended = subprocess.run(
+        [sys.executable, "-c", asked],
+        env=environment(**{**folders, name: value}),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert ended.stdout.strip() == ("None" if name == CACHE else "elsewhere")
+    assert ended.stderr == ""
+    assert not (tmp_path / "own").exists()
+
+
+def test_oldest_entries_go_where_there_is_too_much(tmp_path):
+    for age, name in enumerate(["new", "used", "old", "older"]):
+        entry = tmp_path / f"jit_{name}-cache"
+        entry.write_bytes(bytes(100))
+        os.utime(entry, (1e9 - age, 1e9 - age))
+    os.utime(tmp_path / "jit_used-cache", (1e9, 1e9 - 9))  # read since
+    (tmp_path / "other").write_bytes(bytes(1000))
+    compile_cache.prune(tmp_path, most=400, kept=200)
+    assert len([*tmp_path.iterdir()]) == 5
+    compile_cache.prune(tmp_path, most=399, kept=200)
+    kept = {"jit_new-cache", "jit_used-cache", "other"}
+    assert {x.name for x in tmp_path.iterdir()} == kept
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("more", ["", "--backend shard_map", "--processes 2"])
+def test_runs_from_the_cache_are_the_same_bit_for_bit(more, tmp_path):
+    def run(name, **variables):
+        variables = {**OWN, "XDG_CACHE_HOME": tmp_path / "cache", **variables}
+        return execute(f"{BASE} {more}", tmp_path / name, **variables)
+
+    runs = [run("cold"), run("warm"), run("off", **{CACHE: "false"})]
+    assert entries(tmp_path / "cache")
+    assert len({x.summary["params_sha256"] for x in runs}) == 1
+    assert len({x.stderr for x in runs}) == 1

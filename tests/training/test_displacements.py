@@ -1,0 +1,375 @@
+"""What the harness measures of the workers' displacements, against NumPy."""
+
+import importlib
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from problems import initial_params, loss, make_batches
+from recurrences import LR, MOMENTUM, START, STEPS, TARGET, X
+
+import syncalgos
+from experiments.training.displacements import figures, measured
+from syncalgos import (
+    after,
+    at_syncs,
+    average,
+    bmuf,
+    chain,
+    communication,
+    gossip,
+    masked,
+    model_averaging,
+    reduce_with,
+    sync_sgd,
+    until,
+)
+from syncalgos.engine.layout import BACKENDS
+from syncalgos.strategy import MeanCenter, PartCenter
+
+WORKERS = 4
+AT = (2, 4, 6, 8, 10, 12, 14)  # evaluations: at rounds' ends and within rounds
+ROUNDING = 1e-6  # of what is kept, which is float32
+NAMES = ("pseudo_gradient", "displacement_cosine", "drift")
+
+
+@pytest.fixture(autouse=True)
+def float64():
+    with jax.enable_x64(True):
+        yield
+
+
+def train(strategy, at=AT, workers=WORKERS, backend="vmap", **given):
+    """Trains on X and TARGET; returns the last state and the figures at `at`."""
+    trainer = syncalgos.DataParallel(
+        syncalgos.stateless(given.get("loss", loss)),
+        given.get("optimizer", optax.sgd(LR, momentum=MOMENTUM)),
+        strategy,
+        workers,
+        backend,
+        sharded=given.get("sharded"),
+    )
+    batches = given.get("batches", (X, TARGET))
+    state = trainer.init(given.get("params", initial_params()))
+    seen = []
+    for start, stop in itertools.pairwise((0, *at)):
+        state, _ = trainer.run(state, tuple(x[start:stop] for x in batches))
+        seen.append(figures(state))
+    return state, np.array([[each[name] for name in NAMES] for each in seen])
+
+
+def sync_steps(strategy, workers=WORKERS, params=None):
+    """At which steps anything is sent."""
+    params = initial_params() if params is None else params
+    sent = communication(strategy, params, workers, STEPS)
+    return np.diff(sent.per_step, prepend=0) > 0
+
+
+def literal(module, monkeypatch, settings, syncs):
+    """The figures at AT from a paper's recurrence, watched before and after syncs."""
+    before, behind = [], [np.array([START] * WORKERS)]
+    plain = module.local_steps
+
+    def watched(*arguments, **options):
+        for step, theta in plain(*arguments, **options):
+            before.append(np.array(theta))
+            yield step, theta
+            behind.append(np.array(theta))  # as the recurrence left it
+
+    monkeypatch.setattr(module, "local_steps", watched)
+    list(module.recurrence(WORKERS, **settings))
+    found = []
+    for done in AT:
+        ended = [step for step in syncs if step < done]
+        if not ended:
+            found.append((np.nan,) * 3)
+            continue
+        began = ended[-2] + 1 if len(ended) > 1 else 0
+        moved = before[ended[-1]] - behind[began]
+        cosines = [
+            a @ b / np.linalg.norm(a) / np.linalg.norm(b)
+            for a, b in itertools.combinations(moved, 2)
+        ]
+        apart = before[ended[-1]] - before[ended[-1]].mean(0)
+        drift = np.sqrt((apart**2).sum(1).mean())
+        found.append((np.linalg.norm(moved.mean(0)), np.mean(cosines), drift))
+    return np.array(found)
+
+
+ALWAYS = range(STEPS)
+CASES = [
+    ("sync_sgd", {}, ALWAYS),
+    ("model_averaging", {"period": 4}, (3, 7, 11)),
+    ("bmuf", {"period": 4, "block_momentum": 0.6, "block_lr": 0.7}, (3, 7, 11)),
+    ("bmuf", {"period": 3, "nesterov": True}, (2, 5, 8, 11)),
+    ("easgd", {"period": 4}, (3, 7, 11)),
+    ("gossip", {}, ALWAYS),
+    ("gossip", {"topology": "ring"}, ALWAYS),
+    ("streaming_diloco", {"period": 4, "fragments": 2}, (1, 3, 5, 7, 9, 11, 13)),
+    # Sent one step before it arrives, so that it is part of the next round.
+    (
+        "streaming_diloco",
+        {"period": 6, "fragments": 2, "delay": 1},
+        (1, 4, 7, 10, 13),
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "settings", "syncs"), CASES)
+def test_figures_are_those_of_a_literal_run_and_training_is_the_same(
+    name, settings, syncs, monkeypatch
+):
+    strategy = syncalgos.ALGORITHMS[name](**settings)
+    sent = sync_steps(strategy)
+    assert np.flatnonzero(sent).tolist() == list(syncs)
+    module = importlib.import_module(f"recurrences.{name}")
+    expected = literal(module, monkeypatch, settings, syncs)
+
+    plain, nothing = train(strategy)
+    state, found = train(measured(strategy, sent, AT))
+
+    np.testing.assert_allclose(found, expected, rtol=ROUNDING, atol=ROUNDING)
+    assert np.isnan(nothing).all()
+    same(state, plain)
+
+
+def same(state, plain):
+    """The measured run trained, bit for bit, what the plain one did."""
+    jax.tree.map(np.testing.assert_array_equal, state.replica, plain.replica)
+    jax.tree.map(np.testing.assert_array_equal, state.sync.strategy, plain.sync)
+
+
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize("workers", [pytest.param(3, marks=SLOW), 6])
+@pytest.mark.parametrize(
+    "strategy", [pytest.param(sync_sgd(), marks=SLOW), bmuf(4), gossip()]
+)
+def test_backends_train_the_same_measured_or_not_and_agree(strategy, workers):
+    sent, at, figures_of = sync_steps(strategy, workers), (6, 12), {}
+    for backend in BACKENDS:
+        with jax.enable_x64(False):
+            plain, _ = train(strategy, at, workers, backend)
+            state, found = train(measured(strategy, sent, at), at, workers, backend)
+        same(state, plain)
+        figures_of[backend] = found
+
+    # They round in another order: 1e-7 of params, in displacements of 1e-2 of them.
+    for found in figures_of.values():
+        np.testing.assert_allclose(found, figures_of["vmap"], rtol=1e-4, atol=1e-4)
+
+
+def test_dispatches_of_one_step_are_measured_too():
+    strategy, at = bmuf(4), range(1, 9)
+    sent = sync_steps(strategy)
+
+    plain, _ = train(strategy, at)
+    state, found = train(measured(strategy, sent, at), at)
+    _, in_a_loop = train(measured(strategy, sent, (4, 8)), (4, 8))
+
+    same(state, plain)
+    assert np.isnan(found[:3]).all()
+    np.testing.assert_allclose(found[[3, 7]], in_a_loop, rtol=ROUNDING)
+    np.testing.assert_array_equal(found[4:7], found[[3, 3, 3]])
+
+
+@pytest.mark.parametrize(
+    ("strategy", "syncs"),
+    [
+        (chain(until(5, sync_sgd()), after(5, bmuf(4))), (0, 1, 2, 3, 4, 7, 11)),
+        (at_syncs(bmuf(4), average("opt_state")), (3, 7, 11)),
+    ],
+)
+def test_phases_and_company_are_measured(strategy, syncs):
+    optimizer = optax.sgd(LR, momentum=MOMENTUM)
+    params = initial_params()
+    replica = syncalgos.Replica(params, optimizer.init(params))
+    sent = sync_steps(strategy, params=replica)
+    assert np.flatnonzero(sent).tolist() == list(syncs)
+
+    plain, _ = train(strategy)
+    state, found = train(measured(strategy, sent, AT))
+
+    same(state, plain)
+    ended = [sum(step < done for step in syncs) for done in AT]
+    assert (np.isfinite(found).all(1) == np.greater(ended, 0)).all()
+    changed = np.any(np.diff(found, axis=0) != 0, axis=1) & np.isfinite(found[1:, 0])
+    assert (changed == (np.diff(ended) > 0)).all()
+
+
+def drift(params, batch):
+    """Its gradient is the mean of the batch's rows."""
+    return jnp.sum(params["x"] * jnp.mean(batch[0], axis=0))
+
+
+def drifting(rows, dtype=float, workers=None):
+    """Figures after one round of two steps in which worker i goes along -rows[i]."""
+    rows = np.asarray(rows, float)
+    workers = workers or len(rows)
+    batches = (np.stack([rows] * STEPS),)
+    strategy = model_averaging(2)
+    sent = sync_steps(strategy, 2)  # one worker sends nothing, yet its rounds end
+    _, found = train(
+        measured(strategy, sent, (2,)),
+        (2,),
+        workers,
+        loss=drift,
+        optimizer=optax.sgd(0.5),
+        batches=batches,
+        params={"x": jnp.ones(rows.shape[1], dtype)},
+    )
+    return found[0]
+
+
+def test_workers_that_see_the_same_have_cosine_1():
+    norm, cosine, _ = drifting([[3.0, 4.0]] * 3)
+
+    assert norm == pytest.approx(5.0, rel=ROUNDING)  # two steps of 0.5
+    assert cosine == pytest.approx(1.0, rel=ROUNDING)
+    assert cosine <= 1
+
+
+def test_orthogonal_drifts_have_cosine_0_whatever_their_lengths():
+    norm, cosine, _ = drifting(np.diag([3.0, 6.0, 12.0]))
+
+    assert norm == pytest.approx(np.sqrt(1 + 4 + 16), rel=ROUNDING)
+    assert abs(cosine) <= ROUNDING
+
+
+def test_opposite_drifts_have_cosine_minus_1_and_no_pseudo_gradient():
+    expected = (0, -1, np.sqrt(5))
+    assert drifting([[1.0, 2.0], [-1.0, -2.0]]) == pytest.approx(expected, abs=ROUNDING)
+
+
+def test_a_worker_that_stays_has_no_cosine():
+    norm, cosine, drift = drifting([[0.0, 0.0], [3.0, 4.0]])
+
+    assert norm == drift == pytest.approx(2.5, rel=ROUNDING)
+    assert np.isnan(cosine)
+
+
+def test_one_worker_has_a_pseudo_gradient_and_no_cosine():
+    norm, cosine, _ = drifting([[3.0, 4.0]])
+
+    assert norm == pytest.approx(5.0, rel=ROUNDING)
+    assert np.isnan(cosine)
+
+
+def test_params_that_are_not_finite_give_no_finite_figure():
+    assert not np.isfinite(drifting([[np.inf, 1.0], [3.0, 4.0]])).any()
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+def test_short_floats_are_measured_in_float32(dtype):
+    # Exact in the params, but not as a sum of squares, 2049, that float16 rounds.
+    norm, cosine, _ = drifting(np.full((2, 2049), 1 / 16), dtype)
+
+    assert norm == pytest.approx(np.sqrt(2049) / 16, rel=ROUNDING)
+    assert cosine == pytest.approx(1.0, rel=ROUNDING)
+
+
+def test_nothing_is_measured_where_nothing_is_sent():
+    strategy = syncalgos.Strategy()
+
+    plain, _ = train(strategy)
+    state, found = train(measured(strategy, sync_steps(strategy), AT))
+
+    same(state, plain)
+    assert np.isnan(found).all()
+
+
+def test_no_round_is_measured_that_no_evaluation_tells_of():
+    strategy = bmuf(2)
+    counted = communication(strategy, initial_params(), WORKERS, STEPS)
+    sent = np.diff(counted.per_step, prepend=0) > 0
+
+    for evaluated, rounds in (((), 0), ((1,), 0), ((5,), 1), ((8, 9, 12), 2)):
+        noting = measured(strategy, sent, evaluated)
+        all_of_it = communication(noting, initial_params(), WORKERS, STEPS)
+        more = all_of_it.bytes_per_worker - counted.bytes_per_worker
+        params = 2 * (WORKERS - 1) / WORKERS * START.nbytes
+        flags = 3 * 2 * (WORKERS - 1) / WORKERS * 8  # three scalars at most
+        assert 3 * params * rounds <= more <= (3 * params + flags) * rounds
+
+
+@pytest.mark.parametrize("own", [model_averaging(4), bmuf(4), masked(bmuf(4), True)])
+def test_the_center_is_that_of_the_plain_strategy(own):
+    noting = measured(own, sync_steps(own), AT)
+
+    for kind in (MeanCenter, PartCenter):
+        assert isinstance(noting.center, kind) == isinstance(own.center, kind)
+    centers = []
+    for strategy in (own, noting):
+        trainer = syncalgos.DataParallel(
+            syncalgos.stateless(loss), optax.sgd(LR), strategy, WORKERS, "vmap"
+        )
+        state, _ = trainer.run(trainer.init(initial_params()), (X[:6], TARGET[:6]))
+        centers.append(trainer.center(state).params)
+    jax.tree.map(np.testing.assert_array_equal, *centers)
+
+
+@pytest.mark.parametrize("strategy", [bmuf(4), sync_sgd()])
+def test_rows_of_sharded_tables_are_not_measured(strategy):
+    """The rest of the model does not use the table: its figures are as without it."""
+    table = np.random.default_rng(0).normal(size=(2 * WORKERS, 3))
+    params = {"rest": initial_params(), "table": table}
+
+    def rest_loss(params, batch):
+        rows = syncalgos.lookup(params["table"], jnp.arange(2))
+        return loss(params["rest"], batch) + jnp.sum(rows**2)
+
+    sent = sync_steps(strategy)
+    given = {"loss": rest_loss, "params": params, "sharded": {"rest": False}}
+    given["sharded"]["table"] = True
+    plain, _ = train(strategy, **given)
+    state, found = train(measured(strategy, sent, AT), **given)
+    _, expected = train(measured(strategy, sent, AT))
+
+    same(state, plain)
+    trained = np.reshape(state.replica.params["table"], table.shape)
+    assert (trained[:2] != table[:2]).all()
+    np.testing.assert_allclose(found, expected, rtol=ROUNDING)
+
+
+def test_all_tables_leave_nothing_to_measure():
+    table = {"table": np.ones((WORKERS, 3))}
+
+    def table_loss(params, batch):
+        return jnp.sum(syncalgos.lookup(params["table"], jnp.arange(1)) ** 2)
+
+    sent = np.arange(STEPS) % 2 == 1
+    strategy = measured(model_averaging(2), sent, (4,))
+    given = {"loss": table_loss, "params": table, "sharded": True}
+    _, found = train(strategy, (4,), **given)
+
+    assert found[0, 0] == 0
+    assert np.isnan(found[0, 1])
+
+
+def test_debugging_nans_finds_none_of_ours():
+    strategy = reduce_with("mean")
+    with jax.debug_nans(True):
+        _, found = train(measured(strategy, sync_steps(strategy), (2,)), (2,))
+
+    assert np.isfinite(found).all()
+
+
+def test_a_strategy_that_breaks_its_contract_is_refused_as_without_measuring():
+    broken = syncalgos.Strategy(sync=lambda replica, state, step: replica)
+
+    with pytest.raises(ValueError, match=r"sync must return \(replica, state\)"):
+        train(measured(broken, np.ones(STEPS, bool), AT))
+
+
+def test_steps_beyond_the_plan_are_not_measured():
+    batches = make_batches(20)
+    strategy, at = sync_sgd(), (4, 20)
+    noting = measured(strategy, np.ones(4, bool), (4,))
+
+    _, found = train(noting, at, batches=batches)
+
+    np.testing.assert_array_equal(found[0], found[1])

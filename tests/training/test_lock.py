@@ -1,0 +1,173 @@
+"""One command at a time writes to a folder."""
+
+import errno
+import fcntl
+import os
+import shlex
+import signal
+import subprocess
+import sys
+
+import pytest
+from commands import ROOT, TIMEOUT
+from faults import commands, until
+from lasting import files, run
+
+from experiments import compare
+from experiments.checkpoint import lock
+from experiments.checkpoint.folder import steps
+from experiments.checkpoint.manager import FOLDER
+from experiments.cli.errors import BadRequest
+
+TINY = "--task tiny_tasks:drawing --workers 2 --algo bmuf --period 4 --eval-every 4"
+LONG = f"{TINY} --steps 40000 --checkpoint-every 4 --eval-every 40000"
+STUDY = "--task tiny_tasks:drawing --workers 2 --steps 4 --algos bmuf --seeds 1"
+
+
+@pytest.fixture
+def start(tmp_path):
+    with commands(tmp_path) as start:
+        yield start
+
+
+def saved(command):
+    """Waits for a checkpoint."""
+    until(lambda: steps(command.run_out / FOLDER), "a checkpoint")
+
+
+def assert_refused(stderr, out, pid):
+    [line] = stderr.splitlines()
+    told = f"error: --out {out}: another command writes there (pid {pid} on "
+    assert line.removeprefix("process 0: ").startswith(told)
+    assert line.endswith("): wait for its end, or take another folder")
+
+
+def test_second_run_in_a_folder_is_refused_until_the_first_is_gone(start, tmp_path):
+    out = tmp_path / "out"
+    first = start(LONG)
+    saved(first)
+    second = start(f"{LONG} --overwrite").ended()
+    assert (second.code, second.stdout) == (2, "")
+    assert_refused(second.stderr, out, first.pid)
+    first.kill()
+    first.process.wait(TIMEOUT)
+    assert (out / lock.NAME).exists()
+    third = start(f"{LONG} --resume")
+    third.wait_for("going on from the checkpoint of step")
+    third.kill(signal.SIGTERM)
+    assert third.ended().code == 75
+    assert not (out / lock.NAME).exists()
+
+
+@pytest.mark.slow
+def test_processes_are_refused_and_restarted_processes_are_not(start, tmp_path):
+    first = start(f"{LONG} --processes 2 --max-restarts 1")
+    saved(first)
+    second = start(f"{LONG} --processes 2 --resume").ended()
+    assert second.code == 2
+    assert_refused(second.stderr, tmp_path / "out", first.member(0))
+    os.kill(first.member(0), signal.SIGKILL)
+    first.wait_for("restart 1 of 1")
+    first.wait_for("going on from the checkpoint of step")
+    first.kill(signal.SIGTERM)
+    assert first.ended().code == 75
+
+
+@pytest.mark.parametrize("flags", ["", "--resume"])
+def test_run_is_refused_before_it_touches_anything(flags, tmp_path):
+    out = tmp_path / "out"
+    with lock.held(out):
+        (out / "other").touch()
+        before = files(out)
+        ended = run(f"{TINY} --steps 4 {flags}", out)
+        assert ended.code == 2
+        assert_refused(ended.stderr, out, os.getpid())
+        assert files(out) == before
+
+
+@pytest.mark.parametrize("flags", ["", "--overwrite"])
+def test_study_is_refused_before_it_touches_anything(flags, tmp_path, capsys):
+    out = tmp_path / "out"
+    argv = [*shlex.split(f"{STUDY} {flags}"), "--out", str(out)]
+    with lock.held(out):
+        (out / "study.json").write_text("{}")
+        before = files(out)
+        assert compare.main(argv) == 2
+        assert_refused(capsys.readouterr().err, out, os.getpid())
+        assert files(out) == before
+
+
+@pytest.mark.slow
+def test_study_begins_anew_in_the_folder_of_one_that_was_killed(tmp_path, capsys):
+    out = tmp_path / "out"
+    argv = [*shlex.split(STUDY), "--out", str(out)]
+    out.mkdir()
+    (out / lock.NAME).write_text("pid 1 on elsewhere")
+    assert compare.main(argv) == 0
+    (out / "old").mkdir()
+    (out / lock.NAME).touch()
+    assert compare.main([*argv, "--overwrite"]) == 0
+    assert not (out / "old").exists()
+    assert not (out / lock.NAME).exists()
+
+
+def test_nothing_is_left_of_what_was_refused(tmp_path):
+    with pytest.raises(BadRequest), lock.held(tmp_path / "a" / "b"):
+        raise BadRequest("no")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_folder_without_locks_is_used_with_a_line(tmp_path, monkeypatch, capsys):
+    def flock(descriptor, how):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with lock.held(tmp_path):
+        line = capsys.readouterr().err
+    why = os.strerror(errno.ENOLCK)
+    assert line.startswith(f"--out {tmp_path} cannot be locked ({why}): ")
+
+
+def test_file_system_that_locks_only_what_can_be_written_locks(tmp_path, monkeypatch):
+    locked = []
+
+    def flock(descriptor, how):
+        if fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY:
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+        locked.append(descriptor)
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with lock.held(tmp_path):
+        assert len(locked) == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+CONTENDER = """
+import os, sys
+from pathlib import Path
+from experiments.cli.errors import BadRequest
+from experiments.checkpoint.lock import held
+
+out, times = Path(sys.argv[1]), 0
+while times < 50:
+    try:
+        with held(out):
+            os.close(os.open(out / "mine", os.O_CREAT | os.O_EXCL))
+            os.unlink(out / "mine")
+            times += 1
+    except BadRequest as error:
+        assert "another command writes there" in str(error), error
+"""
+
+
+def test_no_two_hold_a_folder_however_they_come_and_go(tmp_path):
+    (tmp_path / "kept").touch()
+    command = [sys.executable, "-c", CONTENDER, str(tmp_path)]
+    contenders = [subprocess.Popen(command, cwd=ROOT) for _ in range(4)]
+    try:
+        assert [x.wait(TIMEOUT) for x in contenders] == [0] * 4
+    finally:
+        for contender in contenders:
+            contender.kill()
+            contender.wait()
+    assert [path.name for path in tmp_path.iterdir()] == ["kept"]

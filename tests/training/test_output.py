@@ -1,0 +1,237 @@
+"""Output that cannot be shown does not stop a run; what is shown is text."""
+
+import os
+import pty
+import subprocess
+import sys
+import threading
+from contextlib import contextmanager
+
+import pytest
+from commands import PROGRAM, ROOT, TIMEOUT, Run, environment
+from fake_member import commands
+from hypothesis import given
+from hypothesis import strategies as st
+from lasting import OURS, lines_of, run
+
+from experiments import compare
+from experiments import run as command_line
+from experiments.cli import exits, terminal
+from experiments.cli.errors import BadRequest
+from experiments.cli.exits import printable
+
+TINY = "--task tiny_tasks:drawing --workers 2 --steps 11 --eval-every 4 --period 4"
+COMPARE = [sys.executable, "-m", "experiments.compare"]
+STUDY = "--task tiny_tasks:drawing --workers 2 --steps 11 --algos bmuf --seeds 2"
+
+
+# Streams
+
+
+@contextmanager
+def left():
+    """The end of a pipe that nobody reads."""
+    reader, end = os.pipe()
+    os.close(reader)
+    yield end
+    os.close(end)
+
+
+@contextmanager
+def full():
+    """A file on a disk without room."""
+    if not os.path.exists("/dev/full"):
+        pytest.skip("no disk here is full")
+    with open("/dev/full", "wb") as file:
+        yield file.fileno()
+
+
+@contextmanager
+def hung_up():
+    """A terminal whose window was closed."""
+    window, end = pty.openpty()
+    os.close(window)
+    yield end
+    os.close(end)
+
+
+def ways(but):
+    """All of them; the fast tests take one."""
+    slow = pytest.mark.slow
+    return [
+        pytest.param(x, marks=[] if x is but else slow) for x in (left, full, hung_up)
+    ]
+
+
+def started(words, out, program=PROGRAM, shell="exec", **streams):
+    """A command that has ended; its stderr or stdout may be broken."""
+    ended = subprocess.run(
+        ["sh", "-c", f'{shell} "$@"', "sh", *program, *words.split(), "--out", out],
+        cwd=ROOT,
+        env=environment(
+            PYTHONPATH=OURS, TERM="xterm", XLA_FLAGS=os.environ["XLA_FLAGS"]
+        ),
+        **{"stdin": subprocess.DEVNULL, "stdout": -1, "stderr": -1, **streams},
+        encoding="utf-8",
+        timeout=TIMEOUT,
+    )
+    return Run(ended.returncode, ended.stdout, ended.stderr, out)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The run whose output is read."""
+    return run(TINY, tmp_path_factory.mktemp("whole") / "out")
+
+
+def assert_complete(ended, whole):
+    assert ended.code == 0
+    assert lines_of(ended) == lines_of(whole)
+    assert ended.summary["params_sha256"] == whole.summary["params_sha256"]
+
+
+@pytest.mark.parametrize("broken", ways(but=left))
+def test_broken_stderr_stops_no_run(broken, whole, tmp_path):
+    with broken() as end:
+        ended = started(TINY, tmp_path / "out", stderr=end)
+    assert_complete(ended, whole)
+    assert ended.stdout.startswith("bmuf on tiny_tasks:drawing: 11 steps")
+
+
+@pytest.mark.parametrize("broken", ways(but=full))
+def test_broken_stdout_stops_no_run(broken, whole, tmp_path):
+    with broken() as end:
+        ended = started(TINY, tmp_path / "out", stdout=end)
+    assert_complete(ended, whole)
+    assert ended.stderr.splitlines()[-1].startswith("the figures are of")
+
+
+@pytest.mark.slow
+def test_terminal_that_is_closed_while_it_shows_a_bar_stops_no_run(whole, tmp_path):
+    window, end = pty.openpty()
+    process = subprocess.Popen(
+        [*PROGRAM, *TINY.split(), "--out", tmp_path / "out"],
+        cwd=ROOT,
+        env=environment(
+            PYTHONPATH=OURS, TERM="xterm", XLA_FLAGS=os.environ["XLA_FLAGS"]
+        ),
+        stdin=subprocess.DEVNULL,
+        stdout=end,
+        stderr=end,
+        start_new_session=True,
+    )
+    os.close(end)
+    shown = b""
+    while b"training" not in shown:
+        shown += os.read(window, 4096)  # fails when the process has ended
+    os.close(window)
+    assert_complete(Run(process.wait(TIMEOUT), "", "", tmp_path / "out"), whole)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("processes", [1, 2])
+def test_closed_streams_stop_no_run(processes, whole, tmp_path):
+    words = f"{TINY} --processes {processes}"
+    ended = started(words, tmp_path / "out", shell="exec <&- >&- 2>&-; exec")
+    assert_complete(ended, whole)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("broken", [left, full])
+def test_broken_output_stops_no_run_of_two_processes(broken, whole, tmp_path):
+    with broken() as end:
+        words = f"{TINY} --processes 2"
+        ended = started(words, tmp_path / "out", stdout=end, stderr=end)
+    assert_complete(ended, whole)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("broken", [left, full, hung_up])
+def test_broken_output_stops_no_study(broken, tmp_path):
+    with broken() as end:
+        ended = started(STUDY, tmp_path / "out", COMPARE, stdout=end, stderr=end)
+    assert ended.code == 0
+    assert (ended.out / "report.html").exists()
+
+
+def test_code_is_that_of_the_error_which_cannot_be_shown(tmp_path):
+    with full() as end:
+        ended = started("--algo bmfu", tmp_path / "out", stdout=end, stderr=end)
+    assert ended.code == exits.BAD_REQUEST
+
+
+# Threads
+
+
+@pytest.mark.parametrize(
+    "main, words", [(command_line.main, TINY), (compare.main, STUDY)]
+)
+def test_commands_run_in_a_thread(main, words, tmp_path):
+    codes, argv = [], [*words.split(), "--out", str(tmp_path / "out")]
+    thread = threading.Thread(target=lambda: codes.append(main(argv)))
+    thread.start()
+    thread.join(TIMEOUT)
+    assert codes == [0]
+
+
+@pytest.mark.slow
+def test_processes_are_supervised_from_a_thread(tmp_path, monkeypatch):
+    for name, value in environment(JAX_NUM_CPU_DEVICES=1, PYTHONPATH=OURS).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.chdir(ROOT)
+    words = f"{TINY} --processes 2"
+    test_commands_run_in_a_thread(command_line.main, words, tmp_path)
+
+
+# Text
+
+SPOILT = {
+    "\x1b[31mred\x1b[0m": "red",
+    "a\x9b2Jb": "ab",
+    "title\x1b]0;owned\x07!": "title!",
+    "title\x1b]0;owned\x1b\\!": "title!",
+    "kept\x1b]0;to the end": "kept0;to the end",
+    "\x1bc\x1b(Breset": "reset",
+    "b\x08el\x07\0": "bel",
+    "one\r\ntwo\rthree\x85four\u2028five": "one two three four five",
+    "a\u202eb\u2066c": "abc",
+    "  × ζ 語 é 🙂 ": "  × ζ 語 é 🙂",
+    "no sequence\x1b": "no sequence",
+}
+
+
+@pytest.mark.parametrize("text", SPOILT)
+def test_controls_are_taken_out_of_text(text):
+    assert printable(text) == SPOILT[text]
+
+
+@given(st.text(st.characters(codec="utf-8")))
+def test_printable_text_stays_so(text):
+    once = printable(text)
+    assert printable(once) == once
+    assert not any(ord(x) < 32 or 127 <= ord(x) < 160 for x in once)
+
+
+def test_lines_errors_and_summaries_are_printable(capsys):
+    def program(stopped):
+        terminal.show("\x1b[2Jhead\n  row\x07")
+        with terminal.report(3) as report:
+            report.line("note\x1b[31m\nprocess 0")
+        raise BadRequest("no\x1b]0;x\x07 such\nfile\x9b1m")
+
+    assert exits.guarded(program) == exits.BAD_REQUEST
+    shown = capsys.readouterr()
+    assert shown.out == "head\n  row\n"
+    assert shown.err == "note process 0\nerror: no such file\n"
+
+
+def test_other_processes_print_nothing_but_lines(tmp_path):
+    note = "note \x1b[2Ja\nprocess 0 was killed"
+    with commands(tmp_path) as start:
+        command = start(
+            {"0": ["hang"], "1": ["warn \x1b[31merr\rx", note, "refuse 2 \x9b1mno\x07"]}
+        )
+        code, lines = command.ended()
+    assert code == 2
+    told = ["process 1: a process 0 was killed", "process 1: no"]
+    assert sorted(lines) == ["[1] err x", *told]

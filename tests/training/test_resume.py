@@ -1,0 +1,744 @@
+"""Runs that were stopped go on as if they never had been."""
+
+import functools
+import json
+import shutil
+import signal
+from pathlib import Path
+
+import jax
+import numpy as np
+import optax
+import pytest
+from jax.experimental.compilation_cache import compilation_cache
+from lasting import (
+    Crash,
+    Work,
+    assert_same_bits,
+    assert_same_end,
+    crash_at,
+    files,
+    flags_of,
+    joined,
+    last_part,
+    lines_of,
+    run,
+    signal_at,
+)
+from owed import PERIOD, make, parameters
+from small_tasks import SMALL, folder_of
+from test_conformance import loss, problem
+
+from experiments.checkpoint import state_arrays
+from experiments.checkpoint.folder import load, steps
+from experiments.checkpoint.manager import FOLDER
+from experiments.checkpoint.shard_file import Part, Place, write
+from syncalgos import ALGORITHMS, DataParallel, Replica
+
+NAMES = tuple(ALGORITHMS)
+OPTIMIZER = optax.adam(0.1)
+ALONE = ("scaffold",)  # rich in state: tried first
+
+# Of rounds of four steps and epochs of five, seven steps end neither.
+TINY = "--task tiny_tasks:drawing --workers 2 --optimizer adam --steps 11"
+TINY += " --eval-every 4 --checkpoint-every 3"
+BMUF = f"{TINY} --algo bmuf --period 4"
+STOP = 8  # the look that stops a run after seven steps
+ROUNDING = 1e-4  # of float32 after 11 steps of adam: sums in another order
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled_once(tmp_path_factory):
+    """A run that goes on here takes the programs that the run before it compiled."""
+    names = (
+        "jax_compilation_cache_dir",
+        "jax_persistent_cache_min_compile_time_secs",
+        "jax_persistent_cache_min_entry_size_bytes",
+    )
+    before = [getattr(jax.config, name) for name in names]
+    new = (str(tmp_path_factory.mktemp("programs")), 0.0, -1)
+    for name, value in zip(names, new, strict=True):
+        jax.config.update(name, value)
+    compilation_cache.reset_cache()
+    yield
+    for name, value in zip(names, before, strict=True):
+        jax.config.update(name, value)
+    compilation_cache.reset_cache()
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A run without interruption; not to be changed."""
+    return run(BMUF, tmp_path_factory.mktemp("whole") / "out")
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory):
+    """The same, stopped after seven steps; not to be changed."""
+    ended = run(BMUF, tmp_path_factory.mktemp("stopped") / "out", signal_at(STOP))
+    assert ended.code == 75
+    assert steps(ended.out / FOLDER) == [7, 6, 3]
+    return ended
+
+
+@pytest.fixture
+def out(stopped, tmp_path):
+    """A copy of the stopped run's folder."""
+    return shutil.copytree(stopped.out, tmp_path / "out")
+
+
+# Every algorithm
+
+
+def names(fast):
+    return [pytest.param(x, marks=() if x in fast else pytest.mark.slow) for x in NAMES]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_state_of_an_algorithm_comes_back_from_its_file(name, tmp_path):
+    trainer = DataParallel(loss, OPTIMIZER, make(name), 4, "vmap")
+    params, batches = problem()
+
+    def advanced(state, first, stop):
+        for step in range(first, stop):
+            batch = jax.tree.map(lambda x, a=step: x[a : a + 1], batches)
+            state, _ = trainer.run(state, batch)
+        return state
+
+    state = advanced(trainer.init(params, {"seen": np.zeros(())}), 0, PERIOD + 1)
+    held, center = trainer.to_host(state), Replica(params, (), ())  # any will do
+    part = Part(5, 4, 0, state_arrays.own(held), state_arrays.shared(held, center), {})
+    write(tmp_path, part, 0, 1)
+    end = trainer.to_host(advanced(state, PERIOD + 1, 2 * PERIOD))
+
+    other = jax.tree.map(np.zeros_like, params)
+    like = trainer.init(other, {"seen": np.ones(())}, seed=1)
+    found = load(tmp_path, 5)
+    state = state_arrays.state(trainer, like, found.own, found.shared)
+    again = trainer.to_host(advanced(state, PERIOD + 1, 2 * PERIOD))
+    expected = state_arrays.own(end) | state_arrays.shared(end, center)
+    actual = state_arrays.own(again) | state_arrays.shared(again, center)
+    assert actual.keys() == expected.keys()
+    for leaf in expected:
+        assert_same_bits(actual[leaf], expected[leaf], leaf)
+
+
+def assert_resumed_is_whole(command, whole, tmp_path, look=STOP):
+    """A run that was stopped after seven steps ends as one that was not."""
+    left = run(command, tmp_path / "stopped", signal_at(look))
+    assert left.code == 75, left.stderr
+    ended = run(f"{command} --resume", left.out)
+    assert "going on from the checkpoint of step 7" in ended.stderr
+    assert ended.summary["resumed_at"] == [7]
+    assert_same_end(ended, whole)
+
+
+def by(name):
+    """The tiny run by an algorithm."""
+    return f"{TINY} {flags_of(name, parameters(name))}"
+
+
+@pytest.fixture(scope="module")
+def whole_by(tmp_path_factory):
+    """name -> the run by an algorithm, made once."""
+    folder = tmp_path_factory.mktemp("by")
+    return functools.cache(lambda name: run(by(name), folder / name))
+
+
+@pytest.mark.parametrize("name", names(fast=ALONE))
+def test_resumed_run_of_an_algorithm_is_the_uninterrupted_one(name, whole_by, tmp_path):
+    assert_resumed_is_whole(by(name), whole_by(name), tmp_path)
+
+
+@pytest.fixture(scope="module")
+def in_two(tmp_path_factory):
+    """Makes runs in two processes, or more; the same ones once."""
+
+    @functools.cache
+    def make(works, processes=2):
+        return joined(processes, works, tmp_path_factory.mktemp("joined"))
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def of_two(in_two, tmp_path_factory):
+    """name -> the stopped and the resumed run of an algorithm in two processes."""
+    groups = NAMES[::2], NAMES[1::2]
+    top = tmp_path_factory.mktemp("of_two")
+
+    def works(name):
+        out = str(top / name)
+        return Work(by(name), out, STOP), Work(f"{by(name)} --resume", out)
+
+    def runs(name):
+        group = next(x for x in groups if name in x)
+        found = in_two(tuple(work for each in group for work in works(each)))
+        at = 2 * group.index(name)
+        return found[at : at + 2]
+
+    return runs
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", NAMES)
+def test_resumed_run_of_two_processes_is_that_of_one(name, of_two, whole_by):
+    """Of two workers' sums there is one order, wherever the workers are."""
+    left, ended = of_two(name)
+    assert left.code == 75, left.stderr
+    assert {x.name for x in (ended.out / FOLDER).iterdir()} == {
+        Place(step, number, 2).file_name for step in (7, 9, 11) for number in (0, 1)
+    }
+    assert "going on from the checkpoint of step 7" in ended.stderr
+    assert_same_end(ended, whole_by(name))
+
+
+# What else a run may carry along
+
+KINDS = {  # flags, and the look after seven steps
+    "a schedule, and dispatches of several steps": (
+        f"{BMUF} --optimizer sgd --momentum 0.9 --schedule cosine --warmup-steps 3 "
+        "--checkpoint-every 7 --eval-every 7 --dispatch-steps 3",
+        4,
+    ),
+    "a synchronous start, and averaged moments": (
+        f"{BMUF} --sync-until 5 --opt-state-at-sync average --accumulate 2",
+        STOP,
+    ),
+    "moments that are reset": (f"{BMUF} --opt-state-at-sync reset", STOP),
+    "labels of one's own, from the host, and displacements": (
+        f"{BMUF} --partition label --feed host --displacements",
+        STOP,
+    ),
+    "errors fed back": (f"{TINY} --algo topk_sgd --density 0.3", STOP),
+    "lanes of shard_map": (f"{BMUF} --workers 4 --backend shard_map", STOP),
+}
+FAST = ("a schedule", "labels")
+
+
+def kinds():
+    for kind, (command, look) in KINDS.items():
+        marks = () if kind.startswith(FAST) else pytest.mark.slow
+        yield pytest.param(command, look, id=kind.replace(" ", "-"), marks=marks)
+
+
+@pytest.mark.parametrize("command, look", list(kinds()))
+def test_resumed_run_with_more_to_carry_is_the_uninterrupted_one(
+    command, look, tmp_path
+):
+    whole = run(command, tmp_path / "whole")
+    assert_resumed_is_whole(command, whole, tmp_path, look)
+
+
+TASKS = {
+    "shakespeare": ("--batch-size 8", {}),
+    "embeddings": ("--batch-size 16", {"tables": "sharded", "negatives": 4}),
+    "spoken_digits": ("--batch-size 8", {}),
+    "imagenet_synthetic": ("--batch-size 4", {}),  # batch-norm buffers
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("task", TASKS)
+def test_resumed_run_of_a_task_is_the_uninterrupted_one(task, tmp_path):
+    words, more = TASKS[task]
+    if SMALL[task].files:
+        words += f" --data-dir {folder_of(task)}"
+    for flag, value in {**SMALL[task].flags, **more}.items():
+        words += f" --{flag.replace('_', '-')} {value}"
+    command = f"--task {task} {words} --workers 2 --algo bmuf --period 4 --steps 9"
+    command += " --eval-every 4 --checkpoint-every 6 --dispatch-steps 1"
+    assert_resumed_is_whole(command, run(command, tmp_path / "whole"), tmp_path)
+
+
+# Other devices and processes
+
+
+def test_run_goes_on_with_other_numbers_of_devices(tmp_path):
+    command = f"{BMUF} --workers 6 --batch-size 24"
+    whole = run(f"{command} --devices 0", tmp_path / "whole")
+    out = tmp_path / "out"
+    assert run(f"{command} --backend vmap", out, signal_at(5)).code == 75
+    two = run(f"{command} --devices 0,1 --resume", out, signal_at(4))
+    assert two.code == 75, two.stderr
+    three = run(f"{command} --backend shard_map --resume", out)
+    assert three.code == 0, three.stderr
+    assert three.summary["resumed_at"] == [4, 7]
+    assert three.summary["devices"] == 3
+    assert_near(three, whole)
+
+
+def assert_near(actual, expected):
+    """Two runs have ended alike, but for rounding."""
+    assert [x["step"] for x in actual.lines] == [x["step"] for x in expected.lines]
+    for mine, others in zip(actual.lines, expected.lines, strict=True):
+        assert mine["bytes_per_worker"] == others["bytes_per_worker"]
+        for name in ("train_loss", "test_loss"):
+            assert mine[name] == pytest.approx(others[name], rel=ROUNDING)
+
+
+@pytest.mark.slow
+def test_processes_take_over_from_each_other(in_two, tmp_path):
+    """Two processes of one device add as one process with two devices does."""
+    command, out = f"{BMUF} --workers 4", tmp_path / "out"
+    alone = f"{command} --devices 0,1"
+    whole = run(alone, tmp_path / "whole")
+    assert run(alone, out, signal_at(5)).code == 75
+    (two,) = in_two((Work(f"{command} --resume", str(out), 4),))
+    assert (two.code, two.summary["steps"]) == (75, 7), two.stderr
+    apart = shutil.copytree(out, tmp_path / "apart")
+    ended = run(f"{alone} --resume", out)
+    assert ended.summary["resumed_at"] == [4, 7]
+    assert_same_end(ended, whole)
+    four = Work(f"{command} --resume", str(apart))
+    (four,) = in_two((four,), processes=4)
+    assert (four.code, four.summary["processes"]) == (0, 4), four.stderr
+    assert four.summary["resumed_at"] == [4, 7]
+    assert_near(four, whole)
+
+
+# Other numbers of workers
+
+
+def test_another_number_of_workers_is_refused_and_nothing_touched(out):
+    before = files(out)
+    ended = run(f"{BMUF} --workers 4 --resume", out)
+    assert ended.code == 2
+    assert ended.stderr == (
+        "error: --resume: the checkpoint of step 7 is of 2 workers, not 4: "
+        "--resume-center starts new replicas from its center model\n"
+    )
+    assert files(out) == before
+
+
+@pytest.mark.parametrize("workers", [1, 4])
+def test_new_workers_start_from_the_center(workers, stopped, out):
+    command = f"{BMUF} --workers {workers} --steps 7 --resume-center"
+    ended = run(command, out)
+    assert ended.code == 0, ended.stderr
+    assert ended.lines[-1]["step"] == 7
+    for name in ("test_loss", "test_accuracy"):
+        assert ended.lines[-1][name] == pytest.approx(stopped.lines[-1][name], rel=1e-6)
+    assert ended.summary["params_sha256"] == stopped.summary["params_sha256"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_center_of_an_algorithm_is_where_new_workers_start(name):
+    params, batches = problem()
+    states, trainers = [], []
+    for workers in (4, 3):
+        trainer = DataParallel(loss, OPTIMIZER, make(name), workers, "vmap")
+        trainers.append(trainer)
+        states.append(trainer.init(params, {"seen": np.zeros(())}))
+    before, _ = trainers[0].run(states[0], jax.tree.map(lambda x: x[:6], batches))
+    held, center = trainers[0].to_host(before), trainers[0].center(before)
+    one = {name: x[:1] for name, x in state_arrays.own(held).items()}
+    new = trainers[1]
+    state = state_arrays.restarted(
+        new, 0, states[1], one, state_arrays.shared(held, center)
+    )
+    found = new.center(state)
+    for x, y in zip(jax.tree.leaves(found), jax.tree.leaves(center), strict=True):
+        # The mean over three equal replicas is rounded.
+        np.testing.assert_allclose(x, y, rtol=1e-6, atol=1e-7)
+    assert int(np.asarray(state.step).flat[0]) == 6
+    after, _ = new.run(state, jax.tree.map(lambda x: x[6:], batches))
+    for x in jax.tree.leaves(new.to_host(after)._replace(key=())):
+        assert np.isfinite(x).all()
+
+
+def test_schedule_and_bytes_go_on_with_new_workers(tmp_path):
+    schedule = "--optimizer sgd --momentum 0.9 --schedule cosine --warmup-steps 3"
+    command, out = f"{BMUF} {schedule}", tmp_path / "out"
+    (*_, last) = run(command, out, signal_at(STOP)).lines
+    whole = run(f"{command} --workers 4", tmp_path / "whole")
+    ended = run(f"{command} --workers 4 --resume-center", out)
+    assert ended.code == 0, ended.stderr
+    counts = {k: x for k, x in last_part(ended).own.items() if k.endswith("count")}
+    assert len(counts) == 1
+    assert all((x == 11).all() for x in counts.values())
+    sent = {x["step"]: x["bytes_per_worker"] for x in whole.lines}
+    assert last["bytes_per_worker"] > 0
+    since = sent[8] - sent[4]  # what is sent in the sync after step 8
+    found = {x["step"]: x["bytes_per_worker"] for x in ended.lines}
+    assert found[8] == last["bytes_per_worker"] + since
+    assert found[11] == ended.summary["bytes_per_worker"] == found[8]
+
+
+@pytest.mark.slow
+def test_new_workers_go_on_after_another_stop(out, tmp_path):
+    copy, four = shutil.copytree(out, tmp_path / "copy"), f"{BMUF} --workers 4"
+    whole = run(f"{four} --resume-center", copy)
+    assert run(f"{four} --resume-center", out, signal_at(3)).code == 75
+    ended = run(f"{four} --resume", out)
+    assert ended.summary["resumed_at"] == [7, 9]
+    assert_same_end(ended, whole)
+
+
+# Nothing to go on from
+
+
+@pytest.mark.parametrize("there", ["no folder", "an empty folder", "no checkpoint"])
+def test_without_a_checkpoint_a_run_starts_from_the_beginning(
+    there, whole, stopped, tmp_path
+):
+    out = tmp_path / "out"
+    if there == "an empty folder":
+        out.mkdir()
+    elif there == "no checkpoint":
+        shutil.copytree(stopped.out, out)
+        shutil.rmtree(out / FOLDER)
+    ended = run(f"{BMUF} --resume", out)
+    assert ended.stderr.startswith(
+        f"no checkpoint in {out}: the run starts from the beginning\n"
+    )
+    assert ended.summary["resumed_at"] == []
+    assert_same_end(ended, whole)
+
+
+def test_where_all_checkpoints_are_damaged_each_is_named(out, whole):
+    for path in (out / FOLDER).iterdir():
+        path.write_bytes(path.read_bytes()[:-1])
+    ended = run(f"{BMUF} --resume", out)
+    told = ended.stderr.splitlines()
+    for line, step in zip(told, (7, 6, 3), strict=False):
+        name = Place(step, 0, 1).file_name
+        assert line.startswith(f"the checkpoint of step {step} cannot be used: {name}")
+    assert told[3].endswith("the run starts from the beginning")
+    assert_same_end(ended, whole)
+
+
+def test_without_a_checkpoint_another_run_is_not_replaced(stopped, tmp_path):
+    out = tmp_path / "out"
+    shutil.copytree(stopped.out, out)
+    shutil.rmtree(out / FOLDER)
+    before = files(out)
+    ended = run(f"{BMUF} --period 2 --resume", out)
+    assert ended.code == 2
+    assert ended.stderr == (
+        "error: --resume: the run was made with --period 4, not 2\n"
+    )
+    assert files(out) == before
+
+
+# Another run than before
+
+
+OTHERS = {
+    "--lr 0.1": "--lr 0.05, not 0.1",
+    "--algo diloco": "--algo bmuf, not diloco",
+    "--period 2": "--period 4, not 2",
+    "--task digits": "--task tiny_tasks:drawing, not digits",
+    "--seed 1": "--seed 0, not 1",
+}
+MORE = {
+    "--width 7": "--width 6, not 7",
+    "--batch-size 16": "--batch-size 8, not 16",
+    "--optimizer sgd": "--optimizer adam, not sgd",
+    "--partition label": "--partition iid, not label",
+    "--displacements": "--displacements False, not True",
+    "--schedule cosine": "--schedule constant, not cosine",
+}
+
+
+@pytest.mark.parametrize(
+    "flags, told",
+    [
+        *OTHERS.items(),
+        *(pytest.param(*pair, marks=pytest.mark.slow) for pair in MORE.items()),
+    ],
+)
+def test_settings_that_differ_are_refused_and_nothing_touched(flags, told, out):
+    before = files(out)
+    ended = run(f"{BMUF} {flags} --resume", out)
+    assert ended.code == 2
+    assert ended.stderr == f"error: --resume: the run was made with {told}\n"
+    assert files(out) == before
+
+
+def test_settings_on_which_no_number_depends_may_differ(out, whole):
+    free = "--checkpoint-every 11 --keep-checkpoints 2 --feed host --eval-every 4"
+    ended = run(f"{BMUF} {free} --resume", out)
+    assert steps(out / FOLDER) == [11, 7]
+    assert_same_end(ended, whole)
+
+
+def test_fewer_steps_than_are_done_are_refused(out):
+    before = files(out)
+    ended = run(f"{BMUF} --steps 6 --resume", out)
+    assert ended.code == 2
+    assert ended.stderr == (
+        "error: --resume: the checkpoint is of step 7, behind --steps 6\n"
+    )
+    assert files(out) == before
+
+
+def test_longer_run_goes_on_where_the_rate_is_constant(tmp_path):
+    short = run(f"{BMUF} --steps 8", tmp_path / "out")
+    assert short.code == 0
+    ended = run(f"{BMUF} --steps 12 --resume", short.out)
+    assert ended.summary["resumed_at"] == [8]
+    assert_same_end(ended, run(f"{BMUF} --steps 12", tmp_path / "whole"))
+
+
+def test_longer_run_is_refused_where_the_rate_depends_on_its_length(tmp_path):
+    command = f"{BMUF} --schedule cosine"
+    out = tmp_path / "out"
+    run(command, out, signal_at(STOP))
+    before = files(out)
+    ended = run(f"{command} --steps 12 --resume", out)
+    assert ended.code == 2
+    assert ended.stderr == (
+        "error: --resume: the run was made with --steps 11, not 12\n"
+    )
+    assert files(out) == before
+
+
+def test_resume_with_overwrite_is_refused(out):
+    before = files(out)
+    for flag in ("--resume", "--resume-center"):
+        ended = run(f"{BMUF} {flag} --overwrite", out)
+        assert ended.code == 2
+        assert ended.stderr.count("\n") == 1
+        assert "--resume goes on with a run, --overwrite begins it anew" in ended.stderr
+    assert files(out) == before
+
+
+# Ends, and what they leave
+
+
+def test_finished_run_that_is_resumed_says_the_same(whole, tmp_path):
+    out = shutil.copytree(whole.out, tmp_path / "out")
+    ended = run(f"{BMUF} --resume", out)
+    assert ended.lines == whole.lines
+    assert_same_end(ended, whole)
+    new, old = ended.summary, whole.summary
+    assert (new["resumed_at"], old["resumed_at"]) == ([11], [])
+    assert new["total_seconds"] >= old["total_seconds"]
+    # Nothing was compiled.
+    others = ("resumed_at", "total_seconds", "temp_bytes")
+    assert new.keys() == old.keys()
+    assert all(new[name] == old[name] for name in old if name not in others)
+
+
+@pytest.mark.parametrize("keep", [1, 2])
+def test_so_many_checkpoints_are_kept(keep, out):
+    ended = run(f"{BMUF} --keep-checkpoints {keep} --resume", out)
+    assert ended.code == 0
+    assert [*files(out / FOLDER)] == [
+        Place(step, 0, 1).file_name for step in (9, 11)[-keep:]
+    ]
+
+
+def test_overwrite_removes_checkpoints(out, whole):
+    run(f"{BMUF} --overwrite", out, signal_at(3))
+    assert steps(out / FOLDER) == [2]
+    assert_same_end(run(f"{BMUF} --resume", out), whole)
+
+
+@pytest.mark.parametrize(
+    "number, code", [(signal.SIGTERM, 75), (signal.SIGINT, 130)], ids=str
+)
+def test_signal_saves_though_no_checkpoint_was_asked(number, code, whole, tmp_path):
+    command = BMUF.replace("--checkpoint-every 3", "")
+    left = run(command, tmp_path / "out", signal_at(STOP, number))
+    assert left.code == code
+    assert steps(left.out / FOLDER) == [7]
+    assert "stopped after step 7 of 11: --resume goes on" in left.stderr
+    assert left.summary["stopped"] is True
+    ended = run(f"{command} --checkpoint-every 11 --resume", left.out)
+    assert_same_end(ended, whole)
+
+
+def test_run_without_checkpoints_leaves_no_folder_for_them(tmp_path):
+    ended = run(BMUF.replace("--checkpoint-every 3", ""), tmp_path / "out")
+    assert {x.name for x in ended.out.iterdir()} == {
+        *("config.json", "metrics.jsonl", "summary.json")
+    }
+
+
+def test_crash_costs_what_came_after_the_last_checkpoint(whole, tmp_path):
+    out = tmp_path / "out"
+    with pytest.raises(Crash):
+        run(BMUF, out, crash_at(6))
+    assert not (out / "summary.json").exists()
+    assert [json.loads(x)["step"] for x in read(out / "metrics.jsonl")] == [4]
+    ended = run(f"{BMUF} --resume", out)
+    assert ended.summary["resumed_at"] == [3]
+    assert_same_end(ended, whole)
+
+
+def read(path):
+    return path.read_text().splitlines()
+
+
+def torn(path):
+    """As a kill may leave a file's end."""
+    path.write_bytes(path.read_bytes()[:-7])
+
+
+BROKEN = {
+    "metrics-torn": lambda out: torn(out / "metrics.jsonl"),
+    "metrics-empty": lambda out: (out / "metrics.jsonl").write_text(""),
+    "metrics-missing": lambda out: (out / "metrics.jsonl").unlink(),
+    "metrics-garbage": lambda out: (out / "metrics.jsonl").write_bytes(b"\xff\x00"),
+    "summary-missing": lambda out: (out / "summary.json").unlink(),
+    "all-but-checkpoints-missing": lambda out: [
+        path.unlink() for path in out.glob("*.json*")
+    ],
+}
+
+
+@pytest.mark.parametrize("kind", BROKEN)
+def test_broken_files_are_made_good(kind, whole, tmp_path):
+    """Of a run that is done: as there is nothing to train, that is quick."""
+    out = shutil.copytree(whole.out, tmp_path / "out")
+    BROKEN[kind](out)
+    ended = run(f"{BMUF} --resume", out)
+    assert ended.lines == whole.lines
+    assert_same_end(ended, whole)
+    assert ended.config["settings"]["resume"] is True
+
+
+def test_lines_after_the_checkpoint_are_made_anew(whole, out):
+    """The stop's own line is none of the run's."""
+    assert [json.loads(x)["step"] for x in read(out / "metrics.jsonl")] == [4, 7]
+    torn(out / "metrics.jsonl")
+    ended = run(f"{BMUF} --resume", out)
+    assert lines_of(ended) == lines_of(whole)
+
+
+# Runs that are not to be mixed
+
+
+def split(source, folder, number):
+    """Puts a worker's rows of a run's step 7 into a folder, as a part of two."""
+    write(folder, load(source.out / FOLDER, 7, number, 1), number, 2)
+
+
+@pytest.fixture(scope="module")
+def reseeded(tmp_path_factory):
+    """The stopped run, from another seed."""
+    out = tmp_path_factory.mktemp("reseeded") / "out"
+    return run(f"{BMUF} --seed 1", out, signal_at(STOP))
+
+
+@pytest.mark.parametrize("other", ["stopped", "reseeded"])
+def test_parts_of_two_runs_are_damage(other, stopped, whole, out, request, tmp_path):
+    (out / FOLDER / Place(7, 0, 1).file_name).unlink()
+    split(stopped, out / FOLDER, 0)
+    if other == "stopped":  # the same command
+        again = run(BMUF, tmp_path / "again", signal_at(STOP))
+    else:
+        again = request.getfixturevalue(other)
+    split(again, out / FOLDER, 1)
+    ended = run(f"{BMUF} --resume", out)
+    first = ended.stderr.splitlines()[0]
+    names = [Place(7, number, 2).file_name for number in (1, 0)]
+    told = f"{names[0]} is of another run than {names[1]}"
+    assert first == f"the checkpoint of step 7 cannot be used: {told}"
+    assert ended.summary["resumed_at"] == [6]
+    assert_same_end(ended, whole)
+
+
+@pytest.mark.slow
+def test_processes_that_read_parts_of_two_runs_notice(
+    stopped, reseeded, whole, in_two, out
+):
+    """Each one reads its own part alone."""
+    (out / FOLDER / Place(7, 0, 1).file_name).unlink()
+    for number, source in enumerate((stopped, reseeded)):
+        split(source, out / FOLDER, number)
+    (ended,) = in_two((Work(f"{BMUF} --resume", str(out)),))
+    told = "the checkpoint of step 7 cannot be used: its parts are of several runs"
+    assert told in ended.stderr.splitlines()
+    assert ended.summary["resumed_at"] == [6]
+    assert_same_end(ended, whole)
+
+
+def run_id(ended):
+    """The id of a run, as its last checkpoint has it."""
+    return last_part(ended).record["run_id"]
+
+
+def test_resumed_run_keeps_its_id(stopped, whole, out):
+    assert run_id(run(f"{BMUF} --resume", out)) == run_id(stopped) != run_id(whole)
+
+
+def test_run_with_new_workers_is_another(stopped, out):
+    ended = run(f"{BMUF} --workers 4 --resume-center --resume", out)
+    assert run_id(ended) != run_id(stopped)
+
+
+def test_checkpoint_of_a_run_without_an_id_serves(whole, out):
+    for step in steps(out / FOLDER):
+        part = load(out / FOLDER, step)
+        del part.record["run_id"]
+        for name in ("run_id", "saved"):
+            del part.record["progress"][name]
+        write(out / FOLDER, part, 0, 1)
+    ended = run(f"{BMUF} --resume", out)
+    assert ended.summary["resumed_at"] == [7]
+    assert run_id(ended)
+    assert_same_end(ended, whole)
+
+
+def test_checkpoint_from_before_a_flag_was_there_has_its_default(whole, out):
+    for step in steps(out / FOLDER):
+        part = load(out / FOLDER, step)
+        del part.record["settings"]["nesterov"]
+        write(out / FOLDER, part, 0, 1)
+    refused = run(f"{BMUF} --nesterov --resume", out)
+    assert refused.stderr.endswith("was made with --nesterov False, not True\n")
+    ended = run(f"{BMUF} --resume", out)
+    assert ended.summary["resumed_at"] == [7]
+    assert_same_end(ended, whole)
+
+
+# Damage
+
+
+@pytest.fixture(scope="module")
+def of_two_parts(in_two, tmp_path_factory):
+    """A run of two processes that was stopped: each checkpoint has two files."""
+    out = str(tmp_path_factory.mktemp("parts") / "out")
+    (ended,) = in_two((Work(BMUF, out, STOP),))
+    assert ended.code == 75, ended.stderr
+    return ended
+
+
+def flipped(path):
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def shortened(path):
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def damages():
+    for number, of in ((0, 1), (0, 2), (1, 2)):
+        for damage in (flipped, shortened, Path.unlink):
+            yield pytest.param(
+                *(damage, number, of),
+                id=f"{damage.__name__}-{number}-of-{of}",
+                marks=() if of == 1 else pytest.mark.slow,
+            )
+
+
+@pytest.mark.parametrize("damage, number, of", list(damages()))
+def test_damage_is_told_and_the_checkpoint_before_serves(
+    damage, number, of, whole, request, tmp_path
+):
+    left = request.getfixturevalue("stopped" if of == 1 else "of_two_parts")
+    out = shutil.copytree(left.out, tmp_path / "out")
+    name = Place(7, number, of).file_name
+    damage(out / FOLDER / name)
+    ended = run(f"{BMUF} --resume", out)
+    if damage is not Path.unlink or of > 1:  # else there is nothing to be told
+        first = ended.stderr.splitlines()[0]
+        assert first.startswith(f"the checkpoint of step 7 cannot be used: {name} is ")
+    assert "going on from the checkpoint of step 6" in ended.stderr
+    assert_same_end(ended, whole)
