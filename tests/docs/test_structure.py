@@ -1,4 +1,4 @@
-"""What CONTRIBUTING.md says of the rooms, counted (`make structure` prints all of it)."""
+"""The numbers that the layout is held to; `make structure` prints all of them."""
 
 import re
 from pathlib import Path
