@@ -8,7 +8,6 @@ which jax itself calls unstable; `experiments.run` restarts from a checkpoint in
 
 import copy
 import os
-import selectors
 import sys
 import time
 from argparse import Namespace
@@ -82,15 +81,13 @@ def _supervise(request: Request, argv: list[str], stopped: exits.Stopped) -> int
     # For the processes: the user's own flags win; all of them would tell of each loss.
     os.environ["XLA_FLAGS"] = f"{TIMEOUT} {os.environ.get('XLA_FLAGS', '')}"
     os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
-    selector = selectors.DefaultSelector()
-    local = LocalProcesses(group, [*PROGRAM, *argv], rules, selector, terminal.say)
+    local = LocalProcesses(group, [*PROGRAM, *argv], rules, terminal.say)
     places = [(i, i, group.count) for i in group.ids]
     named, code = set(), None
     try:
         local.start(Start(0, 0, f"127.0.0.1:{free_port()}", 1, places, {}))
         while code is None and not stopped():
-            for key, _ in selector.select(0.03):
-                key.data()
+            time.sleep(0.03)
             local.poll(time.monotonic())
             for seen in local.statuses():
                 if seen.code and seen.process not in named:
@@ -100,7 +97,6 @@ def _supervise(request: Request, argv: list[str], stopped: exits.Stopped) -> int
         return code
     finally:
         local.kill()
-        selector.close()
 
 
 def _verdict(members: list[ProcessStatus]) -> int | None:

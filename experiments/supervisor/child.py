@@ -2,14 +2,13 @@
 
 import json
 import os
-import selectors
 import signal
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from experiments.supervisor.child_side import VARIABLE
 from experiments.supervisor.group import Log, Rules
@@ -19,61 +18,35 @@ from experiments.supervisor.process_status import ProcessStatus
 # Seconds. A process that a driver holds longer than that is left to the system.
 REAPING = 5.0
 
-# Reads of a pipe whose process has ended. A helper out of reach may write for ever.
-LAST_READS = 64
+# Reads of a pipe at once: a helper that outlives the process may write for ever.
+MOST_READS = 64
 
 
 class Pipe:
-    """The reading end of a pipe; passes its lines to a function and never blocks."""
+    """The reading end of a pipe; never blocks."""
 
-    def __init__(
-        self,
-        end: int,
-        take: Callable[[bytes], None],
-        selector: selectors.BaseSelector,
-    ):
-        os.set_blocking(end, False)
-        self._end: int | None = end
-        self._take = take
-        self._selector = selector
+    def __init__(self, stream: IO[bytes]):
+        os.set_blocking(stream.fileno(), False)
+        self._stream = stream
         self._lines = Lines()
-        selector.register(end, selectors.EVENT_READ, self.read)
 
-    def read(self) -> bool:
-        """Passes the next lines on; returns whether there was anything to read."""
-        if self._end is None:
-            return False
-        try:
-            data = os.read(self._end, PIECE)
-        except BlockingIOError:
-            return False
-        for line in self._lines.feed(data):
-            self._take(line)
-        if not data:
-            self._close()
-        elif len(self._lines.rest) > PIECE:
-            # A line without an end must not fill the memory.
-            self._flush()
-        return bool(data)
-
-    def finish(self) -> None:
-        """Passes the last lines of an ended process on."""
-        for _ in range(LAST_READS):
-            if not self.read():
+    def read(self) -> Iterator[bytes]:
+        """Yields the lines that came since the last call."""
+        for _ in range(MOST_READS):
+            # None if there is nothing to read now, nothing at the pipe's end.
+            if not (data := self._stream.read(PIECE)):
                 break
-        self._close()
+            yield from self._lines.feed(data)
+        # A line without an end must not fill the memory.
+        if len(self._lines.rest) > PIECE:
+            yield self._lines.flush()
 
-    def _flush(self) -> None:
-        rest, self._lines.rest = self._lines.rest, b""
-        if rest:
-            self._take(rest)
-
-    def _close(self) -> None:
-        if self._end is not None:
-            self._flush()
-            self._selector.unregister(self._end)
-            os.close(self._end)
-            self._end = None
+    def finish(self) -> Iterator[bytes]:
+        """Yields the last lines, and closes the pipe."""
+        yield from self.read()
+        if self._lines.rest:
+            yield self._lines.flush()
+        self._stream.close()
 
 
 class Child:
@@ -88,7 +61,6 @@ class Child:
         command: list[str],
         attributes: dict[str, Any],
         is_prefixed: bool,
-        selector: selectors.BaseSelector,
         log: Log,
     ):
         """Starts the process.
@@ -97,7 +69,6 @@ class Child:
             command: its argv.
             attributes: of its `ChildSide`.
             is_prefixed: print its stderr behind its number, instead of sharing ours.
-            selector: of the event loop; its data are functions to call.
             log: prints a line.
         """
         number = attributes["process"]
@@ -110,6 +81,7 @@ class Child:
             stdin=subprocess.DEVNULL,
             stdout=None if number == 0 else subprocess.DEVNULL,
             stderr=subprocess.PIPE if is_prefixed else None,
+            bufsize=0,
             pass_fds=(reports, life),
             # Its own session, so that Ctrl-C reaches this command alone, and one kill
             # reaches all that it started.
@@ -122,16 +94,20 @@ class Child:
         self._is_over = False
         self._last_report = time.monotonic()
         self._has_joined = False
-        self._pipes = [Pipe(read_end, self._take_report, selector)]
+        self._pipes = [
+            (Pipe(os.fdopen(read_end, "rb", buffering=0)), self._take_report)
+        ]
         if self._process.stderr is not None:
-            end = os.dup(self._process.stderr.fileno())
-            self._process.stderr.close()
-            self._pipes.append(Pipe(end, self._echo, selector))
+            self._pipes.append((Pipe(self._process.stderr), self._echo))
 
     def poll(self, now: float, rules: Rules) -> None:
         """Finds whether the process ended, or gives no sign of life."""
         if self._is_over:
             return
+        # Before the clock is read: after a pause of the supervisor, reports wait here.
+        for pipe, take in self._pipes:
+            for line in pipe.read():
+                take(line)
         if self._process.poll() is not None:
             self._finish()
             return
@@ -165,8 +141,9 @@ class Child:
     def _finish(self) -> None:
         # Processes that it started end with it.
         self._signal_all(signal.SIGKILL)
-        for pipe in self._pipes:
-            pipe.finish()
+        for pipe, take in self._pipes:
+            for line in pipe.finish():
+                take(line)
         os.close(self._life)
         self._is_over = True
         # The announced code goes first: process 0 lingers, and is killed for it.

@@ -35,3 +35,8 @@ class Lines:
         """Returns the lines that `data` completes."""
         *lines, self.rest = (self.rest + data).split(b"\n")
         return lines
+
+    def flush(self) -> bytes:
+        """Returns the beginning of the next line, as a line."""
+        rest, self.rest = self.rest, b""
+        return rest

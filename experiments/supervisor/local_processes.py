@@ -1,6 +1,5 @@
 """The processes that one command starts."""
 
-import selectors
 from dataclasses import dataclass, field
 
 from experiments.supervisor.child import Child
@@ -19,14 +18,12 @@ class LocalProcesses:
         group: all processes of the run.
         command: argv of one process.
         rules: limits.
-        selector: of the event loop; its data are functions to call.
         log: prints a line.
     """
 
     group: Group
     command: list[str]
     rules: Rules
-    selector: selectors.BaseSelector
     log: Log
     _children: list[Child] = field(default_factory=list)
 
@@ -49,7 +46,7 @@ class LocalProcesses:
                 "announced": start.announced,
             }
             prefixed = process > 0 and len(group.ids) > 1
-            child = Child(self.command, attributes, prefixed, self.selector, self.log)
+            child = Child(self.command, attributes, prefixed, self.log)
             self._children.append(child)
 
     def statuses(self) -> list[ProcessStatus]:

@@ -50,12 +50,12 @@ def run_processes(
         Ctrl-C.
     """
     selector = selectors.DefaultSelector()
-    local = LocalProcesses(group, command, rules, selector, log)
+    local = LocalProcesses(group, command, rules, log)
     # As the other commands receive them: JSON makes lists of tuples.
     facts = json.loads(json.dumps(facts))
     hello = Hello(group.count, list(group.ids), here(), os.getpid(), facts)
     if group.coordinator is not None and 0 not in group.ids:
-        role = Spoke(hello, group.coordinator, local)
+        role = Spoke(hello, group.coordinator, local, selector)
     else:
         guests = None
         if group.coordinator is not None:
@@ -98,18 +98,14 @@ def _listen_for_commands(host: str, port: int, log: Log) -> socket.socket | None
 def _loop(
     role: Hub | Spoke, selector: selectors.BaseSelector, received: list[int]
 ) -> int:
-    """Serves pipes, sockets and signals until the role has an exit code."""
-    due = 0.0
+    """Serves sockets, signals and processes until the role has an exit code."""
     while role.code is None:
         for key, _ in selector.select(TICK):
             key.data()
         while received and role.code is None:
             role.signal(received.pop(0))
-        now = time.monotonic()
-        # Reports may wake the loop more often than the state needs a look.
-        if role.code is None and now >= due:
-            role.tick(now)
-            due = now + TICK
+        if role.code is None:
+            role.tick(time.monotonic())
     return role.code
 
 

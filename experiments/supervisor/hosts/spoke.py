@@ -29,13 +29,14 @@ class Spoke:
         hello: Hello,
         coordinator: str,
         local: LocalProcesses,
+        selector: selectors.BaseSelector,
     ):
         self.code: int | None = None
         self._hello = hello
         self._coordinator = coordinator
         self._rules = local.rules
         self._local = local
-        self._selector = local.selector
+        self._selector = selector
         self._dialer = Dialer(*address(coordinator))
         self._link: Link | None = None
         self._hub: str | None = None  # its host's name, once it has answered
