@@ -78,8 +78,7 @@ class Hub:
         if self._guests is not None:
             self._guests.tend(now)
             for heard in self._guests.heard():
-                if self._stage != "end":
-                    self._take(heard, now)
+                self._take(heard, now)
         if self._stage == "gather":
             self._gather(now)
         elif self._stage == "run":
@@ -97,6 +96,8 @@ class Hub:
     def _take(self, heard: Heard, now: float) -> None:
         """Takes note of what another command says."""
         message = heard.message
+        if self._stage == "end":
+            return
         if "objection" in message:
             self._end(UNCONNECTED, [message["objection"]])
         elif "leaving" in message:
@@ -104,10 +105,10 @@ class Hub:
         elif "asked" in message:
             self._asked = message["asked"]
         elif "gone" in message:
-            for i in heard.ids:
-                if i in self._tracked and self._tracked[i].alive:
-                    lost = self._tracked[i]._replace(gone=message["gone"], ended=now)
-                    self._tracked[i] = lost
+            known = [self._tracked[i] for i in heard.ids if i in self._tracked]
+            for process in (p for p in known if p.alive):
+                lost = process._replace(gone=message["gone"], ended=now)
+                self._tracked[process.status.process] = lost
         elif message.get("serial") == self._serial and self._stage == "run":
             self._update(ProcessStatus(**message["status"]), now)
 

@@ -174,14 +174,12 @@ class Dialer:
         """A connection, once there is one."""
         try:
             if self._sock is None:
-                if now >= self._next:
-                    self._begin(now)
-                return None
-            if not select.select([], [self._sock], [], 0)[1]:
-                if now > self._until:
-                    raise TimeoutError(errno.ETIMEDOUT, "timed out")
-                return None
-            return self._connected(self._sock)
+                return self._begin(now)
+            if select.select([], [self._sock], [], 0)[1]:
+                return self._connected(self._sock)
+            if now > self._until:
+                raise TimeoutError(errno.ETIMEDOUT, "timed out")
+            return None
         except (OSError, UnicodeError) as error:  # a name may be no name at all
             self.error = getattr(error, "strerror", None) or str(error)
             self._next = now + PAUSE
@@ -195,6 +193,8 @@ class Dialer:
             self._sock = None
 
     def _begin(self, now: float) -> None:
+        if now < self._next:
+            return
         found = socket.getaddrinfo(*self._target, type=socket.SOCK_STREAM)
         family, kind, protocol, _, place = found[self._tries % len(found)]
         self._tries += 1
