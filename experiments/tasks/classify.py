@@ -69,6 +69,7 @@ def network(
             stacked=resnet.stacked(spec),
             sends="batch statistics of every layer" if is_global else "",
         )
+    # Refused, not ignored: a flag without effect would spoil a comparison unnoticed.
     resnets = ", ".join(name for name in models if name in RESNETS)
     for flag, asked in (("--remat", remat), ("--batch-norm", batch_norm == "global")):
         if asked:

@@ -1,4 +1,4 @@
-"""Word embeddings, by a neural n-gram model of Shakespeare's text."""
+"""Word embeddings of a neural n-gram model of Shakespeare's text."""
 
 import math
 from functools import partial
@@ -21,6 +21,7 @@ WORDS = 12_631
 TABLES = {"words": "words", "outputs": "outputs", "bias": "outputs"}
 
 # Zipf's law: word r, from 0 by falling frequency, is drawn with log((r + 2) / (r + 1)).
+# So the draw needs no counts of the words.
 LOG_Q = np.log(np.log1p(1 / (1 + np.arange(WORDS))) / np.log(WORDS + 1))
 
 
@@ -36,21 +37,21 @@ def embeddings(
 ) -> Task:
     """The next word of Shakespeare's text, of 12,631, the last tenth held out.
 
-    Trained by sampled softmax, evaluated by the full one. Two tables of word vectors:
-    `words` is read at the words before, `outputs` and its bias at the word to come and
-    at negatives, which follow Zipf's law.
+    It is trained by sampled softmax and evaluated by the full one. Of its two tables of
+    word vectors, `words` is read at the previous words, `outputs` and its bias at the
+    next word and at negatives, which follow Zipf's law.
 
     Args:
-        data_dir: where data sets lie.
-        model: ngram, the one that fits.
-        order: n, the words of an n-gram, of which the last is predicted.
+        data_dir: folder of data sets.
+        model: ngram, the only one that fits.
+        order: n, the words of an n-gram; the last one is predicted.
         width: of a word's vector.
         negatives: words drawn for each worker's batch; 0 means the full softmax.
         tables: replicated on all workers; shared, one table updated with the mean
-            gradient at every step beside a rest that the algorithm treats; or sharded,
-            each worker holding its rows.
-        workers: their number, of which sharded tables have a multiple of rows.
-        axis: over which the workers lie.
+            gradient at every step, whatever the algorithm; or sharded, each worker
+            holding its rows.
+        workers: the number of workers; it divides the rows of sharded tables.
+        axis: the axis of the workers.
 
     Source: Bengio et al., "A neural probabilistic language model", JMLR 2003.
     """
@@ -101,14 +102,14 @@ def embeddings(
 
 
 def _draw(key: jax.Array, count: int) -> jax.Array:
-    """Words by Zipf's law, (count,) int32."""
+    """Draws words by Zipf's law, (count,) int32."""
     u = jax.random.uniform(key, (count,))
     drawn = jnp.exp(u * math.log(WORDS + 1)).astype(jnp.int32) - 1
     return jnp.clip(drawn, 0, WORDS - 1)
 
 
 def _padded(params, workers: int):
-    """Tables with rows of zeros, which no word reads, up to a multiple of workers."""
+    """Pads tables by rows of zeros, which no word reads, to a multiple of workers."""
 
     def pad(table):
         return jnp.pad(table, [(0, -WORDS % workers)] + [(0, 0)] * (table.ndim - 1))
@@ -117,7 +118,7 @@ def _padded(params, workers: int):
 
 
 def _whole(params, axis: Axis):
-    """The tables of which params hold a worker's part, without their padding."""
+    """Gathers the tables from the workers' parts, without their padding."""
 
     def join(part):
         return collectives.gather(part, axis).reshape(-1, *part.shape[1:])[:WORDS]
@@ -141,5 +142,5 @@ def _load(data_dir: Path | None, order: int) -> Data:
 
 
 def _ngrams(codes: np.ndarray, order: int) -> np.ndarray:
-    """All n-grams of a text, (n-grams, order)."""
+    """Returns all n-grams of a text, (n-grams, order)."""
     return np.ascontiguousarray(np.lib.stride_tricks.sliding_window_view(codes, order))

@@ -15,7 +15,9 @@ from models import gpt
 from syncalgos import checks
 
 CHARACTERS = 65
-OVERLAP = 8  # training windows in which a character is seen, at most
+# Training windows that show a character, at most. A window for each start would take as
+# many copies of the text, on every device, as a window is long.
+OVERLAP = 8
 
 
 def shakespeare(
@@ -30,12 +32,12 @@ def shakespeare(
     """The next character of 1,115,394 by Shakespeare, the last tenth held out.
 
     Args:
-        data_dir: where data sets lie.
-        model: gpt, the one that fits.
-        context: characters that are seen.
+        data_dir: folder of data sets.
+        model: gpt, the only one that fits.
+        context: characters that the model sees.
         width: of the model.
         layers: blocks of the model.
-        heads: of attention, which divide the width.
+        heads: of attention; they divide the width.
         remat: compute blocks again for the gradient, to save memory.
 
     Source: the text of Karpathy, "The unreasonable effectiveness of recurrent neural
@@ -88,7 +90,7 @@ def _load(data_dir: Path | None, context: int) -> Data:
         )
     stride = -(-context // OVERLAP)
     # Held-out windows share their first character with the last of the one before, so
-    # that each is predicted once; what fills no window is left out.
+    # that each character is predicted once; the end that fills no window is left out.
     return Data(
         train={"window": _windows(train, context, stride)},
         test={"window": _windows(test, context, context)},
@@ -98,6 +100,6 @@ def _load(data_dir: Path | None, context: int) -> Data:
 
 
 def _windows(codes: np.ndarray, context: int, stride: int) -> np.ndarray:
-    """Windows of context + 1 characters, (windows, context + 1)."""
+    """Cuts windows of context + 1 characters, (windows, context + 1)."""
     view = np.lib.stride_tricks.sliding_window_view(codes, context + 1)
     return np.ascontiguousarray(view[::stride])
