@@ -186,5 +186,5 @@ def speakers(loaded: Sequence[Recording]) -> np.ndarray:
 
 
 def _held_out(loaded: Sequence[Recording]) -> np.ndarray:
-    """Marks held-out recordings, (n,) bool: each digit's first takes by each speaker."""
+    """Marks held-out recordings, (n,) bool: the first takes of a digit and speaker."""
     return np.array([recording.take < 5 for recording in loaded])

@@ -29,6 +29,8 @@ from syncalgos.engine.layout import BACKENDS, is_key
 NAMES = tuple(syncalgos.ALGORITHMS)
 SOME = NAMES[::6]
 ROUNDING = 1e-12  # of float64 after 8 steps: sums of workers in another order
+# Of the modules that in_process imports.
+FOLDERS = ("", "tests", "tests/support", "tests/library/algorithms")
 PROGRAM = [sys.executable, "-W", "error", "-c", "import in_process; in_process.main()"]
 
 
@@ -66,9 +68,7 @@ def execute(group, folder):
         JAX_ENABLE_X64=int(group.wide),
         JAX_NUM_CPU_DEVICES=group.devices,
         JAX_CPU_COLLECTIVES_IMPLEMENTATION="gloo",
-        PYTHONPATH=os.pathsep.join(
-            [str(ROOT), str(ROOT / "tests"), str(ROOT / "tests/support")]
-        ),
+        PYTHONPATH=os.pathsep.join(str(ROOT / folder) for folder in FOLDERS),
         XLA_FLAGS=" ".join(QUICK),
     )
     arguments = [str(group.processes), str(free_port()), str(folder)]
