@@ -20,7 +20,7 @@ from experiments.supervisor.hosts.rendezvous import Hello, here
 from experiments.supervisor.hosts.spoke import Spoke
 from experiments.supervisor.local_processes import LocalProcesses
 
-TICK = 0.03  # seconds
+TICK = 0.03  # seconds between two looks
 
 
 def run_processes(
@@ -52,6 +52,8 @@ def run_processes(
     # As the other commands receive them: JSON makes lists of tuples.
     facts = json.loads(json.dumps(facts))
     hello = Hello(group.count, list(group.ids), here(), os.getpid(), facts)
+    # In processes of their own: jax aborts in C++ when another one is lost, and hangs
+    # when one never comes. Exit code, last line and signals stay with this command.
     local = LocalProcesses(group, command, rules, log)
     selector = selectors.DefaultSelector()
     role = _role(hello, announced, local, selector)
@@ -94,6 +96,7 @@ def _listen_for_commands(host: str, port: int, log: Log) -> socket.socket | None
             "give one of its own as --coordinator"
         )
         return None
+    # Such as a load balancer's name, or one that DNS does not know yet.
     if own is None:
         log(
             f"{host} means no address here by which others reach this machine: process "

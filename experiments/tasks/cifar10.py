@@ -72,6 +72,7 @@ def augmented(key: jax.Array, x: jax.Array) -> jax.Array:
         x: (batch, height, width, channels).
     """
     bounds = jnp.array([2 * BORDER + 1, 2 * BORDER + 1, 2])
+    # One call for all draws: each call of the generator is compiled by itself.
     draws = jax.random.randint(key, (len(x), 3), 0, bounds)
     padded = jnp.pad(x, [(0, 0), (BORDER, BORDER), (BORDER, BORDER), (0, 0)])
 

@@ -131,6 +131,7 @@ def check_apply(task: Task, params: PyTree, buffers: PyTree, test: Arrays) -> se
     Raises:
         ValueError: it returns no loss per example.
     """
+    # Two examples: of one, a mean that keeps its axis would look like a value.
     batch = {
         name: jax.ShapeDtypeStruct((2, *x.shape[1:]), jax.typeof(x).dtype)
         for name, x in test.items()

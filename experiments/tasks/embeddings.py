@@ -62,6 +62,7 @@ def embeddings(
     sharded = tables == "sharded"
     if sharded and not negatives:
         raise ValueError("--negatives 0: a full softmax reads whole tables, not parts")
+    # Other tables are read without communication.
     read = partial(lookup, axis=axis) if sharded else ngram.rows
     names = {**TABLES, "hidden": False}
 
@@ -71,6 +72,7 @@ def embeddings(
             drawn, log_q = _draw(key, negatives), jnp.asarray(LOG_Q, jnp.float32)
             loss = ngram.sampled_loss(params, contexts, targets, drawn, log_q, read)
             return {"loss": loss}, buffers
+        # The full softmax reads all rows: worth the communication in evaluations alone.
         whole = _whole(params, axis) if sharded else params
         return values(ngram.logits(whole, contexts), targets), buffers
 

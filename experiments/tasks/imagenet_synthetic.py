@@ -85,6 +85,7 @@ class Pictures:
         """One image, (size, size, 3) bytes, half pattern and half noise."""
         y, draws = self._drawn(number)
         noise = draws.integers(0, 256, (self.size, self.size, 3), dtype=np.uint8)
+        # Bytes, as a data set of real images would come.
         return {"x": self.patterns[y] // 2 + noise // 2, "y": np.asarray(y, np.int32)}
 
     def labels(self) -> np.ndarray:
@@ -93,6 +94,7 @@ class Pictures:
 
     def _drawn(self, number: int) -> tuple[int, np.random.Generator]:
         """An image's class, and the generator of its noise."""
+        # A generator for each number: threads may read examples in any order.
         draws = np.random.default_rng([self.seed, self.first + number])
         return int(draws.integers(len(self.patterns))), draws
 

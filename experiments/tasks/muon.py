@@ -8,6 +8,7 @@ from optax.contrib import MuonDimensionNumbers
 from syncalgos.collectives import PyTree
 
 MATRICES = {"w", "recurrent"}
+# Output layers, which Muon's recipe leaves to Adam, as embeddings and biases.
 HEADS = {"dense", "output"}
 
 DENSE = MuonDimensionNumbers(reduction_axis=-2, output_axis=-1)

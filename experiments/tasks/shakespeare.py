@@ -82,6 +82,7 @@ def shakespeare(
 def _load(data_dir: Path | None, context: int) -> Data:
     codes, alphabet = text.characters(text.text(data_dir))
     assert len(alphabet) == CHARACTERS
+    # A byte each: windows repeat every character on the device.
     train, test = text.split(codes.astype(np.uint8))
     if context >= len(test):
         raise ValueError(

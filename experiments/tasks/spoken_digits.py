@@ -76,6 +76,7 @@ def mean_output(outputs, length):
     Returns:
         (batch, classes).
     """
+    # `where`, not a product: 0 × inf would be NaN.
     own = jnp.arange(outputs.shape[1]) < length[:, None]  # (batch, frames)
     return jnp.where(own[..., None], outputs, 0).sum(1) / length[:, None]
 

@@ -109,6 +109,7 @@ class Task(NamedTuple):
 
     init: Callable[[jax.Array], tuple[PyTree, PyTree]]
     apply: Callable[..., tuple[dict[str, jax.Array], PyTree]]
+    # A function: a bad request is answered before gigabytes are read.
     load: Callable[[], Data]
     batch_size: int
     steps: int
@@ -160,6 +161,7 @@ def held_out(
         rows, (batches, examples). The mean of weighted values over all rows is the mean
         over the held-out examples.
     """
+    # For any number of workers each example counts once, so that runs compare.
     examples = len(next(iter(test.values())))
     batches = -(-examples // batch)
     size = -(-examples // (batches * workers)) * workers

@@ -30,7 +30,7 @@ NAMES = tuple(syncalgos.ALGORITHMS)
 SOME = NAMES[::6]
 ROUNDING = 1e-12  # of float64 after 8 steps: sums of workers in another order
 # Of the modules that in_process imports.
-FOLDERS = ("", "tests", "tests/support", "tests/library/algorithms")
+FOLDERS = ("", "tests", "tests/support", "tests/engine", "tests/library/algorithms")
 PROGRAM = [sys.executable, "-W", "error", "-c", "import in_process; in_process.main()"]
 
 

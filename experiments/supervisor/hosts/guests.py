@@ -144,6 +144,7 @@ class Guests:
                 self._greet(guest, message)
             elif not guest.dismissed:
                 self._heard.append(Heard(guest.hello.ids, message))
+        # The connection stays open for the whole run: a closed one is a lost host.
         if guest.link.closed is not None:
             self._drop(guest, guest.link.closed)
 

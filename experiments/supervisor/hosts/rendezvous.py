@@ -145,6 +145,8 @@ def places(hellos: list[Hello]) -> tuple[int, list[tuple[int, int, int]]]:
         The number of hosts; and for each process its number, its number on its host,
         and the number of processes on that host.
     """
+    # Groups of `hierarchical` follow the hosts, not the processes: else two processes
+    # on one host would give other numbers than one.
     hosts: dict[tuple[str, ...], list[int]] = {}
     for hello in hellos:
         hosts.setdefault(tuple(hello.host), []).extend(hello.ids)
@@ -203,6 +205,7 @@ class Dialer:
         self._next, self._until = now + PAUSE, now + ATTEMPT
         self._sock = socket.socket(family, kind, protocol)
         self._sock.setblocking(False)
+        # The loop must go on: an attempt may take seconds.
         code = self._sock.connect_ex(place)
         if code not in (0, errno.EINPROGRESS):
             raise OSError(code, os.strerror(code))

@@ -153,6 +153,7 @@ class Spoke:
             return
         line = f"process 0's host {self._hub} is gone ({reason})"
         self._local.kill()
+        # Process 0's command may come back, started again by hand or by a scheduler.
         if self._rejoined >= self._rules.max_restarts or self._signalled:
             self._local.log(line)
             self.code = TERMINATED

@@ -21,6 +21,7 @@ class Link:
 
     def __init__(self, sock: socket.socket, now: float):
         sock.setblocking(False)
+        # Messages are short: they must not wait for more to fill a packet.
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.sock = sock
         self.heard = now
