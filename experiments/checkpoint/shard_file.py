@@ -115,7 +115,7 @@ def write(folder: Path, shard: Shard, number: int, of: int) -> Path:
     _check(shard)
     if not 0 <= number < of:
         raise ValueError(f"there is no part {number} of {of}")
-    # Each process writes its own: to send them would take longer than the rounds between.
+    # Each process writes its own workers: sending them takes long on a slow link.
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / ShardName(shard.step, number, of).file_name
     unfinished = folder / unfinished_name(number, of)
