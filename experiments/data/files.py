@@ -234,7 +234,8 @@ def _log(line: str) -> None:
 
 
 def _reason(error: OSError) -> str:
-    """Why a download failed, in a few words; requests' own errors fill a paragraph."""
+    """Explains a failed download in a few words."""
+    # The text of requests' own errors fills a paragraph.
     from requests import exceptions
 
     response = getattr(error, "response", None)

@@ -130,7 +130,7 @@ class Task(NamedTuple):
 
     @property
     def kept(self) -> str:
-        """How tables are kept (see `Tables`); replicated if there are none."""
+        """The way of keeping tables (see `Tables`); replicated if there are none."""
         return "replicated" if self.tables is None else self.tables.kept
 
 
