@@ -1,4 +1,4 @@
-"""A user's own task or algorithm that is not what it must be: refused in one line."""
+"""A user's own task or algorithm with a mistake is refused in one line."""
 
 import subprocess
 import sys

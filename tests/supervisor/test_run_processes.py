@@ -1,4 +1,4 @@
-"""Processes that are started, watched and restarted; in the end nobody is left."""
+"""Processes are started, watched and restarted; in the end none is left."""
 
 import json
 import os
@@ -33,7 +33,7 @@ def two_hosts(start, plan, count=2, **rules):
 
 
 def told(folder, process, attempt=0):
-    """What a process was told."""
+    """The attributes that a process received."""
     return json.loads((folder / f"told-{process}-{attempt}").read_text())
 
 
@@ -277,7 +277,7 @@ NOTICED = [
 
 
 def known(process, ended=None, **seen):
-    """A process that trains, or that has ended so many seconds after the first."""
+    """A process that trains, or that ended at this time."""
     seen = {"phase": "train", "step": 3, **seen}
     status = ProcessStatus(process, 100 + process, **seen)
     return TrackedProcess(status, None, 0.0, ended)
