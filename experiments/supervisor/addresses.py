@@ -4,7 +4,6 @@ import errno
 import ipaddress
 import re
 import socket
-from contextlib import suppress
 
 
 def address(text: str) -> tuple[str, int]:
@@ -54,17 +53,20 @@ def own_address(host: str) -> str | None:
 
 def is_address(host: str) -> bool:
     """Whether a host is given by its address, not by a name."""
-    with suppress(ValueError):
-        return bool(ipaddress.ip_address(host))
-    return False
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
 
 
 def _is_own(host: str) -> bool:
     """Whether this machine has an address; listening there is the only sure test."""
-    with suppress(OSError):
+    try:
         listen(host, 0).close()
-        return True
-    return False
+    except OSError:
+        return False
+    return True
 
 
 def listen(host: str | None, port: int) -> socket.socket:

@@ -130,6 +130,7 @@ def _whole(params, axis: Axis):
 
 def _load(data_dir: Path | None, order: int) -> Data:
     codes, vocabulary = text.words(text.text(data_dir))
+    # The tables are made before the text is read.
     assert len(vocabulary) == WORDS
     train, test = text.split(codes)
     if order > len(test):

@@ -59,6 +59,7 @@ def imagenet_synthetic(
         steps=30,
         lr={"sgd": 0.01, "": 1e-3},
         momentum=0.9,
+        # The batches of a dispatch are generated beforehand, and held on the host.
         dispatch_steps=1,
         eval_batch=32,
         sends=network.sends,

@@ -81,6 +81,7 @@ def shakespeare(
 
 def _load(data_dir: Path | None, context: int) -> Data:
     codes, alphabet = text.characters(text.text(data_dir))
+    # The model is made before the text is read.
     assert len(alphabet) == CHARACTERS
     # A byte each: windows repeat every character on the device.
     train, test = text.split(codes.astype(np.uint8))
