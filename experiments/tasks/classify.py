@@ -60,11 +60,10 @@ def network(
     fitting(task, model, models)
     if model in RESNETS:
         spec, is_global = RESNETS[model], batch_norm == "global"
-        axis_name = axis if is_global else None
         return Network(
             init=lambda key: resnet.init(key, spec, classes, shape[-1]),
             apply=lambda params, buffers, x, train: resnet.apply(
-                spec, params, buffers, x, train, axis_name, remat
+                spec, params, buffers, x, train, axis if is_global else None, remat
             ),
             stacked=resnet.stacked(spec),
             sends="batch statistics of every layer" if is_global else "",

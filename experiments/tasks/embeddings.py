@@ -19,6 +19,7 @@ from syncalgos.collectives import WORKERS, Axis
 
 WORDS = 12_631
 TABLES = {"words": "words", "outputs": "outputs", "bias": "outputs"}
+NAMES = {**TABLES, "hidden": False}
 
 # Zipf's law: word r, from 0 by falling frequency, is drawn with log((r + 2) / (r + 1)).
 # So the draw needs no counts of the words.
@@ -62,9 +63,8 @@ def embeddings(
     sharded = tables == "sharded"
     if sharded and not negatives:
         raise ValueError("--negatives 0: a full softmax reads whole tables, not parts")
-    # Other tables are read without communication.
+    # Tables in one piece are read without communication.
     read = partial(lookup, axis=axis) if sharded else ngram.rows
-    names = {**TABLES, "hidden": False}
 
     def apply(params, buffers, batch, key, train):
         contexts, targets = batch["ngram"][:, :-1], batch["ngram"][:, -1]
@@ -76,12 +76,8 @@ def embeddings(
         whole = _whole(params, axis) if sharded else params
         return values(ngram.logits(whole, contexts), targets), buffers
 
-    def init(key):
-        params = ngram.init(key, WORDS, width, order)
-        return (_padded(params, workers) if sharded else params), ()
-
     return Task(
-        init=init,
+        init=partial(_init, width, order, workers if sharded else 1),
         apply=apply,
         load=partial(_load, data_dir, order),
         batch_size=256,
@@ -90,17 +86,21 @@ def embeddings(
         dispatch_steps=16,
         eval_batch=1024,
         figures={"perplexity": math.exp},
-        tables=Tables(
-            names=names,
-            rows=lambda examples: {
-                "words": examples * (order - 1),
-                "outputs": examples + negatives if negatives else WORDS,
-            },
-            kept=tables,
-        ),
+        tables=Tables(NAMES, partial(_touched_rows, order, negatives), tables),
         sends="look-ups in the sharded tables" if sharded else "",
         muon=muon.dimension_numbers,
     )
+
+
+def _init(width: int, order: int, parts: int, key: jax.Array):
+    """Draws the model; pads its tables to a multiple of parts."""
+    return _padded(ngram.init(key, WORDS, width, order), parts), ()
+
+
+def _touched_rows(order: int, negatives: int, examples: int) -> dict[str, int]:
+    """Returns the most rows of each table that a batch reads."""
+    outputs = examples + negatives if negatives else WORDS
+    return {"words": examples * (order - 1), "outputs": outputs}
 
 
 def _draw(key: jax.Array, count: int) -> jax.Array:
@@ -110,11 +110,11 @@ def _draw(key: jax.Array, count: int) -> jax.Array:
     return jnp.clip(drawn, 0, WORDS - 1)
 
 
-def _padded(params, workers: int):
-    """Pads tables by rows of zeros, which no word reads, to a multiple of workers."""
+def _padded(params, parts: int):
+    """Pads tables by rows of zeros, which no word reads, to a multiple of parts."""
 
     def pad(table):
-        return jnp.pad(table, [(0, -WORDS % workers)] + [(0, 0)] * (table.ndim - 1))
+        return jnp.pad(table, [(0, -WORDS % parts)] + [(0, 0)] * (table.ndim - 1))
 
     return {name: pad(x) if name in TABLES else x for name, x in params.items()}
 

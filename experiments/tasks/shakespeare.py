@@ -56,8 +56,7 @@ def shakespeare(
         target = window[:, 1:]
         loss = optax.softmax_cross_entropy_with_integer_labels(logits, target)
         hits = jnp.argmax(logits, -1) == target
-        means = {"loss": loss.mean(1), "accuracy": jnp.float32(hits).mean(1)}
-        return means, buffers
+        return {"loss": loss.mean(1), "accuracy": jnp.float32(hits).mean(1)}, buffers
 
     return Task(
         init=lambda key: (gpt.init(key, CHARACTERS, context, width, layers), ()),
