@@ -61,7 +61,7 @@ def run_processes(
         return UNCONNECTED
     with _collected_signals() as received:
         try:
-            return _loop(role, selector, received)
+            return _loop(role, local, selector, received)
         finally:
             local.kill()
             role.close()
@@ -111,14 +111,20 @@ def _listen_for_commands(host: str, port: int, log: Log) -> socket.socket | None
 
 
 def _loop(
-    role: Hub | Spoke, selector: selectors.BaseSelector, received: list[int]
+    role: Hub | Spoke,
+    local: LocalProcesses,
+    selector: selectors.BaseSelector,
+    received: list[int],
 ) -> int:
     """Serves sockets, signals and processes until the role has an exit code."""
     while role.code is None:
         for key, _ in selector.select(TICK):
             key.data()
-        while received and role.code is None:
-            role.signal(received.pop(0))
+        asked = [received.pop(0) for _ in received[:]]
+        # Between the two, so that reports older than a signal are known when it counts.
+        local.poll(time.monotonic())
+        while asked and role.code is None:
+            role.signal(asked.pop(0))
         if role.code is None:
             role.tick(time.monotonic())
     return role.code

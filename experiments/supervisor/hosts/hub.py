@@ -64,7 +64,6 @@ class Hub:
 
     def tick(self, now: float) -> None:
         """Updates the state of all processes, and acts; call it often."""
-        self._local.poll(now)
         if self._guests is not None:
             self._guests.tend(now)
             for heard in self._guests.heard():

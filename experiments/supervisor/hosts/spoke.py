@@ -64,7 +64,6 @@ class Spoke:
 
     def tick(self, now: float) -> None:
         """Updates the state of all processes, and reports; call it often."""
-        self._local.poll(now)
         if self.code is not None:
             return
         if self._link is None:
