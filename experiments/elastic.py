@@ -8,7 +8,6 @@ which jax itself calls unstable; `experiments.run` restarts from a checkpoint in
 
 import copy
 import os
-import selectors
 import sys
 import time
 from argparse import Namespace
@@ -24,10 +23,14 @@ from experiments.cli.errors import BadRequest
 from experiments.cli.flags import Request
 from experiments.launch import gloo, joining, membership
 from experiments.supervisor.addresses import free_port
-from experiments.supervisor.child_side import Member, joined
+from experiments.supervisor.child_side import ChildSide, join_supervisor
 from experiments.supervisor.group import Group, Rules, Start, processes
-from experiments.supervisor.local_processes import Crew
-from experiments.supervisor.process_status import Known, Seen, end
+from experiments.supervisor.local_processes import LocalProcesses
+from experiments.supervisor.process_status import (
+    ProcessStatus,
+    TrackedProcess,
+    end_line,
+)
 from experiments.training import loop
 from experiments.training.prepared import params_sha256
 from experiments.training.process_group import Team
@@ -56,7 +59,7 @@ def main(argv: list[str] | None = None) -> int:
         The exit code: as of `experiments.run`; 0 also if only some processes are left.
     """
     argv = sys.argv[1:] if argv is None else argv
-    if (member := joined()) is not None:
+    if (member := join_supervisor()) is not None:
         _take_part(member, argv)
     return exits.guarded(lambda stopped: _supervise(flags.parse(argv), argv, stopped))
 
@@ -78,28 +81,25 @@ def _supervise(request: Request, argv: list[str], stopped: exits.Stopped) -> int
     # For the processes: the user's own flags win; all of them would tell of each loss.
     os.environ["XLA_FLAGS"] = f"{TIMEOUT} {os.environ.get('XLA_FLAGS', '')}"
     os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
-    selector = selectors.DefaultSelector()
-    crew = Crew(group, [*PROGRAM, *argv], rules, selector)
+    local = LocalProcesses(group, [*PROGRAM, *argv], rules, terminal.say)
     places = [(i, i, group.count) for i in group.ids]
     named, code = set(), None
     try:
-        crew.start(Start(0, 0, f"127.0.0.1:{free_port()}", 1, places, {}))
+        local.start(Start(0, 0, f"127.0.0.1:{free_port()}", 1, places, {}))
         while code is None and not stopped():
-            for key, _ in selector.select(0.03):
-                key.data()
-            crew.poll(time.monotonic())
-            for seen in crew.seen():
+            time.sleep(0.03)
+            local.poll(time.monotonic())
+            for seen in local.statuses():
                 if seen.code and seen.process not in named:
                     named.add(seen.process)
-                    terminal.say(end(Known(seen, None, 0.0), rules.loss))
-            code = _verdict(crew.seen())
+                    terminal.say(end_line(TrackedProcess(seen, None, 0.0), rules.loss))
+            code = _verdict(local.statuses())
         return code
     finally:
-        crew.kill()
-        selector.close()
+        local.kill()
 
 
-def _verdict(members: list[Seen]) -> int | None:
+def _verdict(members: list[ProcessStatus]) -> int | None:
     """The exit code once process 0 is done or gone, or one at the start."""
     first = members[0]
     if first.phase == "done":
@@ -110,12 +110,12 @@ def _verdict(members: list[Seen]) -> int | None:
     return None
 
 
-def _take_part(member: Member, argv: list[str]) -> NoReturn:
+def _take_part(member: ChildSide, argv: list[str]) -> NoReturn:
     """Is one of the processes, until the supervisor ends them, all at once."""
     joining._take_streams(member)
     try:
         _train(member, argv)
-        member.tell("done")
+        member.report("done")
         while True:
             time.sleep(1)
     except BadRequest as error:
@@ -134,7 +134,7 @@ class _Held(NamedTuple):
     plan: Plan  # by which
 
 
-def _train(member: Member, argv: list[str]) -> None:
+def _train(member: ChildSide, argv: list[str]) -> None:
     """Trains to the end with whoever is left."""
     request = flags.parse(argv)
     plan = whole = _connected(member, request)
@@ -142,7 +142,7 @@ def _train(member: Member, argv: list[str]) -> None:
     advance, held, gone = None, None, set()
     terminal.say(f"{s.algo} on {s.task}: {s.steps} steps, {_of(whole, whole)}")
     while progress.step < s.steps:
-        member.tell("train", progress.step)
+        member.report("train", progress.step)
         try:
             with live_devices(jax.devices()) as live:
                 if advance is None:
@@ -168,9 +168,9 @@ def _train(member: Member, argv: list[str]) -> None:
     terminal.show(f"{line}  with {_of(plan, whole)}, params_sha256 {sha}")
 
 
-def _connected(member: Member, request: Request) -> Plan:
+def _connected(member: ChildSide, request: Request) -> Plan:
     """Joins the other processes; the plan for all of them."""
-    member.tell("connect")
+    member.report("connect")
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.config.update("jax_enable_preemption_service", False)
@@ -186,7 +186,7 @@ def _connected(member: Member, request: Request) -> Plan:
         coordinator_bind_address=bind_address,
         heartbeat_timeout_seconds=HEARTBEAT,
     )
-    member.tell("prepare")
+    member.report("prepare")
     plan = prepare(request, team=Team(member.process, count, sharing=count))
     if plan.task.kept == "sharded":
         raise BadRequest("--tables sharded: the rows of lost workers would be lost")

@@ -7,7 +7,7 @@ import time
 
 from experiments.cli import completion, exits, flags
 from experiments.launch import membership
-from experiments.supervisor.child_side import joined
+from experiments.supervisor.child_side import join_supervisor
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -35,7 +35,7 @@ def main(argv: list[str] | None = None) -> int:
             return joining.supervise(request, argv, group)
         return job.run(request, argv, started, stopped)
 
-    member = joined()
+    member = join_supervisor()
     if member is None:
         return exits.guarded(program)
     from experiments.launch import joining

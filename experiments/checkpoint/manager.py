@@ -15,7 +15,7 @@ import numpy as np
 from experiments.checkpoint import folder as checkpoints
 from experiments.checkpoint import state_arrays
 from experiments.checkpoint.folder import COMMON, Incomplete
-from experiments.checkpoint.shard_file import Damaged, Part, write
+from experiments.checkpoint.shard_file import Damaged, Shard, write
 from experiments.cli import factories, terminal
 from experiments.cli.errors import BadRequest
 from experiments.cli.factories import ALGORITHM
@@ -79,12 +79,12 @@ class Saves(NamedTuple):
                 own = team.process, team.processes
                 checkpoints.remove(self.folder, progress.step, *own)
 
-    def _part(self, state: TrainState, progress: Progress) -> Part:
+    def _part(self, state: TrainState, progress: Progress) -> Shard:
         """Returns what it takes to go on, as this process holds it."""
         trainer = self.run.plan.trainer
         center = trainer.center(state)
         held = trainer.to_host(state)
-        return Part(
+        return Shard(
             step=progress.step,
             workers=trainer.workers,
             first=trainer.layout.own_workers.start,
@@ -93,7 +93,7 @@ class Saves(NamedTuple):
             record=self._record(progress),
         )
 
-    def _write(self, part: Part) -> OSError | None:
+    def _write(self, part: Shard) -> OSError | None:
         """Writes a part; returns why it could not."""
         team = self.run.plan.team
         try:
@@ -162,7 +162,7 @@ class Saves(NamedTuple):
             before = step
         return None
 
-    def _agreed(self, step: int) -> Part | None:
+    def _agreed(self, step: int) -> Shard | None:
         """This process's part of a checkpoint, if all have theirs, and of one run."""
         team, part = self.run.plan.team, None
         try:
@@ -186,7 +186,7 @@ class Saves(NamedTuple):
         found = checkpoints.steps(self.folder)
         return max((x for x in found if before is None or x < before), default=-1)
 
-    def _read(self, step: int) -> Part:
+    def _read(self, step: int) -> Shard:
         """This process's workers; one worker of a run with another number of them."""
         plan = self.run.plan
         rows, workers = plan.trainer.layout.own_workers, plan.trainer.workers
@@ -199,7 +199,7 @@ class Saves(NamedTuple):
         same = part.workers == workers
         return part if same else checkpoints.load(self.folder, step, 0, 1)
 
-    def _restored(self, part: Part) -> tuple[TrainState, Progress]:
+    def _restored(self, part: Shard) -> tuple[TrainState, Progress]:
         plan, s = self.run.plan, self.run.plan.settings
         progress = Progress(**part.record["progress"])
         same = part.workers == plan.trainer.workers
@@ -242,7 +242,7 @@ def identified(progress: Progress, team: Team) -> Progress:
     return dataclasses.replace(progress, run_id=run_id)
 
 
-def _fingerprint(part: Part) -> np.ndarray:
+def _fingerprint(part: Shard) -> np.ndarray:
     """Numbers below 2³¹ that tell runs apart."""
     common = [part.workers, *(part.record.get(x) for x in COMMON)]
     text = json.dumps(common, sort_keys=True)

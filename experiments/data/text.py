@@ -6,18 +6,10 @@ from pathlib import Path
 
 import numpy as np
 
-from experiments.data.files import File, find
+from experiments.data.files import PINS, find
 from syncalgos import checks
 
-SHAKESPEARE = File(
-    "tinyshakespeare/input.txt",
-    1_115_394,
-    "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed",
-    (
-        "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/"
-        "tinyshakespeare/input.txt",
-    ),
-)
+SHAKESPEARE = PINS["tinyshakespeare/input.txt"]
 
 
 def text(data_dir: Path | None = None) -> str:
@@ -38,7 +30,7 @@ def characters(text: str) -> tuple[np.ndarray, list[str]]:
     """Splits a text into characters.
 
     Returns:
-        Their codes, (n,) int32, and the alphabet, sorted: character i has code i.
+        Codes, (n,) int32, and the sorted alphabet: character i has code i.
     """
     points = np.frombuffer(text.encode("utf-32-le"), np.uint32)
     alphabet, codes = np.unique(points, return_inverse=True)
@@ -49,8 +41,8 @@ def words(text: str) -> tuple[np.ndarray, list[str]]:
     """Splits a text into lower-case words: runs of the letters a to z and '.
 
     Returns:
-        Their codes, (n,) int32, and the vocabulary, the most frequent word first and
-        equally frequent ones sorted: word i has code i.
+        Codes, (n,) int32, and the vocabulary, the most frequent word first and equally
+        frequent ones sorted: word i has code i.
     """
     found = re.findall(r"[a-z']+", text.lower())
     counts = Counter(found)
@@ -64,10 +56,10 @@ def split(codes: np.ndarray, held_out: float = 0.1) -> tuple[np.ndarray, np.ndar
 
     Args:
         codes: the text, (n,).
-        held_out: the share that is held out, above 0 and below 1.
+        held_out: the held-out share, above 0 and below 1.
 
     Returns:
-        What to train on, and what is held out.
+        The part to train on, and the held-out part.
     """
     checks.real("held_out", held_out, above=0, below=1)
     end = int(len(codes) * (1 - held_out))

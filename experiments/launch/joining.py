@@ -13,9 +13,9 @@ from experiments.cli import exits, flags, terminal
 from experiments.cli.errors import BadRequest
 from experiments.cli.flags import Request
 from experiments.launch import gloo, job
-from experiments.supervisor import supervise as launch
-from experiments.supervisor.child_side import Member
+from experiments.supervisor.child_side import ChildSide
 from experiments.supervisor.group import Group, Rules
+from experiments.supervisor.run_processes import run_processes
 from experiments.training import records
 from experiments.training.prepared import versions
 from experiments.training.process_group import Team
@@ -46,16 +46,17 @@ def supervise(request: Request, argv: list[str], group: Group) -> int:
         for name, value in settings.items()
         if name not in OWN
     }
-    return launch.supervise(
+    return run_processes(
         group,
         [sys.executable, "-m", "experiments.run", *argv],
         facts | versions(),
         {"out": str(out)},
         Rules(init_timeout=s.init_timeout, max_restarts=s.max_restarts),
+        terminal.say,
     )
 
 
-def as_member(member: Member, argv: list[str], started: float) -> int:
+def as_member(member: ChildSide, argv: list[str], started: float) -> int:
     """Runs a process that a supervisor has started.
 
     Returns:
@@ -74,28 +75,28 @@ def as_member(member: Member, argv: list[str], started: float) -> int:
         member.refuse(text, exits.FAILED)
 
 
-def _trained(member: Member, argv: list[str], started: float) -> int:
+def _trained(member: ChildSide, argv: list[str], started: float) -> int:
     request = flags.parse(argv)
     s = request.settings
     s.out = s.out or Path(member.announced["out"])
     s.resume = s.resume or member.attempt > 0
     s.overwrite = s.overwrite and member.attempt == 0
-    member.tell("connect")
+    member.report("connect")
     _connect(member)
     team = Team(
         process=member.process,
         processes=member.processes,
         hosts=member.hosts,
         sharing=member.locals,
-        tell=member.tell,
-        note=member.note if member.process else terminal.say,
+        tell=member.report,
+        note=member.log if member.process else terminal.say,
     )
 
     if member.process and not member.local:
-        member.note("has joined; process 0 shows how it goes")
+        member.log("has joined; process 0 shows how it goes")
 
     def program(stopped: exits.Stopped) -> int:
-        member.tell("prepare")
+        member.report("prepare")
         return job.run(request, argv, started, stopped, team)
 
     code = exits.watched(program, is_supervised=True)
@@ -105,7 +106,7 @@ def _trained(member: Member, argv: list[str], started: float) -> int:
     return code
 
 
-def _connect(member: Member) -> None:
+def _connect(member: ChildSide) -> None:
     """Joins the other processes.
 
     jax's own handler of SIGTERM would take the place of ours, and its heartbeat is
@@ -124,7 +125,7 @@ def _connect(member: Member) -> None:
     )
 
 
-def _take_streams(member: Member) -> TextIO:
+def _take_streams(member: ChildSide) -> TextIO:
     """Keeps stdout for the summary, and others than process 0 from speaking.
 
     gloo tells on the process's stdout to whom it is connected.

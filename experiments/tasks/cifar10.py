@@ -8,14 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from experiments.data import cifar
-from experiments.tasks import muon
-from experiments.tasks.classify import (
-    network,
-    normalised,
-    stacked,
-    statistics_sent,
-    values,
-)
+from experiments.tasks import classify, muon
 from experiments.tasks.task import Data, Task
 from syncalgos.collectives import WORKERS, Axis
 
@@ -36,28 +29,26 @@ def cifar10(
     Training images are shifted by up to 4 pixels, and half of them mirrored.
 
     Args:
-        data_dir: where data sets lie.
-        model: resnet20, the one that fits.
+        data_dir: folder of data sets.
+        model: resnet20, the only one that fits.
         batch_norm: each worker's own statistics, or the global batch's.
         remat: compute blocks again for the gradient, to save memory.
-        axis: over which the workers lie.
+        axis: the axis of the workers.
 
     Source: Krizhevsky, "Learning multiple layers of features from tiny images", 2009;
     augmentation and rates: He et al., 2016, section 4.2.
     """
-    init, apply_model = network(
+    network = classify.network(
         "cifar10", model, ["resnet20"], SHAPE, 10, batch_norm, remat, axis
     )
 
-    def apply(params, buffers, batch, key, train):
-        x = normalised(batch["x"], MEAN, DEVIATION)
-        x = augmented(key, x) if train else x
-        logits, buffers = apply_model(params, buffers, x, train)
-        return values(logits, batch["y"]), buffers
+    def prepare(x, key, train):
+        x = classify.normalised(x, MEAN, DEVIATION)
+        return augmented(key, x) if train else x
 
     return Task(
-        init=init,
-        apply=apply,
+        init=network.init,
+        apply=classify.classifier(network, prepare),
         load=partial(_load, data_dir),
         batch_size=128,
         steps=2000,
@@ -67,8 +58,8 @@ def cifar10(
         schedule="step",
         dispatch_steps=8,
         eval_batch=256,
-        sends=statistics_sent(batch_norm),
-        stacked=stacked(model),
+        sends=network.sends,
+        stacked=network.stacked,
         muon=muon.dimension_numbers,
     )
 
@@ -77,10 +68,11 @@ def augmented(key: jax.Array, x: jax.Array) -> jax.Array:
     """Shifts each image by up to 4 pixels, zeros moving in, and mirrors half of them.
 
     Args:
-        key: of the draws.
+        key: for the draws.
         x: (batch, height, width, channels).
     """
     bounds = jnp.array([2 * BORDER + 1, 2 * BORDER + 1, 2])
+    # One call for all draws: each call of the generator is compiled by itself.
     draws = jax.random.randint(key, (len(x), 3), 0, bounds)
     padded = jnp.pad(x, [(0, 0), (BORDER, BORDER), (BORDER, BORDER), (0, 0)])
 

@@ -1,22 +1,16 @@
-"""Generated images for ImageNet's model, for throughput."""
+"""Generated images for ImageNet's model, to measure throughput."""
 
 from functools import partial
 from typing import Literal
 
 import numpy as np
 
-from experiments.tasks import muon
-from experiments.tasks.classify import (
-    network,
-    normalised,
-    stacked,
-    statistics_sent,
-    values,
-)
+from experiments.tasks import classify, muon
 from experiments.tasks.task import Arrays, Data, Task
 from syncalgos import checks
 from syncalgos.collectives import WORKERS, Axis
 
+MODELS = ("resnet50", "resnet20")
 CLASSES = 1000
 TILES = 8  # a class is a pattern of 8×8 coloured tiles
 HELD_OUT = 32
@@ -32,60 +26,50 @@ def imagenet_synthetic(
     seed: int = 0,
     axis: Axis = WORKERS,
 ) -> Task:
-    """Noisy patterns of any size, made on the host as they come.
+    """Noisy patterns of any size, generated on the host one by one.
 
-    What counts is examples a second: the model has ImageNet's 1,000 outputs, while few
-    classes occur, so that a short run shows that it learns.
+    The model has ImageNet's 1,000 outputs, while few classes occur, so that a short run
+    shows that it learns.
 
     Args:
         model: resnet50 or resnet20.
         image_size: pixels of a side, at least 32; ImageNet's is 224.
-        classes: that occur, at most 1,000.
-        examples: to train on.
+        classes: the number of classes that occur, at most 1,000.
+        examples: the number of training examples.
         batch_norm: each worker's own statistics, or the global batch's.
         remat: compute blocks again for the gradient, to save memory.
         seed: of the patterns and their noise.
-        axis: over which the workers lie.
+        axis: the axis of the workers.
     """
     checks.whole("--image-size", image_size, least=32)
     checks.whole("--examples", examples, least=1)
     if checks.whole("--classes", classes, least=1) > CLASSES:
         raise ValueError(f"--classes must be at most {CLASSES}, got {classes}")
-    shape = (image_size, image_size, 3)
-    init, apply_model = network(
-        "imagenet_synthetic",
-        model,
-        ["resnet50", "resnet20"],
-        shape,
-        CLASSES,
-        batch_norm,
-        remat,
-        axis,
+    name, shape = "imagenet_synthetic", (image_size, image_size, 3)
+    network = classify.network(
+        name, model, MODELS, shape, CLASSES, batch_norm, remat, axis
     )
-
-    def apply(params, buffers, batch, key, train):
-        x = normalised(batch["x"], 0.5, 0.25)
-        logits, buffers = apply_model(params, buffers, x, train)
-        return values(logits, batch["y"]), buffers
-
     return Task(
-        init=init,
-        apply=apply,
+        init=network.init,
+        apply=classify.classifier(
+            network, lambda x, key, train: classify.normalised(x, 0.5, 0.25)
+        ),
         load=partial(_load, image_size, classes, examples, seed),
         batch_size=16,
         steps=30,
         lr={"sgd": 0.01, "": 1e-3},
         momentum=0.9,
+        # The batches of a dispatch are generated beforehand, and held on the host.
         dispatch_steps=1,
         eval_batch=32,
-        sends=statistics_sent(batch_norm),
-        stacked=stacked(model),
+        sends=network.sends,
+        stacked=network.stacked,
         muon=muon.dimension_numbers,
     )
 
 
 class Pictures:
-    """Examples made when they are asked for, the same for one seed and number."""
+    """Examples that are generated on demand, identical for one seed and number."""
 
     def __init__(self, size: int, classes: int, first: int, examples: int, seed: int):
         self.size, self.first, self.examples, self.seed = size, first, examples, seed
@@ -102,14 +86,16 @@ class Pictures:
         """One image, (size, size, 3) bytes, half pattern and half noise."""
         y, draws = self._drawn(number)
         noise = draws.integers(0, 256, (self.size, self.size, 3), dtype=np.uint8)
+        # Bytes, as a data set of real images would come.
         return {"x": self.patterns[y] // 2 + noise // 2, "y": np.asarray(y, np.int32)}
 
     def labels(self) -> np.ndarray:
-        """The classes of all examples, (examples,), of which no image is made."""
+        """The classes of all examples, (examples,), without their images."""
         return np.array([self._drawn(i)[0] for i in range(len(self))], np.int32)
 
     def _drawn(self, number: int) -> tuple[int, np.random.Generator]:
-        """An image's class, and what draws its noise."""
+        """An image's class, and the generator of its noise."""
+        # A generator for each number: threads may read examples in any order.
         draws = np.random.default_rng([self.seed, self.first + number])
         return int(draws.integers(len(self.patterns))), draws
 

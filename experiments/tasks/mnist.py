@@ -1,18 +1,11 @@
-"""Handwritten digits and pieces of clothing of 28×28 pixels, in one format."""
+"""Images of 28×28 pixels: handwritten digits, and the format of other data sets."""
 
 from functools import partial
 from pathlib import Path
 from typing import Literal
 
 from experiments.data import idx
-from experiments.tasks import muon
-from experiments.tasks.classify import (
-    BatchNorm,
-    network,
-    normalised,
-    statistics_sent,
-    values,
-)
+from experiments.tasks import classify, muon
 from experiments.tasks.task import Data, Task
 from syncalgos.collectives import WORKERS, Axis
 
@@ -30,11 +23,11 @@ def mnist(
     """MNIST: 60,000 handwritten digits, and 10,000 held out.
 
     Args:
-        data_dir: where data sets lie.
+        data_dir: folder of data sets.
         model: lenet, resnet20 or mlp.
         batch_norm: of resnet20: each worker's own statistics, or the global batch's.
         remat: of resnet20: compute blocks again for the gradient, to save memory.
-        axis: over which the workers lie.
+        axis: the axis of the workers.
 
     Source: LeCun et al., "Gradient-based learning applied to document recognition",
     Proceedings of the IEEE, 1998.
@@ -47,21 +40,17 @@ def images(
     moments: tuple[float, float],
     data_dir: Path | None,
     model: str,
-    batch_norm: BatchNorm,
+    batch_norm: classify.BatchNorm,
     remat: bool,
     axis: Axis,
 ) -> Task:
-    """A task of MNIST's format; `moments` are its pixels' mean and deviation."""
-    init, apply_model = network(name, model, MODELS, SHAPE, 10, batch_norm, remat, axis)
-
-    def apply(params, buffers, batch, key, train):
-        x = normalised(batch["x"][..., None], *moments)
-        logits, buffers = apply_model(params, buffers, x, train)
-        return values(logits, batch["y"]), buffers
-
+    """Makes a task of MNIST's format; `moments` are its pixels' mean and deviation."""
+    network = classify.network(name, model, MODELS, SHAPE, 10, batch_norm, remat, axis)
     return Task(
-        init=init,
-        apply=apply,
+        init=network.init,
+        apply=classify.classifier(
+            network, lambda x, key, train: classify.normalised(x[..., None], *moments)
+        ),
         load=partial(_load, name, data_dir),
         batch_size=64,
         steps=1000,
@@ -69,7 +58,7 @@ def images(
         momentum=0.9,
         dispatch_steps=16,
         eval_batch=250,
-        sends=statistics_sent(batch_norm),
+        sends=network.sends,
         muon=muon.dimension_numbers,
     )
 

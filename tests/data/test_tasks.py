@@ -21,7 +21,6 @@ from experiments.tasks import (
     classify,
     embeddings,
     imagenet_synthetic,
-    mnist,
 )
 from experiments.tasks.cifar10 import augmented  # before a fixture replaces it
 from experiments.tasks.spoken_digits import mean_output
@@ -43,8 +42,7 @@ def float64(monkeypatch):
     def wide(x, mean, deviation):
         return (x.astype("float64") / 255 - np.array(mean)) / np.array(deviation)
 
-    for module in (mnist, cifar10, imagenet_synthetic):
-        monkeypatch.setattr(module, "normalised", wide)
+    monkeypatch.setattr(classify, "normalised", wide)
     with jax.enable_x64(True):
         yield
 
@@ -64,7 +62,7 @@ def unchanged_images(monkeypatch):
 
 
 def relative_errors(actual, expected):
-    """Of each leaf, relative to its largest entry."""
+    """The error of each leaf, relative to its largest entry."""
     assert jax.tree.structure(actual) == jax.tree.structure(expected)
     pairs = zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True)
     errors = [np.abs(a - e).max() / (np.abs([a, e]).max() or 1) for a, e in pairs]
@@ -212,7 +210,7 @@ def own_devices(monkeypatch):
 
 
 def planned(task, words):
-    """What the command line makes of flags, on real data."""
+    """The plan that the command line makes from flags, on real data."""
     folder = folder_of(task)
     given = ["--task", task, "--data-dir", str(folder), "--backend", "vmap"]
     return prepare(flags.parse([*given, *words.split()]))
@@ -489,7 +487,7 @@ def test_every_ngram_of_the_held_out_text_counts_once(order):
 def test_an_order_beyond_the_held_out_text_is_refused_before_ngrams_are_cut(
     monkeypatch,
 ):
-    """Of the longer text to train on they would take gigabytes."""
+    """The n-grams of the longer training text would take gigabytes."""
     words = len(held_out_text(text.words))
     task = on_real_data("embeddings", order=words + 1)
 

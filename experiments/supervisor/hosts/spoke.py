@@ -1,48 +1,47 @@
-"""The supervisor of other processes than 0: it does what the hub says."""
+"""The supervisor of other processes than 0, which obeys the hub."""
 
 import selectors
 import signal
 import time
 from typing import Any
 
-from experiments.cli.exits import TERMINATED, UNCONNECTED, say, stopped_by
+from experiments.exit_codes import TERMINATED, UNCONNECTED, stopped_by
 from experiments.supervisor.addresses import address
-from experiments.supervisor.group import Rules, Start, processes
+from experiments.supervisor.group import Start, processes
 from experiments.supervisor.hosts.rendezvous import MARK, Dialer, Hello, greeting
 from experiments.supervisor.hosts.wire import GARBAGE, Link
-from experiments.supervisor.local_processes import Crew
-from experiments.supervisor.process_status import Seen
+from experiments.supervisor.local_processes import LocalProcesses
+from experiments.supervisor.process_status import ProcessStatus
 
 BEAT = 1.0  # seconds between signs of life
-FAREWELL = 0.5  # seconds in which the hub has to take note
+FAREWELL = 0.5  # seconds for the hub to receive the last message
 
 
 class Spoke:
-    """Starts and watches its crew for the hub.
+    """Starts and watches its processes for the hub.
 
     Attributes:
-        code: the exit code, once all is over.
+        code: the exit code; None while the run goes on.
     """
 
     def __init__(
         self,
         hello: Hello,
         coordinator: str,
-        rules: Rules,
-        crew: Crew,
+        local: LocalProcesses,
         selector: selectors.BaseSelector,
     ):
         self.code: int | None = None
         self._hello = hello
         self._coordinator = coordinator
-        self._rules = rules
-        self._crew = crew
+        self._rules = local.rules
+        self._local = local
         self._selector = selector
         self._dialer = Dialer(*address(coordinator))
         self._link: Link | None = None
         self._hub: str | None = None  # its host's name, once it has answered
         self._serial = 0  # of the last start
-        self._sent: list[Seen] = []
+        self._sent: list[ProcessStatus] = []
         self._since = self._beaten = time.monotonic()  # the search for it; last beat
         self._rejoined = 0
         self._signalled = False
@@ -52,20 +51,19 @@ class Spoke:
         return processes(self._hello.ids)
 
     def signal(self, number: int) -> None:
-        """Passes a first signal on; ends at once by a second one."""
-        if self._crew.ready and not self._signalled:
+        """Passes a first signal on; ends at once on a second one."""
+        if self._local.ready and not self._signalled:
             self._signalled = True
             self._send({"asked": number})
-            self._crew.signal(number)
+            self._local.signal(number)
             return
         name, host = signal.Signals(number).name, self._hello.host[0]
         self._send({"leaving": f"{self._me}'s command on {host} was stopped by {name}"})
-        self._crew.kill()
+        self._local.kill()
         self.code = stopped_by(number)
 
     def tick(self, now: float) -> None:
-        """Looks after everything; to be called often."""
-        self._crew.poll(now)
+        """Updates the state of all processes, and reports; call it often."""
         if self.code is not None:
             return
         if self._link is None:
@@ -79,7 +77,7 @@ class Spoke:
             self._report(now)
 
     def close(self) -> None:
-        """Leaves, so that what was said last is not lost."""
+        """Closes the connection once the hub has received the last message."""
         self._dialer.close()
         if self._link is not None:
             self._link.finish()
@@ -99,7 +97,7 @@ class Spoke:
             self._give_up()
 
     def _give_up(self) -> None:
-        say(
+        self._local.log(
             f"{self._me} found no process 0 at {self._coordinator} in "
             f"{self._rules.init_timeout:g} s ({self._dialer.error}): is it running, "
             "and is --coordinator its address?"
@@ -118,55 +116,60 @@ class Spoke:
             self._part(link.closed, now)
 
     def _obey(self, message: dict[str, Any]) -> None:
-        """Does what the hub says."""
+        """Obeys a message of the hub."""
         if "end" in message:
-            self._crew.kill()
+            self._local.kill()
             for line in message["lines"]:
-                say(line)
+                self._local.log(line)
             self.code = message["end"]
         elif MARK in message:
             self._hub = message["host"]
         elif "say" in message:
-            say(message["say"])
+            self._local.log(message["say"])
         elif "kill" in message:
-            self._crew.kill()
+            self._local.kill()
         elif "start" in message:
             start = Start(**message["start"])
             self._serial, self._sent = start.serial, []
-            self._crew.start(start)
+            self._local.start(start)
 
     def _part(self, reason: str, now: float) -> None:
-        """The connection is lost: looks for another, or ends."""
+        """Searches for the hub again after a lost connection, or ends."""
         assert self._link is not None
         self._selector.unregister(self._link.sock)
         self._link.close()
         self._link = None
         if self._hub is None and reason == GARBAGE:
-            say(f"what listens at {self._coordinator} is no process 0 of this program")
+            self._local.log(
+                f"what listens at {self._coordinator} is no process 0 of this program"
+            )
             self.code = UNCONNECTED
             return
         self._dialer.error = reason
-        if not self._serial:  # the search goes on, with what time is left
+        # Before the first start the search goes on, in the time that is left.
+        if not self._serial:
             self._hub = None
             return
         line = f"process 0's host {self._hub} is gone ({reason})"
-        self._crew.kill()
+        self._local.kill()
+        # Process 0's command may come back, started again by hand or by a scheduler.
         if self._rejoined >= self._rules.max_restarts or self._signalled:
-            say(line)
+            self._local.log(line)
             self.code = TERMINATED
             return
-        say(f"{line}: waiting {self._rules.init_timeout:g} s for it to come back")
+        self._local.log(
+            f"{line}: waiting {self._rules.init_timeout:g} s for it to come back"
+        )
         self._rejoined += 1
         self._hub, self._since = None, now
 
     def _report(self, now: float) -> None:
-        """Sends what has changed, and signs of life."""
-        seen = self._crew.seen()
-        if self._hub is not None and seen != self._sent:
-            for each in seen:
-                if each not in self._sent:
-                    self._send({"serial": self._serial, "seen": each._asdict()})
-            self._sent = seen
+        """Sends changed statuses, and signs of life."""
+        statuses = self._local.statuses()
+        if self._hub is not None and statuses != self._sent:
+            for status in (x for x in statuses if x not in self._sent):
+                self._send({"serial": self._serial, "status": status._asdict()})
+            self._sent = statuses
         if now - self._beaten >= BEAT:
             self._beaten = now
             self._send({"beat": True})

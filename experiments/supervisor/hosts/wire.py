@@ -1,43 +1,13 @@
-"""JSON lines: how supervisors and members talk, over pipes and sockets."""
+"""TCP connections between supervisors, which carry JSON lines."""
 
-import json
 import socket
 from contextlib import suppress
 from typing import Any
 
-PIECE = 1 << 16  # bytes read at once
-LONGEST = 1 << 20  # bytes of a line; what a stranger sends may have no end
+from experiments.supervisor.json_lines import PIECE, Lines, decode, encode
+
+LONGEST = 1 << 20  # bytes of a line; a stranger's may have no end
 GARBAGE = "it speaks another language"
-
-
-def encode(message: dict[str, Any]) -> bytes:
-    """A message as a line."""
-    return json.dumps(message).encode() + b"\n"
-
-
-def decode(line: bytes) -> dict[str, Any] | None:
-    """The message of a line; None if it holds none."""
-    try:
-        message = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    return message if isinstance(message, dict) else None
-
-
-class Lines:
-    """Cuts what comes into lines.
-
-    Attributes:
-        rest: what has come of the next line.
-    """
-
-    def __init__(self):
-        self.rest = b""
-
-    def feed(self, data: bytes) -> list[bytes]:
-        """The lines that `data` completes."""
-        *lines, self.rest = (self.rest + data).split(b"\n")
-        return lines
 
 
 class Link:
@@ -45,12 +15,13 @@ class Link:
 
     Attributes:
         sock: the connection.
-        heard: when something came last, by time.monotonic().
-        closed: why nothing comes any more; None while it is open.
+        heard: time of the last message, by time.monotonic().
+        closed: why the connection ended; None while it is open.
     """
 
     def __init__(self, sock: socket.socket, now: float):
         sock.setblocking(False)
+        # Messages are short: they must not wait for more to fill a packet.
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.sock = sock
         self.heard = now
@@ -66,24 +37,25 @@ class Link:
             self.flush()
 
     def flush(self) -> None:
-        """Sends what could not be sent before."""
+        """Sends waiting messages."""
         try:
             while self._out:
                 del self._out[: self.sock.send(self._out)]
         except BlockingIOError:
             pass
         except OSError:
-            # Its last words may still be there to be read: receive finds the end.
+            # Its last messages may still be there to be read: receive finds the end.
             self._out.clear()
 
     def receive(self, now: float) -> list[dict[str, Any]]:
-        """The messages that have come; sets `closed` at their end."""
+        """Returns new messages; sets `closed` at their end."""
         try:
             data = self.sock.recv(PIECE)
         except BlockingIOError:
             return []
         except ConnectionResetError:
-            data = b""  # closed, with something unread
+            # The other side closed with something unread.
+            data = b""
         except OSError as error:  # such as: no route any more
             self.closed = error.strerror or "connection lost"
             return []
@@ -102,12 +74,14 @@ class Link:
         return messages
 
     def finish(self) -> None:
-        """Says no more. Closed with unread data, its last words would be lost."""
+        """Shuts down the sending side."""
+        # A close with unread data would reset the connection, and the last messages be
+        # lost: the other side closes first.
         self.flush()
         self._finished = True
         with suppress(OSError):
             self.sock.shutdown(socket.SHUT_WR)
 
     def close(self) -> None:
-        """Gives the connection up."""
+        """Closes the connection."""
         self.sock.close()
