@@ -1,48 +1,53 @@
-"""The figures of a report, drawn with matplotlib: only import this to draw them."""
+"""The figures of a report, drawn with matplotlib: import this to draw them alone."""
 
+import io
 import re
-from typing import NamedTuple
+from functools import partial
+from pathlib import Path
 
-import matplotlib
+import matplotlib.style
 
 from experiments.study.analysis.results import Report
-from experiments.study.report import comparisons, progressions, trials
-from experiments.study.report.canvas import NARROW, STYLE, WIDE, Drawing
-from experiments.study.report.styles import looks
+from experiments.study.report import comparisons, curves, trials
+from experiments.study.report.axes import NARROW, WIDE, Plot
+from experiments.study.report.styles import TEMPLATES, styles
+from experiments.study.report.svg import pictures
+from experiments.training import records
+
+# Wraps all that draws or writes a figure: some settings are read as late as that.
+style = partial(matplotlib.style.context, TEMPLATES / "figures.mplstyle")
 
 
-class Drawn(NamedTuple):
-    """One figure in the sizes in which it is shown.
+def plots(report: Report) -> list[Plot]:
+    """The figures that the report has something to see for, named as files."""
+    look = styles({row.label: row.algo for row in report.rows})
+    found: list[Plot] = []
+    for module in (comparisons, curves, trials):
+        for plot in module.plots(report, look):
+            slug = re.sub(r"[^a-z0-9]+", "-", plot.name.lower()).strip("-")
+            same = [x for x in found if x.name.partition("--")[0] == slug]
+            name = f"{slug}--{len(same) + 1}" if same else slug
+            found.append(plot._replace(name=name))
+    return found
 
-    Attributes:
-        narrow: for a phone, or beside others.
-        wide: for a page; None where it is shown narrow everywhere.
-    """
 
-    narrow: Drawing
-    wide: Drawing | None
-
-
-def draw(report: Report) -> dict[str, Drawn]:
-    """Draws every figure that the report has something to see for.
+def save(plot: Plot, folder: Path, dpi: int) -> tuple[str, str]:
+    """Writes a figure as SVG and PNG, in the size of large screens.
 
     Returns:
-        By names fit for files, in the order in which they are shown.
+        A narrow and a wide SVG for a page; "" where the narrow one is for all screens.
     """
-    names: dict[str, Drawn] = {}
-    with matplotlib.rc_context(STYLE):
-        look = looks({row.label: row.algo for row in report.rows})
-        plans = [
-            *comparisons.plans(report, look),
-            *progressions.plans(report, look),
-            *trials.plans(report, look),
-        ]
-        for plan in plans:
-            narrow = plan.draw(NARROW)
-            if narrow is None:
-                continue
-            slug = re.sub(r"[^a-z0-9]+", "-", plan.name.lower()).strip("-")
-            taken = sum(x == slug or x.startswith(f"{slug}--") for x in names)
-            name = f"{slug}--{taken + 1}" if taken else slug
-            names[name] = Drawn(narrow, plan.draw(WIDE) if plan.large else None)
-    return names
+    figure = plot.draw(NARROW)
+    name, wide = plot.name, ""
+    if plot.large:
+        # Without tooltips, as nobody points at a phone's figure.
+        _, narrow = pictures(plot, figure, f"{name}-narrow", "narrow", tips=False)
+        figure = plot.draw(WIDE)
+        file, wide = pictures(plot, figure, name, "wide")
+    else:
+        file, narrow = pictures(plot, figure, name)
+    records.write(folder / f"{name}.svg", file)
+    with io.BytesIO() as png:
+        figure.savefig(png, format="png", dpi=dpi)
+        records.write(folder / f"{name}.png", png.getvalue())
+    return narrow, wide

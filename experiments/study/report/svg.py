@@ -1,57 +1,48 @@
-"""Figures as SVG: files of their own, and pictures that take a page's colours."""
+"""Figures as SVG: files of their own, and pictures in a page's colours and font."""
 
 import io
 import re
-from typing import Any, NamedTuple
 from xml.etree import ElementTree
 
 import matplotlib
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
-from experiments.study.report.canvas import GRID, INK, MUTED, PAPER, Drawing, plain
-from experiments.study.report.styles import COLOURS
+from experiments.study.report.axes import TIPS, Plot, plain
+from experiments.study.report.styles import VARIABLES
 
 SVG = "http://www.w3.org/2000/svg"
-LINK = "{http://www.w3.org/1999/xlink}href"
 FONT = re.compile(r"font-family: [^;]*;?\s*")
-LONG = re.compile(r"\d+\.\d{3,}")  # finer than anybody sees
-THEME = {
-    INK: "currentColor",
-    MUTED: "var(--muted)",
-    GRID: "var(--grid)",
-    PAPER: "none",
-    **{colour: f"var(--series-{i})" for i, colour in enumerate(COLOURS)},
-}
+LONG = re.compile(r"\d+\.\d{3,}")  # finer than a pixel by far: a third of the bytes
+
+ElementTree.register_namespace("", SVG)
+ElementTree.register_namespace("xlink", "http://www.w3.org/1999/xlink")
 
 
-class Picture(NamedTuple):
-    """A figure as SVG.
-
-    Attributes:
-        file: white, with its own colours and fonts.
-        inline: part of a page, in the page's font and colours: it gives --muted,
-            --grid and --series-0 … as CSS variables. Its title is no element, which a
-            browser would show wherever it is pointed at.
-    """
-
-    file: str
-    inline: str
-
-
-def picture(drawing: Drawing, name: str, kind: str = "") -> Picture:
-    """Renders the figure.
+def pictures(
+    plot: Plot, figure: Figure, name: str, kind: str = "", tips: bool = True
+) -> tuple[str, str]:
+    """Renders a figure twice.
 
     Args:
-        drawing: what to render.
-        name: makes its ids its own in a page of many.
+        plot: the words about it.
+        figure: the drawing.
+        name: a prefix that makes its ids unique in a page of many figures.
         kind: its class in the page.
+        tips: whether points show tooltips.
+
+    Returns:
+        A file, white with its own colours and fonts; and a part of a page, in the
+        page's font and colours. The latter's title is no element, as browsers would
+        show it wherever the pointer is.
     """
-    root = _described(drawing, name)
+    root = described(plot, figure, name, tips)
     file = ElementTree.tostring(root, "unicode") + "\n"
     for key in ("width", "height", "version", "aria-labelledby"):
         del root.attrib[key]
     root.remove(root[0])
-    root.attrib.update({"aria-label": plain(drawing.title)})
-    root.attrib.update({"aria-describedby": f"{name}-desc"})
+    root.set("aria-label", plain(plot.title))
+    root.set("aria-describedby", f"{name}-desc")
     if kind:
         root.set("class", kind)
     x, y, width, height = map(float, root.attrib["viewBox"].split())
@@ -60,61 +51,48 @@ def picture(drawing: Drawing, name: str, kind: str = "") -> Picture:
     for element in root.iter():
         if style := element.get("style"):
             style = FONT.sub("", style)
-            for colour, variable in THEME.items():
+            for colour, variable in VARIABLES.items():
                 style = style.replace(colour, variable)
             element.set("style", style)
-    return Picture(file, ElementTree.tostring(root, "unicode"))
+    return file, ElementTree.tostring(root, "unicode")
 
 
-def _described(drawing: Drawing, name: str) -> ElementTree.Element:
-    """The parsed SVG with a title, a description and ids no other figure has."""
-    settings: dict[Any, Any] = {"svg.fonttype": "none", "svg.hashsalt": name}
+def described(plot: Plot, figure: Figure, name: str, tips: bool) -> ElementTree.Element:
+    """The parsed SVG with a title, a description, tooltips and ids of its own."""
+    settings = {"svg.hashsalt": name}  # ids of what is referred to are hashes with it
+    metadata = dict.fromkeys(("Creator", "Date", "Format", "Type"))
     with matplotlib.rc_context(settings), io.StringIO() as file:
-        drawing.figure.savefig(file, format="svg", metadata={"Date": None})
+        figure.savefig(file, format="svg", metadata=metadata)
         root = ElementTree.fromstring(file.getvalue())
-    for prefix, uri in (("", SVG), ("xlink", LINK[1:-5])):
-        ElementTree.register_namespace(prefix, uri)
-    for unused in [x for x in root if x.tag == f"{{{SVG}}}metadata"]:
-        root.remove(unused)
     for parent in root.findall(f".//{{{SVG}}}style/.."):
         root.remove(parent)  # rules for every element of the page
     root.set("style", "stroke-linejoin: round; stroke-linecap: butt")
-    _rename(root, name)
-    root.attrib.update({"role": "img", "aria-labelledby": f"{name}-title {name}-desc"})
-    for place, (tag, text) in enumerate(
-        (("title", drawing.title), ("desc", drawing.text))
-    ):
-        element = ElementTree.Element(f"{{{SVG}}}{tag}", {"id": f"{name}-{tag}"})
+    root.set("role", "img")
+    root.set("aria-labelledby", f"{name}-title {name}-desc")
+    for place, (tag, text) in enumerate((("title", plot.title), ("desc", plot.text))):
+        element = ElementTree.Element(f"{{{SVG}}}{tag}", id=f"{name}-{tag}")
         element.text = plain(text)
         root.insert(place, element)
     for element in root.iter(f"{{{SVG}}}path"):
         element.set("d", LONG.sub(lambda x: f"{float(x[0]):.2f}", element.get("d", "")))
-    root.append(_points(drawing))
+    move_tips(root, figure, tips)
+    for group in root.iter(f"{{{SVG}}}g"):
+        group.attrib.pop("id", None)  # nothing refers to them, and figures share them
     return root
 
 
-def _points(drawing: Drawing) -> ElementTree.Element:
-    """Circles around the points, which cannot be seen: a browser shows their titles."""
-    group = ElementTree.Element(f"{{{SVG}}}g", {"class": "points", "fill": "none"})
-    for x, y, text in drawing.points:
-        at = {"cx": f"{x:.1f}", "cy": f"{y:.1f}", "r": "7", "pointer-events": "all"}
-        circle = ElementTree.SubElement(group, f"{{{SVG}}}circle", at)
-        ElementTree.SubElement(circle, f"{{{SVG}}}title").text = plain(text)
-    return group
-
-
-def _rename(root: ElementTree.Element, name: str) -> None:
-    """Puts the figure's name before ids that something refers to; drops others."""
-    used = set()
-    for element in root.iter():
-        for key, value in element.attrib.items():
-            if key == LINK:
-                used.add(value[1:])
-                element.set(key, f"#{name}-{value[1:]}")
-            elif found := re.fullmatch(r"url\(#(.+)\)", value):
-                used.add(found[1])
-                element.set(key, f"url(#{name}-{found[1]})")
-    for element in root.iter():
-        own = element.attrib.pop("id", None)
-        if own in used:
-            element.set("id", f"{name}-{own}")
+def move_tips(root: ElementTree.Element, figure: Figure, tips: bool) -> None:
+    """Turns unseen markers into circles above all else, with titles as tooltips."""
+    lines = figure.findobj(lambda artist: artist.get_gid() == TIPS)
+    texts = [str(x.get_label()).split("\n") for x in lines if isinstance(x, Line2D)]
+    circles = ElementTree.Element(f"{{{SVG}}}g", {"class": "points", "fill": "none"})
+    groups = root.findall(f".//{{{SVG}}}g[@id='{TIPS}']")
+    for group, own in zip(groups, texts, strict=True):
+        for use, text in zip(group.iter(f"{{{SVG}}}use"), own, strict=True):
+            at = {"cx": f"{float(use.attrib['x']):.1f}", "r": "7"}
+            at |= {"cy": f"{float(use.attrib['y']):.1f}", "pointer-events": "all"}
+            circle = ElementTree.SubElement(circles, f"{{{SVG}}}circle", at)
+            ElementTree.SubElement(circle, f"{{{SVG}}}title").text = text
+        group.clear()
+    if tips:
+        root.append(circles)
