@@ -206,7 +206,7 @@ def test_a_figure_tells_its_values_where_it_is_pointed_at(folder):
 
 @given(st.lists(st.tuples(st.floats(0, 100), st.floats(1, 30)), min_size=1, max_size=9))
 def test_names_at_the_ends_of_lines_do_not_overlap_and_keep_their_order(boxes):
-    from experiments.study.report.axes import spread_out
+    from experiments.study.report.charts import spread_out
 
     wanted, heights = zip(*boxes, strict=True)
     found = spread_out(wanted, heights, 0, 100)

@@ -7,194 +7,179 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from experiments.study.analysis.formatting import (
-    known,
-    named,
-    number,
-    sentence,
-    spread,
-)
-from experiments.study.analysis.results import ONE_NOMINAL, Measure, Report, Row
+from experiments.study.analysis import formatting
+from experiments.study.analysis.results import ONE_NOMINAL, Report, Row
 from experiments.study.report.axes import (
-    End,
     Plot,
-    add_tips,
-    label_ends,
+    Range,
     panels,
     plain,
     scale,
     titled,
-    with_lost,
     wrapped,
+)
+from experiments.study.report.charts import (
+    Chart,
+    Line,
+    add_tips,
+    draw_chart,
+    end_labels,
 )
 from experiments.study.report.styles import LIGHT, Styles
 from experiments.study.statistics import Difference
 
 ROW = 40  # height of an algorithm in the figure of differences, units
 BARS = {"interval": "thick: 95 % interval", "sd": "thin: one deviation to each side"}
+TOO_FEW = (
+    "Thin bars are one standard deviation of the differences to each side: there are "
+    "too few seeds for an interval."
+)
 
 
 def plots(report: Report, styles: Styles) -> Iterator[Plot]:
     """The differences to the baseline, and the measure over a sweep."""
-    if rows := [row for row in report.rows if row.difference]:
-        yield differences(report, rows, styles)
+    if any(row.difference for row in report.rows):
+        yield differences(report, styles)
     if report.sweep and any(row.measure for row in report.rows):
         yield sweep(report, styles)
 
 
-def differences(report: Report, rows: Sequence[Row], styles: Styles) -> Plot:
+def differences(report: Report, styles: Styles) -> Plot:
     """Each difference to the baseline and its interval, around a line at 0."""
     measure = report.measure
     name = f"Difference to {report.baseline} in {measure.name}"
     title = titled(name, measure.difference_unit)
-    kinds = {bar(row.difference)[2] for row in rows if row.difference}
+    kinds = {bar(row.difference)[2] for row in report.rows if row.difference}
     below = [text for kind, text in BARS.items() if kind in kinds]
     if report.terms != ONE_NOMINAL:
         below += ["better →" if measure.higher_is_better else "← better"]
-    verdicts = "; ".join(f"{named(row.label, row.point)} {row.verdict}" for row in rows)
-    note = (
-        "Thin bars are one standard deviation of the differences to each side: there "
-        "are too few seeds for an interval."
-    )
+    verdicts = [
+        f"{formatting.named(row.label, row.point)} {row.verdict}"
+        for row in report.rows
+        if row.difference
+    ]
+    text = f"{title}. {'; '.join(verdicts)}."
+    draw = partial(draw_differences, report, styles, title, ", ".join(below))
     return Plot(
-        "differences",
-        "answer",
-        title,
-        f"{title}. {verdicts}.",
-        note if "sd" in kinds else "",
-        partial(draw_differences, report, rows, styles, title, ", ".join(below)),
+        "differences", "answer", title, text, TOO_FEW if "sd" in kinds else "", draw
     )
 
 
 def bar(difference: Difference) -> tuple[float, float, str]:
-    """The ends of the bar around a mean, and its kind."""
+    """The extents of a bar below and above the mean, and its kind."""
     mean, low, high, deviation, *_ = difference
     if low is not None and high is not None:
-        return low, high, "interval"
-    if deviation is not None:
-        return mean - deviation, mean + deviation, "sd"
-    return mean, mean, ""
+        return mean - low, high - mean, "interval"
+    return deviation or 0.0, deviation or 0.0, "" if deviation is None else "sd"
 
 
 def draw_differences(
-    report: Report,
-    rows: Sequence[Row],
-    styles: Styles,
-    title: str,
-    below: str,
-    width: float,
+    report: Report, styles: Styles, title: str, below: str, width: float
 ) -> Figure:
-    """Draws a panel a point, a row an algorithm."""
-    factor = report.measure.scale
-    points = list(dict.fromkeys(row.point for row in rows))
-    most = max(sum(row.point == point for row in rows) for point in points)
-    figure, axes = panels(title, points, report.sweep, below, width, (), ROW * most)
-    bars = [bar(row.difference) for row in rows if row.difference]
-    ends = [0.0, *(x * factor for low, high, _ in bars for x in (low, high))]
-    for each, point in zip(axes, points, strict=True):
-        scale(each.xaxis, "plain", min(ends), max(ends), room=0.03, most=6)
+    """Draws a panel a point of the sweep, a row an algorithm."""
+    rows: dict[str, list[tuple[Row, Difference]]] = {}
+    ends, factor = [0.0], report.measure.scale
+    for row in report.rows:
+        if row.difference:
+            rows.setdefault(row.point, []).append((row, row.difference))
+            under, over, _ = bar(row.difference)
+            ends += [row.difference.mean - under, row.difference.mean + over]
+    most = max(map(len, rows.values()))
+    # Beside algorithms that have the swept flag stand others without it.
+    bare = f"without {report.sweep}" if any(rows) else ""
+    heads = [formatting.point_text(point) or bare for point in rows]
+    figure, axes = panels(title, heads, below, width, ROW * most)
+    for each, own in zip(axes, rows.values(), strict=True):
+        x = Range(min(ends) * factor, max(ends) * factor)
+        scale(each, "x", x.widened(0.03), 6)
         each.set(ylim=(most, 0), yticks=[])
-        own = [row for row in rows if row.point == point]
-        for i, row in enumerate(own):
-            draw_difference(each, i, row, styles, factor, width)
+        for i, (row, difference) in enumerate(own):
+            first, *rest = wrapped(row.label, width - 24)
+            text = f"{first} …" if rest else first
+            each.text(0, i + 0.38, text, transform=each.get_yaxis_transform())
+            draw_difference(each, i + 0.7, difference, factor, styles[row.label])
+            tip = f"{row.label}: {row.verdict}"
+            add_tips(each, [difference.mean * factor], [i + 0.7], [tip])
     return figure
 
 
 def draw_difference(
-    axes: Axes, top: int, row: Row, styles: Styles, factor: float, width: float
+    axes: Axes, y: float, difference: Difference, factor: float, style: dict
 ) -> None:
-    """Draws a label and, below it, a bar with a marker beside the line at 0."""
-    if row.difference is None:
-        return
-    first, *rest = wrapped(row.label, width - 24)
-    text = f"{first} …" if rest else first
-    axes.text(0, top + 0.38, text, transform=axes.get_yaxis_transform())
-    # The line at 0 is cut into pieces, as it would cross labels.
-    y, mean = top + 0.7, row.difference.mean
+    """Draws a bar with a marker beside the line at 0."""
+    # The line at 0 is in pieces, as one line would cross the labels.
     axes.plot([0, 0], [y - 0.23, y + 0.23], color=LIGHT["muted"], linewidth=1)
-    low, high, kind = bar(row.difference)
+    under, over, kind = bar(difference)
     axes.errorbar(
-        mean * factor,
+        difference.mean * factor,
         y,
-        xerr=[[(mean - low) * factor], [(high - mean) * factor]],
+        xerr=[[under * factor], [over * factor]],
         elinewidth=2.5 if kind == "interval" else 1,
         markersize=8,
-        **styles[row.label],
+        **style,
     )
-    add_tips(axes, [mean * factor], [y], [f"{row.label}: {row.verdict}"])
 
 
 def sweep(report: Report, styles: Styles) -> Plot:
     """The measure at the end against the swept value."""
     measure = report.measure
-    rows = [row for row in report.rows if row.measure and known(row.measure.mean)]
-    title = f"{sentence(titled(measure.name, measure.unit))} by {report.sweep}"
-    ends = [f"{named(r.label, r.point)} {spread(r.measure, measure)}" for r in rows]
-    gone = [named(row.label, row.point) for row in report.rows if row not in rows]
+    rows = [r for r in report.rows if r.measure and formatting.known(r.measure.mean)]
+    name = titled(measure.name, measure.unit)
+    title = f"{formatting.sentence(name)} by {report.sweep}"
+    points = [p for p in dict.fromkeys(row.point for row in report.rows) if p]
+    values, ticks = positions([point.partition("=")[2] for point in points])
+    x = Range(min(values), max(values)).widened(0.1)
+    at = dict(zip(points, values, strict=True))
+    labels = [x for x in styles if any(row.label == x for row in rows)]
+    lines = []
+    for i, label in enumerate(labels):
+        # Side by side: deviations at one value would cover each other.
+        shift = 0.02 * (i - (len(labels) - 1) / 2) * (max(values) - min(values))
+        own = [row for row in rows if row.label == label]
+        lines += [swept(report, own, {p: v + shift for p, v in at.items()}, x)]
+    low = min(float(line.low.min()) for line in lines)
+    y = Range(low, max(float(line.high.max()) for line in lines)).widened(0.05)
+    ends = [
+        f"{formatting.named(r.label, r.point)} {formatting.spread(r.measure, measure)}"
+        for r in rows
+    ]
+    gone = [formatting.named(r.label, r.point) for r in report.rows if r not in rows]
+    texts = end_labels(report)
+    chart = Chart(title, report.sweep, x, y, lines, styles, texts, bars=True)
     return Plot(
         f"{measure.key} by {report.sweep}",
         "sweep",
         title,
         f"{title}, at the end: {', '.join(ends)}.",
         f"All runs diverged: {', '.join(gone)}." if gone else "",
-        partial(draw_sweep, report, rows, styles, title),
+        partial(draw_sweep, chart, values, ticks),
         large=True,
     )
 
 
-def draw_sweep(
-    report: Report, rows: Sequence[Row], styles: Styles, title: str, width: float
-) -> Figure:
-    """Draws a line an algorithm; across, if it lacks the swept flag."""
+def swept(report: Report, rows: Sequence[Row], at: dict[str, float], x: Range) -> Line:
+    """One algorithm's means and deviations; a line across, if it is not swept."""
     measure = report.measure
-    points = [p for p in dict.fromkeys(row.point for row in report.rows) if p]
-    values, ticks = positions([point.partition("=")[2] for point in points])
-    labels = {
-        label: with_lost(report, label)
-        for label in styles
-        if any(row.label == label for row in rows)
-    }
-    figure, (axes,) = panels(
-        title, [""], "", report.sweep, width, list(labels.values())
-    )
     spreads = [row.measure for row in rows if row.measure]
-    lows = [(s.mean - (s.deviation or 0)) * measure.scale for s in spreads]
-    highs = [(s.mean + (s.deviation or 0)) * measure.scale for s in spreads]
-    scale(axes.xaxis, "plain", min(values), max(values), room=0.1)
-    axes.set_xticks(values, ticks)
-    scale(axes.yaxis, "plain", min(lows), max(highs), room=0.05)
-    ends: list[End] = []
-    for i, (label, text) in enumerate(labels.items()):
-        # Side by side: deviations of one value would cover each other.
-        shift = 0.02 * (i - (len(labels) - 1) / 2) * (max(values) - min(values))
-        at = {p: x + shift for p, x in zip(points, values, strict=True)}
-        own = [row for row in rows if row.label == label]
-        x, y = draw_swept(axes, own, styles, at, measure)
-        ends.append((x, y, text, styles[label]))
-    label_ends(figure, {axes: ends})
+    y = np.array([s.mean * measure.scale for s in spreads])
+    around = np.array([(s.deviation or 0.0) * measure.scale for s in spreads])
+    tips = [
+        f"{formatting.named(r.label, r.point)}: {formatting.spread(r.measure, measure)}"
+        for r in rows
+    ]
+    xs = np.array([at.get(row.point, x.high) for row in rows])
+    if rows[0].point not in at:
+        xs, y, around, tips = np.array([x.low, x.high]), y.repeat(2), 0.0, tips * 2
+    return Line(rows[0].label, "", xs, y, y - around, y + around, tips)
+
+
+def draw_sweep(
+    chart: Chart, values: Sequence[float], ticks: Sequence[str], width: float
+) -> Figure:
+    """Draws a line an algorithm, with ticks at the swept values."""
+    figure = draw_chart(chart, width)
+    figure.axes[0].set_xticks(values, ticks)
     return figure
-
-
-def draw_swept(
-    axes: Axes,
-    rows: Sequence[Row],
-    styles: Styles,
-    at: dict[str, float],
-    measure: Measure,
-) -> tuple[float, float]:
-    """Draws one algorithm's means and deviations; returns the end of its line."""
-    right, style = axes.get_xlim()[1], styles[rows[0].label]
-    xs = [at.get(row.point, right) for row in rows]
-    spreads = [row.measure for row in rows if row.measure]
-    ys = [s.mean * measure.scale for s in spreads]
-    deviations = [(s.deviation or 0.0) * measure.scale for s in spreads]
-    if rows[0].point in at:
-        axes.errorbar(xs, ys, deviations, elinewidth=1.2, **style)
-    else:
-        axes.axhline(ys[0], color=style["color"], linestyle=style["linestyle"])
-    texts = [f"{named(r.label, r.point)}: {spread(r.measure, measure)}" for r in rows]
-    add_tips(axes, xs, ys, texts)
-    return xs[-1], ys[-1]
 
 
 def positions(texts: Sequence[str]) -> tuple[list[float], list[str]]:
@@ -203,6 +188,7 @@ def positions(texts: Sequence[str]) -> tuple[list[float], list[str]]:
         values = [float(text) for text in texts]
     except ValueError:
         return list(range(len(texts))), [plain(text) for text in texts]
+    ticks = [formatting.number(x) for x in values]
     if min(values) > 0 and max(values) >= 4 * min(values):
-        return [float(np.log(x)) for x in values], [number(x) for x in values]
-    return values, [number(x) for x in values]
+        return [float(np.log(x)) for x in values], ticks
+    return values, ticks

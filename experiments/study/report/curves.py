@@ -2,21 +2,12 @@
 
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import NamedTuple
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
-from experiments.cli.terminal import size
+from experiments.cli import terminal
+from experiments.study.analysis import formatting
 from experiments.study.analysis.claims import fixed, places_of
-from experiments.study.analysis.formatting import (
-    duration,
-    named,
-    number,
-    sentence,
-    target,
-)
 from experiments.study.analysis.quantities import (
     Quantity,
     View,
@@ -25,49 +16,23 @@ from experiments.study.analysis.quantities import (
     views_of,
 )
 from experiments.study.analysis.results import Report
-from experiments.study.report.axes import (
-    NARROW,
-    End,
-    Plot,
-    add_tips,
-    label_ends,
-    panels,
-    scale,
-    titled,
-    with_lost,
-)
-from experiments.study.report.styles import LIGHT, Styles
-
-MOST_TIPS = 40  # on a line
-
-Limits = tuple[float, float, bool]  # low and high end of an axis, whether it is a log
-
-
-class Line(NamedTuple):
-    """A curve in the units of its figure: arrays of one length, NaN for gaps."""
-
-    label: str
-    point: str
-    x: np.ndarray
-    mean: np.ndarray
-    low: np.ndarray
-    high: np.ndarray
+from experiments.study.report.axes import Plot, Range, titled
+from experiments.study.report.charts import Chart, Line, draw_chart, end_labels
+from experiments.study.report.styles import Styles
 
 
 def plots(report: Report, styles: Styles) -> Iterator[Plot]:
     """Every metric against steps; the compared ones against bytes and time, too."""
     views = views_of(report)
     for quantity in quantities(report):
-        # One range of y in all views: a figure then changes in x alone.
-        limits = limits_of(quantity, lines_of(report, quantity, views[0]))
-        if limits is None or is_empty(report, quantity):
+        # One range of y in all views: charts of a metric then differ in x alone.
+        y = range_of(quantity, lines_of(report, quantity, views[0]))
+        if y is None or is_empty(report, quantity):
             continue
         many = quantity.group in ("measure", "loss") and quantity.key != "train_loss"
-        found = (
-            plot(report, quantity, view, limits, styles)
-            for view in (views if many else views[:1])
-        )
-        yield from (each for each in found if each)
+        for view in views if many else views[:1]:
+            if found := plot(report, quantity, view, y, styles):
+                yield found
 
 
 def lines_of(report: Report, quantity: Quantity, view: View) -> list[Line]:
@@ -75,10 +40,17 @@ def lines_of(report: Report, quantity: Quantity, view: View) -> list[Line]:
     lines = []
     for curve in report.curves:
         band, x = curve.bands.get(quantity.key), view.values(curve)
-        if band and x:
-            mean, low, high = (finite(y) * quantity.scale for y in band)
-            lines += [Line(curve.label, curve.point, finite(x), mean, low, high)]
-    return [line for line in lines if np.isfinite(line.mean).any()]
+        if not band or not x:
+            continue
+        at = finite(x)
+        mean, low, high = (finite(values) * quantity.scale for values in band)
+        tips = [
+            f"{curve.label}: {tip(quantity, *each)} {place(view, value)}"
+            for *each, value in zip(mean, high - mean, at, strict=True)
+        ]
+        every = max(1, len(at) // 8)
+        lines += [Line(curve.label, curve.point, at, mean, low, high, tips, every)]
+    return [line for line in lines if np.isfinite(line.y).any()]
 
 
 def finite(values: Sequence[float | None]) -> np.ndarray:
@@ -87,7 +59,22 @@ def finite(values: Sequence[float | None]) -> np.ndarray:
     return np.where(np.isfinite(array), array, np.nan)
 
 
-def limits_of(quantity: Quantity, lines: Sequence[Line]) -> Limits | None:
+def tip(quantity: Quantity, mean: float, deviation: float) -> str:
+    """The mean at an evaluation, and the deviation if there is one."""
+    text = f"{mean:.4g}"
+    if deviation > 0:
+        places = places_of(deviation)
+        text = f"{fixed(mean, places)} ± {fixed(deviation, places)}"
+    return f"{text} {quantity.unit}".rstrip()
+
+
+def place(view: View, x: float) -> str:
+    """A place on the axis in words: "after 480 local steps"."""
+    words = {"bytes": terminal.size, "time": formatting.duration}.get(view.kind)
+    return f"after {words(x)}" if words else f"after {x:,.0f} {view.name}"
+
+
+def range_of(quantity: Quantity, lines: Sequence[Line]) -> Range | None:
     """The range of y that shows the differences; None without a line.
 
     The first quarter of a run may begin outside, where all figures are far from those
@@ -102,11 +89,11 @@ def limits_of(quantity: Quantity, lines: Sequence[Line]) -> Limits | None:
     low, high = float(np.nanmin(rows)), float(np.nanmax(rows[rows <= 2 * fence]))
     positive = rows[0][rows[0] > 0]
     if quantity.log and len(positive) and positive.max() > 50 * positive.min():
-        return float(positive.min() / 1.5), float(positive.max() * 1.5), True
+        return Range(float(positive.min() / 1.5), float(positive.max() * 1.5), True)
     margin = 0.05 * (high - low) or abs(high) * 0.05 or 0.5
     if rows[0].min() >= 0 and low < max(0.2 * high, margin):
-        return 0.0, high + margin, False
-    return low - margin, high + margin, False
+        return Range(0.0, high + margin)
+    return Range(low - margin, high + margin)
 
 
 def fence_of(means: Sequence[np.ndarray]) -> float:
@@ -124,36 +111,45 @@ def fence_of(means: Sequence[np.ndarray]) -> float:
 def settled_part(line: Line) -> np.ndarray:
     """Mean, low and high after the first quarter of the steps, as rows."""
     late = line.x >= 0.25 * np.nanmax(line.x)
-    rows = np.stack([line.mean, line.low, line.high])
-    return rows[:, late] if np.isfinite(line.mean[late]).any() else rows
+    rows = np.stack([line.y, line.low, line.high])
+    return rows[:, late] if np.isfinite(line.y[late]).any() else rows
 
 
 def plot(
-    report: Report, quantity: Quantity, view: View, limits: Limits, styles: Styles
+    report: Report, quantity: Quantity, view: View, y: Range, styles: Styles
 ) -> Plot | None:
     """A metric against steps, bytes or time; None without a positive x."""
     lines = lines_of(report, quantity, view)
     log = is_log(view, lines)
-    low, high, _ = limits
     seen = [
-        line.x[(line.mean >= low) & (line.mean <= high)] if log else line.x
+        line.x[(line.x > 0) & (line.y >= y.low) & (line.y <= y.high)] if log else line.x
         for line in lines
     ]
     xs = np.concatenate([*seen, []])
-    xs = xs[xs > 0] if log else xs
     if not (xs > 0).any():
         return None
-    x_limits = float(np.nanmin(xs)), float(np.nanmax(xs)), log
-    name, large = sentence(quantity.name), quantity.group in ("measure", "loss")
+    x = Range(float(np.nanmin(xs)), float(np.nanmax(xs)), log, view.kind)
+    name, large = (
+        formatting.sentence(quantity.name),
+        quantity.group in ("measure", "loss"),
+    )
     title = f"{titled(name, quantity.unit)} {view.title}"
-    text = f"{title}, mean and standard deviation over the seeds. "
+    target = None
+    if report.target is not None and quantity.group == "measure":
+        text = f"target {formatting.target(report)}"
+        target = report.target * quantity.scale, text
+    below = view.name + " (log)" * log
+    chart = Chart(
+        title, below, x.widened(0.03), y, lines, styles, end_labels(report), target
+    )
     return Plot(
         f"{quantity.key} by {view.slug}",
         quantity.group,
         title,
-        f"{text}At the end: {last_figures(lines, quantity)}.",
-        note(report, quantity, view, lines, limits, log),
-        partial(draw, report, quantity, view, lines, x_limits, limits, styles, title),
+        f"{title}, mean and standard deviation over the seeds. At the end: "
+        f"{', '.join(last_figure(line, quantity) for line in lines)}.",
+        note(report, quantity, view, chart),
+        partial(draw_chart, chart),
         large and not view.folded,
         name,
         view.title,
@@ -163,147 +159,30 @@ def plot(
 
 def is_log(view: View, lines: Sequence[Line]) -> bool:
     """Bytes are drawn on a logarithmic axis, and times that differ much."""
-    last = [float(np.nanmax(line.x)) for line in lines]
+    last = [float(np.nanmax(line.x)) for line in lines] or [0.0]
     if view.kind == "time":
-        return bool(last) and min(last) > 0 and max(last) > 4 * min(last)
-    return view.kind == "bytes" and max(last, default=0) > 0
+        return min(last) > 0 and max(last) > 4 * min(last)
+    return view.kind == "bytes" and max(last) > 0
 
 
-def last_figures(lines: Sequence[Line], quantity: Quantity) -> str:
-    """The last figure of each line, in words."""
-    texts = []
-    for line in lines:
-        last = line.mean[np.isfinite(line.mean)][-1]
-        value = f"{number(float(f'{last:.4g}'))} {quantity.unit}".rstrip()
-        texts.append(f"{named(line.label, line.point)} {value}")
-    return ", ".join(texts)
+def last_figure(line: Line, quantity: Quantity) -> str:
+    """The last figure of a line, in words."""
+    last = float(f"{line.y[np.isfinite(line.y)][-1]:.4g}")
+    value = f"{formatting.number(last)} {quantity.unit}".rstrip()
+    return f"{formatting.named(line.label, line.point)} {value}"
 
 
-def note(
-    report: Report,
-    quantity: Quantity,
-    view: View,
-    lines: Sequence[Line],
-    limits: Limits,
-    log: bool,
-) -> str:
+def note(report: Report, quantity: Quantity, view: View, chart: Chart) -> str:
     """Names all that the figure leaves out."""
-    _, high, log_y = limits
-    texts: dict[str, list[str]] = {}
-    for line in lines:
-        own = texts.setdefault(line.label, [])
-        if log and not (line.x > 0).any():
-            own.append(f"{view.name}: 0, so not on this axis")
-        elif log_y and not (line.mean > 0).any():
-            own.append("0 throughout, so not on this axis")
-        elif (line.mean[-(len(line.mean) // 2 + 1) :] > high).any():
-            own.append("leaves the picture at the top")
-    for curve in report.curves:
-        if quantity.key in curve.bands and curve.label not in texts:
-            texts[curve.label] = [f"{view.name}: not known"]
-    each = [
-        f"{label}: {'; '.join(dict.fromkeys(x))}" for label, x in texts.items() if x
-    ]
-    return ". ".join(each) + "." if each else ""
-
-
-def draw(
-    report: Report,
-    quantity: Quantity,
-    view: View,
-    lines: Sequence[Line],
-    x_limits: Limits,
-    y_limits: Limits,
-    styles: Styles,
-    title: str,
-    width: float,
-) -> Figure:
-    """Draws a panel a point of the sweep; what is not swept is in all of them."""
-    points = list(dict.fromkeys(line.point for line in lines))
-    points = [point for point in points if point] or points
-    labels = {line.label: with_lost(report, line.label) for line in lines}
-    goal = None if quantity.group != "measure" else report.target
-    goal_text = f"target {target(report)}"
-    below = view.name + " (log)" * x_limits[2]
-    every = [*labels.values()] + [goal_text] * (goal is not None)
-    figure, axes = panels(title, points, report.sweep, below, width, every)
-    most = 3 if width == NARROW else 8
-    ends: dict[Axes, list[End]] = {}
-    for point, each in zip(points, axes, strict=True):
-        scale(each.xaxis, view.kind, *x_limits, room=0.03, most=most)
-        scale(each.yaxis, "plain", *y_limits)
-        own = [line for line in lines if line.point in (point, "")]
-        drawn = [draw_line(each, x, quantity, view, styles) for x in own]
-        ends[each] = [
-            (x, y, labels[label], s) for x, y, label, s in filter(None, drawn)
-        ]
-        if goal is not None:
-            ends[each] += draw_target(each, goal * quantity.scale, goal_text)
-    label_ends(figure, ends)
-    return figure
-
-
-def draw_line(
-    axes: Axes, line: Line, quantity: Quantity, view: View, styles: Styles
-) -> End | None:
-    """Draws a mean, its band and its tips; returns its end, None if it has no part."""
-    style, order = styles[line.label], list(styles)
-    log, (low, high) = axes.get_xscale() == "log", axes.get_ylim()
-    x = np.where(line.x > 0, line.x, np.nan) if log else line.x
-    # Markers of different lines start at different evaluations: lines that lie on each
-    # other stay distinguishable.
-    every = max(1, len(x) // 8)
-    first = int(order.index(line.label) / len(order) * every)
-    axes.fill_between(
-        x, line.low, line.high, color=style["color"], alpha=0.16, linewidth=0
-    )
-    axes.plot(x, line.mean, markevery=(first, every), **style)
-    add_line_tips(axes, line, quantity, view)
-    drawn = np.flatnonzero(np.isfinite(line.mean) & np.isfinite(x))
-    if not len(drawn):
-        return None
-    return (
-        x[drawn[-1]],
-        float(np.clip(line.mean[drawn[-1]], low, high)),
-        line.label,
-        style,
-    )
-
-
-def draw_target(axes: Axes, y: float, text: str) -> list[End]:
-    """Draws a line across and returns its end, if it lies within the axes."""
-    low, high = axes.get_ylim()
-    if not low < y < high:
-        return []
-    style = {"color": LIGHT["muted"]}
-    axes.axhline(y, linewidth=1, linestyle=(0, (1, 2)), **style)
-    return [(axes.get_xlim()[1], y, text, style)]
-
-
-def add_line_tips(axes: Axes, line: Line, quantity: Quantity, view: View) -> None:
-    """Adds the figures at the visible evaluations, the last among them."""
-    (left, right), (low, high) = axes.get_xlim(), axes.get_ylim()
-    inside = (line.x >= left) & (line.x <= right)
-    seen = np.flatnonzero(inside & (line.mean >= low) & (line.mean <= high))
-    chosen = seen[:: -(-(-len(seen) // MOST_TIPS) or 1)][::-1]
-    texts = [
-        f"{line.label}: {figure_text(line, i, quantity)} {at(view, line.x[i])}"
-        for i in chosen
-    ]
-    add_tips(axes, list(line.x[chosen]), list(line.mean[chosen]), texts)
-
-
-def figure_text(line: Line, i: int, quantity: Quantity) -> str:
-    """The mean at an evaluation, and the deviation if there is one."""
-    mean, deviation = line.mean[i], line.high[i] - line.mean[i]
-    text = f"{mean:.4g}"
-    if deviation > 0:
-        places = places_of(deviation)
-        text = f"{fixed(mean, places)} ± {fixed(deviation, places)}"
-    return f"{text} {quantity.unit}".rstrip()
-
-
-def at(view: View, x: float) -> str:
-    """A place on the axis in words: "after 480 local steps"."""
-    words = {"bytes": size, "time": duration}.get(view.kind)
-    return f"after {words(x)}" if words else f"after {x:,.0f} {view.name}"
+    notes = []
+    for line in chart.lines:
+        if chart.x.log and not (line.x > 0).any():
+            notes += [f"{line.label}: {view.name}: 0, so not on this axis"]
+        elif chart.y.log and not (line.y > 0).any():
+            notes += [f"{line.label}: 0 throughout, so not on this axis"]
+        elif (line.y[-(len(line.y) // 2 + 1) :] > chart.y.high).any():
+            notes += [f"{line.label}: leaves the picture at the top"]
+    having = {c.label: None for c in report.curves if quantity.key in c.bands}
+    missing = [x for x in having if not any(line.label == x for line in chart.lines)]
+    notes += [f"{label}: {view.name}: not known" for label in missing]
+    return ". ".join(dict.fromkeys(notes)) + "." if notes else ""

@@ -1,18 +1,29 @@
-"""The figures of a report, drawn with matplotlib: import this to draw them alone."""
+"""The figures of a report as files and as parts of a page, drawn with matplotlib."""
 
 import io
 import re
 from functools import partial
 from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
 
 import matplotlib.style
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
 from experiments.study.analysis.results import Report
 from experiments.study.report import comparisons, curves, trials
-from experiments.study.report.axes import NARROW, WIDE, Plot
-from experiments.study.report.styles import TEMPLATES, styles
-from experiments.study.report.svg import pictures
+from experiments.study.report.axes import NARROW, WIDE, Plot, plain
+from experiments.study.report.charts import TIPS
+from experiments.study.report.styles import TEMPLATES, VARIABLES, styles
 from experiments.training import records
+
+SVG = "http://www.w3.org/2000/svg"
+FONT = re.compile(r"font-family: [^;]*;?\s*")
+LONG = re.compile(r"\d+\.\d{3,}")  # finer than a pixel by far: a third of the bytes
+
+ElementTree.register_namespace("", SVG)
+ElementTree.register_namespace("xlink", "http://www.w3.org/1999/xlink")
 
 # Wraps all that draws or writes a figure: some settings are read as late as that.
 style = partial(matplotlib.style.context, TEMPLATES / "figures.mplstyle")
@@ -51,3 +62,84 @@ def save(plot: Plot, folder: Path, dpi: int) -> tuple[str, str]:
         figure.savefig(png, format="png", dpi=dpi)
         records.write(folder / f"{name}.png", png.getvalue())
     return narrow, wide
+
+
+def pictures(
+    plot: Plot, figure: Figure, name: str, kind: str = "", tips: bool = True
+) -> tuple[str, str]:
+    """Renders a figure twice.
+
+    Args:
+        plot: the words about it.
+        figure: the drawing.
+        name: a prefix that makes its ids unique in a page of many figures.
+        kind: its class in the page.
+        tips: whether points show tooltips.
+
+    Returns:
+        A file, white with its own colours and fonts; and a part of a page, in the
+        page's font and colours. The latter's title is no element, as browsers would
+        show it wherever the pointer is.
+    """
+    root = described(plot, figure, name, tips)
+    file = ElementTree.tostring(root, "unicode") + "\n"
+    for key in ("width", "height", "version", "aria-labelledby"):
+        del root.attrib[key]
+    root.remove(root[0])
+    root.set("aria-label", plain(plot.title))
+    root.set("aria-describedby", f"{name}-desc")
+    if kind:
+        root.set("class", kind)
+    x, y, width, height = map(float, root.attrib["viewBox"].split())
+    # A page has its own margins: the title begins where the page's text does.
+    root.set("viewBox", f"{x + 10:g} {y + 4:g} {width - 10:g} {height - 8:g}")
+    for element in root.iter():
+        if style := element.get("style"):
+            style = FONT.sub("", style)
+            for colour, variable in VARIABLES.items():
+                style = style.replace(colour, variable)
+            element.set("style", style)
+    return file, ElementTree.tostring(root, "unicode")
+
+
+def described(plot: Plot, figure: Figure, name: str, tips: bool) -> ElementTree.Element:
+    """The parsed SVG with a title, a description, tooltips and ids of its own."""
+    settings: Any = {
+        "svg.hashsalt": name
+    }  # ids of what is referred to are hashes with it
+    metadata = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+    with matplotlib.rc_context(settings), io.StringIO() as file:
+        figure.savefig(file, format="svg", metadata=metadata)
+        root = ElementTree.fromstring(file.getvalue())
+    for parent in root.findall(f".//{{{SVG}}}style/.."):
+        root.remove(parent)  # rules for every element of the page
+    root.set("style", "stroke-linejoin: round; stroke-linecap: butt")
+    root.set("role", "img")
+    root.set("aria-labelledby", f"{name}-title {name}-desc")
+    for place, (tag, text) in enumerate((("title", plot.title), ("desc", plot.text))):
+        element = ElementTree.Element(f"{{{SVG}}}{tag}", id=f"{name}-{tag}")
+        element.text = plain(text)
+        root.insert(place, element)
+    for element in root.iter(f"{{{SVG}}}path"):
+        element.set("d", LONG.sub(lambda x: f"{float(x[0]):.2f}", element.get("d", "")))
+    move_tips(root, figure, tips)
+    for group in root.iter(f"{{{SVG}}}g"):
+        group.attrib.pop("id", None)  # nothing refers to them, and figures share them
+    return root
+
+
+def move_tips(root: ElementTree.Element, figure: Figure, tips: bool) -> None:
+    """Turns unseen markers into circles above all else, with titles as tooltips."""
+    lines = figure.findobj(lambda artist: artist.get_gid() == TIPS)
+    texts = [str(x.get_label()).split("\n") for x in lines if isinstance(x, Line2D)]
+    circles = ElementTree.Element(f"{{{SVG}}}g", {"class": "points", "fill": "none"})
+    groups = root.findall(f".//{{{SVG}}}g[@id='{TIPS}']")
+    for group, own in zip(groups, texts, strict=True):
+        for use, text in zip(group.iter(f"{{{SVG}}}use"), own, strict=True):
+            at = {"cx": f"{float(use.attrib['x']):.1f}", "r": "7"}
+            at |= {"cy": f"{float(use.attrib['y']):.1f}", "pointer-events": "all"}
+            circle = ElementTree.SubElement(circles, f"{{{SVG}}}circle", at)
+            ElementTree.SubElement(circle, f"{{{SVG}}}title").text = text
+        group.clear()
+    if tips:
+        root.append(circles)

@@ -4,28 +4,12 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 
 import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from experiments.study.analysis.formatting import (
-    known,
-    named,
-    number,
-    sentence,
-    shown,
-    with_unit,
-)
+from experiments.study.analysis import formatting
 from experiments.study.analysis.results import Measure, Report, Tuning
-from experiments.study.report.axes import (
-    NARROW,
-    End,
-    Plot,
-    add_tips,
-    label_ends,
-    panels,
-    scale,
-    titled,
-)
+from experiments.study.report.axes import Plot, Range, titled
+from experiments.study.report.charts import Chart, Line, draw_chart
 from experiments.study.report.styles import Styles
 
 
@@ -35,23 +19,35 @@ def plots(report: Report, styles: Styles) -> Iterator[Plot]:
     name = titled(measure.name.removeprefix("test "), measure.unit)
     for flag in dict.fromkeys(tuning.flag for tuning in report.tuning):
         trials = [tuning for tuning in report.tuning if tuning.flag == flag]
-        title = f"{sentence(name)} on validation data by {flag}"
-        chosen = [f"{named(t.label, t.point)} {number(t.chosen)}" for t in trials]
-        yield Plot(
-            f"tuning {flag}",
-            "tuning",
+        title = f"{formatting.sentence(name)} on validation data by {flag}"
+        chosen = [
+            f"{formatting.named(t.label, t.point)} {formatting.number(t.chosen)}"
+            for t in trials
+        ]
+        values = [x for tuning in trials for x in tuning.values]
+        log = min(values) > 0 and ("lr" in flag or max(values) > 10 * min(values))
+        chart = Chart(
             title,
-            f"{title}. Chosen: {'; '.join(chosen)}.",
-            note(trials),
-            partial(draw, report, flag, trials, styles, title),
-            large=True,
+            f"{flag}{' (log)' * log}; ring: chosen",
+            Range(min(values), max(values), log).widened(0.03),
+            score_range(trials, measure).widened(0.07),
+            [line_of(tuning, measure) for tuning in trials],
+            styles,
+            {tuning.label: tuning.label for tuning in trials},
+        )
+        text = f"{title}. Chosen: {'; '.join(chosen)}."
+        draw = partial(draw_trials, chart, trials)
+        yield Plot(
+            f"tuning {flag}", "tuning", title, text, note(trials), draw, large=True
         )
 
 
 def note(trials: Sequence[Tuning]) -> str:
     """Names the algorithms whose best value is at an edge, and explains the crosses."""
     edges = [
-        f"{named(t.label, t.point)} ({number(t.chosen)})" for t in trials if t.at_edge
+        f"{formatting.named(t.label, t.point)} ({formatting.number(t.chosen)})"
+        for t in trials
+        if t.at_edge
     ]
     notes = [f"Best at the edge of the range: {', '.join(edges)}."] if edges else []
     if any(score is None for t in trials for score in t.scores):
@@ -59,77 +55,41 @@ def note(trials: Sequence[Tuning]) -> str:
     return " ".join(notes)
 
 
-def draw(
-    report: Report,
-    flag: str,
-    trials: Sequence[Tuning],
-    styles: Styles,
-    title: str,
-    width: float,
-) -> Figure:
-    """Draws a line an algorithm, a panel a point of the sweep."""
-    points = list(dict.fromkeys(tuning.point for tuning in trials))
-    labels = list(dict.fromkeys(tuning.label for tuning in trials))
-    values = [x for tuning in trials for x in tuning.values]
-    log = min(values) > 0 and ("lr" in flag or max(values) > 10 * min(values))
-    below = f"{flag}{' (log)' * log}; ring: chosen"
-    figure, axes = panels(title, points, report.sweep, below, width, labels)
-    low, high = score_limits(trials, report.measure)
-    most = 3 if width == NARROW else 8
-    ends: dict[Axes, list[End]] = {}
-    for each, point in zip(axes, points, strict=True):
-        scale(each.xaxis, "plain", min(values), max(values), log, 0.03, most)
-        scale(each.yaxis, "plain", low, high, room=0.07)
-        own = [
-            draw_line(each, tuning, styles, report.measure)
-            for tuning in trials
-            if tuning.point == point
-        ]
-        ends[each] = [end for end in own if end]
-    label_ends(figure, ends)
-    return figure
-
-
-def score_limits(trials: Sequence[Tuning], measure: Measure) -> tuple[float, float]:
+def score_range(trials: Sequence[Tuning], measure: Measure) -> Range:
     """The range of all scores, without losses far above the median."""
     found = (score for tuning in trials for score in tuning.scores)
-    scores = [s * measure.scale for s in found if s is not None and known(s)]
+    scores = [s * measure.scale for s in found if s is not None and formatting.known(s)]
     if not scores:
-        return 0.0, 1.0
+        return Range(0.0, 1.0)
     low, high = min(scores), max(scores)
     if not measure.higher_is_better:  # a loss has no upper bound
         high = min(high, low + 8 * max(float(np.median(scores)) - low, abs(low) / 2))
-    return low, high
+    return Range(low, high)
 
 
-def draw_line(
-    axes: Axes, tuning: Tuning, styles: Styles, measure: Measure
-) -> End | None:
-    """Draws scores, crosses for divergence and a ring around the best; returns the end.
-
-    The end is None where all runs diverged.
-    """
-    style = styles[tuning.label]
-    bottom, top = axes.get_ylim()
-    values = np.array(tuning.values, float)
-    scores = np.array([np.nan if s is None else s for s in tuning.scores], float)
-    fine, ys = np.isfinite(scores), scores * measure.scale
-    axes.plot(values, ys, **style)
-    # At the edge of the range they lie on the frame: they are neither cut nor in the
-    # way of the layout.
-    free = {"color": style["color"], "clip_on": False, "in_layout": False}
-    gone, best = values[~fine], values == tuning.chosen
-    axes.plot(gone, np.full(len(gone), bottom), "x", markeredgewidth=1, **free)
-    ring = {"markersize": 12, "markerfacecolor": "none", "markeredgewidth": 1}
-    axes.plot(values[best], ys[best], "o", **ring, **free)
-    texts = [
-        f"{tuning.label}: {with_unit(shown(score, measure), measure)} at {tuning.flag} "
-        f"{number(value)}"
+def line_of(tuning: Tuning, measure: Measure) -> Line:
+    """The scores of one algorithm; NaN for runs that diverged."""
+    x, scores = np.array(tuning.values, float), np.array(tuning.scores, float)
+    y = np.where(np.isfinite(scores), scores, np.nan) * measure.scale
+    tips = [
+        f"{tuning.label}: {formatting.shown(score, measure)} {measure.unit}".rstrip()
+        + f" at {tuning.flag} {formatting.number(value)}"
         for value, score in zip(tuning.values, scores, strict=True)
-        if known(score)
     ]
-    if not texts:
-        return None
-    xs, seen = values[fine], np.clip(ys[fine], bottom, top)
-    add_tips(axes, list(xs), list(seen), texts)
-    return xs[-1], seen[-1], tuning.label, style
+    return Line(tuning.label, tuning.point, x, y, y, y, tips)
+
+
+def draw_trials(chart: Chart, trials: Sequence[Tuning], width: float) -> Figure:
+    """Draws a line an algorithm, rings around the best and crosses for divergence."""
+    figure = draw_chart(chart, width)
+    points = list(dict.fromkeys(tuning.point for tuning in trials if tuning.point))
+    for tuning, line in zip(trials, chart.lines, strict=True):
+        axes = figure.axes[points.index(tuning.point) if tuning.point else 0]
+        color = chart.styles[tuning.label]["color"]
+        # At the edge of the range they lie on the frame, where they must not be cut.
+        free = {"color": color, "clip_on": False, "markeredgewidth": 1}
+        gone, best = line.x[np.isnan(line.y)], line.x == tuning.chosen
+        axes.plot(gone, np.full(len(gone), chart.y.low), "x", markersize=7, **free)
+        ring = {"markersize": 12, "markerfacecolor": "none"}
+        axes.plot(line.x[best], line.y[best], "o", **ring, **free)
+    return figure

@@ -1,0 +1,212 @@
+"""Charts of lines: bands around them, tooltips, and labels at their ends."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from scipy.optimize import isotonic_regression
+
+from experiments.study.analysis import formatting
+from experiments.study.analysis.results import Report
+from experiments.study.report.axes import NARROW, Range, panels, plain, scale, wrapped
+from experiments.study.report.styles import LIGHT, Styles
+
+TIPS, MOST_TIPS = "tips", 40  # the mark of tooltips, and their number on a line
+LABEL_LINE, GAP = 13.2, 3  # heights: of a label's line, between labels
+LEADER, SIGN = 12, 14  # widths between the axes and a label: the leader, the marker
+
+End = tuple[float, float, str, dict[str, Any]]  # of a line: x, y, label and style
+
+
+class Line(NamedTuple):
+    """A line, with arrays of one length.
+
+    Attributes:
+        label: of the algorithm.
+        point: of the sweep; "" stands in all panels.
+        x: where it is measured.
+        y: NaN for gaps.
+        low: the lower end of the band; y for none.
+        high: the upper end of the band.
+        tips: what is read where it is pointed at.
+        every: markers stand at every so many points.
+    """
+
+    label: str
+    point: str
+    x: np.ndarray
+    y: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+    tips: Sequence[str]
+    every: int = 1
+
+
+class Chart(NamedTuple):
+    """Lines on common axes.
+
+    Attributes:
+        title: with the unit.
+        x_label: the quantity of the x axis.
+        x: its ends.
+        y: the ends of the y axis.
+        lines: in the order of the legend.
+        styles: by label.
+        labels: texts at the ends of lines, by label.
+        target: of a line across, and its text.
+        bars: draw the band as error bars.
+    """
+
+    title: str
+    x_label: str
+    x: Range
+    y: Range
+    lines: Sequence[Line]
+    styles: Styles
+    labels: Mapping[str, str]
+    target: tuple[float, str] | None = None
+    bars: bool = False
+
+
+def end_labels(report: Report) -> dict[str, str]:
+    """The texts at the ends of lines: labels, and how many of their runs diverged."""
+    gone = {row.label: formatting.lost(report, row.label) for row in report.rows}
+    return {label: f"{label} ({x})" if x else label for label, x in gone.items()}
+
+
+def draw_chart(chart: Chart, width: float) -> Figure:
+    """Draws a panel a point of the sweep; what is not swept is in all of them."""
+    points = list(dict.fromkeys(line.point for line in chart.lines if line.point))
+    shown = {line.label for line in chart.lines}
+    texts = [text for label, text in chart.labels.items() if label in shown]
+    texts += [chart.target[1]] if chart.target else []
+    stack = sum(LABEL_LINE * len(text_lines(x, width)) + GAP for x in texts)
+    usual = 130 if len(points) > 1 else 180 if width == NARROW else 360
+    heads = [formatting.point_text(point) for point in points] or [""]
+    figure, axes = panels(chart.title, heads, chart.x_label, width, max(usual, stack))
+    ends: dict[Axes, list[End]] = {}
+    for point, each in zip(points or [""], axes, strict=True):
+        scale(each, "x", chart.x, 3 if width == NARROW else 8)
+        scale(each, "y", chart.y)
+        own = [line for line in chart.lines if line.point in (point, "")]
+        ends[each] = [end for line in own for end in draw_line(each, line, chart)]
+        if chart.target and chart.y.low < chart.target[0] < chart.y.high:
+            ends[each].append(draw_target(each, *chart.target))
+    label_ends(figure, ends, width)
+    return figure
+
+
+def draw_line(axes: Axes, line: Line, chart: Chart) -> list[End]:
+    """Draws a line, its band and its tips; returns its end, if it has one."""
+    style = chart.styles[line.label]
+    x = np.where(line.x > 0, line.x, np.nan) if chart.x.log else line.x
+    if chart.bars:
+        deviations = [line.y - line.low, line.high - line.y]
+        axes.errorbar(x, line.y, deviations, elinewidth=1.2, **style)
+    else:
+        band = {"color": style["color"], "alpha": 0.16, "linewidth": 0}
+        axes.fill_between(x, line.low, line.high, **band)
+        # Markers of different lines start at different evaluations: lines that lie on
+        # each other stay distinguishable.
+        order = list(chart.styles)
+        first = int(order.index(line.label) / len(order) * line.every)
+        axes.plot(x, line.y, markevery=(first, line.every), **style)
+    inside = (x >= chart.x.low) & (x <= chart.x.high) & (line.y <= chart.y.high)
+    seen = np.flatnonzero(inside & (line.y >= chart.y.low))
+    # Counted from the end: the last figure is what a reader looks for.
+    chosen = seen[:: -(-(-len(seen) // MOST_TIPS) or 1)][::-1]
+    add_tips(axes, x[chosen], line.y[chosen], [line.tips[int(i)] for i in chosen])
+    drawn = np.flatnonzero(np.isfinite(line.y) & np.isfinite(x))[-1:]
+    text = chart.labels[line.label]
+    return [(float(x[i]), float(line.y[i]), text, style) for i in drawn]
+
+
+def draw_target(axes: Axes, y: float, text: str) -> End:
+    """Draws a line across; returns its end."""
+    style = {"color": LIGHT["muted"]}
+    axes.axhline(y, linewidth=1, linestyle=(0, (1, 2)), **style)
+    return axes.get_xlim()[1], y, text, style
+
+
+def add_tips(axes: Axes, x: Any, y: Any, texts: Sequence[str]) -> None:
+    """Adds unseen markers, which become circles with tooltips in an SVG."""
+    axes.plot(x, y, "o", alpha=0, gid=TIPS, label="\n".join(map(plain, texts)))
+
+
+def text_lines(text: str, width: float) -> list[str]:
+    """The lines of a label beside the axes of a figure of a width."""
+    return wrapped(text, min(0.38 * width, 200) - LEADER - SIGN)
+
+
+def label_ends(
+    figure: Figure, ends: Mapping[Axes, Sequence[End]], width: float
+) -> None:
+    """Writes labels right of the axes, as near the ends of their lines as can be."""
+    labels = {
+        axes: [
+            axes.annotate(
+                "\n".join(text_lines(text, width)),
+                (1, 0.5),
+                (LEADER + SIGN, 0),
+                xycoords="axes fraction",
+                textcoords="offset points",
+                va="center",
+                color=LIGHT["ink" if "marker" in style else "muted"],
+            )
+            for _, _, text, style in own
+        ]
+        for axes, own in ends.items()
+    }
+    # The layout makes room for the labels; then it rests, as moving them must not
+    # move the axes that they are placed by.
+    figure.draw_without_rendering()
+    figure.set_layout_engine("none")
+    for axes, own in ends.items():
+        box, middle = axes.bbox, (axes.bbox.y0 + axes.bbox.y1) / 2
+        at = [axes.transData.transform(end[:2]) for end in own]
+        ys = [float(np.clip(y, box.y0, box.y1)) for _, y in at]
+        heights = [label.get_window_extent().height + GAP for label in labels[axes]]
+        moved = spread_out(ys, heights, box.y0 - 6, box.y1 + 6)
+        for i, label in enumerate(labels[axes]):
+            label.set_position((LEADER + SIGN, moved[i] - middle))
+            xs = [box.x1, box.x1 + LEADER, box.x1 + LEADER + SIGN / 2]
+            path = [min(at[i][0] + 4, box.x1), *xs], [ys[i], ys[i], moved[i], moved[i]]
+            add_leader(figure, *path, own[i][3])
+
+
+def add_leader(
+    figure: Figure, xs: Sequence[float], ys: Sequence[float], style: dict[str, Any]
+) -> None:
+    """Draws a thin line from the end of a line to its label, with its marker."""
+    leader = Line2D(
+        np.divide(xs, 72),
+        np.divide(ys, 72),
+        transform=figure.dpi_scale_trans,  # inches: the same at a PNG's resolution
+        color=(style["color"], 0.6),
+        linewidth=0.8,
+        marker=style.get("marker", ""),
+        markerfacecolor=style["color"],
+        markevery=[len(xs) - 1],
+    )
+    figure.add_artist(leader)
+
+
+def spread_out(
+    wanted: Sequence[float], heights: Sequence[float], low: float, high: float
+) -> np.ndarray:
+    """Moves the middles of boxes apart, each as little as can be.
+
+    Boxes keep their order. They lie between low and high where all of them have room.
+    """
+    order = np.argsort(wanted, kind="stable")
+    sizes = np.asarray(heights, float)[order]
+    below = np.cumsum(sizes) - sizes
+    # Boxes do not overlap if their distances to a stack without gaps never decrease.
+    offsets = isotonic_regression(np.asarray(wanted)[order] - sizes / 2 - below).x
+    offsets = np.clip(offsets, low, max(high - sizes.sum(), low))
+    middles = np.empty(len(sizes))
+    middles[order] = offsets + below + sizes / 2
+    return middles
