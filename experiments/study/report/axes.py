@@ -19,7 +19,9 @@ from experiments.study.analysis import formatting
 
 NARROW, WIDE = 340, 960
 LINE = 17  # height of text
-CHARACTER = 6.1  # width of an average character
+# The width of an average character in DejaVu Sans, which is wider than a page's fonts.
+# Lines are broken by it, as the layout needs the lines before it can measure them.
+CHARACTER = 6.1
 TIED = "\u00a0"  # a space without a line break
 
 WORDS = {
@@ -111,6 +113,7 @@ def panels(
     # An average bold character is wider than a plain one.
     lines = wrapped(title, width - 20, CHARACTER * 1.15)
     below = wrapped(x_label, width * 0.6)
+    # The layout divides a height that it does not choose.
     tall = sum(height + (LINE + 8 if head else 8) for head in heads)
     tall += LINE * (len(lines) + len(below)) + 40
     figure = Figure(figsize=(width / 72, tall / 72), dpi=72, layout="constrained")
@@ -129,6 +132,7 @@ def scale(axes: Axes, name: str, ends: Range, most: int = 5) -> None:
     axes.set(**{f"{name}scale": "log" if log else "linear", f"{name}lim": (low, high)})
     ticks = (log_ticks if log else linear_ticks)(kind, low, high, most)
     axis.set_ticks(ticks, [WORDS[kind](tick) for tick in ticks])
+    # Logarithmic axes would add ticks without labels.
     axis.set_minor_locator(NullLocator())
 
 
@@ -157,4 +161,5 @@ def log_ticks(kind: str, low: float, high: float, most: int) -> list[float]:
         inside = [x for x in ticks if low <= x <= high]
         if len(inside) <= most:
             break
+    # A short range holds one round figure of a decade, or none.
     return inside if len(inside) > 1 else linear_ticks(kind, low, high, most)

@@ -83,6 +83,7 @@ def draw_chart(chart: Chart, width: float) -> Figure:
     shown = {line.label for line in chart.lines}
     texts = [text for label, text in chart.labels.items() if label in shown]
     texts += [chart.target[1]] if chart.target else []
+    # Labels of many algorithms are taller than the usual panel.
     stack = sum(LABEL_LINE * len(text_lines(x, width)) + GAP for x in texts)
     usual = 130 if len(points) > 1 else 180 if width == NARROW else 360
     heads = [formatting.point_text(point) for point in points] or [""]
@@ -184,7 +185,8 @@ def add_leader(
     leader = Line2D(
         np.divide(xs, 72),
         np.divide(ys, 72),
-        transform=figure.dpi_scale_trans,  # inches: the same at a PNG's resolution
+        # In inches: pixels would be others at a PNG's resolution.
+        transform=figure.dpi_scale_trans,
         color=(style["color"], 0.6),
         linewidth=0.8,
         marker=style.get("marker", ""),

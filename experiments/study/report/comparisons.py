@@ -94,6 +94,7 @@ def draw_differences(
         scale(each, "x", x.widened(0.03), 6)
         each.set(ylim=(most, 0), yticks=[])
         for i, (row, difference) in enumerate(own):
+            # Above its bar: beside it a label would leave a phone no room for the bar.
             first, *rest = wrapped(row.label, width - 24)
             text = f"{first} …" if rest else first
             each.text(0, i + 0.38, text, transform=each.get_yaxis_transform())
@@ -189,6 +190,7 @@ def positions(texts: Sequence[str]) -> tuple[list[float], list[str]]:
     except ValueError:
         return list(range(len(texts))), [plain(text) for text in texts]
     ticks = [formatting.number(x) for x in values]
+    # Workers, periods and rates are swept by factors.
     if min(values) > 0 and max(values) >= 4 * min(values):
         return [float(np.log(x)) for x in values], ticks
     return values, ticks

@@ -30,9 +30,9 @@ def plots(report: Report, styles: Styles) -> Iterator[Plot]:
         if y is None or is_empty(report, quantity):
             continue
         many = quantity.group in ("measure", "loss") and quantity.key != "train_loss"
-        for view in views if many else views[:1]:
-            if found := plot(report, quantity, view, y, styles):
-                yield found
+        shown = views if many else views[:1]
+        found = (plot(report, quantity, view, y, styles) for view in shown)
+        yield from filter(None, found)
 
 
 def lines_of(report: Report, quantity: Quantity, view: View) -> list[Line]:
@@ -55,7 +55,8 @@ def lines_of(report: Report, quantity: Quantity, view: View) -> list[Line]:
 
 def finite(values: Sequence[float | None]) -> np.ndarray:
     """An array with NaN for missing and infinite values."""
-    array = np.array(values, float)  # None becomes NaN
+    # None becomes NaN.
+    array = np.array(values, float)
     return np.where(np.isfinite(array), array, np.nan)
 
 
@@ -85,7 +86,8 @@ def range_of(quantity: Quantity, lines: Sequence[Line]) -> Range | None:
     settled = [settled_part(line) for line in lines]
     fence = np.inf if quantity.bounded else fence_of([mean for mean, *_ in settled])
     rows = np.concatenate(settled, axis=1)
-    rows = rows[:, rows[0] <= fence]  # false for gaps
+    # The comparison is false for gaps, too.
+    rows = rows[:, rows[0] <= fence]
     low, high = float(np.nanmin(rows)), float(np.nanmax(rows[rows <= 2 * fence]))
     positive = rows[0][rows[0] > 0]
     if quantity.log and len(positive) and positive.max() > 50 * positive.min():
@@ -120,28 +122,17 @@ def plot(
 ) -> Plot | None:
     """A metric against steps, bytes or time; None without a positive x."""
     lines = lines_of(report, quantity, view)
-    log = is_log(view, lines)
-    seen = [
-        line.x[(line.x > 0) & (line.y >= y.low) & (line.y <= y.high)] if log else line.x
-        for line in lines
-    ]
-    xs = np.concatenate([*seen, []])
-    if not (xs > 0).any():
+    x = x_range(view, lines, y)
+    if x is None:
         return None
-    x = Range(float(np.nanmin(xs)), float(np.nanmax(xs)), log, view.kind)
-    name, large = (
-        formatting.sentence(quantity.name),
-        quantity.group in ("measure", "loss"),
-    )
+    name = formatting.sentence(quantity.name)
     title = f"{titled(name, quantity.unit)} {view.title}"
     target = None
     if report.target is not None and quantity.group == "measure":
         text = f"target {formatting.target(report)}"
         target = report.target * quantity.scale, text
-    below = view.name + " (log)" * log
-    chart = Chart(
-        title, below, x.widened(0.03), y, lines, styles, end_labels(report), target
-    )
+    below, labels = view.name + " (log)" * x.log, end_labels(report)
+    chart = Chart(title, below, x.widened(0.03), y, lines, styles, labels, target)
     return Plot(
         f"{quantity.key} by {view.slug}",
         quantity.group,
@@ -150,19 +141,32 @@ def plot(
         f"{', '.join(last_figure(line, quantity) for line in lines)}.",
         note(report, quantity, view, chart),
         partial(draw_chart, chart),
-        large and not view.folded,
+        quantity.group in ("measure", "loss") and not view.folded,
         name,
         view.title,
         view.folded,
     )
 
 
-def is_log(view: View, lines: Sequence[Line]) -> bool:
-    """Bytes are drawn on a logarithmic axis, and times that differ much."""
+def x_range(view: View, lines: Sequence[Line], y: Range) -> Range | None:
+    """The range of x in which lines are seen; None without a positive x.
+
+    Bytes are on a logarithmic axis, as one algorithm sends tens of times what another
+    sends, and times that differ much.
+    """
     last = [float(np.nanmax(line.x)) for line in lines] or [0.0]
-    if view.kind == "time":
-        return min(last) > 0 and max(last) > 4 * min(last)
-    return view.kind == "bytes" and max(last) > 0
+    log = view.kind == "bytes" or (
+        view.kind == "time" and 0 < 4 * min(last) < max(last)
+    )
+    # A logarithmic axis would spend decades on what lies outside the range of y.
+    seen = [
+        line.x[(line.x > 0) & (line.y >= y.low) & (line.y <= y.high)] if log else line.x
+        for line in lines
+    ]
+    xs = np.concatenate([*seen, []])
+    if not (xs > 0).any():
+        return None
+    return Range(float(np.nanmin(xs)), float(np.nanmax(xs)), log, view.kind)
 
 
 def last_figure(line: Line, quantity: Quantity) -> str:
@@ -173,16 +177,24 @@ def last_figure(line: Line, quantity: Quantity) -> str:
 
 
 def note(report: Report, quantity: Quantity, view: View, chart: Chart) -> str:
-    """Names all that the figure leaves out."""
-    notes = []
-    for line in chart.lines:
-        if chart.x.log and not (line.x > 0).any():
-            notes += [f"{line.label}: {view.name}: 0, so not on this axis"]
-        elif chart.y.log and not (line.y > 0).any():
-            notes += [f"{line.label}: 0 throughout, so not on this axis"]
-        elif (line.y[-(len(line.y) // 2 + 1) :] > chart.y.high).any():
-            notes += [f"{line.label}: leaves the picture at the top"]
-    having = {c.label: None for c in report.curves if quantity.key in c.bands}
-    missing = [x for x in having if not any(line.label == x for line in chart.lines)]
-    notes += [f"{label}: {view.name}: not known" for label in missing]
-    return ". ".join(dict.fromkeys(notes)) + "." if notes else ""
+    """Names all that the figure leaves out: a missing line is no missing run."""
+    texts = [(line.label, reason(line, chart, view)) for line in chart.lines]
+    drawn = {label for label, _ in texts}
+    texts += [
+        (curve.label, f"{view.name}: not known")
+        for curve in report.curves
+        if quantity.key in curve.bands and curve.label not in drawn
+    ]
+    notes = dict.fromkeys(f"{label}: {text}" for label, text in texts if text)
+    return ". ".join(notes) + "." if notes else ""
+
+
+def reason(line: Line, chart: Chart, view: View) -> str:
+    """Why a line, or a part of it, is not seen; "" if it is."""
+    if chart.x.log and not (line.x > 0).any():
+        return f"{view.name}: 0, so not on this axis"
+    if chart.y.log and not (line.y > 0).any():
+        return "0 throughout, so not on this axis"
+    if (line.y[-(len(line.y) // 2 + 1) :] > chart.y.high).any():
+        return "leaves the picture at the top"
+    return ""

@@ -1,4 +1,4 @@
-"""The figures of a report as files and as parts of a page, drawn with matplotlib."""
+"""The figures of a report as files and as parts of its page; imports matplotlib."""
 
 import io
 import re
@@ -20,7 +20,10 @@ from experiments.training import records
 
 SVG = "http://www.w3.org/2000/svg"
 FONT = re.compile(r"font-family: [^;]*;?\s*")
-LONG = re.compile(r"\d+\.\d{3,}")  # finer than a pixel by far: a third of the bytes
+# Figures far finer than a pixel, which are a third of a page's bytes.
+LONG = re.compile(r"\d+\.\d{3,}")
+# One picture serves light and dark pages: its colours become the page's variables.
+COLOUR = re.compile("|".join(VARIABLES))
 
 ElementTree.register_namespace("", SVG)
 ElementTree.register_namespace("xlink", "http://www.w3.org/1999/xlink")
@@ -95,24 +98,23 @@ def pictures(
     root.set("viewBox", f"{x + 10:g} {y + 4:g} {width - 10:g} {height - 8:g}")
     for element in root.iter():
         if style := element.get("style"):
-            style = FONT.sub("", style)
-            for colour, variable in VARIABLES.items():
-                style = style.replace(colour, variable)
-            element.set("style", style)
+            themed = COLOUR.sub(lambda x: VARIABLES[x[0]], FONT.sub("", style))
+            element.set("style", themed)
     return file, ElementTree.tostring(root, "unicode")
 
 
 def described(plot: Plot, figure: Figure, name: str, tips: bool) -> ElementTree.Element:
     """The parsed SVG with a title, a description, tooltips and ids of its own."""
-    settings: Any = {
-        "svg.hashsalt": name
-    }  # ids of what is referred to are hashes with it
+    # matplotlib's ids of shapes are hashes with this: unique in a page of figures.
+    settings: Any = {"svg.hashsalt": name}
+    # Without a date the same study gives the same bytes.
     metadata = dict.fromkeys(("Creator", "Date", "Format", "Type"))
     with matplotlib.rc_context(settings), io.StringIO() as file:
         figure.savefig(file, format="svg", metadata=metadata)
         root = ElementTree.fromstring(file.getvalue())
+    # Inside a page a stylesheet would rule every element of it.
     for parent in root.findall(f".//{{{SVG}}}style/.."):
-        root.remove(parent)  # rules for every element of the page
+        root.remove(parent)
     root.set("style", "stroke-linejoin: round; stroke-linecap: butt")
     root.set("role", "img")
     root.set("aria-labelledby", f"{name}-title {name}-desc")
@@ -123,8 +125,9 @@ def described(plot: Plot, figure: Figure, name: str, tips: bool) -> ElementTree.
     for element in root.iter(f"{{{SVG}}}path"):
         element.set("d", LONG.sub(lambda x: f"{float(x[0]):.2f}", element.get("d", "")))
     move_tips(root, figure, tips)
+    # Ids of groups are the same in all figures, and nothing refers to them.
     for group in root.iter(f"{{{SVG}}}g"):
-        group.attrib.pop("id", None)  # nothing refers to them, and figures share them
+        group.attrib.pop("id", None)
     return root
 
 

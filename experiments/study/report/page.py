@@ -15,6 +15,7 @@ from experiments.study.report.styles import CSS, MARKERS, TEMPLATES, VARIABLES, 
 if TYPE_CHECKING:
     from experiments.study.report.axes import Plot  # imports matplotlib
 
+# Spaces between a figure and its unit, around ± and within an interval.
 TIED = re.compile(
     r"(?<=\d) (?=%|points|seeds|runs|times|[kMGT]?B\b)|(?<=±) | (?=±)"
     r"|(?<=\d,) (?=-?[\d.e+-]+\])"
@@ -35,9 +36,11 @@ def page(
     """
     environment = Environment(
         loader=FileSystemLoader(TEMPLATES),
+        # Labels are text of a user's own, which must not become tags.
         autoescape=True,
         trim_blocks=True,
         lstrip_blocks=True,
+        # A misspelt name is an error instead of a gap in the page.
         undefined=StrictUndefined,
         keep_trailing_newline=True,
     )

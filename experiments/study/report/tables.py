@@ -84,6 +84,7 @@ def csv(report: Report) -> str:
 
 def no_formula(x: Any) -> Any:
     """A cell that no spreadsheet computes: text behind a '; numbers stay numbers."""
+    # A label such as =1+1 would be computed when the file is opened.
     if not isinstance(x, str) or not x.lstrip().startswith(tuple("=+-@")):
         return x
     try:

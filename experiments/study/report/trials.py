@@ -62,7 +62,8 @@ def score_range(trials: Sequence[Tuning], measure: Measure) -> Range:
     if not scores:
         return Range(0.0, 1.0)
     low, high = min(scores), max(scores)
-    if not measure.higher_is_better:  # a loss has no upper bound
+    # A loss has no upper bound: one poor value would flatten all others.
+    if not measure.higher_is_better:
         high = min(high, low + 8 * max(float(np.median(scores)) - low, abs(low) / 2))
     return Range(low, high)
 

@@ -20,7 +20,8 @@ def write(report: Report, out: Path) -> None:
     Raises:
         OSError: a file cannot be written.
     """
-    from experiments.study.report import figures  # matplotlib takes a second to import
+    # matplotlib takes a second to import, which --help must not wait for.
+    from experiments.study.report import figures
 
     folder = out / "figures"
     folder.mkdir(parents=True, exist_ok=True)
