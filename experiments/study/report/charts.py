@@ -1,12 +1,13 @@
 """Charts of lines: bands around them, tooltips, and labels at their ends."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.text import Annotation, OffsetFrom
 from scipy.optimize import isotonic_regression
 
 from experiments.study.analysis import formatting
@@ -17,8 +18,6 @@ from experiments.study.report.styles import LIGHT, Styles
 TIPS, MOST_TIPS = "tips", 40  # the mark of tooltips, and their number on a line
 LABEL_LINE, GAP = 13.2, 3  # heights: of a label's line, between labels
 LEADER, SIGN = 12, 14  # widths between the axes and a label: the leader, the marker
-
-End = tuple[float, float, str, dict[str, Any]]  # of a line: x, y, label and style
 
 
 class Line(NamedTuple):
@@ -88,20 +87,20 @@ def draw_chart(chart: Chart, width: float) -> Figure:
     usual = 130 if len(points) > 1 else 180 if width == NARROW else 360
     heads = [formatting.point_text(point) for point in points] or [""]
     figure, axes = panels(chart.title, heads, chart.x_label, width, max(usual, stack))
-    ends: dict[Axes, list[End]] = {}
     for point, each in zip(points or [""], axes, strict=True):
         scale(each, "x", chart.x, 3 if width == NARROW else 8)
         scale(each, "y", chart.y)
-        own = [line for line in chart.lines if line.point in (point, "")]
-        ends[each] = [end for line in own for end in draw_line(each, line, chart)]
-        if chart.target and chart.y.low < chart.target[0] < chart.y.high:
-            ends[each].append(draw_target(each, *chart.target))
-    label_ends(figure, ends, width)
+        for line in chart.lines:
+            draw_line(each, line, chart, point)
+        draw_target(each, chart)
+    place_labels(figure)
     return figure
 
 
-def draw_line(axes: Axes, line: Line, chart: Chart) -> list[End]:
-    """Draws a line, its band and its tips; returns its end, if it has one."""
+def draw_line(axes: Axes, line: Line, chart: Chart, point: str) -> None:
+    """Draws a line of a point, its band, its tips and its label."""
+    if line.point not in (point, ""):
+        return
     style = chart.styles[line.label]
     x = np.where(line.x > 0, line.x, np.nan) if chart.x.log else line.x
     if chart.bars:
@@ -120,16 +119,18 @@ def draw_line(axes: Axes, line: Line, chart: Chart) -> list[End]:
     # Counted from the end: the last figure is what a reader looks for.
     chosen = seen[:: -(-(-len(seen) // MOST_TIPS) or 1)][::-1]
     add_tips(axes, x[chosen], line.y[chosen], [line.tips[int(i)] for i in chosen])
-    drawn = np.flatnonzero(np.isfinite(line.y) & np.isfinite(x))[-1:]
-    text = chart.labels[line.label]
-    return [(float(x[i]), float(line.y[i]), text, style) for i in drawn]
+    for i in np.flatnonzero(np.isfinite(line.y) & np.isfinite(x))[-1:]:
+        end = float(x[i]), float(line.y[i])
+        add_label(axes, *end, chart.labels[line.label], style)
 
 
-def draw_target(axes: Axes, y: float, text: str) -> End:
-    """Draws a line across; returns its end."""
-    style = {"color": LIGHT["muted"]}
-    axes.axhline(y, linewidth=1, linestyle=(0, (1, 2)), **style)
-    return axes.get_xlim()[1], y, text, style
+def draw_target(axes: Axes, chart: Chart) -> None:
+    """Draws a line across, if there is a target within the axes."""
+    if chart.target and chart.y.low < chart.target[0] < chart.y.high:
+        y, text = chart.target
+        style = {"color": LIGHT["muted"]}
+        axes.axhline(y, linewidth=1, linestyle=(0, (1, 2)), **style)
+        add_label(axes, axes.get_xlim()[1], y, text, style)
 
 
 def add_tips(axes: Axes, x: Any, y: Any, texts: Sequence[str]) -> None:
@@ -142,58 +143,53 @@ def text_lines(text: str, width: float) -> list[str]:
     return wrapped(text, min(0.38 * width, 200) - LEADER - SIGN)
 
 
-def label_ends(
-    figure: Figure, ends: Mapping[Axes, Sequence[End]], width: float
-) -> None:
-    """Writes labels right of the axes, as near the ends of their lines as can be."""
-    labels = {
-        axes: [
-            axes.annotate(
-                "\n".join(text_lines(text, width)),
-                (1, 0.5),
-                (LEADER + SIGN, 0),
-                xycoords="axes fraction",
-                textcoords="offset points",
-                va="center",
-                color=LIGHT["ink" if "marker" in style else "muted"],
-            )
-            for _, _, text, style in own
-        ]
-        for axes, own in ends.items()
-    }
-    # The layout makes room for the labels; then it rests, as moving them must not
-    # move the axes that they are placed by.
-    figure.draw_without_rendering()
-    figure.set_layout_engine("none")
-    for axes, own in ends.items():
-        box, middle = axes.bbox, (axes.bbox.y0 + axes.bbox.y1) / 2
-        at = [axes.transData.transform(end[:2]) for end in own]
-        ys = [float(np.clip(y, box.y0, box.y1)) for _, y in at]
-        heights = [label.get_window_extent().height + GAP for label in labels[axes]]
-        moved = spread_out(ys, heights, box.y0 - 6, box.y1 + 6)
-        for i, label in enumerate(labels[axes]):
-            label.set_position((LEADER + SIGN, moved[i] - middle))
-            xs = [box.x1, box.x1 + LEADER, box.x1 + LEADER + SIGN / 2]
-            path = [min(at[i][0] + 4, box.x1), *xs], [ys[i], ys[i], moved[i], moved[i]]
-            add_leader(figure, *path, own[i][3])
-
-
-def add_leader(
-    figure: Figure, xs: Sequence[float], ys: Sequence[float], style: dict[str, Any]
-) -> None:
-    """Draws a thin line from the end of a line to its label, with its marker."""
+def add_label(axes: Axes, x: float, y: float, text: str, style: dict[str, Any]) -> None:
+    """Adds a label right of the axes, a marker and a leader from the end of a line."""
+    figure = axes.get_figure(root=True)
+    assert figure is not None
+    axes.annotate(
+        "\n".join(text_lines(text, 72 * figure.get_figwidth())),
+        (x, y),
+        (LEADER + SIGN, 0),
+        textcoords=OffsetFrom(axes.bbox, (1, 0.5), "points"),
+        va="center",
+        annotation_clip=False,
+        color=LIGHT["ink" if "marker" in style else "muted"],
+    )
     leader = Line2D(
-        np.divide(xs, 72),
-        np.divide(ys, 72),
+        [],
+        [],
         # In inches: pixels would be others at a PNG's resolution.
         transform=figure.dpi_scale_trans,
         color=(style["color"], 0.6),
         linewidth=0.8,
         marker=style.get("marker", ""),
         markerfacecolor=style["color"],
-        markevery=[len(xs) - 1],
+        markevery=[3],
+        in_layout=False,
     )
     figure.add_artist(leader)
+
+
+def place_labels(figure: Figure) -> None:
+    """Moves all labels as near to the ends of their lines as can be."""
+    # The layout makes room for the labels; then it rests, as moving them must not
+    # move the axes that they are placed by.
+    figure.draw_without_rendering()
+    figure.set_layout_engine("none")
+    leaders = iter(figure.artists)
+    for axes in figure.axes:
+        box, labels = axes.bbox, [x for x in axes.texts if isinstance(x, Annotation)]
+        ends = [axes.transData.transform(label.xy) for label in labels]
+        ys = [float(np.clip(y, box.y0, box.y1)) for _, y in ends]
+        heights = [label.get_window_extent().height + GAP for label in labels]
+        moved = spread_out(ys, heights, box.y0 - 6, box.y1 + 6)
+        for label, (x, _), y, middle in zip(labels, ends, ys, moved, strict=True):
+            label.set_position((LEADER + SIGN, middle - (box.y0 + box.y1) / 2))
+            right, sign = box.x1, box.x1 + LEADER + SIGN / 2
+            xs = np.array([min(x + 4, right), right, right + LEADER, sign])
+            path = xs / 72, np.array([y, y, middle, middle]) / 72
+            cast(Line2D, next(leaders)).set_data(*path)
 
 
 def spread_out(
