@@ -23,7 +23,7 @@ from reports import ALGORITHMS, NETWORKS, made_up
 from experiments.study.analysis.results import LOSS, Band, Report
 from experiments.study.report import events, tables, write
 from experiments.study.report import page as html
-from experiments.study.report.styles import COLOURS, HUES, looks
+from experiments.study.report.styles import COLOURS, CSS, HUES, styles
 from experiments.study.statistics import Spread
 from experiments.training import records
 
@@ -75,11 +75,23 @@ class Page(HTMLParser):
         return [attrs for name, attrs in self.tags if name == tag]
 
 
-def drawn(report: Report):
-    """The figures as they are shown on a page, and as files."""
+def plotted(report: Report):
+    """The words about the figures of a report, by name."""
     from experiments.study.report import figures
 
-    return {name: x.wide or x.narrow for name, x in figures.draw(report).items()}
+    return {plot.name: plot for plot in figures.plots(report)}
+
+
+def drawn(report: Report):
+    """The figures of a report by name, as large as in their files."""
+    from experiments.study.report import figures
+    from experiments.study.report.axes import NARROW, WIDE
+
+    with figures.style():
+        return {
+            name: plot.draw(WIDE if plot.large else NARROW)
+            for name, plot in plotted(report).items()
+        }
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +102,7 @@ def usual():
 
 def colour_of(label, names=tuple(ALGORITHMS)):
     """Of an algorithm among those of a report."""
-    return looks({name: name.split()[0] for name in names})[label].colour
+    return styles({name: name.split()[0] for name in names})[label]["color"]
 
 
 def replaced(report, key, values):
@@ -166,9 +178,8 @@ def test_a_charts_views_are_chosen_without_a_script(folder):
     words = [" ".join(x.split()) for x in page.words]
     assert "On two data centres (1 Gbit/s, 30 ms)" in words
     assert "Test accuracy on 2 other networks" in words
-    css = (ROOT / "experiments/study/report/report.css").read_text()
     for i in range(1, 4):
-        assert f"nth-of-type({i}):checked ~ figure:nth-of-type({i})" in css
+        assert f"nth-of-type({i}):checked ~ figure:nth-of-type({i})" in CSS
 
 
 def test_a_figure_tells_its_values_where_it_is_pointed_at(folder):
@@ -195,7 +206,7 @@ def test_a_figure_tells_its_values_where_it_is_pointed_at(folder):
 
 @given(st.lists(st.tuples(st.floats(0, 100), st.floats(1, 30)), min_size=1, max_size=9))
 def test_names_at_the_ends_of_lines_do_not_overlap_and_keep_their_order(boxes):
-    from experiments.study.report.line_labels import spread_out
+    from experiments.study.report.charts import spread_out
 
     wanted, heights = zip(*boxes, strict=True)
     found = spread_out(wanted, heights, 0, 100)
@@ -209,38 +220,63 @@ def test_names_at_the_ends_of_lines_do_not_overlap_and_keep_their_order(boxes):
         assert found == pytest.approx(wanted)
 
 
-def test_every_line_is_named_at_its_end_in_either_size():
+@pytest.mark.parametrize("sweep", ["", "workers"])
+def test_every_line_is_labelled_at_its_end_in_either_size_without_overlap(sweep):
     from experiments.study.report import figures
+    from experiments.study.report.axes import NARROW, WIDE
 
-    for name, (narrow, wide) in figures.draw(made_up()).items():
-        for drawing in (narrow, wide):
-            if drawing and name != "differences":
-                texts = " ".join(x.get_text() for x in drawing.figure.texts)
-                for label in ("bmuf --nesterov", "diloco"):
-                    assert label in texts, name
-                assert drawing.figure.legends == []
+    long = {"diloco": "diloco --outer-momentum 0.9 --outer-lr 0.7 --period 64"}
+    with figures.style():
+        report = made_up(sweep, labels=long)._replace(networks=NETWORKS[:1])
+        for plot in figures.plots(report):
+            if plot.name == "differences":
+                continue
+            for width in (NARROW, WIDE)[: 1 + plot.large]:
+                figure = plot.draw(width)
+                figure.draw_without_rendering()
+                for axes in figure.axes:
+                    words = [" ".join(x.get_text().split()) for x in axes.texts]
+                    for label in ("bmuf --nesterov", long["diloco"]):
+                        assert any(label in x for x in words), plot.name
+                    boxes = [x.get_window_extent() for x in axes.texts]
+                    assert not any(a.overlaps(b) for a, b in combinations(boxes, 2))
+                    assert min(x.x0 for x in boxes) > axes.bbox.x1
+                    assert max(x.x1 for x in boxes) <= width
+                assert figure.legends == []
 
 
-def test_no_name_of_a_difference_is_crossed_by_the_line_at_zero(usual):
-    (axes,) = usual["differences"].figure.axes
-    zero = [x.get_ydata() for x in axes.lines if set(x.get_xdata()) == {0.0}]
-    bottoms = [x.get_position()[1] for x in axes.texts]
-    names = [(y - 11, y) for y in bottoms]  # 11 units of text
-    assert len(zero) == len(names) == 3
+def test_no_label_of_a_difference_is_crossed_by_the_line_at_zero(usual):
+    figure = usual["differences"]
+    figure.draw_without_rendering()
+    (axes,) = figure.axes
+    zero = [x for x in axes.lines if set(x.get_xdata()) == {0.0}]
+    assert len(zero) == len(axes.texts) == 3
     for line in zero:
-        for top, bottom in names:
-            assert max(line) < top or min(line) > bottom
+        for label in axes.texts:
+            box = label.get_window_extent()
+            low, high = sorted(axes.transData.transform(line.get_xydata())[:, 1])
+            assert low > box.y1 or high < box.y0
 
 
-def test_a_point_lies_on_its_line(usual):
-    from experiments.study.report.canvas import place
+def test_a_tip_lies_on_its_line(usual):
+    (axes,) = usual["test-accuracy-by-steps"].axes
+    lines = [x for x in axes.lines if x.get_color() == colour_of("sync_sgd")]
+    tips = [x for x in axes.lines if x.get_label().startswith("sync_sgd: ")]
+    (line,), (own,) = lines, tips
+    assert own.get_xydata()[-1] == pytest.approx(line.get_xydata()[-1])
 
-    drawing = usual["test-accuracy-by-steps"]
-    (axes,) = drawing.figure.axes
-    (line,) = (x for x in axes.lines if x.get_color() == colour_of("sync_sgd"))
-    ends = (np.asarray(xs, float)[-1] for xs in (line.get_xdata(), line.get_ydata()))
-    own = [x for x in drawing.points if x.text.startswith("sync_sgd: ")]
-    assert (own[-1].x, own[-1].y) == pytest.approx(place(axes, *ends))
+
+def test_a_tip_of_a_file_lies_where_its_line_is_drawn(folder):
+    root = ElementTree.fromstring((folder / "figures/differences.svg").read_text())
+    tips = [
+        (float(x.attrib["cx"]), float(x.attrib["cy"]))
+        for x in root.iter(f"{SVG}circle")
+    ]
+    marks = [
+        (float(x.attrib["x"]), float(x.attrib["y"])) for x in root.iter(f"{SVG}use")
+    ]
+    for tip in tips:
+        assert any(tip == pytest.approx(mark, abs=0.06) for mark in marks)
 
 
 def test_ids_are_unique_in_the_page_and_references_find_them(folder):
@@ -287,9 +323,8 @@ def test_text_in_the_page_is_text_in_its_colours_and_at_least_ten_pixels(folder)
         room = narrowest[attrs.get("class", "narrow")]
         assert min(sizes) * room / width >= 10
     assert {x.get("class") for x in figures} == {None, "wide", "narrow"}
-    css = (ROOT / "experiments/study/report/report.css").read_text()
     assert (
-        "@media (min-width: 60rem) { svg.wide { display: block; }" in css
+        "@media (min-width: 60rem) { svg.wide { display: block; }" in CSS
     )  # 960 pixels
     assert {"sync_sgd", "local steps", "bytes sent by each worker (log)"} <= set(
         page.words
@@ -344,8 +379,8 @@ def test_a_sweep_has_a_panel_and_a_group_of_rows_for_each_value(tmp_path):
     report = made_up(sweep="workers")._replace(networks=[])
     figures = drawn(report)
     assert list(figures)[:2] == ["differences", "test-accuracy-by-workers"]
-    assert len(figures["test-accuracy-by-bytes"].figure.axes) == 3
-    (axes,) = figures["test-accuracy-by-workers"].figure.axes
+    assert len(figures["test-accuracy-by-bytes"].axes) == 3
+    (axes,) = figures["test-accuracy-by-workers"].axes
     assert [x.get_text() for x in axes.get_xticklabels()] == ["2", "4", "8"]
     write.write(report, tmp_path)
     page = Page((tmp_path / "report.html").read_text())
@@ -365,11 +400,11 @@ def test_what_is_not_swept_is_drawn_beside_every_value():
         curves=[report.curves[0]._replace(point=""), *curves],
     )
     figures = drawn(report)
-    panels = figures["test-accuracy-by-steps"].figure.axes
+    panels = figures["test-accuracy-by-steps"].axes
     blue = colour_of("sync_sgd")
     shown = [[x for x in axes.lines if x.get_color() == blue] for axes in panels]
     assert [len(lines) for lines in shown] == [1, 1, 1]
-    (axes,) = figures["test-accuracy-by-period"].figure.axes
+    (axes,) = figures["test-accuracy-by-period"].axes
     assert [x.get_text() for x in axes.get_xticklabels()] == ["2", "4", "8"]
     across = [x for x in axes.lines if x.get_color() == blue]
     heights = np.concatenate([np.asarray(x.get_ydata(), float) for x in across])
@@ -382,12 +417,12 @@ def test_too_few_seeds_for_an_interval_are_drawn_thinner_and_said(usual):
         x._replace(difference=x.difference and x.difference._replace(low=None))
         for x in report.rows
     ]
-    few, enough = drawn(report._replace(rows=rows, networks=[])), usual
-    assert "too few seeds for an interval" in few["differences"].note
-    assert enough["differences"].note == ""
+    few = report._replace(rows=rows, networks=[])
+    assert "too few seeds for an interval" in plotted(few)["differences"].note
+    assert plotted(report)["differences"].note == ""
     widths = [
-        max(x.get_linewidth() for x in each["differences"].figure.axes[0].lines[1::3])
-        for each in (few, enough)
+        max(x.get_linewidth()[0] for x in figure.axes[0].collections)
+        for figure in (drawn(few)["differences"], usual["differences"])
     ]
     assert widths[0] < widths[1]
 
@@ -397,10 +432,10 @@ def test_replicas_that_agree_throughout_are_said_to_and_not_drawn():
     zero = Band([0.0] * 20, [0.0] * 20, [0.0] * 20)
     curves = [x._replace(bands={**x.bands, "divergence": zero}) for x in report.curves]
     report = report._replace(curves=curves, networks=[])
-    figures = drawn(report)
-    assert "divergence-by-steps" not in figures
-    shown = {name: html.Shown("", "<svg/>", x) for name, x in figures.items()}
-    words = " ".join(" ".join(Page(html.page(report, shown)).words).split())
+    plots = plotted(report)
+    assert "divergence-by-steps" not in plots
+    text = html.page(report, [*plots.values()], {x: ("<svg/>", "") for x in plots})
+    words = " ".join(" ".join(Page(text).words).split())
     assert "0 at every evaluation, so not drawn: spread of the replicas." in words
 
 
@@ -408,18 +443,20 @@ def test_a_run_that_diverges_leaves_the_axes_as_they_were(usual):
     report = made_up()
     steps = np.arange(len(report.curves[1].steps))
     wild = [*(2.0 * 10.0 ** steps[:-2]), float("inf"), float("nan")]
-    before, after = usual, drawn(replaced(report, "test_loss", wild))
+    wilder = replaced(report, "test_loss", wild)
+    before, after = usual, drawn(wilder)
     for name in ("test-loss-by-steps", "test-loss-by-time-10-gbe"):
-        top = before[name].figure.axes[0].get_ylim()[1]
-        assert after[name].figure.axes[0].get_ylim()[1] < 2 * top
-        assert "bmuf --nesterov: leaves the picture at the top" in after[name].note
-        assert before[name].note == ""
+        top = before[name].axes[0].get_ylim()[1]
+        assert after[name].axes[0].get_ylim()[1] < 2 * top
+        note = plotted(wilder)[name].note
+        assert "bmuf --nesterov: leaves the picture at the top" in note
+        assert plotted(report)[name].note == ""
 
 
 def test_every_view_of_a_metric_has_the_same_axis(usual):
     limits = {
-        drawing.figure.axes[0].get_ylim()
-        for name, drawing in usual.items()
+        figure.axes[0].get_ylim()
+        for name, figure in usual.items()
         if name.startswith("test-accuracy-by")
     }
     assert len(limits) == 1
@@ -434,7 +471,7 @@ def test_gaps_stay_gaps_and_what_was_never_measured_is_not_drawn():
         for x in drawn(replaced(report, "test_accuracy", gaps))[
             "test-accuracy-by-steps"
         ]
-        .figure.axes[0]
+        .axes[0]
         .lines
         if x.get_color() == colour_of("bmuf --nesterov")
     )
@@ -443,7 +480,7 @@ def test_gaps_stay_gaps_and_what_was_never_measured_is_not_drawn():
     assert set(y[~np.isnan(y)]) == {50.0}
     nothing = [float("nan")] * count
     figure = drawn(replaced(report, "displacement_cosine", nothing))
-    axes = figure["displacement-cosine-by-steps"].figure.axes[0]
+    axes = figure["displacement-cosine-by-steps"].axes[0]
     assert colour_of("bmuf --nesterov") not in {x.get_color() for x in axes.lines}
 
 
@@ -452,18 +489,19 @@ def test_who_sends_nothing_is_named_below_a_logarithmic_axis():
     silent = report.curves[0]._replace(bytes_per_worker=[0.0] * 20)
     unknown = report.curves[1]._replace(bytes_per_worker=None)
     report = report._replace(curves=[silent, unknown, *report.curves[2:]])
-    note = drawn(report)["test-accuracy-by-bytes"].note
+    note = plotted(report)["test-accuracy-by-bytes"].note
     assert "sync_sgd: bytes sent by each worker: 0, so not on this axis" in note
     assert "bmuf --nesterov: bytes sent by each worker: not known" in note
 
 
 def test_an_algorithm_keeps_its_colour_and_no_two_look_alike(usual):
-    look = looks({f"algorithm {i}": f"algorithm {i}" for i in range(50)})
-    assert len(set(look.values())) == 50
-    assert len({x.colour for x in list(look.values())[: len(COLOURS)]}) == len(COLOURS)
+    style = styles({f"algorithm {i}": f"algorithm {i}" for i in range(50)})
+    assert len({tuple(x.values()) for x in style.values()}) == 50
+    first = list(style.values())[: len(COLOURS)]
+    assert len({x["color"] for x in first}) == len(COLOURS)
     colours = [colour_of(label) for label in ALGORITHMS]
-    for name, drawing in usual.items():
-        lines = drawing.figure.axes[0].lines
+    for name, figure in usual.items():
+        lines = figure.axes[0].lines
         used = [x.get_color() for x in lines if x.get_color() in colours]
         assert list(dict.fromkeys(used)) == [x for x in colours if x in used], name
         assert len(set(used)) >= 3
@@ -502,8 +540,7 @@ def lab(colour, vision):
 @pytest.mark.parametrize("vision", VISION)
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_algorithms_and_their_variants_are_told_apart(scheme, vision):
-    css = (ROOT / "experiments/study/report/report.css").read_text()
-    block = re.findall(r":root \{(.*?)\}", css, re.S)[scheme == "dark"]
+    block = re.findall(r":root \{(.*?)\}", CSS, re.S)[scheme == "dark"]
     series = dict(re.findall(r"--series-(\d+): (#\w{6})", block))
     seen = [lab(series[str(i)], vision) for i in range(len(COLOURS))]
     same_hue = [seen[hue::HUES] for hue in range(HUES)]
@@ -517,12 +554,12 @@ def test_variants_of_an_algorithm_are_tones_of_one_hue():
     algos = dict(
         zip(labels, ["sync_sgd", "bmuf", "bmuf", "bmuf", "diloco"], strict=True)
     )
-    look = looks(algos)
-    hues = {label: x.series % HUES for label, x in look.items()}
+    style = styles(algos)
+    hues = {name: COLOURS.index(x["color"]) % HUES for name, x in style.items()}
     assert hues["bmuf"] == hues["A"] == hues["bmuf --nesterov"]
     assert len({hues["sync_sgd"], hues["bmuf"], hues["diloco"]}) == 3
-    for what in ("colour", "dash", "marker"):
-        assert len({getattr(x, what) for x in look.values()}) == 5, what
+    for what in ("color", "linestyle", "marker"):
+        assert len({x[what] for x in style.values()}) == 5, what
     for i, colour in enumerate(COLOURS):  # lightness and saturation differ
         turn, base = (
             colorsys.rgb_to_hls(*rgb(x))[0] for x in (colour, COLOURS[i % HUES])
@@ -553,8 +590,7 @@ def contrast(a, b):
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_colours_stand_out_from_the_page(scheme):
-    css = (ROOT / "experiments/study/report/report.css").read_text()
-    blocks = re.findall(r":root \{(.*?)\}", css, re.S)
+    blocks = re.findall(r":root \{(.*?)\}", CSS, re.S)
     colours = dict(re.findall(r"--([\w-]+): (#\w{6})", blocks[scheme == "dark"]))
     for name in ("ink", "muted", "link", "good", "bad"):
         assert contrast(colours[name], colours["paper"]) >= 4.5, name
@@ -676,8 +712,9 @@ def test_a_full_disk_leaves_the_earlier_file_and_no_half_one(tmp_path, monkeypat
 
 
 def test_importing_the_report_does_not_import_matplotlib():
-    names = "write, html, tables, events, looks, quantities"
-    program = f"from experiments.study import {names}; import sys; print(*sys.modules)"
+    names = "events, page, styles, tables, write"
+    program = f"from experiments.study.report import {names}"
+    program = f"{program}; import sys; print(*sys.modules)"
     run = subprocess.run(
         [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True
     )

@@ -19,10 +19,10 @@ def check() -> None:
 def write_events(
     folder: Path, runs: Iterable[tuple[str, Iterable[Mapping[str, Any]]]]
 ) -> None:
-    """Writes a folder of scalars for each run, in place of those that lie there.
+    """Writes a folder of scalars for each run, in place of earlier ones.
 
-    Each metric is a tag. A line's `seconds` are its time, so that TensorBoard's
-    "relative" axis shows the time of training; what was not measured is left out.
+    Each metric is a tag. A line's `seconds` are its time: TensorBoard's "relative" axis
+    then shows the time of training. Missing figures are left out.
 
     Args:
         folder: of all runs, such as STUDY/tensorboard.
@@ -33,19 +33,27 @@ def write_events(
         OSError: a file cannot be written.
     """
     check()
+    for name, lines in runs:
+        _write_run(folder / name, lines)
+
+
+def _write_run(folder: Path, lines: Iterable[Mapping[str, Any]]) -> None:
+    """Writes the scalars of one run."""
     from tensorboardX import SummaryWriter
 
-    for name, lines in runs:
-        own = folder / name
-        own.mkdir(parents=True, exist_ok=True)
-        for earlier in own.glob("events.out.tfevents.*"):
-            earlier.unlink()  # TensorBoard would show both
-        with SummaryWriter(str(own)) as writer:
-            for line in lines:
-                for key, value in line.items():
-                    if key != "step" and measured(value):
-                        seconds = line.get("seconds")
-                        writer.add_scalar(key, value, line["step"], seconds or 0.0)
+    folder.mkdir(parents=True, exist_ok=True)
+    for earlier in folder.glob("events.out.tfevents.*"):
+        # TensorBoard would show both.
+        earlier.unlink()
+    scalars = (
+        (key, value, line["step"], line.get("seconds") or 0.0)
+        for line in lines
+        for key, value in line.items()
+        if key != "step" and measured(value)
+    )
+    with SummaryWriter(str(folder)) as writer:
+        for scalar in scalars:
+            writer.add_scalar(*scalar)
 
 
 def measured(value: Any) -> bool:

@@ -1,48 +1,148 @@
-"""The figures of a report, drawn with matplotlib: only import this to draw them."""
+"""The figures of a report as files and as parts of its page; imports matplotlib."""
 
+import io
 import re
-from typing import NamedTuple
+from functools import partial
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
 
-import matplotlib
+import matplotlib.style
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
 from experiments.study.analysis.results import Report
-from experiments.study.report import comparisons, progressions, trials
-from experiments.study.report.canvas import NARROW, STYLE, WIDE, Drawing
-from experiments.study.report.styles import looks
+from experiments.study.report import comparisons, curves, trials
+from experiments.study.report.axes import NARROW, WIDE, Plot, plain
+from experiments.study.report.charts import TIPS
+from experiments.study.report.styles import TEMPLATES, VARIABLES, styles
+from experiments.training import records
+
+SVG = "http://www.w3.org/2000/svg"
+FONT = re.compile(r"font-family: [^;]*;?\s*")
+# Figures far finer than a pixel, which are a third of a page's bytes.
+LONG = re.compile(r"\d+\.\d{3,}")
+# One picture serves light and dark pages: its colours become the page's variables.
+COLOUR = re.compile("|".join(VARIABLES))
+
+ElementTree.register_namespace("", SVG)
+ElementTree.register_namespace("xlink", "http://www.w3.org/1999/xlink")
+
+# Wraps all that draws or writes a figure: some settings are read as late as that.
+style = partial(matplotlib.style.context, TEMPLATES / "figures.mplstyle")
 
 
-class Drawn(NamedTuple):
-    """One figure in the sizes in which it is shown.
+def plots(report: Report) -> list[Plot]:
+    """The figures that the report has something to see for, named as files."""
+    look = styles({row.label: row.algo for row in report.rows})
+    found: list[Plot] = []
+    for module in (comparisons, curves, trials):
+        for plot in module.plots(report, look):
+            slug = re.sub(r"[^a-z0-9]+", "-", plot.name.lower()).strip("-")
+            same = [x for x in found if x.name.partition("--")[0] == slug]
+            name = f"{slug}--{len(same) + 1}" if same else slug
+            found.append(plot._replace(name=name))
+    return found
 
-    Attributes:
-        narrow: for a phone, or beside others.
-        wide: for a page; None where it is shown narrow everywhere.
-    """
 
-    narrow: Drawing
-    wide: Drawing | None
-
-
-def draw(report: Report) -> dict[str, Drawn]:
-    """Draws every figure that the report has something to see for.
+def save(plot: Plot, folder: Path, dpi: int) -> tuple[str, str]:
+    """Writes a figure as SVG and PNG, in the size of large screens.
 
     Returns:
-        By names fit for files, in the order in which they are shown.
+        A narrow and a wide SVG for a page; "" where the narrow one is for all screens.
     """
-    names: dict[str, Drawn] = {}
-    with matplotlib.rc_context(STYLE):
-        look = looks({row.label: row.algo for row in report.rows})
-        plans = [
-            *comparisons.plans(report, look),
-            *progressions.plans(report, look),
-            *trials.plans(report, look),
-        ]
-        for plan in plans:
-            narrow = plan.draw(NARROW)
-            if narrow is None:
-                continue
-            slug = re.sub(r"[^a-z0-9]+", "-", plan.name.lower()).strip("-")
-            taken = sum(x == slug or x.startswith(f"{slug}--") for x in names)
-            name = f"{slug}--{taken + 1}" if taken else slug
-            names[name] = Drawn(narrow, plan.draw(WIDE) if plan.large else None)
-    return names
+    figure = plot.draw(NARROW)
+    name, wide = plot.name, ""
+    if plot.large:
+        # Without tooltips, as nobody points at a phone's figure.
+        _, narrow = pictures(plot, figure, f"{name}-narrow", "narrow", tips=False)
+        figure = plot.draw(WIDE)
+        file, wide = pictures(plot, figure, name, "wide")
+    else:
+        file, narrow = pictures(plot, figure, name)
+    records.write(folder / f"{name}.svg", file)
+    with io.BytesIO() as png:
+        figure.savefig(png, format="png", dpi=dpi)
+        records.write(folder / f"{name}.png", png.getvalue())
+    return narrow, wide
+
+
+def pictures(
+    plot: Plot, figure: Figure, name: str, kind: str = "", tips: bool = True
+) -> tuple[str, str]:
+    """Renders a figure twice.
+
+    Args:
+        plot: the words about it.
+        figure: the drawing.
+        name: a prefix that makes its ids unique in a page of many figures.
+        kind: its class in the page.
+        tips: whether points show tooltips.
+
+    Returns:
+        A file, white with its own colours and fonts; and a part of a page, in the
+        page's font and colours. The latter's title is no element, as browsers would
+        show it wherever the pointer is.
+    """
+    root = described(plot, figure, name, tips)
+    file = ElementTree.tostring(root, "unicode") + "\n"
+    for key in ("width", "height", "version", "aria-labelledby"):
+        del root.attrib[key]
+    root.remove(root[0])
+    root.set("aria-label", plain(plot.title))
+    root.set("aria-describedby", f"{name}-desc")
+    if kind:
+        root.set("class", kind)
+    x, y, width, height = map(float, root.attrib["viewBox"].split())
+    # A page has its own margins: the title begins where the page's text does.
+    root.set("viewBox", f"{x + 10:g} {y + 4:g} {width - 10:g} {height - 8:g}")
+    for element in root.iter():
+        if style := element.get("style"):
+            themed = COLOUR.sub(lambda x: VARIABLES[x[0]], FONT.sub("", style))
+            element.set("style", themed)
+    return file, ElementTree.tostring(root, "unicode")
+
+
+def described(plot: Plot, figure: Figure, name: str, tips: bool) -> ElementTree.Element:
+    """The parsed SVG with a title, a description, tooltips and ids of its own."""
+    # matplotlib's ids of shapes are hashes with this: unique in a page of figures.
+    settings: Any = {"svg.hashsalt": name}
+    # Without a date the same study gives the same bytes.
+    metadata = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+    with matplotlib.rc_context(settings), io.StringIO() as file:
+        figure.savefig(file, format="svg", metadata=metadata)
+        root = ElementTree.fromstring(file.getvalue())
+    # Inside a page a stylesheet would rule every element of it.
+    for parent in root.findall(f".//{{{SVG}}}style/.."):
+        root.remove(parent)
+    root.set("style", "stroke-linejoin: round; stroke-linecap: butt")
+    root.set("role", "img")
+    root.set("aria-labelledby", f"{name}-title {name}-desc")
+    for place, (tag, text) in enumerate((("title", plot.title), ("desc", plot.text))):
+        element = ElementTree.Element(f"{{{SVG}}}{tag}", id=f"{name}-{tag}")
+        element.text = plain(text)
+        root.insert(place, element)
+    for element in root.iter(f"{{{SVG}}}path"):
+        element.set("d", LONG.sub(lambda x: f"{float(x[0]):.2f}", element.get("d", "")))
+    move_tips(root, figure, tips)
+    # Ids of groups are the same in all figures, and nothing refers to them.
+    for group in root.iter(f"{{{SVG}}}g"):
+        group.attrib.pop("id", None)
+    return root
+
+
+def move_tips(root: ElementTree.Element, figure: Figure, tips: bool) -> None:
+    """Turns unseen markers into circles above all else, with titles as tooltips."""
+    lines = figure.findobj(lambda artist: artist.get_gid() == TIPS)
+    texts = [str(x.get_label()).split("\n") for x in lines if isinstance(x, Line2D)]
+    circles = ElementTree.Element(f"{{{SVG}}}g", {"class": "points", "fill": "none"})
+    groups = root.findall(f".//{{{SVG}}}g[@id='{TIPS}']")
+    for group, own in zip(groups, texts, strict=True):
+        for use, text in zip(group.iter(f"{{{SVG}}}use"), own, strict=True):
+            at = {"cx": f"{float(use.attrib['x']):.1f}", "r": "7"}
+            at |= {"cy": f"{float(use.attrib['y']):.1f}", "pointer-events": "all"}
+            circle = ElementTree.SubElement(circles, f"{{{SVG}}}circle", at)
+            ElementTree.SubElement(circle, f"{{{SVG}}}title").text = text
+        group.clear()
+    if tips:
+        root.append(circles)

@@ -1,19 +1,23 @@
-"""The look of each algorithm, in every figure and beside its name."""
+"""The colour, line and marker of each algorithm, in figures and legends."""
 
+import re
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any
 
-# Seven hues, then each in two other tones. Eyes without one kind of cone tell them
-# apart too: simulated after Machado (2009), any two of the first seven and any two
-# tones of a hue are 10 or more apart in CIE Lab. report.css has those of dark pages.
+TEMPLATES = Path(__file__).with_name("templates")
+CSS = (TEMPLATES / "report.css").read_text()
+# The stylesheet is the one place of all colours: its first block is the light page's.
+LIGHT = dict(re.findall(r"--([\w-]+): (#\w{6})", CSS.partition("@media")[0]))
+VARIABLES = {colour: f"var(--{name})" for name, colour in LIGHT.items()}
+
+# Seven hues, then each in two other tones. Eyes without one kind of cone distinguish
+# them too: simulated after Machado (2009), any two of the first seven and any two
+# tones of a hue are 10 or more apart in CIE Lab, where 2.3 can just be seen.
 HUES = 7
-COLOURS = (
-    *("#00557c", "#a94300", "#00885a", "#8961cf", "#a99300", "#252d33", "#f55e8b"),
-    *("#7194b9", "#e0764a", "#003c1d", "#311478", "#5e4b10", "#878c92", "#540027"),
-    *("#00293e", "#5a2200", "#5c9f82", "#633fa8", "#7f7a45", "#595f65", "#aa3a65"),
-)
+COLOURS = [colour for name, colour in LIGHT.items() if name.startswith("series-")]
 DASHES = ((), (6, 2), (2, 1.5), (7, 2, 1.5, 2), (10, 2))
-MARKERS = {  # as matplotlib names them, and as paths around 13, 6
+MARKERS = {  # matplotlib's names, and SVG paths around 13, 6
     "o": "M9.5 6a3.5 3.5 0 1 0 7 0a3.5 3.5 0 1 0-7 0z",
     "s": "M9.8 2.8h6.4v6.4h-6.4z",
     "^": "M13 2l4.1 7.2H8.9z",
@@ -24,36 +28,17 @@ MARKERS = {  # as matplotlib names them, and as paths around 13, 6
     " 11.2 6z",
 }
 
-
-class Look(NamedTuple):
-    """The colour, line and marker of one algorithm.
-
-    Attributes:
-        series: the index of its colour.
-        dash: lengths of line and gap, in widths of the line; () for a full line.
-        marker: as matplotlib names it.
-    """
-
-    series: int
-    dash: tuple[float, ...]
-    marker: str
-
-    @property
-    def colour(self) -> str:
-        """On white paper."""
-        return COLOURS[self.series]
-
-    @property
-    def linestyle(self) -> Any:
-        """The dash as matplotlib takes it."""
-        return (0, self.dash) if self.dash else "-"
+Styles = Mapping[str, dict[str, Any]]
 
 
-def looks(algos: Mapping[str, str]) -> dict[str, Look]:
-    """Gives each label a look of its own: a hue to an algorithm, tones to its variants.
+def styles(algos: Mapping[str, str]) -> Styles:
+    """Gives each label a style of its own: a hue an algorithm, a tone a variant.
 
     Args:
-        algos: the algorithm's name by label, in the order in which they are shown.
+        algos: the algorithm's name by label, in the order of the legend.
+
+    Returns:
+        Properties of matplotlib's lines by label: color, linestyle and marker.
     """
     hues = list(dict.fromkeys(algos.values()))
     seen = dict.fromkeys(hues, 0)
@@ -62,6 +47,12 @@ def looks(algos: Mapping[str, str]) -> dict[str, Look]:
         turn, hue = divmod(hues.index(algo), HUES)
         tone = (turn + seen[algo]) % (len(COLOURS) // HUES)
         seen[algo] += 1
+        # Five dashes and seven markers: a step more each round, so that no pair of
+        # them returns before 35 labels.
         dash = DASHES[(i + i // len(MARKERS)) % len(DASHES)]
-        found[label] = Look(tone * HUES + hue, dash, list(MARKERS)[i % len(MARKERS)])
+        found[label] = {
+            "color": COLOURS[tone * HUES + hue],
+            "linestyle": (0, dash) if dash else "-",
+            "marker": list(MARKERS)[i % len(MARKERS)],
+        }
     return found

@@ -1,131 +1,96 @@
-"""The figures of what was tuned."""
+"""The figures of tuning: validation scores against the values that were tried."""
 
 from collections.abc import Iterator, Sequence
 from functools import partial
 
 import numpy as np
-from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
-from experiments.study.analysis.formatting import (
-    known,
-    named,
-    number,
-    sentence,
-    shown,
-    with_unit,
-)
+from experiments.study.analysis import formatting
 from experiments.study.analysis.results import Measure, Report, Tuning
-from experiments.study.report.canvas import (
-    NARROW,
-    Drawing,
-    Plan,
-    Point,
-    canvas,
-    place,
-    set_x,
-    set_y,
-)
-from experiments.study.report.comparisons import panel_text, titled
-from experiments.study.report.line_labels import End, column, draw_names, tall
-from experiments.study.report.styles import Look
+from experiments.study.report.axes import Plot, Range, titled
+from experiments.study.report.charts import Chart, Line, draw_chart
+from experiments.study.report.styles import Styles
 
 
-def plans(report: Report, look: dict[str, Look]) -> Iterator[Plan]:
-    """A figure for each flag that was tuned."""
-    for flag in dict.fromkeys(tuning.flag for tuning in report.tuning):
-        draw = partial(tuned, report, flag, look)
-        yield Plan(f"tuning {flag}", draw, large=True)
-
-
-def tuned(report: Report, flag: str, look: dict[str, Look], width: float) -> Drawing:
-    """Draws the scores on validation data against the values that were tried."""
+def plots(report: Report, styles: Styles) -> Iterator[Plot]:
+    """A figure a tuned flag."""
     measure = report.measure
-    tunings = [tuning for tuning in report.tuning if tuning.flag == flag]
-    points = list(dict.fromkeys(tuning.point for tuning in tunings))
-    labels = [x for x in look if any(t.label == x for t in tunings)]
-    name = measure.name.removeprefix("test ")
-    title = f"{sentence(titled(name, measure))} on validation data by {flag}"
-    above = [panel_text(point, points, report.sweep) for point in points]
-    values = [x for tuning in tunings for x in tuning.values]
-    log = min(values) > 0 and ("lr" in flag or max(values) > 10 * min(values))
-    below = f"{flag}{' (log)' * log}; ring: chosen"
-    least = {1: 180 if width == NARROW else 360}.get(len(points), 130)
-    height, right = max(least, tall(labels, width)), column(labels, width)
-    figure, panels = canvas(title, above, height, below, width, right=right)
-    places: list[Point] = []
-    low, high = score_limits(tunings, measure)
-    for axes, point in zip(panels, points, strict=True):
-        set_x(axes, "plain", min(values), max(values), log)
-        set_y(axes, low, high, log=False)
-        ends = []
-        for tuning in (t for t in tunings if t.point == point):
-            draw_tuning(axes, tuning, look[tuning.label], measure, low)
-            if own := points_of(axes, tuning, measure):
-                places += own
-                ends.append(End(*own[-1][:2], tuning.label, look[tuning.label]))
-        draw_names(axes, ends)
-    told = "; ".join(f"{named(t.label, t.point)} {number(t.chosen)}" for t in tunings)
-    text = f"{title}. Chosen: {told}."
-    return Drawing(figure, title, text, tuning_note(tunings), "tuning", places)
+    name = titled(measure.name.removeprefix("test "), measure.unit)
+    for flag in dict.fromkeys(tuning.flag for tuning in report.tuning):
+        trials = [tuning for tuning in report.tuning if tuning.flag == flag]
+        title = f"{formatting.sentence(name)} on validation data by {flag}"
+        chosen = [
+            f"{formatting.named(t.label, t.point)} {formatting.number(t.chosen)}"
+            for t in trials
+        ]
+        values = [x for tuning in trials for x in tuning.values]
+        log = min(values) > 0 and ("lr" in flag or max(values) > 10 * min(values))
+        chart = Chart(
+            title,
+            f"{flag}{' (log)' * log}; ring: chosen",
+            Range(min(values), max(values), log).widened(0.03),
+            score_range(trials, measure).widened(0.07),
+            [line_of(tuning, measure) for tuning in trials],
+            styles,
+            {tuning.label: tuning.label for tuning in trials},
+        )
+        text = f"{title}. Chosen: {'; '.join(chosen)}."
+        draw = partial(draw_trials, chart, trials)
+        yield Plot(
+            f"tuning {flag}", "tuning", title, text, note(trials), draw, large=True
+        )
 
 
-def points_of(axes: Axes, tuning: Tuning, measure: Measure) -> list[Point]:
-    """The scores at the values that were tried and did not diverge."""
-    low, high = axes.get_ylim()
-    found = []
-    for value, score in zip(tuning.values, tuning.scores, strict=True):
-        if score is not None and known(score):
-            y = min(max(score * measure.scale, low), high)
-            said = with_unit(shown(score, measure), measure)
-            text = f"{tuning.label}: {said} at {tuning.flag} {number(value)}"
-            found.append(Point(*place(axes, value, y), text))
-    return found
-
-
-def score_limits(tunings: Sequence[Tuning], measure: Measure) -> tuple[float, float]:
-    """Ends of the axis: around all scores, but for losses far above the median."""
-    found = (s for t in tunings for s in t.scores)
-    scores = [s * measure.scale for s in found if s is not None and known(s)]
-    if not scores:
-        return 0.0, 1.0
-    low, high = min(scores), max(scores)
-    if not measure.higher_is_better:  # a loss knows no upper end
-        high = min(high, low + 8 * max(float(np.median(scores)) - low, abs(low) / 2))
-    margin = 0.07 * (high - low) or 0.5
-    return low - margin, high + margin
-
-
-def draw_tuning(
-    axes: Axes, tuning: Tuning, look: Look, measure: Measure, low: float
-) -> None:
-    """Draws one algorithm's scores, a ring around the best, crosses for divergence."""
-    scores = [np.nan if s is None else s * measure.scale for s in tuning.scores]
-    axes.plot(
-        tuning.values,
-        scores,
-        color=look.colour,
-        linestyle=look.linestyle,
-        marker=look.marker,
-        markeredgewidth=0,
-    )
-    gone = [x for x, s in zip(tuning.values, scores, strict=True) if not known(s)]
-    cross = {"linestyle": "", "marker": "x", "clip_on": False, "zorder": 5}
-    axes.plot(gone, [low] * len(gone), color=look.colour, markersize=7, **cross)
-    best = [s for x, s in zip(tuning.values, scores, strict=True) if x == tuning.chosen]
-    ring = {"marker": "o", "markersize": 12, "markerfacecolor": "none", "linestyle": ""}
-    axes.plot(
-        [tuning.chosen] * len(best), best, color=look.colour, clip_on=False, **ring
-    )
-
-
-def tuning_note(tunings: Sequence[Tuning]) -> str:
+def note(trials: Sequence[Tuning]) -> str:
     """Names the algorithms whose best value is at an edge, and explains the crosses."""
     edges = [
-        f"{named(t.label, t.point)} ({number(t.chosen)})" for t in tunings if t.at_edge
+        f"{formatting.named(t.label, t.point)} ({formatting.number(t.chosen)})"
+        for t in trials
+        if t.at_edge
     ]
-    notes = []
-    if edges:
-        notes.append(f"Best at the edge of the range: {', '.join(edges)}.")
-    if any(s is None for t in tunings for s in t.scores):
-        notes.append("× at the bottom: a run diverged.")
+    notes = [f"Best at the edge of the range: {', '.join(edges)}."] if edges else []
+    if any(score is None for t in trials for score in t.scores):
+        notes += ["× at the bottom: a run diverged."]
     return " ".join(notes)
+
+
+def score_range(trials: Sequence[Tuning], measure: Measure) -> Range:
+    """The range of all scores, without losses far above the median."""
+    found = (score for tuning in trials for score in tuning.scores)
+    scores = [s * measure.scale for s in found if s is not None and formatting.known(s)]
+    if not scores:
+        return Range(0.0, 1.0)
+    low, high = min(scores), max(scores)
+    # A loss has no upper bound: one poor value would flatten all others.
+    if not measure.higher_is_better:
+        high = min(high, low + 8 * max(float(np.median(scores)) - low, abs(low) / 2))
+    return Range(low, high)
+
+
+def line_of(tuning: Tuning, measure: Measure) -> Line:
+    """The scores of one algorithm; NaN for runs that diverged."""
+    x, scores = np.array(tuning.values, float), np.array(tuning.scores, float)
+    y = np.where(np.isfinite(scores), scores, np.nan) * measure.scale
+    tips = [
+        f"{tuning.label}: {formatting.shown(score, measure)} {measure.unit}".rstrip()
+        + f" at {tuning.flag} {formatting.number(value)}"
+        for value, score in zip(tuning.values, scores, strict=True)
+    ]
+    return Line(tuning.label, tuning.point, x, y, y, y, tips)
+
+
+def draw_trials(chart: Chart, trials: Sequence[Tuning], width: float) -> Figure:
+    """Draws a line an algorithm, rings around the best and crosses for divergence."""
+    figure = draw_chart(chart, width)
+    points = list(dict.fromkeys(tuning.point for tuning in trials if tuning.point))
+    for tuning, line in zip(trials, chart.lines, strict=True):
+        axes = figure.axes[points.index(tuning.point) if tuning.point else 0]
+        color = chart.styles[tuning.label]["color"]
+        # At the edge of the range they lie on the frame, where they must not be cut.
+        free = {"color": color, "clip_on": False, "markeredgewidth": 1}
+        gone, best = line.x[np.isnan(line.y)], line.x == tuning.chosen
+        axes.plot(gone, np.full(len(gone), chart.y.low), "x", markersize=7, **free)
+        ring = {"markersize": 12, "markerfacecolor": "none"}
+        axes.plot(line.x[best], line.y[best], "o", **ring, **free)
+    return figure
