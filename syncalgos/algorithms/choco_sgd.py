@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from syncalgos import checks, collectives
 from syncalgos.collectives import WORKERS, Axis, PyTree
 from syncalgos.dtypes import widen
-from syncalgos.reducers import packing, stacking
+from syncalgos.reducers import hops, stacking
 from syncalgos.reducers.reducer import is_sent, over_leaves, share_of
 from syncalgos.reducers.stacking import Stacked
 from syncalgos.strategy import MeanCenter, Strategy
@@ -72,7 +72,7 @@ def choco_sgd(
     def largest(x):
         flat = x.reshape(-1)
         _, chosen = jax.lax.top_k(jnp.abs(flat), share_of(density, x.size))
-        return chosen.astype(packing.index_dtype(x.size)), flat[chosen]
+        return chosen.astype(hops.index_dtype(x.size)), flat[chosen]
 
     def mix(x, known, apart):
         chosen = largest(x.astype(known.dtype) - known)

@@ -4,11 +4,10 @@ import jax
 import jax.numpy as jnp
 
 from syncalgos import checks, collectives
-from syncalgos.checks import LearningRate
 from syncalgos.collectives import WORKERS, Axis
 from syncalgos.dtypes import if_finite, narrow, widen
 from syncalgos.reducers import dct, stacking
-from syncalgos.reducers.packing import index_dtype
+from syncalgos.reducers.hops import index_dtype
 from syncalgos.reducers.stacking import Stacked
 from syncalgos.strategy import MeanCenter, Strategy
 
@@ -18,7 +17,7 @@ def demo(
     chunk: int = 64,
     top_k: int = 32,
     sign: bool = False,
-    learning_rate: LearningRate | None = None,
+    learning_rate: checks.LearningRate | None = None,
     stacked: Stacked = 0,
     axis: Axis = WORKERS,
 ) -> Strategy:
@@ -37,7 +36,7 @@ def demo(
     Args:
         decay: β, of the momentum, at least 0 and below 1.
         chunk: the longest side of a chunk, at least 1: rows and columns are cut into
-            parts of their largest divisor up to this, or padded (`cosine.side`).
+            parts of their largest divisor up to this, or padded (`dct.side`).
         top_k: components of a chunk that are sent, at least 1.
         sign: step along signs, and accumulate steps instead of gradients.
         learning_rate: η of those steps, a number or schedule; None: 1.

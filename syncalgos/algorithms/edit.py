@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from syncalgos import checks
 from syncalgos.collectives import WORKERS, Axis, PyTree
 from syncalgos.dtypes import narrow, widen
-from syncalgos.reducers.screening import Norms, Screen, none_seen, screened_mean
+from syncalgos.reducers.robust import Norms, Screen, none_seen, screened_mean
 from syncalgos.strategy import Strategy, every
 
 

@@ -12,7 +12,7 @@ from syncalgos import checks, collectives, contract
 from syncalgos.collectives import WORKERS, Axis, PyTree
 from syncalgos.dtypes import wide_dtype, widen
 from syncalgos.keys import common_key, own_key
-from syncalgos.reducers import dense, packing, stacking
+from syncalgos.reducers import dense, hops, stacking
 from syncalgos.reducers.reducer import (
     Reducer,
     draw_entries,
@@ -61,7 +61,7 @@ def top_k(
     def combine(x, draws: Any = None):
         flat, none = x.reshape(-1), jnp.zeros(x.size, wide_dtype(x.dtype))
         _, chosen = jax.lax.top_k(jnp.abs(flat), count(x))
-        chosen = chosen.astype(packing.index_dtype(x.size))
+        chosen = chosen.astype(hops.index_dtype(x.size))
         code = encode(flat[chosen] if bits is None else widen(flat[chosen]), draws)
         indices, codes = collectives.gather((chosen, code), axis)
         values = jax.vmap(lambda code: decode(code, count(x)))(codes)
