@@ -15,13 +15,13 @@ import numpy as np
 import optax
 from jax import lax
 
-from syncalgos import Strategy, TrainState, collectives, contract
+from syncalgos import Strategy, TrainState, collectives
 from syncalgos.collectives import WORKERS, Axis, PyTree
 from syncalgos.combinators import introspection
 from syncalgos.combinators.introspection import Composed
 from syncalgos.combinators.primitives import MeanOfGrads
 from syncalgos.dtypes import widen
-from syncalgos.strategy import center_of_inner
+from syncalgos.strategy import apply_reduce, apply_sync, center_of_inner
 
 # Instead of NaN, at which jax_debug_nans would end the run; no norm and no cosine.
 NONE = -2.0
@@ -72,9 +72,7 @@ def measured(
         return Measured(strategy.init(params), params, none)
 
     def reduce(grads, replica, state, step):
-        grads, own = contract.apply_reduce(
-            strategy, grads, replica, state.strategy, step
-        )
+        grads, own = apply_reduce(strategy, grads, replica, state.strategy, step)
         return grads, state._replace(strategy=own)
 
     def sync(replica, state, step):
@@ -86,7 +84,7 @@ def measured(
         # Else XLA might fuse the local step another way than without us, and round so.
         apart = noted, replica, state.strategy
         noted, replica, own = lax.optimization_barrier(apart)
-        synced = contract.apply_sync(strategy, replica, own, step)
+        synced = apply_sync(strategy, replica, own, step)
         replica, own = lax.optimization_barrier(synced)
         start = lax.cond(
             _holds(begins, step + 1), lambda: replica.params, lambda: state.start

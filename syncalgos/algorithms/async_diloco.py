@@ -4,8 +4,12 @@ import optax
 
 from syncalgos import checks, collectives
 from syncalgos.collectives import WORKERS, Axis
-from syncalgos.combinators import nesterov, speeds
-from syncalgos.combinators.asynchrony import asynchronous
+from syncalgos.combinators.asynchrony import (
+    asynchronous,
+    delayed_nesterov,
+    even_speeds,
+    new_server,
+)
 from syncalgos.reducers.reducer import check_optimizer
 from syncalgos.strategy import Strategy
 
@@ -71,7 +75,7 @@ def async_diloco(
         check_optimizer("async_diloco: optimizer", optimizer)
 
     def clock_of(workers):
-        return speeds.evenly(workers, slowest, period, dynamic_steps)
+        return even_speeds(workers, slowest, period, dynamic_steps)
 
     def buffered():
         count = collectives.size(axis) if buffer is None else buffer
@@ -83,6 +87,6 @@ def async_diloco(
         return count
 
     def push(server, update):
-        return nesterov.pushed(server, update, lr, momentum, buffered(), early)
+        return delayed_nesterov(server, update, lr, momentum, buffered(), early)
 
-    return asynchronous(nesterov.fresh, push, clock_of, optimizer, axis)
+    return asynchronous(new_server, push, clock_of, optimizer, axis)

@@ -9,8 +9,9 @@ import optax
 from syncalgos import checks
 from syncalgos.collectives import WORKERS, Axis, PyTree
 from syncalgos.combinators.primitives import outer_step
+from syncalgos.combinators.schedule import every
 from syncalgos.reducers import late
-from syncalgos.strategy import Strategy, every
+from syncalgos.strategy import Strategy
 
 
 class MomentumState(NamedTuple):

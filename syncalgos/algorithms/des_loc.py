@@ -4,9 +4,11 @@ from functools import partial
 
 from syncalgos import checks, collectives
 from syncalgos.collectives import WORKERS, Axis
+from syncalgos.combinators.chain import chain
 from syncalgos.combinators.moments import map_moments
 from syncalgos.combinators.primitives import average
-from syncalgos.strategy import MeanCenter, Strategy, chain, every
+from syncalgos.combinators.schedule import every
+from syncalgos.strategy import MeanCenter, Strategy
 
 
 def des_loc(

@@ -5,8 +5,9 @@ import optax
 from syncalgos import checks, reducers
 from syncalgos.collectives import WORKERS, Axis
 from syncalgos.combinators.primitives import outer_step
+from syncalgos.combinators.schedule import every
 from syncalgos.reducers.stacking import Stacked
-from syncalgos.strategy import Strategy, every
+from syncalgos.strategy import Strategy
 
 
 def diloco_x(

@@ -9,8 +9,9 @@ import optax
 from syncalgos import checks, collectives
 from syncalgos.collectives import WORKERS, Axis, PyTree
 from syncalgos.combinators.decided import decided
+from syncalgos.combinators.schedule import every
 from syncalgos.dtypes import widen
-from syncalgos.strategy import MeanCenter, Strategy, every
+from syncalgos.strategy import MeanCenter, Strategy
 
 
 class DynamicState(NamedTuple):

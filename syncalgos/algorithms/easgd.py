@@ -7,8 +7,9 @@ import jax.numpy as jnp
 
 from syncalgos import checks, collectives
 from syncalgos.collectives import WORKERS, Axis, PyTree
+from syncalgos.combinators.schedule import every
 from syncalgos.dtypes import narrow, widen
-from syncalgos.strategy import Strategy, every
+from syncalgos.strategy import Strategy
 
 
 class EASGDState(NamedTuple):

@@ -7,9 +7,12 @@ import jax.numpy as jnp
 
 from syncalgos import checks
 from syncalgos.collectives import WORKERS, Axis, PyTree
+from syncalgos.combinators.schedule import every
+from syncalgos.dtypes import narrow, widen
+from syncalgos.combinators.schedule import every
 from syncalgos.dtypes import narrow, widen
 from syncalgos.reducers.robust import Norms, Screen, none_seen, screened_mean
-from syncalgos.strategy import Strategy, every
+from syncalgos.strategy import Strategy
 
 
 class EditState(NamedTuple):

@@ -9,7 +9,8 @@ import optax
 from syncalgos import checks
 from syncalgos.collectives import WORKERS, Axis, PyTree
 from syncalgos.combinators.primitives import outer_step
-from syncalgos.strategy import Strategy, every
+from syncalgos.combinators.schedule import every
+from syncalgos.strategy import Strategy
 
 
 class MomentsState(NamedTuple):

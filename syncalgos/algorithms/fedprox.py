@@ -6,8 +6,9 @@ import jax
 
 from syncalgos import checks, collectives
 from syncalgos.collectives import WORKERS, Axis, PyTree
+from syncalgos.combinators.schedule import sync_every
 from syncalgos.dtypes import narrow, widen
-from syncalgos.strategy import MeanCenter, Strategy, sync_every
+from syncalgos.strategy import MeanCenter, Strategy
 
 
 class FedProxState(NamedTuple):

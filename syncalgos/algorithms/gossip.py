@@ -8,8 +8,9 @@ import jax.numpy as jnp
 from syncalgos import checks
 from syncalgos import topology as peers
 from syncalgos.collectives import WORKERS, Axis
+from syncalgos.combinators.chain import chain
 from syncalgos.dtypes import narrow, widen
-from syncalgos.strategy import MeanCenter, Strategy, chain
+from syncalgos.strategy import MeanCenter, Strategy
 
 
 def gossip(

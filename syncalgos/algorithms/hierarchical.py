@@ -6,8 +6,10 @@ import optax
 
 from syncalgos import checks, collectives
 from syncalgos.collectives import WORKERS, Axis
+from syncalgos.combinators.chain import chain
 from syncalgos.combinators.primitives import average
-from syncalgos.strategy import Strategy, chain, every, when
+from syncalgos.combinators.schedule import every, when
+from syncalgos.strategy import Strategy
 
 
 def hierarchical(

@@ -2,7 +2,8 @@
 
 from syncalgos.collectives import WORKERS, Axis
 from syncalgos.combinators.primitives import average
-from syncalgos.strategy import Strategy, every
+from syncalgos.combinators.schedule import every
+from syncalgos.strategy import Strategy
 
 
 def model_averaging(period: int = 16, axis: Axis = WORKERS) -> Strategy:

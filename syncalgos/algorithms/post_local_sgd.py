@@ -4,8 +4,9 @@ from syncalgos import checks
 from syncalgos.algorithms.model_averaging import model_averaging
 from syncalgos.algorithms.sync_sgd import sync_sgd
 from syncalgos.collectives import WORKERS, Axis
-from syncalgos.combinators.phases import after, until
-from syncalgos.strategy import Strategy, chain
+from syncalgos.combinators.chain import chain
+from syncalgos.combinators.schedule import after, until
+from syncalgos.strategy import Strategy
 
 
 def post_local_sgd(

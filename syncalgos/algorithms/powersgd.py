@@ -2,10 +2,11 @@
 
 from syncalgos import checks, reducers
 from syncalgos.collectives import WORKERS, Axis
-from syncalgos.combinators.phases import after, until
+from syncalgos.combinators.chain import chain
 from syncalgos.combinators.primitives import reduce_with
+from syncalgos.combinators.schedule import after, until
 from syncalgos.reducers.stacking import Stacked
-from syncalgos.strategy import Strategy, chain
+from syncalgos.strategy import Strategy
 
 
 def powersgd(

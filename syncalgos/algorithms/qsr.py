@@ -9,8 +9,8 @@ import numpy as np
 from syncalgos import checks
 from syncalgos.collectives import WORKERS, Axis
 from syncalgos.combinators.primitives import average
-from syncalgos.combinators.rounds import TABLED
-from syncalgos.strategy import Strategy, every
+from syncalgos.combinators.schedule import TABLED, every
+from syncalgos.strategy import Strategy
 
 
 def qsr(

@@ -7,9 +7,10 @@ import jax.numpy as jnp
 
 from syncalgos import checks, collectives
 from syncalgos.collectives import WORKERS, Axis, PyTree
+from syncalgos.combinators.schedule import sync_when
 from syncalgos.dtypes import narrow, widen
 from syncalgos.keys import common_key
-from syncalgos.strategy import MeanCenter, Strategy, sync_when
+from syncalgos.strategy import MeanCenter, Strategy
 
 
 class ScaffnewState(NamedTuple):

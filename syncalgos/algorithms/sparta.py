@@ -4,7 +4,8 @@ import jax
 
 from syncalgos import reducers
 from syncalgos.collectives import WORKERS, Axis
-from syncalgos.strategy import MeanCenter, Strategy, every
+from syncalgos.combinators.schedule import every
+from syncalgos.strategy import MeanCenter, Strategy
 
 
 def sparta(

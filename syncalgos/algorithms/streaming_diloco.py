@@ -9,12 +9,14 @@ import optax
 from syncalgos import checks
 from syncalgos.collectives import WORKERS, Axis
 from syncalgos.combinators import fragments as cuts
+from syncalgos.combinators.chain import chain
 from syncalgos.combinators.delayed import delayed
 from syncalgos.combinators.masked import masked
 from syncalgos.combinators.primitives import outer_step
+from syncalgos.combinators.schedule import every
 from syncalgos.reducers import resolve, stacking
 from syncalgos.reducers.stacking import Stacked
-from syncalgos.strategy import Strategy, chain, every
+from syncalgos.strategy import Strategy
 
 
 def streaming_diloco(

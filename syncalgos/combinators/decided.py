@@ -7,12 +7,18 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from syncalgos import checks, collectives, contract
-from syncalgos import strategy as base
+from syncalgos import checks, collectives
 from syncalgos.collectives import WORKERS, Axis, PyTree
 from syncalgos.combinators import introspection
+from syncalgos.combinators.chain import chain
 from syncalgos.combinators.introspection import Composed
-from syncalgos.strategy import Replica, Strategy
+from syncalgos.strategy import (
+    Replica,
+    Strategy,
+    apply_sync,
+    center_of_inner,
+    check_strategy,
+)
 
 Vote = Callable[[Replica, PyTree, Any], Any]
 METRIC = "decided"
@@ -56,7 +62,7 @@ def decided(vote: Vote, strategy: Strategy, axis: Axis = WORKERS) -> Strategy:
     """
     if not callable(vote):
         raise ValueError(f"decided: vote must be a function, got {checks.shown(vote)}")
-    base.check_strategy("decided", strategy)
+    check_strategy("decided", strategy)
     if strategy.reduce is not introspection.keep_grads or not introspection.ever_syncs(
         strategy
     ):
@@ -79,8 +85,8 @@ def _decided(vote: Vote, strategy: Strategy, then: Strategy, axis: Axis) -> Stra
         return DecidedState(strategy.init(params), then.init(params), none)
 
     def act(replica, state, step):
-        replica, own = contract.apply_sync(strategy, replica, state.strategy, step)
-        replica, behind = contract.apply_sync(then, replica, state.then, step)
+        replica, own = apply_sync(strategy, replica, state.strategy, step)
+        replica, behind = apply_sync(then, replica, state.then, step)
         return replica, DecidedState(own, behind, Decision(jnp.int32(step)))
 
     def sync(replica, state, step):
@@ -98,9 +104,9 @@ def _decided(vote: Vote, strategy: Strategy, then: Strategy, axis: Axis) -> Stra
         members=(),  # none that others could change: the vote knows its state
         rebuild=lambda change: change(strategy),
         lands=lambda step: introspection.lands(strategy, step),
-        behind=lambda extra: _decided(vote, strategy, base.chain(then, extra), axis),
+        behind=lambda extra: _decided(vote, strategy, chain(then, extra), axis),
     )
-    return Strategy(init, sync=combined, center=base.center_of_inner(strategy.center))
+    return Strategy(init, sync=combined, center=center_of_inner(strategy.center))
 
 
 @jax.jit

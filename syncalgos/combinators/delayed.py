@@ -9,13 +9,19 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from syncalgos import checks, contract
-from syncalgos import strategy as base
+from syncalgos import checks
 from syncalgos.collectives import PyTree
 from syncalgos.combinators import introspection
 from syncalgos.combinators.introspection import Composed
+from syncalgos.combinators.schedule import Period, when
 from syncalgos.dtypes import narrow, widen
-from syncalgos.strategy import MeanCenter, Period, Strategy, when
+from syncalgos.strategy import (
+    MeanCenter,
+    Strategy,
+    apply_sync,
+    changes_params,
+    check_strategy,
+)
 
 LOOKED_UP = 2**14  # local steps in which syncs are looked for
 
@@ -86,7 +92,7 @@ def delayed(
     Source: Douillard et al., "Streaming DiLoCo with overlapping communication", 2025,
     algorithm 2.
     """
-    base.check_strategy("delayed", strategy)
+    check_strategy("delayed", strategy)
     introspection.check_undecided("delayed", strategy)
     delay = checks.whole("delayed: delay", delay, least=0)
     alpha = checks.real("delayed: alpha", alpha, least=0)
@@ -115,8 +121,8 @@ def _mixed(alpha: float, strategy: Strategy) -> Strategy:
     """A strategy without a delay, of which a share α of the local params stays."""
 
     def sync(replica, state, step):
-        new, own = contract.apply_sync(strategy, replica, state, step)
-        changed = contract.changes_params(strategy, replica, state, step)
+        new, own = apply_sync(strategy, replica, state, step)
+        changed = changes_params(strategy, replica, state, step)
         params = _mix(alpha, changed, new.params, replica.params)
         return new._replace(params=params), own
 
@@ -198,7 +204,7 @@ def _delayed(strategy, gates, sender, delay, alpha, arrival) -> Strategy:
         if arrival == "add":
             return _added(alpha, result, replica.params)
         # What the strategy does not touch has gone on meanwhile, and stays.
-        changed = contract.changes_params(sender, replica, state, step)
+        changed = changes_params(sender, replica, state, step)
         return _mix(alpha, changed, result, replica.params)
 
     def init(params):
@@ -236,7 +242,7 @@ def _delayed(strategy, gates, sender, delay, alpha, arrival) -> Strategy:
         return replica._replace(params=params), state._replace(center=center)
 
     def send(replica, state, step):
-        new, own = contract.apply_sync(sender, replica, state.strategy, step)
+        new, own = apply_sync(sender, replica, state.strategy, step)
         result = on_the_way(new.params, replica.params)
         under_way = result, own_center(new.params, own)
         slot = step // apart % slots

@@ -5,13 +5,12 @@ from typing import NamedTuple
 import jax
 
 from syncalgos import checks, collectives
-from syncalgos import strategy as base
 from syncalgos.collectives import WORKERS, Axis, PyTree
 from syncalgos.combinators import introspection
 from syncalgos.combinators.introspection import Composed
 from syncalgos.combinators.primitives import MeanOfGrads
 from syncalgos.dtypes import narrow, widen
-from syncalgos.strategy import Strategy
+from syncalgos.strategy import Strategy, check_strategy
 
 
 class EmaState(NamedTuple):
@@ -48,7 +47,7 @@ def ema(strategy: Strategy, decay: float, axis: Axis = WORKERS) -> Strategy:
     Source: Polyak and Juditsky, "Acceleration of stochastic approximation by
     averaging", SIAM J. Control Optim. 1992, with exponential weights.
     """
-    base.check_strategy("ema", strategy)
+    check_strategy("ema", strategy)
     decay = checks.real("ema: decay", decay, least=0, below=1)
 
     def init(params):

@@ -5,19 +5,11 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from syncalgos.collectives import PyTree
+from syncalgos.strategy import keep_grads as keep_grads
+from syncalgos.strategy import keep_replica as keep_replica
 
 # From one strategy to another; typed in syncalgos.strategy, which builds on this.
 Change = Callable[[Any], Any]
-
-
-def keep_grads(
-    grads: PyTree, replica: Any, state: PyTree, step: Any
-) -> tuple[PyTree, PyTree]:
-    return grads, state
-
-
-def keep_replica(replica: Any, state: PyTree, step: Any) -> tuple[Any, PyTree]:
-    return replica, state
 
 
 def _at_every_step(step: Any) -> Any:

@@ -8,12 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from syncalgos import contract
-from syncalgos import strategy as base
+from syncalgos import checks
 from syncalgos.collectives import WORKERS, Axis, PyTree
 from syncalgos.combinators import introspection
 from syncalgos.combinators.introspection import Composed
-from syncalgos.strategy import MeanCenter, PartCenter, Strategy
+from syncalgos.strategy import MeanCenter, PartCenter, Strategy, check_strategy
 
 
 def masked(
@@ -43,10 +42,10 @@ def masked(
         ValueError: no Strategy; when its state is made, a mask that is no tree of
             booleans and slices for these params.
     """
-    base.check_strategy("masked", strategy)
+    check_strategy("masked", strategy)
 
     def chosen(params):
-        leaves = contract.labels("masked: mask", mask, params)
+        leaves = checks.labels("masked: mask", mask, params)
         for leaf, x in zip(leaves, jax.tree.leaves(params), strict=True):
             if isinstance(leaf, slice) and not jnp.ndim(x):
                 raise ValueError(

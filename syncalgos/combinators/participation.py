@@ -7,14 +7,14 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from syncalgos import checks, collectives, contract
-from syncalgos import strategy as base
+from syncalgos import checks, collectives
 from syncalgos.collectives import WORKERS, Axis, PyTree
 from syncalgos.combinators import introspection
 from syncalgos.combinators.introspection import Composed
+from syncalgos.combinators.schedule import when
 from syncalgos.dtypes import narrow, widen
 from syncalgos.keys import common_key
-from syncalgos.strategy import Strategy
+from syncalgos.strategy import MeanCenter, Strategy, changes_params, check_strategy
 
 Schedule = Callable[[Any, int], Any]
 
@@ -89,7 +89,7 @@ def participating(
     Source: McMahan et al., "Communication-efficient learning of deep networks from
     decentralized data", AISTATS 2017 (FedAvg).
     """
-    base.check_strategy("participating", strategy)
+    check_strategy("participating", strategy)
     introspection.check_undecided("participating", strategy)
     if not callable(schedule):
         got = checks.shown(schedule)
@@ -137,7 +137,7 @@ def _participating(strategy, schedule, stale, axis) -> Strategy:
         return grads, state._replace(strategy=inner)
 
     def sync(replica, state, step):
-        if not any(contract.changes_params(strategy, replica, state.strategy, step)):
+        if not any(changes_params(strategy, replica, state.strategy, step)):
             replica, inner = strategy.sync(replica, state.strategy, step)
             return replica, state._replace(strategy=inner)
         return lax.cond(
@@ -171,7 +171,7 @@ def _participating(strategy, schedule, stale, axis) -> Strategy:
         return introspection.lands(strategy, step)
 
     # Whole, as its state is: combinators that look for members must not look inside.
-    gated = base.when(lands, Strategy(sync=sync)).sync
+    gated = when(lands, Strategy(sync=sync)).sync
     weighted = Composed(gated, (), lambda change: change(strategy), lands, lands)
 
     return strategy._replace(
@@ -179,7 +179,7 @@ def _participating(strategy, schedule, stale, axis) -> Strategy:
         reduce=reduce if keeps else introspection.keep_grads,
         sync=introspection.keep_replica if keeps else weighted,
         center=strategy.center
-        if isinstance(strategy.center, base.MeanCenter)
+        if isinstance(strategy.center, MeanCenter)
         else lambda params, state: strategy.center(params, state.strategy),
     )
 
@@ -212,7 +212,7 @@ def paced(
         ValueError: no Strategy, or counts that are no whole numbers; when its state is
             made, as many counts as there are no workers.
     """
-    base.check_strategy("paced", strategy)
+    check_strategy("paced", strategy)
     if not introspection.ever_syncs(strategy):
         raise ValueError("paced: this strategy reduces gradients and never syncs")
     label = "paced: each of local_steps"
@@ -253,6 +253,6 @@ def paced(
         reduce=reduce,
         sync=combined,
         center=strategy.center
-        if isinstance(strategy.center, base.MeanCenter)
+        if isinstance(strategy.center, MeanCenter)
         else lambda params, state: strategy.center(params, state.strategy),
     )

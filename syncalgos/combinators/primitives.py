@@ -12,14 +12,15 @@ import jax.numpy as jnp
 import optax
 
 from syncalgos import checks, reducers
-from syncalgos import strategy as base
 from syncalgos.collectives import WORKERS, Axis, PyTree
 from syncalgos.combinators import introspection
+from syncalgos.combinators.chain import chain
+from syncalgos.combinators.schedule import when
 from syncalgos.dtypes import narrow, widen
 from syncalgos.reducers import AnyReducer
 from syncalgos.reducers.reducer import check_optimizer
 from syncalgos.reducers.resolve import resolve
-from syncalgos.strategy import MeanCenter, Replica, Strategy, chain, when
+from syncalgos.strategy import MeanCenter, Replica, Strategy, check_strategy
 
 
 class MeanOfGrads(NamedTuple):
@@ -127,7 +128,7 @@ def at_syncs(strategy: Strategy, extra: Strategy) -> Strategy:
         ValueError: a strategy that never syncs, but reduces gradients.
     """
     for each in (strategy, extra):
-        base.check_strategy("at_syncs", each)
+        check_strategy("at_syncs", each)
     if not introspection.ever_syncs(strategy):
         raise ValueError(
             "at_syncs: this strategy reduces gradients and never syncs replicas, so "

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from syncalgos import checks, collectives, contract
+from syncalgos import checks, collectives
 from syncalgos.collectives import WORKERS, Axis, PyTree
 from syncalgos.dtypes import wide_dtype, widen
 from syncalgos.keys import common_key, own_key
@@ -135,7 +135,7 @@ def row_sparse(
         most = checks.whole(what, rows, least=1)
 
     def combine(updates, state, step):
-        labels = contract.labels("row_sparse: tables", tables, updates)
+        labels = checks.labels("row_sparse: tables", tables, updates)
         leaves, form = jax.tree.flatten(updates)
         combined, groups = list(leaves), _grouped(labels)
         if isinstance(most, Mapping):
