@@ -6,9 +6,11 @@ import jax
 import jax.numpy as jnp
 
 from syncalgos import checks, collectives
+from syncalgos.algorithms._anchors import restart, shipped, zeros
 from syncalgos.collectives import WORKERS, Axis, PyTree
 from syncalgos.combinators.schedule import every
-from syncalgos.dtypes import narrow, widen
+from syncalgos.dtypes import widen
+from syncalgos.reducers.reducer import over_leaves
 from syncalgos.strategy import Strategy
 
 
@@ -49,25 +51,22 @@ def easgd(period: int = 16, beta: float = 0.9, axis: Axis = WORKERS) -> Strategy
     beta = checks.share("easgd: beta", beta)
 
     def init(params):
-        center = widen(params)
-        return EASGDState(center, jax.tree.map(jnp.zeros_like, center))
+        return EASGDState(widen(params), zeros(params))
 
-    def reduce(grads, replica, state, step):  # sees the old params
+    # reduce sees the old params, sync the new ones. Some published codes exchange after
+    # the local step, which has another fixed point; the pull costs one copy of params.
+    def reduce(grads, replica, state, step):
         alpha = beta / collectives.size(axis)
         params = widen(replica.params)
-        pull = jax.tree.map(lambda x, c: alpha * (x - c), params, state.center)
-        center = jax.tree.map(
-            lambda c, mean: c + beta * (mean - c),
-            state.center,
-            collectives.mean(params, axis),
-        )
-        return grads, EASGDState(center, pull)
+
+        def elastic(c, x, mean):
+            return c + beta * (mean - c), alpha * (x - c)
+
+        mean = collectives.mean(params, axis)
+        return grads, EASGDState(*over_leaves(elastic, 2, state.center, params, mean))
 
     def sync(replica, state, step):
         pulled = jax.tree.map(jnp.subtract, widen(replica.params), state.pull)
-        return replica._replace(params=narrow(pulled, replica.params)), state
+        return restart(replica, pulled), state
 
-    elastic = Strategy(
-        init, reduce, sync, center=lambda params, state: narrow(state.center, params)
-    )
-    return every(period, elastic)
+    return every(period, Strategy(init, reduce, sync, shipped("center")))

@@ -2,15 +2,20 @@
 
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 
 from syncalgos import checks
+from syncalgos.algorithms._anchors import (
+    outer_rates,
+    pseudo_gradient,
+    restart,
+    shipped,
+    zeros,
+)
 from syncalgos.collectives import WORKERS, Axis, PyTree
 from syncalgos.combinators.schedule import every
-from syncalgos.dtypes import narrow, widen
-from syncalgos.combinators.schedule import every
-from syncalgos.dtypes import narrow, widen
+from syncalgos.dtypes import widen
+from syncalgos.reducers.reducer import over_leaves
 from syncalgos.reducers.robust import Norms, Screen, none_seen, screened_mean
 from syncalgos.strategy import Strategy
 
@@ -67,8 +72,7 @@ def edit(
     Source: Cheng et al., "EDiT: a local-SGD-based efficient distributed training method
     for large language models", ICLR 2025, the pseudo-gradient penalty.
     """
-    lr = checks.real("edit: outer_lr", outer_lr, above=0)
-    mu = checks.real("edit: outer_momentum", outer_momentum, least=0, below=1)
+    lr, mu = outer_rates("edit", outer_lr, outer_momentum)
     screen = Screen(
         threshold=checks.real("edit: threshold", threshold, above=0),
         rate=checks.share("edit: rate", rate),
@@ -77,25 +81,17 @@ def edit(
     )
 
     def init(params):
-        anchor = widen(params)
-        zeros = jax.tree.map(jnp.zeros_like, anchor)
-        return EditState(anchor, zeros, none_seen(anchor))
+        return EditState(widen(params), zeros(params), none_seen(widen(params)))
+
+    def outer(x, m, g, on_any):
+        # Where a leaf is usual on no worker, its momentum rests too.
+        m = jnp.where(on_any, mu * m + g, m)
+        return jnp.where(on_any, x - lr * (g + mu * m), x), m
 
     def sync(replica, state, step):
-        start = narrow(state.anchor, replica.params)
-        moves = jax.tree.map(lambda x, y: x - y, widen(start), widen(replica.params))
+        moves = pseudo_gradient(state.anchor, replica.params)
         g, on_any, seen = screened_mean(moves, state.seen, screen, axis)
-        velocity = jax.tree.map(
-            lambda ok, m, g: jnp.where(ok, mu * m + g, m), on_any, state.velocity, g
-        )
-        anchor = jax.tree.map(
-            lambda ok, x, g, m: jnp.where(ok, x - lr * (g + mu * m), x),
-            *(on_any, state.anchor, g, velocity),
-        )
-        params = narrow(anchor, replica.params)
-        return replica._replace(params=params), EditState(anchor, velocity, seen)
+        anchor, velocity = over_leaves(outer, 2, *state[:2], g, on_any)
+        return restart(replica, anchor), EditState(anchor, velocity, seen)
 
-    block = Strategy(
-        init, sync=sync, center=lambda params, state: narrow(state.anchor, params)
-    )
-    return every(period, block)
+    return every(period, Strategy(init, sync=sync, center=shipped("anchor")))

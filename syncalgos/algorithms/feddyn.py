@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from syncalgos import checks, collectives
+from syncalgos.algorithms._anchors import restart, shipped, start, zeros
 from syncalgos.collectives import WORKERS, Axis, PyTree
 from syncalgos.combinators.schedule import sync_every
 from syncalgos.dtypes import narrow, widen
@@ -53,35 +54,21 @@ def feddyn(period: int = 16, proximal: float = 0.1, axis: Axis = WORKERS) -> Str
     proximal = checks.real("feddyn: proximal", proximal, above=0)
 
     def init(params):
-        anchor = widen(params)
-        return FedDynState(anchor, jax.tree.map(jnp.zeros_like, anchor))
+        return FedDynState(widen(params), zeros(params))
 
-    def start(state, params):  # from where the workers began
-        return widen(narrow(state.anchor, params))
+    def pull(g, x, anchor, h):
+        return g + proximal * (x - anchor + h)
 
     def reduce(grads, replica, state, step):
-        pulled = jax.tree.map(
-            lambda g, x, anchor, h: g + proximal * (x - anchor + h),
-            widen(grads),
-            widen(replica.params),
-            start(state, replica.params),
-            state.moved,
-        )
+        params, began = widen(replica.params), start(state.anchor, replica.params)
+        pulled = jax.tree.map(pull, widen(grads), params, began, state.moved)
         return narrow(pulled, grads), state
 
     def sync(replica, state, step):
-        params = widen(replica.params)
-        moved = jax.tree.map(
-            lambda h, x, anchor: h + x - anchor,
-            state.moved,
-            params,
-            start(state, replica.params),
-        )
+        params, began = widen(replica.params), start(state.anchor, replica.params)
+        moved = jax.tree.map(lambda h, x, y: h + x - y, state.moved, params, began)
+        # Sent as one: mean(h) is needed with mean(θ) alone.
         anchor = collectives.mean(jax.tree.map(jnp.add, params, moved), axis)
-        params = narrow(anchor, replica.params)
-        return replica._replace(params=params), FedDynState(anchor, moved)
+        return restart(replica, anchor), FedDynState(anchor, moved)
 
-    def center(params, state):
-        return narrow(state.anchor, params)
-
-    return sync_every(period, Strategy(init, reduce, sync, center))
+    return sync_every(period, Strategy(init, reduce, sync, shipped("anchor")))

@@ -28,8 +28,7 @@ def fedprox(period: int = 16, proximal: float = 0.01, axis: Axis = WORKERS) -> S
 
     Args:
         period: local steps of a round, at least 1.
-        proximal: μ, strength of the pull, above 0; published values go from
-            0.001 to 1.
+        proximal: μ, strength of the pull, above 0; published values go from 0.001 to 1.
         axis: the mapped axis or axes over which the workers lie.
 
     Returns:

@@ -7,9 +7,9 @@ import jax.numpy as jnp
 
 from syncalgos import checks
 from syncalgos import topology as peers
+from syncalgos.algorithms._anchors import restart, zeros
 from syncalgos.collectives import WORKERS, Axis
 from syncalgos.combinators.chain import chain
-from syncalgos.dtypes import narrow, widen
 from syncalgos.strategy import MeanCenter, Strategy
 
 
@@ -43,8 +43,8 @@ def gossip(
     Raises:
         ValueError: an unknown topology.
 
-    Replicas do not agree. Without training, the exponential graph of 2ᵏ workers
-    reaches the exact mean in k steps.
+    Replicas do not agree. Without training, the exponential graph of 2ᵏ workers reaches
+    the exact mean in k steps.
 
     Source: Ying et al., "Exponential graph is provably efficient for decentralized deep
     training", NeurIPS 2021, where momentum is mixed too; ring: Lian et al., "Can
@@ -72,14 +72,11 @@ def _exponential(axis: Axis) -> Strategy:
 
 
 def _ring(axis: Axis) -> Strategy:
-    def init(params):
-        return jax.tree.map(jnp.zeros_like, widen(params))
-
-    def reduce(grads, replica, state, step):  # sees the old params
+    # D-PSGD mixes the params as they are before the step: only reduce sees those.
+    def reduce(grads, replica, state, step):
         return grads, peers.ring_moves(replica.params, axis)
 
     def sync(replica, state, step):
-        mixed = jax.tree.map(jnp.add, replica.params, state)
-        return replica._replace(params=narrow(mixed, replica.params)), state
+        return restart(replica, jax.tree.map(jnp.add, replica.params, state)), state
 
-    return Strategy(init, reduce, sync, MeanCenter(axis))
+    return Strategy(zeros, reduce, sync, MeanCenter(axis))

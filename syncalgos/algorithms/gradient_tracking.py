@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from syncalgos import topology
+from syncalgos.algorithms._anchors import restart, zeros
 from syncalgos.collectives import WORKERS, Axis, PyTree
 from syncalgos.dtypes import if_finite, narrow, widen
 from syncalgos.strategy import MeanCenter, Strategy
@@ -48,10 +49,10 @@ def gradient_tracking(axis: Axis = WORKERS) -> Strategy:
     """
 
     def init(params):
-        zeros = jax.tree.map(jnp.zeros_like, widen(params))
-        return TrackingState(zeros, zeros)
+        return TrackingState(zeros(params), zeros(params))
 
-    def reduce(grads, replica, state, step):  # sees the old params
+    # Params are mixed as they are before the step (DIGing): only reduce sees those.
+    def reduce(grads, replica, state, step):
         tracked = jax.tree.map(jnp.add, widen(grads), state.correction)
         # Its own gradient, so each worker decides for itself; the mean of c stays 0.
         finite = if_finite(grads, tracked, state.correction)
@@ -61,6 +62,6 @@ def gradient_tracking(axis: Axis = WORKERS) -> Strategy:
 
     def sync(replica, state, step):
         mixed = jax.tree.map(jnp.add, replica.params, state.moves)
-        return replica._replace(params=narrow(mixed, replica.params)), state
+        return restart(replica, mixed), state
 
     return Strategy(init, reduce, sync, MeanCenter(axis))

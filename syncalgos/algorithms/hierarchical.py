@@ -31,8 +31,8 @@ def hierarchical(
         inner_period: local steps between two averages in a group, at least 1; where
             both fall together, all workers average.
         groups: groups of as many consecutive workers; their number divides the
-            workers'. None means as near to the square root of that as can be, where
-            no group spans hosts.
+            workers'. None means as near to the square root of that as can be, where no
+            group spans hosts.
         hosts: over which the workers lie, as many on each, one after the other.
         axis: the mapped axis or axes over which the workers lie.
 
@@ -42,8 +42,8 @@ def hierarchical(
         local.
 
     Raises:
-        ValueError: a parameter outside its range, or groups that would span hosts;
-            when it is traced, workers that do not divide into groups or hosts.
+        ValueError: a parameter outside its range, or groups that would span hosts; when
+            it is traced, workers that do not divide into groups or hosts.
 
     Source: Lin, Stich, Patel and Jaggi, "Don't use large mini-batches, use local SGD",
     ICLR 2020 (2018), section 5.

@@ -1,8 +1,7 @@
 """MuLoCo: DiLoCo around Muon."""
 
-import optax
-
 from syncalgos import checks, reducers
+from syncalgos.algorithms._anchors import nesterov_sgd
 from syncalgos.collectives import WORKERS, Axis
 from syncalgos.combinators.primitives import outer_step
 from syncalgos.combinators.schedule import every
@@ -53,11 +52,10 @@ def muloco(
     Source: Thérien et al., "MuLoCo: Muon is a practical inner optimizer for DiLoCo",
     2025, algorithm 1; η and μ as in the authors' code.
     """
-    lr = checks.real("muloco: outer_lr", outer_lr, above=0)
-    momentum = checks.real("muloco: outer_momentum", outer_momentum, least=0, below=1)
+    outer = nesterov_sgd("muloco", outer_lr, outer_momentum)
     reducer = reducers.resolve("muloco", reduce, axis, seed)
     if decay is not None:
         decay = checks.share("muloco: decay", decay)
+        # The authors' code multiplies what is fed back by η twice; here it is once.
         reducer = reducers.error_feedback(reducer, decay, axis=axis)
-    outer = optax.sgd(lr, momentum=momentum, nesterov=True)
     return every(period, outer_step(outer, reducer, axis))

@@ -5,10 +5,12 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from syncalgos import checks, collectives, topology
+from syncalgos import checks, topology
+from syncalgos.algorithms._anchors import outer_rates, restart, shipped, start, zeros
 from syncalgos.collectives import WORKERS, Axis, PyTree
 from syncalgos.combinators.schedule import every
-from syncalgos.dtypes import narrow, widen
+from syncalgos.dtypes import widen
+from syncalgos.reducers.reducer import over_leaves
 from syncalgos.strategy import Strategy
 
 
@@ -56,37 +58,24 @@ def noloco(
     Source: Kolehmainen et al., "NoLoCo: no-all-reduce low communication training method
     for large models", 2025, equation 2, signs and γ as in the authors' code.
     """
-    outer_lr = checks.real("noloco: outer_lr", outer_lr, above=0)
-    momentum = checks.real("noloco: outer_momentum", outer_momentum, least=0, below=1)
-    consensus = checks.real("noloco: consensus", consensus, least=0)
+    beta, alpha = outer_rates("noloco", outer_lr, outer_momentum)
+    gamma = checks.real("noloco: consensus", consensus, least=0)
     seed = checks.whole("seed", seed, least=0)
 
-    def pair_mean(tree, step):
-        partner = topology.of_random_pair(tree, step, seed, axis)
-        return jax.tree.map(lambda own, other: (own + other) / 2, tree, partner)
-
     def init(params):
-        slow = widen(params)
-        return NoLoCoState(slow, jax.tree.map(jnp.zeros_like, slow))
+        return NoLoCoState(widen(params), zeros(params))
+
+    def slow_step(slow, d, pair_moves, pair_slow):
+        # The paper's signs pull a pair apart; these are those of the authors' code.
+        d = alpha * d + beta * pair_moves + gamma * (pair_slow - slow)
+        return slow + d, d
 
     def sync(replica, state, step):
-        start = narrow(state.slow, replica.params)
-        moves = jax.tree.map(lambda x, s: x - s, widen(replica.params), start)
-        pair_moves, pair_slow = pair_mean((moves, state.slow), step)
-        velocity = jax.tree.map(
-            lambda d, move, mean, own: (
-                momentum * d + outer_lr * move + consensus * (mean - own)
-            ),
-            state.velocity,
-            pair_moves,
-            pair_slow,
-            state.slow,
-        )
-        slow = jax.tree.map(jnp.add, state.slow, velocity)
-        params = narrow(slow, replica.params)
-        return replica._replace(params=params), NoLoCoState(slow, velocity)
+        began = start(state.slow, replica.params)
+        own = jax.tree.map(jnp.subtract, widen(replica.params), began), state.slow
+        partner = topology.of_random_pair(own, step, seed, axis)
+        pair = jax.tree.map(lambda x, y: (x + y) / 2, own, partner)
+        state = NoLoCoState(*over_leaves(slow_step, 2, *state, *pair))
+        return restart(replica, state.slow), state
 
-    def center(params, state):
-        return narrow(collectives.mean(state.slow, axis), params)
-
-    return every(period, Strategy(init, sync=sync, center=center))
+    return every(period, Strategy(init, sync=sync, center=shipped("slow", axis)))

@@ -3,12 +3,13 @@
 from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 
 from syncalgos import checks, collectives
+from syncalgos.algorithms._anchors import restart, zeros
 from syncalgos.collectives import WORKERS, Axis, PyTree
 from syncalgos.combinators.schedule import every
-from syncalgos.dtypes import narrow, widen
+from syncalgos.dtypes import widen
+from syncalgos.reducers.reducer import over_leaves
 from syncalgos.strategy import MeanCenter, Strategy
 
 
@@ -56,21 +57,17 @@ def overlap_local_sgd(
     momentum = checks.real(label, anchor_momentum, least=0, below=1)
 
     def init(params):
-        anchor = widen(params)
-        return OverlapState(anchor, jax.tree.map(jnp.zeros_like, anchor))
+        return OverlapState(widen(params), zeros(params))
+
+    def follow(z, v, mean):
+        v = momentum * v + mean - z
+        return z + v, v
 
     def sync(replica, state, step):
-        pulled = jax.tree.map(
-            lambda x, z: x - pull * (x - z), widen(replica.params), state.anchor
-        )
-        params = narrow(pulled, replica.params)
-        velocity = jax.tree.map(
-            lambda v, mean, z: momentum * v + mean - z,
-            state.velocity,
-            collectives.mean(widen(params), axis),
-            state.anchor,
-        )
-        anchor = jax.tree.map(jnp.add, state.anchor, velocity)
-        return replica._replace(params=params), OverlapState(anchor, velocity)
+        params = widen(replica.params)
+        pulled = jax.tree.map(lambda x, z: x - pull * (x - z), params, state.anchor)
+        replica = restart(replica, pulled)
+        mean = collectives.mean(widen(replica.params), axis)
+        return replica, OverlapState(*over_leaves(follow, 2, *state, mean))
 
     return every(period, Strategy(init, sync=sync, center=MeanCenter(axis)))

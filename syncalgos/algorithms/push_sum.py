@@ -5,7 +5,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from syncalgos import checks, collectives, topology
+from syncalgos import checks, topology
+from syncalgos.algorithms._anchors import restart, shipped
 from syncalgos.collectives import WORKERS, Axis, PyTree
 from syncalgos.dtypes import narrow, widen
 from syncalgos.keys import own_key
@@ -60,23 +61,14 @@ def push_sum(drop: float = 0.0, seed: int = 0, axis: Axis = WORKERS) -> Strategy
 
     def sync(replica, state, step):
         x, w = state
+        # u, from z as the worker had it, in its dtype.
         updates = jax.tree.map(lambda z, x: z - narrow(x / w, z), replica.params, x)
-        x = jax.tree.map(jnp.add, x, updates)
+        own = jax.tree.map(jnp.add, x, updates), w
         share = sends(step) if drop else 0.5
-        sent = jax.tree.map(lambda a: share * a, (x, w))
-        x, w = jax.tree.map(
-            lambda own, mine, theirs: own - mine + theirs,
-            (x, w),
-            sent,
-            topology.of_exponential_graph(sent, step, axis),
-        )
-        params = narrow(jax.tree.map(lambda x: x / w, x), replica.params)
-        return replica._replace(params=params), PushSumState(x, w)
+        sent = jax.tree.map(lambda a: share * a, own)
+        arrived = topology.of_exponential_graph(sent, step, axis)
+        # What is not sent stays in the own sum: the total of x and w never changes.
+        x, w = jax.tree.map(lambda a, s, new: a - s + new, own, sent, arrived)
+        return restart(replica, jax.tree.map(lambda x: x / w, x)), PushSumState(x, w)
 
-    return Strategy(
-        init,
-        sync=sync,
-        center=lambda params, state: narrow(
-            collectives.mean(state.numerators, axis), params
-        ),
-    )
+    return Strategy(init, sync=sync, center=shipped("numerators", axis))

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from syncalgos import checks, collectives
+from syncalgos.algorithms._anchors import restart, zeros
 from syncalgos.collectives import WORKERS, Axis, PyTree
 from syncalgos.combinators.schedule import sync_when
 from syncalgos.dtypes import narrow, widen
@@ -63,7 +64,7 @@ def scaffnew(
         return jax.random.uniform(common_key(seed, step), (), jnp.float32) < chance
 
     def init(params):
-        return ScaffnewState(jax.tree.map(jnp.zeros_like, widen(params)))
+        return ScaffnewState(zeros(params))
 
     def reduce(grads, replica, state, step):
         corrected = jax.tree.map(jnp.subtract, widen(grads), state.control)
@@ -74,14 +75,12 @@ def scaffnew(
         params = widen(replica.params)
         # The mean of h is 0; sent along, it stays so under rounding.
         sent = jax.tree.map(lambda x, h: x - unit * h, params, state.control)
-        average = collectives.mean(narrow(sent, params), axis)
+        mean = collectives.mean(narrow(sent, params), axis)
         # At the end of a schedule γ may be 0: then h stays.
         divisor = jnp.where(unit > 0, unit, jnp.inf)
         control = jax.tree.map(
-            lambda h, mean, x: h + (mean - x) / divisor, state.control, average, params
+            lambda h, y, x: h + (y - x) / divisor, state.control, mean, params
         )
-        control = narrow(control, state.control)
-        params = narrow(average, replica.params)
-        return replica._replace(params=params), ScaffnewState(control)
+        return restart(replica, mean), ScaffnewState(narrow(control, state.control))
 
     return sync_when(falls, Strategy(init, reduce, sync, MeanCenter(axis)))

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from syncalgos import checks, collectives
+from syncalgos.algorithms._anchors import restart, zeros
 from syncalgos.collectives import WORKERS, Axis, PyTree
 from syncalgos.combinators.schedule import sync_every
 from syncalgos.dtypes import narrow, widen
@@ -58,9 +59,8 @@ def scaffold(
     rate = checks.learning_rate("scaffold", learning_rate)
 
     def init(params):
-        anchor = widen(params)
-        zeros = jax.tree.map(jnp.zeros_like, anchor)
-        return ScaffoldState(anchor, zeros, zeros, jnp.zeros_like(rate(0)))
+        none = zeros(params)
+        return ScaffoldState(widen(params), none, none, jnp.zeros_like(rate(0)))
 
     def reduce(grads, replica, state, step):
         corrected = jax.tree.map(
@@ -70,22 +70,18 @@ def scaffold(
         return narrow(corrected, grads), state._replace(distance=distance)
 
     def sync(replica, state, step):
-        params = widen(replica.params)
+        # At the end of a schedule Σ η may be 0: then nothing has moved.
         unit = jnp.where(state.distance > 0, state.distance, 1)
-        own = jax.tree.map(
-            lambda own, c, x, y: own - c + (x - y) / unit,
-            state.own,
-            state.control,
-            state.anchor,
-            params,
-        )
-        own = narrow(own, state.own)
+
+        def renew(own, c, x, y):
+            return (own - c + (x - y) / unit).astype(own.dtype)
+
+        params = widen(replica.params)
+        own = jax.tree.map(renew, state.own, state.control, state.anchor, params)
         change = jax.tree.map(jnp.subtract, own, state.own)
-        average, mean_change = collectives.mean((params, change), axis)
+        mean, mean_change = collectives.mean((params, change), axis)
         control = jax.tree.map(jnp.add, state.control, mean_change)
-        anchor = widen(narrow(average, replica.params))
-        return replica._replace(params=narrow(average, replica.params)), ScaffoldState(
-            anchor, control, own, jnp.zeros_like(state.distance)
-        )
+        replica, none = restart(replica, mean), jnp.zeros_like(state.distance)
+        return replica, ScaffoldState(widen(replica.params), control, own, none)
 
     return sync_every(period, Strategy(init, reduce, sync, MeanCenter(axis)))

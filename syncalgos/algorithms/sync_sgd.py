@@ -25,8 +25,8 @@ def sync_sgd(
     Returns:
         A Strategy. State: none, of clipped its last result. Each step sends the
         gradients once. Replicas stay equal, and under the mean the result does not
-        depend on the number of workers, up to rounding. Batch statistics
-        stay local: the center holds their mean.
+        depend on the number of workers, up to rounding. Batch statistics stay local:
+        the center holds their mean.
 
     Raises:
         ValueError: an unknown reducer.
