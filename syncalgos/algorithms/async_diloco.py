@@ -79,6 +79,8 @@ def async_diloco(
     def clock_of(workers):
         return even_speeds(workers, slowest, period, dynamic_steps)
 
+    # Delayed Nesterov as in the paper and HALoS's code; the published toy weighs
+    # updates by staleness, and lacks the immediate Δ / B.
     def push(server, update):
         count = collectives.size(axis) if buffer is None else buffer
         _check_early(early, count)

@@ -64,6 +64,7 @@ def choco_sgd(
     gamma = checks.share("choco_sgd: consensus", gamma)
     stacked = stacking.check("choco_sgd: stacked", stacked)
 
+    # From 0, as in the paper, the params themselves would have to be sent first.
     def init(params):
         return ChocoState(widen(params), zeros(params))
 

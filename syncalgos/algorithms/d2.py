@@ -21,9 +21,8 @@ class D2State(NamedTuple):
 def d2(mixing: float = 0.5, axis: Axis = WORKERS) -> Strategy:
     """D², or exact diffusion: gossip on a ring, corrected for its past mixing.
 
-    After every local step, for the params θ after it, c zero at first, and V the ring's
-    weights W (1/3 for a worker and each neighbour) mixed with the identity
-    I + m W:
+    After every local step, for params θ, c zero at first, W the weights of a ring (1/3
+    for a worker and each neighbour), and V = (1 - m) I + m W with the identity I:
 
         φ ← θ + c;   c ← c + (V φ - φ);   θ ← V φ
 

@@ -53,6 +53,8 @@ def distributed_lion(
     """
     beta1 = checks.real("distributed_lion: beta1", beta1, least=0, below=1)
     beta2 = checks.real("distributed_lion: beta2", beta2, least=0, below=1)
+    # A sign of 0 is drawn: taken as + or -, as in published codes, it would move leaves
+    # without a gradient by the learning rate at every step.
     most = partial(reducers.sign, majority=True) if majority else reducers.tally
     votes = most(seed=seed, axis=axis)
 

@@ -52,6 +52,8 @@ def dynamic_averaging(
     """
     bound = checks.real("dynamic_averaging: bound", bound, above=0)
 
+    # The paper's workers send nothing unless their condition breaks. Without its
+    # coordinator all must know, for one number a period.
     def vote(replica, state, step):
         moved = jax.tree.map(jnp.subtract, widen(replica.params), state.reference)
         return optax.tree.norm(moved, squared=True) > bound

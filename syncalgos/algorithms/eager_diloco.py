@@ -34,10 +34,10 @@ def eager_diloco(
     outer_momentum: float = 0.9,
     axis: Axis = WORKERS,
 ) -> Strategy:
-    """DiLoCo with eager updates: the own outer gradient now, others' a round late.
+    """DiLoCo with eager updates: its own outer gradient now, the others' a round late.
 
-    After every `period` local steps, for worker i's params θ that began at its own
-    anchor, N workers, and G, D the mean and its own outer gradient of the last round:
+    After every `period` local steps, for N workers, worker i's params θ that began at
+    its own anchor, and G and D the mean and its own outer gradient of the last round:
 
         d ← anchor - θ;   g ← G + (d - D) / N;   m ← μ m + g
         anchor, θ ← anchor - η (g + μ m);   D ← d;   G ← mean(d), used a round later
@@ -49,15 +49,16 @@ def eager_diloco(
         axis: the mapped axis or axes over which the workers lie.
 
     Returns:
-        A Strategy. State: the worker's own anchor, m and D, and G, shaped like params,
-        at least float32. A sync sends params once, with a whole round to arrive. The
-        center is the mean of the anchors. opt_state and buffers stay local.
+        A Strategy. State: each worker's own anchor, m and D, and G, identical on all,
+        shaped like params, at least float32. A sync sends params once, with a whole
+        round to arrive. The center is the mean of the anchors. opt_state and buffers
+        stay local.
 
     Raises:
         ValueError: a parameter outside its range.
 
-    Replicas do not agree: each is ahead by its own part. In the first round the others
-    have sent nothing.
+    Replicas do not agree: each is ahead by its own gradient. In the first round nothing
+    has arrived from the others.
 
     Source: Kale, Douillard and Donchev, "Eager updates for overlapped communication and
     computation in DiLoCo", 2025, algorithm 3.

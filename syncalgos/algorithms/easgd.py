@@ -15,7 +15,7 @@ from syncalgos.strategy import Strategy
 
 
 class EASGDState(NamedTuple):
-    """The center c, and the pull that waits for the local step."""
+    """The center c, and the pull, found before the local step and applied after it."""
 
     center: PyTree
     pull: PyTree
@@ -24,8 +24,8 @@ class EASGDState(NamedTuple):
 def easgd(period: int = 16, beta: float = 0.9, axis: Axis = WORKERS) -> Strategy:
     """Elastic averaging SGD: a spring between every replica and a moving center.
 
-    In every `period`-th local step, for N workers' params θ and their own updates u of
-    the inner optimizer (-η g), all from the old values:
+    In every `period`-th local step, for N workers' params θ and their inner updates u
+    (-η g for SGD), all at the old values:
 
         θ ← θ + u - (β / N) (θ - c);   c ← c + β (mean(θ) - c)
 
@@ -35,15 +35,15 @@ def easgd(period: int = 16, beta: float = 0.9, axis: Axis = WORKERS) -> Strategy
         axis: the mapped axis or axes over which the workers lie.
 
     Returns:
-        A Strategy. State: c, shaped like params, at least float32, equal on all
-        workers, and the pull of this step. A sync sends params once. The center is c.
+        A Strategy. State: c, shaped like params, at least float32, identical on all
+        workers, and each worker's pull. A sync sends params once. The center is c.
         opt_state and buffers stay local: with momentum it is the paper's EAMSGD.
 
     Raises:
         ValueError: a parameter outside its range.
 
     Replicas do not agree: they explore around c. Gradient and spring act at the same
-    old θ; exchanging after the local step has another fixed point.
+    old θ; an exchange after the local step has another fixed point.
 
     Source: Zhang, Choromanska and LeCun, "Deep learning with elastic averaging SGD",
     NeurIPS 2015, equations 3 and 4.

@@ -21,7 +21,7 @@ from syncalgos.strategy import Strategy
 
 
 class EditState(NamedTuple):
-    """The anchor, the outer momentum m, and the usual norms of this worker."""
+    """The anchor, the outer momentum m, and statistics of this worker's norms."""
 
     anchor: PyTree
     velocity: PyTree
@@ -50,24 +50,25 @@ def edit(
         period: local steps between two outer steps, at least 1.
         outer_lr: η, the outer learning rate, above 0.
         outer_momentum: μ, the outer Nesterov momentum, at least 0 and below 1.
-        threshold: δ, deviations above its mean beyond which a norm is unusual, above 0.
+        threshold: δ, standard deviations above its mean beyond which a norm is unusual,
+            above 0.
         clip: φ, the largest norm of a leaf of g, above 0.
-        rate: α, the weight of the newest norm in both, above 0, at most 1.
+        rate: α, weight of the newest norm in mean and deviation, above 0, at most 1.
         trusted: syncs before a norm can be unusual, at least 1; 120 by default in the
             authors' code, 10 in its example.
         axis: the mapped axis or axes over which the workers lie.
 
     Returns:
-        A Strategy. State: the anchor and m, shaped like params, at least float32, equal
-        on all workers; three numbers a leaf, its own. A sync sends params once, and all
-        gather a norm a leaf. The center is the anchor. opt_state stays local.
+        A Strategy. State: the anchor and m, shaped like params, at least float32,
+        identical on all workers; three numbers per leaf, each worker's own. A sync
+        sends params once and gathers a norm per leaf. The center is the anchor.
 
     Raises:
         ValueError: a parameter outside its range.
 
-    A leaf that is unusual on all workers returns to the anchor; what is not finite is
-    always unusual. A steady drift goes η / (1 - μ) times as far as plain averaging
-    takes it, below the clip. The paper begins with synchronous steps.
+    A leaf that is unusual on all workers returns to the anchor; NaN and infinity are
+    always unusual. A steady drift moves the center η / (1 - μ) times as far as plain
+    averaging, below the clip. The paper begins with synchronous steps.
 
     Source: Cheng et al., "EDiT: a local-SGD-based efficient distributed training method
     for large language models", ICLR 2025, the pseudo-gradient penalty.

@@ -23,8 +23,8 @@ class FedDynState(NamedTuple):
 def feddyn(period: int = 16, proximal: float = 0.1, axis: Axis = WORKERS) -> Strategy:
     """FedDyn: a pull to the last model, and a linear term that undoes its bias.
 
-    At every local step, for worker i's gradients g and params θ that began at x, h zero
-    at first; and after every `period` of them:
+    At every local step, for worker i's gradients g, params θ that began at x, and h,
+    zero at first; and after every `period` of them:
 
         g ← g + α (θ - x + h)
         h ← h + θ - x;   x, θ ← mean(θ) + mean(h)
@@ -33,24 +33,25 @@ def feddyn(period: int = 16, proximal: float = 0.1, axis: Axis = WORKERS) -> Str
 
     Args:
         period: local steps of a round, at least 1.
-        proximal: α, strength of the pull, above 0; 0.01 in the authors' code.
+        proximal: α, the strength of the pull, above 0; 0.01 in the authors' code.
         axis: the mapped axis or axes over which the workers lie.
 
     Returns:
-        A Strategy. State: x, equal on all workers, and h, its own, shaped like params,
-        at least float32. A sync sends θ + h once. The center is x. opt_state and
-        buffers stay local.
+        A Strategy. State: x, identical on all workers, and h, each worker's own, shaped
+        like params, at least float32. A sync sends θ + h once. The center is x.
+        opt_state and buffers stay local.
 
     Raises:
         ValueError: a parameter outside its range.
 
-    A steady drift goes 1 / (α · period · lr) times as far as plain averaging takes it:
-    with a small α and few local steps x overshoots. Workers with different data come to
-    rest at the minimum of their mean loss.
+    A steady drift moves the center 1 / (α · period · lr) times as far as plain
+    averaging: with a small α and few local steps x overshoots. Workers with different
+    data converge to the minimum of their mean loss.
 
     Source: Acar et al., "Federated learning based on dynamic regularization", ICLR
     2021, algorithm 1, all workers.
     """
+    # The paper's multiplier is -α h; h is in units of params, as in the authors' code.
     proximal = checks.real("feddyn: proximal", proximal, above=0)
 
     def init(params):

@@ -48,25 +48,25 @@ def fedopt(
 
     Args:
         period: local steps between two outer steps, at least 1.
-        method: adam, yogi or adagrad: how v follows Δ².
-        outer_lr: η, about how far an entry goes in a round, above 0; tuned for each
+        method: how v follows Δ²: adam, yogi or adagrad.
+        outer_lr: η, about how far an entry moves in a round, above 0; tuned for each
             task in the paper.
-        beta1: β₁, at least 0 and below 1; 0 for the paper's FedAdagrad.
-        beta2: β₂, of adam and yogi, at least 0 and below 1.
+        beta1: β₁, the decay of m, at least 0 and below 1; 0 in the paper's FedAdagrad.
+        beta2: β₂, the decay of v in adam and yogi, at least 0 and below 1.
         tau: τ, above 0: displacements far below it are scaled by η / τ.
         axis: the mapped axis or axes over which the workers lie.
 
     Returns:
-        A Strategy. State: x, m and v, shaped like params, at least float32, equal on
-        all workers. A sync sends params once. The center is x. opt_state and buffers
+        A Strategy. State: x, m and v, shaped like params, at least float32, identical
+        on all workers. A sync sends params once. The center is x. opt_state and buffers
         stay local.
 
     Raises:
         ValueError: a parameter outside its range.
 
-    Nothing corrects m and v for their start, unlike optax's adam. The step does not
-    grow with the inner learning rate: a steady Δ far above τ moves an entry by η a
-    round, with adam and yogi. The paper's inner optimizer is SGD.
+    The bias of m and v is not corrected, unlike in optax's adam. The step does not grow
+    with the inner learning rate: a steady Δ far above τ moves an entry by η per round,
+    with adam and yogi. The paper's inner optimizer is SGD.
 
     Source: Reddi et al., "Adaptive federated optimization", ICLR 2021, algorithm 2, all
     workers.

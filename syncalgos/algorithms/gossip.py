@@ -29,16 +29,17 @@ def gossip(
         θᵢ ← (θᵢ₋₁ + θᵢ + θᵢ₊₁) / 3 + uᵢ
 
     Args:
-        topology: exponential (one peer a step, another each time) or ring.
+        topology: the graph of neighbours: exponential (one peer a step, in turn) or
+            ring.
         mix_opt_state: average the floats of the inner optimizer's state, such as its
             momentum, with the same neighbours after the step.
         axis: the mapped axis or axes over which the workers lie.
 
     Returns:
-        A Strategy. State: none, or of the ring how far the mixing moves the params. A
-        step sends params once (exponential) or twice (ring), to neighbours, and with
-        mix_opt_state the floats of opt_state as often. Else opt_state stays local, and
-        buffers do.
+        A Strategy. State: none; for the ring the move of the mixing, shaped like
+        params. A step sends params to one (exponential) or two (ring) neighbours, and
+        with mix_opt_state the floats of opt_state too. The center is the mean of the
+        replicas. buffers stay local, and so does opt_state without mix_opt_state.
 
     Raises:
         ValueError: an unknown topology.
@@ -47,7 +48,7 @@ def gossip(
     the exact mean in k steps.
 
     Source: Ying et al., "Exponential graph is provably efficient for decentralized deep
-    training", NeurIPS 2021, where momentum is mixed too; ring: Lian et al., "Can
+    training", NeurIPS 2021, which mixes momentum too; ring: Lian et al., "Can
     decentralized algorithms outperform centralized algorithms?", NeurIPS 2017,
     algorithm 1.
     """

@@ -13,7 +13,7 @@ from syncalgos.strategy import MeanCenter, Strategy
 
 
 class TrackingState(NamedTuple):
-    """The worker's correction c of its gradients, and how far its params are mixed."""
+    """The correction c of a worker's gradients, and the mixing's move of its params."""
 
     correction: PyTree
     moves: PyTree
@@ -22,26 +22,25 @@ class TrackingState(NamedTuple):
 def gradient_tracking(axis: Axis = WORKERS) -> Strategy:
     """Gradient tracking: each worker steps along an estimate of the mean gradient.
 
-    In every local step, with gradients g at params θ, c zero at first, W the weights of
-    a ring (1/3 for a worker and each neighbour), and u the inner optimizer's update
-    along y:
+    In every local step, for gradients g at params θ, c zero at first, W the weights of
+    a ring (1/3 for a worker and each neighbour), and u the inner update along y:
 
         y ← g + c;   c ← c + (W y - y);   θ ← W θ + u
 
-    Which is y ← W y + g - (g of the step before): the mean of y is always that of g.
+    This is y ← W y + g - (g of the step before): the mean of y is always that of g.
 
     Args:
         axis: the mapped axis or axes over which the workers lie.
 
     Returns:
-        A Strategy. State: c and how far mixing moves the params, shaped like params, at
-        least float32, the worker's own. A step sends θ, and y in float32 at least, each
-        to two neighbours. The center is the mean of the replicas. opt_state and buffers
+        A Strategy. State: c and the mixing's move of the params, shaped like params, at
+        least float32, each worker's own. A step sends θ, and y in float32 at least, to
+        two neighbours. The center is the mean of the replicas. opt_state and buffers
         stay local.
 
-    Replicas do not agree. With plain SGD inside and without noise they come to rest at
-    the minimum of the mean loss, where `gossip` does not. A worker's gradient that is
-    not finite counts as 0 for the others.
+    Replicas do not agree. With plain SGD inside and without noise they converge to the
+    minimum of the mean loss, unlike `gossip`. A worker's gradient that is not finite
+    counts as 0 for the others.
 
     Source: Nedić, Olshevsky and Shi, "Achieving geometric convergence for distributed
     optimization over time-varying graphs", SIAM J. Optim. 2017 (DIGing); Pu and Nedić,

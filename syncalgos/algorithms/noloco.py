@@ -15,7 +15,7 @@ from syncalgos.strategy import Strategy
 
 
 class NoLoCoState(NamedTuple):
-    """This worker's slow params φ and momentum δ."""
+    """This worker's slow params φ and their momentum δ."""
 
     slow: PyTree
     velocity: PyTree
@@ -32,28 +32,28 @@ def noloco(
     """NoLoCo: outer momentum on the displacement of random pairs; no all-reduce.
 
     After every `period` local steps, for worker i's params θ that began at its slow
-    params φ, and `pair` the mean of it and a partner, by one of 16 random matchings:
+    params φ, and `pair` the mean over it and a partner, by one of 16 random matchings:
 
         δ ← α δ + β pair(θ - φ) + γ (pair(φ) - φ);   φ, θ ← φ + δ
 
     Args:
         period: local steps between two outer steps, at least 1; 50 in the paper.
-        outer_lr: β, above 0.
-        outer_momentum: α, at least 0 and below 1.
-        consensus: γ, the pull of a pair's slow params to their mean, at least 0; the
-            authors' code has β for it.
-        seed: of the pairs, the same on all workers.
+        outer_lr: β, the outer learning rate, above 0.
+        outer_momentum: α, the outer momentum, at least 0 and below 1.
+        consensus: γ, the pull of a pair's slow params to their mean, at least 0; equal
+            to β in the authors' code.
+        seed: seeds the pairs, alike on all workers.
         axis: the mapped axis or axes over which the workers lie.
 
     Returns:
-        A Strategy. State: φ and δ, shaped like params, at least float32, the worker's
+        A Strategy. State: φ and δ, shaped like params, at least float32, each worker's
         own. A sync sends θ - φ and φ, each once, to the partner. The center is the mean
         of φ. opt_state and buffers stay local.
 
     Raises:
         ValueError: a parameter outside its range.
 
-    Replicas do not agree. Of an odd number of workers one is left out of a sync.
+    Replicas do not agree. With an odd number of workers one sits out each sync.
 
     Source: Kolehmainen et al., "NoLoCo: no-all-reduce low communication training method
     for large models", 2025, equation 2, signs and γ as in the authors' code.
@@ -66,7 +66,7 @@ def noloco(
         return NoLoCoState(widen(params), zeros(params))
 
     def slow_step(slow, d, pair_moves, pair_slow):
-        # The paper's signs pull a pair apart; these are those of the authors' code.
+        # The signs are those of the authors' code.
         d = alpha * d + beta * pair_moves + gamma * (pair_slow - slow)
         return slow + d, d
 

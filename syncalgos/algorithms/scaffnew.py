@@ -26,32 +26,32 @@ def scaffnew(
     seed: int = 0,
     axis: Axis = WORKERS,
 ) -> Strategy:
-    """Scaffnew, which is ProxSkip: control variates, and averages at drawn steps.
+    """Scaffnew (ProxSkip): control variates, and averages at random steps.
 
     At every local step, for worker i's gradients g and control h, zero at first; and
-    after those steps at which a coin falls, of probability p = 1 / `period` and the
-    same for all workers, for params θ and learning rate γ of the step:
+    after steps drawn with probability p = 1 / `period`, alike on all workers, for
+    params θ and the step's learning rate γ:
 
         g ← g - h
         x ← mean(θ - (γ / p) h);   h ← h + (p / γ) (x - θ);   θ ← x
 
     Args:
         period: local steps between two syncs on average, at least 1.
-        learning_rate: γ, of the inner optimizer: a number above 0 or a schedule.
-        seed: of the coin.
+        learning_rate: γ of the inner optimizer, a number above 0 or a schedule.
+        seed: seeds the draws of the steps, alike on all workers.
         axis: the mapped axis or axes over which the workers lie.
 
     Returns:
-        A Strategy. State: h, shaped like params, at least float32, the worker's own. A
+        A Strategy. State: h, shaped like params, at least float32, each worker's own. A
         sync sends θ - (γ / p) h once. The center is the mean of the replicas. opt_state
         and buffers stay local.
 
     Raises:
         ValueError: a parameter outside its range.
 
-    With plain SGD inside, as in the paper, workers with different data come to rest at
-    the minimum of their mean loss, for half of what `scaffold` sends. Momentum inside
-    makes more of a step than γ times a gradient, which may diverge.
+    With plain SGD inside, as in the paper, workers with different data converge to the
+    minimum of their mean loss, for half of what `scaffold` sends. Momentum inside makes
+    a step longer than γ times a gradient, which may diverge.
 
     Source: Mishchenko et al., "ProxSkip: yes! local gradient steps provably lead to
     communication acceleration! finally!", ICML 2022, algorithm 2.
@@ -60,7 +60,8 @@ def scaffnew(
     rate = checks.learning_rate("scaffnew", learning_rate)
     seed = checks.whole("seed", seed, least=0)
 
-    def falls(step):  # float32: a draw of another dtype is another draw
+    def falls(step):
+        # float32 explicitly: with x64 the default would draw another number.
         return jax.random.uniform(common_key(seed, step), (), jnp.float32) < chance
 
     def init(params):

@@ -14,7 +14,7 @@ from syncalgos.strategy import MeanCenter, Strategy
 
 
 class ScaffoldState(NamedTuple):
-    """The anchor x, controls c and cᵢ, and the sum of learning rates since x."""
+    """The anchor x, the controls c and cᵢ, and the sum of learning rates since x."""
 
     anchor: PyTree
     control: PyTree
@@ -41,17 +41,17 @@ def scaffold(
         axis: the mapped axis or axes over which the workers lie.
 
     Returns:
-        A Strategy. State: x and c, equal on all workers, and cᵢ, its own, shaped like
-        params, at least float32. A sync sends params and cᵢ⁺ - cᵢ, each once. The
-        center is the mean of the replicas. opt_state and buffers stay local.
+        A Strategy. State: x and c, identical on all workers, and cᵢ, each worker's own,
+        shaped like params, at least float32. A sync sends params and cᵢ⁺ - cᵢ, each
+        once. The center is the mean of the replicas. opt_state and buffers stay local.
 
     Raises:
         ValueError: a parameter outside its range.
 
     With plain SGD inside, as in the paper, (x - θ) / K η is the mean gradient of the
-    round, and workers with different data come to rest at the minimum of their mean
-    loss, where model averaging does not. Momentum inside makes more of it than a
-    gradient, which may diverge.
+    round, and workers with different data converge to the minimum of their mean loss,
+    unlike with model averaging. Momentum inside makes it larger than a gradient, which
+    may diverge.
 
     Source: Karimireddy et al., "SCAFFOLD: stochastic controlled averaging for federated
     learning", ICML 2020 (2019), algorithm 1, option II, all workers, global rate 1.
@@ -66,6 +66,7 @@ def scaffold(
         corrected = jax.tree.map(
             lambda g, own, c: g - own + c, widen(grads), state.own, state.control
         )
+        # Σ η, where the paper has K η: so it holds under a schedule too.
         distance = state.distance + rate(step)
         return narrow(corrected, grads), state._replace(distance=distance)
 

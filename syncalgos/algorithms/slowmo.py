@@ -42,16 +42,16 @@ def slowmo(
         axis: the mapped axis or axes over which the workers lie.
 
     Returns:
-        A Strategy. State: x and u, shaped like params, at least float32, equal on all
-        workers. A sync sends params once. The center is x. opt_state and buffers stay
-        local (see `reset`, `average`).
+        A Strategy. State: x and u, shaped like params, at least float32, identical on
+        all workers. A sync sends params once. The center is x. opt_state and buffers
+        stay local (see `reset`, `average`).
 
     Raises:
         ValueError: a parameter outside its range.
 
-    A steady drift goes α / (1 - β) times as far as plain averaging takes it. Unlike
-    BMUF's velocity, u does not carry an old learning rate on. Where γ is 0 the models
-    are averaged, and u decays.
+    A steady drift moves the center α / (1 - β) times as far as plain averaging. Unlike
+    BMUF's velocity, u does not carry an old learning rate on. At γ = 0 the models are
+    averaged, and u decays.
 
     Source: Wang, Tantia, Ballas and Rabbat, "SlowMo: improving communication-efficient
     distributed SGD with slow momentum", ICLR 2020 (2019), algorithm 1.

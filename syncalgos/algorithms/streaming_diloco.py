@@ -48,8 +48,8 @@ def streaming_diloco(
         delay: τ, local steps on the way, below period / fragments.
         alpha: α, the weight of the local value on arrival, at least 0 and at most 1.
         reduce: how outer gradients are sent: mean, bf16, fp16, int8, int4 or int2; or
-            what is robust against wrong workers: median, trimmed or clipped.
-        seed: of the random rounding to int8, int4 or int2.
+            median, trimmed or clipped, robust against wrong workers.
+        seed: seeds the random rounding to int8, int4 or int2.
         cut: the parts: leaves, equal numbers of consecutive leaves; bytes, equal
             numbers of bytes, cut between rows; layers, every F-th stacked layer, as in
             the paper; in Python also params -> each leaf's fragment, from 0. None means
@@ -58,9 +58,9 @@ def streaming_diloco(
         axis: the mapped axis or axes over which the workers lie.
 
     Returns:
-        A Strategy. State: the anchor and m, and with a delay what is on the way. Each
-        `period` steps send params once, a fragment at a time. The center is the anchor.
-        opt_state and buffers stay local.
+        A Strategy. State: the anchor and m, and with a delay the model on its way. In
+        `period` steps params are sent once, a fragment at a time. The center is the
+        anchor. opt_state and buffers stay local.
 
     Raises:
         ValueError: a parameter outside its range.
