@@ -76,9 +76,9 @@ def chunked_top_k(
 
         # Added and not set: two workers may have sent the same entry.
         def spread(indices, values):
-            none = jnp.zeros(chunks.shape, wide_dtype(x.dtype))
+            zeros = jnp.zeros(chunks.shape, wide_dtype(x.dtype))
             rows = jnp.arange(count)[:, None]
-            total = none.at[rows, indices].add(widen(values))
+            total = zeros.at[rows, indices].add(widen(values))
             return total.reshape(-1)[: x.size].reshape(x.shape)
 
         every = jax.vmap(read)(collectives.gather(code, axis))
@@ -111,8 +111,8 @@ def encode(bits: int | None, values: jax.Array) -> tuple[jax.Array, ...]:
     width = SIGMAS / bins * jnp.std(values, ddof=1)
     scaled = jnp.round(centred / jnp.where(width > 0, width, 1) + bins / 2)
     number = jnp.clip(scaled, 0, bins - 1).astype(jnp.uint8)
-    none = jnp.zeros(bins, values.dtype)
-    table = none.at[number].add(values) / jnp.maximum(none.at[number].add(1), 1)
+    zeros = jnp.zeros(bins, values.dtype)
+    table = zeros.at[number].add(values) / jnp.maximum(zeros.at[number].add(1), 1)
     # NaN and infinity have no bin. A table of NaN keeps them visible.
     table = jnp.where(jnp.all(jnp.isfinite(values)), table, jnp.nan)
     return hops.pack(number, bits), table

@@ -84,13 +84,13 @@ def largest_components(
         q = jnp.take_along_axis(parts, chosen, axis=1)  # (chunks, count)
         short = chosen.astype(hops.index_dtype(parts.shape[1]))
         indices, values = collectives.gather((short, q), axis)
-        rows, none = jnp.arange(len(parts))[:, None], jnp.zeros_like(parts)
+        rows, zeros = jnp.arange(len(parts))[:, None], jnp.zeros_like(parts)
         places = rows, indices.astype(jnp.int32)  # (workers, chunks, count)
         # As in the authors' code. A mean over all workers, which the SparseLoCo paper
         # has, would keep error feedback exact.
-        senders = none.at[places].add(1.0)
-        mean = none.at[places].add(values) / jnp.maximum(senders, 1)
-        return back(mean), back(none.at[rows, chosen].set(q))
+        senders = zeros.at[places].add(1.0)
+        mean = zeros.at[places].add(values) / jnp.maximum(senders, 1)
+        return back(mean), back(zeros.at[rows, chosen].set(q))
 
     return leafwise(combine, stacked)
 

@@ -67,13 +67,13 @@ def top_k(
         values, chosen = largest(x, density)
         code = encode(values if bits is None else widen(values), draws)
         codes, indices = collectives.gather((code, chosen), axis)
-        none = jnp.zeros(x.size, wide_dtype(x.dtype))
+        zeros = jnp.zeros(x.size, wide_dtype(x.dtype))
 
         def read(code):
             return widen(decode(code, count(x)))
 
         # (workers, chosen) each
-        total = none.at[indices.astype(jnp.int32)].add(jax.vmap(read)(codes))
+        total = zeros.at[indices.astype(jnp.int32)].add(jax.vmap(read)(codes))
         mean = (total / len(indices)).reshape(x.shape)
         return mean, placed(read(code), chosen, x)
 
@@ -93,8 +93,8 @@ def largest(x: jax.Array, density: float) -> tuple[jax.Array, jax.Array]:
 
 def placed(values: jax.Array, indices: jax.Array, like: jax.Array) -> jax.Array:
     """A leaf in the shape of another: values at their indices, zeros elsewhere."""
-    none = jnp.zeros(like.size, values.dtype)
-    return none.at[indices].set(values).reshape(like.shape)
+    zeros = jnp.zeros(like.size, values.dtype)
+    return zeros.at[indices].set(values).reshape(like.shape)
 
 
 def random_k(density: float = 0.01, seed: int = 0, axis: Axis = WORKERS) -> Reducer:
@@ -229,7 +229,7 @@ def _mean_of_rows(tables: list[jax.Array], most: int, axis: Axis) -> list[jax.Ar
     numbers, values = collectives.gather((mine.astype(jnp.int32), found), axis)
     means = []
     for x, rows in zip(tables, values, strict=True):
-        none = jnp.zeros(x.shape, wide_dtype(x.dtype))
-        total = none.at[numbers].add(widen(rows), mode="drop")
+        zeros = jnp.zeros(x.shape, wide_dtype(x.dtype))
+        total = zeros.at[numbers].add(widen(rows), mode="drop")
         means.append((total / len(numbers)).astype(x.dtype))
     return means

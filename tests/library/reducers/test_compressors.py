@@ -44,7 +44,7 @@ def test_tally_matches_numpy():
 
 
 def test_tally_counts_the_votes_of_many_workers():
-    """Of 300 in two bytes: 255 is the most that one holds."""
+    """300 workers need two bytes: 255 is the most that one holds."""
     x = np.ones((1, 300, 3), np.float32)
     x[0, :130, 1], x[0, :, 2] = -1, -1
     combined, _, _ = run(tally(), x)
@@ -66,7 +66,7 @@ FAIR = 5 / np.sqrt(DRAWN)
 
 @pytest.mark.parametrize("workers", [1, 2, 4, 8])
 def test_votes_on_zeros_and_ties_are_fair_and_agreed_draws(workers):
-    """Taken as +, they would move what has no gradient, and shift every minimum."""
+    """Taken as +, they would move entries without gradients and shift all minima."""
     zeros = np.zeros((workers, DRAWN), np.float32)
     tied = zeros + np.where(np.arange(workers) % 2, 1, -1)[:, None]
     for x in (zeros, -zeros, tied) if workers > 1 else (zeros, -zeros):
@@ -109,7 +109,7 @@ def test_seed_changes_the_draws_of_a_vote():
 
 
 def largest(x, share):
-    """Which entries along the last axis are a share of largest magnitude, and how many.
+    """Marks a share of largest entries along the last axis; returns their number too.
 
     No two are equal but in a step of zeros, which is left out.
     """
