@@ -58,11 +58,11 @@ class Draws(NamedTuple):
     """Uniform numbers that a reducer draws for each leaf.
 
     Attributes:
-        count: leaf -> how many it needs.
+        size: leaf -> how many it needs.
         key: step -> the key that all leaves' numbers are drawn with.
     """
 
-    count: Callable[[jax.Array], int]
+    size: Callable[[jax.Array], int]
     key: Callable[[Any], jax.Array]
 
 
@@ -103,7 +103,7 @@ def _drawn(draws: Draws, updates: PyTree, counts: PyTree, step: Any) -> PyTree:
     leaves, form = jax.tree.flatten(updates)
 
     def shape(x, count):
-        return (*x.shape[:count], draws.count(x[(0,) * count])) if is_sent(x) else (0,)
+        return (*x.shape[:count], draws.size(x[(0,) * count])) if is_sent(x) else (0,)
 
     shapes = [*map(shape, leaves, jax.tree.leaves(counts))]
     sizes = [*map(math.prod, shapes)]
