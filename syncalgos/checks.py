@@ -12,6 +12,17 @@ LearningRate = float | Callable[[Any], Any]
 """A number, or an optax schedule: local step -> learning rate."""
 
 
+class _Required:
+    """The type of REQUIRED."""
+
+    def __repr__(self) -> str:
+        return "REQUIRED"
+
+
+REQUIRED: Any = _Required()
+"""The default of a parameter that must be given, behind others that have a default."""
+
+
 def shown(value: Any) -> str:
     """The value as an error shows it, cut where it is long."""
     text = repr(value)
@@ -65,10 +76,26 @@ def share(label: str, value: Any) -> float:
     return number
 
 
-def learning_rate(where: str, value: LearningRate | None) -> Callable[[Any], Any]:
-    """Returns the learning rate as a schedule, or raises a ValueError."""
+def learning_rate(where: str, value: LearningRate) -> Callable[[Any], Any]:
+    """Checks a learning rate.
+
+    Args:
+        where: the function that was called, for the message.
+        value: a number above 0, or a schedule: local step -> learning rate.
+
+    Returns:
+        The learning rate as a schedule.
+
+    Raises:
+        ValueError: REQUIRED, which was not replaced, or no finite number above 0.
+    """
     if callable(value):
         return value
+    if value is REQUIRED:
+        raise ValueError(
+            f"{where}: learning_rate must be given, that of the inner optimizer: a "
+            "number above 0 or a schedule"
+        )
     import jax.numpy as jnp
 
     number = real(f"{where}: learning_rate", value, above=0)

@@ -1,12 +1,13 @@
 """Scaffnew (ProxSkip): corrected local steps, and syncs drawn by a coin."""
 
-from typing import NamedTuple
+from typing import NamedTuple, overload
 
 import jax
 import jax.numpy as jnp
 
 from syncalgos import checks, collectives
 from syncalgos.algorithms._anchors import restart, zeros
+from syncalgos.checks import REQUIRED, LearningRate
 from syncalgos.collectives import WORKERS, Axis, PyTree
 from syncalgos.combinators.schedule import sync_when
 from syncalgos.dtypes import narrow, widen
@@ -20,9 +21,17 @@ class ScaffnewState(NamedTuple):
     control: PyTree
 
 
+@overload
+def scaffnew(
+    period: int, learning_rate: LearningRate, seed: int = ..., axis: Axis = ...
+) -> Strategy: ...
+@overload
+def scaffnew(
+    period: int = ..., *, learning_rate: LearningRate, seed: int = ..., axis: Axis = ...
+) -> Strategy: ...
 def scaffnew(
     period: int = 16,
-    learning_rate: checks.LearningRate | None = None,
+    learning_rate: LearningRate = REQUIRED,
     seed: int = 0,
     axis: Axis = WORKERS,
 ) -> Strategy:

@@ -1,11 +1,12 @@
 """SlowMo: slow momentum on the average of the models."""
 
-from typing import NamedTuple
+from typing import NamedTuple, overload
 
 import jax.numpy as jnp
 
 from syncalgos import checks, collectives
 from syncalgos.algorithms._anchors import restart, shipped, zeros
+from syncalgos.checks import REQUIRED, LearningRate
 from syncalgos.collectives import WORKERS, Axis, PyTree
 from syncalgos.combinators.schedule import every
 from syncalgos.dtypes import narrow, widen
@@ -20,11 +21,28 @@ class SlowMoState(NamedTuple):
     velocity: PyTree
 
 
+@overload
+def slowmo(
+    period: int,
+    slow_momentum: float,
+    slow_lr: float,
+    learning_rate: LearningRate,
+    axis: Axis = ...,
+) -> Strategy: ...
+@overload
+def slowmo(
+    period: int = ...,
+    slow_momentum: float = ...,
+    slow_lr: float = ...,
+    *,
+    learning_rate: LearningRate,
+    axis: Axis = ...,
+) -> Strategy: ...
 def slowmo(
     period: int = 16,
     slow_momentum: float = 0.5,
     slow_lr: float = 1.0,
-    learning_rate: checks.LearningRate | None = None,
+    learning_rate: LearningRate = REQUIRED,
     axis: Axis = WORKERS,
 ) -> Strategy:
     """SlowMo: momentum on the average of the models, in units of the learning rate.
