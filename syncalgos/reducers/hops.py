@@ -50,11 +50,6 @@ def part_size(size: int, axis: Axis = WORKERS) -> int:
     return -(-size // collectives.size(axis))
 
 
-def beside_size(size: int, axis: Axis = WORKERS) -> int:
-    """Numbers that `all_reduce` takes beside a leaf of a size."""
-    return (collectives.size(axis) + 1) * part_size(size, axis)
-
-
 def in_parts(x: jax.Array, axis: Axis = WORKERS) -> jax.Array:
     """Cuts a leaf into the workers' parts: (workers, part), zeros at the end."""
     n, part = collectives.size(axis), part_size(x.size, axis)
@@ -80,7 +75,7 @@ def all_reduce(
         x: this worker's leaf, of floats.
         code: the code of the first hop.
         axis: the mapped axis or axes over which the workers lie.
-        beside: `beside_size` numbers for `encode`, such as draws: some for each
+        beside: numbers for `encode`, such as draws, (workers + 1) · part: those of each
             worker's part of x, and the last for the mean of the own part.
         residual: added to the mean of the own part before it is coded, (part,).
         second: the code of the second hop; None means that of the first.
@@ -119,18 +114,19 @@ def drawn(code: Code, seed: int, axis: Axis, second: Code | None = None) -> Redu
     def combine(x, draws):
         return all_reduce(x, code, axis, draws, second=second)[:2]
 
-    def count(x):
-        return beside_size(x.size, axis)
+    # A draw for each entry of all parts, and for each of the own part's mean.
+    def size(x):
+        return (collectives.size(axis) + 1) * part_size(x.size, axis)
 
-    return leafwise(combine, draws=Draws(count, partial(own_key, seed, axis=axis)))
+    return leafwise(combine, draws=Draws(size, partial(own_key, seed, axis=axis)))
 
 
 def pack(levels: jax.Array, bits: int) -> jax.Array:
     """Packs numbers of 8, 4 or 2 bits along the last axis, several to a byte: uint8."""
     per_byte = 8 // bits
     padding = [(0, 0)] * (levels.ndim - 1) + [(0, -levels.shape[-1] % per_byte)]
-    whole = jnp.pad(levels.astype(jnp.uint8), padding)
-    parts = whole.reshape(*levels.shape[:-1], -1, per_byte)
+    padded = jnp.pad(levels.astype(jnp.uint8), padding)
+    parts = padded.reshape(*levels.shape[:-1], -1, per_byte)
     return jnp.sum(parts << _shifts(bits), axis=-1, dtype=jnp.uint8)
 
 
