@@ -1,4 +1,4 @@
-"""Syncs that the workers' data decide on, noted so that they can be counted."""
+"""Syncs that the workers' data decide on, recorded so that they can be counted."""
 
 from collections.abc import Callable
 from functools import partial
@@ -32,7 +32,13 @@ class Decision(NamedTuple):
 
 
 class DecidedState(NamedTuple):
-    """The strategy's state, that of what follows it, and the last decision."""
+    """State of `decided`.
+
+    Attributes:
+        strategy: the strategy's own.
+        then: that of the strategy behind it; see `at_syncs`.
+        decision: the last one.
+    """
 
     strategy: PyTree
     then: PyTree
@@ -42,20 +48,20 @@ class DecidedState(NamedTuple):
 def decided(vote: Vote, strategy: Strategy, axis: Axis = WORKERS) -> Strategy:
     """Applies a sync only where a worker asks for it, by its own data.
 
-    At every step each worker votes, and one number is all-reduced. Where any asks for
-    it all sync, so that none waits for the others; else nothing more is sent. `every`
-    belongs around it: `every(16, decided(…))` votes after every 16 local steps.
+    At every step each worker votes, and one number is all-reduced. If any worker asks
+    for a sync, all sync, so that none waits for the others; else nothing more is sent.
+    `every` belongs around it: `every(16, decided(…))` votes after every 16 local steps.
 
     Args:
         vote: (replica, state, step) -> whether this worker asks for a sync: a scalar
             boolean, which may differ between workers. The state is the strategy's.
-        strategy: what to apply; it syncs, and reduces no gradients.
+        strategy: what to apply; it must sync, and reduce no gradients.
         axis: the mapped axis or axes over which the workers lie.
 
     Returns:
         A Strategy. State: the strategy's, and the step of the last decision.
-        `DataParallel.run` tells of each step whether it was decided to sync, as
-        metrics["decided"], from which `communication` counts what was sent.
+        `DataParallel.run` reports for each step whether the workers decided to sync, as
+        metrics["decided"]; `communication` counts the bytes from that.
 
     Raises:
         ValueError: no Strategy, one that reduces gradients, never syncs, or acts at
@@ -77,7 +83,7 @@ def decided(vote: Vote, strategy: Strategy, axis: Axis = WORKERS) -> Strategy:
 
 
 def _decided(vote: Vote, strategy: Strategy, then: Strategy, axis: Axis) -> Strategy:
-    """`decided`, with what is applied behind the strategy at the same steps."""
+    """`decided`, with a strategy that is applied behind it at the same steps."""
 
     def init(params):
         none = Decision(jnp.int32(-1))
@@ -90,7 +96,9 @@ def _decided(vote: Vote, strategy: Strategy, then: Strategy, axis: Axis) -> Stra
 
     def sync(replica, state, step):
         asks = jnp.asarray(vote(replica, state.strategy, step), jnp.float32)
-        # Sums of ones are exact in any order: no device decides otherwise than another.
+        # A branch on what differs between workers would let some wait for ever, and
+        # under vmap compute both arms. Sums of ones are exact in any order: so all
+        # devices decide alike, and vmap sees that the result is not mapped.
         now = collectives.mean(asks, axis) > 0
         return lax.cond(
             _by_data(now, state.decision.at == step),
@@ -98,7 +106,7 @@ def _decided(vote: Vote, strategy: Strategy, then: Strategy, axis: Axis) -> Stra
             lambda: (replica, state),
         )
 
-    # A whole, as the vote knows the state of what it decides on.
+    # A whole, as the vote reads the state of the strategy inside.
     whole = Combination(
         sync,
         lands=partial(lands, strategy),
@@ -109,11 +117,9 @@ def _decided(vote: Vote, strategy: Strategy, then: Strategy, axis: Axis) -> Stra
 
 @jax.jit
 def _by_data(now: jax.Array, noted: jax.Array) -> jax.Array:
-    """Returns `now`. The ledger, which cannot know it, takes what was noted.
-
-    A call of this name in a traced program, with an equation in it: else jax would hand
-    on what it is given, and leave nothing to be seen.
-    """
+    """Returns `now`; the ledger, which cannot know it, takes what was recorded."""
+    # The ledger looks for a call of this name. jax leaves no call in the program for a
+    # function that returns its argument: hence an equation that changes nothing.
     return jnp.logical_or(now, False)
 
 
@@ -121,17 +127,17 @@ BY_DATA = "_by_data"
 
 
 def found(state: PyTree) -> list[Decision]:
-    """The decisions in a strategy's state, in the order of its leaves."""
+    """Returns the decisions in a strategy's state, in the order of its leaves."""
     return [x for x in _leaves(state) if isinstance(x, Decision)]
 
 
 def places(state: PyTree) -> list[int]:
-    """The numbers of their leaves among all leaves of the state."""
+    """Returns the numbers of the decisions' leaves among all leaves of a state."""
     return [i for i, x in enumerate(_leaves(state)) if isinstance(x, Decision)]
 
 
 def put(state: PyTree, decisions: list[Decision]) -> PyTree:
-    """The state with other decisions in place of its own."""
+    """Replaces the decisions in a state, in the order of its leaves."""
     rest = iter(decisions)
     return jax.tree.map(
         lambda x: next(rest) if isinstance(x, Decision) else x, state, is_leaf=_is_one
@@ -139,10 +145,18 @@ def put(state: PyTree, decisions: list[Decision]) -> PyTree:
 
 
 def noted(state: PyTree, step: Any) -> dict[str, jax.Array]:
-    """As metrics of a step: which decisions were to act, (decisions,) booleans.
+    """Returns the decisions of a step, as metrics.
 
-    Empty where nothing is decided. Leaves may lead with lanes, which are equal.
+    Args:
+        state: a strategy's; leaves may lead with lanes, which hold the same.
+        step: the local step.
+
+    Returns:
+        {"decided": whether each decision was to act, (decisions,) booleans}; {} for a
+        strategy without decisions.
     """
+    # A flag in the state would not do: `when` keeps the state at steps that it skips,
+    # and the flag would be that of another step.
     acts = [jnp.ravel(decision.at)[0] == step for decision in found(state)]
     return {METRIC: jnp.stack(acts)} if acts else {}
 
@@ -152,5 +166,5 @@ def _is_one(x: Any) -> bool:
 
 
 def _leaves(state: PyTree) -> list[Any]:
-    """The leaves, each decision as one: it has but one leaf."""
+    """The leaves of a state, with each decision as one leaf."""
     return jax.tree.leaves(state, is_leaf=_is_one)

@@ -1,4 +1,4 @@
-"""Communication that takes a while: what was sent arrives some local steps later."""
+"""Delayed communication: a result arrives some local steps after it was sent."""
 
 import functools
 from collections.abc import Callable
@@ -36,19 +36,19 @@ from syncalgos.strategy import (
     keep_replica,
 )
 
-LOOKED_UP = 2**14  # local steps in which syncs are looked for
+LOOKED_UP = 2**14
+"""Local steps in which syncs are looked for that overtake one another."""
 
 
 class DelayedState(NamedTuple):
     """State of `delayed`.
 
     Attributes:
-        strategy: the strategy's own, of the last step at which it sent.
-        center: its center, of the last result that arrived; () without one of its own.
-        grads: reduced gradients under way, (delay, *S) each.
-        syncs: params, or what they gained, and centers under way, (syncs under way,
-            *S) each.
-        sent_at: the local step at which each of these was sent, -1 for none.
+        strategy: the strategy's own, as of the last step at which it sent.
+        center: its center, as of the last arrival; () without a center of its own.
+        grads: reduced gradients on their way, (delay, *S) each.
+        syncs: params, or their gains, and centers on their way, (slots, *S) each.
+        sent_at: the local step at which each slot was sent, (slots,); -1 for none.
     """
 
     strategy: PyTree
@@ -66,41 +66,41 @@ def delayed(
 ) -> Strategy:
     """Delays what a strategy sends: sent at local step t, it arrives at t + delay.
 
-    Of a sync, the params that it made of the replica at t, θₜ, take effect after step
-    t + delay, θ there being the replica's own by then:
+    A sync turns the replica's params at step t, θₜ, into the params that arrive. They
+    take effect after step t + delay, when the replica's own params are θ:
 
         replace: θ ← (1 - α) · arrived + α · θ
         add:     θ ← θ + (1 - α) · (arrived - θₜ)
 
     Replacing gives up (1 - α) of the local steps since t; adding keeps them, as methods
-    do that overlap a whole round. Of a reduction, the gradients of step t + delay are
-    those reduced at t; before any has arrived they are zero. A delay of 0 is the
-    strategy itself, but for α.
+    do that overlap a whole round. With a reduction, step t + delay uses the gradients
+    reduced at t; before the first arrival they are zero. A delay of 0 is the strategy
+    itself, but for α.
 
     Args:
-        strategy: what sends. In a `chain`, every member is delayed on its own.
+        strategy: the sender. In a `chain`, every member is delayed on its own.
         delay: local steps on the way, at least 0.
         alpha: α, the weight of the local value when a result arrives, at least 0 and at
             most 1.
         arrival: replace or add. To replace, a result must arrive before the next is
-            sent: else no local step is ever kept.
+            sent; otherwise no local step is ever kept.
 
     Returns:
-        A Strategy. State: the strategy's, and a copy of what is under way: as many
-        params as syncs overlap, and `delay` gradients of a reduction. What a sync does
-        to opt_state and buffers takes effect at once. The center is as of the last
-        arrival. `communication` counts bytes at the step that sends them.
+        A Strategy. State: the strategy's, and what is on its way: one copy of params
+        for each sync that overlaps, and `delay` gradients of a reduction. Changes to
+        opt_state and buffers take effect at once. The center is as of the last arrival.
+        `communication` counts bytes at the step that sends them.
 
     Raises:
         ValueError: no Strategy, one that is `decided`, or a parameter outside its
-            range; when its state is made, results that would replace the params at
-            which the next was sent.
+            range; when its state is made, results that would arrive after the next
+            was sent.
 
-    Collectives are not overlapped with computation: a delay simulates what overlapping
-    would compute. Added results that take more than a round are not yet in what is
-    sent next, which corrects the same again: with m of them under way then, replicas
-    that are averaged stay together where 1 - α is below 2 sin(π / (4 m + 2)), which is
-    1 for one and 0.62 for two.
+    Collectives are not overlapped with computation: a delay simulates the numbers of
+    an overlap. A result that takes more than a round is not yet in the next one sent,
+    which then corrects the same difference again. With m results on their way, averaged
+    replicas stay together if 1 - α is below 2 sin(π / (4 m + 2)): 1 for one result,
+    0.62 for two.
 
     Source: Douillard et al., "Streaming DiLoCo with overlapping communication", 2025,
     algorithm 2.
@@ -130,7 +130,7 @@ def delayed(
 
 
 def _mixed(alpha: float, strategy: Strategy) -> Strategy:
-    """A strategy without a delay, of which a share α of the local params stays."""
+    """A strategy without a delay that keeps a share α of the local params."""
 
     def sync(replica, state, step):
         new, own = apply_sync(strategy, replica, state, step)
@@ -142,7 +142,7 @@ def _mixed(alpha: float, strategy: Strategy) -> Strategy:
 
 
 def _mix(alpha: float, changed: list[bool], arrived: PyTree, local: PyTree) -> PyTree:
-    """(1 - α) · arrived + α · local, of leaves that were changed; else local."""
+    """(1 - α) · arrived + α · local, on the leaves that a sync changes."""
     leaves, form = jax.tree.flatten(local)
     triples = zip(changed, jax.tree.leaves(arrived), leaves, strict=True)
 
@@ -159,10 +159,9 @@ def _added(alpha: float, gain: PyTree, local: PyTree) -> PyTree:
 
 
 def _check_apart(is_sent: Callable[[Any], Any], delay: int) -> None:
-    """Raises a ValueError if a result would arrive when the next has been sent.
-
-    Looked up, as a schedule or a condition does not tell how far apart its steps are.
-    """
+    """Refuses results that would arrive when the next has been sent."""
+    # Looked up, as neither a schedule nor a condition shows how far apart its steps
+    # are. Where each result replaces all local steps, training stands still.
     with jax.ensure_compile_time_eval():
         steps = jnp.arange(LOOKED_UP, dtype=jnp.int32)
         sends = jax.vmap(lambda step: jnp.asarray(is_sent(step)))(steps)
@@ -185,9 +184,9 @@ def _under_gates(strategy: Strategy) -> tuple[list[Steps], Strategy]:
 
 
 def _delayed(strategy, gates, sender, delay, alpha, arrival) -> Strategy:
-    """`delayed`, of a strategy that is no combination, but for `when` around it."""
+    """`delayed`, for a whole with nothing but `when` around it."""
     periods = [active.period for active in gates if isinstance(active, Period)]
-    apart = max(periods, default=1)  # steps that lie between two syncs at least
+    apart = max(periods, default=1)  # the fewest steps between two syncs
     slots = -(-delay // apart)
     centered, reducing = has_center(strategy), reduces(strategy)
     syncing = ever_syncs(sender)
@@ -209,7 +208,7 @@ def _delayed(strategy, gates, sender, delay, alpha, arrival) -> Strategy:
     def arrived(result, replica, state, step):
         if arrival == "add":
             return _added(alpha, result, replica.params)
-        # What the strategy does not touch has gone on meanwhile, and stays.
+        # Leaves that the strategy leaves alone have trained on meanwhile, and stay.
         changed = changes_params(sender, replica, state, step)
         return _mix(alpha, changed, result, replica.params)
 
@@ -236,7 +235,7 @@ def _delayed(strategy, gates, sender, delay, alpha, arrival) -> Strategy:
     def receive(replica, state, step):
         slot = (step - delay) // apart % slots
         result, center = jax.tree.map(lambda row: row[slot], state.syncs)
-        # Nothing was, if a phase that this is in began since.
+        # Nothing was sent then if the phase around this one began since.
         was_sent = state.sent_at[slot] == step - delay
 
         def arrive(new, old):
@@ -259,6 +258,7 @@ def _delayed(strategy, gates, sender, delay, alpha, arrival) -> Strategy:
         )
 
     def sync(replica, state, step):
+        # What arrives comes first: a sync sees the params that it left behind.
         receiver = when(arrives, Strategy(sync=receive))
         replica, state = receiver.sync(replica, state, step)
         return when(is_sent, Strategy(sync=send)).sync(replica, state, step)
@@ -281,12 +281,12 @@ def _delayed(strategy, gates, sender, delay, alpha, arrival) -> Strategy:
 
 
 def _rows(tree: PyTree, count: int) -> PyTree:
-    """Room for so many trees, zero."""
+    """Zeros for so many trees: (count, *S) for each leaf of shape S."""
     return jax.tree.map(lambda x: jnp.zeros((count, *jnp.shape(x)), x.dtype), tree)
 
 
 def _put(rows: PyTree, slot: Any, tree: PyTree) -> PyTree:
-    """The rows with one replaced."""
+    """Replaces one row of each leaf."""
     return jax.tree.map(
         lambda row, x: lax.dynamic_update_index_in_dim(row, x, slot, 0), rows, tree
     )

@@ -1,9 +1,9 @@
-"""What combinators know of a strategy: when it acts, and what it was made of.
+"""Questions about a strategy: when it acts, and what it was made of.
 
-The steps at which a sync acts are declared by `Strategy.acts`, which everybody may
-give. `Combination` is the combinators' own: it says what is inside a strategy, so that
-a delay, a weight or a condition can go to the members of a chain. Defaults and declared
-forms are recognised here alone: no other file compares functions or asks for types.
+The steps at which a sync acts are declared by `Strategy.acts`, which every user may
+give. `Combination` is private to the combinators: it lists what is inside a strategy,
+so that a delay, a weight or a condition can go to the members of a chain. Defaults and
+declared forms are recognised here alone.
 """
 
 import functools
@@ -25,23 +25,22 @@ Steps = Callable[[Any], Any]
 class Combination(NamedTuple):
     """A sync that a combinator made, and what it was made of.
 
-    It is the sync and no field of the Strategy, so that a sync in its place, by
-    `_replace(sync=…)`, takes the description of the old one with it.
-
     Attributes:
-        call: the function itself.
-        members: the strategies inside; () for a whole that nobody may change.
-        rebuild: f -> the same combinator, around f(member) for each of its members.
+        call: (replica, state, step) -> (replica, state), the sync itself.
+        members: the strategies inside; () for a whole that others must not change.
+        rebuild: f -> the same combinator around f(member), for each of its members.
         lands: step -> whether the replica takes on a result then; None: whenever a
-            member's does, and without members whenever it acts.
-        condition: of `when`, the steps at which it passes the call on.
-        clocked: whether it works at every local step (a delay, a moving average), so
-            that `when` belongs inside of it.
+            member's does, or without members whenever it acts.
+        condition: step -> whether `when` calls its member then; else None.
+        clocked: whether it works at every local step, as a delay and a moving average
+            do, so that `when` belongs inside.
         delays: whether results land later than they are sent.
-        behind: of `decided`, extra -> the same with another strategy applied behind it
-            where it is decided to act. None where the step alone says when it acts.
+        behind: extra -> the same strategy with another behind it, wherever the data
+            decide to act; None where the step alone decides.
     """
 
+    # It is the sync, and not a field beside it: `_replace(sync=…)` then replaces the
+    # description together with the function that it describes.
     call: Callable[[Any, PyTree, Any], tuple[Any, PyTree]]
     members: tuple[Strategy, ...] = ()
     rebuild: Callable[[Change], Strategy] | None = None
@@ -58,35 +57,36 @@ class Combination(NamedTuple):
 
 
 def combination(strategy: Strategy) -> Combination:
-    """What the strategy was made of; of any function, a whole."""
+    """The structure of a strategy; a sync that no combinator made is a whole."""
     sync = strategy.sync
     return sync if isinstance(sync, Combination) else Combination(sync)
 
 
 def rebuilt(strategy: Strategy, change: Change) -> Strategy:
-    """The same combinators around changed members; a whole is changed itself."""
+    """Changes the members of a strategy, or the strategy itself if it is a whole."""
     rebuild = combination(strategy).rebuild
     return change(strategy) if rebuild is None else rebuild(change)
 
 
 def innermost(change: Change, strategy: Strategy) -> Strategy:
-    """Changes the strategies that combinators were given, below when, chain and all."""
+    """Changes the wholes inside a strategy, below all combinators."""
     if combination(strategy).members:
         change = functools.partial(innermost, change)
     return rebuilt(strategy, change)
 
 
 def never(step: Any) -> bool:
+    """The steps of a sync that does nothing."""
     return False
 
 
 def acting_steps(strategy: Strategy) -> Steps | None:
-    """The steps at which a sync may do anything; None: at every one."""
+    """The steps at which a sync may do anything; None stands for every step."""
     return never if strategy.sync is keep_replica else strategy.acts
 
 
 def at_any(*steps: Steps | None) -> Steps | None:
-    """The steps of any of these; None stands for every step."""
+    """The union of sets of steps; None stands for every step."""
     known = [each for each in steps if each is not None]
     if len(known) < len(steps):
         return None
@@ -96,30 +96,42 @@ def at_any(*steps: Steps | None) -> Steps | None:
 
 
 def at_both(condition: Steps, steps: Steps | None) -> Steps:
-    """The steps of `steps` at which a condition holds; None stands for every step."""
+    """The steps at which a condition holds, too; None stands for every step."""
     if steps is None or steps is never:
         return condition if steps is None else never
     return lambda step: jnp.logical_and(condition(step), steps(step))
 
 
 def acts(strategy: Strategy, step: Any) -> Any:
-    """Whether a sync may do anything at this step, to the replica or to its state."""
+    """Whether a sync may do anything at this step, to the replica or to its state.
+
+    Args:
+        strategy: any.
+        step: the local step, an integer or an int32 scalar.
+
+    Returns:
+        A boolean, or a scalar array of one. It is True wherever nothing is declared.
+    """
     steps = acting_steps(strategy)
     return True if steps is None else steps(step)
 
 
 def ever_acts(strategy: Strategy) -> bool:
-    """Whether there is, by its declaration, any step at which a sync does anything."""
+    """Whether a sync is declared to do anything, at any step."""
     return acting_steps(strategy) is not never
 
 
 def rests(strategy: Strategy) -> bool:
-    """Whether there are, by its declaration, steps at which a sync does nothing."""
+    """Whether a sync is declared to do nothing, at some steps at least."""
     return acting_steps(strategy) is not None
 
 
 def lands(strategy: Strategy, step: Any) -> Any:
-    """Whether a sync of this strategy changes the replica at this step."""
+    """Whether the replica takes on the result of a sync at this step.
+
+    Of a delayed strategy these are the steps at which results arrive, of workers that
+    do not wait those at which any of them ends a round; of others, where it acts.
+    """
     made = combination(strategy)
     if made.lands is not None:
         return made.lands(step)
@@ -133,7 +145,7 @@ def lands(strategy: Strategy, step: Any) -> Any:
 
 
 def ever_syncs(strategy: Strategy) -> bool:
-    """Whether it changes replicas at any step, and not gradients alone."""
+    """Whether the strategy changes replicas at any step, and not gradients alone."""
     made = combination(strategy)
     if made.members:
         return any(map(ever_syncs, made.members))
@@ -147,7 +159,7 @@ def is_clocked(strategy: Strategy) -> bool:
 
 
 def decides(strategy: Strategy) -> bool:
-    """Whether the workers' data have a say in when it acts: see `decided`."""
+    """Whether the workers' data decide on when the strategy acts; see `decided`."""
     made = combination(strategy)
     return made.behind is not None or any(map(decides, made.members))
 
@@ -189,7 +201,17 @@ def has_whole_center(strategy: Strategy) -> bool:
 def center_over(
     strategy: Strategy, rest: PyTree, params: PyTree, state: PyTree
 ) -> PyTree:
-    """Returns `rest`, its leaves replaced by the strategy's center where it has one."""
+    """Lays the strategy's center over another, on the leaves where it has one.
+
+    Args:
+        strategy: whose center is laid over.
+        rest: a center, shaped like params.
+        params: this worker's.
+        state: the strategy's.
+
+    Returns:
+        The center, shaped like params.
+    """
     center = strategy.center
     if not isinstance(center, MeanCenter):
         return center(params, state)
@@ -205,7 +227,7 @@ def inner_center(strategy: Strategy) -> Callable[[PyTree, PyTree], PyTree]:
     if has_whole_center(strategy):
         return functools.partial(over, None)
     center = strategy.center
-    # A mean stays a mean: others see by it that there is no center of its own.
+    # A mean stays a MeanCenter: that is how others see that it is only a mean.
     return center._replace(over=over) if has_center(strategy) else center
 
 
@@ -220,5 +242,5 @@ def inner_reduce(
         grads, inner = apply_reduce(strategy, grads, replica, state.strategy, step)
         return grads, state._replace(strategy=inner)
 
-    # Still declared: lanes of a device may be joined around it as before.
+    # A reduce that was declared a mean stays one: lanes may still be merged.
     return MeanOfGrads(reduce) if takes_mean(strategy) else reduce
