@@ -41,8 +41,7 @@ def streaming_diloco(
 
     Args:
         period: H, local steps between two outer steps of a fragment, at least 1.
-        fragments: F, parts of the model; F divides period. Above the number of leaves,
-            some are empty.
+        fragments: F, parts of the model; divides period. Some are empty if leaves lack.
         outer_lr: η, the outer learning rate, above 0; 0.4 in the paper.
         outer_momentum: μ, the outer Nesterov momentum, at least 0 and below 1.
         delay: τ, local steps on the way, below period / fragments.
@@ -50,10 +49,11 @@ def streaming_diloco(
         reduce: how outer gradients are sent: mean, bf16, fp16, int8, int4 or int2; or
             median, trimmed or clipped, robust against wrong workers.
         seed: seeds the random rounding to int8, int4 or int2.
-        cut: the parts: leaves, equal numbers of consecutive leaves; bytes, equal
-            numbers of bytes, cut between rows; layers, every F-th stacked layer, as in
-            the paper; in Python also params -> each leaf's fragment, from 0. None means
-            leaves, on the command line bytes if layers are stacked.
+        cut: the parts: leaves, as many consecutive leaves each; bytes, as many bytes
+            each, cut between rows; layers, every F-th stacked layer, as in the paper,
+            other leaves in the smallest part; in Python also params -> each leaf's
+            fragment, from 0. None means leaves, on the command line bytes if layers are
+            stacked.
         stacked: which leaves hold several layers (see `syncalgos.reducers.stacking`).
         axis: the mapped axis or axes over which the workers lie.
 
