@@ -1,6 +1,6 @@
-"""Refuse a user's mistake in one line: what was wrong, and what is possible.
+"""Checks of arguments: an error is one line that says what is possible instead.
 
-Nothing here needs jax as it is imported: a command line uses this file by itself.
+Importing this file imports no jax: the command line loads it by itself.
 """
 
 import difflib
@@ -12,20 +12,44 @@ LearningRate = float | Callable[[Any], Any]
 """A number, or an optax schedule: local step -> learning rate."""
 
 
+class _Required:
+    """The type of REQUIRED."""
+
+    def __repr__(self) -> str:
+        return "REQUIRED"
+
+
+REQUIRED: Any = _Required()
+"""The default of a parameter that must be given, behind others that have a default."""
+
+
 def shown(value: Any) -> str:
-    """The value as an error shows it, cut where it is long."""
+    """Returns the value as an error shows it: its repr, at most 60 characters."""
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def whole(label: str, value: Any, least: int) -> int:
-    """Returns value as an int from `least` to 2³¹ - 1, or raises a ValueError."""
+    """Checks a whole number.
+
+    Args:
+        label: the argument's name, for the message.
+        value: anything with `__index__`, but no bool.
+        least: the least value.
+
+    Returns:
+        The value as an int.
+
+    Raises:
+        ValueError: another value than a whole number from `least` to 2³¹ - 1.
+    """
     is_whole = hasattr(value, "__index__") and not isinstance(value, bool)
     if not is_whole or (number := value.__index__()) < least:
         raise ValueError(
             f"{label} must be a whole number of at least {least}, got {shown(value)}"
         )
-    if number >= 2**31:  # steps are int32 on the devices
+    # Local steps are int32 on the devices.
+    if number >= 2**31:
         raise ValueError(f"{label} must be below 2**31, got {shown(value)}")
     return number
 
@@ -38,7 +62,21 @@ def real(
     above: float | None = None,
     below: float | None = None,
 ) -> float:
-    """Returns value as a finite float inside the bounds, or raises a ValueError."""
+    """Checks a number.
+
+    Args:
+        label: the argument's name, for the message.
+        value: anything that float takes, but no bool and no string.
+        least: the least value; None: no bound.
+        above: the value must be above.
+        below: the value must be below.
+
+    Returns:
+        The value as a float.
+
+    Raises:
+        ValueError: another value than a finite number inside the bounds.
+    """
     bounds = {"at least": least, "above": above, "below": below}
     rule = " and ".join(f"{k} {v:g}" for k, v in bounds.items() if v is not None)
     rule = rule if below is not None else f"a finite number {rule}".strip()
@@ -58,17 +96,33 @@ def real(
 
 
 def share(label: str, value: Any) -> float:
-    """Returns value as a float above 0 and at most 1, or raises a ValueError."""
+    """Returns the value as a float, or raises a ValueError unless 0 < value ≤ 1."""
     number = real(label, value, above=0)
     if number > 1:
         raise ValueError(f"{label} must be at most 1, got {shown(value)}")
     return number
 
 
-def learning_rate(where: str, value: LearningRate | None) -> Callable[[Any], Any]:
-    """Returns the learning rate as a schedule, or raises a ValueError."""
+def learning_rate(where: str, value: LearningRate) -> Callable[[Any], Any]:
+    """Checks a learning rate.
+
+    Args:
+        where: the function that was called, for the message.
+        value: a number above 0, or a schedule: local step -> learning rate.
+
+    Returns:
+        The learning rate as a schedule.
+
+    Raises:
+        ValueError: REQUIRED, which was not replaced, or no finite number above 0.
+    """
     if callable(value):
         return value
+    if value is REQUIRED:
+        raise ValueError(
+            f"{where}: learning_rate must be given, that of the inner optimizer: a "
+            "number above 0 or a schedule"
+        )
     import jax.numpy as jnp
 
     number = real(f"{where}: learning_rate", value, above=0)
@@ -76,7 +130,16 @@ def learning_rate(where: str, value: LearningRate | None) -> Callable[[Any], Any
 
 
 def global_batch(batch: int, workers: int, accumulate: int = 1) -> None:
-    """Raises a ValueError unless workers, and then microbatches, divide the batch."""
+    """Refuses a global batch that workers, and then microbatches, do not divide.
+
+    Args:
+        batch: examples in the global batch.
+        workers: the number of workers.
+        accumulate: microbatches of each worker.
+
+    Raises:
+        ValueError: naming all three and two batches that fit.
+    """
     unit, use = workers, "a multiple"
     refused = f"global batch of {batch} does not divide over {workers} workers"
     if batch and batch % workers == 0:
@@ -92,11 +155,17 @@ def global_batch(batch: int, workers: int, accumulate: int = 1) -> None:
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
-    """Returns "; did you mean 'x'?" for the closest of names, or nothing.
+    """Suggests the closest of some names.
 
-    Capitals and the dashes of flags count for nothing: two flags would be alike by
-    their dashes alone. A name that begins as the given one does is close.
+    Args:
+        name: what the user wrote.
+        names: what is possible.
+
+    Returns:
+        "; did you mean 'x'?", or "" if no name is close. A name that begins with the
+        written one is close.
     """
+    # Without dashes, by which alone any two flags would be alike, and in lower case.
     written = name.casefold().lstrip("-")
     known = {other.casefold().lstrip("-"): other for other in names if other != name}
     close = difflib.get_close_matches(written, known, n=1, cutoff=0.66)
@@ -106,9 +175,40 @@ def nearest(name: str, names: Iterable[str]) -> str:
 
 
 def one_of(kind: str, name: str, names: Iterable[str]) -> str:
-    """Returns name if it is one of names, else raises a ValueError that lists them."""
+    """Returns `name` if it is one of `names`.
+
+    Raises:
+        ValueError: another name; it lists the names and suggests the closest.
+    """
     names = list(names)
     if name not in names:
         hint = nearest(str(name), names)
         raise ValueError(f"unknown {kind} {name!r}{hint} (one of: {', '.join(names)})")
     return name
+
+
+def labels(what: str, tree: Any, params: Any) -> list[Any]:
+    """Returns a label for each leaf of params.
+
+    Args:
+        what: the argument's name, for the message.
+        tree: labels, a tree like params or one for whole subtrees; or params -> such a
+            tree.
+        params: the model.
+
+    Returns:
+        The labels, in the order of the leaves of params.
+
+    Raises:
+        ValueError: a tree of another form.
+    """
+    import jax
+
+    tree = tree(params) if callable(tree) else tree
+    try:
+        return jax.tree.leaves(jax.tree.broadcast(tree, params))
+    except ValueError as error:
+        form = jax.tree.structure(params)
+        raise ValueError(
+            f"{what} must be a tree like params, {form}, got {tree!r}"
+        ) from error

@@ -1,4 +1,4 @@
-"""Sums and averages in a wider dtype than what is trained."""
+"""Accumulation in a wider dtype than that of the params."""
 
 from typing import Any
 
@@ -9,15 +9,17 @@ PyTree = Any
 
 
 def wide_dtype(dtype: Any) -> Any:
-    """The dtype in which values of this one are accumulated: at least float32."""
+    """Returns the dtype to accumulate values of this one in: at least float32."""
     return jnp.promote_types(dtype, jnp.float32)
 
 
 def widen(tree: PyTree) -> PyTree:
-    """Floats as at least float32: anchors, velocities and residuals accumulate in it.
+    """Casts floats to at least float32, for anchors, velocities and residuals.
 
-    Steps of a bfloat16 model below its 8 bits would be lost in bfloat16 state.
+    Args:
+        tree: arrays; leaves that are no floats are kept.
     """
+    # Steps of a bfloat16 model below its 8 bits would be lost in bfloat16 state.
 
     def leaf(x):
         x = jnp.asarray(x)
@@ -28,16 +30,24 @@ def widen(tree: PyTree) -> PyTree:
 
 
 def narrow(tree: PyTree, like: PyTree) -> PyTree:
-    """The tree in the dtypes of another."""
+    """Casts a tree to the dtypes of another.
+
+    Args:
+        tree: arrays.
+        like: a tree of the same structure.
+    """
     return jax.tree.map(lambda x, y: jnp.asarray(x, jnp.asarray(y).dtype), tree, like)
 
 
 def if_finite(combined: PyTree, new: PyTree, old: PyTree) -> PyTree:
-    """The new state, or the old one where what was combined is not finite.
+    """Returns the new state, or the old one if what was combined is not finite.
 
-    One batch with a NaN would stay in a residual for good. All workers decide alike, as
-    all have what was combined.
+    Args:
+        combined: arrays that are the same on all workers, which thus decide alike.
+        new: the state after them.
+        old: the state before, of the same structure.
     """
+    # Else one batch with a NaN would stay in a residual for good.
     leaves = [x for x in jax.tree.leaves(combined) if _is_float(x)]
     finite = jnp.all(jnp.stack([jnp.all(jnp.isfinite(x)) for x in leaves] or [True]))
     return jax.tree.map(lambda x, y: jnp.where(finite, x, y), new, old)

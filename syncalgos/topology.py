@@ -1,4 +1,4 @@
-"""Who talks to whom at a step, where not all do."""
+"""Who exchanges with whom at a step, in methods without a global mean."""
 
 import math
 from functools import partial
@@ -14,11 +14,19 @@ from syncalgos.dtypes import narrow, widen
 from syncalgos.keys import common_key
 
 TOPOLOGIES = ("exponential", "ring")
-MATCHINGS = 16  # random pairings to draw from: each is compiled
+
+MATCHINGS = 16
+"""Random pairings to draw from, each of which is compiled."""
 
 
 def of_exponential_graph(tree: PyTree, step: Any, axis: Axis) -> PyTree:
-    """What worker i + 2^(step mod ⌈log₂ N⌉), modulo N, holds arrives at worker i."""
+    """Returns what worker i + 2^(step mod ⌈log₂ N⌉), modulo N, holds, at worker i.
+
+    Args:
+        tree: arrays.
+        step: the local step.
+        axis: the mapped axis or axes over which the N workers lie.
+    """
     hops = math.ceil(math.log2(collectives.size(axis)))
     if not hops:
         return tree
@@ -27,11 +35,15 @@ def of_exponential_graph(tree: PyTree, step: Any, axis: Axis) -> PyTree:
 
 
 def of_random_pair(tree: PyTree, step: Any, seed: int, axis: Axis) -> PyTree:
-    """What the worker's partner of this step holds; an odd one out has its own.
+    """Returns what the worker's partner of this step holds; without one, its own.
 
-    The partners are those of one of at most MATCHINGS random perfect matchings, drawn
-    anew at each step.
+    Args:
+        tree: arrays.
+        step: the local step, at which one of MATCHINGS random matchings is drawn.
+        seed: the seed of the matchings and of the draws.
+        axis: the mapped axis or axes over which the workers lie.
     """
+    # A permutation must be known when the program is compiled: hence so few of them.
     workers = collectives.size(axis)
     matchings = sorted({_matching(workers, seed, i) for i in range(MATCHINGS)})
     drawn = jax.random.randint(common_key(seed, step), (), 0, len(matchings))
@@ -39,23 +51,35 @@ def of_random_pair(tree: PyTree, step: Any, seed: int, axis: Axis) -> PyTree:
 
 
 def ring_moves(tree: PyTree, axis: Axis) -> PyTree:
-    """How far each leaf goes when it is averaged with both neighbours on a ring.
+    """Returns the move of each leaf to its average with both neighbours on a ring.
 
-    W x - x, at least in float32, for the matrix W of weights 1/3 for the worker itself
-    and each neighbour. Where all have the same it is exactly 0.
+    Args:
+        tree: arrays of floats.
+        axis: the mapped axis or axes over which the workers lie.
+
+    Returns:
+        W x - x, at least in float32, for the matrix W of weights 1/3 for the worker
+        itself and each neighbour. It is exactly 0 where all hold the same.
     """
     left, right = (collectives.shift(tree, by, axis) for by in (-1, 1))
-    # Each by itself: XLA would join the last product of a sum with what it is added to,
-    # and round so where the sum is fused, and not where it is not.
+    # Each quotient by itself: XLA would join the last product of a sum with an addition
+    # (fma), and round differently where the sum is fused and where it is not.
     return jax.tree.map(
         lambda x, a, b: (a - x) / 3 + (b - x) / 3, widen(tree), left, right
     )
 
 
 def mix(tree: PyTree, topology: str, step: Any, axis: Axis) -> PyTree:
-    """Averages a tree with the peer, or both neighbours, that it has at a step.
+    """Averages a tree with the worker's peer at a step, or with both neighbours.
 
-    Leaves that are no floats, such as counts, are kept.
+    Args:
+        tree: arrays; leaves that are no floats, such as counts, are kept.
+        topology: one of TOPOLOGIES.
+        step: the local step.
+        axis: the mapped axis or axes over which the workers lie.
+
+    Returns:
+        A tree of the same shapes and dtypes.
     """
     leaves, form = jax.tree.flatten(tree)
     is_float = [jnp.issubdtype(jnp.result_type(x), jnp.floating) for x in leaves]
@@ -71,7 +95,7 @@ def mix(tree: PyTree, topology: str, step: Any, axis: Axis) -> PyTree:
 
 
 def _matching(workers: int, seed: int, number: int) -> tuple[int, ...]:
-    """Each worker's partner."""
+    """Returns each worker's partner, (workers,); an odd one out is its own."""
     order = np.random.default_rng([seed, number]).permutation(workers)
     half, partner = workers // 2, np.arange(workers)
     partner[order[:half]] = order[half : 2 * half]

@@ -1,4 +1,4 @@
-"""Workers that do not wait for each other, around a server: simulated."""
+"""Simulated workers that do not wait for each other, around a server."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -10,16 +10,69 @@ from jax import lax
 
 from syncalgos import collectives
 from syncalgos.collectives import Axis, PyTree
-from syncalgos.combinators.introspection import Composed
-from syncalgos.combinators.speeds import Clock
-from syncalgos.dtypes import narrow, widen
+from syncalgos.combinators.introspection import Combination
+from syncalgos.dtypes import if_finite, narrow, widen
 from syncalgos.strategy import Strategy
+
+UNIT = 1024
+"""The speed of the fastest worker: others are whole numbers below."""
+
+
+class Clock(NamedTuple):
+    """The steps of a common clock at which workers train, and end their rounds.
+
+    At each step of the clock the fastest worker makes a local step, and a worker of
+    speed s makes one at a share s of these steps.
+
+    Attributes:
+        speeds: each worker's speed, in parts of UNIT.
+        periods: each worker's own local steps in a round.
+    """
+
+    speeds: tuple[int, ...]
+    periods: tuple[int, ...]
+
+    def done(self, step: jax.Array) -> jax.Array:
+        """Each worker's local steps before this step of the clock, (workers,)."""
+        # From the step alone, and so the same on all workers, after a resume, and in
+        # the ledger. Integers in two parts: a product of both overflows after 2^21.
+        speeds = jnp.array(self.speeds, jnp.int32)
+        return step // UNIT * speeds + step % UNIT * speeds // UNIT
+
+    def moves(self, step: jax.Array) -> jax.Array:
+        """Whether each worker makes a local step, (workers,) booleans."""
+        return self.done(step + 1) > self.done(step)
+
+    def arrives(self, step: jax.Array) -> jax.Array:
+        """Whether each worker ends a round, (workers,) booleans."""
+        ends = self.done(step + 1) % jnp.array(self.periods, jnp.int32) == 0
+        return self.moves(step) & ends
+
+
+def even_speeds(workers: int, slowest: float, period: int, paced: bool) -> Clock:
+    """Makes a clock on which speeds fall evenly, from 1 to that of the slowest worker.
+
+    Args:
+        workers: the number of workers, at least 1.
+        slowest: the slowest worker's speed, above 0 and at most 1. A single worker has
+            speed 1.
+        period: the fastest worker's local steps in a round, at least 1.
+        paced: whether slower workers take fewer steps in a round, in proportion.
+    """
+    lost = UNIT - max(1, round(slowest * UNIT))
+    speeds = [UNIT - lost * i // max(workers - 1, 1) for i in range(workers)]
+    periods = [max(1, period * s // UNIT) if paced else period for s in speeds]
+    return Clock(tuple(speeds), tuple(periods))
 
 
 class AsyncState(NamedTuple):
-    """The server, this worker's start of its round, and what it held a step before.
+    """State of `asynchronous`.
 
-    `began`: whether that holds of its opt_state, too; `init` sees params alone.
+    Attributes:
+        server: the server, identical on all workers.
+        start: this worker's params at the start of its round, at least float32.
+        held: its params and opt_state as of the last step.
+        began: whether opt_state in it is that of a step; `init` sees params alone.
     """
 
     server: Any
@@ -35,17 +88,23 @@ def asynchronous(
     optimizer: optax.GradientTransformation | None,
     axis: Axis,
 ) -> Strategy:
-    """Sends what a worker did in its round to a server, and starts it from its model.
+    """Sends each worker's update to a server as its round ends.
+
+    The worker then starts its next round from the server's model.
 
     Args:
         serve: params -> the server, whose attribute `params` is the model.
-        push: (server, update) -> the server, once a worker's start - end has come.
-        clock_of: workers -> when they make local steps and end their rounds.
-        optimizer: the inner one: its state rests as its worker does; None: it goes on.
+        push: (server, update) -> the server after a worker's start - end has arrived.
+        clock_of: workers -> the clock of their local steps and rounds.
+        optimizer: the inner optimizer: its state rests while its worker does; None: it
+            goes on changing.
         axis: the mapped axis or axes over which the workers lie.
 
-    The server is held by all, and equal on all: where workers arrive all gather the
-    updates of all, of which those count that have arrived, in the workers' order.
+    Returns:
+        A Strategy. State: the server, identical on all workers, and the worker's own
+        params at the start of its round. Where workers arrive, all gather the updates
+        of all; those that have arrived count, in the workers' order. The center is the
+        server's model.
     """
 
     def clock():
@@ -61,14 +120,14 @@ def asynchronous(
         return AsyncState(serve(params), widen(params), held, jnp.array(False))
 
     def rested(replica, state, step):
-        """The replica, or what it was where its worker makes no local step now."""
+        """The replica, or its last state where the worker makes no local step now."""
         me = collectives.index(axis)
         moves = clock().moves(step)[me]
         params, opt_state = state.held
         params = _either(moves, replica.params, narrow(params, replica.params))
         if optimizer is None:
             return replica._replace(params=params)
-        # Behind another phase of the training it has gone on since it was made.
+        # Behind another phase of training, opt_state has changed since `init`.
         goes_on = moves | ~(state.began | (step == 0))
         opt_state = _either(goes_on, replica.opt_state, opt_state)
         return replica._replace(params=params, opt_state=opt_state)
@@ -104,14 +163,87 @@ def asynchronous(
         held = widen(replica.params), opt_state
         return replica, state._replace(held=held, began=jnp.array(True))
 
-    strategy = Strategy(
+    return Strategy(
         init,
-        sync=Composed(sync, (), lambda change: change(strategy), lands),
+        # It acts at every step, to hold slower workers back; only arrivals land.
+        sync=Combination(sync, lands=lands),
         center=lambda params, state: narrow(state.server.params, params),
     )
-    return strategy
 
 
 def _either(condition: jax.Array, yes: PyTree, no: PyTree) -> PyTree:
-    """One of two trees."""
+    """Selects one of two trees."""
     return jax.tree.map(lambda x, y: jnp.where(condition, x, y), yes, no)
+
+
+class Server(NamedTuple):
+    """The server of `delayed_nesterov`.
+
+    Attributes:
+        params: the model θ.
+        velocity: its momentum m.
+        total: D, the sum of the updates since the momentum changed.
+        arrived: the number of these updates, an int32 scalar.
+    """
+
+    params: PyTree
+    velocity: PyTree
+    total: PyTree
+    arrived: jax.Array
+
+
+def new_server(params: PyTree) -> Server:
+    """Makes a server, at least float32, before any update."""
+    params = widen(params)
+    zeros = jax.tree.map(jnp.zeros_like, params)
+    return Server(params, zeros, zeros, jnp.int32(0))
+
+
+def delayed_nesterov(
+    server: Server,
+    update: PyTree,
+    lr: float,
+    momentum: float,
+    buffer: int,
+    early: float,
+) -> Server:
+    """Applies an update Δ to the server, unless Δ is not finite.
+
+    With D ← D + Δ, and B updates in a buffer:
+
+        the last of a buffer: m ← β m + D / B;  θ ← θ - η ((1 - c B + c) β m + Δ / B);
+                              D ← 0
+        any other:            θ ← θ - η (c β m + Δ / B)
+
+    Args:
+        server: the server before the update.
+        update: Δ, start - end of a worker's round, shaped like params.
+        lr: η, above 0.
+        momentum: β, at least 0 and below 1.
+        buffer: B, at least 1.
+        early: c, at least 0 and at most 1 / B.
+
+    Returns:
+        The server after the update.
+
+    Source: Liu et al., "Asynchronous local-SGD training for language modeling", 2024,
+    algorithm 3.
+    """
+    is_last = (server.arrived + 1) % buffer == 0
+    share = jnp.where(is_last, 1 - early * buffer + early, early)
+    total = jax.tree.map(jnp.add, server.total, update)
+    velocity = jax.tree.map(
+        lambda m, d: jnp.where(is_last, momentum * m + d / buffer, m),
+        server.velocity,
+        total,
+    )
+    params = jax.tree.map(
+        lambda x, m, u: x - lr * (share * momentum * m + u / buffer),
+        server.params,
+        velocity,
+        update,
+    )
+    total = jax.tree.map(lambda d: jnp.where(is_last, 0, d), total)
+    new = Server(params, velocity, total, (server.arrived + 1) % buffer)
+    new = jax.tree.map(lambda x, y: jnp.asarray(x, y.dtype), new, server)
+    return if_finite(update, new, server)

@@ -1,18 +1,25 @@
-"""Syncs that the workers' data decide on, noted so that they can be counted."""
+"""Syncs that the workers' data decide on, recorded so that they can be counted."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from syncalgos import checks, collectives, contract
-from syncalgos import strategy as base
+from syncalgos import checks, collectives
 from syncalgos.collectives import WORKERS, Axis, PyTree
-from syncalgos.combinators import introspection
-from syncalgos.combinators.introspection import Composed
-from syncalgos.strategy import Replica, Strategy
+from syncalgos.combinators.chain import chain
+from syncalgos.combinators.introspection import (
+    Combination,
+    ever_syncs,
+    inner_center,
+    is_clocked,
+    lands,
+    reduces,
+)
+from syncalgos.strategy import Replica, Strategy, apply_sync, check_strategy
 
 Vote = Callable[[Replica, PyTree, Any], Any]
 METRIC = "decided"
@@ -25,7 +32,13 @@ class Decision(NamedTuple):
 
 
 class DecidedState(NamedTuple):
-    """The strategy's state, that of what follows it, and the last decision."""
+    """State of `decided`.
+
+    Attributes:
+        strategy: the strategy's own.
+        then: that of the strategy behind it; see `at_syncs`.
+        decision: the last one.
+    """
 
     strategy: PyTree
     then: PyTree
@@ -35,20 +48,20 @@ class DecidedState(NamedTuple):
 def decided(vote: Vote, strategy: Strategy, axis: Axis = WORKERS) -> Strategy:
     """Applies a sync only where a worker asks for it, by its own data.
 
-    At every step each worker votes, and one number is all-reduced. Where any asks for
-    it all sync, so that none waits for the others; else nothing more is sent. `every`
-    belongs around it: `every(16, decided(…))` votes after every 16 local steps.
+    At every step each worker votes, and one number is all-reduced. If any worker asks
+    for a sync, all sync, so that none waits for the others; else nothing more is sent.
+    `every` belongs around it: `every(16, decided(…))` votes after every 16 local steps.
 
     Args:
         vote: (replica, state, step) -> whether this worker asks for a sync: a scalar
             boolean, which may differ between workers. The state is the strategy's.
-        strategy: what to apply; it syncs, and reduces no gradients.
+        strategy: what to apply; it must sync, and reduce no gradients.
         axis: the mapped axis or axes over which the workers lie.
 
     Returns:
         A Strategy. State: the strategy's, and the step of the last decision.
-        `DataParallel.run` tells of each step whether it was decided to sync, as
-        metrics["decided"], from which `communication` counts what was sent.
+        `DataParallel.run` reports for each step whether the workers decided to sync, as
+        metrics["decided"]; `communication` counts the bytes from that.
 
     Raises:
         ValueError: no Strategy, one that reduces gradients, never syncs, or acts at
@@ -56,15 +69,13 @@ def decided(vote: Vote, strategy: Strategy, axis: Axis = WORKERS) -> Strategy:
     """
     if not callable(vote):
         raise ValueError(f"decided: vote must be a function, got {checks.shown(vote)}")
-    base.check_strategy("decided", strategy)
-    if strategy.reduce is not introspection.keep_grads or not introspection.ever_syncs(
-        strategy
-    ):
+    check_strategy("decided", strategy)
+    if reduces(strategy) or not ever_syncs(strategy):
         raise ValueError(
             "decided: a strategy that syncs and does not reduce gradients is needed; "
             "chain others beside it"
         )
-    if introspection.acts_always(strategy.sync):
+    if is_clocked(strategy):
         raise ValueError(
             "decided: this strategy acts at every step, as delayed and paced ones do"
         )
@@ -72,20 +83,22 @@ def decided(vote: Vote, strategy: Strategy, axis: Axis = WORKERS) -> Strategy:
 
 
 def _decided(vote: Vote, strategy: Strategy, then: Strategy, axis: Axis) -> Strategy:
-    """`decided`, with what is applied behind the strategy at the same steps."""
+    """`decided`, with a strategy that is applied behind it at the same steps."""
 
     def init(params):
         none = Decision(jnp.int32(-1))
         return DecidedState(strategy.init(params), then.init(params), none)
 
     def act(replica, state, step):
-        replica, own = contract.apply_sync(strategy, replica, state.strategy, step)
-        replica, behind = contract.apply_sync(then, replica, state.then, step)
+        replica, own = apply_sync(strategy, replica, state.strategy, step)
+        replica, behind = apply_sync(then, replica, state.then, step)
         return replica, DecidedState(own, behind, Decision(jnp.int32(step)))
 
     def sync(replica, state, step):
         asks = jnp.asarray(vote(replica, state.strategy, step), jnp.float32)
-        # Sums of ones are exact in any order: no device decides otherwise than another.
+        # A branch on what differs between workers would let some wait for ever, and
+        # under vmap compute both arms. Sums of ones are exact in any order: so all
+        # devices decide alike, and vmap sees that the result is not mapped.
         now = collectives.mean(asks, axis) > 0
         return lax.cond(
             _by_data(now, state.decision.at == step),
@@ -93,23 +106,20 @@ def _decided(vote: Vote, strategy: Strategy, then: Strategy, axis: Axis) -> Stra
             lambda: (replica, state),
         )
 
-    combined = Composed(
+    # A whole, as the vote reads the state of the strategy inside.
+    whole = Combination(
         sync,
-        members=(),  # none that others could change: the vote knows its state
-        rebuild=lambda change: change(strategy),
-        lands=lambda step: introspection.lands(strategy, step),
-        behind=lambda extra: _decided(vote, strategy, base.chain(then, extra), axis),
+        lands=partial(lands, strategy),
+        behind=lambda extra: _decided(vote, strategy, chain(then, extra), axis),
     )
-    return Strategy(init, sync=combined, center=base.center_of_inner(strategy.center))
+    return Strategy(init, sync=whole, center=inner_center(strategy))
 
 
 @jax.jit
 def _by_data(now: jax.Array, noted: jax.Array) -> jax.Array:
-    """Returns `now`. The ledger, which cannot know it, takes what was noted.
-
-    A call of this name in a traced program, with an equation in it: else jax would hand
-    on what it is given, and leave nothing to be seen.
-    """
+    """Returns `now`; the ledger, which cannot know it, takes what was recorded."""
+    # The ledger looks for a call of this name. jax leaves no call in the program for a
+    # function that returns its argument: hence an equation that changes nothing.
     return jnp.logical_or(now, False)
 
 
@@ -117,17 +127,17 @@ BY_DATA = "_by_data"
 
 
 def found(state: PyTree) -> list[Decision]:
-    """The decisions in a strategy's state, in the order of its leaves."""
+    """Returns the decisions in a strategy's state, in the order of its leaves."""
     return [x for x in _leaves(state) if isinstance(x, Decision)]
 
 
 def places(state: PyTree) -> list[int]:
-    """The numbers of their leaves among all leaves of the state."""
+    """Returns the numbers of the decisions' leaves among all leaves of a state."""
     return [i for i, x in enumerate(_leaves(state)) if isinstance(x, Decision)]
 
 
 def put(state: PyTree, decisions: list[Decision]) -> PyTree:
-    """The state with other decisions in place of its own."""
+    """Replaces the decisions in a state, in the order of its leaves."""
     rest = iter(decisions)
     return jax.tree.map(
         lambda x: next(rest) if isinstance(x, Decision) else x, state, is_leaf=_is_one
@@ -135,10 +145,18 @@ def put(state: PyTree, decisions: list[Decision]) -> PyTree:
 
 
 def noted(state: PyTree, step: Any) -> dict[str, jax.Array]:
-    """As metrics of a step: which decisions were to act, (decisions,) booleans.
+    """Returns the decisions of a step, as metrics.
 
-    Empty where nothing is decided. Leaves may lead with lanes, which are equal.
+    Args:
+        state: a strategy's; leaves may lead with lanes, which hold the same.
+        step: the local step.
+
+    Returns:
+        {"decided": whether each decision was to act, (decisions,) booleans}; {} for a
+        strategy without decisions.
     """
+    # A flag in the state would not do: `when` keeps the state at steps that it skips,
+    # and the flag would be that of another step.
     acts = [jnp.ravel(decision.at)[0] == step for decision in found(state)]
     return {METRIC: jnp.stack(acts)} if acts else {}
 
@@ -148,5 +166,5 @@ def _is_one(x: Any) -> bool:
 
 
 def _leaves(state: PyTree) -> list[Any]:
-    """The leaves, each decision as one: it has but one leaf."""
+    """The leaves of a state, with each decision as one leaf."""
     return jax.tree.leaves(state, is_leaf=_is_one)

@@ -1,4 +1,4 @@
-"""Communication that takes a while: what was sent arrives some local steps later."""
+"""Delayed communication: a result arrives some local steps after it was sent."""
 
 import functools
 from collections.abc import Callable
@@ -9,27 +9,46 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from syncalgos import checks, contract
-from syncalgos import strategy as base
+from syncalgos import checks
 from syncalgos.collectives import PyTree
-from syncalgos.combinators import introspection
-from syncalgos.combinators.introspection import Composed
+from syncalgos.combinators.introspection import (
+    Combination,
+    Steps,
+    acting_steps,
+    at_any,
+    check_undecided,
+    combination,
+    ever_syncs,
+    has_center,
+    innermost,
+    lands,
+    rebuilt,
+    reduces,
+)
+from syncalgos.combinators.schedule import Period, when
 from syncalgos.dtypes import narrow, widen
-from syncalgos.strategy import MeanCenter, Period, Strategy, when
+from syncalgos.strategy import (
+    Strategy,
+    apply_sync,
+    changes_params,
+    check_strategy,
+    keep_grads,
+    keep_replica,
+)
 
-LOOKED_UP = 2**14  # local steps in which syncs are looked for
+LOOKED_UP = 2**14
+"""Local steps in which syncs are looked for that overtake one another."""
 
 
 class DelayedState(NamedTuple):
     """State of `delayed`.
 
     Attributes:
-        strategy: the strategy's own, of the last step at which it sent.
-        center: its center, of the last result that arrived; () without one of its own.
-        grads: reduced gradients under way, (delay, *S) each.
-        syncs: params, or what they gained, and centers under way, (syncs under way,
-            *S) each.
-        sent_at: the local step at which each of these was sent, -1 for none.
+        strategy: the strategy's own, as of the last step at which it sent.
+        center: its center, as of the last arrival; () without a center of its own.
+        grads: reduced gradients on their way, (delay, *S) each.
+        syncs: params, or their gains, and centers on their way, (slots, *S) each.
+        sent_at: the local step at which each slot was sent, (slots,); -1 for none.
     """
 
     strategy: PyTree
@@ -47,47 +66,47 @@ def delayed(
 ) -> Strategy:
     """Delays what a strategy sends: sent at local step t, it arrives at t + delay.
 
-    Of a sync, the params that it made of the replica at t, θₜ, take effect after step
-    t + delay, θ there being the replica's own by then:
+    A sync turns the replica's params at step t, θₜ, into the params that arrive. They
+    take effect after step t + delay, when the replica's own params are θ:
 
         replace: θ ← (1 - α) · arrived + α · θ
         add:     θ ← θ + (1 - α) · (arrived - θₜ)
 
     Replacing gives up (1 - α) of the local steps since t; adding keeps them, as methods
-    do that overlap a whole round. Of a reduction, the gradients of step t + delay are
-    those reduced at t; before any has arrived they are zero. A delay of 0 is the
-    strategy itself, but for α.
+    do that overlap a whole round. With a reduction, step t + delay uses the gradients
+    reduced at t; before the first arrival they are zero. A delay of 0 is the strategy
+    itself, but for α.
 
     Args:
-        strategy: what sends. In a `chain`, every member is delayed on its own.
+        strategy: the sender. In a `chain`, every member is delayed on its own.
         delay: local steps on the way, at least 0.
         alpha: α, the weight of the local value when a result arrives, at least 0 and at
             most 1.
         arrival: replace or add. To replace, a result must arrive before the next is
-            sent: else no local step is ever kept.
+            sent; otherwise no local step is ever kept.
 
     Returns:
-        A Strategy. State: the strategy's, and a copy of what is under way: as many
-        params as syncs overlap, and `delay` gradients of a reduction. What a sync does
-        to opt_state and buffers takes effect at once. The center is as of the last
-        arrival. `communication` counts bytes at the step that sends them.
+        A Strategy. State: the strategy's, and what is on its way: one copy of params
+        for each sync that overlaps, and `delay` gradients of a reduction. Changes to
+        opt_state and buffers take effect at once. The center is as of the last arrival.
+        `communication` counts bytes at the step that sends them.
 
     Raises:
         ValueError: no Strategy, one that is `decided`, or a parameter outside its
-            range; when its state is made, results that would replace the params at
-            which the next was sent.
+            range; when its state is made, results that would arrive after the next
+            was sent.
 
-    Collectives are not overlapped with computation: a delay simulates what overlapping
-    would compute. Added results that take more than a round are not yet in what is
-    sent next, which corrects the same again: with m of them under way then, replicas
-    that are averaged stay together where 1 - α is below 2 sin(π / (4 m + 2)), which is
-    1 for one and 0.62 for two.
+    Collectives are not overlapped with computation: a delay simulates the numbers of
+    an overlap. A result that takes more than a round is not yet in the next one sent,
+    which then corrects the same difference again. With m results on their way, averaged
+    replicas stay together if 1 - α is below 2 sin(π / (4 m + 2)): 1 for one result,
+    0.62 for two.
 
     Source: Douillard et al., "Streaming DiLoCo with overlapping communication", 2025,
     algorithm 2.
     """
-    base.check_strategy("delayed", strategy)
-    introspection.check_undecided("delayed", strategy)
+    check_strategy("delayed", strategy)
+    check_undecided("delayed", strategy)
     delay = checks.whole("delayed: delay", delay, least=0)
     alpha = checks.real("delayed: alpha", alpha, least=0)
     if alpha > 1:
@@ -95,12 +114,11 @@ def delayed(
     checks.one_of("arrival of delayed", arrival, get_args(Arrival))
     if delay == 0:
         mixed = functools.partial(_mixed, alpha)
-        return introspection.innermost(mixed, strategy) if alpha else strategy
+        return innermost(mixed, strategy) if alpha else strategy
     gates, member = _under_gates(strategy)
-    inner = member.sync
-    if isinstance(inner, _Delayed):
+    if combination(member).delays:
         raise ValueError("delayed: this strategy is delayed already: add the delays")
-    if not isinstance(inner, Composed) or not inner.members:
+    if not combination(member).members:
         return _delayed(strategy, gates, member, delay, alpha, arrival)
 
     def delay_member(member):
@@ -108,24 +126,23 @@ def delayed(
             member = when(active, member)
         return delayed(member, delay, alpha, arrival)
 
-    return inner.rebuild(delay_member)
+    return rebuilt(member, delay_member)
 
 
 def _mixed(alpha: float, strategy: Strategy) -> Strategy:
-    """A strategy without a delay, of which a share α of the local params stays."""
+    """A strategy without a delay that keeps a share α of the local params."""
 
     def sync(replica, state, step):
-        new, own = contract.apply_sync(strategy, replica, state, step)
-        changed = contract.changes_params(strategy, replica, state, step)
+        new, own = apply_sync(strategy, replica, state, step)
+        changed = changes_params(strategy, replica, state, step)
         params = _mix(alpha, changed, new.params, replica.params)
         return new._replace(params=params), own
 
-    is_kept = strategy.sync is introspection.keep_replica
-    return strategy if is_kept else strategy._replace(sync=sync)
+    return strategy._replace(sync=sync) if ever_syncs(strategy) else strategy
 
 
 def _mix(alpha: float, changed: list[bool], arrived: PyTree, local: PyTree) -> PyTree:
-    """(1 - α) · arrived + α · local, of leaves that were changed; else local."""
+    """(1 - α) · arrived + α · local, on the leaves that a sync changes."""
     leaves, form = jax.tree.flatten(local)
     triples = zip(changed, jax.tree.leaves(arrived), leaves, strict=True)
 
@@ -142,10 +159,9 @@ def _added(alpha: float, gain: PyTree, local: PyTree) -> PyTree:
 
 
 def _check_apart(is_sent: Callable[[Any], Any], delay: int) -> None:
-    """Raises a ValueError if a result would arrive when the next has been sent.
-
-    Looked up, as a schedule or a condition does not tell how far apart its steps are.
-    """
+    """Refuses results that would arrive when the next has been sent."""
+    # Looked up, as neither a schedule nor a condition shows how far apart its steps
+    # are. Where each result replaces all local steps, training stands still.
     with jax.ensure_compile_time_eval():
         steps = jnp.arange(LOOKED_UP, dtype=jnp.int32)
         sends = jax.vmap(lambda step: jnp.asarray(is_sent(step)))(steps)
@@ -158,36 +174,31 @@ def _check_apart(is_sent: Callable[[Any], Any], delay: int) -> None:
         )
 
 
-class _Delayed(Composed):
-    """The sync of a delayed strategy."""
-
-
-def _under_gates(strategy: Strategy) -> tuple[list[Callable], Strategy]:
+def _under_gates(strategy: Strategy) -> tuple[list[Steps], Strategy]:
     """The conditions of `when` around a strategy, outermost first, and itself."""
     gates = []
-    while isinstance(strategy.sync, Composed) and strategy.sync.gate:
-        active, strategy = strategy.sync.gate
-        gates.append(active)
+    while (made := combination(strategy)).condition is not None:
+        gates.append(made.condition)
+        [strategy] = made.members
     return gates, strategy
 
 
 def _delayed(strategy, gates, sender, delay, alpha, arrival) -> Strategy:
-    """`delayed`, of a strategy that is no combination, but for `when` around it."""
+    """`delayed`, for a whole with nothing but `when` around it."""
     periods = [active.period for active in gates if isinstance(active, Period)]
-    apart = max(periods, default=1)  # steps that lie between two syncs at least
+    apart = max(periods, default=1)  # the fewest steps between two syncs
     slots = -(-delay // apart)
-    has_center = not isinstance(strategy.center, MeanCenter)
-    reduces = strategy.reduce is not introspection.keep_grads
-    syncs = sender.sync is not introspection.keep_replica
+    centered, reducing = has_center(strategy), reduces(strategy)
+    syncing = ever_syncs(sender)
 
     def is_sent(step):
-        return introspection.lands(strategy, step)
+        return lands(strategy, step)
 
-    def lands(step):
+    def arrives(step):
         return jnp.logical_and(step >= delay, is_sent(step - delay))
 
     def own_center(params, state):
-        return strategy.center(params, state) if has_center else ()
+        return strategy.center(params, state) if centered else ()
 
     def on_the_way(new, old):
         if arrival == "replace":
@@ -197,21 +208,21 @@ def _delayed(strategy, gates, sender, delay, alpha, arrival) -> Strategy:
     def arrived(result, replica, state, step):
         if arrival == "add":
             return _added(alpha, result, replica.params)
-        # What the strategy does not touch has gone on meanwhile, and stays.
-        changed = contract.changes_params(sender, replica, state, step)
+        # Leaves that the strategy leaves alone have trained on meanwhile, and stay.
+        changed = changes_params(sender, replica, state, step)
         return _mix(alpha, changed, result, replica.params)
 
     def init(params):
-        if syncs and arrival == "replace":
+        if syncing and arrival == "replace":
             _check_apart(is_sent, delay)
         state = strategy.init(params)
         center = own_center(params, state)
         return DelayedState(
             state,
             center,
-            _rows(params, delay) if reduces else (),
-            _rows((on_the_way(params, params), center), slots) if syncs else (),
-            jnp.full(slots, -1, jnp.int32) if syncs else (),
+            _rows(params, delay) if reducing else (),
+            _rows((on_the_way(params, params), center), slots) if syncing else (),
+            jnp.full(slots, -1, jnp.int32) if syncing else (),
         )
 
     def reduce(grads, replica, state, step):
@@ -224,7 +235,7 @@ def _delayed(strategy, gates, sender, delay, alpha, arrival) -> Strategy:
     def receive(replica, state, step):
         slot = (step - delay) // apart % slots
         result, center = jax.tree.map(lambda row: row[slot], state.syncs)
-        # Nothing was, if a phase that this is in began since.
+        # Nothing was sent then if the phase around this one began since.
         was_sent = state.sent_at[slot] == step - delay
 
         def arrive(new, old):
@@ -236,7 +247,7 @@ def _delayed(strategy, gates, sender, delay, alpha, arrival) -> Strategy:
         return replica._replace(params=params), state._replace(center=center)
 
     def send(replica, state, step):
-        new, own = contract.apply_sync(sender, replica, state.strategy, step)
+        new, own = apply_sync(sender, replica, state.strategy, step)
         result = on_the_way(new.params, replica.params)
         under_way = result, own_center(new.params, own)
         slot = step // apart % slots
@@ -247,33 +258,35 @@ def _delayed(strategy, gates, sender, delay, alpha, arrival) -> Strategy:
         )
 
     def sync(replica, state, step):
-        receiver = when(lands, Strategy(sync=receive))
+        # What arrives comes first: a sync sees the params that it left behind.
+        receiver = when(arrives, Strategy(sync=receive))
         replica, state = receiver.sync(replica, state, step)
         return when(is_sent, Strategy(sync=send)).sync(replica, state, step)
 
-    combined = _Delayed(
+    late = Combination(
         sync,
-        members=(strategy,),
-        rebuild=lambda change: delayed(change(strategy), delay, alpha, arrival),
-        lands=lands,
-        acts=lambda step: jnp.logical_or(lands(step), is_sent(step)),
-        always=True,
+        (strategy,),
+        lambda change: delayed(change(strategy), delay, alpha, arrival),
+        arrives,
+        clocked=True,
+        delays=True,
     )
     return Strategy(
         init,
-        reduce if reduces else introspection.keep_grads,
-        combined if syncs else introspection.keep_replica,
-        (lambda params, state: state.center) if has_center else strategy.center,
+        reduce if reducing else keep_grads,
+        late if syncing else keep_replica,
+        (lambda params, state: state.center) if centered else strategy.center,
+        at_any(acting_steps(strategy), arrives) if syncing else None,
     )
 
 
 def _rows(tree: PyTree, count: int) -> PyTree:
-    """Room for so many trees, zero."""
+    """Zeros for so many trees: (count, *S) for each leaf of shape S."""
     return jax.tree.map(lambda x: jnp.zeros((count, *jnp.shape(x)), x.dtype), tree)
 
 
 def _put(rows: PyTree, slot: Any, tree: PyTree) -> PyTree:
-    """The rows with one replaced."""
+    """Replaces one row of each leaf."""
     return jax.tree.map(
         lambda row, x: lax.dynamic_update_index_in_dim(row, x, slot, 0), rows, tree
     )

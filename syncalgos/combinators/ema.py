@@ -5,17 +5,19 @@ from typing import NamedTuple
 import jax
 
 from syncalgos import checks, collectives
-from syncalgos import strategy as base
 from syncalgos.collectives import WORKERS, Axis, PyTree
-from syncalgos.combinators import introspection
-from syncalgos.combinators.introspection import Composed
-from syncalgos.combinators.primitives import MeanOfGrads
+from syncalgos.combinators.introspection import Combination, inner_reduce
 from syncalgos.dtypes import narrow, widen
-from syncalgos.strategy import Strategy
+from syncalgos.strategy import Strategy, check_strategy
 
 
 class EmaState(NamedTuple):
-    """The strategy's own state, and the average of this worker's params."""
+    """State of `ema`.
+
+    Attributes:
+        strategy: the strategy's own.
+        average: c, the average of this worker's params, at least float32.
+    """
 
     strategy: PyTree
     average: PyTree
@@ -24,13 +26,13 @@ class EmaState(NamedTuple):
 def ema(strategy: Strategy, decay: float, axis: Axis = WORKERS) -> Strategy:
     """Makes an exponential moving average of the replicas the center of a strategy.
 
-    After every local step, the strategy's sync included, for a worker's params θ, and
-    its average c, which starts at its first params:
+    After every local step, and after its sync, for a worker's params θ and its average
+    c, which starts from its first params:
 
         c ← c + (1 - d) (θ - c)
 
     Args:
-        strategy: any. What it trains stays the same.
+        strategy: any. Its training is not changed.
         decay: d, at least 0 and below 1: 1 / (1 - d) is how many steps it looks back.
         axis: the mapped axis or axes over which the workers lie.
 
@@ -42,22 +44,22 @@ def ema(strategy: Strategy, decay: float, axis: Axis = WORKERS) -> Strategy:
     Raises:
         ValueError: no Strategy, or a decay outside its range.
 
-    The clock is the local step, also inside `every`. What the strategy itself has for a
-    center is not looked at. Where params drift steadily, c is d / (1 - d) steps behind.
+    The clock is the local step, also inside `every`: one decay looks back as far for
+    every algorithm and period. The strategy's own center is not used. Where params
+    drift steadily, c is d / (1 - d) steps behind.
 
     Source: Polyak and Juditsky, "Acceleration of stochastic approximation by
     averaging", SIAM J. Control Optim. 1992, with exponential weights.
     """
-    base.check_strategy("ema", strategy)
+    check_strategy("ema", strategy)
     decay = checks.real("ema: decay", decay, least=0, below=1)
 
     def init(params):
         return EmaState(strategy.init(params), widen(params))
 
-    def reduce(grads, replica, state, step):
-        grads, inner = strategy.reduce(grads, replica, state.strategy, step)
-        return grads, state._replace(strategy=inner)
-
+    # Averaging is linear: the mean of the workers' averages is the average of their
+    # mean, so nothing is sent. The price is to act at every step: lanes of a CPU no
+    # longer run one after the other.
     def sync(replica, state, step):
         replica, inner = strategy.sync(replica, state.strategy, step)
         average = jax.tree.map(
@@ -70,15 +72,14 @@ def ema(strategy: Strategy, decay: float, axis: Axis = WORKERS) -> Strategy:
     def center(params, state):
         return narrow(collectives.mean(state.average, axis), params)
 
-    combined = Composed(
-        sync,
-        members=(strategy,),
-        rebuild=lambda change: ema(change(strategy), decay, axis),
-        lands=lambda step: introspection.lands(strategy, step),
-        always=True,
+    return Strategy(
+        init,
+        inner_reduce(strategy),
+        Combination(
+            sync,
+            (strategy,),
+            lambda change: ema(change(strategy), decay, axis),
+            clocked=True,
+        ),
+        center,
     )
-    if strategy.reduce is introspection.keep_grads:
-        reduce = introspection.keep_grads
-    elif isinstance(strategy.reduce, MeanOfGrads):  # lanes may still be joined
-        reduce = MeanOfGrads(reduce)
-    return Strategy(init, reduce, combined, center)

@@ -1,4 +1,4 @@
-"""Cuts a model into fragments, which are sent one after the other."""
+"""Fragments of a model, which are sent one after the other."""
 
 import math
 from collections.abc import Callable
@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from syncalgos import checks, contract
+from syncalgos import checks
 from syncalgos.collectives import PyTree
 from syncalgos.reducers import stacking
 from syncalgos.reducers.stacking import Stacked
@@ -24,24 +24,31 @@ Owners = list[np.ndarray]
 
 
 def check(cut: Cut) -> Cut:
-    """Returns what says how to cut, or raises a ValueError."""
+    """Returns a known way to cut.
+
+    Raises:
+        ValueError: an unknown name.
+    """
     return cut if callable(cut) else checks.one_of("cut", cut, CUTS)
 
 
 def mask(
     number: int, fragments: int, cut: Cut, stacked: Stacked, params: PyTree
 ) -> PyTree:
-    """Returns a tree of what a fragment has of each leaf: True, False, or a slice.
+    """Returns the mask of a fragment, for `masked`.
 
     Args:
-        number: of the fragment, from 0.
-        fragments: how many there are.
-        cut: leaves: as many consecutive leaves in each as can be. bytes: as many
-            consecutive bytes, for which a leaf may be cut between rows of its first
-            axis. layers: layer l of leaves that are stacked is of fragment l modulo
-            `fragments`, and other leaves, the largest first, go where least is.
+        number: the fragment's, from 0.
+        fragments: the number of fragments.
+        cut: how to cut. leaves: consecutive leaves, about as many in each fragment.
+            bytes: consecutive bytes, about as many in each; a leaf may be cut between
+            rows of its first axis. layers: layer l of stacked leaves goes to fragment l
+            modulo `fragments`; other leaves, the largest first, to the smallest.
         stacked: which leaves hold several layers.
         params: the model.
+
+    Returns:
+        A tree like params: True, False, or the slice of its rows for each leaf.
 
     Raises:
         ValueError: a function that returns no numbers of fragments.
@@ -59,15 +66,17 @@ def mask(
 
 
 def _part(mine: np.ndarray) -> bool | slice:
-    """The rows that are a fragment's, which are evenly apart."""
+    """The fragment's rows of a leaf."""
     if mine.all() or not mine.any():
         return bool(mine.all())
+    # Evenly apart by all three cuts, so a slice has them.
     rows = np.flatnonzero(mine)
     step = rows[1] - rows[0] if len(rows) > 1 else 1
     return slice(int(rows[0]), int(rows[-1]) + 1, int(step))
 
 
 def _in_order(fragments: int, count: int) -> Owners:
+    """Consecutive leaves, about as many in each fragment."""
     parts = np.array_split(np.arange(count), fragments)
     return [np.array([f]) for f, part in enumerate(parts) for _ in part]
 
@@ -75,7 +84,8 @@ def _in_order(fragments: int, count: int) -> Owners:
 def _by_function(
     cut: Callable[[PyTree], PyTree], fragments: int, params: PyTree
 ) -> Owners:
-    numbers = contract.labels("cut", cut, params)
+    """The fragments that a user's function gives."""
+    numbers = checks.labels("cut", cut, params)
     for number in numbers:
         if checks.whole("cut: a fragment", number, least=0) >= fragments:
             raise ValueError(
@@ -85,9 +95,11 @@ def _by_function(
 
 
 def _by_bytes(fragments: int, leaves: list[Any]) -> Owners:
+    """Consecutive bytes, about as many in each fragment."""
     total, before, owners = max(1, sum(map(_bytes, leaves))), 0, []
     for x in leaves:
         rows = max(1, len(x)) if jnp.ndim(x) else 1
+        # A row goes where its middle lies, so a cut is off by half a row at most.
         middles = before + (np.arange(rows) + 0.5) * (_bytes(x) / rows)
         owners.append(np.minimum(middles * fragments // total, fragments - 1))
         before += _bytes(x)
@@ -95,6 +107,7 @@ def _by_bytes(fragments: int, leaves: list[Any]) -> Owners:
 
 
 def _by_layers(fragments: int, leaves: list[Any], counts: list[int]) -> Owners:
+    """The layers of stacks in turn; other leaves where the fewest bytes are."""
     owners: Owners = [np.array([])] * len(leaves)
     load = np.zeros(fragments)
     cut = [i for i, count in enumerate(counts) if count and len(leaves[i])]
@@ -109,4 +122,5 @@ def _by_layers(fragments: int, leaves: list[Any], counts: list[int]) -> Owners:
 
 
 def _bytes(x: Any) -> int:
+    """The size of an array, or of the shape of one."""
     return math.prod(jnp.shape(x)) * jnp.result_type(x).itemsize

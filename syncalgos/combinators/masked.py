@@ -1,4 +1,4 @@
-"""A strategy for a part of the parameters."""
+"""Strategies for a part of the parameters."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -8,12 +8,16 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from syncalgos import contract
-from syncalgos import strategy as base
+from syncalgos import checks
 from syncalgos.collectives import WORKERS, Axis, PyTree
-from syncalgos.combinators import introspection
-from syncalgos.combinators.introspection import Composed
-from syncalgos.strategy import MeanCenter, PartCenter, Strategy
+from syncalgos.combinators.introspection import (
+    Combination,
+    acting_steps,
+    center_over,
+    has_center,
+    reduces,
+)
+from syncalgos.strategy import MeanCenter, Strategy, check_strategy, keep_grads
 
 
 def masked(
@@ -24,29 +28,29 @@ def masked(
     """Applies a strategy to a part of the params and their gradients.
 
     The other leaves are neither sent nor changed: personal layers, tables that are not
-    trained in parallel, the fragments of other members of a chain. opt_state and
-    buffers are seen whole.
+    trained in parallel, the fragments of other members of a chain. The strategy sees
+    all of opt_state and buffers.
 
     Args:
         strategy: what to apply.
         mask: True for the leaves it applies to, or a slice of the rows along the first
             axis, such as some of a stack of layers: a tree like params, or one for
             whole subtrees; or params -> such a tree.
-        axis: over which the center of the other leaves is averaged.
+        axis: the mapped axis or axes over which the center of the others is averaged.
 
     Returns:
-        A Strategy. State: that of the strategy for its part of the params. A center of
-        its own holds for its part; in a `chain` the other leaves have that of the other
-        members, else their mean.
+        A Strategy. State: the strategy's, for its part of the params. Its own center
+        holds for its part; the center of the other leaves is that of other members in a
+        `chain`, or else their mean.
 
     Raises:
         ValueError: no Strategy; when its state is made, a mask that is no tree of
             booleans and slices for these params.
     """
-    base.check_strategy("masked", strategy)
+    check_strategy("masked", strategy)
 
     def chosen(params):
-        leaves = contract.labels("masked: mask", mask, params)
+        leaves = checks.labels("masked: mask", mask, params)
         for leaf, x in zip(leaves, jax.tree.leaves(params), strict=True):
             if isinstance(leaf, slice) and not jnp.ndim(x):
                 raise ValueError(
@@ -58,7 +62,7 @@ def masked(
                 )
         return leaves
 
-    def part(tree, whole):  # the other leaves leave no trace in the tree
+    def part(tree, whole):  # the tree without the other leaves
         leaves, form = jax.tree.flatten(tree)
         pairs = zip(chosen(whole), leaves, strict=True)
         return form.unflatten([_rows(x, own) for own, x in pairs])
@@ -83,38 +87,31 @@ def masked(
 
     def over(rest, params, state):
         own = part(params, params)
-        if isinstance(strategy.center, PartCenter):
-            center = strategy.center.over(part(rest, params), own, state)
-        else:
-            center = strategy.center(own, state)
-        return merge(center, rest)
+        return merge(center_over(strategy, part(rest, params), own, state), rest)
 
-    combined = Composed(
-        sync,
-        members=(strategy,),
-        rebuild=lambda change: masked(change(strategy), mask, axis),
-        lands=lambda step: introspection.lands(strategy, step),
-        acts=lambda step: introspection.acts(strategy, step),
-    )
-    is_mean = isinstance(strategy.center, MeanCenter)
-    keeps = strategy.reduce is introspection.keep_grads
     return Strategy(
         init=lambda params: strategy.init(part(params, params)),
-        reduce=introspection.keep_grads if keeps else reduce,
-        sync=combined,
-        center=strategy.center if is_mean else PartCenter(over, axis),
+        reduce=reduce if reduces(strategy) else keep_grads,
+        sync=Combination(
+            sync, (strategy,), lambda change: masked(change(strategy), mask, axis)
+        ),
+        # In a chain such centers are laid over one another, leaf by leaf.
+        center=MeanCenter(axis, over) if has_center(strategy) else strategy.center,
+        acts=acting_steps(strategy),
     )
 
 
 def _rows(x: jax.Array, mine: bool | slice) -> Any:
-    """The masked rows of a leaf."""
+    """Takes the masked rows of a leaf."""
+    # A slice keeps a leaf one array. Taken apart into its rows, a stack of 12 layers
+    # would be 12 times as many collectives.
     if isinstance(mine, slice):
         return x[mine]
     return x if mine else optax.MaskedNode()
 
 
 def _put(x: jax.Array, mine: bool | slice, rows: Iterator[jax.Array]) -> jax.Array:
-    """The leaf with its masked rows replaced by the next."""
+    """Replaces the masked rows of a leaf by the next of `rows`."""
     if isinstance(mine, slice):
         return jnp.asarray(x).at[mine].set(next(rows))
     return next(rows) if mine else x

@@ -1,4 +1,4 @@
-"""Where optimizers keep their moments: the fields of optax's states."""
+"""The moments of optimizers, which are fields of optax's states."""
 
 from collections.abc import Callable
 from typing import Any
@@ -8,8 +8,8 @@ import jax.numpy as jnp
 
 from syncalgos.collectives import PyTree
 
-# By the class of a state, the fields of its first moments and of its second ones. A
-# name alone does not tell: mu of SM3 is what others call nu, and params may have a mu.
+# For each class of state the fields of its first and of its second moments. A field's
+# name alone is not enough: mu of SM3 is the nu of others, and params may have a mu.
 MOMENTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "TraceState": (("trace",), ()),
     "EmaState": (("ema",), ()),
@@ -36,15 +36,18 @@ MOMENTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 def map_moments(
     order: int, change: Callable[[PyTree], PyTree], opt_state: PyTree
 ) -> PyTree:
-    """The state, with its first or second moments changed.
+    """Changes the first or the second moments of an optimizer.
 
     Args:
-        order: 1 or 2: which moments.
-        change: moments -> the same, changed.
-        opt_state: of any optax optimizer.
+        order: 1 or 2, for the first or the second moments.
+        change: moments, shaped like params -> new ones of the same shapes.
+        opt_state: the state of any optax optimizer.
+
+    Returns:
+        opt_state with these moments changed; as it is where it holds no floats at all.
 
     Raises:
-        ValueError: it holds floats, and none of the states above.
+        ValueError: a state that holds floats, but none of the states above.
     """
     found = []
 
@@ -66,10 +69,12 @@ def map_moments(
 
 
 def _is_known(state: Any) -> bool:
+    """Whether a node of opt_state is one of optax's states with moments."""
     return type(state).__name__ in MOMENTS and hasattr(state, "_replace")
 
 
 def _is_array_of_floats(x: Any) -> bool:
+    """Whether a leaf holds floats along axes, unlike counts and hyperparameters."""
     return jnp.ndim(x) > 0 and jnp.issubdtype(jnp.result_type(x), jnp.floating)
 
 

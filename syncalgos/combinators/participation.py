@@ -1,31 +1,50 @@
-"""Workers that take part in some rounds only, or at their own speed: simulated."""
+"""Simulated workers that skip rounds, or train at their own speed."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from syncalgos import checks, collectives, contract
-from syncalgos import strategy as base
+from syncalgos import checks, collectives
 from syncalgos.collectives import WORKERS, Axis, PyTree
-from syncalgos.combinators import introspection
-from syncalgos.combinators.introspection import Composed
+from syncalgos.combinators.introspection import (
+    Combination,
+    check_undecided,
+    combination,
+    ever_syncs,
+    inner_center,
+    inner_reduce,
+    innermost,
+    lands,
+    reduces,
+)
+from syncalgos.combinators.schedule import when
 from syncalgos.dtypes import narrow, widen
 from syncalgos.keys import common_key
-from syncalgos.strategy import Strategy
+from syncalgos.strategy import (
+    Strategy,
+    changes_params,
+    check_strategy,
+    keep_grads,
+    keep_replica,
+)
 
 Schedule = Callable[[Any, int], Any]
 
 
 def sampled(fraction: float, seed: int = 0, least: int = 1) -> Schedule:
-    """A schedule of `participating`: at each sync a share of the workers, drawn anew.
+    """Draws a share of the workers at each sync, as a schedule of `participating`.
 
     Args:
         fraction: the share, rounded to whole workers; above 0, at most 1.
-        seed: of the draws, the same on all workers.
-        least: the fewest workers that are drawn, where there are so many; at least 1.
+        seed: the seed of the draws, the same on all workers.
+        least: the fewest workers to draw, at least 1; with fewer workers, all.
+
+    Returns:
+        (step, workers) -> weights, (workers,) booleans, the same on all workers.
 
     Raises:
         ValueError: a parameter outside its range.
@@ -42,9 +61,12 @@ def sampled(fraction: float, seed: int = 0, least: int = 1) -> Schedule:
 
 
 class ParticipatingState(NamedTuple):
-    """The common model of the last sync, this worker's start, and the inner state.
+    """State of `participating`.
 
-    A worker that is never stale started from the common model: then `start` is ().
+    Attributes:
+        common: the common model c as of the last sync, at least float32.
+        start: this worker's start s; () unless stale, as it then is c.
+        strategy: the strategy's own.
     """
 
     common: PyTree
@@ -58,29 +80,30 @@ def participating(
     stale: bool = False,
     axis: Axis = WORKERS,
 ) -> Strategy:
-    """Simulates that workers skip rounds: the others' mean is what counts.
+    """Simulates workers that skip rounds, and combines the others by weighted means.
 
-    With w the schedule's weights at a sync, a worker hands in what it did since it
-    started, weighted: for N workers, the common model c and its own start s,
+    With w the schedule's weights at a sync, N workers, the common model c and the
+    worker's own start s, each worker hands in
 
         c + N w / Σw · (θ - s)
 
-    in place of θ, so that a strategy's mean is the weighted mean over those who take
-    part. Its gradients count N w / Σw times at each step. Where nobody takes part,
-    nothing is sent: gradients are zero, and the round goes on to the next sync.
+    in place of θ: the mean over all workers is then the weighted mean over those who
+    take part. Gradients are multiplied by N w / Σw at each step. Where nobody takes
+    part, nothing is sent: gradients are zero, and the round lasts to the next sync.
 
     Args:
-        strategy: one that combines replicas or gradients by a mean, which no gossip
-            does. In combinations, each member on its own.
+        strategy: one that combines replicas or gradients by a mean, as gossip does
+            not. In a `chain`, every member is weighted on its own.
         schedule: (step, workers) -> their weights, (workers,), at least 0, the same on
             all workers: 0 for one that skips. See `sampled`.
-        stale: who skips keeps its own model and hands in all it did when it next takes
-            part, as a slow worker does; else it starts from the new model with all.
+        stale: whether a worker that skips keeps its model, and hands in all its steps
+            when it next takes part, as a slow worker does. Otherwise it starts from the
+            new model together with the others.
         axis: the mapped axis or axes over which the workers lie.
 
     Returns:
-        A Strategy. State: the strategy's, c, and s if stale, shaped like params. Who
-        skips sends zeros, and is counted as sending: a simulation.
+        A Strategy. State: the strategy's, c, and s if stale, shaped like params. A
+        worker that skips sends zeros, which count as sent: this is a simulation.
 
     Raises:
         ValueError: no Strategy, one that both reduces and syncs or is `decided`, or a
@@ -89,20 +112,20 @@ def participating(
     Source: McMahan et al., "Communication-efficient learning of deep networks from
     decentralized data", AISTATS 2017 (FedAvg).
     """
-    base.check_strategy("participating", strategy)
-    introspection.check_undecided("participating", strategy)
+    check_strategy("participating", strategy)
+    check_undecided("participating", strategy)
     if not callable(schedule):
         got = checks.shown(schedule)
         raise ValueError(f"participating: schedule must be a function, got {got}")
-    return introspection.innermost(
+    return innermost(
         lambda member: _participating(member, schedule, stale, axis), strategy
     )
 
 
 def _participating(strategy, schedule, stale, axis) -> Strategy:
-    """`participating`, of a strategy that is no combination."""
-    keeps = strategy.sync is introspection.keep_replica
-    if not keeps and strategy.reduce is not introspection.keep_grads:
+    """`participating`, for a whole."""
+    syncs = ever_syncs(strategy)
+    if syncs and reduces(strategy):
         raise ValueError(
             "participating: a strategy that both reduces gradients and syncs replicas, "
             "as easgd and scaffold do, is more than a mean to be weighted"
@@ -118,14 +141,14 @@ def _participating(strategy, schedule, stale, axis) -> Strategy:
             )
         return weights
 
-    def share(step):  # N w / Σw of this worker; 0 where nobody takes part
+    def share(step):  # this worker's N w / Σw; 0 where nobody takes part
         weights = weights_at(step)
         total = jnp.sum(weights)
         mine = len(weights) * weights[collectives.index(axis)]
         return mine / jnp.where(total > 0, total, 1)
 
     def init(params):
-        common = () if keeps else widen(params)
+        common = widen(params) if syncs else ()
         return ParticipatingState(
             common, common if stale else (), strategy.init(params)
         )
@@ -137,7 +160,7 @@ def _participating(strategy, schedule, stale, axis) -> Strategy:
         return grads, state._replace(strategy=inner)
 
     def sync(replica, state, step):
-        if not any(contract.changes_params(strategy, replica, state.strategy, step)):
+        if not any(changes_params(strategy, replica, state.strategy, step)):
             replica, inner = strategy.sync(replica, state.strategy, step)
             return replica, state._replace(strategy=inner)
         return lax.cond(
@@ -148,6 +171,8 @@ def _participating(strategy, schedule, stale, axis) -> Strategy:
 
     def weighted_sync(replica, state, step):
         own, kept = share(step), replica.params
+        # Moves are weighted, not models: so any strategy's mean becomes the weighted
+        # one, also of moves that are compressed, and none needs to know of weights.
         handed_in = jax.tree.map(
             lambda c, s, x: c + own * (x - s),
             state.common,
@@ -167,25 +192,26 @@ def _participating(strategy, schedule, stale, axis) -> Strategy:
             replica = replica._replace(params=taken(replica.params, kept))
         return replica, ParticipatingState(common, start, inner)
 
-    def lands(step):
-        return introspection.lands(strategy, step)
-
-    # Whole, as its state is: combinators that look for members must not look inside.
-    gated = base.when(lands, Strategy(sync=sync)).sync
-    weighted = Composed(gated, (), lambda change: change(strategy), lands, lands)
-
+    # A whole, as its state is one: others must not take its members apart.
+    landing = partial(lands, strategy)
+    gated = combination(when(landing, Strategy(sync=sync))).call
     return strategy._replace(
         init=init,
-        reduce=reduce if keeps else introspection.keep_grads,
-        sync=introspection.keep_replica if keeps else weighted,
-        center=strategy.center
-        if isinstance(strategy.center, base.MeanCenter)
-        else lambda params, state: strategy.center(params, state.strategy),
+        reduce=keep_grads if syncs else reduce,
+        sync=gated if syncs else keep_replica,
+        center=inner_center(strategy),
+        acts=landing if syncs else None,
     )
 
 
 class PacedState(NamedTuple):
-    """The inner state, local steps since the last sync, and the params held by then."""
+    """State of `paced`.
+
+    Attributes:
+        strategy: the strategy's own.
+        done: local steps since the last sync, an int32 scalar.
+        params: this worker's, as of the last step.
+    """
 
     strategy: PyTree
     done: jax.Array
@@ -195,25 +221,25 @@ class PacedState(NamedTuple):
 def paced(
     strategy: Strategy, local_steps: Sequence[int], axis: Axis = WORKERS
 ) -> Strategy:
-    """Simulates workers of different speeds: some take fewer local steps in a round.
+    """Simulates workers of different speeds, by fewer local steps in a round.
 
-    A worker that has done its steps keeps its params until the next sync. Its
-    optimizer's state goes on all the same (compose `reset` where that matters).
+    A worker that has done its steps keeps its params until the next sync. Its optimizer
+    state goes on changing (compose `reset` where that matters).
 
     Args:
         strategy: any that syncs.
-        local_steps: of each worker, how many it does between two syncs, at least 0.
+        local_steps: each worker's steps between two syncs, at least 0.
         axis: the mapped axis or axes over which the workers lie.
 
     Returns:
         A Strategy. State: the strategy's, a copy of params, and a count.
 
     Raises:
-        ValueError: no Strategy, or counts that are no whole numbers; when its state is
-            made, as many counts as there are no workers.
+        ValueError: no Strategy, one that never syncs, or counts that are no whole
+            numbers; when its state is made, another number of counts than workers.
     """
-    base.check_strategy("paced", strategy)
-    if not introspection.ever_syncs(strategy):
+    check_strategy("paced", strategy)
+    if not ever_syncs(strategy):
         raise ValueError("paced: this strategy reduces gradients and never syncs")
     label = "paced: each of local_steps"
     quotas = [checks.whole(label, quota, least=0) for quota in local_steps]
@@ -226,10 +252,6 @@ def paced(
             )
         return PacedState(strategy.init(params), jnp.int32(0), params)
 
-    def reduce(grads, replica, state, step):
-        grads, inner = strategy.reduce(grads, replica, state.strategy, step)
-        return grads, state._replace(strategy=inner)
-
     def sync(replica, state, step):
         moves = state.done < jnp.array(quotas)[collectives.index(axis)]
         params = jax.tree.map(
@@ -238,21 +260,18 @@ def paced(
         replica, inner = strategy.sync(
             replica._replace(params=params), state.strategy, step
         )
-        done = jnp.where(introspection.lands(strategy, step), 0, state.done + 1)
+        done = jnp.where(lands(strategy, step), 0, state.done + 1)
         return replica, PacedState(inner, done, replica.params)
 
-    combined = Composed(
-        sync,
-        members=(strategy,),
-        rebuild=lambda change: paced(change(strategy), quotas, axis),
-        lands=lambda step: introspection.lands(strategy, step),
-        always=True,
-    )
     return strategy._replace(
         init=init,
-        reduce=reduce,
-        sync=combined,
-        center=strategy.center
-        if isinstance(strategy.center, base.MeanCenter)
-        else lambda params, state: strategy.center(params, state.strategy),
+        reduce=inner_reduce(strategy),
+        sync=Combination(
+            sync,
+            (strategy,),
+            lambda change: paced(change(strategy), quotas, axis),
+            clocked=True,
+        ),
+        center=inner_center(strategy),
+        acts=None,
     )

@@ -1,40 +1,42 @@
-"""Small strategies to compose: what happens to gradients or a field of the replica.
+"""Small strategies to compose, each on gradients or on one field of the replica.
 
-What to do with optimizer state or batch statistics at a sync is a choice that the user
-composes, `every(16, chain(average(), reset(optimizer)))`, not a flag of each algorithm.
+The treatment of optimizer state and batch statistics at a sync is composed by the user,
+`every(16, chain(average(), reset(optimizer)))`, and is no flag of each algorithm.
 """
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from functools import partial
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
 from syncalgos import checks, reducers
-from syncalgos import strategy as base
 from syncalgos.collectives import WORKERS, Axis, PyTree
-from syncalgos.combinators import introspection
+from syncalgos.combinators.chain import chain
+from syncalgos.combinators.introspection import (
+    combination,
+    decides,
+    ever_syncs,
+    lands,
+    rebuilt,
+)
+from syncalgos.combinators.schedule import when
 from syncalgos.dtypes import narrow, widen
 from syncalgos.reducers import AnyReducer
 from syncalgos.reducers.reducer import check_optimizer
 from syncalgos.reducers.resolve import resolve
-from syncalgos.strategy import MeanCenter, Replica, Strategy, chain, when
-
-
-class MeanOfGrads(NamedTuple):
-    """A reduce that is the plain mean over all workers, and can be seen to be it."""
-
-    call: Callable[..., tuple[PyTree, PyTree]]
-
-    def __call__(
-        self, grads: PyTree, replica: Any, state: PyTree, step: Any
-    ) -> tuple[PyTree, PyTree]:
-        return self.call(grads, replica, state, step)
+from syncalgos.strategy import (
+    MeanCenter,
+    MeanOfGrads,
+    Replica,
+    Strategy,
+    check_strategy,
+)
 
 
 def reduce_with(transformation: AnyReducer, axis: Axis = WORKERS) -> Strategy:
-    """Transforms the gradients of every step, before the inner optimizer.
+    """Transforms the gradients at every step, before the inner optimizer.
 
     Args:
         transformation: an optax GradientTransformation, which may use collectives (see
@@ -43,13 +45,18 @@ def reduce_with(transformation: AnyReducer, axis: Axis = WORKERS) -> Strategy:
         axis: the mapped axis or axes over which the workers lie.
 
     Returns:
-        A Strategy. State: the transformation's, each worker's own.
+        A Strategy. State: the transformation's, each worker's own. A step sends what
+        the transformation sends, for gradients shaped like params.
+
+    Raises:
+        ValueError: an unknown name, or an argument of another kind.
     """
     reducer = resolve("reduce_with", transformation, axis)
 
     def reduce(grads, replica, state, step):
         return reducer.update(grads, state, replica.params, step=step)
 
+    # A mean written by hand is not seen to be one: only a reducer that declares it.
     is_mean = getattr(reducer, "mean_over", None) == WORKERS
     return Strategy(
         init=reducer.init,
@@ -70,6 +77,10 @@ def average(
         reduce: a reducer, or its factory, which is then called with `axis`. Under the
             mean, leaves that are no floats (counts, keys) keep each worker's value.
         axis: the mapped axis or axes over which the workers lie.
+
+    Returns:
+        A Strategy. State: the reducer's, each worker's own. A sync sends what the
+        reducer sends, for the field's leaves. The center is the mean of the replicas.
 
     Raises:
         ValueError: an unknown field, or a reducer with state on another than params.
@@ -93,11 +104,18 @@ def average(
 
 
 def reset(optimizer: optax.GradientTransformation) -> Strategy:
-    """Starts the inner optimizer's state anew at each sync; schedules count on.
+    """Resets the inner optimizer's state at each sync; schedules go on counting.
 
     Args:
         optimizer: the inner optimizer, as the training loop has it. Hyperparameters of
             `optax.inject_hyperparams` are kept, as is the count of its schedules.
+
+    Returns:
+        A Strategy without state, which sends nothing.
+
+    Raises:
+        ValueError: no optimizer; when it is traced, another optimizer than that of
+            opt_state.
     """
 
     check_optimizer("reset: optimizer", optimizer)
@@ -118,17 +136,21 @@ def at_syncs(strategy: Strategy, extra: Strategy) -> Strategy:
     So `at_syncs(bmuf(16), reset(optimizer))` restarts momentum when the models agree.
 
     Args:
-        strategy: any; of one that acts at some steps only (`every`, `when`, `after`, …)
-            those are its syncs, of a delayed one those at which results arrive.
-        extra: what to do then, such as `reset(optimizer)`, `average("opt_state")` or
-            `average("buffers")`.
+        strategy: any that syncs. Its syncs are the steps at which it acts
+            (`Strategy.acts`, as declared by `every`, `when`, `after`, … and by hand);
+            with a delay they are the steps at which results arrive.
+        extra: the strategy to apply then, such as `reset(optimizer)`,
+            `average("opt_state")` or `average("buffers")`.
+
+    Returns:
+        A Strategy. State: that of both.
 
     Raises:
         ValueError: a strategy that never syncs, but reduces gradients.
     """
     for each in (strategy, extra):
-        base.check_strategy("at_syncs", each)
-    if not introspection.ever_syncs(strategy):
+        check_strategy("at_syncs", each)
+    if not ever_syncs(strategy):
         raise ValueError(
             "at_syncs: this strategy reduces gradients and never syncs replicas, so "
             "there is no sync at which to reset or average the optimizer's state"
@@ -137,23 +159,28 @@ def at_syncs(strategy: Strategy, extra: Strategy) -> Strategy:
 
 
 def _behind(strategy: Strategy, extra: Strategy) -> Strategy:
-    """`at_syncs`; what the data decide on is known inside of it alone."""
-    sync: Any = strategy.sync
-    if not introspection.decides(strategy):
-        return chain(
-            strategy, when(lambda step: introspection.lands(strategy, step), extra)
-        )
-    if sync.behind is not None:
-        return sync.behind(extra)
-    return sync.rebuild(
-        lambda member: (
-            _behind(member, extra) if introspection.ever_syncs(member) else member
-        )
+    """`at_syncs`, without its checks."""
+    # Where the data decide, only the inside of the branch knows of a sync.
+    if not decides(strategy):
+        return chain(strategy, when(partial(lands, strategy), extra))
+    behind = combination(strategy).behind
+    if behind is not None:
+        return behind(extra)
+    return rebuilt(
+        strategy,
+        lambda member: _behind(member, extra) if ever_syncs(member) else member,
     )
 
 
 def restart(new: PyTree, old: PyTree) -> PyTree:
-    """A new optimizer state, in which schedules count on from where the old one is.
+    """Replaces an optimizer state by a new one, but for the counts of schedules.
+
+    Args:
+        new: the optimizer's first state for the current params.
+        old: the state to replace.
+
+    Returns:
+        `new`, with the schedules and injected hyperparameters of `old`.
 
     Raises:
         ValueError: states of two optimizers, or of other params.
@@ -166,6 +193,7 @@ def restart(new: PyTree, old: PyTree) -> PyTree:
         )
 
     def node(new, old):
+        # Momentum restarts at a sync; a learning rate schedule must not.
         if isinstance(new, optax.ScaleByScheduleState):
             return old
         if isinstance(new, _INJECTED):
@@ -179,7 +207,13 @@ def restart(new: PyTree, old: PyTree) -> PyTree:
 
 
 class OuterState(NamedTuple):
-    """State of `outer_step`."""
+    """State of `outer_step`.
+
+    Attributes:
+        anchor: the params of the last sync, at least float32.
+        outer: the outer optimizer's state.
+        reducer: the reducer's state, each worker's own.
+    """
 
     anchor: PyTree
     outer: PyTree
@@ -191,7 +225,7 @@ def outer_step(
     reduce: AnyReducer = reducers.mean,
     axis: Axis = WORKERS,
 ) -> Strategy:
-    """One step of an outer optimizer on the pseudo-gradient, at each sync.
+    """Takes a step of an outer optimizer on the pseudo-gradient, at each sync.
 
     For workers' params θ that started from the anchor:
 
@@ -205,9 +239,12 @@ def outer_step(
 
     Returns:
         A Strategy. State: the anchor and the outer optimizer's state, shaped like
-        params, at least float32 and equal on all workers, and the reducer's, each
-        worker's own. A sync sends what the reducer sends, of float32. The center is the
-        anchor. opt_state and buffers stay local.
+        params, at least float32 and identical on all workers, and the reducer's, each
+        worker's own. A sync sends what the reducer sends, for leaves of at least
+        float32. The center is the anchor. opt_state and buffers stay local.
+
+    Raises:
+        ValueError: an outer optimizer or a reducer of another kind.
 
     Source: Reddi et al., "Adaptive federated optimization", ICLR 2021, algorithm 1
     (FedOpt); Douillard et al., "DiLoCo", 2023.
@@ -220,6 +257,8 @@ def outer_step(
         return OuterState(wide, outer.init(wide), reducer.init(wide))
 
     def sync(replica, state, step):
+        # Moves are measured from the start as the workers had it, in their dtype: else
+        # the anchor's own rounding would be taken for a move.
         start = narrow(state.anchor, replica.params)
         pseudo_gradient = jax.tree.map(jnp.subtract, widen(start), replica.params)
         grads, reducer_state = reducer.update(

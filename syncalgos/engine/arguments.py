@@ -6,26 +6,10 @@ from contextlib import contextmanager
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from syncalgos import checks
 from syncalgos.collectives import PyTree
-
-
-def check_params(params: PyTree) -> None:
-    """Raises a ValueError that names a leaf which is no float array."""
-    leaves = jax.tree_util.tree_leaves_with_path(params)
-    if not leaves:
-        raise ValueError("params hold no arrays")
-    for path, leaf in leaves:
-        dtype = getattr(leaf, "dtype", None)
-        if dtype is None or not jnp.issubdtype(dtype, np.floating):
-            kind = type(leaf).__name__ if dtype is None else f"of dtype {dtype}"
-            raise ValueError(
-                f"params{jax.tree_util.keystr(path)} is {kind}, not a float array: "
-                + _way_out(params, leaf)
-            )
 
 
 @contextmanager
@@ -39,23 +23,6 @@ def explained_axis() -> Iterator[None]:
         raise ValueError(
             f"{error}; inside DataParallel a strategy's axis is syncalgos.WORKERS"
         ) from None
-
-
-# Modules that are pytrees: the library, and what takes their trained arrays out.
-_SPLITS = {
-    "equinox": "eqx.partition(model, eqx.is_inexact_array)",
-    "flax": "nnx.split(model, nnx.Param, ...)",
-}
-
-
-def _way_out(params: PyTree, leaf: Any) -> str:
-    """Returns the way out for a leaf of params that is no float array."""
-    modules = [kind.__module__.partition(".")[0] for kind in type(params).__mro__]
-    if split := next((_SPLITS[name] for name in modules if name in _SPLITS), None):
-        return f"a module is taken apart by {split}"
-    if isinstance(leaf, float):
-        return f"say jnp.asarray({leaf})"
-    return "what is not trained belongs in buffers"
 
 
 def leading_shape(what: str, tree: PyTree, axes: tuple[str, ...]) -> tuple[int, ...]:

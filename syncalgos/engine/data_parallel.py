@@ -8,7 +8,6 @@ import optax
 from jax.typing import ArrayLike
 
 from syncalgos import checks
-from syncalgos import strategy as base
 from syncalgos.collectives import PyTree
 from syncalgos.engine import arguments, inner_step, sharded_tables
 from syncalgos.engine.compiled import Programs
@@ -19,7 +18,7 @@ from syncalgos.engine.state import StepCount, TrainState, held_by, of_one, put_b
 from syncalgos.engine.worker import Worker
 from syncalgos.ledger.counting import Communication, counter
 from syncalgos.reducers.reducer import check_optimizer
-from syncalgos.strategy import Replica, Strategy
+from syncalgos.strategy import Replica, Strategy, check_params, check_strategy
 
 
 class DataParallel:
@@ -87,7 +86,7 @@ class DataParallel:
         lane_form: str | None = None,
         each_worker: bool = False,
     ):
-        base.check_strategy("DataParallel", strategy)
+        check_strategy("DataParallel", strategy)
         check_optimizer("optimizer", optimizer)
         for each in (loss, eval_loss or loss):
             arguments.check_loss(each)
@@ -139,7 +138,7 @@ class DataParallel:
                 rows the workers do not divide, or a strategy that changes shapes or
                 dtypes; it names the leaf.
         """
-        arguments.check_params(params)
+        check_params(params)
         sharded_tables.check_rows(self._worker.sharded, params, self.workers)
         numbers = np.array(self.layout.own_workers, np.int32)
         numbers = self.layout.split(numbers.reshape(self.layout.own_shape), DEVICES)

@@ -14,11 +14,11 @@ import numpy as np
 import optax
 from jax import lax
 
-from syncalgos import checks, collectives, contract
+from syncalgos import checks, collectives
 from syncalgos.collectives import WORKERS, Axis, PyTree
 from syncalgos.combinators.masked import masked
 from syncalgos.dtypes import wide_dtype, widen
-from syncalgos.strategy import Strategy
+from syncalgos.strategy import Strategy, apply_sync
 
 Mask = PyTree | Callable[[PyTree], PyTree]
 
@@ -100,7 +100,7 @@ def flags(sharded: Mask | None, params: PyTree) -> list[bool]:
     """
     if sharded is None:
         return [False] * len(jax.tree.leaves(params))
-    labels = contract.labels("sharded", sharded, params)
+    labels = checks.labels("sharded", sharded, params)
     for label in labels:
         if not isinstance(label, bool | np.bool_):
             raise ValueError(f"sharded must hold booleans, got {checks.shown(label)}")
@@ -196,7 +196,7 @@ def beside(
 
     def sync(replica, state, step):
         of_rows, seen = see(replica)
-        synced, state = contract.apply_sync(rest, seen, state, step)
+        synced, state = apply_sync(rest, seen, state, step)
         kept, form = jax.tree.flatten(replica.opt_state)
         new = iter(jax.tree.leaves(synced.opt_state))
         pairs = zip(of_rows, kept, strict=True)

@@ -12,14 +12,21 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
-from syncalgos import collectives, contract
+from syncalgos import collectives
 from syncalgos.collectives import WORKERS, PyTree
 from syncalgos.combinators import decided
 from syncalgos.dtypes import narrow, widen
 from syncalgos.engine import arguments, inner_step, sharded_tables
 from syncalgos.engine.losses import Loss, told
 from syncalgos.keys import own_keys
-from syncalgos.strategy import Replica, Strategy
+from syncalgos.strategy import (
+    Replica,
+    Strategy,
+    apply_reduce,
+    apply_sync,
+    require_same,
+    strong,
+)
 
 DEVICES, LANES = WORKERS
 
@@ -48,16 +55,16 @@ class Worker(NamedTuple):
     def init(self, own, shared, batches):
         """Makes the replica and the strategy's state from one plain model."""
         params, buffers, key = shared
-        params, buffers = contract.strong((params, buffers))
+        params, buffers = strong((params, buffers))
         buffers = own_keys(buffers, own)
         params = sharded_tables.parts_of(self.sharded, params)
         opt_state = self.optimizer.init(params)
         arguments.check_opt_state(opt_state)
-        replica = contract.strong(Replica(params, opt_state, buffers))
-        sync = contract.strong(self.strategy.init(params))
+        replica = strong(Replica(params, opt_state, buffers))
+        sync = strong(self.strategy.init(params))
         # Traced for its checks alone; the compiler drops what nothing uses.
-        contract.apply_reduce(self.strategy, params, replica, sync, jnp.int32(0))
-        contract.apply_sync(self.strategy, replica, sync, jnp.int32(0))
+        apply_reduce(self.strategy, params, replica, sync, jnp.int32(0))
+        apply_sync(self.strategy, replica, sync, jnp.int32(0))
         self.center((replica, sync), (), ())
         return (replica, sync), (jnp.int32(0), key)
 
@@ -72,11 +79,9 @@ class Worker(NamedTuple):
                 replica, batch, _draw(key, step, me), data, me
             )
             loss = self.told_loss(replica, metrics["loss"])
-            grads, sync = contract.apply_reduce(
-                self.strategy, grads, replica, sync, step
-            )
+            grads, sync = apply_reduce(self.strategy, grads, replica, sync, step)
             stepped = self.updated(replica, grads, buffers, loss)
-            replica, sync = contract.apply_sync(self.strategy, stepped, sync, step)
+            replica, sync = apply_sync(self.strategy, stepped, sync, step)
             # Over lanes here: over all steps at once a sum would depend on how many.
             metrics = {**metrics, **decided.noted(sync, step)}
             return (replica, sync, step + 1), collectives.mean(metrics, LANES)
@@ -107,7 +112,7 @@ class Worker(NamedTuple):
         """The replica after the inner optimizer's step, which may look at the loss."""
         stepped = inner_step.stepped(self.optimizer, replica, grads, loss)
         stepped = Replica(*stepped, buffers)
-        return contract.require_same("a local step", "replica", replica, stepped)
+        return require_same("a local step", "replica", replica, stepped)
 
     def gradients(self, replica, batch, key, data, me, joined=None):
         """Of the loss: (gradients, buffers, metrics), over all microbatches.
@@ -129,7 +134,7 @@ class Worker(NamedTuple):
         def microbatch(carry, numbered):
             (total, buffers), (number, part) = carry, numbered
             grads, new, metrics = of(buffers, part, jax.random.fold_in(key, number))
-            new = contract.require_same("a microbatch", "buffers", buffers, new)
+            new = require_same("a microbatch", "buffers", buffers, new)
             return (jax.tree.map(jnp.add, total, widen(grads)), new), metrics
 
         k = self.accumulate
@@ -176,7 +181,7 @@ class Worker(NamedTuple):
         """The strategy's center with this worker's tables, and the mean of buffers."""
         replica, sync = own
         params = self.strategy.center(replica.params, sync)
-        params = contract.require_same("center", "params", replica.params, params)
+        params = require_same("center", "params", replica.params, params)
         params = collectives.agreed(params)
         params = sharded_tables.merge(self.sharded, params, replica.params)
         return Replica(params, (), collectives.mean(replica.buffers))

@@ -1,4 +1,4 @@
-"""What each worker sends, counted from the traced program of a step."""
+"""Bytes and calls that each worker sends, counted from the traced program of a step."""
 
 import math
 from collections import Counter
@@ -11,21 +11,27 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from syncalgos import checks, contract
-from syncalgos import strategy as base
+from syncalgos import checks
 from syncalgos.collectives import WORKERS, Axis, PyTree
 from syncalgos.combinators import decided
-from syncalgos.engine import arguments
 from syncalgos.ledger.traced import Walk, add_up
-from syncalgos.strategy import Replica, Strategy
+from syncalgos.strategy import (
+    Replica,
+    Strategy,
+    apply_reduce,
+    apply_sync,
+    check_params,
+    check_strategy,
+)
 
 
 class Communication(NamedTuple):
-    """What one worker sends in a run; metrics and evaluation are not counted.
+    """The traffic of one worker in a run, without metrics and evaluation.
 
     Attributes:
-        bytes_per_worker: in all; a whole number unless a ring cuts arrays unevenly.
-        calls: collective operations, one per array.
+        bytes_per_worker: total bytes sent; a whole number unless a ring cuts arrays
+            unevenly.
+        calls: collective operations, one for each array.
         syncs: steps at which anything is sent.
         per_step: cumulative bytes after each local step, (steps,) float64.
         by_collective: the same for all_reduce, all_gather, permute, reduce_scatter and
@@ -55,15 +61,18 @@ def communication(
     worker's part, a permutation the array once; one worker sends nothing.
 
     Args:
-        strategy: what is counted.
+        strategy: the strategy to count.
         replica: one worker's replica, or its params alone; arrays or their shapes. A
             strategy that sends opt_state or buffers needs them (or see
             `DataParallel.communication`).
         workers: N, at least 1.
         steps: local steps, at least 1.
         axis: the axis or axes for which the strategy was made.
-        taken: of a strategy that is `decided`, what a run told of each step,
+        taken: for a strategy that is `decided`, the decisions of a run,
             metrics["decided"]: (steps, decisions) booleans.
+
+    Returns:
+        A Communication, of one worker and all steps.
 
     Raises:
         ValueError: a strategy whose sends depend on more than the step and what was
@@ -79,13 +88,27 @@ def counter(
     steps: int,
     axis: Axis = WORKERS,
 ) -> Callable[[ArrayLike | None], Communication]:
-    """`communication` as a function of what was decided, traced and compiled once."""
-    base.check_strategy("communication", strategy)
+    """Returns `communication` as a function of the decisions, compiled once.
+
+    Args:
+        strategy: the strategy to count.
+        replica: one worker's replica, or its params alone; arrays or their shapes.
+        workers: N, at least 1.
+        steps: local steps, at least 1.
+        axis: the axis or axes for which the strategy was made.
+
+    Returns:
+        decisions, (steps, decisions) booleans, or None -> a Communication.
+
+    Raises:
+        ValueError: as `communication`.
+    """
+    check_strategy("communication", strategy)
     workers = checks.whole("workers", workers, least=1)
     steps = checks.whole("steps", steps, least=1)
     replica = replica if isinstance(replica, Replica) else Replica(replica)
     replica = jax.tree.map(_shape_of, replica)
-    arguments.check_params(replica.params)
+    check_params(replica.params)
     outer, *inner = (axis,) if isinstance(axis, str) else axis
     sizes = {outer: workers, **dict.fromkeys(inner, 1)}
     jaxpr, places = _trace(strategy, replica, sizes)
@@ -94,7 +117,7 @@ def counter(
 
 
 def _checked(taken: Any, steps: int, decisions: int) -> np.ndarray:
-    """The decisions of each step, (steps, decisions) booleans."""
+    """Returns the decisions of each step, (steps, decisions) booleans."""
     if taken is None:
         if decisions:
             raise ValueError(
@@ -112,17 +135,15 @@ def _checked(taken: Any, steps: int, decisions: int) -> np.ndarray:
 
 
 def _trace(strategy: Strategy, replica: Replica, sizes: dict[str, int]):
-    """The jaxpr of (step, replica, state) -> what a step makes of them.
-
-    And the numbers of its inputs that say when it was decided to act.
-    """
+    """Returns a step's jaxpr, and the numbers of its inputs that hold decisions."""
+    # One lane on each device, so that every worker sends to the others by the network.
     trace = {"axis_env": list(sizes.items()), "return_shape": True}
 
     def program(step, replica, state):
         known = decided.found(state)
-        _, state = contract.apply_reduce(strategy, replica.params, replica, state, step)
-        # What is known must not be lost where a phase begins with a new state.
-        return contract.apply_sync(strategy, replica, decided.put(state, known), step)
+        _, state = apply_reduce(strategy, replica.params, replica, state, step)
+        # A phase that begins with a new state must not lose the known decisions.
+        return apply_sync(strategy, replica, decided.put(state, known), step)
 
     step = jax.ShapeDtypeStruct((), jnp.int32)
     try:
@@ -130,7 +151,7 @@ def _trace(strategy: Strategy, replica: Replica, sizes: dict[str, int]):
         jaxpr, _ = jax.make_jaxpr(program, **trace)(step, replica, state)
         before = 1 + len(jax.tree.leaves(replica))
         return jaxpr, [before + place for place in decided.places(state)]
-    except NameError as error:  # jax's, of an axis that is not there
+    except NameError as error:  # of jax, for an axis that is not mapped
         raise ValueError(
             f"communication: {error}; name the axis that the strategy was made for, "
             "axis=…"
@@ -145,11 +166,9 @@ def _shape_of(x: Any) -> jax.ShapeDtypeStruct:
 def _counted_by_step(
     jaxpr: Any, places: list[int], sizes: dict[str, int], steps: int
 ) -> Callable[[np.ndarray], tuple[list[Counter], np.ndarray]]:
-    """Returns what was decided -> the kinds of steps, and every step's kind.
-
-    Which branches a step takes is evaluated for all steps at once, from what depends on
-    the step and the decisions alone; then one step of each kind is counted.
-    """
+    """Returns decisions -> what a step of each kind sends, and every step's kind."""
+    # The branches of all steps are evaluated at once, in one vmapped program of what
+    # depends on the step and the decisions alone; then a step of each kind is counted.
     walk, numbers = Walk(sizes), jnp.arange(steps, dtype=jnp.int32)
 
     def branches_at(step, taken):

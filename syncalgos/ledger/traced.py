@@ -1,4 +1,4 @@
-"""What a traced program sends: its collectives, in the branches that it takes."""
+"""The collectives of a traced program, in the branches that it takes."""
 
 import math
 from collections import Counter
@@ -12,7 +12,7 @@ from jax.extend import core
 
 from syncalgos.combinators.decided import BY_DATA
 
-# What a worker of n sends per byte of its operand, by ring algorithms.
+# Bytes that each of n workers sends for a byte of its operand, by ring algorithms.
 _COLLECTIVES = {
     "psum": ("all_reduce", lambda n: Fraction(2 * (n - 1), n)),
     "pmax": ("all_reduce", lambda n: Fraction(2 * (n - 1), n)),
@@ -25,16 +25,23 @@ _COLLECTIVES = {
 
 
 class Branches(NamedTuple):
-    """What is sent is notes[i], where i is the value of choice number `choice`."""
+    """A branch in the program: it sends notes[i] if choice number `choice` is i."""
 
     choice: int
     notes: list[list]
 
 
 class Walk:
-    """Goes through a jaxpr: evaluates what follows from the step, notes what is sent.
+    """A walk through a jaxpr that evaluates what it can, and notes what is sent.
 
-    A note is a Counter of (kind, "bytes" or "calls"), or Branches.
+    A note is a Counter of (kind, "bytes" or "calls"), or Branches. A value is known if
+    it follows from the step and the decisions alone; sends that depend on another value
+    are refused, not guessed.
+
+    Attributes:
+        sizes: the number of workers along each mapped axis.
+        choices: the known values that choose branches which send, in program order.
+        notes: those of the last walk.
     """
 
     def __init__(self, sizes: dict[str, int]):
@@ -43,7 +50,7 @@ class Walk:
         self.notes: list = []
 
     def through(self, jaxpr, inputs: list) -> tuple[list, list]:
-        """Returns the notes and the outputs; None stands for an unknown value."""
+        """Walks through a jaxpr; returns (notes, outputs), None for unknown values."""
         consts = ()
         if isinstance(jaxpr, core.ClosedJaxpr):
             jaxpr, consts = jaxpr.jaxpr, jaxpr.consts
@@ -61,10 +68,11 @@ class Walk:
         return notes, [read(v) for v in jaxpr.outvars]
 
     def equation(self, equation, inputs: list) -> tuple[list, list]:
-        """`through`, for one equation."""
+        """Walks through one equation; returns (notes, outputs)."""
         name, unknown = equation.primitive.name, [None] * len(equation.outvars)
         if name == "axis_index":
             return [], unknown
+        # A vote is not known; its second argument is what a run recorded of it.
         if equation.params.get("name") == BY_DATA:
             return [], inputs[1:]
         if name in _COLLECTIVES:
@@ -84,6 +92,7 @@ class Walk:
         return [], _evaluate(equation, inputs)
 
     def collective(self, equation) -> list[Counter]:
+        """Returns the note of a collective; over one worker nothing is sent."""
         names = equation.params.get("axes", equation.params.get("axis_name"))
         names = names if isinstance(names, tuple) else (names,)
         groups = equation.params.get("axis_index_groups")
@@ -96,6 +105,7 @@ class Walk:
         return [Counter({(kind, "bytes"): share(n) * size, (kind, "calls"): calls})]
 
     def cond(self, equation, inputs: list) -> list[Branches]:
+        """Returns the note of a branch, unless no arm sends anything."""
         choice, *operands = inputs
         notes = [self.through(b, operands)[0] for b in equation.params["branches"]]
         if not any(notes):
@@ -109,6 +119,7 @@ class Walk:
         return [Branches(len(self.choices) - 1, notes)]
 
     def loop(self, equation) -> list:
+        """Returns the notes of a scan, once for each pass; a while must not send."""
         notes = []
         for jaxpr in core.jaxprs_in_params(equation.params):
             notes += self.through(jaxpr, [None] * len(jaxpr.invars))[0]
@@ -121,7 +132,7 @@ class Walk:
 
 
 def _needs_an_axis(equation) -> bool:
-    """Whether it is of the workers' axis, or anything inside of it is."""
+    """Whether an equation, or one inside, names the workers' axis."""
     return equation.primitive.name in ("axis_index", *_COLLECTIVES) or any(
         _needs_an_axis(inner)
         for jaxpr in core.jaxprs_in_params(equation.params)
@@ -130,7 +141,7 @@ def _needs_an_axis(equation) -> bool:
 
 
 def _evaluate(equation, inputs: list) -> list:
-    """The outputs of an equation whose inputs are all known."""
+    """Returns the outputs of an equation whose inputs are all known."""
     known = {
         v: x
         for v, x in zip(equation.invars, inputs, strict=True)
@@ -142,7 +153,15 @@ def _evaluate(equation, inputs: list) -> list:
 
 
 def add_up(notes: list, choices: np.ndarray) -> Counter:
-    """What a step sends that takes these branches."""
+    """Adds up what a step sends.
+
+    Args:
+        notes: those of a walk.
+        choices: the branch that each choice takes.
+
+    Returns:
+        A Counter of (kind, "bytes" or "calls").
+    """
     total = Counter()
     for note in notes:
         if isinstance(note, Branches):

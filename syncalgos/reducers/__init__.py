@@ -1,18 +1,19 @@
-"""How values are combined over the workers: optax GradientTransformations.
+"""Combine values over the workers: optax GradientTransformations.
 
-A reducer takes one worker's tree and returns the combined tree, equal on all workers.
-It serves gradients (`reduce_with`) and outer deltas (`outer_step`) alike.
+A reducer takes one worker's tree and returns the combined tree, identical on all
+workers. It serves gradients (`reduce_with`), params (`average`) and outer gradients
+(`outer_step`) alike.
 """
 
 from syncalgos.reducers.chunks import chunked_top_k as chunked_top_k
 from syncalgos.reducers.dense import bf16 as bf16
 from syncalgos.reducers.dense import cast as cast
 from syncalgos.reducers.dense import fp16 as fp16
+from syncalgos.reducers.dense import low_bit as low_bit
 from syncalgos.reducers.dense import mean as mean
 from syncalgos.reducers.dense import quantized as quantized
 from syncalgos.reducers.feedback import error_feedback as error_feedback
-from syncalgos.reducers.late import late as late
-from syncalgos.reducers.low_bit import low_bit as low_bit
+from syncalgos.reducers.feedback import late as late
 from syncalgos.reducers.low_rank import power_sgd as power_sgd
 from syncalgos.reducers.reducer import Reducer as Reducer
 from syncalgos.reducers.resolve import AnyReducer as AnyReducer

@@ -1,26 +1,41 @@
 """Reducers that send every entry: exactly, or in fewer bits."""
 
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from syncalgos import checks, collectives
-from syncalgos.collectives import WORKERS, Axis
-from syncalgos.reducers import hops, packing
-from syncalgos.reducers.reducer import Reducer, leafwise
+from syncalgos.collectives import WORKERS, Axis, PyTree
+from syncalgos.dtypes import if_finite, narrow, widen
+from syncalgos.reducers import hops
+from syncalgos.reducers.reducer import (
+    Reducer,
+    check_step,
+    is_sent,
+    leafwise,
+    over_leaves,
+)
 
-BLOCK = 512  # entries that share one scale; the bucket of QSGD's experiments
+# Entries that share one scale: the bucket of QSGD's experiments.
+BLOCK = 512
 
 
 def mean(accumulate: Any = None, axis: Axis = WORKERS) -> Reducer:
     """The exact mean over the workers; leaves that are no floats are kept.
 
     Args:
-        accumulate: dtype in which values are sent and summed; none means their own.
+        accumulate: dtype in which values are sent and summed; None means their own.
         axis: the mapped axis or axes over which the workers lie.
+
+    Returns:
+        A Reducer. No state. An all-reduce sends every entry: 2 (N-1)/N times the bytes
+        of the tree.
+
+    Raises:
+        ValueError: a dtype that is no float.
     """
     if accumulate is not None:
         accumulate = check_float("mean: accumulate", accumulate)
@@ -31,33 +46,34 @@ def mean(accumulate: Any = None, axis: Axis = WORKERS) -> Reducer:
             return x.astype(accumulate) if accumulate and is_float else x
 
         own = jax.tree.map(jnp.asarray, updates)
-        # All at once: it depends on all leaves how lanes are best summed.
+        # All leaves at once: together they decide how lanes are best summed.
         means = collectives.mean(jax.tree.map(wide, own), axis)
-        if accumulate:
-            means = jax.tree.map(
-                lambda x, mean: mean if mean.dtype == x.dtype else mean.astype(x.dtype),
-                own,
-                means,
-            )
-        return means, updates, state
+        return narrow(means, own) if accumulate else means, updates, state
 
-    reducer = Reducer(combine)
-    reducer.mean_over = axis if accumulate is None else None
-    return reducer
+    return Reducer(combine, mean_over=axis if accumulate is None else None)
 
 
 def cast(dtype: Any, axis: Axis = WORKERS) -> Reducer:
     """The mean of values rounded to a shorter float, summed in float32.
 
-    Each worker sends every entry twice, by all_to_all and by all_gather: 2 (N-1)/N
-    times as many bytes as the shorter array has, in `Communication`'s count.
+    Args:
+        dtype: a float of 8 or 16 bits; values beyond its range overflow.
+        axis: the mapped axis or axes over which the workers lie.
+
+    Returns:
+        A Reducer. No state. Each worker sends every entry twice, by all-to-all and by
+        all-gather: 2 (N-1)/N times the bytes of the shorter tree.
+
+    Raises:
+        ValueError: any other dtype.
     """
     dtype = check_float("cast: dtype", dtype)
     if dtype.itemsize > 2:
         raise ValueError(f"cast: dtype must have 8 or 16 bits, got {dtype}")
     bits = jnp.uint16 if dtype.itemsize == 2 else jnp.uint8
 
-    def to_bits(x, draws):  # integers: XLA on CPU would widen short floats on the way
+    # As integers: XLA on CPU widens short floats on their way.
+    def to_bits(x, draws):
         return jax.lax.bitcast_convert_type(x.astype(dtype), bits)
 
     def from_bits(code, length):
@@ -71,6 +87,7 @@ def cast(dtype: Any, axis: Axis = WORKERS) -> Reducer:
 
 def bf16(axis: Axis = WORKERS) -> Reducer:
     """The mean of values rounded to bfloat16, summed in float32: half the bytes."""
+    # It has the exponents of float32, so it overflows only where float32 does.
     return cast(jnp.bfloat16, axis)
 
 
@@ -87,15 +104,22 @@ def quantized(
 ) -> Reducer:
     """The mean of values rounded at random to few bits, summed in float32.
 
-    For L = 2^(bits-1) - 1 (127, 7, 1) and s the largest magnitude of its block of at
-    most 512 entries, an entry x is sent as floor(L x / s + u), u uniform on [0, 1),
-    and read as s / L times that: unbiased. Each worker averages its part of the
-    array, and sends the average on, rounded once more.
+    For L = 2^(bits-1) - 1 (127, 7, 1) and s the largest magnitude in a block of at most
+    512 entries, an entry x is sent as floor(L x / s + u), u uniform on [0, 1), and read
+    as s / L times that, which is unbiased. Each worker averages its part of a leaf, and
+    sends the average on, rounded once more.
 
     Args:
         bits: 8, 4 or 2 bits per entry; several share a byte.
-        seed: of the draws, which differ between workers.
+        seed: seeds u, which differs between workers.
         axis: the mapped axis or axes over which the workers lie.
+
+    Returns:
+        A Reducer. No state. Each worker sends every entry twice, in `bits` bits, by
+        all-to-all and by all-gather, and a scale per block.
+
+    Raises:
+        ValueError: bits other than 8, 4 or 2.
 
     Source: Alistarh et al., "QSGD", NeurIPS 2017, section 3.1, with the largest
     magnitude for the norm, as in its experiments; 2 bits: Wen et al., "TernGrad",
@@ -124,7 +148,7 @@ def check_bits(where: str, bits: Any) -> None:
 
 
 def encode(bits: int, x: jax.Array, draws: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Rounds a vector by uniform draws: its levels, packed into bytes, and scales."""
+    """Rounds a vector by uniform draws; returns its levels, packed, and its scales."""
     levels, per_byte = 2 ** (bits - 1) - 1, 8 // bits
     count = -(-x.size // BLOCK)
     length = -(-x.size // (count * per_byte)) * per_byte
@@ -134,18 +158,95 @@ def encode(bits: int, x: jax.Array, draws: jax.Array) -> tuple[jax.Array, jax.Ar
 
     blocks = in_blocks(x)
     scale = jnp.max(jnp.abs(blocks), axis=1, keepdims=True)
-    scale = jnp.where(jnp.isfinite(scale), scale, jnp.nan)  # no level is infinite
+    # No level is infinite: a scale of NaN keeps infinity visible.
+    scale = jnp.where(jnp.isfinite(scale), scale, jnp.nan)
     # XLA divides by a reciprocal, which would be 0 near the largest float32.
     unit = jnp.where(scale > 2.0**100, 2.0**-50, 1.0)
     ratio = (blocks * unit) / jnp.where(scale > 0, scale * unit, 1)
     level = jnp.floor(levels * ratio + in_blocks(draws))
     level = jnp.clip(level, -levels, levels) + levels
-    return packing.pack(level, bits), scale
+    return hops.pack(level, bits), scale
 
 
 def decode(bits: int, code: tuple[jax.Array, jax.Array], length: int) -> jax.Array:
-    """The vector of so many entries that `encode` made a code of."""
+    """Reads the vector of a length from a code of `encode`."""
     packed, scale = code
     levels = 2 ** (bits - 1) - 1
-    blocks = packing.unpack(packed, bits).astype(scale.dtype) - levels
+    blocks = hops.unpack(packed, bits).astype(scale.dtype) - levels
     return (blocks / levels * scale).reshape(-1)[:length]
+
+
+class LowBitState(NamedTuple):
+    """Moving averages of losses: e of all leaves, ē of the part averaged here."""
+
+    residual: PyTree
+    of_part: PyTree
+
+
+def low_bit(
+    bits: Literal[8, 4, 2] = 4,
+    beta: float = 0.8,
+    reset_period: int = 1024,
+    axis: Axis = WORKERS,
+) -> Reducer:
+    """The mean of values rounded to few bits, with averaged errors fed back.
+
+    On each of two hops, to the worker that averages a part and from there to all, with
+    Q rounding to the nearest of 2^bits - 1 levels at a scale per 512 entries or fewer:
+
+        x ← x + e;   q ← Q(x);   e ← β e + (1 - β) (x - q)
+
+    All e are 0 after local steps reset_period, 2 · reset_period, …, if it acts then.
+
+    Args:
+        bits: 8, 4 or 2 bits per entry; several share a byte.
+        beta: β, the decay of e, at least 0 and below 1.
+        reset_period: local steps between two resets, at least 1.
+        axis: the mapped axis or axes over which the workers lie.
+
+    Returns:
+        A Reducer. State: e of the leaves, shaped like params, and of the part that the
+        worker averages, each worker's own, at least float32. It sends as much as
+        `quantized`.
+
+    Raises:
+        ValueError: a parameter outside its range.
+
+    Up to a reset, the sum of what was sent is that of all inputs less e / (1 - β).
+
+    Source: Xie, Lin, Toh and Zhou, "LoCo: low-bit communication adaptor for large-scale
+    model training", TPAMI 2025.
+    """
+    check_bits("low_bit", bits)
+    beta = checks.real("low_bit: beta", beta, least=0, below=1)
+    period = checks.whole("low_bit: reset_period", reset_period, least=1)
+    code = hops.Code(
+        # Draws of 1/2 round to the nearest level.
+        lambda x, _: encode(bits, x, jnp.full(x.shape, 0.5, x.dtype)),
+        partial(decode, bits),
+    )
+
+    def init(params):
+        residual = jax.tree.map(jnp.zeros_like, widen(params))
+        part = jax.tree.map(lambda x: hops.in_parts(x, axis)[0], residual)
+        return LowBitState(residual, part)
+
+    def combine(updates, state, step: Any):
+        check_step(step)
+        kept = (step + 1) % period != 0
+
+        def left(e, lost):
+            return jnp.where(kept, beta * e + (1 - beta) * lost, 0)
+
+        def leaf(x, e, part):
+            if not is_sent(x):
+                return x, x, e, part
+            owed = widen(x) + e
+            found = hops.all_reduce(owed, code, axis, residual=part)
+            own = left(e, owed - found.sent), left(part, found.lost)
+            return found.mean.astype(x.dtype), found.sent.astype(x.dtype), *own
+
+        combined, sent, *new = over_leaves(leaf, 4, updates, *state)
+        return combined, sent, if_finite(combined, LowBitState(*new), state)
+
+    return Reducer(combine, init, takes_feedback=False)

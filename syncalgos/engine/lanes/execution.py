@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from syncalgos import collectives, contract
+from syncalgos import collectives
 from syncalgos.collectives import PyTree
 from syncalgos.combinators import decided, introspection
 from syncalgos.dtypes import narrow, widen
@@ -25,6 +25,7 @@ from syncalgos.engine.backends import held_once, over_devices, spread
 from syncalgos.engine.lanes.replication import differ
 from syncalgos.engine.layout import DEVICES, LANES, Layout
 from syncalgos.engine.worker import Worker, over_steps
+from syncalgos.strategy import apply_sync
 
 
 class Together(NamedTuple):
@@ -173,7 +174,7 @@ def _lanes_of(own: PyTree, equal: Any, lanes: int) -> tuple[PyTree, PyTree]:
 def _synced(worker, lanes, axes, replica, sync, step) -> PyTree:
     """A sync of all lanes."""
     synced = jax.vmap(
-        lambda *arguments: contract.apply_sync(worker.strategy, *arguments),
+        lambda *arguments: apply_sync(worker.strategy, *arguments),
         in_axes=(*axes, None),
         axis_name=LANES,
         axis_size=lanes,

@@ -12,10 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.custom_batching import custom_vmap
 
-from syncalgos import contract
 from syncalgos.collectives import PyTree
 from syncalgos.engine.layout import DEVICES, LANES, Layout, is_key
 from syncalgos.engine.worker import Worker
+from syncalgos.strategy import apply_reduce, apply_sync
 
 
 def differ(x: Any, y: Any) -> Any:
@@ -111,10 +111,10 @@ def equal_leaves(worker: Worker, layout: Layout, own: PyTree) -> tuple[bool, ...
     def local_step(number, step, leaves):
         replica, sync = form.unflatten(leaves)
         grads = jax.tree.map(lambda x: x + number.astype(x.dtype), replica.params)
-        grads, sync = contract.apply_reduce(worker.strategy, grads, replica, sync, step)
+        grads, sync = apply_reduce(worker.strategy, grads, replica, sync, step)
         loss = worker.told_loss(replica, number.astype(float))
         stepped = worker.updated(replica, grads, replica.buffers, loss)
-        return contract.apply_sync(worker.strategy, stepped, sync, step)
+        return apply_sync(worker.strategy, stepped, sync, step)
 
     step = jax.ShapeDtypeStruct((), jnp.int32)
     numbers = _in(layout, step)
