@@ -9,13 +9,13 @@ from jax.typing import ArrayLike
 
 from syncalgos import checks
 from syncalgos.collectives import PyTree
-from syncalgos.engine import arguments, inner_step, sharded_tables
-from syncalgos.engine.compiled import Programs
+from syncalgos.engine import arguments, inner_step, sharded_tables, worker
+from syncalgos.engine.compiled import Compiled
 from syncalgos.engine.lanes import selection
 from syncalgos.engine.layout import DEVICES, Device, make_layout
 from syncalgos.engine.losses import Loss
+from syncalgos.engine.program import Model, Outputs, Own, Program, Shared
 from syncalgos.engine.state import StepCount, TrainState, held_by, of_one, put_back
-from syncalgos.engine.worker import Worker
 from syncalgos.ledger.counting import Communication, counter
 from syncalgos.reducers.reducer import check_optimizer
 from syncalgos.strategy import Replica, Strategy, check_params, check_strategy
@@ -51,14 +51,15 @@ class DataParallel:
             their rows in opt_state. The inner optimizer sees a worker's rows alone:
             norms over a leaf, such as clipping takes, are over those.
         lanes: workers of a device; devices=None then takes as many as that needs.
-        lane_form: how a device runs its lanes (see `syncalgos.engine.lanes`): together,
-            in-turn or joined. All give the same numbers up to rounding; None takes what
-            is known to be the fastest, "joined" where the loss is seen to be a mean
-            over its batch and no more. Where examples look at each other, as in a
-            contrastive loss, say together.
+        lane_form: how a device runs its lanes (see `syncalgos.engine.lanes`):
+            "vectorized", "sequential" or "merged"; the old spellings "together",
+            "in-turn" and "joined" are accepted. All give the same numbers up to
+            rounding. None takes the fastest known one, "merged" only if the loss is
+            seen to be a mean over its batch. Use "vectorized" if the loss compares
+            examples, as contrastive losses do.
         each_worker: whether the metrics of `run` also hold "worker_loss", (steps,
-            workers). Where lane_form="joined" is asked for a loss that is a scalar,
-            lanes have the mean over those of their device.
+            workers). With lane_form="merged" and a scalar loss, lanes have the mean
+            over those of their device.
 
     Attributes:
         layout: where the workers live.
@@ -96,8 +97,9 @@ class DataParallel:
         if sharded is not None:
             strategy = sharded_tables.beside(strategy, sharded, optimizer)
         if lane_form is not None:
+            lane_form = selection.normalized(lane_form)
             checks.one_of("lane_form", lane_form, selection.FORMS)
-        self._worker = Worker(
+        self._worker = worker.Worker(
             loss,
             eval_loss or loss,
             optimizer,
@@ -106,24 +108,23 @@ class DataParallel:
             sharded,
             self.workers if each_worker else 0,
         )
-        self._programs = Programs(self._worker, self.layout, lane_form)
-        self._compiled = self._programs.compiled
+        self._compiled = Compiled(self._worker, self.layout, lane_form)
         self._steps = StepCount()
 
     @property
     def compile_seconds(self) -> float:
-        """Spent so far on tracing and compiling."""
-        return self._programs.seconds
+        """Seconds spent so far on tracing and compiling."""
+        return self._compiled.seconds
 
     @property
     def lane_form(self) -> str | None:
-        """How the lanes of the last `run` that was compiled are run; None before it."""
-        return self._programs.form and self._programs.form.name
+        """The form of the lanes in the last compiled `run`; None before it."""
+        return self._compiled.form
 
     @property
     def temp_bytes(self) -> int | None:
-        """The largest `run`'s intermediate results on a device; None: not known."""
-        return self._programs.temp_bytes
+        """Bytes of the largest `run`'s intermediate results on a device, if known."""
+        return self._compiled.temp_bytes
 
     def init(self, params: PyTree, buffers: PyTree = (), seed: int = 0) -> TrainState:
         """Puts the same model on all workers.
@@ -142,12 +143,12 @@ class DataParallel:
         sharded_tables.check_rows(self._worker.sharded, params, self.workers)
         numbers = np.array(self.layout.own_workers, np.int32)
         numbers = self.layout.split(numbers.reshape(self.layout.own_shape), DEVICES)
-        # Apart from the keys of strategies, which fold the step into key(seed) itself.
+        # A constant first: strategies fold the step into key(seed) itself, and the
+        # loss would draw from the very keys that they draw from.
         key = jax.random.fold_in(jax.random.key(seed), 0x6C6F7373)
-        shared = (params, buffers, key)
         with arguments.explained_axis():
-            (replica, sync), common = self._programs.call(Worker.init, numbers, shared)
-        return TrainState(replica, sync, *common)
+            own, first = self._compiled.start(numbers, Model(params, buffers, key))
+        return TrainState(*own, first.step, first.key)
 
     def run(
         self, state: TrainState, batches: PyTree, data: PyTree | None = None
@@ -174,17 +175,15 @@ class DataParallel:
         batches = self._cut(batches, data, self._worker.accumulate)
         arguments.check_kind("state", state, TrainState)
         done = self._steps.after(state.step, len(jax.tree.leaves(batches)[0]))
-        own, shared = (state.replica, state.sync), (state.step, state.key, data)
-        (replica, sync), (step, metrics) = self._programs.of_state(
-            Worker.run, own, shared, batches
-        )
+        shared = Shared(state.step, state.key, data)
+        own, (step, metrics) = self._on(worker.RUN, state, shared, batches)
         self._steps.note(step, done)
-        return TrainState(replica, sync, step, state.key), metrics
+        return TrainState(*own, step, state.key), metrics
 
     def evaluate(
         self, state: TrainState, batches: PyTree, data: PyTree | None = None
     ) -> dict[str, jax.Array]:
-        """The forward pass of the center, spread over the workers; nothing is learned.
+        """Runs the center forward, spread over the workers; nothing is learned.
 
         Args:
             state: as in `run`; it is kept.
@@ -199,8 +198,8 @@ class DataParallel:
         """
         batches = self._cut(batches, data, accumulate=1)
         arguments.check_kind("state", state, TrainState)
-        own, shared = (state.replica, state.sync), (state.key, data)
-        return self._programs.of_state(Worker.evaluate, own, shared, batches)[1]
+        shared = Shared(key=state.key, data=data)
+        return self._on(worker.EVALUATE, state, shared, batches).common
 
     def center(self, state: TrainState) -> Replica:
         """The model to evaluate and ship: one plain replica without worker axes.
@@ -211,8 +210,7 @@ class DataParallel:
             mean of the buffers.
         """
         arguments.check_kind("state", state, TrainState)
-        own = state.replica, state.sync
-        _, center = self._programs.of_state(Worker.center, own)
+        center = self._on(worker.CENTER, state, Shared()).common
         return jax.device_put(center, self.layout.own_devices[0])
 
     def divergence(self, state: TrainState) -> float:
@@ -221,7 +219,9 @@ class DataParallel:
         The root mean square over workers of the distance, a 2-norm over all params but
         sharded ones, of a replica's params to their mean.
         """
-        return float(self._programs.call(Worker.divergence, state.replica.params)[1])
+        # A strategy's state is not looked at, and would only be passed along.
+        own = Own(Replica(state.replica.params))
+        return float(self._compiled.call(worker.DIVERGENCE, own, Shared()).common)
 
     def communication(
         self,
@@ -251,7 +251,9 @@ class DataParallel:
     ) -> Callable[[ArrayLike | None], Communication]:
         """`communication` as a function of `taken`, traced and compiled once."""
         workers = self.workers if workers is None else workers
-        strategy = inner_step.telling(self._worker.strategy, self._worker.optimizer)
+        strategy = inner_step.with_optimizer_loss(
+            self._worker.strategy, self._worker.optimizer
+        )
         return counter(strategy, of_one(state.replica), workers, steps)
 
     def place(self, arrays: PyTree) -> PyTree:
@@ -290,9 +292,14 @@ class DataParallel:
         arguments.check_workers(held, len(self.layout.own_workers))
         arguments.check_step(int(held.step))
         state = put_back(self.layout, held)
-        own, on_host = ((x.replica, x.sync) for x in (state, held))
-        self._programs.put_back(own, on_host)
+        on_host = Own(held.replica, held.sync)
+        self._compiled.put_back(Own(state.replica, state.sync), on_host)
         return state
+
+    def _on(self, program: Program, state: TrainState, *inputs: PyTree) -> Outputs:
+        """Runs a program on a state; inputs: shared, and batches."""
+        own = Own(state.replica, state.sync)
+        return self._compiled.of_state(program, own, *inputs)
 
     def _cut(self, batches: PyTree, data: PyTree | None, accumulate: int) -> PyTree:
         """Checks batches and cuts them to (steps, devices, lanes, batch, ...)."""

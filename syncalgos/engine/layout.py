@@ -6,6 +6,7 @@ each process puts its own part, and reads its own part back.
 
 from collections.abc import Iterable, Sequence
 from itertools import groupby
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import jax
@@ -19,6 +20,7 @@ from syncalgos.collectives import WORKERS
 Device = Any  # jax.Device, which type checkers do not take for a type
 BACKENDS = ("pmap", "shard_map", "vmap")
 DEVICES, LANES = WORKERS
+_process_of = attrgetter("process_index")
 
 
 class Layout(NamedTuple):
@@ -73,11 +75,10 @@ class Layout(NamedTuple):
 
     @property
     def blocking(self) -> bool:
-        """Whether a dispatch must end before the next one starts.
-
-        Several in-process CPU executions with collectives in flight deadlock
-        (docs/design.md).
-        """
+        """Whether a dispatch must end before the next one starts."""
+        # Several CPU executions with collectives in flight deadlock in one process:
+        # the rendezvous aborts after 40 s, with pmap and jit(shard_map), even without
+        # async dispatch. One in flight is reliable, and faster.
         return len(self.devices) > 1 and self.devices[0].platform == "cpu"
 
     def sharding(self, *axes: str | None) -> jax.sharding.Sharding:
@@ -173,13 +174,7 @@ def make_layout(
             raise ValueError(f"{lanes} lanes do not divide {workers} workers")
     if devices is None:
         return _widest(workers, backend, lanes)
-    if not isinstance(devices, Iterable) or isinstance(devices, str):
-        raise ValueError(
-            f"devices must be a list of indices or devices, got {devices!r}"
-        )
-    chosen = tuple(_device(device) for device in devices)
-    if len(set(chosen)) != len(chosen) or not chosen:
-        raise ValueError(f"devices must be distinct and at least one, got {devices!r}")
+    chosen = _chosen(devices)
     if backend == "vmap" and len(chosen) > 1:
         raise ValueError(f"backend 'vmap' runs on one device, got {len(chosen)}")
     if workers % len(chosen):
@@ -210,7 +205,8 @@ def _widest(workers: int, backend: str, lanes: int | None) -> Layout:
             f"{workers} workers do not divide over {processes} processes: use a "
             f"multiple of {processes}"
         )
-    known = [[d for d in jax.devices() if d.process_index == p] for p in _processes()]
+    by_process = groupby(sorted(jax.devices(), key=_process_of), _process_of)
+    known = [[*devices] for _, devices in by_process]
     most = 1 if backend == "vmap" else min(each, *map(len, known))
     if lanes is not None and (each % lanes or each // lanes > most):
         needed = -(-workers // lanes)
@@ -226,13 +222,21 @@ def _widest(workers: int, backend: str, lanes: int | None) -> Layout:
     return Layout(backend, chosen, each // count)
 
 
-def _processes() -> list[int]:
-    return sorted({device.process_index for device in jax.devices()})
+def _chosen(devices: Any) -> tuple[Device, ...]:
+    """The devices of a list of devices or indices."""
+    if not isinstance(devices, Iterable) or isinstance(devices, str):
+        raise ValueError(
+            f"devices must be a list of indices or devices, got {devices!r}"
+        )
+    chosen = tuple(_device(device) for device in devices)
+    if len(set(chosen)) != len(chosen) or not chosen:
+        raise ValueError(f"devices must be distinct and at least one, got {devices!r}")
+    return chosen
 
 
 def _check_processes(devices: tuple[Device, ...]) -> None:
     """Raises a ValueError unless each process has as many, one after the other."""
-    stretches = [(p, len([*each])) for p, each in groupby(devices, _process)]
+    stretches = [(p, len([*each])) for p, each in groupby(devices, _process_of)]
     once = len({p for p, _ in stretches}) == len(stretches)
     if not once or len({count for _, count in stretches}) > 1:
         raise ValueError(
@@ -244,10 +248,6 @@ def _check_processes(devices: tuple[Device, ...]) -> None:
             f"devices must have some of each process that uses them, and hold none of "
             f"process {jax.process_index()}"
         )
-
-
-def _process(device: Device) -> int:
-    return device.process_index
 
 
 def _device(device: Any) -> Device:

@@ -56,8 +56,8 @@ def lookup(part: jax.Array, ids: Any, axis: Axis = WORKERS) -> jax.Array:
     return rows.reshape(*ids.shape, *part.shape[1:])
 
 
-# By hand: what differentiation makes of collectives differs between pmap and shard_map,
-# and of gathers over two axes it fails.
+# By hand: psum's transpose differs between pmap and shard_map, and psum_scatter fails
+# over two axes.
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def _lookup(axis: Axis, size: int, part: jax.Array, ids: jax.Array) -> jax.Array:
     return _forward(axis, size, part, ids)[0]
@@ -124,7 +124,7 @@ def check_rows(sharded: Mask | None, params: PyTree, workers: int) -> None:
                 f"{name} has {rows} rows, which do not divide over {workers} workers: "
                 f"pad it, such as to {padded}"
             )
-    parts = jax.eval_shape(lambda x: _cut(which, x, workers, 0), params)
+    parts = jax.eval_shape(lambda x: _cut(sharded, x, workers, 0), params)
     if flags(sharded, parts) != which:
         raise ValueError(
             "sharded must not depend on the number of rows: a part has fewer"
@@ -133,34 +133,35 @@ def check_rows(sharded: Mask | None, params: PyTree, workers: int) -> None:
 
 def parts_of(sharded: Mask | None, params: PyTree) -> PyTree:
     """This worker's rows of each sharded leaf; the other leaves whole."""
-    which = flags(sharded, params)
-    return _cut(which, params, collectives.size(), collectives.index())
+    return _cut(sharded, params, collectives.size(), collectives.index())
 
 
-def _cut(which: list[bool], params: PyTree, workers: int, index: Any) -> PyTree:
-    """The rows of the worker of that index of these leaves."""
-    leaves, form = jax.tree.flatten(params)
-    for i, own in enumerate(which):
-        if own:
-            rows = len(leaves[i]) // workers
-            leaves[i] = lax.dynamic_slice_in_dim(leaves[i], index * rows, rows)
-    return form.unflatten(leaves)
+def _cut(sharded: Mask | None, params: PyTree, workers: int, index: Any) -> PyTree:
+    """The rows of the worker of that index, of each sharded leaf."""
+
+    def rows(x):
+        each = len(x) // workers
+        return lax.dynamic_slice_in_dim(x, index * each, each)
+
+    return _changed(sharded, rows, params)
 
 
 def whole(sharded: Mask | None, params: PyTree) -> PyTree:
     """The parts of each sharded leaf joined to the whole table, on all workers."""
-    leaves, form = jax.tree.flatten(params)
-    for i, own in enumerate(flags(sharded, params)):
-        if own:
-            leaves[i] = jnp.concatenate(collectives.gather(leaves[i]))
-    return form.unflatten(leaves)
+    return _changed(sharded, lambda x: jnp.concatenate(collectives.gather(x)), params)
 
 
 def merge(sharded: Mask | None, rest: PyTree, parts: PyTree) -> PyTree:
     """The leaves of `parts` that are sharded, and those of `rest` that are not."""
-    leaves, form = jax.tree.flatten(rest)
-    chosen = zip(flags(sharded, rest), leaves, jax.tree.leaves(parts), strict=True)
-    return form.unflatten([part if own else x for own, x, part in chosen])
+    return _changed(sharded, lambda _, part: part, rest, parts)
+
+
+def _changed(sharded: Mask | None, change: Callable, *trees: PyTree) -> PyTree:
+    """The first tree with its sharded leaves changed, given those of all trees."""
+    form = jax.tree.structure(trees[0])
+    leaves = zip(*map(jax.tree.leaves, trees), strict=True)
+    pairs = zip(flags(sharded, trees[0]), leaves, strict=True)
+    return form.unflatten([change(*x) if own else x[0] for own, x in pairs])
 
 
 def replicated(sharded: Mask | None, params: PyTree) -> list[Any]:
@@ -174,9 +175,10 @@ def beside(
 ) -> Strategy:
     """The strategy for what is not sharded: it sees no sharded params.
 
-    Nor what the inner optimizer keeps of their rows: an average of it over the workers
-    would mix different rows, and `reset` expects the state of the params that it sees.
+    Nor does it see their rows in the inner optimizer's state.
     """
+    # Averaged over the workers, moments of different rows would be mixed; and `reset`
+    # expects the state of the params that it sees.
 
     def mask(params):
         form = jax.tree.structure(params)
