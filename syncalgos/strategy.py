@@ -1,7 +1,7 @@
-"""The idea: a strategy is four pure functions, and combinators make new ones of old.
+"""The interface: a strategy is four pure functions, and what they must return.
 
 The functions run inside a mapped function (pmap, shard_map, vmap). Each sees one
-worker's view and talks to the others only through collectives over named axes.
+worker's view and communicates only through collectives over named axes.
 """
 
 from collections.abc import Callable
@@ -30,62 +30,56 @@ class Replica(NamedTuple):
 
 
 class MeanCenter(NamedTuple):
-    """The center of a strategy that has none of its own: the mean of the replicas."""
-
-    axis: Axis = WORKERS
-
-    def __call__(self, params: PyTree, state: PyTree) -> PyTree:
-        return collectives.mean(params, self.axis)
-
-
-class PartCenter(NamedTuple):
-    """The center of a strategy that knows it for some leaves only; else the mean.
+    """The default center: the mean of the replicas, or of those leaves without another.
 
     Attributes:
-        over: (rest, params, state) -> `rest`, its own leaves replaced by their center.
-        axis: the axis of the mean.
+        axis: the mapped axis or axes over which the workers lie.
+        over: (mean, params, state) -> the center, for a strategy with a center for
+            some leaves alone: it replaces these in the mean of the others. None: the
+            mean is the center.
     """
 
-    over: Callable[[PyTree, PyTree, PyTree], PyTree]
     axis: Axis = WORKERS
+    over: Callable[[PyTree, PyTree, PyTree], PyTree] | None = None
 
     def __call__(self, params: PyTree, state: PyTree) -> PyTree:
-        return self.over(collectives.mean(params, self.axis), params, state)
+        mean = collectives.mean(params, self.axis)
+        return mean if self.over is None else self.over(mean, params, state)
 
 
-def center_of_inner(center: Any) -> Any:
-    """A strategy's center, of the state of one around it, which has it as `strategy`.
+class MeanOfGrads(NamedTuple):
+    """A reduce that is declared to return the plain mean over all workers.
 
-    What others know of a center by its type stays to be seen.
+    The engine then computes one gradient over the joined batches of a device's lanes.
     """
-    if isinstance(center, MeanCenter):
-        return center
-    if isinstance(center, PartCenter):
-        return center._replace(
-            over=lambda rest, params, state: center.over(rest, params, state.strategy)
-        )
-    return lambda params, state: center(params, state.strategy)
+
+    call: Callable[..., tuple[PyTree, PyTree]]
+
+    def __call__(
+        self, grads: PyTree, replica: Replica, state: PyTree, step: Any
+    ) -> tuple[PyTree, PyTree]:
+        return self.call(grads, replica, state, step)
 
 
 def keep_grads(
-    grads: PyTree, replica: Any, state: PyTree, step: Any
+    grads: PyTree, replica: Replica, state: PyTree, step: Any
 ) -> tuple[PyTree, PyTree]:
+    """The default reduce: returns the gradients and the state as they are."""
     return grads, state
 
 
-def keep_replica(replica: Any, state: PyTree, step: Any) -> tuple[Any, PyTree]:
+def keep_replica(replica: Replica, state: PyTree, step: Any) -> tuple[Replica, PyTree]:
+    """The default sync: returns the replica and the state as they are."""
     return replica, state
 
 
 def _no_state(params: PyTree) -> PyTree:
+    """The default init: returns the empty state."""
     return ()
 
 
-_Pair = tuple[Any, Any]
-
-
 class Strategy(NamedTuple):
-    """How the workers' replicas agree.
+    """How the workers' replicas agree: four functions, and the steps of the syncs.
 
     `step` counts local steps from 0 and is the same on all workers. Gradients, replicas
     and state keep their structure, shapes and dtypes.
@@ -97,25 +91,54 @@ class Strategy(NamedTuple):
         sync: (replica, state, step) -> (replica, state), after it; default: keep.
         center: (params, state) -> params, the model to evaluate and ship; default: the
             mean of the replicas.
+        acts: step -> whether sync may do anything then, a scalar boolean found by jax
+            operations from the step alone; None: it may at every step. At any other
+            step sync must return exactly what it was given, and send nothing.
+
+    `acts` is a promise, which sync keeps by itself: `every` and `when` make a sync that
+    does, and declare it. Replace both together: `_replace(sync=…, acts=…)`. Where it is
+    declared, `at_syncs` and `delayed` know the steps of the syncs, and the engine may
+    run several local steps of one worker in turn.
     """
 
     init: Callable[[PyTree], PyTree] = _no_state
-    reduce: Callable[[PyTree, Replica, PyTree, Any], _Pair] = keep_grads
-    sync: Callable[[Replica, PyTree, Any], _Pair] = keep_replica
+    reduce: Callable[[PyTree, Replica, PyTree, Any], tuple[Any, Any]] = keep_grads
+    sync: Callable[[Replica, PyTree, Any], tuple[Any, Any]] = keep_replica
     center: Callable[[PyTree, PyTree], PyTree] = MeanCenter()
+    acts: Callable[[Any], Any] | None = None
 
 
 def check_strategy(where: str, strategy: Any) -> None:
-    """Raises a ValueError unless it is given a Strategy."""
+    """Refuses what is no Strategy.
+
+    Args:
+        where: the function that was called, for the message.
+        strategy: what it was given.
+
+    Raises:
+        ValueError: no Strategy, or one whose `acts` is neither a function nor None.
+    """
     if not isinstance(strategy, Strategy):
         called = callable(strategy) and getattr(strategy, "__name__", None)
         hint = f" (call it: {called}())" if called else ""
         got = checks.shown(strategy)
         raise ValueError(f"{where}: expected a Strategy, got {got}{hint}")
+    if strategy.acts is not None and not callable(strategy.acts):
+        raise ValueError(
+            f"{where}: acts of a Strategy must be a function, local step -> bool, or "
+            f"None, got {checks.shown(strategy.acts)}"
+        )
 
 
 def check_params(params: PyTree) -> None:
-    """Raises a ValueError that names a leaf which is no float array."""
+    """Refuses params that cannot be trained.
+
+    Args:
+        params: a pytree, arrays or their shapes.
+
+    Raises:
+        ValueError: no leaves at all, or one that is no float array, by its name.
+    """
     leaves = jax.tree_util.tree_leaves_with_path(params)
     if not leaves:
         raise ValueError("params hold no arrays")
@@ -137,7 +160,7 @@ _SPLITS = {
 
 
 def _way_out(params: PyTree, leaf: Any) -> str:
-    """Returns the way out for a leaf of params that is no float array."""
+    """What to do about a leaf of params that is no float array."""
     modules = [kind.__module__.partition(".")[0] for kind in type(params).__mro__]
     if split := next((_SPLITS[name] for name in modules if name in _SPLITS), None):
         return f"a module is taken apart by {split}"
@@ -149,38 +172,73 @@ def _way_out(params: PyTree, leaf: Any) -> str:
 def apply_reduce(
     strategy: Strategy, grads: PyTree, replica: Replica, state: PyTree, step: Any
 ) -> tuple[PyTree, PyTree]:
-    """Calls strategy.reduce; raises a ValueError that names a leaf it reshapes."""
+    """Calls `strategy.reduce`, and checks its result while it is traced.
+
+    Args:
+        strategy: whose reduce is called.
+        grads: gradients, shaped like params.
+        replica: this worker's.
+        state: the strategy's.
+        step: the local step, an int32 scalar.
+
+    Returns:
+        (grads, state), without weak types.
+
+    Raises:
+        ValueError: a result of another form; it names the first leaf that differs.
+    """
     pair = strategy.reduce(grads, replica, state, step)
-    if type(pair) is not tuple or len(pair) != 2:
-        got = type(pair).__name__
-        raise ValueError(f"reduce must return (grads, state), got {got}")
-    grads = require_same("reduce", "grads", grads, pair[0])
-    return grads, require_same("reduce", "state", state, pair[1])
+    return _checked("reduce", "grads", grads, state, pair)
 
 
 def apply_sync(
     strategy: Strategy, replica: Replica, state: PyTree, step: Any
 ) -> tuple[Any, PyTree]:
-    """Calls strategy.sync; raises a ValueError that names a leaf it reshapes."""
+    """Calls `strategy.sync`, and checks its result while it is traced.
+
+    Args:
+        strategy: whose sync is called.
+        replica: this worker's.
+        state: the strategy's.
+        step: the local step, an int32 scalar.
+
+    Returns:
+        (replica, state), without weak types.
+
+    Raises:
+        ValueError: a result of another form; it names the first leaf that differs.
+    """
     pair = strategy.sync(replica, state, step)
-    if (
-        type(pair) is not tuple
-        or len(pair) != 2
-        or not isinstance(pair[0], type(replica))
-    ):
+    return _checked("sync", "replica", replica, state, pair)
+
+
+def _checked(
+    changer: str, what: str, first: Any, state: PyTree, pair: Any
+) -> tuple[Any, PyTree]:
+    """The pair that reduce or sync returned, each part as it was before."""
+    # A pair in a list is a pytree as well, and would fail far from here.
+    is_pair = type(pair) is tuple and len(pair) == 2
+    if not is_pair or (what == "replica" and not isinstance(pair[0], type(first))):
         kinds = [type(x).__name__ for x in pair] if type(pair) is tuple else []
         got = f"({', '.join(kinds)})" if kinds else type(pair).__name__
-        raise ValueError(f"sync must return (replica, state), got {got}")
-    replica = require_same("sync", "replica", replica, pair[0])
-    return replica, require_same("sync", "state", state, pair[1])
+        raise ValueError(f"{changer} must return ({what}, state), got {got}")
+    first = require_same(changer, what, first, pair[0])
+    return first, require_same(changer, "state", state, pair[1])
 
 
 def changes_params(
     strategy: Strategy, replica: Replica, state: PyTree, step: Any
 ) -> list[bool]:
-    """Which leaves of params a sync hands on changed, found by tracing it apart.
+    """Whether a sync may change each leaf of params, found by tracing it.
 
-    A leaf counts as kept if it comes out as the very array that went in.
+    Args:
+        strategy: whose sync is traced.
+        replica: this worker's.
+        state: the strategy's.
+        step: the local step.
+
+    Returns:
+        One boolean a leaf: False if the sync returns the very array that it was given.
     """
     changed: list[bool] = []
 
@@ -194,7 +252,16 @@ def changes_params(
 
 
 def require_same(changer: str, what: str, before: PyTree, after: PyTree) -> PyTree:
-    """Returns `after`, strong; its structure, shapes and dtypes must be those before.
+    """Requires that a tree keeps its structure, shapes and dtypes.
+
+    Args:
+        changer: the function that returned `after`, for the message.
+        what: the tree's name, for the message.
+        before: the tree that it was given.
+        after: the tree that it returned.
+
+    Returns:
+        `after`, without weak types.
 
     Raises:
         ValueError: naming the first leaf that differs.
@@ -215,13 +282,11 @@ def require_same(changer: str, what: str, before: PyTree, after: PyTree) -> PyTr
 
 
 def strong(tree: PyTree) -> PyTree:
-    """Returns the tree without weak types.
-
-    State that came back weaker than it went in would compile the next dispatch anew.
-    """
+    """Returns the tree without weak types."""
 
     def leaf(x):
         kind = jax.typeof(x)
+        # State that returns with a weaker type would compile the next dispatch anew.
         return jnp.asarray(x, kind.dtype) if kind.weak_type else x
 
     return jax.tree.map(leaf, tree)

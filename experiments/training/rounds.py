@@ -7,7 +7,7 @@ import numpy as np
 import syncalgos
 from experiments.training.progress import Progress
 from experiments.training.setup import Plan
-from syncalgos import Communication, MeanCenter, Strategy, TrainState
+from syncalgos import Communication, Strategy, TrainState
 from syncalgos.combinators import introspection
 from syncalgos.combinators.decided import found
 from syncalgos.engine import inner_step
@@ -95,14 +95,14 @@ def ends(
 
 def _shares_loss(plan: Plan, state: TrainState) -> bool:
     """Whether workers share their loss, for an inner optimizer that looks at it."""
-    if plan.strategy.reduce is introspection.keep_grads:
+    if not introspection.reduces(plan.strategy):
         return False
     return inner_step.asks(plan.optimizer, of_one(state.replica), np.float32(0))
 
 
 def center_step(plan: Plan, rounds: np.ndarray | None, steps: int) -> int:
     """Returns the last local step that is in the center after so many."""
-    follows = plan.settings.ema or isinstance(plan.algorithm.center, MeanCenter)
+    follows = plan.settings.ema or not introspection.has_center(plan.algorithm)
     if follows or rounds is None:
         return steps
     found = np.flatnonzero(rounds[:steps])

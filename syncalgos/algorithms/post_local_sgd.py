@@ -25,8 +25,9 @@ def post_local_sgd(
         axis: the mapped axis or axes over which the workers lie.
 
     Returns:
-        A Strategy. No state. A synchronous step sends the gradients, a later sync the
-        params once. opt_state and buffers stay local.
+        A Strategy. No state. A synchronous step sends gradients, a later sync params,
+        each once. The center is the mean of the replicas. opt_state and buffers stay
+        local.
 
     Raises:
         ValueError: a parameter outside its range.
@@ -37,6 +38,8 @@ def post_local_sgd(
     ICLR 2020 (2018), section 3.
     """
     switch = checks.whole("post_local_sgd: switch", switch, least=0)
+    # The period stays on the absolute clock. torch's hook also goes on averaging
+    # gradients inside a machine after the switch.
     return chain(
         until(switch, sync_sgd(axis=axis)), after(switch, model_averaging(period, axis))
     )

@@ -10,7 +10,7 @@ from jax import lax
 
 from syncalgos import collectives
 from syncalgos.collectives import Axis, PyTree
-from syncalgos.combinators.introspection import Composed
+from syncalgos.combinators.introspection import Combination
 from syncalgos.dtypes import if_finite, narrow, widen
 from syncalgos.strategy import Strategy
 
@@ -150,12 +150,12 @@ def asynchronous(
         held = widen(replica.params), opt_state
         return replica, state._replace(held=held, began=jnp.array(True))
 
-    strategy = Strategy(
+    return Strategy(
         init,
-        sync=Composed(sync, (), lambda change: change(strategy), lands),
+        # Slower workers rest, which is to act: only what arrives lands.
+        sync=Combination(sync, lands=lands),
         center=lambda params, state: narrow(state.server.params, params),
     )
-    return strategy
 
 
 def _either(condition: jax.Array, yes: PyTree, no: PyTree) -> PyTree:

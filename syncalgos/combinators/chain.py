@@ -3,24 +3,29 @@
 import functools
 from collections.abc import Callable
 
-import jax.numpy as jnp
-
-from syncalgos.combinators import introspection
-from syncalgos.combinators.introspection import Composed
-from syncalgos.strategy import (
-    MeanCenter,
-    PartCenter,
-    Strategy,
-    check_strategy,
-    keep_grads,
+from syncalgos.collectives import WORKERS, PyTree
+from syncalgos.combinators.introspection import (
+    Combination,
+    acting_steps,
+    at_any,
+    center_over,
+    has_center,
+    has_whole_center,
+    reduces,
 )
+from syncalgos.strategy import MeanCenter, Strategy, check_strategy, keep_grads
 
 
 def chain(*strategies: Strategy) -> Strategy:
     """Applies strategies one after the other, in reduce and in sync.
 
-    The center is that of the last one that defines its own, else the mean of the
-    replicas: leaf by leaf, where members are `masked`. State: the tuple of theirs.
+    Args:
+        *strategies: what to apply, in this order.
+
+    Returns:
+        A Strategy. State: the tuple of theirs. Its center is that of the last one that
+        defines its own, else the mean of the replicas: leaf by leaf, where members are
+        `masked`. It acts at each step at which a member does.
 
     Raises:
         ValueError: an argument that is no Strategy.
@@ -45,42 +50,31 @@ def chain(*strategies: Strategy) -> Strategy:
             states.append(own)
         return replica, tuple(states)
 
-    combined = Composed(
-        sync,
-        members=strategies,
-        rebuild=lambda change: chain(*map(change, strategies)),
-        lands=lambda step: functools.reduce(
-            jnp.logical_or, [introspection.lands(s, step) for s in strategies], False
-        ),
-        acts=lambda step: functools.reduce(
-            jnp.logical_or, [introspection.acts(s, step) for s in strategies], False
-        ),
-    )
-    keeps = all(strategy.reduce is keep_grads for strategy in strategies)
     return Strategy(
         init,
-        keep_grads if keeps else reduce,
-        combined,
+        reduce if any(map(reduces, strategies)) else keep_grads,
+        Combination(sync, strategies, lambda change: chain(*map(change, strategies))),
         _chained_center(strategies),
+        at_any(*map(acting_steps, strategies)),
     )
 
 
-def _chained_center(strategies: tuple[Strategy, ...]) -> Callable:
-    """That of the last strategy with its own, else the mean over their axis."""
-    centers = [(i, strategy.center) for i, strategy in enumerate(strategies)]
-    means = [center for _, center in centers if isinstance(center, MeanCenter)]
-    own = [(i, c) for i, c in centers if not isinstance(c, MeanCenter)]
-    if not own:
-        return next((m for m in reversed(means) if m != MeanCenter()), MeanCenter())
-    whole = [(i, c) for i, c in own if not isinstance(c, PartCenter)]
-    last, base = whole[-1] if whole else (-1, None)
-    parts = [(i, c) for i, c in own if isinstance(c, PartCenter) and i > last]
+def _chained_center(
+    strategies: tuple[Strategy, ...],
+) -> Callable[[PyTree, PyTree], PyTree]:
+    """The center of the last strategy with its own, else the mean over their axis."""
+    whole = [i for i, each in enumerate(strategies) if has_whole_center(each)]
+    # Nothing of a center before the last whole one is left.
+    first = whole[-1] if whole else 0
 
     def over(rest, params, state):
-        for i, center in parts:
-            rest = center.over(rest, params, state[i])
+        for strategy, own in [*zip(strategies, state, strict=True)][first:]:
+            rest = center_over(strategy, rest, params, own)
         return rest
 
-    if base is None:
-        return PartCenter(over, parts[-1][1].axis)
-    return lambda params, state: over(base(params, state[last]), params, state)
+    if whole:
+        return functools.partial(over, None)
+    axes = [strategy.center.axis for strategy in strategies]
+    own_axes = [axis for axis in axes if axis != WORKERS]
+    axis = own_axes[-1] if own_axes else WORKERS
+    return MeanCenter(axis, over if any(map(has_center, strategies)) else None)

@@ -6,9 +6,7 @@ import jax
 
 from syncalgos import checks, collectives
 from syncalgos.collectives import WORKERS, Axis, PyTree
-from syncalgos.combinators import introspection
-from syncalgos.combinators.introspection import Composed
-from syncalgos.combinators.primitives import MeanOfGrads
+from syncalgos.combinators.introspection import Combination, inner_reduce
 from syncalgos.dtypes import narrow, widen
 from syncalgos.strategy import Strategy, check_strategy
 
@@ -53,10 +51,6 @@ def ema(strategy: Strategy, decay: float, axis: Axis = WORKERS) -> Strategy:
     def init(params):
         return EmaState(strategy.init(params), widen(params))
 
-    def reduce(grads, replica, state, step):
-        grads, inner = strategy.reduce(grads, replica, state.strategy, step)
-        return grads, state._replace(strategy=inner)
-
     def sync(replica, state, step):
         replica, inner = strategy.sync(replica, state.strategy, step)
         average = jax.tree.map(
@@ -69,15 +63,14 @@ def ema(strategy: Strategy, decay: float, axis: Axis = WORKERS) -> Strategy:
     def center(params, state):
         return narrow(collectives.mean(state.average, axis), params)
 
-    combined = Composed(
-        sync,
-        members=(strategy,),
-        rebuild=lambda change: ema(change(strategy), decay, axis),
-        lands=lambda step: introspection.lands(strategy, step),
-        always=True,
+    return Strategy(
+        init,
+        inner_reduce(strategy),
+        Combination(
+            sync,
+            (strategy,),
+            lambda change: ema(change(strategy), decay, axis),
+            clocked=True,
+        ),
+        center,
     )
-    if strategy.reduce is introspection.keep_grads:
-        reduce = introspection.keep_grads
-    elif isinstance(strategy.reduce, MeanOfGrads):  # lanes may still be joined
-        reduce = MeanOfGrads(reduce)
-    return Strategy(init, reduce, combined, center)

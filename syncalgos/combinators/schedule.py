@@ -10,10 +10,23 @@ import numpy as np
 from jax import lax
 
 from syncalgos import checks
-from syncalgos.combinators import introspection
-from syncalgos.combinators.introspection import Composed
+from syncalgos.collectives import PyTree
+from syncalgos.combinators.introspection import (
+    Change,
+    Combination,
+    Steps,
+    acting_steps,
+    at_any,
+    at_both,
+    combination,
+    has_center,
+    is_clocked,
+    lands,
+    rebuilt,
+    reduces,
+)
 from syncalgos.strategy import (
-    MeanCenter,
+    Replica,
     Strategy,
     apply_reduce,
     apply_sync,
@@ -23,16 +36,24 @@ from syncalgos.strategy import (
     require_same,
 )
 
-TABLED = 2**16  # local steps whose rounds are looked up; later ones are walked through
+TABLED = 2**16
+"""Local steps whose rounds are looked up; later ones are walked to."""
+
 LONGEST = 2**30
+"""Local steps in a round that has no end."""
 
 
-def when(active: Callable[[Any], Any], strategy: Strategy) -> Strategy:
+def when(active: Steps, strategy: Strategy) -> Strategy:
     """Applies a strategy only at steps where `active(step)`; else nothing is sent.
 
     Args:
         active: local step -> whether to act: a scalar boolean, the same on all workers.
-        strategy: what to apply.
+        strategy: what to apply. `delayed`, `paced` and `ema` go on at every step: the
+            condition applies to the strategy inside of them.
+
+    Returns:
+        A Strategy. State: the strategy's. It acts where `active` holds and the
+        strategy acts.
 
     Raises:
         ValueError: an argument of another kind.
@@ -40,9 +61,9 @@ def when(active: Callable[[Any], Any], strategy: Strategy) -> Strategy:
     if not callable(active):
         raise ValueError(f"when: active must be a function, got {checks.shown(active)}")
     check_strategy("when", strategy)
-    inner = strategy.sync
-    if isinstance(inner, Composed) and introspection.acts_always(inner):
-        return inner.rebuild(functools.partial(when, active))
+    if is_clocked(strategy):
+        # Around it, a delayed result would wait for the next period.
+        return rebuilt(strategy, functools.partial(when, active))
 
     def reduce(grads, replica, state, step):
         return lax.cond(
@@ -58,26 +79,27 @@ def when(active: Callable[[Any], Any], strategy: Strategy) -> Strategy:
             lambda: (replica, state),
         )
 
-    combined = Composed(
+    gated = Combination(
         # A default that keeps everything needs no branch.
-        strategy.sync if strategy.sync is keep_replica else sync,
-        members=(strategy,),
-        rebuild=lambda change: when(active, change(strategy)),
-        lands=lambda step: jnp.logical_and(
-            active(step), introspection.lands(strategy, step)
-        ),
-        acts=lambda step: jnp.logical_and(
-            active(step), introspection.acts(strategy, step)
-        ),
-        gate=(active, strategy),
+        keep_replica if strategy.sync is keep_replica else sync,
+        (strategy,),
+        lambda change: when(active, change(strategy)),
+        condition=active,
     )
     return strategy._replace(
-        reduce=keep_grads if strategy.reduce is keep_grads else reduce, sync=combined
+        reduce=reduce if reduces(strategy) else keep_grads,
+        sync=gated,
+        acts=at_both(active, acting_steps(strategy)),
     )
 
 
 class Period(NamedTuple):
-    """step -> whether it is one of offset, offset + period, …, counted from 1."""
+    """step -> whether it is one of offset, offset + period, …, counted from 1.
+
+    Attributes:
+        period: local steps, at least 1.
+        offset: local steps, below the period.
+    """
 
     period: int
     offset: int
@@ -97,6 +119,9 @@ def every(
             a round for its length, taken down to a whole number and up to 1.
         strategy: what to apply.
         offset: with it, after local steps offset, offset + period, …; below period.
+
+    Returns:
+        A Strategy; see `when`. With a period of 1, the strategy itself.
 
     Raises:
         ValueError: a period that is no whole number of at least 1, or an offset outside
@@ -122,21 +147,16 @@ def sync_every(period: int, strategy: Strategy) -> Strategy:
     return _sync_gated(functools.partial(every, period), strategy)
 
 
-def sync_when(active: Callable[[Any], Any], strategy: Strategy) -> Strategy:
+def sync_when(active: Steps, strategy: Strategy) -> Strategy:
     """`when` for the sync alone: the reduction acts at all steps."""
     return _sync_gated(functools.partial(when, active), strategy)
 
 
 def _sync_gated(gate: Callable[[Strategy], Strategy], strategy: Strategy) -> Strategy:
+    """A whole: its members would lack the reduction, which shares their state."""
     gated = gate(strategy._replace(reduce=keep_grads))
-    at_end = Composed(
-        gated.sync,
-        members=(),
-        rebuild=lambda change: strategy,
-        lands=lambda step: introspection.lands(gated, step),
-        acts=lambda step: introspection.acts(gated, step),
-    )
-    return strategy._replace(sync=at_end)
+    sync = Combination(gated.sync, lands=functools.partial(lands, gated))
+    return strategy._replace(sync=sync, acts=gated.acts)
 
 
 def until(s: int, strategy: Strategy) -> Strategy:
@@ -145,6 +165,13 @@ def until(s: int, strategy: Strategy) -> Strategy:
     Where it has a center of its own, its state is `init` of the current params from
     step s on, as in `after` before s: the center does not go stale as others train on.
     It is each worker's own where replicas differ; `DataParallel` averages it.
+
+    Args:
+        s: local steps, at least 0.
+        strategy: what to apply.
+
+    Returns:
+        A Strategy. State: the strategy's.
 
     Raises:
         ValueError: s that is no whole number of at least 0.
@@ -159,12 +186,18 @@ def until(s: int, strategy: Strategy) -> Strategy:
 def after(s: int, strategy: Strategy) -> Strategy:
     """Applies a strategy at steps s, s+1, …, its anchors starting at step s.
 
-    Its state is made anew by `init` from the params held at step s: made at step 0 it
-    would be stale, and BMUF after 20 synchronous steps would start with twenty times
-    its proper velocity. Where the strategy has a center of its own, its state follows
-    the params before s, so that the center is the current model. The replicas should
-    agree at step s, as they do after a sync at s-1; else each worker's anchor starts
-    from its own replica. `every` belongs inside, `after(s, every(period, …))`.
+    Its state is made anew by `init` from the params held at step s. Where the strategy
+    has a center of its own, its state follows the params before s, so that the center
+    is the current model. The replicas should agree at step s, as they do after a sync
+    at s-1; else each worker's anchor starts from its own replica. `every` belongs
+    inside, `after(s, every(period, …))`.
+
+    Args:
+        s: local steps, at least 0.
+        strategy: what to apply.
+
+    Returns:
+        A Strategy. State: the strategy's.
 
     Raises:
         ValueError: s that is no whole number of at least 0.
@@ -176,61 +209,65 @@ def after(s: int, strategy: Strategy) -> Strategy:
     )
 
     def reduce(grads, replica, state, step):
-        # A member chained behind this one may have moved the params since our sync.
+        # Made at step 0 the anchor would be stale: BMUF after 20 synchronous steps
+        # would start with twenty times its velocity. And here, not in the sync before:
+        # a member chained behind this one may have moved the params since.
         state = lax.cond(
-            step == s,
-            lambda: require_same("init", "state", state, strategy.init(replica.params)),
-            lambda: state,
+            step == s, lambda: _fresh(strategy, replica, state), lambda: state
         )
         return phase.reduce(grads, replica, state, step)
 
     return phase._replace(reduce=reduce)
 
 
+def _fresh(strategy: Strategy, replica: Replica, state: PyTree) -> PyTree:
+    """The strategy's first state for the params of now, in the form of the old one."""
+    return require_same("init", "state", state, strategy.init(replica.params))
+
+
 def _phase(
-    active: Callable[[Any], Any],
-    strategy: Strategy,
-    rebuild: Callable[[Callable[[Strategy], Strategy]], Strategy],
+    active: Steps, strategy: Strategy, rebuild: Callable[[Change], Strategy]
 ) -> Strategy:
     """`when`, but with a center that outside its steps is the current params."""
     gated = when(active, strategy)
-    follows = not isinstance(strategy.center, MeanCenter)
+    follows = has_center(strategy)
 
-    def sync(replica, state, step):
+    def following(replica, state, step):
         return lax.cond(
             active(step),
             lambda: apply_sync(strategy, replica, state, step),
-            lambda: (
-                replica,
-                require_same("init", "state", state, strategy.init(replica.params)),
-            ),
+            # A copy of the state at each such step, so that the center of a phase that
+            # is not active is today's model, and `chain` need not know of phases.
+            lambda: (replica, _fresh(strategy, replica, state)),
         )
 
-    combined = Composed(
-        sync if follows else gated.sync,
-        members=(strategy,),
-        rebuild=rebuild,
-        lands=lambda step: jnp.logical_and(
-            active(step), introspection.lands(strategy, step)
-        ),
-        acts=lambda step: jnp.where(
-            active(step), introspection.acts(strategy, step), follows
-        ),
+    sync = Combination(
+        following if follows else combination(gated).call,
+        (strategy,),
+        rebuild,
+        lambda step: jnp.logical_and(active(step), lands(strategy, step)),
     )
-    return gated._replace(sync=combined)
+    # To follow is to act: outside of its steps, too.
+    acts = at_any(acting_steps(strategy), lambda step: jnp.logical_not(active(step)))
+    return gated._replace(sync=sync, acts=acts if follows else gated.acts)
 
 
-def scheduled(period: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """step -> whether a round ends with it, when period(s) is the length from s on.
+def scheduled(period: Callable[[Any], Any]) -> Steps:
+    """The last steps of rounds whose lengths follow a schedule.
 
-    Where a round starts follows from the lengths of all before it. State could carry
-    it, but state is each worker's own, and a branch on it would be no branch under
-    vmap: so it is found from the step alone, in a table of the first rounds.
+    Args:
+        period: local step -> the length of a round that starts there, in local steps.
+
+    Returns:
+        step -> whether a round ends with it.
     """
+    # Where a round starts follows from the lengths of all before it. State could carry
+    # it, but state is mapped, and a branch on it would be a select under vmap, with
+    # collectives in both arms: so the first 65,536 steps are tabled at trace time.
 
     def length(start):
         steps = jnp.floor(jnp.asarray(period(start), jnp.float32))
-        # No number or infinity is a round without an end.
+        # NaN and infinity mean a round without an end.
         steps = jnp.nan_to_num(steps, nan=LONGEST, posinf=LONGEST)
         return jnp.clip(steps, 1, LONGEST).astype(jnp.int32)
 
