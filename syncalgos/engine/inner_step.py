@@ -47,14 +47,9 @@ def optimizer_loss(
     # Always its own would be wrong under sync_sgd: workers would cut their rates at
     # different steps, and replicas drift apart. Always the mean would send at each
     # local step of an algorithm whose point is not to.
-    if reduces(strategy) and asks(optimizer, replica, loss):
+    if introspection.reduces(strategy) and asks(optimizer, replica, loss):
         return collectives.mean(loss, axis)
     return loss
-
-
-def reduces(strategy: Strategy) -> bool:
-    """Whether the strategy may change gradients."""
-    return strategy.reduce is not introspection.keep_grads
 
 
 def asks(optimizer: optax.GradientTransformation, replica: Replica, loss: Any) -> bool:
@@ -87,4 +82,5 @@ def with_optimizer_loss(
         optimizer_loss(strategy, optimizer, replica, jnp.float32(0))
         return strategy.reduce(grads, replica, state, step)
 
-    return strategy._replace(reduce=reduce) if reduces(strategy) else strategy
+    reduces = introspection.reduces(strategy)
+    return strategy._replace(reduce=reduce) if reduces else strategy

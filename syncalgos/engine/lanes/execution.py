@@ -99,7 +99,7 @@ def merged(
         )
         loss = worker.optimizer_loss(own.replica, found.metrics["loss"], DEVICES)
         own = own._replace(replica=worker.updated(own.replica, found, loss))
-        if worker.strategy.sync is not introspection.keep_replica:
+        if introspection.ever_acts(worker.strategy):
             own = _synced(worker, lanes, axes, own, step)
         metrics = {**found.metrics, **decided.noted(own.sync, step)}
         return (own, step + 1), metrics

@@ -12,16 +12,15 @@ from jax.extend import core
 
 from syncalgos.collectives import WORKERS, PyTree
 from syncalgos.combinators import introspection
-from syncalgos.combinators.primitives import MeanOfGrads
 from syncalgos.engine.backends import Replicated
-from syncalgos.engine.inner_step import reduces
+from syncalgos.engine.inner_step import asks
 from syncalgos.engine.lanes.mean_loss import is_mean
 from syncalgos.engine.layout import Layout
 from syncalgos.engine.losses import is_per_example
 from syncalgos.engine.program import Inputs, Own
 from syncalgos.engine.state import of_one
 from syncalgos.engine.worker import Found, Worker
-from syncalgos.strategy import Replica
+from syncalgos.strategy import Replica, apply_reduce
 
 FORMS = VECTORIZED, SEQUENTIAL, MERGED = "vectorized", "sequential", "merged"
 OLD_NAMES = {"together": VECTORIZED, "in-turn": SEQUENTIAL, "joined": MERGED}
@@ -103,16 +102,16 @@ def choose(
         and layout.lanes > 1
         and several
         and introspection.rests(worker.strategy)
-        and not reduces(worker.strategy)
+        and keeps_gradients(worker, layout, own)
     )
-    to_trace = asked or may_pay or _takes_mean(worker)
+    to_trace = asked or may_pay or introspection.takes_mean(worker.strategy)
     if asked == VECTORIZED or not to_trace:
         return VECTORIZED  # whatever the loss is: no need to trace it
     one = _one(own, inputs)
     found = traits(worker, layout, one)
     against = {
         MERGED: _against_merging(worker, layout, found, own, replicated),
-        SEQUENTIAL: _against_sequences(worker, found),
+        SEQUENTIAL: _against_sequences(worker, layout, found, own),
     }
     if asked:
         if against[asked]:
@@ -176,10 +175,25 @@ def averages(worker: Worker, layout: Layout, one: One, large: One) -> bool:
     return is_mean(few, many, of_batch, layout.lanes)
 
 
-def _takes_mean(worker: Worker) -> bool:
-    """Whether the strategy's gradients are the mean over all workers."""
-    # Seen by its type: a mean written by hand is not.
-    return isinstance(worker.strategy.reduce, MeanOfGrads)
+def keeps_gradients(worker: Worker, layout: Layout, own: Own) -> bool:
+    """Whether the strategy hands gradients and its state on as they are.
+
+    Also one with a `reduce` of its own, where its trace shows that it does nothing.
+    """
+    if not introspection.reduces(worker.strategy):
+        return True
+    replica, sync = of_one(own)
+    # Else workers share the loss at each step, as they might share gradients.
+    if asks(worker.optimizer, replica, np.float32(0)):
+        return False
+
+    def reduce(grads, sync, replica, step):
+        return apply_reduce(worker.strategy, grads, replica, sync, step)
+
+    given = replica.params, sync, replica, np.int32(0)
+    jaxpr = _traced(reduce, layout, *given)[0].jaxpr
+    kept = zip(jaxpr.outvars, jaxpr.invars, strict=False)
+    return not jaxpr.effects and all(x is y for x, y in kept)
 
 
 def _keeps_metrics(worker: Worker, found: Traits) -> bool:
@@ -189,7 +203,7 @@ def _keeps_metrics(worker: Worker, found: Traits) -> bool:
 
 def _against_merging(worker, layout, found, own, replicated) -> str:
     """Why lanes' batches cannot be merged; empty if they can."""
-    if not _takes_mean(worker):
+    if not introspection.takes_mean(worker.strategy):
         return "the strategy does not take the mean of all gradients"
     if jax.tree.leaves(own.replica.buffers):
         return "each worker has buffers of its own"
@@ -205,9 +219,9 @@ def _against_merging(worker, layout, found, own, replicated) -> str:
     return ""
 
 
-def _against_sequences(worker, found) -> str:
+def _against_sequences(worker, layout, found, own) -> str:
     """Why lanes cannot run one after the other; empty if they can."""
-    if reduces(worker.strategy):
+    if not keeps_gradients(worker, layout, own):
         return "the strategy reduces gradients"
     if found.communicates:
         return "the loss or the inner optimizer talks to other workers"
@@ -241,10 +255,10 @@ def _one(own: Own, inputs: Inputs, lanes: int = 1) -> One:
     return One(key, of_one(own.replica), batches, shared.data)
 
 
-def _traced(program: Callable, layout: Layout, one: One) -> tuple[Any, PyTree]:
+def _traced(program: Callable, layout: Layout, *given: PyTree) -> tuple[Any, PyTree]:
     """The jaxpr of a worker's program, and the shapes of what it returns."""
     sizes = [*zip(WORKERS, layout.shape, strict=True)]
-    return jax.make_jaxpr(program, axis_env=sizes, return_shape=True)(one)
+    return jax.make_jaxpr(program, axis_env=sizes, return_shape=True)(*given)
 
 
 def _equations(jaxpr: Any) -> Iterator[Any]:
