@@ -245,6 +245,51 @@ def test_large_steps_are_sequential_and_small_ones_vectorized(lanes, expected):
     assert trainer.lane_form == expected
 
 
+def plain_functions(period):
+    """Model averaging by functions that no combinator made."""
+
+    def reduce(grads, replica, state, step):
+        return grads, state
+
+    def acts(step):
+        return (step + 1) % period == 0
+
+    def sync(replica, state, step):
+        def averaged():
+            return replica._replace(params=syncalgos.collectives.mean(replica.params))
+
+        return jax.lax.cond(acts(step), averaged, lambda: replica), state
+
+    def center(params, state):
+        return syncalgos.collectives.mean(params)
+
+    return syncalgos.Strategy(lambda params: (), reduce, sync, center, acts)
+
+
+def large(strategy, **options):
+    """Trains a model whose steps compute more than caches hold."""
+    trainer = make_trainer(strategy, 8, "vmap", **options)
+    rng = np.random.default_rng(0)
+    state = trainer.init({"w": np.zeros((150, 150)), "b": np.zeros(150)})
+    batch = {name: rng.normal(size=(4, 8, 150)) for name in "xy"}
+    state, _ = trainer.run(state, batch)
+    return trainer, state.replica.params
+
+
+def test_plain_functions_that_say_when_they_act_run_as_the_librarys():
+    trainer, params = large(plain_functions(2))
+    others, expected = large(syncalgos.model_averaging(2))
+    assert trainer.lane_form == others.lane_form == "sequential"
+    jax.tree.map(np.testing.assert_array_equal, params, expected)
+
+
+def test_plain_functions_without_that_are_vectorized():
+    silent, params = large(plain_functions(2)._replace(acts=None))
+    assert silent.lane_form == "vectorized"
+    _, expected = large(syncalgos.model_averaging(2), lane_form="vectorized")
+    jax.tree.map(np.testing.assert_array_equal, params, expected)
+
+
 @pytest.mark.parametrize(
     ("strategy", "form", "loss", "message"),
     [
