@@ -14,7 +14,7 @@ from syncalgos.engine.compiled import Compiled
 from syncalgos.engine.lanes import selection
 from syncalgos.engine.layout import DEVICES, Device, make_layout
 from syncalgos.engine.losses import Loss
-from syncalgos.engine.program import Model, Outputs, Own, Program, Shared
+from syncalgos.engine.program import Model, Own, Shared
 from syncalgos.engine.state import StepCount, TrainState, held_by, of_one, put_back
 from syncalgos.ledger.counting import Communication, counter
 from syncalgos.reducers.reducer import check_optimizer
@@ -22,7 +22,7 @@ from syncalgos.strategy import Replica, Strategy, check_params, check_strategy
 
 
 class DataParallel:
-    """Trains one model on many workers that agree as the strategy says.
+    """Trains one model on many workers, whose replicas a strategy keeps in agreement.
 
     Worker w trains on the w-th contiguous slice of each global batch, so all strategies
     and any number of workers see the same data.
@@ -32,25 +32,24 @@ class DataParallel:
             its batch; metrics is a dict, to which "loss" is added. The key differs
             between workers and steps. `stateless` lifts a plain loss.
         optimizer: the inner optimizer, any optax GradientTransformation. One with extra
-            arguments gets the loss as `value`: the worker's own, or where the strategy
-            reduces gradients the mean over the workers.
-        strategy: how the replicas agree, such as `bmuf()`.
+            arguments gets the loss as `value`: the worker's own, or the mean over the
+            workers if the strategy reduces gradients.
+        strategy: the synchronization algorithm, such as `bmuf()`.
         workers: their number, at least 1.
         backend: pmap, shard_map, or vmap (one device). All give the same numbers.
         devices: devices or indices into `jax.devices()`, any subset in any order, which
             must divide the workers; None takes the largest number that does.
         eval_loss: the loss for `evaluate` where it differs (no dropout, running batch
             statistics); None means `loss`.
-        accumulate: microbatches into which a worker's part of each batch is cut, one
-            after the other, to save memory. Gradients and metrics are the means over
-            them; buffers go from one to the next; microbatch i draws from
-            fold_in(key, i). Evaluation is not cut.
-        sharded: which leaves of params are tables of which each worker holds its rows
-            (see `lookup`): a tree of booleans like params, or one for whole subtrees;
-            or params -> such a tree. The strategy neither sees nor sends them, nor
-            their rows in opt_state. The inner optimizer sees a worker's rows alone:
-            norms over a leaf, such as clipping takes, are over those.
-        lanes: workers of a device; devices=None then takes as many as that needs.
+        accumulate: microbatches of a worker's part of each batch, computed one after
+            the other to save memory. Gradients and metrics are the means over them;
+            buffers go from one to the next; microbatch i draws from fold_in(key, i).
+            Evaluation has none.
+        sharded: which leaves of params are tables sharded by rows over the workers (see
+            `lookup`): a tree of booleans, or params -> such a tree. The strategy does
+            not see them, nor their rows in opt_state. The inner optimizer sees a
+            worker's rows alone: norms, such as those of clipping, are over those.
+        lanes: workers of a device; devices=None then takes as many devices as needed.
         lane_form: how a device runs its lanes (see `syncalgos.engine.lanes`):
             "vectorized", "sequential" or "merged"; the old spellings "together",
             "in-turn" and "joined" are accepted. All give the same numbers up to
@@ -69,7 +68,7 @@ class DataParallel:
     calls the same methods in the same order, with its contiguous part of each batch.
 
     Raises:
-        ValueError: what is unknown, out of range, or does not divide.
+        ValueError: an argument that is unknown, out of range, or does not divide.
     """
 
     def __init__(
@@ -132,7 +131,7 @@ class DataParallel:
         Args:
             params: one plain model, a pytree of float arrays.
             buffers: such as batch statistics; of typed keys each worker gets its own.
-            seed: what dropout and the like are drawn from.
+            seed: from which the loss's keys are made, for dropout and the like.
 
         Raises:
             ValueError: a leaf of params that is no float array, a sharded one whose
@@ -159,7 +158,7 @@ class DataParallel:
         dispatches of one step compile without a loop, and may differ in rounding.
 
         Args:
-            state: what `init` or the last `run` returned; its buffers are given up.
+            state: from `init` or the last `run`; its buffers are given up.
             batches: leaves (steps, global_batch, ...); or, with data, integer rows of
                 it, (steps, global_batch). In several processes, this one's part.
             data: arrays on the devices, from `place`; a batch is then arrays[rows].
@@ -176,7 +175,8 @@ class DataParallel:
         arguments.check_kind("state", state, TrainState)
         done = self._steps.after(state.step, len(jax.tree.leaves(batches)[0]))
         shared = Shared(state.step, state.key, data)
-        own, (step, metrics) = self._on(worker.RUN, state, shared, batches)
+        found = self._compiled.of_state(worker.RUN, state.own, shared, batches)
+        own, (step, metrics) = found
         self._steps.note(step, done)
         return TrainState(*own, step, state.key), metrics
 
@@ -191,15 +191,13 @@ class DataParallel:
             data: as in `run`.
 
         Returns:
-            Metrics with leaves (steps, ...), as from `run`.
-
-        Raises:
-            ValueError: as `run`.
+            Metrics with leaves (steps, ...), as from `run`; it raises errors as `run`.
         """
         batches = self._cut(batches, data, accumulate=1)
         arguments.check_kind("state", state, TrainState)
         shared = Shared(key=state.key, data=data)
-        return self._on(worker.EVALUATE, state, shared, batches).common
+        program = worker.EVALUATE
+        return self._compiled.of_state(program, state.own, shared, batches).common
 
     def center(self, state: TrainState) -> Replica:
         """The model to evaluate and ship: one plain replica without worker axes.
@@ -210,14 +208,13 @@ class DataParallel:
             mean of the buffers.
         """
         arguments.check_kind("state", state, TrainState)
-        center = self._on(worker.CENTER, state, Shared()).common
-        return jax.device_put(center, self.layout.own_devices[0])
+        found = self._compiled.of_state(worker.CENTER, state.own, Shared())
+        return jax.device_put(found.common, self.layout.own_devices[0])
 
     def divergence(self, state: TrainState) -> float:
-        """How far the replicas are apart.
+        """The root mean square over workers of a replica's distance to their mean.
 
-        The root mean square over workers of the distance, a 2-norm over all params but
-        sharded ones, of a replica's params to their mean.
+        The distance is a 2-norm over all params but sharded ones.
         """
         # A strategy's state is not looked at, and would only be passed along.
         own = Own(Replica(state.replica.params))
@@ -230,15 +227,15 @@ class DataParallel:
         workers: int | None = None,
         taken: ArrayLike | None = None,
     ) -> Communication:
-        """What each worker sends, as `syncalgos.communication` counts it.
+        """Counts the bytes that each worker sends, as `syncalgos.communication` does.
 
         A state knows the shapes of opt_state, which may be sent too. A loss that
-        workers share for the optimizer is counted, what it sends by `lookup` is not.
+        workers share for the optimizer is counted, and `lookup` in a loss is not.
 
         Args:
             state: of this trainer.
             steps: local steps.
-            workers: as if there were so many; None means the trainer's.
+            workers: a number of workers to count for; None means the trainer's.
             taken: metrics["decided"] of these steps, where there are decisions.
 
         Raises:
@@ -279,10 +276,10 @@ class DataParallel:
         return held_by(self.layout, state)
 
     def from_host(self, held: TrainState) -> TrainState:
-        """Puts back what `to_host` gave, here or on another layout of as many workers.
+        """Puts the result of `to_host` back, on any layout of as many workers.
 
         Args:
-            held: those of `layout.own_workers`.
+            held: the workers of `layout.own_workers`.
 
         Raises:
             ValueError: a leaf of another number of workers, or a step below 0 or above
@@ -292,14 +289,8 @@ class DataParallel:
         arguments.check_workers(held, len(self.layout.own_workers))
         arguments.check_step(int(held.step))
         state = put_back(self.layout, held)
-        on_host = Own(held.replica, held.sync)
-        self._compiled.put_back(Own(state.replica, state.sync), on_host)
+        self._compiled.put_back(state.own, held.own)
         return state
-
-    def _on(self, program: Program, state: TrainState, *inputs: PyTree) -> Outputs:
-        """Runs a program on a state; inputs: shared, and batches."""
-        own = Own(state.replica, state.sync)
-        return self._compiled.of_state(program, own, *inputs)
 
     def _cut(self, batches: PyTree, data: PyTree | None, accumulate: int) -> PyTree:
         """Checks batches and cuts them to (steps, devices, lanes, batch, ...)."""

@@ -1,7 +1,8 @@
 """Tables sharded by rows over the workers: each holds its rows, all read all of them.
 
-Caffe2's non-parallel parameters: of a large embedding there is one copy, and not one on
-each worker. A loss reads it by `lookup`; `DataParallel(…, sharded=…)` keeps the parts.
+Caffe2 calls them non-parallel parameters: a large embedding has one copy in all, and
+not one a worker. A loss reads it by `lookup`; `DataParallel(…, sharded=…)` keeps the
+parts.
 """
 
 from collections.abc import Callable
@@ -26,9 +27,9 @@ Mask = PyTree | Callable[[PyTree], PyTree]
 def lookup(part: jax.Array, ids: Any, axis: Axis = WORKERS) -> jax.Array:
     """The rows of a sharded table that this worker asks for, bit for bit `table[ids]`.
 
-    All workers must call it, with as many ids. Each gathers the others' ids, reads the
-    rows that it owns, and sends them back: (N-1) · (4 + bytes of a row) per id, and as
-    many for the gradient.
+    All workers must call it, with as many ids each. A worker gathers the others' ids,
+    reads the rows that it owns, and sends them back: (N-1) · (4 + bytes of a row) bytes
+    an id, and as many for the gradient.
 
     Args:
         part: this worker's rows of a table of V, (V/N, …) floats: worker w of N holds
@@ -38,9 +39,9 @@ def lookup(part: jax.Array, ids: Any, axis: Axis = WORKERS) -> jax.Array:
         axis: the mapped axis or axes over which the workers lie.
 
     Returns:
-        The rows, (*S, …). The gradient with respect to `part` is that of the mean over
-        the workers of their losses: nothing is left to reduce, and the inner optimizer
-        makes the step of synchronous SGD. It has a reverse mode only.
+        The rows, (*S, …). The gradient with respect to `part` is that of the mean of
+        all workers' losses: nothing is left to reduce, and the inner optimizer takes
+        the step of synchronous SGD. There is a reverse mode only.
 
     Raises:
         ValueError: a part that is no float array with rows, ids that are no integers.
@@ -87,7 +88,7 @@ _lookup.defvjp(_forward, _backward)
 
 
 def _own_rows(ids: jax.Array, size: int, axis: Axis) -> jax.Array:
-    """Where a part of so many rows has these of the table; behind it, if nowhere."""
+    """Indices of rows of the table in this worker's part; `size` for those outside."""
     local = ids - size * collectives.index(axis)
     return jnp.where((local >= 0) & (local < size), local, size)
 
@@ -165,7 +166,7 @@ def _changed(sharded: Mask | None, change: Callable, *trees: PyTree) -> PyTree:
 
 
 def replicated(sharded: Mask | None, params: PyTree) -> list[Any]:
-    """The leaves that are not sharded: of which each worker holds a replica."""
+    """The leaves that are not sharded; each worker holds a replica of them."""
     pairs = zip(flags(sharded, params), jax.tree.leaves(params), strict=True)
     return [x for own, x in pairs if not own]
 
@@ -211,7 +212,7 @@ def beside(
 def _of_rows(
     optimizer: optax.GradientTransformation, which: list[bool], params: PyTree
 ) -> list[bool]:
-    """Which leaves of opt_state hold rows: their shapes follow those of the tables."""
+    """Which leaves of opt_state hold rows: their shapes change with those of tables."""
 
     def shapes(more: int) -> list[tuple[int, ...]]:
         leaves, form = jax.tree.flatten(params)

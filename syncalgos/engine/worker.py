@@ -122,12 +122,16 @@ class Worker(NamedTuple):
         stepped = Replica(*stepped, found.buffers)
         return require_same("a local step", "replica", replica, stepped)
 
-    def alone(self, replica, batch, shared: Shared, step, me) -> tuple[Replica, PyTree]:
-        """A local step where the strategy keeps gradients: the replica and metrics."""
+    def local_step(
+        self, own: Own, batch, shared: Shared, step, me, reduce=apply_reduce
+    ) -> tuple[Own, PyTree]:
+        """Takes a local step, up to the sync; returns metrics, too."""
         key = _draw(shared.key, step, me)
-        found = self.gradients(replica, batch, key, shared.data, me)
-        loss = self.optimizer_loss(replica, found.metrics["loss"])
-        return self.updated(replica, found, loss), found.metrics
+        found = self.gradients(own.replica, batch, key, shared.data, me)
+        loss = self.optimizer_loss(own.replica, found.metrics["loss"])
+        grads, sync = reduce(self.strategy, found.grads, *own, step)
+        found = found._replace(grads=grads)
+        return Own(self.updated(own.replica, found, loss), sync), found.metrics
 
     def model(self, own: Own) -> Replica:
         """The strategy's center with this worker's tables, and the mean of buffers."""
@@ -165,14 +169,10 @@ def run(worker: Worker, own: Own, inputs: Inputs) -> Outputs:
     me = collectives.index()
 
     def local_step(carry, batch):
-        (replica, sync), step = carry
-        key = _draw(shared.key, step, me)
-        found = worker.gradients(replica, batch, key, shared.data, me)
-        loss = worker.optimizer_loss(replica, found.metrics["loss"])
-        grads, sync = apply_reduce(worker.strategy, found.grads, replica, sync, step)
-        stepped = worker.updated(replica, found._replace(grads=grads), loss)
-        own = Own(*apply_sync(worker.strategy, stepped, sync, step))
-        metrics = {**found.metrics, **decided.noted(own.sync, step)}
+        own, step = carry
+        own, metrics = worker.local_step(own, batch, shared, step, me)
+        own = Own(*apply_sync(worker.strategy, *own, step))
+        metrics = {**metrics, **decided.noted(own.sync, step)}
         # Averaged over the lanes in each step: over all steps at once, the order of
         # summation would depend on how many they are, and so would the bits.
         return (own, step + 1), collectives.mean(metrics, LANES)

@@ -117,11 +117,12 @@ def _lane_steps(worker, lanes, inputs, device, start, end, lane, carry):
     def local_step(i, carry):
         replica, totals = carry
         batch = jax.tree.map(lambda x: x[i, lane], batches)
-        replica, metrics = worker.alone(
-            replica, batch, shared, shared.step + i, device * lanes + lane
-        )
+        step, me = shared.step + i, device * lanes + lane
+        own = Own(replica)
+        own, metrics = worker.local_step(own, batch, shared, step, me, _kept)
         # Lane by lane, so that a sum does not depend on how many steps there are.
-        return replica, jax.tree.map(lambda t, m: t.at[i].add(m), totals, metrics)
+        totals = jax.tree.map(lambda t, m: t.at[i].add(m), totals, metrics)
+        return own.replica, totals
 
     def put(x, mine):
         return lax.dynamic_update_index_in_dim(x, mine, lane, 0)
@@ -130,6 +131,11 @@ def _lane_steps(worker, lanes, inputs, device, start, end, lane, carry):
     mine = jax.tree.map(lambda x: x[lane], replicas)
     mine, totals = lax.fori_loop(start, end, local_step, (mine, totals))
     return jax.tree.map(put, replicas, mine), totals
+
+
+def _kept(strategy, grads, replica, sync, step):
+    """A reduce that is known to keep gradients: lanes share nothing between syncs."""
+    return grads, sync
 
 
 def _synced(worker: Worker, lanes: int, axes: Own, own: Own, step: jax.Array) -> Own:
