@@ -147,7 +147,7 @@ class DataParallel:
         key = jax.random.fold_in(jax.random.key(seed), 0x6C6F7373)
         with arguments.explained_axis():
             own, first = self._compiled.start(numbers, Model(params, buffers, key))
-        return TrainState(*own, first.step, first.key)
+        return TrainState(own.replica, own.sync, first.step, first.key)
 
     def run(
         self, state: TrainState, batches: PyTree, data: PyTree | None = None
@@ -178,7 +178,7 @@ class DataParallel:
         found = self._compiled.of_state(worker.RUN, state.own, shared, batches)
         own, (step, metrics) = found
         self._steps.note(step, done)
-        return TrainState(*own, step, state.key), metrics
+        return TrainState(own.replica, own.sync, step, state.key), metrics
 
     def evaluate(
         self, state: TrainState, batches: PyTree, data: PyTree | None = None

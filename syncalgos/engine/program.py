@@ -38,9 +38,9 @@ class Shared(NamedTuple):
             examples themselves.
     """
 
-    step: jax.Array | None = None
-    key: jax.Array | None = None
-    data: PyTree | None = None
+    step: Any = None
+    key: Any = None
+    data: PyTree = None
 
 
 class Inputs(NamedTuple):
