@@ -96,38 +96,62 @@ def choose(
     Raises:
         Unfit: a form that this loss or this strategy cannot take, and why.
     """
-    several = jax.tree.leaves(inputs.batches)[0].shape[0] > 1
+    if asked == VECTORIZED:
+        return asked
     may_pay = (
         layout.devices[0].platform == "cpu"
         and layout.lanes > 1
-        and several
+        and jax.tree.leaves(inputs.batches)[0].shape[0] > 1
         and introspection.rests(worker.strategy)
-        and keeps_gradients(worker, layout, own)
     )
-    to_trace = asked or may_pay or introspection.takes_mean(worker.strategy)
-    if asked == VECTORIZED or not to_trace:
+    wanted = asked == SEQUENTIAL or (asked is None and may_pay)
+    keeps = wanted and keeps_gradients(worker, layout, own)
+    if not (asked or keeps or introspection.takes_mean(worker.strategy)):
         return VECTORIZED  # whatever the loss is: no need to trace it
     one = _one(own, inputs)
     found = traits(worker, layout, one)
-    against = {
-        MERGED: _against_merging(worker, layout, found, own, replicated),
-        SEQUENTIAL: _against_sequences(worker, layout, found, own),
-    }
+    leaves = len(jax.tree.leaves(own.replica))
+    identical = replicated is not None and all(replicated[:leaves])
+    against = _against(worker, found, keeps, own, layout.lanes == 1 or identical)
+    if asked and (why := against[asked]):
+        raise Unfit(f"lanes cannot run {asked}: {why}")
     if asked:
-        if against[asked]:
-            raise Unfit(f"lanes cannot run {asked}: {against[asked]}")
         return asked
-    if not against[MERGED] and _keeps_metrics(worker, found):
-        large = _one(own, inputs, layout.lanes)
-        if averages(worker, layout, one, large):
-            return MERGED
+    known = is_per_example(worker.loss) or not (found.reports or worker.each)
+    large = _one(own, inputs, layout.lanes)
+    if not against[MERGED] and known and averages(worker, layout, one, large):
+        return MERGED
     pays = (
-        may_pay
+        keeps
         and found.bytes > SMALL
         and found.bytes * layout.lanes > CACHED
         and not found.convolves
     )
     return SEQUENTIAL if pays and not against[SEQUENTIAL] else VECTORIZED
+
+
+def _against(
+    worker: Worker, found: Traits, keeps: bool, own: Own, identical: bool
+) -> dict[str, str]:
+    """By form, why lanes cannot run so; empty if they can."""
+    takes_mean = introspection.takes_mean(worker.strategy)
+    has_buffers = bool(jax.tree.leaves(own.replica.buffers))
+    # Where the loss draws or communicates, a worker's own batch matters.
+    talks = found.communicates, "the loss or the inner optimizer talks to other workers"
+    reasons = {
+        MERGED: [
+            (not takes_mean, "the strategy does not take the mean of all gradients"),
+            (has_buffers, "each worker has buffers of its own"),
+            (found.draws, "the loss draws from each worker's own key"),
+            talks,
+            (not identical, "the replicas are not known to be identical"),
+        ],
+        SEQUENTIAL: [(not keeps, "the strategy reduces gradients"), talks],
+    }
+    return {
+        form: next((why for holds, why in pairs if holds), "")
+        for form, pairs in reasons.items()
+    }
 
 
 def traits(worker: Worker, layout: Layout, one: One) -> Traits:
@@ -182,6 +206,8 @@ def keeps_gradients(worker: Worker, layout: Layout, own: Own) -> bool:
     """
     if not introspection.reduces(worker.strategy):
         return True
+    if introspection.takes_mean(worker.strategy):
+        return False  # no need to trace it
     replica, sync = of_one(own)
     # Else workers share the loss at each step, as they might share gradients.
     if asks(worker.optimizer, replica, np.float32(0)):
@@ -194,38 +220,6 @@ def keeps_gradients(worker: Worker, layout: Layout, own: Own) -> bool:
     jaxpr = _traced(reduce, layout, *given)[0].jaxpr
     kept = zip(jaxpr.outvars, jaxpr.invars, strict=False)
     return not jaxpr.effects and all(x is y for x, y in kept)
-
-
-def _keeps_metrics(worker: Worker, found: Traits) -> bool:
-    """Whether merged lanes report the same metrics."""
-    return is_per_example(worker.loss) or not (found.reports or worker.each)
-
-
-def _against_merging(worker, layout, found, own, replicated) -> str:
-    """Why lanes' batches cannot be merged; empty if they can."""
-    if not introspection.takes_mean(worker.strategy):
-        return "the strategy does not take the mean of all gradients"
-    if jax.tree.leaves(own.replica.buffers):
-        return "each worker has buffers of its own"
-    # Where the loss draws or communicates, a worker's own batch matters.
-    if found.draws:
-        return "the loss draws from each worker's own key"
-    if found.communicates:
-        return "the loss or the inner optimizer talks to other workers"
-    leaves = len(jax.tree.leaves(own.replica))
-    identical = replicated is not None and all(replicated[:leaves])
-    if layout.lanes > 1 and not identical:
-        return "the replicas are not known to be identical"
-    return ""
-
-
-def _against_sequences(worker, layout, found, own) -> str:
-    """Why lanes cannot run one after the other; empty if they can."""
-    if not keeps_gradients(worker, layout, own):
-        return "the strategy reduces gradients"
-    if found.communicates:
-        return "the loss or the inner optimizer talks to other workers"
-    return ""
 
 
 def _communicates(worker: Worker, one: One) -> bool:
