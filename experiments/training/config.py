@@ -180,7 +180,7 @@ WORKERS = [
         str,
         "how a device runs them",
         otherwise="the fastest",
-        choices=("together", "in-turn", "joined"),
+        choices=("vectorized", "sequential", "merged"),
     ),
     Setting(
         "sync-until", whole, "train synchronously for this many steps first", 0, least=0
