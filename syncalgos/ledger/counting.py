@@ -140,7 +140,7 @@ def _trace(strategy: Strategy, replica: Replica, sizes: dict[str, int]):
     trace = {"axis_env": list(sizes.items()), "return_shape": True}
 
     def program(step, replica, state):
-        known = decided.found(state)
+        known = decided.found(state).values()
         _, state = apply_reduce(strategy, replica.params, replica, state, step)
         # A phase that begins with a new state must not lose the known decisions.
         return apply_sync(strategy, replica, decided.put(state, known), step)
@@ -150,7 +150,7 @@ def _trace(strategy: Strategy, replica: Replica, sizes: dict[str, int]):
         _, state = jax.make_jaxpr(strategy.init, **trace)(replica.params)
         jaxpr, _ = jax.make_jaxpr(program, **trace)(step, replica, state)
         before = 1 + len(jax.tree.leaves(replica))
-        return jaxpr, [before + place for place in decided.places(state)]
+        return jaxpr, [before + place for place in decided.found(state)]
     except NameError as error:  # of jax, for an axis that is not mapped
         raise ValueError(
             f"communication: {error}; name the axis that the strategy was made for, "
