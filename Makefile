@@ -1,4 +1,4 @@
-.PHONY: check lint fast slow format bench
+.PHONY: check lint fast slow format bench structure
 
 check: lint
 	python -m pytest -n 2 --dist loadfile
@@ -20,3 +20,6 @@ format:
 
 bench:
 	python -m benchmarks.yardstick
+
+structure:
+	python tests/support/structure.py

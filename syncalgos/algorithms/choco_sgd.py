@@ -71,7 +71,8 @@ def choco_sgd(
     def mix(x, known, apart):
         chosen = largest(x.astype(known.dtype) - known, density)
         around = [collectives.shift(chosen, by, axis) for by in (-1, 1)]
-        q, left, right = (placed(*sent, known) for sent in (chosen, *around))
+        sent = (chosen, *around)
+        q, left, right = (placed(values, indices, known) for values, indices in sent)
         known, apart = known + q, apart + ((left - q) + (right - q)) / 3
         return (x + gamma * apart).astype(x.dtype), known, apart
 

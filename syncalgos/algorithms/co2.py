@@ -82,10 +82,10 @@ def co2(
     def init(params):
         return MomentumState(jax.tree.map(jnp.zeros_like, params))
 
-    def update(arrived, state, params=None):  # G
-        scale = gap(arrived, state.momentum)
+    def update(updates, state, params=None):  # what has arrived, G
+        scale = gap(updates, state.momentum)
         momentum = jax.tree.map(
-            lambda m, g: beta * m + g / scale, state.momentum, arrived
+            lambda m, g: beta * m + g / scale, state.momentum, updates
         )
         return step_along(momentum), MomentumState(momentum)
 

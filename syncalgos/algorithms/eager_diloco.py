@@ -66,8 +66,8 @@ def eager_diloco(
     outer = nesterov_sgd("eager_diloco", outer_lr, outer_momentum)
 
     def init(params):
-        anchor, none = widen(params), zeros(params)
-        return EagerState(anchor, outer.init(anchor), none, none)
+        anchor, zero = widen(params), zeros(params)
+        return EagerState(anchor, outer.init(anchor), zero, zero)
 
     def sync(replica, state, step):
         workers = collectives.size(axis)

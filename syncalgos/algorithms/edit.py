@@ -62,6 +62,7 @@ def edit(
         A Strategy. State: the anchor and m, shaped like params, at least float32,
         identical on all workers; three numbers per leaf, each worker's own. A sync
         sends params once and gathers a norm per leaf. The center is the anchor.
+        opt_state and buffers stay local.
 
     Raises:
         ValueError: a parameter outside its range.

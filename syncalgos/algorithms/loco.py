@@ -45,6 +45,6 @@ def loco(
     Source: Xie, Lin, Toh and Zhou, "LoCo: low-bit communication adaptor for large-scale
     model training", TPAMI 2025 (2024).
     """
-    # Errors are float32, in DeepSpeed 8 bits. The second rounding is that of the mean on
-    # its way to all; DeepSpeed sums inside a node before it rounds.
+    # Errors are float32, in DeepSpeed 8 bits. The second rounding is that of the mean
+    # on its way to all; DeepSpeed sums inside a node before it rounds.
     return reduce_with(reducers.low_bit(bits, beta, reset_period, axis), axis)

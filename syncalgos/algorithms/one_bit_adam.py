@@ -70,9 +70,9 @@ def one_bit_adam(
     most = (1 - b1) / ((1 - b2) * (1 - b1**2 / b2)) ** 0.5 if b1**2 < b2 else jnp.inf
 
     def init(params):
-        none = zeros(params)
-        parts = jax.tree.map(lambda x: hops.in_parts(x, axis)[0], none)
-        return OneBitAdamState(none, none, none, parts)
+        zero = zeros(params)
+        parts = jax.tree.map(lambda x: hops.in_parts(x, axis)[0], zero)
+        return OneBitAdamState(zero, zero, zero, parts)
 
     def adam(grads, state):
         def leaf(g, m, v):

@@ -68,8 +68,8 @@ def scaffold(
     rate = checks.learning_rate("scaffold", learning_rate)
 
     def init(params):
-        none = zeros(params)
-        return ScaffoldState(widen(params), none, none, jnp.zeros_like(rate(0)))
+        zero = zeros(params)
+        return ScaffoldState(widen(params), zero, zero, jnp.zeros_like(rate(0)))
 
     def reduce(grads, replica, state, step):
         corrected = jax.tree.map(
@@ -91,7 +91,7 @@ def scaffold(
         change = jax.tree.map(jnp.subtract, own, state.own)
         mean, mean_change = collectives.mean((params, change), axis)
         control = jax.tree.map(jnp.add, state.control, mean_change)
-        replica, none = restart(replica, mean), jnp.zeros_like(state.distance)
-        return replica, ScaffoldState(widen(replica.params), control, own, none)
+        replica, zero = restart(replica, mean), jnp.zeros_like(state.distance)
+        return replica, ScaffoldState(widen(replica.params), control, own, zero)
 
     return sync_every(period, Strategy(init, reduce, sync, MeanCenter(axis)))

@@ -93,7 +93,8 @@ def slowmo(
         start = narrow(state.anchor, replica.params)
         mean = collectives.mean(widen(replica.params), axis)
         new = SlowMoState(*over_leaves(slow_step, 2, *state, start, mean))
-        new = narrow(new, state)  # the learning rate may be of a wider dtype
+        # The learning rate may be of a wider dtype.
+        new = narrow(new, state)
         return restart(replica, new.anchor), new
 
     return every(period, Strategy(init, sync=sync, center=shipped("anchor")))

@@ -1,7 +1,8 @@
-"""How values are combined over the workers: optax GradientTransformations.
+"""Combine values over the workers: optax GradientTransformations.
 
-A reducer takes one worker's tree and returns the combined tree, equal on all workers.
-It serves gradients (`reduce_with`) and outer deltas (`outer_step`) alike.
+A reducer takes one worker's tree and returns the combined tree, identical on all
+workers. It serves gradients (`reduce_with`), params (`average`) and outer gradients
+(`outer_step`) alike.
 """
 
 from syncalgos.reducers.chunks import chunked_top_k as chunked_top_k

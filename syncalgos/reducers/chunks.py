@@ -13,7 +13,8 @@ from syncalgos.reducers import dense, hops, stacking
 from syncalgos.reducers.reducer import Reducer, leafwise, share_of
 from syncalgos.reducers.stacking import Stacked
 
-SIGMAS = 6  # of the values, which the bins cover
+# The bins cover so many standard deviations of the values, as in the authors' code.
+SIGMAS = 6
 
 
 def chunked_top_k(
@@ -25,25 +26,30 @@ def chunked_top_k(
 ) -> Reducer:
     """The mean of each worker's largest entries, chunk by chunk; others count as 0.
 
-    A leaf is cut, in order, into the fewest chunks of at most `chunk` entries, equal
-    but for zeros behind the last. With L = 2^bits bins over six standard deviations σ
-    of a leaf's chosen values v, each is sent as the number of its bin and read as the
-    mean of the values in it, of which there is a table:
+    A leaf is cut, in order, into the fewest chunks of at most `chunk` entries, all of
+    one size; zeros fill the last. With L = 2^bits bins over six standard deviations σ
+    of a leaf's chosen values v, a value is sent as the number of its bin. It is read as
+    the mean of the values in that bin, from a table:
 
         b = min(L - 1, max(0, round((v - mean(v)) L / 6σ + L / 2)))
-
-    Each worker gathers the others' indices, 12 bits each in chunks of at most 4,096
-    entries (16 or 32 in larger ones), bits and tables: (N-1) · 14 bits per entry with
-    the defaults. Leaves of no more values than bins send the values.
 
     Args:
         density: the share of a chunk's entries that is sent, rounded up; above 0, at
             most 1.
-        bits: 8, 4 or 2 per value; None sends values whole.
-        chunk: the most entries that compete with each other, at least 1.
+        bits: 8, 4 or 2 bits per value; None sends values whole.
+        chunk: the largest chunk, at least 1 entry.
         stacked: which leaves hold several layers, each cut and tabled by itself (see
             `Stacked`).
         axis: the mapped axis or axes over which the workers lie.
+
+    Returns:
+        A Reducer. No state. Each worker gathers the others' indices, bins and tables:
+        (N-1) · 14 bits per sent entry with the defaults. Indices take 12 bits in chunks
+        of at most 4,096 entries, 16 or 32 in larger ones. A leaf with no more values
+        than bins sends the values.
+
+    Raises:
+        ValueError: a parameter outside its range.
 
     Source: Sarfi et al., "SparseLoCo", 2025; bins and table as in the authors' code.
     """
@@ -59,6 +65,7 @@ def chunked_top_k(
         flat = jnp.pad(x.reshape(-1), (0, count * length - x.size))
         chunks = flat.reshape(count, length)
         most = share_of(density, length)
+        # Ties go to the first: alike on every backend, as lax.top_k is stable.
         _, chosen = jax.lax.top_k(jnp.abs(chunks), most)  # (chunks, most)
         values = jnp.take_along_axis(chunks, chosen, axis=1).reshape(-1)
         code = _pack_indices(chosen.reshape(-1), length), encode(bits, values)
@@ -67,10 +74,11 @@ def chunked_top_k(
             indices = _unpack_indices(code[0], length, count * most)
             return indices.reshape(chosen.shape), decode(bits, code[1], chosen.shape)
 
+        # Added and not set: two workers may have sent the same entry.
         def spread(indices, values):
-            none = jnp.zeros(chunks.shape, wide_dtype(x.dtype))
+            zeros = jnp.zeros(chunks.shape, wide_dtype(x.dtype))
             rows = jnp.arange(count)[:, None]
-            total = none.at[rows, indices].add(widen(values))
+            total = zeros.at[rows, indices].add(widen(values))
             return total.reshape(-1)[: x.size].reshape(x.shape)
 
         every = jax.vmap(read)(collectives.gather(code, axis))
@@ -93,17 +101,19 @@ def _unpack_indices(packed: jax.Array, length: int, count: int) -> jax.Array:
 
 
 def encode(bits: int | None, values: jax.Array) -> tuple[jax.Array, ...]:
-    """A vector as its bins, packed, and their table; or, if no longer, as it is."""
+    """Codes a vector as its bins, packed, and their table; a short one as it is."""
+    # A table would be longer than the values.
     if bits is None or values.size <= 2**bits:
         return (values,)
     bins, values = 2**bits, widen(values)
     centred = values - jnp.mean(values)
+    # All values alike have no spread: any width puts them into the middle bin.
     width = SIGMAS / bins * jnp.std(values, ddof=1)
     scaled = jnp.round(centred / jnp.where(width > 0, width, 1) + bins / 2)
     number = jnp.clip(scaled, 0, bins - 1).astype(jnp.uint8)
-    none = jnp.zeros(bins, values.dtype)
-    table = none.at[number].add(values) / jnp.maximum(none.at[number].add(1), 1)
-    # What is not finite has no bin, and must show.
+    zeros = jnp.zeros(bins, values.dtype)
+    table = zeros.at[number].add(values) / jnp.maximum(zeros.at[number].add(1), 1)
+    # NaN and infinity have no bin. A table of NaN keeps them visible.
     table = jnp.where(jnp.all(jnp.isfinite(values)), table, jnp.nan)
     return hops.pack(number, bits), table
 
@@ -111,7 +121,7 @@ def encode(bits: int | None, values: jax.Array) -> tuple[jax.Array, ...]:
 def decode(
     bits: int | None, code: tuple[jax.Array, ...], shape: tuple[int, ...]
 ) -> jax.Array:
-    """The values that `encode` made a code of."""
+    """Reads the values from a code of `encode`."""
     if len(code) == 1:
         return code[0].reshape(shape)
     assert bits is not None

@@ -1,4 +1,4 @@
-"""The discrete cosine transform of an array, chunk by chunk."""
+"""The discrete cosine transform of an array, chunk by chunk, and what DeMo sends."""
 
 from collections.abc import Callable
 
@@ -16,11 +16,11 @@ from syncalgos.reducers.stacking import Stacked
 def components(
     x: jax.Array, longest: int
 ) -> tuple[jax.Array, Callable[[jax.Array], jax.Array]]:
-    """The orthonormal cosine components (type II) of each chunk, and the way back.
+    """Returns each chunk's orthonormal cosine components (type II), and an inverse.
 
     Args:
-        x: an array that is not empty. One of more than two axes is the matrix (all axes
-            but the last, the last).
+        x: an array that is not empty; one of more than two axes is taken as the matrix
+            (all axes but the last, the last).
         longest: the longest side of a chunk (see `side`).
 
     Returns:
@@ -62,41 +62,46 @@ def largest_components(
 ) -> Reducer:
     """The mean of each chunk's largest components, over the workers that sent them.
 
-    Each worker gathers the others' values and 16-bit indices. Chunks of which all
-    components would be sent are averaged.
-
     Args:
         chunk: the longest side of a chunk, at least 1 (see `side`).
         count: components of a chunk that are sent, at least 1.
-        stacked: which leaves hold several layers (see `Stacked`).
+        stacked: which leaves hold several layers, each cut by itself (see `Stacked`).
         axis: the mapped axis or axes over which the workers lie.
+
+    Returns:
+        A Reducer. No state. Each worker gathers the others' values and their indices,
+        of 16 bits. Leaves whose chunks have at most `count` components are averaged.
 
     Source: Peng, Quesnelle and Kingma, "DeMo", 2024, algorithm 1.
     """
 
     def combine(x):
         parts, back = components(x, chunk)  # (chunks, components)
+        # All are sent, which needs no index.
         if parts.shape[1] <= count:
             return collectives.mean(x, axis), x
         _, chosen = jax.lax.top_k(jnp.abs(parts), count)
         q = jnp.take_along_axis(parts, chosen, axis=1)  # (chunks, count)
         short = chosen.astype(hops.index_dtype(parts.shape[1]))
         indices, values = collectives.gather((short, q), axis)
-        rows, none = jnp.arange(len(parts))[:, None], jnp.zeros_like(parts)
+        rows, zeros = jnp.arange(len(parts))[:, None], jnp.zeros_like(parts)
         places = rows, indices.astype(jnp.int32)  # (workers, chunks, count)
-        senders = none.at[places].add(1.0)
-        mean = none.at[places].add(values) / jnp.maximum(senders, 1)
-        return back(mean), back(none.at[rows, chosen].set(q))
+        # As in the authors' code. A mean over all workers, which the SparseLoCo paper
+        # has, would keep error feedback exact.
+        senders = zeros.at[places].add(1.0)
+        mean = zeros.at[places].add(values) / jnp.maximum(senders, 1)
+        return back(mean), back(zeros.at[rows, chosen].set(q))
 
     return leafwise(combine, stacked)
 
 
 def side(length: int, longest: int) -> int:
-    """Of the parts that an axis is cut into: its largest divisor up to the longest.
+    """The length of the parts that an axis is cut into, at most the longest.
 
-    Where that is below a quarter of the longest, as 1 is of a prime, nearly equal parts
-    padded with zeros: chunks of a few entries would send nearly all of them.
+    It is the largest divisor, as in the authors' code, unless that is below a quarter
+    of the longest: then parts are nearly equal, and zeros fill the last.
     """
+    # A prime has the divisor 1: chunks of a few entries would send nearly all of them.
     divisor = max(s for s in range(1, min(length, longest) + 1) if length % s == 0)
     if 4 * divisor >= min(length, longest):
         return divisor
@@ -104,11 +109,8 @@ def side(length: int, longest: int) -> int:
 
 
 def _basis(size: int) -> np.ndarray:
-    """The orthonormal cosine vectors of a length, in rows.
-
-    A product with them compiles much faster than Fourier transforms do, and chunks are
-    short.
-    """
+    """The orthonormal cosine vectors of a length, in rows."""
+    # Chunks are short: a product compiles much faster than Fourier transforms do.
     row, column = np.arange(size)[:, None], np.arange(size)
     cosines = np.cos(np.pi / size * (column + 0.5) * row) * np.sqrt(2 / size)
     cosines[0] /= np.sqrt(2)

@@ -9,7 +9,7 @@ import numpy as np
 
 from syncalgos import checks, collectives
 from syncalgos.collectives import WORKERS, Axis, PyTree
-from syncalgos.dtypes import if_finite, widen
+from syncalgos.dtypes import if_finite, narrow, widen
 from syncalgos.reducers import hops
 from syncalgos.reducers.reducer import (
     Reducer,
@@ -19,15 +19,23 @@ from syncalgos.reducers.reducer import (
     over_leaves,
 )
 
-BLOCK = 512  # entries that share one scale; the bucket of QSGD's experiments
+# Entries that share one scale: the bucket of QSGD's experiments.
+BLOCK = 512
 
 
 def mean(accumulate: Any = None, axis: Axis = WORKERS) -> Reducer:
     """The exact mean over the workers; leaves that are no floats are kept.
 
     Args:
-        accumulate: dtype in which values are sent and summed; none means their own.
+        accumulate: dtype in which values are sent and summed; None means their own.
         axis: the mapped axis or axes over which the workers lie.
+
+    Returns:
+        A Reducer. No state. An all-reduce sends every entry: 2 (N-1)/N times the bytes
+        of the tree.
+
+    Raises:
+        ValueError: a dtype that is no float.
     """
     if accumulate is not None:
         accumulate = check_float("mean: accumulate", accumulate)
@@ -38,33 +46,34 @@ def mean(accumulate: Any = None, axis: Axis = WORKERS) -> Reducer:
             return x.astype(accumulate) if accumulate and is_float else x
 
         own = jax.tree.map(jnp.asarray, updates)
-        # All at once: it depends on all leaves how lanes are best summed.
+        # All leaves at once: together they decide how lanes are best summed.
         means = collectives.mean(jax.tree.map(wide, own), axis)
-        if accumulate:
-            means = jax.tree.map(
-                lambda x, mean: mean if mean.dtype == x.dtype else mean.astype(x.dtype),
-                own,
-                means,
-            )
-        return means, updates, state
+        return narrow(means, own) if accumulate else means, updates, state
 
-    reducer = Reducer(combine)
-    reducer.mean_over = axis if accumulate is None else None
-    return reducer
+    return Reducer(combine, mean_over=axis if accumulate is None else None)
 
 
 def cast(dtype: Any, axis: Axis = WORKERS) -> Reducer:
     """The mean of values rounded to a shorter float, summed in float32.
 
-    Each worker sends every entry twice, by all_to_all and by all_gather: 2 (N-1)/N
-    times as many bytes as the shorter array has, in `Communication`'s count.
+    Args:
+        dtype: a float of 8 or 16 bits; values beyond its range overflow.
+        axis: the mapped axis or axes over which the workers lie.
+
+    Returns:
+        A Reducer. No state. Each worker sends every entry twice, by all-to-all and by
+        all-gather: 2 (N-1)/N times the bytes of the shorter tree.
+
+    Raises:
+        ValueError: any other dtype.
     """
     dtype = check_float("cast: dtype", dtype)
     if dtype.itemsize > 2:
         raise ValueError(f"cast: dtype must have 8 or 16 bits, got {dtype}")
     bits = jnp.uint16 if dtype.itemsize == 2 else jnp.uint8
 
-    def to_bits(x, draws):  # integers: XLA on CPU would widen short floats on the way
+    # As integers: XLA on CPU widens short floats on their way.
+    def to_bits(x, draws):
         return jax.lax.bitcast_convert_type(x.astype(dtype), bits)
 
     def from_bits(code, length):
@@ -78,6 +87,7 @@ def cast(dtype: Any, axis: Axis = WORKERS) -> Reducer:
 
 def bf16(axis: Axis = WORKERS) -> Reducer:
     """The mean of values rounded to bfloat16, summed in float32: half the bytes."""
+    # It has the exponents of float32, so it overflows only where float32 does.
     return cast(jnp.bfloat16, axis)
 
 
@@ -94,15 +104,22 @@ def quantized(
 ) -> Reducer:
     """The mean of values rounded at random to few bits, summed in float32.
 
-    For L = 2^(bits-1) - 1 (127, 7, 1) and s the largest magnitude of its block of at
-    most 512 entries, an entry x is sent as floor(L x / s + u), u uniform on [0, 1),
-    and read as s / L times that: unbiased. Each worker averages its part of the
-    array, and sends the average on, rounded once more.
+    For L = 2^(bits-1) - 1 (127, 7, 1) and s the largest magnitude in a block of at most
+    512 entries, an entry x is sent as floor(L x / s + u), u uniform on [0, 1), and read
+    as s / L times that, which is unbiased. Each worker averages its part of a leaf, and
+    sends the average on, rounded once more.
 
     Args:
         bits: 8, 4 or 2 bits per entry; several share a byte.
-        seed: of the draws, which differ between workers.
+        seed: seeds u, which differs between workers.
         axis: the mapped axis or axes over which the workers lie.
+
+    Returns:
+        A Reducer. No state. Each worker sends every entry twice, in `bits` bits, by
+        all-to-all and by all-gather, and a scale per block.
+
+    Raises:
+        ValueError: bits other than 8, 4 or 2.
 
     Source: Alistarh et al., "QSGD", NeurIPS 2017, section 3.1, with the largest
     magnitude for the norm, as in its experiments; 2 bits: Wen et al., "TernGrad",
@@ -131,7 +148,7 @@ def check_bits(where: str, bits: Any) -> None:
 
 
 def encode(bits: int, x: jax.Array, draws: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Rounds a vector by uniform draws: its levels, packed into bytes, and scales."""
+    """Rounds a vector by uniform draws; returns its levels, packed, and its scales."""
     levels, per_byte = 2 ** (bits - 1) - 1, 8 // bits
     count = -(-x.size // BLOCK)
     length = -(-x.size // (count * per_byte)) * per_byte
@@ -141,7 +158,8 @@ def encode(bits: int, x: jax.Array, draws: jax.Array) -> tuple[jax.Array, jax.Ar
 
     blocks = in_blocks(x)
     scale = jnp.max(jnp.abs(blocks), axis=1, keepdims=True)
-    scale = jnp.where(jnp.isfinite(scale), scale, jnp.nan)  # no level is infinite
+    # No level is infinite: a scale of NaN keeps infinity visible.
+    scale = jnp.where(jnp.isfinite(scale), scale, jnp.nan)
     # XLA divides by a reciprocal, which would be 0 near the largest float32.
     unit = jnp.where(scale > 2.0**100, 2.0**-50, 1.0)
     ratio = (blocks * unit) / jnp.where(scale > 0, scale * unit, 1)
@@ -151,7 +169,7 @@ def encode(bits: int, x: jax.Array, draws: jax.Array) -> tuple[jax.Array, jax.Ar
 
 
 def decode(bits: int, code: tuple[jax.Array, jax.Array], length: int) -> jax.Array:
-    """The vector of so many entries that `encode` made a code of."""
+    """Reads the vector of a length from a code of `encode`."""
     packed, scale = code
     levels = 2 ** (bits - 1) - 1
     blocks = hops.unpack(packed, bits).astype(scale.dtype) - levels
@@ -159,7 +177,7 @@ def decode(bits: int, code: tuple[jax.Array, jax.Array], length: int) -> jax.Arr
 
 
 class LowBitState(NamedTuple):
-    """The moving averages of what was lost: e of own leaves, and ē of the own part."""
+    """Moving averages of losses: e of all leaves, ē of the part averaged here."""
 
     residual: PyTree
     of_part: PyTree
@@ -173,8 +191,8 @@ def low_bit(
 ) -> Reducer:
     """The mean of values rounded to few bits, with averaged errors fed back.
 
-    On each of two hops, to the worker that averages a part and on to all, Q rounding to
-    the nearest of 2^bits - 1 levels at a scale for each 512 entries or less:
+    On each of two hops, to the worker that averages a part and from there to all, with
+    Q rounding to the nearest of 2^bits - 1 levels at a scale per 512 entries or fewer:
 
         x ← x + e;   q ← Q(x);   e ← β e + (1 - β) (x - q)
 
@@ -182,15 +200,19 @@ def low_bit(
 
     Args:
         bits: 8, 4 or 2 bits per entry; several share a byte.
-        beta: β, the share of the old e that is kept, at least 0 and below 1.
+        beta: β, the decay of e, at least 0 and below 1.
         reset_period: local steps between two resets, at least 1.
         axis: the mapped axis or axes over which the workers lie.
 
     Returns:
-        A reducer. State: e, shaped like params, and that of the part which the worker
-        averages, its own, at least float32. It sends what `quantized` does.
+        A Reducer. State: e of the leaves, shaped like params, and of the part that the
+        worker averages, each worker's own, at least float32. It sends as much as
+        `quantized`.
 
-    Up to a reset all that was sent is all there was, less e / (1 - β).
+    Raises:
+        ValueError: a parameter outside its range.
+
+    Up to a reset, the sum of what was sent is that of all inputs less e / (1 - β).
 
     Source: Xie, Lin, Toh and Zhou, "LoCo: low-bit communication adaptor for large-scale
     model training", TPAMI 2025.
@@ -199,6 +221,7 @@ def low_bit(
     beta = checks.real("low_bit: beta", beta, least=0, below=1)
     period = checks.whole("low_bit: reset_period", reset_period, least=1)
     code = hops.Code(
+        # Draws of 1/2 round to the nearest level.
         lambda x, _: encode(bits, x, jnp.full(x.shape, 0.5, x.dtype)),
         partial(decode, bits),
     )
@@ -226,6 +249,4 @@ def low_bit(
         combined, sent, *new = over_leaves(leaf, 4, updates, *state)
         return combined, sent, if_finite(combined, LowBitState(*new), state)
 
-    reducer = Reducer(combine, init)
-    reducer.takes_feedback = False
-    return reducer
+    return Reducer(combine, init, takes_feedback=False)

@@ -1,4 +1,4 @@
-"""Error feedback: what a reducer lost is sent later."""
+"""Reducers around reducers: losses are sent later, or results arrive later."""
 
 from typing import NamedTuple
 
@@ -14,7 +14,7 @@ from syncalgos.reducers.resolve import AnyReducer, resolve
 
 
 class FeedbackState(NamedTuple):
-    """What this worker has not sent yet, and the reducer's own state."""
+    """The residual that this worker has not sent yet, and the reducer's own state."""
 
     residual: PyTree
     reducer: PyTree
@@ -26,29 +26,30 @@ def error_feedback(
     seed: int = 0,
     axis: Axis = WORKERS,
 ) -> Reducer:
-    """A reducer whose losses are added to what is combined next.
+    """A reducer whose losses are added to its next input.
 
-    With e the residual, and `sent` what of its own input a worker sent:
+    With e the residual, and `sent` the part of its own input that a worker sent:
 
         x ← x + decay · e;   e ← x - sent;   combined = reducer(x)
 
     Args:
         reducer: any reducer, its factory, or a name (see `AnyReducer`). One that is no
-            `Reducer` is taken to have sent what it returned.
+            `Reducer` is taken to have sent its result.
         decay: the share of the residual that is kept, above 0 and at most 1.
-        seed: of a random reducer that is given by its factory or name.
+        seed: seeds a random reducer that is given by its factory or name.
         axis: the mapped axis or axes over which the workers lie.
 
     Returns:
-        A reducer. State: e, shaped like params, at least float32, each worker's own;
-        and the reducer's. Both stay as they were where the combined is not finite.
+        A Reducer. State: e, shaped like params, at least float32, each worker's own;
+        and the reducer's. Neither changes at a step whose result is not finite. It
+        sends as much as the reducer.
 
     Raises:
         ValueError: a decay outside its range, or a reducer that takes no feedback.
 
     Source: Seide et al., "1-bit stochastic gradient descent", Interspeech 2014; Stich,
-    Cordonnier and Jaggi, "Sparsified SGD with memory", NeurIPS 2018; with decay:
-    Sarfi et al., "SparseLoCo", 2025.
+    Cordonnier and Jaggi, "Sparsified SGD with memory", NeurIPS 2018; with decay: Sarfi
+    et al., "SparseLoCo", 2025.
     """
     made = resolve("error_feedback", reducer, axis, seed)
     decay = checks.share("error_feedback: decay", decay)
@@ -63,7 +64,8 @@ def error_feedback(
         return FeedbackState(residual, made.init(params))
 
     def combine(updates, state, step):
-        def add(x, e):  # counts and the like have no residual
+        # Counts and other integers have no residual.
+        def add(x, e):
             return x + decay * e if jnp.issubdtype(x.dtype, jnp.floating) else x
 
         owed = jax.tree.map(add, widen(updates), state.residual)
@@ -73,7 +75,8 @@ def error_feedback(
             combined, inner = made.update(owed, state.reducer, None, step=step)
             sent = combined
 
-        def left(x, mine, e):  # an entry that is not finite may not have been sent
+        # An entry that is not finite may not have been sent, and would stay for good.
+        def left(x, mine, e):
             return jnp.where(jnp.isfinite(x), x - mine, e)
 
         residual = jax.tree.map(left, owed, sent, state.residual)
@@ -84,7 +87,7 @@ def error_feedback(
 
 
 class LateState(NamedTuple):
-    """The combined tree that is under way, and the reducer's own state."""
+    """The combined tree on its way, and the reducer's own state."""
 
     under_way: PyTree
     reducer: PyTree
@@ -93,20 +96,23 @@ class LateState(NamedTuple):
 def late(
     reducer: AnyReducer = "mean", seed: int = 0, axis: Axis = WORKERS
 ) -> optax.GradientTransformationExtraArgs:
-    """What a reducer combined at the last call; zeros at the first.
+    """A reducer whose result arrives one call later; zeros at the first call.
 
     In `every(H, outer_step(outer, late()))` outer gradients have a whole round to
     arrive, while the workers train on.
 
     Args:
         reducer: any reducer, its factory, or a name (see `AnyReducer`).
-        seed: of a random reducer that is given by its factory or name.
+        seed: seeds a random reducer that is given by its factory or name.
         axis: the mapped axis or axes over which the workers lie.
 
     Returns:
-        An optax transformation. State: what is under way, shaped like params, and the
-        reducer's. Error feedback belongs inside, where its residual pairs with what
-        was sent at the same call.
+        An optax transformation. State: the tree on its way, shaped like params, and the
+        reducer's. It sends as much as the reducer. Error feedback belongs inside, where
+        its residual pairs with what was sent at the same call.
+
+    Raises:
+        ValueError: an unknown reducer.
     """
     made = resolve("late", reducer, axis, seed)
 

@@ -1,7 +1,8 @@
-"""The mean of coded values in two hops: to the worker that averages a part, and on.
+"""The mean of coded values in two hops, and how small whole numbers are packed.
 
-An all-reduce would need the sum of two codes to be a code; and gathering all codes
-costs N/2 times the bytes of this.
+Every worker averages a part of a leaf, and sends the average to all. An all-reduce
+would need the sum of two codes to be a code; gathering all codes costs N/2 times the
+bytes.
 """
 
 from collections.abc import Callable
@@ -15,15 +16,15 @@ from syncalgos import checks, collectives
 from syncalgos.collectives import WORKERS, Axis
 from syncalgos.dtypes import wide_dtype
 from syncalgos.keys import own_key
-from syncalgos.reducers.reducer import Reducer, drawing
+from syncalgos.reducers.reducer import Draws, Reducer, leafwise
 
 
 class Code(NamedTuple):
-    """How a vector is sent.
+    """A way to send a vector.
 
     Attributes:
-        encode: (vector, its numbers beside) -> what is sent, a tree of arrays.
-        decode: (what was sent, length) -> the vector.
+        encode: (vector, its numbers beside) -> code, a tree of arrays.
+        decode: (code, length) -> the vector.
     """
 
     encode: Callable[[jax.Array, Any], Any]
@@ -31,12 +32,12 @@ class Code(NamedTuple):
 
 
 class Combined(NamedTuple):
-    """What `all_reduce` returns.
+    """The result of `all_reduce`.
 
     Attributes:
-        mean: of all workers, as all decode it; in the leaf's shape.
+        mean: the mean as all workers decode it, in the leaf's shape.
         sent: this worker's own leaf, as the others decode it.
-        lost: by the second hop, of the part that this worker averages.
+        lost: the loss of the second hop, of the part that this worker averages.
     """
 
     mean: jax.Array
@@ -45,23 +46,18 @@ class Combined(NamedTuple):
 
 
 def part_size(size: int, axis: Axis = WORKERS) -> int:
-    """Entries of a leaf that each worker averages, the last one fewer."""
+    """Entries of a leaf that each worker averages; the last worker has fewer."""
     return -(-size // collectives.size(axis))
 
 
-def beside_size(size: int, axis: Axis = WORKERS) -> int:
-    """Numbers that `all_reduce` can take beside a leaf of so many entries."""
-    return (collectives.size(axis) + 1) * part_size(size, axis)
-
-
 def in_parts(x: jax.Array, axis: Axis = WORKERS) -> jax.Array:
-    """The leaf by the workers that average its parts: (workers, part), 0 at the end."""
+    """Cuts a leaf into the workers' parts: (workers, part), zeros at the end."""
     n, part = collectives.size(axis), part_size(x.size, axis)
     return jnp.pad(x.reshape(-1), (0, n * part - x.size)).reshape(n, part)
 
 
 def whole(parts: jax.Array, like: jax.Array) -> jax.Array:
-    """The inverse of `in_parts`, in the shape of a leaf."""
+    """Joins the parts of `in_parts` in the shape of a leaf."""
     return parts.reshape(-1)[: like.size].reshape(like.shape)
 
 
@@ -73,16 +69,20 @@ def all_reduce(
     residual: jax.Array | float = 0.0,
     second: Code | None = None,
 ) -> Combined:
-    """The mean of coded leaves: every worker averages a part, and sends that coded.
+    """Averages coded leaves: every worker averages a part, and sends that on coded.
 
     Args:
         x: this worker's leaf, of floats.
-        code: of the first hop.
+        code: the code of the first hop.
         axis: the mapped axis or axes over which the workers lie.
-        beside: `beside_size` numbers that `encode` takes with x, such as draws: with
-            each worker's part, and at last with the mean of the own part.
-        residual: added to the mean of the own part before it is coded.
-        second: the code of the second hop; none is the first one's.
+        beside: numbers for `encode`, such as draws, (workers + 1) · part: those of each
+            worker's part of x, and the last for the mean of the own part.
+        residual: added to the mean of the own part before it is coded, (part,).
+        second: the code of the second hop; None means that of the first.
+
+    Returns:
+        The mean and both losses. Each worker sends the codes of N - 1 parts by
+        all-to-all, and that of one part by all-gather, to N - 1.
     """
     rows = in_parts(x.astype(wide_dtype(x.dtype)), axis)
     second, part = second or code, rows.shape[1]
@@ -108,30 +108,30 @@ def all_reduce(
 
 
 def drawn(code: Code, seed: int, axis: Axis, second: Code | None = None) -> Reducer:
-    """A reducer by `all_reduce`, beside whose values go each worker's own draws."""
+    """A reducer by `all_reduce`, with each worker's own draws for `encode`."""
     seed = checks.whole("seed", seed, least=0)
 
     def combine(x, draws):
         return all_reduce(x, code, axis, draws, second=second)[:2]
 
-    return drawing(
-        combine,
-        lambda x: beside_size(x.size, axis),
-        partial(own_key, seed, axis=axis),
-    )
+    # A draw for each entry of all parts, and for each of the own part's mean.
+    def size(x):
+        return (collectives.size(axis) + 1) * part_size(x.size, axis)
+
+    return leafwise(combine, draws=Draws(size, partial(own_key, seed, axis=axis)))
 
 
 def pack(levels: jax.Array, bits: int) -> jax.Array:
-    """Numbers of 8, 4 or 2 bits, several to a byte along the last axis: uint8."""
+    """Packs numbers of 8, 4 or 2 bits along the last axis, several to a byte: uint8."""
     per_byte = 8 // bits
     padding = [(0, 0)] * (levels.ndim - 1) + [(0, -levels.shape[-1] % per_byte)]
-    whole = jnp.pad(levels.astype(jnp.uint8), padding)
-    parts = whole.reshape(*levels.shape[:-1], -1, per_byte)
+    padded = jnp.pad(levels.astype(jnp.uint8), padding)
+    parts = padded.reshape(*levels.shape[:-1], -1, per_byte)
     return jnp.sum(parts << _shifts(bits), axis=-1, dtype=jnp.uint8)
 
 
 def unpack(packed: jax.Array, bits: int) -> jax.Array:
-    """The numbers that `pack` made bytes of, and zeros up to the last byte's end."""
+    """Unpacks the bytes of `pack`; the last may end in zeros."""
     parts = (packed[..., None] >> _shifts(bits)) & jnp.uint8(2**bits - 1)
     return parts.reshape(*packed.shape[:-1], -1)
 
@@ -141,12 +141,12 @@ def _shifts(bits: int) -> jax.Array:
 
 
 def index_dtype(size: int) -> Any:
-    """The shortest integers in which indices into so many entries are sent."""
+    """The shortest dtype for indices into so many entries."""
     return jnp.uint16 if size <= 2**16 else jnp.int32
 
 
 def pack_12(indices: jax.Array) -> jax.Array:
-    """Numbers below 4096, (n,), two to three bytes: (⌈3n / 2⌉,) uint8."""
+    """Packs numbers below 4096, (n,), two into three bytes: (⌈3n / 2⌉,) uint8."""
     count = len(indices)
     pairs = jnp.pad(indices.astype(jnp.int32), (0, count % 2)).reshape(-1, 2)
     first, second = pairs[:, 0], pairs[:, 1]
@@ -155,7 +155,7 @@ def pack_12(indices: jax.Array) -> jax.Array:
 
 
 def unpack_12(packed: jax.Array, count: int) -> jax.Array:
-    """The so many numbers that `pack_12` made bytes of, int32."""
+    """Unpacks the bytes of `pack_12` into so many numbers, int32."""
     threes = jnp.pad(packed, (0, -len(packed) % 3)).reshape(-1, 3).astype(jnp.int32)
     low, middle, high = threes[:, 0], threes[:, 1], threes[:, 2]
     pairs = jnp.stack([low | ((middle & 15) << 8), (middle >> 4) | (high << 4)], 1)

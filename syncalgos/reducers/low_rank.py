@@ -9,7 +9,7 @@ from syncalgos import checks, collectives
 from syncalgos.collectives import WORKERS, Axis
 from syncalgos.dtypes import if_finite, widen
 from syncalgos.reducers import stacking
-from syncalgos.reducers.reducer import Reducer, is_sent
+from syncalgos.reducers.reducer import Reducer, is_sent, over_leaves
 from syncalgos.reducers.stacking import Stacked
 
 
@@ -27,22 +27,25 @@ def power_sgd(
 
         P ← mean(M Q);   Q ← mean(Mᵀ P̂);   combined = P̂ Qᵀ
 
-    Each worker sends r (rows + columns) float32 numbers. Leaves of fewer axes are
-    averaged, and so are matrices of which that would not spare enough. What a worker
-    sent of its own M is P̂ P̂ᵀ M.
+    Of its own M a worker has then sent P̂ P̂ᵀ M.
 
     Args:
         rank: r, at least 1; a matrix has at most the rank of its shorter side.
-        seed: of the first Q, normal and the same on all workers.
-        min_rate: a matrix is compressed if it has more than so many times the numbers
-            that are sent for it; 0 compresses all.
-        stacked: which leaves hold several layers, each a matrix with a Q of its own
-            (see `Stacked`).
+        seed: seeds the first Q, normal and alike on all workers.
+        min_rate: a matrix is compressed if its entries are more than min_rate times the
+            numbers sent for it, at least 0; 0 compresses all.
+        stacked: which leaves hold several layers, each a matrix with its own Q (see
+            `Stacked`).
         axis: the mapped axis or axes over which the workers lie.
 
     Returns:
-        A reducer. State: Q of each matrix that is compressed, the same on all workers.
-        It stays as it was where the combined is not finite.
+        A Reducer. State: Q of each compressed matrix, (columns, r), identical on all
+        workers; it does not change at a step whose result is not finite. Each worker
+        sends r (rows + columns) numbers of such a matrix, in float32 at least. All
+        other leaves are averaged.
+
+    Raises:
+        ValueError: a parameter outside its range.
 
     Source: Vogels, Karimireddy and Jaggi, "PowerSGD", NeurIPS 2019, algorithm 1; the
     rate: PyTorch's hook of that name.
@@ -66,16 +69,20 @@ def power_sgd(
         leaves = zip(map(jnp.asarray, jax.tree.leaves(params)), counts, strict=True)
         return [first(i, x, count) for i, (x, count) in enumerate(leaves)]
 
-    def iterate(x, q):  # of one layer
+    # One layer. P and Q in one step, as in the paper; the authors' package takes half
+    # an iteration a step, and sends half as much.
+    def iterate(x, q):
         matrix = widen(x).reshape(-1, x.shape[-1])
         p, _ = jnp.linalg.qr(collectives.mean(matrix @ q, axis))
+        # The worker's own share, which feedback is measured by: with the mean's, as in
+        # the authors' first code, the residual takes up what workers differ by.
         own = matrix.T @ p
         new_q = collectives.mean(own, axis)
         combined, sent = (p @ right.T for right in (new_q, own))
         return (
             combined.reshape(x.shape).astype(x.dtype),
             sent.reshape(x.shape).astype(x.dtype),
-            # From zero, which a gradient of zeros leaves, it might not come back.
+            # A gradient of zeros leaves a Q of zeros, from which it may not come back.
             jnp.where(jnp.any(new_q != 0), new_q, q),
         )
 
@@ -87,8 +94,7 @@ def power_sgd(
     def combine(updates, state, step):
         leaves, form = jax.tree.flatten(updates)
         counts = stacking.counts(stacked, updates)
-        triples = [leaf(*own) for own in zip(leaves, state, counts, strict=True)]
-        combined, sent, new = ([triple[i] for triple in triples] for i in range(3))
+        combined, sent, new = over_leaves(leaf, 3, leaves, state, counts)
         state = if_finite(combined, new, state)
         return form.unflatten(combined), form.unflatten(sent), state
 
@@ -96,7 +102,7 @@ def power_sgd(
 
 
 def _rank(rank: int, min_rate: float, layer: tuple[int, ...]) -> int:
-    """The rank at which a layer is sent; 0: it is sent whole."""
+    """The rank at which a layer is sent; 0 if it is sent whole."""
     if len(layer) < 2:
         return 0
     rows, columns = math.prod(layer[:-1]), layer[-1]

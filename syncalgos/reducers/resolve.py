@@ -1,4 +1,4 @@
-"""A reducer from whatever says which: itself, its factory, or its name."""
+"""Find a reducer: from itself, its factory, or its name."""
 
 import functools
 import inspect
@@ -31,10 +31,16 @@ the names mean, bf16, fp16, int8, int4, int2, median, trimmed, clipped."""
 def resolve(
     where: str, reducer: AnyReducer, axis: Axis, seed: int = 0
 ) -> optax.GradientTransformationExtraArgs:
-    """Returns the reducer, or what its factory makes for `axis`.
+    """Returns the reducer itself, or made by its factory or name for an axis.
+
+    Args:
+        where: the caller, for error messages.
+        reducer: a reducer, its factory or its name (see `AnyReducer`).
+        axis: the mapped axis or axes over which the workers lie.
+        seed: seeds a random reducer that is given by its factory or name.
 
     Raises:
-        ValueError: something else.
+        ValueError: an unknown name, a factory that lacks arguments, or another object.
     """
     checks.whole("seed", seed, least=0)
     made = reducer

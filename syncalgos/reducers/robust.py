@@ -1,7 +1,7 @@
-"""Reducers that a few wrong workers cannot move far.
+"""Reducers that a few wrong workers cannot move far, and EDiT's screened mean.
 
-Each worker combines its part of all workers' entries and sends that on: as many bytes
-as the mean takes.
+Each worker combines its part of all workers' entries and sends the result on: as many
+bytes as the mean takes.
 """
 
 from collections.abc import Callable
@@ -20,11 +20,15 @@ from syncalgos.reducers.reducer import Reducer, is_sent, leafwise, share_of
 def median(axis: Axis = WORKERS) -> Reducer:
     """The median of the workers' values, entry by entry.
 
-    For an even number of workers it is the mean of the two middle values. Fewer than
-    half of the workers may send anything, NaN included. Of two workers it is the mean.
+    Of an even number of workers it is the mean of the two middle values, so of two it
+    is the mean. Fewer than half of the workers may send anything, NaN included.
 
     Args:
         axis: the mapped axis or axes over which the workers lie.
+
+    Returns:
+        A Reducer. No state. Each worker sends every entry twice, by all-to-all and by
+        all-gather: 2 (N-1)/N times the bytes of the tree.
 
     Source: Yin, Chen, Ramchandran and Bartlett, "Byzantine-robust distributed
     learning", ICML 2018, its coordinate-wise median.
@@ -35,13 +39,19 @@ def median(axis: Axis = WORKERS) -> Reducer:
 def trimmed(share: float = 0.2, axis: Axis = WORKERS) -> Reducer:
     """The mean of the workers' values without the extreme ones, entry by entry.
 
-    As many of the largest as of the smallest are left out. As many workers may send
+    The same number of values is left out at either end; as many workers may send
     anything, NaN included. Of two workers it is the mean.
 
     Args:
-        share: of the workers, left out at each end, rounded up as far as values are
-            left; above 0 and below 0.5.
+        share: the share of the workers left out at each end, rounded up as long as
+            values are left; above 0 and below 0.5.
         axis: the mapped axis or axes over which the workers lie.
+
+    Returns:
+        A Reducer. No state. It sends as much as `median`.
+
+    Raises:
+        ValueError: a share outside its range.
 
     Source: Yin, Chen, Ramchandran and Bartlett, "Byzantine-robust distributed
     learning", ICML 2018, its coordinate-wise trimmed mean.
@@ -57,18 +67,21 @@ def clipped(radius: float = 10.0, iterations: int = 1, axis: Axis = WORKERS) -> 
 
         v ← v + mean((x - v) min(1, radius / |x - v|))
 
-    What is not finite, or so far away that its square is not, counts as v.
+    A worker whose distance, or its square, is not finite counts as v.
 
     Args:
-        radius: τ, the most that a worker moves v by, times the number of workers;
-            above 0, in the units of x.
-        iterations: L, at least 1.
+        radius: τ, the number of workers times the most that one moves v; above 0, in
+            the units of x.
+        iterations: L, steps towards the mean, at least 1.
         axis: the mapped axis or axes over which the workers lie.
 
     Returns:
-        A reducer. State: v of the part that the worker combines, at least float32. A
-        step sends each entry as often as the mean does, and in each iteration one
-        number for each worker by an all-reduce.
+        A Reducer. State: v of the part that the worker combines, at least float32. It
+        sends as much as `median`, and in each iteration one number per worker by an
+        all-reduce.
+
+    Raises:
+        ValueError: a parameter outside its range.
 
     The paper clips workers' momentum, `optax.chain(optax.ema(0.9, False),
     clipped(100.0))`, at τ = 10 / (1 - momentum). From 0 it takes |x| / τ steps until v
@@ -86,10 +99,12 @@ def clipped(radius: float = 10.0, iterations: int = 1, axis: Axis = WORKERS) -> 
 
     def nearer(rows: list[jax.Array], center: list[jax.Array]) -> list[jax.Array]:
         apart = [x - v for x, v in zip(rows, center, strict=True)]  # (workers, part)
+        # In units of the radius: squares of large values overflow later.
         own = sum((jnp.sum((d / radius) ** 2, axis=1) for d in apart), start=0.0)
         squares = collectives.mean(own, axis) * collectives.size(axis)
         factor = 1 / jnp.maximum(1, jnp.sqrt(squares))[:, None]
-        far = ~jnp.isfinite(squares)[:, None]  # 0 times infinity would be NaN
+        # Left out by a choice: 0 times infinity would be NaN.
+        far = ~jnp.isfinite(squares)[:, None]
         moves = [jnp.where(far, 0, d * factor.astype(d.dtype)) for d in apart]
         return [v + jnp.mean(d, axis=0) for v, d in zip(center, moves, strict=True)]
 
@@ -103,44 +118,42 @@ def clipped(radius: float = 10.0, iterations: int = 1, axis: Axis = WORKERS) -> 
             leaves[i] = _sent_on(part, leaves[i], axis)
         return form.unflatten(leaves), updates, state
 
-    return _robust(Reducer(combine, init))
+    return Reducer(combine, init, takes_feedback=False)
 
 
 def _middle(count: Callable[[int], int], axis: Axis) -> Reducer:
-    """The mean of the values between the extremes: so many of n at each end."""
+    """The mean of the values between the extremes, `count(n)` of n at each end."""
 
     def combine(x):
         n = collectives.size(axis)
-        ranked = jnp.sort(_arrived(x, axis), axis=0)  # NaN is last
-        # Not the sum less the extremes, which one large value would cancel.
+        # NaN is sorted last, among the largest.
+        ranked = jnp.sort(_arrived(x, axis), axis=0)
+        # Not the sum less its extremes, as in the authors' code: a value of 1e30 leaves
+        # nothing of the others.
         kept = widen(ranked[count(n) : n - count(n)])
         return _sent_on(jnp.mean(kept, axis=0), x, axis), x
 
-    return _robust(leafwise(combine))
+    return leafwise(combine, takes_feedback=False)
 
 
 def _arrived(x: jax.Array, axis: Axis) -> jax.Array:
-    """All workers' entries of the part that this worker combines, (workers, part)."""
+    """Receives the part that this worker combines, of all workers: (workers, part)."""
     return collectives.all_to_all(hops.in_parts(x, axis), axis)
 
 
 def _sent_on(part: jax.Array, like: jax.Array, axis: Axis) -> jax.Array:
-    """The leaf that all workers' parts make, in its dtype."""
+    """Gathers the leaf from all workers' parts, in its dtype."""
     return hops.whole(collectives.gather(part.astype(like.dtype), axis), like)
 
 
-def _robust(reducer: Reducer) -> Reducer:
-    reducer.takes_feedback = False
-    return reducer
-
-
-LEAST_DEVIATION = 1e-3  # of the mean: norms that differ by rounding are alike
+# In units of the mean norm: norms that differ by less are alike, as by rounding.
+LEAST_DEVIATION = 1e-3
 
 
 class Norms(NamedTuple):
-    """The usual norms of each leaf so far: their number, mean and variance, (leaves,).
+    """Statistics of each leaf's usual norms so far: number, mean, variance, (leaves,).
 
-    Mean and variance weigh a norm by (1 - rate) to the power of how many came after it.
+    Mean and variance weigh a norm by (1 - rate) to the power of its later ones' number.
     """
 
     number: jax.Array
@@ -149,12 +162,12 @@ class Norms(NamedTuple):
 
 
 class Screen(NamedTuple):
-    """What is usual.
+    """The rule for usual norms.
 
     Attributes:
         threshold: standard deviations above its mean up to which a norm is usual.
         rate: the weight of the newest norm in mean and deviation.
-        trusted: how many finite norms of a leaf are taken as usual at first.
+        trusted: number of a leaf's first finite norms that count as usual.
         clip: the largest norm of a leaf of the mean.
     """
 
@@ -165,7 +178,7 @@ class Screen(NamedTuple):
 
 
 def none_seen(params: PyTree) -> Norms:
-    """No norms yet, of params that are at least float32."""
+    """The statistics before any norm, for params that are at least float32."""
     leaves = jax.tree.leaves(params)
     zeros = jnp.zeros(len(leaves), jnp.result_type(jnp.float32, *leaves))
     return Norms(zeros, zeros, zeros)
@@ -174,26 +187,29 @@ def none_seen(params: PyTree) -> Norms:
 def screened_mean(
     tree: PyTree, seen: Norms, screen: Screen, axis: Axis
 ) -> tuple[PyTree, PyTree, Norms]:
-    """Weighs the workers' leaves by exp(-norm), those of unusual norm by 0.
+    """Averages the workers' leaves with weights exp(-norm), or 0 if that is unusual.
 
     Args:
-        tree: this worker's, at least float32.
-        seen: its norms so far.
-        screen: what is usual.
+        tree: this worker's tree, at least float32.
+        seen: the statistics of its norms.
+        screen: the rule for usual norms.
         axis: the mapped axis or axes over which the workers lie.
 
     Returns:
-        The weighted mean, clipped; whether a leaf is usual on any worker, a tree of
-        booleans; and the norms seen. All send the tree once, and gather the norms.
+        The weighted mean, clipped; a tree of booleans, whether a leaf is usual on any
+        worker; and the new statistics. Each worker sends the tree once, and gathers the
+        norms.
     """
     leaves, form = jax.tree.flatten(tree)
     norms = jnp.array([_norm(x) for x in leaves], seen.mean.dtype)
     usual = _are_usual(norms, seen, screen)
     of_all = collectives.gather(jnp.where(usual, norms, jnp.inf), axis)
+    # softmax subtracts the smallest norm: exp(-norm) alone would be 0 for all.
     weights = jax.nn.softmax(-of_all, axis=0)[collectives.index(axis)]
     shares = weights * collectives.size(axis)
     sent = [
-        jnp.where(ok, share.astype(x.dtype) * x, 0)  # 0 times NaN would be NaN
+        # 0 times NaN would be NaN.
+        jnp.where(ok, share.astype(x.dtype) * x, 0)
         for x, share, ok in zip(leaves, shares, usual, strict=True)
     ]
     mean = jax.tree.map(
@@ -216,9 +232,11 @@ def _are_usual(norms: jax.Array, seen: Norms, screen: Screen) -> jax.Array:
 
 
 def _with_usual(norms: jax.Array, usual: jax.Array, seen: Norms, rate: float) -> Norms:
-    """Notes the norms that are usual."""
+    """Updates the statistics with the norms that are usual."""
     number = seen.number + 1
-    share = rate / (1 - (1 - rate) ** number)  # 1 for the first: no zeros weigh in
+    # 1 for the first norm: exact from there on. The authors' statistics start at 0, and
+    # need 120 syncs.
+    share = rate / (1 - (1 - rate) ** number)
     apart = norms - seen.mean
     mean = seen.mean + share * apart
     variance = (1 - share) * (seen.variance + share * apart**2)

@@ -14,9 +14,8 @@ from syncalgos.dtypes import wide_dtype, widen
 from syncalgos.keys import common_key, own_key
 from syncalgos.reducers import dense, hops, stacking
 from syncalgos.reducers.reducer import (
+    Draws,
     Reducer,
-    draw_entries,
-    drawing,
     leafwise,
     share_of,
 )
@@ -32,17 +31,23 @@ def top_k(
 ) -> Reducer:
     """The mean of each worker's entries of largest magnitude; its others count as 0.
 
-    Each worker gathers the others' values and indices, of 16 bits in leaves of at most
-    65,536 entries, else of 32: (N-1) · 6 or 8 bytes per chosen float32 entry.
-
     Args:
         density: the share of a leaf's entries that is sent, rounded up; above 0, at
             most 1.
-        bits: 8, 4 or 2 to round the values at random, as `quantized` does.
-        seed: of that rounding, which differs between workers.
-        stacked: which leaves hold several layers, of each of which the largest are sent
-            as of a leaf (see `Stacked`).
+        bits: 8, 4 or 2 bits per value, rounded at random as by `quantized`; None sends
+            values whole.
+        seed: seeds that rounding, which differs between workers.
+        stacked: which leaves hold several layers, each compressed as a leaf (see
+            `Stacked`).
         axis: the mapped axis or axes over which the workers lie.
+
+    Returns:
+        A Reducer. No state. Each worker gathers the others' values and indices, of 16
+        bits in leaves of at most 65,536 entries, else of 32: (N-1) · 6 or 8 bytes per
+        sent float32 entry.
+
+    Raises:
+        ValueError: a parameter outside its range.
 
     Source: Aji and Heafield, "Sparse communication for distributed gradient descent",
     EMNLP 2017.
@@ -62,44 +67,51 @@ def top_k(
         values, chosen = largest(x, density)
         code = encode(values if bits is None else widen(values), draws)
         codes, indices = collectives.gather((code, chosen), axis)
-        none = jnp.zeros(x.size, wide_dtype(x.dtype))
+        zeros = jnp.zeros(x.size, wide_dtype(x.dtype))
 
         def read(code):
             return widen(decode(code, count(x)))
 
         # (workers, chosen) each
-        total = none.at[indices.astype(jnp.int32)].add(jax.vmap(read)(codes))
+        total = zeros.at[indices.astype(jnp.int32)].add(jax.vmap(read)(codes))
         mean = (total / len(indices)).reshape(x.shape)
         return mean, placed(read(code), chosen, x)
 
-    if bits is None:
-        return leafwise(combine, stacked)
-    return drawing(combine, count, lambda step: own_key(seed, step, axis), stacked)
+    draws = Draws(count, partial(own_key, seed, axis=axis))
+    return leafwise(combine, stacked, draws if bits else None)
 
 
 def largest(x: jax.Array, density: float) -> tuple[jax.Array, jax.Array]:
-    """A leaf's entries of largest magnitude, a share of them; and their indices."""
+    """Chooses a share of a leaf's entries, the largest; returns them and their indices.
+
+    They are (share of entries,); indices are as short as the leaf's size allows.
+    """
     flat = x.reshape(-1)
     _, chosen = jax.lax.top_k(jnp.abs(flat), share_of(density, x.size))
     return flat[chosen], chosen.astype(hops.index_dtype(x.size))
 
 
 def placed(values: jax.Array, indices: jax.Array, like: jax.Array) -> jax.Array:
-    """A leaf of these values at these indices, and zeros."""
-    none = jnp.zeros(like.size, values.dtype)
-    return none.at[indices].set(values).reshape(like.shape)
+    """A leaf in the shape of another: values at their indices, zeros elsewhere."""
+    zeros = jnp.zeros(like.size, values.dtype)
+    return zeros.at[indices].set(values).reshape(like.shape)
 
 
 def random_k(density: float = 0.01, seed: int = 0, axis: Axis = WORKERS) -> Reducer:
     """The mean of entries that all workers draw alike; the others count as 0.
 
-    As all know the indices, the values alone are sent, by one all-reduce.
-
     Args:
         density: the share of a leaf's entries that is sent, rounded up; above 0, at
             most 1.
-        seed: of the draws, the same on all workers.
+        seed: seeds the draws, alike on all workers.
         axis: the mapped axis or axes over which the workers lie.
+
+    Returns:
+        A Reducer. No state. An all-reduce sends the values alone, as all workers know
+        their indices.
+
+    Raises:
+        ValueError: a parameter outside its range.
 
     Source: Stich, Cordonnier and Jaggi, "Sparsified SGD with memory", NeurIPS 2018.
     """
@@ -107,11 +119,13 @@ def random_k(density: float = 0.01, seed: int = 0, axis: Axis = WORKERS) -> Redu
     seed = checks.whole("seed", seed, least=0)
 
     def combine(x, draws):
-        flat, chosen = x.reshape(-1), draw_entries(draws, density)
+        flat = x.reshape(-1)
+        # The largest of uniform numbers, one for each entry: no entry is drawn twice.
+        _, chosen = jax.lax.top_k(draws, share_of(density, x.size))
         means = collectives.mean(flat[chosen], axis)
         return placed(means, chosen, x), placed(flat[chosen], chosen, x)
 
-    return drawing(combine, jnp.size, lambda step: common_key(seed, step))
+    return leafwise(combine, draws=Draws(jnp.size, partial(common_key, seed)))
 
 
 def row_sparse(
@@ -119,20 +133,21 @@ def row_sparse(
     tables: PyTree | Callable[[PyTree], PyTree],
     axis: Axis = WORKERS,
 ) -> Reducer:
-    """The mean of gradients of tables of which each worker touches a few rows.
-
-    Each worker gathers the others' rows and int32 row numbers: (N-1) · (4 + bytes of a
-    row) per row, however large the table is. All other leaves are averaged.
+    """The mean of gradients of tables in which each worker touches a few rows.
 
     Args:
-        rows: at least as many as any worker touches in one table: examples times
-            lookups; or such a number for each of the tables' names. Where a worker
-            touches more, the result is NaN: a mean without them would be wrong without
-            a word.
+        rows: the most rows that a worker touches in one table, examples times lookups;
+            or such a number by the tables' names. If a worker touches more, the result
+            is NaN.
         tables: which leaves are tables: a tree like params, or params -> tree, of
-            booleans; or of names, where tables of one name are read at the same rows,
-            as an embedding and its per-row scale are, and send their numbers once.
+            booleans or names. Tables of one name are read at the same rows, such as an
+            embedding and its per-row scale, and send their row numbers once.
         axis: the mapped axis or axes over which the workers lie.
+
+    Returns:
+        A Reducer. No state. Each worker gathers the others' rows and int32 row numbers:
+        (N-1) · (4 + bytes of a row) per row, whatever the size of the table. All other
+        leaves are averaged.
 
     Raises:
         ValueError: rows below 1; at the first update, tables that are neither booleans
@@ -150,6 +165,7 @@ def row_sparse(
     def combine(updates, state, step):
         labels = checks.labels("row_sparse: tables", tables, updates)
         leaves, form = jax.tree.flatten(updates)
+        # One group at a time: its tables share row numbers, all other leaves a mean.
         combined, groups = list(leaves), _grouped(labels)
         if isinstance(most, Mapping):
             _check_names(most, [label for label, _ in groups if label is not None])
@@ -168,12 +184,13 @@ def row_sparse(
 
 
 def _grouped(labels: list[Any]) -> list[tuple[Any, list[int]]]:
-    """The numbers of the leaves that go together, by name; None is no table."""
+    """Groups the leaves' numbers by table name; None stands for no table."""
     groups: dict[Any, list[int]] = {}
     for i, label in enumerate(labels):
         if not isinstance(label, bool | np.bool_ | str):
             raise ValueError(f"row_sparse: tables must hold booleans or names: {label}")
-        own = label if isinstance(label, str) else i  # a table without a name is alone
+        # A table without a name is alone.
+        own = label if isinstance(label, str) else i
         groups.setdefault(own if label else None, []).append(i)
     return list(groups.items())
 
@@ -191,7 +208,7 @@ def _check_names(rows: Mapping[str, int], tables: list[Any]) -> None:
 
 
 def _mean_of_rows(tables: list[jax.Array], most: int, axis: Axis) -> list[jax.Array]:
-    """The means of tables (rows, …), zero but for at most so many common rows."""
+    """The means of tables (rows, …), of which at most so many common rows are not 0."""
     shapes = [jnp.shape(x) for x in tables]
     if not all(shapes) or len({shape[0] for shape in shapes}) > 1:
         raise ValueError(
@@ -204,14 +221,15 @@ def _mean_of_rows(tables: list[jax.Array], most: int, axis: Axis) -> list[jax.Ar
     for x in tables:
         touched |= jnp.any(x != 0, axis=tuple(range(1, x.ndim)))
     [mine] = jnp.nonzero(touched, size=count, fill_value=size)
-    # Who has more rows than can be sent spoils those that it sends.
+    # A worker with more rows than it can send makes those that it sends NaN: a mean
+    # without the others would be wrong without a word.
     spoil = jnp.where(jnp.sum(touched) > count, jnp.nan, 1.0)
     found = [x.at[mine].get(mode="fill", fill_value=0) for x in tables]
     found = [x * spoil.astype(x.dtype) for x in found]
     numbers, values = collectives.gather((mine.astype(jnp.int32), found), axis)
     means = []
     for x, rows in zip(tables, values, strict=True):
-        none = jnp.zeros(x.shape, wide_dtype(x.dtype))
-        total = none.at[numbers].add(widen(rows), mode="drop")
+        zeros = jnp.zeros(x.shape, wide_dtype(x.dtype))
+        total = zeros.at[numbers].add(widen(rows), mode="drop")
         means.append((total / len(numbers)).astype(x.dtype))
     return means

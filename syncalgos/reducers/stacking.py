@@ -1,4 +1,4 @@
-"""Layers that are stacked in one leaf: each counts as a leaf of its own."""
+"""Layers that are stacked in one leaf: each is compressed as a leaf of its own."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,13 +10,13 @@ from syncalgos import checks
 from syncalgos.collectives import PyTree
 
 Stacked = PyTree | Callable[[str, tuple[int, ...]], int]
-"""How many leading axes of each leaf count layers: a tree of whole numbers like params,
-or one for whole subtrees; or a function of a leaf's path, such as "blocks/up/w", and
-its shape. What a layer of such a leaf is compressed to depends on that layer alone."""
+"""The number of leading axes of each leaf that count layers: a tree of whole numbers
+like params, or one for whole subtrees; or a function of a leaf's path, such as
+"blocks/up/w", and its shape. The compression of a layer depends on that layer alone."""
 
 
 def check(label: str, stacked: Stacked) -> Stacked:
-    """Returns what says which leaves are stacked, or raises a ValueError."""
+    """Returns `stacked`, or raises a ValueError that begins with a label."""
     if not callable(stacked):
         for count in jax.tree.leaves(stacked):
             checks.whole(label, count, least=0)
@@ -24,7 +24,7 @@ def check(label: str, stacked: Stacked) -> Stacked:
 
 
 def counts(stacked: Stacked, tree: PyTree) -> list[int]:
-    """How many leading axes of each leaf of a tree count layers.
+    """Returns the number of leading axes that count layers, leaf by leaf.
 
     Raises:
         ValueError: a tree of another form, no whole number, or more axes than a leaf
@@ -48,17 +48,18 @@ def counts(stacked: Stacked, tree: PyTree) -> list[int]:
 
 
 def counts_like(stacked: Stacked, tree: PyTree) -> PyTree:
-    """`counts` as a tree of that form."""
+    """Returns `counts` as a tree of the same form."""
     return jax.tree.unflatten(jax.tree.structure(tree), counts(stacked, tree))
 
 
 def layerwise(function: Callable[..., Any], count: int) -> Callable[..., Any]:
-    """The function applied to each layer of its arguments, all at once.
+    """Applies a function to each layer of its arguments, all at once.
 
     Args:
-        function: of arrays, which may use collectives: they are one for all layers.
+        function: a function of arrays. Its collectives send all layers in one call.
         count: leading axes of each argument, and of each result, that count layers.
     """
+    # vmap maps collectives too, so no reducer has batch axes of its own.
     for _ in range(count):
         function = jax.vmap(function)
     return function

@@ -38,7 +38,7 @@ def mean(vectors):
 
 
 def rate(learning_rate: Any, step: int) -> Any:
-    """The learning rate of a step: of a number, or of a schedule."""
+    """The learning rate of a step, from a number or a schedule."""
     return learning_rate(step) if callable(learning_rate) else learning_rate
 
 
@@ -65,7 +65,7 @@ def local_steps(
 
 
 def by_leaf(function, *vectors):
-    """Joins what the function makes of each leaf's number and its place in vectors."""
+    """Joins the results of a function of each leaf's number and place in vectors."""
     leaves = zip(*(unflatten(vector).values() for vector in vectors), strict=True)
     parts = [function(number, *leaf) for number, leaf in enumerate(leaves)]
     return np.concatenate([np.ravel(part) for part in parts])
@@ -80,6 +80,6 @@ def draw_key(seed, *numbers):
 
 
 def leaf_draws(key, counts):
-    """So many uniform draws for each leaf, from one sequence."""
+    """Uniform draws for each leaf, from one sequence."""
     draws = np.asarray(jax.random.uniform(key, (sum(counts),)))
     return np.split(draws, np.cumsum(counts)[:-1])

@@ -19,7 +19,7 @@ SETTINGS = [
 
 
 def low_rank(rank, seed, min_rate):
-    """Makes of the workers' vectors what each sends, by one power iteration a call."""
+    """Compresses the workers' vectors by one power iteration a call."""
     q = {}  # by the number of the leaf
 
     def projection(number, *leaves):

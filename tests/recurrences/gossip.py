@@ -20,14 +20,14 @@ def peer(worker, step, workers):
 
 
 def ring_mean(values, worker):
-    """The mean of what a worker and both its neighbours have."""
+    """The mean of the values of a worker and both its neighbours."""
     return (
         values[worker - 1] + values[worker] + values[(worker + 1) % len(values)]
     ) / 3
 
 
 def pair_mean(values, worker, step):
-    """The mean of what a worker and its peer of this step have."""
+    """The mean of the values of a worker and its peer of this step."""
     workers = len(values)
     if workers == 1:
         return values[0]

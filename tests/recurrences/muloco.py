@@ -46,7 +46,7 @@ def recurrence(
     counts = [(workers + 1) * part for part in parts]
 
     def rounded(vectors, draws):
-        """What the others decode of each worker, and the mean that all get."""
+        """Each worker's vector as the others decode it, and the mean."""
 
         def own(worker, number, leaf):
             u = draws[worker][number].reshape(-1, parts[number])

@@ -20,7 +20,7 @@ SETTINGS = [
 
 
 def in_bins(x, bits):
-    """The mean of those of x that fall into its bin, for each."""
+    """Each entry's mean of the entries in its bin."""
     if bits is None or x.size <= 2**bits:
         return x
     bins = 2**bits
@@ -55,5 +55,5 @@ def recurrence(
 
 
 def equal_parts(size, most):
-    """The places of each of the fewest parts of at most so many."""
+    """The places of the fewest parts of at most a length."""
     return np.split(np.arange(size), ceil(size / most))

@@ -34,7 +34,7 @@ def least_squares(strategy, optimizer, steps, starts=(1, 1)):
 
 
 def assert_after(params, figures):
-    """Compares with those that stand beside some steps, counted from 1."""
+    """Compares with the numbers given for some steps, counted from 1."""
     for step, expected in figures.items():
         assert_close(params[step - 1], np.array(expected), SAME)
 
@@ -130,6 +130,6 @@ NOLOCO = {
 
 
 def test_noloco_matches_its_authors_code():
-    """Of two workers, that each is the other's partner at all syncs."""
+    """Two workers are each other's partners at all syncs."""
     params = least_squares(syncalgos.noloco(2, 0.7, 0.5), optax.adam(0.1), 6, (1, 2))
     assert_after(params, NOLOCO)

@@ -74,7 +74,7 @@ BIAS = [-0.6464887, 0.6481751, -0.1888586]
 
 
 def test_power_sgd_matches_pytorchs_hook():
-    """Its residuals hold what workers differ by: the same gradients come out."""
+    """Its residuals hold the workers' differences; the gradients are the same."""
     grads = {"matrix": wave(6, 2, 5, 4)[2:], "bias": wave(6, 2, 3, phase=2.0)[2:]}
     combined, _, _ = run(low_rank(FIRST), grads)
     assert_close(combined["matrix"][-1], [HOOK, HOOK], SAME)

@@ -22,7 +22,7 @@ TOLERANCE = 5e-7
 
 
 def make_batches(global_batch):
-    """As Caffe2's: uniform inputs, and their first column rounded as the label."""
+    """Caffe2's data: uniform inputs, labelled by their first column, rounded."""
     x = np.random.default_rng(2603).random((STEPS, global_batch, 16), np.float32)
     return x, np.round(x[..., 0])
 

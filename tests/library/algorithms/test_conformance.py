@@ -1,4 +1,4 @@
-"""Every algorithm of the registry on every backend, by what `owed.py` says it owes."""
+"""Every algorithm of the registry on every backend: the properties in `owed.py`."""
 
 import functools
 import inspect
@@ -167,7 +167,7 @@ def test_bfloat16_params_keep_their_dtype_and_state_is_float32(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_float32_params_stay_float32_where_float64_is_on(name):
-    """Numbers and schedules are float64 there: what they are made into must not be."""
+    """Numbers and schedules are float64 then: params and state must not become so."""
     rates = [make(name)]
     if "learning_rate" in parameters(name):
         rates.append(make(name, learning_rate=lambda step: jnp.asarray(0.1, float)))
@@ -227,7 +227,7 @@ def test_every_algorithm_is_an_attribute_of_the_package():
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_batch_that_is_not_finite_is_survived(name):
-    """apply_if_finite leaves the step out, and no state of the strategy keeps a NaN."""
+    """apply_if_finite skips the step, and no state of the strategy keeps a NaN."""
     optimizer = optax.apply_if_finite(owed(name).optimizer, 5)
     params, batches = problem()
     batches["x"][1, 5] = np.nan

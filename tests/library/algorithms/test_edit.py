@@ -57,7 +57,7 @@ def test_a_worker_that_is_not_finite_is_left_out_at_once():
 
 
 def test_an_unusual_worker_is_left_out_and_its_norm_forgotten():
-    """Of norms that vary by a tenth one that is five times as large is unusual."""
+    """Norms vary by a tenth: one that is five times as large is unusual."""
     usual = [MOVES * [[1], [1], [s]] / [[1], [1], [5]] for s in (1, 1.1, 0.9, 1, 1.1)]
     spike = usual[0] * [[1], [1], [5]]
     replicas = after_rounds([*usual, spike, spike], trusted=5)
@@ -75,7 +75,7 @@ def test_where_all_are_unusual_nothing_moves_and_momentum_waits():
 
 
 def test_norms_that_differ_by_rounding_are_alike():
-    """As those of an inner optimizer whose steps are all of one length."""
+    """Norms are alike if an inner optimizer's steps all have one length."""
     rounds = [MOVES * (1 + 1e-7 * (i % 3 == 2)) for i in range(12)]
     replicas = after_rounds(rounds, trusted=2)
     expected = -np.array(MEAN) * np.arange(1, 13)[:, None]
@@ -83,7 +83,7 @@ def test_norms_that_differ_by_rounding_are_alike():
 
 
 def test_a_mask_may_leave_nothing_to_screen():
-    """As where a model has fewer leaves than it has fragments."""
+    """A model with fewer leaves than fragments has an empty one."""
     strategy = syncalgos.masked(syncalgos.edit(1), lambda params: {"x": False})
     sent = syncalgos.communication(strategy, {"x": jnp.zeros(2)}, 3, 2)
     assert sent.bytes_per_worker == 0

@@ -103,7 +103,7 @@ def test_streaming_diloco_of_one_fragment_is_diloco():
 
 
 def test_streaming_diloco_takes_an_outer_step_of_each_fragment_in_turn():
-    """Of the last of two as DiLoCo does, of the first half a period before."""
+    """The second of two fragments syncs as DiLoCo, the first half a period earlier."""
     streamed = train(streaming_diloco(PERIOD, 2), HEAVY_BALL)
     whole = train(diloco(PERIOD), HEAVY_BALL)
     early = train(every(PERIOD, diloco(1), offset=PERIOD // 2), HEAVY_BALL)
@@ -145,14 +145,14 @@ def test_push_sum_without_failures_is_gossip(workers):
 
 
 def test_choco_sgd_that_loses_nothing_is_gossip():
-    """Of the ring that mixes after the local step."""
+    """The ring mixes after the local step."""
     whole = train(syncalgos.choco_sgd(density=1, consensus=1), HEAVY_BALL)
     ring = syncalgos.gossip_pga(10**6, "ring")
     assert_same(whole, train(ring, HEAVY_BALL))
 
 
 def test_gossip_pga_of_three_workers_on_a_ring_averages_at_every_step():
-    """They all are neighbours."""
+    """All workers are neighbours."""
     ring = train(syncalgos.gossip_pga(PERIOD, "ring"), HEAVY_BALL, workers=3)
     assert_same(ring, train(average(), HEAVY_BALL, workers=3))
 
@@ -205,7 +205,7 @@ def test_des_loc_of_equal_periods_averages_params_and_moments_together():
 
 @pytest.mark.parametrize(("fewest", "period"), [(PERIOD, 6), (1, 6), (8, 8)])
 def test_qsr_at_a_constant_learning_rate_is_model_averaging(fewest, period):
-    """Of the larger of its fewest steps and (0.25 / 0.1)² = 6.25, taken down."""
+    """Rounds take its fewest steps, or (0.25 / 0.1)² = 6.25, rounded down, if more."""
     quadratic = qsr(fewest, growth=0.25, learning_rate=LR)
     assert_same(train(quadratic, HEAVY_BALL), averaged(period))
 
@@ -241,14 +241,14 @@ def test_diloco_x_of_full_rank_is_diloco_a_round_late():
 
 
 def test_eager_diloco_of_one_worker_is_diloco():
-    """Its own outer gradient is all there is, and comes at once."""
+    """Its own outer gradient is the mean, and arrives at once."""
     eager = eager_diloco(PERIOD, outer_lr=0.6, outer_momentum=0.8)
     expected = train(diloco(PERIOD, 0.6, 0.8), HEAVY_BALL, workers=1)
     assert_same(train(eager, HEAVY_BALL, workers=1), expected)
 
 
 def test_noloco_of_one_worker_is_an_outer_heavy_ball():
-    """It is its own partner, so that nothing pulls it to another's slow params."""
+    """It is its own partner: nothing pulls it to other slow params."""
     own = noloco(PERIOD, outer_lr=0.6, outer_momentum=0.8, consensus=0.9)
     outer = every(PERIOD, outer_step(optax.sgd(0.6, momentum=0.8)))
     expected = train(outer, HEAVY_BALL, workers=1)
@@ -257,7 +257,7 @@ def test_noloco_of_one_worker_is_an_outer_heavy_ball():
 
 @pytest.mark.parametrize("decay", [0.3, 1.0])
 def test_dense_sparseloco_is_an_outer_sgd_step(decay):
-    """All is sent, so that no residual is left to decay."""
+    """All entries are sent: no residual is left to decay."""
     dense = sparseloco(PERIOD, density=1, decay=decay, outer_lr=0.6, bits=None)
     outer = every(PERIOD, outer_step(optax.sgd(0.6)))
     assert_same(train(dense, HEAVY_BALL), train(outer, HEAVY_BALL))
@@ -313,7 +313,7 @@ def test_gossip_reaches_the_exact_mean_in_the_steps_of_its_graph(doublings):
 
 
 def test_scaffold_of_one_worker_is_plain_sgd():
-    """Its control is everybody's: the two cancel."""
+    """Its control is also the mean of the controls: they cancel."""
     corrected = scaffold(PERIOD, learning_rate=LR)
     expected = train(Strategy(), HEAVY_BALL, workers=1)
     assert_same(train(corrected, HEAVY_BALL, workers=1), expected)
@@ -345,7 +345,7 @@ UNBIASED = (H * B).sum(0) / H.sum(0)
 
 
 def at_rest(strategy, lr, steps):
-    """The center when nothing moves any more from one period to the next."""
+    """The center once it is the same from one period to the next."""
     centers = train(
         strategy, optax.sgd(lr), steps=steps, noise=np.zeros((steps, 8, SIZE))
     ).centers

@@ -190,7 +190,7 @@ OUTER = {
 @pytest.mark.parametrize("synced_first", [True, False])
 @pytest.mark.parametrize("name", OUTER)
 def test_strategy_after_s_starts_from_the_synchronous_model(name, synced_first, s):
-    """Where the period does not divide s, the first block is shorter."""
+    """The first block is shorter if the period does not divide s."""
     strategy, update = OUTER[name]
     anchor, velocity, expected = flatten(initial_params()), 0, []
     for step, theta, _ in local_steps(3, 12, synced=lambda step: step < s):
@@ -242,7 +242,7 @@ def test_center_of_strategy_until_s_is_the_current_model_afterwards(s):
 
 @pytest.mark.parametrize("last_two", [["bmuf", "diloco"], ["diloco", "bmuf"]])
 def test_center_of_a_chain_is_that_of_the_last_with_its_own(last_two):
-    """The average has none, so that inside a block the center is the last start."""
+    """The average has no center: inside a block the center is the last start."""
     members = [OUTER[name][0] for name in last_two]
     trained = train(chain(*members, average()), optax.sgd(LR), at=(2, 4, 6))
     assert relative_error(trained.centers[2], trained.replicas[1]) <= ROUNDING

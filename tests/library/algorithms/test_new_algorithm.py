@@ -33,7 +33,7 @@ def snapshot(folder):
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory):
-    """A copy of the project with the page's algorithm, and what that changed."""
+    """A copy of the project with the page's algorithm, and the files that changed."""
     copy = tmp_path_factory.mktemp("project")
     for folder in FOLDERS:
         ignored = shutil.ignore_patterns("__pycache__")

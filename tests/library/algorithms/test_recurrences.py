@@ -17,7 +17,7 @@ TOLERANCE = 1e-12
 
 
 def cases():
-    """Of each setting 2 or 4 workers in turn; of the first one all numbers."""
+    """Each setting with 2 or 4 workers in turn, the first one with both and more."""
     for name in syncalgos.ALGORITHMS:
         module = importlib.import_module(f"recurrences.{name}")
         for number, settings in enumerate(module.SETTINGS):

@@ -91,7 +91,7 @@ def test_peers_move_as_worked_out(strategy, expected):
 
 
 def test_choco_sgd_moves_as_worked_out_from_nothing_known():
-    """As in the paper, where neighbours know nothing at first."""
+    """In the paper neighbours know nothing at first."""
     a, b = np.stack([A, A[::-1]], 1), np.stack([B, B[::-1] / 2], 1)
     strategy = syncalgos.choco_sgd(density=0.5, consensus=0.5, axis="ring")
 
@@ -109,7 +109,7 @@ def test_choco_sgd_moves_as_worked_out_from_nothing_known():
 
 @pytest.mark.parametrize("density", [0.02, 0.1, 0.5])
 def test_choco_sgd_stays_together_at_its_default_step(density):
-    """Along gradients of noise alone, so that nothing but mixing holds workers."""
+    """Gradients are noise: mixing alone holds the workers together."""
 
     def noise(grads, replica, state, step):
         key = own_key(0, step, "ring")

@@ -1,4 +1,4 @@
-"""What SparseLoCo and DeMo send: chunks of leaves, packed indices, bins, components."""
+"""Chunks of leaves, packed indices, bins, components: what SparseLoCo and DeMo send."""
 
 import jax
 import jax.numpy as jnp
@@ -70,7 +70,7 @@ def test_what_is_not_finite_shows_behind_bins(bad):
 
 
 def test_largest_entries_of_each_chunk_are_sent():
-    """Of 21 entries in three parts of 7: the last is not full, of 20."""
+    """20 entries in three parts of 7: the last is not full."""
     x = normal((4, 5), steps=2)
     combined, sent, _ = run(chunked_top_k(0.4, None, 8), x)
     flat = np.pad(x.reshape(2, 3, 20), [(0, 0), (0, 0), (0, 1)]).reshape(2, 3, 3, 7)

@@ -40,7 +40,7 @@ def steps(strategy, grads, first=0):
 
 @pytest.mark.parametrize("majority", [True, False])
 def test_first_step_of_distributed_lion_is_the_papers(majority):
-    """But for signs of 0, and ties, which are drawn."""
+    """Signs of 0 and ties are drawn, and differ."""
     strategy = syncalgos.distributed_lion(majority=majority)
     combined, momentum = steps(strategy, GRADS[None])
     expected = [1, -1] if majority else [1 / 3, -1 / 3]
@@ -110,7 +110,7 @@ def test_one_bit_adam_warms_up_as_adam_without_bias_correction():
 
 
 def test_one_bit_adam_leaves_entries_without_a_variance():
-    """Divided by ε alone, their sign would move them by some ten millions."""
+    """Divided by ε alone, signs would move them by some ten millions."""
     grads = np.tile(TWO, (8, 1, 1))
     grads[4:, 1, 3] = 5
     combined, state = steps(syncalgos.one_bit_adam(4), grads)
@@ -135,7 +135,7 @@ LOCO = [
 
 
 def test_loco_of_one_worker_is_its_first_hop():
-    """The second finds all entries on levels, and loses nothing."""
+    """The second hop finds all entries on levels, and loses nothing."""
     grads = np.tile([1, -0.3, 0.07, 0.02], (3, 1, 1))
     combined, state = steps(syncalgos.loco(), grads)
     for step, (sent, residual) in enumerate(LOCO):
@@ -145,7 +145,7 @@ def test_loco_of_one_worker_is_its_first_hop():
 
 
 def test_loco_sends_all_there_was_but_its_residuals():
-    """Σ sent = Σ g - e / (1 - β), of both hops; a reset loses what it holds."""
+    """Σ sent = Σ g - e / (1 - β), on both hops; a reset loses e."""
     grads = np.random.default_rng(0).normal(size=(6, 3, 9))
     combined, state = steps(syncalgos.loco(beta=0.75, reset_period=5), grads)
     owed = grads.mean(1).cumsum(0) - combined[0].cumsum(0)

@@ -1,4 +1,4 @@
-"""Error feedback: what a reducer loses is kept, and sent later."""
+"""Error feedback: a reducer's losses are kept, and sent later."""
 
 import functools
 
@@ -109,7 +109,7 @@ TELLING = [name for name in FED if name not in VOTES]  # a vote has no third ans
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_a_step_that_is_not_finite_leaves_no_trace(bad):
-    """It shows in what is combined, on all workers, and in no later step."""
+    """It shows in the result on all workers, and in no later step."""
     reducer = side_by_side({n: error_feedback(REDUCERS[n]) for n in TELLING})
     updates = normal_tree(5, matrix=(5, 4), vector=(3,))
     others = [0, 1, 3, 4]

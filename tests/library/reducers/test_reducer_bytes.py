@@ -1,4 +1,4 @@
-"""What reducers send: `communication` against hand counts, and against XLA's programs.
+"""Bytes of reducers: `communication` against hand counts and XLA's programs.
 
 A ring all-reduce sends 2 (N-1)/N times the array, an all-gather (N-1) times the part
 that a worker has, an all-to-all (N-1)/N of the array.
@@ -44,7 +44,7 @@ def all_to_all(n, array):
 
 
 def total(parts):
-    """Adds up bytes by collective; what is not sent is left out."""
+    """Adds up bytes by collective, without collectives of no bytes."""
     sums = collections.Counter()
     for part in parts:
         sums.update(part)
@@ -60,7 +60,7 @@ def in_parts(n, code):
 
 
 def plainly(n, entry=4):
-    """Each worker combines a part of each leaf, and sends it to all."""
+    """Each worker combines a part of each leaf, and sends the result to all."""
     return in_parts(n, lambda entries: entry * entries)
 
 
@@ -76,7 +76,7 @@ def tally_bytes(n):
 
 
 def levels(bits, entries):
-    """Of at most 512 entries with one float32 scale, in whole bytes."""
+    """Blocks of at most 512 entries with one float32 scale, in whole bytes."""
     blocks = math.ceil(entries / 512)
     return blocks * (math.ceil(math.ceil(entries / blocks) * bits / 8) + 4)
 

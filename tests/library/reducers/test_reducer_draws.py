@@ -1,4 +1,4 @@
-"""What reducers draw: levels without bias, independent draws, and their seeds."""
+"""Draws of reducers: levels without bias, independence, and seeds."""
 
 import functools
 
@@ -43,7 +43,7 @@ def assert_unbiased(draws, exact):
 
 
 def in_parts(x):
-    """(…, 16) as what each of two workers averages, at one scale: (…, 2, 8)."""
+    """Splits (…, 16) into the parts that two workers average: (…, 2, 8)."""
     return x.reshape(*x.shape[:-1], 2, 8)
 
 
@@ -93,7 +93,7 @@ def test_draws_are_independent(name):
 
 @functools.cache
 def drawn_entries():
-    """Returns x and what random_k sends of it, step 7 once again."""
+    """Returns x and the entries that random_k sends, step 7 once again."""
     x = np.broadcast_to(np.arange(1, 11, dtype=np.float32), (DRAWS + 1, 2, 10))
     return x, *run(random_k(0.3), x, [*range(DRAWS), 7])[:2]
 

@@ -1,4 +1,4 @@
-"""In which dtypes reducers round, add up and answer."""
+"""Dtypes in which reducers round, sum and return."""
 
 import functools
 

@@ -1,4 +1,4 @@
-"""Reducers by name and in strategies, and how mistakes in them are told."""
+"""Reducers by name and in strategies, and the errors for mistakes."""
 
 import functools
 

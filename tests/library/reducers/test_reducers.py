@@ -1,4 +1,4 @@
-"""What holds of all reducers: what workers get, and on which backends."""
+"""Properties of all reducers: results on all workers, on each backend."""
 
 import functools
 
@@ -117,7 +117,7 @@ COMPARED = ["int4", "random_k", "power_sgd", "clipped"]
 
 @functools.cache
 def on_lanes(workers):
-    """Returns updates, and what COMPARED make of them on the lanes of one device."""
+    """Returns updates, and the results of COMPARED on the lanes of one device."""
     updates = {"matrix": normal((5, 3), 2, workers)}
     return updates, run(side_by_side({n: REDUCERS[n] for n in COMPARED}), updates)
 

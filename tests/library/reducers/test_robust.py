@@ -25,7 +25,7 @@ AUTHORS = {
 
 @pytest.mark.parametrize(("reducer", "expected"), AUTHORS.values(), ids=AUTHORS)
 def test_authors_figures(reducer, expected):
-    """In two leaves, so that a norm of one leaf would show."""
+    """Two leaves, so that a norm over one leaf would show."""
     x = np.broadcast_to(INPUTS, (len(expected), *INPUTS.shape))
     combined, _, _ = run(reducer, {"a": x[..., :1], "b": x[..., 1]})
     found = np.stack([combined["a"][:, 0, 0], combined["b"][:, 0]], axis=1)

@@ -1,4 +1,4 @@
-"""Tables of which few rows are not zeros, against the mean."""
+"""Tables with few rows that are not zeros, against the mean."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""Layers that are stacked in one leaf are treated as leaves of their own."""
+"""Layers stacked in one leaf are treated as leaves of their own."""
 
 import math
 from functools import partial

@@ -1,0 +1,76 @@
+"""The numbers that the layout is held to; `make structure` prints all of them."""
+
+import re
+from pathlib import Path
+
+import pytest
+from structure import (
+    PACKAGES,
+    ROOT,
+    Lines,
+    arrows,
+    circles,
+    crowded,
+    files,
+    functions,
+    nesting,
+    rooms,
+)
+
+FILES = {package: files(package) for package in PACKAGES}
+GRAPH = arrows({path: file for own in FILES.values() for path, file in own.items()})
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_folders_have_at_most_12_entries(package):
+    assert crowded(package) == []
+
+
+def test_no_files_import_each_other():
+    assert circles(GRAPH) == []
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_imports_between_rooms_go_one_way(package):
+    inside = {
+        path: GRAPH[path] & FILES[package].keys()
+        for path in FILES[package]
+        if path in GRAPH
+    }
+    assert circles(rooms(inside, package)) == []
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_files_have_at_most_300_lines(package):
+    assert [path for path, file in FILES[package].items() if file.lines > 300] == []
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_blocks_are_nested_thrice_in_few_functions(package):
+    depths = [nesting(x) for file in FILES[package].values() for x in functions(file)]
+    assert sum(depth >= 3 for depth in depths) <= 0.02 * len(depths)
+
+
+@pytest.mark.parametrize(
+    ("package", "docstrings"), [("syncalgos", 0.6), ("experiments", 0.25)]
+)
+def test_docstrings_and_comments_keep_up_with_the_code(package, docstrings):
+    lines = sum((file.counts for file in FILES[package].values()), Lines(0, 0, 0))
+    assert lines.docstrings >= docstrings * lines.code
+    assert lines.comments >= 0.04 * lines.code
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_docstrings_begin_with_a_verb_or_a_noun(package):
+    begun = re.compile(r'^\s*(?:r)?"""(?:What|Of|Which|Where|That|Those)\b')
+    for path in FILES[package]:
+        for number, line in enumerate((ROOT / path).read_text().splitlines(), 1):
+            assert not begun.match(line), f"{path}:{number}: {line.strip()}"
+
+
+def test_page_for_contributors_names_every_room():
+    page = Path(ROOT / "CONTRIBUTING.md").read_text()
+    for package in ("syncalgos", "experiments"):
+        for folder in (ROOT / package).iterdir():
+            if folder.is_dir() and folder.name != "__pycache__":
+                assert f"`{package}/{folder.name}/`" in page
