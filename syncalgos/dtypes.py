@@ -68,4 +68,5 @@ def if_finite(combined: PyTree, new: PyTree, old: PyTree) -> PyTree:
 
 
 def _is_float(x: Any) -> bool:
+    """Whether a leaf holds floats, as counts and keys do not."""
     return jnp.issubdtype(jnp.result_type(x), jnp.inexact)

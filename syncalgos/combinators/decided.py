@@ -158,4 +158,5 @@ def noted(state: PyTree, step: Any) -> dict[str, jax.Array]:
 
 
 def _is_one(x: Any) -> bool:
+    """Whether a node of a state is a decision."""
     return isinstance(x, Decision)

@@ -87,6 +87,8 @@ def acting_steps(strategy: Strategy) -> Steps | None:
 
 def at_any(*steps: Steps | None) -> Steps | None:
     """The union of sets of steps; None stands for every step."""
+    # Nothing is declared where one of them may act at every step: so the engine need
+    # not look for rounds, which would all be a step long.
     known = [each for each in steps if each is not None]
     if len(known) < len(steps):
         return None

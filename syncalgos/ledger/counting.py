@@ -159,6 +159,7 @@ def _trace(strategy: Strategy, replica: Replica, sizes: dict[str, int]):
 
 
 def _shape_of(x: Any) -> jax.ShapeDtypeStruct:
+    """Returns the shape and dtype of an array, without a weak type."""
     kind = jax.typeof(x) if not isinstance(x, jax.ShapeDtypeStruct) else x
     return jax.ShapeDtypeStruct(kind.shape, kind.dtype)
 
@@ -191,10 +192,13 @@ def _counted_by_step(
 
 
 def _tally(kinds: list[Counter], kind_of_step: np.ndarray) -> Communication:
+    """Adds up a run from what a step of each kind sends."""
+
     def tally(names):
         sent = [sum((k[name, "bytes"] for name in names), Fraction()) for k in kinds]
         calls = np.array([sum(k[name, "calls"] for name in names) for k in kinds])
-        unit = math.lcm(*(x.denominator for x in sent))  # exact until the division
+        # Whole numbers of the common unit: sums are exact until the division.
+        unit = math.lcm(*(x.denominator for x in sent))
         whole = [int(x * unit) for x in sent]
         fits = max(whole) * len(kind_of_step) < 2**63
         parts = np.array(whole, np.int64 if fits else object)[kind_of_step]
