@@ -14,9 +14,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from syncalgos.dtypes import narrow, widen
+from syncalgos.dtypes import PyTree as PyTree
+from syncalgos.dtypes import narrow, on_floats, widen
 
-PyTree = Any
 Axis = str | tuple[str, ...]
 
 WORKERS: tuple[str, str] = ("devices", "lanes")
@@ -80,15 +80,8 @@ def mean(tree: PyTree, axis: Axis = WORKERS) -> PyTree:
         A tree of the same shapes and dtypes. Short floats are added in float32 over
         the lanes of a device.
     """
-
-    def is_float(x: jax.Array) -> bool:
-        return jnp.issubdtype(x.dtype, jnp.inexact)
-
-    leaves, form = jax.tree.flatten(jax.tree.map(jnp.asarray, tree))
-    totals = iter(_total([x for x in leaves if is_float(x)], _names(axis)))
-    return form.unflatten(
-        [next(totals) / size(axis) if is_float(x) else x for x in leaves]
-    )
+    names = _names(axis)
+    return on_floats(lambda xs: [x / size(axis) for x in _total(xs, names)], tree)
 
 
 def _total(leaves: list[jax.Array], names: tuple[str, ...]) -> list[jax.Array]:

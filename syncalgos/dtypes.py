@@ -1,5 +1,6 @@
 """Accumulation in a wider dtype than that of the params."""
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -20,13 +21,7 @@ def widen(tree: PyTree) -> PyTree:
         tree: arrays; leaves that are no floats are kept.
     """
     # Steps of a bfloat16 model below its 8 bits would be lost in bfloat16 state.
-
-    def leaf(x):
-        x = jnp.asarray(x)
-        is_float = jnp.issubdtype(x.dtype, jnp.floating)
-        return x.astype(wide_dtype(x.dtype)) if is_float else x
-
-    return jax.tree.map(leaf, tree)
+    return on_floats(lambda xs: [x.astype(wide_dtype(x.dtype)) for x in xs], tree)
 
 
 def narrow(tree: PyTree, like: PyTree) -> PyTree:
@@ -37,6 +32,25 @@ def narrow(tree: PyTree, like: PyTree) -> PyTree:
         like: a tree of the same structure.
     """
     return jax.tree.map(lambda x, y: jnp.asarray(x, jnp.asarray(y).dtype), tree, like)
+
+
+def on_floats(
+    change: Callable[[list[jax.Array]], Sequence[jax.Array]], tree: PyTree
+) -> PyTree:
+    """Changes the leaves of a tree that are floats, all at once, and keeps the others.
+
+    Args:
+        change: leaves -> as many new ones.
+        tree: arrays.
+    """
+    leaves, form = jax.tree.flatten(jax.tree.map(jnp.asarray, tree))
+    changed = iter(change([x for x in leaves if _is_float(x)]))
+    return form.unflatten([next(changed) if _is_float(x) else x for x in leaves])
+
+
+def select(condition: jax.Array, yes: PyTree, no: PyTree) -> PyTree:
+    """Selects one of two trees by a scalar boolean; both are computed."""
+    return jax.tree.map(lambda x, y: jnp.where(condition, x, y), yes, no)
 
 
 def if_finite(combined: PyTree, new: PyTree, old: PyTree) -> PyTree:
@@ -50,8 +64,9 @@ def if_finite(combined: PyTree, new: PyTree, old: PyTree) -> PyTree:
     # Else one batch with a NaN would stay in a residual for good.
     leaves = [x for x in jax.tree.leaves(combined) if _is_float(x)]
     finite = jnp.all(jnp.stack([jnp.all(jnp.isfinite(x)) for x in leaves] or [True]))
-    return jax.tree.map(lambda x, y: jnp.where(finite, x, y), new, old)
+    return select(finite, new, old)
 
 
 def _is_float(x: Any) -> bool:
-    return jnp.issubdtype(jnp.result_type(x), jnp.floating)
+    """Whether a leaf holds floats, as counts and keys do not."""
+    return jnp.issubdtype(jnp.result_type(x), jnp.inexact)

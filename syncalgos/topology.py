@@ -10,7 +10,7 @@ import numpy as np
 
 from syncalgos import collectives
 from syncalgos.collectives import Axis, PyTree
-from syncalgos.dtypes import narrow, widen
+from syncalgos.dtypes import narrow, on_floats, widen
 from syncalgos.keys import common_key
 
 TOPOLOGIES = ("exponential", "ring")
@@ -81,17 +81,14 @@ def mix(tree: PyTree, topology: str, step: Any, axis: Axis) -> PyTree:
     Returns:
         A tree of the same shapes and dtypes.
     """
-    leaves, form = jax.tree.flatten(tree)
-    is_float = [jnp.issubdtype(jnp.result_type(x), jnp.floating) for x in leaves]
-    own = [x for x, mixes in zip(leaves, is_float, strict=True) if mixes]
-    if topology == "ring":
-        moved = jax.tree.map(jnp.add, own, ring_moves(own, axis))
-        mixed = iter(narrow(moved, own))
-    else:
+
+    def mixed(own):
+        if topology == "ring":
+            return narrow(jax.tree.map(jnp.add, own, ring_moves(own, axis)), own)
         peer = of_exponential_graph(own, step, axis)
-        mixed = iter([(x + y) / 2 for x, y in zip(own, peer, strict=True)])
-    pairs = zip(leaves, is_float, strict=True)
-    return form.unflatten([next(mixed) if mixes else x for x, mixes in pairs])
+        return [(x + y) / 2 for x, y in zip(own, peer, strict=True)]
+
+    return on_floats(mixed, tree)
 
 
 def _matching(workers: int, seed: int, number: int) -> tuple[int, ...]:

@@ -11,7 +11,8 @@ from jax import lax
 from syncalgos import collectives
 from syncalgos.collectives import Axis, PyTree
 from syncalgos.combinators.introspection import Combination
-from syncalgos.dtypes import if_finite, narrow, widen
+from syncalgos.dtypes import if_finite, narrow, select, widen
+from syncalgos.reducers.reducer import over_leaves
 from syncalgos.strategy import Strategy
 
 UNIT = 1024
@@ -124,12 +125,12 @@ def asynchronous(
         me = collectives.index(axis)
         moves = clock().moves(step)[me]
         params, opt_state = state.held
-        params = _either(moves, replica.params, narrow(params, replica.params))
+        params = select(moves, replica.params, narrow(params, replica.params))
         if optimizer is None:
             return replica._replace(params=params)
         # Behind another phase of training, opt_state has changed since `init`.
         goes_on = moves | ~(state.began | (step == 0))
-        opt_state = _either(goes_on, replica.opt_state, opt_state)
+        opt_state = select(goes_on, replica.opt_state, opt_state)
         return replica._replace(params=params, opt_state=opt_state)
 
     def arrive(replica, state, step):
@@ -139,15 +140,15 @@ def asynchronous(
 
         def come(carry, each):
             (server, own), (number, counts, update) = carry, each
-            server = _either(counts, push(server, update), server)
-            own = _either(counts & (number == me), server.params, own)
+            server = select(counts, push(server, update), server)
+            own = select(counts & (number == me), server.params, own)
             return (server, own), None
 
         # (workers, ...): one by one, as each meets another model at the server.
         each = jnp.arange(len(arrived)), arrived, collectives.gather(update, axis)
         (server, own), _ = lax.scan(come, (state.server, own), each)
         params = narrow(own, replica.params)
-        start = _either(arrived[me], widen(params), state.start)
+        start = select(arrived[me], widen(params), state.start)
         return replica._replace(params=params), state._replace(
             server=server, start=start
         )
@@ -169,11 +170,6 @@ def asynchronous(
         sync=Combination(sync, lands=lands),
         center=lambda params, state: narrow(state.server.params, params),
     )
-
-
-def _either(condition: jax.Array, yes: PyTree, no: PyTree) -> PyTree:
-    """Selects one of two trees."""
-    return jax.tree.map(lambda x, y: jnp.where(condition, x, y), yes, no)
 
 
 class Server(NamedTuple):
@@ -231,19 +227,13 @@ def delayed_nesterov(
     """
     is_last = (server.arrived + 1) % buffer == 0
     share = jnp.where(is_last, 1 - early * buffer + early, early)
-    total = jax.tree.map(jnp.add, server.total, update)
-    velocity = jax.tree.map(
-        lambda m, d: jnp.where(is_last, momentum * m + d / buffer, m),
-        server.velocity,
-        total,
-    )
-    params = jax.tree.map(
-        lambda x, m, u: x - lr * (share * momentum * m + u / buffer),
-        server.params,
-        velocity,
-        update,
-    )
-    total = jax.tree.map(lambda d: jnp.where(is_last, 0, d), total)
-    new = Server(params, velocity, total, (server.arrived + 1) % buffer)
-    new = jax.tree.map(lambda x, y: jnp.asarray(x, y.dtype), new, server)
-    return if_finite(update, new, server)
+
+    def step(x, m, d, u):
+        d = d + u
+        m = jnp.where(is_last, momentum * m + d / buffer, m)
+        x = x - lr * (share * momentum * m + u / buffer)
+        return x, m, jnp.where(is_last, 0, d)
+
+    x, m, d = over_leaves(step, 3, *server[:3], update)
+    new = Server(x, m, d, (server.arrived + 1) % buffer)
+    return if_finite(update, narrow(new, server), server)

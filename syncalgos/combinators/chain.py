@@ -10,7 +10,7 @@ from syncalgos.combinators.introspection import (
     at_any,
     center_over,
     has_center,
-    has_whole_center,
+    mean_center,
     reduces,
 )
 from syncalgos.strategy import MeanCenter, Strategy, check_strategy, keep_grads
@@ -63,18 +63,17 @@ def _chained_center(
     strategies: tuple[Strategy, ...],
 ) -> Callable[[PyTree, PyTree], PyTree]:
     """The center of the last strategy with its own, else the mean over their axis."""
-    whole = [i for i, each in enumerate(strategies) if has_whole_center(each)]
-    # Nothing of a center before the last whole one is left.
-    first = whole[-1] if whole else 0
+    means = [mean_center(strategy) for strategy in strategies]
+    # Nothing is left of a center before the last one that is of all leaves.
+    first = max((i for i, mean in enumerate(means) if mean is None), default=0)
 
     def over(rest, params, state):
         for strategy, own in [*zip(strategies, state, strict=True)][first:]:
             rest = center_over(strategy, rest, params, own)
         return rest
 
-    if whole:
+    if None in means:
         return functools.partial(over, None)
-    axes = [strategy.center.axis for strategy in strategies]
-    own_axes = [axis for axis in axes if axis != WORKERS]
-    axis = own_axes[-1] if own_axes else WORKERS
-    return MeanCenter(axis, over if any(map(has_center, strategies)) else None)
+    axes = [mean.axis for mean in means if mean and mean.axis != WORKERS]
+    parts = over if any(map(has_center, strategies)) else None
+    return MeanCenter(axes[-1] if axes else WORKERS, parts)

@@ -1,6 +1,6 @@
 """Syncs that the workers' data decide on, recorded so that they can be counted."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -126,21 +126,17 @@ def _by_data(now: jax.Array, noted: jax.Array) -> jax.Array:
 BY_DATA = "_by_data"
 
 
-def found(state: PyTree) -> list[Decision]:
-    """Returns the decisions in a strategy's state, in the order of its leaves."""
-    return [x for x in _leaves(state) if isinstance(x, Decision)]
+def found(state: PyTree) -> dict[int, Decision]:
+    """Returns the decisions in a strategy's state, by the numbers of their leaves."""
+    leaves = jax.tree.leaves(state, is_leaf=_is_one)  # a decision has but one leaf
+    return {i: x for i, x in enumerate(leaves) if _is_one(x)}
 
 
-def places(state: PyTree) -> list[int]:
-    """Returns the numbers of the decisions' leaves among all leaves of a state."""
-    return [i for i, x in enumerate(_leaves(state)) if isinstance(x, Decision)]
-
-
-def put(state: PyTree, decisions: list[Decision]) -> PyTree:
+def put(state: PyTree, decisions: Iterable[Decision]) -> PyTree:
     """Replaces the decisions in a state, in the order of its leaves."""
     rest = iter(decisions)
     return jax.tree.map(
-        lambda x: next(rest) if isinstance(x, Decision) else x, state, is_leaf=_is_one
+        lambda x: next(rest) if _is_one(x) else x, state, is_leaf=_is_one
     )
 
 
@@ -157,14 +153,10 @@ def noted(state: PyTree, step: Any) -> dict[str, jax.Array]:
     """
     # A flag in the state would not do: `when` keeps the state at steps that it skips,
     # and the flag would be that of another step.
-    acts = [jnp.ravel(decision.at)[0] == step for decision in found(state)]
+    acts = [jnp.ravel(decision.at)[0] == step for decision in found(state).values()]
     return {METRIC: jnp.stack(acts)} if acts else {}
 
 
 def _is_one(x: Any) -> bool:
+    """Whether a node of a state is a decision."""
     return isinstance(x, Decision)
-
-
-def _leaves(state: PyTree) -> list[Any]:
-    """The leaves of a state, with each decision as one leaf."""
-    return jax.tree.leaves(state, is_leaf=_is_one)

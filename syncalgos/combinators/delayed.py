@@ -26,7 +26,7 @@ from syncalgos.combinators.introspection import (
     reduces,
 )
 from syncalgos.combinators.schedule import Period, when
-from syncalgos.dtypes import narrow, widen
+from syncalgos.dtypes import narrow, select, widen
 from syncalgos.strategy import (
     Strategy,
     apply_sync,
@@ -237,13 +237,9 @@ def _delayed(strategy, gates, sender, delay, alpha, arrival) -> Strategy:
         result, center = jax.tree.map(lambda row: row[slot], state.syncs)
         # Nothing was sent then if the phase around this one began since.
         was_sent = state.sent_at[slot] == step - delay
-
-        def arrive(new, old):
-            return jax.tree.map(lambda x, y: jnp.where(was_sent, x, y), new, old)
-
         params = arrived(result, replica, state.strategy, step)
-        params = arrive(params, replica.params)
-        center = arrive(center, state.center)
+        params = select(was_sent, params, replica.params)
+        center = select(was_sent, center, state.center)
         return replica._replace(params=params), state._replace(center=center)
 
     def send(replica, state, step):

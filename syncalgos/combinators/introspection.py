@@ -87,6 +87,8 @@ def acting_steps(strategy: Strategy) -> Steps | None:
 
 def at_any(*steps: Steps | None) -> Steps | None:
     """The union of sets of steps; None stands for every step."""
+    # Nothing is declared where one of them may act at every step: so the engine need
+    # not look for rounds, which would all be a step long.
     known = [each for each in steps if each is not None]
     if len(known) < len(steps):
         return None
@@ -187,15 +189,15 @@ def takes_mean(strategy: Strategy) -> bool:
     return isinstance(strategy.reduce, MeanOfGrads)
 
 
+def mean_center(strategy: Strategy) -> MeanCenter | None:
+    """The strategy's center, if that is the mean of the replicas for some leaves."""
+    return strategy.center if isinstance(strategy.center, MeanCenter) else None
+
+
 def has_center(strategy: Strategy) -> bool:
     """Whether the strategy has a center of its own, for some leaves at least."""
-    center = strategy.center
-    return not isinstance(center, MeanCenter) or center.over is not None
-
-
-def has_whole_center(strategy: Strategy) -> bool:
-    """Whether the strategy has a center of its own for all leaves."""
-    return not isinstance(strategy.center, MeanCenter)
+    mean = mean_center(strategy)
+    return mean is None or mean.over is not None
 
 
 def center_over(
@@ -212,10 +214,10 @@ def center_over(
     Returns:
         The center, shaped like params.
     """
-    center = strategy.center
-    if not isinstance(center, MeanCenter):
-        return center(params, state)
-    return rest if center.over is None else center.over(rest, params, state)
+    mean = mean_center(strategy)
+    if mean is None:
+        return strategy.center(params, state)
+    return rest if mean.over is None else mean.over(rest, params, state)
 
 
 def inner_center(strategy: Strategy) -> Callable[[PyTree, PyTree], PyTree]:
@@ -224,11 +226,11 @@ def inner_center(strategy: Strategy) -> Callable[[PyTree, PyTree], PyTree]:
     def over(rest, params, state):
         return center_over(strategy, rest, params, state.strategy)
 
-    if has_whole_center(strategy):
+    mean = mean_center(strategy)
+    if mean is None:
         return functools.partial(over, None)
-    center = strategy.center
     # A mean stays a MeanCenter: that is how others see that it is only a mean.
-    return center._replace(over=over) if has_center(strategy) else center
+    return mean._replace(over=over) if has_center(strategy) else mean
 
 
 def inner_reduce(

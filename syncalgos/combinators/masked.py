@@ -62,7 +62,9 @@ def masked(
                 )
         return leaves
 
-    def part(tree, whole):  # the tree without the other leaves
+    # Other leaves become nodes without leaves, MaskedNode: what the strategy keeps of
+    # its params then has none of them either.
+    def part(tree, whole):
         leaves, form = jax.tree.flatten(tree)
         pairs = zip(chosen(whole), leaves, strict=True)
         return form.unflatten([_rows(x, own) for own, x in pairs])

@@ -22,7 +22,7 @@ from syncalgos.combinators.introspection import (
     reduces,
 )
 from syncalgos.combinators.schedule import when
-from syncalgos.dtypes import narrow, widen
+from syncalgos.dtypes import narrow, select, widen
 from syncalgos.keys import common_key
 from syncalgos.strategy import (
     Strategy,
@@ -184,12 +184,8 @@ def _participating(strategy, schedule, stale, axis) -> Strategy:
         )
         common, start = widen(replica.params), ()
         if stale:
-
-            def taken(new, old):
-                return jax.tree.map(lambda n, o: jnp.where(own > 0, n, o), new, old)
-
-            start = taken(common, state.start)
-            replica = replica._replace(params=taken(replica.params, kept))
+            start = select(own > 0, common, state.start)
+            replica = replica._replace(params=select(own > 0, replica.params, kept))
         return replica, ParticipatingState(common, start, inner)
 
     # A whole, as its state is one: others must not take its members apart.
@@ -254,12 +250,8 @@ def paced(
 
     def sync(replica, state, step):
         moves = state.done < jnp.array(quotas)[collectives.index(axis)]
-        params = jax.tree.map(
-            lambda new, old: jnp.where(moves, new, old), replica.params, state.params
-        )
-        replica, inner = strategy.sync(
-            replica._replace(params=params), state.strategy, step
-        )
+        held = replica._replace(params=select(moves, replica.params, state.params))
+        replica, inner = strategy.sync(held, state.strategy, step)
         done = jnp.where(lands(strategy, step), 0, state.done + 1)
         return replica, PacedState(inner, done, replica.params)
 

@@ -19,6 +19,7 @@ from syncalgos.combinators.introspection import (
     at_any,
     at_both,
     combination,
+    ever_acts,
     has_center,
     is_clocked,
     lands,
@@ -80,8 +81,8 @@ def when(active: Steps, strategy: Strategy) -> Strategy:
         )
 
     gated = Combination(
-        # A default that keeps everything needs no branch.
-        keep_replica if strategy.sync is keep_replica else sync,
+        # A sync that keeps everything needs no branch.
+        sync if ever_acts(strategy) else keep_replica,
         (strategy,),
         lambda change: when(active, change(strategy)),
         condition=active,

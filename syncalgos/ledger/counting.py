@@ -140,7 +140,7 @@ def _trace(strategy: Strategy, replica: Replica, sizes: dict[str, int]):
     trace = {"axis_env": list(sizes.items()), "return_shape": True}
 
     def program(step, replica, state):
-        known = decided.found(state)
+        known = decided.found(state).values()
         _, state = apply_reduce(strategy, replica.params, replica, state, step)
         # A phase that begins with a new state must not lose the known decisions.
         return apply_sync(strategy, replica, decided.put(state, known), step)
@@ -150,7 +150,7 @@ def _trace(strategy: Strategy, replica: Replica, sizes: dict[str, int]):
         _, state = jax.make_jaxpr(strategy.init, **trace)(replica.params)
         jaxpr, _ = jax.make_jaxpr(program, **trace)(step, replica, state)
         before = 1 + len(jax.tree.leaves(replica))
-        return jaxpr, [before + place for place in decided.places(state)]
+        return jaxpr, [before + place for place in decided.found(state)]
     except NameError as error:  # of jax, for an axis that is not mapped
         raise ValueError(
             f"communication: {error}; name the axis that the strategy was made for, "
@@ -159,6 +159,7 @@ def _trace(strategy: Strategy, replica: Replica, sizes: dict[str, int]):
 
 
 def _shape_of(x: Any) -> jax.ShapeDtypeStruct:
+    """Returns the shape and dtype of an array, without a weak type."""
     kind = jax.typeof(x) if not isinstance(x, jax.ShapeDtypeStruct) else x
     return jax.ShapeDtypeStruct(kind.shape, kind.dtype)
 
@@ -191,10 +192,13 @@ def _counted_by_step(
 
 
 def _tally(kinds: list[Counter], kind_of_step: np.ndarray) -> Communication:
+    """Adds up a run from what a step of each kind sends."""
+
     def tally(names):
         sent = [sum((k[name, "bytes"] for name in names), Fraction()) for k in kinds]
         calls = np.array([sum(k[name, "calls"] for name in names) for k in kinds])
-        unit = math.lcm(*(x.denominator for x in sent))  # exact until the division
+        # Whole numbers of the common unit: sums are exact until the division.
+        unit = math.lcm(*(x.denominator for x in sent))
         whole = [int(x * unit) for x in sent]
         fits = max(whole) * len(kind_of_step) < 2**63
         parts = np.array(whole, np.int64 if fits else object)[kind_of_step]
