@@ -1,5 +1,6 @@
 """A run in several processes: who supervises them, and how each one joins."""
 
+import dataclasses
 import os
 import re
 import sys
@@ -9,20 +10,17 @@ from typing import TextIO
 
 import jax
 
-from experiments.cli import exits, flags, terminal
+from experiments.cli import exits, terminal
 from experiments.cli.errors import BadRequest
-from experiments.cli.flags import Request
-from experiments.launch import gloo, job
+from experiments.launch import gloo
+from experiments.launch.run_job import run_job
 from experiments.supervisor import supervise as launch
 from experiments.supervisor.child_side import Member
 from experiments.supervisor.group import Group, Rules
 from experiments.training import records
+from experiments.training.config import RunConfig, parse
 from experiments.training.prepared import versions
-from experiments.training.process_group import Team
-
-# What each process may have for itself.
-OWN = {"out", "data_dir", "export", "process_id", "coordinator"}
-OWN |= {"init_timeout", "max_restarts", "keep_checkpoints"}
+from experiments.training.process_group import ProcessGroup
 
 # What jax says when another process is gone, in whatever kind of error.
 _GONE = re.compile(
@@ -32,30 +30,27 @@ _GONE = re.compile(
 )
 
 
-def supervise(request: Request, argv: list[str], group: Group) -> int:
+def supervise(config: RunConfig, argv: list[str], group: Group) -> int:
     """Starts this command's processes, and watches them to their end.
 
     Returns:
         The exit code.
     """
-    s = request.settings
-    out = s.out or records.default_out(s.task, s.algo)
-    settings = {**vars(s), **request.arguments, **request.task_arguments}
+    out = config.out or records.default_out(config.task, config.algo)
     facts = {
         f"--{name.replace('_', '-')}": records.plain(value)
-        for name, value in settings.items()
-        if name not in OWN
+        for name, value in config.values("run", "start").items()
     }
     return launch.supervise(
         group,
         [sys.executable, "-m", "experiments.run", *argv],
         facts | versions(),
         {"out": str(out)},
-        Rules(init_timeout=s.init_timeout, max_restarts=s.max_restarts),
+        Rules(init_timeout=config.init_timeout, max_restarts=config.max_restarts),
     )
 
 
-def as_member(member: Member, argv: list[str], started: float) -> int:
+def run_as_member(member: Member, argv: list[str], started: float) -> int:
     """Runs a process that a supervisor has started.
 
     Returns:
@@ -75,19 +70,22 @@ def as_member(member: Member, argv: list[str], started: float) -> int:
 
 
 def _trained(member: Member, argv: list[str], started: float) -> int:
-    request = flags.parse(argv)
-    s = request.settings
-    s.out = s.out or Path(member.announced["out"])
-    s.resume = s.resume or member.attempt > 0
-    s.overwrite = s.overwrite and member.attempt == 0
+    config = parse(argv)
+    is_restart = member.attempt > 0
+    config = dataclasses.replace(
+        config,
+        out=config.out or Path(member.announced["out"]),
+        resume=config.resume or is_restart,
+        overwrite=config.overwrite and not is_restart,
+    )
     member.tell("connect")
     _connect(member)
-    team = Team(
+    group = ProcessGroup(
         process=member.process,
         processes=member.processes,
         hosts=member.hosts,
         sharing=member.locals,
-        tell=member.tell,
+        announce=member.tell,
         note=member.note if member.process else terminal.say,
     )
 
@@ -96,7 +94,7 @@ def _trained(member: Member, argv: list[str], started: float) -> int:
 
     def program(stopped: exits.Stopped) -> int:
         member.tell("prepare")
-        return job.run(request, argv, started, stopped, team)
+        return run_job(config, argv, started, stopped, group)
 
     code = exits.watched(program, is_supervised=True)
     if code in (exits.TERMINATED, exits.INTERRUPTED):
