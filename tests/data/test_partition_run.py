@@ -16,7 +16,9 @@ from experiments.training.components import make_components, takes
 from experiments.training.config import parse
 from experiments.training.prepared import (
     initialized,
+    record_config,
     reseeded,
+    train_and_record,
 )
 
 EXAMPLES, HELD_OUT, FROM = 40, 8, 1000

@@ -14,11 +14,11 @@ from experiments.pipeline import sampler
 from experiments.tasks.digits import digits as digits_task
 from experiments.tasks.task import held_out, losses
 from experiments.training import optimizers, records
-from experiments.training.components import make_components
 from experiments.training.config import parse
 from experiments.training.defaults import nearest_multiple
 from experiments.training.loop import dispatches, first_diverged, remaining
 from experiments.training.measurements.effective_lr import effective_lr
+from experiments.training.prepared import prepare
 from syncalgos import Strategy, collectives, every, outer_step
 
 PARAMS = {"w": np.zeros((30, 20), np.float32), "b": np.zeros(20, np.float32)}
@@ -317,7 +317,7 @@ def test_factory_gets_what_the_run_has(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("JAX_NUM_CPU_DEVICES", "3")  # as they are
     words = "--algo strategies:factory --period 4 --lr 0.3 --seed 5 --momentum 0.9"
-    plan = make_components(parse([*words.split(), "--schedule", "cosine"]))
+    plan = prepare(parse([*words.split(), "--schedule", "cosine"]))
     import strategies  # pyright: ignore[reportMissingImports]
 
     scheduled, steady = strategies.given
