@@ -11,12 +11,11 @@ from typing import Any, NamedTuple
 
 from experiments.cli import factories, library
 from experiments.cli.errors import BadRequest
-from experiments.cli.factories import ALGORITHM, TASK, Factory, Kind
+from experiments.cli.factories import ALGORITHM, TASK, Kind
 from experiments.cli.library import checks
 from experiments.cli.settings import Setting, settings_of
 from experiments.cli.signatures import Signature
 from experiments.cli.words import cleaned
-from experiments.tasks import TASKS
 
 PROGRAM = "python -m experiments.run"
 PUBLISHED = Path(__file__).parent / "published.toml"
@@ -158,18 +157,6 @@ def own_of(kind: Kind, name: str) -> Own:
         BadRequest: an unknown name, or a module that cannot be imported.
     """
     return Own(kind, name, factories.describe(kind, name))
-
-
-def find(kind: Kind, name: str) -> Factory:
-    """Returns the factory of an algorithm or a task.
-
-    Raises:
-        BadRequest: an unknown name, or a module that cannot be imported.
-    """
-    from syncalgos import ALGORITHMS  # imports jax
-
-    known = ALGORITHMS if kind == ALGORITHM else TASKS
-    return factories.find(kind, name, known)
 
 
 def parser_of(settings: Mapping[str, Setting], own: Sequence[Own] = ()) -> Parser:

@@ -7,7 +7,7 @@ import jax
 from experiments.cli import terminal
 from experiments.training.config import never_reached
 from experiments.training.loop import DIVERGED_ABOVE, Outcome, checkpoints
-from experiments.training.prepared import PreparedRun, facts
+from experiments.training.prepared import PreparedRun
 
 
 def header(run: PreparedRun, is_batch_given: bool) -> list[str]:
@@ -17,7 +17,7 @@ def header(run: PreparedRun, is_batch_given: bool) -> list[str]:
         run: that is to start.
         is_batch_given: whether the user has set the batch size.
     """
-    c, layout = run.config, facts(run)
+    c, layout = run.config, run.facts
     vain = [never_reached("--switch", c.arguments.get("switch"), c.steps)]
     if run.untrained:
         vain.append(f"the figures will be of the model as it is now: {run.untrained}")
@@ -33,7 +33,7 @@ def header(run: PreparedRun, is_batch_given: bool) -> list[str]:
         f"{c.algo} on {c.task}: {c.steps} steps, {batch}, seed {c.seed}",
         f"{terminal.layout_text(layout)}, backend {c.backend}{text}",
         f"{c.optimizer}, learning rate {terminal.rate(c.lr)}, effective "
-        f"{terminal.rate(run.effective_lr)}",
+        f"{terminal.rate(layout['effective_lr'])}",
     ]
 
 

@@ -21,7 +21,6 @@ from experiments.training.config import RunConfig
 from experiments.training.loop import Outcome
 from experiments.training.prepared import (
     PreparedRun,
-    facts,
     prepare,
     record_config,
     train_and_record,
@@ -103,7 +102,7 @@ def _export(run: PreparedRun, outcome: Outcome, path: Path) -> str | None:
     if not run.group.is_first:
         return None
     kept = ("algo", "arguments", "task", "task_arguments", "seed", "workers")
-    header = {name: records.plain(facts(run)[name]) for name in kept}
+    header = {name: records.plain(run.facts[name]) for name in kept}
     header |= {"steps": outcome.line["step"], "syncalgos": syncalgos.__version__}
     try:
         export.save(path, center, {name: json.dumps(x) for name, x in header.items()})

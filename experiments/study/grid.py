@@ -105,7 +105,7 @@ class Loader:
         config = parse([*argv, "--seed", str(seed)])
         # Some tasks make data by them.
         offered = {"seed": config.seed, "workers": config.workers}
-        factory = flags.find(TASK, config.task)
+        factory = factories.named(TASK, config.task)
         own = factories.passed_arguments(TASK, factory, offered)
         arguments = repr({**config.task_arguments, **own})
         key = config.task, arguments, config.data_dir, config.validation

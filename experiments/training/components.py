@@ -2,42 +2,32 @@
 
 import dataclasses
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 import numpy as np
 import optax
 
-from experiments.cli import factories, flags
+from experiments.cli import factories
 from experiments.cli.errors import BadRequest, explained
-from experiments.cli.factories import ALGORITHM, TASK, Kind
+from experiments.cli.factories import ALGORITHM, TASK
 from experiments.pipeline import loading, partition
 from experiments.tasks.contract import check_task
 from experiments.tasks.task import Data, Task, losses
 from experiments.training import (
     compile_cache,
-    embedding_tables,
     export,
     optimizers,
     records,
 )
 from experiments.training.config import RunConfig
 from experiments.training.defaults import resolved
-from experiments.training.optimizers import Schedule
 from experiments.training.process_group import ALONE, ProcessGroup
+from experiments.training.strategies import make_strategies
 from syncalgos import (
     WORKERS,
     DataParallel,
     Strategy,
-    after,
-    at_syncs,
-    chain,
-    checks,
-    ema,
-    sync_sgd,
-    until,
 )
 
 
@@ -120,12 +110,10 @@ def _make(config: RunConfig, data: Data | None, group: ProcessGroup) -> Componen
             f"--schedule plateau: {config.algo} has to know the learning rate of a "
             "step, which here follows from the loss: take constant, cosine or step"
         )
-    schedule, optimizer = _inner(config, task)
-    arguments = embedding_tables.with_row_sparse(config, task)
-    strategy = make_strategy(config, arguments, schedule, optimizer, group, task)
-    algorithm = embedding_tables.of_rest(strategy, task)
-    strategy = embedding_tables.beside_shared(algorithm, config, task)
-    strategy = _composed(strategy, config, optimizer)
+    schedule, optimizer = optimizers.inner(config, task.muon)
+    strategy, algorithm = make_strategies(
+        config, schedule, optimizer, group.hosts, task
+    )
     trainer = make_trainer(config, task, optimizer, strategy)
     if data is None:
         data = loading.load(task, config.task, config.validation)
@@ -160,53 +148,9 @@ def make_task(config: RunConfig) -> Task:
         "axis": WORKERS,
     }
     with explained(TASK.flag, config.task):
-        task = _call(TASK, config.task, config.task_arguments, offered)
+        task = factories.call(TASK, config.task, config.task_arguments, offered)
         check_task(task)
     return task
-
-
-def make_strategy(
-    config: RunConfig,
-    arguments: Mapping[str, Any],
-    learning_rate: Schedule,
-    optimizer: optax.GradientTransformation,
-    group: ProcessGroup,
-    task: Task,
-) -> Strategy:
-    """Calls the algorithm's factory with its flags and what the harness passes.
-
-    Raises:
-        BadRequest: what a strategy cannot be; a ValueError if it is one of ours.
-    """
-    offered = {
-        "seed": config.seed,
-        "learning_rate": learning_rate,
-        "optimizer": optimizer,
-        "axis": WORKERS,
-        "hosts": group.hosts,
-        "stacked": task.stacked,
-    }
-    # Few leaves hold most of a model with stacked layers: fragments of whole leaves
-    # would be of very different sizes.
-    if "cut" in arguments and arguments["cut"] is None and task.stacked:
-        arguments = {**arguments, "cut": "bytes"}
-    with explained(ALGORITHM.flag, config.algo):
-        strategy = _call(ALGORITHM, config.algo, arguments, offered)
-        if not isinstance(strategy, Strategy):
-            raise ValueError(
-                "the factory must return a syncalgos.Strategy, got "
-                f"{checks.shown(strategy)}"
-            )
-    return strategy
-
-
-def _call(
-    kind: Kind, name: str, arguments: Mapping[str, Any], offered: Mapping[str, Any]
-) -> Any:
-    """Calls a factory with flags, and with what it takes of what is offered."""
-    factory = flags.find(kind, name)
-    passed = factories.passed_arguments(kind, factory, offered)
-    return factory(**arguments, **passed)
 
 
 def takes(config: RunConfig, argument: str) -> bool:
@@ -215,7 +159,7 @@ def takes(config: RunConfig, argument: str) -> bool:
     One that takes the seed draws while it trains: each seed is another program.
     """
     return any(
-        factories.passed_arguments(kind, flags.find(kind, name), {argument: 0})
+        factories.passed_arguments(kind, factories.named(kind, name), {argument: 0})
         for kind, name in ((ALGORITHM, config.algo), (TASK, config.task))
     )
 
@@ -238,33 +182,6 @@ def _check_data(config: RunConfig, data: Data, is_batch_given: bool) -> None:
         raise ValueError(f"--feed device: the data of {c.task} is made on the host")
 
 
-def _inner(
-    config: RunConfig, task: Task
-) -> tuple[Schedule, optax.GradientTransformation]:
-    """Returns the learning rate's schedule and the inner optimizer that follows it."""
-    c, steps = config, config.steps
-    schedule = optimizers.schedule(c.schedule, c.lr, steps, c.warmup_steps)
-    optimizer = optimizers.make(
-        c.optimizer, schedule, c.momentum, c.weight_decay, c.clip_norm, task.muon
-    )
-    if c.schedule == "plateau":
-        optimizer = optax.chain(optimizer, optimizers.plateau(steps))
-    return schedule, optimizer
-
-
-def _composed(
-    strategy: Strategy, config: RunConfig, optimizer: optax.GradientTransformation
-) -> Strategy:
-    """Adds what common flags ask for: optimizer state, a synchronous start, an EMA."""
-    if config.opt_state_at_sync != "keep":
-        at_sync = optimizers.AT_SYNC[config.opt_state_at_sync](optimizer)
-        strategy = at_syncs(strategy, at_sync)
-    if config.sync_until:
-        n = config.sync_until
-        strategy = chain(until(n, sync_sgd()), after(n, strategy))
-    return strategy if config.ema is None else ema(strategy, config.ema)
-
-
 def make_trainer(
     config: RunConfig,
     task: Task,
@@ -273,6 +190,7 @@ def make_trainer(
 ) -> DataParallel:
     """Makes the engine for a strategy."""
     train_loss, eval_loss = losses(task)
+    sharded = task.tables is not None and task.kept == "sharded"
     return DataParallel(
         train_loss,
         optimizer,
@@ -282,7 +200,7 @@ def make_trainer(
         devices=config.devices,
         eval_loss=eval_loss,
         accumulate=config.accumulate,
-        sharded=embedding_tables.sharded(task),
+        sharded=jax.tree.map(bool, task.tables.names) if sharded else None,
         lanes=config.lanes,
         lane_form=config.lane_form,
         each_worker=True,

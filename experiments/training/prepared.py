@@ -20,19 +20,15 @@ from experiments.cli.signals import keeping_results
 from experiments.pipeline import partition
 from experiments.tasks.contract import check_apply, check_model
 from experiments.tasks.task import Data
-from experiments.training import embedding_tables, export, records
-from experiments.training.components import (
-    Components,
-    make_components,
-    make_strategy,
-    make_trainer,
-)
+from experiments.training import export, records
+from experiments.training.components import Components, make_components, make_trainer
 from experiments.training.config import SETTINGS, RunConfig
 from experiments.training.loop import Hooks, Outcome, evaluations, train
 from experiments.training.measurements import displacements, rounds
 from experiments.training.measurements.effective_lr import effective_lr
 from experiments.training.process_group import ALONE, ProcessGroup
 from experiments.training.records import Progress
+from experiments.training.strategies import steady_strategy
 from syncalgos import Replica, TrainState
 from syncalgos.combinators import introspection
 
@@ -50,14 +46,14 @@ class PreparedRun(Components):
         rounds: whether a round ends with a step, (steps,); None if only the run shows.
         untrained: why the evaluated model never changes, and the way out; "" if it
             does.
-        effective_lr: as the report gives it; None for sign methods, NaN if not found.
+        facts: what config.json and summary.json have in common.
     """
 
     state: TrainState
     count: rounds.Count
     rounds: np.ndarray | None
     untrained: str
-    effective_lr: float | None
+    facts: dict[str, Any]
 
 
 def prepare(
@@ -87,7 +83,7 @@ def initialized(parts: Components) -> PreparedRun:
         count=count,
         rounds=ends,
         untrained=rounds.untrained(parts, state, ends),
-        effective_lr=_effective_lr(parts, params),
+        facts=_facts(parts, _effective_lr(parts, params)),
     )
     return _measured(run, ends) if config.displacements and ends is not None else run
 
@@ -101,7 +97,8 @@ def reseeded(run: PreparedRun, seed: int) -> PreparedRun:
     shards = partition.shards(
         config.partition, run.data.groups, run.data.examples, config.workers, seed
     )
-    run = replace(run, config=config, shards=shards)
+    facts = {**run.facts, "seed": seed}
+    run = replace(run, config=config, shards=shards, facts=facts)
     return replace(run, state=_start(run)[1])
 
 
@@ -119,10 +116,7 @@ def _effective_lr(parts: Components, params: Any) -> float | None:
     if not parts.group.is_first:
         return math.nan
     try:
-        arguments = embedding_tables.dense(c.arguments)
-        steady = make_strategy(
-            c, arguments, c.lr, parts.optimizer, parts.group, parts.task
-        )
+        steady = steady_strategy(c, parts.optimizer, parts.group.hosts, parts.task)
         return effective_lr(steady, params, parts.optimizer, c.workers, c.lr)
     except Exception as error:  # a figure of the report must not end the run
         terminal.say(
@@ -201,7 +195,7 @@ def record_config(
         OSError: it cannot be written.
     """
     config = {
-        **facts(run),
+        **run.facts,
         "command": command,
         "settings": {name: getattr(run.config, name) for name in SETTINGS},
         "versions": versions(),
@@ -210,13 +204,13 @@ def record_config(
     records.start(out, config, lines)
 
 
-def facts(run: PreparedRun) -> dict[str, Any]:
+def _facts(parts: Components, effective_lr: float | None) -> dict[str, Any]:
     """Returns what config.json and summary.json have in common."""
-    layout = run.trainer.layout
+    layout = parts.trainer.layout
     return {
-        **{name: getattr(run.config, name) for name in COMMON},
-        "effective_lr": run.effective_lr,
-        "backend": run.config.backend,
+        **{name: getattr(parts.config, name) for name in COMMON},
+        "effective_lr": effective_lr,
+        "backend": parts.config.backend,
         "devices": len(layout.devices),
         "lanes": layout.lanes,
         "processes": layout.processes,
@@ -241,7 +235,7 @@ def _summary(run: PreparedRun, outcome: Outcome) -> dict[str, Any]:
     decided = introspection.decides(run.strategy)
     moving = np.diff(sent.per_step[:steps], prepend=0.0) > 0 if sent else None
     return {
-        **facts(run),
+        **run.facts,
         **{name: line[name] for name in line if name != "step"},
         "steps": steps,
         "syncs": None if moving is None else int(moving.sum()),
