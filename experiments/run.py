@@ -7,7 +7,7 @@ import time
 
 from experiments.cli import completion, exits, flags
 from experiments.launch.membership import requested_group
-from experiments.supervisor.child_side import joined
+from experiments.supervisor.child_side import join_supervisor
 from experiments.training.config import RunConfig, parse
 
 
@@ -34,7 +34,7 @@ def main(argv: list[str] | None = None) -> int:
             return processes.supervise(config, argv, group)
         return run_job.run_job(config, argv, started, stopped)
 
-    member = joined()
+    member = join_supervisor()
     if member is None:
         return exits.guarded(program)
     from experiments.launch import processes

@@ -15,7 +15,7 @@ import numpy as np
 from experiments.checkpoint import folder as checkpoints
 from experiments.checkpoint import state_arrays
 from experiments.checkpoint.folder import COMMON, Incomplete
-from experiments.checkpoint.shard_file import Damaged, Part, write
+from experiments.checkpoint.shard_file import Damaged, Shard, write
 from experiments.cli import factories, terminal
 from experiments.cli.errors import BadRequest
 from experiments.cli.factories import ALGORITHM
@@ -71,12 +71,12 @@ class CheckpointManager(NamedTuple):
                 own = group.process, group.processes
                 checkpoints.remove(self.folder, progress.step, *own)
 
-    def _part(self, state: TrainState, progress: Progress) -> Part:
+    def _part(self, state: TrainState, progress: Progress) -> Shard:
         """Returns what it takes to go on, as this process holds it."""
         trainer = self.run.trainer
         center = trainer.center(state)
         held = trainer.to_host(state)
-        return Part(
+        return Shard(
             step=progress.step,
             workers=trainer.workers,
             first=trainer.layout.own_workers.start,
@@ -85,7 +85,7 @@ class CheckpointManager(NamedTuple):
             record=self._record(progress),
         )
 
-    def _write(self, part: Part) -> OSError | None:
+    def _write(self, part: Shard) -> OSError | None:
         """Writes a part; returns why it could not."""
         group = self.run.group
         try:
@@ -172,7 +172,7 @@ class CheckpointManager(NamedTuple):
             before = step
         return None
 
-    def _agreed(self, step: int) -> Part | None:
+    def _agreed(self, step: int) -> Shard | None:
         """This process's part of a checkpoint, if all have theirs, and of one run."""
         group, part = self.run.group, None
         try:
@@ -196,7 +196,7 @@ class CheckpointManager(NamedTuple):
         found = checkpoints.steps(self.folder)
         return max((x for x in found if before is None or x < before), default=-1)
 
-    def _read(self, step: int) -> Part:
+    def _read(self, step: int) -> Shard:
         """This process's workers; one worker of a run with another number of them."""
         trainer = self.run.trainer
         rows, workers = trainer.layout.own_workers, trainer.workers
@@ -209,7 +209,7 @@ class CheckpointManager(NamedTuple):
         same = part.workers == workers
         return part if same else checkpoints.load(self.folder, step, 0, 1)
 
-    def _restored(self, part: Part) -> tuple[TrainState, Progress]:
+    def _restored(self, part: Shard) -> tuple[TrainState, Progress]:
         run, c = self.run, self.run.config
         progress = Progress(**part.record["progress"])
         same = part.workers == run.trainer.workers
@@ -250,7 +250,7 @@ def identified(progress: Progress, group: ProcessGroup) -> Progress:
     return dataclasses.replace(progress, run_id=run_id)
 
 
-def _fingerprint(part: Part) -> np.ndarray:
+def _fingerprint(part: Shard) -> np.ndarray:
     """Numbers below 2³¹ that tell runs apart."""
     common = [part.workers, *(part.record.get(x) for x in COMMON)]
     text = json.dumps(common, sort_keys=True)

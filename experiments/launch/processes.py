@@ -14,9 +14,9 @@ from experiments.cli import exits, terminal
 from experiments.cli.errors import BadRequest
 from experiments.launch import gloo
 from experiments.launch.run_job import run_job
-from experiments.supervisor import supervise as launch
-from experiments.supervisor.child_side import Member
+from experiments.supervisor.child_side import ChildSide
 from experiments.supervisor.group import Group, Rules
+from experiments.supervisor.run_processes import run_processes
 from experiments.training import records
 from experiments.training.config import RunConfig, parse
 from experiments.training.prepared import versions
@@ -41,16 +41,17 @@ def supervise(config: RunConfig, argv: list[str], group: Group) -> int:
         f"--{name.replace('_', '-')}": records.plain(value)
         for name, value in config.values("run", "start").items()
     }
-    return launch.supervise(
+    return run_processes(
         group,
         [sys.executable, "-m", "experiments.run", *argv],
         facts | versions(),
         {"out": str(out)},
         Rules(init_timeout=config.init_timeout, max_restarts=config.max_restarts),
+        terminal.say,
     )
 
 
-def run_as_member(member: Member, argv: list[str], started: float) -> int:
+def run_as_member(member: ChildSide, argv: list[str], started: float) -> int:
     """Runs a process that a supervisor has started.
 
     Returns:
@@ -69,7 +70,7 @@ def run_as_member(member: Member, argv: list[str], started: float) -> int:
         member.refuse(text, exits.FAILED)
 
 
-def _trained(member: Member, argv: list[str], started: float) -> int:
+def _trained(member: ChildSide, argv: list[str], started: float) -> int:
     config = parse(argv)
     is_restart = member.attempt > 0
     config = dataclasses.replace(
@@ -78,22 +79,22 @@ def _trained(member: Member, argv: list[str], started: float) -> int:
         resume=config.resume or is_restart,
         overwrite=config.overwrite and not is_restart,
     )
-    member.tell("connect")
+    member.report("connect")
     _connect(member)
     group = ProcessGroup(
         process=member.process,
         processes=member.processes,
         hosts=member.hosts,
         sharing=member.locals,
-        announce=member.tell,
-        note=member.note if member.process else terminal.say,
+        announce=member.report,
+        note=member.log if member.process else terminal.say,
     )
 
     if member.process and not member.local:
-        member.note("has joined; process 0 shows how it goes")
+        member.log("has joined; process 0 shows how it goes")
 
     def program(stopped: exits.Stopped) -> int:
-        member.tell("prepare")
+        member.report("prepare")
         return run_job(config, argv, started, stopped, group)
 
     code = exits.watched(program, is_supervised=True)
@@ -103,7 +104,7 @@ def _trained(member: Member, argv: list[str], started: float) -> int:
     return code
 
 
-def _connect(member: Member) -> None:
+def _connect(member: ChildSide) -> None:
     """Joins the other processes.
 
     jax's own handler of SIGTERM would take the place of ours, and its heartbeat is
@@ -122,7 +123,7 @@ def _connect(member: Member) -> None:
     )
 
 
-def _take_streams(member: Member) -> TextIO:
+def _take_streams(member: ChildSide) -> TextIO:
     """Keeps stdout for the summary, and others than process 0 from speaking.
 
     gloo tells on the process's stdout to whom it is connected.

@@ -20,7 +20,6 @@ from experiments.tasks import (
     classify,
     embeddings,
     imagenet_synthetic,
-    mnist,
 )
 from experiments.tasks.cifar10 import augmented  # before a fixture replaces it
 from experiments.tasks.spoken_digits import mean_output
@@ -43,8 +42,7 @@ def float64(monkeypatch):
     def wide(x, mean, deviation):
         return (x.astype("float64") / 255 - np.array(mean)) / np.array(deviation)
 
-    for module in (mnist, cifar10, imagenet_synthetic):
-        monkeypatch.setattr(module, "normalised", wide)
+    monkeypatch.setattr(classify, "normalised", wide)
     with jax.enable_x64(True):
         yield
 
