@@ -48,7 +48,7 @@ def run():
     parts = make_components(parse(["--steps", "8"]))
     known: dict[str, Any] = {"count": lambda progress: None, "rounds": None}
     known |= {"untrained": "", "state": None}
-    own = {"arguments": parts.config.arguments, "task_arguments": {}}
+    own = {x: getattr(parts.config, x) for x in ("arguments", "task_arguments")}
     return PreparedRun(**vars(parts), **known, facts=own)
 
 
