@@ -83,12 +83,12 @@ def test_a_field_is_compared_on_resume_unless_each_start_may_have_another(
         SETTINGS[name].scope != "run" or name == "steps"
     )  # constant: it may be longer
     if free:
-        check_config(tmp_path, run)
+        check_config(tmp_path, run.config)
         return
     with pytest.raises(
         BadRequest, match=f"was made with --{SETTINGS[name].name} another"
     ):
-        check_config(tmp_path, run)
+        check_config(tmp_path, run.config)
 
 
 @pytest.mark.parametrize("name", SETTINGS)
