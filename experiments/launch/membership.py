@@ -1,4 +1,4 @@
-"""Which processes a config asks for; jax is asked only where a scheduler knows."""
+"""The processes that a config asks for, found without jax unless a scheduler knows."""
 
 from experiments.cli.errors import BadRequest
 from experiments.supervisor.addresses import address
@@ -7,7 +7,7 @@ from experiments.training.config import RunConfig
 
 
 def requested_group(config: RunConfig) -> Group | None:
-    """Returns the processes that a config asks for; None if it is a single one.
+    """Returns the processes that a config asks for; None for a single one.
 
     Raises:
         BadRequest: flags that do not go together, or that leave one out.
@@ -51,8 +51,9 @@ def _group(c: RunConfig) -> Group | None:
 
 
 def _detected(c: RunConfig) -> Group:
-    """Who this process is by Slurm, Open MPI or Kubernetes, as jax finds it out."""
-    from jax._src.clusters import ClusterEnv  # jax tells nobody before it has joined
+    """Returns the place that Slurm, Open MPI or Kubernetes gives this process."""
+    # Private: jax has no public way to ask before it has joined the others.
+    from jax._src.clusters import ClusterEnv
 
     timeout = round(c.init_timeout)
     names = (None, None, None, None, None)
@@ -60,7 +61,7 @@ def _detected(c: RunConfig) -> Group:
         where, count, number, *_ = ClusterEnv.auto_detect_unset_distributed_params(
             *names, timeout
         )
-    except Exception as error:  # whatever a scheduler's environment leads to
+    except Exception as error:  # a scheduler's environment may raise anything
         raise ValueError(
             f"--distributed auto: {type(error).__name__}: {error}"
         ) from error
@@ -73,7 +74,7 @@ def _detected(c: RunConfig) -> Group:
 
 
 def _check_layout(c: RunConfig, processes: int) -> None:
-    """Raises a ValueError for what no number of devices could run."""
+    """Raises a ValueError for a layout that no number of devices could run."""
     if c.backend == "vmap":
         raise ValueError(
             f"--backend vmap runs on one device, not in {processes} processes: take "

@@ -29,7 +29,7 @@ WANTED = ("loss", OF_WORKERS, METRIC)
 
 
 class Hooks(NamedTuple):
-    """What the loop calls as it goes.
+    """Functions that the loop calls as it goes.
 
     Attributes:
         asked_to_stop: () -> the number of a signal, or 0; looked at before each
@@ -48,7 +48,7 @@ class Hooks(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """How the loop ended.
+    """The end of a run: its state and progress, and why it ended.
 
     Attributes:
         state: of the engine.
@@ -105,6 +105,7 @@ def train(
         hooks.write(progress.lines)
 
     for first, steps in schedule:
+        # All processes stop at the same step if one is asked to.
         if stopped := group.largest(hooks.asked_to_stop()):
             hooks.save(state, progress)
             outcome = outcome._replace(stopped=stopped)
@@ -159,7 +160,7 @@ def _every(period: int, steps: int) -> list[int]:
 def dispatches(ends: Iterable[int], most: int) -> Iterator[tuple[int, int]]:
     """Yields (steps done, steps of the next dispatch) of a whole run.
 
-    Those between two ends are as equal as can be: each length is compiled anew.
+    Those between two ends differ by at most one step: each length is compiled anew.
 
     Args:
         ends: steps at which a dispatch must end; the run does at the last.
@@ -172,7 +173,7 @@ def dispatches(ends: Iterable[int], most: int) -> Iterator[tuple[int, int]]:
 
 
 def remaining(parts: Iterator[tuple[int, int]], step: int) -> Iterator[tuple[int, int]]:
-    """The dispatches that are left after so many steps; one may be left in part."""
+    """Yields the dispatches that are left after some steps; the first may be a part."""
     for first, steps in parts:
         if first + steps > step:
             start = max(first, step)
@@ -180,7 +181,7 @@ def remaining(parts: Iterator[tuple[int, int]], step: int) -> Iterator[tuple[int
 
 
 def first_diverged(losses: np.ndarray, first: float | None) -> int | None:
-    """The index of the first loss that is not finite or above 1000 times the first."""
+    """Returns the index of the first loss not finite or above 1000 times the first."""
     limit = math.inf if first is None else DIVERGED_ABOVE * abs(first)
     fine = np.isfinite(losses) & (losses <= limit)
     return None if fine.all() else int(np.argmin(fine))
@@ -198,11 +199,14 @@ def _make_dispatch(
             return parts.group.part(sampler.rows(*draw, data.examples))
         return parts.group.part(sampler.rows_of_shards(*draw, parts.shards))
 
+    # Data that lies on the devices is gathered in the loop there; a loop closed over
+    # 188 MB of data costs 85-108 ms a dispatch, 2 ms with the data placed.
     on_host = c.feed == "host"
     ahead = prefetch.read_ahead(data.train, schedule, rows) if on_host else None
     placed = None if on_host else trainer.place(data.train)
 
     def dispatch(state, first, steps):
+        # Seconds are of training alone: a first dispatch also compiles.
         start, compiled = time.perf_counter(), trainer.compile_seconds
         batches = rows(first, steps) if ahead is None else next(ahead)
         try:
@@ -257,13 +261,13 @@ def _figures(task: Task, loss: float) -> dict[str, float]:
 
 
 def _displacements(state: TrainState, planned: bool) -> dict[str, Any]:
-    """Those of the last round, which are known where an evaluation was planned."""
+    """Returns the last round's figures; None where no evaluation was planned."""
     found = displacements.figures(state)
     return found if planned else dict.fromkeys(found)
 
 
 def bytes_after(sent: Communication | None, progress: Progress) -> float | int | None:
-    """What each worker has sent; None where only the run can tell."""
+    """Returns the bytes that each worker has sent; None if they are not known."""
     if sent is None or progress.sent_before is None:
         return None
 

@@ -1,4 +1,4 @@
-"""A prepared run: made of a config, trained, and recorded."""
+"""Prepared runs: made of a config, trained and recorded."""
 
 import hashlib
 import math
@@ -104,6 +104,7 @@ def reseeded(run: PreparedRun, seed: int) -> PreparedRun:
 
 def _measured(run: PreparedRun, ends: np.ndarray) -> PreparedRun:
     """Returns the same run, whose strategy notes the workers' displacements."""
+    # The rounds must be known first: measuring sends params, which no run shall count.
     strategy = displacements.measured(run.strategy, ends, evaluations(run.config))
     trainer = make_trainer(run.config, run.task, run.optimizer, strategy)
     run = replace(run, trainer=trainer)
@@ -118,7 +119,7 @@ def _effective_lr(parts: Components, params: Any) -> float | None:
     try:
         steady = steady_strategy(c, parts.optimizer, parts.group.hosts, parts.task)
         return effective_lr(steady, params, parts.optimizer, c.workers, c.lr)
-    except Exception as error:  # a figure of the report must not end the run
+    except Exception as error:  # one figure of the report must not end the run
         terminal.say(
             f"no effective learning rate found: {type(error).__name__}: {error}"
         )
@@ -147,7 +148,7 @@ def _start(parts: Components) -> tuple[Any, TrainState]:
 
 
 def _refusal(flag: str, name: str, error: BaseException) -> BaseException:
-    """Returns how an error is reported to the user; a bug of ours as it is."""
+    """Returns the error for the user; a bug of ours as it is."""
     if "RESOURCE_EXHAUSTED" in str(error) or isinstance(error, MemoryError):
         return BadRequest("the model does not fit in memory")
     if ":" in name:
@@ -257,6 +258,7 @@ def _summary(run: PreparedRun, outcome: Outcome) -> dict[str, Any]:
 
 def params_sha256(replica: Replica) -> str:
     """Returns the SHA-256 of the params' leaves in order."""
+    # Same command, same hash: the test of every claim that numbers did not change.
     digest = hashlib.sha256()
     for leaf in jax.tree.leaves(replica.params):
         digest.update(np.asarray(leaf).tobytes())

@@ -1,4 +1,4 @@
-"""How the workers of a run agree: its algorithm, and what common flags add to it."""
+"""The strategy of a run: its algorithm, and what common flags add to it."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -113,7 +113,7 @@ def _algorithm(
 
 
 def _is_row_sparse(config: RunConfig) -> bool:
-    """Whether the algorithm is to send the rows of tables that a step touches."""
+    """Whether only the rows of tables that a step touches are to be sent."""
     return config.arguments.get("reduce") == ROW_SPARSE
 
 
