@@ -80,7 +80,7 @@ def above(bar: Progress, text: str) -> None:
 
 
 def show(text: str) -> None:
-    """Prints the summary on stdout, if it can be shown."""
+    """Prints a text on stdout, if it can be shown."""
     with suppress(OSError, ValueError):
         for line in text.split("\n"):
             print(printable(line))
@@ -128,8 +128,8 @@ def rate(x: float | None) -> str:
     return "none" if x is None else "not found" if math.isnan(x) else f"{x:g}"
 
 
-def summary_text(summary: dict[str, Any], out: Any) -> str:
-    """Formats summary.json for a person."""
+def show_summary(summary: dict[str, Any], out: Any) -> None:
+    """Prints summary.json for a person, on stdout."""
     s = summary
     speed = s["steps_per_second"]
     sent = "not counted"
@@ -160,7 +160,7 @@ def summary_text(summary: dict[str, Any], out: Any) -> str:
         f"seed {s['seed']}"
     )
     lines = [f"  {name:<{width}} {text}" for name, text in rows.items()]
-    return "\n".join([head, *lines])
+    show("\n".join([head, *lines]))
 
 
 def layout_text(s: dict[str, Any]) -> str:

@@ -10,14 +10,25 @@ def requested_group(config: RunConfig) -> Group | None:
     """Returns the processes that a config asks for; None for a single one.
 
     Raises:
-        BadRequest: flags that do not go together, or that leave one out.
+        BadRequest: flags that do not go together, or that leave one out, or a layout
+            that no number of devices could run.
     """
     try:
         found = _group(config)
-        if found is not None:
-            _check_layout(config, found.count)
     except ValueError as error:
         raise BadRequest(str(error)) from error
+    if found is None:
+        return None
+    if config.backend == "vmap":
+        raise BadRequest(
+            f"--backend vmap runs on one device, not in {found.count} processes: take "
+            "pmap or shard_map"
+        )
+    if config.workers % found.count:
+        raise BadRequest(
+            f"{config.workers} workers do not divide over {found.count} processes: use "
+            f"a multiple of {found.count}"
+        )
     return found
 
 
@@ -71,17 +82,3 @@ def _detected(c: RunConfig) -> Group:
             "process: say --coordinator, --process-id and --num-processes"
         )
     return Group(count, (number,), where)
-
-
-def _check_layout(c: RunConfig, processes: int) -> None:
-    """Raises a ValueError for a layout that no number of devices could run."""
-    if c.backend == "vmap":
-        raise ValueError(
-            f"--backend vmap runs on one device, not in {processes} processes: take "
-            "pmap or shard_map"
-        )
-    if c.workers % processes:
-        raise ValueError(
-            f"{c.workers} workers do not divide over {processes} processes: use a "
-            f"multiple of {processes}"
-        )

@@ -6,7 +6,7 @@ import jax
 
 from experiments.cli import terminal
 from experiments.training.config import never_reached
-from experiments.training.loop import DIVERGED_ABOVE, Outcome, checkpoints
+from experiments.training.loop import DIVERGED_ABOVE, Outcome
 from experiments.training.prepared import PreparedRun
 
 
@@ -63,7 +63,7 @@ def after(run: PreparedRun, outcome: Outcome, center_step: int) -> list[str]:
             found.append(f"no model was written to {c.export}")
     if outcome.stopped:
         found.append(f"stopped after step {steps} of {c.steps}: --resume goes on")
-    found += _unsaved(checkpoints(c), outcome)
+    found += _unsaved(c.checkpoints, outcome)
     if c.workers > 1 and run.task.sends:
         found.append(f"not counted in what each worker sent: {run.task.sends}")
     if run.task.kept != "replicated":

@@ -87,7 +87,7 @@ def _finish(
         except OSError as error:  # the summary is shown at least
             terminal.say(f"--out {out}: {error.strerror}: its files are not complete")
             is_written = False
-        terminal.show(terminal.summary_text(summary, out))
+        terminal.show_summary(summary, out)
     for text in remarks.after(run, outcome, summary["center_step"]):
         terminal.say(text)
     if not is_written:

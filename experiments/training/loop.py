@@ -15,7 +15,6 @@ from experiments.cli.factories import TASK
 from experiments.pipeline import prefetch, sampler
 from experiments.tasks.task import Task, held_out
 from experiments.training.components import Components
-from experiments.training.config import RunConfig
 from experiments.training.measurements import displacements
 from experiments.training.measurements.rounds import Count
 from experiments.training.records import Line, Progress
@@ -90,7 +89,7 @@ def train(
         hooks: called on the way.
     """
     c, group = parts.config, parts.group
-    to_evaluate, to_save = set(evaluations(c)), set(checkpoints(c))
+    to_evaluate, to_save = {*c.evaluations}, {*c.checkpoints}
     whole = dispatches(to_evaluate | to_save, c.dispatch_steps)
     schedule = [*remaining(whole, progress.step)]
     dispatch = _make_dispatch(parts, schedule)
@@ -139,22 +138,6 @@ def _diverged(
         too_large=float(metrics["loss"][bad]),
         not_finite=np.flatnonzero(~np.isfinite(metrics[OF_WORKERS][bad])).tolist(),
     )
-
-
-def evaluations(config: RunConfig) -> list[int]:
-    """Returns the local steps after which a run is evaluated."""
-    return _every(config.eval_every, config.steps)
-
-
-def checkpoints(config: RunConfig) -> list[int]:
-    """Returns the local steps after which a run saves a checkpoint, if it is asked."""
-    every = config.checkpoint_every
-    return _every(every, config.steps) if every else []
-
-
-def _every(period: int, steps: int) -> list[int]:
-    """Returns the multiples of a period below the steps, then the steps."""
-    return [*range(period, steps, period), steps]
 
 
 def dispatches(ends: Iterable[int], most: int) -> Iterator[tuple[int, int]]:
@@ -225,7 +208,7 @@ def _make_dispatch(
 def _make_evaluation(parts: Components, count: Count) -> Callable[..., Line]:
     """Returns (state, progress) -> a line of metrics.jsonl."""
     c, trainer = parts.config, parts.trainer
-    planned = set(evaluations(c))
+    planned = {*c.evaluations}
     test, rows = held_out(parts.data.test, trainer.workers, parts.task.eval_batch)
     data, rows = trainer.place(test), parts.group.part(rows)
 

@@ -23,7 +23,7 @@ from experiments.tasks.task import Data
 from experiments.training import export, records
 from experiments.training.components import Components, make_components, make_trainer
 from experiments.training.config import SETTINGS, RunConfig
-from experiments.training.loop import Hooks, Outcome, evaluations, train
+from experiments.training.loop import Hooks, Outcome, train
 from experiments.training.measurements import displacements, rounds
 from experiments.training.measurements.effective_lr import effective_lr
 from experiments.training.process_group import ALONE, ProcessGroup
@@ -60,7 +60,8 @@ def prepare(
     config: RunConfig, data: Data | None = None, group: ProcessGroup = ALONE
 ) -> PreparedRun:
     """Prepares a run; the arguments and errors are those of `make_components`."""
-    return initialized(make_components(config, data, group))
+    parts = make_components(config, data, group)
+    return initialized(parts)
 
 
 def initialized(parts: Components) -> PreparedRun:
@@ -105,7 +106,7 @@ def reseeded(run: PreparedRun, seed: int) -> PreparedRun:
 def _measured(run: PreparedRun, ends: np.ndarray) -> PreparedRun:
     """Returns the same run, whose strategy notes the workers' displacements."""
     # The rounds must be known first: measuring sends params, which no run shall count.
-    strategy = displacements.measured(run.strategy, ends, evaluations(run.config))
+    strategy = displacements.measured(run.strategy, ends, run.config.evaluations)
     trainer = make_trainer(run.config, run.task, run.optimizer, strategy)
     run = replace(run, trainer=trainer)
     return replace(run, state=_start(run)[1])
