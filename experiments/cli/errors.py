@@ -35,6 +35,7 @@ def explained(flag: str, name: str) -> Iterator[None]:
         yield
     except (BadRequest, Terminated):
         raise
+    # A user's factory may end the program, as argparse does: that is an error here.
     except (Exception, SystemExit) as error:
         if ":" not in name and isinstance(error, ValueError):
             raise

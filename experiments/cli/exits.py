@@ -99,6 +99,7 @@ def _unfailing(stream: Any, descriptor: int) -> Any:
         return unfailing(descriptor)
     if not isinstance(stream, TextIOWrapper):
         return stream
+    # What is buffered comes before what the new stream writes.
     with suppress(OSError):
         stream.flush()
     try:

@@ -118,6 +118,7 @@ def _import(kind: Kind, name: str) -> Factory:
     if attribute not in names:
         hint = checks.nearest(attribute, [x for x in names if callable(names[x])])
         raise BadRequest(f"{where}: {module!r} has no {attribute!r}{hint}")
+    # Its parameters become flags, so it must have a signature.
     try:
         inspect.signature(names[attribute])
     except (TypeError, ValueError):  # no function, or one that has no signature
@@ -130,6 +131,7 @@ def _import(kind: Kind, name: str) -> Factory:
 
 def flag_parameters(kind: Kind, signature: Signature) -> list[inspect.Parameter]:
     """Returns the parameters that become flags: a word can set them."""
+    # Functions and arrays are for callers from Python: no word can say them.
     words = bool | int | float | str | None
     return [
         p

@@ -29,6 +29,7 @@ def version() -> str:
 
 def _checks():
     """Loads `syncalgos.checks` without the package around it."""
+    # The package imports jax, which takes two seconds; this file needs none of it.
     spec = importlib.util.spec_from_file_location("checks", FOLDER / "checks.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)

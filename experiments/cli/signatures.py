@@ -50,6 +50,7 @@ def in_source(path: Path, name: str) -> Signature:
     A default or an annotation is evaluated where it consists of what needs no import:
     numbers, strings, bool, float, int, str, None and Literal.
     """
+    # A test compares what is read here with the functions' own signatures.
     module = ast.parse(path.read_text("utf-8"))
     [function] = (
         node
@@ -77,6 +78,7 @@ def _evaluated(node: ast.expr | None, otherwise: Any) -> Any:
     """Returns the value of an expression, or `otherwise` if it needs an import."""
     if node is None:
         return otherwise
+    # The sources are those of this checkout, and no names but TYPES are in reach.
     try:
         return eval(compile(ast.Expression(node), "factory", "eval"), dict(TYPES))
     except NameError:

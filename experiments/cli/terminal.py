@@ -70,12 +70,14 @@ def report(steps: int) -> Iterator[Report]:
         TextColumn("left"),
         TimeRemainingColumn(),
     )
+    # stdout is the summary's alone, so that it can be piped.
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         yield _Bar(progress, steps)
 
 
 def above(bar: Progress, text: str) -> None:
     """Prints a line above a bar."""
+    # Brackets in an error message are no markup.
     bar.console.print(printable(text), highlight=False, markup=False)
 
 

@@ -14,6 +14,7 @@ def cleaned(argv: Iterable[str]) -> list[str]:
     Raises:
         BadRequest: an empty value, as left by an unset variable in a script.
     """
+    # An empty word would become a name, a path or 0, far from where it was made.
     found, flag = [], ""
     for word in argv:
         is_flag = word.startswith("--")

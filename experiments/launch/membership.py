@@ -35,6 +35,7 @@ def requested_group(config: RunConfig) -> Group | None:
 def _group(c: RunConfig) -> Group | None:
     by_hand = {"process_id": c.process_id, "num_processes": c.num_processes}
     given = [name for name, value in by_hand.items() if value is not None]
+    # Processes are started either here or elsewhere, never both.
     ways = [c.processes != 1, c.coordinator is not None, c.distributed == "auto"]
     if sum(ways) > 1:
         raise ValueError(

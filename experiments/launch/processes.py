@@ -77,6 +77,7 @@ def run_as_member(member: ChildSide, argv: list[str], started: float) -> int:
 
 def _trained(member: ChildSide, argv: list[str], started: float) -> int:
     config = parse(argv)
+    # A restart goes on from the checkpoints of its run, and must not erase them.
     is_restart = member.attempt > 0
     config = dataclasses.replace(
         config,

@@ -53,6 +53,7 @@ def run_job(
     """
     run = prepare(config, group=group)
     out = config.out or records.default_out(config.task, config.algo)
+    # The first process writes all files but checkpoints: it alone holds the folder.
     with lock.held(out) if group.is_first else nullcontext():
         manager = CheckpointManager(run, out / FOLDER, started)
         run, progress = manager.resumed()

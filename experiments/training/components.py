@@ -170,6 +170,7 @@ def takes(config: RunConfig, argument: str) -> bool:
 def _check_data(config: RunConfig, data: Data, is_batch_given: bool) -> None:
     """Raises a ValueError unless the data goes with the config."""
     c, least = config, config.workers * config.accumulate
+    # A default batch grows with the workers, and may outgrow the data.
     if not is_batch_given and least > data.examples:
         microbatches = f" × {c.accumulate} microbatches" if c.accumulate > 1 else ""
         raise ValueError(

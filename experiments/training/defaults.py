@@ -32,6 +32,7 @@ def resolved(config: RunConfig, task: Task) -> RunConfig:
     """
     needed = UNIT_STEPS.get(config.algo)
     has_unit_steps = needed is not None and needed.items() <= config.arguments.items()
+    # Momentum and decay belong to the optimizer that the task was tuned with.
     inner = _inner(config, task, has_unit_steps)
     if inner["clip_norm"] is not None and task.kept == "sharded":
         raise ValueError(

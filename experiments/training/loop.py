@@ -90,6 +90,7 @@ def train(
     """
     c, group = parts.config, parts.group
     to_evaluate, to_save = {*c.evaluations}, {*c.checkpoints}
+    # Any split into dispatches gives the same numbers: a resumed run may cut one short.
     whole = dispatches(to_evaluate | to_save, c.dispatch_steps)
     schedule = [*remaining(whole, progress.step)]
     dispatch = _make_dispatch(parts, schedule)
@@ -196,7 +197,8 @@ def _make_dispatch(
             state, metrics = trainer.run(state, batches, placed)
         except Unfit as error:
             raise BadRequest(f"--lane-form: {error}") from error
-        jax.block_until_ready(metrics)  # unlike np.asarray, it lets Ctrl-C in
+        # Unlike np.asarray, it lets Ctrl-C in.
+        jax.block_until_ready(metrics)
         seconds = time.perf_counter() - start - (trainer.compile_seconds - compiled)
         wanted = [name for name in WANTED if name in metrics]
         kept = {name: np.asarray(metrics[name], np.float64) for name in wanted}
@@ -209,6 +211,8 @@ def _make_evaluation(parts: Components, count: Count) -> Callable[..., Line]:
     """Returns (state, progress) -> a line of metrics.jsonl."""
     c, trainer = parts.config, parts.trainer
     planned = {*c.evaluations}
+    # An example of weight 0 fills the last batch: every held-out example counts once,
+    # for any number of workers.
     test, rows = held_out(parts.data.test, trainer.workers, parts.task.eval_batch)
     data, rows = trainer.place(test), parts.group.part(rows)
 

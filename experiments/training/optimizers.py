@@ -70,6 +70,7 @@ def schedule(name: str, lr: float, steps: int, warmup_steps: int) -> Schedule:
     }[name]()
     if not warmup_steps:
         return main
+    # From lr / warmup_steps on: a first step at rate 0 would train nothing.
     rise = optax.linear_schedule(lr / warmup_steps, lr, max(warmup_steps - 1, 1))
     return optax.join_schedules([rise, main], [warmup_steps])
 
@@ -158,6 +159,7 @@ def make(
     if momentum is not None:
         _check_momentum(name, factories)
         arguments["momentum"] = momentum
+    # Weight decay enters before momentum, as in torch and optax.
     before = []
     if clip_norm is not None:
         before.append(optax.clip_by_global_norm(clip_norm))

@@ -43,6 +43,7 @@ class ProcessGroup(NamedTuple):
         """Returns every process's whole numbers, below 2³¹: (processes, ...)."""
         if self.processes == 1:
             return np.asarray(numbers)[None]
+        # jax truncates wider integers to 32 bits without a word.
         return np.asarray(multihost_utils.process_allgather(np.asarray(numbers)))
 
     def largest(self, number: int) -> int:

@@ -137,6 +137,7 @@ class Metrics:
     def add(self, lines: list[dict[str, Any]]) -> None:
         """Appends the last of the run's lines."""
         try:
+            # One line is appended, as a long run has many; behind, all are written.
             if self._is_behind:
                 write_metrics(self._out, lines)
             else:
@@ -191,6 +192,7 @@ def write(path: Path, content: str | bytes) -> None:
     Raises:
         OSError: it cannot be written; what was there before still is.
     """
+    # A rename is atomic; the same folder is on the same file system.
     unfinished = path.with_name(f".{path.name}.tmp")
     data = content.encode() if isinstance(content, str) else content
     try:

@@ -60,6 +60,8 @@ def make_strategies(
         algorithm = masked(algorithm, jax.tree.map(lambda name: not name, names))
         tables = masked(reduce_with(each), jax.tree.map(bool, names))
         strategy = chain(tables, algorithm)
+    # Added from the inside out: what happens at syncs is part of the algorithm, a
+    # synchronous start precedes all of it, and the average follows all params.
     if config.opt_state_at_sync != "keep":
         at_sync = optimizers.AT_SYNC[config.opt_state_at_sync](optimizer)
         strategy = at_syncs(strategy, at_sync)

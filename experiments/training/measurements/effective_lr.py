@@ -39,6 +39,7 @@ def effective_lr(
         The effective rate; None where movement is no multiple of the gradient (sign
         methods); NaN where it does not become steady within 131,072 steps.
     """
+    # By running it nothing has to be looked up: any strategy has a rate so.
     probe = partial(_probe, strategy, optimizer, workers, lr)
     try:
         # The limit of a sequence loses digits: float32 has too few.
@@ -60,6 +61,7 @@ def _probe(strategy, optimizer, workers, lr, params, tolerance) -> float | None:
     ]
     if not np.isfinite(ratios).all():
         return float("nan")
+    # A sign method moves as far under a gradient twice as large: it has no rate.
     if not np.isclose(*ratios, rtol=1e-2):
         return None
     return float(f"{ratios[0] * lr:.4g}")

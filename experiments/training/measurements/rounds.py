@@ -85,7 +85,8 @@ def ends(
     Returns:
         Whether each step does, (steps,); None if only the run shows it.
     """
-    workers = max(parts.config.workers, 2)  # one sends nothing, yet its rounds end
+    # One worker sends nothing, yet its rounds end.
+    workers = max(parts.config.workers, 2)
     if parts.task.kept == "shared":  # tables are sent at every step
         sent = communication(parts, state, steps, workers, parts.algorithm)
     elif _shares_loss(parts, state):  # that is sent at every step, too
