@@ -53,9 +53,9 @@ class Own(NamedTuple):
     signature: Signature
 
     def published(self) -> "Own":
-        """The same with its source's values for defaults, as --preset paper asks."""
-        # By default all have a period of 16. With a paper's 500 a short run would hardly
-        # sync, and of two algorithms one would mostly see their periods.
+        """Returns the same with its paper's values for defaults (--preset paper)."""
+        # By default all have a period of 16: with a paper's 500 a short run would
+        # hardly sync, and of two algorithms one would mostly see their periods.
         values = tomllib.loads(PUBLISHED.read_text()).get(self.name, {})
         parameters = [
             p.replace(default=values.get(p.name, p.default))
@@ -197,13 +197,13 @@ def add_version(parser: argparse.ArgumentParser) -> None:
 
 def add_settings(parser: argparse.ArgumentParser, settings: Iterable[Setting]) -> None:
     """Adds flags in their groups."""
-    groups = {"": parser}
+    groups: dict[str, argparse._ActionsContainer] = {"": parser}
     for each in settings:
         title = each.group.title if each.group else ""
         if title not in groups:
             groups[title] = parser.add_argument_group(title)
         if each.read is None:
-            kind = {"action": "store_true"}
+            kind: dict[str, Any] = {"action": "store_true"}
         else:
             kind = {"type": each.read, "default": each.default, "metavar": each.shown}
             kind |= {"action": "append", "default": []} if each.is_repeated else {}

@@ -55,6 +55,7 @@ def _group(c: RunConfig) -> Group | None:
             raise ValueError(f"--coordinator goes with --{name.replace('_', '-')}")
     address(c.coordinator)
     count, number = c.num_processes, c.process_id
+    assert count is not None and number is not None  # as was just checked
     if number >= count:
         raise ValueError(
             f"--process-id must be 0 to {count - 1} of {count} processes, got {number}"

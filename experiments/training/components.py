@@ -195,7 +195,9 @@ def make_trainer(
     """Makes the engine for a strategy."""
     train_loss, eval_loss = losses(task)
     # Rows in parts are no replicas: the engine keeps the strategy away from them.
-    sharded = task.tables is not None and task.kept == "sharded"
+    sharded = None
+    if task.tables is not None and task.kept == "sharded":
+        sharded = jax.tree.map(bool, task.tables.names)
     return DataParallel(
         train_loss,
         optimizer,
@@ -205,7 +207,7 @@ def make_trainer(
         devices=config.devices,
         eval_loss=eval_loss,
         accumulate=config.accumulate,
-        sharded=jax.tree.map(bool, task.tables.names) if sharded else None,
+        sharded=sharded,
         lanes=config.lanes,
         lane_form=config.lane_form,
         each_worker=True,

@@ -36,14 +36,14 @@ class Hooks(NamedTuple):
         has_trained: after each dispatch: from then on there is something to keep.
         write: takes all lines of metrics.jsonl, of which the last is new.
         save: (state, progress), where a checkpoint is due.
-        count: what each worker has sent.
+        sent: progress -> what each worker has sent.
     """
 
     asked_to_stop: Callable[[], int]
     has_trained: Callable[[], None]
     write: Callable[[list[Line]], None]
     save: Callable[[TrainState, Progress], None]
-    count: Count
+    sent: Count
 
 
 class Outcome(NamedTuple):
@@ -94,7 +94,7 @@ def train(
     whole = dispatches(to_evaluate | to_save, c.dispatch_steps)
     schedule = [*remaining(whole, progress.step)]
     dispatch = _make_dispatch(parts, schedule)
-    evaluate = _make_evaluation(parts, hooks.count)
+    evaluate = _make_evaluation(parts, hooks.sent)
     outcome = Outcome(state, progress)
 
     def record_evaluation(state):

@@ -184,7 +184,7 @@ def train_and_record(
             has_trained=has_trained,
             write=metrics.add if run.group.is_first else lambda lines: None,
             save=save or (lambda state, progress: None),
-            count=run.count,
+            sent=run.count,
         )
         outcome = train(run, run.state, progress or Progress(), report, hooks)
     return outcome, _summary(run, outcome)
