@@ -57,13 +57,12 @@ def keeping_results() -> Iterator[Callable[[], None]]:
 
 def _is_compiling(frame: FrameType | None) -> bool:
     """Whether jax traces or compiles a program of the engine, or compiles any other."""
-    from syncalgos.engine.compiled import (
-        Programs,  # imported long ago, where a program looks
-    )
+    # Imported long ago, if any program compiles.
+    from syncalgos.engine.compiled import Compiled
 
     while frame is not None:
         code = frame.f_code
-        if code is Programs._compile.__code__ or code.co_filename.endswith(COMPILER):
+        if code is Compiled._compile.__code__ or code.co_filename.endswith(COMPILER):
             return True
         frame = frame.f_back
     return False

@@ -15,13 +15,12 @@ import numpy as np
 import optax
 from jax import lax
 
-from syncalgos import Strategy, TrainState, collectives, contract
+from syncalgos import Strategy, TrainState, collectives
 from syncalgos.collectives import WORKERS, Axis, PyTree
 from syncalgos.combinators import introspection
-from syncalgos.combinators.introspection import Composed
-from syncalgos.combinators.primitives import MeanOfGrads
+from syncalgos.combinators.introspection import Combination
 from syncalgos.dtypes import widen
-from syncalgos.strategy import center_of_inner
+from syncalgos.strategy import apply_sync
 
 # Instead of NaN, at which jax_debug_nans would end the run; no norm and no cosine.
 NONE = -2.0
@@ -71,12 +70,6 @@ def measured(
         none = {name: jnp.float32(NONE) for name in NAMES}
         return Measured(strategy.init(params), params, none)
 
-    def reduce(grads, replica, state, step):
-        grads, own = contract.apply_reduce(
-            strategy, grads, replica, state.strategy, step
-        )
-        return grads, state._replace(strategy=own)
-
     def sync(replica, state, step):
         noted = lax.cond(
             _holds(ends, step),
@@ -86,30 +79,28 @@ def measured(
         # Else XLA might fuse the local step another way than without us, and round so.
         apart = noted, replica, state.strategy
         noted, replica, own = lax.optimization_barrier(apart)
-        synced = contract.apply_sync(strategy, replica, own, step)
+        synced = apply_sync(strategy, replica, own, step)
         replica, own = lax.optimization_barrier(synced)
         start = lax.cond(
             _holds(begins, step + 1), lambda: replica.params, lambda: state.start
         )
         return replica, Measured(own, start, noted)
 
-    noting = Composed(
-        sync,
-        members=(strategy,),
-        rebuild=lambda change: measured(change(strategy), sync_steps, evaluated, axis),
-        lands=lambda step: introspection.lands(strategy, step),
-        acts=lambda step: (
-            introspection.acts(strategy, step)
-            | _holds(begins, step + 1)
-            | _holds(ends, step)
-        ),
-    )
+    def notes(step):
+        return _holds(begins, step + 1) | _holds(ends, step)
+
     # The engine runs the strategy in the same form as without us.
-    if strategy.reduce is introspection.keep_grads:
-        reduce = introspection.keep_grads
-    elif isinstance(strategy.reduce, MeanOfGrads):
-        reduce = MeanOfGrads(reduce)
-    return Strategy(init, reduce, noting, center_of_inner(strategy.center))
+    return Strategy(
+        init,
+        introspection.inner_reduce(strategy),
+        Combination(
+            sync,
+            (strategy,),
+            lambda change: measured(change(strategy), sync_steps, evaluated, axis),
+        ),
+        introspection.inner_center(strategy),
+        introspection.at_any(introspection.acting_steps(strategy), notes),
+    )
 
 
 def figures(state: TrainState) -> dict[str, float]:

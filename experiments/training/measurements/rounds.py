@@ -7,7 +7,7 @@ import numpy as np
 import syncalgos
 from experiments.training.components import Components
 from experiments.training.records import Progress
-from syncalgos import Communication, MeanCenter, Strategy, TrainState
+from syncalgos import Communication, Strategy, TrainState
 from syncalgos.combinators import introspection
 from syncalgos.combinators.decided import found
 from syncalgos.engine import inner_step
@@ -98,14 +98,14 @@ def ends(
 
 def _shares_loss(parts: Components, state: TrainState) -> bool:
     """Whether workers share their loss, for an inner optimizer that looks at it."""
-    if parts.strategy.reduce is introspection.keep_grads:
+    if not introspection.reduces(parts.strategy):
         return False
     return inner_step.asks(parts.optimizer, of_one(state.replica), np.float32(0))
 
 
 def center_step(parts: Components, rounds: np.ndarray | None, steps: int) -> int:
     """Returns the last local step that is in the center after so many."""
-    follows = parts.config.ema or isinstance(parts.algorithm.center, MeanCenter)
+    follows = parts.config.ema or not introspection.has_center(parts.algorithm)
     if follows or rounds is None:
         return steps
     found = np.flatnonzero(rounds[:steps])
