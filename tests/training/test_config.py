@@ -13,6 +13,7 @@ from experiments.cli.words import number, whole
 from experiments.training.components import make_components
 from experiments.training.config import LANE_FORMS, SETTINGS, RunConfig, parse
 from experiments.training.prepared import PreparedRun, record_config
+from syncalgos.engine.lanes.selection import OLD_NAMES
 
 OTHER = {"algo": "sync_sgd", "task": "mnist", "optimizer": "adam", "partition": "label"}
 OTHER |= {
@@ -105,6 +106,10 @@ def test_a_config_cannot_be_changed_nor_have_impossible_fields():
         config.arguments["period"] = 9  # pyright: ignore[reportIndexIssue]
     with pytest.raises(ValueError, match="--workers must be"):
         dataclasses.replace(config, workers=0)
+
+
+def test_earlier_names_of_lane_forms_are_those_of_the_engine():
+    assert LANE_FORMS == OLD_NAMES
 
 
 @pytest.mark.parametrize(("before", "now"), LANE_FORMS.items())
