@@ -27,6 +27,7 @@ from experiments.training.prepared import (
     train_and_record,
 )
 from experiments.training.process_group import ALONE, ProcessGroup
+from experiments.training.records import Progress
 
 
 def run_job(
@@ -57,13 +58,7 @@ def run_job(
     with lock.held(out) if group.is_first else nullcontext():
         manager = CheckpointManager(run, out / FOLDER, started)
         run, progress = manager.resumed()
-        try:
-            if group.is_first:
-                command = [*PROGRAM.split(), *argv]
-                record_config(run, command, out, progress.lines)
-            manager.prune(progress.step)
-        except OSError as error:
-            raise BadRequest(f"--out {out}: {error.strerror}") from error
+        _open_files(run, argv, out, manager, progress)
         for text in remarks.header(run, config.batch_size is not None):
             terminal.say(text)
         with terminal.report(run.config.steps) as report:
@@ -72,6 +67,22 @@ def run_job(
             )
         spent = progress.earlier_seconds + time.perf_counter() - started
         return _finish(run, outcome, summary, out, spent)
+
+
+def _open_files(
+    run: PreparedRun,
+    argv: list[str],
+    out: Path,
+    manager: CheckpointManager,
+    progress: Progress,
+) -> None:
+    """Writes config.json, and removes old checkpoints; a BadRequest if it cannot."""
+    try:
+        if run.group.is_first:
+            record_config(run, [*PROGRAM.split(), *argv], out, progress.lines)
+        manager.prune(progress.step)
+    except OSError as error:
+        raise BadRequest(f"--out {out}: {error.strerror}") from error
 
 
 def _finish(

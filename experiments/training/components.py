@@ -204,7 +204,7 @@ def make_trainer(
         strategy,
         workers=config.workers,
         backend=config.backend,
-        devices=config.devices,
+        devices=None if config.devices is None else [*config.devices],
         eval_loss=eval_loss,
         accumulate=config.accumulate,
         sharded=sharded,
