@@ -1,4 +1,4 @@
-"""Factories by name, and their parameters as flags: of algorithms and of tasks."""
+"""Factories of algorithms and tasks: found by name, their parameters as flags."""
 
 import argparse
 import importlib
@@ -11,44 +11,40 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from experiments import tasks
 from experiments.cli import library, signatures
 from experiments.cli.errors import BadRequest, Terminated, place
 from experiments.cli.library import checks
 from experiments.cli.signatures import Signature
 from experiments.cli.words import literal, number, whole
-from experiments.tasks import TASKS
 
 Factory = Callable[..., Any]
 
 
 class Kind(NamedTuple):
-    """What a factory makes.
+    """A kind of factory.
 
     Attributes:
-        flag: that names one, without dashes.
+        flag: the one that names a factory, without dashes.
         noun: for errors.
+        package: where the registered ones are: NAME in PACKAGE.NAME.
         passed: parameters that are no flags: the harness passes its own.
-        files: the names that are registered, and where their factories are written.
+        files: the registered names, and where their factories are written.
         several: how to ask for several, in words.
     """
 
     flag: str
     noun: str
+    package: str
     passed: frozenset[str]
     files: Mapping[str, Path]
     several: str = ""
 
 
-def _file(module: str) -> Path:
-    """Returns the file of a module, which is not imported; its package is."""
-    spec = importlib.util.find_spec(module)
-    assert spec is not None and spec.origin is not None
-    return Path(spec.origin)
-
-
 ALGORITHM = Kind(
     "algo",
     "algorithm",
+    "syncalgos.algorithms",
     frozenset({"axis", "seed", "learning_rate", "optimizer", "hosts", "stacked"}),
     library.ALGORITHMS,
     "; to compare several: python -m experiments.compare --algos ",
@@ -56,13 +52,14 @@ ALGORITHM = Kind(
 TASK = Kind(
     "task",
     "task",
+    "experiments.tasks",
     frozenset({"axis", "seed", "data_dir", "workers"}),
-    {name: _file(where.partition(":")[0]) for name, where in TASKS.items()},
+    {name: Path(tasks.__file__).with_name(f"{name}.py") for name in tasks.TASKS},
 )
 
 
 def describe(kind: Kind, name: str) -> Signature:
-    """Returns what a factory takes: one of that name, or the user's package:factory.
+    """Returns the signature of a registered factory, or of the user's own.
 
     Only the user's own is imported.
 
@@ -74,21 +71,23 @@ def describe(kind: Kind, name: str) -> Signature:
     return signatures.in_source(kind.files[_known(kind, name)], name)
 
 
-def find(kind: Kind, name: str, known: Mapping[str, Factory | str]) -> Factory:
-    """Returns the factory of that name, or the user's package.module:factory.
-
-    Args:
-        kind: what it makes.
-        name: what the user said.
-        known: factories by name; or where they are, as package.module:factory.
+def named(kind: Kind, name: str) -> Factory:
+    """Returns the factory of a registered name, or the user's package.module:factory.
 
     Raises:
         BadRequest: there is none.
     """
     if ":" in name:
         return _import(kind, name)
-    found = known[_known(kind, name)]
-    return _import(kind, found) if isinstance(found, str) else found
+    return _import(kind, f"{kind.package}.{_known(kind, name)}:{name}")
+
+
+def call(
+    kind: Kind, name: str, arguments: Mapping[str, Any], offered: Mapping[str, Any]
+) -> Any:
+    """Calls a factory with its flags, and with what it takes of what is offered."""
+    factory = named(kind, name)
+    return factory(**arguments, **passed_arguments(kind, factory, offered))
 
 
 def _known(kind: Kind, name: str) -> str:
@@ -119,6 +118,7 @@ def _import(kind: Kind, name: str) -> Factory:
     if attribute not in names:
         hint = checks.nearest(attribute, [x for x in names if callable(names[x])])
         raise BadRequest(f"{where}: {module!r} has no {attribute!r}{hint}")
+    # Its parameters become flags, so it must have a signature.
     try:
         inspect.signature(names[attribute])
     except (TypeError, ValueError):  # no function, or one that has no signature
@@ -130,7 +130,8 @@ def _import(kind: Kind, name: str) -> Factory:
 
 
 def flag_parameters(kind: Kind, signature: Signature) -> list[inspect.Parameter]:
-    """Returns the parameters that become flags: those that a word can set."""
+    """Returns the parameters that become flags: a word can set them."""
+    # Functions and arrays are for callers from Python: no word can say them.
     words = bool | int | float | str | None
     return [
         p
@@ -142,12 +143,12 @@ def flag_parameters(kind: Kind, signature: Signature) -> list[inspect.Parameter]
 
 
 def flag_names(kind: Kind, name: str) -> set[str]:
-    """Returns the parameters of a factory that are flags, by the factory's name."""
+    """Returns the names of a factory's flags."""
     return {p.name for p in flag_parameters(kind, describe(kind, name))}
 
 
 def defaults(kind: Kind, name: str) -> dict[str, Any]:
-    """Returns the defaults of a factory's flags, by the factory's name."""
+    """Returns the defaults of a factory's flags."""
     parameters = flag_parameters(kind, describe(kind, name))
     return {p.name: p.default for p in parameters if p.default is not p.empty}
 
@@ -155,7 +156,7 @@ def defaults(kind: Kind, name: str) -> dict[str, Any]:
 def passed_arguments(
     kind: Kind, factory: Factory, offered: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Of what the harness offers, that which the factory asks for by name."""
+    """Returns the offered values that the factory has parameters for."""
     wanted = inspect.signature(factory).parameters
     return {
         name: value
@@ -167,10 +168,10 @@ def passed_arguments(
 def add_flags(
     parser: argparse.ArgumentParser, kind: Kind, name: str, signature: Signature
 ) -> None:
-    """Adds a factory's parameters to a parser, with its docstring's words.
+    """Adds a factory's parameters to a parser, with the texts of its docstring.
 
     Raises:
-        BadRequest: a parameter has the name of a flag that is there.
+        BadRequest: a parameter with the name of an existing flag.
     """
     summary = signature.doc.partition("\n")[0]
     group = parser.add_argument_group(f"flags of {name}", summary or None)
@@ -195,7 +196,7 @@ def add_flags(
 
 
 def flag_kind(parameter: inspect.Parameter) -> dict[str, Any]:
-    """Returns what argparse needs to know of a parameter's type."""
+    """Returns the arguments of `add_argument` that follow from a parameter's type."""
     hint = parameter.annotation
     hint = type(parameter.default) if hint is parameter.empty else hint
     is_union = typing.get_origin(hint) in (typing.Union, types.UnionType)
@@ -214,7 +215,7 @@ def flag_kind(parameter: inspect.Parameter) -> dict[str, Any]:
 
 
 def choice(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns what argparse needs to know of a flag that has one of these values."""
+    """Returns the arguments of `add_argument` for a flag with one of these values."""
 
     def convert(text: str) -> Any:
         try:
@@ -230,7 +231,7 @@ def _or_none(convert: Callable[[str], Any]) -> Callable[[str], Any]:
 
 
 def argument_texts(doc: str) -> dict[str, str]:
-    """The texts of a Google docstring's Args section by name, each on one line."""
+    """Returns the texts of a Google docstring's Args section by name, in one line."""
     section = re.search(r"^Args:\n((?:[ ]+.*\n?|\n)*)", doc, re.MULTILINE)
     if not section:
         return {}

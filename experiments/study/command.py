@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-from argparse import Namespace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,7 +13,7 @@ from experiments.study.network import Network
 from experiments.study.report import events
 from experiments.study.search_space import MOST_RUNS, as_words
 from experiments.study.spec import Spec
-from experiments.training.config import PAPER
+from experiments.training.config import parse
 
 
 class Study(NamedTuple):
@@ -32,7 +31,7 @@ class Study(NamedTuple):
     spec: Spec
     seeds: range
     networks: list[Network]
-    own: Namespace
+    own: config.StudyConfig
     preset: presets.Preset | None
     out: Path
 
@@ -44,8 +43,8 @@ def read(argv: list[str]) -> Study:
         BadRequest: what is unknown or out of range, in one line.
     """
     asked, preset = config.read(argv), None
-    if asked.own.preset == PAPER:
-        asked = asked._replace(rest=["--preset", PAPER, *asked.rest])
+    if asked.own.preset == flags.PAPER:
+        asked = asked._replace(rest=["--preset", flags.PAPER, *asked.rest])
     elif asked.own.preset is not None:
         preset = presets.load(asked.own.preset)
         asked = config.read(preset.under(argv))
@@ -81,7 +80,7 @@ def _check_runs(decided: Spec) -> None:
         for value in decided.points(entry):
             swept = {decided.sweep.flag: value} if decided.sweep and value else {}
             for tuned in decided.telling(entry):
-                flags.parse([*decided.argv(entry), *as_words(swept | tuned)])
+                parse([*decided.argv(entry), *as_words(swept | tuned)])
 
 
 def _default_out(decided: Spec) -> Path:

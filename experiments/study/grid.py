@@ -14,7 +14,8 @@ from experiments.study.search_space import as_words
 from experiments.study.spec import SCALES, Spec
 from experiments.tasks.task import Data
 from experiments.training import records
-from experiments.training.setup import Plan, prepare
+from experiments.training.components import Components, make_components
+from experiments.training.config import RunConfig, parse
 
 FIRST_TUNING_SEED = 1000  # apart from the seeds that are reported
 
@@ -90,27 +91,27 @@ class Point(NamedTuple):
 
 
 class Loader:
-    """Plans of runs, whose data is loaded once."""
+    """Makes the components of runs, whose data is loaded once."""
 
     def __init__(self):
         self._data: dict[Any, Data] = {}
 
-    def plan(self, argv: Sequence[str], seed: int) -> Plan:
-        """What `prepare` makes of these flags.
+    def components(self, argv: Sequence[str], seed: int) -> Components:
+        """Makes the components of a run of these flags.
 
         Raises:
-            BadRequest: as `prepare`.
+            BadRequest: as `make_components`.
         """
-        request = flags.parse([*argv, "--seed", str(seed)])
-        s = request.settings
-        offered = {"seed": s.seed, "workers": s.workers}  # some tasks make data by them
-        factory = flags.find(TASK, s.task)
+        config = parse([*argv, "--seed", str(seed)])
+        # Some tasks make data by them.
+        offered = {"seed": config.seed, "workers": config.workers}
+        factory = factories.named(TASK, config.task)
         own = factories.passed_arguments(TASK, factory, offered)
-        arguments = repr({**request.task_arguments, **own})
-        key = s.task, arguments, s.data_dir, s.validation
-        plan = prepare(request, self._data.get(key))
-        self._data[key] = plan.data
-        return plan
+        arguments = repr({**config.task_arguments, **own})
+        key = config.task, arguments, config.data_dir, config.validation
+        parts = make_components(config, self._data.get(key))
+        self._data[key] = parts.data
+        return parts
 
 
 def points(spec: Spec, loader: Loader) -> list[Point]:
@@ -133,13 +134,13 @@ def points(spec: Spec, loader: Loader) -> list[Point]:
 
 
 def _same_samples(
-    spec: Spec, argv: list[str], loader: Loader, base: Any
-) -> tuple[list[str], Any]:
+    spec: Spec, argv: list[str], loader: Loader, base: RunConfig | None
+) -> tuple[list[str], RunConfig]:
     """Sets batch, steps and rate of a point by those of the first one (`base`)."""
     if spec.worker_batch is not None:
-        asked = flags.parse(argv).settings
-        argv = [*argv, "--batch-size", str(spec.worker_batch * asked.workers)]
-    s = loader.plan(argv, 0).settings
+        batch = spec.worker_batch * parse(argv).workers
+        argv = [*argv, "--batch-size", str(batch)]
+    s = loader.components(argv, 0).config
     if base is None or s.batch_size == base.batch_size:
         return argv, s if base is None else base
     if s.steps == base.steps:  # else it is the steps that are swept
@@ -148,7 +149,7 @@ def _same_samples(
     if SCALES[spec.scale_lr]:
         rate = base.lr * (s.batch_size / base.batch_size) ** SCALES[spec.scale_lr]
         argv = [*argv, "--lr", f"{rate:.6g}"]
-    loader.plan(argv, 0)
+    loader.components(argv, 0)
     return argv, base
 
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import jax
 
-from experiments.cli import terminal
+from experiments.cli import flags, terminal
 from experiments.cli.errors import explained
 from experiments.cli.factories import TASK
 from experiments.study import network, tuning
@@ -28,8 +28,15 @@ from experiments.study.progress import StudyProgress, progress
 from experiments.study.spec import Spec
 from experiments.tasks.contract import check_apply, check_model
 from experiments.training import records
-from experiments.training.prepared import Ready, begin, finish, ready, reseeded
-from experiments.training.progress import Progress
+from experiments.training.components import takes
+from experiments.training.prepared import (
+    PreparedRun,
+    initialized,
+    record_config,
+    reseeded,
+    train_and_record,
+)
+from experiments.training.records import Progress
 
 
 class _Stop(Exception):
@@ -67,7 +74,7 @@ def planned(spec: Spec, seeds: range) -> Planned:
     for point in found if spec.tune else ():
         for trial in spec.telling(point.entry):
             cell = tuning_cell(spec, point, trial)
-            loader.plan(cell.argv, cell.seeds[0])
+            loader.components(cell.argv, cell.seeds[0])
     tried = [[cell for _, cell in tuning_cells(spec, point)] for point in found]
     return Planned(spec, seeds, found, tried, loader)
 
@@ -82,7 +89,7 @@ def check_measure(plan: Planned, key: str | None, target: float | None) -> None:
     """
     if key is None and target is None:
         return
-    first = plan.loader.plan(plan.points[0].argv, plan.seeds[0])
+    first = plan.loader.components(plan.points[0].argv, plan.seeds[0])
     with explained(TASK.flag, plan.spec.task):
         params, buffers = check_model(first.task, plan.seeds[0])
         values = check_apply(first.task, params, buffers, first.data.test)
@@ -150,19 +157,19 @@ def _make(
     cell: Cell, loader: Loader, bar: StudyProgress, asked_to_stop: Callable[[], int]
 ) -> None:
     """Makes the runs of a cell that are missing, all with one compiled program."""
-    job: Ready | None = None
+    job: PreparedRun | None = None
     for seed in cell.missing():
         if bar.made and asked_to_stop():  # before, nothing would be lost
             raise _Stop
         if job is None:
-            job = ready(loader.plan(cell.argv, seed))
+            job = initialized(loader.components(cell.argv, seed))
             if job.untrained:
                 bar.say(
                     f"{cell.name}: the figures will be of the model as it was at the "
                     f"start: {job.untrained}"
                 )
-        elif job.plan.seeded:
-            job = ready(loader.plan(cell.argv, seed))
+        elif takes(job.config, "seed"):
+            job = initialized(loader.components(cell.argv, seed))
         else:
             job = reseeded(job, seed)
         _run(job, cell, seed, bar, asked_to_stop)
@@ -171,7 +178,7 @@ def _make(
 
 
 def _run(
-    job: Ready,
+    job: PreparedRun,
     cell: Cell,
     seed: int,
     bar: StudyProgress,
@@ -179,11 +186,12 @@ def _run(
 ) -> None:
     """Makes one run; its folder gets its name when all its files are there."""
     started = time.perf_counter()
-    bar.begin(f"{cell.name}, seed {seed}", job.plan.settings.steps)
+    bar.begin(f"{cell.name}, seed {seed}", job.config.steps)
     unfinished = cell.folder / f".seed-{seed}"
     shutil.rmtree(unfinished, ignore_errors=True)
-    begin(job, [*cell.argv, "--seed", str(seed)], unfinished)
-    outcome, summary = finish(job, unfinished, bar, asked_to_stop)
+    command = [*flags.PROGRAM.split(), *cell.argv, "--seed", str(seed)]
+    record_config(job, command, unfinished, [])
+    outcome, summary = train_and_record(job, unfinished, bar, asked_to_stop)
     if outcome.stopped:
         raise _Stop
     summary["total_seconds"] = round(time.perf_counter() - started, 3)
@@ -193,13 +201,13 @@ def _run(
     bar.end(_result(summary))
 
 
-def _sends(job: Ready, progress: Progress) -> dict | None:
+def _sends(job: PreparedRun, progress: Progress) -> dict | None:
     """What each worker sends, step by step, and how late it may arrive."""
-    if (sent := job.counter(progress)) is None:
+    if (sent := job.count(progress)) is None:
         return None
-    s = job.plan.settings
-    waits = s.opt_state_at_sync == "average" or job.plan.task.kept == "shared"
-    delay = 0 if waits else network.delay_of(s.algo, job.plan.arguments)
+    s = job.config
+    waits = s.opt_state_at_sync == "average" or job.task.kept == "shared"
+    delay = 0 if waits else network.delay_of(s.algo, s.arguments)
     return {**network.to_json(network.sends(sent)), "delay": delay}
 
 

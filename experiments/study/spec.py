@@ -17,32 +17,12 @@ from experiments.training.config import SETTINGS
 
 def common() -> set[str]:
     """The flags of every run that a study may set."""
-    return SETTINGS.keys() - TAKEN.keys()
+    return {name for name, setting in SETTINGS.items() if not setting.study}
 
 
 SCALES = {"none": 0.0, "linear": 1.0, "sqrt": 0.5}  # powers of the batch, of a rate
-
-TAKEN = {  # flags of single runs that a study sets itself, and what to say instead
-    "algo": "--algos",
-    "displacements": "nothing: it is always on",
-    "help": "experiments.run --algo NAME --help",
-    "export": "experiments.run --export with the report's command",
-    "out": "--out of the study, outside of --algos",
-    "overwrite": "--overwrite of the study, outside of --algos",
-    "seed": "--seeds",
-    "task": "--task of the study, outside of --algos",
-    "validation": "--tune-share",
-    **dict.fromkeys(
-        ("resume", "resume_center", "checkpoint_every", "keep_checkpoints"),
-        "nothing: the same command makes what is missing of a study",
-    ),
-    **dict.fromkeys(
-        (
-            *("processes", "coordinator", "process_id", "num_processes"),
-            *("distributed", "init_timeout", "max_restarts"),
-        ),
-        "nothing: a study runs in one process",
-    ),
+TAKEN = {"help": "experiments.run --algo NAME --help"} | {
+    name: setting.study for name, setting in SETTINGS.items() if setting.study
 }
 
 

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from experiments import exit_codes
 from experiments.checkpoint import lock
 from experiments.cli import exits, terminal
 from experiments.cli.errors import BadRequest
@@ -44,7 +45,7 @@ def run(study: Study, argv: list[str], asked_to_stop: exits.Stopped) -> int | No
             f"error: {where}{error.strerror or error}: what is done is kept, the same "
             "command goes on from there"
         )
-        return exits.TERMINATED
+        return exit_codes.TERMINATED
 
 
 def _made(study: Study, argv: list[str], asked_to_stop: exits.Stopped) -> int | None:
@@ -66,7 +67,7 @@ def _made(study: Study, argv: list[str], asked_to_stop: exits.Stopped) -> int | 
             study.out / "tensorboard", runs.named_lines(made, study.out)
         )
     terminal.show(remarks.summary(found, study.out))
-    return exits.DONE
+    return exit_codes.DONE
 
 
 def _check_folder(study: Study) -> None:

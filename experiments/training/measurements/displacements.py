@@ -1,4 +1,4 @@
-"""How far the workers go between two syncs, and whether they go the same way.
+"""Displacements: how far workers go between two syncs, and how much they agree.
 
 A round is a stretch of local steps that ends with one at which anything is sent. In it
 worker i's params go from θᵢ, right after the last sync, by dᵢ, before the next one acts
@@ -47,11 +47,11 @@ def measured(
     evaluated: Sequence[int],
     axis: Axis = WORKERS,
 ) -> Strategy:
-    """The same strategy, which notes what `figures` tells of at each evaluation.
+    """Returns the same strategy, which records the displacements of some rounds.
 
-    That is of the last round that ended by then; other rounds are not measured. What
-    measuring sends, the params thrice for each such round, `communication` would count
-    as sent: ask it about the plain strategy.
+    Measured is the last round that ended by each evaluation. `communication` would
+    count what measuring sends, the params thrice for each such round: ask it about the
+    plain strategy.
 
     Args:
         strategy: of a whole run. It trains the same params, bit for bit as XLA compiles
@@ -104,7 +104,7 @@ def measured(
 
 
 def figures(state: TrainState) -> dict[str, float]:
-    """What a measured strategy noted last.
+    """Returns the displacements that a measured strategy recorded last.
 
     Returns:
         pseudo_gradient, its 2-norm over all params that the strategy sees;
@@ -120,7 +120,7 @@ def figures(state: TrainState) -> dict[str, float]:
 def _measured_rounds(
     sync_steps: np.ndarray, evaluated: Sequence[int]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Which steps are the first of a round that is measured, and which the last."""
+    """Returns which steps begin a measured round, and which end one."""
     lasts = np.flatnonzero(sync_steps)  # of all rounds
     firsts = np.concatenate([[0], lasts + 1])
     ended = np.searchsorted(lasts, np.asarray(evaluated, int))  # rounds by then
@@ -135,7 +135,7 @@ def _holds(table: np.ndarray, step: jax.Array) -> jax.Array:
 
 
 def _compare(params: PyTree, start: PyTree, axis: Axis) -> dict[str, jax.Array]:
-    """What is noted of a round that ends with these params."""
+    """Returns the displacements of a round that ends with these params."""
     workers = collectives.size(axis)
     params = widen(params)
     moved = jax.tree.map(jnp.subtract, params, widen(start))
@@ -150,7 +150,7 @@ def _compare(params: PyTree, start: PyTree, axis: Axis) -> dict[str, jax.Array]:
 
 
 def _cosine(moved: PyTree, workers: int, axis: Axis) -> jax.Array:
-    """The mean cosine between two workers' displacements."""
+    """Returns the mean cosine between two workers' displacements."""
     length = optax.tree.norm(moved)
     stays = length == 0
     unit = jax.tree.map(lambda x: x / jnp.where(stays, 1, length), moved)
@@ -165,7 +165,7 @@ def _cosine(moved: PyTree, workers: int, axis: Axis) -> jax.Array:
 
 
 def _read(value: jax.Array | float) -> float:
-    """One worker's, on this process: all agree."""
+    """Returns the value of one worker on this process: all agree."""
     if isinstance(value, jax.Array):
         value = float(np.ravel(value.addressable_shards[0].data)[0])
     return value if value > NONE else np.nan

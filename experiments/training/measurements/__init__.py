@@ -1,0 +1,1 @@
+"""Measurements of a run: effective learning rate, rounds, displacements."""
