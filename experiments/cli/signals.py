@@ -39,6 +39,8 @@ class Stop:
         Args:
             frame: the innermost one of the main thread.
         """
+        # Nothing would be kept before the first dispatch, nor of a compilation. Later a
+        # first signal waits for the dispatch that runs, which a checkpoint then holds.
         if not self._looks:
             return "stopped before training began"
         lost = bool(_trained)

@@ -18,6 +18,7 @@ def header(run: PreparedRun, is_batch_given: bool) -> list[str]:
         is_batch_given: whether the user has set the batch size.
     """
     c, layout = run.config, run.facts
+    # Said before the run: without a sync its figures are those of an untrained model.
     vain = [never_reached("--switch", c.arguments.get("switch"), c.steps)]
     if run.untrained:
         vain.append(f"the figures will be of the model as it is now: {run.untrained}")

@@ -45,6 +45,8 @@ def read_ahead(
     # Its import takes a second, which data on the devices need not wait for.
     import grain
 
+    # One item a dispatch, in the sampler's order: host-fed runs have the same bits as
+    # runs whose data lies on the devices.
     dataset = grain.MapDataset.source(_Dispatches(train, dispatches, rows))
     options = grain.ReadOptions(num_threads=THREADS, prefetch_buffer_size=AHEAD)
     return iter(dataset.to_iter_dataset(options))

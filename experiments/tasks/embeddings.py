@@ -113,6 +113,7 @@ def _draw(key: jax.Array, count: int) -> jax.Array:
 def _padded(params, parts: int):
     """Pads tables by rows of zeros, which no word reads, to a multiple of parts."""
 
+    # Sharded over the workers, every part has as many rows.
     def pad(table):
         return jnp.pad(table, [(0, -WORDS % parts)] + [(0, 0)] * (table.ndim - 1))
 

@@ -105,7 +105,8 @@ def train(
         hooks.write(progress.lines)
 
     for first, steps in schedule:
-        # All processes stop at the same step if one is asked to.
+        # All processes stop at the same step if one is asked to. In the middle of a
+        # round, too: all replicas are in the checkpoint, so nothing is lost.
         if stopped := group.largest(hooks.asked_to_stop()):
             hooks.save(state, progress)
             outcome = outcome._replace(stopped=stopped)

@@ -58,8 +58,9 @@ def ema(strategy: Strategy, decay: float, axis: Axis = WORKERS) -> Strategy:
         return EmaState(strategy.init(params), widen(params))
 
     # Averaging is linear: the mean of the workers' averages is the average of their
-    # mean, so nothing is sent. The price is to act at every step: lanes of a CPU no
-    # longer run one after the other.
+    # mean, so nothing is sent. To average the strategy's own center would not do: that
+    # may be a mean that has to be sent at every step (noloco, eager_diloco). The price
+    # is to act at every step: lanes of a CPU no longer run one after the other.
     def sync(replica, state, step):
         replica, inner = strategy.sync(replica, state.strategy, step)
         average = jax.tree.map(

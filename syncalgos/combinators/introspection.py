@@ -172,6 +172,8 @@ def check_undecided(where: str, strategy: Strategy) -> None:
     Raises:
         ValueError: such a strategy.
     """
+    # A delay and a partial participation look up the steps that send: no data is known
+    # then.
     if decides(strategy):
         raise ValueError(
             f"{where}: the data decide on when this strategy syncs (see `decided`): "

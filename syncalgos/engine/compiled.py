@@ -139,6 +139,8 @@ class Compiled:
         mapped = backends.over_devices(self._layout, on_device, program.donates)
         if backends.debugging():
             return mapped
+        # Ahead of time, so that compilation can be told from training in a run's
+        # seconds, and nothing is compiled twice.
         compiled = backends.lower(self._layout, mapped, own, inputs).compile()
         if program.takes_steps and (held := compiled.memory_analysis()):
             self.temp_bytes = max(self.temp_bytes or 0, held.temp_size_in_bytes)

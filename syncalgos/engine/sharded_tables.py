@@ -64,6 +64,8 @@ def _lookup(axis: Axis, size: int, part: jax.Array, ids: jax.Array) -> jax.Array
     return _forward(axis, size, part, ids)[0]
 
 
+# What a look-up sends belongs to the loss: no strategy decides on it, so the ledger,
+# which traces strategies alone, does not count it.
 def _forward(axis, size, part, ids):
     wanted = _own_rows(collectives.gather(ids, axis), size, axis)  # (workers, ids)
     found = part.at[wanted].get(mode="fill", fill_value=jnp.nan)

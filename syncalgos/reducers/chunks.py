@@ -89,6 +89,7 @@ def chunked_top_k(
 
 
 def _pack_indices(indices: jax.Array, length: int) -> jax.Array:
+    # A chunk of 4,096 entries needs 12 bits an index, where a dtype has 16.
     if length <= 2**12:
         return hops.pack_12(indices)
     return indices.astype(hops.index_dtype(length))
