@@ -146,9 +146,7 @@ def read(path: Path) -> Shard:
     """
     with path.open("rb") as file:
         digest = _digest(file)
-        # Of the whole file: zip's own checksums miss a flipped bit in a header. Of the
-        # libraries tried in its place, some silently loaded such a file, others bring
-        # 60 MB of dependencies.
+        # Of the whole file: zip's own checksums miss a flipped bit in a header.
         if file.read() != digest:
             raise Damaged(
                 f"{path.name} is damaged: it has not the SHA-256 that it ends with"
