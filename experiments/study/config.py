@@ -1,168 +1,210 @@
-"""The flags of a study."""
+"""The flags of a study, and all checks that need no jax."""
 
 import argparse
+import hashlib
+import importlib.util
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import product
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, Literal
 
-from experiments.cli import flags
+from experiments.cli import factories, flags
 from experiments.cli.errors import BadRequest
+from experiments.cli.factories import ALGORITHM, TASK
 from experiments.cli.flags import DEFAULT_TASK
-from experiments.cli.words import cleaned, number, whole
-from experiments.training import config
-from experiments.training.config import PAPER, Setting
+from experiments.cli.library import checks
+from experiments.cli.settings import Group, checked, flag, settings_of
+from experiments.cli.words import cleaned
+from experiments.study import network, presets, search_space
+from experiments.study.network import Network
+from experiments.study.search_space import (
+    MOST_RUNS,
+    Range,
+    Words,
+    as_words,
+    count_trials,
+    decisive_trials,
+    sweep_points,
+)
+from experiments.study.spec import (
+    Variant,
+    flag_groups,
+    flag_of,
+    known_flags,
+    parameter,
+    refuse_taken,
+    refuse_unknown,
+    run_words,
+    variants,
+)
+from experiments.training.config import GROUPS, PAPER
 
 PROGRAM = "python -m experiments.compare"
-DEFAULT_ALGOS = "sync_sgd,model_averaging,bmuf"
-FOLDER = Path(__file__).parent / "presets"
-PRESETS = tuple(sorted(path.stem for path in FOLDER.glob("*.toml")))
-
-GROUPS: dict[str, list[Setting]] = {
-    "what is compared": [
-        Setting(
-            "algos",
-            str,
-            "algorithms; each may have flags and a label: 'sync_sgd, NBM=bmuf "
-            "--nesterov'",
-            DEFAULT_ALGOS,
-            placeholder="A,B,…",
-        ),
-        Setting(
-            "preset",
-            str,
-            "a published comparison, which any flag overrides; or paper: each "
-            "algorithm's own flags from its paper",
-            choices=(*PRESETS, PAPER),
-        ),
-        Setting("task", str, "see experiments.run --list", DEFAULT_TASK),
-        Setting(
-            "seeds", whole, "runs of each, from seeds 0 to N - 1", default=3, least=1
-        ),
-        Setting(
-            "sweep",
-            str,
-            "also vary one flag, such as workers=1,2,4,8, at fixed samples",
-            placeholder="FLAG=…",
-        ),
-        Setting(
-            "worker-batch",
-            whole,
-            "batch of each worker; the global batch then grows with them",
-            least=1,
-        ),
-        Setting(
-            "scale-lr",
-            str,
-            "how --lr follows the global batch of a sweep",
-            "none",
-            choices=("none", "linear", "sqrt"),
-        ),
-    ],
-    "tuning": [
-        Setting(
-            "tune",
-            str,
-            "choose it for each algorithm on validation data, over LOW:HIGH:log:COUNT, "
-            "LOW:HIGH:linear:COUNT or a list; may be repeated",
-            placeholder="FLAG=…",
-            is_repeated=True,
-        ),
-        Setting("tune-seeds", whole, "runs for each value that is tried", 1, least=1),
-        Setting(
-            "tune-share",
-            number,
-            "of the training data, held out to choose by",
-            0.1,
-            above=0,
-            below=1,
-        ),
-    ],
-    "report": [
-        Setting(
-            "baseline", str, "compare to it", otherwise="the first", placeholder="LABEL"
-        ),
-        Setting(
-            "measure",
-            str,
-            "compare by it, such as test_loss",
-            otherwise="test_accuracy, where there is one",
-        ),
-        Setting(
-            "target",
-            number,
-            "of time to target, such as 0.95",
-            otherwise="near the best reached",
-            above=0,
-        ),
-        Setting(
-            "network",
-            str,
-            "model time on it: '100Mbit/s, 20ms' or a preset; may be repeated",
-            otherwise="all presets",
-            placeholder="NET",
-            is_repeated=True,
-        ),
-        Setting(
-            "fused",
-            None,
-            "model all arrays of a sync as one message, as buckets do",
-            False,
-        ),
-        Setting(
-            "step-time",
-            number,
-            "seconds of a worker's local step",
-            otherwise="as measured",
-            placeholder="S",
-            above=0,
-        ),
-        Setting("tensorboard", None, "write event files, too", False),
-    ],
-    "files": [
-        Setting(
-            "out", Path, "folder; the same command finds it again", otherwise="in runs/"
-        ),
-        Setting("overwrite", None, "make all runs in the folder again", False),
-    ],
-}
-OWN: dict[str, Setting] = {
-    each.parameter: each for group in GROUPS.values() for each in group
-}
+# Powers of the global batch that the learning rate follows.
+SCALES = {"none": 0.0, "linear": 1.0, "sqrt": 0.5}
 
 
-class Asked(NamedTuple):
-    """A command line, read but not checked.
+@dataclass(frozen=True)
+class StudyConfig:
+    """A study: a flag for each field, and the flags that all runs share.
 
     Attributes:
-        own: the flags of the study.
-        rest: all others, which are of the runs.
+        shared: flags of all runs, split before each flag.
     """
 
-    own: argparse.Namespace
-    rest: list[str]
+    algos: str = flag(
+        "algorithms; each may have flags and a label: 'sync_sgd, NBM=bmuf --nesterov'",
+        "sync_sgd,model_averaging,bmuf",
+        group=Group("what is compared"),
+        metavar="A,B,…",
+    )
+    preset: str | None = flag(
+        "a published comparison, which any flag overrides; or paper: each algorithm's "
+        "own flags from its paper",
+        choices=(*presets.NAMES, PAPER),
+    )
+    task: str = flag("see experiments.run --list", DEFAULT_TASK)
+    seeds: int = flag("runs of each, from seeds 0 to N - 1", 3, least=1)
+    sweep: str | None = flag(
+        "also vary one flag, such as workers=1,2,4,8, at fixed samples",
+        metavar="FLAG=…",
+    )
+    worker_batch: int | None = flag(
+        "batch of each worker; the global batch then grows with them", least=1
+    )
+    scale_lr: Literal["none", "linear", "sqrt"] = flag(
+        "how --lr follows the global batch of a sweep", "none"
+    )
+
+    tune: tuple[str, ...] = flag(
+        "choose it for each algorithm on validation data, over LOW:HIGH:log:COUNT, "
+        "LOW:HIGH:linear:COUNT or a list; may be repeated",
+        (),
+        group=Group("tuning"),
+        metavar="FLAG=…",
+    )
+    tune_seeds: int = flag("runs for each value that is tried", 1, least=1)
+    tune_share: float = flag(
+        "of the training data, held out to choose by", 0.1, above=0, below=1
+    )
+
+    baseline: str | None = flag(
+        "compare to it", None, "the first", Group("report"), metavar="LABEL"
+    )
+    measure: str | None = flag(
+        "compare by it, such as test_loss", None, "test_accuracy, where there is one"
+    )
+    target: float | None = flag(
+        "of time to target, such as 0.95", None, "near the best reached", above=0
+    )
+    network: tuple[str, ...] = flag(
+        "model time on it: '100Mbit/s, 20ms' or a preset; may be repeated",
+        (),
+        "all presets",
+        metavar="NET",
+    )
+    fused: bool = flag(
+        "model all arrays of a sync as one message, as buckets do", False
+    )
+    step_time: float | None = flag(
+        "seconds of a worker's local step", None, "as measured", metavar="S", above=0
+    )
+    tensorboard: bool = flag("write event files, too", False)
+
+    out: Path | None = flag(
+        "folder; the same command finds it again", None, "in runs/", Group("files")
+    )
+    overwrite: bool = flag("make all runs in the folder again", False)
+
+    shared: tuple[Words, ...] = ()
+
+    @cached_property
+    def variants(self) -> tuple[Variant, ...]:
+        """The algorithms with their own flags."""
+        return variants(self.algos)
+
+    @cached_property
+    def swept(self) -> Range | None:
+        """The swept flag and its values; None without a sweep."""
+        return None if self.sweep is None else search_space.read("--sweep", self.sweep)
+
+    @cached_property
+    def tuned(self) -> tuple[Range, ...]:
+        """The tuned flags and their values."""
+        return tuple(search_space.read("--tune", text) for text in self.tune)
+
+    @cached_property
+    def networks(self) -> tuple[Network, ...]:
+        """The networks on which time is modelled, each once."""
+        names = self.network or network.PRESETS
+        return tuple(dict.fromkeys(network.parse(text) for text in names))
+
+    def identity(self) -> dict[str, Any]:
+        """Returns the settings that decide the runs, as study.json has them.
+
+        Two studies of one folder must agree on them.
+        """
+        is_tuned = bool(self.tune)
+        return {
+            "entries": [[v.label, v.algo, list(v.words)] for v in self.variants],
+            "task": self.task,
+            "words": sorted((list(g) for g in self.shared), key=lambda words: words[0]),
+            "sweep": self.swept and [self.swept.flag, *self.swept.values],
+            "tune": [[r.flag, *r.values] for r in self.tuned],
+            "worker_batch": self.worker_batch,
+            "scale_lr": self.scale_lr,
+            "tune_seeds": self.tune_seeds if is_tuned else None,
+            "share": self.tune_share if is_tuned else None,
+        }
 
 
-def read(argv: list[str]) -> Asked:
-    """Reads a study's flags; --help and --version print and exit.
+SETTINGS = settings_of(StudyConfig)
+
+
+def read(argv: list[str]) -> StudyConfig:
+    """Reads and checks a command line; --help and --version print and exit.
 
     Raises:
-        BadRequest: with one line that says what was wrong.
+        BadRequest: unknown or out of range, in one line.
+    """
+    config = parse(argv)
+    if config.preset == PAPER:
+        paper = ("--preset", PAPER)
+        config = replace(config, shared=(paper, *config.shared))
+    elif config.preset is not None:
+        words = presets.words(presets.load(config.preset)["flags"])
+        config = parse(presets.under(words, argv))
+    check(config)
+    return config if config.out else replace(config, out=default_out(config))
+
+
+def parse(argv: Sequence[str]) -> StudyConfig:
+    """Reads a study's flags, each checked by itself.
+
+    Raises:
+        BadRequest: a value out of range, in one line.
     """
     known, rest = parser().parse_known_args(cleaned(argv))
+    given = {
+        name: each.spelled(getattr(known, name)) for name, each in SETTINGS.items()
+    }
+    config = StudyConfig(**given, shared=tuple(flag_groups(rest)))
     try:
-        for name, setting in OWN.items():
-            if not setting.is_repeated:
-                setting.check(getattr(known, name))
+        checked(SETTINGS, config)
     except ValueError as error:
         raise BadRequest(str(error)) from None
-    return Asked(known, rest)
+    return config
 
 
 def parser_for(words: list[str]) -> argparse.ArgumentParser:
-    """Returns the parser of a command line that is being written, with runs' flags."""
+    """Returns the parser of an unfinished command line, with the flags of runs."""
     made = parser()
     others = {
-        title: [x for x in group if x.parameter not in OWN]
-        for title, group in config.GROUPS.items()
+        title: [x for x in group if x.parameter not in SETTINGS]
+        for title, group in GROUPS.items()
     }
     flags.add_settings(made, others)
     return made
@@ -179,5 +221,89 @@ def parser() -> argparse.ArgumentParser:
         f"has them: see {flags.PROGRAM} --help",
     )
     flags.add_version(made)
-    flags.add_settings(made, GROUPS)
+    groups: dict[str, list[Any]] = {}
+    for each in SETTINGS.values():
+        groups.setdefault(each.group.title, []).append(each)
+    flags.add_settings(made, groups)
     return made
+
+
+def default_out(config: StudyConfig) -> Path:
+    """Returns a folder by the identity, so that the same command finds it again."""
+    content = json.dumps(config.identity(), sort_keys=True)
+    digest = hashlib.sha256(content.encode()).hexdigest()[:8]
+    return Path("runs") / f"compare-{config.task.replace(':', '.')}-{digest}"
+
+
+def check(config: StudyConfig) -> None:
+    """Raises a BadRequest for flags without effect, in conflict, or bad for a run."""
+    for variant in config.variants:
+        factories.describe(ALGORITHM, variant.algo)
+    factories.describe(TASK, config.task)
+    given = [parameter(group[0]) for group in config.shared]
+    ranges = [*config.tuned, *([config.swept] if config.swept else [])]
+    varied = [r.flag for r in ranges]
+    own = [name for variant in config.variants for name in variant.parameters]
+    refuse_taken([*given, *varied, *own])
+    known = {v: known_flags(config.task, v.algo) for v in config.variants}
+    refuse_unknown([*given, *varied], known, [*SETTINGS])
+    _check_conflicts(config, varied, {*given, *own})
+    _check_report(config)
+    _check_runs(config, known)
+
+
+def _check_conflicts(config: StudyConfig, varied: list[str], given: set[str]) -> None:
+    """Raises a BadRequest where one of two flags would silently have no effect."""
+    for name in varied:
+        if varied.count(name) > 1:
+            raise BadRequest(f"{flag_of(name)} can be swept or tuned once only")
+        if name in given:
+            raise BadRequest(
+                f"{flag_of(name)} is given, and swept or tuned: say one of both"
+            )
+    if config.worker_batch is not None and "batch_size" in {*varied, *given}:
+        raise BadRequest("--worker-batch and --batch-size both set the batch: say one")
+    if SCALES[config.scale_lr] and (config.sweep is None or "lr" in varied):
+        raise BadRequest("--scale-lr follows the batch of a --sweep of another flag")
+
+
+def _check_report(config: StudyConfig) -> None:
+    """Raises a BadRequest for flags of the report that it cannot have."""
+    if config.tensorboard and importlib.util.find_spec("tensorboardX") is None:
+        raise BadRequest(
+            "--tensorboard needs tensorboardX, which is not installed: "
+            "pip install -e '.[tensorboard]' in the checkout"
+        )
+    try:
+        if config.baseline is not None:
+            labels = [variant.label for variant in config.variants]
+            checks.one_of("--baseline", config.baseline, labels)
+        _ = config.networks
+    except ValueError as error:
+        raise BadRequest(str(error)) from None
+
+
+def _check_runs(config: StudyConfig, known: Mapping[Variant, set[str]]) -> None:
+    """Raises a BadRequest for too many runs, and for flags that a run refuses."""
+    runs = count_runs(config)
+    if runs > MOST_RUNS:
+        raise BadRequest(
+            f"the study would make {runs:,} runs, more than {MOST_RUNS:,}: take fewer "
+            "values of --tune or --sweep, or fewer seeds"
+        )
+    for variant, own in known.items():
+        words = run_words(variant, config.task, config.shared)
+        trials = [*decisive_trials(config.tuned, own)] or [{}]
+        for swept, tried in product(sweep_points(config.swept, own), trials):
+            flags.parse([*words, *as_words(swept | tried)])
+
+
+def count_runs(config: StudyConfig) -> int:
+    """Returns the number of runs, which are not planned for that."""
+    total = 0
+    for variant in config.variants:
+        known = known_flags(config.task, variant.algo)
+        trials = count_trials(config.tuned, known) * config.tune_seeds
+        points = len(sweep_points(config.swept, known))
+        total += points * (trials + config.seeds)
+    return total
