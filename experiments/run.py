@@ -6,8 +6,9 @@ import sys
 import time
 
 from experiments.cli import completion, exits, flags
-from experiments.launch import membership
-from experiments.supervisor.child_side import joined
+from experiments.launch.membership import requested_group
+from experiments.supervisor.child_side import join_supervisor
+from experiments.training.config import RunConfig, parse
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -24,25 +25,23 @@ def main(argv: list[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
 
     def program(stopped: exits.Stopped) -> int:
-        request = flags.parse(argv)
-        group = membership.group(request.settings)
-        from experiments.launch import (  # import jax, which a bad request need not
-            job,
-            joining,
-        )
+        config = parse(argv)
+        group = requested_group(config)
+        # Imports jax, which a bad request need not.
+        from experiments.launch import processes, run_job
 
         if group is not None:
-            return joining.supervise(request, argv, group)
-        return job.run(request, argv, started, stopped)
+            return processes.supervise(config, argv, group)
+        return run_job.run_job(config, argv, started, stopped)
 
-    member = joined()
+    member = join_supervisor()
     if member is None:
         return exits.guarded(program)
-    from experiments.launch import joining
+    from experiments.launch import processes
 
-    return joining.as_member(member, argv, started)
+    return processes.run_as_member(member, argv, started)
 
 
 if __name__ == "__main__":
-    completion.answer(flags.parser_for)
+    completion.answer(lambda words: flags.parser_for(words, RunConfig))
     sys.exit(main())

@@ -15,10 +15,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from experiments.cli import flags
 from experiments.pipeline import sampler
 from experiments.tasks.task import losses
-from experiments.training.setup import Plan, prepare
+from experiments.training.components import Components, make_components
+from experiments.training.config import parse
 from syncalgos import DataParallel, Strategy
 
 SEEDS, REPEATS = 4, 5
@@ -31,7 +31,7 @@ RUNS = (
 )
 
 
-def stacked(plan: Plan) -> DataParallel:
+def stacked(plan: Components) -> DataParallel:
     """The engine for SEEDS runs at once: leaves of params lead with the seeds."""
     train_loss, _ = losses(plan.task)
 
@@ -52,14 +52,14 @@ def stacked(plan: Plan) -> DataParallel:
             sync=jax.vmap(one.sync, in_axes=(0, 0, None)),
             center=jax.vmap(one.center),
         ),
-        workers=plan.settings.workers,
+        workers=plan.config.workers,
     )
 
 
-def train(trainer: DataParallel, plan: Plan, model, rows: np.ndarray) -> float:
+def train(trainer: DataParallel, plan: Components, model, rows: np.ndarray) -> float:
     """Seconds of the steps, in dispatches of the task's length."""
     state, data = trainer.init(*model), trainer.place(plan.data.train)
-    length, start = plan.settings.dispatch_steps, time.perf_counter()
+    length, start = plan.config.dispatch_steps, time.perf_counter()
     compiled = trainer.compile_seconds
     for first in range(0, len(rows), length):
         state, metrics = trainer.run(state, rows[first : first + length], data)
@@ -69,8 +69,8 @@ def train(trainer: DataParallel, plan: Plan, model, rows: np.ndarray) -> float:
 
 def compare(words: str) -> dict[str, list[float]]:
     """Seconds of all seeds in both forms, REPEATS times in turn."""
-    plan = prepare(flags.parse(words.split()))
-    s, together = plan.settings, stacked(plan)
+    plan = make_components(parse(words.split()))
+    s, together = plan.config, stacked(plan)
     models = [plan.task.init(jax.random.key(seed)) for seed in range(SEEDS)]
     rows = [
         sampler.rows(seed, 0, s.steps, s.batch_size, plan.data.examples)

@@ -15,31 +15,23 @@ import numpy as np
 from experiments.checkpoint import folder as checkpoints
 from experiments.checkpoint import state_arrays
 from experiments.checkpoint.folder import COMMON, Incomplete
-from experiments.checkpoint.shard_file import Damaged, Part, write
+from experiments.checkpoint.shard_file import Damaged, Shard, write
 from experiments.cli import factories, terminal
 from experiments.cli.errors import BadRequest
 from experiments.cli.factories import ALGORITHM
 from experiments.training import records
+from experiments.training.config import SETTINGS
 from experiments.training.loop import bytes_after
-from experiments.training.prepared import Ready, versions
-from experiments.training.process_group import Team
-from experiments.training.progress import Progress
+from experiments.training.prepared import PreparedRun, versions
+from experiments.training.process_group import ProcessGroup
+from experiments.training.records import Progress
 from syncalgos import TrainState
 
 FOLDER = "checkpoints"  # in --out
 FULL = 1  # the rank of a disk without room: older checkpoints may make some
 
-# Settings that may differ when a run goes on: the numbers do not depend on them.
-FREE = {
-    *("out", "overwrite", "resume", "resume_center", "checkpoint_every"),
-    *("keep_checkpoints", "data_dir", "export", "backend", "devices", "feed"),
-    *("lanes", "lane_form", "preset", "eval_every", "dispatch_steps", "processes"),
-    *("coordinator", "process_id"),
-    *("num_processes", "distributed", "init_timeout", "max_restarts"),
-}
 
-
-class Saves(NamedTuple):
+class CheckpointManager(NamedTuple):
     """Where a run saves itself.
 
     Attributes:
@@ -48,7 +40,7 @@ class Saves(NamedTuple):
         started: time.perf_counter() at the start of the process.
     """
 
-    run: Ready
+    run: PreparedRun
     folder: Path
     started: float
 
@@ -58,16 +50,16 @@ class Saves(NamedTuple):
         A disk that is full costs older ones, but for one; if that does not help, or it
         may not be written to, it costs the checkpoint, not the run.
         """
-        team = self.run.plan.team
-        team.tell("save", progress.step)
+        group = self.run.group
+        group.announce("save", progress.step)
         part = self._part(state, progress)
         failure = self._write(part)
-        while (worst := team.largest(_rank(failure))) == FULL:
+        while (worst := group.largest(_rank(failure))) == FULL:
             if not self._made_room(progress):
                 break
             failure = failure and self._write(part)
         if failure:
-            team.note(
+            group.note(
                 f"no checkpoint of step {progress.step}: {self.folder}: "
                 f"{failure.strerror or failure}; the run goes on"
             )
@@ -76,15 +68,15 @@ class Saves(NamedTuple):
                 progress.saved = progress.step
                 self.prune(progress.step)
             elif not failure:  # nobody can use it
-                own = team.process, team.processes
+                own = group.process, group.processes
                 checkpoints.remove(self.folder, progress.step, *own)
 
-    def _part(self, state: TrainState, progress: Progress) -> Part:
+    def _part(self, state: TrainState, progress: Progress) -> Shard:
         """Returns what it takes to go on, as this process holds it."""
-        trainer = self.run.plan.trainer
+        trainer = self.run.trainer
         center = trainer.center(state)
         held = trainer.to_host(state)
-        return Part(
+        return Shard(
             step=progress.step,
             workers=trainer.workers,
             first=trainer.layout.own_workers.start,
@@ -93,33 +85,33 @@ class Saves(NamedTuple):
             record=self._record(progress),
         )
 
-    def _write(self, part: Part) -> OSError | None:
+    def _write(self, part: Shard) -> OSError | None:
         """Writes a part; returns why it could not."""
-        team = self.run.plan.team
+        group = self.run.group
         try:
-            write(self.folder, part, team.process, team.processes)
+            write(self.folder, part, group.process, group.processes)
         except OSError as error:
             return error
         return None
 
     def _made_room(self, progress: Progress) -> bool:
         """Removes the oldest checkpoint that is older than one which all have."""
-        team, saved = self.run.plan.team, progress.saved
-        own = team.process, team.processes
+        group, saved = self.run.group, progress.saved
+        own = group.process, group.processes
         older = [x for x in checkpoints.steps(self.folder) if x < saved]
-        oldest = team.smallest(min(older, default=saved))
+        oldest = group.smallest(min(older, default=saved))
         lacking = not checkpoints.is_there(self.folder, saved, *own)
-        if team.largest(lacking) or oldest == saved:
+        if group.largest(lacking) or oldest == saved:
             return False
         failed = False
         try:
             checkpoints.remove(self.folder, oldest, *own)
         except OSError:
             failed = True
-        if team.largest(failed):
+        if group.largest(failed):
             return False
-        if team.is_first:
-            team.note(
+        if group.is_first:
+            group.note(
                 f"no room for the checkpoint of step {progress.step}: that of step "
                 f"{oldest} is removed"
             )
@@ -131,23 +123,41 @@ class Saves(NamedTuple):
         Raises:
             OSError: it cannot.
         """
-        team, s = self.run.plan.team, self.run.plan.settings
-        keep = s.keep_checkpoints if newest else 0  # of another run
-        checkpoints.prune(self.folder, keep, team.process, team.processes, newest)
+        group, keep = self.run.group, self.run.config.keep_checkpoints
+        keep = keep if newest else 0  # of another run
+        checkpoints.prune(self.folder, keep, group.process, group.processes, newest)
 
     def _record(self, progress: Progress) -> dict[str, Any]:
         spent = progress.earlier_seconds + time.perf_counter() - self.started
         now = dataclasses.replace(progress, earlier_seconds=spent)
-        sent = self.run.counter(progress)
+        sent = self.run.count(progress)
         return records.plain(
             {
                 "run_id": progress.run_id,
-                "settings": _settings(self.run),
+                "settings": _compared(self.run),
                 "versions": versions(),
                 "sent": bytes_after(sent, progress),
                 "progress": dataclasses.asdict(now),
             }
         )
+
+    def resumed(self) -> tuple[PreparedRun, Progress]:
+        """Returns the run where it goes on, if it is asked to, and its progress.
+
+        Raises:
+            BadRequest: the folder holds a checkpoint, or a config, of another run.
+        """
+        run, progress = self.run, Progress()
+        if run.config.resume and (found := self.restore()) is not None:
+            state, progress = found
+            run = dataclasses.replace(run, state=state)
+            terminal.say(f"going on from the checkpoint of step {progress.step}")
+        elif run.config.resume:
+            out = self.folder.parent
+            if run.group.is_first:
+                check_config(out, run)
+            terminal.say(f"no checkpoint in {out}: the run starts from the beginning")
+        return run, identified(progress, run.group)
 
     def restore(self) -> tuple[TrainState, Progress] | None:
         """The newest checkpoint that all processes can use; None if there is none.
@@ -155,27 +165,27 @@ class Saves(NamedTuple):
         Raises:
             BadRequest: it is of another run, or of another number of workers.
         """
-        team, before = self.run.plan.team, None
-        while (step := team.smallest(self._newest(before))) >= 0:
+        group, before = self.run.group, None
+        while (step := group.smallest(self._newest(before))) >= 0:
             if (part := self._agreed(step)) is not None:
                 return self._restored(part)
             before = step
         return None
 
-    def _agreed(self, step: int) -> Part | None:
+    def _agreed(self, step: int) -> Shard | None:
         """This process's part of a checkpoint, if all have theirs, and of one run."""
-        team, part = self.run.plan.team, None
+        group, part = self.run.group, None
         try:
             part = self._read(step)
         except (Damaged, Incomplete, OSError) as error:
-            team.note(f"the checkpoint of step {step} cannot be used: {error}")
-        if team.largest(part is None) or part is None:
+            group.note(f"the checkpoint of step {step} cannot be used: {error}")
+        if group.largest(part is None) or part is None:
             return None
-        runs = team.gather(_fingerprint(part))
+        runs = group.gather(_fingerprint(part))
         if (runs == runs[0]).all():
             return part
-        if team.is_first:
-            team.note(
+        if group.is_first:
+            group.note(
                 f"the checkpoint of step {step} cannot be used: its parts are of "
                 "several runs"
             )
@@ -186,10 +196,10 @@ class Saves(NamedTuple):
         found = checkpoints.steps(self.folder)
         return max((x for x in found if before is None or x < before), default=-1)
 
-    def _read(self, step: int) -> Part:
+    def _read(self, step: int) -> Shard:
         """This process's workers; one worker of a run with another number of them."""
-        plan = self.run.plan
-        rows, workers = plan.trainer.layout.own_workers, plan.trainer.workers
+        trainer = self.run.trainer
+        rows, workers = trainer.layout.own_workers, trainer.workers
         try:
             part = checkpoints.load(self.folder, step, rows.start, len(rows))
         except Incomplete:
@@ -199,32 +209,30 @@ class Saves(NamedTuple):
         same = part.workers == workers
         return part if same else checkpoints.load(self.folder, step, 0, 1)
 
-    def _restored(self, part: Part) -> tuple[TrainState, Progress]:
-        plan, s = self.run.plan, self.run.plan.settings
+    def _restored(self, part: Shard) -> tuple[TrainState, Progress]:
+        run, c = self.run, self.run.config
         progress = Progress(**part.record["progress"])
-        same = part.workers == plan.trainer.workers
-        if not same and not s.resume_center:
+        same = part.workers == run.trainer.workers
+        if not same and not c.resume_center:
             raise BadRequest(
                 f"--resume: the checkpoint of step {part.step} is of {part.workers} "
-                f"workers, not {plan.trainer.workers}: --resume-center starts new "
+                f"workers, not {run.trainer.workers}: --resume-center starts new "
                 "replicas from its center model"
             )
-        if part.step > s.steps:
+        if part.step > c.steps:
             raise BadRequest(
                 f"--resume: the checkpoint is of step {part.step}, behind --steps "
-                f"{s.steps}"
+                f"{c.steps}"
             )
-        _check_settings(part.record["settings"], self.run, same)
-        if part.record["versions"] != versions() and plan.team.is_first:
+        _check_settings(part.record["settings"], run, same)
+        if part.record["versions"] != versions() and run.group.is_first:
             terminal.say("the checkpoint is of other versions: numbers may differ")
         named = (part.own, part.shared)
         try:
             if same:
-                state = state_arrays.state(plan.trainer, self.run.state, *named)
+                state = state_arrays.state(run.trainer, run.state, *named)
             else:
-                state = state_arrays.restarted(
-                    plan.trainer, s.seed, self.run.state, *named
-                )
+                state = state_arrays.restarted(run.trainer, c.seed, run.state, *named)
         except state_arrays.Misfit as error:
             raise BadRequest(f"--resume: {error}") from error
         if not same:
@@ -235,14 +243,14 @@ class Saves(NamedTuple):
         return state, progress
 
 
-def identified(progress: Progress, team: Team) -> Progress:
+def identified(progress: Progress, group: ProcessGroup) -> Progress:
     """The progress of a run that has an id, the same in all processes."""
-    drawn = team.gather([secrets.randbits(31) for _ in range(4)])[0]
+    drawn = group.gather([secrets.randbits(31) for _ in range(4)])[0]
     run_id = progress.run_id or "".join(f"{int(x):08x}" for x in drawn)
     return dataclasses.replace(progress, run_id=run_id)
 
 
-def _fingerprint(part: Part) -> np.ndarray:
+def _fingerprint(part: Shard) -> np.ndarray:
     """Numbers below 2³¹ that tell runs apart."""
     common = [part.workers, *(part.record.get(x) for x in COMMON)]
     text = json.dumps(common, sort_keys=True)
@@ -257,14 +265,12 @@ def _rank(failure: OSError | None) -> int:
     return FULL if failure.errno in (errno.ENOSPC, errno.EDQUOT) else FULL + 1
 
 
-def _settings(run: Ready) -> dict[str, Any]:
-    """What the numbers of a run depend on, by flag."""
-    plan = run.plan
-    common = {k: v for k, v in vars(plan.settings).items() if k not in FREE}
-    return {**common, **plan.arguments, **plan.task_arguments}
+def _compared(run: PreparedRun) -> dict[str, Any]:
+    """Returns what the numbers of a run depend on, by flag."""
+    return run.config.values("run")
 
 
-def check_config(out: Path, run: Ready) -> None:
+def check_config(out: Path, run: PreparedRun) -> None:
     """Raises a BadRequest if a folder's config.json, if there is one, is of another."""
     try:
         config = records.read_json(out / "config.json")
@@ -272,10 +278,11 @@ def check_config(out: Path, run: Ready) -> None:
         before = {**config["settings"], **own}
     except (OSError, ValueError, KeyError):  # none, or half of one
         return
-    _check_settings({k: x for k, x in before.items() if k not in FREE}, run, same=True)
+    free = {name for name, setting in SETTINGS.items() if setting.scope != "run"}
+    _check_settings({k: x for k, x in before.items() if k not in free}, run, same=True)
 
 
-def _check_settings(before: dict[str, Any], run: Ready, same: bool) -> None:
+def _check_settings(before: dict[str, Any], run: PreparedRun, same: bool) -> None:
     """Raises a BadRequest if what was begun is of another run.
 
     Args:
@@ -283,9 +290,9 @@ def _check_settings(before: dict[str, Any], run: Ready, same: bool) -> None:
         run: what shall go on.
         same: whether both have as many workers.
     """
-    now = records.plain(_settings(run))
+    now = records.plain(_compared(run))
     # A run that was begun before an algorithm had a parameter had its default.
-    before = factories.defaults(ALGORITHM, run.plan.settings.algo) | before
+    before = factories.defaults(ALGORITHM, run.config.algo) | before
     free = set() if same else {"workers", "batch_size", "accumulate"}
     if now["schedule"] == "constant":  # a longer run begins as a shorter one does
         free.add("steps")

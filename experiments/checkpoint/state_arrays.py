@@ -14,32 +14,32 @@ Named = dict[str, np.ndarray]
 
 
 class Misfit(ValueError):
-    """Arrays are not those of this run; the message is one line."""
+    """Arrays do not fit this run; the message is one line."""
 
 
 def own(held: TrainState) -> Named:
-    """A process's workers: leaves of replica and sync, (workers here, ...)."""
+    """The arrays of a process's workers: replica and sync, (workers here, ...)."""
     return _named((held.replica, held.sync))
 
 
 def shared(held: TrainState, center: Replica) -> Named:
-    """What all workers share: the step, the key, and the center."""
+    """The arrays that all workers share: the step, the key, and the center."""
     return _named({"step": held.step, "key": held.key, "center": center})
 
 
 def state(
     trainer: DataParallel, like: TrainState, own: Named, shared: Named
 ) -> TrainState:
-    """The state on the devices again.
+    """Restores the state on the devices.
 
     Args:
-        trainer: of as many workers.
-        like: any state of it, whose structure is filled in.
-        own: this process's workers.
-        shared: what all share.
+        trainer: of the same number of workers.
+        like: any state of it, for its structure.
+        own: the arrays of this process's workers.
+        shared: the arrays that all workers share.
 
     Raises:
-        Misfit: other arrays than this run has.
+        Misfit: the arrays are not those of this run.
     """
     shapes = jax.tree.map(lambda x: _Like(x, 2), (like.replica, like.sync))
     replica, sync = _filled(shapes, own, len(trainer.layout.own_workers))
@@ -50,17 +50,17 @@ def state(
 def restarted(
     trainer: DataParallel, seed: int, like: TrainState, own: Named, shared: Named
 ) -> TrainState:
-    """New replicas from the center; only the step, and schedules, go on.
+    """Starts new replicas from the center; only the step, and schedules, go on.
 
     Args:
         trainer: of any number of workers.
         seed: of the new state's key.
         like: any state of the trainer.
         own: one worker's arrays, (1, ...).
-        shared: what all workers shared.
+        shared: the arrays that all workers shared.
 
     Raises:
-        Misfit: other arrays than this run has.
+        Misfit: the arrays are not those of this run.
     """
     center = jax.tree.map(_Like, trainer.center(like))
     found = _filled({"center": center, "step": _Like(like.step)}, shared)
@@ -70,15 +70,16 @@ def restarted(
     before = _filled((Replica((), opt_state), ()), own, 1)[0].opt_state
     workers = len(trainer.layout.own_workers)
     before = jax.tree.map(lambda x: jnp.repeat(x, workers, axis=0), before)
+    # Moments start anew, but a schedule's count must go on with the step.
     after = restart(fresh.replica.opt_state, before)
     replica = fresh.replica._replace(opt_state=jax.tree.map(np.asarray, after))
     return trainer.from_host(fresh._replace(replica=replica, step=found["step"]))
 
 
 class _Like:
-    """The shape, without so many leading axes, and the dtype of an array.
+    """The shape, without leading axes, and the dtype of an array.
 
-    Of typed keys those of their data, and what makes keys of it again.
+    A typed key has those of its data, and the implementation that restores it.
     """
 
     def __init__(self, x: Any, leading: int = 0):
@@ -92,7 +93,7 @@ def _is_key(x: Any) -> bool:
 
 
 def _named(tree: PyTree) -> Named:
-    """The leaves by their paths; typed keys by their data."""
+    """Names leaves by their paths; typed keys become their data."""
     leaves = jax.tree_util.tree_leaves_with_path(tree)
     raw = [jax.random.key_data(x) if _is_key(x) else x for _, x in leaves]
     names = [jax.tree_util.keystr(path) for path, _ in leaves]
@@ -100,7 +101,7 @@ def _named(tree: PyTree) -> Named:
 
 
 def _filled(likes: PyTree, named: Named, *leading: int) -> Any:
-    """A tree like that of `_Like`s, its leaves taken by their paths."""
+    """Fills a tree of `_Like`s with the arrays of the same paths."""
 
     def leaf(path, like):
         name = jax.tree_util.keystr(path)

@@ -5,16 +5,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from experiments.exit_codes import Terminated as Terminated
+
 
 class BadRequest(Exception):
     """What the user asked for cannot be done; the message is one line."""
-
-
-class Terminated(SystemExit):
-    """SIGTERM has come where nothing is lost by an end at once, as in a download."""
-
-    def __init__(self):
-        super().__init__(75)  # the harness's exit code
 
 
 def explain(where: str, error: BaseException) -> BadRequest:

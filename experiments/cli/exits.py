@@ -12,9 +12,11 @@ from typing import Any, TextIO
 
 from experiments.cli.errors import BadRequest, Terminated
 from experiments.cli.signals import Stop, end, interrupt
-
-DONE, FAILED, BAD_REQUEST, DIVERGED, UNCONNECTED = 0, 1, 2, 3, 4
-TERMINATED, INTERRUPTED = 75, 130
+from experiments.exit_codes import BAD_REQUEST, INTERRUPTED, TERMINATED, stopped_by
+from experiments.exit_codes import DIVERGED as DIVERGED
+from experiments.exit_codes import DONE as DONE
+from experiments.exit_codes import FAILED as FAILED
+from experiments.exit_codes import UNCONNECTED as UNCONNECTED
 
 Stopped = Callable[[], int]
 """() -> the number of the signal that asks the program to stop, or 0."""
@@ -136,11 +138,6 @@ def watched(
     with _stop_signals(is_supervised) as stop:
         code = program(stop)
     return stopped_by(stop()) if code is None else code
-
-
-def stopped_by(number: int) -> int:
-    """The exit code of a program that a signal stopped."""
-    return TERMINATED if number == signal.SIGTERM else INTERRUPTED
 
 
 @contextmanager

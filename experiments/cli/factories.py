@@ -11,12 +11,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from experiments import tasks
 from experiments.cli import library, signatures
 from experiments.cli.errors import BadRequest, Terminated, place
 from experiments.cli.library import checks
 from experiments.cli.signatures import Signature
 from experiments.cli.words import literal, number, whole
-from experiments.tasks import TASKS
 
 Factory = Callable[..., Any]
 
@@ -25,30 +25,26 @@ class Kind(NamedTuple):
     """What a factory makes.
 
     Attributes:
-        flag: that names one, without dashes.
+        flag: the one that names a factory, without dashes.
         noun: for errors.
+        package: where the registered ones are: NAME in PACKAGE.NAME.
         passed: parameters that are no flags: the harness passes its own.
-        files: the names that are registered, and where their factories are written.
+        files: the registered names, and where their factories are written.
         several: how to ask for several, in words.
     """
 
     flag: str
     noun: str
+    package: str
     passed: frozenset[str]
     files: Mapping[str, Path]
     several: str = ""
 
 
-def _file(module: str) -> Path:
-    """Returns the file of a module, which is not imported; its package is."""
-    spec = importlib.util.find_spec(module)
-    assert spec is not None and spec.origin is not None
-    return Path(spec.origin)
-
-
 ALGORITHM = Kind(
     "algo",
     "algorithm",
+    "syncalgos.algorithms",
     frozenset({"axis", "seed", "learning_rate", "optimizer", "hosts", "stacked"}),
     library.ALGORITHMS,
     "; to compare several: python -m experiments.compare --algos ",
@@ -56,8 +52,9 @@ ALGORITHM = Kind(
 TASK = Kind(
     "task",
     "task",
+    "experiments.tasks",
     frozenset({"axis", "seed", "data_dir", "workers"}),
-    {name: _file(where.partition(":")[0]) for name, where in TASKS.items()},
+    {name: Path(tasks.__file__).with_name(f"{name}.py") for name in tasks.TASKS},
 )
 
 
@@ -74,21 +71,23 @@ def describe(kind: Kind, name: str) -> Signature:
     return signatures.in_source(kind.files[_known(kind, name)], name)
 
 
-def find(kind: Kind, name: str, known: Mapping[str, Factory | str]) -> Factory:
-    """Returns the factory of that name, or the user's package.module:factory.
-
-    Args:
-        kind: what it makes.
-        name: what the user said.
-        known: factories by name; or where they are, as package.module:factory.
+def named(kind: Kind, name: str) -> Factory:
+    """Returns the factory of a registered name, or the user's package.module:factory.
 
     Raises:
         BadRequest: there is none.
     """
     if ":" in name:
         return _import(kind, name)
-    found = known[_known(kind, name)]
-    return _import(kind, found) if isinstance(found, str) else found
+    return _import(kind, f"{kind.package}.{_known(kind, name)}:{name}")
+
+
+def call(
+    kind: Kind, name: str, arguments: Mapping[str, Any], offered: Mapping[str, Any]
+) -> Any:
+    """Calls a factory with its flags, and with what it takes of what is offered."""
+    factory = named(kind, name)
+    return factory(**arguments, **passed_arguments(kind, factory, offered))
 
 
 def _known(kind: Kind, name: str) -> str:

@@ -4,42 +4,27 @@ import argparse
 import tomllib
 import typing
 from argparse import Namespace
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from experiments.cli import factories, library
 from experiments.cli.errors import BadRequest
-from experiments.cli.factories import ALGORITHM, TASK, Factory, Kind
+from experiments.cli.factories import ALGORITHM, TASK, Kind
 from experiments.cli.library import checks
+from experiments.cli.settings import Setting, settings_of
 from experiments.cli.signatures import Signature
 from experiments.cli.words import cleaned
-from experiments.tasks import TASKS
-from experiments.training import bounds
-from experiments.training.config import GROUPS, PAPER, Setting
 
 PROGRAM = "python -m experiments.run"
-DEFAULT_ALGORITHM = "bmuf"
-DEFAULT_TASK = "digits"
 PUBLISHED = Path(__file__).parent / "published.toml"
-
-
-class Request(NamedTuple):
-    """What the user asked for.
-
-    Attributes:
-        settings: the common flags.
-        arguments: the algorithm's own flags.
-        task_arguments: the task's own flags.
-    """
-
-    settings: Namespace
-    arguments: dict[str, Any]
-    task_arguments: dict[str, Any]
+PAPER = "paper"  # the preset of an algorithm's own flags
+Config = typing.TypeVar("Config")
 
 
 class Parser(argparse.ArgumentParser):
-    """Tells what is wrong as a BadRequest."""
+    """Raises a BadRequest for what is wrong."""
 
     def error(self, message: str) -> typing.NoReturn:
         raise BadRequest(message)
@@ -83,28 +68,33 @@ class Own(NamedTuple):
         return {p.name: vars(known).pop(p.name) for p in parameters}
 
 
-def parse(argv: Sequence[str]) -> Request:
-    """Reads the command line; --help, --list and --version print and exit.
+def parse(argv: Sequence[str], config: type[Config]) -> Config:
+    """Reads the command line of a run; --help, --list and --version print and exit.
 
     What can be known without jax is refused here, and jax is not imported, unless a
     module of the user's own does.
 
+    Args:
+        argv: the flags.
+        config: whose fields are the common flags; it has `arguments` of the algorithm
+            and `task_arguments`, too.
+
     Raises:
         BadRequest: with one line that says what was wrong and what is possible.
     """
-    words = cleaned(argv)
+    words, settings = cleaned(argv), settings_of(config)
     early = _named(words)
     if early.help and early.algo is None and early.task is None:
-        parser_of([]).parse_args(["--help"])
-    if not early.help:
-        check(parser_of([]).parse_known_args(words)[0])
-    own = _own_of(early)
-    parser = parser_of(own)
+        parser_of(settings).parse_args(["--help"])
+    if not early.help:  # common flags first: to look at others may import a module
+        made(config, vars(parser_of(settings).parse_known_args(words)[0]))
+    own = _own_of(early, settings)
+    parser = parser_of(settings, own)
     known, unknown = parser.parse_known_args(words)
     if unknown:
         raise BadRequest(_explain_unknown(unknown[0], own, parser))
     algorithm, task = (each.take(known) for each in own)
-    return Request(known, algorithm, task)
+    return made(config, vars(known), {"arguments": algorithm, "task_arguments": task})
 
 
 def _named(words: Sequence[str]) -> Namespace:
@@ -117,24 +107,45 @@ def _named(words: Sequence[str]) -> Namespace:
     return first.parse_known_args(words)[0]
 
 
-def _own_of(named: Namespace) -> list[Own]:
-    algo = own_of(ALGORITHM, named.algo or DEFAULT_ALGORITHM)
-    task = own_of(TASK, named.task or DEFAULT_TASK)
+def _own_of(named: Namespace, settings: Mapping[str, Setting]) -> list[Own]:
+    """Returns the algorithm and the task that are named, or the default ones."""
+    algo = own_of(ALGORITHM, named.algo or settings["algo"].default)
+    task = own_of(TASK, named.task or settings["task"].default)
     return [algo.published() if named.preset == PAPER else algo, task]
 
 
-def parser_for(words: Sequence[str]) -> Parser:
+def parser_for(words: Sequence[str], config: type) -> Parser:
     """Returns the parser of a command line that is being written."""
+    settings = settings_of(config)
     try:
-        return parser_of(_own_of(_named(words)))
+        return parser_of(settings, _own_of(_named(words), settings))
     except BadRequest:  # a name that is not whole yet
-        return parser_of([])
+        return parser_of(settings)
 
 
-def check(settings: Namespace) -> None:
-    """Raises a BadRequest for a common flag that is out of its range."""
+def made(
+    config: type[Config],
+    values: Mapping[str, Any],
+    own: Mapping[str, Any] = MappingProxyType({}),
+) -> Config:
+    """Returns a config of a parser's values.
+
+    Args:
+        config: its type.
+        values: by field; others are left out.
+        own: values of fields that are no settings.
+
+    Raises:
+        BadRequest: a value out of its range, or two that do not fit.
+    """
+    settings = settings_of(config)
+    fields = {
+        name: each.spelled(values[name])
+        for name, each in settings.items()
+        if name in values
+    }
     try:
-        bounds.check(settings)
+        return config(**fields, **own)
     except ValueError as error:
         raise BadRequest(str(error)) from None
 
@@ -148,19 +159,7 @@ def own_of(kind: Kind, name: str) -> Own:
     return Own(kind, name, factories.describe(kind, name))
 
 
-def find(kind: Kind, name: str) -> Factory:
-    """Returns the factory of an algorithm or a task.
-
-    Raises:
-        BadRequest: an unknown name, or a module that cannot be imported.
-    """
-    from syncalgos import ALGORITHMS  # imports jax
-
-    known = ALGORITHMS if kind == ALGORITHM else TASKS
-    return factories.find(kind, name, known)
-
-
-def parser_of(own: Sequence[Own]) -> Parser:
+def parser_of(settings: Mapping[str, Setting], own: Sequence[Own] = ()) -> Parser:
     """Returns the parser of all flags, those of `own` included."""
     parser = Parser(
         prog=PROGRAM,
@@ -179,18 +178,7 @@ def parser_of(own: Sequence[Own]) -> Parser:
         text=catalogue,
         help="show all algorithms and tasks, and exit",
     )
-    for kind, default, text in (
-        (ALGORITHM, DEFAULT_ALGORITHM, "how the workers agree"),
-        (TASK, DEFAULT_TASK, "what is trained on what"),
-    ):
-        parser.add_argument(
-            f"--{kind.flag}",
-            metavar="NAME",
-            default=default,
-            help=f"{text}: {', '.join(kind.files)}, or your own as "
-            f"package.module:factory (default: {default})",
-        )
-    add_settings(parser, GROUPS)
+    add_settings(parser, settings.values())
     for each in sorted(own, key=lambda each: ":" in each.name):  # it is blamed
         factories.add_flags(parser, *each)
     return parser
@@ -203,29 +191,19 @@ def add_version(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_settings(
-    parser: argparse.ArgumentParser, groups: Mapping[str, Sequence[Setting]]
-) -> None:
+def add_settings(parser: argparse.ArgumentParser, settings: Iterable[Setting]) -> None:
     """Adds flags in their groups."""
-    for title, settings in groups.items():
-        group = parser.add_argument_group(title)
-        for setting in settings:
-            _add(group, setting)
-
-
-def _add(group: argparse._ArgumentGroup, setting: Setting) -> None:
-    flag = f"--{setting.name}"
-    if setting.read is None:
-        group.add_argument(flag, action="store_true", help=setting.help)
-        return
-    group.add_argument(
-        flag,
-        action="append" if setting.is_repeated else "store",
-        type=setting.read,
-        default=[] if setting.is_repeated else setting.default,
-        metavar=setting.shown,
-        help=setting.help,
-    )
+    groups = {"": parser}
+    for each in settings:
+        title = each.group.title if each.group else ""
+        if title not in groups:
+            groups[title] = parser.add_argument_group(title)
+        if each.read is None:
+            kind = {"action": "store_true"}
+        else:
+            kind = {"type": each.read, "default": each.default, "metavar": each.shown}
+            kind |= {"action": "append", "default": []} if each.is_repeated else {}
+        groups[title].add_argument(f"--{each.name}", help=each.help, **kind)
 
 
 def version() -> str:

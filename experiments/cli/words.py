@@ -50,10 +50,10 @@ def number(text: str) -> float:
         raise argparse.ArgumentTypeError(f"must be a number, got {text!r}") from None
 
 
-def indices(text: str) -> list[int]:
+def indices(text: str) -> tuple[int, ...]:
     """Reads device indices."""
     try:
-        return [int(part) for part in text.split(",")]
+        return tuple(int(part) for part in text.split(","))
     except ValueError:
         raise argparse.ArgumentTypeError(
             f"must be indices with commas between them, such as 0,2,1, got {text!r}"

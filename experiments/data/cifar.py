@@ -10,41 +10,13 @@ from typing import Any
 import numpy as np
 
 from experiments.data import archives
-from experiments.data.files import File, find
+from experiments.data.files import PINS, find
 
-ARCHIVE = File(
-    "cifar-10/cifar-10-python.tar.gz",
-    170_498_071,
-    "6d958be074577803d12ecdefd02955f39262c83c16fe9348329d7fe0b5c001ce",
-    ("https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz",),
-)
 FOLDER = "cifar-10-batches-py/"
-MEMBERS = {
-    f"{FOLDER}{name}": sha256
-    for name, sha256 in {
-        "data_batch_1": (
-            "54636561a3ce25bd3e19253c6b0d8538147b0ae398331ac4a2d86c6d987368cd"
-        ),
-        "data_batch_2": (
-            "766b2cef9fbc745cf056b3152224f7cf77163b330ea9a15f9392beb8b89bc5a8"
-        ),
-        "data_batch_3": (
-            "0f00d98ebfb30b3ec0ad19f9756dc2630b89003e10525f5e148445e82aa6a1f9"
-        ),
-        "data_batch_4": (
-            "3f7bb240661948b8f4d53e36ec720d8306f5668bd0071dcb4e6c947f78e9682b"
-        ),
-        "data_batch_5": (
-            "d91802434d8376bbaeeadf58a737e3a1b12ac839077e931237e0dcd43adcb154"
-        ),
-        "test_batch": (
-            "f53d8d457504f7cff4ea9e021afcf0e0ad8e24a91f3fc42091b8adef61157831"
-        ),
-    }.items()
-}
+ARCHIVE = PINS["cifar-10/cifar-10-python.tar.gz"]
 MOST_BYTES = 1 << 28  # the archive unpacks to 186 MB
 
-# All that a pickled array calls. Any other name could run a program.
+# All that a pickled array calls: a pickle that names anything else could run a program.
 ALLOWED: dict[tuple[str, str], Any] = {
     ("numpy.core.multiarray", "_reconstruct"): np.ndarray(0).__reduce__()[0],
     ("numpy", "ndarray"): np.ndarray,
@@ -69,7 +41,7 @@ def images(data_dir: Path | None = None) -> tuple[Arrays, Arrays]:
 
     Source: Krizhevsky, "Learning multiple layers of features from tiny images", 2009.
     """
-    return read(find(ARCHIVE, data_dir), MEMBERS)
+    return read(find(ARCHIVE, data_dir), ARCHIVE.members)
 
 
 def read(path: Path, members: Mapping[str, str]) -> tuple[Arrays, Arrays]:

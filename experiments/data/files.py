@@ -6,35 +6,50 @@ import secrets
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+import tomllib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any, NamedTuple, NoReturn
+from typing import IO, NamedTuple, NoReturn
 from urllib.parse import urlsplit
 
 from platformdirs import user_cache_path
+from rich.console import Console
+from rich.filesize import decimal
+from rich.progress import BarColumn, DownloadColumn, Progress, TransferSpeedColumn
 
-from experiments.cli.errors import Terminated
-from experiments.cli.terminal import say, size
+from experiments.exit_codes import Terminated
 
 TIMEOUT = (10, 60)  # seconds: to connect, and between bytes
 PART = ".syncalgos.part"
+
+Convert = Callable[[Path], bytes]
 
 
 class File(NamedTuple):
     """A data file that is pinned.
 
     Attributes:
-        path: where it lies, below the data folder.
-        size: its bytes.
-        sha256: its checksum, in hexadecimal.
-        urls: where it comes from: the official source, then its mirrors.
+        path: below the data folder.
+        size: in bytes.
+        sha256: checksum, in hexadecimal.
+        urls: addresses: the official source, then its mirrors.
+        members: of an archive: the SHA-256 of its files by name.
     """
 
     path: str
     size: int
     sha256: str
-    urls: tuple[str, ...]
+    urls: Sequence[str]
+    members: Mapping[str, str] = {}
+
+
+PINS: dict[str, File] = {
+    path: File(path, **pin)
+    for path, pin in tomllib.loads(
+        Path(__file__).with_name("pins.toml").read_text("utf-8")
+    ).items()
+}
 
 
 def folder(data_dir: Path | None = None) -> Path:
@@ -45,24 +60,22 @@ def folder(data_dir: Path | None = None) -> Path:
 
 
 def user_cache() -> Path:
-    """Where the user's system keeps what can be made again; ~/.cache/syncalgos."""
+    """The system's folder for files that can be made again; ~/.cache/syncalgos."""
     return user_cache_path("syncalgos")
 
 
 def find(
-    file: File,
-    data_dir: Path | None = None,
-    convert: Callable[[Path], bytes] | None = None,
+    file: File, data_dir: Path | None = None, convert: Convert | None = None
 ) -> Path:
     """Returns the path of a data file whose checksum is right.
 
-    A file that is missing is downloaded. One that is there is never written to, so a
-    data folder may be read-only.
+    A missing file is downloaded. An existing one is never written to, so a data folder
+    may be read-only.
 
     Args:
-        file: what to find.
+        file: the file to find.
         data_dir: the data folder; None means $SYNCALGOS_DATA or the user's cache.
-        convert: makes the file of what its urls serve; None if they serve the file.
+        convert: makes the file from the download; None if the download is the file.
 
     Raises:
         ValueError: in one line, that the file differs from its pin, or how to get it
@@ -90,100 +103,107 @@ def sha256(path: Path) -> str:
         return hashlib.file_digest(content, "sha256").hexdigest()
 
 
-def _download(file: File, path: Path, convert: Callable[[Path], bytes] | None) -> None:
-    """Puts a file in its place, or raises a ValueError and leaves nothing there."""
+def _download(file: File, path: Path, convert: Convert | None) -> None:
+    """Downloads a file, or raises a ValueError and leaves nothing in its place."""
+    # Renamed when complete, so that no reader ever finds half a file.
     part = path.with_name(f".{path.name}.{secrets.token_hex(4)}{PART}")
-    made, failed = not path.parent.exists(), []
-    with _interruptible():
-        try:
+    is_new, problems = not path.parent.exists(), []
+    try:
+        with _interruptible():
             path.parent.mkdir(parents=True, exist_ok=True)
             _remove_leftovers(path.parent)
-            for url in file.urls:
-                host = urlsplit(url).hostname
-                served = path.parent / url.rpartition("/")[2]
-                if convert is not None and served.exists():
-                    host, problem = served, _convert(served, part, file, convert)
-                else:
-                    say(f"downloading {file.path} ({size(file.size)}) from {host}")
-                    problem = _fetch(url, part, file, convert)
-                if not problem:
-                    os.replace(part, path)
-                    return
-                say(f"{host}: {problem}")
-                failed.append(f"{url}: {problem}")
-        except OSError as error:
-            failed.append(f"{path.parent} cannot be written: {error.strerror or error}")
-        finally:
-            if part.exists():
-                part.unlink()
-            if made and path.parent.exists() and not any(path.parent.iterdir()):
+            if _try_sources(file, part, convert, problems):
+                os.replace(part, path)
+                return
+    except OSError as error:
+        problems.append(f"{path.parent} cannot be written: {error.strerror or error}")
+    finally:
+        with suppress(OSError):  # the folder may be read-only, or hold other files
+            part.unlink(missing_ok=True)
+            if is_new:
                 path.parent.rmdir()
     it = "it" if convert is None else "it, or the very file of that address,"
     raise ValueError(
-        f"{file.path} is missing and cannot be downloaded ({'; '.join(failed)}): put "
+        f"{file.path} is missing and cannot be downloaded ({'; '.join(problems)}): put "
         f"{it} in {path.parent} ({file.size} bytes, SHA-256 {file.sha256})"
     )
 
 
-def _convert(
-    served: Path, part: Path, file: File, convert: Callable[[Path], bytes]
-) -> str:
-    """Makes part of what the user put there; returns what is wrong, or nothing."""
+def _try_sources(
+    file: File, part: Path, convert: Convert | None, problems: list[str]
+) -> bool:
+    """Makes the part from the first source that serves it; adds why others did not."""
+    for url in file.urls:
+        host = urlsplit(url).hostname
+        served = part.with_name(url.rpartition("/")[2])
+        if convert is not None and served.exists():
+            host, problem = served, _make(part, file, convert, served)
+        else:
+            size = decimal(file.size, precision=3)
+            _log(f"downloading {file.path} ({size}) from {host}")
+            problem = _make(part, file, convert, url)
+        if not problem:
+            return True
+        _log(f"{host}: {problem}")
+        problems.append(f"{url}: {problem}")
+    return False
+
+
+def _make(part: Path, file: File, convert: Convert | None, source: str | Path) -> str:
+    """Makes the part from a file or an address; returns what is wrong, or ""."""
+    from requests import RequestException
+
+    # The size of a download to be converted is not pinned: it gets twice the room.
+    most = file.size if convert is None else 2 * file.size
     try:
-        part.write_bytes(convert(served))
+        with part.open("wb") as out:
+            # Held open, and so locked, until the part is complete.
+            _lock(out)
+            if isinstance(source, str):
+                _receive(source, out, most, file.size if convert is None else None)
+                source, wrong = part, "its SHA-256 is"
+            else:
+                wrong = "what it makes has SHA-256"
+            if convert is not None:
+                part.write_bytes(convert(source))
+        found = sha256(part)
+    except RequestException as error:
+        return _reason(error)
     except ValueError as error:
         return str(error)
-    found = sha256(part)
-    return "" if found == file.sha256 else f"what it makes has SHA-256 {found}"
+    return "" if found == file.sha256 else f"{wrong} {found}"
 
 
-def _fetch(
-    url: str, part: Path, file: File, convert: Callable[[Path], bytes] | None
-) -> str:
-    """Downloads to part; returns what is wrong with it, or nothing."""
-    import pooch
+def _receive(url: str, out: IO[bytes], most: int, total: int | None) -> None:
+    """Downloads at most so many bytes, with a progress bar on a terminal."""
     import requests
-    from tqdm import tqdm
 
-    download = pooch.HTTPDownloader(chunk_size=1 << 16, timeout=TIMEOUT)
-    # The size of what is converted is not pinned: it gets some room, and no total.
-    total = file.size if convert is None else None
+    console = _console()
+    columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    is_hidden = not console.is_terminal
     with (
-        part.open("w+b") as out,
-        tqdm(total=total, unit="B", unit_scale=True, leave=False, disable=None) as bar,
+        requests.get(url, stream=True, timeout=TIMEOUT) as response,
+        Progress(*columns, console=console, transient=True, disable=is_hidden) as bar,
     ):
-        _lock(out)
-        try:
-            download(url, _Watched(out, total or 2 * file.size, bar.update), None)
-            if convert is not None:
-                out.flush()
-                content = convert(part)
-                out.seek(0)
-                out.truncate()
-                out.write(content)
-        except requests.RequestException as error:
-            return _reason(error)
-        except ValueError as error:
-            return str(error)
-        out.seek(0)
-        found = hashlib.file_digest(out, "sha256").hexdigest()
-    return "" if found == file.sha256 else f"its SHA-256 is {found}"
+        response.raise_for_status()
+        task = bar.add_task("", total=total)
+        for chunk in response.iter_content(1 << 16):
+            out.write(chunk)
+            bar.advance(task, len(chunk))
+            if out.tell() > most:
+                raise ValueError(f"it sends more than {most} bytes")
+    out.flush()
 
 
-class _Watched:
-    """What pooch writes to: a file with a progress bar that may not grow too large."""
+def _console() -> Console:
+    """Rich's console on stderr, which prints text as it is."""
+    return Console(
+        stderr=True, soft_wrap=True, markup=False, emoji=False, highlight=False
+    )
 
-    def __init__(self, out: IO[bytes], most: int, moved: Callable[[int], Any]):
-        self.out, self.most, self.moved = out, most, moved
 
-    def write(self, chunk: bytes) -> None:
-        self.out.write(chunk)
-        self.moved(len(chunk))
-        if self.out.tell() > self.most:
-            raise ValueError(f"it sends more than {self.most} bytes")
-
-    def flush(self) -> None:
-        """Nothing: pooch flushes every chunk."""
+def _log(line: str) -> None:
+    _console().print(line)
 
 
 def _reason(error: OSError) -> str:
@@ -193,6 +213,7 @@ def _reason(error: OSError) -> str:
     response = getattr(error, "response", None)
     if response is not None:
         return f"HTTP {response.status_code}"
+    # In this order: a timeout, a proxy's and a TLS error are connection errors, too.
     reasons = {
         exceptions.Timeout: "no answer in time",
         exceptions.SSLError: "its TLS certificate is refused",
@@ -205,9 +226,10 @@ def _reason(error: OSError) -> str:
 
 
 def _lock(part: IO[bytes]) -> bool:
-    """Marks a part as some living process's; False if it is another's."""
+    """Marks a part as a living process's; returns False if another holds it."""
+    # An open file cannot be removed there: it needs no lock.
     if sys.platform == "win32":
-        return True  # an open file cannot be removed there
+        return True
     import fcntl
 
     try:
@@ -218,7 +240,7 @@ def _lock(part: IO[bytes]) -> bool:
 
 
 def _remove_leftovers(parent: Path) -> None:
-    """Removes what killed downloads left; not what runs at this moment."""
+    """Removes the parts of killed downloads; a lock marks those still under way."""
     for part in parent.glob(f".*{PART}"):
         with suppress(OSError), part.open("rb") as leftover:  # or another was quicker
             if _lock(leftover):
@@ -233,12 +255,13 @@ def _interruptible() -> Iterator[None]:
         raise KeyboardInterrupt if number == signal.SIGINT else Terminated
 
     before = {}
+    # Python lets only the main thread set handlers.
     if threading.current_thread() is threading.main_thread():
-        for number in (signal.SIGINT, signal.SIGTERM):
-            handler = signal.getsignal(number)
-            if handler not in (None, signal.SIG_IGN):  # None: not Python's to restore
-                before[number] = handler
-                signal.signal(number, stop)
+        found = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)}
+        # None is a handler that Python did not set, and cannot restore.
+        before = {n: h for n, h in found.items() if h not in (None, signal.SIG_IGN)}
+    for number in before:
+        signal.signal(number, stop)
     try:
         yield
     finally:

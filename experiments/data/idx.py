@@ -7,78 +7,18 @@ from pathlib import Path
 
 import numpy as np
 
-from experiments.data.files import File, find
+from experiments.data.files import PINS, find
 from syncalgos import checks
 
-MNIST = (
-    "http://yann.lecun.com/exdb/mnist/",
-    "https://ossci-datasets.s3.amazonaws.com/mnist/",
-    "https://storage.googleapis.com/cvdf-datasets/mnist/",
+NAMES = (
+    "train-images-idx3-ubyte.gz",
+    "train-labels-idx1-ubyte.gz",
+    "t10k-images-idx3-ubyte.gz",
+    "t10k-labels-idx1-ubyte.gz",
 )
-FASHION = ("http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",)
-
-
-def _file(folder: str, name: str, size: int, sha256: str) -> File:
-    """One of a data set's files."""
-    sources = {"mnist": MNIST, "fashion-mnist": FASHION}[folder]
-    urls = tuple(source + name for source in sources)
-    return File(f"{folder}/{name}", size, sha256, urls)
-
-
-# Of each data set: images and labels to train on, and those held out.
 FILES = {
-    "mnist": (
-        _file(
-            "mnist",
-            "train-images-idx3-ubyte.gz",
-            9_912_422,
-            "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
-        ),
-        _file(
-            "mnist",
-            "train-labels-idx1-ubyte.gz",
-            28_881,
-            "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
-        ),
-        _file(
-            "mnist",
-            "t10k-images-idx3-ubyte.gz",
-            1_648_877,
-            "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
-        ),
-        _file(
-            "mnist",
-            "t10k-labels-idx1-ubyte.gz",
-            4_542,
-            "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
-        ),
-    ),
-    "fashion-mnist": (
-        _file(
-            "fashion-mnist",
-            "train-images-idx3-ubyte.gz",
-            26_421_880,
-            "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
-        ),
-        _file(
-            "fashion-mnist",
-            "train-labels-idx1-ubyte.gz",
-            29_515,
-            "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",
-        ),
-        _file(
-            "fashion-mnist",
-            "t10k-images-idx3-ubyte.gz",
-            4_422_102,
-            "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073",
-        ),
-        _file(
-            "fashion-mnist",
-            "t10k-labels-idx1-ubyte.gz",
-            5_148,
-            "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
-        ),
-    ),
+    data_set: [PINS[f"{data_set}/{name}"] for name in NAMES]
+    for data_set in ("mnist", "fashion-mnist")
 }
 
 Arrays = dict[str, np.ndarray]

@@ -11,27 +11,12 @@ from typing import NamedTuple
 import numpy as np
 
 from experiments.data import archives
-from experiments.data.files import File, find, folder
+from experiments.data.files import PINS, find, folder
 from syncalgos import checks
 
-# The project publishes no archive with a checksum, only a tag of its repository. What
-# is pinned is the tar of that tag's recordings as `pack` makes it, which holds nothing
-# of the day it was made on; the second file is the same, gzip'd.
-TAR = File(
-    "fsdd/fsdd-recordings.tar",
-    23_429_120,
-    "9cbd40a399fee10d4611dc8ffe6de219695fd804a62dfb43373f183715b43877",
-    (
-        "https://github.com/Jakobovski/free-spoken-digit-dataset/archive/refs/tags/"
-        "v1.0.10.tar.gz",
-    ),
-)
-TAR_GZ = File(
-    "fsdd/fsdd-recordings.tar.gz",
-    15_566_181,
-    "b8f087bc9d5c545fe5468a9febde9b9643520a6352c75be86b96328be04ef5c2",
-    (),
-)
+# The tar that `pack` makes, and the same gzip'd: pins.toml says why.
+TAR = PINS["fsdd/fsdd-recordings.tar"]
+TAR_GZ = PINS["fsdd/fsdd-recordings.tar.gz"]
 MOST_BYTES = 1 << 26  # the tag's archive unpacks to 24 MB
 NAME = re.compile(r"(?:.*/)?(recordings/(\d)_([a-z]+)_(\d+)\.wav)")
 

@@ -6,18 +6,10 @@ from pathlib import Path
 
 import numpy as np
 
-from experiments.data.files import File, find
+from experiments.data.files import PINS, find
 from syncalgos import checks
 
-SHAKESPEARE = File(
-    "tinyshakespeare/input.txt",
-    1_115_394,
-    "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed",
-    (
-        "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/"
-        "tinyshakespeare/input.txt",
-    ),
-)
+SHAKESPEARE = PINS["tinyshakespeare/input.txt"]
 
 
 def text(data_dir: Path | None = None) -> str:

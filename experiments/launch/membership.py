@@ -1,61 +1,60 @@
-"""Which processes a request asks for; jax is asked only where a scheduler knows."""
-
-from argparse import Namespace
+"""Which processes a config asks for; jax is asked only where a scheduler knows."""
 
 from experiments.cli.errors import BadRequest
 from experiments.supervisor.addresses import address
 from experiments.supervisor.group import Group
+from experiments.training.config import RunConfig
 
 
-def group(settings: Namespace) -> Group | None:
-    """Returns the processes that a request asks for; None if it is a single one.
+def requested_group(config: RunConfig) -> Group | None:
+    """Returns the processes that a config asks for; None if it is a single one.
 
     Raises:
         BadRequest: flags that do not go together, or that leave one out.
     """
     try:
-        found = _group(settings)
+        found = _group(config)
         if found is not None:
-            _check_layout(settings, found.count)
+            _check_layout(config, found.count)
     except ValueError as error:
         raise BadRequest(str(error)) from error
     return found
 
 
-def _group(s: Namespace) -> Group | None:
-    by_hand = {"process_id": s.process_id, "num_processes": s.num_processes}
+def _group(c: RunConfig) -> Group | None:
+    by_hand = {"process_id": c.process_id, "num_processes": c.num_processes}
     given = [name for name, value in by_hand.items() if value is not None]
-    ways = [s.processes != 1, s.coordinator is not None, s.distributed == "auto"]
+    ways = [c.processes != 1, c.coordinator is not None, c.distributed == "auto"]
     if sum(ways) > 1:
         raise ValueError(
             "--processes starts processes here, --coordinator and --distributed join "
             "those that are started elsewhere: say one of them"
         )
-    if s.coordinator is None:
+    if c.coordinator is None:
         if given:
             flag = given[0].replace("_", "-")
             raise ValueError(f"--{flag} goes with --coordinator HOST:PORT")
-        if s.distributed == "auto":
-            return _detected(s)
-        count = s.processes
+        if c.distributed == "auto":
+            return _detected(c)
+        count = c.processes
         return None if count == 1 else Group(count, tuple(range(count)))
     for name, value in by_hand.items():
         if value is None:
             raise ValueError(f"--coordinator goes with --{name.replace('_', '-')}")
-    address(s.coordinator)
-    count, number = s.num_processes, s.process_id
+    address(c.coordinator)
+    count, number = c.num_processes, c.process_id
     if number >= count:
         raise ValueError(
             f"--process-id must be 0 to {count - 1} of {count} processes, got {number}"
         )
-    return Group(count, (number,), s.coordinator)
+    return Group(count, (number,), c.coordinator)
 
 
-def _detected(s: Namespace) -> Group:
+def _detected(c: RunConfig) -> Group:
     """Who this process is by Slurm, Open MPI or Kubernetes, as jax finds it out."""
     from jax._src.clusters import ClusterEnv  # jax tells nobody before it has joined
 
-    timeout = round(s.init_timeout)
+    timeout = round(c.init_timeout)
     names = (None, None, None, None, None)
     try:
         where, count, number, *_ = ClusterEnv.auto_detect_unset_distributed_params(
@@ -73,15 +72,15 @@ def _detected(s: Namespace) -> Group:
     return Group(count, (number,), where)
 
 
-def _check_layout(s: Namespace, processes: int) -> None:
+def _check_layout(c: RunConfig, processes: int) -> None:
     """Raises a ValueError for what no number of devices could run."""
-    if s.backend == "vmap":
+    if c.backend == "vmap":
         raise ValueError(
             f"--backend vmap runs on one device, not in {processes} processes: take "
             "pmap or shard_map"
         )
-    if s.workers % processes:
+    if c.workers % processes:
         raise ValueError(
-            f"{s.workers} workers do not divide over {processes} processes: use a "
+            f"{c.workers} workers do not divide over {processes} processes: use a "
             f"multiple of {processes}"
         )

@@ -14,7 +14,7 @@ from typing import Any, Literal
 from experiments.cli import factories, flags
 from experiments.cli.errors import BadRequest
 from experiments.cli.factories import ALGORITHM, TASK
-from experiments.cli.flags import DEFAULT_TASK
+from experiments.cli.flags import PAPER
 from experiments.cli.library import checks
 from experiments.cli.settings import Group, checked, flag, settings_of
 from experiments.cli.words import cleaned
@@ -40,7 +40,7 @@ from experiments.study.spec import (
     run_words,
     variants,
 )
-from experiments.training.config import GROUPS, PAPER
+from experiments.training import config as training
 
 PROGRAM = "python -m experiments.compare"
 # Powers of the global batch that the learning rate follows.
@@ -66,7 +66,7 @@ class StudyConfig:
         "own flags from its paper",
         choices=(*presets.NAMES, PAPER),
     )
-    task: str = flag("see experiments.run --list", DEFAULT_TASK)
+    task: str = flag("see experiments.run --list", training.SETTINGS["task"].default)
     seeds: int = flag("runs of each, from seeds 0 to N - 1", 3, least=1)
     sweep: str | None = flag(
         "also vary one flag, such as workers=1,2,4,8, at fixed samples",
@@ -120,6 +120,10 @@ class StudyConfig:
     overwrite: bool = flag("make all runs in the folder again", False)
 
     shared: tuple[Words, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Raises a ValueError for a field out of its range."""
+        checked(SETTINGS, self)
 
     @cached_property
     def variants(self) -> tuple[Variant, ...]:
@@ -188,25 +192,14 @@ def parse(argv: Sequence[str]) -> StudyConfig:
         BadRequest: a value out of range, in one line.
     """
     known, rest = parser().parse_known_args(cleaned(argv))
-    given = {
-        name: each.spelled(getattr(known, name)) for name, each in SETTINGS.items()
-    }
-    config = StudyConfig(**given, shared=tuple(flag_groups(rest)))
-    try:
-        checked(SETTINGS, config)
-    except ValueError as error:
-        raise BadRequest(str(error)) from None
-    return config
+    shared = {"shared": tuple(flag_groups(rest))}
+    return flags.made(StudyConfig, vars(known), shared)
 
 
 def parser_for(words: list[str]) -> argparse.ArgumentParser:
     """Returns the parser of an unfinished command line, with the flags of runs."""
-    made = parser()
-    others = {
-        title: [x for x in group if x.parameter not in SETTINGS]
-        for title, group in GROUPS.items()
-    }
-    flags.add_settings(made, others)
+    made, others = parser(), training.SETTINGS.items()
+    flags.add_settings(made, [x for name, x in others if name not in SETTINGS])
     return made
 
 
@@ -221,10 +214,7 @@ def parser() -> argparse.ArgumentParser:
         f"has them: see {flags.PROGRAM} --help",
     )
     flags.add_version(made)
-    groups: dict[str, list[Any]] = {}
-    for each in SETTINGS.values():
-        groups.setdefault(each.group.title, []).append(each)
-    flags.add_settings(made, groups)
+    flags.add_settings(made, SETTINGS.values())
     return made
 
 
@@ -295,7 +285,7 @@ def _check_runs(config: StudyConfig, known: Mapping[Variant, set[str]]) -> None:
         words = run_words(variant, config.task, config.shared)
         trials = [*decisive_trials(config.tuned, own)] or [{}]
         for swept, tried in product(sweep_points(config.swept, own), trials):
-            flags.parse([*words, *as_words(swept | tried)])
+            training.parse([*words, *as_words(swept | tried)])
 
 
 def count_runs(config: StudyConfig) -> int:

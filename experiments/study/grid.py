@@ -8,8 +8,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from experiments.cli import factories, flags
+from experiments.cli import factories
 from experiments.cli.factories import TASK
+from experiments.cli.flags import PROGRAM
 from experiments.study.config import SCALES, StudyConfig
 from experiments.study.network import Sends, from_json
 from experiments.study.search_space import (
@@ -23,7 +24,8 @@ from experiments.study.spec import Variant, known_flags, run_words
 from experiments.study.statistics import Measure, is_fine
 from experiments.tasks.task import Data
 from experiments.training import records
-from experiments.training.setup import Plan, prepare
+from experiments.training.components import Components, make_components
+from experiments.training.config import RunConfig, parse
 
 # Seeds of trials must be none of those that are reported.
 FIRST_TUNING_SEED = 1000
@@ -83,7 +85,7 @@ class RunSet(NamedTuple):
     @property
     def command(self) -> str:
         """The command that makes these runs, without --seed."""
-        return shlex.join([*flags.PROGRAM.split(), *self.argv])
+        return shlex.join([*PROGRAM.split(), *self.argv])
 
     def run(self, seed: int) -> Path:
         """Returns the folder of one run, which exists once the run is done."""
@@ -159,28 +161,27 @@ def read_lines(run: Path) -> Lines:
 
 
 class Loader:
-    """Prepares runs, and loads the data that they share once."""
+    """Makes the components of runs, and loads the data that they share once."""
 
     def __init__(self):
         self._data: dict[Any, Data] = {}
 
-    def plan(self, argv: Sequence[str], seed: int) -> Plan:
-        """Returns the prepared run of these flags.
+    def components(self, argv: Sequence[str], seed: int) -> Components:
+        """Returns the components of a run with these flags.
 
         Raises:
             BadRequest: flags that a run cannot have.
         """
-        request = flags.parse([*argv, "--seed", str(seed)])
-        s = request.settings
+        config = parse([*argv, "--seed", str(seed)])
         # Some tasks make their data from the seed or for the workers.
-        offered = {"seed": s.seed, "workers": s.workers}
-        factory = flags.find(TASK, s.task)
+        offered = {"seed": config.seed, "workers": config.workers}
+        factory = factories.named(TASK, config.task)
         own = factories.passed_arguments(TASK, factory, offered)
-        arguments = repr({**request.task_arguments, **own})
-        key = s.task, arguments, s.data_dir, s.validation
-        plan = prepare(request, self._data.get(key))
-        self._data[key] = plan.data
-        return plan
+        arguments = repr({**config.task_arguments, **own})
+        key = config.task, arguments, config.data_dir, config.validation
+        found = make_components(config, self._data.get(key))
+        self._data[key] = found.data
+        return found
 
 
 def run_sets(config: StudyConfig, loader: Loader) -> list[RunSet]:
@@ -208,7 +209,7 @@ def run_sets(config: StudyConfig, loader: Loader) -> list[RunSet]:
             )
             for values in decisive_trials(config.tuned, known):
                 one = trial(config, made, values)
-                loader.plan(one.argv, one.seeds[0])
+                loader.components(one.argv, one.seeds[0])
             values = combinations(equal_budgets(config.tuned, known))
             trials = [trial(config, made, each) for each in values]
             found.append(made._replace(trials=trials))
@@ -216,13 +217,13 @@ def run_sets(config: StudyConfig, loader: Loader) -> list[RunSet]:
 
 
 def _same_samples(
-    config: StudyConfig, argv: list[str], loader: Loader, base: Any
-) -> tuple[list[str], Any]:
+    config: StudyConfig, argv: list[str], loader: Loader, base: RunConfig | None
+) -> tuple[list[str], RunConfig]:
     """Returns the flags with batch, steps and rate that follow the first point's."""
     if config.worker_batch is not None:
-        workers = flags.parse(argv).settings.workers
-        argv = [*argv, "--batch-size", str(config.worker_batch * workers)]
-    s = loader.plan(argv, 0).settings
+        batch = config.worker_batch * parse(argv).workers
+        argv = [*argv, "--batch-size", str(batch)]
+    s = loader.components(argv, 0).config
     if base is None or s.batch_size == base.batch_size:
         return argv, s if base is None else base
     # Where the steps differ already, they are what is swept.
@@ -232,7 +233,7 @@ def _same_samples(
     if power := SCALES[config.scale_lr]:
         rate = base.lr * (s.batch_size / base.batch_size) ** power
         argv = [*argv, "--lr", f"{rate:.6g}"]
-    loader.plan(argv, 0)
+    loader.components(argv, 0)
     return argv, base
 
 

@@ -14,14 +14,22 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from experiments.cli import terminal
 from experiments.cli.errors import explained
 from experiments.cli.factories import TASK
+from experiments.cli.flags import PROGRAM
 from experiments.study import network, tuning
 from experiments.study.analysis.formatting import duration
 from experiments.study.grid import Loader, RunSet, tuned
 from experiments.study.statistics import ACCURACY, measure
 from experiments.tasks.contract import check_apply, check_model
 from experiments.training import records
-from experiments.training.prepared import Ready, begin, finish, ready, reseeded
-from experiments.training.progress import Progress as TrainingProgress
+from experiments.training.components import takes
+from experiments.training.prepared import (
+    PreparedRun,
+    initialized,
+    record_config,
+    reseeded,
+    train_and_record,
+)
+from experiments.training.records import Progress as TrainingProgress
 
 
 class _Stop(Exception):
@@ -114,11 +122,11 @@ def check_measure(
     if key is None and target is None:
         return
     first = planned[0]
-    plan = loader.plan(first.argv, first.seeds[0])
-    with explained(TASK.flag, plan.settings.task):
-        params, buffers = check_model(plan.task, first.seeds[0])
-        values = check_apply(plan.task, params, buffers, plan.data.test)
-    names = {f"test_{name}" for name in (*values, *plan.task.figures)}
+    made = loader.components(first.argv, first.seeds[0])
+    with explained(TASK.flag, made.config.task):
+        params, buffers = check_model(made.task, first.seeds[0])
+        values = check_apply(made.task, params, buffers, made.data.test)
+    names = {f"test_{name}" for name in (*values, *made.task.figures)}
     by = measure(key, [dict.fromkeys(names, 1.0) | {"diverged": False}])
     if target is not None and by is ACCURACY and target > 1:
         raise ValueError(f"--target {target:g}: an accuracy is at most 1: say 0.95")
@@ -187,7 +195,7 @@ def _make(
     """Makes the missing runs of a set, with one compiled program for all seeds."""
     trial = runs.trial if runs.is_trial else ""
     name = " ".join(x for x in (runs.variant.label, runs.point, trial) if x)
-    job: Ready | None = None
+    job: PreparedRun | None = None
     for seed in runs.missing():
         # Before the first run nothing would be lost: the signal ends the process.
         if bar.made and asked_to_stop():
@@ -195,9 +203,9 @@ def _make(
         # Seeds in turn cost one compilation, as one stacked axis would: on CPU the
         # lanes fill the cores already. A seed that is drawn from in training is part
         # of the program, which is compiled for each.
-        if job is None or job.plan.seeded:
+        if job is None or takes(job.config, "seed"):
             is_first = job is None
-            job = ready(loader.plan(runs.argv, seed))
+            job = initialized(loader.components(runs.argv, seed))
             if is_first and job.untrained:
                 bar.say(
                     f"{name}: the figures will be of the model as it was at the "
@@ -205,7 +213,7 @@ def _make(
                 )
         else:
             job = reseeded(job, seed)
-        bar.begin(f"{name}, seed {seed}", job.plan.settings.steps)
+        bar.begin(f"{name}, seed {seed}", job.config.steps)
         bar.end(_run(job, runs, seed, bar, asked_to_stop))
     if job is not None:
         # Else the programs of all run sets stay in memory: 30 MB each.
@@ -213,7 +221,7 @@ def _make(
 
 
 def _run(
-    job: Ready,
+    job: PreparedRun,
     runs: RunSet,
     seed: int,
     bar: StudyProgress,
@@ -224,8 +232,9 @@ def _run(
     # A folder gets its name once all its files exist: no run is half made.
     unfinished = runs.folder / f".seed-{seed}"
     shutil.rmtree(unfinished, ignore_errors=True)
-    begin(job, [*runs.argv, "--seed", str(seed)], unfinished)
-    outcome, summary = finish(job, unfinished, bar, asked_to_stop)
+    command = [*PROGRAM.split(), *runs.argv, "--seed", str(seed)]
+    record_config(job, command, unfinished, [])
+    outcome, summary = train_and_record(job, unfinished, bar, asked_to_stop)
     if outcome.stopped:
         raise _Stop
     summary["total_seconds"] = round(time.perf_counter() - started, 3)
@@ -235,13 +244,13 @@ def _run(
     return _results(summary)
 
 
-def _sends(job: Ready, done: TrainingProgress) -> dict[str, Any] | None:
+def _sends(job: PreparedRun, done: TrainingProgress) -> dict[str, Any] | None:
     """Returns the sends of each step and their delay; None if not counted."""
-    if (sent := job.counter(done)) is None:
+    if (sent := job.count(done)) is None:
         return None
-    s = job.plan.settings
-    waits = s.opt_state_at_sync == "average" or job.plan.task.kept == "shared"
-    delay = 0 if waits else network.delay_of(s.algo, job.plan.arguments)
+    c = job.config
+    waits = c.opt_state_at_sync == "average" or job.task.kept == "shared"
+    delay = 0 if waits else network.delay_of(c.algo, c.arguments)
     return {**network.to_json(network.sends(sent)), "delay": delay}
 
 

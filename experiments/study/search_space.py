@@ -128,7 +128,7 @@ def _bounds(shown: str, listed: str) -> tuple[tuple[float, float, bool], int]:
 
 
 def spaced(low: float, high: float, logarithmic: bool, count: int) -> Words:
-    """Returns evenly spaced values, with three digits or as many as they need to differ.
+    """Returns evenly spaced values, with three digits or as many as make them differ.
 
     Between ints they are whole, and fewer than `count` where some would be identical.
     """

@@ -15,28 +15,8 @@ from experiments.study.search_space import Words
 from experiments.training.config import SETTINGS
 
 # Flags of single runs that a study sets itself, and the flag that takes their place.
-TAKEN = {
-    "algo": "--algos",
-    "displacements": "nothing: it is always on",
-    "help": "experiments.run --algo NAME --help",
-    "export": "experiments.run --export with the report's command",
-    "out": "--out of the study, outside of --algos",
-    "overwrite": "--overwrite of the study, outside of --algos",
-    "seed": "--seeds",
-    "task": "--task of the study, outside of --algos",
-    "validation": "--tune-share",
-    **dict.fromkeys(
-        ("resume", "resume_center", "checkpoint_every", "keep_checkpoints"),
-        "nothing: the same command makes what is missing of a study",
-    ),
-    **dict.fromkeys(
-        (
-            *("processes", "coordinator", "process_id", "num_processes"),
-            *("distributed", "init_timeout", "max_restarts"),
-        ),
-        "nothing: a study runs in one process",
-    ),
-}
+TAKEN = {name: each.study for name, each in SETTINGS.items() if each.study}
+TAKEN |= {"help": "experiments.run --algo NAME --help"}
 
 
 class Variant(NamedTuple):

@@ -100,7 +100,7 @@ def _identity(config: StudyConfig) -> dict[str, Any]:
 
 
 def _own_code(names: Iterable[str]) -> dict[str, str]:
-    """Returns the SHA-256 of the user's own modules: edited, they are another version."""
+    """Returns the SHA-256 of the user's own modules, as their versions."""
     found = {}
     for name in names:
         module = name.partition(":")[0]

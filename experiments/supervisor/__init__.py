@@ -1,1 +1,1 @@
-"""Starts, watches and restarts the processes of a run; knows nothing of training."""
+"""Starts, watches and restarts the processes of one machine; imports no jax."""

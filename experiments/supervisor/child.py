@@ -1,190 +1,180 @@
-"""One process as the supervisor that started it has it: its pipes, its end."""
+"""A process on the side of the supervisor that started it: its pipes and its end."""
 
 import json
 import os
-import selectors
 import signal
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
-from experiments.cli.exits import say
 from experiments.supervisor.child_side import VARIABLE
-from experiments.supervisor.group import Rules
-from experiments.supervisor.hosts.wire import PIECE, Lines, decode
-from experiments.supervisor.process_status import Seen
+from experiments.supervisor.group import Log, Rules
+from experiments.supervisor.json_lines import PIECE, Lines, decode
+from experiments.supervisor.process_status import ProcessStatus
 
-REAPING = 5.0  # seconds; what a driver holds longer than that is left to the system
+# Seconds. A process that a driver holds longer than that is left to the system.
+REAPING = 5.0
+
+# Reads of a pipe at once: a helper that outlives the process may write for ever.
+MOST_READS = 64
 
 
 class Pipe:
-    """The reading end of a pipe, whose lines go to a function; never blocks."""
+    """The reading end of a pipe; never blocks."""
 
-    def __init__(
-        self,
-        end: int,
-        take: Callable[[bytes], None],
-        selector: selectors.BaseSelector,
-    ):
-        os.set_blocking(end, False)
-        self._end: int | None = end
-        self._take = take
-        self._selector = selector
+    def __init__(self, stream: IO[bytes]):
+        os.set_blocking(stream.fileno(), False)
+        self._stream = stream
         self._lines = Lines()
-        selector.register(end, selectors.EVENT_READ, self.read)
 
-    def read(self) -> bool:
-        """Takes what has come; whether there was anything."""
-        if self._end is None:
-            return False
-        try:
-            data = os.read(self._end, PIECE)
-        except BlockingIOError:
-            return False
-        for line in self._lines.feed(data):
-            self._take(line)
-        if not data:
-            self._close()
-        elif len(self._lines.rest) > PIECE:
-            self._flush()
-        return bool(data)
-
-    def finish(self) -> None:
-        """Takes what is left, of a process that has ended."""
-        for _ in range(64):  # a helper out of reach may still write
-            if not self.read():
+    def read(self) -> Iterator[bytes]:
+        """Yields the lines that came since the last call."""
+        for _ in range(MOST_READS):
+            # None if there is nothing to read now, nothing at the pipe's end.
+            if not (data := self._stream.read(PIECE)):
                 break
-        self._close()
+            yield from self._lines.feed(data)
+        # A line without an end must not fill the memory.
+        if len(self._lines.rest) > PIECE:
+            yield self._lines.flush()
 
-    def _flush(self) -> None:
-        rest, self._lines.rest = self._lines.rest, b""
-        if rest:
-            self._take(rest)
-
-    def _close(self) -> None:
-        if self._end is not None:
-            self._flush()
-            self._selector.unregister(self._end)
-            os.close(self._end)
-            self._end = None
+    def finish(self) -> Iterator[bytes]:
+        """Yields the last lines, and closes the pipe."""
+        yield from self.read()
+        if self._lines.rest:
+            yield self._lines.flush()
+        self._stream.close()
 
 
 class Child:
-    """A process in a session of its own, with what it and the system tell of it.
+    """A process in a session of its own.
 
     Attributes:
-        seen: what is known of it.
+        status: its last reports, and the system's.
     """
 
     def __init__(
         self,
         command: list[str],
-        told: dict[str, Any],
-        prefixed: bool,
-        selector: selectors.BaseSelector,
+        attributes: dict[str, Any],
+        is_prefixed: bool,
+        log: Log,
     ):
-        """Starts it.
+        """Starts the process.
 
         Args:
             command: its argv.
-            told: the attributes of its Member.
-            prefixed: print its stderr behind its number, instead of sharing ours.
-            selector: of the event loop; data are functions to call.
+            attributes: of its `ChildSide`.
+            is_prefixed: print its stderr behind its number, instead of sharing ours.
+            log: prints a line.
         """
-        number = told["process"]
-        reading, reports = os.pipe()
+        number = attributes["process"]
+        read_end, reports = os.pipe()
         life, self._life = os.pipe()
-        told = {**told, "reports": reports, "life": life}
+        given = {"reports": reports, "life": life, "attributes": attributes}
         self._process = subprocess.Popen(
             command,
-            env={**os.environ, VARIABLE: json.dumps(told)},
+            env={**os.environ, VARIABLE: json.dumps(given)},
             stdin=subprocess.DEVNULL,
             stdout=None if number == 0 else subprocess.DEVNULL,
-            stderr=subprocess.PIPE if prefixed else None,
+            stderr=subprocess.PIPE if is_prefixed else None,
+            bufsize=0,
             pass_fds=(reports, life),
+            # Its own session, so that Ctrl-C reaches this command alone, and one kill
+            # reaches all that it started.
             start_new_session=True,
         )
         os.close(reports)
         os.close(life)
-        self.seen = Seen(number, self._process.pid)
-        self._over = False
-        self._heard = time.monotonic()
-        self._joined = False
-        self._pipes = [Pipe(reading, self._report, selector)]
+        self.status = ProcessStatus(number, self._process.pid)
+        self._log = log
+        self._is_over = False
+        self._last_report = time.monotonic()
+        self._has_joined = False
+        self._pipes = [
+            (Pipe(os.fdopen(read_end, "rb", buffering=0)), self._take_report)
+        ]
         if self._process.stderr is not None:
-            end = os.dup(self._process.stderr.fileno())
-            self._process.stderr.close()
-            self._pipes.append(Pipe(end, self._echo, selector))
+            self._pipes.append((Pipe(self._process.stderr), self._echo))
 
     def poll(self, now: float, rules: Rules) -> None:
-        """Looks whether it has ended, or gives no sign of life."""
-        if self._over:
+        """Finds whether the process ended, or gives no sign of life."""
+        if self._is_over:
             return
+        # Before the clock is read: after a pause of the supervisor, reports wait here.
+        for pipe, take in self._pipes:
+            for line in pipe.read():
+                take(line)
         if self._process.poll() is not None:
             self._finish()
             return
-        quiet = now - self._heard
-        # Python may take its time to start, as from a network's file system.
-        patience = rules.loss if self._joined else max(rules.loss, rules.init_timeout)
-        silent = self._joined and quiet > rules.silence
-        mute = self.seen.mute or quiet > patience
-        halted = (silent or mute) and (self.seen.halted or _halted(self.seen.pid))
-        if mute and not self.seen.mute:
+        quiet = now - self._last_report
+        # Python may start slowly, as from a network's file system.
+        longest = max(rules.loss, rules.init_timeout)
+        mute = self.status.mute or quiet > (rules.loss if self._has_joined else longest)
+        silent = self._has_joined and quiet > rules.silence
+        halted = (silent or mute) and (self.status.halted or _halted(self.status.pid))
+        if mute and not self.status.mute:
             self._signal_all(signal.SIGKILL)
-        self.seen = self.seen._replace(silent=silent, halted=halted, mute=mute)
+        self.status = self.status._replace(silent=silent, halted=halted, mute=mute)
 
     def signal(self, number: int) -> None:
         """Passes a signal on to the process alone, not to those that it started."""
-        if not self._over:
+        if not self._is_over:
             self._process.send_signal(number)
 
     def kill(self) -> None:
-        """Kills it and all that it started; `reap` follows."""
-        if not self._over:
+        """Kills the process and all that it started; `reap` follows."""
+        if not self._is_over:
             self._signal_all(signal.SIGKILL)
 
     def reap(self) -> None:
-        """Waits for the end of a killed process."""
-        if not self._over:
+        """Waits for the end of the killed process."""
+        if not self._is_over:
             with suppress(subprocess.TimeoutExpired):
                 self._process.wait(REAPING)
             self._finish()
 
     def _finish(self) -> None:
-        self._signal_all(signal.SIGKILL)  # what it has started goes with it
-        for pipe in self._pipes:
-            pipe.finish()
+        # Processes that it started end with it.
+        self._signal_all(signal.SIGKILL)
+        for pipe, take in self._pipes:
+            for line in pipe.finish():
+                take(line)
         os.close(self._life)
-        self._over = True
-        if (code := self.seen.code) is None:  # else it has said how it will end
-            code = self._process.returncode
-        self.seen = self.seen._replace(code=code, silent=False)
+        self._is_over = True
+        # The announced code goes first: process 0 lingers, and is killed for it.
+        announced = self.status.code
+        code = self._process.returncode if announced is None else announced
+        self.status = self.status._replace(code=code, silent=False)
 
     def _signal_all(self, number: int) -> None:
         with suppress(OSError):
             os.killpg(self._process.pid, number)
 
-    def _report(self, line: bytes) -> None:
-        self._heard = time.monotonic()
-        self._joined = True
+    def _take_report(self, line: bytes) -> None:
+        self._last_report = time.monotonic()
+        self._has_joined = True
         message = decode(line) or {}
         if "note" in message:
-            number = self.seen.process
-            say(f"process {number}: {message['note']}" if number else message["note"])
+            number = self.status.process
+            prefix = f"process {number}: " if number else ""
+            self._log(f"{prefix}{message['note']}")
         else:
-            self.seen = self.seen._replace(**message)
+            self.status = self.status._replace(**message)
 
     def _echo(self, line: bytes) -> None:
-        say(f"[{self.seen.process}] {line.decode(errors='replace')}")
+        self._log(f"[{self.status.process}] {line.decode(errors='replace')}")
 
 
 def _halted(pid: int) -> bool:
-    """Whether a process is stopped, as by SIGSTOP; False where the system won't say."""
+    """Whether a process is stopped, as by SIGSTOP; False where that is not known."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
         return False
+    # The state follows the name, which is in brackets and may hold any character.
     return stat.rpartition(")")[2].split()[0] in ("T", "t")

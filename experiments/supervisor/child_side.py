@@ -1,4 +1,4 @@
-"""The side of a process that a supervisor has started: where it is, its last words."""
+"""The child's side of a supervised process: its phase, signs of life and last words."""
 
 import json
 import os
@@ -9,27 +9,28 @@ import time
 from contextlib import suppress
 from typing import Any, NoReturn
 
-from experiments.cli.exits import TERMINATED
+from experiments.exit_codes import TERMINATED
+from experiments.supervisor.json_lines import encode
 
-VARIABLE = "SYNCALGOS_MEMBER"
+VARIABLE = "SYNCALGOS_CHILD"
 BEAT = 0.5  # seconds between signs of life
 LONGEST_TEXT = 2000  # characters of last words
-LINGERING = 5  # seconds, of what the supervisor takes one or less to do
+LINGERING = 5  # seconds; the supervisor needs one or less to end the others
 
 
-class Member:
-    """One process of a run, as its supervisor has started it.
+class ChildSide:
+    """A process of a run, connected to the supervisor that started it.
 
     Attributes:
         process: its number, from 0.
-        processes: how many there are.
+        processes: the number of processes.
         local: its number among those on its host, from 0.
-        locals: how many run on its host.
-        hosts: how many hosts the processes run on.
-        attempt: how many restarts there were.
-        jax_coordinator: host:port where jax's own coordination service shall run.
-        init_timeout: seconds that jax may take to start it.
-        announced: what process 0's command tells all.
+        locals: the number of processes on its host.
+        hosts: the number of hosts.
+        attempt: restarts so far.
+        jax_coordinator: host:port for jax's own coordination service.
+        init_timeout: seconds that jax may take to connect.
+        announced: the values that process 0's command sends to all.
     """
 
     process: int
@@ -42,57 +43,67 @@ class Member:
     init_timeout: float
     announced: dict[str, Any]
 
-    def __init__(self, told: dict[str, Any]):
-        self._reports = told.pop("reports")
-        life = told.pop("life")
-        for name, value in told.items():
-            setattr(self, name, value)
-        self._at: dict[str, Any] = {}
-        self._rest = b""  # of the line before, for which the pipe had no room
-        self._lock = threading.RLock()  # a signal's handler may tell, too
-        for end in (self._reports, life):
+    def __init__(self, reports: int, life: int, attributes: dict[str, Any]):
+        """Starts to give signs of life.
+
+        Args:
+            reports: the pipe that the supervisor reads.
+            life: a pipe that closes when the supervisor is gone.
+            attributes: those above, by name.
+        """
+        vars(self).update(attributes)
+        self._reports = reports
+        self._last: dict[str, Any] = {}
+        # The rest of a line that found no room in the pipe.
+        self._rest = b""
+        # Reentrant: a signal's handler may report while this thread does.
+        self._lock = threading.RLock()
+        for end in (reports, life):
+            # Processes that this one starts must not keep the pipes open.
             os.set_inheritable(end, False)
-        os.set_blocking(self._reports, False)
+        # A stopped supervisor must not block training.
+        os.set_blocking(reports, False)
         threading.Thread(target=self._beat, daemon=True).start()
         threading.Thread(target=_end_with, args=(life,), daemon=True).start()
 
-    def tell(self, phase: str, step: int | None = None) -> None:
-        """Tells where this process is; thread-safe and quick.
+    def report(self, phase: str, step: int | None = None) -> None:
+        """Reports the phase of this process; thread-safe and quick.
 
         Args:
             phase: connect, prepare, compile, train, evaluate or save. From prepare on,
                 the process handles SIGTERM and SIGINT by itself.
-            step: the local steps done.
+            step: local steps done.
         """
         with self._lock:
-            self._at = {"phase": phase, "step": None if step is None else int(step)}
-            self._write(self._at)
+            self._last = {"phase": phase, "step": None if step is None else int(step)}
+            self._write(self._last)
 
-    def note(self, text: str) -> None:
+    def log(self, text: str) -> None:
         """Has the supervisor print a line."""
         self._insist({"note": text})
 
     def stopped(self, signal_name: str) -> None:
-        """Tells that this process ends because it was asked to, by code 75 or 130."""
+        """Announces that this process ends on request, by code 75 or 130."""
         self._insist({"said": "stopped", "text": signal_name})
 
     def refuse(self, text: str, code: int) -> NoReturn:
         """Ends this process, and so the run.
 
         Args:
-            text: why, in one line; the same from all processes is printed once.
+            text: the reason, in one line; the same from all processes is printed once.
             code: the exit code of all commands, such as 2 or 4.
         """
         self._insist({"said": "refused", "text": text, "code": code})
-        if self.process == 0:  # the others abort, not quietly, once jax's service ends
+        if self.process == 0:
+            # jax's service ends with process 0, and then the others abort with noise.
             time.sleep(LINGERING)
         _exit(code)
 
     def lost(self, text: str) -> NoReturn:
-        """Ends this process at once, as another one is gone: code 75.
+        """Ends this process at once because another one is gone: code 75.
 
         Args:
-            text: how that was noticed; the user sees it if nobody else is found gone.
+            text: the error; shown if no other process is found gone.
         """
         self._insist({"said": "lost", "text": text})
         _exit(TERMINATED)
@@ -100,7 +111,8 @@ class Member:
     def _beat(self) -> None:
         while True:
             with self._lock:
-                self._write(self._at)  # which also repeats what found no room
+                # The last report, which may have found no room.
+                self._write(self._last)
             time.sleep(BEAT)
 
     def _write(self, message: dict[str, Any]) -> bool:
@@ -108,24 +120,25 @@ class Member:
         with self._lock:
             if not self._flush():
                 return False
-            self._rest = json.dumps(message).encode() + b"\n"
+            self._rest = encode(message)
             self._flush()
             return True
 
     def _flush(self) -> bool:
-        """Whether all is written."""
+        """Writes what waits; returns whether all is written."""
         with self._lock:
             try:
                 while self._rest:
                     self._rest = self._rest[os.write(self._reports, self._rest) :]
             except BlockingIOError:
                 return False
-            except OSError:  # the supervisor is gone, and this process about to go
+            except OSError:
+                # The supervisor is gone: `_end_with` is about to end this process.
                 self._rest = b""
             return True
 
     def _insist(self, message: dict[str, Any]) -> None:
-        """Writes what must not be missed, for at most a second."""
+        """Writes a message that must arrive, for at most a second."""
         message = {
             name: value[:LONGEST_TEXT] if isinstance(value, str) else value
             for name, value in message.items()
@@ -139,18 +152,18 @@ class Member:
             time.sleep(0.01)
 
 
-def joined() -> Member | None:
-    """This process's part in a run; None if no supervisor has started it.
+def join_supervisor() -> ChildSide | None:
+    """Connects this process to its supervisor; returns None if it has none.
 
-    To be called once, early: from here on the supervisor expects signs of life, and
-    processes that this one starts are not members.
+    Call it once, early: from here on the supervisor expects signs of life.
     """
-    told = os.environ.pop(VARIABLE, None)
-    return None if told is None else Member(json.loads(told))
+    # Removed, lest processes that this one starts take themselves for it.
+    given = os.environ.pop(VARIABLE, None)
+    return None if given is None else ChildSide(**json.loads(given))
 
 
 def _exit(code: int) -> NoReturn:
-    """Ends without jax's own farewell, which would wait for those that are gone."""
+    """Ends without jax's shutdown, which would wait for processes that are gone."""
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):
             stream.flush()
@@ -158,7 +171,9 @@ def _exit(code: int) -> NoReturn:
 
 
 def _end_with(supervisor: int) -> NoReturn:
-    """Ends this process and those that it started once the supervisor is gone."""
+    """Ends this process, and those that it started, once the supervisor is gone."""
+    # Nothing is ever written to it: the read returns when the other end closes, which
+    # the system does however the supervisor ends.
     while os.read(supervisor, 1):
         pass
     with suppress(OSError):

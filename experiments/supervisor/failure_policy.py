@@ -1,10 +1,10 @@
-"""What is made of the processes' state: pure functions of what is known."""
+"""Decides what follows from the states of all processes, by pure functions."""
 
 import signal
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
-from experiments.cli.exits import (
+from experiments.exit_codes import (
     DIVERGED,
     DONE,
     FAILED,
@@ -14,20 +14,22 @@ from experiments.cli.exits import (
     stopped_by,
 )
 from experiments.supervisor.group import Rules, processes
-from experiments.supervisor.process_status import Known, end, place
+from experiments.supervisor.process_status import TrackedProcess, end_line, place
 
-GRACE = 1.0  # seconds for who is to blame to be found, or for others to end alike
+# Seconds for the culprit to be found, or for others to end alike: the processes that
+# notice a loss often end before the supervisor sees the lost one.
+GRACE = 1.0
 
-Fate = Literal["alive", "done", "stopped", "failed", "lost", "suspect"]
+Outcome = Literal["done", "stopped", "failed", "lost", "suspect"]
 
 
-class Verdict(NamedTuple):
-    """What is to be done.
+class Decision(NamedTuple):
+    """The next action.
 
     Attributes:
-        kind: the run ends; a process is lost; jax's own start-up has failed.
+        kind: the run ends; a process is lost; jax's own start-up failed.
         code: the exit code, unless there is another attempt.
-        lines: what the user is told.
+        lines: the report to the user.
     """
 
     kind: Literal["end", "lost", "unconnected"]
@@ -35,138 +37,137 @@ class Verdict(NamedTuple):
     lines: list[str]
 
 
-def verdict(
-    members: Sequence[Known], asked: int | None, now: float, rules: Rules
-) -> Verdict | None:
-    """Judges a run.
+def decide(
+    group: Sequence[TrackedProcess], asked: int | None, now: float, rules: Rules
+) -> Decision | None:
+    """Decides whether a run goes on.
 
     Args:
-        members: all its processes.
+        group: all its processes.
         asked: the signal that was passed on to some of them.
         now: time.monotonic().
-        rules: how long silence may last.
+        rules: the limits on silence.
 
     Returns:
-        None while it shall go on.
+        The next action; None while the run goes on.
     """
-    stopping = asked is not None or any(m.seen.said == "stopped" for m in members)
-    fates: list[tuple[Fate, Known]] = [(_fate(m, stopping), m) for m in members]
-    ended = sorted(
-        (m.ended, i) for i, (_, m) in enumerate(fates) if m.ended is not None
-    )
-    order = [fates[i] for _, i in ended]
-    going = len(order) < len(members)
-    lost = [m for fate, m in order if fate == "lost"]
-    failed = [m for fate, m in order if fate == "failed"]
-    # An exception may be what a lost process has brought about; a refusal is not.
-    if lost and all(m.seen.code == FAILED for m in failed):
-        return _lost([end(lost[0], rules.loss)], stopping, asked)
-    if failed:
-        over = not going or now - (failed[0].ended or 0.0) >= GRACE
-        return _failure(failed, len(members), rules) if over else None
-    suspects = [m for fate, m in order if fate == "suspect"]
-    if suspects:
-        # Others' end may have brought theirs about, and be known a moment later.
-        if going and now - (suspects[0].ended or 0.0) < GRACE:
-            return None
-        lines = [end(suspects[0], rules.loss)]
-        if any(m.seen.phase == "connect" for m in suspects) and not stopping:
-            return Verdict("unconnected", UNCONNECTED, lines)
-        return _lost(lines, stopping, asked)
-    if going:
+    stopping = asked is not None or any(p.status.said == "stopped" for p in group)
+    ended = sorted((p for p in group if not p.alive), key=lambda p: p.ended or 0.0)
+    outcomes = [_outcome(p, stopping) for p in ended]
+    by_outcome: dict[Outcome, list[TrackedProcess]] = {
+        each: [p for p, found in zip(ended, outcomes, strict=True) if found == each]
+        for each in get_args(Outcome)
+    }
+    lost, failed = by_outcome["lost"], by_outcome["failed"]
+    suspects, stopped = by_outcome["suspect"], by_outcome["stopped"]
+    is_over = len(ended) == len(group)
+    # A lost process can cause an exception in another one, but never a refusal.
+    if lost and all(p.status.code == FAILED for p in failed):
+        return _loss([end_line(lost[0], rules.loss)], stopping, asked)
+    first = (failed or suspects or [None])[0]
+    # The end of others may have caused this one, and be known a moment later.
+    if first and not is_over and now - (first.ended or 0.0) < GRACE:
         return None
-    stops = [m.seen.code or 0 for fate, m in order if fate == "stopped"]
-    if stops:
-        code = stops[0] if stops[0] > 0 else stopped_by(-stops[0])
-        return Verdict("end", code, [])
-    return Verdict("end", max((m.seen.code or 0) for m in members), [])
+    if failed:
+        return _failure(failed, len(group), rules)
+    if suspects:
+        lines = [end_line(suspects[0], rules.loss)]
+        if any(p.status.phase == "connect" for p in suspects) and not stopping:
+            return Decision("unconnected", UNCONNECTED, lines)
+        return _loss(lines, stopping, asked)
+    if not is_over:
+        return None
+    codes = [p.status.code or 0 for p in stopped or ended]
+    code = codes[0] if stopped else max(codes)
+    return Decision("end", code if code >= 0 else stopped_by(-code), [])
 
 
-def _fate(known: Known, stopping: bool) -> Fate:
-    seen = known.seen
-    if known.alive:
-        return "alive"
-    if known.gone is not None or seen.mute:
+def _outcome(process: TrackedProcess, stopping: bool) -> Outcome:
+    """How a process ended; a suspect may have ended because another one did."""
+    status, code = process.status, process.status.code or 0
+    if process.gone is not None or status.mute:
         return "lost"
-    code = seen.code or 0
     if code in (DONE, DIVERGED):
         return "done"
-    if seen.said == "lost":
+    if status.said == "lost":
         return "suspect"
     if stopping and code in (TERMINATED, INTERRUPTED, -signal.SIGTERM, -signal.SIGINT):
         return "stopped"
     if code > 0:
         return "suspect" if code == TERMINATED else "failed"
-    crashes = [signal.SIGABRT]  # jax aborts where another one is gone
-    if seen.phase == "connect":
-        crashes += [signal.SIGSEGV, signal.SIGBUS]  # or its port is taken
+    # jax aborts in C++ when another process is gone.
+    crashes = [signal.SIGABRT]
+    if status.phase == "connect":
+        # Its start-up crashes in these ways when its port is taken.
+        crashes += [signal.SIGSEGV, signal.SIGBUS]
     return "suspect" if -code in crashes else "lost"
 
 
-def _lost(lines: list[str], stopping: bool, asked: int | None) -> Verdict:
-    """A loss, which ends the run where it was to end anyway."""
+def _loss(lines: list[str], stopping: bool, asked: int | None) -> Decision:
+    """Decides after a loss; a run that is being stopped ends without a restart."""
     if not stopping:
-        return Verdict("lost", TERMINATED, lines)
-    return Verdict("end", stopped_by(asked or signal.SIGTERM), lines)
+        return Decision("lost", TERMINATED, lines)
+    return Decision("end", stopped_by(asked or signal.SIGTERM), lines)
 
 
-def _failure(failed: list[Known], count: int, rules: Rules) -> Verdict:
-    """The end of a run of which a process refused to go on, or raised."""
-    first = failed[0]
-    said: dict[str, list[int]] = {}
-    for known in failed:
-        if known.seen.said == "refused":
-            text = " ".join(known.seen.text.split())
-            said.setdefault(text, []).append(known.seen.process)
+def _failure(failed: list[TrackedProcess], count: int, rules: Rules) -> Decision:
+    """Ends a run in which a process refused to go on, or raised an exception."""
+    first = failed[0].status
+    refusals: dict[str, list[int]] = {}
+    for status in (p.status for p in failed if p.status.said == "refused"):
+        text = " ".join(status.text.split())
+        refusals.setdefault(text, []).append(status.process)
     lines = [
         text if len(ids) == count else f"{processes(ids)}: {text}"
-        for text, ids in said.items()
+        for text, ids in refusals.items()
     ]
-    if first.seen.said != "refused":
-        lines.append(end(first, rules.loss))
-    return Verdict("end", first.seen.code or 0, lines)
+    if first.said != "refused":
+        lines.append(end_line(failed[0], rules.loss))
+    return Decision("end", first.code or 0, lines)
 
 
-def unconnected(members: Sequence[Known], now: float, seconds: float) -> str | None:
-    """Tells that jax's own start-up takes too long.
+def connect_timeout_line(
+    group: Sequence[TrackedProcess], now: float, seconds: float
+) -> str | None:
+    """Reports that jax's own start-up takes too long; else None.
 
     Args:
-        members: all processes.
+        group: all processes.
         now: time.monotonic().
-        seconds: how long it may take.
+        seconds: the limit.
     """
-    alive = [m for m in members if m.alive]
-    waiting = [m for m in alive if m.seen.phase == "connect"]
-    if not any(now - m.since >= seconds for m in waiting):
+    alive = [p for p in group if p.alive]
+    waiting = [p for p in alive if p.status.phase == "connect"]
+    if not any(now - p.since >= seconds for p in waiting):
         return None
-    ids = processes([m.seen.process for m in waiting])
-    missing = [m.seen.process for m in alive if m.seen.phase == "start"]
+    ids = processes([p.status.process for p in waiting])
+    missing = [p.status.process for p in alive if p.status.phase == "start"]
     if missing:
         return f"{ids} waited {seconds:g} s for {processes(missing)} to start jax"
     return f"{ids} could not connect in {seconds:g} s: is a firewall between the hosts?"
 
 
-def stuck(
-    members: Sequence[Known], now: float, seconds: float
+def stuck_lines(
+    group: Sequence[TrackedProcess], now: float, seconds: float
 ) -> dict[tuple[int, str, int | None], str]:
-    """Finds the processes for which others wait.
+    """Reports which process keeps the others waiting.
 
     Args:
-        members: all processes.
+        group: all processes.
         now: time.monotonic().
-        seconds: how long both must have been where they are.
+        seconds: how long both must have been in their places.
 
     Returns:
-        Lines for the user, by process, phase and step.
+        Lines by process, phase and step, so that each is shown once.
     """
-    still = [m for m in members if m.alive and now - m.since >= seconds]
-    steps = [m.seen.step or 0 for m in still if m.seen.phase == "train"]
+    still = [p for p in group if p.alive and now - p.since >= seconds]
+    steps = [p.status.step or 0 for p in still if p.status.phase == "train"]
     first = max(steps, default=-1)
     return {
-        (seen.process, seen.phase, seen.step): (
-            f"process {seen.process} has been{place(seen)} for {seconds:g} s; "
+        (status.process, status.phase, status.step): (
+            f"process {status.process} has been{place(status)} for {seconds:g} s; "
             f"the others wait for it in step {first}"
         )
-        for seen in (m.seen for m in still)
-        if (seen.step or 0) < first + (seen.phase != "train")
+        for status in (p.status for p in still)
+        if (status.step or 0) < first + (status.phase != "train")
     }

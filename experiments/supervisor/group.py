@@ -1,16 +1,20 @@
-"""Who takes part in a run, by which rules, and what a start tells all of them."""
+"""The processes of a run, the limits on them, and what each start sends to all."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
+
+Log = Callable[[str], None]
+"""Shows the user a line."""
 
 
 @dataclass(frozen=True)
 class Group:
-    """The processes of a run, and those of them that this command starts.
+    """The processes of a run, and those that this command starts.
 
     Attributes:
-        count: how many there are in all.
-        ids: those that this command starts.
+        count: the number of processes in all.
+        ids: the processes that this command starts.
         coordinator: HOST:PORT of process 0's command; None if this command starts all.
     """
 
@@ -20,14 +24,14 @@ class Group:
 
 
 class Rules(NamedTuple):
-    """How long to wait, in seconds, and how often to start again.
+    """Limits in seconds, and the number of restarts.
 
     Attributes:
         init_timeout: for all processes to find each other.
-        max_restarts: how many lost processes a run survives.
-        silence: without a sign of life until the user is told.
-        loss: without a sign of life until a process, or a host, counts as lost.
-        stuck: that processes wait for one of them until the user is told.
+        max_restarts: lost processes that a run survives.
+        silence: without a sign of life before the user is warned.
+        loss: without a sign of life before a process, or a host, counts as lost.
+        stuck: of waiting for one process before the user is warned.
     """
 
     init_timeout: float = 60.0
@@ -38,16 +42,16 @@ class Rules(NamedTuple):
 
 
 class Start(NamedTuple):
-    """What all processes are told at a start.
+    """One start of all processes.
 
     Attributes:
-        serial: number of the start: reports of an earlier one are stale.
-        attempt: how many restarts there were.
-        jax_coordinator: host:port where jax's own coordination service shall run.
-        hosts: how many hosts the processes run on.
-        places: of each process: its number, its number among those on its host, and
-            how many those are.
-        announced: what process 0 tells all.
+        serial: number of the start; reports with an earlier one are stale.
+        attempt: restarts before it.
+        jax_coordinator: host:port for jax's own coordination service.
+        hosts: the number of hosts.
+        places: for each process: its number, its number on its host, and the number of
+            processes on that host.
+        announced: the values that process 0 sends to all.
     """
 
     serial: int

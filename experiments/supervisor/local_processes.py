@@ -1,38 +1,40 @@
 """The processes that one command starts."""
 
-import selectors
+from dataclasses import dataclass, field
 
 from experiments.supervisor.child import Child
-from experiments.supervisor.group import Group, Rules, Start
-from experiments.supervisor.process_status import Seen
+from experiments.supervisor.group import Group, Log, Rules, Start
+from experiments.supervisor.process_status import ProcessStatus
 
-UNREADY = ("start", "connect")  # phases in which a signal's handler may be lost
+# Phases in which jax may replace the handler of a signal, which would be lost.
+UNREADY = ("start", "connect")
 
 
-class Crew:
-    """The processes that one command starts, as they are now."""
+@dataclass
+class LocalProcesses:
+    """The processes that one command starts.
 
-    def __init__(
-        self,
-        group: Group,
-        command: list[str],
-        rules: Rules,
-        selector: selectors.BaseSelector,
-    ):
-        self._group = group
-        self._command = command
-        self._rules = rules
-        self._selector = selector
-        self._children: list[Child] = []
+    Attributes:
+        group: all processes of the run.
+        command: argv of one process.
+        rules: limits.
+        log: prints a line.
+    """
+
+    group: Group
+    command: list[str]
+    rules: Rules
+    log: Log
+    _children: list[Child] = field(default_factory=list)
 
     def start(self, start: Start) -> None:
-        """Starts all of them, once those of before are gone."""
+        """Starts all processes, once the earlier ones are gone."""
         self.kill()
-        group = self._group
+        group = self.group
         for process, local, locals_ in start.places:
             if process not in group.ids:
                 continue
-            told = {
+            attributes = {
                 "process": process,
                 "processes": group.count,
                 "local": local,
@@ -40,37 +42,39 @@ class Crew:
                 "hosts": start.hosts,
                 "attempt": start.attempt,
                 "jax_coordinator": start.jax_coordinator,
-                "init_timeout": self._rules.init_timeout,
+                "init_timeout": self.rules.init_timeout,
                 "announced": start.announced,
             }
             prefixed = process > 0 and len(group.ids) > 1
-            child = Child(self._command, told, prefixed, self._selector)
+            child = Child(self.command, attributes, prefixed, self.log)
             self._children.append(child)
 
-    def seen(self) -> list[Seen]:
-        """What is known of each."""
-        return [child.seen for child in self._children]
+    def statuses(self) -> list[ProcessStatus]:
+        """The status of each process."""
+        return [child.status for child in self._children]
 
     def poll(self, now: float) -> None:
-        """Looks after each."""
+        """Updates the status of each process."""
         for child in self._children:
-            child.poll(now, self._rules)
+            child.poll(now, self.rules)
 
     @property
     def ready(self) -> bool:
-        """Whether all have started, and those that go on handle signals."""
+        """Whether all have started, and those that run handle signals."""
         return bool(self._children) and all(
-            seen.code is not None or seen.phase not in UNREADY for seen in self.seen()
+            status.code is not None or status.phase not in UNREADY
+            for status in self.statuses()
         )
 
     def signal(self, number: int) -> None:
-        """Passes a signal on to each."""
+        """Passes a signal on to each process."""
         for child in self._children:
             child.signal(number)
 
     def kill(self) -> None:
-        """Kills and reaps all, and what they started."""
-        for child in reversed(self._children):  # process 0 last: jax's service is there
+        """Kills and reaps all processes, and those that they started."""
+        # Process 0 last: it runs jax's service, without which the others abort.
+        for child in reversed(self._children):
             child.kill()
         for child in self._children:
             child.reap()

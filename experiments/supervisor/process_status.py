@@ -1,23 +1,23 @@
-"""What is seen of a process, and how it is told to the user."""
+"""The status of a process, and the lines that report it to the user."""
 
 import signal
 from typing import NamedTuple
 
 
-class Seen(NamedTuple):
+class ProcessStatus(NamedTuple):
     """A process as the supervisor on its host sees it.
 
     Attributes:
         process: its number.
-        pid: of the process.
-        phase: where it is, as it told.
-        step: the local steps it had done.
-        silent: it gives no sign of life.
-        halted: it is silent because it is stopped, as by SIGSTOP.
-        mute: it was silent for so long that it was killed.
-        code: how it ended, or told that it will, negative for a signal; None while it
-            goes on.
-        said: its last words' kind: refused, lost or stopped.
+        pid: process id.
+        phase: as the process reported it last.
+        step: local steps done.
+        silent: whether it gives no sign of life.
+        halted: whether it is silent because it is stopped, as by SIGSTOP.
+        mute: whether it was killed for its silence.
+        code: exit code, or the one that it announced; negative for a signal, None while
+            it runs.
+        said: kind of its last words: refused, lost or stopped.
         text: its last words.
     """
 
@@ -33,18 +33,18 @@ class Seen(NamedTuple):
     text: str = ""
 
 
-class Known(NamedTuple):
-    """A process as the hub knows it; times by time.monotonic().
+class TrackedProcess(NamedTuple):
+    """A process as process 0's command tracks it; times are those of time.monotonic().
 
     Attributes:
-        seen: what its supervisor saw last.
-        host: its name; None where there is but one.
-        since: when its phase or step changed last.
-        ended: when it was found ended or lost.
-        gone: why its supervisor is not heard any more.
+        status: the last report of its supervisor.
+        host: name of its host; None if there is only one.
+        since: time of its last change of phase or step.
+        ended: time at which it was found ended or lost.
+        gone: why its supervisor does not answer.
     """
 
-    seen: Seen
+    status: ProcessStatus
     host: str | None
     since: float
     ended: float | None = None
@@ -52,70 +52,70 @@ class Known(NamedTuple):
 
     @property
     def alive(self) -> bool:
-        """Whether it goes on, as far as the hub knows."""
+        """Whether it runs, as far as is known."""
         return self.ended is None
 
-    def update(self, seen: Seen, now: float) -> "Known":
-        """The same process after a report."""
-        before = self.seen
-        moved = (seen.phase, seen.step) != (before.phase, before.step)
-        over = seen.code is not None or seen.mute
+    def updated(self, status: ProcessStatus, now: float) -> "TrackedProcess":
+        """The process after a report."""
+        before = self.status
+        moved = (status.phase, status.step) != (before.phase, before.step)
+        over = status.code is not None or status.mute
         return self._replace(
-            seen=seen,
+            status=status,
             since=now if moved else self.since,
             ended=now if over and self.ended is None else self.ended,
         )
 
 
-def name(known: Known) -> str:
-    """Process 1 (pid 123 on hostb)."""
-    on = "" if known.host is None else f" on {known.host}"
-    return f"process {known.seen.process} (pid {known.seen.pid}{on})"
+def place(status: ProcessStatus) -> str:
+    """Where a process is: ` at step 96`, ` in "evaluate" at step 96`."""
+    step = "" if status.step is None else f" at step {status.step}"
+    return step if status.phase == "train" and step else f' in "{status.phase}"{step}'
 
 
-def place(seen: Seen) -> str:
-    """Where it is: ` at step 96`, ` in "evaluate" at step 96`."""
-    step = "" if seen.step is None else f" at step {seen.step}"
-    return step if seen.phase == "train" and step else f' in "{seen.phase}"{step}'
-
-
-def end(known: Known, loss: float) -> str:
-    """How a process ended.
+def end_line(process: TrackedProcess, loss: float) -> str:
+    """Reports how a process ended.
 
     Args:
-        known: the process.
-        loss: seconds of silence after which it was given up.
+        process: the process.
+        loss: seconds of silence after which it was killed.
     """
-    seen = known.seen
-    if known.gone is not None:
-        return f"process {seen.process}'s host {known.host} is gone ({known.gone})"
-    if seen.mute:
-        why = " (it was stopped)" if seen.halted else ""
-        return f"{name(known)} gave no sign of life for {loss:g} s{why}{place(seen)}"
-    if seen.said in ("refused", "lost"):
-        return f"process {seen.process}: {' '.join(seen.text.split())}"
-    code = seen.code or 0
+    status, name = process.status, _name(process)
+    if process.gone is not None:
+        return (
+            f"process {status.process}'s host {process.host} is gone ({process.gone})"
+        )
+    if status.mute:
+        why = " (it was stopped)" if status.halted else ""
+        return f"{name} gave no sign of life for {loss:g} s{why}{place(status)}"
+    if status.said in ("refused", "lost"):
+        return f"process {status.process}: {' '.join(status.text.split())}"
+    code = status.code or 0
     if code < 0:
-        return f"{name(known)} was killed by {_signal(-code)}{place(seen)}"
-    return f"{name(known)} ended with exit code {code}{place(seen)}"
+        # A real-time signal has no name.
+        names = (known.name for known in signal.Signals if known == -code)
+        killed = next(names, f"signal {-code}")
+        return f"{name} was killed by {killed}{place(status)}"
+    return f"{name} ended with exit code {code}{place(status)}"
 
 
-def silence(known: Known, before: Seen, seconds: float) -> str | None:
-    """A line when a process falls silent, and one when it is back."""
-    seen = known.seen
-    if before.silent == seen.silent or not known.alive:
+def silence_line(
+    process: TrackedProcess, before: ProcessStatus, seconds: float
+) -> str | None:
+    """Reports that a process fell silent, or that it is back; else None."""
+    status, name = process.status, _name(process)
+    if before.silent == status.silent or not process.alive:
         return None
-    if not seen.silent:
-        return f"{name(known)} gives signs of life again"
-    halted = "is stopped: it " if seen.halted else ""
+    if not status.silent:
+        return f"{name} gives signs of life again"
+    halted = "is stopped: it " if status.halted else ""
     return (
-        f"{name(known)} {halted}has given no sign of life for {seconds:g} s; "
+        f"{name} {halted}has given no sign of life for {seconds:g} s; "
         "the others wait for it"
     )
 
 
-def _signal(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:  # a real-time one has no name
-        return f"signal {number}"
+def _name(process: TrackedProcess) -> str:
+    """Names a process: process 1 (pid 123 on hostb)."""
+    on = "" if process.host is None else f" on {process.host}"
+    return f"process {process.status.process} (pid {process.status.pid}{on})"

@@ -8,14 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from experiments.data import cifar
-from experiments.tasks import muon
-from experiments.tasks.classify import (
-    network,
-    normalised,
-    stacked,
-    statistics_sent,
-    values,
-)
+from experiments.tasks import classify, muon
 from experiments.tasks.task import Data, Task
 from syncalgos.collectives import WORKERS, Axis
 
@@ -45,19 +38,17 @@ def cifar10(
     Source: Krizhevsky, "Learning multiple layers of features from tiny images", 2009;
     augmentation and rates: He et al., 2016, section 4.2.
     """
-    init, apply_model = network(
+    network = classify.network(
         "cifar10", model, ["resnet20"], SHAPE, 10, batch_norm, remat, axis
     )
 
-    def apply(params, buffers, batch, key, train):
-        x = normalised(batch["x"], MEAN, DEVIATION)
-        x = augmented(key, x) if train else x
-        logits, buffers = apply_model(params, buffers, x, train)
-        return values(logits, batch["y"]), buffers
+    def prepare(x, key, train):
+        x = classify.normalised(x, MEAN, DEVIATION)
+        return augmented(key, x) if train else x
 
     return Task(
-        init=init,
-        apply=apply,
+        init=network.init,
+        apply=classify.classifier(network, prepare),
         load=partial(_load, data_dir),
         batch_size=128,
         steps=2000,
@@ -67,8 +58,8 @@ def cifar10(
         schedule="step",
         dispatch_steps=8,
         eval_batch=256,
-        sends=statistics_sent(batch_norm),
-        stacked=stacked(model),
+        sends=network.sends,
+        stacked=network.stacked,
         muon=muon.dimension_numbers,
     )
 

@@ -1,8 +1,7 @@
-"""What image tasks share: models by name, and classification's loss and accuracy."""
+"""Parts that image tasks share: models by name, cross-entropy and accuracy."""
 
 from collections.abc import Callable, Sequence
-from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,12 +13,23 @@ from models import lenet, mlp, resnet
 from syncalgos.collectives import Axis, PyTree
 
 BatchNorm = Literal["worker", "global"]
-Network = tuple[
-    Callable[[jax.Array], tuple[PyTree, PyTree]],
-    Callable[[PyTree, PyTree, jax.Array, bool], tuple[jax.Array, PyTree]],
-]
-
 RESNETS = {"resnet20": resnet.RESNET20, "resnet50": resnet.RESNET50}
+
+
+class Network(NamedTuple):
+    """A model for images.
+
+    Attributes:
+        init: key -> (params, buffers).
+        apply: (params, buffers, images, train) -> (logits, buffers).
+        stacked: the leaves that hold several layers (see `Task.stacked`).
+        sends: what its loss sends at every step, in words (see `Task.sends`).
+    """
+
+    init: Callable[[jax.Array], tuple[PyTree, PyTree]]
+    apply: Callable[[PyTree, PyTree, jax.Array, bool], tuple[jax.Array, PyTree]]
+    stacked: PyTree = 0
+    sends: str = ""
 
 
 def network(
@@ -32,34 +42,33 @@ def network(
     remat: bool,
     axis: Axis,
 ) -> Network:
-    """A model for images.
+    """Makes a model for images.
 
     Args:
         task: its name, for errors.
         model: mlp, lenet or a resnet.
         models: those that fit the task.
         shape: of an image, (height, width, channels).
-        classes: how many there are.
+        classes: the number of classes.
         batch_norm: statistics of each worker's batch, or of the global batch.
         remat: whether blocks are computed again for the gradient.
-        axis: over which the workers lie.
-
-    Returns:
-        init: key -> (params, buffers), and apply: (params, buffers, images, train) ->
-        (logits, buffers).
+        axis: the axis of the workers.
 
     Raises:
         ValueError: a model that does not fit, or lacks what is asked for.
     """
     fitting(task, model, models)
     if model in RESNETS:
-        spec = RESNETS[model]
-        axis_name = axis if batch_norm == "global" else None
-
-        def apply(params, buffers, x, train):
-            return resnet.apply(spec, params, buffers, x, train, axis_name, remat)
-
-        return partial(_init_resnet, spec, classes, shape[-1]), apply
+        spec, is_global = RESNETS[model], batch_norm == "global"
+        axis_name = axis if is_global else None
+        return Network(
+            init=lambda key: resnet.init(key, spec, classes, shape[-1]),
+            apply=lambda params, buffers, x, train: resnet.apply(
+                spec, params, buffers, x, train, axis_name, remat
+            ),
+            stacked=resnet.stacked(spec),
+            sends="batch statistics of every layer" if is_global else "",
+        )
     resnets = ", ".join(name for name in models if name in RESNETS)
     for flag, asked in (("--remat", remat), ("--batch-norm", batch_norm == "global")):
         if asked:
@@ -68,39 +77,38 @@ def network(
                 f"models of {task} that have: {resnets or 'none'}"
             )
     if model == "lenet":
-        return lambda key: (lenet.init(key, classes, shape[-1]), ()), _apply_lenet
-    sizes = (int(np.prod(shape)), 128, 128, classes)
-    return lambda key: (mlp.init(key, sizes), ()), _apply_mlp
+        return Network(
+            init=lambda key: (lenet.init(key, classes, shape[-1]), ()),
+            apply=lambda params, buffers, x, train: (lenet.apply(params, x), buffers),
+        )
+    return Network(
+        init=lambda key: (mlp.init(key, (int(np.prod(shape)), 128, 128, classes)), ()),
+        apply=lambda params, buffers, x, train: (
+            mlp.apply(params, x.reshape(len(x), -1)),
+            buffers,
+        ),
+    )
 
 
-def _init_resnet(spec, classes, channels, key):
-    return resnet.init(key, spec, classes, channels)
+def classifier(
+    network: Network, prepare: Callable[[jax.Array, jax.Array, bool], jax.Array]
+) -> Callable[..., tuple[dict[str, jax.Array], PyTree]]:
+    """Makes `Task.apply` from a model and (images, key, train) -> its inputs."""
 
+    def apply(params, buffers, batch, key, train):
+        x = prepare(batch["x"], key, train)
+        logits, buffers = network.apply(params, buffers, x, train)
+        return values(logits, batch["y"]), buffers
 
-def _apply_lenet(params, buffers, x, train):
-    return lenet.apply(params, x), buffers
-
-
-def _apply_mlp(params, buffers, x, train):
-    return mlp.apply(params, x.reshape(len(x), -1)), buffers
-
-
-def stacked(model: str) -> PyTree:
-    """Which of a model's leaves hold several layers (see `Task.stacked`)."""
-    return resnet.stacked(RESNETS[model]) if model in RESNETS else 0
-
-
-def statistics_sent(batch_norm: BatchNorm) -> str:
-    """What a task's loss sends, in words (see `Task.sends`)."""
-    return "batch statistics of every layer" if batch_norm == "global" else ""
+    return apply
 
 
 def values(logits: jax.Array, y: jax.Array) -> dict[str, jax.Array]:
-    """Cross-entropy in nats and whether the most likely class is right; per example.
+    """Per example, cross-entropy in nats and whether the likeliest class is right.
 
     Args:
         logits: (batch, classes).
-        y: (batch,), classes.
+        y: (batch,), the right classes.
     """
     hits = jnp.argmax(logits, axis=-1) == y
     loss = optax.softmax_cross_entropy_with_integer_labels(logits, y)
@@ -108,6 +116,6 @@ def values(logits: jax.Array, y: jax.Array) -> dict[str, jax.Array]:
 
 
 def normalised(x: jax.Array, mean: Any, deviation: Any) -> jax.Array:
-    """Bytes of pixels, (..., channels), as float32 of mean 0 and deviation 1."""
+    """Converts bytes, (..., channels), to float32 of mean 0 and deviation 1."""
     pixels = x.astype(jnp.float32) / 255
     return (pixels - jnp.asarray(mean)) / jnp.asarray(deviation)

@@ -7,12 +7,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments.tasks.task import WEIGHT, Arrays, Data, Kept, Tables, Task
-from experiments.training.config import SETTINGS
+from experiments.tasks.task import WEIGHT, Arrays, Data, Kept, Schedule, Tables, Task
 from syncalgos import checks
 from syncalgos.collectives import PyTree
 from syncalgos.engine.layout import DEVICES, LANES
 from syncalgos.reducers import stacking
+
+BOUNDS = {
+    "momentum": {"least": 0, "below": 1},
+    "weight_decay": {"least": 0},
+    "clip_norm": {"above": 0},
+}
 
 
 def check_task(task: Any) -> None:
@@ -29,9 +34,10 @@ def check_task(task: Any) -> None:
         raise ValueError(f"muon must be a function, got {checks.shown(task.muon)}")
     for name in ("batch_size", "steps", "dispatch_steps", "eval_batch"):
         checks.whole(name, getattr(task, name), least=1)
-    for name in ("momentum", "weight_decay", "clip_norm"):
-        SETTINGS[name].check(getattr(task, name), name)
-    checks.one_of("schedule", task.schedule, SETTINGS["schedule"].choices)
+    for name, bounds in BOUNDS.items():
+        if (value := getattr(task, name)) is not None:
+            checks.real(name, value, **bounds)
+    checks.one_of("schedule", task.schedule, get_args(Schedule))
     if checks.real("warmup", task.warmup, least=0) > 1:
         raise ValueError(f"warmup must be at most 1, got {task.warmup!r}")
     if task.tables is not None and not isinstance(task.tables, Tables):

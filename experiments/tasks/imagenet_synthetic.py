@@ -5,18 +5,12 @@ from typing import Literal
 
 import numpy as np
 
-from experiments.tasks import muon
-from experiments.tasks.classify import (
-    network,
-    normalised,
-    stacked,
-    statistics_sent,
-    values,
-)
+from experiments.tasks import classify, muon
 from experiments.tasks.task import Arrays, Data, Task
 from syncalgos import checks
 from syncalgos.collectives import WORKERS, Axis
 
+MODELS = ("resnet50", "resnet20")
 CLASSES = 1000
 TILES = 8  # a class is a pattern of 8×8 coloured tiles
 HELD_OUT = 32
@@ -51,26 +45,15 @@ def imagenet_synthetic(
     checks.whole("--examples", examples, least=1)
     if checks.whole("--classes", classes, least=1) > CLASSES:
         raise ValueError(f"--classes must be at most {CLASSES}, got {classes}")
-    shape = (image_size, image_size, 3)
-    init, apply_model = network(
-        "imagenet_synthetic",
-        model,
-        ["resnet50", "resnet20"],
-        shape,
-        CLASSES,
-        batch_norm,
-        remat,
-        axis,
+    name, shape = "imagenet_synthetic", (image_size, image_size, 3)
+    network = classify.network(
+        name, model, MODELS, shape, CLASSES, batch_norm, remat, axis
     )
-
-    def apply(params, buffers, batch, key, train):
-        x = normalised(batch["x"], 0.5, 0.25)
-        logits, buffers = apply_model(params, buffers, x, train)
-        return values(logits, batch["y"]), buffers
-
     return Task(
-        init=init,
-        apply=apply,
+        init=network.init,
+        apply=classify.classifier(
+            network, lambda x, key, train: classify.normalised(x, 0.5, 0.25)
+        ),
         load=partial(_load, image_size, classes, examples, seed),
         batch_size=16,
         steps=30,
@@ -78,8 +61,8 @@ def imagenet_synthetic(
         momentum=0.9,
         dispatch_steps=1,
         eval_batch=32,
-        sends=statistics_sent(batch_norm),
-        stacked=stacked(model),
+        sends=network.sends,
+        stacked=network.stacked,
         muon=muon.dimension_numbers,
     )
 

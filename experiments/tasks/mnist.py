@@ -5,14 +5,7 @@ from pathlib import Path
 from typing import Literal
 
 from experiments.data import idx
-from experiments.tasks import muon
-from experiments.tasks.classify import (
-    BatchNorm,
-    network,
-    normalised,
-    statistics_sent,
-    values,
-)
+from experiments.tasks import classify, muon
 from experiments.tasks.task import Data, Task
 from syncalgos.collectives import WORKERS, Axis
 
@@ -47,21 +40,17 @@ def images(
     moments: tuple[float, float],
     data_dir: Path | None,
     model: str,
-    batch_norm: BatchNorm,
+    batch_norm: classify.BatchNorm,
     remat: bool,
     axis: Axis,
 ) -> Task:
     """A task of MNIST's format; `moments` are its pixels' mean and deviation."""
-    init, apply_model = network(name, model, MODELS, SHAPE, 10, batch_norm, remat, axis)
-
-    def apply(params, buffers, batch, key, train):
-        x = normalised(batch["x"][..., None], *moments)
-        logits, buffers = apply_model(params, buffers, x, train)
-        return values(logits, batch["y"]), buffers
-
+    network = classify.network(name, model, MODELS, SHAPE, 10, batch_norm, remat, axis)
     return Task(
-        init=init,
-        apply=apply,
+        init=network.init,
+        apply=classify.classifier(
+            network, lambda x, key, train: classify.normalised(x[..., None], *moments)
+        ),
         load=partial(_load, name, data_dir),
         batch_size=64,
         steps=1000,
@@ -69,7 +58,7 @@ def images(
         momentum=0.9,
         dispatch_steps=16,
         eval_batch=250,
-        sends=statistics_sent(batch_norm),
+        sends=network.sends,
         muon=muon.dimension_numbers,
     )
 

@@ -14,6 +14,7 @@ from syncalgos.reducers.stacking import Stacked
 
 Arrays = dict[str, np.ndarray]
 Kept = Literal["replicated", "shared", "sharded"]
+Schedule = Literal["constant", "cosine", "step", "plateau"]
 WEIGHT = "weight"  # of an example that is evaluated
 
 
@@ -117,7 +118,7 @@ class Task(NamedTuple):
     momentum: float | None = None
     weight_decay: float | None = None
     clip_norm: float | None = None
-    schedule: str = "constant"
+    schedule: Schedule = "constant"
     warmup: float = 0.0
     eval_batch: int = 1024
     figures: Mapping[str, Callable[[float], float]] = {}

@@ -1,88 +1,207 @@
-"""Makes a request's task and algorithm, by the user's flags and what the run has."""
+"""From a config to all that a run is made of, refused before anything compiles."""
 
-from typing import Any
+import dataclasses
+import os
+from dataclasses import dataclass
 
+import jax
+import numpy as np
 import optax
 
-from experiments.cli import factories, flags
-from experiments.cli.errors import explained
-from experiments.cli.factories import ALGORITHM, TASK, Kind
-from experiments.cli.flags import Request
+from experiments.cli import factories
+from experiments.cli.errors import BadRequest, explained
+from experiments.cli.factories import ALGORITHM, TASK
+from experiments.pipeline import loading, partition
 from experiments.tasks.contract import check_task
-from experiments.tasks.task import Task
-from experiments.training.optimizers import Schedule
-from experiments.training.process_group import Team
-from syncalgos import WORKERS, Strategy, checks
+from experiments.tasks.task import Data, Task, losses
+from experiments.training import (
+    compile_cache,
+    export,
+    optimizers,
+    records,
+)
+from experiments.training.config import RunConfig
+from experiments.training.defaults import resolved
+from experiments.training.process_group import ALONE, ProcessGroup
+from experiments.training.strategies import make_strategies
+from syncalgos import (
+    WORKERS,
+    DataParallel,
+    Strategy,
+)
 
 
-def make_task(request: Request) -> Task:
+@dataclass(frozen=True)
+class Components:
+    """All that a run is made of, before it has a state.
+
+    Attributes:
+        config: with all defaults filled in.
+        task: the model, its data and its figures.
+        data: of the task.
+        optimizer: the inner one.
+        strategy: how the workers agree.
+        algorithm: its part that is the algorithm's, without shared tables.
+        trainer: the engine.
+        shards: which training examples are each worker's own; None if all share all.
+        group: the processes that train together.
+    """
+
+    config: RunConfig
+    task: Task
+    data: Data
+    optimizer: optax.GradientTransformation
+    strategy: Strategy
+    algorithm: Strategy
+    trainer: DataParallel
+    shards: list[np.ndarray] | None
+    group: ProcessGroup
+
+
+def make_components(
+    config: RunConfig, data: Data | None = None, group: ProcessGroup = ALONE
+) -> Components:
+    """Checks a config, fills in what it leaves open, and makes what it asks for.
+
+    Args:
+        config: from the command line.
+        data: the task's, if it is loaded already.
+        group: the processes that train together; they have joined already.
+
+    Raises:
+        BadRequest: what cannot be done, in one line.
+    """
+    use_all_cores(group.sharing)
+    compile_cache.use()
+    try:
+        return _make(config, data, group)
+    except ValueError as error:
+        raise BadRequest(str(error)) from error
+
+
+def use_all_cores(sharing: int = 1) -> None:
+    """Has one virtual CPU device a core, unless the environment says otherwise.
+
+    Args:
+        sharing: processes on this host, which share its cores.
+    """
+    in_flags = "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", "")
+    if in_flags or "JAX_NUM_CPU_DEVICES" in os.environ:
+        return
+    has_affinity = hasattr(os, "sched_getaffinity")
+    cores = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
+    try:
+        jax.config.update("jax_num_cpu_devices", max(1, cores // sharing))
+    except RuntimeError:
+        return  # the backend runs already: whoever started it chose its devices
+
+
+def _make(config: RunConfig, data: Data | None, group: ProcessGroup) -> Components:
+    """Makes the components; raises a ValueError for what cannot be done."""
+    replaces = config.overwrite or config.resume or config.resume_center
+    if config.out is not None and group.is_first:
+        records.check_out(config.out, replaces)
+    if config.export is not None and group.is_first:
+        export.check(config.export, replaces)
+    task, is_batch_given = make_task(config), config.batch_size is not None
+    config = resolved(config, task)
+    if config.schedule == "plateau" and takes(config, "learning_rate"):
+        raise ValueError(
+            f"--schedule plateau: {config.algo} has to know the learning rate of a "
+            "step, which here follows from the loss: take constant, cosine or step"
+        )
+    schedule, optimizer = optimizers.inner(config, task.muon)
+    strategy, algorithm = make_strategies(
+        config, schedule, optimizer, group.hosts, task
+    )
+    trainer = make_trainer(config, task, optimizer, strategy)
+    if data is None:
+        data = loading.load(task, config.task, config.validation)
+    _check_data(config, data, is_batch_given)
+    config = dataclasses.replace(config, feed=config.feed or loading.default_feed(data))
+    shards = partition.shards(
+        config.partition, data.groups, data.examples, config.workers, config.seed
+    )
+    return Components(
+        config=config,
+        task=task,
+        data=data,
+        optimizer=optimizer,
+        strategy=strategy,
+        algorithm=algorithm,
+        trainer=trainer,
+        shards=shards,
+        group=group,
+    )
+
+
+def make_task(config: RunConfig) -> Task:
     """Calls the task's factory with its flags and what the harness passes.
 
     Raises:
-        BadRequest: what a task cannot be; a ValueError where it is one of ours.
+        BadRequest: what a task cannot be; a ValueError if it is one of ours.
     """
-    s = request.settings
     offered = {
-        "data_dir": s.data_dir,
-        "seed": s.seed,
-        "workers": s.workers,
+        "data_dir": config.data_dir,
+        "seed": config.seed,
+        "workers": config.workers,
         "axis": WORKERS,
     }
-    with explained(TASK.flag, s.task):
-        task = _call(TASK, s.task, request.task_arguments, offered)
+    with explained(TASK.flag, config.task):
+        task = factories.call(TASK, config.task, config.task_arguments, offered)
         check_task(task)
     return task
 
 
-def make_strategy(
-    request: Request,
-    arguments: dict[str, Any],
-    learning_rate: Schedule,
-    optimizer: optax.GradientTransformation,
-    team: Team,
-    task: Task,
-) -> Strategy:
-    """Calls the algorithm's factory with its flags and what the harness passes.
-
-    Raises:
-        BadRequest: what a strategy cannot be; a ValueError where it is one of ours.
-    """
-    s = request.settings
-    offered = {
-        "seed": s.seed,
-        "learning_rate": learning_rate,
-        "optimizer": optimizer,
-        "axis": WORKERS,
-        "hosts": team.hosts,
-        "stacked": task.stacked,
-    }
-    if "cut" in arguments and arguments["cut"] is None and task.stacked:
-        arguments = {**arguments, "cut": "bytes"}  # a few leaves hold most of the model
-    with explained(ALGORITHM.flag, s.algo):
-        strategy = _call(ALGORITHM, s.algo, arguments, offered)
-        if not isinstance(strategy, Strategy):
-            raise ValueError(
-                "the factory must return a syncalgos.Strategy, got "
-                f"{checks.shown(strategy)}"
-            )
-    return strategy
-
-
-def _call(
-    kind: Kind, name: str, arguments: dict[str, Any], offered: dict[str, Any]
-) -> Any:
-    factory = flags.find(kind, name)
-    passed = factories.passed_arguments(kind, factory, offered)
-    return factory(**arguments, **passed)
-
-
-def takes(request: Request, argument: str) -> bool:
+def takes(config: RunConfig, argument: str) -> bool:
     """Whether the algorithm or the task has this parameter, which the run passes.
 
-    Of the seed: it draws while it trains.
+    One that takes the seed draws while it trains: each seed is another program.
     """
-    s = request.settings
     return any(
-        factories.passed_arguments(kind, flags.find(kind, name), {argument: 0})
-        for kind, name in ((ALGORITHM, s.algo), (TASK, s.task))
+        factories.passed_arguments(kind, factories.named(kind, name), {argument: 0})
+        for kind, name in ((ALGORITHM, config.algo), (TASK, config.task))
+    )
+
+
+def _check_data(config: RunConfig, data: Data, is_batch_given: bool) -> None:
+    """Raises a ValueError unless the data goes with the config."""
+    c, least = config, config.workers * config.accumulate
+    if not is_batch_given and least > data.examples:
+        microbatches = f" × {c.accumulate} microbatches" if c.accumulate > 1 else ""
+        raise ValueError(
+            f"{c.workers} workers{microbatches} need a batch of at least {least}, but "
+            f"the training data of {c.task} holds {data.examples} examples"
+        )
+    if c.batch_size > data.examples:
+        raise ValueError(
+            f"global batch of {c.batch_size} is larger than the training data of "
+            f"{c.task} ({data.examples} examples)"
+        )
+    if c.feed == "device" and not isinstance(data.train, dict):
+        raise ValueError(f"--feed device: the data of {c.task} is made on the host")
+
+
+def make_trainer(
+    config: RunConfig,
+    task: Task,
+    optimizer: optax.GradientTransformation,
+    strategy: Strategy,
+) -> DataParallel:
+    """Makes the engine for a strategy."""
+    train_loss, eval_loss = losses(task)
+    sharded = task.tables is not None and task.kept == "sharded"
+    return DataParallel(
+        train_loss,
+        optimizer,
+        strategy,
+        workers=config.workers,
+        backend=config.backend,
+        devices=config.devices,
+        eval_loss=eval_loss,
+        accumulate=config.accumulate,
+        sharded=jax.tree.map(bool, task.tables.names) if sharded else None,
+        lanes=config.lanes,
+        lane_form=config.lane_form,
+        each_worker=True,
     )

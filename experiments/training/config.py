@@ -1,295 +1,271 @@
-"""The settings of every run: what --help, completion and the checks know of each."""
+"""The config of a run: each field is a flag, and is described here alone.
 
-from collections.abc import Callable
+`RunConfig` is frozen: what follows from the task and the workers makes another one (see
+`components.resolved`). `SETTINGS` has its fields' descriptions by name, in their order:
+
+    SETTINGS["lr"].check(0.1)       # raises a ValueError where out of range
+    SETTINGS["seed"].study          # what a study offers in its place; "" if nothing
+    parse(["--algo", "bmuf"]).lr    # None: the task decides
+
+Nothing here imports jax, so that --help and refusals take no time.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from types import MappingProxyType
+from typing import Any, Literal
 
+from experiments.cli import flags
+from experiments.cli.factories import ALGORITHM, TASK
 from experiments.cli.library import checks
-from experiments.cli.words import indices, number, whole
-
-
-class Setting(NamedTuple):
-    """A flag of every run.
-
-    Attributes:
-        name: of the flag, without dashes.
-        read: from a word to a value; None is a switch, which takes no word.
-        text: what it means.
-        default: None where something else decides.
-        otherwise: what that is, in words.
-        placeholder: what --help shows for the word; "" follows from `read`.
-        choices: the words that there are; () leaves them open.
-        least: the lowest number.
-        above: what a number must be above.
-        below: what a number must be below.
-        is_repeated: whether the flag may come several times; the value is a list.
-    """
-
-    name: str
-    read: Callable[[str], Any] | None
-    text: str
-    default: Any = None
-    otherwise: str = ""
-    placeholder: str = ""
-    choices: tuple[str, ...] = ()
-    least: int | None = None
-    above: float | None = None
-    below: float | None = None
-    is_repeated: bool = False
-
-    @property
-    def parameter(self) -> str:
-        """Its name in Python."""
-        return self.name.replace("-", "_")
-
-    @property
-    def shown(self) -> str:
-        """The placeholder that --help shows for the word."""
-        if self.choices:
-            return f"{{{','.join(self.choices)}}}"
-        return self.placeholder or PLACEHOLDERS.get(self.read, "NAME")
-
-    @property
-    def help(self) -> str:
-        """The meaning and the default, as --help shows them."""
-        default = self.otherwise if self.default is None else self.default
-        is_shown = self.read is not None and default != ""
-        return self.text + (f" (default: {default})" if is_shown else "")
-
-    def check(self, value: Any, label: str = "") -> None:
-        """Raises a ValueError for what the setting cannot be; None it always can.
-
-        Args:
-            value: of the setting.
-            label: what an error calls it; "" is the flag.
-        """
-        label = label or f"--{self.name}"
-        if value is None:
-            return
-        if self.choices:
-            checks.one_of(label, value, self.choices)
-        elif self.read is whole:
-            checks.whole(label, value, least=self.least or 0)
-        elif self.read is number:
-            checks.real(
-                label, value, least=self.least, above=self.above, below=self.below
-            )
-
-
-PLACEHOLDERS = {whole: "N", number: "X", Path: "PATH"}
+from experiments.cli.settings import Group, Setting, checked, flag, settings_of
 
 TASKS = "the task's"
-PAPER = "paper"  # the preset of an algorithm's own flags
+FILES = Group(
+    "files", "start", "nothing: the same command makes what is missing of a study"
+)
+PROCESSES = Group("processes", "start", "nothing: a study runs in one process")
+OWN = "or your own as package.module:factory"
 
-TRAINING = [
-    Setting("steps", whole, "local steps of each worker", otherwise=TASKS, least=1),
-    Setting(
-        "batch-size", whole, "global batch of all workers", otherwise=TASKS, least=1
-    ),
-    Setting(
-        "lr", number, "learning rate of the inner optimizer", otherwise=TASKS, above=0
-    ),
-    Setting(
-        "optimizer",
-        str,
-        "inner optimizer: sgd, adam, adamw, muon, … of optax",
-        otherwise=TASKS,
-    ),
-    Setting(
-        "momentum",
-        number,
-        "momentum of an inner optimizer that has one",
-        otherwise=TASKS,
-        least=0,
-        below=1,
-    ),
-    Setting(
-        "weight-decay",
-        number,
-        "weight decay",
-        otherwise="the task's, or the optimizer's",
-        least=0,
-    ),
-    Setting(
-        "clip-norm",
-        number,
-        "clip gradients to this global norm",
-        otherwise=TASKS,
-        above=0,
-    ),
-    Setting(
-        "schedule",
-        str,
-        "the learning rate over the run",
-        otherwise=TASKS,
-        choices=("constant", "cosine", "step", "plateau"),
-    ),
-    Setting(
-        "warmup-steps",
-        whole,
-        "local steps over which the learning rate rises",
-        otherwise=TASKS,
-        least=0,
-    ),
-    Setting(
-        "accumulate",
-        whole,
-        "microbatches into which a worker's batch is split",
-        1,
-        least=1,
-    ),
-    Setting(
-        "seed", whole, "of the model, the batches and all that is drawn", 0, least=0
-    ),
-    Setting(
-        "eval-every", whole, "steps between evaluations", otherwise="a tenth", least=1
-    ),
-    Setting(
-        "dispatch-steps", whole, "local steps per dispatch", otherwise=TASKS, least=1
-    ),
-]
-WORKERS = [
-    Setting(
-        "preset",
-        str,
+# Earlier names of the ways to run a device's workers; checkpoints still have them.
+LANE_FORMS = {"together": "vectorized", "in-turn": "sequential", "joined": "merged"}
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """The config of a run.
+
+    A field whose default is None, and whose type has no None, is filled in by the task
+    before anything is trained; code that trains relies on its type.
+
+    Attributes:
+        arguments: the algorithm's own flags, by parameter.
+        task_arguments: the task's own flags, by parameter.
+    """
+
+    algo: str = flag(
+        f"how the workers agree: {', '.join(ALGORITHM.files)}, {OWN}",
+        "bmuf",
+        study="--algos",
+    )
+    task: str = flag(
+        f"what is trained on what: {', '.join(TASK.files)}, {OWN}",
+        "digits",
+        study="--task of the study, outside of --algos",
+    )
+
+    steps: int = flag(
+        "local steps of each worker", None, TASKS, Group("training"), least=1
+    )
+    batch_size: int = flag("global batch of all workers", None, TASKS, least=1)
+    lr: float = flag("learning rate of the inner optimizer", None, TASKS, above=0)
+    optimizer: str = flag(
+        "inner optimizer: sgd, adam, adamw, muon, … of optax", None, TASKS
+    )
+    momentum: float | None = flag(
+        "momentum of an inner optimizer that has one", None, TASKS, least=0, below=1
+    )
+    weight_decay: float | None = flag(
+        "weight decay", None, "the task's, or the optimizer's", least=0
+    )
+    clip_norm: float | None = flag(
+        "clip gradients to this global norm", None, TASKS, above=0
+    )
+    schedule: Literal["constant", "cosine", "step", "plateau"] = flag(
+        "the learning rate over the run", None, TASKS
+    )
+    warmup_steps: int = flag(
+        "local steps over which the learning rate rises", None, TASKS, least=0
+    )
+    accumulate: int = flag(
+        "microbatches into which a worker's batch is split", 1, least=1
+    )
+    seed: int = flag(
+        "of the model, the batches and all that is drawn", 0, least=0, study="--seeds"
+    )
+    eval_every: int = flag(
+        "steps between evaluations", None, "a tenth", least=1, scope="start"
+    )
+    dispatch_steps: int = flag(
+        "local steps per dispatch", None, TASKS, least=1, scope="start"
+    )
+
+    preset: str | None = flag(
         "take an algorithm's own flags from its paper, where that says otherwise",
-        choices=(PAPER,),
-    ),
-    Setting(
-        "workers", whole, "how many workers train; they share the devices", 8, least=1
-    ),
-    Setting(
-        "backend",
-        str,
-        "how workers are mapped; vmap runs on one device",
-        "pmap",
-        choices=("pmap", "shard_map", "vmap"),
-    ),
-    Setting(
-        "devices",
-        indices,
+        group=Group("workers"),
+        choices=(flags.PAPER,),
+        scope="start",
+    )
+    workers: int = flag("how many workers train; they share the devices", 8, least=1)
+    backend: Literal["pmap", "shard_map", "vmap"] = flag(
+        "how workers are mapped; vmap runs on one device", "pmap", scope="start"
+    )
+    devices: tuple[int, ...] | None = flag(
         "device indices, such as 0,2,1",
-        otherwise="all that fit",
-        placeholder="I,J,…",
-    ),
-    Setting(
-        "lanes", whole, "workers of a device", otherwise="as few as possible", least=1
-    ),
-    Setting(
-        "lane-form",
-        str,
-        "how a device runs them",
-        otherwise="the fastest",
-        choices=("together", "in-turn", "joined"),
-    ),
-    Setting(
-        "sync-until", whole, "train synchronously for this many steps first", 0, least=0
-    ),
-    Setting(
-        "opt-state-at-sync",
-        str,
-        "what becomes of the inner optimizer's state",
-        "keep",
-        choices=("keep", "reset", "average"),
-    ),
-    Setting(
-        "ema", number, "ship a moving average of params; its decay", above=0, below=1
-    ),
-    Setting(
-        "displacements",
         None,
+        "all that fit",
+        metavar="I,J,…",
+        scope="start",
+    )
+    lanes: int | None = flag(
+        "workers of a device", None, "as few as possible", least=1, scope="start"
+    )
+    lane_form: Literal["vectorized", "sequential", "merged"] | None = flag(
+        "how a device runs them",
+        None,
+        "the fastest",
+        spellings=LANE_FORMS,
+        scope="start",
+    )
+    sync_until: int = flag("train synchronously for this many steps first", 0, least=0)
+    opt_state_at_sync: Literal["keep", "reset", "average"] = flag(
+        "what becomes of the inner optimizer's state", "keep"
+    )
+    ema: float | None = flag(
+        "ship a moving average of params; its decay", above=0, below=1
+    )
+    displacements: bool = flag(
         "measure how far, and how alike, workers go between syncs (a copy of params)",
         False,
-    ),
-]
-DATA = [
-    Setting(
-        "data-dir", Path, "folder of data sets", otherwise="$SYNCALGOS_DATA, or a cache"
-    ),
-    Setting(
-        "partition",
-        str,
-        "a worker's examples: iid, label, speaker, dirichlet:A",
-        "iid",
-        placeholder="KIND",
-    ),
-    Setting(
-        "validation",
-        number,
+        study="nothing: it is always on",
+    )
+
+    data_dir: Path | None = flag(
+        "folder of data sets",
+        None,
+        "$SYNCALGOS_DATA, or a cache",
+        Group("data"),
+        scope="process",
+    )
+    partition: str = flag(
+        "a worker's examples: iid, label, speaker, dirichlet:A", "iid", metavar="KIND"
+    )
+    validation: float | None = flag(
         "test on this share of the training data instead",
         above=0,
         below=1,
-    ),
-    Setting(
-        "feed",
-        str,
-        "where training data comes from",
-        otherwise="device, if it fits",
-        choices=("device", "host"),
-    ),
-]
-FILES = [
-    Setting("out", Path, "folder for the run's files", otherwise="a new one in runs/"),
-    Setting("overwrite", None, "replace the run's files in --out", False),
-    Setting("export", Path, "write the trained model to this .safetensors file"),
-    Setting(
-        "checkpoint-every", whole, "local steps between checkpoints in --out", least=1
-    ),
-    Setting("keep-checkpoints", whole, "how many of the newest are kept", 3, least=1),
-    Setting(
-        "resume",
+        study="--tune-share",
+    )
+    feed: Literal["device", "host"] = flag(
+        "where training data comes from", None, "device, if it fits", scope="start"
+    )
+
+    out: Path | None = flag(
+        "folder for the run's files",
         None,
-        "go on from the newest checkpoint in --out, if there is one",
+        "a new one in runs/",
+        FILES,
+        scope="process",
+        study="--out of the study, outside of --algos",
+    )
+    overwrite: bool = flag(
+        "replace the run's files in --out",
         False,
-    ),
-    Setting(
-        "resume-center",
-        None,
-        "the same; with another number of workers, from its center model",
-        False,
-    ),
-]
-PROCESSES = [
-    Setting("processes", whole, "train in so many processes, started here", 1, least=1),
-    Setting(
-        "coordinator",
-        str,
+        study="--overwrite of the study, outside of --algos",
+    )
+    export: Path | None = flag(
+        "write the trained model to this .safetensors file",
+        scope="process",
+        study="experiments.run --export with the report's command",
+    )
+    checkpoint_every: int | None = flag(
+        "local steps between checkpoints in --out", least=1
+    )
+    keep_checkpoints: int = flag(
+        "how many of the newest are kept", 3, least=1, scope="process"
+    )
+    resume: bool = flag(
+        "go on from the newest checkpoint in --out, if there is one", False
+    )
+    resume_center: bool = flag(
+        "the same; with another number of workers, from its center model", False
+    )
+
+    processes: int = flag(
+        "train in so many processes, started here", 1, "", PROCESSES, least=1
+    )
+    coordinator: str | None = flag(
         "where process 0 is, to join processes that are started one by one",
-        placeholder="HOST:PORT",
-    ),
-    Setting(
-        "process-id", whole, "with --coordinator: which this one is, from 0", least=0
-    ),
-    Setting("num-processes", whole, "with --coordinator: how many there are", least=1),
-    Setting(
-        "distributed",
-        str,
-        "auto joins as Slurm, Open MPI or Kubernetes has started the processes",
-        "none",
-        choices=("none", "auto"),
-    ),
-    Setting(
-        "init-timeout",
-        number,
-        "seconds for all processes to find each other",
-        60.0,
-        above=0,
-    ),
-    Setting(
-        "max-restarts",
-        whole,
+        metavar="HOST:PORT",
+        scope="process",
+    )
+    process_id: int | None = flag(
+        "with --coordinator: which this one is, from 0", least=0, scope="process"
+    )
+    num_processes: int | None = flag("with --coordinator: how many there are", least=1)
+    distributed: Literal["none", "auto"] = flag(
+        "auto joins as Slurm, Open MPI or Kubernetes has started the processes", "none"
+    )
+    init_timeout: float = flag(
+        "seconds for all processes to find each other", 60.0, above=0, scope="process"
+    )
+    max_restarts: int = flag(
         "how many lost processes a run survives by restarts",
         0,
         least=0,
-    ),
-]
-GROUPS: dict[str, list[Setting]] = {
-    "training": TRAINING,
-    "workers": WORKERS,
-    "data": DATA,
-    "files": FILES,
-    "processes": PROCESSES,
-}
-SETTINGS: dict[str, Setting] = {
-    each.parameter: each for group in GROUPS.values() for each in group
-}
+        scope="process",
+    )
+
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    task_arguments: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Raises a ValueError for a field out of its range, or two that do not fit."""
+        for name in ("arguments", "task_arguments"):  # frozen, like the rest
+            object.__setattr__(self, name, MappingProxyType(dict(getattr(self, name))))
+        checked(SETTINGS, self)
+        if self.partition != "iid":
+            from experiments.pipeline import partition  # imports NumPy
+
+            partition.check(self.partition)
+        if (self.resume or self.resume_center) and self.overwrite:
+            raise ValueError(
+                "--resume goes on with a run, --overwrite begins it anew: say one of "
+                "them"
+            )
+        if self.batch_size is not None:
+            checks.global_batch(self.batch_size, self.workers, self.accumulate)
+        if self.steps is not None and (self.warmup_steps or 0) > self.steps:
+            raise ValueError(
+                f"--warmup-steps {self.warmup_steps} is above --steps {self.steps}"
+            )
+        if late := never_reached("--sync-until", self.sync_until, self.steps):
+            raise ValueError(late)
+
+    def values(self, *scopes: str) -> dict[str, Any]:
+        """Returns the fields of these scopes and the factories' own flags, by name."""
+        kept = [x.parameter for x in SETTINGS.values() if x.scope in scopes]
+        common = {name: getattr(self, name) for name in kept}
+        return {**common, **self.arguments, **self.task_arguments}
+
+
+SETTINGS: dict[str, Setting] = settings_of(RunConfig)
+
+
+def parse(argv: Sequence[str]) -> RunConfig:
+    """Reads a run's command line; --help, --list and --version print and exit.
+
+    Raises:
+        BadRequest: with one line that says what was wrong and what is possible.
+    """
+    return flags.parse(argv, RunConfig)
+
+
+def never_reached(flag: str, step: Any, steps: int | None) -> str:
+    """Says that a run is over before its algorithm begins.
+
+    Args:
+        flag: the one that sets the step.
+        step: the first at which the algorithm acts; anything but an int is none.
+        steps: of the run; None while they are not known.
+
+    Returns:
+        One line, or "" if the algorithm acts.
+    """
+    if type(step) is not int or steps is None or step < steps:
+        return ""
+    return (
+        f"{flag} {step} is not below --steps {steps}: all steps would be synchronous, "
+        "as by --algo sync_sgd"
+    )

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -12,13 +12,13 @@ import numpy as np
 from experiments.cli import terminal
 from experiments.cli.errors import BadRequest, explained
 from experiments.cli.factories import TASK
-from experiments.cli.signals import keeping_results
 from experiments.pipeline import prefetch, sampler
 from experiments.tasks.task import Task, held_out
-from experiments.training import displacements
-from experiments.training.progress import Line, Progress
-from experiments.training.rounds import Count
-from experiments.training.setup import Plan
+from experiments.training.components import Components
+from experiments.training.config import RunConfig
+from experiments.training.measurements import displacements
+from experiments.training.measurements.rounds import Count
+from experiments.training.records import Line, Progress
 from syncalgos import Communication, TrainState
 from syncalgos.combinators.decided import METRIC
 from syncalgos.engine.lanes.selection import Unfit
@@ -34,13 +34,17 @@ class Hooks(NamedTuple):
     Attributes:
         asked_to_stop: () -> the number of a signal, or 0; looked at before each
             dispatch. All processes stop if one is asked.
+        has_trained: after each dispatch: from then on there is something to keep.
         write: takes all lines of metrics.jsonl, of which the last is new.
         save: (state, progress), where a checkpoint is due.
+        count: what each worker has sent.
     """
 
     asked_to_stop: Callable[[], int]
+    has_trained: Callable[[], None]
     write: Callable[[list[Line]], None]
     save: Callable[[TrainState, Progress], None]
+    count: Count
 
 
 class Outcome(NamedTuple):
@@ -48,20 +52,20 @@ class Outcome(NamedTuple):
 
     Attributes:
         state: of the engine.
-        progress: all that it has behind it.
+        progress: of the run.
+        stopped: the number of the signal that stopped it before its end, or 0.
         diverged_at: the local step (from 0) whose loss was not finite, or above 1000
-            times the first; None where there was none.
+            times the first; None if there was none.
         too_large: that loss, over all workers.
         not_finite: the workers whose loss was not finite then.
-        stopped: the number of the signal that stopped it before its end, or 0.
     """
 
     state: TrainState
     progress: Progress
-    diverged_at: int | None
-    too_large: float | None
-    not_finite: list[int]
-    stopped: int
+    stopped: int = 0
+    diverged_at: int | None = None
+    too_large: float | None = None
+    not_finite: Sequence[int] = ()
 
     @property
     def line(self) -> Line:
@@ -70,74 +74,86 @@ class Outcome(NamedTuple):
 
 
 def train(
-    plan: Plan,
+    parts: Components,
     state: TrainState,
     progress: Progress,
-    count: Count,
     report: terminal.Report,
     hooks: Hooks,
 ) -> Outcome:
     """Trains to the end, to a divergence, or until asked to stop.
 
     Args:
-        plan: what is trained.
+        parts: of the run.
         state: where it starts.
-        progress: what is behind it.
-        count: what each worker has sent.
+        progress: what has been done by then; it grows.
         report: where progress is shown.
-        hooks: what is called on the way.
+        hooks: called on the way.
     """
-    s, team = plan.settings, plan.team
-    to_tell, to_save = set(evaluations(s)), set(checkpoints(s))
-    whole = dispatches(to_tell | to_save, s.dispatch_steps)
-    parts = [*remaining(whole, progress.step)]
-    dispatch, evaluate = _make_dispatch(plan, parts), _make_evaluation(plan, count)
-    diverged_at, too_large, not_finite, stopped = None, None, [], 0
+    c, group = parts.config, parts.group
+    to_evaluate, to_save = set(evaluations(c)), set(checkpoints(c))
+    whole = dispatches(to_evaluate | to_save, c.dispatch_steps)
+    schedule = [*remaining(whole, progress.step)]
+    dispatch = _make_dispatch(parts, schedule)
+    evaluate = _make_evaluation(parts, hooks.count)
+    outcome = Outcome(state, progress)
 
-    def tell(state):
-        team.tell("evaluate", progress.step)
+    def record_evaluation(state):
+        group.announce("evaluate", progress.step)
         line = evaluate(state, progress)
-        report.line(terminal.evaluation_line(line, s.steps))
-        progress.told(line)
+        report.line(terminal.evaluation_line(line, c.steps))
+        progress.evaluated(line)
         hooks.write(progress.lines)
 
-    with keeping_results() as has_trained:
-        for first, steps in parts:
-            if stopped := team.largest(hooks.asked_to_stop()):
-                break
-            team.tell("train", first)
-            state, metrics, took = dispatch(state, first, steps)
-            has_trained()
-            losses = metrics["loss"]
-            decided = np.argwhere(metrics.get(METRIC, ())).tolist()
-            progress.stepped(losses.tolist(), took, decided)
-            progress.lane_form = plan.trainer.lane_form
-            report.step(progress.step)
-            if (bad := first_diverged(losses, progress.first_loss)) is not None:
-                diverged_at, too_large = first + bad, float(losses[bad])
-                of_workers = metrics[OF_WORKERS][bad]
-                not_finite = np.flatnonzero(~np.isfinite(of_workers)).tolist()
-                break
-            if progress.step in to_tell:
-                tell(state)
-            if progress.step in to_save:
-                hooks.save(state, progress)
-        if stopped:
+    for first, steps in schedule:
+        if stopped := group.largest(hooks.asked_to_stop()):
             hooks.save(state, progress)
-        if progress.losses or not progress.lines:  # it ended between two evaluations
-            tell(state)
-    return Outcome(state, progress, diverged_at, too_large, not_finite, stopped)
+            outcome = outcome._replace(stopped=stopped)
+            break
+        group.announce("train", first)
+        state, metrics, seconds = dispatch(state, first, steps)
+        hooks.has_trained()
+        decided = np.argwhere(metrics.get(METRIC, ())).tolist()
+        progress.stepped(metrics["loss"].tolist(), seconds, decided)
+        progress.lane_form = parts.trainer.lane_form
+        report.step(progress.step)
+        bad = first_diverged(metrics["loss"], progress.first_loss)
+        if bad is not None:
+            outcome = _diverged(outcome, metrics, first, bad)
+            break
+        if progress.step in to_evaluate:
+            record_evaluation(state)
+        if progress.step in to_save:
+            hooks.save(state, progress)
+    if progress.losses or not progress.lines:  # it ended between two evaluations
+        record_evaluation(state)
+    return outcome._replace(state=state)
 
 
-def evaluations(s: Any) -> list[int]:
-    """The local steps after which a run is evaluated."""
-    return [*range(s.eval_every, s.steps, s.eval_every), s.steps]
+def _diverged(
+    outcome: Outcome, metrics: dict[str, np.ndarray], first: int, bad: int
+) -> Outcome:
+    """Adds what diverged to an outcome: step `bad` of the dispatch from `first` on."""
+    return outcome._replace(
+        diverged_at=first + bad,
+        too_large=float(metrics["loss"][bad]),
+        not_finite=np.flatnonzero(~np.isfinite(metrics[OF_WORKERS][bad])).tolist(),
+    )
 
 
-def checkpoints(s: Any) -> list[int]:
-    """The local steps after which a run saves a checkpoint; none unless it is asked."""
-    every = s.checkpoint_every
-    return [*range(every, s.steps, every), s.steps] if every else []
+def evaluations(config: RunConfig) -> list[int]:
+    """Returns the local steps after which a run is evaluated."""
+    return _every(config.eval_every, config.steps)
+
+
+def checkpoints(config: RunConfig) -> list[int]:
+    """Returns the local steps after which a run saves a checkpoint, if it is asked."""
+    every = config.checkpoint_every
+    return _every(every, config.steps) if every else []
+
+
+def _every(period: int, steps: int) -> list[int]:
+    """Returns the multiples of a period below the steps, then the steps."""
+    return [*range(period, steps, period), steps]
 
 
 def dispatches(ends: Iterable[int], most: int) -> Iterator[tuple[int, int]]:
@@ -171,53 +187,50 @@ def first_diverged(losses: np.ndarray, first: float | None) -> int | None:
 
 
 def _make_dispatch(
-    plan: Plan, parts: list[tuple[int, int]]
+    parts: Components, schedule: list[tuple[int, int]]
 ) -> Callable[..., tuple[TrainState, dict[str, np.ndarray], float]]:
     """Returns (state, first step, steps) -> (state, metrics, seconds of training)."""
-    s, trainer = plan.settings, plan.trainer
+    c, trainer, data = parts.config, parts.trainer, parts.data
 
     def rows(first, steps):
-        draw = (s.seed, first, steps, s.batch_size)
-        if plan.shards is None:
-            return plan.team.part(sampler.rows(*draw, plan.data.examples))
-        return plan.team.part(sampler.rows_of_shards(*draw, plan.shards))
+        draw = (c.seed, first, steps, c.batch_size)
+        if parts.shards is None:
+            return parts.group.part(sampler.rows(*draw, data.examples))
+        return parts.group.part(sampler.rows_of_shards(*draw, parts.shards))
 
-    if s.feed == "host":
-        ahead, data = prefetch.read_ahead(plan.data.train, parts, rows), None
-    else:
-        ahead, data = None, trainer.place(plan.data.train)
+    on_host = c.feed == "host"
+    ahead = prefetch.read_ahead(data.train, schedule, rows) if on_host else None
+    placed = None if on_host else trainer.place(data.train)
 
     def dispatch(state, first, steps):
         start, compiled = time.perf_counter(), trainer.compile_seconds
         batches = rows(first, steps) if ahead is None else next(ahead)
         try:
-            state, metrics = trainer.run(state, batches, data)
+            state, metrics = trainer.run(state, batches, placed)
         except Unfit as error:
             raise BadRequest(f"--lane-form: {error}") from error
         jax.block_until_ready(metrics)  # unlike np.asarray, it lets Ctrl-C in
-        took = time.perf_counter() - start - (trainer.compile_seconds - compiled)
-        kept = {
-            name: np.asarray(metrics[name], np.float64)
-            for name in WANTED
-            if name in metrics
-        }
-        return state, kept, took
+        seconds = time.perf_counter() - start - (trainer.compile_seconds - compiled)
+        wanted = [name for name in WANTED if name in metrics]
+        kept = {name: np.asarray(metrics[name], np.float64) for name in wanted}
+        return state, kept, seconds
 
     return dispatch
 
 
-def _make_evaluation(plan: Plan, count: Count) -> Callable[..., dict]:
-    s, trainer = plan.settings, plan.trainer
-    planned = set(evaluations(s))
-    test, rows = held_out(plan.data.test, trainer.workers, plan.task.eval_batch)
-    data, rows = trainer.place(test), plan.team.part(rows)
+def _make_evaluation(parts: Components, count: Count) -> Callable[..., Line]:
+    """Returns (state, progress) -> a line of metrics.jsonl."""
+    c, trainer = parts.config, parts.trainer
+    planned = set(evaluations(c))
+    test, rows = held_out(parts.data.test, trainer.workers, parts.task.eval_batch)
+    data, rows = trainer.place(test), parts.group.part(rows)
 
     def evaluate(state, progress):
         metrics = jax.device_get(trainer.evaluate(state, rows, data))
         means = {name: float(np.mean(x)) for name, x in metrics.items()}
         measured = {"loss": means["loss"], "accuracy": None}  # a task may lack one
-        with explained(TASK.flag, s.task):
-            measured |= _figures(plan.task, means["loss"])
+        with explained(TASK.flag, c.task):
+            measured |= _figures(parts.task, means["loss"])
         done, losses = progress.step, progress.losses
         return {
             "step": done,
@@ -225,7 +238,7 @@ def _make_evaluation(plan: Plan, count: Count) -> Callable[..., dict]:
             **{f"test_{name}": x for name, x in {**measured, **means}.items()},
             "bytes_per_worker": bytes_after(count(progress), progress),
             "divergence": trainer.divergence(state),
-            **(_displacements(state, done in planned) if s.displacements else {}),
+            **(_displacements(state, done in planned) if c.displacements else {}),
             "seconds": round(progress.seconds, 6),
         }
 

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import optax
 import optax.contrib
 
+from experiments.training.config import RunConfig
 from syncalgos import Strategy, average, checks, reset
 from syncalgos.collectives import PyTree
 
@@ -22,6 +23,26 @@ AT_SYNC: dict[str, Callable[[optax.GradientTransformation], Strategy]] = {
     "reset": reset,
     "average": lambda optimizer: average("opt_state"),
 }
+
+
+def inner(
+    config: RunConfig, muon: Callable[[PyTree], PyTree] | None
+) -> tuple[Schedule, optax.GradientTransformation]:
+    """Makes the learning rate's schedule and the inner optimizer that follows it.
+
+    Args:
+        config: with all defaults filled in.
+        muon: see `Task.muon`.
+
+    Raises:
+        ValueError: an optimizer that cannot be used so.
+    """
+    c = config
+    rate = schedule(c.schedule, c.lr, c.steps, c.warmup_steps)
+    optimizer = make(c.optimizer, rate, c.momentum, c.weight_decay, c.clip_norm, muon)
+    if c.schedule == "plateau":
+        optimizer = optax.chain(optimizer, plateau(c.steps))
+    return rate, optimizer
 
 
 def schedule(name: str, lr: float, steps: int, warmup_steps: int) -> Schedule:

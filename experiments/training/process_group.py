@@ -13,7 +13,7 @@ def _nothing(phase: str, step: int | None = None) -> None:
     """Nobody watches a process that is alone."""
 
 
-class Team(NamedTuple):
+class ProcessGroup(NamedTuple):
     """The processes of a run, seen from this one.
 
     Every method that asks the others must be called by all, in the same order.
@@ -23,7 +23,7 @@ class Team(NamedTuple):
         processes: how many there are.
         hosts: on how many machines they are.
         sharing: how many of them share this machine.
-        tell: (phase, step), for whoever watches this process.
+        announce: (phase, step), for the process that watches this one.
         note: a line for the user, from any process.
     """
 
@@ -31,7 +31,7 @@ class Team(NamedTuple):
     processes: int = 1
     hosts: int = 1
     sharing: int = 1
-    tell: Callable[[str, int | None], None] = _nothing
+    announce: Callable[[str, int | None], None] = _nothing
     note: Callable[[str], None] = terminal.say
 
     @property
@@ -46,11 +46,11 @@ class Team(NamedTuple):
         return np.asarray(multihost_utils.process_allgather(np.asarray(numbers)))
 
     def largest(self, number: int) -> int:
-        """Of all processes' numbers."""
+        """The largest value over all processes."""
         return int(self.gather(number).max())
 
     def smallest(self, number: int) -> int:
-        """Of all processes' numbers."""
+        """The smallest value over all processes."""
         return int(self.gather(number).min())
 
     def part(self, rows: np.ndarray) -> np.ndarray:
@@ -58,4 +58,4 @@ class Team(NamedTuple):
         return np.split(rows, self.processes, axis=1)[self.process]
 
 
-ALONE = Team()
+ALONE = ProcessGroup()

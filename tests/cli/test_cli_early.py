@@ -188,8 +188,6 @@ def test_help_of_an_algorithm_and_a_task_needs_no_jax():
 
 @pytest.mark.parametrize("kind", [ALGORITHM, TASK], ids=lambda kind: kind.noun)
 def test_flags_read_from_source_are_those_of_the_factory(kind):
-    from experiments.cli import flags
-
     def told(signature):
         return {
             p.name: (p.default, factories.flag_kind(p).get("metavar"))
@@ -197,7 +195,7 @@ def test_flags_read_from_source_are_those_of_the_factory(kind):
         }
 
     for name in kind.files:
-        factory = signatures.of(flags.find(kind, name))
+        factory = signatures.of(factories.named(kind, name))
         assert told(factories.describe(kind, name)) == told(factory)
         assert factories.describe(kind, name).doc == factory.doc
 

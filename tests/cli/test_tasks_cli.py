@@ -158,7 +158,7 @@ def test_help_of_a_task_explains_its_parameters(name, capsys):
         run.main(["--task", name, "--help"])
     shown = capsys.readouterr()
     assert (ended.value.code, shown.err) == (0, "")
-    factory = factories.find(factories.TASK, name, TASKS)
+    factory = factories.named(factories.TASK, name)
     doc = inspect.getdoc(factory) or ""
     assert doc.partition("\n")[0] in shown.out
     parameters = inspect.signature(factory).parameters
@@ -181,7 +181,7 @@ def owners(parameter):
         name
         for name in TASKS
         if parameter
-        in inspect.signature(factories.find(factories.TASK, name, TASKS)).parameters
+        in inspect.signature(factories.named(factories.TASK, name)).parameters
     ]
 
 
@@ -405,7 +405,7 @@ def test_exported_digits_model_has_the_accuracy_of_the_summary(tmp_path):
 def test_exported_resnet_keeps_its_running_statistics(tmp_path):
     """With them the exported model gives the summary's held-out loss."""
     summary, path = exported(command_of("imagenet_synthetic"), tmp_path)
-    task = factories.find(factories.TASK, "imagenet_synthetic", TASKS)(
+    task = factories.named(factories.TASK, "imagenet_synthetic")(
         model="resnet20", image_size=32
     )
     params, buffers = resnet.init(jax.random.key(5), resnet.RESNET20, 1000)

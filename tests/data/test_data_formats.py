@@ -604,5 +604,5 @@ def test_a_malformed_batch_is_named_with_what_is_wrong(content, problem, tmp_pat
 
 def test_cifar_pins_the_five_training_batches_in_order_and_the_test_batch():
     names = [f"data_batch_{i}" for i in range(1, 6)] + ["test_batch"]
-    assert [*cifar.MEMBERS] == [f"cifar-10-batches-py/{name}" for name in names]
-    assert {len(sha256) for sha256 in cifar.MEMBERS.values()} == {64}
+    assert [*cifar.ARCHIVE.members] == [f"cifar-10-batches-py/{name}" for name in names]
+    assert {len(sha256) for sha256 in cifar.ARCHIVE.members.values()} == {64}

@@ -10,11 +10,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments.cli import flags
 from experiments.cli.errors import BadRequest
 from experiments.tasks.task import Data, Task
-from experiments.training.prepared import begin, finish, ready, reseeded
-from experiments.training.setup import prepare
+from experiments.training.components import make_components, takes
+from experiments.training.config import parse
+from experiments.training.prepared import (
+    initialized,
+    record_config,
+    reseeded,
+    train_and_record,
+)
 
 EXAMPLES, HELD_OUT, FROM = 40, 8, 1000
 WORKERS, OWN, STEPS = 2, 5, 16  # OWN examples of each worker a step
@@ -72,14 +77,14 @@ class Quiet:
 
 
 def plan_of(*argv):
-    return prepare(flags.parse([*argv]))
+    return make_components(parse([*argv]))
 
 
 def finished(job):
     """The outcome of a run, its summary, and what its files say."""
     with tempfile.TemporaryDirectory() as folder:
-        begin(job, [], out := Path(folder) / "out")
-        outcome, summary = finish(job, out, Quiet(), lambda: False)
+        record_config(job, [], out := Path(folder) / "out", [])
+        outcome, summary = train_and_record(job, out, Quiet(), lambda: False)
         config = json.loads((out / "config.json").read_text())
         text = (out / "metrics.jsonl").read_text()
     assert outcome.diverged_at is None
@@ -90,7 +95,7 @@ def finished(job):
 def counted(*argv):
     """The plan, how often each worker took each example, (workers, examples), lines."""
     plan = plan_of(*COUNTING, *APART, *argv)
-    outcome, _, _, lines = finished(ready(plan))
+    outcome, _, _, lines = finished(initialized(plan))
     counts = np.asarray(outcome.state.replica.params).reshape(WORKERS, EXAMPLES)
     return plan, counts, lines
 
@@ -209,7 +214,7 @@ def test_a_batch_larger_than_what_is_left_is_refused():
 @functools.cache
 def in_a_row():
     """Runs of seed 0, and behind it of seed 3 with the same programs."""
-    first = ready(plan_of(*DIGITS))
+    first = initialized(plan_of(*DIGITS))
     before = finished(first)
     return before, finished(reseeded(first, 3))
 
@@ -217,7 +222,7 @@ def in_a_row():
 @functools.cache
 def fresh():
     """A run of seed 3 of its own."""
-    return finished(ready(plan_of(*DIGITS, "--seed", "3")))
+    return finished(initialized(plan_of(*DIGITS, "--seed", "3")))
 
 
 def without(line, *names):
@@ -245,12 +250,12 @@ def test_another_seed_of_a_compiled_run_says_so_in_its_files():
 
 
 def test_another_seed_deals_the_data_anew():
-    first = ready(plan_of(*COUNTING, *APART, "--partition", "label"))
+    first = initialized(plan_of(*COUNTING, *APART, "--partition", "label"))
     second = reseeded(first, 4)
     expected = plan_of(*COUNTING, *APART, "--partition", "label", "--seed", "4").shards
-    for one, other in zip(second.plan.shards, expected, strict=True):
+    for one, other in zip(second.shards, expected, strict=True):
         np.testing.assert_array_equal(one, other)
-    assert first.plan.settings.seed == 0 and second.plan.settings.seed == 4
+    assert first.config.seed == 0 and second.config.seed == 4
 
 
 @pytest.mark.parametrize(
@@ -262,7 +267,7 @@ def test_another_seed_deals_the_data_anew():
     ],
 )
 def test_what_draws_from_the_seed_while_it_trains_is_another_program(argv, seeded):
-    assert plan_of("--workers", "2", *argv).seeded == seeded
+    assert takes(parse(["--workers", "2", *argv]), "seed") == seeded
 
 
 # Displacements.
@@ -271,7 +276,7 @@ def test_what_draws_from_the_seed_while_it_trains_is_another_program(argv, seede
 @functools.cache
 def measured():
     """The same run as `in_a_row`'s first, which notes displacements."""
-    return finished(ready(plan_of(*DIGITS, "--displacements")))
+    return finished(initialized(plan_of(*DIGITS, "--displacements")))
 
 
 def test_measuring_displacements_leaves_the_run_as_it_is():
@@ -292,7 +297,7 @@ def test_displacements_are_those_of_what_the_workers_saw(kind):
     _, counts, _ = counted("--partition", kind)
     words = ["--algo", "model_averaging", "--period", str(STEPS), "--partition", kind]
     plan = plan_of(*COUNTING, *words, "--displacements")
-    _, _, _, (line,) = finished(ready(plan))
+    _, _, _, (line,) = finished(initialized(plan))
     norm = np.linalg.norm(counts.mean(0))
     assert line["pseudo_gradient"] == pytest.approx(norm, rel=1e-5)
     ((a, b),) = combinations(counts, 2)
@@ -304,5 +309,5 @@ def test_displacements_are_those_of_what_the_workers_saw(kind):
 
 def test_displacements_that_were_never_measured_are_null():
     plan = plan_of(*COUNTING, *APART, "--displacements")
-    _, _, _, (line,) = finished(ready(plan))
+    _, _, _, (line,) = finished(initialized(plan))
     assert line["pseudo_gradient"] is None and line["displacement_cosine"] is None

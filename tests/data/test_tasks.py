@@ -12,7 +12,6 @@ import small_tasks
 from small_tasks import SMALL, folder_of, on_real_data
 
 import syncalgos
-from experiments.cli import flags
 from experiments.data import speech, text
 from experiments.pipeline import prefetch, sampler
 from experiments.tasks import (
@@ -21,12 +20,12 @@ from experiments.tasks import (
     classify,
     embeddings,
     imagenet_synthetic,
-    mnist,
 )
 from experiments.tasks.cifar10 import augmented  # before a fixture replaces it
 from experiments.tasks.spoken_digits import mean_output
 from experiments.tasks.task import held_out, losses
-from experiments.training.setup import prepare
+from experiments.training.components import make_components
+from experiments.training.config import parse
 from models import lstm
 
 ROUNDING = 1e-9  # of float64: sums over the examples in another order
@@ -43,8 +42,7 @@ def float64(monkeypatch):
     def wide(x, mean, deviation):
         return (x.astype("float64") / 255 - np.array(mean)) / np.array(deviation)
 
-    for module in (mnist, cifar10, imagenet_synthetic):
-        monkeypatch.setattr(module, "normalised", wide)
+    monkeypatch.setattr(classify, "normalised", wide)
     with jax.enable_x64(True):
         yield
 
@@ -207,7 +205,7 @@ def test_images_to_train_on_are_augmented_and_held_out_ones_are_not(monkeypatch)
 
 @pytest.fixture
 def own_devices(monkeypatch):
-    """`prepare` then leaves those of this process."""
+    """`make_components` then leaves those of this process."""
     monkeypatch.setenv("JAX_NUM_CPU_DEVICES", "3")
 
 
@@ -215,12 +213,12 @@ def planned(task, words):
     """What the command line makes of flags, on real data."""
     folder = folder_of(task)
     given = ["--task", task, "--data-dir", str(folder), "--backend", "vmap"]
-    return prepare(flags.parse([*given, *words.split()]))
+    return make_components(parse([*given, *words.split()]))
 
 
 def run_plan(plan, steps=STEPS):
     """The plan's steps on its data: the center, the losses and the bytes held."""
-    s, trainer = plan.settings, plan.trainer
+    s, trainer = plan.config, plan.trainer
     state = trainer.init(*plan.task.init(jax.random.key(s.seed)), s.seed)
     rows = sampler.rows(s.seed, 0, steps, s.batch_size, plan.data.examples)
     state, metrics = trainer.run(state, rows, trainer.place(plan.data.train))

@@ -5,10 +5,11 @@ import re
 import pytest
 from lasting import run
 
-from experiments.cli import flags
 from experiments.cli.errors import BadRequest
-from experiments.training import prepared, rounds
-from experiments.training.setup import prepare
+from experiments.training import prepared
+from experiments.training.components import make_components
+from experiments.training.config import parse
+from experiments.training.measurements import rounds
 from syncalgos import ALGORITHMS
 
 TINY = "--task tiny_tasks:drawing --workers 2 --eval-every 50"
@@ -20,10 +21,10 @@ WITHOUT_SYNC = (
 
 def never(words):
     """Says why a run never syncs; "" where it does."""
-    plan = prepare(flags.parse([*TINY.split(), *words.split()]))
+    plan = make_components(parse([*TINY.split(), *words.split()]))
     state = prepared._start(plan)[1]
-    steps = plan.settings.steps
-    sent = rounds.count(plan, state, steps)
+    steps = plan.config.steps
+    sent = rounds.communication(plan, state, steps)
     return rounds.untrained(plan, state, rounds.ends(plan, state, steps, sent))
 
 
@@ -91,7 +92,7 @@ def test_the_way_out_of_any_algorithm_leads_out(name):
 )
 def test_a_phase_that_the_run_does_not_hold_is_refused_with_both_numbers(words, told):
     with pytest.raises(BadRequest, match=told):
-        prepare(flags.parse([*TINY.split(), *words.split()]))
+        make_components(parse([*TINY.split(), *words.split()]))
 
 
 @pytest.mark.parametrize(
@@ -105,8 +106,8 @@ def test_a_phase_that_the_run_does_not_hold_is_refused_with_both_numbers(words, 
     ],
 )
 def test_algorithms_of_unit_steps_take_the_rate_of_adam(words, lr):
-    plan = prepare(flags.parse(["--task", "digits", *words.split()]))
-    assert plan.settings.lr == lr
+    plan = make_components(parse(["--task", "digits", *words.split()]))
+    assert plan.config.lr == lr
 
 
 @pytest.mark.parametrize(
@@ -121,8 +122,8 @@ def test_algorithms_of_unit_steps_take_the_rate_of_adam(words, lr):
     ],
 )
 def test_algorithms_with_momentum_do_not_take_the_tasks_as_well(words, momentum):
-    plan = prepare(flags.parse(["--task", "tiny_tasks:rolling", *words.split()]))
-    assert plan.settings.momentum == momentum
+    plan = make_components(parse(["--task", "tiny_tasks:rolling", *words.split()]))
+    assert plan.config.momentum == momentum
 
 
 def test_a_default_switch_beyond_a_short_run_is_told(tmp_path):

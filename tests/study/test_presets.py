@@ -11,6 +11,7 @@ import syncalgos
 from experiments.cli import factories, flags
 from experiments.cli.errors import BadRequest
 from experiments.study import command, config, grid, network, presets, spec
+from experiments.training.config import parse
 
 NAMES = config.PRESETS
 
@@ -37,13 +38,13 @@ PUBLISHED = tomllib.loads(flags.PUBLISHED.read_text())
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_papers_values_are_taken_for_own_flags(name):
     words = ["--algo", name, "--preset", "paper"]
-    plain, found = (flags.parse(x).arguments for x in (words[:2], words))
+    plain, found = (parse(x).arguments for x in (words[:2], words))
     assert found == plain | PUBLISHED[name]
     assert any(plain[flag] != value for flag, value in PUBLISHED[name].items())
     flag, value = next(iter(PUBLISHED[name].items()))
     other = flag.replace("_", "-")
     said = f"--no-{other}" if value is True else f"--{other}=1"
-    assert flags.parse([*words, said]).arguments[flag] in (1, False)
+    assert parse([*words, said]).arguments[flag] in (1, False)
     factory = syncalgos.ALGORITHMS[name]
     offered = {"learning_rate": 0.1, "optimizer": optax.sgd(0.1)}
     given = factories.passed_arguments(factories.ALGORITHM, factory, offered)
@@ -53,10 +54,10 @@ def test_papers_values_are_taken_for_own_flags(name):
 def test_papers_values_may_be_compared_with_defaults():
     algos = ["--algos", "bmuf, diloco, published=diloco --preset paper"]
     three = command.read(algos).spec
-    runs = [flags.parse(three.argv(entry)).arguments for entry in three.entries]
+    runs = [parse(three.argv(entry)).arguments for entry in three.entries]
     assert [run["period"] for run in runs] == [16, 16, 500]
     published = command.read(["--preset", "paper", "--algos", "bmuf, diloco"]).spec
-    runs = [flags.parse(published.argv(entry)).arguments for entry in published.entries]
+    runs = [parse(published.argv(entry)).arguments for entry in published.entries]
     assert [run["period"] for run in runs] == [16, 500]
 
 
@@ -108,7 +109,7 @@ def test_every_flag_of_a_preset_is_one_of_its_algorithms(name):
             swept = []
             if value is not None and decided.sweep is not None:
                 swept = [f"--{decided.sweep.flag}", value]
-            request_ = flags.parse([*decided.argv(entry), *swept])
+            request_ = parse([*decided.argv(entry), *swept])
             settings |= vars(request_.settings) | request_.arguments
     for flag, value in content.items():
         if (name := flag.replace("-", "_")) not in config.OWN:
@@ -125,17 +126,17 @@ def test_every_run_of_a_preset_can_be_made_on_the_data(name):
     points = grid.points(decided, loader)
     samples = set()
     for point in points:
-        s = loader.plan(point.argv, 0).settings
+        s = loader.components(point.argv, 0).config
         samples.add((point.entry.label, s.steps * s.batch_size))
         for _, cell in grid.tuning_cells(decided, point):
-            flags.parse(cell.argv)
+            parse(cell.argv)
     assert len(samples) == len(decided.entries)  # of each as many, wherever it is swept
 
 
 def test_goyals_rate_grows_with_the_batch():
     _, decided = under("large-batch")
     points = grid.points(decided, loader := grid.Loader())
-    settings = [loader.plan(point.argv, 0).settings for point in points]
+    settings = [loader.components(point.argv, 0).config for point in points]
     assert {s.batch_size // s.workers for s in settings} == {8}
     assert max(s.batch_size for s in settings) == 128
     for s in settings:
@@ -220,7 +221,7 @@ def test_an_unknown_preset_is_refused_with_what_was_meant():
 def cntk():
     """CNTK's switches of the speech preset, and the runs of its flags."""
     _, decided = under("bmuf-speech")
-    runs = [flags.parse(decided.argv(e)) for e in decided.entries if e.algo == "bmuf"]
+    runs = [parse(decided.argv(e)) for e in decided.entries if e.algo == "bmuf"]
     assert runs
     return content_of("bmuf-speech")["cntk"], runs
 

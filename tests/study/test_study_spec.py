@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from experiments.cli import flags
 from experiments.cli.errors import BadRequest
 from experiments.study import config, grid, search_space, spec
 from experiments.study.grid import Loader, final_cell, tuning_cells
 from experiments.tasks.task import Data, Task
+from experiments.training.config import parse
 
 
 def spec_of(*argv, task="digits"):
@@ -30,7 +30,7 @@ def planned(loader, *argv):
     """The settings at each point of a study, by algorithm and point."""
     decided = spec_of(*argv)
     return {
-        (p.entry.label, p.name): loader.plan(p.argv, 0).settings
+        (p.entry.label, p.name): loader.components(p.argv, 0).config
         for p in grid.points(decided, loader)
     }
 
@@ -213,7 +213,7 @@ def test_a_shared_flag_goes_to_those_that_have_it():
     )
     taken = {}
     for entry in decided.entries:
-        parsed = flags.parse(decided.argv(entry))
+        parsed = parse(decided.argv(entry))
         taken[entry.algo] = parsed.arguments
         assert parsed.settings.lr == 0.1
         assert parsed.settings.displacements
@@ -379,14 +379,14 @@ def test_runs_that_tune_hold_data_out_and_have_seeds_of_their_own(loader):
     folders = set()
     for point in grid.points(decided, loader):
         for trial, cell in tuning_cells(decided, point):
-            parsed = flags.parse(cell.argv).settings
+            parsed = parse(cell.argv)
             assert parsed.validation == 0.25
             assert parsed.lr == float(trial["lr"])
             assert len(cell.seeds) == 2 and min(cell.seeds) >= 1000
             folders.add(cell.folder)
             assert all(f"{k}={v}" in cell.name for k, v in trial.items())
         final = final_cell(point, {"lr": "0.2"}, range(3))
-        parsed = flags.parse(final.argv).settings
+        parsed = parse(final.argv)
         assert parsed.validation is None and parsed.lr == 0.2
         assert final.argv[: len(point.argv)] == point.argv
         folders.add(final.folder)
@@ -489,7 +489,7 @@ def test_the_points_runs_are_those_of_their_command(loader):
     decided = spec_of("--algos=bmuf", "--sweep=workers=1,4", "--worker-batch=8")
     for point in grid.points(decided, loader):
         words = shlex.split(final_cell(point, {"lr": "0.3"}, range(1)).command())
-        settings = flags.parse(words[3:]).settings
+        settings = parse(words[3:])
         assert f"workers={settings.workers}" == point.name
         assert settings.batch_size == 8 * settings.workers and settings.lr == 0.3
 
@@ -517,9 +517,9 @@ def drawn(seed: int, rows: int = 4) -> Task:
 
 def test_data_is_read_once_for_runs_that_share_it(loader):
     argv = ["--algo", "bmuf", "--task", "digits"]
-    data = loader.plan(argv, 0).data
-    assert loader.plan([*argv, "--lr", "0.3"], 7).data is data
-    held = loader.plan([*argv, "--validation", "0.1"], 0).data
+    data = loader.components(argv, 0).data
+    assert loader.components([*argv, "--lr", "0.3"], 7).data is data
+    held = loader.components([*argv, "--validation", "0.1"], 0).data
     assert held.examples < data.examples
 
 
@@ -530,7 +530,7 @@ def test_data_that_follows_the_seed_is_that_of_each_seed():
         loader = Loader()
         argv = ["--workers", "2", "--task", task, *argv]
         for seed in (0, 1):
-            own = loader.plan(argv, seed).data
+            own = loader.components(argv, seed).data
             fresh = Loader().plan(argv, seed).data
             np.testing.assert_array_equal(own.train["x"], fresh.train["x"])
 

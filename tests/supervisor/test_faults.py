@@ -16,7 +16,7 @@ from tiny_tasks import EXAMPLES, LABELS
 
 from experiments.checkpoint.folder import steps
 from experiments.checkpoint.manager import FOLDER
-from experiments.checkpoint.shard_file import Place, unfinished_name
+from experiments.checkpoint.shard_file import ShardName, unfinished_name
 from experiments.pipeline import partition
 
 NOTICED = 5  # seconds in which a lost process must be named
@@ -114,7 +114,7 @@ def test_full_disk_costs_checkpoints_and_not_the_run(disk, wide):
 
 def room_for(disk, count, wide):
     """Leaves room on a disk for so many checkpoints, and half of one."""
-    size = (wide.out / FOLDER / Place(11, 0, 1).file_name).stat().st_size
+    size = (wide.out / FOLDER / ShardName(11, 0, 1).file_name).stat().st_size
     return lambda: fill(disk, but=ROOM + size * count + size // 2)
 
 
@@ -165,7 +165,7 @@ def test_two_processes_agree_which_checkpoint_makes_room(start, disk, wide):
     assert ended.code == 0, ended.stderr
     assert re.findall(r"that of step (\d+) is removed", ended.stderr) == ["3", "6"]
     assert {x.name for x in (ended.out / FOLDER).iterdir()} == {
-        Place(step, number, 2).file_name for step in (9, 11) for number in (0, 1)
+        ShardName(step, number, 2).file_name for step in (9, 11) for number in (0, 1)
     }
     assert_same_end(ended, wide)
 

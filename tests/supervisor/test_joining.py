@@ -8,10 +8,10 @@ import sys
 import pytest
 from commands import PROGRAM, ROOT, Run, environment, execute
 
-from experiments.cli import flags
 from experiments.cli.errors import BadRequest
-from experiments.launch import membership
+from experiments.launch.membership import requested_group
 from experiments.supervisor.group import Group
+from experiments.training.config import parse
 
 BY_HAND = "--coordinator a:9999 --process-id 1 --num-processes 4"
 
@@ -27,7 +27,7 @@ BY_HAND = "--coordinator a:9999 --process-id 1 --num-processes 4"
     ],
 )
 def test_flags_say_which_processes_there_are(command, expected):
-    assert membership.group(flags.parse(command.split()).settings) == expected
+    assert requested_group(parse(command.split())) == expected
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def test_flags_say_which_processes_there_are(command, expected):
 )
 def test_flags_that_do_not_go_together_are_refused(command, words):
     with pytest.raises(BadRequest) as refused:
-        membership.group(flags.parse(command.split()).settings)
+        requested_group(parse(command.split()))
     assert words in str(refused.value)
     assert "\n" not in str(refused.value)
 
@@ -60,7 +60,7 @@ def test_auto_without_a_scheduler_says_what_to_do(monkeypatch):
         if name.startswith(("SLURM", "OMPI", "KUBERNETES")):
             monkeypatch.delenv(name)
     with pytest.raises(BadRequest, match="no Slurm, Open MPI or Kubernetes"):
-        membership.group(flags.parse(["--distributed", "auto"]).settings)
+        requested_group(parse(["--distributed", "auto"]))
 
 
 def slurm(process):
@@ -78,7 +78,7 @@ def slurm(process):
 def test_slurm_says_who_a_process_is(monkeypatch):
     for name, value in slurm(1).items():
         monkeypatch.setenv(name, str(value))
-    found = membership.group(flags.parse(["--distributed", "auto"]).settings)
+    found = requested_group(parse(["--distributed", "auto"]))
     assert found is not None
     assert (found.count, found.ids) == (2, (1,))
     assert str(found.coordinator).startswith("127.0.0.1:")

@@ -66,7 +66,9 @@ def execute(group, folder):
         JAX_ENABLE_X64=int(group.wide),
         JAX_NUM_CPU_DEVICES=group.devices,
         JAX_CPU_COLLECTIVES_IMPLEMENTATION="gloo",
-        PYTHONPATH=os.pathsep.join([str(ROOT), str(ROOT / "tests"), str(ROOT / "tests/support")]),
+        PYTHONPATH=os.pathsep.join(
+            [str(ROOT), str(ROOT / "tests"), str(ROOT / "tests/support")]
+        ),
         XLA_FLAGS=" ".join(QUICK),
     )
     arguments = [str(group.processes), str(free_port()), str(folder)]

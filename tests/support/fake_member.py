@@ -114,22 +114,25 @@ def _goes_on(pid):
 
 
 def _supervise(plan, settings):
-    from experiments.supervisor.supervise import Group, Rules, supervise
+    from experiments.cli.exits import say
+    from experiments.supervisor.group import Group, Rules
+    from experiments.supervisor.run_processes import run_processes
 
     count, ids, at = settings["group"]
-    return supervise(
+    return run_processes(
         Group(count, tuple(ids), at),
         [sys.executable, __file__, plan],
         settings["facts"],
         settings["announced"],
         Rules(**settings["rules"]),
+        say,
     )
 
 
 def _take_part(plan):
-    from experiments.supervisor.child_side import joined
+    from experiments.supervisor.child_side import join_supervisor
 
-    member = joined()
+    member = join_supervisor()
     assert member is not None
     Path(f"pid-{member.process}-{os.getpid()}").touch()
     keys = [f"{member.process}@{member.attempt}", str(member.process), "*"]
@@ -143,10 +146,10 @@ def _act(member, words):
     match verb:
         case "at":  # a phase, and perhaps a step
             phase, *step = rest.split()
-            member.tell(phase, *map(int, step))
+            member.report(phase, *map(int, step))
         case "steps":  # so many
             for step in range(int(rest)):
-                member.tell("train", step + 1)
+                member.report("train", step + 1)
                 time.sleep(0.02)
         case "wait":  # for a file
             until(Path(rest).exists, rest)
@@ -177,7 +180,7 @@ def _act(member, words):
         case "flood":  # more than a pipe holds
             print("\n".join(map(str, range(30_000))), file=sys.stderr)
         case "note":
-            member.note(rest)
+            member.log(rest)
         case "refuse":
             code, _, text = rest.partition(" ")
             member.refuse(text, int(code))
@@ -197,7 +200,7 @@ def _until_stopped(member):
     asked = Path("asked")
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, _: asked.write_text(str(int(number))))
-    member.tell("prepare")
+    member.report("prepare")
     Path(f"trained-{member.process}").touch()
     until(lambda: asked.exists() and asked.read_text(), "a signal")
     number = int(asked.read_text())

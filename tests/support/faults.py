@@ -96,7 +96,7 @@ def tagged(tag):
 def members(tag):
     """The pids of the processes that commands have started, by their numbers."""
     told = {pid: x.get(VARIABLE.encode()) for pid, x in tagged(tag).items()}
-    return {json.loads(x)["process"]: pid for pid, x in told.items() if x}
+    return {json.loads(x)["attributes"]["process"]: pid for pid, x in told.items() if x}
 
 
 @contextmanager

@@ -26,7 +26,7 @@ from lasting import assert_same_end, flags_of
 from owed import parameters
 
 from experiments.checkpoint.manager import FOLDER
-from experiments.checkpoint.shard_file import place, unfinished_name
+from experiments.checkpoint.shard_file import parse_name, unfinished_name
 from syncalgos import ALGORITHMS
 
 TASK = "--task tiny_tasks:drawing --width 2000 --workers 2 --optimizer adam --steps 60 "
@@ -75,7 +75,7 @@ def newest(out):
     """The step of the newest checkpoint of which all parts are there."""
     folder = out / FOLDER
     names = [path.name for path in folder.iterdir()] if folder.exists() else []
-    parts = Counter((x.step, x.of) for name in names if (x := place(name)))
+    parts = Counter((x.step, x.of) for name in names if (x := parse_name(name)))
     return max((step for (step, of), n in parts.items() if n == of), default=0)
 
 

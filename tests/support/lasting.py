@@ -27,10 +27,11 @@ from fake_member import free_address
 
 from experiments.checkpoint.folder import load, steps
 from experiments.checkpoint.manager import FOLDER
-from experiments.cli import exits, factories, flags
+from experiments.cli import exits, factories
 from experiments.cli.factories import ALGORITHM
-from experiments.launch import job
-from experiments.training.process_group import ALONE, Team
+from experiments.launch.run_job import run_job
+from experiments.training.config import parse
+from experiments.training.process_group import ALONE, ProcessGroup
 
 MEMBER = [sys.executable, "-W", "error", "-c", "import lasting; lasting.main()"]
 
@@ -42,14 +43,14 @@ class Crash(Exception):
     """Ends a run with nothing saved, as a bug would."""
 
 
-def run(command, out, at_look: Callable[[int], None] | None = None, team=ALONE):
+def run(command, out, at_look: Callable[[int], None] | None = None, group=ALONE):
     """Makes a run in this process.
 
     Args:
         command: its flags.
         out: the folder of its files.
         at_look: is called with 1, 2, … before each dispatch.
-        team: the processes that make it.
+        group: the processes that make it.
     """
     jax.devices()  # a run that came first would choose how many there are
     argv, looks = [*shlex.split(command), "--out", str(out)], itertools.count(1)
@@ -60,7 +61,7 @@ def run(command, out, at_look: Callable[[int], None] | None = None, team=ALONE):
                 at_look(next(looks))
             return stopped()
 
-        return job.run(flags.parse(argv), argv, time.perf_counter(), asked, team)
+        return run_job(parse(argv), argv, time.perf_counter(), asked, group)
 
     with redirect_stdout(io.StringIO()) as shown, redirect_stderr(io.StringIO()) as err:
         code = exits.guarded(program)
@@ -202,12 +203,12 @@ def main():
     folder = Path(sys.argv[4])
     try:
         jax.distributed.initialize(f"127.0.0.1:{port}", processes, process)
-        team = Team(process, processes, hosts=1, sharing=processes)
+        group = ProcessGroup(process, processes, hosts=1, sharing=processes)
         seen = []
         for work in json.loads((folder / "work.json").read_text()):
             command, out, look = work
             asked = look and process == processes - 1
-            ended = run(command, Path(out), signal_at(look) if asked else None, team)
+            ended = run(command, Path(out), signal_at(look) if asked else None, group)
             seen.append(ended[:3])
         (folder / f"{process}.json").write_text(json.dumps(seen))
         jax.distributed.shutdown()

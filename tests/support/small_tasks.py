@@ -6,9 +6,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from staged import folder_with
 
-from experiments.cli.factories import TASK, find
+from experiments.cli.factories import TASK, named
 from experiments.data import cifar, idx, speech, text
-from experiments.tasks import TASKS
 
 CONTEXT, FRAMES = 8, 6
 
@@ -70,12 +69,12 @@ SMALL = {
 
 def parameters(name):
     """The names of a task's parameters."""
-    return inspect.signature(find(TASK, name, TASKS)).parameters
+    return inspect.signature(named(TASK, name)).parameters
 
 
 def make(name, **flags):
     """The small task; flags are the factory's own, and win."""
-    return find(TASK, name, TASKS)(**{**SMALL[name].flags, **flags})
+    return named(TASK, name)(**{**SMALL[name].flags, **flags})
 
 
 def folder_of(name):

@@ -32,8 +32,8 @@ from experiments.checkpoint.shard_file import (
     DIGEST,
     FOREIGN,
     Damaged,
-    Part,
-    Place,
+    Shard,
+    ShardName,
     read,
     write,
 )
@@ -57,7 +57,7 @@ def bits(dtype, shape, seed=0):
 def a_part(step=32, workers=4, first=0, count=None, size=3, **changes):
     """A part of a run in which every worker has other params, and all one center."""
     stop = workers if count is None else first + count
-    whole = Part(
+    whole = Shard(
         step,
         workers,
         first,
@@ -111,7 +111,7 @@ def test_arrays_come_back_bit_for_bit(dtype, tmp_path):
     shapes = [(3,), (3, 2, 5), (3, 0), (3, 1, 1)]
     own = {f"own {s}": bits(dtype, s) for s in shapes}
     shared = {f"shared {s}": bits(dtype, s) for s in [(), (0,), (7,), (2, 0, 3)]}
-    part = Part(0, 3, 0, own, shared, {})
+    part = Shard(0, 3, 0, own, shared, {})
     write(tmp_path, part, 0, 1)
     found = load(tmp_path, 0)
     assert_same(found, part)
@@ -123,7 +123,7 @@ def test_arrays_come_back_bit_for_bit(dtype, tmp_path):
 def test_nans_and_zeros_keep_their_bits(tmp_path):
     patterns = [0x80000000, 0x00000000, 0x7F800001, 0x7FC00001, 0xFFC12345, 0xFF800000]
     x = np.array(patterns, np.uint32).view(np.float32).reshape(2, 3)
-    write(tmp_path, Part(1, 2, 0, {"x": x}, {"y": x[0, 2]}, {}), 0, 1)
+    write(tmp_path, Shard(1, 2, 0, {"x": x}, {"y": x[0, 2]}, {}), 0, 1)
     found = load(tmp_path, 1)
     assert found.own["x"].view(np.uint32).ravel().tolist() == patterns
     assert found.shared["y"].view(np.uint32) == 0x7F800001
@@ -131,7 +131,7 @@ def test_nans_and_zeros_keep_their_bits(tmp_path):
 
 def test_any_name_comes_back(tmp_path):
     leaves = {name: np.full(2, i) for i, name in enumerate(ODD_NAMES)}
-    part = Part(1, 2, 0, leaves, leaves, {name: name for name in ODD_NAMES})
+    part = Shard(1, 2, 0, leaves, leaves, {name: name for name in ODD_NAMES})
     write(tmp_path, part, 0, 1)
     assert_same(load(tmp_path, 1), part)
 
@@ -139,7 +139,7 @@ def test_any_name_comes_back(tmp_path):
 def test_arrays_in_any_order_of_memory_come_back(tmp_path):
     x = np.arange(24, dtype=np.int16).reshape(4, 6)
     own = {"transposed": x.T, "strided": x[:, ::2].repeat(2, 0)[:6], "back": x.T[::-1]}
-    part = Part(1, 6, 0, own, {"transposed": x.T}, {})
+    part = Shard(1, 6, 0, own, {"transposed": x.T}, {})
     write(tmp_path, part, 0, 1)
     assert_same(load(tmp_path, 1), part)
 
@@ -169,7 +169,9 @@ def test_the_same_part_makes_the_same_file(tmp_path):
 def test_rows_that_are_equal_are_stored_once(tmp_path):
     row = bits("float32", 25_000)  # 100 kB, with NaNs
     x = np.broadcast_to(row, (256, 25_000))
-    path = write(tmp_path, Part(1, 256, 0, {"x": x, "i": np.arange(256)}, {}, {}), 0, 1)
+    path = write(
+        tmp_path, Shard(1, 256, 0, {"x": x, "i": np.arange(256)}, {}, {}), 0, 1
+    )
     assert path.stat().st_size < 120_000
     found = load(tmp_path, 1, 7, 3).own["x"]
     assert found.tobytes() == row.tobytes() * 3
@@ -182,13 +184,13 @@ def test_rows_that_are_equal_are_stored_once(tmp_path):
 def test_one_other_bit_makes_rows_different(dtype, size, tmp_path):
     x = bits(dtype, (3, size))
     x[:] = x[0]
-    write(tmp_path, Part(1, 3, 0, {"x": x}, {}, {}), 0, 1)
+    write(tmp_path, Shard(1, 3, 0, {"x": x}, {}, {}), 0, 1)
     with np.load(tmp_path / file_name(1)) as stored:
         assert stored["own/0"].shape == (1, size)
     for row in range(3):
         other = x.copy()
         other.view(np.uint8)[row, -1] ^= 1
-        part = Part(1, 3, 0, {"x": other}, {}, {})
+        part = Shard(1, 3, 0, {"x": other}, {}, {})
         write(tmp_path, part, 0, 1)
         assert_same(load(tmp_path, 1), part)
 
@@ -361,7 +363,7 @@ def test_of_two_sets_of_a_step_one_that_is_sound_is_taken(tmp_path):
 
 
 def smallest(folder):
-    return write(folder, Part(1, 2, 0, {"x": np.arange(2)}, {}, {}), 0, 1)
+    return write(folder, Shard(1, 2, 0, {"x": np.arange(2)}, {}, {}), 0, 1)
 
 
 def test_a_flipped_bit_is_found_wherever_it_is(tmp_path):
@@ -547,7 +549,7 @@ BAD_LEAVES = {
 def test_leaves_that_cannot_be_stored_are_refused(leaf, tmp_path):
     own = {"x": np.arange(2), "bad": BAD_LEAVES[leaf]}
     with pytest.raises(ValueError):
-        write(tmp_path, Part(1, 2, 0, own, {}, {}), 0, 1)
+        write(tmp_path, Shard(1, 2, 0, own, {}, {}), 0, 1)
     assert names(tmp_path) == []
 
 
@@ -647,14 +649,14 @@ import os, sys
 from pathlib import Path
 import numpy as np
 from experiments.checkpoint.folder import prune, steps
-from experiments.checkpoint.shard_file import Part, write
+from experiments.checkpoint.shard_file import Shard, write
 
 folder, told = Path(sys.argv[1]), os.open(sys.argv[2], os.O_WRONLY | os.O_APPEND)
 x = np.arange(1 << 20).reshape(2, -1)  # 8 MB
 step = max(steps(folder), default=0)
 while True:
     step += 1
-    write(folder, Part(step, 2, 0, {"x": x + step}, {}, {"step": step}), 0, 1)
+    write(folder, Shard(step, 2, 0, {"x": x + step}, {}, {"step": step}), 0, 1)
     os.write(told, b"%d\\n" % step)
     prune(folder, 3, 0, 1)
 """
@@ -788,5 +790,5 @@ def test_a_part_is_replaced_and_its_unfinished_file_with_it(tmp_path):
     assert load(tmp_path, 8).workers == 6
     assert names(tmp_path) == [
         shard_file.unfinished_name(1, 2),
-        Place(8, 0, 1).file_name,
+        ShardName(8, 0, 1).file_name,
     ]

@@ -12,7 +12,7 @@ from problems import initial_params, loss, make_batches
 from recurrences import LR, MOMENTUM, START, STEPS, TARGET, X
 
 import syncalgos
-from experiments.training.displacements import figures, measured
+from experiments.training.measurements.displacements import figures, measured
 from syncalgos import (
     after,
     at_syncs,

@@ -9,14 +9,16 @@ import optax
 import pytest
 
 import syncalgos
-from experiments.cli import factories, flags, signatures
+from experiments.cli import factories, signatures
 from experiments.pipeline import sampler
 from experiments.tasks.digits import digits as digits_task
 from experiments.tasks.task import held_out, losses
 from experiments.training import optimizers, records
-from experiments.training.effective_lr import effective_lr
+from experiments.training.config import parse
+from experiments.training.defaults import nearest_multiple
 from experiments.training.loop import dispatches, first_diverged, remaining
-from experiments.training.setup import nearest_multiple, prepare
+from experiments.training.measurements.effective_lr import effective_lr
+from experiments.training.prepared import prepare
 from syncalgos import Strategy, collectives, every, outer_step
 
 PARAMS = {"w": np.zeros((30, 20), np.float32), "b": np.zeros(20, np.float32)}
@@ -315,17 +317,17 @@ def test_factory_gets_what_the_run_has(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("JAX_NUM_CPU_DEVICES", "3")  # as they are
     words = "--algo strategies:factory --period 4 --lr 0.3 --seed 5 --momentum 0.9"
-    plan = prepare(flags.parse([*words.split(), "--schedule", "cosine"]))
+    plan = prepare(parse([*words.split(), "--schedule", "cosine"]))
     import strategies  # pyright: ignore[reportMissingImports]
 
     scheduled, steady = strategies.given
     assert scheduled[0] == 4
     assert float(scheduled[1](0)) == pytest.approx(0.3)
-    assert float(scheduled[1](plan.settings.steps)) == pytest.approx(0)
+    assert float(scheduled[1](plan.config.steps)) == pytest.approx(0)
     assert scheduled[2] is plan.optimizer
     assert scheduled[3:] == (5, syncalgos.WORKERS)
     assert steady[1] == 0.3
-    assert plan.arguments == {"period": 4}
+    assert plan.config.arguments == {"period": 4}
 
 
 def test_numbers_that_are_not_finite_are_null():

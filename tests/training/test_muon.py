@@ -12,10 +12,10 @@ from reducing import assert_close
 from waves import wave
 
 import syncalgos
-from experiments.cli import flags
 from experiments.tasks import muon
 from experiments.training import optimizers
-from experiments.training.setup import prepare
+from experiments.training.components import make_components
+from experiments.training.config import parse
 from models import gpt, lenet, lstm, mlp, ngram, resnet
 
 KEY = jax.random.key(0)
@@ -84,7 +84,7 @@ def test_muon_orthogonalises_each_stacked_layer_by_itself():
 
 
 def test_the_command_line_gives_muon_the_tasks_own_matrices():
-    plan = prepare(flags.parse(["--optimizer", "muon", "--weight-decay", "0.1"]))
+    plan = make_components(parse(["--optimizer", "muon", "--weight-decay", "0.1"]))
     state: Any = plan.optimizer.init(plan.task.init(KEY)[0])
     moments = state.inner_states["muon"].inner_state[0].mu
     shapes = [x.shape for x in jax.tree.leaves(moments)]

@@ -32,7 +32,7 @@ from test_conformance import loss, problem
 from experiments.checkpoint import state_arrays
 from experiments.checkpoint.folder import load, steps
 from experiments.checkpoint.manager import FOLDER
-from experiments.checkpoint.shard_file import Part, Place, write
+from experiments.checkpoint.shard_file import Shard, ShardName, write
 from syncalgos import ALGORITHMS, DataParallel, Replica
 
 NAMES = tuple(ALGORITHMS)
@@ -107,7 +107,7 @@ def test_state_of_an_algorithm_comes_back_from_its_file(name, tmp_path):
 
     state = advanced(trainer.init(params, {"seen": np.zeros(())}), 0, PERIOD + 1)
     held, center = trainer.to_host(state), Replica(params, (), ())  # any will do
-    part = Part(5, 4, 0, state_arrays.own(held), state_arrays.shared(held, center), {})
+    part = Shard(5, 4, 0, state_arrays.own(held), state_arrays.shared(held, center), {})
     write(tmp_path, part, 0, 1)
     end = trainer.to_host(advanced(state, PERIOD + 1, 2 * PERIOD))
 
@@ -187,7 +187,7 @@ def test_resumed_run_of_two_processes_is_that_of_one(name, of_two, whole_by):
     left, ended = of_two(name)
     assert left.code == 75, left.stderr
     assert {x.name for x in (ended.out / FOLDER).iterdir()} == {
-        Place(step, number, 2).file_name for step in (7, 9, 11) for number in (0, 1)
+        ShardName(step, number, 2).file_name for step in (7, 9, 11) for number in (0, 1)
     }
     assert "going on from the checkpoint of step 7" in ended.stderr
     assert_same_end(ended, whole_by(name))
@@ -403,7 +403,7 @@ def test_where_all_checkpoints_are_damaged_each_is_named(out, whole):
     ended = run(f"{BMUF} --resume", out)
     told = ended.stderr.splitlines()
     for line, step in zip(told, (7, 6, 3), strict=False):
-        name = Place(step, 0, 1).file_name
+        name = ShardName(step, 0, 1).file_name
         assert line.startswith(f"the checkpoint of step {step} cannot be used: {name}")
     assert told[3].endswith("the run starts from the beginning")
     assert_same_end(ended, whole)
@@ -527,7 +527,7 @@ def test_so_many_checkpoints_are_kept(keep, out):
     ended = run(f"{BMUF} --keep-checkpoints {keep} --resume", out)
     assert ended.code == 0
     assert [*files(out / FOLDER)] == [
-        Place(step, 0, 1).file_name for step in (9, 11)[-keep:]
+        ShardName(step, 0, 1).file_name for step in (9, 11)[-keep:]
     ]
 
 
@@ -626,7 +626,7 @@ def reseeded(tmp_path_factory):
 
 @pytest.mark.parametrize("other", ["stopped", "reseeded"])
 def test_parts_of_two_runs_are_damage(other, stopped, whole, out, request, tmp_path):
-    (out / FOLDER / Place(7, 0, 1).file_name).unlink()
+    (out / FOLDER / ShardName(7, 0, 1).file_name).unlink()
     split(stopped, out / FOLDER, 0)
     if other == "stopped":  # the same command
         again = run(BMUF, tmp_path / "again", signal_at(STOP))
@@ -635,7 +635,7 @@ def test_parts_of_two_runs_are_damage(other, stopped, whole, out, request, tmp_p
     split(again, out / FOLDER, 1)
     ended = run(f"{BMUF} --resume", out)
     first = ended.stderr.splitlines()[0]
-    names = [Place(7, number, 2).file_name for number in (1, 0)]
+    names = [ShardName(7, number, 2).file_name for number in (1, 0)]
     told = f"{names[0]} is of another run than {names[1]}"
     assert first == f"the checkpoint of step 7 cannot be used: {told}"
     assert ended.summary["resumed_at"] == [6]
@@ -647,7 +647,7 @@ def test_processes_that_read_parts_of_two_runs_notice(
     stopped, reseeded, whole, in_two, out
 ):
     """Each one reads its own part alone."""
-    (out / FOLDER / Place(7, 0, 1).file_name).unlink()
+    (out / FOLDER / ShardName(7, 0, 1).file_name).unlink()
     for number, source in enumerate((stopped, reseeded)):
         split(source, out / FOLDER, number)
     (ended,) = in_two((Work(f"{BMUF} --resume", str(out)),))
@@ -734,7 +734,7 @@ def test_damage_is_told_and_the_checkpoint_before_serves(
 ):
     left = request.getfixturevalue("stopped" if of == 1 else "of_two_parts")
     out = shutil.copytree(left.out, tmp_path / "out")
-    name = Place(7, number, of).file_name
+    name = ShardName(7, number, of).file_name
     damage(out / FOLDER / name)
     ended = run(f"{BMUF} --resume", out)
     if damage is not Path.unlink or of > 1:  # else there is nothing to be told

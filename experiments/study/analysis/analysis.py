@@ -214,7 +214,7 @@ def _counterpart(runs: Sequence[RunSet], r: RunSet, baseline: str) -> RunSet | N
 def _by_point(
     runs: Sequence[RunSet], rows: Sequence[Row], by: Measure
 ) -> dict[str, list[Row]]:
-    """Returns the rows at each value of a sweep, which are compared with one another."""
+    """Returns the rows to compare with one another, at each value of a sweep."""
     points = dict.fromkeys(r.point for r in runs)
     if len(points) > 1:
         points.pop("", None)

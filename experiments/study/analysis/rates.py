@@ -146,7 +146,7 @@ def _without_lr(variants: Sequence[Variant]) -> list[str]:
 
 
 def _quoted(label: str) -> str:
-    """Returns a quoted label, with double quotes: the whole of --algos has single ones."""
+    """Returns a label in double quotes: the whole of --algos has single ones."""
     quoted = shlex.quote(label)
     plain = quoted == label or set(label) & set("\"$`\\'")
     return quoted if plain else f'"{label}"'

@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from experiments.cli.exits import UNCONNECTED
+from experiments.exit_codes import UNCONNECTED
 from experiments.supervisor.hosts.rendezvous import (
     MARK,
     VERSION,

@@ -1,29 +1,37 @@
-"""Process 0's supervisor: it gathers the others, judges and decides for all."""
+"""Process 0's supervisor: it gathers the others and decides for all."""
 
 import signal
 import time
 from typing import Any, Literal
 
-from experiments.cli.exits import TERMINATED, UNCONNECTED, say, stopped_by
+from experiments.exit_codes import TERMINATED, UNCONNECTED, stopped_by
 from experiments.supervisor.addresses import (
     address,
     free_port,
     joined_address,
     own_address,
 )
-from experiments.supervisor.failure_policy import stuck, unconnected, verdict
-from experiments.supervisor.group import Rules, Start, processes
+from experiments.supervisor.failure_policy import (
+    connect_timeout_line,
+    decide,
+    stuck_lines,
+)
+from experiments.supervisor.group import Start, processes
 from experiments.supervisor.hosts.guests import Guests, Heard
 from experiments.supervisor.hosts.rendezvous import Hello, places
-from experiments.supervisor.local_processes import Crew
-from experiments.supervisor.process_status import Known, Seen, silence
+from experiments.supervisor.local_processes import LocalProcesses
+from experiments.supervisor.process_status import (
+    ProcessStatus,
+    TrackedProcess,
+    silence_line,
+)
 
 FAREWELL = 3.0  # seconds in which the others have to take their leave
 RETRIES = 2  # of jax's start-up
 
 
 class Hub:
-    """Decides for all commands; its own processes are its crew.
+    """Decides for all commands; starts its own processes.
 
     Attributes:
         code: the exit code, once all is over.
@@ -34,18 +42,17 @@ class Hub:
         hello: Hello,
         coordinator: str | None,
         announced: dict[str, Any],
-        rules: Rules,
-        crew: Crew,
+        local: LocalProcesses,
         guests: Guests | None,
     ):
         self.code: int | None = None
         self._hello = hello
         self._coordinator = coordinator
         self._announced = announced
-        self._rules = rules
-        self._crew = crew
+        self._rules = local.rules
+        self._local = local
         self._guests = guests
-        self._known: dict[int, Known] = {}
+        self._tracked: dict[int, TrackedProcess] = {}
         self._stage: Literal["gather", "run", "end"] = "gather"
         self._since = time.monotonic()  # the stage began
         self._serial = self._restarts = self._retries = 0
@@ -57,17 +64,17 @@ class Hub:
 
     def signal(self, number: int) -> None:
         """Passes a first signal on; ends at once by a second one."""
-        if self._stage == "run" and self._crew.ready and not self._signalled:
+        if self._stage == "run" and self._local.ready and not self._signalled:
             self._signalled = True
             self._asked = number
-            self._crew.signal(number)
+            self._local.signal(number)
         elif self._stage != "end":
             line = f"process 0's command was stopped by {signal.Signals(number).name}"
             self._end(stopped_by(number), [], (TERMINATED, [line]))
 
     def tick(self, now: float) -> None:
         """Looks after everything; to be called often."""
-        self._crew.poll(now)
+        self._local.poll(now)
         if self._guests is not None:
             self._guests.tend(now)
             for heard in self._guests.heard():
@@ -98,11 +105,11 @@ class Hub:
             self._asked = message["asked"]
         elif "gone" in message:
             for i in heard.ids:
-                if i in self._known and self._known[i].alive:
-                    lost = self._known[i]._replace(gone=message["gone"], ended=now)
-                    self._known[i] = lost
+                if i in self._tracked and self._tracked[i].alive:
+                    lost = self._tracked[i]._replace(gone=message["gone"], ended=now)
+                    self._tracked[i] = lost
         elif message.get("serial") == self._serial and self._stage == "run":
-            self._see(Seen(**message["seen"]), now)
+            self._update(ProcessStatus(**message["status"]), now)
 
     def _gather(self, now: float) -> None:
         """Starts once all are there; gives up after a while."""
@@ -136,8 +143,10 @@ class Hub:
             places=where,
             announced=self._announced,
         )
-        self._known = {
-            i: Known(Seen(i, 0), hello.host[0] if by_hand else None, now)
+        self._tracked = {
+            i: TrackedProcess(
+                ProcessStatus(i, 0), hello.host[0] if by_hand else None, now
+            )
             for hello in present
             for i in hello.ids
         }
@@ -146,37 +155,37 @@ class Hub:
         if self._guests is not None:
             self._guests.late = True
             self._guests.send({"start": start._asdict()})
-        self._crew.start(start)
+        self._local.start(start)
 
-    def _see(self, seen: Seen, now: float) -> None:
-        """Takes note of how a process is."""
-        before = self._known[seen.process]
-        if before.seen == seen or before.gone is not None:
+    def _update(self, status: ProcessStatus, now: float) -> None:
+        """Takes note of a process's status."""
+        before = self._tracked[status.process]
+        if before.status == status or before.gone is not None:
             return
-        known = before.update(seen, now)
-        self._known[seen.process] = known
-        if line := silence(known, before.seen, self._rules.silence):
-            self._tell(line)
+        after = before.updated(status, now)
+        self._tracked[status.process] = after
+        if line := silence_line(after, before.status, self._rules.silence):
+            self._log_everywhere(line)
 
     def _watch(self, now: float) -> None:
-        """Judges the run, and acts."""
-        for seen in self._crew.seen():
-            self._see(seen, now)
-        members = list(self._known.values())
-        for key, line in stuck(members, now, self._rules.stuck).items():
+        """Decides how the run goes on, and acts."""
+        for status in self._local.statuses():
+            self._update(status, now)
+        group = list(self._tracked.values())
+        for key, line in stuck_lines(group, now, self._rules.stuck).items():
             if key not in self._warned:
                 self._warned.add(key)
-                self._tell(line)
-        judged = verdict(members, self._asked, now, self._rules)
-        late = unconnected(members, now, self._rules.init_timeout)
-        if judged is None and late is not None:
+                self._log_everywhere(line)
+        decision = decide(group, self._asked, now, self._rules)
+        late = connect_timeout_line(group, now, self._rules.init_timeout)
+        if decision is None and late is not None:
             self._end(UNCONNECTED, [f"{late} ({self._address})"])
-        elif judged is not None and judged.kind == "lost":
-            self._restart(judged.lines, now)
-        elif judged is not None and judged.kind == "unconnected":
-            self._reconnect(judged.lines, now)
-        elif judged is not None:
-            self._end(judged.code, judged.lines)
+        elif decision is not None and decision.kind == "lost":
+            self._restart(decision.lines, now)
+        elif decision is not None and decision.kind == "unconnected":
+            self._reconnect(decision.lines, now)
+        elif decision is not None:
+            self._end(decision.code, decision.lines)
 
     def _restart(self, lines: list[str], now: float) -> None:
         """Starts all processes again, from what they have saved, or ends the run."""
@@ -201,15 +210,15 @@ class Hub:
     def _again(self, lines: list[str], now: float) -> None:
         """Back to the gathering, as some may have to come back."""
         for line in lines:
-            self._tell(line)
+            self._log_everywhere(line)
         if self._guests is not None:
             self._guests.send({"kill": True})
-        self._crew.kill()
+        self._local.kill()
         self._stage, self._since = "gather", now
 
-    def _tell(self, line: str) -> None:
+    def _log_everywhere(self, line: str) -> None:
         """Has every command print a line."""
-        say(line)
+        self._local.log(line)
         if self._guests is not None:
             self._guests.send({"say": line})
 
@@ -222,8 +231,8 @@ class Hub:
         """Ends the run everywhere; `others` are told something else."""
         if self._guests is not None:
             self._guests.dismiss(*(others or (code, lines)))
-        self._crew.kill()
+        self._local.kill()
         for line in lines:
-            say(line)
+            self._local.log(line)
         self._stage, self._since = "end", time.monotonic()
         self._last = code

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from experiments.supervisor.group import processes
 
-VERSION = 1  # of what supervisors say to each other
+VERSION = 2  # of the messages between supervisors
 MARK = "syncalgos"  # the key of the version, in the first message either way
 ATTEMPT = 3.0  # seconds for one attempt to connect
 PAUSE = 0.25  # seconds between two

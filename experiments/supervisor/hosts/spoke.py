@@ -5,20 +5,20 @@ import signal
 import time
 from typing import Any
 
-from experiments.cli.exits import TERMINATED, UNCONNECTED, say, stopped_by
+from experiments.exit_codes import TERMINATED, UNCONNECTED, stopped_by
 from experiments.supervisor.addresses import address
-from experiments.supervisor.group import Rules, Start, processes
+from experiments.supervisor.group import Start, processes
 from experiments.supervisor.hosts.rendezvous import MARK, Dialer, Hello, greeting
 from experiments.supervisor.hosts.wire import GARBAGE, Link
-from experiments.supervisor.local_processes import Crew
-from experiments.supervisor.process_status import Seen
+from experiments.supervisor.local_processes import LocalProcesses
+from experiments.supervisor.process_status import ProcessStatus
 
 BEAT = 1.0  # seconds between signs of life
 FAREWELL = 0.5  # seconds in which the hub has to take note
 
 
 class Spoke:
-    """Starts and watches its crew for the hub.
+    """Starts and watches its processes for the hub.
 
     Attributes:
         code: the exit code, once all is over.
@@ -28,21 +28,20 @@ class Spoke:
         self,
         hello: Hello,
         coordinator: str,
-        rules: Rules,
-        crew: Crew,
+        local: LocalProcesses,
         selector: selectors.BaseSelector,
     ):
         self.code: int | None = None
         self._hello = hello
         self._coordinator = coordinator
-        self._rules = rules
-        self._crew = crew
+        self._rules = local.rules
+        self._local = local
         self._selector = selector
         self._dialer = Dialer(*address(coordinator))
         self._link: Link | None = None
         self._hub: str | None = None  # its host's name, once it has answered
         self._serial = 0  # of the last start
-        self._sent: list[Seen] = []
+        self._sent: list[ProcessStatus] = []
         self._since = self._beaten = time.monotonic()  # the search for it; last beat
         self._rejoined = 0
         self._signalled = False
@@ -53,19 +52,19 @@ class Spoke:
 
     def signal(self, number: int) -> None:
         """Passes a first signal on; ends at once by a second one."""
-        if self._crew.ready and not self._signalled:
+        if self._local.ready and not self._signalled:
             self._signalled = True
             self._send({"asked": number})
-            self._crew.signal(number)
+            self._local.signal(number)
             return
         name, host = signal.Signals(number).name, self._hello.host[0]
         self._send({"leaving": f"{self._me}'s command on {host} was stopped by {name}"})
-        self._crew.kill()
+        self._local.kill()
         self.code = stopped_by(number)
 
     def tick(self, now: float) -> None:
         """Looks after everything; to be called often."""
-        self._crew.poll(now)
+        self._local.poll(now)
         if self.code is not None:
             return
         if self._link is None:
@@ -99,7 +98,7 @@ class Spoke:
             self._give_up()
 
     def _give_up(self) -> None:
-        say(
+        self._local.log(
             f"{self._me} found no process 0 at {self._coordinator} in "
             f"{self._rules.init_timeout:g} s ({self._dialer.error}): is it running, "
             "and is --coordinator its address?"
@@ -120,20 +119,20 @@ class Spoke:
     def _obey(self, message: dict[str, Any]) -> None:
         """Does what the hub says."""
         if "end" in message:
-            self._crew.kill()
+            self._local.kill()
             for line in message["lines"]:
-                say(line)
+                self._local.log(line)
             self.code = message["end"]
         elif MARK in message:
             self._hub = message["host"]
         elif "say" in message:
-            say(message["say"])
+            self._local.log(message["say"])
         elif "kill" in message:
-            self._crew.kill()
+            self._local.kill()
         elif "start" in message:
             start = Start(**message["start"])
             self._serial, self._sent = start.serial, []
-            self._crew.start(start)
+            self._local.start(start)
 
     def _part(self, reason: str, now: float) -> None:
         """The connection is lost: looks for another, or ends."""
@@ -142,7 +141,9 @@ class Spoke:
         self._link.close()
         self._link = None
         if self._hub is None and reason == GARBAGE:
-            say(f"what listens at {self._coordinator} is no process 0 of this program")
+            self._local.log(
+                f"what listens at {self._coordinator} is no process 0 of this program"
+            )
             self.code = UNCONNECTED
             return
         self._dialer.error = reason
@@ -150,23 +151,24 @@ class Spoke:
             self._hub = None
             return
         line = f"process 0's host {self._hub} is gone ({reason})"
-        self._crew.kill()
+        self._local.kill()
         if self._rejoined >= self._rules.max_restarts or self._signalled:
-            say(line)
+            self._local.log(line)
             self.code = TERMINATED
             return
-        say(f"{line}: waiting {self._rules.init_timeout:g} s for it to come back")
+        self._local.log(
+            f"{line}: waiting {self._rules.init_timeout:g} s for it to come back"
+        )
         self._rejoined += 1
         self._hub, self._since = None, now
 
     def _report(self, now: float) -> None:
         """Sends what has changed, and signs of life."""
-        seen = self._crew.seen()
-        if self._hub is not None and seen != self._sent:
-            for each in seen:
-                if each not in self._sent:
-                    self._send({"serial": self._serial, "seen": each._asdict()})
-            self._sent = seen
+        statuses = self._local.statuses()
+        if self._hub is not None and statuses != self._sent:
+            for status in (x for x in statuses if x not in self._sent):
+                self._send({"serial": self._serial, "status": status._asdict()})
+            self._sent = statuses
         if now - self._beaten >= BEAT:
             self._beaten = now
             self._send({"beat": True})

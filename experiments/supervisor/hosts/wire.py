@@ -1,43 +1,13 @@
-"""JSON lines: how supervisors and members talk, over pipes and sockets."""
+"""TCP connections between supervisors, which carry JSON lines."""
 
-import json
 import socket
 from contextlib import suppress
 from typing import Any
 
-PIECE = 1 << 16  # bytes read at once
+from experiments.supervisor.json_lines import PIECE, Lines, decode, encode
+
 LONGEST = 1 << 20  # bytes of a line; what a stranger sends may have no end
 GARBAGE = "it speaks another language"
-
-
-def encode(message: dict[str, Any]) -> bytes:
-    """A message as a line."""
-    return json.dumps(message).encode() + b"\n"
-
-
-def decode(line: bytes) -> dict[str, Any] | None:
-    """The message of a line; None if it holds none."""
-    try:
-        message = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    return message if isinstance(message, dict) else None
-
-
-class Lines:
-    """Cuts what comes into lines.
-
-    Attributes:
-        rest: what has come of the next line.
-    """
-
-    def __init__(self):
-        self.rest = b""
-
-    def feed(self, data: bytes) -> list[bytes]:
-        """The lines that `data` completes."""
-        *lines, self.rest = (self.rest + data).split(b"\n")
-        return lines
 
 
 class Link:

@@ -38,7 +38,7 @@ class Together(NamedTuple):
 
     program: Callable[..., tuple[PyTree, PyTree]]
     equal: tuple[bool, ...] | None = None
-    name = "together"
+    name = "vectorized"
 
     def mapped(self, worker: Worker, layout: Layout, donate: bool) -> Any:
         program = partial(self.program, worker)
@@ -53,7 +53,7 @@ class InTurn(NamedTuple):
     """
 
     equal: tuple[bool, ...] | None = None
-    name = "in-turn"
+    name = "sequential"
 
     def mapped(self, worker: Worker, layout: Layout, donate: bool) -> Any:
         program = partial(_in_turn, worker, layout.lanes, self.equal)
@@ -68,7 +68,7 @@ class Joined(NamedTuple):
     """
 
     equal: tuple[bool, ...] | None
-    name = "joined"
+    name = "merged"
 
     def mapped(self, worker: Worker, layout: Layout, donate: bool) -> Any:
         program = partial(_joined, worker, layout.lanes, self.equal)

@@ -166,7 +166,7 @@ def choose(
     """
     (replica, _), (_, batches) = arguments
     together = Together(Worker.run, equal)
-    if asked == "together":
+    if asked == "vectorized":
         return together
     may_pay = (
         layout.devices[0].platform == "cpu"
@@ -179,14 +179,14 @@ def choose(
         return together  # whatever the loss is: no need to trace it
     looks = seen(worker, layout, arguments)
     against = {
-        "joined": _against_joining(worker, layout, looks, replica, equal),
-        "in-turn": _against_turns(worker, looks),
+        "merged": _against_joining(worker, layout, looks, replica, equal),
+        "sequential": _against_turns(worker, looks),
     }
     if asked and against[asked]:
         raise Unfit(f"lanes cannot run {asked}: {against[asked]}")
-    if asked == "joined" or (
+    if asked == "merged" or (
         asked is None
-        and not against["joined"]
+        and not against["merged"]
         and (is_per_example(worker.loss) or not (looks.tells or worker.each))
         and averages(worker, layout, arguments)
     ):
@@ -197,7 +197,7 @@ def choose(
         and looks.bytes * layout.lanes > CACHED
         and not looks.convolves
     )
-    if asked == "in-turn" or (asked is None and pays and not against["in-turn"]):
+    if asked == "sequential" or (asked is None and pays and not against["sequential"]):
         return InTurn(equal)
     return together
 

@@ -20,7 +20,7 @@ from quadratics import (
 )
 
 import syncalgos
-from experiments.training.effective_lr import effective_lr
+from experiments.training.measurements.effective_lr import effective_lr
 from syncalgos import (
     average,
     bmuf,

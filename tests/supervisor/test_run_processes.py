@@ -8,9 +8,9 @@ import time
 import pytest
 from fake_member import commands, free_address, left, pid_of, pids, until
 
-from experiments.supervisor.failure_policy import stuck, verdict
-from experiments.supervisor.process_status import Known, Seen
-from experiments.supervisor.supervise import Rules
+from experiments.supervisor.failure_policy import decide, stuck_lines
+from experiments.supervisor.group import Rules
+from experiments.supervisor.process_status import ProcessStatus, TrackedProcess
 
 STEPS = ["at connect", "at prepare", "steps 3"]
 HANG = [*STEPS, "touch trained", "hang"]
@@ -250,11 +250,12 @@ NOTICED = [
 def known(process, ended=None, **seen):
     """A process that trains, or that has ended so many seconds after the first."""
     seen = {"phase": "train", "step": 3, **seen}
-    return Known(Seen(process, 100 + process, **seen), None, 0.0, ended)
+    status = ProcessStatus(process, 100 + process, **seen)
+    return TrackedProcess(status, None, 0.0, ended)
 
 
 def judged(*members, asked=None, now):
-    return verdict(members, asked, now, Rules())
+    return decide(members, asked, now, Rules())
 
 
 @pytest.mark.parametrize("noticed", NOTICED, ids=["lost", "75", "SIGABRT", "SIGSEGV"])
@@ -295,9 +296,9 @@ def test_exception_that_a_loss_brought_about_is_not_blamed(said):
     ],
 )
 def test_others_wait_for_who_is_behind(phase, step, waited):
-    lines = stuck([known(0), known(1, phase=phase, step=step)], 30.0, 30.0)
+    lines = stuck_lines([known(0), known(1, phase=phase, step=step)], 30.0, 30.0)
     assert list(lines) == ([(1, phase, step)] if waited else [])
-    assert not stuck([known(0), known(1, phase=phase, step=step)], 29.0, 30.0)
+    assert not stuck_lines([known(0), known(1, phase=phase, step=step)], 29.0, 30.0)
 
 
 def test_others_have_a_second_to_fail_alike():

@@ -5,8 +5,8 @@ from collections.abc import Callable
 import numpy as np
 
 import syncalgos
-from experiments.training.progress import Progress
-from experiments.training.setup import Plan
+from experiments.training.components import Components
+from experiments.training.records import Progress
 from syncalgos import Communication, MeanCenter, Strategy, TrainState
 from syncalgos.combinators import introspection
 from syncalgos.combinators.decided import found
@@ -19,8 +19,8 @@ Count = Callable[[Progress], Communication | None]
 """What each worker has sent, and will; None where even a run cannot tell."""
 
 
-def count(
-    plan: Plan,
+def communication(
+    parts: Components,
     state: TrainState,
     steps: int,
     workers: int | None = None,
@@ -29,33 +29,35 @@ def count(
     """Counts what each worker sends; None where only the run can tell.
 
     Args:
-        plan: of the run.
+        parts: of the run.
         state: where it starts.
         steps: of a run.
         workers: as if there were so many; None means those that there are.
-        strategy: as if it were this one; None means the plan's.
+        strategy: as if it were this one; None means the run's.
     """
     try:
         if strategy is None:
-            return plan.trainer.communication(state, steps, workers)
+            return parts.trainer.communication(state, steps, workers)
         replica = of_one(state.replica)
         return syncalgos.communication(strategy, replica, workers or 1, steps)
     except ValueError:
         return None
 
 
-def counter(plan: Plan, state: TrainState, sent: Communication | None) -> Count:
+def make_count(
+    parts: Components, state: TrainState, sent: Communication | None
+) -> Count:
     """Counts what each worker sends, of what the data decide on from what they did.
 
     Args:
-        plan: of the run.
+        parts: of the run.
         state: where it starts.
-        sent: what `count` found for all its steps.
+        sent: what `communication` found for all its steps.
     """
-    if sent is not None or not introspection.decides(plan.strategy):
+    if sent is not None or not introspection.decides(parts.strategy):
         return lambda progress: sent
-    of_taken = plan.trainer.counter(state, plan.settings.steps)
-    taken = np.zeros((plan.settings.steps, len(found(state.sync))), bool)
+    of_taken = parts.trainer.counter(state, parts.config.steps)
+    taken = np.zeros((parts.config.steps, len(found(state.sync))), bool)
 
     def count_taken(progress):
         now = taken.copy()  # steps that are yet to come decide on nothing
@@ -70,71 +72,71 @@ def counter(plan: Plan, state: TrainState, sent: Communication | None) -> Count:
 
 
 def ends(
-    plan: Plan, state: TrainState, steps: int, sent: Communication | None
+    parts: Components, state: TrainState, steps: int, sent: Communication | None
 ) -> np.ndarray | None:
     """Finds the local steps that end a round: where the algorithm sends, or would.
 
     Args:
-        plan: of the run.
+        parts: of the run.
         state: where it starts.
         steps: of a run.
-        sent: what `count` found for them.
+        sent: what `communication` found for them.
 
     Returns:
         Whether each step does, (steps,); None where only the run can tell.
     """
-    workers = max(plan.settings.workers, 2)  # one sends nothing, yet its rounds end
-    if plan.task.kept == "shared":  # tables are sent at every step
-        sent = count(plan, state, steps, workers, plan.algorithm)
-    elif _shares_loss(plan, state):  # that is sent at every step, too
-        sent = count(plan, state, steps, workers, plan.strategy)
-    elif workers != plan.settings.workers:
-        sent = count(plan, state, steps, workers)
+    workers = max(parts.config.workers, 2)  # one sends nothing, yet its rounds end
+    if parts.task.kept == "shared":  # tables are sent at every step
+        sent = communication(parts, state, steps, workers, parts.algorithm)
+    elif _shares_loss(parts, state):  # that is sent at every step, too
+        sent = communication(parts, state, steps, workers, parts.strategy)
+    elif workers != parts.config.workers:
+        sent = communication(parts, state, steps, workers)
     return None if sent is None else np.diff(sent.per_step, prepend=0.0) > 0
 
 
-def _shares_loss(plan: Plan, state: TrainState) -> bool:
+def _shares_loss(parts: Components, state: TrainState) -> bool:
     """Whether workers share their loss, for an inner optimizer that looks at it."""
-    if plan.strategy.reduce is introspection.keep_grads:
+    if parts.strategy.reduce is introspection.keep_grads:
         return False
-    return inner_step.asks(plan.optimizer, of_one(state.replica), np.float32(0))
+    return inner_step.asks(parts.optimizer, of_one(state.replica), np.float32(0))
 
 
-def center_step(plan: Plan, rounds: np.ndarray | None, steps: int) -> int:
+def center_step(parts: Components, rounds: np.ndarray | None, steps: int) -> int:
     """Returns the last local step that is in the center after so many."""
-    follows = plan.settings.ema or isinstance(plan.algorithm.center, MeanCenter)
+    follows = parts.config.ema or isinstance(parts.algorithm.center, MeanCenter)
     if follows or rounds is None:
         return steps
     found = np.flatnonzero(rounds[:steps])
     return int(found[-1]) + 1 if len(found) else 0
 
 
-def untrained(plan: Plan, state: TrainState, rounds: np.ndarray | None) -> str:
+def untrained(parts: Components, state: TrainState, rounds: np.ndarray | None) -> str:
     """Says why the evaluated model never changes, and the way out; "" if it does.
 
     Args:
-        plan: of the run.
+        parts: of the run.
         state: where it starts.
         rounds: of `ends`.
     """
-    s = plan.settings
-    if center_step(plan, rounds, s.steps):
+    c = parts.config
+    if center_step(parts, rounds, c.steps):
         return ""
-    first = _first_sync(plan, state)
+    first = _first_sync(parts, state)
     out = [f"--steps {first} or more"] if first else []
-    if "period" in plan.arguments:
-        out.append(f"--period {s.steps} or less")
+    if "period" in c.arguments:
+        out.append(f"--period {c.steps} or less")
     when = f"first syncs after step {first}, beyond" if first else "does not sync in"
     use = f": use {', or '.join(out)}" if out else ""
-    return f"{s.algo} {when} these {s.steps} steps{use}"
+    return f"{c.algo} {when} these {c.steps} steps{use}"
 
 
-def _first_sync(plan: Plan, state: TrainState) -> int | None:
+def _first_sync(parts: Components, state: TrainState) -> int | None:
     """Returns the steps after which the first round ends; None if it is far away."""
-    steps = plan.settings.steps
+    steps = parts.config.steps
     while steps < FARTHEST:
         steps = min(2 * steps, FARTHEST)
-        rounds = ends(plan, state, steps, count(plan, state, steps))
+        rounds = ends(parts, state, steps, communication(parts, state, steps))
         if rounds is None:
             return None
         if rounds.any():

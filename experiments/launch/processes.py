@@ -1,5 +1,6 @@
 """A run in several processes: who supervises them, and how each one joins."""
 
+import dataclasses
 import os
 import re
 import sys
@@ -9,20 +10,17 @@ from typing import TextIO
 
 import jax
 
-from experiments.cli import exits, flags, terminal
+from experiments.cli import exits, terminal
 from experiments.cli.errors import BadRequest
-from experiments.cli.flags import Request
-from experiments.launch import gloo, job
-from experiments.supervisor import supervise as launch
-from experiments.supervisor.child_side import Member
+from experiments.launch import gloo
+from experiments.launch.run_job import run_job
+from experiments.supervisor.child_side import ChildSide
 from experiments.supervisor.group import Group, Rules
+from experiments.supervisor.run_processes import run_processes
 from experiments.training import records
+from experiments.training.config import RunConfig, parse
 from experiments.training.prepared import versions
-from experiments.training.process_group import Team
-
-# What each process may have for itself.
-OWN = {"out", "data_dir", "export", "process_id", "coordinator"}
-OWN |= {"init_timeout", "max_restarts", "keep_checkpoints"}
+from experiments.training.process_group import ProcessGroup
 
 # What jax says when another process is gone, in whatever kind of error.
 _GONE = re.compile(
@@ -32,30 +30,28 @@ _GONE = re.compile(
 )
 
 
-def supervise(request: Request, argv: list[str], group: Group) -> int:
+def supervise(config: RunConfig, argv: list[str], group: Group) -> int:
     """Starts this command's processes, and watches them to their end.
 
     Returns:
         The exit code.
     """
-    s = request.settings
-    out = s.out or records.default_out(s.task, s.algo)
-    settings = {**vars(s), **request.arguments, **request.task_arguments}
+    out = config.out or records.default_out(config.task, config.algo)
     facts = {
         f"--{name.replace('_', '-')}": records.plain(value)
-        for name, value in settings.items()
-        if name not in OWN
+        for name, value in config.values("run", "start").items()
     }
-    return launch.supervise(
+    return run_processes(
         group,
         [sys.executable, "-m", "experiments.run", *argv],
         facts | versions(),
         {"out": str(out)},
-        Rules(init_timeout=s.init_timeout, max_restarts=s.max_restarts),
+        Rules(init_timeout=config.init_timeout, max_restarts=config.max_restarts),
+        terminal.say,
     )
 
 
-def as_member(member: Member, argv: list[str], started: float) -> int:
+def run_as_member(member: ChildSide, argv: list[str], started: float) -> int:
     """Runs a process that a supervisor has started.
 
     Returns:
@@ -74,29 +70,32 @@ def as_member(member: Member, argv: list[str], started: float) -> int:
         member.refuse(text, exits.FAILED)
 
 
-def _trained(member: Member, argv: list[str], started: float) -> int:
-    request = flags.parse(argv)
-    s = request.settings
-    s.out = s.out or Path(member.announced["out"])
-    s.resume = s.resume or member.attempt > 0
-    s.overwrite = s.overwrite and member.attempt == 0
-    member.tell("connect")
+def _trained(member: ChildSide, argv: list[str], started: float) -> int:
+    config = parse(argv)
+    is_restart = member.attempt > 0
+    config = dataclasses.replace(
+        config,
+        out=config.out or Path(member.announced["out"]),
+        resume=config.resume or is_restart,
+        overwrite=config.overwrite and not is_restart,
+    )
+    member.report("connect")
     _connect(member)
-    team = Team(
+    group = ProcessGroup(
         process=member.process,
         processes=member.processes,
         hosts=member.hosts,
         sharing=member.locals,
-        tell=member.tell,
-        note=member.note if member.process else terminal.say,
+        announce=member.report,
+        note=member.log if member.process else terminal.say,
     )
 
     if member.process and not member.local:
-        member.note("has joined; process 0 shows how it goes")
+        member.log("has joined; process 0 shows how it goes")
 
     def program(stopped: exits.Stopped) -> int:
-        member.tell("prepare")
-        return job.run(request, argv, started, stopped, team)
+        member.report("prepare")
+        return run_job(config, argv, started, stopped, group)
 
     code = exits.watched(program, is_supervised=True)
     if code in (exits.TERMINATED, exits.INTERRUPTED):
@@ -105,7 +104,7 @@ def _trained(member: Member, argv: list[str], started: float) -> int:
     return code
 
 
-def _connect(member: Member) -> None:
+def _connect(member: ChildSide) -> None:
     """Joins the other processes.
 
     jax's own handler of SIGTERM would take the place of ours, and its heartbeat is
@@ -124,7 +123,7 @@ def _connect(member: Member) -> None:
     )
 
 
-def _take_streams(member: Member) -> TextIO:
+def _take_streams(member: ChildSide) -> TextIO:
     """Keeps stdout for the summary, and others than process 0 from speaking.
 
     gloo tells on the process's stdout to whom it is connected.

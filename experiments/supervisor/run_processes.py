@@ -1,0 +1,126 @@
+"""Runs the processes of a run to their end: see `run_processes`."""
+
+import json
+import os
+import selectors
+import signal
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from experiments.exit_codes import UNCONNECTED
+from experiments.supervisor.addresses import address, is_address, listen, own_address
+from experiments.supervisor.group import Group, Log, Rules
+from experiments.supervisor.hosts.guests import Guests
+from experiments.supervisor.hosts.hub import Hub
+from experiments.supervisor.hosts.rendezvous import Hello, here
+from experiments.supervisor.hosts.spoke import Spoke
+from experiments.supervisor.local_processes import LocalProcesses
+
+TICK = 0.03  # seconds
+
+
+def run_processes(
+    group: Group,
+    command: list[str],
+    facts: dict[str, Any],
+    announced: dict[str, Any],
+    rules: Rules,
+    log: Log,
+) -> int:
+    """Starts, watches and restarts processes until they end, on all hosts.
+
+    The command of process 0 decides for all. No process is left behind in any case.
+
+    Args:
+        group: the processes, and those that this command starts.
+        command: argv of one process, which calls `child_side.join_supervisor`.
+        facts: the values on which all commands must agree, by the name that the user
+            knows, such as "--seed" or "jax"; JSON values, None where there is none.
+        announced: the values that process 0's command sends to all; JSON, below 100 kB.
+        rules: limits on waiting and restarts.
+        log: shows the user a line, which may hold any text.
+
+    Returns:
+        The exit code, the same for all commands: that of the processes; 4 if they did
+        not find each other, or disagree; 75 if one was lost or SIGTERM came, 130 by
+        Ctrl-C.
+    """
+    selector = selectors.DefaultSelector()
+    local = LocalProcesses(group, command, rules, log)
+    # As the other commands receive them: JSON makes lists of tuples.
+    facts = json.loads(json.dumps(facts))
+    hello = Hello(group.count, list(group.ids), here(), os.getpid(), facts)
+    if group.coordinator is not None and 0 not in group.ids:
+        role = Spoke(hello, group.coordinator, local, selector)
+    else:
+        guests = None
+        if group.coordinator is not None:
+            listener = _listen_for_commands(*address(group.coordinator), log)
+            if listener is None:
+                return UNCONNECTED
+            guests = Guests(hello, rules.loss, selector, listener)
+        role = Hub(hello, group.coordinator, announced, local, guests)
+    with _collected_signals() as received:
+        try:
+            return _loop(role, selector, received)
+        finally:
+            local.kill()
+            role.close()
+            selector.close()
+
+
+def _listen_for_commands(host: str, port: int, log: Log) -> socket.socket | None:
+    """Listens at process 0's address; returns None, with a line, where it cannot."""
+    own = own_address(host)
+    if own is None and is_address(host):
+        log(
+            f"process 0 cannot listen at {host}, which is no address of this machine: "
+            "give one of its own as --coordinator"
+        )
+        return None
+    if own is None:
+        log(
+            f"{host} means no address here by which others reach this machine: process "
+            "0 listens at all of them; give one as --coordinator to listen there alone"
+        )
+    try:
+        return listen(own, port)
+    except OSError as error:
+        reason = os.strerror(error.errno or 0)
+        log(f"process 0 cannot listen on port {port}: {reason}")
+        return None
+
+
+def _loop(
+    role: Hub | Spoke, selector: selectors.BaseSelector, received: list[int]
+) -> int:
+    """Serves sockets, signals and processes until the role has an exit code."""
+    while role.code is None:
+        for key, _ in selector.select(TICK):
+            key.data()
+        while received and role.code is None:
+            role.signal(received.pop(0))
+        if role.code is None:
+            role.tick(time.monotonic())
+    return role.code
+
+
+@contextmanager
+def _collected_signals() -> Iterator[list[int]]:
+    """Collects SIGINT and SIGTERM; the loop looks at them after a tick at most."""
+    received: list[int] = []
+    # Python lets only the main thread set handlers.
+    is_main = threading.current_thread() is threading.main_thread()
+    before = {
+        number: signal.signal(number, lambda number, _: received.append(number))
+        for number in ((signal.SIGINT, signal.SIGTERM) if is_main else ())
+    }
+    try:
+        yield received
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

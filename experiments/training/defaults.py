@@ -1,0 +1,90 @@
+"""What a config leaves open, filled in by its task, its algorithm and each other."""
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from experiments.cli import factories
+from experiments.cli.factories import ALGORITHM
+from experiments.tasks.task import Task
+from experiments.training.config import RunConfig, never_reached
+
+# With these flags they move entries by about the learning rate, whatever the gradient,
+# as Adam does: a task's rate for it is their default, and its momentum for SGD is not.
+UNIT_STEPS: dict[str, dict[str, Any]] = {
+    "signum": {},
+    "distributed_lion": {},
+    "one_bit_adam": {},
+    "sign_sgd": {"majority": True},
+    "demo": {"sign": True},
+}
+OWN_MOMENTUM = {"dgc"}  # it replaces the task's momentum, too
+
+
+def resolved(config: RunConfig, task: Task) -> RunConfig:
+    """Returns the config with every default filled in.
+
+    Raises:
+        ValueError: a combination that the task, or the algorithm, cannot have.
+    """
+    needed = UNIT_STEPS.get(config.algo)
+    has_unit_steps = needed is not None and needed.items() <= config.arguments.items()
+    inner = _inner(config, task, has_unit_steps)
+    if inner["clip_norm"] is not None and task.kept == "sharded":
+        raise ValueError(
+            "--clip-norm with --tables sharded: each worker holds other rows, whose "
+            "norms differ; take shared or replicated tables"
+        )
+    kind = config.algo if has_unit_steps else str(inner["optimizer"])
+    lr = config.lr or task.lr.get(kind) or task.lr.get("")
+    if lr is None:
+        raise ValueError(f"{config.task} has no --lr for {kind}: say one")
+    steps, warmup_steps = config.steps or task.steps, config.warmup_steps
+    if warmup_steps is None:
+        warmup_steps = round(task.warmup * steps)
+    folder = os.environ.get("SYNCALGOS_DATA")
+    filled = replace(
+        config,
+        **inner,
+        lr=lr,
+        steps=steps,
+        schedule=config.schedule or task.schedule,
+        warmup_steps=warmup_steps,
+        batch_size=config.batch_size
+        or nearest_multiple(task.batch_size, config.workers * config.accumulate),
+        eval_every=min(config.eval_every or -(-steps // 10), steps),
+        dispatch_steps=config.dispatch_steps or task.dispatch_steps,
+        data_dir=config.data_dir or (Path(folder) if folder else None),
+        resume=config.resume or config.resume_center,
+    )
+    _check_switch(filled)
+    return filled
+
+
+def _inner(config: RunConfig, task: Task, has_unit_steps: bool) -> dict[str, Any]:
+    """Returns the inner optimizer and what goes with it, by field."""
+    names = ("optimizer", "momentum", "weight_decay", "clip_norm")
+    given = {name: getattr(config, name) for name in names}
+    if config.optimizer not in (None, task.optimizer):
+        return given  # the task's momentum and decay may not fit another optimizer
+    if has_unit_steps or config.algo in OWN_MOMENTUM:
+        task = task._replace(momentum=None)
+    return {k: getattr(task, k) if x is None else x for k, x in given.items()}
+
+
+def _check_switch(config: RunConfig) -> None:
+    """Raises a ValueError if --switch is given a step that never comes.
+
+    Its default may be such a step, as in a short trial; the header says so.
+    """
+    switch = config.arguments.get("switch")
+    late = never_reached("--switch", switch, config.steps)
+    if late and switch != factories.defaults(ALGORITHM, config.algo).get("switch"):
+        raise ValueError(late)
+
+
+def nearest_multiple(n: int, of: int) -> int:
+    """Returns the multiple nearest to n, at least one; the lower of two."""
+    below = n - n % of
+    return below if below and n - below <= below + of - n else below + of

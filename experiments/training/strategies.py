@@ -1,0 +1,152 @@
+"""How the workers of a run agree: its algorithm, and what common flags add to it."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import optax
+
+from experiments.cli import factories
+from experiments.cli.errors import explained
+from experiments.cli.factories import ALGORITHM
+from experiments.tasks.task import Tables, Task
+from experiments.training import optimizers
+from experiments.training.config import RunConfig
+from experiments.training.optimizers import Schedule
+from syncalgos import (
+    WORKERS,
+    Strategy,
+    after,
+    at_syncs,
+    chain,
+    checks,
+    ema,
+    masked,
+    reduce_with,
+    sync_sgd,
+    until,
+)
+from syncalgos.reducers import row_sparse
+from syncalgos.reducers.reducer import Reducer
+
+ROW_SPARSE = "row_sparse"
+
+
+def make_strategies(
+    config: RunConfig,
+    schedule: Schedule,
+    optimizer: optax.GradientTransformation,
+    hosts: int,
+    task: Task,
+) -> tuple[Strategy, Strategy]:
+    """Makes the strategy of a run, and its part that is the algorithm's alone.
+
+    Args:
+        config: with all defaults filled in.
+        schedule: the learning rate.
+        optimizer: the inner one.
+        hosts: on how many machines the workers are.
+        task: that is trained.
+
+    Raises:
+        BadRequest: what a strategy cannot be; a ValueError if it is one of ours.
+    """
+    reduce = _reduce(config, task)
+    algorithm = _algorithm(config, reduce, schedule, optimizer, hosts, task)
+    strategy = algorithm
+    if task.tables is not None and task.kept == "shared":
+        # Shared tables lie beside the algorithm, and are updated at every step.
+        names, each = task.tables.names, _row_sparse(config, task.tables)
+        algorithm = masked(algorithm, jax.tree.map(lambda name: not name, names))
+        tables = masked(reduce_with(each), jax.tree.map(bool, names))
+        strategy = chain(tables, algorithm)
+    if config.opt_state_at_sync != "keep":
+        at_sync = optimizers.AT_SYNC[config.opt_state_at_sync](optimizer)
+        strategy = at_syncs(strategy, at_sync)
+    if n := config.sync_until:
+        strategy = chain(until(n, sync_sgd()), after(n, strategy))
+    return strategy if config.ema is None else ema(strategy, config.ema), algorithm
+
+
+def steady_strategy(
+    config: RunConfig,
+    optimizer: optax.GradientTransformation,
+    hosts: int,
+    task: Task,
+) -> Strategy:
+    """Makes the algorithm alone, for a constant learning rate."""
+    # The mean computes the same as row_sparse, for params of any shape.
+    reduce = {"reduce": "mean"} if _is_row_sparse(config) else {}
+    return _algorithm(config, reduce, config.lr, optimizer, hosts, task)
+
+
+def _algorithm(
+    config: RunConfig,
+    reduce: Mapping[str, Any],
+    learning_rate: Schedule,
+    optimizer: optax.GradientTransformation,
+    hosts: int,
+    task: Task,
+) -> Strategy:
+    """Calls the algorithm's factory with its flags and what the harness passes."""
+    arguments = {**config.arguments, **reduce}
+    # Few leaves hold most of a model with stacked layers: fragments of whole leaves
+    # would be of very different sizes.
+    if "cut" in arguments and arguments["cut"] is None and task.stacked:
+        arguments["cut"] = "bytes"
+    offered = {
+        "seed": config.seed,
+        "learning_rate": learning_rate,
+        "optimizer": optimizer,
+        "axis": WORKERS,
+        "hosts": hosts,
+        "stacked": task.stacked,
+    }
+    with explained(ALGORITHM.flag, config.algo):
+        strategy = factories.call(ALGORITHM, config.algo, arguments, offered)
+        if not isinstance(strategy, Strategy):
+            raise ValueError(
+                "the factory must return a syncalgos.Strategy, got "
+                f"{checks.shown(strategy)}"
+            )
+    return strategy
+
+
+def _is_row_sparse(config: RunConfig) -> bool:
+    """Whether the algorithm is to send the rows of tables that a step touches."""
+    return config.arguments.get("reduce") == ROW_SPARSE
+
+
+def _reduce(config: RunConfig, task: Task) -> dict[str, Any]:
+    """Returns the reducer that takes the place of `--reduce row_sparse`, by argument.
+
+    Raises:
+        ValueError: a task without tables, or an algorithm that does not average the
+            gradients of one step.
+    """
+    if not _is_row_sparse(config):
+        return {}
+    if config.algo != "sync_sgd":
+        raise ValueError(
+            f"--reduce {ROW_SPARSE} sends the rows that one step's gradient touches: "
+            f"use it with --algo sync_sgd, not {config.algo}"
+        )
+    if task.tables is None:
+        raise ValueError(
+            f"--reduce {ROW_SPARSE}: {config.task} has no tables (embeddings has)"
+        )
+    if task.kept != "replicated":
+        raise ValueError(
+            f"--reduce {ROW_SPARSE} is for replicated tables: {task.kept} ones are "
+            "sent by rows already"
+        )
+    return {"reduce": _row_sparse(config, task.tables)}
+
+
+def _row_sparse(config: RunConfig, tables: Tables) -> Reducer:
+    """Makes the reducer of the rows that a step of all its microbatches touches."""
+    examples = config.batch_size // config.workers // config.accumulate
+    rows = {
+        name: config.accumulate * count for name, count in tables.rows(examples).items()
+    }
+    return row_sparse(rows, tables.names)

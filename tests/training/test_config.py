@@ -1,0 +1,113 @@
+"""The config of a run: a field is a flag, recorded and compared by existing."""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from experiments.checkpoint.manager import check_config
+from experiments.cli.errors import BadRequest
+from experiments.cli.words import number, whole
+from experiments.training.components import make_components
+from experiments.training.config import LANE_FORMS, SETTINGS, RunConfig, parse
+from experiments.training.prepared import PreparedRun, record_config
+
+OTHER = {"algo": "sync_sgd", "task": "mnist", "optimizer": "adam", "partition": "label"}
+OTHER |= {
+    "batch_size": "16",
+    "devices": "1,0",
+    "coordinator": "host:1234",
+    "resume": "",
+    "steps": "64",
+}
+
+
+def other_word(name):
+    """A word for a flag that is not its default; "" for a switch."""
+    setting = SETTINGS[name]
+    if name in OTHER or setting.read is None:
+        return OTHER.get(name, "")
+    if setting.choices:
+        return next(x for x in setting.choices if x != setting.default)
+    if setting.read is Path:
+        return "elsewhere.safetensors"
+    return {whole: "4", number: "0.5"}[setting.read]
+
+
+def parsed(name):
+    """The config of a command line of one flag, which is not at its default."""
+    word = other_word(name)
+    return parse([f"--{SETTINGS[name].name}", *([word] if word else [])])
+
+
+@pytest.fixture(scope="module")
+def run():
+    """A run as its files know it."""
+    parts = make_components(parse(["--steps", "8"]))
+    known: dict[str, Any] = {"count": lambda progress: None, "rounds": None}
+    known |= {"untrained": "", "state": None}
+    own = {"arguments": parts.config.arguments, "task_arguments": {}}
+    return PreparedRun(**vars(parts), **known, facts=own)
+
+
+def test_every_field_is_a_setting_or_holds_a_factorys_flags():
+    fields = [x.name for x in dataclasses.fields(RunConfig)]
+    assert fields == [*SETTINGS, "arguments", "task_arguments"]
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_field_is_a_flag(name):
+    config = parsed(name)
+    assert getattr(config, name) != getattr(parse([]), name)
+    others = [x for x in SETTINGS if x != name]
+    assert all(getattr(config, x) == getattr(parse([]), x) for x in others)
+
+
+def test_every_field_is_in_config_json_in_its_order(run, tmp_path):
+    record_config(run, ["command"], tmp_path, [])
+    written = json.loads((tmp_path / "config.json").read_text())
+    assert [*written["settings"]] == [*SETTINGS]
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_field_is_compared_on_resume_unless_each_start_may_have_another(
+    name, run, tmp_path
+):
+    record_config(run, ["command"], tmp_path, [])
+    written = json.loads((tmp_path / "config.json").read_text())
+    written["settings"][name] = "another"
+    (tmp_path / "config.json").write_text(json.dumps(written))
+    free = (
+        SETTINGS[name].scope != "run" or name == "steps"
+    )  # constant: it may be longer
+    if free:
+        check_config(tmp_path, run)
+        return
+    with pytest.raises(
+        BadRequest, match=f"was made with --{SETTINGS[name].name} another"
+    ):
+        check_config(tmp_path, run)
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_processes_must_agree_on_a_field_unless_each_may_have_its_own(name):
+    agreed = parsed(name).values("run", "start")
+    assert (name in agreed) == (SETTINGS[name].scope != "process")
+
+
+def test_a_config_cannot_be_changed_nor_have_impossible_fields():
+    config = parse(["--steps", "8"])
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        config.steps = 9  # pyright: ignore[reportAttributeAccessIssue]
+    with pytest.raises(TypeError):
+        config.arguments["period"] = 9  # pyright: ignore[reportIndexIssue]
+    with pytest.raises(ValueError, match="--workers must be"):
+        dataclasses.replace(config, workers=0)
+
+
+@pytest.mark.parametrize(("before", "now"), LANE_FORMS.items())
+def test_earlier_names_of_lane_forms_are_accepted(before, now):
+    assert parse(["--lane-form", before]) == parse(["--lane-form", now])
+    assert parse(["--lane-form", before]).lane_form == now
