@@ -199,7 +199,8 @@ def parse(argv: Sequence[str]) -> StudyConfig:
 def parser_for(words: list[str]) -> argparse.ArgumentParser:
     """Returns the parser of an unfinished command line, with the flags of runs."""
     made, others = parser(), training.SETTINGS.items()
-    flags.add_settings(made, [x for name, x in others if name not in SETTINGS])
+    free = [x for name, x in others if name not in SETTINGS and not x.study]
+    flags.add_settings(made, free)
     return made
 
 

@@ -4,7 +4,7 @@ import json
 import re
 import shlex
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -77,6 +77,7 @@ class RunSet(NamedTuple):
     @property
     def folder(self) -> Path:
         """The folder with a folder for each seed."""
+        # The number keeps labels apart that have the same letters, as a+b and a-b.
         label = re.sub("[^A-Za-z0-9]+", "-", self.variant.label).strip("-")
         kind = "tuning" if self.is_trial else "runs"
         own = Path(kind) / f"{self.number:02d}-{label}" / (self.point or "runs")
@@ -88,7 +89,8 @@ class RunSet(NamedTuple):
         return shlex.join([*PROGRAM.split(), *self.argv])
 
     def run(self, seed: int) -> Path:
-        """Returns the folder of one run, which exists once the run is done."""
+        """Returns the folder of one run."""
+        # It exists only once the run is done: see `runner`.
         return self.folder / f"seed-{seed}"
 
     def missing(self) -> list[int]:
@@ -146,6 +148,7 @@ class RunSet(NamedTuple):
         found = [s["bytes_per_worker"] for s in self.fine.values()]
         if not found or any(x is None for x in found):
             return None
+        # The mean of identical numbers may differ from them by rounding.
         return found[0] if len(set(found)) == 1 else statistics.fmean(found)
 
 
@@ -193,27 +196,32 @@ def run_sets(config: StudyConfig, loader: Loader) -> list[RunSet]:
     Raises:
         BadRequest: flags that a run cannot have.
     """
-    found = []
-    for number, variant in enumerate(config.variants, 1):
-        known = known_flags(config.task, variant.algo)
-        own, base = run_words(variant, config.task, config.shared), None
-        for swept in sweep_points(config.swept, known):
-            argv, base = _same_samples(config, [*own, *as_words(swept)], loader, base)
-            made = RunSet(
-                variant=variant,
-                number=number,
-                point=named(swept),
-                argv=argv,
-                out=config.out or Path(),
-                seeds=range(config.seeds),
-            )
-            for values in decisive_trials(config.tuned, known):
-                one = trial(config, made, values)
-                loader.components(one.argv, one.seeds[0])
-            values = combinations(equal_budgets(config.tuned, known))
-            trials = [trial(config, made, each) for each in values]
-            found.append(made._replace(trials=trials))
-    return found
+    each = enumerate(config.variants, 1)
+    return [r for number, x in each for r in _sets_of(config, loader, number, x)]
+
+
+def _sets_of(
+    config: StudyConfig, loader: Loader, number: int, variant: Variant
+) -> Iterator[RunSet]:
+    """Yields a variant at every value of the sweep, with its trials."""
+    known = known_flags(config.task, variant.algo)
+    own, base = run_words(variant, config.task, config.shared), None
+    for swept in sweep_points(config.swept, known):
+        argv, base = _same_samples(config, [*own, *as_words(swept)], loader, base)
+        made = RunSet(
+            variant=variant,
+            number=number,
+            point=named(swept),
+            argv=argv,
+            out=config.out or Path(),
+            seeds=range(config.seeds),
+        )
+        # Refused before any run, not after the hours of those before it.
+        for values in decisive_trials(config.tuned, known):
+            one = trial(config, made, values)
+            loader.components(one.argv, one.seeds[0])
+        values = combinations(equal_budgets(config.tuned, known))
+        yield made._replace(trials=[trial(config, made, each) for each in values])
 
 
 def _same_samples(
@@ -233,12 +241,15 @@ def _same_samples(
     if power := SCALES[config.scale_lr]:
         rate = base.lr * (s.batch_size / base.batch_size) ** power
         argv = [*argv, "--lr", f"{rate:.6g}"]
+    # The new flags may not fit each other, such as --warmup-steps and fewer steps.
     loader.components(argv, 0)
     return argv, base
 
 
 def trial(config: StudyConfig, made: RunSet, values: Mapping[str, str]) -> RunSet:
     """Returns the runs that try values, on held-out training data."""
+    # A part of the training data, the same for all seeds and variants. The runs to
+    # report train on all of it.
     share = ["--validation", f"{config.tune_share:g}"]
     return made._replace(
         argv=[*made.argv, *as_words(values), *share],

@@ -74,24 +74,19 @@ def parse(text: str) -> Network:
     name = "-".join(text.lower().split())
     if name in PRESETS:
         return parse(PRESETS[name])._replace(name=name)
-    bandwidth = latency = None
-    shown = []
-    for part in text.split(","):
-        number, unit = _quantity(text, part.strip())
-        shown.append(f"{number:.15g} {unit}")
-        if unit in _PER_SECOND:
-            if latency is not None:
-                raise _refused(text, "two latencies")
-            latency = number / _PER_SECOND[unit]
-        else:
-            if bandwidth is not None:
-                raise _refused(text, "two bandwidths")
-            bandwidth = number * _BYTES_PER_SECOND[unit]
-    if bandwidth is None:
-        raise _refused(text, "no bandwidth")
-    if not 0 < bandwidth < math.inf:
+    found = [_quantity(text, part.strip()) for part in text.split(",")]
+    latencies = [x / _PER_SECOND[unit] for x, unit in found if unit in _PER_SECOND]
+    rates = [
+        x * _BYTES_PER_SECOND[unit] for x, unit in found if unit in _BYTES_PER_SECOND
+    ]
+    if len(latencies) > 1:
+        raise _refused(text, "two latencies")
+    if len(rates) != 1:
+        raise _refused(text, "two bandwidths" if rates else "no bandwidth")
+    if not 0 < rates[0] < math.inf:
         raise _refused(text, "the bandwidth must be above 0 and finite")
-    return Network(", ".join(shown), bandwidth, latency or 0.0)
+    shown = ", ".join(f"{number:.15g} {unit}" for number, unit in found)
+    return Network(shown, rates[0], sum(latencies, 0.0))
 
 
 def _quantity(text: str, part: str) -> tuple[float, str]:

@@ -167,10 +167,9 @@ def make_runs(
         try:
             for trial in trials:
                 _make(trial, loader, bar, asked_to_stop)
-            found = []
-            for made in planned:
-                found.append(_chosen(made, measure_key))
-                _make(found[-1], loader, bar, asked_to_stop)
+            found = [_chosen(made, measure_key) for made in planned]
+            for made in found:
+                _make(made, loader, bar, asked_to_stop)
         except _Stop:
             bar.say(f"stopped after {bar.done} of {total} runs")
             return None
@@ -196,23 +195,22 @@ def _make(
     trial = runs.trial if runs.is_trial else ""
     name = " ".join(x for x in (runs.variant.label, runs.point, trial) if x)
     job: PreparedRun | None = None
-    for seed in runs.missing():
+    for number, seed in enumerate(runs.missing()):
         # Before the first run nothing would be lost: the signal ends the process.
         if bar.made and asked_to_stop():
             raise _Stop
-        # Seeds in turn cost one compilation, as one stacked axis would: on CPU the
-        # lanes fill the cores already. A seed that is drawn from in training is part
-        # of the program, which is compiled for each.
+        # Seeds in turn cost one compilation, as seeds in a stack would: on CPU the
+        # lanes fill the cores already. A run that draws from its seed while it trains
+        # has the seed in its program, which is compiled for each.
         if job is None or takes(job.config, "seed"):
-            is_first = job is None
             job = initialized(loader.components(runs.argv, seed))
-            if is_first and job.untrained:
-                bar.say(
-                    f"{name}: the figures will be of the model as it was at the "
-                    f"start: {job.untrained}"
-                )
         else:
             job = reseeded(job, seed)
+        if job.untrained and not number:
+            bar.say(
+                f"{name}: the figures will be of the model as it was at the start: "
+                f"{job.untrained}"
+            )
         bar.begin(f"{name}, seed {seed}", job.config.steps)
         bar.end(_run(job, runs, seed, bar, asked_to_stop))
     if job is not None:
@@ -249,6 +247,7 @@ def _sends(job: PreparedRun, done: TrainingProgress) -> dict[str, Any] | None:
     if (sent := job.count(done)) is None:
         return None
     c = job.config
+    # An average of the optimizer's state, and shared tables, are used at once.
     waits = c.opt_state_at_sync == "average" or job.task.kept == "shared"
     delay = 0 if waits else network.delay_of(c.algo, c.arguments)
     return {**network.to_json(network.sends(sent)), "delay": delay}

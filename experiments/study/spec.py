@@ -49,18 +49,21 @@ def variants(text: str) -> tuple[Variant, ...]:
         BadRequest: no algorithm, or two with one label.
     """
     lexer = shlex.shlex(text, posix=True, punctuation_chars=",")
+    # A label may have a #.
     lexer.whitespace_split, lexer.commenters = True, ""
-    groups: list[list[str]] = [[]]
     try:
-        for token in lexer:
-            if set(token) == {","}:
-                groups += [[] for _ in token]
-            else:
-                groups[-1].append(token)
+        tokens = list(lexer)
     except ValueError:
         raise BadRequest(
             f"--algos {text!r}: a quotation mark is not closed, or a backslash is last"
         ) from None
+    groups: list[list[str]] = [[]]
+    for token in tokens:
+        # Adjacent commas are one token: between them a name is missing.
+        if set(token) == {","}:
+            groups += [[] for _ in token]
+        else:
+            groups[-1].append(token)
     found = tuple(_variant(text, words) for words in groups)
     labels = [variant.label for variant in found]
     if twice := next((x for x in labels if labels.count(x) > 1), None):
@@ -157,7 +160,9 @@ def refuse_unknown(
 def run_words(variant: Variant, task: str, shared: Sequence[Words]) -> list[str]:
     """Returns the flags of a variant's runs, without the swept and the tuned ones."""
     known = known_flags(task, variant.algo)
+    # A shared flag goes to the variants that have it. One that none has is refused.
     own = chain.from_iterable(g for g in shared if parameter(g[0]) in known)
+    # The variant's own flags come last: of two equal flags the last one holds.
     return [
         *("--algo", variant.algo, "--task", task, "--displacements"),
         *own,

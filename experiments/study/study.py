@@ -42,7 +42,8 @@ def run(
             return _make(config, config.out, argv, asked_to_stop)
     except ValueError as error:
         raise BadRequest(str(error)) from error
-    except OSError as error:  # such as a full disk
+    except OSError as error:
+        # Such as a full disk. What is done is not made again.
         where = f"{error.filename}: " if error.filename else ""
         terminal.say(
             f"error: {where}{error.strerror or error}: what is done is kept, the same "
@@ -56,6 +57,7 @@ def _make(
 ) -> int | None:
     """Makes a study's files, and shows the summary; returns as `run` does."""
     identity = _identity(config)
+    # All that can be refused is, before anything of an old study is removed.
     _check_folder(out, identity, config.overwrite)
     loader = Loader()
     planned = run_sets(config, loader)
@@ -64,6 +66,7 @@ def _make(
     made = make_runs(planned, loader, config.measure, asked_to_stop)
     if made is None:
         return None
+    # A report is a function of the files alone: those just made are read again, too.
     runs = [each.read() for each in made]
     command = shlex.join([*PROGRAM.split(), *argv])
     found = analysis.report(config, runs, command)
@@ -95,12 +98,14 @@ def named_lines(runs: Iterable[RunSet], out: Path) -> Iterator[tuple[str, Lines]
 def _identity(config: StudyConfig) -> dict[str, Any]:
     """Returns the content of study.json, on which a folder and its study agree."""
     own = _own_code((config.task, *(variant.algo for variant in config.variants)))
+    # As JSON has it, so that it can be compared with what is read.
     content = {"settings": config.identity(), "versions": {**versions(), **own}}
     return json.loads(json.dumps(content))
 
 
 def _own_code(names: Iterable[str]) -> dict[str, str]:
     """Returns the SHA-256 of the user's own modules, as their versions."""
+    # Runs of an edited algorithm must not be mixed with those before.
     found = {}
     for name in names:
         module = name.partition(":")[0]
@@ -144,12 +149,12 @@ def _changed(old: Any, new: dict[str, Any]) -> str:
 
 def _open_folder(out: Path, identity: dict[str, Any], overwrite: bool) -> None:
     """Writes study.json, after emptying the folder if asked to."""
-    if overwrite and (out / NAME).exists():
-        for path in _content(out):
-            if path.is_dir() and not path.is_symlink():
-                shutil.rmtree(path)
-            else:
-                path.unlink()
+    # `_check_folder` has seen to it that all content is a study's.
+    for path in _content(out) if overwrite else ():
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
     if not (out / NAME).exists():
         records.write_json(out / NAME, identity)
 

@@ -12,7 +12,7 @@ from experiments.study.analysis.formatting import sentence
 from experiments.study.analysis.headline import headline, unranked
 from experiments.study.analysis.lead import lead, numbers
 from experiments.study.analysis.rates import factor, rates
-from experiments.study.analysis.results import BY_HAND, ONE_NOMINAL, Curve, Report, Row
+from experiments.study.analysis.results import ONE_NOMINAL, Curve, Report, Row
 from experiments.study.analysis.targets import default_target, reached
 from experiments.study.config import StudyConfig
 from experiments.study.grid import RunSet
@@ -45,27 +45,23 @@ def report(config: StudyConfig, runs: Sequence[RunSet], command: str) -> Report:
     terms, times, unfair = rates(config, runs, command)
     seconds, how = _step_seconds(config.step_time, runs)
     curves = [_curve(r, seconds, config.networks, config.fused) for r in runs]
-    scores = [tuning.report(r, by) for r in runs]
     rows = [_row(r, by) for r in runs]
-    target = config.target
-    if target is None:
-        target = default_target(_to_best(runs, rows, by), by)
+    target = config.target or default_target(_to_best(runs, rows, by), by)
     points = _by_point(runs, rows, by)
-    sentences, shown = [], []
-    for r, row, curve, own in zip(runs, rows, curves, scores, strict=True):
+    shown, sentences = [], []
+    for r, row, curve in zip(runs, rows, curves, strict=True):
         base = _counterpart(runs, r, baseline)
         row, said = _compared(row, r, base, by, baseline, terms != ONE_NOMINAL)
-        row = row._replace(tuned={one.flag: one.chosen for one in own})
         shown.append(_timed(row, curve, reached(curve, by, target)))
         sentences += [said] if said else []
-    flat = [one for own in scores for one in own]
+    scores = [one for r in runs for one in tuning.report(r, by)]
     return Report(
         title=remarks.title(config),
         lead=lead(points, by, terms),
         numbers=numbers(points, shown, by, baseline, terms, times),
         headline=_headline(points, by, terms, times),
         sentences=sentences,
-        remarks=[*unfair, *remarks.remarks(config, runs, by, flat)],
+        remarks=[*unfair, *remarks.remarks(config, runs, by, scores)],
         terms=terms,
         measure=by,
         baseline=baseline,
@@ -75,7 +71,7 @@ def report(config: StudyConfig, runs: Sequence[RunSet], command: str) -> Report:
         networks=list(config.networks),
         step_seconds=(seconds, how),
         sweep=config.swept.flag if config.swept else "",
-        tuning=flat,
+        tuning=scores,
         settings=remarks.settings(config.task, config.seeds, config.swept, runs),
         environment=remarks.environment(runs[0].config["versions"]),
         command=command,
@@ -162,7 +158,7 @@ def _row(r: RunSet, by: Measure) -> Row:
         lr=s["lr"],
         effective_lr=s["effective_lr"],
         steps=r.config["settings"]["steps"],
-        tuned={},
+        tuned={k.replace("_", "-"): float(x) for k, x in r.values.items()},
         bytes_per_worker=r.bytes_per_worker,
         syncs=s["syncs"] if r.fine else None,
         seconds={},
@@ -249,13 +245,12 @@ def _headline(
             f"{factor(times)}."
         ]
     for point, rows in points.items():
-        text, capital = headline(rows, by), False
-        if terms == ONE_NOMINAL:
-            text, capital = unranked(rows, by), True
-        elif terms == BY_HAND:
-            text, capital = f"{terms}, {text}", True
         # A label is no word to begin with a capital letter.
-        found.append(
-            f"{point}: {text}" if point else sentence(text) if capital else text
-        )
+        if not terms:
+            text = headline(rows, by)
+        elif terms == ONE_NOMINAL:
+            text = unranked(rows, by) if point else sentence(unranked(rows, by))
+        else:
+            text = f"{terms if point else sentence(terms)}, {headline(rows, by)}"
+        found.append(f"{point}: {text}" if point else text)
     return "\n".join(found)

@@ -71,7 +71,8 @@ def _times(group: Sequence[RunSet]) -> float:
 def _unfair(group: Sequence[RunSet], terms: str, times: float) -> str:
     """Returns the first remark of a comparison at unlike rates."""
     known = _effective(group)
-    low, high = (f"{number(known[x])} of {x}" for x in ([*known][0], [*known][-1]))
+    names = [*known]
+    low, high = (f"{number(known[x])} of {x}" for x in (names[0], names[-1]))
     others = [r.name for r in group if r.name not in known]
     less = f" ({', '.join(others)}: none known)" if others else ""
     at = f" {number(group[0].any['lr'])}," if terms == ONE_NOMINAL else ""
