@@ -151,10 +151,13 @@ class StudyConfig:
 
         Two studies of one folder must agree on them.
         """
+        # Seeds, networks, target and baseline decide no run: five seeds go on from
+        # three, and another network needs none.
         is_tuned = bool(self.tune)
         return {
             "entries": [[v.label, v.algo, list(v.words)] for v in self.variants],
             "task": self.task,
+            # Their order changes no run.
             "words": sorted((list(g) for g in self.shared), key=lambda words: words[0]),
             "sweep": self.swept and [self.swept.flag, *self.swept.values],
             "tune": [[r.flag, *r.values] for r in self.tuned],
@@ -181,6 +184,7 @@ def read(argv: list[str]) -> StudyConfig:
     elif config.preset is not None:
         words = presets.words(presets.load(config.preset)["flags"])
         config = parse(presets.under(words, argv))
+    # Runs must not find out hours later what is known now, without jax even.
     check(config)
     return config if config.out else replace(config, out=default_out(config))
 

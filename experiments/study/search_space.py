@@ -135,8 +135,10 @@ def spaced(low: float, high: float, logarithmic: bool, count: int) -> Words:
     ends = (math.log(low), math.log(high)) if logarithmic else (low, high)
     steps = [ends[0] + (ends[1] - ends[0]) * i / (count - 1) for i in range(count)]
     found = [math.exp(x) if logarithmic else x for x in steps]
+    # A flag such as --period reads no 4.0.
     if _are_whole(low, high):
         return tuple(dict.fromkeys(f"{x:.0f}" for x in found))
+    # Three digits are enough to read; equal ones would be one trial instead of two.
     spellings = (tuple(f"{x:.{digits}g}" for x in found) for digits in range(3, 17))
     return next((x for x in spellings if len(set(x)) == count), ())
 

@@ -183,6 +183,7 @@ def paired(
     seeds = values.keys() & baseline.keys()
     if not seeds:
         return None
+    # Sorted, so that resamples do not depend on the order of the seeds.
     differences = sorted(values[seed] - baseline[seed] for seed in seeds)
     mean, deviation, count = spread(differences)
     largest = max(max(abs(values[s]), abs(baseline[s])) for s in seeds)
@@ -210,6 +211,7 @@ def _bootstrap(
     student = t.ppf((1 + confidence) / 2, count - 1)
     # The deviation of resamples is √((n-1)/n) of the sample's.
     tail = norm.cdf(-math.sqrt(count / (count - 1)) * student)
+    # The same resamples for both signs: exchanged arguments mirror the interval.
     side = math.copysign(1, mean)
     # In units of the width no square overflows.
     width = differences[-1] - differences[0]

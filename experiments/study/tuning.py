@@ -40,6 +40,7 @@ def chosen(trials: Sequence[RunSet], measure: Measure) -> Mapping[str, str]:
 def _rank(trial: RunSet, measure: Measure) -> tuple[float, ...]:
     """Returns a rank that is higher for fewer diverged runs, then a better measure."""
     if trial.diverged:
+        # Where all trials diverge, the fewest diverged runs are chosen.
         return (-trial.diverged,)
     # The loss decides between equal accuracies, which are few on little data.
     return 0, measure.side * _mean(trial, measure), -_mean(trial, LOSS)

@@ -42,6 +42,7 @@ def report(config: StudyConfig, runs: Sequence[RunSet], command: str) -> Report:
     """
     by = measure(config.measure, [s for r in runs for s in r.summaries.values()])
     baseline = config.baseline or config.variants[0].label
+    # At unlike learning rates a winner would be that of the rates.
     terms, times, unfair = rates(config, runs, command)
     seconds, how = _step_seconds(config.step_time, runs)
     curves = [_curve(r, seconds, config.networks, config.fused) for r in runs]
@@ -104,9 +105,11 @@ def _curve(
     r: RunSet, step_seconds: float, networks: Sequence[Network], fused: bool
 ) -> Curve:
     """Returns the curve of runs that did not diverge; an empty one without any."""
+    # Diverged runs would bend the mean away from what the others reach.
     shown = [r.lines[seed] for seed in r.fine]
     if not shown:
         return Curve(r.variant.label, r.point, [], {}, None, {})
+    # A run may have ended early: the longest has all evaluations.
     longest = max(shown, key=len)
     steps = [line["step"] for line in longest]
     keys = [k for k in longest[-1] if k not in ("step", "bytes_per_worker", "seconds")]
@@ -160,6 +163,7 @@ def _row(r: RunSet, by: Measure) -> Row:
         steps=r.config["settings"]["steps"],
         tuned={k.replace("_", "-"): float(x) for k, x in r.values.items()},
         bytes_per_worker=r.bytes_per_worker,
+        # A diverged run ended early and sent less, which is no merit.
         syncs=s["syncs"] if r.fine else None,
         seconds={},
         to_target={},
@@ -212,6 +216,7 @@ def _by_point(
 ) -> dict[str, list[Row]]:
     """Returns the rows to compare with one another, at each value of a sweep."""
     points = dict.fromkeys(r.point for r in runs)
+    # A variant without the swept flag is compared at every value.
     if len(points) > 1:
         points.pop("", None)
     found = {}

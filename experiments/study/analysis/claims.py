@@ -105,6 +105,7 @@ def _claim(difference: Difference | None, by: Measure, named: bool) -> _Claim:
     if low == high:
         amount = fixed(side * mean, places_of(side * mean)) + unit
         return _Claim(relation, amount, evidence=f" (the same{everywhere})")
+    # Digits follow the interval: finer ones mean nothing.
     places, unclear = places_of(by.scale * (high - low) / 2), low <= 0 <= high
     sign = by.scale if unclear else side
     ends = [fixed(x, places) for x in sorted((sign * low, sign * high))]
@@ -150,6 +151,7 @@ def places_of(x: float) -> int:
 def fixed(x: float, places: int) -> str:
     """Returns a value with so many decimals, never 0.0 for other values than 0."""
     text = f"{x:.{places}f}"
+    # No 0.0 for a value that is not 0, and no row of zeros for a huge one.
     if x and (float(text) == 0 or len(text) > 12):
         return f"{x:.1g}" if float(text) == 0 else f"{x:.6g}"
     return text if x else "0"

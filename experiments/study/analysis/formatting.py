@@ -87,6 +87,7 @@ def duration(seconds: float | None, digits: int = 3) -> str:
         (3600, "min", 60),
         (48 * 3600, "h", 3600),
     ):
+        # 59.97 s would be shown as 60 s, which is 1 min.
         if seconds < limit * 0.9995:
             return f"{three_digits(float(f'{seconds / length:.{digits}g}'))} {unit}"
     return f"{three_digits(float(f'{seconds / 86400:.{digits}g}'))} days"

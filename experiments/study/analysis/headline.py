@@ -42,6 +42,7 @@ def headline(rows: Sequence[Row], by: Measure) -> str:
         if those
     ] or ["there is nothing to compare it to"]
     first = f"{_named(top)} has the best {by.name}, {_figure(top.measure, by)}"
+    # A saving counts only if nothing is known to be lost by it.
     pool = [top, *by_kind["better"], *by_kind["unseen"], *by_kind["few"]]
     return f"{first}: {'; '.join(findings)}. {_cost(rows, pool)}."
 
@@ -62,6 +63,7 @@ def standing(row: Row, by: Measure) -> str:
     d = row.to_best
     if row.measure is None:
         return "lost"
+    # Without an interval no difference is certain, however large it is.
     if d is None or d.low is None or d.high is None:
         return "few"
     if d.low <= 0 <= d.high:
@@ -105,6 +107,7 @@ def _cost(rows: Sequence[Row], pool: Sequence[Row]) -> str:
     else:
         verb = "sends" if len(cheapest) == 1 else "send"
         text = f"Of these, {listed([r.label for r in cheapest])} {verb} least: {shown}"
+    # One sentence explains all of the cheapest, or none.
     each = {_syncs(row) for row in cheapest}
     how = each.pop() if len(each) == 1 else ""
     text += _against(least, sent, len(sent) > len(counted), how)

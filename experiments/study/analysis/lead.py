@@ -27,7 +27,8 @@ def lead(points: Mapping[str, Sequence[Row]], by: Measure, terms: str) -> str:
     """
     if terms == ONE_NOMINAL:
         return "No winner at one nominal learning rate"
-    text = _swept(points, by) if len(points) > 1 else _line(*points.values(), by)
+    first = next(iter(points.values()))
+    text = _swept(points, by) if len(points) > 1 else _line(first, by)
     return f"At rates given by hand: {text}" if terms == BY_HAND else text
 
 
@@ -40,6 +41,7 @@ def _line(rows: Sequence[Row], by: Measure) -> str:
     if len(fine) == 1:
         return f"{top.label}: there is nothing to compare it to"
     kinds = {row.label: standing(row, by) for row in fine if row is not top}
+    # All comparisons are paired: if one has too few seeds, the line cannot be surer.
     if "few" in kinds.values():
         count = top.seeds - top.diverged
         seeds = "one seed is" if count == 1 else f"{count} seeds are"
@@ -48,6 +50,7 @@ def _line(rows: Sequence[Row], by: Measure) -> str:
     if not alike:
         partly = " in the mean alone" if "better" in kinds.values() else ""
         return f"{top.label} has the best {by.name}{partly}"
+    # Names that need a second line are counted instead.
     if len(alike) == 1 and len(top.label + alike[0]) <= LONGEST:
         return f"No difference seen between {top.label} and {alike[0]}"
     some = f"{len(alike)} of {len(rows) - 1} others"
@@ -116,6 +119,7 @@ def _difference(
     if not others:
         return []
     second = others[best([row.measure for row in others], by.side) or 0]
+    # The baseline has no difference to itself: then the next best shows the gap.
     row = top if top.difference else second
     assert row.difference is not None
     return [amount(row.label, baseline, row.difference, by)]

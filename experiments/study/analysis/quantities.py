@@ -72,6 +72,7 @@ def quantities(report: Report) -> list[Quantity]:
         Quantity(k, name, group="loss") for k, name in losses.items() if k != by.key
     ]
     chosen += INSIDE
+    # A task's own figures, such as test_perplexity.
     others = {key for curve in report.curves for key in curve.bands}
     others -= {x.key for x in chosen} | {"bytes_per_worker", "seconds"}
     for key in sorted(others):
@@ -94,6 +95,7 @@ def views_of(report: Report) -> list[View]:
 
     Only the slowest network is unfolded: there the bytes cost most.
     """
+    # The last value of a curve is that of the whole run.
     most = {
         n: max((c.seconds.get(n.name, [0.0])[-1] for c in report.curves), default=0)
         for n in report.networks

@@ -107,7 +107,8 @@ def tuning_command(config: StudyConfig, runs: Sequence[RunSet], command: str) ->
         more += ["--algos", ", ".join(_without_lr(config.variants))]
     if config.scale_lr != "none":
         dropped.add("scale_lr")
-        more += ["--scale-lr", "none"]  # a preset may say otherwise
+        # Given explicitly, as a preset may say otherwise.
+        more += ["--scale-lr", "none"]
     if config.swept is not None and config.swept.flag == "lr":
         dropped.add("sweep")
         tried = ",".join(config.swept.values)

@@ -32,6 +32,7 @@ def settings(
     each = [_settings(r.config) for r in runs]
     for name in dict.fromkeys(name for one in each for name in one):
         values = [str(one.get(name)) for one in each]
+        # No run has it, such as --clip-norm.
         if set(values) == {"None"}:
             continue
         pairs = (f"{r.name}: {x}" for r, x in zip(runs, values, strict=True))
@@ -77,6 +78,7 @@ def remarks(
 ) -> list[str]:
     """Returns the warnings that a reader of the figures needs."""
     found = [diverged(r) for r in runs if r.diverged]
+    # Said once, after the last of them.
     if any(r.fine for r in runs if r.diverged):
         found[-1] += " Figures are of the others."
     if config.seeds < MIN_SEEDS:
@@ -86,6 +88,7 @@ def remarks(
             f"{MIN_SEEDS} goes on from these runs."
         )
     found += _on_tuning(config, runs, scores)
+    # Shards follow from the seed and the number of workers.
     kinds = {r.config["settings"]["partition"] for r in runs}
     if kinds != {"iid"}:
         partition = ", ".join(sorted(kinds))
@@ -139,6 +142,7 @@ def _on_syncs(runs: Sequence[RunSet]) -> list[str]:
     found = []
     for r in runs:
         s = r.any
+        # The center is that of the last sync: later local steps are not in it.
         if s["diverged"] or s["center_step"] >= s["steps"]:
             continue
         if not s["center_step"]:

@@ -35,6 +35,7 @@ def under(words: Sequence[str], argv: Sequence[str]) -> list[str]:
         argv: the user's flags.
     """
     given = set().union(*map(_sets, flag_groups(argv)))
+    # Both set the global batch: the user's wins.
     if "batch_size" in given:
         given |= {"worker_batch"}
     kept = [group for group in flag_groups(words) if not given & _sets(group)]
