@@ -1,8 +1,8 @@
-"""Every task by four algorithms on one worker and on four, and how far models go.
+"""Learning curves of every task, by four algorithms on one worker and on four.
 
 `python -m benchmarks.learning` runs the command line as users do, one run after the
-other, and adds a line a run to docs/records/learning.jsonl; a run that is there is not
-made again. Then, and alone with `--show`, it prints the tables of docs/results.md and
+other, and adds a line a run to docs/records/learning.jsonl; recorded runs are not
+repeated. Then, and alone with `--show`, it prints the tables of docs/results.md and
 draws its curves.
 """
 
@@ -20,7 +20,7 @@ DOCS = Path(__file__).parents[1] / "docs"
 RECORDS = DOCS / "records" / "learning.jsonl"
 CURVES = DOCS / "curves"
 
-TASKS = {  # what its users look at
+TASKS = {  # the figure by which each is judged
     "digits": "test_accuracy",
     "mnist": "test_accuracy",
     "fashion_mnist": "test_accuracy",
@@ -30,7 +30,7 @@ TASKS = {  # what its users look at
 }
 ALGORITHMS = ("sync_sgd", "model_averaging", "bmuf", "diloco")
 WORKERS = (1, 4)
-FARTHER = (  # flags of longer runs, and the figure that they reach
+LONGER = (  # flags of longer runs, and the figure that they reach
     (
         "--task fashion_mnist --algo sync_sgd --workers 2 --batch-size 128 --lr 0.05 "
         "--schedule cosine --steps 6000 --eval-every 2000",
@@ -70,7 +70,7 @@ def record(flags: str) -> dict[str, Any]:
 
 
 def read(flags: str, out: Path) -> dict[str, Any]:
-    """What the files of a run say, on one line."""
+    """Returns the record of a run, read from its files."""
     summary = json.loads((out / "summary.json").read_text())
     lines = (out / "metrics.jsonl").read_text().splitlines()
     measured = {k: v for k, v in summary.items() if k.startswith(("test_", "train_"))}
@@ -87,7 +87,7 @@ def read(flags: str, out: Path) -> dict[str, Any]:
 
 
 def records() -> dict[str, dict[str, Any]]:
-    """The runs that were made, by their command."""
+    """Returns the recorded runs, by their command."""
     if not RECORDS.exists():
         return {}
     made = map(json.loads, RECORDS.read_text().splitlines())
@@ -95,12 +95,12 @@ def records() -> dict[str, dict[str, Any]]:
 
 
 def found(made: dict[str, dict[str, Any]], flags: str) -> dict[str, Any] | None:
-    """The run with these flags, if it was made."""
+    """Returns the run with these flags, if it was recorded."""
     return made.get(f"python -m experiments.run {flags}")
 
 
 def table(made: dict[str, dict[str, Any]]) -> str:
-    """A row a task and number of workers, a column an algorithm."""
+    """Returns a row a task and number of workers, with a column an algorithm."""
     rows = [
         f"| task | figure | steps | workers | {' | '.join(ALGORITHMS)} |",
         "|---" * (4 + len(ALGORITHMS)) + "|",
@@ -116,10 +116,10 @@ def table(made: dict[str, dict[str, Any]]) -> str:
     return "\n".join(rows)
 
 
-def farther(made: dict[str, dict[str, Any]]) -> str:
-    """A row for each of the longer runs."""
+def longer(made: dict[str, dict[str, Any]]) -> str:
+    """Returns a row for each of the longer runs."""
     rows = ["| command | reached | minutes |", "|---|---|---|"]
-    for flags, figure in FARTHER:
+    for flags, figure in LONGER:
         if one := found(made, flags):
             name = figure.replace("_", " ")
             minutes = f"{one['total_seconds'] / 60:.0f}"
@@ -128,22 +128,22 @@ def farther(made: dict[str, dict[str, Any]]) -> str:
 
 
 def draw(made: dict[str, dict[str, Any]]) -> None:
-    """Writes a picture a task: what its users look at, over the local steps."""
+    """Writes a picture a task: its figure over the local steps."""
     import matplotlib.pyplot as plt
 
     CURVES.mkdir(exist_ok=True)
     plt.rcParams["svg.hashsalt"] = "syncalgos"  # the same picture, the same file
     for task, figure in TASKS.items():
         canvas, axes = plt.subplots(figsize=(6, 3.2), layout="constrained")
-        for algo, workers in product(ALGORITHMS, WORKERS):
-            one = found(made, command(task, algo, workers))
-            if one is None:
-                continue
-            steps = [line["step"] for line in one["curve"]]
+        cases = product(ALGORITHMS, WORKERS)
+        runs = {case: found(made, command(task, *case)) for case in cases}
+        for (algo, workers), one in runs.items():
+            curve = one["curve"] if one else ()
+            steps = [line["step"] for line in curve]
             style = "-" if workers == 4 else ":"
             color = f"C{ALGORITHMS.index(algo)}"
-            label = f"{algo}, {workers}"
-            values = [line[figure] for line in one["curve"]]
+            label = f"{algo}, {workers}" if one else None
+            values = [line[figure] for line in curve]
             axes.plot(steps, values, style, color=color, label=label)
         axes.set(xlabel="local steps", ylabel=figure.replace("_", " "), title=task)
         axes.grid(alpha=0.3)
@@ -153,11 +153,11 @@ def draw(made: dict[str, dict[str, Any]]) -> None:
 
 
 def main() -> None:
-    """Makes the runs that are missing, then shows all."""
+    """Makes the missing runs, then shows all."""
     made = records()
     RECORDS.parent.mkdir(exist_ok=True)
     wanted = [command(*each) for each in product(TASKS, ALGORITHMS, WORKERS)]
-    wanted += [flags for flags, _ in FARTHER]
+    wanted += [flags for flags, _ in LONGER]
     for flags in wanted if "--show" not in sys.argv else ():
         if found(made, flags):
             continue
@@ -166,7 +166,7 @@ def main() -> None:
         with RECORDS.open("a") as file:
             file.write(json.dumps(one) + "\n")
     made = records()
-    print(table(made), farther(made), sep="\n\n")
+    print(table(made), longer(made), sep="\n\n")
     draw(made)
 
 

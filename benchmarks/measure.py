@@ -1,6 +1,6 @@
-"""What benchmarks share: timing in turn, ratios pair by pair, and how they are told.
+"""Timing in turn, ratios turn by turn, records and tables: shared by all benchmarks.
 
-Machines are noisy: what is compared runs in turn, and ratios are taken within a turn.
+Machines are noisy: contestants run in turn, and ratios are taken within a turn.
 """
 
 import json
@@ -18,7 +18,7 @@ def in_turn(
     """Seconds of each of the runs, one after the other in every turn.
 
     Args:
-        runs: by name, what is timed: it must wait for its results.
+        runs: functions to time, by name; each must wait for its results.
         repeats: turns that count, at least 1; every other one goes backwards.
         warmups: turns before them, which compile.
 
@@ -50,36 +50,42 @@ def ratios(seconds: Sequence[float], others: Sequence[float]) -> list[float]:
     return spread([b / a for a, b in zip(seconds, others, strict=True)])
 
 
-def tell(record: Mapping[str, Any]) -> None:
-    """Prints a record as a JSON line."""
+def report(record: dict[str, Any]) -> dict[str, Any]:
+    """Prints a record as a JSON line, and returns it."""
     print(json.dumps(record), flush=True)
+    return record
 
 
-def told_by(commands: Sequence[Sequence[str]]) -> Iterator[dict[str, Any]]:
-    """The records of processes that run side by side, as the first prints them.
+def reported_by(commands: Sequence[Sequence[str]]) -> Iterator[dict[str, Any]]:
+    """Yields the records of processes that run side by side, as the first prints them.
 
     Raises:
         SystemExit: one of them failed; none is left behind.
     """
     with ExitStack() as stack:
-        processes = []
-        for command in commands:
-            process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL if processes else subprocess.PIPE,
-                text=True,
-                start_new_session=True,  # Ctrl-C is for this process, which kills them
-            )
-            stack.callback(process.wait)
-            stack.callback(process.kill)
-            processes.append(process)
-        for line in processes[0].stdout:
-            if line.startswith("{"):  # gloo writes there too
-                yield json.loads(line)
+        outputs = [subprocess.PIPE, *[subprocess.DEVNULL] * (len(commands) - 1)]
+        pairs = zip(commands, outputs, strict=True)
+        processes = [_started(stack, *pair) for pair in pairs]
+        # gloo writes there too.
+        records = filter(lambda line: line.startswith("{"), processes[0].stdout or ())
+        yield from map(json.loads, records)
         codes = [process.wait(60) for process in processes]
     if any(codes):
         raise SystemExit(f"the processes failed: exit codes {codes}")
+
+
+def _started(stack: ExitStack, command: Sequence[str], output: int) -> subprocess.Popen:
+    """Starts a process that is killed when the stack ends."""
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        text=True,
+        start_new_session=True,  # Ctrl-C is for this process, which kills them
+    )
+    stack.callback(process.wait)
+    stack.callback(process.kill)
+    return process
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
@@ -92,3 +98,15 @@ def table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
 
     lines = [head, ["---"] * len(head), *[[cell(x) for x in row] for row in rows]]
     return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
+
+
+def table_of(
+    columns: Mapping[str, str | Callable[[Mapping[str, Any]], Any]],
+    records: Sequence[Mapping[str, Any]],
+) -> str:
+    """Records as a table; by heading, columns are a field or a function of a record."""
+    rows = [
+        [one[cell] if isinstance(cell, str) else cell(one) for cell in columns.values()]
+        for one in records
+    ]
+    return table([*columns], rows)

@@ -2,13 +2,13 @@
 
 For every algorithm and number of workers, in a fresh process each, --jobs at a time:
 
-- what a worker must hold: its replica and strategy state, its gradients once (as much
-  as its params), and its batch;
+- the bytes that a worker must hold: its replica and strategy state, its gradients once
+  (as much as its params), and its batch;
 - the peak of the program of `DataParallel.run` by XLA's own analysis: arguments, and
   results that do not take their place (donated arguments do), and intermediate results,
   of a device, by its workers; without the resident data, which all workers share;
-- by how much a second dispatch raises the memory of the process (the peak of its
-  resident set, on Linux) over what it held before the model came, by worker;
+- the memory that a second dispatch adds to the process (the peak of its resident set,
+  on Linux), compared with the time before the model was made, by worker;
 - whether donation is complete: the results that take an argument's place are as many
   bytes as the whole state.
 
@@ -20,7 +20,7 @@ import gc
 import itertools
 import multiprocessing
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -28,23 +28,33 @@ from typing import Any
 import jax
 
 import syncalgos
-from benchmarks.measure import table, tell
+from benchmarks.measure import report, table_of
 from benchmarks.scaling import Training, make
-from syncalgos.engine.worker import Worker
+from syncalgos.engine.worker import RUN
 
 STEPS = 4  # a round, so that there is a sync in a dispatch
 STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
-COLUMNS = (
-    "algorithm",
-    "workers",
-    "state, MB a worker",
-    "must hold, MB a worker",
-    "peak by XLA",
-    "of it",
-    "peak resident",
-    "of it",
-    "state donated",
-)
+
+
+def _times_held(field: str) -> Callable[[Mapping[str, Any]], float]:
+    return lambda one: (one[field] or 0) / one["held_bytes_per_worker"]
+
+
+def _megabytes(field: str) -> Callable[[Mapping[str, Any]], float]:
+    return lambda one: (one[field] or 0) / 1e6
+
+
+COLUMNS = {
+    "algorithm": "algorithm",
+    "workers": "workers",
+    "state, MB a worker": _megabytes("state_bytes_per_worker"),
+    "must hold, MB a worker": _megabytes("held_bytes_per_worker"),
+    "peak by XLA": _megabytes("peak_bytes_per_worker"),
+    "times held": _times_held("peak_bytes_per_worker"),
+    "peak resident": _megabytes("resident_bytes_per_worker"),
+    "resident, times held": _times_held("resident_bytes_per_worker"),
+    "state donated": lambda one: "yes" if one["donated"] else "NO",
+}
 
 
 def measure(workers: int, name: str) -> dict[str, Any]:
@@ -85,12 +95,10 @@ def measure(workers: int, name: str) -> dict[str, Any]:
 
 
 def analysis(trainer: syncalgos.DataParallel) -> Any:
-    """XLA's own analysis of the only program of `run`.
-
-    The engine tells temp_bytes alone, so this looks into it.
-    """
-    programs = trainer._compiled.items()
-    return next(x.memory_analysis() for key, x in programs if key[0] is Worker.run)
+    """XLA's own analysis of the only program of `run`."""
+    # The engine itself reports temp_bytes alone.
+    programs = trainer._compiled.programs.items()
+    return next(x.memory_analysis() for key, x in programs if key.program is RUN)
 
 
 def witnessed(training: Training, go: Callable[[], None]) -> int | None:
@@ -125,31 +133,15 @@ def main() -> None:
         metavar="NAME",
     )
     flags = parser.parse_args()
-    # What is freed goes back to the system at once, so that peaks are of what is held.
+    # Freed memory goes back to the system at once, so that peaks are of held memory.
     os.environ["MALLOC_MMAP_THRESHOLD_"] = str(2**16)
     pool = ProcessPoolExecutor(
         flags.jobs, multiprocessing.get_context("spawn"), max_tasks_per_child=1
     )
-    rows = []
     with pool:
         cases = itertools.product(flags.workers, flags.algorithms)
-        for record in pool.map(measure, *zip(*cases, strict=True)):
-            tell(record)
-            rows.append(_cells(record))
-    print(table(COLUMNS, rows))
-
-
-def _cells(record: dict[str, Any]) -> list[Any]:
-    peaks = record["peak_bytes_per_worker"], record["resident_bytes_per_worker"]
-    held = record["held_bytes_per_worker"]
-    return [
-        record["algorithm"],
-        record["workers"],
-        record["state_bytes_per_worker"] / 1e6,
-        held / 1e6,
-        *(x for peak in peaks for x in ((peak or 0) / 1e6, (peak or 0) / held)),
-        "yes" if record["donated"] else "NO",
-    ]
+        found = pool.map(measure, *zip(*cases, strict=True))
+        print(table_of(COLUMNS, [*map(report, found)]))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Does the number of simulated workers cost speed? `python -m benchmarks.scaling`.
+"""Speed by the number of simulated workers: `python -m benchmarks.scaling`.
 
 For each algorithm and number of workers: seconds per worker-step, that is the time of a
 dispatch divided by its local steps and by the workers. An MLP 784-256-256-10 trains on
@@ -6,15 +6,15 @@ dispatch divided by its local steps and by the workers. An MLP 784-256-256-10 tr
 
 The numbers of workers of an algorithm run in turn. A dispatch holds whole rounds of 16
 steps, as many as take about --seconds; where one round takes longer, one. Each record
-also says what a worker's state takes, and a device's intermediate results by XLA's own
-analysis. Wanted: from 8 to 256 workers at most 1.35 times the seconds.
+also has the bytes of a worker's state, and of a device's intermediate results by XLA's
+own analysis. The target: from 8 to 256 workers at most 1.35 times the seconds.
 """
 
 import argparse
 import inspect
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -22,22 +22,24 @@ import numpy as np
 import optax
 
 import syncalgos
-from benchmarks.measure import in_turn, ratios, spread, table, tell
+from benchmarks.measure import in_turn, ratios, report, spread, table_of
 from benchmarks.work import LR, WORK
 from experiments.cli.factories import ALGORITHM, passed_arguments
 
 ROUND = 16  # local steps
 LONGEST = 4096  # local steps in a dispatch
-COLUMNS = (
-    "algorithm",
-    "workers",
-    "steps a dispatch",
-    "µs a worker-step",
-    "times those at few",
-    "state, MB a worker",
-    "temporary, MB a device",
-)
 FEW, MANY, WANTED = 8, 256, 1.35
+
+COLUMNS = {
+    "algorithm": "algorithm",
+    "workers": "workers",
+    "steps a dispatch": "steps",
+    "µs a worker-step": "microseconds_per_worker_step",
+    "times those at few": "times",
+    "state, MB a worker": lambda one: one["state_bytes_per_worker"] / 1e6,
+    "temporary, MB a device": lambda one: (one["temp_bytes_per_device"] or 0) / 1e6,
+    f"at most {WANTED}": lambda one: _kept(one),
+}
 
 # Where defaults would not sync regularly in short runs, or not in groups.
 OWN: dict[str, dict[str, Any]] = {
@@ -110,13 +112,13 @@ class Training:
 
     @property
     def state_bytes(self) -> int:
-        """Of a worker's replica and strategy state."""
+        """Bytes of a worker's replica and strategy state."""
         leaves = jax.tree.leaves((self.state.replica, self.state.sync))
         return sum(x.nbytes for x in leaves) // self.trainer.workers
 
 
 def warmed(training: Training, seconds: float) -> tuple[int, Callable[[], None]]:
-    """Whole rounds of steps that take about so many seconds, and who takes them."""
+    """Returns whole rounds of steps of about so many seconds, and their dispatch."""
     go = training.dispatch(ROUND)
 
     def timed():
@@ -178,27 +180,19 @@ def main() -> None:
     )
     flags = parser.parse_args()
     jax.config.update("jax_num_cpu_devices", os.cpu_count())
-    rows = []
-    for name in flags.algorithms:
-        for record in measure(name, flags.workers, flags.repeats, flags.seconds):
-            tell(record)
-            rows.append(record)
-    print(table([*COLUMNS, f"at most {WANTED}"], [_cells(one) for one in rows]))
-
-
-def _cells(record: dict[str, Any]) -> list[Any]:
-    wanted = record["compared_with"] == FEW and record["workers"] == MANY
-    kept = record["times"][1] <= WANTED
-    return [
-        record["algorithm"],
-        record["workers"],
-        record["steps"],
-        record["microseconds_per_worker_step"],
-        record["times"],
-        record["state_bytes_per_worker"] / 1e6,
-        (record["temp_bytes_per_device"] or 0) / 1e6,
-        ("yes" if kept else "NO") if wanted else "",
+    found = [
+        report(record)
+        for name in flags.algorithms
+        for record in measure(name, flags.workers, flags.repeats, flags.seconds)
     ]
+    print(table_of(COLUMNS, found))
+
+
+def _kept(record: Mapping[str, Any]) -> str:
+    """Whether the target is met, where there is one."""
+    if record["compared_with"] != FEW or record["workers"] != MANY:
+        return ""
+    return "yes" if record["times"][1] <= WANTED else "NO"
 
 
 if __name__ == "__main__":

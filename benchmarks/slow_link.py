@@ -3,9 +3,9 @@
 Two processes of one worker each, in two network namespaces that a shaped veth pair
 joins, train an MLP of 4.48 MB by several algorithms, in turn. Printed are, for each
 rate: steps/s (minimum, median, maximum of the repeats), the bytes that the interface
-counted, and what the network model of `experiments.compare` says.
+counted, and the prediction of the network model of `experiments.compare`.
 
-The share of the wire is the bytes of `syncalgos.communication` by the nominal rate:
+The share of the wire is the bytes of `syncalgos.communication` over the nominal rate:
 headers and acknowledgements count as lost. Without privileges the benchmark is skipped.
 """
 
@@ -18,7 +18,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from statistics import median
 
-from benchmarks.measure import told_by
+from benchmarks.measure import reported_by
 from benchmarks.network.link import Link
 
 ALGORITHMS = (
@@ -56,10 +56,10 @@ MODELS = ("nominal", "nominal, fused", "probed")  # those that the table shows
 def measure(
     link: Link, rate: float, repeats: int, algos: Sequence[str]
 ) -> Iterator[dict]:
-    """The records of both ends' training at a rate, as they come."""
+    """Yields the records of both ends' training at a rate, as they come."""
     link.shape(rate)
     module = [sys.executable, "-m", "benchmarks.network.slow_link_end"]
-    return told_by(
+    return reported_by(
         [
             [*link.command(end), *module, str(end), str(rate), str(repeats), *algos]
             for end in (0, 1)
@@ -96,7 +96,7 @@ def row(records: Sequence[dict]) -> str:
 
 
 def verdicts(records: Sequence[dict]) -> Iterator[str]:
-    """Whether what is wanted at 100 Mbit/s holds, as far as it was measured."""
+    """Whether the targets at 100 Mbit/s are met, as far as they were measured."""
     found: dict[str, list[dict]] = {}
     for record in records:
         if record["rate"] == 100:
@@ -115,7 +115,7 @@ def verdicts(records: Sequence[dict]) -> Iterator[str]:
 
 
 def verdict(text: str, holds: bool, wanted: float) -> str:
-    """A line of what was wanted."""
+    """A line that compares a measurement with the target."""
     return f"100 Mbit/s, {text}, wanted {wanted}: {'ok' if holds else 'NOT ok'}"
 
 
@@ -123,28 +123,37 @@ def run(link: Link, arguments: argparse.Namespace) -> None:
     """Measures and prints everything."""
     everything = []
     for rate in arguments.rates:
-        records = []
-        for record in measure(link, rate, arguments.repeats, arguments.algos):
-            records.append(record)
-            if arguments.out:
-                with arguments.out.open("a") as file:
-                    file.write(json.dumps(record) + "\n")
-        first = records[0]
-        print(
-            f"\n{rate:g} Mbit/s: TCP carries {first['goodput'] * 8e-6:.4g} Mbit/s, "
-            f"{first['latency'] * 1e6:.3g} µs one way; a hop of gloo's all-reduce "
-            f"takes {first['hop'] * 1e6:.3g} µs\n"
-        )
-        print(f"| {' | '.join(COLUMNS)} |\n|{'---|' * len(COLUMNS)}")
-        for algo in arguments.algos:
-            print(row([r for r in records if r["algorithm"] == algo]), flush=True)
+        found = measure(link, rate, arguments.repeats, arguments.algos)
+        records = [kept(record, arguments.out) for record in found]
+        show(rate, records, arguments.algos)
         everything += records
     print()
     print(*verdicts(everything), sep="\n")
 
 
+def kept(record: dict, out: Path | None) -> dict:
+    """Adds a record to a file of JSON lines, if there is one, as soon as it is made."""
+    if out:
+        with out.open("a") as file:
+            file.write(json.dumps(record) + "\n")
+    return record
+
+
+def show(rate: float, records: Sequence[dict], algos: Sequence[str]) -> None:
+    """Prints the link at a rate, and the table of its records."""
+    first = records[0]
+    print(
+        f"\n{rate:g} Mbit/s: TCP carries {first['goodput'] * 8e-6:.4g} Mbit/s, "
+        f"{first['latency'] * 1e6:.3g} µs one way; a hop of gloo's all-reduce "
+        f"takes {first['hop'] * 1e6:.3g} µs\n"
+    )
+    print(f"| {' | '.join(COLUMNS)} |\n|{'---|' * len(COLUMNS)}")
+    for algo in algos:
+        print(row([r for r in records if r["algorithm"] == algo]), flush=True)
+
+
 def names(text: str) -> list[str]:
-    """Those of --algos."""
+    """The algorithms of --algos."""
     chosen = text.split(",")
     for name in chosen:
         if name not in ALGORITHMS:
@@ -155,7 +164,7 @@ def names(text: str) -> list[str]:
 
 
 def rates(text: str) -> list[float]:
-    """Those of --rates, in Mbit/s."""
+    """The rates of --rates, in Mbit/s."""
     chosen = [float(rate) for rate in text.split(",")]
     if min(chosen) <= 0:
         raise argparse.ArgumentTypeError(f"rates must be above 0, got {text}")

@@ -1,11 +1,11 @@
-"""How long the harness takes to start: `python -m benchmarks.startup`.
+"""Start-up times of the harness: `python -m benchmarks.startup`.
 
 Every command runs in a process of its own, one after the other in every turn. Measured
 are `--help`, two imports, and short runs of tasks by bmuf: seconds from the start of
-the process to the first line of progress on stderr (its first evaluation, `--first`
-local steps in) and to its end. "off" has no compilation cache, "cold" an empty one,
-"second" what the cold run of the same turn has left. A task whose data is missing is
-left out.
+the process to the first line of progress on stderr (its first evaluation, after
+`--first` local steps) and to its end. "off" has no compilation cache, "cold" an empty
+one, "second" the one that the cold run of the same turn has filled. A task whose data
+is missing is left out.
 """
 
 import argparse
@@ -17,7 +17,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.measure import spread, table, tell
+from benchmarks.measure import report, spread, table
 
 PROGRAM = ["-m", "experiments.run"]
 BARE = {
@@ -36,12 +36,12 @@ def environment(folder: Path, cached: bool) -> dict[str, str]:
 
 
 def timed(arguments: Sequence[str], environ: dict[str, str]) -> tuple[float, float]:
-    """Runs Python; seconds to the first "step" line on stderr, and to the end.
+    """Runs Python; returns seconds to the first "step" line on stderr, and to the end.
 
     Raises:
-        RuntimeError: the command failed; with what it said.
+        RuntimeError: the command failed; with its last lines.
     """
-    start, first, said = time.perf_counter(), float("nan"), []
+    start, said = time.perf_counter(), []
     with subprocess.Popen(
         [sys.executable, *arguments],
         env=environ,
@@ -51,12 +51,12 @@ def timed(arguments: Sequence[str], environ: dict[str, str]) -> tuple[float, flo
     ) as process:
         assert process.stderr is not None
         for line in process.stderr:
-            if first != first and line.startswith("step "):
-                first = time.perf_counter() - start
-            said.append(line)
+            said.append((time.perf_counter() - start, line))
+    end = time.perf_counter() - start
     if process.returncode:
-        raise RuntimeError("".join(said[-3:]))
-    return first, time.perf_counter() - start
+        raise RuntimeError("".join(line for _, line in said[-3:]))
+    steps = (seconds for seconds, line in said if line.startswith("step "))
+    return next(steps, float("nan")), end
 
 
 def run(task: str, steps: int, first: int, out: Path) -> list[str]:
@@ -88,23 +88,23 @@ def main() -> None:
     s = parser.parse_args()
     rows = []
 
-    def report(name, kind, ends, firsts=None):
+    def add(name, kind, ends, firsts=None):
         to_end, to_first = spread(ends), None if firsts is None else spread(firsts)
-        tell({"command": name, "cache": kind, "end": to_end, "first": to_first})
+        report({"command": name, "cache": kind, "end": to_end, "first": to_first})
         rows.append([name, kind, to_first or "", to_end])
 
     for name, arguments in BARE.items():
         ends = [timed(arguments, {**os.environ})[1] for _ in range(s.repeats)]
-        report(name, "", ends)
+        add(name, "", ends)
     for task in s.tasks.split(","):
         try:
             turns = [turn(task, s.steps, s.first) for _ in range(s.repeats)]
         except RuntimeError as error:
-            tell({"command": task, "left_out": str(error)})
+            report({"command": task, "left_out": str(error)})
             continue
         for kind in KINDS:
             firsts, ends = zip(*(found[kind] for found in turns), strict=True)
-            report(task, kind, ends, firsts)
+            add(task, kind, ends, firsts)
     print(table(["command", "cache", "to the first line, s", "to the end, s"], rows))
 
 

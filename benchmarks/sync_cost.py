@@ -1,4 +1,4 @@
-"""What a sync adds to plain local steps: `python -m benchmarks.sync_cost`.
+"""The time that a sync adds to plain local steps: `python -m benchmarks.sync_cost`.
 
 For every algorithm: the time of a dispatch of --steps local steps, less that of as many
 steps of `Strategy()`, which never sync, divided by the syncs in it; and beside it the
@@ -7,8 +7,8 @@ all-reduce, gather, exchange or permute one array a worker of as many bytes as a
 sends on average, as `syncalgos.communication` counts them. It uses nothing of the
 engine. The three run in turn, ratios are of a turn.
 
-Work is that of `benchmarks.scaling`. Rounds are short, --period, so that what is wanted
-is more than the noise; what an algorithm does at every local step counts as its syncs'.
+Work is that of `benchmarks.scaling`. Rounds are short, --period, so that the difference
+is more than the noise; work of an algorithm at every local step counts as its syncs'.
 Groups (hierarchical) are compared with an all-reduce over all workers. "of the least"
 compares the shortest times of all turns, which noise touches least.
 """
@@ -25,25 +25,25 @@ import numpy as np
 from jax import lax
 
 import syncalgos
-from benchmarks.measure import in_turn, spread, table, tell
+from benchmarks.measure import in_turn, report, spread, table_of
 from benchmarks.scaling import Training, make
 
 DEVICES = syncalgos.WORKERS[0]
 CALLS = 64  # of the bare collectives in a dispatch
-COLUMNS = (
-    "algorithm",
-    "workers",
-    "syncs a step",
-    "kB sent a sync",
-    "added, ms a sync",
-    "bare, ms",
-    "added / bare",
-    "of the least",
-    "steps / local steps",
-)
+COLUMNS = {
+    "algorithm": "algorithm",
+    "workers": "workers",
+    "syncs a step": lambda one: one["syncs"] / one["steps"],
+    "kB sent a sync": lambda one: sum(one["bytes_per_sync"].values()) / 1e3,
+    "added, ms a sync": "added_milliseconds",
+    "bare, ms": "bare_milliseconds",
+    "added / bare": "ratio",
+    "of the least": "ratio_of_least",
+    "steps / local steps": "times_local",
+}
 
 
-# What all lanes of a device send, (lanes, length), and get.
+# From the arrays that all lanes of a device send, (lanes, length), to those they get.
 def _reduced(x: jax.Array) -> jax.Array:
     # XLA's own sum over the lanes takes up to 50 times as long on a CPU.
     mean = jnp.full(len(x), 1 / len(x)) @ x
@@ -68,7 +68,8 @@ def _permuted(x: jax.Array) -> jax.Array:
     return lax.ppermute(x, DEVICES, [((i + 1) % n, i) for i in range(n)])
 
 
-# What a worker of n sends per byte of its array, as the ledger has it; and who does it.
+# By collective: bytes that a worker of n sends per byte of its array, as in the ledger;
+# and a function that sends it.
 BARE: dict[str, tuple[Callable[[int], float], Callable[[jax.Array], jax.Array]]] = {
     "all_reduce": (lambda n: 2 * (n - 1) / n, _reduced),
     "all_gather": (lambda n: n - 1, _gathered),
@@ -78,7 +79,7 @@ BARE: dict[str, tuple[Callable[[int], float], Callable[[jax.Array], jax.Array]]]
 
 
 def bare(sent: Mapping[str, float], training: Training) -> Callable[[], None]:
-    """Returns go(), which CALLS times sends so much and waits for the end.
+    """Returns go(), which sends so much CALLS times and waits for the end.
 
     Args:
         sent: bytes of a worker, by collective.
@@ -166,7 +167,7 @@ def measure(
 
 def main() -> None:
     """Prints a record for each algorithm, then a table."""
-    parser = argparse.ArgumentParser(description="What syncs add to local steps.")
+    parser = argparse.ArgumentParser(description="Time that syncs add to local steps.")
     parser.add_argument("--workers", type=int, nargs="+", default=[8], help="2 or more")
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--steps", type=int, default=64, help="local steps a dispatch")
@@ -182,27 +183,12 @@ def main() -> None:
     if min(flags.workers) < 2:
         parser.error("--workers must be at least 2: one alone sends nothing")
     jax.config.update("jax_num_cpu_devices", os.cpu_count())
-    rows = []
-    for workers in flags.workers:
-        for name in flags.algorithms:
-            record = measure(name, workers, flags.steps, flags.repeats, flags.period)
-            tell(record)
-            rows.append(record)
-    print(table(COLUMNS, [_cells(one) for one in rows]))
-
-
-def _cells(record: dict[str, Any]) -> list[Any]:
-    return [
-        record["algorithm"],
-        record["workers"],
-        record["syncs"] / record["steps"],
-        sum(record["bytes_per_sync"].values()) / 1e3,
-        record["added_milliseconds"],
-        record["bare_milliseconds"],
-        record["ratio"],
-        record["ratio_of_least"],
-        record["times_local"],
+    found = [
+        report(measure(name, workers, flags.steps, flags.repeats, flags.period))
+        for workers in flags.workers
+        for name in flags.algorithms
     ]
+    print(table_of(COLUMNS, found))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What the benchmarks train: models of the project on random data of real shapes."""
+"""Models of the project, trained by the benchmarks on random data of real shapes."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple

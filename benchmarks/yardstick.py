@@ -6,11 +6,15 @@ without a branch, in which lax.map takes one worker after the other. `same` is t
 to the form that the engine takes (`map` on all devices), `best` to the fastest of all,
 by median. For sync_sgd it is one plain jitted gradient of the whole global batch.
 
+`plain_functions` is model averaging as a user writes it, a strategy of four plain
+functions that declares when it acts; it is compared with the library's own.
+
 All train with plain SGD, data resident on the devices, in turn, and ratios are taken
 within a turn. At the first turn their losses are compared.
 """
 
 import argparse
+import itertools
 import os
 from collections.abc import Callable
 from statistics import median
@@ -19,18 +23,52 @@ from typing import Any
 import jax
 import numpy as np
 import optax
+from jax import lax
 
 import syncalgos
 from benchmarks import measure
 from benchmarks.engine import by_hand
 from benchmarks.work import LR, WORK, Work
 
+
+def plain_functions() -> syncalgos.Strategy:
+    """Model averaging by plain functions, made by no combinator."""
+
+    def reduce(grads, replica, state, step):
+        return grads, state
+
+    def acts(step):
+        return (step + 1) % by_hand.PERIOD == 0
+
+    def sync(replica, state, step):
+        def averaged():
+            return replica._replace(params=syncalgos.collectives.mean(replica.params))
+
+        return lax.cond(acts(step), averaged, lambda: replica), state
+
+    def center(params, state):
+        return syncalgos.collectives.mean(params)
+
+    return syncalgos.Strategy(lambda params: (), reduce, sync, center, acts)
+
+
 ALGORITHMS: dict[str, Callable[[], syncalgos.Strategy]] = {
     "model_averaging": lambda: syncalgos.model_averaging(by_hand.PERIOD),
     "bmuf": lambda: syncalgos.bmuf(by_hand.PERIOD),
     "sync_sgd": syncalgos.sync_sgd,
+    "plain_functions": plain_functions,
 }
-ENGINE, WHOLE = "engine", "whole batch"
+ENGINE, WHOLE, LIBRARY = "engine", "whole batch", "model_averaging"
+COLUMNS = {
+    "model": "model",
+    "algorithm": "algorithm",
+    "workers": "workers",
+    "form": "form",
+    "to the same form": "ratio_to_same",
+    "to the best": "ratio_to_best",
+    "which is": "best",
+    "worker-steps/s": lambda one: one["worker_steps_per_second"][ENGINE],
+}
 WARMUPS = 2  # a loop by hand compiles twice: for NumPy state, then for its own
 
 
@@ -54,9 +92,11 @@ def by_engine(work: Work, algorithm: str, workers: int) -> tuple[Callable, Any]:
 
 
 def loops(work: Work, algorithm: str, workers: int) -> dict[str, Callable]:
-    """Those by hand, by the names of their forms."""
+    """The engine's contestants by name: loops by hand, but for plain functions."""
     if algorithm == "sync_sgd":
         return {WHOLE: by_hand.whole_batch(work)}
+    if algorithm == "plain_functions":
+        return {LIBRARY: by_engine(work, "model_averaging", workers)[0]}
     return {
         f"{form} on {count}": by_hand.loop(work, algorithm, form, workers, count)
         for count in sorted({1, len(jax.devices())})
@@ -91,19 +131,34 @@ def contest(model: str, algorithm: str, workers: int, repeats: int) -> dict[str,
     seconds = measure.in_turn({name: timed(name) for name in runs}, repeats, WARMUPS)
     for name, found in losses.items():  # of the first turn: later, rounding has grown
         np.testing.assert_allclose(found, losses[ENGINE], 1e-3, err_msg=name)
-    best = min(seconds.keys() - {ENGINE}, key=lambda name: median(seconds[name]))
-    same = best if algorithm == "sync_sgd" else f"map on {trainer.layout.shape[0]}"
     return {
         "benchmark": "yardstick",
         "model": model,
         "algorithm": algorithm,
         "workers": workers,
         "devices": trainer.layout.shape[0],
+        "form": trainer.lane_form,
         "repeats": repeats,
+        **compared(seconds, f"map on {trainer.layout.shape[0]}", steps * workers),
+    }
+
+
+def compared(
+    seconds: dict[str, list[float]], same: str, worker_steps: int
+) -> dict[str, Any]:
+    """Rates of all, and ratios of the engine to the same and to the best form.
+
+    Args:
+        seconds: of each turn, by name.
+        same: the form by hand that the engine takes, if it was run.
+        worker_steps: of a turn.
+    """
+    best = min(seconds.keys() - {ENGINE}, key=lambda name: median(seconds[name]))
+    same = same if same in seconds else best
+    return {
         "best": best,
         "worker_steps_per_second": {
-            name: measure.rates(times, steps * workers)
-            for name, times in seconds.items()
+            name: measure.rates(times, worker_steps) for name, times in seconds.items()
         },
         "ratio_to_same": measure.ratios(seconds[ENGINE], seconds[same]),
         "ratio_to_best": measure.ratios(seconds[ENGINE], seconds[best]),
@@ -121,18 +176,9 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     arguments = parser.parse_args()
     jax.config.update("jax_num_cpu_devices", os.cpu_count())
-    rows = []
-    for model in arguments.models:
-        for algorithm in arguments.algorithms:
-            for workers in arguments.workers:
-                record = contest(model, algorithm, workers, arguments.repeats)
-                measure.tell(record)
-                names = ("model", "algorithm", "workers", "ratio_to_same")
-                rate = record["worker_steps_per_second"][ENGINE]
-                rows.append([*map(record.get, names), record["ratio_to_best"]])
-                rows[-1] += [record["best"], rate]
-    head = ("model", "algorithm", "workers", "to the same form", "to the best")
-    print(measure.table([*head, "which is", "worker-steps/s"], rows))
+    cases = itertools.product(arguments.models, arguments.algorithms, arguments.workers)
+    found = [measure.report(contest(*one, arguments.repeats)) for one in cases]
+    print(measure.table_of(COLUMNS, found))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
 """Models as plain functions: `init` makes params, `apply` uses them.
 
-They know nothing of strategies or tasks.
+They import nothing of strategies or tasks.
 """

@@ -35,12 +35,12 @@ def apply(
             else take the running ones.
         axis_name: the mapped axis or axes over whose workers the batch lies; None takes
             each worker's own batch. Only with `train`.
-        momentum: the part of the running statistics that a batch leaves.
+        momentum: weight of the running statistics against the batch's.
         epsilon: added to the variance.
 
     Returns:
-        y, shaped and typed as x, and the running statistics, which are as they were
-        unless `train`.
+        y, shaped and typed as x, and the running statistics, which change only with
+        `train`.
 
     The variance divides by the number of entries, in the running statistics too (as in
     flax; PyTorch's divide by one entry less). With `axis_name` workers average two

@@ -8,6 +8,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from models.draws import normal
+
 PyTree = Any
 Padding = Literal["SAME", "VALID"]
 
@@ -15,28 +17,22 @@ Padding = Literal["SAME", "VALID"]
 def he_normal(key: Any, shapes: PyTree) -> PyTree:
     """Draws weights for a pytree whose leaves are shapes, tuples of int.
 
-    A shape is (..., height, width, inputs, outputs) for a convolution, where what leads
-    counts weights of one shape, or (inputs, outputs) for a dense layer.
+    A shape is (..., height, width, inputs, outputs) for a convolution, where leading
+    axes count weights of one shape, or (inputs, outputs) for a dense layer.
 
     Returns:
         Normal float32 weights of variance 2 / fan-in (He et al., "Delving deep into
         rectifiers", 2015), where the fan-in is height × width × inputs.
     """
-    flat, tree = jax.tree.flatten(shapes, is_leaf=lambda x: isinstance(x, tuple))
-    # One draw for all weights: each shape of its own costs a compilation.
-    draws = jax.random.normal(key, (sum(map(math.prod, flat)),))
-    weights, start = [], 0
-    for shape in flat:
-        draw = draws[start : start + math.prod(shape)].reshape(shape)
-        weights.append(draw * (2 / math.prod(shape[-4:-1])) ** 0.5)
-        start += math.prod(shape)
-    return jax.tree.unflatten(tree, weights)
+    return jax.tree.map(
+        lambda w: w * (2 / math.prod(w.shape[-4:-1])) ** 0.5, normal(key, shapes)
+    )
 
 
 def conv(
     x: jax.Array, w: jax.Array, stride: int = 1, padding: Padding = "SAME"
 ) -> jax.Array:
-    """Convolves images with weights, in the form that is fast on this backend.
+    """Convolves images with weights, in the form that this backend runs fast.
 
     Args:
         x: (batch, height, width, inputs).
@@ -47,10 +43,9 @@ def conv(
 
     Returns:
         (batch, new height, new width, outputs).
-
-    XLA on CPU runs `by_lax` inside a scan 10 to 15 times slower than `by_patches`
-    (LeNet's training: `python -m benchmarks.engine.convolutions`).
     """
+    # XLA on CPU runs `by_lax` inside a scan 10 to 15 times slower: LeNet's step of 32
+    # images takes 102 ms, by patches 6.5 (`python -m benchmarks.engine.convolutions`).
     plain_matmul = w.shape[:2] == (1, 1)
     if plain_matmul or jax.default_backend() == "cpu":
         return by_patches(x, w, stride, padding)
@@ -60,7 +55,7 @@ def conv(
 def by_lax(
     x: jax.Array, w: jax.Array, stride: int = 1, padding: Padding = "SAME"
 ) -> jax.Array:
-    """Convolves by XLA's own operation; arguments as for `conv`."""
+    """Convolves by XLA's own operation; the arguments are those of `conv`."""
     return lax.conv_general_dilated(
         x, w, (stride, stride), padding, dimension_numbers=("NHWC", "HWIO", "NHWC")
     )
@@ -69,7 +64,7 @@ def by_lax(
 def by_patches(
     x: jax.Array, w: jax.Array, stride: int = 1, padding: Padding = "SAME"
 ) -> jax.Array:
-    """Convolves by one matmul of all patches; arguments as for `conv`."""
+    """Convolves by one matmul of all patches; the arguments are those of `conv`."""
 
     # The gradient gathers its patches again. Keeping them, nine times x, is no faster:
     # ResNet-20 at batch 32 then takes 251 MiB instead of 140.
@@ -82,7 +77,7 @@ def by_patches(
 
 
 def max_pool(x: jax.Array, size: int = 2) -> jax.Array:
-    """Maxima of size×size tiles; rows and columns that fill no tile are dropped."""
+    """Pools maxima of size×size tiles; drops rows and columns that fill no tile."""
     batch, height, width, channels = x.shape
     rows, columns = height // size, width // size
     x = x[:, : rows * size, : columns * size]
@@ -93,7 +88,7 @@ def max_pool(x: jax.Array, size: int = 2) -> jax.Array:
 
 
 def overlapping_max_pool(x: jax.Array, size: int = 3, stride: int = 2) -> jax.Array:
-    """Maxima of size×size windows, a stride apart, with SAME padding."""
+    """Pools maxima of size×size windows, a stride apart, with SAME padding."""
     shifts = _shifts(x, (size, size), stride, "SAME", -jnp.inf)
     return functools.reduce(jnp.maximum, shifts)
 
@@ -101,7 +96,7 @@ def overlapping_max_pool(x: jax.Array, size: int = 3, stride: int = 2) -> jax.Ar
 def _shifts(
     x: jax.Array, kernel: tuple[int, ...], stride: int, padding: Padding, fill: float
 ) -> list[jax.Array]:
-    """Returns each window position's entries of the padded images, row by row."""
+    """Returns the entries of the padded images at each window position."""
     pads = lax.padtype_to_pads(x.shape[1:3], kernel, (stride, stride), padding)
     x = jnp.pad(x, [(0, 0), *pads, (0, 0)], constant_values=fill)
     rows, columns = (  # the first window's, and one for each stride that follows

@@ -15,7 +15,7 @@ Params = dict[str, dict[str, jax.Array]]
 
 
 def init(key: Any, classes: int = 10, channels: int = 1) -> Params:
-    """Draws He-normal weights, and zero biases, for images with so many channels.
+    """Draws He-normal weights, and zero biases.
 
     Returns:
         {"w", "b"} for each of conv1, conv2 and dense; w of a convolution is (height,

@@ -1,13 +1,13 @@
 """Long short-term memory: layers of it over frames, with a linear output per frame."""
 
-import math
 from functools import partial
-from itertools import accumulate
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
+
+from models.draws import normal
 
 Params = dict[str, Any]
 Carry = tuple[tuple[jax.Array, jax.Array], ...]
@@ -26,13 +26,8 @@ def init(key: Any, inputs: int, hidden: int, outputs: int, layers: int = 1) -> P
     """
     rows = [inputs] + [hidden] * (2 * layers - 1)  # w and recurrent of each layer
     shapes = [*((n, 4 * hidden) for n in rows), (hidden, outputs)]
-    # One draw for all layers: each shape of its own costs a compilation.
-    ends = list(accumulate(map(math.prod, shapes)))
-    draws = jnp.split(jax.random.normal(key, (ends[-1],)), ends[:-1])
-    matrices = [
-        draw.reshape(shape) / shape[0] ** 0.5
-        for draw, shape in zip(draws, shapes, strict=True)
-    ]
+    matrices = [w / len(w) ** 0.5 for w in normal(key, shapes)]
+    # At 1 a forget gate keeps most of its cell, so that gradients reach early frames.
     b = jnp.repeat(jnp.array([0.0, 1.0, 0.0, 0.0]), hidden)
     return {
         "layers": [
@@ -44,27 +39,27 @@ def init(key: Any, inputs: int, hidden: int, outputs: int, layers: int = 1) -> P
 
 
 def start(params: Params, batch: int) -> Carry:
-    """The carry before the first frame: zeros, an (h, c) a layer, (batch, hidden)."""
+    """Makes the first carry: for each layer zeros (h, c), (batch, hidden) each."""
     matrices = [layer["recurrent"] for layer in params["layers"]]
     zeros = [jnp.zeros((batch, x.shape[0]), x.dtype) for x in matrices]
     return tuple((x, x) for x in zeros)
 
 
 def step(params: Params, carry: Carry, frame: jax.Array) -> tuple[Carry, jax.Array]:
-    """Takes one frame, (batch, inputs): the next carry and (batch, outputs)."""
+    """Maps one frame, (batch, inputs), to the next carry and (batch, outputs)."""
     carry, outputs = _frames(params, carry, frame[None])
     return carry, outputs[0]
 
 
 def apply(params: Params, x: jax.Array, remat_chunk: int | None = None) -> jax.Array:
-    """Maps whole sequences to what `step` gives, frame by frame, from `start`.
+    """Maps whole sequences, as `step` does frame by frame from `start`.
 
     Args:
         params: weights of `init`.
         x: (batch, frames, inputs).
-        remat_chunk: frames in a chunk of which a gradient keeps the first carry only
-            and computes the rest again; None keeps all. The square root of the number
-            of frames is a good start.
+        remat_chunk: frames of a chunk. A gradient keeps its first carry alone, and
+            computes the rest again; None keeps all. The square root of the number of
+            frames is a good start.
 
     Returns:
         (batch, frames, outputs); no output depends on later frames.
@@ -83,7 +78,7 @@ def apply(params: Params, x: jax.Array, remat_chunk: int | None = None) -> jax.A
         raise ValueError(f"lstm: remat_chunk must be at least 1, got {remat_chunk}")
     x = jnp.pad(x, ((0, -frames % remat_chunk), (0, 0), (0, 0)))
     chunks = x.reshape(-1, remat_chunk, batch, inputs)
-    # Inside a scan nothing can merge the two computations: no barrier against it.
+    # Inside a scan XLA cannot merge the two computations: no barrier is needed.
     chunk = jax.checkpoint(partial(_frames, params), prevent_cse=False)
     _, y = lax.scan(chunk, carry, chunks)  # (chunks, remat_chunk, batch, outputs)
     y = y.reshape(len(x), batch, y.shape[-1])[:frames]

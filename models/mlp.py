@@ -1,11 +1,13 @@
 """Multilayer perceptron."""
 
 from collections.abc import Sequence
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+
+from models.draws import normal
 
 Params = list[dict[str, jax.Array]]
 
@@ -14,20 +16,12 @@ def init(key: Any, sizes: Sequence[int]) -> Params:
     """Draws weights for layers of these sizes, input first.
 
     Returns:
-        One {"w": (inputs, outputs), "b": (outputs,)} a layer; w is normal with variance
-        2 / inputs, b is zero (He et al., "Delving deep into rectifiers", 2015).
+        {"w": (inputs, outputs), "b": (outputs,)} for each layer; w is normal with
+        variance 2 / inputs (He et al., "Delving deep into rectifiers", 2015), b zero.
     """
-    shapes = list(pairwise(sizes))
-    counts = [rows * columns for rows, columns in shapes]
-    # One draw for all layers: each shape of its own costs a compilation.
-    ends = list(accumulate(counts))
-    draws = jnp.split(jax.random.normal(key, (ends[-1],)), ends[:-1])
     return [
-        {
-            "w": draw.reshape(shape) * (2 / shape[0]) ** 0.5,
-            "b": jnp.zeros(shape[1]),
-        }
-        for draw, shape in zip(draws, shapes, strict=True)
+        {"w": w * (2 / len(w)) ** 0.5, "b": jnp.zeros(w.shape[1])}
+        for w in normal(key, list(pairwise(sizes)))
     ]
 
 

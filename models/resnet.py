@@ -17,7 +17,7 @@ PyTree = Any
 
 
 class Spec(NamedTuple):
-    """What tells one residual network from another.
+    """The shape of a residual network.
 
     Attributes:
         bottleneck: blocks of 1×1, 3×3 and 1×1 convolutions, the last with four times
@@ -89,7 +89,7 @@ def init(
 def _block_shapes(
     spec: Spec, width: int, inner: int, stride: int
 ) -> tuple[dict[str, tuple[int, ...]], int]:
-    """Returns the shapes of a block's weights, and the channels that it puts out."""
+    """Returns the shapes of a block's weights, and its output channels."""
     if not spec.bottleneck:
         return {"conv1": (3, 3, width, inner), "conv2": (3, 3, inner, inner)}, inner
     outer = 4 * inner
@@ -116,9 +116,9 @@ def apply(
         params: of `init`.
         buffers: of `init`, or of an earlier call.
         x: (batch, height, width, channels).
-        train: normalise by the batch, and update the buffers; else by the buffers.
+        train: normalise by the batch and update the buffers; else normalise by them.
         axis_name: see `batch_norm.apply`.
-        remat: keep only what enters each block, and compute the rest again for the
+        remat: keep only the inputs of blocks, and compute the rest again for the
             gradient: less memory for a second forward pass, in which global statistics
             are sent again.
 
@@ -145,7 +145,8 @@ def apply(
         spec.stages, params["stages"], buffers["stages"], strict=True
     ):
         x, first = block(own["first"], stats["first"], x, stride)
-        # As fast as block after block; and only so does remat save memory on CPU.
+        # As fast as block after block (ResNet-50: 448 ms of CPU time a step against
+        # 454). Unrolled, XLA on CPU merges the two computations of remat.
         x, rest = lax.scan(
             lambda x, other: block(*other, x, 1), x, (own["rest"], stats["rest"])
         )
@@ -155,7 +156,7 @@ def apply(
 
 
 def _block(layer, params, buffers, x, stride):
-    """Adds what its layers make of x to its shortcut."""
+    """Adds the output of a block's layers to its shortcut."""
     y, stats = x, {}
     *names, strided, last = [name for name in params if name != "shortcut"]
     for name in (*names, strided, last):

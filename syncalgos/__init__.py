@@ -4,6 +4,7 @@ from syncalgos import collectives as collectives
 from syncalgos import reducers as reducers
 from syncalgos.algorithms import *  # noqa: F403  every algorithm, and ALGORITHMS
 from syncalgos.collectives import WORKERS as WORKERS
+from syncalgos.combinators.chain import chain as chain
 from syncalgos.combinators.decided import decided as decided
 from syncalgos.combinators.delayed import delayed as delayed
 from syncalgos.combinators.ema import ema as ema
@@ -11,13 +12,15 @@ from syncalgos.combinators.masked import masked as masked
 from syncalgos.combinators.participation import paced as paced
 from syncalgos.combinators.participation import participating as participating
 from syncalgos.combinators.participation import sampled as sampled
-from syncalgos.combinators.phases import after as after
-from syncalgos.combinators.phases import until as until
 from syncalgos.combinators.primitives import at_syncs as at_syncs
 from syncalgos.combinators.primitives import average as average
 from syncalgos.combinators.primitives import outer_step as outer_step
 from syncalgos.combinators.primitives import reduce_with as reduce_with
 from syncalgos.combinators.primitives import reset as reset
+from syncalgos.combinators.schedule import after as after
+from syncalgos.combinators.schedule import every as every
+from syncalgos.combinators.schedule import until as until
+from syncalgos.combinators.schedule import when as when
 from syncalgos.engine.data_parallel import DataParallel as DataParallel
 from syncalgos.engine.data_parallel import TrainState as TrainState
 from syncalgos.engine.losses import per_example as per_example
@@ -29,8 +32,5 @@ from syncalgos.reducers import mean as mean
 from syncalgos.strategy import MeanCenter as MeanCenter
 from syncalgos.strategy import Replica as Replica
 from syncalgos.strategy import Strategy as Strategy
-from syncalgos.strategy import chain as chain
-from syncalgos.strategy import every as every
-from syncalgos.strategy import when as when
 
 __version__ = "0.1.0"

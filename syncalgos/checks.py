@@ -112,3 +112,21 @@ def one_of(kind: str, name: str, names: Iterable[str]) -> str:
         hint = nearest(str(name), names)
         raise ValueError(f"unknown {kind} {name!r}{hint} (one of: {', '.join(names)})")
     return name
+
+
+def labels(what: str, tree: Any, params: Any) -> list[Any]:
+    """What a tree like params, or one for whole subtrees, says of each of their leaves.
+
+    Raises:
+        ValueError: a tree of another form.
+    """
+    import jax
+
+    tree = tree(params) if callable(tree) else tree
+    try:
+        return jax.tree.leaves(jax.tree.broadcast(tree, params))
+    except ValueError as error:
+        form = jax.tree.structure(params)
+        raise ValueError(
+            f"{what} must be a tree like params, {form}, got {tree!r}"
+        ) from error

@@ -1,20 +1,18 @@
-"""The idea: a strategy is four pure functions, and combinators make new ones of old.
+"""The interface: a strategy is four pure functions, and what they must return.
 
 The functions run inside a mapped function (pmap, shard_map, vmap). Each sees one
-worker's view and talks to the others only through collectives over named axes.
+worker's view and communicates only through collectives over named axes.
 """
 
-import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
-from jax import lax
+import numpy as np
 
-from syncalgos import checks, collectives, contract
+from syncalgos import checks, collectives
 from syncalgos.collectives import WORKERS, Axis, PyTree
-from syncalgos.combinators import introspection, rounds
-from syncalgos.combinators.introspection import Composed, keep_grads, keep_replica
 
 
 class Replica(NamedTuple):
@@ -32,52 +30,56 @@ class Replica(NamedTuple):
 
 
 class MeanCenter(NamedTuple):
-    """The center of a strategy that has none of its own: the mean of the replicas."""
-
-    axis: Axis = WORKERS
-
-    def __call__(self, params: PyTree, state: PyTree) -> PyTree:
-        return collectives.mean(params, self.axis)
-
-
-class PartCenter(NamedTuple):
-    """The center of a strategy that knows it for some leaves only; else the mean.
+    """The default center: the mean of the replicas, or of those leaves without another.
 
     Attributes:
-        over: (rest, params, state) -> `rest`, its own leaves replaced by their center.
-        axis: the axis of the mean.
+        axis: the mapped axis or axes over which the workers lie.
+        over: (mean, params, state) -> the center, for a strategy with a center for
+            some leaves alone: it replaces these in the mean of the others. None: the
+            mean is the center.
     """
 
-    over: Callable[[PyTree, PyTree, PyTree], PyTree]
     axis: Axis = WORKERS
+    over: Callable[[PyTree, PyTree, PyTree], PyTree] | None = None
 
     def __call__(self, params: PyTree, state: PyTree) -> PyTree:
-        return self.over(collectives.mean(params, self.axis), params, state)
+        mean = collectives.mean(params, self.axis)
+        return mean if self.over is None else self.over(mean, params, state)
 
 
-def center_of_inner(center: Any) -> Any:
-    """A strategy's center, of the state of one around it, which has it as `strategy`.
+class MeanOfGrads(NamedTuple):
+    """A reduce that is declared to return the plain mean over all workers.
 
-    What others know of a center by its type stays to be seen.
+    The engine then computes one gradient over the joined batches of a device's lanes.
     """
-    if isinstance(center, MeanCenter):
-        return center
-    if isinstance(center, PartCenter):
-        return center._replace(
-            over=lambda rest, params, state: center.over(rest, params, state.strategy)
-        )
-    return lambda params, state: center(params, state.strategy)
+
+    call: Callable[..., tuple[PyTree, PyTree]]
+
+    def __call__(
+        self, grads: PyTree, replica: Replica, state: PyTree, step: Any
+    ) -> tuple[PyTree, PyTree]:
+        return self.call(grads, replica, state, step)
+
+
+def keep_grads(
+    grads: PyTree, replica: Replica, state: PyTree, step: Any
+) -> tuple[PyTree, PyTree]:
+    """The default reduce: returns the gradients and the state as they are."""
+    return grads, state
+
+
+def keep_replica(replica: Replica, state: PyTree, step: Any) -> tuple[Replica, PyTree]:
+    """The default sync: returns the replica and the state as they are."""
+    return replica, state
 
 
 def _no_state(params: PyTree) -> PyTree:
+    """The default init: returns the empty state."""
     return ()
 
 
-_Pair = tuple[Any, Any]
-
-
 class Strategy(NamedTuple):
-    """How the workers' replicas agree.
+    """How the workers' replicas agree: four functions, and the steps of the syncs.
 
     `step` counts local steps from 0 and is the same on all workers. Gradients, replicas
     and state keep their structure, shapes and dtypes.
@@ -89,200 +91,202 @@ class Strategy(NamedTuple):
         sync: (replica, state, step) -> (replica, state), after it; default: keep.
         center: (params, state) -> params, the model to evaluate and ship; default: the
             mean of the replicas.
+        acts: step -> whether sync may do anything then, a scalar boolean found by jax
+            operations from the step alone; None: it may at every step. At any other
+            step sync must return exactly what it was given, and send nothing.
+
+    `acts` is a promise, which sync keeps by itself: `every` and `when` make a sync that
+    does, and declare it. Replace both together: `_replace(sync=…, acts=…)`. Where it is
+    declared, `at_syncs` and `delayed` know the steps of the syncs, and the engine may
+    run several local steps of one worker in turn.
     """
 
     init: Callable[[PyTree], PyTree] = _no_state
-    reduce: Callable[[PyTree, Replica, PyTree, Any], _Pair] = keep_grads
-    sync: Callable[[Replica, PyTree, Any], _Pair] = keep_replica
+    reduce: Callable[[PyTree, Replica, PyTree, Any], tuple[Any, Any]] = keep_grads
+    sync: Callable[[Replica, PyTree, Any], tuple[Any, Any]] = keep_replica
     center: Callable[[PyTree, PyTree], PyTree] = MeanCenter()
-
-
-def chain(*strategies: Strategy) -> Strategy:
-    """Applies strategies one after the other, in reduce and in sync.
-
-    The center is that of the last one that defines its own, else the mean of the
-    replicas: leaf by leaf, where members are `masked`. State: the tuple of theirs.
-
-    Raises:
-        ValueError: an argument that is no Strategy.
-    """
-    for strategy in strategies:
-        check_strategy("chain", strategy)
-
-    def init(params):
-        return tuple(strategy.init(params) for strategy in strategies)
-
-    def reduce(grads, replica, state, step):
-        states = []
-        for strategy, own in zip(strategies, state, strict=True):
-            grads, own = strategy.reduce(grads, replica, own, step)
-            states.append(own)
-        return grads, tuple(states)
-
-    def sync(replica, state, step):
-        states = []
-        for strategy, own in zip(strategies, state, strict=True):
-            replica, own = strategy.sync(replica, own, step)
-            states.append(own)
-        return replica, tuple(states)
-
-    combined = Composed(
-        sync,
-        members=strategies,
-        rebuild=lambda change: chain(*map(change, strategies)),
-        lands=lambda step: functools.reduce(
-            jnp.logical_or, [introspection.lands(s, step) for s in strategies], False
-        ),
-        acts=lambda step: functools.reduce(
-            jnp.logical_or, [introspection.acts(s, step) for s in strategies], False
-        ),
-    )
-    keeps = all(strategy.reduce is keep_grads for strategy in strategies)
-    return Strategy(
-        init,
-        keep_grads if keeps else reduce,
-        combined,
-        _chained_center(strategies),
-    )
-
-
-def _chained_center(strategies: tuple[Strategy, ...]) -> Callable:
-    """That of the last strategy with its own, else the mean over their axis."""
-    centers = [(i, strategy.center) for i, strategy in enumerate(strategies)]
-    means = [center for _, center in centers if isinstance(center, MeanCenter)]
-    own = [(i, c) for i, c in centers if not isinstance(c, MeanCenter)]
-    if not own:
-        return next((m for m in reversed(means) if m != MeanCenter()), MeanCenter())
-    whole = [(i, c) for i, c in own if not isinstance(c, PartCenter)]
-    last, base = whole[-1] if whole else (-1, None)
-    parts = [(i, c) for i, c in own if isinstance(c, PartCenter) and i > last]
-
-    def over(rest, params, state):
-        for i, center in parts:
-            rest = center.over(rest, params, state[i])
-        return rest
-
-    if base is None:
-        return PartCenter(over, parts[-1][1].axis)
-    return lambda params, state: over(base(params, state[last]), params, state)
-
-
-def when(active: Callable[[Any], Any], strategy: Strategy) -> Strategy:
-    """Applies a strategy only at steps where `active(step)`; else nothing is sent.
-
-    Args:
-        active: local step -> whether to act: a scalar boolean, the same on all workers.
-        strategy: what to apply.
-
-    Raises:
-        ValueError: an argument of another kind.
-    """
-    if not callable(active):
-        raise ValueError(f"when: active must be a function, got {checks.shown(active)}")
-    check_strategy("when", strategy)
-    inner = strategy.sync
-    if isinstance(inner, Composed) and introspection.acts_always(inner):
-        return inner.rebuild(functools.partial(when, active))
-
-    def reduce(grads, replica, state, step):
-        return lax.cond(
-            active(step),
-            lambda: contract.apply_reduce(strategy, grads, replica, state, step),
-            lambda: (grads, state),
-        )
-
-    def sync(replica, state, step):
-        return lax.cond(
-            active(step),
-            lambda: contract.apply_sync(strategy, replica, state, step),
-            lambda: (replica, state),
-        )
-
-    combined = Composed(
-        # A default that keeps everything needs no branch.
-        strategy.sync if strategy.sync is keep_replica else sync,
-        members=(strategy,),
-        rebuild=lambda change: when(active, change(strategy)),
-        lands=lambda step: jnp.logical_and(
-            active(step), introspection.lands(strategy, step)
-        ),
-        acts=lambda step: jnp.logical_and(
-            active(step), introspection.acts(strategy, step)
-        ),
-        gate=(active, strategy),
-    )
-    return strategy._replace(
-        reduce=keep_grads if strategy.reduce is keep_grads else reduce, sync=combined
-    )
-
-
-class Period(NamedTuple):
-    """step -> whether it is one of offset, offset + period, …, counted from 1."""
-
-    period: int
-    offset: int
-
-    def __call__(self, step: Any) -> Any:
-        return (step + 1 - self.offset) % self.period == 0
-
-
-def every(
-    period: int | Callable[[Any], Any], strategy: Strategy, offset: int = 0
-) -> Strategy:
-    """Applies a strategy after local steps period, 2 · period, …
-
-    Args:
-        period: local steps between syncs, at least 1, on the absolute clock. Or a
-            schedule, local step -> steps, of jax operations: asked at the first step of
-            a round for its length, taken down to a whole number and up to 1.
-        strategy: what to apply.
-        offset: with it, after local steps offset, offset + period, …; below period.
-
-    Raises:
-        ValueError: a period that is no whole number of at least 1, or an offset outside
-            0 … period - 1.
-    """
-    if callable(period):
-        check_strategy("every", strategy)
-        if offset:
-            raise ValueError(f"every: a schedule takes no offset, got {offset}")
-        return when(rounds.scheduled(period), strategy)
-    period = checks.whole("period", period, least=1)
-    check_strategy("every", strategy)
-    offset = checks.whole("every: offset", offset, least=0)
-    if offset >= period:
-        raise ValueError(
-            f"every: offset must be below the period of {period}, got {offset}"
-        )
-    return strategy if period == 1 else when(Period(period, offset), strategy)
-
-
-def sync_every(period: int, strategy: Strategy) -> Strategy:
-    """`every` for the sync alone: the reduction acts at all steps."""
-    return _sync_gated(functools.partial(every, period), strategy)
-
-
-def sync_when(active: Callable[[Any], Any], strategy: Strategy) -> Strategy:
-    """`when` for the sync alone: the reduction acts at all steps."""
-    return _sync_gated(functools.partial(when, active), strategy)
-
-
-def _sync_gated(gate: Callable[[Strategy], Strategy], strategy: Strategy) -> Strategy:
-    gated = gate(strategy._replace(reduce=keep_grads))
-    at_end = Composed(
-        gated.sync,
-        members=(),
-        rebuild=lambda change: strategy,
-        lands=lambda step: introspection.lands(gated, step),
-        acts=lambda step: introspection.acts(gated, step),
-    )
-    return strategy._replace(sync=at_end)
+    acts: Callable[[Any], Any] | None = None
 
 
 def check_strategy(where: str, strategy: Any) -> None:
-    """Raises a ValueError unless it is given a Strategy."""
+    """Refuses what is no Strategy.
+
+    Args:
+        where: the function that was called, for the message.
+        strategy: what it was given.
+
+    Raises:
+        ValueError: no Strategy, or one whose `acts` is neither a function nor None.
+    """
     if not isinstance(strategy, Strategy):
         called = callable(strategy) and getattr(strategy, "__name__", None)
         hint = f" (call it: {called}())" if called else ""
         got = checks.shown(strategy)
         raise ValueError(f"{where}: expected a Strategy, got {got}{hint}")
+    if strategy.acts is not None and not callable(strategy.acts):
+        raise ValueError(
+            f"{where}: acts of a Strategy must be a function, local step -> bool, or "
+            f"None, got {checks.shown(strategy.acts)}"
+        )
+
+
+def check_params(params: PyTree) -> None:
+    """Refuses params that cannot be trained.
+
+    Args:
+        params: a pytree, arrays or their shapes.
+
+    Raises:
+        ValueError: no leaves at all, or one that is no float array, by its name.
+    """
+    leaves = jax.tree_util.tree_leaves_with_path(params)
+    if not leaves:
+        raise ValueError("params hold no arrays")
+    for path, leaf in leaves:
+        dtype = getattr(leaf, "dtype", None)
+        if dtype is None or not jnp.issubdtype(dtype, np.floating):
+            kind = type(leaf).__name__ if dtype is None else f"of dtype {dtype}"
+            raise ValueError(
+                f"params{jax.tree_util.keystr(path)} is {kind}, not a float array: "
+                + _way_out(params, leaf)
+            )
+
+
+# Modules that are pytrees: the library, and what takes their trained arrays out.
+_SPLITS = {
+    "equinox": "eqx.partition(model, eqx.is_inexact_array)",
+    "flax": "nnx.split(model, nnx.Param, ...)",
+}
+
+
+def _way_out(params: PyTree, leaf: Any) -> str:
+    """What to do about a leaf of params that is no float array."""
+    modules = [kind.__module__.partition(".")[0] for kind in type(params).__mro__]
+    if split := next((_SPLITS[name] for name in modules if name in _SPLITS), None):
+        return f"a module is taken apart by {split}"
+    if isinstance(leaf, float):
+        return f"say jnp.asarray({leaf})"
+    return "what is not trained belongs in buffers"
+
+
+def apply_reduce(
+    strategy: Strategy, grads: PyTree, replica: Replica, state: PyTree, step: Any
+) -> tuple[PyTree, PyTree]:
+    """Calls `strategy.reduce`, and checks its result while it is traced.
+
+    Args:
+        strategy: whose reduce is called.
+        grads: gradients, shaped like params.
+        replica: this worker's.
+        state: the strategy's.
+        step: the local step, an int32 scalar.
+
+    Returns:
+        (grads, state), without weak types.
+
+    Raises:
+        ValueError: a result of another form; it names the first leaf that differs.
+    """
+    pair = strategy.reduce(grads, replica, state, step)
+    return _checked("reduce", "grads", grads, state, pair)
+
+
+def apply_sync(
+    strategy: Strategy, replica: Replica, state: PyTree, step: Any
+) -> tuple[Any, PyTree]:
+    """Calls `strategy.sync`, and checks its result while it is traced.
+
+    Args:
+        strategy: whose sync is called.
+        replica: this worker's.
+        state: the strategy's.
+        step: the local step, an int32 scalar.
+
+    Returns:
+        (replica, state), without weak types.
+
+    Raises:
+        ValueError: a result of another form; it names the first leaf that differs.
+    """
+    pair = strategy.sync(replica, state, step)
+    return _checked("sync", "replica", replica, state, pair)
+
+
+def _checked(
+    changer: str, what: str, first: Any, state: PyTree, pair: Any
+) -> tuple[Any, PyTree]:
+    """The pair that reduce or sync returned, each part as it was before."""
+    # A pair in a list is a pytree as well, and would fail far from here.
+    is_pair = type(pair) is tuple and len(pair) == 2
+    if not is_pair or (what == "replica" and not isinstance(pair[0], type(first))):
+        kinds = [type(x).__name__ for x in pair] if type(pair) is tuple else []
+        got = f"({', '.join(kinds)})" if kinds else type(pair).__name__
+        raise ValueError(f"{changer} must return ({what}, state), got {got}")
+    first = require_same(changer, what, first, pair[0])
+    return first, require_same(changer, "state", state, pair[1])
+
+
+def changes_params(
+    strategy: Strategy, replica: Replica, state: PyTree, step: Any
+) -> list[bool]:
+    """Whether a sync may change each leaf of params, found by tracing it.
+
+    Args:
+        strategy: whose sync is traced.
+        replica: this worker's.
+        state: the strategy's.
+        step: the local step.
+
+    Returns:
+        One boolean a leaf: False if the sync returns the very array that it was given.
+    """
+    changed: list[bool] = []
+
+    def look(replica, state, step):
+        new, _ = strategy.sync(replica, state, step)
+        pairs = zip(*map(jax.tree.leaves, (new.params, replica.params)), strict=True)
+        changed.extend(after is not before for after, before in pairs)
+
+    jax.eval_shape(look, replica, state, step)
+    return changed
+
+
+def require_same(changer: str, what: str, before: PyTree, after: PyTree) -> PyTree:
+    """Requires that a tree keeps its structure, shapes and dtypes.
+
+    Args:
+        changer: the function that returned `after`, for the message.
+        what: the tree's name, for the message.
+        before: the tree that it was given.
+        after: the tree that it returned.
+
+    Returns:
+        `after`, without weak types.
+
+    Raises:
+        ValueError: naming the first leaf that differs.
+    """
+    if (new := jax.tree.structure(after)) != (old := jax.tree.structure(before)):
+        raise ValueError(f"{changer} changes the structure of {what}: {old} to {new}")
+
+    def leaf(path, x, y):
+        was, now = jax.typeof(x), jax.typeof(y)
+        if (was.shape, was.dtype) != (now.shape, now.dtype):
+            raise ValueError(
+                f"{changer} changes {what}{jax.tree_util.keystr(path)} from "
+                f"{was.str_short()} to {now.str_short()}; shapes and dtypes must stay"
+            )
+        return y
+
+    return strong(jax.tree_util.tree_map_with_path(leaf, before, after))
+
+
+def strong(tree: PyTree) -> PyTree:
+    """Returns the tree without weak types."""
+
+    def leaf(x):
+        kind = jax.typeof(x)
+        # State that returns with a weaker type would compile the next dispatch anew.
+        return jnp.asarray(x, kind.dtype) if kind.weak_type else x
+
+    return jax.tree.map(leaf, tree)

@@ -15,7 +15,7 @@ import numpy as np
 import optax
 from jax import lax
 
-from benchmarks.measure import in_turn, ratios, spread, tell
+from benchmarks.measure import in_turn, ratios, report, spread
 from models import convolution, lenet
 
 BATCH, LR = 32, 0.01  # of all lanes together
@@ -103,7 +103,7 @@ def main():
             parser.error(f"--lanes must divide the batch of {BATCH}, got {lanes}")
     for lanes in arguments.lanes:
         for record in measure(lanes, arguments.steps, arguments.repeats):
-            tell(record)
+            report(record)
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ from jax import lax
 from jax.flatten_util import ravel_pytree
 from jax.sharding import NamedSharding, PartitionSpec
 
-from benchmarks.measure import in_turn, ratios, spread, table, tell, told_by
+from benchmarks.measure import in_turn, ratios, report, reported_by, spread, table_of
 from benchmarks.work import WORK
 from experiments.launch.gloo import listen_towards
 from experiments.supervisor.addresses import free_port
@@ -38,17 +38,17 @@ SPLIT = PartitionSpec(DEVICES)
 PATIENCE = 60  # seconds, for the other process
 BASE = "leaves"
 MODELS = ("mlp", "lstm", "gpt")
-COLUMNS = (
-    "model",
-    "leaves",
-    "MB a worker",
-    "lanes",
-    "processes",
-    "form",
-    "all-reduces",
-    "ms a mean",
-    "times as fast as leaves",
-)
+COLUMNS = {
+    "model": "model",
+    "leaves": "leaves",
+    "MB a worker": lambda one: one["bytes"] / 1e6,
+    "lanes": "lanes",
+    "processes": "processes",
+    "form": "form",
+    "all-reduces": "all_reduces",
+    "ms a mean": "milliseconds",
+    "times as fast as leaves": "times_as_fast",
+}
 
 
 def _leaves(tree):
@@ -65,7 +65,7 @@ def _flat(tree):
 
 
 def _matmul(tree):
-    """Of a device: leaves lead with the lanes."""
+    """Takes the leaves of a device, which lead with the lanes."""
 
     def mean(x):
         lanes = len(x)
@@ -145,7 +145,7 @@ def measure_all(flags: argparse.Namespace) -> Iterator[dict]:
 
 
 def take_part(number: int, flags: argparse.Namespace) -> None:
-    """One of two processes; the first tells the records."""
+    """Takes part as one of two processes; the first reports the records."""
     jax.config.update("jax_num_cpu_devices", 1)
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     bind_address = listen_towards(flags.coordinator)
@@ -158,7 +158,7 @@ def take_part(number: int, flags: argparse.Namespace) -> None:
     )
     for record in measure_all(flags):
         if number == 0:
-            tell(record)
+            report(record)
     jax.distributed.shutdown()
 
 
@@ -167,7 +167,7 @@ def from_two_processes(words: Sequence[str]) -> Iterator[dict]:
     where = f"127.0.0.1:{free_port()}"
     command = [sys.executable, "-m", "benchmarks.engine.reduction", *words]
     joining = ["--coordinator", where, "--process"]
-    return told_by([[*command, *joining, str(number)] for number in (0, 1)])
+    return reported_by([[*command, *joining, str(number)] for number in (0, 1)])
 
 
 def main() -> None:
@@ -191,25 +191,7 @@ def main() -> None:
     else:
         jax.config.update("jax_num_cpu_devices", 2)
         found = measure_all(flags)
-    rows = []
-    for record in found:
-        tell(record)
-        rows.append(_cells(record))
-    print(table(COLUMNS, rows))
-
-
-def _cells(record: dict[str, Any]) -> list[Any]:
-    return [
-        record["model"],
-        record["leaves"],
-        record["bytes"] / 1e6,
-        record["lanes"],
-        record["processes"],
-        record["form"],
-        record["all_reduces"],
-        record["milliseconds"],
-        record["times_as_fast"],
-    ]
+    print(table_of(COLUMNS, [*map(report, found)]))
 
 
 if __name__ == "__main__":

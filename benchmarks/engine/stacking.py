@@ -1,10 +1,9 @@
-"""Seeds one after the other, or stacked in one program: which is faster?
+"""Seeds one after the other, against seeds stacked in one program.
 
 `python -m benchmarks.engine.stacking` trains a few local steps of several tasks for
 SEEDS seeds in both forms, compilation excluded, REPEATS times in turn, and prints the
-seconds
-of each (minimum, median, maximum). Stacked, seeds are one more vmap axis of model,
-optimizer and strategy, inside each worker.
+seconds of each (minimum, median, maximum). Stacked, seeds are one more vmap axis of
+model, optimizer and strategy, inside each worker.
 """
 
 import time
@@ -57,7 +56,7 @@ def stacked(plan: Components) -> DataParallel:
 
 
 def train(trainer: DataParallel, plan: Components, model, rows: np.ndarray) -> float:
-    """Seconds of the steps, in dispatches of the task's length."""
+    """Returns the seconds of the steps, in dispatches of the task's length."""
     state, data = trainer.init(*model), trainer.place(plan.data.train)
     length, start = plan.config.dispatch_steps, time.perf_counter()
     compiled = trainer.compile_seconds
@@ -68,28 +67,26 @@ def train(trainer: DataParallel, plan: Components, model, rows: np.ndarray) -> f
 
 
 def compare(words: str) -> dict[str, list[float]]:
-    """Seconds of all seeds in both forms, REPEATS times in turn."""
+    """Returns the seconds of all seeds in both forms, REPEATS times in turn."""
     plan = make_components(parse(words.split()))
-    s, together = plan.config, stacked(plan)
+    s, at_once = plan.config, stacked(plan)
     models = [plan.task.init(jax.random.key(seed)) for seed in range(SEEDS)]
     rows = [
         sampler.rows(seed, 0, s.steps, s.batch_size, plan.data.examples)
         for seed in range(SEEDS)
     ]
-    joined = jax.tree.map(lambda *leaves: jnp.stack(leaves), *models)
+    model = jax.tree.map(lambda *leaves: jnp.stack(leaves), *models)
     mixed = np.stack(rows, axis=-1).reshape(s.steps, -1)
 
     def in_turn() -> float:
         pairs = zip(models, rows, strict=True)
         return sum(train(plan.trainer, plan, *pair) for pair in pairs)
 
-    found = {"in turn": [], "stacked": []}
-    for repeat in range(REPEATS + 1):
-        each = in_turn(), train(together, plan, joined, mixed)
-        if repeat:  # the first compiles
-            for times, seconds in zip(found.values(), each, strict=True):
-                times.append(seconds)
-    return found
+    pairs = [
+        (in_turn(), train(at_once, plan, model, mixed)) for _ in range(REPEATS + 1)
+    ]
+    apart, stacks = map(list, zip(*pairs[1:], strict=True))  # the first compiles
+    return {"in turn": apart, "stacked": stacks}
 
 
 def main() -> None:

@@ -10,6 +10,7 @@ import shlex
 import socket
 import subprocess
 import time
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from statistics import median
 from typing import NamedTuple
@@ -24,7 +25,7 @@ PATIENCE = 60  # seconds
 
 
 class Link:
-    """Two namespaces and what joins them; removed when a `with` ends.
+    """Two namespaces and the pair that joins them; removed when a `with` ends.
 
     Raises:
         OSError: no privileges, or a program is missing.
@@ -34,11 +35,10 @@ class Link:
         self._names = [f"slow-link-{os.getpid()}-{end}" for end in (0, 1)]
 
     def __enter__(self) -> "Link":
-        try:
+        with ExitStack() as undo:  # where making it fails, or is interrupted
+            undo.callback(self.__exit__)
             self._make()
-        except BaseException:
-            self.__exit__()
-            raise
+            undo.pop_all()
         return self
 
     def __exit__(self, *_) -> None:
@@ -72,7 +72,7 @@ class Link:
             _system(f"tc -n {name} qdisc replace dev {INTERFACE} root {shaper}")
 
     def command(self, end: int) -> list[str]:
-        """What to put before a command that is to run at an end, 0 or 1.
+        """Returns a prefix that runs a command at an end, 0 or 1.
 
         There the command may rename the host, which nobody else sees.
         """
@@ -87,12 +87,10 @@ def _system(command: str) -> None:
 
 
 def settle(end: int) -> None:
-    """Makes this process at home at its end; call it once, first.
-
-    gloo listens where the host's name resolves to. Congestion control differs between
-    machines, and of what Linux has, Reno alone is allowed in every namespace.
-    """
+    """Sets this process's host name and congestion control; call it once, first."""
+    # gloo listens where the host's name resolves to.
     socket.sethostname(ADDRESSES[end])
+    # It differs between machines, and Linux allows Reno alone in every namespace.
     Path("/proc/sys/net/ipv4/tcp_congestion_control").write_text("reno")
 
 
@@ -112,7 +110,7 @@ class Sent(NamedTuple):
 
 
 def sent() -> Sent:
-    """Of the end at which this process runs."""
+    """Returns the bytes sent so far by the end at which this process runs."""
     counters = Path("/sys/class/net", INTERFACE, "statistics")
     size, packets = (
         int((counters / name).read_text()) for name in ("tx_bytes", "tx_packets")
@@ -123,7 +121,7 @@ def sent() -> Sent:
 
 
 class Probe(NamedTuple):
-    """What a plain TCP connection finds.
+    """Measurements of a plain TCP connection.
 
     Attributes:
         goodput: bytes of payload per second, one way, in the best of some transfers.
@@ -141,34 +139,29 @@ def probe(end: int, size: int) -> Probe:
     """
     with _connection(end) as peer:
         peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        trips = []
-        for _ in range(TRIPS):
-            start = time.perf_counter()
-            if end == 1:
-                peer.sendall(bytes(PING))
-            _receive(peer, PING)
-            if end == 0:
-                peer.sendall(bytes(PING))
-            trips.append(time.perf_counter() - start)
-        rates = []
-        for _ in range(TRANSFERS):
-            start = time.perf_counter()
-            if end == 1:
-                peer.sendall(bytes(size))
-                _receive(peer, PING)
-            else:
-                _receive(peer, size)
-                rates.append(size / (time.perf_counter() - start))
-                peer.sendall(bytes(PING))
         if end == 1:
+            for sent in (*[PING] * TRIPS, *[size] * TRANSFERS):
+                peer.sendall(bytes(sent))
+                _receive(peer, PING)
             return Probe(*json.loads(_receive(peer, PING)))
+        trips = [_answered(peer, PING) for _ in range(TRIPS)]
+        rates = [size / _answered(peer, size) for _ in range(TRANSFERS)]
         found = Probe(round(max(rates)), round(median(trips) / 2, 7))
         peer.sendall(json.dumps(found).encode().ljust(PING))
         return found
 
 
+def _answered(peer: socket.socket, size: int) -> float:
+    """Seconds until so many bytes have come; then a small message goes back."""
+    start = time.perf_counter()
+    _receive(peer, size)
+    seconds = time.perf_counter() - start
+    peer.sendall(bytes(PING))
+    return seconds
+
+
 def _connection(end: int) -> socket.socket:
-    """Between the ends, whichever comes first."""
+    """Connects the ends, whichever comes first."""
     if end == 0:
         with socket.create_server((ADDRESSES[0], PORT)) as server:
             server.settimeout(PATIENCE)
@@ -176,17 +169,15 @@ def _connection(end: int) -> socket.socket:
             peer.settimeout(PATIENCE)
             return peer
     deadline = time.monotonic() + PATIENCE
-    while True:
-        try:
+    while time.monotonic() < deadline:
+        with suppress(ConnectionRefusedError):
             return socket.create_connection((ADDRESSES[0], PORT), PATIENCE)
-        except ConnectionRefusedError:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.05)
+        time.sleep(0.05)
+    raise ConnectionError(f"the other end did not come for {PATIENCE} s")
 
 
 def _receive(peer: socket.socket, size: int) -> bytes:
-    """So many bytes."""
+    """Receives exactly so many bytes."""
     parts: list[bytes] = []
     while size:
         part = peer.recv(min(size, 1 << 20))

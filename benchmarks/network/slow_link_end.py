@@ -1,6 +1,5 @@
 """One of the two processes of `benchmarks.slow_link`, which starts them."""
 
-import json
 import math
 import os
 import sys
@@ -17,6 +16,7 @@ from jax import lax
 from jax.experimental import multihost_utils
 
 import syncalgos
+from benchmarks.measure import report
 from benchmarks.network import link
 from experiments.study.network import Network, modelled_seconds, sends
 from models import mlp
@@ -79,7 +79,7 @@ class Training:
         self.train(1)
 
     def train(self, rounds: int) -> float:
-        """Seconds of a local step."""
+        """Trains so many rounds; returns the seconds of a local step."""
         start = time.perf_counter()
         for _ in range(rounds):
             self.state, metrics = self.trainer.run(self.state, self._batches)
@@ -89,7 +89,7 @@ class Training:
 
 
 def hop() -> float:
-    """Seconds of a hop of gloo's all-reduce of one number, at best."""
+    """Returns the least seconds of a hop of gloo's all-reduce of one number."""
 
     def reduce(x, _):
         return lax.pmean(x, "ends"), None
@@ -108,12 +108,12 @@ def hop() -> float:
 def measured(
     rate: float, both: Training, alone: Training, networks: dict[str, Network]
 ) -> dict[str, Any]:
-    """One timed stretch beside what was predicted.
+    """Measures one timed stretch, beside its prediction.
 
     Args:
         rate: of the link, in Mbit/s.
         both: of two workers, one at each end.
-        alone: the same algorithm by a worker that has nobody to send to.
+        alone: the same algorithm by one worker, which sends nothing.
         networks: by name, for the model.
     """
     computation = alone.train(2 * PERIOD // alone.length)
@@ -193,15 +193,18 @@ def records(
     jax.distributed.shutdown()
 
 
+def leave(*error: Any) -> None:
+    """Prints an error and ends the process at once."""
+    # At exit jax would wait for the other end, which waits for this one.
+    traceback.print_exception(*error)
+    os._exit(1)
+
+
 def main() -> None:
+    sys.excepthook = leave
     end, rate, repeats, *algos = sys.argv[1:]
-    try:
-        for record in records(int(end), float(rate), int(repeats), algos):
-            print(json.dumps(record), flush=True)
-    except Exception:
-        # jax would wait for the other end, which waits for this one.
-        traceback.print_exc()
-        os._exit(1)
+    for record in records(int(end), float(rate), int(repeats), algos):
+        report(record)
 
 
 if __name__ == "__main__":

@@ -1,12 +1,11 @@
 """syncalgos beside its peers: `python -m benchmarks.peers --environment DIR`.
 
 EXO Gym, PyTorch (gloo) and torchft do the same work as syncalgos on this machine's
-CPUs (`benchmarks.peers.work` says which), each by a script of its own,
-`benchmarks.peer_NAME`. Each measurement is a process started for it; what counts is
-training alone, without start-up, compilation, warm-up and evaluation. A rate is in
-worker-steps/s: steps x workers / seconds. Contestants run in turn, every other turn
-backwards; ratios are taken within a turn. A measurement that lasts less than a second
-is taken again with more steps.
+CPUs (`benchmarks.peers.work`), each by a script of its own in this folder. Each
+measurement is a process started for it, and counts training alone, without start-up,
+compilation, warm-up and evaluation. A rate is in worker-steps/s: steps x workers /
+seconds. Contestants run in turn, every other turn backwards; ratios are taken within a
+turn. A measurement that lasts less than a second is taken again with more steps.
 
 Peers live in an environment of their own, made in DIR where it is missing. A process of
 theirs has cores / workers threads, at least one (OMP_NUM_THREADS), and torchft's log of
@@ -21,19 +20,20 @@ import signal
 import statistics
 import subprocess
 import sys
+from contextlib import suppress
 from math import ceil
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.measure import rates, ratios, table, tell
+from benchmarks.measure import rates, ratios, report, table
 from benchmarks.peers.setup import prepare
 
 ROOT = Path(__file__).parents[2]
-CHUNK = {  # by peer, what the steps of a measurement are a multiple of
-    "syncalgos": 64,  # a dispatch
-    "exogym": 16,  # a period, so that each has its share of syncs
-    "torch": 16,
-    "torchft": 16,
+SCRIPTS = {  # by peer, and a number of which the steps of a measurement are a multiple
+    "syncalgos": ("own", 64),  # a dispatch
+    "exogym": ("exogym", 16),  # a period, so that each has its share of syncs
+    "torch": ("torch_gloo", 16),
+    "torchft": ("torchft_diloco", 16),
 }
 LEAST, WANTED = 1.0, 2.0  # seconds of a measurement
 
@@ -73,12 +73,13 @@ class Entry(NamedTuple):
 
 
 def steps_for(peer: str, rate: float, workers: int) -> int:
-    """So many steps that they last about as long as wanted."""
-    return CHUNK[peer] * max(1, ceil(WANTED * rate / workers / CHUNK[peer]))
+    """Returns a number of steps that last about as long as wanted."""
+    chunk = SCRIPTS[peer][1]
+    return chunk * max(1, ceil(WANTED * rate / workers / chunk))
 
 
 def run(command: list[str], workers: int, timeout: float) -> float:
-    """Seconds that a contestant's process tells.
+    """Returns the seconds that a contestant's process reports.
 
     Raises:
         RuntimeError: it failed or took too long; the message says why, in one line.
@@ -102,12 +103,12 @@ def run(command: list[str], workers: int, timeout: float) -> float:
     )
     try:
         out, errors = process.communicate(timeout=timeout)
-    except BaseException as error:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
-        if isinstance(error, subprocess.TimeoutExpired):
-            raise RuntimeError(f"no result after {timeout:g} s") from None
-        raise
+    except subprocess.TimeoutExpired:
+        raise RuntimeError(f"no result after {timeout:g} s") from None
+    finally:
+        if process.poll() is None:  # out of time, or Ctrl-C
+            os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
     # Other processes may write into the same line.
     if process.returncode or not (found := re.search(r'{"seconds": ([^}]+)}', out)):
         lines = [line for line in errors.splitlines() if line.strip()] or ["no result"]
@@ -116,17 +117,22 @@ def run(command: list[str], workers: int, timeout: float) -> float:
 
 
 def measure(entry: Entry, turn: int, launch: list[str], timeout: float) -> None:
-    """Measures once, tells it, and writes it down."""
+    """Measures once, reports it, and adds it to the entry."""
     (peer, algorithm, _, _), workers, each, steps = entry
     seconds = used = rate = 0.0
     while seconds < LEAST:
         used = steps[-1]
-        task = f"benchmarks.peer_{peer}", algorithm, str(workers), str(used)
+        task = (
+            f"benchmarks.peers.{SCRIPTS[peer][0]}",
+            algorithm,
+            str(workers),
+            str(used),
+        )
         seconds = run([*launch, "-m", *task], workers, timeout)
         rate = used * workers / seconds
         steps.append(steps_for(peer, rate, workers))
     each.append(1 / rate)
-    tell(
+    report(
         {
             "benchmark": "peers",
             "turn": turn,
@@ -147,25 +153,36 @@ def measure_all(
 ) -> list[Entry]:
     """Measures all in turn; returns those that never failed.
 
-    Ctrl-C ends it early: what is whole by then counts.
+    Ctrl-C ends it early: measurements that are complete by then count.
     """
-    for turn in range(arguments.repeats):
-        for entry in entries[:: -1 if turn % 2 else 1]:
-            (peer, algorithm, *_), workers, *_ = entry
-            launch = [*shlex.split(arguments.launcher), pythons[peer]]
-            try:
-                measure(entry, turn, launch, arguments.timeout)
-            except RuntimeError as error:
-                names = {"peer": peer, "algorithm": algorithm, "workers": workers}
-                tell({"benchmark": "peers", **names, "failed": str(error)})
-                entries = [each for each in entries if each is not entry]
-            except KeyboardInterrupt:
-                return [each for each in entries if each.seconds]
-    return entries
+    kept = entries[::-1]
+    with suppress(KeyboardInterrupt):
+        for turn in range(arguments.repeats):
+            kept = [
+                entry
+                for entry in reversed(kept)
+                if attempt(entry, turn, pythons, arguments)
+            ]
+    return [entry for entry in entries if entry in kept and entry.seconds]
+
+
+def attempt(
+    entry: Entry, turn: int, pythons: dict[str, str], arguments: argparse.Namespace
+) -> bool:
+    """Measures once; reports a failure, and returns whether there was none."""
+    (peer, algorithm, *_), workers, *_ = entry
+    launch = [*shlex.split(arguments.launcher), pythons[peer]]
+    try:
+        measure(entry, turn, launch, arguments.timeout)
+    except RuntimeError as error:
+        names = {"peer": peer, "algorithm": algorithm, "workers": workers}
+        report({"benchmark": "peers", **names, "failed": str(error)})
+        return False
+    return True
 
 
 def summary(entries: list[Entry]) -> list[list]:
-    """Rows of the table, telling the spreads and ratios as records too."""
+    """Returns rows of the table; reports spreads and ratios as records, too."""
     ours = {
         (entry.contestant.algorithm, entry.workers): entry.seconds
         for entry in entries
@@ -190,7 +207,7 @@ def summary(entries: list[Entry]) -> list[list]:
         if peer == "syncalgos" and best is not None:
             to_best = rates(seconds, best)
             record["to_best_torch"] = to_best
-        tell(record)
+        report(record)
         rate = record["worker_steps_per_second"]
         rows.append([workers, peer, algorithm, rate, like, ratio, to_best])
     return rows
@@ -217,8 +234,8 @@ def main():
     arguments = parser.parse_args()
     found, missing = prepare(arguments.environment.absolute(), arguments.exogym)
     for peer, reason in missing.items():
-        tell({"benchmark": "peers", "peer": peer, "skipped": reason})
-    tell({"benchmark": "peers", "cores": os.cpu_count(), "versions": found})
+        report({"benchmark": "peers", "peer": peer, "skipped": reason})
+    report({"benchmark": "peers", "cores": os.cpu_count(), "versions": found})
     theirs = str(arguments.environment.absolute() / "bin" / "python")
     pythons = {name: theirs for name in found} | {"syncalgos": sys.executable}
     entries = [

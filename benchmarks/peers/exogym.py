@@ -1,5 +1,5 @@
 # pyright: reportMissingImports=false
-"""EXO Gym at the work of `benchmarks.peers`, which starts this.
+"""EXO Gym at the work of `benchmarks.peers`, which starts this script.
 
 Its Trainer, a process a worker, without logging and evaluation: its all-reduce of
 gradients, FedAvg (an average of the models) and DiLoCo, the last two every 16 steps.
@@ -29,14 +29,14 @@ exogym.trainer.init_process_group_portsafe = connect
 
 
 class Timed(Strategy):
-    """Mixed into a strategy: worker 0 tells how long its steps took."""
+    """Mixed into a strategy: worker 0 reports the seconds of its steps."""
 
     def step(self):
         super().step()
         if self.local_step == work.WARMUP:
             self.start = time.perf_counter()
         if self.local_step == self.max_steps and self.rank == 0:
-            work.tell(time.perf_counter() - self.start)
+            work.report(time.perf_counter() - self.start)
 
 
 class Reduce(Timed, SimpleReduceStrategy):

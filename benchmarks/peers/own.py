@@ -1,4 +1,4 @@
-"""syncalgos at the work of `benchmarks.peers`, which starts this.
+"""syncalgos at the work of `benchmarks.peers`, which starts this script.
 
 Whole dispatches of 64 steps on data resident on the devices; losses come to the host.
 """
@@ -45,7 +45,7 @@ def main():
         state, metrics = trainer.run(state, dispatch, data)
         np.asarray(metrics["loss"])
     jax.block_until_ready(state)
-    work.tell(time.perf_counter() - start)
+    work.report(time.perf_counter() - start)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The environment of the peers of `benchmarks.peers`: made, completed, looked at."""
+"""Makes and completes the environment of the peers of `benchmarks.peers`."""
 
 import subprocess
 import venv
@@ -28,7 +28,7 @@ def prepare(
         exogym: what pip installs EXO Gym from; None means GitHub.
 
     Returns:
-        By peer, the version; and, by peer that cannot be installed, why, in a line.
+        Versions, by peer; and, by peer that cannot be installed, the reason in a line.
     """
     python = directory / "bin" / "python"
     if not python.exists():
@@ -44,22 +44,33 @@ def prepare(
     }
     found, missing = {}, {}
     for peer, alternatives in ways.items():
-        version, reason = run([str(python), "-c", VERSION, peer, MODULES[peer]])
-        while not version and alternatives:
-            reason = install(python, alternatives.pop(0))
-            if not reason:
-                version, reason = run([str(python), "-c", VERSION, peer, MODULES[peer]])
+        version, reason = installed(python, peer, alternatives)
         if version:
             found[peer] = version
-        else:
-            missing[peer] = reason
-            if peer == "torch":  # without which the others cannot run
-                break
+            continue
+        missing[peer] = reason
+        if peer == "torch":  # without which the others cannot run
+            break
     return found, missing
 
 
+def installed(
+    python: Path, peer: str, alternatives: list[list[list[str]]]
+) -> tuple[str, str]:
+    """The version of a peer, installed if it is missing; or "" and the reason."""
+    look = [str(python), "-c", VERSION, peer, MODULES[peer]]
+    version, reason = run(look)
+    for installs in alternatives:
+        if version:
+            break
+        reason = install(python, installs)
+        if not reason:
+            version, reason = run(look)
+    return version, reason
+
+
 def install(python: Path, installs: list[list[str]]) -> str:
-    """Runs pip with each list of arguments; returns what went wrong, or nothing."""
+    """Runs pip with each list of arguments; returns the first error, or nothing."""
     for arguments in installs:
         pip = [str(python), "-m", "pip", "install", "-q", "--retries", "1"]
         _, reason = run([*pip, *arguments])

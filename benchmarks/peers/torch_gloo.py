@@ -1,5 +1,5 @@
 # pyright: reportMissingImports=false
-"""PyTorch with gloo at the work of `benchmarks.peers`, which starts this.
+"""PyTorch with gloo at the work of `benchmarks.peers`, which starts this script.
 
 A process a worker; DistributedDataParallel, or PeriodicModelAverager every 16 steps.
 """
@@ -19,7 +19,7 @@ from benchmarks.peers import work
 
 
 def network() -> nn.Module:
-    """The MLP, equal on all workers."""
+    """The MLP, identical on all workers."""
     torch.manual_seed(0)
     inputs, first, second, classes = work.SIZES
     return nn.Sequential(
@@ -51,7 +51,7 @@ def train(
     sync: Callable[[], None] = lambda: None,
     wait: Callable[[], None] = lambda: None,
 ) -> None:
-    """Trains and, on worker 0, tells how long it took.
+    """Trains; worker 0 reports the seconds of its steps.
 
     Args:
         model: replicated by the caller.
@@ -74,7 +74,7 @@ def train(
         sync()
     wait()
     if rank == 0:
-        work.tell(time.perf_counter() - start)
+        work.report(time.perf_counter() - start)
 
 
 def worker(rank: int, task: work.Task, port: int) -> None:

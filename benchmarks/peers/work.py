@@ -17,7 +17,7 @@ WARMUP = PERIOD  # steps before the clock starts; syncalgos makes a dispatch
 
 
 class Task(NamedTuple):
-    """What one measurement is asked for; steps is a multiple of PERIOD."""
+    """One measurement; steps is a multiple of PERIOD."""
 
     algorithm: str
     workers: int
@@ -45,6 +45,6 @@ def rows(steps: int, workers: int) -> np.ndarray:
     return np.random.default_rng(1).integers(0, EXAMPLES, (steps, workers, BATCH))
 
 
-def tell(seconds: float) -> None:
+def report(seconds: float) -> None:
     """Prints the seconds of the steps after the warm-up, for the parent process."""
     print(json.dumps({"seconds": seconds}), flush=True)

@@ -56,6 +56,7 @@ def load(
     layouts = [
         [name for name in found if name.of == of] for of in {x.of for x in found}
     ]
+    # A killed run with another number of processes may have left an incomplete layout.
     errors = []
     for names in sorted(layouts, key=lambda x: (len(x) < x[0].of, x[0].of)):
         try:
@@ -87,6 +88,7 @@ def prune(
         OSError: a file cannot be removed.
     """
     valid = [x for x in steps(folder) if newest is None or x <= newest]
+    # Steps of complete and of damaged checkpoints alike: only names are known here.
     for step in {*steps(folder)} - {*valid[:keep]}:
         remove(folder, step, number, of)
     for name in _file_names(folder):

@@ -22,10 +22,10 @@ LONGEST = 200  # characters of what is said of a holder
 
 @contextmanager
 def held(out: Path) -> Iterator[None]:
-    """Holds a folder, which is made, until the end of the process at the latest.
+    """Holds a folder, made if needed, until the end of the process at the latest.
 
-    What was made is removed in the end, unless there is something in it. A process that
-    is killed leaves the file, but no lock.
+    Folders that it made are removed again if they stay empty. A process that is killed
+    leaves the file, but no lock.
 
     Raises:
         BadRequest: another command holds the folder, or it cannot be written to.
@@ -51,17 +51,18 @@ def held(out: Path) -> Iterator[None]:
 
 
 def _locked(out: Path) -> int:
-    """Locks a file in a folder, which says who did; returns its descriptor."""
+    """Locks a file in a folder, which names its holder; returns its descriptor."""
     path = out / NAME
     while not _is_at(descriptor := _opened(path, out), path):
-        os.close(descriptor)  # who held it has just removed it
+        os.close(descriptor)  # its holder has just removed it
     with suppress(OSError):  # a full disk
         path.write_text(f"pid {os.getpid()} on {socket.gethostname()}")
     return descriptor
 
 
 def _opened(path: Path, out: Path) -> int:
-    """Opens and locks a file. One open to be written keeps its disk from a remount."""
+    """Opens and locks a file."""
+    # Read-only if possible: a file open to be written keeps its disk from a remount.
     descriptor = os.open(path, os.O_RDONLY | os.O_CREAT, 0o666)
     if _needs_writing(descriptor):
         os.close(descriptor)
@@ -84,7 +85,7 @@ def _opened(path: Path, out: Path) -> int:
 
 
 def _needs_writing(descriptor: int) -> bool:
-    """Whether only what can be written can be locked, as on NFS."""
+    """Whether the file system locks only files that are open to be written (NFS)."""
     try:
         _lock(descriptor)
     except OSError as error:
@@ -98,7 +99,7 @@ def _lock(descriptor: int) -> None:
 
 
 def _is_at(descriptor: int, path: Path) -> bool:
-    """Whether an open file is what is at a path now."""
+    """Whether an open file is still the one at a path."""
     try:
         return os.path.samestat(os.fstat(descriptor), path.stat())
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Saving a run as it goes, and going on from there."""
+"""Saves a run as it goes, and restores it."""
 
 import dataclasses
 import errno
@@ -20,7 +20,7 @@ from experiments.cli import factories, terminal
 from experiments.cli.errors import BadRequest
 from experiments.cli.factories import ALGORITHM
 from experiments.training import records
-from experiments.training.config import SETTINGS
+from experiments.training.config import SETTINGS, RunConfig
 from experiments.training.loop import bytes_after
 from experiments.training.prepared import PreparedRun, versions
 from experiments.training.process_group import ProcessGroup
@@ -32,10 +32,10 @@ FULL = 1  # the rank of a disk without room: older checkpoints may make some
 
 
 class CheckpointManager(NamedTuple):
-    """Where a run saves itself.
+    """Saves and restores one run.
 
     Attributes:
-        run: what is saved.
+        run: the one that is saved.
         folder: for its checkpoints.
         started: time.perf_counter() at the start of the process.
     """
@@ -45,19 +45,21 @@ class CheckpointManager(NamedTuple):
     started: float
 
     def save(self, state: TrainState, progress: Progress) -> None:
-        """Writes this process's part of a checkpoint, and removes old ones.
+        """Writes this process's shard of a checkpoint, and removes old ones.
 
-        A disk that is full costs older ones, but for one; if that does not help, or it
-        may not be written to, it costs the checkpoint, not the run.
+        A full disk costs older checkpoints, except for one; if that does not help, or
+        nothing may be written there, it costs the checkpoint, not the run.
         """
+        # Each process writes its own workers: to send them to the first would take
+        # longer, on a slow link, than the rounds between two checkpoints.
         group = self.run.group
         group.announce("save", progress.step)
-        part = self._part(state, progress)
-        failure = self._write(part)
+        shard = self._shard(state, progress)
+        failure = self._write(shard)
         while (worst := group.largest(_rank(failure))) == FULL:
             if not self._made_room(progress):
                 break
-            failure = failure and self._write(part)
+            failure = failure and self._write(shard)
         if failure:
             group.note(
                 f"no checkpoint of step {progress.step}: {self.folder}: "
@@ -67,35 +69,48 @@ class CheckpointManager(NamedTuple):
             if not worst:
                 progress.saved = progress.step
                 self.prune(progress.step)
-            elif not failure:  # nobody can use it
-                own = group.process, group.processes
-                checkpoints.remove(self.folder, progress.step, *own)
+            elif not failure:  # without the other shards nobody can use it
+                self._remove(progress.step)
 
-    def _part(self, state: TrainState, progress: Progress) -> Shard:
+    def _shard(self, state: TrainState, progress: Progress) -> Shard:
         """Returns what it takes to go on, as this process holds it."""
-        trainer = self.run.trainer
+        trainer, run = self.run.trainer, self.run
+        # The center goes in too, for --resume-center with another number of workers.
         center = trainer.center(state)
         held = trainer.to_host(state)
+        spent = progress.earlier_seconds + time.perf_counter() - self.started
+        now = dataclasses.replace(progress, earlier_seconds=spent)
+        record = {
+            "run_id": progress.run_id,
+            "settings": run.config.values("run"),
+            "versions": versions(),
+            "sent": bytes_after(run.count(progress), progress),
+            "progress": dataclasses.asdict(now),
+        }
         return Shard(
             step=progress.step,
             workers=trainer.workers,
             first=trainer.layout.own_workers.start,
             own=state_arrays.own(held),
             shared=state_arrays.shared(held, center),
-            record=self._record(progress),
+            record=records.plain(record),
         )
 
-    def _write(self, part: Shard) -> OSError | None:
-        """Writes a part; returns why it could not."""
-        group = self.run.group
+    def _write(self, shard: Shard) -> OSError | None:
+        """Writes a shard; returns why it could not."""
         try:
-            write(self.folder, part, group.process, group.processes)
+            write(self.folder, shard, self.run.group.process, self.run.group.processes)
         except OSError as error:
             return error
         return None
 
+    def _remove(self, step: int) -> None:
+        """Removes this process's shard of a checkpoint."""
+        group = self.run.group
+        checkpoints.remove(self.folder, step, group.process, group.processes)
+
     def _made_room(self, progress: Progress) -> bool:
-        """Removes the oldest checkpoint that is older than one which all have."""
+        """Removes the oldest checkpoint that is older than a complete one."""
         group, saved = self.run.group, progress.saved
         own = group.process, group.processes
         older = [x for x in checkpoints.steps(self.folder) if x < saved]
@@ -105,7 +120,7 @@ class CheckpointManager(NamedTuple):
             return False
         failed = False
         try:
-            checkpoints.remove(self.folder, oldest, *own)
+            self._remove(oldest)
         except OSError:
             failed = True
         if group.largest(failed):
@@ -118,72 +133,57 @@ class CheckpointManager(NamedTuple):
         return True
 
     def prune(self, newest: int) -> None:
-        """Removes this process's part of checkpoints that are old, or newer than this.
+        """Removes this process's shards that are old, or newer than `newest`.
 
         Raises:
             OSError: it cannot.
         """
-        group, keep = self.run.group, self.run.config.keep_checkpoints
-        keep = keep if newest else 0  # of another run
+        group = self.run.group
+        # At step 0 all that is there is of another run, which this one replaces.
+        keep = self.run.config.keep_checkpoints if newest else 0
         checkpoints.prune(self.folder, keep, group.process, group.processes, newest)
 
-    def _record(self, progress: Progress) -> dict[str, Any]:
-        spent = progress.earlier_seconds + time.perf_counter() - self.started
-        now = dataclasses.replace(progress, earlier_seconds=spent)
-        sent = self.run.count(progress)
-        return records.plain(
-            {
-                "run_id": progress.run_id,
-                "settings": _compared(self.run),
-                "versions": versions(),
-                "sent": bytes_after(sent, progress),
-                "progress": dataclasses.asdict(now),
-            }
-        )
-
     def resumed(self) -> tuple[PreparedRun, Progress]:
-        """Returns the run where it goes on, if it is asked to, and its progress.
+        """Returns the run, where it goes on if it is asked to, and its progress.
 
         Raises:
             BadRequest: the folder holds a checkpoint, or a config, of another run.
         """
-        run, progress = self.run, Progress()
-        if run.config.resume and (found := self.restore()) is not None:
-            state, progress = found
-            run = dataclasses.replace(run, state=state)
+        run, out, progress = self.run, self.folder.parent, Progress()
+        shard = self._newest_shard() if run.config.resume else None
+        if shard is not None:
+            run, progress = self._restored(shard)
             terminal.say(f"going on from the checkpoint of step {progress.step}")
         elif run.config.resume:
-            out = self.folder.parent
             if run.group.is_first:
-                check_config(out, run)
+                check_config(out, run.config)
             terminal.say(f"no checkpoint in {out}: the run starts from the beginning")
-        return run, identified(progress, run.group)
+        if not progress.run_id:
+            progress = dataclasses.replace(progress, run_id=_drawn_id(run.group))
+        return run, progress
 
-    def restore(self) -> tuple[TrainState, Progress] | None:
-        """The newest checkpoint that all processes can use; None if there is none.
-
-        Raises:
-            BadRequest: it is of another run, or of another number of workers.
-        """
-        group, before = self.run.group, None
-        while (step := group.smallest(self._newest(before))) >= 0:
-            if (part := self._agreed(step)) is not None:
-                return self._restored(part)
-            before = step
-        return None
+    def _newest_shard(self) -> Shard | None:
+        """Returns the newest shard whose checkpoint all processes can use, if any."""
+        group, step, shard = self.run.group, 2**31, None
+        while shard is None and step >= 0:
+            older = (x for x in checkpoints.steps(self.folder) if x < step)
+            # A host may lack the newest: they agree on one that all of them have.
+            step = group.smallest(max(older, default=-1))
+            shard = self._agreed(step) if step >= 0 else None
+        return shard
 
     def _agreed(self, step: int) -> Shard | None:
-        """This process's part of a checkpoint, if all have theirs, and of one run."""
-        group, part = self.run.group, None
+        """Returns this process's shard, if all processes have theirs of one run."""
+        group, shard = self.run.group, None
         try:
-            part = self._read(step)
+            shard = self._read(step)
         except (Damaged, Incomplete, OSError) as error:
             group.note(f"the checkpoint of step {step} cannot be used: {error}")
-        if group.largest(part is None) or part is None:
+        if group.largest(shard is None) or shard is None:
             return None
-        runs = group.gather(_fingerprint(part))
+        runs = group.gather(_fingerprint(shard))
         if (runs == runs[0]).all():
-            return part
+            return shard
         if group.is_first:
             group.note(
                 f"the checkpoint of step {step} cannot be used: its parts are of "
@@ -191,112 +191,103 @@ class CheckpointManager(NamedTuple):
             )
         return None
 
-    def _newest(self, before: int | None) -> int:
-        """The newest step in the folder that is before another; -1 if there is none."""
-        found = checkpoints.steps(self.folder)
-        return max((x for x in found if before is None or x < before), default=-1)
-
     def _read(self, step: int) -> Shard:
-        """This process's workers; one worker of a run with another number of them."""
-        trainer = self.run.trainer
-        rows, workers = trainer.layout.own_workers, trainer.workers
+        """Loads this process's workers; one, if the checkpoint has another number."""
+        rows = self.run.trainer.layout.own_workers
         try:
-            part = checkpoints.load(self.folder, step, rows.start, len(rows))
+            shard = checkpoints.load(self.folder, step, rows.start, len(rows))
         except Incomplete:
-            part = checkpoints.load(self.folder, step, 0, 1)
-            if part.workers == workers:
+            shard = checkpoints.load(self.folder, step, 0, 1)
+            if shard.workers == self.run.trainer.workers:
                 raise
-        same = part.workers == workers
-        return part if same else checkpoints.load(self.folder, step, 0, 1)
+        same = shard.workers == self.run.trainer.workers
+        return shard if same else checkpoints.load(self.folder, step, 0, 1)
 
-    def _restored(self, part: Shard) -> tuple[TrainState, Progress]:
-        run, c = self.run, self.run.config
-        progress = Progress(**part.record["progress"])
-        same = part.workers == run.trainer.workers
+    def _restored(self, shard: Shard) -> tuple[PreparedRun, Progress]:
+        """Returns the run with a checkpoint's state, and the progress until then."""
+        run, c, trainer = self.run, self.run.config, self.run.trainer
+        progress = Progress(**shard.record["progress"])
+        same = shard.workers == trainer.workers
         if not same and not c.resume_center:
             raise BadRequest(
-                f"--resume: the checkpoint of step {part.step} is of {part.workers} "
-                f"workers, not {run.trainer.workers}: --resume-center starts new "
-                "replicas from its center model"
+                f"--resume: the checkpoint of step {shard.step} is of {shard.workers} "
+                f"workers, not {trainer.workers}: --resume-center starts new replicas "
+                "from its center model"
             )
-        if part.step > c.steps:
+        if shard.step > c.steps:
             raise BadRequest(
-                f"--resume: the checkpoint is of step {part.step}, behind --steps "
+                f"--resume: the checkpoint is of step {shard.step}, behind --steps "
                 f"{c.steps}"
             )
-        _check_settings(part.record["settings"], run, same)
-        if part.record["versions"] != versions() and run.group.is_first:
+        _check_settings(shard.record["settings"], c, same)
+        if shard.record["versions"] != versions() and run.group.is_first:
             terminal.say("the checkpoint is of other versions: numbers may differ")
-        named = (part.own, part.shared)
+        arrays = run.state, shard.own, shard.shared
         try:
             if same:
-                state = state_arrays.state(run.trainer, run.state, *named)
+                state = state_arrays.state(trainer, *arrays)
             else:
-                state = state_arrays.restarted(run.trainer, c.seed, run.state, *named)
+                state = state_arrays.restarted(trainer, c.seed, *arrays)
         except state_arrays.Misfit as error:
             raise BadRequest(f"--resume: {error}") from error
         if not same:
-            progress.sent_before, progress.sent_since = part.record["sent"], part.step
+            progress.sent_before, progress.sent_since = shard.record["sent"], shard.step
             progress.run_id = ""
-        progress.saved = part.step
-        progress.resumed_at.append(part.step)
-        return state, progress
+        progress.saved = shard.step
+        progress.resumed_at.append(shard.step)
+        return dataclasses.replace(run, state=state), progress
 
 
-def identified(progress: Progress, group: ProcessGroup) -> Progress:
-    """The progress of a run that has an id, the same in all processes."""
+def _drawn_id(group: ProcessGroup) -> str:
+    """Returns a random id of a run, the same in all processes."""
     drawn = group.gather([secrets.randbits(31) for _ in range(4)])[0]
-    run_id = progress.run_id or "".join(f"{int(x):08x}" for x in drawn)
-    return dataclasses.replace(progress, run_id=run_id)
+    return "".join(f"{int(x):08x}" for x in drawn)
 
 
-def _fingerprint(part: Shard) -> np.ndarray:
-    """Numbers below 2³¹ that tell runs apart."""
-    common = [part.workers, *(part.record.get(x) for x in COMMON)]
-    text = json.dumps(common, sort_keys=True)
-    digest = hashlib.sha256(text.encode()).digest()
+def _fingerprint(shard: Shard) -> np.ndarray:
+    """Returns numbers below 2³¹, which processes can exchange, that tell runs apart."""
+    common = [shard.workers, *(shard.record.get(x) for x in COMMON)]
+    digest = hashlib.sha256(json.dumps(common, sort_keys=True).encode()).digest()
     return (np.frombuffer(digest, ">u4") >> 1).astype(np.int64)
 
 
 def _rank(failure: OSError | None) -> int:
-    """How bad it is that a part could not be written."""
+    """Returns how bad it is that a shard could not be written."""
     if failure is None:
         return 0
     return FULL if failure.errno in (errno.ENOSPC, errno.EDQUOT) else FULL + 1
 
 
-def _compared(run: PreparedRun) -> dict[str, Any]:
-    """Returns what the numbers of a run depend on, by flag."""
-    return run.config.values("run")
-
-
-def check_config(out: Path, run: PreparedRun) -> None:
-    """Raises a BadRequest if a folder's config.json, if there is one, is of another."""
+def check_config(out: Path, config: RunConfig) -> None:
+    """Raises a BadRequest if a folder has a config.json, and it is of another run."""
     try:
-        config = records.read_json(out / "config.json")
-        own = {**config["arguments"], **config["task_arguments"]}
-        before = {**config["settings"], **own}
+        found = records.read_json(out / "config.json")
+        before = {
+            name: value
+            for name, value in found["settings"].items()
+            if name not in SETTINGS or SETTINGS[name].scope == "run"
+        }
+        before |= {**found["arguments"], **found["task_arguments"]}
     except (OSError, ValueError, KeyError):  # none, or half of one
         return
-    free = {name for name, setting in SETTINGS.items() if setting.scope != "run"}
-    _check_settings({k: x for k, x in before.items() if k not in free}, run, same=True)
+    _check_settings(before, config, same=True)
 
 
-def _check_settings(before: dict[str, Any], run: PreparedRun, same: bool) -> None:
+def _check_settings(before: dict[str, Any], config: RunConfig, same: bool) -> None:
     """Raises a BadRequest if what was begun is of another run.
 
     Args:
-        before: its `_settings`, as JSON has them.
-        run: what shall go on.
+        before: what its numbers depend on, by flag, as JSON has it.
+        config: of the run that shall go on.
         same: whether both have as many workers.
     """
-    now = records.plain(_compared(run))
+    now = records.plain(config.values("run"))
     # A run that was begun before an algorithm had a parameter had its default.
-    before = factories.defaults(ALGORITHM, run.config.algo) | before
+    before = factories.defaults(ALGORITHM, config.algo) | before
     free = set() if same else {"workers", "batch_size", "accumulate"}
-    if now["schedule"] == "constant":  # a longer run begins as a shorter one does
+    if config.schedule == "constant":  # a longer run begins as a shorter one does
         free.add("steps")
-    # A task and an algorithm bring settings of their own.
+    # A task and an algorithm bring flags of their own: name them first.
     names = sorted({*now, *before} - free, key=lambda x: (x not in ("task", "algo"), x))
     for name in names:
         if now.get(name) != before.get(name):

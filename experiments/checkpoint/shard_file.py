@@ -115,6 +115,7 @@ def write(folder: Path, shard: Shard, number: int, of: int) -> Path:
     _check(shard)
     if not 0 <= number < of:
         raise ValueError(f"there is no part {number} of {of}")
+    # Each process writes its own workers: sending them takes long on a slow link.
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / ShardName(shard.step, number, of).file_name
     unfinished = folder / unfinished_name(number, of)
@@ -122,6 +123,7 @@ def write(folder: Path, shard: Shard, number: int, of: int) -> Path:
     try:
         with unfinished.open("x+b") as file:
             _write_archive(file, shard)
+        # Atomic: a reader finds the whole file or none.
         unfinished.replace(path)
     finally:
         unfinished.unlink(missing_ok=True)
@@ -144,8 +146,7 @@ def read(path: Path) -> Shard:
     """
     with path.open("rb") as file:
         digest = _digest(file)
-        # Over the whole file: zip's own checksums miss a flipped bit in a header, and
-        # libraries that were tried loaded the corrupted data without an error.
+        # Of the whole file: zip's own checksums miss a flipped bit in a header.
         if file.read() != digest:
             raise Damaged(
                 f"{path.name} is damaged: it has not the SHA-256 that it ends with"

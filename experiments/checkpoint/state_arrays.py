@@ -24,6 +24,7 @@ def own(held: TrainState) -> Named:
 
 def shared(held: TrainState, center: Replica) -> Named:
     """The arrays that all workers share: the step, the key, and the center."""
+    # The center for --resume-center, and for a reader who wants the model alone.
     return _named({"step": held.step, "key": held.key, "center": center})
 
 

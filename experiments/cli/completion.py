@@ -9,10 +9,10 @@ from experiments.cli.factories import ALGORITHM, TASK
 
 
 def answer(parser_of: Callable[[list[str]], argparse.ArgumentParser]) -> None:
-    """Prints what may come next and ends the process, where a shell asks for that.
+    """Prints the possible next words and ends the process, if a shell asks for them.
 
     Args:
-        parser_of: the words so far -> the parser of the flags that they may have.
+        parser_of: takes the words so far; returns the parser of their flags.
     """
     if "_ARGCOMPLETE" not in os.environ:
         return
@@ -23,6 +23,7 @@ def answer(parser_of: Callable[[list[str]], argparse.ArgumentParser]) -> None:
     names = {kind.flag: [*kind.files] for kind in (ALGORITHM, TASK)}
     for action in parser._actions:
         choices = names.get(action.dest) or _choices(action)
+        # Without choices there is still a completer: argcomplete would offer files.
         completer = ChoicesCompleter(dict.fromkeys(choices, ""))
         if action.type is Path:
             completer = FilesCompleter()
@@ -31,6 +32,6 @@ def answer(parser_of: Callable[[list[str]], argparse.ArgumentParser]) -> None:
 
 
 def _choices(action: argparse.Action) -> list[str]:
-    """Returns the words that --help shows in braces."""
+    """Returns the choices that --help shows in braces."""
     shown = action.metavar if isinstance(action.metavar, str) else ""
     return shown.strip("{}").split(",") if shown.startswith("{") else []

@@ -1,4 +1,4 @@
-"""What a user is told when a request cannot be met."""
+"""Errors that a user reads, in one line."""
 
 import traceback
 from collections.abc import Iterator
@@ -9,13 +9,13 @@ from experiments.exit_codes import Terminated as Terminated
 
 
 class BadRequest(Exception):
-    """What the user asked for cannot be done; the message is one line."""
+    """A request that cannot be met; the message is one line."""
 
 
 def explain(where: str, error: BaseException) -> BadRequest:
-    """Returns what went wrong in a user's own code, in one line, with its place.
+    """Returns an error of a user's own code as a BadRequest, with its place.
 
-    A ValueError that comes from elsewhere is one of ours, and says all.
+    A ValueError of ours is a complete sentence, and needs no place.
     """
     first, at = str(error).partition("\n")[0], place(error)
     is_ours = isinstance(error, ValueError) and not at
@@ -25,24 +25,25 @@ def explain(where: str, error: BaseException) -> BadRequest:
 
 @contextmanager
 def explained(flag: str, name: str) -> Iterator[None]:
-    """Explains what goes wrong inside, unless it is a ValueError of what is ours.
+    """Explains errors raised inside, except for the ValueErrors of our own factories.
 
     Args:
-        flag: that names an algorithm or a task, without dashes.
+        flag: algo or task.
         name: its value; a user's own has a colon, and may raise anything.
     """
     try:
         yield
     except (BadRequest, Terminated):
         raise
+    # A user's factory may end the program, as argparse does: that is an error here.
     except (Exception, SystemExit) as error:
         if ":" not in name and isinstance(error, ValueError):
-            raise  # it says all
+            raise
         raise explain(f"--{flag} {name}", error) from error
 
 
 def place(error: BaseException) -> str:
-    """The innermost frame that is in the user's own file."""
+    """Returns the innermost frame in the user's own file, for the end of a line."""
     ours = str(Path(__file__).parents[2])
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         path = Path(frame.filename)

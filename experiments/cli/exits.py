@@ -1,4 +1,4 @@
-"""How the programs end: exit codes, signals, and what a user is told."""
+"""Ends of the programs: errors as one line, signals, and output that never fails."""
 
 import os
 import re
@@ -13,17 +13,13 @@ from typing import Any, TextIO
 from experiments.cli.errors import BadRequest, Terminated
 from experiments.cli.signals import Stop, end, interrupt
 from experiments.exit_codes import BAD_REQUEST, INTERRUPTED, TERMINATED, stopped_by
-from experiments.exit_codes import DIVERGED as DIVERGED
-from experiments.exit_codes import DONE as DONE
-from experiments.exit_codes import FAILED as FAILED
-from experiments.exit_codes import UNCONNECTED as UNCONNECTED
 
 Stopped = Callable[[], int]
 """() -> the number of the signal that asks the program to stop, or 0."""
 
 # Sequences that a terminal obeys: CSI, then strings such as a window's title, then all
-# others. A string without an end is no sequence: it would hide what follows. One ends
-# soon: to look further from each beginning would take its time.
+# others. A string without an end is no sequence, as it would hide what follows. The
+# search for an end is bounded: without a bound it takes quadratic time.
 _ESCAPES = re.compile(
     "(?:\x1b\\[|\x9b)[0-?]*[ -/]*[@-~]"
     "|(?:\x1b[PX\\]^_]|[\x90\x98\x9d-\x9f]).{0,2000}?(?:\x07|\x1b\\\\|\x9c)"
@@ -37,11 +33,11 @@ _CONTROLS = re.compile(  # and what turns the direction of writing
 
 
 def guarded(program: Callable[[Stopped], int | None]) -> int:
-    """Runs a program whose errors are one line, and that signals stop gently.
+    """Runs a program: errors become one line, and signals stop it gently.
 
     Args:
-        program: given a function that tells by which signal it was asked to stop, it
-            returns its exit code, or None if it stopped because it was asked to.
+        program: takes a function that returns the signal that asks it to stop, and
+            returns its exit code, or None if it stopped because of that signal.
 
     Returns:
         The exit code: 2 for a bad request, 75 for a stop by SIGTERM, 130 for one by
@@ -66,19 +62,24 @@ def say(text: str) -> None:
 
 
 def printable(text: str) -> str:
-    """The text as one line without control characters: it may be anybody's."""
+    """Returns the text as one line without control characters.
+
+    Error messages may hold anything that a file or another machine sent.
+    """
     text = _BREAKS.sub(" ", _ESCAPES.sub("", text))
     return _CONTROLS.sub("", text).rstrip()
 
 
 @contextmanager
 def unfailing_output() -> Iterator[None]:
-    """Has stdout and stderr lose what they cannot show, instead of raising errors.
+    """Makes stdout and stderr drop what they cannot show instead of raising errors.
 
-    Their reader may have left, their disk may be full, and they may be closed.
+    Their reader may have left, their disk may be full, or they may be closed: none of
+    these may cost a run its checkpoint.
     """
     before = sys.stdout, sys.stderr
-    # Else the next files to be opened get their numbers, where libraries print.
+    # Closed descriptors are filled first: else the next files to be opened get their
+    # numbers, and libraries print into them.
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(descriptor, True)
     os.close(descriptor)
@@ -93,11 +94,12 @@ def unfailing_output() -> Iterator[None]:
 
 
 def _unfailing(stream: Any, descriptor: int) -> Any:
-    """A stream to the same file that never fails; others, as notebooks', stay."""
+    """Returns a stream to the same file that never fails, if it is a file's."""
     if stream is None:  # it is closed
         return unfailing(descriptor)
     if not isinstance(stream, TextIOWrapper):
         return stream
+    # What is buffered comes before what the new stream writes.
     with suppress(OSError):
         stream.flush()
     try:
@@ -107,17 +109,17 @@ def _unfailing(stream: Any, descriptor: int) -> Any:
 
 
 def unfailing(descriptor: int, encoding: str = "utf-8") -> TextIO:
-    """A text stream to an open file that never fails."""
+    """Returns a text stream to an open file that never fails."""
     raw = BufferedWriter(_Unfailing(descriptor, "w", closefd=False))
     # A terminal that lacks × shows ?.
     return TextIOWrapper(raw, encoding, "replace", line_buffering=True)
 
 
 class _Unfailing(FileIO):
-    """A file that takes everything, and keeps what it can."""
+    """A file that accepts everything, and keeps what it can."""
 
     def write(self, data: Any) -> int:
-        """Writes what can be written."""
+        """Writes what can be written; reports all of it as written."""
         try:
             written = super().write(data)
         except OSError:
@@ -132,7 +134,7 @@ def watched(
 
     Args:
         program: as in `guarded`.
-        is_supervised: whether somebody else ends it at a second signal: a scheduler
+        is_supervised: whether another process ends it at a second signal. A scheduler
             may send the first one to both.
     """
     with _stop_signals(is_supervised) as stop:
@@ -142,10 +144,7 @@ def watched(
 
 @contextmanager
 def _stop_signals(is_supervised: bool) -> Iterator[Stop]:
-    """Collects SIGINT and SIGTERM; a second one ends a process that is by itself.
-
-    In another thread than the main one nothing is collected: signals come to that one.
-    """
+    """Collects SIGINT and SIGTERM; a second one ends a process without a supervisor."""
     stop = Stop()
 
     def note(number, frame):
@@ -167,7 +166,8 @@ def _stop_signals(is_supervised: bool) -> Iterator[Stop]:
 
 @contextmanager
 def handling(take: Callable[[int, Any], None]) -> Iterator[None]:
-    """Handles SIGINT and SIGTERM by a function, where Python lets this thread do so."""
+    """Handles SIGINT and SIGTERM by a function, if this is the main thread."""
+    # Python raises a ValueError in any other thread.
     main = threading.current_thread() is threading.main_thread()
     numbers = (signal.SIGINT, signal.SIGTERM) if main else ()
     before = {number: signal.signal(number, take) for number in numbers}

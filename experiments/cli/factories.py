@@ -1,4 +1,4 @@
-"""Factories by name, and their parameters as flags: of algorithms and of tasks."""
+"""Factories of algorithms and tasks: found by name, their parameters as flags."""
 
 import argparse
 import importlib
@@ -22,7 +22,7 @@ Factory = Callable[..., Any]
 
 
 class Kind(NamedTuple):
-    """What a factory makes.
+    """A kind of factory.
 
     Attributes:
         flag: the one that names a factory, without dashes.
@@ -59,7 +59,7 @@ TASK = Kind(
 
 
 def describe(kind: Kind, name: str) -> Signature:
-    """Returns what a factory takes: one of that name, or the user's package:factory.
+    """Returns the signature of a registered factory, or of the user's own.
 
     Only the user's own is imported.
 
@@ -118,6 +118,7 @@ def _import(kind: Kind, name: str) -> Factory:
     if attribute not in names:
         hint = checks.nearest(attribute, [x for x in names if callable(names[x])])
         raise BadRequest(f"{where}: {module!r} has no {attribute!r}{hint}")
+    # Its parameters become flags, so it must have a signature.
     try:
         inspect.signature(names[attribute])
     except (TypeError, ValueError):  # no function, or one that has no signature
@@ -129,7 +130,8 @@ def _import(kind: Kind, name: str) -> Factory:
 
 
 def flag_parameters(kind: Kind, signature: Signature) -> list[inspect.Parameter]:
-    """Returns the parameters that become flags: those that a word can set."""
+    """Returns the parameters that become flags: a word can set them."""
+    # Functions and arrays are for callers from Python: no word can say them.
     words = bool | int | float | str | None
     return [
         p
@@ -141,12 +143,12 @@ def flag_parameters(kind: Kind, signature: Signature) -> list[inspect.Parameter]
 
 
 def flag_names(kind: Kind, name: str) -> set[str]:
-    """Returns the parameters of a factory that are flags, by the factory's name."""
+    """Returns the names of a factory's flags."""
     return {p.name for p in flag_parameters(kind, describe(kind, name))}
 
 
 def defaults(kind: Kind, name: str) -> dict[str, Any]:
-    """Returns the defaults of a factory's flags, by the factory's name."""
+    """Returns the defaults of a factory's flags."""
     parameters = flag_parameters(kind, describe(kind, name))
     return {p.name: p.default for p in parameters if p.default is not p.empty}
 
@@ -154,7 +156,7 @@ def defaults(kind: Kind, name: str) -> dict[str, Any]:
 def passed_arguments(
     kind: Kind, factory: Factory, offered: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Of what the harness offers, that which the factory asks for by name."""
+    """Returns the offered values that the factory has parameters for."""
     wanted = inspect.signature(factory).parameters
     return {
         name: value
@@ -166,10 +168,10 @@ def passed_arguments(
 def add_flags(
     parser: argparse.ArgumentParser, kind: Kind, name: str, signature: Signature
 ) -> None:
-    """Adds a factory's parameters to a parser, with its docstring's words.
+    """Adds a factory's parameters to a parser, with the texts of its docstring.
 
     Raises:
-        BadRequest: a parameter has the name of a flag that is there.
+        BadRequest: a parameter with the name of an existing flag.
     """
     summary = signature.doc.partition("\n")[0]
     group = parser.add_argument_group(f"flags of {name}", summary or None)
@@ -194,7 +196,7 @@ def add_flags(
 
 
 def flag_kind(parameter: inspect.Parameter) -> dict[str, Any]:
-    """Returns what argparse needs to know of a parameter's type."""
+    """Returns the arguments of `add_argument` that follow from a parameter's type."""
     hint = parameter.annotation
     hint = type(parameter.default) if hint is parameter.empty else hint
     is_union = typing.get_origin(hint) in (typing.Union, types.UnionType)
@@ -213,7 +215,7 @@ def flag_kind(parameter: inspect.Parameter) -> dict[str, Any]:
 
 
 def choice(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns what argparse needs to know of a flag that has one of these values."""
+    """Returns the arguments of `add_argument` for a flag with one of these values."""
 
     def convert(text: str) -> Any:
         try:
@@ -229,7 +231,7 @@ def _or_none(convert: Callable[[str], Any]) -> Callable[[str], Any]:
 
 
 def argument_texts(doc: str) -> dict[str, str]:
-    """The texts of a Google docstring's Args section by name, each on one line."""
+    """Returns the texts of a Google docstring's Args section by name, in one line."""
     section = re.search(r"^Args:\n((?:[ ]+.*\n?|\n)*)", doc, re.MULTILINE)
     if not section:
         return {}

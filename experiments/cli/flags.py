@@ -38,9 +38,8 @@ class _Show(argparse.Action):
         self.text = text
 
     def __call__(self, parser, namespace, values, option_string=None):
-        from experiments.cli import (
-            terminal,  # imports rich, which a bad request need not
-        )
+        # Imports rich, which a bad request need not.
+        from experiments.cli import terminal
 
         terminal.show(self.text())
         parser.exit()
@@ -54,7 +53,9 @@ class Own(NamedTuple):
     signature: Signature
 
     def published(self) -> "Own":
-        """The same with its source's values for defaults, as --preset paper asks."""
+        """Returns the same with its paper's values for defaults (--preset paper)."""
+        # By default all have a period of 16: with a paper's 500 a short run would
+        # hardly sync, and of two algorithms one would mostly see their periods.
         values = tomllib.loads(PUBLISHED.read_text()).get(self.name, {})
         parameters = [
             p.replace(default=values.get(p.name, p.default))
@@ -99,6 +100,7 @@ def parse(argv: Sequence[str], config: type[Config]) -> Config:
 
 def _named(words: Sequence[str]) -> Namespace:
     """Reads what decides which other flags there are."""
+    # The factories' own flags are not known yet: all that is unknown passes.
     first = Parser(add_help=False, allow_abbrev=False)
     first.add_argument("--algo")
     first.add_argument("--task")
@@ -161,6 +163,7 @@ def own_of(kind: Kind, name: str) -> Own:
 
 def parser_of(settings: Mapping[str, Setting], own: Sequence[Own] = ()) -> Parser:
     """Returns the parser of all flags, those of `own` included."""
+    # Abbreviations are off: a new flag would change what an old command means.
     parser = Parser(
         prog=PROGRAM,
         usage=f"{PROGRAM} [--algo NAME] [--task NAME] [flags]",
@@ -179,7 +182,8 @@ def parser_of(settings: Mapping[str, Setting], own: Sequence[Own] = ()) -> Parse
         help="show all algorithms and tasks, and exit",
     )
     add_settings(parser, settings.values())
-    for each in sorted(own, key=lambda each: ":" in each.name):  # it is blamed
+    # A user's own factory comes last, and is blamed for a name that is taken.
+    for each in sorted(own, key=lambda each: ":" in each.name):
         factories.add_flags(parser, *each)
     return parser
 
@@ -193,13 +197,13 @@ def add_version(parser: argparse.ArgumentParser) -> None:
 
 def add_settings(parser: argparse.ArgumentParser, settings: Iterable[Setting]) -> None:
     """Adds flags in their groups."""
-    groups = {"": parser}
+    groups: dict[str, argparse._ActionsContainer] = {"": parser}
     for each in settings:
         title = each.group.title if each.group else ""
         if title not in groups:
             groups[title] = parser.add_argument_group(title)
         if each.read is None:
-            kind = {"action": "store_true"}
+            kind: dict[str, Any] = {"action": "store_true"}
         else:
             kind = {"type": each.read, "default": each.default, "metavar": each.shown}
             kind |= {"action": "append", "default": []} if each.is_repeated else {}

@@ -1,7 +1,4 @@
-"""The library as the command line reads it: its files, since importing it imports jax.
-
-So a bad request is answered at once, and --help needs no second.
-"""
+"""The library as the command line reads it: its files, as its import imports jax."""
 
 import importlib.util
 import re
@@ -10,7 +7,7 @@ from typing import TYPE_CHECKING
 
 
 def _folder() -> Path:
-    """Returns where the package lies."""
+    """Returns the package's folder."""
     package = importlib.util.find_spec("syncalgos")
     assert package is not None and package.submodule_search_locations is not None
     return Path(next(iter(package.submodule_search_locations)))
@@ -32,6 +29,7 @@ def version() -> str:
 
 def _checks():
     """Loads `syncalgos.checks` without the package around it."""
+    # The package imports jax, which takes two seconds; this file needs none of it.
     spec = importlib.util.spec_from_file_location("checks", FOLDER / "checks.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)

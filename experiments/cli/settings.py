@@ -17,6 +17,7 @@ from experiments.cli.words import indices, number, whole
 P = typing.ParamSpec("P")
 Scope = Literal["run", "start", "process"]
 
+# The type of a field says how its word is read, so that both cannot disagree.
 # From a word to a value, by the type of a field; None is a switch, which takes no word.
 READERS: dict[Any, Callable[[str], Any] | None] = {
     **{int: whole, float: number, str: str, Path: Path, bool: None},

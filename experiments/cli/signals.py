@@ -1,4 +1,8 @@
-"""Decides whether a signal ends a program at once, or asks it to stop by itself."""
+"""Decides whether a signal ends a program at once, or asks it to stop by itself.
+
+Before the first dispatch, and while a program compiles, nothing would be kept: the
+process ends outright. Later the first signal waits for the end of the dispatch.
+"""
 
 import os
 import sys
@@ -15,8 +19,7 @@ _trained: set[object] = set()  # runs under way that have something to keep
 class Stop:
     """The signals that ask a program to stop.
 
-    Calling it returns the number of one, or 0. The program does so before each
-    dispatch, and stops by itself.
+    A call returns the number of one, or 0. The program calls it before each dispatch.
 
     Attributes:
         received: the signals' numbers.
@@ -31,10 +34,10 @@ class Stop:
         return max(self.received, default=0)
 
     def at_once(self, frame: FrameType | None) -> str:
-        """Says why the program need not be waited for; "" where it must be.
+        """Returns why the program need not be waited for; "" if it must be.
 
         Args:
-            frame: where the main thread is.
+            frame: the innermost one of the main thread.
         """
         if not self._looks:
             return "stopped before training began"
@@ -44,7 +47,7 @@ class Stop:
 
 @contextmanager
 def keeping_results() -> Iterator[Callable[[], None]]:
-    """Yields what a run calls once it has trained: from then on it stops by itself."""
+    """Yields a function for a run to call once it has something to keep."""
     run = object()
     try:
         yield lambda: _trained.add(run)
@@ -53,25 +56,23 @@ def keeping_results() -> Iterator[Callable[[], None]]:
 
 
 def _is_compiling(frame: FrameType | None) -> bool:
-    """Whether jax traces or compiles a program of the engine, or compiles any."""
-    from syncalgos.engine.compiled import (
-        Programs,  # imported long ago, where a program looks
-    )
+    """Whether jax traces or compiles a program of the engine, or compiles any other."""
+    # Imported long ago, if any program compiles.
+    from syncalgos.engine.compiled import Compiled
 
     while frame is not None:
         code = frame.f_code
-        if code is Programs._compile.__code__ or code.co_filename.endswith(COMPILER):
+        if code is Compiled._compile.__code__ or code.co_filename.endswith(COMPILER):
             return True
         frame = frame.f_back
     return False
 
 
 def interrupt(error: BaseException, code: int) -> NoReturn:
-    """Ends the process by a code if it is a command of ours, else raises the error.
-
-    To raise is not enough there: an error is lost in a callback from C++, crashes the
-    import of an extension module, and waits until XLA has compiled.
-    """
+    """Ends the process with a code if it is our command, else raises the error."""
+    # To raise is not enough: an error is lost in a callback from C++, crashes the
+    # import of an extension module, and waits until XLA has compiled (20 to 70 s on
+    # ResNet-50).
     spec = getattr(sys.modules["__main__"], "__spec__", None)
     if spec is not None and spec.name.startswith("experiments."):
         end(code)
@@ -80,7 +81,7 @@ def interrupt(error: BaseException, code: int) -> NoReturn:
 
 @contextmanager
 def before_the_end(action: Callable[[], None]) -> Iterator[None]:
-    """Calls an action when left, or before the process is ended at once."""
+    """Calls an action when the block ends, or before the process is ended at once."""
     _owed.append(action)
     try:
         yield
@@ -90,9 +91,9 @@ def before_the_end(action: Callable[[], None]) -> Iterator[None]:
 
 
 def end(code: int) -> NoReturn:
-    """Ends the process at once, whatever it does."""
+    """Ends the process at once."""
     for action in _owed:
         action()
     if os.isatty(2):
-        os.write(2, b"\x1b[?25h\n")  # the cursor, which a bar may have hidden
+        os.write(2, b"\x1b[?25h\n")  # shows the cursor, which a bar may have hidden
     os._exit(code)

@@ -1,4 +1,4 @@
-"""What a run shows: a header and progress on stderr, a summary on stdout."""
+"""Output of a run: header and progress on stderr, the summary on stdout."""
 
 import math
 import sys
@@ -20,14 +20,14 @@ from experiments.cli.exits import printable, say
 
 
 class Report(Protocol):
-    """How a running loop tells where it is."""
+    """The display of a run's progress."""
 
     def step(self, done: int) -> None:
-        """So many local steps are done."""
+        """Shows how many local steps are done."""
         ...
 
     def line(self, text: str) -> None:
-        """Something to read."""
+        """Shows a line of text."""
         ...
 
 
@@ -57,7 +57,7 @@ class _Bar:
 
 @contextmanager
 def report(steps: int) -> Iterator[Report]:
-    """A progress bar where stderr is a terminal, plain lines elsewhere."""
+    """Yields a progress bar if stderr is a terminal, plain lines otherwise."""
     if not sys.stderr.isatty():
         yield _Plain()
         return
@@ -70,17 +70,19 @@ def report(steps: int) -> Iterator[Report]:
         TextColumn("left"),
         TimeRemainingColumn(),
     )
+    # stdout is the summary's alone, so that it can be piped.
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         yield _Bar(progress, steps)
 
 
 def above(bar: Progress, text: str) -> None:
     """Prints a line above a bar."""
+    # Brackets in an error message are no markup.
     bar.console.print(printable(text), highlight=False, markup=False)
 
 
 def show(text: str) -> None:
-    """Prints the summary on stdout, if it can be shown."""
+    """Prints a text on stdout, if it can be shown."""
     with suppress(OSError, ValueError):
         for line in text.split("\n"):
             print(printable(line))
@@ -88,13 +90,13 @@ def show(text: str) -> None:
 
 
 def evaluation_line(line: dict[str, Any], steps: int) -> str:
-    """One evaluation, to read."""
+    """Formats one evaluation."""
     figures = [f"{name} {figure(x)}" for name, x in measured(line).items()]
     return "  ".join([f"step {line['step']:>{len(str(steps))}}/{steps}", *figures])
 
 
 def measured(line: dict[str, Any]) -> dict[str, float | None]:
-    """The training loss and all that was measured on held-out data, by its name."""
+    """Returns the training loss and the held-out measures of a line, by label."""
     return {
         name.replace("_", " "): x
         for name, x in line.items()
@@ -103,19 +105,19 @@ def measured(line: dict[str, Any]) -> dict[str, float | None]:
 
 
 def figure(x: float | None) -> str:
-    """A loss, an accuracy or a rate."""
+    """Formats a loss, an accuracy or a rate."""
     if x is None:
         return "none"
     return f"{x:.4f}" if x == 0 or 1e-3 <= abs(x) < 1000 else f"{x:.3g}"
 
 
 def count(x: float) -> str:
-    """A rate, with as many digits as it deserves."""
+    """Formats a number per second; digits beyond two would be noise below 10."""
     return f"{x:,.0f}" if x >= 10 else f"{x:.2g}"
 
 
 def size(bytes_: float) -> str:
-    """A number of bytes."""
+    """Formats a number of bytes."""
     for unit in ("B", "kB", "MB", "GB", "TB"):
         if bytes_ < 1000 or unit == "TB":
             break
@@ -124,12 +126,12 @@ def size(bytes_: float) -> str:
 
 
 def rate(x: float | None) -> str:
-    """A learning rate; None where there is none, NaN where none was found."""
+    """Formats a learning rate; None if there is none, NaN if none was found."""
     return "none" if x is None else "not found" if math.isnan(x) else f"{x:g}"
 
 
-def summary_text(summary: dict[str, Any], out: Any) -> str:
-    """The summary that a person reads."""
+def show_summary(summary: dict[str, Any], out: Any) -> None:
+    """Prints summary.json for a person, on stdout."""
     s = summary
     speed = s["steps_per_second"]
     sent = "not counted"
@@ -160,11 +162,11 @@ def summary_text(summary: dict[str, Any], out: Any) -> str:
         f"seed {s['seed']}"
     )
     lines = [f"  {name:<{width}} {text}" for name, text in rows.items()]
-    return "\n".join([head, *lines])
+    show("\n".join([head, *lines]))
 
 
 def layout_text(s: dict[str, Any]) -> str:
-    """Workers over devices × lanes, in words."""
+    """Formats workers over devices × lanes."""
     counts = (
         ("workers", "worker"),
         ("devices", s["platform"] + " device"),
@@ -173,5 +175,6 @@ def layout_text(s: dict[str, Any]) -> str:
     workers, devices, lanes = (
         f"{s[name]} {noun}{'' if s[name] == 1 else 's'}" for name, noun in counts
     )
-    form = s.get("lane_form") if s["lanes"] > 1 else None  # known once it has trained
+    # The form is known only after a dispatch.
+    form = s.get("lane_form") if s["lanes"] > 1 else None
     return f"{workers} on {devices} × {lanes}{f' {form}' if form else ''}"

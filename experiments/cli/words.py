@@ -1,4 +1,4 @@
-"""Words of a command line: as they are cleaned, and as values."""
+"""Words of a command line: cleaned, and read as values."""
 
 import argparse
 from collections.abc import Iterable
@@ -7,13 +7,14 @@ from experiments.cli.errors import BadRequest
 
 
 def cleaned(argv: Iterable[str]) -> list[str]:
-    """Returns the words with flags as they are spelled, refusing those that are empty.
+    """Returns the words of a command line with dashes in the names of flags.
 
-    A flag may be written with underscores, as Python has the name.
+    Underscores are accepted, as Python has the names.
 
     Raises:
-        BadRequest: an empty value, as an unset variable in a script leaves it.
+        BadRequest: an empty value, as left by an unset variable in a script.
     """
+    # An empty word would become a name, a path or 0, far from where it was made.
     found, flag = [], ""
     for word in argv:
         is_flag = word.startswith("--")
@@ -27,7 +28,7 @@ def cleaned(argv: Iterable[str]) -> list[str]:
 
 
 def with_dashes(word: str) -> str:
-    """Returns a flag as it is spelled; other words as they are."""
+    """Returns a flag with dashes in its name; other words as they are."""
     flag, equals, value = word.partition("=")
     return flag.replace("_", "-") + equals + value if word.startswith("--") else word
 
@@ -61,7 +62,7 @@ def indices(text: str) -> tuple[int, ...]:
 
 
 def literal(text: str) -> int | float | str:
-    """Reads what a flag without a declared type most likely means."""
+    """Reads the value of a flag without a declared type: an int, a float, or text."""
     for kind in (int, float):
         try:
             return kind(text)

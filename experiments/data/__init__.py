@@ -1,1 +1,1 @@
-"""Data sets: downloaded once, checked against their pins, read as NumPy arrays."""
+"""Data sets: downloaded once, checked against pins.toml, read as NumPy arrays."""

@@ -1,4 +1,4 @@
-"""Tar archives, read in memory: nothing is extracted to disk."""
+"""Tar archives, read in memory; nothing is extracted to disk."""
 
 import gzip
 import tarfile
@@ -13,7 +13,7 @@ def members(path: Path, most_bytes: int, name: str) -> dict[str, bytes]:
     Args:
         path: the archive, gzip'd or not.
         most_bytes: refuse an archive that unpacks to more.
-        name: how errors call it.
+        name: of the archive, for errors.
 
     Returns:
         Each file's content by its name.
@@ -25,18 +25,16 @@ def members(path: Path, most_bytes: int, name: str) -> dict[str, bytes]:
     try:
         content = BytesIO(_unpacked(path, most_bytes, name))
         with tarfile.open(fileobj=content, mode="r:") as tar:
-            found = {}
-            for member in tar:
-                _check(member, name)
-                if (file := tar.extractfile(member)) is not None:
-                    found[member.name] = file.read()
+            checked = [_checked(member, name) for member in tar]
+            pairs = [(member.name, tar.extractfile(member)) for member in checked]
+            return {path: file.read() for path, file in pairs if file is not None}
     except (EOFError, OSError, zlib.error, tarfile.TarError) as error:
         raise ValueError(f"{name} is not a readable tar archive: {error}") from error
-    return found
 
 
 def _unpacked(path: Path, most_bytes: int, name: str) -> bytes:
-    """An archive's bytes; all at once, so that its headers can ask for no more."""
+    """The unpacked bytes of an archive."""
+    # All at once: what its headers ask for can then be no more than this.
     with path.open("rb") as raw:
         zipped = raw.read(2) == b"\x1f\x8b"
         raw.seek(0)
@@ -46,10 +44,11 @@ def _unpacked(path: Path, most_bytes: int, name: str) -> bytes:
     return content
 
 
-def _check(member: tarfile.TarInfo, name: str) -> None:
-    """Raises a ValueError unless a member is a file or folder inside the archive's."""
+def _checked(member: tarfile.TarInfo, name: str) -> tarfile.TarInfo:
+    """Returns a member, or raises a ValueError unless it is a file or folder inside."""
     inside = PurePosixPath(member.name)
     if inside.is_absolute() or ".." in inside.parts:
         raise ValueError(f"{name} is refused: {member.name!r} leaves the folder")
     if not (member.isfile() or member.isdir()):
         raise ValueError(f"{name} is refused: {member.name!r} is a link or a device")
+    return member

@@ -1,4 +1,4 @@
-"""CIFAR-10, which comes as pickles in a tar archive."""
+"""CIFAR-10, distributed as pickles in a tar archive."""
 
 import hashlib
 import pickle
@@ -49,16 +49,17 @@ def read(path: Path, members: Mapping[str, str]) -> tuple[Arrays, Arrays]:
 
     Args:
         path: the archive, whose own checksum is right.
-        members: the batches' SHA-256 by name; what is in "test_batch" is held out.
+        members: the batches' SHA-256 by name; "test_batch" is held out.
 
     Returns:
-        As `images`; training batches in the order of members.
+        Those of `images`, with the training batches in the order of members.
 
     Raises:
         ValueError: a member leaves the folder, is missing, differs from its SHA-256,
-            asks for more than arrays, or holds something else.
+            asks for more than arrays, or is no batch.
     """
     found = archives.members(path, MOST_BYTES, str(path))
+    # Checked before anything is unpickled.
     for name, expected in members.items():
         if name not in found:
             raise ValueError(f"{path} lacks {name}")
@@ -75,7 +76,7 @@ def read(path: Path, members: Mapping[str, str]) -> tuple[Arrays, Arrays]:
 
 
 class _Unpickler(pickle.Unpickler):
-    """Makes arrays and plain values, and calls nothing else."""
+    """Unpickles arrays and plain values, and calls nothing else."""
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in ALLOWED:
@@ -84,11 +85,12 @@ class _Unpickler(pickle.Unpickler):
 
 
 def _batch(content: bytes, name: str) -> Arrays:
-    """One pickled batch: rows of 1024 red, 1024 green and 1024 blue bytes."""
+    """Reads a pickled batch: rows of 1024 red, 1024 green and 1024 blue bytes."""
     try:
         batch = _Unpickler(BytesIO(content), encoding="latin1").load()
         data, labels = np.asarray(batch["data"]), np.array(batch["labels"], np.int32)
-    except Exception as error:  # a pickle may raise anything
+    # A pickle may raise any error.
+    except Exception as error:
         raise ValueError(f"{name} cannot be unpickled: {error}") from error
     if (data.dtype, data.shape) != (np.uint8, (*labels.shape, 3072)):
         raise ValueError(

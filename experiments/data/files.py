@@ -112,21 +112,27 @@ def _download(file: File, path: Path, convert: Convert | None) -> None:
         with _interruptible():
             path.parent.mkdir(parents=True, exist_ok=True)
             _remove_leftovers(path.parent)
-            if _try_sources(file, part, convert, problems):
-                os.replace(part, path)
-                return
+            is_made = _try_sources(file, part, convert, problems)
+        if is_made:
+            os.replace(part, path)
+            return
     except OSError as error:
         problems.append(f"{path.parent} cannot be written: {error.strerror or error}")
     finally:
-        with suppress(OSError):  # the folder may be read-only, or hold other files
-            part.unlink(missing_ok=True)
-            if is_new:
-                path.parent.rmdir()
+        _clean(part, is_new)
     it = "it" if convert is None else "it, or the very file of that address,"
     raise ValueError(
         f"{file.path} is missing and cannot be downloaded ({'; '.join(problems)}): put "
         f"{it} in {path.parent} ({file.size} bytes, SHA-256 {file.sha256})"
     )
+
+
+def _clean(part: Path, is_new: bool) -> None:
+    """Removes the part, and its folder if that is new and empty."""
+    with suppress(OSError):  # the folder may be read-only, or hold other files
+        part.unlink(missing_ok=True)
+        if is_new:
+            part.parent.rmdir()
 
 
 def _try_sources(
@@ -153,25 +159,42 @@ def _make(part: Path, file: File, convert: Convert | None, source: str | Path) -
     """Makes the part from a file or an address; returns what is wrong, or ""."""
     from requests import RequestException
 
-    # The size of a download to be converted is not pinned: it gets twice the room.
-    most = file.size if convert is None else 2 * file.size
     try:
         with part.open("wb") as out:
-            # Held open, and so locked, until the part is complete.
-            _lock(out)
-            if isinstance(source, str):
-                _receive(source, out, most, file.size if convert is None else None)
-                source, wrong = part, "its SHA-256 is"
-            else:
-                wrong = "what it makes has SHA-256"
-            if convert is not None:
-                part.write_bytes(convert(source))
-        found = sha256(part)
+            _fill(out, part, file, convert, source)
+            found = sha256(part)
     except RequestException as error:
         return _reason(error)
     except ValueError as error:
         return str(error)
-    return "" if found == file.sha256 else f"{wrong} {found}"
+    if found == file.sha256:
+        return ""
+    is_download = isinstance(source, str)
+    return (
+        f"its SHA-256 is {found}"
+        if is_download
+        else f"what it makes has SHA-256 {found}"
+    )
+
+
+def _fill(
+    out: IO[bytes],
+    part: Path,
+    file: File,
+    convert: Convert | None,
+    source: str | Path,
+) -> None:
+    """Downloads, if the source is an address, and converts, all under a lock."""
+    # Not all file systems have locks.
+    with suppress(OSError):
+        _lock(out)
+    if isinstance(source, str):
+        # The size of a download to be converted is not pinned: it gets twice the room.
+        total = file.size if convert is None else None
+        _receive(source, out, total or 2 * file.size, total)
+        source = part
+    if convert is not None:
+        part.write_bytes(convert(source))
 
 
 def _receive(url: str, out: IO[bytes], most: int, total: int | None) -> None:
@@ -190,9 +213,13 @@ def _receive(url: str, out: IO[bytes], most: int, total: int | None) -> None:
         for chunk in response.iter_content(1 << 16):
             out.write(chunk)
             bar.advance(task, len(chunk))
-            if out.tell() > most:
-                raise ValueError(f"it sends more than {most} bytes")
+            _check_size(out.tell(), most)
     out.flush()
+
+
+def _check_size(size: int, most: int) -> None:
+    if size > most:
+        raise ValueError(f"it sends more than {most} bytes")
 
 
 def _console() -> Console:
@@ -207,7 +234,8 @@ def _log(line: str) -> None:
 
 
 def _reason(error: OSError) -> str:
-    """Why a download failed, in a few words; requests' own errors fill a paragraph."""
+    """Explains a failed download in a few words."""
+    # The text of requests' own errors fills a paragraph.
     from requests import exceptions
 
     response = getattr(error, "response", None)
@@ -225,26 +253,22 @@ def _reason(error: OSError) -> str:
     return next(known, type(error).__name__)
 
 
-def _lock(part: IO[bytes]) -> bool:
-    """Marks a part as a living process's; returns False if another holds it."""
+def _lock(part: IO[bytes]) -> None:
+    """Marks a part as a living process's; raises an OSError if another holds it."""
     # An open file cannot be removed there: it needs no lock.
-    if sys.platform == "win32":
-        return True
-    import fcntl
+    if sys.platform != "win32":
+        import fcntl
 
-    try:
         fcntl.flock(part, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    return True
 
 
 def _remove_leftovers(parent: Path) -> None:
     """Removes the parts of killed downloads; a lock marks those still under way."""
     for part in parent.glob(f".*{PART}"):
-        with suppress(OSError), part.open("rb") as leftover:  # or another was quicker
-            if _lock(leftover):
-                part.unlink()
+        # It is locked, or another process removed it first.
+        with suppress(OSError), part.open("rb") as leftover:
+            _lock(leftover)
+            part.unlink()
 
 
 @contextmanager

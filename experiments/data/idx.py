@@ -1,4 +1,4 @@
-"""MNIST and Fashion-MNIST, which come as gzip'd IDX files."""
+"""MNIST and Fashion-MNIST, distributed as gzip'd IDX files."""
 
 import gzip
 import math
@@ -47,7 +47,7 @@ def images(name: str, data_dir: Path | None = None) -> tuple[Arrays, Arrays]:
 
 
 def _examples(images_path: Path, labels_path: Path) -> Arrays:
-    """Images with their labels."""
+    """Reads images with their labels."""
     x, y = read(images_path), read(labels_path)
     if x.shape != (len(y), 28, 28) or y.shape != (len(x),):
         raise ValueError(
@@ -61,11 +61,10 @@ def read(path: Path) -> np.ndarray:
     """Reads a gzip'd IDX file of unsigned bytes.
 
     Raises:
-        ValueError: it is something else, or incomplete.
-
-    The header is 0, 0, 8 for unsigned bytes, the number of dimensions, and each
-    dimension as four bytes, the high one first.
+        ValueError: it has another format, or is incomplete.
     """
+    # The header is 0, 0, 8 for unsigned bytes, the number of dimensions, and each
+    # dimension as four bytes, the high one first.
     try:
         content = gzip.decompress(path.read_bytes())
     except (EOFError, OSError, zlib.error) as error:

@@ -36,7 +36,7 @@ class Recording(NamedTuple):
 
     Attributes:
         digit: 0 to 9.
-        speaker: who says it.
+        speaker: the speaker's name.
         take: 0 to 49, the index in its name; 0 to 4 are held out.
         samples: (n,) int16, 8,000 per second.
     """
@@ -70,21 +70,23 @@ def pack(path: Path) -> bytes:
     """Packs the recordings of the repository's archive, always to the same bytes.
 
     Raises:
-        ValueError: the archive cannot be read or leads out of its folder.
+        ValueError: the archive cannot be read, or a name leads out of its folder.
     """
+    # The archive itself cannot be pinned: its bytes change with the server's gzip.
     found = archives.members(path, MOST_BYTES, "the archive")
     wavs = {m[1]: wav for name, wav in found.items() if (m := NAME.fullmatch(name))}
     packed = BytesIO()
     with tarfile.open(fileobj=packed, mode="w", format=tarfile.USTAR_FORMAT) as tar:
         for name in sorted(wavs):
-            member = tarfile.TarInfo(name)  # of time 0, user 0 and mode 0644
+            # Time 0, user 0 and mode 0644.
+            member = tarfile.TarInfo(name)
             member.size = len(wavs[name])
             tar.addfile(member, BytesIO(wavs[name]))
     return packed.getvalue()
 
 
 def _recording(name: str, content: bytes, path: Path) -> Recording:
-    """One member of the archive."""
+    """Reads one member of the archive."""
     if not (match := NAME.fullmatch(name)):
         raise ValueError(f"{path}: {name} is not recordings/DIGIT_SPEAKER_TAKE.wav")
     try:
@@ -101,12 +103,12 @@ def _recording(name: str, content: bytes, path: Path) -> Recording:
 
 
 def _mel(hertz: np.ndarray) -> np.ndarray:
-    """Perceived pitch (O'Shaughnessy, 1987; the formula of HTK)."""
+    """Converts to perceived pitch (O'Shaughnessy, 1987; the formula of HTK)."""
     return 2595 * np.log10(1 + hertz / 700)
 
 
 def _triangles() -> np.ndarray:
-    """Weights (FFT / 2 + 1, BANDS) of triangles that overlap by half, equal in mel."""
+    """Weights (FFT / 2 + 1, BANDS) of triangles that overlap by half, even in mel."""
     bins = np.linspace(0, RATE / 2, FFT // 2 + 1)[:, None]
     ends = 700 * (10 ** (np.linspace(0, _mel(bins[-1, 0]), BANDS + 2) / 2595) - 1)
     low, middle, high = ends[:-2], ends[1:-1], ends[2:]
@@ -125,8 +127,8 @@ def log_mel(samples: np.ndarray) -> np.ndarray:
         samples: (n,) int16, 8,000 per second; fewer than one window's are padded.
 
     Returns:
-        (frames, 40) float32: the log of each band's power, at least log(1e-6), where
-        the samples go from -1 to 1; frames that would reach past the end are left out.
+        (frames, 40) float32: the log of each band's power, at least log(1e-6), for
+        samples from -1 to 1; frames that would reach past the end are left out.
     """
     sound = samples.astype(np.float32) / 32768
     sound = np.pad(sound, (0, max(WINDOW - len(sound), 0)))
@@ -143,13 +145,13 @@ def spoken_digits(
 
     Args:
         data_dir: the data folder (see `files.folder`).
-        frames: how many each example has, at least 1; longer recordings are cut.
+        frames: of each example, at least 1; longer recordings are cut.
 
     Returns:
         The 2,700 training and the 300 held-out examples, each {"x": features
-        (n, frames, 40) float32, "length": how many of the frames are the recording's
-        own, (n,) int32, "y": digits (n,) int32}. Each band has mean 0 and deviation 1
-        over the training recordings' own frames; the frames after them are 0.
+        (n, frames, 40) float32, "length": frames of the recording itself, (n,) int32,
+        "y": digits (n,) int32}. Each band has mean 0 and deviation 1 over the training
+        recordings' own frames; the frames after them are 0.
 
     Raises:
         ValueError: the file is missing, altered or malformed.
@@ -159,10 +161,11 @@ def spoken_digits(
 
 
 def examples(loaded: Sequence[Recording], frames: int) -> tuple[Arrays, Arrays]:
-    """What `spoken_digits` returns, of recordings that have been loaded."""
+    """Makes the examples of `spoken_digits` from loaded recordings."""
     features = [log_mel(recording.samples)[:frames] for recording in loaded]
     held_out = _held_out(loaded)
     own = np.concatenate([f for f, h in zip(features, held_out, strict=True) if not h])
+    # Of the training recordings alone: held-out ones must not shape their own test.
     mean, deviation = own.mean(0, np.float64), own.std(0, np.float64)
     x = np.zeros((len(loaded), frames, BANDS), np.float32)
     for row, feature in zip(x, features, strict=True):
@@ -177,11 +180,11 @@ def examples(loaded: Sequence[Recording], frames: int) -> tuple[Arrays, Arrays]:
 
 
 def speakers(loaded: Sequence[Recording]) -> np.ndarray:
-    """Who says each training example, (n,) int32: places in the sorted names."""
+    """The speaker of each training example, (n,) int32: a place in the sorted names."""
     _, numbers = np.unique([r.speaker for r in loaded], return_inverse=True)
     return numbers.astype(np.int32)[~_held_out(loaded)]
 
 
 def _held_out(loaded: Sequence[Recording]) -> np.ndarray:
-    """Which recordings are, (n,) bool: of each speaker and digit the first takes."""
+    """Marks held-out recordings, (n,) bool: the first takes of a digit and speaker."""
     return np.array([recording.take < 5 for recording in loaded])

@@ -30,7 +30,7 @@ def characters(text: str) -> tuple[np.ndarray, list[str]]:
     """Splits a text into characters.
 
     Returns:
-        Their codes, (n,) int32, and the alphabet, sorted: character i has code i.
+        Codes, (n,) int32, and the sorted alphabet: character i has code i.
     """
     points = np.frombuffer(text.encode("utf-32-le"), np.uint32)
     alphabet, codes = np.unique(points, return_inverse=True)
@@ -41,8 +41,8 @@ def words(text: str) -> tuple[np.ndarray, list[str]]:
     """Splits a text into lower-case words: runs of the letters a to z and '.
 
     Returns:
-        Their codes, (n,) int32, and the vocabulary, the most frequent word first and
-        equally frequent ones sorted: word i has code i.
+        Codes, (n,) int32, and the vocabulary, the most frequent word first and equally
+        frequent ones sorted: word i has code i.
     """
     found = re.findall(r"[a-z']+", text.lower())
     counts = Counter(found)
@@ -56,10 +56,10 @@ def split(codes: np.ndarray, held_out: float = 0.1) -> tuple[np.ndarray, np.ndar
 
     Args:
         codes: the text, (n,).
-        held_out: the share that is held out, above 0 and below 1.
+        held_out: the held-out share, above 0 and below 1.
 
     Returns:
-        What to train on, and what is held out.
+        The part to train on, and the held-out part.
     """
     checks.real("held_out", held_out, above=0, below=1)
     end = int(len(codes) * (1 - held_out))

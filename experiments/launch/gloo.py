@@ -1,4 +1,4 @@
-"""Has gloo and jax's own service listen where other hosts reach this one alone."""
+"""Addresses at which gloo and jax's service listen: those that other hosts reach."""
 
 import importlib
 import socket
@@ -9,22 +9,21 @@ from experiments.supervisor.addresses import address, joined_address, own_addres
 
 
 def listen_towards(coordinator: str) -> str | None:
-    """Has gloo listen on this host's address in the coordinator's network.
-
-    By itself it takes the address of the host's own name, which many systems have as
-    127.0.1.1 in /etc/hosts: then no other host finds it. jax (0.10 to 0.12) has no
-    public setting for that.
+    """Makes gloo listen on this host's address in the coordinator's network.
 
     Args:
         coordinator: HOST:PORT, as other hosts know it.
 
     Returns:
-        What jax's `coordinator_bind_address` shall be on the coordinator's host: by
-        itself the service listens on all addresses. None where that must be.
+        The `coordinator_bind_address` for jax on the coordinator's host, whose service
+        would listen on all addresses by itself; None if it has to.
 
     Raises:
         OSError: there is no way to it.
     """
+    # By itself gloo takes the address of the host's own name, which many systems have
+    # as 127.0.1.1 in /etc/hosts: then no other host finds it. jax (0.10 to 0.12) has
+    # no public setting for that.
     inner: Any = importlib.import_module("jaxlib._jax")
     host, port = address(coordinator)
     own = _address_towards(host, port)
@@ -36,7 +35,7 @@ def listen_towards(coordinator: str) -> str | None:
 
 
 def _address_towards(host: str, port: int) -> str:
-    """Of this host, in the network by which another is reached; nothing is sent."""
+    """Returns this host's address on the way to another; nothing is sent."""
     family, kind, *_, where = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind) as probe:
         probe.connect(where)

@@ -1,4 +1,4 @@
-"""Which processes a config asks for; jax is asked only where a scheduler knows."""
+"""The processes that a config asks for, found without jax unless a scheduler knows."""
 
 from experiments.cli.errors import BadRequest
 from experiments.supervisor.addresses import address
@@ -7,23 +7,35 @@ from experiments.training.config import RunConfig
 
 
 def requested_group(config: RunConfig) -> Group | None:
-    """Returns the processes that a config asks for; None if it is a single one.
+    """Returns the processes that a config asks for; None for a single one.
 
     Raises:
-        BadRequest: flags that do not go together, or that leave one out.
+        BadRequest: flags that do not go together, or that leave one out, or a layout
+            that no number of devices could run.
     """
     try:
         found = _group(config)
-        if found is not None:
-            _check_layout(config, found.count)
     except ValueError as error:
         raise BadRequest(str(error)) from error
+    if found is None:
+        return None
+    if config.backend == "vmap":
+        raise BadRequest(
+            f"--backend vmap runs on one device, not in {found.count} processes: take "
+            "pmap or shard_map"
+        )
+    if config.workers % found.count:
+        raise BadRequest(
+            f"{config.workers} workers do not divide over {found.count} processes: use "
+            f"a multiple of {found.count}"
+        )
     return found
 
 
 def _group(c: RunConfig) -> Group | None:
     by_hand = {"process_id": c.process_id, "num_processes": c.num_processes}
     given = [name for name, value in by_hand.items() if value is not None]
+    # Processes are started either here or elsewhere, never both.
     ways = [c.processes != 1, c.coordinator is not None, c.distributed == "auto"]
     if sum(ways) > 1:
         raise ValueError(
@@ -43,6 +55,7 @@ def _group(c: RunConfig) -> Group | None:
             raise ValueError(f"--coordinator goes with --{name.replace('_', '-')}")
     address(c.coordinator)
     count, number = c.num_processes, c.process_id
+    assert count is not None and number is not None  # as was just checked
     if number >= count:
         raise ValueError(
             f"--process-id must be 0 to {count - 1} of {count} processes, got {number}"
@@ -51,8 +64,9 @@ def _group(c: RunConfig) -> Group | None:
 
 
 def _detected(c: RunConfig) -> Group:
-    """Who this process is by Slurm, Open MPI or Kubernetes, as jax finds it out."""
-    from jax._src.clusters import ClusterEnv  # jax tells nobody before it has joined
+    """Returns the place that Slurm, Open MPI or Kubernetes gives this process."""
+    # Private: jax has no public way to ask before it has joined the others.
+    from jax._src.clusters import ClusterEnv
 
     timeout = round(c.init_timeout)
     names = (None, None, None, None, None)
@@ -60,7 +74,7 @@ def _detected(c: RunConfig) -> Group:
         where, count, number, *_ = ClusterEnv.auto_detect_unset_distributed_params(
             *names, timeout
         )
-    except Exception as error:  # whatever a scheduler's environment leads to
+    except Exception as error:  # a scheduler's environment may raise anything
         raise ValueError(
             f"--distributed auto: {type(error).__name__}: {error}"
         ) from error
@@ -70,17 +84,3 @@ def _detected(c: RunConfig) -> Group:
             "process: say --coordinator, --process-id and --num-processes"
         )
     return Group(count, (number,), where)
-
-
-def _check_layout(c: RunConfig, processes: int) -> None:
-    """Raises a ValueError for what no number of devices could run."""
-    if c.backend == "vmap":
-        raise ValueError(
-            f"--backend vmap runs on one device, not in {processes} processes: take "
-            "pmap or shard_map"
-        )
-    if c.workers % processes:
-        raise ValueError(
-            f"{c.workers} workers do not divide over {processes} processes: use a "
-            f"multiple of {processes}"
-        )

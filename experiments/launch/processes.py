@@ -1,4 +1,4 @@
-"""A run in several processes: who supervises them, and how each one joins."""
+"""A run in several processes: supervised by this command, or joined by it."""
 
 import dataclasses
 import os
@@ -10,6 +10,7 @@ from typing import TextIO
 
 import jax
 
+from experiments import exit_codes
 from experiments.cli import exits, terminal
 from experiments.cli.errors import BadRequest
 from experiments.launch import gloo
@@ -22,7 +23,8 @@ from experiments.training.config import RunConfig, parse
 from experiments.training.prepared import versions
 from experiments.training.process_group import ProcessGroup
 
-# What jax says when another process is gone, in whatever kind of error.
+# How jax reports that another process is gone. It has no error type for that, and each
+# backend words it in its own way.
 _GONE = re.compile(
     "gloo|nccl|coordination|connection (reset|closed|refused)|broken pipe|"
     "socket closed|unavailable|deadline_exceeded|timed out",
@@ -31,7 +33,10 @@ _GONE = re.compile(
 
 
 def supervise(config: RunConfig, argv: list[str], group: Group) -> int:
-    """Starts this command's processes, and watches them to their end.
+    """Starts this command's processes and watches them to their end.
+
+    A supervisor outside is needed: jax aborts in C++ when a process is lost, and hangs
+    when one never comes.
 
     Returns:
         The exit code.
@@ -52,26 +57,27 @@ def supervise(config: RunConfig, argv: list[str], group: Group) -> int:
 
 
 def run_as_member(member: ChildSide, argv: list[str], started: float) -> int:
-    """Runs a process that a supervisor has started.
+    """Runs one of the processes of a run, under its supervisor.
 
     Returns:
-        The exit code, where the process does not end at once.
+        The exit code, unless the process ends at once.
     """
     errors = _take_streams(member)
     try:
         return _trained(member, argv, started)
     except BadRequest as error:
-        member.refuse(f"error: {' '.join(str(error).split())}", exits.BAD_REQUEST)
+        member.refuse(f"error: {' '.join(str(error).split())}", exit_codes.BAD_REQUEST)
     except Exception as error:
         text = f"{type(error).__name__}: {error}".partition("\n")[0]
         if _GONE.search(str(error)):
             member.lost(text)
         traceback.print_exc(file=errors)
-        member.refuse(text, exits.FAILED)
+        member.refuse(text, exit_codes.FAILED)
 
 
 def _trained(member: ChildSide, argv: list[str], started: float) -> int:
     config = parse(argv)
+    # A restart goes on from the checkpoints of its run, and must not erase them.
     is_restart = member.attempt > 0
     config = dataclasses.replace(
         config,
@@ -98,19 +104,17 @@ def _trained(member: ChildSide, argv: list[str], started: float) -> int:
         return run_job(config, argv, started, stopped, group)
 
     code = exits.watched(program, is_supervised=True)
-    if code in (exits.TERMINATED, exits.INTERRUPTED):
-        member.stopped("SIGTERM" if code == exits.TERMINATED else "SIGINT")
+    if code in (exit_codes.TERMINATED, exit_codes.INTERRUPTED):
+        member.stopped("SIGTERM" if code == exit_codes.TERMINATED else "SIGINT")
     jax.distributed.shutdown()
     return code
 
 
 def _connect(member: ChildSide) -> None:
-    """Joins the other processes.
-
-    jax's own handler of SIGTERM would take the place of ours, and its heartbeat is
-    slower than the supervisor's.
-    """
+    """Joins the other processes."""
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    # jax's own handler of SIGTERM would take the place of ours, and its heartbeat is
+    # slower than the supervisor's.
     jax.config.update("jax_enable_preemption_service", False)
     bind_address = gloo.listen_towards(member.jax_coordinator)
     jax.distributed.initialize(
@@ -124,13 +128,13 @@ def _connect(member: ChildSide) -> None:
 
 
 def _take_streams(member: ChildSide) -> TextIO:
-    """Keeps stdout for the summary, and others than process 0 from speaking.
-
-    gloo tells on the process's stdout to whom it is connected.
+    """Keeps stdout for the summary, and silences all processes but the first.
 
     Returns:
-        Where a traceback goes.
+        The stream for a traceback.
     """
+    # gloo prints its connections on the process's stdout: that goes to nowhere, and the
+    # summary to a copy of the descriptor.
     errors = exits.unfailing(2, sys.stderr.encoding)
     sys.stdout = exits.unfailing(os.dup(1), sys.stdout.encoding)
     sys.stderr = errors

@@ -1,4 +1,4 @@
-"""What a reader of a run's figures should know, before and after it."""
+"""Remarks on a run: the lines before it, and cautions about its figures after it."""
 
 import math
 
@@ -6,15 +6,15 @@ import jax
 
 from experiments.cli import terminal
 from experiments.training.config import never_reached
-from experiments.training.loop import DIVERGED_ABOVE, Outcome, checkpoints
+from experiments.training.loop import DIVERGED_ABOVE, Outcome
 from experiments.training.prepared import PreparedRun
 
 
 def header(run: PreparedRun, is_batch_given: bool) -> list[str]:
-    """Returns the lines before a run, which begin with those that say it is vain.
+    """Returns the lines before a run, first those that call it vain.
 
     Args:
-        run: that is to start.
+        run: the one that starts.
         is_batch_given: whether the user has set the batch size.
     """
     c, layout = run.config, run.facts
@@ -41,8 +41,8 @@ def after(run: PreparedRun, outcome: Outcome, center_step: int) -> list[str]:
     """Returns the lines after a run.
 
     Args:
-        run: that has ended.
-        outcome: of it.
+        run: the one that has ended.
+        outcome: how it did.
         center_step: the last local step that is in the evaluated model.
     """
     c, steps, found = run.config, outcome.line["step"], []
@@ -63,7 +63,7 @@ def after(run: PreparedRun, outcome: Outcome, center_step: int) -> list[str]:
             found.append(f"no model was written to {c.export}")
     if outcome.stopped:
         found.append(f"stopped after step {steps} of {c.steps}: --resume goes on")
-    found += _unsaved(checkpoints(c), outcome)
+    found += _unsaved(c.checkpoints, outcome)
     if c.workers > 1 and run.task.sends:
         found.append(f"not counted in what each worker sent: {run.task.sends}")
     if run.task.kept != "replicated":

@@ -10,9 +10,10 @@ from typing import Any
 from safetensors import SafetensorError
 
 import syncalgos
+from experiments import exit_codes
 from experiments.checkpoint import lock
 from experiments.checkpoint.manager import FOLDER, CheckpointManager
-from experiments.cli import exits, terminal
+from experiments.cli import terminal
 from experiments.cli.errors import BadRequest
 from experiments.cli.flags import PROGRAM
 from experiments.launch import remarks
@@ -35,7 +36,7 @@ def run_job(
     asked_to_stop: Callable[[], int],
     group: ProcessGroup = ALONE,
 ) -> int:
-    """Makes a run: header, training, files, summary.
+    """Makes one run: header, training, files, summary.
 
     Args:
         config: from the command line.
@@ -52,6 +53,7 @@ def run_job(
     """
     run = prepare(config, group=group)
     out = config.out or records.default_out(config.task, config.algo)
+    # The first process writes all files but checkpoints: it alone holds the folder.
     with lock.held(out) if group.is_first else nullcontext():
         manager = CheckpointManager(run, out / FOLDER, started)
         run, progress = manager.resumed()
@@ -86,14 +88,16 @@ def _finish(
         except OSError as error:  # the summary is shown at least
             terminal.say(f"--out {out}: {error.strerror}: its files are not complete")
             is_written = False
-        terminal.show(terminal.summary_text(summary, out))
+        terminal.show_summary(summary, out)
     for text in remarks.after(run, outcome, summary["center_step"]):
         terminal.say(text)
     if not is_written:
-        return exits.FAILED
+        return exit_codes.FAILED
     if outcome.diverged_at is not None:
-        return exits.DIVERGED
-    return exits.stopped_by(outcome.stopped) if outcome.stopped else exits.DONE
+        return exit_codes.DIVERGED
+    if outcome.stopped:
+        return exit_codes.stopped_by(outcome.stopped)
+    return exit_codes.DONE
 
 
 def _export(run: PreparedRun, outcome: Outcome, path: Path) -> str | None:

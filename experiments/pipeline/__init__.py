@@ -1,1 +1,1 @@
-"""The data pipeline: which examples a run sees, and when."""
+"""The data pipeline: the examples of a run, and their order."""

@@ -1,4 +1,4 @@
-"""Which training examples are each worker's own, where workers see other data."""
+"""Partitions: the training examples of each worker, if workers see different data."""
 
 from collections.abc import Mapping
 
@@ -14,8 +14,8 @@ def check(kind: str) -> None:
     """Raises a ValueError unless the kind of a partition is well written.
 
     Args:
-        kind: iid, dirichlet:ALPHA, or a group's name. Whether the data has the group
-            is known when it is loaded (see `shards`).
+        kind: iid, dirichlet:ALPHA, or a group's name. `shards` checks that the data has
+            the group.
     """
     _alpha(kind)
 
@@ -27,30 +27,29 @@ def shards(
     workers: int,
     seed: int,
 ) -> list[np.ndarray] | None:
-    """Deals the training examples to the workers: each example is one worker's own.
+    """Assigns each training example to one worker.
 
     - iid: no shards; all workers share one stream of all examples.
-    - a group's name, such as label or speaker: the examples in the order of their
-      groups, cut into as many equal parts as there are workers, so that a worker has
-      few groups. The order of the groups and that within a group are drawn.
-    - dirichlet:ALPHA: of each label, workers get shares drawn from Dir(ALPHA, …,
-      ALPHA): near 0 a label is one worker's alone, far above 1 all have as much of it.
-      Drawn anew until every worker has 10 examples. Shards differ in size.
+    - a group's name, such as label or speaker: the examples, ordered by group, are cut
+      into equal parts, one for each worker, so that a worker has few groups. The order
+      of the groups and that within a group are drawn.
+    - dirichlet:ALPHA: workers get shares of each label drawn from Dir(ALPHA, …, ALPHA):
+      near 0 one worker has all of a label, far above 1 all have the same share. Drawn
+      anew until every worker has 10 examples. Shards differ in size.
 
     Args:
         kind: as above.
         groups: by name, the number of each example's group, (examples,).
-        examples: of the training data.
-        workers: their number.
-        seed: of what is drawn.
+        examples: the number of training examples.
+        workers: the number of workers.
+        seed: for the draws.
 
     Returns:
-        Of each worker, which examples are its own, in no particular order; None for
-        iid.
+        The numbers of each worker's examples, in no particular order; None for iid.
 
     Raises:
-        ValueError: a kind that is unknown or that these examples lack a group for, or
-            too few examples.
+        ValueError: an unknown kind, one whose group the examples lack, or too few
+            examples.
 
     Source: Yurochkin et al., "Bayesian nonparametric federated learning of neural
     networks", ICML 2019, which draws shares of each label; Hsu, Qi and Brown,
@@ -90,11 +89,12 @@ def shards(
 def _dirichlet(
     alpha: float, sizes: np.ndarray, workers: int, rng: np.random.Generator
 ) -> np.ndarray:
-    """How many examples of each label the workers get, (labels, workers)."""
+    """Draws the number of examples of each label for each worker, (labels, workers)."""
     for _ in range(DRAWS):
         shares = rng.dirichlet(np.full(workers, alpha), len(sizes))
         ends = np.rint(np.cumsum(shares, axis=1) * sizes[:, None]).astype(int)
-        ends[:, -1] = sizes  # whatever the rounding of the sums
+        # Sums of shares may round to slightly less.
+        ends[:, -1] = sizes
         counts = np.diff(ends, axis=1, prepend=0)
         if counts.sum(axis=0).min() >= LEAST:
             return counts
@@ -106,7 +106,7 @@ def _dirichlet(
 
 
 def _alpha(kind: str) -> float | None:
-    """ALPHA of a Dirichlet partition, None of other kinds; refuses what is neither."""
+    """Returns a Dirichlet partition's ALPHA, else None; refuses unknown kinds."""
     name, colon, text = kind.partition(":")
     if name == "dirichlet":
         try:

@@ -1,4 +1,4 @@
-"""Training data that stays on the host, read ahead while the devices train."""
+"""Prefetching: batches of host data are read while the devices train."""
 
 from collections.abc import Callable, Iterator, Sequence
 
@@ -6,11 +6,11 @@ import numpy as np
 
 from experiments.tasks.task import Arrays, Source
 
-THREADS, AHEAD = 2, 2  # reading threads, and dispatches read before they are asked for
+THREADS, AHEAD = 2, 2  # reading threads, and dispatches that are read in advance
 
 
 class _Dispatches:
-    """The batches of each dispatch of a run, as grain reads them."""
+    """The batches of each dispatch, as a data source of grain."""
 
     def __init__(
         self,
@@ -37,12 +37,13 @@ def read_ahead(
     Args:
         train: the examples.
         dispatches: (first step, steps) of each.
-        rows: (first step, steps) -> which examples, (steps, batch).
+        rows: (first step, steps) -> the numbers of the examples, (steps, batch).
 
     Returns:
         Leaves (steps, batch, ...), in the order of the dispatches.
     """
-    import grain  # a second
+    # Its import takes a second, which data on the devices need not wait for.
+    import grain
 
     dataset = grain.MapDataset.source(_Dispatches(train, dispatches, rows))
     options = grain.ReadOptions(num_threads=THREADS, prefetch_buffer_size=AHEAD)
@@ -50,7 +51,7 @@ def read_ahead(
 
 
 def gather(train: Arrays | Source, rows: np.ndarray) -> Arrays:
-    """The examples that rows name, stacked: leaves (*rows.shape, ...)."""
+    """Stacks the examples of these numbers: leaves (*rows.shape, ...)."""
     if isinstance(train, dict):
         return {name: x[rows] for name, x in train.items()}
     examples = [train[int(number)] for number in rows.reshape(-1)]

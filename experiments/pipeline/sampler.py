@@ -1,4 +1,4 @@
-"""The global batch stream, a function of (seed, step) alone."""
+"""The sampler: global batches as a function of (seed, step) alone."""
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
@@ -7,21 +7,23 @@ import numpy as np
 
 
 def rows(seed: int, first: int, steps: int, batch: int, examples: int) -> np.ndarray:
-    """Which examples the global batches of steps first … first + steps - 1 hold.
+    """Samples the global batches of steps first … first + steps - 1.
 
-    The stream is one fresh permutation of the examples after the other, cut into
-    batches: each epoch takes every example once, also where a batch lies over its end.
+    One permutation of the examples follows the other, cut into batches: each epoch
+    takes every example once, even if a batch lies over its end.
 
     Args:
-        seed: of the permutations.
+        seed: for the permutations.
         first: the first local step, from 0.
-        steps: how many.
+        steps: the number of steps.
         batch: the global batch.
-        examples: of the training data.
+        examples: the number of training examples.
 
     Returns:
-        Integers, (steps, batch).
+        Numbers of examples, (steps, batch).
     """
+    # From seed and step alone: any split into dispatches, any algorithm and a resumed
+    # run see the same batches.
     start, end = first * batch, (first + steps) * batch
     epochs = range(start // examples, -(-end // examples))
     stream = np.concatenate([_epoch(seed, epoch, examples) for epoch in epochs])
@@ -32,22 +34,21 @@ def rows(seed: int, first: int, steps: int, batch: int, examples: int) -> np.nda
 def rows_of_shards(
     seed: int, first: int, steps: int, batch: int, shards: Sequence[np.ndarray]
 ) -> np.ndarray:
-    """As `rows`, where each worker draws from its own examples alone.
+    """Samples like `rows`, each worker from its own examples.
 
-    The w-th of as many equal slices of a global batch comes from shards[w], whose
-    stream is one fresh permutation of the shard after the other. A worker takes
-    batch / workers examples a step however many it has: a small shard comes round
-    sooner, and each of its examples counts for more than one of a large shard.
+    The w-th slice of a global batch comes from shards[w], one permutation of the shard
+    after the other. A worker takes batch / workers examples a step, whatever the size
+    of its shard: an example of a small shard counts for more than one of a large one.
 
     Args:
-        seed: of the permutations; each worker's own are drawn from it.
+        seed: for the permutations; each worker's own are drawn from it.
         first: the first local step, from 0.
-        steps: how many.
+        steps: the number of steps.
         batch: the global batch, a multiple of the workers.
-        shards: of each worker, which examples are its own (see `partition.shards`).
+        shards: the numbers of each worker's examples (see `partition.shards`).
 
     Returns:
-        Integers, (steps, batch).
+        Numbers of examples, (steps, batch).
 
     Raises:
         ValueError: a batch that the workers do not divide.
@@ -69,20 +70,19 @@ def rows_of_shards(
     return slices.reshape(steps, batch)
 
 
-@lru_cache(maxsize=8)  # runs of several seeds take turns
+# Runs of several seeds take turns.
+@lru_cache(maxsize=8)
 def _orders(seed: int, workers: int) -> Callable[[int, int, int], np.ndarray]:
-    """(worker, part, examples) -> places in a shard, which are not to be written to.
+    """Returns (worker, part, examples) -> places in a shard, which are read-only."""
 
-    It keeps two parts of each worker, which finds its own again at the next dispatch:
-    about twice the examples in all.
-    """
-
+    # Two parts of each worker, which finds its own again at the next dispatch: about
+    # twice the examples in all.
     @lru_cache(maxsize=2 * workers)
     def order(worker, part, examples):
         epochs = np.tile(
             np.arange(examples, dtype=np.int32), (_epochs_at_once(examples), 1)
         )
-        # A spawn key, unlike more entropy, never gives what `_epoch` draws.
+        # A spawn key, unlike more entropy, never gives the draws of `_epoch`.
         key = np.random.SeedSequence(seed, spawn_key=(worker, part))
         places = np.random.default_rng(key).permuted(epochs, axis=1).reshape(-1)
         places.setflags(write=False)
@@ -92,13 +92,15 @@ def _orders(seed: int, workers: int) -> Callable[[int, int, int], np.ndarray]:
 
 
 def _epochs_at_once(examples: int) -> int:
-    """Epochs of a part: a generator takes as long to start as 1000 places to draw."""
+    """The number of epochs in a part."""
+    # A generator takes as long to start as to draw 1000 places.
     return max(1, 1000 // examples)
 
 
-@lru_cache(maxsize=4)  # of long epochs each dispatch takes a small part
+# Each dispatch takes a small part of a long epoch.
+@lru_cache(maxsize=4)
 def _epoch(seed: int, epoch: int, examples: int) -> np.ndarray:
-    """The order of an epoch's examples, which is not to be written to."""
+    """The order of an epoch's examples, which is read-only."""
     order = np.random.default_rng([seed, epoch]).permutation(examples)
     order.setflags(write=False)
     return order

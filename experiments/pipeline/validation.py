@@ -1,4 +1,4 @@
-"""Validation data: a part of the training data, held out to choose settings by."""
+"""Validation data: a held-out part of the training data, to choose settings by."""
 
 from collections.abc import Mapping
 
@@ -10,27 +10,26 @@ from syncalgos import checks
 
 
 def split(data: Data, share: float) -> Data:
-    """Holds out a share of the training data, to stand in for the test data.
+    """Holds out a share of the training data in place of the test data.
 
-    The part is drawn at random, always the same one, and has each label as often as
-    the training data has, to within one example. Where neighbouring examples overlap
-    it is the end of the training data instead: the examples before it that share
-    content with it are left out of both parts, and it is thinned so that it shows its
-    content once (see `Data.covering`).
+    The part is drawn at random, always the same one, with each label in proportion, to
+    within one example. If neighbouring examples overlap, it is the end of the training
+    data instead: the examples before it that share content with it are left out of both
+    parts, and it is thinned so that it shows its content once (see `Data.covering`).
 
     Args:
-        data: whose test data is not looked at.
-        share: of the training examples that are held out, above 0 and below 1.
+        data: of which the test data is not read.
+        share: of the training examples to hold out, above 0 and below 1.
 
     Returns:
-        A Data with the rest to train on and the part as test. What is held out of a
-        source is read at once, the rest when it is asked for.
+        A Data with the rest as training data and the part as test data. The held-out
+        part of a source is read at once, the rest on demand.
 
     Raises:
         ValueError: a share outside its range, or one that leaves nothing on a side.
 
-    What a task made of its whole training data as it loaded, such as means that
-    features are normalised by or a vocabulary, was made with the held-out part too.
+    Statistics that a task computed as it loaded its training data, such as means of
+    features or a vocabulary, include the held-out part.
     """
     share = checks.real("the share of validation data", share, above=0, below=1)
     examples = data.examples
@@ -56,7 +55,7 @@ def split(data: Data, share: float) -> Data:
 
 
 class Part:
-    """Some examples of a source, still read one by one."""
+    """Some examples of a source, read one by one."""
 
     def __init__(self, source: Source, numbers: np.ndarray):
         self.source, self.numbers = source, numbers
@@ -65,12 +64,12 @@ class Part:
         return len(self.numbers)
 
     def __getitem__(self, number: int) -> Mapping[str, np.ndarray]:
-        """One example of the source, by its number in the part."""
+        """Reads one example, by its number in the part."""
         return self.source[int(self.numbers[number])]
 
 
 def _drawn(labels: np.ndarray | None, examples: int, count: int) -> np.ndarray:
-    """Numbers of examples at random, (count,), sorted; the labels in proportion."""
+    """Draws the numbers of examples, (count,), sorted; the labels in proportion."""
     # One generator for all runs, so that they differ in training alone.
     order = np.random.default_rng(0).permutation(examples)
     if labels is not None:

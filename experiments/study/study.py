@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from experiments import exit_codes
 from experiments.checkpoint import lock
 from experiments.cli import exits, terminal
 from experiments.cli.errors import BadRequest
@@ -49,7 +50,7 @@ def run(
             f"error: {where}{error.strerror or error}: what is done is kept, the same "
             "command goes on from there"
         )
-        return exits.TERMINATED
+        return exit_codes.TERMINATED
 
 
 def _make(
@@ -75,7 +76,7 @@ def _make(
     if config.tensorboard:
         events.write_events(out / "tensorboard", named_lines(runs, out))
     terminal.show(remarks.summary(found, out))
-    return exits.DONE
+    return exit_codes.DONE
 
 
 def study_lines(runs: Iterable[RunSet]) -> Iterator[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Where a host listens, and where others find it."""
+"""Addresses: where a host listens, and where others find it."""
 
 import errno
 import ipaddress
@@ -16,7 +16,7 @@ def address(text: str) -> tuple[str, int]:
         The host, without brackets, and the port.
 
     Raises:
-        ValueError: it is something else.
+        ValueError: the text has another form.
     """
     match = re.fullmatch(r"(?:\[([^\[\]\s/]+)\]|([^:\[\]\s/]+)):(\d{1,5})", text)
     if match is None or not 0 < int(match[3]) < 65536:
@@ -28,24 +28,25 @@ def address(text: str) -> tuple[str, int]:
 
 
 def joined_address(host: str, port: int) -> str:
-    """HOST:PORT, with brackets where the host has colons."""
+    """Joins HOST:PORT, with brackets where the host has colons."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def own_address(host: str) -> str | None:
-    """The address of this machine that a host's name, or an address, means here.
+    """Finds the address of this machine that a host's name, or an address, means here.
 
     Returns:
-        It; None where there is none by which others reach this machine: the name is not
-        known here, is another machine's, or leads back to this one alone, as many
-        systems have their own name as 127.0.1.1 in /etc/hosts.
+        The address; None if others cannot reach this machine by the name: the name is
+        unknown here, or means another machine, or the loopback device alone.
     """
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-    except (OSError, UnicodeError):  # it may be no name at all
+    # The user's text may be no name at all.
+    except (OSError, UnicodeError):
         return None
     meant = [str(place[0]) for *_, place in found]
     if not is_address(host) and not host.startswith("localhost"):
+        # Many systems have their own name as 127.0.1.1 in /etc/hosts.
         meant = [x for x in meant if not ipaddress.ip_address(x).is_loopback]
     return next((x for x in meant if _is_own(x)), None)
 
@@ -60,6 +61,7 @@ def is_address(host: str) -> bool:
 
 
 def _is_own(host: str) -> bool:
+    """Whether this machine has an address; listening there is the only sure test."""
     try:
         listen(host, 0).close()
     except OSError:
@@ -80,18 +82,20 @@ def listen(host: str | None, port: int) -> socket.socket:
     if host is not None:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         return socket.create_server((host, port), family=family)
-    if socket.has_dualstack_ipv6():
-        try:
-            return socket.create_server(
-                ("::", port), family=socket.AF_INET6, dualstack_ipv6=True
-            )
-        except OSError as error:
-            if error.errno != errno.EADDRNOTAVAIL:  # IPv6 may be switched off
-                raise
-    return socket.create_server(("", port))
+    try:
+        return socket.create_server(
+            ("::", port), family=socket.AF_INET6, dualstack_ipv6=True
+        )
+    except ValueError:  # this platform has no socket for both families
+        return socket.create_server(("", port))
+    except OSError as error:
+        # IPv6 may be switched off.
+        if error.errno != errno.EADDRNOTAVAIL:
+            raise
+        return socket.create_server(("", port))
 
 
 def free_port(host: str | None = "127.0.0.1") -> int:
-    """A port that nothing uses now, at an address as `listen` takes it."""
+    """A port that is free now, at an address as `listen` takes it."""
     with listen(host, 0) as sock:
         return sock.getsockname()[1]

@@ -79,6 +79,7 @@ class Child:
             command,
             env={**os.environ, VARIABLE: json.dumps(given)},
             stdin=subprocess.DEVNULL,
+            # The summary is process 0's alone.
             stdout=None if number == 0 else subprocess.DEVNULL,
             stderr=subprocess.PIPE if is_prefixed else None,
             bufsize=0,
@@ -167,6 +168,7 @@ class Child:
             self.status = self.status._replace(**message)
 
     def _echo(self, line: bytes) -> None:
+        # Whose line it is: the processes share one terminal.
         self._log(f"[{self.status.process}] {line.decode(errors='replace')}")
 
 

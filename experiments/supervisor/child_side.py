@@ -125,17 +125,16 @@ class ChildSide:
             return True
 
     def _flush(self) -> bool:
-        """Writes what waits; returns whether all is written."""
-        with self._lock:
-            try:
-                while self._rest:
-                    self._rest = self._rest[os.write(self._reports, self._rest) :]
-            except BlockingIOError:
-                return False
-            except OSError:
-                # The supervisor is gone: `_end_with` is about to end this process.
-                self._rest = b""
-            return True
+        """Writes what waits, under the lock; returns whether all is written."""
+        try:
+            while self._rest:
+                self._rest = self._rest[os.write(self._reports, self._rest) :]
+        except BlockingIOError:
+            return False
+        except OSError:
+            # The supervisor is gone: `_end_with` is about to end this process.
+            self._rest = b""
+        return True
 
     def _insist(self, message: dict[str, Any]) -> None:
         """Writes a message that must arrive, for at most a second."""
@@ -144,12 +143,13 @@ class ChildSide:
             for name, value in message.items()
         }
         deadline = time.monotonic() + 1
-        taken = False
-        while time.monotonic() < deadline:
-            taken = taken or self._write(message)
-            if taken and self._flush():
-                return
-            time.sleep(0.01)
+        is_taken = is_written = False
+        while not is_written and time.monotonic() < deadline:
+            with self._lock:
+                is_taken = is_taken or self._write(message)
+                is_written = is_taken and self._flush()
+            if not is_written:
+                time.sleep(0.01)
 
 
 def join_supervisor() -> ChildSide | None:

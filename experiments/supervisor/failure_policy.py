@@ -83,7 +83,7 @@ def decide(
 
 
 def _outcome(process: TrackedProcess, stopping: bool) -> Outcome:
-    """How a process ended; a suspect may have ended because another one did."""
+    """Classifies the end of a process; another one may have caused a suspect's."""
     status, code = process.status, process.status.code or 0
     if process.gone is not None or status.mute:
         return "lost"

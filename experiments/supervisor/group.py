@@ -35,6 +35,7 @@ class Rules(NamedTuple):
     """
 
     init_timeout: float = 60.0
+    # A loss is then exit code 75, which schedulers understand.
     max_restarts: int = 0
     silence: float = 3.0
     loss: float = 20.0

@@ -30,24 +30,20 @@ class LocalProcesses:
     def start(self, start: Start) -> None:
         """Starts all processes, once the earlier ones are gone."""
         self.kill()
-        group = self.group
+        shared = {
+            "processes": self.group.count,
+            "hosts": start.hosts,
+            "attempt": start.attempt,
+            "jax_coordinator": start.jax_coordinator,
+            "init_timeout": self.rules.init_timeout,
+            "announced": start.announced,
+        }
         for process, local, locals_ in start.places:
-            if process not in group.ids:
-                continue
-            attributes = {
-                "process": process,
-                "processes": group.count,
-                "local": local,
-                "locals": locals_,
-                "hosts": start.hosts,
-                "attempt": start.attempt,
-                "jax_coordinator": start.jax_coordinator,
-                "init_timeout": self.rules.init_timeout,
-                "announced": start.announced,
-            }
-            prefixed = process > 0 and len(group.ids) > 1
-            child = Child(self.command, attributes, prefixed, self.log)
-            self._children.append(child)
+            if process in self.group.ids:
+                own = {"process": process, "local": local, "locals": locals_}
+                is_prefixed = process > 0 and len(self.group.ids) > 1
+                child = Child(self.command, shared | own, is_prefixed, self.log)
+                self._children.append(child)
 
     def statuses(self) -> list[ProcessStatus]:
         """The status of each process."""

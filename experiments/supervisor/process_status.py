@@ -68,7 +68,7 @@ class TrackedProcess(NamedTuple):
 
 
 def place(status: ProcessStatus) -> str:
-    """Where a process is: ` at step 96`, ` in "evaluate" at step 96`."""
+    """Describes a place: ` at step 96`, ` in "evaluate" at step 96`."""
     step = "" if status.step is None else f" at step {status.step}"
     return step if status.phase == "train" and step else f' in "{status.phase}"{step}'
 

@@ -20,7 +20,7 @@ from experiments.supervisor.hosts.rendezvous import Hello, here
 from experiments.supervisor.hosts.spoke import Spoke
 from experiments.supervisor.local_processes import LocalProcesses
 
-TICK = 0.03  # seconds
+TICK = 0.03  # seconds between two looks
 
 
 def run_processes(
@@ -49,21 +49,16 @@ def run_processes(
         not find each other, or disagree; 75 if one was lost or SIGTERM came, 130 by
         Ctrl-C.
     """
-    selector = selectors.DefaultSelector()
-    local = LocalProcesses(group, command, rules, log)
     # As the other commands receive them: JSON makes lists of tuples.
     facts = json.loads(json.dumps(facts))
     hello = Hello(group.count, list(group.ids), here(), os.getpid(), facts)
-    if group.coordinator is not None and 0 not in group.ids:
-        role = Spoke(hello, group.coordinator, local, selector)
-    else:
-        guests = None
-        if group.coordinator is not None:
-            listener = _listen_for_commands(*address(group.coordinator), log)
-            if listener is None:
-                return UNCONNECTED
-            guests = Guests(hello, rules.loss, selector, listener)
-        role = Hub(hello, group.coordinator, announced, local, guests)
+    # In processes of their own: jax aborts in C++ when another one is lost, and hangs
+    # when one never comes. Exit code, last line and signals stay with this command.
+    local = LocalProcesses(group, command, rules, log)
+    selector = selectors.DefaultSelector()
+    role = _role(hello, announced, local, selector)
+    if role is None:
+        return UNCONNECTED
     with _collected_signals() as received:
         try:
             return _loop(role, selector, received)
@@ -71,6 +66,25 @@ def run_processes(
             local.kill()
             role.close()
             selector.close()
+
+
+def _role(
+    hello: Hello,
+    announced: dict[str, Any],
+    local: LocalProcesses,
+    selector: selectors.BaseSelector,
+) -> Hub | Spoke | None:
+    """Makes this command decide or obey; returns None if it cannot listen."""
+    coordinator = local.group.coordinator
+    if coordinator is None:
+        return Hub(hello, None, announced, local, None)
+    if 0 not in local.group.ids:
+        return Spoke(hello, coordinator, local, selector)
+    listener = _listen_for_commands(*address(coordinator), local.log)
+    if listener is None:
+        return None
+    guests = Guests(hello, local.rules.loss, selector, listener)
+    return Hub(hello, coordinator, announced, local, guests)
 
 
 def _listen_for_commands(host: str, port: int, log: Log) -> socket.socket | None:
@@ -82,6 +96,7 @@ def _listen_for_commands(host: str, port: int, log: Log) -> socket.socket | None
             "give one of its own as --coordinator"
         )
         return None
+    # Such as a load balancer's name, or one that DNS does not know yet.
     if own is None:
         log(
             f"{host} means no address here by which others reach this machine: process "

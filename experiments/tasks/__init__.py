@@ -1,6 +1,6 @@
 """Tasks: a model, its data and what is measured; one file each."""
 
-# Where their factories are: --help lists the names without importing jax.
+# Places of factories, not factories: --help lists the names without importing jax.
 TASKS: dict[str, str] = {
     name: f"experiments.tasks.{name}:{name}"
     for name in (

@@ -29,11 +29,11 @@ def cifar10(
     Training images are shifted by up to 4 pixels, and half of them mirrored.
 
     Args:
-        data_dir: where data sets lie.
-        model: resnet20, the one that fits.
+        data_dir: folder of data sets.
+        model: resnet20, the only one that fits.
         batch_norm: each worker's own statistics, or the global batch's.
         remat: compute blocks again for the gradient, to save memory.
-        axis: over which the workers lie.
+        axis: the axis of the workers.
 
     Source: Krizhevsky, "Learning multiple layers of features from tiny images", 2009;
     augmentation and rates: He et al., 2016, section 4.2.
@@ -68,10 +68,11 @@ def augmented(key: jax.Array, x: jax.Array) -> jax.Array:
     """Shifts each image by up to 4 pixels, zeros moving in, and mirrors half of them.
 
     Args:
-        key: of the draws.
+        key: for the draws.
         x: (batch, height, width, channels).
     """
     bounds = jnp.array([2 * BORDER + 1, 2 * BORDER + 1, 2])
+    # One call for all draws: each call of the generator is compiled by itself.
     draws = jax.random.randint(key, (len(x), 3), 0, bounds)
     padded = jnp.pad(x, [(0, 0), (BORDER, BORDER), (BORDER, BORDER), (0, 0)])
 

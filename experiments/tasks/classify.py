@@ -60,15 +60,15 @@ def network(
     fitting(task, model, models)
     if model in RESNETS:
         spec, is_global = RESNETS[model], batch_norm == "global"
-        axis_name = axis if is_global else None
         return Network(
             init=lambda key: resnet.init(key, spec, classes, shape[-1]),
             apply=lambda params, buffers, x, train: resnet.apply(
-                spec, params, buffers, x, train, axis_name, remat
+                spec, params, buffers, x, train, axis if is_global else None, remat
             ),
             stacked=resnet.stacked(spec),
             sends="batch statistics of every layer" if is_global else "",
         )
+    # Refused, not ignored: a flag without effect would spoil a comparison unnoticed.
     resnets = ", ".join(name for name in models if name in RESNETS)
     for flag, asked in (("--remat", remat), ("--batch-norm", batch_norm == "global")):
         if asked:
@@ -117,5 +117,6 @@ def values(logits: jax.Array, y: jax.Array) -> dict[str, jax.Array]:
 
 def normalised(x: jax.Array, mean: Any, deviation: Any) -> jax.Array:
     """Converts bytes, (..., channels), to float32 of mean 0 and deviation 1."""
+    # On the device: as float32 the data would take four times its memory.
     pixels = x.astype(jnp.float32) / 255
     return (pixels - jnp.asarray(mean)) / jnp.asarray(deviation)

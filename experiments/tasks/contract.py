@@ -1,4 +1,4 @@
-"""Checks that a task is what the harness expects, and names what is not."""
+"""Checks a user's task, and names the field that is wrong."""
 
 from collections.abc import Mapping
 from typing import Any, get_args
@@ -21,17 +21,16 @@ BOUNDS = {
 
 
 def check_task(task: Any) -> None:
-    """Raises a ValueError unless it is a Task whose fields can be used."""
+    """Raises a ValueError unless this is a Task with usable fields."""
     if not isinstance(task, Task):
         raise ValueError(
             "the factory must return an experiments.tasks.task.Task, got "
             f"{checks.shown(task)}"
         )
-    for name in ("init", "apply", "load"):
-        if not callable(found := getattr(task, name)):
+    for name in ("init", "apply", "load", "muon"):
+        found = getattr(task, name)
+        if not callable(found) and not (name == "muon" and found is None):
             raise ValueError(f"{name} must be a function, got {checks.shown(found)}")
-    if not (task.muon is None or callable(task.muon)):
-        raise ValueError(f"muon must be a function, got {checks.shown(task.muon)}")
     for name in ("batch_size", "steps", "dispatch_steps", "eval_batch"):
         checks.whole(name, getattr(task, name), least=1)
     for name, bounds in BOUNDS.items():
@@ -51,7 +50,7 @@ def check_task(task: Any) -> None:
 
 
 def _check_rates(lr: Any) -> None:
-    """Raises a ValueError unless it holds a learning rate for each optimizer."""
+    """Raises a ValueError unless this holds learning rates by optimizer."""
     if not isinstance(lr, Mapping):
         raise ValueError(
             "lr must hold learning rates by optimizer, such as {'sgd': 0.1, '': 0.01}, "
@@ -62,7 +61,7 @@ def _check_rates(lr: Any) -> None:
 
 
 def check_data(data: Any) -> None:
-    """Raises a ValueError unless it is a Data whose parts can be used together."""
+    """Raises a ValueError unless this is a Data with parts that fit each other."""
     if not isinstance(data, Data):
         raise ValueError(f"load must return a Data, got {checks.shown(data)}")
     check_arrays("test", data.test)
@@ -97,7 +96,7 @@ def check_data(data: Any) -> None:
 
 
 def check_arrays(name: str, part: Any) -> None:
-    """Raises a ValueError unless it is a dict of arrays of as many examples."""
+    """Raises a ValueError unless this is a dict of arrays of one length."""
     if not isinstance(part, dict):
         raise ValueError(f"{name} must be a dict of arrays, got {checks.shown(part)}")
     for leaf, x in part.items():
@@ -112,7 +111,7 @@ def check_arrays(name: str, part: Any) -> None:
 
 
 def check_model(task: Task, seed: int) -> tuple[PyTree, PyTree]:
-    """Returns what the task's init makes, or raises a ValueError."""
+    """Returns params and buffers of the task's init, or raises a ValueError."""
     made = task.init(jax.random.key(seed))
     if not isinstance(made, tuple | list) or len(made) != 2:
         raise ValueError(
@@ -124,14 +123,15 @@ def check_model(task: Task, seed: int) -> tuple[PyTree, PyTree]:
 
 
 def check_apply(task: Task, params: PyTree, buffers: PyTree, test: Arrays) -> set[str]:
-    """Tries apply on shapes alone; computes nothing.
+    """Traces apply on shapes; computes nothing.
 
     Returns:
-        The names of what it measures.
+        The names of its measures.
 
     Raises:
-        ValueError: it gives no loss per example.
+        ValueError: it returns no loss per example.
     """
+    # Two examples: of one, a mean that keeps its axis would look like a value.
     batch = {
         name: jax.ShapeDtypeStruct((2, *x.shape[1:]), jax.typeof(x).dtype)
         for name, x in test.items()
@@ -145,6 +145,7 @@ def check_apply(task: Task, params: PyTree, buffers: PyTree, test: Arrays) -> se
             for train in (True, False)
         ]
 
+    # Under both axes: a loss may name them, as for batch statistics of all workers.
     over_lanes = jax.vmap(on_one_worker, axis_name=LANES)
     found = jax.eval_shape(jax.vmap(over_lanes, axis_name=DEVICES), jnp.zeros((1, 1)))
     for values in found:
@@ -158,7 +159,7 @@ def check_apply(task: Task, params: PyTree, buffers: PyTree, test: Arrays) -> se
 
 
 def _values(made: Any) -> dict[str, Any]:
-    """Returns the values of (values, buffers), or raises a ValueError."""
+    """Returns the values of a pair (values, buffers), or raises a ValueError."""
     is_pair = isinstance(made, tuple | list) and len(made) == 2
     if is_pair and isinstance(made[0], Mapping):
         return dict(made[0])

@@ -1,4 +1,4 @@
-"""Handwritten digits, which ship with scikit-learn."""
+"""Handwritten digits of 8×8 pixels, which ship with scikit-learn."""
 
 import numpy as np
 
@@ -14,7 +14,7 @@ def digits(model: str = "mlp") -> Task:
     """1,797 images of 8×8 in 10 classes, one fifth of them held out.
 
     Args:
-        model: mlp, the one that fits.
+        model: mlp, the only one that fits.
 
     Source: Alpaydin and Kaynak, "Optical recognition of handwritten digits", UCI, 1998;
     the copy in scikit-learn.
@@ -33,11 +33,13 @@ def digits(model: str = "mlp") -> Task:
 
 
 def _load() -> Data:
-    from sklearn.datasets import load_digits  # a second
+    # Its import takes a second, which --help and other tasks need not wait for.
+    from sklearn.datasets import load_digits
 
     images, labels = load_digits(return_X_y=True)
     # The same split for every seed, so that runs differ in training alone.
     order = np.random.default_rng(0).permutation(len(labels))
+    # Pixels count from 0 to 16.
     x = np.asarray(images, np.float32)[order] / 16
     y = np.asarray(labels, np.int32)[order]
     held_out = len(labels) // 5

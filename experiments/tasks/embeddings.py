@@ -1,4 +1,4 @@
-"""Word embeddings, by a neural n-gram model of Shakespeare's text."""
+"""Word embeddings of a neural n-gram model of Shakespeare's text."""
 
 import math
 from functools import partial
@@ -19,8 +19,10 @@ from syncalgos.collectives import WORKERS, Axis
 
 WORDS = 12_631
 TABLES = {"words": "words", "outputs": "outputs", "bias": "outputs"}
+NAMES = {**TABLES, "hidden": False}
 
 # Zipf's law: word r, from 0 by falling frequency, is drawn with log((r + 2) / (r + 1)).
+# So the draw needs no counts of the words.
 LOG_Q = np.log(np.log1p(1 / (1 + np.arange(WORDS))) / np.log(WORDS + 1))
 
 
@@ -36,21 +38,21 @@ def embeddings(
 ) -> Task:
     """The next word of Shakespeare's text, of 12,631, the last tenth held out.
 
-    Trained by sampled softmax, evaluated by the full one. Two tables of word vectors:
-    `words` is read at the words before, `outputs` and its bias at the word to come and
-    at negatives, which follow Zipf's law.
+    It is trained by sampled softmax and evaluated by the full one. Of its two tables of
+    word vectors, `words` is read at the previous words, `outputs` and its bias at the
+    next word and at negatives, which follow Zipf's law.
 
     Args:
-        data_dir: where data sets lie.
-        model: ngram, the one that fits.
-        order: n, the words of an n-gram, of which the last is predicted.
+        data_dir: folder of data sets.
+        model: ngram, the only one that fits.
+        order: n, the words of an n-gram; the last one is predicted.
         width: of a word's vector.
         negatives: words drawn for each worker's batch; 0 means the full softmax.
         tables: replicated on all workers; shared, one table updated with the mean
-            gradient at every step beside a rest that the algorithm treats; or sharded,
-            each worker holding its rows.
-        workers: their number, of which sharded tables have a multiple of rows.
-        axis: over which the workers lie.
+            gradient at every step, whatever the algorithm; or sharded, each worker
+            holding its rows.
+        workers: the number of workers; it divides the rows of sharded tables.
+        axis: the axis of the workers.
 
     Source: Bengio et al., "A neural probabilistic language model", JMLR 2003.
     """
@@ -61,8 +63,8 @@ def embeddings(
     sharded = tables == "sharded"
     if sharded and not negatives:
         raise ValueError("--negatives 0: a full softmax reads whole tables, not parts")
+    # Tables in one piece are read without communication.
     read = partial(lookup, axis=axis) if sharded else ngram.rows
-    names = {**TABLES, "hidden": False}
 
     def apply(params, buffers, batch, key, train):
         contexts, targets = batch["ngram"][:, :-1], batch["ngram"][:, -1]
@@ -70,15 +72,12 @@ def embeddings(
             drawn, log_q = _draw(key, negatives), jnp.asarray(LOG_Q, jnp.float32)
             loss = ngram.sampled_loss(params, contexts, targets, drawn, log_q, read)
             return {"loss": loss}, buffers
+        # The full softmax reads all rows: worth the communication in evaluations alone.
         whole = _whole(params, axis) if sharded else params
         return values(ngram.logits(whole, contexts), targets), buffers
 
-    def init(key):
-        params = ngram.init(key, WORDS, width, order)
-        return (_padded(params, workers) if sharded else params), ()
-
     return Task(
-        init=init,
+        init=partial(_init, width, order, workers if sharded else 1),
         apply=apply,
         load=partial(_load, data_dir, order),
         batch_size=256,
@@ -87,37 +86,41 @@ def embeddings(
         dispatch_steps=16,
         eval_batch=1024,
         figures={"perplexity": math.exp},
-        tables=Tables(
-            names=names,
-            rows=lambda examples: {
-                "words": examples * (order - 1),
-                "outputs": examples + negatives if negatives else WORDS,
-            },
-            kept=tables,
-        ),
+        tables=Tables(NAMES, partial(_touched_rows, order, negatives), tables),
         sends="look-ups in the sharded tables" if sharded else "",
         muon=muon.dimension_numbers,
     )
 
 
+def _init(width: int, order: int, parts: int, key: jax.Array):
+    """Draws the model; pads its tables to a multiple of parts."""
+    return _padded(ngram.init(key, WORDS, width, order), parts), ()
+
+
+def _touched_rows(order: int, negatives: int, examples: int) -> dict[str, int]:
+    """Returns the most rows of each table that a batch reads."""
+    outputs = examples + negatives if negatives else WORDS
+    return {"words": examples * (order - 1), "outputs": outputs}
+
+
 def _draw(key: jax.Array, count: int) -> jax.Array:
-    """Words by Zipf's law, (count,) int32."""
+    """Draws words by Zipf's law, (count,) int32."""
     u = jax.random.uniform(key, (count,))
     drawn = jnp.exp(u * math.log(WORDS + 1)).astype(jnp.int32) - 1
     return jnp.clip(drawn, 0, WORDS - 1)
 
 
-def _padded(params, workers: int):
-    """Tables with rows of zeros, which no word reads, up to a multiple of workers."""
+def _padded(params, parts: int):
+    """Pads tables by rows of zeros, which no word reads, to a multiple of parts."""
 
     def pad(table):
-        return jnp.pad(table, [(0, -WORDS % workers)] + [(0, 0)] * (table.ndim - 1))
+        return jnp.pad(table, [(0, -WORDS % parts)] + [(0, 0)] * (table.ndim - 1))
 
     return {name: pad(x) if name in TABLES else x for name, x in params.items()}
 
 
 def _whole(params, axis: Axis):
-    """The tables of which params hold a worker's part, without their padding."""
+    """Gathers the tables from the workers' parts, without their padding."""
 
     def join(part):
         return collectives.gather(part, axis).reshape(-1, *part.shape[1:])[:WORDS]
@@ -127,6 +130,7 @@ def _whole(params, axis: Axis):
 
 def _load(data_dir: Path | None, order: int) -> Data:
     codes, vocabulary = text.words(text.text(data_dir))
+    # The tables are made before the text is read.
     assert len(vocabulary) == WORDS
     train, test = text.split(codes)
     if order > len(test):
@@ -141,5 +145,5 @@ def _load(data_dir: Path | None, order: int) -> Data:
 
 
 def _ngrams(codes: np.ndarray, order: int) -> np.ndarray:
-    """All n-grams of a text, (n-grams, order)."""
+    """Returns all n-grams of a text, (n-grams, order)."""
     return np.ascontiguousarray(np.lib.stride_tricks.sliding_window_view(codes, order))

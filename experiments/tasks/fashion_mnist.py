@@ -18,11 +18,11 @@ def fashion_mnist(
     """Fashion-MNIST: 60,000 pieces of clothing in 10 classes, and 10,000 held out.
 
     Args:
-        data_dir: where data sets lie.
+        data_dir: folder of data sets.
         model: lenet, resnet20 or mlp.
         batch_norm: of resnet20: each worker's own statistics, or the global batch's.
         remat: of resnet20: compute blocks again for the gradient, to save memory.
-        axis: over which the workers lie.
+        axis: the axis of the workers.
 
     Source: Xiao, Rasul and Vollgraf, "Fashion-MNIST: a novel image dataset for
     benchmarking machine learning algorithms", 2017.

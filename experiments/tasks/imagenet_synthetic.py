@@ -1,4 +1,4 @@
-"""Generated images for ImageNet's model, for throughput."""
+"""Generated images for ImageNet's model, to measure throughput."""
 
 from functools import partial
 from typing import Literal
@@ -26,20 +26,20 @@ def imagenet_synthetic(
     seed: int = 0,
     axis: Axis = WORKERS,
 ) -> Task:
-    """Noisy patterns of any size, made on the host as they come.
+    """Noisy patterns of any size, generated on the host one by one.
 
-    What counts is examples a second: the model has ImageNet's 1,000 outputs, while few
-    classes occur, so that a short run shows that it learns.
+    The model has ImageNet's 1,000 outputs, while few classes occur, so that a short run
+    shows that it learns.
 
     Args:
         model: resnet50 or resnet20.
         image_size: pixels of a side, at least 32; ImageNet's is 224.
-        classes: that occur, at most 1,000.
-        examples: to train on.
+        classes: the number of classes that occur, at most 1,000.
+        examples: the number of training examples.
         batch_norm: each worker's own statistics, or the global batch's.
         remat: compute blocks again for the gradient, to save memory.
         seed: of the patterns and their noise.
-        axis: over which the workers lie.
+        axis: the axis of the workers.
     """
     checks.whole("--image-size", image_size, least=32)
     checks.whole("--examples", examples, least=1)
@@ -59,6 +59,7 @@ def imagenet_synthetic(
         steps=30,
         lr={"sgd": 0.01, "": 1e-3},
         momentum=0.9,
+        # The batches of a dispatch are generated beforehand, and held on the host.
         dispatch_steps=1,
         eval_batch=32,
         sends=network.sends,
@@ -68,7 +69,7 @@ def imagenet_synthetic(
 
 
 class Pictures:
-    """Examples made when they are asked for, the same for one seed and number."""
+    """Examples that are generated on demand, identical for one seed and number."""
 
     def __init__(self, size: int, classes: int, first: int, examples: int, seed: int):
         self.size, self.first, self.examples, self.seed = size, first, examples, seed
@@ -85,14 +86,16 @@ class Pictures:
         """One image, (size, size, 3) bytes, half pattern and half noise."""
         y, draws = self._drawn(number)
         noise = draws.integers(0, 256, (self.size, self.size, 3), dtype=np.uint8)
+        # Bytes, as a data set of real images would come.
         return {"x": self.patterns[y] // 2 + noise // 2, "y": np.asarray(y, np.int32)}
 
     def labels(self) -> np.ndarray:
-        """The classes of all examples, (examples,), of which no image is made."""
+        """The classes of all examples, (examples,), without their images."""
         return np.array([self._drawn(i)[0] for i in range(len(self))], np.int32)
 
     def _drawn(self, number: int) -> tuple[int, np.random.Generator]:
-        """An image's class, and what draws its noise."""
+        """An image's class, and the generator of its noise."""
+        # A generator for each number: threads may read examples in any order.
         draws = np.random.default_rng([self.seed, self.first + number])
         return int(draws.integers(len(self.patterns))), draws
 

@@ -1,4 +1,4 @@
-"""Handwritten digits and pieces of clothing of 28×28 pixels, in one format."""
+"""Images of 28×28 pixels: handwritten digits, and the format of other data sets."""
 
 from functools import partial
 from pathlib import Path
@@ -23,11 +23,11 @@ def mnist(
     """MNIST: 60,000 handwritten digits, and 10,000 held out.
 
     Args:
-        data_dir: where data sets lie.
+        data_dir: folder of data sets.
         model: lenet, resnet20 or mlp.
         batch_norm: of resnet20: each worker's own statistics, or the global batch's.
         remat: of resnet20: compute blocks again for the gradient, to save memory.
-        axis: over which the workers lie.
+        axis: the axis of the workers.
 
     Source: LeCun et al., "Gradient-based learning applied to document recognition",
     Proceedings of the IEEE, 1998.
@@ -44,7 +44,7 @@ def images(
     remat: bool,
     axis: Axis,
 ) -> Task:
-    """A task of MNIST's format; `moments` are its pixels' mean and deviation."""
+    """Makes a task of MNIST's format; `moments` are its pixels' mean and deviation."""
     network = classify.network(name, model, MODELS, SHAPE, 10, batch_norm, remat, axis)
     return Task(
         init=network.init,

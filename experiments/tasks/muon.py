@@ -1,4 +1,4 @@
-"""Which weights of the models here Muon orthogonalises, and along which axes."""
+"""Muon's dimension numbers for the models in models/."""
 
 from typing import Any
 
@@ -8,6 +8,7 @@ from optax.contrib import MuonDimensionNumbers
 from syncalgos.collectives import PyTree
 
 MATRICES = {"w", "recurrent"}
+# Output layers, which Muon's recipe leaves to Adam, as embeddings and biases.
 HEADS = {"dense", "output"}
 
 DENSE = MuonDimensionNumbers(reduction_axis=-2, output_axis=-1)
@@ -15,16 +16,16 @@ CONVOLUTION = MuonDimensionNumbers(reduction_axis=(-4, -3, -2), output_axis=-1)
 
 
 def dimension_numbers(params: PyTree) -> PyTree:
-    """Muon's dimension numbers for params of a model in models/.
+    """Returns Muon's dimension numbers for params of a model in models/.
 
-    Muon takes the hidden matrices, of which leading axes stack layers: each layer is
-    orthogonalised by itself. By the number of its axes alone optax would take stacked
-    biases for matrices, and stacked matrices for none.
+    Muon orthogonalises hidden matrices, and each layer of stacked ones by itself.
 
     Returns:
-        A tree like params: the axes of each hidden matrix; None for what Adam takes:
-        biases, norms, embeddings, and the layer that gives the outputs.
+        A tree like params: the axes of each hidden matrix; None for the leaves that
+        Adam updates: biases, norms, embeddings and the output layer.
     """
+    # optax counts axes alone: it would take stacked biases for matrices, and stacked
+    # matrices for none.
     last = len(params) - 1 if isinstance(params, list) else None
 
     def of(path, x):
@@ -37,5 +38,5 @@ def dimension_numbers(params: PyTree) -> PyTree:
 
 
 def _name(key: Any) -> Any:
-    """What a key of a path says: a name, or a number in a list."""
+    """The name, or the number in a list, of a path's key."""
     return getattr(key, "key", getattr(key, "idx", None))

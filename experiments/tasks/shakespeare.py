@@ -15,7 +15,9 @@ from models import gpt
 from syncalgos import checks
 
 CHARACTERS = 65
-OVERLAP = 8  # training windows in which a character is seen, at most
+# Training windows that show a character, at most. A window for each start would take as
+# many copies of the text, on every device, as a window is long.
+OVERLAP = 8
 
 
 def shakespeare(
@@ -30,12 +32,12 @@ def shakespeare(
     """The next character of 1,115,394 by Shakespeare, the last tenth held out.
 
     Args:
-        data_dir: where data sets lie.
-        model: gpt, the one that fits.
-        context: characters that are seen.
+        data_dir: folder of data sets.
+        model: gpt, the only one that fits.
+        context: characters that the model sees.
         width: of the model.
         layers: blocks of the model.
-        heads: of attention, which divide the width.
+        heads: of attention; they divide the width.
         remat: compute blocks again for the gradient, to save memory.
 
     Source: the text of Karpathy, "The unreasonable effectiveness of recurrent neural
@@ -54,8 +56,7 @@ def shakespeare(
         target = window[:, 1:]
         loss = optax.softmax_cross_entropy_with_integer_labels(logits, target)
         hits = jnp.argmax(logits, -1) == target
-        means = {"loss": loss.mean(1), "accuracy": jnp.float32(hits).mean(1)}
-        return means, buffers
+        return {"loss": loss.mean(1), "accuracy": jnp.float32(hits).mean(1)}, buffers
 
     return Task(
         init=lambda key: (gpt.init(key, CHARACTERS, context, width, layers), ()),
@@ -79,7 +80,9 @@ def shakespeare(
 
 def _load(data_dir: Path | None, context: int) -> Data:
     codes, alphabet = text.characters(text.text(data_dir))
+    # The model is made before the text is read.
     assert len(alphabet) == CHARACTERS
+    # A byte each: windows repeat every character on the device.
     train, test = text.split(codes.astype(np.uint8))
     if context >= len(test):
         raise ValueError(
@@ -88,7 +91,7 @@ def _load(data_dir: Path | None, context: int) -> Data:
         )
     stride = -(-context // OVERLAP)
     # Held-out windows share their first character with the last of the one before, so
-    # that each is predicted once; what fills no window is left out.
+    # that each character is predicted once; the end that fills no window is left out.
     return Data(
         train={"window": _windows(train, context, stride)},
         test={"window": _windows(test, context, context)},
@@ -98,6 +101,6 @@ def _load(data_dir: Path | None, context: int) -> Data:
 
 
 def _windows(codes: np.ndarray, context: int, stride: int) -> np.ndarray:
-    """Windows of context + 1 characters, (windows, context + 1)."""
+    """Cuts windows of context + 1 characters, (windows, context + 1)."""
     view = np.lib.stride_tricks.sliding_window_view(codes, context + 1)
     return np.ascontiguousarray(view[::stride])

@@ -1,4 +1,4 @@
-"""Spoken digits: recordings to log-mel frames to an LSTM."""
+"""Spoken digits: an LSTM on the log-mel frames of recordings."""
 
 from functools import partial
 from pathlib import Path
@@ -23,14 +23,14 @@ def spoken_digits(
 ) -> Task:
     """Free Spoken Digit recordings: 2,700 by six speakers, and 300 held out.
 
-    A digit is known by the mean of the outputs over its frames.
+    The mean of the outputs over a recording's frames classifies it.
 
     Args:
-        data_dir: where data sets lie.
-        model: lstm, the one that fits.
+        data_dir: folder of data sets.
+        model: lstm, the only one that fits.
         hidden: units of a layer.
         layers: of the LSTM.
-        frames: of 16 ms each, after which longer recordings are cut.
+        frames: of 16 ms each; longer recordings are cut.
         remat: compute chunks of frames again for the gradient, to save memory.
 
     Source: Jackson et al., "Free Spoken Digit Dataset", version 1.0.10.
@@ -43,7 +43,8 @@ def spoken_digits(
             f"--frames must be at most {speech.LONGEST}, the longest recording's, got "
             f"{frames}"
         )
-    # One carry a chunk is kept: both it and a chunk grow as the root of the frames.
+    # A gradient keeps the carries of all chunks and the frames of one: both grow as the
+    # root of the frames.
     chunk = round(frames**0.5) if remat else None
 
     def apply(params, buffers, batch, key, train):
@@ -66,15 +67,16 @@ def spoken_digits(
 
 
 def mean_output(outputs, length):
-    """The mean over each recording's own frames.
+    """Averages outputs over each recording's own frames.
 
     Args:
         outputs: (batch, frames, classes).
-        length: (batch,), frames that are no padding.
+        length: (batch,), frames without padding.
 
     Returns:
         (batch, classes).
     """
+    # `where`, not a product: 0 × inf would be NaN.
     own = jnp.arange(outputs.shape[1]) < length[:, None]  # (batch, frames)
     return jnp.where(own[..., None], outputs, 0).sum(1) / length[:, None]
 

@@ -1,4 +1,4 @@
-"""What a task is."""
+"""A task: a model, its data and its measures."""
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
@@ -15,14 +15,14 @@ from syncalgos.reducers.stacking import Stacked
 Arrays = dict[str, np.ndarray]
 Kept = Literal["replicated", "shared", "sharded"]
 Schedule = Literal["constant", "cosine", "step", "plateau"]
-WEIGHT = "weight"  # of an example that is evaluated
+WEIGHT = "weight"  # of an example in an evaluation
 
 
 class Source(Protocol):
-    """Examples that are made or read one by one, as grain's data sources are."""
+    """Examples that are made or read one by one, as grain's data sources."""
 
     def __len__(self) -> int:
-        """How many there are."""
+        """The number of examples."""
         ...
 
     def __getitem__(self, number: int, /) -> Mapping[str, np.ndarray]:
@@ -34,15 +34,15 @@ class Data(NamedTuple):
     """A task's examples.
 
     Attributes:
-        train: to train on; leaves (examples, ...), or a source of them.
-        test: held out; leaves (examples, ...), with the same names.
+        train: training examples; leaves (examples, ...), or a source of them.
+        test: held-out examples; leaves (examples, ...), with the same names.
         groups: by name, the number of each training example's group, (examples,):
-            "label", a class, or who made it, such as "speaker". Workers can be given
+            "label", a class, or its origin, such as "speaker". Workers can be given
             groups of their own (`experiments.pipeline.partition`).
-        overlapping: with how many of the training examples right after it one shares
+        overlapping: the number of following training examples with which one shares
             content, as windows of a text do; 0 if they can be held out one by one.
-        covering: of overlapping examples, every how manyth are enough to show all
-            that they do, so that what is held out is not shown several times.
+        covering: of overlapping examples, every covering-th together show all content,
+            so that held-out content is not shown several times.
     """
 
     train: Arrays | Source
@@ -53,22 +53,22 @@ class Data(NamedTuple):
 
     @property
     def examples(self) -> int:
-        """How many there are to train on."""
+        """The number of training examples."""
         if isinstance(self.train, dict):
             return len(next(iter(self.train.values())))
         return len(self.train)
 
 
 class Tables(NamedTuple):
-    """Tables of which a step touches few rows: embeddings.
+    """Embedding tables, of which a step touches few rows.
 
     Attributes:
-        names: a tree like params, or for whole subtrees: what a table is called, False
-            for all that is none. Tables of one name are read at the same rows.
-        rows: examples of a batch -> the most rows that they touch, by name.
+        names: a tree like params, or a prefix of it: the name of a table, False for all
+            other leaves. Tables of one name are read at the same rows.
+        rows: number of examples -> the most rows that they touch, by name.
         kept: replicated: like all other params. shared: one table, updated with the
-            mean gradient at every step, whatever the algorithm does with the rest.
-            sharded: in parts, each worker holding its rows (`syncalgos.lookup`).
+            mean gradient at every step, for any algorithm. sharded: in parts, each
+            worker holding its rows (`syncalgos.lookup`).
     """
 
     names: PyTree
@@ -77,38 +77,39 @@ class Tables(NamedTuple):
 
 
 class Task(NamedTuple):
-    """A model, its data and what is measured.
+    """A model, its data, its measures and its default settings.
 
     Attributes:
         init: key -> (params, buffers).
         apply: (params, buffers, batch, key, train) -> (values, buffers); values are
-            per example: {"loss": (batch,), "accuracy": (batch,)}, and what else its
-            users look at. Without buffers they must not depend on other examples:
-            workers' batches may be joined.
-        load: reads the data, when all else of a request has been checked.
+            per example: {"loss": (batch,), "accuracy": (batch,)} and other measures.
+            Without buffers they must not depend on other examples: workers' batches may
+            be merged.
+        load: reads the data; called last, after all checks.
         batch_size: the default global batch.
         steps: the default number of local steps.
-        lr: the default learning rates by optimizer; "" stands for all others.
+        lr: the default learning rates by optimizer; "" is any other optimizer.
         dispatch_steps: the default number of local steps in a dispatch.
         optimizer: the default inner optimizer.
-        momentum: its default, where the optimizer is the task's.
-        weight_decay: as momentum.
+        momentum: the default for the default optimizer.
+        weight_decay: the default for the default optimizer.
         clip_norm: the default global norm to which gradients are clipped.
         schedule: the default schedule of the learning rate.
-        warmup: the share of the steps over which the learning rate rises, by default.
-        eval_batch: about how many examples are evaluated at once, by all workers.
-        figures: more to report of a held-out evaluation: name -> a function of the
-            loss, such as a perplexity.
-        tables: embeddings, where it has some.
-        muon: params -> which Muon takes, as `optax.contrib.muon` has it in
-            muon_weight_dimension_numbers; None: all leaves of two axes.
-        sends: what the loss itself sends at every step, in words, if anything.
-        stacked: which leaves of params hold several layers, how many leading axes count
-            them (see `syncalgos.reducers.stacking`); algorithms that ask for it get it.
+        warmup: the default share of the steps over which the learning rate rises.
+        eval_batch: approximate number of examples that all workers evaluate at once.
+        figures: further measures of an evaluation: name -> a function of the loss, such
+            as a perplexity.
+        tables: the embedding tables, if any.
+        muon: params -> muon_weight_dimension_numbers of `optax.contrib.muon`; None: all
+            leaves of two axes.
+        sends: the data that the loss itself sends at every step, in words.
+        stacked: the number of leading axes that count layers, for each leaf (see
+            `syncalgos.reducers.stacking`); passed to algorithms that take it.
     """
 
     init: Callable[[jax.Array], tuple[PyTree, PyTree]]
     apply: Callable[..., tuple[dict[str, jax.Array], PyTree]]
+    # A function: a bad request is answered before gigabytes are read.
     load: Callable[[], Data]
     batch_size: int
     steps: int
@@ -129,12 +130,12 @@ class Task(NamedTuple):
 
     @property
     def kept(self) -> str:
-        """How tables are kept (see `Tables`); what has none is replicated."""
+        """The way of keeping tables (see `Tables`); replicated if there are none."""
         return "replicated" if self.tables is None else self.tables.kept
 
 
 def losses(task: Task) -> tuple[Any, Any]:
-    """The task's training loss and evaluation loss, in the engine's form."""
+    """Makes the training loss and the evaluation loss, in the engine's form."""
 
     def eval_loss(params, buffers, batch, key):
         weight = batch[WEIGHT]
@@ -148,31 +149,33 @@ def losses(task: Task) -> tuple[Any, Any]:
 def held_out(
     test: Arrays, workers: int, batch: int = 1024
 ) -> tuple[Arrays, np.ndarray]:
-    """Held-out data cut into batches that the workers divide, every example once.
+    """Cuts held-out data into batches that the workers divide, each example once.
 
     Args:
         test: leaves (examples, ...).
-        workers: their number.
-        batch: about how many examples a batch holds.
+        workers: the number of workers.
+        batch: approximate number of examples in a batch.
 
     Returns:
-        The data with one more example, of weight 0, that fills the last batch, and
-        rows of it, (batches, examples). The mean of weighted values over all rows is
-        the mean over the held-out examples.
+        The data with another example, of weight 0, that fills the last batch, and its
+        rows, (batches, examples). The mean of weighted values over all rows is the mean
+        over the held-out examples.
     """
+    # For any number of workers each example counts once, so that runs compare.
     examples = len(next(iter(test.values())))
     batches = -(-examples // batch)
     size = -(-examples // (batches * workers)) * workers
     rows = np.full(batches * size, examples)
     rows[:examples] = np.arange(examples)
     data = {k: np.concatenate([x, x[:1]]) for k, x in test.items()}
+    # Above 1, as the mean over a batch divides by the filling examples, too.
     weight = np.full(examples + 1, rows.size / examples, np.float32)
     weight[-1] = 0
     return {**data, WEIGHT: weight}, rows.reshape(batches, size)
 
 
 def fitting(task: str, model: str, models: Sequence[str]) -> None:
-    """Raises a ValueError unless the model is one of those that fit the task."""
+    """Raises a ValueError unless the model fits the task."""
     if model not in models:
         hint = checks.nearest(model, models)
         raise ValueError(

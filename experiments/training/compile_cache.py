@@ -23,14 +23,15 @@ FOLDER = "jax_compilation_cache_dir"
 SHORTEST = "jax_persistent_cache_min_compile_time_secs"
 
 MOST = 2**28  # bytes of all programs; those of the default run have 0.3 MB
-KEPT = MOST // 2  # once there are more, so that few starts have any to remove
+# Pruning halves the folder, so that few starts have anything to remove.
+KEPT = MOST // 2
 
 # Earlier ones log each program they load as an error, where the CPU has AVX-512.
 QUIET = (0, 10, 2)
 
 ENTRY = "-cache"  # how a file that holds a program ends
 
-# Of a file cut short by a full disk or a kill, or of one that is just being written.
+# jax's warning about a file cut short by a full disk or a kill, or just being written.
 _BROKEN = re.compile(
     "Error (?:reading|writing) persistent compilation cache entry for '([^']*)'"
 )
@@ -57,7 +58,7 @@ def use() -> None:
 
 
 def _own_folder() -> Path | None:
-    """Where programs are kept, with room for more; None if it cannot be written."""
+    """Returns the user's folder of programs, pruned; None if it cannot be written."""
     try:
         folder = user_cache() / "jax"
         folder.mkdir(parents=True, exist_ok=True)
@@ -68,10 +69,10 @@ def _own_folder() -> Path | None:
 
 
 def prune(folder: Path, most: int, kept: int) -> None:
-    """Removes what was used least recently, where there is too much.
+    """Removes the entries used least recently, if there is too much.
 
     Args:
-        folder: of entries.
+        folder: the one with the entries.
         most: bytes that may be there.
         kept: bytes to which the entries are reduced where there are more.
     """
@@ -80,7 +81,7 @@ def prune(folder: Path, most: int, kept: int) -> None:
     size = sum(stat.st_size for stat, _ in entries)
     if size <= most:
         return
-    # Most file systems note the first reading after a day.
+    # Most file systems record an access once a day: the time of writing counts, too.
     for stat, path in sorted(entries, key=lambda x: max(x[0].st_atime, x[0].st_mtime)):
         if size <= kept:
             return
@@ -91,11 +92,9 @@ def prune(folder: Path, most: int, kept: int) -> None:
 
 @cache
 def _mend(folder: Path) -> None:
-    """Removes an entry that jax warns of, and keeps the warning to itself.
-
-    jax writes in place, and never over an entry: a broken one would cost a compilation
-    and a warning in every run.
-    """
+    """Removes an entry that jax warns about, and hides the warning."""
+    # jax writes in place, and never over an entry: a broken one would cost a
+    # compilation and a warning in every run.
     shown = warnings.showwarning
 
     def show(message, *arguments, **keywords):

@@ -1,4 +1,4 @@
-"""From a config to all that a run is made of, refused before anything compiles."""
+"""The components of a run, made of its config before anything compiles."""
 
 import dataclasses
 import os
@@ -33,7 +33,7 @@ from syncalgos import (
 
 @dataclass(frozen=True)
 class Components:
-    """All that a run is made of, before it has a state.
+    """The parts of a run, before it has a state.
 
     Attributes:
         config: with all defaults filled in.
@@ -85,6 +85,7 @@ def use_all_cores(sharing: int = 1) -> None:
     Args:
         sharing: processes on this host, which share its cores.
     """
+    # The setting overrides XLA_FLAGS' device count without a word.
     in_flags = "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", "")
     if in_flags or "JAX_NUM_CPU_DEVICES" in os.environ:
         return
@@ -93,7 +94,7 @@ def use_all_cores(sharing: int = 1) -> None:
     try:
         jax.config.update("jax_num_cpu_devices", max(1, cores // sharing))
     except RuntimeError:
-        return  # the backend runs already: whoever started it chose its devices
+        return  # the backend runs already, with the devices it was started with
 
 
 def _make(config: RunConfig, data: Data | None, group: ProcessGroup) -> Components:
@@ -105,6 +106,7 @@ def _make(config: RunConfig, data: Data | None, group: ProcessGroup) -> Componen
         export.check(config.export, replaces)
     task, is_batch_given = make_task(config), config.batch_size is not None
     config = resolved(config, task)
+    # A plateau lives in the inner optimizer's state, where an algorithm cannot see it.
     if config.schedule == "plateau" and takes(config, "learning_rate"):
         raise ValueError(
             f"--schedule plateau: {config.algo} has to know the learning rate of a "
@@ -115,6 +117,7 @@ def _make(config: RunConfig, data: Data | None, group: ProcessGroup) -> Componen
         config, schedule, optimizer, group.hosts, task
     )
     trainer = make_trainer(config, task, optimizer, strategy)
+    # Data comes last: what is wrong with the rest is reported in under a second.
     if data is None:
         data = loading.load(task, config.task, config.validation)
     _check_data(config, data, is_batch_given)
@@ -167,6 +170,7 @@ def takes(config: RunConfig, argument: str) -> bool:
 def _check_data(config: RunConfig, data: Data, is_batch_given: bool) -> None:
     """Raises a ValueError unless the data goes with the config."""
     c, least = config, config.workers * config.accumulate
+    # A default batch grows with the workers, and may outgrow the data.
     if not is_batch_given and least > data.examples:
         microbatches = f" × {c.accumulate} microbatches" if c.accumulate > 1 else ""
         raise ValueError(
@@ -190,7 +194,10 @@ def make_trainer(
 ) -> DataParallel:
     """Makes the engine for a strategy."""
     train_loss, eval_loss = losses(task)
-    sharded = task.tables is not None and task.kept == "sharded"
+    # Rows in parts are no replicas: the engine keeps the strategy away from them.
+    sharded = None
+    if task.tables is not None and task.kept == "sharded":
+        sharded = jax.tree.map(bool, task.tables.names)
     return DataParallel(
         train_loss,
         optimizer,
@@ -200,7 +207,7 @@ def make_trainer(
         devices=config.devices,
         eval_loss=eval_loss,
         accumulate=config.accumulate,
-        sharded=jax.tree.map(bool, task.tables.names) if sharded else None,
+        sharded=sharded,
         lanes=config.lanes,
         lane_form=config.lane_form,
         each_worker=True,

@@ -233,6 +233,17 @@ class RunConfig:
         if late := never_reached("--sync-until", self.sync_until, self.steps):
             raise ValueError(late)
 
+    @property
+    def evaluations(self) -> list[int]:
+        """The local steps after which the run is evaluated, its end included."""
+        return _multiples(self.eval_every, self.steps)
+
+    @property
+    def checkpoints(self) -> list[int]:
+        """The local steps after which the run saves a checkpoint, if it is asked to."""
+        every = self.checkpoint_every
+        return [] if every is None else _multiples(every, self.steps)
+
     def values(self, *scopes: str) -> dict[str, Any]:
         """Returns the fields of these scopes and the factories' own flags, by name."""
         kept = [x.parameter for x in SETTINGS.values() if x.scope in scopes]
@@ -250,6 +261,11 @@ def parse(argv: Sequence[str]) -> RunConfig:
         BadRequest: with one line that says what was wrong and what is possible.
     """
     return flags.parse(argv, RunConfig)
+
+
+def _multiples(period: int, steps: int) -> list[int]:
+    """Returns the multiples of a period below the steps, then the steps."""
+    return [*range(period, steps, period), steps]
 
 
 def never_reached(flag: str, step: Any, steps: int | None) -> str:

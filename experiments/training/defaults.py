@@ -1,4 +1,4 @@
-"""What a config leaves open, filled in by its task, its algorithm and each other."""
+"""Defaults of a config that depend on its task, its algorithm or other fields."""
 
 import os
 from dataclasses import replace
@@ -10,8 +10,9 @@ from experiments.cli.factories import ALGORITHM
 from experiments.tasks.task import Task
 from experiments.training.config import RunConfig, never_reached
 
-# With these flags they move entries by about the learning rate, whatever the gradient,
-# as Adam does: a task's rate for it is their default, and its momentum for SGD is not.
+# With these flags, algorithms move entries by about the learning rate, whatever the
+# gradient, as Adam does: a task's rate for it is their default (digits: 0.001), not
+# that for SGD (0.05), and its momentum for SGD does not apply.
 UNIT_STEPS: dict[str, dict[str, Any]] = {
     "signum": {},
     "distributed_lion": {},
@@ -19,7 +20,8 @@ UNIT_STEPS: dict[str, dict[str, Any]] = {
     "sign_sgd": {"majority": True},
     "demo": {"sign": True},
 }
-OWN_MOMENTUM = {"dgc"}  # it replaces the task's momentum, too
+# Algorithms with a momentum of their own, in place of the task's.
+OWN_MOMENTUM = {"dgc"}
 
 
 def resolved(config: RunConfig, task: Task) -> RunConfig:
@@ -30,6 +32,7 @@ def resolved(config: RunConfig, task: Task) -> RunConfig:
     """
     needed = UNIT_STEPS.get(config.algo)
     has_unit_steps = needed is not None and needed.items() <= config.arguments.items()
+    # Momentum and decay belong to the optimizer that the task was tuned with.
     inner = _inner(config, task, has_unit_steps)
     if inner["clip_norm"] is not None and task.kept == "sharded":
         raise ValueError(
@@ -44,6 +47,7 @@ def resolved(config: RunConfig, task: Task) -> RunConfig:
     if warmup_steps is None:
         warmup_steps = round(task.warmup * steps)
     folder = os.environ.get("SYNCALGOS_DATA")
+    # A new config, whose fields are checked again beside each other.
     filled = replace(
         config,
         **inner,

@@ -37,7 +37,7 @@ def save(path: Path, replica: Replica, facts: Mapping[str, str]) -> None:
     Args:
         path: of the file; its folder is made.
         replica: from `DataParallel.center`.
-        facts: what else readers should know, in the file's header.
+        facts: for the file's header.
 
     Tensors are named by their place: params.conv1.w, params.0.b, buffers.norm.mean.
 
@@ -54,7 +54,7 @@ def save(path: Path, replica: Replica, facts: Mapping[str, str]) -> None:
 
 
 def named(replica: Replica) -> dict[str, Any]:
-    """The leaves of params and buffers by the names that they have in a file.
+    """Returns the leaves of params and buffers by their names in a file.
 
     Raises:
         ValueError: two leaves of one name, or one that is no array of numbers.
@@ -63,7 +63,7 @@ def named(replica: Replica) -> dict[str, Any]:
     for field in ("params", "buffers"):
         leaves = jax.tree_util.tree_leaves_with_path(getattr(replica, field))
         for place, leaf in leaves:
-            name = ".".join([field, *map(_name, place)])
+            name = _name(field, place)
             if name in tensors:
                 raise ValueError(f"--export: two arrays have the name {name}")
             if jnp.issubdtype(leaf.dtype, jax.dtypes.extended):
@@ -101,7 +101,7 @@ def load(path: str | Path, like: Replica | None = None) -> Replica:
 
     def fill(field: str) -> PyTree:
         def leaf(place, own):
-            name = ".".join([field, *map(_name, place)])
+            name = _name(field, place)
             if name not in tensors:
                 raise ValueError(f"{path} holds no {name} (it holds: {list(tensors)})")
             if tensors[name].shape != own.shape:
@@ -115,9 +115,10 @@ def load(path: str | Path, like: Replica | None = None) -> Replica:
     return Replica(fill("params"), (), fill("buffers"))
 
 
-def _name(key: Any) -> str:
-    """A step of a path: a dict's key, a list's index, an attribute's name."""
-    return str(getattr(key, "key", getattr(key, "idx", getattr(key, "name", key))))
+def _name(field: str, place: tuple[Any, ...]) -> str:
+    """Returns the name of a leaf: its field, and its place there, with dots."""
+    inner = jax.tree_util.keystr(place, simple=True, separator=".")
+    return f"{field}.{inner}" if inner else field
 
 
 def _with_lists(tree: Any) -> Any:

@@ -46,7 +46,7 @@ def inner(
 
 
 def schedule(name: str, lr: float, steps: int, warmup_steps: int) -> Schedule:
-    """The learning rate of each local step.
+    """Returns the learning rate of each local step.
 
     Args:
         name: constant; cosine, down to 0 at the end; step, a tenth after half and a
@@ -70,25 +70,25 @@ def schedule(name: str, lr: float, steps: int, warmup_steps: int) -> Schedule:
     }[name]()
     if not warmup_steps:
         return main
+    # From lr / warmup_steps on: a first step at rate 0 would train nothing.
     rise = optax.linear_schedule(lr / warmup_steps, lr, max(warmup_steps - 1, 1))
     return optax.join_schedules([rise, main], [warmup_steps])
 
 
 def plateau(steps: int) -> optax.GradientTransformationExtraArgs:
-    """A tenth of the updates each time the loss has not fallen for 5 % of a run.
-
-    Mini-batches are noisy: what counts is the mean loss over each hundredth of it.
+    """Makes updates a tenth each time the loss has not fallen for 5 % of a run.
 
     Args:
         steps: the length of the run.
     """
+    # Mini-batches are noisy: the mean loss over each hundredth of the run counts.
     return optax.contrib.reduce_on_plateau(
         factor=0.1, patience=5, accumulation_size=max(1, steps // 100)
     )
 
 
 def _steps_down(lr: float, steps: int, warmup_steps: int) -> Callable[[Any], Any]:
-    """A tenth after half of the steps and a hundredth after three quarters."""
+    """Returns the rate: a tenth after half of the steps, a hundredth after 3/4."""
 
     def rate(count):
         done = (count + warmup_steps) / steps
@@ -97,7 +97,7 @@ def _steps_down(lr: float, steps: int, warmup_steps: int) -> Callable[[Any], Any
     return rate
 
 
-# What cannot be an inner optimizer here, and why.
+# Optimizers of optax that cannot be inner ones, and why.
 _REFUSED = {
     "lookahead": "trains a pair of models: say --algo lookahead --optimizer sgd",
     "lbfgs": "searches along a line, for which it asks for the loss at other params",
@@ -112,7 +112,7 @@ _REFUSED = {
 
 
 def known() -> dict[str, Callable[..., optax.GradientTransformation]]:
-    """Optax's optimizers, contrib included, by name."""
+    """Returns optax's optimizers, contrib included, by name."""
     return {
         name: factory
         for module in (optax.contrib, optax)
@@ -143,9 +143,8 @@ def make(
 ) -> optax.GradientTransformation:
     """Makes an inner optimizer: clip, then decay, then the optimizer.
 
-    Weight decay enters before momentum, as in torch and optax; optimizers that have a
-    `weight_decay` of their own (adamw, muon) get it. Which leaves muon takes is told by
-    `muon`, as it is by `Task.muon`.
+    Optimizers that have a `weight_decay` of their own (adamw, muon) get it; for others
+    it enters before momentum, as in torch and optax. For `muon` see `Task.muon`.
 
     Raises:
         ValueError: an unknown name, one that cannot be used here, or momentum for an
@@ -160,6 +159,7 @@ def make(
     if momentum is not None:
         _check_momentum(name, factories)
         arguments["momentum"] = momentum
+    # Weight decay enters before momentum, as in torch and optax.
     before = []
     if clip_norm is not None:
         before.append(optax.clip_by_global_norm(clip_norm))
@@ -172,17 +172,18 @@ def make(
         optimizer = factory(lr, **arguments)
         return optax.chain(*before, optimizer) if before else optimizer
 
+    # Tried out on shapes: a factory may accept a schedule that its update cannot use.
     try:
         optimizer = made()
         params = {"w": jax.ShapeDtypeStruct((2, 2), jnp.float32)}
-        told = optax.with_extra_args_support(optimizer)
-        jax.eval_shape(lambda p: told.update(p, told.init(p), p, value=1.0), params)
+        full = optax.with_extra_args_support(optimizer)
+        jax.eval_shape(lambda p: full.update(p, full.init(p), p, value=1.0), params)
     except Exception as error:  # each of optax's fails in its own way
         kind = "a schedule" if callable(lr) else "these flags"
         raise ValueError(f"optimizer {name} does not take {kind}: {error}") from error
     if muon is None or MUON_LEAVES not in parameters:
         return optimizer
-    arguments[MUON_LEAVES] = muon  # which may know the task's own params alone
+    arguments[MUON_LEAVES] = muon  # only now: it may know the task's own params alone
     return made()
 
 

@@ -1,4 +1,4 @@
-"""The processes of a run, seen from one of them, and what they agree on."""
+"""The processes of a run, as one of them sees the others."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -10,19 +10,19 @@ from experiments.cli import terminal
 
 
 def _nothing(phase: str, step: int | None = None) -> None:
-    """Nobody watches a process that is alone."""
+    """Reports to nobody: a single process has no supervisor."""
 
 
 class ProcessGroup(NamedTuple):
-    """The processes of a run, seen from this one.
+    """The processes of a run, as this one sees them.
 
-    Every method that asks the others must be called by all, in the same order.
+    Methods that exchange numbers are collective: all processes call them in one order.
 
     Attributes:
         process: the number of this one. The first writes the run's files.
         processes: how many there are.
-        hosts: on how many machines they are.
-        sharing: how many of them share this machine.
+        hosts: the number of machines that they are on.
+        sharing: the number of them on this machine.
         announce: (phase, step), for the process that watches this one.
         note: a line for the user, from any process.
     """
@@ -40,21 +40,22 @@ class ProcessGroup(NamedTuple):
         return self.process == 0
 
     def gather(self, numbers: Any) -> np.ndarray:
-        """Every process's whole numbers, below 2³¹: (processes, ...)."""
+        """Returns every process's whole numbers, below 2³¹: (processes, ...)."""
         if self.processes == 1:
             return np.asarray(numbers)[None]
+        # jax truncates wider integers to 32 bits without a word.
         return np.asarray(multihost_utils.process_allgather(np.asarray(numbers)))
 
     def largest(self, number: int) -> int:
-        """The largest value over all processes."""
+        """Returns the largest value over all processes."""
         return int(self.gather(number).max())
 
     def smallest(self, number: int) -> int:
-        """The smallest value over all processes."""
+        """Returns the smallest value over all processes."""
         return int(self.gather(number).min())
 
     def part(self, rows: np.ndarray) -> np.ndarray:
-        """This process's contiguous part of each global batch, (steps, batch)."""
+        """Returns this process's contiguous part of global batches, (steps, batch)."""
         return np.split(rows, self.processes, axis=1)[self.process]
 
 

@@ -16,7 +16,7 @@ NAMES = ("config.json", "metrics.jsonl", "summary.json")
 
 @dataclass
 class Progress:
-    """What a run has behind it, besides the engine's state; it grows as the run goes.
+    """Training progress: step, metrics, timings; it grows as the run goes.
 
     Attributes:
         step: local steps done.
@@ -29,12 +29,12 @@ class Progress:
             changed, if they are known.
         sent_since: the step at which that was.
         earlier_seconds: all that it took until it was stopped last.
-        lane_form: how the lanes of the last dispatch were run; None before it.
+        lane_form: of the last dispatch; None before it.
         run_id: of the run, in all parts of its checkpoints: drawn at random where it
             began, or was given new workers.
         saved: the step of the newest checkpoint that is whole; 0: there is none.
-        decided: where syncs are decided on by data: (step, number of the decision) of
-            each that was to sync; from 0.
+        decided: (step, number of the decision) of each sync that the data decided on;
+            both from 0.
     """
 
     step: int = 0
@@ -54,7 +54,7 @@ class Progress:
     def stepped(
         self, losses: list[float], seconds: float, decided: Iterable[Sequence[int]] = ()
     ) -> None:
-        """Notes a dispatch, whose decisions are counted from its first step."""
+        """Adds a dispatch, whose decisions are counted from its first step."""
         if self.first_loss is None:
             self.first_loss = losses[0]
         self.decided += [[self.step + step, number] for step, number in decided]
@@ -63,13 +63,13 @@ class Progress:
         self.seconds += seconds
 
     def evaluated(self, line: Line) -> None:
-        """Notes an evaluation."""
+        """Adds an evaluation."""
         self.lines.append(line)
         self.losses = []
 
 
 def check_out(out: Path, overwrite: bool) -> None:
-    """Raises a ValueError if a run's files cannot go there; leaves nothing there."""
+    """Raises a ValueError if a run's files cannot go to a folder; writes nothing."""
     check_writable(out)
     held = [name for name in NAMES if (out / name).exists()]
     if held and not overwrite:
@@ -94,10 +94,8 @@ def check_writable(out: Path) -> None:
 
 
 def try_to_write(out: Path, missing: list[Path]) -> None:
-    """Raises an OSError if no file can be made there; leaves nothing there.
-
-    Only a try tells: root may write anywhere, but not in /proc.
-    """
+    """Raises an OSError if no file can be made in a folder; leaves nothing there."""
+    # Permissions do not say it: root may write anywhere, but not in /proc.
     try:
         out.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=out).close()
@@ -107,7 +105,7 @@ def try_to_write(out: Path, missing: list[Path]) -> None:
 
 
 def default_out(task: str, algo: str) -> Path:
-    """A new folder's name: runs/TASK-ALGO-TIME, numbered if it is taken."""
+    """Returns a new folder's name: runs/TASK-ALGO-TIME, numbered if it is taken."""
     name = f"{task}-{algo.replace(':', '.')}-{time.strftime('%Y%m%d-%H%M%S')}"
     candidates = (name, *(f"{name}-{i}" for i in range(2, 1000)))
     return next(p for c in candidates if not (p := Path("runs") / c).exists())
@@ -119,7 +117,7 @@ def start(out: Path, config: dict[str, Any], lines: list[dict[str, Any]]) -> Non
     Args:
         out: the folder.
         config: of the run.
-        lines: of metrics.jsonl, where a run goes on.
+        lines: of metrics.jsonl, if a run goes on.
 
     Raises:
         OSError: it cannot be written.
@@ -131,7 +129,7 @@ def start(out: Path, config: dict[str, Any], lines: list[dict[str, Any]]) -> Non
 
 
 class Metrics:
-    """metrics.jsonl, which catches up once a disk that was full has room again."""
+    """metrics.jsonl; after a full disk it catches up as soon as there is room."""
 
     def __init__(self, out: Path, note: Callable[[str], None]):
         self._out, self._note, self._is_behind = out, note, False
@@ -139,6 +137,7 @@ class Metrics:
     def add(self, lines: list[dict[str, Any]]) -> None:
         """Appends the last of the run's lines."""
         try:
+            # One line is appended, as a long run has many; behind, all are written.
             if self._is_behind:
                 write_metrics(self._out, lines)
             else:
@@ -159,7 +158,7 @@ def write_metrics(out: Path, lines: list[dict[str, Any]]) -> None:
 
 
 def finish(out: Path, summary: dict[str, Any], lines: list[dict[str, Any]]) -> None:
-    """Writes summary.json, and of metrics.jsonl what is missing.
+    """Writes summary.json, and what is missing of metrics.jsonl.
 
     Raises:
         OSError: they cannot be written.
@@ -169,7 +168,7 @@ def finish(out: Path, summary: dict[str, Any], lines: list[dict[str, Any]]) -> N
 
 
 def write_lines(path: Path, lines: Iterable[dict[str, Any]]) -> None:
-    """Writes a line of JSON for each, so that a reader never sees half a file."""
+    """Writes lines of JSON, so that a reader never sees half a file."""
     write(path, _json_lines(lines))
 
 
@@ -178,7 +177,7 @@ def _json_lines(lines: Iterable[dict[str, Any]]) -> str:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """What a file of ours holds."""
+    """Reads a file of JSON."""
     return json.loads(path.read_text())
 
 
@@ -193,6 +192,7 @@ def write(path: Path, content: str | bytes) -> None:
     Raises:
         OSError: it cannot be written; what was there before still is.
     """
+    # A rename is atomic; the same folder is on the same file system.
     unfinished = path.with_name(f".{path.name}.tmp")
     data = content.encode() if isinstance(content, str) else content
     try:
@@ -203,7 +203,7 @@ def write(path: Path, content: str | bytes) -> None:
 
 
 def plain(value: Any) -> Any:
-    """The value as JSON has it; a number that is not finite is null."""
+    """Returns the value as JSON has it; a number that is not finite is null."""
     if isinstance(value, Mapping):
         return {key: plain(x) for key, x in value.items()}
     if isinstance(value, list | tuple):

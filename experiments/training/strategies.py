@@ -1,4 +1,4 @@
-"""How the workers of a run agree: its algorithm, and what common flags add to it."""
+"""The strategy of a run: its algorithm, and what common flags add to it."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -60,6 +60,8 @@ def make_strategies(
         algorithm = masked(algorithm, jax.tree.map(lambda name: not name, names))
         tables = masked(reduce_with(each), jax.tree.map(bool, names))
         strategy = chain(tables, algorithm)
+    # Added from the inside out: what happens at syncs is part of the algorithm, a
+    # synchronous start precedes all of it, and the average follows all params.
     if config.opt_state_at_sync != "keep":
         at_sync = optimizers.AT_SYNC[config.opt_state_at_sync](optimizer)
         strategy = at_syncs(strategy, at_sync)
@@ -113,7 +115,7 @@ def _algorithm(
 
 
 def _is_row_sparse(config: RunConfig) -> bool:
-    """Whether the algorithm is to send the rows of tables that a step touches."""
+    """Whether only the rows of tables that a step touches are to be sent."""
     return config.arguments.get("reduce") == ROW_SPARSE
 
 

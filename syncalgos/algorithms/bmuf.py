@@ -3,12 +3,14 @@
 from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 
 from syncalgos import checks, collectives
+from syncalgos.algorithms._anchors import restart, shipped, zeros
 from syncalgos.collectives import WORKERS, Axis, PyTree
-from syncalgos.dtypes import narrow, widen
-from syncalgos.strategy import Strategy, every
+from syncalgos.combinators.schedule import every
+from syncalgos.dtypes import widen
+from syncalgos.reducers.reducer import over_leaves
+from syncalgos.strategy import Strategy
 
 
 class BMUFState(NamedTuple):
@@ -33,22 +35,22 @@ def bmuf(
 
     Args:
         period: local steps in a block, at least 1.
-        block_momentum: μ, at least 0 and below 1; none means 1 - 1/workers.
+        block_momentum: μ, at least 0 and below 1; None means 1 - 1/workers.
         block_lr: ζ, the factor on a block's mean update, above 0.
-        nesterov: restart the workers from the look-ahead point w + μ Δ.
+        nesterov: restart workers from the look-ahead point w + μ Δ; the center stays w.
         axis: the mapped axis or axes over which the workers lie.
 
     Returns:
-        A Strategy. State: w and Δ, shaped like params, at least float32, equal on all
-        workers (y follows from them). A block sends params once. The center is w, with
-        nesterov too. opt_state and buffers stay local (see `average`, `reset`).
+        A Strategy. State: w and Δ, shaped like params, at least float32, identical on
+        all workers. A block sends params once. The center is w. opt_state and buffers
+        stay local (see `average`, `reset`).
 
     Raises:
         ValueError: a parameter outside its range.
 
-    A steady drift goes ζ / (1 - μ) times as far as plain averaging takes it. With
-    nesterov the block's update is measured from the look-ahead point: measured from w
-    it diverges for μ ≥ 1/2. Published codes differ from the paper here: see
+    A steady drift moves the center ζ / (1 - μ) times as far as plain averaging. With
+    nesterov a block's update is measured from the look-ahead point; measured from w the
+    recursion diverges for μ ≥ 1/2. Published codes differ from the paper here: see
     docs/algorithms.md.
 
     Source: Chen and Huo, "Scalable training of deep learning machines by incremental
@@ -58,31 +60,29 @@ def bmuf(
     if block_momentum is not None:
         label = "bmuf: block_momentum"
         block_momentum = checks.real(label, block_momentum, least=0, below=1)
+    # CNTK's "learning rate" is N (1 - μ) lr in these units; Caffe2 trains at lr / N.
     block_lr = checks.real("bmuf: block_lr", block_lr, above=0)
 
-    def start(state, momentum):  # y, from where the workers start a block
-        if not nesterov:
-            return state.center
-        return jax.tree.map(lambda w, d: w + momentum * d, *state)
-
     def init(params):
-        center = widen(params)
-        return BMUFState(center, jax.tree.map(jnp.zeros_like, center))
+        return BMUFState(widen(params), zeros(params))
 
     def sync(replica, state, step):
         workers = collectives.size(axis)
         momentum = 1 - 1 / workers if block_momentum is None else block_momentum
-        velocity = jax.tree.map(
-            lambda d, average, y: momentum * d + block_lr * (average - y),
-            state.velocity,
-            collectives.mean(widen(replica.params), axis),
-            narrow(start(state, momentum), replica.params),
-        )
-        state = BMUFState(jax.tree.map(jnp.add, state.center, velocity), velocity)
-        params = narrow(start(state, momentum), replica.params)
-        return replica._replace(params=params), state
 
-    block = Strategy(
-        init, sync=sync, center=lambda params, state: narrow(state.center, params)
-    )
-    return every(period, block)
+        # y follows from w and Δ: a third copy of the params would be the largest part
+        # of the state.
+        def start(w, d):
+            return w + momentum * d if nesterov else w
+
+        def block(w, d, mean, x):
+            # From y as the workers had it, in their dtype. fairseq and CNTK never take
+            # the look-ahead back; Caffe2 has its sign flipped.
+            d = momentum * d + block_lr * (mean - start(w, d).astype(x.dtype))
+            return w + d, d
+
+        mean = collectives.mean(widen(replica.params), axis)
+        state = BMUFState(*over_leaves(block, 2, *state, mean, replica.params))
+        return restart(replica, jax.tree.map(start, *state)), state
+
+    return every(period, Strategy(init, sync=sync, center=shipped("center")))

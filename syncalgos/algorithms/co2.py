@@ -7,10 +7,12 @@ import jax.numpy as jnp
 import optax
 
 from syncalgos import checks
+from syncalgos.algorithms._anchors import outer_rates
 from syncalgos.collectives import WORKERS, Axis, PyTree
 from syncalgos.combinators.primitives import outer_step
+from syncalgos.combinators.schedule import every
 from syncalgos.reducers import late
-from syncalgos.strategy import Strategy, every
+from syncalgos.strategy import Strategy
 
 
 class MomentumState(NamedTuple):
@@ -41,53 +43,51 @@ def co2(
         outer_lr: α, above 0.
         outer_momentum: β, at least 0 and below 1; the authors' code has 0 to 0.6, more
             for more workers.
-        clip: φ, the largest magnitude of an entry of m in a step, above 0; none leaves
-            m as it is.
-        penalty: divide by Λ, which is large where x has moved far since G was measured.
+        clip: φ, the largest magnitude of an entry of m in a step, above 0; None means
+            no clipping.
+        penalty: divide by Λ, which is large if x has moved far since G was measured.
         axis: the mapped axis or axes over which the workers lie.
 
     Returns:
-        A Strategy. State: x, m and G, shaped like params, at least float32, equal on
-        all workers. A sync sends params once, with a whole round to arrive. The center
-        is x. opt_state and buffers stay local.
+        A Strategy. State: x, m and G, shaped like params, at least float32, identical
+        on all workers. A sync sends params once, with a whole round to arrive. The
+        center is x. opt_state and buffers stay local.
 
     Raises:
         ValueError: a parameter outside its range.
 
-    In the first round nothing has arrived: the workers start again from x. A steady
-    drift goes α / ((1 - β) Λ) times as far as plain averaging takes it, at the Λ that
-    then settles: 1 time with the defaults.
+    In the first round nothing has arrived: the workers restart from x. A steady drift
+    moves the center α / ((1 - β) Λ) times as far as plain averaging, at the Λ that it
+    settles at: once as far with the defaults.
 
     Source: Sun et al., "CO2: efficient distributed training with full
-    communication-computation overlap", ICLR 2024, algorithm 1. Λ, the norms over all
-    params, is this library's reading of its staleness gap penalty: see
+    communication-computation overlap", ICLR 2024, algorithm 1. Λ, with norms over all
+    params, is this library's reading of the staleness gap penalty: see
     docs/algorithms.md.
     """
-    lr = checks.real("co2: outer_lr", outer_lr, above=0)
-    beta = checks.real("co2: outer_momentum", outer_momentum, least=0, below=1)
-    if clip is not None:
-        clip = checks.real("co2: clip", clip, above=0)
+    lr, beta = outer_rates("co2", outer_lr, outer_momentum)
+    bound = jnp.inf if clip is None else checks.real("co2: clip", clip, above=0)
 
-    def last_step(momentum):
-        bound = jnp.inf if clip is None else clip
-        return jax.tree.map(lambda m: lr * jnp.clip(m, -bound, bound), momentum)
+    def step_along(momentum):
+        return jax.tree.map(lambda m: -lr * jnp.clip(m, -bound, bound), momentum)
 
     def gap(arrived, momentum):  # Λ
         if not penalty:
             return 1.0
-        moved, size = map(optax.tree.norm, (last_step(momentum), arrived))
+        # Without it two rounds move along one measurement, and training may swing; the
+        # authors' code has a constant penalty of 1.
+        moved, size = map(optax.tree.norm, (step_along(momentum), arrived))
         return 1 + jnp.where(size > 0, moved / jnp.where(size > 0, size, 1), 0)
 
     def init(params):
         return MomentumState(jax.tree.map(jnp.zeros_like, params))
 
-    def update(updates, state, params=None):  # what has arrived, G
-        scale = gap(updates, state.momentum)
+    def update(arrived, state, params=None):  # G
+        scale = gap(arrived, state.momentum)
         momentum = jax.tree.map(
-            lambda m, g: beta * m + g / scale, state.momentum, updates
+            lambda m, g: beta * m + g / scale, state.momentum, arrived
         )
-        steps = jax.tree.map(jnp.negative, last_step(momentum))
-        return steps, MomentumState(momentum)
+        return step_along(momentum), MomentumState(momentum)
 
     outer = optax.GradientTransformation(init, update)
     return every(period, outer_step(outer, late(axis=axis), axis))

@@ -6,8 +6,9 @@ import jax
 import jax.numpy as jnp
 
 from syncalgos import checks, topology
+from syncalgos.algorithms._anchors import restart, zeros
 from syncalgos.collectives import WORKERS, Axis, PyTree
-from syncalgos.dtypes import narrow, widen
+from syncalgos.dtypes import widen
 from syncalgos.strategy import MeanCenter, Strategy
 
 
@@ -18,31 +19,30 @@ class D2State(NamedTuple):
 
 
 def d2(mixing: float = 0.5, axis: Axis = WORKERS) -> Strategy:
-    """D², or exact diffusion: gossip on a ring, corrected by what mixing moved before.
+    """D², or exact diffusion: gossip on a ring, corrected for its past mixing.
 
-    After every local step, for the params θ after it, c zero at first, and V the ring's
-    weights W (1/3 for a worker and each neighbour) mixed with the identity,
-    V = (1 - m) I + m W:
+    After every local step, for params θ, c zero at first, W the weights of a ring (1/3
+    for a worker and each neighbour), and V = (1 - m) I + m W with the identity I:
 
         φ ← θ + c;   c ← c + (V φ - φ);   θ ← V φ
 
-    Which is, with the inner updates u, xₜ₊₁ = V (2 xₜ - xₜ₋₁ + uₜ - uₜ₋₁).
+    With the inner updates u this is xₜ₊₁ = V (2 xₜ - xₜ₋₁ + uₜ - uₜ₋₁).
 
     Args:
-        mixing: m, the share of the ring's weights in what is applied, above 0, at most
-            1; at 1 an even number of workers is at the edge of stability.
+        mixing: m, the share of the ring's weights W in V, above 0, at most 1; at 1 an
+            even number of workers is at the edge of stability.
         axis: the mapped axis or axes over which the workers lie.
 
     Returns:
-        A Strategy. State: c, shaped like params, at least float32, the worker's own. A
+        A Strategy. State: c, shaped like params, at least float32, each worker's own. A
         step sends φ to two neighbours, in float32 at least. The center is the mean of
         the replicas. opt_state and buffers stay local.
 
     Raises:
         ValueError: a parameter outside its range.
 
-    Replicas do not agree. With plain SGD inside and without noise they come to rest at
-    the minimum of the mean loss, where `gossip` does not. Workers must start equal.
+    Replicas do not agree. With plain SGD inside and without noise they converge to the
+    minimum of the mean loss, unlike `gossip`. Workers must start equal.
 
     Source: Tang et al., "D²: decentralized training over decentralized data", ICML
     2018, algorithm 1; Yuan et al., "Exact diffusion for distributed optimization and
@@ -51,15 +51,16 @@ def d2(mixing: float = 0.5, axis: Axis = WORKERS) -> Strategy:
     mixing = checks.share("d2: mixing", mixing)
 
     def init(params):
-        return D2State(jax.tree.map(jnp.zeros_like, widen(params)))
+        return D2State(zeros(params))
 
+    # The paper's form with the last params and updates keeps two copies, this one; and
+    # the mean of c stays 0 but for rounding.
     def sync(replica, state, step):
         shifted = jax.tree.map(jnp.add, widen(replica.params), state.correction)
         moves = topology.ring_moves(shifted, axis)
         moves = jax.tree.map(lambda move: mixing * move, moves)
-        mixed = jax.tree.map(jnp.add, shifted, moves)
         correction = jax.tree.map(jnp.add, state.correction, moves)
-        params = narrow(mixed, replica.params)
-        return replica._replace(params=params), D2State(correction)
+        mixed = jax.tree.map(jnp.add, shifted, moves)
+        return restart(replica, mixed), D2State(correction)
 
     return Strategy(init, sync=sync, center=MeanCenter(axis))

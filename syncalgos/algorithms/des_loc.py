@@ -4,9 +4,11 @@ from functools import partial
 
 from syncalgos import checks, collectives
 from syncalgos.collectives import WORKERS, Axis
+from syncalgos.combinators.chain import chain
 from syncalgos.combinators.moments import map_moments
 from syncalgos.combinators.primitives import average
-from syncalgos.strategy import MeanCenter, Strategy, chain, every
+from syncalgos.combinators.schedule import every
+from syncalgos.strategy import MeanCenter, Strategy
 
 
 def des_loc(
@@ -25,19 +27,21 @@ def des_loc(
 
     Args:
         period: local steps between two averages of params, at least 1.
-        first_period: of the first moments; none means 3 periods.
-        second_period: of the second moments; none means 6 periods.
+        first_period: local steps between two averages of the first moments, at least 1;
+            None means 3 periods.
+        second_period: local steps between two averages of the second moments, at least
+            1; None means 6 periods.
         axis: the mapped axis or axes over which the workers lie.
 
     Returns:
-        A Strategy. No state. A sync sends params once, and the moments as often as they
-        are due. Moments that the inner optimizer does not have are not averaged.
+        A Strategy. No state. A sync sends params once, or the moments that are due.
+        Moments that the inner optimizer lacks are skipped.
 
     Raises:
         ValueError: a period that is no whole number of at least 1; when it is traced,
-            an optimizer whose state holds no moments that are known.
+            an optimizer whose state holds no known moments.
 
-    The paper averages before a local step, which is after the step before it.
+    The paper averages before a local step, here it is after the step before.
 
     Source: Iacob et al., "DES-LOC: desynced low communication adaptive optimizers",
     2025, algorithm 1; its periods of 1 : 3 : 6.

@@ -8,16 +8,16 @@ import jax.numpy as jnp
 import optax
 
 from syncalgos import checks, collectives, reducers
+from syncalgos.algorithms._anchors import zeros
 from syncalgos.collectives import WORKERS, Axis, PyTree
 from syncalgos.dtypes import if_finite, narrow, widen
 from syncalgos.reducers import stacking
 from syncalgos.reducers.reducer import over_leaves
-from syncalgos.reducers.stacking import Stacked
 from syncalgos.strategy import MeanCenter, Strategy
 
 
 class DgcState(NamedTuple):
-    """The momentum u, and v, the sum of it that is still to be sent."""
+    """The momentum u, and v, its sum that is still unsent."""
 
     momentum: PyTree
     unsent: PyTree
@@ -28,7 +28,7 @@ def dgc(
     local_momentum: float = 0.9,
     local_clip: float | None = None,
     warmup: int = 100,
-    stacked: Stacked = 0,
+    stacked: stacking.Stacked = 0,
     axis: Axis = WORKERS,
 ) -> Strategy:
     """Deep gradient compression: top-k with momentum that is corrected and masked.
@@ -41,22 +41,22 @@ def dgc(
 
     Args:
         density: the share of a leaf that is sent, rounded up; above 0, at most 1.
-        local_momentum: m, at least 0 and below 1.
+        local_momentum: m, each worker's own momentum, at least 0 and below 1.
         local_clip: √workers times the largest norm of a worker's gradients; above 0.
         warmup: local steps over which the density falls, 1/4, 1/16, 1/64 and 1/256 for
-            a quarter of them each, as far as `density`; four epochs in the paper.
+            a quarter of them each, down to `density`; four epochs in the paper.
         stacked: which leaves hold several layers, sent as leaves are (see `Stacked`).
         axis: the mapped axis or axes over which the workers lie.
 
     Returns:
-        A Strategy. State: u and v, like params, at least float32, the worker's own. A
-        step gathers chosen values and indices; the rest is averaged. Replicas agree.
+        A Strategy. State: u and v, like params, at least float32, each worker's own. A
+        step gathers values and indices; other leaves are averaged. Replicas agree.
 
     Raises:
         ValueError: a parameter outside its range.
 
-    The inner optimizer's momentum should be 0. An entry sent at every step moves at the
-    learning rate, as it loses its momentum, one sent seldom at up to 1 / (1 - m) times.
+    The inner optimizer's momentum should be 0. An entry sent at every step loses its
+    momentum and moves at the learning rate, one sent seldom at up to 1 / (1 - m) times.
 
     Source: Lin et al., "Deep gradient compression", ICLR 2018; the authors' code.
     """
@@ -70,26 +70,26 @@ def dgc(
     densities = sorted({density, *falling}, reverse=True)
 
     def init(params):
-        zeros = jax.tree.map(jnp.zeros_like, widen(params))
-        return DgcState(zeros, zeros)
+        return DgcState(zeros(params), zeros(params))
+
+    def leaf(density, g, u, v, count):
+        # Sent at every step, masking would take all momentum of vectors and scalars.
+        if g.ndim - count < 2:
+            u = m * u + collectives.mean(g, axis)
+            return u, u, v
+        u = m * u + g
+        largest = reducers.top_k(density, stacked=count, axis=axis)
+        combined, sent, _ = largest.combine(v + u, (), 0)
+        return combined, jnp.where(sent != 0, 0, u), v + u - sent
 
     def send(density, grads, state):
         counts = stacking.counts_like(stacked, grads)
-
-        def leaf(g, u, v, count):
-            if g.ndim - count < 2:
-                u = m * u + collectives.mean(g, axis)
-                return u, u, v
-            u = m * u + g
-            largest = reducers.top_k(density, stacked=count, axis=axis)
-            combined, sent, _ = largest.combine(v + u, (), 0)
-            return combined, jnp.where(sent != 0, 0, u), v + u - sent
-
-        return over_leaves(leaf, 3, grads, *state, counts)
+        return over_leaves(partial(leaf, density), 3, grads, *state, counts)
 
     def reduce(grads, replica, state, step):
         own = widen(grads)
         if local_clip is not None:
+            # Independent gradients of N workers add up to √N times the norm of one.
             most = local_clip / collectives.size(axis) ** 0.5
             own, _ = optax.clip_by_global_norm(most).update(own, optax.EmptyState())
         quarter = jnp.minimum(step, warmup) * 4 // max(warmup, 1)

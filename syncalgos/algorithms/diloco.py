@@ -1,12 +1,11 @@
 """DiLoCo: an outer optimizer on the pseudo-gradient."""
 
-import optax
-
-from syncalgos import checks
+from syncalgos.algorithms._anchors import nesterov_sgd
 from syncalgos.collectives import WORKERS, Axis
 from syncalgos.combinators.primitives import outer_step
+from syncalgos.combinators.schedule import every
 from syncalgos.reducers import resolve
-from syncalgos.strategy import Strategy, every
+from syncalgos.strategy import Strategy
 
 
 def diloco(
@@ -28,26 +27,24 @@ def diloco(
         outer_lr: η, the outer learning rate, above 0.
         outer_momentum: μ, the outer Nesterov momentum, at least 0 and below 1.
         reduce: how outer gradients are sent: mean, bf16, fp16, int8, int4 or int2; or
-            what is robust against wrong workers: median, trimmed or clipped.
-        seed: of the random rounding to int8, int4 or int2.
+            median, trimmed or clipped, robust against wrong workers.
+        seed: seeds the random rounding to int8, int4 or int2.
         axis: the mapped axis or axes over which the workers lie.
 
     Returns:
-        A Strategy. State: the anchor and m, shaped like params, at least float32, equal
-        on all workers. A sync sends params once. The center is the anchor. opt_state
-        and buffers stay local.
+        A Strategy. State: the anchor and m, shaped like params, at least float32,
+        identical on all workers. A sync sends params once, or as `reduce` does. The
+        center is the anchor. opt_state and buffers stay local.
 
     Raises:
         ValueError: a parameter outside its range.
 
-    A steady drift goes η / (1 - μ) times as far as plain averaging takes it: 7 times
+    A steady drift moves the center η / (1 - μ) times as far as plain averaging: 7 times
     with the defaults. The paper's inner optimizer is AdamW.
 
     Source: Douillard et al., "DiLoCo: distributed low-communication training of
     language models", 2023, algorithm 1.
     """
-    lr = checks.real("diloco: outer_lr", outer_lr, above=0)
-    momentum = checks.real("diloco: outer_momentum", outer_momentum, least=0, below=1)
-    outer = optax.sgd(lr, momentum=momentum, nesterov=True)
+    outer = nesterov_sgd("diloco", outer_lr, outer_momentum)
     reducer = resolve("diloco", reduce, axis, seed)
     return every(period, outer_step(outer, reducer, axis))

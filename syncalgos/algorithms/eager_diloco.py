@@ -3,13 +3,20 @@
 from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 import optax
 
-from syncalgos import checks, collectives
+from syncalgos import collectives
+from syncalgos.algorithms._anchors import (
+    nesterov_sgd,
+    pseudo_gradient,
+    restart,
+    shipped,
+    zeros,
+)
 from syncalgos.collectives import WORKERS, Axis, PyTree
-from syncalgos.dtypes import narrow, widen
-from syncalgos.strategy import Strategy, every
+from syncalgos.combinators.schedule import every
+from syncalgos.dtypes import widen
+from syncalgos.strategy import Strategy
 
 
 class EagerState(NamedTuple):
@@ -27,10 +34,10 @@ def eager_diloco(
     outer_momentum: float = 0.9,
     axis: Axis = WORKERS,
 ) -> Strategy:
-    """DiLoCo with eager updates: the own outer gradient now, others' a round late.
+    """DiLoCo with eager updates: its own outer gradient now, the others' a round late.
 
-    After every `period` local steps, for worker i's params θ that began at its own
-    anchor, N workers, and G, D the mean and its own outer gradient of the last round:
+    After every `period` local steps, for N workers, worker i's params θ that began at
+    its own anchor, and G and D the mean and its own outer gradient of the last round:
 
         d ← anchor - θ;   g ← G + (d - D) / N;   m ← μ m + g
         anchor, θ ← anchor - η (g + μ m);   D ← d;   G ← mean(d), used a round later
@@ -42,44 +49,36 @@ def eager_diloco(
         axis: the mapped axis or axes over which the workers lie.
 
     Returns:
-        A Strategy. State: the worker's own anchor, m and D, and G, shaped like params,
-        at least float32. A sync sends params once, with a whole round to arrive. The
-        center is the mean of the anchors. opt_state and buffers stay local.
+        A Strategy. State: each worker's own anchor, m and D, and G, identical on all,
+        shaped like params, at least float32. A sync sends params once, with a whole
+        round to arrive. The center is the mean of the anchors. opt_state and buffers
+        stay local.
 
     Raises:
         ValueError: a parameter outside its range.
 
-    Replicas do not agree: each is ahead by its own part. In the first round the others
-    have sent nothing.
+    Replicas do not agree: each is ahead by its own gradient. In the first round nothing
+    has arrived from the others.
 
     Source: Kale, Douillard and Donchev, "Eager updates for overlapped communication and
     computation in DiLoCo", 2025, algorithm 3.
     """
-    lr = checks.real("eager_diloco: outer_lr", outer_lr, above=0)
-    label = "eager_diloco: outer_momentum"
-    momentum = checks.real(label, outer_momentum, least=0, below=1)
-    outer = optax.sgd(lr, momentum=momentum, nesterov=True)
+    outer = nesterov_sgd("eager_diloco", outer_lr, outer_momentum)
 
     def init(params):
-        anchor = widen(params)
-        zeros = jax.tree.map(jnp.zeros_like, anchor)
-        return EagerState(anchor, outer.init(anchor), zeros, zeros)
+        anchor, none = widen(params), zeros(params)
+        return EagerState(anchor, outer.init(anchor), none, none)
 
     def sync(replica, state, step):
-        start = widen(narrow(state.anchor, replica.params))
-        own = jax.tree.map(jnp.subtract, start, replica.params)
+        workers = collectives.size(axis)
+        own = pseudo_gradient(state.anchor, replica.params)
+        # The mean is a round old but for the own part, which is replaced by today's.
         eager = jax.tree.map(
-            lambda mean, new, old: mean + (new - old) / collectives.size(axis),
-            state.mean,
-            own,
-            state.own,
+            lambda g, d, last: g + (d - last) / workers, state.mean, own, state.own
         )
         updates, outer_state = outer.update(eager, state.outer, state.anchor)
         anchor = optax.apply_updates(state.anchor, updates)
         state = EagerState(anchor, outer_state, own, collectives.mean(own, axis))
-        return replica._replace(params=narrow(anchor, replica.params)), state
+        return restart(replica, anchor), state
 
-    def center(params, state):
-        return narrow(collectives.mean(state.anchor, axis), params)
-
-    return every(period, Strategy(init, sync=sync, center=center))
+    return every(period, Strategy(init, sync=sync, center=shipped("anchor", axis)))

@@ -6,13 +6,16 @@ import jax
 import jax.numpy as jnp
 
 from syncalgos import checks, collectives
+from syncalgos.algorithms._anchors import restart, shipped, zeros
 from syncalgos.collectives import WORKERS, Axis, PyTree
-from syncalgos.dtypes import narrow, widen
-from syncalgos.strategy import Strategy, every
+from syncalgos.combinators.schedule import every
+from syncalgos.dtypes import widen
+from syncalgos.reducers.reducer import over_leaves
+from syncalgos.strategy import Strategy
 
 
 class EASGDState(NamedTuple):
-    """The center c, and the pull that waits for the local step."""
+    """The center c, and the pull, found before the local step and applied after it."""
 
     center: PyTree
     pull: PyTree
@@ -21,8 +24,8 @@ class EASGDState(NamedTuple):
 def easgd(period: int = 16, beta: float = 0.9, axis: Axis = WORKERS) -> Strategy:
     """Elastic averaging SGD: a spring between every replica and a moving center.
 
-    In every `period`-th local step, for N workers' params θ and their own updates u of
-    the inner optimizer (-η g), all from the old values:
+    In every `period`-th local step, for N workers' params θ and their inner updates u
+    (-η g for SGD), all at the old values:
 
         θ ← θ + u - (β / N) (θ - c);   c ← c + β (mean(θ) - c)
 
@@ -32,15 +35,15 @@ def easgd(period: int = 16, beta: float = 0.9, axis: Axis = WORKERS) -> Strategy
         axis: the mapped axis or axes over which the workers lie.
 
     Returns:
-        A Strategy. State: c, shaped like params, at least float32, equal on all
-        workers, and the pull of this step. A sync sends params once. The center is c.
+        A Strategy. State: c, shaped like params, at least float32, identical on all
+        workers, and each worker's pull. A sync sends params once. The center is c.
         opt_state and buffers stay local: with momentum it is the paper's EAMSGD.
 
     Raises:
         ValueError: a parameter outside its range.
 
     Replicas do not agree: they explore around c. Gradient and spring act at the same
-    old θ; exchanging after the local step has another fixed point.
+    old θ; an exchange after the local step has another fixed point.
 
     Source: Zhang, Choromanska and LeCun, "Deep learning with elastic averaging SGD",
     NeurIPS 2015, equations 3 and 4.
@@ -48,25 +51,22 @@ def easgd(period: int = 16, beta: float = 0.9, axis: Axis = WORKERS) -> Strategy
     beta = checks.share("easgd: beta", beta)
 
     def init(params):
-        center = widen(params)
-        return EASGDState(center, jax.tree.map(jnp.zeros_like, center))
+        return EASGDState(widen(params), zeros(params))
 
-    def reduce(grads, replica, state, step):  # sees the old params
+    # reduce sees the old params, sync the new ones. Some published codes exchange after
+    # the local step, which has another fixed point; the pull costs one copy of params.
+    def reduce(grads, replica, state, step):
         alpha = beta / collectives.size(axis)
         params = widen(replica.params)
-        pull = jax.tree.map(lambda x, c: alpha * (x - c), params, state.center)
-        center = jax.tree.map(
-            lambda c, mean: c + beta * (mean - c),
-            state.center,
-            collectives.mean(params, axis),
-        )
-        return grads, EASGDState(center, pull)
+
+        def elastic(c, x, mean):
+            return c + beta * (mean - c), alpha * (x - c)
+
+        mean = collectives.mean(params, axis)
+        return grads, EASGDState(*over_leaves(elastic, 2, state.center, params, mean))
 
     def sync(replica, state, step):
         pulled = jax.tree.map(jnp.subtract, widen(replica.params), state.pull)
-        return replica._replace(params=narrow(pulled, replica.params)), state
+        return restart(replica, pulled), state
 
-    elastic = Strategy(
-        init, reduce, sync, center=lambda params, state: narrow(state.center, params)
-    )
-    return every(period, elastic)
+    return every(period, Strategy(init, reduce, sync, shipped("center")))

@@ -2,18 +2,26 @@
 
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 
 from syncalgos import checks
+from syncalgos.algorithms._anchors import (
+    outer_rates,
+    pseudo_gradient,
+    restart,
+    shipped,
+    zeros,
+)
 from syncalgos.collectives import WORKERS, Axis, PyTree
-from syncalgos.dtypes import narrow, widen
-from syncalgos.reducers.screening import Norms, Screen, none_seen, screened_mean
-from syncalgos.strategy import Strategy, every
+from syncalgos.combinators.schedule import every
+from syncalgos.dtypes import widen
+from syncalgos.reducers.reducer import over_leaves
+from syncalgos.reducers.robust import Norms, Screen, none_seen, screened_mean
+from syncalgos.strategy import Strategy
 
 
 class EditState(NamedTuple):
-    """The anchor, the outer momentum m, and the usual norms of this worker."""
+    """The anchor, the outer momentum m, and statistics of this worker's norms."""
 
     anchor: PyTree
     velocity: PyTree
@@ -42,30 +50,30 @@ def edit(
         period: local steps between two outer steps, at least 1.
         outer_lr: η, the outer learning rate, above 0.
         outer_momentum: μ, the outer Nesterov momentum, at least 0 and below 1.
-        threshold: δ, deviations above its mean beyond which a norm is unusual, above 0.
+        threshold: δ, standard deviations above its mean beyond which a norm is unusual,
+            above 0.
         clip: φ, the largest norm of a leaf of g, above 0.
-        rate: α, the weight of the newest norm in both, above 0, at most 1.
+        rate: α, weight of the newest norm in mean and deviation, above 0, at most 1.
         trusted: syncs before a norm can be unusual, at least 1; 120 by default in the
             authors' code, 10 in its example.
         axis: the mapped axis or axes over which the workers lie.
 
     Returns:
-        A Strategy. State: the anchor and m, shaped like params, at least float32, equal
-        on all workers; three numbers a leaf, its own. A sync sends params once, and all
-        gather a norm a leaf. The center is the anchor. opt_state stays local.
+        A Strategy. State: the anchor and m, shaped like params, at least float32,
+        identical on all workers; three numbers per leaf, each worker's own. A sync
+        sends params once and gathers a norm per leaf. The center is the anchor.
 
     Raises:
         ValueError: a parameter outside its range.
 
-    A leaf that is unusual on all workers returns to the anchor; what is not finite is
-    always unusual. A steady drift goes η / (1 - μ) times as far as plain averaging
-    takes it, below the clip. The paper begins with synchronous steps.
+    A leaf that is unusual on all workers returns to the anchor; NaN and infinity are
+    always unusual. A steady drift moves the center η / (1 - μ) times as far as plain
+    averaging, below the clip. The paper begins with synchronous steps.
 
     Source: Cheng et al., "EDiT: a local-SGD-based efficient distributed training method
     for large language models", ICLR 2025, the pseudo-gradient penalty.
     """
-    lr = checks.real("edit: outer_lr", outer_lr, above=0)
-    mu = checks.real("edit: outer_momentum", outer_momentum, least=0, below=1)
+    lr, mu = outer_rates("edit", outer_lr, outer_momentum)
     screen = Screen(
         threshold=checks.real("edit: threshold", threshold, above=0),
         rate=checks.share("edit: rate", rate),
@@ -74,25 +82,17 @@ def edit(
     )
 
     def init(params):
-        anchor = widen(params)
-        zeros = jax.tree.map(jnp.zeros_like, anchor)
-        return EditState(anchor, zeros, none_seen(anchor))
+        return EditState(widen(params), zeros(params), none_seen(widen(params)))
+
+    def outer(x, m, g, on_any):
+        # Where a leaf is usual on no worker, its momentum rests too.
+        m = jnp.where(on_any, mu * m + g, m)
+        return jnp.where(on_any, x - lr * (g + mu * m), x), m
 
     def sync(replica, state, step):
-        start = narrow(state.anchor, replica.params)
-        moves = jax.tree.map(lambda x, y: x - y, widen(start), widen(replica.params))
+        moves = pseudo_gradient(state.anchor, replica.params)
         g, on_any, seen = screened_mean(moves, state.seen, screen, axis)
-        velocity = jax.tree.map(
-            lambda ok, m, g: jnp.where(ok, mu * m + g, m), on_any, state.velocity, g
-        )
-        anchor = jax.tree.map(
-            lambda ok, x, g, m: jnp.where(ok, x - lr * (g + mu * m), x),
-            *(on_any, state.anchor, g, velocity),
-        )
-        params = narrow(anchor, replica.params)
-        return replica._replace(params=params), EditState(anchor, velocity, seen)
+        anchor, velocity = over_leaves(outer, 2, *state[:2], g, on_any)
+        return restart(replica, anchor), EditState(anchor, velocity, seen)
 
-    block = Strategy(
-        init, sync=sync, center=lambda params, state: narrow(state.anchor, params)
-    )
-    return every(period, block)
+    return every(period, Strategy(init, sync=sync, center=shipped("anchor")))

@@ -6,9 +6,11 @@ import jax
 import jax.numpy as jnp
 
 from syncalgos import checks, collectives
+from syncalgos.algorithms._anchors import restart, shipped, start, zeros
 from syncalgos.collectives import WORKERS, Axis, PyTree
+from syncalgos.combinators.schedule import sync_every
 from syncalgos.dtypes import narrow, widen
-from syncalgos.strategy import Strategy, sync_every
+from syncalgos.strategy import Strategy
 
 
 class FedDynState(NamedTuple):
@@ -21,8 +23,8 @@ class FedDynState(NamedTuple):
 def feddyn(period: int = 16, proximal: float = 0.1, axis: Axis = WORKERS) -> Strategy:
     """FedDyn: a pull to the last model, and a linear term that undoes its bias.
 
-    At every local step, for worker i's gradients g and params θ that began at x, h zero
-    at first; and after every `period` of them:
+    At every local step, for worker i's gradients g, params θ that began at x, and h,
+    zero at first; and after every `period` of them:
 
         g ← g + α (θ - x + h)
         h ← h + θ - x;   x, θ ← mean(θ) + mean(h)
@@ -31,56 +33,43 @@ def feddyn(period: int = 16, proximal: float = 0.1, axis: Axis = WORKERS) -> Str
 
     Args:
         period: local steps of a round, at least 1.
-        proximal: α, strength of the pull, above 0; 0.01 in the authors' code.
+        proximal: α, the strength of the pull, above 0; 0.01 in the authors' code.
         axis: the mapped axis or axes over which the workers lie.
 
     Returns:
-        A Strategy. State: x, equal on all workers, and h, its own, shaped like params,
-        at least float32. A sync sends θ + h once. The center is x. opt_state and
-        buffers stay local.
+        A Strategy. State: x, identical on all workers, and h, each worker's own, shaped
+        like params, at least float32. A sync sends θ + h once. The center is x.
+        opt_state and buffers stay local.
 
     Raises:
         ValueError: a parameter outside its range.
 
-    A steady drift goes 1 / (α · period · lr) times as far as plain averaging takes it:
-    with a small α and few local steps x overshoots. Workers with different data come to
-    rest at the minimum of their mean loss.
+    A steady drift moves the center 1 / (α · period · lr) times as far as plain
+    averaging: with a small α and few local steps x overshoots. Workers with different
+    data converge to the minimum of their mean loss.
 
     Source: Acar et al., "Federated learning based on dynamic regularization", ICLR
     2021, algorithm 1, all workers.
     """
+    # The paper's multiplier is -α h; h is in units of params, as in the authors' code.
     proximal = checks.real("feddyn: proximal", proximal, above=0)
 
     def init(params):
-        anchor = widen(params)
-        return FedDynState(anchor, jax.tree.map(jnp.zeros_like, anchor))
+        return FedDynState(widen(params), zeros(params))
 
-    def start(state, params):  # from where the workers began
-        return widen(narrow(state.anchor, params))
+    def pull(g, x, anchor, h):
+        return g + proximal * (x - anchor + h)
 
     def reduce(grads, replica, state, step):
-        pulled = jax.tree.map(
-            lambda g, x, anchor, h: g + proximal * (x - anchor + h),
-            widen(grads),
-            widen(replica.params),
-            start(state, replica.params),
-            state.moved,
-        )
+        params, began = widen(replica.params), start(state.anchor, replica.params)
+        pulled = jax.tree.map(pull, widen(grads), params, began, state.moved)
         return narrow(pulled, grads), state
 
     def sync(replica, state, step):
-        params = widen(replica.params)
-        moved = jax.tree.map(
-            lambda h, x, anchor: h + x - anchor,
-            state.moved,
-            params,
-            start(state, replica.params),
-        )
+        params, began = widen(replica.params), start(state.anchor, replica.params)
+        moved = jax.tree.map(lambda h, x, y: h + x - y, state.moved, params, began)
+        # Sent as one: mean(h) is needed with mean(θ) alone.
         anchor = collectives.mean(jax.tree.map(jnp.add, params, moved), axis)
-        params = narrow(anchor, replica.params)
-        return replica._replace(params=params), FedDynState(anchor, moved)
+        return restart(replica, anchor), FedDynState(anchor, moved)
 
-    def center(params, state):
-        return narrow(state.anchor, params)
-
-    return sync_every(period, Strategy(init, reduce, sync, center))
+    return sync_every(period, Strategy(init, reduce, sync, shipped("anchor")))

@@ -9,7 +9,16 @@ import optax
 from syncalgos import checks
 from syncalgos.collectives import WORKERS, Axis, PyTree
 from syncalgos.combinators.primitives import outer_step
-from syncalgos.strategy import Strategy, every
+from syncalgos.combinators.schedule import every
+from syncalgos.reducers.reducer import over_leaves
+from syncalgos.strategy import Strategy
+
+# The second moment v, after the square s of an outer gradient.
+SECOND_MOMENTS = {
+    "adam": lambda v, s, beta2: beta2 * v + (1 - beta2) * s,
+    "yogi": lambda v, s, beta2: v - (1 - beta2) * s * jnp.sign(v - s),
+    "adagrad": lambda v, s, beta2: v + s,
+}
 
 
 class MomentsState(NamedTuple):
@@ -39,55 +48,48 @@ def fedopt(
 
     Args:
         period: local steps between two outer steps, at least 1.
-        method: adam, yogi or adagrad: how v follows Δ².
-        outer_lr: η, about how far an entry goes in a round, above 0; tuned for each
+        method: how v follows Δ²: adam, yogi or adagrad.
+        outer_lr: η, about how far an entry moves in a round, above 0; tuned for each
             task in the paper.
-        beta1: β₁, at least 0 and below 1; 0 for the paper's FedAdagrad.
-        beta2: β₂, of adam and yogi, at least 0 and below 1.
+        beta1: β₁, the decay of m, at least 0 and below 1; 0 in the paper's FedAdagrad.
+        beta2: β₂, the decay of v in adam and yogi, at least 0 and below 1.
         tau: τ, above 0: displacements far below it are scaled by η / τ.
         axis: the mapped axis or axes over which the workers lie.
 
     Returns:
-        A Strategy. State: x, m and v, shaped like params, at least float32, equal on
-        all workers. A sync sends params once. The center is x. opt_state and buffers
+        A Strategy. State: x, m and v, shaped like params, at least float32, identical
+        on all workers. A sync sends params once. The center is x. opt_state and buffers
         stay local.
 
     Raises:
         ValueError: a parameter outside its range.
 
-    Nothing corrects m and v for their start, unlike optax's adam. The step does not
-    grow with the inner learning rate: a steady Δ far above τ moves an entry by η a
-    round, with adam and yogi. The paper's inner optimizer is SGD.
+    The bias of m and v is not corrected, unlike in optax's adam. The step does not grow
+    with the inner learning rate: a steady Δ far above τ moves an entry by η per round,
+    with adam and yogi. The paper's inner optimizer is SGD.
 
     Source: Reddi et al., "Adaptive federated optimization", ICLR 2021, algorithm 2, all
     workers.
     """
-    checks.one_of("method of fedopt", method, ("adam", "yogi", "adagrad"))
+    checks.one_of("method of fedopt", method, SECOND_MOMENTS)
     lr = checks.real("fedopt: outer_lr", outer_lr, above=0)
     beta1 = checks.real("fedopt: beta1", beta1, least=0, below=1)
     beta2 = checks.real("fedopt: beta2", beta2, least=0, below=1)
     tau = checks.real("fedopt: tau", tau, above=0)
 
-    def next_second(v, g):
-        square = g * g
-        return {
-            "adam": beta2 * v + (1 - beta2) * square,
-            "yogi": v - (1 - beta2) * square * jnp.sign(v - square),
-            "adagrad": v + square,
-        }[method]
-
     def init(params):
         first = jax.tree.map(jnp.zeros_like, params)
+        # As in the paper; Flower's code starts at 0, and corrects for it a round ahead.
         return MomentsState(first, jax.tree.map(lambda x: x + tau**2, first))
 
-    def update(updates, state, params=None):  # g = -Δ
-        first = jax.tree.map(
-            lambda m, g: beta1 * m - (1 - beta1) * g, state.first, updates
-        )
-        second = jax.tree.map(next_second, state.second, updates)
-        steps = jax.tree.map(lambda m, v: lr * m / (jnp.sqrt(v) + tau), first, second)
-        return steps, MomentsState(first, second)
+    def adapt(g, m, v):  # g = -Δ
+        m = beta1 * m - (1 - beta1) * g
+        v = SECOND_MOMENTS[method](v, g * g, beta2)
+        return lr * m / (jnp.sqrt(v) + tau), m, v
 
-    return every(
-        period, outer_step(optax.GradientTransformation(init, update), axis=axis)
-    )
+    def update(updates, state, params=None):
+        steps, *moments = over_leaves(adapt, 3, updates, *state)
+        return steps, MomentsState(*moments)
+
+    outer = optax.GradientTransformation(init, update)
+    return every(period, outer_step(outer, axis=axis))

@@ -6,8 +6,9 @@ import jax
 
 from syncalgos import checks, collectives
 from syncalgos.collectives import WORKERS, Axis, PyTree
+from syncalgos.combinators.schedule import sync_every
 from syncalgos.dtypes import narrow, widen
-from syncalgos.strategy import MeanCenter, Strategy, sync_every
+from syncalgos.strategy import MeanCenter, Strategy
 
 
 class FedProxState(NamedTuple):
@@ -17,7 +18,7 @@ class FedProxState(NamedTuple):
 
 
 def fedprox(period: int = 16, proximal: float = 0.01, axis: Axis = WORKERS) -> Strategy:
-    """FedProx: local losses with a proximal term, (μ / 2) |θ - x|².
+    """FedProx: model averaging of local losses with a proximal term, (μ / 2) |θ - x|².
 
     At every local step, for gradients g and params θ that began at x, and after every
     `period` of them:
@@ -27,19 +28,19 @@ def fedprox(period: int = 16, proximal: float = 0.01, axis: Axis = WORKERS) -> S
 
     Args:
         period: local steps of a round, at least 1.
-        proximal: μ, strength of the pull, above 0; published values go from
-            0.001 to 1.
+        proximal: μ, the strength of the pull, above 0; published values go from 0.001
+            to 1.
         axis: the mapped axis or axes over which the workers lie.
 
     Returns:
-        A Strategy. State: x, shaped like params, at least float32, equal on all
+        A Strategy. State: x, shaped like params, at least float32, identical on all
         workers. A sync sends params once. The center is the mean of the replicas.
         opt_state and buffers stay local.
 
     Raises:
         ValueError: a parameter outside its range.
 
-    An inner optimizer that normalises gradients, as Adam does, normalises the pull too.
+    An inner optimizer that normalizes gradients, such as Adam, normalizes the pull too.
 
     Source: Li et al., "Federated optimization in heterogeneous networks", MLSys 2020
     (2018), algorithm 2, all workers.
@@ -59,6 +60,7 @@ def fedprox(period: int = 16, proximal: float = 0.01, axis: Axis = WORKERS) -> S
         return narrow(pulled, grads), state
 
     def sync(replica, state, step):
+        # Averaged in the params' own dtype, so x is the very point they restart from.
         params = collectives.mean(replica.params, axis)
         return replica._replace(params=params), FedProxState(widen(params))
 

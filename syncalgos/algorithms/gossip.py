@@ -7,9 +7,10 @@ import jax.numpy as jnp
 
 from syncalgos import checks
 from syncalgos import topology as peers
+from syncalgos.algorithms._anchors import restart, zeros
 from syncalgos.collectives import WORKERS, Axis
-from syncalgos.dtypes import narrow, widen
-from syncalgos.strategy import MeanCenter, Strategy, chain
+from syncalgos.combinators.chain import chain
+from syncalgos.strategy import MeanCenter, Strategy
 
 
 def gossip(
@@ -28,25 +29,26 @@ def gossip(
         θᵢ ← (θᵢ₋₁ + θᵢ + θᵢ₊₁) / 3 + uᵢ
 
     Args:
-        topology: exponential (one peer a step, another each time) or ring.
+        topology: the graph of neighbours: exponential (one peer a step, in turn) or
+            ring.
         mix_opt_state: average the floats of the inner optimizer's state, such as its
             momentum, with the same neighbours after the step.
         axis: the mapped axis or axes over which the workers lie.
 
     Returns:
-        A Strategy. State: none, or of the ring how far the mixing moves the params. A
-        step sends params once (exponential) or twice (ring), to neighbours, and with
-        mix_opt_state the floats of opt_state as often. Else opt_state stays local, and
-        buffers do.
+        A Strategy. State: none; for the ring the move of the mixing, shaped like
+        params. A step sends params to one (exponential) or two (ring) neighbours, and
+        with mix_opt_state the floats of opt_state too. The center is the mean of the
+        replicas. buffers stay local, and so does opt_state without mix_opt_state.
 
     Raises:
         ValueError: an unknown topology.
 
-    Replicas do not agree. Without training, the exponential graph of 2ᵏ workers
-    reaches the exact mean in k steps.
+    Replicas do not agree. Without training, the exponential graph of 2ᵏ workers reaches
+    the exact mean in k steps.
 
     Source: Ying et al., "Exponential graph is provably efficient for decentralized deep
-    training", NeurIPS 2021, where momentum is mixed too; ring: Lian et al., "Can
+    training", NeurIPS 2021, which mixes momentum too; ring: Lian et al., "Can
     decentralized algorithms outperform centralized algorithms?", NeurIPS 2017,
     algorithm 1.
     """
@@ -71,14 +73,11 @@ def _exponential(axis: Axis) -> Strategy:
 
 
 def _ring(axis: Axis) -> Strategy:
-    def init(params):
-        return jax.tree.map(jnp.zeros_like, widen(params))
-
-    def reduce(grads, replica, state, step):  # sees the old params
+    # D-PSGD mixes the params as they are before the step: only reduce sees those.
+    def reduce(grads, replica, state, step):
         return grads, peers.ring_moves(replica.params, axis)
 
     def sync(replica, state, step):
-        mixed = jax.tree.map(jnp.add, replica.params, state)
-        return replica._replace(params=narrow(mixed, replica.params)), state
+        return restart(replica, jax.tree.map(jnp.add, replica.params, state)), state
 
-    return Strategy(init, reduce, sync, MeanCenter(axis))
+    return Strategy(zeros, reduce, sync, MeanCenter(axis))

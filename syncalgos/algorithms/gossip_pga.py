@@ -5,8 +5,10 @@ from typing import Literal
 from syncalgos import checks
 from syncalgos import topology as peers
 from syncalgos.collectives import WORKERS, Axis
+from syncalgos.combinators.chain import chain
 from syncalgos.combinators.primitives import average
-from syncalgos.strategy import MeanCenter, Strategy, chain, every, when
+from syncalgos.combinators.schedule import every, when
+from syncalgos.strategy import MeanCenter, Strategy
 
 
 def gossip_pga(
@@ -24,19 +26,19 @@ def gossip_pga(
 
     Args:
         period: local steps between two averages over all workers, at least 1.
-        topology: of the steps between these, exponential (one peer a step, another each
-            time) or ring.
+        topology: the graph of neighbours at all other steps: exponential (one peer a
+            step, in turn) or ring.
         axis: the mapped axis or axes over which the workers lie.
 
     Returns:
-        A Strategy. No state. A step sends params once (exponential) or twice (ring) to
-        neighbours; where all average, once by an all-reduce instead. opt_state and
-        buffers stay local.
+        A Strategy. No state. A step sends params to one (exponential) or two (ring)
+        neighbours; every `period` steps, by an all-reduce instead. The center is the
+        mean of the replicas. opt_state and buffers stay local.
 
     Raises:
         ValueError: a parameter outside its range.
 
-    The ring mixes params after the step, where that of `gossip` mixes those before it.
+    The ring mixes the params after the step; `gossip` mixes those before it.
 
     Source: Chen et al., "Accelerating gossip SGD with periodic global averaging", ICML
     2021.
@@ -49,6 +51,7 @@ def gossip_pga(
         return replica._replace(params=params), state
 
     mixing = Strategy(sync=sync, center=MeanCenter(axis))
+    # Never both in one step: the average would make the exchange before it useless.
     return chain(
         when(lambda step: (step + 1) % period != 0, mixing),
         every(period, average(axis=axis)),

@@ -6,13 +6,14 @@ import jax
 import jax.numpy as jnp
 
 from syncalgos import topology
+from syncalgos.algorithms._anchors import restart, zeros
 from syncalgos.collectives import WORKERS, Axis, PyTree
 from syncalgos.dtypes import if_finite, narrow, widen
 from syncalgos.strategy import MeanCenter, Strategy
 
 
 class TrackingState(NamedTuple):
-    """The worker's correction c of its gradients, and how far its params are mixed."""
+    """The correction c of a worker's gradients, and the mixing's move of its params."""
 
     correction: PyTree
     moves: PyTree
@@ -21,26 +22,25 @@ class TrackingState(NamedTuple):
 def gradient_tracking(axis: Axis = WORKERS) -> Strategy:
     """Gradient tracking: each worker steps along an estimate of the mean gradient.
 
-    In every local step, with gradients g at params θ, c zero at first, W the weights of
-    a ring (1/3 for a worker and each neighbour), and u the inner optimizer's update
-    along y:
+    In every local step, for gradients g at params θ, c zero at first, W the weights of
+    a ring (1/3 for a worker and each neighbour), and u the inner update along y:
 
         y ← g + c;   c ← c + (W y - y);   θ ← W θ + u
 
-    Which is y ← W y + g - (g of the step before): the mean of y is always that of g.
+    This is y ← W y + g - (g of the step before): the mean of y is always that of g.
 
     Args:
         axis: the mapped axis or axes over which the workers lie.
 
     Returns:
-        A Strategy. State: c and how far mixing moves the params, shaped like params, at
-        least float32, the worker's own. A step sends θ, and y in float32 at least, each
-        to two neighbours. The center is the mean of the replicas. opt_state and buffers
+        A Strategy. State: c and the mixing's move of the params, shaped like params, at
+        least float32, each worker's own. A step sends θ, and y in float32 at least, to
+        two neighbours. The center is the mean of the replicas. opt_state and buffers
         stay local.
 
-    Replicas do not agree. With plain SGD inside and without noise they come to rest at
-    the minimum of the mean loss, where `gossip` does not. A worker's gradient that is
-    not finite counts as 0 for the others.
+    Replicas do not agree. With plain SGD inside and without noise they converge to the
+    minimum of the mean loss, unlike `gossip`. A worker's gradient that is not finite
+    counts as 0 for the others.
 
     Source: Nedić, Olshevsky and Shi, "Achieving geometric convergence for distributed
     optimization over time-varying graphs", SIAM J. Optim. 2017 (DIGing); Pu and Nedić,
@@ -48,10 +48,10 @@ def gradient_tracking(axis: Axis = WORKERS) -> Strategy:
     """
 
     def init(params):
-        zeros = jax.tree.map(jnp.zeros_like, widen(params))
-        return TrackingState(zeros, zeros)
+        return TrackingState(zeros(params), zeros(params))
 
-    def reduce(grads, replica, state, step):  # sees the old params
+    # Params are mixed as they are before the step (DIGing): only reduce sees those.
+    def reduce(grads, replica, state, step):
         tracked = jax.tree.map(jnp.add, widen(grads), state.correction)
         # Its own gradient, so each worker decides for itself; the mean of c stays 0.
         finite = if_finite(grads, tracked, state.correction)
@@ -61,6 +61,6 @@ def gradient_tracking(axis: Axis = WORKERS) -> Strategy:
 
     def sync(replica, state, step):
         mixed = jax.tree.map(jnp.add, replica.params, state.moves)
-        return replica._replace(params=narrow(mixed, replica.params)), state
+        return restart(replica, mixed), state
 
     return Strategy(init, reduce, sync, MeanCenter(axis))

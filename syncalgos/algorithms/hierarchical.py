@@ -1,4 +1,4 @@
-"""Hierarchical local SGD: near workers agree often, all of them seldom."""
+"""Hierarchical local SGD: near workers average often, all workers rarely."""
 
 import math
 
@@ -6,8 +6,10 @@ import optax
 
 from syncalgos import checks, collectives
 from syncalgos.collectives import WORKERS, Axis
+from syncalgos.combinators.chain import chain
 from syncalgos.combinators.primitives import average
-from syncalgos.strategy import Strategy, chain, every, when
+from syncalgos.combinators.schedule import every, when
+from syncalgos.strategy import Strategy
 
 
 def hierarchical(
@@ -17,7 +19,7 @@ def hierarchical(
     hosts: int = 1,
     axis: Axis = WORKERS,
 ) -> Strategy:
-    """Hierarchical local SGD: average in groups often, over all workers seldom.
+    """Hierarchical local SGD: average in groups often, over all workers rarely.
 
     For workers' params θ:
 
@@ -26,22 +28,22 @@ def hierarchical(
 
     Args:
         period: local steps between two averages of all workers, at least 1.
-        inner_period: local steps between two averages in a group, at least 1; where
-            both fall together, all workers average.
-        groups: groups of as many consecutive workers; their number divides the
-            workers'. None means as near to the square root of that as can be, where
+        inner_period: local steps between two averages in a group, at least 1; at
+            multiples of both, all workers average.
+        groups: the number of groups, of equal numbers of consecutive workers; divides
+            the workers. None means the largest number up to their square root at which
             no group spans hosts.
-        hosts: over which the workers lie, as many on each, one after the other.
+        hosts: the number of hosts, which hold equal numbers of consecutive workers.
         axis: the mapped axis or axes over which the workers lie.
 
     Returns:
         A Strategy. No state. A sync sends params once, in a group or to all; over a
-        single axis of one's own, groups gather from all. opt_state and buffers stay
-        local.
+        single axis of one's own, groups gather from all. The center is the mean of the
+        replicas. opt_state and buffers stay local.
 
     Raises:
-        ValueError: a parameter outside its range, or groups that would span hosts;
-            when it is traced, workers that do not divide into groups or hosts.
+        ValueError: a parameter outside its range, or groups that would span hosts; when
+            it is traced, workers that do not divide into groups or hosts.
 
     Source: Lin, Stich, Patel and Jaggi, "Don't use large mini-batches, use local SGD",
     ICLR 2020 (2018), section 5.
@@ -57,6 +59,8 @@ def hierarchical(
             f"multiple of {hosts}"
         )
 
+    # Groups follow workers and hosts, never devices or processes: on another layout the
+    # same command would give other numbers.
     def group_mean(params, _):
         chosen = groups or _near_root(collectives.size(axis), hosts)
         return collectives.group_mean(params, chosen, axis)
@@ -69,10 +73,7 @@ def hierarchical(
 
 
 def _near_root(workers: int, hosts: int) -> int:
-    """The largest number of groups up to the square root, on whole hosts.
-
-    Where there are more hosts than that, each is a group.
-    """
+    """The largest number of groups up to the square root, or one for each host."""
     if workers % hosts:
         raise ValueError(
             f"hierarchical: {workers} workers do not divide over {hosts} hosts"

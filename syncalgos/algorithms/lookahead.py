@@ -5,7 +5,8 @@ import optax
 from syncalgos import checks
 from syncalgos.collectives import WORKERS, Axis
 from syncalgos.combinators.primitives import outer_step
-from syncalgos.strategy import Strategy, every
+from syncalgos.combinators.schedule import every
+from syncalgos.strategy import Strategy
 
 
 def lookahead(period: int = 16, slow_lr: float = 0.5, axis: Axis = WORKERS) -> Strategy:
@@ -17,22 +18,23 @@ def lookahead(period: int = 16, slow_lr: float = 0.5, axis: Axis = WORKERS) -> S
 
     Args:
         period: k, local steps between two slow steps, at least 1; 5 in the paper.
-        slow_lr: α, the share of the way that the slow model goes, above 0, at most 1.
+        slow_lr: α, the share of the way that the slow model takes, above 0, at most 1.
         axis: the mapped axis or axes over which the workers lie.
 
     Returns:
-        A Strategy. State: φ, shaped like params, at least float32, equal on all
+        A Strategy. State: φ, shaped like params, at least float32, identical on all
         workers. A sync sends params once. The center is φ. opt_state and buffers stay
         local, as in the paper (see `reset`).
 
     Raises:
         ValueError: a parameter outside its range.
 
-    A steady drift goes α times as far as plain averaging takes it. Of one worker it is
-    `optax.lookahead`, as a strategy.
+    A steady drift moves the center α times as far as plain averaging. With one worker
+    this is `optax.lookahead`, as a strategy.
 
     Source: Zhang, Lucas, Hinton and Ba, "Lookahead optimizer: k steps forward, 1 step
-    back", NeurIPS 2019, algorithm 1, of the average of the workers.
+    back", NeurIPS 2019, algorithm 1, with the workers' average as the fast model.
     """
     share = checks.share("lookahead: slow_lr", slow_lr)
+    # Plain SGD with rate α on the pseudo-gradient φ - mean(θ) goes α of the way.
     return every(period, outer_step(optax.sgd(share), axis=axis))

@@ -2,7 +2,8 @@
 
 from syncalgos.collectives import WORKERS, Axis
 from syncalgos.combinators.primitives import average
-from syncalgos.strategy import Strategy, every
+from syncalgos.combinators.schedule import every
+from syncalgos.strategy import Strategy
 
 
 def model_averaging(period: int = 16, axis: Axis = WORKERS) -> Strategy:
@@ -17,13 +18,13 @@ def model_averaging(period: int = 16, axis: Axis = WORKERS) -> Strategy:
         axis: the mapped axis or axes over which the workers lie.
 
     Returns:
-        A Strategy. No state. A sync sends params once. opt_state and buffers stay local
-        (see `average`, `reset`).
+        A Strategy. No state. A sync sends params once. The center is the mean of the
+        replicas. opt_state and buffers stay local (see `average`, `reset`).
 
     Raises:
         ValueError: a period that is no whole number of at least 1.
 
-    Of period 1 it is synchronous SGD, with inner momentum too.
+    With a period of 1 and SGD inside this is synchronous SGD, with momentum too.
 
     Source: McDonald, Hall and Mann, "Distributed training strategies for the structured
     perceptron", NAACL 2010; Stich, "Local SGD converges fast and communicates little",

@@ -1,11 +1,11 @@
 """MuLoCo: DiLoCo around Muon."""
 
-import optax
-
 from syncalgos import checks, reducers
+from syncalgos.algorithms._anchors import nesterov_sgd
 from syncalgos.collectives import WORKERS, Axis
 from syncalgos.combinators.primitives import outer_step
-from syncalgos.strategy import Strategy, every
+from syncalgos.combinators.schedule import every
+from syncalgos.strategy import Strategy
 
 
 def muloco(
@@ -17,10 +17,10 @@ def muloco(
     seed: int = 0,
     axis: Axis = WORKERS,
 ) -> Strategy:
-    """MuLoCo: DiLoCo around Muon, with outer values of its own and error feedback.
+    """MuLoCo: DiLoCo around Muon, with its own outer rates and error feedback.
 
     After every `period` local steps of Muon, for worker i's params θ that began at the
-    anchor, Q what `reduce` sends of it:
+    anchor, its residual e, and Q the compression by `reduce`:
 
         e ← β e + (anchor - θ);   d ← Q(e);   e ← e - d;   g ← mean(d)
         m ← μ m + g;   anchor, θ ← anchor - η (g + μ m)
@@ -32,31 +32,31 @@ def muloco(
         outer_momentum: μ, the outer Nesterov momentum, at least 0 and below 1.
         reduce: how outer gradients are sent: mean, bf16, fp16, int8, int4 or int2; or,
             without decay, median, trimmed or clipped, robust against wrong workers.
-        decay: β, the share of the residual e that is kept, above 0 and at most 1; none
-            keeps no residual.
-        seed: of the random rounding to int8, int4 or int2.
+        decay: β, the decay of the residual e, above 0 and at most 1; None means no
+            error feedback.
+        seed: seeds the random rounding to int8, int4 or int2.
         axis: the mapped axis or axes over which the workers lie.
 
     Returns:
-        A Strategy. State: the anchor and m, equal on all workers, and with decay e, its
-        own, shaped like params, at least float32. A sync sends params once, or as
-        `reduce` does. The center is the anchor. opt_state and buffers stay local.
+        A Strategy. State: the anchor and m, identical on all workers, and with decay e,
+        each worker's own, shaped like params, at least float32. A sync sends params
+        once, or as `reduce` does. The center is the anchor. opt_state and buffers stay
+        local.
 
     Raises:
         ValueError: a parameter outside its range.
 
-    A steady drift goes η / (1 - μ) times as far as plain averaging takes it: 4.5 times
-    with the defaults. The inner optimizer is the caller's: `optax.contrib.muon`, on the
-    command line `--optimizer muon`.
+    A steady drift moves the center η / (1 - μ) times as far as plain averaging: 4.5
+    times with the defaults. The inner optimizer is the caller's: `optax.contrib.muon`,
+    on the command line `--optimizer muon`.
 
     Source: Thérien et al., "MuLoCo: Muon is a practical inner optimizer for DiLoCo",
     2025, algorithm 1; η and μ as in the authors' code.
     """
-    lr = checks.real("muloco: outer_lr", outer_lr, above=0)
-    momentum = checks.real("muloco: outer_momentum", outer_momentum, least=0, below=1)
+    outer = nesterov_sgd("muloco", outer_lr, outer_momentum)
     reducer = reducers.resolve("muloco", reduce, axis, seed)
     if decay is not None:
         decay = checks.share("muloco: decay", decay)
+        # The authors' code multiplies what is fed back by η twice; here it is once.
         reducer = reducers.error_feedback(reducer, decay, axis=axis)
-    outer = optax.sgd(lr, momentum=momentum, nesterov=True)
     return every(period, outer_step(outer, reducer, axis))

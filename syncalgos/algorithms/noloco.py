@@ -5,14 +5,17 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from syncalgos import checks, collectives, topology
+from syncalgos import checks, topology
+from syncalgos.algorithms._anchors import outer_rates, restart, shipped, start, zeros
 from syncalgos.collectives import WORKERS, Axis, PyTree
-from syncalgos.dtypes import narrow, widen
-from syncalgos.strategy import Strategy, every
+from syncalgos.combinators.schedule import every
+from syncalgos.dtypes import widen
+from syncalgos.reducers.reducer import over_leaves
+from syncalgos.strategy import Strategy
 
 
 class NoLoCoState(NamedTuple):
-    """This worker's slow params φ and momentum δ."""
+    """This worker's slow params φ and their momentum δ."""
 
     slow: PyTree
     velocity: PyTree
@@ -29,63 +32,50 @@ def noloco(
     """NoLoCo: outer momentum on the displacement of random pairs; no all-reduce.
 
     After every `period` local steps, for worker i's params θ that began at its slow
-    params φ, and `pair` the mean of it and a partner, by one of 16 random matchings:
+    params φ, and `pair` the mean over it and a partner, by one of 16 random matchings:
 
         δ ← α δ + β pair(θ - φ) + γ (pair(φ) - φ);   φ, θ ← φ + δ
 
     Args:
         period: local steps between two outer steps, at least 1; 50 in the paper.
-        outer_lr: β, above 0.
-        outer_momentum: α, at least 0 and below 1.
-        consensus: γ, the pull of a pair's slow params to their mean, at least 0; the
-            authors' code has β for it.
-        seed: of the pairs, the same on all workers.
+        outer_lr: β, the outer learning rate, above 0.
+        outer_momentum: α, the outer momentum, at least 0 and below 1.
+        consensus: γ, the pull of a pair's slow params to their mean, at least 0; equal
+            to β in the authors' code.
+        seed: seeds the pairs, alike on all workers.
         axis: the mapped axis or axes over which the workers lie.
 
     Returns:
-        A Strategy. State: φ and δ, shaped like params, at least float32, the worker's
+        A Strategy. State: φ and δ, shaped like params, at least float32, each worker's
         own. A sync sends θ - φ and φ, each once, to the partner. The center is the mean
         of φ. opt_state and buffers stay local.
 
     Raises:
         ValueError: a parameter outside its range.
 
-    Replicas do not agree. Of an odd number of workers one is left out of a sync.
+    Replicas do not agree. With an odd number of workers one sits out each sync.
 
     Source: Kolehmainen et al., "NoLoCo: no-all-reduce low communication training method
     for large models", 2025, equation 2, signs and γ as in the authors' code.
     """
-    outer_lr = checks.real("noloco: outer_lr", outer_lr, above=0)
-    momentum = checks.real("noloco: outer_momentum", outer_momentum, least=0, below=1)
-    consensus = checks.real("noloco: consensus", consensus, least=0)
+    beta, alpha = outer_rates("noloco", outer_lr, outer_momentum)
+    gamma = checks.real("noloco: consensus", consensus, least=0)
     seed = checks.whole("seed", seed, least=0)
 
-    def pair_mean(tree, step):
-        partner = topology.of_random_pair(tree, step, seed, axis)
-        return jax.tree.map(lambda own, other: (own + other) / 2, tree, partner)
-
     def init(params):
-        slow = widen(params)
-        return NoLoCoState(slow, jax.tree.map(jnp.zeros_like, slow))
+        return NoLoCoState(widen(params), zeros(params))
+
+    def slow_step(slow, d, pair_moves, pair_slow):
+        # The signs are those of the authors' code.
+        d = alpha * d + beta * pair_moves + gamma * (pair_slow - slow)
+        return slow + d, d
 
     def sync(replica, state, step):
-        start = narrow(state.slow, replica.params)
-        moves = jax.tree.map(lambda x, s: x - s, widen(replica.params), start)
-        pair_moves, pair_slow = pair_mean((moves, state.slow), step)
-        velocity = jax.tree.map(
-            lambda d, move, mean, own: (
-                momentum * d + outer_lr * move + consensus * (mean - own)
-            ),
-            state.velocity,
-            pair_moves,
-            pair_slow,
-            state.slow,
-        )
-        slow = jax.tree.map(jnp.add, state.slow, velocity)
-        params = narrow(slow, replica.params)
-        return replica._replace(params=params), NoLoCoState(slow, velocity)
+        began = start(state.slow, replica.params)
+        own = jax.tree.map(jnp.subtract, widen(replica.params), began), state.slow
+        partner = topology.of_random_pair(own, step, seed, axis)
+        pair = jax.tree.map(lambda x, y: (x + y) / 2, own, partner)
+        state = NoLoCoState(*over_leaves(slow_step, 2, *state, *pair))
+        return restart(replica, state.slow), state
 
-    def center(params, state):
-        return narrow(collectives.mean(state.slow, axis), params)
-
-    return every(period, Strategy(init, sync=sync, center=center))
+    return every(period, Strategy(init, sync=sync, center=shipped("slow", axis)))

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import optax
 
 from syncalgos import checks, collectives
+from syncalgos.algorithms._anchors import zeros
 from syncalgos.collectives import WORKERS, Axis, PyTree
 from syncalgos.dtypes import if_finite, narrow, widen
 from syncalgos.reducers import hops, signs
@@ -15,7 +16,7 @@ from syncalgos.strategy import MeanCenter, Strategy
 
 
 class OneBitAdamState(NamedTuple):
-    """Adam's m and v, e, and ē of the own part."""
+    """Adam's m and v, the residual e, and ē of the part that this worker averages."""
 
     first: PyTree
     second: PyTree
@@ -32,47 +33,46 @@ def one_bit_adam(
 ) -> Strategy:
     """1-bit Adam: Adam of mean gradients, then of momentum that is sent as signs.
 
-    For worker i's gradients g and residual e, at local steps t = 0, 1, …, before and
-    from `switch` on, with C(x) = mean|x| sign(x), and ē on who averages a part:
+    For worker i's gradients g and residual e, at local steps t = 0, 1, …, with C(x) =
+    mean|x| sign(x), and ē of the worker that averages a part:
 
         t < switch: m ← β₁ m + (1 - β₁) mean(g);   v ← β₂ v + (1 - β₂) mean(g)²
         later: x ← β₁ m + (1 - β₁) g + e;   d ← C(x);   e ← x - d
             y ← mean(d) + ē;   m ← C(y);   ē ← y - m
-        g ← m / (√v + ε), no further than Adam itself can go
+        g ← m / (√v + ε), at most as far as Adam can go
 
     Args:
         switch: the first local step with v frozen and signs sent, at least 1.
-        beta1: β₁, of the momentum, at least 0 and below 1.
-        beta2: β₂, of the variance, at least 0 and below 1.
+        beta1: β₁, the decay of the momentum, at least 0 and below 1.
+        beta2: β₂, the decay of the variance, at least 0 and below 1.
         eps: ε, added to the variance's root, above 0.
         axis: the mapped axis or axes over which the workers lie.
 
     Returns:
-        A Strategy. State: m and v, equal on all workers, e and ē, the worker's own, all
-        at least float32. A step sends the gradients, as float32 at least, later one bit
-        per entry twice, and a scale of each part of a leaf. Replicas stay equal.
+        A Strategy. State: m and v, identical on all workers, e and ē, each worker's
+        own, at least float32. A step sends gradients in float32 at least, later a bit
+        per entry twice, and a scale per part of a leaf. Replicas stay identical.
 
     Raises:
         ValueError: a parameter outside its range.
 
-    The inner optimizer is plain SGD, at Adam's learning rate. No bias is corrected, as
-    in the paper. Signs would throw entries of small v far away: a step is at most what
-    Adam's can be, (1 - β₁) / √((1 - β₂) (1 - β₁² / β₂)), and 0 where v is. `switch` is
-    on the absolute clock: a start behind it, as by `after`, takes v from its first m.
+    The inner optimizer is plain SGD, at Adam's learning rate. Bias is not corrected, as
+    in the paper. Entries with a small v would move far along signs: a step is at most
+    Adam's longest, and 0 where v is 0. A start after `switch` takes v from its first m.
 
-    Source: Tang et al., "1-bit Adam: communication efficient large-scale training with
-    Adam's convergence speed", ICML 2021, algorithm 1.
+    Source: Tang et al., "1-bit Adam", ICML 2021, algorithm 1.
     """
     switch = checks.whole("one_bit_adam: switch", switch, least=1)
     b1 = checks.real("one_bit_adam: beta1", beta1, least=0, below=1)
     b2 = checks.real("one_bit_adam: beta2", beta2, least=0, below=1)
     eps = checks.real("one_bit_adam: eps", eps, above=0)
+    # By Cauchy and Schwarz. Unbounded, an MLP on digits diverged within 13 steps.
     most = (1 - b1) / ((1 - b2) * (1 - b1**2 / b2)) ** 0.5 if b1**2 < b2 else jnp.inf
 
     def init(params):
-        zeros = jax.tree.map(jnp.zeros_like, widen(params))
-        parts = jax.tree.map(lambda x: hops.in_parts(x, axis)[0], zeros)
-        return OneBitAdamState(zeros, zeros, zeros, parts)
+        none = zeros(params)
+        parts = jax.tree.map(lambda x: hops.in_parts(x, axis)[0], none)
+        return OneBitAdamState(none, none, none, parts)
 
     def adam(grads, state):
         def leaf(g, m, v):
@@ -94,7 +94,7 @@ def one_bit_adam(
     def reduce(grads, replica, state, step):
         both = jax.lax.cond(step < switch, adam, one_bit, widen(grads), state)
         steps = jax.tree.map(lambda m, v: m / (jnp.sqrt(v) + eps), *both[:2])
-        steps = optax.tree.clip(steps, -most, most)  # by Cauchy and Schwarz
+        steps = optax.tree.clip(steps, -most, most)
         return narrow(steps, grads), if_finite(both[:2], OneBitAdamState(*both), state)
 
     return Strategy(init, reduce, center=MeanCenter(axis))

@@ -1,14 +1,16 @@
-"""Overlap local SGD: a pull to an average that has a whole round to arrive."""
+"""Overlap local SGD: a pull to an average with a whole round to arrive."""
 
 from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 
 from syncalgos import checks, collectives
+from syncalgos.algorithms._anchors import restart, zeros
 from syncalgos.collectives import WORKERS, Axis, PyTree
-from syncalgos.dtypes import narrow, widen
-from syncalgos.strategy import MeanCenter, Strategy, every
+from syncalgos.combinators.schedule import every
+from syncalgos.dtypes import widen
+from syncalgos.reducers.reducer import over_leaves
+from syncalgos.strategy import MeanCenter, Strategy
 
 
 class OverlapState(NamedTuple):
@@ -33,19 +35,20 @@ def overlap_local_sgd(
     Args:
         period: τ, local steps between two pulls, at least 1.
         pull: α, the share of the way to the anchor, above 0 and at most 1.
-        anchor_momentum: β, at least 0 and below 1; with 0 the anchor is the last mean.
+        anchor_momentum: β, the momentum of the anchor, at least 0 and below 1; with 0
+            the anchor is the last mean.
         axis: the mapped axis or axes over which the workers lie.
 
     Returns:
-        A Strategy. State: z and v, shaped like params, at least float32, equal on all
-        workers. A sync sends params once, with a whole round to arrive. The center is
-        the mean of the replicas. opt_state and buffers stay local.
+        A Strategy. State: z and v, shaped like params, at least float32, identical on
+        all workers. A sync sends params once, with a whole round to arrive. The center
+        is the mean of the replicas. opt_state and buffers stay local.
 
     Raises:
         ValueError: a parameter outside its range.
 
-    Replicas do not agree. A steady drift goes (1 - α) / (1 - α β) times as far as plain
-    averaging takes it: 0.69 times with the defaults.
+    Replicas do not agree. A steady drift moves the center (1 - α) / (1 - α β) times as
+    far as plain averaging: 0.69 times with the defaults.
 
     Source: Wang, Liang and Joshi, "Overlap local-SGD: an algorithmic approach to hide
     communication delays in distributed SGD", ICASSP 2020.
@@ -55,21 +58,19 @@ def overlap_local_sgd(
     momentum = checks.real(label, anchor_momentum, least=0, below=1)
 
     def init(params):
-        anchor = widen(params)
-        return OverlapState(anchor, jax.tree.map(jnp.zeros_like, anchor))
+        return OverlapState(widen(params), zeros(params))
+
+    # In units of params. The authors' code keeps v in units of the learning rate, and
+    # first syncs after period + 1 local steps.
+    def follow(z, v, mean):
+        v = momentum * v + mean - z
+        return z + v, v
 
     def sync(replica, state, step):
-        pulled = jax.tree.map(
-            lambda x, z: x - pull * (x - z), widen(replica.params), state.anchor
-        )
-        params = narrow(pulled, replica.params)
-        velocity = jax.tree.map(
-            lambda v, mean, z: momentum * v + mean - z,
-            state.velocity,
-            collectives.mean(widen(params), axis),
-            state.anchor,
-        )
-        anchor = jax.tree.map(jnp.add, state.anchor, velocity)
-        return replica._replace(params=params), OverlapState(anchor, velocity)
+        params = widen(replica.params)
+        pulled = jax.tree.map(lambda x, z: x - pull * (x - z), params, state.anchor)
+        replica = restart(replica, pulled)
+        mean = collectives.mean(widen(replica.params), axis)
+        return replica, OverlapState(*over_leaves(follow, 2, *state, mean))
 
     return every(period, Strategy(init, sync=sync, center=MeanCenter(axis)))

@@ -4,8 +4,9 @@ from syncalgos import checks
 from syncalgos.algorithms.model_averaging import model_averaging
 from syncalgos.algorithms.sync_sgd import sync_sgd
 from syncalgos.collectives import WORKERS, Axis
-from syncalgos.combinators.phases import after, until
-from syncalgos.strategy import Strategy, chain
+from syncalgos.combinators.chain import chain
+from syncalgos.combinators.schedule import after, until
+from syncalgos.strategy import Strategy
 
 
 def post_local_sgd(
@@ -24,8 +25,9 @@ def post_local_sgd(
         axis: the mapped axis or axes over which the workers lie.
 
     Returns:
-        A Strategy. No state. A synchronous step sends the gradients, a later sync the
-        params once. opt_state and buffers stay local.
+        A Strategy. No state. A synchronous step sends gradients, a later sync params,
+        each once. The center is the mean of the replicas. opt_state and buffers stay
+        local.
 
     Raises:
         ValueError: a parameter outside its range.
@@ -36,6 +38,8 @@ def post_local_sgd(
     ICLR 2020 (2018), section 3.
     """
     switch = checks.whole("post_local_sgd: switch", switch, least=0)
+    # The period stays on the absolute clock. torch's hook also goes on averaging
+    # gradients inside a machine after the switch.
     return chain(
         until(switch, sync_sgd(axis=axis)), after(switch, model_averaging(period, axis))
     )

@@ -2,10 +2,11 @@
 
 from syncalgos import checks, reducers
 from syncalgos.collectives import WORKERS, Axis
-from syncalgos.combinators.phases import after, until
+from syncalgos.combinators.chain import chain
 from syncalgos.combinators.primitives import reduce_with
+from syncalgos.combinators.schedule import after, until
 from syncalgos.reducers.stacking import Stacked
-from syncalgos.strategy import Strategy, chain
+from syncalgos.strategy import Strategy
 
 
 def powersgd(
@@ -25,25 +26,26 @@ def powersgd(
 
     Args:
         rank: r, columns of P and Q, at least 1; 1, 2 or 4 in the paper.
-        seed: of the first Q, the same on all workers.
-        min_rate: a matrix is compressed if it has more than so many times the numbers
-            that are sent for it, at least 0; 0 compresses all.
-        dense_steps: first steps with the plain mean; 100 in the authors' code.
+        seed: seeds the first Q, alike on all workers.
+        min_rate: a matrix is compressed if its entries are more than min_rate times the
+            numbers sent for it, at least 0; 0 compresses all.
+        dense_steps: local steps with the plain mean before it starts, at least 0; 100
+            in the authors' code.
         stacked: which leaves hold several layers, each a matrix of its own (see
             `syncalgos.reducers.stacking`).
         axis: the mapped axis or axes over which the workers lie.
 
     Returns:
-        A Strategy. State: e, shaped like params, at least float32, the worker's own,
-        and Q. A step sends r (rows + columns) numbers of each matrix, and all of other
-        leaves. Replicas stay equal.
+        A Strategy. State: e, shaped like params, at least float32, each worker's own,
+        and Q, identical on all. A step sends r (rows + columns) numbers of each matrix,
+        and all of other leaves. Replicas stay identical.
 
     Raises:
         ValueError: a parameter outside its range.
 
     A leaf is the matrix (all axes but the last, the last), as JAX keeps inputs first
-    and outputs last. The authors' first code has e ← M - P̂ Qᵀ, which adds to e what the
-    workers differ by: the same gradients come out, but e wanders.
+    and outputs last. The authors' first code has e ← M - P̂ Qᵀ, which adds the workers'
+    differences to e: the gradients are the same, but e wanders.
 
     Source: Vogels, Karimireddy and Jaggi, "PowerSGD: practical low-rank gradient
     compression for distributed optimization", NeurIPS 2019, algorithms 1 and 2.
@@ -51,6 +53,8 @@ def powersgd(
     start = checks.whole("powersgd: dense_steps", dense_steps, least=0)
     low_rank = reducers.power_sgd(rank, seed, min_rate, stacked, axis)
     low_rank = reduce_with(reducers.error_feedback(low_rank, axis=axis), axis)
+    # The authors' package waits 100 steps, PyTorch's hook 1,000. `after` makes Q and the
+    # residual at its first step.
     if not start:
         return low_rank
     return chain(until(start, reduce_with("mean", axis)), after(start, low_rank))

@@ -5,7 +5,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from syncalgos import checks, collectives, topology
+from syncalgos import checks, topology
+from syncalgos.algorithms._anchors import restart, shipped
 from syncalgos.collectives import WORKERS, Axis, PyTree
 from syncalgos.dtypes import narrow, widen
 from syncalgos.keys import own_key
@@ -13,7 +14,7 @@ from syncalgos.strategy import Strategy
 
 
 class PushSumState(NamedTuple):
-    """The numerators x and the weight w of params z = x / w."""
+    """The numerators x and the weight w of the params z = x / w."""
 
     numerators: PyTree
     weight: jax.Array
@@ -22,28 +23,28 @@ class PushSumState(NamedTuple):
 def push_sum(drop: float = 0.0, seed: int = 0, axis: Axis = WORKERS) -> Strategy:
     """Stochastic gradient push: push-sum gossip, exact over one-way links that fail.
 
-    After local step t with the inner update u, for N workers, modulo N, all params
-    being the ratios z = x / w, and s 1/2 for who sends at this step, else 0:
+    After local step t, for N workers (indices modulo N), the inner update u, params z
+    that are x / w, and s, 1/2 for a worker that sends at this step, else 0:
 
         x ← x + u;   (x, w)ᵢ ← (1 - sᵢ) (x, w)ᵢ + sⱼ (x, w)ⱼ;   z ← x / w
         j = i + 2^(t mod ⌈log₂ N⌉)
 
     Args:
         drop: the share of steps at which a worker fails to send, at least 0 and below
-            1; what is not sent is kept, so that no part of the sum is lost.
-        seed: of these failures, the worker's own.
+            1; it then keeps its whole sum, so nothing is lost.
+        seed: seeds the failures, which differ between workers.
         axis: the mapped axis or axes over which the workers lie.
 
     Returns:
-        A Strategy. State: x, shaped like params, at least float32, and w, the worker's
-        own. A step sends x once and w, to one peer; what fails counts as sent. The
+        A Strategy. State: x, shaped like params, at least float32, and w, each worker's
+        own. A step sends x and w, each once, to one peer; failures count as sent. The
         center is the mean of x, which no failure shifts. opt_state and buffers stay
         local.
 
     Raises:
         ValueError: a parameter outside its range.
 
-    Replicas do not agree. Without failures all w stay 1, and it is `gossip`. With them
+    Replicas do not agree. Without failures all w stay 1, which is `gossip`. With them
     plain gossip would drift: its matrix would no longer keep the mean.
 
     Source: Assran, Loizou, Ballas and Rabbat, "Stochastic gradient push for distributed
@@ -60,23 +61,14 @@ def push_sum(drop: float = 0.0, seed: int = 0, axis: Axis = WORKERS) -> Strategy
 
     def sync(replica, state, step):
         x, w = state
+        # u, from z as the worker had it, in its dtype.
         updates = jax.tree.map(lambda z, x: z - narrow(x / w, z), replica.params, x)
-        x = jax.tree.map(jnp.add, x, updates)
+        own = jax.tree.map(jnp.add, x, updates), w
         share = sends(step) if drop else 0.5
-        sent = jax.tree.map(lambda a: share * a, (x, w))
-        x, w = jax.tree.map(
-            lambda own, mine, theirs: own - mine + theirs,
-            (x, w),
-            sent,
-            topology.of_exponential_graph(sent, step, axis),
-        )
-        params = narrow(jax.tree.map(lambda x: x / w, x), replica.params)
-        return replica._replace(params=params), PushSumState(x, w)
+        sent = jax.tree.map(lambda a: share * a, own)
+        arrived = topology.of_exponential_graph(sent, step, axis)
+        # What is not sent stays in the own sum: the total of x and w never changes.
+        x, w = jax.tree.map(lambda a, s, new: a - s + new, own, sent, arrived)
+        return restart(replica, jax.tree.map(lambda x: x / w, x)), PushSumState(x, w)
 
-    return Strategy(
-        init,
-        sync=sync,
-        center=lambda params, state: narrow(
-            collectives.mean(state.numerators, axis), params
-        ),
-    )
+    return Strategy(init, sync=sync, center=shipped("numerators", axis))

@@ -9,8 +9,8 @@ import numpy as np
 from syncalgos import checks
 from syncalgos.collectives import WORKERS, Axis
 from syncalgos.combinators.primitives import average
-from syncalgos.combinators.rounds import TABLED
-from syncalgos.strategy import Strategy, every
+from syncalgos.combinators.schedule import TABLED, every
+from syncalgos.strategy import Strategy
 
 
 def qsr(
@@ -21,25 +21,26 @@ def qsr(
 ) -> Strategy:
     """Local SGD by the quadratic synchronization rule: longer rounds at a lower rate.
 
-    A round that starts at local step s, at learning rate η(s), takes H local steps and
-    ends with an average of the workers' params θ:
+    A round from local step s, at learning rate η(s), takes H local steps and ends with
+    an average of the workers' params θ:
 
         H = max(H₀, ⌊(α / η(s))²⌋);   after H steps: θ ← mean(θ)
 
     Args:
         period: H₀, the fewest local steps in a round, at least 1.
-        growth: α, above 0: near 0.2 for SGD, 0.0175 for AdamW in the paper.
-        learning_rate: η, of the inner optimizer: a number above 0 or a schedule.
+        growth: α, in units of the learning rate, above 0; in the paper near 0.2 for
+            SGD, 0.0175 for AdamW.
+        learning_rate: η of the inner optimizer, a number above 0 or a schedule.
         axis: the mapped axis or axes over which the workers lie.
 
     Returns:
-        A Strategy. No state. A sync sends params once. opt_state and buffers stay
-        local.
+        A Strategy. No state. A sync sends params once. The center is the mean of the
+        replicas. opt_state and buffers stay local.
 
     Raises:
         ValueError: a parameter outside its range.
 
-    While the learning rate first rises, its highest value counts, as in the paper.
+    While the learning rate first rises, its peak counts, as in the paper.
 
     Source: Gu et al., "A quadratic synchronization rule for distributed deep learning",
     ICLR 2024, equation 2.
@@ -48,8 +49,10 @@ def qsr(
     growth = checks.real("qsr: growth", growth, above=0)
     rate = checks.learning_rate("qsr", learning_rate)
 
+    # A schedule may be any function of the step: its first steps are tabled, once.
     @functools.cache
     def peak():
+        # At a warm-up's rate near 0 the first round would never end.
         with jax.ensure_compile_time_eval():
             rates = np.asarray(jax.vmap(rate)(jnp.arange(TABLED)))
         falls = np.diff(rates) < 0

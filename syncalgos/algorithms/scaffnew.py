@@ -6,10 +6,12 @@ import jax
 import jax.numpy as jnp
 
 from syncalgos import checks, collectives
+from syncalgos.algorithms._anchors import restart, zeros
 from syncalgos.collectives import WORKERS, Axis, PyTree
+from syncalgos.combinators.schedule import sync_when
 from syncalgos.dtypes import narrow, widen
 from syncalgos.keys import common_key
-from syncalgos.strategy import MeanCenter, Strategy, sync_when
+from syncalgos.strategy import MeanCenter, Strategy
 
 
 class ScaffnewState(NamedTuple):
@@ -24,32 +26,32 @@ def scaffnew(
     seed: int = 0,
     axis: Axis = WORKERS,
 ) -> Strategy:
-    """Scaffnew, which is ProxSkip: control variates, and averages at drawn steps.
+    """Scaffnew (ProxSkip): control variates, and averages at random steps.
 
     At every local step, for worker i's gradients g and control h, zero at first; and
-    after those steps at which a coin falls, of probability p = 1 / `period` and the
-    same for all workers, for params θ and learning rate γ of the step:
+    after steps drawn with probability p = 1 / `period`, alike on all workers, for
+    params θ and the step's learning rate γ:
 
         g ← g - h
         x ← mean(θ - (γ / p) h);   h ← h + (p / γ) (x - θ);   θ ← x
 
     Args:
         period: local steps between two syncs on average, at least 1.
-        learning_rate: γ, of the inner optimizer: a number above 0 or a schedule.
-        seed: of the coin.
+        learning_rate: γ of the inner optimizer, a number above 0 or a schedule.
+        seed: seeds the draws of the steps, alike on all workers.
         axis: the mapped axis or axes over which the workers lie.
 
     Returns:
-        A Strategy. State: h, shaped like params, at least float32, the worker's own. A
+        A Strategy. State: h, shaped like params, at least float32, each worker's own. A
         sync sends θ - (γ / p) h once. The center is the mean of the replicas. opt_state
         and buffers stay local.
 
     Raises:
         ValueError: a parameter outside its range.
 
-    With plain SGD inside, as in the paper, workers with different data come to rest at
-    the minimum of their mean loss, for half of what `scaffold` sends. Momentum inside
-    makes more of a step than γ times a gradient, which may diverge.
+    With plain SGD inside, as in the paper, workers with different data converge to the
+    minimum of their mean loss, for half of what `scaffold` sends. Momentum inside makes
+    a step longer than γ times a gradient, which may diverge.
 
     Source: Mishchenko et al., "ProxSkip: yes! local gradient steps provably lead to
     communication acceleration! finally!", ICML 2022, algorithm 2.
@@ -58,11 +60,12 @@ def scaffnew(
     rate = checks.learning_rate("scaffnew", learning_rate)
     seed = checks.whole("seed", seed, least=0)
 
-    def falls(step):  # float32: a draw of another dtype is another draw
+    def falls(step):
+        # float32 explicitly: with x64 the default would draw another number.
         return jax.random.uniform(common_key(seed, step), (), jnp.float32) < chance
 
     def init(params):
-        return ScaffnewState(jax.tree.map(jnp.zeros_like, widen(params)))
+        return ScaffnewState(zeros(params))
 
     def reduce(grads, replica, state, step):
         corrected = jax.tree.map(jnp.subtract, widen(grads), state.control)
@@ -73,14 +76,12 @@ def scaffnew(
         params = widen(replica.params)
         # The mean of h is 0; sent along, it stays so under rounding.
         sent = jax.tree.map(lambda x, h: x - unit * h, params, state.control)
-        average = collectives.mean(narrow(sent, params), axis)
+        mean = collectives.mean(narrow(sent, params), axis)
         # At the end of a schedule γ may be 0: then h stays.
         divisor = jnp.where(unit > 0, unit, jnp.inf)
         control = jax.tree.map(
-            lambda h, mean, x: h + (mean - x) / divisor, state.control, average, params
+            lambda h, y, x: h + (y - x) / divisor, state.control, mean, params
         )
-        control = narrow(control, state.control)
-        params = narrow(average, replica.params)
-        return replica._replace(params=params), ScaffnewState(control)
+        return restart(replica, mean), ScaffnewState(narrow(control, state.control))
 
     return sync_when(falls, Strategy(init, reduce, sync, MeanCenter(axis)))

@@ -6,13 +6,15 @@ import jax
 import jax.numpy as jnp
 
 from syncalgos import checks, collectives
+from syncalgos.algorithms._anchors import restart, zeros
 from syncalgos.collectives import WORKERS, Axis, PyTree
+from syncalgos.combinators.schedule import sync_every
 from syncalgos.dtypes import narrow, widen
-from syncalgos.strategy import MeanCenter, Strategy, sync_every
+from syncalgos.strategy import MeanCenter, Strategy
 
 
 class ScaffoldState(NamedTuple):
-    """The anchor x, controls c and cᵢ, and the sum of learning rates since x."""
+    """The anchor x, the controls c and cᵢ, and the sum of learning rates since x."""
 
     anchor: PyTree
     control: PyTree
@@ -39,17 +41,17 @@ def scaffold(
         axis: the mapped axis or axes over which the workers lie.
 
     Returns:
-        A Strategy. State: x and c, equal on all workers, and cᵢ, its own, shaped like
-        params, at least float32. A sync sends params and cᵢ⁺ - cᵢ, each once. The
-        center is the mean of the replicas. opt_state and buffers stay local.
+        A Strategy. State: x and c, identical on all workers, and cᵢ, each worker's own,
+        shaped like params, at least float32. A sync sends params and cᵢ⁺ - cᵢ, each
+        once. The center is the mean of the replicas. opt_state and buffers stay local.
 
     Raises:
         ValueError: a parameter outside its range.
 
     With plain SGD inside, as in the paper, (x - θ) / K η is the mean gradient of the
-    round, and workers with different data come to rest at the minimum of their mean
-    loss, where model averaging does not. Momentum inside makes more of it than a
-    gradient, which may diverge.
+    round, and workers with different data converge to the minimum of their mean loss,
+    unlike with model averaging. Momentum inside makes it larger than a gradient, which
+    may diverge.
 
     Source: Karimireddy et al., "SCAFFOLD: stochastic controlled averaging for federated
     learning", ICML 2020 (2019), algorithm 1, option II, all workers, global rate 1.
@@ -57,34 +59,30 @@ def scaffold(
     rate = checks.learning_rate("scaffold", learning_rate)
 
     def init(params):
-        anchor = widen(params)
-        zeros = jax.tree.map(jnp.zeros_like, anchor)
-        return ScaffoldState(anchor, zeros, zeros, jnp.zeros_like(rate(0)))
+        none = zeros(params)
+        return ScaffoldState(widen(params), none, none, jnp.zeros_like(rate(0)))
 
     def reduce(grads, replica, state, step):
         corrected = jax.tree.map(
             lambda g, own, c: g - own + c, widen(grads), state.own, state.control
         )
+        # Σ η, where the paper has K η: so it holds under a schedule too.
         distance = state.distance + rate(step)
         return narrow(corrected, grads), state._replace(distance=distance)
 
     def sync(replica, state, step):
-        params = widen(replica.params)
+        # At the end of a schedule Σ η may be 0: then nothing has moved.
         unit = jnp.where(state.distance > 0, state.distance, 1)
-        own = jax.tree.map(
-            lambda own, c, x, y: own - c + (x - y) / unit,
-            state.own,
-            state.control,
-            state.anchor,
-            params,
-        )
-        own = narrow(own, state.own)
+
+        def renew(own, c, x, y):
+            return (own - c + (x - y) / unit).astype(own.dtype)
+
+        params = widen(replica.params)
+        own = jax.tree.map(renew, state.own, state.control, state.anchor, params)
         change = jax.tree.map(jnp.subtract, own, state.own)
-        average, mean_change = collectives.mean((params, change), axis)
+        mean, mean_change = collectives.mean((params, change), axis)
         control = jax.tree.map(jnp.add, state.control, mean_change)
-        anchor = widen(narrow(average, replica.params))
-        return replica._replace(params=narrow(average, replica.params)), ScaffoldState(
-            anchor, control, own, jnp.zeros_like(state.distance)
-        )
+        replica, none = restart(replica, mean), jnp.zeros_like(state.distance)
+        return replica, ScaffoldState(widen(replica.params), control, own, none)
 
     return sync_every(period, Strategy(init, reduce, sync, MeanCenter(axis)))

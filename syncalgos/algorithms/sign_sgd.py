@@ -25,18 +25,22 @@ def sign_sgd(
 
     Args:
         majority: vote by signs alone, without scale or feedback.
-        seed: of votes on zeros and of ties, which are drawn.
-        stacked: which leaves hold several layers, each with a scale of its own (see
+        seed: seeds votes on zeros and ties, which are drawn.
+        stacked: which leaves hold several layers, each with its own scale (see
             `syncalgos.reducers.stacking`).
         axis: the mapped axis or axes over which the workers lie.
 
     Returns:
-        A Strategy. State: e, shaped like params, at least float32, the worker's own;
-        none with majority. A step sends one bit per entry. Replicas stay equal.
+        A Strategy. State: e, shaped like params, at least float32, each worker's own;
+        none with majority. A step sends one bit per entry, with majority twice.
+        Replicas stay identical.
+
+    Raises:
+        ValueError: a seed or layers outside their range.
 
     With `majority` every entry moves by the learning rate at every step, whatever the
-    gradient: it needs one some hundred times smaller; leave what has no gradient to a
-    `masked` strategy. The residual is that of g, where the papers keep that of η g (see
+    gradient: the rate must be about a hundred times smaller; keep leaves without a
+    gradient out by `masked`. The residual is that of g, in the papers that of η g (see
     `topk_sgd`).
 
     Source: Karimireddy et al., "Error feedback fixes SignSGD and other gradient
@@ -44,6 +48,7 @@ def sign_sgd(
     gradient descent", Interspeech 2014; majority: Bernstein et al., "signSGD:
     compressed optimisation for non-convex problems", ICML 2018, algorithm 3.
     """
+    # A vote has no magnitude, so there is no loss to feed back.
     signs = reducers.sign(majority, seed, stacked, axis)
     return reduce_with(
         signs if majority else reducers.error_feedback(signs, axis=axis), axis

@@ -1,4 +1,4 @@
-"""Signum: a majority vote of the signs of each worker's own momentum."""
+"""Signum: a majority vote with the signs of each worker's own momentum."""
 
 from syncalgos import checks
 from syncalgos.algorithms.distributed_lion import distributed_lion
@@ -9,30 +9,30 @@ from syncalgos.strategy import Strategy
 def signum(
     local_momentum: float = 0.9, seed: int = 0, axis: Axis = WORKERS
 ) -> Strategy:
-    """Signum: signSGD with momentum, which each worker takes before the vote.
+    """Signum: signSGD, with each worker's momentum taken before the vote.
 
     At every local step, for worker i's gradients g and its momentum m:
 
         m ← β m + (1 - β) g;   g ← sign(Σ sign(m))
 
     Args:
-        local_momentum: β, at least 0 and below 1.
-        seed: of the signs of 0 and of ties, which are drawn.
+        local_momentum: β, the decay of the momentum, at least 0 and below 1.
+        seed: seeds the signs of 0 and of ties, which are drawn.
         axis: the mapped axis or axes over which the workers lie.
 
     Returns:
-        A Strategy. State: m, shaped like params, at least float32, the worker's own. A
+        A Strategy. State: m, shaped like params, at least float32, each worker's own. A
         step sends one bit per entry twice, and one number (see `distributed_lion`).
-        Replicas stay equal.
+        Replicas stay identical.
 
     Raises:
         ValueError: a parameter outside its range.
 
-    It is `distributed_lion` with both its β the same. `sign_sgd(majority=True)` with
-    momentum in the inner optimizer is another algorithm: momentum of votes. Every entry
-    moves by the learning rate at every step: it must be some hundred times smaller than
-    that of SGD, whose weight decay and momentum of 0 the inner optimizer has. The
-    published code takes the sign of 0, and that of a tie, for +.
+    This is `distributed_lion` with β₁ = β₂. `sign_sgd(majority=True)` with momentum in
+    the inner optimizer is another algorithm: momentum of votes. Every entry moves by
+    the learning rate at every step: it must be about a hundred times smaller than
+    SGD's. The inner optimizer is SGD without momentum. In the published code the sign
+    of 0, and that of a tie, is +.
 
     Source: Bernstein, Wang, Azizzadenesheli and Anandkumar, "signSGD: compressed
     optimisation for non-convex problems", ICML 2018, algorithm 3; Bernstein, Zhao,
@@ -40,4 +40,5 @@ def signum(
     efficient and fault tolerant", ICLR 2019, algorithm 1.
     """
     beta = checks.real("signum: local_momentum", local_momentum, least=0, below=1)
+    # With one β, Lion's direction is its new momentum.
     return distributed_lion(beta, beta, seed=seed, axis=axis)

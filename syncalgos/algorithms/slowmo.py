@@ -2,13 +2,15 @@
 
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 
 from syncalgos import checks, collectives
+from syncalgos.algorithms._anchors import restart, shipped, zeros
 from syncalgos.collectives import WORKERS, Axis, PyTree
+from syncalgos.combinators.schedule import every
 from syncalgos.dtypes import narrow, widen
-from syncalgos.strategy import Strategy, every
+from syncalgos.reducers.reducer import over_leaves
+from syncalgos.strategy import Strategy
 
 
 class SlowMoState(NamedTuple):
@@ -40,16 +42,16 @@ def slowmo(
         axis: the mapped axis or axes over which the workers lie.
 
     Returns:
-        A Strategy. State: x and u, shaped like params, at least float32, equal on all
-        workers. A sync sends params once. The center is x. opt_state and buffers stay
-        local (see `reset`, `average`).
+        A Strategy. State: x and u, shaped like params, at least float32, identical on
+        all workers. A sync sends params once. The center is x. opt_state and buffers
+        stay local (see `reset`, `average`).
 
     Raises:
         ValueError: a parameter outside its range.
 
-    A steady drift goes α / (1 - β) times as far as plain averaging takes it. Unlike
-    BMUF's velocity, u does not carry an old learning rate on. Where γ is 0 the models
-    are averaged, and u decays.
+    A steady drift moves the center α / (1 - β) times as far as plain averaging. Unlike
+    BMUF's velocity, u does not carry an old learning rate on. At γ = 0 the models are
+    averaged, and u decays.
 
     Source: Wang, Tantia, Ballas and Rabbat, "SlowMo: improving communication-efficient
     distributed SGD with slow momentum", ICLR 2020 (2019), algorithm 1.
@@ -59,28 +61,21 @@ def slowmo(
     rate = checks.learning_rate("slowmo", learning_rate)
 
     def init(params):
-        anchor = widen(params)
-        return SlowMoState(anchor, jax.tree.map(jnp.zeros_like, anchor))
+        return SlowMoState(widen(params), zeros(params))
 
     def sync(replica, state, step):
         gamma = rate(step)
-        start = narrow(state.anchor, replica.params)
-        average = collectives.mean(widen(replica.params), axis)
+        # A schedule may end at 0: there is no unit then to measure moves in.
         moves, unit = gamma > 0, jnp.where(gamma > 0, gamma, 1)
 
-        def slow_momentum(u, x, mean):
-            return momentum * u + jnp.where(moves, (x - mean) / unit, 0)
+        def slow_step(x, u, start, mean):
+            u = momentum * u + jnp.where(moves, (start - mean) / unit, 0)
+            return jnp.where(moves, x - slow_lr * (gamma * u), x + (mean - start)), u
 
-        def slow_step(x0, x, u, mean):
-            return jnp.where(moves, x0 - slow_lr * (gamma * u), x0 + (mean - x))
+        start = narrow(state.anchor, replica.params)
+        mean = collectives.mean(widen(replica.params), axis)
+        new = SlowMoState(*over_leaves(slow_step, 2, *state, start, mean))
+        new = narrow(new, state)  # the learning rate may be of a wider dtype
+        return restart(replica, new.anchor), new
 
-        velocity = jax.tree.map(slow_momentum, state.velocity, start, average)
-        anchor = jax.tree.map(slow_step, state.anchor, start, velocity, average)
-        velocity, anchor = narrow((velocity, anchor), (state.velocity, state.anchor))
-        params = narrow(anchor, replica.params)
-        return replica._replace(params=params), SlowMoState(anchor, velocity)
-
-    block = Strategy(
-        init, sync=sync, center=lambda params, state: narrow(state.anchor, params)
-    )
-    return every(period, block)
+    return every(period, Strategy(init, sync=sync, center=shipped("anchor")))

@@ -7,8 +7,9 @@ import optax
 from syncalgos import checks, reducers
 from syncalgos.collectives import WORKERS, Axis
 from syncalgos.combinators.primitives import outer_step
+from syncalgos.combinators.schedule import every
 from syncalgos.reducers.stacking import Stacked
-from syncalgos.strategy import Strategy, every
+from syncalgos.strategy import Strategy
 
 
 def sparseloco(
@@ -24,7 +25,7 @@ def sparseloco(
     """SparseLoCo: the largest entries of the outer gradients, with decayed feedback.
 
     After every `period` local steps, for worker i's params θ that began at the anchor,
-    Q(TopK) the entries of largest magnitude of each chunk, in bins:
+    its residual e, and Q(TopK) the largest entries of each chunk, in bins:
 
         e ← β e + (anchor - θ);   d ← Q(TopK(e));   e ← e - d
         anchor, θ ← anchor - α mean(d)
@@ -33,33 +34,36 @@ def sparseloco(
         period: H, local steps between two outer steps, at least 1; 30 in the paper.
         density: the share of each chunk's entries that is sent, rounded up; above 0, at
             most 1.
-        decay: β, of the residual, which takes the place of outer momentum; above 0, at
+        decay: β, the decay of the residual, in place of an outer momentum; above 0, at
             most 1.
         outer_lr: α, the outer learning rate, above 0.
-        bits: 8, 4 or 2 per value, which number bins over six standard deviations; none
+        bits: 8, 4 or 2 bits per value, for its bin over six standard deviations; None
             sends values whole.
-        chunk: the most entries that compete: leaves are cut into equal parts.
+        chunk: the largest chunk, at least 1 entry; leaves are cut into equal chunks.
         stacked: which leaves hold several layers, each cut by itself (see
             `syncalgos.reducers.stacking`).
         axis: the mapped axis or axes over which the workers lie.
 
     Returns:
-        A Strategy. State: the anchor, equal on all workers, and e, its own, shaped like
-        params, at least float32. A sync gathers the chosen entries' bins, their means
-        and 12-bit indices from all workers. The center is the anchor. opt_state stays
-        local.
+        A Strategy. State: the anchor, identical on all workers, and e, each worker's
+        own, shaped like params, at least float32. A sync gathers the chosen entries'
+        bins and 12-bit indices, and the bins' means, from all workers. The center is
+        the anchor. opt_state and buffers stay local.
 
     Raises:
         ValueError: a parameter outside its range.
 
-    A steady drift goes α times as far as plain averaging takes it, if nothing decays
+    A steady drift moves the center α times as far as plain averaging, if nothing decays
     before it is sent. The authors' chunks are tiles of 64 × 64, and they average an
-    entry over those workers that sent it.
+    entry over the workers that sent it.
 
     Source: Sarfi et al., "Communication efficient LLM pre-training with SparseLoCo",
     2025, algorithm 1.
     """
     lr = checks.real("sparseloco: outer_lr", outer_lr, above=0)
+    # The mean is over all workers, as in the paper: so error feedback keeps sums exact.
+    # The authors' code averages over an entry's senders, after it has shrunk each
+    # worker's values to the median of their norms.
     largest = reducers.chunked_top_k(density, bits, chunk, stacked, axis)
     feedback = reducers.error_feedback(largest, decay, axis=axis)
     return every(period, outer_step(optax.sgd(lr), feedback, axis))

@@ -4,7 +4,8 @@ import jax
 
 from syncalgos import reducers
 from syncalgos.collectives import WORKERS, Axis
-from syncalgos.strategy import MeanCenter, Strategy, every
+from syncalgos.combinators.schedule import every
+from syncalgos.strategy import MeanCenter, Strategy
 
 
 def sparta(
@@ -12,7 +13,7 @@ def sparta(
 ) -> Strategy:
     """SPARTA: sparse averaging of a few entries of the models, drawn anew each time.
 
-    After every `period` local steps, for workers' params θ and entries M, drawn alike
+    After every `period` local steps, for workers' params θ and random entries M, alike
     on all workers:
 
         θ[M] ← mean(θ[M])
@@ -20,19 +21,20 @@ def sparta(
     Args:
         density: the share of each leaf's entries in M, rounded up; above 0, at most 1.
         period: local steps between two averages, at least 1.
-        seed: of M.
+        seed: seeds M, alike on all workers.
         axis: the mapped axis or axes over which the workers lie.
 
     Returns:
-        A Strategy. No state. A sync sends the entries' values once; all know which they
-        are. opt_state and buffers stay local.
+        A Strategy. No state. A sync sends the values of the entries once, without
+        indices. The center is the mean of the replicas. opt_state and buffers stay
+        local.
 
     Raises:
         ValueError: a parameter outside its range.
 
-    Replicas do not agree: every entry is averaged once in 1 / density syncs or so. The
-    authors' code draws each entry apart, with this probability; a fixed number of them
-    has a fixed shape.
+    Replicas do not agree: an entry is averaged about once in 1 / density syncs. The
+    authors' code draws each entry by itself, with this probability; a fixed number of
+    entries has a fixed shape.
 
     Source: Baioumy and Cheema, "SPARTA: distributed training with sparse parameter
     averaging", 2025; EXO Gym.
@@ -41,6 +43,7 @@ def sparta(
 
     def sync(replica, state, step):
         means, own, _ = entries.combine(replica.params, (), step)
+        # `own` and `means` are zero outside of M, which stays the reducer's own.
         params = jax.tree.map(
             lambda x, mine, mean: x - mine + mean, replica.params, own, means
         )

@@ -1,20 +1,20 @@
 """Streaming DiLoCo: DiLoCo by fragments of the model, one after the other."""
 
-import functools
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Literal
 
-import optax
-
 from syncalgos import checks
+from syncalgos.algorithms._anchors import nesterov_sgd
 from syncalgos.collectives import WORKERS, Axis
 from syncalgos.combinators import fragments as cuts
+from syncalgos.combinators.chain import chain
 from syncalgos.combinators.delayed import delayed
 from syncalgos.combinators.masked import masked
 from syncalgos.combinators.primitives import outer_step
+from syncalgos.combinators.schedule import every
 from syncalgos.reducers import resolve, stacking
-from syncalgos.reducers.stacking import Stacked
-from syncalgos.strategy import Strategy, chain, every
+from syncalgos.strategy import Strategy
 
 
 def streaming_diloco(
@@ -27,7 +27,7 @@ def streaming_diloco(
     reduce: str = "mean",
     seed: int = 0,
     cut: Literal["leaves", "bytes", "layers"] | Callable[..., Any] | None = None,
-    stacked: Stacked = 0,
+    stacked: stacking.Stacked = 0,
     axis: Axis = WORKERS,
 ) -> Strategy:
     """Streaming DiLoCo: fragments of the model take their outer steps in turn.
@@ -41,41 +41,53 @@ def streaming_diloco(
 
     Args:
         period: H, local steps between two outer steps of a fragment, at least 1.
-        fragments: F, parts of the model; F divides period.
+        fragments: F, parts of the model; F divides period. Above the number of leaves,
+            some are empty.
         outer_lr: η, the outer learning rate, above 0; 0.4 in the paper.
         outer_momentum: μ, the outer Nesterov momentum, at least 0 and below 1.
         delay: τ, local steps on the way, below period / fragments.
         alpha: α, the weight of the local value on arrival, at least 0 and at most 1.
         reduce: how outer gradients are sent: mean, bf16, fp16, int8, int4 or int2; or
-            what is robust against wrong workers: median, trimmed or clipped.
-        seed: of the random rounding to int8, int4 or int2.
-        cut: leaves, as many consecutive leaves of params in each fragment as can be;
-            bytes, as many consecutive bytes, leaves cut between rows; layers, every
-            F-th of stacked layers, as in the paper, other leaves where least is; in
-            Python also params -> each leaf's fragment, from 0. None means leaves, on
-            the command line bytes where layers are stacked.
+            median, trimmed or clipped, robust against wrong workers.
+        seed: seeds the random rounding to int8, int4 or int2.
+        cut: the parts: leaves, equal numbers of consecutive leaves; bytes, equal
+            numbers of bytes, cut between rows; layers, every F-th stacked layer, as in
+            the paper; in Python also params -> each leaf's fragment, from 0. None means
+            leaves, on the command line bytes if layers are stacked.
         stacked: which leaves hold several layers (see `syncalgos.reducers.stacking`).
         axis: the mapped axis or axes over which the workers lie.
 
     Returns:
-        A Strategy. State: the anchor and m, and with a delay what is on the way. Each
-        `period` steps send params once, a fragment at a time. The center is the anchor.
-        opt_state and buffers stay local.
+        A Strategy. State: the anchor and m, and with a delay the model on its way. In
+        `period` steps params are sent once, a fragment at a time. The center is the
+        anchor. opt_state and buffers stay local.
 
     Raises:
         ValueError: a parameter outside its range.
 
-    Where there are more fragments than leaves, some are empty.
-
     Source: Douillard et al., "Streaming DiLoCo with overlapping communication", 2025,
     algorithm 2; fragments and phases as in torchft.
     """
-    lr = checks.real("streaming_diloco: outer_lr", outer_lr, above=0)
-    label = "streaming_diloco: outer_momentum"
-    momentum = checks.real(label, outer_momentum, least=0, below=1)
+    outer = nesterov_sgd("streaming_diloco", outer_lr, outer_momentum)
     period = checks.whole("period", period, least=1)
     fragments = checks.whole("streaming_diloco: fragments", fragments, least=1)
     delay = checks.whole("streaming_diloco: delay", delay, least=0)
+    apart = _steps_between(period, fragments, delay)
+    by = cuts.check("leaves" if cut is None else cut)
+    stacking.check("streaming_diloco: stacked", stacked)
+
+    # One outer optimizer each: torchft's example shares one, which moves them all.
+    def fragment(number: int) -> Strategy:
+        step = outer_step(outer, resolve("streaming_diloco", reduce, axis, seed), axis)
+        sent = every(period, step, offset=((number + 1) * apart - delay) % period)
+        own = partial(cuts.mask, number, fragments, by, stacked)
+        return masked(delayed(sent, delay, alpha), own, axis)
+
+    return chain(*map(fragment, range(fragments)))
+
+
+def _steps_between(period: int, fragments: int, delay: int) -> int:
+    """Local steps between two fragments' syncs, or a ValueError."""
     if period % fragments:
         raise ValueError(
             f"fragments must be a divisor of the period {period}, got {fragments}"
@@ -85,14 +97,4 @@ def streaming_diloco(
         raise ValueError(
             f"delay must be below period / fragments = {apart}, got {delay}"
         )
-    by = cuts.check("leaves" if cut is None else cut)
-    stacking.check("streaming_diloco: stacked", stacked)
-    outer = optax.sgd(lr, momentum=momentum, nesterov=True)
-
-    def fragment(number: int) -> Strategy:
-        step = outer_step(outer, resolve("streaming_diloco", reduce, axis, seed), axis)
-        sent = every(period, step, offset=((number + 1) * apart - delay) % period)
-        own = functools.partial(cuts.mask, number, fragments, by, stacked)
-        return masked(delayed(sent, delay, alpha), own, axis)
-
-    return chain(*map(fragment, range(fragments)))
+    return apart

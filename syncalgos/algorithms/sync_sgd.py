@@ -16,17 +16,17 @@ def sync_sgd(
         g ← reduce(g)
 
     Args:
-        reduce: how gradients are sent: mean, bf16, fp16, int8, int4 or int2; or what is
-            robust against wrong workers: median, trimmed or clipped; on the command
-            line also row_sparse, for a task with tables.
-        seed: of the random rounding to int8, int4 or int2.
+        reduce: how gradients are sent: mean, bf16, fp16, int8, int4 or int2; or median,
+            trimmed or clipped, robust against wrong workers; on the command line also
+            row_sparse, for a task with tables.
+        seed: seeds the random rounding to int8, int4 or int2.
         axis: the mapped axis or axes over which the workers lie.
 
     Returns:
-        A Strategy. State: none, of clipped its last result. Each step sends the
-        gradients once. Replicas stay equal, and under the mean the result does not
-        depend on the number of workers, up to rounding. Batch statistics
-        stay local: the center holds their mean.
+        A Strategy. No state, but of clipped its last result. Each step sends gradients
+        once. Replicas stay identical. With the mean, results do not depend on the
+        number of workers, up to rounding. Batch statistics stay local; the center holds
+        their mean.
 
     Raises:
         ValueError: an unknown reducer.

@@ -19,24 +19,25 @@ def topk_sgd(
     Args:
         density: the share of each leaf's entries that is sent, rounded up; above 0, at
             most 1.
-        stacked: which leaves hold several layers, of each of which that share is sent
+        stacked: which leaves hold several layers, each with this share of entries sent
             (see `syncalgos.reducers.stacking`).
         axis: the mapped axis or axes over which the workers lie.
 
     Returns:
-        A Strategy. State: e, shaped like params, at least float32, the worker's own. A
+        A Strategy. State: e, shaped like params, at least float32, each worker's own. A
         step gathers the chosen values and their indices from all workers, of 16 bits in
-        leaves of at most 65,536 entries, else of 32. Replicas stay equal.
+        leaves of at most 65,536 entries, else of 32. Replicas stay identical.
 
     Raises:
         ValueError: a density outside its range.
 
     The papers keep the residual of η g, which is the same at a constant learning rate
-    η; kept of g, as here, what is late moves at the rate of the step that sends it.
+    η. Here it is that of g: a late entry moves at the rate of the step that sends it.
 
     Source: Stich, Cordonnier and Jaggi, "Sparsified SGD with memory", NeurIPS 2018,
     algorithm 2; Aji and Heafield, "Sparse communication for distributed gradient
     descent", EMNLP 2017.
     """
+    # Without feedback entries that are never among the largest would never move.
     largest = reducers.top_k(density, stacked=stacked, axis=axis)
     return reduce_with(reducers.error_feedback(largest, axis=axis), axis)

@@ -10,10 +10,56 @@ from jax import lax
 
 from syncalgos import collectives
 from syncalgos.collectives import Axis, PyTree
-from syncalgos.combinators.introspection import Composed
-from syncalgos.combinators.speeds import Clock
-from syncalgos.dtypes import narrow, widen
+from syncalgos.combinators.introspection import Combination
+from syncalgos.dtypes import if_finite, narrow, widen
 from syncalgos.strategy import Strategy
+
+UNIT = 1024  # speeds are whole parts of it: their products with steps are exact
+
+
+class Clock(NamedTuple):
+    """When each worker makes its local steps, and ends its rounds.
+
+    At each step of the clock the fastest worker makes a local step, one of speed s in
+    s of them. All follows from the clock's step alone, so that it is the same on all
+    workers, after a resume, and for the ledger.
+
+    Attributes:
+        speeds: of each worker, in parts of UNIT.
+        periods: of each worker, its own local steps in a round.
+    """
+
+    speeds: tuple[int, ...]
+    periods: tuple[int, ...]
+
+    def done(self, step: jax.Array) -> jax.Array:
+        """The local steps that each worker has made before this one of the clock."""
+        speeds = jnp.array(self.speeds, jnp.int32)
+        return step // UNIT * speeds + step % UNIT * speeds // UNIT
+
+    def moves(self, step: jax.Array) -> jax.Array:
+        """Which workers make a local step."""
+        return self.done(step + 1) > self.done(step)
+
+    def arrives(self, step: jax.Array) -> jax.Array:
+        """Which workers end a round."""
+        ends = self.done(step + 1) % jnp.array(self.periods, jnp.int32) == 0
+        return self.moves(step) & ends
+
+
+def even_speeds(workers: int, slowest: float, period: int, paced: bool) -> Clock:
+    """A clock of workers whose speeds fall evenly, from 1 to that of the slowest.
+
+    Args:
+        workers: their number.
+        slowest: its speed, above 0 and at most 1; of one worker it is 1.
+        period: local steps of the fastest in a round.
+        paced: whether others take fewer, as they are slower.
+    """
+    lost = UNIT - max(1, round(slowest * UNIT))
+    speeds = [UNIT - lost * i // max(workers - 1, 1) for i in range(workers)]
+    periods = [max(1, period * s // UNIT) if paced else period for s in speeds]
+    return Clock(tuple(speeds), tuple(periods))
 
 
 class AsyncState(NamedTuple):
@@ -104,14 +150,77 @@ def asynchronous(
         held = widen(replica.params), opt_state
         return replica, state._replace(held=held, began=jnp.array(True))
 
-    strategy = Strategy(
+    return Strategy(
         init,
-        sync=Composed(sync, (), lambda change: change(strategy), lands),
+        # Slower workers rest, which is to act: only what arrives lands.
+        sync=Combination(sync, lands=lands),
         center=lambda params, state: narrow(state.server.params, params),
     )
-    return strategy
 
 
 def _either(condition: jax.Array, yes: PyTree, no: PyTree) -> PyTree:
     """One of two trees."""
     return jax.tree.map(lambda x, y: jnp.where(condition, x, y), yes, no)
+
+
+class Server(NamedTuple):
+    """The model θ, its momentum m, the updates D since it moved, and their number."""
+
+    params: PyTree
+    velocity: PyTree
+    total: PyTree
+    arrived: jax.Array
+
+
+def new_server(params: PyTree) -> Server:
+    """A server to which nothing has come."""
+    params = widen(params)
+    zeros = jax.tree.map(jnp.zeros_like, params)
+    return Server(params, zeros, zeros, jnp.int32(0))
+
+
+def delayed_nesterov(
+    server: Server,
+    update: PyTree,
+    lr: float,
+    momentum: float,
+    buffer: int,
+    early: float,
+) -> Server:
+    """The server after an update Δ has come; it stays as it is if Δ is not finite.
+
+    With D ← D + Δ, and B updates in a buffer:
+
+        the last of a buffer: m ← β m + D / B;  θ ← θ - η ((1 - c B + c) β m + Δ / B);
+                              D ← 0
+        any other:            θ ← θ - η (c β m + Δ / B)
+
+    Args:
+        server: before.
+        update: Δ, start - end of a worker's round.
+        lr: η.
+        momentum: β.
+        buffer: B.
+        early: c.
+
+    Source: Liu et al., "Asynchronous local-SGD training for language modeling", 2024,
+    algorithm 3.
+    """
+    is_last = (server.arrived + 1) % buffer == 0
+    share = jnp.where(is_last, 1 - early * buffer + early, early)
+    total = jax.tree.map(jnp.add, server.total, update)
+    velocity = jax.tree.map(
+        lambda m, d: jnp.where(is_last, momentum * m + d / buffer, m),
+        server.velocity,
+        total,
+    )
+    params = jax.tree.map(
+        lambda x, m, u: x - lr * (share * momentum * m + u / buffer),
+        server.params,
+        velocity,
+        update,
+    )
+    total = jax.tree.map(lambda d: jnp.where(is_last, 0, d), total)
+    new = Server(params, velocity, total, (server.arrived + 1) % buffer)
+    new = jax.tree.map(lambda x, y: jnp.asarray(x, y.dtype), new, server)
+    return if_finite(update, new, server)

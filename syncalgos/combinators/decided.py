@@ -1,18 +1,25 @@
 """Syncs that the workers' data decide on, noted so that they can be counted."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from syncalgos import checks, collectives, contract
-from syncalgos import strategy as base
+from syncalgos import checks, collectives
 from syncalgos.collectives import WORKERS, Axis, PyTree
-from syncalgos.combinators import introspection
-from syncalgos.combinators.introspection import Composed
-from syncalgos.strategy import Replica, Strategy
+from syncalgos.combinators.chain import chain
+from syncalgos.combinators.introspection import (
+    Combination,
+    ever_syncs,
+    inner_center,
+    is_clocked,
+    lands,
+    reduces,
+)
+from syncalgos.strategy import Replica, Strategy, apply_sync, check_strategy
 
 Vote = Callable[[Replica, PyTree, Any], Any]
 METRIC = "decided"
@@ -56,15 +63,13 @@ def decided(vote: Vote, strategy: Strategy, axis: Axis = WORKERS) -> Strategy:
     """
     if not callable(vote):
         raise ValueError(f"decided: vote must be a function, got {checks.shown(vote)}")
-    base.check_strategy("decided", strategy)
-    if strategy.reduce is not introspection.keep_grads or not introspection.ever_syncs(
-        strategy
-    ):
+    check_strategy("decided", strategy)
+    if reduces(strategy) or not ever_syncs(strategy):
         raise ValueError(
             "decided: a strategy that syncs and does not reduce gradients is needed; "
             "chain others beside it"
         )
-    if introspection.acts_always(strategy.sync):
+    if is_clocked(strategy):
         raise ValueError(
             "decided: this strategy acts at every step, as delayed and paced ones do"
         )
@@ -79,8 +84,8 @@ def _decided(vote: Vote, strategy: Strategy, then: Strategy, axis: Axis) -> Stra
         return DecidedState(strategy.init(params), then.init(params), none)
 
     def act(replica, state, step):
-        replica, own = contract.apply_sync(strategy, replica, state.strategy, step)
-        replica, behind = contract.apply_sync(then, replica, state.then, step)
+        replica, own = apply_sync(strategy, replica, state.strategy, step)
+        replica, behind = apply_sync(then, replica, state.then, step)
         return replica, DecidedState(own, behind, Decision(jnp.int32(step)))
 
     def sync(replica, state, step):
@@ -93,14 +98,13 @@ def _decided(vote: Vote, strategy: Strategy, then: Strategy, axis: Axis) -> Stra
             lambda: (replica, state),
         )
 
-    combined = Composed(
+    # A whole, as the vote knows the state of what it decides on.
+    whole = Combination(
         sync,
-        members=(),  # none that others could change: the vote knows its state
-        rebuild=lambda change: change(strategy),
-        lands=lambda step: introspection.lands(strategy, step),
-        behind=lambda extra: _decided(vote, strategy, base.chain(then, extra), axis),
+        lands=partial(lands, strategy),
+        behind=lambda extra: _decided(vote, strategy, chain(then, extra), axis),
     )
-    return Strategy(init, sync=combined, center=base.center_of_inner(strategy.center))
+    return Strategy(init, sync=whole, center=inner_center(strategy))
 
 
 @jax.jit

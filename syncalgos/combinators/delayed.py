@@ -9,13 +9,32 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from syncalgos import checks, contract
-from syncalgos import strategy as base
+from syncalgos import checks
 from syncalgos.collectives import PyTree
-from syncalgos.combinators import introspection
-from syncalgos.combinators.introspection import Composed
+from syncalgos.combinators.introspection import (
+    Combination,
+    Steps,
+    acting_steps,
+    at_any,
+    check_undecided,
+    combination,
+    ever_syncs,
+    has_center,
+    innermost,
+    lands,
+    rebuilt,
+    reduces,
+)
+from syncalgos.combinators.schedule import Period, when
 from syncalgos.dtypes import narrow, widen
-from syncalgos.strategy import MeanCenter, Period, Strategy, when
+from syncalgos.strategy import (
+    Strategy,
+    apply_sync,
+    changes_params,
+    check_strategy,
+    keep_grads,
+    keep_replica,
+)
 
 LOOKED_UP = 2**14  # local steps in which syncs are looked for
 
@@ -86,8 +105,8 @@ def delayed(
     Source: Douillard et al., "Streaming DiLoCo with overlapping communication", 2025,
     algorithm 2.
     """
-    base.check_strategy("delayed", strategy)
-    introspection.check_undecided("delayed", strategy)
+    check_strategy("delayed", strategy)
+    check_undecided("delayed", strategy)
     delay = checks.whole("delayed: delay", delay, least=0)
     alpha = checks.real("delayed: alpha", alpha, least=0)
     if alpha > 1:
@@ -95,12 +114,11 @@ def delayed(
     checks.one_of("arrival of delayed", arrival, get_args(Arrival))
     if delay == 0:
         mixed = functools.partial(_mixed, alpha)
-        return introspection.innermost(mixed, strategy) if alpha else strategy
+        return innermost(mixed, strategy) if alpha else strategy
     gates, member = _under_gates(strategy)
-    inner = member.sync
-    if isinstance(inner, _Delayed):
+    if combination(member).delays:
         raise ValueError("delayed: this strategy is delayed already: add the delays")
-    if not isinstance(inner, Composed) or not inner.members:
+    if not combination(member).members:
         return _delayed(strategy, gates, member, delay, alpha, arrival)
 
     def delay_member(member):
@@ -108,20 +126,19 @@ def delayed(
             member = when(active, member)
         return delayed(member, delay, alpha, arrival)
 
-    return inner.rebuild(delay_member)
+    return rebuilt(member, delay_member)
 
 
 def _mixed(alpha: float, strategy: Strategy) -> Strategy:
     """A strategy without a delay, of which a share α of the local params stays."""
 
     def sync(replica, state, step):
-        new, own = contract.apply_sync(strategy, replica, state, step)
-        changed = contract.changes_params(strategy, replica, state, step)
+        new, own = apply_sync(strategy, replica, state, step)
+        changed = changes_params(strategy, replica, state, step)
         params = _mix(alpha, changed, new.params, replica.params)
         return new._replace(params=params), own
 
-    is_kept = strategy.sync is introspection.keep_replica
-    return strategy if is_kept else strategy._replace(sync=sync)
+    return strategy._replace(sync=sync) if ever_syncs(strategy) else strategy
 
 
 def _mix(alpha: float, changed: list[bool], arrived: PyTree, local: PyTree) -> PyTree:
@@ -158,16 +175,12 @@ def _check_apart(is_sent: Callable[[Any], Any], delay: int) -> None:
         )
 
 
-class _Delayed(Composed):
-    """The sync of a delayed strategy."""
-
-
-def _under_gates(strategy: Strategy) -> tuple[list[Callable], Strategy]:
+def _under_gates(strategy: Strategy) -> tuple[list[Steps], Strategy]:
     """The conditions of `when` around a strategy, outermost first, and itself."""
     gates = []
-    while isinstance(strategy.sync, Composed) and strategy.sync.gate:
-        active, strategy = strategy.sync.gate
-        gates.append(active)
+    while (made := combination(strategy)).condition is not None:
+        gates.append(made.condition)
+        [strategy] = made.members
     return gates, strategy
 
 
@@ -176,18 +189,17 @@ def _delayed(strategy, gates, sender, delay, alpha, arrival) -> Strategy:
     periods = [active.period for active in gates if isinstance(active, Period)]
     apart = max(periods, default=1)  # steps that lie between two syncs at least
     slots = -(-delay // apart)
-    has_center = not isinstance(strategy.center, MeanCenter)
-    reduces = strategy.reduce is not introspection.keep_grads
-    syncs = sender.sync is not introspection.keep_replica
+    centered, reducing = has_center(strategy), reduces(strategy)
+    syncing = ever_syncs(sender)
 
     def is_sent(step):
-        return introspection.lands(strategy, step)
+        return lands(strategy, step)
 
-    def lands(step):
+    def arrives(step):
         return jnp.logical_and(step >= delay, is_sent(step - delay))
 
     def own_center(params, state):
-        return strategy.center(params, state) if has_center else ()
+        return strategy.center(params, state) if centered else ()
 
     def on_the_way(new, old):
         if arrival == "replace":
@@ -198,20 +210,20 @@ def _delayed(strategy, gates, sender, delay, alpha, arrival) -> Strategy:
         if arrival == "add":
             return _added(alpha, result, replica.params)
         # What the strategy does not touch has gone on meanwhile, and stays.
-        changed = contract.changes_params(sender, replica, state, step)
+        changed = changes_params(sender, replica, state, step)
         return _mix(alpha, changed, result, replica.params)
 
     def init(params):
-        if syncs and arrival == "replace":
+        if syncing and arrival == "replace":
             _check_apart(is_sent, delay)
         state = strategy.init(params)
         center = own_center(params, state)
         return DelayedState(
             state,
             center,
-            _rows(params, delay) if reduces else (),
-            _rows((on_the_way(params, params), center), slots) if syncs else (),
-            jnp.full(slots, -1, jnp.int32) if syncs else (),
+            _rows(params, delay) if reducing else (),
+            _rows((on_the_way(params, params), center), slots) if syncing else (),
+            jnp.full(slots, -1, jnp.int32) if syncing else (),
         )
 
     def reduce(grads, replica, state, step):
@@ -236,7 +248,7 @@ def _delayed(strategy, gates, sender, delay, alpha, arrival) -> Strategy:
         return replica._replace(params=params), state._replace(center=center)
 
     def send(replica, state, step):
-        new, own = contract.apply_sync(sender, replica, state.strategy, step)
+        new, own = apply_sync(sender, replica, state.strategy, step)
         result = on_the_way(new.params, replica.params)
         under_way = result, own_center(new.params, own)
         slot = step // apart % slots
@@ -247,23 +259,24 @@ def _delayed(strategy, gates, sender, delay, alpha, arrival) -> Strategy:
         )
 
     def sync(replica, state, step):
-        receiver = when(lands, Strategy(sync=receive))
+        receiver = when(arrives, Strategy(sync=receive))
         replica, state = receiver.sync(replica, state, step)
         return when(is_sent, Strategy(sync=send)).sync(replica, state, step)
 
-    combined = _Delayed(
+    late = Combination(
         sync,
-        members=(strategy,),
-        rebuild=lambda change: delayed(change(strategy), delay, alpha, arrival),
-        lands=lands,
-        acts=lambda step: jnp.logical_or(lands(step), is_sent(step)),
-        always=True,
+        (strategy,),
+        lambda change: delayed(change(strategy), delay, alpha, arrival),
+        arrives,
+        clocked=True,
+        delays=True,
     )
     return Strategy(
         init,
-        reduce if reduces else introspection.keep_grads,
-        combined if syncs else introspection.keep_replica,
-        (lambda params, state: state.center) if has_center else strategy.center,
+        reduce if reducing else keep_grads,
+        late if syncing else keep_replica,
+        (lambda params, state: state.center) if centered else strategy.center,
+        at_any(acting_steps(strategy), arrives) if syncing else None,
     )
 
 

@@ -5,13 +5,10 @@ from typing import NamedTuple
 import jax
 
 from syncalgos import checks, collectives
-from syncalgos import strategy as base
 from syncalgos.collectives import WORKERS, Axis, PyTree
-from syncalgos.combinators import introspection
-from syncalgos.combinators.introspection import Composed
-from syncalgos.combinators.primitives import MeanOfGrads
+from syncalgos.combinators.introspection import Combination, inner_reduce
 from syncalgos.dtypes import narrow, widen
-from syncalgos.strategy import Strategy
+from syncalgos.strategy import Strategy, check_strategy
 
 
 class EmaState(NamedTuple):
@@ -48,15 +45,11 @@ def ema(strategy: Strategy, decay: float, axis: Axis = WORKERS) -> Strategy:
     Source: Polyak and Juditsky, "Acceleration of stochastic approximation by
     averaging", SIAM J. Control Optim. 1992, with exponential weights.
     """
-    base.check_strategy("ema", strategy)
+    check_strategy("ema", strategy)
     decay = checks.real("ema: decay", decay, least=0, below=1)
 
     def init(params):
         return EmaState(strategy.init(params), widen(params))
-
-    def reduce(grads, replica, state, step):
-        grads, inner = strategy.reduce(grads, replica, state.strategy, step)
-        return grads, state._replace(strategy=inner)
 
     def sync(replica, state, step):
         replica, inner = strategy.sync(replica, state.strategy, step)
@@ -70,15 +63,14 @@ def ema(strategy: Strategy, decay: float, axis: Axis = WORKERS) -> Strategy:
     def center(params, state):
         return narrow(collectives.mean(state.average, axis), params)
 
-    combined = Composed(
-        sync,
-        members=(strategy,),
-        rebuild=lambda change: ema(change(strategy), decay, axis),
-        lands=lambda step: introspection.lands(strategy, step),
-        always=True,
+    return Strategy(
+        init,
+        inner_reduce(strategy),
+        Combination(
+            sync,
+            (strategy,),
+            lambda change: ema(change(strategy), decay, axis),
+            clocked=True,
+        ),
+        center,
     )
-    if strategy.reduce is introspection.keep_grads:
-        reduce = introspection.keep_grads
-    elif isinstance(strategy.reduce, MeanOfGrads):  # lanes may still be joined
-        reduce = MeanOfGrads(reduce)
-    return Strategy(init, reduce, combined, center)

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from syncalgos import checks, contract
+from syncalgos import checks
 from syncalgos.collectives import PyTree
 from syncalgos.reducers import stacking
 from syncalgos.reducers.stacking import Stacked
@@ -75,7 +75,7 @@ def _in_order(fragments: int, count: int) -> Owners:
 def _by_function(
     cut: Callable[[PyTree], PyTree], fragments: int, params: PyTree
 ) -> Owners:
-    numbers = contract.labels("cut", cut, params)
+    numbers = checks.labels("cut", cut, params)
     for number in numbers:
         if checks.whole("cut: a fragment", number, least=0) >= fragments:
             raise ValueError(

@@ -8,12 +8,16 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from syncalgos import contract
-from syncalgos import strategy as base
+from syncalgos import checks
 from syncalgos.collectives import WORKERS, Axis, PyTree
-from syncalgos.combinators import introspection
-from syncalgos.combinators.introspection import Composed
-from syncalgos.strategy import MeanCenter, PartCenter, Strategy
+from syncalgos.combinators.introspection import (
+    Combination,
+    acting_steps,
+    center_over,
+    has_center,
+    reduces,
+)
+from syncalgos.strategy import MeanCenter, Strategy, check_strategy, keep_grads
 
 
 def masked(
@@ -43,10 +47,10 @@ def masked(
         ValueError: no Strategy; when its state is made, a mask that is no tree of
             booleans and slices for these params.
     """
-    base.check_strategy("masked", strategy)
+    check_strategy("masked", strategy)
 
     def chosen(params):
-        leaves = contract.labels("masked: mask", mask, params)
+        leaves = checks.labels("masked: mask", mask, params)
         for leaf, x in zip(leaves, jax.tree.leaves(params), strict=True):
             if isinstance(leaf, slice) and not jnp.ndim(x):
                 raise ValueError(
@@ -83,26 +87,17 @@ def masked(
 
     def over(rest, params, state):
         own = part(params, params)
-        if isinstance(strategy.center, PartCenter):
-            center = strategy.center.over(part(rest, params), own, state)
-        else:
-            center = strategy.center(own, state)
-        return merge(center, rest)
+        return merge(center_over(strategy, part(rest, params), own, state), rest)
 
-    combined = Composed(
-        sync,
-        members=(strategy,),
-        rebuild=lambda change: masked(change(strategy), mask, axis),
-        lands=lambda step: introspection.lands(strategy, step),
-        acts=lambda step: introspection.acts(strategy, step),
-    )
-    is_mean = isinstance(strategy.center, MeanCenter)
-    keeps = strategy.reduce is introspection.keep_grads
     return Strategy(
         init=lambda params: strategy.init(part(params, params)),
-        reduce=introspection.keep_grads if keeps else reduce,
-        sync=combined,
-        center=strategy.center if is_mean else PartCenter(over, axis),
+        reduce=reduce if reduces(strategy) else keep_grads,
+        sync=Combination(
+            sync, (strategy,), lambda change: masked(change(strategy), mask, axis)
+        ),
+        # Chained, such centers are laid over one another, leaf by leaf.
+        center=MeanCenter(axis, over) if has_center(strategy) else strategy.center,
+        acts=acting_steps(strategy),
     )
 
 

@@ -1,20 +1,36 @@
 """Workers that take part in some rounds only, or at their own speed: simulated."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from syncalgos import checks, collectives, contract
-from syncalgos import strategy as base
+from syncalgos import checks, collectives
 from syncalgos.collectives import WORKERS, Axis, PyTree
-from syncalgos.combinators import introspection
-from syncalgos.combinators.introspection import Composed
+from syncalgos.combinators.introspection import (
+    Combination,
+    check_undecided,
+    combination,
+    ever_syncs,
+    inner_center,
+    inner_reduce,
+    innermost,
+    lands,
+    reduces,
+)
+from syncalgos.combinators.schedule import when
 from syncalgos.dtypes import narrow, widen
 from syncalgos.keys import common_key
-from syncalgos.strategy import Strategy
+from syncalgos.strategy import (
+    Strategy,
+    changes_params,
+    check_strategy,
+    keep_grads,
+    keep_replica,
+)
 
 Schedule = Callable[[Any, int], Any]
 
@@ -89,20 +105,20 @@ def participating(
     Source: McMahan et al., "Communication-efficient learning of deep networks from
     decentralized data", AISTATS 2017 (FedAvg).
     """
-    base.check_strategy("participating", strategy)
-    introspection.check_undecided("participating", strategy)
+    check_strategy("participating", strategy)
+    check_undecided("participating", strategy)
     if not callable(schedule):
         got = checks.shown(schedule)
         raise ValueError(f"participating: schedule must be a function, got {got}")
-    return introspection.innermost(
+    return innermost(
         lambda member: _participating(member, schedule, stale, axis), strategy
     )
 
 
 def _participating(strategy, schedule, stale, axis) -> Strategy:
     """`participating`, of a strategy that is no combination."""
-    keeps = strategy.sync is introspection.keep_replica
-    if not keeps and strategy.reduce is not introspection.keep_grads:
+    syncs = ever_syncs(strategy)
+    if syncs and reduces(strategy):
         raise ValueError(
             "participating: a strategy that both reduces gradients and syncs replicas, "
             "as easgd and scaffold do, is more than a mean to be weighted"
@@ -125,7 +141,7 @@ def _participating(strategy, schedule, stale, axis) -> Strategy:
         return mine / jnp.where(total > 0, total, 1)
 
     def init(params):
-        common = () if keeps else widen(params)
+        common = widen(params) if syncs else ()
         return ParticipatingState(
             common, common if stale else (), strategy.init(params)
         )
@@ -137,7 +153,7 @@ def _participating(strategy, schedule, stale, axis) -> Strategy:
         return grads, state._replace(strategy=inner)
 
     def sync(replica, state, step):
-        if not any(contract.changes_params(strategy, replica, state.strategy, step)):
+        if not any(changes_params(strategy, replica, state.strategy, step)):
             replica, inner = strategy.sync(replica, state.strategy, step)
             return replica, state._replace(strategy=inner)
         return lax.cond(
@@ -167,20 +183,15 @@ def _participating(strategy, schedule, stale, axis) -> Strategy:
             replica = replica._replace(params=taken(replica.params, kept))
         return replica, ParticipatingState(common, start, inner)
 
-    def lands(step):
-        return introspection.lands(strategy, step)
-
-    # Whole, as its state is: combinators that look for members must not look inside.
-    gated = base.when(lands, Strategy(sync=sync)).sync
-    weighted = Composed(gated, (), lambda change: change(strategy), lands, lands)
-
+    # A whole, as its state is: combinators must not look for members inside.
+    landing = partial(lands, strategy)
+    gated = combination(when(landing, Strategy(sync=sync))).call
     return strategy._replace(
         init=init,
-        reduce=reduce if keeps else introspection.keep_grads,
-        sync=introspection.keep_replica if keeps else weighted,
-        center=strategy.center
-        if isinstance(strategy.center, base.MeanCenter)
-        else lambda params, state: strategy.center(params, state.strategy),
+        reduce=keep_grads if syncs else reduce,
+        sync=gated if syncs else keep_replica,
+        center=inner_center(strategy),
+        acts=landing if syncs else None,
     )
 
 
@@ -212,8 +223,8 @@ def paced(
         ValueError: no Strategy, or counts that are no whole numbers; when its state is
             made, as many counts as there are no workers.
     """
-    base.check_strategy("paced", strategy)
-    if not introspection.ever_syncs(strategy):
+    check_strategy("paced", strategy)
+    if not ever_syncs(strategy):
         raise ValueError("paced: this strategy reduces gradients and never syncs")
     label = "paced: each of local_steps"
     quotas = [checks.whole(label, quota, least=0) for quota in local_steps]
@@ -226,10 +237,6 @@ def paced(
             )
         return PacedState(strategy.init(params), jnp.int32(0), params)
 
-    def reduce(grads, replica, state, step):
-        grads, inner = strategy.reduce(grads, replica, state.strategy, step)
-        return grads, state._replace(strategy=inner)
-
     def sync(replica, state, step):
         moves = state.done < jnp.array(quotas)[collectives.index(axis)]
         params = jax.tree.map(
@@ -238,21 +245,18 @@ def paced(
         replica, inner = strategy.sync(
             replica._replace(params=params), state.strategy, step
         )
-        done = jnp.where(introspection.lands(strategy, step), 0, state.done + 1)
+        done = jnp.where(lands(strategy, step), 0, state.done + 1)
         return replica, PacedState(inner, done, replica.params)
 
-    combined = Composed(
-        sync,
-        members=(strategy,),
-        rebuild=lambda change: paced(change(strategy), quotas, axis),
-        lands=lambda step: introspection.lands(strategy, step),
-        always=True,
-    )
     return strategy._replace(
         init=init,
-        reduce=reduce,
-        sync=combined,
-        center=strategy.center
-        if isinstance(strategy.center, base.MeanCenter)
-        else lambda params, state: strategy.center(params, state.strategy),
+        reduce=inner_reduce(strategy),
+        sync=Combination(
+            sync,
+            (strategy,),
+            lambda change: paced(change(strategy), quotas, axis),
+            clocked=True,
+        ),
+        center=inner_center(strategy),
+        acts=None,
     )

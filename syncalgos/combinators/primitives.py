@@ -4,33 +4,35 @@ What to do with optimizer state or batch statistics at a sync is a choice that t
 composes, `every(16, chain(average(), reset(optimizer)))`, not a flag of each algorithm.
 """
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from functools import partial
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
 from syncalgos import checks, reducers
-from syncalgos import strategy as base
 from syncalgos.collectives import WORKERS, Axis, PyTree
-from syncalgos.combinators import introspection
+from syncalgos.combinators.chain import chain
+from syncalgos.combinators.introspection import (
+    combination,
+    decides,
+    ever_syncs,
+    lands,
+    rebuilt,
+)
+from syncalgos.combinators.schedule import when
 from syncalgos.dtypes import narrow, widen
 from syncalgos.reducers import AnyReducer
 from syncalgos.reducers.reducer import check_optimizer
 from syncalgos.reducers.resolve import resolve
-from syncalgos.strategy import MeanCenter, Replica, Strategy, chain, when
-
-
-class MeanOfGrads(NamedTuple):
-    """A reduce that is the plain mean over all workers, and can be seen to be it."""
-
-    call: Callable[..., tuple[PyTree, PyTree]]
-
-    def __call__(
-        self, grads: PyTree, replica: Any, state: PyTree, step: Any
-    ) -> tuple[PyTree, PyTree]:
-        return self.call(grads, replica, state, step)
+from syncalgos.strategy import (
+    MeanCenter,
+    MeanOfGrads,
+    Replica,
+    Strategy,
+    check_strategy,
+)
 
 
 def reduce_with(transformation: AnyReducer, axis: Axis = WORKERS) -> Strategy:
@@ -127,8 +129,8 @@ def at_syncs(strategy: Strategy, extra: Strategy) -> Strategy:
         ValueError: a strategy that never syncs, but reduces gradients.
     """
     for each in (strategy, extra):
-        base.check_strategy("at_syncs", each)
-    if not introspection.ever_syncs(strategy):
+        check_strategy("at_syncs", each)
+    if not ever_syncs(strategy):
         raise ValueError(
             "at_syncs: this strategy reduces gradients and never syncs replicas, so "
             "there is no sync at which to reset or average the optimizer's state"
@@ -138,17 +140,14 @@ def at_syncs(strategy: Strategy, extra: Strategy) -> Strategy:
 
 def _behind(strategy: Strategy, extra: Strategy) -> Strategy:
     """`at_syncs`; what the data decide on is known inside of it alone."""
-    sync: Any = strategy.sync
-    if not introspection.decides(strategy):
-        return chain(
-            strategy, when(lambda step: introspection.lands(strategy, step), extra)
-        )
-    if sync.behind is not None:
-        return sync.behind(extra)
-    return sync.rebuild(
-        lambda member: (
-            _behind(member, extra) if introspection.ever_syncs(member) else member
-        )
+    if not decides(strategy):
+        return chain(strategy, when(partial(lands, strategy), extra))
+    behind = combination(strategy).behind
+    if behind is not None:
+        return behind(extra)
+    return rebuilt(
+        strategy,
+        lambda member: _behind(member, extra) if ever_syncs(member) else member,
     )
 
 

@@ -1,4 +1,4 @@
-"""What users give to the engine, refused where it does not fit, by name."""
+"""Checks of the engine's arguments; an error names the argument that does not fit."""
 
 import inspect
 from collections.abc import Iterator
@@ -6,26 +6,10 @@ from contextlib import contextmanager
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from syncalgos import checks
 from syncalgos.collectives import PyTree
-
-
-def check_params(params: PyTree) -> None:
-    """Raises a ValueError that names a leaf which is no float array."""
-    leaves = jax.tree_util.tree_leaves_with_path(params)
-    if not leaves:
-        raise ValueError("params hold no arrays")
-    for path, leaf in leaves:
-        dtype = getattr(leaf, "dtype", None)
-        if dtype is None or not jnp.issubdtype(dtype, np.floating):
-            kind = type(leaf).__name__ if dtype is None else f"of dtype {dtype}"
-            raise ValueError(
-                f"params{jax.tree_util.keystr(path)} is {kind}, not a float array: "
-                + _way_out(params, leaf)
-            )
 
 
 @contextmanager
@@ -41,25 +25,8 @@ def explained_axis() -> Iterator[None]:
         ) from None
 
 
-# Modules that are pytrees: the library, and what takes their trained arrays out.
-_SPLITS = {
-    "equinox": "eqx.partition(model, eqx.is_inexact_array)",
-    "flax": "nnx.split(model, nnx.Param, ...)",
-}
-
-
-def _way_out(params: PyTree, leaf: Any) -> str:
-    """Returns the way out for a leaf of params that is no float array."""
-    modules = [kind.__module__.partition(".")[0] for kind in type(params).__mro__]
-    if split := next((_SPLITS[name] for name in modules if name in _SPLITS), None):
-        return f"a module is taken apart by {split}"
-    if isinstance(leaf, float):
-        return f"say jnp.asarray({leaf})"
-    return "what is not trained belongs in buffers"
-
-
 def leading_shape(what: str, tree: PyTree, axes: tuple[str, ...]) -> tuple[int, ...]:
-    """The leading axes, on which all leaves must agree, or a ValueError."""
+    """Returns the leading axes of all leaves; raises a ValueError if they disagree."""
     named = [
         (what + jax.tree_util.keystr(path), np.shape(leaf))
         for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
@@ -85,7 +52,7 @@ def check_kind(what: str, value: Any, kind: type) -> None:
 
 
 _SEARCH = "a line search asks for the loss at other params, which a local step lacks"
-# By the class of a state in theirs, optimizers that cannot be an inner one, and why.
+# Optimizers that cannot be an inner one, by the class of a state in theirs, and why.
 _REFUSED = {
     "LookaheadState": "optax.lookahead trains a pair of models: take its fast one, and "
     "syncalgos.lookahead() as the strategy",
@@ -97,7 +64,7 @@ _REFUSED = {
 
 
 def check_opt_state(opt_state: PyTree) -> None:
-    """Raises a ValueError for that of an optimizer which the engine cannot run."""
+    """Raises a ValueError for the state of an optimizer that the engine cannot run."""
 
     def is_refused(node: Any) -> bool:
         return type(node).__name__ in _REFUSED
@@ -110,7 +77,7 @@ def check_loss(loss: Any) -> None:
     """Raises a ValueError unless it can be called in the engine's form."""
     try:
         inspect.signature(loss).bind("params", "buffers", "batch", "key")
-    except ValueError:  # it tells no parameters
+    except ValueError:  # it has no signature, as some builtins
         return
     except TypeError:
         raise ValueError(
@@ -122,7 +89,7 @@ def check_loss(loss: Any) -> None:
 def check_batches(
     batches: PyTree, data: PyTree | None, processes: int, workers: int, accumulate: int
 ) -> None:
-    """Raises a ValueError as `DataParallel.run` says."""
+    """Raises the ValueErrors of `DataParallel.run`."""
     steps, batch = leading_shape("batches", batches, ("steps", "global_batch"))
     if data is not None:
         check_rows(batches, *leading_shape("data", data, ("examples",)))
@@ -155,6 +122,8 @@ def check_step(done: int) -> None:
 
 def check_own(leaf: Any, shape: tuple[int, int]) -> None:
     """Raises a ValueError unless a leaf of a state can be used by this layout."""
+    # Before anything runs: jax 0.10.2 ends the interpreter with SIGSEGV when a donated
+    # array enters a pmap over two CPU devices.
     if isinstance(leaf, jax.Array) and leaf.is_deleted():
         raise ValueError(
             "this state was given up to an earlier run; use the state it returned"

@@ -7,8 +7,10 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from syncalgos.collectives import PyTree
 from syncalgos.engine.layout import DEVICES, LANES, Layout, is_key
+from syncalgos.engine.program import Inputs, Outputs
+
+Replicated = tuple[bool, ...] | None  # for each leaf; None: no leaf is known to be
 
 _DEBUGGING = ("jax_disable_jit", "jax_debug_nans", "jax_debug_infs")
 
@@ -18,82 +20,81 @@ def debugging() -> bool:
     return any(getattr(jax.config, name) for name in _DEBUGGING)
 
 
-def spread(
-    layout: Layout,
-    worker_program: Callable[..., tuple[PyTree, PyTree]],
-    donate: bool,
-    equal: tuple[bool, ...] | None = None,
-) -> Any:
-    """Maps one worker's program over all workers.
+def vectorized(
+    program: Callable[[Any, Inputs], Outputs],
+    lanes: int,
+    replicated: Replicated,
+    own: Any,
+    inputs: Inputs,
+) -> Outputs:
+    """Runs one worker's program for all lanes of a device, under vmap.
 
     Args:
-        layout: where the workers live.
-        worker_program: (own, shared, batches) -> (own, common), one worker's view, with
-            collectives over WORKERS; `common` must be equal on all workers.
-        donate: whether the buffers of `own` are given up to the result.
-        equal: for each leaf of `own`, whether it is equal in all lanes before and
-            after, and held once; None where no leaf is known to be.
-
-    Returns:
-        A jitted (own, (shared, batches)) -> (own, common). Leaves of `own` lead with
-        (devices, lanes); those of batches with (steps, devices, lanes); those of shared
-        and common have no worker axes.
+        program: (own, inputs) -> Outputs, one worker's view, with collectives over
+            WORKERS.
+        lanes: workers of a device.
+        replicated: for each leaf of `own`, whether it is identical in all lanes before
+            and after, and held once.
+        own: leaves lead with the lanes.
+        inputs: leaves of batches lead with (steps, lanes).
     """
-    lanes = layout.lanes
-
-    def on_device(own, rest):
-        shared, batches = rest
-        own, axes = held_once(own, equal, lanes)
-        if lanes == 1:  # an axis of size 1 would make slower matmuls
-            batches = jax.tree.map(lambda x: x[:, 0], batches)
-        own, common = jax.vmap(
-            worker_program,
-            in_axes=(axes, None, None if lanes == 1 else 1),
-            axis_name=LANES,
-            axis_size=lanes,
-        )(own, shared, batches)
-        return own, jax.tree.map(lambda x: x[0], common)
-
-    return over_devices(layout, on_device, donate)
+    own, axes = held_once(own, replicated, lanes)
+    axis = 1
+    if lanes == 1:
+        # An axis of one lane is not mapped: batched matmuls of size 1 cost 10 % and
+        # more on CPUs.
+        batches = jax.tree.map(lambda x: x[:, 0], inputs.batches)
+        inputs, axis = inputs._replace(batches=batches), None
+    own, common = jax.vmap(
+        program,
+        in_axes=(axes, Inputs(shared=None, batches=axis)),
+        axis_name=LANES,
+        axis_size=lanes,
+    )(own, inputs)
+    return Outputs(own, jax.tree.map(lambda x: x[0], common))
 
 
-def held_once(
-    own: PyTree, equal: tuple[bool, ...] | None, lanes: int
-) -> tuple[PyTree, PyTree]:
-    """Takes leaves that are equal in all lanes once; returns vmap's axes, too."""
+def held_once(own: Any, replicated: Replicated, lanes: int) -> tuple[Any, Any]:
+    """Takes replicated leaves once; returns vmap's axes of all leaves, too."""
     leaves, form = jax.tree.flatten(own)
-    once = [lanes == 1] * len(leaves) if equal is None else equal
+    once = [lanes == 1] * len(leaves) if replicated is None else replicated
     pairs = [*zip(leaves, once, strict=True)]
     held = form.unflatten([x[0] if is_once else x for x, is_once in pairs])
     return held, form.unflatten([None if is_once else 0 for is_once in once])
 
 
 def over_devices(
-    layout: Layout, on_device: Callable[..., tuple[PyTree, PyTree]], donate: bool
+    layout: Layout, on_device: Callable[[Any, Inputs], Outputs], donate: bool
 ) -> Any:
-    """Maps a device's program over all devices: see `spread`.
+    """Maps a device's program over all devices.
 
     Args:
         layout: where the workers live.
-        on_device: (own, (shared, batches)) -> (own, common), where leaves of `own` lead
-            with the lanes, and those of batches with (steps, lanes). It may talk over
-            the devices; `common` must be equal on all.
-        donate: as in `spread`.
+        on_device: (own, inputs) -> Outputs, of all lanes of a device: leaves of own
+            lead with the lanes, those of batches with (steps, lanes). It may
+            communicate over the devices; `common` must be identical on all.
+        donate: whether the buffers of `own` are given up to the result.
+
+    Returns:
+        A jitted (own, inputs) -> Outputs. Leaves of own lead with (devices, lanes),
+        those of batches with (steps, devices, lanes); those of shared and common have
+        no worker axes.
     """
     mapped = {"pmap": _pmapped, "shard_map": _shard_mapped, "vmap": _vmapped}
     backend = layout.backend
     if layout.processes > 1 and debugging():
-        backend = "shard_map"  # pmap called as it is returns the parts of this process
+        # An uncompiled pmap returns the parts of this process instead of global arrays.
+        backend = "shard_map"
     donated = (0,) if donate else ()
     return mapped[backend](on_device, layout, donated)
 
 
-def lower(layout: Layout, mapped: Any, arguments: PyTree) -> jax.stages.Lowered:
-    """Lowers what `spread` returned for these arguments."""
+def lower(layout: Layout, mapped: Any, own: Any, inputs: Inputs) -> jax.stages.Lowered:
+    """Lowers the result of `over_devices` for these arguments."""
 
     def here(x):
-        # Keys that span processes, which pmap would fetch (jax 0.10.2): as many of this
-        # process, which it takes for its part. The compiled program takes them all.
+        # pmap would fetch keys that span processes (jax 0.10.2). It takes as many of
+        # this process for its part; the compiled program takes them all.
         if not is_key(x) or x.is_fully_replicated:
             return x
         on_one = x.sharding.shard_shape(x.shape)
@@ -104,49 +105,52 @@ def lower(layout: Layout, mapped: Any, arguments: PyTree) -> jax.stages.Lowered:
         return jnp.broadcast_to(jax.random.key(0, impl=jax.random.key_impl(x)), shape)
 
     if layout.backend == "pmap" and layout.processes > 1:
-        arguments = jax.tree.map(here, arguments)
-    return mapped.lower(*arguments)
+        own, inputs = jax.tree.map(here, (own, inputs))
+    return mapped.lower(own, inputs)
 
 
 def _pmapped(on_device: Callable, layout: Layout, donated: tuple[int, ...]) -> Any:
-    # Nested in two arguments: a flat in_axes tuple is matched to the wrong leaves when
-    # there are as many leaves as arguments (jax 0.10.2).
+    # Two arguments, the second nested: a flat in_axes tuple is matched to the wrong
+    # leaves when there are as many leaves as arguments (jax 0.10.2). One argument alone
+    # would donate, and delete, the user's batches.
     return jax.pmap(
         on_device,
         axis_name=DEVICES,
-        in_axes=(0, (None, 1)),
-        out_axes=(0, None),
+        in_axes=(0, Inputs(shared=None, batches=1)),
+        out_axes=Outputs(own=0, common=None),
         devices=layout.devices,
         donate_argnums=donated,
     )
 
 
 def _shard_mapped(on_device: Callable, layout: Layout, donated: tuple[int, ...]) -> Any:
-    def on_block(own, rest):
-        shared, batches = rest
+    def on_block(own, inputs):
         own = jax.tree.map(lambda x: x[0], own)
-        batches = jax.tree.map(lambda x: x[:, 0], batches)
-        own, common = on_device(own, (shared, batches))
-        return jax.tree.map(lambda x: x[None], own), common
+        batches = jax.tree.map(lambda x: x[:, 0], inputs.batches)
+        outputs = on_device(own, inputs._replace(batches=batches))
+        return outputs._replace(own=jax.tree.map(lambda x: x[None], outputs.own))
 
     split, same = PartitionSpec(DEVICES), PartitionSpec()
+    # With its check on, jax.grad adds the gradients of all devices for params that all
+    # devices hold alike.
     mapped = jax.shard_map(
         on_block,
         mesh=layout.mesh,
-        in_specs=(split, (same, PartitionSpec(None, DEVICES))),
-        out_specs=(split, same),
+        in_specs=(split, Inputs(shared=same, batches=PartitionSpec(None, DEVICES))),
+        out_specs=Outputs(own=split, common=same),
         check_vma=False,
     )
-    # Said aloud: what XLA returns of size 0 is replicated, and no argument of the next.
-    out = layout.sharding(DEVICES), layout.sharding()
+    # Said aloud: XLA returns arrays of size 0 replicated, which the next call refuses.
+    out = Outputs(own=layout.sharding(DEVICES), common=layout.sharding())
     return jax.jit(mapped, out_shardings=out, donate_argnums=donated)
 
 
 def _vmapped(on_device: Callable, layout: Layout, donated: tuple[int, ...]) -> Any:
-    mapped = jax.vmap(on_device, in_axes=(0, (None, 1)), axis_name=DEVICES)
+    axes = 0, Inputs(shared=None, batches=1)
+    mapped = jax.vmap(on_device, in_axes=axes, axis_name=DEVICES)
 
-    def on_all(own, rest):
-        own, common = mapped(own, rest)
-        return own, jax.tree.map(lambda x: x[0], common)
+    def on_all(own, inputs):
+        own, common = mapped(own, inputs)
+        return Outputs(own, jax.tree.map(lambda x: x[0], common))
 
     return jax.jit(on_all, donate_argnums=donated)

@@ -1,104 +1,145 @@
-"""A trainer's programs: compiled once for each shape of their arguments, and called."""
+"""A trainer's compiled programs: one for each shape of the arguments."""
 
 import time
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 
 from syncalgos.collectives import PyTree
-from syncalgos.engine import arguments as inputs
-from syncalgos.engine.backends import debugging, lower
-from syncalgos.engine.lanes import selection
-from syncalgos.engine.lanes.execution import Agree, Form, Together
-from syncalgos.engine.lanes.replication import Equal
+from syncalgos.engine import arguments, backends, worker
+from syncalgos.engine.backends import Replicated
+from syncalgos.engine.lanes import execution, replication, selection
 from syncalgos.engine.layout import Layout
-from syncalgos.engine.worker import Worker
+from syncalgos.engine.program import Inputs, Model, Outputs, Own, Program, Shared
 
 
-class Programs:
-    """Those of a worker, laid over all of them.
+class Key(NamedTuple):
+    """What a program is compiled for.
 
     Attributes:
-        compiled: by program and by what it was compiled for.
-        seconds: spent so far on tracing and compiling.
-        temp_bytes: see `DataParallel`.
-        form: of the last `Worker.run` that was compiled; None before it.
+        program: which.
+        replicated: for each leaf of its own, whether it is identical in all lanes.
+        structure: of its arguments.
+        types: of their leaves.
     """
 
-    def __init__(self, worker: Worker, layout: Layout, lane_form: str | None):
+    program: Program
+    replicated: Replicated
+    structure: Any
+    types: tuple[Any, ...]
+
+
+class Compiled:
+    """The programs of a worker, laid over all of them.
+
+    Attributes:
+        programs: those compiled so far.
+        seconds: spent so far on tracing and compiling.
+        temp_bytes: see `DataParallel`.
+        form: of the lanes in the last local steps that were compiled; None before them.
+    """
+
+    def __init__(self, worker: worker.Worker, layout: Layout, lane_form: str | None):
         self._worker, self._layout, self._lane_form = worker, layout, lane_form
-        self._equal = Equal(worker, layout)
-        self.compiled: dict[Any, Any] = {}
+        self._replication = replication.Replication(worker, layout)
+        self.programs: dict[Key, Any] = {}
         self.seconds = 0.0
         self.temp_bytes: int | None = None
-        self.form: Form | None = None
+        self.form: str | None = None
 
-    def put_back(self, own: PyTree, held: PyTree) -> None:
+    def start(self, numbers: jax.Array, model: Model) -> Outputs:
+        """Makes the first state of all workers, from their numbers."""
+        outputs = self.call(worker.INIT, numbers, model)
+        self._replication.note(outputs.own)
+        return outputs
+
+    def of_state(
+        self, program: Program, own: Own, shared: Shared, batches: PyTree = ()
+    ) -> Outputs:
+        """Runs a program on all workers.
+
+        Args:
+            program: which.
+            own: of all workers; leaves lead with (devices, lanes).
+            shared: identical on all workers.
+            batches: each worker's part of each step's batch.
+
+        Raises:
+            ValueError: a state that was given up, or is of another layout.
+        """
+        replicated = self._replicated(own) if self._shares else None
+        outputs = self.call(program, own, shared, batches, replicated)
+        # Where a leaf of the state given was not as it should be, nothing is known of
+        # the state returned.
+        if program.takes_steps and replicated is not None:
+            self._replication.note(outputs.own)
+        return outputs
+
+    def put_back(self, own: Own, held: Own) -> None:
         """Takes note of a state that came from the host, where it is `held`."""
-        if self._shares and self._layout.processes == 1:  # several would have to agree
-            self._equal.note_if_equal(own, held)
+        # Several processes would have to agree on it.
+        if self._shares and self._layout.processes == 1:
+            self._replication.note_if_replicated(own, held)
 
     @property
     def _shares(self) -> bool:
-        """Whether lanes of a device may hold what is equal once."""
+        """Whether lanes of a device may hold replicated leaves once."""
         several = self._layout.lanes > 1
-        return several and self._worker.sharded is None and not debugging()
+        return several and self._worker.sharded is None and not backends.debugging()
 
-    def of_state(
-        self, program: Any, own: PyTree, shared: PyTree = (), batches: PyTree = ()
-    ) -> tuple[PyTree, PyTree]:
-        """`call`, for (replica, sync); what all lanes share is held once a device."""
-        equal = None
-        if self._shares:
-            equal = self._equal.of(own, lambda equal: self.call(Agree(equal), own)[1])
-        return self.call(program, own, shared, batches, equal)
+    def _replicated(self, own: Own) -> Replicated:
+        """Which leaves to hold once; None where none is known to be identical."""
+        flags = self._replication.flags(own)
+        if not any(flags):
+            return None
+        if not self._replication.is_known(own):
+            same = np.asarray(self.call(replication.COMPARE, own, Shared()).common)
+            if not same[np.array(flags)].all():
+                return None
+            self._replication.note(own)
+        return flags
 
     def call(
         self,
-        program: Any,
-        own: PyTree,
-        shared: PyTree = (),
+        program: Program,
+        own: Any,
+        shared: Shared | Model,
         batches: PyTree = (),
-        equal: tuple[bool, ...] | None = None,
-    ) -> tuple[PyTree, PyTree]:
-        """Runs a program on all workers: see `syncalgos.engine.backends.spread`.
-
-        Args:
-            program: a method of Worker, or a form.
-            own: each worker's; given up by `Worker.run`.
-            shared: the same on all.
-            batches: each worker's, of each step.
-            equal: for each leaf of own, whether it is equal in all lanes.
-        """
-        arguments = own, (jax.tree.map(self._layout.copy, shared), batches)
+        replicated: Replicated = None,
+    ) -> Outputs:
+        """Runs a program, compiled before for such arguments or now."""
+        inputs = Inputs(jax.tree.map(self._layout.copy, shared), batches)
         for leaf in jax.tree.leaves(own):
-            inputs.check_own(leaf, self._layout.shape)
-        leaves, structure = jax.tree.flatten(arguments)
-        key = program, equal, structure, *map(jax.typeof, leaves)
-        if key not in self.compiled:
+            arguments.check_own(leaf, self._layout.shape)
+        leaves, structure = jax.tree.flatten((own, inputs))
+        key = Key(program, replicated, structure, tuple(map(jax.typeof, leaves)))
+        if key not in self.programs:
             start = time.perf_counter()
-            self.compiled[key] = self._compile(program, arguments, equal)
+            self.programs[key] = self._compile(program, own, inputs, replicated)
             self.seconds += time.perf_counter() - start
-        own, common = self.compiled[key](*arguments)
-        if program is Worker.init or (program is Worker.run and equal is not None):
-            self._equal.note(own)  # of other states nothing is known
+        own, common = self.programs[key](own, inputs)
         if self._layout.blocking:
             jax.block_until_ready((own, common))
-        return own, jax.tree.map(self._layout.one_copy, common)
+        return Outputs(own, jax.tree.map(self._layout.one_copy, common))
 
-    def _compile(self, program: Any, arguments: PyTree, equal: Any) -> Any:
-        worker, layout, is_run = self._worker, self._layout, program is Worker.run
-        if isinstance(program, Agree):
-            form = program
-        elif is_run and not debugging():
-            form = selection.choose(self._lane_form, worker, layout, arguments, equal)
-            self.form = form
+    def _compile(
+        self, program: Program, own: Any, inputs: Inputs, replicated: Replicated
+    ) -> Any:
+        form = selection.VECTORIZED
+        if program.takes_steps and not backends.debugging():
+            asked = self._lane_form, self._worker, self._layout
+            form = self.form = selection.choose(*asked, own, inputs, replicated)
+        if form == selection.VECTORIZED:
+            run = partial(backends.vectorized, partial(program.function, self._worker))
         else:
-            form = Together(program, equal)
-        mapped = form.mapped(worker, layout, donate=is_run)
-        if debugging():
+            run = partial(execution.LOOPS[form], self._worker)
+        on_device = partial(run, self._layout.lanes, replicated)
+        mapped = backends.over_devices(self._layout, on_device, program.donates)
+        if backends.debugging():
             return mapped
-        compiled = lower(layout, mapped, arguments).compile()
-        if is_run and (held := compiled.memory_analysis()):
+        compiled = backends.lower(self._layout, mapped, own, inputs).compile()
+        if program.takes_steps and (held := compiled.memory_analysis()):
             self.temp_bytes = max(self.temp_bytes or 0, held.temp_size_in_bytes)
         return compiled

@@ -8,22 +8,21 @@ import optax
 from jax.typing import ArrayLike
 
 from syncalgos import checks
-from syncalgos import strategy as base
 from syncalgos.collectives import PyTree
-from syncalgos.engine import arguments, inner_step, sharded_tables
-from syncalgos.engine.compiled import Programs
+from syncalgos.engine import arguments, inner_step, sharded_tables, worker
+from syncalgos.engine.compiled import Compiled
 from syncalgos.engine.lanes import selection
 from syncalgos.engine.layout import DEVICES, Device, make_layout
 from syncalgos.engine.losses import Loss
+from syncalgos.engine.program import Model, Own, Shared
 from syncalgos.engine.state import StepCount, TrainState, held_by, of_one, put_back
-from syncalgos.engine.worker import Worker
 from syncalgos.ledger.counting import Communication, counter
 from syncalgos.reducers.reducer import check_optimizer
-from syncalgos.strategy import Replica, Strategy
+from syncalgos.strategy import Replica, Strategy, check_params, check_strategy
 
 
 class DataParallel:
-    """Trains one model on many workers that agree as the strategy says.
+    """Trains one model on many workers, whose replicas a strategy keeps in agreement.
 
     Worker w trains on the w-th contiguous slice of each global batch, so all strategies
     and any number of workers see the same data.
@@ -33,33 +32,33 @@ class DataParallel:
             its batch; metrics is a dict, to which "loss" is added. The key differs
             between workers and steps. `stateless` lifts a plain loss.
         optimizer: the inner optimizer, any optax GradientTransformation. One with extra
-            arguments gets the loss as `value`: the worker's own, or where the strategy
-            reduces gradients the mean over the workers.
-        strategy: how the replicas agree, such as `bmuf()`.
+            arguments gets the loss as `value`: the worker's own, or the mean over the
+            workers if the strategy reduces gradients.
+        strategy: the synchronization algorithm, such as `bmuf()`.
         workers: their number, at least 1.
         backend: pmap, shard_map, or vmap (one device). All give the same numbers.
         devices: devices or indices into `jax.devices()`, any subset in any order, which
             must divide the workers; None takes the largest number that does.
         eval_loss: the loss for `evaluate` where it differs (no dropout, running batch
             statistics); None means `loss`.
-        accumulate: microbatches into which a worker's part of each batch is cut, one
-            after the other, to save memory. Gradients and metrics are the means over
-            them; buffers go from one to the next; microbatch i draws from
-            fold_in(key, i). Evaluation is not cut.
-        sharded: which leaves of params are tables of which each worker holds its rows
-            (see `lookup`): a tree of booleans like params, or one for whole subtrees;
-            or params -> such a tree. The strategy neither sees nor sends them, nor
-            their rows in opt_state. The inner optimizer sees a worker's rows alone:
-            norms over a leaf, such as clipping takes, are over those.
-        lanes: workers of a device; devices=None then takes as many as that needs.
-        lane_form: how a device runs its lanes (see `syncalgos.engine.lanes`): together,
-            in-turn or joined. All give the same numbers up to rounding; None takes what
-            is known to be the fastest, "joined" where the loss is seen to be a mean
-            over its batch and no more. Where examples look at each other, as in a
-            contrastive loss, say together.
+        accumulate: microbatches of a worker's part of each batch, computed one after
+            the other to save memory. Gradients and metrics are the means over them;
+            buffers go from one to the next; microbatch i draws from fold_in(key, i).
+            Evaluation has none.
+        sharded: which leaves of params are tables sharded by rows over the workers (see
+            `lookup`): a tree of booleans, or params -> such a tree. The strategy does
+            not see them, nor their rows in opt_state. The inner optimizer sees a
+            worker's rows alone: norms, such as those of clipping, are over those.
+        lanes: workers of a device; devices=None then takes as many devices as needed.
+        lane_form: how a device runs its lanes (see `syncalgos.engine.lanes`):
+            "vectorized", "sequential" or "merged"; the old spellings "together",
+            "in-turn" and "joined" are accepted. All give the same numbers up to
+            rounding. None takes the fastest known one, "merged" only if the loss is
+            seen to be a mean over its batch. Use "vectorized" if the loss compares
+            examples, as contrastive losses do.
         each_worker: whether the metrics of `run` also hold "worker_loss", (steps,
-            workers). Where lane_form="joined" is asked for a loss that is a scalar,
-            lanes have the mean over those of their device.
+            workers). With lane_form="merged" and a scalar loss, lanes have the mean
+            over those of their device.
 
     Attributes:
         layout: where the workers live.
@@ -69,7 +68,7 @@ class DataParallel:
     calls the same methods in the same order, with its contiguous part of each batch.
 
     Raises:
-        ValueError: what is unknown, out of range, or does not divide.
+        ValueError: an argument that is unknown, out of range, or does not divide.
     """
 
     def __init__(
@@ -87,7 +86,7 @@ class DataParallel:
         lane_form: str | None = None,
         each_worker: bool = False,
     ):
-        base.check_strategy("DataParallel", strategy)
+        check_strategy("DataParallel", strategy)
         check_optimizer("optimizer", optimizer)
         for each in (loss, eval_loss or loss):
             arguments.check_loss(each)
@@ -97,8 +96,9 @@ class DataParallel:
         if sharded is not None:
             strategy = sharded_tables.beside(strategy, sharded, optimizer)
         if lane_form is not None:
+            lane_form = selection.normalized(lane_form)
             checks.one_of("lane_form", lane_form, selection.FORMS)
-        self._worker = Worker(
+        self._worker = worker.Worker(
             loss,
             eval_loss or loss,
             optimizer,
@@ -107,24 +107,23 @@ class DataParallel:
             sharded,
             self.workers if each_worker else 0,
         )
-        self._programs = Programs(self._worker, self.layout, lane_form)
-        self._compiled = self._programs.compiled
+        self._compiled = Compiled(self._worker, self.layout, lane_form)
         self._steps = StepCount()
 
     @property
     def compile_seconds(self) -> float:
-        """Spent so far on tracing and compiling."""
-        return self._programs.seconds
+        """Seconds spent so far on tracing and compiling."""
+        return self._compiled.seconds
 
     @property
     def lane_form(self) -> str | None:
-        """How the lanes of the last `run` that was compiled are run; None before it."""
-        return self._programs.form and self._programs.form.name
+        """The form of the lanes in the last compiled `run`; None before it."""
+        return self._compiled.form
 
     @property
     def temp_bytes(self) -> int | None:
-        """The largest `run`'s intermediate results on a device; None: not known."""
-        return self._programs.temp_bytes
+        """Bytes of the largest `run`'s intermediate results on a device, if known."""
+        return self._compiled.temp_bytes
 
     def init(self, params: PyTree, buffers: PyTree = (), seed: int = 0) -> TrainState:
         """Puts the same model on all workers.
@@ -132,23 +131,23 @@ class DataParallel:
         Args:
             params: one plain model, a pytree of float arrays.
             buffers: such as batch statistics; of typed keys each worker gets its own.
-            seed: what dropout and the like are drawn from.
+            seed: from which the loss's keys are made, for dropout and the like.
 
         Raises:
             ValueError: a leaf of params that is no float array, a sharded one whose
                 rows the workers do not divide, or a strategy that changes shapes or
                 dtypes; it names the leaf.
         """
-        arguments.check_params(params)
+        check_params(params)
         sharded_tables.check_rows(self._worker.sharded, params, self.workers)
         numbers = np.array(self.layout.own_workers, np.int32)
         numbers = self.layout.split(numbers.reshape(self.layout.own_shape), DEVICES)
-        # Apart from the keys of strategies, which fold the step into key(seed) itself.
+        # A constant first: strategies fold the step into key(seed) itself, and the
+        # loss would draw from the very keys that they draw from.
         key = jax.random.fold_in(jax.random.key(seed), 0x6C6F7373)
-        shared = (params, buffers, key)
         with arguments.explained_axis():
-            (replica, sync), common = self._programs.call(Worker.init, numbers, shared)
-        return TrainState(replica, sync, *common)
+            own, first = self._compiled.start(numbers, Model(params, buffers, key))
+        return TrainState(own.replica, own.sync, first.step, first.key)
 
     def run(
         self, state: TrainState, batches: PyTree, data: PyTree | None = None
@@ -159,7 +158,7 @@ class DataParallel:
         dispatches of one step compile without a loop, and may differ in rounding.
 
         Args:
-            state: what `init` or the last `run` returned; its buffers are given up.
+            state: from `init` or the last `run`; its buffers are given up.
             batches: leaves (steps, global_batch, ...); or, with data, integer rows of
                 it, (steps, global_batch). In several processes, this one's part.
             data: arrays on the devices, from `place`; a batch is then arrays[rows].
@@ -175,17 +174,16 @@ class DataParallel:
         batches = self._cut(batches, data, self._worker.accumulate)
         arguments.check_kind("state", state, TrainState)
         done = self._steps.after(state.step, len(jax.tree.leaves(batches)[0]))
-        own, shared = (state.replica, state.sync), (state.step, state.key, data)
-        (replica, sync), (step, metrics) = self._programs.of_state(
-            Worker.run, own, shared, batches
-        )
+        shared = Shared(state.step, state.key, data)
+        found = self._compiled.of_state(worker.RUN, state.own, shared, batches)
+        own, (step, metrics) = found
         self._steps.note(step, done)
-        return TrainState(replica, sync, step, state.key), metrics
+        return TrainState(own.replica, own.sync, step, state.key), metrics
 
     def evaluate(
         self, state: TrainState, batches: PyTree, data: PyTree | None = None
     ) -> dict[str, jax.Array]:
-        """The forward pass of the center, spread over the workers; nothing is learned.
+        """Runs the center forward, spread over the workers; nothing is learned.
 
         Args:
             state: as in `run`; it is kept.
@@ -193,15 +191,13 @@ class DataParallel:
             data: as in `run`.
 
         Returns:
-            Metrics with leaves (steps, ...), as from `run`.
-
-        Raises:
-            ValueError: as `run`.
+            Metrics with leaves (steps, ...), as from `run`; it raises errors as `run`.
         """
         batches = self._cut(batches, data, accumulate=1)
         arguments.check_kind("state", state, TrainState)
-        own, shared = (state.replica, state.sync), (state.key, data)
-        return self._programs.of_state(Worker.evaluate, own, shared, batches)[1]
+        shared = Shared(key=state.key, data=data)
+        program = worker.EVALUATE
+        return self._compiled.of_state(program, state.own, shared, batches).common
 
     def center(self, state: TrainState) -> Replica:
         """The model to evaluate and ship: one plain replica without worker axes.
@@ -212,17 +208,17 @@ class DataParallel:
             mean of the buffers.
         """
         arguments.check_kind("state", state, TrainState)
-        own = state.replica, state.sync
-        _, center = self._programs.of_state(Worker.center, own)
-        return jax.device_put(center, self.layout.own_devices[0])
+        found = self._compiled.of_state(worker.CENTER, state.own, Shared())
+        return jax.device_put(found.common, self.layout.own_devices[0])
 
     def divergence(self, state: TrainState) -> float:
-        """How far the replicas are apart.
+        """The root mean square over workers of a replica's distance to their mean.
 
-        The root mean square over workers of the distance, a 2-norm over all params but
-        sharded ones, of a replica's params to their mean.
+        The distance is a 2-norm over all params but sharded ones.
         """
-        return float(self._programs.call(Worker.divergence, state.replica.params)[1])
+        # A strategy's state is not looked at, and would only be passed along.
+        own = Own(Replica(state.replica.params))
+        return float(self._compiled.call(worker.DIVERGENCE, own, Shared()).common)
 
     def communication(
         self,
@@ -231,15 +227,15 @@ class DataParallel:
         workers: int | None = None,
         taken: ArrayLike | None = None,
     ) -> Communication:
-        """What each worker sends, as `syncalgos.communication` counts it.
+        """Counts the bytes that each worker sends, as `syncalgos.communication` does.
 
         A state knows the shapes of opt_state, which may be sent too. A loss that
-        workers share for the optimizer is counted, what it sends by `lookup` is not.
+        workers share for the optimizer is counted, and `lookup` in a loss is not.
 
         Args:
             state: of this trainer.
             steps: local steps.
-            workers: as if there were so many; None means the trainer's.
+            workers: a number of workers to count for; None means the trainer's.
             taken: metrics["decided"] of these steps, where there are decisions.
 
         Raises:
@@ -252,7 +248,9 @@ class DataParallel:
     ) -> Callable[[ArrayLike | None], Communication]:
         """`communication` as a function of `taken`, traced and compiled once."""
         workers = self.workers if workers is None else workers
-        strategy = inner_step.telling(self._worker.strategy, self._worker.optimizer)
+        strategy = inner_step.with_optimizer_loss(
+            self._worker.strategy, self._worker.optimizer
+        )
         return counter(strategy, of_one(state.replica), workers, steps)
 
     def place(self, arrays: PyTree) -> PyTree:
@@ -278,10 +276,10 @@ class DataParallel:
         return held_by(self.layout, state)
 
     def from_host(self, held: TrainState) -> TrainState:
-        """Puts back what `to_host` gave, here or on another layout of as many workers.
+        """Puts the result of `to_host` back, on any layout of as many workers.
 
         Args:
-            held: those of `layout.own_workers`.
+            held: the workers of `layout.own_workers`.
 
         Raises:
             ValueError: a leaf of another number of workers, or a step below 0 or above
@@ -291,8 +289,7 @@ class DataParallel:
         arguments.check_workers(held, len(self.layout.own_workers))
         arguments.check_step(int(held.step))
         state = put_back(self.layout, held)
-        own, on_host = ((x.replica, x.sync) for x in (state, held))
-        self._programs.put_back(own, on_host)
+        self._compiled.put_back(state.own, held.own)
         return state
 
     def _cut(self, batches: PyTree, data: PyTree | None, accumulate: int) -> PyTree:

@@ -1,4 +1,4 @@
-"""The inner optimizer's step, told the loss where it asks for it."""
+"""The inner optimizer's step, and the loss for optimizers that ask for it."""
 
 from typing import Any
 
@@ -23,33 +23,33 @@ def stepped(
 
     An optimizer with extra arguments gets the loss as `value`, as optax names it.
     """
-    told = optax.with_extra_args_support(optimizer)
-    updates, opt_state = told.update(
+    extended = optax.with_extra_args_support(optimizer)
+    updates, opt_state = extended.update(
         grads, replica.opt_state, replica.params, value=loss
     )
     return optax.apply_updates(replica.params, updates), opt_state
 
 
-def told_loss(
+def optimizer_loss(
     strategy: Strategy,
     optimizer: optax.GradientTransformation,
     replica: Replica,
     loss: jax.Array,
     axis: Axis = WORKERS,
 ) -> jax.Array:
-    """The loss that the optimizer is told: it goes the way of the gradients.
+    """The loss that the optimizer gets: it goes the way of the gradients.
 
-    Where the strategy may reduce gradients, the mean over the workers, so that those
-    who step along the same gradient stay equal; else the worker's own, and nothing is
-    sent. Nor is it where the optimizer does not look at it.
+    Where the strategy may reduce gradients, the mean over the workers; else the
+    worker's own, and nothing is sent. Nor is it where the optimizer ignores the loss.
     """
     kinds = [wide_dtype(x.dtype) for x in jax.tree.leaves(replica.params)]
     loss = jnp.asarray(loss, jnp.result_type(*kinds))
-    if strategy.reduce is introspection.keep_grads or not asks(
-        optimizer, replica, loss
-    ):
-        return loss
-    return collectives.mean(loss, axis)
+    # Always its own would be wrong under sync_sgd: workers would cut their rates at
+    # different steps, and replicas drift apart. Always the mean would send at each
+    # local step of an algorithm whose point is not to.
+    if introspection.reduces(strategy) and asks(optimizer, replica, loss):
+        return collectives.mean(loss, axis)
+    return loss
 
 
 def asks(optimizer: optax.GradientTransformation, replica: Replica, loss: Any) -> bool:
@@ -64,6 +64,8 @@ def asks(optimizer: optax.GradientTransformation, replica: Replica, loss: Any) -
     def step(loss, replica):
         return stepped(optimizer, replica, replica.params, loss)
 
+    # optax's chains, muon and apply_if_finite all take extra arguments, and ignore
+    # the loss: the signature alone does not answer this.
     given = loss, replica._replace(buffers=())
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), given)
     jaxpr = jax.make_jaxpr(step)(*shapes).jaxpr
@@ -71,12 +73,14 @@ def asks(optimizer: optax.GradientTransformation, replica: Replica, loss: Any) -
     return any(v is jaxpr.invars[0] for v in (*used, *jaxpr.outvars))
 
 
-def telling(strategy: Strategy, optimizer: optax.GradientTransformation) -> Strategy:
+def with_optimizer_loss(
+    strategy: Strategy, optimizer: optax.GradientTransformation
+) -> Strategy:
     """The strategy for the ledger, which counts the loss that workers share, too."""
 
     def reduce(grads, replica, state, step):
-        told_loss(strategy, optimizer, replica, jnp.float32(0))
+        optimizer_loss(strategy, optimizer, replica, jnp.float32(0))
         return strategy.reduce(grads, replica, state, step)
 
-    keeps = strategy.reduce is introspection.keep_grads
-    return strategy if keeps else strategy._replace(reduce=reduce)
+    reduces = introspection.reduces(strategy)
+    return strategy._replace(reduce=reduce) if reduces else strategy

@@ -1,11 +1,12 @@
-"""Workers laid over devices × lanes, and what they hold put there and read back.
+"""Workers laid over devices × lanes; their arrays put there and read back.
 
-In several processes every process holds some of the devices, and arrays span them all:
-each process puts its own part, and reads its own part back.
+In several processes each holds some of the devices, and arrays span them all: a process
+puts its own part, and reads its own part back.
 """
 
 from collections.abc import Iterable, Sequence
 from itertools import groupby
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import jax
@@ -19,6 +20,7 @@ from syncalgos.collectives import WORKERS
 Device = Any  # jax.Device, which type checkers do not take for a type
 BACKENDS = ("pmap", "shard_map", "vmap")
 DEVICES, LANES = WORKERS
+_process_of = attrgetter("process_index")
 
 
 class Layout(NamedTuple):
@@ -26,7 +28,7 @@ class Layout(NamedTuple):
 
     Attributes:
         backend: one of BACKENDS.
-        devices: those of a process follow one another; each process has as many.
+        devices: as many of each process, one process after the other.
         lanes: workers of a device.
     """
 
@@ -36,12 +38,12 @@ class Layout(NamedTuple):
 
     @property
     def workers(self) -> int:
-        """Their number."""
+        """The number of workers."""
         return len(self.devices) * self.lanes
 
     @property
     def shape(self) -> tuple[int, int]:
-        """(devices, lanes), the leading axes of everything that a worker holds."""
+        """(devices, lanes), the leading axes of all that belongs to the workers."""
         return len(self.devices), self.lanes
 
     @property
@@ -51,7 +53,7 @@ class Layout(NamedTuple):
 
     @property
     def own_devices(self) -> tuple[Device, ...]:
-        """Those of this process."""
+        """The devices of this process."""
         here = jax.process_index()
         return tuple(d for d in self.devices if d.process_index == here)
 
@@ -73,11 +75,10 @@ class Layout(NamedTuple):
 
     @property
     def blocking(self) -> bool:
-        """Whether a dispatch must end before the next one starts.
-
-        Several in-process CPU executions with collectives in flight deadlock
-        (docs/design.md).
-        """
+        """Whether a dispatch must end before the next one starts."""
+        # Several CPU executions with collectives in flight deadlock in one process:
+        # the rendezvous aborts after 40 s, with pmap and jit(shard_map), even without
+        # async dispatch. One in flight is reliable, and faster.
         return len(self.devices) > 1 and self.devices[0].platform == "cpu"
 
     def sharding(self, *axes: str | None) -> jax.sharding.Sharding:
@@ -105,10 +106,8 @@ class Layout(NamedTuple):
         return self.split(cut, None, DEVICES) if is_put else cut
 
     def copy(self, x: Any) -> jax.Array:
-        """Puts a copy of an array on every device; all processes give the same.
-
-        Unlike `jax.device_put`, it does not send the array round to compare it.
-        """
+        """Puts a copy of an array on every device; all processes give the same."""
+        # jax.device_put would send the array round all processes to compare it.
         sharding = self.sharding()
         if isinstance(x, jax.Array) and x.sharding.is_equivalent_to(sharding, x.ndim):
             return x
@@ -118,7 +117,7 @@ class Layout(NamedTuple):
         return jax.make_array_from_single_device_arrays(np.shape(x), sharding, copies)
 
     def one_copy(self, x: jax.Array) -> jax.Array:
-        """This process's first copy of what all devices hold."""
+        """This process's first copy of an array that all devices hold."""
         return x if self.processes == 1 else x.addressable_data(0)
 
     def part(self, x: jax.Array) -> jax.Array | np.ndarray:
@@ -136,7 +135,7 @@ class Layout(NamedTuple):
         return jax.random.wrap_key_data(jnp.asarray(whole), impl=jax.random.key_impl(x))
 
     def unpart(self, x: Any) -> jax.Array:
-        """What `part` gave, on this process's devices again."""
+        """Puts the result of `part` on this process's devices again."""
         return self.split(x.reshape(*self.own_shape, *x.shape[1:]), DEVICES)
 
 
@@ -163,7 +162,8 @@ def make_layout(
     In several processes, devices=None takes as many of each.
 
     Raises:
-        ValueError: what is unknown, or devices or lanes that do not divide the workers.
+        ValueError: an unknown argument, or devices or lanes that do not divide the
+            workers.
     """
     workers = checks.whole("workers", workers, least=1)
     checks.one_of("backend", backend, BACKENDS)
@@ -173,13 +173,7 @@ def make_layout(
             raise ValueError(f"{lanes} lanes do not divide {workers} workers")
     if devices is None:
         return _widest(workers, backend, lanes)
-    if not isinstance(devices, Iterable) or isinstance(devices, str):
-        raise ValueError(
-            f"devices must be a list of indices or devices, got {devices!r}"
-        )
-    chosen = tuple(_device(device) for device in devices)
-    if len(set(chosen)) != len(chosen) or not chosen:
-        raise ValueError(f"devices must be distinct and at least one, got {devices!r}")
+    chosen = _chosen(devices)
     if backend == "vmap" and len(chosen) > 1:
         raise ValueError(f"backend 'vmap' runs on one device, got {len(chosen)}")
     if workers % len(chosen):
@@ -197,7 +191,7 @@ def make_layout(
 
 
 def _widest(workers: int, backend: str, lanes: int | None) -> Layout:
-    """On the largest number of devices that divides the workers, or for these lanes."""
+    """Takes the most devices that divide the workers, or those that the lanes need."""
     processes = jax.process_count()
     if backend == "vmap" and processes > 1:
         raise ValueError(
@@ -210,7 +204,8 @@ def _widest(workers: int, backend: str, lanes: int | None) -> Layout:
             f"{workers} workers do not divide over {processes} processes: use a "
             f"multiple of {processes}"
         )
-    known = [[d for d in jax.devices() if d.process_index == p] for p in _processes()]
+    by_process = groupby(sorted(jax.devices(), key=_process_of), _process_of)
+    known = [[*devices] for _, devices in by_process]
     most = 1 if backend == "vmap" else min(each, *map(len, known))
     if lanes is not None and (each % lanes or each // lanes > most):
         needed = -(-workers // lanes)
@@ -226,13 +221,21 @@ def _widest(workers: int, backend: str, lanes: int | None) -> Layout:
     return Layout(backend, chosen, each // count)
 
 
-def _processes() -> list[int]:
-    return sorted({device.process_index for device in jax.devices()})
+def _chosen(devices: Any) -> tuple[Device, ...]:
+    """The devices of a list of devices or indices."""
+    if not isinstance(devices, Iterable) or isinstance(devices, str):
+        raise ValueError(
+            f"devices must be a list of indices or devices, got {devices!r}"
+        )
+    chosen = tuple(_device(device) for device in devices)
+    if len(set(chosen)) != len(chosen) or not chosen:
+        raise ValueError(f"devices must be distinct and at least one, got {devices!r}")
+    return chosen
 
 
 def _check_processes(devices: tuple[Device, ...]) -> None:
-    """Raises a ValueError unless each process has as many, one after the other."""
-    stretches = [(p, len([*each])) for p, each in groupby(devices, _process)]
+    """Raises a ValueError unless each process has as many devices, in one stretch."""
+    stretches = [(p, len([*each])) for p, each in groupby(devices, _process_of)]
     once = len({p for p, _ in stretches}) == len(stretches)
     if not once or len({count for _, count in stretches}) > 1:
         raise ValueError(
@@ -244,10 +247,6 @@ def _check_processes(devices: tuple[Device, ...]) -> None:
             f"devices must have some of each process that uses them, and hold none of "
             f"process {jax.process_index()}"
         )
-
-
-def _process(device: Device) -> int:
-    return device.process_index
 
 
 def _device(device: Any) -> Device:

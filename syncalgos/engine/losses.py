@@ -1,4 +1,4 @@
-"""Losses as users give them, and as the engine reads them."""
+"""Losses as users give them, and in the engine's one form."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -56,8 +56,8 @@ def per_example(
 ) -> Loss:
     """Lifts a function that gives values of each example; the loss is their mean.
 
-    Said so, the engine knows that the batches of several workers can be computed as
-    one, and tells each worker's own values all the same.
+    The engine then knows that the batches of several workers can be computed as one,
+    and still reports each worker's own values.
 
     Args:
         values: (params, buffers, batch, key) -> ({"loss": (batch,), ...}, buffers). The
@@ -71,23 +71,25 @@ def is_per_example(loss: Loss) -> bool:
     return isinstance(loss, _PerExample)
 
 
-def told(loss: Loss, workers: int = 0, joined: int | None = None) -> Callable[..., Any]:
-    """The loss as the engine reads it: (params, buffers, batch, key, me) -> the same.
+def normalized_loss(
+    loss: Loss, workers: int = 0, merged: int | None = None
+) -> Callable[..., Any]:
+    """A loss in the engine's form: (params, buffers, batch, key, me) -> the same.
 
     Args:
         loss: as users give it.
         workers: where the metrics hold the loss of each of them, (workers,), their
             number; else 0. A mean over the workers keeps it.
-        joined: how many workers' batches a batch holds, whose leaves lead with
-            (joined, batch); None is one worker's, leaves that lead with (batch,). `me`
+        merged: how many workers' batches a batch holds, whose leaves lead with
+            (merged, batch); None is one worker's, leaves that lead with (batch,). `me`
             is the number of the first of them.
 
     Raises:
         ValueError: when it is called, a loss that returns something else.
     """
 
-    def read(params, buffers, batch, key, me):
-        if joined is not None:
+    def normalized(params, buffers, batch, key, me):
+        if merged is not None:
             batch = jax.tree.map(
                 lambda x: x.reshape(x.shape[0] * x.shape[1], *x.shape[2:]), batch
             )
@@ -95,24 +97,30 @@ def told(loss: Loss, workers: int = 0, joined: int | None = None) -> Callable[..
             values, buffers = loss.pair(params, buffers, batch, key)
             metrics = _means(values)
             value = metrics["loss"]
-            own = jnp.mean(values["loss"].reshape(joined or 1, -1), 1)
+            own = jnp.mean(values["loss"].reshape(merged or 1, -1), 1)
         else:
             value, (buffers, metrics) = _checked(loss, params, buffers, batch, key)
-            own = jnp.broadcast_to(value, joined or 1)
+            own = jnp.broadcast_to(value, merged or 1)
         if workers:
-            # No scatter: it would take longer than a small model's step.
-            number = jnp.arange(workers) - me
-            of_us = jnp.logical_and(number >= 0, number < len(own))
-            mine = own[jnp.clip(number, 0, len(own) - 1)] if len(own) > 1 else own
-            each = jnp.where(of_us, mine * (workers / len(own)), 0)
-            metrics = {**metrics, OF_WORKERS: each}
-        return value, (buffers, jax.tree.map(_to_float, metrics))
+            metrics = {**metrics, OF_WORKERS: _placed(own, workers, me)}
+        # Counts and hits have means, too: all metrics become floats.
+        metrics = jax.tree.map(lambda x: jnp.asarray(x) * 1.0, metrics)
+        return value, (buffers, metrics)
 
-    return read
+    return normalized
+
+
+def _placed(own: jax.Array, workers: int, me: Any) -> jax.Array:
+    """Losses of the workers from `me` on at their places, scaled for a mean."""
+    # No scatter: it would take longer than a small model's step.
+    number = jnp.arange(workers) - me
+    is_own = jnp.logical_and(number >= 0, number < len(own))
+    mine = own[jnp.clip(number, 0, len(own) - 1)] if len(own) > 1 else own
+    return jnp.where(is_own, mine * (workers / len(own)), 0)
 
 
 def _means(values: dict[str, Any]) -> dict[str, Any]:
-    """The mean of each of the values, refused if they are not per example."""
+    """The mean of each value; refuses values that are not per example."""
     shapes = {name: jnp.shape(value) for name, value in values.items()}
     if len(shapes.get("loss", ())) != 1 or len(set(shapes.values())) > 1:
         raise ValueError(
@@ -123,7 +131,7 @@ def _means(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _checked(loss: Loss, params, buffers, batch, key) -> Any:
-    """The loss, with its value among its metrics, refused if it has another form."""
+    """Calls a loss, whose value joins its metrics; refuses results of other forms."""
     result = loss(params, buffers, batch, key)
     try:
         value, (buffers, metrics) = result
@@ -143,8 +151,3 @@ def _checked(loss: Loss, params, buffers, batch, key) -> Any:
             f"{jnp.shape(value)}"
         )
     return value, (buffers, metrics)
-
-
-def _to_float(x: Any) -> jax.Array:
-    """A metric as a float: counts and hits have means too."""
-    return jnp.asarray(x) * 1.0

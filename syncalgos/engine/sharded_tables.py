@@ -1,7 +1,8 @@
 """Tables sharded by rows over the workers: each holds its rows, all read all of them.
 
-Caffe2's non-parallel parameters: of a large embedding there is one copy, and not one on
-each worker. A loss reads it by `lookup`; `DataParallel(…, sharded=…)` keeps the parts.
+Caffe2 calls them non-parallel parameters: a large embedding has one copy in all, and
+not one a worker. A loss reads it by `lookup`; `DataParallel(…, sharded=…)` keeps the
+parts.
 """
 
 from collections.abc import Callable
@@ -14,11 +15,11 @@ import numpy as np
 import optax
 from jax import lax
 
-from syncalgos import checks, collectives, contract
+from syncalgos import checks, collectives
 from syncalgos.collectives import WORKERS, Axis, PyTree
 from syncalgos.combinators.masked import masked
 from syncalgos.dtypes import wide_dtype, widen
-from syncalgos.strategy import Strategy
+from syncalgos.strategy import Strategy, apply_sync
 
 Mask = PyTree | Callable[[PyTree], PyTree]
 
@@ -26,9 +27,9 @@ Mask = PyTree | Callable[[PyTree], PyTree]
 def lookup(part: jax.Array, ids: Any, axis: Axis = WORKERS) -> jax.Array:
     """The rows of a sharded table that this worker asks for, bit for bit `table[ids]`.
 
-    All workers must call it, with as many ids. Each gathers the others' ids, reads the
-    rows that it owns, and sends them back: (N-1) · (4 + bytes of a row) per id, and as
-    many for the gradient.
+    All workers must call it, with as many ids each. A worker gathers the others' ids,
+    reads the rows that it owns, and sends them back: (N-1) · (4 + bytes of a row) bytes
+    an id, and as many for the gradient.
 
     Args:
         part: this worker's rows of a table of V, (V/N, …) floats: worker w of N holds
@@ -38,9 +39,9 @@ def lookup(part: jax.Array, ids: Any, axis: Axis = WORKERS) -> jax.Array:
         axis: the mapped axis or axes over which the workers lie.
 
     Returns:
-        The rows, (*S, …). The gradient with respect to `part` is that of the mean over
-        the workers of their losses: nothing is left to reduce, and the inner optimizer
-        makes the step of synchronous SGD. It has a reverse mode only.
+        The rows, (*S, …). The gradient with respect to `part` is that of the mean of
+        all workers' losses: nothing is left to reduce, and the inner optimizer takes
+        the step of synchronous SGD. There is a reverse mode only.
 
     Raises:
         ValueError: a part that is no float array with rows, ids that are no integers.
@@ -56,8 +57,8 @@ def lookup(part: jax.Array, ids: Any, axis: Axis = WORKERS) -> jax.Array:
     return rows.reshape(*ids.shape, *part.shape[1:])
 
 
-# By hand: what differentiation makes of collectives differs between pmap and shard_map,
-# and of gathers over two axes it fails.
+# By hand: psum's transpose differs between pmap and shard_map, and psum_scatter fails
+# over two axes.
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def _lookup(axis: Axis, size: int, part: jax.Array, ids: jax.Array) -> jax.Array:
     return _forward(axis, size, part, ids)[0]
@@ -87,7 +88,7 @@ _lookup.defvjp(_forward, _backward)
 
 
 def _own_rows(ids: jax.Array, size: int, axis: Axis) -> jax.Array:
-    """Where a part of so many rows has these of the table; behind it, if nowhere."""
+    """Indices of rows of the table in this worker's part; `size` for those outside."""
     local = ids - size * collectives.index(axis)
     return jnp.where((local >= 0) & (local < size), local, size)
 
@@ -100,7 +101,7 @@ def flags(sharded: Mask | None, params: PyTree) -> list[bool]:
     """
     if sharded is None:
         return [False] * len(jax.tree.leaves(params))
-    labels = contract.labels("sharded", sharded, params)
+    labels = checks.labels("sharded", sharded, params)
     for label in labels:
         if not isinstance(label, bool | np.bool_):
             raise ValueError(f"sharded must hold booleans, got {checks.shown(label)}")
@@ -124,7 +125,7 @@ def check_rows(sharded: Mask | None, params: PyTree, workers: int) -> None:
                 f"{name} has {rows} rows, which do not divide over {workers} workers: "
                 f"pad it, such as to {padded}"
             )
-    parts = jax.eval_shape(lambda x: _cut(which, x, workers, 0), params)
+    parts = jax.eval_shape(lambda x: _cut(sharded, x, workers, 0), params)
     if flags(sharded, parts) != which:
         raise ValueError(
             "sharded must not depend on the number of rows: a part has fewer"
@@ -133,38 +134,39 @@ def check_rows(sharded: Mask | None, params: PyTree, workers: int) -> None:
 
 def parts_of(sharded: Mask | None, params: PyTree) -> PyTree:
     """This worker's rows of each sharded leaf; the other leaves whole."""
-    which = flags(sharded, params)
-    return _cut(which, params, collectives.size(), collectives.index())
+    return _cut(sharded, params, collectives.size(), collectives.index())
 
 
-def _cut(which: list[bool], params: PyTree, workers: int, index: Any) -> PyTree:
-    """The rows of the worker of that index of these leaves."""
-    leaves, form = jax.tree.flatten(params)
-    for i, own in enumerate(which):
-        if own:
-            rows = len(leaves[i]) // workers
-            leaves[i] = lax.dynamic_slice_in_dim(leaves[i], index * rows, rows)
-    return form.unflatten(leaves)
+def _cut(sharded: Mask | None, params: PyTree, workers: int, index: Any) -> PyTree:
+    """The rows of the worker of that index, of each sharded leaf."""
+
+    def rows(x):
+        each = len(x) // workers
+        return lax.dynamic_slice_in_dim(x, index * each, each)
+
+    return _changed(sharded, rows, params)
 
 
 def whole(sharded: Mask | None, params: PyTree) -> PyTree:
     """The parts of each sharded leaf joined to the whole table, on all workers."""
-    leaves, form = jax.tree.flatten(params)
-    for i, own in enumerate(flags(sharded, params)):
-        if own:
-            leaves[i] = jnp.concatenate(collectives.gather(leaves[i]))
-    return form.unflatten(leaves)
+    return _changed(sharded, lambda x: jnp.concatenate(collectives.gather(x)), params)
 
 
 def merge(sharded: Mask | None, rest: PyTree, parts: PyTree) -> PyTree:
     """The leaves of `parts` that are sharded, and those of `rest` that are not."""
-    leaves, form = jax.tree.flatten(rest)
-    chosen = zip(flags(sharded, rest), leaves, jax.tree.leaves(parts), strict=True)
-    return form.unflatten([part if own else x for own, x, part in chosen])
+    return _changed(sharded, lambda _, part: part, rest, parts)
+
+
+def _changed(sharded: Mask | None, change: Callable, *trees: PyTree) -> PyTree:
+    """The first tree with its sharded leaves changed, given those of all trees."""
+    form = jax.tree.structure(trees[0])
+    leaves = zip(*map(jax.tree.leaves, trees), strict=True)
+    pairs = zip(flags(sharded, trees[0]), leaves, strict=True)
+    return form.unflatten([change(*x) if own else x[0] for own, x in pairs])
 
 
 def replicated(sharded: Mask | None, params: PyTree) -> list[Any]:
-    """The leaves that are not sharded: of which each worker holds a replica."""
+    """The leaves that are not sharded; each worker holds a replica of them."""
     pairs = zip(flags(sharded, params), jax.tree.leaves(params), strict=True)
     return [x for own, x in pairs if not own]
 
@@ -174,9 +176,10 @@ def beside(
 ) -> Strategy:
     """The strategy for what is not sharded: it sees no sharded params.
 
-    Nor what the inner optimizer keeps of their rows: an average of it over the workers
-    would mix different rows, and `reset` expects the state of the params that it sees.
+    Nor does it see their rows in the inner optimizer's state.
     """
+    # Averaged over the workers, moments of different rows would be mixed; and `reset`
+    # expects the state of the params that it sees.
 
     def mask(params):
         form = jax.tree.structure(params)
@@ -196,7 +199,7 @@ def beside(
 
     def sync(replica, state, step):
         of_rows, seen = see(replica)
-        synced, state = contract.apply_sync(rest, seen, state, step)
+        synced, state = apply_sync(rest, seen, state, step)
         kept, form = jax.tree.flatten(replica.opt_state)
         new = iter(jax.tree.leaves(synced.opt_state))
         pairs = zip(of_rows, kept, strict=True)
@@ -209,7 +212,7 @@ def beside(
 def _of_rows(
     optimizer: optax.GradientTransformation, which: list[bool], params: PyTree
 ) -> list[bool]:
-    """Which leaves of opt_state hold rows: their shapes follow those of the tables."""
+    """Which leaves of opt_state hold rows: their shapes change with those of tables."""
 
     def shapes(more: int) -> list[tuple[int, ...]]:
         leaves, form = jax.tree.flatten(params)

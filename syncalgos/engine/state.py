@@ -1,4 +1,4 @@
-"""What a run carries from one dispatch to the next, on devices or on the host."""
+"""The state of a training, on devices or on the host."""
 
 import weakref
 from collections.abc import Callable
@@ -10,11 +10,12 @@ import numpy as np
 from syncalgos.collectives import PyTree
 from syncalgos.engine import arguments
 from syncalgos.engine.layout import Layout
+from syncalgos.engine.program import Own
 from syncalgos.strategy import Replica
 
 
 class TrainState(NamedTuple):
-    """Everything that a run needs to go on.
+    """Everything from which a training goes on after a dispatch.
 
     Attributes:
         replica: every worker's replica; leaves lead with (devices, lanes).
@@ -28,27 +29,36 @@ class TrainState(NamedTuple):
     step: jax.Array
     key: jax.Array
 
+    @property
+    def own(self) -> Own:
+        """Every worker's own, as programs take it."""
+        return Own(self.replica, self.sync)
+
 
 def of_one(tree: PyTree) -> PyTree:
-    """The shapes of one worker's leaves, of those that lead with (devices, lanes)."""
+    """The shapes of one worker's leaves, of leaves that lead with (devices, lanes)."""
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[2:], x.dtype), tree)
 
 
 class StepCount:
-    """The step of the last run's state: reading it would wait for that run."""
+    """Knows the step of the last run's state without waiting for that run."""
 
     def __init__(self):
         self._last: Callable[[], jax.Array | None] = lambda: None
         self._done = 0
 
     def after(self, step: jax.Array, steps: int) -> int:
-        """The step so many steps after that of a state; a ValueError if it is none."""
+        """The step so many steps after that of a state.
+
+        Raises:
+            ValueError: it is not from 0 to 2³¹ - 1.
+        """
         done = self._done if self._last() is step else int(step)
         arguments.check_step(done + steps)
         return done + steps
 
     def note(self, step: jax.Array, done: int) -> None:
-        """Notes that a run returned this step, and how much it is."""
+        """Notes the array of a step that a run returned, and its value."""
         self._last, self._done = weakref.ref(step), done
 
 
@@ -59,7 +69,7 @@ def held_by(layout: Layout, state: TrainState) -> TrainState:
 
 
 def put_back(layout: Layout, held: TrainState) -> TrainState:
-    """What `held_by` gave, on the devices of a layout of as many workers."""
+    """Puts the result of `held_by` on the devices of a layout of as many workers."""
     replica, sync = jax.tree.map(layout.unpart, (held.replica, held.sync))
     step = layout.one_copy(layout.copy(np.int32(held.step)))
     return TrainState(replica, sync, step, layout.one_copy(layout.copy(held.key)))

@@ -1,31 +1,46 @@
-"""What one worker does: its view of the engine's programs.
+"""One worker's view of the engine's programs.
 
-Each program is (own, shared, batches) -> (own, common): `own` is this worker's, and
-`shared` and `common` are the same on all. `syncalgos.engine.lanes.execution` and
-`syncalgos.engine.backends` map it over them.
+`syncalgos.engine.lanes.execution` and `syncalgos.engine.backends` map them over all
+workers.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 from jax import lax
 
-from syncalgos import collectives, contract
-from syncalgos.collectives import WORKERS, PyTree
+from syncalgos import collectives
+from syncalgos.collectives import WORKERS, Axis, PyTree
 from syncalgos.combinators import decided
 from syncalgos.dtypes import narrow, widen
 from syncalgos.engine import arguments, inner_step, sharded_tables
-from syncalgos.engine.losses import Loss, told
+from syncalgos.engine.losses import Loss, normalized_loss
+from syncalgos.engine.program import Inputs, Outputs, Own, Program, Shared, Trained
 from syncalgos.keys import own_keys
-from syncalgos.strategy import Replica, Strategy
+from syncalgos.strategy import (
+    Replica,
+    Strategy,
+    apply_reduce,
+    apply_sync,
+    require_same,
+    strong,
+)
 
 DEVICES, LANES = WORKERS
 
 
+class Found(NamedTuple):
+    """The results of a loss and its backward pass."""
+
+    grads: PyTree
+    buffers: PyTree
+    metrics: dict[str, jax.Array]
+
+
 class Worker(NamedTuple):
-    """One worker's programs.
+    """Everything that a worker's programs are made of.
 
     Attributes:
         loss: of training.
@@ -34,7 +49,7 @@ class Worker(NamedTuple):
         strategy: for the params that are not sharded.
         accumulate: microbatches of which a step's gradients are the mean.
         sharded: a mask of the params of which each worker holds its rows; None is none.
-        each: where metrics tell the loss of each of the workers, their number; else 0.
+        each: where metrics hold the loss of each of the workers, their number; else 0.
     """
 
     loss: Loss
@@ -45,153 +60,175 @@ class Worker(NamedTuple):
     sharded: PyTree = None
     each: int = 0
 
-    def init(self, own, shared, batches):
-        """Makes the replica and the strategy's state from one plain model."""
-        params, buffers, key = shared
-        params, buffers = contract.strong((params, buffers))
-        buffers = own_keys(buffers, own)
-        params = sharded_tables.parts_of(self.sharded, params)
-        opt_state = self.optimizer.init(params)
-        arguments.check_opt_state(opt_state)
-        replica = contract.strong(Replica(params, opt_state, buffers))
-        sync = contract.strong(self.strategy.init(params))
-        # Traced for its checks alone; the compiler drops what nothing uses.
-        contract.apply_reduce(self.strategy, params, replica, sync, jnp.int32(0))
-        contract.apply_sync(self.strategy, replica, sync, jnp.int32(0))
-        self.center((replica, sync), (), ())
-        return (replica, sync), (jnp.int32(0), key)
+    def gradients(
+        self,
+        replica: Replica,
+        batch: PyTree,
+        key: jax.Array,
+        data: PyTree,
+        me: Any,
+        merged: int | None = None,
+    ) -> Found:
+        """Returns the loss's gradients, buffers and metrics, over all microbatches.
 
-    def run(self, own, shared, batches):
-        """Takes a local step on each batch."""
-        (replica, sync), (first, key, data) = own, shared
-        me = collectives.index()
-
-        def local_step(carry, batch):
-            replica, sync, step = carry
-            grads, buffers, metrics = self.gradients(
-                replica, batch, _draw(key, step, me), data, me
-            )
-            loss = self.told_loss(replica, metrics["loss"])
-            grads, sync = contract.apply_reduce(
-                self.strategy, grads, replica, sync, step
-            )
-            stepped = self.updated(replica, grads, buffers, loss)
-            replica, sync = contract.apply_sync(self.strategy, stepped, sync, step)
-            # Over lanes here: over all steps at once a sum would depend on how many.
-            metrics = {**metrics, **decided.noted(sync, step)}
-            return (replica, sync, step + 1), collectives.mean(metrics, LANES)
-
-        carry, metrics = over_steps(local_step, (replica, sync, first), batches)
-        replica, sync, step = carry
-        return (replica, sync), (step, collectives.mean(metrics, DEVICES))
-
-    def alone(self, replica, batch, key, step, me, data):
-        """A local step of a strategy that keeps gradients: (replica, metrics)."""
-        key = _draw(key, step, me)
-        grads, buffers, metrics = self.gradients(replica, batch, key, data, me)
-        loss = self.told_loss(replica, metrics["loss"])
-        return self.updated(replica, grads, buffers, loss), metrics
-
-    def metrics(self, replica, batch, key, me, data):
-        """Those of a local step, from a forward pass of its first microbatch."""
-        first = jax.tree.map(lambda x: x[: len(x) // self.accumulate], batch)
-        return told(self.loss, self.each)(
-            replica.params, replica.buffers, _take(first, data), key, me
-        )[1][1]
-
-    def told_loss(self, replica, loss, axis=WORKERS):
-        """The loss that the inner optimizer is told: see `inner.told_loss`."""
-        return inner_step.told_loss(self.strategy, self.optimizer, replica, loss, axis)
-
-    def updated(self, replica, grads, buffers, loss):
-        """The replica after the inner optimizer's step, which may look at the loss."""
-        stepped = inner_step.stepped(self.optimizer, replica, grads, loss)
-        stepped = Replica(*stepped, buffers)
-        return contract.require_same("a local step", "replica", replica, stepped)
-
-    def gradients(self, replica, batch, key, data, me, joined=None):
-        """Of the loss: (gradients, buffers, metrics), over all microbatches.
-
-        With several batches `joined`, leaves of batch lead with (joined, batch), and
+        With several batches `merged`, leaves of batch lead with (merged, batch), and
         `me` is the number of the first of their workers.
         """
-        grad = jax.value_and_grad(told(self.loss, self.each, joined), has_aux=True)
+        loss = normalized_loss(self.loss, self.each, merged)
+        grad = jax.value_and_grad(loss, has_aux=True)
 
-        def of(buffers, batch, key):
+        def found(buffers, batch, key):
             (_, (buffers, metrics)), grads = grad(
                 replica.params, buffers, _take(batch, data), key, me
             )
-            return grads, buffers, metrics
+            return Found(grads, buffers, metrics)
 
         if self.accumulate == 1:
-            return of(replica.buffers, batch, key)
+            return found(replica.buffers, batch, key)
 
         def microbatch(carry, numbered):
             (total, buffers), (number, part) = carry, numbered
-            grads, new, metrics = of(buffers, part, jax.random.fold_in(key, number))
-            new = contract.require_same("a microbatch", "buffers", buffers, new)
-            return (jax.tree.map(jnp.add, total, widen(grads)), new), metrics
+            one = found(buffers, part, jax.random.fold_in(key, number))
+            new = require_same("a microbatch", "buffers", buffers, one.buffers)
+            return (jax.tree.map(jnp.add, total, widen(one.grads)), new), one.metrics
 
         k = self.accumulate
-
-        def cut(x):  # each microbatch holds its part of every joined batch
-            if joined is None:
-                return x.reshape(k, len(x) // k, *x.shape[1:])
-            each = x.shape[1] // k
-            return x.reshape(joined, k, each, *x.shape[2:]).swapaxes(0, 1)
-
-        parts = jax.tree.map(cut, batch)
+        # Rows are cut here and gathered in the loop, so that one microbatch of resident
+        # data is in memory. Sums are at least float32.
+        parts = jax.tree.map(lambda x: _microbatches(x, k, merged), batch)
         none = jax.tree.map(jnp.zeros_like, widen(replica.params))
         (total, buffers), metrics = lax.scan(
             microbatch, (none, replica.buffers), (jnp.arange(k), parts)
         )
         grads = narrow(jax.tree.map(lambda x: x / k, total), replica.params)
-        return grads, buffers, jax.tree.map(lambda x: jnp.mean(x, 0), metrics)
+        return Found(grads, buffers, jax.tree.map(lambda x: jnp.mean(x, 0), metrics))
 
-    def evaluate(self, own, shared, batches):
-        """Runs the center forward on this worker's part of each batch."""
-        key, data = shared
-        center, me = self.model(own), collectives.index()
+    def metrics(self, replica, batch, key, me, data):
+        """Metrics of a local step, from a forward pass of its first microbatch."""
+        first = jax.tree.map(lambda x: x[: len(x) // self.accumulate], batch)
+        return normalized_loss(self.loss, self.each)(
+            replica.params, replica.buffers, _take(first, data), key, me
+        )[1][1]
 
-        def forward(step, batch):
-            _, (_, metrics) = told(self.eval_loss)(
-                center.params,
-                center.buffers,
-                _take(batch, data),
-                _draw(key, step, me),
-                me,
-            )
-            return step + 1, collectives.mean(metrics, LANES)
+    def optimizer_loss(self, replica: Replica, loss: Any, axis: Axis = WORKERS) -> Any:
+        """The loss for the inner optimizer: see `inner_step.optimizer_loss`."""
+        return inner_step.optimizer_loss(
+            self.strategy, self.optimizer, replica, loss, axis
+        )
 
-        _, metrics = over_steps(forward, jnp.int32(0), batches)
-        return (), collectives.mean(metrics, DEVICES)
+    def updated(self, replica: Replica, found: Found, loss: Any) -> Replica:
+        """The replica after the inner optimizer's step, which may look at the loss."""
+        stepped = inner_step.stepped(self.optimizer, replica, found.grads, loss)
+        stepped = Replica(*stepped, found.buffers)
+        return require_same("a local step", "replica", replica, stepped)
 
-    def center(self, own, shared, batches):
-        """The model to ship: `model`, its tables whole, and the same on all workers."""
-        params, _, buffers = self.model(own)
-        params = sharded_tables.whole(self.sharded, params)
-        return (), Replica(params, (), jax.tree.map(_of_first, buffers))
+    def local_step(
+        self, own: Own, batch, shared: Shared, step, me, reduce=apply_reduce
+    ) -> tuple[Own, PyTree]:
+        """Takes a local step, up to the sync; returns metrics, too."""
+        key = _draw(shared.key, step, me)
+        found = self.gradients(own.replica, batch, key, shared.data, me)
+        loss = self.optimizer_loss(own.replica, found.metrics["loss"])
+        grads, sync = reduce(self.strategy, found.grads, *own, step)
+        found = found._replace(grads=grads)
+        return Own(self.updated(own.replica, found, loss), sync), found.metrics
 
-    def model(self, own):
+    def model(self, own: Own) -> Replica:
         """The strategy's center with this worker's tables, and the mean of buffers."""
-        replica, sync = own
-        params = self.strategy.center(replica.params, sync)
-        params = contract.require_same("center", "params", replica.params, params)
+        mine = own.replica.params
+        params = self.strategy.center(mine, own.sync)
+        params = require_same("center", "params", mine, params)
+        # Where workers' centers differ, as in a phase that waits, one worker's model
+        # would be evaluated silently.
         params = collectives.agreed(params)
-        params = sharded_tables.merge(self.sharded, params, replica.params)
-        return Replica(params, (), collectives.mean(replica.buffers))
+        params = sharded_tables.merge(self.sharded, params, mine)
+        return Replica(params, (), collectives.mean(own.replica.buffers))
 
-    def divergence(self, own, shared, batches):
-        """The root mean square distance of the replicas to their mean."""
-        own = widen(
-            sharded_tables.replicated(self.sharded, own)
-        )  # 8 bits round their mean
-        apart = jax.tree.map(jnp.subtract, own, collectives.mean(own))
-        return (), jnp.sqrt(collectives.mean(optax.tree.norm(apart, squared=True)))
+
+def init(worker: Worker, number: jax.Array, inputs: Inputs) -> Outputs:
+    """Makes the replica and the strategy's state of the worker of this number."""
+    model = inputs.shared
+    params, buffers = strong((model.params, model.buffers))
+    buffers = own_keys(buffers, number)
+    params = sharded_tables.parts_of(worker.sharded, params)
+    opt_state = worker.optimizer.init(params)
+    arguments.check_opt_state(opt_state)
+    replica = strong(Replica(params, opt_state, buffers))
+    own = Own(replica, strong(worker.strategy.init(params)))
+    # Traced for its checks alone, so that a strategy is refused before anything is
+    # compiled. The compiler drops what nothing uses.
+    apply_reduce(worker.strategy, params, replica, own.sync, jnp.int32(0))
+    apply_sync(worker.strategy, replica, own.sync, jnp.int32(0))
+    center(worker, own, Inputs(Shared()))
+    return Outputs(own, Shared(jnp.int32(0), model.key))
+
+
+def run(worker: Worker, own: Own, inputs: Inputs) -> Outputs:
+    """Takes a local step on each batch."""
+    shared: Shared = inputs.shared
+    me = collectives.index()
+
+    def local_step(carry, batch):
+        own, step = carry
+        own, metrics = worker.local_step(own, batch, shared, step, me)
+        own = Own(*apply_sync(worker.strategy, *own, step))
+        metrics = {**metrics, **decided.noted(own.sync, step)}
+        # Averaged over the lanes in each step: over all steps at once, the order of
+        # summation would depend on how many they are, and so would the bits.
+        return (own, step + 1), collectives.mean(metrics, LANES)
+
+    (own, step), metrics = over_steps(local_step, (own, shared.step), inputs.batches)
+    return Outputs(own, Trained(step, collectives.mean(metrics, DEVICES)))
+
+
+def evaluate(worker: Worker, own: Own, inputs: Inputs) -> Outputs:
+    """Runs the center forward on this worker's part of each batch."""
+    shared: Shared = inputs.shared
+    model, me = worker.model(own), collectives.index()
+    loss = normalized_loss(worker.eval_loss)
+
+    def forward(step, batch):
+        batch, key = _take(batch, shared.data), _draw(shared.key, step, me)
+        _, (_, metrics) = loss(model.params, model.buffers, batch, key, me)
+        return step + 1, collectives.mean(metrics, LANES)
+
+    _, metrics = over_steps(forward, jnp.int32(0), inputs.batches)
+    return Outputs((), collectives.mean(metrics, DEVICES))
+
+
+def center(worker: Worker, own: Own, inputs: Inputs) -> Outputs:
+    """The model to ship: its tables whole, and identical on all workers."""
+    params, _, buffers = worker.model(own)
+    params = sharded_tables.whole(worker.sharded, params)
+    return Outputs((), Replica(params, (), jax.tree.map(_of_first, buffers)))
+
+
+def divergence(worker: Worker, own: Own, inputs: Inputs) -> Outputs:
+    """The root mean square distance of the replicas to their mean."""
+    mine = sharded_tables.replicated(worker.sharded, own.replica.params)
+    mine = widen(mine)  # bfloat16's 8 bits would round their mean
+    apart = jax.tree.map(jnp.subtract, mine, collectives.mean(mine))
+    return Outputs((), jnp.sqrt(collectives.mean(optax.tree.norm(apart, squared=True))))
+
+
+INIT = Program("init", init)
+RUN = Program("run", run, donates=True, takes_steps=True)
+EVALUATE = Program("evaluate", evaluate)
+CENTER = Program("center", center)
+DIVERGENCE = Program("divergence", divergence)
+
+
+def over_steps(step_program, carry, batches):
+    """lax.scan over the steps; a single one without a loop."""
+    if jax.tree.leaves(batches)[0].shape[0] > 1:
+        return lax.scan(step_program, carry, batches)
+    # XLA on CPU runs convolutions about 10 times slower inside a loop (docs/design.md).
+    carry, metrics = step_program(carry, jax.tree.map(lambda x: x[0], batches))
+    return carry, jax.tree.map(lambda x: x[None], metrics)
 
 
 def _of_first(x):
-    """The first worker's, of what has no mean."""
+    """The first worker's value of a leaf that has no mean."""
     if jnp.issubdtype(x.dtype, jnp.inexact):
         return x
     if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
@@ -210,12 +247,9 @@ def _take(batch, data):
     return batch if data is None else jax.tree.map(lambda x: x[batch], data)
 
 
-def over_steps(step_program, carry, batches):
-    """lax.scan over the steps; a single one without a loop.
-
-    XLA on CPU runs convolutions about 10 times slower inside a loop (docs/design.md).
-    """
-    if jax.tree.leaves(batches)[0].shape[0] > 1:
-        return lax.scan(step_program, carry, batches)
-    carry, metrics = step_program(carry, jax.tree.map(lambda x: x[0], batches))
-    return carry, jax.tree.map(lambda x: x[None], metrics)
+def _microbatches(x, count, merged):
+    """Cuts a batch into so many, each with its part of every merged batch."""
+    if merged is None:
+        return x.reshape(count, len(x) // count, *x.shape[1:])
+    each = x.shape[1] // count
+    return x.reshape(merged, count, each, *x.shape[2:]).swapaxes(0, 1)

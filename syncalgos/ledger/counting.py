@@ -11,13 +11,18 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from syncalgos import checks, contract
-from syncalgos import strategy as base
+from syncalgos import checks
 from syncalgos.collectives import WORKERS, Axis, PyTree
 from syncalgos.combinators import decided
-from syncalgos.engine import arguments
 from syncalgos.ledger.traced import Walk, add_up
-from syncalgos.strategy import Replica, Strategy
+from syncalgos.strategy import (
+    Replica,
+    Strategy,
+    apply_reduce,
+    apply_sync,
+    check_params,
+    check_strategy,
+)
 
 
 class Communication(NamedTuple):
@@ -80,12 +85,12 @@ def counter(
     axis: Axis = WORKERS,
 ) -> Callable[[ArrayLike | None], Communication]:
     """`communication` as a function of what was decided, traced and compiled once."""
-    base.check_strategy("communication", strategy)
+    check_strategy("communication", strategy)
     workers = checks.whole("workers", workers, least=1)
     steps = checks.whole("steps", steps, least=1)
     replica = replica if isinstance(replica, Replica) else Replica(replica)
     replica = jax.tree.map(_shape_of, replica)
-    arguments.check_params(replica.params)
+    check_params(replica.params)
     outer, *inner = (axis,) if isinstance(axis, str) else axis
     sizes = {outer: workers, **dict.fromkeys(inner, 1)}
     jaxpr, places = _trace(strategy, replica, sizes)
@@ -120,9 +125,9 @@ def _trace(strategy: Strategy, replica: Replica, sizes: dict[str, int]):
 
     def program(step, replica, state):
         known = decided.found(state)
-        _, state = contract.apply_reduce(strategy, replica.params, replica, state, step)
+        _, state = apply_reduce(strategy, replica.params, replica, state, step)
         # What is known must not be lost where a phase begins with a new state.
-        return contract.apply_sync(strategy, replica, decided.put(state, known), step)
+        return apply_sync(strategy, replica, decided.put(state, known), step)
 
     step = jax.ShapeDtypeStruct((), jnp.int32)
     try:

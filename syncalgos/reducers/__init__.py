@@ -8,11 +8,11 @@ from syncalgos.reducers.chunks import chunked_top_k as chunked_top_k
 from syncalgos.reducers.dense import bf16 as bf16
 from syncalgos.reducers.dense import cast as cast
 from syncalgos.reducers.dense import fp16 as fp16
+from syncalgos.reducers.dense import low_bit as low_bit
 from syncalgos.reducers.dense import mean as mean
 from syncalgos.reducers.dense import quantized as quantized
 from syncalgos.reducers.feedback import error_feedback as error_feedback
-from syncalgos.reducers.late import late as late
-from syncalgos.reducers.low_bit import low_bit as low_bit
+from syncalgos.reducers.feedback import late as late
 from syncalgos.reducers.low_rank import power_sgd as power_sgd
 from syncalgos.reducers.reducer import Reducer as Reducer
 from syncalgos.reducers.resolve import AnyReducer as AnyReducer

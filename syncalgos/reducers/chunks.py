@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from syncalgos import checks, collectives
 from syncalgos.collectives import WORKERS, Axis
 from syncalgos.dtypes import wide_dtype, widen
-from syncalgos.reducers import dense, packing, stacking
+from syncalgos.reducers import dense, hops, stacking
 from syncalgos.reducers.reducer import Reducer, leafwise, share_of
 from syncalgos.reducers.stacking import Stacked
 
@@ -82,13 +82,13 @@ def chunked_top_k(
 
 def _pack_indices(indices: jax.Array, length: int) -> jax.Array:
     if length <= 2**12:
-        return packing.pack_12(indices)
-    return indices.astype(packing.index_dtype(length))
+        return hops.pack_12(indices)
+    return indices.astype(hops.index_dtype(length))
 
 
 def _unpack_indices(packed: jax.Array, length: int, count: int) -> jax.Array:
     if length <= 2**12:
-        return packing.unpack_12(packed, count)
+        return hops.unpack_12(packed, count)
     return packed.astype(jnp.int32)
 
 
@@ -105,7 +105,7 @@ def encode(bits: int | None, values: jax.Array) -> tuple[jax.Array, ...]:
     table = none.at[number].add(values) / jnp.maximum(none.at[number].add(1), 1)
     # What is not finite has no bin, and must show.
     table = jnp.where(jnp.all(jnp.isfinite(values)), table, jnp.nan)
-    return packing.pack(number, bits), table
+    return hops.pack(number, bits), table
 
 
 def decode(
@@ -116,4 +116,4 @@ def decode(
         return code[0].reshape(shape)
     assert bits is not None
     packed, table = code
-    return table[packing.unpack(packed, bits)[: math.prod(shape)]].reshape(shape)
+    return table[hops.unpack(packed, bits)[: math.prod(shape)]].reshape(shape)

@@ -6,6 +6,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from syncalgos import collectives
+from syncalgos.collectives import WORKERS, Axis
+from syncalgos.reducers import hops
+from syncalgos.reducers.reducer import Reducer, leafwise
+from syncalgos.reducers.stacking import Stacked
+
 
 def components(
     x: jax.Array, longest: int
@@ -49,6 +55,40 @@ def components(
         return padded[tuple(map(slice, matrix.shape))].reshape(x.shape)
 
     return cut.reshape(len(cut), -1), back
+
+
+def largest_components(
+    chunk: int, count: int, stacked: Stacked = 0, axis: Axis = WORKERS
+) -> Reducer:
+    """The mean of each chunk's largest components, over the workers that sent them.
+
+    Each worker gathers the others' values and 16-bit indices. Chunks of which all
+    components would be sent are averaged.
+
+    Args:
+        chunk: the longest side of a chunk, at least 1 (see `side`).
+        count: components of a chunk that are sent, at least 1.
+        stacked: which leaves hold several layers (see `Stacked`).
+        axis: the mapped axis or axes over which the workers lie.
+
+    Source: Peng, Quesnelle and Kingma, "DeMo", 2024, algorithm 1.
+    """
+
+    def combine(x):
+        parts, back = components(x, chunk)  # (chunks, components)
+        if parts.shape[1] <= count:
+            return collectives.mean(x, axis), x
+        _, chosen = jax.lax.top_k(jnp.abs(parts), count)
+        q = jnp.take_along_axis(parts, chosen, axis=1)  # (chunks, count)
+        short = chosen.astype(hops.index_dtype(parts.shape[1]))
+        indices, values = collectives.gather((short, q), axis)
+        rows, none = jnp.arange(len(parts))[:, None], jnp.zeros_like(parts)
+        places = rows, indices.astype(jnp.int32)  # (workers, chunks, count)
+        senders = none.at[places].add(1.0)
+        mean = none.at[places].add(values) / jnp.maximum(senders, 1)
+        return back(mean), back(none.at[rows, chosen].set(q))
+
+    return leafwise(combine, stacked)
 
 
 def side(length: int, longest: int) -> int:

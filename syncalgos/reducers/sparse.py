@@ -8,11 +8,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from syncalgos import checks, collectives, contract
+from syncalgos import checks, collectives
 from syncalgos.collectives import WORKERS, Axis, PyTree
 from syncalgos.dtypes import wide_dtype, widen
 from syncalgos.keys import common_key, own_key
-from syncalgos.reducers import dense, packing, stacking
+from syncalgos.reducers import dense, hops, stacking
 from syncalgos.reducers.reducer import (
     Reducer,
     draw_entries,
@@ -59,20 +59,35 @@ def top_k(
         return share_of(density, x.size)
 
     def combine(x, draws: Any = None):
-        flat, none = x.reshape(-1), jnp.zeros(x.size, wide_dtype(x.dtype))
-        _, chosen = jax.lax.top_k(jnp.abs(flat), count(x))
-        chosen = chosen.astype(packing.index_dtype(x.size))
-        code = encode(flat[chosen] if bits is None else widen(flat[chosen]), draws)
-        indices, codes = collectives.gather((chosen, code), axis)
-        values = jax.vmap(lambda code: decode(code, count(x)))(codes)
+        values, chosen = largest(x, density)
+        code = encode(values if bits is None else widen(values), draws)
+        codes, indices = collectives.gather((code, chosen), axis)
+        none = jnp.zeros(x.size, wide_dtype(x.dtype))
+
+        def read(code):
+            return widen(decode(code, count(x)))
+
         # (workers, chosen) each
-        total = none.at[indices.astype(jnp.int32)].add(widen(values))
-        sent = none.at[chosen].set(widen(decode(code, count(x))))
-        return (total / len(values)).reshape(x.shape), sent.reshape(x.shape)
+        total = none.at[indices.astype(jnp.int32)].add(jax.vmap(read)(codes))
+        mean = (total / len(indices)).reshape(x.shape)
+        return mean, placed(read(code), chosen, x)
 
     if bits is None:
         return leafwise(combine, stacked)
     return drawing(combine, count, lambda step: own_key(seed, step, axis), stacked)
+
+
+def largest(x: jax.Array, density: float) -> tuple[jax.Array, jax.Array]:
+    """A leaf's entries of largest magnitude, a share of them; and their indices."""
+    flat = x.reshape(-1)
+    _, chosen = jax.lax.top_k(jnp.abs(flat), share_of(density, x.size))
+    return flat[chosen], chosen.astype(hops.index_dtype(x.size))
+
+
+def placed(values: jax.Array, indices: jax.Array, like: jax.Array) -> jax.Array:
+    """A leaf of these values at these indices, and zeros."""
+    none = jnp.zeros(like.size, values.dtype)
+    return none.at[indices].set(values).reshape(like.shape)
 
 
 def random_k(density: float = 0.01, seed: int = 0, axis: Axis = WORKERS) -> Reducer:
@@ -94,9 +109,7 @@ def random_k(density: float = 0.01, seed: int = 0, axis: Axis = WORKERS) -> Redu
     def combine(x, draws):
         flat, chosen = x.reshape(-1), draw_entries(draws, density)
         means = collectives.mean(flat[chosen], axis)
-        combined = jnp.zeros_like(flat).at[chosen].set(means)
-        sent = jnp.zeros_like(flat).at[chosen].set(flat[chosen])
-        return combined.reshape(x.shape), sent.reshape(x.shape)
+        return placed(means, chosen, x), placed(flat[chosen], chosen, x)
 
     return drawing(combine, jnp.size, lambda step: common_key(seed, step))
 
@@ -135,7 +148,7 @@ def row_sparse(
         most = checks.whole(what, rows, least=1)
 
     def combine(updates, state, step):
-        labels = contract.labels("row_sparse: tables", tables, updates)
+        labels = checks.labels("row_sparse: tables", tables, updates)
         leaves, form = jax.tree.flatten(updates)
         combined, groups = list(leaves), _grouped(labels)
         if isinstance(most, Mapping):

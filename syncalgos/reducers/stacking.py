@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from syncalgos import checks, contract
+from syncalgos import checks
 from syncalgos.collectives import PyTree
 
 Stacked = PyTree | Callable[[str, tuple[int, ...]], int]
@@ -36,7 +36,7 @@ def counts(stacked: Stacked, tree: PyTree) -> list[int]:
     if callable(stacked):
         found: list[Any] = [stacked(*x) for x in zip(names, shapes, strict=True)]
     else:
-        found = contract.labels("stacked", stacked, tree)
+        found = checks.labels("stacked", stacked, tree)
     labels = [f"stacked of {name!r}" for name in names]
     result = [checks.whole(*each, least=0) for each in zip(labels, found, strict=True)]
     for label, shape, count in zip(labels, shapes, result, strict=True):

@@ -199,9 +199,9 @@ def test_groups_that_do_not_divide_the_workers_are_refused(tmp_path):
 
 
 def test_form_that_the_strategy_cannot_take_is_refused_in_a_line(tmp_path):
-    ended = execute(f"{BASE} --algo bmuf --lane-form joined", tmp_path / "out")
+    ended = execute(f"{BASE} --algo bmuf --lane-form merged", tmp_path / "out")
     assert ended.code == 2
-    told = "error: --lane-form: lanes cannot run joined: the strategy does not take "
+    told = "error: --lane-form: lanes cannot run merged: the strategy does not take "
     assert ended.stderr.splitlines()[-1] == f"{told}the mean of all gradients"
 
 

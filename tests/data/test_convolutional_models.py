@@ -10,10 +10,10 @@ import numpy as np
 import optax
 import pytest
 from jax import lax
+from mapped import on_workers
 
 from models import batch_norm, convolution, lenet, resnet
 from syncalgos import WORKERS
-from syncalgos.engine.backends import spread
 from syncalgos.engine.layout import make_layout
 
 CLEARLY = 1e-2
@@ -246,14 +246,12 @@ def gradients_of_workers(loss, params, batch, backend, shape):
     devices, lanes = shape
     layout = make_layout(devices * lanes, backend, range(devices))
 
-    def program(own, shared, batches):
+    def program(own, shared):
         (value, buffers), grads = jax.value_and_grad(loss, has_aux=True)(shared, own)
-        return (value, buffers, grads), ()
+        return value, buffers, grads
 
     own = jax.tree.map(lambda x: x.reshape(*shape, -1, *x.shape[1:]), batch)
-    (values, buffers, grads), _ = spread(layout, program, donate=False)(
-        own, (params, ())
-    )
+    values, buffers, grads = on_workers(layout, program, own, params)
     mean = jax.tree.map(lambda g: np.asarray(g).mean((0, 1)), grads)
     return np.asarray(values), buffers, mean
 

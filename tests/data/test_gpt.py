@@ -96,7 +96,7 @@ def test_gradients_match_finite_differences():
 
 
 def test_every_weight_has_a_gradient():
-    """Of all tokens and positions: rounding alone would be 1e-17 of the loss."""
+    """For all tokens and positions: rounding alone would be 1e-17 of the loss."""
     tokens = np.concatenate([np.arange(CONTEXT + 1), np.arange(1, 10)]).reshape(1, -1)
     tokens = (tokens[:, : CONTEXT + 1] % VOCABULARY).astype(np.int32)
     grads = jax.jit(jax.grad(loss))(make_params(), tokens)

@@ -144,7 +144,7 @@ def test_a_distinct_sample_takes_its_words_expected_counts():
 
 
 def test_gradients_are_zeros_in_rows_that_are_not_read():
-    """What reducers of few rows rely on."""
+    """Reducers of few rows rely on it."""
     grads = jax.jit(jax.grad(sampled))(make_params())
     read = {
         "words": {*CONTEXTS.ravel()},

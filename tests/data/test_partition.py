@@ -1,4 +1,4 @@
-"""Workers with data of their own: who gets which examples, and in what order."""
+"""Partitions: the examples of each worker, and their order."""
 
 import numpy as np
 import optax
@@ -27,7 +27,7 @@ def dealt(*arguments):
 
 
 def counts(parts, labels):
-    """How many examples of each label the workers have, (workers, labels)."""
+    """Counts the examples of each label, (workers, labels)."""
     return np.array(
         [[(labels[p] == k).sum() for k in np.unique(labels)] for p in parts]
     )

@@ -1,4 +1,4 @@
-"""Runs whose workers have data of their own, and runs that a study makes in a row."""
+"""Runs with a partition, and runs that a study makes in a row."""
 
 import functools
 import json

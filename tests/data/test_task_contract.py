@@ -1,5 +1,8 @@
-"""A user's own task or algorithm that is not what it must be: refused in one line."""
+"""A user's own task or algorithm with a mistake is refused in one line."""
 
+import subprocess
+import sys
+from pathlib import Path
 from typing import NoReturn
 
 import numpy as np
@@ -8,6 +11,7 @@ import tiny_tasks
 
 from experiments import run
 from experiments.cli.errors import Terminated, explained
+from experiments.tasks import TASKS
 from experiments.tasks.task import Tables, Task
 
 BASE = tiny_tasks.drawing()
@@ -169,3 +173,16 @@ def test_a_batch_nobody_asked_for_is_not_blamed(words, told, refused):
     line = refused("--task", "tiny_tasks:drawing", *words.split())
     for text in told:
         assert text in line
+
+
+def test_tasks_and_data_import_nothing_of_the_harness():
+    code = f"import sys, {', '.join(x.partition(':')[0] for x in TASKS.values())}"
+    ended = subprocess.run(
+        [sys.executable, "-c", f"{code}\nprint(*sys.modules)"],
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    rooms = {x for x in ended.stdout.split() if x.startswith("experiments.")}
+    assert {x.split(".")[1] for x in rooms} == {"tasks", "data", "exit_codes"}

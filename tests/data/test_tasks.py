@@ -62,7 +62,7 @@ def unchanged_images(monkeypatch):
 
 
 def relative_errors(actual, expected):
-    """Of each leaf, relative to its largest entry."""
+    """The error of each leaf, relative to its largest entry."""
     assert jax.tree.structure(actual) == jax.tree.structure(expected)
     pairs = zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True)
     errors = [np.abs(a - e).max() / (np.abs([a, e]).max() or 1) for a, e in pairs]
@@ -210,7 +210,7 @@ def own_devices(monkeypatch):
 
 
 def planned(task, words):
-    """What the command line makes of flags, on real data."""
+    """The plan that the command line makes from flags, on real data."""
     folder = folder_of(task)
     given = ["--task", task, "--data-dir", str(folder), "--backend", "vmap"]
     return make_components(parse([*given, *words.split()]))
@@ -487,7 +487,7 @@ def test_every_ngram_of_the_held_out_text_counts_once(order):
 def test_an_order_beyond_the_held_out_text_is_refused_before_ngrams_are_cut(
     monkeypatch,
 ):
-    """Of the longer text to train on they would take gigabytes."""
+    """The n-grams of the longer training text would take gigabytes."""
     words = len(held_out_text(text.words))
     task = on_real_data("embeddings", order=words + 1)
 

@@ -24,7 +24,7 @@ def numbered(**fields):
 
 
 class Numbers:
-    """As a source, which notes what was read."""
+    """A source that notes which examples were read."""
 
     def __init__(self):
         self.read = []

@@ -7,25 +7,25 @@ import sys
 
 import pytest
 
-# Flags of the smallest runs, and how many records they tell.
+# Flags of the smallest runs, and how many records they report.
 REDUCTION = "--models mlp --lanes 1 --steps 1 --repeats 1"
 SMALLEST = {
     "scaling": ("--workers 1 2 --repeats 1 --seconds 0.01 --algorithms bmuf", 2),
     "sync_cost": ("--workers 2 --repeats 1 --steps 4 --algorithms bmuf topk_sgd", 2),
     "memory": ("--workers 2 --algorithms local bmuf", 2),
-    "reduction": (REDUCTION, 4),
-    "reduction-gloo": (f"{REDUCTION} --processes 2", 4),
+    "engine.reduction": (REDUCTION, 4),
+    "engine.reduction-gloo": (f"{REDUCTION} --processes 2", 4),
 }
 FLAGS = {
     "scaling": {"--workers", "--repeats", "--algorithms"},
     "sync_cost": {"--workers", "--repeats", "--steps", "--algorithms"},
     "memory": {"--workers", "--algorithms"},
-    "reduction": {"--processes", "--repeats", "--steps"},
+    "engine.reduction": {"--processes", "--repeats", "--steps"},
 }
 
 
 @pytest.mark.parametrize("name", FLAGS)
-def test_a_benchmark_tells_its_flags(name, monkeypatch, capsys):
+def test_a_benchmark_lists_its_flags(name, monkeypatch, capsys):
     module = importlib.import_module(f"benchmarks.{name}")
     monkeypatch.setattr(sys, "argv", [name, "--help"])
     with pytest.raises(SystemExit) as ended:
@@ -37,7 +37,7 @@ def test_a_benchmark_tells_its_flags(name, monkeypatch, capsys):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", SMALLEST)
-def test_a_small_run_tells_records_and_a_table(case):
+def test_a_small_run_reports_records_and_a_table(case):
     name, (words, count) = case.partition("-")[0], SMALLEST[case]
     ran = subprocess.run(
         [sys.executable, "-m", f"benchmarks.{name}", *words.split()],
@@ -48,5 +48,5 @@ def test_a_small_run_tells_records_and_a_table(case):
     assert ran.returncode == 0, ran.stderr
     lines = ran.stdout.splitlines()
     records = [json.loads(line) for line in lines if line.startswith("{")]
-    assert [record["benchmark"] for record in records] == [name] * count
+    assert [record["benchmark"] for record in records] == [name.split(".")[-1]] * count
     assert sum(line.startswith("|") for line in lines) == 2 + count

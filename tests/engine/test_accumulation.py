@@ -9,7 +9,6 @@ from linear import BATCHES, DATA, ROWS, make_params, make_trainer, plain_loss, w
 
 import syncalgos
 from syncalgos.engine.layout import BACKENDS
-from syncalgos.engine.worker import Worker
 
 ROUNDING = 1e-12  # of float64: the sums of a batch in another order
 EXAMPLES = 24 // 4  # of a worker, in batches of 24
@@ -146,7 +145,8 @@ def memory_of_training(resident, **options):
     if resident:
         batches, data = np.zeros((2, 512), int), trainer.place(np.ones((3, 4)))
     trainer.run(trainer.init(params), batches, data)
-    [program] = [x for key, x in trainer._compiled.items() if key[0] is Worker.run]
+    programs = trainer._compiled.programs.items()
+    [program] = [x for key, x in programs if key.program.takes_steps]
     return program.memory_analysis().temp_size_in_bytes
 
 

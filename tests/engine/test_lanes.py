@@ -10,6 +10,7 @@ from owed import make, owed
 import syncalgos
 from syncalgos import per_example, stateless
 from syncalgos.combinators import introspection
+from syncalgos.engine.lanes import selection
 from syncalgos.engine.layout import BACKENDS
 
 SLOW = pytest.mark.slow
@@ -49,12 +50,12 @@ def values(params, buffers, batch, key):
 def train(strategy, ends=(12,), loss=None, buffers=(), batches=WIDE, **options):
     """Returns the trainer, the last state and the metrics of all steps."""
     trainer = make_trainer(strategy, loss=loss, **options)
-    state, told = trainer.init(PARAMS, buffers), []
+    state, reported = trainer.init(PARAMS, buffers), []
     for first, end in zip((0, *ends), ends, strict=False):
         part = jax.tree.map(lambda x, a=first, b=end: x[a:b], batches)
         state, metrics = trainer.run(state, part)
-        told.append(metrics)
-    return trainer, state, jax.tree.map(lambda *x: np.concatenate(x), *told)
+        reported.append(metrics)
+    return trainer, state, jax.tree.map(lambda *x: np.concatenate(x), *reported)
 
 
 def assert_same(mine, others, rtol=RTOL):
@@ -74,30 +75,30 @@ def assert_same(mine, others, rtol=RTOL):
         for backend in BACKENDS
     ],
 )
-def test_in_turn_is_together(name, backend):
+def test_sequential_lanes_are_vectorized_ones(name, backend):
     loss = drawing, {"seen": np.zeros((), int), "last": np.zeros(())}
     trained = [
         train(make(name), (5, 12), *loss, backend=backend, lane_form=form)
-        for form in ("together", "in-turn")
+        for form in ("vectorized", "sequential")
     ]
 
-    (_, together, told), (_, in_turn, told_in_turn) = trained
-    assert_same(in_turn, together)
-    for metric, expected in told.items():
-        np.testing.assert_allclose(told_in_turn[metric], expected, RTOL)
+    (_, vectorized, reported), (_, sequential, others) = trained
+    assert_same(sequential, vectorized)
+    for metric, expected in reported.items():
+        np.testing.assert_allclose(others[metric], expected, RTOL)
 
 
 @pytest.mark.parametrize(
     "name", [pytest.param("bmuf"), pytest.param("qsr", marks=SLOW)]
 )
-def test_in_turn_any_split_gives_the_same_bits(name):
-    _, whole, told = train(make(name), (12,), lane_form="in-turn")
-    _, cut, told_cut = train(make(name), (1, 3, 8, 12), lane_form="in-turn")
+def test_any_split_of_sequential_lanes_gives_the_same_bits(name):
+    _, whole, reported = train(make(name), (12,), lane_form="sequential")
+    _, cut, again = train(make(name), (1, 3, 8, 12), lane_form="sequential")
 
     jax.tree.map(
         np.testing.assert_array_equal, whole._replace(key=()), cut._replace(key=())
     )
-    np.testing.assert_array_equal(told["loss"], told_cut["loss"])
+    np.testing.assert_array_equal(reported["loss"], again["loss"])
 
 
 @pytest.mark.parametrize(
@@ -105,48 +106,48 @@ def test_in_turn_any_split_gives_the_same_bits(name):
     [("pmap", 1), ("pmap", 3)]
     + [pytest.param(b, k, marks=SLOW) for b in BACKENDS[1:] for k in (1, 3)],
 )
-def test_joined_is_together(backend, accumulate):
+def test_merged_lanes_are_vectorized_ones(backend, accumulate):
     options = {"backend": backend, "accumulate": accumulate, "each_worker": True}
     trained = [
         train(syncalgos.sync_sgd(), loss=loss, lane_form=form, **options)
         for loss in (stateless(plain_loss), per_example(values))
-        for form in ("together", "joined")
+        for form in ("vectorized", "merged")
     ]
 
-    _, expected, told = trained[2]
+    _, expected, reported = trained[2]
     for _, state, _ in trained:
         assert_same(state, expected)
-    assert told["worker_loss"].shape == (12, 4)
-    for metric in told:  # of examples, each worker's own are known
-        np.testing.assert_allclose(trained[3][2][metric], told[metric], RTOL)
-    np.testing.assert_allclose(told["worker_loss"].mean(1), told["loss"], RTOL)
-    assert np.ptp(told["worker_loss"], axis=1).min() > 0
+    assert reported["worker_loss"].shape == (12, 4)
+    for metric in reported:  # of examples, each worker's own are known
+        np.testing.assert_allclose(trained[3][2][metric], reported[metric], RTOL)
+    np.testing.assert_allclose(reported["worker_loss"].mean(1), reported["loss"], RTOL)
+    assert np.ptp(reported["worker_loss"], axis=1).min() > 0
     whole = trained[1][2]["worker_loss"]  # of a scalar, those of a device's lanes
     lanes = 4 // trained[1][0].layout.shape[0]
-    devices = told["worker_loss"].reshape(12, -1, lanes).mean(2)
+    devices = reported["worker_loss"].reshape(12, -1, lanes).mean(2)
     np.testing.assert_allclose(whole, np.repeat(devices, lanes, 1), RTOL)
 
 
-def test_resident_data_is_joined_too():
+def test_resident_data_is_merged_too():
     trainer = make_trainer(syncalgos.sync_sgd())
     state = trainer.init(PARAMS)
     state, _ = trainer.run(state, ROWS, trainer.place(wide(DATA)))
 
-    assert trainer.lane_form == "joined"
-    assert_same(state, train(syncalgos.sync_sgd(), lane_form="together")[1])
+    assert trainer.lane_form == "merged"
+    assert_same(state, train(syncalgos.sync_sgd(), lane_form="vectorized")[1])
 
 
 @pytest.mark.parametrize(
     ("loss", "buffers", "form"),
     [
-        (None, (), "joined"),
-        (per_example(values), (), "joined"),
-        (lambda p, b, x, k: (plain_loss(p, x), (b, {"own": 1.0})), (), "together"),
-        (drawing, {"seen": np.zeros((), int), "last": np.zeros(())}, "together"),
+        (None, (), "merged"),
+        (per_example(values), (), "merged"),
+        (lambda p, b, x, k: (plain_loss(p, x), (b, {"own": 1.0})), (), "vectorized"),
+        (drawing, {"seen": np.zeros((), int), "last": np.zeros(())}, "vectorized"),
     ],
     ids=["scalar", "per example", "own metrics", "own key"],
 )
-def test_gradients_are_joined_where_none_can_tell(loss, buffers, form):
+def test_gradients_are_merged_where_nothing_depends_on_it(loss, buffers, form):
     trainer, *_ = train(syncalgos.sync_sgd(), loss=loss, buffers=buffers)
     assert trainer.lane_form == form
 
@@ -194,65 +195,110 @@ NO_MEANS = {
 
 
 @pytest.mark.parametrize("name", [*MEANS, *NO_MEANS])
-def test_only_means_over_a_batch_are_joined(name):
+def test_only_means_over_a_batch_are_merged(name):
     loss = stateless({**MEANS, **NO_MEANS}[name])
     trainer, state, _ = train(syncalgos.sync_sgd(), (4,), loss)
-    assert trainer.lane_form == ("joined" if name in MEANS else "together")
-    options = {"loss": loss, "lane_form": "together"}
+    assert trainer.lane_form == ("merged" if name in MEANS else "vectorized")
+    options = {"loss": loss, "lane_form": "vectorized"}
     assert_same(state, train(syncalgos.sync_sgd(), (4,), **options)[1])
 
 
-def test_each_workers_own_loss_is_not_joined():
-    trainer, _, told = train(syncalgos.sync_sgd(), each_worker=True)
-    assert trainer.lane_form == "together"
-    assert np.ptp(told["worker_loss"], axis=1).min() > 0
+def test_each_workers_own_loss_is_not_merged():
+    trainer, _, reported = train(syncalgos.sync_sgd(), each_worker=True)
+    assert trainer.lane_form == "vectorized"
+    assert np.ptp(reported["worker_loss"], axis=1).min() > 0
 
 
 @pytest.mark.parametrize("workers", [1, 4])
-def test_a_loss_that_talks_is_not_joined(workers):
+def test_a_loss_that_communicates_is_not_merged(workers):
     def talking(params, batch):
         return plain_loss(params, batch) + syncalgos.collectives.mean(params["w"][0, 0])
 
     options = {"loss": stateless(talking), "workers": workers}
-    assert train(syncalgos.sync_sgd(), **options)[0].lane_form == "together"
-    turning = {"lane_form": "in-turn", **options}
+    assert train(syncalgos.sync_sgd(), **options)[0].lane_form == "vectorized"
+    turning = {"lane_form": "sequential", **options}
     with pytest.raises(ValueError, match="talks to other workers"):
         train(syncalgos.bmuf(3), **turning)
 
 
-def test_replicas_that_differ_are_not_joined():
+def test_replicas_that_differ_are_not_merged():
     apart = train(syncalgos.model_averaging(100))[1]._replace(sync=())
     expected = None
-    for form in ("together", None):
+    for form in ("vectorized", None):
         trainer = make_trainer(syncalgos.sync_sgd(), lane_form=form)
         state = jax.tree.map(jnp.copy, apart._replace(key=()))._replace(key=apart.key)
         sync = trainer.init(PARAMS).sync
         state = state._replace(sync=sync)
         for _ in range(2):  # that they differed is known the next time, too
             state, _ = trainer.run(state, WIDE)
-            assert trainer.lane_form == "together"
+            assert trainer.lane_form == "vectorized"
         expected = expected or state
     assert_same(state, expected)
     assert np.ptp(np.asarray(state.replica.params["w"]), axis=(0, 1)).max() > 1e-3
 
 
-@pytest.mark.parametrize(("lanes", "expected"), [(2, "together"), (8, "in-turn")])
-def test_large_steps_run_in_turn_and_small_ones_together(lanes, expected):
+@pytest.mark.parametrize(("lanes", "expected"), [(2, "vectorized"), (8, "sequential")])
+def test_large_steps_are_sequential_and_small_ones_vectorized(lanes, expected):
     trainer = make_trainer(syncalgos.bmuf(2), lanes, "vmap")
     state = trainer.init({"w": np.zeros((150, 150)), "b": np.zeros(150)})
     trainer.run(state, {"x": np.ones((4, 8, 150)), "y": np.ones((4, 8, 150))})
     assert trainer.lane_form == expected
 
 
+def plain_functions(period):
+    """Model averaging by functions that no combinator made."""
+
+    def reduce(grads, replica, state, step):
+        return grads, state
+
+    def acts(step):
+        return (step + 1) % period == 0
+
+    def sync(replica, state, step):
+        def averaged():
+            return replica._replace(params=syncalgos.collectives.mean(replica.params))
+
+        return jax.lax.cond(acts(step), averaged, lambda: replica), state
+
+    def center(params, state):
+        return syncalgos.collectives.mean(params)
+
+    return syncalgos.Strategy(lambda params: (), reduce, sync, center, acts)
+
+
+def large(strategy, **options):
+    """Trains a model whose steps compute more than caches hold."""
+    trainer = make_trainer(strategy, 8, "vmap", **options)
+    rng = np.random.default_rng(0)
+    state = trainer.init({"w": np.zeros((150, 150)), "b": np.zeros(150)})
+    batch = {name: rng.normal(size=(4, 8, 150)) for name in "xy"}
+    state, _ = trainer.run(state, batch)
+    return trainer, state.replica.params
+
+
+def test_plain_functions_that_say_when_they_act_run_as_the_librarys():
+    trainer, params = large(plain_functions(2))
+    others, expected = large(syncalgos.model_averaging(2))
+    assert trainer.lane_form == others.lane_form == "sequential"
+    jax.tree.map(np.testing.assert_array_equal, params, expected)
+
+
+def test_plain_functions_without_that_are_vectorized():
+    silent, params = large(plain_functions(2)._replace(acts=None))
+    assert silent.lane_form == "vectorized"
+    _, expected = large(syncalgos.model_averaging(2), lane_form="vectorized")
+    jax.tree.map(np.testing.assert_array_equal, params, expected)
+
+
 @pytest.mark.parametrize(
     ("strategy", "form", "loss", "message"),
     [
-        (syncalgos.sync_sgd(), "in-turn", None, "the strategy reduces gradients"),
-        (syncalgos.bmuf(), "joined", None, "does not take the mean of all gradients"),
-        (syncalgos.sync_sgd(), "joined", drawing, "each worker has buffers of its own"),
+        (syncalgos.sync_sgd(), "sequential", None, "the strategy reduces gradients"),
+        (syncalgos.bmuf(), "merged", None, "does not take the mean of all gradients"),
+        (syncalgos.sync_sgd(), "merged", drawing, "each worker has buffers of its own"),
         (
             syncalgos.bmuf(),
-            "in-turn",
+            "sequential",
             stateless(lambda p, b: jax.lax.pmean(plain_loss(p, b), "lanes")),
             "talks to other workers",
         ),
@@ -271,8 +317,17 @@ def test_a_form_that_does_not_fit_is_refused(strategy, form, loss, message):
 
 
 def test_a_form_must_have_a_known_name():
-    with pytest.raises(ValueError, match=r"lane_form.*joined"):
-        make_trainer(lane_form="join")
+    with pytest.raises(ValueError, match=r"lane_form.*merged"):
+        make_trainer(lane_form="merge")
+
+
+def test_old_names_of_forms_are_those_of_today():
+    assert {*selection.OLD_NAMES.values()} == {*selection.FORMS}
+    assert [*map(selection.normalized, selection.FORMS)] == [*selection.FORMS]
+    trainer, _, reported = train(syncalgos.bmuf(3), lane_form="in-turn")
+    assert trainer.lane_form == "sequential"
+    expected = train(syncalgos.bmuf(3), lane_form="sequential")[2]
+    np.testing.assert_array_equal(reported["loss"], expected["loss"])
 
 
 def test_lanes_choose_the_devices():
@@ -322,27 +377,27 @@ def test_a_sync_that_does_not_act_keeps_everything(name):
     assert np.asarray(acts).any() == introspection.ever_syncs(strategy)
 
 
-def test_what_follows_from_means_is_held_once():
-    def equal(strategy, **options):
-        trainer, state, _ = train(strategy, lane_form="together", **options)
+def test_what_follows_from_means_is_replicated():
+    def replicated(strategy, **options):
+        trainer, state, _ = train(strategy, lane_form="vectorized", **options)
         own = state.replica, state.sync
-        form = trainer._programs.form
-        assert form is not None
-        return jax.tree.unflatten(jax.tree.structure(own), form.equal)
+        [key] = [x for x in trainer._compiled.programs if x.program.takes_steps]
+        return jax.tree.unflatten(jax.tree.structure(own), key.replicated)
 
-    replica, sync = equal(syncalgos.bmuf(3))
+    replica, sync = replicated(syncalgos.bmuf(3))
     assert all(jax.tree.leaves(sync)) and not any(jax.tree.leaves(replica))
-    assert all(jax.tree.leaves(equal(syncalgos.sync_sgd())))
-    replica, sync = equal(syncalgos.powersgd(1))
+    assert all(jax.tree.leaves(replicated(syncalgos.sync_sgd())))
+    replica, sync = replicated(syncalgos.powersgd(1))
     assert all(jax.tree.leaves(replica)) and not all(jax.tree.leaves(sync))
 
 
-@pytest.mark.parametrize("form", ["together", "in-turn", "joined"])
+@pytest.mark.parametrize("form", ["vectorized", "sequential", "merged"])
 def test_replicas_are_not_copied(form):
-    strategy = syncalgos.sync_sgd() if form == "joined" else syncalgos.bmuf(3)
+    strategy = syncalgos.sync_sgd() if form == "merged" else syncalgos.bmuf(3)
     trainer, state, _ = train(strategy, lane_form=form)
 
-    [program] = [x for key, x in trainer._compiled.items() if "run" in str(key[0])]
+    programs = trainer._compiled.programs.items()
+    [program] = [x for key, x in programs if key.program.takes_steps]
     found = program.memory_analysis()
     held = sum(x.nbytes for x in jax.tree.leaves((state.replica, state.sync)))
     assert found.alias_size_in_bytes == held / trainer.layout.shape[0]
@@ -366,13 +421,13 @@ def test_a_sum_over_lanes_is_numpys_and_has_its_gradient():
     np.testing.assert_allclose(grads, expected, 1e-9, 1e-12)
 
 
-@pytest.mark.parametrize("form", ["together", "in-turn"])
+@pytest.mark.parametrize("form", ["vectorized", "sequential"])
 def test_many_lanes_of_short_floats_are_summed_in_wide_ones(form):
     """Of 512 ones 8 bits would make 256."""
     params = {"w": jnp.ones((600, 1), jnp.bfloat16)}
     loss = stateless(lambda p, b: jnp.mean(b) + 0 * jnp.sum(p["w"]))
     options = {"loss": loss, "workers": 512, "lanes": 512, "lane_form": form}
     trainer = make_trainer(syncalgos.model_averaging(2), **options)
-    state, told = trainer.run(trainer.init(params), np.ones((2, 512), jnp.bfloat16))
+    state, reported = trainer.run(trainer.init(params), np.ones((2, 512), jnp.bfloat16))
     assert (np.asarray(state.replica.params["w"], np.float32) == 1).all()
-    assert told["loss"].dtype == jnp.bfloat16 and (told["loss"] == 1).all()
+    assert reported["loss"].dtype == jnp.bfloat16 and (reported["loss"] == 1).all()

@@ -8,6 +8,7 @@ import numpy as np
 import optax
 import pytest
 from jax.sharding import Mesh, PartitionSpec
+from mapped import on_workers
 
 import syncalgos
 from syncalgos import (
@@ -21,7 +22,6 @@ from syncalgos import (
     reset,
     sync_sgd,
 )
-from syncalgos.engine.backends import spread
 from syncalgos.engine.layout import BACKENDS, make_layout
 
 ROUNDING = 1e-12  # of float64: sums over workers and rows in another order
@@ -353,8 +353,8 @@ def over_workers(program, own, workers, backend):
     devices = [0, 1] if workers % 2 == 0 and backend != "vmap" else [0]
     layout = make_layout(workers, backend, devices)
     own = jax.tree.map(lambda x: x.reshape(*layout.shape, *x.shape[1:]), own)
-    mapped = spread(layout, lambda own, *_: (program(own), ()), donate=False)
-    result, _ = jax.block_until_ready(mapped(own, ((), ())))
+    result = on_workers(layout, lambda own, _: program(own), own)
+    jax.block_until_ready(result)
     return jax.tree.map(lambda x: np.asarray(x).reshape(workers, *x.shape[2:]), result)
 
 

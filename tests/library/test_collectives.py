@@ -4,9 +4,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from mapped import on_workers
 
 from syncalgos import collectives
-from syncalgos.engine.backends import spread
 from syncalgos.engine.layout import BACKENDS, make_layout
 
 LAYOUTS = [(1, 1), (1, 5), (2, 1), (2, 4), (3, 1), (3, 2), (2, 3)]
@@ -17,11 +17,11 @@ def over_workers(function, values, backend, devices):
     workers = len(jax.tree.leaves(values)[0])
     layout = make_layout(workers, backend, range(devices))
 
-    def program(own, shared, batches):
-        return function(own), ()
+    def program(own, shared):
+        return function(own)
 
     own = jax.tree.map(lambda x: x.reshape(*layout.shape, *x.shape[1:]), values)
-    result, _ = spread(layout, program, donate=False)(own, ((), ()))
+    result = on_workers(layout, program, own)
     return jax.tree.map(
         lambda x: np.asarray(x).reshape(workers, *x.shape[2:]),
         jax.block_until_ready(result),

@@ -1,4 +1,4 @@
-"""Nothing listens where it was not told to."""
+"""Processes listen only where the user asks for."""
 
 import ipaddress
 import os

@@ -287,7 +287,7 @@ def assert_named(command, number, pid, since):
 
 
 def assert_lost(ended, number):
-    """The run has ended by a loss, of which one line tells."""
+    """The run ended by a loss, which one line reports."""
     assert ended.code == 75, ended.stderr
     assert len(re.findall(rf"^process {number} .*", ended.stderr, re.M)) == 1
     assert "Traceback" not in ended.stderr

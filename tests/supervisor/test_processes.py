@@ -1,6 +1,6 @@
 """The engine in several real processes, against one process with as many devices.
 
-Of two workers' sums there is one order: two processes of one device give the numbers of
+Sums of two workers have one order: two processes of one device give the numbers of
 one process with two devices bit for bit. Of more, gloo adds in another order than XLA
 does within a process, and float64 shows that nothing else differs.
 """
@@ -29,6 +29,8 @@ from syncalgos.engine.layout import BACKENDS, is_key
 NAMES = tuple(syncalgos.ALGORITHMS)
 SOME = NAMES[::6]
 ROUNDING = 1e-12  # of float64 after 8 steps: sums of workers in another order
+# Of the modules that in_process imports.
+FOLDERS = ("", "tests", "tests/support", "tests/engine", "tests/library/algorithms")
 PROGRAM = [sys.executable, "-W", "error", "-c", "import in_process; in_process.main()"]
 
 
@@ -36,7 +38,7 @@ class Group(NamedTuple):
     """Processes that are started together.
 
     Attributes:
-        processes: their number.
+        processes: the number of processes.
         devices: of each.
         work: what they do, in turn: see `work`.
         wide: whether floats have 64 bits.
@@ -60,15 +62,13 @@ def free_port():
 
 
 def execute(group, folder):
-    """Returns, of each process, what it saw of each piece of work."""
+    """Returns the results of each piece of work, for each process."""
     folder.joinpath("work.json").write_text(f"[{','.join(group.work)}]")
     environ = environment(
         JAX_ENABLE_X64=int(group.wide),
         JAX_NUM_CPU_DEVICES=group.devices,
         JAX_CPU_COLLECTIVES_IMPLEMENTATION="gloo",
-        PYTHONPATH=os.pathsep.join(
-            [str(ROOT), str(ROOT / "tests"), str(ROOT / "tests/support")]
-        ),
+        PYTHONPATH=os.pathsep.join(str(ROOT / folder) for folder in FOLDERS),
         XLA_FLAGS=" ".join(QUICK),
     )
     arguments = [str(group.processes), str(free_port()), str(folder)]
@@ -93,7 +93,7 @@ def execute(group, folder):
 
 
 def codes_of(processes, seconds):
-    """Their exit statuses; what runs at the deadline, or long after a failure, ends."""
+    """Waits for the exit codes; ends processes at the deadline, or after a failure."""
     deadline = time.monotonic() + seconds
     try:
         while None in (codes := [process.poll() for process in processes]):
@@ -136,7 +136,7 @@ def assert_same(actual, expected, rounding=0.0):
 
 
 def joined(parts):
-    """What all workers saw, where the processes agree on what they share."""
+    """Joins the results of all workers; the processes must agree on shared values."""
     for other in parts[1:]:
         assert_same(other.common, parts[0].common)
     ordered = sorted(parts, key=lambda x: x.workers[0])
@@ -147,7 +147,7 @@ def joined(parts):
 
 
 def both(start, several, one, piece):
-    """What several processes and one saw of a piece of work, run at the same time."""
+    """The results of several processes and of one, run at the same time."""
     futures = start(several), start(one)
     return [joined([found[piece] for found in each.result()]) for each in futures]
 

@@ -1,4 +1,4 @@
-"""How the commands of a run find each other, or say at once why not."""
+"""Commands of a run find each other, or report at once why not."""
 
 import json
 import os

@@ -1,13 +1,16 @@
-"""Processes that are started, watched and restarted; in the end nobody is left."""
+"""Processes are started, watched and restarted; in the end none is left."""
 
 import json
 import os
 import signal
+import subprocess
+import sys
 import time
 
 import pytest
-from fake_member import commands, free_address, left, pid_of, pids, until
+from fake_member import ROOT, commands, free_address, left, pid_of, pids, until
 
+from experiments.supervisor.child import Pipe
 from experiments.supervisor.failure_policy import decide, stuck_lines
 from experiments.supervisor.group import Rules
 from experiments.supervisor.process_status import ProcessStatus, TrackedProcess
@@ -30,7 +33,7 @@ def two_hosts(start, plan, count=2, **rules):
 
 
 def told(folder, process, attempt=0):
-    """What a process was told."""
+    """The attributes that a process received."""
     return json.loads((folder / f"told-{process}-{attempt}").read_text())
 
 
@@ -93,6 +96,32 @@ def test_process_that_is_done_waits_for_one_that_writes(start, tmp_path):
 
 def test_run_that_diverged_everywhere_is_code_3(start):
     assert start({"*": [*STEPS, "exit 3"]}).ended() == (3, [])
+
+
+def test_lines_of_a_pipe_come_as_they_end_and_one_without_an_end_is_cut():
+    end, write = os.pipe()
+    pipe = Pipe(os.fdopen(end, "rb", buffering=0))
+    assert [*pipe.read()] == []
+    os.write(write, b"a\n" + b"x" * 60_000)
+    assert [*pipe.read()] == [b"a"]
+    os.write(write, b"x" * 10_000)
+    assert [*pipe.read()] == [b"x" * 70_000]
+    os.write(write, b"last")
+    os.close(write)
+    assert [*pipe.read()] == []
+    assert [*pipe.finish()] == [b"last"]
+
+
+def test_supervisor_imports_nothing_but_exit_codes():
+    code = "import sys, experiments.supervisor.run_processes\nprint(*sys.modules)"
+    ended = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True
+    )
+    rooms = {name for name in ended.stdout.split() if name.startswith("experiments.")}
+    assert "experiments.exit_codes" in rooms
+    ours = ("experiments.supervisor", "experiments.exit_codes")
+    assert all(name.startswith(ours) for name in rooms)
+    assert "jax" not in ended.stdout.split()
 
 
 # Losses
@@ -248,7 +277,7 @@ NOTICED = [
 
 
 def known(process, ended=None, **seen):
-    """A process that trains, or that has ended so many seconds after the first."""
+    """A process that trains, or that ended at this time."""
     seen = {"phase": "train", "step": 3, **seen}
     status = ProcessStatus(process, 100 + process, **seen)
     return TrackedProcess(status, None, 0.0, ended)

@@ -24,7 +24,7 @@ def test_the_own_address_is_that_of_the_way_to_the_other():
 
 @pytest.fixture
 def hosts():
-    """What to put before a command that is to run on each of two hosts."""
+    """Prefixes that run a command on each of two hosts."""
     if os.geteuid() != 0 or not shutil.which("ip"):
         pytest.skip("network namespaces take root, and the program ip")
     names = [f"two-hosts-{os.getpid()}-{i}" for i in (0, 1)]
@@ -69,7 +69,7 @@ def started_on(hosts, command, outs):
 
 
 def said(processes):
-    """What commands have said, once they have ended."""
+    """The output of commands, once they have ended."""
     try:
         return [process.communicate(timeout=240) for process in processes]
     finally:

@@ -13,6 +13,7 @@ from experiments.cli.words import number, whole
 from experiments.training.components import make_components
 from experiments.training.config import LANE_FORMS, SETTINGS, RunConfig, parse
 from experiments.training.prepared import PreparedRun, record_config
+from syncalgos.engine.lanes.selection import OLD_NAMES
 
 OTHER = {"algo": "sync_sgd", "task": "mnist", "optimizer": "adam", "partition": "label"}
 OTHER |= {
@@ -48,7 +49,7 @@ def run():
     parts = make_components(parse(["--steps", "8"]))
     known: dict[str, Any] = {"count": lambda progress: None, "rounds": None}
     known |= {"untrained": "", "state": None}
-    own = {"arguments": parts.config.arguments, "task_arguments": {}}
+    own = {x: getattr(parts.config, x) for x in ("arguments", "task_arguments")}
     return PreparedRun(**vars(parts), **known, facts=own)
 
 
@@ -83,12 +84,12 @@ def test_a_field_is_compared_on_resume_unless_each_start_may_have_another(
         SETTINGS[name].scope != "run" or name == "steps"
     )  # constant: it may be longer
     if free:
-        check_config(tmp_path, run)
+        check_config(tmp_path, run.config)
         return
     with pytest.raises(
         BadRequest, match=f"was made with --{SETTINGS[name].name} another"
     ):
-        check_config(tmp_path, run)
+        check_config(tmp_path, run.config)
 
 
 @pytest.mark.parametrize("name", SETTINGS)
@@ -105,6 +106,10 @@ def test_a_config_cannot_be_changed_nor_have_impossible_fields():
         config.arguments["period"] = 9  # pyright: ignore[reportIndexIssue]
     with pytest.raises(ValueError, match="--workers must be"):
         dataclasses.replace(config, workers=0)
+
+
+def test_earlier_names_of_lane_forms_are_those_of_the_engine():
+    assert LANE_FORMS == OLD_NAMES
 
 
 @pytest.mark.parametrize(("before", "now"), LANE_FORMS.items())

@@ -27,8 +27,8 @@ from syncalgos import (
     sync_sgd,
     until,
 )
+from syncalgos.combinators.introspection import has_center, has_whole_center
 from syncalgos.engine.layout import BACKENDS
-from syncalgos.strategy import MeanCenter, PartCenter
 
 WORKERS = 4
 AT = (2, 4, 6, 8, 10, 12, 14)  # evaluations: at rounds' ends and within rounds
@@ -300,8 +300,8 @@ def test_no_round_is_measured_that_no_evaluation_tells_of():
 def test_the_center_is_that_of_the_plain_strategy(own):
     noting = measured(own, sync_steps(own), AT)
 
-    for kind in (MeanCenter, PartCenter):
-        assert isinstance(noting.center, kind) == isinstance(own.center, kind)
+    for question in (has_center, has_whole_center):
+        assert question(noting) == question(own)
     centers = []
     for strategy in (own, noting):
         trainer = syncalgos.DataParallel(

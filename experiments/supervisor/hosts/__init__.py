@@ -1,1 +1,1 @@
-"""Supervisors of several hosts, which talk over sockets."""
+"""Connects the supervisors of several hosts, over sockets."""

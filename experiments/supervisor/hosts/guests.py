@@ -1,4 +1,4 @@
-"""The other commands of a run, as they are connected to the hub."""
+"""The connections of the other commands to the hub."""
 
 import selectors
 import socket
@@ -16,16 +16,17 @@ from experiments.supervisor.hosts.rendezvous import (
 )
 from experiments.supervisor.hosts.wire import Link
 
-STRANGER = 5.0  # seconds in which one that connects has to say who it is
+STRANGER = 5.0  # seconds for a new connection to introduce itself
 BEAT = 1.0  # seconds between signs of life
 
 
 class Heard(NamedTuple):
-    """What came of a guest.
+    """A message of a guest.
 
     Attributes:
         ids: of its processes.
-        message: as sent; {"gone": why} or {"objection": line} when it is not let in.
+        message: as sent; {"gone": reason} when the guest is lost, {"objection": line}
+            when it is refused.
     """
 
     ids: list[int]
@@ -34,10 +35,10 @@ class Heard(NamedTuple):
 
 @dataclass(eq=False)
 class Guest:
-    """What has connected: another command, or a stranger."""
+    """A connection: another command, or a stranger."""
 
     link: Link
-    since: float  # it came, or was dismissed
+    since: float  # time of its arrival or dismissal
     hello: Hello | None = None
     dismissed: bool = False
 
@@ -48,10 +49,10 @@ class Guest:
 
 
 class Guests:
-    """All that have connected; strangers are kept from disturbing.
+    """All connections; strangers cannot disturb the run.
 
     Attributes:
-        late: the run has begun, so who does not belong is refused alone.
+        late: whether the run began, so that an objection ends the newcomer alone.
     """
 
     def __init__(
@@ -61,13 +62,13 @@ class Guests:
         selector: selectors.BaseSelector,
         listener: socket.socket,
     ):
-        """Begins to listen.
+        """Starts to listen.
 
         Args:
             host: the hub's own hello.
             loss: seconds of silence after which a guest counts as gone.
-            selector: of the event loop; data are functions to call.
-            listener: where they come.
+            selector: of the event loop; its data are functions to call.
+            listener: socket on which they arrive.
         """
         self.late = False
         self._host = host
@@ -81,11 +82,11 @@ class Guests:
         selector.register(listener, selectors.EVENT_READ, self._accept)
 
     def hellos(self) -> list[Hello]:
-        """Of those that take part."""
+        """The hellos of those that take part."""
         return [g.hello for g in self._all if g.hello and not g.dismissed]
 
     def heard(self) -> list[Heard]:
-        """What has come since the last call."""
+        """The messages since the last call."""
         heard, self._heard = self._heard, []
         return heard
 
@@ -96,7 +97,7 @@ class Guests:
                 guest.link.send(message)
 
     def tend(self, now: float) -> None:
-        """Sends what waits, and drops those of whom nothing is heard."""
+        """Sends waiting messages, and drops silent connections."""
         beat = now - self._beaten >= BEAT
         if beat:
             self._beaten = now
@@ -110,18 +111,18 @@ class Guests:
                 guest.link.flush()
 
     def dismiss(self, code: int, lines: list[str]) -> None:
-        """Sends all away that take part, with an exit code and lines to print."""
+        """Dismisses all that take part, with an exit code and lines to print."""
         for guest in self._all:
             if guest.present:
                 self._dismiss(guest, code, lines)
 
     @property
     def leaving(self) -> bool:
-        """Whether some that were sent away are still there."""
+        """Whether some that were dismissed are still connected."""
         return any(guest.dismissed for guest in self._all)
 
     def close(self) -> None:
-        """Gives all connections up."""
+        """Closes all connections."""
         self._listener.close()
         for guest in self._all:
             guest.link.close()
@@ -129,7 +130,8 @@ class Guests:
     def _accept(self) -> None:
         try:
             sock, _ = self._listener.accept()
-        except OSError:  # it has left again
+        # It has left again.
+        except OSError:
             return
         now = time.monotonic()
         guest = Guest(Link(sock, now), now)
@@ -142,14 +144,15 @@ class Guests:
                 self._greet(guest, message)
             elif not guest.dismissed:
                 self._heard.append(Heard(guest.hello.ids, message))
+        # The connection stays open for the whole run: a closed one is a lost host.
         if guest.link.closed is not None:
             self._drop(guest, guest.link.closed)
 
     def _greet(self, guest: Guest, message: dict[str, Any]) -> None:
-        """Lets a command take part, or says why not."""
+        """Admits a command, or reports why not."""
         hello = parse(message)
         if hello is None:
-            return  # a stranger, who will not be heard for long
+            return  # a stranger, whom `tend` drops soon
         line = objection(message, hello, self._host, [self._host, *self.hellos()])
         guest.hello = hello
         if line is None:

@@ -1,21 +1,11 @@
-"""Process 0's supervisor: it gathers the others and decides for all."""
+"""Process 0's supervisor: gathers the others and decides for all."""
 
 import signal
 import time
 from typing import Any, Literal
 
 from experiments.exit_codes import TERMINATED, UNCONNECTED, stopped_by
-from experiments.supervisor.addresses import (
-    address,
-    free_port,
-    joined_address,
-    own_address,
-)
-from experiments.supervisor.failure_policy import (
-    connect_timeout_line,
-    decide,
-    stuck_lines,
-)
+from experiments.supervisor import addresses, failure_policy
 from experiments.supervisor.group import Start, processes
 from experiments.supervisor.hosts.guests import Guests, Heard
 from experiments.supervisor.hosts.rendezvous import Hello, places
@@ -26,7 +16,7 @@ from experiments.supervisor.process_status import (
     silence_line,
 )
 
-FAREWELL = 3.0  # seconds in which the others have to take their leave
+FAREWELL = 3.0  # seconds for the others to receive the exit code and leave
 RETRIES = 2  # of jax's start-up
 
 
@@ -34,7 +24,7 @@ class Hub:
     """Decides for all commands; starts its own processes.
 
     Attributes:
-        code: the exit code, once all is over.
+        code: the exit code; None while the run goes on.
     """
 
     def __init__(
@@ -57,13 +47,13 @@ class Hub:
         self._since = time.monotonic()  # the stage began
         self._serial = self._restarts = self._retries = 0
         self._address = ""  # of jax's service
-        self._signalled = False  # this command was asked to stop,
-        self._asked: int | None = None  # or any command, by this signal
+        self._signalled = False  # whether this command was asked to stop
+        self._asked: int | None = None  # the signal that any command received
         self._warned: set[tuple[int, str, int | None]] = set()
-        self._last = 0  # the exit code while the others take their leave
+        self._last = 0  # the exit code while the others leave
 
     def signal(self, number: int) -> None:
-        """Passes a first signal on; ends at once by a second one."""
+        """Passes a first signal on; ends at once on a second one."""
         if self._stage == "run" and self._local.ready and not self._signalled:
             self._signalled = True
             self._asked = number
@@ -73,13 +63,12 @@ class Hub:
             self._end(stopped_by(number), [], (TERMINATED, [line]))
 
     def tick(self, now: float) -> None:
-        """Looks after everything; to be called often."""
+        """Updates the state of all processes, and acts; call it often."""
         self._local.poll(now)
         if self._guests is not None:
             self._guests.tend(now)
             for heard in self._guests.heard():
-                if self._stage != "end":
-                    self._take(heard, now)
+                self._take(heard, now)
         if self._stage == "gather":
             self._gather(now)
         elif self._stage == "run":
@@ -90,13 +79,15 @@ class Hub:
             self.code = self._last
 
     def close(self) -> None:
-        """Gives all connections up."""
+        """Closes all connections."""
         if self._guests is not None:
             self._guests.close()
 
     def _take(self, heard: Heard, now: float) -> None:
-        """Takes note of what another command says."""
+        """Applies a message of another command."""
         message = heard.message
+        if self._stage == "end":
+            return
         if "objection" in message:
             self._end(UNCONNECTED, [message["objection"]])
         elif "leaving" in message:
@@ -104,15 +95,15 @@ class Hub:
         elif "asked" in message:
             self._asked = message["asked"]
         elif "gone" in message:
-            for i in heard.ids:
-                if i in self._tracked and self._tracked[i].alive:
-                    lost = self._tracked[i]._replace(gone=message["gone"], ended=now)
-                    self._tracked[i] = lost
+            known = [self._tracked[i] for i in heard.ids if i in self._tracked]
+            for process in (p for p in known if p.alive):
+                lost = process._replace(gone=message["gone"], ended=now)
+                self._tracked[process.status.process] = lost
         elif message.get("serial") == self._serial and self._stage == "run":
             self._update(ProcessStatus(**message["status"]), now)
 
     def _gather(self, now: float) -> None:
-        """Starts once all are there; gives up after a while."""
+        """Starts once all commands are there; gives up after a while."""
         present = [self._hello, *(self._guests.hellos() if self._guests else [])]
         ids = {i for hello in present for i in hello.ids}
         missing = sorted({*range(self._hello.total)} - ids)
@@ -129,11 +120,15 @@ class Hub:
             self._end(code, [line])
 
     def _start(self, present: list[Hello], now: float) -> None:
-        """Starts all processes."""
+        """Starts all processes, on all hosts."""
         self._serial += 1
         by_hand = self._coordinator is not None
-        host = address(self._coordinator)[0] if self._coordinator else "127.0.0.1"
-        self._address = joined_address(host, free_port(own_address(host)))
+        host, own = "127.0.0.1", "127.0.0.1"
+        if self._coordinator is not None:
+            host = addresses.address(self._coordinator)[0]
+            own = addresses.own_address(host)
+        # A free port of each start: the last one's may linger, or have been taken.
+        self._address = addresses.joined_address(host, addresses.free_port(own))
         hosts, where = places(present)
         start = Start(
             serial=self._serial,
@@ -158,7 +153,7 @@ class Hub:
         self._local.start(start)
 
     def _update(self, status: ProcessStatus, now: float) -> None:
-        """Takes note of a process's status."""
+        """Applies a report of a process's status."""
         before = self._tracked[status.process]
         if before.status == status or before.gone is not None:
             return
@@ -172,12 +167,14 @@ class Hub:
         for status in self._local.statuses():
             self._update(status, now)
         group = list(self._tracked.values())
-        for key, line in stuck_lines(group, now, self._rules.stuck).items():
+        for key, line in failure_policy.stuck_lines(
+            group, now, self._rules.stuck
+        ).items():
             if key not in self._warned:
                 self._warned.add(key)
                 self._log_everywhere(line)
-        decision = decide(group, self._asked, now, self._rules)
-        late = connect_timeout_line(group, now, self._rules.init_timeout)
+        decision = failure_policy.decide(group, self._asked, now, self._rules)
+        late = failure_policy.connect_timeout_line(group, now, self._rules.init_timeout)
         if decision is None and late is not None:
             self._end(UNCONNECTED, [f"{late} ({self._address})"])
         elif decision is not None and decision.kind == "lost":
@@ -188,7 +185,7 @@ class Hub:
             self._end(decision.code, decision.lines)
 
     def _restart(self, lines: list[str], now: float) -> None:
-        """Starts all processes again, from what they have saved, or ends the run."""
+        """Starts all processes again, from their checkpoint, or ends the run."""
         limit = self._rules.max_restarts
         if self._restarts >= limit:
             self._end(TERMINATED, lines)
@@ -198,7 +195,8 @@ class Hub:
         self._again([*lines, f"restart {self._restarts} of {limit}"], now)
 
     def _reconnect(self, lines: list[str], now: float) -> None:
-        """Tries jax's start-up again elsewhere: its port may have been taken."""
+        """Tries jax's start-up again on another port."""
+        # Between the search for a free port and its use another program may take it.
         lines = [f"{line}, while connecting through {self._address}" for line in lines]
         quick = now - self._since < self._rules.init_timeout
         if self._retries >= RETRIES or not quick:
@@ -208,7 +206,7 @@ class Hub:
         self._again([*lines, "trying another port"], now)
 
     def _again(self, lines: list[str], now: float) -> None:
-        """Back to the gathering, as some may have to come back."""
+        """Gathers all commands again: a lost host may have to come back."""
         for line in lines:
             self._log_everywhere(line)
         if self._guests is not None:
@@ -217,7 +215,7 @@ class Hub:
         self._stage, self._since = "gather", now
 
     def _log_everywhere(self, line: str) -> None:
-        """Has every command print a line."""
+        """Prints a line in every command."""
         self._local.log(line)
         if self._guests is not None:
             self._guests.send({"say": line})
@@ -228,7 +226,7 @@ class Hub:
         lines: list[str],
         others: tuple[int, list[str]] | None = None,
     ) -> None:
-        """Ends the run everywhere; `others` are told something else."""
+        """Ends the run everywhere, for the `others` by their own code and lines."""
         if self._guests is not None:
             self._guests.dismiss(*(others or (code, lines)))
         self._local.kill()

@@ -1,4 +1,4 @@
-"""How the commands of a run find each other, and whether they belong together."""
+"""Finds the commands of a run, and checks that they belong together."""
 
 import errno
 import itertools
@@ -20,14 +20,14 @@ LONGEST_VALUE = 40  # characters of a value that is named
 
 
 class Hello(NamedTuple):
-    """What a command tells of itself.
+    """The introduction of a command.
 
     Attributes:
-        total: how many processes it expects in all.
-        ids: those that it starts.
-        host: name, boot and network of its machine, which tell it from others.
+        total: the number of processes that it expects in all.
+        ids: the processes that it starts.
+        host: name, boot and network of its machine, which together identify it.
         pid: of the supervisor.
-        facts: what all processes must agree on.
+        facts: the values on which all processes must agree.
     """
 
     total: int
@@ -43,7 +43,7 @@ def greeting(hello: Hello) -> dict[str, Any]:
 
 
 def parse(message: dict[str, Any]) -> Hello | None:
-    """The Hello of a first message; None if it is a stranger's."""
+    """Parses a first message; returns None if it is a stranger's."""
     try:
         hello = Hello(**message["hello"])
         ids = [int(i) for i in hello.ids]
@@ -56,7 +56,8 @@ def parse(message: dict[str, Any]) -> Hello | None:
 
 
 def here() -> list[str]:
-    """This host: containers of one machine are hosts of their own by their network."""
+    """Identifies this host by its name, boot and network."""
+    # Containers of one machine share name or boot, but not the network namespace.
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         network = str(os.stat("/proc/self/ns/net").st_ino)
@@ -68,13 +69,13 @@ def here() -> list[str]:
 def objection(
     message: dict[str, Any], hello: Hello, hub: Hello, others: list[Hello]
 ) -> str | None:
-    """Why a command cannot take part.
+    """Reports why a command cannot take part.
 
     Args:
-        message: its first.
+        message: its first message.
         hello: the same, parsed.
-        hub: process 0's own.
-        others: those that take part already, the hub's among them.
+        hub: process 0's own hello.
+        others: the hellos of those that take part already, the hub's among them.
 
     Returns:
         One line; None if it can.
@@ -102,7 +103,7 @@ def objection(
 
 
 def _difference(hello: Hello, hub: Hello) -> str | None:
-    """The facts in which a command differs from the hub, in one line."""
+    """Reports the facts in which a command differs from the hub, in one line."""
     names = {**hub.facts, **hello.facts}
     pairs = [(n, hello.facts.get(n), hub.facts.get(n)) for n in names]
     differ = [_shown(*pair) for pair in pairs if pair[1] != pair[2]]
@@ -115,7 +116,7 @@ def _difference(hello: Hello, hub: Hello) -> str | None:
 
 
 def _shown(name: str, *values: Any) -> list[str]:
-    """A fact as either has it; long values from shortly before they differ."""
+    """Shows a fact of both; long values from shortly before they differ."""
     texts = ["" if v is None else _text(v) for v in values]
     start = 0
     if min(len(text) for text in texts) > LONGEST_VALUE:
@@ -135,15 +136,17 @@ def _text(value: Any) -> str:
 
 
 def places(hellos: list[Hello]) -> tuple[int, list[tuple[int, int, int]]]:
-    """How many hosts there are, and each process's place on its own.
+    """Counts the hosts, and numbers the processes of each.
 
     Args:
         hellos: of all commands.
 
     Returns:
-        The number of hosts; and of each process its number, its number among those
-        on its host, and how many those are.
+        The number of hosts; and for each process its number, its number on its host,
+        and the number of processes on that host.
     """
+    # Groups of `hierarchical` follow the hosts, not the processes: else two processes
+    # on one host would give other numbers than one.
     hosts: dict[tuple[str, ...], list[int]] = {}
     for hello in hellos:
         hosts.setdefault(tuple(hello.host), []).extend(hello.ids)
@@ -156,7 +159,7 @@ def places(hellos: list[Hello]) -> tuple[int, list[tuple[int, int, int]]]:
 
 
 class Dialer:
-    """Tries to connect until somebody answers; waits for nothing but names.
+    """Tries to connect until somebody answers; blocks only to look up names.
 
     Attributes:
         error: why the last attempt failed.
@@ -167,40 +170,42 @@ class Dialer:
         self._target = host, port
         self._sock: socket.socket | None = None
         self._tries = 0
-        self._next = 0.0  # when to try again
-        self._until = 0.0  # how long to wait for the attempt that is under way
+        self._next = 0.0  # time of the next attempt
+        self._until = 0.0  # end of the attempt that is under way
 
     def poll(self, now: float) -> socket.socket | None:
-        """A connection, once there is one."""
+        """Returns the connection once there is one, else None."""
         try:
             if self._sock is None:
-                if now >= self._next:
-                    self._begin(now)
-                return None
-            if not select.select([], [self._sock], [], 0)[1]:
-                if now > self._until:
-                    raise TimeoutError(errno.ETIMEDOUT, "timed out")
-                return None
-            return self._connected(self._sock)
-        except (OSError, UnicodeError) as error:  # a name may be no name at all
+                return self._begin(now)
+            if select.select([], [self._sock], [], 0)[1]:
+                return self._connected(self._sock)
+            if now > self._until:
+                raise TimeoutError(errno.ETIMEDOUT, "timed out")
+            return None
+        # The user's text may be no name at all.
+        except (OSError, UnicodeError) as error:
             self.error = getattr(error, "strerror", None) or str(error)
             self._next = now + PAUSE
             self.close()
             return None
 
     def close(self) -> None:
-        """Gives up what is under way."""
+        """Gives up the attempt that is under way."""
         if self._sock is not None:
             self._sock.close()
             self._sock = None
 
     def _begin(self, now: float) -> None:
+        if now < self._next:
+            return
         found = socket.getaddrinfo(*self._target, type=socket.SOCK_STREAM)
         family, kind, protocol, _, place = found[self._tries % len(found)]
         self._tries += 1
         self._next, self._until = now + PAUSE, now + ATTEMPT
         self._sock = socket.socket(family, kind, protocol)
         self._sock.setblocking(False)
+        # The loop must go on: an attempt may take seconds.
         code = self._sock.connect_ex(place)
         if code not in (0, errno.EINPROGRESS):
             raise OSError(code, os.strerror(code))

@@ -1,4 +1,4 @@
-"""The supervisor of other processes than 0: it does what the hub says."""
+"""The supervisor of other processes than 0, which obeys the hub."""
 
 import selectors
 import signal
@@ -14,14 +14,14 @@ from experiments.supervisor.local_processes import LocalProcesses
 from experiments.supervisor.process_status import ProcessStatus
 
 BEAT = 1.0  # seconds between signs of life
-FAREWELL = 0.5  # seconds in which the hub has to take note
+FAREWELL = 0.5  # seconds for the hub to receive the last message
 
 
 class Spoke:
     """Starts and watches its processes for the hub.
 
     Attributes:
-        code: the exit code, once all is over.
+        code: the exit code; None while the run goes on.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class Spoke:
         return processes(self._hello.ids)
 
     def signal(self, number: int) -> None:
-        """Passes a first signal on; ends at once by a second one."""
+        """Passes a first signal on; ends at once on a second one."""
         if self._local.ready and not self._signalled:
             self._signalled = True
             self._send({"asked": number})
@@ -63,7 +63,7 @@ class Spoke:
         self.code = stopped_by(number)
 
     def tick(self, now: float) -> None:
-        """Looks after everything; to be called often."""
+        """Updates the state of all processes, and reports; call it often."""
         self._local.poll(now)
         if self.code is not None:
             return
@@ -78,7 +78,7 @@ class Spoke:
             self._report(now)
 
     def close(self) -> None:
-        """Leaves, so that what was said last is not lost."""
+        """Closes the connection once the hub has received the last message."""
         self._dialer.close()
         if self._link is not None:
             self._link.finish()
@@ -117,7 +117,7 @@ class Spoke:
             self._part(link.closed, now)
 
     def _obey(self, message: dict[str, Any]) -> None:
-        """Does what the hub says."""
+        """Obeys a message of the hub."""
         if "end" in message:
             self._local.kill()
             for line in message["lines"]:
@@ -135,7 +135,7 @@ class Spoke:
             self._local.start(start)
 
     def _part(self, reason: str, now: float) -> None:
-        """The connection is lost: looks for another, or ends."""
+        """Searches for the hub again after a lost connection, or ends."""
         assert self._link is not None
         self._selector.unregister(self._link.sock)
         self._link.close()
@@ -147,11 +147,13 @@ class Spoke:
             self.code = UNCONNECTED
             return
         self._dialer.error = reason
-        if not self._serial:  # the search goes on, with what time is left
+        # Before the first start the search goes on, in the time that is left.
+        if not self._serial:
             self._hub = None
             return
         line = f"process 0's host {self._hub} is gone ({reason})"
         self._local.kill()
+        # Process 0's command may come back, started again by hand or by a scheduler.
         if self._rejoined >= self._rules.max_restarts or self._signalled:
             self._local.log(line)
             self.code = TERMINATED
@@ -163,7 +165,7 @@ class Spoke:
         self._hub, self._since = None, now
 
     def _report(self, now: float) -> None:
-        """Sends what has changed, and signs of life."""
+        """Sends changed statuses, and signs of life."""
         statuses = self._local.statuses()
         if self._hub is not None and statuses != self._sent:
             for status in (x for x in statuses if x not in self._sent):

@@ -6,7 +6,7 @@ from typing import Any
 
 from experiments.supervisor.json_lines import PIECE, Lines, decode, encode
 
-LONGEST = 1 << 20  # bytes of a line; what a stranger sends may have no end
+LONGEST = 1 << 20  # bytes of a line; a stranger's may have no end
 GARBAGE = "it speaks another language"
 
 
@@ -15,12 +15,13 @@ class Link:
 
     Attributes:
         sock: the connection.
-        heard: when something came last, by time.monotonic().
-        closed: why nothing comes any more; None while it is open.
+        heard: time of the last message, by time.monotonic().
+        closed: why the connection ended; None while it is open.
     """
 
     def __init__(self, sock: socket.socket, now: float):
         sock.setblocking(False)
+        # Messages are short: they must not wait for more to fill a packet.
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.sock = sock
         self.heard = now
@@ -36,24 +37,25 @@ class Link:
             self.flush()
 
     def flush(self) -> None:
-        """Sends what could not be sent before."""
+        """Sends waiting messages."""
         try:
             while self._out:
                 del self._out[: self.sock.send(self._out)]
         except BlockingIOError:
             pass
         except OSError:
-            # Its last words may still be there to be read: receive finds the end.
+            # Its last messages may still be there to be read: receive finds the end.
             self._out.clear()
 
     def receive(self, now: float) -> list[dict[str, Any]]:
-        """The messages that have come; sets `closed` at their end."""
+        """Returns new messages; sets `closed` at their end."""
         try:
             data = self.sock.recv(PIECE)
         except BlockingIOError:
             return []
         except ConnectionResetError:
-            data = b""  # closed, with something unread
+            # The other side closed with something unread.
+            data = b""
         except OSError as error:  # such as: no route any more
             self.closed = error.strerror or "connection lost"
             return []
@@ -72,12 +74,14 @@ class Link:
         return messages
 
     def finish(self) -> None:
-        """Says no more. Closed with unread data, its last words would be lost."""
+        """Shuts down the sending side."""
+        # A close with unread data would reset the connection, and the last messages be
+        # lost: the other side closes first.
         self.flush()
         self._finished = True
         with suppress(OSError):
             self.sock.shutdown(socket.SHUT_WR)
 
     def close(self) -> None:
-        """Gives the connection up."""
+        """Closes the connection."""
         self.sock.close()

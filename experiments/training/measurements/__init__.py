@@ -1,1 +1,1 @@
-"""What is measured of a run besides its losses."""
+"""Measurements of a run: effective learning rate, rounds, displacements."""

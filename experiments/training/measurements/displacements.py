@@ -1,4 +1,4 @@
-"""How far the workers go between two syncs, and whether they go the same way.
+"""Displacements: how far workers go between two syncs, and how much they agree.
 
 A round is a stretch of local steps that ends with one at which anything is sent. In it
 worker i's params go from θᵢ, right after the last sync, by dᵢ, before the next one acts
@@ -15,13 +15,12 @@ import numpy as np
 import optax
 from jax import lax
 
-from syncalgos import Strategy, TrainState, collectives, contract
+from syncalgos import Strategy, TrainState, collectives
 from syncalgos.collectives import WORKERS, Axis, PyTree
 from syncalgos.combinators import introspection
-from syncalgos.combinators.introspection import Composed
-from syncalgos.combinators.primitives import MeanOfGrads
+from syncalgos.combinators.introspection import Combination
 from syncalgos.dtypes import widen
-from syncalgos.strategy import center_of_inner
+from syncalgos.strategy import apply_sync
 
 # Instead of NaN, at which jax_debug_nans would end the run; no norm and no cosine.
 NONE = -2.0
@@ -48,11 +47,11 @@ def measured(
     evaluated: Sequence[int],
     axis: Axis = WORKERS,
 ) -> Strategy:
-    """The same strategy, which notes what `figures` tells of at each evaluation.
+    """Returns the same strategy, which records the displacements of some rounds.
 
-    That is of the last round that ended by then; other rounds are not measured. What
-    measuring sends, the params thrice for each such round, `communication` would count
-    as sent: ask it about the plain strategy.
+    Measured is the last round that ended by each evaluation. `communication` would
+    count what measuring sends, the params thrice for each such round: ask it about the
+    plain strategy.
 
     Args:
         strategy: of a whole run. It trains the same params, bit for bit as XLA compiles
@@ -71,12 +70,6 @@ def measured(
         none = {name: jnp.float32(NONE) for name in NAMES}
         return Measured(strategy.init(params), params, none)
 
-    def reduce(grads, replica, state, step):
-        grads, own = contract.apply_reduce(
-            strategy, grads, replica, state.strategy, step
-        )
-        return grads, state._replace(strategy=own)
-
     def sync(replica, state, step):
         noted = lax.cond(
             _holds(ends, step),
@@ -86,34 +79,32 @@ def measured(
         # Else XLA might fuse the local step another way than without us, and round so.
         apart = noted, replica, state.strategy
         noted, replica, own = lax.optimization_barrier(apart)
-        synced = contract.apply_sync(strategy, replica, own, step)
+        synced = apply_sync(strategy, replica, own, step)
         replica, own = lax.optimization_barrier(synced)
         start = lax.cond(
             _holds(begins, step + 1), lambda: replica.params, lambda: state.start
         )
         return replica, Measured(own, start, noted)
 
-    noting = Composed(
-        sync,
-        members=(strategy,),
-        rebuild=lambda change: measured(change(strategy), sync_steps, evaluated, axis),
-        lands=lambda step: introspection.lands(strategy, step),
-        acts=lambda step: (
-            introspection.acts(strategy, step)
-            | _holds(begins, step + 1)
-            | _holds(ends, step)
-        ),
-    )
+    def notes(step):
+        return _holds(begins, step + 1) | _holds(ends, step)
+
     # The engine runs the strategy in the same form as without us.
-    if strategy.reduce is introspection.keep_grads:
-        reduce = introspection.keep_grads
-    elif isinstance(strategy.reduce, MeanOfGrads):
-        reduce = MeanOfGrads(reduce)
-    return Strategy(init, reduce, noting, center_of_inner(strategy.center))
+    return Strategy(
+        init,
+        introspection.inner_reduce(strategy),
+        Combination(
+            sync,
+            (strategy,),
+            lambda change: measured(change(strategy), sync_steps, evaluated, axis),
+        ),
+        introspection.inner_center(strategy),
+        introspection.at_any(introspection.acting_steps(strategy), notes),
+    )
 
 
 def figures(state: TrainState) -> dict[str, float]:
-    """What a measured strategy noted last.
+    """Returns the displacements that a measured strategy recorded last.
 
     Returns:
         pseudo_gradient, its 2-norm over all params that the strategy sees;
@@ -129,7 +120,7 @@ def figures(state: TrainState) -> dict[str, float]:
 def _measured_rounds(
     sync_steps: np.ndarray, evaluated: Sequence[int]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Which steps are the first of a round that is measured, and which the last."""
+    """Returns which steps begin a measured round, and which end one."""
     lasts = np.flatnonzero(sync_steps)  # of all rounds
     firsts = np.concatenate([[0], lasts + 1])
     ended = np.searchsorted(lasts, np.asarray(evaluated, int))  # rounds by then
@@ -144,7 +135,7 @@ def _holds(table: np.ndarray, step: jax.Array) -> jax.Array:
 
 
 def _compare(params: PyTree, start: PyTree, axis: Axis) -> dict[str, jax.Array]:
-    """What is noted of a round that ends with these params."""
+    """Returns the displacements of a round that ends with these params."""
     workers = collectives.size(axis)
     params = widen(params)
     moved = jax.tree.map(jnp.subtract, params, widen(start))
@@ -159,7 +150,7 @@ def _compare(params: PyTree, start: PyTree, axis: Axis) -> dict[str, jax.Array]:
 
 
 def _cosine(moved: PyTree, workers: int, axis: Axis) -> jax.Array:
-    """The mean cosine between two workers' displacements."""
+    """Returns the mean cosine between two workers' displacements."""
     length = optax.tree.norm(moved)
     stays = length == 0
     unit = jax.tree.map(lambda x: x / jnp.where(stays, 1, length), moved)
@@ -174,7 +165,7 @@ def _cosine(moved: PyTree, workers: int, axis: Axis) -> jax.Array:
 
 
 def _read(value: jax.Array | float) -> float:
-    """One worker's, on this process: all agree."""
+    """Returns the value of one worker on this process: all agree."""
     if isinstance(value, jax.Array):
         value = float(np.ravel(value.addressable_shards[0].data)[0])
     return value if value > NONE else np.nan

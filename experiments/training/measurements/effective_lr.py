@@ -22,7 +22,7 @@ def effective_lr(
     workers: int,
     lr: float,
 ) -> float | None:
-    """lr times the steady ratio of the center's movement to that of plain SGD.
+    """Returns lr times the steady ratio of the center's movement to plain SGD's.
 
     All workers get one constant gradient, and step along it with plain SGD at `lr`.
     BMUF comes out at ζ / (1 - μ) times lr, DiLoCo at 7 times lr. Papers that leave this
@@ -39,9 +39,11 @@ def effective_lr(
         The effective rate; None where movement is no multiple of the gradient (sign
         methods); NaN where it does not become steady within 131,072 steps.
     """
+    # By running it nothing has to be looked up: any strategy has a rate so.
     probe = partial(_probe, strategy, optimizer, workers, lr)
     try:
-        with jax.enable_x64(True):  # the limit of a sequence loses digits
+        # The limit of a sequence loses digits: float32 has too few.
+        with jax.enable_x64(True):
             small = jax.tree.map(
                 lambda x: np.zeros([min(d, 4) for d in x.shape]), params
             )
@@ -59,13 +61,14 @@ def _probe(strategy, optimizer, workers, lr, params, tolerance) -> float | None:
     ]
     if not np.isfinite(ratios).all():
         return float("nan")
+    # A sign method moves as far under a gradient twice as large: it has no rate.
     if not np.isclose(*ratios, rtol=1e-2):
         return None
     return float(f"{ratios[0] * lr:.4g}")
 
 
 def _steady_ratio(run, carry, tolerance) -> float:
-    """The center's movement per step, once it is steady; NaN if it never is."""
+    """Returns the center's movement per step once it is steady; NaN if it never is."""
     tracks, steps, last = [], 0, np.nan
     while steps < MOST_STEPS:
         target = max(2 * steps, CHUNK)
@@ -82,10 +85,7 @@ def _steady_ratio(run, carry, tolerance) -> float:
 
 
 def _make_runner(strategy, params, optimizer, workers, lr) -> tuple[Any, Any]:
-    """Returns what to start from, and a program of many steps, compiled once.
-
-    That is run(gradient, carry, first step) -> (carry, center after each step).
-    """
+    """Returns a carry, and (gradient, carry, step) -> (carry, center of each step)."""
 
     def local_step(gradient, carry, step):
         replica, state = carry
@@ -120,12 +120,10 @@ def _make_runner(strategy, params, optimizer, workers, lr) -> tuple[Any, Any]:
 
 
 def _limit(track: np.ndarray, tolerance: float) -> float:
-    """The rate per step to which a track of positions settles, or NaN.
-
-    Rates are taken between steps at which it moved, as many in each of three windows,
-    so that blocks do not blur them; a geometric approach, as momentum has, is continued
-    to its limit (Aitken).
-    """
+    """Returns the rate per step to which a track of positions settles, or NaN."""
+    # Rates are taken between steps at which it moved, as many in each of three windows,
+    # so that blocks do not blur them. A geometric approach, as momentum has, is
+    # continued to its limit (Aitken).
     moved = np.flatnonzero(np.diff(track, prepend=0.0))
     if len(moved) < 4:
         return np.nan

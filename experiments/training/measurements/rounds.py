@@ -7,7 +7,7 @@ import numpy as np
 import syncalgos
 from experiments.training.components import Components
 from experiments.training.records import Progress
-from syncalgos import Communication, MeanCenter, Strategy, TrainState
+from syncalgos import Communication, Strategy, TrainState
 from syncalgos.combinators import introspection
 from syncalgos.combinators.decided import found
 from syncalgos.engine import inner_step
@@ -16,7 +16,7 @@ from syncalgos.engine.state import of_one
 FARTHEST = 2**12  # steps within which the first sync is looked for
 
 Count = Callable[[Progress], Communication | None]
-"""What each worker has sent, and will; None where even a run cannot tell."""
+"""Progress -> the communication of each worker; None if not even a run shows it."""
 
 
 def communication(
@@ -26,7 +26,7 @@ def communication(
     workers: int | None = None,
     strategy: Strategy | None = None,
 ) -> Communication | None:
-    """Counts what each worker sends; None where only the run can tell.
+    """Counts what each worker sends; None if only the run shows it.
 
     Args:
         parts: of the run.
@@ -47,7 +47,7 @@ def communication(
 def make_count(
     parts: Components, state: TrainState, sent: Communication | None
 ) -> Count:
-    """Counts what each worker sends, of what the data decide on from what they did.
+    """Returns the count of what each worker sends, by decisions of the data so far.
 
     Args:
         parts: of the run.
@@ -60,12 +60,12 @@ def make_count(
     taken = np.zeros((parts.config.steps, len(found(state.sync))), bool)
 
     def count_taken(progress):
-        now = taken.copy()  # steps that are yet to come decide on nothing
+        now = taken.copy()  # later steps count as without a sync
         if progress.decided:
             now[tuple(np.transpose(progress.decided))] = True
         try:
             return of_taken(now)
-        except ValueError:  # it depends on more yet
+        except ValueError:  # it depends on more than those decisions
             return None
 
     return count_taken
@@ -74,7 +74,7 @@ def make_count(
 def ends(
     parts: Components, state: TrainState, steps: int, sent: Communication | None
 ) -> np.ndarray | None:
-    """Finds the local steps that end a round: where the algorithm sends, or would.
+    """Finds the local steps that end a round: the algorithm sends there, or would.
 
     Args:
         parts: of the run.
@@ -83,9 +83,10 @@ def ends(
         sent: what `communication` found for them.
 
     Returns:
-        Whether each step does, (steps,); None where only the run can tell.
+        Whether each step does, (steps,); None if only the run shows it.
     """
-    workers = max(parts.config.workers, 2)  # one sends nothing, yet its rounds end
+    # One worker sends nothing, yet its rounds end.
+    workers = max(parts.config.workers, 2)
     if parts.task.kept == "shared":  # tables are sent at every step
         sent = communication(parts, state, steps, workers, parts.algorithm)
     elif _shares_loss(parts, state):  # that is sent at every step, too
@@ -97,14 +98,14 @@ def ends(
 
 def _shares_loss(parts: Components, state: TrainState) -> bool:
     """Whether workers share their loss, for an inner optimizer that looks at it."""
-    if parts.strategy.reduce is introspection.keep_grads:
+    if not introspection.reduces(parts.strategy):
         return False
     return inner_step.asks(parts.optimizer, of_one(state.replica), np.float32(0))
 
 
 def center_step(parts: Components, rounds: np.ndarray | None, steps: int) -> int:
     """Returns the last local step that is in the center after so many."""
-    follows = parts.config.ema or isinstance(parts.algorithm.center, MeanCenter)
+    follows = parts.config.ema or not introspection.has_center(parts.algorithm)
     if follows or rounds is None:
         return steps
     found = np.flatnonzero(rounds[:steps])
@@ -112,7 +113,7 @@ def center_step(parts: Components, rounds: np.ndarray | None, steps: int) -> int
 
 
 def untrained(parts: Components, state: TrainState, rounds: np.ndarray | None) -> str:
-    """Says why the evaluated model never changes, and the way out; "" if it does.
+    """Returns why the evaluated model never changes, and the way out; "" if it does.
 
     Args:
         parts: of the run.

@@ -1,1 +1,1 @@
-"""How a device runs the workers that it carries."""
+"""Lanes, the workers of one device: the forms in which a device runs them."""

@@ -1,197 +1,167 @@
-"""How a device runs its lanes: together, in turn, or joined. The numbers are the same.
+"""How a device runs the local steps of its lanes; the numbers are the same.
 
-Together, under vmap: what any strategy and any loss can do. In turn, from one sync to
-the next lane by lane, in a loop without branches: a CPU's caches then hold one replica,
-and its matmuls are plain ones. Joined, where the gradients are averaged and replicas
-equal: one gradient over the batches of all lanes.
-
-Each form maps a worker's programs over all of them, as
-`syncalgos.engine.backends.spread` says.
+Vectorized (`syncalgos.engine.backends.vectorized`): under vmap, for any strategy and
+loss. Sequential: lane by lane from one sync to the next. Merged: one gradient over the
+batches of all lanes, where gradients are averaged and replicas identical.
 """
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from syncalgos import collectives, contract
+from syncalgos import collectives
 from syncalgos.collectives import PyTree
 from syncalgos.combinators import decided, introspection
 from syncalgos.dtypes import narrow, widen
-from syncalgos.engine.backends import held_once, over_devices, spread
-from syncalgos.engine.lanes.replication import differ
-from syncalgos.engine.layout import DEVICES, LANES, Layout
+from syncalgos.engine.backends import Replicated, held_once
+from syncalgos.engine.layout import DEVICES, LANES
+from syncalgos.engine.program import Inputs, Outputs, Own, Trained
 from syncalgos.engine.worker import Worker, over_steps
+from syncalgos.strategy import apply_sync
 
 
-class Together(NamedTuple):
-    """A program of one worker, under vmap.
-
-    Attributes:
-        program: a method of Worker.
-        equal: for each leaf of `own`, whether it is equal in all lanes before and
-            after, and held once. None where no leaf is known to be.
-    """
-
-    program: Callable[..., tuple[PyTree, PyTree]]
-    equal: tuple[bool, ...] | None = None
-    name = "vectorized"
-
-    def mapped(self, worker: Worker, layout: Layout, donate: bool) -> Any:
-        program = partial(self.program, worker)
-        return spread(layout, program, donate, self.equal)
-
-
-class InTurn(NamedTuple):
-    """Local steps of one lane after the other, up to the next sync of all.
+class _Rounds(NamedTuple):
+    """The carry of the loop over rounds.
 
     Attributes:
-        equal: as in `Together`.
+        start: the first step of the next round, counted from that of the dispatch.
+        own: replicas of all lanes; of the strategies' state replicated leaves once.
+        totals: metrics summed over the lanes, (steps, ...).
+        decided: what was decided, (steps, ...).
     """
 
-    equal: tuple[bool, ...] | None = None
-    name = "sequential"
-
-    def mapped(self, worker: Worker, layout: Layout, donate: bool) -> Any:
-        program = partial(_in_turn, worker, layout.lanes, self.equal)
-        return over_devices(layout, program, donate)
+    start: jax.Array
+    own: Own
+    totals: PyTree
+    decided: PyTree
 
 
-class Joined(NamedTuple):
-    """One gradient over the batches of all lanes, whose replicas are equal.
+def sequential(
+    worker: Worker, lanes: int, replicated: Replicated, own: Own, inputs: Inputs
+) -> Outputs:
+    """Takes local steps of one lane after the other, up to the next sync of all.
 
-    Attributes:
-        equal: as in `Together`; all of the replica is.
+    Without branches, so that a CPU's caches hold one replica and matmuls are plain.
     """
-
-    equal: tuple[bool, ...] | None
-    name = "merged"
-
-    def mapped(self, worker: Worker, layout: Layout, donate: bool) -> Any:
-        program = partial(_joined, worker, layout.lanes, self.equal)
-        return over_devices(layout, program, donate)
-
-
-class Agree(NamedTuple):
-    """Whether leaves that should be equal in all lanes are, on every device."""
-
-    equal: tuple[bool, ...]
-
-    def mapped(self, worker: Worker, layout: Layout, donate: bool) -> Any:
-        def on_device(own, rest):
-            leaves = zip(jax.tree.leaves(own), self.equal, strict=True)
-            apart = [jnp.any(differ(x, x[:1])) for x, should in leaves if should]
-            return (), lax.pmax(jnp.any(jnp.array(apart)).astype(int), DEVICES) == 0
-
-        return over_devices(layout, on_device, donate)
-
-
-Form = Together | InTurn | Joined
-
-
-def _in_turn(worker: Worker, lanes: int, equal: Any, own: PyTree, rest: PyTree) -> Any:
-    (first, key, data), batches = rest
-    (replicas, sync), axes = _lanes_of(own, equal, lanes)
-    device, ends = collectives.index(DEVICES), _round_ends(worker, first, batches)
+    first = inputs.shared.step
+    held, axes = held_once(own, replicated, lanes)
+    held = held._replace(replica=own.replica)  # each lane's, read one by one
+    axes = axes._replace(replica=jax.tree.map(lambda _: 0, own.replica))
+    one_lane = partial(_lane_steps, worker, lanes, inputs, collectives.index(DEVICES))
+    ends = _round_ends(worker, first, inputs.batches)
+    # Typed as the bounds of a round are: the loops' counters then have one dtype.
     all_lanes = jnp.int32(0), jnp.int32(lanes)
 
-    def one_lane(start, end, lane, carry):
-        def local_step(i, carry):
-            replica, totals = carry
-            batch = jax.tree.map(lambda x: x[i, lane], batches)
-            replica, metrics = worker.alone(
-                replica, batch, key, first + i, device * lanes + lane, data
-            )
-            # Lane by lane, so that a sum does not depend on how many steps there are.
-            return replica, jax.tree.map(lambda t, m: t.at[i].add(m), totals, metrics)
-
-        def put(x, mine):
-            return lax.dynamic_update_index_in_dim(x, mine, lane, 0)
-
-        replicas, totals = carry
-        mine = jax.tree.map(lambda x: x[lane], replicas)
-        mine, totals = lax.fori_loop(start, end, local_step, (mine, totals))
-        return jax.tree.map(put, replicas, mine), totals
-
-    def one_round(carry):
-        start, replicas, sync, totals, told = carry
-        end = ends[start]
-        body = partial(one_lane, start, end)
-        replicas, totals = lax.fori_loop(*all_lanes, body, (replicas, totals))
-        # As it were a program of its own, whose rounding no strategy's sync changes.
+    def one_round(carry: _Rounds) -> _Rounds:
+        end = ends[carry.start]
+        body = partial(one_lane, carry.start, end)
+        replicas, totals = lax.fori_loop(
+            *all_lanes, body, (carry.own.replica, carry.totals)
+        )
+        # As if it were a program of its own, whose rounding no strategy's sync changes.
         replicas, totals = lax.optimization_barrier((replicas, totals))
-        replicas, sync = _synced(worker, lanes, axes, replicas, sync, first + end - 1)
-        now = decided.noted(sync, first + end - 1)
-        told = jax.tree.map(lambda rows, x: rows.at[end - 1].set(x), told, now)
-        return end, replicas, sync, totals, told
+        step = first + end - 1
+        own = _synced(worker, lanes, axes, Own(replicas, carry.own.sync), step)
+        now = decided.noted(own.sync, step)
+        rows = jax.tree.map(lambda x, y: x.at[end - 1].set(y), carry.decided, now)
+        return _Rounds(end, own, totals, rows)
 
-    steps, none = len(ends), _no_metrics(worker, replicas, *rest)
-    told = jax.tree.map(
-        lambda x: jnp.zeros((steps, *x.shape), x.dtype), decided.noted(sync, first)
+    steps, none = len(ends), _no_metrics(worker, own, inputs)
+    votes = jax.tree.map(
+        lambda x: jnp.zeros((steps, *x.shape), x.dtype), decided.noted(held.sync, first)
     )
-    carry = jnp.int32(0), replicas, sync, widen(none), told
-    carry = lax.while_loop(lambda carry: carry[0] < steps, one_round, carry)
-    _, replicas, sync, totals, told = carry
-    means = narrow(jax.tree.map(lambda x: x / lanes, totals), none)
-    metrics = {**collectives.mean(means, DEVICES), **told}
-    return _everywhere((replicas, sync), axes, lanes), (first + steps, metrics)
+    carry = _Rounds(jnp.int32(0), held, widen(none), votes)
+    carry = lax.while_loop(lambda carry: carry.start < steps, one_round, carry)
+    means = narrow(jax.tree.map(lambda x: x / lanes, carry.totals), none)
+    metrics = {**collectives.mean(means, DEVICES), **carry.decided}
+    return Outputs(_in_all(carry.own, axes, lanes), Trained(first + steps, metrics))
 
 
-def _joined(worker: Worker, lanes: int, equal: Any, own: PyTree, rest: PyTree) -> Any:
-    (first, key, data), batches = rest
-    own, axes = held_once(own, equal, lanes)
+def merged(
+    worker: Worker, lanes: int, replicated: Replicated, own: Own, inputs: Inputs
+) -> Outputs:
+    """Takes one gradient over the batches of all lanes; replicas are identical."""
+    shared = inputs.shared
+    held, axes = held_once(own, replicated, lanes)
     me = collectives.index(DEVICES) * lanes
 
     def local_step(carry, batch):
-        replica, sync, step = carry
-        grads, _, metrics = worker.gradients(
-            replica, batch, key, data, me, joined=lanes
+        own, step = carry
+        found = worker.gradients(
+            own.replica, batch, shared.key, shared.data, me, merged=lanes
         )
-        grads = collectives.mean(grads, DEVICES)
-        loss = worker.told_loss(replica, metrics["loss"], DEVICES)
-        replica = worker.updated(replica, grads, replica.buffers, loss)
-        if worker.strategy.sync is not introspection.keep_replica:
-            replica, sync = _synced(worker, lanes, axes, replica, sync, step)
-        metrics = {**metrics, **decided.noted(sync, step)}
-        return (replica, sync, step + 1), metrics
+        found = found._replace(
+            grads=collectives.mean(found.grads, DEVICES), buffers=own.replica.buffers
+        )
+        loss = worker.optimizer_loss(own.replica, found.metrics["loss"], DEVICES)
+        own = own._replace(replica=worker.updated(own.replica, found, loss))
+        if introspection.ever_acts(worker.strategy):
+            own = _synced(worker, lanes, axes, own, step)
+        metrics = {**found.metrics, **decided.noted(own.sync, step)}
+        return (own, step + 1), metrics
 
-    carry, metrics = over_steps(local_step, (*own, first), batches)
-    *own, step = carry
+    carry, metrics = over_steps(local_step, (held, shared.step), inputs.batches)
+    held, step = carry
     metrics = collectives.mean(metrics, DEVICES)
-    return _everywhere(tuple(own), axes, lanes), (step, metrics)
+    return Outputs(_in_all(held, axes, lanes), Trained(step, metrics))
 
 
-def _lanes_of(own: PyTree, equal: Any, lanes: int) -> tuple[PyTree, PyTree]:
-    """`held_once`, for a program that holds all of the replicas' lanes."""
-    (replicas, _), ((_, sync), (_, axes)) = own, held_once(own, equal, lanes)
-    return (replicas, sync), (jax.tree.map(lambda _: 0, replicas), axes)
+def _lane_steps(worker, lanes, inputs, device, start, end, lane, carry):
+    """Local steps start to end - 1 of one lane; carry: replicas of all, and totals."""
+    shared, batches = inputs
+
+    def local_step(i, carry):
+        replica, totals = carry
+        batch = jax.tree.map(lambda x: x[i, lane], batches)
+        step, me = shared.step + i, device * lanes + lane
+        own = Own(replica)
+        own, metrics = worker.local_step(own, batch, shared, step, me, _kept)
+        # Lane by lane, so that a sum does not depend on how many steps there are.
+        totals = jax.tree.map(lambda t, m: t.at[i].add(m), totals, metrics)
+        return own.replica, totals
+
+    def put(x, mine):
+        return lax.dynamic_update_index_in_dim(x, mine, lane, 0)
+
+    replicas, totals = carry
+    mine = jax.tree.map(lambda x: x[lane], replicas)
+    mine, totals = lax.fori_loop(start, end, local_step, (mine, totals))
+    return jax.tree.map(put, replicas, mine), totals
 
 
-def _synced(worker, lanes, axes, replica, sync, step) -> PyTree:
+def _kept(strategy, grads, replica, sync, step):
+    """A reduce that is known to keep gradients: lanes share nothing between syncs."""
+    return grads, sync
+
+
+def _synced(worker: Worker, lanes: int, axes: Own, own: Own, step: jax.Array) -> Own:
     """A sync of all lanes."""
     synced = jax.vmap(
-        lambda *arguments: contract.apply_sync(worker.strategy, *arguments),
+        lambda *arguments: Own(*apply_sync(worker.strategy, *arguments)),
         in_axes=(*axes, None),
         axis_name=LANES,
         axis_size=lanes,
-    )(replica, sync, step)
+    )(*own, step)
     return jax.tree.map(lambda x, axis: x[0] if axis is None else x, synced, axes)
 
 
-def _everywhere(tree: PyTree, axes: PyTree, lanes: int) -> PyTree:
-    """What is held once, in all lanes again."""
+def _in_all(own: Own, axes: Own, lanes: int) -> Own:
+    """Puts what is held once into all lanes again."""
 
     def leaf(x, axis):
         return jnp.broadcast_to(x, (lanes, *x.shape)) if axis is None else x
 
-    return jax.tree.map(leaf, tree, axes)
+    return jax.tree.map(leaf, own, axes)
 
 
 def _round_ends(worker: Worker, first: jax.Array, batches: PyTree) -> jax.Array:
     """For each of the steps, the one before which its round ends, (steps,)."""
+    # Rounds end where the sync acts, also of schedules, offsets, delays and phases.
+    # Their loops have dynamic bounds, so that one program serves any phase.
     steps = jnp.arange(len(jax.tree.leaves(batches)[0]), dtype=jnp.int32)
     acting = lax.map(
         lambda i: jnp.asarray(introspection.acts(worker.strategy, first + i)), steps
@@ -200,11 +170,17 @@ def _round_ends(worker: Worker, first: jax.Array, batches: PyTree) -> jax.Array:
     return lax.cummin(ends, reverse=True)
 
 
-def _no_metrics(worker, replicas, shared, batches) -> PyTree:
+def _no_metrics(worker: Worker, own: Own, inputs: Inputs) -> PyTree:
     """Zeros of each step's metrics, (steps, ...)."""
-    _, key, data = shared
-    mine = jax.tree.map(lambda x: x[0], replicas)
+    shared, batches = inputs
+    mine = jax.tree.map(lambda x: x[0], own.replica)
     batch = jax.tree.map(lambda x: x[0, 0], batches)
-    metrics = jax.eval_shape(worker.metrics, mine, batch, key, jnp.int32(0), data)
+    number = jnp.int32(0)
+    metrics = jax.eval_shape(
+        worker.metrics, mine, batch, shared.key, number, shared.data
+    )
     steps = len(jax.tree.leaves(batches)[0])
     return jax.tree.map(lambda x: jnp.zeros((steps, *x.shape), x.dtype), metrics)
+
+
+LOOPS: dict[str, Callable[..., Outputs]] = {"sequential": sequential, "merged": merged}

@@ -1,7 +1,7 @@
-"""Whether a loss is a mean over its batch, read off its trace.
+"""Whether a loss is a mean over its batch, found in its trace.
 
-Sums, and means over what is not masked, are none: of several workers' batches as one
-they are something else than the mean over the workers.
+Sums are not, nor are means over unmasked values: over the merged batches of several
+workers they differ from the mean over the workers.
 """
 
 import math
@@ -12,22 +12,22 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
 
-# Equations that stand for the jaxpr they hold.
+# Equations that only call the jaxpr they hold.
 _CALLS = {"jit", "pjit", "closed_call", "core_call", "checkpoint", "remat2"}
 _CALLS |= {"custom_jvp_call"}
-# Those whose numbers add up to what these times the inputs' add up to.
+# Equations whose entries add up to these factors times the sums of the inputs.
 _ADDING = {"add": (1, 1), "add_any": (1, 1), "sub": (1, -1), "neg": (-1,)}
 _KEEPING = {"broadcast_in_dim", "convert_element_type", "copy", "reshape"}
 _ADDING |= dict.fromkeys(_KEEPING | {"squeeze", "transpose"}, (1,))
 
 
 class _Node(NamedTuple):
-    """An input, a constant, or what an equation makes.
+    """An input, a constant, or the result of an equation.
 
     Attributes:
         name: of the primitive; "" of inputs and constants.
-        inputs: numbers of the nodes from which it is made.
-        size: its numbers.
+        inputs: indices of the nodes from which it is made.
+        size: how many entries it has.
         varies: whether it depends on the batch.
         known: of a constant, its value if it is one number; of an equation, all such
             in the jaxprs that it holds.
@@ -50,9 +50,10 @@ class _Term(NamedTuple):
 def is_mean(small: Any, large: Any, batch: Sequence[bool], times: int) -> bool:
     """Whether a program returns a mean over its batch.
 
-    No, unless it is a sum of values, divided by a number that is known and grows with
-    the batch, and of what does not depend on the batch. What the value of an example
-    takes from other examples is not seen, but where it depends on how many they are.
+    It does if it is a sum of terms: values of examples, summed and divided by a known
+    number that grows with the batch; and terms that do not depend on the batch. Whether
+    the value of one example depends on others is not seen, but whether it depends on
+    their number is.
 
     Args:
         small: the program's closed jaxpr; it returns a scalar.
@@ -72,7 +73,7 @@ def is_mean(small: Any, large: Any, batch: Sequence[bool], times: int) -> bool:
 
 
 def _grows(term: _Term, other: _Term, times: int) -> bool:
-    """Whether a term is a mean's, or the same for any batch."""
+    """Whether a term is that of a mean, or the same for any batch."""
     by = times if term.node.varies else 1
     weighs = math.isclose(term.weight, by * other.weight, rel_tol=1e-5)
     same = term.node.known == other.node.known
@@ -80,25 +81,29 @@ def _grows(term: _Term, other: _Term, times: int) -> bool:
 
 
 def _terms(nodes: Sequence[_Node]) -> tuple[list[_Term], set[int]]:
-    """Of which the last node is a weighted sum; and the nodes that only add them."""
+    """Decomposes the output into a weighted sum.
+
+    Returns:
+        Its terms, and the numbers of the nodes that only add.
+    """
     weights, found, added = {len(nodes) - 1: 1.0}, [], set()
-    for number in range(len(nodes) - 1, -1, -1):  # inputs come before what is made
+    # Backwards: inputs come before what is made of them, so weights are complete.
+    for number, node in reversed([*enumerate(nodes)]):
         if number not in weights:
             continue
-        weight, node = weights[number], nodes[number]
         shares = _shares(node, [nodes[i] for i in node.inputs])
         if shares is None:
-            found.append(_Term(node, weight))
+            found.append(_Term(node, weights[number]))
             continue
         added.add(number)
-        for i, share in zip(node.inputs, shares, strict=False):
-            if share:
-                weights[i] = weights.get(i, 0.0) + weight * share
+        pairs = zip(node.inputs, shares, strict=False)
+        for i, share in [pair for pair in pairs if pair[1]]:
+            weights[i] = weights.get(i, 0.0) + weights[number] * share
     return found, added
 
 
 def _shares(node: _Node, inputs: Sequence[_Node]) -> Sequence[float] | None:
-    """How much of each input is in what an equation makes; None if it adds nothing."""
+    """The weight of each input in an equation's result; None if it is no sum."""
     known = [x.known[0] if not x.name and x.known else None for x in inputs]
     if node.name == "reduce_sum":
         return (1,)
@@ -112,7 +117,7 @@ def _shares(node: _Node, inputs: Sequence[_Node]) -> Sequence[float] | None:
         factors = _ADDING[node.name]
     else:
         return None
-    # A number that is broadcast is there so many times.
+    # A number that is broadcast counts so many times.
     return [
         f * node.size / max(1, x.size) for f, x in zip(factors, inputs, strict=False)
     ]
@@ -170,8 +175,8 @@ def _known(x: Any) -> tuple[float, ...]:
 def _literals(jaxpr: Any) -> Iterator[float]:
     """All known floats of a jaxpr and of those in it."""
     for equation in jaxpr.eqns:
-        for atom in equation.invars:
-            if isinstance(atom, core.Literal):
-                yield from _known(atom.val)
+        literals = [x for x in equation.invars if isinstance(x, core.Literal)]
+        for atom in literals:
+            yield from _known(atom.val)
         for inner in core.jaxprs_in_params(equation.params):
             yield from _literals(inner)

@@ -1,4 +1,4 @@
-"""What is equal in all lanes of a device, so that it can be held once.
+"""Which leaves of a state are identical in all lanes of a device, to be held once.
 
 Anchors, velocities, and all that follows from means alone: 64 lanes need one of each.
 """
@@ -10,21 +10,35 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jax.custom_batching import custom_vmap
 
-from syncalgos import contract
-from syncalgos.collectives import PyTree
+from syncalgos.collectives import WORKERS, PyTree
 from syncalgos.engine.layout import DEVICES, LANES, Layout, is_key
-from syncalgos.engine.worker import Worker
+from syncalgos.engine.program import Inputs, Model, Outputs, Own, Program
+from syncalgos.engine.state import of_one
+from syncalgos.engine.worker import INIT, Found, Worker
+from syncalgos.strategy import apply_reduce, apply_sync
 
 
 def differ(x: Any, y: Any) -> Any:
-    """Where arrays differ; NaN is equal to NaN."""
+    """Where arrays differ; NaN is identical to NaN."""
     return (x != y) & ((x == x) | (y == y))
 
 
-class Equal:
-    """Knows it of the states of a trainer.
+def compare(worker: Worker, own: Own, inputs: Inputs) -> Outputs:
+    """For each leaf of own, whether it is identical in all lanes on every device."""
+    apart = [
+        jnp.any(differ(x, lax.all_gather(x, LANES)[0])) for x in jax.tree.leaves(own)
+    ]
+    return Outputs((), lax.pmax(jnp.stack(apart).astype(int), WORKERS) == 0)
+
+
+COMPARE = Program("compare", compare)
+
+
+class Replication:
+    """Knows which leaves are replicated in the states of a trainer.
 
     Of states that the trainer made itself, by tracing alone; others are compared.
     """
@@ -34,110 +48,89 @@ class Equal:
         self._leaves: dict[Any, tuple[bool, ...]] = {}
         self._made: list[weakref.ref] = []
 
-    def note(self, own: PyTree) -> None:
+    def flags(self, own: Own) -> tuple[bool, ...]:
+        """For each leaf, whether it is replicated in states that the trainer makes."""
+        leaves, structure = jax.tree.flatten(own)
+        key = structure, *((x.shape, x.dtype) for x in leaves)
+        if key not in self._leaves:
+            self._leaves[key] = replicated_leaves(self._worker, self._layout, own)
+        return self._leaves[key]
+
+    def note(self, own: Own) -> None:
         """Takes note of a state that the trainer has just made."""
         self._made = [weakref.ref(x) for x in jax.tree.leaves(own)]
 
-    def note_if_equal(self, own: PyTree, held: PyTree) -> None:
-        """`note`, of a state from the host whose leaves are what they should be.
+    def is_known(self, own: Own) -> bool:
+        """Whether it is the last state of which note was taken."""
+        made, leaves = [ref() for ref in self._made], jax.tree.leaves(own)
+        pairs = zip(made, leaves, strict=False)
+        return len(made) == len(leaves) and all(x is y for x, y in pairs)
+
+    def note_if_replicated(self, own: Own, held: Own) -> None:
+        """`note`, of a state from the host whose leaves are as `flags` says.
 
         Args:
             own: of all workers, on their devices.
             held: the same on the host, leaves (workers, ...).
         """
 
-        def is_equal(x):
+        def is_replicated(x):
             x = np.asarray(jax.random.key_data(x) if is_key(x) else x)
             lanes = x.reshape(*self._layout.own_shape, *x.shape[1:])
             return not differ(lanes, lanes[:, :1]).any()
 
-        leaves = zip(jax.tree.leaves(held), self._flags(own), strict=True)
-        if all(is_equal(x) for x, should in leaves if should):
+        leaves = zip(jax.tree.leaves(held), self.flags(own), strict=True)
+        if all(is_replicated(x) for x, should in leaves if should):
             self.note(own)
 
-    def of(
-        self, own: PyTree, agree: Callable[[tuple[bool, ...]], Any]
-    ) -> tuple[bool, ...] | None:
-        """For each leaf of (replica, sync), whether it is equal; None if none is.
 
-        Args:
-            own: of all workers.
-            agree: whether those leaves of `own` are what they should be.
-        """
-        equal = self._flags(own)
-        if not any(equal):
-            return None
-        if not self._is_made(own):
-            if not agree(equal):
-                return None
-            self.note(own)
-        return equal
+def replicated_leaves(worker: Worker, layout: Layout, own: Own) -> tuple[bool, ...]:
+    """Which leaves are identical in all lanes of a device, at any time.
 
-    def _is_made(self, own: PyTree) -> bool:
-        made, leaves = [ref() for ref in self._made], jax.tree.leaves(own)
-        pairs = zip(made, leaves, strict=False)
-        return len(made) == len(leaves) and all(x is y for x, y in pairs)
-
-    def _flags(self, own: PyTree) -> tuple[bool, ...]:
-        leaves, structure = jax.tree.flatten(own)
-        key = structure, *((x.shape, x.dtype) for x in leaves)
-        if key not in self._leaves:
-            self._leaves[key] = equal_leaves(self._worker, self._layout, own)
-        return self._leaves[key]
-
-
-def equal_leaves(worker: Worker, layout: Layout, own: PyTree) -> tuple[bool, ...]:
-    """Which leaves of (replica, sync) are equal in all lanes of a device, at any time.
-
-    Anchors, velocities, and all that follows from means alone: vmap knows. A leaf is
-    one of them if `init` makes it equal, and a local step of equal ones, too. Buffers
-    are each worker's own.
+    vmap itself knows: a leaf is one of them if `init` leaves it unmapped, and so does a
+    local step of unmapped ones. So no algorithm needs a word about it. Buffers are each
+    worker's own.
 
     Args:
         worker: whose programs are traced.
         layout: where the workers live.
-        own: (replica, sync) of all workers, arrays or shapes.
+        own: of all workers, arrays or shapes.
 
     Returns:
         A boolean for each leaf.
     """
-
-    leaves, form = jax.tree.flatten(own)
-    replica, _ = form.unflatten([_of_one(x) for x in leaves])
+    leaves, form = jax.tree.flatten(of_one(own))
+    replica, _ = form.unflatten(leaves)
 
     def start(number, model):
-        return worker.init(number, (*model, jax.random.key(0)), ())[0]
+        return INIT.function(worker, number, Inputs(model)).own
 
     def local_step(number, step, leaves):
         replica, sync = form.unflatten(leaves)
         grads = jax.tree.map(lambda x: x + number.astype(x.dtype), replica.params)
-        grads, sync = contract.apply_reduce(worker.strategy, grads, replica, sync, step)
-        loss = worker.told_loss(replica, number.astype(float))
-        stepped = worker.updated(replica, grads, replica.buffers, loss)
-        return contract.apply_sync(worker.strategy, stepped, sync, step)
+        grads, sync = apply_reduce(worker.strategy, grads, replica, sync, step)
+        loss = worker.optimizer_loss(replica, number.astype(float))
+        found = Found(grads, replica.buffers, {})
+        stepped = worker.updated(replica, found, loss)
+        return apply_sync(worker.strategy, stepped, sync, step)
 
     step = jax.ShapeDtypeStruct((), jnp.int32)
     numbers = _in(layout, step)
-    model = replica.params, replica.buffers
-    shapes, equal = _traced(start, layout, (numbers, model), (0, None))
+    model = Model(replica.params, replica.buffers, jax.random.key(0))
+    shapes, same = _traced(start, layout, (numbers, model), (0, None))
     first = len(jax.tree.leaves(replica._replace(buffers=())))
     own_buffers = range(first, first + len(jax.tree.leaves(replica.buffers)))
-    equal = [now and i not in own_buffers for i, now in enumerate(equal)]
-    for _ in range(len(equal) + 1):  # each round but the last takes out a leaf
-        pairs = [*zip(shapes, equal, strict=True)]
+    same = [now and i not in own_buffers for i, now in enumerate(same)]
+    for _ in range(len(same) + 1):  # each round but the last takes out a leaf
+        pairs = [*zip(shapes, same, strict=True)]
         held = [x if once else _in(layout, x) for x, once in pairs]
-        axes = [None if once else 0 for once in equal]
+        axes = [None if once else 0 for once in same]
         _, after = _traced(local_step, layout, (numbers, step, held), (0, None, axes))
-        after = [now and before for now, before in zip(after, equal, strict=True)]
-        if after == equal:
-            return tuple(equal)
-        equal = after
-    raise RuntimeError("leaves that are equal in all lanes were not found")
-
-
-def _of_one(x: Any) -> jax.ShapeDtypeStruct:
-    """The shape of a worker's leaf, of one that leads with (devices, lanes)."""
-    return jax.ShapeDtypeStruct(x.shape[2:], x.dtype)
+        after = [now and before for now, before in zip(after, same, strict=True)]
+        if after == same:
+            return tuple(same)
+        same = after
+    raise RuntimeError("leaves that are identical in all lanes were not found")
 
 
 def _in(layout: Layout, x: Any) -> jax.ShapeDtypeStruct:
@@ -168,6 +161,6 @@ def _traced(
         return look(leaves)
 
     lanes = jax.vmap(on_lane, axes, axis_name=LANES, axis_size=layout.lanes)
-    # No vmap: it knows no sums over groups of devices.
+    # The devices are an axis of make_jaxpr alone: vmap knows no sums over their groups.
     jax.make_jaxpr(lanes, axis_env=[(DEVICES, layout.shape[0])])(*arguments)
     return found["shapes"], [not varies for varies in found["varies"]]

@@ -1,6 +1,6 @@
-"""Which form a device's lanes take, found by tracing.
+"""The form that a device's lanes take, selected by tracing.
 
-Nothing is computed here: what losses and strategies do is read off their traces.
+Nothing is computed here: traces show what losses and strategies do.
 """
 
 from collections.abc import Callable, Iterator
@@ -12,123 +12,257 @@ from jax.extend import core
 
 from syncalgos.collectives import WORKERS, PyTree
 from syncalgos.combinators import introspection
-from syncalgos.combinators.primitives import MeanOfGrads
-from syncalgos.engine.lanes.execution import Form, InTurn, Joined, Together
+from syncalgos.engine.backends import Replicated
+from syncalgos.engine.inner_step import asks
 from syncalgos.engine.lanes.mean_loss import is_mean
 from syncalgos.engine.layout import Layout
 from syncalgos.engine.losses import is_per_example
-from syncalgos.engine.worker import Worker
+from syncalgos.engine.program import Inputs, Own
+from syncalgos.engine.state import of_one
+from syncalgos.engine.worker import Found, Worker
+from syncalgos.strategy import Replica, apply_reduce
 
-FORMS = (Together.name, InTurn.name, Joined.name)
+FORMS = VECTORIZED, SEQUENTIAL, MERGED = "vectorized", "sequential", "merged"
+OLD_NAMES = {"together": VECTORIZED, "in-turn": SEQUENTIAL, "joined": MERGED}
 
-# On CPUs lanes are faster in turn where a step of all of them computes more than caches
-# hold, unless one is so small that it takes as long to start (docs/performance.md).
+# On CPUs lanes are faster one after the other where a step of all of them computes more
+# than caches hold, unless one is so small that it takes as long to start
+# (docs/performance.md).
 CACHED = 4e6  # bytes
 SMALL = 1e5
+
+
+def normalized(name: str) -> str:
+    """The name of a form of today, for one of today or of before."""
+    return OLD_NAMES.get(name, name)
 
 
 class Unfit(ValueError):
     """A form was asked for that this loss or this strategy cannot take."""
 
 
-class Seen(NamedTuple):
+class One(NamedTuple):
+    """One worker's arguments of a local step, as shapes.
+
+    Attributes:
+        key: of the state.
+        replica: its own.
+        batch: its part of a step's batch, or a larger one.
+        data: resident on the devices.
+    """
+
+    key: Any
+    replica: Replica
+    batch: PyTree
+    data: PyTree
+
+
+class Traits(NamedTuple):
     """What a worker's loss and inner optimizer do besides computing.
 
     Attributes:
-        talks: they name the workers' axes, in collectives or to ask who they are.
+        communicates: they name the workers' axes, in collectives or for their index.
         draws: the loss uses its key.
         convolves: it holds convolutions as such.
-        tells: it has metrics of its own.
+        reports: it has metrics of its own.
         bytes: of all that a forward pass and an update compute.
     """
 
-    talks: bool
+    communicates: bool
     draws: bool
     convolves: bool
-    tells: bool
+    reports: bool
     bytes: int
 
 
-def seen(worker: Worker, layout: Layout, arguments: PyTree) -> Seen:
-    """Traces a local step of one worker.
+def choose(
+    asked: str | None,
+    worker: Worker,
+    layout: Layout,
+    own: Own,
+    inputs: Inputs,
+    replicated: Replicated,
+) -> str:
+    """Selects the form of the lanes' local steps.
 
     Args:
-        worker: whose.
+        asked: one of FORMS; None takes what is known to be the fastest.
+        worker: whose local steps.
         layout: where the workers live.
-        arguments: those of `spread`: (own, (shared, batches)).
+        own: of all workers.
+        inputs: of all workers.
+        replicated: for each leaf of own, whether it is identical in all lanes.
+
+    Raises:
+        Unfit: a form that this loss or this strategy cannot take, and why.
     """
+    several = jax.tree.leaves(inputs.batches)[0].shape[0] > 1
+    may_pay = (
+        layout.devices[0].platform == "cpu"
+        and layout.lanes > 1
+        and several
+        and introspection.rests(worker.strategy)
+        and keeps_gradients(worker, layout, own)
+    )
+    to_trace = asked or may_pay or introspection.takes_mean(worker.strategy)
+    if asked == VECTORIZED or not to_trace:
+        return VECTORIZED  # whatever the loss is: no need to trace it
+    one = _one(own, inputs)
+    found = traits(worker, layout, one)
+    against = {
+        MERGED: _against_merging(worker, layout, found, own, replicated),
+        SEQUENTIAL: _against_sequences(worker, layout, found, own),
+    }
+    if asked:
+        if against[asked]:
+            raise Unfit(f"lanes cannot run {asked}: {against[asked]}")
+        return asked
+    if not against[MERGED] and _keeps_metrics(worker, found):
+        large = _one(own, inputs, layout.lanes)
+        if averages(worker, layout, one, large):
+            return MERGED
+    pays = (
+        may_pay
+        and found.bytes > SMALL
+        and found.bytes * layout.lanes > CACHED
+        and not found.convolves
+    )
+    return SEQUENTIAL if pays and not against[SEQUENTIAL] else VECTORIZED
 
-    def program(key, replica, batch, data):
-        metrics = worker.metrics(replica, batch, key, 0, data)
-        grads, buffers, loss = replica.params, replica.buffers, metrics["loss"]
-        return metrics, worker.updated(replica, grads, buffers, loss)
 
-    jaxpr, (metrics, _) = _traced(program, layout, _of_one(arguments))
+def traits(worker: Worker, layout: Layout, one: One) -> Traits:
+    """Traces a local step of one worker."""
+
+    def program(one: One):
+        metrics = worker.metrics(one.replica, one.batch, one.key, 0, one.data)
+        found = Found(one.replica.params, one.replica.buffers, metrics)
+        return metrics, worker.updated(one.replica, found, metrics["loss"])
+
+    jaxpr, (metrics, _) = _traced(program, layout, one)
     equations = [*_equations(jaxpr.jaxpr)]
     drawn = jaxpr.jaxpr.invars[0]
-    return Seen(
-        talks=_talks(worker, arguments),
+    return Traits(
+        communicates=_communicates(worker, one),
         draws=any(v is drawn for e in jaxpr.jaxpr.eqns for v in e.invars),
         convolves=any(e.primitive.name == "conv_general_dilated" for e in equations),
-        tells=len(metrics) > 1 + bool(worker.each),
+        reports=len(metrics) > 1 + bool(worker.each),
         bytes=_computed(jaxpr.jaxpr),
     )
 
 
-def _talks(worker: Worker, arguments: PyTree) -> bool:
-    def program(key, replica, batch, data):
-        grads, buffers, metrics = worker.gradients(replica, batch, key, data, 0)
-        return worker.updated(replica, grads, buffers, metrics["loss"])
+def averages(worker: Worker, layout: Layout, one: One, large: One) -> bool:
+    """Whether the loss is seen to be a mean over its batch, of any size."""
+    if layout.lanes == 1 or is_per_example(worker.loss):
+        return True
+
+    def loss(one: One):
+        return worker.metrics(one.replica, one.batch, one.key, 0, one.data)["loss"]
+
+    counts = [len(jax.tree.leaves(x)) for x in one]
+    of_batch = np.repeat([False, False, True, False], counts).tolist()
+    # A numeric check would be one more program to compile, and decide by the data that
+    # happen to come first.
+    few = _traced(loss, layout, one)[0]
+    # A backward pass of its own may do anything with gradients, such as clip them.
+    equations = _equations(few.jaxpr)
+    if any(e.primitive.name.startswith("custom_vjp") for e in equations):
+        return False
+    try:
+        many = _traced(loss, layout, large)[0]
+    except Exception:
+        # Whatever the user's loss raises: it is written for batches of one size.
+        return False
+    return is_mean(few, many, of_batch, layout.lanes)
+
+
+def keeps_gradients(worker: Worker, layout: Layout, own: Own) -> bool:
+    """Whether the strategy hands gradients and its state on as they are.
+
+    Also one with a `reduce` of its own, where its trace shows that it does nothing.
+    """
+    if not introspection.reduces(worker.strategy):
+        return True
+    replica, sync = of_one(own)
+    # Else workers share the loss at each step, as they might share gradients.
+    if asks(worker.optimizer, replica, np.float32(0)):
+        return False
+
+    def reduce(grads, sync, replica, step):
+        return apply_reduce(worker.strategy, grads, replica, sync, step)
+
+    given = replica.params, sync, replica, np.int32(0)
+    jaxpr = _traced(reduce, layout, *given)[0].jaxpr
+    kept = zip(jaxpr.outvars, jaxpr.invars, strict=False)
+    return not jaxpr.effects and all(x is y for x, y in kept)
+
+
+def _keeps_metrics(worker: Worker, found: Traits) -> bool:
+    """Whether merged lanes report the same metrics."""
+    return is_per_example(worker.loss) or not (found.reports or worker.each)
+
+
+def _against_merging(worker, layout, found, own, replicated) -> str:
+    """Why lanes' batches cannot be merged; empty if they can."""
+    if not introspection.takes_mean(worker.strategy):
+        return "the strategy does not take the mean of all gradients"
+    if jax.tree.leaves(own.replica.buffers):
+        return "each worker has buffers of its own"
+    # Where the loss draws or communicates, a worker's own batch matters.
+    if found.draws:
+        return "the loss draws from each worker's own key"
+    if found.communicates:
+        return "the loss or the inner optimizer talks to other workers"
+    leaves = len(jax.tree.leaves(own.replica))
+    identical = replicated is not None and all(replicated[:leaves])
+    if layout.lanes > 1 and not identical:
+        return "the replicas are not known to be identical"
+    return ""
+
+
+def _against_sequences(worker, layout, found, own) -> str:
+    """Why lanes cannot run one after the other; empty if they can."""
+    if not keeps_gradients(worker, layout, own):
+        return "the strategy reduces gradients"
+    if found.communicates:
+        return "the loss or the inner optimizer talks to other workers"
+    return ""
+
+
+def _communicates(worker: Worker, one: One) -> bool:
+    """Whether the loss or the optimizer names an axis."""
+
+    def program(one: One):
+        found = worker.gradients(one.replica, one.batch, one.key, one.data, 0)
+        return worker.updated(one.replica, found, found.metrics["loss"])
 
     try:
-        jax.eval_shape(program, *_of_one(arguments))
+        jax.eval_shape(program, one)
     except NameError:  # of an axis, of which there is none here
         return True
     return False
 
 
-def averages(worker: Worker, layout: Layout, arguments: PyTree) -> bool:
-    """Whether the loss is seen to be a mean over its batch, of any size."""
-    if layout.lanes == 1 or is_per_example(worker.loss):
-        return True
-
-    def loss(key, replica, batch, data):
-        return worker.metrics(replica, batch, key, 0, data)["loss"]
-
-    one, joined = _of_one(arguments), _of_one(arguments, layout.lanes)
-    counts = [len(jax.tree.leaves(x)) for x in one]
-    of_batch = np.repeat([False, False, True, False], counts).tolist()
-    small = _traced(loss, layout, one)[0]
-    try:
-        large = _traced(loss, layout, joined)[0]
-    except Exception:  # whatever it raises: it is written for batches of one size
-        return False
-    # A backward pass of its own may do anything with gradients, such as clip them.
-    equations = _equations(small.jaxpr)
-    own = any(e.primitive.name.startswith("custom_vjp") for e in equations)
-    return not own and is_mean(small, large, of_batch, layout.lanes)
-
-
-def _of_one(arguments: PyTree, lanes: int = 1) -> tuple[PyTree, ...]:
-    """Shapes of one worker's key, replica and batch, and data; or of joined batches."""
-    (replica, _), ((_, key, data), batches) = arguments
+def _one(own: Own, inputs: Inputs, lanes: int = 1) -> One:
+    """One worker's arguments, as if it had the batches of so many lanes."""
+    shared = inputs.shared
 
     def batch(x):
         kind = jax.typeof(x)  # has the dtype that jax makes of NumPy's int64
         return jax.ShapeDtypeStruct((lanes * x.shape[3], *x.shape[4:]), kind.dtype)
 
-    one = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[2:], x.dtype), replica)
-    return jax.eval_shape(lambda x: x, key), one, jax.tree.map(batch, batches), data
+    key = jax.eval_shape(lambda x: x, shared.key)
+    batches = jax.tree.map(batch, inputs.batches)
+    return One(key, of_one(own.replica), batches, shared.data)
 
 
-def _traced(program: Callable, layout: Layout, arguments: PyTree) -> tuple[Any, PyTree]:
+def _traced(program: Callable, layout: Layout, *given: PyTree) -> tuple[Any, PyTree]:
     """The jaxpr of a worker's program, and the shapes of what it returns."""
     sizes = [*zip(WORKERS, layout.shape, strict=True)]
-    trace = jax.make_jaxpr(program, axis_env=sizes, return_shape=True)
-    return trace(*arguments)
+    return jax.make_jaxpr(program, axis_env=sizes, return_shape=True)(*given)
 
 
 def _equations(jaxpr: Any) -> Iterator[Any]:
+    """All equations of a jaxpr and of those in it."""
     for equation in jaxpr.eqns:
         yield equation
         for inner in core.jaxprs_in_params(equation.params):
@@ -143,89 +277,3 @@ def _computed(jaxpr: Any) -> int:
         own = sum(v.aval.size * v.aval.dtype.itemsize for v in equation.outvars)
         total += inner * equation.params.get("length", 1) or own
     return total
-
-
-def choose(
-    asked: str | None,
-    worker: Worker,
-    layout: Layout,
-    arguments: PyTree,
-    equal: tuple[bool, ...] | None,
-) -> Form:
-    """The form of `Worker.run` for these arguments.
-
-    Args:
-        asked: one of FORMS; None takes what is known to be the fastest.
-        worker: whose program it is.
-        layout: where the workers live.
-        arguments: those of `spread`: (own, (shared, batches)).
-        equal: for each leaf of own, whether it is equal in all lanes; None: not known.
-
-    Raises:
-        Unfit: a form that this loss or this strategy cannot take, and why.
-    """
-    (replica, _), (_, batches) = arguments
-    together = Together(Worker.run, equal)
-    if asked == "vectorized":
-        return together
-    may_pay = (
-        layout.devices[0].platform == "cpu"
-        and layout.lanes > 1
-        and jax.tree.leaves(batches)[0].shape[0] > 1
-        and introspection.rests(worker.strategy)
-        and worker.strategy.reduce is introspection.keep_grads
-    )
-    if asked is None and not may_pay and not _takes_mean(worker):
-        return together  # whatever the loss is: no need to trace it
-    looks = seen(worker, layout, arguments)
-    against = {
-        "merged": _against_joining(worker, layout, looks, replica, equal),
-        "sequential": _against_turns(worker, looks),
-    }
-    if asked and against[asked]:
-        raise Unfit(f"lanes cannot run {asked}: {against[asked]}")
-    if asked == "merged" or (
-        asked is None
-        and not against["merged"]
-        and (is_per_example(worker.loss) or not (looks.tells or worker.each))
-        and averages(worker, layout, arguments)
-    ):
-        return Joined(equal)
-    pays = (
-        may_pay
-        and looks.bytes > SMALL
-        and looks.bytes * layout.lanes > CACHED
-        and not looks.convolves
-    )
-    if asked == "sequential" or (asked is None and pays and not against["sequential"]):
-        return InTurn(equal)
-    return together
-
-
-def _takes_mean(worker: Worker) -> bool:
-    return isinstance(worker.strategy.reduce, MeanOfGrads)
-
-
-def _against_joining(worker, layout, looks, replica, equal) -> str:
-    """Why lanes' batches cannot be joined; empty if they can."""
-    if not _takes_mean(worker):
-        return "the strategy does not take the mean of all gradients"
-    if jax.tree.leaves(replica.buffers):
-        return "each worker has buffers of its own"
-    if looks.draws:
-        return "the loss draws from each worker's own key"
-    if looks.talks:
-        return "the loss or the inner optimizer talks to other workers"
-    is_equal = equal is not None and all(equal[: len(jax.tree.leaves(replica))])
-    if layout.lanes > 1 and not is_equal:
-        return "the replicas are not known to be equal"
-    return ""
-
-
-def _against_turns(worker, looks) -> str:
-    """Why lanes cannot run one after the other; empty if they can."""
-    if worker.strategy.reduce is not introspection.keep_grads:
-        return "the strategy reduces gradients"
-    if looks.talks:
-        return "the loss or the inner optimizer talks to other workers"
-    return ""

@@ -13,7 +13,7 @@ from waves import follow, wave
 
 import syncalgos
 from syncalgos import reducers
-from syncalgos.reducers import packing
+from syncalgos.reducers import hops
 
 # They print seven digits, and sums of ours are in another order.
 SAME = 1e-5
@@ -154,7 +154,7 @@ def test_sparseloco_codes_a_tile_as_its_authors_code_does():
     tiles[1, :40] = 1.25 * tiles[0, :40]
     combined, sent, _ = run(reducers.chunked_top_k(1 / 64), tiles[None])
     indices = np.flatnonzero(sent[0, 0])
-    packed = np.asarray(packing.pack_12(jnp.array(indices)))
+    packed = np.asarray(hops.pack_12(jnp.array(indices)))
     assert packed.tobytes() == bytes.fromhex(PACKED)
     expected = np.array(TABLE)[list(map(int, BINS))]
     assert_close(sent[0, 0].ravel()[indices], expected, SAME)

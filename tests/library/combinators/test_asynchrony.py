@@ -10,7 +10,7 @@ from recurrences import LR, MOMENTUM, START, STEPS, TARGET, X, async_diloco
 
 import syncalgos
 from syncalgos import DataParallel, chain, stateless
-from syncalgos.combinators import nesterov, speeds
+from syncalgos.combinators import asynchrony
 from syncalgos.engine.layout import BACKENDS
 
 ROUNDING = 1e-12
@@ -41,17 +41,23 @@ def float64():
 
 @pytest.mark.parametrize(("early", "start", "updates", "expected"), PRINTED)
 def test_delayed_nesterov_is_the_authors(early, start, updates, expected):
-    server = nesterov.fresh(np.array(start))
+    server = asynchrony.new_server(np.array(start))
     written = async_diloco.Server(np.array(start), 0.5, 0.9, 2, early)
     for update, after in zip(updates, expected, strict=True):
-        server = nesterov.pushed(server, np.array(update), 0.5, 0.9, 2, early)
+        server = asynchrony.delayed_nesterov(
+            server, np.array(update), 0.5, 0.9, 2, early
+        )
         np.testing.assert_allclose(server.params, after, rtol=1e-12)
         np.testing.assert_allclose(written.push(np.array(update)), after, rtol=1e-12)
 
 
 def test_an_update_that_is_not_finite_leaves_the_server_as_it_was():
-    before = nesterov.pushed(nesterov.fresh(np.ones(2)), np.ones(2), 0.5, 0.9, 2, 0.0)
-    after = nesterov.pushed(before, np.array([1.0, np.nan]), 0.5, 0.9, 2, 0.0)
+    before = asynchrony.delayed_nesterov(
+        asynchrony.new_server(np.ones(2)), np.ones(2), 0.5, 0.9, 2, 0.0
+    )
+    after = asynchrony.delayed_nesterov(
+        before, np.array([1.0, np.nan]), 0.5, 0.9, 2, 0.0
+    )
     for x, y in zip(*map(jax.tree.leaves, (after, before)), strict=True):
         np.testing.assert_array_equal(x, y)
 
@@ -94,7 +100,7 @@ def test_a_start_in_step_leaves_the_optimizers_state_to_who_rests_first():
 
 
 def test_a_clock_is_exact_at_any_step():
-    clock = speeds.evenly(5, 0.3, 8, paced=False)
+    clock = asynchrony.even_speeds(5, 0.3, 8, paced=False)
     assert clock.speeds == (1024, 845, 666, 487, 307)
     for step in (0, 1, 1023, 1024, 5_000_000, 2**31 - 2):
         exact = [step * s // 1024 for s in clock.speeds]
@@ -103,7 +109,7 @@ def test_a_clock_is_exact_at_any_step():
 
 def test_paced_rounds_end_at_almost_the_same_time():
     """DyLU: nobody is more than a step of his own behind the fastest."""
-    clock = speeds.evenly(4, 0.25, 16, paced=True)
+    clock = asynchrony.even_speeds(4, 0.25, 16, paced=True)
     assert clock.periods == (16, 12, 8, 4)
     arrivals = np.array([clock.arrives(jnp.int32(t)) for t in range(64)])
     np.testing.assert_array_equal(arrivals.sum(0), 4)

@@ -130,13 +130,13 @@ def test_gradients_may_still_be_joined():
     with jax.enable_x64(False):
         joined = make_trainer(ema(sync_sgd(), DECAY), devices=[0])
         together = make_trainer(
-            ema(sync_sgd(), DECAY), devices=[0], lane_form="together"
+            ema(sync_sgd(), DECAY), devices=[0], lane_form="vectorized"
         )
         centers = []
         for trainer in (joined, together):
             state, _ = trainer.run(trainer.init(make_params()), BATCHES)
             centers.append(trainer.center(state).params)
-    assert joined.lane_form == "joined"
+    assert joined.lane_form == "merged"
     for ours, theirs in zip(*map(jax.tree.leaves, centers), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
 

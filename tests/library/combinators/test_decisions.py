@@ -88,11 +88,11 @@ def test_one_worker_that_asks_lets_all_sync_and_each_sync_is_counted():
 
 def test_all_backends_and_forms_and_dispatches_decide_alike():
     strategy = every(2, decided(far, average()))
-    *_, expected = trained(strategy, backend="vmap", lane_form="together")
+    *_, expected = trained(strategy, backend="vmap", lane_form="vectorized")
     assert 1 < expected.sum() < STEPS // 2  # the data have a say
     assert not expected[::2].any()
     for backend in BACKENDS:
-        for form, parts in (("together", (STEPS,)), ("in-turn", (5, STEPS - 5))):
+        for form, parts in (("vectorized", (STEPS,)), ("sequential", (5, STEPS - 5))):
             *_, told = trained(strategy, parts, backend=backend, lane_form=form)
             np.testing.assert_array_equal(told, expected)
 
@@ -100,8 +100,8 @@ def test_all_backends_and_forms_and_dispatches_decide_alike():
 def test_joined_lanes_tell_what_is_decided():
     both = sync_sgd()._replace(sync=decided(far, average()).sync)
     both = both._replace(init=lambda params: decided(far, average()).init(params))
-    *_, together = trained(both, lane_form="together")
-    *_, joined = trained(both, lane_form="joined")
+    *_, together = trained(both, lane_form="vectorized")
+    *_, joined = trained(both, lane_form="merged")
     np.testing.assert_array_equal(joined, together)
     assert 0 < joined.sum() < STEPS
 

@@ -10,7 +10,7 @@ import pytest
 
 import syncalgos
 from syncalgos import Replica, Strategy, average, bmuf, communication, every
-from syncalgos.combinators.rounds import TABLED
+from syncalgos.combinators.schedule import TABLED
 
 MARK = Strategy(
     sync=lambda replica, state, step: (replica._replace(params=step), state)

@@ -7,12 +7,12 @@ import pytest
 from reducing import CLOSE, assert_close, normal, run
 
 from syncalgos import communication, demo, sparseloco
-from syncalgos.reducers import chunked_top_k, chunks, dct, packing
+from syncalgos.reducers import chunked_top_k, chunks, dct, hops
 
 
 def test_indices_of_12_bits_are_packed_as_the_authors_pack_them():
     indices = jnp.array([1, 2, 4095, 0, 300, 4000])
-    packed = packing.pack_12(indices)
+    packed = hops.pack_12(indices)
     assert packed.dtype == jnp.uint8
     # i & 255, (i >> 8) | ((j & 15) << 4), j >> 4 of each pair
     assert packed.tolist() == [1, 32, 0, 255, 15, 0, 44, 1, 250]
@@ -21,16 +21,16 @@ def test_indices_of_12_bits_are_packed_as_the_authors_pack_them():
 @pytest.mark.parametrize("count", [1, 2, 5, 64])
 def test_packed_indices_are_read_as_they_were(count):
     indices = np.random.default_rng(count).permutation(4096)[:count]
-    packed = packing.pack_12(jnp.asarray(indices))
+    packed = hops.pack_12(jnp.asarray(indices))
     assert packed.size == -(-count * 3 // 2)
-    np.testing.assert_array_equal(packing.unpack_12(packed, count), indices)
+    np.testing.assert_array_equal(hops.unpack_12(packed, count), indices)
 
 
 def test_bins_are_those_of_the_authors():
     """Codes 1 1 2 2 2 2 3 3 over six standard deviations; the means are the table."""
     values = jnp.array([-3.0, -1.0, -0.5, 0.5, 1.0, 2.0, 4.0, 5.0])
     code = chunks.encode(2, values)
-    assert packing.unpack(code[0], 2).tolist() == [1, 1, 2, 2, 2, 2, 3, 3]
+    assert hops.unpack(code[0], 2).tolist() == [1, 1, 2, 2, 2, 2, 3, 3]
     np.testing.assert_allclose(code[1][1:], [-2.0, 0.75, 4.5], rtol=CLOSE)
     decoded = chunks.decode(2, code, values.shape)
     expected = [-2.0, -2.0, 0.75, 0.75, 0.75, 0.75, 4.5, 4.5]

@@ -15,11 +15,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from mapped import spread
 
 import syncalgos
 from syncalgos import reducers
-from syncalgos.engine.backends import spread
 from syncalgos.engine.layout import make_layout
+from syncalgos.engine.program import Inputs
 
 SHAPES = {"bias": (7,), "embedding": (300, 12), "kernel": (16, 24), "scale": ()}
 SIZES = [7, 3600, 384, 1]
@@ -250,13 +251,11 @@ def compiled_bytes(reducer, backend):
     """Operand bytes by collective of a step, as XLA compiles it for two CPU devices."""
     layout = make_layout(2, backend, range(2))  # a lane on each
 
-    def program(own, shared, batches):
-        return reducer.update(own, reducer.init(own), step=3)[0], ()
+    def program(own, shared):
+        return reducer.update(own, reducer.init(own), step=3)[0]
 
     own = {k: np.zeros((2, 1, *shape), np.float32) for k, shape in SHAPES.items()}
-    text = (
-        spread(layout, program, donate=False).lower(own, ((), ())).compile().as_text()
-    )
+    text = spread(layout, program).lower(own, Inputs(())).compile().as_text()
     sums = collections.Counter()
     for line in text.splitlines():
         kinds = "all-reduce|all-gather|all-to-all|collective-permute|reduce-scatter"

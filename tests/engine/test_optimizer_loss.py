@@ -90,13 +90,13 @@ def strategies(kind):
 
 
 CASES = [
-    ("local", {"lane_form": "together"}),
-    ("local", {"lane_form": "in-turn"}),
-    ("local", {"backend": "pmap", "lane_form": "in-turn", "accumulate": 3}),
+    ("local", {"lane_form": "vectorized"}),
+    ("local", {"lane_form": "sequential"}),
+    ("local", {"backend": "pmap", "lane_form": "sequential", "accumulate": 3}),
     ("local", {"backend": "shard_map", "each_worker": True}),
-    ("synchronous", {"lane_form": "together", "accumulate": 2}),
-    ("synchronous", {"lane_form": "joined"}),
-    ("synchronous", {"backend": "pmap", "lane_form": "joined", "accumulate": 2}),
+    ("synchronous", {"lane_form": "vectorized", "accumulate": 2}),
+    ("synchronous", {"lane_form": "merged"}),
+    ("synchronous", {"backend": "pmap", "lane_form": "merged", "accumulate": 2}),
     ("synchronous", {"backend": "pmap", "each_worker": True}),
     ("synchronous", {"backend": "shard_map", "loss": per_example(values)}),
 ]

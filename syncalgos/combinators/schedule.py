@@ -1,0 +1,294 @@
+"""Strategies that act at some steps only."""
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from syncalgos import checks
+from syncalgos.collectives import PyTree
+from syncalgos.combinators.introspection import (
+    Change,
+    Combination,
+    Steps,
+    acting_steps,
+    at_any,
+    at_both,
+    combination,
+    has_center,
+    is_clocked,
+    lands,
+    rebuilt,
+    reduces,
+)
+from syncalgos.strategy import (
+    Replica,
+    Strategy,
+    apply_reduce,
+    apply_sync,
+    check_strategy,
+    keep_grads,
+    keep_replica,
+    require_same,
+)
+
+TABLED = 2**16
+"""Local steps whose rounds are looked up; later ones are walked to."""
+
+LONGEST = 2**30
+"""Local steps in a round that has no end."""
+
+
+def when(active: Steps, strategy: Strategy) -> Strategy:
+    """Applies a strategy only at steps where `active(step)`; else nothing is sent.
+
+    Args:
+        active: local step -> whether to act: a scalar boolean, the same on all workers.
+        strategy: what to apply. `delayed`, `paced` and `ema` go on at every step: the
+            condition applies to the strategy inside of them.
+
+    Returns:
+        A Strategy. State: the strategy's. It acts where `active` holds and the
+        strategy acts.
+
+    Raises:
+        ValueError: an argument of another kind.
+    """
+    if not callable(active):
+        raise ValueError(f"when: active must be a function, got {checks.shown(active)}")
+    check_strategy("when", strategy)
+    if is_clocked(strategy):
+        # Around it, a delayed result would wait for the next period.
+        return rebuilt(strategy, functools.partial(when, active))
+
+    def reduce(grads, replica, state, step):
+        return lax.cond(
+            active(step),
+            lambda: apply_reduce(strategy, grads, replica, state, step),
+            lambda: (grads, state),
+        )
+
+    def sync(replica, state, step):
+        return lax.cond(
+            active(step),
+            lambda: apply_sync(strategy, replica, state, step),
+            lambda: (replica, state),
+        )
+
+    gated = Combination(
+        # A default that keeps everything needs no branch.
+        keep_replica if strategy.sync is keep_replica else sync,
+        (strategy,),
+        lambda change: when(active, change(strategy)),
+        condition=active,
+    )
+    return strategy._replace(
+        reduce=reduce if reduces(strategy) else keep_grads,
+        sync=gated,
+        acts=at_both(active, acting_steps(strategy)),
+    )
+
+
+class Period(NamedTuple):
+    """step -> whether it is one of offset, offset + period, …, counted from 1.
+
+    Attributes:
+        period: local steps, at least 1.
+        offset: local steps, below the period.
+    """
+
+    period: int
+    offset: int
+
+    def __call__(self, step: Any) -> Any:
+        return (step + 1 - self.offset) % self.period == 0
+
+
+def every(
+    period: int | Callable[[Any], Any], strategy: Strategy, offset: int = 0
+) -> Strategy:
+    """Applies a strategy after local steps period, 2 · period, …
+
+    Args:
+        period: local steps between syncs, at least 1, on the absolute clock. Or a
+            schedule, local step -> steps, of jax operations: asked at the first step of
+            a round for its length, taken down to a whole number and up to 1.
+        strategy: what to apply.
+        offset: with it, after local steps offset, offset + period, …; below period.
+
+    Returns:
+        A Strategy; see `when`. With a period of 1, the strategy itself.
+
+    Raises:
+        ValueError: a period that is no whole number of at least 1, or an offset outside
+            0 … period - 1.
+    """
+    if callable(period):
+        check_strategy("every", strategy)
+        if offset:
+            raise ValueError(f"every: a schedule takes no offset, got {offset}")
+        return when(scheduled(period), strategy)
+    period = checks.whole("period", period, least=1)
+    check_strategy("every", strategy)
+    offset = checks.whole("every: offset", offset, least=0)
+    if offset >= period:
+        raise ValueError(
+            f"every: offset must be below the period of {period}, got {offset}"
+        )
+    return strategy if period == 1 else when(Period(period, offset), strategy)
+
+
+def sync_every(period: int, strategy: Strategy) -> Strategy:
+    """`every` for the sync alone: the reduction acts at all steps."""
+    return _sync_gated(functools.partial(every, period), strategy)
+
+
+def sync_when(active: Steps, strategy: Strategy) -> Strategy:
+    """`when` for the sync alone: the reduction acts at all steps."""
+    return _sync_gated(functools.partial(when, active), strategy)
+
+
+def _sync_gated(gate: Callable[[Strategy], Strategy], strategy: Strategy) -> Strategy:
+    """A whole: its members would lack the reduction, which shares their state."""
+    gated = gate(strategy._replace(reduce=keep_grads))
+    sync = Combination(gated.sync, lands=functools.partial(lands, gated))
+    return strategy._replace(sync=sync, acts=gated.acts)
+
+
+def until(s: int, strategy: Strategy) -> Strategy:
+    """Applies a strategy at steps 0 … s-1.
+
+    Where it has a center of its own, its state is `init` of the current params from
+    step s on, as in `after` before s: the center does not go stale as others train on.
+    It is each worker's own where replicas differ; `DataParallel` averages it.
+
+    Args:
+        s: local steps, at least 0.
+        strategy: what to apply.
+
+    Returns:
+        A Strategy. State: the strategy's.
+
+    Raises:
+        ValueError: s that is no whole number of at least 0.
+    """
+    s = checks.whole("until: s", s, least=0)
+    check_strategy("until", strategy)
+    return _phase(
+        lambda step: step < s, strategy, lambda change: until(s, change(strategy))
+    )
+
+
+def after(s: int, strategy: Strategy) -> Strategy:
+    """Applies a strategy at steps s, s+1, …, its anchors starting at step s.
+
+    Its state is made anew by `init` from the params held at step s. Where the strategy
+    has a center of its own, its state follows the params before s, so that the center
+    is the current model. The replicas should agree at step s, as they do after a sync
+    at s-1; else each worker's anchor starts from its own replica. `every` belongs
+    inside, `after(s, every(period, …))`.
+
+    Args:
+        s: local steps, at least 0.
+        strategy: what to apply.
+
+    Returns:
+        A Strategy. State: the strategy's.
+
+    Raises:
+        ValueError: s that is no whole number of at least 0.
+    """
+    s = checks.whole("after: s", s, least=0)
+    check_strategy("after", strategy)
+    phase = _phase(
+        lambda step: step >= s, strategy, lambda change: after(s, change(strategy))
+    )
+
+    def reduce(grads, replica, state, step):
+        # Made at step 0 the anchor would be stale: BMUF after 20 synchronous steps
+        # would start with twenty times its velocity. And here, not in the sync before:
+        # a member chained behind this one may have moved the params since.
+        state = lax.cond(
+            step == s, lambda: _fresh(strategy, replica, state), lambda: state
+        )
+        return phase.reduce(grads, replica, state, step)
+
+    return phase._replace(reduce=reduce)
+
+
+def _fresh(strategy: Strategy, replica: Replica, state: PyTree) -> PyTree:
+    """The strategy's first state for the params of now, in the form of the old one."""
+    return require_same("init", "state", state, strategy.init(replica.params))
+
+
+def _phase(
+    active: Steps, strategy: Strategy, rebuild: Callable[[Change], Strategy]
+) -> Strategy:
+    """`when`, but with a center that outside its steps is the current params."""
+    gated = when(active, strategy)
+    follows = has_center(strategy)
+
+    def following(replica, state, step):
+        return lax.cond(
+            active(step),
+            lambda: apply_sync(strategy, replica, state, step),
+            # A copy of the state at each such step, so that the center of a phase that
+            # is not active is today's model, and `chain` need not know of phases.
+            lambda: (replica, _fresh(strategy, replica, state)),
+        )
+
+    sync = Combination(
+        following if follows else combination(gated).call,
+        (strategy,),
+        rebuild,
+        lambda step: jnp.logical_and(active(step), lands(strategy, step)),
+    )
+    # To follow is to act: outside of its steps, too.
+    acts = at_any(acting_steps(strategy), lambda step: jnp.logical_not(active(step)))
+    return gated._replace(sync=sync, acts=acts if follows else gated.acts)
+
+
+def scheduled(period: Callable[[Any], Any]) -> Steps:
+    """The last steps of rounds whose lengths follow a schedule.
+
+    Args:
+        period: local step -> the length of a round that starts there, in local steps.
+
+    Returns:
+        step -> whether a round ends with it.
+    """
+    # Where a round starts follows from the lengths of all before it. State could carry
+    # it, but state is mapped, and a branch on it would be a select under vmap, with
+    # collectives in both arms: so the first 65,536 steps are tabled at trace time.
+
+    def length(start):
+        steps = jnp.floor(jnp.asarray(period(start), jnp.float32))
+        # NaN and infinity mean a round without an end.
+        steps = jnp.nan_to_num(steps, nan=LONGEST, posinf=LONGEST)
+        return jnp.clip(steps, 1, LONGEST).astype(jnp.int32)
+
+    @functools.cache
+    def first_rounds():
+        with jax.ensure_compile_time_eval():
+            steps = np.arange(TABLED, dtype=np.int32)
+            lengths = np.asarray(jax.jit(jax.vmap(length))(steps))
+        starts = [0]
+        while (start := starts[-1] + int(lengths[starts[-1]])) < TABLED:
+            starts.append(start)
+        return np.array(starts, np.int32)
+
+    def ends(step):
+        starts = first_rounds()
+        at = jnp.searchsorted(jnp.asarray(starts), step, side="right") - 1
+        start = lax.while_loop(
+            lambda start: step - start >= length(start),
+            lambda start: start + length(start),
+            jnp.asarray(starts)[at],
+        )
+        return step - start == length(start) - 1
+
+    return ends

@@ -1,0 +1,90 @@
+"""The engine's programs, and the records that they take and return.
+
+All records are pytrees, so how a program is mapped is said field by field: `Own` lies
+over the workers, `Inputs.shared` and `Outputs.common` have no worker axes.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+
+from syncalgos.collectives import PyTree
+from syncalgos.strategy import Replica
+
+
+class Own(NamedTuple):
+    """A worker's own: its replica and the state of its strategy."""
+
+    replica: Replica
+    sync: PyTree = ()
+
+
+class Model(NamedTuple):
+    """One plain model, from which all workers start."""
+
+    params: PyTree
+    buffers: PyTree
+    key: jax.Array
+
+
+class Shared(NamedTuple):
+    """Inputs without worker axes; a program leaves out those that it does not use.
+
+    Attributes:
+        step: local steps done, an int32 scalar.
+        key: the key from which each worker's key of each step is folded.
+        data: leaves (examples, ...), of which batches are rows; None: batches hold the
+            examples themselves.
+    """
+
+    step: Any = None
+    key: Any = None
+    data: PyTree = None
+
+
+class Inputs(NamedTuple):
+    """Everything that a program takes besides each worker's own.
+
+    Attributes:
+        shared: a Shared, or the Model of `init`; identical on all workers.
+        batches: each worker's part of each step's batch, leaves (steps, ...).
+    """
+
+    shared: Any
+    batches: PyTree = ()
+
+
+class Outputs(NamedTuple):
+    """The result of a program.
+
+    Attributes:
+        own: each worker's Own; () where the program returns none.
+        common: identical on all workers.
+    """
+
+    own: PyTree
+    common: Any
+
+
+class Trained(NamedTuple):
+    """The common result of local steps: the steps done by now, and metrics of each."""
+
+    step: jax.Array
+    metrics: dict[str, jax.Array]
+
+
+class Program(NamedTuple):
+    """A program, before it is mapped over workers and compiled.
+
+    Attributes:
+        name: for messages and measurements.
+        function: (worker, own, inputs) -> Outputs, one worker's view.
+        donates: whether the buffers of `own` are given up to the result.
+        takes_steps: whether it takes local steps; then its lanes have several forms.
+    """
+
+    name: str
+    function: Callable[[Any, Any, Inputs], Outputs]
+    donates: bool = False
+    takes_steps: bool = False
