@@ -143,8 +143,7 @@ class StudyConfig:
     @cached_property
     def networks(self) -> tuple[Network, ...]:
         """The networks on which time is modelled, each once."""
-        names = self.network or network.PRESETS
-        return tuple(dict.fromkeys(network.parse(text) for text in names))
+        return tuple(dict.fromkeys(map(network.parse, self.network or network.PRESETS)))
 
     def identity(self) -> dict[str, Any]:
         """Returns the settings that decide the runs, as study.json has them.
@@ -179,8 +178,7 @@ def read(argv: list[str]) -> StudyConfig:
     """
     config = parse(argv)
     if config.preset == PAPER:
-        paper = ("--preset", PAPER)
-        config = replace(config, shared=(paper, *config.shared))
+        config = replace(config, shared=(("--preset", PAPER), *config.shared))
     elif config.preset is not None:
         words = presets.words(presets.load(config.preset)["flags"])
         config = parse(presets.under(words, argv))
@@ -236,8 +234,7 @@ def check(config: StudyConfig) -> None:
         factories.describe(ALGORITHM, variant.algo)
     factories.describe(TASK, config.task)
     given = [parameter(group[0]) for group in config.shared]
-    ranges = [*config.tuned, *([config.swept] if config.swept else [])]
-    varied = [r.flag for r in ranges]
+    varied = [r.flag for r in (*config.tuned, config.swept) if r]
     own = [name for variant in config.variants for name in variant.parameters]
     refuse_taken([*given, *varied, *own])
     known = {v: known_flags(config.task, v.algo) for v in config.variants}
@@ -295,10 +292,9 @@ def _check_runs(config: StudyConfig, known: Mapping[Variant, set[str]]) -> None:
 
 def count_runs(config: StudyConfig) -> int:
     """Returns the number of runs, which are not planned for that."""
-    total = 0
-    for variant in config.variants:
-        known = known_flags(config.task, variant.algo)
-        trials = count_trials(config.tuned, known) * config.tune_seeds
-        points = len(sweep_points(config.swept, known))
-        total += points * (trials + config.seeds)
-    return total
+    known = [known_flags(config.task, variant.algo) for variant in config.variants]
+    return sum(
+        len(sweep_points(config.swept, own))
+        * (count_trials(config.tuned, own) * config.tune_seeds + config.seeds)
+        for own in known
+    )
