@@ -20,11 +20,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from reports import ALGORITHMS, NETWORKS, made_up
 
-from experiments.study.analysis.results import LOSS, Band, Report
+from experiments.study.analysis.results import Report
 from experiments.study.report import events, tables, write
 from experiments.study.report import page as html
 from experiments.study.report.styles import COLOURS, CSS, HUES, styles
-from experiments.study.statistics import Spread
+from experiments.study.statistics import LOSS, Band, Spread
 from experiments.training import records
 
 ROOT = Path(__file__).parents[2]
