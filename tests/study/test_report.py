@@ -139,7 +139,7 @@ def test_the_page_answers_before_it_explains(folder):
     places += ['id="commands"']
     assert [text.index(place) for place in places] == sorted(map(text.index, places))
     words = " ".join("".join(Page(text).words).split())
-    said = [report.lead.line, *(x for number in report.lead.numbers for x in number)]
+    said = [report.lead, *(x for number in report.numbers for x in number)]
     said += [report.headline, *report.sentences, *report.remarks, report.command]
     for told in said:
         assert told in words
