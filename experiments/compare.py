@@ -5,7 +5,7 @@
 import sys
 
 from experiments.cli import completion, exits
-from experiments.study import command, config
+from experiments.study import config
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -22,7 +22,7 @@ def main(argv: list[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
 
     def program(stopped: exits.Stopped) -> int | None:
-        asked = command.read(argv)
+        asked = config.read(argv)
         from experiments.study import study  # imports jax, which a bad request need not
 
         return study.run(asked, argv, stopped)

@@ -1,1 +1,1 @@
-"""Studies: several algorithms and seeds on the same batches, and what they show."""
+"""Studies: several algorithms and seeds on the same batches, and their report."""

@@ -1,24 +1,59 @@
-"""The flags of a study."""
+"""The flags of a study, and all checks that need no jax."""
 
 import argparse
-from dataclasses import dataclass
+import hashlib
+import importlib.util
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import product
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal
 
-from experiments.cli import flags
+from experiments.cli import factories, flags
+from experiments.cli.errors import BadRequest
+from experiments.cli.factories import ALGORITHM, TASK
 from experiments.cli.flags import PAPER
-from experiments.cli.settings import Group, Setting, checked, flag, settings_of
+from experiments.cli.library import checks
+from experiments.cli.settings import Group, checked, flag, settings_of
 from experiments.cli.words import cleaned
-from experiments.training.config import SETTINGS
+from experiments.study import network, presets, search_space
+from experiments.study.network import Network
+from experiments.study.search_space import (
+    MOST_RUNS,
+    Range,
+    Words,
+    as_words,
+    count_trials,
+    decisive_trials,
+    sweep_points,
+)
+from experiments.study.spec import (
+    Variant,
+    flag_groups,
+    flag_of,
+    known_flags,
+    parameter,
+    refuse_taken,
+    refuse_unknown,
+    run_words,
+    variants,
+)
+from experiments.training import config as training
 
 PROGRAM = "python -m experiments.compare"
-FOLDER = Path(__file__).parent / "presets"
-PRESETS = tuple(sorted(path.stem for path in FOLDER.glob("*.toml")))
+# Powers of the global batch that the learning rate follows.
+SCALES = {"none": 0.0, "linear": 1.0, "sqrt": 0.5}
 
 
 @dataclass(frozen=True)
 class StudyConfig:
-    """The config of a study: its own flags; all others are of its runs."""
+    """A study: a flag for each field, and the flags that all runs share.
+
+    Attributes:
+        shared: flags of all runs, split before each flag.
+    """
 
     algos: str = flag(
         "algorithms; each may have flags and a label: 'sync_sgd, NBM=bmuf --nesterov'",
@@ -29,9 +64,9 @@ class StudyConfig:
     preset: str | None = flag(
         "a published comparison, which any flag overrides; or paper: each algorithm's "
         "own flags from its paper",
-        choices=(*PRESETS, PAPER),
+        choices=(*presets.NAMES, PAPER),
     )
-    task: str = flag("see experiments.run --list", SETTINGS["task"].default)
+    task: str = flag("see experiments.run --list", training.SETTINGS["task"].default)
     seeds: int = flag("runs of each, from seeds 0 to N - 1", 3, least=1)
     sweep: str | None = flag(
         "also vary one flag, such as workers=1,2,4,8, at fixed samples",
@@ -84,42 +119,91 @@ class StudyConfig:
     )
     overwrite: bool = flag("make all runs in the folder again", False)
 
+    shared: tuple[Words, ...] = ()
+
     def __post_init__(self) -> None:
         """Raises a ValueError for a field out of its range."""
-        checked(OWN, self)
+        checked(SETTINGS, self)
+
+    @cached_property
+    def variants(self) -> tuple[Variant, ...]:
+        """The algorithms with their own flags."""
+        return variants(self.algos)
+
+    @cached_property
+    def swept(self) -> Range | None:
+        """The swept flag and its values; None without a sweep."""
+        return None if self.sweep is None else search_space.read("--sweep", self.sweep)
+
+    @cached_property
+    def tuned(self) -> tuple[Range, ...]:
+        """The tuned flags and their values."""
+        return tuple(search_space.read("--tune", text) for text in self.tune)
+
+    @cached_property
+    def networks(self) -> tuple[Network, ...]:
+        """The networks on which time is modelled, each once."""
+        return tuple(dict.fromkeys(map(network.parse, self.network or network.PRESETS)))
+
+    def identity(self) -> dict[str, Any]:
+        """Returns the settings that decide the runs, as study.json has them.
+
+        Two studies of one folder must agree on them.
+        """
+        # Seeds, networks, target and baseline decide no run: five seeds go on from
+        # three, and another network needs none.
+        is_tuned = bool(self.tune)
+        return {
+            "entries": [[v.label, v.algo, list(v.words)] for v in self.variants],
+            "task": self.task,
+            # Their order changes no run.
+            "words": sorted((list(g) for g in self.shared), key=lambda words: words[0]),
+            "sweep": self.swept and [self.swept.flag, *self.swept.values],
+            "tune": [[r.flag, *r.values] for r in self.tuned],
+            "worker_batch": self.worker_batch,
+            "scale_lr": self.scale_lr,
+            "tune_seeds": self.tune_seeds if is_tuned else None,
+            "share": self.tune_share if is_tuned else None,
+        }
 
 
-OWN: dict[str, Setting] = settings_of(StudyConfig)
+SETTINGS = settings_of(StudyConfig)
 
 
-class Asked(NamedTuple):
-    """A command line, read but not checked.
-
-    Attributes:
-        own: the flags of the study.
-        rest: all others, which are of the runs.
-    """
-
-    own: StudyConfig
-    rest: list[str]
-
-
-def read(argv: list[str]) -> Asked:
-    """Reads a study's flags; --help and --version print and exit.
+def read(argv: list[str]) -> StudyConfig:
+    """Reads and checks a command line; --help and --version print and exit.
 
     Raises:
-        BadRequest: with one line that says what was wrong.
+        BadRequest: unknown or out of range, in one line.
+    """
+    config = parse(argv)
+    if config.preset == PAPER:
+        config = replace(config, shared=(("--preset", PAPER), *config.shared))
+    elif config.preset is not None:
+        words = presets.words(presets.load(config.preset)["flags"])
+        config = parse(presets.under(words, argv))
+    # Runs must not find out hours later what is known now, without jax even.
+    check(config)
+    return config if config.out else replace(config, out=default_out(config))
+
+
+def parse(argv: Sequence[str]) -> StudyConfig:
+    """Reads a study's flags, each checked by itself.
+
+    Raises:
+        BadRequest: a value out of range, in one line.
     """
     known, rest = parser().parse_known_args(cleaned(argv))
-    return Asked(flags.made(StudyConfig, vars(known)), rest)
+    shared = {"shared": tuple(flag_groups(rest))}
+    return flags.made(StudyConfig, vars(known), shared)
 
 
 def parser_for(words: list[str]) -> argparse.ArgumentParser:
-    """Returns the parser of a command line that is being written, with runs' flags."""
-    parser_of_both = parser()
-    others = (x for name, x in SETTINGS.items() if name not in OWN and not x.study)
-    flags.add_settings(parser_of_both, others)
-    return parser_of_both
+    """Returns the parser of an unfinished command line, with the flags of runs."""
+    made, others = parser(), training.SETTINGS.items()
+    free = [x for name, x in others if name not in SETTINGS and not x.study]
+    flags.add_settings(made, free)
+    return made
 
 
 def parser() -> argparse.ArgumentParser:
@@ -133,5 +217,84 @@ def parser() -> argparse.ArgumentParser:
         f"has them: see {flags.PROGRAM} --help",
     )
     flags.add_version(made)
-    flags.add_settings(made, OWN.values())
+    flags.add_settings(made, SETTINGS.values())
     return made
+
+
+def default_out(config: StudyConfig) -> Path:
+    """Returns a folder by the identity, so that the same command finds it again."""
+    content = json.dumps(config.identity(), sort_keys=True)
+    digest = hashlib.sha256(content.encode()).hexdigest()[:8]
+    return Path("runs") / f"compare-{config.task.replace(':', '.')}-{digest}"
+
+
+def check(config: StudyConfig) -> None:
+    """Raises a BadRequest for flags without effect, in conflict, or bad for a run."""
+    for variant in config.variants:
+        factories.describe(ALGORITHM, variant.algo)
+    factories.describe(TASK, config.task)
+    given = [parameter(group[0]) for group in config.shared]
+    varied = [r.flag for r in (*config.tuned, config.swept) if r]
+    own = [name for variant in config.variants for name in variant.parameters]
+    refuse_taken([*given, *varied, *own])
+    known = {v: known_flags(config.task, v.algo) for v in config.variants}
+    refuse_unknown([*given, *varied], known, [*SETTINGS])
+    _check_conflicts(config, varied, {*given, *own})
+    _check_report(config)
+    _check_runs(config, known)
+
+
+def _check_conflicts(config: StudyConfig, varied: list[str], given: set[str]) -> None:
+    """Raises a BadRequest where one of two flags would silently have no effect."""
+    for name in varied:
+        if varied.count(name) > 1:
+            raise BadRequest(f"{flag_of(name)} can be swept or tuned once only")
+        if name in given:
+            raise BadRequest(
+                f"{flag_of(name)} is given, and swept or tuned: say one of both"
+            )
+    if config.worker_batch is not None and "batch_size" in {*varied, *given}:
+        raise BadRequest("--worker-batch and --batch-size both set the batch: say one")
+    if SCALES[config.scale_lr] and (config.sweep is None or "lr" in varied):
+        raise BadRequest("--scale-lr follows the batch of a --sweep of another flag")
+
+
+def _check_report(config: StudyConfig) -> None:
+    """Raises a BadRequest for flags of the report that it cannot have."""
+    if config.tensorboard and importlib.util.find_spec("tensorboardX") is None:
+        raise BadRequest(
+            "--tensorboard needs tensorboardX, which is not installed: "
+            "pip install -e '.[tensorboard]' in the checkout"
+        )
+    try:
+        if config.baseline is not None:
+            labels = [variant.label for variant in config.variants]
+            checks.one_of("--baseline", config.baseline, labels)
+        _ = config.networks
+    except ValueError as error:
+        raise BadRequest(str(error)) from None
+
+
+def _check_runs(config: StudyConfig, known: Mapping[Variant, set[str]]) -> None:
+    """Raises a BadRequest for too many runs, and for flags that a run refuses."""
+    runs = count_runs(config)
+    if runs > MOST_RUNS:
+        raise BadRequest(
+            f"the study would make {runs:,} runs, more than {MOST_RUNS:,}: take fewer "
+            "values of --tune or --sweep, or fewer seeds"
+        )
+    for variant, own in known.items():
+        words = run_words(variant, config.task, config.shared)
+        trials = [*decisive_trials(config.tuned, own)] or [{}]
+        for swept, tried in product(sweep_points(config.swept, own), trials):
+            training.parse([*words, *as_words(swept | tried)])
+
+
+def count_runs(config: StudyConfig) -> int:
+    """Returns the number of runs, which are not planned for that."""
+    known = [known_flags(config.task, variant.algo) for variant in config.variants]
+    return sum(
+        len(sweep_points(config.swept, own))
+        * (count_trials(config.tuned, own) * config.tune_seeds + config.seeds)
+        for own in known
+    )

@@ -1,191 +1,264 @@
-"""The runs of a study: which they are, and where their files lie."""
+"""The runs of a study: which they are, their files, and what the files say."""
 
 import json
 import re
 import shlex
-from collections.abc import Iterator, Sequence
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from experiments.cli import factories, flags
+from experiments.cli import factories
 from experiments.cli.factories import TASK
-from experiments.study.entries import Entry
-from experiments.study.search_space import as_words
-from experiments.study.spec import SCALES, Spec
+from experiments.cli.flags import PROGRAM
+from experiments.study.config import SCALES, StudyConfig
+from experiments.study.network import Sends, from_json
+from experiments.study.search_space import (
+    as_words,
+    combinations,
+    decisive_trials,
+    equal_budgets,
+    sweep_points,
+)
+from experiments.study.spec import Variant, known_flags, run_words
+from experiments.study.statistics import Measure, is_fine
 from experiments.tasks.task import Data
 from experiments.training import records
 from experiments.training.components import Components, make_components
 from experiments.training.config import RunConfig, parse
 
-FIRST_TUNING_SEED = 1000  # apart from the seeds that are reported
+# Seeds of trials must be none of those that are reported.
+FIRST_TUNING_SEED = 1000
+
+Lines = list[dict[str, Any]]
 
 
-class Cell(NamedTuple):
-    """Runs that differ in their seed alone.
+class RunSet(NamedTuple):
+    """The runs of one variant at one point: they differ in their seed alone.
 
     Attributes:
-        label: of the algorithm.
-        point: of the sweep, such as "workers=4"; "" where there is none.
+        variant: the variant.
+        number: its place in --algos, from 1.
+        point: value of the sweep, such as "workers=4"; "" without a sweep.
         argv: flags of experiments.run, without --seed.
-        folder: for a folder a seed.
-        seeds: of the runs.
-        trial: the values that it tries, such as "lr=0.1"; "" where it is reported.
+        out: the study's folder.
+        seeds: seeds of the runs.
+        values: values by flag that the runs try, or that were chosen.
+        is_trial: whether they try values, on validation data.
+        trials: run sets that try values for this one.
+        config: content of the first run's config.json, once read.
+        summaries: contents of summary.json by seed, once read.
+        lines: lines of metrics.jsonl by seed, once read.
     """
 
-    label: str
+    variant: Variant
+    number: int
     point: str
-    argv: list[str]
-    folder: Path
+    argv: Sequence[str]
+    out: Path
     seeds: range
-    trial: str = ""
+    values: Mapping[str, str] = {}
+    is_trial: bool = False
+    trials: Sequence["RunSet"] = ()
+    config: Mapping[str, Any] = {}
+    summaries: Mapping[int, dict[str, Any]] = {}
+    lines: Mapping[int, Lines] = {}
 
     @property
     def name(self) -> str:
-        """All of it, for people."""
-        return " ".join(x for x in (self.label, self.point, self.trial) if x)
+        """The variant, and the value of the sweep if there is one."""
+        return " at ".join(x for x in (self.variant.label, self.point) if x)
+
+    @property
+    def trial(self) -> str:
+        """The values, such as "lr=0.1"; "" without any."""
+        return named(self.values)
+
+    @property
+    def folder(self) -> Path:
+        """The folder with a folder for each seed."""
+        # The number keeps labels apart that have the same letters, as a+b and a-b.
+        label = re.sub("[^A-Za-z0-9]+", "-", self.variant.label).strip("-")
+        kind = "tuning" if self.is_trial else "runs"
+        own = Path(kind) / f"{self.number:02d}-{label}" / (self.point or "runs")
+        return self.out / own / self.trial
+
+    @property
+    def command(self) -> str:
+        """The command that makes these runs, without --seed."""
+        return shlex.join([*PROGRAM.split(), *self.argv])
 
     def run(self, seed: int) -> Path:
-        """The folder of one run, which is there when the run is done."""
+        """Returns the folder of one run."""
+        # It exists only once the run is done: see `runner`.
         return self.folder / f"seed-{seed}"
 
     def missing(self) -> list[int]:
-        """The seeds whose runs are yet to be made."""
+        """Returns the seeds whose runs are yet to be made."""
         return [seed for seed in self.seeds if not self.run(seed).exists()]
 
-    def summaries(self) -> list[dict[str, Any]]:
-        """What the runs' summaries say, of those that are done."""
-        return [
-            records.read_json(self.run(seed) / "summary.json")
-            for seed in self.seeds
-            if self.run(seed).exists()
-        ]
+    def read(self) -> "RunSet":
+        """Returns the run set with the content of its files, as far as they exist."""
+        done = [seed for seed in self.seeds if self.run(seed).exists()]
+        runs = {seed: self.run(seed) for seed in done}
+        return self._replace(
+            trials=[trial.read_summaries() for trial in self.trials],
+            config=records.read_json(runs[done[0]] / "config.json") if done else {},
+            lines={seed: read_lines(run) for seed, run in runs.items()},
+        ).read_summaries()
 
-    def lines(self, seed: int) -> list[dict[str, Any]]:
-        """The lines of one run's metrics.jsonl."""
-        text = (self.run(seed) / "metrics.jsonl").read_text()
-        return [json.loads(line) for line in text.splitlines()]
+    def read_summaries(self) -> "RunSet":
+        """Returns the run set with the summaries of the runs that are done."""
+        runs = {seed: self.run(seed) / "summary.json" for seed in self.seeds}
+        found = {s: records.read_json(x) for s, x in runs.items() if x.exists()}
+        return self._replace(summaries=found)
 
-    def command(self) -> str:
-        """What makes these runs, but for --seed."""
-        return shlex.join([*flags.PROGRAM.split(), *self.argv])
+    @property
+    def fine(self) -> dict[int, dict[str, Any]]:
+        """The summaries of runs that did not diverge."""
+        return {s: x for s, x in self.summaries.items() if is_fine(x)}
+
+    @property
+    def diverged(self) -> int:
+        """The number of runs that diverged."""
+        return len(self.summaries) - len(self.fine)
+
+    @property
+    def any(self) -> dict[str, Any]:
+        """One summary, for the values that all runs share."""
+        return next(iter((self.fine or self.summaries).values()))
+
+    def final(self, by: Measure) -> dict[int, float]:
+        """Returns the measure at the end by seed, of runs that did not diverge."""
+        return {seed: s[by.key] for seed, s in self.fine.items()}
+
+    @property
+    def sends(self) -> list[Sends] | None:
+        """The sends of a whole run: one if all seeds agree, else one for each seed."""
+        found = [s["sends"] for s in (self.fine or self.summaries).values()]
+        if any(x is None for x in found):
+            return None
+        # The data may decide on a sync: then each seed sends at other steps.
+        alike = all(x == found[0] for x in found)
+        return [from_json(x) for x in (found[:1] if alike else found)]
+
+    @property
+    def bytes_per_worker(self) -> float | None:
+        """The mean over runs that did not diverge; None if one is not counted."""
+        found = [s["bytes_per_worker"] for s in self.fine.values()]
+        if not found or any(x is None for x in found):
+            return None
+        # The mean of identical numbers may differ from them by rounding.
+        return found[0] if len(set(found)) == 1 else statistics.fmean(found)
 
 
-class Point(NamedTuple):
-    """An algorithm at one value of the sweep.
+def named(values: Mapping[str, str]) -> str:
+    """Returns values by flag as a name, such as "lr=0.1,period=4"; "" for none."""
+    return ",".join(f"{flag}={value}" for flag, value in values.items())
 
-    Attributes:
-        entry: the algorithm.
-        number: of the algorithm in the study.
-        name: such as "workers=4"; "" where nothing is swept.
-        argv: flags of experiments.run, without --seed and what is tuned.
-    """
 
-    entry: Entry
-    number: int
-    name: str
-    argv: list[str]
-
-    def folder(self) -> Path:
-        """Where its runs lie, below a study's folder."""
-        return Path(slug(self.number, self.entry.label)) / (self.name or "runs")
+def read_lines(run: Path) -> Lines:
+    """Returns the lines of a run's metrics.jsonl."""
+    text = (run / "metrics.jsonl").read_text()
+    return [json.loads(line) for line in text.splitlines()]
 
 
 class Loader:
-    """Makes the components of runs, whose data is loaded once."""
+    """Makes the components of runs, and loads the data that they share once."""
 
     def __init__(self):
         self._data: dict[Any, Data] = {}
 
     def components(self, argv: Sequence[str], seed: int) -> Components:
-        """Makes the components of a run of these flags.
+        """Returns the components of a run with these flags.
 
         Raises:
-            BadRequest: as `make_components`.
+            BadRequest: flags that a run cannot have.
         """
         config = parse([*argv, "--seed", str(seed)])
-        # Some tasks make data by them.
+        # Some tasks make their data from the seed or for the workers.
         offered = {"seed": config.seed, "workers": config.workers}
         factory = factories.named(TASK, config.task)
         own = factories.passed_arguments(TASK, factory, offered)
         arguments = repr({**config.task_arguments, **own})
         key = config.task, arguments, config.data_dir, config.validation
-        parts = make_components(config, self._data.get(key))
-        self._data[key] = parts.data
-        return parts
+        found = make_components(config, self._data.get(key))
+        self._data[key] = found.data
+        return found
 
 
-def points(spec: Spec, loader: Loader) -> list[Point]:
-    """Every algorithm at every value of the sweep, as many samples in all of them.
+def run_sets(config: StudyConfig, loader: Loader) -> list[RunSet]:
+    """Returns every variant at every value of the sweep, with its trials.
+
+    Each trains on as many samples as the first value does. Nothing is chosen yet, and
+    nothing is written.
 
     Raises:
         BadRequest: flags that a run cannot have.
     """
-    found = []
-    for number, entry in enumerate(spec.entries, 1):
-        argv, base = spec.argv(entry), None
-        for value in spec.points(entry):
-            swept, name = [], ""
-            if value is not None and spec.sweep is not None:
-                swept = as_words({spec.sweep.flag: value})
-                name = f"{spec.sweep.flag}={value}"
-            here, base = _same_samples(spec, [*argv, *swept], loader, base)
-            found.append(Point(entry, number, name, here))
-    return found
+    each = enumerate(config.variants, 1)
+    return [r for number, x in each for r in _sets_of(config, loader, number, x)]
+
+
+def _sets_of(
+    config: StudyConfig, loader: Loader, number: int, variant: Variant
+) -> Iterator[RunSet]:
+    """Yields a variant at every value of the sweep, with its trials."""
+    known = known_flags(config.task, variant.algo)
+    own, base = run_words(variant, config.task, config.shared), None
+    for swept in sweep_points(config.swept, known):
+        argv, base = _same_samples(config, [*own, *as_words(swept)], loader, base)
+        made = RunSet(
+            variant=variant,
+            number=number,
+            point=named(swept),
+            argv=argv,
+            out=config.out or Path(),
+            seeds=range(config.seeds),
+        )
+        # Refused before any run, not after the hours of those before it.
+        for values in decisive_trials(config.tuned, known):
+            one = trial(config, made, values)
+            loader.components(one.argv, one.seeds[0])
+        values = combinations(equal_budgets(config.tuned, known))
+        yield made._replace(trials=[trial(config, made, each) for each in values])
 
 
 def _same_samples(
-    spec: Spec, argv: list[str], loader: Loader, base: RunConfig | None
+    config: StudyConfig, argv: list[str], loader: Loader, base: RunConfig | None
 ) -> tuple[list[str], RunConfig]:
-    """Sets batch, steps and rate of a point by those of the first one (`base`)."""
-    if spec.worker_batch is not None:
-        batch = spec.worker_batch * parse(argv).workers
+    """Returns the flags with batch, steps and rate that follow the first point's."""
+    if config.worker_batch is not None:
+        batch = config.worker_batch * parse(argv).workers
         argv = [*argv, "--batch-size", str(batch)]
     s = loader.components(argv, 0).config
     if base is None or s.batch_size == base.batch_size:
         return argv, s if base is None else base
-    if s.steps == base.steps:  # else it is the steps that are swept
+    # Where the steps differ already, they are what is swept.
+    if s.steps == base.steps:
         steps = max(1, round(base.steps * base.batch_size / s.batch_size))
         argv = [*argv, "--steps", str(steps)]
-    if SCALES[spec.scale_lr]:
-        rate = base.lr * (s.batch_size / base.batch_size) ** SCALES[spec.scale_lr]
+    if power := SCALES[config.scale_lr]:
+        rate = base.lr * (s.batch_size / base.batch_size) ** power
         argv = [*argv, "--lr", f"{rate:.6g}"]
+    # The new flags may not fit each other, such as --warmup-steps and fewer steps.
     loader.components(argv, 0)
     return argv, base
 
 
-def tuning_cells(spec: Spec, point: Point) -> Iterator[tuple[dict[str, str], Cell]]:
-    """What is tried for a point, and the runs that try it."""
-    for trial in spec.trials(point.entry)[1]:
-        yield trial, tuning_cell(spec, point, trial)
+def trial(config: StudyConfig, made: RunSet, values: Mapping[str, str]) -> RunSet:
+    """Returns the runs that try values, on held-out training data."""
+    # A part of the training data, the same for all seeds and variants. The runs to
+    # report train on all of it.
+    share = ["--validation", f"{config.tune_share:g}"]
+    return made._replace(
+        argv=[*made.argv, *as_words(values), *share],
+        seeds=range(FIRST_TUNING_SEED, FIRST_TUNING_SEED + config.tune_seeds),
+        values=values,
+        is_trial=True,
+    )
 
 
-def tuning_cell(spec: Spec, point: Point, trial: dict[str, str]) -> Cell:
-    """The runs that try values for a point."""
-    seeds = range(FIRST_TUNING_SEED, FIRST_TUNING_SEED + spec.tune_seeds)
-    words = [*as_words(trial), "--validation", f"{spec.share:g}"]
-    name = _named(trial)
-    folder = Path("tuning") / point.folder() / name
-    argv = [*point.argv, *words]
-    return Cell(point.entry.label, point.name, argv, folder, seeds, name)
-
-
-def final_cell(point: Point, tuned: dict[str, str], seeds: range) -> Cell:
-    """The runs that are reported."""
-    argv = [*point.argv, *as_words(tuned)]
-    folder = Path("runs") / point.folder() / _named(tuned)
-    return Cell(point.entry.label, point.name, argv, folder, seeds)
-
-
-def _named(values: dict[str, str]) -> str:
-    """Values by flag as a folder's name; "" for none."""
-    return ",".join(f"{flag}={value}" for flag, value in values.items())
-
-
-def slug(number: int, label: str) -> str:
-    """A folder's name for a label."""
-    return f"{number:02d}-{re.sub('[^A-Za-z0-9]+', '-', label).strip('-')}"
-
-
-def below(cell: Cell, out: Path) -> Cell:
-    """The cell in a study's folder."""
-    return cell._replace(folder=out / cell.folder)
+def tuned(made: RunSet, values: Mapping[str, str]) -> RunSet:
+    """Returns the runs to report, with the values that were chosen."""
+    return made._replace(argv=[*made.argv, *as_words(values)], values=values)

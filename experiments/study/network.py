@@ -1,4 +1,4 @@
-"""What communication costs on a network: the α-β model."""
+"""The cost of communication on a network, by the α-β model."""
 
 import math
 import re
@@ -61,7 +61,7 @@ _QUANTITY = re.compile(r"([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*(.*)", re
 
 
 def parse(text: str) -> Network:
-    """Returns the network of that name, or of that bandwidth and latency.
+    """Returns the network with this name, or with this bandwidth and latency.
 
     Args:
         text: a name in PRESETS, or such as "100Mbit/s, 20ms": a bandwidth in bit/s or
@@ -69,33 +69,28 @@ def parse(text: str) -> Network:
             order; without a latency it is 0.
 
     Raises:
-        ValueError: anything else: no unit, a negative number, no bandwidth, ….
+        ValueError: any other text, such as one without a unit or a bandwidth.
     """
     name = "-".join(text.lower().split())
     if name in PRESETS:
         return parse(PRESETS[name])._replace(name=name)
-    bandwidth = latency = None
-    shown = []
-    for part in text.split(","):
-        number, unit = _quantity(text, part.strip())
-        shown.append(f"{number:.15g} {unit}")
-        if unit in _PER_SECOND:
-            if latency is not None:
-                raise _refused(text, "two latencies")
-            latency = number / _PER_SECOND[unit]
-        else:
-            if bandwidth is not None:
-                raise _refused(text, "two bandwidths")
-            bandwidth = number * _BYTES_PER_SECOND[unit]
-    if bandwidth is None:
-        raise _refused(text, "no bandwidth")
-    if not 0 < bandwidth < math.inf:
+    found = [_quantity(text, part.strip()) for part in text.split(",")]
+    latencies = [x / _PER_SECOND[unit] for x, unit in found if unit in _PER_SECOND]
+    rates = [
+        x * _BYTES_PER_SECOND[unit] for x, unit in found if unit in _BYTES_PER_SECOND
+    ]
+    if len(latencies) > 1:
+        raise _refused(text, "two latencies")
+    if len(rates) != 1:
+        raise _refused(text, "two bandwidths" if rates else "no bandwidth")
+    if not 0 < rates[0] < math.inf:
         raise _refused(text, "the bandwidth must be above 0 and finite")
-    return Network(", ".join(shown), bandwidth, latency or 0.0)
+    shown = ", ".join(f"{number:.15g} {unit}" for number, unit in found)
+    return Network(shown, rates[0], sum(latencies, 0.0))
 
 
 def _quantity(text: str, part: str) -> tuple[float, str]:
-    """A part's number and unit."""
+    """Returns the number and the unit of a part."""
     found = _QUANTITY.fullmatch(part)
     if not found:
         raise _refused(text, f"{part!r} is no preset and no number", part)
@@ -110,7 +105,7 @@ def _quantity(text: str, part: str) -> tuple[float, str]:
 
 
 def _refused(text: str, why: str, part: str = "", unit: str = "") -> ValueError:
-    """What to raise: what is wrong, what is possible, and what was meant perhaps."""
+    """Returns the error: the reason, all possible forms, and the nearest name."""
     units = [*_BYTES_PER_SECOND, *_PER_SECOND]
     hint = checks.nearest(part.lower(), PRESETS) or checks.nearest(unit, units)
     spelled = unit.replace("bps", "bit/s").replace("Bps", "B/s")
@@ -124,12 +119,11 @@ def _refused(text: str, why: str, part: str = "", unit: str = "") -> ValueError:
 
 
 class Sends(NamedTuple):
-    """What one worker sends at each local step of a run.
+    """The sends of one worker at each local step of a run.
 
     Attributes:
-        kinds: of steps: by the collective, the bytes and the calls; kind 0 sends
-            nothing.
-        steps: each local step's kind.
+        kinds: kinds of steps: bytes and calls by collective; kind 0 sends nothing.
+        steps: kind of each local step.
     """
 
     kinds: list[dict[str, tuple[float, int]]]
@@ -137,7 +131,7 @@ class Sends(NamedTuple):
 
 
 def sends(communication: "Communication") -> Sends:
-    """What is sent step by step, bytes to a thousandth."""
+    """Returns the sends step by step, with bytes to a thousandth."""
     columns = []
     for part in communication.by_collective.values():
         # A running total is rounded: without it, steps that send alike would differ.
@@ -161,14 +155,14 @@ def sends(communication: "Communication") -> Sends:
 
 
 def to_json(sends: Sends) -> dict[str, Any]:
-    """The same as JSON has it; runs of equal steps as kind*length."""
+    """Returns the sends as JSON has them, with equal steps in a row as kind*length."""
     runs = (f"{kind}*{len(list(run))}" for kind, run in groupby(sends.steps))
     kinds = [{name: list(sent) for name, sent in kind.items()} for kind in sends.kinds]
     return {"kinds": kinds, "steps": " ".join(runs)}
 
 
 def from_json(content: Mapping[str, Any]) -> Sends:
-    """The inverse of `to_json`."""
+    """Returns the sends of such JSON, the inverse of `to_json`."""
     steps = []
     for run in content["steps"].split():
         kind, length = map(int, run.split("*"))
@@ -196,21 +190,21 @@ def cost(
     workers: int,
     fused: bool = False,
 ) -> float:
-    """Seconds that the collectives of one step take, one after the other.
+    """Returns the seconds of one step's collectives, one after the other.
 
     Bytes / bandwidth + latency · hops · calls, with 2 (N-1) hops of an all-reduce, one
     of a permutation and N-1 of all others, by rings.
 
     Args:
-        kind: bytes and calls of a step by the collective, as in `Sends`.
-        network: between any two workers.
-        workers: N, those for which the bytes were counted.
-        fused: all calls of one collective in a step are one message, as frameworks
-            join arrays in buckets.
+        kind: bytes and calls of a step by collective, as in `Sends`.
+        network: link between any two workers.
+        workers: N, the number for which the bytes were counted.
+        fused: whether all calls of one collective in a step are one message, as in
+            frameworks that join arrays in buckets.
 
-    The arithmetic of a reduction costs nothing here. Where groups of workers talk among
-    themselves (`hierarchical`), N-1 hops are an upper bound: bytes are those of the
-    group, but its size is not known here.
+    The arithmetic of a reduction is free. For collectives within groups of workers
+    (`hierarchical`), N-1 hops are an upper bound: the bytes are those of the group, but
+    its size is not known here.
 
     Source: Thakur, Rabenseifner and Gropp, "Optimization of collective communication
     operations in MPICH", 2005.
@@ -234,25 +228,25 @@ def modelled_seconds(
     fused: bool = False,
     since: int = 0,
 ) -> np.ndarray:
-    """The wall clock after each local step, (steps,): all workers run alike.
+    """Returns the wall clock after each local step, (steps,), of identical workers.
 
-    Without a delay a step ends when what it sends has arrived. With a delay, what is
-    sent after step t must have arrived at the end of step t + delay, and computation
-    goes on until then; the link sends one thing after the other, and a step whose
-    arrival is late waits for it.
+    Without a delay a step ends when its messages have arrived. With a delay, messages
+    of step t must have arrived at the end of step t + delay, and computation goes on
+    until then. The link sends one message after the other, and a step waits for a late
+    arrival.
 
     Args:
-        sends: of one worker.
-        network: between any two workers.
-        workers: those for which `sends` was counted; one worker only computes.
-        step_seconds: of computation of one local step.
-        delay: local steps that what is sent may take, at least 0 (see `delay_of`).
+        sends: sends of one worker.
+        network: link between any two workers.
+        workers: number for which `sends` was counted; one worker only computes.
+        step_seconds: seconds of computation of one local step.
+        delay: local steps that a message may take, at least 0 (see `delay_of`).
         fused: as in `cost`.
-        since: the first local step, from 0, to which the delay applies, as after
+        since: first local step, from 0, to which the delay applies, as after
             --sync-until.
 
-    The last step does not wait for what arrives after it: no result uses that. Within a
-    step nothing overlaps: gradients are sent when all are there.
+    The last step does not wait for later arrivals: no result uses them. Within a step
+    nothing overlaps: gradients are sent once all are computed.
     """
     costs = [cost(kind, network, workers, fused) for kind in sends.kinds]
     clock = free = 0.0  # when the step has ended, and when the link is free again
@@ -270,22 +264,26 @@ def modelled_seconds(
 
 
 def delay_of(algo: str, arguments: Mapping[str, Any]) -> int:
-    """The local steps that an algorithm lets what it sends take; 0: it waits.
+    """Returns the local steps that an algorithm's messages may take; 0: it waits.
 
     Args:
-        algo: of the registry, or the user's package.module:factory, whose `delay`
+        algo: name in the registry, or the user's package.module:factory, whose `delay`
             counts if it is a whole number.
-        arguments: all of its factory's.
+        arguments: all arguments of its factory.
 
-    It holds for what the algorithm sends, not for what else a run sends beside it.
-    `easgd` waits: its workers could do without the new center for a period, but it is
-    the model that is evaluated.
+    It holds for the algorithm's messages, not for others of the run. `easgd` waits: its
+    workers could do without the new center for a period, but it is the model that is
+    evaluated.
     """
+    # Declared, not derived: a late arrival cannot be seen in the bytes. A test perturbs
+    # a worker and measures when the others notice, for every algorithm.
     if algo in A_ROUND_LATE:
         return arguments["period"]
-    if algo == "gossip":  # a ring mixes old params: they travel during the local step
+    # A ring mixes old params, which travel during the local step.
+    if algo == "gossip":
         return int(arguments["topology"] == "ring")
-    if algo == "gradient_tracking":  # old params too, and gradients used a step later
+    # Old params, too, and gradients that are used a step later.
+    if algo == "gradient_tracking":
         return 1
     delay = arguments.get("delay", 0)
     is_whole = isinstance(delay, int) and not isinstance(delay, bool)

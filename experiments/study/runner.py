@@ -1,31 +1,24 @@
 """Makes the runs of a study that are missing."""
 
 import shutil
+import sys
 import time
-from collections.abc import Callable
-from itertools import chain
-from pathlib import Path
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 import jax
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from experiments.cli import flags, terminal
+from experiments.cli import terminal
 from experiments.cli.errors import explained
 from experiments.cli.factories import TASK
+from experiments.cli.flags import PROGRAM
 from experiments.study import network, tuning
-from experiments.study.analysis.results import ACCURACY, measure
-from experiments.study.grid import (
-    Cell,
-    Loader,
-    Point,
-    below,
-    final_cell,
-    points,
-    tuning_cell,
-    tuning_cells,
-)
-from experiments.study.progress import StudyProgress, progress
-from experiments.study.spec import Spec
+from experiments.study.analysis.formatting import duration
+from experiments.study.grid import Loader, RunSet, tuned
+from experiments.study.statistics import ACCURACY, measure
 from experiments.tasks.contract import check_apply, check_model
 from experiments.training import records
 from experiments.training.components import takes
@@ -36,160 +29,208 @@ from experiments.training.prepared import (
     reseeded,
     train_and_record,
 )
-from experiments.training.records import Progress
+from experiments.training.records import Progress as TrainingProgress
 
 
 class _Stop(Exception):
     """The user asked to stop."""
 
 
-class Planned(NamedTuple):
-    """The runs that there are to make.
+class StudyProgress:
+    """Shows the runs done and the time left; the `terminal.Report` of each run.
 
-    Attributes:
-        spec: of the study.
-        seeds: of the runs that are reported.
-        points: the algorithms, at every value of the sweep.
-        tried: for each point, the runs that tune it.
-        loader: of plans.
+    Args:
+        total: number of runs.
+        done: number of those that exist already.
+        bar: progress bar on a terminal; None elsewhere.
     """
 
-    spec: Spec
-    seeds: range
-    points: list[Point]
-    tried: list[list[Cell]]
-    loader: Loader
+    def __init__(self, total: int, done: int, bar: Progress | None):
+        self.total, self.done, self.made = total, done, 0
+        self.started = time.perf_counter()
+        self.name, self.steps, self.bar = "", 1, bar
+        if bar is not None:
+            self.task = bar.add_task("", total=total, completed=done, left="")
+
+    def begin(self, name: str, steps: int) -> None:
+        """Starts a run of so many local steps."""
+        self.name, self.steps = name, steps
+        self.step(0)
+
+    def step(self, done: int) -> None:
+        """Shows that so many local steps of the run are done."""
+        if self.bar is None:
+            return
+        at = done / self.steps
+        number = min(self.done + 1, self.total)
+        self.bar.update(
+            self.task,
+            completed=self.done + at,
+            description=f"run {number}/{self.total} {self.name}",
+            left=self.left(at),
+        )
+
+    def line(self, text: str) -> None:
+        """Ignores an evaluation: a study shows the end of each run alone."""
+
+    def end(self, text: str) -> None:
+        """Ends the run, and shows its results."""
+        self.done, self.made = self.done + 1, self.made + 1
+        left = f"  {left}" if (left := self.left()) else ""
+        self.say(f"run {self.done}/{self.total} {self.name}: {text}{left}")
+
+    def say(self, text: str) -> None:
+        """Shows a line."""
+        if self.bar is None:
+            terminal.say(text)
+        else:
+            terminal.above(self.bar, text)
+
+    def left(self, at: float = 0.0) -> str:
+        """Returns the time left in words, with a part of the present run done."""
+        made, missing = self.made + at, self.total - self.done - at
+        # The first steps take much longer: they are compiled.
+        if made < 0.2 or missing <= 0:
+            return ""
+        seconds = (time.perf_counter() - self.started) / made * missing
+        return f"about {duration(seconds, digits=2)} left"
 
 
-def planned(spec: Spec, seeds: range) -> Planned:
-    """Checks the runs that may come, and writes nothing.
-
-    Of a range its ends are tried, unless its numbers are whole (`Range.telling`).
-
-    Raises:
-        BadRequest: settings that a run cannot have.
-    """
-    loader = Loader()
-    found = points(spec, loader)
-    for point in found if spec.tune else ():
-        for trial in spec.telling(point.entry):
-            cell = tuning_cell(spec, point, trial)
-            loader.components(cell.argv, cell.seeds[0])
-    tried = [[cell for _, cell in tuning_cells(spec, point)] for point in found]
-    return Planned(spec, seeds, found, tried, loader)
+@contextmanager
+def progress(total: int, done: int) -> Iterator[StudyProgress]:
+    """Shows a bar where stderr is a terminal, a line for each run elsewhere."""
+    if not sys.stderr.isatty():
+        yield StudyProgress(total, done, None)
+        return
+    texts = (TextColumn("{task.description}"), TextColumn("{task.fields[left]}"))
+    columns = texts[0], BarColumn(), TimeElapsedColumn(), texts[1]
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        yield StudyProgress(total, done, bar)
 
 
-def check_measure(plan: Planned, key: str | None, target: float | None) -> None:
+def check_measure(
+    planned: Sequence[RunSet], loader: Loader, key: str | None, target: float | None
+) -> None:
     """Raises a ValueError for a measure that no run will have, or its target.
 
     Args:
-        plan: of the study.
-        key: of the measure; None takes the accuracy, where there is one.
-        target: of its figure; None asks for none.
+        planned: runs to report, one of which is tried out on shapes.
+        loader: prepares it.
+        key: key of the measure; None takes the accuracy if there is one.
+        target: value to reach; None for the default.
     """
     if key is None and target is None:
         return
-    first = plan.loader.components(plan.points[0].argv, plan.seeds[0])
-    with explained(TASK.flag, plan.spec.task):
-        params, buffers = check_model(first.task, plan.seeds[0])
-        values = check_apply(first.task, params, buffers, first.data.test)
-    names = {f"test_{name}" for name in (*values, *first.task.figures)}
+    first = planned[0]
+    made = loader.components(first.argv, first.seeds[0])
+    with explained(TASK.flag, made.config.task):
+        params, buffers = check_model(made.task, first.seeds[0])
+        values = check_apply(made.task, params, buffers, made.data.test)
+    names = {f"test_{name}" for name in (*values, *made.task.figures)}
     by = measure(key, [dict.fromkeys(names, 1.0) | {"diverged": False}])
     if target is not None and by is ACCURACY and target > 1:
         raise ValueError(f"--target {target:g}: an accuracy is at most 1: say 0.95")
 
 
 def make_runs(
-    plan: Planned,
-    out: Path,
+    planned: Sequence[RunSet],
+    loader: Loader,
     measure_key: str | None,
     asked_to_stop: Callable[[], int],
-) -> list[tuple[Point, Cell]] | None:
-    """Makes all runs that are not there, and returns those to report, by point.
+) -> list[RunSet] | None:
+    """Makes all missing runs; returns those to report, with the values chosen for them.
 
     Args:
-        plan: which runs there are.
-        out: the study's folder.
-        measure_key: by what to tune; None takes the accuracy, where there is one.
-        asked_to_stop: looked at after each dispatch; what is done stays, the run under
-            way is made again next time, and None is returned.
+        planned: runs to report, with their trials.
+        loader: prepares them.
+        measure_key: measure to tune by; None takes the accuracy if there is one.
+        asked_to_stop: called after each dispatch. Then the present run is discarded,
+            those done are kept, and None is returned.
 
     Raises:
-        ValueError: the runs have no such measure.
-        OSError: what cannot be written; runs that are done stay.
+        ValueError: the runs lack this measure.
+        OSError: a file cannot be written; runs that are done stay.
     """
-    tried = [[below(cell, out) for cell in cells] for cells in plan.tried]
-
-    def final(number: int) -> Cell:
-        point, best = plan.points[number], {}
-        if plan.tried[number]:
-            results = tuning.trials(plan.spec, point, out)
-            summaries = [s for _, found in results for s in found]
-            best = tuning.chosen(results, measure(measure_key, summaries))
-        return below(final_cell(point, best, plan.seeds), out)
-
-    total = sum(len(cell.seeds) for cell in chain.from_iterable(tried))
-    missing = sum(len(cell.missing()) for cell in chain.from_iterable(tried))
-    for number, cells in enumerate(tried):
-        total += len(plan.seeds)
-        tuned = not any(cell.missing() for cell in cells)
-        missing += len(final(number).missing() if tuned else plan.seeds)
-    made = []
+    trials = [trial for made in planned for trial in made.trials]
+    total = sum(len(each.seeds) for each in (*trials, *planned))
+    missing = sum(len(trial.missing()) for trial in trials)
+    for made in planned:
+        # Before all trials are done, nobody knows which values the final runs have.
+        waits = any(trial.missing() for trial in made.trials)
+        final = made if waits else _chosen(made, measure_key)
+        missing += len(made.seeds) if waits else len(final.missing())
     with progress(total, total - missing) as bar:
         if missing < total:
             bar.say(f"{total - missing} of {total} runs are there already")
         else:
             bar.say(f"{total} runs to make")
         try:
-            for cell in chain.from_iterable(tried):
-                _make(cell, plan.loader, bar, asked_to_stop)
-            for number, point in enumerate(plan.points):
-                cell = final(number)
-                _make(cell, plan.loader, bar, asked_to_stop)
-                made.append((point, cell))
+            for trial in trials:
+                _make(trial, loader, bar, asked_to_stop)
+            found = [_chosen(made, measure_key) for made in planned]
+            for made in found:
+                _make(made, loader, bar, asked_to_stop)
         except _Stop:
             bar.say(f"stopped after {bar.done} of {total} runs")
             return None
-    return made
+    return found
+
+
+def _chosen(made: RunSet, measure_key: str | None) -> RunSet:
+    """Returns the runs to report, with the best values of their trials."""
+    if not made.trials:
+        return made
+    trials = [trial.read_summaries() for trial in made.trials]
+    by = measure(measure_key, [s for x in trials for s in x.summaries.values()])
+    return tuned(made, tuning.chosen(trials, by))
 
 
 def _make(
-    cell: Cell, loader: Loader, bar: StudyProgress, asked_to_stop: Callable[[], int]
+    runs: RunSet,
+    loader: Loader,
+    bar: StudyProgress,
+    asked_to_stop: Callable[[], int],
 ) -> None:
-    """Makes the runs of a cell that are missing, all with one compiled program."""
+    """Makes the missing runs of a set, with one compiled program for all seeds."""
+    trial = runs.trial if runs.is_trial else ""
+    name = " ".join(x for x in (runs.variant.label, runs.point, trial) if x)
     job: PreparedRun | None = None
-    for seed in cell.missing():
-        if bar.made and asked_to_stop():  # before, nothing would be lost
+    for number, seed in enumerate(runs.missing()):
+        # Before the first run nothing would be lost: the signal ends the process.
+        if bar.made and asked_to_stop():
             raise _Stop
-        if job is None:
-            job = initialized(loader.components(cell.argv, seed))
-            if job.untrained:
-                bar.say(
-                    f"{cell.name}: the figures will be of the model as it was at the "
-                    f"start: {job.untrained}"
-                )
-        elif takes(job.config, "seed"):
-            job = initialized(loader.components(cell.argv, seed))
+        # Seeds in turn cost one compilation, as seeds in a stack would: on CPU the
+        # lanes fill the cores already. A run that draws from its seed while it trains
+        # has the seed in its program, which is compiled for each.
+        if job is None or takes(job.config, "seed"):
+            job = initialized(loader.components(runs.argv, seed))
         else:
             job = reseeded(job, seed)
-        _run(job, cell, seed, bar, asked_to_stop)
+        if job.untrained and not number:
+            bar.say(
+                f"{name}: the figures will be of the model as it was at the start: "
+                f"{job.untrained}"
+            )
+        bar.begin(f"{name}, seed {seed}", job.config.steps)
+        bar.end(_run(job, runs, seed, bar, asked_to_stop))
     if job is not None:
-        jax.clear_caches()  # else the programs of all cells stay: 30 MB each
+        # Else the programs of all run sets stay in memory: 30 MB each.
+        jax.clear_caches()
 
 
 def _run(
     job: PreparedRun,
-    cell: Cell,
+    runs: RunSet,
     seed: int,
     bar: StudyProgress,
     asked_to_stop: Callable[[], int],
-) -> None:
-    """Makes one run; its folder gets its name when all its files are there."""
+) -> str:
+    """Makes one run, and returns its results in words."""
     started = time.perf_counter()
-    bar.begin(f"{cell.name}, seed {seed}", job.config.steps)
-    unfinished = cell.folder / f".seed-{seed}"
+    # A folder gets its name once all its files exist: no run is half made.
+    unfinished = runs.folder / f".seed-{seed}"
     shutil.rmtree(unfinished, ignore_errors=True)
-    command = [*flags.PROGRAM.split(), *cell.argv, "--seed", str(seed)]
+    command = [*PROGRAM.split(), *runs.argv, "--seed", str(seed)]
     record_config(job, command, unfinished, [])
     outcome, summary = train_and_record(job, unfinished, bar, asked_to_stop)
     if outcome.stopped:
@@ -197,21 +238,23 @@ def _run(
     summary["total_seconds"] = round(time.perf_counter() - started, 3)
     summary["sends"] = _sends(job, outcome.progress)
     records.finish(unfinished, summary, outcome.progress.lines)
-    unfinished.replace(cell.run(seed))
-    bar.end(_result(summary))
+    unfinished.replace(runs.run(seed))
+    return _results(summary)
 
 
-def _sends(job: PreparedRun, progress: Progress) -> dict | None:
-    """What each worker sends, step by step, and how late it may arrive."""
-    if (sent := job.count(progress)) is None:
+def _sends(job: PreparedRun, done: TrainingProgress) -> dict[str, Any] | None:
+    """Returns the sends of each step and their delay; None if not counted."""
+    if (sent := job.count(done)) is None:
         return None
-    s = job.config
-    waits = s.opt_state_at_sync == "average" or job.task.kept == "shared"
-    delay = 0 if waits else network.delay_of(s.algo, s.arguments)
+    c = job.config
+    # An average of the optimizer's state, and shared tables, are used at once.
+    waits = c.opt_state_at_sync == "average" or job.task.kept == "shared"
+    delay = 0 if waits else network.delay_of(c.algo, c.arguments)
     return {**network.to_json(network.sends(sent)), "delay": delay}
 
 
-def _result(summary: dict) -> str:
+def _results(summary: dict[str, Any]) -> str:
+    """Returns the results of a run in words."""
     if summary["diverged"]:
         return f"diverged at step {summary['diverged_at']}"
     shown = {k: x for k, x in terminal.measured(summary).items() if x is not None}

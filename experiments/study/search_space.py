@@ -1,23 +1,25 @@
-"""Values of a flag: those of a sweep, and those to tune over."""
+"""Values of a flag, to sweep or to tune over, and their combinations."""
 
 import math
 import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import product
 from typing import NamedTuple
 
 from experiments.cli.errors import BadRequest
 
 Words = tuple[str, ...]
-MOST_RUNS = 10_000  # of a study, and so values of a range
+# The most runs of a study, and so the most values of a range.
+MOST_RUNS = 10_000
 
 
 class Range(NamedTuple):
     """The values of a flag, to sweep or to tune over.
 
     Attributes:
-        flag: without dashes, with underscores.
-        values: as they are written on a command line.
-        bounds: (low, high, whether logarithmic), where it was given so; None for a
-            list.
+        flag: its parameter, with underscores.
+        values: the values as a command line has them.
+        bounds: low, high and whether logarithmic, of a range; None for a list.
     """
 
     flag: str
@@ -25,33 +27,33 @@ class Range(NamedTuple):
     bounds: tuple[float, float, bool] | None = None
 
     @property
-    def telling(self) -> Words:
-        """The values of which one is refused if any is.
+    def decisive(self) -> Words:
+        """The values of which one is refused if any value is.
 
-        Between two numbers that a flag can be lies none that it cannot be, unless they
-        are whole: those may have to divide something.
+        The allowed values of a flag are an interval, so that two allowed ends allow all
+        values between them. Whole numbers may have to divide something.
         """
         if self.bounds is None or _are_whole(*self.bounds[:2]):
             return self.values
         return self.values[0], self.values[-1]
 
     def refined(self, factor: int) -> "Range":
-        """Over the same bounds with so many times the values; a list stays."""
+        """Returns a range with so many times the values; a list stays as it is."""
         if self.bounds is None or factor == 1:
             return self
         values = spaced(*self.bounds, len(self.values) * factor)
         return self._replace(values=values)
 
 
-def values(flag: str, text: str) -> Range:
+def read(flag: str, text: str) -> Range:
     """Reads "lr=0.01:1.0:log:7", "lr=0.1:0.5:linear:5" or "workers=1,2,4,8".
 
     Args:
         flag: --tune or --sweep, for errors.
-        text: what follows it.
+        text: its value.
 
     Raises:
-        BadRequest: no values, in one line.
+        BadRequest: not of this form, in one line.
     """
     name, equals, listed = text.partition("=")
     name = name.strip().lstrip("-").replace("-", "_")
@@ -60,8 +62,9 @@ def values(flag: str, text: str) -> Range:
             f"{flag} {text!r}: needs a flag and its values, such as lr=0.01:1:log:7 or "
             "period=4,16,64"
         )
-    if re.search(r"^[\s+\-.\deE]+:|:(log|linear):", listed):  # not dirichlet:0.1
-        bounds, count = _bounds(flag, text, listed)
+    # A list may have colons, too: partition=iid,dirichlet:0.1.
+    if re.search(r"^[\s+\-.\deE]+:|:(log|linear):", listed):
+        bounds, count = _bounds(f"{flag} {text!r}", listed)
         found = spaced(*bounds, count)
         if len(found) < count:
             raise BadRequest(
@@ -72,6 +75,12 @@ def values(flag: str, text: str) -> Range:
     found = tuple(value.strip() for value in listed.split(","))
     if not all(found) or len(set(map(_value, found))) < len(found):
         raise BadRequest(f"{flag} {text!r}: values must differ, and none be empty")
+    word = next((x for x in found if isinstance(_value(x), str)), None)
+    if flag == "--tune" and word is not None:
+        raise BadRequest(
+            f"--tune {name}: needs numbers, got {word!r}; to compare words give the "
+            f"algorithm twice, as in A=NAME --{name} {word}"
+        )
     return Range(name, found)
 
 
@@ -81,21 +90,22 @@ def _are_whole(low: float, high: float) -> bool:
 
 
 def _number(text: str) -> float:
-    """An int where it is written as one."""
+    """Reads a number; an int where it is written as one."""
     return int(text) if re.fullmatch(r"\s*[+-]?\d+\s*", text) else float(text)
 
 
 def _value(text: str) -> float | str:
-    """What tells two values apart: 0.1 and 0.10 are one."""
+    """Returns the value of a word: 0.1 and 0.10 are one value."""
     try:
-        return float(text)
+        return _number(text)
     except ValueError:
         return text
 
 
-def _bounds(flag: str, text: str, listed: str) -> tuple[tuple[float, float, bool], int]:
+def _bounds(shown: str, listed: str) -> tuple[tuple[float, float, bool], int]:
+    """Reads the ends, the spacing and the number of values of a range."""
     parts = listed.split(":")
-    form = f"{flag} {text!r}: a range is LOW:HIGH:log:COUNT or LOW:HIGH:linear:COUNT"
+    form = f"{shown}: a range is LOW:HIGH:log:COUNT or LOW:HIGH:linear:COUNT"
     try:
         low, high, count = _number(parts[0]), _number(parts[1]), int(parts[3])
     except (IndexError, ValueError):
@@ -104,36 +114,87 @@ def _bounds(flag: str, text: str, listed: str) -> tuple[tuple[float, float, bool
         raise BadRequest(form)
     logarithmic = parts[2] == "log"
     if not (math.isfinite(low) and math.isfinite(high) and low < high):
-        raise BadRequest(f"{flag} {text!r}: {parts[0]} must be below {parts[1]}")
+        raise BadRequest(f"{shown}: {parts[0]} must be below {parts[1]}")
     if logarithmic and low <= 0:
-        raise BadRequest(f"{flag} {text!r}: a logarithmic range begins above 0")
+        raise BadRequest(f"{shown}: a logarithmic range begins above 0")
     if count < 2:
-        raise BadRequest(f"{flag} {text!r}: a range has at least 2 values, got {count}")
+        raise BadRequest(f"{shown}: a range has at least 2 values, got {count}")
     if count > MOST_RUNS:
         raise BadRequest(
-            f"{flag} {text!r}: {count:,} values are too many: a study makes at most "
+            f"{shown}: {count:,} values are too many: a study makes at most "
             f"{MOST_RUNS:,} runs"
         )
     return (low, high, logarithmic), count
 
 
 def spaced(low: float, high: float, logarithmic: bool, count: int) -> Words:
-    """Evenly spaced values, of three digits or as many as tell them apart.
+    """Returns evenly spaced values, with three digits or as many as make them differ.
 
-    Between ints they are whole, and fewer than asked for where some would be
-    the same.
+    Between ints they are whole, and fewer than `count` where some would be identical.
     """
     ends = (math.log(low), math.log(high)) if logarithmic else (low, high)
     steps = [ends[0] + (ends[1] - ends[0]) * i / (count - 1) for i in range(count)]
     found = [math.exp(x) if logarithmic else x for x in steps]
+    # A flag such as --period reads no 4.0.
     if _are_whole(low, high):
         return tuple(dict.fromkeys(f"{x:.0f}" for x in found))
-    writings = (tuple(f"{x:.{digits}g}" for x in found) for digits in range(3, 17))
-    return next((w for w in writings if len(set(w)) == count), ())
+    # Three digits are enough to read; equal ones would be one trial instead of two.
+    spellings = (tuple(f"{x:.{digits}g}" for x in found) for digits in range(3, 17))
+    return next((x for x in spellings if len(set(x)) == count), ())
 
 
-def as_words(values: dict[str, str]) -> list[str]:
-    """Values by flag as a command line has them."""
+def sweep_points(swept: Range | None, known: Collection[str]) -> list[dict[str, str]]:
+    """Returns the swept values by flag; [{}] for a variant without the flag.
+
+    Args:
+        swept: the sweep, if there is one.
+        known: the variant's flags.
+    """
+    if swept is None or swept.flag not in known:
+        return [{}]
+    return [{swept.flag: value} for value in swept.values]
+
+
+def equal_budgets(tuned: Sequence[Range], known: Collection[str]) -> list[Range]:
+    """Returns the ranges of a variant, whose combinations are as many as any other's.
+
+    A variant without one of the flags has a finer first range. By a plain grid it would
+    have a fraction of the others' trials.
+
+    Args:
+        tuned: all that is tuned.
+        known: the variant's flags.
+    """
+    own = [r for r in tuned if r.flag in known]
+    lacking = math.prod(len(r.values) for r in tuned if r.flag not in known)
+    finer = next((r for r in own if r.bounds is not None), None)
+    return [r.refined(lacking) if r is finer else r for r in own]
+
+
+def count_trials(tuned: Sequence[Range], known: Collection[str]) -> int:
+    """Returns the number of trials of a variant; whole numbers may give fewer."""
+    own = [r for r in tuned if r.flag in known]
+    # Counted without the finer values: they may be too many to be listed.
+    counted = tuned if any(r.bounds for r in own) else own
+    return math.prod(len(r.values) for r in counted) if own else 0
+
+
+def decisive_trials(
+    tuned: Sequence[Range], known: Collection[str]
+) -> Iterator[dict[str, str]]:
+    """Yields combinations of which one is refused if any combination is."""
+    own = [r for r in tuned if r.flag in known]
+    return combinations([r._replace(values=r.decisive) for r in own])
+
+
+def combinations(ranges: Sequence[Range]) -> Iterator[dict[str, str]]:
+    """Yields every combination of values by flag; none without ranges."""
+    for each in product(*(r.values for r in ranges)) if ranges else ():
+        yield dict(zip((r.flag for r in ranges), each, strict=True))
+
+
+def as_words(values: Mapping[str, str]) -> list[str]:
+    """Returns values by flag as a command line has them."""
     words = []
     for flag, value in values.items():
         name = flag.replace("_", "-")

@@ -1,26 +1,59 @@
-"""Means over seeds and paired differences."""
+"""Measures of runs: their means over seeds and their paired differences."""
 
 import math
 from collections.abc import Mapping, Sequence
-from itertools import zip_longest
+from itertools import chain, zip_longest
 from statistics import mean as average
 from statistics import stdev
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-MIN_SEEDS = 5  # pairs; of fewer a bootstrap has too few different resamples
+from experiments.cli.library import checks
+
+# Fewer pairs have too few different resamples for a bootstrap.
+MIN_SEEDS = 5
 RESAMPLES = 9999
-ROUNDING = 1e-6  # of the figures, which are float32 means: less is no difference
+# Measures are float32 means: a smaller relative difference is rounding.
+ROUNDING = 1e-6
+
+
+class Measure(NamedTuple):
+    """The measure that a study compares by.
+
+    Attributes:
+        key: its name in metrics.jsonl and summary.json.
+        name: its name in words.
+        higher_is_better: True for an accuracy, False for a loss.
+        scale: factor of a value when shown, 100 for an accuracy.
+        unit: unit of a value when shown: "%", or "" for a loss.
+        difference_unit: unit of a difference when shown: "points", or "".
+    """
+
+    key: str
+    name: str
+    higher_is_better: bool
+    scale: float = 1.0
+    unit: str = ""
+    difference_unit: str = ""
+
+    @property
+    def side(self) -> int:
+        """The factor that makes higher values better."""
+        return 1 if self.higher_is_better else -1
+
+
+ACCURACY = Measure("test_accuracy", "test accuracy", True, 100.0, "%", "points")
+LOSS = Measure("test_loss", "test loss", False)
 
 
 class Spread(NamedTuple):
-    """Of several seeds.
+    """The distribution of a measure over seeds.
 
     Attributes:
         mean: over the seeds.
-        deviation: the standard deviation (of a sample: n - 1); None for one seed.
-        count: seeds.
+        deviation: standard deviation of the sample (n - 1); None for one seed.
+        count: number of seeds.
     """
 
     mean: float
@@ -29,14 +62,14 @@ class Spread(NamedTuple):
 
 
 class Difference(NamedTuple):
-    """A paired difference, this minus the baseline, over seeds that both have.
+    """A paired difference to the baseline over the seeds of both.
 
     Attributes:
-        mean: of the differences.
-        low: end of the confidence interval; None where there are too few seeds.
-        high: the other end.
+        mean: mean of the differences, this minus the baseline.
+        low: lower end of the confidence interval; None for too few seeds.
+        high: upper end of the confidence interval; None for too few seeds.
         deviation: standard deviation of the differences; None for one seed.
-        count: pairs.
+        count: number of pairs.
         same_sign: whether all differences have one sign.
     """
 
@@ -48,11 +81,66 @@ class Difference(NamedTuple):
     same_sign: bool
 
 
-def spread(values: Sequence[float]) -> Spread:
-    """The mean and the sample's standard deviation, exact in any order of the seeds.
+class Band(NamedTuple):
+    """A metric over a run, as lists of one value per evaluation.
+
+    Attributes:
+        mean: over the seeds; unscaled, as in the files; NaN without any value.
+        low: mean - standard deviation; the mean itself for one seed.
+        high: mean + standard deviation; the mean itself for one seed.
+    """
+
+    mean: list[float]
+    low: list[float]
+    high: list[float]
+
+
+def is_fine(summary: Mapping[str, Any]) -> bool:
+    """Whether a run counts: its losses and its last test figures were finite."""
+    kept = (k for k in summary if k.startswith("test_") and k != ACCURACY.key)
+    return not summary["diverged"] and all(summary[k] is not None for k in kept)
+
+
+def measure(key: str | None, summaries: Sequence[Mapping[str, Any]]) -> Measure:
+    """Returns the measure to compare by.
+
+    Args:
+        key: name in summary.json, such as "test_perplexity"; None selects the accuracy
+            if the runs have one, else the loss.
+        summaries: summaries of the study's runs.
 
     Raises:
-        ValueError: there is no value, or one is not finite.
+        ValueError: the runs lack this measure.
+    """
+    figures = [summary.items() for summary in summaries if is_fine(summary)]
+    known = {k for k, x in chain.from_iterable(figures) if x is not None}
+    if key is None:
+        return ACCURACY if ACCURACY.key in known else LOSS
+    # Without any run that converged, nothing is compared and no name can be checked.
+    if figures:
+        checks.one_of(
+            "--measure", key, sorted(k for k in known if k.startswith("test_"))
+        )
+    by_key = {ACCURACY.key: ACCURACY, LOSS.key: LOSS}
+    return by_key.get(key) or Measure(key, key.replace("_", " "), False)
+
+
+def best(measures: Sequence[Spread | None], side: int) -> int | None:
+    """Returns the index of the best mean, the first of equal ones; None without any.
+
+    Args:
+        measures: spreads; None where all runs diverged.
+        side: the measure's `side`.
+    """
+    found = [(-side * m.mean, i) for i, m in enumerate(measures) if m is not None]
+    return min(found)[1] if found else None
+
+
+def spread(values: Sequence[float]) -> Spread:
+    """Returns mean and standard deviation, identical for any order of the seeds.
+
+    Raises:
+        ValueError: no value, or a value that is not finite.
     """
     figures = [float(x) for x in values]
     if not figures or not all(map(math.isfinite, figures)):
@@ -66,26 +154,26 @@ def paired(
     baseline: Mapping[int, float],
     confidence: float = 0.95,
 ) -> Difference | None:
-    """The mean difference over the seeds that both have; None if there are none.
+    """Returns the mean difference over the common seeds; None without any.
 
-    The interval is the bootstrap's percentile one, widened for few seeds, from 5 pairs
-    on; of equal differences it is their mean alone. The same figures give the same one
-    in any order, and its mirror image when the two change places.
+    From 5 pairs on it has an interval: the bootstrap's percentile interval, widened for
+    few seeds. The interval of equal differences is their mean alone. It does not depend
+    on the order of the seeds, and exchanging both arguments mirrors it.
 
-    Without widening, a "95 %" interval of few pairs is too narrow: of 5 normal
-    differences, BCa's and the plain percentile one hold the true mean in 84 % of draws.
-    So the percentiles are those at which a normal interval would be as wide as
-    Student's. This one holds the true mean in 92.2 % of draws of 5 pairs, 94.0 % of 8,
-    94.4 % of 10 and 94.7 % of 20. At 5 no bootstrap of the mean can pass 93.75 %: its
-    ends lie within the differences, all on one side of the true mean in 1 draw of 16.
+    The plain "95 %" interval of few pairs is too narrow: for 5 normal differences, BCa
+    and plain percentiles hold the true mean in 84 % of draws. So the percentiles are
+    those at which a normal interval would be as wide as Student's. This interval holds
+    the true mean in 92.2 % of draws of 5 pairs, 94.0 % of 8, 94.4 % of 10 and 94.7 % of
+    20. No bootstrap of 5 pairs can pass 93.75 %: its ends lie within the differences,
+    all of which are on one side of the true mean in 1 draw of 16.
 
     Args:
-        values: finite figures by seed; runs that diverged are left out.
-        baseline: as values.
+        values: finite values by seed, without runs that diverged.
+        baseline: finite values by seed of the baseline.
         confidence: nominal probability that the interval holds the true mean.
 
     Raises:
-        ValueError: a difference is not finite, or confidence not between 0 and 1.
+        ValueError: a difference is not finite, or confidence is not between 0 and 1.
 
     Source: Hesterberg, "What teachers should know about the bootstrap", The American
     Statistician 2015 (there the expanded percentile interval).
@@ -95,6 +183,7 @@ def paired(
     seeds = values.keys() & baseline.keys()
     if not seeds:
         return None
+    # Sorted, so that resamples do not depend on the order of the seeds.
     differences = sorted(values[seed] - baseline[seed] for seed in seeds)
     mean, deviation, count = spread(differences)
     largest = max(max(abs(values[s]), abs(baseline[s])) for s in seeds)
@@ -106,7 +195,7 @@ def paired(
         low = high = mean
         if differences[-1] - differences[0] > ROUNDING * largest:
             found = _bootstrap(differences, mean, confidence)
-            # An end that is 0 but for rounding must not decide a verdict.
+            # An end that differs from 0 by rounding must not decide a verdict.
             low, high = (0.0 if abs(x) <= ROUNDING * largest else x for x in found)
     same_sign = len(set(np.sign(differences))) == 1
     return Difference(mean, low, high, deviation, count, same_sign)
@@ -115,15 +204,17 @@ def paired(
 def _bootstrap(
     differences: list[float], mean: float, confidence: float
 ) -> tuple[float, float]:
-    """The widened percentile interval; of a negative mean as of its mirror image."""
+    """Returns the widened percentile interval, symmetric in the sign of the mean."""
     from scipy.stats import bootstrap, norm, t  # slow to import
 
     count = len(differences)
     student = t.ppf((1 + confidence) / 2, count - 1)
-    # resamples deviate by √((n-1)/n) of what a sample of n tells of its population
+    # The deviation of resamples is √((n-1)/n) of the sample's.
     tail = norm.cdf(-math.sqrt(count / (count - 1)) * student)
+    # The same resamples for both signs: exchanged arguments mirror the interval.
     side = math.copysign(1, mean)
-    width = differences[-1] - differences[0]  # a unit in which no square overflows
+    # In units of the width no square overflows.
+    width = differences[-1] - differences[0]
     sample = np.sort(side * (np.array(differences) - mean) / width)
     found = bootstrap(
         (sample,),
@@ -137,19 +228,16 @@ def _bootstrap(
     return low, high
 
 
-def band(
-    curves: Sequence[Sequence[float | None]],
-) -> tuple[list[float], list[float], list[float]]:
-    """Mean, mean - deviation and mean + deviation of curves, by position.
+def band(curves: Sequence[Sequence[float | None]]) -> Band:
+    """Returns mean and deviation of curves, by position.
 
     Args:
-        curves: one for each seed, of any length, such as a diverged run's shorter one.
-            What is None or not finite does not count.
+        curves: one for each seed, of any lengths, such as the shorter one of a diverged
+            run. Values that are None or not finite do not count.
 
     Returns:
-        Three lists as long as the longest curve: of the seeds that have a figure there,
-        NaN where none has, the mean itself where one has. Where a run ends, the mean
-        goes on over fewer seeds, and may jump.
+        A band as long as the longest curve. Where a run ends, the mean goes on over
+        fewer seeds, and may jump.
     """
     mean, low, high = [], [], []
     for figures in zip_longest(*curves):
@@ -158,4 +246,4 @@ def band(
         mean.append(found.mean)
         low.append(found.mean - (found.deviation or 0))
         high.append(found.mean + (found.deviation or 0))
-    return mean, low, high
+    return Band(mean, low, high)

@@ -1,64 +1,73 @@
-"""Choosing each algorithm's settings on validation data."""
+"""Chooses the settings of each variant on validation data."""
 
-from pathlib import Path
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
-from experiments.study.analysis.results import Measure, Tuning, is_fine
-from experiments.study.grid import Point, below, tuning_cells
-from experiments.study.spec import Spec
-
-Trials = list[tuple[dict[str, str], list[dict[str, Any]]]]  # values, runs' summaries
+from experiments.study.grid import RunSet
+from experiments.study.statistics import LOSS, Measure
 
 
-def trials(spec: Spec, point: Point, out: Path) -> Trials:
-    """What was tried for an algorithm, and what the runs' summaries say."""
-    cells = tuning_cells(spec, point)
-    return [(values, below(cell, out).summaries()) for values, cell in cells]
+class Tuning(NamedTuple):
+    """The scores of one variant over the values of one flag.
 
-
-def chosen(tried: Trials, measure: Measure) -> dict[str, str]:
-    """The best values; {} where nothing was tried."""
-    if not tried:
-        return {}
-    return max(tried, key=lambda trial: _rank(trial[1], measure))[0]
-
-
-def _rank(summaries: list[dict[str, Any]], measure: Measure) -> tuple[float, ...]:
-    """Higher is better: none diverged, then the measure, then the loss."""
-    diverged = sum(not is_fine(s) for s in summaries)
-    if diverged:
-        return (-diverged,)
-    sign = 1 if measure.higher_is_better else -1
-    return 0, sign * _mean(summaries, measure.key), -_mean(summaries, "test_loss")
-
-
-def _mean(summaries: list[dict[str, Any]], key: str) -> float:
-    return sum(s[key] for s in summaries) / len(summaries)
-
-
-def report(spec: Spec, point: Point, tried: Trials, measure: Measure) -> list[Tuning]:
-    """What was tried for an algorithm, flag by flag.
-
-    The score of a value is that of the best trial that has it.
+    Attributes:
+        label: label of the variant.
+        point: value of the sweep, as in a row.
+        flag: such as "lr".
+        values: the values that were tried.
+        scores: means of the measure on validation data, by value, of the best trial
+            with this value; None where a run diverged.
+        chosen: the best value.
+        at_edge: whether it is at an end of the range, so that better may lie beyond.
     """
-    best, found = chosen(tried, measure), []
-    ranges, _ = spec.trials(point.entry)
-    for each in ranges:
-        values = sorted(each.values, key=float)
-        scores = []
-        for value in values:
-            having = [t for t in tried if t[0][each.flag] == value]
-            summaries = max((t[1] for t in having), key=lambda s: _rank(s, measure))
-            fine = all(map(is_fine, summaries))
-            scores.append(_mean(summaries, measure.key) if fine else None)
-        value = best[each.flag]
+
+    label: str
+    point: str
+    flag: str
+    values: list[float]
+    scores: list[float | None]
+    chosen: float
+    at_edge: bool
+
+
+def chosen(trials: Sequence[RunSet], measure: Measure) -> Mapping[str, str]:
+    """Returns the best values by flag; none without trials."""
+    if not trials:
+        return {}
+    return max(trials, key=lambda trial: _rank(trial, measure)).values
+
+
+def _rank(trial: RunSet, measure: Measure) -> tuple[float, ...]:
+    """Returns a rank that is higher for fewer diverged runs, then a better measure."""
+    if trial.diverged:
+        # Where all trials diverge, the fewest diverged runs are chosen.
+        return (-trial.diverged,)
+    # The loss decides between equal accuracies, which are few on little data.
+    return 0, measure.side * _mean(trial, measure), -_mean(trial, LOSS)
+
+
+def _mean(trial: RunSet, measure: Measure) -> float:
+    values = trial.final(measure).values()
+    return sum(values) / len(values)
+
+
+def report(tuned: RunSet, measure: Measure) -> list[Tuning]:
+    """Returns the scores of a variant, flag by flag."""
+    best, found = chosen(tuned.trials, measure), []
+    for flag, value in best.items():
+        # A value's score is that of its best trial, over all other tuned flags.
+        by_value: dict[str, RunSet] = {}
+        for trial in sorted(tuned.trials, key=lambda x: _rank(x, measure)):
+            by_value[trial.values[flag]] = trial
+        values = sorted(by_value, key=float)
+        tops = [by_value[x] for x in values]
         found.append(
             Tuning(
-                label=point.entry.label,
-                point=point.name,
-                flag=each.flag.replace("_", "-"),
-                values=[float(value) for value in values],
-                scores=scores,
+                label=tuned.variant.label,
+                point=tuned.point,
+                flag=flag.replace("_", "-"),
+                values=[float(x) for x in values],
+                scores=[None if x.diverged else _mean(x, measure) for x in tops],
                 chosen=float(value),
                 at_edge=len(values) > 1 and value in (values[0], values[-1]),
             )

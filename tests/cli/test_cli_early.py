@@ -12,7 +12,7 @@ from experiments.cli import factories, signatures
 from experiments.cli.factories import ALGORITHM, TASK
 from experiments.cli.words import number, whole
 from experiments.study import config
-from experiments.study.spec import SCALES
+from experiments.study.config import SCALES
 from experiments.training.config import SETTINGS
 from experiments.training.optimizers import AT_SYNC
 from syncalgos import checks
@@ -71,7 +71,7 @@ def impossible(setting):
 
 RANGES = [
     (module, f"--{setting.name}={word}", [f"--{setting.name}"])
-    for module, table in ((RUN, SETTINGS), (COMPARE, config.OWN))
+    for module, table in ((RUN, SETTINGS), (COMPARE, config.SETTINGS))
     for setting in table.values()
     for word in impossible(setting)
 ]
@@ -171,7 +171,7 @@ def test_help_has_every_flag_in_a_group_with_what_it_can_be():
     assert code == 0
     titles = ("training:", "workers:", "data:", "files:", "processes:")
     assert [x for x in out.splitlines() if x in titles] == [*titles]
-    for shown, table in ((out, SETTINGS), (of_compare, config.OWN)):
+    for shown, table in ((out, SETTINGS), (of_compare, config.SETTINGS)):
         for setting in table.values():
             word = f" {setting.shown}" if setting.read else ""
             assert f"\n  --{setting.name}{word}" in shown
@@ -204,7 +204,7 @@ def test_choices_of_flags_are_those_of_the_library():
     known = {"backend": BACKENDS, "lane_form": FORMS, "opt_state_at_sync": [*AT_SYNC]}
     for name, choices in known.items():
         assert [*SETTINGS[name].choices] == [*choices]
-    assert config.OWN["scale_lr"].choices == (*SCALES,)
+    assert config.SETTINGS["scale_lr"].choices == (*SCALES,)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import math
 import tomllib
+from dataclasses import replace
 
 import optax
 import pytest
@@ -10,26 +11,25 @@ from small_tasks import folder_of
 import syncalgos
 from experiments.cli import factories, flags
 from experiments.cli.errors import BadRequest
-from experiments.study import command, config, grid, network, presets, spec
+from experiments.study import config, grid, network, presets, search_space, spec
 from experiments.training.config import parse
 
-NAMES = config.PRESETS
+NAMES = presets.NAMES
 
 
 def content_of(name):
     """A preset's file, read here once more."""
-    return tomllib.loads((config.FOLDER / f"{name}.toml").read_text("utf-8"))
-
-
-def study(argv):
-    """A command line's own flags, and its checked spec."""
-    asked = config.read(argv)
-    return asked.own, spec.of(asked)
+    return tomllib.loads((presets.FOLDER / f"{name}.toml").read_text("utf-8"))
 
 
 def under(name, *argv):
     """A preset with a user's flags."""
-    return study(presets.load(name).under(["--preset", name, *argv]))
+    return config.read(["--preset", name, *argv])
+
+
+def words_of(decided, variant):
+    """The flags of a variant's runs."""
+    return spec.run_words(variant, decided.task, decided.shared)
 
 
 PUBLISHED = tomllib.loads(flags.PUBLISHED.read_text())
@@ -53,16 +53,16 @@ def test_papers_values_are_taken_for_own_flags(name):
 
 def test_papers_values_may_be_compared_with_defaults():
     algos = ["--algos", "bmuf, diloco, published=diloco --preset paper"]
-    three = command.read(algos).spec
-    runs = [parse(three.argv(entry)).arguments for entry in three.entries]
+    three = config.read(algos)
+    runs = [parse(words_of(three, variant)).arguments for variant in three.variants]
     assert [run["period"] for run in runs] == [16, 16, 500]
-    published = command.read(["--preset", "paper", "--algos", "bmuf, diloco"]).spec
-    runs = [parse(published.argv(entry)).arguments for entry in published.entries]
+    published = config.read(["--preset", "paper", "--algos", "bmuf, diloco"])
+    runs = [parse(words_of(published, x)).arguments for x in published.variants]
     assert [run["period"] for run in runs] == [16, 500]
 
 
 def test_the_published_comparisons_are_there():
-    papers = {name: presets.load(name).paper for name in NAMES}
+    papers = {name: presets.paper(name) for name in NAMES}
     authors = {
         "bmuf-speech": ["Chen and Huo", "CNTK", "Caffe2"],
         "slowmo-table": ["Wang", "ICLR 2020"],
@@ -72,70 +72,69 @@ def test_the_published_comparisons_are_there():
     }
     assert authors.keys() <= papers.keys()
     for name, words in authors.items():
-        assert all(word in papers[name].source for word in words)
+        assert all(word in papers[name]["source"] for word in words)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_preset_says_what_its_paper_found_and_what_is_different(name):
-    paper = presets.load(name).paper
-    assert paper.preset == name
-    assert paper._asdict().keys() - {"preset"} == content_of(name).keys() - {
+    paper = presets.paper(name)
+    assert paper["preset"] == name
+    assert paper.keys() - {"preset"} == content_of(name).keys() - {
         "flags",
         "cntk",
     }
-    assert all(text == text.strip() and "\n" not in text for text in paper)
-    assert any(character.isdigit() for character in paper.found)  # it has figures
-    assert min(len(paper.found), len(paper.differs)) > 60
+    assert all(text == text.strip() and "\n" not in text for text in paper.values())
+    assert any(character.isdigit() for character in paper["found"])  # it has figures
+    assert min(len(paper["found"]), len(paper["differs"])) > 60
 
 
 def test_slowmos_table_is_that_of_the_paper():
-    found = presets.load("slowmo-table").paper.found
+    found = presets.paper("slowmo-table")["found"]
     assert all(figure in found for figure in ("91.73", "93.20", "92.66"))
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_flag_of_a_preset_is_one_of_its_algorithms(name):
-    own, decided = under(name)
+    decided = under(name)
     content = content_of(name)["flags"]
-    assert own.seeds >= 3
-    labels = [entry.label for entry in decided.entries]
+    assert decided.seeds >= 3
+    labels = [variant.label for variant in decided.variants]
     assert len(labels) == len(content["algos"])
-    assert own.baseline is None or own.baseline in labels
-    for text in own.network or []:
+    assert decided.baseline is None or decided.baseline in labels
+    for text in decided.network:
         network.parse(text)
     settings = {}
-    for entry in decided.entries:
-        for value in decided.points(entry):
-            swept = []
-            if value is not None and decided.sweep is not None:
-                swept = [f"--{decided.sweep.flag}", value]
-            request_ = parse([*decided.argv(entry), *swept])
-            settings |= vars(request_.settings) | request_.arguments
+    for variant in decided.variants:
+        known = spec.known_flags(decided.task, variant.algo)
+        for swept in search_space.sweep_points(decided.swept, known):
+            words = [*words_of(decided, variant), *search_space.as_words(swept)]
+            run = parse(words)
+            settings |= vars(run) | dict(run.arguments)
     for flag, value in content.items():
-        if (name := flag.replace("-", "_")) not in config.OWN:
+        if (name := flag.replace("-", "_")) not in config.SETTINGS:
             assert settings[name] == value
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_run_of_a_preset_can_be_made_on_the_data(name):
     """A run's settings are refused, if at all, before anything is compiled."""
-    _, decided = under(name)
-    words = ["--data-dir", str(folder_of(decided.task))]
-    decided = decided._replace(words=[*decided.words, tuple(words)])
+    decided = under(name)
+    words = "--data-dir", str(folder_of(decided.task))
+    decided = replace(decided, shared=(*decided.shared, words))
     loader = grid.Loader()
-    points = grid.points(decided, loader)
+    points = grid.run_sets(decided, loader)
     samples = set()
     for point in points:
         s = loader.components(point.argv, 0).config
-        samples.add((point.entry.label, s.steps * s.batch_size))
-        for _, cell in grid.tuning_cells(decided, point):
-            parse(cell.argv)
-    assert len(samples) == len(decided.entries)  # of each as many, wherever it is swept
+        samples.add((point.variant.label, s.steps * s.batch_size))
+        for trial in point.trials:
+            parse(trial.argv)
+    assert len(samples) == len(decided.variants)  # as many of each, if swept
 
 
 def test_goyals_rate_grows_with_the_batch():
-    _, decided = under("large-batch")
-    points = grid.points(decided, loader := grid.Loader())
+    decided = under("large-batch")
+    points = grid.run_sets(decided, loader := grid.Loader())
     settings = [loader.components(point.argv, 0).config for point in points]
     assert {s.batch_size // s.workers for s in settings} == {8}
     assert max(s.batch_size for s in settings) == 128
@@ -149,49 +148,48 @@ def test_goyals_rate_grows_with_the_batch():
 
 
 def test_a_users_flags_replace_the_presets_of_that_name():
-    plain, decided = under("slowmo-table")
-    own, changed = under("slowmo-table", "--seeds", "2", "--period=3")
-    assert (plain.seeds, own.seeds) == (5, 2)
-    assert own.baseline == plain.baseline
-    assert ("--period", "12") in decided.words
-    periods = [g for g in changed.words if spec.parameter(g[0]) == "period"]
+    plain = under("slowmo-table")
+    changed = under("slowmo-table", "--seeds", "2", "--period=3")
+    assert (plain.seeds, changed.seeds) == (5, 2)
+    assert changed.baseline == plain.baseline
+    assert ("--period", "12") in plain.shared
+    periods = [g for g in changed.shared if spec.parameter(g[0]) == "period"]
     assert periods == [("--period=3",)]
-    assert changed.entries == decided.entries and changed.tune == decided.tune
+    assert changed.variants == plain.variants and changed.tune == plain.tune
 
 
 def test_a_users_value_replaces_what_a_preset_tries_of_it():
     """Else the value would be given in vain."""
-    _, decided = under("slowmo-table", "--lr", "0.01")
-    assert decided.tune == [] and ("--lr", "0.01") in decided.words
-    _, decided = under("easgd-mnist", "--period=4")
-    assert decided.sweep is None and ("--period=4",) in decided.words
+    decided = under("slowmo-table", "--lr", "0.01")
+    assert decided.tuned == () and ("--lr", "0.01") in decided.shared
+    decided = under("easgd-mnist", "--period=4")
+    assert decided.swept is None and ("--period=4",) in decided.shared
 
 
 def test_a_users_algorithms_replace_all_of_the_presets():
-    own, decided = under("diloco-language", "--algos", "bmuf")
-    assert [entry.label for entry in decided.entries] == ["bmuf"]
-    assert own.measure == "test_bits_per_character"
+    decided = under("diloco-language", "--algos", "bmuf")
+    assert [variant.label for variant in decided.variants] == ["bmuf"]
+    assert decided.measure == "test_bits_per_character"
 
 
 def test_a_users_repeated_flags_replace_all_of_the_presets():
     words = ["--tune", "lr=0.1,0.2", "--tune=period=2,4", "--network", "dsl"]
-    plain, _ = under("diloco-language")
-    own, decided = under("diloco-language", *words)
+    plain = under("diloco-language")
+    decided = under("diloco-language", *words)
     assert len(plain.tune) == 1 and len(plain.network) == 3
-    assert [r.flag for r in decided.tune] == ["lr", "period"]
-    assert own.network == ["dsl"]
+    assert [r.flag for r in decided.tuned] == ["lr", "period"]
+    assert decided.network == ("dsl",)
 
 
 def test_a_user_may_negate_what_a_preset_sets():
-    table = {"nesterov": True, "lr": 0.1, "fused": True}
-    made = presets.Preset(presets.load(NAMES[0]).paper, presets.words(table))
-    assert made.words == ["--nesterov", "--lr", "0.1", "--fused"]
-    assert made.under(["--no-nesterov"]) == [
+    words = presets.words({"nesterov": True, "lr": 0.1, "fused": True})
+    assert words == ["--nesterov", "--lr", "0.1", "--fused"]
+    assert presets.under(words, ["--no-nesterov"]) == [
         *("--lr", "0.1", "--fused"),
         "--no-nesterov",
     ]
-    assert made.under(["--lr=1"]) == ["--nesterov", "--fused", "--lr=1"]
-    assert made.under([]) == made.words
+    assert presets.under(words, ["--lr=1"]) == ["--nesterov", "--fused", "--lr=1"]
+    assert presets.under(words, []) == words
 
 
 @pytest.mark.parametrize(
@@ -220,8 +218,9 @@ def test_an_unknown_preset_is_refused_with_what_was_meant():
 
 def cntk():
     """CNTK's switches of the speech preset, and the runs of its flags."""
-    _, decided = under("bmuf-speech")
-    runs = [parse(decided.argv(e)) for e in decided.entries if e.algo == "bmuf"]
+    decided = under("bmuf-speech")
+    own = [variant for variant in decided.variants if variant.algo == "bmuf"]
+    runs = [parse(words_of(decided, variant)) for variant in own]
     assert runs
     return content_of("bmuf-speech")["cntk"], runs
 
@@ -229,7 +228,7 @@ def cntk():
 def test_cntks_block_is_all_samples_between_two_syncs():
     switches, runs = cntk()
     for run in runs:
-        s = run.settings
+        s = run
         own = s.batch_size / s.workers
         assert s.workers * run.arguments["period"] * own == switches["blockSize"]
 
@@ -241,7 +240,7 @@ def test_cntks_time_constant_is_the_block_momentum():
     for run in runs:
         found = run.arguments["block_momentum"]
         assert found == round(math.exp(-ratio), 4)
-        assert found == 1 - 1 / run.settings.workers  # what CNTK takes by default
+        assert found == 1 - 1 / run.workers  # what CNTK takes by default
 
 
 def test_cntks_other_switches_agree_with_the_flags():
@@ -252,7 +251,7 @@ def test_cntks_other_switches_agree_with_the_flags():
     }
     for run in runs:
         assert run.arguments["block_lr"] == switches["blockLearningRate"]
-        reset = run.settings.opt_state_at_sync == "reset"
+        reset = run.opt_state_at_sync == "reset"
         assert reset == switches["resetSGDMomentum"]
     nesterov = [run.arguments["nesterov"] for run in runs]
     assert switches["useNesterovMomentum"] in nesterov

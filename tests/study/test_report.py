@@ -20,11 +20,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from reports import ALGORITHMS, NETWORKS, made_up
 
-from experiments.study.analysis.results import LOSS, Band, Report
+from experiments.study.analysis.results import Report
 from experiments.study.report import events, tables, write
 from experiments.study.report import page as html
 from experiments.study.report.styles import COLOURS, CSS, HUES, styles
-from experiments.study.statistics import Spread
+from experiments.study.statistics import LOSS, Band, Spread
 from experiments.training import records
 
 ROOT = Path(__file__).parents[2]
@@ -151,7 +151,7 @@ def test_the_page_answers_before_it_explains(folder):
     places += ['id="commands"']
     assert [text.index(place) for place in places] == sorted(map(text.index, places))
     words = " ".join("".join(Page(text).words).split())
-    said = [report.lead.line, *(x for number in report.lead.numbers for x in number)]
+    said = [report.lead, *(x for number in report.numbers for x in number)]
     said += [report.headline, *report.sentences, *report.remarks, report.command]
     for told in said:
         assert told in words

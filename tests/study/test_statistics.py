@@ -13,17 +13,20 @@ from scipy.stats import bootstrap, norm, t
 
 from experiments.study.analysis import formatting
 from experiments.study.analysis.claims import clause, verdict
-from experiments.study.analysis.headline import Contender, best, headline
+from experiments.study.analysis.headline import headline
+from experiments.study.analysis.results import Row
 from experiments.study.statistics import (
+    ACCURACY,
+    LOSS,
     Difference,
+    Measure,
     Spread,
     band,
+    best,
     paired,
     spread,
 )
 
-POINTS = (True, 100.0, "points")  # of an accuracy
-LOSS = (False, 1.0, "")
 NAMES = ("bmuf", "model_averaging")
 MEGABYTE = 1_000_000
 
@@ -166,7 +169,7 @@ def test_a_bound_that_is_0_but_for_rounding_decides_nothing(dtype, side):
     values = by_seed(float(dtype(x / 360)) for x in right)
     found = compared(values, baseline)
     assert 0 in ends(found)
-    assert clause(found, *POINTS).startswith("no difference seen")
+    assert clause(found, ACCURACY).startswith("no difference seen")
 
 
 @pytest.mark.parametrize(
@@ -238,14 +241,14 @@ def test_the_interval_covers_what_its_docstring_says(pairs, documented, apart):
 EVERY_FORM = [
     (
         difference(0.008, 0.005, 0.011),
-        POINTS,
+        ACCURACY,
         "bmuf is better than model_averaging by 0.80 points "
         "(5 seeds, 95 % interval 0.50 to 1.10)",
         "better by 0.80 points [0.50, 1.10]",
     ),
     (
         difference(-0.008, -0.0114, -0.005),
-        POINTS,
+        ACCURACY,
         "bmuf is worse than model_averaging by 0.80 points "
         "(5 seeds, 95 % interval 0.50 to 1.14)",
         "worse by 0.80 points [0.50, 1.14]",
@@ -265,21 +268,21 @@ EVERY_FORM = [
     ),
     (
         difference(0.0015, -0.002, 0.005, same_sign=False),
-        POINTS,
+        ACCURACY,
         "no difference seen between bmuf and model_averaging "
         "(5 seeds, 95 % interval -0.20 to 0.50 points)",
         "no difference seen [-0.20, 0.50]",
     ),
     (
         difference(-0.0015, -0.005, 0.002, same_sign=False),
-        POINTS,
+        ACCURACY,
         "no difference seen between bmuf and model_averaging "
         "(5 seeds, 95 % interval -0.50 to 0.20 points)",
         "no difference seen [-0.50, 0.20]",
     ),
     (
         difference(0.0015, 0.0, 0.003, same_sign=False),
-        POINTS,
+        ACCURACY,
         "no difference seen between bmuf and model_averaging "
         "(5 seeds, 95 % interval 0 to 0.30 points)",
         "no difference seen [0, 0.30]",
@@ -293,7 +296,7 @@ EVERY_FORM = [
     ),
     (
         difference(0.008, count=3),
-        POINTS,
+        ACCURACY,
         "bmuf is ahead of model_averaging by 0.80 points in all 3 seeds: "
         "too few for an interval",
         "ahead by 0.80 points in all 3 seeds",
@@ -307,46 +310,46 @@ EVERY_FORM = [
     ),
     (
         difference(0.008, count=4, same_sign=False),
-        POINTS,
+        ACCURACY,
         "bmuf is ahead of model_averaging by 0.80 points in the mean of 4 seeds "
         "(not in all): too few for an interval",
         "ahead by 0.80 points in the mean of 4 seeds (not in all)",
     ),
     (
         difference(0.0, count=2, same_sign=False),
-        POINTS,
+        ACCURACY,
         "no difference seen between bmuf and model_averaging in the mean of 2 seeds: "
         "too few for an interval",
         "no difference seen in the mean of 2 seeds",
     ),
     (
         difference(-0.008, deviation=None, count=1),
-        POINTS,
+        ACCURACY,
         "bmuf is behind model_averaging by 0.80 points on one seed: "
         "nothing can be said of chance",
         "behind by 0.80 points on one seed",
     ),
     (
         difference(0.008, 0.008, 0.008, deviation=0.0),
-        POINTS,
+        ACCURACY,
         "bmuf is better than model_averaging by 0.80 points (the same in all 5 seeds)",
         "better by 0.80 points",
     ),
     (
         difference(0.0, 0.0, 0.0, deviation=0.0),
-        POINTS,
+        ACCURACY,
         "bmuf and model_averaging are equal in all 5 seeds",
         "equal in all 5 seeds",
     ),
     (
         difference(0.0, deviation=None, count=1),
-        POINTS,
+        ACCURACY,
         "bmuf and model_averaging are equal on one seed",
         "equal on one seed",
     ),
     (
         None,
-        POINTS,
+        ACCURACY,
         "nothing to compare between bmuf and model_averaging: no seed in common",
         "nothing to compare: no seed in common",
     ),
@@ -355,8 +358,8 @@ EVERY_FORM = [
 
 @pytest.mark.parametrize(("found", "shown", "sentence", "cell"), EVERY_FORM)
 def test_a_difference_in_words(found, shown, sentence, cell):
-    assert verdict(*NAMES, found, *shown) == sentence
-    assert clause(found, *shown) == cell
+    assert verdict(*NAMES, found, shown) == sentence
+    assert clause(found, shown) == cell
 
 
 @pytest.mark.parametrize(
@@ -383,8 +386,8 @@ def test_a_difference_in_words(found, shown, sentence, cell):
     ],
 )
 def test_a_difference_without_a_winner_in_words(found, sentence, cell):
-    assert verdict(*NAMES, found, None, 100.0, "points") == sentence
-    assert clause(found, None, 100.0, "points") == cell
+    assert verdict(*NAMES, found, ACCURACY, named=False) == sentence
+    assert clause(found, ACCURACY, named=False) == cell
 
 
 @pytest.mark.parametrize(
@@ -400,7 +403,7 @@ def test_a_difference_without_a_winner_in_words(found, sentence, cell):
 def test_amounts_have_two_digits_of_the_error_and_never_vanish(
     mean, low, high, figures
 ):
-    text = verdict("a", "b", difference(mean, low, high), True, 1.0, "")
+    text = verdict("a", "b", difference(mean, low, high), Measure("x", "x", True))
     assert text == f"a is better than b by {figures}"
 
 
@@ -411,10 +414,10 @@ def test_a_verdict_the_other_way_round_says_the_same_with_the_opposite_word(
 ):
     found, other = compared(values, baseline), compared(baseline, values)
     assume(found is not None and found.mean != 0)
-    shown = (higher_is_better, 1.0, "")
+    shown = Measure("x", "x", higher_is_better)
     opposite = {"better": "worse", "worse": "better"}
     opposite |= {"ahead": "behind", "behind": "ahead"}
-    said, turned = clause(found, *shown), clause(other, *shown)
+    said, turned = clause(found, shown), clause(other, shown)
     first, *others = said.split()
     if said.startswith("no difference seen ["):  # of this minus the other
         low, high = ends(found)
@@ -431,16 +434,25 @@ def test_a_loss_is_judged_as_the_accuracy_of_the_opposite_sign(values, baseline,
     def negative(figures):
         return {seed: -x for seed, x in figures.items()}
 
-    as_loss = clause(paired(values, baseline), False, scale, "")
-    as_score = clause(paired(negative(values), negative(baseline)), True, scale, "")
+    loss, score = (Measure("x", "x", higher, scale) for higher in (False, True))
+    as_loss = clause(paired(values, baseline), loss)
+    as_score = clause(paired(negative(values), negative(baseline)), score)
     if as_loss.startswith("no difference seen ["):  # of figures of opposite signs
         as_loss, as_score = (x.partition(" [")[0] for x in (as_loss, as_score))
     assert as_loss == as_score
 
 
 def contender(label, mean, found=None, sends=MEGABYTE, diverged=0, count=5):
-    measure = None if mean is None else Spread(mean, 0.0012, count - diverged)
-    return Contender(label, measure, found, diverged, count, sends)
+    """A row of the table, with its difference to the best."""
+    return Row(
+        **{"label": label, "algo": label, "point": "", "seeds": count},
+        **{"diverged": diverged, "loss": None, "difference": None, "verdict": ""},
+        **{"lr": 0.1, "effective_lr": 0.1, "steps": 100, "tuned": {}, "syncs": None},
+        **{"seconds": {}, "to_target": {}, "steps_to_target": None, "command": ""},
+        measure=None if mean is None else Spread(mean, 0.0012, count - diverged),
+        bytes_per_worker=sends,
+        to_best=found,
+    )
 
 
 WORSE = difference(-0.02, -0.03, -0.01)
@@ -449,7 +461,7 @@ FEW = difference(-0.001, count=3)
 
 
 def accuracy_headline(*contenders):
-    return headline(contenders, "test accuracy", True, 100.0, "%")
+    return headline(contenders, ACCURACY)
 
 
 def test_a_headline_of_a_clear_winner():
@@ -469,7 +481,7 @@ def test_a_headline_says_how_few_syncs_make_a_share():
     bmuf = contender("bmuf", 0.932, None, 12 * MEGABYTE)
     assert accuracy_headline(
         contender("sync_sgd", 0.91, WORSE, 200 * MEGABYTE),
-        bmuf._replace(syncs="12 syncs in 200 steps"),
+        bmuf._replace(syncs=12, steps=200),
     ).endswith(
         "It sends 12 MB per worker, about 1/17 of what sync_sgd sends: 12 syncs in 200 "
         "steps."
@@ -514,10 +526,7 @@ def test_a_headline_on_a_loss_takes_the_lowest():
             contender("sync_sgd", 0.5),
             contender("bmuf", 0.6, difference(0.1, 0.05, 0.15)),
         ],
-        "test loss",
-        False,
-        1.0,
-        "",
+        LOSS,
     )
     assert text == (
         "sync_sgd has the best test loss, 0.5000 ± 0.0012 (5 seeds): better than bmuf "
@@ -613,10 +622,10 @@ def test_what_it_costs_where_nothing_can_be_told_apart(sends, cost):
 
 def test_the_best_is_the_first_of_the_best_means():
     low, high = Spread(0.1, None, 1), Spread(0.9, 0.1, 3)
-    assert best([low, None, high, high], higher_is_better=True) == 2
-    assert best([None, high, low, low], higher_is_better=False) == 2
-    assert best([None, None], higher_is_better=True) is None
-    assert best([], higher_is_better=True) is None
+    assert best([low, None, high, high], side=1) == 2
+    assert best([None, high, low, low], side=-1) == 2
+    assert best([None, None], side=1) is None
+    assert best([], side=1) is None
 
 
 def test_a_band_is_the_mean_and_a_deviation_on_either_side():

@@ -3,26 +3,29 @@
 import json
 import math
 import shlex
+from dataclasses import replace
 
 import pytest
 
-from experiments.study import config as request
-from experiments.study import spec as specs
-from experiments.study import tuning
+from experiments.study import config, tuning
 from experiments.study.analysis import analysis, remarks
-from experiments.study.analysis.results import ACCURACY, LOSS, Paper
-from experiments.study.analysis.runs import named_lines, read, study_lines
-from experiments.study.grid import Point, below, final_cell, tuning_cells
-from experiments.study.network import Network
-from experiments.study.search_space import values
-from experiments.study.spec import Spec
-from experiments.study.study import Study
+from experiments.study.config import StudyConfig
+from experiments.study.grid import RunSet, named, trial, tuned
+from experiments.study.network import parse
+from experiments.study.search_space import (
+    combinations,
+    equal_budgets,
+    sweep_points,
+)
+from experiments.study.spec import known_flags, run_words
+from experiments.study.statistics import ACCURACY, LOSS
+from experiments.study.study import named_lines, study_lines
 
 AT = (10, 20, 30)  # steps of the evaluations
 STEPS, WORKERS = AT[-1], 2
 STEP_TIME = 0.5
-SLOW = Network("slow", 1000.0, 0.01)  # bytes and seconds
-FAST = Network("fast", 1e6, 0.0)
+SLOW = parse("8kbit/s, 10ms")  # 1000 bytes a second
+FAST = parse("1MB/s")
 SETTINGS = {
     **{"workers": WORKERS, "steps": STEPS, "batch_size": 16, "optimizer": "sgd"},
     **{"momentum": 0.9, "weight_decay": None, "clip_norm": None, "sync_until": 0},
@@ -44,32 +47,26 @@ BYTES = {"sync_sgd": 100, "sign_sgd": 100, "bmuf": 10}  # a step
 SENDS = {"sync_sgd": ALWAYS, "sign_sgd": ALWAYS, "bmuf": TENTH}
 
 
-def study_of(out, *argv, seeds=5):
+def study_of(out, *argv, seeds=5) -> StudyConfig:
     """A study of sync_sgd and bmuf, with the flags given."""
-    own, rest = request.read(
-        ["--algos=sync_sgd,bmuf", f"--step-time={STEP_TIME}", *argv]
-    )
-    spec = Spec(
-        entries=specs.entries(own.algos),
-        task=own.task,
-        words=specs.groups_of_flags(rest),
-        sweep=None if own.sweep is None else values("--sweep", own.sweep),
-        tune=[values("--tune", text) for text in own.tune],
-        worker_batch=None,
-        scale_lr="none",
-        tune_seeds=own.tune_seeds,
-        share=own.tune_share,
-    )
-    return Study(spec, range(seeds), [SLOW, FAST], own, None, out)
+    networks = ["--network", SLOW.name, "--network", FAST.name]
+    first = ["--algos=sync_sgd,bmuf", f"--step-time={STEP_TIME}", f"--seeds={seeds}"]
+    return config.parse([*first, *networks, f"--out={out}", *argv])
 
 
 def points(study):
-    """Every algorithm at every value of the sweep."""
+    """Every algorithm at every value of the sweep, with its trials."""
     found = []
-    for number, entry in enumerate(study.spec.entries, 1):
-        for value in study.spec.points(entry):
-            name = "" if value is None else f"{study.spec.sweep.flag}={value}"
-            found.append(Point(entry, number, name, study.spec.argv(entry)))
+    for number, variant in enumerate(study.variants, 1):
+        known = known_flags(study.task, variant.algo)
+        argv = run_words(variant, study.task, study.shared)
+        for swept in sweep_points(study.swept, known):
+            runs = RunSet(
+                variant, number, named(swept), argv, study.out, range(study.seeds)
+            )
+            values = combinations(equal_budgets(study.tuned, known))
+            trials = [trial(study, runs, each) for each in values]
+            found.append(runs._replace(trials=trials))
     return found
 
 
@@ -104,16 +101,15 @@ def write(run, algo, accuracies, config=None, lines=None, **given):
     (run / "metrics.jsonl").write_text("".join(json.dumps(x) + "\n" for x in lines))
 
 
-def made(study, finals, tuned=None, **given):
+def made(study, finals, **given):
     """Runs whose accuracies end as `finals` says: seeds of (label, point)."""
     found = []
     for point in points(study):
-        cell = below(final_cell(point, tuned or {}, study.seeds), study.out)
-        ends = finals[point.entry.label, point.name]
-        for seed, end in zip(study.seeds, ends, strict=True):
+        ends = finals[point.variant.label, point.point]
+        for seed, end in zip(point.seeds, ends, strict=True):
             curve = (end - 0.4, end - 0.1, end)
-            write(cell.run(seed), point.entry.algo, curve, **given)
-        found.append(read(point, cell))
+            write(point.run(seed), point.variant.algo, curve, **given)
+        found.append(point.read())
     return found
 
 
@@ -219,11 +215,11 @@ def test_modelled_time_is_computation_and_every_message(tmp_path):
     message = 100 / 1000 + 2 * 0.01
     sync, bmuf = found.curves
     expected = [step * (STEP_TIME + message) for step in AT]
-    assert sync.seconds["slow"] == pytest.approx(expected)
+    assert sync.seconds[SLOW.name] == pytest.approx(expected)
     expected = [step * STEP_TIME + step // 10 * message for step in AT]
-    assert bmuf.seconds["slow"] == pytest.approx(expected)
-    assert found.rows[1].seconds["slow"] == pytest.approx(expected[-1])
-    assert found.rows[1].seconds["fast"] == pytest.approx(15 + 3 * 1e-4)
+    assert bmuf.seconds[SLOW.name] == pytest.approx(expected)
+    assert found.rows[1].seconds[SLOW.name] == pytest.approx(expected[-1])
+    assert found.rows[1].seconds[FAST.name] == pytest.approx(15 + 3 * 1e-4)
     assert found.step_seconds == (STEP_TIME, "as given")
 
 
@@ -234,10 +230,10 @@ def test_time_to_target_is_that_of_the_first_evaluation_as_good(tmp_path):
     sync, bmuf = found.rows
     assert found.target == 0.75
     assert sync.steps_to_target == 20
-    assert sync.to_target["slow"] == pytest.approx(20 * 0.62)
-    assert sync.to_target["fast"] == pytest.approx(20 * 0.5001)
+    assert sync.to_target[SLOW.name] == pytest.approx(20 * 0.62)
+    assert sync.to_target[FAST.name] == pytest.approx(20 * 0.5001)
     assert bmuf.steps_to_target is None
-    assert bmuf.to_target == {"slow": None, "fast": None}
+    assert bmuf.to_target == {SLOW.name: None, FAST.name: None}
 
 
 @pytest.mark.parametrize(
@@ -312,7 +308,7 @@ def test_the_measured_step_is_the_median_of_one_worker_with_a_device_to_itself(
 ):
     """2 devices of 2 workers take 6 s of 30 steps: 0.2 s; as lanes of one, 0.1 s."""
     study = study_of(tmp_path, seeds=3)
-    study.own.step_time = None
+    study = replace(study, step_time=None)
     found = plain(study, [0.8] * 3, [0.7] * 3)
     seconds, how = analysis.report(study, found, "").step_seconds
     assert seconds == pytest.approx(0.2)
@@ -328,14 +324,10 @@ def test_the_measured_step_is_the_median_of_one_worker_with_a_device_to_itself(
 def test_what_could_not_be_counted_has_no_time_and_the_report_says_so(tmp_path):
     study = study_of(tmp_path, seeds=1)
     lines = [line(step, 0.5, bytes_per_worker=None) for step in AT]
-    point = points(study)[1]
-    cell = below(final_cell(point, {}, study.seeds), tmp_path)
-    write(cell.run(0), "bmuf", (), lines=lines, syncs=None, sends=None)
-    first = below(final_cell(points(study)[0], {}, study.seeds), tmp_path)
-    write(first.run(0), "sync_sgd", (0.3, 0.4, 0.5))
-    found = analysis.report(
-        study, [read(points(study)[0], first), read(point, cell)], ""
-    )
+    sync, bmuf = points(study)
+    write(bmuf.run(0), "bmuf", (), lines=lines, syncs=None, sends=None)
+    write(sync.run(0), "sync_sgd", (0.3, 0.4, 0.5))
+    found = analysis.report(study, [sync.read(), bmuf.read()], "")
     assert found.curves[1].bytes_per_worker is None and found.curves[1].seconds == {}
     row = found.rows[1]
     assert (row.bytes_per_worker, row.syncs, row.seconds) == (None, None, {})
@@ -395,13 +387,12 @@ def diverging(study, lines, seed=1):
     """Runs of which bmuf's of that seed diverged, with these lines."""
     found = []
     for point in points(study):
-        cell = below(final_cell(point, {}, study.seeds), study.out)
-        for s in study.seeds:
-            if (point.entry.algo, s) == ("bmuf", seed):
-                write(cell.run(s), "bmuf", (), lines=lines, diverged=True)
+        for s in point.seeds:
+            if (point.variant.algo, s) == ("bmuf", seed):
+                write(point.run(s), "bmuf", (), lines=lines, diverged=True)
             else:
-                write(cell.run(s), point.entry.algo, (0.4, 0.7, 0.8))
-        found.append(read(point, cell))
+                write(point.run(s), point.variant.algo, (0.4, 0.7, 0.8))
+        found.append(point.read())
     return found
 
 
@@ -455,13 +446,22 @@ def test_all_runs_diverged_is_said_and_nothing_is_compared(tmp_path):
 def tried(study, scores):
     """Writes the runs that tune: by the algorithm and the values, each seed's end."""
     for point in points(study):
-        for trial, cell in tuning_cells(study.spec, point):
-            results = scores[point.entry.label][",".join(trial.values())]
-            below_ = below(cell, study.out)
-            for seed, end in zip(cell.seeds, results, strict=True):
+        for each in point.trials:
+            results = scores[point.variant.label][",".join(each.values.values())]
+            for seed, end in zip(each.seeds, results, strict=True):
                 diverged = end is None
                 curve = (0.1, 0.1, 0.1 if end is None else end)
-                write(below_.run(seed), point.entry.algo, curve, diverged=diverged)
+                write(each.run(seed), point.variant.algo, curve, diverged=diverged)
+
+
+def final(study, values):
+    """Runs with the values that were chosen, point by point."""
+    found = []
+    for point, best in zip(points(study), values, strict=True):
+        runs = tuned(point, best)
+        write(runs.run(0), runs.variant.algo, (0.4, 0.7, 0.8))
+        found.append(runs.read())
+    return found
 
 
 def test_the_best_mean_on_validation_data_is_chosen_and_none_that_diverged(tmp_path):
@@ -469,12 +469,7 @@ def test_the_best_mean_on_validation_data_is_chosen_and_none_that_diverged(tmp_p
     scores = {"0.1": (0.5, 0.6), "0.2": (0.2, 0.7), "0.3": (0.99, None)}
     edge = {"0.1": (0.5, 0.6), "0.2": (0.6, 0.7), "0.3": (0.7, 0.8)}
     tried(study, {"sync_sgd": scores, "bmuf": edge})
-    sync, bmuf = (
-        tuning.report(study.spec, p, tuning.trials(study.spec, p, tmp_path), ACCURACY)[
-            0
-        ]
-        for p in points(study)
-    )
+    sync, bmuf = (tuning.report(p.read(), ACCURACY)[0] for p in points(study))
     assert sync.values == bmuf.values == [0.1, 0.2, 0.3]
     assert sync.scores == [pytest.approx(0.55), pytest.approx(0.45), None]
     assert (sync.chosen, sync.at_edge) == (0.1, True)
@@ -486,14 +481,14 @@ def test_of_equal_accuracies_the_lower_loss_is_chosen(tmp_path):
     study = study_of(tmp_path, "--tune=lr=0.1,0.2,0.3", seeds=1)
     tried(study, {x: {"0.1": [0.5], "0.2": [0.5], "0.3": [0.5]} for x in BYTES})
     point = points(study)[0]
-    for _, cell in tuning_cells(study.spec, point):
-        path = below(cell, tmp_path).run(cell.seeds[0]) / "summary.json"
+    for each in point.trials:
+        path = each.run(each.seeds[0]) / "summary.json"
         loss = 0.1 if "lr=0.2" in str(path) else 0.2
         path.write_text(json.dumps(json.loads(path.read_text()) | {"test_loss": loss}))
-    found = tuning.trials(study.spec, point, tmp_path)
-    assert tuning.chosen(found, ACCURACY) == {"lr": "0.2"}
-    assert tuning.chosen(found, LOSS) == {"lr": "0.2"}
-    (report,) = tuning.report(study.spec, point, found, ACCURACY)
+    found = point.read()
+    assert tuning.chosen(found.trials, ACCURACY) == {"lr": "0.2"}
+    assert tuning.chosen(found.trials, LOSS) == {"lr": "0.2"}
+    (report,) = tuning.report(found, ACCURACY)
     assert not report.at_edge
     assert tuning.chosen([], ACCURACY) == {}
 
@@ -502,8 +497,8 @@ def test_where_all_diverged_the_fewest_are_chosen(tmp_path):
     study = study_of(tmp_path, "--tune=lr=0.1,0.2", "--tune-seeds=2", seeds=1)
     scores = {"0.1": (None, None), "0.2": (0.1, None)}
     tried(study, {"sync_sgd": scores, "bmuf": scores})
-    found = tuning.trials(study.spec, points(study)[0], tmp_path)
-    assert tuning.chosen(found, ACCURACY) == {"lr": "0.2"}
+    found = points(study)[0].read()
+    assert tuning.chosen(found.trials, ACCURACY) == {"lr": "0.2"}
 
 
 def test_the_report_says_what_was_tuned_and_flags_an_edge(tmp_path):
@@ -516,13 +511,7 @@ def test_the_report_says_what_was_tuned_and_flags_an_edge(tmp_path):
     }
     peak = dict(zip(fine, [[x] for x in (0.1, 0.2, 0.9, 0.3, 0.2, 0.1)], strict=True))
     tried(study, {"sync_sgd": peak, "bmuf": grid})
-    found = []
-    for point, best in zip(
-        points(study), ({"lr": "0.18"}, {"lr": "0.2", "period": "4"}), strict=True
-    ):
-        cell = below(final_cell(point, best, study.seeds), tmp_path)
-        write(cell.run(0), point.entry.algo, (0.4, 0.7, 0.8))
-        found.append(read(point, cell))
+    found = final(study, ({"lr": "0.18"}, {"lr": "0.2", "period": "4"}))
     report = analysis.report(study, found, "")
     lr, grid_lr, period = report.tuning
     assert (lr.label, lr.flag, lr.chosen, lr.at_edge) == ("sync_sgd", "lr", 0.18, False)
@@ -545,19 +534,9 @@ def test_the_report_says_what_was_tuned_and_flags_an_edge(tmp_path):
 def test_unequal_budgets_are_said(tmp_path):
     study = study_of(tmp_path, "--tune=period=2,4", seeds=1)
     tried(study, {"bmuf": {"2": [0.5], "4": [0.6]}})
-    report = analysis.report(study, plain_tuned(study), "")
+    report = analysis.report(study, final(study, ({}, {"period": "4"})), "")
     assert [r for r in report.remarks if r.startswith("Not all algorithms had as many")]
     assert [row.tuned for row in report.rows] == [{}, {"period": 4.0}]
-
-
-def plain_tuned(study):
-    """Runs of which bmuf's have the period that was chosen."""
-    found = []
-    for point, best in zip(points(study), ({}, {"period": "4"}), strict=True):
-        cell = below(final_cell(point, best, study.seeds), study.out)
-        write(cell.run(0), point.entry.algo, (0.4, 0.7, 0.8))
-        found.append(read(point, cell))
-    return found
 
 
 # What a reader must know.
@@ -606,8 +585,8 @@ def rated(study, rates, words=()):
     """A report of runs with these nominal and effective rates, algorithm by algorithm;
     bmuf is better in every seed."""
     finals = {
-        (point.entry.label, point.name): [
-            0.8 + 0.001 * seed + 0.01 * number for seed in study.seeds
+        (point.variant.label, point.point): [
+            0.8 + 0.001 * seed + 0.01 * number for seed in point.seeds
         ]
         for number, point in enumerate(points(study))
     }
@@ -621,7 +600,7 @@ def rated(study, rates, words=()):
 def words_of(found):
     """What a report says in words, but for its remarks."""
     said = [found.headline, *found.sentences, *(row.verdict for row in found.rows)]
-    said += [found.lead.line, *(x.about for x in found.lead.numbers)]
+    said += [found.lead, *(meaning for _, meaning in found.numbers)]
     return {word.strip(".:;,") for word in " ".join(said).split()}
 
 
@@ -638,8 +617,8 @@ def test_a_comparison_at_one_nominal_rate_names_no_winner(tmp_path, seeds):
     assert found.remarks[0].endswith(tuned)
     assert not NO_WINNER & words_of(found)
     assert found.rows[1].verdict.startswith("above by 1.0 points")
-    assert found.lead.line == "No winner at one nominal learning rate"
-    assert found.lead.numbers[1].value == "8 times"
+    assert found.lead == "No winner at one nominal learning rate"
+    assert found.numbers[1][0] == "8 times"
 
 
 @pytest.mark.parametrize(
@@ -655,7 +634,7 @@ def test_a_comparison_at_one_nominal_rate_names_no_winner(tmp_path, seeds):
 )
 def test_a_fair_comparison_needs_no_word_on_rates(tmp_path, argv, rates):
     study = study_of(tmp_path, *argv)
-    if study.spec.tune:
+    if study.tune:
         lr = {"0.1": [0.5], "0.2": [0.4]}
         tried(study, {"sync_sgd": lr, "bmuf": lr})
     found = rated(study, rates)
@@ -671,18 +650,17 @@ def test_rates_given_by_hand_are_said_to_be(tmp_path):
     found = rated(study_of(tmp_path, f"--algos={algos}"), rates)
     assert found.terms == "at rates given by hand"
     assert found.headline.startswith("At rates given by hand, bmuf has the best")
-    assert found.lead.line == "At rates given by hand: bmuf has the best test accuracy"
+    assert found.lead == "At rates given by hand: bmuf has the best test accuracy"
     assert "differ 160 times" in found.remarks[0]
     # Without its rate one of the algorithms is there twice.
     argv = shlex.split(found.remarks[0].partition(COMMAND)[2])
-    own, rest = request.read(argv)
-    again = specs.of(request.Asked(own, rest))
-    assert [(x.label, *x.words) for x in again.entries] == [
+    again = config.read(argv)
+    assert [(x.label, *x.words) for x in again.variants] == [
         ("sync_sgd",),
         ("B, N", "--nesterov"),
         ("bmuf",),
     ]
-    assert [x.flag for x in again.tune] == ["lr"]
+    assert [x.flag for x in again.tuned] == ["lr"]
 
 
 def test_who_has_no_effective_rate_is_left_out_of_the_comparison_of_rates(tmp_path):
@@ -750,9 +728,9 @@ def test_the_headline_names_the_best_and_what_it_costs(tmp_path):
 def test_a_page_leads_with_a_line_and_three_numbers(tmp_path):
     study = study_of(tmp_path)
     sync, bmuf = (0.90, 0.91, 0.92, 0.93, 0.94), (0.80, 0.82, 0.81, 0.83, 0.80)
-    lead = analysis.report(study, plain(study, sync, bmuf), "").lead
-    assert lead.line == "sync_sgd has the best test accuracy"
-    values, about = zip(*lead.numbers, strict=True)
+    found = analysis.report(study, plain(study, sync, bmuf), "")
+    assert found.lead == "sync_sgd has the best test accuracy"
+    values, about = zip(*found.numbers, strict=True)
     assert values == ("92.00 %", "10.8 points", "3 kB")
     assert about[0] == "test accuracy of sync_sgd"
     assert about[1].startswith("bmuf worse than sync_sgd [")
@@ -787,11 +765,11 @@ def test_the_line_at_the_top_is_as_sure_as_the_figures(
     tmp_path, sync, bmuf, line, difference
 ):
     study = study_of(tmp_path, seeds=len(sync))
-    lead = analysis.report(study, plain(study, sync, bmuf), "").lead
-    assert lead.line == line
-    value, about = lead.numbers[1]
+    found = analysis.report(study, plain(study, sync, bmuf), "")
+    assert found.lead == line
+    value, about = found.numbers[1]
     assert value == difference[0] and about.startswith(difference[1])
-    assert lead.numbers[2] == ("1/10", "of what sync_sgd sends: bmuf, 300 B")
+    assert found.numbers[2] == ("1/10", "of what sync_sgd sends: bmuf, 300 B")
 
 
 def test_who_cannot_be_told_from_the_best_is_counted(tmp_path):
@@ -803,35 +781,35 @@ def test_who_cannot_be_told_from_the_best_is_counted(tmp_path):
         ("Worst", ""): (0.1, 0.1, 0.1, 0.1, 0.1),
     }
     lead = analysis.report(study, made(study, ends), "").lead
-    assert lead.line == "bmuf leads, but 2 of 3 others cannot be told from it"
+    assert lead == "bmuf leads, but 2 of 3 others cannot be told from it"
 
 
 def test_the_line_of_a_sweep_says_how_often_one_is_best(tmp_path):
     study = study_of(tmp_path, "--sweep=period=2,4", seeds=2)
-    lead = analysis.report(study, made(study, SWEPT), "").lead
-    assert lead.line == (
+    found = analysis.report(study, made(study, SWEPT), "")
+    assert found.lead == (
         "Best mean test accuracy: bmuf at 1, sync_sgd at 1 of 2 values of period"
     )
     values = ["65.00 %", "45.00 to 65.00 %", "300 B to 3 kB"]
-    assert [x.value for x in lead.numbers] == values
-    assert lead.numbers[0].about == "test accuracy of bmuf (period 2)"
+    assert [value for value, _ in found.numbers] == values
+    assert found.numbers[0][1] == "test accuracy of bmuf (period 2)"
 
 
 def test_the_line_of_runs_that_all_diverged(tmp_path):
     study = study_of(tmp_path, seeds=1)
     lines = [line(10, 0.1, test_loss=None)]
     runs = diverging(study, lines, seed=0)[1:]
-    lead = analysis.report(study, runs, "").lead
-    assert lead.line == "All runs diverged" and lead.numbers == []
+    found = analysis.report(study, runs, "")
+    assert found.lead == "All runs diverged" and found.numbers == []
 
 
 def test_a_presets_paper_is_in_its_report(tmp_path):
-    paper = Paper("x", "title", "source", "found", "differs")
     study = study_of(tmp_path, seeds=1)
     runs = plain(study, [0.8], [0.7])
-    preset = type("Preset", (), {"paper": paper})
-    study = study._replace(preset=preset)
-    assert analysis.report(study, runs, "").paper == paper
+    paper = analysis.report(replace(study, preset="slowmo-table"), runs, "").paper
+    assert paper is not None and paper["preset"] == "slowmo-table"
+    assert "Wang" in paper["source"]
+    assert paper.keys() == {"preset", "title", "source", "found", "differs"}
 
 
 # Lines of a whole study.

@@ -3,21 +3,35 @@
 import json
 import math
 import shlex
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from experiments.cli.errors import BadRequest
 from experiments.study import config, grid, search_space, spec
-from experiments.study.grid import Loader, final_cell, tuning_cells
+from experiments.study.grid import Loader, RunSet, tuned
 from experiments.tasks.task import Data, Task
 from experiments.training.config import parse
 
 
-def spec_of(*argv, task="digits"):
-    """The checked spec of a study's command line."""
-    return spec.of(config.read(["--task", task, *argv]))
+def config_of(*argv, task="digits"):
+    """The checked config of a study's command line."""
+    return config.read(["--task", task, *argv])
+
+
+def known(decided, variant):
+    """The flags of a variant."""
+    return spec.known_flags(decided.task, variant.algo)
+
+
+def ranges(decided, variant):
+    """What is tuned for a variant."""
+    return search_space.equal_budgets(decided.tuned, known(decided, variant))
+
+
+def words(decided, variant):
+    """The flags of a variant's runs."""
+    return spec.run_words(variant, decided.task, decided.shared)
 
 
 @pytest.fixture(scope="module")
@@ -28,10 +42,10 @@ def loader():
 
 def planned(loader, *argv):
     """The settings at each point of a study, by algorithm and point."""
-    decided = spec_of(*argv)
+    decided = config_of(*argv)
     return {
-        (p.entry.label, p.name): loader.components(p.argv, 0).config
-        for p in grid.points(decided, loader)
+        (p.variant.label, p.point): loader.components(p.argv, 0).config
+        for p in grid.run_sets(decided, loader)
     }
 
 
@@ -74,7 +88,7 @@ def planned(loader, *argv):
     ],
 )
 def test_algorithms_may_have_flags_and_labels(text, expected):
-    assert spec.entries(text) == [spec.Entry(*each) for each in expected]
+    assert spec.variants(text) == tuple(spec.Variant(*x) for x in expected)
 
 
 @pytest.mark.parametrize(
@@ -94,21 +108,21 @@ def test_algorithms_may_have_flags_and_labels(text, expected):
 )
 def test_algorithms_without_a_name_or_of_one_label_are_refused(text, words):
     with pytest.raises(BadRequest) as error:
-        spec.entries(text)
+        spec.variants(text)
     message = str(error.value)
     assert "\n" not in message and all(word in message for word in words)
 
 
 def test_a_command_line_is_cut_before_each_flag():
     words = ["--lr", "0.1", "--no-nesterov", "--block_lr=2", "--clip-norm", "-1"]
-    assert spec.groups_of_flags(words) == [
+    assert spec.flag_groups(words) == [
         ("--lr", "0.1"),
         ("--no-nesterov",),
         ("--block-lr=2",),
         ("--clip-norm", "-1"),
     ]
     with pytest.raises(BadRequest, match="unexpected argument 'stray'"):
-        spec.groups_of_flags(["stray", "--lr", "0.1"])
+        spec.flag_groups(["stray", "--lr", "0.1"])
 
 
 @pytest.mark.parametrize(
@@ -138,7 +152,7 @@ def test_a_flag_sets_the_parameter_of_its_name(flag, name):
     ],
 )
 def test_a_range_is_evenly_spaced_with_both_ends(text, expected):
-    found = search_space.values("--tune", text)
+    found = search_space.read("--tune", text)
     numbers = [float(value) for value in found.values]
     np.testing.assert_allclose(numbers, expected, rtol=5e-3)  # three digits
     assert (numbers[0], numbers[-1]) == (expected[0], expected[-1])
@@ -147,29 +161,29 @@ def test_a_range_is_evenly_spaced_with_both_ends(text, expected):
 
 def test_whole_values_of_a_range_are_written_as_whole_numbers():
     """As --period reads them, however large they are."""
-    found = search_space.values("--sweep", "period=256:4096:log:5")
+    found = search_space.read("--sweep", "period=256:4096:log:5")
     assert found.values == ("256", "512", "1024", "2048", "4096")
 
 
 def test_a_list_is_taken_as_it_is_written():
-    found = search_space.values("--sweep", " --outer_lr = 0.70, 1e-2 ,x")
+    found = search_space.read("--sweep", " --outer_lr = 0.70, 1e-2 ,x")
     assert found == search_space.Range("outer_lr", ("0.70", "1e-2", "x"), None)
-    assert search_space.values("--sweep", "outer-lr=1").flag == "outer_lr"
+    assert search_space.read("--sweep", "outer-lr=1").flag == "outer_lr"
 
 
 def test_a_finer_range_has_more_values_between_the_same_ends():
-    coarse = search_space.values("--tune", "lr=0.01:1:log:3")
+    coarse = search_space.read("--tune", "lr=0.01:1:log:3")
     fine = coarse.refined(5)
     numbers = [float(value) for value in fine.values]
     np.testing.assert_allclose(numbers, np.geomspace(0.01, 1, 15), rtol=5e-3)
-    listed = search_space.values("--tune", "lr=0.1,0.2")
+    listed = search_space.read("--tune", "lr=0.1,0.2")
     assert listed.refined(5) == listed
     assert coarse.refined(1) == coarse
 
 
 def test_values_of_a_narrow_range_differ():
     """Else fewer are tried than the report says."""
-    found = search_space.values("--tune", "momentum=0.99:0.999:linear:4").refined(7)
+    found = search_space.read("--tune", "momentum=0.99:0.999:linear:4").refined(7)
     assert len(set(found.values)) == 28
 
 
@@ -197,7 +211,7 @@ def test_values_of_a_narrow_range_differ():
 )
 def test_what_is_no_range_is_refused_in_one_line(text, words):
     with pytest.raises(BadRequest) as error:
-        search_space.values("--tune", text)
+        search_space.read("--tune", text)
     message = str(error.value)
     assert message.startswith("--tune") and "\n" not in message
     assert all(word in message for word in words)
@@ -207,16 +221,16 @@ def test_what_is_no_range_is_refused_in_one_line(text, words):
 
 
 def test_a_shared_flag_goes_to_those_that_have_it():
-    decided = spec_of(
+    decided = config_of(
         "--algos=sync_sgd,bmuf --period 2,diloco",
         *("--period", "8", "--block-lr", "0.5", "--lr", "0.1", "--no-nesterov"),
     )
     taken = {}
-    for entry in decided.entries:
-        parsed = parse(decided.argv(entry))
-        taken[entry.algo] = parsed.arguments
-        assert parsed.settings.lr == 0.1
-        assert parsed.settings.displacements
+    for variant in decided.variants:
+        parsed = parse(words(decided, variant))
+        taken[variant.algo] = parsed.arguments
+        assert parsed.lr == 0.1
+        assert parsed.displacements
     assert "period" not in taken["sync_sgd"]
     assert taken["bmuf"]["period"] == 2  # its own, which wins
     assert taken["bmuf"]["block_lr"] == 0.5
@@ -238,8 +252,8 @@ def test_a_shared_flag_goes_to_those_that_have_it():
     ],
 )
 def test_a_flag_applies_to_the_algorithms_that_take_it(flag, algos):
-    decided = spec_of("--algos=sync_sgd,bmuf,diloco")
-    found = {e.algo for e in decided.entries if decided.applies(e, flag)}
+    decided = config_of("--algos=sync_sgd,bmuf,diloco")
+    found = {v.algo for v in decided.variants if flag in known(decided, v)}
     assert found == algos
 
 
@@ -271,16 +285,16 @@ def test_a_flag_applies_to_the_algorithms_that_take_it(flag, algos):
 )
 def test_what_no_run_can_have_is_refused_in_one_line(argv, words):
     with pytest.raises(BadRequest) as error:
-        spec_of("--algos=sync_sgd,bmuf", *argv)
+        config_of("--algos=sync_sgd,bmuf", *argv)
     message = str(error.value)
     assert "\n" not in message and all(word in message for word in words), message
 
 
 def test_an_algorithms_flags_that_it_lacks_are_refused_before_any_run(loader):
     with pytest.raises(BadRequest, match="sync_sgd has no flag --period"):
-        grid.points(spec_of("--algos=bmuf,sync_sgd --period 4"), loader)
+        grid.run_sets(config_of("--algos=bmuf,sync_sgd --period 4"), loader)
     with pytest.raises(BadRequest, match="--lr: must be a number, got 'fast'"):
-        grid.points(spec_of("--lr", "fast"), loader)
+        grid.run_sets(config_of("--lr", "fast"), loader)
 
 
 # What is tried.
@@ -298,14 +312,14 @@ OUTER = "outer-lr=0.1:1:linear:5"
     ],
 )
 def test_all_algorithms_have_the_same_budget(tune):
-    decided = spec_of(
+    decided = config_of(
         "--algos=sync_sgd,diloco", *(w for t in tune for w in ("--tune", t))
     )
-    given = [search_space.values("--tune", text) for text in tune]
+    given = [search_space.read("--tune", text) for text in tune]
     budget = math.prod(len(r.values) for r in given)
-    for entry in decided.entries:
-        own, trials = decided.trials(entry)
-        tried = list(trials)
+    for variant in decided.variants:
+        own = ranges(decided, variant)
+        tried = list(search_space.combinations(own))
         assert len({tuple(each.items()) for each in tried}) == len(tried) == budget
         for each in own:
             (coarse,) = (r for r in given if r.flag == each.flag)
@@ -315,12 +329,12 @@ def test_all_algorithms_have_the_same_budget(tune):
 
 
 def test_the_first_range_is_the_finer_one_where_a_flag_is_lacking():
-    decided = spec_of(
+    decided = config_of(
         *("--algos=sync_sgd,diloco", "--tune", "momentum=0.1,0.5"),
         *("--tune", "lr=0.01:1:log:3", "--tune", OUTER),
         *("--tune", "weight-decay=0.001:0.1:log:2"),
     )
-    sync, diloco = (decided.trials(entry)[0] for entry in decided.entries)
+    sync, diloco = (ranges(decided, variant) for variant in decided.variants)
     counts = {r.flag: len(r.values) for r in sync}
     assert counts == {"momentum": 2, "lr": 15, "weight_decay": 2}
     counts = {r.flag: len(r.values) for r in diloco}
@@ -338,11 +352,12 @@ def test_the_first_range_is_the_finer_one_where_a_flag_is_lacking():
     ],
 )
 def test_values_between_two_that_are_possible_are_not_tried_out(tune, tried):
-    words = [w for t in tune for w in ("--tune", t)]
-    decided = spec_of("--algos=diloco", *words)
-    found = list(decided.telling(decided.entries[0]))
+    flags = [w for t in tune for w in ("--tune", t)]
+    decided = config_of("--algos=diloco", *flags)
+    own = known(decided, decided.variants[0])
+    found = list(search_space.decisive_trials(decided.tuned, own))
     assert len(found) == tried
-    for each in decided.tune:
+    for each in decided.tuned:
         values = {trial[each.flag] for trial in found}
         assert {each.values[0], each.values[-1]} <= values
 
@@ -357,35 +372,35 @@ def test_values_between_two_that_are_possible_are_not_tried_out(tune, tried):
     ],
 )
 def test_runs_are_counted_before_they_are_planned(loader, words):
-    decided = spec_of("--algos=sync_sgd,diloco", *words)
+    decided = config_of("--algos=sync_sgd,diloco", *words)
     made = 0
-    for point in grid.points(decided, loader):
-        made += 3 + sum(len(c.seeds) for _, c in tuning_cells(decided, point))
-    assert decided.runs(3) == made
+    for point in grid.run_sets(decided, loader):
+        made += 3 + sum(len(trial.seeds) for trial in point.trials)
+    assert config.count_runs(decided) == made
 
 
 def test_an_algorithm_without_any_tuned_flag_is_not_tried():
-    decided = spec_of("--algos=sync_sgd,diloco", "--tune", OUTER)
-    own, trials = decided.trials(decided.entries[0])
-    assert (own, list(trials)) == ([], [])
-    assert spec_of("--algos=bmuf").trials(decided.entries[1])[0] == []
+    decided = config_of("--algos=sync_sgd,diloco", "--tune", OUTER)
+    own = ranges(decided, decided.variants[0])
+    assert (own, list(search_space.combinations(own))) == ([], [])
+    assert ranges(config_of("--algos=bmuf"), decided.variants[1]) == []
 
 
 def test_runs_that_tune_hold_data_out_and_have_seeds_of_their_own(loader):
-    decided = spec_of(
+    decided = config_of(
         *("--algos=bmuf,diloco", "--tune", "lr=0.1,0.2", "--tune", OUTER),
         *("--tune-seeds", "2", "--tune-share", "0.25", "--sweep", "period=2,4"),
     )
     folders = set()
-    for point in grid.points(decided, loader):
-        for trial, cell in tuning_cells(decided, point):
-            parsed = parse(cell.argv)
+    for point in grid.run_sets(decided, loader):
+        for trial in point.trials:
+            parsed = parse(trial.argv)
             assert parsed.validation == 0.25
-            assert parsed.lr == float(trial["lr"])
-            assert len(cell.seeds) == 2 and min(cell.seeds) >= 1000
-            folders.add(cell.folder)
-            assert all(f"{k}={v}" in cell.name for k, v in trial.items())
-        final = final_cell(point, {"lr": "0.2"}, range(3))
+            assert parsed.lr == float(trial.values["lr"])
+            assert len(trial.seeds) == 2 and min(trial.seeds) >= 1000
+            folders.add(trial.folder)
+            assert all(f"{k}={v}" in trial.trial for k, v in trial.values.items())
+        final = tuned(point, {"lr": "0.2"})
         parsed = parse(final.argv)
         assert parsed.validation is None and parsed.lr == 0.2
         assert final.argv[: len(point.argv)] == point.argv
@@ -395,28 +410,29 @@ def test_runs_that_tune_hold_data_out_and_have_seeds_of_their_own(loader):
 
 
 def test_labels_that_look_alike_as_folders_are_kept_apart(loader):
-    decided = spec_of("--algos=a+b=bmuf,a-b=sync_sgd,A/B=bmuf")
-    found = {final_cell(p, {}, range(1)).folder for p in grid.points(decided, loader)}
+    decided = config_of("--algos=a+b=bmuf,a-b=sync_sgd,A/B=bmuf")
+    found = {p.folder for p in grid.run_sets(decided, loader)}
     assert len(found) == 3
     assert all(not f.is_absolute() and ".." not in f.parts for f in found)
 
 
-def test_a_cell_knows_which_of_its_runs_are_done(tmp_path):
+def test_a_run_set_knows_which_of_its_runs_are_done(tmp_path):
     argv = ["--algo", "bmuf", "--data-dir", "my data"]
-    cell = grid.Cell("a", "", argv, Path("runs/a"), range(3))
-    cell = grid.below(cell, tmp_path)
-    assert cell.missing() == [0, 1, 2] and cell.summaries() == []
+    variant = spec.Variant("a", "bmuf")
+    runs = RunSet(variant, 1, "", argv, tmp_path, range(3))
+    assert runs.missing() == [0, 1, 2] and runs.read().summaries == {}
     for seed in (0, 2):
-        cell.run(seed).mkdir(parents=True)
-        (cell.run(seed) / "summary.json").write_text(json.dumps({"x": seed}))
+        runs.run(seed).mkdir(parents=True)
+        (runs.run(seed) / "config.json").write_text("{}")
+        (runs.run(seed) / "summary.json").write_text(json.dumps({"x": seed}))
         lines = [{"step": 1}, {"step": 2}]
         text = "".join(json.dumps(line) + "\n" for line in lines)
-        (cell.run(seed) / "metrics.jsonl").write_text(text)
-    (cell.folder / ".seed-1").mkdir()  # one that was stopped
-    assert cell.missing() == [1]
-    assert cell.summaries() == [{"x": 0}, {"x": 2}]
-    assert cell.lines(2) == [{"step": 1}, {"step": 2}]
-    command = shlex.split(cell.command())
+        (runs.run(seed) / "metrics.jsonl").write_text(text)
+    (runs.folder / ".seed-1").mkdir()  # one that was stopped
+    assert runs.missing() == [1]
+    assert runs.read().summaries == {0: {"x": 0}, 2: {"x": 2}}
+    assert runs.read().lines[2] == [{"step": 1}, {"step": 2}]
+    command = shlex.split(runs.command)
     assert command == ["python", "-m", "experiments.run", *argv]
 
 
@@ -486,11 +502,10 @@ def test_a_swept_value_that_a_run_cannot_have_is_refused(loader):
 
 def test_the_points_runs_are_those_of_their_command(loader):
     """What the report says makes a run does."""
-    decided = spec_of("--algos=bmuf", "--sweep=workers=1,4", "--worker-batch=8")
-    for point in grid.points(decided, loader):
-        words = shlex.split(final_cell(point, {"lr": "0.3"}, range(1)).command())
-        settings = parse(words[3:])
-        assert f"workers={settings.workers}" == point.name
+    decided = config_of("--algos=bmuf", "--sweep=workers=1,4", "--worker-batch=8")
+    for point in grid.run_sets(decided, loader):
+        settings = parse(shlex.split(tuned(point, {"lr": "0.3"}).command)[3:])
+        assert f"workers={settings.workers}" == point.point
         assert settings.batch_size == 8 * settings.workers and settings.lr == 0.3
 
 
@@ -531,7 +546,7 @@ def test_data_that_follows_the_seed_is_that_of_each_seed():
         argv = ["--workers", "2", "--task", task, *argv]
         for seed in (0, 1):
             own = loader.components(argv, seed).data
-            fresh = Loader().plan(argv, seed).data
+            fresh = Loader().components(argv, seed).data
             np.testing.assert_array_equal(own.train["x"], fresh.train["x"])
 
 
@@ -539,10 +554,10 @@ def test_data_that_follows_the_seed_is_that_of_each_seed():
 
 
 def test_the_order_of_shared_flags_is_no_other_study():
-    one = spec_of("--lr", "0.1", "--workers", "4", "--tune-seeds", "2")
-    two = spec_of("--workers", "4", "--lr", "0.1")
-    assert spec.settings(one) == spec.settings(two)
-    assert json.loads(json.dumps(spec.settings(one))) == spec.settings(one)
+    one = config_of("--lr", "0.1", "--workers", "4", "--tune-seeds", "2")
+    two = config_of("--workers", "4", "--lr", "0.1")
+    assert one.identity() == two.identity()
+    assert json.loads(json.dumps(one.identity())) == one.identity()
 
 
 @pytest.mark.parametrize(
@@ -560,11 +575,11 @@ def test_the_order_of_shared_flags_is_no_other_study():
     ],
 )
 def test_whatever_changes_a_run_is_another_study(words):
-    assert spec.settings(spec_of(*words)) != spec.settings(spec_of())
+    assert config_of(*words).identity() != config_of().identity()
 
 
 @pytest.mark.parametrize("words", [["--tune-seeds=2"], ["--tune-share=0.2"]])
 def test_how_to_tune_is_another_study_where_anything_is_tuned(words):
     tune = "--tune=lr=0.1,0.2"
-    assert spec.settings(spec_of(tune, *words)) != spec.settings(spec_of(tune))
-    assert spec.settings(spec_of(*words)) == spec.settings(spec_of())
+    assert config_of(tune, *words).identity() != config_of(tune).identity()
+    assert config_of(*words).identity() == config_of().identity()

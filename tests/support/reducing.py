@@ -10,9 +10,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from mapped import on_workers
 
 from syncalgos import reducers
-from syncalgos.engine.backends import spread
 from syncalgos.engine.layout import make_layout
 from syncalgos.reducers import (
     Reducer,
@@ -79,14 +79,14 @@ def run(reducer, updates, steps=None, backend="vmap", devices=1):
     layout = make_layout(workers, backend, range(devices))
     steps = jnp.array(range(count) if steps is None else steps)
 
-    def program(own, shared, batches):
+    def program(own, shared):
         def one(state, inputs):
             step, grads = inputs
             combined, sent, state = reducer.combine(grads, state, step)
             return state, (combined, sent, state)
 
         state = reducer.init(jax.tree.map(lambda x: x[0], own))
-        return lax.scan(one, state, (steps, own))[1], ()
+        return lax.scan(one, state, (steps, own))[1]
 
     def lay_out(x):
         return np.moveaxis(x, 0, 1).reshape(*layout.shape, count, *x.shape[2:])
@@ -95,7 +95,7 @@ def run(reducer, updates, steps=None, backend="vmap", devices=1):
         return np.moveaxis(np.asarray(x).reshape(workers, count, *x.shape[3:]), 0, 1)
 
     own = jax.tree.map(lay_out, updates)
-    result, _ = spread(layout, program, donate=False)(own, ((), ()))
+    result = on_workers(layout, program, own)
     return jax.tree.map(collect, jax.block_until_ready(result))
 
 

@@ -4,19 +4,10 @@ import math
 
 import numpy as np
 
-from experiments.study.analysis.results import (
-    ACCURACY,
-    Band,
-    Curve,
-    Lead,
-    Number,
-    Paper,
-    Report,
-    Row,
-    Tuning,
-)
+from experiments.study.analysis.results import Curve, Report, Row
 from experiments.study.network import Network
-from experiments.study.statistics import Difference, Spread
+from experiments.study.statistics import ACCURACY, Band, Difference, Spread
+from experiments.study.tuning import Tuning
 
 NETWORKS = [
     Network("10 GbE", 1.25e9, 50e-6),
@@ -57,14 +48,12 @@ def made_up(
     pairs = [(name, point) for point in points for name in ALGORITHMS]
     return Report(
         title=f"{', '.join(names.values())} on digits",
-        lead=Lead(
-            "No difference seen between sync_sgd and bmuf --nesterov",
-            [
-                Number("97.48 %", "test accuracy of bmuf --nesterov"),
-                Number("none seen", "difference of bmuf --nesterov to sync_sgd"),
-                Number("1/16", "of what sync_sgd sends: bmuf --nesterov, 2.59 MB"),
-            ],
-        ),
+        lead="No difference seen between sync_sgd and bmuf --nesterov",
+        numbers=[
+            ("97.48 %", "test accuracy of bmuf --nesterov"),
+            ("none seen", "difference of bmuf --nesterov to sync_sgd"),
+            ("1/16", "of what sync_sgd sends: bmuf --nesterov, 2.59 MB"),
+        ],
         headline="Use bmuf --nesterov: it is as accurate as sync_sgd (97.5 % against "
         "97.2 %, no difference seen in 5 seeds) and sends 16 times less.",
         sentences=[
@@ -109,13 +98,13 @@ def made_up(
         command="python -m experiments.compare --task digits --algos 'sync_sgd,"
         "bmuf --nesterov,diloco,slowmo --slow-momentum 0.95' --seeds 5 "
         "--tune lr=0.01:1.0:log:7 --network 10gbe --network 'home-dsl' --out runs/x",
-        paper=Paper(
-            "slowmo-table",
-            "SlowMo's table",
-            "Wang et al., SlowMo, ICLR 2020, table 1",
-            "Local SGD 91.73 %, BMUF 93.20 %, all-reduce 92.66 % on CIFAR-10.",
-            "digits instead of CIFAR-10, an MLP instead of ResNet-18.",
-        ),
+        paper={
+            "preset": "slowmo-table",
+            "title": "SlowMo's table",
+            "source": "Wang et al., SlowMo, ICLR 2020, table 1",
+            "found": "Local SGD 91.73 %, BMUF 93.20 %, all-reduce 92.66 % on CIFAR-10.",
+            "differs": "digits instead of CIFAR-10, an MLP instead of ResNet-18.",
+        },
     )
 
 

@@ -1,1 +1,1 @@
-"""From the files of the runs to figures and sentences."""
+"""Figures and sentences of a study, from the files of its runs."""

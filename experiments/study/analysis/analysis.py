@@ -1,106 +1,91 @@
-"""From the files of a study's runs to what its report shows."""
-
-from __future__ import annotations
+"""From the files of a study's runs to its report."""
 
 import statistics
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from experiments.study import tuning
+from experiments.study import presets, tuning
 from experiments.study.analysis import remarks
 from experiments.study.analysis.claims import clause, verdict
 from experiments.study.analysis.formatting import sentence
-from experiments.study.analysis.headline import Contender, best, headline, unranked
-from experiments.study.analysis.lead import lead
-from experiments.study.analysis.rates import Rates, factor, rates
-from experiments.study.analysis.results import (
-    BY_HAND,
-    LOSS,
-    ONE_NOMINAL,
-    Band,
-    Curve,
-    Measure,
-    Report,
-    Row,
-    measure,
-)
-from experiments.study.analysis.runs import Runs
+from experiments.study.analysis.headline import headline, unranked
+from experiments.study.analysis.lead import lead, numbers
+from experiments.study.analysis.rates import factor, rates
+from experiments.study.analysis.results import ONE_NOMINAL, Curve, Report, Row
 from experiments.study.analysis.targets import default_target, reached
-from experiments.study.network import modelled_seconds
+from experiments.study.config import StudyConfig
+from experiments.study.grid import RunSet
+from experiments.study.network import Network, modelled_seconds
 from experiments.study.statistics import (
-    Difference,
+    LOSS,
+    Measure,
     Spread,
     band,
+    best,
+    measure,
     paired,
     spread,
 )
 
-if TYPE_CHECKING:
-    from experiments.study.study import Study
 
-
-def report(study: Study, runs: list[Runs], command: str) -> Report:
-    """All that is to be shown.
+def report(config: StudyConfig, runs: Sequence[RunSet], command: str) -> Report:
+    """Returns the report of a study, a function of its files alone.
 
     Args:
-        study: what was asked for.
-        runs: those to report.
-        command: that makes the study again.
+        config: the study.
+        runs: runs to report, read.
+        command: command that makes the study again.
 
     Raises:
         ValueError: runs lack the measure that was asked for.
     """
-    by = measure(study.own.measure, [s for r in runs for s in r.summaries.values()])
-    step_seconds, how = _step_seconds(study, runs)
-    curves = [_curve(study, r, step_seconds) for r in runs]
-    target = study.own.target
-    if target is None:
-        target = default_target(_contenders(runs, by), by)
-    fairness = rates(study.spec, runs, command)
-    contenders = _by_point(runs, by)
-    baseline = study.own.baseline or study.spec.entries[0].label
-    tried = [tuning.trials(study.spec, r.point, study.out) for r in runs]
-    rows, sentences, tuned = [], [], []
-    for r, curve, trials in zip(runs, curves, tried, strict=True):
-        difference, words, said = _compared(runs, r, by, baseline, fairness)
-        own = tuning.report(study.spec, r.point, trials, by)
-        row = _row(r, curve, by, target, {one.flag: one.chosen for one in own})
-        rows.append(row._replace(difference=difference, verdict=words))
+    by = measure(config.measure, [s for r in runs for s in r.summaries.values()])
+    baseline = config.baseline or config.variants[0].label
+    # At unlike learning rates a winner would be that of the rates.
+    terms, times, unfair = rates(config, runs, command)
+    seconds, how = _step_seconds(config.step_time, runs)
+    curves = [_curve(r, seconds, config.networks, config.fused) for r in runs]
+    rows = [_row(r, by) for r in runs]
+    target = config.target or default_target(_to_best(runs, rows, by), by)
+    points = _by_point(runs, rows, by)
+    shown, sentences = [], []
+    for r, row, curve in zip(runs, rows, curves, strict=True):
+        base = _counterpart(runs, r, baseline)
+        row, said = _compared(row, r, base, by, baseline, terms != ONE_NOMINAL)
+        shown.append(_timed(row, curve, reached(curve, by, target)))
         sentences += [said] if said else []
-        tuned += own
-    sweep = study.spec.sweep.flag if study.spec.sweep else ""
+    scores = [one for r in runs for one in tuning.report(r, by)]
     return Report(
-        title=remarks.title(study),
-        lead=lead(contenders, rows, by, baseline, fairness),
-        headline=_headline(contenders, by, fairness),
+        title=remarks.title(config),
+        lead=lead(points, by, terms),
+        numbers=numbers(points, shown, by, baseline, terms, times),
+        headline=_headline(points, by, terms, times),
         sentences=sentences,
-        remarks=[*fairness.remarks, *remarks.remarks(study, runs, by, tuned, tried)],
-        terms=fairness.terms,
+        remarks=[*unfair, *remarks.remarks(config, runs, by, scores)],
+        terms=terms,
         measure=by,
         baseline=baseline,
         target=target,
-        rows=rows,
+        rows=shown,
         curves=curves,
-        networks=study.networks,
-        step_seconds=(step_seconds, how),
-        sweep=sweep,
-        tuning=tuned,
-        settings=remarks.settings(study, runs),
-        environment=remarks.environment(runs),
+        networks=list(config.networks),
+        step_seconds=(seconds, how),
+        sweep=config.swept.flag if config.swept else "",
+        tuning=scores,
+        settings=remarks.settings(config.task, config.seeds, config.swept, runs),
+        environment=remarks.environment(runs[0].config["versions"]),
         command=command,
-        paper=study.preset.paper if study.preset else None,
+        paper=presets.paper(config.preset) if config.preset in presets.NAMES else None,
     )
 
 
-def _step_seconds(study: Study, runs: list[Runs]) -> tuple[float, str]:
-    """Seconds of one worker's local step, and how it is known.
-
-    One figure for all algorithms: their own arithmetic is within the noise of a shared
-    machine.
-    """
-    if study.own.step_time is not None:
-        return study.own.step_time, "as given"
+def _step_seconds(given: float | None, runs: Sequence[RunSet]) -> tuple[float, str]:
+    """Returns the seconds of one worker's local step, and their origin in words."""
+    if given is not None:
+        return given, "as given"
+    # One time for all algorithms: on a shared machine their own arithmetic is within
+    # the noise.
     found = [
         s["seconds"] / s["steps"] * s["devices"] / s["workers"]
         for r in runs
@@ -116,87 +101,57 @@ def _step_seconds(study: Study, runs: list[Runs]) -> tuple[float, str]:
     )
 
 
-def _curve(study: Study, r: Runs, step_seconds: float) -> Curve:
+def _curve(
+    r: RunSet, step_seconds: float, networks: Sequence[Network], fused: bool
+) -> Curve:
+    """Returns the curve of runs that did not diverge; an empty one without any."""
+    # Diverged runs would bend the mean away from what the others reach.
     shown = [r.lines[seed] for seed in r.fine]
-    if not shown:  # nothing to compare with others
-        return Curve(r.cell.label, r.cell.point, [], {}, None, {})
+    if not shown:
+        return Curve(r.variant.label, r.point, [], {}, None, {})
+    # A run may have ended early: the longest has all evaluations.
     longest = max(shown, key=len)
     steps = [line["step"] for line in longest]
     keys = [k for k in longest[-1] if k not in ("step", "bytes_per_worker", "seconds")]
     bands = {}
     for key in keys:
-        curves = [[line.get(key) for line in lines] for lines in shown]
-        if any(x is not None for curve in curves for x in curve):
-            bands[key] = Band(*band(curves))
+        values = [[line.get(key) for line in lines] for lines in shown]
+        if any(x is not None for own in values for x in own):
+            bands[key] = band(values)
     sent = [[line["bytes_per_worker"] for line in lines] for lines in shown]
-    clocks = _clocks(study, r, step_seconds)
-    seconds = {
-        name: [float(clock[step - 1]) for step in steps]
-        for name, clock in clocks.items()
-    }
-    counted = not any(x is None for curve in sent for x in curve)
-    known = band(sent)[0] if counted else None
-    return Curve(r.cell.label, r.cell.point, steps, bands, known, seconds)
+    is_counted = not any(x is None for own in sent for x in own)
+    seconds = {}
+    for network in networks if r.sends is not None else ():
+        clock = _clock(r, network, step_seconds, fused)
+        seconds[network.name] = [float(clock[step - 1]) for step in steps]
+    known = band(sent).mean if is_counted else None
+    return Curve(r.variant.label, r.point, steps, bands, known, seconds)
 
 
-def _clocks(study: Study, r: Runs, step_seconds: float) -> dict[str, np.ndarray]:
-    """Modelled seconds after each local step, by network; none where not counted.
-
-    Means over the seeds, where they do not send alike.
-    """
-    of_seeds = r.sends
-    if of_seeds is None:
-        return {}
-
-    def clock(sends, network):
-        return modelled_seconds(
+def _clock(r: RunSet, network: Network, step_seconds: float, fused: bool) -> np.ndarray:
+    """Returns modelled seconds after each local step, the mean over the seeds."""
+    clocks = [
+        modelled_seconds(
             sends,
             network,
             r.any["workers"],
             step_seconds,
             delay=r.any["sends"]["delay"],
-            fused=study.own.fused,
+            fused=fused,
             since=r.config["settings"]["sync_until"],
         )
-
-    return {
-        network.name: np.mean([clock(sends, network) for sends in of_seeds], axis=0)
-        for network in study.networks
-    }
+        for sends in r.sends or ()
+    ]
+    return np.mean(clocks, axis=0)
 
 
-def _compared(
-    runs: list[Runs], r: Runs, by: Measure, baseline: str, fairness: Rates
-) -> tuple[Difference | None, str, str]:
-    """The difference to the baseline, as a clause, and as sentences ("" for none)."""
-    base = _counterpart(runs, r, baseline)
-    if base is r:
-        return None, "baseline", ""
-    if base is None:
-        return None, f"no {baseline} to compare to here", ""
-    difference = paired(r.final(by), base.final(by))
-    named = fairness.terms != ONE_NOMINAL  # a winner
-    words = by.higher_is_better if named else None, by.scale, by.difference_unit
-    said = [verdict(r.name, base.name, difference, *words) + "."]
-    said += [remarks.diverged(each) for each in (r, base) if each.diverged]
-    return difference, clause(difference, *words), " ".join(said)
-
-
-def _row(
-    r: Runs,
-    curve: Curve,
-    by: Measure,
-    target: float | None,
-    tuned: dict[str, float],
-) -> Row:
-    """A line of the table, yet to be compared."""
+def _row(r: RunSet, by: Measure) -> Row:
+    """Returns a row of the table, yet to be compared and timed."""
     s = r.any
-    at = reached(curve, by, target) if r.fine else None
-    clocks = curve.seconds if r.fine else {}
     return Row(
-        label=r.cell.label,
-        algo=r.point.entry.algo,
-        point=r.cell.point,
+        label=r.variant.label,
+        algo=r.variant.algo,
+        point=r.point,
         seeds=len(r.summaries),
         diverged=r.diverged,
         measure=_spread(r.final(by)),
@@ -206,82 +161,101 @@ def _row(
         lr=s["lr"],
         effective_lr=s["effective_lr"],
         steps=r.config["settings"]["steps"],
-        tuned=tuned,
+        tuned={k.replace("_", "-"): float(x) for k, x in r.values.items()},
         bytes_per_worker=r.bytes_per_worker,
+        # A diverged run ended early and sent less, which is no merit.
         syncs=s["syncs"] if r.fine else None,
+        seconds={},
+        to_target={},
+        steps_to_target=None,
+        command=r.command,
+    )
+
+
+def _spread(final: Mapping[int, float]) -> Spread | None:
+    """Returns the spread over the seeds; None without any."""
+    return spread(list(final.values())) if final else None
+
+
+def _compared(
+    row: Row, r: RunSet, base: RunSet | None, by: Measure, baseline: str, named: bool
+) -> tuple[Row, str]:
+    """Returns the row with its difference, and the difference in sentences or ""."""
+    if base is r:
+        return row._replace(verdict="baseline"), ""
+    if base is None:
+        return row._replace(verdict=f"no {baseline} to compare to here"), ""
+    difference = paired(r.final(by), base.final(by))
+    said = [verdict(r.name, base.name, difference, by, named) + "."]
+    said += [remarks.diverged(each) for each in (r, base) if each.diverged]
+    row = row._replace(difference=difference, verdict=clause(difference, by, named))
+    return row, " ".join(said)
+
+
+def _timed(row: Row, curve: Curve, at: int | None) -> Row:
+    """Returns the row with its modelled times, to an evaluation and in all."""
+    clocks = curve.seconds
+    return row._replace(
         seconds={name: clock[-1] for name, clock in clocks.items()},
         to_target={
             name: None if at is None else clock[at] for name, clock in clocks.items()
         },
         steps_to_target=None if at is None else curve.steps[at],
-        command=r.cell.command(),
     )
 
 
-def _spread(final: dict[int, float]) -> Spread | None:
-    """Over the seeds; None where there is none."""
-    return spread(list(final.values())) if final else None
+def _counterpart(runs: Sequence[RunSet], r: RunSet, baseline: str) -> RunSet | None:
+    """Returns the baseline's runs at the same value of the sweep, or without one."""
+    same = [x for x in runs if x.variant.label == baseline]
+    at = [x for x in same if x.point in (r.point, "")]
+    return at[0] if at else same[0] if not r.point and len(same) == 1 else None
 
 
-def _counterpart(runs: list[Runs], r: Runs, baseline: str) -> Runs | None:
-    """The baseline's runs at the same value of the sweep, or without one."""
-    same = [x for x in runs if x.cell.label == baseline]
-    at = [x for x in same if x.cell.point in (r.cell.point, "")]
-    return at[0] if at else same[0] if not r.cell.point and len(same) == 1 else None
-
-
-def _by_point(runs: list[Runs], by: Measure) -> dict[str, list[Contender]]:
-    """The algorithms at each value of a sweep, which are compared with one another."""
-    points = dict.fromkeys(r.cell.point for r in runs)
+def _by_point(
+    runs: Sequence[RunSet], rows: Sequence[Row], by: Measure
+) -> dict[str, list[Row]]:
+    """Returns the rows to compare with one another, at each value of a sweep."""
+    points = dict.fromkeys(r.point for r in runs)
+    # A variant without the swept flag is compared at every value.
     if len(points) > 1:
         points.pop("", None)
-    groups = {p: [r for r in runs if r.cell.point in (p, "")] for p in points}
-    return {point: _contenders(group, by) for point, group in groups.items()}
+    found = {}
+    for point in points:
+        here = [i for i, r in enumerate(runs) if r.point in (point, "")]
+        own = [runs[i] for i in here], [rows[i] for i in here]
+        found[point] = _to_best(*own, by)
+    return found
 
 
-def _headline(points: dict[str, list[Contender]], by: Measure, fairness: Rates) -> str:
-    """The answer; of a sweep, for each of its values."""
-    found = []
-    if fairness.terms == ONE_NOMINAL:
-        found = [
-            "At one nominal rate no winner is named: effective learning rates differ "
-            f"{factor(fairness.times)}."
-        ]
-    found += [_answer(x, by, fairness.terms, point) for point, x in points.items()]
-    return "\n".join(found)
-
-
-def _answer(contenders: list[Contender], by: Measure, terms: str, point: str) -> str:
-    """The figures of these algorithms, and the best of them if one can be named."""
-    where = f"{point}: " if point else ""
-    if terms == ONE_NOMINAL:
-        text = unranked(contenders, by)
-        return where + text if where else sentence(text)
-    text = headline(contenders, by.name, by.higher_is_better, by.scale, by.unit)
-    if terms == BY_HAND:
-        return f"{where}{terms if where else sentence(terms)}, {text}"
-    return where + text
-
-
-def _contenders(runs: list[Runs], by: Measure) -> list[Contender]:
+def _to_best(runs: Sequence[RunSet], rows: Sequence[Row], by: Measure) -> list[Row]:
+    """Returns the rows with their differences to the best of them."""
+    top = best([row.measure for row in rows], by.side)
+    if top is None:
+        return [*rows]
     finals = [r.final(by) for r in runs]
-    measures = [_spread(own) for own in finals]
-    top = best(measures, by.higher_is_better)
     return [
-        Contender(
-            label=r.cell.label,
-            measure=of,
-            difference=None if top in (None, i) else paired(own, finals[top]),
-            diverged=r.diverged,
-            seeds=len(r.summaries),
-            bytes_per_worker=r.bytes_per_worker,
-            syncs=_syncs(r.any),
-        )
-        for i, (r, own, of) in enumerate(zip(runs, finals, measures, strict=True))
+        row if i == top else row._replace(to_best=paired(finals[i], finals[top]))
+        for i, row in enumerate(rows)
     ]
 
 
-def _syncs(summary: dict[str, Any]) -> str:
-    """Says in how many steps a run sent something: 1/period of them, rounded down."""
-    syncs, steps = summary["syncs"], summary["steps"]
-    return f"{syncs} syncs in {steps} steps" if syncs and syncs < steps else ""
+def _headline(
+    points: Mapping[str, Sequence[Row]], by: Measure, terms: str, times: float
+) -> str:
+    """Returns the answer; for each value of a sweep, if there is one."""
+    found = []
+    if terms == ONE_NOMINAL:
+        found = [
+            "At one nominal rate no winner is named: effective learning rates differ "
+            f"{factor(times)}."
+        ]
+    for point, rows in points.items():
+        # A label is no word to begin with a capital letter.
+        if not terms:
+            text = headline(rows, by)
+        elif terms == ONE_NOMINAL:
+            text = unranked(rows, by) if point else sentence(unranked(rows, by))
+        else:
+            text = f"{terms if point else sentence(terms)}, {headline(rows, by)}"
+        found.append(f"{point}: {text}" if point else text)
+    return "\n".join(found)

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from experiments.study.statistics import Difference
+from experiments.study.statistics import Difference, Measure
 
 EQUAL, UNSEEN = "equal", "no difference seen"
 
@@ -13,57 +13,60 @@ def verdict(
     name: str,
     baseline: str,
     difference: Difference | None,
-    higher_is_better: bool | None,
-    scale: float,
-    unit: str,
+    by: Measure,
+    named: bool = True,
 ) -> str:
-    """Says: "a is better than b by 0.8 points (5 seeds, 95 % interval 0.5 to 1.1)".
+    """Returns "a is better than b by 0.8 points (5 seeds, 95 % interval 0.5 to 1.1)".
 
     Args:
-        name: of the algorithm.
-        baseline: the name of what it is compared to.
+        name: name of the variant.
+        baseline: name of its counterpart.
         difference: from `paired`, at 95 %.
-        higher_is_better: as of an accuracy; of a loss lower is better; None names no
-            winner: "above" and "below" instead of "better" and "worse".
-        scale: what differences are multiplied by to be shown.
-        unit: of differences when shown: "points", or "" for a loss.
+        by: measure whose difference it is.
+        named: whether a winner is named; else it is "above" and "below" instead of
+            "better" and "worse".
 
     Amounts are positive, their side is in the words. Where no difference is seen, the
-    interval is of name's figure - baseline's.
+    interval is that of name's value - baseline's.
     """
-    said = claim(difference, higher_is_better, scale, unit)
+    said = _claim(difference, by, named)
     rest = said.seeds + said.doubt + said.evidence
     if said.relation == EQUAL:
         return f"{name} and {baseline} are {EQUAL}{rest}"
     if not said.amount:
         return f"{said.relation} between {name} and {baseline}{rest}"
-    return f"{name} is {said.relation}{said.link} {baseline} by {said.amount}{rest}"
+    return f"{name} is {_linked(said.relation)} {baseline} by {said.amount}{rest}"
 
 
-def clause(
-    difference: Difference | None,
-    higher_is_better: bool | None,
-    scale: float,
-    unit: str,
-) -> str:
-    """The verdict without names: "better by 0.80 points [0.50, 1.10]"."""
-    said = claim(difference, higher_is_better, scale, unit)
+def clause(difference: Difference | None, by: Measure, named: bool = True) -> str:
+    """Returns the verdict without names: "better by 0.80 points [0.50, 1.10]"."""
+    said = _claim(difference, by, named)
     amount = f" by {said.amount}" if said.amount else ""
-    ends = f" [{', '.join(said.ends)}]" if said.ends else ""
     doubt = said.doubt if difference is None else ""
-    return f"{said.relation}{amount}{said.seeds}{ends}{doubt}"
+    return f"{said.relation}{amount}{said.seeds}{_interval(said)}{doubt}"
 
 
-class Claim(NamedTuple):
+def amount(
+    name: str, baseline: str, difference: Difference, by: Measure
+) -> tuple[str, str]:
+    """Returns the verdict as a number and its meaning."""
+    said = _claim(difference, by, True)
+    rest = f"{baseline}{said.seeds}{_interval(said)}"
+    if not said.amount:
+        return "none seen", f"difference of {name} to {rest}"
+    return said.amount, f"{name} {_linked(said.relation)} {rest}"
+
+
+class _Claim(NamedTuple):
     """A difference in words, by their parts.
 
     Attributes:
         relation: such as "better".
-        amount: such as "0.80 points"; "" where no difference is seen.
-        seeds: in which of them, where there is no interval.
-        doubt: what speaks against it.
-        evidence: for it, in brackets.
-        ends: of the interval.
+        amount: such as "0.80 points"; "" without a difference.
+        seeds: the seeds with this relation, without an interval.
+        doubt: reason against it.
+        evidence: reason for it, in brackets.
+        ends: ends of the interval.
     """
 
     relation: str
@@ -73,80 +76,82 @@ class Claim(NamedTuple):
     evidence: str = ""
     ends: Sequence[str] = ()
 
-    @property
-    def link(self) -> str:
-        """The word between the relation and the baseline."""
-        links = {"better": " than", "worse": " than", "ahead": " of"}
-        return links.get(self.relation, "")
+
+def _linked(relation: str) -> str:
+    """Returns a relation with the word before the baseline: "better than"."""
+    links = {"better": " than", "worse": " than", "ahead": " of"}
+    return relation + links.get(relation, "")
 
 
-def claim(
-    difference: Difference | None,
-    higher_is_better: bool | None,
-    scale: float,
-    unit: str,
-) -> Claim:
-    """The parts of what is said of a difference."""
+def _interval(said: _Claim) -> str:
+    """Returns the interval in brackets, "" without one."""
+    return f" [{', '.join(said.ends)}]" if said.ends else ""
+
+
+def _claim(difference: Difference | None, by: Measure, named: bool) -> _Claim:
+    """Returns a difference in words, by their parts."""
     if difference is None:
-        return Claim("nothing to compare", doubt=": no seed in common")
+        return _Claim("nothing to compare", doubt=": no seed in common")
     mean, low, high, deviation, count, _ = difference
     everywhere = _everywhere(count)
     if mean == 0 and not deviation:
-        return Claim(EQUAL, seeds=everywhere)
-    side, unit = math.copysign(scale, mean), f" {unit}" if unit else ""
+        return _Claim(EQUAL, seeds=everywhere)
+    side = math.copysign(by.scale, mean)
+    unit = f" {by.difference_unit}" if by.difference_unit else ""
     if low is None or high is None:
         amount = fixed(side * mean, places_of(side * mean)) + unit
-        return _few(difference, higher_is_better, amount)
-    relation = _relation(mean, higher_is_better, ("better", "worse"))
+        return _few(difference, by, named, amount)
+    relation = _relation(mean, by, ("better", "worse") if named else None)
     if low == high:
         amount = fixed(side * mean, places_of(side * mean)) + unit
-        return Claim(relation, amount, evidence=f" (the same{everywhere})")
-    places, unclear = places_of(scale * (high - low) / 2), low <= 0 <= high
-    sign = scale if unclear else side
+        return _Claim(relation, amount, evidence=f" (the same{everywhere})")
+    # Digits follow the interval: finer ones mean nothing.
+    places, unclear = places_of(by.scale * (high - low) / 2), low <= 0 <= high
+    sign = by.scale if unclear else side
     ends = [fixed(x, places) for x in sorted((sign * low, sign * high))]
     evidence = f" ({count} seeds, 95 % interval {' to '.join(ends)}"
     if unclear:
-        return Claim(UNSEEN, evidence=f"{evidence}{unit})", ends=ends)
+        return _Claim(UNSEEN, evidence=f"{evidence}{unit})", ends=ends)
     amount = fixed(side * mean, places) + unit
-    return Claim(relation, amount, evidence=f"{evidence})", ends=ends)
+    return _Claim(relation, amount, evidence=f"{evidence})", ends=ends)
 
 
-def _few(difference: Difference, higher_is_better: bool | None, amount: str) -> Claim:
-    """The same of too few seeds for an interval."""
+def _few(difference: Difference, by: Measure, named: bool, amount: str) -> _Claim:
+    """Returns a difference over too few seeds for an interval in words."""
     mean, count = difference.mean, difference.count
     where = _everywhere(count)
     if not difference.same_sign:
         where = f" in the mean of {count} seeds" + " (not in all)" * (mean != 0)
     doubt = "too few for an interval" if count > 1 else "nothing can be said of chance"
     if mean == 0:
-        return Claim(UNSEEN, seeds=where, doubt=f": {doubt}")
-    relation = _relation(mean, higher_is_better, ("ahead", "behind"))
-    return Claim(relation, amount, where, f": {doubt}")
+        return _Claim(UNSEEN, seeds=where, doubt=f": {doubt}")
+    # "Better" needs an interval.
+    relation = _relation(mean, by, ("ahead", "behind") if named else None)
+    return _Claim(relation, amount, where, f": {doubt}")
 
 
 def _everywhere(count: int) -> str:
-    """Words for all of the seeds."""
+    """Returns words for all of the seeds."""
     few = {1: " on one seed", 2: " in both seeds"}
     return few.get(count, f" in all {count} seeds")
 
 
-def _relation(
-    mean: float, higher_is_better: bool | None, words: tuple[str, str]
-) -> str:
-    """The word for a good or for a bad difference; without a winner, for its side."""
-    if higher_is_better is None:
+def _relation(mean: float, by: Measure, words: tuple[str, str] | None) -> str:
+    """Returns the word for a good or a bad difference, or for its side."""
+    if words is None:
         return "above" if mean > 0 else "below"
-    return words[(mean > 0) != higher_is_better]
+    return words[by.side * mean < 0]
 
 
 def places_of(x: float) -> int:
-    """Decimals that show two digits of a figure."""
+    """Returns the decimals that show two digits of a value."""
     return max(0, 1 - int(f"{x:.1e}".split("e")[1]))
 
 
 def fixed(x: float, places: int) -> str:
-    """With so many decimals, but never 0.0 for what is not 0, nor zeros without end."""
+    """Returns a value with so many decimals, never 0.0 for other values than 0."""
     text = f"{x:.{places}f}"
+    # No 0.0 for a value that is not 0, and no row of zeros for a huge one.
     if x and (float(text) == 0 or len(text) > 12):
         return f"{x:.1g}" if float(text) == 0 else f"{x:.6g}"
     return text if x else "0"

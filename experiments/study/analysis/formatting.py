@@ -1,30 +1,32 @@
-"""Figures of a report in words: measures, bytes, seconds."""
+"""Values of a report in words: measures, bytes, seconds."""
 
 import math
 import re
+from collections.abc import Sequence
 from typing import Any
 
 from experiments.cli.terminal import size
-from experiments.study.analysis.results import Measure, Report, Row
-from experiments.study.statistics import Spread
+from experiments.study.analysis.results import Report, Row
+from experiments.study.statistics import Measure, Spread
 
 MISSING = "–"
-COMMAND = re.compile(r"python -m experiments\..*$")  # at the end of a remark
+# A command is at the end of a remark.
+COMMAND = re.compile(r"python -m experiments\..*$")
 SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
 def known(x: float | None) -> bool:
-    """Whether there is a figure to show."""
+    """Whether there is a value to show."""
     return x is not None and math.isfinite(x)
 
 
 def shown(x: float, measure: Measure) -> str:
-    """A figure of the measure, scaled, without its unit."""
+    """Returns a value of the measure, scaled, without its unit."""
     return f"{x * measure.scale:.{2 if measure.scale == 100 else 4}f}"
 
 
 def spread(value: Spread | None, measure: Measure) -> str:
-    """Such as "97.24 ± 0.12 %"; the mean alone where there is one seed."""
+    """Returns "97.24 ± 0.12 %"; the mean alone for one seed."""
     if value is None or not known(value.mean):
         return MISSING
     text = shown(value.mean, measure)
@@ -34,39 +36,46 @@ def spread(value: Spread | None, measure: Measure) -> str:
 
 
 def with_unit(text: str, measure: Measure) -> str:
-    """The text and what it is measured in, if it has a unit."""
+    """Returns the text and its unit, if the measure has one."""
     return f"{text} {measure.unit}".rstrip()
 
 
+def ends(rows: Sequence[Row], by: Measure) -> str:
+    """Returns the lowest and the highest mean: "96.6 to 98.1 %"."""
+    means = [row.measure.mean for row in rows if row.measure]
+    limits = dict.fromkeys(shown(x, by) for x in (min(means), max(means)))
+    return with_unit(" to ".join(limits), by)
+
+
 def seeds(row: Row) -> str:
-    """How many there are, and how many diverged."""
+    """Returns the number of seeds, and of those that diverged."""
     text = f"{row.seeds} seed{'' if row.seeds == 1 else 's'}"
     return f"{text}, {row.diverged} diverged" if row.diverged else text
 
 
 def lost(report: Report, label: str) -> str:
-    """The number of an algorithm's runs that diverged, in words; "" for none."""
+    """Returns the number of a variant's runs that diverged; "" for none."""
     rows = [row for row in report.rows if row.label == label]
     diverged, runs = sum(r.diverged for r in rows), sum(r.seeds for r in rows)
     return f"{diverged} of {runs} diverged" if diverged else ""
 
 
 def sent(row: Row) -> str:
-    """What each worker sent."""
+    """Returns the bytes that each worker sent."""
     if row.bytes_per_worker is None:
         return MISSING if row.measure is None else "not counted"
     return size(row.bytes_per_worker)
 
 
 def syncs(row: Row) -> str:
-    """The number of syncs, in words; "" where they could not be counted."""
+    """Returns the number of syncs; "" if they could not be counted."""
     if row.syncs is None:
         return ""
     return f"in {row.syncs:,} sync{'' if row.syncs == 1 else 's'}"
 
 
 def duration(seconds: float | None, digits: int = 3) -> str:
-    """Such as "1.2 ms", "34 s", "5.6 min", "7.8 h" or "9.1 days"; at most 3 digits."""
+    """Returns "1.2 ms", "34 s", "5.6 min", "7.8 h" or "9.1 days"; at most 3 digits."""
     if seconds is None or not math.isfinite(seconds):
         return MISSING
     if seconds == 0:
@@ -78,18 +87,19 @@ def duration(seconds: float | None, digits: int = 3) -> str:
         (3600, "min", 60),
         (48 * 3600, "h", 3600),
     ):
+        # 59.97 s would be shown as 60 s, which is 1 min.
         if seconds < limit * 0.9995:
             return f"{three_digits(float(f'{seconds / length:.{digits}g}'))} {unit}"
     return f"{three_digits(float(f'{seconds / 86400:.{digits}g}'))} days"
 
 
 def three_digits(x: float) -> str:
-    """Rounded to three digits, never as a power of ten below a million."""
+    """Returns three digits, never as a power of ten below a million."""
     return f"{x:.3g}" if x < 999.5 else f"{x:,.0f}"
 
 
 def number(x: Any) -> str:
-    """A plain number for an axis or a setting: 0.01, 20,000 or 10⁻⁶."""
+    """Returns a number for an axis or a setting: 0.01, 20,000 or 10⁻⁶."""
     if not isinstance(x, int | float) or isinstance(x, bool):
         return str(x)
     if x == 0 or 1e-3 <= abs(x) < 1e6:
@@ -102,7 +112,7 @@ def number(x: Any) -> str:
 
 
 def speed(bytes_per_second: float) -> str:
-    """A bandwidth in bits: 10 Gbit/s."""
+    """Returns a bandwidth in bits: 10 Gbit/s."""
     bits = 8 * bytes_per_second
     for unit, unit_size in (("Tbit/s", 1e12), ("Gbit/s", 1e9), ("Mbit/s", 1e6)):
         if bits >= unit_size:
@@ -111,27 +121,27 @@ def speed(bytes_per_second: float) -> str:
 
 
 def tuned(row: Row) -> str:
-    """What was chosen for an algorithm."""
+    """Returns the values that were chosen for a variant."""
     return ", ".join(f"{flag} {number(value)}" for flag, value in row.tuned.items())
 
 
 def sentence(text: str) -> str:
-    """With a capital letter."""
+    """Returns the text with a capital letter."""
     return text[:1].upper() + text[1:]
 
 
 def point_text(point: str) -> str:
-    """A point of a sweep: "workers 4" of "workers=4"."""
+    """Returns a point of a sweep: "workers 4" for "workers=4"."""
     return point.replace("=", " ", 1)
 
 
 def named(label: str, point: str) -> str:
-    """An algorithm and its point of the sweep, if there is one."""
+    """Returns a variant and its point of the sweep, if there is one."""
     return f"{label} ({point_text(point)})" if point else label
 
 
 def until(row: Row, network: str) -> str:
-    """The time to the target, if it could be modelled."""
+    """Returns the time to the target, if it could be modelled."""
     if network not in row.to_target:
         return MISSING
     reached = row.to_target[network]
@@ -139,7 +149,7 @@ def until(row: Row, network: str) -> str:
 
 
 def until_step(row: Row) -> str:
-    """The local steps to the target."""
+    """Returns the local steps to the target."""
     if row.measure is None:
         return MISSING
     reached = row.steps_to_target
@@ -147,18 +157,18 @@ def until_step(row: Row) -> str:
 
 
 def not_in(row: Row) -> str:
-    """Words for a target that was not reached."""
+    """Returns words for a target that was not reached."""
     return f"not in {row.steps:,} steps"
 
 
 def against(report: Report) -> str:
-    """The head of the differences: to what, and on which terms no winner is named."""
+    """Returns the heading of the differences: the baseline, and unfair terms."""
     terms = f", {report.terms}" if report.terms else ""
     return f"against {report.baseline}{terms}"
 
 
 def target(report: Report) -> str:
-    """The target, rounded; it may be a mean less a point."""
+    """Returns the target, rounded: it may be a mean less a point."""
     if report.target is None:
         return MISSING
     return with_unit(

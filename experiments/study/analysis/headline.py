@@ -1,15 +1,15 @@
 """The answer of a study in two sentences."""
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
 
 from experiments.cli.terminal import size
 from experiments.study.analysis.claims import fixed, places_of
-from experiments.study.analysis.formatting import shown, with_unit
-from experiments.study.analysis.results import Measure
-from experiments.study.statistics import Difference, Spread
+from experiments.study.analysis.formatting import ends, with_unit
+from experiments.study.analysis.results import Row
+from experiments.study.statistics import Measure, Spread, best
 
-FINDINGS = {  # of the others' standing to the best, in the order of a headline
+# What is said of rows by their standing to the best, in the order of a headline.
+FINDINGS = {
     "better": "yet {} is better where both have a result",
     "worse": "better than {} (95 % interval)",
     "unseen": "no difference seen to {}",
@@ -18,166 +18,128 @@ FINDINGS = {  # of the others' standing to the best, in the order of a headline
 }
 
 
-class Contender(NamedTuple):
-    """One algorithm of a study, as the headline weighs it.
-
-    Attributes:
-        label: its name.
-        measure: at the end, over the seeds that did not diverge; None where all did.
-        difference: paired, this minus the best one's (see `best`); None for the best
-            itself and where the two have no seed in common.
-        diverged: runs that diverged.
-        seeds: runs that there are, with those that diverged.
-        bytes_per_worker: each worker sent; None where it could not be counted.
-        syncs: in how many of its steps, in words; "" where that explains nothing.
-    """
-
-    label: str
-    measure: Spread | None
-    difference: Difference | None
-    diverged: int
-    seeds: int
-    bytes_per_worker: float | None
-    syncs: str = ""
-
-
-def best(measures: Sequence[Spread | None], higher_is_better: bool) -> int | None:
-    """The index of the best mean, the first of equal ones; None if all are None."""
-    side = -1 if higher_is_better else 1
-    found = [(side * m.mean, i) for i, m in enumerate(measures) if m is not None]
-    return min(found)[1] if found else None
-
-
-def headline(
-    contenders: Sequence[Contender],
-    name: str,
-    higher_is_better: bool,
-    scale: float,
-    unit: str,
-) -> str:
-    """Which algorithm, how sure and at what cost, in two sentences.
+def headline(rows: Sequence[Row], by: Measure) -> str:
+    """Returns the best row, how sure that is, and at what cost, in two sentences.
 
     Args:
-        contenders: one or more, in the order in which they were asked for.
-        name: of the measure, such as "test accuracy".
-        higher_is_better: as of an accuracy; of a loss lower is better.
-        scale: what figures are multiplied by to be shown.
-        unit: of figures when shown: "%", or "" for a loss.
+        rows: one or more in the order of --algos, with their differences to the best.
+        by: the measure.
 
-    The cost is the least that one sends of the best and those not told from it, be it
-    for chance or for too few seeds.
+    The cost is the least that is sent by the best and by those that cannot be told from
+    it, be it for chance or for too few seeds.
     """
-    index = best([c.measure for c in contenders], higher_is_better)
-    top = None if index is None else contenders[index]
+    index = best([row.measure for row in rows], by.side)
+    top = None if index is None else rows[index]
     if top is None or top.measure is None:
-        return f"All runs of {_and([c.label for c in contenders])} diverged."
-    by_kind: dict[str, list[Contender]] = {kind: [] for kind in FINDINGS}
-    for c in contenders:
-        if c is not top:
-            by_kind[standing(c, higher_is_better)].append(c)
+        return f"All runs of {listed([row.label for row in rows])} diverged."
+    by_kind: dict[str, list[Row]] = {kind: [] for kind in FINDINGS}
+    for row in rows:
+        if row is not top:
+            by_kind[standing(row, by)].append(row)
     findings = [
-        FINDINGS[kind].format(_and([_named(c) for c in those]))
+        FINDINGS[kind].format(listed([_named(row) for row in those]))
         for kind, those in by_kind.items()
         if those
     ] or ["there is nothing to compare it to"]
-    first = f"{_named(top)} has the best {name}, {_figure(top.measure, scale, unit)}"
+    first = f"{_named(top)} has the best {by.name}, {_figure(top.measure, by)}"
+    # A saving counts only if nothing is known to be lost by it.
     pool = [top, *by_kind["better"], *by_kind["unseen"], *by_kind["few"]]
-    return f"{first}: {'; '.join(findings)}. {_cost(contenders, pool)}."
+    return f"{first}: {'; '.join(findings)}. {_cost(rows, pool)}."
 
 
-def unranked(contenders: Sequence[Contender], by: Measure) -> str:
-    """The same where no winner may be named: what figures there are, at what cost.
-
-    It begins with a small letter.
-
-    Args:
-        contenders: as of `headline`.
-        by: what they are compared by.
-    """
-    pool = [c for c in contenders if c.measure is not None]
-    lost = _and([c.label for c in contenders if c.measure is None])
+def unranked(rows: Sequence[Row], by: Measure) -> str:
+    """Returns the range of means and the cost, without a winner, in small letters."""
+    pool = [row for row in rows if row.measure is not None]
+    lost = listed([row.label for row in rows if row.measure is None])
     if not pool:
         return f"All runs of {lost} diverged."
-    means = [c.measure.mean for c in pool if c.measure is not None]
-    ends = dict.fromkeys(shown(x, by) for x in (min(means), max(means)))
-    text = f"the mean {by.name} is {with_unit(' to '.join(ends), by)}"
+    text = f"the mean {by.name} is {ends(pool, by)}"
     gone = f"; all runs of {lost} diverged" if lost else ""
-    return f"{text}{gone}. {_cost(contenders, pool)}."
+    return f"{text}{gone}. {_cost(rows, pool)}."
 
 
-def standing(contender: Contender, higher_is_better: bool) -> str:
-    """How one stands to the best: a key of FINDINGS."""
-    d = contender.difference
-    if contender.measure is None:
+def standing(row: Row, by: Measure) -> str:
+    """Returns how a row stands to the best: a key of FINDINGS."""
+    d = row.to_best
+    if row.measure is None:
         return "lost"
+    # Without an interval no difference is certain, however large it is.
     if d is None or d.low is None or d.high is None:
         return "few"
     if d.low <= 0 <= d.high:
         return "unseen"
-    return "better" if (d.mean > 0) == higher_is_better else "worse"
+    return "better" if by.side * d.mean > 0 else "worse"
 
 
-def _named(contender: Contender) -> str:
-    """Its label, and how many of its runs a mean leaves out."""
-    label, measure, _, diverged, seeds, *_ = contender
-    if not diverged or measure is None:
-        return label
-    return f"{label} ({diverged} of {seeds} runs diverged)"
+def _named(row: Row) -> str:
+    """Returns a label, and how many of its runs a mean leaves out."""
+    if not row.diverged or row.measure is None:
+        return row.label
+    return f"{row.label} ({row.diverged} of {row.seeds} runs diverged)"
 
 
-def _figure(measure: Spread, scale: float, unit: str) -> str:
-    """Mean ± deviation, and over how many seeds."""
+def _figure(measure: Spread, by: Measure) -> str:
+    """Returns mean ± deviation, and the number of seeds."""
     mean, deviation, count = measure
-    text = f"{scale * mean:.4g}"
+    text = f"{by.scale * mean:.4g}"
     if deviation:
-        places = places_of(scale * deviation)
-        text = f"{fixed(scale * mean, places)} ± {fixed(scale * deviation, places)}"
+        places = places_of(by.scale * deviation)
+        parts = (fixed(by.scale * x, places) for x in (mean, deviation))
+        text = " ± ".join(parts)
     seeds = "one seed" if count == 1 else f"{count} seeds"
-    return f"{text} {unit}".rstrip() + f" ({seeds})"
+    return f"{with_unit(text, by)} ({seeds})"
 
 
-def _cost(contenders: Sequence[Contender], pool: Sequence[Contender]) -> str:
-    """What the cheapest of the pool sends, against what is sent at most."""
-    known = {
-        c.label: c.bytes_per_worker
-        for c in contenders
-        if c.bytes_per_worker is not None
-    }
-    counted = [c.label for c in pool if c.label in known]
-    missing = _and([c.label for c in pool if c.label not in known])
+def _cost(rows: Sequence[Row], pool: Sequence[Row]) -> str:
+    """Returns the least that the pool sends, against the most that any row sends."""
+    sent = {r.label: x for r in rows if (x := r.bytes_per_worker) is not None}
+    counted = [row for row in pool if row.label in sent]
+    missing = listed([row.label for row in pool if row.label not in sent])
     if not counted:
         return f"What {missing} sent could not be counted"
-    least = min(known[label] for label in counted)
-    cheapest = [label for label in counted if known[label] == least]
-    sent = f"{size(least)} per worker" if least else "nothing"
-    verb = "sends" if len(cheapest) == 1 else "send"
+    least = min(sent[row.label] for row in counted)
+    cheapest = [row for row in counted if sent[row.label] == least]
+    shown = f"{size(least)} per worker" if least else "nothing"
     if len(pool) == 1:
-        text = f"It sends {sent}"
+        text = f"It sends {shown}"
     elif len(cheapest) == len(pool):
-        text = f"Each of these sends {sent}"
+        text = f"Each of these sends {shown}"
     else:
-        text = f"Of these, {_and(cheapest)} {verb} least: {sent}"
-    syncs = {c.syncs for c in pool if c.label in cheapest}
-    how = syncs.pop() if len(syncs) == 1 else ""
-    text += _against(least, known, len(known) > len(counted), how)
+        verb = "sends" if len(cheapest) == 1 else "send"
+        text = f"Of these, {listed([r.label for r in cheapest])} {verb} least: {shown}"
+    # One sentence explains all of the cheapest, or none.
+    each = {_syncs(row) for row in cheapest}
+    how = each.pop() if len(each) == 1 else ""
+    text += _against(least, sent, len(sent) > len(counted), how)
     return f"{text} (what {missing} sent could not be counted)" if missing else text
 
 
-def _against(least: float, known: dict[str, float], others: bool, how: str) -> str:
-    """How that compares to the one that sends most, or least, of all."""
-    most, fewest = max(known, key=known.__getitem__), min(known, key=known.__getitem__)
-    if known[most] == known[fewest]:
-        return ", as every other does" if others else ""
-    if least == known[most]:
-        return f", the most; {fewest} sends least, {size(known[fewest])}"
+def _syncs(row: Row) -> str:
+    """Returns in how many steps a row sends; "" for all of them.
+
+    They are 1 / period of the steps, rounded down, which explains an odd share.
+    """
+    is_rare = row.syncs and row.syncs < row.steps
+    return f"{row.syncs} syncs in {row.steps} steps" if is_rare else ""
+
+
+def _against(
+    least: float, sent: Mapping[str, float], has_others: bool, how: str
+) -> str:
+    """Returns how the least compares to the row that sends most, or least, of all."""
+    most, fewest = max(sent, key=sent.__getitem__), min(sent, key=sent.__getitem__)
+    if sent[most] == sent[fewest]:
+        return ", as every other does" if has_others else ""
+    if least == sent[most]:
+        return f", the most; {fewest} sends least, {size(sent[fewest])}"
     if least == 0:
-        return f", {most} {size(known[most])}"
-    text = f", {share(least / known[most])} of what {most} sends"
+        return f", {most} {size(sent[most])}"
+    text = f", {share(least / sent[most])} of what {most} sends"
     return f"{text}: {how}" if how else text
 
 
 def share(part: float) -> str:
-    """A part of a whole, such as "1/16" or "37 %"."""
+    """Returns a part of a whole in words, such as "1/16" or "37 %"."""
     whole = round(1 / part)
     if whole >= 2 and abs(1 / part - whole) <= 0.01 * whole:
         return f"1/{whole:,}"
@@ -186,7 +148,6 @@ def share(part: float) -> str:
     return f"{100 * part:.0f} %" if part < 0.995 else "nearly all"
 
 
-def _and(labels: Sequence[str]) -> str:
-    """Names in a sentence."""
-    commas = [", ".join(labels[:-1]), *labels[-1:]]
-    return " and ".join(commas if len(labels) > 1 else labels)
+def listed(labels: Sequence[str]) -> str:
+    """Returns names as a sentence has them: "a, b and c"."""
+    return " and ".join([x for x in (", ".join(labels[:-1]), *labels[-1:]) if x])

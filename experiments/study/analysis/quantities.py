@@ -1,44 +1,45 @@
-"""Which metrics of a study are drawn, and against what."""
+"""The metrics of a study that are drawn, and the x axes of their figures."""
 
 import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from experiments.study.analysis.results import Curve, Report
+from experiments.study.statistics import ACCURACY
 
 
 class Quantity(NamedTuple):
     """A metric that is drawn over the runs.
 
     Attributes:
-        key: in the curves' bands.
-        name: in words.
-        scale: what a figure is multiplied by to be shown.
-        unit: of what is shown.
-        group: as a Drawing's.
-        bounded: no run can leave the picture, as an accuracy cannot.
+        key: key in the curves' bands.
+        name: name in words.
+        scale: factor of a value when shown.
+        unit: unit of a value when shown.
+        group: group of its figures: measure, loss, replicas or more.
+        bounded: whether no run can leave the axes, as for an accuracy.
         log: whether its axis may be logarithmic.
     """
 
     key: str
     name: str
-    scale: float
-    unit: str
-    group: str
+    scale: float = 1
+    unit: str = ""
+    group: str = "replicas"
     bounded: bool = False
     log: bool = False
 
 
 class View(NamedTuple):
-    """What a metric is drawn against.
+    """The x axis that a metric is drawn against.
 
     Attributes:
-        slug: for the name of a file.
-        name: in words.
-        title: what it adds to a title, such as "on 10 GbE".
-        kind: of its labels: plain, bytes or time.
-        values: at a curve's evaluations; None where they are not known.
-        folded: shown only when it is asked for.
+        slug: part of the file's name.
+        name: name in words.
+        title: addition to a title, such as "on 10 GbE".
+        kind: kind of its tick labels: plain, bytes or time.
+        values: returns the values at a curve's evaluations; None if they are not known.
+        folded: whether it is shown only on demand.
     """
 
     slug: str
@@ -50,45 +51,36 @@ class View(NamedTuple):
 
 
 INSIDE = (
-    Quantity(
-        "drift", "spread of the replicas before a sync", 1, "", "replicas", log=True
-    ),
-    Quantity("divergence", "spread of the replicas", 1, "", "replicas", log=True),
-    Quantity(
-        "pseudo_gradient", "norm of the pseudo-gradient", 1, "", "replicas", log=True
-    ),
+    Quantity("drift", "spread of the replicas before a sync", log=True),
+    Quantity("divergence", "spread of the replicas", log=True),
+    Quantity("pseudo_gradient", "norm of the pseudo-gradient", log=True),
     Quantity(
         "displacement_cosine",
         "mean cosine between the workers' displacements",
-        1,
-        "",
-        "replicas",
         bounded=True,
     ),
 )
 
 
 def quantities(report: Report) -> list[Quantity]:
-    """What there is to draw over the runs, the study's measure first."""
-    measure = report.measure
-    first = Quantity(
-        measure.key,
-        measure.name,
-        measure.scale,
-        measure.unit,
-        "measure",
-        bounded=measure.higher_is_better,
-    )
-    losses = [Quantity("test_loss", "test loss", 1, "", "loss")]
-    losses += [Quantity("train_loss", "training loss", 1, "", "loss")]
-    chosen = [first, *(x for x in losses if x.key != measure.key), *INSIDE]
+    """Returns the metrics to draw over the runs, the study's measure first."""
+    by = report.measure
+    bounded = by.higher_is_better
+    chosen = [Quantity(by.key, by.name, by.scale, by.unit, "measure", bounded)]
+    losses = {"test_loss": "test loss", "train_loss": "training loss"}
+    chosen += [
+        Quantity(k, name, group="loss") for k, name in losses.items() if k != by.key
+    ]
+    chosen += INSIDE
+    # A task's own figures, such as test_perplexity.
     others = {key for curve in report.curves for key in curve.bands}
     others -= {x.key for x in chosen} | {"bytes_per_worker", "seconds"}
     for key in sorted(others):
-        part = key == "test_accuracy"
-        scale, unit = (100.0, "%") if part else (1.0, "")
         name = key.replace("_", " ")
-        chosen.append(Quantity(key, name, scale, unit, "more", bounded=part))
+        if key == ACCURACY.key:
+            chosen.append(Quantity(key, name, 100.0, "%", "more", bounded=True))
+        else:
+            chosen.append(Quantity(key, name, group="more"))
     return chosen
 
 
@@ -99,10 +91,11 @@ def is_empty(report: Report, quantity: Quantity) -> bool:
 
 
 def views_of(report: Report) -> list[View]:
-    """Steps, bytes, and the time on each network: unfolded that on the slowest one.
+    """Returns steps, bytes, and the time on each network.
 
-    That is where it costs most what is sent.
+    Only the slowest network is unfolded: there the bytes cost most.
     """
+    # The last value of a curve is that of the whole run.
     most = {
         n: max((c.seconds.get(n.name, [0.0])[-1] for c in report.curves), default=0)
         for n in report.networks
@@ -119,13 +112,11 @@ def views_of(report: Report) -> list[View]:
         )
         for n in report.networks
     ]
+    bytes_name = "bytes sent by each worker"
     return [
         View("steps", "local steps", "by steps", "plain", lambda c: c.steps),
-        View("bytes", "bytes sent by each worker", "by bytes sent", "bytes", sent),
+        View(
+            "bytes", bytes_name, "by bytes sent", "bytes", lambda c: c.bytes_per_worker
+        ),
         *times,
     ]
-
-
-def sent(curve: Curve) -> list[float] | None:
-    """Bytes that each worker sent."""
-    return curve.bytes_per_worker

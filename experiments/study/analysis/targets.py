@@ -1,42 +1,43 @@
-"""The target: the figure to which times are given."""
+"""The target: the value of the measure until which times are reported."""
 
 import math
 from collections.abc import Sequence
 
-from experiments.study.analysis.headline import Contender, best, standing
-from experiments.study.analysis.results import Curve, Measure
-from experiments.study.statistics import ROUNDING, Spread
+from experiments.study.analysis.headline import standing
+from experiments.study.analysis.results import Curve, Row
+from experiments.study.statistics import ROUNDING, Measure, Spread, best
 
-SHARE = 0.05  # of a loss; of an accuracy a point
+# Distance of the target from the best, of a loss; of an accuracy it is a point.
+SHARE = 0.05
 
 
-def default_target(contenders: Sequence[Contender], by: Measure) -> float | None:
-    """A target that every algorithm reaches that is not worse than the best.
+def default_target(rows: Sequence[Row], by: Measure) -> float | None:
+    """Returns a target that every row reaches that is not worse than the best.
 
-    It lies a point, or 5 % of a loss, from the best mean, or as far as the mean of one
-    that is not told from the best. Of too few seeds to tell, it is one whose deviations
-    overlap. The target is rounded to the side where it is easier.
+    It is a point, or 5 % of a loss, from the best mean, or as far as the mean of a row
+    without a difference seen to the best. With too few seeds, such a row is one whose
+    deviations overlap. The target is rounded to the easier side.
 
     Args:
-        contenders: all algorithms, their differences to the best of them.
-        by: what they are compared by.
+        rows: all rows, with their differences to the best.
+        by: the measure.
     """
-    index = best([c.measure for c in contenders], by.higher_is_better)
-    if index is None or (top := contenders[index].measure) is None:
+    index = best([row.measure for row in rows], by.side)
+    if index is None or (top := rows[index].measure) is None:
         return None
-    side = 1 if by.higher_is_better else -1
     margin = 1 / by.scale if by.higher_is_better else SHARE * abs(top.mean)
-    good = [c.measure.mean for c in contenders if c.measure and _as_good(c, top, by)]
-    target = min([side * top.mean - margin, *(side * mean for mean in good)])
+    good = [r.measure.mean for r in rows if r.measure and _as_good(r, top, by)]
+    target = min([by.side * top.mean - margin, *(by.side * mean for mean in good)])
     if not margin:
-        return side * target
+        return by.side * target
     unit = 10.0 ** (math.floor(math.log10(margin)) - 1)
-    return side * round(math.floor(target / unit + 1e-6) * unit, 12)
+    # A mean may be a round number except for rounding: 1e-6 of a unit keeps it.
+    return by.side * round(math.floor(target / unit + 1e-6) * unit, 12)
 
 
-def _as_good(contender: Contender, top: Spread, by: Measure) -> bool:
-    """Whether one is not told from the best."""
-    kind, measure = standing(contender, by.higher_is_better), contender.measure
+def _as_good(row: Row, top: Spread, by: Measure) -> bool:
+    """Whether a row cannot be told from the best."""
+    kind, measure = standing(row, by), row.measure
     if kind == "few" and measure is not None:
         deviations = (measure.deviation or 0.0) + (top.deviation or 0.0)
         return abs(measure.mean - top.mean) <= deviations
@@ -44,10 +45,9 @@ def _as_good(contender: Contender, top: Spread, by: Measure) -> bool:
 
 
 def reached(curve: Curve, by: Measure, target: float | None) -> int | None:
-    """The first evaluation at which the mean is as good as the target."""
+    """Returns the index of the first evaluation at which the mean is that good."""
     if target is None or by.key not in curve.bands:
         return None
-    side = 1 if by.higher_is_better else -1
-    least = side * target - ROUNDING * abs(target)
+    least = by.side * target - ROUNDING * abs(target)
     means = enumerate(curve.bands[by.key].mean)
-    return next((i for i, x in means if side * x >= least), None)
+    return next((i for i, x in means if by.side * x >= least), None)

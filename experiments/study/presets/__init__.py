@@ -1,62 +1,65 @@
 """Published comparisons as data: experiments/study/presets/NAME.toml."""
 
 import tomllib
+from collections.abc import Mapping, Sequence
 from itertools import chain
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any
 
 from experiments.study import search_space
-from experiments.study.analysis.results import Paper
-from experiments.study.config import FOLDER
-from experiments.study.entries import groups_of_flags, parameter
+from experiments.study.search_space import Words
+from experiments.study.spec import flag_groups, parameter
+
+FOLDER = Path(__file__).parent
+NAMES = tuple(sorted(path.stem for path in FOLDER.glob("*.toml")))
 
 
-class Preset(NamedTuple):
-    """A comparison that somebody published.
+def load(name: str) -> dict[str, Any]:
+    """Returns the content of a preset, one of `NAMES`."""
+    return tomllib.loads((FOLDER / f"{name}.toml").read_text("utf-8"))
 
-    Attributes:
-        paper: what it repeats.
-        words: its flags, as on the command line.
+
+def paper(name: str) -> dict[str, str]:
+    """Returns what a preset repeats: preset, title, source, found and differs."""
+    content = load(name)
+    return {"preset": name} | {
+        key: content[key] for key in ("title", "source", "found", "differs")
+    }
+
+
+def under(words: Sequence[str], argv: Sequence[str]) -> list[str]:
+    """Returns a command line with a preset's words, except where it sets the same.
+
+    Args:
+        words: the preset's flags.
+        argv: the user's flags.
     """
-
-    paper: Paper
-    words: list[str]
-
-    def under(self, argv: list[str]) -> list[str]:
-        """A command line with the preset's flags, but for what it says otherwise."""
-        given = set().union(*map(_sets, groups_of_flags(argv)))
-        if "batch_size" in given:
-            given |= {"worker_batch"}
-        mine = groups_of_flags(self.words)
-        kept = [group for group in mine if not given & _sets(group)]
-        return [*chain.from_iterable(kept), *argv]
+    given = set().union(*map(_sets, flag_groups(argv)))
+    # Both set the global batch: the user's wins.
+    if "batch_size" in given:
+        given |= {"worker_batch"}
+    kept = [group for group in flag_groups(words) if not given & _sets(group)]
+    return [*chain.from_iterable(kept), *argv]
 
 
-def _sets(group: search_space.Words) -> set[str]:
-    """What a flag decides: its parameter, and that of which it gives the values."""
+def _sets(group: Words) -> set[str]:
+    """Returns the parameters that a flag sets: its own, and the one that it varies."""
     flag, _, value = " ".join(group).replace(" ", "=", 1).partition("=")
-    varied = (
-        {search_space.values(flag, value).flag} if flag in ("--tune", "--sweep") else ()
-    )
+    is_varied = flag in ("--tune", "--sweep")
+    varied = {search_space.read(flag, value).flag} if is_varied else set()
     return {parameter(flag), *varied}
 
 
-def load(name: str) -> Preset:
-    """Reads a preset, one of `request.PRESETS`."""
-    content = tomllib.loads((FOLDER / f"{name}.toml").read_text())
-    paper = Paper(name, *(content[k] for k in ("title", "source", "found", "differs")))
-    return Preset(paper, words(content["flags"]))
-
-
-def words(table: dict[str, Any]) -> list[str]:
-    """A table of flags as a command line has them; a list is joined with commas."""
+def words(table: Mapping[str, Any]) -> list[str]:
+    """Returns a table of flags as a command line has them."""
     found = []
     for flag, value in table.items():
         if isinstance(value, bool):
             found.append(f"--{flag}" if value else f"--no-{flag}")
         elif isinstance(value, list) and flag == "algos":
             found += [f"--{flag}", ", ".join(value)]
-        elif isinstance(value, list):  # a flag that may be repeated
-            found += [word for each in value for word in (f"--{flag}", str(each))]
         else:
-            found += [f"--{flag}", str(value)]
+            # A flag with several values is repeated.
+            several = value if isinstance(value, list) else [value]
+            found += chain.from_iterable((f"--{flag}", str(x)) for x in several)
     return found
