@@ -5,12 +5,16 @@ import signal
 import time
 
 import pytest
-from commands import SUMMARY, TIMEOUT, Run, in_background
+from commands import CACHE, SUMMARY, TIMEOUT, Run, in_background
 from faults import until
 
 SIGNALS = pytest.mark.parametrize(
     "number, code", [(signal.SIGINT, 130), (signal.SIGTERM, 75)], ids=str
 )
+
+
+# A program that is found among those that were kept is not compiled.
+COMPILES = {"JAX_LOG_COMPILES": "1", CACHE: "false"}
 
 
 @SIGNALS
@@ -55,7 +59,7 @@ def test_second_ctrl_c_ends_a_run_within_a_dispatch(backend, tmp_path):
 def test_signal_ends_a_compilation_at_once(number, code, tmp_path):
     """Nothing of it would be kept."""
     command = "--task tests.support.tiny_tasks:entangled --workers 2 --backend vmap"
-    watched = in_background(command, tmp_path / "out", JAX_LOG_COMPILES="1")
+    watched = in_background(command, tmp_path / "out", **COMPILES)
     with watched as (process, wait_for):
         wait_for("Compiling jit(", after="learning rate")
         process.send_signal(number)
@@ -68,7 +72,7 @@ def test_signal_ends_a_compilation_at_once(number, code, tmp_path):
 def test_signal_while_the_evaluation_is_compiled_loses_no_training(tmp_path):
     lengths = "--steps 8 --dispatch-steps 4 --eval-every 4 --lr 1e-9"
     command = f"--task tests.support.tiny_tasks:entangled --workers 2 {lengths}"
-    watched = in_background(command, tmp_path / "out", JAX_LOG_COMPILES="1")
+    watched = in_background(command, tmp_path / "out", **COMPILES)
 
     def compiled():
         told = (tmp_path / "stderr").read_text("utf-8").partition("learning rate")[2]

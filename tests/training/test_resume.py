@@ -10,7 +10,6 @@ import jax
 import numpy as np
 import optax
 import pytest
-from jax.experimental.compilation_cache import compilation_cache
 from lasting import (
     Crash,
     Work,
@@ -45,25 +44,6 @@ TINY += " --eval-every 4 --checkpoint-every 3"
 BMUF = f"{TINY} --algo bmuf --period 4"
 STOP = 8  # the look that stops a run after seven steps
 ROUNDING = 1e-4  # of float32 after 11 steps of adam: sums in another order
-
-
-@pytest.fixture(scope="module", autouse=True)
-def compiled_once(tmp_path_factory):
-    """A run that goes on here takes the programs that the run before it compiled."""
-    names = (
-        "jax_compilation_cache_dir",
-        "jax_persistent_cache_min_compile_time_secs",
-        "jax_persistent_cache_min_entry_size_bytes",
-    )
-    before = [getattr(jax.config, name) for name in names]
-    new = (str(tmp_path_factory.mktemp("programs")), 0.0, -1)
-    for name, value in zip(names, new, strict=True):
-        jax.config.update(name, value)
-    compilation_cache.reset_cache()
-    yield
-    for name, value in zip(names, before, strict=True):
-        jax.config.update(name, value)
-    compilation_cache.reset_cache()
 
 
 @pytest.fixture(scope="module")
