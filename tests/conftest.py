@@ -11,6 +11,7 @@ the others have compiled.
 import gc
 import itertools
 import os
+from collections import defaultdict
 
 import jax
 import pytest
@@ -47,6 +48,21 @@ def few_programs_are_kept():
     if next(TESTS) % 50 == 0:
         jax.clear_caches()
         gc.collect()
+
+
+@pytest.hookimpl(tryfirst=True)  # before -m chooses
+def pytest_collection_modifyitems(items):
+    """Marks as slow what `sample(n)` leaves out: all but n cases, evenly spread."""
+    cases = defaultdict(list)
+    for item in items:
+        always = not any(map(item.get_closest_marker, ("slow", "long")))
+        if always and (sample := item.get_closest_marker("sample")):
+            cases[item.function, sample.args[0]].append(item)
+    for (_, number), found in cases.items():
+        kept = {len(found) * i // number for i in range(number)}
+        for i, item in enumerate(found):
+            if i not in kept:
+                item.add_marker(pytest.mark.slow)
 
 
 def pytest_collection_finish():

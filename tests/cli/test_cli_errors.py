@@ -172,6 +172,7 @@ def assert_refused(ended, *named):
         assert text in lines[0]
 
 
+@pytest.mark.sample(12)
 @pytest.mark.parametrize("command, named", BAD.items(), ids=BAD)
 def test_bad_request_is_refused_in_one_line_before_any_compilation(run, command, named):
     ended = run(command)
@@ -179,6 +180,7 @@ def test_bad_request_is_refused_in_one_line_before_any_compilation(run, command,
     assert not ended.out.exists()
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "factory, change",
     [("reshaping", "float32[1,"), ("narrowing", "bfloat16[")],
@@ -198,6 +200,7 @@ def test_groups_that_do_not_divide_the_workers_are_refused(tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_form_that_the_strategy_cannot_take_is_refused_in_a_line(tmp_path):
     ended = execute(f"{BASE} --algo bmuf --lane-form joined", tmp_path / "out")
     assert ended.code == 2

@@ -34,6 +34,7 @@ def test_signal_stops_a_run_with_complete_files(number, code, tmp_path):
     assert f"stopped after step {ended.summary['steps']}" in ended.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "backend", [pytest.param("pmap", marks=pytest.mark.slow), "vmap"]
 )
@@ -69,6 +70,7 @@ def test_signal_ends_a_compilation_at_once(number, code, tmp_path):
     assert not (tmp_path / "out" / "summary.json").exists()
 
 
+@pytest.mark.slow
 def test_signal_while_the_evaluation_is_compiled_loses_no_training(tmp_path):
     lengths = "--steps 8 --dispatch-steps 4 --eval-every 4 --lr 1e-9"
     command = f"--task tests.support.tiny_tasks:entangled --workers 2 {lengths}"
@@ -87,6 +89,7 @@ def test_signal_while_the_evaluation_is_compiled_loses_no_training(tmp_path):
     assert Run(75, "", "", tmp_path / "out").summary["steps"] == 4
 
 
+@pytest.mark.sample(3)
 @SIGNALS
 @pytest.mark.parametrize(
     "module, task",

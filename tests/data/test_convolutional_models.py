@@ -84,6 +84,7 @@ CONVOLUTIONS = [
 ]
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize(("kernel", "stride", "padding"), CONVOLUTIONS)
 def test_convolution_by_patches_is_that_of_lax(kernel, stride, padding, rng, float64):
     images = [rng.normal(size=(2, *size, 3)) for size in [(8, 8), (7, 10), (9, 5)]]
@@ -468,6 +469,7 @@ def test_resnet20_fits_32_images(rng):
     assert losses[-1] < losses[0] / 4
 
 
+@pytest.mark.slow
 def test_resnet20_with_global_batch_norm_is_the_same_on_four_workers(rng, float64):
     """With remat on the four, so that collectives are computed again."""
     fresh = resnet.init(jax.random.key(0), resnet.RESNET20, 10)

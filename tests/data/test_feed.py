@@ -178,6 +178,7 @@ def summary_of(tmp_path, module, monkeypatch):
     return summary_of
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("task", "split"),
     [
@@ -233,6 +234,7 @@ def test_process_whose_source_raises_says_so_and_ends(module, tmp_path):
     assert not (tmp_path / "out" / "summary.json").exists()
 
 
+@pytest.mark.slow
 def test_ctrl_c_stops_a_host_fed_run_with_complete_files(tmp_path):
     lengths = "--steps 1000000 --dispatch-steps 16 --eval-every 16 --workers 2"
     with in_background(f"{lengths} --feed host", tmp_path / "out") as (process, wait):

@@ -76,6 +76,7 @@ def test_gpt_matches_its_equations(heads):
     np.testing.assert_allclose(actual, expected, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_gradients_match_finite_differences():
     params = make_params()
     grads = jax.jit(jax.grad(loss))(params)

@@ -215,6 +215,7 @@ def test_another_lookup_reads_tables_that_lie_in_parts():
     )
 
 
+@pytest.mark.slow
 def test_training_on_sampled_loss_finds_the_words_frequencies():
     """One context, words of unequal frequency: the full loss falls to their entropy."""
     p = np.array([0.5, 0.2, 0.1, 0.1, 0.05, 0.05, 0, 0, 0])

@@ -144,6 +144,7 @@ def apart(tree, other):
     return max(jax.tree.leaves(differences))
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("name", ["linen", SLOW_NNX, "equinox"])
 def test_models_of_other_libraries_learn_and_all_backends_agree(
@@ -207,6 +208,7 @@ def assert_same_bits(tree, other):
         assert np.asarray(x).tobytes() == np.asarray(y).tobytes()
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", MODELS)
 def test_loaded_model_predicts_what_the_center_does_bit_for_bit(name, tmp_path):
     model, path = MODELS[name](), tmp_path / "model.safetensors"
@@ -381,6 +383,7 @@ def test_bad_task_is_refused_in_one_line(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_the_pages_task_trains_with_its_parameters_as_flags(modules, tmp_path):
     path = tmp_path / "rings.safetensors"
     (command,) = (line for line in commands() if "--hidden" in line)
@@ -420,6 +423,7 @@ def test_help_explains_the_parameters_of_the_users_own_task(modules, tmp_path):
         assert text in " ".join(shown.stdout.split())
 
 
+@pytest.mark.slow
 def test_the_pages_exported_model_predicts_what_the_page_shows(tmp_path):
     (command,) = (line for line in commands() if "--task digits" in line)
     path = tmp_path / "model.safetensors"

@@ -82,6 +82,7 @@ def trained(strategy, backend, wrap=lambda tree: tree, unwrap=lambda tree: tree)
     return unwrap(trainer.center(state).params)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(
     "strategy", [sa.bmuf(2), sa.sync_sgd()], ids=["bmuf", "sync_sgd"]
@@ -93,6 +94,7 @@ def test_params_may_be_a_class_that_cannot_be_compared(strategy, backend):
     assert np.abs(found["w"]).max() > 0.1
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_strategys_state_may_be_a_class_that_cannot_be_compared(backend):
     expected = trained(sa.bmuf(2), backend)
@@ -116,6 +118,7 @@ class Normed(eqx.Module):
         return self.second(jax.nn.relu(x))[0], state
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_an_equinox_model_with_batch_norm_trains(backend):
     model, buffers = eqx.nn.make_with_state(Normed)(jax.random.key(0))

@@ -174,6 +174,7 @@ def cases():
             yield pytest.param(backend, workers, id=f"{backend}-{workers}", marks=marks)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(("backend", "workers"), list(cases()))
 def test_sharded_tables_train_as_whole_ones_under_synchronous_sgd(backend, workers):
     losses, center = unsharded()

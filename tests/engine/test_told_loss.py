@@ -102,6 +102,7 @@ CASES = [
 ]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(("kind", "options"), CASES)
 def test_local_steps_see_the_workers_own_loss_and_shared_ones_the_mean(kind, options):
     *_, params = trained(strategies(kind), **options)
@@ -162,6 +163,7 @@ def test_reduce_on_plateau_reduces(strategy):
 PLATEAU = "--task tiny_tasks:drawing --workers 2 --steps 40 --eval-every 20 --lr 1e-7"
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("algo", ["sync_sgd", "bmuf"])
 def test_a_run_on_a_plateau_ends_at_a_lower_rate(algo, tmp_path):
     with jax.enable_x64(False):

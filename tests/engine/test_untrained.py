@@ -44,6 +44,7 @@ def test_untrained_figures_are_told_first_before_and_after_the_run(tmp_path):
     assert after == [start + WITHOUT_SYNC]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("words", "told"),
     [
@@ -132,6 +133,7 @@ def test_a_default_switch_beyond_a_short_run_is_told(tmp_path):
     assert first.startswith("--switch 100 is not below --steps 2: all steps")
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("words", "told"),
     [

@@ -66,7 +66,9 @@ def execute(group, folder):
         JAX_ENABLE_X64=int(group.wide),
         JAX_NUM_CPU_DEVICES=group.devices,
         JAX_CPU_COLLECTIVES_IMPLEMENTATION="gloo",
-        PYTHONPATH=os.pathsep.join([str(ROOT), str(ROOT / "tests"), str(ROOT / "tests/support")]),
+        PYTHONPATH=os.pathsep.join(
+            [str(ROOT), str(ROOT / "tests"), str(ROOT / "tests/support")]
+        ),
         XLA_FLAGS=" ".join(QUICK),
     )
     arguments = [str(group.processes), str(free_port()), str(folder)]
@@ -169,6 +171,7 @@ def cases_of_algorithms():
             )
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("processes", "devices", "backend", "name", "fast"), list(cases_of_algorithms())
 )
@@ -235,6 +238,7 @@ def cases_of_the_engine():
             )
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("backend", "name", "fast"), list(cases_of_the_engine()))
 def test_engine_gives_the_numbers_of_one_process(start, backend, name, fast):
     """Keys, buffers, metrics, microbatches, placed data, tables, debugging."""
@@ -296,6 +300,7 @@ def test_what_processes_cannot_do_is_refused_in_one_line(start, name):
             raise ValueError(message)
 
 
+@pytest.mark.slow
 def test_state_goes_on_in_another_layout(start, tmp_path):
     """From one process to two, and back to one: on two devices, and on one."""
 
@@ -328,6 +333,7 @@ def test_state_goes_on_in_another_layout(start, tmp_path):
             assert_same(each.common[name], whole.common[name], rounding)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_one_process_goes_on_from_the_host_with_nothing_compiled(backend):
     trainer = drawing.make_trainer(backend, 4, [0] if backend == "vmap" else [0, 1])

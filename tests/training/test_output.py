@@ -90,6 +90,7 @@ def assert_complete(ended, whole):
     assert ended.summary["params_sha256"] == whole.summary["params_sha256"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("broken", ways(but=left))
 def test_broken_stderr_stops_no_run(broken, whole, tmp_path):
     with broken() as end:
@@ -163,6 +164,7 @@ def test_code_is_that_of_the_error_which_cannot_be_shown(tmp_path):
 # Threads
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "main, words", [(command_line.main, TINY), (compare.main, STUDY)]
 )

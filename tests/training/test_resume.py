@@ -74,6 +74,7 @@ def names(fast):
     return [pytest.param(x, marks=() if x in fast else pytest.mark.slow) for x in NAMES]
 
 
+@pytest.mark.sample(9)
 @pytest.mark.parametrize("name", NAMES)
 def test_state_of_an_algorithm_comes_back_from_its_file(name, tmp_path):
     trainer = DataParallel(loss, OPTIMIZER, make(name), 4, "vmap")
@@ -202,6 +203,7 @@ def kinds():
         yield pytest.param(command, look, id=kind.replace(" ", "-"), marks=marks)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("command, look", list(kinds()))
 def test_resumed_run_with_more_to_carry_is_the_uninterrupted_one(
     command, look, tmp_path
@@ -359,6 +361,7 @@ def test_new_workers_go_on_after_another_stop(out, tmp_path):
 # Nothing to go on from
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("there", ["no folder", "an empty folder", "no checkpoint"])
 def test_without_a_checkpoint_a_run_starts_from_the_beginning(
     there, whole, stopped, tmp_path
@@ -502,6 +505,7 @@ def test_finished_run_that_is_resumed_says_the_same(whole, tmp_path):
     assert all(new[name] == old[name] for name in old if name not in others)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("keep", [1, 2])
 def test_so_many_checkpoints_are_kept(keep, out):
     ended = run(f"{BMUF} --keep-checkpoints {keep} --resume", out)
@@ -517,6 +521,7 @@ def test_overwrite_removes_checkpoints(out, whole):
     assert_same_end(run(f"{BMUF} --resume", out), whole)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "number, code", [(signal.SIGTERM, 75), (signal.SIGINT, 130)], ids=str
 )
@@ -604,6 +609,7 @@ def reseeded(tmp_path_factory):
     return run(f"{BMUF} --seed 1", out, signal_at(STOP))
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("other", ["stopped", "reseeded"])
 def test_parts_of_two_runs_are_damage(other, stopped, whole, out, request, tmp_path):
     (out / FOLDER / Place(7, 0, 1).file_name).unlink()

@@ -186,6 +186,7 @@ OUTER = {
 }
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("s", [0, 6, 8])
 @pytest.mark.parametrize("synced_first", [True, False])
 @pytest.mark.parametrize("name", OUTER)
@@ -209,6 +210,7 @@ def test_strategy_after_s_starts_from_the_synchronous_model(name, synced_first, 
     assert relative_error(trained.centers, np.array(expected)) <= ROUNDING
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("s", [6, 8])
 def test_strategy_after_s_starts_from_what_a_later_member_leaves(s):
     """Averaging behind it moves the params once more at step s - 1.

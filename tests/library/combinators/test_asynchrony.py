@@ -64,6 +64,7 @@ def test_one_worker_that_waits_for_nobody_is_diloco():
     assert relative_error(alone.centers, plain.centers) <= ROUNDING
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("workers", [3, 4])
 def test_the_optimizers_state_rests_as_its_worker_does(workers):
     optimizer = optax.sgd(LR, momentum=MOMENTUM)

@@ -62,6 +62,7 @@ def test_average_of_2_3_4_from_1_is_as_worked_out():
     np.testing.assert_allclose(centers[:, 0], [1.1, 1.29, 1.561], rtol=1e-12)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_center_follows_the_replicas_which_train_as_before(name):
     strategy = STRATEGIES[name]
@@ -98,6 +99,7 @@ AROUND = {
 }
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", AROUND)
 def test_the_clock_is_the_local_step_inside_other_combinators_too(name):
     around, strategy = AROUND[name]

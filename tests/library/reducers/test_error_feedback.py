@@ -107,6 +107,7 @@ def test_error_feedback_keeps_integers(name):
 TELLING = [name for name in FED if name not in VOTES]  # a vote has no third answer
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_a_step_that_is_not_finite_leaves_no_trace(bad):
     """It shows in what is combined, on all workers, and in no later step."""

@@ -32,6 +32,7 @@ def test_authors_figures(reducer, expected):
     np.testing.assert_allclose(found, expected, rtol=CLOSE)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("workers", [1, 2, 3, 4, 5, 8])
 def test_median_and_trimmed_mean_match_numpy(workers):
     x = normal((5, 3), workers=workers)

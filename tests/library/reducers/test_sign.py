@@ -60,6 +60,7 @@ DRAWN = 4096
 FAIR = 5 / np.sqrt(DRAWN)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("workers", [1, 2, 4, 8])
 def test_votes_on_zeros_and_ties_are_fair_and_agreed_draws(workers):
     """Taken as +, they would move what has no gradient, and shift every minimum."""
@@ -72,6 +73,7 @@ def test_votes_on_zeros_and_ties_are_fair_and_agreed_draws(workers):
         np.testing.assert_array_equal(combined[0], combined[0, [0] * workers])
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("workers", [2, 4, 8])
 def test_an_even_number_of_voters_comes_to_rest_at_the_minimum(workers):
     """With ties as + they rest 0.55, 0.29 and 0.15 deviations of the noise below it."""

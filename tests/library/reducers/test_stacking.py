@@ -61,6 +61,7 @@ REDUCERS = {
 }
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", REDUCERS)
 def test_stacked_layers_are_combined_as_leaves_of_their_own(name):
     make = REDUCERS[name]
@@ -120,6 +121,7 @@ MODELS = {
 }
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", MODELS)
 def test_powersgd_of_rank_2_sends_so_many_per_cent_of_dense(name):
     make, stacked, per_cent = MODELS[name]
@@ -204,6 +206,7 @@ def bytes_sent(out, *flags):
     return load((out / "summary.json").read_text())["bytes_per_worker"]
 
 
+@pytest.mark.slow
 def test_algorithms_get_what_the_task_says_of_its_model(tmp_path, monkeypatch):
     monkeypatch.setenv("JAX_NUM_CPU_DEVICES", "3")  # as they are
     own = ["--task", f"{__name__}:stacked_task", "--algo", f"{__name__}:counting"]
