@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from held import Held
 
 import syncalgos as sa
 from syncalgos.engine.layout import BACKENDS
@@ -14,26 +15,6 @@ STEPS, BATCH = 8, 12
 X = np.random.default_rng(0).normal(size=(STEPS, BATCH, 3)).astype(np.float32)
 BATCHES = {"x": X, "y": X @ np.array([1.0, -2.0, 0.5], np.float32)}
 ROUNDING = 2e-6
-
-
-@jax.tree_util.register_pytree_node_class
-class Held:
-    """Holds a tree; two of them cannot be compared."""
-
-    def __init__(self, tree):
-        self.tree = tree
-
-    def tree_flatten(self):
-        return (self.tree,), None
-
-    @classmethod
-    def tree_unflatten(cls, aux, children):
-        return cls(*children)
-
-    def __eq__(self, other):
-        raise AssertionError("two trees were compared")
-
-    __hash__ = None  # type: ignore[assignment]
 
 
 def loss(params, batch):

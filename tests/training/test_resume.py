@@ -10,6 +10,7 @@ import jax
 import numpy as np
 import optax
 import pytest
+from conformance import loss, problem
 from lasting import (
     Crash,
     Work,
@@ -26,7 +27,6 @@ from lasting import (
 )
 from owed import PERIOD, make, parameters
 from small_tasks import SMALL, folder_of
-from test_conformance import loss, problem
 
 from experiments.checkpoint import state_arrays
 from experiments.checkpoint.folder import load, steps

@@ -10,31 +10,14 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from owed import PERIOD, SHAPES, WITH, make, other_value, owed, parameters
+from conformance import loss, problem
+from owed import PERIOD, WITH, make, other_value, owed, parameters
 
 import syncalgos
 from syncalgos.engine.layout import BACKENDS
 
-NAMES, WORKERS, BATCH = tuple(syncalgos.ALGORITHMS), (1, 2, 3, 4, 8), 24
+NAMES, WORKERS = tuple(syncalgos.ALGORITHMS), (1, 2, 3, 4, 8)
 ROUNDING = 1e-5  # of float32 after 8 steps: sums of workers in another order
-
-
-def loss(params, buffers, batch, key):
-    hidden = jnp.tanh(batch["x"] @ params["in"] + params["bias"])
-    error = hidden @ params["out"] * params["scale"] - batch["y"]
-    seen = buffers["seen"] + jnp.mean(batch["x"])
-    return jnp.mean(error**2), ({"seen": seen}, {"error": jnp.mean(jnp.abs(error))})
-
-
-def problem(dtype=np.float32):
-    rng = np.random.default_rng(0)
-    params = {name: rng.normal(size=shape) for name, shape in SHAPES.items()}
-    steps = 2 * PERIOD
-    batches = {
-        "x": rng.normal(size=(steps, BATCH, 5)).astype(np.float32),
-        "y": rng.normal(size=(steps, BATCH, 1)).astype(np.float32),
-    }
-    return jax.tree.map(lambda x: np.asarray(x, dtype), params), batches
 
 
 SGD = optax.sgd(0.1, momentum=0.9)

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from commands import load
-from reducing import assert_close, normal, run
+from reducing import assert_close, normal, run, shapes_of
 from tiny_tasks import drawing
 
 import syncalgos
@@ -94,11 +94,6 @@ def test_power_sgd_takes_the_last_axis_for_the_columns():
     as_matrix, _, _ = run(matrix, x.reshape(2, 3, 36, 6))
     kernel, _, _ = run(matrix, x)
     assert_close(kernel.reshape(as_matrix.shape), as_matrix)
-
-
-def shapes_of(init):
-    made = jax.eval_shape(init, jax.random.key(0))
-    return made[0] if isinstance(made, tuple) else made
 
 
 MODELS = {
