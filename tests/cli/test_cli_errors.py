@@ -208,6 +208,7 @@ def test_form_that_the_strategy_cannot_take_is_refused_in_a_line(tmp_path):
     assert ended.stderr.splitlines()[-1] == f"{told}the mean of all gradients"
 
 
+@pytest.mark.slow
 def test_strategy_that_raises_is_refused_with_its_place(modules, tmp_path):
     lines = MODULES["mine"].splitlines()
     line = 1 + next(i for i, text in enumerate(lines) if "if step % 2" in text)
@@ -239,6 +240,7 @@ def test_folder_that_holds_a_run_is_refused_and_kept(tmp_path):
     assert (tmp_path / "config.json").read_text() == "earlier"
 
 
+@pytest.mark.slow
 def test_overwrite_replaces_the_runs_files_alone(tmp_path):
     for name in ("config.json", "metrics.jsonl", "summary.json", "notes.txt"):
         (tmp_path / name).write_text("earlier\n")

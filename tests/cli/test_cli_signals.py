@@ -17,6 +17,7 @@ SIGNALS = pytest.mark.parametrize(
 COMPILES = {"JAX_LOG_COMPILES": "1", CACHE: "false"}
 
 
+@pytest.mark.sample(1)
 @SIGNALS
 def test_signal_stops_a_run_with_complete_files(number, code, tmp_path):
     command = "--steps 1000000 --dispatch-steps 16 --eval-every 16"

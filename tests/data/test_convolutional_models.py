@@ -441,6 +441,7 @@ def test_evaluation_takes_the_buffers_and_leaves_them(rng):
         assert relative_error(now, then) > 1e-3
 
 
+@pytest.mark.slow
 def test_resnet20_fits_32_images(rng):
     x = rng.normal(size=(32, 8, 8, 3)).astype(np.float32)
     y = rng.integers(0, 10, 32)

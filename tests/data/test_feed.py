@@ -178,7 +178,7 @@ def summary_of(tmp_path, module, monkeypatch):
     return summary_of
 
 
-@pytest.mark.sample(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("task", "split"),
     [
@@ -207,6 +207,7 @@ def test_a_source_trains_as_its_arrays_do(summary_of):
     assert source["test_loss"] < 0.5
 
 
+@pytest.mark.slow
 def test_host_fed_process_ends_when_it_is_done(module, tmp_path):
     command = "--task points:line --steps 6 --feed host --workers 2"
     environ = {"PYTHONPATH": module, "XLA_FLAGS": QUICK}

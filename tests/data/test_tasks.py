@@ -136,6 +136,7 @@ def test_any_number_of_workers_gives_the_result_of_one(name, layouts):
     assert relative_errors(expected[0].params, start_of(task)[0]).min() > CLEARLY
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [
@@ -340,6 +341,7 @@ def test_remat_keeps_the_gradients_and_holds_less(name, share, monkeypatch):
     assert keeps_less.temp_bytes < share * keeps_all.temp_bytes
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("name", "words", "share"),
     [

@@ -164,6 +164,7 @@ def test_models_of_other_libraries_learn_and_all_backends_agree(
     assert hits.mean() > 0.8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("library", ["linen", SLOW_NNX])
 def test_batch_statistics_over_all_workers_are_those_of_the_global_batch(
     library, float64
@@ -449,6 +450,7 @@ def test_modules_given_whole_are_told_how_they_are_taken_apart():
         trainer.init(nnx.Dropout(0.5, rngs=nnx.Rngs(0)))
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_modules_own_random_state_draws_apart_on_each_worker(backend):
     """One that is equal on all workers would drop the same units on all of them."""

@@ -126,6 +126,7 @@ def test_algorithms_with_momentum_do_not_take_the_tasks_as_well(words, momentum)
     assert plan.settings.momentum == momentum
 
 
+@pytest.mark.slow
 def test_a_default_switch_beyond_a_short_run_is_told(tmp_path):
     ended = run(f"{TINY} --steps 2 --algo post_local_sgd", tmp_path / "out")
     assert ended.code == 0

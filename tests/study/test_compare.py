@@ -209,6 +209,7 @@ def stated(ended, label):
     return command.removeprefix("python -m experiments.run ")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "label, seed",
     [
@@ -473,6 +474,7 @@ def test_a_run_whose_last_step_blows_up_does_not_end_the_study(copy, here):
     assert found == pytest.approx(kept["test_loss"])
 
 
+@pytest.mark.slow
 def test_a_report_that_does_not_fit_is_one_line_and_the_command_goes_on(
     small, copy, here
 ):

@@ -173,6 +173,7 @@ def test_two_processes_agree_which_checkpoint_makes_room(start, disk, wide):
     assert_same_end(ended, wide)
 
 
+@pytest.mark.slow
 def test_disk_without_any_room_is_told_and_the_summary_is_shown(disk, wide):
     faults = AtLooks({5: lambda: fill(disk)})
     ended = run(WIDE, disk / "out", faults)
@@ -182,6 +183,7 @@ def test_disk_without_any_room_is_told_and_the_summary_is_shown(disk, wide):
     assert_same_end(run(f"{WIDE} --resume", ended.out), wide)
 
 
+@pytest.mark.slow
 def test_disk_that_became_read_only_is_told_and_the_summary_is_shown(disk, wide):
     faults = AtLooks({4: lambda: remount(disk, "ro")})
     ended = run(WIDE, disk / "out", faults)

@@ -99,6 +99,7 @@ def test_broken_stderr_stops_no_run(broken, whole, tmp_path):
     assert ended.stdout.startswith("bmuf on tiny_tasks:drawing: 11 steps")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("broken", ways(but=full))
 def test_broken_stdout_stops_no_run(broken, whole, tmp_path):
     with broken() as end:
@@ -207,6 +208,7 @@ def test_controls_are_taken_out_of_text(text):
     assert printable(text) == SPOILT[text]
 
 
+@pytest.mark.slow
 @given(st.text(st.characters(codec="utf-8")))
 def test_printable_text_stays_so(text):
     once = printable(text)

@@ -74,7 +74,6 @@ def names(fast):
     return [pytest.param(x, marks=() if x in fast else pytest.mark.slow) for x in NAMES]
 
 
-@pytest.mark.sample(9)
 @pytest.mark.parametrize("name", NAMES)
 def test_state_of_an_algorithm_comes_back_from_its_file(name, tmp_path):
     trainer = DataParallel(loss, OPTIMIZER, make(name), 4, "vmap")
@@ -330,6 +329,7 @@ def test_center_of_an_algorithm_is_where_new_workers_start(name):
         assert np.isfinite(x).all()
 
 
+@pytest.mark.slow
 def test_schedule_and_bytes_go_on_with_new_workers(tmp_path):
     schedule = "--optimizer sgd --momentum 0.9 --schedule cosine --warmup-steps 3"
     command, out = f"{BMUF} {schedule}", tmp_path / "out"

@@ -103,7 +103,7 @@ def test_algorithm_keeps_the_contract(name, backend, workers):
         np.testing.assert_allclose(mine, others, rtol=ROUNDING, atol=ROUNDING)
 
 
-@pytest.mark.sample(9)
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("name", NAMES)
 def test_replicas_drift_apart_between_syncs(name):
     """A sync that acted at the wrong steps would not show in its results alone."""
@@ -135,7 +135,7 @@ def test_communication_is_what_the_algorithm_owes(name):
         assert sent.syncs == len(expected)
 
 
-@pytest.mark.sample(9)
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("name", NAMES)
 def test_bfloat16_params_keep_their_dtype_and_state_is_float32(name):
     optimizer = owed(name).optimizer
@@ -173,7 +173,7 @@ def result_of(name, *settings):
     return np.concatenate([np.ravel(x) for x in jax.tree.leaves(state.replica.params)])
 
 
-@pytest.mark.sample(27)
+@pytest.mark.sample(15)
 @pytest.mark.parametrize(("name", "parameter"), EVERY_PARAMETER)
 def test_every_parameter_changes_the_result(name, parameter):
     settings = WITH.get((name, parameter), {})
@@ -211,7 +211,7 @@ def test_every_algorithm_is_an_attribute_of_the_package():
         assert getattr(syncalgos, name) is factory
 
 
-@pytest.mark.sample(9)
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("name", NAMES)
 def test_a_batch_that_is_not_finite_is_survived(name):
     """apply_if_finite leaves the step out, and no state of the strategy keeps a NaN."""

@@ -76,6 +76,7 @@ def test_center_follows_the_replicas_which_train_as_before(name):
     assert relative_error(followed.centers, np.array(expected)) <= ROUNDING
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_nothing_more_is_sent(name):
     params = unflatten(START)
@@ -128,6 +129,7 @@ def test_average_of_bfloat16_params_takes_moves_below_their_8_bits():
         np.testing.assert_allclose(held, 2 - 0.999**3, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_gradients_may_still_be_joined():
     with jax.enable_x64(False):
         joined = make_trainer(ema(sync_sgd(), DECAY), devices=[0])

@@ -189,6 +189,7 @@ def test_what_is_decided_cannot_be_counted_without_the_decisions():
         syncalgos.communication(strategy, make_params(), 4, STEPS, taken=taken)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -209,6 +210,7 @@ def test_what_cannot_be_decided_on_is_refused(make, message):
         make()
 
 
+@pytest.mark.slow
 def test_dynamic_averaging_is_model_averaging_or_none_at_the_ends_of_its_bound():
     never, always = (
         trained(make("dynamic_averaging", bound=bound)) for bound in (1e9, 1e-9)
@@ -233,6 +235,7 @@ def whole(tmp_path):
     return run(DYNAMIC, tmp_path / "whole")
 
 
+@pytest.mark.slow
 def test_a_run_counts_its_bytes_as_it_is_decided(whole):
     s = whole.summary
     assert whole.code == 0, whole.stderr

@@ -206,6 +206,7 @@ class NumPyDiLoCo(NumPyBMUF):
         return self.center
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("delay", [2, 3])
 @pytest.mark.parametrize(
     ("strategy", "by_hand"),

@@ -35,6 +35,7 @@ def with_feedback(name):
     return updates, combined, sent, state.residual
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", [n for n in FED if n in EXACT])
 def test_error_feedback_conserves_the_sum_of_the_gradients(name):
     updates, combined, _, residual = with_feedback(name)

@@ -73,7 +73,7 @@ def test_votes_on_zeros_and_ties_are_fair_and_agreed_draws(workers):
         np.testing.assert_array_equal(combined[0], combined[0, [0] * workers])
 
 
-@pytest.mark.sample(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [2, 4, 8])
 def test_an_even_number_of_voters_comes_to_rest_at_the_minimum(workers):
     """With ties as + they rest 0.55, 0.29 and 0.15 deviations of the noise below it."""

@@ -51,6 +51,7 @@ def test_top_k_sends_as_many_of_equal_entries():
 
 
 # In float64 0.07 · 100 is 7.000000000000001.
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("density", "counts"),
     [(0.3, {1: 1, 7: 3, 10: 3}), (0.07, {100: 7}), (0.001, {7: 1})],
