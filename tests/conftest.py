@@ -35,7 +35,7 @@ jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 
 if "PYTEST_XDIST_WORKER" not in os.environ:  # before there are others that read
     PROGRAMS.mkdir(parents=True, exist_ok=True)
-    compile_cache.prune(PROGRAMS, compile_cache.MOST, compile_cache.KEPT)
+    compile_cache.prune(PROGRAMS, most=2**30, kept=2**29)
 
 pytest.register_assert_rewrite("quadratics")  # its assertions tell their values
 TESTS = itertools.count(1)
@@ -51,17 +51,20 @@ def few_programs_are_kept():
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m chooses
-def pytest_collection_modifyitems(items):
-    """Marks as slow what `sample(n)` leaves out: all but n cases, evenly spread."""
+def pytest_collection_modifyitems(config, items):
+    """Marks as slow what `sample(n)` leaves out: all but n cases, evenly spread.
+
+    Who chooses tests with -k, such as those of one algorithm, gets all of their cases.
+    """
     cases = defaultdict(list)
     for item in items:
-        always = not any(map(item.get_closest_marker, ("slow", "long")))
-        if always and (sample := item.get_closest_marker("sample")):
+        tier = item.get_closest_marker("slow") or item.get_closest_marker("long")
+        if tier is None and (sample := item.get_closest_marker("sample")):
             cases[item.function, sample.args[0]].append(item)
     for (_, number), found in cases.items():
         kept = {len(found) * i // number for i in range(number)}
         for i, item in enumerate(found):
-            if i not in kept:
+            if i not in kept and not config.option.keyword:
                 item.add_marker(pytest.mark.slow)
 
 
