@@ -16,7 +16,7 @@ from syncalgos.collectives import WORKERS, Axis, PyTree
 
 
 class Replica(NamedTuple):
-    """What one worker holds.
+    """The model and the optimizer state that one worker holds.
 
     Attributes:
         params: the trained parameters, a pytree of float arrays.
@@ -160,7 +160,7 @@ _SPLITS = {
 
 
 def _way_out(params: PyTree, leaf: Any) -> str:
-    """What to do about a leaf of params that is no float array."""
+    """Suggests a remedy for a leaf of params that is no float array."""
     modules = [kind.__module__.partition(".")[0] for kind in type(params).__mro__]
     if split := next((_SPLITS[name] for name in modules if name in _SPLITS), None):
         return f"a module is taken apart by {split}"

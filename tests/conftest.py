@@ -2,14 +2,22 @@
 
 Programs here are small and run once or twice: compiled without optimization, the suite
 takes half as long. The command line's own processes compile as users' do.
+
+All processes of the tests share one folder of compiled programs, which later sessions
+find again: a run of the command line takes half as long, and the slow tests use what
+the others have compiled.
 """
 
 import gc
 import itertools
 import os
+from collections import defaultdict
 
 import jax
 import pytest
+from commands import PROGRAMS, SHARED
+
+from experiments.training import compile_cache
 
 QUICK = ["--xla_backend_optimization_level=0"]
 if jax.__version_info__ < (0, 11):  # later versions refuse to start with it
@@ -19,10 +27,15 @@ if jax.__version_info__ < (0, 11):  # later versions refuse to start with it
 os.environ["XLA_FLAGS"] = " ".join([*QUICK, os.environ.get("XLA_FLAGS", "")])
 jax.config.update("jax_num_cpu_devices", 3)
 
-# Here and in other processes: the cache is the user's, and tests share few programs.
-os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"
-jax.config.update("jax_enable_compilation_cache", False)
+# jax is imported, so the environment speaks to other processes alone.
+os.environ.update(SHARED)
+jax.config.update("jax_enable_compilation_cache", True)
+jax.config.update("jax_compilation_cache_dir", str(PROGRAMS))
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 
+if "PYTEST_XDIST_WORKER" not in os.environ:  # before there are others that read
+    PROGRAMS.mkdir(parents=True, exist_ok=True)
+    compile_cache.prune(PROGRAMS, most=2**30, kept=2**29)
 
 pytest.register_assert_rewrite("quadratics")  # its assertions tell their values
 TESTS = itertools.count(1)
@@ -35,3 +48,27 @@ def few_programs_are_kept():
     if next(TESTS) % 50 == 0:
         jax.clear_caches()
         gc.collect()
+
+
+@pytest.hookimpl(tryfirst=True)  # before -m chooses
+def pytest_collection_modifyitems(config, items):
+    """Marks as slow what `sample(n)` leaves out: all but n cases, evenly spread.
+
+    Who chooses tests with -k, such as those of one algorithm, gets all of their cases.
+    """
+    cases = defaultdict(list)
+    for item in items:
+        tier = item.get_closest_marker("slow") or item.get_closest_marker("long")
+        if tier is None and (sample := item.get_closest_marker("sample")):
+            cases[item.function, sample.args[0]].append(item)
+    for (_, number), found in cases.items():
+        kept = {len(found) * i // number for i in range(number)}
+        for i, item in enumerate(found):
+            if i not in kept and not config.option.keyword:
+                item.add_marker(pytest.mark.slow)
+
+
+def pytest_collection_finish():
+    """Tracing makes many short-lived objects: fewer collections save a tenth."""
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 100)

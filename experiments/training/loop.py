@@ -98,7 +98,6 @@ def train(
     outcome = Outcome(state, progress)
 
     def record_evaluation(state):
-        group.announce("evaluate", progress.step)
         line = evaluate(state, progress)
         report.line(terminal.evaluation_line(line, c.steps))
         progress.evaluated(line)
@@ -111,15 +110,13 @@ def train(
             hooks.save(state, progress)
             outcome = outcome._replace(stopped=stopped)
             break
-        group.announce("train", first)
         state, metrics, seconds = dispatch(state, first, steps)
         hooks.has_trained()
         decided = np.argwhere(metrics.get(METRIC, ())).tolist()
         progress.stepped(metrics["loss"].tolist(), seconds, decided)
         progress.lane_form = parts.trainer.lane_form
         report.step(progress.step)
-        bad = first_diverged(metrics["loss"], progress.first_loss)
-        if bad is not None:
+        if (bad := first_diverged(metrics["loss"], progress.first_loss)) is not None:
             outcome = _diverged(outcome, metrics, first, bad)
             break
         if progress.step in to_evaluate:
@@ -191,6 +188,7 @@ def _make_dispatch(
     placed = None if on_host else trainer.place(data.train)
 
     def dispatch(state, first, steps):
+        parts.group.announce("train", first)
         # Seconds are of training alone: a first dispatch also compiles.
         start, compiled = time.perf_counter(), trainer.compile_seconds
         batches = rows(first, steps) if ahead is None else next(ahead)
@@ -218,6 +216,7 @@ def _make_evaluation(parts: Components, count: Count) -> Callable[..., Line]:
     data, rows = trainer.place(test), parts.group.part(rows)
 
     def evaluate(state, progress):
+        parts.group.announce("evaluate", progress.step)
         metrics = jax.device_get(trainer.evaluate(state, rows, data))
         means = {name: float(np.mean(x)) for name, x in metrics.items()}
         measured = {"loss": means["loss"], "accuracy": None}  # a task may lack one

@@ -16,7 +16,7 @@ from syncalgos.engine.program import Inputs, Model, Outputs, Own, Program, Share
 
 
 class Key(NamedTuple):
-    """The key of a compiled program.
+    """The conditions that a program is compiled for.
 
     Attributes:
         program: which.
@@ -90,7 +90,7 @@ class Compiled:
         return several and self._worker.sharded is None and not backends.debugging()
 
     def _replicated(self, own: Own) -> Replicated:
-        """Which leaves to hold once; None where none is known to be identical."""
+        """The leaves to hold once; None where none is known to be identical."""
         flags = self._replication.flags(own)
         if not any(flags):
             return None

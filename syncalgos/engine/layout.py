@@ -24,7 +24,7 @@ _process_of = attrgetter("process_index")
 
 
 class Layout(NamedTuple):
-    """Where workers live: worker w is lane w % lanes of device w // lanes.
+    """The place of each worker: worker w is lane w % lanes of device w // lanes.
 
     Attributes:
         backend: one of BACKENDS.

@@ -96,7 +96,7 @@ def _own_rows(ids: jax.Array, size: int, axis: Axis) -> jax.Array:
 
 
 def flags(sharded: Mask | None, params: PyTree) -> list[bool]:
-    """Which leaves of params are sharded; None means none.
+    """Marks the leaves of params that are sharded; None means none.
 
     Raises:
         ValueError: a mask that is no tree of booleans for these params.
@@ -214,7 +214,7 @@ def beside(
 def _of_rows(
     optimizer: optax.GradientTransformation, which: list[bool], params: PyTree
 ) -> list[bool]:
-    """Which leaves of opt_state hold rows: their shapes change with those of tables."""
+    """Marks leaves of opt_state with rows: their shapes change with the tables'."""
 
     def shapes(more: int) -> list[tuple[int, ...]]:
         leaves, form = jax.tree.flatten(params)

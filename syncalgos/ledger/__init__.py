@@ -1,1 +1,1 @@
-"""What each worker sends: the bytes and calls of a traced program."""
+"""The ledger: bytes and calls that each worker sends, from a traced program."""

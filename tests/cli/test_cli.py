@@ -52,6 +52,7 @@ def test_help_names_every_algorithm_without_importing_jax(tmp_path):
         assert re.search(rf"\b{name}\b", run.stdout)
 
 
+@pytest.mark.sample(9)
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_help_of_an_algorithm_explains_its_parameters(name, tmp_path):
     run = execute(f"--algo {name} --help", tmp_path)

@@ -172,6 +172,7 @@ def assert_refused(ended, *named):
         assert text in lines[0]
 
 
+@pytest.mark.sample(12)
 @pytest.mark.parametrize("command, named", BAD.items(), ids=BAD)
 def test_bad_request_is_refused_in_one_line_before_any_compilation(run, command, named):
     ended = run(command)
@@ -179,6 +180,7 @@ def test_bad_request_is_refused_in_one_line_before_any_compilation(run, command,
     assert not ended.out.exists()
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "factory, change",
     [("reshaping", "float32[1,"), ("narrowing", "bfloat16[")],
@@ -198,6 +200,7 @@ def test_groups_that_do_not_divide_the_workers_are_refused(tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_form_that_the_strategy_cannot_take_is_refused_in_a_line(tmp_path):
     ended = execute(f"{BASE} --algo bmuf --lane-form merged", tmp_path / "out")
     assert ended.code == 2
@@ -205,6 +208,7 @@ def test_form_that_the_strategy_cannot_take_is_refused_in_a_line(tmp_path):
     assert ended.stderr.splitlines()[-1] == f"{told}the mean of all gradients"
 
 
+@pytest.mark.slow
 def test_strategy_that_raises_is_refused_with_its_place(modules, tmp_path):
     lines = MODULES["mine"].splitlines()
     line = 1 + next(i for i, text in enumerate(lines) if "if step % 2" in text)
@@ -236,6 +240,7 @@ def test_folder_that_holds_a_run_is_refused_and_kept(tmp_path):
     assert (tmp_path / "config.json").read_text() == "earlier"
 
 
+@pytest.mark.slow
 def test_overwrite_replaces_the_runs_files_alone(tmp_path):
     for name in ("config.json", "metrics.jsonl", "summary.json", "notes.txt"):
         (tmp_path / name).write_text("earlier\n")

@@ -5,7 +5,7 @@ import signal
 import time
 
 import pytest
-from commands import SUMMARY, TIMEOUT, Run, in_background
+from commands import CACHE, SUMMARY, TIMEOUT, Run, in_background
 from faults import until
 
 SIGNALS = pytest.mark.parametrize(
@@ -13,6 +13,11 @@ SIGNALS = pytest.mark.parametrize(
 )
 
 
+# A program that is found among those that were kept is not compiled.
+COMPILES = {"JAX_LOG_COMPILES": "1", CACHE: "false"}
+
+
+@pytest.mark.sample(1)
 @SIGNALS
 def test_signal_stops_a_run_with_complete_files(number, code, tmp_path):
     command = "--steps 1000000 --dispatch-steps 16 --eval-every 16"
@@ -30,6 +35,7 @@ def test_signal_stops_a_run_with_complete_files(number, code, tmp_path):
     assert f"stopped after step {ended.summary['steps']}" in ended.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "backend", [pytest.param("pmap", marks=pytest.mark.slow), "vmap"]
 )
@@ -55,7 +61,7 @@ def test_second_ctrl_c_ends_a_run_within_a_dispatch(backend, tmp_path):
 def test_signal_ends_a_compilation_at_once(number, code, tmp_path):
     """Nothing of it would be kept."""
     command = "--task tests.support.tiny_tasks:entangled --workers 2 --backend vmap"
-    watched = in_background(command, tmp_path / "out", JAX_LOG_COMPILES="1")
+    watched = in_background(command, tmp_path / "out", **COMPILES)
     with watched as (process, wait_for):
         wait_for("Compiling jit(", after="learning rate")
         process.send_signal(number)
@@ -65,10 +71,11 @@ def test_signal_ends_a_compilation_at_once(number, code, tmp_path):
     assert not (tmp_path / "out" / "summary.json").exists()
 
 
+@pytest.mark.slow
 def test_signal_while_the_evaluation_is_compiled_loses_no_training(tmp_path):
     lengths = "--steps 8 --dispatch-steps 4 --eval-every 4 --lr 1e-9"
     command = f"--task tests.support.tiny_tasks:entangled --workers 2 {lengths}"
-    watched = in_background(command, tmp_path / "out", JAX_LOG_COMPILES="1")
+    watched = in_background(command, tmp_path / "out", **COMPILES)
 
     def compiled():
         told = (tmp_path / "stderr").read_text("utf-8").partition("learning rate")[2]
@@ -83,6 +90,7 @@ def test_signal_while_the_evaluation_is_compiled_loses_no_training(tmp_path):
     assert Run(75, "", "", tmp_path / "out").summary["steps"] == 4
 
 
+@pytest.mark.sample(3)
 @SIGNALS
 @pytest.mark.parametrize(
     "module, task",

@@ -84,6 +84,7 @@ CONVOLUTIONS = [
 ]
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize(("kernel", "stride", "padding"), CONVOLUTIONS)
 def test_convolution_by_patches_is_that_of_lax(kernel, stride, padding, rng, float64):
     images = [rng.normal(size=(2, *size, 3)) for size in [(8, 8), (7, 10), (9, 5)]]
@@ -438,6 +439,7 @@ def test_evaluation_takes_the_buffers_and_leaves_them(rng):
         assert relative_error(now, then) > 1e-3
 
 
+@pytest.mark.slow
 def test_resnet20_fits_32_images(rng):
     x = rng.normal(size=(32, 8, 8, 3)).astype(np.float32)
     y = rng.integers(0, 10, 32)
@@ -466,6 +468,7 @@ def test_resnet20_fits_32_images(rng):
     assert losses[-1] < losses[0] / 4
 
 
+@pytest.mark.slow
 def test_resnet20_with_global_batch_norm_is_the_same_on_four_workers(rng, float64):
     """With remat on the four, so that collectives are computed again."""
     fresh = resnet.init(jax.random.key(0), resnet.RESNET20, 10)

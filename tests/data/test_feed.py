@@ -178,6 +178,7 @@ def summary_of(tmp_path, module, monkeypatch):
     return summary_of
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("task", "split"),
     [
@@ -206,6 +207,7 @@ def test_a_source_trains_as_its_arrays_do(summary_of):
     assert source["test_loss"] < 0.5
 
 
+@pytest.mark.slow
 def test_host_fed_process_ends_when_it_is_done(module, tmp_path):
     command = "--task points:line --steps 6 --feed host --workers 2"
     environ = {"PYTHONPATH": module, "XLA_FLAGS": QUICK}
@@ -233,6 +235,7 @@ def test_process_whose_source_raises_says_so_and_ends(module, tmp_path):
     assert not (tmp_path / "out" / "summary.json").exists()
 
 
+@pytest.mark.slow
 def test_ctrl_c_stops_a_host_fed_run_with_complete_files(tmp_path):
     lengths = "--steps 1000000 --dispatch-steps 16 --eval-every 16 --workers 2"
     with in_background(f"{lengths} --feed host", tmp_path / "out") as (process, wait):

@@ -68,6 +68,7 @@ def gpt_in_numpy(params, tokens, heads):
     return [norm_in_numpy(params["norm"], row) @ params["tokens"].T for row in x]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("heads", [1, 2, 8])
 def test_gpt_matches_its_equations(heads):
     params = make_params()
@@ -76,6 +77,7 @@ def test_gpt_matches_its_equations(heads):
     np.testing.assert_allclose(actual, expected, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_gradients_match_finite_differences():
     params = make_params()
     grads = jax.jit(jax.grad(loss))(params)
@@ -95,6 +97,7 @@ def test_gradients_match_finite_differences():
         np.testing.assert_allclose(grad[entry], (ends[0] - ends[1]) / 2e-5, atol=1e-7)
 
 
+@pytest.mark.slow
 def test_every_weight_has_a_gradient():
     """For all tokens and positions: rounding alone would be 1e-17 of the loss."""
     tokens = np.concatenate([np.arange(CONTEXT + 1), np.arange(1, 10)]).reshape(1, -1)
@@ -131,6 +134,7 @@ def test_initial_loss_is_that_of_guessing():
     assert abs(loss(params, tokens) - math.log(65)) < 0.04
 
 
+@pytest.mark.slow
 def test_remat_gives_the_same_gradients():
     params = make_params()
     expected = jax.jit(jax.grad(loss))(params)
@@ -140,6 +144,7 @@ def test_remat_gives_the_same_gradients():
     )
 
 
+@pytest.mark.slow
 def test_remat_takes_less_memory():
     """Eight blocks' inputs and one block's values, not eight blocks' matmuls."""
     params = gpt.init(jax.random.key(0), 10, 32, 16, 8)
@@ -154,6 +159,7 @@ def test_remat_takes_less_memory():
     assert memory(True) < memory(False) / 2
 
 
+@pytest.mark.slow
 def test_lanes_with_weights_of_their_own_compute_as_each_alone():
     lanes = [make_params(), jax.tree.map(lambda x: 0.5 * x, make_params())]
     stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *lanes)

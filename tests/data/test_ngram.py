@@ -130,6 +130,7 @@ def test_more_negatives_err_less():
     assert all(more < 0.7 * less for less, more in itertools.pairwise(errors))
 
 
+@pytest.mark.slow
 def test_a_distinct_sample_takes_its_words_expected_counts():
     """All sets of 2 words of 4, drawn alike: each word is in half of them."""
     params = make_params(vocabulary=4)
@@ -179,6 +180,7 @@ def test_gradients_match_finite_differences_also_of_words_read_twice():
             np.testing.assert_allclose(grads[name][entry], slope, atol=1e-8)
 
 
+@pytest.mark.slow
 def test_another_lookup_reads_tables_that_lie_in_parts():
     """Even rows lie in one part, odd ones in the other; each table is read once."""
     whole = make_params()
@@ -215,6 +217,7 @@ def test_another_lookup_reads_tables_that_lie_in_parts():
     )
 
 
+@pytest.mark.slow
 def test_training_on_sampled_loss_finds_the_words_frequencies():
     """One context, words of unequal frequency: the full loss falls to their entropy."""
     p = np.array([0.5, 0.2, 0.1, 0.1, 0.05, 0.05, 0, 0, 0])

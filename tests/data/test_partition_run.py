@@ -229,6 +229,7 @@ def without(line, *names):
     return {name: x for name, x in line.items() if name not in names}
 
 
+@pytest.mark.slow
 def test_another_seed_of_a_compiled_run_is_bit_equal_to_a_fresh_run():
     before, (_, summary, _, lines) = in_a_row()
     _, expected, _, expected_lines = fresh()
@@ -279,6 +280,7 @@ def measured():
     return finished(initialized(plan_of(*DIGITS, "--displacements")))
 
 
+@pytest.mark.slow
 def test_measuring_displacements_leaves_the_run_as_it_is():
     (_, plain, _, plain_lines), _ = in_a_row()
     _, summary, _, lines = measured()
@@ -291,6 +293,7 @@ def test_measuring_displacements_leaves_the_run_as_it_is():
         assert line["pseudo_gradient"] > 0 and -1 <= line["displacement_cosine"] <= 1
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", ["iid", "label"])
 def test_displacements_are_those_of_what_the_workers_saw(kind):
     """Two workers that count go from 0 to their counts; by label they meet nowhere."""

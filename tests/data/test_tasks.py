@@ -118,6 +118,7 @@ def layouts():
         yield pytest.param(name, rest, id=f"{name}-all", marks=slow)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(("name", "layouts"), list(layouts()))
 @pytest.mark.usefixtures("float64", "small_resnets", "unchanged_images")
 def test_any_number_of_workers_gives_the_result_of_one(name, layouts):
@@ -133,6 +134,7 @@ def test_any_number_of_workers_gives_the_result_of_one(name, layouts):
     assert relative_errors(expected[0].params, start_of(task)[0]).min() > CLEARLY
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [
@@ -309,6 +311,7 @@ LONG = {  # sizes at which the activations are most of what is held
 }
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("name", "share"),
     [
@@ -336,6 +339,7 @@ def test_remat_keeps_the_gradients_and_holds_less(name, share, monkeypatch):
     assert keeps_less.temp_bytes < share * keeps_all.temp_bytes
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("name", "words", "share"),
     [

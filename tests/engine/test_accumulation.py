@@ -50,6 +50,7 @@ def assert_close(actual, expected):
     )
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("resident", [False, True], ids=["batches", "rows"])
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_microbatches_give_the_result_of_the_whole_batch(backend, resident):

@@ -18,6 +18,7 @@ def assert_equal(a, b):
     jax.tree.map(np.testing.assert_array_equal, host(a), host(b))
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("backend", ["pmap", "shard_map", "vmap"])
 def test_any_split_into_dispatches_gives_the_same_numbers(backend):
     def in_parts(*sizes):

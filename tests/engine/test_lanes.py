@@ -65,6 +65,7 @@ def assert_same(mine, others, rtol=RTOL):
     jax.tree.map(leaf, mine._replace(key=()), others._replace(key=()))
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("name", "backend"),
     [
@@ -194,6 +195,7 @@ NO_MEANS = {
 }
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", [*MEANS, *NO_MEANS])
 def test_only_means_over_a_batch_are_merged(name):
     loss = stateless({**MEANS, **NO_MEANS}[name])
@@ -343,6 +345,7 @@ def test_lanes_choose_the_devices():
             make_trainer(workers=6, **options)
 
 
+@pytest.mark.sample(9)
 @pytest.mark.parametrize("name", syncalgos.ALGORITHMS)
 def test_a_sync_that_does_not_act_keeps_everything(name):
     strategy, steps = make(name), 24

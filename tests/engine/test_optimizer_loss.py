@@ -102,6 +102,7 @@ CASES = [
 ]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(("kind", "options"), CASES)
 def test_local_steps_see_the_workers_own_loss_and_shared_ones_the_mean(kind, options):
     *_, params = trained(strategies(kind), **options)
@@ -162,6 +163,7 @@ def test_reduce_on_plateau_reduces(strategy):
 PLATEAU = "--task tiny_tasks:drawing --workers 2 --steps 40 --eval-every 20 --lr 1e-7"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algo", ["sync_sgd", "bmuf"])
 def test_a_run_on_a_plateau_ends_at_a_lower_rate(algo, tmp_path):
     with jax.enable_x64(False):
@@ -170,6 +172,7 @@ def test_a_run_on_a_plateau_ends_at_a_lower_rate(algo, tmp_path):
     assert ended.config["settings"]["schedule"] == "plateau"
 
 
+@pytest.mark.slow
 def test_rounds_end_at_syncs_where_a_loss_is_shared_at_every_step(tmp_path):
     with jax.enable_x64(False):
         words = "--task tiny_tasks:drawing --workers 2 --steps 10 --lr 0.1 --period 4"

@@ -71,6 +71,7 @@ def shard_mapped(loop, axis_name, check_vma=False):
 SLOW = [pytest.param(x, marks=pytest.mark.slow) for x in (jax.pmap, shard_mapped)]
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("mapped", [jax.vmap, *SLOW])
 @pytest.mark.parametrize("name", syncalgos.ALGORITHMS)
 def test_own_loop_trains_as_the_engine_does(name, mapped):

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import pytest
 from owed import make
 
 import syncalgos
@@ -116,6 +117,7 @@ def test_library_strategy_gives_the_same_numbers_in_a_bare_pmap_loop():
     assert_close(by_engine(make("bmuf")), by_hand(partial(make, "bmuf")))
 
 
+@pytest.mark.slow
 def test_custom_strategy_gives_the_same_numbers_on_the_command_line(tmp_path):
     (tmp_path / "strategies.py").write_text(SOURCE)
     flags = {

@@ -144,6 +144,7 @@ def apart(tree, other):
     return max(jax.tree.leaves(differences))
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("name", ["linen", SLOW_NNX, "equinox"])
 def test_models_of_other_libraries_learn_and_all_backends_agree(
@@ -163,6 +164,7 @@ def test_models_of_other_libraries_learn_and_all_backends_agree(
     assert hits.mean() > 0.8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("library", ["linen", SLOW_NNX])
 def test_batch_statistics_over_all_workers_are_those_of_the_global_batch(
     library, float64
@@ -207,6 +209,7 @@ def assert_same_bits(tree, other):
         assert np.asarray(x).tobytes() == np.asarray(y).tobytes()
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", MODELS)
 def test_loaded_model_predicts_what_the_center_does_bit_for_bit(name, tmp_path):
     model, path = MODELS[name](), tmp_path / "model.safetensors"
@@ -381,6 +384,7 @@ def test_bad_task_is_refused_in_one_line(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_the_pages_task_trains_with_its_parameters_as_flags(modules, tmp_path):
     path = tmp_path / "rings.safetensors"
     (command,) = (line for line in commands() if "--hidden" in line)
@@ -420,6 +424,7 @@ def test_help_explains_the_parameters_of_the_users_own_task(modules, tmp_path):
         assert text in " ".join(shown.stdout.split())
 
 
+@pytest.mark.slow
 def test_the_pages_exported_model_predicts_what_the_page_shows(tmp_path):
     (command,) = (line for line in commands() if "--task digits" in line)
     path = tmp_path / "model.safetensors"
@@ -445,6 +450,7 @@ def test_modules_given_whole_are_told_how_they_are_taken_apart():
         trainer.init(nnx.Dropout(0.5, rngs=nnx.Rngs(0)))
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_modules_own_random_state_draws_apart_on_each_worker(backend):
     """One that is equal on all workers would drop the same units on all of them."""

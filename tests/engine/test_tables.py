@@ -9,6 +9,21 @@ import optax
 import pytest
 from jax.sharding import Mesh, PartitionSpec
 from mapped import on_workers
+from two_tables import (
+    BATCH,
+    BATCHES,
+    FIRST,
+    LR,
+    MOMENTUM,
+    OPTIMIZER,
+    PERIOD,
+    ROWS,
+    START,
+    STEPS,
+    STRATEGIES,
+    TABLES,
+    make,
+)
 
 import syncalgos
 from syncalgos import (
@@ -19,24 +34,12 @@ from syncalgos import (
     lookup,
     masked,
     model_averaging,
-    reset,
     sync_sgd,
 )
 from syncalgos.engine.layout import BACKENDS, make_layout
 
 ROUNDING = 1e-12  # of float64: sums over workers and rows in another order
 CLEARLY = 1e-3
-ROWS, BATCH, STEPS, PERIOD, LR, MOMENTUM = 12, 24, 6, 2, 0.2, 0.9
-RNG = np.random.default_rng(0)
-FIRST, SECOND = RNG.integers(0, ROWS, size=(2, STEPS, BATCH))
-SECOND[:, 0] = FIRST[:, 1] = FIRST[:, 0]  # rows that are asked for more than once
-BATCHES = FIRST, SECOND, RNG.normal(size=(STEPS, BATCH))
-START = {
-    "rest": {"bias": np.zeros(()), "kernel": RNG.normal(size=3)},
-    "scale": RNG.normal(size=ROWS),
-    "words": RNG.normal(size=(ROWS, 3)),
-}
-TABLES = {"rest": False, "scale": True, "words": True}
 REST = {"rest": True, "scale": False, "words": False}
 
 
@@ -44,18 +47,6 @@ REST = {"rest": True, "scale": False, "words": False}
 def float64():
     with jax.enable_x64(True):
         yield
-
-
-def loss_with(look):
-    """One table is looked up twice, and two tables by the same numbers."""
-
-    def loss(params, batch):
-        first, second, target = batch
-        pair = look(params["words"], first) * look(params["words"], second)
-        output = pair @ params["rest"]["kernel"] + params["rest"]["bias"]
-        return jnp.mean((output + look(params["scale"], first) - target) ** 2) / 2
-
-    return syncalgos.stateless(loss)
 
 
 def take(table, ids):
@@ -127,21 +118,6 @@ def literal(rule, workers):
     return {**tables, "rest": center}, rests, losses
 
 
-OPTIMIZER = optax.sgd(LR, momentum=MOMENTUM)
-STRATEGIES = {
-    "average": model_averaging(PERIOD),
-    "bmuf": bmuf(PERIOD, block_momentum=0.5),
-    "reset": chain(model_averaging(PERIOD), every(PERIOD, reset(OPTIMIZER))),
-}
-
-
-def make(strategy, workers=4, backend="vmap", look=lookup, sharded=TABLES, **rest):
-    return syncalgos.DataParallel(
-        *(loss_with(look), rest.pop("optimizer", OPTIMIZER), strategy, workers),
-        **{"backend": backend, "sharded": sharded, **rest},
-    )
-
-
 def train(trainer):
     """Returns the state, the metrics and the center, after two dispatches."""
     state, losses = trainer.init(START), []
@@ -174,6 +150,7 @@ def cases():
             yield pytest.param(backend, workers, id=f"{backend}-{workers}", marks=marks)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(("backend", "workers"), list(cases()))
 def test_sharded_tables_train_as_whole_ones_under_synchronous_sgd(backend, workers):
     losses, center = unsharded()

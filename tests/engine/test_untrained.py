@@ -45,6 +45,7 @@ def test_untrained_figures_are_told_first_before_and_after_the_run(tmp_path):
     assert after == [start + WITHOUT_SYNC]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("words", "told"),
     [
@@ -126,6 +127,7 @@ def test_algorithms_with_momentum_do_not_take_the_tasks_as_well(words, momentum)
     assert plan.config.momentum == momentum
 
 
+@pytest.mark.slow
 def test_a_default_switch_beyond_a_short_run_is_told(tmp_path):
     ended = run(f"{TINY} --steps 2 --algo post_local_sgd", tmp_path / "out")
     assert ended.code == 0
@@ -133,6 +135,7 @@ def test_a_default_switch_beyond_a_short_run_is_told(tmp_path):
     assert first.startswith("--switch 100 is not below --steps 2: all steps")
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("words", "told"),
     [

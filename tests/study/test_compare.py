@@ -209,6 +209,7 @@ def stated(ended, label):
     return command.removeprefix("python -m experiments.run ")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "label, seed",
     [
@@ -246,6 +247,7 @@ def test_a_run_that_draws_while_it_trains_is_the_same_alone(tmp_path):
         assert alone.summary["params_sha256"] == summary["params_sha256"]
 
 
+@pytest.mark.slow
 def test_a_killed_study_goes_on_and_gives_the_same_report(small, tmp_path):
     out = tmp_path / "study"
     with study_in_background(SMALL, out) as process:
@@ -267,6 +269,7 @@ def test_a_killed_study_goes_on_and_gives_the_same_report(small, tmp_path):
     assert [path for path in out.rglob("*") if path.name.endswith(".tmp")] == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "number, code",
     [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 75, marks=pytest.mark.slow)],
@@ -315,6 +318,7 @@ def test_overwrite_makes_all_runs_again(small, copy):
     assert all(before[path][1] < after[path][1] for path in before)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "flags, shown",
     [
@@ -410,6 +414,7 @@ def test_a_bad_request_with_overwrite_keeps_the_old_study(copy, here):
     assert content(copy) == before
 
 
+@pytest.mark.slow
 def test_a_diverged_algorithm_is_shown_and_counted(tmp_path):
     command = f"--algos 'fine=sync_sgd, boom=sync_sgd --lr 1e9' --seeds 2 {LENGTHS}"
     ended = compare(command, tmp_path / "study")
@@ -469,6 +474,7 @@ def test_a_run_whose_last_step_blows_up_does_not_end_the_study(copy, here):
     assert found == pytest.approx(kept["test_loss"])
 
 
+@pytest.mark.slow
 def test_a_report_that_does_not_fit_is_one_line_and_the_command_goes_on(
     small, copy, here
 ):
@@ -486,6 +492,7 @@ def test_a_report_that_does_not_fit_is_one_line_and_the_command_goes_on(
     assert but_for_times(copy) == but_for_times(small.out)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "name", ["report.html", "metrics.jsonl", "figures/test-loss-by-steps.png"]
 )

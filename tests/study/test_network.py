@@ -451,6 +451,7 @@ LATER = {"async_diloco": 1}
 REST = set(syncalgos.ALGORITHMS) - {name for name, _ in CASES.values()} - {"easgd"}
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(("name", "changes"), CASES.values(), ids=CASES)
 def test_delay_is_the_one_with_which_sends_take_effect(name, changes):
     arguments = {**parameters(name), **changes}

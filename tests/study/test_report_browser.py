@@ -104,6 +104,7 @@ def measured(folder, tmp_path, width, *flags):
     return json.loads(told.replace("&lt;", "<").replace("&gt;", ">"))
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("sweep", ["", "workers"])
 @pytest.mark.parametrize("width", [360, 1400])
 def test_every_figure_is_there_and_nothing_is_wider_than_the_page(

@@ -50,6 +50,7 @@ def goes_on(start, command):
     return Victim(started, started.pid)
 
 
+@pytest.mark.slow
 def test_killed_run_is_resumed_to_the_same_end(start, heavy):
     victim = goes_on(start, f"{HEAVY} --resume")
     until(lambda: newest(victim.command.run_out) >= 3, "step 3")
@@ -133,6 +134,7 @@ def test_disk_with_room_for_two_checkpoints_keeps_the_last_two(disk, wide):
     assert_same_end(ended, wide)
 
 
+@pytest.mark.slow
 def test_disk_with_room_for_one_checkpoint_keeps_it_and_says_which(disk, wide):
     ended = run(WIDE, disk / "out", AtLooks({1: room_for(disk, 1, wide)}))
     assert ended.code == 0, ended.stderr
@@ -147,6 +149,7 @@ def test_disk_with_room_for_one_checkpoint_keeps_it_and_says_which(disk, wide):
     assert_same_end(again, wide)
 
 
+@pytest.mark.slow
 def test_resumed_run_makes_room_only_while_the_one_it_came_from_stays(disk, wide):
     faults = AtLooks({7: room_for(disk, 0, wide), 8: lambda: os.kill(os.getpid(), 15)})
     ended = run(WIDE, disk / "out", faults)
@@ -170,6 +173,7 @@ def test_two_processes_agree_which_checkpoint_makes_room(start, disk, wide):
     assert_same_end(ended, wide)
 
 
+@pytest.mark.slow
 def test_disk_without_any_room_is_told_and_the_summary_is_shown(disk, wide):
     faults = AtLooks({5: lambda: fill(disk)})
     ended = run(WIDE, disk / "out", faults)
@@ -179,6 +183,7 @@ def test_disk_without_any_room_is_told_and_the_summary_is_shown(disk, wide):
     assert_same_end(run(f"{WIDE} --resume", ended.out), wide)
 
 
+@pytest.mark.slow
 def test_disk_that_became_read_only_is_told_and_the_summary_is_shown(disk, wide):
     faults = AtLooks({4: lambda: remount(disk, "ro")})
     ended = run(WIDE, disk / "out", faults)

@@ -94,6 +94,7 @@ def test_addresses_of_ipv6_are_found(start):
 # Nobody there, or somebody else
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "host, reason",
     [("127.0.0.1", "Connection refused"), ("no-such-host.invalid", ""), ("a..b", "")],
@@ -120,6 +121,7 @@ def test_port_in_use_is_told_at_once(start):
     assert line == f"process 0 cannot listen on port {port}: Address already in use"
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "answer, expected",
     [

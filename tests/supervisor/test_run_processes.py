@@ -405,6 +405,7 @@ def test_signal_stops_all_in_order(by_hand, number, code, start, tmp_path):
     assert not left(tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("by_hand", [False, True], ids=["one host", "two hosts"])
 def test_loss_while_stopping_is_not_restarted(by_hand, start, tmp_path):
     plan, rules = {"0": HANG, "1": ["deaf", *HANG]}, {"max_restarts": 1}

@@ -15,6 +15,12 @@ from typing import NamedTuple
 ROOT = Path(__file__).parents[2]
 PROGRAM = [sys.executable, "-m", "experiments.run"]
 CACHE = "JAX_ENABLE_COMPILATION_CACHE"
+PROGRAMS = ROOT / ".pytest_cache" / "d" / "programs"
+SHARED = {  # what all processes of the tests compile, they keep for each other
+    CACHE: "true",
+    "JAX_COMPILATION_CACHE_DIR": str(PROGRAMS),
+    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+}
 TIMEOUT = 120  # seconds, of a process that takes five
 
 # Two periods of the default algorithm, which is bmuf on 8 workers.
@@ -57,14 +63,13 @@ def load(text):
 
 
 def environment(**changes):
-    """The user's, but with two CPU devices, no kept programs, and no more for jax.
+    """The user's, but with two CPU devices, the tests' programs, and no more for jax.
 
     None takes a variable out.
     """
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("JAX", "XLA"))}
     fixed = {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "2", "COLUMNS": "1000"}
-    fixed[CACHE] = "false"
-    changed = {**kept, **fixed, **changes}
+    changed = {**kept, **fixed, **SHARED, **changes}
     return {k: str(v) for k, v in changed.items() if v is not None}
 
 

@@ -14,14 +14,14 @@ import traceback
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import conformance
 import drawing
 import jax
 import jax.monitoring
 import jax.numpy as jnp
 import linear
 import numpy as np
-import test_conformance
-import test_tables
+import two_tables
 from owed import PERIOD, make, owed
 
 import syncalgos
@@ -118,9 +118,9 @@ def algorithm(name, backend, workers):
     Two periods; the params are as wide as jax's floats.
     """
     assert 2 * PERIOD == STEPS
-    params, batches = test_conformance.problem(jnp.result_type(float))
+    params, batches = conformance.problem(jnp.result_type(float))
     trainer = DataParallel(
-        *(test_conformance.loss, owed(name).optimizer, make(name), workers, backend)
+        *(conformance.loss, owed(name).optimizer, make(name), workers, backend)
     )
     state = trainer.init(params, {"seen": np.zeros(())})
     return train(trainer, state, batches)[1]
@@ -153,9 +153,9 @@ def of_batches(backend, workers, devices=None):
 
 def of_tables(backend, workers, devices=None):
     """Trains tables sharded over the workers of all processes."""
-    strategy = test_tables.STRATEGIES["bmuf"]
-    trainer = test_tables.make(strategy, workers, backend, devices=devices)
-    return train(trainer, trainer.init(test_tables.START), test_tables.BATCHES)[1]
+    strategy = two_tables.STRATEGIES["bmuf"]
+    trainer = two_tables.make(strategy, workers, backend, devices=devices)
+    return train(trainer, trainer.init(two_tables.START), two_tables.BATCHES)[1]
 
 
 def debugged(backend, workers, devices=None):

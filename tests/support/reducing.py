@@ -169,3 +169,9 @@ def assert_neighbours(rounded, exact, levels):
     # Float32 is some ulps off: 127, times 2, 7 or so times 6e-8.
     np.testing.assert_allclose(level, np.round(level), rtol=0, atol=1e-4)
     assert (np.abs(rounded - exact) <= unit * (1 + 1e-4)).all()
+
+
+def shapes_of(init):
+    """The shapes of the params that `init` of a model makes from a key."""
+    made = jax.eval_shape(init, jax.random.key(0))
+    return made[0] if isinstance(made, tuple) else made

@@ -9,7 +9,7 @@ import sys
 import time
 from contextlib import contextmanager
 
-from commands import ROOT, TIMEOUT, environment, execute, load
+from commands import CACHE, ROOT, TIMEOUT, environment, execute, load
 
 COMPARE = [sys.executable, "-m", "experiments.compare"]
 LONGER = 5 * TIMEOUT  # a study is several runs
@@ -19,10 +19,11 @@ SMALL = f"--algos 'sync_sgd, NBM=bmuf --nesterov' --period 8 --seeds 2 {LENGTHS}
 
 def compare(command, out, limit=None):
     """Runs a study; limit is the most that a file may hold, in units of 1024 bytes."""
-    program = COMPARE
-    if limit is not None:
-        program = ["bash", "-c", f'ulimit -f {limit}; exec "$@"', "bash", *COMPARE]
-    return execute(command, out, program, LONGER)
+    if limit is None:
+        return execute(command, out, COMPARE, LONGER)
+    program = ["bash", "-c", f'ulimit -f {limit}; exec "$@"', "bash", *COMPARE]
+    # It would leave programs cut short to the other tests.
+    return execute(command, out, program, LONGER, **{CACHE: "false"})
 
 
 @contextmanager

@@ -679,6 +679,7 @@ def killed_writer(folder, told, after):
         process.wait()
 
 
+@pytest.mark.slow
 def test_a_process_killed_at_any_moment_leaves_sound_parts(tmp_path):
     folder, told = tmp_path / "checkpoints", tmp_path / "told"
     told.touch()

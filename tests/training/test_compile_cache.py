@@ -7,7 +7,7 @@ import sys
 
 import jax
 import pytest
-from commands import BASE, CACHE, ROOT, environment, execute
+from commands import BASE, CACHE, ROOT, SHARED, environment, execute
 
 from experiments.training import compile_cache
 from experiments.training.compile_cache import ENABLED, FOLDER, SHORTEST
@@ -17,7 +17,7 @@ PROBE = """
 import json, sys
 from collections import Counter
 import jax
-from experiments import compile_cache
+from experiments.training import compile_cache
 
 seen = Counter()
 jax.monitoring.register_event_listener(lambda event, **_: seen.update([event]))
@@ -29,7 +29,7 @@ asked, hits, misses = (
 )
 print(json.dumps([asked, hits, misses, float(y).hex()]))
 """
-OWN: dict = {CACHE: None}  # as a user has it, who says nothing
+OWN: dict = dict.fromkeys(SHARED)  # as a user has it, who says nothing
 
 
 class Probed:
@@ -75,6 +75,7 @@ def unnamed(monkeypatch):
     before = {name: getattr(jax.config, name) for name in (ENABLED, FOLDER, SHORTEST)}
     jax.config.update(ENABLED, True)
     jax.config.update(FOLDER, None)
+    jax.config.update(SHORTEST, 1.0)
     yield monkeypatch
     for name, value in before.items():
         jax.config.update(name, value)
@@ -130,7 +131,8 @@ def test_folder_that_is_set_already_wins(unnamed, tmp_path):
 )
 def test_environment_wins(name, value, tmp_path):
     """It is read where jax is imported: this one is of a process of its own."""
-    asked = "import jax; from experiments import compile_cache; compile_cache.use(); "
+    asked = "import jax; from experiments.training import compile_cache as it; "
+    asked += "it.use(); "
     asked += f"print(jax.config.{FOLDER})"
     folders = {**OWN, "XDG_CACHE_HOME": tmp_path / "own", "PYTHONPATH": ROOT}
     ended = subprocess.run(

@@ -118,6 +118,7 @@ CASES = [
 ]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(("name", "settings", "syncs"), CASES)
 def test_figures_are_those_of_a_literal_run_and_training_is_the_same(
     name, settings, syncs, monkeypatch
@@ -145,6 +146,7 @@ def same(state, plain):
 SLOW = pytest.mark.slow
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [pytest.param(3, marks=SLOW), 6])
 @pytest.mark.parametrize(
     "strategy", [pytest.param(sync_sgd(), marks=SLOW), bmuf(4), gossip()]
@@ -177,6 +179,7 @@ def test_dispatches_of_one_step_are_measured_too():
     np.testing.assert_array_equal(found[4:7], found[[3, 3, 3]])
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("strategy", "syncs"),
     [
@@ -296,6 +299,7 @@ def test_no_round_is_measured_that_no_evaluation_tells_of():
         assert 3 * params * rounds <= more <= (3 * params + flags) * rounds
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("own", [model_averaging(4), bmuf(4), masked(bmuf(4), True)])
 def test_the_center_is_that_of_the_plain_strategy(own):
     noting = measured(own, sync_steps(own), AT)
@@ -312,6 +316,7 @@ def test_the_center_is_that_of_the_plain_strategy(own):
     jax.tree.map(np.testing.assert_array_equal, *centers)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("strategy", [bmuf(4), sync_sgd()])
 def test_rows_of_sharded_tables_are_not_measured(strategy):
     """The rest of the model does not use the table: its figures are as without it."""

@@ -206,6 +206,7 @@ def test_an_optimizer_that_cannot_be_an_inner_one_says_why(name, message):
         optimizers.make(name, 0.1, None, None, None)
 
 
+@pytest.mark.sample(10)
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # optax retires some
 @pytest.mark.parametrize("name", sorted(optimizers.known()))
 def test_every_offered_optimizer_takes_a_step(name):
@@ -215,6 +216,7 @@ def test_every_offered_optimizer_takes_a_step(name):
     assert jax.tree.structure(updates) == jax.tree.structure(params)
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize(
     ("strategy", "workers", "times"),
     [

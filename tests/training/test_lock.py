@@ -42,6 +42,7 @@ def assert_refused(stderr, out, pid):
     assert line.endswith("): wait for its end, or take another folder")
 
 
+@pytest.mark.slow
 def test_second_run_in_a_folder_is_refused_until_the_first_is_gone(start, tmp_path):
     out = tmp_path / "out"
     first = start(LONG)

@@ -63,6 +63,7 @@ def test_muon_takes_the_hidden_matrices(params, count, some):
     assert some.items() <= is_taken.items()
 
 
+@pytest.mark.slow
 def test_muon_orthogonalises_each_stacked_layer_by_itself():
     optimizer = optimizers.make("muon", 0.1, None, None, None, muon.dimension_numbers)
     grads = jax.tree.map(lambda x: jax.random.normal(KEY, x.shape), GPT)

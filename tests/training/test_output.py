@@ -90,6 +90,7 @@ def assert_complete(ended, whole):
     assert ended.summary["params_sha256"] == whole.summary["params_sha256"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("broken", ways(but=left))
 def test_broken_stderr_stops_no_run(broken, whole, tmp_path):
     with broken() as end:
@@ -98,6 +99,7 @@ def test_broken_stderr_stops_no_run(broken, whole, tmp_path):
     assert ended.stdout.startswith("bmuf on tiny_tasks:drawing: 11 steps")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("broken", ways(but=full))
 def test_broken_stdout_stops_no_run(broken, whole, tmp_path):
     with broken() as end:
@@ -163,6 +165,7 @@ def test_code_is_that_of_the_error_which_cannot_be_shown(tmp_path):
 # Threads
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "main, words", [(command_line.main, TINY), (compare.main, STUDY)]
 )
@@ -205,6 +208,7 @@ def test_controls_are_taken_out_of_text(text):
     assert printable(text) == SPOILT[text]
 
 
+@pytest.mark.slow
 @given(st.text(st.characters(codec="utf-8")))
 def test_printable_text_stays_so(text):
     once = printable(text)

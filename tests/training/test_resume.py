@@ -10,7 +10,7 @@ import jax
 import numpy as np
 import optax
 import pytest
-from jax.experimental.compilation_cache import compilation_cache
+from conformance import loss, problem
 from lasting import (
     Crash,
     Work,
@@ -27,7 +27,6 @@ from lasting import (
 )
 from owed import PERIOD, make, parameters
 from small_tasks import SMALL, folder_of
-from test_conformance import loss, problem
 
 from experiments.checkpoint import state_arrays
 from experiments.checkpoint.folder import load, steps
@@ -45,25 +44,6 @@ TINY += " --eval-every 4 --checkpoint-every 3"
 BMUF = f"{TINY} --algo bmuf --period 4"
 STOP = 8  # the look that stops a run after seven steps
 ROUNDING = 1e-4  # of float32 after 11 steps of adam: sums in another order
-
-
-@pytest.fixture(scope="module", autouse=True)
-def compiled_once(tmp_path_factory):
-    """A run that goes on here takes the programs that the run before it compiled."""
-    names = (
-        "jax_compilation_cache_dir",
-        "jax_persistent_cache_min_compile_time_secs",
-        "jax_persistent_cache_min_entry_size_bytes",
-    )
-    before = [getattr(jax.config, name) for name in names]
-    new = (str(tmp_path_factory.mktemp("programs")), 0.0, -1)
-    for name, value in zip(names, new, strict=True):
-        jax.config.update(name, value)
-    compilation_cache.reset_cache()
-    yield
-    for name, value in zip(names, before, strict=True):
-        jax.config.update(name, value)
-    compilation_cache.reset_cache()
 
 
 @pytest.fixture(scope="module")
@@ -222,6 +202,7 @@ def kinds():
         yield pytest.param(command, look, id=kind.replace(" ", "-"), marks=marks)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("command, look", list(kinds()))
 def test_resumed_run_with_more_to_carry_is_the_uninterrupted_one(
     command, look, tmp_path
@@ -348,6 +329,7 @@ def test_center_of_an_algorithm_is_where_new_workers_start(name):
         assert np.isfinite(x).all()
 
 
+@pytest.mark.slow
 def test_schedule_and_bytes_go_on_with_new_workers(tmp_path):
     schedule = "--optimizer sgd --momentum 0.9 --schedule cosine --warmup-steps 3"
     command, out = f"{BMUF} {schedule}", tmp_path / "out"
@@ -379,6 +361,7 @@ def test_new_workers_go_on_after_another_stop(out, tmp_path):
 # Nothing to go on from
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("there", ["no folder", "an empty folder", "no checkpoint"])
 def test_without_a_checkpoint_a_run_starts_from_the_beginning(
     there, whole, stopped, tmp_path
@@ -522,6 +505,7 @@ def test_finished_run_that_is_resumed_says_the_same(whole, tmp_path):
     assert all(new[name] == old[name] for name in old if name not in others)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("keep", [1, 2])
 def test_so_many_checkpoints_are_kept(keep, out):
     ended = run(f"{BMUF} --keep-checkpoints {keep} --resume", out)
@@ -537,6 +521,7 @@ def test_overwrite_removes_checkpoints(out, whole):
     assert_same_end(run(f"{BMUF} --resume", out), whole)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "number, code", [(signal.SIGTERM, 75), (signal.SIGINT, 130)], ids=str
 )
@@ -624,6 +609,7 @@ def reseeded(tmp_path_factory):
     return run(f"{BMUF} --seed 1", out, signal_at(STOP))
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("other", ["stopped", "reseeded"])
 def test_parts_of_two_runs_are_damage(other, stopped, whole, out, request, tmp_path):
     (out / FOLDER / ShardName(7, 0, 1).file_name).unlink()

@@ -1,4 +1,4 @@
-"""Which leaves of a state are identical in all lanes of a device, to be held once.
+"""The leaves of a state that are identical in all lanes of a device, held once.
 
 Anchors, velocities, and all that follows from means alone: 64 lanes need one of each.
 """
@@ -22,7 +22,7 @@ from syncalgos.strategy import apply_reduce, apply_sync
 
 
 def differ(x: Any, y: Any) -> Any:
-    """Where arrays differ; NaN is identical to NaN."""
+    """Marks entries that differ; NaN is identical to NaN."""
     return (x != y) & ((x == x) | (y == y))
 
 
@@ -85,7 +85,7 @@ class Replication:
 
 
 def replicated_leaves(worker: Worker, layout: Layout, own: Own) -> tuple[bool, ...]:
-    """Which leaves are identical in all lanes of a device, at any time.
+    """Marks the leaves that are identical in all lanes of a device, at any time.
 
     vmap itself knows: a leaf is one of them if `init` leaves it unmapped, and so does a
     local step of unmapped ones. So no algorithm needs a word about it. Buffers are each

@@ -58,7 +58,7 @@ class One(NamedTuple):
 
 
 class Traits(NamedTuple):
-    """What a worker's loss and inner optimizer do besides computing.
+    """Traits of a worker's loss and inner optimizer, besides what they compute.
 
     Attributes:
         communicates: they name the workers' axes, in collectives or for their index.

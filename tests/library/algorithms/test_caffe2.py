@@ -72,6 +72,7 @@ def assert_replicas_equal(state, expected):
         np.testing.assert_allclose(replicas, values, rtol=0, atol=TOLERANCE)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(
     "momentum, weight_decay", [(0.0, 0.0), (MOMENTUM, WEIGHT_DECAY)]
 )
@@ -86,6 +87,7 @@ def test_params_are_the_same_for_any_number_of_workers(workers, momentum, weight
     assert_replicas_equal(train(trainer), on_one_machine(momentum, weight_decay))
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("backend", ["pmap", "shard_map"])
 @pytest.mark.parametrize(
     "devices", [[0], [0, 1], [0, 2], [1, 2], [2, 0], [0, 1, 2]], ids=str
@@ -103,6 +105,7 @@ def test_params_are_the_same_on_any_devices(devices, backend):
     assert_replicas_equal(train(trainer, global_batch=66), expected)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("backend", ["pmap", "shard_map"])
 @pytest.mark.parametrize("devices", [[1], [0, 2], [2, 0], [0, 1, 2]], ids=str)
 def test_replicas_live_on_the_chosen_devices_in_their_order(devices, backend):

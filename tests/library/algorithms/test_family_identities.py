@@ -425,6 +425,7 @@ SYNCS = {
 }
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", SYNCS)
 def test_at_syncs_acts_where_syncs_take_effect(name):
     strategy, expected = SYNCS[name]

@@ -77,6 +77,7 @@ def test_different_algorithms_end_clearly_apart():
         assert all(relative_error(end, other) > CLEARLY for other in ends[:i])
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "optimizer",
     [
@@ -119,6 +120,7 @@ def test_bmuf_of_period_one_is_not_heavy_ball_under_a_schedule():
     assert relative_error(bmuf.centers[-1:], heavy_ball.centers[-1:]) > CLEARLY
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "block_lr, block_momentum", [(1.0, 0.9), (0.7, 0.9), (1.3, 0.4)]
 )
@@ -134,6 +136,7 @@ def test_starts_of_nesterov_bmuf_are_those_of_an_outer_nesterov_step(
     assert relative_error(bmuf.centers[-1:], stepped.centers[-1:]) > CLEARLY
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "strategy, outer",
     [
@@ -165,6 +168,7 @@ def test_outer_sgd_step_of_one_worker_is_lookahead():
     assert relative_error(one.centers, np.array(slow[3::PERIOD])) <= ROUNDING
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("workers", [1, 2, 4, 8, 16])
 def test_sync_sgd_does_not_depend_on_the_number_of_workers(workers):
     whole = [t[0] for _, t, _ in local_steps(1, steps=12)]
@@ -186,6 +190,7 @@ OUTER = {
 }
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("s", [0, 6, 8])
 @pytest.mark.parametrize("synced_first", [True, False])
 @pytest.mark.parametrize("name", OUTER)
@@ -209,6 +214,7 @@ def test_strategy_after_s_starts_from_the_synchronous_model(name, synced_first, 
     assert relative_error(trained.centers, np.array(expected)) <= ROUNDING
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("s", [6, 8])
 def test_strategy_after_s_starts_from_what_a_later_member_leaves(s):
     """Averaging behind it moves the params once more at step s - 1.

@@ -79,6 +79,7 @@ def test_a_new_algorithm_touches_five_places(project):
     }
 
 
+@pytest.mark.slow
 def test_a_new_algorithm_trains_from_the_command_line(project):
     copy, _ = project
     out = ["--out", str(copy / "out")]

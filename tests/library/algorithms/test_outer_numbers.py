@@ -54,6 +54,7 @@ CENTERS = {
 }
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(("strategy", "expected"), CENTERS.values(), ids=CENTERS)
 def test_centers_are_those_worked_out_apart(strategy, expected):
     centers, replicas = after_rounds(strategy, len(expected))

@@ -107,6 +107,7 @@ def test_choco_sgd_moves_as_worked_out_from_nothing_known():
     np.testing.assert_allclose(params[:, :2], expected, rtol=0, atol=1e-10)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("density", [0.02, 0.1, 0.5])
 def test_choco_sgd_stays_together_at_its_default_step(density):
     """Gradients are noise: mixing alone holds the workers together."""
@@ -140,6 +141,7 @@ EXACT = {
 }
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", EXACT)
 def test_exact_methods_rest_at_the_minimum_of_the_mean_loss(name):
     params, centers = replicas(EXACT[name], 3000)

@@ -62,6 +62,7 @@ def test_an_update_that_is_not_finite_leaves_the_server_as_it_was():
         np.testing.assert_array_equal(x, y)
 
 
+@pytest.mark.slow
 def test_one_worker_that_waits_for_nobody_is_diloco():
     plain, alone = (
         train(make(period=4), optax.sgd(LR, momentum=MOMENTUM), workers=1)
@@ -70,6 +71,7 @@ def test_one_worker_that_waits_for_nobody_is_diloco():
     assert relative_error(alone.centers, plain.centers) <= ROUNDING
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [3, 4])
 def test_the_optimizers_state_rests_as_its_worker_does(workers):
     optimizer = optax.sgd(LR, momentum=MOMENTUM)

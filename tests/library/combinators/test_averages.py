@@ -62,6 +62,7 @@ def test_average_of_2_3_4_from_1_is_as_worked_out():
     np.testing.assert_allclose(centers[:, 0], [1.1, 1.29, 1.561], rtol=1e-12)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_center_follows_the_replicas_which_train_as_before(name):
     strategy = STRATEGIES[name]
@@ -75,6 +76,7 @@ def test_center_follows_the_replicas_which_train_as_before(name):
     assert relative_error(followed.centers, np.array(expected)) <= ROUNDING
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_nothing_more_is_sent(name):
     params = unflatten(START)
@@ -98,6 +100,7 @@ AROUND = {
 }
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", AROUND)
 def test_the_clock_is_the_local_step_inside_other_combinators_too(name):
     around, strategy = AROUND[name]
@@ -126,6 +129,7 @@ def test_average_of_bfloat16_params_takes_moves_below_their_8_bits():
         np.testing.assert_allclose(held, 2 - 0.999**3, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_gradients_may_still_be_joined():
     with jax.enable_x64(False):
         joined = make_trainer(ema(sync_sgd(), DECAY), devices=[0])

@@ -86,6 +86,7 @@ def test_one_worker_that_asks_lets_all_sync_and_each_sync_is_counted():
     assert alone.bytes_per_worker == 0
 
 
+@pytest.mark.slow
 def test_all_backends_and_forms_and_dispatches_decide_alike():
     strategy = every(2, decided(far, average()))
     *_, expected = trained(strategy, backend="vmap", lane_form="vectorized")
@@ -135,6 +136,7 @@ def test_a_sync_that_is_not_decided_on_stays_a_branch_in_lanes():
     assert sums_outside_of_branches(jaxpr.jaxpr) == [3]  # the votes of the lanes
 
 
+@pytest.mark.slow
 def test_decisions_in_phases_chains_and_masks_are_counted():
     """At the first step of a phase too, which makes its state anew."""
     mask = {"w": True, "b": False}
@@ -187,6 +189,7 @@ def test_what_is_decided_cannot_be_counted_without_the_decisions():
         syncalgos.communication(strategy, make_params(), 4, STEPS, taken=taken)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -207,6 +210,7 @@ def test_what_cannot_be_decided_on_is_refused(make, message):
         make()
 
 
+@pytest.mark.slow
 def test_dynamic_averaging_is_model_averaging_or_none_at_the_ends_of_its_bound():
     never, always = (
         trained(make("dynamic_averaging", bound=bound)) for bound in (1e9, 1e-9)
@@ -231,6 +235,7 @@ def whole(tmp_path):
     return run(DYNAMIC, tmp_path / "whole")
 
 
+@pytest.mark.slow
 def test_a_run_counts_its_bytes_as_it_is_decided(whole):
     s = whole.summary
     assert whole.code == 0, whole.stderr
@@ -246,6 +251,7 @@ def test_a_run_counts_its_bytes_as_it_is_decided(whole):
     assert "bytes are counted as it is decided" in whole.stderr
 
 
+@pytest.mark.slow
 def test_a_run_that_goes_on_counts_as_if_it_had_not_stopped(whole, tmp_path):
     command = f"{DYNAMIC} --dispatch-steps 1"
     left = run(command, tmp_path / "out", signal_at(8, signal.SIGTERM))

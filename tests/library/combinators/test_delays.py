@@ -89,6 +89,7 @@ def test_what_is_sent_at_a_step_arrives_delay_steps_later(delay, alpha):
     assert_replicas(trained, averaged_late(4, delay, alpha, steps=16))
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("alpha", [0.0, 0.5])
 @pytest.mark.parametrize(
     "period, delay", [(4, 1), (4, 3), (4, 4), (4, 6), (1, 3), (2, 5), (3, 9)]
@@ -102,6 +103,7 @@ def test_what_arrives_is_added_while_several_results_are_under_way(
     assert_replicas(trained, expected)
 
 
+@pytest.mark.slow
 def test_schedules_and_conditions_are_delayed_as_periods_are():
     """Of these no period tells how many results can be under way."""
     for strategy in (
@@ -133,6 +135,7 @@ def test_results_that_would_replace_all_local_steps_are_refused(strategy):
         train(strategy)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("delay", [4, 8, 9])
 @pytest.mark.parametrize(
     "strategy, times", [(model_averaging(4), 1), (diloco(4), 7), (bmuf(4, 0.5), 2)]
@@ -203,6 +206,7 @@ class NumPyDiLoCo(NumPyBMUF):
         return self.center
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("delay", [2, 3])
 @pytest.mark.parametrize(
     ("strategy", "by_hand"),
@@ -240,6 +244,7 @@ AT_ONCE = {
 }
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("together", [True, False], ids=["one gate", "gates apart"])
 @pytest.mark.parametrize("kind", AT_ONCE)
 def test_what_happens_to_the_optimizer_takes_effect_at_once(kind, together):

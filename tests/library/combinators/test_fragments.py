@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 from quadratics import ROUNDING, START, flatten, local_steps, train, unflatten
-from test_stacking import shapes_of
+from reducing import shapes_of
 
 from models import gpt
 from syncalgos import bmuf, communication, masked, model_averaging

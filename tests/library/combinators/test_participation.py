@@ -76,6 +76,7 @@ STRATEGIES = {
 }
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("name", "stale"), [*((name, False) for name in STRATEGIES), ("bmuf", True)]
 )
@@ -156,6 +157,7 @@ IN_VAIN = {
 del IN_VAIN["sync_sgd"]
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", IN_VAIN)
 def test_round_in_which_nobody_takes_part_goes_on(name):
     trained = train(in_vain(IN_VAIN[name]))

@@ -55,6 +55,7 @@ SCHEDULES = {
 }
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("length", SCHEDULES.values(), ids=SCHEDULES)
 def test_scheduled_rounds_end_after_as_many_steps_as_asked_at_their_start(length):
     expected = ends_by_hand(length, 200)

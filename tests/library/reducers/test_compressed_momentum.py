@@ -97,6 +97,7 @@ def test_dgc_clips_to_its_norm_over_the_root_of_the_workers():
 TWO = np.array([[1.0, -2.0, 0.5, 0.5], [2.0, 1.0, -0.25, -0.5]])
 
 
+@pytest.mark.slow
 def test_one_bit_adam_warms_up_as_adam_without_bias_correction():
     """Figures of a literal run, at a learning rate of 0.01."""
     grads = [[[1, -2, 0.5, 0], [2, 1, -0.25, 1]]] * np.array([1, 1.5]).reshape(2, 1, 1)

@@ -64,6 +64,7 @@ DRAWN = 4096
 FAIR = 5 / np.sqrt(DRAWN)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("workers", [1, 2, 4, 8])
 def test_votes_on_zeros_and_ties_are_fair_and_agreed_draws(workers):
     """Taken as +, they would move entries without gradients and shift all minima."""
@@ -76,6 +77,7 @@ def test_votes_on_zeros_and_ties_are_fair_and_agreed_draws(workers):
         np.testing.assert_array_equal(combined[0], combined[0, [0] * workers])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [2, 4, 8])
 def test_an_even_number_of_voters_comes_to_rest_at_the_minimum(workers):
     """With ties as + they rest 0.55, 0.29 and 0.15 deviations of the noise below it."""
@@ -142,6 +144,7 @@ def test_top_k_sends_as_many_of_equal_entries():
 
 
 # In float64 0.07 · 100 is 7.000000000000001.
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("density", "counts"),
     [(0.3, {1: 1, 7: 3, 10: 3}), (0.07, {100: 7}), (0.001, {7: 1})],

@@ -35,6 +35,7 @@ def with_feedback(name):
     return updates, combined, sent, state.residual
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", [n for n in FED if n in EXACT])
 def test_error_feedback_conserves_the_sum_of_the_gradients(name):
     updates, combined, _, residual = with_feedback(name)
@@ -107,6 +108,7 @@ def test_error_feedback_keeps_integers(name):
 TELLING = [name for name in FED if name not in VOTES]  # a vote has no third answer
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_a_step_that_is_not_finite_leaves_no_trace(bad):
     """It shows in the result on all workers, and in no later step."""

@@ -75,6 +75,7 @@ SUMMED = {
 }
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", SUMMED)
 def test_bfloat16_is_summed_in_float32(name):
     values = np.array([256, 1, 1, 1, 1], jnp.bfloat16)

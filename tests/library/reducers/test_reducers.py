@@ -38,6 +38,7 @@ from syncalgos.reducers import (
 )
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", REDUCERS)
 def test_workers_get_the_same_in_its_own_dtype(name):
     updates, combined, _ = outcome(name)
@@ -182,6 +183,7 @@ LIMITS = {
 TAIL = ("power_sgd-more-than-full", "error_feedback(top_k(1))", "row_sparse-second")
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     "name",
     [pytest.param(n, marks=[pytest.mark.slow] * (n in TAIL)) for n in LIMITS],

@@ -23,6 +23,7 @@ AUTHORS = {
 }
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(("reducer", "expected"), AUTHORS.values(), ids=AUTHORS)
 def test_authors_figures(reducer, expected):
     """Two leaves, so that a norm over one leaf would show."""
@@ -32,6 +33,7 @@ def test_authors_figures(reducer, expected):
     np.testing.assert_allclose(found, expected, rtol=CLOSE)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("workers", [1, 2, 3, 4, 5, 8])
 def test_median_and_trimmed_mean_match_numpy(workers):
     x = normal((5, 3), workers=workers)
@@ -47,6 +49,7 @@ def test_median_and_trimmed_mean_match_numpy(workers):
 WRONG = {"nan": np.nan, "inf": np.inf, "-inf": -np.inf, "large": 1e30, "-large": -3e38}
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("wrong", WRONG.values(), ids=WRONG)
 def test_two_of_five_workers_may_send_anything(wrong):
     """A sum less its extremes would lose all digits of the others at 1e30."""
@@ -92,6 +95,7 @@ def test_clipped_of_bfloat16_keeps_its_center_in_float32():
 REST = {"median": 1.0, "trimmed": (1 + 1 + 1.1) / 3, "clipped": 1.0 + 2.5}
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", REST)
 def test_training_by_name_survives_a_wrong_worker(name):
     """The fifth worker's data lie far away: the mean would follow them to 200."""

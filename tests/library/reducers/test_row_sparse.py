@@ -165,6 +165,7 @@ LIMITS = {
 }
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(("rows", "tables"), LIMITS.values(), ids=LIMITS)
 def test_gradients_of_tables_that_share_rows_are_the_dense_ones(rows, tables, backend):

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from commands import load
-from reducing import assert_close, normal, run
+from reducing import assert_close, normal, run, shapes_of
 from tiny_tasks import drawing
 
 import syncalgos
@@ -61,6 +61,7 @@ REDUCERS = {
 }
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", REDUCERS)
 def test_stacked_layers_are_combined_as_leaves_of_their_own(name):
     make = REDUCERS[name]
@@ -95,11 +96,6 @@ def test_power_sgd_takes_the_last_axis_for_the_columns():
     assert_close(kernel.reshape(as_matrix.shape), as_matrix)
 
 
-def shapes_of(init):
-    made = jax.eval_shape(init, jax.random.key(0))
-    return made[0] if isinstance(made, tuple) else made
-
-
 MODELS = {
     "resnet20": (
         lambda: shapes_of(lambda key: resnet.init(key, resnet.RESNET20, 10)),
@@ -120,6 +116,7 @@ MODELS = {
 }
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", MODELS)
 def test_powersgd_of_rank_2_sends_so_many_per_cent_of_dense(name):
     make, stacked, per_cent = MODELS[name]
@@ -204,6 +201,7 @@ def bytes_sent(out, *flags):
     return load((out / "summary.json").read_text())["bytes_per_worker"]
 
 
+@pytest.mark.slow
 def test_algorithms_get_what_the_task_says_of_its_model(tmp_path, monkeypatch):
     monkeypatch.setenv("JAX_NUM_CPU_DEVICES", "3")  # as they are
     own = ["--task", f"{__name__}:stacked_task", "--algo", f"{__name__}:counting"]
