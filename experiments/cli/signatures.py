@@ -46,8 +46,7 @@ def in_source(path: Path, name: str) -> Signature:
     numbers, strings, bool, float, int, str, None and Literal.
     """
     module = ast.parse(path.read_text("utf-8"))
-    # The last of its name: those before are overloads, for type checkers.
-    *_, function = (
+    [function] = (
         node
         for node in module.body
         if isinstance(node, ast.FunctionDef) and node.name == name

@@ -9,11 +9,10 @@ import optax
 from jax import lax
 
 from syncalgos import collectives
-from syncalgos.collectives import Axis, PyTree
 from syncalgos.combinators.introspection import Combination
 from syncalgos.dtypes import if_finite, narrow, select, widen
 from syncalgos.reducers.reducer import over_leaves
-from syncalgos.strategy import Strategy
+from syncalgos.strategy import Axis, PyTree, Strategy
 
 UNIT = 1024
 """The speed of the fastest worker: others are whole numbers below."""

@@ -11,20 +11,7 @@ from jax import lax
 
 from syncalgos import checks
 from syncalgos.collectives import PyTree
-from syncalgos.combinators.introspection import (
-    Combination,
-    Steps,
-    acting_steps,
-    at_any,
-    check_undecided,
-    combination,
-    ever_syncs,
-    has_center,
-    innermost,
-    lands,
-    rebuilt,
-    reduces,
-)
+from syncalgos.combinators import introspection
 from syncalgos.combinators.schedule import Period, when
 from syncalgos.dtypes import narrow, select, widen
 from syncalgos.strategy import (
@@ -106,7 +93,7 @@ def delayed(
     algorithm 2.
     """
     check_strategy("delayed", strategy)
-    check_undecided("delayed", strategy)
+    introspection.check_undecided("delayed", strategy)
     delay = checks.whole("delayed: delay", delay, least=0)
     alpha = checks.real("delayed: alpha", alpha, least=0)
     if alpha > 1:
@@ -114,11 +101,11 @@ def delayed(
     checks.one_of("arrival of delayed", arrival, get_args(Arrival))
     if delay == 0:
         mixed = functools.partial(_mixed, alpha)
-        return innermost(mixed, strategy) if alpha else strategy
+        return introspection.innermost(mixed, strategy) if alpha else strategy
     gates, member = _under_gates(strategy)
-    if combination(member).delays:
+    if introspection.combination(member).delays:
         raise ValueError("delayed: this strategy is delayed already: add the delays")
-    if not combination(member).members:
+    if not introspection.combination(member).members:
         return _delayed(strategy, gates, member, delay, alpha, arrival)
 
     def delay_member(member):
@@ -126,7 +113,7 @@ def delayed(
             member = when(active, member)
         return delayed(member, delay, alpha, arrival)
 
-    return rebuilt(member, delay_member)
+    return introspection.rebuilt(member, delay_member)
 
 
 def _mixed(alpha: float, strategy: Strategy) -> Strategy:
@@ -138,7 +125,8 @@ def _mixed(alpha: float, strategy: Strategy) -> Strategy:
         params = _mix(alpha, changed, new.params, replica.params)
         return new._replace(params=params), own
 
-    return strategy._replace(sync=sync) if ever_syncs(strategy) else strategy
+    syncs = introspection.ever_syncs(strategy)
+    return strategy._replace(sync=sync) if syncs else strategy
 
 
 def _mix(alpha: float, changed: list[bool], arrived: PyTree, local: PyTree) -> PyTree:
@@ -174,10 +162,10 @@ def _check_apart(is_sent: Callable[[Any], Any], delay: int) -> None:
         )
 
 
-def _under_gates(strategy: Strategy) -> tuple[list[Steps], Strategy]:
+def _under_gates(strategy: Strategy) -> tuple[list[introspection.Steps], Strategy]:
     """The conditions of `when` around a strategy, outermost first, and itself."""
     gates = []
-    while (made := combination(strategy)).condition is not None:
+    while (made := introspection.combination(strategy)).condition is not None:
         gates.append(made.condition)
         [strategy] = made.members
     return gates, strategy
@@ -188,11 +176,12 @@ def _delayed(strategy, gates, sender, delay, alpha, arrival) -> Strategy:
     periods = [active.period for active in gates if isinstance(active, Period)]
     apart = max(periods, default=1)  # the fewest steps between two syncs
     slots = -(-delay // apart)
-    centered, reducing = has_center(strategy), reduces(strategy)
-    syncing = ever_syncs(sender)
+    centered = introspection.has_center(strategy)
+    reducing = introspection.reduces(strategy)
+    syncing = introspection.ever_syncs(sender)
 
     def is_sent(step):
-        return lands(strategy, step)
+        return introspection.lands(strategy, step)
 
     def arrives(step):
         return jnp.logical_and(step >= delay, is_sent(step - delay))
@@ -259,7 +248,8 @@ def _delayed(strategy, gates, sender, delay, alpha, arrival) -> Strategy:
         replica, state = receiver.sync(replica, state, step)
         return when(is_sent, Strategy(sync=send)).sync(replica, state, step)
 
-    late = Combination(
+    acting = introspection.at_any(introspection.acting_steps(strategy), arrives)
+    late = introspection.Combination(
         sync,
         (strategy,),
         lambda change: delayed(change(strategy), delay, alpha, arrival),
@@ -272,7 +262,7 @@ def _delayed(strategy, gates, sender, delay, alpha, arrival) -> Strategy:
         reduce if reducing else keep_grads,
         late if syncing else keep_replica,
         (lambda params, state: state.center) if centered else strategy.center,
-        at_any(acting_steps(strategy), arrives) if syncing else None,
+        acting if syncing else None,
     )
 
 

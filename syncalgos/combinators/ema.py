@@ -5,10 +5,9 @@ from typing import NamedTuple
 import jax
 
 from syncalgos import checks, collectives
-from syncalgos.collectives import WORKERS, Axis, PyTree
 from syncalgos.combinators.introspection import Combination, inner_reduce
 from syncalgos.dtypes import narrow, widen
-from syncalgos.strategy import Strategy, check_strategy
+from syncalgos.strategy import WORKERS, Axis, PyTree, Strategy, check_strategy
 
 
 class EmaState(NamedTuple):

@@ -10,13 +10,7 @@ import optax
 
 from syncalgos import checks
 from syncalgos.collectives import WORKERS, Axis, PyTree
-from syncalgos.combinators.introspection import (
-    Combination,
-    acting_steps,
-    center_over,
-    has_center,
-    reduces,
-)
+from syncalgos.combinators import introspection
 from syncalgos.strategy import MeanCenter, Strategy, check_strategy, keep_grads
 
 
@@ -89,17 +83,21 @@ def masked(
 
     def over(rest, params, state):
         own = part(params, params)
-        return merge(center_over(strategy, part(rest, params), own, state), rest)
+        rest_of_own = part(rest, params)
+        center = introspection.center_over(strategy, rest_of_own, own, state)
+        return merge(center, rest)
 
     return Strategy(
         init=lambda params: strategy.init(part(params, params)),
-        reduce=reduce if reduces(strategy) else keep_grads,
-        sync=Combination(
+        reduce=reduce if introspection.reduces(strategy) else keep_grads,
+        sync=introspection.Combination(
             sync, (strategy,), lambda change: masked(change(strategy), mask, axis)
         ),
         # In a chain such centers are laid over one another, leaf by leaf.
-        center=MeanCenter(axis, over) if has_center(strategy) else strategy.center,
-        acts=acting_steps(strategy),
+        center=MeanCenter(axis, over)
+        if introspection.has_center(strategy)
+        else strategy.center,
+        acts=introspection.acting_steps(strategy),
     )
 
 

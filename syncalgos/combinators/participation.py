@@ -10,17 +10,7 @@ from jax import lax
 
 from syncalgos import checks, collectives
 from syncalgos.collectives import WORKERS, Axis, PyTree
-from syncalgos.combinators.introspection import (
-    Combination,
-    check_undecided,
-    combination,
-    ever_syncs,
-    inner_center,
-    inner_reduce,
-    innermost,
-    lands,
-    reduces,
-)
+from syncalgos.combinators import introspection
 from syncalgos.combinators.schedule import when
 from syncalgos.dtypes import narrow, select, widen
 from syncalgos.keys import common_key
@@ -113,19 +103,19 @@ def participating(
     decentralized data", AISTATS 2017 (FedAvg).
     """
     check_strategy("participating", strategy)
-    check_undecided("participating", strategy)
+    introspection.check_undecided("participating", strategy)
     if not callable(schedule):
         got = checks.shown(schedule)
         raise ValueError(f"participating: schedule must be a function, got {got}")
-    return innermost(
+    return introspection.innermost(
         lambda member: _participating(member, schedule, stale, axis), strategy
     )
 
 
 def _participating(strategy, schedule, stale, axis) -> Strategy:
     """`participating`, for a whole."""
-    syncs = ever_syncs(strategy)
-    if syncs and reduces(strategy):
+    syncs = introspection.ever_syncs(strategy)
+    if syncs and introspection.reduces(strategy):
         raise ValueError(
             "participating: a strategy that both reduces gradients and syncs replicas, "
             "as easgd and scaffold do, is more than a mean to be weighted"
@@ -189,13 +179,13 @@ def _participating(strategy, schedule, stale, axis) -> Strategy:
         return replica, ParticipatingState(common, start, inner)
 
     # A whole, as its state is one: others must not take its members apart.
-    landing = partial(lands, strategy)
-    gated = combination(when(landing, Strategy(sync=sync))).call
+    landing = partial(introspection.lands, strategy)
+    gated = introspection.combination(when(landing, Strategy(sync=sync))).call
     return strategy._replace(
         init=init,
         reduce=keep_grads if syncs else reduce,
         sync=gated if syncs else keep_replica,
-        center=inner_center(strategy),
+        center=introspection.inner_center(strategy),
         acts=landing if syncs else None,
     )
 
@@ -235,7 +225,7 @@ def paced(
             numbers; when its state is made, another number of counts than workers.
     """
     check_strategy("paced", strategy)
-    if not ever_syncs(strategy):
+    if not introspection.ever_syncs(strategy):
         raise ValueError("paced: this strategy reduces gradients and never syncs")
     label = "paced: each of local_steps"
     quotas = [checks.whole(label, quota, least=0) for quota in local_steps]
@@ -252,18 +242,18 @@ def paced(
         moves = state.done < jnp.array(quotas)[collectives.index(axis)]
         held = replica._replace(params=select(moves, replica.params, state.params))
         replica, inner = strategy.sync(held, state.strategy, step)
-        done = jnp.where(lands(strategy, step), 0, state.done + 1)
+        done = jnp.where(introspection.lands(strategy, step), 0, state.done + 1)
         return replica, PacedState(inner, done, replica.params)
 
     return strategy._replace(
         init=init,
-        reduce=inner_reduce(strategy),
-        sync=Combination(
+        reduce=introspection.inner_reduce(strategy),
+        sync=introspection.Combination(
             sync,
             (strategy,),
             lambda change: paced(change(strategy), quotas, axis),
             clocked=True,
         ),
-        center=inner_center(strategy),
+        center=introspection.inner_center(strategy),
         acts=None,
     )

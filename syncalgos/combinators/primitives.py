@@ -13,14 +13,8 @@ import optax
 
 from syncalgos import checks, reducers
 from syncalgos.collectives import WORKERS, Axis, PyTree
+from syncalgos.combinators import introspection
 from syncalgos.combinators.chain import chain
-from syncalgos.combinators.introspection import (
-    combination,
-    decides,
-    ever_syncs,
-    lands,
-    rebuilt,
-)
 from syncalgos.combinators.schedule import when
 from syncalgos.dtypes import narrow, widen
 from syncalgos.reducers import AnyReducer
@@ -150,7 +144,7 @@ def at_syncs(strategy: Strategy, extra: Strategy) -> Strategy:
     """
     for each in (strategy, extra):
         check_strategy("at_syncs", each)
-    if not ever_syncs(strategy):
+    if not introspection.ever_syncs(strategy):
         raise ValueError(
             "at_syncs: this strategy reduces gradients and never syncs replicas, so "
             "there is no sync at which to reset or average the optimizer's state"
@@ -161,14 +155,16 @@ def at_syncs(strategy: Strategy, extra: Strategy) -> Strategy:
 def _behind(strategy: Strategy, extra: Strategy) -> Strategy:
     """`at_syncs`, without its checks."""
     # Where the data decide, only the inside of the branch knows of a sync.
-    if not decides(strategy):
-        return chain(strategy, when(partial(lands, strategy), extra))
-    behind = combination(strategy).behind
+    if not introspection.decides(strategy):
+        return chain(strategy, when(partial(introspection.lands, strategy), extra))
+    behind = introspection.combination(strategy).behind
     if behind is not None:
         return behind(extra)
-    return rebuilt(
+    return introspection.rebuilt(
         strategy,
-        lambda member: _behind(member, extra) if ever_syncs(member) else member,
+        lambda member: (
+            _behind(member, extra) if introspection.ever_syncs(member) else member
+        ),
     )
 
 
