@@ -102,7 +102,7 @@ def delayed(
     if delay == 0:
         mixed = functools.partial(_mixed, alpha)
         return introspection.innermost(mixed, strategy) if alpha else strategy
-    gates, member = _under_gates(strategy)
+    gates, member = introspection.under_gates(strategy)
     if introspection.combination(member).delays:
         raise ValueError("delayed: this strategy is delayed already: add the delays")
     if not introspection.combination(member).members:
@@ -140,12 +140,6 @@ def _mix(alpha: float, changed: list[bool], arrived: PyTree, local: PyTree) -> P
     return form.unflatten([mix(new, old) if by else old for by, new, old in triples])
 
 
-def _added(alpha: float, gain: PyTree, local: PyTree) -> PyTree:
-    """local + (1 - α) · gain."""
-    total = jax.tree.map(lambda x, d: x + (1 - alpha) * d, widen(local), gain)
-    return narrow(total, local)
-
-
 def _check_apart(is_sent: Callable[[Any], Any], delay: int) -> None:
     """Refuses results that would arrive when the next has been sent."""
     # Looked up, as neither a schedule nor a condition shows how far apart its steps
@@ -162,107 +156,129 @@ def _check_apart(is_sent: Callable[[Any], Any], delay: int) -> None:
         )
 
 
-def _under_gates(strategy: Strategy) -> tuple[list[introspection.Steps], Strategy]:
-    """The conditions of `when` around a strategy, outermost first, and itself."""
-    gates = []
-    while (made := introspection.combination(strategy)).condition is not None:
-        gates.append(made.condition)
-        [strategy] = made.members
-    return gates, strategy
+class _Delay(NamedTuple):
+    """The four functions of `delayed`, for a whole with nothing but `when` around it.
 
+    Attributes:
+        strategy: what is delayed.
+        sender: the whole inside of `when`.
+        delay: local steps on the way.
+        alpha: the weight of the local value when a result arrives.
+        arrival: replace or add.
+        apart: the fewest local steps between two syncs.
+    """
 
-def _delayed(strategy, gates, sender, delay, alpha, arrival) -> Strategy:
-    """`delayed`, for a whole with nothing but `when` around it."""
-    periods = [active.period for active in gates if isinstance(active, Period)]
-    apart = max(periods, default=1)  # the fewest steps between two syncs
-    slots = -(-delay // apart)
-    centered = introspection.has_center(strategy)
-    reducing = introspection.reduces(strategy)
-    syncing = introspection.ever_syncs(sender)
+    strategy: Strategy
+    sender: Strategy
+    delay: int
+    alpha: float
+    arrival: Arrival
+    apart: int
 
-    def is_sent(step):
-        return introspection.lands(strategy, step)
+    def is_sent(self, step):
+        """Whether a result is sent after this step."""
+        return introspection.lands(self.strategy, step)
 
-    def arrives(step):
-        return jnp.logical_and(step >= delay, is_sent(step - delay))
+    def arrives(self, step):
+        """Whether a result arrives after this step."""
+        return jnp.logical_and(step >= self.delay, self.is_sent(step - self.delay))
 
-    def own_center(params, state):
-        return strategy.center(params, state) if centered else ()
-
-    def on_the_way(new, old):
-        if arrival == "replace":
-            return new
-        return jax.tree.map(jnp.subtract, widen(new), widen(old))
-
-    def arrived(result, replica, state, step):
-        if arrival == "add":
-            return _added(alpha, result, replica.params)
-        # Leaves that the strategy leaves alone have trained on meanwhile, and stay.
-        changed = changes_params(sender, replica, state, step)
-        return _mix(alpha, changed, result, replica.params)
-
-    def init(params):
-        if syncing and arrival == "replace":
-            _check_apart(is_sent, delay)
-        state = strategy.init(params)
-        center = own_center(params, state)
+    def init(self, params):
+        """No results are on their way."""
+        syncs = introspection.ever_syncs(self.sender)
+        if syncs and self.arrival == "replace":
+            _check_apart(self.is_sent, self.delay)
+        reduces = introspection.reduces(self.strategy)
+        slots = -(-self.delay // self.apart)
+        state = self.strategy.init(params)
+        center = self.own_center(params, state)
+        under_way = self.on_the_way(params, params), center
         return DelayedState(
             state,
             center,
-            _rows(params, delay) if reducing else (),
-            _rows((on_the_way(params, params), center), slots) if syncing else (),
-            jnp.full(slots, -1, jnp.int32) if syncing else (),
+            _rows(params, self.delay) if reduces else (),
+            _rows(under_way, slots) if syncs else (),
+            jnp.full(slots, -1, jnp.int32) if syncs else (),
         )
 
-    def reduce(grads, replica, state, step):
-        new, own = strategy.reduce(grads, replica, state.strategy, step)
-        state = state._replace(strategy=own)
-        slot = step % delay
+    def reduce(self, grads, replica, state, step):
+        """Sends these gradients, and returns those that arrive."""
+        new, own = self.strategy.reduce(grads, replica, state.strategy, step)
+        slot = step % self.delay
         arrived = jax.tree.map(lambda row: row[slot], state.grads)
-        return arrived, state._replace(grads=_put(state.grads, slot, new))
+        return arrived, state._replace(strategy=own, grads=_put(state.grads, slot, new))
 
-    def receive(replica, state, step):
-        slot = (step - delay) // apart % slots
+    def sync(self, replica, state, step):
+        """Receives the result that arrives, then sends the next."""
+        # What arrives comes first: a sync sees the params that it left behind.
+        receiver = when(self.arrives, Strategy(sync=self.receive))
+        replica, state = receiver.sync(replica, state, step)
+        return when(self.is_sent, Strategy(sync=self.send)).sync(replica, state, step)
+
+    def receive(self, replica, state, step):
+        """Takes the result of its slot into the params."""
+        slot = (step - self.delay) // self.apart % len(state.sent_at)
         result, center = jax.tree.map(lambda row: row[slot], state.syncs)
+        local, kept = replica.params, self.alpha
+        if self.arrival == "add":
+            wide = widen(local)
+            total = jax.tree.map(lambda x, d: x + (1 - kept) * d, wide, result)
+            params = narrow(total, local)
+        else:
+            # Leaves that the strategy leaves alone have trained on meanwhile, and stay.
+            changed = changes_params(self.sender, replica, state.strategy, step)
+            params = _mix(kept, changed, result, local)
         # Nothing was sent then if the phase around this one began since.
-        was_sent = state.sent_at[slot] == step - delay
-        params = arrived(result, replica, state.strategy, step)
-        params = select(was_sent, params, replica.params)
-        center = select(was_sent, center, state.center)
+        was_sent = state.sent_at[slot] == step - self.delay
+        params, center = select(was_sent, (params, center), (local, state.center))
         return replica._replace(params=params), state._replace(center=center)
 
-    def send(replica, state, step):
-        new, own = apply_sync(sender, replica, state.strategy, step)
-        result = on_the_way(new.params, replica.params)
-        under_way = result, own_center(new.params, own)
-        slot = step // apart % slots
+    def send(self, replica, state, step):
+        """Puts the result of a sync into its slot, and keeps the local params."""
+        new, own = apply_sync(self.sender, replica, state.strategy, step)
+        result = self.on_the_way(new.params, replica.params)
+        under_way = result, self.own_center(new.params, own)
+        slot = step // self.apart % len(state.sent_at)
         return new._replace(params=replica.params), state._replace(
             strategy=own,
             syncs=_put(state.syncs, slot, under_way),
             sent_at=_put(state.sent_at, slot, jnp.int32(step)),
         )
 
-    def sync(replica, state, step):
-        # What arrives comes first: a sync sees the params that it left behind.
-        receiver = when(arrives, Strategy(sync=receive))
-        replica, state = receiver.sync(replica, state, step)
-        return when(is_sent, Strategy(sync=send)).sync(replica, state, step)
+    def own_center(self, params, state):
+        """The strategy's own center; () where it has none."""
+        centered = introspection.has_center(self.strategy)
+        return self.strategy.center(params, state) if centered else ()
 
-    acting = introspection.at_any(introspection.acting_steps(strategy), arrives)
+    def on_the_way(self, new, old):
+        """The params that are sent, or their gain where that will be added."""
+        if self.arrival == "replace":
+            return new
+        return jax.tree.map(jnp.subtract, widen(new), widen(old))
+
+
+def _delayed(strategy, gates, sender, delay, alpha, arrival) -> Strategy:
+    """`delayed`, for a whole with nothing but `when` around it."""
+    periods = [active.period for active in gates if isinstance(active, Period)]
+    apart = max(periods, default=1)
+    made = _Delay(strategy, sender, delay, alpha, arrival, apart)
     late = introspection.Combination(
-        sync,
+        made.sync,
         (strategy,),
         lambda change: delayed(change(strategy), delay, alpha, arrival),
-        arrives,
+        made.arrives,
         clocked=True,
         delays=True,
     )
+    syncs = introspection.ever_syncs(sender)
+    acts = introspection.at_any(introspection.acting_steps(strategy), made.arrives)
+    centered = introspection.has_center(strategy)
     return Strategy(
-        init,
-        reduce if reducing else keep_grads,
-        late if syncing else keep_replica,
+        made.init,
+        made.reduce if introspection.reduces(strategy) else keep_grads,
+        late if syncs else keep_replica,
         (lambda params, state: state.center) if centered else strategy.center,
-        acting if syncing else None,
+        acts if syncs else None,
     )
 
 

@@ -61,10 +61,9 @@ def ema(strategy: Strategy, decay: float, axis: Axis = WORKERS) -> Strategy:
     # longer run one after the other.
     def sync(replica, state, step):
         replica, inner = strategy.sync(replica, state.strategy, step)
+        params = widen(replica.params)
         average = jax.tree.map(
-            lambda c, x: c + (1 - decay) * (x - c),
-            state.average,
-            widen(replica.params),
+            lambda c, x: c + (1 - decay) * (x - c), state.average, params
         )
         return replica, EmaState(inner, average)
 

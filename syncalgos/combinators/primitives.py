@@ -160,12 +160,11 @@ def _behind(strategy: Strategy, extra: Strategy) -> Strategy:
     behind = introspection.combination(strategy).behind
     if behind is not None:
         return behind(extra)
-    return introspection.rebuilt(
-        strategy,
-        lambda member: (
-            _behind(member, extra) if introspection.ever_syncs(member) else member
-        ),
-    )
+
+    def change(member):
+        return _behind(member, extra) if introspection.ever_syncs(member) else member
+
+    return introspection.rebuilt(strategy, change)
 
 
 def restart(new: PyTree, old: PyTree) -> PyTree:
@@ -262,10 +261,8 @@ def outer_step(
         )
         updates, outer_state = outer.update(grads, state.outer, state.anchor)
         anchor = optax.apply_updates(state.anchor, updates)
-        return (
-            replica._replace(params=narrow(anchor, replica.params)),
-            OuterState(anchor, outer_state, reducer_state),
-        )
+        replica = replica._replace(params=narrow(anchor, replica.params))
+        return replica, OuterState(anchor, outer_state, reducer_state)
 
     return Strategy(
         init=init,

@@ -142,9 +142,8 @@ def sync_when(active: introspection.Steps, strategy: Strategy) -> Strategy:
 def _sync_gated(gate: Callable[[Strategy], Strategy], strategy: Strategy) -> Strategy:
     """A whole: its members would lack the reduction, which shares their state."""
     gated = gate(strategy._replace(reduce=keep_grads))
-    sync = introspection.Combination(
-        gated.sync, lands=functools.partial(introspection.lands, gated)
-    )
+    landing = functools.partial(introspection.lands, gated)
+    sync = introspection.Combination(gated.sync, lands=landing)
     return strategy._replace(sync=sync, acts=gated.acts)
 
 

@@ -16,7 +16,7 @@ from syncalgos.engine.program import Inputs, Model, Outputs, Own, Program, Share
 
 
 class Key(NamedTuple):
-    """What a program is compiled for.
+    """The program and the arguments that a compiled one is for.
 
     Attributes:
         program: which.
