@@ -43,29 +43,16 @@ def masked(
     """
     check_strategy("masked", strategy)
 
-    def chosen(params):
-        leaves = checks.labels("masked: mask", mask, params)
-        for leaf, x in zip(leaves, jax.tree.leaves(params), strict=True):
-            if isinstance(leaf, slice) and not jnp.ndim(x):
-                raise ValueError(
-                    f"masked: a leaf without axes takes True or False, got {leaf!r}"
-                )
-            if not isinstance(leaf, bool | np.bool_ | slice):
-                raise ValueError(
-                    f"masked: mask must hold booleans, got {leaf!r} (or slices)"
-                )
-        return leaves
-
     # Other leaves become nodes without leaves, MaskedNode: what the strategy keeps of
     # its params then has none of them either.
     def part(tree, whole):
         leaves, form = jax.tree.flatten(tree)
-        pairs = zip(chosen(whole), leaves, strict=True)
+        pairs = zip(_chosen(mask, whole), leaves, strict=True)
         return form.unflatten([_rows(x, own) for own, x in pairs])
 
     def merge(tree, whole):
         own, (leaves, form) = iter(jax.tree.leaves(tree)), jax.tree.flatten(whole)
-        pairs = zip(chosen(whole), leaves, strict=True)
+        pairs = zip(_chosen(mask, whole), leaves, strict=True)
         return form.unflatten([_put(x, mine, own) for mine, x in pairs])
 
     def see(replica):
@@ -99,6 +86,21 @@ def masked(
         else strategy.center,
         acts=introspection.acting_steps(strategy),
     )
+
+
+def _chosen(mask: PyTree, params: PyTree) -> list[Any]:
+    """Whether each leaf of params is masked, or the slice of its rows that are."""
+    leaves = checks.labels("masked: mask", mask, params)
+    for leaf, x in zip(leaves, jax.tree.leaves(params), strict=True):
+        if isinstance(leaf, slice) and not jnp.ndim(x):
+            raise ValueError(
+                f"masked: a leaf without axes takes True or False, got {leaf!r}"
+            )
+        if not isinstance(leaf, bool | np.bool_ | slice):
+            raise ValueError(
+                f"masked: mask must hold booleans, got {leaf!r} (or slices)"
+            )
+    return leaves
 
 
 def _rows(x: jax.Array, mine: bool | slice) -> Any:

@@ -16,7 +16,7 @@ from syncalgos.engine.program import Inputs, Model, Outputs, Own, Program, Share
 
 
 class Key(NamedTuple):
-    """The program and the arguments that a compiled one is for.
+    """The conditions that a program is compiled for.
 
     Attributes:
         program: which.
