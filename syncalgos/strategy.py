@@ -12,7 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from syncalgos import checks, collectives
-from syncalgos.collectives import WORKERS, Axis, PyTree
+from syncalgos.collectives import WORKERS as WORKERS
+from syncalgos.collectives import Axis as Axis
+from syncalgos.collectives import PyTree as PyTree
 
 
 class Replica(NamedTuple):

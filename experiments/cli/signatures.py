@@ -52,8 +52,7 @@ def in_source(path: Path, name: str) -> Signature:
     """
     # A test compares what is read here with the functions' own signatures.
     module = ast.parse(path.read_text("utf-8"))
-    # The last of its name: those before are overloads, for type checkers.
-    *_, function = (
+    [function] = (
         node
         for node in module.body
         if isinstance(node, ast.FunctionDef) and node.name == name

@@ -7,9 +7,8 @@ import jax.numpy as jnp
 import optax
 
 from syncalgos import checks, collectives
-from syncalgos.collectives import Axis, PyTree
 from syncalgos.dtypes import narrow, widen
-from syncalgos.strategy import Replica
+from syncalgos.strategy import Axis, PyTree, Replica
 
 
 def zeros(params: PyTree) -> PyTree:

@@ -4,15 +4,9 @@ import optax
 
 from syncalgos import checks, collectives
 from syncalgos.algorithms._anchors import outer_rates
-from syncalgos.collectives import WORKERS, Axis
-from syncalgos.combinators.asynchrony import (
-    asynchronous,
-    delayed_nesterov,
-    even_speeds,
-    new_server,
-)
+from syncalgos.combinators import asynchrony
 from syncalgos.reducers.reducer import check_optimizer
-from syncalgos.strategy import Strategy
+from syncalgos.strategy import WORKERS, Axis, Strategy
 
 
 def async_diloco(
@@ -77,16 +71,17 @@ def async_diloco(
         check_optimizer("async_diloco: optimizer", optimizer)
 
     def clock_of(workers):
-        return even_speeds(workers, slowest, period, dynamic_steps)
+        return asynchrony.even_speeds(workers, slowest, period, dynamic_steps)
 
     # Delayed Nesterov as in the paper and HALoS's code; the published toy weighs
     # updates by staleness, and lacks the immediate Δ / B.
     def push(server, update):
         count = collectives.size(axis) if buffer is None else buffer
         _check_early(early, count)
-        return delayed_nesterov(server, update, lr, momentum, count, early)
+        return asynchrony.delayed_nesterov(server, update, lr, momentum, count, early)
 
-    return asynchronous(new_server, push, clock_of, optimizer, axis)
+    new_server = asynchrony.new_server
+    return asynchrony.asynchronous(new_server, push, clock_of, optimizer, axis)
 
 
 def _check_early(early: float, count: int) -> None:

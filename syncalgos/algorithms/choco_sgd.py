@@ -4,12 +4,11 @@ from typing import NamedTuple
 
 from syncalgos import checks, collectives
 from syncalgos.algorithms._anchors import zeros
-from syncalgos.collectives import WORKERS, Axis, PyTree
 from syncalgos.dtypes import widen
 from syncalgos.reducers import stacking
 from syncalgos.reducers.reducer import is_sent, over_leaves
 from syncalgos.reducers.sparse import largest, placed
-from syncalgos.strategy import MeanCenter, Strategy
+from syncalgos.strategy import WORKERS, Axis, MeanCenter, PyTree, Strategy
 
 
 class ChocoState(NamedTuple):

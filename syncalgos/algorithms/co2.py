@@ -8,11 +8,10 @@ import optax
 
 from syncalgos import checks
 from syncalgos.algorithms._anchors import outer_rates
-from syncalgos.collectives import WORKERS, Axis, PyTree
 from syncalgos.combinators.primitives import outer_step
 from syncalgos.combinators.schedule import every
 from syncalgos.reducers import late
-from syncalgos.strategy import Strategy
+from syncalgos.strategy import WORKERS, Axis, PyTree, Strategy
 
 
 class MomentumState(NamedTuple):

@@ -7,9 +7,8 @@ import jax.numpy as jnp
 
 from syncalgos import checks, topology
 from syncalgos.algorithms._anchors import restart, zeros
-from syncalgos.collectives import WORKERS, Axis, PyTree
 from syncalgos.dtypes import widen
-from syncalgos.strategy import MeanCenter, Strategy
+from syncalgos.strategy import WORKERS, Axis, MeanCenter, PyTree, Strategy
 
 
 class D2State(NamedTuple):

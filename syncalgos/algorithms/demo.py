@@ -5,10 +5,9 @@ import jax.numpy as jnp
 
 from syncalgos import checks
 from syncalgos.algorithms._anchors import zeros
-from syncalgos.collectives import WORKERS, Axis
 from syncalgos.dtypes import if_finite, narrow, widen
 from syncalgos.reducers import dct, stacking
-from syncalgos.strategy import MeanCenter, Strategy
+from syncalgos.strategy import WORKERS, Axis, MeanCenter, Strategy
 
 
 def demo(

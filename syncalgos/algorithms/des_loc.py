@@ -3,12 +3,11 @@
 from functools import partial
 
 from syncalgos import checks, collectives
-from syncalgos.collectives import WORKERS, Axis
 from syncalgos.combinators.chain import chain
 from syncalgos.combinators.moments import map_moments
 from syncalgos.combinators.primitives import average
 from syncalgos.combinators.schedule import every
-from syncalgos.strategy import MeanCenter, Strategy
+from syncalgos.strategy import WORKERS, Axis, MeanCenter, Strategy
 
 
 def des_loc(

@@ -9,11 +9,10 @@ import optax
 
 from syncalgos import checks, collectives, reducers
 from syncalgos.algorithms._anchors import zeros
-from syncalgos.collectives import WORKERS, Axis, PyTree
 from syncalgos.dtypes import if_finite, narrow, widen
 from syncalgos.reducers import stacking
 from syncalgos.reducers.reducer import over_leaves
-from syncalgos.strategy import MeanCenter, Strategy
+from syncalgos.strategy import WORKERS, Axis, MeanCenter, PyTree, Strategy
 
 
 class DgcState(NamedTuple):

@@ -1,11 +1,10 @@
 """DiLoCo: an outer optimizer on the pseudo-gradient."""
 
 from syncalgos.algorithms._anchors import nesterov_sgd
-from syncalgos.collectives import WORKERS, Axis
 from syncalgos.combinators.primitives import outer_step
 from syncalgos.combinators.schedule import every
 from syncalgos.reducers import resolve
-from syncalgos.strategy import Strategy
+from syncalgos.strategy import WORKERS, Axis, Strategy
 
 
 def diloco(

@@ -2,11 +2,10 @@
 
 from syncalgos import checks, reducers
 from syncalgos.algorithms._anchors import nesterov_sgd
-from syncalgos.collectives import WORKERS, Axis
 from syncalgos.combinators.primitives import outer_step
 from syncalgos.combinators.schedule import every
 from syncalgos.reducers.stacking import Stacked
-from syncalgos.strategy import Strategy
+from syncalgos.strategy import WORKERS, Axis, Strategy
 
 
 def diloco_x(

@@ -7,9 +7,8 @@ import jax.numpy as jnp
 
 from syncalgos import checks, collectives, reducers
 from syncalgos.algorithms._anchors import zeros
-from syncalgos.collectives import WORKERS, Axis
 from syncalgos.dtypes import if_finite, narrow, widen
-from syncalgos.strategy import MeanCenter, Strategy
+from syncalgos.strategy import WORKERS, Axis, MeanCenter, Strategy
 
 
 def distributed_lion(

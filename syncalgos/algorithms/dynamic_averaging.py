@@ -7,11 +7,10 @@ import jax.numpy as jnp
 import optax
 
 from syncalgos import checks, collectives
-from syncalgos.collectives import WORKERS, Axis, PyTree
 from syncalgos.combinators.decided import decided
 from syncalgos.combinators.schedule import every
 from syncalgos.dtypes import widen
-from syncalgos.strategy import MeanCenter, Strategy
+from syncalgos.strategy import WORKERS, Axis, MeanCenter, PyTree, Strategy
 
 
 class DynamicState(NamedTuple):

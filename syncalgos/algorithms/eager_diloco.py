@@ -6,17 +6,10 @@ import jax
 import optax
 
 from syncalgos import collectives
-from syncalgos.algorithms._anchors import (
-    nesterov_sgd,
-    pseudo_gradient,
-    restart,
-    shipped,
-    zeros,
-)
-from syncalgos.collectives import WORKERS, Axis, PyTree
+from syncalgos.algorithms import _anchors
 from syncalgos.combinators.schedule import every
 from syncalgos.dtypes import widen
-from syncalgos.strategy import Strategy
+from syncalgos.strategy import WORKERS, Axis, PyTree, Strategy
 
 
 class EagerState(NamedTuple):
@@ -63,15 +56,15 @@ def eager_diloco(
     Source: Kale, Douillard and Donchev, "Eager updates for overlapped communication and
     computation in DiLoCo", 2025, algorithm 3.
     """
-    outer = nesterov_sgd("eager_diloco", outer_lr, outer_momentum)
+    outer = _anchors.nesterov_sgd("eager_diloco", outer_lr, outer_momentum)
 
     def init(params):
-        anchor, zero = widen(params), zeros(params)
+        anchor, zero = widen(params), _anchors.zeros(params)
         return EagerState(anchor, outer.init(anchor), zero, zero)
 
     def sync(replica, state, step):
         workers = collectives.size(axis)
-        own = pseudo_gradient(state.anchor, replica.params)
+        own = _anchors.pseudo_gradient(state.anchor, replica.params)
         # The mean is a round old but for the own part, which is replaced by today's.
         eager = jax.tree.map(
             lambda g, d, last: g + (d - last) / workers, state.mean, own, state.own
@@ -79,6 +72,7 @@ def eager_diloco(
         updates, outer_state = outer.update(eager, state.outer, state.anchor)
         anchor = optax.apply_updates(state.anchor, updates)
         state = EagerState(anchor, outer_state, own, collectives.mean(own, axis))
-        return restart(replica, anchor), state
+        return _anchors.restart(replica, anchor), state
 
-    return every(period, Strategy(init, sync=sync, center=shipped("anchor", axis)))
+    center = _anchors.shipped("anchor", axis)
+    return every(period, Strategy(init, sync=sync, center=center))

@@ -5,19 +5,12 @@ from typing import NamedTuple
 import jax.numpy as jnp
 
 from syncalgos import checks
-from syncalgos.algorithms._anchors import (
-    outer_rates,
-    pseudo_gradient,
-    restart,
-    shipped,
-    zeros,
-)
-from syncalgos.collectives import WORKERS, Axis, PyTree
+from syncalgos.algorithms import _anchors
 from syncalgos.combinators.schedule import every
 from syncalgos.dtypes import widen
 from syncalgos.reducers.reducer import over_leaves
 from syncalgos.reducers.robust import Norms, Screen, none_seen, screened_mean
-from syncalgos.strategy import Strategy
+from syncalgos.strategy import WORKERS, Axis, PyTree, Strategy
 
 
 class EditState(NamedTuple):
@@ -74,7 +67,7 @@ def edit(
     Source: Cheng et al., "EDiT: a local-SGD-based efficient distributed training method
     for large language models", ICLR 2025, the pseudo-gradient penalty.
     """
-    lr, mu = outer_rates("edit", outer_lr, outer_momentum)
+    lr, mu = _anchors.outer_rates("edit", outer_lr, outer_momentum)
     screen = Screen(
         threshold=checks.real("edit: threshold", threshold, above=0),
         rate=checks.share("edit: rate", rate),
@@ -83,7 +76,8 @@ def edit(
     )
 
     def init(params):
-        return EditState(widen(params), zeros(params), none_seen(widen(params)))
+        anchor = widen(params)
+        return EditState(anchor, _anchors.zeros(params), none_seen(anchor))
 
     def outer(x, m, g, on_any):
         # Where a leaf is usual on no worker, its momentum rests too.
@@ -91,9 +85,9 @@ def edit(
         return jnp.where(on_any, x - lr * (g + mu * m), x), m
 
     def sync(replica, state, step):
-        moves = pseudo_gradient(state.anchor, replica.params)
+        moves = _anchors.pseudo_gradient(state.anchor, replica.params)
         g, on_any, seen = screened_mean(moves, state.seen, screen, axis)
         anchor, velocity = over_leaves(outer, 2, *state[:2], g, on_any)
-        return restart(replica, anchor), EditState(anchor, velocity, seen)
+        return _anchors.restart(replica, anchor), EditState(anchor, velocity, seen)
 
-    return every(period, Strategy(init, sync=sync, center=shipped("anchor")))
+    return every(period, Strategy(init, sync=sync, center=_anchors.shipped("anchor")))

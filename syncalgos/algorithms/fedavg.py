@@ -2,9 +2,8 @@
 
 from syncalgos import checks
 from syncalgos.algorithms.model_averaging import model_averaging
-from syncalgos.collectives import WORKERS, Axis
 from syncalgos.combinators.participation import participating, sampled
-from syncalgos.strategy import Strategy
+from syncalgos.strategy import WORKERS, Axis, Strategy
 
 
 def fedavg(

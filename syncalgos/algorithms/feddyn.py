@@ -7,10 +7,9 @@ import jax.numpy as jnp
 
 from syncalgos import checks, collectives
 from syncalgos.algorithms._anchors import restart, shipped, start, zeros
-from syncalgos.collectives import WORKERS, Axis, PyTree
 from syncalgos.combinators.schedule import sync_every
 from syncalgos.dtypes import narrow, widen
-from syncalgos.strategy import Strategy
+from syncalgos.strategy import WORKERS, Axis, PyTree, Strategy
 
 
 class FedDynState(NamedTuple):

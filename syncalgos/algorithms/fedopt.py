@@ -7,11 +7,10 @@ import jax.numpy as jnp
 import optax
 
 from syncalgos import checks
-from syncalgos.collectives import WORKERS, Axis, PyTree
 from syncalgos.combinators.primitives import outer_step
 from syncalgos.combinators.schedule import every
 from syncalgos.reducers.reducer import over_leaves
-from syncalgos.strategy import Strategy
+from syncalgos.strategy import WORKERS, Axis, PyTree, Strategy
 
 # The second moment v, after the square s of an outer gradient.
 SECOND_MOMENTS = {

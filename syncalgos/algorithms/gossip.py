@@ -8,9 +8,8 @@ import jax.numpy as jnp
 from syncalgos import checks
 from syncalgos import topology as peers
 from syncalgos.algorithms._anchors import restart, zeros
-from syncalgos.collectives import WORKERS, Axis
 from syncalgos.combinators.chain import chain
-from syncalgos.strategy import MeanCenter, Strategy
+from syncalgos.strategy import WORKERS, Axis, MeanCenter, Strategy
 
 
 def gossip(

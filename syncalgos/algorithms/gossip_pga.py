@@ -4,11 +4,10 @@ from typing import Literal
 
 from syncalgos import checks
 from syncalgos import topology as peers
-from syncalgos.collectives import WORKERS, Axis
 from syncalgos.combinators.chain import chain
 from syncalgos.combinators.primitives import average
 from syncalgos.combinators.schedule import every, when
-from syncalgos.strategy import MeanCenter, Strategy
+from syncalgos.strategy import WORKERS, Axis, MeanCenter, Strategy
 
 
 def gossip_pga(

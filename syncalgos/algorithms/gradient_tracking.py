@@ -7,9 +7,8 @@ import jax.numpy as jnp
 
 from syncalgos import topology
 from syncalgos.algorithms._anchors import restart, zeros
-from syncalgos.collectives import WORKERS, Axis, PyTree
 from syncalgos.dtypes import if_finite, narrow, widen
-from syncalgos.strategy import MeanCenter, Strategy
+from syncalgos.strategy import WORKERS, Axis, MeanCenter, PyTree, Strategy
 
 
 class TrackingState(NamedTuple):

@@ -5,11 +5,10 @@ import math
 import optax
 
 from syncalgos import checks, collectives
-from syncalgos.collectives import WORKERS, Axis
 from syncalgos.combinators.chain import chain
 from syncalgos.combinators.primitives import average
 from syncalgos.combinators.schedule import every, when
-from syncalgos.strategy import Strategy
+from syncalgos.strategy import WORKERS, Axis, Strategy
 
 
 def hierarchical(

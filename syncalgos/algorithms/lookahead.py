@@ -3,10 +3,9 @@
 import optax
 
 from syncalgos import checks
-from syncalgos.collectives import WORKERS, Axis
 from syncalgos.combinators.primitives import outer_step
 from syncalgos.combinators.schedule import every
-from syncalgos.strategy import Strategy
+from syncalgos.strategy import WORKERS, Axis, Strategy
 
 
 def lookahead(period: int = 16, slow_lr: float = 0.5, axis: Axis = WORKERS) -> Strategy:

@@ -1,9 +1,8 @@
 """Periodic model averaging, also called local SGD."""
 
-from syncalgos.collectives import WORKERS, Axis
 from syncalgos.combinators.primitives import average
 from syncalgos.combinators.schedule import every
-from syncalgos.strategy import Strategy
+from syncalgos.strategy import WORKERS, Axis, Strategy
 
 
 def model_averaging(period: int = 16, axis: Axis = WORKERS) -> Strategy:

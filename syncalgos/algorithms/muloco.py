@@ -2,10 +2,9 @@
 
 from syncalgos import checks, reducers
 from syncalgos.algorithms._anchors import nesterov_sgd
-from syncalgos.collectives import WORKERS, Axis
 from syncalgos.combinators.primitives import outer_step
 from syncalgos.combinators.schedule import every
-from syncalgos.strategy import Strategy
+from syncalgos.strategy import WORKERS, Axis, Strategy
 
 
 def muloco(

@@ -7,11 +7,10 @@ import jax.numpy as jnp
 
 from syncalgos import checks, topology
 from syncalgos.algorithms._anchors import outer_rates, restart, shipped, start, zeros
-from syncalgos.collectives import WORKERS, Axis, PyTree
 from syncalgos.combinators.schedule import every
 from syncalgos.dtypes import widen
 from syncalgos.reducers.reducer import over_leaves
-from syncalgos.strategy import Strategy
+from syncalgos.strategy import WORKERS, Axis, PyTree, Strategy
 
 
 class NoLoCoState(NamedTuple):

@@ -8,11 +8,10 @@ import optax
 
 from syncalgos import checks, collectives
 from syncalgos.algorithms._anchors import zeros
-from syncalgos.collectives import WORKERS, Axis, PyTree
 from syncalgos.dtypes import if_finite, narrow, widen
 from syncalgos.reducers import hops, signs
 from syncalgos.reducers.reducer import over_leaves
-from syncalgos.strategy import MeanCenter, Strategy
+from syncalgos.strategy import WORKERS, Axis, MeanCenter, PyTree, Strategy
 
 
 class OneBitAdamState(NamedTuple):

@@ -6,11 +6,10 @@ import jax
 
 from syncalgos import checks, collectives
 from syncalgos.algorithms._anchors import restart, zeros
-from syncalgos.collectives import WORKERS, Axis, PyTree
 from syncalgos.combinators.schedule import every
 from syncalgos.dtypes import widen
 from syncalgos.reducers.reducer import over_leaves
-from syncalgos.strategy import MeanCenter, Strategy
+from syncalgos.strategy import WORKERS, Axis, MeanCenter, PyTree, Strategy
 
 
 class OverlapState(NamedTuple):

@@ -3,10 +3,9 @@
 from syncalgos import checks
 from syncalgos.algorithms.model_averaging import model_averaging
 from syncalgos.algorithms.sync_sgd import sync_sgd
-from syncalgos.collectives import WORKERS, Axis
 from syncalgos.combinators.chain import chain
 from syncalgos.combinators.schedule import after, until
-from syncalgos.strategy import Strategy
+from syncalgos.strategy import WORKERS, Axis, Strategy
 
 
 def post_local_sgd(

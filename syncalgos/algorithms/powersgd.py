@@ -1,12 +1,11 @@
 """PowerSGD: low-rank gradients."""
 
 from syncalgos import checks, reducers
-from syncalgos.collectives import WORKERS, Axis
 from syncalgos.combinators.chain import chain
 from syncalgos.combinators.primitives import reduce_with
 from syncalgos.combinators.schedule import after, until
 from syncalgos.reducers.stacking import Stacked
-from syncalgos.strategy import Strategy
+from syncalgos.strategy import WORKERS, Axis, Strategy
 
 
 def powersgd(

@@ -7,10 +7,9 @@ import jax.numpy as jnp
 
 from syncalgos import checks, topology
 from syncalgos.algorithms._anchors import restart, shipped
-from syncalgos.collectives import WORKERS, Axis, PyTree
 from syncalgos.dtypes import narrow, widen
 from syncalgos.keys import own_key
-from syncalgos.strategy import Strategy
+from syncalgos.strategy import WORKERS, Axis, PyTree, Strategy
 
 
 class PushSumState(NamedTuple):

@@ -1,36 +1,21 @@
 """The quadratic synchronization rule: rounds lengthen as the learning rate falls."""
 
 import functools
-from typing import overload
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from syncalgos import checks
-from syncalgos.checks import REQUIRED, LearningRate
-from syncalgos.collectives import WORKERS, Axis
 from syncalgos.combinators.primitives import average
 from syncalgos.combinators.schedule import TABLED, every
-from syncalgos.strategy import Strategy
+from syncalgos.strategy import WORKERS, Axis, Strategy
 
 
-@overload
-def qsr(
-    period: int, growth: float, learning_rate: LearningRate, axis: Axis = ...
-) -> Strategy: ...
-@overload
-def qsr(
-    period: int = ...,
-    growth: float = ...,
-    *,
-    learning_rate: LearningRate,
-    axis: Axis = ...,
-) -> Strategy: ...
 def qsr(
     period: int = 16,
     growth: float = 0.2,
-    learning_rate: LearningRate = REQUIRED,
+    learning_rate: checks.LearningRate = checks.REQUIRED,
     axis: Axis = WORKERS,
 ) -> Strategy:
     """Local SGD by the quadratic synchronization rule: longer rounds at a lower rate.

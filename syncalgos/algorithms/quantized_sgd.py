@@ -3,9 +3,8 @@
 from typing import Literal
 
 from syncalgos import reducers
-from syncalgos.collectives import WORKERS, Axis
 from syncalgos.combinators.primitives import reduce_with
-from syncalgos.strategy import Strategy
+from syncalgos.strategy import WORKERS, Axis, Strategy
 
 
 def quantized_sgd(

@@ -1,18 +1,16 @@
 """Scaffnew (ProxSkip): corrected local steps, and syncs drawn by a coin."""
 
-from typing import NamedTuple, overload
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from syncalgos import checks, collectives
 from syncalgos.algorithms._anchors import restart, zeros
-from syncalgos.checks import REQUIRED, LearningRate
-from syncalgos.collectives import WORKERS, Axis, PyTree
 from syncalgos.combinators.schedule import sync_when
 from syncalgos.dtypes import narrow, widen
 from syncalgos.keys import common_key
-from syncalgos.strategy import MeanCenter, Strategy
+from syncalgos.strategy import WORKERS, Axis, MeanCenter, PyTree, Strategy
 
 
 class ScaffnewState(NamedTuple):
@@ -21,17 +19,9 @@ class ScaffnewState(NamedTuple):
     control: PyTree
 
 
-@overload
-def scaffnew(
-    period: int, learning_rate: LearningRate, seed: int = ..., axis: Axis = ...
-) -> Strategy: ...
-@overload
-def scaffnew(
-    period: int = ..., *, learning_rate: LearningRate, seed: int = ..., axis: Axis = ...
-) -> Strategy: ...
 def scaffnew(
     period: int = 16,
-    learning_rate: LearningRate = REQUIRED,
+    learning_rate: checks.LearningRate = checks.REQUIRED,
     seed: int = 0,
     axis: Axis = WORKERS,
 ) -> Strategy:

@@ -1,17 +1,15 @@
 """SCAFFOLD: local steps corrected by control variates."""
 
-from typing import NamedTuple, overload
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from syncalgos import checks, collectives
 from syncalgos.algorithms._anchors import restart, zeros
-from syncalgos.checks import REQUIRED, LearningRate
-from syncalgos.collectives import WORKERS, Axis, PyTree
 from syncalgos.combinators.schedule import sync_every
 from syncalgos.dtypes import narrow, widen
-from syncalgos.strategy import MeanCenter, Strategy
+from syncalgos.strategy import WORKERS, Axis, MeanCenter, PyTree, Strategy
 
 
 class ScaffoldState(NamedTuple):
@@ -23,17 +21,9 @@ class ScaffoldState(NamedTuple):
     distance: jax.Array
 
 
-@overload
-def scaffold(
-    period: int, learning_rate: LearningRate, axis: Axis = ...
-) -> Strategy: ...
-@overload
-def scaffold(
-    period: int = ..., *, learning_rate: LearningRate, axis: Axis = ...
-) -> Strategy: ...
 def scaffold(
     period: int = 16,
-    learning_rate: LearningRate = REQUIRED,
+    learning_rate: checks.LearningRate = checks.REQUIRED,
     axis: Axis = WORKERS,
 ) -> Strategy:
     """SCAFFOLD: control variates take the drift out of local steps.

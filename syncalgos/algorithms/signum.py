@@ -2,8 +2,7 @@
 
 from syncalgos import checks
 from syncalgos.algorithms.distributed_lion import distributed_lion
-from syncalgos.collectives import WORKERS, Axis
-from syncalgos.strategy import Strategy
+from syncalgos.strategy import WORKERS, Axis, Strategy
 
 
 def signum(

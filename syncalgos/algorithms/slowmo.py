@@ -1,17 +1,15 @@
 """SlowMo: slow momentum on the average of the models."""
 
-from typing import NamedTuple, overload
+from typing import NamedTuple
 
 import jax.numpy as jnp
 
 from syncalgos import checks, collectives
 from syncalgos.algorithms._anchors import restart, shipped, zeros
-from syncalgos.checks import REQUIRED, LearningRate
-from syncalgos.collectives import WORKERS, Axis, PyTree
 from syncalgos.combinators.schedule import every
 from syncalgos.dtypes import narrow, widen
 from syncalgos.reducers.reducer import over_leaves
-from syncalgos.strategy import Strategy
+from syncalgos.strategy import WORKERS, Axis, PyTree, Strategy
 
 
 class SlowMoState(NamedTuple):
@@ -21,28 +19,11 @@ class SlowMoState(NamedTuple):
     velocity: PyTree
 
 
-@overload
-def slowmo(
-    period: int,
-    slow_momentum: float,
-    slow_lr: float,
-    learning_rate: LearningRate,
-    axis: Axis = ...,
-) -> Strategy: ...
-@overload
-def slowmo(
-    period: int = ...,
-    slow_momentum: float = ...,
-    slow_lr: float = ...,
-    *,
-    learning_rate: LearningRate,
-    axis: Axis = ...,
-) -> Strategy: ...
 def slowmo(
     period: int = 16,
     slow_momentum: float = 0.5,
     slow_lr: float = 1.0,
-    learning_rate: LearningRate = REQUIRED,
+    learning_rate: checks.LearningRate = checks.REQUIRED,
     axis: Axis = WORKERS,
 ) -> Strategy:
     """SlowMo: momentum on the average of the models, in units of the learning rate.

@@ -5,11 +5,10 @@ from typing import Literal
 import optax
 
 from syncalgos import checks, reducers
-from syncalgos.collectives import WORKERS, Axis
 from syncalgos.combinators.primitives import outer_step
 from syncalgos.combinators.schedule import every
 from syncalgos.reducers.stacking import Stacked
-from syncalgos.strategy import Strategy
+from syncalgos.strategy import WORKERS, Axis, Strategy
 
 
 def sparseloco(

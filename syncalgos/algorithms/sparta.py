@@ -3,9 +3,8 @@
 import jax
 
 from syncalgos import reducers
-from syncalgos.collectives import WORKERS, Axis
 from syncalgos.combinators.schedule import every
-from syncalgos.strategy import MeanCenter, Strategy
+from syncalgos.strategy import WORKERS, Axis, MeanCenter, Strategy
 
 
 def sparta(

@@ -6,7 +6,6 @@ from typing import Any, Literal
 
 from syncalgos import checks
 from syncalgos.algorithms._anchors import nesterov_sgd
-from syncalgos.collectives import WORKERS, Axis
 from syncalgos.combinators import fragments as cuts
 from syncalgos.combinators.chain import chain
 from syncalgos.combinators.delayed import delayed
@@ -14,7 +13,7 @@ from syncalgos.combinators.masked import masked
 from syncalgos.combinators.primitives import outer_step
 from syncalgos.combinators.schedule import every
 from syncalgos.reducers import resolve, stacking
-from syncalgos.strategy import Strategy
+from syncalgos.strategy import WORKERS, Axis, Strategy
 
 
 def streaming_diloco(

@@ -1,9 +1,8 @@
 """Synchronous data-parallel training."""
 
-from syncalgos.collectives import WORKERS, Axis
 from syncalgos.combinators.primitives import reduce_with
 from syncalgos.reducers import AnyReducer, resolve
-from syncalgos.strategy import Strategy
+from syncalgos.strategy import WORKERS, Axis, Strategy
 
 
 def sync_sgd(

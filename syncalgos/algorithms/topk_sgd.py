@@ -1,10 +1,9 @@
 """Top-k sparsified SGD."""
 
 from syncalgos import reducers
-from syncalgos.collectives import WORKERS, Axis
 from syncalgos.combinators.primitives import reduce_with
 from syncalgos.reducers.stacking import Stacked
-from syncalgos.strategy import Strategy
+from syncalgos.strategy import WORKERS, Axis, Strategy
 
 
 def topk_sgd(

@@ -9,11 +9,10 @@ import optax
 from jax import lax
 
 from syncalgos import collectives
-from syncalgos.collectives import Axis, PyTree
 from syncalgos.combinators.introspection import Combination
 from syncalgos.dtypes import if_finite, narrow, select, widen
 from syncalgos.reducers.reducer import over_leaves
-from syncalgos.strategy import Strategy
+from syncalgos.strategy import Axis, PyTree, Strategy
 
 UNIT = 1024
 """The speed of the fastest worker: others are whole numbers below."""
@@ -120,44 +119,14 @@ def asynchronous(
         held = widen(params), opt_state
         return AsyncState(serve(params), widen(params), held, jnp.array(False))
 
-    def rested(replica, state, step):
-        """The replica, or its last state where the worker makes no local step now."""
-        me = collectives.index(axis)
-        moves = clock().moves(step)[me]
-        params, opt_state = state.held
-        params = select(moves, replica.params, narrow(params, replica.params))
-        if optimizer is None:
-            return replica._replace(params=params)
-        # Behind another phase of training, opt_state has changed since `init`.
-        goes_on = moves | ~(state.began | (step == 0))
-        opt_state = select(goes_on, replica.opt_state, opt_state)
-        return replica._replace(params=params, opt_state=opt_state)
-
-    def arrive(replica, state, step):
-        me, arrived = collectives.index(axis), clock().arrives(step)
-        own = widen(replica.params)
-        update = jax.tree.map(jnp.subtract, state.start, own)
-
-        def come(carry, each):
-            (server, own), (number, counts, update) = carry, each
-            server = select(counts, push(server, update), server)
-            own = select(counts & (number == me), server.params, own)
-            return (server, own), None
-
-        # (workers, ...): one by one, as each meets another model at the server.
-        each = jnp.arange(len(arrived)), arrived, collectives.gather(update, axis)
-        (server, own), _ = lax.scan(come, (state.server, own), each)
-        params = narrow(own, replica.params)
-        start = select(arrived[me], widen(params), state.start)
-        return replica._replace(params=params), state._replace(
-            server=server, start=start
-        )
-
     def sync(replica, state, step):
-        replica = rested(replica, state, step)
+        me, now = collectives.index(axis), clock()
+        replica = _rested(
+            replica, state, step, now.moves(step)[me], optimizer is not None
+        )
         replica, state = lax.cond(
             lands(step),
-            lambda: arrive(replica, state, step),
+            lambda: _arrived(replica, state, now.arrives(step), push, axis),
             lambda: (replica, state),
         )
         opt_state = () if optimizer is None else replica.opt_state
@@ -170,6 +139,37 @@ def asynchronous(
         sync=Combination(sync, lands=lands),
         center=lambda params, state: narrow(state.server.params, params),
     )
+
+
+def _rested(replica, state, step, moves, with_opt_state):
+    """The replica, or its last state where the worker makes no local step now."""
+    params, opt_state = state.held
+    params = select(moves, replica.params, narrow(params, replica.params))
+    if not with_opt_state:
+        return replica._replace(params=params)
+    # Behind another phase of training, opt_state has changed since `init`.
+    goes_on = moves | ~(state.began | (step == 0))
+    opt_state = select(goes_on, replica.opt_state, opt_state)
+    return replica._replace(params=params, opt_state=opt_state)
+
+
+def _arrived(replica, state, arrived, push, axis):
+    """The replica and the state after the updates of all that end a round now."""
+    me, own = collectives.index(axis), widen(replica.params)
+    update = jax.tree.map(jnp.subtract, state.start, own)
+
+    def come(carry, each):
+        (server, own), (number, counts, update) = carry, each
+        server = select(counts, push(server, update), server)
+        own = select(counts & (number == me), server.params, own)
+        return (server, own), None
+
+    # (workers, ...): one by one, as each meets another model at the server.
+    each = jnp.arange(len(arrived)), arrived, collectives.gather(update, axis)
+    (server, own), _ = lax.scan(come, (state.server, own), each)
+    params = narrow(own, replica.params)
+    start = select(arrived[me], widen(params), state.start)
+    return replica._replace(params=params), state._replace(server=server, start=start)
 
 
 class Server(NamedTuple):

@@ -4,15 +4,7 @@ import functools
 from collections.abc import Callable
 
 from syncalgos.collectives import WORKERS, PyTree
-from syncalgos.combinators.introspection import (
-    Combination,
-    acting_steps,
-    at_any,
-    center_over,
-    has_center,
-    mean_center,
-    reduces,
-)
+from syncalgos.combinators import introspection
 from syncalgos.strategy import MeanCenter, Strategy, check_strategy, keep_grads
 
 
@@ -52,10 +44,12 @@ def chain(*strategies: Strategy) -> Strategy:
 
     return Strategy(
         init,
-        reduce if any(map(reduces, strategies)) else keep_grads,
-        Combination(sync, strategies, lambda change: chain(*map(change, strategies))),
+        reduce if any(map(introspection.reduces, strategies)) else keep_grads,
+        introspection.Combination(
+            sync, strategies, lambda change: chain(*map(change, strategies))
+        ),
         _chained_center(strategies),
-        at_any(*map(acting_steps, strategies)),
+        introspection.at_any(*map(introspection.acting_steps, strategies)),
     )
 
 
@@ -63,17 +57,17 @@ def _chained_center(
     strategies: tuple[Strategy, ...],
 ) -> Callable[[PyTree, PyTree], PyTree]:
     """The center of the last strategy with its own, else the mean over their axis."""
-    means = [mean_center(strategy) for strategy in strategies]
+    means = [introspection.mean_center(strategy) for strategy in strategies]
     # Nothing is left of a center before the last one that is of all leaves.
     first = max((i for i, mean in enumerate(means) if mean is None), default=0)
 
     def over(rest, params, state):
         for strategy, own in [*zip(strategies, state, strict=True)][first:]:
-            rest = center_over(strategy, rest, params, own)
+            rest = introspection.center_over(strategy, rest, params, own)
         return rest
 
     if None in means:
         return functools.partial(over, None)
     axes = [mean.axis for mean in means if mean and mean.axis != WORKERS]
-    parts = over if any(map(has_center, strategies)) else None
+    parts = over if any(map(introspection.has_center, strategies)) else None
     return MeanCenter(axes[-1] if axes else WORKERS, parts)

@@ -10,15 +10,8 @@ from jax import lax
 
 from syncalgos import checks, collectives
 from syncalgos.collectives import WORKERS, Axis, PyTree
+from syncalgos.combinators import introspection
 from syncalgos.combinators.chain import chain
-from syncalgos.combinators.introspection import (
-    Combination,
-    ever_syncs,
-    inner_center,
-    is_clocked,
-    lands,
-    reduces,
-)
 from syncalgos.strategy import Replica, Strategy, apply_sync, check_strategy
 
 Vote = Callable[[Replica, PyTree, Any], Any]
@@ -70,12 +63,12 @@ def decided(vote: Vote, strategy: Strategy, axis: Axis = WORKERS) -> Strategy:
     if not callable(vote):
         raise ValueError(f"decided: vote must be a function, got {checks.shown(vote)}")
     check_strategy("decided", strategy)
-    if reduces(strategy) or not ever_syncs(strategy):
+    if introspection.reduces(strategy) or not introspection.ever_syncs(strategy):
         raise ValueError(
             "decided: a strategy that syncs and does not reduce gradients is needed; "
             "chain others beside it"
         )
-    if is_clocked(strategy):
+    if introspection.is_clocked(strategy):
         raise ValueError(
             "decided: this strategy acts at every step, as delayed and paced ones do"
         )
@@ -109,12 +102,12 @@ def _decided(vote: Vote, strategy: Strategy, then: Strategy, axis: Axis) -> Stra
         )
 
     # A whole, as the vote reads the state of the strategy inside.
-    whole = Combination(
+    whole = introspection.Combination(
         sync,
-        lands=partial(lands, strategy),
+        lands=partial(introspection.lands, strategy),
         behind=lambda extra: _decided(vote, strategy, chain(then, extra), axis),
     )
-    return Strategy(init, sync=whole, center=inner_center(strategy))
+    return Strategy(init, sync=whole, center=introspection.inner_center(strategy))
 
 
 @jax.jit

@@ -11,20 +11,7 @@ from jax import lax
 
 from syncalgos import checks
 from syncalgos.collectives import PyTree
-from syncalgos.combinators.introspection import (
-    Combination,
-    Steps,
-    acting_steps,
-    at_any,
-    check_undecided,
-    combination,
-    ever_syncs,
-    has_center,
-    innermost,
-    lands,
-    rebuilt,
-    reduces,
-)
+from syncalgos.combinators import introspection
 from syncalgos.combinators.schedule import Period, when
 from syncalgos.dtypes import narrow, select, widen
 from syncalgos.strategy import (
@@ -106,7 +93,7 @@ def delayed(
     algorithm 2.
     """
     check_strategy("delayed", strategy)
-    check_undecided("delayed", strategy)
+    introspection.check_undecided("delayed", strategy)
     delay = checks.whole("delayed: delay", delay, least=0)
     alpha = checks.real("delayed: alpha", alpha, least=0)
     if alpha > 1:
@@ -114,11 +101,11 @@ def delayed(
     checks.one_of("arrival of delayed", arrival, get_args(Arrival))
     if delay == 0:
         mixed = functools.partial(_mixed, alpha)
-        return innermost(mixed, strategy) if alpha else strategy
-    gates, member = _under_gates(strategy)
-    if combination(member).delays:
+        return introspection.innermost(mixed, strategy) if alpha else strategy
+    gates, member = introspection.under_gates(strategy)
+    if introspection.combination(member).delays:
         raise ValueError("delayed: this strategy is delayed already: add the delays")
-    if not combination(member).members:
+    if not introspection.combination(member).members:
         return _delayed(strategy, gates, member, delay, alpha, arrival)
 
     def delay_member(member):
@@ -126,7 +113,7 @@ def delayed(
             member = when(active, member)
         return delayed(member, delay, alpha, arrival)
 
-    return rebuilt(member, delay_member)
+    return introspection.rebuilt(member, delay_member)
 
 
 def _mixed(alpha: float, strategy: Strategy) -> Strategy:
@@ -138,7 +125,8 @@ def _mixed(alpha: float, strategy: Strategy) -> Strategy:
         params = _mix(alpha, changed, new.params, replica.params)
         return new._replace(params=params), own
 
-    return strategy._replace(sync=sync) if ever_syncs(strategy) else strategy
+    syncs = introspection.ever_syncs(strategy)
+    return strategy._replace(sync=sync) if syncs else strategy
 
 
 def _mix(alpha: float, changed: list[bool], arrived: PyTree, local: PyTree) -> PyTree:
@@ -150,12 +138,6 @@ def _mix(alpha: float, changed: list[bool], arrived: PyTree, local: PyTree) -> P
         return ((1 - alpha) * widen(new) + alpha * widen(old)).astype(old.dtype)
 
     return form.unflatten([mix(new, old) if by else old for by, new, old in triples])
-
-
-def _added(alpha: float, gain: PyTree, local: PyTree) -> PyTree:
-    """local + (1 - α) · gain."""
-    total = jax.tree.map(lambda x, d: x + (1 - alpha) * d, widen(local), gain)
-    return narrow(total, local)
 
 
 def _check_apart(is_sent: Callable[[Any], Any], delay: int) -> None:
@@ -174,105 +156,129 @@ def _check_apart(is_sent: Callable[[Any], Any], delay: int) -> None:
         )
 
 
-def _under_gates(strategy: Strategy) -> tuple[list[Steps], Strategy]:
-    """The conditions of `when` around a strategy, outermost first, and itself."""
-    gates = []
-    while (made := combination(strategy)).condition is not None:
-        gates.append(made.condition)
-        [strategy] = made.members
-    return gates, strategy
+class _Delay(NamedTuple):
+    """The four functions of `delayed`, for a whole with nothing but `when` around it.
 
+    Attributes:
+        strategy: what is delayed.
+        sender: the whole inside of `when`.
+        delay: local steps on the way.
+        alpha: the weight of the local value when a result arrives.
+        arrival: replace or add.
+        apart: the fewest local steps between two syncs.
+    """
 
-def _delayed(strategy, gates, sender, delay, alpha, arrival) -> Strategy:
-    """`delayed`, for a whole with nothing but `when` around it."""
-    periods = [active.period for active in gates if isinstance(active, Period)]
-    apart = max(periods, default=1)  # the fewest steps between two syncs
-    slots = -(-delay // apart)
-    centered, reducing = has_center(strategy), reduces(strategy)
-    syncing = ever_syncs(sender)
+    strategy: Strategy
+    sender: Strategy
+    delay: int
+    alpha: float
+    arrival: Arrival
+    apart: int
 
-    def is_sent(step):
-        return lands(strategy, step)
+    def is_sent(self, step):
+        """Whether a result is sent after this step."""
+        return introspection.lands(self.strategy, step)
 
-    def arrives(step):
-        return jnp.logical_and(step >= delay, is_sent(step - delay))
+    def arrives(self, step):
+        """Whether a result arrives after this step."""
+        return jnp.logical_and(step >= self.delay, self.is_sent(step - self.delay))
 
-    def own_center(params, state):
-        return strategy.center(params, state) if centered else ()
-
-    def on_the_way(new, old):
-        if arrival == "replace":
-            return new
-        return jax.tree.map(jnp.subtract, widen(new), widen(old))
-
-    def arrived(result, replica, state, step):
-        if arrival == "add":
-            return _added(alpha, result, replica.params)
-        # Leaves that the strategy leaves alone have trained on meanwhile, and stay.
-        changed = changes_params(sender, replica, state, step)
-        return _mix(alpha, changed, result, replica.params)
-
-    def init(params):
-        if syncing and arrival == "replace":
-            _check_apart(is_sent, delay)
-        state = strategy.init(params)
-        center = own_center(params, state)
+    def init(self, params):
+        """No results are on their way."""
+        syncs = introspection.ever_syncs(self.sender)
+        if syncs and self.arrival == "replace":
+            _check_apart(self.is_sent, self.delay)
+        reduces = introspection.reduces(self.strategy)
+        slots = -(-self.delay // self.apart)
+        state = self.strategy.init(params)
+        center = self.own_center(params, state)
+        under_way = self.on_the_way(params, params), center
         return DelayedState(
             state,
             center,
-            _rows(params, delay) if reducing else (),
-            _rows((on_the_way(params, params), center), slots) if syncing else (),
-            jnp.full(slots, -1, jnp.int32) if syncing else (),
+            _rows(params, self.delay) if reduces else (),
+            _rows(under_way, slots) if syncs else (),
+            jnp.full(slots, -1, jnp.int32) if syncs else (),
         )
 
-    def reduce(grads, replica, state, step):
-        new, own = strategy.reduce(grads, replica, state.strategy, step)
-        state = state._replace(strategy=own)
-        slot = step % delay
+    def reduce(self, grads, replica, state, step):
+        """Sends these gradients, and returns those that arrive."""
+        new, own = self.strategy.reduce(grads, replica, state.strategy, step)
+        slot = step % self.delay
         arrived = jax.tree.map(lambda row: row[slot], state.grads)
-        return arrived, state._replace(grads=_put(state.grads, slot, new))
+        return arrived, state._replace(strategy=own, grads=_put(state.grads, slot, new))
 
-    def receive(replica, state, step):
-        slot = (step - delay) // apart % slots
+    def sync(self, replica, state, step):
+        """Receives the result that arrives, then sends the next."""
+        # What arrives comes first: a sync sees the params that it left behind.
+        receiver = when(self.arrives, Strategy(sync=self.receive))
+        replica, state = receiver.sync(replica, state, step)
+        return when(self.is_sent, Strategy(sync=self.send)).sync(replica, state, step)
+
+    def receive(self, replica, state, step):
+        """Takes the result of its slot into the params."""
+        slot = (step - self.delay) // self.apart % len(state.sent_at)
         result, center = jax.tree.map(lambda row: row[slot], state.syncs)
+        local, kept = replica.params, self.alpha
+        if self.arrival == "add":
+            wide = widen(local)
+            total = jax.tree.map(lambda x, d: x + (1 - kept) * d, wide, result)
+            params = narrow(total, local)
+        else:
+            # Leaves that the strategy leaves alone have trained on meanwhile, and stay.
+            changed = changes_params(self.sender, replica, state.strategy, step)
+            params = _mix(kept, changed, result, local)
         # Nothing was sent then if the phase around this one began since.
-        was_sent = state.sent_at[slot] == step - delay
-        params = arrived(result, replica, state.strategy, step)
-        params = select(was_sent, params, replica.params)
-        center = select(was_sent, center, state.center)
+        was_sent = state.sent_at[slot] == step - self.delay
+        params, center = select(was_sent, (params, center), (local, state.center))
         return replica._replace(params=params), state._replace(center=center)
 
-    def send(replica, state, step):
-        new, own = apply_sync(sender, replica, state.strategy, step)
-        result = on_the_way(new.params, replica.params)
-        under_way = result, own_center(new.params, own)
-        slot = step // apart % slots
+    def send(self, replica, state, step):
+        """Puts the result of a sync into its slot, and keeps the local params."""
+        new, own = apply_sync(self.sender, replica, state.strategy, step)
+        result = self.on_the_way(new.params, replica.params)
+        under_way = result, self.own_center(new.params, own)
+        slot = step // self.apart % len(state.sent_at)
         return new._replace(params=replica.params), state._replace(
             strategy=own,
             syncs=_put(state.syncs, slot, under_way),
             sent_at=_put(state.sent_at, slot, jnp.int32(step)),
         )
 
-    def sync(replica, state, step):
-        # What arrives comes first: a sync sees the params that it left behind.
-        receiver = when(arrives, Strategy(sync=receive))
-        replica, state = receiver.sync(replica, state, step)
-        return when(is_sent, Strategy(sync=send)).sync(replica, state, step)
+    def own_center(self, params, state):
+        """The strategy's own center; () where it has none."""
+        centered = introspection.has_center(self.strategy)
+        return self.strategy.center(params, state) if centered else ()
 
-    late = Combination(
-        sync,
+    def on_the_way(self, new, old):
+        """The params that are sent, or their gain where that will be added."""
+        if self.arrival == "replace":
+            return new
+        return jax.tree.map(jnp.subtract, widen(new), widen(old))
+
+
+def _delayed(strategy, gates, sender, delay, alpha, arrival) -> Strategy:
+    """`delayed`, for a whole with nothing but `when` around it."""
+    periods = [active.period for active in gates if isinstance(active, Period)]
+    apart = max(periods, default=1)
+    made = _Delay(strategy, sender, delay, alpha, arrival, apart)
+    late = introspection.Combination(
+        made.sync,
         (strategy,),
         lambda change: delayed(change(strategy), delay, alpha, arrival),
-        arrives,
+        made.arrives,
         clocked=True,
         delays=True,
     )
+    syncs = introspection.ever_syncs(sender)
+    acts = introspection.at_any(introspection.acting_steps(strategy), made.arrives)
+    centered = introspection.has_center(strategy)
     return Strategy(
-        init,
-        reduce if reducing else keep_grads,
-        late if syncing else keep_replica,
+        made.init,
+        made.reduce if introspection.reduces(strategy) else keep_grads,
+        late if syncs else keep_replica,
         (lambda params, state: state.center) if centered else strategy.center,
-        at_any(acting_steps(strategy), arrives) if syncing else None,
+        acts if syncs else None,
     )
 
 

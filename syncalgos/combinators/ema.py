@@ -5,10 +5,9 @@ from typing import NamedTuple
 import jax
 
 from syncalgos import checks, collectives
-from syncalgos.collectives import WORKERS, Axis, PyTree
 from syncalgos.combinators.introspection import Combination, inner_reduce
 from syncalgos.dtypes import narrow, widen
-from syncalgos.strategy import Strategy, check_strategy
+from syncalgos.strategy import WORKERS, Axis, PyTree, Strategy, check_strategy
 
 
 class EmaState(NamedTuple):
@@ -63,10 +62,9 @@ def ema(strategy: Strategy, decay: float, axis: Axis = WORKERS) -> Strategy:
     # is to act at every step: lanes of a CPU no longer run one after the other.
     def sync(replica, state, step):
         replica, inner = strategy.sync(replica, state.strategy, step)
+        params = widen(replica.params)
         average = jax.tree.map(
-            lambda c, x: c + (1 - decay) * (x - c),
-            state.average,
-            widen(replica.params),
+            lambda c, x: c + (1 - decay) * (x - c), state.average, params
         )
         return replica, EmaState(inner, average)
 

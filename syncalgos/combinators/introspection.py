@@ -75,6 +75,15 @@ def innermost(change: Change, strategy: Strategy) -> Strategy:
     return rebuilt(strategy, change)
 
 
+def under_gates(strategy: Strategy) -> tuple[list[Steps], Strategy]:
+    """The conditions of `when` around a strategy, outermost first, and itself."""
+    gates = []
+    while (made := combination(strategy)).condition is not None:
+        gates.append(made.condition)
+        [strategy] = made.members
+    return gates, strategy
+
+
 def never(step: Any) -> bool:
     """The steps of a sync that does nothing."""
     return False

@@ -10,13 +10,7 @@ import optax
 
 from syncalgos import checks
 from syncalgos.collectives import WORKERS, Axis, PyTree
-from syncalgos.combinators.introspection import (
-    Combination,
-    acting_steps,
-    center_over,
-    has_center,
-    reduces,
-)
+from syncalgos.combinators import introspection
 from syncalgos.strategy import MeanCenter, Strategy, check_strategy, keep_grads
 
 
@@ -49,29 +43,16 @@ def masked(
     """
     check_strategy("masked", strategy)
 
-    def chosen(params):
-        leaves = checks.labels("masked: mask", mask, params)
-        for leaf, x in zip(leaves, jax.tree.leaves(params), strict=True):
-            if isinstance(leaf, slice) and not jnp.ndim(x):
-                raise ValueError(
-                    f"masked: a leaf without axes takes True or False, got {leaf!r}"
-                )
-            if not isinstance(leaf, bool | np.bool_ | slice):
-                raise ValueError(
-                    f"masked: mask must hold booleans, got {leaf!r} (or slices)"
-                )
-        return leaves
-
     # Other leaves become nodes without leaves, MaskedNode: what the strategy keeps of
     # its params then has none of them either.
     def part(tree, whole):
         leaves, form = jax.tree.flatten(tree)
-        pairs = zip(chosen(whole), leaves, strict=True)
+        pairs = zip(_chosen(mask, whole), leaves, strict=True)
         return form.unflatten([_rows(x, own) for own, x in pairs])
 
     def merge(tree, whole):
         own, (leaves, form) = iter(jax.tree.leaves(tree)), jax.tree.flatten(whole)
-        pairs = zip(chosen(whole), leaves, strict=True)
+        pairs = zip(_chosen(mask, whole), leaves, strict=True)
         return form.unflatten([_put(x, mine, own) for mine, x in pairs])
 
     def see(replica):
@@ -89,18 +70,37 @@ def masked(
 
     def over(rest, params, state):
         own = part(params, params)
-        return merge(center_over(strategy, part(rest, params), own, state), rest)
+        rest_of_own = part(rest, params)
+        center = introspection.center_over(strategy, rest_of_own, own, state)
+        return merge(center, rest)
 
     return Strategy(
         init=lambda params: strategy.init(part(params, params)),
-        reduce=reduce if reduces(strategy) else keep_grads,
-        sync=Combination(
+        reduce=reduce if introspection.reduces(strategy) else keep_grads,
+        sync=introspection.Combination(
             sync, (strategy,), lambda change: masked(change(strategy), mask, axis)
         ),
         # In a chain such centers are laid over one another, leaf by leaf.
-        center=MeanCenter(axis, over) if has_center(strategy) else strategy.center,
-        acts=acting_steps(strategy),
+        center=MeanCenter(axis, over)
+        if introspection.has_center(strategy)
+        else strategy.center,
+        acts=introspection.acting_steps(strategy),
     )
+
+
+def _chosen(mask: PyTree, params: PyTree) -> list[Any]:
+    """Whether each leaf of params is masked, or the slice of its rows that are."""
+    leaves = checks.labels("masked: mask", mask, params)
+    for leaf, x in zip(leaves, jax.tree.leaves(params), strict=True):
+        if isinstance(leaf, slice) and not jnp.ndim(x):
+            raise ValueError(
+                f"masked: a leaf without axes takes True or False, got {leaf!r}"
+            )
+        if not isinstance(leaf, bool | np.bool_ | slice):
+            raise ValueError(
+                f"masked: mask must hold booleans, got {leaf!r} (or slices)"
+            )
+    return leaves
 
 
 def _rows(x: jax.Array, mine: bool | slice) -> Any:

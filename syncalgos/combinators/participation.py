@@ -10,17 +10,7 @@ from jax import lax
 
 from syncalgos import checks, collectives
 from syncalgos.collectives import WORKERS, Axis, PyTree
-from syncalgos.combinators.introspection import (
-    Combination,
-    check_undecided,
-    combination,
-    ever_syncs,
-    inner_center,
-    inner_reduce,
-    innermost,
-    lands,
-    reduces,
-)
+from syncalgos.combinators import introspection
 from syncalgos.combinators.schedule import when
 from syncalgos.dtypes import narrow, select, widen
 from syncalgos.keys import common_key
@@ -113,39 +103,23 @@ def participating(
     decentralized data", AISTATS 2017 (FedAvg).
     """
     check_strategy("participating", strategy)
-    check_undecided("participating", strategy)
+    introspection.check_undecided("participating", strategy)
     if not callable(schedule):
         got = checks.shown(schedule)
         raise ValueError(f"participating: schedule must be a function, got {got}")
-    return innermost(
+    return introspection.innermost(
         lambda member: _participating(member, schedule, stale, axis), strategy
     )
 
 
 def _participating(strategy, schedule, stale, axis) -> Strategy:
     """`participating`, for a whole."""
-    syncs = ever_syncs(strategy)
-    if syncs and reduces(strategy):
+    syncs = introspection.ever_syncs(strategy)
+    if syncs and introspection.reduces(strategy):
         raise ValueError(
             "participating: a strategy that both reduces gradients and syncs replicas, "
             "as easgd and scaffold do, is more than a mean to be weighted"
         )
-
-    def weights_at(step):
-        workers = collectives.size(axis)
-        weights = jnp.asarray(schedule(step, workers), float)
-        if weights.shape != (workers,):
-            raise ValueError(
-                "participating: schedule must return a weight for each of the "
-                f"{workers} workers, got shape {weights.shape}"
-            )
-        return weights
-
-    def share(step):  # this worker's N w / Σw; 0 where nobody takes part
-        weights = weights_at(step)
-        total = jnp.sum(weights)
-        mine = len(weights) * weights[collectives.index(axis)]
-        return mine / jnp.where(total > 0, total, 1)
 
     def init(params):
         common = widen(params) if syncs else ()
@@ -154,50 +128,70 @@ def _participating(strategy, schedule, stale, axis) -> Strategy:
         )
 
     def reduce(grads, replica, state, step):
-        own = share(step)
-        weighted = narrow(jax.tree.map(lambda g: own * g, widen(grads)), grads)
-        grads, inner = strategy.reduce(weighted, replica, state.strategy, step)
+        own = _share(_weights(schedule, step, axis), axis)
+        grads = narrow(jax.tree.map(lambda g: own * g, widen(grads)), grads)
+        grads, inner = strategy.reduce(grads, replica, state.strategy, step)
         return grads, state._replace(strategy=inner)
 
     def sync(replica, state, step):
         if not any(changes_params(strategy, replica, state.strategy, step)):
             replica, inner = strategy.sync(replica, state.strategy, step)
             return replica, state._replace(strategy=inner)
+        weights = _weights(schedule, step, axis)
         return lax.cond(
-            jnp.sum(weights_at(step)) > 0,
-            lambda: weighted_sync(replica, state, step),
+            jnp.sum(weights) > 0,
+            lambda: weighted(replica, state, step, _share(weights, axis)),
             lambda: (replica, state),
         )
 
-    def weighted_sync(replica, state, step):
-        own, kept = share(step), replica.params
-        # Moves are weighted, not models: so any strategy's mean becomes the weighted
-        # one, also of moves that are compressed, and none needs to know of weights.
-        handed_in = jax.tree.map(
-            lambda c, s, x: c + own * (x - s),
-            state.common,
-            state.start if stale else state.common,
-            replica.params,
-        )
-        replica, inner = strategy.sync(
-            replica._replace(params=narrow(handed_in, kept)), state.strategy, step
-        )
-        common, start = widen(replica.params), ()
-        if stale:
-            start = select(own > 0, common, state.start)
-            replica = replica._replace(params=select(own > 0, replica.params, kept))
-        return replica, ParticipatingState(common, start, inner)
-
+    weighted = partial(_weighted_sync, strategy, stale)
     # A whole, as its state is one: others must not take its members apart.
-    landing = partial(lands, strategy)
-    gated = combination(when(landing, Strategy(sync=sync))).call
+    landing = partial(introspection.lands, strategy)
+    gated = introspection.combination(when(landing, Strategy(sync=sync))).call
     return strategy._replace(
         init=init,
         reduce=keep_grads if syncs else reduce,
         sync=gated if syncs else keep_replica,
-        center=inner_center(strategy),
+        center=introspection.inner_center(strategy),
         acts=landing if syncs else None,
     )
+
+
+def _weights(schedule: Schedule, step: Any, axis: Axis) -> jax.Array:
+    """The schedule's weights at a step, (workers,)."""
+    workers = collectives.size(axis)
+    weights = jnp.asarray(schedule(step, workers), float)
+    if weights.shape != (workers,):
+        raise ValueError(
+            "participating: schedule must return a weight for each of the "
+            f"{workers} workers, got shape {weights.shape}"
+        )
+    return weights
+
+
+def _share(weights: jax.Array, axis: Axis) -> jax.Array:
+    """This worker's N w / Σw; 0 where nobody takes part."""
+    total = jnp.sum(weights)
+    mine = len(weights) * weights[collectives.index(axis)]
+    return mine / jnp.where(total > 0, total, 1)
+
+
+def _weighted_sync(strategy, stale, replica, state, step, own):
+    """A sync to which the worker hands in its share `own` of its moves."""
+    kept, began = replica.params, state.start if stale else state.common
+    # Moves are weighted, not models: so any strategy's mean becomes the weighted
+    # one, also of moves that are compressed, and none needs to know of weights.
+    handed_in = jax.tree.map(
+        lambda c, s, x: c + own * (x - s), state.common, began, kept
+    )
+    replica, inner = strategy.sync(
+        replica._replace(params=narrow(handed_in, kept)), state.strategy, step
+    )
+    common, start = widen(replica.params), ()
+    if stale:
+        start = select(own > 0, common, state.start)
+        replica = replica._replace(params=select(own > 0, replica.params, kept))
+    return replica, ParticipatingState(common, start, inner)
 
 
 class PacedState(NamedTuple):
@@ -235,7 +229,7 @@ def paced(
             numbers; when its state is made, another number of counts than workers.
     """
     check_strategy("paced", strategy)
-    if not ever_syncs(strategy):
+    if not introspection.ever_syncs(strategy):
         raise ValueError("paced: this strategy reduces gradients and never syncs")
     label = "paced: each of local_steps"
     quotas = [checks.whole(label, quota, least=0) for quota in local_steps]
@@ -252,18 +246,18 @@ def paced(
         moves = state.done < jnp.array(quotas)[collectives.index(axis)]
         held = replica._replace(params=select(moves, replica.params, state.params))
         replica, inner = strategy.sync(held, state.strategy, step)
-        done = jnp.where(lands(strategy, step), 0, state.done + 1)
+        done = jnp.where(introspection.lands(strategy, step), 0, state.done + 1)
         return replica, PacedState(inner, done, replica.params)
 
     return strategy._replace(
         init=init,
-        reduce=inner_reduce(strategy),
-        sync=Combination(
+        reduce=introspection.inner_reduce(strategy),
+        sync=introspection.Combination(
             sync,
             (strategy,),
             lambda change: paced(change(strategy), quotas, axis),
             clocked=True,
         ),
-        center=inner_center(strategy),
+        center=introspection.inner_center(strategy),
         acts=None,
     )

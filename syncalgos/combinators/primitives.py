@@ -13,14 +13,8 @@ import optax
 
 from syncalgos import checks, reducers
 from syncalgos.collectives import WORKERS, Axis, PyTree
+from syncalgos.combinators import introspection
 from syncalgos.combinators.chain import chain
-from syncalgos.combinators.introspection import (
-    combination,
-    decides,
-    ever_syncs,
-    lands,
-    rebuilt,
-)
 from syncalgos.combinators.schedule import when
 from syncalgos.dtypes import narrow, widen
 from syncalgos.reducers import AnyReducer
@@ -150,7 +144,7 @@ def at_syncs(strategy: Strategy, extra: Strategy) -> Strategy:
     """
     for each in (strategy, extra):
         check_strategy("at_syncs", each)
-    if not ever_syncs(strategy):
+    if not introspection.ever_syncs(strategy):
         raise ValueError(
             "at_syncs: this strategy reduces gradients and never syncs replicas, so "
             "there is no sync at which to reset or average the optimizer's state"
@@ -161,15 +155,16 @@ def at_syncs(strategy: Strategy, extra: Strategy) -> Strategy:
 def _behind(strategy: Strategy, extra: Strategy) -> Strategy:
     """`at_syncs`, without its checks."""
     # Where the data decide, only the inside of the branch knows of a sync.
-    if not decides(strategy):
-        return chain(strategy, when(partial(lands, strategy), extra))
-    behind = combination(strategy).behind
+    if not introspection.decides(strategy):
+        return chain(strategy, when(partial(introspection.lands, strategy), extra))
+    behind = introspection.combination(strategy).behind
     if behind is not None:
         return behind(extra)
-    return rebuilt(
-        strategy,
-        lambda member: _behind(member, extra) if ever_syncs(member) else member,
-    )
+
+    def change(member):
+        return _behind(member, extra) if introspection.ever_syncs(member) else member
+
+    return introspection.rebuilt(strategy, change)
 
 
 def restart(new: PyTree, old: PyTree) -> PyTree:
@@ -266,10 +261,8 @@ def outer_step(
         )
         updates, outer_state = outer.update(grads, state.outer, state.anchor)
         anchor = optax.apply_updates(state.anchor, updates)
-        return (
-            replica._replace(params=narrow(anchor, replica.params)),
-            OuterState(anchor, outer_state, reducer_state),
-        )
+        replica = replica._replace(params=narrow(anchor, replica.params))
+        return replica, OuterState(anchor, outer_state, reducer_state)
 
     return Strategy(
         init=init,

@@ -11,21 +11,7 @@ from jax import lax
 
 from syncalgos import checks
 from syncalgos.collectives import PyTree
-from syncalgos.combinators.introspection import (
-    Change,
-    Combination,
-    Steps,
-    acting_steps,
-    at_any,
-    at_both,
-    combination,
-    ever_acts,
-    has_center,
-    is_clocked,
-    lands,
-    rebuilt,
-    reduces,
-)
+from syncalgos.combinators import introspection
 from syncalgos.strategy import (
     Replica,
     Strategy,
@@ -44,7 +30,7 @@ LONGEST = 2**30
 """Local steps in a round that has no end."""
 
 
-def when(active: Steps, strategy: Strategy) -> Strategy:
+def when(active: introspection.Steps, strategy: Strategy) -> Strategy:
     """Applies a strategy only at steps where `active(step)`; else nothing is sent.
 
     Args:
@@ -62,9 +48,9 @@ def when(active: Steps, strategy: Strategy) -> Strategy:
     if not callable(active):
         raise ValueError(f"when: active must be a function, got {checks.shown(active)}")
     check_strategy("when", strategy)
-    if is_clocked(strategy):
+    if introspection.is_clocked(strategy):
         # Around it, a delayed result would wait for the next period.
-        return rebuilt(strategy, functools.partial(when, active))
+        return introspection.rebuilt(strategy, functools.partial(when, active))
 
     def reduce(grads, replica, state, step):
         return lax.cond(
@@ -80,17 +66,17 @@ def when(active: Steps, strategy: Strategy) -> Strategy:
             lambda: (replica, state),
         )
 
-    gated = Combination(
+    gated = introspection.Combination(
         # A sync that keeps everything needs no branch.
-        sync if ever_acts(strategy) else keep_replica,
+        sync if introspection.ever_acts(strategy) else keep_replica,
         (strategy,),
         lambda change: when(active, change(strategy)),
         condition=active,
     )
     return strategy._replace(
-        reduce=reduce if reduces(strategy) else keep_grads,
+        reduce=reduce if introspection.reduces(strategy) else keep_grads,
         sync=gated,
-        acts=at_both(active, acting_steps(strategy)),
+        acts=introspection.at_both(active, introspection.acting_steps(strategy)),
     )
 
 
@@ -148,7 +134,7 @@ def sync_every(period: int, strategy: Strategy) -> Strategy:
     return _sync_gated(functools.partial(every, period), strategy)
 
 
-def sync_when(active: Steps, strategy: Strategy) -> Strategy:
+def sync_when(active: introspection.Steps, strategy: Strategy) -> Strategy:
     """`when` for the sync alone: the reduction acts at all steps."""
     return _sync_gated(functools.partial(when, active), strategy)
 
@@ -156,7 +142,8 @@ def sync_when(active: Steps, strategy: Strategy) -> Strategy:
 def _sync_gated(gate: Callable[[Strategy], Strategy], strategy: Strategy) -> Strategy:
     """A whole: its members would lack the reduction, which shares their state."""
     gated = gate(strategy._replace(reduce=keep_grads))
-    sync = Combination(gated.sync, lands=functools.partial(lands, gated))
+    landing = functools.partial(introspection.lands, gated)
+    sync = introspection.Combination(gated.sync, lands=landing)
     return strategy._replace(sync=sync, acts=gated.acts)
 
 
@@ -227,11 +214,13 @@ def _fresh(strategy: Strategy, replica: Replica, state: PyTree) -> PyTree:
 
 
 def _phase(
-    active: Steps, strategy: Strategy, rebuild: Callable[[Change], Strategy]
+    active: introspection.Steps,
+    strategy: Strategy,
+    rebuild: Callable[[introspection.Change], Strategy],
 ) -> Strategy:
     """`when`, but with a center that outside its steps is the current params."""
     gated = when(active, strategy)
-    follows = has_center(strategy)
+    follows = introspection.has_center(strategy)
 
     def following(replica, state, step):
         return lax.cond(
@@ -242,18 +231,20 @@ def _phase(
             lambda: (replica, _fresh(strategy, replica, state)),
         )
 
-    sync = Combination(
-        following if follows else combination(gated).call,
+    sync = introspection.Combination(
+        following if follows else introspection.combination(gated).call,
         (strategy,),
         rebuild,
-        lambda step: jnp.logical_and(active(step), lands(strategy, step)),
+        lambda step: jnp.logical_and(active(step), introspection.lands(strategy, step)),
     )
     # To follow is to act: outside of its steps, too.
-    acts = at_any(acting_steps(strategy), lambda step: jnp.logical_not(active(step)))
+    acts = introspection.at_any(
+        introspection.acting_steps(strategy), lambda step: jnp.logical_not(active(step))
+    )
     return gated._replace(sync=sync, acts=acts if follows else gated.acts)
 
 
-def scheduled(period: Callable[[Any], Any]) -> Steps:
+def scheduled(period: Callable[[Any], Any]) -> introspection.Steps:
     """The last steps of rounds whose lengths follow a schedule.
 
     Args:

@@ -8,7 +8,6 @@ import optax
 from jax.typing import ArrayLike
 
 from syncalgos import checks
-from syncalgos.collectives import PyTree
 from syncalgos.engine import arguments, inner_step, sharded_tables, worker
 from syncalgos.engine.compiled import Compiled
 from syncalgos.engine.lanes import selection
@@ -18,7 +17,7 @@ from syncalgos.engine.program import Model, Own, Shared
 from syncalgos.engine.state import StepCount, TrainState, held_by, of_one, put_back
 from syncalgos.ledger.counting import Communication, counter
 from syncalgos.reducers.reducer import check_optimizer
-from syncalgos.strategy import Replica, Strategy, check_params, check_strategy
+from syncalgos.strategy import PyTree, Replica, Strategy, check_params, check_strategy
 
 
 class DataParallel:

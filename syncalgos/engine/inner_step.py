@@ -7,10 +7,9 @@ import jax.numpy as jnp
 import optax
 
 from syncalgos import collectives
-from syncalgos.collectives import WORKERS, Axis, PyTree
 from syncalgos.combinators import introspection
 from syncalgos.dtypes import wide_dtype
-from syncalgos.strategy import Replica, Strategy
+from syncalgos.strategy import WORKERS, Axis, PyTree, Replica, Strategy
 
 
 def stepped(

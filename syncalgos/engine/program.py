@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from syncalgos.collectives import PyTree
-from syncalgos.strategy import Replica
+from syncalgos.strategy import PyTree, Replica
 
 
 class Own(NamedTuple):

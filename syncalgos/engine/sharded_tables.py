@@ -16,10 +16,9 @@ import optax
 from jax import lax
 
 from syncalgos import checks, collectives
-from syncalgos.collectives import WORKERS, Axis, PyTree
 from syncalgos.combinators.masked import masked
 from syncalgos.dtypes import wide_dtype, widen
-from syncalgos.strategy import Strategy, apply_sync
+from syncalgos.strategy import WORKERS, Axis, PyTree, Strategy, apply_sync
 
 Mask = PyTree | Callable[[PyTree], PyTree]
 

@@ -7,11 +7,10 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from syncalgos.collectives import PyTree
 from syncalgos.engine import arguments
 from syncalgos.engine.layout import Layout
 from syncalgos.engine.program import Own
-from syncalgos.strategy import Replica
+from syncalgos.strategy import PyTree, Replica
 
 
 class TrainState(NamedTuple):

@@ -13,12 +13,7 @@ from syncalgos.collectives import WORKERS, Axis, PyTree
 from syncalgos.dtypes import wide_dtype, widen
 from syncalgos.keys import common_key, own_key
 from syncalgos.reducers import dense, hops, stacking
-from syncalgos.reducers.reducer import (
-    Draws,
-    Reducer,
-    leafwise,
-    share_of,
-)
+from syncalgos.reducers.reducer import Draws, Reducer, leafwise, share_of
 from syncalgos.reducers.stacking import Stacked
 
 

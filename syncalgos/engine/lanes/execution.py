@@ -14,14 +14,13 @@ import jax.numpy as jnp
 from jax import lax
 
 from syncalgos import collectives
-from syncalgos.collectives import PyTree
 from syncalgos.combinators import decided, introspection
 from syncalgos.dtypes import narrow, widen
 from syncalgos.engine.backends import Replicated, held_once
 from syncalgos.engine.layout import DEVICES, LANES
 from syncalgos.engine.program import Inputs, Outputs, Own, Trained
 from syncalgos.engine.worker import Worker, over_steps
-from syncalgos.strategy import apply_sync
+from syncalgos.strategy import PyTree, apply_sync
 
 
 class _Rounds(NamedTuple):

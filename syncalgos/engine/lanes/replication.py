@@ -13,12 +13,11 @@ import numpy as np
 from jax import lax
 from jax.custom_batching import custom_vmap
 
-from syncalgos.collectives import WORKERS, PyTree
 from syncalgos.engine.layout import DEVICES, LANES, Layout, is_key
 from syncalgos.engine.program import Inputs, Model, Outputs, Own, Program
 from syncalgos.engine.state import of_one
 from syncalgos.engine.worker import INIT, Found, Worker
-from syncalgos.strategy import apply_reduce, apply_sync
+from syncalgos.strategy import WORKERS, PyTree, apply_reduce, apply_sync
 
 
 def differ(x: Any, y: Any) -> Any:

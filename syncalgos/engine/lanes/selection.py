@@ -10,7 +10,6 @@ import jax
 import numpy as np
 from jax.extend import core
 
-from syncalgos.collectives import WORKERS, PyTree
 from syncalgos.combinators import introspection
 from syncalgos.engine.backends import Replicated
 from syncalgos.engine.inner_step import asks
@@ -20,7 +19,7 @@ from syncalgos.engine.losses import is_per_example
 from syncalgos.engine.program import Inputs, Own
 from syncalgos.engine.state import of_one
 from syncalgos.engine.worker import Found, Worker
-from syncalgos.strategy import Replica, apply_reduce
+from syncalgos.strategy import WORKERS, PyTree, Replica, apply_reduce
 
 FORMS = VECTORIZED, SEQUENTIAL, MERGED = "vectorized", "sequential", "merged"
 OLD_NAMES = {"together": VECTORIZED, "in-turn": SEQUENTIAL, "joined": MERGED}
