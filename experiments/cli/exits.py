@@ -4,15 +4,21 @@ import os
 import re
 import signal
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from io import BufferedWriter, FileIO, TextIOWrapper
 from typing import Any, TextIO
 
-from experiments.cli.errors import BadRequest, Terminated
+from experiments.cli.errors import BadRequest
 from experiments.cli.signals import Stop, end, interrupt
-from experiments.exit_codes import BAD_REQUEST, INTERRUPTED, TERMINATED, stopped_by
+from experiments.exit_codes import (
+    BAD_REQUEST,
+    INTERRUPTED,
+    TERMINATED,
+    Terminated,
+    handling,
+    stopped_by,
+)
 
 Stopped = Callable[[], int]
 """() -> the number of the signal that asks the program to stop, or 0."""
@@ -162,17 +168,3 @@ def _stop_signals(is_supervised: bool) -> Iterator[Stop]:
 
     with handling(note):
         yield stop
-
-
-@contextmanager
-def handling(take: Callable[[int, Any], None]) -> Iterator[None]:
-    """Handles SIGINT and SIGTERM by a function, if this is the main thread."""
-    # Python raises a ValueError in any other thread.
-    main = threading.current_thread() is threading.main_thread()
-    numbers = (signal.SIGINT, signal.SIGTERM) if main else ()
-    before = {number: signal.signal(number, take) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

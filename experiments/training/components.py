@@ -14,21 +14,12 @@ from experiments.cli.factories import ALGORITHM, TASK
 from experiments.pipeline import loading, partition
 from experiments.tasks.contract import check_task
 from experiments.tasks.task import Data, Task, losses
-from experiments.training import (
-    compile_cache,
-    export,
-    optimizers,
-    records,
-)
+from experiments.training import compile_cache, export, optimizers, records
 from experiments.training.config import RunConfig
 from experiments.training.defaults import resolved
 from experiments.training.process_group import ALONE, ProcessGroup
 from experiments.training.strategies import make_strategies
-from syncalgos import (
-    WORKERS,
-    DataParallel,
-    Strategy,
-)
+from syncalgos import WORKERS, DataParallel, Strategy
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,8 @@ import hashlib
 import math
 import platform
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -15,8 +16,9 @@ import numpy as np
 
 import syncalgos
 from experiments.cli import terminal
-from experiments.cli.errors import BadRequest, Terminated, explain
+from experiments.cli.errors import BadRequest, explain
 from experiments.cli.signals import keeping_results
+from experiments.exit_codes import Terminated
 from experiments.pipeline import partition
 from experiments.tasks.contract import check_apply, check_model
 from experiments.tasks.task import Data
@@ -132,31 +134,32 @@ def _effective_lr(parts: Components, params: Any) -> float | None:
 def _start(parts: Components) -> tuple[Any, TrainState]:
     """Returns the model's params and the state that training starts from."""
     c = parts.config
-    try:
+    with _refused("task", c.task):
         params, buffers = check_model(parts.task, c.seed)
         if ":" in c.task:  # a user's own is tried out on shapes alone
             check_apply(parts.task, params, buffers, parts.data.test)
         if c.export is not None:
             export.named(Replica(params, (), buffers))
-    except Terminated:
-        raise
-    except (Exception, SystemExit) as error:  # a user's task may raise anything
-        raise _refusal("task", c.task, error) from error
-    try:
+    with _refused("algo", c.algo):
         return params, parts.trainer.init(params, buffers, c.seed)
+
+
+@contextmanager
+def _refused(flag: str, name: str) -> Iterator[None]:
+    """Raises errors inside as those for the user; a bug of ours as it is."""
+    try:
+        yield
     except Terminated:
         raise
-    except (Exception, SystemExit) as error:  # and a user's strategy
-        raise _refusal("algo", c.algo, error) from error
-
-
-def _refusal(flag: str, name: str, error: BaseException) -> BaseException:
-    """Returns the error for the user; a bug of ours as it is."""
-    if "RESOURCE_EXHAUSTED" in str(error) or isinstance(error, MemoryError):
-        return BadRequest("the model does not fit in memory")
-    if ":" in name:
-        return explain(f"--{flag} {name}", error)
-    return BadRequest(str(error)) if isinstance(error, ValueError) else error
+    # A user's task or strategy may raise anything.
+    except (Exception, SystemExit) as error:
+        if "RESOURCE_EXHAUSTED" in str(error) or isinstance(error, MemoryError):
+            raise BadRequest("the model does not fit in memory") from error
+        if ":" in name:
+            raise explain(f"--{flag} {name}", error) from error
+        if isinstance(error, ValueError):
+            raise BadRequest(str(error)) from error
+        raise
 
 
 def train_and_record(
@@ -205,7 +208,10 @@ def record_config(
         "versions": versions(),
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
     }
-    records.start(out, config, lines)
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "summary.json").unlink(missing_ok=True)
+    records.write_json(out / "config.json", config)
+    records.write_metrics(out, lines)
 
 
 def _facts(parts: Components, effective_lr: float | None) -> dict[str, Any]:

@@ -71,10 +71,7 @@ def make_strategies(
 
 
 def steady_strategy(
-    config: RunConfig,
-    optimizer: optax.GradientTransformation,
-    hosts: int,
-    task: Task,
+    config: RunConfig, optimizer: optax.GradientTransformation, hosts: int, task: Task
 ) -> Strategy:
     """Makes the algorithm alone, for a constant learning rate."""
     # The mean computes the same as row_sparse, for params of any shape.
