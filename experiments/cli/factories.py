@@ -13,10 +13,11 @@ from typing import Any, NamedTuple
 
 from experiments import tasks
 from experiments.cli import library, signatures
-from experiments.cli.errors import BadRequest, Terminated, place
+from experiments.cli.errors import BadRequest, place
 from experiments.cli.library import checks
 from experiments.cli.signatures import Signature
 from experiments.cli.words import literal, number, whole
+from experiments.exit_codes import Terminated
 
 Factory = Callable[..., Any]
 
@@ -231,9 +232,9 @@ def _or_none(convert: Callable[[str], Any]) -> Callable[[str], Any]:
 
 
 def argument_texts(doc: str) -> dict[str, str]:
-    """Returns the texts of a Google docstring's Args section by name, in one line."""
-    section = re.search(r"^Args:\n((?:[ ]+.*\n?|\n)*)", doc, re.MULTILINE)
-    if not section:
+    """Returns the texts of a Google docstring's arguments by name, in one line."""
+    heading = r"^(?:Args|Attributes):\n((?:[ ]+.*\n?|\n)*)"
+    if not (section := re.search(heading, doc, re.MULTILINE)):
         return {}
     entries = re.findall(
         r"^    (\w+)(?: \([^)]*\))?: (.*(?:\n     +.*)*)", section[1], re.MULTILINE
