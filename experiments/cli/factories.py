@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from experiments import tasks
 from experiments.cli import library, signatures
-from experiments.cli.errors import BadRequest, place
+from experiments.cli.errors import BadRequest, explained, place
 from experiments.cli.library import checks
 from experiments.cli.signatures import Signature
 from experiments.cli.words import literal, number, whole
@@ -84,11 +84,29 @@ def named(kind: Kind, name: str) -> Factory:
 
 
 def call(
-    kind: Kind, name: str, arguments: Mapping[str, Any], offered: Mapping[str, Any]
+    kind: Kind,
+    name: str,
+    arguments: Mapping[str, Any],
+    offered: Mapping[str, Any],
+    check: Callable[[Any], None],
 ) -> Any:
-    """Calls a factory with its flags, and with what it takes of what is offered."""
-    factory = named(kind, name)
-    return factory(**arguments, **passed_arguments(kind, factory, offered))
+    """Calls a factory with its flags, and with what it takes of what is offered.
+
+    Args:
+        kind: algorithm or task.
+        name: of the factory.
+        arguments: values of its flags.
+        offered: values that the harness passes to those that have parameters for them.
+        check: raises a ValueError for a result that cannot be used.
+
+    Raises:
+        BadRequest: what a user's factory raises; a ValueError if it is one of ours.
+    """
+    with explained(kind.flag, name):
+        factory = named(kind, name)
+        made = factory(**arguments, **passed_arguments(kind, factory, offered))
+        check(made)
+    return made
 
 
 def _known(kind: Kind, name: str) -> str:
