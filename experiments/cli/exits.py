@@ -9,16 +9,10 @@ from contextlib import contextmanager, suppress
 from io import BufferedWriter, FileIO, TextIOWrapper
 from typing import Any, TextIO
 
+from experiments import exit_codes
 from experiments.cli.errors import BadRequest
 from experiments.cli.signals import Stop, end, interrupt
-from experiments.exit_codes import (
-    BAD_REQUEST,
-    INTERRUPTED,
-    TERMINATED,
-    Terminated,
-    handling,
-    stopped_by,
-)
+from experiments.exit_codes import Terminated, handling, stopped_by
 
 Stopped = Callable[[], int]
 """() -> the number of the signal that asks the program to stop, or 0."""
@@ -54,11 +48,11 @@ def guarded(program: Callable[[Stopped], int | None]) -> int:
             return watched(program)
         except BadRequest as error:
             say(f"error: {' '.join(str(error).split())}")
-            return BAD_REQUEST
+            return exit_codes.BAD_REQUEST
         except KeyboardInterrupt:
-            return INTERRUPTED
+            return exit_codes.INTERRUPTED
         except Terminated:
-            return TERMINATED
+            return exit_codes.TERMINATED
 
 
 def say(text: str) -> None:
@@ -143,14 +137,6 @@ def watched(
         is_supervised: whether another process ends it at a second signal. A scheduler
             may send the first one to both.
     """
-    with _stop_signals(is_supervised) as stop:
-        code = program(stop)
-    return stopped_by(stop()) if code is None else code
-
-
-@contextmanager
-def _stop_signals(is_supervised: bool) -> Iterator[Stop]:
-    """Collects SIGINT and SIGTERM; a second one ends a process without a supervisor."""
     stop = Stop()
 
     def note(number, frame):
@@ -167,4 +153,5 @@ def _stop_signals(is_supervised: bool) -> Iterator[Stop]:
             interrupt(error, stopped_by(number))
 
     with handling(note):
-        yield stop
+        code = program(stop)
+    return stopped_by(stop()) if code is None else code

@@ -11,7 +11,6 @@ from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
     Progress,
-    TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
@@ -48,15 +47,8 @@ class _Bar:
 @contextmanager
 def report(steps: int) -> Iterator[Report]:
     """Yields a progress bar if stderr is a terminal, plain lines otherwise."""
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("steps"),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
-    )
+    columns = ("{task.description}", BarColumn(), MofNCompleteColumn(), "steps")
+    columns += (TimeElapsedColumn(), "left", TimeRemainingColumn())
     # stdout is the summary's alone, so that it can be piped.
     console, is_hidden = Console(stderr=True), not sys.stderr.isatty()
     with Progress(
