@@ -74,6 +74,7 @@ def initialized(parts: Components) -> PreparedRun:
     """
     config = parts.config
     params, state = _start(parts)
+    facts = _facts(parts, _effective_lr(parts, params))
     sent = rounds.communication(parts, state, config.steps)
     count = rounds.make_count(parts, state, sent)
     if sent is None:
@@ -86,7 +87,7 @@ def initialized(parts: Components) -> PreparedRun:
         count=count,
         rounds=ends,
         untrained=rounds.untrained(parts, state, ends),
-        facts=_facts(parts, _effective_lr(parts, params)),
+        facts=facts,
     )
     return _measured(run, ends) if config.displacements and ends is not None else run
 
@@ -242,6 +243,7 @@ def _summary(run: PreparedRun, outcome: Outcome) -> dict[str, Any]:
     """Returns summary.json, but for what its writer adds."""
     progress, line, sent = outcome.progress, outcome.line, run.count(outcome.progress)
     steps, seconds = line["step"], progress.seconds
+    sha256 = params_sha256(run.trainer.center(outcome.state))
     decided = introspection.decides(run.strategy)
     moving = np.diff(sent.per_step[:steps], prepend=0.0) > 0 if sent else None
     return {
@@ -251,7 +253,7 @@ def _summary(run: PreparedRun, outcome: Outcome) -> dict[str, Any]:
         "syncs": None if moving is None else int(moving.sum()),
         "decided": len({step for step, _ in progress.decided}) if decided else None,
         "steps_per_second": steps / seconds if seconds else 0.0,
-        "params_sha256": params_sha256(run.trainer.center(outcome.state)),
+        "params_sha256": sha256,
         "temp_bytes": run.trainer.temp_bytes,
         "lane_form": progress.lane_form,
         "not_counted": run.task.sends or None,
