@@ -44,6 +44,11 @@ class CheckpointManager(NamedTuple):
     folder: Path
     started: float
 
+    @property
+    def _place(self) -> tuple[int, int]:
+        """The number of this process's shards, and how many a checkpoint has."""
+        return self.run.group.process, self.run.group.processes
+
     def save(self, state: TrainState, progress: Progress) -> None:
         """Writes this process's shard of a checkpoint, and removes old ones.
 
@@ -70,7 +75,7 @@ class CheckpointManager(NamedTuple):
                 progress.saved = progress.step
                 self.prune(progress.step)
             elif not failure:  # without the other shards nobody can use it
-                self._remove(progress.step)
+                checkpoints.remove(self.folder, progress.step, *self._place)
 
     def _shard(self, state: TrainState, progress: Progress) -> Shard:
         """Returns what it takes to go on, as this process holds it."""
@@ -99,28 +104,22 @@ class CheckpointManager(NamedTuple):
     def _write(self, shard: Shard) -> OSError | None:
         """Writes a shard; returns why it could not."""
         try:
-            write(self.folder, shard, self.run.group.process, self.run.group.processes)
+            write(self.folder, shard, *self._place)
         except OSError as error:
             return error
         return None
 
-    def _remove(self, step: int) -> None:
-        """Removes this process's shard of a checkpoint."""
-        group = self.run.group
-        checkpoints.remove(self.folder, step, group.process, group.processes)
-
     def _made_room(self, progress: Progress) -> bool:
         """Removes the oldest checkpoint that is older than a complete one."""
         group, saved = self.run.group, progress.saved
-        own = group.process, group.processes
         older = [x for x in checkpoints.steps(self.folder) if x < saved]
         oldest = group.smallest(min(older, default=saved))
-        lacking = not checkpoints.is_there(self.folder, saved, *own)
+        lacking = not checkpoints.is_there(self.folder, saved, *self._place)
         if group.largest(lacking) or oldest == saved:
             return False
         failed = False
         try:
-            self._remove(oldest)
+            checkpoints.remove(self.folder, oldest, *self._place)
         except OSError:
             failed = True
         if group.largest(failed):
@@ -138,10 +137,9 @@ class CheckpointManager(NamedTuple):
         Raises:
             OSError: it cannot.
         """
-        group = self.run.group
         # At step 0 all that is there is of another run, which this one replaces.
         keep = self.run.config.keep_checkpoints if newest else 0
-        checkpoints.prune(self.folder, keep, group.process, group.processes, newest)
+        checkpoints.prune(self.folder, keep, *self._place, newest)
 
     def resumed(self) -> tuple[PreparedRun, Progress]:
         """Returns the run, where it goes on if it is asked to, and its progress.

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from experiments.exit_codes import Terminated as Terminated
+from experiments.exit_codes import Terminated
 
 
 class BadRequest(Exception):

@@ -4,15 +4,15 @@ import os
 import re
 import signal
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from io import BufferedWriter, FileIO, TextIOWrapper
 from typing import Any, TextIO
 
-from experiments.cli.errors import BadRequest, Terminated
+from experiments import exit_codes
+from experiments.cli.errors import BadRequest
 from experiments.cli.signals import Stop, end, interrupt
-from experiments.exit_codes import BAD_REQUEST, INTERRUPTED, TERMINATED, stopped_by
+from experiments.exit_codes import Terminated, handling, stopped_by
 
 Stopped = Callable[[], int]
 """() -> the number of the signal that asks the program to stop, or 0."""
@@ -48,11 +48,11 @@ def guarded(program: Callable[[Stopped], int | None]) -> int:
             return watched(program)
         except BadRequest as error:
             say(f"error: {' '.join(str(error).split())}")
-            return BAD_REQUEST
+            return exit_codes.BAD_REQUEST
         except KeyboardInterrupt:
-            return INTERRUPTED
+            return exit_codes.INTERRUPTED
         except Terminated:
-            return TERMINATED
+            return exit_codes.TERMINATED
 
 
 def say(text: str) -> None:
@@ -137,14 +137,6 @@ def watched(
         is_supervised: whether another process ends it at a second signal. A scheduler
             may send the first one to both.
     """
-    with _stop_signals(is_supervised) as stop:
-        code = program(stop)
-    return stopped_by(stop()) if code is None else code
-
-
-@contextmanager
-def _stop_signals(is_supervised: bool) -> Iterator[Stop]:
-    """Collects SIGINT and SIGTERM; a second one ends a process without a supervisor."""
     stop = Stop()
 
     def note(number, frame):
@@ -161,18 +153,5 @@ def _stop_signals(is_supervised: bool) -> Iterator[Stop]:
             interrupt(error, stopped_by(number))
 
     with handling(note):
-        yield stop
-
-
-@contextmanager
-def handling(take: Callable[[int, Any], None]) -> Iterator[None]:
-    """Handles SIGINT and SIGTERM by a function, if this is the main thread."""
-    # Python raises a ValueError in any other thread.
-    main = threading.current_thread() is threading.main_thread()
-    numbers = (signal.SIGINT, signal.SIGTERM) if main else ()
-    before = {number: signal.signal(number, take) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        code = program(stop)
+    return stopped_by(stop()) if code is None else code

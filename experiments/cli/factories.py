@@ -13,10 +13,11 @@ from typing import Any, NamedTuple
 
 from experiments import tasks
 from experiments.cli import library, signatures
-from experiments.cli.errors import BadRequest, Terminated, place
+from experiments.cli.errors import BadRequest, explained, place
 from experiments.cli.library import checks
 from experiments.cli.signatures import Signature
 from experiments.cli.words import literal, number, whole
+from experiments.exit_codes import Terminated
 
 Factory = Callable[..., Any]
 
@@ -83,11 +84,29 @@ def named(kind: Kind, name: str) -> Factory:
 
 
 def call(
-    kind: Kind, name: str, arguments: Mapping[str, Any], offered: Mapping[str, Any]
+    kind: Kind,
+    name: str,
+    arguments: Mapping[str, Any],
+    offered: Mapping[str, Any],
+    check: Callable[[Any], None],
 ) -> Any:
-    """Calls a factory with its flags, and with what it takes of what is offered."""
-    factory = named(kind, name)
-    return factory(**arguments, **passed_arguments(kind, factory, offered))
+    """Calls a factory with its flags, and with what it takes of what is offered.
+
+    Args:
+        kind: algorithm or task.
+        name: of the factory.
+        arguments: values of its flags.
+        offered: values that the harness passes to those that have parameters for them.
+        check: raises a ValueError for a result that cannot be used.
+
+    Raises:
+        BadRequest: what a user's factory raises; a ValueError if it is one of ours.
+    """
+    with explained(kind.flag, name):
+        factory = named(kind, name)
+        made = factory(**arguments, **passed_arguments(kind, factory, offered))
+        check(made)
+    return made
 
 
 def _known(kind: Kind, name: str) -> str:
@@ -231,9 +250,9 @@ def _or_none(convert: Callable[[str], Any]) -> Callable[[str], Any]:
 
 
 def argument_texts(doc: str) -> dict[str, str]:
-    """Returns the texts of a Google docstring's Args section by name, in one line."""
-    section = re.search(r"^Args:\n((?:[ ]+.*\n?|\n)*)", doc, re.MULTILINE)
-    if not section:
+    """Returns the texts of a Google docstring's arguments by name, in one line."""
+    heading = r"^(?:Args|Attributes):\n((?:[ ]+.*\n?|\n)*)"
+    if not (section := re.search(heading, doc, re.MULTILINE)):
         return {}
     entries = re.findall(
         r"^    (\w+)(?: \([^)]*\))?: (.*(?:\n     +.*)*)", section[1], re.MULTILINE

@@ -102,17 +102,23 @@ def _named(words: Sequence[str]) -> Namespace:
     """Reads what decides which other flags there are."""
     # The factories' own flags are not known yet: all that is unknown passes.
     first = Parser(add_help=False, allow_abbrev=False)
-    first.add_argument("--algo")
-    first.add_argument("--task")
-    first.add_argument("--preset")
+    for flag in ("--algo", "--task", "--preset"):
+        first.add_argument(flag)
     first.add_argument("-h", "--help", action="store_true")
     return first.parse_known_args(words)[0]
 
 
 def _own_of(named: Namespace, settings: Mapping[str, Setting]) -> list[Own]:
-    """Returns the algorithm and the task that are named, or the default ones."""
-    algo = own_of(ALGORITHM, named.algo or settings["algo"].default)
-    task = own_of(TASK, named.task or settings["task"].default)
+    """Returns the algorithm and the task that are named, or the default ones.
+
+    Raises:
+        BadRequest: an unknown name, or a module that cannot be imported.
+    """
+    algo, task = (
+        Own(kind, name, factories.describe(kind, name))
+        for kind in (ALGORITHM, TASK)
+        for name in [getattr(named, kind.flag) or settings[kind.flag].default]
+    )
     return [algo.published() if named.preset == PAPER else algo, task]
 
 
@@ -152,15 +158,6 @@ def made(
         raise BadRequest(str(error)) from None
 
 
-def own_of(kind: Kind, name: str) -> Own:
-    """Returns what an algorithm or a task has for itself.
-
-    Raises:
-        BadRequest: an unknown name, or a module that cannot be imported.
-    """
-    return Own(kind, name, factories.describe(kind, name))
-
-
 def parser_of(settings: Mapping[str, Setting], own: Sequence[Own] = ()) -> Parser:
     """Returns the parser of all flags, those of `own` included."""
     # Abbreviations are off: a new flag would change what an old command means.
@@ -191,7 +188,10 @@ def parser_of(settings: Mapping[str, Setting], own: Sequence[Own] = ()) -> Parse
 def add_version(parser: argparse.ArgumentParser) -> None:
     """Adds --version."""
     parser.add_argument(
-        "--version", action=_Show, text=version, help="show the version, and exit"
+        "--version",
+        action=_Show,
+        text=lambda: f"syncalgos {library.version()}",
+        help="show the version, and exit",
     )
 
 
@@ -208,11 +208,6 @@ def add_settings(parser: argparse.ArgumentParser, settings: Iterable[Setting]) -
             kind = {"type": each.read, "default": each.default, "metavar": each.shown}
             kind |= {"action": "append", "default": []} if each.is_repeated else {}
         groups[title].add_argument(f"--{each.name}", help=each.help, **kind)
-
-
-def version() -> str:
-    """Returns the line that --version prints."""
-    return f"syncalgos {library.version()}"
 
 
 def catalogue() -> str:

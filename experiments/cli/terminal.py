@@ -11,7 +11,6 @@ from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
     Progress,
-    TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
@@ -31,18 +30,8 @@ class Report(Protocol):
         ...
 
 
-class _Plain:
-    """Plain lines, for a file or a pipe."""
-
-    def step(self, done: int) -> None:
-        pass
-
-    def line(self, text: str) -> None:
-        say(text)
-
-
 class _Bar:
-    """A bar under the lines, for a terminal."""
+    """A bar under the lines; for a file or a pipe, the lines alone."""
 
     def __init__(self, progress: Progress, steps: int):
         self.progress = progress
@@ -58,25 +47,20 @@ class _Bar:
 @contextmanager
 def report(steps: int) -> Iterator[Report]:
     """Yields a progress bar if stderr is a terminal, plain lines otherwise."""
-    if not sys.stderr.isatty():
-        yield _Plain()
-        return
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("steps"),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
-    )
+    columns = ("{task.description}", BarColumn(), MofNCompleteColumn(), "steps")
+    columns += (TimeElapsedColumn(), "left", TimeRemainingColumn())
     # stdout is the summary's alone, so that it can be piped.
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+    console, is_hidden = Console(stderr=True), not sys.stderr.isatty()
+    with Progress(
+        *columns, console=console, transient=True, disable=is_hidden
+    ) as progress:
         yield _Bar(progress, steps)
 
 
 def above(bar: Progress, text: str) -> None:
-    """Prints a line above a bar."""
+    """Prints a line above a bar, if there is one."""
+    if bar.disable:
+        return say(text)
     # Brackets in an error message are no markup.
     bar.console.print(printable(text), highlight=False, markup=False)
 

@@ -1,7 +1,8 @@
 """Words of a command line: cleaned, and read as values."""
 
 import argparse
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 from experiments.cli.errors import BadRequest
 
@@ -33,32 +34,24 @@ def with_dashes(word: str) -> str:
     return flag.replace("_", "-") + equals + value if word.startswith("--") else word
 
 
-def whole(text: str) -> int:
-    """Reads an int."""
-    try:
-        return int(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(
-            f"must be a whole number, got {text!r}"
-        ) from None
+def _reader(convert: Callable[[str], Any], rule: str) -> Callable[[str], Any]:
+    """Makes the reader of a word, whose errors say what it must be."""
+
+    def read(text):
+        try:
+            return convert(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"must be {rule}, got {text!r}") from None
+
+    return read
 
 
-def number(text: str) -> float:
-    """Reads a float."""
-    try:
-        return float(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"must be a number, got {text!r}") from None
-
-
-def indices(text: str) -> tuple[int, ...]:
-    """Reads device indices."""
-    try:
-        return tuple(int(part) for part in text.split(","))
-    except ValueError:
-        raise argparse.ArgumentTypeError(
-            f"must be indices with commas between them, such as 0,2,1, got {text!r}"
-        ) from None
+whole = _reader(int, "a whole number")
+number = _reader(float, "a number")
+indices = _reader(
+    lambda text: tuple(int(part) for part in text.split(",")),
+    "indices with commas between them, such as 0,2,1",
+)
 
 
 def literal(text: str) -> int | float | str:

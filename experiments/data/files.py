@@ -5,12 +5,11 @@ import os
 import secrets
 import signal
 import sys
-import threading
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import IO, NamedTuple, NoReturn
+from typing import IO, Any, NamedTuple, NoReturn
 from urllib.parse import urlsplit
 
 from platformdirs import user_cache_path
@@ -18,7 +17,7 @@ from rich.console import Console
 from rich.filesize import decimal
 from rich.progress import BarColumn, DownloadColumn, Progress, TransferSpeedColumn
 
-from experiments.exit_codes import Terminated
+from experiments.exit_codes import Terminated, handling
 
 TIMEOUT = (10, 60)  # seconds: to connect, and between bytes
 PART = ".syncalgos.part"
@@ -109,7 +108,7 @@ def _download(file: File, path: Path, convert: Convert | None) -> None:
     part = path.with_name(f".{path.name}.{secrets.token_hex(4)}{PART}")
     is_new, problems = not path.parent.exists(), []
     try:
-        with _interruptible():
+        with handling(_stop, left=(None, signal.SIG_IGN)):
             path.parent.mkdir(parents=True, exist_ok=True)
             _remove_leftovers(path.parent)
             is_made = _try_sources(file, part, convert, problems)
@@ -169,20 +168,13 @@ def _make(part: Path, file: File, convert: Convert | None, source: str | Path) -
         return str(error)
     if found == file.sha256:
         return ""
-    is_download = isinstance(source, str)
-    return (
-        f"its SHA-256 is {found}"
-        if is_download
-        else f"what it makes has SHA-256 {found}"
-    )
+    if isinstance(source, str):
+        return f"its SHA-256 is {found}"
+    return f"what it makes has SHA-256 {found}"
 
 
 def _fill(
-    out: IO[bytes],
-    part: Path,
-    file: File,
-    convert: Convert | None,
-    source: str | Path,
+    out: IO[bytes], part: Path, file: File, convert: Convert | None, source: str | Path
 ) -> None:
     """Downloads, if the source is an address, and converts, all under a lock."""
     # Not all file systems have locks.
@@ -271,23 +263,6 @@ def _remove_leftovers(parent: Path) -> None:
             part.unlink()
 
 
-@contextmanager
-def _interruptible() -> Iterator[None]:
-    """Lets SIGINT and SIGTERM end a download; the harness only takes note of them."""
-
-    def stop(number, frame) -> NoReturn:
-        raise KeyboardInterrupt if number == signal.SIGINT else Terminated
-
-    before = {}
-    # Python lets only the main thread set handlers.
-    if threading.current_thread() is threading.main_thread():
-        found = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)}
-        # None is a handler that Python did not set, and cannot restore.
-        before = {n: h for n, h in found.items() if h not in (None, signal.SIG_IGN)}
-    for number in before:
-        signal.signal(number, stop)
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+def _stop(number: int, frame: Any) -> NoReturn:
+    """Ends a download by a signal, of which the harness only takes note."""
+    raise KeyboardInterrupt if number == signal.SIGINT else Terminated

@@ -3,7 +3,6 @@
 import re
 import tarfile
 import wave
-from collections.abc import Sequence
 from io import BytesIO
 from pathlib import Path
 from typing import NamedTuple
@@ -140,7 +139,7 @@ def log_mel(samples: np.ndarray) -> np.ndarray:
 
 def spoken_digits(
     data_dir: Path | None = None, frames: int = 64
-) -> tuple[Arrays, Arrays]:
+) -> tuple[Arrays, Arrays, np.ndarray]:
     """Loads the recordings as log-mel features of one length.
 
     Args:
@@ -151,19 +150,17 @@ def spoken_digits(
         The 2,700 training and the 300 held-out examples, each {"x": features
         (n, frames, 40) float32, "length": frames of the recording itself, (n,) int32,
         "y": digits (n,) int32}. Each band has mean 0 and deviation 1 over the training
-        recordings' own frames; the frames after them are 0.
+        recordings' own frames; the frames after them are 0. Then the speaker of each
+        training example, (2700,) int32: a place in the sorted names.
 
     Raises:
         ValueError: the file is missing, altered or malformed.
     """
     checks.whole("frames", frames, least=1)
-    return examples(recordings(data_dir), frames)
-
-
-def examples(loaded: Sequence[Recording], frames: int) -> tuple[Arrays, Arrays]:
-    """Makes the examples of `spoken_digits` from loaded recordings."""
+    loaded = recordings(data_dir)
     features = [log_mel(recording.samples)[:frames] for recording in loaded]
-    held_out = _held_out(loaded)
+    # The first takes of each digit and speaker.
+    held_out = np.array([recording.take < 5 for recording in loaded])
     own = np.concatenate([f for f, h in zip(features, held_out, strict=True) if not h])
     # Of the training recordings alone: held-out ones must not shape their own test.
     mean, deviation = own.mean(0, np.float64), own.std(0, np.float64)
@@ -176,15 +173,6 @@ def examples(loaded: Sequence[Recording], frames: int) -> tuple[Arrays, Arrays]:
         "y": np.array([recording.digit for recording in loaded], np.int32),
     }
     train = {name: array[~held_out] for name, array in arrays.items()}
-    return train, {name: array[held_out] for name, array in arrays.items()}
-
-
-def speakers(loaded: Sequence[Recording]) -> np.ndarray:
-    """The speaker of each training example, (n,) int32: a place in the sorted names."""
-    _, numbers = np.unique([r.speaker for r in loaded], return_inverse=True)
-    return numbers.astype(np.int32)[~_held_out(loaded)]
-
-
-def _held_out(loaded: Sequence[Recording]) -> np.ndarray:
-    """Marks held-out recordings, (n,) bool: the first takes of a digit and speaker."""
-    return np.array([recording.take < 5 for recording in loaded])
+    test = {name: array[held_out] for name, array in arrays.items()}
+    _, speakers = np.unique([r.speaker for r in loaded], return_inverse=True)
+    return train, test, speakers.astype(np.int32)[~held_out]

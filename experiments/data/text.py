@@ -64,3 +64,9 @@ def split(codes: np.ndarray, held_out: float = 0.1) -> tuple[np.ndarray, np.ndar
     checks.real("held_out", held_out, above=0, below=1)
     end = int(len(codes) * (1 - held_out))
     return codes[:end], codes[end:]
+
+
+def windows(codes: np.ndarray, length: int, stride: int = 1) -> np.ndarray:
+    """Cuts the windows that begin at every stride-th code, (windows, length)."""
+    view = np.lib.stride_tricks.sliding_window_view(codes, length)
+    return np.ascontiguousarray(view[::stride])

@@ -69,10 +69,9 @@ def _detected(c: RunConfig) -> Group:
     from jax._src.clusters import ClusterEnv
 
     timeout = round(c.init_timeout)
-    names = (None, None, None, None, None)
     try:
         where, count, number, *_ = ClusterEnv.auto_detect_unset_distributed_params(
-            *names, timeout
+            None, None, None, None, None, timeout
         )
     except Exception as error:  # a scheduler's environment may raise anything
         raise ValueError(

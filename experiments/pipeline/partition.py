@@ -21,11 +21,7 @@ def check(kind: str) -> None:
 
 
 def shards(
-    kind: str,
-    groups: Mapping[str, np.ndarray],
-    examples: int,
-    workers: int,
-    seed: int,
+    kind: str, groups: Mapping[str, np.ndarray], examples: int, workers: int, seed: int
 ) -> list[np.ndarray] | None:
     """Assigns each training example to one worker.
 

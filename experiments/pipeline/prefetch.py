@@ -9,24 +9,6 @@ from experiments.tasks.task import Arrays, Source
 THREADS, AHEAD = 2, 2  # reading threads, and dispatches that are read in advance
 
 
-class _Dispatches:
-    """The batches of each dispatch, as a data source of grain."""
-
-    def __init__(
-        self,
-        train: Arrays | Source,
-        dispatches: Sequence[tuple[int, int]],
-        rows: Callable[[int, int], np.ndarray],
-    ):
-        self.train, self.dispatches, self.rows = train, dispatches, rows
-
-    def __len__(self) -> int:
-        return len(self.dispatches)
-
-    def __getitem__(self, index: int) -> Arrays:
-        return gather(self.train, self.rows(*self.dispatches[index]))
-
-
 def read_ahead(
     train: Arrays | Source,
     dispatches: Sequence[tuple[int, int]],
@@ -47,9 +29,10 @@ def read_ahead(
 
     # One item a dispatch, in the sampler's order: host-fed runs have the same bits as
     # runs whose data lies on the devices.
-    dataset = grain.MapDataset.source(_Dispatches(train, dispatches, rows))
+    source = grain.MapDataset.source(dispatches)
+    batches = source.map(lambda dispatch: gather(train, rows(*dispatch)))
     options = grain.ReadOptions(num_threads=THREADS, prefetch_buffer_size=AHEAD)
-    return iter(dataset.to_iter_dataset(options))
+    return iter(batches.to_iter_dataset(options))
 
 
 def gather(train: Arrays | Source, rows: np.ndarray) -> Arrays:

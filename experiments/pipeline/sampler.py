@@ -1,7 +1,7 @@
 """The sampler: global batches as a function of (seed, step) alone."""
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import numpy as np
 
@@ -24,11 +24,9 @@ def rows(seed: int, first: int, steps: int, batch: int, examples: int) -> np.nda
     """
     # From seed and step alone: any split into dispatches, any algorithm and a resumed
     # run see the same batches.
-    start, end = first * batch, (first + steps) * batch
-    epochs = range(start // examples, -(-end // examples))
-    stream = np.concatenate([_epoch(seed, epoch, examples) for epoch in epochs])
-    start -= epochs.start * examples
-    return stream[start : start + steps * batch].astype(np.int32).reshape(steps, batch)
+    epoch = partial(_epoch, seed, examples)
+    found = _stretch(first * batch, steps * batch, examples, epoch)
+    return found.astype(np.int32).reshape(steps, batch)
 
 
 def rows_of_shards(
@@ -61,24 +59,31 @@ def rows_of_shards(
     slices = np.empty((steps, workers, own), np.int32)
     for worker, shard in enumerate(shards):
         length = _epochs_at_once(len(shard)) * len(shard)
-        start, end = first * own, (first + steps) * own
-        parts = range(start // length, -(-end // length))
-        stream = [order(worker, part, len(shard)) for part in parts]
-        start -= parts.start * length
-        places = np.concatenate(stream)[start : start + steps * own]
+        part = partial(order, worker, len(shard))
+        places = _stretch(first * own, steps * own, length, part)
         slices[:, worker] = shard[places].reshape(steps, own)
     return slices.reshape(steps, batch)
+
+
+def _stretch(
+    start: int, count: int, length: int, part: Callable[[int], np.ndarray]
+) -> np.ndarray:
+    """Returns `count` places from `start` on in parts of one length, end to end."""
+    parts = range(start // length, -(-(start + count) // length))
+    stream = np.concatenate([part(number) for number in parts])
+    start -= parts.start * length
+    return stream[start : start + count]
 
 
 # Runs of several seeds take turns.
 @lru_cache(maxsize=8)
 def _orders(seed: int, workers: int) -> Callable[[int, int, int], np.ndarray]:
-    """Returns (worker, part, examples) -> places in a shard, which are read-only."""
+    """Returns (worker, examples, part) -> places in a shard, which are read-only."""
 
     # Two parts of each worker, which finds its own again at the next dispatch: about
     # twice the examples in all.
     @lru_cache(maxsize=2 * workers)
-    def order(worker, part, examples):
+    def order(worker, examples, part):
         epochs = np.tile(
             np.arange(examples, dtype=np.int32), (_epochs_at_once(examples), 1)
         )
@@ -99,7 +104,7 @@ def _epochs_at_once(examples: int) -> int:
 
 # Each dispatch takes a small part of a long epoch.
 @lru_cache(maxsize=4)
-def _epoch(seed: int, epoch: int, examples: int) -> np.ndarray:
+def _epoch(seed: int, examples: int, epoch: int) -> np.ndarray:
     """The order of an epoch's examples, which is read-only."""
     order = np.random.default_rng([seed, epoch]).permutation(examples)
     order.setflags(write=False)

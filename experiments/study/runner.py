@@ -21,7 +21,7 @@ from experiments.study.grid import Loader, RunSet, tuned
 from experiments.study.statistics import ACCURACY, measure
 from experiments.tasks.contract import check_apply, check_model
 from experiments.training import records
-from experiments.training.components import takes
+from experiments.training.defaults import takes
 from experiments.training.prepared import (
     PreparedRun,
     initialized,

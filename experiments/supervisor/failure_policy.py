@@ -2,17 +2,10 @@
 
 import signal
 from collections.abc import Sequence
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple
 
-from experiments.exit_codes import (
-    DIVERGED,
-    DONE,
-    FAILED,
-    INTERRUPTED,
-    TERMINATED,
-    UNCONNECTED,
-    stopped_by,
-)
+from experiments import exit_codes
+from experiments.exit_codes import INTERRUPTED, TERMINATED, stopped_by
 from experiments.supervisor.group import Rules, processes
 from experiments.supervisor.process_status import TrackedProcess, end_line, place
 
@@ -53,16 +46,15 @@ def decide(
     """
     stopping = asked is not None or any(p.status.said == "stopped" for p in group)
     ended = sorted((p for p in group if not p.alive), key=lambda p: p.ended or 0.0)
-    outcomes = [_outcome(p, stopping) for p in ended]
-    by_outcome: dict[Outcome, list[TrackedProcess]] = {
-        each: [p for p, found in zip(ended, outcomes, strict=True) if found == each]
-        for each in get_args(Outcome)
-    }
-    lost, failed = by_outcome["lost"], by_outcome["failed"]
-    suspects, stopped = by_outcome["suspect"], by_outcome["stopped"]
+
+    def having(outcome: Outcome) -> list[TrackedProcess]:
+        return [p for p in ended if _outcome(p, stopping) == outcome]
+
+    lost, failed = having("lost"), having("failed")
+    suspects, stopped = having("suspect"), having("stopped")
     is_over = len(ended) == len(group)
     # A lost process can cause an exception in another one, but never a refusal.
-    if lost and all(p.status.code == FAILED for p in failed):
+    if lost and all(p.status.code == exit_codes.FAILED for p in failed):
         return _loss([end_line(lost[0], rules.loss)], stopping, asked)
     first = (failed or suspects or [None])[0]
     # The end of others may have caused this one, and be known a moment later.
@@ -73,7 +65,7 @@ def decide(
     if suspects:
         lines = [end_line(suspects[0], rules.loss)]
         if any(p.status.phase == "connect" for p in suspects) and not stopping:
-            return Decision("unconnected", UNCONNECTED, lines)
+            return Decision("unconnected", exit_codes.UNCONNECTED, lines)
         return _loss(lines, stopping, asked)
     if not is_over:
         return None
@@ -87,7 +79,7 @@ def _outcome(process: TrackedProcess, stopping: bool) -> Outcome:
     status, code = process.status, process.status.code or 0
     if process.gone is not None or status.mute:
         return "lost"
-    if code in (DONE, DIVERGED):
+    if code in (exit_codes.DONE, exit_codes.DIVERGED):
         return "done"
     if status.said == "lost":
         return "suspect"

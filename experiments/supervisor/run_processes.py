@@ -3,15 +3,11 @@
 import json
 import os
 import selectors
-import signal
 import socket
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
-from experiments.exit_codes import UNCONNECTED
+from experiments.exit_codes import UNCONNECTED, handling
 from experiments.supervisor.addresses import address, is_address, listen, own_address
 from experiments.supervisor.group import Group, Log, Rules
 from experiments.supervisor.hosts.guests import Guests
@@ -59,7 +55,9 @@ def run_processes(
     role = _role(hello, announced, local, selector)
     if role is None:
         return UNCONNECTED
-    with _collected_signals() as received:
+    # The loop looks at them after a tick at most.
+    received: list[int] = []
+    with handling(lambda number, _: received.append(number)):
         try:
             return _loop(role, local, selector, received)
         finally:
@@ -128,20 +126,3 @@ def _loop(
         if role.code is None:
             role.tick(time.monotonic())
     return role.code
-
-
-@contextmanager
-def _collected_signals() -> Iterator[list[int]]:
-    """Collects SIGINT and SIGTERM; the loop looks at them after a tick at most."""
-    received: list[int] = []
-    # Python lets only the main thread set handlers.
-    is_main = threading.current_thread() is threading.main_thread()
-    before = {
-        number: signal.signal(number, lambda number, _: received.append(number))
-        for number in ((signal.SIGINT, signal.SIGTERM) if is_main else ())
-    }
-    try:
-        yield received
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

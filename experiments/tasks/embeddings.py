@@ -139,12 +139,7 @@ def _load(data_dir: Path | None, order: int) -> Data:
             f"--order {order} is longer than the held-out text ({len(test)} words)"
         )
     return Data(
-        train={"ngram": _ngrams(train, order)},
-        test={"ngram": _ngrams(test, order)},
+        train={"ngram": text.windows(train, order)},
+        test={"ngram": text.windows(test, order)},
         overlapping=order - 1,
     )
-
-
-def _ngrams(codes: np.ndarray, order: int) -> np.ndarray:
-    """Returns all n-grams of a text, (n-grams, order)."""
-    return np.ascontiguousarray(np.lib.stride_tricks.sliding_window_view(codes, order))

@@ -93,14 +93,8 @@ def _load(data_dir: Path | None, context: int) -> Data:
     # Held-out windows share their first character with the last of the one before, so
     # that each character is predicted once; the end that fills no window is left out.
     return Data(
-        train={"window": _windows(train, context, stride)},
-        test={"window": _windows(test, context, context)},
+        train={"window": text.windows(train, context + 1, stride)},
+        test={"window": text.windows(test, context + 1, context)},
         overlapping=context // stride,
         covering=context // stride,
     )
-
-
-def _windows(codes: np.ndarray, context: int, stride: int) -> np.ndarray:
-    """Cuts windows of context + 1 characters, (windows, context + 1)."""
-    view = np.lib.stride_tricks.sliding_window_view(codes, context + 1)
-    return np.ascontiguousarray(view[::stride])

@@ -82,7 +82,5 @@ def mean_output(outputs, length):
 
 
 def _load(data_dir: Path | None, frames: int) -> Data:
-    recordings = speech.recordings(data_dir)
-    train, test = speech.examples(recordings, frames)
-    speakers = speech.speakers(recordings)
+    train, test, speakers = speech.spoken_digits(data_dir, frames)
     return Data(train, test, groups={"label": train["y"], "speaker": speakers})

@@ -9,26 +9,17 @@ import numpy as np
 import optax
 
 from experiments.cli import factories
-from experiments.cli.errors import BadRequest, explained
-from experiments.cli.factories import ALGORITHM, TASK
+from experiments.cli.errors import BadRequest
+from experiments.cli.factories import TASK
 from experiments.pipeline import loading, partition
 from experiments.tasks.contract import check_task
 from experiments.tasks.task import Data, Task, losses
-from experiments.training import (
-    compile_cache,
-    export,
-    optimizers,
-    records,
-)
+from experiments.training import compile_cache, export, optimizers, records
 from experiments.training.config import RunConfig
 from experiments.training.defaults import resolved
 from experiments.training.process_group import ALONE, ProcessGroup
 from experiments.training.strategies import make_strategies
-from syncalgos import (
-    WORKERS,
-    DataParallel,
-    Strategy,
-)
+from syncalgos import WORKERS, DataParallel, Strategy
 
 
 @dataclass(frozen=True)
@@ -106,12 +97,6 @@ def _make(config: RunConfig, data: Data | None, group: ProcessGroup) -> Componen
         export.check(config.export, replaces)
     task, is_batch_given = make_task(config), config.batch_size is not None
     config = resolved(config, task)
-    # A plateau lives in the inner optimizer's state, where an algorithm cannot see it.
-    if config.schedule == "plateau" and takes(config, "learning_rate"):
-        raise ValueError(
-            f"--schedule plateau: {config.algo} has to know the learning rate of a "
-            "step, which here follows from the loss: take constant, cosine or step"
-        )
     schedule, optimizer = optimizers.inner(config, task.muon)
     strategy, algorithm = make_strategies(
         config, schedule, optimizer, group.hosts, task
@@ -126,15 +111,7 @@ def _make(config: RunConfig, data: Data | None, group: ProcessGroup) -> Componen
         config.partition, data.groups, data.examples, config.workers, config.seed
     )
     return Components(
-        config=config,
-        task=task,
-        data=data,
-        optimizer=optimizer,
-        strategy=strategy,
-        algorithm=algorithm,
-        trainer=trainer,
-        shards=shards,
-        group=group,
+        config, task, data, optimizer, strategy, algorithm, trainer, shards, group
     )
 
 
@@ -150,21 +127,7 @@ def make_task(config: RunConfig) -> Task:
         "workers": config.workers,
         "axis": WORKERS,
     }
-    with explained(TASK.flag, config.task):
-        task = factories.call(TASK, config.task, config.task_arguments, offered)
-        check_task(task)
-    return task
-
-
-def takes(config: RunConfig, argument: str) -> bool:
-    """Whether the algorithm or the task has this parameter, which the run passes.
-
-    One that takes the seed draws while it trains: each seed is another program.
-    """
-    return any(
-        factories.passed_arguments(kind, factories.named(kind, name), {argument: 0})
-        for kind, name in ((ALGORITHM, config.algo), (TASK, config.task))
-    )
+    return factories.call(TASK, config.task, config.task_arguments, offered, check_task)
 
 
 def _check_data(config: RunConfig, data: Data, is_batch_given: bool) -> None:

@@ -1,7 +1,7 @@
 """The config of a run: each field is a flag, and is described here alone.
 
 `RunConfig` is frozen: what follows from the task and the workers makes another one (see
-`components.resolved`). `SETTINGS` has its fields' descriptions by name, in their order:
+`defaults.resolved`). `SETTINGS` has its fields' descriptions by name, in their order:
 
     SETTINGS["lr"].check(0.1)       # raises a ValueError where out of range
     SETTINGS["seed"].study          # what a study offers in its place; "" if nothing
@@ -40,6 +40,49 @@ class RunConfig:
     before anything is trained; code that trains relies on its type.
 
     Attributes:
+        steps: local steps of each worker.
+        batch_size: global batch of all workers.
+        lr: learning rate of the inner optimizer.
+        optimizer: inner optimizer: sgd, adam, adamw, muon, … of optax.
+        momentum: momentum of an inner optimizer that has one.
+        weight_decay: weight decay.
+        clip_norm: clip gradients to this global norm.
+        schedule: the learning rate over the run.
+        warmup_steps: local steps over which the learning rate rises.
+        accumulate: microbatches into which a worker's batch is split.
+        seed: of the model, the batches and all that is drawn.
+        eval_every: steps between evaluations.
+        dispatch_steps: local steps per dispatch.
+        preset: take an algorithm's own flags from its paper, where that says otherwise.
+        workers: how many workers train; they share the devices.
+        backend: how workers are mapped; vmap runs on one device.
+        devices: device indices, such as 0,2,1.
+        lanes: workers of a device.
+        lane_form: how a device runs them.
+        sync_until: train synchronously for this many steps first.
+        opt_state_at_sync: what becomes of the inner optimizer's state.
+        ema: ship a moving average of params; its decay.
+        displacements: measure how far, and how alike, workers go between syncs (a copy
+            of params).
+        data_dir: folder of data sets.
+        partition: a worker's examples: iid, label, speaker, dirichlet:A.
+        validation: test on this share of the training data instead.
+        feed: where training data comes from.
+        out: folder for the run's files.
+        overwrite: replace the run's files in --out.
+        export: write the trained model to this .safetensors file.
+        checkpoint_every: local steps between checkpoints in --out.
+        keep_checkpoints: how many of the newest are kept.
+        resume: go on from the newest checkpoint in --out, if there is one.
+        resume_center: the same; with another number of workers, from its center model.
+        processes: train in so many processes, started here.
+        coordinator: where process 0 is, to join processes that are started one by one.
+        process_id: with --coordinator: which this one is, from 0.
+        num_processes: with --coordinator: how many there are.
+        distributed: auto joins as Slurm, Open MPI or Kubernetes has started the
+            processes.
+        init_timeout: seconds for all processes to find each other.
+        max_restarts: how many lost processes a run survives by restarts.
         arguments: the algorithm's own flags, by parameter.
         task_arguments: the task's own flags, by parameter.
     """
@@ -55,157 +98,72 @@ class RunConfig:
         study="--task of the study, outside of --algos",
     )
 
-    steps: int = flag(
-        "local steps of each worker", None, TASKS, Group("training"), least=1
-    )
-    batch_size: int = flag("global batch of all workers", None, TASKS, least=1)
-    lr: float = flag("learning rate of the inner optimizer", None, TASKS, above=0)
-    optimizer: str = flag(
-        "inner optimizer: sgd, adam, adamw, muon, … of optax", None, TASKS
-    )
-    momentum: float | None = flag(
-        "momentum of an inner optimizer that has one", None, TASKS, least=0, below=1
-    )
+    steps: int = flag(otherwise=TASKS, group=Group("training"), least=1)
+    batch_size: int = flag(otherwise=TASKS, least=1)
+    lr: float = flag(otherwise=TASKS, above=0)
+    optimizer: str = flag(otherwise=TASKS)
+    momentum: float | None = flag(otherwise=TASKS, least=0, below=1)
     weight_decay: float | None = flag(
-        "weight decay", None, "the task's, or the optimizer's", least=0
+        otherwise="the task's, or the optimizer's", least=0
     )
-    clip_norm: float | None = flag(
-        "clip gradients to this global norm", None, TASKS, above=0
-    )
-    schedule: Literal["constant", "cosine", "step", "plateau"] = flag(
-        "the learning rate over the run", None, TASKS
-    )
-    warmup_steps: int = flag(
-        "local steps over which the learning rate rises", None, TASKS, least=0
-    )
-    accumulate: int = flag(
-        "microbatches into which a worker's batch is split", 1, least=1
-    )
-    seed: int = flag(
-        "of the model, the batches and all that is drawn", 0, least=0, study="--seeds"
-    )
-    eval_every: int = flag(
-        "steps between evaluations", None, "a tenth", least=1, scope="start"
-    )
-    dispatch_steps: int = flag(
-        "local steps per dispatch", None, TASKS, least=1, scope="start"
-    )
+    clip_norm: float | None = flag(otherwise=TASKS, above=0)
+    schedule: Literal["constant", "cosine", "step", "plateau"] = flag(otherwise=TASKS)
+    warmup_steps: int = flag(otherwise=TASKS, least=0)
+    accumulate: int = flag(default=1, least=1)
+    seed: int = flag(default=0, least=0, study="--seeds")
+    eval_every: int = flag(otherwise="a tenth", least=1, scope="start")
+    dispatch_steps: int = flag(otherwise=TASKS, least=1, scope="start")
 
     preset: str | None = flag(
-        "take an algorithm's own flags from its paper, where that says otherwise",
-        group=Group("workers"),
-        choices=(flags.PAPER,),
-        scope="start",
+        group=Group("workers"), choices=(flags.PAPER,), scope="start"
     )
-    workers: int = flag("how many workers train; they share the devices", 8, least=1)
-    backend: Literal["pmap", "shard_map", "vmap"] = flag(
-        "how workers are mapped; vmap runs on one device", "pmap", scope="start"
-    )
+    workers: int = flag(default=8, least=1)
+    backend: Literal["pmap", "shard_map", "vmap"] = flag(default="pmap", scope="start")
     devices: tuple[int, ...] | None = flag(
-        "device indices, such as 0,2,1",
-        None,
-        "all that fit",
-        metavar="I,J,…",
-        scope="start",
+        otherwise="all that fit", metavar="I,J,…", scope="start"
     )
-    lanes: int | None = flag(
-        "workers of a device", None, "as few as possible", least=1, scope="start"
-    )
+    lanes: int | None = flag(otherwise="as few as possible", least=1, scope="start")
     lane_form: Literal["vectorized", "sequential", "merged"] | None = flag(
-        "how a device runs them",
-        None,
-        "the fastest",
-        spellings=LANE_FORMS,
-        scope="start",
+        otherwise="the fastest", spellings=LANE_FORMS, scope="start"
     )
-    sync_until: int = flag("train synchronously for this many steps first", 0, least=0)
-    opt_state_at_sync: Literal["keep", "reset", "average"] = flag(
-        "what becomes of the inner optimizer's state", "keep"
-    )
-    ema: float | None = flag(
-        "ship a moving average of params; its decay", above=0, below=1
-    )
-    displacements: bool = flag(
-        "measure how far, and how alike, workers go between syncs (a copy of params)",
-        False,
-        study="nothing: it is always on",
-    )
+    sync_until: int = flag(default=0, least=0)
+    opt_state_at_sync: Literal["keep", "reset", "average"] = flag(default="keep")
+    ema: float | None = flag(above=0, below=1)
+    displacements: bool = flag(default=False, study="nothing: it is always on")
 
     data_dir: Path | None = flag(
-        "folder of data sets",
-        None,
-        "$SYNCALGOS_DATA, or a cache",
-        Group("data"),
-        scope="process",
+        otherwise="$SYNCALGOS_DATA, or a cache", group=Group("data"), scope="process"
     )
-    partition: str = flag(
-        "a worker's examples: iid, label, speaker, dirichlet:A", "iid", metavar="KIND"
-    )
-    validation: float | None = flag(
-        "test on this share of the training data instead",
-        above=0,
-        below=1,
-        study="--tune-share",
-    )
+    partition: str = flag(default="iid", metavar="KIND")
+    validation: float | None = flag(above=0, below=1, study="--tune-share")
     feed: Literal["device", "host"] = flag(
-        "where training data comes from", None, "device, if it fits", scope="start"
+        otherwise="device, if it fits", scope="start"
     )
 
     out: Path | None = flag(
-        "folder for the run's files",
-        None,
-        "a new one in runs/",
-        FILES,
+        otherwise="a new one in runs/",
+        group=FILES,
         scope="process",
         study="--out of the study, outside of --algos",
     )
     overwrite: bool = flag(
-        "replace the run's files in --out",
-        False,
-        study="--overwrite of the study, outside of --algos",
+        default=False, study="--overwrite of the study, outside of --algos"
     )
     export: Path | None = flag(
-        "write the trained model to this .safetensors file",
-        scope="process",
-        study="experiments.run --export with the report's command",
+        scope="process", study="experiments.run --export with the report's command"
     )
-    checkpoint_every: int | None = flag(
-        "local steps between checkpoints in --out", least=1
-    )
-    keep_checkpoints: int = flag(
-        "how many of the newest are kept", 3, least=1, scope="process"
-    )
-    resume: bool = flag(
-        "go on from the newest checkpoint in --out, if there is one", False
-    )
-    resume_center: bool = flag(
-        "the same; with another number of workers, from its center model", False
-    )
+    checkpoint_every: int | None = flag(least=1)
+    keep_checkpoints: int = flag(default=3, least=1, scope="process")
+    resume: bool = flag(default=False)
+    resume_center: bool = flag(default=False)
 
-    processes: int = flag(
-        "train in so many processes, started here", 1, "", PROCESSES, least=1
-    )
-    coordinator: str | None = flag(
-        "where process 0 is, to join processes that are started one by one",
-        metavar="HOST:PORT",
-        scope="process",
-    )
-    process_id: int | None = flag(
-        "with --coordinator: which this one is, from 0", least=0, scope="process"
-    )
-    num_processes: int | None = flag("with --coordinator: how many there are", least=1)
-    distributed: Literal["none", "auto"] = flag(
-        "auto joins as Slurm, Open MPI or Kubernetes has started the processes", "none"
-    )
-    init_timeout: float = flag(
-        "seconds for all processes to find each other", 60.0, above=0, scope="process"
-    )
-    max_restarts: int = flag(
-        "how many lost processes a run survives by restarts",
-        0,
-        least=0,
-        scope="process",
-    )
+    processes: int = flag(default=1, group=PROCESSES, least=1)
+    coordinator: str | None = flag(metavar="HOST:PORT", scope="process")
+    process_id: int | None = flag(least=0, scope="process")
+    num_processes: int | None = flag(least=1)
+    distributed: Literal["none", "auto"] = flag(default="none")
+    init_timeout: float = flag(default=60.0, above=0, scope="process")
+    max_restarts: int = flag(default=0, least=0, scope="process")
 
     arguments: Mapping[str, Any] = field(default_factory=dict)
     task_arguments: Mapping[str, Any] = field(default_factory=dict)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.cli import factories
-from experiments.cli.factories import ALGORITHM
+from experiments.cli.factories import ALGORITHM, TASK
 from experiments.tasks.task import Task
 from experiments.training.config import RunConfig, never_reached
 
@@ -63,7 +63,24 @@ def resolved(config: RunConfig, task: Task) -> RunConfig:
         resume=config.resume or config.resume_center,
     )
     _check_switch(filled)
+    # A plateau lives in the inner optimizer's state, where an algorithm cannot see it.
+    if filled.schedule == "plateau" and takes(filled, "learning_rate"):
+        raise ValueError(
+            f"--schedule plateau: {filled.algo} has to know the learning rate of a "
+            "step, which here follows from the loss: take constant, cosine or step"
+        )
     return filled
+
+
+def takes(config: RunConfig, argument: str) -> bool:
+    """Whether the algorithm or the task has this parameter, which the run passes.
+
+    One that takes the seed draws while it trains: each seed is another program.
+    """
+    return any(
+        factories.passed_arguments(kind, factories.named(kind, name), {argument: 0})
+        for kind, name in ((ALGORITHM, config.algo), (TASK, config.task))
+    )
 
 
 def _inner(config: RunConfig, task: Task, has_unit_steps: bool) -> dict[str, Any]:

@@ -22,11 +22,7 @@ def check(path: Path, overwrite: bool) -> None:
             raise ValueError(f"--export {path} is a folder")
         if path.exists() and not overwrite:
             raise ValueError(f"--export {path} exists: take another, or --overwrite")
-        folders = path.absolute().parents
-        first = next(p for p in folders if p.exists())
-        if not first.is_dir():
-            raise ValueError(f"--export {path}: {first} is no folder")
-        records.try_to_write(folders[0], [p for p in folders if not p.exists()])
+        records.try_to_write(path.absolute().parent)
     except OSError as error:
         raise ValueError(f"--export {path}: {error.strerror}") from None
 

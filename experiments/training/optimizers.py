@@ -126,11 +126,8 @@ def known() -> dict[str, Callable[..., optax.GradientTransformation]]:
 
 def _is_optimizer(parameters: Mapping[str, inspect.Parameter]) -> bool:
     """Whether a learning rate comes first and is all that must be given."""
-    names = list(parameters)
-    rest = [parameters[name] for name in names[1:]]
-    return names[:1] == ["learning_rate"] and all(
-        p.default is not p.empty for p in rest
-    )
+    required = {name for name, p in parameters.items() if p.default is p.empty}
+    return [*parameters][:1] == ["learning_rate"] and required <= {"learning_rate"}
 
 
 def make(

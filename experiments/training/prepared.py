@@ -4,7 +4,8 @@ import hashlib
 import math
 import platform
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -15,8 +16,9 @@ import numpy as np
 
 import syncalgos
 from experiments.cli import terminal
-from experiments.cli.errors import BadRequest, Terminated, explain
+from experiments.cli.errors import BadRequest, explain
 from experiments.cli.signals import keeping_results
+from experiments.exit_codes import Terminated
 from experiments.pipeline import partition
 from experiments.tasks.contract import check_apply, check_model
 from experiments.tasks.task import Data
@@ -72,6 +74,7 @@ def initialized(parts: Components) -> PreparedRun:
     """
     config = parts.config
     params, state = _start(parts)
+    facts = _facts(parts, _effective_lr(parts, params))
     sent = rounds.communication(parts, state, config.steps)
     count = rounds.make_count(parts, state, sent)
     if sent is None:
@@ -84,7 +87,7 @@ def initialized(parts: Components) -> PreparedRun:
         count=count,
         rounds=ends,
         untrained=rounds.untrained(parts, state, ends),
-        facts=_facts(parts, _effective_lr(parts, params)),
+        facts=facts,
     )
     return _measured(run, ends) if config.displacements and ends is not None else run
 
@@ -92,7 +95,7 @@ def initialized(parts: Components) -> PreparedRun:
 def reseeded(run: PreparedRun, seed: int) -> PreparedRun:
     """Returns the same run from another seed, with its compiled programs.
 
-    Only for a run that draws from the seed at its start alone: see `components.takes`.
+    Only for a run that draws from the seed at its start alone: see `defaults.takes`.
     """
     # Compilation is most of a short run, and is paid once for all seeds this way. On
     # CPUs it beats stacking seeds as one more vmap axis, as lanes fill the cores.
@@ -132,31 +135,32 @@ def _effective_lr(parts: Components, params: Any) -> float | None:
 def _start(parts: Components) -> tuple[Any, TrainState]:
     """Returns the model's params and the state that training starts from."""
     c = parts.config
-    try:
+    with _refused("task", c.task):
         params, buffers = check_model(parts.task, c.seed)
         if ":" in c.task:  # a user's own is tried out on shapes alone
             check_apply(parts.task, params, buffers, parts.data.test)
         if c.export is not None:
             export.named(Replica(params, (), buffers))
-    except Terminated:
-        raise
-    except (Exception, SystemExit) as error:  # a user's task may raise anything
-        raise _refusal("task", c.task, error) from error
-    try:
+    with _refused("algo", c.algo):
         return params, parts.trainer.init(params, buffers, c.seed)
+
+
+@contextmanager
+def _refused(flag: str, name: str) -> Iterator[None]:
+    """Raises errors inside as those for the user; a bug of ours as it is."""
+    try:
+        yield
     except Terminated:
         raise
-    except (Exception, SystemExit) as error:  # and a user's strategy
-        raise _refusal("algo", c.algo, error) from error
-
-
-def _refusal(flag: str, name: str, error: BaseException) -> BaseException:
-    """Returns the error for the user; a bug of ours as it is."""
-    if "RESOURCE_EXHAUSTED" in str(error) or isinstance(error, MemoryError):
-        return BadRequest("the model does not fit in memory")
-    if ":" in name:
-        return explain(f"--{flag} {name}", error)
-    return BadRequest(str(error)) if isinstance(error, ValueError) else error
+    # A user's task or strategy may raise anything.
+    except (Exception, SystemExit) as error:
+        if "RESOURCE_EXHAUSTED" in str(error) or isinstance(error, MemoryError):
+            raise BadRequest("the model does not fit in memory") from error
+        if ":" in name:
+            raise explain(f"--{flag} {name}", error) from error
+        if isinstance(error, ValueError):
+            raise BadRequest(str(error)) from error
+        raise
 
 
 def train_and_record(
@@ -205,7 +209,10 @@ def record_config(
         "versions": versions(),
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
     }
-    records.start(out, config, lines)
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "summary.json").unlink(missing_ok=True)
+    records.write_json(out / "config.json", config)
+    records.write_metrics(out, lines)
 
 
 def _facts(parts: Components, effective_lr: float | None) -> dict[str, Any]:
@@ -236,6 +243,7 @@ def _summary(run: PreparedRun, outcome: Outcome) -> dict[str, Any]:
     """Returns summary.json, but for what its writer adds."""
     progress, line, sent = outcome.progress, outcome.line, run.count(outcome.progress)
     steps, seconds = line["step"], progress.seconds
+    sha256 = params_sha256(run.trainer.center(outcome.state))
     decided = introspection.decides(run.strategy)
     moving = np.diff(sent.per_step[:steps], prepend=0.0) > 0 if sent else None
     return {
@@ -245,7 +253,7 @@ def _summary(run: PreparedRun, outcome: Outcome) -> dict[str, Any]:
         "syncs": None if moving is None else int(moving.sum()),
         "decided": len({step for step, _ in progress.decided}) if decided else None,
         "steps_per_second": steps / seconds if seconds else 0.0,
-        "params_sha256": params_sha256(run.trainer.center(outcome.state)),
+        "params_sha256": sha256,
         "temp_bytes": run.trainer.temp_bytes,
         "lane_form": progress.lane_form,
         "not_counted": run.task.sends or None,

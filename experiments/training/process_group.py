@@ -9,10 +9,6 @@ from jax.experimental import multihost_utils
 from experiments.cli import terminal
 
 
-def _nothing(phase: str, step: int | None = None) -> None:
-    """Reports to nobody: a single process has no supervisor."""
-
-
 class ProcessGroup(NamedTuple):
     """The processes of a run, as this one sees them.
 
@@ -31,7 +27,8 @@ class ProcessGroup(NamedTuple):
     processes: int = 1
     hosts: int = 1
     sharing: int = 1
-    announce: Callable[[str, int | None], None] = _nothing
+    # Reports to nobody: a single process has no supervisor.
+    announce: Callable[[str, int | None], None] = lambda phase, step: None
     note: Callable[[str], None] = terminal.say
 
     @property

@@ -1,5 +1,6 @@
 """A run's progress, and its files: config.json, metrics.jsonl, summary.json."""
 
+import errno
 import json
 import math
 import tempfile
@@ -82,19 +83,19 @@ def check_out(out: Path, overwrite: bool) -> None:
 def check_writable(out: Path) -> None:
     """Raises a ValueError if no files can go to a folder; leaves nothing there."""
     try:
-        above = (out, *out.absolute().parents)
-        missing = [p for p in above if not p.exists()]
-        existing = next(p for p in above if p.exists())
-        if existing.is_dir():
-            try_to_write(out, missing)
+        try_to_write(out)
     except OSError as error:
         raise ValueError(f"--out {out}: {error.strerror}") from None
-    if not existing.is_dir():
-        raise ValueError(f"--out {out}: {existing} is a file, not a folder")
 
 
-def try_to_write(out: Path, missing: list[Path]) -> None:
+def try_to_write(out: Path) -> None:
     """Raises an OSError if no file can be made in a folder; leaves nothing there."""
+    above = (out, *out.absolute().parents)
+    missing = [p for p in above if not p.exists()]
+    existing = next(p for p in above if p.exists())
+    if not existing.is_dir():
+        reason = f"{existing} is a file, not a folder"
+        raise NotADirectoryError(errno.ENOTDIR, reason)
     # Permissions do not say it: root may write anywhere, but not in /proc.
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -109,23 +110,6 @@ def default_out(task: str, algo: str) -> Path:
     name = f"{task}-{algo.replace(':', '.')}-{time.strftime('%Y%m%d-%H%M%S')}"
     candidates = (name, *(f"{name}-{i}" for i in range(2, 1000)))
     return next(p for c in candidates if not (p := Path("runs") / c).exists())
-
-
-def start(out: Path, config: dict[str, Any], lines: list[dict[str, Any]]) -> None:
-    """Makes the folder, removes an earlier run's files and writes config.json.
-
-    Args:
-        out: the folder.
-        config: of the run.
-        lines: of metrics.jsonl, if a run goes on.
-
-    Raises:
-        OSError: it cannot be written.
-    """
-    out.mkdir(parents=True, exist_ok=True)
-    (out / "summary.json").unlink(missing_ok=True)
-    write_json(out / "config.json", config)
-    write_metrics(out, lines)
 
 
 class Metrics:

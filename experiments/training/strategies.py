@@ -7,7 +7,6 @@ import jax
 import optax
 
 from experiments.cli import factories
-from experiments.cli.errors import explained
 from experiments.cli.factories import ALGORITHM
 from experiments.tasks.task import Tables, Task
 from experiments.training import optimizers
@@ -71,10 +70,7 @@ def make_strategies(
 
 
 def steady_strategy(
-    config: RunConfig,
-    optimizer: optax.GradientTransformation,
-    hosts: int,
-    task: Task,
+    config: RunConfig, optimizer: optax.GradientTransformation, hosts: int, task: Task
 ) -> Strategy:
     """Makes the algorithm alone, for a constant learning rate."""
     # The mean computes the same as row_sparse, for params of any shape.
@@ -104,14 +100,15 @@ def _algorithm(
         "hosts": hosts,
         "stacked": task.stacked,
     }
-    with explained(ALGORITHM.flag, config.algo):
-        strategy = factories.call(ALGORITHM, config.algo, arguments, offered)
-        if not isinstance(strategy, Strategy):
-            raise ValueError(
-                "the factory must return a syncalgos.Strategy, got "
-                f"{checks.shown(strategy)}"
-            )
-    return strategy
+    return factories.call(ALGORITHM, config.algo, arguments, offered, _check_strategy)
+
+
+def _check_strategy(made: Any) -> None:
+    """Raises a ValueError unless a factory has made a strategy."""
+    if not isinstance(made, Strategy):
+        raise ValueError(
+            f"the factory must return a syncalgos.Strategy, got {checks.shown(made)}"
+        )
 
 
 def _is_row_sparse(config: RunConfig) -> bool:

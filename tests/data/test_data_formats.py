@@ -350,7 +350,7 @@ def test_silence_is_the_floor_and_too_short_a_sound_is_one_frame():
 
 
 def test_spoken_digits_hold_out_the_first_five_takes():
-    train, test = speech.spoken_digits(folder_with(TAR_GZ))
+    train, test, _ = speech.spoken_digits(folder_with(TAR_GZ))
     for part, each in ((train, 270), (test, 30)):
         n = 10 * each
         assert (part["x"].shape, part["x"].dtype) == ((n, 64, 40), np.float32)
@@ -366,7 +366,7 @@ def test_spoken_digits_hold_out_the_first_five_takes():
 
 
 def test_spoken_digits_are_cut_and_normalised_by_what_is_trained_on(recordings):
-    train, test = speech.spoken_digits(folder_with(TAR_GZ), frames=12)
+    train, test, _ = speech.spoken_digits(folder_with(TAR_GZ), frames=12)
     shown = [speech.log_mel(r.samples)[:12] for r in recordings]
     own = np.concatenate(
         [x for x, r in zip(shown, recordings, strict=True) if 5 <= r.take < 50]

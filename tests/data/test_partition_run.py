@@ -12,8 +12,9 @@ import pytest
 
 from experiments.cli.errors import BadRequest
 from experiments.tasks.task import Data, Task
-from experiments.training.components import make_components, takes
+from experiments.training.components import make_components
 from experiments.training.config import parse
+from experiments.training.defaults import takes
 from experiments.training.prepared import (
     initialized,
     record_config,

@@ -10,7 +10,8 @@ import pytest
 import tiny_tasks
 
 from experiments import run
-from experiments.cli.errors import Terminated, explained
+from experiments.cli.errors import explained
+from experiments.exit_codes import Terminated
 from experiments.tasks import TASKS
 from experiments.tasks.task import Tables, Task
 

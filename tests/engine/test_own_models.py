@@ -283,7 +283,7 @@ def test_exports_where_no_model_can_be_written_are_refused(tmp_path):
         (tmp_path / "model.npz", False, "must end in .safetensors"),
         (tmp_path / "model", True, "must end in .safetensors"),
         (existing, False, "--overwrite"),
-        (existing / "model.safetensors", True, "no folder"),
+        (existing / "model.safetensors", True, "a file, not a folder"),
         (folder, True, "folder"),
     ]:
         with pytest.raises(ValueError, match=re.escape(said)) as refused:

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lasting import OURS, lines_of, run
 
-from experiments import compare
+from experiments import compare, exit_codes
 from experiments import run as command_line
 from experiments.cli import exits, terminal
 from experiments.cli.errors import BadRequest
@@ -159,7 +159,7 @@ def test_broken_output_stops_no_study(broken, tmp_path):
 def test_code_is_that_of_the_error_which_cannot_be_shown(tmp_path):
     with full() as end:
         ended = started("--algo bmfu", tmp_path / "out", stdout=end, stderr=end)
-    assert ended.code == exits.BAD_REQUEST
+    assert ended.code == exit_codes.BAD_REQUEST
 
 
 # Threads
@@ -223,7 +223,7 @@ def test_lines_errors_and_summaries_are_printable(capsys):
             report.line("note\x1b[31m\nprocess 0")
         raise BadRequest("no\x1b]0;x\x07 such\nfile\x9b1m")
 
-    assert exits.guarded(program) == exits.BAD_REQUEST
+    assert exits.guarded(program) == exit_codes.BAD_REQUEST
     shown = capsys.readouterr()
     assert shown.out == "head\n  row\n"
     assert shown.err == "note process 0\nerror: no such file\n"
