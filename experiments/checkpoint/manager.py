@@ -280,8 +280,9 @@ def _check_settings(before: dict[str, Any], config: RunConfig, same: bool) -> No
         same: whether both have as many workers.
     """
     now = records.plain(config.values("run"))
-    # A run that was begun before an algorithm had a parameter had its default.
-    before = factories.defaults(ALGORITHM, config.algo) | before
+    # A run that was begun before there was a flag had the flag's default.
+    common = {x.parameter: x.default for x in SETTINGS.values() if x.scope == "run"}
+    before = common | factories.defaults(ALGORITHM, config.algo) | before
     free = set() if same else {"workers", "batch_size", "accumulate"}
     if config.schedule == "constant":  # a longer run begins as a shorter one does
         free.add("steps")

@@ -92,6 +92,16 @@ def test_a_field_is_compared_on_resume_unless_each_start_may_have_another(
         check_config(tmp_path, run.config)
 
 
+def test_a_run_older_than_a_flag_had_its_default(run, tmp_path):
+    record_config(run, ["command"], tmp_path, [])
+    written = json.loads((tmp_path / "config.json").read_text())
+    newer = [x for x in SETTINGS if getattr(run.config, x) == SETTINGS[x].default]
+    assert {"seed", "schedule"} < {*newer}
+    settings = {x: v for x, v in written["settings"].items() if x not in newer}
+    (tmp_path / "config.json").write_text(json.dumps({**written, "settings": settings}))
+    check_config(tmp_path, run.config)
+
+
 @pytest.mark.parametrize("name", SETTINGS)
 def test_processes_must_agree_on_a_field_unless_each_may_have_its_own(name):
     agreed = parsed(name).values("run", "start")
