@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from experiments.cli.terminal import size
 from experiments.study.analysis.claims import fixed, places_of
 from experiments.study.analysis.formatting import ends, with_unit
-from experiments.study.analysis.results import Row
-from experiments.study.statistics import Measure, Spread, best
+from experiments.study.analysis.results import Row, leader
+from experiments.study.statistics import Measure, Spread
 
 # What is said of rows by their standing to the best, in the order of a headline.
 FINDINGS = {
@@ -28,8 +28,7 @@ def headline(rows: Sequence[Row], by: Measure) -> str:
     The cost is the least that is sent by the best and by those that cannot be told from
     it, be it for chance or for too few seeds.
     """
-    index = best([row.measure for row in rows], by.side)
-    top = None if index is None else rows[index]
+    top = leader(rows, by)
     if top is None or top.measure is None:
         return f"All runs of {listed([row.label for row in rows])} diverged."
     by_kind: dict[str, list[Row]] = {kind: [] for kind in FINDINGS}

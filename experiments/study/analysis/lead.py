@@ -8,8 +8,8 @@ from experiments.study.analysis.claims import amount
 from experiments.study.analysis.formatting import ends, named, shown, with_unit
 from experiments.study.analysis.headline import share, standing
 from experiments.study.analysis.rates import factor
-from experiments.study.analysis.results import BY_HAND, ONE_NOMINAL, Row
-from experiments.study.statistics import Measure, best
+from experiments.study.analysis.results import BY_HAND, ONE_NOMINAL, Row, leader
+from experiments.study.statistics import Measure
 
 # Two longer names do not fit in one line, in characters.
 LONGEST = 40
@@ -34,10 +34,9 @@ def lead(points: Mapping[str, Sequence[Row]], by: Measure, terms: str) -> str:
 
 def _line(rows: Sequence[Row], by: Measure) -> str:
     """Returns the best of these rows, as surely as it is known."""
-    index = best([row.measure for row in rows], by.side)
-    if index is None:
+    top, fine = leader(rows, by), [row for row in rows if row.measure]
+    if top is None:
         return "All runs diverged"
-    top, fine = rows[index], [row for row in rows if row.measure]
     if len(fine) == 1:
         return f"{top.label}: there is nothing to compare it to"
     kinds = {row.label: standing(row, by) for row in fine if row is not top}
@@ -60,11 +59,8 @@ def _line(rows: Sequence[Row], by: Measure) -> str:
 def _swept(points: Mapping[str, Sequence[Row]], by: Measure) -> str:
     """Returns the best variants, and at how many values of a sweep each is it."""
     sweep = next(iter(points)).partition("=")[0]
-    tops: Counter[str] = Counter()
-    for rows in points.values():
-        index = best([row.measure for row in rows], by.side)
-        if index is not None:
-            tops[rows[index].label] += 1
+    best = (leader(rows, by) for rows in points.values())
+    tops = Counter(row.label for row in best if row is not None)
     if not tops:
         return "All runs diverged"
     first, count = tops.most_common(1)[0]
@@ -92,15 +88,13 @@ def numbers(
         terms: terms of the comparison.
         times: ratio of the largest to the smallest effective learning rate.
     """
-    fine = [row for row in rows if row.measure]
-    if not fine:
+    fine, top = [row for row in rows if row.measure], leader(rows, by)
+    if top is None or top.measure is None:
         return []
     span = ends(fine, by), f"{by.name}, lowest and highest"
     if terms == ONE_NOMINAL:
         apart = factor(times), "between effective learning rates"
         return [span, apart, *(_sent(rows) if len(points) > 1 else _share(rows, fine))]
-    top = fine[best([row.measure for row in fine], by.side) or 0]
-    assert top.measure is not None
     value = with_unit(shown(top.measure.mean, by), by)
     first = value, f"{by.name} of {named(top.label, top.point)}"
     if len(points) > 1:
@@ -115,13 +109,10 @@ def _difference(
     rows: Sequence[Row], top: Row, by: Measure, baseline: str
 ) -> list[Number]:
     """Returns the difference to the baseline of the best variant other than it."""
-    others = [row for row in rows if row.difference]
-    if not others:
-        return []
-    second = others[best([row.measure for row in others], by.side) or 0]
     # The baseline has no difference to itself: then the next best shows the gap.
-    row = top if top.difference else second
-    assert row.difference is not None
+    row = top if top.difference else leader([r for r in rows if r.difference], by)
+    if row is None or row.difference is None:
+        return []
     return [amount(row.label, baseline, row.difference, by)]
 
 

@@ -4,8 +4,8 @@ import math
 from collections.abc import Sequence
 
 from experiments.study.analysis.headline import standing
-from experiments.study.analysis.results import Curve, Row
-from experiments.study.statistics import ROUNDING, Measure, Spread, best
+from experiments.study.analysis.results import Curve, Row, leader
+from experiments.study.statistics import ROUNDING, Measure, Spread
 
 # Distance of the target from the best, of a loss; of an accuracy it is a point.
 SHARE = 0.05
@@ -22,8 +22,8 @@ def default_target(rows: Sequence[Row], by: Measure) -> float | None:
         rows: all rows, with their differences to the best.
         by: the measure.
     """
-    index = best([row.measure for row in rows], by.side)
-    if index is None or (top := rows[index].measure) is None:
+    best = leader(rows, by)
+    if best is None or (top := best.measure) is None:
         return None
     margin = 1 / by.scale if by.higher_is_better else SHARE * abs(top.mean)
     good = [r.measure.mean for r in rows if r.measure and _as_good(r, top, by)]
