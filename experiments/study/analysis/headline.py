@@ -4,18 +4,11 @@ from collections.abc import Mapping, Sequence
 
 from experiments.cli.terminal import size
 from experiments.study.analysis.claims import fixed, places_of
-from experiments.study.analysis.formatting import ends, with_unit
+from experiments.study.analysis.formatting import PHRASES, counted, ends, with_unit
 from experiments.study.analysis.results import Row, leader
 from experiments.study.statistics import Measure, Spread
 
-# What is said of rows by their standing to the best, in the order of a headline.
-FINDINGS = {
-    "better": "yet {} is better where both have a result",
-    "worse": "better than {} (95 % interval)",
-    "unseen": "no difference seen to {}",
-    "few": "too few seeds to tell it from {}",
-    "lost": "all runs of {} diverged",
-}
+FINDINGS = PHRASES["standing"]
 
 
 def headline(rows: Sequence[Row], by: Measure) -> str:
@@ -85,8 +78,7 @@ def _figure(measure: Spread, by: Measure) -> str:
         places = places_of(by.scale * deviation)
         parts = (fixed(by.scale * x, places) for x in (mean, deviation))
         text = " ± ".join(parts)
-    seeds = "one seed" if count == 1 else f"{count} seeds"
-    return f"{with_unit(text, by)} ({seeds})"
+    return f"{with_unit(text, by)} ({counted(count)})"
 
 
 def _cost(rows: Sequence[Row], pool: Sequence[Row]) -> str:

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 from experiments.cli.terminal import size
 from experiments.study.analysis.claims import amount
-from experiments.study.analysis.formatting import ends, named, shown, with_unit
+from experiments.study.analysis.formatting import counted, ends, named, shown, with_unit
 from experiments.study.analysis.headline import share, standing
 from experiments.study.analysis.rates import factor
 from experiments.study.analysis.results import BY_HAND, ONE_NOMINAL, Row, leader
@@ -43,7 +43,7 @@ def _line(rows: Sequence[Row], by: Measure) -> str:
     # All comparisons are paired: if one has too few seeds, the line cannot be surer.
     if "few" in kinds.values():
         count = top.seeds - top.diverged
-        seeds = "one seed is" if count == 1 else f"{count} seeds are"
+        seeds = f"{counted(count)} {'is' if count == 1 else 'are'}"
         return f"{top.label} leads, but {seeds} too few to tell"
     alike = [label for label, kind in kinds.items() if kind == "unseen"]
     if not alike:

@@ -5,7 +5,7 @@ import shlex
 from collections.abc import Sequence
 from itertools import chain
 
-from experiments.study.analysis.formatting import number
+from experiments.study.analysis.formatting import number, say
 from experiments.study.analysis.results import BY_HAND, ONE_NOMINAL, Row
 from experiments.study.config import PROGRAM, StudyConfig
 from experiments.study.spec import Variant, flag_groups, parameter
@@ -51,7 +51,8 @@ def rates(
         return terms, times, [f"{_unfair(widest, terms, times)} {way_out}"]
     if max(len(_effective(group)) for group in groups) > 1:
         return "", 1.0, []
-    return "", 1.0, [f"{_unknown(groups[0])} {way_out}"]
+    names = [r.name for r in groups[0] if r.name not in _effective(groups[0])]
+    return "", 1.0, [f"{say('rates_unknown', names=', '.join(names))} {way_out}"]
 
 
 def _effective(group: Sequence[Row]) -> dict[str, float]:
@@ -75,26 +76,13 @@ def _unfair(group: Sequence[Row], terms: str, times: float) -> str:
     others = [r.name for r in group if r.name not in known]
     less = f" ({', '.join(others)}: none known)" if others else ""
     at = f" {number(group[0].lr)}," if terms == ONE_NOMINAL else ""
-    return (
-        f"Learning rates were not tuned: {terms},{at} effective ones differ "
-        f"{factor(times)}, from {low} to {high}{less}. So figures differ by the "
-        "rate as well as by the algorithm."
-    )
+    ends = {"low": low, "high": high, "less": less}
+    return say("unfair", terms=terms, at=at, times=factor(times), **ends)
 
 
 def factor(times: float) -> str:
     """Returns a ratio in words: "8 times" or "2.5 times"."""
     return f"{number(float(f'{times:.2g}'))} times"
-
-
-def _unknown(group: Sequence[Row]) -> str:
-    """Returns the first remark of a comparison without known effective rates."""
-    known = _effective(group)
-    names = ", ".join(r.name for r in group if r.name not in known)
-    return (
-        f"Learning rates were not tuned, and of {names} no effective one is known: "
-        "whether they can be compared is not known either."
-    )
 
 
 def tuning_command(config: StudyConfig, rows: Sequence[Row], command: str) -> str:

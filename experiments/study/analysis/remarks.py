@@ -2,13 +2,13 @@
 
 import os
 import platform
-import tomllib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from experiments.cli import terminal
 from experiments.study.analysis import formatting
+from experiments.study.analysis.formatting import PHRASES, counted, say
 from experiments.study.analysis.headline import listed
 from experiments.study.analysis.results import Report, Row
 from experiments.study.config import StudyConfig
@@ -16,8 +16,6 @@ from experiments.study.grid import RunSet
 from experiments.study.search_space import Range
 from experiments.study.statistics import ACCURACY, LOSS, MIN_SEEDS, Measure
 from experiments.study.tuning import Tuning
-
-PHRASES = tomllib.loads(Path(__file__).with_name("phrases.toml").read_text("utf-8"))
 
 
 def title(config: StudyConfig) -> str:
@@ -78,17 +76,11 @@ def remarks(
     found = [diverged(row) for row in gone]
     # Said once, after the last of them.
     if any(row.measure for row in gone):
-        found[-1] += f" {_say('others')}"
+        found[-1] += f" {say('others')}"
     if config.seeds < MIN_SEEDS:
-        text = "one seed" if config.seeds == 1 else f"{config.seeds} seeds"
-        found.append(_say("few_seeds", seeds=text, enough=MIN_SEEDS))
+        found.append(say("few_seeds", seeds=counted(config.seeds), enough=MIN_SEEDS))
     found += [*_on_tuning(config, runs, scores), *_on_data(runs, by)]
     return [*found, *_on_sends(runs)]
-
-
-def _say(key: str, **values: Any) -> str:
-    """Returns a phrase with its values."""
-    return PHRASES[key].format(**values)
 
 
 def _on_tuning(
@@ -98,12 +90,12 @@ def _on_tuning(
     for one in scores:
         if one.at_edge:
             name = " at ".join(x for x in (one.label, one.point) if x)
-            yield _say("edge", name=name, flag=one.flag, chosen=one.chosen)
+            yield say("edge", name=name, flag=one.flag, chosen=one.chosen)
     budgets = {len(r.trials) for r in runs}
     if len(budgets) > 1:
-        yield _say("budgets")
+        yield say("budgets")
     if config.tuned:
-        yield _say(
+        yield say(
             "tuned",
             tuned=", --".join(each.flag.replace("_", "-") for each in config.tuned),
             trials=max(budgets),
@@ -117,12 +109,12 @@ def _on_data(runs: Sequence[RunSet], by: Measure) -> Iterator[str]:
     # Shards follow from the seed and the number of workers.
     kinds = {r.config["settings"]["partition"] for r in runs}
     if kinds != {"iid"}:
-        yield _say("partition", partition=", ".join(sorted(kinds)))
+        yield say("partition", partition=", ".join(sorted(kinds)))
     sizes = {(r.point, r.config["settings"]["batch_size"]) for r in runs}
     if len(sizes) > len({r.point for r in runs}):
-        yield _say("batches")
+        yield say("batches")
     if by not in (ACCURACY, LOSS):
-        yield _say("measure", measure=by.name)
+        yield say("measure", measure=by.name)
 
 
 def _on_sends(runs: Sequence[RunSet]) -> Iterator[str]:
@@ -133,13 +125,13 @@ def _on_sends(runs: Sequence[RunSet]) -> Iterator[str]:
         late = s["steps"] - s["center_step"]
         if late > 0 and not s["diverged"]:
             key = "late_steps" if s["center_step"] else "no_sync"
-            yield _say(key, name=r.name, steps=s["steps"], late=late)
+            yield say(key, name=r.name, steps=s["steps"], late=late)
     if by_data := [r.name for r in runs if len(r.sends or ()) > 1]:
-        yield _say("by_data", by_data=", ".join(by_data))
+        yield say("by_data", by_data=", ".join(by_data))
     if unknown := [r.name for r in runs if r.any["sends"] is None]:
-        yield _say("unknown", unknown=", ".join(unknown))
+        yield say("unknown", unknown=", ".join(unknown))
     if (more := runs[0].any["not_counted"]) is not None:
-        yield _say("not_counted", not_counted=more)
+        yield say("not_counted", not_counted=more)
 
 
 def summary(report: Report, out: Path) -> str:
