@@ -20,15 +20,9 @@ from experiments.study.analysis.formatting import duration
 from experiments.study.grid import Loader, RunSet, tuned
 from experiments.study.statistics import ACCURACY, measure
 from experiments.tasks.contract import check_apply, check_model
-from experiments.training import records
+from experiments.training import prepared, records
 from experiments.training.components import takes
-from experiments.training.prepared import (
-    PreparedRun,
-    initialized,
-    record_config,
-    reseeded,
-    train_and_record,
-)
+from experiments.training.prepared import PreparedRun
 from experiments.training.records import Progress as TrainingProgress
 
 
@@ -203,9 +197,9 @@ def _make(
         # lanes fill the cores already. A run that draws from its seed while it trains
         # has the seed in its program, which is compiled for each.
         if job is None or takes(job.config, "seed"):
-            job = initialized(loader.components(runs.argv, seed))
+            job = prepared.initialized(loader.components(runs.argv, seed))
         else:
-            job = reseeded(job, seed)
+            job = prepared.reseeded(job, seed)
         if job.untrained and not number:
             bar.say(
                 f"{name}: the figures will be of the model as it was at the start: "
@@ -231,8 +225,8 @@ def _run(
     unfinished = runs.folder / f".seed-{seed}"
     shutil.rmtree(unfinished, ignore_errors=True)
     command = [*PROGRAM.split(), *runs.argv, "--seed", str(seed)]
-    record_config(job, command, unfinished, [])
-    outcome, summary = train_and_record(job, unfinished, bar, asked_to_stop)
+    prepared.record_config(job, command, unfinished, [])
+    outcome, summary = prepared.train_and_record(job, unfinished, bar, asked_to_stop)
     if outcome.stopped:
         raise _Stop
     summary["total_seconds"] = round(time.perf_counter() - started, 3)

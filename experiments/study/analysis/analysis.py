@@ -11,14 +11,9 @@ from experiments.study.analysis.claims import clause, verdict
 from experiments.study.analysis.formatting import sentence
 from experiments.study.analysis.headline import headline, unranked
 from experiments.study.analysis.lead import lead, numbers
+from experiments.study.analysis.ranking import Ranking, ranked
 from experiments.study.analysis.rates import factor, rates
-from experiments.study.analysis.results import (
-    ONE_NOMINAL,
-    Curve,
-    Report,
-    Row,
-    leader,
-)
+from experiments.study.analysis.results import ONE_NOMINAL, Curve, Report, Row
 from experiments.study.analysis.targets import default_target, reached
 from experiments.study.config import StudyConfig
 from experiments.study.grid import RunSet
@@ -52,7 +47,7 @@ def report(config: StudyConfig, runs: Sequence[RunSet], command: str) -> Report:
     terms, times, unfair = rates(config, rows, command)
     seconds, how = _step_seconds(config.step_time, runs)
     curves = [_curve(r, seconds, config.networks, config.fused) for r in runs]
-    target = config.target or default_target(_to_best(rows, by), by)
+    target = config.target or default_target(ranked(rows, by), by)
     points = _by_point(rows, by)
     shown, sentences = [], []
     for row, curve in zip(rows, curves, strict=True):
@@ -212,29 +207,18 @@ def _counterpart(rows: Sequence[Row], row: Row, baseline: str) -> Row | None:
     return at[0] if at else same[0] if not row.point and len(same) == 1 else None
 
 
-def _by_point(rows: Sequence[Row], by: Measure) -> dict[str, list[Row]]:
-    """Returns the rows to compare with one another, at each value of a sweep."""
+def _by_point(rows: Sequence[Row], by: Measure) -> dict[str, Ranking]:
+    """Ranks the rows to compare with one another, at each value of a sweep."""
     points = dict.fromkeys(row.point for row in rows)
     # A variant without the swept flag is compared at every value.
     if len(points) > 1:
         points.pop("", None)
     groups = {p: [row for row in rows if row.point in (p, "")] for p in points}
-    return {point: _to_best(own, by) for point, own in groups.items()}
-
-
-def _to_best(rows: Sequence[Row], by: Measure) -> list[Row]:
-    """Returns the rows with their differences to the best of them."""
-    top = leader(rows, by)
-    return [
-        row._replace(to_best=paired(row.final, top.final))
-        if top is not None and row is not top
-        else row
-        for row in rows
-    ]
+    return {point: ranked(own, by) for point, own in groups.items()}
 
 
 def _headline(
-    points: Mapping[str, Sequence[Row]], by: Measure, terms: str, times: float
+    points: Mapping[str, Ranking], by: Measure, terms: str, times: float
 ) -> str:
     """Returns the answer; for each value of a sweep, if there is one."""
     found = []
@@ -243,13 +227,14 @@ def _headline(
             "At one nominal rate no winner is named: effective learning rates differ "
             f"{factor(times)}."
         ]
-    for point, rows in points.items():
+    for point, ranking in points.items():
         # A label is no word to begin with a capital letter.
         if not terms:
-            text = headline(rows, by)
+            text = headline(ranking, by)
         elif terms == ONE_NOMINAL:
-            text = unranked(rows, by) if point else sentence(unranked(rows, by))
+            text = unranked(ranking.rows, by)
+            text = text if point else sentence(text)
         else:
-            text = f"{terms if point else sentence(terms)}, {headline(rows, by)}"
+            text = f"{terms if point else sentence(terms)}, {headline(ranking, by)}"
         found.append(f"{point}: {text}" if point else text)
     return "\n".join(found)

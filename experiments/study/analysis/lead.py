@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from experiments.cli.terminal import size
 from experiments.study.analysis.claims import amount
 from experiments.study.analysis.formatting import counted, ends, named, shown, with_unit
-from experiments.study.analysis.headline import share, standing
+from experiments.study.analysis.headline import share
+from experiments.study.analysis.ranking import Ranking, leader
 from experiments.study.analysis.rates import factor
-from experiments.study.analysis.results import BY_HAND, ONE_NOMINAL, Row, leader
+from experiments.study.analysis.results import BY_HAND, ONE_NOMINAL, Row
 from experiments.study.statistics import Measure
 
 # Two longer names do not fit in one line, in characters.
@@ -17,11 +18,11 @@ LONGEST = 40
 Number = tuple[str, str]
 
 
-def lead(points: Mapping[str, Sequence[Row]], by: Measure, terms: str) -> str:
+def lead(points: Mapping[str, Ranking], by: Measure, terms: str) -> str:
     """Returns the answer in one line.
 
     Args:
-        points: rows by the value of the sweep, by "" without one.
+        points: rankings by the value of the sweep, by "" without one.
         by: the measure.
         terms: terms of the comparison.
     """
@@ -32,22 +33,21 @@ def lead(points: Mapping[str, Sequence[Row]], by: Measure, terms: str) -> str:
     return f"At rates given by hand: {text}" if terms == BY_HAND else text
 
 
-def _line(rows: Sequence[Row], by: Measure) -> str:
+def _line(ranking: Ranking, by: Measure) -> str:
     """Returns the best of these rows, as surely as it is known."""
-    top, fine = leader(rows, by), [row for row in rows if row.measure]
+    rows, top, kinds = ranking
     if top is None:
         return "All runs diverged"
-    if len(fine) == 1:
+    if len(kinds["lost"]) == len(rows) - 1:
         return f"{top.label}: there is nothing to compare it to"
-    kinds = {row.label: standing(row, by) for row in fine if row is not top}
     # All comparisons are paired: if one has too few seeds, the line cannot be surer.
-    if "few" in kinds.values():
+    if kinds["few"]:
         count = top.seeds - top.diverged
         seeds = f"{counted(count)} {'is' if count == 1 else 'are'}"
         return f"{top.label} leads, but {seeds} too few to tell"
-    alike = [label for label, kind in kinds.items() if kind == "unseen"]
+    alike = [row.label for row in kinds["unseen"]]
     if not alike:
-        partly = " in the mean alone" if "better" in kinds.values() else ""
+        partly = " in the mean alone" if kinds["better"] else ""
         return f"{top.label} has the best {by.name}{partly}"
     # Names that need a second line are counted instead.
     if len(alike) == 1 and len(top.label + alike[0]) <= LONGEST:
@@ -56,11 +56,10 @@ def _line(rows: Sequence[Row], by: Measure) -> str:
     return f"{top.label} leads, but {some} cannot be told from it"
 
 
-def _swept(points: Mapping[str, Sequence[Row]], by: Measure) -> str:
+def _swept(points: Mapping[str, Ranking], by: Measure) -> str:
     """Returns the best variants, and at how many values of a sweep each is it."""
     sweep = next(iter(points)).partition("=")[0]
-    best = (leader(rows, by) for rows in points.values())
-    tops = Counter(row.label for row in best if row is not None)
+    tops = Counter(each.top.label for each in points.values() if each.top is not None)
     if not tops:
         return "All runs diverged"
     first, count = tops.most_common(1)[0]
@@ -71,7 +70,7 @@ def _swept(points: Mapping[str, Sequence[Row]], by: Measure) -> str:
 
 
 def numbers(
-    points: Mapping[str, Sequence[Row]],
+    points: Mapping[str, Ranking],
     rows: Sequence[Row],
     by: Measure,
     baseline: str,
@@ -81,7 +80,7 @@ def numbers(
     """Returns up to three numbers beside the line: value and meaning.
 
     Args:
-        points: rows by the value of the sweep, by "" without one.
+        points: rankings by the value of the sweep, by "" without one.
         rows: rows of the table.
         by: the measure.
         baseline: label to which all others are compared.
@@ -100,7 +99,7 @@ def numbers(
     if len(points) > 1:
         return [first, span, *_sent(rows)]
     (own,) = points.values()
-    worse = {row.label for row in own if standing(row, by) == "worse"}
+    worse = {row.label for row in own.kinds["worse"]}
     as_good = [row for row in fine if row is top or row.label not in worse]
     return [first, *_difference(fine, top, by, baseline), *_share(rows, as_good)]
 

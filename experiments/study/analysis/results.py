@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from experiments.study.network import Network
-from experiments.study.statistics import Band, Difference, Measure, Spread, best
+from experiments.study.statistics import Band, Difference, Measure, Spread
 from experiments.study.tuning import Tuning
 
 # The terms of a comparison whose learning rates were not tuned.
@@ -59,8 +59,8 @@ class Row(NamedTuple):
         to_target: modelled seconds until the mean reaches the target, by the network's
             name; None where it never does.
         steps_to_target: local steps until then; None where it never does.
-        to_best: difference to the best row that it is compared with, paired by seed;
-            None for the best itself and without a common seed.
+        to_best: difference to the best row that it is compared with, paired by seed,
+            where it is known already; None computes it from `final`.
     """
 
     label: str
@@ -89,12 +89,6 @@ class Row(NamedTuple):
     def name(self) -> str:
         """The variant, and the value of the sweep if there is one."""
         return " at ".join(x for x in (self.label, self.point) if x)
-
-
-def leader(rows: Sequence[Row], by: Measure) -> Row | None:
-    """Returns the row with the best mean; None where all runs diverged."""
-    index = best([row.measure for row in rows], by.side)
-    return None if index is None else rows[index]
 
 
 class Report(NamedTuple):
