@@ -20,7 +20,7 @@ from experiments.cli.settings import Group, checked, flag, settings_of
 from experiments.cli.words import cleaned
 from experiments.study import network, presets, search_space, spec
 from experiments.study.network import Network
-from experiments.study.search_space import Range, Words
+from experiments.study.search_space import MOST_RUNS, Range, Words
 from experiments.study.spec import Variant
 from experiments.training import config as training
 
@@ -268,15 +268,17 @@ def _check_runs(config: StudyConfig, known: Mapping[Variant, set[str]]) -> None:
     for variant, own in known.items():
         words = spec.run_words(variant, config.task, config.shared)
         trials = [*search_space.decisive_trials(config.tuned, own)] or [{}]
-        for swept, tried in product(search_space.sweep_points(config.swept, own), trials):
+        points = search_space.sweep_points(config.swept, own)
+        for swept, tried in product(points, trials):
             training.parse([*words, *search_space.as_words(swept | tried)])
 
 
 def count_runs(config: StudyConfig) -> int:
     """Returns the number of runs, which are not planned for that."""
-    known = [spec.known_flags(config.task, variant.algo) for variant in config.variants]
-    return sum(
-        len(search_space.sweep_points(config.swept, own))
-        * (search_space.count_trials(config.tuned, own) * config.tune_seeds + config.seeds)
-        for own in known
-    )
+    runs = 0
+    for variant in config.variants:
+        own = spec.known_flags(config.task, variant.algo)
+        trials = search_space.count_trials(config.tuned, own) * config.tune_seeds
+        points = search_space.sweep_points(config.swept, own)
+        runs += len(points) * (trials + config.seeds)
+    return runs

@@ -215,7 +215,8 @@ def _sets_of(
         for values in search_space.decisive_trials(config.tuned, known):
             one = trial(config, made, values)
             loader.components(one.argv, one.seeds[0])
-        values = search_space.combinations(search_space.equal_budgets(config.tuned, known))
+        ranges = search_space.equal_budgets(config.tuned, known)
+        values = search_space.combinations(ranges)
         yield made._replace(trials=[trial(config, made, each) for each in values])
 
 
