@@ -28,8 +28,8 @@ def ranked(rows: Sequence[Row], by: Measure) -> Ranking:
     """Ranks rows by the differences of their final measures to the best."""
     top = leader(rows, by)
     kinds: dict[str, list[Row]] = {kind: [] for kind in FINDINGS}
-    for row in rows if top else ():
-        if row is not top:
+    for row in rows:
+        if top is not None and row is not top:
             kinds[_standing(row, top, by)].append(row)
     return Ranking(rows, top, kinds)
 

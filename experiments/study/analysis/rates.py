@@ -112,9 +112,9 @@ def _range(rows: Sequence[Row]) -> str:
     They give each variant the effective rates of all others, half and twice these.
     """
     nominal = [r.lr for r in rows]
-    known = [r for r in rows if r.name in _effective(rows)]
-    effective = [r.effective_lr for r in known] or nominal
-    gains = [r.effective_lr / r.lr for r in known] or [1.0]
+    known = _effective(rows)
+    effective = [*known.values()] or nominal
+    gains = [known[r.name] / r.lr for r in rows if r.name in known] or [1.0]
     low = min(min(effective) / max(gains) / 2, min(nominal) / WIDTH)
     high = max(max(effective) / min(gains) * 2, max(nominal) * WIDTH)
     count = min(round(math.log2(high / low)) + 1, MOST)
