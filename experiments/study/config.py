@@ -18,28 +18,10 @@ from experiments.cli.flags import PAPER
 from experiments.cli.library import checks
 from experiments.cli.settings import Group, checked, flag, settings_of
 from experiments.cli.words import cleaned
-from experiments.study import network, presets, search_space
+from experiments.study import network, presets, search_space, spec
 from experiments.study.network import Network
-from experiments.study.search_space import (
-    MOST_RUNS,
-    Range,
-    Words,
-    as_words,
-    count_trials,
-    decisive_trials,
-    sweep_points,
-)
-from experiments.study.spec import (
-    Variant,
-    flag_groups,
-    flag_of,
-    known_flags,
-    parameter,
-    refuse_taken,
-    refuse_unknown,
-    run_words,
-    variants,
-)
+from experiments.study.search_space import MOST_RUNS, Range, Words
+from experiments.study.spec import Variant
 from experiments.training import config as training
 
 PROGRAM = "python -m experiments.compare"
@@ -128,7 +110,7 @@ class StudyConfig:
     @cached_property
     def variants(self) -> tuple[Variant, ...]:
         """The algorithms with their own flags."""
-        return variants(self.algos)
+        return spec.variants(self.algos)
 
     @cached_property
     def swept(self) -> Range | None:
@@ -194,7 +176,7 @@ def parse(argv: Sequence[str]) -> StudyConfig:
         BadRequest: a value out of range, in one line.
     """
     known, rest = parser().parse_known_args(cleaned(argv))
-    shared = {"shared": tuple(flag_groups(rest))}
+    shared = {"shared": tuple(spec.flag_groups(rest))}
     return flags.made(StudyConfig, vars(known), shared)
 
 
@@ -233,12 +215,12 @@ def check(config: StudyConfig) -> None:
     for variant in config.variants:
         factories.describe(ALGORITHM, variant.algo)
     factories.describe(TASK, config.task)
-    given = [parameter(group[0]) for group in config.shared]
+    given = [spec.parameter(group[0]) for group in config.shared]
     varied = [r.flag for r in (*config.tuned, config.swept) if r]
     own = [name for variant in config.variants for name in variant.parameters]
-    refuse_taken([*given, *varied, *own])
-    known = {v: known_flags(config.task, v.algo) for v in config.variants}
-    refuse_unknown([*given, *varied], known, [*SETTINGS])
+    spec.refuse_taken([*given, *varied, *own])
+    known = {v: spec.known_flags(config.task, v.algo) for v in config.variants}
+    spec.refuse_unknown([*given, *varied], known, [*SETTINGS])
     _check_conflicts(config, varied, {*given, *own})
     _check_report(config)
     _check_runs(config, known)
@@ -248,10 +230,10 @@ def _check_conflicts(config: StudyConfig, varied: list[str], given: set[str]) ->
     """Raises a BadRequest where one of two flags would silently have no effect."""
     for name in varied:
         if varied.count(name) > 1:
-            raise BadRequest(f"{flag_of(name)} can be swept or tuned once only")
+            raise BadRequest(f"{spec.flag_of(name)} can be swept or tuned once only")
         if name in given:
             raise BadRequest(
-                f"{flag_of(name)} is given, and swept or tuned: say one of both"
+                f"{spec.flag_of(name)} is given, and swept or tuned: say one of both"
             )
     if config.worker_batch is not None and "batch_size" in {*varied, *given}:
         raise BadRequest("--worker-batch and --batch-size both set the batch: say one")
@@ -284,17 +266,19 @@ def _check_runs(config: StudyConfig, known: Mapping[Variant, set[str]]) -> None:
             "values of --tune or --sweep, or fewer seeds"
         )
     for variant, own in known.items():
-        words = run_words(variant, config.task, config.shared)
-        trials = [*decisive_trials(config.tuned, own)] or [{}]
-        for swept, tried in product(sweep_points(config.swept, own), trials):
-            training.parse([*words, *as_words(swept | tried)])
+        words = spec.run_words(variant, config.task, config.shared)
+        trials = [*search_space.decisive_trials(config.tuned, own)] or [{}]
+        points = search_space.sweep_points(config.swept, own)
+        for swept, tried in product(points, trials):
+            training.parse([*words, *search_space.as_words(swept | tried)])
 
 
 def count_runs(config: StudyConfig) -> int:
     """Returns the number of runs, which are not planned for that."""
-    known = [known_flags(config.task, variant.algo) for variant in config.variants]
-    return sum(
-        len(sweep_points(config.swept, own))
-        * (count_trials(config.tuned, own) * config.tune_seeds + config.seeds)
-        for own in known
-    )
+    runs = 0
+    for variant in config.variants:
+        own = spec.known_flags(config.task, variant.algo)
+        trials = search_space.count_trials(config.tuned, own) * config.tune_seeds
+        points = search_space.sweep_points(config.swept, own)
+        runs += len(points) * (trials + config.seeds)
+    return runs

@@ -11,15 +11,10 @@ from typing import Any, NamedTuple
 from experiments.cli import factories
 from experiments.cli.factories import TASK
 from experiments.cli.flags import PROGRAM
+from experiments.study import search_space
 from experiments.study.config import SCALES, StudyConfig
 from experiments.study.network import Sends, from_json
-from experiments.study.search_space import (
-    as_words,
-    combinations,
-    decisive_trials,
-    equal_budgets,
-    sweep_points,
-)
+from experiments.study.search_space import as_words
 from experiments.study.spec import Variant, known_flags, run_words
 from experiments.study.statistics import Measure, is_fine
 from experiments.tasks.task import Data
@@ -206,7 +201,7 @@ def _sets_of(
     """Yields a variant at every value of the sweep, with its trials."""
     known = known_flags(config.task, variant.algo)
     own, base = run_words(variant, config.task, config.shared), None
-    for swept in sweep_points(config.swept, known):
+    for swept in search_space.sweep_points(config.swept, known):
         argv, base = _same_samples(config, [*own, *as_words(swept)], loader, base)
         made = RunSet(
             variant=variant,
@@ -217,10 +212,11 @@ def _sets_of(
             seeds=range(config.seeds),
         )
         # Refused before any run, not after the hours of those before it.
-        for values in decisive_trials(config.tuned, known):
+        for values in search_space.decisive_trials(config.tuned, known):
             one = trial(config, made, values)
             loader.components(one.argv, one.seeds[0])
-        values = combinations(equal_budgets(config.tuned, known))
+        ranges = search_space.equal_budgets(config.tuned, known)
+        values = search_space.combinations(ranges)
         yield made._replace(trials=[trial(config, made, each) for each in values])
 
 

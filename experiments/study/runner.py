@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, TimeElapsedColumn
 
 from experiments.cli import terminal
 from experiments.cli.errors import explained
@@ -20,15 +20,9 @@ from experiments.study.analysis.formatting import duration
 from experiments.study.grid import Loader, RunSet, tuned
 from experiments.study.statistics import ACCURACY, measure
 from experiments.tasks.contract import check_apply, check_model
-from experiments.training import records
+from experiments.training import prepared, records
 from experiments.training.defaults import takes
-from experiments.training.prepared import (
-    PreparedRun,
-    initialized,
-    record_config,
-    reseeded,
-    train_and_record,
-)
+from experiments.training.prepared import PreparedRun
 from experiments.training.records import Progress as TrainingProgress
 
 
@@ -59,16 +53,14 @@ class StudyProgress:
 
     def step(self, done: int) -> None:
         """Shows that so many local steps of the run are done."""
-        if self.bar is None:
-            return
-        at = done / self.steps
-        number = min(self.done + 1, self.total)
-        self.bar.update(
-            self.task,
-            completed=self.done + at,
-            description=f"run {number}/{self.total} {self.name}",
-            left=self.left(at),
-        )
+        if self.bar is not None:
+            at, number = done / self.steps, min(self.done + 1, self.total)
+            self.bar.update(
+                self.task,
+                completed=self.done + at,
+                description=f"run {number}/{self.total} {self.name}",
+                left=self.left(at),
+            )
 
     def line(self, text: str) -> None:
         """Ignores an evaluation: a study shows the end of each run alone."""
@@ -76,8 +68,8 @@ class StudyProgress:
     def end(self, text: str) -> None:
         """Ends the run, and shows its results."""
         self.done, self.made = self.done + 1, self.made + 1
-        left = f"  {left}" if (left := self.left()) else ""
-        self.say(f"run {self.done}/{self.total} {self.name}: {text}{left}")
+        said = f"run {self.done}/{self.total} {self.name}: {text}  {self.left()}"
+        self.say(said.rstrip())
 
     def say(self, text: str) -> None:
         """Shows a line."""
@@ -102,8 +94,12 @@ def progress(total: int, done: int) -> Iterator[StudyProgress]:
     if not sys.stderr.isatty():
         yield StudyProgress(total, done, None)
         return
-    texts = (TextColumn("{task.description}"), TextColumn("{task.fields[left]}"))
-    columns = texts[0], BarColumn(), TimeElapsedColumn(), texts[1]
+    columns = (
+        "{task.description}",
+        BarColumn(),
+        TimeElapsedColumn(),
+        "{task.fields[left]}",
+    )
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         yield StudyProgress(total, done, bar)
 
@@ -160,10 +156,8 @@ def make_runs(
         final = made if waits else _chosen(made, measure_key)
         missing += len(made.seeds) if waits else len(final.missing())
     with progress(total, total - missing) as bar:
-        if missing < total:
-            bar.say(f"{total - missing} of {total} runs are there already")
-        else:
-            bar.say(f"{total} runs to make")
+        there = f"{total - missing} of {total} runs are there already"
+        bar.say(there if missing < total else f"{total} runs to make")
         try:
             for trial in trials:
                 _make(trial, loader, bar, asked_to_stop)
@@ -203,9 +197,9 @@ def _make(
         # lanes fill the cores already. A run that draws from its seed while it trains
         # has the seed in its program, which is compiled for each.
         if job is None or takes(job.config, "seed"):
-            job = initialized(loader.components(runs.argv, seed))
+            job = prepared.initialized(loader.components(runs.argv, seed))
         else:
-            job = reseeded(job, seed)
+            job = prepared.reseeded(job, seed)
         if job.untrained and not number:
             bar.say(
                 f"{name}: the figures will be of the model as it was at the start: "
@@ -231,8 +225,8 @@ def _run(
     unfinished = runs.folder / f".seed-{seed}"
     shutil.rmtree(unfinished, ignore_errors=True)
     command = [*PROGRAM.split(), *runs.argv, "--seed", str(seed)]
-    record_config(job, command, unfinished, [])
-    outcome, summary = train_and_record(job, unfinished, bar, asked_to_stop)
+    prepared.record_config(job, command, unfinished, [])
+    outcome, summary = prepared.train_and_record(job, unfinished, bar, asked_to_stop)
     if outcome.stopped:
         raise _Stop
     summary["total_seconds"] = round(time.perf_counter() - started, 3)

@@ -20,6 +20,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from reports import ALGORITHMS, NETWORKS, made_up
 
+from experiments.cli.errors import BadRequest
+from experiments.study import config
 from experiments.study.analysis.results import Report
 from experiments.study.report import events, tables, write
 from experiments.study.report import page as html
@@ -243,6 +245,18 @@ def test_every_line_is_labelled_at_its_end_in_either_size_without_overlap(sweep)
                     assert min(x.x0 for x in boxes) > axes.bbox.x1
                     assert max(x.x1 for x in boxes) <= width
                 assert figure.legends == []
+
+
+def test_a_line_wholly_outside_the_picture_leaves_the_page_whole(tmp_path):
+    report = made_up(tuned=False)._replace(networks=[])
+    far = report.curves[-1]
+    bands = {
+        key: Band(*([x * 1e9 for x in ends] for ends in own))
+        for key, own in far.bands.items()
+    }
+    curves = [*report.curves[:-1], far._replace(bands=bands)]
+    write.write(report._replace(curves=curves), tmp_path)
+    assert "leaves the picture at the top" in (tmp_path / "report.html").read_text()
 
 
 def test_no_label_of_a_difference_is_crossed_by_the_line_at_zero(usual):
@@ -724,8 +738,8 @@ def test_importing_the_report_does_not_import_matplotlib():
 
 def test_what_is_not_installed_is_named_with_its_extra(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ValueError, match=r"\.\[tensorboard\].*checkout") as caught:
-        events.check()
+    with pytest.raises(BadRequest, match=r"\.\[tensorboard\].*checkout") as caught:
+        config.check(config.parse(["--tensorboard"]))
     assert len(str(caught.value).splitlines()) == 1
 
 

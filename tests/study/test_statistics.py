@@ -14,6 +14,7 @@ from scipy.stats import bootstrap, norm, t
 from experiments.study.analysis import formatting
 from experiments.study.analysis.claims import clause, verdict
 from experiments.study.analysis.headline import headline
+from experiments.study.analysis.ranking import ranked
 from experiments.study.analysis.results import Row
 from experiments.study.statistics import (
     ACCURACY,
@@ -461,7 +462,7 @@ FEW = difference(-0.001, count=3)
 
 
 def accuracy_headline(*contenders):
-    return headline(contenders, ACCURACY)
+    return headline(ranked(contenders, ACCURACY), ACCURACY)
 
 
 def test_a_headline_of_a_clear_winner():
@@ -521,13 +522,11 @@ def test_a_headline_over_few_seeds_tells_nothing_apart():
 
 
 def test_a_headline_on_a_loss_takes_the_lowest():
-    text = headline(
-        [
-            contender("sync_sgd", 0.5),
-            contender("bmuf", 0.6, difference(0.1, 0.05, 0.15)),
-        ],
-        LOSS,
-    )
+    contenders = [
+        contender("sync_sgd", 0.5),
+        contender("bmuf", 0.6, difference(0.1, 0.05, 0.15)),
+    ]
+    text = headline(ranked(contenders, LOSS), LOSS)
     assert text == (
         "sync_sgd has the best test loss, 0.5000 ± 0.0012 (5 seeds): better than bmuf "
         "(95 % interval). It sends 1 MB per worker, as every other does."

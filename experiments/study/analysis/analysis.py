@@ -11,6 +11,7 @@ from experiments.study.analysis.claims import clause, verdict
 from experiments.study.analysis.formatting import sentence
 from experiments.study.analysis.headline import headline, unranked
 from experiments.study.analysis.lead import lead, numbers
+from experiments.study.analysis.ranking import Ranking, ranked
 from experiments.study.analysis.rates import factor, rates
 from experiments.study.analysis.results import ONE_NOMINAL, Curve, Report, Row
 from experiments.study.analysis.targets import default_target, reached
@@ -22,7 +23,6 @@ from experiments.study.statistics import (
     Measure,
     Spread,
     band,
-    best,
     measure,
     paired,
     spread,
@@ -43,16 +43,16 @@ def report(config: StudyConfig, runs: Sequence[RunSet], command: str) -> Report:
     by = measure(config.measure, [s for r in runs for s in r.summaries.values()])
     baseline = config.baseline or config.variants[0].label
     # At unlike learning rates a winner would be that of the rates.
-    terms, times, unfair = rates(config, runs, command)
+    rows = [_row(r, by) for r in runs]
+    terms, times, unfair = rates(config, rows, command)
     seconds, how = _step_seconds(config.step_time, runs)
     curves = [_curve(r, seconds, config.networks, config.fused) for r in runs]
-    rows = [_row(r, by) for r in runs]
-    target = config.target or default_target(_to_best(runs, rows, by), by)
-    points = _by_point(runs, rows, by)
+    target = config.target or default_target(ranked(rows, by), by)
+    points = _by_point(rows, by)
     shown, sentences = [], []
-    for r, row, curve in zip(runs, rows, curves, strict=True):
-        base = _counterpart(runs, r, baseline)
-        row, said = _compared(row, r, base, by, baseline, terms != ONE_NOMINAL)
+    for row, curve in zip(rows, curves, strict=True):
+        base = _counterpart(rows, row, baseline)
+        row, said = _compared(row, base, by, baseline, terms != ONE_NOMINAL)
         shown.append(_timed(row, curve, reached(curve, by, target)))
         sentences += [said] if said else []
     scores = [one for r in runs for one in tuning.report(r, by)]
@@ -62,7 +62,7 @@ def report(config: StudyConfig, runs: Sequence[RunSet], command: str) -> Report:
         numbers=numbers(points, shown, by, baseline, terms, times),
         headline=_headline(points, by, terms, times),
         sentences=sentences,
-        remarks=[*unfair, *remarks.remarks(config, runs, by, scores)],
+        remarks=[*unfair, *remarks.remarks(config, runs, rows, by, scores)],
         terms=terms,
         measure=by,
         baseline=baseline,
@@ -147,17 +147,15 @@ def _clock(r: RunSet, network: Network, step_seconds: float, fused: bool) -> np.
 
 def _row(r: RunSet, by: Measure) -> Row:
     """Returns a row of the table, yet to be compared and timed."""
-    s = r.any
+    s, final = r.any, r.final(by)
     return Row(
         label=r.variant.label,
         algo=r.variant.algo,
         point=r.point,
         seeds=len(r.summaries),
         diverged=r.diverged,
-        measure=_spread(r.final(by)),
+        measure=_spread(final),
         loss=_spread(r.final(LOSS)),
-        difference=None,
-        verdict="",
         lr=s["lr"],
         effective_lr=s["effective_lr"],
         steps=r.config["settings"]["steps"],
@@ -165,10 +163,8 @@ def _row(r: RunSet, by: Measure) -> Row:
         bytes_per_worker=r.bytes_per_worker,
         # A diverged run ended early and sent less, which is no merit.
         syncs=s["syncs"] if r.fine else None,
-        seconds={},
-        to_target={},
-        steps_to_target=None,
         command=r.command,
+        final=final,
     )
 
 
@@ -178,16 +174,16 @@ def _spread(final: Mapping[int, float]) -> Spread | None:
 
 
 def _compared(
-    row: Row, r: RunSet, base: RunSet | None, by: Measure, baseline: str, named: bool
+    row: Row, base: Row | None, by: Measure, baseline: str, named: bool
 ) -> tuple[Row, str]:
     """Returns the row with its difference, and the difference in sentences or ""."""
-    if base is r:
+    if base is row:
         return row._replace(verdict="baseline"), ""
     if base is None:
         return row._replace(verdict=f"no {baseline} to compare to here"), ""
-    difference = paired(r.final(by), base.final(by))
-    said = [verdict(r.name, base.name, difference, by, named) + "."]
-    said += [remarks.diverged(each) for each in (r, base) if each.diverged]
+    difference = paired(row.final, base.final)
+    said = [verdict(row.name, base.name, difference, by, named) + "."]
+    said += [remarks.diverged(each) for each in (row, base) if each.diverged]
     row = row._replace(difference=difference, verdict=clause(difference, by, named))
     return row, " ".join(said)
 
@@ -204,43 +200,25 @@ def _timed(row: Row, curve: Curve, at: int | None) -> Row:
     )
 
 
-def _counterpart(runs: Sequence[RunSet], r: RunSet, baseline: str) -> RunSet | None:
-    """Returns the baseline's runs at the same value of the sweep, or without one."""
-    same = [x for x in runs if x.variant.label == baseline]
-    at = [x for x in same if x.point in (r.point, "")]
-    return at[0] if at else same[0] if not r.point and len(same) == 1 else None
+def _counterpart(rows: Sequence[Row], row: Row, baseline: str) -> Row | None:
+    """Returns the baseline at the same value of the sweep, or without one."""
+    same = [x for x in rows if x.label == baseline]
+    at = [x for x in same if x.point in (row.point, "")]
+    return at[0] if at else same[0] if not row.point and len(same) == 1 else None
 
 
-def _by_point(
-    runs: Sequence[RunSet], rows: Sequence[Row], by: Measure
-) -> dict[str, list[Row]]:
-    """Returns the rows to compare with one another, at each value of a sweep."""
-    points = dict.fromkeys(r.point for r in runs)
+def _by_point(rows: Sequence[Row], by: Measure) -> dict[str, Ranking]:
+    """Ranks the rows to compare with one another, at each value of a sweep."""
+    points = dict.fromkeys(row.point for row in rows)
     # A variant without the swept flag is compared at every value.
     if len(points) > 1:
         points.pop("", None)
-    found = {}
-    for point in points:
-        here = [i for i, r in enumerate(runs) if r.point in (point, "")]
-        own = [runs[i] for i in here], [rows[i] for i in here]
-        found[point] = _to_best(*own, by)
-    return found
-
-
-def _to_best(runs: Sequence[RunSet], rows: Sequence[Row], by: Measure) -> list[Row]:
-    """Returns the rows with their differences to the best of them."""
-    top = best([row.measure for row in rows], by.side)
-    if top is None:
-        return [*rows]
-    finals = [r.final(by) for r in runs]
-    return [
-        row if i == top else row._replace(to_best=paired(finals[i], finals[top]))
-        for i, row in enumerate(rows)
-    ]
+    groups = {p: [row for row in rows if row.point in (p, "")] for p in points}
+    return {point: ranked(own, by) for point, own in groups.items()}
 
 
 def _headline(
-    points: Mapping[str, Sequence[Row]], by: Measure, terms: str, times: float
+    points: Mapping[str, Ranking], by: Measure, terms: str, times: float
 ) -> str:
     """Returns the answer; for each value of a sweep, if there is one."""
     found = []
@@ -249,13 +227,14 @@ def _headline(
             "At one nominal rate no winner is named: effective learning rates differ "
             f"{factor(times)}."
         ]
-    for point, rows in points.items():
+    for point, ranking in points.items():
         # A label is no word to begin with a capital letter.
         if not terms:
-            text = headline(rows, by)
+            text = headline(ranking, by)
         elif terms == ONE_NOMINAL:
-            text = unranked(rows, by) if point else sentence(unranked(rows, by))
+            text = unranked(ranking.rows, by)
+            text = text if point else sentence(text)
         else:
-            text = f"{terms if point else sentence(terms)}, {headline(rows, by)}"
+            text = f"{terms if point else sentence(terms)}, {headline(ranking, by)}"
         found.append(f"{point}: {text}" if point else text)
     return "\n".join(found)

@@ -98,12 +98,11 @@ def _claim(difference: Difference | None, by: Measure, named: bool) -> _Claim:
         return _Claim(EQUAL, seeds=everywhere)
     side = math.copysign(by.scale, mean)
     unit = f" {by.difference_unit}" if by.difference_unit else ""
+    amount = fixed(side * mean, places_of(side * mean)) + unit
     if low is None or high is None:
-        amount = fixed(side * mean, places_of(side * mean)) + unit
         return _few(difference, by, named, amount)
     relation = _relation(mean, by, ("better", "worse") if named else None)
     if low == high:
-        amount = fixed(side * mean, places_of(side * mean)) + unit
         return _Claim(relation, amount, evidence=f" (the same{everywhere})")
     # Digits follow the interval: finer ones mean nothing.
     places, unclear = places_of(by.scale * (high - low) / 2), low <= 0 <= high

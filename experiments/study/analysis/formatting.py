@@ -2,7 +2,9 @@
 
 import math
 import re
+import tomllib
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from experiments.cli.terminal import size
@@ -10,9 +12,28 @@ from experiments.study.analysis.results import Report, Row
 from experiments.study.statistics import Measure, Spread
 
 MISSING = "–"
+PHRASES = tomllib.loads(Path(__file__).with_name("phrases.toml").read_text("utf-8"))
+DURATIONS = (
+    (1e-3, "µs", 1e-6),
+    (1, "ms", 1e-3),
+    (60, "s", 1),
+    (3600, "min", 60),
+    (48 * 3600, "h", 3600),
+    (math.inf, "days", 86400),
+)
 # A command is at the end of a remark.
 COMMAND = re.compile(r"python -m experiments\..*$")
 SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+
+
+def say(phrase: str, **values: Any) -> str:
+    """Returns one of phrases.toml with its values."""
+    return PHRASES[phrase].format(**values)
+
+
+def counted(seeds: int) -> str:
+    """Returns "one seed" or "5 seeds"."""
+    return "one seed" if seeds == 1 else f"{seeds} seeds"
 
 
 def known(x: float | None) -> bool:
@@ -80,17 +101,9 @@ def duration(seconds: float | None, digits: int = 3) -> str:
         return MISSING
     if seconds == 0:
         return "0 s"
-    for limit, unit, length in (
-        (1e-3, "µs", 1e-6),
-        (1, "ms", 1e-3),
-        (60, "s", 1),
-        (3600, "min", 60),
-        (48 * 3600, "h", 3600),
-    ):
-        # 59.97 s would be shown as 60 s, which is 1 min.
-        if seconds < limit * 0.9995:
-            return f"{three_digits(float(f'{seconds / length:.{digits}g}'))} {unit}"
-    return f"{three_digits(float(f'{seconds / 86400:.{digits}g}'))} days"
+    # 59.97 s would be shown as 60 s, which is 1 min.
+    unit, length = next(x[1:] for x in DURATIONS if seconds < x[0] * 0.9995)
+    return f"{three_digits(float(f'{seconds / length:.{digits}g}'))} {unit}"
 
 
 def three_digits(x: float) -> str:

@@ -4,46 +4,33 @@ from collections.abc import Mapping, Sequence
 
 from experiments.cli.terminal import size
 from experiments.study.analysis.claims import fixed, places_of
-from experiments.study.analysis.formatting import ends, with_unit
+from experiments.study.analysis.formatting import counted, ends, with_unit
+from experiments.study.analysis.ranking import FINDINGS, Ranking
 from experiments.study.analysis.results import Row
-from experiments.study.statistics import Measure, Spread, best
-
-# What is said of rows by their standing to the best, in the order of a headline.
-FINDINGS = {
-    "better": "yet {} is better where both have a result",
-    "worse": "better than {} (95 % interval)",
-    "unseen": "no difference seen to {}",
-    "few": "too few seeds to tell it from {}",
-    "lost": "all runs of {} diverged",
-}
+from experiments.study.statistics import Measure, Spread
 
 
-def headline(rows: Sequence[Row], by: Measure) -> str:
+def headline(ranking: Ranking, by: Measure) -> str:
     """Returns the best row, how sure that is, and at what cost, in two sentences.
 
     Args:
-        rows: one or more in the order of --algos, with their differences to the best.
+        ranking: one row or more.
         by: the measure.
 
     The cost is the least that is sent by the best and by those that cannot be told from
     it, be it for chance or for too few seeds.
     """
-    index = best([row.measure for row in rows], by.side)
-    top = None if index is None else rows[index]
+    rows, top, kinds = ranking
     if top is None or top.measure is None:
         return f"All runs of {listed([row.label for row in rows])} diverged."
-    by_kind: dict[str, list[Row]] = {kind: [] for kind in FINDINGS}
-    for row in rows:
-        if row is not top:
-            by_kind[standing(row, by)].append(row)
     findings = [
         FINDINGS[kind].format(listed([_named(row) for row in those]))
-        for kind, those in by_kind.items()
+        for kind, those in kinds.items()
         if those
     ] or ["there is nothing to compare it to"]
     first = f"{_named(top)} has the best {by.name}, {_figure(top.measure, by)}"
     # A saving counts only if nothing is known to be lost by it.
-    pool = [top, *by_kind["better"], *by_kind["unseen"], *by_kind["few"]]
+    pool = [top, *kinds["better"], *kinds["unseen"], *kinds["few"]]
     return f"{first}: {'; '.join(findings)}. {_cost(rows, pool)}."
 
 
@@ -56,19 +43,6 @@ def unranked(rows: Sequence[Row], by: Measure) -> str:
     text = f"the mean {by.name} is {ends(pool, by)}"
     gone = f"; all runs of {lost} diverged" if lost else ""
     return f"{text}{gone}. {_cost(rows, pool)}."
-
-
-def standing(row: Row, by: Measure) -> str:
-    """Returns how a row stands to the best: a key of FINDINGS."""
-    d = row.to_best
-    if row.measure is None:
-        return "lost"
-    # Without an interval no difference is certain, however large it is.
-    if d is None or d.low is None or d.high is None:
-        return "few"
-    if d.low <= 0 <= d.high:
-        return "unseen"
-    return "better" if by.side * d.mean > 0 else "worse"
 
 
 def _named(row: Row) -> str:
@@ -86,8 +60,7 @@ def _figure(measure: Spread, by: Measure) -> str:
         places = places_of(by.scale * deviation)
         parts = (fixed(by.scale * x, places) for x in (mean, deviation))
         text = " ± ".join(parts)
-    seeds = "one seed" if count == 1 else f"{count} seeds"
-    return f"{with_unit(text, by)} ({seeds})"
+    return f"{with_unit(text, by)} ({counted(count)})"
 
 
 def _cost(rows: Sequence[Row], pool: Sequence[Row]) -> str:

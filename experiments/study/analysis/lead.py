@@ -5,11 +5,12 @@ from collections.abc import Mapping, Sequence
 
 from experiments.cli.terminal import size
 from experiments.study.analysis.claims import amount
-from experiments.study.analysis.formatting import ends, named, shown, with_unit
-from experiments.study.analysis.headline import share, standing
+from experiments.study.analysis.formatting import counted, ends, named, shown, with_unit
+from experiments.study.analysis.headline import share
+from experiments.study.analysis.ranking import Ranking, leader
 from experiments.study.analysis.rates import factor
 from experiments.study.analysis.results import BY_HAND, ONE_NOMINAL, Row
-from experiments.study.statistics import Measure, best
+from experiments.study.statistics import Measure
 
 # Two longer names do not fit in one line, in characters.
 LONGEST = 40
@@ -17,11 +18,11 @@ LONGEST = 40
 Number = tuple[str, str]
 
 
-def lead(points: Mapping[str, Sequence[Row]], by: Measure, terms: str) -> str:
+def lead(points: Mapping[str, Ranking], by: Measure, terms: str) -> str:
     """Returns the answer in one line.
 
     Args:
-        points: rows by the value of the sweep, by "" without one.
+        points: rankings by the value of the sweep, by "" without one.
         by: the measure.
         terms: terms of the comparison.
     """
@@ -32,23 +33,21 @@ def lead(points: Mapping[str, Sequence[Row]], by: Measure, terms: str) -> str:
     return f"At rates given by hand: {text}" if terms == BY_HAND else text
 
 
-def _line(rows: Sequence[Row], by: Measure) -> str:
+def _line(ranking: Ranking, by: Measure) -> str:
     """Returns the best of these rows, as surely as it is known."""
-    index = best([row.measure for row in rows], by.side)
-    if index is None:
+    rows, top, kinds = ranking
+    if top is None:
         return "All runs diverged"
-    top, fine = rows[index], [row for row in rows if row.measure]
-    if len(fine) == 1:
+    if len(kinds["lost"]) == len(rows) - 1:
         return f"{top.label}: there is nothing to compare it to"
-    kinds = {row.label: standing(row, by) for row in fine if row is not top}
     # All comparisons are paired: if one has too few seeds, the line cannot be surer.
-    if "few" in kinds.values():
+    if kinds["few"]:
         count = top.seeds - top.diverged
-        seeds = "one seed is" if count == 1 else f"{count} seeds are"
+        seeds = f"{counted(count)} {'is' if count == 1 else 'are'}"
         return f"{top.label} leads, but {seeds} too few to tell"
-    alike = [label for label, kind in kinds.items() if kind == "unseen"]
+    alike = [row.label for row in kinds["unseen"]]
     if not alike:
-        partly = " in the mean alone" if "better" in kinds.values() else ""
+        partly = " in the mean alone" if kinds["better"] else ""
         return f"{top.label} has the best {by.name}{partly}"
     # Names that need a second line are counted instead.
     if len(alike) == 1 and len(top.label + alike[0]) <= LONGEST:
@@ -57,14 +56,10 @@ def _line(rows: Sequence[Row], by: Measure) -> str:
     return f"{top.label} leads, but {some} cannot be told from it"
 
 
-def _swept(points: Mapping[str, Sequence[Row]], by: Measure) -> str:
+def _swept(points: Mapping[str, Ranking], by: Measure) -> str:
     """Returns the best variants, and at how many values of a sweep each is it."""
     sweep = next(iter(points)).partition("=")[0]
-    tops: Counter[str] = Counter()
-    for rows in points.values():
-        index = best([row.measure for row in rows], by.side)
-        if index is not None:
-            tops[rows[index].label] += 1
+    tops = Counter(each.top.label for each in points.values() if each.top is not None)
     if not tops:
         return "All runs diverged"
     first, count = tops.most_common(1)[0]
@@ -75,7 +70,7 @@ def _swept(points: Mapping[str, Sequence[Row]], by: Measure) -> str:
 
 
 def numbers(
-    points: Mapping[str, Sequence[Row]],
+    points: Mapping[str, Ranking],
     rows: Sequence[Row],
     by: Measure,
     baseline: str,
@@ -85,28 +80,26 @@ def numbers(
     """Returns up to three numbers beside the line: value and meaning.
 
     Args:
-        points: rows by the value of the sweep, by "" without one.
+        points: rankings by the value of the sweep, by "" without one.
         rows: rows of the table.
         by: the measure.
         baseline: label to which all others are compared.
         terms: terms of the comparison.
         times: ratio of the largest to the smallest effective learning rate.
     """
-    fine = [row for row in rows if row.measure]
-    if not fine:
+    fine, top = [row for row in rows if row.measure], leader(rows, by)
+    if top is None or top.measure is None:
         return []
     span = ends(fine, by), f"{by.name}, lowest and highest"
     if terms == ONE_NOMINAL:
         apart = factor(times), "between effective learning rates"
         return [span, apart, *(_sent(rows) if len(points) > 1 else _share(rows, fine))]
-    top = fine[best([row.measure for row in fine], by.side) or 0]
-    assert top.measure is not None
     value = with_unit(shown(top.measure.mean, by), by)
     first = value, f"{by.name} of {named(top.label, top.point)}"
     if len(points) > 1:
         return [first, span, *_sent(rows)]
     (own,) = points.values()
-    worse = {row.label for row in own if standing(row, by) == "worse"}
+    worse = {row.label for row in own.kinds["worse"]}
     as_good = [row for row in fine if row is top or row.label not in worse]
     return [first, *_difference(fine, top, by, baseline), *_share(rows, as_good)]
 
@@ -115,13 +108,10 @@ def _difference(
     rows: Sequence[Row], top: Row, by: Measure, baseline: str
 ) -> list[Number]:
     """Returns the difference to the baseline of the best variant other than it."""
-    others = [row for row in rows if row.difference]
-    if not others:
-        return []
-    second = others[best([row.measure for row in others], by.side) or 0]
     # The baseline has no difference to itself: then the next best shows the gap.
-    row = top if top.difference else second
-    assert row.difference is not None
+    row = top if top.difference else leader([r for r in rows if r.difference], by)
+    if row is None or row.difference is None:
+        return []
     return [amount(row.label, baseline, row.difference, by)]
 
 

@@ -5,10 +5,9 @@ import shlex
 from collections.abc import Sequence
 from itertools import chain
 
-from experiments.study.analysis.formatting import number
-from experiments.study.analysis.results import BY_HAND, ONE_NOMINAL
+from experiments.study.analysis.formatting import number, say
+from experiments.study.analysis.results import BY_HAND, ONE_NOMINAL, Row
 from experiments.study.config import PROGRAM, StudyConfig
-from experiments.study.grid import RunSet
 from experiments.study.spec import Variant, flag_groups, parameter
 
 # Effective rates that differ by a larger factor are not comparable.
@@ -20,13 +19,13 @@ MOST = 9
 
 
 def rates(
-    config: StudyConfig, runs: Sequence[RunSet], command: str
+    config: StudyConfig, rows: Sequence[Row], command: str
 ) -> tuple[str, float, list[str]]:
     """Compares the effective rates of the variants, at each value of the sweep.
 
     Args:
         config: the study.
-        runs: runs to report.
+        rows: rows of the table.
         command: command that makes the study.
 
     Returns:
@@ -38,49 +37,47 @@ def rates(
     is_of_rates = len(_without_lr(config.variants)) < 2
     if is_of_rates or any(each.flag == "lr" for each in config.tuned):
         return "", 1.0, []
-    points = [p for p in dict.fromkeys(r.point for r in runs) if p] or [""]
-    groups = [[r for r in runs if r.point in (point, "")] for point in points]
+    points = [p for p in dict.fromkeys(r.point for r in rows) if p] or [""]
+    groups = [[r for r in rows if r.point in (point, "")] for point in points]
     widest = max(groups, key=_times)
     times = _times(widest)
     way_out = (
-        f"To choose the best rate of each: {tuning_command(config, runs, command)}"
+        f"To choose the best rate of each: {tuning_command(config, rows, command)}"
     )
     if times > APART:
         unfair = [group for group in groups if _times(group) > APART]
-        one_nominal = all(len({r.any["lr"] for r in group}) == 1 for group in unfair)
+        one_nominal = all(len({r.lr for r in group}) == 1 for group in unfair)
         terms = ONE_NOMINAL if one_nominal else BY_HAND
         return terms, times, [f"{_unfair(widest, terms, times)} {way_out}"]
     if max(len(_effective(group)) for group in groups) > 1:
         return "", 1.0, []
-    return "", 1.0, [f"{_unknown(groups[0])} {way_out}"]
+    names = [r.name for r in groups[0] if r.name not in _effective(groups[0])]
+    return "", 1.0, [f"{say('rates_unknown', names=', '.join(names))} {way_out}"]
 
 
-def _effective(group: Sequence[RunSet]) -> dict[str, float]:
+def _effective(group: Sequence[Row]) -> dict[str, float]:
     """Returns the effective rates by name, in order; sign methods have none."""
-    found = {r.name: r.any["effective_lr"] for r in group}
+    found = {r.name: r.effective_lr for r in group}
     known = {k: x for k, x in found.items() if x is not None and 0 < x < math.inf}
     return dict(sorted(known.items(), key=lambda each: each[1]))
 
 
-def _times(group: Sequence[RunSet]) -> float:
+def _times(group: Sequence[Row]) -> float:
     """Returns the largest effective rate by the smallest."""
     found = [*_effective(group).values()]
     return found[-1] / found[0] if found else 1.0
 
 
-def _unfair(group: Sequence[RunSet], terms: str, times: float) -> str:
+def _unfair(group: Sequence[Row], terms: str, times: float) -> str:
     """Returns the first remark of a comparison at unlike rates."""
     known = _effective(group)
     names = [*known]
     low, high = (f"{number(known[x])} of {x}" for x in (names[0], names[-1]))
     others = [r.name for r in group if r.name not in known]
     less = f" ({', '.join(others)}: none known)" if others else ""
-    at = f" {number(group[0].any['lr'])}," if terms == ONE_NOMINAL else ""
-    return (
-        f"Learning rates were not tuned: {terms},{at} effective ones differ "
-        f"{factor(times)}, from {low} to {high}{less}. So figures differ by the "
-        "rate as well as by the algorithm."
-    )
+    at = f" {number(group[0].lr)}," if terms == ONE_NOMINAL else ""
+    ends = {"low": low, "high": high, "less": less}
+    return say("unfair", terms=terms, at=at, times=factor(times), **ends)
 
 
 def factor(times: float) -> str:
@@ -88,17 +85,7 @@ def factor(times: float) -> str:
     return f"{number(float(f'{times:.2g}'))} times"
 
 
-def _unknown(group: Sequence[RunSet]) -> str:
-    """Returns the first remark of a comparison without known effective rates."""
-    known = _effective(group)
-    names = ", ".join(r.name for r in group if r.name not in known)
-    return (
-        f"Learning rates were not tuned, and of {names} no effective one is known: "
-        "whether they can be compared is not known either."
-    )
-
-
-def tuning_command(config: StudyConfig, runs: Sequence[RunSet], command: str) -> str:
+def tuning_command(config: StudyConfig, rows: Sequence[Row], command: str) -> str:
     """Returns the study's command with a rate of its own for each variant."""
     program, words = PROGRAM.split(), shlex.split(command)
     dropped, more = {"lr", "out", "overwrite"}, []
@@ -113,21 +100,21 @@ def tuning_command(config: StudyConfig, runs: Sequence[RunSet], command: str) ->
         dropped.add("sweep")
         tried = ",".join(config.swept.values)
     else:
-        tried = _range([r for r in runs if r.fine] or runs)
+        tried = _range([r for r in rows if r.measure] or rows)
     groups = flag_groups(words[len(program) :])
     kept = [group for group in groups if parameter(group[0]) not in dropped]
     return shlex.join([*program, *chain(*kept), *more, "--tune", f"lr={tried}"])
 
 
-def _range(runs: Sequence[RunSet]) -> str:
+def _range(rows: Sequence[Row]) -> str:
     """Returns nominal rates in factors of 2, as --tune takes them.
 
     They give each variant the effective rates of all others, half and twice these.
     """
-    nominal = [r.any["lr"] for r in runs]
-    known = [r for r in runs if r.name in _effective(runs)]
-    effective = [r.any["effective_lr"] for r in known] or nominal
-    gains = [r.any["effective_lr"] / r.any["lr"] for r in known] or [1.0]
+    nominal = [r.lr for r in rows]
+    known = _effective(rows)
+    effective = [*known.values()] or nominal
+    gains = [known[r.name] / r.lr for r in rows if r.name in known] or [1.0]
     low = min(min(effective) / max(gains) / 2, min(nominal) / WIDTH)
     high = max(max(effective) / min(gains) * 2, max(nominal) * WIDTH)
     count = min(round(math.log2(high / low)) + 1, MOST)

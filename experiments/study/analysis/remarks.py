@@ -2,12 +2,13 @@
 
 import os
 import platform
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from experiments.cli import terminal
 from experiments.study.analysis import formatting
+from experiments.study.analysis.formatting import PHRASES, counted, say
 from experiments.study.analysis.headline import listed
 from experiments.study.analysis.results import Report, Row
 from experiments.study.config import StudyConfig
@@ -42,20 +43,10 @@ def settings(
 
 def _settings(config: Any) -> dict[str, Any]:
     """Returns the settings to show of a config.json; None for those without one."""
-    s = config["settings"]
+    names, own = PHRASES["settings"], config["settings"]
     return {
-        "workers": s["workers"],
-        "local steps": s["steps"],
-        "global batch": s["batch_size"],
-        "inner optimizer": s["optimizer"],
-        "momentum": s["momentum"],
-        "weight decay": s["weight_decay"],
-        "gradients clipped to": s["clip_norm"],
-        "schedule": s["schedule"],
-        "warm-up steps": s["warmup_steps"],
-        "examples of a worker": s["partition"],
-        "synchronous until step": s["sync_until"] or None,
-        "optimizer state at syncs": s["opt_state_at_sync"],
+        **{name: own[key] for key, name in names.items()},
+        names["sync_until"]: own["sync_until"] or None,
         "backend": config["backend"],
         "devices": f"{config['devices']} × {config['platform']}",
         **{f"task: {k}": value for k, value in config["task_arguments"].items()},
@@ -68,112 +59,79 @@ def environment(versions: dict[str, str]) -> dict[str, str]:
     return {**versions, "machine": machine}
 
 
-def diverged(r: RunSet) -> str:
+def diverged(row: Row) -> str:
     """Returns how many runs diverged, as a sentence."""
-    return f"{r.name} diverged in {r.diverged} of {len(r.summaries)} runs."
+    return f"{row.name} diverged in {row.diverged} of {row.seeds} runs."
 
 
 def remarks(
-    config: StudyConfig, runs: Sequence[RunSet], by: Measure, scores: Sequence[Tuning]
+    config: StudyConfig,
+    runs: Sequence[RunSet],
+    rows: Sequence[Row],
+    by: Measure,
+    scores: Sequence[Tuning],
 ) -> list[str]:
     """Returns the warnings that a reader of the figures needs."""
-    found = [diverged(r) for r in runs if r.diverged]
+    gone = [row for row in rows if row.diverged]
+    found = [diverged(row) for row in gone]
     # Said once, after the last of them.
-    if any(r.fine for r in runs if r.diverged):
-        found[-1] += " Figures are of the others."
+    if any(row.measure for row in gone):
+        found[-1] += f" {say('others')}"
     if config.seeds < MIN_SEEDS:
-        seeds = "one seed" if config.seeds == 1 else f"{config.seeds} seeds"
-        found.append(
-            f"{seeds}: too few for an interval, so nothing here is sure; --seeds "
-            f"{MIN_SEEDS} goes on from these runs."
-        )
-    found += _on_tuning(config, runs, scores)
-    # Shards follow from the seed and the number of workers.
-    kinds = {r.config["settings"]["partition"] for r in runs}
-    if kinds != {"iid"}:
-        partition = ", ".join(sorted(kinds))
-        found.append(
-            f"Each worker has examples of its own ({partition}): what it sees depends "
-            "on the number of workers."
-        )
-    batches: dict[str, set[int]] = {}
-    for r in runs:
-        batches.setdefault(r.point, set()).add(r.config["settings"]["batch_size"])
-    if any(len(sizes) > 1 for sizes in batches.values()):
-        found.append(
-            "Global batches differ between algorithms: they see examples in the same "
-            "order, cut into other batches."
-        )
-    if by not in (ACCURACY, LOSS):
-        found.append(f"Of {by.name}, less is taken to be better.")
-    return [*found, *_on_syncs(runs), *_on_bytes(runs)]
+        found.append(say("few_seeds", seeds=counted(config.seeds), enough=MIN_SEEDS))
+    found += [*_on_tuning(config, runs, scores), *_on_data(runs, by)]
+    return [*found, *_on_sends(runs)]
 
 
 def _on_tuning(
     config: StudyConfig, runs: Sequence[RunSet], scores: Sequence[Tuning]
-) -> list[str]:
-    """Returns warnings about edges and trials."""
-    found = [
-        f"{one.label}{f' at {one.point}' if one.point else ''}: the best --{one.flag}, "
-        f"{one.chosen:g}, is at the edge of what was tried: better may lie beyond."
-        for one in scores
-        if one.at_edge
-    ]
+) -> Iterator[str]:
+    """Yields warnings about edges and trials."""
+    for one in scores:
+        if one.at_edge:
+            name = " at ".join(x for x in (one.label, one.point) if x)
+            yield say("edge", name=name, flag=one.flag, chosen=one.chosen)
     budgets = {len(r.trials) for r in runs}
     if len(budgets) > 1:
-        found.append(
-            "Not all algorithms had as many trials: lists and whole numbers cannot be "
-            "made finer for one that lacks a flag; other ranges can."
-        )
+        yield say("budgets")
     if config.tuned:
-        names = ", --".join(each.flag.replace("_", "-") for each in config.tuned)
-        seeds = f"{config.tune_seeds} seed{'s'[: config.tune_seeds > 1]}"
-        found.append(
-            f"--{names}: chosen for each algorithm by {max(budgets)} trials of {seeds} "
-            f"(not those reported) on {100 * config.tune_share:g} % of the training "
-            "data, held out; the figures reported are of the test data, of models "
-            "trained on all training data."
+        yield say(
+            "tuned",
+            tuned=", --".join(each.flag.replace("_", "-") for each in config.tuned),
+            trials=max(budgets),
+            tune_seeds=f"{config.tune_seeds} seed{'s'[: config.tune_seeds > 1]}",
+            share=100 * config.tune_share,
         )
-    return found
 
 
-def _on_syncs(runs: Sequence[RunSet]) -> list[str]:
-    """Returns warnings about local steps that are in no center."""
-    found = []
+def _on_data(runs: Sequence[RunSet], by: Measure) -> Iterator[str]:
+    """Yields warnings about what the workers see, and about the measure."""
+    # Shards follow from the seed and the number of workers.
+    kinds = {r.config["settings"]["partition"] for r in runs}
+    if kinds != {"iid"}:
+        yield say("partition", partition=", ".join(sorted(kinds)))
+    sizes = {(r.point, r.config["settings"]["batch_size"]) for r in runs}
+    if len(sizes) > len({r.point for r in runs}):
+        yield say("batches")
+    if by not in (ACCURACY, LOSS):
+        yield say("measure", measure=by.name)
+
+
+def _on_sends(runs: Sequence[RunSet]) -> Iterator[str]:
+    """Yields warnings about steps in no center, and bytes that vary or are unknown."""
     for r in runs:
         s = r.any
         # The center is that of the last sync: later local steps are not in it.
-        if s["diverged"] or s["center_step"] >= s["steps"]:
-            continue
-        if not s["center_step"]:
-            found.append(
-                f"{r.name}: no sync came in {s['steps']} steps, so its figures are of "
-                "the model as it was at the start."
-            )
-        else:
-            found.append(
-                f"{r.name}: the last {s['steps'] - s['center_step']} local steps, "
-                "after the last sync, are not in its figures."
-            )
-    return found
-
-
-def _on_bytes(runs: Sequence[RunSet]) -> list[str]:
-    """Returns warnings about bytes that vary or are not counted."""
-    found = []
+        late = s["steps"] - s["center_step"]
+        if late > 0 and not s["diverged"]:
+            key = "late_steps" if s["center_step"] else "no_sync"
+            yield say(key, name=r.name, steps=s["steps"], late=late)
     if by_data := [r.name for r in runs if len(r.sends or ()) > 1]:
-        found.append(
-            f"What {', '.join(by_data)} sends depends on the seed, as the data decide: "
-            "bytes and modelled times are means over the seeds."
-        )
+        yield say("by_data", by_data=", ".join(by_data))
     if unknown := [r.name for r in runs if r.any["sends"] is None]:
-        found.append(
-            f"What {', '.join(unknown)} sends depends on more than the step: it is not "
-            "counted."
-        )
+        yield say("unknown", unknown=", ".join(unknown))
     if (more := runs[0].any["not_counted"]) is not None:
-        found.append(f"Not counted in what each worker sends: {more}.")
-    return found
+        yield say("not_counted", not_counted=more)
 
 
 def summary(report: Report, out: Path) -> str:

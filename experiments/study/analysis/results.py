@@ -44,22 +44,23 @@ class Row(NamedTuple):
         diverged: number of runs that diverged; measure and loss leave them out.
         measure: the study's measure; None if all runs diverged.
         loss: the test loss; None if all runs diverged.
-        difference: difference to the baseline, paired by seed; None for the baseline
-            itself and without anything to compare.
-        verdict: the difference in words, such as "better by 0.8 points [0.5, 1.1]".
         lr: nominal learning rate.
         effective_lr: None for methods without one, NaN if none was found.
         steps: local steps of a run.
         tuned: the chosen values by flag; empty without tuning.
         bytes_per_worker: bytes sent by each worker; None if not counted.
         syncs: number of steps that send; None if not counted.
+        command: command that makes these runs, without --seed.
+        final: the measure at the end by seed, of runs that did not diverge.
+        difference: difference to the baseline, paired by seed; None for the baseline
+            itself and without anything to compare.
+        verdict: the difference in words, such as "better by 0.8 points [0.5, 1.1]".
         seconds: modelled seconds of the whole run, by the network's name.
         to_target: modelled seconds until the mean reaches the target, by the network's
             name; None where it never does.
         steps_to_target: local steps until then; None where it never does.
-        command: command that makes these runs, without --seed.
-        to_best: difference to the best row that it is compared with, paired by seed;
-            None for the best itself and without a common seed.
+        to_best: difference to the best row that it is compared with, paired by seed,
+            where it is known already; None computes it from `final`.
     """
 
     label: str
@@ -69,19 +70,25 @@ class Row(NamedTuple):
     diverged: int
     measure: Spread | None
     loss: Spread | None
-    difference: Difference | None
-    verdict: str
     lr: float
     effective_lr: float | None
     steps: int
     tuned: dict[str, Any]
     bytes_per_worker: float | None
     syncs: int | None
-    seconds: dict[str, float]
-    to_target: dict[str, float | None]
-    steps_to_target: int | None
     command: str
+    final: Mapping[int, float] = {}
+    difference: Difference | None = None
+    verdict: str = ""
+    seconds: Mapping[str, float] = {}
+    to_target: Mapping[str, float | None] = {}
+    steps_to_target: int | None = None
     to_best: Difference | None = None
+
+    @property
+    def name(self) -> str:
+        """The variant, and the value of the sweep if there is one."""
+        return " at ".join(x for x in (self.label, self.point) if x)
 
 
 class Report(NamedTuple):

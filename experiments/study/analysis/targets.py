@@ -1,17 +1,16 @@
 """The target: the value of the measure until which times are reported."""
 
 import math
-from collections.abc import Sequence
 
-from experiments.study.analysis.headline import standing
+from experiments.study.analysis.ranking import Ranking
 from experiments.study.analysis.results import Curve, Row
-from experiments.study.statistics import ROUNDING, Measure, Spread, best
+from experiments.study.statistics import ROUNDING, Measure, Spread
 
 # Distance of the target from the best, of a loss; of an accuracy it is a point.
 SHARE = 0.05
 
 
-def default_target(rows: Sequence[Row], by: Measure) -> float | None:
+def default_target(ranking: Ranking, by: Measure) -> float | None:
     """Returns a target that every row reaches that is not worse than the best.
 
     It is a point, or 5 % of a loss, from the best mean, or as far as the mean of a row
@@ -19,14 +18,17 @@ def default_target(rows: Sequence[Row], by: Measure) -> float | None:
     deviations overlap. The target is rounded to the easier side.
 
     Args:
-        rows: all rows, with their differences to the best.
+        ranking: all rows.
         by: the measure.
     """
-    index = best([row.measure for row in rows], by.side)
-    if index is None or (top := rows[index].measure) is None:
+    best, kinds = ranking.top, ranking.kinds
+    if best is None or (top := best.measure) is None:
         return None
     margin = 1 / by.scale if by.higher_is_better else SHARE * abs(top.mean)
-    good = [r.measure.mean for r in rows if r.measure and _as_good(r, top, by)]
+    few = [row for row in kinds["few"] if _overlaps(row, top)]
+    good = [
+        r.measure.mean for r in (*kinds["better"], *kinds["unseen"], *few) if r.measure
+    ]
     target = min([by.side * top.mean - margin, *(by.side * mean for mean in good)])
     if not margin:
         return by.side * target
@@ -35,13 +37,10 @@ def default_target(rows: Sequence[Row], by: Measure) -> float | None:
     return by.side * round(math.floor(target / unit + 1e-6) * unit, 12)
 
 
-def _as_good(row: Row, top: Spread, by: Measure) -> bool:
-    """Whether a row cannot be told from the best."""
-    kind, measure = standing(row, by), row.measure
-    if kind == "few" and measure is not None:
-        deviations = (measure.deviation or 0.0) + (top.deviation or 0.0)
-        return abs(measure.mean - top.mean) <= deviations
-    return kind in ("better", "unseen")
+def _overlaps(row: Row, top: Spread) -> bool:
+    """Whether the deviations of a row and of the best overlap."""
+    mean, deviation, _ = row.measure or top
+    return abs(mean - top.mean) <= (deviation or 0.0) + (top.deviation or 0.0)
 
 
 def reached(curve: Curve, by: Measure, target: float | None) -> int | None:

@@ -135,7 +135,10 @@ def draw_target(axes: Axes, chart: Chart) -> None:
 
 def add_tips(axes: Axes, x: Any, y: Any, texts: Sequence[str]) -> None:
     """Adds unseen markers, which become circles with tooltips in an SVG."""
-    axes.plot(x, y, "o", alpha=0, gid=TIPS, label="\n".join(map(plain, texts)))
+    # A line outside the axes has no tips: without markers, matplotlib would put a
+    # label of its own in place of an empty one.
+    if texts:
+        axes.plot(x, y, "o", alpha=0, gid=TIPS, label="\n".join(map(plain, texts)))
 
 
 def text_lines(text: str, width: float) -> list[str]:

@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 
 from experiments.study.analysis import formatting
 from experiments.study.analysis.results import ONE_NOMINAL, Report, Row
+from experiments.study.report import charts
 from experiments.study.report.axes import (
     Plot,
     Range,
@@ -18,13 +19,7 @@ from experiments.study.report.axes import (
     titled,
     wrapped,
 )
-from experiments.study.report.charts import (
-    Chart,
-    Line,
-    add_tips,
-    draw_chart,
-    end_labels,
-)
+from experiments.study.report.charts import Chart, Line
 from experiments.study.report.styles import LIGHT, Styles
 from experiments.study.statistics import Difference
 
@@ -100,7 +95,7 @@ def draw_differences(
             each.text(0, i + 0.38, text, transform=each.get_yaxis_transform())
             draw_difference(each, i + 0.7, difference, factor, styles[row.label])
             tip = f"{row.label}: {row.verdict}"
-            add_tips(each, [difference.mean * factor], [i + 0.7], [tip])
+            charts.add_tips(each, [difference.mean * factor], [i + 0.7], [tip])
     return figure
 
 
@@ -145,7 +140,7 @@ def sweep(report: Report, styles: Styles) -> Plot:
         for r in rows
     ]
     gone = [formatting.named(r.label, r.point) for r in report.rows if r not in rows]
-    texts = end_labels(report)
+    texts = charts.end_labels(report)
     chart = Chart(title, report.sweep, x, y, lines, styles, texts, bars=True)
     return Plot(
         f"{measure.key} by {report.sweep}",
@@ -178,7 +173,7 @@ def draw_sweep(
     chart: Chart, values: Sequence[float], ticks: Sequence[str], width: float
 ) -> Figure:
     """Draws a line an algorithm, with ticks at the swept values."""
-    figure = draw_chart(chart, width)
+    figure = charts.draw_chart(chart, width)
     figure.axes[0].set_xticks(values, ticks)
     return figure
 

@@ -1,19 +1,9 @@
 """Metrics as TensorBoard's event files."""
 
-import importlib.util
 import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
-
-
-def check() -> None:
-    """Raises a ValueError if no event files could be written."""
-    if importlib.util.find_spec("tensorboardX") is None:
-        raise ValueError(
-            "--tensorboard needs tensorboardX, which is not installed: "
-            "pip install -e '.[tensorboard]' in the checkout"
-        )
 
 
 def write_events(
@@ -29,10 +19,8 @@ def write_events(
         runs: names, and the lines of their metrics.jsonl.
 
     Raises:
-        ValueError: tensorboardX is not installed.
         OSError: a file cannot be written.
     """
-    check()
     for name, lines in runs:
         _write_run(folder / name, lines)
 

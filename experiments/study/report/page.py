@@ -10,7 +10,7 @@ from markupsafe import Markup, escape
 from experiments.cli.terminal import rate
 from experiments.study.analysis import formatting, quantities
 from experiments.study.analysis.results import ONE_NOMINAL, Report
-from experiments.study.report.styles import CSS, MARKERS, TEMPLATES, VARIABLES, styles
+from experiments.study.report.styles import CSS, TEMPLATES, VARIABLES, styles
 
 if TYPE_CHECKING:
     from experiments.study.report.axes import Plot  # imports matplotlib
@@ -57,7 +57,6 @@ def page(
         one_nominal=ONE_NOMINAL,
         styles=styles({row.label: row.algo for row in report.rows}),
         variables=VARIABLES,
-        paths=MARKERS,
     )
 
 

@@ -17,16 +17,7 @@ VARIABLES = {colour: f"var(--{name})" for name, colour in LIGHT.items()}
 HUES = 7
 COLOURS = [colour for name, colour in LIGHT.items() if name.startswith("series-")]
 DASHES = ((), (6, 2), (2, 1.5), (7, 2, 1.5, 2), (10, 2))
-MARKERS = {  # matplotlib's names, and SVG paths around 13, 6
-    "o": "M9.5 6a3.5 3.5 0 1 0 7 0a3.5 3.5 0 1 0-7 0z",
-    "s": "M9.8 2.8h6.4v6.4h-6.4z",
-    "^": "M13 2l4.1 7.2H8.9z",
-    "D": "M13 1.6L17.4 6 13 10.4 8.6 6z",
-    "v": "M13 10L8.9 2.8h8.2z",
-    "P": "M11.6 2h2.8v2.6H17v2.8h-2.6V10h-2.8V7.4H9V4.6h2.6z",
-    "X": "M9 3.8L10.8 2 13 4.2 15.2 2 17 3.8 14.8 6 17 8.2 15.2 10 13 7.8 10.8 10 9 8.2"
-    " 11.2 6z",
-}
+MARKERS = "os^DvPX"  # matplotlib's names; the page's template has their shapes
 
 Styles = Mapping[str, dict[str, Any]]
 
@@ -53,6 +44,6 @@ def styles(algos: Mapping[str, str]) -> Styles:
         found[label] = {
             "color": COLOURS[tone * HUES + hue],
             "linestyle": (0, dash) if dash else "-",
-            "marker": list(MARKERS)[i % len(MARKERS)],
+            "marker": MARKERS[i % len(MARKERS)],
         }
     return found

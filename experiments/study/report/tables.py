@@ -9,13 +9,8 @@ from experiments.study.analysis import formatting
 from experiments.study.analysis.results import Report, Row
 
 # Fields of a difference by their columns.
-DIFFERENCE = {
-    "mean": "mean",
-    "low": "low",
-    "high": "high",
-    "sd": "deviation",
-    "pairs": "count",
-}
+DIFFERENCE = {k: k for k in ("mean", "low", "high")}
+DIFFERENCE |= {"sd": "deviation", "pairs": "count"}
 
 
 def markdown(report: Report) -> str:
@@ -98,12 +93,7 @@ def csv_row(report: Report, row: Row) -> dict[str, Any]:
     """The figures of a row by their columns."""
     swept = {report.sweep: row.point.partition("=")[2]} if report.sweep else {}
     key, networks = report.measure.key, [network.name for network in report.networks]
-    difference = {
-        f"difference_{column}": getattr(row.difference, field)
-        if row.difference
-        else None
-        for column, field in DIFFERENCE.items()
-    }
+    difference = row.difference._asdict() if row.difference else {}
     return {
         "algorithm": row.label,
         **swept,
@@ -113,7 +103,7 @@ def csv_row(report: Report, row: Row) -> dict[str, Any]:
         f"{key}_sd": row.measure and row.measure.deviation,
         "test_loss_mean": row.loss and row.loss.mean,
         "test_loss_sd": row.loss and row.loss.deviation,
-        **difference,
+        **{f"difference_{x}": difference.get(key) for x, key in DIFFERENCE.items()},
         "verdict": row.verdict,
         "lr": row.lr,
         "effective_lr": row.effective_lr,
