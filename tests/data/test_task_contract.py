@@ -177,7 +177,7 @@ def test_a_batch_nobody_asked_for_is_not_blamed(words, told, refused):
 
 
 def test_tasks_and_data_import_nothing_of_the_harness():
-    code = f"import sys, {', '.join(x.partition(':')[0] for x in TASKS.values())}"
+    code = f"import sys, {', '.join(f'experiments.tasks.{x}' for x in TASKS)}"
     ended = subprocess.run(
         [sys.executable, "-c", f"{code}\nprint(*sys.modules)"],
         cwd=Path(__file__).parents[2],

@@ -96,7 +96,7 @@ def test_a_run_older_than_a_flag_had_its_default(run, tmp_path):
     record_config(run, ["command"], tmp_path, [])
     written = json.loads((tmp_path / "config.json").read_text())
     newer = [x for x in SETTINGS if getattr(run.config, x) == SETTINGS[x].default]
-    assert {"seed", "schedule"} < {*newer}
+    assert {"seed", "accumulate"} < {*newer}
     settings = {x: v for x, v in written["settings"].items() if x not in newer}
     (tmp_path / "config.json").write_text(json.dumps({**written, "settings": settings}))
     check_config(tmp_path, run.config)
