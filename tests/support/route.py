@@ -8,6 +8,7 @@ from structure import FUNCTIONS, File, imports
 
 # Other expressions make something new: a comparison, a sum, a text.
 _PASSED_ON = ast.Attribute | ast.Subscript | ast.Starred | ast.Tuple | ast.IfExp
+_PASSED_ON |= ast.Dict | ast.DictComp | ast.List | ast.ListComp
 
 
 class Route:
