@@ -113,6 +113,7 @@ def test_summary_is_shown_on_stdout_and_progress_in_plain_lines_on_stderr(run):
     assert first.startswith("step 16/32") and second.startswith("step 32/32")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "command, workers, syncs",  # syncs after step 16 and after step 32
     [
@@ -150,6 +151,7 @@ def test_files_agree_with_each_other_and_with_theory(run, command, workers, sync
     assert (summary["diverged"], summary["diverged_at"]) == (False, None)
 
 
+@pytest.mark.slow
 def test_train_loss_is_the_mean_since_the_last_line(run):
     fine, coarse = run("--steps 32 --eval-every 8").lines, run(BASE).lines
     pairs = np.reshape([line["train_loss"] for line in fine], (2, 2))
@@ -219,6 +221,7 @@ def test_any_split_into_dispatches_gives_the_same_params(run, command):
     assert split["params_sha256"] == whole["params_sha256"]
 
 
+@pytest.mark.slow
 def test_longer_run_begins_like_the_shorter_one(run):
     longer = run("--steps 64 --eval-every 16")
     assert longer.code == 0

@@ -381,6 +381,7 @@ def exported(words, tmp_path, name="deep/er/model.safetensors"):
     return ended.summary, path
 
 
+@pytest.mark.slow
 def test_exported_digits_model_has_the_accuracy_of_the_summary(tmp_path):
     words = "--steps 32 --eval-every 32 --algo model_averaging --workers 4"
     summary, path = exported(words, tmp_path)

@@ -241,6 +241,7 @@ def test_another_seed_of_a_compiled_run_is_bit_equal_to_a_fresh_run():
         assert without(one, "seconds") == without(other, "seconds")
 
 
+@pytest.mark.slow
 def test_another_seed_of_a_compiled_run_says_so_in_its_files():
     _, (_, summary, config, _) = in_a_row()
     _, expected, expected_config, _ = fresh()

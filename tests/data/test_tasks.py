@@ -311,7 +311,7 @@ LONG = {  # sizes at which the activations are most of what is held
 }
 
 
-@pytest.mark.sample(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "share"),
     [
@@ -339,7 +339,7 @@ def test_remat_keeps_the_gradients_and_holds_less(name, share, monkeypatch):
     assert keeps_less.temp_bytes < share * keeps_all.temp_bytes
 
 
-@pytest.mark.sample(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "words", "share"),
     [

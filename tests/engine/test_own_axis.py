@@ -90,6 +90,7 @@ def test_own_loop_trains_as_the_engine_does(name, mapped):
         np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("name", syncalgos.ALGORITHMS)
 def test_a_checked_shard_map_is_refused_in_one_line(name):
     """With it on, gradients of what all devices share are summed over them."""
@@ -98,6 +99,7 @@ def test_a_checked_shard_map_is_refused_in_one_line(name):
         shard_mapped(loop, "batch", check_vma=True)(of_workers())
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("name", syncalgos.ALGORITHMS)
 def test_a_strategy_of_another_axis_is_told_to_name_it(name):
     loop = own_loop(make(name), owed(name).optimizer)

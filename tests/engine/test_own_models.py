@@ -144,7 +144,7 @@ def apart(tree, other):
     return max(jax.tree.leaves(differences))
 
 
-@pytest.mark.sample(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("name", ["linen", SLOW_NNX, "equinox"])
 def test_models_of_other_libraries_learn_and_all_backends_agree(

@@ -108,6 +108,7 @@ def keeps_its_word(strategy, optimizer, numbers):
 STEPS = st.lists(st.integers(0, 2**12), min_size=12, max_size=12)
 
 
+@pytest.mark.sample(12)
 @pytest.mark.parametrize("name", syncalgos.ALGORITHMS)
 @settings(max_examples=5, deadline=None)
 @given(numbers=STEPS)
@@ -122,6 +123,7 @@ def remembered(name):
     return make(name)
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("name", COMBINED)
 @settings(max_examples=5, deadline=None)
 @given(numbers=STEPS)

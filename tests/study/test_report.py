@@ -389,6 +389,7 @@ def test_labels_cannot_become_tags(tmp_path):
     assert len({len(re.findall(r"(?<!\\)\|", row)) for row in rows}) == 1
 
 
+@pytest.mark.slow
 def test_a_sweep_has_a_panel_and_a_group_of_rows_for_each_value(tmp_path):
     report = made_up(sweep="workers")._replace(networks=[])
     figures = drawn(report)

@@ -299,6 +299,7 @@ def assert_lost(ended, number):
     assert ended.stdout == ""
 
 
+@pytest.mark.slow
 def test_killed_process_is_named_and_restarted_to_the_same_end(start, long):
     command = start(f"{TWO} --max-restarts 1")
     in_training(command)
@@ -433,6 +434,7 @@ def test_commands_that_disagree_end_with_one_line_each(start):
         assert ended.stdout == ""
 
 
+@pytest.mark.slow
 def test_command_that_waits_in_vain_says_for_whom(start):
     at = free_address()
     ended = start(f"{by_hand(at, 0)} --init-timeout 3").ended()

@@ -238,6 +238,7 @@ def cases_of_the_engine():
             )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("backend", "name", "fast"), list(cases_of_the_engine()))
 def test_engine_gives_the_numbers_of_one_process(start, backend, name, fast):
     """Keys, buffers, metrics, microbatches, placed data, tables, debugging."""

@@ -74,6 +74,7 @@ def names(fast):
     return [pytest.param(x, marks=() if x in fast else pytest.mark.slow) for x in NAMES]
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("name", NAMES)
 def test_state_of_an_algorithm_comes_back_from_its_file(name, tmp_path):
     trainer = DataParallel(loss, OPTIMIZER, make(name), 4, "vmap")
@@ -235,6 +236,7 @@ def test_resumed_run_of_a_task_is_the_uninterrupted_one(task, tmp_path):
 # Other devices and processes
 
 
+@pytest.mark.slow
 def test_run_goes_on_with_other_numbers_of_devices(tmp_path):
     command = f"{BMUF} --workers 6 --batch-size 24"
     whole = run(f"{command} --devices 0", tmp_path / "whole")

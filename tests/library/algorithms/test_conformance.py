@@ -77,6 +77,7 @@ def cases():
         )
 
 
+@pytest.mark.sample(12)
 @pytest.mark.parametrize(("name", "backend", "workers"), list(cases()))
 def test_algorithm_keeps_the_contract(name, backend, workers):
     trainer, state, states, metrics, compiled = train(
@@ -150,6 +151,7 @@ def test_bfloat16_params_keep_their_dtype_and_state_is_float32(name):
     assert compiled == [1, 0]
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("name", NAMES)
 def test_float32_params_stay_float32_where_float64_is_on(name):
     """Numbers and schedules are float64 then: params and state must not become so."""
@@ -173,7 +175,7 @@ def result_of(name, *settings):
     return np.concatenate([np.ravel(x) for x in jax.tree.leaves(state.replica.params)])
 
 
-@pytest.mark.sample(15)
+@pytest.mark.sample(6)
 @pytest.mark.parametrize(("name", "parameter"), EVERY_PARAMETER)
 def test_every_parameter_changes_the_result(name, parameter):
     settings = WITH.get((name, parameter), {})

@@ -208,6 +208,7 @@ def test_algorithms_get_what_the_task_says_of_its_model(tmp_path, monkeypatch):
     assert bytes_sent(tmp_path / "out", *own) == 2 * 4  # one number a step
 
 
+@pytest.mark.slow
 def test_streaming_diloco_cuts_a_model_of_stacked_layers_by_bytes(
     tmp_path, monkeypatch
 ):
