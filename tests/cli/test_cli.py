@@ -246,6 +246,7 @@ def test_backend_and_devices_change_the_layout_alone(run, command, layout):
         assert abs(summary[name] - base[name]) < 1e-5  # sums in another order
 
 
+@pytest.mark.slow
 @commands(
     "--algo sync_sgd --workers 1",
     slow=["--algo sync_sgd --workers 2", "--algo sync_sgd --workers 8"],

@@ -492,7 +492,7 @@ def test_a_report_that_does_not_fit_is_one_line_and_the_command_goes_on(
     assert but_for_times(copy) == but_for_times(small.out)
 
 
-@pytest.mark.sample(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["report.html", "metrics.jsonl", "figures/test-loss-by-steps.png"]
 )

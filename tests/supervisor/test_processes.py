@@ -172,6 +172,7 @@ def cases_of_algorithms():
             )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("processes", "devices", "backend", "name", "fast"), list(cases_of_algorithms())
 )
@@ -247,6 +248,7 @@ def test_engine_gives_the_numbers_of_one_process(start, backend, name, fast):
     assert_same(*found, 0 if ENGINE[name][2] == FIRST else ROUNDING)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "backend", ["pmap", pytest.param("shard_map", marks=pytest.mark.slow)]
 )

@@ -74,7 +74,7 @@ def names(fast):
     return [pytest.param(x, marks=() if x in fast else pytest.mark.slow) for x in NAMES]
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", NAMES)
 def test_state_of_an_algorithm_comes_back_from_its_file(name, tmp_path):
     trainer = DataParallel(loss, OPTIMIZER, make(name), 4, "vmap")
@@ -203,7 +203,7 @@ def kinds():
         yield pytest.param(command, look, id=kind.replace(" ", "-"), marks=marks)
 
 
-@pytest.mark.sample(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("command, look", list(kinds()))
 def test_resumed_run_with_more_to_carry_is_the_uninterrupted_one(
     command, look, tmp_path
@@ -459,6 +459,7 @@ def test_fewer_steps_than_are_done_are_refused(out):
     assert files(out) == before
 
 
+@pytest.mark.slow
 def test_longer_run_goes_on_where_the_rate_is_constant(tmp_path):
     short = run(f"{BMUF} --steps 8", tmp_path / "out")
     assert short.code == 0

@@ -77,7 +77,7 @@ def cases():
         )
 
 
-@pytest.mark.sample(12)
+@pytest.mark.sample(8)
 @pytest.mark.parametrize(("name", "backend", "workers"), list(cases()))
 def test_algorithm_keeps_the_contract(name, backend, workers):
     trainer, state, states, metrics, compiled = train(
@@ -175,7 +175,7 @@ def result_of(name, *settings):
     return np.concatenate([np.ravel(x) for x in jax.tree.leaves(state.replica.params)])
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(("name", "parameter"), EVERY_PARAMETER)
 def test_every_parameter_changes_the_result(name, parameter):
     settings = WITH.get((name, parameter), {})
@@ -184,6 +184,7 @@ def test_every_parameter_changes_the_result(name, parameter):
     assert np.abs(np.subtract(*results)).max() > 1e-4
 
 
+@pytest.mark.sample(45)
 @pytest.mark.parametrize(("name", "parameter"), EVERY_PARAMETER)
 def test_every_parameter_refuses_what_is_out_of_range(name, parameter):
     default = parameters(name)[parameter]

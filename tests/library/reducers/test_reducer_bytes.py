@@ -163,6 +163,7 @@ def by_kind(sent):
     return {kind: part.bytes_per_worker for kind, part in sent.by_collective.items()}
 
 
+@pytest.mark.sample(30)
 @pytest.mark.parametrize("workers", WORKERS)
 @pytest.mark.parametrize("name", CASES)
 def test_bytes_match_a_hand_count(name, workers):
