@@ -168,11 +168,10 @@ def cases_of_algorithms():
             yield pytest.param(
                 *(*layout, name, fast),
                 id="{}x{}-{}-{}".format(*layout, name),
-                marks=() if fast else pytest.mark.long,
+                marks=pytest.mark.slow if fast else pytest.mark.long,
             )
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("processes", "devices", "backend", "name", "fast"), list(cases_of_algorithms())
 )
