@@ -31,75 +31,62 @@ SCALES = {"none": 0.0, "linear": 1.0, "sqrt": 0.5}
 
 @dataclass(frozen=True)
 class StudyConfig:
-    """A study: a flag for each field, and the flags that all runs share.
+    """The config of a study: its own flags, and the flags that all runs share.
 
     Attributes:
+        algos: algorithms; each may have flags and a label: 'sync_sgd, NBM=bmuf
+            --nesterov'.
+        preset: a published comparison, which any flag overrides; or paper: each
+            algorithm's own flags from its paper.
+        task: see experiments.run --list.
+        seeds: runs of each, from seeds 0 to N - 1.
+        sweep: also vary one flag, such as workers=1,2,4,8, at fixed samples.
+        worker_batch: batch of each worker; the global batch then grows with them.
+        scale_lr: how --lr follows the global batch of a sweep.
+        tune: choose it for each algorithm on validation data, over
+            LOW:HIGH:log:COUNT, LOW:HIGH:linear:COUNT or a list; may be repeated.
+        tune_seeds: runs for each value that is tried.
+        tune_share: of the training data, held out to choose by.
+        baseline: compare to it.
+        measure: compare by it, such as test_loss.
+        target: of time to target, such as 0.95.
+        network: model time on it: '100Mbit/s, 20ms' or a preset; may be repeated.
+        fused: model all arrays of a sync as one message, as buckets do.
+        step_time: seconds of a worker's local step.
+        tensorboard: write event files, too.
+        out: folder; the same command finds it again.
+        overwrite: make all runs in the folder again.
         shared: flags of all runs, split before each flag.
     """
 
     algos: str = flag(
-        "algorithms; each may have flags and a label: 'sync_sgd, NBM=bmuf --nesterov'",
-        "sync_sgd,model_averaging,bmuf",
+        default="sync_sgd,model_averaging,bmuf",
         group=Group("what is compared"),
         metavar="A,B,…",
     )
-    preset: str | None = flag(
-        "a published comparison, which any flag overrides; or paper: each algorithm's "
-        "own flags from its paper",
-        choices=(*presets.NAMES, PAPER),
-    )
-    task: str = flag("see experiments.run --list", training.SETTINGS["task"].default)
-    seeds: int = flag("runs of each, from seeds 0 to N - 1", 3, least=1)
-    sweep: str | None = flag(
-        "also vary one flag, such as workers=1,2,4,8, at fixed samples",
-        metavar="FLAG=…",
-    )
-    worker_batch: int | None = flag(
-        "batch of each worker; the global batch then grows with them", least=1
-    )
-    scale_lr: Literal["none", "linear", "sqrt"] = flag(
-        "how --lr follows the global batch of a sweep", "none"
-    )
+    preset: str | None = flag(choices=(*presets.NAMES, PAPER))
+    task: str = flag(default=training.SETTINGS["task"].default)
+    seeds: int = flag(default=3, least=1)
+    sweep: str | None = flag(metavar="FLAG=…")
+    worker_batch: int | None = flag(least=1)
+    scale_lr: Literal["none", "linear", "sqrt"] = flag(default="none")
 
-    tune: tuple[str, ...] = flag(
-        "choose it for each algorithm on validation data, over LOW:HIGH:log:COUNT, "
-        "LOW:HIGH:linear:COUNT or a list; may be repeated",
-        (),
-        group=Group("tuning"),
-        metavar="FLAG=…",
-    )
-    tune_seeds: int = flag("runs for each value that is tried", 1, least=1)
-    tune_share: float = flag(
-        "of the training data, held out to choose by", 0.1, above=0, below=1
-    )
+    tune: tuple[str, ...] = flag(default=(), group=Group("tuning"), metavar="FLAG=…")
+    tune_seeds: int = flag(default=1, least=1)
+    tune_share: float = flag(default=0.1, above=0, below=1)
 
     baseline: str | None = flag(
-        "compare to it", None, "the first", Group("report"), metavar="LABEL"
+        otherwise="the first", group=Group("report"), metavar="LABEL"
     )
-    measure: str | None = flag(
-        "compare by it, such as test_loss", None, "test_accuracy, where there is one"
-    )
-    target: float | None = flag(
-        "of time to target, such as 0.95", None, "near the best reached", above=0
-    )
-    network: tuple[str, ...] = flag(
-        "model time on it: '100Mbit/s, 20ms' or a preset; may be repeated",
-        (),
-        "all presets",
-        metavar="NET",
-    )
-    fused: bool = flag(
-        "model all arrays of a sync as one message, as buckets do", False
-    )
-    step_time: float | None = flag(
-        "seconds of a worker's local step", None, "as measured", metavar="S", above=0
-    )
-    tensorboard: bool = flag("write event files, too", False)
+    measure: str | None = flag(otherwise="test_accuracy, where there is one")
+    target: float | None = flag(otherwise="near the best reached", above=0)
+    network: tuple[str, ...] = flag(default=(), otherwise="all presets", metavar="NET")
+    fused: bool = flag(default=False)
+    step_time: float | None = flag(otherwise="as measured", metavar="S", above=0)
+    tensorboard: bool = flag(default=False)
 
-    out: Path | None = flag(
-        "folder; the same command finds it again", None, "in runs/", Group("files")
-    )
-    overwrite: bool = flag("make all runs in the folder again", False)
+    out: Path | None = flag(otherwise="in runs/", group=Group("files"))
+    overwrite: bool = flag(default=False)
 
     shared: tuple[Words, ...] = ()
 
