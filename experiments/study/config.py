@@ -4,16 +4,15 @@ import argparse
 import hashlib
 import importlib.util
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
 from pathlib import Path
 from typing import Any, Literal
 
-from experiments.cli import factories, flags
+from experiments.cli import flags
 from experiments.cli.errors import BadRequest
-from experiments.cli.factories import ALGORITHM, TASK
 from experiments.cli.flags import PAPER
 from experiments.cli.library import checks
 from experiments.cli.settings import Group, checked, flag, settings_of
@@ -96,8 +95,9 @@ class StudyConfig:
 
     @cached_property
     def variants(self) -> tuple[Variant, ...]:
-        """The algorithms with their own flags."""
-        return spec.variants(self.algos)
+        """The algorithms, with what their runs take of all flags."""
+        named, varied = spec.variants(self.algos), (self.tuned, self.swept)
+        return spec.resolved(named, self.task, self.shared, *varied, SETTINGS)
 
     @cached_property
     def swept(self) -> Range | None:
@@ -199,31 +199,17 @@ def default_out(config: StudyConfig) -> Path:
 
 def check(config: StudyConfig) -> None:
     """Raises a BadRequest for flags without effect, in conflict, or bad for a run."""
-    for variant in config.variants:
-        factories.describe(ALGORITHM, variant.algo)
-    factories.describe(TASK, config.task)
-    given = [spec.parameter(group[0]) for group in config.shared]
-    varied = [r.flag for r in (*config.tuned, config.swept) if r]
-    own = [name for variant in config.variants for name in variant.parameters]
-    spec.refuse_taken([*given, *varied, *own])
-    known = {v: spec.known_flags(config.task, v.algo) for v in config.variants}
-    spec.refuse_unknown([*given, *varied], known, [*SETTINGS])
-    _check_conflicts(config, varied, {*given, *own})
+    _check_conflicts(config)
     _check_report(config)
-    _check_runs(config, known)
+    _check_runs(config)
 
 
-def _check_conflicts(config: StudyConfig, varied: list[str], given: set[str]) -> None:
+def _check_conflicts(config: StudyConfig) -> None:
     """Raises a BadRequest where one of two flags would silently have no effect."""
-    for name in varied:
-        if varied.count(name) > 1:
-            raise BadRequest(f"{spec.flag_of(name)} can be swept or tuned once only")
-        if name in given:
-            raise BadRequest(
-                f"{spec.flag_of(name)} is given, and swept or tuned: say one of both"
-            )
-    if config.worker_batch is not None and "batch_size" in {*varied, *given}:
+    given = {name for variant in config.variants for name in variant.parameters}
+    if config.worker_batch is not None and "batch_size" in given:
         raise BadRequest("--worker-batch and --batch-size both set the batch: say one")
+    varied = [r.flag for r in (*config.tuned, config.swept) if r]
     if SCALES[config.scale_lr] and (config.sweep is None or "lr" in varied):
         raise BadRequest("--scale-lr follows the batch of a --sweep of another flag")
 
@@ -244,7 +230,7 @@ def _check_report(config: StudyConfig) -> None:
         raise BadRequest(str(error)) from None
 
 
-def _check_runs(config: StudyConfig, known: Mapping[Variant, set[str]]) -> None:
+def _check_runs(config: StudyConfig) -> None:
     """Raises a BadRequest for too many runs, and for flags that a run refuses."""
     runs = count_runs(config)
     if runs > MOST_RUNS:
@@ -252,20 +238,16 @@ def _check_runs(config: StudyConfig, known: Mapping[Variant, set[str]]) -> None:
             f"the study would make {runs:,} runs, more than {MOST_RUNS:,}: take fewer "
             "values of --tune or --sweep, or fewer seeds"
         )
-    for variant, own in known.items():
-        words = spec.run_words(variant, config.task, config.shared)
-        trials = [*search_space.decisive_trials(config.tuned, own)] or [{}]
-        points = search_space.sweep_points(config.swept, own)
-        for swept, tried in product(points, trials):
-            training.parse([*words, *search_space.as_words(swept | tried)])
+    for variant in config.variants:
+        trials = [search_space.as_words(x) for x in variant.decisive_trials()]
+        for point, trial in product(variant.points.values(), trials or [()]):
+            training.parse([*variant.argv, *point, *trial])
 
 
 def count_runs(config: StudyConfig) -> int:
     """Returns the number of runs, which are not planned for that."""
-    runs = 0
-    for variant in config.variants:
-        own = spec.known_flags(config.task, variant.algo)
-        trials = search_space.count_trials(config.tuned, own) * config.tune_seeds
-        points = search_space.sweep_points(config.swept, own)
-        runs += len(points) * (trials + config.seeds)
-    return runs
+    of_tuning, of_report = config.tune_seeds, config.seeds
+    return sum(
+        len(variant.points) * (variant.trials * of_tuning + of_report)
+        for variant in config.variants
+    )

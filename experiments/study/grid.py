@@ -11,11 +11,10 @@ from typing import Any, NamedTuple
 from experiments.cli import factories
 from experiments.cli.factories import TASK
 from experiments.cli.flags import PROGRAM
-from experiments.study import search_space
 from experiments.study.config import SCALES, StudyConfig
 from experiments.study.network import Sends, from_json
-from experiments.study.search_space import as_words
-from experiments.study.spec import Variant, known_flags, run_words
+from experiments.study.search_space import as_words, combinations, named
+from experiments.study.spec import Variant
 from experiments.study.statistics import Measure, is_fine
 from experiments.tasks.task import Data
 from experiments.training import records
@@ -147,11 +146,6 @@ class RunSet(NamedTuple):
         return found[0] if len(set(found)) == 1 else statistics.fmean(found)
 
 
-def named(values: Mapping[str, str]) -> str:
-    """Returns values by flag as a name, such as "lr=0.1,period=4"; "" for none."""
-    return ",".join(f"{flag}={value}" for flag, value in values.items())
-
-
 def read_lines(run: Path) -> Lines:
     """Returns the lines of a run's metrics.jsonl."""
     text = (run / "metrics.jsonl").read_text()
@@ -199,24 +193,22 @@ def _sets_of(
     config: StudyConfig, loader: Loader, number: int, variant: Variant
 ) -> Iterator[RunSet]:
     """Yields a variant at every value of the sweep, with its trials."""
-    known = known_flags(config.task, variant.algo)
-    own, base = run_words(variant, config.task, config.shared), None
-    for swept in search_space.sweep_points(config.swept, known):
-        argv, base = _same_samples(config, [*own, *as_words(swept)], loader, base)
+    base = None
+    for point, words in variant.points.items():
+        argv, base = _same_samples(config, [*variant.argv, *words], loader, base)
         made = RunSet(
             variant=variant,
             number=number,
-            point=named(swept),
+            point=point,
             argv=argv,
             out=config.out or Path(),
             seeds=range(config.seeds),
         )
         # Refused before any run, not after the hours of those before it.
-        for values in search_space.decisive_trials(config.tuned, known):
+        for values in variant.decisive_trials():
             one = trial(config, made, values)
             loader.components(one.argv, one.seeds[0])
-        ranges = search_space.equal_budgets(config.tuned, known)
-        values = search_space.combinations(ranges)
+        values = combinations(variant.budget)
         yield made._replace(trials=[trial(config, made, each) for each in values])
 
 

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 from typing import NamedTuple
 
@@ -36,6 +36,12 @@ class Range(NamedTuple):
         if self.bounds is None or _are_whole(*self.bounds[:2]):
             return self.values
         return self.values[0], self.values[-1]
+
+    @property
+    def points(self) -> dict[str, Words]:
+        """The flags of each value, by its name such as "workers=4"."""
+        each = [{self.flag: value} for value in self.values]
+        return {named(x): tuple(as_words(x)) for x in each}
 
     def refined(self, factor: int) -> "Range":
         """Returns a range with so many times the values; a list stays as it is."""
@@ -143,54 +149,15 @@ def spaced(low: float, high: float, logarithmic: bool, count: int) -> Words:
     return next((x for x in spellings if len(set(x)) == count), ())
 
 
-def sweep_points(swept: Range | None, known: Collection[str]) -> list[dict[str, str]]:
-    """Returns the swept values by flag; [{}] for a variant without the flag.
-
-    Args:
-        swept: the sweep, if there is one.
-        known: the variant's flags.
-    """
-    if swept is None or swept.flag not in known:
-        return [{}]
-    return [{swept.flag: value} for value in swept.values]
-
-
-def equal_budgets(tuned: Sequence[Range], known: Collection[str]) -> list[Range]:
-    """Returns the ranges of a variant, whose combinations are as many as any other's.
-
-    A variant without one of the flags has a finer first range. By a plain grid it would
-    have a fraction of the others' trials.
-
-    Args:
-        tuned: all that is tuned.
-        known: the variant's flags.
-    """
-    own = [r for r in tuned if r.flag in known]
-    lacking = math.prod(len(r.values) for r in tuned if r.flag not in known)
-    finer = next((r for r in own if r.bounds is not None), None)
-    return [r.refined(lacking) if r is finer else r for r in own]
-
-
-def count_trials(tuned: Sequence[Range], known: Collection[str]) -> int:
-    """Returns the number of trials of a variant; whole numbers may give fewer."""
-    own = [r for r in tuned if r.flag in known]
-    # Counted without the finer values: they may be too many to be listed.
-    counted = tuned if any(r.bounds for r in own) else own
-    return math.prod(len(r.values) for r in counted) if own else 0
-
-
-def decisive_trials(
-    tuned: Sequence[Range], known: Collection[str]
-) -> Iterator[dict[str, str]]:
-    """Yields combinations of which one is refused if any combination is."""
-    own = [r for r in tuned if r.flag in known]
-    return combinations([r._replace(values=r.decisive) for r in own])
-
-
 def combinations(ranges: Sequence[Range]) -> Iterator[dict[str, str]]:
     """Yields every combination of values by flag; none without ranges."""
     for each in product(*(r.values for r in ranges)) if ranges else ():
         yield dict(zip((r.flag for r in ranges), each, strict=True))
+
+
+def named(values: Mapping[str, str]) -> str:
+    """Returns values by flag as a name, such as "lr=0.1,period=4"; "" for none."""
+    return ",".join(f"{flag}={value}" for flag, value in values.items())
 
 
 def as_words(values: Mapping[str, str]) -> list[str]:

@@ -1,9 +1,11 @@
-"""The variants of a study, as --algos spells them, and the flags that each has."""
+"""The variants of a study: the algorithms of --algos, and what their runs take."""
 
+import math
 import re
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import chain
+from types import MappingProxyType
 from typing import NamedTuple
 
 from experiments.cli import factories, flags
@@ -11,7 +13,7 @@ from experiments.cli.errors import BadRequest
 from experiments.cli.factories import ALGORITHM, TASK
 from experiments.cli.library import checks
 from experiments.cli.words import with_dashes
-from experiments.study.search_space import Words
+from experiments.study.search_space import Range, Words, combinations
 from experiments.training.config import SETTINGS
 
 # Flags of single runs that a study sets itself, and the flag that takes their place.
@@ -20,22 +22,45 @@ TAKEN |= {"help": "experiments.run --algo NAME --help"}
 
 
 class Variant(NamedTuple):
-    """An algorithm with flags of its own.
+    """An algorithm with flags of its own, and what its runs take of the study's.
 
     Attributes:
         label: name in the report.
         algo: name of the algorithm.
         words: its own flags, as on the command line of experiments.run.
+        argv: flags of its runs, without those of a point and of a trial.
+        points: flags of each value of the sweep, by its name such as "workers=4"; one
+            point "" without flags if it is not swept.
+        tuned: the ranges of flags that it has.
+        trials: number of trials at each point; whole numbers may give fewer.
     """
 
     label: str
     algo: str
     words: Words = ()
+    argv: Words = ()
+    points: Mapping[str, Words] = MappingProxyType({"": ()})
+    tuned: Sequence[Range] = ()
+    trials: int = 0
 
     @property
-    def parameters(self) -> list[str]:
-        """The parameters that its own flags set."""
-        return [parameter(group[0]) for group in flag_groups(self.words)]
+    def parameters(self) -> set[str]:
+        """The parameters that are given, swept or tuned for its runs."""
+        words = [*self.argv, *chain.from_iterable(self.points.values())]
+        given = {parameter(group[0]) for group in flag_groups(words)}
+        return given | {r.flag for r in self.tuned}
+
+    @property
+    def budget(self) -> list[Range]:
+        """The ranges that make its trials: the first one is as fine as that takes."""
+        coarse = math.prod(len(r.values) for r in self.tuned)
+        times = self.trials // coarse
+        first = next((r for r in self.tuned if r.bounds is not None), None)
+        return [r.refined(times) if r is first else r for r in self.tuned]
+
+    def decisive_trials(self) -> Iterator[dict[str, str]]:
+        """Yields values by flag of which one is refused if any trial is."""
+        return combinations([r._replace(values=r.decisive) for r in self.tuned])
 
 
 def variants(text: str) -> tuple[Variant, ...]:
@@ -123,48 +148,83 @@ def known_flags(task: str, algo: str) -> set[str]:
     """Returns the parameters of an algorithm's runs that a study may set."""
     return {
         *(SETTINGS.keys() - TAKEN.keys()),
-        *factories.flag_names(TASK, task),
         *factories.flag_names(ALGORITHM, algo),
+        *factories.flag_names(TASK, task),
     }
 
 
-def refuse_taken(names: Iterable[str]) -> None:
-    """Raises a BadRequest for a flag of single runs that a study sets itself."""
-    for name in names:
-        if name in TAKEN:
-            raise BadRequest(f"{flag_of(name)} is for single runs: say {TAKEN[name]}")
-
-
-def refuse_unknown(
-    names: Iterable[str], known: Mapping[Variant, set[str]], others: Iterable[str]
-) -> None:
-    """Raises a BadRequest for a flag of no variant.
+def resolved(
+    variants: Sequence[Variant],
+    task: str,
+    shared: Sequence[Words],
+    tuned: Sequence[Range],
+    swept: Range | None,
+    others: Collection[str],
+) -> tuple[Variant, ...]:
+    """Returns the variants with what their runs take of a study's flags.
 
     Args:
-        names: the parameters that were given, swept or tuned.
-        known: the parameters of each variant.
-        others: the study's own, one of which may have been meant.
+        variants: as --algos has them.
+        task: its name.
+        shared: flags for all variants that have them, split before each flag.
+        tuned: all that is tuned.
+        swept: the sweep, if there is one.
+        others: the study's own parameters, one of which may have been meant.
+
+    Raises:
+        BadRequest: an unknown algorithm or task, a flag that a study sets itself, one
+            of no variant, or one that is given, swept or tuned twice.
     """
-    every = set().union(*known.values())
-    for name in names:
-        if name in every:
-            continue
-        flags_of_all = [flag_of(x) for x in (*every, *others)]
-        owners = ", ".join(flags.owners_of(ALGORITHM, name))
-        nearest = checks.nearest(flag_of(name), flags_of_all)
-        hint = f": it belongs to {owners}" if owners else nearest
-        algos = ", ".join(dict.fromkeys(variant.algo for variant in known))
-        raise BadRequest(f"'{flag_of(name)}' is a flag of none of {algos}{hint}")
+    known = [known_flags(task, variant.algo) for variant in variants]
+    given = [parameter(group[0]) for group in shared]
+    own = [parameter(g[0]) for v in variants for g in flag_groups(v.words)]
+    varied = [r.flag for r in (*tuned, swept) if r is not None]
+    for name in (*given, *varied, *own):
+        if name in TAKEN:
+            raise BadRequest(f"{flag_of(name)} is for single runs: say {TAKEN[name]}")
+    every = set().union(*known)
+    for name in (*given, *varied):
+        if name not in every:
+            raise BadRequest(_unknown(name, variants, [*every, *others]))
+    for name in varied:
+        if varied.count(name) > 1:
+            raise BadRequest(f"{flag_of(name)} can be swept or tuned once only")
+        if name in (*given, *own):
+            raise BadRequest(
+                f"{flag_of(name)} is given, and swept or tuned: say one of both"
+            )
+    pairs = zip(variants, known, strict=True)
+    return tuple(_resolved(x, has, task, shared, tuned, swept) for x, has in pairs)
 
 
-def run_words(variant: Variant, task: str, shared: Sequence[Words]) -> list[str]:
-    """Returns the flags of a variant's runs, without the swept and the tuned ones."""
-    known = known_flags(task, variant.algo)
-    # A shared flag goes to the variants that have it. One that none has is refused.
-    own = chain.from_iterable(g for g in shared if parameter(g[0]) in known)
+def _unknown(name: str, variants: Sequence[Variant], possible: Sequence[str]) -> str:
+    """Returns the error for a flag of no variant."""
+    owners = ", ".join(flags.owners_of(ALGORITHM, name))
+    nearest = checks.nearest(flag_of(name), [flag_of(x) for x in possible])
+    hint = f": it belongs to {owners}" if owners else nearest
+    algos = ", ".join(dict.fromkeys(variant.algo for variant in variants))
+    return f"'{flag_of(name)}' is a flag of none of {algos}{hint}"
+
+
+def _resolved(
+    variant: Variant,
+    known: Collection[str],
+    task: str,
+    shared: Sequence[Words],
+    tuned: Sequence[Range],
+    swept: Range | None,
+) -> Variant:
+    """Returns a variant with what its runs take, by the parameters that they know."""
+    taken = chain.from_iterable(g for g in shared if parameter(g[0]) in known)
     # The variant's own flags come last: of two equal flags the last one holds.
-    return [
-        *("--algo", variant.algo, "--task", task, "--displacements"),
-        *own,
-        *variant.words,
-    ]
+    run = ("--algo", variant.algo, "--task", task, "--displacements")
+    ranges = [r for r in tuned if r.flag in known]
+    # Counted without the finer values: they may be too many to be listed.
+    counted = tuned if any(r.bounds for r in ranges) else ranges
+    made = variant._replace(
+        argv=(*run, *taken, *variant.words),
+        tuned=ranges,
+        trials=math.prod(len(r.values) for r in counted) if ranges else 0,
+    )
+    is_swept = swept is not None and swept.flag in known
+    return made._replace(points=swept.points) if is_swept else made

@@ -10,14 +10,9 @@ import pytest
 from experiments.study import config, tuning
 from experiments.study.analysis import analysis, remarks
 from experiments.study.config import StudyConfig
-from experiments.study.grid import RunSet, named, trial, tuned
+from experiments.study.grid import RunSet, trial, tuned
 from experiments.study.network import parse
-from experiments.study.search_space import (
-    combinations,
-    equal_budgets,
-    sweep_points,
-)
-from experiments.study.spec import known_flags, run_words
+from experiments.study.search_space import combinations
 from experiments.study.statistics import ACCURACY, LOSS
 from experiments.study.study import named_lines, study_lines
 
@@ -58,13 +53,10 @@ def points(study):
     """Every algorithm at every value of the sweep, with its trials."""
     found = []
     for number, variant in enumerate(study.variants, 1):
-        known = known_flags(study.task, variant.algo)
-        argv = run_words(variant, study.task, study.shared)
-        for swept in sweep_points(study.swept, known):
-            runs = RunSet(
-                variant, number, named(swept), argv, study.out, range(study.seeds)
-            )
-            values = combinations(equal_budgets(study.tuned, known))
+        for point in variant.points:
+            seeds = range(study.seeds)
+            runs = RunSet(variant, number, point, variant.argv, study.out, seeds)
+            values = combinations(variant.budget)
             trials = [trial(study, runs, each) for each in values]
             found.append(runs._replace(trials=trials))
     return found

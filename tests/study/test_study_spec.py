@@ -19,21 +19,6 @@ def config_of(*argv, task="digits"):
     return config.read(["--task", task, *argv])
 
 
-def known(decided, variant):
-    """The flags of a variant."""
-    return spec.known_flags(decided.task, variant.algo)
-
-
-def ranges(decided, variant):
-    """What is tuned for a variant."""
-    return search_space.equal_budgets(decided.tuned, known(decided, variant))
-
-
-def words(decided, variant):
-    """The flags of a variant's runs."""
-    return spec.run_words(variant, decided.task, decided.shared)
-
-
 @pytest.fixture(scope="module")
 def loader():
     """One for all tests: the data is read once."""
@@ -227,7 +212,7 @@ def test_a_shared_flag_goes_to_those_that_have_it():
     )
     taken = {}
     for variant in decided.variants:
-        parsed = parse(words(decided, variant))
+        parsed = parse(variant.argv)
         taken[variant.algo] = parsed.arguments
         assert parsed.lr == 0.1
         assert parsed.displacements
@@ -252,9 +237,8 @@ def test_a_shared_flag_goes_to_those_that_have_it():
     ],
 )
 def test_a_flag_applies_to_the_algorithms_that_take_it(flag, algos):
-    decided = config_of("--algos=sync_sgd,bmuf,diloco")
-    found = {v.algo for v in decided.variants if flag in known(decided, v)}
-    assert found == algos
+    every = ("sync_sgd", "bmuf", "diloco")
+    assert {x for x in every if flag in spec.known_flags("digits", x)} == algos
 
 
 @pytest.mark.parametrize(
@@ -318,7 +302,7 @@ def test_all_algorithms_have_the_same_budget(tune):
     given = [search_space.read("--tune", text) for text in tune]
     budget = math.prod(len(r.values) for r in given)
     for variant in decided.variants:
-        own = ranges(decided, variant)
+        own = variant.budget
         tried = list(search_space.combinations(own))
         assert len({tuple(each.items()) for each in tried}) == len(tried) == budget
         for each in own:
@@ -334,7 +318,7 @@ def test_the_first_range_is_the_finer_one_where_a_flag_is_lacking():
         *("--tune", "lr=0.01:1:log:3", "--tune", OUTER),
         *("--tune", "weight-decay=0.001:0.1:log:2"),
     )
-    sync, diloco = (ranges(decided, variant) for variant in decided.variants)
+    sync, diloco = (variant.budget for variant in decided.variants)
     counts = {r.flag: len(r.values) for r in sync}
     assert counts == {"momentum": 2, "lr": 15, "weight_decay": 2}
     counts = {r.flag: len(r.values) for r in diloco}
@@ -354,8 +338,7 @@ def test_the_first_range_is_the_finer_one_where_a_flag_is_lacking():
 def test_values_between_two_that_are_possible_are_not_tried_out(tune, tried):
     flags = [w for t in tune for w in ("--tune", t)]
     decided = config_of("--algos=diloco", *flags)
-    own = known(decided, decided.variants[0])
-    found = list(search_space.decisive_trials(decided.tuned, own))
+    found = list(decided.variants[0].decisive_trials())
     assert len(found) == tried
     for each in decided.tuned:
         values = {trial[each.flag] for trial in found}
@@ -381,9 +364,9 @@ def test_runs_are_counted_before_they_are_planned(loader, words):
 
 def test_an_algorithm_without_any_tuned_flag_is_not_tried():
     decided = config_of("--algos=sync_sgd,diloco", "--tune", OUTER)
-    own = ranges(decided, decided.variants[0])
+    own = decided.variants[0].budget
     assert (own, list(search_space.combinations(own))) == ([], [])
-    assert ranges(config_of("--algos=bmuf"), decided.variants[1]) == []
+    assert config_of("--algos=bmuf").variants[0].budget == []
 
 
 def test_runs_that_tune_hold_data_out_and_have_seeds_of_their_own(loader):

@@ -89,7 +89,8 @@ def tuning_command(config: StudyConfig, rows: Sequence[Row], command: str) -> st
     """Returns the study's command with a rate of its own for each variant."""
     program, words = PROGRAM.split(), shlex.split(command)
     dropped, more = {"lr", "out", "overwrite"}, []
-    if any("lr" in variant.parameters for variant in config.variants):
+    own = chain.from_iterable(flag_groups(v.words) for v in config.variants)
+    if any(parameter(group[0]) == "lr" for group in own):
         dropped.add("algos")
         more += ["--algos", ", ".join(_without_lr(config.variants))]
     if config.scale_lr != "none":
