@@ -114,8 +114,9 @@ class StudyConfig:
         """The networks on which time is modelled, each once."""
         return tuple(dict.fromkeys(map(network.parse, self.network or network.PRESETS)))
 
+    @cached_property
     def identity(self) -> dict[str, Any]:
-        """Returns the settings that decide the runs, as study.json has them.
+        """The settings that decide the runs, as study.json has them.
 
         Two studies of one folder must agree on them.
         """
@@ -146,25 +147,26 @@ def read(argv: list[str]) -> StudyConfig:
         BadRequest: unknown or out of range, in one line.
     """
     config = parse(argv)
-    if config.preset == PAPER:
-        config = replace(config, shared=(("--preset", PAPER), *config.shared))
-    elif config.preset is not None:
-        words = presets.words(presets.load(config.preset)["flags"])
-        config = parse(presets.under(words, argv))
     # Runs must not find out hours later what is known now, without jax even.
     check(config)
     return config if config.out else replace(config, out=default_out(config))
 
 
 def parse(argv: Sequence[str]) -> StudyConfig:
-    """Reads a study's flags, each checked by itself.
+    """Reads a study's flags and its preset's, each checked by itself.
 
     Raises:
         BadRequest: a value out of range, in one line.
     """
-    known, rest = parser().parse_known_args(cleaned(argv))
-    shared = {"shared": tuple(spec.flag_groups(rest))}
-    return flags.made(StudyConfig, vars(known), shared)
+    words, made = cleaned(argv), parser()
+    known, rest = made.parse_known_args(words)
+    if known.preset in presets.NAMES:
+        flags_of_preset = presets.words(presets.load(known.preset)["flags"])
+        known, rest = made.parse_known_args(presets.under(flags_of_preset, words))
+    shared = spec.flag_groups(rest)
+    if known.preset == PAPER:
+        shared = [("--preset", PAPER), *shared]
+    return flags.made(StudyConfig, vars(known), {"shared": tuple(shared)})
 
 
 def parser_for(words: list[str]) -> argparse.ArgumentParser:
@@ -192,7 +194,7 @@ def parser() -> argparse.ArgumentParser:
 
 def default_out(config: StudyConfig) -> Path:
     """Returns a folder by the identity, so that the same command finds it again."""
-    content = json.dumps(config.identity(), sort_keys=True)
+    content = json.dumps(config.identity, sort_keys=True)
     digest = hashlib.sha256(content.encode()).hexdigest()[:8]
     return Path("runs") / f"compare-{config.task.replace(':', '.')}-{digest}"
 

@@ -34,11 +34,11 @@ class RunSet(NamedTuple):
         variant: the variant.
         number: its place in --algos, from 1.
         point: value of the sweep, such as "workers=4"; "" without a sweep.
-        argv: flags of experiments.run, without --seed.
+        words: flags of experiments.run, without --seed and those of the values.
         out: the study's folder.
         seeds: seeds of the runs.
         values: values by flag that the runs try, or that were chosen.
-        is_trial: whether they try values, on validation data.
+        share: of the training data, held out to choose by; None for runs to report.
         trials: run sets that try values for this one.
         config: content of the first run's config.json, once read.
         summaries: contents of summary.json by seed, once read.
@@ -48,11 +48,11 @@ class RunSet(NamedTuple):
     variant: Variant
     number: int
     point: str
-    argv: Sequence[str]
+    words: Sequence[str]
     out: Path
     seeds: range
     values: Mapping[str, str] = {}
-    is_trial: bool = False
+    share: float | None = None
     trials: Sequence["RunSet"] = ()
     config: Mapping[str, Any] = {}
     summaries: Mapping[int, dict[str, Any]] = {}
@@ -73,9 +73,15 @@ class RunSet(NamedTuple):
         """The folder with a folder for each seed."""
         # The number keeps labels apart that have the same letters, as a+b and a-b.
         label = re.sub("[^A-Za-z0-9]+", "-", self.variant.label).strip("-")
-        kind = "tuning" if self.is_trial else "runs"
+        kind = "runs" if self.share is None else "tuning"
         own = Path(kind) / f"{self.number:02d}-{label}" / (self.point or "runs")
         return self.out / own / self.trial
+
+    @property
+    def argv(self) -> list[str]:
+        """The flags of experiments.run, without --seed."""
+        held_out = [] if self.share is None else ["--validation", f"{self.share:g}"]
+        return [*self.words, *as_words(self.values), *held_out]
 
     @property
     def command(self) -> str:
@@ -193,21 +199,13 @@ def _sets_of(
     config: StudyConfig, loader: Loader, number: int, variant: Variant
 ) -> Iterator[RunSet]:
     """Yields a variant at every value of the sweep, with its trials."""
-    base = None
-    for point, words in variant.points.items():
-        argv, base = _same_samples(config, [*variant.argv, *words], loader, base)
-        made = RunSet(
-            variant=variant,
-            number=number,
-            point=point,
-            argv=argv,
-            out=config.out or Path(),
-            seeds=range(config.seeds),
-        )
+    out, seeds, base = config.out or Path(), range(config.seeds), None
+    for point, flags in variant.points.items():
+        words, base = _same_samples(config, [*variant.argv, *flags], loader, base)
+        made = RunSet(variant, number, point, words, out, seeds)
         # Refused before any run, not after the hours of those before it.
         for values in variant.decisive_trials():
-            one = trial(config, made, values)
-            loader.components(one.argv, one.seeds[0])
+            loader.components(trial(config, made, values).argv, FIRST_TUNING_SEED)
         values = combinations(variant.budget)
         yield made._replace(trials=[trial(config, made, each) for each in values])
 
@@ -221,7 +219,7 @@ def _same_samples(
         argv = [*argv, "--batch-size", str(batch)]
     s = loader.components(argv, 0).config
     if base is None or s.batch_size == base.batch_size:
-        return argv, s if base is None else base
+        return argv, base or s
     # Where the steps differ already, they are what is swept.
     if s.steps == base.steps:
         steps = max(1, round(base.steps * base.batch_size / s.batch_size))
@@ -238,15 +236,5 @@ def trial(config: StudyConfig, made: RunSet, values: Mapping[str, str]) -> RunSe
     """Returns the runs that try values, on held-out training data."""
     # A part of the training data, the same for all seeds and variants. The runs to
     # report train on all of it.
-    share = ["--validation", f"{config.tune_share:g}"]
-    return made._replace(
-        argv=[*made.argv, *as_words(values), *share],
-        seeds=range(FIRST_TUNING_SEED, FIRST_TUNING_SEED + config.tune_seeds),
-        values=values,
-        is_trial=True,
-    )
-
-
-def tuned(made: RunSet, values: Mapping[str, str]) -> RunSet:
-    """Returns the runs to report, with the values that were chosen."""
-    return made._replace(argv=[*made.argv, *as_words(values)], values=values)
+    seeds = range(FIRST_TUNING_SEED, FIRST_TUNING_SEED + config.tune_seeds)
+    return made._replace(seeds=seeds, values=values, share=config.tune_share)

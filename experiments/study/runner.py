@@ -17,7 +17,7 @@ from experiments.cli.factories import TASK
 from experiments.cli.flags import PROGRAM
 from experiments.study import network, tuning
 from experiments.study.analysis.formatting import duration
-from experiments.study.grid import Loader, RunSet, tuned
+from experiments.study.grid import Loader, RunSet
 from experiments.study.statistics import ACCURACY, measure
 from experiments.tasks.contract import check_apply, check_model
 from experiments.training import prepared, records
@@ -36,15 +36,14 @@ class StudyProgress:
     Args:
         total: number of runs.
         done: number of those that exist already.
-        bar: progress bar on a terminal; None elsewhere.
+        bar: progress bar, disabled where there is no terminal.
     """
 
-    def __init__(self, total: int, done: int, bar: Progress | None):
+    def __init__(self, total: int, done: int, bar: Progress):
         self.total, self.done, self.made = total, done, 0
         self.started = time.perf_counter()
         self.name, self.steps, self.bar = "", 1, bar
-        if bar is not None:
-            self.task = bar.add_task("", total=total, completed=done, left="")
+        self.task = bar.add_task("", total=total, completed=done, left="")
 
     def begin(self, name: str, steps: int) -> None:
         """Starts a run of so many local steps."""
@@ -53,14 +52,13 @@ class StudyProgress:
 
     def step(self, done: int) -> None:
         """Shows that so many local steps of the run are done."""
-        if self.bar is not None:
-            at, number = done / self.steps, min(self.done + 1, self.total)
-            self.bar.update(
-                self.task,
-                completed=self.done + at,
-                description=f"run {number}/{self.total} {self.name}",
-                left=self.left(at),
-            )
+        at, number = done / self.steps, min(self.done + 1, self.total)
+        self.bar.update(
+            self.task,
+            completed=self.done + at,
+            description=f"run {number}/{self.total} {self.name}",
+            left=self.left(at),
+        )
 
     def line(self, text: str) -> None:
         """Ignores an evaluation: a study shows the end of each run alone."""
@@ -73,10 +71,7 @@ class StudyProgress:
 
     def say(self, text: str) -> None:
         """Shows a line."""
-        if self.bar is None:
-            terminal.say(text)
-        else:
-            terminal.above(self.bar, text)
+        terminal.above(self.bar, text)
 
     def left(self, at: float = 0.0) -> str:
         """Returns the time left in words, with a part of the present run done."""
@@ -91,16 +86,14 @@ class StudyProgress:
 @contextmanager
 def progress(total: int, done: int) -> Iterator[StudyProgress]:
     """Shows a bar where stderr is a terminal, a line for each run elsewhere."""
-    if not sys.stderr.isatty():
-        yield StudyProgress(total, done, None)
-        return
-    columns = (
-        "{task.description}",
-        BarColumn(),
-        TimeElapsedColumn(),
-        "{task.fields[left]}",
-    )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    columns = ("{task.description}", BarColumn(), TimeElapsedColumn())
+    console, is_hidden = Console(stderr=True), not sys.stderr.isatty()
+    with Progress(
+        *(*columns, "{task.fields[left]}"),
+        console=console,
+        transient=True,
+        disable=is_hidden,
+    ) as bar:
         yield StudyProgress(total, done, bar)
 
 
@@ -153,7 +146,7 @@ def make_runs(
     for made in planned:
         # Before all trials are done, nobody knows which values the final runs have.
         waits = any(trial.missing() for trial in made.trials)
-        final = made if waits else _chosen(made, measure_key)
+        final = made if waits else tuning.chosen(made, measure_key)
         missing += len(made.seeds) if waits else len(final.missing())
     with progress(total, total - missing) as bar:
         there = f"{total - missing} of {total} runs are there already"
@@ -161,22 +154,13 @@ def make_runs(
         try:
             for trial in trials:
                 _make(trial, loader, bar, asked_to_stop)
-            found = [_chosen(made, measure_key) for made in planned]
+            found = [tuning.chosen(made, measure_key) for made in planned]
             for made in found:
                 _make(made, loader, bar, asked_to_stop)
         except _Stop:
             bar.say(f"stopped after {bar.done} of {total} runs")
             return None
     return found
-
-
-def _chosen(made: RunSet, measure_key: str | None) -> RunSet:
-    """Returns the runs to report, with the best values of their trials."""
-    if not made.trials:
-        return made
-    trials = [trial.read_summaries() for trial in made.trials]
-    by = measure(measure_key, [s for x in trials for s in x.summaries.values()])
-    return tuned(made, tuning.chosen(trials, by))
 
 
 def _make(
@@ -186,7 +170,7 @@ def _make(
     asked_to_stop: Callable[[], int],
 ) -> None:
     """Makes the missing runs of a set, with one compiled program for all seeds."""
-    trial = runs.trial if runs.is_trial else ""
+    trial = runs.trial if runs.share else ""
     name = " ".join(x for x in (runs.variant.label, runs.point, trial) if x)
     job: PreparedRun | None = None
     for number, seed in enumerate(runs.missing()):
@@ -197,7 +181,8 @@ def _make(
         # lanes fill the cores already. A run that draws from its seed while it trains
         # has the seed in its program, which is compiled for each.
         if job is None or takes(job.config, "seed"):
-            job = prepared.initialized(loader.components(runs.argv, seed))
+            parts = loader.components(runs.argv, seed)
+            job = prepared.initialized(parts)
         else:
             job = prepared.reseeded(job, seed)
         if job.untrained and not number:

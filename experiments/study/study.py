@@ -100,7 +100,7 @@ def _identity(config: StudyConfig) -> dict[str, Any]:
     """Returns the content of study.json, on which a folder and its study agree."""
     own = _own_code((config.task, *(variant.algo for variant in config.variants)))
     # As JSON has it, so that it can be compared with what is read.
-    content = {"settings": config.identity(), "versions": {**versions(), **own}}
+    content = {"settings": config.identity, "versions": {**versions(), **own}}
     return json.loads(json.dumps(content))
 
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from experiments.study.grid import RunSet
-from experiments.study.statistics import LOSS, Measure
+from experiments.study.statistics import LOSS, Measure, measure
 
 
 class Tuning(NamedTuple):
@@ -30,34 +30,47 @@ class Tuning(NamedTuple):
     at_edge: bool
 
 
-def chosen(trials: Sequence[RunSet], measure: Measure) -> Mapping[str, str]:
+def chosen(made: RunSet, measure_key: str | None) -> RunSet:
+    """Returns the runs to report, with the best values of their trials.
+
+    Args:
+        made: the run set, whose trials are done.
+        measure_key: measure to choose by; None takes the accuracy if there is one.
+
+    Raises:
+        ValueError: the trials lack this measure.
+    """
+    trials = [trial.read_summaries() for trial in made.trials]
+    by = measure(measure_key, [s for x in trials for s in x.summaries.values()])
+    return made._replace(values=_best(trials, by))
+
+
+def _best(trials: Sequence[RunSet], by: Measure) -> Mapping[str, str]:
     """Returns the best values by flag; none without trials."""
-    if not trials:
-        return {}
-    return max(trials, key=lambda trial: _rank(trial, measure)).values
+    return max(trials, key=lambda x: _rank(x, by)).values if trials else {}
 
 
-def _rank(trial: RunSet, measure: Measure) -> tuple[float, ...]:
+def _rank(trial: RunSet, by: Measure) -> tuple[float, ...]:
     """Returns a rank that is higher for fewer diverged runs, then a better measure."""
     if trial.diverged:
         # Where all trials diverge, the fewest diverged runs are chosen.
         return (-trial.diverged,)
     # The loss decides between equal accuracies, which are few on little data.
-    return 0, measure.side * _mean(trial, measure), -_mean(trial, LOSS)
+    return 0, by.side * _mean(trial, by), -_mean(trial, LOSS)
 
 
-def _mean(trial: RunSet, measure: Measure) -> float:
-    values = trial.final(measure).values()
+def _mean(trial: RunSet, by: Measure) -> float:
+    values = trial.final(by).values()
     return sum(values) / len(values)
 
 
-def report(tuned: RunSet, measure: Measure) -> list[Tuning]:
+def report(tuned: RunSet, by: Measure) -> list[Tuning]:
     """Returns the scores of a variant, flag by flag."""
-    best, found = chosen(tuned.trials, measure), []
-    for flag, value in best.items():
+    found = []
+    for flag, value in _best(tuned.trials, by).items():
         # A value's score is that of its best trial, over all other tuned flags.
         by_value: dict[str, RunSet] = {}
-        for trial in sorted(tuned.trials, key=lambda x: _rank(x, measure)):
+        for trial in sorted(tuned.trials, key=lambda x: _rank(x, by)):
             by_value[trial.values[flag]] = trial
         values = sorted(by_value, key=float)
         tops = [by_value[x] for x in values]
@@ -67,7 +80,7 @@ def report(tuned: RunSet, measure: Measure) -> list[Tuning]:
                 point=tuned.point,
                 flag=flag.replace("_", "-"),
                 values=[float(x) for x in values],
-                scores=[None if x.diverged else _mean(x, measure) for x in tops],
+                scores=[None if x.diverged else _mean(x, by) for x in tops],
                 chosen=float(value),
                 at_edge=len(values) > 1 and value in (values[0], values[-1]),
             )

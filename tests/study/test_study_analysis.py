@@ -10,7 +10,7 @@ import pytest
 from experiments.study import config, tuning
 from experiments.study.analysis import analysis, remarks
 from experiments.study.config import StudyConfig
-from experiments.study.grid import RunSet, trial, tuned
+from experiments.study.grid import RunSet, trial
 from experiments.study.network import parse
 from experiments.study.search_space import combinations
 from experiments.study.statistics import ACCURACY, LOSS
@@ -450,7 +450,7 @@ def final(study, values):
     """Runs with the values that were chosen, point by point."""
     found = []
     for point, best in zip(points(study), values, strict=True):
-        runs = tuned(point, best)
+        runs = point._replace(values=best)
         write(runs.run(0), runs.variant.algo, (0.4, 0.7, 0.8))
         found.append(runs.read())
     return found
@@ -477,20 +477,18 @@ def test_of_equal_accuracies_the_lower_loss_is_chosen(tmp_path):
         path = each.run(each.seeds[0]) / "summary.json"
         loss = 0.1 if "lr=0.2" in str(path) else 0.2
         path.write_text(json.dumps(json.loads(path.read_text()) | {"test_loss": loss}))
-    found = point.read()
-    assert tuning.chosen(found.trials, ACCURACY) == {"lr": "0.2"}
-    assert tuning.chosen(found.trials, LOSS) == {"lr": "0.2"}
-    (report,) = tuning.report(found, ACCURACY)
+    for key in (ACCURACY.key, LOSS.key):
+        assert tuning.chosen(point, key).values == {"lr": "0.2"}
+    (report,) = tuning.report(point.read(), ACCURACY)
     assert not report.at_edge
-    assert tuning.chosen([], ACCURACY) == {}
+    assert tuning.chosen(point._replace(trials=[]), None).values == {}
 
 
 def test_where_all_diverged_the_fewest_are_chosen(tmp_path):
     study = study_of(tmp_path, "--tune=lr=0.1,0.2", "--tune-seeds=2", seeds=1)
     scores = {"0.1": (None, None), "0.2": (0.1, None)}
     tried(study, {"sync_sgd": scores, "bmuf": scores})
-    found = points(study)[0].read()
-    assert tuning.chosen(found.trials, ACCURACY) == {"lr": "0.2"}
+    assert tuning.chosen(points(study)[0], None).values == {"lr": "0.2"}
 
 
 def test_the_report_says_what_was_tuned_and_flags_an_edge(tmp_path):

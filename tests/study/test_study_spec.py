@@ -9,7 +9,7 @@ import pytest
 
 from experiments.cli.errors import BadRequest
 from experiments.study import config, grid, search_space, spec
-from experiments.study.grid import Loader, RunSet, tuned
+from experiments.study.grid import Loader, RunSet
 from experiments.tasks.task import Data, Task
 from experiments.training.config import parse
 
@@ -383,7 +383,7 @@ def test_runs_that_tune_hold_data_out_and_have_seeds_of_their_own(loader):
             assert len(trial.seeds) == 2 and min(trial.seeds) >= 1000
             folders.add(trial.folder)
             assert all(f"{k}={v}" in trial.trial for k, v in trial.values.items())
-        final = tuned(point, {"lr": "0.2"})
+        final = point._replace(values={"lr": "0.2"})
         parsed = parse(final.argv)
         assert parsed.validation is None and parsed.lr == 0.2
         assert final.argv[: len(point.argv)] == point.argv
@@ -487,7 +487,7 @@ def test_the_points_runs_are_those_of_their_command(loader):
     """What the report says makes a run does."""
     decided = config_of("--algos=bmuf", "--sweep=workers=1,4", "--worker-batch=8")
     for point in grid.run_sets(decided, loader):
-        settings = parse(shlex.split(tuned(point, {"lr": "0.3"}).command)[3:])
+        settings = parse(shlex.split(point._replace(values={"lr": "0.3"}).command)[3:])
         assert f"workers={settings.workers}" == point.point
         assert settings.batch_size == 8 * settings.workers and settings.lr == 0.3
 
@@ -539,8 +539,8 @@ def test_data_that_follows_the_seed_is_that_of_each_seed():
 def test_the_order_of_shared_flags_is_no_other_study():
     one = config_of("--lr", "0.1", "--workers", "4", "--tune-seeds", "2")
     two = config_of("--workers", "4", "--lr", "0.1")
-    assert one.identity() == two.identity()
-    assert json.loads(json.dumps(one.identity())) == one.identity()
+    assert one.identity == two.identity
+    assert json.loads(json.dumps(one.identity)) == one.identity
 
 
 @pytest.mark.parametrize(
@@ -558,11 +558,11 @@ def test_the_order_of_shared_flags_is_no_other_study():
     ],
 )
 def test_whatever_changes_a_run_is_another_study(words):
-    assert config_of(*words).identity() != config_of().identity()
+    assert config_of(*words).identity != config_of().identity
 
 
 @pytest.mark.parametrize("words", [["--tune-seeds=2"], ["--tune-share=0.2"]])
 def test_how_to_tune_is_another_study_where_anything_is_tuned(words):
     tune = "--tune=lr=0.1,0.2"
-    assert config_of(tune, *words).identity() != config_of(tune).identity()
-    assert config_of(*words).identity() == config_of().identity()
+    assert config_of(tune, *words).identity != config_of(tune).identity
+    assert config_of(*words).identity == config_of().identity
