@@ -125,17 +125,6 @@ def measure(key: str | None, summaries: Sequence[Mapping[str, Any]]) -> Measure:
     return by_key.get(key) or Measure(key, key.replace("_", " "), False)
 
 
-def best(measures: Sequence[Spread | None], side: int) -> int | None:
-    """Returns the index of the best mean, the first of equal ones; None without any.
-
-    Args:
-        measures: spreads; None where all runs diverged.
-        side: the measure's `side`.
-    """
-    found = [(-side * m.mean, i) for i, m in enumerate(measures) if m is not None]
-    return min(found)[1] if found else None
-
-
 def spread(values: Sequence[float]) -> Spread:
     """Returns mean and standard deviation, identical for any order of the seeds.
 

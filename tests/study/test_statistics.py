@@ -14,7 +14,7 @@ from scipy.stats import bootstrap, norm, t
 from experiments.study.analysis import formatting
 from experiments.study.analysis.claims import clause, verdict
 from experiments.study.analysis.headline import headline
-from experiments.study.analysis.ranking import ranked
+from experiments.study.analysis.ranking import leader, ranked
 from experiments.study.analysis.results import Row
 from experiments.study.statistics import (
     ACCURACY,
@@ -23,7 +23,6 @@ from experiments.study.statistics import (
     Measure,
     Spread,
     band,
-    best,
     paired,
     spread,
 )
@@ -621,10 +620,11 @@ def test_what_it_costs_where_nothing_can_be_told_apart(sends, cost):
 
 def test_the_best_is_the_first_of_the_best_means():
     low, high = Spread(0.1, None, 1), Spread(0.9, 0.1, 3)
-    assert best([low, None, high, high], side=1) == 2
-    assert best([None, high, low, low], side=-1) == 2
-    assert best([None, None], side=1) is None
-    assert best([], side=1) is None
+    for by, *spreads in (ACCURACY, low, None, high, high), (LOSS, None, high, low, low):
+        rows = [contender("a", 0.5, None)._replace(measure=x) for x in spreads]
+        assert leader(rows, by) is rows[2]
+    assert leader([x for x in rows if x.measure is None], ACCURACY) is None
+    assert leader([], ACCURACY) is None
 
 
 def test_a_band_is_the_mean_and_a_deviation_on_either_side():

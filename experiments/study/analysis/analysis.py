@@ -7,14 +7,13 @@ import numpy as np
 
 from experiments.study import presets, tuning
 from experiments.study.analysis import remarks
-from experiments.study.analysis.claims import clause, verdict
-from experiments.study.analysis.formatting import sentence
-from experiments.study.analysis.headline import headline, unranked
+from experiments.study.analysis.claims import compared
+from experiments.study.analysis.headline import answer
 from experiments.study.analysis.lead import lead, numbers
-from experiments.study.analysis.ranking import Ranking, ranked
-from experiments.study.analysis.rates import factor, rates
+from experiments.study.analysis.ranking import by_point, ranked
+from experiments.study.analysis.rates import rates
 from experiments.study.analysis.results import ONE_NOMINAL, Curve, Report, Row
-from experiments.study.analysis.targets import default_target, reached
+from experiments.study.analysis.targets import default_target, timed
 from experiments.study.config import StudyConfig
 from experiments.study.grid import RunSet
 from experiments.study.network import Network, modelled_seconds
@@ -24,7 +23,6 @@ from experiments.study.statistics import (
     Spread,
     band,
     measure,
-    paired,
     spread,
 )
 
@@ -42,32 +40,28 @@ def report(config: StudyConfig, runs: Sequence[RunSet], command: str) -> Report:
     """
     by = measure(config.measure, [s for r in runs for s in r.summaries.values()])
     baseline = config.baseline or config.variants[0].label
-    # At unlike learning rates a winner would be that of the rates.
-    rows = [_row(r, by) for r in runs]
-    terms, times, unfair = rates(config, rows, command)
     seconds, how = _step_seconds(config.step_time, runs)
     curves = [_curve(r, seconds, config.networks, config.fused) for r in runs]
-    target = config.target or default_target(ranked(rows, by), by)
-    points = _by_point(rows, by)
-    shown, sentences = [], []
-    for row, curve in zip(rows, curves, strict=True):
-        base = _counterpart(rows, row, baseline)
-        row, said = _compared(row, base, by, baseline, terms != ONE_NOMINAL)
-        shown.append(_timed(row, curve, reached(curve, by, target)))
-        sentences += [said] if said else []
+    rows = [_row(r, by) for r in runs]
+    # At unlike learning rates a winner would be that of the rates.
+    terms, times, unfair = rates(config, rows, command)
+    rows, sentences = compared(rows, baseline, by, terms != ONE_NOMINAL)
+    every, points = ranked(rows, by), by_point(rows, by)
+    target = config.target or default_target(every, by)
+    pairs = zip(rows, curves, strict=True)
     scores = [one for r in runs for one in tuning.report(r, by)]
     return Report(
         title=remarks.title(config),
         lead=lead(points, by, terms),
-        numbers=numbers(points, shown, by, baseline, terms, times),
-        headline=_headline(points, by, terms, times),
+        numbers=numbers(points, every, by, baseline, terms, times),
+        headline=answer(points, by, terms, times),
         sentences=sentences,
         remarks=[*unfair, *remarks.remarks(config, runs, rows, by, scores)],
         terms=terms,
         measure=by,
         baseline=baseline,
         target=target,
-        rows=shown,
+        rows=[timed(row, curve, by, target) for row, curve in pairs],
         curves=curves,
         networks=list(config.networks),
         step_seconds=(seconds, how),
@@ -171,70 +165,3 @@ def _row(r: RunSet, by: Measure) -> Row:
 def _spread(final: Mapping[int, float]) -> Spread | None:
     """Returns the spread over the seeds; None without any."""
     return spread(list(final.values())) if final else None
-
-
-def _compared(
-    row: Row, base: Row | None, by: Measure, baseline: str, named: bool
-) -> tuple[Row, str]:
-    """Returns the row with its difference, and the difference in sentences or ""."""
-    if base is row:
-        return row._replace(verdict="baseline"), ""
-    if base is None:
-        return row._replace(verdict=f"no {baseline} to compare to here"), ""
-    difference = paired(row.final, base.final)
-    said = [verdict(row.name, base.name, difference, by, named) + "."]
-    said += [remarks.diverged(each) for each in (row, base) if each.diverged]
-    row = row._replace(difference=difference, verdict=clause(difference, by, named))
-    return row, " ".join(said)
-
-
-def _timed(row: Row, curve: Curve, at: int | None) -> Row:
-    """Returns the row with its modelled times, to an evaluation and in all."""
-    clocks = curve.seconds
-    return row._replace(
-        seconds={name: clock[-1] for name, clock in clocks.items()},
-        to_target={
-            name: None if at is None else clock[at] for name, clock in clocks.items()
-        },
-        steps_to_target=None if at is None else curve.steps[at],
-    )
-
-
-def _counterpart(rows: Sequence[Row], row: Row, baseline: str) -> Row | None:
-    """Returns the baseline at the same value of the sweep, or without one."""
-    same = [x for x in rows if x.label == baseline]
-    at = [x for x in same if x.point in (row.point, "")]
-    return at[0] if at else same[0] if not row.point and len(same) == 1 else None
-
-
-def _by_point(rows: Sequence[Row], by: Measure) -> dict[str, Ranking]:
-    """Ranks the rows to compare with one another, at each value of a sweep."""
-    points = dict.fromkeys(row.point for row in rows)
-    # A variant without the swept flag is compared at every value.
-    if len(points) > 1:
-        points.pop("", None)
-    groups = {p: [row for row in rows if row.point in (p, "")] for p in points}
-    return {point: ranked(own, by) for point, own in groups.items()}
-
-
-def _headline(
-    points: Mapping[str, Ranking], by: Measure, terms: str, times: float
-) -> str:
-    """Returns the answer; for each value of a sweep, if there is one."""
-    found = []
-    if terms == ONE_NOMINAL:
-        found = [
-            "At one nominal rate no winner is named: effective learning rates differ "
-            f"{factor(times)}."
-        ]
-    for point, ranking in points.items():
-        # A label is no word to begin with a capital letter.
-        if not terms:
-            text = headline(ranking, by)
-        elif terms == ONE_NOMINAL:
-            text = unranked(ranking.rows, by)
-            text = text if point else sentence(text)
-        else:
-            text = f"{terms if point else sentence(terms)}, {headline(ranking, by)}"
-        found.append(f"{point}: {text}" if point else text)
-    return "\n".join(found)

@@ -4,9 +4,45 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from experiments.study.statistics import Difference, Measure
+from experiments.study.analysis.formatting import diverged
+from experiments.study.analysis.results import Row
+from experiments.study.statistics import Difference, Measure, paired
 
 EQUAL, UNSEEN = "equal", "no difference seen"
+
+
+def compared(
+    rows: Sequence[Row], baseline: str, by: Measure, named: bool
+) -> tuple[list[Row], list[str]]:
+    """Returns the rows with their differences to the baseline, and these in sentences.
+
+    Args:
+        rows: the rows to compare.
+        baseline: label of those to which all others are compared.
+        by: the measure.
+        named: as in `verdict`.
+    """
+    found, sentences = [], []
+    for row in rows:
+        base = _counterpart(rows, row, baseline)
+        if base is row:
+            found.append(row._replace(verdict="baseline"))
+        elif base is None:
+            found.append(row._replace(verdict=f"no {baseline} to compare to here"))
+        else:
+            d = paired(row.final, base.final)
+            found.append(row._replace(difference=d, verdict=clause(d, by, named)))
+            said = [f"{verdict(row.name, base.name, d, by, named)}."]
+            said += [diverged(each) for each in (row, base) if each.diverged]
+            sentences.append(" ".join(said))
+    return found, sentences
+
+
+def _counterpart(rows: Sequence[Row], row: Row, baseline: str) -> Row | None:
+    """Returns the baseline at the same value of the sweep, or without one."""
+    same = [x for x in rows if x.label == baseline]
+    at = [x for x in same if x.point in (row.point, "")]
+    return at[0] if at else same[0] if not row.point and len(same) == 1 else None
 
 
 def verdict(

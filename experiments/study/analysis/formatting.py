@@ -81,6 +81,11 @@ def lost(report: Report, label: str) -> str:
     return f"{diverged} of {runs} diverged" if diverged else ""
 
 
+def diverged(row: Row) -> str:
+    """Returns how many runs diverged, as a sentence."""
+    return f"{row.name} diverged in {row.diverged} of {row.seeds} runs."
+
+
 def sent(row: Row) -> str:
     """Returns the bytes that each worker sent."""
     if row.bytes_per_worker is None:

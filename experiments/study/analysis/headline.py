@@ -4,10 +4,39 @@ from collections.abc import Mapping, Sequence
 
 from experiments.cli.terminal import size
 from experiments.study.analysis.claims import fixed, places_of
-from experiments.study.analysis.formatting import counted, ends, with_unit
+from experiments.study.analysis.formatting import counted, ends, sentence, with_unit
 from experiments.study.analysis.ranking import FINDINGS, Ranking
-from experiments.study.analysis.results import Row
+from experiments.study.analysis.rates import factor
+from experiments.study.analysis.results import ONE_NOMINAL, Row
 from experiments.study.statistics import Measure, Spread
+
+
+def answer(points: Mapping[str, Ranking], by: Measure, terms: str, times: float) -> str:
+    """Returns the answer; for each value of a sweep, if there is one.
+
+    Args:
+        points: rankings by the value of the sweep, by "" without one.
+        by: the measure.
+        terms: terms of the comparison.
+        times: ratio of the largest to the smallest effective learning rate.
+    """
+    found = []
+    if terms == ONE_NOMINAL:
+        found = [
+            "At one nominal rate no winner is named: effective learning rates differ "
+            f"{factor(times)}."
+        ]
+    for point, ranking in points.items():
+        # A label is no word to begin with a capital letter.
+        if not terms:
+            text = headline(ranking, by)
+        elif terms == ONE_NOMINAL:
+            text = unranked(ranking.rows, by)
+            text = text if point else sentence(text)
+        else:
+            text = f"{terms if point else sentence(terms)}, {headline(ranking, by)}"
+        found.append(f"{point}: {text}" if point else text)
+    return "\n".join(found)
 
 
 def headline(ranking: Ranking, by: Measure) -> str:

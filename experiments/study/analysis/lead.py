@@ -71,7 +71,7 @@ def _swept(points: Mapping[str, Ranking], by: Measure) -> str:
 
 def numbers(
     points: Mapping[str, Ranking],
-    rows: Sequence[Row],
+    every: Ranking,
     by: Measure,
     baseline: str,
     terms: str,
@@ -81,13 +81,14 @@ def numbers(
 
     Args:
         points: rankings by the value of the sweep, by "" without one.
-        rows: rows of the table.
+        every: all rows of the table.
         by: the measure.
         baseline: label to which all others are compared.
         terms: terms of the comparison.
         times: ratio of the largest to the smallest effective learning rate.
     """
-    fine, top = [row for row in rows if row.measure], leader(rows, by)
+    rows, top, _ = every
+    fine = [row for row in rows if row.measure]
     if top is None or top.measure is None:
         return []
     span = ends(fine, by), f"{by.name}, lowest and highest"

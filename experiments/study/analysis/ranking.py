@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from experiments.study.analysis.formatting import PHRASES
 from experiments.study.analysis.results import Row
-from experiments.study.statistics import Measure, best, paired
+from experiments.study.statistics import Measure, paired
 
 FINDINGS = PHRASES["standing"]
 
@@ -34,10 +34,20 @@ def ranked(rows: Sequence[Row], by: Measure) -> Ranking:
     return Ranking(rows, top, kinds)
 
 
+def by_point(rows: Sequence[Row], by: Measure) -> dict[str, Ranking]:
+    """Ranks the rows to compare with one another, at each value of a sweep."""
+    points = dict.fromkeys(row.point for row in rows)
+    # A variant without the swept flag is compared at every value.
+    if len(points) > 1:
+        points.pop("", None)
+    groups = {p: [row for row in rows if row.point in (p, "")] for p in points}
+    return {point: ranked(own, by) for point, own in groups.items()}
+
+
 def leader(rows: Sequence[Row], by: Measure) -> Row | None:
-    """Returns the row with the best mean; None where all runs diverged."""
-    index = best([row.measure for row in rows], by.side)
-    return None if index is None else rows[index]
+    """Returns the row with the best mean, the first of equal ones; None without any."""
+    means = [(by.side * r.measure.mean, r) for r in rows if r.measure is not None]
+    return max(means, key=lambda each: each[0])[1] if means else None
 
 
 def _standing(row: Row, top: Row, by: Measure) -> str:

@@ -59,11 +59,6 @@ def environment(versions: dict[str, str]) -> dict[str, str]:
     return {**versions, "machine": machine}
 
 
-def diverged(row: Row) -> str:
-    """Returns how many runs diverged, as a sentence."""
-    return f"{row.name} diverged in {row.diverged} of {row.seeds} runs."
-
-
 def remarks(
     config: StudyConfig,
     runs: Sequence[RunSet],
@@ -73,7 +68,7 @@ def remarks(
 ) -> list[str]:
     """Returns the warnings that a reader of the figures needs."""
     gone = [row for row in rows if row.diverged]
-    found = [diverged(row) for row in gone]
+    found = [formatting.diverged(row) for row in gone]
     # Said once, after the last of them.
     if any(row.measure for row in gone):
         found[-1] += f" {say('others')}"

@@ -43,7 +43,19 @@ def _overlaps(row: Row, top: Spread) -> bool:
     return abs(mean - top.mean) <= (deviation or 0.0) + (top.deviation or 0.0)
 
 
-def reached(curve: Curve, by: Measure, target: float | None) -> int | None:
+def timed(row: Row, curve: Curve, by: Measure, target: float | None) -> Row:
+    """Returns the row with its modelled times, to the target and in all."""
+    clocks, at = curve.seconds, _reached(curve, by, target)
+    return row._replace(
+        seconds={name: clock[-1] for name, clock in clocks.items()},
+        to_target={
+            name: None if at is None else clock[at] for name, clock in clocks.items()
+        },
+        steps_to_target=None if at is None else curve.steps[at],
+    )
+
+
+def _reached(curve: Curve, by: Measure, target: float | None) -> int | None:
     """Returns the index of the first evaluation at which the mean is that good."""
     if target is None or by.key not in curve.bands:
         return None
