@@ -5,7 +5,7 @@ import hashlib
 import importlib.util
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
 from pathlib import Path
@@ -136,6 +136,14 @@ class StudyConfig:
             "share": self.tune_share if is_tuned else None,
         }
 
+    @cached_property
+    def folder(self) -> Path:
+        """The folder of its files: the same command finds it again."""
+        content = json.dumps(self.identity, sort_keys=True)
+        digest = hashlib.sha256(content.encode()).hexdigest()[:8]
+        name = f"compare-{self.task.replace(':', '.')}-{digest}"
+        return self.out or Path("runs") / name
+
 
 SETTINGS = settings_of(StudyConfig)
 
@@ -148,8 +156,10 @@ def read(argv: list[str]) -> StudyConfig:
     """
     config = parse(argv)
     # Runs must not find out hours later what is known now, without jax even.
-    check(config)
-    return config if config.out else replace(config, out=default_out(config))
+    _check_conflicts(config)
+    _check_report(config)
+    _check_runs(config)
+    return config
 
 
 def parse(argv: Sequence[str]) -> StudyConfig:
@@ -190,20 +200,6 @@ def parser() -> argparse.ArgumentParser:
     flags.add_version(made)
     flags.add_settings(made, SETTINGS.values())
     return made
-
-
-def default_out(config: StudyConfig) -> Path:
-    """Returns a folder by the identity, so that the same command finds it again."""
-    content = json.dumps(config.identity, sort_keys=True)
-    digest = hashlib.sha256(content.encode()).hexdigest()[:8]
-    return Path("runs") / f"compare-{config.task.replace(':', '.')}-{digest}"
-
-
-def check(config: StudyConfig) -> None:
-    """Raises a BadRequest for flags without effect, in conflict, or bad for a run."""
-    _check_conflicts(config)
-    _check_report(config)
-    _check_runs(config)
 
 
 def _check_conflicts(config: StudyConfig) -> None:

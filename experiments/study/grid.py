@@ -148,8 +148,8 @@ class RunSet(NamedTuple):
         found = [s["bytes_per_worker"] for s in self.fine.values()]
         if not found or any(x is None for x in found):
             return None
-        # The mean of identical numbers may differ from them by rounding.
-        return found[0] if len(set(found)) == 1 else statistics.fmean(found)
+        # Of identical numbers it is exactly that number, which fmean's may differ from.
+        return statistics.mean(found)
 
 
 def read_lines(run: Path) -> Lines:
@@ -199,10 +199,10 @@ def _sets_of(
     config: StudyConfig, loader: Loader, number: int, variant: Variant
 ) -> Iterator[RunSet]:
     """Yields a variant at every value of the sweep, with its trials."""
-    out, seeds, base = config.out or Path(), range(config.seeds), None
+    seeds, base = range(config.seeds), None
     for point, flags in variant.points.items():
         words, base = _same_samples(config, [*variant.argv, *flags], loader, base)
-        made = RunSet(variant, number, point, words, out, seeds)
+        made = RunSet(variant, number, point, words, config.folder, seeds)
         # Refused before any run, not after the hours of those before it.
         for values in variant.decisive_trials():
             loader.components(trial(config, made, values).argv, FIRST_TUNING_SEED)

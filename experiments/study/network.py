@@ -51,10 +51,10 @@ PRESETS = {
 # What is sent at a sync is used at the next one.
 A_ROUND_LATE = {"eager_diloco", "overlap_local_sgd", "co2", "diloco_x"}
 
-_PREFIXES = ("", "k", "M", "G", "T")
 _BYTES_PER_SECOND = {
-    **{f"{x}bit/s": 1000**i / 8 for i, x in enumerate(_PREFIXES)},
-    **{f"{x}B/s": 1000.0**i for i, x in enumerate(_PREFIXES)},
+    f"{prefix}{unit}": 1000.0**i / per_byte
+    for unit, per_byte in (("bit/s", 8), ("B/s", 1))
+    for i, prefix in enumerate(("", "k", "M", "G", "T"))
 }
 _PER_SECOND = {"ns": 1e9, "us": 1e6, "µs": 1e6, "μs": 1e6, "ms": 1e3, "s": 1.0}  # 2 μ
 _QUANTITY = re.compile(r"([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*(.*)", re.ASCII)
@@ -75,10 +75,9 @@ def parse(text: str) -> Network:
     if name in PRESETS:
         return parse(PRESETS[name])._replace(name=name)
     found = [_quantity(text, part.strip()) for part in text.split(",")]
-    latencies = [x / _PER_SECOND[unit] for x, unit in found if unit in _PER_SECOND]
-    rates = [
-        x * _BYTES_PER_SECOND[unit] for x, unit in found if unit in _BYTES_PER_SECOND
-    ]
+    per_second, bytes_ = _PER_SECOND, _BYTES_PER_SECOND
+    latencies = [x / per_second[unit] for x, unit in found if unit in per_second]
+    rates = [x * bytes_[unit] for x, unit in found if unit in bytes_]
     if len(latencies) > 1:
         raise _refused(text, "two latencies")
     if len(rates) != 1:

@@ -7,6 +7,7 @@ from itertools import product
 from typing import NamedTuple
 
 from experiments.cli.errors import BadRequest
+from experiments.cli.words import literal
 
 Words = tuple[str, ...]
 # The most runs of a study, and so the most values of a range.
@@ -79,9 +80,10 @@ def read(flag: str, text: str) -> Range:
             )
         return Range(name, found, bounds)
     found = tuple(value.strip() for value in listed.split(","))
-    if not all(found) or len(set(map(_value, found))) < len(found):
+    # 0.1 and 0.10 are one value.
+    if not all(found) or len(set(map(literal, found))) < len(found):
         raise BadRequest(f"{flag} {text!r}: values must differ, and none be empty")
-    word = next((x for x in found if isinstance(_value(x), str)), None)
+    word = next((x for x in found if isinstance(literal(x), str)), None)
     if flag == "--tune" and word is not None:
         raise BadRequest(
             f"--tune {name}: needs numbers, got {word!r}; to compare words give the "
@@ -98,14 +100,6 @@ def _are_whole(low: float, high: float) -> bool:
 def _number(text: str) -> float:
     """Reads a number; an int where it is written as one."""
     return int(text) if re.fullmatch(r"\s*[+-]?\d+\s*", text) else float(text)
-
-
-def _value(text: str) -> float | str:
-    """Returns the value of a word: 0.1 and 0.10 are one value."""
-    try:
-        return _number(text)
-    except ValueError:
-        return text
 
 
 def _bounds(shown: str, listed: str) -> tuple[tuple[float, float, bool], int]:

@@ -51,6 +51,11 @@ class Variant(NamedTuple):
         return given | {r.flag for r in self.tuned}
 
     @property
+    def own_flags(self) -> list[Words]:
+        """Its own flags, each with its value."""
+        return flag_groups(self.words)
+
+    @property
     def budget(self) -> list[Range]:
         """The ranges that make its trials: the first one is as fine as that takes."""
         coarse = math.prod(len(r.values) for r in self.tuned)
@@ -177,7 +182,7 @@ def resolved(
     """
     known = [known_flags(task, variant.algo) for variant in variants]
     given = [parameter(group[0]) for group in shared]
-    own = [parameter(g[0]) for v in variants for g in flag_groups(v.words)]
+    own = [parameter(group[0]) for v in variants for group in v.own_flags]
     varied = [r.flag for r in (*tuned, swept) if r is not None]
     for name in (*given, *varied, *own):
         if name in TAKEN:
@@ -226,5 +231,6 @@ def _resolved(
         tuned=ranges,
         trials=math.prod(len(r.values) for r in counted) if ranges else 0,
     )
-    is_swept = swept is not None and swept.flag in known
-    return made._replace(points=swept.points) if is_swept else made
+    if swept is not None and swept.flag in known:
+        return made._replace(points=swept.points)
+    return made

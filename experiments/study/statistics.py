@@ -121,6 +121,11 @@ def measure(key: str | None, summaries: Sequence[Mapping[str, Any]]) -> Measure:
         checks.one_of(
             "--measure", key, sorted(k for k in known if k.startswith("test_"))
         )
+    return named_measure(key)
+
+
+def named_measure(key: str) -> Measure:
+    """Returns the measure with a name in summary.json; of most, less is better."""
     by_key = {ACCURACY.key: ACCURACY, LOSS.key: LOSS}
     return by_key.get(key) or Measure(key, key.replace("_", " "), False)
 

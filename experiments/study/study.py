@@ -36,11 +36,10 @@ def run(
     Raises:
         BadRequest: impossible flags, in one line.
     """
-    assert config.out is not None
     try:
-        records.check_writable(config.out)
-        with lock.held(config.out):
-            return _make(config, config.out, argv, asked_to_stop)
+        records.check_writable(config.folder)
+        with lock.held(config.folder):
+            return _make(config, config.folder, argv, asked_to_stop)
     except ValueError as error:
         raise BadRequest(str(error)) from error
     except OSError as error:
@@ -74,8 +73,10 @@ def _make(
     records.write_lines(out / "metrics.jsonl", study_lines(runs))
     write.write(found, out)
     if config.tensorboard:
-        events.write_events(out / "tensorboard", named_lines(runs, out))
-    terminal.show(remarks.summary(found, out))
+        lines = named_lines(runs, out)
+        events.write_events(out / "tensorboard", lines)
+    summary = remarks.summary(found, out)
+    terminal.show(summary)
     return exit_codes.DONE
 
 
@@ -118,11 +119,9 @@ def _own_code(names: Iterable[str]) -> dict[str, str]:
 def _check_folder(out: Path, identity: dict[str, Any], overwrite: bool) -> None:
     """Raises a ValueError if the folder holds something other than this study."""
     path = out / NAME
-    if not path.exists():
-        if _content(out):
-            raise ValueError(f"--out {out} holds something else: take another folder")
-        return
-    if overwrite:
+    if not path.exists() and _content(out):
+        raise ValueError(f"--out {out} holds something else: take another folder")
+    if overwrite or not path.exists():
         return
     try:
         there = records.read_json(path)

@@ -8,7 +8,7 @@ import numpy as np
 from experiments.study import presets, tuning
 from experiments.study.analysis import remarks
 from experiments.study.analysis.claims import compared
-from experiments.study.analysis.headline import answer
+from experiments.study.analysis.headline import answer, listed
 from experiments.study.analysis.lead import lead, numbers
 from experiments.study.analysis.ranking import by_point, ranked
 from experiments.study.analysis.rates import rates
@@ -17,14 +17,7 @@ from experiments.study.analysis.targets import default_target, timed
 from experiments.study.config import StudyConfig
 from experiments.study.grid import RunSet
 from experiments.study.network import Network, modelled_seconds
-from experiments.study.statistics import (
-    LOSS,
-    Measure,
-    Spread,
-    band,
-    measure,
-    spread,
-)
+from experiments.study.statistics import LOSS, Measure, Spread, band, measure, spread
 
 
 def report(config: StudyConfig, runs: Sequence[RunSet], command: str) -> Report:
@@ -40,18 +33,20 @@ def report(config: StudyConfig, runs: Sequence[RunSet], command: str) -> Report:
     """
     by = measure(config.measure, [s for r in runs for s in r.summaries.values()])
     baseline = config.baseline or config.variants[0].label
+    rows = [_row(r, by) for r in runs]
     seconds, how = _step_seconds(config.step_time, runs)
     curves = [_curve(r, seconds, config.networks, config.fused) for r in runs]
-    rows = [_row(r, by) for r in runs]
     # At unlike learning rates a winner would be that of the rates.
     terms, times, unfair = rates(config, rows, command)
     rows, sentences = compared(rows, baseline, by, terms != ONE_NOMINAL)
-    every, points = ranked(rows, by), by_point(rows, by)
+    every = ranked(rows, by)
+    points = {point: ranked(own, by) for point, own in by_point(rows).items()}
     target = config.target or default_target(every, by)
     pairs = zip(rows, curves, strict=True)
+    rows = [timed(row, curve, by, target) for row, curve in pairs]
     scores = [one for r in runs for one in tuning.report(r, by)]
     return Report(
-        title=remarks.title(config),
+        title=f"{listed([x.label for x in config.variants])} on {config.task}",
         lead=lead(points, by, terms),
         numbers=numbers(points, every, by, baseline, terms, times),
         headline=answer(points, by, terms, times),
@@ -61,7 +56,7 @@ def report(config: StudyConfig, runs: Sequence[RunSet], command: str) -> Report:
         measure=by,
         baseline=baseline,
         target=target,
-        rows=[timed(row, curve, by, target) for row, curve in pairs],
+        rows=rows,
         curves=curves,
         networks=list(config.networks),
         step_seconds=(seconds, how),

@@ -178,6 +178,15 @@ def _relation(mean: float, by: Measure, words: tuple[str, str] | None) -> str:
     return words[by.side * mean < 0]
 
 
+def around(mean: float, deviation: float, unit: str) -> str:
+    """Returns "97.2 ± 1.3 %", two digits of the deviation; without one the mean."""
+    text = f"{mean:.4g}"
+    if deviation > 0:
+        places = places_of(deviation)
+        text = f"{fixed(mean, places)} ± {fixed(deviation, places)}"
+    return f"{text} {unit}".rstrip()
+
+
 def places_of(x: float) -> int:
     """Returns the decimals that show two digits of a value."""
     return max(0, 1 - int(f"{x:.1e}".split("e")[1]))

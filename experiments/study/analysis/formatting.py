@@ -5,7 +5,7 @@ import re
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from experiments.cli.terminal import size
 from experiments.study.analysis.results import Report, Row
@@ -13,6 +13,7 @@ from experiments.study.statistics import Measure, Spread
 
 MISSING = "–"
 PHRASES = tomllib.loads(Path(__file__).with_name("phrases.toml").read_text("utf-8"))
+# The times that are shown in a unit are below a bound; bound and unit in seconds.
 DURATIONS = (
     (1e-3, "µs", 1e-6),
     (1, "ms", 1e-3),
@@ -24,6 +25,15 @@ DURATIONS = (
 # A command is at the end of a remark.
 COMMAND = re.compile(r"python -m experiments\..*$")
 SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+
+
+class AtPoint(Protocol):
+    """A record of one variant at one value of the sweep."""
+
+    @property
+    def label(self) -> str: ...
+    @property
+    def point(self) -> str: ...
 
 
 def say(phrase: str, **values: Any) -> str:
@@ -153,9 +163,9 @@ def point_text(point: str) -> str:
     return point.replace("=", " ", 1)
 
 
-def named(label: str, point: str) -> str:
+def named(one: AtPoint) -> str:
     """Returns a variant and its point of the sweep, if there is one."""
-    return f"{label} ({point_text(point)})" if point else label
+    return f"{one.label} ({point_text(one.point)})" if one.point else one.label
 
 
 def until(row: Row, network: str) -> str:

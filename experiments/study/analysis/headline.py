@@ -3,12 +3,12 @@
 from collections.abc import Mapping, Sequence
 
 from experiments.cli.terminal import size
-from experiments.study.analysis.claims import fixed, places_of
-from experiments.study.analysis.formatting import counted, ends, sentence, with_unit
+from experiments.study.analysis.claims import around
+from experiments.study.analysis.formatting import counted, ends, sentence
 from experiments.study.analysis.ranking import FINDINGS, Ranking
 from experiments.study.analysis.rates import factor
 from experiments.study.analysis.results import ONE_NOMINAL, Row
-from experiments.study.statistics import Measure, Spread
+from experiments.study.statistics import Measure
 
 
 def answer(points: Mapping[str, Ranking], by: Measure, terms: str, times: float) -> str:
@@ -57,7 +57,9 @@ def headline(ranking: Ranking, by: Measure) -> str:
         for kind, those in kinds.items()
         if those
     ] or ["there is nothing to compare it to"]
-    first = f"{_named(top)} has the best {by.name}, {_figure(top.measure, by)}"
+    mean, deviation, count = top.measure
+    best = around(by.scale * mean, by.scale * (deviation or 0.0), by.unit)
+    first = f"{_named(top)} has the best {by.name}, {best} ({counted(count)})"
     # A saving counts only if nothing is known to be lost by it.
     pool = [top, *kinds["better"], *kinds["unseen"], *kinds["few"]]
     return f"{first}: {'; '.join(findings)}. {_cost(rows, pool)}."
@@ -79,17 +81,6 @@ def _named(row: Row) -> str:
     if not row.diverged or row.measure is None:
         return row.label
     return f"{row.label} ({row.diverged} of {row.seeds} runs diverged)"
-
-
-def _figure(measure: Spread, by: Measure) -> str:
-    """Returns mean ± deviation, and the number of seeds."""
-    mean, deviation, count = measure
-    text = f"{by.scale * mean:.4g}"
-    if deviation:
-        places = places_of(by.scale * deviation)
-        parts = (fixed(by.scale * x, places) for x in (mean, deviation))
-        text = " ± ".join(parts)
-    return f"{with_unit(text, by)} ({counted(count)})"
 
 
 def _cost(rows: Sequence[Row], pool: Sequence[Row]) -> str:

@@ -96,7 +96,7 @@ def numbers(
         apart = factor(times), "between effective learning rates"
         return [span, apart, *(_sent(rows) if len(points) > 1 else _share(rows, fine))]
     value = with_unit(shown(top.measure.mean, by), by)
-    first = value, f"{by.name} of {named(top.label, top.point)}"
+    first = value, f"{by.name} of {named(top)}"
     if len(points) > 1:
         return [first, span, *_sent(rows)]
     (own,) = points.values()
@@ -131,8 +131,8 @@ def _share(rows: Sequence[Row], pool: Sequence[Row]) -> list[Number]:
         return []
     low, least = min(cheap, key=lambda each: each[0])
     high, most = max(sent, key=lambda each: each[0])
-    name = named(least.label, least.point)
+    name = named(least)
     if not low or low == high:
         return [(size(low), f"sent by each worker of {name}")]
-    whole = named(most.label, most.point)
+    whole = named(most)
     return [(share(low / high), f"of what {whole} sends: {name}, {size(low)}")]

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from experiments.study.analysis.results import Curve, Report
-from experiments.study.statistics import ACCURACY
+from experiments.study.statistics import LOSS, Measure, named_measure
 
 
 class Quantity(NamedTuple):
@@ -65,23 +65,19 @@ INSIDE = (
 def quantities(report: Report) -> list[Quantity]:
     """Returns the metrics to draw over the runs, the study's measure first."""
     by = report.measure
-    bounded = by.higher_is_better
-    chosen = [Quantity(by.key, by.name, by.scale, by.unit, "measure", bounded)]
-    losses = {"test_loss": "test loss", "train_loss": "training loss"}
-    chosen += [
-        Quantity(k, name, group="loss") for k, name in losses.items() if k != by.key
-    ]
+    chosen = [_quantity(by, "measure")]
+    losses = (LOSS, LOSS._replace(key="train_loss", name="training loss"))
+    chosen += [_quantity(loss, "loss") for loss in losses if loss.key != by.key]
     chosen += INSIDE
     # A task's own figures, such as test_perplexity.
     others = {key for curve in report.curves for key in curve.bands}
     others -= {x.key for x in chosen} | {"bytes_per_worker", "seconds"}
-    for key in sorted(others):
-        name = key.replace("_", " ")
-        if key == ACCURACY.key:
-            chosen.append(Quantity(key, name, 100.0, "%", "more", bounded=True))
-        else:
-            chosen.append(Quantity(key, name, group="more"))
-    return chosen
+    return chosen + [_quantity(named_measure(key), "more") for key in sorted(others)]
+
+
+def _quantity(by: Measure, group: str) -> Quantity:
+    """Returns a measure as a metric of a group."""
+    return Quantity(by.key, by.name, by.scale, by.unit, group, by.higher_is_better)
 
 
 def is_empty(report: Report, quantity: Quantity) -> bool:

@@ -34,14 +34,11 @@ def ranked(rows: Sequence[Row], by: Measure) -> Ranking:
     return Ranking(rows, top, kinds)
 
 
-def by_point(rows: Sequence[Row], by: Measure) -> dict[str, Ranking]:
-    """Ranks the rows to compare with one another, at each value of a sweep."""
-    points = dict.fromkeys(row.point for row in rows)
+def by_point(rows: Sequence[Row]) -> dict[str, list[Row]]:
+    """Returns the rows to compare with one another, at each value of a sweep."""
+    points = [p for p in dict.fromkeys(row.point for row in rows) if p]
     # A variant without the swept flag is compared at every value.
-    if len(points) > 1:
-        points.pop("", None)
-    groups = {p: [row for row in rows if row.point in (p, "")] for p in points}
-    return {point: ranked(own, by) for point, own in groups.items()}
+    return {p: [x for x in rows if x.point in (p, "")] for p in points or [""]}
 
 
 def leader(rows: Sequence[Row], by: Measure) -> Row | None:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from itertools import chain
 
 from experiments.study.analysis.formatting import number, say
+from experiments.study.analysis.ranking import by_point
 from experiments.study.analysis.results import BY_HAND, ONE_NOMINAL, Row
 from experiments.study.config import PROGRAM, StudyConfig
 from experiments.study.spec import Variant, flag_groups, parameter
@@ -37,8 +38,7 @@ def rates(
     is_of_rates = len(_without_lr(config.variants)) < 2
     if is_of_rates or any(each.flag == "lr" for each in config.tuned):
         return "", 1.0, []
-    points = [p for p in dict.fromkeys(r.point for r in rows) if p] or [""]
-    groups = [[r for r in rows if r.point in (point, "")] for point in points]
+    groups = [*by_point(rows).values()]
     widest = max(groups, key=_times)
     times = _times(widest)
     way_out = (
@@ -89,7 +89,7 @@ def tuning_command(config: StudyConfig, rows: Sequence[Row], command: str) -> st
     """Returns the study's command with a rate of its own for each variant."""
     program, words = PROGRAM.split(), shlex.split(command)
     dropped, more = {"lr", "out", "overwrite"}, []
-    own = chain.from_iterable(flag_groups(v.words) for v in config.variants)
+    own = [group for variant in config.variants for group in variant.own_flags]
     if any(parameter(group[0]) == "lr" for group in own):
         dropped.add("algos")
         more += ["--algos", ", ".join(_without_lr(config.variants))]
@@ -126,9 +126,8 @@ def _without_lr(variants: Sequence[Variant]) -> list[str]:
     """Returns the algorithms as --algos has them, without rates, each once."""
     found: dict[tuple[str, ...], str] = {}
     for variant in variants:
-        groups = flag_groups(variant.words)
-        own = chain(*(group for group in groups if parameter(group[0]) != "lr"))
-        words = (variant.algo, *own)
+        own = [group for group in variant.own_flags if parameter(group[0]) != "lr"]
+        words = (variant.algo, *chain(*own))
         default = variant.label == " ".join([variant.algo, *variant.words])
         label = "" if default else f"{_quoted(variant.label)}="
         found.setdefault(words, label + shlex.join(words))

@@ -9,18 +9,12 @@ from typing import Any
 from experiments.cli import terminal
 from experiments.study.analysis import formatting
 from experiments.study.analysis.formatting import PHRASES, counted, say
-from experiments.study.analysis.headline import listed
 from experiments.study.analysis.results import Report, Row
 from experiments.study.config import StudyConfig
 from experiments.study.grid import RunSet
 from experiments.study.search_space import Range
 from experiments.study.statistics import ACCURACY, LOSS, MIN_SEEDS, Measure
 from experiments.study.tuning import Tuning
-
-
-def title(config: StudyConfig) -> str:
-    """Returns the variants and the task."""
-    return f"{listed([x.label for x in config.variants])} on {config.task}"
 
 
 def settings(

@@ -54,12 +54,8 @@ def words(table: Mapping[str, Any]) -> list[str]:
     """Returns a table of flags as a command line has them."""
     found = []
     for flag, value in table.items():
-        if isinstance(value, bool):
-            found.append(f"--{flag}" if value else f"--no-{flag}")
-        elif isinstance(value, list) and flag == "algos":
-            found += [f"--{flag}", ", ".join(value)]
-        else:
-            # A flag with several values is repeated.
-            several = value if isinstance(value, list) else [value]
-            found += chain.from_iterable((f"--{flag}", str(x)) for x in several)
+        # A flag with several values is repeated; --algos has them in one.
+        several = value if isinstance(value, list) else [value]
+        several = [", ".join(several)] if flag == "algos" else several
+        found += chain(*(search_space.as_words({flag: str(x)}) for x in several))
     return found

@@ -29,8 +29,6 @@ WORDS = {
     "bytes": terminal.size,
     "time": formatting.duration,
 }
-# The shortest time that is shown in a unit, and the unit; both in seconds.
-TIME_UNITS = ((172800, 86400), (3600, 3600), (60, 60), (1, 1), (1e-3, 1e-3), (0, 1e-6))
 
 
 class Plot(NamedTuple):
@@ -138,7 +136,9 @@ def scale(axes: Axes, name: str, ends: Range, most: int = 5) -> None:
 
 def linear_ticks(kind: str, low: float, high: float, most: int) -> list[float]:
     """Figures that are round in the unit of their labels: 1.5 min, but not 100 s."""
-    unit = next(u for least, u in TIME_UNITS if high >= least) if kind == "time" else 1
+    # Round in the largest unit that their labels have.
+    units = (length for bound, _, length in formatting.DURATIONS if high < bound)
+    unit = next(units) if kind == "time" else 1
     locator = MaxNLocator(most, steps=[1, 2, 2.5, 5, 10])
     ticks = [float(x) * unit for x in locator.tick_values(low / unit, high / unit)]
     return [x for x in ticks if low <= x <= high]

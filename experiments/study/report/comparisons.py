@@ -8,6 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from experiments.study.analysis import formatting
+from experiments.study.analysis.formatting import named, spread
 from experiments.study.analysis.results import ONE_NOMINAL, Report, Row
 from experiments.study.report import charts
 from experiments.study.report.axes import (
@@ -48,11 +49,7 @@ def differences(report: Report, styles: Styles) -> Plot:
     below = [text for kind, text in BARS.items() if kind in kinds]
     if report.terms != ONE_NOMINAL:
         below += ["better →" if measure.higher_is_better else "← better"]
-    verdicts = [
-        f"{formatting.named(row.label, row.point)} {row.verdict}"
-        for row in report.rows
-        if row.difference
-    ]
+    verdicts = [f"{named(r)} {r.verdict}" for r in report.rows if r.difference]
     text = f"{title}. {'; '.join(verdicts)}."
     draw = partial(draw_differences, report, styles, title, ", ".join(below))
     return Plot(
@@ -135,11 +132,8 @@ def sweep(report: Report, styles: Styles) -> Plot:
         lines += [swept(report, own, {p: v + shift for p, v in at.items()}, x)]
     low = min(float(line.low.min()) for line in lines)
     y = Range(low, max(float(line.high.max()) for line in lines)).widened(0.05)
-    ends = [
-        f"{formatting.named(r.label, r.point)} {formatting.spread(r.measure, measure)}"
-        for r in rows
-    ]
-    gone = [formatting.named(r.label, r.point) for r in report.rows if r not in rows]
+    ends = [f"{named(r)} {spread(r.measure, measure)}" for r in rows]
+    gone = [named(r) for r in report.rows if r not in rows]
     texts = charts.end_labels(report)
     chart = Chart(title, report.sweep, x, y, lines, styles, texts, bars=True)
     return Plot(
@@ -159,10 +153,7 @@ def swept(report: Report, rows: Sequence[Row], at: dict[str, float], x: Range) -
     spreads = [row.measure for row in rows if row.measure]
     y = np.array([s.mean * measure.scale for s in spreads])
     around = np.array([(s.deviation or 0.0) * measure.scale for s in spreads])
-    tips = [
-        f"{formatting.named(r.label, r.point)}: {formatting.spread(r.measure, measure)}"
-        for r in rows
-    ]
+    tips = [f"{named(r)}: {spread(r.measure, measure)}" for r in rows]
     xs = np.array([at.get(row.point, x.high) for row in rows])
     if rows[0].point not in at:
         xs, y, around, tips = np.array([x.low, x.high]), y.repeat(2), 0.0, tips * 2

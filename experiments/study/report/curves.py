@@ -7,7 +7,7 @@ import numpy as np
 
 from experiments.cli import terminal
 from experiments.study.analysis import formatting
-from experiments.study.analysis.claims import fixed, places_of
+from experiments.study.analysis.claims import around
 from experiments.study.analysis.quantities import (
     Quantity,
     View,
@@ -45,8 +45,8 @@ def lines_of(report: Report, quantity: Quantity, view: View) -> list[Line]:
         at = finite(x)
         mean, low, high = (finite(values) * quantity.scale for values in band)
         tips = [
-            f"{curve.label}: {tip(quantity, *each)} {place(view, value)}"
-            for *each, value in zip(mean, high - mean, at, strict=True)
+            f"{curve.label}: {around(y, deviation, quantity.unit)} {place(view, x)}"
+            for y, deviation, x in zip(mean, high - mean, at, strict=True)
         ]
         every = max(1, len(at) // 8)
         lines += [Line(curve.label, curve.point, at, mean, low, high, tips, every)]
@@ -58,15 +58,6 @@ def finite(values: Sequence[float | None]) -> np.ndarray:
     # None becomes NaN.
     array = np.array(values, float)
     return np.where(np.isfinite(array), array, np.nan)
-
-
-def tip(quantity: Quantity, mean: float, deviation: float) -> str:
-    """The mean at an evaluation, and the deviation if there is one."""
-    text = f"{mean:.4g}"
-    if deviation > 0:
-        places = places_of(deviation)
-        text = f"{fixed(mean, places)} ± {fixed(deviation, places)}"
-    return f"{text} {quantity.unit}".rstrip()
 
 
 def place(view: View, x: float) -> str:
@@ -173,7 +164,7 @@ def last_figure(line: Line, quantity: Quantity) -> str:
     """The last figure of a line, in words."""
     last = float(f"{line.y[np.isfinite(line.y)][-1]:.4g}")
     value = f"{formatting.number(last)} {quantity.unit}".rstrip()
-    return f"{formatting.named(line.label, line.point)} {value}"
+    return f"{formatting.named(line)} {value}"
 
 
 def note(report: Report, quantity: Quantity, view: View, chart: Chart) -> str:

@@ -7,6 +7,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from experiments.study.analysis import formatting
+from experiments.study.analysis.formatting import named, number
 from experiments.study.analysis.results import Measure, Report, Tuning
 from experiments.study.report.axes import Plot, Range, titled
 from experiments.study.report.charts import Chart, Line, draw_chart
@@ -20,10 +21,7 @@ def plots(report: Report, styles: Styles) -> Iterator[Plot]:
     for flag in dict.fromkeys(tuning.flag for tuning in report.tuning):
         trials = [tuning for tuning in report.tuning if tuning.flag == flag]
         title = f"{formatting.sentence(name)} on validation data by {flag}"
-        chosen = [
-            f"{formatting.named(t.label, t.point)} {formatting.number(t.chosen)}"
-            for t in trials
-        ]
+        chosen = [f"{named(t)} {number(t.chosen)}" for t in trials]
         values = [x for tuning in trials for x in tuning.values]
         log = min(values) > 0 and ("lr" in flag or max(values) > 10 * min(values))
         chart = Chart(
@@ -44,11 +42,7 @@ def plots(report: Report, styles: Styles) -> Iterator[Plot]:
 
 def note(trials: Sequence[Tuning]) -> str:
     """Names the algorithms whose best value is at an edge, and explains the crosses."""
-    edges = [
-        f"{formatting.named(t.label, t.point)} ({formatting.number(t.chosen)})"
-        for t in trials
-        if t.at_edge
-    ]
+    edges = [f"{named(t)} ({number(t.chosen)})" for t in trials if t.at_edge]
     notes = [f"Best at the edge of the range: {', '.join(edges)}."] if edges else []
     if any(score is None for t in trials for score in t.scores):
         notes += ["× at the bottom: a run diverged."]
@@ -74,7 +68,7 @@ def line_of(tuning: Tuning, measure: Measure) -> Line:
     y = np.where(np.isfinite(scores), scores, np.nan) * measure.scale
     tips = [
         f"{tuning.label}: {formatting.shown(score, measure)} {measure.unit}".rstrip()
-        + f" at {tuning.flag} {formatting.number(value)}"
+        + f" at {tuning.flag} {number(value)}"
         for value, score in zip(tuning.values, scores, strict=True)
     ]
     return Line(tuning.label, tuning.point, x, y, y, y, tips)
