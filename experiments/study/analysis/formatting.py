@@ -78,12 +78,6 @@ def ends(rows: Sequence[Row], by: Measure) -> str:
     return with_unit(" to ".join(limits), by)
 
 
-def seeds(row: Row) -> str:
-    """Returns the number of seeds, and of those that diverged."""
-    text = f"{row.seeds} seed{'' if row.seeds == 1 else 's'}"
-    return f"{text}, {row.diverged} diverged" if row.diverged else text
-
-
 def lost(report: Report, label: str) -> str:
     """Returns the number of a variant's runs that diverged; "" for none."""
     rows = [row for row in report.rows if row.label == label]
@@ -146,11 +140,6 @@ def speed(bytes_per_second: float) -> str:
         if bits >= unit_size:
             return f"{three_digits(bits / unit_size)} {unit}"
     return f"{three_digits(bits / 1e3)} kbit/s"
-
-
-def tuned(row: Row) -> str:
-    """Returns the values that were chosen for a variant."""
-    return ", ".join(f"{flag} {number(value)}" for flag, value in row.tuned.items())
 
 
 def sentence(text: str) -> str:

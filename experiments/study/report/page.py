@@ -44,7 +44,7 @@ def page(
         undefined=StrictUndefined,
         keep_trailing_newline=True,
     )
-    environment.filters.update(prose=prose, words=words, svg=Markup, rate=rate)
+    environment.filters.update(prose=prose, svg=Markup, rate=rate)
     environment.filters.update(sentence=formatting.sentence, number=formatting.number)
     environment.tests.update(known=formatting.known, always_zero=always_zero)
     return environment.get_template("report.html.j2").render(
@@ -77,9 +77,3 @@ def prose(text: str) -> Markup:
 def whole(text: str) -> Markup:
     """Text without a line break within a flag: browsers break at hyphens."""
     return Markup(FLAG.sub(r'<span class="flag">\g<0></span>', str(escape(text))))
-
-
-def words(label: str) -> Markup:
-    """A label whose flags stay whole where they fit."""
-    each = (Markup('<span class="word">{}</span>').format(x) for x in label.split())
-    return Markup(" ").join(each)
