@@ -96,8 +96,8 @@ class StudyConfig:
     @cached_property
     def variants(self) -> tuple[Variant, ...]:
         """The algorithms, with what their runs take of all flags."""
-        named, varied = spec.variants(self.algos), (self.tuned, self.swept)
-        return spec.resolved(named, self.task, self.shared, *varied, SETTINGS)
+        varied = self.tuned, self.swept
+        return spec.resolved(self.algos, self.task, self.shared, *varied, SETTINGS)
 
     @cached_property
     def swept(self) -> Range | None:

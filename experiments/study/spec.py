@@ -28,6 +28,7 @@ class Variant(NamedTuple):
         label: name in the report.
         algo: name of the algorithm.
         words: its own flags, as on the command line of experiments.run.
+        known: the parameters of its runs that a study may set.
         argv: flags of its runs, without those of a point and of a trial.
         points: flags of each value of the sweep, by its name such as "workers=4"; one
             point "" without flags if it is not swept.
@@ -38,6 +39,7 @@ class Variant(NamedTuple):
     label: str
     algo: str
     words: Words = ()
+    known: frozenset[str] = frozenset()
     argv: Words = ()
     points: Mapping[str, Words] = MappingProxyType({"": ()})
     tuned: Sequence[Range] = ()
@@ -62,6 +64,31 @@ class Variant(NamedTuple):
         times = self.trials // coarse
         first = next((r for r in self.tuned if r.bounds is not None), None)
         return [r.refined(times) if r is first else r for r in self.tuned]
+
+    def taking(
+        self,
+        task: str,
+        shared: Sequence[Words],
+        tuned: Sequence[Range],
+        swept: Range | None,
+    ) -> "Variant":
+        """Returns the variant with what its runs take; the arguments as `resolved`."""
+        known = SETTINGS.keys() - TAKEN.keys()
+        known |= factories.flag_names(ALGORITHM, self.algo)
+        known |= factories.flag_names(TASK, task)
+        run = ("--algo", self.algo, "--task", task, "--displacements")
+        taken = chain(*(group for group in shared if parameter(group[0]) in known))
+        ranges = [r for r in tuned if r.flag in known]
+        # Counted without the finer values: they may be too many to be listed.
+        counted = tuned if any(r.bounds for r in ranges) else ranges
+        return self._replace(
+            known=frozenset(known),
+            # Its own flags come last: of two equal flags the last one holds.
+            argv=(*run, *taken, *self.words),
+            points=swept.points if swept and swept.flag in known else self.points,
+            tuned=ranges,
+            trials=math.prod(len(r.values) for r in counted) if ranges else 0,
+        )
 
     def decisive_trials(self) -> Iterator[dict[str, str]]:
         """Yields values by flag of which one is refused if any trial is."""
@@ -149,17 +176,8 @@ def flag_of(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
-def known_flags(task: str, algo: str) -> set[str]:
-    """Returns the parameters of an algorithm's runs that a study may set."""
-    return {
-        *(SETTINGS.keys() - TAKEN.keys()),
-        *factories.flag_names(ALGORITHM, algo),
-        *factories.flag_names(TASK, task),
-    }
-
-
 def resolved(
-    variants: Sequence[Variant],
+    text: str,
     task: str,
     shared: Sequence[Words],
     tuned: Sequence[Range],
@@ -169,7 +187,7 @@ def resolved(
     """Returns the variants with what their runs take of a study's flags.
 
     Args:
-        variants: as --algos has them.
+        text: the value of --algos.
         task: its name.
         shared: flags for all variants that have them, split before each flag.
         tuned: all that is tuned.
@@ -180,17 +198,17 @@ def resolved(
         BadRequest: an unknown algorithm or task, a flag that a study sets itself, one
             of no variant, or one that is given, swept or tuned twice.
     """
-    known = [known_flags(task, variant.algo) for variant in variants]
+    found = tuple(x.taking(task, shared, tuned, swept) for x in variants(text))
     given = [parameter(group[0]) for group in shared]
-    own = [parameter(group[0]) for v in variants for group in v.own_flags]
+    own = [parameter(group[0]) for x in found for group in x.own_flags]
     varied = [r.flag for r in (*tuned, swept) if r is not None]
     for name in (*given, *varied, *own):
         if name in TAKEN:
             raise BadRequest(f"{flag_of(name)} is for single runs: say {TAKEN[name]}")
-    every = set().union(*known)
+    known = set().union(*(x.known for x in found))
     for name in (*given, *varied):
-        if name not in every:
-            raise BadRequest(_unknown(name, variants, [*every, *others]))
+        if name not in known:
+            raise BadRequest(_unknown(name, found, [*known, *others]))
     for name in varied:
         if varied.count(name) > 1:
             raise BadRequest(f"{flag_of(name)} can be swept or tuned once only")
@@ -198,8 +216,7 @@ def resolved(
             raise BadRequest(
                 f"{flag_of(name)} is given, and swept or tuned: say one of both"
             )
-    pairs = zip(variants, known, strict=True)
-    return tuple(_resolved(x, has, task, shared, tuned, swept) for x, has in pairs)
+    return found
 
 
 def _unknown(name: str, variants: Sequence[Variant], possible: Sequence[str]) -> str:
@@ -209,28 +226,3 @@ def _unknown(name: str, variants: Sequence[Variant], possible: Sequence[str]) ->
     hint = f": it belongs to {owners}" if owners else nearest
     algos = ", ".join(dict.fromkeys(variant.algo for variant in variants))
     return f"'{flag_of(name)}' is a flag of none of {algos}{hint}"
-
-
-def _resolved(
-    variant: Variant,
-    known: Collection[str],
-    task: str,
-    shared: Sequence[Words],
-    tuned: Sequence[Range],
-    swept: Range | None,
-) -> Variant:
-    """Returns a variant with what its runs take, by the parameters that they know."""
-    taken = chain.from_iterable(g for g in shared if parameter(g[0]) in known)
-    # The variant's own flags come last: of two equal flags the last one holds.
-    run = ("--algo", variant.algo, "--task", task, "--displacements")
-    ranges = [r for r in tuned if r.flag in known]
-    # Counted without the finer values: they may be too many to be listed.
-    counted = tuned if any(r.bounds for r in ranges) else ranges
-    made = variant._replace(
-        argv=(*run, *taken, *variant.words),
-        tuned=ranges,
-        trials=math.prod(len(r.values) for r in counted) if ranges else 0,
-    )
-    if swept is not None and swept.flag in known:
-        return made._replace(points=swept.points)
-    return made

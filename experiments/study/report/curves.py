@@ -5,7 +5,6 @@ from functools import partial
 
 import numpy as np
 
-from experiments.cli import terminal
 from experiments.study.analysis import formatting
 from experiments.study.analysis.claims import around
 from experiments.study.analysis.quantities import (
@@ -16,7 +15,7 @@ from experiments.study.analysis.quantities import (
     views_of,
 )
 from experiments.study.analysis.results import Report
-from experiments.study.report.axes import Plot, Range, titled
+from experiments.study.report.axes import WORDS, Plot, Range, titled
 from experiments.study.report.charts import Chart, Line, draw_chart, end_labels
 from experiments.study.report.styles import Styles
 
@@ -62,8 +61,8 @@ def finite(values: Sequence[float | None]) -> np.ndarray:
 
 def place(view: View, x: float) -> str:
     """A place on the axis in words: "after 480 local steps"."""
-    words = {"bytes": terminal.size, "time": formatting.duration}.get(view.kind)
-    return f"after {words(x)}" if words else f"after {x:,.0f} {view.name}"
+    steps = f"{x:,.0f} {view.name}"
+    return f"after {steps if view.kind == 'plain' else WORDS[view.kind](x)}"
 
 
 def range_of(quantity: Quantity, lines: Sequence[Line]) -> Range | None:
