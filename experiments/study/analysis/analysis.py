@@ -10,10 +10,9 @@ from experiments.study.analysis import remarks
 from experiments.study.analysis.claims import compared
 from experiments.study.analysis.headline import answer, listed
 from experiments.study.analysis.lead import lead, numbers
-from experiments.study.analysis.ranking import by_point, ranked
+from experiments.study.analysis.ranking import by_point, default_target, ranked, timed
 from experiments.study.analysis.rates import rates
 from experiments.study.analysis.results import ONE_NOMINAL, Curve, Report, Row
-from experiments.study.analysis.targets import default_target, timed
 from experiments.study.config import StudyConfig
 from experiments.study.grid import RunSet
 from experiments.study.network import Network, modelled_seconds

@@ -1,13 +1,16 @@
-"""The rows that are compared with one another, by their standing to the best."""
+"""The rows that are compared: their standing to the best, and to a target near it."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from experiments.study.analysis.formatting import PHRASES
-from experiments.study.analysis.results import Row
-from experiments.study.statistics import Measure, paired
+from experiments.study.analysis.results import Curve, Row
+from experiments.study.statistics import ROUNDING, Measure, Spread, paired
 
 FINDINGS = PHRASES["standing"]
+# Distance of the target from the best, of a loss; of an accuracy it is a point.
+SHARE = 0.05
 
 
 class Ranking(NamedTuple):
@@ -58,3 +61,57 @@ def _standing(row: Row, top: Row, by: Measure) -> str:
     if d.low <= 0 <= d.high:
         return "unseen"
     return "better" if by.side * d.mean > 0 else "worse"
+
+
+def default_target(ranking: Ranking, by: Measure) -> float | None:
+    """Returns a target that every row reaches that is not worse than the best.
+
+    It is a point, or 5 % of a loss, from the best mean, or as far as the mean of a row
+    without a difference seen to the best. With too few seeds, such a row is one whose
+    deviations overlap. The target is rounded to the easier side.
+
+    Args:
+        ranking: all rows.
+        by: the measure.
+    """
+    best, kinds = ranking.top, ranking.kinds
+    if best is None or (top := best.measure) is None:
+        return None
+    margin = 1 / by.scale if by.higher_is_better else SHARE * abs(top.mean)
+    few = [row for row in kinds["few"] if _overlaps(row, top)]
+    good = [
+        r.measure.mean for r in (*kinds["better"], *kinds["unseen"], *few) if r.measure
+    ]
+    target = min([by.side * top.mean - margin, *(by.side * mean for mean in good)])
+    if not margin:
+        return by.side * target
+    unit = 10.0 ** (math.floor(math.log10(margin)) - 1)
+    # A mean may be a round number except for rounding: 1e-6 of a unit keeps it.
+    return by.side * round(math.floor(target / unit + 1e-6) * unit, 12)
+
+
+def _overlaps(row: Row, top: Spread) -> bool:
+    """Whether the deviations of a row and of the best overlap."""
+    mean, deviation, _ = row.measure or top
+    return abs(mean - top.mean) <= (deviation or 0.0) + (top.deviation or 0.0)
+
+
+def timed(row: Row, curve: Curve, by: Measure, target: float | None) -> Row:
+    """Returns the row with its modelled times, to the target and in all."""
+    clocks, at = curve.seconds, _reached(curve, by, target)
+    return row._replace(
+        seconds={name: clock[-1] for name, clock in clocks.items()},
+        to_target={
+            name: None if at is None else clock[at] for name, clock in clocks.items()
+        },
+        steps_to_target=None if at is None else curve.steps[at],
+    )
+
+
+def _reached(curve: Curve, by: Measure, target: float | None) -> int | None:
+    """Returns the index of the first evaluation at which the mean is that good."""
+    if target is None or by.key not in curve.bands:
+        return None
+    least = by.side * target - ROUNDING * abs(target)
+    means = enumerate(curve.bands[by.key].mean)
+    return next((i for i, x in means if by.side * x >= least), None)
