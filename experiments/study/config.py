@@ -220,9 +220,8 @@ def _check_report(config: StudyConfig) -> None:
             "pip install -e '.[tensorboard]' in the checkout"
         )
     try:
-        if config.baseline is not None:
-            labels = [variant.label for variant in config.variants]
-            checks.one_of("--baseline", config.baseline, labels)
+        labels = [variant.label for variant in config.variants]
+        checks.one_of("--baseline", config.baseline or labels[0], labels)
         _ = config.networks
     except ValueError as error:
         raise BadRequest(str(error)) from None

@@ -88,13 +88,9 @@ class StudyProgress:
 def progress(total: int, done: int) -> Iterator[StudyProgress]:
     """Shows a bar where stderr is a terminal, a line for each run elsewhere."""
     columns = ("{task.description}", BarColumn(), TimeElapsedColumn())
+    columns += ("{task.fields[left]}",)
     console, is_hidden = Console(stderr=True), not sys.stderr.isatty()
-    with Progress(
-        *(*columns, "{task.fields[left]}"),
-        console=console,
-        transient=True,
-        disable=is_hidden,
-    ) as bar:
+    with Progress(*columns, console=console, transient=True, disable=is_hidden) as bar:
         yield StudyProgress(total, done, bar)
 
 

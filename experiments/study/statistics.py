@@ -118,9 +118,8 @@ def measure(key: str | None, summaries: Sequence[Mapping[str, Any]]) -> Measure:
         return ACCURACY if ACCURACY.key in known else LOSS
     # Without any run that converged, nothing is compared and no name can be checked.
     if figures:
-        checks.one_of(
-            "--measure", key, sorted(k for k in known if k.startswith("test_"))
-        )
+        names = sorted(k for k in known if k.startswith("test_"))
+        checks.one_of("--measure", key, names)
     return named_measure(key)
 
 

@@ -27,14 +27,12 @@ def answer(points: Mapping[str, Ranking], by: Measure, terms: str, times: float)
             f"{factor(times)}."
         ]
     for point, ranking in points.items():
-        # A label is no word to begin with a capital letter.
-        if not terms:
-            text = headline(ranking, by)
-        elif terms == ONE_NOMINAL:
+        if terms == ONE_NOMINAL:
             text = unranked(ranking.rows, by)
-            text = text if point else sentence(text)
         else:
-            text = f"{terms if point else sentence(terms)}, {headline(ranking, by)}"
+            text = (f"{terms}, " if terms else "") + headline(ranking, by)
+        # A label is no word to begin with a capital letter.
+        text = sentence(text) if terms and not point else text
         found.append(f"{point}: {text}" if point else text)
     return "\n".join(found)
 
