@@ -148,7 +148,7 @@ class RunSet(NamedTuple):
         found = [s["bytes_per_worker"] for s in self.fine.values()]
         if not found or any(x is None for x in found):
             return None
-        # Of identical numbers it is exactly that number, which fmean's may differ from.
+        # Exact where all are identical, which the faster fmean may miss by rounding.
         return statistics.mean(found)
 
 

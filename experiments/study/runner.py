@@ -5,7 +5,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import chain
 from typing import Any
 
 import jax
@@ -145,20 +144,19 @@ def make_runs(
         waits = any(trial.missing() for trial in made.trials)
         final = made if waits else tuning.chosen(made, measure_key)
         missing += len(made.seeds) if waits else len(final.missing())
-    # They are asked for one by one, once all trials are done.
-    finals = (tuning.chosen(made, measure_key) for made in planned)
-    found = []
     with progress(total, total - missing) as bar:
         there = f"{total - missing} of {total} runs are there already"
         bar.say(there if missing < total else f"{total} runs to make")
         try:
-            for runs in chain(trials, finals):
-                _make(runs, loader, bar, asked_to_stop)
-                found.append(runs)
+            for trial in trials:
+                _make(trial, loader, bar, asked_to_stop)
+            found = [tuning.chosen(made, measure_key) for made in planned]
+            for made in found:
+                _make(made, loader, bar, asked_to_stop)
         except _Stop:
             bar.say(f"stopped after {bar.done} of {total} runs")
             return None
-    return found[len(trials) :]
+    return found
 
 
 def _make(
