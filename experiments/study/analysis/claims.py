@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from experiments.study.analysis.formatting import diverged
+from experiments.study.analysis.formatting import diverged, fixed, places_of
 from experiments.study.analysis.results import Row
 from experiments.study.statistics import Difference, Measure, paired
 
@@ -176,26 +176,3 @@ def _relation(mean: float, by: Measure, words: tuple[str, str] | None) -> str:
     if words is None:
         return "above" if mean > 0 else "below"
     return words[by.side * mean < 0]
-
-
-def around(mean: float, deviation: float, unit: str) -> str:
-    """Returns "97.2 ± 1.3 %", two digits of the deviation; without one the mean."""
-    text = f"{mean:.4g}"
-    if deviation > 0:
-        places = places_of(deviation)
-        text = f"{fixed(mean, places)} ± {fixed(deviation, places)}"
-    return f"{text} {unit}".rstrip()
-
-
-def places_of(x: float) -> int:
-    """Returns the decimals that show two digits of a value."""
-    return max(0, 1 - int(f"{x:.1e}".split("e")[1]))
-
-
-def fixed(x: float, places: int) -> str:
-    """Returns a value with so many decimals, never 0.0 for other values than 0."""
-    text = f"{x:.{places}f}"
-    # No 0.0 for a value that is not 0, and no row of zeros for a huge one.
-    if x and (float(text) == 0 or len(text) > 12):
-        return f"{x:.1g}" if float(text) == 0 else f"{x:.6g}"
-    return text if x else "0"

@@ -66,6 +66,29 @@ def spread(value: Spread | None, measure: Measure) -> str:
     return with_unit(text, measure)
 
 
+def around(mean: float, deviation: float, unit: str) -> str:
+    """Returns "97.2 ± 1.3 %", two digits of the deviation; without one the mean."""
+    text = f"{mean:.4g}"
+    if deviation > 0:
+        places = places_of(deviation)
+        text = f"{fixed(mean, places)} ± {fixed(deviation, places)}"
+    return f"{text} {unit}".rstrip()
+
+
+def places_of(x: float) -> int:
+    """Returns the decimals that show two digits of a value."""
+    return max(0, 1 - int(f"{x:.1e}".split("e")[1]))
+
+
+def fixed(x: float, places: int) -> str:
+    """Returns a value with so many decimals, never 0.0 for other values than 0."""
+    text = f"{x:.{places}f}"
+    # No 0.0 for a value that is not 0, and no row of zeros for a huge one.
+    if x and (float(text) == 0 or len(text) > 12):
+        return f"{x:.1g}" if float(text) == 0 else f"{x:.6g}"
+    return text if x else "0"
+
+
 def with_unit(text: str, measure: Measure) -> str:
     """Returns the text and its unit, if the measure has one."""
     return f"{text} {measure.unit}".rstrip()

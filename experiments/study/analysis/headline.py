@@ -3,8 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from experiments.cli.terminal import size
-from experiments.study.analysis.claims import around
-from experiments.study.analysis.formatting import counted, ends, sentence
+from experiments.study.analysis.formatting import around, counted, ends, sentence
 from experiments.study.analysis.ranking import FINDINGS, Ranking
 from experiments.study.analysis.rates import factor
 from experiments.study.analysis.results import ONE_NOMINAL, Row

@@ -6,7 +6,7 @@ from functools import partial
 import numpy as np
 
 from experiments.study.analysis import formatting
-from experiments.study.analysis.claims import around
+from experiments.study.analysis.formatting import around
 from experiments.study.analysis.quantities import (
     Quantity,
     View,
