@@ -39,7 +39,7 @@ def run(
     try:
         records.check_writable(config.folder)
         with lock.held(config.folder):
-            return _make(config, config.folder, argv, asked_to_stop)
+            return _make(config, argv, asked_to_stop)
     except ValueError as error:
         raise BadRequest(str(error)) from error
     except OSError as error:
@@ -53,10 +53,10 @@ def run(
 
 
 def _make(
-    config: StudyConfig, out: Path, argv: Sequence[str], asked_to_stop: exits.Stopped
+    config: StudyConfig, argv: Sequence[str], asked_to_stop: exits.Stopped
 ) -> int | None:
     """Makes a study's files, and shows the summary; returns as `run` does."""
-    identity = _identity(config)
+    out, identity = config.folder, _identity(config)
     # All that can be refused is, before anything of an old study is removed.
     _check_folder(out, identity, config.overwrite)
     loader = Loader()
