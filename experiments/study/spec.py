@@ -60,6 +60,8 @@ class Variant(NamedTuple):
     @property
     def budget(self) -> list[Range]:
         """The ranges that make its trials: the first one is as fine as that takes."""
+        # By a plain grid, a variant that lacks one of the tuned flags would have a
+        # fraction of the others' trials.
         coarse = math.prod(len(r.values) for r in self.tuned)
         times = self.trials // coarse
         first = next((r for r in self.tuned if r.bounds is not None), None)
