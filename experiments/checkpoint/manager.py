@@ -89,7 +89,7 @@ class CheckpointManager(NamedTuple):
             "run_id": progress.run_id,
             "settings": run.config.values("run"),
             "versions": versions(),
-            "sent": bytes_after(run.count(progress), progress),
+            "sent": bytes_after(run.rounds.sent(progress), progress),
             "progress": dataclasses.asdict(now),
         }
         return Shard(

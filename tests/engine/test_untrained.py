@@ -22,10 +22,7 @@ WITHOUT_SYNC = (
 def never(words):
     """Says why a run never syncs; "" where it does."""
     plan = make_components(parse([*TINY.split(), *words.split()]))
-    state = prepared._start(plan)[1]
-    steps = plan.config.steps
-    sent = rounds.communication(plan, state, steps)
-    return rounds.untrained(plan, state, rounds.ends(plan, state, steps, sent))
+    return rounds.planned(plan, prepared._start(plan)[1]).untrained
 
 
 @pytest.fixture(autouse=True)
