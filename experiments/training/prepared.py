@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -35,8 +36,10 @@ from experiments.training.strategies import steady_strategy
 from syncalgos import Replica, TrainState
 from syncalgos.combinators import introspection
 
-COMMON = ("algo", "arguments", "task", "task_arguments", "seed", "workers")
-COMMON += ("batch_size", "optimizer", "lr", "accumulate", "partition", "validation")
+# Where a model comes from, as an exported one says, too.
+ORIGIN = ("algo", "arguments", "task", "task_arguments", "seed", "workers")
+COMMON = (*ORIGIN, "batch_size", "optimizer", "lr", "accumulate", "partition")
+COMMON += ("validation",)
 
 
 @dataclass(frozen=True)
@@ -217,6 +220,7 @@ def _facts(parts: Components, effective_lr: float | None) -> dict[str, Any]:
     }
 
 
+@cache  # each checkpoint asks, and reading the packages' metadata takes 30 ms
 def versions() -> dict[str, str]:
     """Returns the versions of all that a run's numbers depend on."""
     packages = ("jax", "jaxlib", "optax", "numpy", "scikit-learn", "grain")
