@@ -204,7 +204,7 @@ def _until_stopped(member):
     Path(f"trained-{member.process}").touch()
     until(lambda: asked.exists() and asked.read_text(), "a signal")
     number = int(asked.read_text())
-    member.stopped(signal.Signals(number).name)
+    member.stopped()
     sys.exit(75 if number == signal.SIGTERM else 130)
 
 
