@@ -62,7 +62,7 @@ def test_docstrings_and_comments_keep_up_with_the_code(package, docstrings):
 
 @pytest.mark.parametrize("package", PACKAGES)
 def test_docstrings_begin_with_a_verb_or_a_noun(package):
-    begun = re.compile(r'^\s*(?:r)?"""(?:What|Of|Which|Where|That|Those)\b')
+    begun = re.compile(r'^\s*r?"""(?:What|Of|Who|Whose|How|Which|Where|That|Those)\b')
     for path in FILES[package]:
         for number, line in enumerate((ROOT / path).read_text().splitlines(), 1):
             assert not begun.match(line), f"{path}:{number}: {line.strip()}"

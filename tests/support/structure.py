@@ -185,7 +185,7 @@ def layers(graph: dict[str, set[str]]) -> int:
 
 
 def nesting(function: ast.AST) -> int:
-    """How deep blocks lie in a function; elif is no deeper than if."""
+    """Finds how deep blocks lie in a function; elif is no deeper than if."""
 
     def depth(node, is_elif=False):
         nested = 0
