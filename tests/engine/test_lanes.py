@@ -4,8 +4,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from linear import BATCHES, DATA, ROWS, make_params, make_trainer, plain_loss, wide
 from owed import make, owed
+from problems.linear import (
+    BATCHES,
+    DATA,
+    ROWS,
+    make_params,
+    make_trainer,
+    plain_loss,
+    wide,
+)
 
 import syncalgos
 from syncalgos import per_example, stateless

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from held import Held
+from problems.held import Held
 
 import syncalgos as sa
 from syncalgos.engine.layout import BACKENDS

@@ -9,7 +9,7 @@ import optax
 import pytest
 from jax.sharding import Mesh, PartitionSpec
 from mapped import on_workers
-from two_tables import (
+from problems.two_tables import (
     BATCH,
     BATCHES,
     FIRST,

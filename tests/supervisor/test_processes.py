@@ -15,13 +15,13 @@ import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple
 
-import drawing
 import jax
 import numpy as np
 import pytest
 from commands import CACHE, ROOT, environment
 from conftest import QUICK
 from in_process import HALF, STEPS, Seen, host, taken
+from problems import drawing
 
 import syncalgos
 from syncalgos.engine.layout import BACKENDS, is_key
@@ -67,7 +67,7 @@ def execute(group, folder):
         JAX_NUM_CPU_DEVICES=group.devices,
         JAX_CPU_COLLECTIVES_IMPLEMENTATION="gloo",
         PYTHONPATH=os.pathsep.join(
-            [str(ROOT), str(ROOT / "tests"), str(ROOT / "tests/support")]
+            [str(ROOT), str(ROOT / "tests/support"), str(ROOT / "tests/supervisor")]
         ),
         XLA_FLAGS=" ".join(QUICK),
         **{CACHE: "false"},  # one process would find what the others compile

@@ -8,8 +8,7 @@ import numpy as np
 import optax.contrib
 import pytest
 from jax.tree_util import keystr, tree_leaves_with_path
-from reducing import assert_close
-from waves import wave
+from reducing import assert_close, wave
 
 import syncalgos
 from experiments.tasks import muon

@@ -10,7 +10,6 @@ import jax
 import numpy as np
 import optax
 import pytest
-from conformance import loss, problem
 from lasting import (
     Crash,
     Work,
@@ -26,6 +25,7 @@ from lasting import (
     signal_at,
 )
 from owed import PERIOD, make, parameters
+from problems.conformance import loss, problem
 from small_tasks import SMALL, folder_of
 
 from experiments.checkpoint import state_arrays

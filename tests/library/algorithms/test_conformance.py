@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from conformance import loss, problem
 from owed import PERIOD, WITH, make, other_value, owed, parameters
+from problems.conformance import loss, problem
 
 import syncalgos
 from syncalgos.engine.layout import BACKENDS

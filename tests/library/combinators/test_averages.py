@@ -5,9 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from linear import BATCHES, make_params, make_trainer
 from problems import relative_error
-from quadratics import LR, ROUNDING, START, train, unflatten
+from problems.linear import BATCHES, make_params, make_trainer
+from problems.quadratics import LR, ROUNDING, START, train, unflatten
 
 import syncalgos
 from syncalgos import (

@@ -12,9 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from held import Held
 from hypothesis import Phase, event, given, note, settings
 from hypothesis import strategies as st
+from problems.held import Held
 
 import syncalgos as sa
 from syncalgos.engine.layout import BACKENDS

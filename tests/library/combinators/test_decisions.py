@@ -9,8 +9,8 @@ import optax
 import pytest
 from jax.extend import core
 from lasting import lines_of, run, signal_at
-from linear import BATCHES, make_params, make_trainer
 from owed import PERIOD, make
+from problems.linear import BATCHES, make_params, make_trainer
 
 import syncalgos
 from syncalgos import (

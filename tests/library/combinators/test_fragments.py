@@ -3,7 +3,7 @@
 import jax
 import numpy as np
 import pytest
-from quadratics import ROUNDING, START, flatten, local_steps, train, unflatten
+from problems.quadratics import ROUNDING, START, flatten, local_steps, train, unflatten
 from reducing import shapes_of
 
 from models import gpt

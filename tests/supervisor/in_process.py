@@ -14,15 +14,12 @@ import traceback
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import conformance
-import drawing
 import jax
 import jax.monitoring
 import jax.numpy as jnp
-import linear
 import numpy as np
-import two_tables
 from owed import PERIOD, make, owed
+from problems import conformance, drawing, linear, two_tables
 
 import syncalgos
 from syncalgos import DataParallel, TrainState

@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from problems import relative_error
 
+from problems import relative_error
 from syncalgos import WORKERS, Replica
 
 SHAPES = {
