@@ -234,7 +234,6 @@ def cases_of_the_engine():
             yield pytest.param(
                 *(backend, name, fast),
                 id=f"{backend}-{name}",
-                marks=() if fast else pytest.mark.slow,
             )
 
 
@@ -248,9 +247,7 @@ def test_engine_gives_the_numbers_of_one_process(start, backend, name, fast):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "backend", ["pmap", pytest.param("shard_map", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("backend", ["pmap", "shard_map"])
 def test_rows_of_placed_data_are_the_batches(start, backend):
     several, _ = engine_groups(backend, fast=backend == "pmap")
     found = start(several).result()

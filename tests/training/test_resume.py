@@ -194,17 +194,12 @@ KINDS = {  # flags, and the look after seven steps
     "errors fed back": (f"{TINY} --algo topk_sgd --density 0.3", STOP),
     "lanes of shard_map": (f"{BMUF} --workers 4 --backend shard_map", STOP),
 }
-FAST = ("a schedule", "labels")
-
-
-def kinds():
-    for kind, (command, look) in KINDS.items():
-        marks = () if kind.startswith(FAST) else pytest.mark.slow
-        yield pytest.param(command, look, id=kind.replace(" ", "-"), marks=marks)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("command, look", list(kinds()))
+@pytest.mark.parametrize(
+    "command, look", KINDS.values(), ids=[x.replace(" ", "-") for x in KINDS]
+)
 def test_resumed_run_with_more_to_carry_is_the_uninterrupted_one(
     command, look, tmp_path
 ):
