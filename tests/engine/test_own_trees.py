@@ -14,7 +14,6 @@ from syncalgos.engine.layout import BACKENDS
 STEPS, BATCH = 8, 12
 X = np.random.default_rng(0).normal(size=(STEPS, BATCH, 3)).astype(np.float32)
 BATCHES = {"x": X, "y": X @ np.array([1.0, -2.0, 0.5], np.float32)}
-ROUNDING = 2e-6
 
 
 def loss(params, batch):
