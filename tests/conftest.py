@@ -52,6 +52,11 @@ def few_programs_are_kept():
         gc.collect()
 
 
+def spread_evenly(count, number):
+    """Indices of so many of `count` cases."""
+    return {count * i // number for i in range(number)}
+
+
 @pytest.hookimpl(tryfirst=True)  # before -m chooses
 def pytest_collection_modifyitems(config, items):
     """Marks as slow what `sample(n)` leaves out: all but n cases, evenly spread.
@@ -64,7 +69,7 @@ def pytest_collection_modifyitems(config, items):
         if tier is None and (sample := item.get_closest_marker("sample")):
             cases[item.function, sample.args[0]].append(item)
     for (_, number), found in cases.items():
-        kept = {len(found) * i // number for i in range(number)}
+        kept = spread_evenly(len(found), number)
         for i, item in enumerate(found):
             if i not in kept and not config.option.keyword:
                 item.add_marker(pytest.mark.slow)

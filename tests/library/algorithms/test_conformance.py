@@ -64,7 +64,8 @@ def center_on(name, backend, workers):
 def cases():
     """All pairs of names, backends and numbers of workers are in one of them.
 
-    One of each name is not slow: pmap or shard_map, which is compared with vmap.
+    One of each name may be in the default run, pmap or shard_map, compared with vmap;
+    `sample` keeps eight of them.
     """
     for (i, name), (j, workers) in itertools.product(
         enumerate(NAMES), enumerate(WORKERS)
