@@ -275,18 +275,21 @@ def test_processes_take_over_from_each_other(in_two, tmp_path):
     assert_near(four, whole)
 
 
+def assert_refused(out, command, told):
+    """The command ends with this line, and leaves the folder as it was."""
+    before = files(out)
+    ended = run(command, out)
+    assert (ended.code, ended.stderr) == (2, f"error: --resume: {told}\n")
+    assert files(out) == before
+
+
 # Other numbers of workers
 
 
 def test_another_number_of_workers_is_refused_and_nothing_touched(out):
-    before = files(out)
-    ended = run(f"{BMUF} --workers 4 --resume", out)
-    assert ended.code == 2
-    assert ended.stderr == (
-        "error: --resume: the checkpoint of step 7 is of 2 workers, not 4: "
-        "--resume-center starts new replicas from its center model\n"
-    )
-    assert files(out) == before
+    told = "the checkpoint of step 7 is of 2 workers, not 4: "
+    told += "--resume-center starts new replicas from its center model"
+    assert_refused(out, f"{BMUF} --workers 4 --resume", told)
 
 
 @pytest.mark.parametrize("workers", [1, 4])
@@ -393,13 +396,8 @@ def test_without_a_checkpoint_another_run_is_not_replaced(stopped, tmp_path):
     out = tmp_path / "out"
     shutil.copytree(stopped.out, out)
     shutil.rmtree(out / FOLDER)
-    before = files(out)
-    ended = run(f"{BMUF} --period 2 --resume", out)
-    assert ended.code == 2
-    assert ended.stderr == (
-        "error: --resume: the run was made with --period 4, not 2\n"
-    )
-    assert files(out) == before
+    told = "the run was made with --period 4, not 2"
+    assert_refused(out, f"{BMUF} --period 2 --resume", told)
 
 
 # Another run than before
@@ -430,11 +428,7 @@ MORE = {
     ],
 )
 def test_settings_that_differ_are_refused_and_nothing_touched(flags, told, out):
-    before = files(out)
-    ended = run(f"{BMUF} {flags} --resume", out)
-    assert ended.code == 2
-    assert ended.stderr == f"error: --resume: the run was made with {told}\n"
-    assert files(out) == before
+    assert_refused(out, f"{BMUF} {flags} --resume", f"the run was made with {told}")
 
 
 def test_settings_on_which_no_number_depends_may_differ(out, whole):
@@ -445,13 +439,8 @@ def test_settings_on_which_no_number_depends_may_differ(out, whole):
 
 
 def test_fewer_steps_than_are_done_are_refused(out):
-    before = files(out)
-    ended = run(f"{BMUF} --steps 6 --resume", out)
-    assert ended.code == 2
-    assert ended.stderr == (
-        "error: --resume: the checkpoint is of step 7, behind --steps 6\n"
-    )
-    assert files(out) == before
+    told = "the checkpoint is of step 7, behind --steps 6"
+    assert_refused(out, f"{BMUF} --steps 6 --resume", told)
 
 
 @pytest.mark.slow
@@ -467,13 +456,8 @@ def test_longer_run_is_refused_where_the_rate_depends_on_its_length(tmp_path):
     command = f"{BMUF} --schedule cosine"
     out = tmp_path / "out"
     run(command, out, signal_at(STOP))
-    before = files(out)
-    ended = run(f"{command} --steps 12 --resume", out)
-    assert ended.code == 2
-    assert ended.stderr == (
-        "error: --resume: the run was made with --steps 11, not 12\n"
-    )
-    assert files(out) == before
+    told = "the run was made with --steps 11, not 12"
+    assert_refused(out, f"{command} --steps 12 --resume", told)
 
 
 def test_resume_with_overwrite_is_refused(out):
