@@ -8,7 +8,6 @@ does within a process, and float64 shows that nothing else differs.
 import json
 import os
 import pickle
-import socket
 import subprocess
 import sys
 import time
@@ -24,6 +23,7 @@ from in_process import HALF, STEPS, Seen, host, taken
 from problems import drawing
 
 import syncalgos
+from experiments.supervisor.addresses import free_port
 from syncalgos.engine.layout import BACKENDS, is_key
 
 NAMES = tuple(syncalgos.ALGORITHMS)
@@ -51,12 +51,6 @@ class Group(NamedTuple):
 def work(what, **arguments):
     """A function of in_process.py and its arguments."""
     return json.dumps([what, arguments])
-
-
-def free_port():
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
 
 
 def execute(group, folder):
