@@ -1,4 +1,4 @@
-"""What the docs say: examples run, algorithms have their rows, links lead somewhere."""
+"""Docs: examples run, algorithms have their rows, links lead somewhere."""
 
 import contextlib
 import inspect

@@ -1,4 +1,4 @@
-"""What the engine refuses, and how it says so."""
+"""Requests that the engine refuses, and its messages."""
 
 import jax
 import jax.numpy as jnp

@@ -399,7 +399,7 @@ def test_a_sum_over_lanes_is_numpys_and_has_its_gradient():
 
 @pytest.mark.parametrize("form", ["vectorized", "sequential"])
 def test_many_lanes_of_short_floats_are_summed_in_wide_ones(form):
-    """Of 512 ones 8 bits would make 256."""
+    """A sum of 512 ones in 8 bits would be 256."""
     params = {"w": jnp.ones((600, 1), jnp.bfloat16)}
     loss = stateless(lambda p, b: jnp.mean(b) + 0 * jnp.sum(p["w"]))
     options = {"loss": loss, "workers": 512, "lanes": 512, "lane_form": form}

@@ -93,7 +93,7 @@ def signed(content):
 
 
 def refused(path):
-    """What is said of a part that is Damaged: one line that names the file."""
+    """The error for a Damaged shard: one line that names the file."""
     with pytest.raises(Damaged) as caught:
         read(path)
     message = str(caught.value)

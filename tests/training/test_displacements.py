@@ -1,4 +1,4 @@
-"""What the harness measures of the workers' displacements, against NumPy."""
+"""Displacements that the harness measures, against NumPy."""
 
 import importlib
 import itertools

@@ -1,4 +1,4 @@
-"""Which leaves of each model Muon takes, and that stacked layers are apart."""
+"""Leaves of each model that Muon takes; stacked layers are apart."""
 
 from typing import Any
 

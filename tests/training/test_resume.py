@@ -164,7 +164,7 @@ def of_two(in_two, tmp_path_factory):
 @pytest.mark.long
 @pytest.mark.parametrize("name", NAMES)
 def test_resumed_run_of_two_processes_is_that_of_one(name, of_two, whole_by):
-    """Of two workers' sums there is one order, wherever the workers are."""
+    """Sums of two workers have one order, wherever they are."""
     left, ended = of_two(name)
     assert left.code == 75, left.stderr
     assert {x.name for x in (ended.out / FOLDER).iterdir()} == {
@@ -559,7 +559,7 @@ BROKEN = {
 
 @pytest.mark.parametrize("kind", BROKEN)
 def test_broken_files_are_made_good(kind, whole, tmp_path):
-    """Of a run that is done: as there is nothing to train, that is quick."""
+    """The run is done: with nothing to train, this is quick."""
     out = shutil.copytree(whole.out, tmp_path / "out")
     BROKEN[kind](out)
     ended = run(f"{BMUF} --resume", out)

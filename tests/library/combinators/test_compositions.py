@@ -27,7 +27,7 @@ ROUNDING = {"float64": 1e-9, "float32": 1e-3, "bfloat16": 0.1}
 
 
 class Leaf(NamedTuple):
-    """What a strategy is made of; `{n}` stands for small numbers that are drawn.
+    """A part of a strategy; `{n}` stands for small numbers that are drawn.
 
     Attributes:
         text: an expression.

@@ -72,7 +72,7 @@ def local_steps(
 
 
 class Trained(NamedTuple):
-    """What `train` saw after each step.
+    """The models after each step.
 
     Attributes:
         centers: the mean of the workers' centers, (steps, SIZE).
