@@ -18,7 +18,7 @@ PACKAGES = ("syncalgos", "models", "experiments", "benchmarks")
 CATALOGUES = ("syncalgos/algorithms", "experiments/tasks", "tests/recurrences")
 COMMANDS = ("experiments/run.py", "experiments/compare.py")
 FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef
-NESTING = (ast.If, ast.For, ast.While, ast.With, ast.Try, ast.Match, FUNCTIONS)
+NESTING = (ast.If, ast.For, ast.While, ast.With, ast.Try, ast.Match)
 
 
 class Lines(NamedTuple):
@@ -74,8 +74,8 @@ def entries(folder: Path) -> list[str]:
     return sorted(p.name for p in folder.iterdir() if p.name not in ignored)
 
 
-def crowded(package: str, most: int = 12) -> list[str]:
-    """Folders with more entries than `most`; catalogues may have any number."""
+def crowded(package: str) -> list[str]:
+    """Folders with more than 12 entries; catalogues may have any number."""
     top = ROOT / package
     folders = [top, *(p for p in sorted(top.rglob("*")) if p.is_dir())]
     found = []
@@ -83,7 +83,7 @@ def crowded(package: str, most: int = 12) -> list[str]:
         name = str(folder.relative_to(ROOT))
         if "__pycache__" in folder.parts or name in CATALOGUES:
             continue
-        if (count := len(entries(folder))) > most:
+        if (count := len(entries(folder))) > 12:
             found.append(f"{name} ({count})")
     return found
 
@@ -194,7 +194,7 @@ def nesting(function: ast.AST) -> int:
                 isinstance(node, ast.If) and [child] == node.orelse
             ) and isinstance(child, ast.If)
             nested = max(nested, depth(child, chained))
-        deeper = isinstance(node, NESTING[:-1]) and not is_elif
+        deeper = isinstance(node, NESTING) and not is_elif
         return nested + deeper
 
     own = [x for x in ast.iter_child_nodes(function) if not isinstance(x, FUNCTIONS)]
