@@ -22,4 +22,4 @@ bench:
 	python -m benchmarks.yardstick
 
 structure:
-	python tests/support/structure.py
+	python tests/docs/structure.py

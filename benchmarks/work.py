@@ -33,7 +33,7 @@ class Work(NamedTuple):
 
     @property
     def examples(self) -> int:
-        """How many there are."""
+        """The number of examples."""
         return len(jax.tree.leaves(self.data)[0])
 
 

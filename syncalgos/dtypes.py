@@ -24,6 +24,11 @@ def widen(tree: PyTree) -> PyTree:
     return on_floats(lambda xs: [x.astype(wide_dtype(x.dtype)) for x in xs], tree)
 
 
+def zeros(tree: PyTree) -> PyTree:
+    """Makes zeros shaped like a tree, at least float32: momenta, residuals and sums."""
+    return jax.tree.map(jnp.zeros_like, widen(tree))
+
+
 def narrow(tree: PyTree, like: PyTree) -> PyTree:
     """Casts a tree to the dtypes of another.
 

@@ -52,7 +52,7 @@ class MeanCenter(NamedTuple):
 class MeanOfGrads(NamedTuple):
     """A reduce that is declared to return the plain mean over all workers.
 
-    The engine then computes one gradient over the joined batches of a device's lanes.
+    The engine then computes one gradient over the merged batches of a device's lanes.
     """
 
     call: Callable[..., tuple[PyTree, PyTree]]
@@ -81,7 +81,7 @@ def _no_state(params: PyTree) -> PyTree:
 
 
 class Strategy(NamedTuple):
-    """How the workers' replicas agree: four functions, and the steps of the syncs.
+    """Four functions by which the workers' replicas agree, and the steps of the syncs.
 
     `step` counts local steps from 0 and is the same on all workers. Gradients, replicas
     and state keep their structure, shapes and dtypes.
@@ -100,7 +100,7 @@ class Strategy(NamedTuple):
     `acts` is a promise, which sync keeps by itself: `every` and `when` make a sync that
     does, and declare it. Replace both together: `_replace(sync=…, acts=…)`. Where it is
     declared, `at_syncs` and `delayed` know the steps of the syncs, and the engine may
-    run several local steps of one worker in turn.
+    run several local steps of one worker, then those of the next.
     """
 
     init: Callable[[PyTree], PyTree] = _no_state

@@ -1,4 +1,4 @@
-"""Who exchanges with whom at a step, in methods without a global mean."""
+"""Peers that exchange at a step, in methods without a global mean."""
 
 import math
 from functools import partial

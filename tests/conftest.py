@@ -37,7 +37,9 @@ if "PYTEST_XDIST_WORKER" not in os.environ:  # before there are others that read
     PROGRAMS.mkdir(parents=True, exist_ok=True)
     compile_cache.prune(PROGRAMS, most=2**30, kept=2**29)
 
-pytest.register_assert_rewrite("quadratics")  # its assertions tell their values
+pytest.register_assert_rewrite(
+    "problems.quadratics"
+)  # its assertions tell their values
 TESTS = itertools.count(1)
 
 
@@ -48,6 +50,11 @@ def few_programs_are_kept():
     if next(TESTS) % 50 == 0:
         jax.clear_caches()
         gc.collect()
+
+
+def spread_evenly(count, number):
+    """Indices of so many of `count` cases."""
+    return {count * i // number for i in range(number)}
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m chooses
@@ -62,7 +69,7 @@ def pytest_collection_modifyitems(config, items):
         if tier is None and (sample := item.get_closest_marker("sample")):
             cases[item.function, sample.args[0]].append(item)
     for (_, number), found in cases.items():
-        kept = {len(found) * i // number for i in range(number)}
+        kept = spread_evenly(len(found), number)
         for i, item in enumerate(found):
             if i not in kept and not config.option.keyword:
                 item.add_marker(pytest.mark.slow)

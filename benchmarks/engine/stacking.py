@@ -30,18 +30,18 @@ RUNS = (
 )
 
 
-def stacked(plan: Components) -> DataParallel:
+def stacked(parts: Components) -> DataParallel:
     """The engine for SEEDS runs at once: leaves of params lead with the seeds."""
-    train_loss, _ = losses(plan.task)
+    train_loss, _ = losses(parts.task)
 
     def loss(params, buffers, batch, key):
         # A worker's slice of a batch holds the seeds' examples in turn.
-        parts = jax.tree.map(lambda x: x.reshape(-1, SEEDS, *x.shape[1:]), batch)
+        own = jax.tree.map(lambda x: x.reshape(-1, SEEDS, *x.shape[1:]), batch)
         each = jax.vmap(train_loss, in_axes=(0, 0, 1, None))
-        values, (buffers, metrics) = each(params, buffers, parts, key)
+        values, (buffers, metrics) = each(params, buffers, own, key)
         return jnp.sum(values), (buffers, metrics)
 
-    one, inner = plan.strategy, plan.optimizer
+    one, inner = parts.strategy, parts.optimizer
     return DataParallel(
         loss,
         optax.GradientTransformation(jax.vmap(inner.init), jax.vmap(inner.update)),
@@ -51,14 +51,14 @@ def stacked(plan: Components) -> DataParallel:
             sync=jax.vmap(one.sync, in_axes=(0, 0, None)),
             center=jax.vmap(one.center),
         ),
-        workers=plan.config.workers,
+        workers=parts.config.workers,
     )
 
 
-def train(trainer: DataParallel, plan: Components, model, rows: np.ndarray) -> float:
+def train(trainer: DataParallel, parts: Components, model, rows: np.ndarray) -> float:
     """Returns the seconds of the steps, in dispatches of the task's length."""
-    state, data = trainer.init(*model), trainer.place(plan.data.train)
-    length, start = plan.config.dispatch_steps, time.perf_counter()
+    state, data = trainer.init(*model), trainer.place(parts.data.train)
+    length, start = parts.config.dispatch_steps, time.perf_counter()
     compiled = trainer.compile_seconds
     for first in range(0, len(rows), length):
         state, metrics = trainer.run(state, rows[first : first + length], data)
@@ -68,11 +68,11 @@ def train(trainer: DataParallel, plan: Components, model, rows: np.ndarray) -> f
 
 def compare(words: str) -> dict[str, list[float]]:
     """Returns the seconds of all seeds in both forms, REPEATS times in turn."""
-    plan = make_components(parse(words.split()))
-    s, at_once = plan.config, stacked(plan)
-    models = [plan.task.init(jax.random.key(seed)) for seed in range(SEEDS)]
+    parts = make_components(parse(words.split()))
+    s, at_once = parts.config, stacked(parts)
+    models = [parts.task.init(jax.random.key(seed)) for seed in range(SEEDS)]
     rows = [
-        sampler.rows(seed, 0, s.steps, s.batch_size, plan.data.examples)
+        sampler.rows(seed, 0, s.steps, s.batch_size, parts.data.examples)
         for seed in range(SEEDS)
     ]
     model = jax.tree.map(lambda *leaves: jnp.stack(leaves), *models)
@@ -80,10 +80,10 @@ def compare(words: str) -> dict[str, list[float]]:
 
     def in_turn() -> float:
         pairs = zip(models, rows, strict=True)
-        return sum(train(plan.trainer, plan, *pair) for pair in pairs)
+        return sum(train(parts.trainer, parts, *pair) for pair in pairs)
 
     pairs = [
-        (in_turn(), train(at_once, plan, model, mixed)) for _ in range(REPEATS + 1)
+        (in_turn(), train(at_once, parts, model, mixed)) for _ in range(REPEATS + 1)
     ]
     apart, stacks = map(list, zip(*pairs[1:], strict=True))  # the first compiles
     return {"in turn": apart, "stacked": stacks}

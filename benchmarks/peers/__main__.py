@@ -155,15 +155,14 @@ def measure_all(
 
     Ctrl-C ends it early: measurements that are complete by then count.
     """
-    kept = entries[::-1]
+    failed = []
     with suppress(KeyboardInterrupt):
         for turn in range(arguments.repeats):
-            kept = [
-                entry
-                for entry in reversed(kept)
-                if attempt(entry, turn, pythons, arguments)
-            ]
-    return [entry for entry in entries if entry in kept and entry.seconds]
+            for entry in entries[:: -1 if turn % 2 else 1]:
+                if entry in failed or attempt(entry, turn, pythons, arguments):
+                    continue
+                failed.append(entry)
+    return [entry for entry in entries if entry not in failed and entry.seconds]
 
 
 def attempt(

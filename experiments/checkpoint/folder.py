@@ -87,9 +87,10 @@ def prune(
     Raises:
         OSError: a file cannot be removed.
     """
-    valid = [x for x in steps(folder) if newest is None or x <= newest]
     # Steps of complete and of damaged checkpoints alike: only names are known here.
-    for step in {*steps(folder)} - {*valid[:keep]}:
+    found = steps(folder)
+    valid = [x for x in found if newest is None or x <= newest]
+    for step in {*found} - {*valid[:keep]}:
         remove(folder, step, number, of)
     for name in _file_names(folder):
         writer = shard_file.writer(name)

@@ -18,7 +18,7 @@ from experiments.checkpoint.folder import COMMON, Incomplete
 from experiments.checkpoint.shard_file import Damaged, Shard, write
 from experiments.cli import factories, terminal
 from experiments.cli.errors import BadRequest
-from experiments.cli.factories import ALGORITHM
+from experiments.cli.factories import ALGORITHM, TASK
 from experiments.training import records
 from experiments.training.config import SETTINGS, RunConfig
 from experiments.training.loop import bytes_after
@@ -89,7 +89,7 @@ class CheckpointManager(NamedTuple):
             "run_id": progress.run_id,
             "settings": run.config.values("run"),
             "versions": versions(),
-            "sent": bytes_after(run.count(progress), progress),
+            "sent": bytes_after(run.rounds.sent(progress), progress),
             "progress": dataclasses.asdict(now),
         }
         return Shard(
@@ -198,6 +198,7 @@ class CheckpointManager(NamedTuple):
             shard = checkpoints.load(self.folder, step, 0, 1)
             if shard.workers == self.run.trainer.workers:
                 raise
+            return shard
         same = shard.workers == self.run.trainer.workers
         return shard if same else checkpoints.load(self.folder, step, 0, 1)
 
@@ -282,7 +283,9 @@ def _check_settings(before: dict[str, Any], config: RunConfig, same: bool) -> No
     now = records.plain(config.values("run"))
     # A run that was begun before there was a flag had the flag's default.
     common = {x.parameter: x.default for x in SETTINGS.values() if x.scope == "run"}
-    before = common | factories.defaults(ALGORITHM, config.algo) | before
+    for kind, name in ((ALGORITHM, config.algo), (TASK, config.task)):
+        common |= factories.defaults(kind, name)
+    before = records.plain(common) | before
     free = set() if same else {"workers", "batch_size", "accumulate"}
     if config.schedule == "constant":  # a longer run begins as a shorter one does
         free.add("steps")

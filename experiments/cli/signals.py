@@ -43,8 +43,9 @@ class Stop:
         # first signal waits for the dispatch that runs, which a checkpoint then holds.
         if not self._looks:
             return "stopped before training began"
-        lost = bool(_trained)
-        return "stopped while compiling" if not lost and _is_compiling(frame) else ""
+        if _trained or not _is_compiling(frame):
+            return ""
+        return "stopped while compiling"
 
 
 @contextmanager

@@ -33,7 +33,7 @@ def requested_group(config: RunConfig) -> Group | None:
 
 
 def _group(c: RunConfig) -> Group | None:
-    by_hand = {"process_id": c.process_id, "num_processes": c.num_processes}
+    by_hand = {"--process-id": c.process_id, "--num-processes": c.num_processes}
     given = [name for name, value in by_hand.items() if value is not None]
     # Processes are started either here or elsewhere, never both.
     ways = [c.processes != 1, c.coordinator is not None, c.distributed == "auto"]
@@ -44,15 +44,14 @@ def _group(c: RunConfig) -> Group | None:
         )
     if c.coordinator is None:
         if given:
-            flag = given[0].replace("_", "-")
-            raise ValueError(f"--{flag} goes with --coordinator HOST:PORT")
+            raise ValueError(f"{given[0]} goes with --coordinator HOST:PORT")
         if c.distributed == "auto":
             return _detected(c)
         count = c.processes
         return None if count == 1 else Group(count, tuple(range(count)))
     for name, value in by_hand.items():
         if value is None:
-            raise ValueError(f"--coordinator goes with --{name.replace('_', '-')}")
+            raise ValueError(f"--coordinator goes with {name}")
     address(c.coordinator)
     count, number = c.num_processes, c.process_id
     assert count is not None and number is not None  # as was just checked

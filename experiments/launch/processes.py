@@ -105,7 +105,7 @@ def _trained(member: ChildSide, argv: list[str], started: float) -> int:
 
     code = exits.watched(program, is_supervised=True)
     if code in (exit_codes.TERMINATED, exit_codes.INTERRUPTED):
-        member.stopped("SIGTERM" if code == exit_codes.TERMINATED else "SIGINT")
+        member.stopped()
     jax.distributed.shutdown()
     return code
 

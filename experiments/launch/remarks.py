@@ -20,8 +20,10 @@ def header(run: PreparedRun, is_batch_given: bool) -> list[str]:
     c, layout = run.config, run.facts
     # Said before the run: without a sync its figures are those of an untrained model.
     vain = [never_reached("--switch", c.arguments.get("switch"), c.steps)]
-    if run.untrained:
-        vain.append(f"the figures will be of the model as it is now: {run.untrained}")
+    if run.rounds.untrained:
+        vain.append(
+            f"the figures will be of the model as it is now: {run.rounds.untrained}"
+        )
     batch = f"batch {c.batch_size} ({c.batch_size // c.workers} a worker)"
     if not is_batch_given and c.batch_size != run.task.batch_size:
         unit = c.workers * c.accumulate
@@ -49,7 +51,7 @@ def after(run: PreparedRun, outcome: Outcome, center_step: int) -> list[str]:
     c, steps, found = run.config, outcome.line["step"], []
     since = steps - center_step
     if since and not center_step:
-        why = run.untrained or f"no sync came in these {steps} steps"
+        why = run.rounds.untrained or f"no sync came in these {steps} steps"
         found.append(f"the figures are of the model as it was at the start: {why}")
     elif since:
         found.append(

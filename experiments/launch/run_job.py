@@ -21,6 +21,7 @@ from experiments.training import export, records
 from experiments.training.config import RunConfig
 from experiments.training.loop import Outcome
 from experiments.training.prepared import (
+    ORIGIN,
     PreparedRun,
     prepare,
     record_config,
@@ -58,6 +59,7 @@ def run_job(
     with lock.held(out) if group.is_first else nullcontext():
         manager = CheckpointManager(run, out / FOLDER, started)
         run, progress = manager.resumed()
+        manager = manager._replace(run=run)  # and lets go of the state it began with
         _open_files(run, argv, out, manager, progress)
         for text in remarks.header(run, config.batch_size is not None):
             terminal.say(text)
@@ -116,8 +118,7 @@ def _export(run: PreparedRun, outcome: Outcome, path: Path) -> str | None:
     center = run.trainer.center(outcome.state)  # all processes take part
     if not run.group.is_first:
         return None
-    kept = ("algo", "arguments", "task", "task_arguments", "seed", "workers")
-    header = {name: records.plain(run.facts[name]) for name in kept}
+    header = {name: records.plain(run.facts[name]) for name in ORIGIN}
     header |= {"steps": outcome.line["step"], "syncalgos": syncalgos.__version__}
     try:
         export.save(path, center, {name: json.dumps(x) for name, x in header.items()})

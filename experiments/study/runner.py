@@ -181,10 +181,10 @@ def _make(
             job = prepared.initialized(parts)
         else:
             job = prepared.reseeded(job, seed)
-        if job.untrained and not number:
+        if job.rounds.untrained and not number:
             bar.say(
                 f"{name}: the figures will be of the model as it was at the start: "
-                f"{job.untrained}"
+                f"{job.rounds.untrained}"
             )
         bar.begin(f"{name}, seed {seed}", job.config.steps)
         bar.end(_run(job, runs, seed, bar, asked_to_stop))
@@ -219,7 +219,7 @@ def _run(
 
 def _sends(job: PreparedRun, done: TrainingProgress) -> dict[str, Any] | None:
     """Returns the sends of each step and their delay; None if not counted."""
-    if (sent := job.count(done)) is None:
+    if (sent := job.rounds.sent(done)) is None:
         return None
     c = job.config
     # An average of the optimizer's state, and shared tables, are used at once.

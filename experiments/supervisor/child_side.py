@@ -70,7 +70,7 @@ class ChildSide:
         """Reports the phase of this process; thread-safe and quick.
 
         Args:
-            phase: connect, prepare, compile, train, evaluate or save. From prepare on,
+            phase: connect, prepare, train, evaluate or save. From prepare on,
                 the process handles SIGTERM and SIGINT by itself.
             step: local steps done.
         """
@@ -82,9 +82,9 @@ class ChildSide:
         """Has the supervisor print a line."""
         self._insist({"note": text})
 
-    def stopped(self, signal_name: str) -> None:
+    def stopped(self) -> None:
         """Announces that this process ends on request, by code 75 or 130."""
-        self._insist({"said": "stopped", "text": signal_name})
+        self._insist({"said": "stopped"})
 
     def refuse(self, text: str, code: int) -> NoReturn:
         """Ends this process, and so the run.

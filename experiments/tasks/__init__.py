@@ -1,5 +1,10 @@
 """Tasks: a model, its data and what is measured; one file each."""
 
+from typing import Literal
+
+# Of the learning rate; here, as --help reads it without importing jax.
+Schedule = Literal["constant", "cosine", "step", "plateau"]
+
 # Names, not factories: --help lists them without importing jax.
 TASKS = (
     "digits",

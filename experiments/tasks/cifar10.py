@@ -1,6 +1,5 @@
 """CIFAR-10 with the usual augmentation."""
 
-from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -8,8 +7,8 @@ import jax
 import jax.numpy as jnp
 
 from experiments.data import cifar
-from experiments.tasks import classify, muon
-from experiments.tasks.task import Data, Task
+from experiments.tasks import classify
+from experiments.tasks.task import Task
 from syncalgos.collectives import WORKERS, Axis
 
 SHAPE = (32, 32, 3)
@@ -46,10 +45,10 @@ def cifar10(
         x = classify.normalised(x, MEAN, DEVIATION)
         return augmented(key, x) if train else x
 
-    return Task(
-        init=network.init,
-        apply=classify.classifier(network, prepare),
-        load=partial(_load, data_dir),
+    return classify.image_task(
+        network,
+        prepare,
+        load=lambda: classify.labelled(*cifar.images(data_dir)),
         batch_size=128,
         steps=2000,
         lr={"sgd": 0.02, "": 1e-3},
@@ -58,9 +57,6 @@ def cifar10(
         schedule="step",
         dispatch_steps=8,
         eval_batch=256,
-        sends=network.sends,
-        stacked=network.stacked,
-        muon=muon.dimension_numbers,
     )
 
 
@@ -81,8 +77,3 @@ def augmented(key: jax.Array, x: jax.Array) -> jax.Array:
         return jnp.where(draw[2], shifted[:, ::-1], shifted)
 
     return jax.vmap(one)(padded, draws)
-
-
-def _load(data_dir: Path | None) -> Data:
-    train, test = cifar.images(data_dir)
-    return Data(train, test, groups={"label": train["y"]})

@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from experiments.tasks.task import fitting
+from experiments.tasks import muon
+from experiments.tasks.task import Arrays, Data, Task, fitting
 from models import lenet, mlp, resnet
 from syncalgos.collectives import Axis, PyTree
 
@@ -90,17 +91,37 @@ def network(
     )
 
 
-def classifier(
-    network: Network, prepare: Callable[[jax.Array, jax.Array, bool], jax.Array]
-) -> Callable[..., tuple[dict[str, jax.Array], PyTree]]:
-    """Makes `Task.apply` from a model and (images, key, train) -> its inputs."""
+def image_task(
+    network: Network,
+    prepare: Callable[[jax.Array, jax.Array, bool], jax.Array],
+    **settings: Any,
+) -> Task:
+    """Makes a task of images.
+
+    Args:
+        network: its model.
+        prepare: (images, key, train) -> the model's inputs.
+        settings: the other fields of a Task.
+    """
 
     def apply(params, buffers, batch, key, train):
         x = prepare(batch["x"], key, train)
         logits, buffers = network.apply(params, buffers, x, train)
         return values(logits, batch["y"]), buffers
 
-    return apply
+    return Task(
+        init=network.init,
+        apply=apply,
+        sends=network.sends,
+        stacked=network.stacked,
+        muon=muon.dimension_numbers,
+        **settings,
+    )
+
+
+def labelled(train: Arrays, test: Arrays) -> Data:
+    """Makes the data of a task whose groups are its labels."""
+    return Data(train, test, groups={"label": train["y"]})
 
 
 def values(logits: jax.Array, y: jax.Array) -> dict[str, jax.Array]:

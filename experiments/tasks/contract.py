@@ -7,7 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments.tasks.task import WEIGHT, Arrays, Data, Kept, Schedule, Tables, Task
+from experiments.tasks import Schedule
+from experiments.tasks.task import WEIGHT, Arrays, Data, Kept, Tables, Task
 from syncalgos import checks
 from syncalgos.collectives import PyTree
 from syncalgos.engine.layout import DEVICES, LANES

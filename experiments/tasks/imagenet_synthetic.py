@@ -5,7 +5,7 @@ from typing import Literal
 
 import numpy as np
 
-from experiments.tasks import classify, muon
+from experiments.tasks import classify
 from experiments.tasks.task import Arrays, Data, Task
 from syncalgos import checks
 from syncalgos.collectives import WORKERS, Axis
@@ -49,11 +49,9 @@ def imagenet_synthetic(
     network = classify.network(
         name, model, MODELS, shape, CLASSES, batch_norm, remat, axis
     )
-    return Task(
-        init=network.init,
-        apply=classify.classifier(
-            network, lambda x, key, train: classify.normalised(x, 0.5, 0.25)
-        ),
+    return classify.image_task(
+        network,
+        lambda x, key, train: classify.normalised(x, 0.5, 0.25),
         load=partial(_load, image_size, classes, examples, seed),
         batch_size=16,
         steps=30,
@@ -62,9 +60,6 @@ def imagenet_synthetic(
         # The batches of a dispatch are generated beforehand, and held on the host.
         dispatch_steps=1,
         eval_batch=32,
-        sends=network.sends,
-        stacked=network.stacked,
-        muon=muon.dimension_numbers,
     )
 
 

@@ -1,12 +1,11 @@
 """Images of 28×28 pixels: handwritten digits, and the format of other data sets."""
 
-from functools import partial
 from pathlib import Path
 from typing import Literal
 
 from experiments.data import idx
-from experiments.tasks import classify, muon
-from experiments.tasks.task import Data, Task
+from experiments.tasks import classify
+from experiments.tasks.task import Task
 from syncalgos.collectives import WORKERS, Axis
 
 MODELS = ("lenet", "resnet20", "mlp")
@@ -46,23 +45,14 @@ def images(
 ) -> Task:
     """Makes a task of MNIST's format; `moments` are its pixels' mean and deviation."""
     network = classify.network(name, model, MODELS, SHAPE, 10, batch_norm, remat, axis)
-    return Task(
-        init=network.init,
-        apply=classify.classifier(
-            network, lambda x, key, train: classify.normalised(x[..., None], *moments)
-        ),
-        load=partial(_load, name, data_dir),
+    return classify.image_task(
+        network,
+        lambda x, key, train: classify.normalised(x[..., None], *moments),
+        load=lambda: classify.labelled(*idx.images(name.replace("_", "-"), data_dir)),
         batch_size=64,
         steps=1000,
         lr={"sgd": 0.004, "": 5e-4},
         momentum=0.9,
         dispatch_steps=16,
         eval_batch=250,
-        sends=network.sends,
-        muon=muon.dimension_numbers,
     )
-
-
-def _load(name: str, data_dir: Path | None) -> Data:
-    train, test = idx.images(name.replace("_", "-"), data_dir)
-    return Data(train, test, groups={"label": train["y"]})

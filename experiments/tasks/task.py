@@ -8,13 +8,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from experiments.tasks import Schedule
 from syncalgos import checks, per_example
 from syncalgos.collectives import PyTree
 from syncalgos.reducers.stacking import Stacked
 
 Arrays = dict[str, np.ndarray]
 Kept = Literal["replicated", "shared", "sharded"]
-Schedule = Literal["constant", "cosine", "step", "plateau"]
 WEIGHT = "weight"  # of an example in an evaluation
 
 

@@ -20,6 +20,7 @@ from experiments.cli import flags
 from experiments.cli.factories import ALGORITHM, TASK
 from experiments.cli.library import checks
 from experiments.cli.settings import Group, Setting, checked, flag, settings_of
+from experiments.tasks import Schedule
 
 TASKS = "the task's"
 FILES = Group(
@@ -28,7 +29,7 @@ FILES = Group(
 PROCESSES = Group("processes", "start", "nothing: a study runs in one process")
 OWN = "or your own as package.module:factory"
 
-# Earlier names of the ways to run a device's workers; checkpoints still have them.
+# Earlier names of the ways to run a device's workers.
 LANE_FORMS = {"together": "vectorized", "in-turn": "sequential", "joined": "merged"}
 
 
@@ -107,7 +108,7 @@ class RunConfig:
         otherwise="the task's, or the optimizer's", least=0
     )
     clip_norm: float | None = flag(otherwise=TASKS, above=0)
-    schedule: Literal["constant", "cosine", "step", "plateau"] = flag(otherwise=TASKS)
+    schedule: Schedule = flag(otherwise=TASKS)
     warmup_steps: int = flag(otherwise=TASKS, least=0)
     accumulate: int = flag(default=1, least=1)
     seed: int = flag(default=0, least=0, study="--seeds")

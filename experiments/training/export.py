@@ -1,6 +1,5 @@
 """Trained models as .safetensors files: the center alone, without worker axes."""
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -38,15 +37,14 @@ def save(path: Path, replica: Replica, facts: Mapping[str, str]) -> None:
     Tensors are named by their place: params.conv1.w, params.0.b, buffers.norm.mean.
 
     Raises:
+        OSError: it cannot be written; what was there before still is.
         ValueError: what a file cannot hold.
     """
-    from safetensors.flax import save_file
+    from safetensors.flax import save as encoded
 
-    tensors = named(replica)
+    content = encoded(named(replica), dict(facts))
     path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f".{path.stem}.{os.getpid()}.tmp")
-    save_file(tensors, unfinished, metadata=dict(facts))
-    unfinished.replace(path)
+    records.write(path, content)
 
 
 def named(replica: Replica) -> dict[str, Any]:

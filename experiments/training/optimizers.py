@@ -156,7 +156,6 @@ def make(
     if momentum is not None:
         _check_momentum(name, factories)
         arguments["momentum"] = momentum
-    # Weight decay enters before momentum, as in torch and optax.
     before = []
     if clip_norm is not None:
         before.append(optax.clip_by_global_norm(clip_norm))

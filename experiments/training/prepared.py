@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -26,16 +27,19 @@ from experiments.training import export, records
 from experiments.training.components import Components, make_components, make_trainer
 from experiments.training.config import SETTINGS, RunConfig
 from experiments.training.loop import Hooks, Outcome, train
-from experiments.training.measurements import displacements, rounds
+from experiments.training.measurements import displacements
 from experiments.training.measurements.effective_lr import effective_lr
+from experiments.training.measurements.rounds import Rounds, planned
 from experiments.training.process_group import ALONE, ProcessGroup
 from experiments.training.records import Progress
 from experiments.training.strategies import steady_strategy
 from syncalgos import Replica, TrainState
 from syncalgos.combinators import introspection
 
-COMMON = ("algo", "arguments", "task", "task_arguments", "seed", "workers")
-COMMON += ("batch_size", "optimizer", "lr", "accumulate", "partition", "validation")
+# Where a model comes from, as an exported one says, too.
+ORIGIN = ("algo", "arguments", "task", "task_arguments", "seed", "workers")
+COMMON = (*ORIGIN, "batch_size", "optimizer", "lr", "accumulate", "partition")
+COMMON += ("validation",)
 
 
 @dataclass(frozen=True)
@@ -44,17 +48,12 @@ class PreparedRun(Components):
 
     Attributes:
         state: where it starts; training gives it up.
-        count: what each worker sends in the whole run, as far as it is known.
-        rounds: whether a round ends with a step, (steps,); None if only the run shows.
-        untrained: why the evaluated model never changes, and the way out; "" if it
-            does.
+        rounds: what is sent, and when.
         facts: what config.json and summary.json have in common.
     """
 
     state: TrainState
-    count: rounds.Count
-    rounds: np.ndarray | None
-    untrained: str
+    rounds: Rounds
     facts: dict[str, Any]
 
 
@@ -72,24 +71,16 @@ def initialized(parts: Components) -> PreparedRun:
     Raises:
         BadRequest: what the task or the strategy cannot do.
     """
-    config = parts.config
     params, state = _start(parts)
     facts = _facts(parts, _effective_lr(parts, params))
-    sent = rounds.communication(parts, state, config.steps)
-    count = rounds.make_count(parts, state, sent)
-    if sent is None:
-        how = "counted as it is decided" if count(Progress()) else "not counted"
+    rounds = planned(parts, state)
+    if not rounds.is_fixed:
+        how = "counted as it is decided" if rounds.sent(Progress()) else "not counted"
         terminal.say(f"what is sent depends on more than the step: bytes are {how}")
-    ends = rounds.ends(parts, state, config.steps, sent)
-    run = PreparedRun(
-        **vars(parts),
-        state=state,
-        count=count,
-        rounds=ends,
-        untrained=rounds.untrained(parts, state, ends),
-        facts=facts,
-    )
-    return _measured(run, ends) if config.displacements and ends is not None else run
+    run = PreparedRun(**vars(parts), state=state, rounds=rounds, facts=facts)
+    if rounds.ends is None or not parts.config.displacements:
+        return run
+    return _measured(run, rounds.ends)
 
 
 def reseeded(run: PreparedRun, seed: int) -> PreparedRun:
@@ -188,7 +179,7 @@ def train_and_record(
             has_trained=has_trained,
             write=metrics.add if run.group.is_first else lambda lines: None,
             save=save or (lambda state, progress: None),
-            sent=run.count,
+            sent=run.rounds.sent,
         )
         outcome = train(run, run.state, progress or Progress(), report, hooks)
     return outcome, _summary(run, outcome)
@@ -229,6 +220,7 @@ def _facts(parts: Components, effective_lr: float | None) -> dict[str, Any]:
     }
 
 
+@cache  # each checkpoint asks, and reading the packages' metadata takes 30 ms
 def versions() -> dict[str, str]:
     """Returns the versions of all that a run's numbers depend on."""
     packages = ("jax", "jaxlib", "optax", "numpy", "scikit-learn", "grain")
@@ -241,7 +233,8 @@ def versions() -> dict[str, str]:
 
 def _summary(run: PreparedRun, outcome: Outcome) -> dict[str, Any]:
     """Returns summary.json, but for what its writer adds."""
-    progress, line, sent = outcome.progress, outcome.line, run.count(outcome.progress)
+    progress, line = outcome.progress, outcome.line
+    sent = run.rounds.sent(progress)
     steps, seconds = line["step"], progress.seconds
     sha256 = params_sha256(run.trainer.center(outcome.state))
     decided = introspection.decides(run.strategy)
@@ -257,7 +250,7 @@ def _summary(run: PreparedRun, outcome: Outcome) -> dict[str, Any]:
         "temp_bytes": run.trainer.temp_bytes,
         "lane_form": progress.lane_form,
         "not_counted": run.task.sends or None,
-        "center_step": rounds.center_step(run, run.rounds, steps),
+        "center_step": run.rounds.center_step(steps),
         "export": None,
         "diverged": outcome.diverged_at is not None,
         "diverged_at": outcome.diverged_at,

@@ -31,7 +31,7 @@ class Progress:
         sent_since: the step at which that was.
         earlier_seconds: all that it took until it was stopped last.
         lane_form: of the last dispatch; None before it.
-        run_id: of the run, in all parts of its checkpoints: drawn at random where it
+        run_id: of the run, in all shards of its checkpoints: drawn at random where it
             began, or was given new workers.
         saved: the step of the newest checkpoint that is whole; 0: there is none.
         decided: (step, number of the decision) of each sync that the data decided on;

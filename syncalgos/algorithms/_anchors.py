@@ -11,11 +11,6 @@ from syncalgos.dtypes import narrow, widen
 from syncalgos.strategy import Axis, PyTree, Replica
 
 
-def zeros(params: PyTree) -> PyTree:
-    """Zeros shaped like params, at least float32: momenta and residuals at first."""
-    return jax.tree.map(jnp.zeros_like, widen(params))
-
-
 def start(anchor: PyTree, params: PyTree) -> PyTree:
     """The anchor as the workers started from it, at least float32."""
     # Rounded to the params' dtypes first: measured from the float32 anchor, its

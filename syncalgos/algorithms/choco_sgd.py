@@ -3,8 +3,7 @@
 from typing import NamedTuple
 
 from syncalgos import checks, collectives
-from syncalgos.algorithms._anchors import zeros
-from syncalgos.dtypes import widen
+from syncalgos.dtypes import widen, zeros
 from syncalgos.reducers import stacking
 from syncalgos.reducers.reducer import is_sent, over_leaves
 from syncalgos.reducers.sparse import largest, placed

@@ -4,8 +4,7 @@ import jax
 import jax.numpy as jnp
 
 from syncalgos import checks
-from syncalgos.algorithms._anchors import zeros
-from syncalgos.dtypes import if_finite, narrow, widen
+from syncalgos.dtypes import if_finite, narrow, widen, zeros
 from syncalgos.reducers import dct, stacking
 from syncalgos.strategy import WORKERS, Axis, MeanCenter, Strategy
 

@@ -8,8 +8,7 @@ import jax.numpy as jnp
 import optax
 
 from syncalgos import checks, collectives, reducers
-from syncalgos.algorithms._anchors import zeros
-from syncalgos.dtypes import if_finite, narrow, widen
+from syncalgos.dtypes import if_finite, narrow, widen, zeros
 from syncalgos.reducers import stacking
 from syncalgos.reducers.reducer import over_leaves
 from syncalgos.strategy import WORKERS, Axis, MeanCenter, PyTree, Strategy

@@ -6,8 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from syncalgos import checks, collectives, reducers
-from syncalgos.algorithms._anchors import zeros
-from syncalgos.dtypes import if_finite, narrow, widen
+from syncalgos.dtypes import if_finite, narrow, widen, zeros
 from syncalgos.strategy import WORKERS, Axis, MeanCenter, Strategy
 
 

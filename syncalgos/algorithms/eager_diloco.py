@@ -8,7 +8,7 @@ import optax
 from syncalgos import collectives
 from syncalgos.algorithms import _anchors
 from syncalgos.combinators.schedule import every
-from syncalgos.dtypes import widen
+from syncalgos.dtypes import widen, zeros
 from syncalgos.strategy import WORKERS, Axis, PyTree, Strategy
 
 
@@ -59,7 +59,7 @@ def eager_diloco(
     outer = _anchors.nesterov_sgd("eager_diloco", outer_lr, outer_momentum)
 
     def init(params):
-        anchor, zero = widen(params), _anchors.zeros(params)
+        anchor, zero = widen(params), zeros(params)
         return EagerState(anchor, outer.init(anchor), zero, zero)
 
     def sync(replica, state, step):

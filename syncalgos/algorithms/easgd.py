@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 
 from syncalgos import checks, collectives
-from syncalgos.algorithms._anchors import restart, shipped, zeros
+from syncalgos.algorithms._anchors import restart, shipped
 from syncalgos.combinators.schedule import every
-from syncalgos.dtypes import widen
+from syncalgos.dtypes import widen, zeros
 from syncalgos.reducers.reducer import over_leaves
 from syncalgos.strategy import WORKERS, Axis, PyTree, Strategy
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from syncalgos import checks
 from syncalgos.algorithms import _anchors
 from syncalgos.combinators.schedule import every
-from syncalgos.dtypes import widen
+from syncalgos.dtypes import widen, zeros
 from syncalgos.reducers.reducer import over_leaves
 from syncalgos.reducers.robust import Norms, Screen, none_seen, screened_mean
 from syncalgos.strategy import WORKERS, Axis, PyTree, Strategy
@@ -77,7 +77,7 @@ def edit(
 
     def init(params):
         anchor = widen(params)
-        return EditState(anchor, _anchors.zeros(params), none_seen(anchor))
+        return EditState(anchor, zeros(params), none_seen(anchor))
 
     def outer(x, m, g, on_any):
         # Where a leaf is usual on no worker, its momentum rests too.

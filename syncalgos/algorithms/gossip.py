@@ -7,8 +7,9 @@ import jax.numpy as jnp
 
 from syncalgos import checks
 from syncalgos import topology as peers
-from syncalgos.algorithms._anchors import restart, zeros
+from syncalgos.algorithms._anchors import restart
 from syncalgos.combinators.chain import chain
+from syncalgos.dtypes import zeros
 from syncalgos.strategy import WORKERS, Axis, MeanCenter, Strategy
 
 

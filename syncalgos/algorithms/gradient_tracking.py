@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 
 from syncalgos import topology
-from syncalgos.algorithms._anchors import restart, zeros
-from syncalgos.dtypes import if_finite, narrow, widen
+from syncalgos.algorithms._anchors import restart
+from syncalgos.dtypes import if_finite, narrow, widen, zeros
 from syncalgos.strategy import WORKERS, Axis, MeanCenter, PyTree, Strategy
 
 

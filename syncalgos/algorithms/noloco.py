@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 
 from syncalgos import checks, topology
-from syncalgos.algorithms._anchors import outer_rates, restart, shipped, start, zeros
+from syncalgos.algorithms._anchors import outer_rates, restart, shipped, start
 from syncalgos.combinators.schedule import every
-from syncalgos.dtypes import widen
+from syncalgos.dtypes import widen, zeros
 from syncalgos.reducers.reducer import over_leaves
 from syncalgos.strategy import WORKERS, Axis, PyTree, Strategy
 

@@ -7,8 +7,7 @@ import jax.numpy as jnp
 import optax
 
 from syncalgos import checks, collectives
-from syncalgos.algorithms._anchors import zeros
-from syncalgos.dtypes import if_finite, narrow, widen
+from syncalgos.dtypes import if_finite, narrow, widen, zeros
 from syncalgos.reducers import hops, signs
 from syncalgos.reducers.reducer import over_leaves
 from syncalgos.strategy import WORKERS, Axis, MeanCenter, PyTree, Strategy
@@ -70,8 +69,7 @@ def one_bit_adam(
 
     def init(params):
         zero = zeros(params)
-        parts = jax.tree.map(lambda x: hops.in_parts(x, axis)[0], zero)
-        return OneBitAdamState(zero, zero, zero, parts)
+        return OneBitAdamState(zero, zero, zero, hops.own_parts(zero, axis))
 
     def adam(grads, state):
         def leaf(g, m, v):

@@ -10,7 +10,7 @@ from jax import lax
 
 from syncalgos import collectives
 from syncalgos.combinators.introspection import Combination
-from syncalgos.dtypes import if_finite, narrow, select, widen
+from syncalgos.dtypes import if_finite, narrow, select, widen, zeros
 from syncalgos.reducers.reducer import over_leaves
 from syncalgos.strategy import Axis, PyTree, Strategy
 
@@ -190,9 +190,8 @@ class Server(NamedTuple):
 
 def new_server(params: PyTree) -> Server:
     """Makes a server, at least float32, before any update."""
-    params = widen(params)
-    zeros = jax.tree.map(jnp.zeros_like, params)
-    return Server(params, zeros, zeros, jnp.int32(0))
+    zero = zeros(params)
+    return Server(widen(params), zero, zero, jnp.int32(0))
 
 
 def delayed_nesterov(

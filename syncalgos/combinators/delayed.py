@@ -184,7 +184,7 @@ class _Delay(NamedTuple):
         return jnp.logical_and(step >= self.delay, self.is_sent(step - self.delay))
 
     def init(self, params):
-        """No results are on their way."""
+        """Makes the state, with no results on their way."""
         syncs = introspection.ever_syncs(self.sender)
         if syncs and self.arrival == "replace":
             _check_apart(self.is_sent, self.delay)

@@ -20,7 +20,7 @@ Cut = str | Callable[[PyTree], PyTree]
 params, or one for whole subtrees."""
 
 Owners = list[np.ndarray]
-"""For each leaf the fragments of its rows along the first axis; one alone: its own."""
+"""The fragments of each leaf's rows along the first axis; one alone: its own."""
 
 
 def check(cut: Cut) -> Cut:

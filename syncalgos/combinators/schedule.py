@@ -232,7 +232,7 @@ def _phase(
         )
 
     sync = introspection.Combination(
-        following if follows else introspection.combination(gated).call,
+        following if follows else gated.sync,
         (strategy,),
         rebuild,
         lambda step: jnp.logical_and(active(step), introspection.lands(strategy, step)),

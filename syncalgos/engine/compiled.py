@@ -95,8 +95,10 @@ class Compiled:
         if not any(flags):
             return None
         if not self._replication.is_known(own):
-            same = np.asarray(self.call(replication.COMPARE, own, Shared()).common)
-            if not same[np.array(flags)].all():
+            pairs = zip(jax.tree.leaves(own), flags, strict=True)
+            once = [x for x, is_once in pairs if is_once]
+            same = self.call(replication.COMPARE, once, Shared()).common
+            if not np.asarray(same).all():
                 return None
             self._replication.note(own)
         return flags

@@ -49,7 +49,8 @@ class DataParallel:
             not see them, nor their rows in opt_state. The inner optimizer sees a
             worker's rows alone: norms, such as those of clipping, are over those.
         lanes: workers of a device; devices=None then takes as many devices as needed.
-        lane_form: how a device runs its lanes (see `syncalgos.engine.lanes`):
+        lane_form: how a device runs its lanes (see
+            `syncalgos.engine.lanes.execution`):
             "vectorized", "sequential" or "merged"; the old spellings "together",
             "in-turn" and "joined" are accepted. All give the same numbers up to
             rounding. None takes the fastest known one, "merged" only if the loss is

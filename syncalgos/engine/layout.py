@@ -48,7 +48,7 @@ class Layout(NamedTuple):
 
     @property
     def processes(self) -> int:
-        """How many processes hold the devices."""
+        """The number of processes that hold the devices."""
         return len({device.process_index for device in self.devices})
 
     @property

@@ -77,13 +77,11 @@ class Program(NamedTuple):
     """A program, before it is mapped over workers and compiled.
 
     Attributes:
-        name: for messages and measurements.
         function: (worker, own, inputs) -> Outputs, one worker's view.
         donates: whether the buffers of `own` are given up to the result.
         takes_steps: whether it takes local steps; then its lanes have several forms.
     """
 
-    name: str
     function: Callable[[Any, Any, Inputs], Outputs]
     donates: bool = False
     takes_steps: bool = False

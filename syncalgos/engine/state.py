@@ -63,12 +63,12 @@ class StepCount:
 
 def held_by(layout: Layout, state: TrainState) -> TrainState:
     """This process's workers on the host: see `DataParallel.to_host`."""
-    replica, sync = jax.tree.map(layout.part, (state.replica, state.sync))
+    replica, sync = jax.tree.map(layout.part, state.own)
     return TrainState(replica, sync, jax.device_get(state.step), state.key)
 
 
 def put_back(layout: Layout, held: TrainState) -> TrainState:
     """Puts the result of `held_by` on the devices of a layout of as many workers."""
-    replica, sync = jax.tree.map(layout.unpart, (held.replica, held.sync))
+    replica, sync = jax.tree.map(layout.unpart, held.own)
     step = layout.one_copy(layout.copy(np.int32(held.step)))
     return TrainState(replica, sync, step, layout.one_copy(layout.copy(held.key)))

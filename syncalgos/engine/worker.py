@@ -14,8 +14,9 @@ from jax import lax
 from syncalgos import collectives
 from syncalgos.collectives import WORKERS, Axis, PyTree
 from syncalgos.combinators import decided
-from syncalgos.dtypes import narrow, widen
+from syncalgos.dtypes import narrow, widen, zeros
 from syncalgos.engine import arguments, inner_step, sharded_tables
+from syncalgos.engine.layout import DEVICES, LANES
 from syncalgos.engine.losses import Loss, normalized_loss
 from syncalgos.engine.program import Inputs, Outputs, Own, Program, Shared, Trained
 from syncalgos.keys import own_keys
@@ -27,8 +28,6 @@ from syncalgos.strategy import (
     require_same,
     strong,
 )
-
-DEVICES, LANES = WORKERS
 
 
 class Found(NamedTuple):
@@ -96,14 +95,13 @@ class Worker(NamedTuple):
         # Rows are cut here and gathered in the loop, so that one microbatch of resident
         # data is in memory. Sums are at least float32.
         parts = jax.tree.map(lambda x: _microbatches(x, k, merged), batch)
-        none = jax.tree.map(jnp.zeros_like, widen(replica.params))
         (total, buffers), metrics = lax.scan(
-            microbatch, (none, replica.buffers), (jnp.arange(k), parts)
+            microbatch, (zeros(replica.params), replica.buffers), (jnp.arange(k), parts)
         )
         grads = narrow(jax.tree.map(lambda x: x / k, total), replica.params)
         return Found(grads, buffers, jax.tree.map(lambda x: jnp.mean(x, 0), metrics))
 
-    def metrics(self, replica, batch, key, me, data):
+    def metrics(self, replica, batch, key, data, me):
         """Metrics of a local step, from a forward pass of its first microbatch."""
         first = jax.tree.map(lambda x: x[: len(x) // self.accumulate], batch)
         return normalized_loss(self.loss, self.each)(
@@ -123,13 +121,13 @@ class Worker(NamedTuple):
         return require_same("a local step", "replica", replica, stepped)
 
     def local_step(
-        self, own: Own, batch, shared: Shared, step, me, reduce=apply_reduce
+        self, own: Own, batch, shared: Shared, step, me
     ) -> tuple[Own, PyTree]:
         """Takes a local step, up to the sync; returns metrics, too."""
         key = _draw(shared.key, step, me)
         found = self.gradients(own.replica, batch, key, shared.data, me)
         loss = self.optimizer_loss(own.replica, found.metrics["loss"])
-        grads, sync = reduce(self.strategy, found.grads, *own, step)
+        grads, sync = apply_reduce(self.strategy, found.grads, *own, step)
         found = found._replace(grads=grads)
         return Own(self.updated(own.replica, found, loss), sync), found.metrics
 
@@ -211,11 +209,11 @@ def divergence(worker: Worker, own: Own, inputs: Inputs) -> Outputs:
     return Outputs((), jnp.sqrt(collectives.mean(optax.tree.norm(apart, squared=True))))
 
 
-INIT = Program("init", init)
-RUN = Program("run", run, donates=True, takes_steps=True)
-EVALUATE = Program("evaluate", evaluate)
-CENTER = Program("center", center)
-DIVERGENCE = Program("divergence", divergence)
+INIT = Program(init)
+RUN = Program(run, donates=True, takes_steps=True)
+EVALUATE = Program(evaluate)
+CENTER = Program(center)
+DIVERGENCE = Program(divergence)
 
 
 def over_steps(step_program, carry, batches):

@@ -9,7 +9,7 @@ import numpy as np
 
 from syncalgos import checks, collectives
 from syncalgos.collectives import WORKERS, Axis, PyTree
-from syncalgos.dtypes import if_finite, narrow, widen
+from syncalgos.dtypes import if_finite, narrow, widen, zeros
 from syncalgos.reducers import hops
 from syncalgos.reducers.reducer import (
     Reducer,
@@ -227,9 +227,8 @@ def low_bit(
     )
 
     def init(params):
-        residual = jax.tree.map(jnp.zeros_like, widen(params))
-        part = jax.tree.map(lambda x: hops.in_parts(x, axis)[0], residual)
-        return LowBitState(residual, part)
+        residual = zeros(params)
+        return LowBitState(residual, hops.own_parts(residual, axis))
 
     def combine(updates, state, step: Any):
         check_step(step)

@@ -8,7 +8,7 @@ import optax
 
 from syncalgos import checks
 from syncalgos.collectives import WORKERS, Axis, PyTree
-from syncalgos.dtypes import if_finite, narrow, widen
+from syncalgos.dtypes import if_finite, narrow, widen, zeros
 from syncalgos.reducers.reducer import Reducer
 from syncalgos.reducers.resolve import AnyReducer, resolve
 
@@ -60,8 +60,7 @@ def error_feedback(
         )
 
     def init(params):
-        residual = jax.tree.map(jnp.zeros_like, widen(params))
-        return FeedbackState(residual, made.init(params))
+        return FeedbackState(zeros(params), made.init(params))
 
     def combine(updates, state, step):
         # Counts and other integers have no residual.

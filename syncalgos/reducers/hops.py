@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from syncalgos import checks, collectives
-from syncalgos.collectives import WORKERS, Axis
+from syncalgos.collectives import WORKERS, Axis, PyTree
 from syncalgos.dtypes import wide_dtype
 from syncalgos.keys import own_key
 from syncalgos.reducers.reducer import Draws, Reducer, leafwise
@@ -54,6 +54,11 @@ def in_parts(x: jax.Array, axis: Axis = WORKERS) -> jax.Array:
     """Cuts a leaf into the workers' parts: (workers, part), zeros at the end."""
     n, part = collectives.size(axis), part_size(x.size, axis)
     return jnp.pad(x.reshape(-1), (0, n * part - x.size)).reshape(n, part)
+
+
+def own_parts(tree: PyTree, axis: Axis = WORKERS) -> PyTree:
+    """Cuts a tree of zeros down to the parts that a worker averages."""
+    return jax.tree.map(lambda x: in_parts(x, axis)[0], tree)
 
 
 def whole(parts: jax.Array, like: jax.Array) -> jax.Array:

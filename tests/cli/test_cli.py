@@ -247,10 +247,7 @@ def test_backend_and_devices_change_the_layout_alone(run, command, layout):
 
 
 @pytest.mark.slow
-@commands(
-    "--algo sync_sgd --workers 1",
-    slow=["--algo sync_sgd --workers 2", "--algo sync_sgd --workers 8"],
-)
+@commands(*(f"--algo sync_sgd --workers {x}" for x in (1, 2, 8)))
 def test_sync_sgd_gives_the_same_for_any_number_of_workers(run, command):
     loss = run(command).summary["test_loss"]
     four = run(f"{BASE} --algo sync_sgd --workers 4").summary["test_loss"]

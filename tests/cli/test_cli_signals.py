@@ -36,9 +36,7 @@ def test_signal_stops_a_run_with_complete_files(number, code, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "backend", [pytest.param("pmap", marks=pytest.mark.slow), "vmap"]
-)
+@pytest.mark.parametrize("backend", ["pmap", "vmap"])
 def test_second_ctrl_c_ends_a_run_within_a_dispatch(backend, tmp_path):
     lengths = "--steps 100000 --dispatch-steps 100000 --eval-every 100000"
     command = f"{lengths} --batch-size 8 --backend {backend}"

@@ -17,8 +17,7 @@ import numpy as np
 import pytest
 from commands import PROGRAM, execute, two_at_a_time
 from safetensors import safe_open
-from small_tasks import SMALL, folder_of
-from staged import BESIDE
+from small_tasks import BESIDE, SMALL, folder_of
 
 from experiments import run
 from experiments.cli import factories

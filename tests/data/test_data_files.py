@@ -13,10 +13,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from commands import ROOT
 
 from experiments.data import files
 
-ROOT = Path(__file__).parents[2]
 TIMEOUT = 60  # seconds, of what takes one
 CONTENT = bytes(range(256)) * 4096  # 1 MiB
 SHA256 = hashlib.sha256(CONTENT).hexdigest()
@@ -123,7 +123,7 @@ def test_a_terminal_is_shown_a_progress_bar(server, tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "stderr", terminal)
     monkeypatch.setenv("TERM", "xterm")
     files.find(pinned(server, "/whole"), tmp_path)
-    assert "1.0/1.0 MB" in terminal.getvalue()
+    assert "━" in terminal.getvalue() and "1.0/1.0 MB" in terminal.getvalue()
 
 
 @pytest.mark.parametrize(

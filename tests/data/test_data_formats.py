@@ -16,7 +16,7 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 
 import numpy as np
 import pytest
-from staged import folder_with
+from small_tasks import folder_with
 
 from experiments.data import archives, cifar, idx, speech, text
 from experiments.data.files import File

@@ -184,8 +184,8 @@ def summary_of(tmp_path, module, monkeypatch):
     [
         ("digits", "--dispatch-steps 5"),
         ("points:line --kind arrays", "--eval-every 4 --dispatch-steps 3"),
-        pytest.param("digits", "--dispatch-steps 7", marks=pytest.mark.slow),
-        pytest.param("digits", "--eval-every 24", marks=pytest.mark.slow),
+        ("digits", "--dispatch-steps 7"),
+        ("digits", "--eval-every 24"),
     ],
 )
 def test_host_and_device_feed_the_same_bits(summary_of, task, split):

@@ -1,13 +1,11 @@
 """A user's own task or algorithm with a mistake is refused in one line."""
 
-import subprocess
-import sys
-from pathlib import Path
 from typing import NoReturn
 
 import numpy as np
 import pytest
 import tiny_tasks
+from commands import imported_by
 
 from experiments import run
 from experiments.cli.errors import explained
@@ -177,13 +175,6 @@ def test_a_batch_nobody_asked_for_is_not_blamed(words, told, refused):
 
 
 def test_tasks_and_data_import_nothing_of_the_harness():
-    code = f"import sys, {', '.join(f'experiments.tasks.{x}' for x in TASKS)}"
-    ended = subprocess.run(
-        [sys.executable, "-c", f"{code}\nprint(*sys.modules)"],
-        cwd=Path(__file__).parents[2],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    rooms = {x for x in ended.stdout.split() if x.startswith("experiments.")}
+    names = imported_by(f"from experiments.tasks import {', '.join(TASKS)}")
+    rooms = {x for x in names if x.startswith("experiments.")}
     assert {x.split(".")[1] for x in rooms} == {"tasks", "data", "exit_codes"}

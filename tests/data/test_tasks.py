@@ -135,13 +135,7 @@ def test_any_number_of_workers_gives_the_result_of_one(name, layouts):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=() if name == "cifar10" else SLOW)
-        for name in WITH_IMAGES
-    ],
-)
+@pytest.mark.parametrize("name", WITH_IMAGES)
 @pytest.mark.usefixtures("float64", "small_resnets", "unchanged_images")
 def test_batch_norm_of_each_worker_depends_on_their_number(name):
     batches = small_tasks.examples(name, STEPS, BATCH)
@@ -314,11 +308,7 @@ LONG = {  # sizes at which the activations are most of what is held
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "share"),
-    [
-        ("shakespeare", 0.7),
-        ("spoken_digits", 0.4),
-        pytest.param("cifar10", 0.9, marks=SLOW),
-    ],
+    [("shakespeare", 0.7), ("spoken_digits", 0.4), ("cifar10", 0.9)],
 )
 @pytest.mark.usefixtures("float64", "unchanged_images")
 def test_remat_keeps_the_gradients_and_holds_less(name, share, monkeypatch):

@@ -1,11 +1,14 @@
 """Benchmarks start and end in a table; what they time is no test."""
 
+import argparse
 import importlib
 import json
 import subprocess
 import sys
 
 import pytest
+
+from benchmarks.peers import __main__ as peers
 
 # Flags of the smallest runs, and how many records they report.
 REDUCTION = "--models mlp --lanes 1 --steps 1 --repeats 1"
@@ -33,6 +36,25 @@ def test_a_benchmark_lists_its_flags(name, monkeypatch, capsys):
     assert ended.value.code == 0
     assert set(capsys.readouterr().out.split()) >= FLAGS[name]
     assert f"python -m benchmarks.{name}" in (module.__doc__ or "")
+
+
+def test_a_peer_that_failed_in_the_turn_of_ctrl_c_is_left_out(monkeypatch):
+    """Every other turn goes backwards."""
+    entries = [peers.Entry(each, 2, [], [1]) for each in peers.CONTESTANTS[:4]]
+    attempts = []
+
+    def attempt(entry, turn, *_):
+        number = entries.index(entry)
+        attempts.append((turn, number))
+        if (turn, number) == (1, 1):
+            raise KeyboardInterrupt
+        entry.seconds.append(1.0)
+        return (turn, number) not in ((0, 3), (1, 2))
+
+    monkeypatch.setattr(peers, "attempt", attempt)
+    kept = peers.measure_all(entries, {}, argparse.Namespace(repeats=3))
+    assert kept == entries[:2]
+    assert attempts == [(0, 0), (0, 1), (0, 2), (0, 3), (1, 2), (1, 1)]
 
 
 @pytest.mark.slow

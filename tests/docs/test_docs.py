@@ -1,19 +1,18 @@
-"""What the docs say: examples run, algorithms have their rows, links lead somewhere."""
+"""Docs: examples run, algorithms have their rows, links lead somewhere."""
 
 import contextlib
 import inspect
 import io
 import re
 import tomllib
-from pathlib import Path
 
 import pytest
+from commands import ROOT
 
 import syncalgos
 from experiments.cli import factories, flags
 from experiments.tasks import TASKS
 
-ROOT = Path(__file__).parents[2]
 PAGES = sorted(p for p in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```\n", re.MULTILINE | re.DOTALL)
 

@@ -9,10 +9,9 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from commands import ROOT
 
 import syncalgos
-
-ROOT = Path(__file__).parents[2]
 
 USE = """
 import importlib.util, numpy as np, optax, runpy, syncalgos

@@ -3,8 +3,8 @@
 import tomllib
 from pathlib import Path
 
-import pytest
 from commands import ROOT
+from conftest import spread_evenly
 
 SETTINGS = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
 
@@ -16,8 +16,7 @@ def test_every_test_lies_below_a_path_that_is_run():
         assert any(below.is_relative_to(Path(path)) for path in paths), below
 
 
-@pytest.mark.sample(2)
-@pytest.mark.parametrize("case", range(5))
-def test_sample_leaves_all_but_so_many_cases_to_the_slow_run(case, request):
-    kept = request.node.get_closest_marker("slow") is None
-    assert kept == (case in (0, 2) or bool(request.config.option.keyword))
+def test_sample_keeps_so_many_cases_evenly_spread():
+    assert spread_evenly(5, 2) == {0, 2}
+    assert spread_evenly(9, 3) == {0, 3, 6}
+    assert spread_evenly(2, 4) == {0, 1}

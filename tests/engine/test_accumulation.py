@@ -5,7 +5,15 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from linear import BATCHES, DATA, ROWS, make_params, make_trainer, plain_loss, wide
+from problems.linear import (
+    BATCHES,
+    DATA,
+    ROWS,
+    make_params,
+    make_trainer,
+    plain_loss,
+    wide,
+)
 
 import syncalgos
 from syncalgos.engine.layout import BACKENDS

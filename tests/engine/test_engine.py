@@ -4,7 +4,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from linear import BATCHES, DATA, ROWS, X, Y, make_params, make_trainer, plain_loss
+from problems.linear import (
+    BATCHES,
+    DATA,
+    ROWS,
+    X,
+    Y,
+    make_params,
+    make_trainer,
+    plain_loss,
+)
 
 import syncalgos
 from syncalgos import Strategy, stateless

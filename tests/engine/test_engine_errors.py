@@ -1,4 +1,4 @@
-"""What the engine refuses, and how it says so."""
+"""Requests that the engine refuses, and its messages."""
 
 import jax
 import jax.numpy as jnp
@@ -6,7 +6,16 @@ import numpy as np
 import optax
 import optax.contrib
 import pytest
-from linear import BATCHES, DATA, ROWS, X, Y, make_params, make_trainer, plain_loss
+from problems.linear import (
+    BATCHES,
+    DATA,
+    ROWS,
+    X,
+    Y,
+    make_params,
+    make_trainer,
+    plain_loss,
+)
 
 import syncalgos
 from syncalgos import DataParallel, Strategy, every, per_example, stateless

@@ -6,7 +6,7 @@ import numpy as np
 import optax
 import pytest
 from lasting import run
-from linear import BATCHES, make_params, plain_loss, wide
+from problems.linear import BATCHES, make_params, plain_loss, wide
 
 from syncalgos import (
     DataParallel,

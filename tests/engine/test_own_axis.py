@@ -6,8 +6,8 @@ import numpy as np
 import optax
 import pytest
 from jax.sharding import AxisType, PartitionSpec
-from linear import make_params, plain_loss
 from owed import PERIOD, make, owed
+from problems.linear import make_params, plain_loss
 
 import syncalgos
 from syncalgos import Replica

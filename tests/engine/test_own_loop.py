@@ -5,13 +5,13 @@ import os
 import subprocess
 import sys
 from functools import partial
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from commands import ROOT
 from owed import make
 
 import syncalgos
@@ -20,7 +20,6 @@ from experiments.tasks.digits import digits as digits_task
 from experiments.tasks.task import losses
 from experiments.training.prepared import params_sha256
 
-ROOT = Path(__file__).parents[2]
 DIGITS = digits_task().load()
 WORKERS, STEPS, BATCH, SEED, LR = 2, 24, 32, 3, 0.1
 

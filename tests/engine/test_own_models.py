@@ -122,7 +122,6 @@ def of_equinox():
 
 
 FLAX = {"linen": of_linen, "nnx": of_nnx}
-SLOW_NNX = pytest.param("nnx", marks=pytest.mark.slow)  # the page's own runs always
 MODELS = {
     "linen": functools.partial(of_linen, 0.2, None),
     "nnx": functools.partial(of_nnx, 0.2, None),
@@ -146,7 +145,7 @@ def apart(tree, other):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", STRATEGIES)
-@pytest.mark.parametrize("name", ["linen", SLOW_NNX, "equinox"])
+@pytest.mark.parametrize("name", ["linen", "nnx", "equinox"])
 def test_models_of_other_libraries_learn_and_all_backends_agree(
     name, strategy, float64
 ):
@@ -165,7 +164,7 @@ def test_models_of_other_libraries_learn_and_all_backends_agree(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("library", ["linen", SLOW_NNX])
+@pytest.mark.parametrize("library", ["linen", "nnx"])
 def test_batch_statistics_over_all_workers_are_those_of_the_global_batch(
     library, float64
 ):

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from held import Held
+from problems.held import Held
 
 import syncalgos as sa
 from syncalgos.engine.layout import BACKENDS
@@ -14,7 +14,6 @@ from syncalgos.engine.layout import BACKENDS
 STEPS, BATCH = 8, 12
 X = np.random.default_rng(0).normal(size=(STEPS, BATCH, 3)).astype(np.float32)
 BATCHES = {"x": X, "y": X @ np.array([1.0, -2.0, 0.5], np.float32)}
-ROUNDING = 2e-6
 
 
 def loss(params, batch):

@@ -9,7 +9,7 @@ import optax
 import pytest
 from jax.sharding import Mesh, PartitionSpec
 from mapped import on_workers
-from two_tables import (
+from problems.two_tables import (
     BATCH,
     BATCHES,
     FIRST,
@@ -182,7 +182,7 @@ def test_a_whole_table_may_step_synchronously_beside_an_averaged_rest():
 
 
 def test_center_is_the_strategys_own_between_syncs():
-    """Of BMUF, that of the last sync; the tables are as of the last step."""
+    """BMUF's center is the last sync's; the tables are the last step's."""
     trainer = make(bmuf(STEPS + 1), workers=2)
     state, _, center = train(trainer)
     assert_close(center["rest"], START["rest"])
@@ -346,7 +346,7 @@ DTYPES = ("float16", "bfloat16", "float32", "float64")
 @pytest.mark.parametrize("workers", [1, 4])
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_lookup_is_the_rows_of_the_table_bit_for_bit(backend, workers):
-    """Of any shape and dtype; with zeros of both signs, and what is not finite."""
+    """Tables of any shape and dtype, with zeros of both signs and values not finite."""
     rng = np.random.default_rng(0)
     tables = {}
     for dtype, shape in zip(DTYPES, [(), (3,), (2, 2), (1,)], strict=True):

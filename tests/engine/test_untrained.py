@@ -21,11 +21,8 @@ WITHOUT_SYNC = (
 
 def never(words):
     """Says why a run never syncs; "" where it does."""
-    plan = make_components(parse([*TINY.split(), *words.split()]))
-    state = prepared._start(plan)[1]
-    steps = plan.config.steps
-    sent = rounds.communication(plan, state, steps)
-    return rounds.untrained(plan, state, rounds.ends(plan, state, steps, sent))
+    parts = make_components(parse([*TINY.split(), *words.split()]))
+    return rounds.planned(parts, prepared._start(parts)[1]).untrained
 
 
 @pytest.fixture(autouse=True)
@@ -107,8 +104,8 @@ def test_a_phase_that_the_run_does_not_hold_is_refused_with_both_numbers(words, 
     ],
 )
 def test_algorithms_of_unit_steps_take_the_rate_of_adam(words, lr):
-    plan = make_components(parse(["--task", "digits", *words.split()]))
-    assert plan.config.lr == lr
+    parts = make_components(parse(["--task", "digits", *words.split()]))
+    assert parts.config.lr == lr
 
 
 @pytest.mark.parametrize(
@@ -123,8 +120,8 @@ def test_algorithms_of_unit_steps_take_the_rate_of_adam(words, lr):
     ],
 )
 def test_algorithms_with_momentum_do_not_take_the_tasks_as_well(words, momentum):
-    plan = make_components(parse(["--task", "tiny_tasks:rolling", *words.split()]))
-    assert plan.config.momentum == momentum
+    parts = make_components(parse(["--task", "tiny_tasks:rolling", *words.split()]))
+    assert parts.config.momentum == momentum
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""What is sent, against figures counted by hand."""
+"""Bytes sent, against figures counted by hand."""
 
 import jax
 import jax.numpy as jnp

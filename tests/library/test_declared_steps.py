@@ -97,12 +97,17 @@ def looks(strategy, optimizer):
     return jax.jit(jax.vmap(inner, (0, None), axis_name="devices"))
 
 
-def keeps_its_word(strategy, optimizer, numbers):
+def seen(strategy, optimizer, numbers):
+    """Whether the sync of each step declares that it acts, and whether it keeps all."""
     rng = np.random.default_rng(0)
     params = {"w": rng.normal(size=(2, 2, 6, 1)), "b": rng.normal(size=(2, 2, 1))}
     steps = jnp.array(sorted(numbers), jnp.int32)
-    acts, same = looks(strategy, optimizer)(params, steps)
-    return bool(np.asarray(same | acts).all())
+    return map(np.asarray, looks(strategy, optimizer)(params, steps))
+
+
+def keeps_its_word(strategy, optimizer, numbers):
+    acts, same = seen(strategy, optimizer, numbers)
+    return bool((same | acts).all())
 
 
 STEPS = st.lists(st.integers(0, 2**12), min_size=12, max_size=12)
@@ -116,6 +121,16 @@ def test_an_algorithm_keeps_everything_at_steps_that_it_does_not_declare(name, n
     strategy = remembered(name)
     if introspection.rests(strategy):
         assert keeps_its_word(strategy, owed(name).optimizer, numbers)
+
+
+@pytest.mark.sample(9)
+@pytest.mark.parametrize("name", syncalgos.ALGORITHMS)
+def test_an_algorithm_acts_within_its_first_steps_if_it_ever_syncs(name):
+    strategy = remembered(name)
+    if introspection.rests(strategy):
+        acts, same = seen(strategy, owed(name).optimizer, range(24))
+        assert (same | acts).all()
+        assert acts.any() == introspection.ever_syncs(strategy)
 
 
 @functools.cache

@@ -1,4 +1,4 @@
-"""What holds for every algorithm on any model: trees, dtypes and numbers of workers.
+"""Properties of every algorithm on any model: trees, dtypes, numbers of workers.
 
 Shapes come from a short list, as each is compiled anew.
 """

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from owed import make, owed, parameters
-from quadratics import NOISE, START, train, unflatten
+from problems.quadratics import NOISE, START, train, unflatten
 
 import syncalgos
 from experiments.study import network as net

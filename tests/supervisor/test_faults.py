@@ -485,7 +485,7 @@ def test_worker_whose_loss_is_not_finite_is_named_by_two_processes(start):
 
 
 def test_run_that_diverged_is_resumed_from_before(tmp_path):
-    """What is not finite is not saved."""
+    """Values that are not finite are not saved."""
     out = tmp_path / "out"
     ended = run(f"{POISONED} --checkpoint-every 4", out)
     assert ended.code == 3

@@ -64,7 +64,7 @@ def test_auto_without_a_scheduler_says_what_to_do(monkeypatch):
 
 
 def slurm(process):
-    """What Slurm tells the tasks of a step of two, on one node."""
+    """Slurm's variables for a step of two tasks on one node."""
     return {
         "SLURM_JOB_ID": 4000 + os.getpid() % 90,  # of which jax makes the port
         "SLURM_STEP_NODELIST": "127.0.0.1",

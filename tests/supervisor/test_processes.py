@@ -8,26 +8,26 @@ does within a process, and float64 shows that nothing else differs.
 import json
 import os
 import pickle
-import socket
 import subprocess
 import sys
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple
 
-import drawing
 import jax
 import numpy as np
 import pytest
 from commands import CACHE, ROOT, environment
 from conftest import QUICK
 from in_process import HALF, STEPS, Seen, host, taken
+from problems import drawing
 
 import syncalgos
+from experiments.supervisor.addresses import free_port
 from syncalgos.engine.layout import BACKENDS, is_key
 
 NAMES = tuple(syncalgos.ALGORITHMS)
-SOME = NAMES[::15]
+SOME = NAMES[::6]  # of even places, whose first layout is a fast one
 ROUNDING = 1e-12  # of float64 after 8 steps: sums of workers in another order
 PROGRAM = [sys.executable, "-W", "error", "-c", "import in_process; in_process.main()"]
 
@@ -53,12 +53,6 @@ def work(what, **arguments):
     return json.dumps([what, arguments])
 
 
-def free_port():
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
-
-
 def execute(group, folder):
     """Returns the results of each piece of work, for each process."""
     folder.joinpath("work.json").write_text(f"[{','.join(group.work)}]")
@@ -67,7 +61,7 @@ def execute(group, folder):
         JAX_NUM_CPU_DEVICES=group.devices,
         JAX_CPU_COLLECTIVES_IMPLEMENTATION="gloo",
         PYTHONPATH=os.pathsep.join(
-            [str(ROOT), str(ROOT / "tests"), str(ROOT / "tests/support")]
+            [str(ROOT), str(ROOT / "tests/support"), str(ROOT / "tests/supervisor")]
         ),
         XLA_FLAGS=" ".join(QUICK),
         **{CACHE: "false"},  # one process would find what the others compile
@@ -234,7 +228,6 @@ def cases_of_the_engine():
             yield pytest.param(
                 *(backend, name, fast),
                 id=f"{backend}-{name}",
-                marks=() if fast else pytest.mark.slow,
             )
 
 
@@ -248,9 +241,7 @@ def test_engine_gives_the_numbers_of_one_process(start, backend, name, fast):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "backend", ["pmap", pytest.param("shard_map", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("backend", ["pmap", "shard_map"])
 def test_rows_of_placed_data_are_the_batches(start, backend):
     several, _ = engine_groups(backend, fast=backend == "pmap")
     found = start(several).result()

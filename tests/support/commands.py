@@ -73,6 +73,19 @@ def environment(**changes):
     return {k: str(v) for k, v in changed.items() if v is not None}
 
 
+def imported_by(code):
+    """Names of the modules that a fresh process has after some code."""
+    ended = subprocess.run(
+        [sys.executable, "-c", f"{code}\nimport sys\nprint(*sys.modules)"],
+        cwd=ROOT,
+        capture_output=True,
+        encoding="utf-8",
+        timeout=TIMEOUT,
+        check=True,
+    )
+    return set(ended.stdout.split())
+
+
 def execute(command, out, program=PROGRAM, timeout=TIMEOUT, **environ):
     ended = subprocess.run(
         [*program, *shlex.split(command), "--out", str(out)],

@@ -46,7 +46,7 @@ class Command:
 
 
 def free_address():
-    """Where nobody listens."""
+    """An address where nobody listens."""
     with socket.create_server(("127.0.0.1", 0)) as sock:
         return f"127.0.0.1:{sock.getsockname()[1]}"
 
@@ -86,7 +86,7 @@ def commands(folder):
 
 
 def pids(folder):
-    """Of the processes so far, in their order, with their numbers."""
+    """The numbers and pids of the processes so far, in their order."""
     paths = sorted(folder.glob("pid-*"), key=lambda path: path.stat().st_mtime_ns)
     return [tuple(int(part) for part in path.name.split("-")[1:]) for path in paths]
 
@@ -204,7 +204,7 @@ def _until_stopped(member):
     Path(f"trained-{member.process}").touch()
     until(lambda: asked.exists() and asked.read_text(), "a signal")
     number = int(asked.read_text())
-    member.stopped(signal.Signals(number).name)
+    member.stopped()
     sys.exit(75 if number == signal.SIGTERM else 130)
 
 

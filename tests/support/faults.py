@@ -57,7 +57,7 @@ class Command:
 
     @property
     def said(self):
-        """What is on stderr so far."""
+        """The stderr so far."""
         return self.err.read_text("utf-8")
 
     def wait_for(self, pattern, limit=TIMEOUT):
@@ -65,7 +65,7 @@ class Command:
         return until(lambda: re.search(pattern, self.said), pattern, limit)
 
     def ended(self, limit=TIMEOUT):
-        """What it has shown, and its exit code."""
+        """Its output, and its exit code."""
         code = self.process.wait(limit)
         return Run(code, self.out.read_text("utf-8"), self.said, self.run_out)
 

@@ -104,7 +104,7 @@ def flags_of(name, values):
 
 
 def lines_of(ended):
-    """Those of metrics.jsonl without what differs from one run to the next."""
+    """Lines of metrics.jsonl without their seconds."""
     return [{k: v for k, v in x.items() if k != "seconds"} for x in ended.lines]
 
 

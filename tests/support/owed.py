@@ -1,4 +1,4 @@
-"""What each algorithm owes, as data: the conformance tests read it, no branch on names.
+"""The properties that each algorithm owes, as data: tests branch on no names.
 
 Most owe the same, so that a new algorithm is tested by existing. One that differs has a
 row in OWED. They run for 2 · PERIOD local steps on params of the shapes SHAPES.
@@ -32,7 +32,7 @@ def gathered(n, part):
 
 
 class Owed(NamedTuple):
-    """What the conformance tests ask of an algorithm run with the values below.
+    """The properties of an algorithm, run with the values below.
 
     Attributes:
         agree_after: the local steps, from 0, after which replicas are equal.
@@ -50,7 +50,7 @@ class Owed(NamedTuple):
     decided: tuple[bool, ...] | None = None
 
     def taken(self, steps: int) -> np.ndarray | None:
-        """What `communication` takes for so many steps of a run of this algorithm."""
+        """The `taken` of `communication` for so many steps."""
         if self.decided is None:
             return None
         return np.resize(self.decided, (steps, 1))

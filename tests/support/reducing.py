@@ -1,4 +1,4 @@
-"""Reducers to test, updates to give them, and what they make of them.
+"""Reducers to test, updates to give them, their results, and training along inputs.
 
 Leaves are (steps, workers, *shape), in what goes in and in what comes out. Collectives
 run over the lanes of one device, and over devices where backends are compared.
@@ -9,10 +9,11 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from jax import lax
 from mapped import on_workers
 
-from syncalgos import reducers
+from syncalgos import Replica, reducers
 from syncalgos.engine.layout import make_layout
 from syncalgos.reducers import (
     Reducer,
@@ -175,3 +176,45 @@ def shapes_of(init):
     """The shapes of the params that `init` of a model makes from a key."""
     made = jax.eval_shape(init, jax.random.key(0))
     return made[0] if isinstance(made, tuple) else made
+
+
+def wave(*shape, phase=0.0):
+    """Numbers in -1 … 1 of no short period, the same in any library."""
+    numbers = np.arange(int(np.prod(shape)))
+    return np.sin(0.7 * numbers**2 + phase).reshape(shape).astype(np.float32)
+
+
+def descend(strategy, optimizer, starts, gradient, inputs):
+    """Trains in a loop of its own; returns params after each step.
+
+    Leaves of starts, a worker's params, are (workers, …), of inputs (steps, workers,
+    …), of what comes back (steps, workers, …). gradient: (params, inputs) -> grads.
+    """
+
+    def worker(params, inputs):
+        def one(carry, now):
+            (replica, state), (step, own) = carry, now
+            grads = gradient(replica.params, own)
+            grads, state = strategy.reduce(grads, replica, state, step)
+            updates, opt_state = optimizer.update(
+                grads, replica.opt_state, replica.params
+            )
+            params = optax.apply_updates(replica.params, updates)
+            replica, state = strategy.sync(Replica(params, opt_state), state, step)
+            return (replica, state), replica.params
+
+        carry = Replica(params, optimizer.init(params)), strategy.init(params)
+        steps = jnp.arange(len(jax.tree.leaves(inputs)[0]))
+        return lax.scan(one, carry, (steps, inputs))[1]
+
+    lanes = jax.vmap(worker, in_axes=(0, 1), out_axes=1, axis_name="lanes")
+    lead = jax.tree.map(lambda x: x[None], (starts, inputs))
+    return jax.tree.map(
+        lambda x: np.asarray(x[0]),
+        jax.jit(jax.vmap(lanes, axis_name="devices"))(*lead),
+    )
+
+
+def follow(strategy, optimizer, starts, grads):
+    """Params after each step along given gradients, (steps, workers, …)."""
+    return descend(strategy, optimizer, starts, lambda _, own: own, grads)

@@ -1,15 +1,19 @@
 """Every task with a small model, and random examples of its data's form."""
 
 import inspect
+import os
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from staged import folder_with
+import pytest
+from commands import ROOT
 
 from experiments.cli.factories import TASK, named
 from experiments.data import cifar, idx, speech, text
 
 CONTEXT, FRAMES = 8, 6
+BESIDE = ROOT.parent / "shared" / "data"  # the real data sets, beside the checkout
 
 
 class Leaf(NamedTuple):
@@ -75,6 +79,17 @@ def parameters(name):
 def make(name, **flags):
     """The small task; flags are the factory's own, and win."""
     return named(TASK, name)(**{**SMALL[name].flags, **flags})
+
+
+def folder_with(*names):
+    """The data folder, $SYNCALGOS_DATA or that beside the checkout.
+
+    Skips the test if it lacks one of the names: a test downloads nothing.
+    """
+    folder = Path(os.environ.get("SYNCALGOS_DATA") or BESIDE)
+    if lacking := [name for name in names if not (folder / name).is_file()]:
+        pytest.skip(f"{folder} lacks {', '.join(lacking)}: name it in SYNCALGOS_DATA")
+    return folder
 
 
 def folder_of(name):

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from commands import ROOT
 from faults import remount, small_disk
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -38,7 +39,6 @@ from experiments.checkpoint.shard_file import (
     write,
 )
 
-ROOT = Path(__file__).parents[2]
 TIMEOUT = 60  # seconds, of what takes one
 NATIVE = "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 "
 NATIVE += "float64 complex64 complex128"
@@ -93,7 +93,7 @@ def signed(content):
 
 
 def refused(path):
-    """What is said of a part that is Damaged: one line that names the file."""
+    """The error for a Damaged shard: one line that names the file."""
     with pytest.raises(Damaged) as caught:
         read(path)
     message = str(caught.value)

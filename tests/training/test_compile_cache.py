@@ -33,7 +33,7 @@ OWN: dict = dict.fromkeys(SHARED)  # as a user has it, who says nothing
 
 
 class Probed:
-    """What a process with these variables tells of its cache."""
+    """The cache, as a process with these variables reports it."""
 
     def __init__(self, **variables):
         ended = subprocess.run(

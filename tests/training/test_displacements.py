@@ -1,4 +1,4 @@
-"""What the harness measures of the workers' displacements, against NumPy."""
+"""Displacements that the harness measures, against NumPy."""
 
 import importlib
 import itertools
@@ -143,14 +143,9 @@ def same(state, plain):
     jax.tree.map(np.testing.assert_array_equal, state.sync.strategy, plain.sync)
 
 
-SLOW = pytest.mark.slow
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("workers", [pytest.param(3, marks=SLOW), 6])
-@pytest.mark.parametrize(
-    "strategy", [pytest.param(sync_sgd(), marks=SLOW), bmuf(4), gossip()]
-)
+@pytest.mark.parametrize("workers", [3, 6])
+@pytest.mark.parametrize("strategy", [sync_sgd(), bmuf(4), gossip()])
 def test_backends_train_the_same_measured_or_not_and_agree(strategy, workers):
     sent, at, figures_of = sync_steps(strategy, workers), (6, 12), {}
     for backend in BACKENDS:

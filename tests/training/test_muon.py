@@ -1,4 +1,4 @@
-"""Which leaves of each model Muon takes, and that stacked layers are apart."""
+"""Leaves of each model that Muon takes; stacked layers are apart."""
 
 from typing import Any
 
@@ -8,8 +8,7 @@ import numpy as np
 import optax.contrib
 import pytest
 from jax.tree_util import keystr, tree_leaves_with_path
-from reducing import assert_close
-from waves import wave
+from reducing import assert_close, wave
 
 import syncalgos
 from experiments.tasks import muon
@@ -85,8 +84,8 @@ def test_muon_orthogonalises_each_stacked_layer_by_itself():
 
 
 def test_the_command_line_gives_muon_the_tasks_own_matrices():
-    plan = make_components(parse(["--optimizer", "muon", "--weight-decay", "0.1"]))
-    state: Any = plan.optimizer.init(plan.task.init(KEY)[0])
+    parts = make_components(parse(["--optimizer", "muon", "--weight-decay", "0.1"]))
+    state: Any = parts.optimizer.init(parts.task.init(KEY)[0])
     moments = state.inner_states["muon"].inner_state[0].mu
     shapes = [x.shape for x in jax.tree.leaves(moments)]
     assert shapes == [(64, 128), (128, 128)]

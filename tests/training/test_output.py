@@ -55,12 +55,7 @@ def hung_up():
     os.close(end)
 
 
-def ways(but):
-    """All of them; the fast tests take one."""
-    slow = pytest.mark.slow
-    return [
-        pytest.param(x, marks=[] if x is but else slow) for x in (left, full, hung_up)
-    ]
+WAYS = [left, full, hung_up]
 
 
 def started(words, out, program=PROGRAM, shell="exec", **streams):
@@ -91,7 +86,7 @@ def assert_complete(ended, whole):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("broken", ways(but=left))
+@pytest.mark.parametrize("broken", WAYS)
 def test_broken_stderr_stops_no_run(broken, whole, tmp_path):
     with broken() as end:
         ended = started(TINY, tmp_path / "out", stderr=end)
@@ -100,7 +95,7 @@ def test_broken_stderr_stops_no_run(broken, whole, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("broken", ways(but=full))
+@pytest.mark.parametrize("broken", WAYS)
 def test_broken_stdout_stops_no_run(broken, whole, tmp_path):
     with broken() as end:
         ended = started(TINY, tmp_path / "out", stdout=end)

@@ -10,7 +10,6 @@ import jax
 import numpy as np
 import optax
 import pytest
-from conformance import loss, problem
 from lasting import (
     Crash,
     Work,
@@ -26,6 +25,7 @@ from lasting import (
     signal_at,
 )
 from owed import PERIOD, make, parameters
+from problems.conformance import loss, problem
 from small_tasks import SMALL, folder_of
 
 from experiments.checkpoint import state_arrays
@@ -164,7 +164,7 @@ def of_two(in_two, tmp_path_factory):
 @pytest.mark.long
 @pytest.mark.parametrize("name", NAMES)
 def test_resumed_run_of_two_processes_is_that_of_one(name, of_two, whole_by):
-    """Of two workers' sums there is one order, wherever the workers are."""
+    """Sums of two workers have one order, wherever they are."""
     left, ended = of_two(name)
     assert left.code == 75, left.stderr
     assert {x.name for x in (ended.out / FOLDER).iterdir()} == {
@@ -194,17 +194,12 @@ KINDS = {  # flags, and the look after seven steps
     "errors fed back": (f"{TINY} --algo topk_sgd --density 0.3", STOP),
     "lanes of shard_map": (f"{BMUF} --workers 4 --backend shard_map", STOP),
 }
-FAST = ("a schedule", "labels")
-
-
-def kinds():
-    for kind, (command, look) in KINDS.items():
-        marks = () if kind.startswith(FAST) else pytest.mark.slow
-        yield pytest.param(command, look, id=kind.replace(" ", "-"), marks=marks)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("command, look", list(kinds()))
+@pytest.mark.parametrize(
+    "command, look", KINDS.values(), ids=[x.replace(" ", "-") for x in KINDS]
+)
 def test_resumed_run_with_more_to_carry_is_the_uninterrupted_one(
     command, look, tmp_path
 ):
@@ -280,18 +275,21 @@ def test_processes_take_over_from_each_other(in_two, tmp_path):
     assert_near(four, whole)
 
 
+def assert_refused(out, command, told):
+    """The command ends with this line, and leaves the folder as it was."""
+    before = files(out)
+    ended = run(command, out)
+    assert (ended.code, ended.stderr) == (2, f"error: --resume: {told}\n")
+    assert files(out) == before
+
+
 # Other numbers of workers
 
 
 def test_another_number_of_workers_is_refused_and_nothing_touched(out):
-    before = files(out)
-    ended = run(f"{BMUF} --workers 4 --resume", out)
-    assert ended.code == 2
-    assert ended.stderr == (
-        "error: --resume: the checkpoint of step 7 is of 2 workers, not 4: "
-        "--resume-center starts new replicas from its center model\n"
-    )
-    assert files(out) == before
+    told = "the checkpoint of step 7 is of 2 workers, not 4: "
+    told += "--resume-center starts new replicas from its center model"
+    assert_refused(out, f"{BMUF} --workers 4 --resume", told)
 
 
 @pytest.mark.parametrize("workers", [1, 4])
@@ -398,13 +396,8 @@ def test_without_a_checkpoint_another_run_is_not_replaced(stopped, tmp_path):
     out = tmp_path / "out"
     shutil.copytree(stopped.out, out)
     shutil.rmtree(out / FOLDER)
-    before = files(out)
-    ended = run(f"{BMUF} --period 2 --resume", out)
-    assert ended.code == 2
-    assert ended.stderr == (
-        "error: --resume: the run was made with --period 4, not 2\n"
-    )
-    assert files(out) == before
+    told = "the run was made with --period 4, not 2"
+    assert_refused(out, f"{BMUF} --period 2 --resume", told)
 
 
 # Another run than before
@@ -435,11 +428,7 @@ MORE = {
     ],
 )
 def test_settings_that_differ_are_refused_and_nothing_touched(flags, told, out):
-    before = files(out)
-    ended = run(f"{BMUF} {flags} --resume", out)
-    assert ended.code == 2
-    assert ended.stderr == f"error: --resume: the run was made with {told}\n"
-    assert files(out) == before
+    assert_refused(out, f"{BMUF} {flags} --resume", f"the run was made with {told}")
 
 
 def test_settings_on_which_no_number_depends_may_differ(out, whole):
@@ -450,13 +439,8 @@ def test_settings_on_which_no_number_depends_may_differ(out, whole):
 
 
 def test_fewer_steps_than_are_done_are_refused(out):
-    before = files(out)
-    ended = run(f"{BMUF} --steps 6 --resume", out)
-    assert ended.code == 2
-    assert ended.stderr == (
-        "error: --resume: the checkpoint is of step 7, behind --steps 6\n"
-    )
-    assert files(out) == before
+    told = "the checkpoint is of step 7, behind --steps 6"
+    assert_refused(out, f"{BMUF} --steps 6 --resume", told)
 
 
 @pytest.mark.slow
@@ -472,13 +456,8 @@ def test_longer_run_is_refused_where_the_rate_depends_on_its_length(tmp_path):
     command = f"{BMUF} --schedule cosine"
     out = tmp_path / "out"
     run(command, out, signal_at(STOP))
-    before = files(out)
-    ended = run(f"{command} --steps 12 --resume", out)
-    assert ended.code == 2
-    assert ended.stderr == (
-        "error: --resume: the run was made with --steps 11, not 12\n"
-    )
-    assert files(out) == before
+    told = "the run was made with --steps 11, not 12"
+    assert_refused(out, f"{command} --steps 12 --resume", told)
 
 
 def test_resume_with_overwrite_is_refused(out):
@@ -580,7 +559,7 @@ BROKEN = {
 
 @pytest.mark.parametrize("kind", BROKEN)
 def test_broken_files_are_made_good(kind, whole, tmp_path):
-    """Of a run that is done: as there is nothing to train, that is quick."""
+    """The run is done: with nothing to train, this is quick."""
     out = shutil.copytree(whole.out, tmp_path / "out")
     BROKEN[kind](out)
     ended = run(f"{BMUF} --resume", out)

@@ -1,6 +1,7 @@
-"""The ends of a run's rounds, and the steps that the evaluated model has seen."""
+"""The rounds of a run: what its workers send, when, and what the center has seen."""
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 
@@ -19,7 +20,53 @@ Count = Callable[[Progress], Communication | None]
 """Progress -> the communication of each worker; None if not even a run shows it."""
 
 
-def communication(
+class Rounds(NamedTuple):
+    """The rounds of a run, as far as they are known before it trains.
+
+    Attributes:
+        sent: counts what each worker sends in the whole run.
+        is_fixed: whether that follows from the step alone.
+        ends: whether a round ends with a step, (steps,); None if only the run shows.
+        is_followed: whether the evaluated model changes at every step.
+        untrained: why it never changes, and the way out; "" if it does.
+    """
+
+    sent: Count
+    is_fixed: bool
+    ends: np.ndarray | None
+    is_followed: bool
+    untrained: str = ""
+
+    def center_step(self, steps: int) -> int:
+        """Returns the last local step that is in the center after so many."""
+        if self.is_followed or self.ends is None:
+            return steps
+        found = np.flatnonzero(self.ends[:steps])
+        return int(found[-1]) + 1 if len(found) else 0
+
+
+def planned(parts: Components, state: TrainState) -> Rounds:
+    """Returns the rounds of a run that starts from a state."""
+    c = parts.config
+    sent = _communication(parts, state, c.steps)
+    rounds = Rounds(
+        sent=_count(parts, state, sent),
+        is_fixed=sent is not None,
+        ends=_ends(parts, state, c.steps, sent),
+        is_followed=bool(c.ema or not introspection.has_center(parts.algorithm)),
+    )
+    if rounds.center_step(c.steps):
+        return rounds
+    first = _first_sync(parts, state)
+    out = [f"--steps {first} or more"] if first else []
+    if "period" in c.arguments:
+        out.append(f"--period {c.steps} or less")
+    when = f"first syncs after step {first}, beyond" if first else "does not sync in"
+    use = f": use {', or '.join(out)}" if out else ""
+    return rounds._replace(untrained=f"{c.algo} {when} these {c.steps} steps{use}")
+
+
+def _communication(
     parts: Components,
     state: TrainState,
     steps: int,
@@ -44,16 +91,8 @@ def communication(
         return None
 
 
-def make_count(
-    parts: Components, state: TrainState, sent: Communication | None
-) -> Count:
-    """Returns the count of what each worker sends, by decisions of the data so far.
-
-    Args:
-        parts: of the run.
-        state: where it starts.
-        sent: what `communication` found for all its steps.
-    """
+def _count(parts: Components, state: TrainState, sent: Communication | None) -> Count:
+    """Returns the count of what is sent, by decisions of the data so far."""
     if sent is not None or not introspection.decides(parts.strategy):
         return lambda progress: sent
     of_taken = parts.trainer.counter(state, parts.config.steps)
@@ -71,28 +110,18 @@ def make_count(
     return count_taken
 
 
-def ends(
+def _ends(
     parts: Components, state: TrainState, steps: int, sent: Communication | None
 ) -> np.ndarray | None:
-    """Finds the local steps that end a round: the algorithm sends there, or would.
-
-    Args:
-        parts: of the run.
-        state: where it starts.
-        steps: of a run.
-        sent: what `communication` found for them.
-
-    Returns:
-        Whether each step does, (steps,); None if only the run shows it.
-    """
+    """Returns whether each local step ends a round: something is sent, or would be."""
     # One worker sends nothing, yet its rounds end.
     workers = max(parts.config.workers, 2)
     if parts.task.kept == "shared":  # tables are sent at every step
-        sent = communication(parts, state, steps, workers, parts.algorithm)
+        sent = _communication(parts, state, steps, workers, parts.algorithm)
     elif _shares_loss(parts, state):  # that is sent at every step, too
-        sent = communication(parts, state, steps, workers, parts.strategy)
+        sent = _communication(parts, state, steps, workers, parts.strategy)
     elif workers != parts.config.workers:
-        sent = communication(parts, state, steps, workers)
+        sent = _communication(parts, state, steps, workers)
     return None if sent is None else np.diff(sent.per_step, prepend=0.0) > 0
 
 
@@ -103,43 +132,14 @@ def _shares_loss(parts: Components, state: TrainState) -> bool:
     return inner_step.asks(parts.optimizer, of_one(state.replica), np.float32(0))
 
 
-def center_step(parts: Components, rounds: np.ndarray | None, steps: int) -> int:
-    """Returns the last local step that is in the center after so many."""
-    follows = parts.config.ema or not introspection.has_center(parts.algorithm)
-    if follows or rounds is None:
-        return steps
-    found = np.flatnonzero(rounds[:steps])
-    return int(found[-1]) + 1 if len(found) else 0
-
-
-def untrained(parts: Components, state: TrainState, rounds: np.ndarray | None) -> str:
-    """Returns why the evaluated model never changes, and the way out; "" if it does.
-
-    Args:
-        parts: of the run.
-        state: where it starts.
-        rounds: of `ends`.
-    """
-    c = parts.config
-    if center_step(parts, rounds, c.steps):
-        return ""
-    first = _first_sync(parts, state)
-    out = [f"--steps {first} or more"] if first else []
-    if "period" in c.arguments:
-        out.append(f"--period {c.steps} or less")
-    when = f"first syncs after step {first}, beyond" if first else "does not sync in"
-    use = f": use {', or '.join(out)}" if out else ""
-    return f"{c.algo} {when} these {c.steps} steps{use}"
-
-
 def _first_sync(parts: Components, state: TrainState) -> int | None:
     """Returns the steps after which the first round ends; None if it is far away."""
     steps = parts.config.steps
     while steps < FARTHEST:
         steps = min(2 * steps, FARTHEST)
-        rounds = ends(parts, state, steps, communication(parts, state, steps))
-        if rounds is None:
+        ends = _ends(parts, state, steps, _communication(parts, state, steps))
+        if ends is None:
             return None
-        if rounds.any():
-            return int(np.argmax(rounds)) + 1
+        if ends.any():
+            return int(np.argmax(ends)) + 1
     return None

@@ -1,4 +1,4 @@
-"""How a device runs the local steps of its lanes; the numbers are the same.
+"""Forms in which a device runs its lanes' local steps; the numbers are the same.
 
 Vectorized (`syncalgos.engine.backends.vectorized`): under vmap, for any strategy and
 loss. Sequential: lane by lane from one sync to the next. Merged: one gradient over the
@@ -20,7 +20,7 @@ from syncalgos.engine.backends import Replicated, held_once
 from syncalgos.engine.layout import DEVICES, LANES
 from syncalgos.engine.program import Inputs, Outputs, Own, Trained
 from syncalgos.engine.worker import Worker, over_steps
-from syncalgos.strategy import PyTree, apply_sync
+from syncalgos.strategy import PyTree, apply_sync, keep_grads
 
 
 class _Rounds(NamedTuple):
@@ -47,6 +47,8 @@ def sequential(
     Without branches, so that a CPU's caches hold one replica and matmuls are plain.
     """
     first = inputs.shared.step
+    # Known to keep gradients: between syncs lanes share nothing.
+    worker = worker._replace(strategy=worker.strategy._replace(reduce=keep_grads))
     held, axes = held_once(own, replicated, lanes)
     held = held._replace(replica=own.replica)  # each lane's, read one by one
     axes = axes._replace(replica=jax.tree.map(lambda _: 0, own.replica))
@@ -117,8 +119,7 @@ def _lane_steps(worker, lanes, inputs, device, start, end, lane, carry):
         replica, totals = carry
         batch = jax.tree.map(lambda x: x[i, lane], batches)
         step, me = shared.step + i, device * lanes + lane
-        own = Own(replica)
-        own, metrics = worker.local_step(own, batch, shared, step, me, _kept)
+        own, metrics = worker.local_step(Own(replica), batch, shared, step, me)
         # Lane by lane, so that a sum does not depend on how many steps there are.
         totals = jax.tree.map(lambda t, m: t.at[i].add(m), totals, metrics)
         return own.replica, totals
@@ -130,11 +131,6 @@ def _lane_steps(worker, lanes, inputs, device, start, end, lane, carry):
     mine = jax.tree.map(lambda x: x[lane], replicas)
     mine, totals = lax.fori_loop(start, end, local_step, (mine, totals))
     return jax.tree.map(put, replicas, mine), totals
-
-
-def _kept(strategy, grads, replica, sync, step):
-    """A reduce that is known to keep gradients: lanes share nothing between syncs."""
-    return grads, sync
 
 
 def _synced(worker: Worker, lanes: int, axes: Own, own: Own, step: jax.Array) -> Own:
@@ -158,7 +154,7 @@ def _in_all(own: Own, axes: Own, lanes: int) -> Own:
 
 
 def _round_ends(worker: Worker, first: jax.Array, batches: PyTree) -> jax.Array:
-    """For each of the steps, the one before which its round ends, (steps,)."""
+    """Finds for each step the one before which its round ends, (steps,)."""
     # Rounds end where the sync acts, also of schedules, offsets, delays and phases.
     # Their loops have dynamic bounds, so that one program serves any phase.
     steps = jnp.arange(len(jax.tree.leaves(batches)[0]), dtype=jnp.int32)
@@ -176,7 +172,7 @@ def _no_metrics(worker: Worker, own: Own, inputs: Inputs) -> PyTree:
     batch = jax.tree.map(lambda x: x[0, 0], batches)
     number = jnp.int32(0)
     metrics = jax.eval_shape(
-        worker.metrics, mine, batch, shared.key, number, shared.data
+        worker.metrics, mine, batch, shared.key, shared.data, number
     )
     steps = len(jax.tree.leaves(batches)[0])
     return jax.tree.map(lambda x: jnp.zeros((steps, *x.shape), x.dtype), metrics)

@@ -25,15 +25,13 @@ def differ(x: Any, y: Any) -> Any:
     return (x != y) & ((x == x) | (y == y))
 
 
-def compare(worker: Worker, own: Own, inputs: Inputs) -> Outputs:
-    """For each leaf of own, whether it is identical in all lanes on every device."""
-    apart = [
-        jnp.any(differ(x, lax.all_gather(x, LANES)[0])) for x in jax.tree.leaves(own)
-    ]
+def compare(worker: Worker, leaves: list[Any], inputs: Inputs) -> Outputs:
+    """Marks the leaves that are identical in all lanes on every device."""
+    apart = [jnp.any(differ(x, lax.all_gather(x, LANES)[0])) for x in leaves]
     return Outputs((), lax.pmax(jnp.stack(apart).astype(int), WORKERS) == 0)
 
 
-COMPARE = Program("compare", compare)
+COMPARE = Program(compare)
 
 
 class Replication:
@@ -48,7 +46,7 @@ class Replication:
         self._made: list[weakref.ref] = []
 
     def flags(self, own: Own) -> tuple[bool, ...]:
-        """For each leaf, whether it is replicated in states that the trainer makes."""
+        """Marks the leaves that are replicated in states that the trainer makes."""
         leaves, structure = jax.tree.flatten(own)
         key = structure, *((x.shape, x.dtype) for x in leaves)
         if key not in self._leaves:

@@ -132,7 +132,7 @@ def choose(
 def _against(
     worker: Worker, found: Traits, keeps: bool, own: Own, identical: bool
 ) -> dict[str, str]:
-    """By form, why lanes cannot run so; empty if they can."""
+    """Reasons why lanes cannot run, by form; empty if they can."""
     takes_mean = introspection.takes_mean(worker.strategy)
     has_buffers = bool(jax.tree.leaves(own.replica.buffers))
     # Where the loss draws or communicates, a worker's own batch matters.
@@ -157,7 +157,7 @@ def traits(worker: Worker, layout: Layout, one: One) -> Traits:
     """Traces a local step of one worker."""
 
     def program(one: One):
-        metrics = worker.metrics(one.replica, one.batch, one.key, 0, one.data)
+        metrics = worker.metrics(one.replica, one.batch, one.key, one.data, 0)
         found = Found(one.replica.params, one.replica.buffers, metrics)
         return metrics, worker.updated(one.replica, found, metrics["loss"])
 
@@ -179,7 +179,7 @@ def averages(worker: Worker, layout: Layout, one: One, large: One) -> bool:
         return True
 
     def loss(one: One):
-        return worker.metrics(one.replica, one.batch, one.key, 0, one.data)["loss"]
+        return worker.metrics(one.replica, one.batch, one.key, one.data, 0)["loss"]
 
     counts = [len(jax.tree.leaves(x)) for x in one]
     of_batch = np.repeat([False, False, True, False], counts).tolist()

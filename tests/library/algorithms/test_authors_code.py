@@ -8,8 +8,7 @@ import jax
 import numpy as np
 import optax
 import pytest
-from reducing import assert_close
-from waves import descend, wave
+from reducing import assert_close, descend, wave
 
 import syncalgos
 

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from conformance import loss, problem
 from owed import PERIOD, WITH, make, other_value, owed, parameters
+from problems.conformance import loss, problem
 
 import syncalgos
 from syncalgos.engine.layout import BACKENDS
@@ -64,7 +64,8 @@ def center_on(name, backend, workers):
 def cases():
     """All pairs of names, backends and numbers of workers are in one of them.
 
-    One of each name is not slow: pmap or shard_map, which is compared with vmap.
+    One of each name may be in the default run, pmap or shard_map, compared with vmap;
+    `sample` keeps eight of them.
     """
     for (i, name), (j, workers) in itertools.product(
         enumerate(NAMES), enumerate(WORKERS)

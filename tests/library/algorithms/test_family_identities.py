@@ -12,7 +12,7 @@ import optax
 import problems
 import pytest
 from problems import relative_error
-from quadratics import (
+from problems.quadratics import (
     CURVATURE,
     LR,
     MINIMUM,

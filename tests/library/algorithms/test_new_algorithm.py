@@ -5,11 +5,10 @@ import re
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from commands import ROOT
 
-ROOT = Path(__file__).parents[3]
 FOLDERS = ("syncalgos", "experiments", "models", "benchmarks", "tests", "docs")
 FILES = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "pyproject.toml")
 

@@ -5,9 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from linear import BATCHES, make_params, make_trainer
 from problems import relative_error
-from quadratics import LR, ROUNDING, START, train, unflatten
+from problems.linear import BATCHES, make_params, make_trainer
+from problems.quadratics import LR, ROUNDING, START, train, unflatten
 
 import syncalgos
 from syncalgos import (
@@ -130,17 +130,17 @@ def test_average_of_bfloat16_params_takes_moves_below_their_8_bits():
 
 
 @pytest.mark.slow
-def test_gradients_may_still_be_joined():
+def test_gradients_may_still_be_merged():
     with jax.enable_x64(False):
-        joined = make_trainer(ema(sync_sgd(), DECAY), devices=[0])
-        together = make_trainer(
+        merged = make_trainer(ema(sync_sgd(), DECAY), devices=[0])
+        vectorized = make_trainer(
             ema(sync_sgd(), DECAY), devices=[0], lane_form="vectorized"
         )
         centers = []
-        for trainer in (joined, together):
+        for trainer in (merged, vectorized):
             state, _ = trainer.run(trainer.init(make_params()), BATCHES)
             centers.append(trainer.center(state).params)
-    assert joined.lane_form == "merged"
+    assert merged.lane_form == "merged"
     for ours, theirs in zip(*map(jax.tree.leaves, centers), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
 

@@ -12,9 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from held import Held
 from hypothesis import Phase, event, given, note, settings
 from hypothesis import strategies as st
+from problems.held import Held
 
 import syncalgos as sa
 from syncalgos.engine.layout import BACKENDS
@@ -27,7 +27,7 @@ ROUNDING = {"float64": 1e-9, "float32": 1e-3, "bfloat16": 0.1}
 
 
 class Leaf(NamedTuple):
-    """What a strategy is made of; `{n}` stands for small numbers that are drawn.
+    """A part of a strategy; `{n}` stands for small numbers that are drawn.
 
     Attributes:
         text: an expression.

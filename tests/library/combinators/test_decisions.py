@@ -9,8 +9,8 @@ import optax
 import pytest
 from jax.extend import core
 from lasting import lines_of, run, signal_at
-from linear import BATCHES, make_params, make_trainer
 from owed import PERIOD, make
+from problems.linear import BATCHES, make_params, make_trainer
 
 import syncalgos
 from syncalgos import (
@@ -98,13 +98,13 @@ def test_all_backends_and_forms_and_dispatches_decide_alike():
             np.testing.assert_array_equal(told, expected)
 
 
-def test_joined_lanes_tell_what_is_decided():
+def test_merged_lanes_report_what_is_decided():
     both = sync_sgd()._replace(sync=decided(far, average()).sync)
     both = both._replace(init=lambda params: decided(far, average()).init(params))
-    *_, together = trained(both, lane_form="vectorized")
-    *_, joined = trained(both, lane_form="merged")
-    np.testing.assert_array_equal(joined, together)
-    assert 0 < joined.sum() < STEPS
+    *_, vectorized = trained(both, lane_form="vectorized")
+    *_, merged = trained(both, lane_form="merged")
+    np.testing.assert_array_equal(merged, vectorized)
+    assert 0 < merged.sum() < STEPS
 
 
 def sums_outside_of_branches(jaxpr):

@@ -6,7 +6,7 @@ import numpy as np
 import optax
 import pytest
 from problems import relative_error
-from quadratics import (
+from problems.quadratics import (
     LR,
     ROUNDING,
     SIZE,
@@ -72,7 +72,7 @@ def averaged_late(period, delay, alpha, steps=STEPS):
 
 
 def averaged_late_by_addition(period, delay, alpha, steps=STEPS):
-    """What a worker gained of the mean is added to what it holds when that arrives."""
+    """A mean's difference from a worker is added to the worker's params, late."""
     under_way, replicas = {}, []
     for step, theta, _ in local_steps(steps=steps):
         theta += (1 - alpha) * under_way.get(step, 0)
@@ -105,7 +105,7 @@ def test_what_arrives_is_added_while_several_results_are_under_way(
 
 @pytest.mark.slow
 def test_schedules_and_conditions_are_delayed_as_periods_are():
-    """Of these no period tells how many results can be under way."""
+    """No period tells how many of these results can be under way."""
     for strategy in (
         every(lambda step: 4, average()),
         syncalgos.when(lambda step: step % 4 == 3, average()),
@@ -346,7 +346,7 @@ def test_bytes_are_counted_at_the_step_that_sends(strategy):
 
 
 def test_delayed_bfloat16_keeps_its_dtype_and_mixes_in_float32():
-    """What arrives at step 4, half of it, is the mean of the models after step 2."""
+    """Half of the mean of the models after step 2 arrives at step 4."""
     trained = train(delayed(model_averaging(3), 2, 0.5), dtype=jnp.bfloat16, steps=5)
     plain = train(syncalgos.Strategy(), dtype=jnp.bfloat16, steps=5)
     leaves = jax.tree.leaves(trained.replica.params)

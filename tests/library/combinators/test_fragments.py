@@ -3,7 +3,7 @@
 import jax
 import numpy as np
 import pytest
-from quadratics import ROUNDING, START, flatten, local_steps, train, unflatten
+from problems.quadratics import ROUNDING, START, flatten, local_steps, train, unflatten
 from reducing import shapes_of
 
 from models import gpt
@@ -87,7 +87,7 @@ ROWS = {"body": {"bias": slice(1, 3), "kernel": slice(0, None, 2)}, "head": Fals
 
 
 def in_rows():
-    """Which entries of the model are in ROWS."""
+    """Marks the entries in ROWS."""
     tree = jax.tree.map(np.zeros_like, unflatten(START))
     for name, rows in ROWS["body"].items():
         tree["body"][name][rows] = 1

@@ -5,7 +5,7 @@ import numpy as np
 import optax
 import pytest
 from problems import relative_error
-from quadratics import (
+from problems.quadratics import (
     LR,
     ROUNDING,
     SIZE,

@@ -1,4 +1,4 @@
-"""Which moments of which optimizer DES-LOC averages, and when."""
+"""Moments of each optimizer that DES-LOC averages, and when."""
 
 from typing import Any, NamedTuple
 

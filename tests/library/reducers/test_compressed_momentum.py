@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from quadratics import train
+from problems.quadratics import train
 
 import syncalgos
 from syncalgos import Replica

@@ -72,7 +72,7 @@ def metrics(out):
 
 
 def but_for_times(out):
-    """What must not differ between two studies of the same command."""
+    """The content that two studies of one command share."""
     lines = [{k: x for k, x in x.items() if k != "seconds"} for x in metrics(out)]
     names = ("report.html", "table.md", "table.csv", "study.json")
     texts = {name: (out / name).read_text("utf-8") for name in names}

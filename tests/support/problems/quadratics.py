@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from problems import relative_error
 
+from problems import relative_error
 from syncalgos import WORKERS, Replica
 
 SHAPES = {
@@ -72,7 +72,7 @@ def local_steps(
 
 
 class Trained(NamedTuple):
-    """What `train` saw after each step.
+    """The models after each step.
 
     Attributes:
         centers: the mean of the workers' centers, (steps, SIZE).

@@ -1,7 +1,8 @@
 """Measures the layout of the project: `make structure`.
 
 Prints, for each package, its entries, layers, imports, lines of code, docstrings and
-comments, nesting, and the files that `argv` passes through from the two commands.
+comments, nesting, and the files of experiments/ that `argv` passes through from the
+two commands.
 """
 
 import ast
@@ -17,7 +18,7 @@ PACKAGES = ("syncalgos", "models", "experiments", "benchmarks")
 CATALOGUES = ("syncalgos/algorithms", "experiments/tasks", "tests/recurrences")
 COMMANDS = ("experiments/run.py", "experiments/compare.py")
 FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef
-NESTING = (ast.If, ast.For, ast.While, ast.With, ast.Try, ast.Match, FUNCTIONS)
+NESTING = (ast.If, ast.For, ast.While, ast.With, ast.Try, ast.Match)
 
 
 class Lines(NamedTuple):
@@ -73,8 +74,8 @@ def entries(folder: Path) -> list[str]:
     return sorted(p.name for p in folder.iterdir() if p.name not in ignored)
 
 
-def crowded(package: str, most: int = 12) -> list[str]:
-    """Folders with more entries than `most`; catalogues may have any number."""
+def crowded(package: str) -> list[str]:
+    """Folders with more than 12 entries; catalogues may have any number."""
     top = ROOT / package
     folders = [top, *(p for p in sorted(top.rglob("*")) if p.is_dir())]
     found = []
@@ -82,7 +83,7 @@ def crowded(package: str, most: int = 12) -> list[str]:
         name = str(folder.relative_to(ROOT))
         if "__pycache__" in folder.parts or name in CATALOGUES:
             continue
-        if (count := len(entries(folder))) > most:
+        if (count := len(entries(folder))) > 12:
             found.append(f"{name} ({count})")
     return found
 
@@ -184,7 +185,7 @@ def layers(graph: dict[str, set[str]]) -> int:
 
 
 def nesting(function: ast.AST) -> int:
-    """How deep blocks lie in a function; elif is no deeper than if."""
+    """Finds how deep blocks lie in a function; elif is no deeper than if."""
 
     def depth(node, is_elif=False):
         nested = 0
@@ -193,7 +194,7 @@ def nesting(function: ast.AST) -> int:
                 isinstance(node, ast.If) and [child] == node.orelse
             ) and isinstance(child, ast.If)
             nested = max(nested, depth(child, chained))
-        deeper = isinstance(node, NESTING[:-1]) and not is_elif
+        deeper = isinstance(node, NESTING) and not is_elif
         return nested + deeper
 
     own = [x for x in ast.iter_child_nodes(function) if not isinstance(x, FUNCTIONS)]
@@ -215,8 +216,9 @@ def report() -> Iterator[str]:
         yield from _of_package(package, own, graph)
     for circle in circles(graph):
         yield f"circle: {', '.join(circle)}"
+    commands = {p: f for p, f in everything.items() if p.startswith("experiments/")}
     for command in COMMANDS:
-        route = Route(everything)
+        route = Route(commands)
         route.follow(command, "main", "argv")
         yield f"{command}: argv makes {len(route.stops)} stops, {route.returns} returns"
 

@@ -3,8 +3,8 @@
 import jax
 import numpy as np
 import optax
-import problems
 
+import problems
 import syncalgos
 from syncalgos import DataParallel
 

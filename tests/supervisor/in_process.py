@@ -1,9 +1,9 @@
-"""What each of N processes of a test does: work of the engine, by name.
+"""Work of the engine by each of N processes, by name.
 
     python -c "import in_process; in_process.main()" PROCESS PROCESSES PORT FOLDER
 
 reads FOLDER/work.json, a list of [a function of WORK, its arguments], does each in turn
-and leaves the list of what it saw of each in FOLDER/PROCESS.pickle.
+and leaves the list of its results in FOLDER/PROCESS.pickle.
 """
 
 import json
@@ -14,15 +14,12 @@ import traceback
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import conformance
-import drawing
 import jax
 import jax.monitoring
 import jax.numpy as jnp
-import linear
 import numpy as np
-import two_tables
 from owed import PERIOD, make, owed
+from problems import conformance, drawing, linear, two_tables
 
 import syncalgos
 from syncalgos import DataParallel, TrainState
@@ -34,7 +31,7 @@ ROWS = np.random.default_rng(3).integers(0, EXAMPLES, size=(STEPS, 48))
 
 
 class Seen(NamedTuple):
-    """What one process saw, as NumPy arrays.
+    """Results of one process, as NumPy arrays.
 
     Attributes:
         common: what must be the same in all processes.
@@ -65,7 +62,7 @@ def host(tree):
 
 
 def revived(tree):
-    """What `host` was given, with typed keys."""
+    """The inverse of `host`, with typed keys."""
 
     def leaf(x):
         return jax.random.wrap_key_data(x.data) if isinstance(x, Key) else x
@@ -199,7 +196,7 @@ def alone(backend, rounds):
 
 
 def refusals():
-    """What is refused and how: name -> (kind, message, programs compiled for it)."""
+    """Refused requests: name -> (kind, message, programs compiled for it)."""
     compiled = []
 
     def note(event, seconds, **_):

@@ -90,18 +90,21 @@ class Route:
             found = any([self._carries(path, x, held) for x in children])
             return found and isinstance(expression, _PASSED_ON)
         taken = [self._carries(path, x, held) for x in expression.args]
-        named = {x.arg: self._carries(path, x.value, held) for x in expression.keywords}
+        # A list: several **mappings have the same name, None.
+        named = [
+            (x.arg, self._carries(path, x.value, held)) for x in expression.keywords
+        ]
         on = isinstance(expression.func, ast.Attribute) and self._carries(
             path, expression.func.value, held
         )
         found = self._callee(path, expression.func)
         if found is None:
-            return on or any(taken) or any(named.values())
+            return on or any(taken) or any(is_taken for _, is_taken in named)
         where, function = found
         parameters = [x.arg for x in (*function.args.posonlyargs, *function.args.args)]
         parameters = parameters[1:] if parameters[:1] == ["self"] else parameters
         names = {p for p, is_taken in zip(parameters, taken, strict=False) if is_taken}
-        names |= {name for name, is_taken in named.items() if name and is_taken}
+        names |= {name for name, is_taken in named if name and is_taken}
         if not names:
             return False
         return self.enter(where, function, frozenset(names))

@@ -66,7 +66,7 @@ def gradient(vector, x, target):
 
 
 class Trained(NamedTuple):
-    """What `train` saw after each of the steps asked for, and its last state."""
+    """The models after each of the steps asked for, and the last state."""
 
     centers: np.ndarray  # (times, size)
     replicas: np.ndarray  # (times, workers, size)
