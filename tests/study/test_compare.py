@@ -212,12 +212,7 @@ def stated(ended, label):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "label, seed",
-    [
-        pytest.param("sync_sgd", 0, marks=pytest.mark.slow),
-        ("sync_sgd", 1),
-        pytest.param("NBM", 0, marks=pytest.mark.slow),
-        pytest.param("NBM", 1, marks=pytest.mark.slow),
-    ],
+    [("sync_sgd", 0), ("sync_sgd", 1), ("NBM", 0), ("NBM", 1)],
 )
 def test_the_command_of_a_run_makes_the_same_params(small, label, seed, tmp_path):
     alone = execute(f"{stated(small, label)} --seed {seed}", tmp_path / "alone")
@@ -272,7 +267,7 @@ def test_a_killed_study_goes_on_and_gives_the_same_report(small, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "number, code",
-    [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 75, marks=pytest.mark.slow)],
+    [(signal.SIGINT, 130), (signal.SIGTERM, 75)],
     ids=str,
 )
 def test_a_signal_stops_a_study_and_no_run_is_half_made(number, code, tmp_path):

@@ -101,7 +101,7 @@ def usual():
 
 
 def colour_of(label, names=tuple(ALGORITHMS)):
-    """Of an algorithm among those of a report."""
+    """The colour of an algorithm among those of a report."""
     return styles({name: name.split()[0] for name in names})[label]["color"]
 
 
@@ -278,8 +278,9 @@ def test_a_tip_lies_on_its_line(usual):
     assert own.get_xydata()[-1] == pytest.approx(line.get_xydata()[-1])
 
 
-def test_a_tip_of_a_file_lies_where_its_line_is_drawn(folder):
-    root = ElementTree.fromstring((folder / "figures/differences.svg").read_text())
+@pytest.mark.parametrize("name", ["differences", "test-accuracy-by-steps"])
+def test_a_tip_of_a_file_lies_where_its_line_is_drawn(folder, name):
+    root = ElementTree.fromstring((folder / f"figures/{name}.svg").read_text())
     tips = [
         (float(x.attrib["cx"]), float(x.attrib["cy"]))
         for x in root.iter(f"{SVG}circle")
@@ -287,6 +288,10 @@ def test_a_tip_of_a_file_lies_where_its_line_is_drawn(folder):
     marks = [
         (float(x.attrib["x"]), float(x.attrib["y"])) for x in root.iter(f"{SVG}use")
     ]
+    assert tips
+    paths = " ".join(x.attrib["d"] for x in root.iter(f"{SVG}path"))
+    points = re.findall(r"[ML] (\S+) (\S+)", paths)
+    marks += [(float(x), float(y)) for x, y in points]
     for tip in tips:
         assert any(tip == pytest.approx(mark, abs=0.06) for mark in marks)
 

@@ -93,7 +93,7 @@ def browse(path, profile, *flags):
 
 
 def measured(folder, tmp_path, width, *flags):
-    """What the page measures of itself in a frame of a width."""
+    """The page's own measurements in a frame of a width."""
     text = POLICY.sub("", (folder / "report.html").read_text())
     assert text.count("</body>") == 1
     (tmp_path / "measured.html").write_text(text.replace("</body>", MEASURE))

@@ -1,4 +1,4 @@
-"""What is said of several seeds: figures, sentences and the headline."""
+"""Statements about several seeds: figures, sentences and the headline."""
 
 import math
 import random

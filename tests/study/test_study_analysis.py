@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from experiments.study import config, tuning
+from experiments.study import config, presets, tuning
 from experiments.study.analysis import analysis, remarks
 from experiments.study.config import StudyConfig
 from experiments.study.grid import RunSet, trial
@@ -156,7 +156,7 @@ def test_what_seeds_send_unlike_is_shown_as_their_mean(tmp_path):
 
 
 def test_differences_are_paired_by_seed_and_to_the_baseline(tmp_path):
-    """Of unlike seeds the same gain: nothing varies but by rounding."""
+    """Unlike seeds gain the same: nothing varies but by rounding."""
     study = study_of(tmp_path)
     sync = (0.5, 0.6, 0.7, 0.8, 0.9)
     found = analysis.report(study, plain(study, sync, [x + 0.01 for x in sync]), "")
@@ -588,7 +588,7 @@ def rated(study, rates, words=()):
 
 
 def words_of(found):
-    """What a report says in words, but for its remarks."""
+    """The words of a report, without its remarks."""
     said = [found.headline, *found.sentences, *(row.verdict for row in found.rows)]
     said += [found.lead, *(meaning for _, meaning in found.numbers)]
     return {word.strip(".:;,") for word in " ".join(said).split()}
@@ -800,6 +800,7 @@ def test_a_presets_paper_is_in_its_report(tmp_path):
     assert paper is not None and paper["preset"] == "slowmo-table"
     assert "Wang" in paper["source"]
     assert paper.keys() == {"preset", "title", "source", "found", "differs"}
+    assert paper == presets.paper("slowmo-table")
 
 
 # Lines of a whole study.

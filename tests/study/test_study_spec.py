@@ -1,4 +1,4 @@
-"""What a study compares: algorithms, values, and the runs that come of them."""
+"""The config of a study: algorithms, values, and the runs that follow."""
 
 import json
 import math
@@ -484,7 +484,7 @@ def test_a_swept_value_that_a_run_cannot_have_is_refused(loader):
 
 
 def test_the_points_runs_are_those_of_their_command(loader):
-    """What the report says makes a run does."""
+    """The command in the report makes the point's runs."""
     decided = config_of("--algos=bmuf", "--sweep=workers=1,4", "--worker-batch=8")
     for point in grid.run_sets(decided, loader):
         settings = parse(shlex.split(point._replace(values={"lr": "0.3"}).command)[3:])
