@@ -206,6 +206,7 @@ def test_same_command_gives_the_same_params(run, tmp_path):
     assert again.stdout.splitlines()[:5] == run(BASE).stdout.splitlines()[:5]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "command",
     [
@@ -254,6 +255,7 @@ def test_sync_sgd_gives_the_same_for_any_number_of_workers(run, command):
     assert abs(loss - four) < 1e-4  # a float32 mean over other groups
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "command, shown",
     [
@@ -279,6 +281,7 @@ def test_header_says_how_workers_and_batch_are_laid_out(run, command, shown):
         assert text in ended.stderr
 
 
+@pytest.mark.sample(1)
 @commands(
     "--seed 1",
     "--momentum 0.9",

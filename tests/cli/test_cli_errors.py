@@ -172,7 +172,7 @@ def assert_refused(ended, *named):
         assert text in lines[0]
 
 
-@pytest.mark.sample(12)
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("command, named", BAD.items(), ids=BAD)
 def test_bad_request_is_refused_in_one_line_before_any_compilation(run, command, named):
     ended = run(command)
@@ -194,6 +194,7 @@ def test_strategy_that_changes_params_is_refused_by_leaf(
     assert not out.exists()
 
 
+@pytest.mark.slow
 def test_groups_that_do_not_divide_the_workers_are_refused(tmp_path):
     ended = execute("--algo hierarchical --groups 3", tmp_path / "out")
     assert_refused(ended, "8 workers", "3 groups")
@@ -258,6 +259,7 @@ def test_bad_request_overwrites_nothing(tmp_path):
     assert (tmp_path / "summary.json").read_text() == "earlier"
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("below", [".", "folder", "folder/deeper"])
 def test_out_at_or_under_a_file_is_refused(below, tmp_path):
     (tmp_path / "file").write_text("kept")

@@ -51,6 +51,7 @@ def test_second_ctrl_c_ends_a_run_within_a_dispatch(backend, tmp_path):
     assert names == {"config.json", "metrics.jsonl"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "number, code",
     [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 75, marks=pytest.mark.slow)],

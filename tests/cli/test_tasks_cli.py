@@ -281,6 +281,7 @@ def test_refused_task_is_so_as_a_process_too(tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("offline")
 def test_header_tells_a_batch_that_workers_and_microbatches_divide(capfd, tmp_path):
     """72, the multiple of 8 × 3 nearest to 64: 64 itself is one of 8."""

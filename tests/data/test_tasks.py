@@ -118,7 +118,7 @@ def layouts():
         yield pytest.param(name, rest, id=f"{name}-all", marks=slow)
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("name", "layouts"), list(layouts()))
 @pytest.mark.usefixtures("float64", "small_resnets", "unchanged_images")
 def test_any_number_of_workers_gives_the_result_of_one(name, layouts):

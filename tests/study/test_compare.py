@@ -182,6 +182,7 @@ def test_stdout_answers_and_stderr_has_a_line_a_run_with_the_time_left(small):
         assert (left and len(left[1].replace(".", "")) <= 2) or i == 4
 
 
+@pytest.mark.slow
 def test_one_seed_is_said_to_be_too_few(small, here, copy):
     code, stdout, _ = here(SMALL.replace("--seeds 2", "--seeds 1"), copy)
     assert code == 0
@@ -336,6 +337,7 @@ def test_a_flag_of_the_report_alone_makes_no_run(flags, shown, copy, here):
     assert shlex.split(flags)[0] in page  # in the command that repeats it
 
 
+@pytest.mark.slow
 def test_network_and_target_change_the_modelled_times(copy, here):
     flags = "--network '80Mbit/s' --target 0.5"
     assert here(f"{SMALL} {flags}", copy)[0] == 0
@@ -454,6 +456,7 @@ def test_a_diverged_seed_is_in_no_mean_and_in_no_pair(copy, here):
     assert "(1 of 2 diverged)" in stdout
 
 
+@pytest.mark.slow
 def test_a_run_whose_last_step_blows_up_does_not_end_the_study(copy, here):
     """Its losses were finite, what is measured afterwards is not: null in the files."""
     (run,) = copy.glob("runs/02-NBM/runs/seed-1")

@@ -263,6 +263,7 @@ def test_one_worker_pays_nothing():
     assert net.cost({"permute": (500.0, 2)}, LINK, 1) == 0
 
 
+@pytest.mark.slow
 def test_every_algorithms_collectives_have_a_cost():
     for name in syncalgos.ALGORITHMS:
         for kind in sent(make(name), 4, 8, taken=owed(name).taken(8)).kinds:

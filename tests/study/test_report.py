@@ -220,6 +220,7 @@ def test_names_at_the_ends_of_lines_do_not_overlap_and_keep_their_order(boxes):
         assert found == pytest.approx(wanted)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("sweep", ["", "workers"])
 def test_every_line_is_labelled_at_its_end_in_either_size_without_overlap(sweep):
     from experiments.study.report import figures
@@ -348,6 +349,7 @@ def test_text_in_the_page_is_text_in_its_colours_and_at_least_ten_pixels(folder)
     )
 
 
+@pytest.mark.slow
 def test_the_same_study_gives_the_same_bytes(folder, tmp_path):
     write.write(made_up(), tmp_path)
     for path in folder.rglob("*.*"):
@@ -697,6 +699,7 @@ def test_a_study_of_one_seed_and_one_algorithm_by_loss_is_reported(tmp_path):
     assert not any("bytes" in name or "time" in name for name in names)
 
 
+@pytest.mark.slow
 def test_an_algorithm_of_which_all_runs_diverged_is_shown_as_that(tmp_path):
     report = made_up()._replace(networks=[])
     gone = report.rows[1]._replace(

@@ -484,6 +484,7 @@ def test_worker_whose_loss_is_not_finite_is_named_by_two_processes(start):
     assert_names_the_worker(start(f"{POISONED} --processes 2").ended())
 
 
+@pytest.mark.slow
 def test_run_that_diverged_is_resumed_from_before(tmp_path):
     """Values that are not finite are not saved."""
     out = tmp_path / "out"

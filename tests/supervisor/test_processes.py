@@ -199,7 +199,7 @@ ENGINE = {
 }
 FAST = ("rows", "draws-reordered", "tables")
 ALONE = {backend: work("alone", backend=backend, rounds=[1, 2]) for backend in BACKENDS}
-REFUSALS = work("refusals")
+REFUSALS = work("refusals")  # by processes of their own, as only they are not slow
 
 
 def engine_piece(backend, name):
@@ -215,7 +215,7 @@ def engine_groups(backend, fast):
     """Several processes, which do more, and one."""
     names = [name for name in ENGINE if name in FAST or not fast]
     todo = tuple(engine_piece(backend, name) for name in names)
-    more = (batches_piece(backend), REFUSALS, ALONE["pmap"], ALONE["vmap"])
+    more = batches_piece(backend), ALONE["pmap"], ALONE["vmap"]
     if not fast:
         more = batches_piece(backend), ALONE["shard_map"]
     return Group(2, 2, todo + more), Group(1, 4, todo)
@@ -249,9 +249,8 @@ def test_rows_of_placed_data_are_the_batches(start, backend):
     assert_same(joined([each[batches_piece(backend)] for each in found]), rows)
 
 
-@pytest.mark.parametrize(
-    "backend", ["pmap", "vmap", pytest.param("shard_map", marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_process_on_its_own_devices_trains_alone(start, backend):
     """One goes on when the other has ended, which no collective would outlast."""
     fast = backend != "shard_map"
@@ -283,8 +282,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_processes_cannot_do_is_refused_in_one_line(start, name):
-    several, _ = engine_groups("pmap", fast=True)
-    for found in start(several).result():
+    for found in start(Group(2, 2, (REFUSALS,))).result():
         kind, message, compiled = found[REFUSALS][name]
         assert (kind, compiled) == ("ValueError", 0)
         assert "\n" not in message

@@ -174,7 +174,7 @@ def test_dispatches_of_one_step_are_measured_too():
     np.testing.assert_array_equal(found[4:7], found[[3, 3, 3]])
 
 
-@pytest.mark.sample(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("strategy", "syncs"),
     [
@@ -311,7 +311,7 @@ def test_the_center_is_that_of_the_plain_strategy(own):
     jax.tree.map(np.testing.assert_array_equal, *centers)
 
 
-@pytest.mark.sample(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", [bmuf(4), sync_sgd()])
 def test_rows_of_sharded_tables_are_not_measured(strategy):
     """The rest of the model does not use the table: its figures are as without it."""

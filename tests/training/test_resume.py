@@ -74,7 +74,7 @@ def names(fast):
     return [pytest.param(x, marks=() if x in fast else pytest.mark.slow) for x in NAMES]
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", NAMES)
 def test_state_of_an_algorithm_comes_back_from_its_file(name, tmp_path):
     trainer = DataParallel(loss, OPTIMIZER, make(name), 4, "vmap")
@@ -634,6 +634,7 @@ def test_resumed_run_keeps_its_id(stopped, whole, out):
     assert run_id(run(f"{BMUF} --resume", out)) == run_id(stopped) != run_id(whole)
 
 
+@pytest.mark.slow
 def test_run_with_new_workers_is_another(stopped, out):
     ended = run(f"{BMUF} --workers 4 --resume-center --resume", out)
     assert run_id(ended) != run_id(stopped)

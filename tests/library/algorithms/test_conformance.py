@@ -78,7 +78,7 @@ def cases():
         )
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(6)
 @pytest.mark.parametrize(("name", "backend", "workers"), list(cases()))
 def test_algorithm_keeps_the_contract(name, backend, workers):
     trainer, state, states, metrics, compiled = train(
