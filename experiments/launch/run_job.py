@@ -51,7 +51,8 @@ def run_job(
         The exit code.
 
     Raises:
-        BadRequest: what cannot be done, before anything is written.
+        BadRequest: what cannot be done; before anything is written, unless only a
+            dispatch or an evaluation shows it.
     """
     run = prepare(config, group=group)
     out = config.out or records.default_out(config.task, config.algo)

@@ -166,7 +166,7 @@ def _make(
     asked_to_stop: Callable[[], int],
 ) -> None:
     """Makes the missing runs of a set, with one compiled program for all seeds."""
-    trial = runs.trial if runs.share else ""
+    trial = runs.trial if runs.share is not None else ""
     name = " ".join(x for x in (runs.variant.label, runs.point, trial) if x)
     job: PreparedRun | None = None
     for number, seed in enumerate(runs.missing()):
@@ -177,8 +177,7 @@ def _make(
         # lanes fill the cores already. A run that draws from its seed while it trains
         # has the seed in its program, which is compiled for each.
         if job is None or takes(job.config, "seed"):
-            parts = loader.components(runs.argv, seed)
-            job = prepared.initialized(parts)
+            job = prepared.initialized(loader.components(runs.argv, seed))
         else:
             job = prepared.reseeded(job, seed)
         if job.rounds.untrained and not number:

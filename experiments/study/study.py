@@ -73,10 +73,8 @@ def _make(
     records.write_lines(out / "metrics.jsonl", study_lines(runs))
     write.write(found, out)
     if config.tensorboard:
-        lines = named_lines(runs, out)
-        events.write_events(out / "tensorboard", lines)
-    summary = remarks.summary(found, out)
-    terminal.show(summary)
+        events.write_events(out / "tensorboard", named_lines(runs, out))
+    terminal.show(remarks.summary(found, out))
     return exit_codes.DONE
 
 

@@ -3,6 +3,7 @@
 import tomllib
 from pathlib import Path
 
+import pytest
 from commands import ROOT
 from conftest import spread_evenly
 
@@ -20,3 +21,12 @@ def test_sample_keeps_so_many_cases_evenly_spread():
     assert spread_evenly(5, 2) == {0, 2}
     assert spread_evenly(9, 3) == {0, 3, 6}
     assert spread_evenly(2, 4) == {0, 1}
+
+
+@pytest.mark.sample(2)
+@pytest.mark.parametrize("case", range(5))
+def test_other_cases_are_left_to_the_slow_run(case, request):
+    keyword = bool(request.config.option.keyword)  # who chooses by it gets all cases
+    is_alone = f"[{case}]" in " ".join(request.config.args)
+    is_slow = request.node.get_closest_marker("slow") is not None
+    assert is_alone or is_slow != (case in spread_evenly(5, 2) or keyword)

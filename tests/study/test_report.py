@@ -290,9 +290,10 @@ def test_a_tip_of_a_file_lies_where_its_line_is_drawn(folder, name):
         (float(x.attrib["x"]), float(x.attrib["y"])) for x in root.iter(f"{SVG}use")
     ]
     assert tips
-    paths = " ".join(x.attrib["d"] for x in root.iter(f"{SVG}path"))
-    points = re.findall(r"[ML] (\S+) (\S+)", paths)
-    marks += [(float(x), float(y)) for x, y in points]
+    if name != "differences":  # a curve has fewer markers than tips
+        paths = " ".join(x.attrib["d"] for x in root.iter(f"{SVG}path"))
+        points = re.findall(r"[ML] (\S+) (\S+)", paths)
+        marks += [(float(x), float(y)) for x, y in points]
     for tip in tips:
         assert any(tip == pytest.approx(mark, abs=0.06) for mark in marks)
 

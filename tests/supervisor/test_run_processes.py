@@ -316,7 +316,7 @@ def test_exception_that_a_loss_brought_about_is_not_blamed(said):
         ("train", 3, False),
         ("train", 2, True),
         ("evaluate", 3, True),
-        ("compile", None, True),
+        ("prepare", None, True),
         ("evaluate", 4, False),  # it is ahead
     ],
 )

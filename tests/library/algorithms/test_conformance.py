@@ -65,7 +65,7 @@ def cases():
     """All pairs of names, backends and numbers of workers are in one of them.
 
     One of each name may be in the default run, pmap or shard_map, compared with vmap;
-    `sample` keeps eight of them.
+    `sample` keeps some of them.
     """
     for (i, name), (j, workers) in itertools.product(
         enumerate(NAMES), enumerate(WORKERS)
