@@ -45,9 +45,8 @@ def cifar10(
         x = classify.normalised(x, MEAN, DEVIATION)
         return augmented(key, x) if train else x
 
-    return classify.image_task(
-        network,
-        prepare,
+    return Task(
+        **classify.fields(network, prepare),
         load=lambda: classify.labelled(*cifar.images(data_dir)),
         batch_size=128,
         steps=2000,

@@ -9,7 +9,7 @@ import numpy as np
 import optax
 
 from experiments.tasks import muon
-from experiments.tasks.task import Arrays, Data, Task, fitting
+from experiments.tasks.task import Arrays, Data, fitting
 from models import lenet, mlp, resnet
 from syncalgos.collectives import Axis, PyTree
 
@@ -91,17 +91,14 @@ def network(
     )
 
 
-def image_task(
-    network: Network,
-    prepare: Callable[[jax.Array, jax.Array, bool], jax.Array],
-    **settings: Any,
-) -> Task:
-    """Makes a task of images.
+def fields(
+    network: Network, prepare: Callable[[jax.Array, jax.Array, bool], jax.Array]
+) -> dict[str, Any]:
+    """Returns the fields of a Task that follow from its model.
 
     Args:
-        network: its model.
-        prepare: (images, key, train) -> the model's inputs.
-        settings: the other fields of a Task.
+        network: the model.
+        prepare: (images, key, train) -> its inputs.
     """
 
     def apply(params, buffers, batch, key, train):
@@ -109,14 +106,13 @@ def image_task(
         logits, buffers = network.apply(params, buffers, x, train)
         return values(logits, batch["y"]), buffers
 
-    return Task(
-        init=network.init,
-        apply=apply,
-        sends=network.sends,
-        stacked=network.stacked,
-        muon=muon.dimension_numbers,
-        **settings,
-    )
+    return {
+        "init": network.init,
+        "apply": apply,
+        "sends": network.sends,
+        "stacked": network.stacked,
+        "muon": muon.dimension_numbers,
+    }
 
 
 def labelled(train: Arrays, test: Arrays) -> Data:

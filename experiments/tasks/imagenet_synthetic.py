@@ -49,9 +49,12 @@ def imagenet_synthetic(
     network = classify.network(
         name, model, MODELS, shape, CLASSES, batch_norm, remat, axis
     )
-    return classify.image_task(
-        network,
-        lambda x, key, train: classify.normalised(x, 0.5, 0.25),
+
+    def prepare(x, key, train):
+        return classify.normalised(x, 0.5, 0.25)
+
+    return Task(
+        **classify.fields(network, prepare),
         load=partial(_load, image_size, classes, examples, seed),
         batch_size=16,
         steps=30,

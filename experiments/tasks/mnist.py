@@ -45,9 +45,12 @@ def images(
 ) -> Task:
     """Makes a task of MNIST's format; `moments` are its pixels' mean and deviation."""
     network = classify.network(name, model, MODELS, SHAPE, 10, batch_norm, remat, axis)
-    return classify.image_task(
-        network,
-        lambda x, key, train: classify.normalised(x[..., None], *moments),
+
+    def prepare(x, key, train):
+        return classify.normalised(x[..., None], *moments)
+
+    return Task(
+        **classify.fields(network, prepare),
         load=lambda: classify.labelled(*idx.images(name.replace("_", "-"), data_dir)),
         batch_size=64,
         steps=1000,

@@ -27,6 +27,7 @@ from experiments.tasks.task import held_out, losses
 from experiments.training.components import make_components
 from experiments.training.config import parse
 from models import lstm
+from syncalgos.reducers import stacking
 
 ROUNDING = 1e-9  # of float64: sums over the examples in another order
 CLEARLY = 1e-6
@@ -144,6 +145,17 @@ def test_batch_norm_of_each_worker_depends_on_their_number(name):
     assert relative_errors(four, one).min() > CLEARLY
     of_all = small_tasks.make(name, model="resnet20", batch_norm="global")
     assert of_all.sends and not task.sends
+
+
+@pytest.mark.parametrize("name", WITH_IMAGES)
+def test_stacked_blocks_of_a_resnet_are_declared(name):
+    """ResNet-20 has three stages of three blocks, of which two have equal shapes."""
+    task = small_tasks.make(name, model="resnet20")
+    params, _ = jax.eval_shape(task.init, jax.random.key(0))
+    counts = stacking.counts(task.stacked, params)
+    for count, leaf in zip(counts, jax.tree.leaves(params), strict=True):
+        assert count == (leaf.ndim in (2, 5) and leaf.shape[0] == 2)
+    assert any(counts)
 
 
 def shifts_in_numpy(x):
