@@ -37,9 +37,8 @@ if "PYTEST_XDIST_WORKER" not in os.environ:  # before there are others that read
     PROGRAMS.mkdir(parents=True, exist_ok=True)
     compile_cache.prune(PROGRAMS, most=2**30, kept=2**29)
 
-pytest.register_assert_rewrite(
-    "problems.quadratics"
-)  # its assertions tell their values
+# Its assertions tell their values.
+pytest.register_assert_rewrite("problems.quadratics")
 TESTS = itertools.count(1)
 
 
