@@ -1,0 +1,1 @@
+"""Dask clusters: the workers of a scheduler, and what runs on them."""
