@@ -12,7 +12,6 @@ from experiments.cli import factories
 from experiments.cli.factories import TASK
 from experiments.cli.flags import PROGRAM
 from experiments.study.config import SCALES, StudyConfig
-from experiments.study.network import Sends, from_json
 from experiments.study.search_space import as_words, combinations, named
 from experiments.study.spec import Variant
 from experiments.study.statistics import Measure, is_fine
@@ -20,6 +19,7 @@ from experiments.tasks.task import Data
 from experiments.training import records
 from experiments.training.components import Components, make_components
 from experiments.training.config import RunConfig, parse
+from experiments.training.measurements.sends import Sends, from_json
 
 # Seeds of trials must be none of those that are reported.
 FIRST_TUNING_SEED = 1000

@@ -27,13 +27,13 @@ from experiments.training import export, records
 from experiments.training.components import Components, make_components, make_trainer
 from experiments.training.config import SETTINGS, RunConfig
 from experiments.training.loop import Hooks, Outcome, train
-from experiments.training.measurements import displacements
+from experiments.training.measurements import displacements, sends
 from experiments.training.measurements.effective_lr import effective_lr
 from experiments.training.measurements.rounds import Rounds, planned
 from experiments.training.process_group import ALONE, ProcessGroup
 from experiments.training.records import Progress
 from experiments.training.strategies import steady_strategy
-from syncalgos import Replica, TrainState
+from syncalgos import Communication, Replica, TrainState
 from syncalgos.combinators import introspection
 
 # Where a model comes from, as an exported one says, too.
@@ -250,6 +250,7 @@ def _summary(run: PreparedRun, outcome: Outcome) -> dict[str, Any]:
         "temp_bytes": run.trainer.temp_bytes,
         "lane_form": progress.lane_form,
         "not_counted": run.task.sends or None,
+        "sends": None if sent is None else _sends(run, sent),
         "center_step": run.rounds.center_step(steps),
         "export": None,
         "diverged": outcome.diverged_at is not None,
@@ -258,6 +259,15 @@ def _summary(run: PreparedRun, outcome: Outcome) -> dict[str, Any]:
         "stopped": bool(outcome.stopped),
         "resumed_at": progress.resumed_at,
     }
+
+
+def _sends(run: PreparedRun, sent: Communication) -> dict[str, Any]:
+    """Returns the sends of each step and their delay, for a model of their time."""
+    c = run.config
+    # An average of the optimizer's state, and shared tables, are used at once.
+    waits = c.opt_state_at_sync == "average" or run.task.kept == "shared"
+    delay = 0 if waits else sends.delay_of(c.algo, c.arguments)
+    return {**sends.to_json(sends.sends(sent)), "delay": delay}
 
 
 def params_sha256(replica: Replica) -> str:

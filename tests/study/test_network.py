@@ -13,7 +13,9 @@ from problems.quadratics import NOISE, START, train, unflatten
 
 import syncalgos
 from experiments.study import network as net
-from experiments.study.network import Network, Sends
+from experiments.study.network import Network
+from experiments.training.measurements import sends as sending
+from experiments.training.measurements.sends import Sends
 from syncalgos import Strategy, chain, collectives, communication, every
 
 PARAMS = {"w": np.zeros((4, 4), np.float32), "b": np.zeros(8, np.float32)}
@@ -24,7 +26,7 @@ SETTINGS = settings(max_examples=60, deadline=None)
 
 
 def sent(strategy, workers=4, steps=6, params=PARAMS, taken=None):
-    return net.sends(communication(strategy, params, workers, steps, taken=taken))
+    return sending.sends(communication(strategy, params, workers, steps, taken=taken))
 
 
 def syncing(action):
@@ -167,8 +169,8 @@ def test_steps_that_send_alike_are_one_kind_where_a_ring_cuts_unevenly(workers):
 def test_sends_survive_json_exactly_and_compactly():
     strategy = every(16, syncalgos.average())
     original = sent(strategy, workers=7, steps=10_000)
-    text = json.dumps(net.to_json(original))
-    assert net.from_json(json.loads(text)) == original
+    text = json.dumps(sending.to_json(original))
+    assert sending.from_json(json.loads(text)) == original
     assert len(text) < 10_000
 
 
@@ -186,7 +188,9 @@ def test_sends_survive_json_exactly_and_compactly():
 )
 def test_any_sends_survive_json_exactly(kinds, steps):
     original = Sends(kinds, steps)
-    assert net.from_json(json.loads(json.dumps(net.to_json(original)))) == original
+    assert (
+        sending.from_json(json.loads(json.dumps(sending.to_json(original)))) == original
+    )
 
 
 # What it costs. Thakur, Rabenseifner and Gropp 2005, sections 4.1 and 4.5, of p workers
@@ -248,7 +252,7 @@ def test_collective_costs_what_the_literature_says(p, action, expected, request)
 
     axis = "workers" if own_axis else syncalgos.WORKERS
     counted = communication(Strategy(sync=sync), params, p, 1, axis)
-    kinds, (kind,) = net.sends(counted)
+    kinds, (kind,) = sending.sends(counted)
     assert net.cost(kinds[kind], LINK, p) == pytest.approx(expected(p), rel=1e-6)
 
 
@@ -458,7 +462,7 @@ def test_delay_is_the_one_with_which_sends_take_effect(name, changes):
     arguments = {**parameters(name), **changes}
     steps, is_seen = steps_on_the_way(make(name, **changes))
     assert is_seen
-    assert net.delay_of(name, arguments) == steps
+    assert sending.delay_of(name, arguments) == steps
 
 
 @pytest.mark.slow
@@ -468,7 +472,7 @@ def test_all_other_algorithms_wait_for_what_they_send(name):
         make(name), taken=owed(name).taken(12), watched=LATER.get(name, 0)
     )
     assert is_seen
-    assert steps == net.delay_of(name, parameters(name)) == 0
+    assert steps == sending.delay_of(name, parameters(name)) == 0
 
 
 def test_easgd_waits_as_its_center_takes_effect_at_once():
@@ -479,7 +483,7 @@ def test_easgd_waits_as_its_center_takes_effect_at_once():
     )
     first = parameters("easgd")["period"] - 1
     assert np.argmax((usual != other).any(1)) == first
-    assert net.delay_of("easgd", parameters("easgd")) == 0
+    assert sending.delay_of("easgd", parameters("easgd")) == 0
 
 
 @pytest.mark.parametrize(
@@ -496,4 +500,4 @@ def test_easgd_waits_as_its_center_takes_effect_at_once():
     ],
 )
 def test_delay_of_ones_own_strategy_is_its_parameter_of_that_name(arguments, delay):
-    assert net.delay_of("mine.strategies:late", arguments) == delay
+    assert sending.delay_of("mine.strategies:late", arguments) == delay

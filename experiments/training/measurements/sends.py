@@ -1,0 +1,96 @@
+"""The sends of a run, step by step, as its summary.json has them."""
+
+from collections.abc import Mapping
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+if TYPE_CHECKING:  # it imports jax, for which a command line's errors need not wait
+    from syncalgos import Communication
+
+# What is sent at a sync is used at the next one.
+A_ROUND_LATE = {"eager_diloco", "overlap_local_sgd", "co2", "diloco_x"}
+
+
+class Sends(NamedTuple):
+    """The sends of one worker at each local step of a run.
+
+    Attributes:
+        kinds: kinds of steps: bytes and calls by collective; kind 0 sends nothing.
+        steps: kind of each local step.
+    """
+
+    kinds: list[dict[str, tuple[float, int]]]
+    steps: list[int]
+
+
+def sends(communication: "Communication") -> Sends:
+    """Returns the sends step by step, with bytes to a thousandth."""
+    columns = []
+    for part in communication.by_collective.values():
+        # A running total is rounded: without it, steps that send alike would differ.
+        columns.append(np.round(np.diff(part.per_step, prepend=0.0), 3))
+        columns.append(np.diff(part.calls_per_step, prepend=0))
+    if not columns:
+        return Sends([{}], [0] * len(communication.per_step))
+    table = np.stack(columns, axis=1)  # (steps, 2 * collectives)
+    nothing = np.zeros((1, table.shape[1]))  # sorts before all others
+    rows, kind = np.unique(np.vstack([nothing, table]), axis=0, return_inverse=True)
+    names = list(communication.by_collective)
+    kinds = [
+        {
+            name: (float(row[2 * i]), int(row[2 * i + 1]))
+            for i, name in enumerate(names)
+            if row[2 * i] or row[2 * i + 1]
+        }
+        for row in rows
+    ]
+    return Sends(kinds, kind.reshape(-1)[1:].tolist())
+
+
+def to_json(sends: Sends) -> dict[str, Any]:
+    """Returns the sends as JSON has them, with equal steps in a row as kind*length."""
+    runs = (f"{kind}*{len(list(run))}" for kind, run in groupby(sends.steps))
+    kinds = [{name: list(sent) for name, sent in kind.items()} for kind in sends.kinds]
+    return {"kinds": kinds, "steps": " ".join(runs)}
+
+
+def from_json(content: Mapping[str, Any]) -> Sends:
+    """Returns the sends of such JSON, the inverse of `to_json`."""
+    steps = []
+    for run in content["steps"].split():
+        kind, length = map(int, run.split("*"))
+        steps += [kind] * length
+    kinds = [
+        {name: (float(size), int(calls)) for name, (size, calls) in kind.items()}
+        for kind in content["kinds"]
+    ]
+    return Sends(kinds, steps)
+
+
+def delay_of(algo: str, arguments: Mapping[str, Any]) -> int:
+    """Returns the local steps that an algorithm's messages may take; 0: it waits.
+
+    Args:
+        algo: name in the registry, or the user's package.module:factory, whose `delay`
+            counts if it is a whole number.
+        arguments: all arguments of its factory.
+
+    It holds for the algorithm's messages, not for others of the run. `easgd` waits: its
+    workers could do without the new center for a period, but it is the model that is
+    evaluated.
+    """
+    # Declared, not derived: a late arrival cannot be seen in the bytes. A test perturbs
+    # a worker and measures when the others notice, for every algorithm.
+    if algo in A_ROUND_LATE:
+        return arguments["period"]
+    # A ring mixes old params, which travel during the local step.
+    if algo == "gossip":
+        return int(arguments["topology"] == "ring")
+    # Old params, too, and gradients that are used a step later.
+    if algo == "gradient_tracking":
+        return 1
+    delay = arguments.get("delay", 0)
+    is_whole = isinstance(delay, int) and not isinstance(delay, bool)
+    return max(delay, 0) if is_whole else 0
