@@ -21,8 +21,8 @@ from experiments.cli.exits import printable, say
 class Report(Protocol):
     """The display of a run's progress."""
 
-    def step(self, done: int) -> None:
-        """Shows how many local steps are done."""
+    def step(self, done: int, loss: float) -> None:
+        """Shows how many local steps are done, and the loss of the last one."""
         ...
 
     def line(self, text: str) -> None:
@@ -35,10 +35,10 @@ class _Bar:
 
     def __init__(self, progress: Progress, steps: int):
         self.progress = progress
-        self.task = progress.add_task("training", total=steps)
+        self.task = progress.add_task("training", total=steps, loss="")
 
-    def step(self, done: int) -> None:
-        self.progress.update(self.task, completed=done)
+    def step(self, done: int, loss: float) -> None:
+        self.progress.update(self.task, completed=done, loss=f"loss {figure(loss)}")
 
     def line(self, text: str) -> None:
         above(self.progress, text)
@@ -48,7 +48,12 @@ class _Bar:
 def report(steps: int) -> Iterator[Report]:
     """Yields a progress bar if stderr is a terminal, plain lines otherwise."""
     columns = ("{task.description}", BarColumn(), MofNCompleteColumn(), "steps")
-    columns += (TimeElapsedColumn(), "left", TimeRemainingColumn())
+    columns += (
+        "{task.fields[loss]}",
+        TimeElapsedColumn(),
+        "left",
+        TimeRemainingColumn(),
+    )
     # stdout is the summary's alone, so that it can be piped.
     console, is_hidden = Console(stderr=True), not sys.stderr.isatty()
     with Progress(

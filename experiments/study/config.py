@@ -17,6 +17,7 @@ from experiments.cli.flags import PAPER
 from experiments.cli.library import checks
 from experiments.cli.settings import Group, checked, flag, settings_of
 from experiments.cli.words import cleaned
+from experiments.launch.cluster.connection import check_installed
 from experiments.study import network, presets, search_space, spec
 from experiments.study.network import Network
 from experiments.study.search_space import MOST_RUNS, Range, Words
@@ -53,6 +54,11 @@ class StudyConfig:
         fused: model all arrays of a sync as one message, as buckets do.
         step_time: seconds of a worker's local step.
         tensorboard: write event files, too.
+        jobs: runs made at a time, by a cluster on this machine.
+        scheduler: make the runs on the workers of a Dask scheduler: tcp://HOST:PORT,
+            tls://HOST:PORT or its scheduler file.
+        devices_per_job: CPU devices, and threads, of each run.
+        list: print the missing runs, a command a line, and make none.
         out: folder; the same command finds it again.
         overwrite: make all runs in the folder again.
         shared: flags of all runs, split before each flag.
@@ -83,6 +89,11 @@ class StudyConfig:
     fused: bool = flag(default=False)
     step_time: float | None = flag(otherwise="as measured", metavar="S", above=0)
     tensorboard: bool = flag(default=False)
+
+    jobs: int = flag(default=1, group=Group("jobs"), least=1)
+    scheduler: str | None = flag(metavar="ADDRESS")
+    devices_per_job: int | None = flag(otherwise="all", least=1)
+    list: bool = flag(default=False)
 
     out: Path | None = flag(otherwise="in runs/", group=Group("files"))
     overwrite: bool = flag(default=False)
@@ -123,7 +134,10 @@ class StudyConfig:
         # Seeds, networks, target and baseline decide no run: five seeds go on from
         # three, and another network needs none.
         is_tuned = bool(self.tune)
+        # Given, it holds wherever the runs are made; else a machine's own number does.
+        devices = self.devices_per_job
         return {
+            **({} if devices is None else {"devices_per_job": devices}),
             "entries": [[v.label, v.algo, list(v.words)] for v in self.variants],
             "task": self.task,
             # Their order changes no run.
@@ -135,6 +149,16 @@ class StudyConfig:
             "tune_seeds": self.tune_seeds if is_tuned else None,
             "share": self.tune_share if is_tuned else None,
         }
+
+    @property
+    def factories(self) -> tuple[str, ...]:
+        """The names of the task and of the algorithms, which may be the user's own."""
+        return self.task, *(variant.algo for variant in self.variants)
+
+    @property
+    def is_parallel(self) -> bool:
+        """Whether runs are made by jobs, not one after the other in this process."""
+        return self.jobs > 1 or self.scheduler is not None
 
     @cached_property
     def folder(self) -> Path:
@@ -157,6 +181,7 @@ def read(argv: list[str]) -> StudyConfig:
     config = parse(argv)
     # Runs must not find out hours later what is known now, without jax even.
     _check_conflicts(config)
+    _check_jobs(config)
     _check_report(config)
     _check_runs(config)
     return config
@@ -210,6 +235,21 @@ def _check_conflicts(config: StudyConfig) -> None:
     varied = [r.flag for r in (*config.tuned, config.swept) if r]
     if SCALES[config.scale_lr] and (config.sweep is None or "lr" in varied):
         raise BadRequest("--scale-lr follows the batch of a --sweep of another flag")
+
+
+def _check_jobs(config: StudyConfig) -> None:
+    """Raises a BadRequest for flags of jobs that do not go together."""
+    if config.scheduler is not None and config.jobs > 1:
+        raise BadRequest(
+            "--jobs starts workers here, --scheduler uses those of a cluster: say one "
+            "of them"
+        )
+    if config.list and (config.overwrite or config.is_parallel):
+        raise BadRequest(
+            "--list makes no run: it goes without --jobs, --scheduler and --overwrite"
+        )
+    if config.is_parallel:
+        check_installed("--scheduler" if config.scheduler else "--jobs")
 
 
 def _check_report(config: StudyConfig) -> None:

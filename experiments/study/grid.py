@@ -90,16 +90,15 @@ class RunSet(NamedTuple):
 
     def run(self, seed: int) -> Path:
         """Returns the folder of one run."""
-        # It exists only once the run is done: see `runner`.
         return self.folder / f"seed-{seed}"
 
     def missing(self) -> list[int]:
         """Returns the seeds whose runs are yet to be made."""
-        return [seed for seed in self.seeds if not self.run(seed).exists()]
+        return [seed for seed in self.seeds if not is_done(self.run(seed))]
 
     def read(self) -> "RunSet":
         """Returns the run set with the content of its files, as far as they exist."""
-        done = [seed for seed in self.seeds if self.run(seed).exists()]
+        done = [seed for seed in self.seeds if is_done(self.run(seed))]
         runs = {seed: self.run(seed) for seed in done}
         return self._replace(
             trials=[trial.read_summaries() for trial in self.trials],
@@ -109,9 +108,8 @@ class RunSet(NamedTuple):
 
     def read_summaries(self) -> "RunSet":
         """Returns the run set with the summaries of the runs that are done."""
-        runs = {seed: self.run(seed) / "summary.json" for seed in self.seeds}
-        found = {s: records.read_json(x) for s, x in runs.items() if x.exists()}
-        return self._replace(summaries=found)
+        found = {seed: _summary(self.run(seed)) for seed in self.seeds}
+        return self._replace(summaries={s: x for s, x in found.items() if x})
 
     @property
     def fine(self) -> dict[int, dict[str, Any]]:
@@ -150,6 +148,19 @@ class RunSet(NamedTuple):
             return None
         # Exact where all are identical, which the faster fmean may miss by rounding.
         return statistics.mean(found)
+
+
+def is_done(run: Path) -> bool:
+    """Whether a run has come to its end."""
+    return bool(_summary(run))
+
+
+def _summary(run: Path) -> dict[str, Any]:
+    """Returns a run's summary; {} if it has not come to its end."""
+    # A command of `compare --list` may have been stopped, and has a summary, too.
+    path = run / "summary.json"
+    found = records.read_json(path) if path.exists() else {}
+    return {} if found.get("stopped") else found
 
 
 def read_lines(run: Path) -> Lines:

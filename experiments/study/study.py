@@ -1,26 +1,34 @@
 """Makes one study: the missing runs, then the report."""
 
-import hashlib
 import json
 import shlex
 import shutil
-import sys
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from experiments import exit_codes
 from experiments.checkpoint import lock
-from experiments.cli import exits, terminal
-from experiments.cli.errors import BadRequest
-from experiments.cli.words import literal
+from experiments.cli import exits, flags, terminal
+from experiments.cli.errors import BadRequest, explained
+from experiments.cli.factories import TASK
+from experiments.cli.words import cleaned, literal
+from experiments.launch.cluster.connection import Unreachable
+from experiments.study import spec, tuning
 from experiments.study.analysis import analysis, remarks
 from experiments.study.config import PROGRAM, StudyConfig
 from experiments.study.grid import Lines, Loader, RunSet, run_sets
 from experiments.study.report import events, write
-from experiments.study.runner import check_measure, make_runs
+from experiments.study.running import listing, versions
+from experiments.study.running.jobs import Lost
+from experiments.study.running.make import make_runs
+from experiments.study.running.plan import Plan
+from experiments.study.statistics import ACCURACY, measure
+from experiments.tasks.contract import check_apply, check_model
 from experiments.training import records
-from experiments.training.prepared import versions
+from experiments.training.components import use_devices
 
 NAME = "study.json"
 
@@ -42,6 +50,14 @@ def run(
             return _make(config, argv, asked_to_stop)
     except ValueError as error:
         raise BadRequest(str(error)) from error
+    except Unreachable as error:
+        terminal.say(f"error: {error}")
+        return exit_codes.UNCONNECTED
+    except Lost as error:
+        terminal.say(
+            f"error: {error}: what is done is kept, the same command goes on from there"
+        )
+        return exit_codes.TERMINATED
     except OSError as error:
         # Such as a full disk. What is done is not made again.
         where = f"{error.filename}: " if error.filename else ""
@@ -59,23 +75,57 @@ def _make(
     out, identity = config.folder, _identity(config)
     # All that can be refused is, before anything of an old study is removed.
     _check_folder(out, identity, config.overwrite)
+    if config.devices_per_job is not None:
+        use_devices(config.devices_per_job)
     loader = Loader()
     planned = run_sets(config, loader)
     check_measure(planned, loader, config.measure, config.target)
     _open_folder(out, identity, config.overwrite)
-    made = make_runs(planned, loader, config.measure, asked_to_stop)
-    if made is None:
+    plan = Plan(planned, partial(tuning.chosen, measure_key=config.measure))
+    if config.list:
+        terminal.show("\n".join(listing.commands(plan, config.devices_per_job)))
+        terminal.say(listing.summary(plan))
+        return exit_codes.DONE
+    if not make_runs(config, plan, loader, asked_to_stop):
         return None
     # A report is a function of the files alone: those just made are read again, too.
-    runs = [each.read() for each in made]
-    command = shlex.join([*PROGRAM.split(), *argv])
+    runs = [each.read() for each in plan.found if each is not None]
+    runs = [each for each in runs if each.summaries]
+    if plan.failures and (code := _failed(config, plan, runs)):
+        return code
+    _report(config, argv, runs)
+    return exit_codes.FAILED if plan.failures else exit_codes.DONE
+
+
+def _failed(config: StudyConfig, plan: Plan, runs: Sequence[RunSet]) -> int:
+    """Says what failed; returns the exit code if there can be no report, else 0."""
+    first, count = plan.failures[0], len(plan.failures)
+    if not runs and all(each.is_request for each in plan.failures):
+        raise BadRequest(first.line)
+    alone = shlex.join([*flags.PROGRAM.split(), *first.run.argv])
+    terminal.say(
+        f"{count} of {plan.total} runs failed: the same command tries them again; the "
+        f"first alone: {alone} --seed {first.run.seed}"
+    )
+    baseline = config.baseline or config.variants[0].label
+    if {r.point for r in runs} - {r.point for r in runs if r.variant.label == baseline}:
+        terminal.say(f"no report: the baseline {baseline} has no run to compare to")
+        return exit_codes.FAILED
+    return 0 if runs else exit_codes.FAILED
+
+
+def _report(config: StudyConfig, argv: Sequence[str], runs: list[RunSet]) -> None:
+    """Writes the report of runs, and shows its summary."""
+    out, groups = config.folder, spec.flag_groups(cleaned(argv))
+    # Where the runs are made changes none of them, and no word of the report.
+    kept = [x for x in groups if spec.parameter(x[0]) not in ("jobs", "scheduler")]
+    command = shlex.join([*PROGRAM.split(), *chain(*kept)])
     found = analysis.report(config, runs, command)
     records.write_lines(out / "metrics.jsonl", study_lines(runs))
     write.write(found, out)
     if config.tensorboard:
         events.write_events(out / "tensorboard", named_lines(runs, out))
     terminal.show(remarks.summary(found, out))
-    return exit_codes.DONE
 
 
 def study_lines(runs: Iterable[RunSet]) -> Iterator[dict[str, Any]]:
@@ -97,21 +147,36 @@ def named_lines(runs: Iterable[RunSet], out: Path) -> Iterator[tuple[str, Lines]
 
 def _identity(config: StudyConfig) -> dict[str, Any]:
     """Returns the content of study.json, on which a folder and its study agree."""
-    own = _own_code((config.task, *(variant.algo for variant in config.variants)))
+    found = {
+        "settings": config.identity,
+        "versions": versions.of_runs(config.factories),
+    }
     # As JSON has it, so that it can be compared with what is read.
-    content = {"settings": config.identity, "versions": {**versions(), **own}}
-    return json.loads(json.dumps(content))
+    return json.loads(json.dumps(found))
 
 
-def _own_code(names: Iterable[str]) -> dict[str, str]:
-    """Returns the SHA-256 of the user's own modules, as their versions."""
-    # Runs of an edited algorithm must not be mixed with those before.
-    found = {}
-    for name in names:
-        module = name.partition(":")[0]
-        if ":" in name and (origin := sys.modules[module].__file__):
-            found[module] = hashlib.sha256(Path(origin).read_bytes()).hexdigest()
-    return found
+def check_measure(
+    planned: Sequence[RunSet], loader: Loader, key: str | None, target: float | None
+) -> None:
+    """Raises a ValueError for a measure that no run will have, or its target.
+
+    Args:
+        planned: runs to report, one of which is tried out on shapes.
+        loader: prepares it.
+        key: key of the measure; None takes the accuracy if there is one.
+        target: value to reach; None for the default.
+    """
+    if key is None and target is None:
+        return
+    first = planned[0]
+    made = loader.components(first.argv, first.seeds[0])
+    with explained(TASK.flag, made.config.task):
+        params, buffers = check_model(made.task, first.seeds[0])
+        values = check_apply(made.task, params, buffers, made.data.test)
+    names = {f"test_{name}" for name in (*values, *made.task.figures)}
+    by = measure(key, [dict.fromkeys(names, 1.0) | {"diverged": False}])
+    if target is not None and by is ACCURACY and target > 1:
+        raise ValueError(f"--target {target:g}: an accuracy is at most 1: say 0.95")
 
 
 def _check_folder(out: Path, identity: dict[str, Any], overwrite: bool) -> None:

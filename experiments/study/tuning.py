@@ -1,6 +1,6 @@
 """Chooses the settings of each variant on validation data."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from experiments.study.grid import RunSet
@@ -30,19 +30,29 @@ class Tuning(NamedTuple):
     at_edge: bool
 
 
-def chosen(made: RunSet, measure_key: str | None) -> RunSet:
+def chosen(made: RunSet, measure_key: str | None) -> RunSet | None:
     """Returns the runs to report, with the best values of their trials.
 
     Args:
-        made: the run set, whose trials are done.
+        made: the run set, whose trials have ended.
         measure_key: measure to choose by; None takes the accuracy if there is one.
+
+    Returns:
+        The run set; None if it has trials, and none of them could be made.
 
     Raises:
         ValueError: the trials lack this measure.
     """
-    trials = [trial.read_summaries() for trial in made.trials]
+    trials = _tried(trial.read_summaries() for trial in made.trials)
+    if made.trials and not trials:
+        return None
     by = measure(measure_key, [s for x in trials for s in x.summaries.values()])
     return made._replace(values=_best(trials, by))
+
+
+def _tried(trials: Iterable[RunSet]) -> list[RunSet]:
+    """Returns the trials of which at least one run could be made."""
+    return [trial for trial in trials if trial.summaries]
 
 
 def _best(trials: Sequence[RunSet], by: Measure) -> Mapping[str, str]:
@@ -66,11 +76,11 @@ def _mean(trial: RunSet, by: Measure) -> float:
 
 def report(tuned: RunSet, by: Measure) -> list[Tuning]:
     """Returns the scores of a variant, flag by flag."""
-    found = []
-    for flag, value in _best(tuned.trials, by).items():
+    found, trials = [], _tried(tuned.trials)
+    for flag, value in _best(trials, by).items():
         # A value's score is that of its best trial, over all other tuned flags.
         by_value: dict[str, RunSet] = {}
-        for trial in sorted(tuned.trials, key=lambda x: _rank(x, by)):
+        for trial in sorted(trials, key=lambda x: _rank(x, by)):
             by_value[trial.values[flag]] = trial
         values = sorted(by_value, key=float)
         tops = [by_value[x] for x in values]

@@ -73,14 +73,19 @@ def resolved(config: RunConfig, task: Task) -> RunConfig:
 
 
 def takes(config: RunConfig, argument: str) -> bool:
-    """Whether the algorithm or the task has this parameter, which the run passes.
+    """Whether the algorithm or the task has this parameter, which the run passes."""
+    kinds = ((ALGORITHM, config.algo), (TASK, config.task))
+    return any(_takes(kind, name, argument) for kind, name in kinds)
 
-    One that takes the seed draws while it trains: each seed is another program.
-    """
-    return any(
-        factories.passed_arguments(kind, factories.named(kind, name), {argument: 0})
-        for kind, name in ((ALGORITHM, config.algo), (TASK, config.task))
-    )
+
+def task_takes(config: RunConfig, argument: str) -> bool:
+    """Whether the task has this parameter, which the run passes."""
+    return _takes(TASK, config.task, argument)
+
+
+def _takes(kind: factories.Kind, name: str, argument: str) -> bool:
+    factory = factories.named(kind, name)
+    return bool(factories.passed_arguments(kind, factory, {argument: 0}))
 
 
 def _inner(config: RunConfig, task: Task, has_unit_steps: bool) -> dict[str, Any]:

@@ -115,7 +115,7 @@ def train(
         decided = np.argwhere(metrics.get(METRIC, ())).tolist()
         progress.stepped(metrics["loss"].tolist(), seconds, decided)
         progress.lane_form = parts.trainer.lane_form
-        report.step(progress.step)
+        report.step(progress.step, progress.losses[-1])
         if (bad := first_diverged(metrics["loss"], progress.first_loss)) is not None:
             outcome = _diverged(outcome, metrics, first, bad)
             break

@@ -4,8 +4,11 @@ import asyncio
 import importlib.util
 import json
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 from experiments.cli.errors import BadRequest
 
@@ -15,6 +18,8 @@ if TYPE_CHECKING:
 CERTIFICATES = (
     "DASK_DISTRIBUTED__COMM__TLS__CA_FILE, …__CLIENT__CERT and …__CLIENT__KEY"
 )
+
+ANSWER = 30.0  # seconds for a scheduler to answer
 
 
 class Unreachable(Exception):
@@ -83,6 +88,50 @@ async def _knock(address: str, seconds: float) -> None:
 
     arguments = Security().get_connection_args("client")
     await (await connect(address, timeout=seconds, **arguments)).close()
+
+
+@contextmanager
+def cluster(scheduler: str | None, jobs: int) -> Iterator["Client"]:
+    """Yields a client of a scheduler, or of a cluster in this process.
+
+    Args:
+        scheduler: its address or file; None starts a cluster.
+        jobs: workers of that cluster. They are threads: each job's work is done by a
+            child process, so that nothing listens but the dashboard, at 127.0.0.1.
+
+    Raises:
+        BadRequest: Dask is not installed, or the address has another form.
+        Unreachable: no scheduler answers.
+    """
+    if scheduler is not None:
+        with connect(scheduler, ANSWER) as client:
+            yield client
+        return
+    check_installed("--jobs")
+    silence()
+    from distributed import Client, LocalCluster
+
+    own = LocalCluster(
+        n_workers=jobs,
+        threads_per_worker=1,
+        processes=False,
+        dashboard_address="127.0.0.1:0",
+        worker_dashboard_address="127.0.0.1:0",
+        memory_limit=None,  # the models are in the child processes
+    )
+    with own, Client(own, set_as_default=False) as client:
+        yield client
+
+
+def dashboard(client: "Client") -> str:
+    """Returns the address of the scheduler's pages, for a browser."""
+    link = client.dashboard_link
+    # Dask names the machine's own address, whatever the pages are bound to.
+    if client.cluster is not None:
+        link = f"http://127.0.0.1:{urlsplit(link).port}/status"
+    if importlib.util.find_spec("bokeh") is None and client.cluster is not None:
+        link += " (its pages need bokeh: pip install bokeh)"
+    return link
 
 
 def silence() -> None:

@@ -1,0 +1,143 @@
+"""A process that makes the runs of a job: python -m experiments.study.running.child.
+
+It reads requests from stdin, a line each, and answers in lines of JSON on its stdout.
+So devices and threads are set before jax starts, and a crash ends this process alone.
+"""
+
+import io
+import os
+import queue
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NoReturn
+
+from experiments.supervisor.json_lines import decode, encode
+
+IDLE = 60.0  # seconds without a request after which it ends
+PAUSE = 0.2  # seconds between two reports of a step
+
+Write = Callable[[dict[str, Any]], None]
+
+
+class Line:
+    """The report of a run: lines to the worker."""
+
+    def __init__(self, write: Write):
+        self._write, self._last = write, 0.0
+
+    def begin(self, steps: int) -> None:
+        """Reports the number of local steps."""
+        self._write({"begin": steps})
+
+    def step(self, done: int, loss: float) -> None:
+        """Reports the local steps done, now and then."""
+        if time.monotonic() - self._last > PAUSE:
+            self._last = time.monotonic()
+            self._write({"step": done, "loss": loss})
+
+    def line(self, text: str) -> None:
+        """Ignores an evaluation."""
+
+    def note(self, text: str) -> None:
+        """Reports a caution."""
+        self._write({"note": text})
+
+
+class Notes(io.TextIOBase):
+    """The stream in place of stderr: what Python prints there are cautions."""
+
+    def __init__(self, write: Write):
+        self._write = write
+
+    def write(self, text: str) -> int:
+        """Reports each line that is not blank."""
+        for line in filter(None, map(str.strip, text.splitlines())):
+            self._write({"note": line})
+        return len(text)
+
+
+def main() -> None:
+    """Answers requests until stdin closes, or none has come for a while."""
+    write = _take_stdout()
+    sys.stderr = Notes(write)
+    requests: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+    threading.Thread(target=_read, args=(requests,), daemon=True).start()
+    from experiments.study.grid import Loader  # imports jax
+    from experiments.study.running.maker import Maker
+
+    loader = Loader()
+    maker = Maker(loader)
+    while True:
+        try:
+            request = requests.get(timeout=IDLE)
+        except queue.Empty:
+            return
+        try:
+            if "modules" in request:
+                write({"facts": _facts(loader, **request)})
+            else:
+                write({"made": _make(maker, Line(write), **request)})
+        # The worker says it to the study, which goes on.
+        except Exception as error:
+            write(_failure(error))
+
+
+def _facts(
+    loader: Any, argv: list[str], seed: int, modules: list[str]
+) -> dict[str, Any]:
+    """Returns what all processes of a study must agree on; checks flags and data."""
+    import jax
+
+    from experiments.study.running.versions import of_code
+
+    parts = loader.components(argv, seed)
+    devices = parts.trainer.layout.devices
+    platform = f"{devices[0].platform} × {jax.local_device_count()}"
+    return {**of_code(modules), "devices": platform}
+
+
+def _make(maker: Any, line: Line, argv: list[str], seed: int, folder: str) -> str:
+    """Makes a run, which nothing but the end of this process stops."""
+    return maker.make(argv, seed, Path(folder), line, lambda: 0)
+
+
+def _failure(error: Exception) -> dict[str, Any]:
+    """Returns the answer for a run that raised an error."""
+    from experiments.study.running.serial import described
+
+    line, is_request = described(error)
+    # A full disk would fail all others, too.
+    kind = "disk" if isinstance(error, OSError) else "failed"
+    return {kind: line, "is_request": is_request}
+
+
+def _take_stdout() -> Write:
+    """Keeps stdout for the answers: what libraries print goes to stderr."""
+    answers = os.dup(1)
+    os.dup2(2, 1)
+
+    def write(message: dict[str, Any]) -> None:
+        data = encode(message)
+        while data:
+            data = data[os.write(answers, data) :]
+
+    return write
+
+
+def _read(requests: "queue.SimpleQueue[dict[str, Any]]") -> NoReturn:
+    """Passes requests on; ends the process once the worker is gone."""
+    for line in sys.stdin.buffer:
+        requests.put(decode(line) or {})
+    # Processes that a task has started end, too.
+    with suppress(OSError):
+        os.killpg(os.getpid(), signal.SIGKILL)
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    main()

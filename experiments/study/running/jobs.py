@@ -1,0 +1,289 @@
+"""Makes the missing runs of a study by jobs on a Dask cluster."""
+
+import queue
+import secrets
+import shutil
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from experiments.study.running import maker, member
+from experiments.study.running.maker import Stopped
+from experiments.study.running.plan import Failure, Plan, Run, Share
+from experiments.study.running.progress import RunLine, StudyProgress
+from experiments.study.running.workers import Worker, Workers
+
+if TYPE_CHECKING:
+    from distributed import Client, Future
+
+TICK = 0.1  # seconds between two looks at messages
+LOOK = 0.5  # seconds between two looks at workers
+MOST_KILLS = 3  # of its process, after which a run is given up
+FAREWELL = 5.0  # seconds for the workers to end their processes
+PATIENCE = 30.0  # seconds without a worker after which the user hears of it
+
+
+class Lost(Exception):
+    """The scheduler is gone; the message is one line for the user."""
+
+
+@dataclass(eq=False)
+class Job:
+    """A place for one run at a time on a worker.
+
+    Attributes:
+        worker: on which it lies.
+        share: the runs that it makes.
+        run: the one that it makes now.
+        line: where that is shown.
+        future: its Dask task.
+        began: when that was sent, by time.monotonic().
+    """
+
+    worker: Worker
+    share: Share | None = None
+    run: Run | None = None
+    line: RunLine | None = None
+    future: "Future | None" = None
+    began: float = 0.0
+
+
+def make(
+    plan: Plan,
+    workers: Workers,
+    out: Path,
+    asked_to_stop: Callable[[], int],
+) -> None:
+    """Makes all runs of a plan.
+
+    Args:
+        plan: the missing runs.
+        workers: of the cluster.
+        out: the study's folder.
+        asked_to_stop: looked at all the time.
+
+    Raises:
+        Stopped: the user asked to. Runs under way are discarded.
+        Lost: the scheduler is gone.
+        OSError: a file cannot be written; runs that are done stay.
+    """
+    jobs = Jobs(plan, workers)
+    mark = out / workers.terms.mark
+    mark.touch()
+    try:
+        jobs.make(asked_to_stop)
+    finally:
+        jobs.close()
+        mark.unlink(missing_ok=True)
+        # Of runs whose process was killed.
+        for unfinished in out.glob("*/*/**/.seed-*"):
+            shutil.rmtree(unfinished, ignore_errors=True)
+
+
+@dataclass
+class Jobs:
+    """The jobs of a study, and their messages."""
+
+    plan: Plan
+    workers: Workers
+    _jobs: list[Job] = field(default_factory=list)
+    _kills: Counter[Path] = field(default_factory=Counter)
+    _inbox: Any = field(default_factory=queue.SimpleQueue)
+    _looked: float = 0.0
+    _waits_since: float = field(default_factory=time.monotonic)
+
+    @property
+    def _bar(self) -> StudyProgress:
+        return self.workers.bar
+
+    @property
+    def _client(self) -> "Client":
+        return self.workers.client
+
+    def make(self, asked_to_stop: Callable[[], int]) -> None:
+        """Makes all runs; the errors are those of `make`."""
+        topic = self.workers.terms.study
+        # Called in another thread.
+        self._client.subscribe_topic(topic, lambda event: self._inbox.put(event[1]))
+        while not self.plan.is_over:
+            if asked_to_stop():
+                raise Stopped
+            if self._client.status != "running":
+                raise Lost("the scheduler is gone")
+            self._look()
+            for job in self._jobs:
+                if job.run is None:
+                    self._begin(job)
+            with suppress(queue.Empty):
+                self._take(self._inbox.get(timeout=TICK))
+                while True:
+                    self._take(self._inbox.get_nowait())
+
+    def close(self) -> None:
+        """Ends all processes of the study, on all workers."""
+        if self._client.status != "running":
+            return
+        self._client.cancel(
+            [job.future for job in self._jobs if job.future], force=True
+        )
+        study = self.workers.terms.study
+        ends = [
+            self._client.submit(
+                member.dismiss,
+                study,
+                workers=[address],
+                pure=False,
+                key=f"end-{i}-{study}",
+            )
+            for i, address in enumerate(self.workers.accepted)
+        ]
+        deadline = time.monotonic() + FAREWELL
+        while not all(end.done() for end in ends) and time.monotonic() < deadline:
+            time.sleep(TICK / 2)
+
+    def _look(self) -> None:
+        """Looks for new workers and lost ones."""
+        now = time.monotonic()
+        if now - self._looked < LOOK:
+            return self._join()
+        self._looked = now
+        try:
+            lost = [*self.workers.look()]
+        except OSError as error:  # Dask's, of connections
+            raise Lost("the scheduler is gone") from error
+        for worker in lost:
+            for job in [job for job in self._jobs if job.worker == worker]:
+                self._jobs.remove(job)
+                self._lose(job, f"worker {worker.address} on {worker.host} is gone")
+        self._join()
+
+    def _join(self) -> None:
+        """Makes jobs on workers that were let in."""
+        self.workers.introduced()
+        known = {job.worker.address for job in self._jobs}
+        for worker in self.workers.accepted.values():
+            if worker.address not in known:
+                self._jobs += [Job(worker) for _ in range(worker.slots)]
+        if self._jobs:
+            self._waits_since = time.monotonic()
+        elif time.monotonic() - self._waits_since > PATIENCE:
+            self._bar.say_once("no worker to use so far: waiting for one")
+
+    def _begin(self, job: Job) -> None:
+        """Starts the next run of a job, if there is one."""
+        if job.share is not None and not job.share.waiting:
+            self.plan.close(job.share)
+            job.share = None
+        job.share = job.share or self.plan.take()
+        if job.share is None:
+            return
+        run = job.run = job.share.waiting.pop(0)
+        job.line, job.began = self._bar.begin(run.name), time.monotonic()
+        folder = str(run.folder.absolute()) if job.worker.is_shared else None
+        job.future = self._client.submit(
+            member.make_run,
+            self.workers.terms,
+            run.argv,
+            run.seed,
+            folder,
+            workers=[job.worker.address],
+            key=f"{run.name}-{secrets.token_hex(4)}",
+            pure=False,
+            retries=0,
+        )
+        job.future.add_done_callback(self._inbox.put)
+
+    def _take(self, message: Any) -> None:
+        """Takes an event of a run, or its end."""
+        if isinstance(message, Mapping):
+            job = self._of(lambda x: x.key == message["key"])
+            if job is not None and job.line is not None:
+                _show(job.line, message)
+            return
+        job = self._of(lambda x: x is message)
+        if job is None:  # it was given up
+            return
+        if message.status == "finished":
+            self._end(job, message.result())
+        elif message.status == "error":
+            error = message.exception()
+            self._fail(job, f"{type(error).__name__}: {' '.join(str(error).split())}")
+        else:
+            self._lose(job, "its task was cancelled")
+
+    def _of(self, matches: Callable[[Any], bool]) -> Job | None:
+        """Returns the job whose task matches."""
+        found = (x for x in self._jobs if x.future is not None and matches(x.future))
+        return next(found, None)
+
+    def _end(self, job: Job, found: Mapping[str, Any]) -> None:
+        """Ends the run of a job."""
+        assert job.run and job.share and job.line
+        if "disk" in found:
+            raise OSError(found["disk"])
+        if "made" in found:
+            if found["files"] is not None:
+                _write(job.run.folder, found["files"])
+            job.line.end(found["made"])
+            self.plan.ended(job.share, time.monotonic() - job.began)
+            self._free(job)
+        elif "failed" in found:
+            self._fail(job, found["failed"], found["is_request"])
+        else:
+            last = f": {found['line']}" if found.get("line") else ""
+            self._lose(job, f"its process {found.get('killed', 'was ended')}{last}")
+
+    def _fail(self, job: Job, text: str, is_request: bool = False) -> None:
+        """Ends a run that could not be made; the study goes on."""
+        assert job.run and job.share and job.line
+        job.line.fail(text)
+        failure = Failure(job.run, text, is_request)
+        self.plan.ended(job.share, failure=failure)
+        self._free(job)
+
+    def _lose(self, job: Job, why: str) -> None:
+        """Gives the run of a job to another one, unless it is poisonous."""
+        if job.run is None or job.share is None or job.line is None:
+            if job.share is not None:
+                self.plan.close(job.share)
+            return
+        # Else it would begin again should the worker come back.
+        self._client.cancel([job.future], force=True)
+        self._kills[job.run.folder] += 1
+        if self._kills[job.run.folder] >= MOST_KILLS:
+            return self._fail(job, f"given up after {MOST_KILLS} times: {why}")
+        self._bar.say(f"{job.run.name}: {why}; it begins anew")
+        job.line.drop()
+        self.plan.give_back(job.share, job.run)
+        job.share = None
+        self._free(job)
+
+    def _free(self, job: Job) -> None:
+        """Makes a job ready for its next run."""
+        job.run = job.line = job.future = None
+
+
+def _show(line: RunLine, message: Mapping[str, Any]) -> None:
+    """Shows an event of a run."""
+    if "begin" in message:
+        line.begin(message["begin"])
+    elif "step" in message:
+        line.step(message["step"], message["loss"])
+    else:
+        line.note(message["note"])
+
+
+def _write(folder: Path, files: Mapping[str, bytes]) -> None:
+    """Writes the files of a run that was made without the study's folder."""
+    unfinished = folder.with_name(f".{folder.name}-{secrets.token_hex(4)}")
+    try:
+        unfinished.mkdir(parents=True)
+        for name, content in files.items():
+            (unfinished / name).write_bytes(content)
+        maker.put_in_place(unfinished, folder)
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)

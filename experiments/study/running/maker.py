@@ -1,0 +1,146 @@
+"""Makes single runs of a study in this process."""
+
+import secrets
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import jax
+
+from experiments.cli import terminal
+from experiments.cli.flags import PROGRAM
+from experiments.study.grid import Loader
+from experiments.training import prepared, records
+from experiments.training.measurements.draws import draws_from_seed
+from experiments.training.prepared import PreparedRun
+
+
+class Stopped(Exception):
+    """The user asked to stop: the present run is discarded."""
+
+
+class RunReport(terminal.Report, Protocol):
+    """The display of one run."""
+
+    def begin(self, steps: int) -> None:
+        """Starts a run of so many local steps."""
+        ...
+
+    def note(self, text: str) -> None:
+        """Shows a caution about the run."""
+        ...
+
+
+class Maker:
+    """Makes runs, and keeps the program of the last ones for those that share it.
+
+    Args:
+        loader: makes components, and keeps their data.
+    """
+
+    def __init__(self, loader: Loader):
+        self._loader = loader
+        self._argv: Sequence[str] = ()
+        self._job: PreparedRun | None = None
+        self._draws: bool | None = None  # None: not known yet
+
+    def make(
+        self,
+        argv: Sequence[str],
+        seed: int,
+        folder: Path,
+        report: RunReport,
+        asked_to_stop: Callable[[], int],
+    ) -> str:
+        """Makes one run, and returns its results in words.
+
+        Args:
+            argv: flags of experiments.run, without --seed.
+            seed: of the run.
+            folder: of its files; it exists once all of them do.
+            report: where progress is shown.
+            asked_to_stop: looked at before each dispatch.
+
+        Raises:
+            BadRequest: flags that a run cannot have.
+            Stopped: it was asked to.
+            OSError: a file cannot be written.
+        """
+        started = time.perf_counter()
+        is_first = tuple(argv) != self._argv
+        job = self._prepared(tuple(argv), seed)
+        if is_first and job.rounds.untrained:
+            report.note(
+                "the figures will be of the model as it was at the start: "
+                f"{job.rounds.untrained}"
+            )
+        report.begin(job.config.steps)
+        # A folder gets its name once all its files exist: no run is half made. Another
+        # process may be at the same run, if the link to it was lost.
+        unfinished = folder.with_name(f".{folder.name}-{secrets.token_hex(4)}")
+        try:
+            summary = _trained(job, argv, unfinished, report, asked_to_stop, started)
+            put_in_place(unfinished, folder)
+        finally:
+            shutil.rmtree(unfinished, ignore_errors=True)
+        # Its state was given up; a run that failed leaves none for the next seed.
+        self._job = job
+        return _results(summary)
+
+    def _prepared(self, argv: tuple[str, ...], seed: int) -> PreparedRun:
+        """Returns a run that can start, with the last one's programs if it may."""
+        if argv != self._argv:
+            # Else the programs of all cells stay in memory: 30 MB each.
+            if self._argv:
+                jax.clear_caches()
+            self._argv, self._job, self._draws = argv, None, None
+        job, self._job = self._job, None
+        if job is not None and self._draws is None:
+            self._draws = draws_from_seed(job, job.state)
+        # Seeds in turn cost one compilation, as seeds in a stack would: on CPU the
+        # lanes fill the cores already.
+        if job is None or self._draws:
+            return prepared.initialized(self._loader.components(argv, seed))
+        return prepared.reseeded(job, seed)
+
+
+def _trained(
+    job: PreparedRun,
+    argv: Sequence[str],
+    out: Path,
+    report: RunReport,
+    asked_to_stop: Callable[[], int],
+    started: float,
+) -> dict[str, Any]:
+    """Trains, writes all files of a run, and returns its summary."""
+    command = [*PROGRAM.split(), *argv, "--seed", str(job.config.seed)]
+    prepared.record_config(job, command, out, [])
+    outcome, summary = prepared.train_and_record(job, out, report, asked_to_stop)
+    if outcome.stopped:
+        raise Stopped
+    summary["total_seconds"] = round(time.perf_counter() - started, 3)
+    records.finish(out, summary, outcome.progress.lines)
+    return summary
+
+
+def put_in_place(unfinished: Path, folder: Path) -> None:
+    """Gives a run's folder its name, unless another process has made the same run."""
+    # A run of `experiments.run` in this place may have been cut short.
+    if folder.exists() and not (folder / "summary.json").exists():
+        shutil.rmtree(folder)
+    try:
+        unfinished.replace(folder)
+    except OSError:
+        if not (folder / "summary.json").exists():
+            raise
+
+
+def _results(summary: dict[str, Any]) -> str:
+    """Returns the results of a run in words."""
+    if summary["diverged"]:
+        return f"diverged at step {summary['diverged_at']}"
+    shown = {k: x for k, x in terminal.measured(summary).items() if x is not None}
+    figures = [f"{name} {terminal.figure(x)}" for name, x in shown.items()]
+    return ", ".join([*figures, f"{summary['total_seconds']:.1f} s"])

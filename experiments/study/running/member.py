@@ -1,0 +1,246 @@
+"""Runs of a study on a Dask worker: each job has a child process there.
+
+These functions run in the threads of a Dask worker.
+"""
+
+import os
+import queue
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext, suppress
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+from experiments.supervisor.json_lines import decode, encode
+
+TICK = 0.1  # seconds between two looks at whether a run is still wanted
+REAPING = 5.0  # seconds for a killed process to go
+ROOT = str(Path(__file__).parents[3])
+
+
+class Terms(NamedTuple):
+    """The terms on which a study's jobs run, the same for all of them.
+
+    Attributes:
+        study: random name of this command: the topic of its events.
+        folder: absolute, of the study, where the command runs.
+        mark: name of a file there, by which a worker knows that it sees the folder.
+        directory: from which relative paths of flags count, where it exists.
+        environment: variables of the child processes: devices and threads.
+    """
+
+    study: str
+    folder: str
+    mark: str
+    directory: str
+    environment: Mapping[str, str]
+
+
+class Child:
+    """A child process that makes runs, one at a time."""
+
+    def __init__(self, terms: Terms):
+        own = [ROOT, *filter(None, [os.environ.get("PYTHONPATH")])]
+        here = terms.directory if Path(terms.directory).is_dir() else None
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "experiments.study.running.child"],
+            cwd=here,
+            env={
+                **os.environ,
+                **terms.environment,
+                "PYTHONPATH": os.pathsep.join(own),
+            },
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            # Ctrl-C reaches the study's command alone; one kill reaches all.
+            start_new_session=True,
+        )
+        self._heard: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
+        for stream, take in (
+            (self._process.stdout, decode),
+            (
+                self._process.stderr,
+                lambda line: {"said": line.decode(errors="replace")},
+            ),
+        ):
+            threading.Thread(
+                target=self._read, args=(stream, take), daemon=True
+            ).start()
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the process runs."""
+        return self._process.poll() is None
+
+    def ask(self, request: Mapping[str, Any]) -> Iterator[dict[str, Any] | None]:
+        """Sends a request, and yields its answers; None where there is no news.
+
+        The last one is {"ended": exit code} if the process ends.
+        """
+        assert self._process.stdin is not None
+        with suppress(OSError):  # it has ended: its pipes say how
+            self._process.stdin.write(encode(dict(request)))
+            self._process.stdin.flush()
+        open_pipes = 2
+        while open_pipes:
+            try:
+                answer = self._heard.get(timeout=TICK)
+            except queue.Empty:
+                yield None
+                continue
+            if answer is None:
+                open_pipes -= 1
+            else:
+                yield answer
+        yield {"ended": self._process.wait()}
+
+    def kill(self) -> None:
+        """Kills the process, and all that it started."""
+        with suppress(OSError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(REAPING)
+
+    def _read(self, stream: IO[bytes], take: Any) -> None:
+        """Passes lines on to the thread that asks."""
+        for line in stream:
+            if answer := take(line.rstrip(b"\n")):
+                self._heard.put(answer)
+        self._heard.put(None)
+
+
+class Pool:
+    """The child processes of this Dask worker, by the terms of their study."""
+
+    def __init__(self):
+        self._lock = threading.Lock()
+        self._idle: dict[str, list[Child]] = {}
+        self._busy: dict[str, list[Child]] = {}
+
+    def take(self, terms: Terms) -> Child:
+        """Returns an idle child process, or a new one."""
+        with self._lock:
+            idle = self._idle.setdefault(terms.study, [])
+            # Those that have waited for long have ended by themselves.
+            idle[:] = [child for child in idle if child.is_alive]
+            child = idle.pop() if idle else Child(terms)
+            self._busy.setdefault(terms.study, []).append(child)
+            return child
+
+    def give_back(self, terms: Terms, child: Child) -> None:
+        """Keeps a child process for the next run, if it lives."""
+        with self._lock:
+            self._busy[terms.study].remove(child)
+            if child.is_alive:
+                self._idle[terms.study].append(child)
+
+    def dismiss(self, study: str) -> None:
+        """Ends all child processes of a study."""
+        with self._lock:
+            gone = [*self._idle.pop(study, []), *self._busy.get(study, [])]
+        for child in gone:
+            child.kill()
+
+
+_POOL = Pool()
+
+
+def introduce(
+    terms: Terms, argv: Sequence[str], seed: int, modules: Sequence[str]
+) -> dict[str, Any]:
+    """Returns what a worker is, before it gets work.
+
+    Args:
+        terms: of the study.
+        argv: flags of one of its runs, whose data is loaded.
+        seed: of that run.
+        modules: names of algorithms and tasks.
+
+    Returns:
+        host; facts (versions, code, devices) or failed (a line); is_shared, whether it
+        sees the study's folder.
+    """
+    request = {"argv": list(argv), "seed": seed, "modules": list(modules)}
+    found = {
+        "host": socket.gethostname(),
+        "is_shared": Path(terms.folder, terms.mark).exists(),
+    }
+    return found | _asked(terms, request)
+
+
+def make_run(
+    terms: Terms, argv: Sequence[str], seed: int, folder: str | None
+) -> dict[str, Any]:
+    """Makes a run in a child process, and reports its steps as events.
+
+    Args:
+        terms: of the study.
+        argv: flags of experiments.run, without --seed.
+        seed: of the run.
+        folder: of its files; None returns them.
+
+    Returns:
+        made (results in words) and files (contents by name, or None); or failed or disk
+        (a line); or killed (how its process ended); {} if nobody wants it any more.
+    """
+    with nullcontext(None) if folder else tempfile.TemporaryDirectory() as own:
+        target = Path(folder or Path(own or "", "run"))
+        request = {"argv": list(argv), "seed": seed, "folder": str(target)}
+        found = _asked(terms, request)
+        if "made" not in found:
+            return found
+        files = None if folder else {x.name: x.read_bytes() for x in target.iterdir()}
+        return {**found, "files": files}
+
+
+def dismiss(study: str) -> None:
+    """Ends the child processes of a study on this worker."""
+    _POOL.dismiss(study)
+
+
+def _asked(terms: Terms, request: Mapping[str, Any]) -> dict[str, Any]:
+    """Asks a child process; returns its last answer, {} if nobody wants it any more."""
+    from distributed import get_worker
+
+    worker, child, said = get_worker(), _POOL.take(terms), ""
+    key = worker.get_current_task()
+    try:
+        for answer in child.ask(request):
+            # The study's command has stopped, is gone, or has given this worker up.
+            if not _is_wanted(worker, key):
+                child.kill()
+                return {}
+            if answer is None:
+                continue
+            if "ended" in answer:
+                return {"killed": _ending(answer["ended"]), "line": said}
+            if answer.keys() & {"made", "failed", "disk", "facts"}:
+                return answer
+            if "said" in answer:
+                said = answer["said"].strip() or said
+            else:
+                worker.log_event(terms.study, {"key": key, **answer})
+        return {}
+    finally:
+        _POOL.give_back(terms, child)
+
+
+def _is_wanted(worker: Any, key: Any) -> bool:
+    """Whether a task of a worker goes on; a cancelled one learns it here alone."""
+    task = worker.state.tasks.get(key)
+    is_running = worker.status.name in ("running", "paused")
+    return is_running and task is not None and task.state == "executing"
+
+
+def _ending(code: int) -> str:
+    """Returns how a process ended, in words."""
+    if code >= 0:
+        return f"ended with exit code {code}"
+    names = (known.name for known in signal.Signals if known == -code)
+    return f"was killed by {next(names, f'signal {-code}')}"

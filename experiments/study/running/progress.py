@@ -1,0 +1,129 @@
+"""The display of a study's runs, one or several at a time."""
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TimeElapsedColumn
+
+from experiments.cli import terminal
+from experiments.study.analysis.formatting import duration
+
+
+class StudyProgress:
+    """Shows the runs done, those under way, and the time left.
+
+    Args:
+        total: number of runs.
+        done: number of those that exist already.
+        bar: progress bar, disabled where there is no terminal.
+    """
+
+    def __init__(self, total: int, done: int, bar: Progress):
+        self.total, self.done, self.made = total, done, 0
+        self.bar, self.lines = bar, list[RunLine]()
+        self._started = time.perf_counter()
+        self._said = set[str]()
+        self._task = bar.add_task("runs", total=total, completed=done, left="")
+
+    def begin(self, name: str) -> "RunLine":
+        """Starts the line of a run."""
+        line = RunLine(self, name)
+        self.lines.append(line)
+        return line
+
+    def say(self, text: str) -> None:
+        """Shows a line."""
+        terminal.above(self.bar, text)
+
+    def say_once(self, text: str) -> None:
+        """Shows a line, unless it was shown before."""
+        if text not in self._said:
+            self._said.add(text)
+            self.say(text)
+
+    def show(self) -> None:
+        """Shows the sum of all lines."""
+        at = sum(line.part for line in self.lines)
+        text = f"{self.done}/{self.total} runs"
+        if len(self.lines) > 1:
+            text += f", {len(self.lines)} running"
+        self.bar.update(
+            self._task,
+            completed=self.done + at,
+            description=text,
+            left=self.left(at),
+        )
+
+    def left(self, at: float = 0.0) -> str:
+        """Returns the time left in words, with parts of the present runs done."""
+        made, missing = self.made + at, self.total - self.done - at
+        # The first steps take much longer: they are compiled.
+        if made < 0.2 or missing <= 0:
+            return ""
+        seconds = (time.perf_counter() - self._started) / made * missing
+        return f"about {duration(seconds, digits=2)} left"
+
+
+class RunLine:
+    """The line of one run.
+
+    Attributes:
+        part: of the run that is done, from 0 to 1.
+    """
+
+    def __init__(self, study: StudyProgress, name: str):
+        self.part = 0.0
+        self._study, self._name, self._steps = study, name, 1
+        self._task = study.bar.add_task(f"  {name}", total=1, left="")
+
+    def begin(self, steps: int) -> None:
+        """Starts the run, of so many local steps."""
+        self._steps = steps
+        self._study.show()
+
+    def step(self, done: int, loss: float) -> None:
+        """Shows that so many local steps are done, and the loss of the last one."""
+        self.part = done / self._steps
+        text = f"step {done}/{self._steps}  loss {terminal.figure(loss)}"
+        self._study.bar.update(self._task, completed=self.part, left=text)
+        self._study.show()
+
+    def line(self, text: str) -> None:
+        """Ignores an evaluation: a study shows the end of each run alone."""
+
+    def note(self, text: str) -> None:
+        """Shows a caution about the run's cell, once for all its seeds."""
+        cell = self._name.rpartition(", seed ")[0]
+        self._study.say_once(f"{cell}: {text}")
+
+    def end(self, text: str) -> None:
+        """Ends the run, and shows its results."""
+        study = self._study
+        study.done, study.made = study.done + 1, study.made + 1
+        self.drop()
+        said = f"run {study.done}/{study.total} {self._name}: {text}  {study.left()}"
+        study.say(said.rstrip())
+
+    def fail(self, text: str) -> None:
+        """Ends the run, which failed."""
+        self.drop()
+        self._study.say(f"failed: {self._name}: {text}")
+
+    def drop(self) -> None:
+        """Removes the line: its run begins anew elsewhere, or never."""
+        self._study.lines.remove(self)
+        self._study.bar.remove_task(self._task)
+        self._study.show()
+
+
+@contextmanager
+def progress(total: int, done: int) -> Iterator[StudyProgress]:
+    """Shows bars where stderr is a terminal, a line for each run elsewhere."""
+    columns = ("{task.description}", BarColumn(), TimeElapsedColumn())
+    columns += ("{task.fields[left]}",)
+    console, is_hidden = Console(stderr=True), not sys.stderr.isatty()
+    with Progress(*columns, console=console, transient=True, disable=is_hidden) as bar:
+        yield StudyProgress(total, done, bar)

@@ -1,0 +1,52 @@
+"""Whether a run draws from its seed while it trains."""
+
+from dataclasses import replace
+
+import jax
+import numpy as np
+
+from experiments.training import optimizers
+from experiments.training.components import Components
+from experiments.training.defaults import takes, task_takes
+from experiments.training.strategies import make_strategies
+from syncalgos import Replica, Strategy, TrainState
+from syncalgos.engine.layout import DEVICES, LANES
+from syncalgos.engine.state import of_one
+
+
+def draws_from_seed(parts: Components, state: TrainState) -> bool:
+    """Whether the seed is in the program of a run, so that each seed has its own.
+
+    Args:
+        parts: of the run.
+        state: where it starts.
+    """
+    c = parts.config
+    if not takes(c, "seed"):
+        return False
+    # Parameters alone do not say it: `--reduce quantized` draws, `--reduce mean` does
+    # not. A task may make other data of another seed.
+    if task_takes(c, "seed"):
+        return True
+    other = replace(c, seed=c.seed + 1)
+    schedule, optimizer = optimizers.inner(other, parts.task.muon)
+    made, _ = make_strategies(other, schedule, optimizer, parts.group.hosts, parts.task)
+    replica = of_one(state.replica)
+    return _text(parts.strategy, replica, c.workers) != _text(made, replica, c.workers)
+
+
+def _text(strategy: Strategy, replica: Replica, workers: int) -> str:
+    """Returns a local step of a strategy as lowered, with all its constants."""
+
+    def local_step(replica, step):
+        state = strategy.init(replica.params)
+        grads, state = strategy.reduce(replica.params, replica, state, step)
+        replica, state = strategy.sync(replica._replace(params=grads), state, step)
+        return strategy.center(replica.params, state)
+
+    over_lanes = jax.vmap(local_step, in_axes=(0, None), axis_name=LANES)
+    mapped = jax.vmap(over_lanes, in_axes=(0, None), axis_name=DEVICES)
+    shapes = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct((1, workers, *x.shape), x.dtype), replica
+    )
+    return jax.jit(mapped).lower(shapes, np.int32(0)).as_text()
