@@ -94,7 +94,7 @@ def test_signal_while_the_evaluation_is_compiled_loses_no_training(tmp_path):
 @pytest.mark.parametrize(
     "module, task",
     [
-        ("experiments.run", "tests.support.endless:task"),
+        ("experiments.run", "tests.cli.endless:task"),
         ("experiments.run", "tests.support.tiny_tasks:endless"),
         ("experiments.compare", "tests.support.tiny_tasks:endless"),
     ],

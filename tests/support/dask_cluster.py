@@ -1,0 +1,193 @@
+"""A Dask scheduler and its workers as real processes, and what is left of them.
+
+with cluster(tmp_path, workers=2) as dask:
+    command = dask.run("--steps 32 --processes 2")     # experiments.run
+    dask.workers[0].kill()
+    dask.worker()                                      # one more
+    command.ended()
+"""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import uuid
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from commands import ROOT, TIMEOUT, environment
+from faults import TAG, Command, members, tagged, until
+from lasting import OURS
+
+DASK = [sys.executable, "-m", "dask"]
+# Dask's own: seconds in which the scheduler notices a worker that says nothing.
+QUICK = {"DASK_DISTRIBUTED__SCHEDULER__WORKER_TTL": "20s"}
+
+
+class Node:
+    """A scheduler or a worker; its output goes to a file.
+
+    Attributes:
+        name: of the worker, as the scheduler knows it.
+        pid: of its process.
+    """
+
+    def __init__(self, words, name, folder, environ, prefix=()):
+        self.name, self.log = name, folder / f"{name}.log"
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(
+                [*prefix, *DASK, *words],
+                cwd=ROOT,
+                env=environ,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+        self.pid = self.process.pid
+
+    def send(self, number):
+        """Sends it a signal; it must be there."""
+        assert self.process.poll() is None
+        os.kill(self.pid, number)
+
+    def kill(self):
+        """Kills it, and waits for its end."""
+        self.send(signal.SIGKILL)
+        self.process.wait(TIMEOUT)
+
+    def end(self):
+        """Kills it if it is there, even if it is stopped."""
+        if self.process.poll() is None:
+            self.kill()
+
+
+class DaskCluster:
+    """A scheduler, its workers, and the commands that use them.
+
+    Attributes:
+        workers: in the order of their start.
+        address: of the scheduler.
+    """
+
+    def __init__(self, folder, devices, host, flags, environ):
+        self.folder, self.tag = folder, uuid.uuid4().hex
+        self.workers, self.commands, self._nodes = [], [], []
+        self._host, self._flags, self._devices = host, flags, devices
+        self._environ = {TAG: self.tag, "PYTHONPATH": OURS, **QUICK, **environ}
+        self.file = folder / "scheduler.json"
+
+    def start_scheduler(self, prefix=(), port=0):
+        """Starts the scheduler, and waits until it listens."""
+        self.file.unlink(missing_ok=True)
+        words = f"scheduler --no-dashboard --host {self._host} --port {port}".split()
+        words += [*self._flags, "--scheduler-file", str(self.file)]
+        self.scheduler = Node(
+            words, "scheduler", self.folder, environment(**self._environ), prefix
+        )
+        self._nodes.append(self.scheduler)
+        # Dask opens the file before it writes into it.
+        until(
+            lambda: self.file.exists() and self.file.read_text().endswith("}"),
+            "the scheduler listens",
+        )
+        self.address = json.loads(self.file.read_text())["address"]
+
+    def worker(self, prefix=(), host=None, **environ):
+        """Starts one more worker, of one thread and without a nanny.
+
+        Args:
+            prefix: of its command, such as `ip netns exec NAME`.
+            host: its address.
+            environ: of its process, besides the cluster's.
+        """
+        name = f"worker-{len(self.workers)}"
+        words = f"worker --no-nanny --no-dashboard --nthreads 1 --name {name}".split()
+        words += ["--host", host or self._host, "--death-timeout", "60"]
+        words += ["--local-directory", str(self.folder / name), *self._flags]
+        words += [self.address]
+        devices = {"JAX_NUM_CPU_DEVICES": self._devices}
+        all_of_it = environment(**{**self._environ, **devices, **environ})
+        node = Node(words, name, self.folder, all_of_it, prefix)
+        self.workers.append(node)
+        self._nodes.append(node)
+        return node
+
+    def run(self, words, out=None, devices=1, **environ):
+        """Starts `experiments.run WORDS --scheduler ADDRESS`."""
+        self.commands.append(
+            Command(
+                f"{words} --scheduler {self.address}",
+                out or self.folder / "out",
+                self.tag,
+                len(self.commands),
+                devices,
+                {**self._environ, **environ},
+            )
+        )
+        return self.commands[-1]
+
+    def members(self):
+        """The pids of the processes that workers have started, by their numbers."""
+        return members(self.tag)
+
+    def member(self, number):
+        """The pid of such a process, once it has started."""
+        return until(lambda: self.members().get(number), f"process {number} starts")
+
+    def worker_of(self, pid):
+        """The worker that has started a process."""
+        stat = Path(f"/proc/{pid}/stat").read_text()
+        parent = int(stat.rpartition(")")[2].split()[1])
+        return next(worker for worker in self.workers if worker.pid == parent)
+
+    def close(self):
+        """Ends all that is left."""
+        for node in reversed(self._nodes):
+            node.end()
+        for pid in tagged(self.tag):
+            os.kill(pid, signal.SIGKILL)
+        for command in self.commands:
+            command.process.wait(TIMEOUT)
+
+
+@contextmanager
+def cluster(folder, workers=0, devices=1, host="127.0.0.1", flags=(), **environ):
+    """Yields a cluster; in the end its workers must have no process left.
+
+    Args:
+        folder: for logs and files.
+        workers: how many start at once.
+        devices: JAX_NUM_CPU_DEVICES of each.
+        host: the address of the scheduler and the workers.
+        flags: of both, such as those of TLS.
+        environ: of all processes.
+    """
+    if not Path("/proc/self/environ").exists():
+        pytest.skip("what is left is looked for in /proc")
+    dask = DaskCluster(folder, devices, host, flags, environ)
+    try:
+        dask.start_scheduler()
+        for _ in range(workers):
+            dask.worker()
+        yield dask
+        until(lambda: not dask.members(), "no process is left", limit=30)
+    finally:
+        dask.close()
+
+
+def certificates(folder):
+    """Makes an authority and a certificate: Dask's settings of TLS as variables."""
+    if not shutil.which("openssl"):
+        pytest.skip("certificates take the program openssl")
+    made = "openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=syncalgos"
+    cert, key = folder / "cert.pem", folder / "key.pem"
+    words = [*made.split(), "-keyout", str(key), "-out", str(cert)]
+    subprocess.run(words, check=True, capture_output=True, timeout=TIMEOUT)
+    found = {"DASK_DISTRIBUTED__COMM__TLS__CA_FILE": cert}
+    for role in ("CLIENT", "SCHEDULER", "WORKER"):
+        found[f"DASK_DISTRIBUTED__COMM__TLS__{role}__CERT"] = cert
+        found[f"DASK_DISTRIBUTED__COMM__TLS__{role}__KEY"] = key
+    return {name: str(path) for name, path in found.items()}
