@@ -70,7 +70,7 @@ DIGITS = [
 class Quiet:
     """Progress that nobody sees."""
 
-    def step(self, done):
+    def step(self, done, loss):
         pass
 
     def line(self, text):

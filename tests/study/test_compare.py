@@ -660,9 +660,9 @@ def test_a_bad_request_is_one_line_and_nothing_is_written(
     command, tmp_path, here, monkeypatch
 ):
     def make(*arguments):
-        raise AssertionError("a run was begun")
+        raise KeyboardInterrupt  # a run was begun: it would end with 130
 
-    monkeypatch.setattr("experiments.study.runner._run", make)
+    monkeypatch.setattr("experiments.study.running.maker._trained", make)
     code, stdout, stderr = here(command, tmp_path / "study")
     assert (code, stdout) == (2, "")
     assert len(stderr.splitlines()) == 1
@@ -673,16 +673,12 @@ def test_a_bad_request_is_one_line_and_nothing_is_written(
 
 
 def test_a_corrected_command_may_use_the_same_folder(tmp_path, here, monkeypatch):
-    class Begun(Exception):
-        pass
-
     def make(*arguments):
-        raise Begun
+        raise KeyboardInterrupt  # a run was begun
 
-    monkeypatch.setattr("experiments.study.runner._run", make)
+    monkeypatch.setattr("experiments.study.running.maker._trained", make)
     assert here(f"{SHORT} --lr -1", tmp_path / "study")[0] == 2
-    with pytest.raises(Begun):
-        here(f"{SHORT} --lr 0.1", tmp_path / "study")
+    assert here(f"{SHORT} --lr 0.1", tmp_path / "study")[0] == 130
 
 
 def test_a_measure_that_the_runs_lack_keeps_runs_and_report(copy, here):

@@ -129,6 +129,26 @@ class DaskCluster:
         )
         return self.commands[-1]
 
+    def study(self, words, out, **environ):
+        """Starts `experiments.compare WORDS --scheduler ADDRESS`."""
+        self.commands.append(
+            Command(
+                f"{words} --scheduler {self.address}",
+                out,
+                self.tag,
+                len(self.commands),
+                self._devices,
+                {**self._environ, **environ},
+                [sys.executable, "-m", "experiments.compare"],
+            )
+        )
+        return self.commands[-1]
+
+    def makers(self):
+        """The pids of the processes in which workers make runs of studies."""
+        found = (Path(f"/proc/{pid}/cmdline") for pid in tagged(self.tag))
+        return [int(x.parent.name) for x in found if _is_maker(x)]
+
     def members(self):
         """The pids of the processes that workers have started, by their numbers."""
         return members(self.tag)
@@ -153,6 +173,13 @@ class DaskCluster:
             command.process.wait(TIMEOUT)
 
 
+def _is_maker(path):
+    try:
+        return b"experiments.study.running.child" in path.read_bytes()
+    except OSError:  # it has ended
+        return False
+
+
 @contextmanager
 def cluster(folder, workers=0, devices=1, host="127.0.0.1", flags=(), **environ):
     """Yields a cluster; in the end its workers must have no process left.
@@ -173,7 +200,8 @@ def cluster(folder, workers=0, devices=1, host="127.0.0.1", flags=(), **environ)
         for _ in range(workers):
             dask.worker()
         yield dask
-        until(lambda: not dask.members(), "no process is left", limit=30)
+        until(lambda: not dask.members(), "no process of a run is left", limit=30)
+        until(lambda: not dask.makers(), "no process of a study is left", limit=30)
     finally:
         dask.close()
 

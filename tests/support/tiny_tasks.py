@@ -1,7 +1,10 @@
 """Tasks that start in a moment, for runs that are stopped, killed and resumed."""
 
+import os
+import signal
 import sys
 import threading
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -179,3 +182,32 @@ def failing(when: str = "load") -> Task:
 
     check("make")
     return task._replace(init=init, load=load)
+
+
+def unlucky(seed: int, at: int = 1, ends: str = "raise") -> Task:
+    """A task that fails from one seed.
+
+    Args:
+        seed: of the run.
+        at: the seed from which it fails.
+        ends: raise, or kill: the process ends by SIGKILL.
+    """
+    if seed == at and ends == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if seed == at:
+        raise RuntimeError("no luck\nwith this seed")
+    return drawing()
+
+
+def local(path: str = "") -> Task:
+    """A task whose data is a file of this machine, named by a variable.
+
+    Args:
+        path: unused; an empty one takes TINY_DATA.
+    """
+
+    def load():
+        Path(path or os.environ["TINY_DATA"]).read_text()
+        return _load()
+
+    return drawing()._replace(load=load)

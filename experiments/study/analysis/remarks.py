@@ -68,8 +68,25 @@ def remarks(
         found[-1] += f" {say('others')}"
     if config.seeds < MIN_SEEDS:
         found.append(say("few_seeds", seeds=counted(config.seeds), enough=MIN_SEEDS))
-    found += [*_on_tuning(config, runs, scores), *_on_data(runs, by)]
-    return [*found, *_on_sends(runs)]
+    found += [*_on_missing(config, runs), *_on_tuning(config, runs, scores)]
+    return [*found, *_on_data(runs, by), *_on_sends(runs)]
+
+
+def _on_missing(config: StudyConfig, runs: Sequence[RunSet]) -> Iterator[str]:
+    """Yields warnings about runs that failed."""
+    for r in runs:
+        if count := len(r.seeds) - len(r.summaries):
+            are = "is" if count == 1 else "are"
+            yield say("missing", name=r.name, count=count, seeds=len(r.seeds), are=are)
+    there = {(r.variant.label, r.point) for r in runs}
+    names = [
+        " at ".join(x for x in (variant.label, point) if x)
+        for variant in config.variants
+        for point in variant.points
+        if (variant.label, point) not in there
+    ]
+    if names:
+        yield say("no_runs", names=", ".join(names))
 
 
 def _on_tuning(

@@ -98,7 +98,7 @@ class Maker:
             self._argv, self._job, self._draws = argv, None, None
         job, self._job = self._job, None
         if job is not None and self._draws is None:
-            self._draws = draws_from_seed(job, job.state)
+            self._draws = draws_from_seed(job, job.state, seed)
         # Seeds in turn cost one compilation, as seeds in a stack would: on CPU the
         # lanes fill the cores already.
         if job is None or self._draws:

@@ -14,12 +14,13 @@ from syncalgos.engine.layout import DEVICES, LANES
 from syncalgos.engine.state import of_one
 
 
-def draws_from_seed(parts: Components, state: TrainState) -> bool:
+def draws_from_seed(parts: Components, state: TrainState, seed: int) -> bool:
     """Whether the seed is in the program of a run, so that each seed has its own.
 
     Args:
         parts: of the run.
         state: where it starts.
+        seed: another one.
     """
     c = parts.config
     if not takes(c, "seed"):
@@ -28,7 +29,7 @@ def draws_from_seed(parts: Components, state: TrainState) -> bool:
     # not. A task may make other data of another seed.
     if task_takes(c, "seed"):
         return True
-    other = replace(c, seed=c.seed + 1)
+    other = replace(c, seed=seed)
     schedule, optimizer = optimizers.inner(other, parts.task.muon)
     made, _ = make_strategies(other, schedule, optimizer, parts.group.hosts, parts.task)
     replica = of_one(state.replica)

@@ -1,0 +1,386 @@
+"""Studies by jobs: a plan of their runs, a real scheduler, real workers, and faults."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+
+import pytest
+from commands import ROOT, TIMEOUT, environment, execute
+from dask_cluster import certificates, cluster
+from faults import until
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from lasting import OURS
+from studies import COMPARE, but_for_times, runs_done
+
+from experiments.study.grid import RunSet
+from experiments.study.running.plan import Failure, Plan
+from experiments.study.spec import Variant
+
+# Two variants, each at two rates on held-out data, then three seeds at the best.
+FLAGS = "--period 5 --seeds 3 --steps 20 --eval-every 10 --step-time 0.001"
+STUDY = f"--algos 'sync_sgd, NBM=bmuf --nesterov' --task tiny_tasks:drawing {FLAGS}"
+STUDY += " --tune lr=0.02,0.1"
+OWN = {"PYTHONPATH": OURS}
+
+
+def hashes(out):
+    """The params of every run, by its folder in the study."""
+    return {
+        str(run.relative_to(out)): json.loads((run / "summary.json").read_text())[
+            "params_sha256"
+        ]
+        for run in runs_done(out)
+    }
+
+
+@pytest.fixture(scope="module")
+def serial(tmp_path_factory):
+    """The study as one process makes it."""
+    out = tmp_path_factory.mktemp("serial") / "study"
+    ended = execute(STUDY, out, COMPARE, 5 * TIMEOUT, JAX_NUM_CPU_DEVICES=1, **OWN)
+    assert ended.code == 0, ended.stderr
+    assert len(hashes(out)) == 10
+    return out
+
+
+def check_same(out, serial):
+    """Compares all that two studies of one command share."""
+    assert hashes(out) == hashes(serial)
+    assert but_for_times(out) == but_for_times(serial)
+    assert [x for x in out.rglob(".s*")] == []
+
+
+# The plan.
+
+
+def planned(folder, variants=2, seeds=3, trials=2):
+    """Run sets with trials, in an empty folder."""
+
+    def run_set(number, **changes):
+        variant = Variant(f"v{number}", "sync_sgd")
+        return RunSet(variant, number, "", (), folder, range(seeds))._replace(**changes)
+
+    def trial(number, value):
+        return run_set(number, seeds=range(1000, 1001), values={"lr": value}, share=0.1)
+
+    values = [str(i / 10) for i in range(1, trials + 1)]
+    return [
+        run_set(number, trials=[trial(number, value) for value in values])
+        for number in range(variants)
+    ]
+
+
+def plan_of(sets):
+    return Plan(sets, lambda made: made._replace(values={"lr": "0.1"}))
+
+
+@given(
+    variants=st.integers(1, 4),
+    seeds=st.integers(1, 5),
+    trials=st.integers(0, 3),
+    order=st.randoms(use_true_random=False),
+    jobs=st.integers(1, 12),
+)
+@settings(max_examples=60, deadline=None)
+def test_each_run_is_handed_out_once_and_finals_after_their_own_trials(
+    variants, seeds, trials, order, jobs, tmp_path_factory
+):
+    folder = tmp_path_factory.mktemp("plan")
+    plan = plan_of(planned(folder, variants, seeds, trials))
+    busy, made, lost = [], [], 0
+    while not plan.is_over:
+        while len(busy) < jobs and (share := plan.take()):
+            busy.append((share, share.waiting.pop(0)))
+        share, run = busy.pop(order.randrange(len(busy)))
+        if lost < 3 and order.random() < 0.2:
+            lost += 1
+            plan.give_back(share, run)
+            continue
+        if "runs" in run.folder.relative_to(folder).parts[:1]:
+            own = [x for x in made if x.name.startswith(run.name.split(",")[0] + " ")]
+            assert len(own) == trials
+        made.append(run)
+        plan.ended(share, order.random())
+        if share.waiting:
+            busy.append((share, share.waiting.pop(0)))
+        else:
+            plan.close(share)
+    assert len({run.folder for run in made}) == len(made) == plan.total == plan.done
+    assert plan.total == variants * (trials + seeds)
+
+
+def test_an_idle_job_takes_half_of_the_longest_cell(tmp_path):
+    plan = plan_of(planned(tmp_path, variants=1, seeds=5, trials=0))
+    first = plan.take()
+    first.waiting.pop(0)
+    second = plan.take()
+    assert [run.seed for run in first.waiting] == [1, 2]
+    assert [run.seed for run in second.waiting] == [3, 4]
+
+
+def test_a_cell_of_short_runs_is_not_cut(tmp_path):
+    """To compile its program once more would take longer than to wait."""
+    plan = plan_of(planned(tmp_path, variants=1, seeds=4, trials=0))
+    share = plan.take()
+    for seconds in (5.0, 0.1):
+        share.waiting.pop(0)
+        plan.ended(share, seconds)
+    share.waiting.pop(0)
+    assert plan.take() is None
+    assert [run.seed for run in share.waiting] == [3]
+
+
+def test_runs_that_are_there_are_not_planned(tmp_path):
+    sets = planned(tmp_path, variants=1, seeds=3, trials=0)
+    for seed, content in ((0, {}), (1, {"stopped": False}), (2, {"stopped": True})):
+        sets[0].run(seed).mkdir(parents=True)
+        path = sets[0].run(seed) / "summary.json"
+        if content:
+            path.write_text(json.dumps(content))
+    plan = Plan(sets, lambda made: made)
+    assert [run.seed for run in plan.waiting()] == [0, 2]
+    assert (plan.done, plan.total) == (1, 3)
+
+
+def test_failed_trials_leave_their_variant_without_runs_alone(tmp_path):
+    sets = planned(tmp_path, variants=2, seeds=2, trials=1)
+    plan = Plan(sets, lambda made: None if made.number == 0 else made)
+    while share := plan.take():
+        while share.waiting:
+            run = share.waiting.pop(0)
+            is_bad = run.name.startswith("v0")
+            plan.ended(share, failure=Failure(run, "bad") if is_bad else None)
+        plan.close(share)
+    assert [x is None for x in plan.found] == [True, False]
+    assert [x.line for x in plan.failures][-1].startswith("none of its trials")
+
+
+# Command lines.
+
+
+@pytest.mark.parametrize(
+    "flags, said",
+    [
+        ("--jobs 2 --scheduler tcp://127.0.0.1:1", "--jobs"),
+        ("--jobs 0", "--jobs"),
+        ("--list --jobs 2", "--list"),
+        ("--list --overwrite", "--list"),
+        ("--devices-per-job 0", "--devices-per-job"),
+        ("--scheduler nowhere", "scheduler file"),
+        ("--scheduler tls://127.0.0.1:1", "certificates"),
+    ],
+)
+def test_flags_that_cannot_be_are_one_line(flags, said, tmp_path):
+    ended = execute(f"--algos sync_sgd --steps 8 {flags}", tmp_path / "out", COMPARE)
+    assert ended.code == 2
+    assert said in ended.stderr.splitlines()[-1]
+
+
+@pytest.mark.slow
+def test_list_prints_commands_that_make_the_study(serial, tmp_path):
+    out = tmp_path / "study"
+    environ = environment(JAX_NUM_CPU_DEVICES=1, **OWN)
+    for missing, known in ((10, 4), (6, 6)):
+        listed = execute(f"{STUDY} --list", out, COMPARE, JAX_NUM_CPU_DEVICES=1, **OWN)
+        assert listed.code == 0, listed.stderr
+        lines = listed.stdout.splitlines()
+        assert len(lines) == known
+        assert f"{known} of 10 runs are listed" in listed.stderr
+        assert ("follow from" in listed.stderr) == (missing > known)
+        script = tmp_path / "commands.sh"
+        script.write_text("set -e\n" + listed.stdout)
+        subprocess.run(
+            ["bash", script], cwd=ROOT, env=environ, check=True, timeout=5 * TIMEOUT
+        )
+    ended = execute(STUDY, out, COMPARE, JAX_NUM_CPU_DEVICES=1, **OWN)
+    assert ended.code == 0
+    assert ended.stderr.splitlines()[0] == "10 of 10 runs are there already"
+    assert hashes(out) == hashes(serial)
+    assert but_for_times(out) == but_for_times(serial)
+    listed = execute(f"{STUDY} --list", out, COMPARE, **OWN)
+    assert (listed.stdout.strip(), listed.code) == ("", 0)
+    assert "all 10 runs are there" in listed.stderr
+
+
+@pytest.mark.slow
+def test_a_failed_run_is_named_and_the_others_go_on(tmp_path):
+    study = f"--algos sync_sgd,bmuf --task tiny_tasks:unlucky {FLAGS}"
+    out = tmp_path / "study"
+    ended = execute(study, out, COMPARE, 5 * TIMEOUT, **OWN)
+    assert ended.code == 1
+    assert {run.name for run in runs_done(out)} == {"seed-0", "seed-2"}
+    for label in ("sync_sgd", "bmuf"):
+        assert re.search(f"failed: {label}, seed 1: .*no luck", ended.stderr)
+    assert "2 of 6 runs failed" in ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert "1 of 3 runs is missing" in ended.stdout
+    assert (out / "report.html").exists()
+
+
+# Jobs here.
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("devices, flag", [(1, ""), (2, "--devices-per-job 1")])
+def test_jobs_here_make_the_same_study(serial, devices, flag, tmp_path):
+    out = tmp_path / "study"
+    command = f"{STUDY} --jobs 2 {flag}"
+    environ = {"JAX_NUM_CPU_DEVICES": devices, **OWN}
+    ended = execute(command, out, COMPARE, 5 * TIMEOUT, **environ)
+    assert ended.code == 0, ended.stderr
+    assert re.search(r"dashboard: http://127\.0\.0\.1:\d+/status", ended.stderr)
+    assert hashes(out) == hashes(serial)
+    if not flag:
+        check_same(out, serial)
+
+
+# Jobs on a cluster.
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_any_number_of_workers_makes_the_same_study(serial, workers, tmp_path):
+    out = tmp_path / "study"
+    with cluster(tmp_path, workers=workers) as dask:
+        ended = dask.study(STUDY, out).ended(5 * TIMEOUT)
+    assert ended.code == 0, ended.stderr
+    check_same(out, serial)
+
+
+@pytest.mark.slow
+def test_a_killed_worker_and_a_killed_process_lose_nothing(serial, tmp_path):
+    out = tmp_path / "study"
+    with cluster(tmp_path, workers=2) as dask:
+        command = dask.study(STUDY, out)
+        command.wait_for(r"run 2/10 ")
+        until(dask.makers, "a process makes runs")
+        os.kill(dask.makers()[0], signal.SIGKILL)
+        command.wait_for("its process was killed by SIGKILL; it begins anew")
+        dask.workers[0].kill()
+        command.wait_for(r"worker tcp://\S+ on \S+ is gone; it begins anew")
+        ended = command.ended(5 * TIMEOUT)
+        assert ended.code == 0, ended.stderr
+    check_same(out, serial)
+
+
+@pytest.mark.slow
+def test_a_lost_scheduler_ends_the_command_which_goes_on_later(serial, tmp_path):
+    out = tmp_path / "study"
+    with cluster(tmp_path, workers=2) as dask:
+        command = dask.study(STUDY, out)
+        command.wait_for(r"run 2/10 ")
+        dask.scheduler.kill()
+        ended = command.ended()
+        assert ended.code == 75
+        assert "the scheduler is gone" in ended.stderr.splitlines()[-1]
+        until(lambda: not dask.makers(), "its processes end")
+        assert 2 <= len(runs_done(out)) < 10
+        dask.start_scheduler()
+        dask.worker()
+        ended = dask.study(STUDY, out).ended(5 * TIMEOUT)
+        assert ended.code == 0, ended.stderr
+    check_same(out, serial)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "number, code", [(signal.SIGINT, 130), (signal.SIGTERM, 75), (signal.SIGKILL, -9)]
+)
+def test_a_stopped_command_leaves_no_process_and_goes_on(
+    serial, number, code, tmp_path
+):
+    out = tmp_path / "study"
+    with cluster(tmp_path, workers=2) as dask:
+        command = dask.study(STUDY, out)
+        command.wait_for(r"run 2/10 ")
+        command.kill(number)
+        assert command.ended().code == code
+        until(lambda: not dask.makers(), "its processes end")
+        if code != -9:
+            assert re.search(r"stopped after \d+ of 10 runs", command.said)
+            assert list(out.rglob(".seed-*")) == []
+        ended = dask.study(STUDY, out).ended(5 * TIMEOUT)
+        assert ended.code == 0, ended.stderr
+    check_same(out, serial)
+
+
+@pytest.mark.slow
+def test_a_run_that_kills_its_process_is_given_up(tmp_path):
+    study = f"--algos sync_sgd,bmuf --task tiny_tasks:unlucky --ends kill {FLAGS}"
+    out = tmp_path / "study"
+    with cluster(tmp_path, workers=2) as dask:
+        ended = dask.study(study, out).ended(5 * TIMEOUT)
+    assert ended.code == 1
+    assert {run.name for run in runs_done(out)} == {"seed-0", "seed-2"}
+    for label in ("sync_sgd", "bmuf"):
+        assert ended.stderr.count(f"{label}, seed 1: its process was killed") == 2
+        assert f"failed: {label}, seed 1: given up after 3 times" in ended.stderr
+    assert "1 of 3 runs is missing" in ended.stdout
+
+
+@pytest.mark.slow
+def test_unfit_workers_are_refused_by_name_before_they_get_work(tmp_path):
+    """One of other code, and one without the task's data."""
+    data = tmp_path / "data"
+    data.touch()
+    other = tmp_path / "other"
+    for name in ("experiments", "syncalgos", "models"):
+        shutil.copytree(ROOT / name, other / name)
+    with (other / "syncalgos" / "checks.py").open("a") as file:
+        file.write("# another version\n")
+    study = "--algos sync_sgd --task tiny_tasks:local --seeds 2 --steps 10"
+    study += " --eval-every 10 --step-time 0.001"
+    out = tmp_path / "study"
+    with cluster(tmp_path, TINY_DATA=data) as dask:
+        prefix = ("env", "-C", str(other))
+        dask.worker(prefix, PYTHONPATH=f"{other}:{OURS}")
+        dask.worker(TINY_DATA=tmp_path / "nothing")
+        command = dask.study(study, out)
+        command.wait_for(r"not used: worker tcp://\S+ on \S+: its code of code")
+        command.wait_for(r"not used: worker tcp://\S+ on \S+: .*nothing")
+        assert runs_done(out) == []
+        dask.worker()
+        ended = command.ended(5 * TIMEOUT)
+        assert ended.code == 0, ended.stderr
+        assert ended.stderr.count("not used") == 2
+
+
+@pytest.mark.slow
+def test_without_a_shared_folder_results_come_through_the_scheduler(serial, tmp_path):
+    hide = f'mount -t tmpfs none {tmp_path / "mine"} && exec "$@"'
+    (tmp_path / "mine").mkdir()
+    prefix = ("unshare", "--mount", "bash", "-c", hide, "bash")
+    if subprocess.run([*prefix, "true"], capture_output=True).returncode:
+        pytest.skip("a hidden folder takes the right to mount one")
+    out = tmp_path / "mine" / "study"
+    with cluster(tmp_path) as dask:
+        dask.worker(prefix)
+        ended = dask.study(STUDY, out).ended(5 * TIMEOUT)
+    assert ended.code == 0, ended.stderr
+    check_same(out, serial)
+
+
+@pytest.mark.slow
+def test_tls_keeps_strangers_out(tmp_path):
+    files = certificates(tmp_path)
+    study = "--algos sync_sgd --task tiny_tasks:drawing --seeds 1 --steps 10"
+    with cluster(tmp_path, workers=1, flags=_tls(files), **files) as dask:
+        assert dask.address.startswith("tls://")
+        stranger = {name: None for name in files}
+        refused = dask.study(study, tmp_path / "stranger", **stranger).ended()
+        assert refused.code == 2
+        assert "it needs certificates" in refused.stderr
+        assert dask.study(study, tmp_path / "study").ended(5 * TIMEOUT).code == 0
+
+
+def _tls(files):
+    found = {name.rpartition("__")[2]: path for name, path in files.items()}
+    return (
+        *("--tls-ca-file", found["CA_FILE"]),
+        *("--tls-cert", found["CERT"]),
+        *("--tls-key", found["KEY"]),
+    )
