@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from lasting import OURS
 from studies import COMPARE, but_for_times, runs_done
 
+from benchmarks.harness.jobs import RECORDS, bound, measured, simulated
 from experiments.study.grid import RunSet
 from experiments.study.running.plan import Failure, Plan
 from experiments.study.spec import Variant
@@ -384,3 +385,12 @@ def _tls(files):
         *("--tls-cert", found["CERT"]),
         *("--tls-key", found["KEY"]),
     )
+
+
+@pytest.mark.parametrize("workers", [1, 2, 4, 10, 30, 100, 300])
+def test_committed_studies_take_little_more_than_the_least_time(workers):
+    """Simulated from the seconds of their runs, by the plan that hands them out."""
+    for folder in sorted(path.parent for path in RECORDS.glob("*/summaries.jsonl")):
+        study = measured(folder)
+        taken, least = simulated(*study, workers), bound(*study, workers)
+        assert 0.999 <= taken / least <= 1.2

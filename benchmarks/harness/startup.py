@@ -1,4 +1,4 @@
-"""Start-up times of the harness: `python -m benchmarks.startup`.
+"""Start-up times of the harness: `python -m benchmarks.harness.startup`.
 
 Every command runs in a process of its own, one after the other in every turn. Measured
 are `--help`, two imports, and short runs of tasks by bmuf: seconds from the start of

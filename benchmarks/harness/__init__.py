@@ -1,0 +1,1 @@
+"""Timings of the commands: their start-up, and studies by jobs."""

@@ -1,0 +1,260 @@
+"""Studies by jobs: `python -m benchmarks.harness.jobs`.
+
+Measured: one study made in turn by one process, and by `--jobs 2`; each with an empty
+compilation cache ("cold"), and with the one that the cold study has filled ("warm").
+Both make the same hashes, which is checked.
+
+Simulated, by the plan that hands runs to jobs and the seconds that a study's runs took:
+the time on many workers, beside a lower bound. That is the larger of all work over the
+workers, and of the longest trial and the longest final run of one variant.
+"""
+
+import argparse
+import heapq
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from benchmarks.measure import ratios, report, spread, table
+from experiments.study.grid import RunSet
+from experiments.study.running.plan import Plan, Run, Share
+from experiments.study.spec import Variant
+
+COMPARE = [sys.executable, "-m", "experiments.compare"]
+STUDY = ["--algos", "sync_sgd,bmuf,diloco,easgd", "--seeds", "3"]
+RECORDS = Path(__file__).parents[2] / "docs" / "studies"
+
+
+class Cell(NamedTuple):
+    """The measured runs of one command, in the order of their seeds.
+
+    Attributes:
+        compile: seconds that the first one took longer than the others.
+        seconds: of each run without that.
+    """
+
+    compile: float
+    seconds: Sequence[float]
+
+    @property
+    def longest(self) -> float:
+        """Seconds of the longest run, with its compilation."""
+        return self.compile + max(self.seconds)
+
+
+def cell(found: Sequence[float]) -> Cell:
+    """Takes a cell's seconds apart; of a single run, all of it counts as training."""
+    first, *later = found
+    compile_ = max(0.0, first - sum(later) / len(later)) if later else 0.0
+    return Cell(compile_, [first - compile_, *later])
+
+
+def measured(study: Path) -> tuple[list[RunSet], dict[str, Cell], dict[str, str]]:
+    """Reads a committed study.
+
+    Returns:
+        Its run sets, the cells by command, and the command of the final runs by label.
+    """
+    text = (study / "summaries.jsonl").read_text()
+    rows = [json.loads(line) for line in text.splitlines()]
+    cells = {
+        command: cell([row["total_seconds"] for row in own])
+        for command, own in groupby(rows, key=lambda row: _command(row))
+    }
+    by_label: dict[str, list[str]] = {}
+    for command in cells:
+        label = re.sub(r" --(lr|validation) \S+", "", command)
+        by_label.setdefault(label, []).append(command)
+    sets, finals = [], {}
+    for number, (label, commands) in enumerate(by_label.items()):
+        made = RunSet(Variant(label, ""), number, "", (), Path(), range(0))
+        trials = [c for c in commands if "--validation" in c]
+        [final] = [c for c in commands if "--validation" not in c]
+        finals[label] = final
+        sets.append(
+            made._replace(
+                seeds=range(len(cells[final].seconds)),
+                trials=[
+                    made._replace(
+                        words=(c,), seeds=range(1000, 1001), values={"c": str(i)}
+                    )
+                    for i, c in enumerate(trials)
+                ],
+            )
+        )
+    return sets, cells, finals
+
+
+def _command(row: Mapping[str, Any]) -> str:
+    return re.sub(r" --seed \d+$", "", row["command"])
+
+
+class _Job(NamedTuple):
+    """A run under way: when it ends, and what it is."""
+
+    end: float
+    number: int
+    share: Share
+    seconds: float
+
+
+def simulated(
+    sets: Sequence[RunSet],
+    cells: Mapping[str, Cell],
+    finals: Mapping[str, str],
+    workers: int,
+) -> float:
+    """Returns the seconds that a study takes on so many workers."""
+    with tempfile.TemporaryDirectory() as folder:
+        placed = [_placed(each, Path(folder)) for each in sets]
+        plan = Plan(
+            placed,
+            lambda made: made._replace(words=(finals[made.variant.label],)),
+        )
+        now, busy, free, begun = 0.0, list[_Job](), workers, 0
+        warm: set[Share] = set()
+        while not plan.is_over:
+            while free and (share := plan.take()):
+                free, begun = free - 1, begun + 1
+                heapq.heappush(busy, _begin(share, now, begun, cells, warm))
+            job = heapq.heappop(busy)
+            now = job.end
+            plan.ended(job.share, job.seconds)
+            if job.share.waiting:
+                begun += 1
+                heapq.heappush(busy, _begin(job.share, now, begun, cells, warm))
+            else:
+                plan.close(job.share)
+                free += 1
+        return now
+
+
+def _placed(made: RunSet, folder: Path) -> RunSet:
+    trials = [trial._replace(out=folder) for trial in made.trials]
+    return made._replace(out=folder, trials=trials)
+
+
+def _begin(
+    share: Share, now: float, number: int, cells: Mapping[str, Cell], warm: set[Share]
+) -> _Job:
+    """Begins the next run of a share, which compiles if it is its first."""
+    run: Run = share.waiting.pop(0)
+    own = cells[run.argv[0]]
+    seconds = own.seconds[run.seed % 1000] + (0 if share in warm else own.compile)
+    warm.add(share)
+    return _Job(now + seconds, number, share, seconds)
+
+
+def bound(
+    sets: Sequence[RunSet],
+    cells: Mapping[str, Cell],
+    finals: Mapping[str, str],
+    workers: int,
+) -> float:
+    """Returns seconds below which no plan gets."""
+    work = sum(x.compile + sum(x.seconds) for x in cells.values()) / workers
+    chains = [
+        max((cells[trial.words[0]].longest for trial in made.trials), default=0.0)
+        + cells[finals[made.variant.label]].longest
+        for made in sets
+    ]
+    return max(work, *chains)
+
+
+def study(folder: Path, cache: Path, flags: Sequence[str]) -> float:
+    """Makes a study, and returns its seconds.
+
+    Raises:
+        RuntimeError: the command failed; with its last line.
+    """
+    environ = {
+        **os.environ,
+        "JAX_COMPILATION_CACHE_DIR": str(cache),
+        "JAX_ENABLE_COMPILATION_CACHE": "true",
+    }
+    start = time.perf_counter()
+    ended = subprocess.run(
+        [*COMPARE, *STUDY, *flags, "--out", str(folder)],
+        env=environ,
+        capture_output=True,
+        text=True,
+    )
+    if ended.returncode:
+        raise RuntimeError(ended.stderr.splitlines()[-1])
+    return time.perf_counter() - start
+
+
+def hashes(folder: Path) -> dict[str, str]:
+    """Returns the hashes of a study's runs by their folders."""
+    return {
+        str(path.relative_to(folder)): json.loads(path.read_text())["params_sha256"]
+        for path in folder.rglob("summary.json")
+    }
+
+
+def measure(repeats: int, jobs: int) -> dict[str, list[float]]:
+    """Returns the seconds of the study by kind, turn by turn."""
+    ways: dict[str, list[str]] = {"serial": [], f"{jobs} jobs": ["--jobs", str(jobs)]}
+    seconds: dict[str, list[float]] = {}
+    for turn in range(repeats):
+        with tempfile.TemporaryDirectory() as root:
+            found = {}
+            for name in sorted(ways, reverse=bool(turn % 2)):
+                for kind in ("cold", "warm"):
+                    out = Path(root, f"{name} {kind}")
+                    taken = study(out, Path(root, f"cache {name}"), ways[name])
+                    seconds.setdefault(f"{name}, {kind}", []).append(taken)
+                    found[out.name] = hashes(out)
+            first, *others = found.values()
+            if any(other != first for other in others):
+                raise RuntimeError("the ways make other params")
+    return seconds
+
+
+def main() -> None:
+    """Runs the command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--simulate-only", action="store_true")
+    given = parser.parse_args()
+    rows = []
+    for folder in sorted(path.parent for path in RECORDS.glob("*/summaries.jsonl")):
+        study_of = measured(folder)
+        for workers in (1, 2, 4, 10, 30, 100, 300):
+            taken, least = simulated(*study_of, workers), bound(*study_of, workers)
+            record = {
+                "benchmark": "jobs",
+                "study": folder.name,
+                "workers": workers,
+                "seconds": round(taken, 1),
+                "bound": round(least, 1),
+                "ratio": round(taken / least, 3),
+            }
+            report(record)
+            rows.append(
+                [str(record[x]) for x in ("study", "workers", "seconds", "ratio")]
+            )
+    print(table(["study", "workers", "seconds", "over the lower bound"], rows))
+    if given.simulate_only:
+        return
+    seconds = measure(given.repeats, given.jobs)
+    for name, found in seconds.items():
+        report({"benchmark": "jobs", "kind": name, "seconds": spread(found)})
+    for kind in ("cold", "warm"):
+        faster = ratios(
+            seconds[f"{given.jobs} jobs, {kind}"], seconds[f"serial, {kind}"]
+        )
+        report({"benchmark": "jobs", "kind": kind, "jobs": given.jobs, "times": faster})
+
+
+if __name__ == "__main__":
+    main()
