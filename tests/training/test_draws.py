@@ -1,0 +1,77 @@
+"""Runs that draw from their seed while they train, and those that do not."""
+
+import pytest
+
+from experiments.cli import factories
+from experiments.cli.factories import ALGORITHM
+from experiments.study.grid import Loader
+from experiments.training import prepared
+from experiments.training.measurements.draws import draws_from_seed
+
+FLAGS = ["--task", "tiny_tasks:drawing", "--workers", "4", "--steps", "20"]
+
+
+class Silent:
+    def step(self, done, loss):
+        pass
+
+    def line(self, text):
+        pass
+
+
+def ready(words, seed):
+    return prepared.initialized(Loader().components([*FLAGS, *words.split()], seed))
+
+
+def draws(words):
+    run = ready(f"--algo {words}", 0)
+    return draws_from_seed(run, run.state, 1)
+
+
+def trained(run, out):
+    prepared.record_config(run, [], out, [])
+    _, summary = prepared.train_and_record(run, out, Silent(), lambda: 0)
+    return summary["params_sha256"]
+
+
+def taking_seeds():
+    """The algorithms that take a seed, which only some of their flags use."""
+    for name in ALGORITHM.files:
+        factory = factories.named(ALGORITHM, name)
+        if factories.passed_arguments(ALGORITHM, factory, {"seed": 0}):
+            yield name
+
+
+@pytest.mark.parametrize(
+    "words, expected",
+    [
+        ("bmuf", False),  # it takes no seed
+        ("sync_sgd", False),
+        ("sync_sgd --reduce bf16", False),
+        ("sync_sgd --reduce int8", True),  # it rounds at random
+        ("diloco --period 4", False),
+        ("sparta", True),
+    ],
+)
+def test_a_seed_is_in_the_program_where_it_is_drawn_from(words, expected):
+    assert draws(words) is expected
+
+
+def test_a_task_that_takes_the_seed_may_have_other_data():
+    run = prepared.initialized(
+        Loader().components(["--task", "tiny_tasks:unlucky", "--algo", "bmuf"], 0)
+    )
+    assert draws_from_seed(run, run.state, 2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*taking_seeds()])
+def test_another_seed_without_another_program_is_that_seeds_own_run(name, tmp_path):
+    period = "--period 4" if "period" in factories.defaults(ALGORITHM, name) else ""
+    words = f"--algo {name} {period}"
+    first = ready(words, 0)
+    if draws_from_seed(first, first.state, 1):
+        pytest.skip("each seed has a program of its own")
+    trained(first, tmp_path / "first")
+    again = trained(prepared.reseeded(first, 1), tmp_path / "again")
+    assert again == trained(ready(words, 1), tmp_path / "own")
