@@ -341,7 +341,9 @@ def test_unfit_workers_are_refused_by_name_before_they_get_work(tmp_path):
         dask.worker(prefix, PYTHONPATH=f"{other}:{OURS}")
         dask.worker(TINY_DATA=tmp_path / "nothing")
         command = dask.study(study, out)
-        command.wait_for(r"not used: worker tcp://\S+ on \S+: its code of code")
+        command.wait_for(
+            r"not used: worker tcp://\S+ on \S+: its code of syncalgos is another one"
+        )
         command.wait_for(r"not used: worker tcp://\S+ on \S+: .*nothing")
         assert runs_done(out) == []
         dask.worker()

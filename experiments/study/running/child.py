@@ -78,7 +78,7 @@ def main() -> None:
         except queue.Empty:
             return
         try:
-            if "modules" in request:
+            if "names" in request:
                 write({"facts": _facts(loader, **request)})
             else:
                 write({"made": _make(maker, Line(write), **request)})
@@ -87,9 +87,7 @@ def main() -> None:
             write(_failure(error))
 
 
-def _facts(
-    loader: Any, argv: list[str], seed: int, modules: list[str]
-) -> dict[str, Any]:
+def _facts(loader: Any, argv: list[str], seed: int, names: list[str]) -> dict[str, Any]:
     """Returns what all processes of a study must agree on; checks flags and data."""
     import jax
 
@@ -98,7 +96,7 @@ def _facts(
     parts = loader.components(argv, seed)
     devices = parts.trainer.layout.devices
     platform = f"{devices[0].platform} × {jax.local_device_count()}"
-    return {**of_code(modules), "devices": platform}
+    return {**of_code(names), "devices": platform}
 
 
 def _make(maker: Any, line: Line, argv: list[str], seed: int, folder: str) -> str:

@@ -75,7 +75,7 @@ def _make_by_jobs(
             terms,
             (first.argv, first.seed),
             versions.of_code(config.factories),
-            [name.partition(":")[0] for name in config.factories if ":" in name],
+            config.factories,
             bar,
         )
         jobs.make(plan, workers, Path(config.folder), asked_to_stop)

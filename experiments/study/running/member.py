@@ -152,7 +152,7 @@ _POOL = Pool()
 
 
 def introduce(
-    terms: Terms, argv: Sequence[str], seed: int, modules: Sequence[str]
+    terms: Terms, argv: Sequence[str], seed: int, names: Sequence[str]
 ) -> dict[str, Any]:
     """Returns what a worker is, before it gets work.
 
@@ -160,13 +160,13 @@ def introduce(
         terms: of the study.
         argv: flags of one of its runs, whose data is loaded.
         seed: of that run.
-        modules: names of algorithms and tasks.
+        names: of algorithms and tasks.
 
     Returns:
         host; facts (versions, code, devices) or failed (a line); is_shared, whether it
         sees the study's folder.
     """
-    request = {"argv": list(argv), "seed": seed, "modules": list(modules)}
+    request = {"argv": list(argv), "seed": seed, "names": list(names)}
     found = {
         "host": socket.gethostname(),
         "is_shared": Path(terms.folder, terms.mark).exists(),

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
+from experiments.cli.errors import BadRequest
 from experiments.study.running import member
 from experiments.study.running.member import Terms
 from experiments.study.running.progress import StudyProgress
@@ -37,7 +38,7 @@ class Workers:
         terms: of the study.
         first: flags and seed of a run, whose data every worker must have.
         expected: versions and code, as here.
-        modules: names of algorithms and tasks.
+        names: of algorithms and tasks.
         bar: where refusals are shown.
         accepted: by address, those that are there now.
     """
@@ -46,7 +47,7 @@ class Workers:
     terms: Terms
     first: tuple[Sequence[str], int]
     expected: Mapping[str, str]
-    modules: Sequence[str]
+    names: Sequence[str]
     bar: StudyProgress
     accepted: dict[str, Worker] = field(default_factory=dict)
     _asked: dict[str, "Future"] = field(default_factory=dict)
@@ -62,7 +63,7 @@ class Workers:
                 member.introduce,
                 self.terms,
                 *self.first,
-                self.modules,
+                self.names,
                 workers=[address],
                 key=f"introduction of {address} to {self.terms.study}",
                 pure=False,
@@ -73,12 +74,17 @@ class Workers:
                 yield lost
 
     def introduced(self) -> None:
-        """Lets in those that have said what they are, or names what is wrong."""
+        """Lets in those that have said what they are, or names what is wrong.
+
+        Raises:
+            BadRequest: it is a worker of this command's own cluster.
+        """
         for address, future in self._asked.items():
             if not future.done() or address in self.accepted:
                 continue
             if why := self._objection(future):
-                # Once a worker, however often it comes back under another port.
+                if self.client.cluster is not None:  # nobody else will come
+                    raise BadRequest(why)
                 self.bar.say_once(f"not used: worker {self._name(address)}: {why}")
                 continue
             found = future.result()
@@ -103,7 +109,9 @@ class Workers:
         facts = found["facts"]
         for name, here in self.expected.items():
             if (there := facts.get(name)) != here:
-                if name in ("code", *self.modules):
+                if name == "code":
+                    return "its code of syncalgos is another one, of the same version"
+                if any(own.startswith(f"{name}:") for own in self.names):
                     return f"its code of {name} is another one"
                 return f"{name} {there}, not {here}"
         if facts["devices"] != (self._devices or facts["devices"]):
