@@ -117,8 +117,10 @@ def test_each_run_is_handed_out_once_and_finals_after_their_own_trials(
 def test_an_idle_job_takes_half_of_the_longest_cell(tmp_path):
     plan = plan_of(planned(tmp_path, variants=1, seeds=5, trials=0))
     first = plan.take()
+    assert first
     first.waiting.pop(0)
     second = plan.take()
+    assert second
     assert [run.seed for run in first.waiting] == [1, 2]
     assert [run.seed for run in second.waiting] == [3, 4]
 
@@ -127,6 +129,7 @@ def test_a_cell_of_short_runs_is_not_cut(tmp_path):
     """To compile its program once more would take longer than to wait."""
     plan = plan_of(planned(tmp_path, variants=1, seeds=4, trials=0))
     share = plan.take()
+    assert share
     for seconds in (5.0, 0.1):
         share.waiting.pop(0)
         plan.ended(share, seconds)

@@ -84,7 +84,7 @@ def _address(scheduler: str) -> str:
 async def _knock(address: str, seconds: float) -> None:
     """Connects once, and closes; raises what Dask raises."""
     from distributed import Security
-    from distributed.comm import connect
+    from distributed.comm.core import connect
 
     arguments = Security().get_connection_args("client")
     await (await connect(address, timeout=seconds, **arguments)).close()
@@ -125,7 +125,7 @@ def cluster(scheduler: str | None, jobs: int) -> Iterator["Client"]:
 
 def dashboard(client: "Client") -> str:
     """Returns the address of the scheduler's pages, for a browser."""
-    link = client.dashboard_link
+    link = client.dashboard_link or "none"
     # Dask names the machine's own address, whatever the pages are bound to.
     if client.cluster is not None:
         link = f"http://127.0.0.1:{urlsplit(link).port}/status"
