@@ -16,11 +16,11 @@ from experiments.cli.errors import BadRequest
 from experiments.launch import gloo
 from experiments.launch.run_job import run_job
 from experiments.supervisor.child_side import ChildSide
-from experiments.supervisor.group import Group, Rules
+from experiments.supervisor.group import Rules
+from experiments.supervisor.local_processes import LocalProcesses
 from experiments.supervisor.run_processes import run_processes
 from experiments.training import records
 from experiments.training.config import RunConfig, parse
-from experiments.training.prepared import versions
 from experiments.training.process_group import ProcessGroup
 
 # How jax reports that another process is gone. It has no error type for that, and each
@@ -32,7 +32,7 @@ _GONE = re.compile(
 )
 
 
-def supervise(config: RunConfig, argv: list[str], group: Group) -> int:
+def supervise(config: RunConfig, argv: list[str], count: int) -> int:
     """Starts this command's processes and watches them to their end.
 
     A supervisor outside is needed: jax aborts in C++ when a process is lost, and hangs
@@ -42,18 +42,10 @@ def supervise(config: RunConfig, argv: list[str], group: Group) -> int:
         The exit code.
     """
     out = config.out or records.default_out(config.task, config.algo)
-    facts = {
-        f"--{name.replace('_', '-')}": records.plain(value)
-        for name, value in config.values("run", "start").items()
-    }
-    return run_processes(
-        group,
-        [sys.executable, "-m", "experiments.run", *argv],
-        facts | versions(),
-        {"out": str(out)},
-        Rules(init_timeout=config.init_timeout, max_restarts=config.max_restarts),
-        terminal.say,
-    )
+    rules = Rules(init_timeout=config.init_timeout, max_restarts=config.max_restarts)
+    command = [sys.executable, "-m", "experiments.run", *argv]
+    processes = LocalProcesses(count, command, rules, terminal.say)
+    return run_processes(processes, {"out": str(out)}, rules, terminal.say)
 
 
 def run_as_member(member: ChildSide, argv: list[str], started: float) -> int:
@@ -86,7 +78,13 @@ def _trained(member: ChildSide, argv: list[str], started: float) -> int:
         overwrite=config.overwrite and not is_restart,
     )
     member.report("connect")
-    _connect(member)
+    gloo.connect(
+        member.jax_coordinator,
+        member.process,
+        member.processes,
+        member.init_timeout,
+        member.local if member.locals > 1 else None,
+    )
     group = ProcessGroup(
         process=member.process,
         processes=member.processes,
@@ -108,23 +106,6 @@ def _trained(member: ChildSide, argv: list[str], started: float) -> int:
         member.stopped()
     jax.distributed.shutdown()
     return code
-
-
-def _connect(member: ChildSide) -> None:
-    """Joins the other processes."""
-    jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    # jax's own handler of SIGTERM would take the place of ours, and its heartbeat is
-    # slower than the supervisor's.
-    jax.config.update("jax_enable_preemption_service", False)
-    bind_address = gloo.listen_towards(member.jax_coordinator)
-    jax.distributed.initialize(
-        member.jax_coordinator,
-        member.processes,
-        member.process,
-        local_device_ids=[member.local] if member.locals > 1 else None,
-        initialization_timeout=round(member.init_timeout),
-        coordinator_bind_address=bind_address,
-    )
 
 
 def _take_streams(member: ChildSide) -> TextIO:
