@@ -34,7 +34,7 @@ def requested(config: RunConfig) -> Membership | None:
         raise BadRequest(str(error)) from error
     if found is None:
         return None
-    if config.backend == "vmap":
+    if config.backend == "vmap" and found.processes > 1:
         raise BadRequest(
             "--backend vmap runs on one device, not in "
             f"{found.processes} processes: take pmap or shard_map"
@@ -57,13 +57,19 @@ def _membership(c: RunConfig) -> Membership | None:
             "--processes starts processes here, --coordinator and --distributed join "
             "those that are started elsewhere: say one of them"
         )
+    if c.scheduler is not None and (c.coordinator or c.distributed == "auto"):
+        raise ValueError(
+            "--scheduler starts processes on a cluster's workers, --coordinator and "
+            "--distributed join those that are started elsewhere: say one of them"
+        )
     if c.coordinator is None:
         if given:
             raise ValueError(f"{given[0]} goes with --coordinator HOST:PORT")
         if c.distributed == "auto":
             return _detected(c)
         count = c.processes
-        return None if count == 1 else Membership(count)
+        is_alone = count == 1 and c.scheduler is None
+        return None if is_alone else Membership(count)
     for name, value in by_hand.items():
         if value is None:
             raise ValueError(f"--coordinator goes with {name}")

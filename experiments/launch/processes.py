@@ -5,6 +5,7 @@ import os
 import re
 import sys
 import traceback
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TextIO
 
@@ -21,6 +22,7 @@ from experiments.supervisor.local_processes import LocalProcesses
 from experiments.supervisor.run_processes import run_processes
 from experiments.training import records
 from experiments.training.config import RunConfig, parse
+from experiments.training.prepared import versions
 from experiments.training.process_group import ProcessGroup
 
 # How jax reports that another process is gone. It has no error type for that, and each
@@ -43,6 +45,11 @@ def supervise(config: RunConfig, argv: list[str], count: int) -> int:
     """
     out = config.out or records.default_out(config.task, config.algo)
     rules = Rules(init_timeout=config.init_timeout, max_restarts=config.max_restarts)
+    if config.scheduler is not None:
+        # Imports Dask, which the others need not.
+        from experiments.launch.cluster.on_cluster import run_on_cluster
+
+        return run_on_cluster(config, argv, out, rules, versions())
     command = [sys.executable, "-m", "experiments.run", *argv]
     processes = LocalProcesses(count, command, rules, terminal.say)
     return run_processes(processes, {"out": str(out)}, rules, terminal.say)
@@ -72,8 +79,7 @@ def _trained(member: ChildSide, argv: list[str], started: float) -> int:
     # A restart goes on from the checkpoints of its run, and must not erase them.
     is_restart = member.attempt > 0
     config = dataclasses.replace(
-        config,
-        out=config.out or Path(member.announced["out"]),
+        located(config, member.announced),
         resume=config.resume or is_restart,
         overwrite=config.overwrite and not is_restart,
     )
@@ -106,6 +112,20 @@ def _trained(member: ChildSide, argv: list[str], started: float) -> int:
         member.stopped()
     jax.distributed.shutdown()
     return code
+
+
+def located(config: RunConfig, announced: Mapping[str, str]) -> RunConfig:
+    """Returns the config with the paths that the command means.
+
+    Args:
+        config: of a process, which may be on another machine.
+        announced: the folder of the run as "out", and that of the command, in which
+            relative paths begin, as "folder".
+    """
+    top = Path(announced.get("folder", ""))
+    paths = {"data_dir": config.data_dir, "export": config.export}
+    given = {name: top / path for name, path in paths.items() if path is not None}
+    return dataclasses.replace(config, out=Path(announced["out"]), **given)
 
 
 def _take_streams(member: ChildSide) -> TextIO:

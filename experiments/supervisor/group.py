@@ -49,6 +49,25 @@ class Start(NamedTuple):
     places: list[tuple[int, int, int]]
     names: list[str | None]
 
+    def attributes(self, init_timeout: float) -> list[dict[str, Any]]:
+        """Returns the attributes of each process's `ChildSide`.
+
+        Args:
+            init_timeout: seconds that jax may take to connect.
+        """
+        shared = {
+            "processes": len(self.places),
+            "hosts": self.hosts,
+            "attempt": self.attempt,
+            "jax_coordinator": self.jax_coordinator,
+            "init_timeout": init_timeout,
+            "announced": self.announced,
+        }
+        return [
+            {**shared, "process": process, "local": local, "locals": locals_}
+            for process, local, locals_ in self.places
+        ]
+
 
 def processes(ids: list[int]) -> str:
     """Names processes: process 1; processes 1, 2 and 3."""

@@ -40,18 +40,10 @@ class LocalProcesses:
     def start(self, start: Start) -> None:
         """Starts all processes, once the earlier ones are gone."""
         self.kill()
-        shared = {
-            "processes": self.count,
-            "hosts": start.hosts,
-            "attempt": start.attempt,
-            "jax_coordinator": start.jax_coordinator,
-            "init_timeout": self.rules.init_timeout,
-            "announced": start.announced,
-        }
-        for process, local, locals_ in start.places:
-            own = {"process": process, "local": local, "locals": locals_}
-            child = Child(self.command, shared | own, process > 0, self.log)
-            self._children.append(child)
+        self._children = [
+            Child(self.command, attributes, attributes["process"] > 0, self.log)
+            for attributes in start.attributes(self.rules.init_timeout)
+        ]
 
     def poll(self, now: float) -> None:
         """Updates the status of each process."""

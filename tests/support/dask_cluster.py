@@ -76,6 +76,7 @@ class DaskCluster:
         self.folder, self.tag = folder, uuid.uuid4().hex
         self.workers, self.commands, self._nodes = [], [], []
         self._host, self._flags, self._devices = host, flags, devices
+        self._given = environ
         self._environ = {TAG: self.tag, "PYTHONPATH": OURS, **QUICK, **environ}
         self.file = folder / "scheduler.json"
 
@@ -124,7 +125,7 @@ class DaskCluster:
                 self.tag,
                 len(self.commands),
                 devices,
-                {**self._environ, **environ},
+                {**self._given, **environ},
             )
         )
         return self.commands[-1]

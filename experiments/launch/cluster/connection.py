@@ -12,7 +12,9 @@ from experiments.cli.errors import BadRequest
 if TYPE_CHECKING:
     from distributed import Client
 
-CERTIFICATES = "DASK_DISTRIBUTED__COMM__TLS__CA_FILE, …__CLIENT__CERT and …__CLIENT__KEY"
+CERTIFICATES = (
+    "DASK_DISTRIBUTED__COMM__TLS__CA_FILE, …__CLIENT__CERT and …__CLIENT__KEY"
+)
 
 
 class Unreachable(Exception):
