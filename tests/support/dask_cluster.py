@@ -72,21 +72,26 @@ class DaskCluster:
         address: of the scheduler.
     """
 
-    def __init__(self, folder, devices, host, flags, environ):
+    def __init__(self, folder, devices, host, flags, prefix, environ):
         self.folder, self.tag = folder, uuid.uuid4().hex
         self.workers, self.commands, self._nodes = [], [], []
         self._host, self._flags, self._devices = host, flags, devices
+        self._prefix = prefix
         self._given = environ
         self._environ = {TAG: self.tag, "PYTHONPATH": OURS, **QUICK, **environ}
         self.file = folder / "scheduler.json"
 
-    def start_scheduler(self, prefix=(), port=0):
+    def start_scheduler(self):
         """Starts the scheduler, and waits until it listens."""
         self.file.unlink(missing_ok=True)
-        words = f"scheduler --no-dashboard --host {self._host} --port {port}".split()
+        words = f"scheduler --no-dashboard --host {self._host} --port 0".split()
         words += [*self._flags, "--scheduler-file", str(self.file)]
         self.scheduler = Node(
-            words, "scheduler", self.folder, environment(**self._environ), prefix
+            words,
+            "scheduler",
+            self.folder,
+            environment(**self._environ),
+            self._prefix,
         )
         self._nodes.append(self.scheduler)
         # Dask opens the file before it writes into it.
@@ -96,22 +101,25 @@ class DaskCluster:
         )
         self.address = json.loads(self.file.read_text())["address"]
 
-    def worker(self, prefix=(), host=None, **environ):
-        """Starts one more worker, of one thread and without a nanny.
+    def worker(self, prefix=None, host=None, nanny=False, **environ):
+        """Starts one more worker of one thread.
 
         Args:
-            prefix: of its command, such as `ip netns exec NAME`.
+            prefix: of its command; None is the cluster's.
             host: its address.
+            nanny: whether another process starts it again when it is lost.
             environ: of its process, besides the cluster's.
         """
         name = f"worker-{len(self.workers)}"
-        words = f"worker --no-nanny --no-dashboard --nthreads 1 --name {name}".split()
+        words = f"worker --no-dashboard --nthreads 1 --name {name}".split()
+        words += ["--nanny" if nanny else "--no-nanny"]
         words += ["--host", host or self._host, "--death-timeout", "60"]
         words += ["--local-directory", str(self.folder / name), *self._flags]
         words += [self.address]
         devices = {"JAX_NUM_CPU_DEVICES": self._devices}
         all_of_it = environment(**{**self._environ, **devices, **environ})
-        node = Node(words, name, self.folder, all_of_it, prefix)
+        before = self._prefix if prefix is None else prefix
+        node = Node(words, name, self.folder, all_of_it, before)
         self.workers.append(node)
         self._nodes.append(node)
         return node
@@ -126,6 +134,7 @@ class DaskCluster:
                 len(self.commands),
                 devices,
                 {**self._given, **environ},
+                self._prefix,
             )
         )
         return self.commands[-1]
@@ -155,7 +164,9 @@ class DaskCluster:
 
 
 @contextmanager
-def cluster(folder, workers=0, devices=1, host="127.0.0.1", flags=(), **environ):
+def cluster(
+    folder, workers=0, devices=1, host="127.0.0.1", flags=(), prefix=(), **environ
+):
     """Yields a cluster; in the end its workers must have no process left.
 
     Args:
@@ -164,11 +175,12 @@ def cluster(folder, workers=0, devices=1, host="127.0.0.1", flags=(), **environ)
         devices: JAX_NUM_CPU_DEVICES of each.
         host: the address of the scheduler and the workers.
         flags: of both, such as those of TLS.
+        prefix: of all commands, such as `ip netns exec NAME`.
         environ: of all processes.
     """
     if not Path("/proc/self/environ").exists():
         pytest.skip("what is left is looked for in /proc")
-    dask = DaskCluster(folder, devices, host, flags, environ)
+    dask = DaskCluster(folder, devices, host, flags, prefix, environ)
     try:
         dask.start_scheduler()
         for _ in range(workers):

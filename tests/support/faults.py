@@ -35,7 +35,7 @@ def until(condition, what, limit=TIMEOUT):
 class Command:
     """A command that runs; its output goes to files."""
 
-    def __init__(self, words, out, tag, number, devices, environ):
+    def __init__(self, words, out, tag, number, devices, environ, prefix=()):
         self.run_out, self.tag = out, tag
         self.out, self.err = (out.with_name(f"{x}{number}") for x in ("out-", "err-"))
         environ = environment(
@@ -46,7 +46,7 @@ class Command:
         )
         with self.out.open("wb") as stdout, self.err.open("wb") as stderr:
             self.process = subprocess.Popen(
-                [*PROGRAM, *shlex.split(words), "--out", str(out)],
+                [*prefix, *PROGRAM, *shlex.split(words), "--out", str(out)],
                 cwd=ROOT,
                 env=environ,
                 stdin=subprocess.DEVNULL,

@@ -105,6 +105,7 @@ class ClusterProcesses:
         self._members: dict[int, Member] = {}
         self._choice: Choice | None = None
         self._seats: list[Seat] = []  # of the last attempt
+        self._hosts = 0  # of the first
         self._serial = 0  # of the last start
         self._choices = 0
         self._waits: float | None = None  # since when workers are missing
@@ -131,9 +132,12 @@ class ClusterProcesses:
         self._choice, self._waits, self._seats = None, None, seats
         self._say_where(seats)
         hosts = [seat.host for seat in seats]
+        # Some algorithms' groups follow the number of hosts: a restart elsewhere must
+        # not change the numbers.
+        self._hosts = self._hosts or len(set(hosts))
         return Placement(
             joined_address(_host(seats[0].address), port),
-            len(set(hosts)),
+            self._hosts,
             numbered(hosts),
             [name for name, *_ in hosts],
         )
@@ -240,6 +244,11 @@ class ClusterProcesses:
 
     def _choose(self, now: float) -> None:
         """Chooses workers, and asks the first for a port."""
+        self._waits = now if self._waits is None else self._waits
+        is_late = now - self._waits > PATIENCE
+        # Those that are about to answer count: processes lie evenly over the hosts.
+        if not is_late and (self._roster.is_asking or not self._view.workers):
+            return
         free, count = self._roster.seats, self._request.count
         seats = choose(free, count, self._seats)
         if seats is not None:
@@ -251,9 +260,8 @@ class ClusterProcesses:
             )
             self._choice = Choice(seats, self._choices, future)
             return
-        self._waits = now if self._waits is None else self._waits
         line = f"waiting for {count - len(free)} more of {count} workers"
-        if now - self._waits > PATIENCE and self._said != line:
+        if is_late and self._said != line:
             self._said = line
             self._log(line)
 

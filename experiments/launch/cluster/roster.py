@@ -80,6 +80,11 @@ class Roster:
         if not self._asked:
             self.close()
 
+    @property
+    def is_asking(self) -> bool:
+        """Whether some workers have not answered yet."""
+        return bool(self._asked)
+
     def forget(self, address: str) -> None:
         """Has a worker asked again, if it is there."""
         self.seats.pop(address, None)
