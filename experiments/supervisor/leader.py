@@ -51,18 +51,17 @@ class Leader:
 
     def tick(self, now: float) -> None:
         """Updates the state of all processes, and acts; call it often."""
-        if self._stage == "gather":
-            self._gather(now)
-        else:
-            self._watch(now)
+        try:
+            if self._stage == "gather":
+                self._gather(now)
+            else:
+                self._watch(now)
+        except Unplaced as error:
+            self._end(TERMINATED if self._serial else UNCONNECTED, [str(error)])
 
     def _gather(self, now: float) -> None:
         """Starts all processes once there are places for them."""
-        try:
-            placement = self._processes.gather(now)
-        except Unplaced as error:
-            self._end(TERMINATED if self._serial else UNCONNECTED, [str(error)])
-            return
+        placement = self._processes.gather(now)
         if placement is not None:
             self._start(placement, now)
 

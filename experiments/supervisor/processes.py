@@ -7,7 +7,7 @@ from experiments.supervisor.process_status import ProcessStatus
 
 
 class Unplaced(Exception):
-    """An attempt found no place in time; the message is one line for the user."""
+    """A run has no place, and will find none; the message is one line for the user."""
 
 
 class Placement(NamedTuple):
@@ -54,7 +54,11 @@ class Processes(Protocol):
         ...
 
     def gone(self) -> dict[int, str]:
-        """Processes whose host is lost, and the reason in words."""
+        """Processes whose host is lost, and the reason in words.
+
+        Raises:
+            Unplaced: all places are lost.
+        """
         ...
 
     def signal(self, number: int) -> None:

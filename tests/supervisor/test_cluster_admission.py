@@ -138,6 +138,7 @@ def test_nannies_start_workers_that_take_part(tmp_path):
     [
         ({}, None),
         ({"code": ""}, "it cannot import experiments: start it in the checkout"),
+        ({"loaded": "1"}, "its code in /there has changed since: start it again"),
         ({"code": "1"}, "its code in /there differs from this command's"),
         ({"versions": {"python": "3", "jax": "1"}}, "it has jax 1, this command 2"),
         ({"versions": {"python": "3"}}, "it has no jax, this command 2"),
@@ -146,7 +147,7 @@ def test_nannies_start_workers_that_take_part(tmp_path):
 )
 def test_workers_must_share_code_versions_and_modules(changes, line):
     versions = {"python": "3", "jax": "2"}
-    facts = WorkerFacts(("b", "", ""), 1, versions, "0", "/there", [], True)
+    facts = WorkerFacts(("b", "", ""), 1, versions, "0", "0", "/there", [], True)
     found = objection(facts._replace(**changes), Expected(versions, "0", ("mine",)))
     assert found == line or (line and found is not None and found.startswith(line))
 

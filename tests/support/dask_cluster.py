@@ -84,7 +84,9 @@ class DaskCluster:
     def start_scheduler(self):
         """Starts the scheduler, and waits until it listens."""
         self.file.unlink(missing_ok=True)
-        words = f"scheduler --no-dashboard --host {self._host} --port 0".split()
+        words = f"scheduler --host {self._host} --port 0".split()
+        # Without this its pages are at all addresses, even by --no-dashboard.
+        words += ["--dashboard-address", f"{self._host}:0"]
         words += [*self._flags, "--scheduler-file", str(self.file)]
         self.scheduler = Node(
             words,
@@ -111,9 +113,11 @@ class DaskCluster:
             environ: of its process, besides the cluster's.
         """
         name = f"worker-{len(self.workers)}"
-        words = f"worker --no-dashboard --nthreads 1 --name {name}".split()
+        words = f"worker --nthreads 1 --name {name}".split()
         words += ["--nanny" if nanny else "--no-nanny"]
-        words += ["--host", host or self._host, "--death-timeout", "60"]
+        own = host or self._host
+        words += ["--host", own, "--dashboard-address", f"{own}:0"]
+        words += ["--death-timeout", "60"]
         words += ["--local-directory", str(self.folder / name), *self._flags]
         words += [self.address]
         devices = {"JAX_NUM_CPU_DEVICES": self._devices}

@@ -5,22 +5,14 @@ import threading
 import time
 import uuid
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from experiments.cli.exits import printable
-from experiments.launch.addresses import joined_address
-from experiments.launch.cluster.member import (
-    Order,
-    report_port,
-    run_member,
-    signal_member,
-)
-from experiments.launch.cluster.roster import Roster
-from experiments.launch.cluster.seats import Seat, choose, numbered
+from experiments.launch.cluster.member import Order, run_member, signal_member
+from experiments.launch.cluster.seating import Request, Seating
 from experiments.launch.cluster.view import ClusterView
-from experiments.launch.cluster.workers import Expected
 from experiments.supervisor.group import Log, Rules, Start
 from experiments.supervisor.local_processes import UNREADY
 from experiments.supervisor.process_status import ProcessStatus
@@ -29,27 +21,8 @@ from experiments.supervisor.processes import Placement, Unplaced
 if TYPE_CHECKING:
     from distributed import Client, Future
 
-PATIENCE = 2.0  # seconds for workers to answer before the user hears that we wait
 UNBORN = 3.0  # seconds in which a task that was never heard of would have begun
 TICK = 0.02  # seconds between two looks while processes are killed
-
-
-class Request(NamedTuple):
-    """What a command asks of a cluster.
-
-    Attributes:
-        scheduler: its address, for the user.
-        count: the number of processes.
-        argv: the flags of the command.
-        out: the run's folder.
-        meant: what the workers must share with the command.
-    """
-
-    scheduler: str
-    count: int
-    argv: list[str]
-    out: Path
-    meant: Expected
 
 
 @dataclass
@@ -57,7 +30,7 @@ class Member:
     """A process on a worker, as this command knows it.
 
     Attributes:
-        seat: the worker.
+        address: of the worker.
         future: of the task that runs it.
         status: as the worker reported it last.
         heard: the time of its last message, or of the start.
@@ -65,22 +38,12 @@ class Member:
         is_over: whether it has ended.
     """
 
-    seat: Seat
+    address: str
     future: "Future"
     status: ProcessStatus
     heard: float
     is_known: bool = False
     is_over: bool = False
-
-
-@dataclass
-class Choice:
-    """The workers of the next attempt, of which the first is asked for a port."""
-
-    seats: list[Seat]
-    number: int
-    future: "Future"
-    port: int | None = None
 
 
 class ClusterProcesses:
@@ -101,15 +64,10 @@ class ClusterProcesses:
         self._log = log
         self._topic = f"syncalgos-{uuid.uuid4().hex}"
         self._view = ClusterView(client, request.scheduler, rules.loss)
-        self._roster = Roster(client, self._topic, request.meant, request.out, log)
+        self._seating = Seating(client, self._topic, request, log)
         self._members: dict[int, Member] = {}
-        self._choice: Choice | None = None
-        self._seats: list[Seat] = []  # of the last attempt
-        self._hosts = 0  # of the first
         self._serial = 0  # of the last start
-        self._choices = 0
-        self._waits: float | None = None  # since when workers are missing
-        self._said: object = None  # the last line about where the run is
+        self._since = time.monotonic()  # the last attempt ended
         # Dask calls the handler in a thread of its own.
         self._inbox: deque[dict[str, Any]] = deque()
         client.subscribe_topic(self._topic, lambda event: self._inbox.append(event[1]))
@@ -121,33 +79,17 @@ class ClusterProcesses:
         """
         if line := self._view.lost:
             raise Unplaced(line)
-        self._roster.update(self._view.workers)
-        if self._choice is None:
-            self._choose(now)
-        elif self._choice.seats[0].address not in self._roster.seats:
-            self._choice = None
-        if self._choice is None or self._choice.port is None:
+        # A worker whose end has ended an attempt must not be taken for the next one.
+        if self._view.answered < self._since:
             return None
-        seats, port = self._choice.seats, self._choice.port
-        self._choice, self._waits, self._seats = None, None, seats
-        self._say_where(seats)
-        hosts = [seat.host for seat in seats]
-        # Some algorithms' groups follow the number of hosts: a restart elsewhere must
-        # not change the numbers.
-        self._hosts = self._hosts or len(set(hosts))
-        return Placement(
-            joined_address(_host(seats[0].address), port),
-            self._hosts,
-            numbered(hosts),
-            [name for name, *_ in hosts],
-        )
+        return self._seating.find(self._view.workers, now)
 
     def start(self, start: Start) -> None:
         """Starts a process on each of the workers that were found."""
         now = time.monotonic()
         self._serial = start.serial
         given = start.attributes(self._rules.init_timeout)
-        for seat, attributes in zip(self._seats, given, strict=True):
+        for seat, attributes in zip(self._seating.seats, given, strict=True):
             order = Order(
                 self._topic,
                 start.serial,
@@ -161,7 +103,7 @@ class ClusterProcesses:
             )
             process = attributes["process"]
             status = ProcessStatus(process, 0)
-            self._members[process] = Member(seat, future, status, now)
+            self._members[process] = Member(seat.address, future, status, now)
 
     def poll(self, now: float) -> None:
         """Takes the messages of the workers."""
@@ -180,7 +122,9 @@ class ClusterProcesses:
         return [member.status for member in self._members.values()]
 
     def gone(self) -> dict[int, str]:
-        """Processes whose worker is lost, and the reason."""
+        """Processes whose worker is lost; see `Processes.gone`."""
+        if line := self._view.lost:
+            raise Unplaced(line)
         found = {i: self._lost(member) for i, member in self._members.items()}
         return {i: reason for i, reason in found.items() if reason is not None}
 
@@ -194,7 +138,7 @@ class ClusterProcesses:
 
     def signal(self, number: int) -> None:
         """Passes a signal on to each process."""
-        left = [m.seat.address for m in self._members.values() if not m.is_over]
+        left = [m.address for m in self._members.values() if not m.is_over]
         # In a thread: a frozen worker would block it.
         threading.Thread(
             target=self._client.run,
@@ -212,22 +156,20 @@ class ClusterProcesses:
             self._release(members)
         for member in self._members.values():
             if self._lost(member):
-                self._roster.forget(member.seat.address)
+                self._seating.forget(member.address)
         self._members = {}
+        self._since = time.monotonic()
 
     def close(self) -> None:
         """Closes the connection."""
-        self._roster.close()
+        self._seating.close()
         self._view.close()
         self._client.close(timeout=2)
 
     def _take(self, message: dict[str, Any], now: float) -> None:
         """Takes a message of a worker."""
-        if "facts" in message:
-            self._roster.take(message)
-        elif "port" in message:
-            if self._choice and message["choice"] == self._choice.number:
-                self._choice.port = message["port"]
+        if "serial" not in message:
+            self._seating.take(message)
         elif message["serial"] == self._serial:
             self._show(message["lines"])
             status = ProcessStatus(**message["status"])
@@ -235,43 +177,12 @@ class ClusterProcesses:
                 member.status, member.heard = status, now
                 member.is_known, member.is_over = True, message["is_over"]
 
-    def _show(self, lines: list[tuple[str, str]]) -> None:
+    def _show(self, lines: Sequence[tuple[str, str]]) -> None:
         for kind, text in lines:
             if kind == "out":
                 print(printable(text), file=sys.stdout, flush=True)
             else:
                 self._log(text)
-
-    def _choose(self, now: float) -> None:
-        """Chooses workers, and asks the first for a port."""
-        self._waits = now if self._waits is None else self._waits
-        is_late = now - self._waits > PATIENCE
-        # Those that are about to answer count: processes lie evenly over the hosts.
-        if not is_late and (self._roster.is_asking or not self._view.workers):
-            return
-        free, count = self._roster.seats, self._request.count
-        seats = choose(free, count, self._seats)
-        if seats is not None:
-            self._choices += 1
-            first = seats[0].address
-            words = (self._topic, self._choices, _host(first))
-            future = self._client.submit(
-                report_port, *words, workers=[first], pure=False, retries=0
-            )
-            self._choice = Choice(seats, self._choices, future)
-            return
-        line = f"waiting for {count - len(free)} more of {count} workers"
-        if is_late and self._said != line:
-            self._said = line
-            self._log(line)
-
-    def _say_where(self, seats: list[Seat]) -> None:
-        """Says on which hosts the run's files are, if not on this one."""
-        self._said = None
-        apart = dict.fromkeys(seat.host[0] for seat in seats if not seat.sees_out)
-        if apart:
-            where = ", ".join(f"{host}:{self._request.out}" for host in apart)
-            self._log(f"--out is not shared with this machine: files are in {where}")
 
     def _lost(self, member: Member) -> str | None:
         """Why a process's worker counts as lost; None while it does not."""
@@ -282,8 +193,8 @@ class ClusterProcesses:
             return None
         if line := self._view.lost:
             return line
-        name = f"its Dask worker {member.seat.address}"
-        if member.seat.address not in self._view.workers:
+        name = f"its Dask worker {member.address}"
+        if member.address not in self._view.workers:
             return f"{name} left"
         if time.monotonic() - member.heard > limit:
             return f"{name} gave no sign of life for {limit:g} s"
@@ -303,8 +214,3 @@ class ClusterProcesses:
         waited = time.monotonic() - released
         is_unborn = not member.is_known and waited > UNBORN
         return not (member.is_over or is_unborn or self._lost(member))
-
-
-def _host(address: str) -> str:
-    """Returns the host of a Dask worker's address, without brackets."""
-    return address.partition("://")[2].rpartition(":")[0].strip("[]")

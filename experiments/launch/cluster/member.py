@@ -15,6 +15,7 @@ from experiments.supervisor.group import Rules
 from experiments.supervisor.process_status import ProcessStatus
 
 if TYPE_CHECKING:
+    from dask.typing import Key
     from distributed import Worker
 
 TICK = 0.05  # seconds between two looks
@@ -83,6 +84,27 @@ class Outbox:
         self._lines, self._last, self._sent = [], status, now
 
 
+@dataclass
+class Contact:
+    """When the scheduler answered a worker last.
+
+    Attributes:
+        worker: the one that is answered.
+        since: the time of the answer.
+    """
+
+    worker: "Worker"
+    since: float
+    _latency: float = -1.0
+
+    def age(self, now: float) -> float:
+        """Returns the seconds since the last answer, if it is called often."""
+        # Dask measures it by each heartbeat, of which it keeps no time.
+        if self.worker.latency != self._latency:
+            self._latency, self.since = self.worker.latency, now
+        return now - self.since
+
+
 # The processes on this worker, by topic: signals for them come in another thread.
 _RUNNING: dict[str, Child] = {}
 
@@ -93,20 +115,24 @@ def run_member(order: Order) -> None:
 
     worker = get_worker()
     key = worker.get_current_task()
+    # What is cut off counts as lost after `loss`: its process must be gone by then, as
+    # another one writes the same files.
+    lease = 0.75 * order.rules.loss
+    contact = Contact(worker, time.monotonic())
     outbox = Outbox(order, lambda message: worker.log_event(order.topic, message))
     child = Child(
         [sys.executable, "-m", "experiments.run", *order.argv],
         order.attributes,
         order.attributes["process"] > 0,
         outbox.log,
-        # A frozen worker counts as lost after `loss`: its process must be gone by then,
-        # as another one writes the same files.
-        Remote(order.folder, outbox.out, lease=0.75 * order.rules.loss),
+        Remote(order.folder, outbox.out, lease),
     )
     _RUNNING[order.topic] = child
     try:
         while not child.is_over and _is_wanted(worker, key):
             now = time.monotonic()
+            if contact.age(now) > lease:
+                break
             child.poll(now, order.rules)
             outbox.flush(child.status, now)
             time.sleep(TICK)
@@ -133,7 +159,7 @@ def report_port(topic: str, choice: int, host: str) -> None:
     get_worker().log_event(topic, {"choice": choice, "port": port})
 
 
-def _is_wanted(worker: "Worker", key: str) -> bool:
+def _is_wanted(worker: "Worker", key: "Key") -> bool:
     """Whether the command is still there, and wants this task."""
     # The scheduler takes a task back when the command cancels it, ends or vanishes. A
     # worker that has lost the scheduler closes.

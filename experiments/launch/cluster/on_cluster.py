@@ -5,8 +5,9 @@ from pathlib import Path
 
 from experiments import exit_codes
 from experiments.cli import terminal
-from experiments.launch.cluster.cluster_processes import ClusterProcesses, Request
+from experiments.launch.cluster.cluster_processes import ClusterProcesses
 from experiments.launch.cluster.connection import Unreachable, connect
+from experiments.launch.cluster.seating import Request
 from experiments.launch.cluster.workers import expected
 from experiments.supervisor.group import Rules
 from experiments.supervisor.run_processes import run_processes

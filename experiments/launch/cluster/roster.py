@@ -54,7 +54,9 @@ class Roster:
             self.forget(address)
         for address, future in [*self._asked.items()]:
             if future.status == "error":
-                self._refuse(address, address, f"{future.exception()!r}")
+                self._refuse(address, address, repr(future.exception()))
+            elif future.status in ("cancelled", "lost"):
+                self.forget(address)
         for address in sorted(present - {*self.seats, *self._asked, *self._refused}):
             job = inspection(self._meant, str(self._hidden()), self._topic)
             self._asked[address] = self._client.submit(

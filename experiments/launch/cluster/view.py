@@ -28,8 +28,8 @@ class ClusterView:
         self._client = client
         self._scheduler = scheduler
         self._loss = loss
+        self.answered = time.monotonic()
         self._workers: frozenset[str] = frozenset()
-        self._answered = time.monotonic()
         self._closed = threading.Event()
         threading.Thread(target=self._look, daemon=True).start()
 
@@ -43,7 +43,7 @@ class ClusterView:
         """Why the scheduler counts as lost; None while it answers."""
         if self._client.status != "running":
             return f"the Dask scheduler {self._scheduler} is lost"
-        if time.monotonic() - self._answered > self._loss:
+        if time.monotonic() - self.answered > self._loss:
             return (
                 f"the Dask scheduler {self._scheduler} gave no sign of life for "
                 f"{self._loss:g} s"
@@ -59,4 +59,4 @@ class ClusterView:
             asked = time.monotonic()
             workers = self._client.scheduler_info(n_workers=-1)["workers"]
             self._workers = frozenset(workers)
-            self._answered = asked
+            self.answered = asked

@@ -28,6 +28,7 @@ class WorkerFacts(NamedTuple):
         pid: process id.
         versions: as in `Expected`; "" for a package that is not installed.
         code: as in `Expected`; "" if it does not find the code.
+        loaded: the same, of the code that it has imported.
         folder: the checkout in which it finds it.
         missing: the user's packages that it does not find.
         sees: whether it sees the file whose path it was given.
@@ -37,6 +38,7 @@ class WorkerFacts(NamedTuple):
     pid: int
     versions: dict[str, str]
     code: str
+    loaded: str
     folder: str
     missing: list[str]
     sees: bool
@@ -69,6 +71,8 @@ def objection(facts: WorkerFacts, meant: Expected) -> str | None:
             return f"it has {has}, this command {version}"
     if facts.code != meant.code:
         return f"its code in {facts.folder} differs from this command's"
+    if facts.loaded != facts.code:
+        return f"its code in {facts.folder} has changed since: start it again"
     if facts.missing:
         return f"it cannot import {facts.missing[0]}: put it into PYTHONPATH there"
     return None
@@ -82,13 +86,20 @@ def inspection(meant: Expected, nonce: str, topic: str) -> Callable[[], None]:
         nonce: path of a file that may be seen there.
         topic: of the message, {"address": of the worker, "facts": fields by name}.
     """
-    inspect = _inspector(meant, nonce)
+    inspect, packages = _inspector(meant, nonce), PACKAGES
 
     def report() -> None:
+        import sys
+
         from distributed import get_worker
 
-        worker = get_worker()
-        worker.log_event(topic, {"address": worker.address, "facts": inspect()})
+        worker, facts = get_worker(), inspect()
+        has_loaded = any(name.partition(".")[0] in packages for name in sys.modules)
+        # A worker outlives many commands, and imports once what is edited between them.
+        known = getattr(worker, "syncalgos_code", facts["code"])
+        facts["loaded"] = known if has_loaded else facts["code"]
+        vars(worker)["syncalgos_code"] = facts["loaded"]
+        worker.log_event(topic, {"address": worker.address, "facts": facts})
 
     return report
 
