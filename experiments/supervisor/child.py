@@ -51,7 +51,7 @@ class Pipe:
 
 
 class Remote(NamedTuple):
-    """Where a process runs that belongs to a command on another machine.
+    """The surroundings of a process whose command is on another machine.
 
     Attributes:
         folder: its working folder.

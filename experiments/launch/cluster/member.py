@@ -24,7 +24,7 @@ BEAT = 1.0  # seconds between signs of life
 
 
 class Order(NamedTuple):
-    """What a worker is asked to run.
+    """The order to run a process, for a worker.
 
     Attributes:
         topic: of the messages to the command, which no other run has.
@@ -86,7 +86,7 @@ class Outbox:
 
 @dataclass
 class Contact:
-    """When the scheduler answered a worker last.
+    """The last answer of the scheduler to a worker.
 
     Attributes:
         worker: the one that is answered.

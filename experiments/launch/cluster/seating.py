@@ -19,7 +19,7 @@ PATIENCE = 2.0  # seconds for workers to answer before the user hears that we wa
 
 
 class Request(NamedTuple):
-    """What a command asks of a cluster.
+    """The needs of a command, for which a cluster is asked.
 
     Attributes:
         scheduler: its address, for the user.
