@@ -6,7 +6,7 @@ import sys
 import time
 
 from experiments.cli import completion, exits, flags
-from experiments.launch.membership import requested_group
+from experiments.launch.membership import requested
 from experiments.supervisor.child_side import join_supervisor
 from experiments.training.config import RunConfig, parse
 
@@ -26,13 +26,15 @@ def main(argv: list[str] | None = None) -> int:
 
     def program(stopped: exits.Stopped) -> int:
         config = parse(argv)
-        group = requested_group(config)
+        membership = requested(config)
         # Imports jax, which a bad request need not.
-        from experiments.launch import processes, run_job
+        from experiments.launch import joined, processes, run_job
 
-        if group is not None:
-            return processes.supervise(config, argv, group)
-        return run_job.run_job(config, argv, started, stopped)
+        if membership is None:
+            return run_job.run_job(config, argv, started, stopped)
+        if membership.process is None:
+            return processes.supervise(config, argv, membership.processes)
+        return joined.run_joined(config, argv, started, stopped, membership)
 
     member = join_supervisor()
     if member is None:

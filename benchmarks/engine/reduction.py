@@ -30,8 +30,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from benchmarks.measure import in_turn, ratios, report, reported_by, spread, table_of
 from benchmarks.work import WORK
+from experiments.launch.addresses import free_port
 from experiments.launch.gloo import listen_towards
-from experiments.supervisor.addresses import free_port
 
 DEVICES, LANES = "devices", "lanes"
 SPLIT = PartitionSpec(DEVICES)

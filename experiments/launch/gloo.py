@@ -1,11 +1,42 @@
-"""Addresses at which gloo and jax's service listen: those that other hosts reach."""
+"""Connects the processes of a run, at addresses that other hosts reach."""
 
 import importlib
 import socket
 from functools import partial
 from typing import Any
 
-from experiments.supervisor.addresses import address, joined_address, own_address
+import jax
+
+from experiments.launch.addresses import address, joined_address, own_address
+
+
+def connect(
+    coordinator: str, process: int, processes: int, seconds: float, device: int | None
+) -> None:
+    """Starts jax among the other processes.
+
+    Args:
+        coordinator: HOST:PORT of jax's service, which process 0 runs.
+        process: the number of this one.
+        processes: the number of all.
+        seconds: how long to wait for them.
+        device: the index of the only GPU that this process may take; None takes all.
+
+    Raises:
+        RuntimeError: jax's own; in some cases jax ends the process instead.
+    """
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    # jax's own handler of SIGTERM would take the place of ours.
+    jax.config.update("jax_enable_preemption_service", False)
+    bind_address = listen_towards(coordinator)
+    jax.distributed.initialize(
+        coordinator,
+        processes,
+        process,
+        local_device_ids=None if device is None else [device],
+        initialization_timeout=round(seconds),
+        coordinator_bind_address=bind_address,
+    )
 
 
 def listen_towards(coordinator: str) -> str | None:

@@ -1,12 +1,27 @@
 """The processes that a config asks for, found without jax unless a scheduler knows."""
 
+from typing import NamedTuple
+
 from experiments.cli.errors import BadRequest
-from experiments.supervisor.addresses import address
-from experiments.supervisor.group import Group
+from experiments.launch.addresses import address
 from experiments.training.config import RunConfig
 
 
-def requested_group(config: RunConfig) -> Group | None:
+class Membership(NamedTuple):
+    """The processes of a run, and this one among them.
+
+    Attributes:
+        processes: the number of processes.
+        process: the number of this one; None if this command starts all of them.
+        coordinator: HOST:PORT of jax's service in process 0; "" likewise.
+    """
+
+    processes: int
+    process: int | None = None
+    coordinator: str = ""
+
+
+def requested(config: RunConfig) -> Membership | None:
     """Returns the processes that a config asks for; None for a single one.
 
     Raises:
@@ -14,25 +29,25 @@ def requested_group(config: RunConfig) -> Group | None:
             that no number of devices could run.
     """
     try:
-        found = _group(config)
+        found = _membership(config)
     except ValueError as error:
         raise BadRequest(str(error)) from error
     if found is None:
         return None
-    if config.backend == "vmap":
+    if config.backend == "vmap" and found.processes > 1:
         raise BadRequest(
-            f"--backend vmap runs on one device, not in {found.count} processes: take "
-            "pmap or shard_map"
+            "--backend vmap runs on one device, not in "
+            f"{found.processes} processes: take pmap or shard_map"
         )
-    if config.workers % found.count:
+    if config.workers % found.processes:
         raise BadRequest(
-            f"{config.workers} workers do not divide over {found.count} processes: use "
-            f"a multiple of {found.count}"
+            f"{config.workers} workers do not divide over {found.processes} "
+            f"processes: use a multiple of {found.processes}"
         )
     return found
 
 
-def _group(c: RunConfig) -> Group | None:
+def _membership(c: RunConfig) -> Membership | None:
     by_hand = {"--process-id": c.process_id, "--num-processes": c.num_processes}
     given = [name for name, value in by_hand.items() if value is not None]
     # Processes are started either here or elsewhere, never both.
@@ -42,13 +57,19 @@ def _group(c: RunConfig) -> Group | None:
             "--processes starts processes here, --coordinator and --distributed join "
             "those that are started elsewhere: say one of them"
         )
+    if c.scheduler is not None and (c.coordinator or c.distributed == "auto"):
+        raise ValueError(
+            "--scheduler starts processes on a cluster's workers, --coordinator and "
+            "--distributed join those that are started elsewhere: say one of them"
+        )
     if c.coordinator is None:
         if given:
             raise ValueError(f"{given[0]} goes with --coordinator HOST:PORT")
         if c.distributed == "auto":
             return _detected(c)
         count = c.processes
-        return None if count == 1 else Group(count, tuple(range(count)))
+        is_alone = count == 1 and c.scheduler is None
+        return None if is_alone else Membership(count)
     for name, value in by_hand.items():
         if value is None:
             raise ValueError(f"--coordinator goes with {name}")
@@ -59,10 +80,10 @@ def _group(c: RunConfig) -> Group | None:
         raise ValueError(
             f"--process-id must be 0 to {count - 1} of {count} processes, got {number}"
         )
-    return Group(count, (number,), c.coordinator)
+    return Membership(count, number, c.coordinator)
 
 
-def _detected(c: RunConfig) -> Group:
+def _detected(c: RunConfig) -> Membership:
     """Returns the place that Slurm, Open MPI or Kubernetes gives this process."""
     # Private: jax has no public way to ask before it has joined the others.
     from jax._src.clusters import ClusterEnv
@@ -81,4 +102,4 @@ def _detected(c: RunConfig) -> Group:
             "--distributed auto finds no Slurm, Open MPI or Kubernetes around this "
             "process: say --coordinator, --process-id and --num-processes"
         )
-    return Group(count, (number,), where)
+    return Membership(count, number, where)

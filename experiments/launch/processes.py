@@ -5,6 +5,7 @@ import os
 import re
 import sys
 import traceback
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TextIO
 
@@ -16,7 +17,8 @@ from experiments.cli.errors import BadRequest
 from experiments.launch import gloo
 from experiments.launch.run_job import run_job
 from experiments.supervisor.child_side import ChildSide
-from experiments.supervisor.group import Group, Rules
+from experiments.supervisor.group import Rules
+from experiments.supervisor.local_processes import LocalProcesses
 from experiments.supervisor.run_processes import run_processes
 from experiments.training import records
 from experiments.training.config import RunConfig, parse
@@ -32,7 +34,7 @@ _GONE = re.compile(
 )
 
 
-def supervise(config: RunConfig, argv: list[str], group: Group) -> int:
+def supervise(config: RunConfig, argv: list[str], count: int) -> int:
     """Starts this command's processes and watches them to their end.
 
     A supervisor outside is needed: jax aborts in C++ when a process is lost, and hangs
@@ -42,18 +44,15 @@ def supervise(config: RunConfig, argv: list[str], group: Group) -> int:
         The exit code.
     """
     out = config.out or records.default_out(config.task, config.algo)
-    facts = {
-        f"--{name.replace('_', '-')}": records.plain(value)
-        for name, value in config.values("run", "start").items()
-    }
-    return run_processes(
-        group,
-        [sys.executable, "-m", "experiments.run", *argv],
-        facts | versions(),
-        {"out": str(out)},
-        Rules(init_timeout=config.init_timeout, max_restarts=config.max_restarts),
-        terminal.say,
-    )
+    rules = Rules(init_timeout=config.init_timeout, max_restarts=config.max_restarts)
+    if config.scheduler is not None:
+        # Imports Dask, which the others need not.
+        from experiments.launch.cluster.on_cluster import run_on_cluster
+
+        return run_on_cluster(config, argv, out, rules, versions())
+    command = [sys.executable, "-m", "experiments.run", *argv]
+    processes = LocalProcesses(count, command, rules, terminal.say)
+    return run_processes(processes, {"out": str(out)}, rules, terminal.say)
 
 
 def run_as_member(member: ChildSide, argv: list[str], started: float) -> int:
@@ -80,13 +79,18 @@ def _trained(member: ChildSide, argv: list[str], started: float) -> int:
     # A restart goes on from the checkpoints of its run, and must not erase them.
     is_restart = member.attempt > 0
     config = dataclasses.replace(
-        config,
-        out=config.out or Path(member.announced["out"]),
+        located(config, member.announced),
         resume=config.resume or is_restart,
         overwrite=config.overwrite and not is_restart,
     )
     member.report("connect")
-    _connect(member)
+    gloo.connect(
+        member.jax_coordinator,
+        member.process,
+        member.processes,
+        member.init_timeout,
+        member.local if member.locals > 1 else None,
+    )
     group = ProcessGroup(
         process=member.process,
         processes=member.processes,
@@ -110,21 +114,18 @@ def _trained(member: ChildSide, argv: list[str], started: float) -> int:
     return code
 
 
-def _connect(member: ChildSide) -> None:
-    """Joins the other processes."""
-    jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    # jax's own handler of SIGTERM would take the place of ours, and its heartbeat is
-    # slower than the supervisor's.
-    jax.config.update("jax_enable_preemption_service", False)
-    bind_address = gloo.listen_towards(member.jax_coordinator)
-    jax.distributed.initialize(
-        member.jax_coordinator,
-        member.processes,
-        member.process,
-        local_device_ids=[member.local] if member.locals > 1 else None,
-        initialization_timeout=round(member.init_timeout),
-        coordinator_bind_address=bind_address,
-    )
+def located(config: RunConfig, announced: Mapping[str, str]) -> RunConfig:
+    """Returns the config with the paths that the command means.
+
+    Args:
+        config: of a process, which may be on another machine.
+        announced: the folder of the run as "out", and that of the command, in which
+            relative paths begin, as "folder".
+    """
+    top = Path(announced.get("folder", ""))
+    paths = {"data_dir": config.data_dir, "export": config.export}
+    given = {name: top / path for name, path in paths.items() if path is not None}
+    return dataclasses.replace(config, out=Path(announced["out"]), **given)
 
 
 def _take_streams(member: ChildSide) -> TextIO:

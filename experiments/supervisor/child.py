@@ -7,8 +7,9 @@ import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 from experiments.supervisor.child_side import VARIABLE
 from experiments.supervisor.group import Log, Rules
@@ -49,6 +50,20 @@ class Pipe:
         self._stream.close()
 
 
+class Remote(NamedTuple):
+    """The surroundings of a process whose command is on another machine.
+
+    Attributes:
+        folder: its working folder.
+        out: takes a line of process 0's stdout.
+        lease: seconds without a `poll` after which the process ends itself.
+    """
+
+    folder: str
+    out: Log
+    lease: float
+
+
 class Child:
     """A process in a session of its own.
 
@@ -62,6 +77,7 @@ class Child:
         attributes: dict[str, Any],
         is_prefixed: bool,
         log: Log,
+        remote: Remote | None = None,
     ):
         """Starts the process.
 
@@ -70,18 +86,24 @@ class Child:
             attributes: of its `ChildSide`.
             is_prefixed: print its stderr behind its number, instead of sharing ours.
             log: prints a line.
+            remote: None if its command is the one that calls this.
         """
         number = attributes["process"]
+        own = None if remote is None else subprocess.PIPE
         read_end, reports = os.pipe()
         life, self._life = os.pipe()
+        os.set_blocking(self._life, False)
         given = {"reports": reports, "life": life, "attributes": attributes}
+        if remote is not None:
+            given["lease"] = remote.lease
         self._process = subprocess.Popen(
             command,
+            cwd=None if remote is None else remote.folder,
             env={**os.environ, VARIABLE: json.dumps(given)},
             stdin=subprocess.DEVNULL,
             # The summary is process 0's alone.
-            stdout=None if number == 0 else subprocess.DEVNULL,
-            stderr=subprocess.PIPE if is_prefixed else None,
+            stdout=own if number == 0 else subprocess.DEVNULL,
+            stderr=subprocess.PIPE if is_prefixed else own,
             bufsize=0,
             pass_fds=(reports, life),
             # Its own session, so that Ctrl-C reaches this command alone, and one kill
@@ -92,6 +114,9 @@ class Child:
         os.close(life)
         self.status = ProcessStatus(number, self._process.pid)
         self._log = log
+        self._prefix = f"[{number}] " if is_prefixed else ""
+        self._is_renewed = remote is not None
+        self._renewed = 0.0  # the time at which its lease was
         self._is_over = False
         self._last_report = time.monotonic()
         self._has_joined = False
@@ -100,6 +125,14 @@ class Child:
         ]
         if self._process.stderr is not None:
             self._pipes.append((Pipe(self._process.stderr), self._echo))
+        if self._process.stdout is not None and remote is not None:
+            take_line = partial(_take_text, remote.out)
+            self._pipes.append((Pipe(self._process.stdout), take_line))
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has ended, and all that it wrote was read."""
+        return self._is_over
 
     def poll(self, now: float, rules: Rules) -> None:
         """Finds whether the process ended, or gives no sign of life."""
@@ -112,6 +145,7 @@ class Child:
         if self._process.poll() is not None:
             self._finish()
             return
+        self._renew(now)
         quiet = now - self._last_report
         # Python may start slowly, as from a network's file system.
         longest = max(rules.loss, rules.init_timeout)
@@ -169,7 +203,18 @@ class Child:
 
     def _echo(self, line: bytes) -> None:
         # Whose line it is: the processes share one terminal.
-        self._log(f"[{self.status.process}] {line.decode(errors='replace')}")
+        self._log(f"{self._prefix}{line.decode(errors='replace')}")
+
+    def _renew(self, now: float) -> None:
+        """Renews the lease of a remote command's process, once a second."""
+        if self._is_renewed and now - self._renewed >= 1:
+            self._renewed = now
+            with suppress(OSError):  # it has ended, or is stopped for a long time
+                os.write(self._life, b".")
+
+
+def _take_text(take: Log, line: bytes) -> None:
+    take(line.decode(errors="replace"))
 
 
 def _halted(pid: int) -> bool:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import select
 import signal
 import sys
 import threading
@@ -43,13 +44,21 @@ class ChildSide:
     init_timeout: float
     announced: dict[str, Any]
 
-    def __init__(self, reports: int, life: int, attributes: dict[str, Any]):
+    def __init__(
+        self,
+        reports: int,
+        life: int,
+        attributes: dict[str, Any],
+        lease: float | None = None,
+    ):
         """Starts to give signs of life.
 
         Args:
             reports: the pipe that the supervisor reads.
             life: a pipe that closes when the supervisor is gone.
             attributes: those above, by name.
+            lease: seconds after which a silent supervisor counts as gone; None if it
+                may be silent.
         """
         vars(self).update(attributes)
         self._reports = reports
@@ -64,7 +73,7 @@ class ChildSide:
         # A stopped supervisor must not block training.
         os.set_blocking(reports, False)
         threading.Thread(target=self._beat, daemon=True).start()
-        threading.Thread(target=_end_with, args=(life,), daemon=True).start()
+        threading.Thread(target=_end_with, args=(life, lease), daemon=True).start()
 
     def report(self, phase: str, step: int | None = None) -> None:
         """Reports the phase of this process; thread-safe and quick.
@@ -170,11 +179,12 @@ def _exit(code: int) -> NoReturn:
     os._exit(code)
 
 
-def _end_with(supervisor: int) -> NoReturn:
+def _end_with(supervisor: int, lease: float | None) -> NoReturn:
     """Ends this process, and those that it started, once the supervisor is gone."""
-    # Nothing is ever written to it: the read returns when the other end closes, which
-    # the system does however the supervisor ends.
-    while os.read(supervisor, 1):
+    # The read returns nothing when the other end closes, which the system does however
+    # the supervisor ends. A frozen one would be replaced, and its process with it: it
+    # must be gone by then.
+    while select.select([supervisor], [], [], lease)[0] and os.read(supervisor, 4096):
         pass
     with suppress(OSError):
         os.killpg(os.getpid(), signal.SIGKILL)

@@ -1,26 +1,10 @@
-"""The processes of a run, the limits on them, and what each start sends to all."""
+"""Values that all files about supervised processes share."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 Log = Callable[[str], None]
 """Shows the user a line."""
-
-
-@dataclass(frozen=True)
-class Group:
-    """The processes of a run, and those that this command starts.
-
-    Attributes:
-        count: the number of processes in all.
-        ids: the processes that this command starts.
-        coordinator: HOST:PORT of process 0's command; None if this command starts all.
-    """
-
-    count: int
-    ids: tuple[int, ...]
-    coordinator: str | None = None
 
 
 class Rules(NamedTuple):
@@ -48,19 +32,41 @@ class Start(NamedTuple):
     Attributes:
         serial: number of the start; reports with an earlier one are stale.
         attempt: restarts before it.
-        jax_coordinator: host:port for jax's own coordination service.
+        announced: the values that the command sends to all processes.
+        jax_coordinator: host:port for jax's own coordination service, where process 0
+            runs.
         hosts: the number of hosts.
         places: for each process: its number, its number on its host, and the number of
             processes on that host.
-        announced: the values that process 0 sends to all.
+        names: for each process the name of its host; None if there is only one.
     """
 
     serial: int
     attempt: int
+    announced: dict[str, Any]
     jax_coordinator: str
     hosts: int
     places: list[tuple[int, int, int]]
-    announced: dict[str, Any]
+    names: list[str | None]
+
+    def attributes(self, init_timeout: float) -> list[dict[str, Any]]:
+        """Returns the attributes of each process's `ChildSide`.
+
+        Args:
+            init_timeout: seconds that jax may take to connect.
+        """
+        shared = {
+            "processes": len(self.places),
+            "hosts": self.hosts,
+            "attempt": self.attempt,
+            "jax_coordinator": self.jax_coordinator,
+            "init_timeout": init_timeout,
+            "announced": self.announced,
+        }
+        return [
+            {**shared, "process": process, "local": local, "locals": locals_}
+            for process, local, locals_ in self.places
+        ]
 
 
 def processes(ids: list[int]) -> str:

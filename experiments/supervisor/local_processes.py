@@ -1,10 +1,12 @@
-"""The processes that one command starts."""
+"""The processes that one command starts on its own machine."""
 
+import socket
 from dataclasses import dataclass, field
 
 from experiments.supervisor.child import Child
-from experiments.supervisor.group import Group, Log, Rules, Start
+from experiments.supervisor.group import Log, Rules, Start
 from experiments.supervisor.process_status import ProcessStatus
+from experiments.supervisor.processes import Placement
 
 # Phases in which jax may replace the handler of a signal, which would be lost.
 UNREADY = ("start", "connect")
@@ -12,47 +14,49 @@ UNREADY = ("start", "connect")
 
 @dataclass
 class LocalProcesses:
-    """The processes that one command starts.
+    """Child processes of this command; see `Processes`.
 
     Attributes:
-        group: all processes of the run.
+        count: the number of processes.
         command: argv of one process.
         rules: limits.
         log: prints a line.
     """
 
-    group: Group
+    count: int
     command: list[str]
     rules: Rules
     log: Log
     _children: list[Child] = field(default_factory=list)
 
+    def gather(self, now: float) -> Placement:
+        """Returns places on this machine, with a port that is free now."""
+        # Another one for each start: the last one's may linger, or have been taken.
+        with socket.create_server(("127.0.0.1", 0)) as sock:
+            port = sock.getsockname()[1]
+        places = [(i, i, self.count) for i in range(self.count)]
+        return Placement(f"127.0.0.1:{port}", 1, places, [None] * self.count)
+
     def start(self, start: Start) -> None:
         """Starts all processes, once the earlier ones are gone."""
         self.kill()
-        shared = {
-            "processes": self.group.count,
-            "hosts": start.hosts,
-            "attempt": start.attempt,
-            "jax_coordinator": start.jax_coordinator,
-            "init_timeout": self.rules.init_timeout,
-            "announced": start.announced,
-        }
-        for process, local, locals_ in start.places:
-            if process in self.group.ids:
-                own = {"process": process, "local": local, "locals": locals_}
-                is_prefixed = process > 0 and len(self.group.ids) > 1
-                child = Child(self.command, shared | own, is_prefixed, self.log)
-                self._children.append(child)
-
-    def statuses(self) -> list[ProcessStatus]:
-        """The status of each process."""
-        return [child.status for child in self._children]
+        self._children = [
+            Child(self.command, attributes, attributes["process"] > 0, self.log)
+            for attributes in start.attributes(self.rules.init_timeout)
+        ]
 
     def poll(self, now: float) -> None:
         """Updates the status of each process."""
         for child in self._children:
             child.poll(now, self.rules)
+
+    def statuses(self) -> list[ProcessStatus]:
+        """The status of each process."""
+        return [child.status for child in self._children]
+
+    def gone(self) -> dict[int, str]:
+        """Nobody is lost with this machine who could still be reported."""
+        return {}
 
     @property
     def ready(self) -> bool:
@@ -75,3 +79,6 @@ class LocalProcesses:
         for child in self._children:
             child.reap()
         self._children = []
+
+    def close(self) -> None:
+        """Holds nothing else."""

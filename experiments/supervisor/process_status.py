@@ -34,14 +34,14 @@ class ProcessStatus(NamedTuple):
 
 
 class TrackedProcess(NamedTuple):
-    """A process as process 0's command tracks it; times are those of time.monotonic().
+    """A process as the leader tracks it; times are those of time.monotonic().
 
     Attributes:
-        status: the last report of its supervisor.
+        status: the last report on it.
         host: name of its host; None if there is only one.
         since: time of its last change of phase or step.
         ended: time at which it was found ended or lost.
-        gone: why its supervisor does not answer.
+        gone: why its host is lost; None if it is not.
     """
 
     status: ProcessStatus

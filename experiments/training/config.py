@@ -76,7 +76,9 @@ class RunConfig:
         keep_checkpoints: how many of the newest are kept.
         resume: go on from the newest checkpoint in --out, if there is one.
         resume_center: the same; with another number of workers, from its center model.
-        processes: train in so many processes, started here.
+        processes: train in so many processes, started here or by --scheduler.
+        scheduler: start the processes on the workers of this Dask cluster:
+            tcp://HOST:PORT, tls://HOST:PORT or a scheduler file.
         coordinator: where process 0 is, to join processes that are started one by one.
         process_id: with --coordinator: which this one is, from 0.
         num_processes: with --coordinator: how many there are.
@@ -159,6 +161,11 @@ class RunConfig:
     resume_center: bool = flag(default=False)
 
     processes: int = flag(default=1, group=PROCESSES, least=1)
+    scheduler: str | None = flag(
+        metavar="ADDRESS",
+        scope="process",
+        study="--scheduler of the study, outside of --algos",
+    )
     coordinator: str | None = flag(metavar="HOST:PORT", scope="process")
     process_id: int | None = flag(least=0, scope="process")
     num_processes: int | None = flag(least=1)

@@ -345,14 +345,14 @@ def test_unfit_workers_are_refused_by_name_before_they_get_work(tmp_path):
         dask.worker(TINY_DATA=tmp_path / "nothing")
         command = dask.study(study, out)
         command.wait_for(
-            r"not used: worker tcp://\S+ on \S+: its code of syncalgos is another one"
+            r"the Dask worker tcp://\S+ \(pid \d+ on \S+\) is refused: its code"
         )
-        command.wait_for(r"not used: worker tcp://\S+ on \S+: .*nothing")
+        command.wait_for(r"the Dask worker tcp://\S+ on \S+ is refused: .*nothing")
         assert runs_done(out) == []
         dask.worker()
         ended = command.ended(5 * TIMEOUT)
         assert ended.code == 0, ended.stderr
-        assert ended.stderr.count("not used") == 2
+        assert ended.stderr.count("is refused") == 2
 
 
 @pytest.mark.slow

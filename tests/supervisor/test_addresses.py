@@ -6,17 +6,16 @@ import signal
 import socket
 
 import pytest
-from fake_member import commands as fake_commands
 from fake_member import free_address
 from faults import commands, listening, tagged, until
 
 from experiments.checkpoint.folder import steps
 from experiments.checkpoint.manager import FOLDER
-from experiments.supervisor.addresses import free_port, listen, own_address
+from experiments.launch import addresses
+from experiments.launch.addresses import free_port, listen, own_address
 
 HERE = "127.0.0.1"
 NOWHERE = "203.0.113.7"  # kept for documents
-WAIT = {"*": ["at connect", "wait go"]}
 LONG = "--task tiny_tasks:drawing --workers 2 --algo bmuf --period 4 --steps 40000 "
 LONG += "--checkpoint-every 4 --eval-every 40000"
 
@@ -39,36 +38,41 @@ def test_port_is_free_at_the_address():
             listen(HERE, first.getsockname()[1])
 
 
-@pytest.fixture
-def start(tmp_path):
-    with fake_commands(tmp_path) as start:
-        yield start
+@pytest.mark.parametrize(
+    "text, expected",
+    [
+        ("hosta:9999", ("hosta", 9999)),
+        ("10.0.0.1:1", ("10.0.0.1", 1)),
+        ("[::1]:65535", ("::1", 65535)),
+    ],
+)
+def test_address_has_a_host_and_a_port(text, expected):
+    assert addresses.address(text) == expected
+    assert addresses.joined_address(*expected) == text
 
 
-def test_process_0_listens_where_the_coordinator_is(start, tmp_path):
-    command = start(WAIT, ids=[0], at=free_address())
-    found = until(lambda: listening([command.process.pid]), "it listens")
-    assert found == [HERE]
-    (tmp_path / "go").touch()
-    command.process.send_signal(signal.SIGTERM)
-    assert command.ended()[0] == 75
-
-
-def test_address_of_another_machine_is_refused(start):
-    command = start(WAIT, ids=[0], at=f"{NOWHERE}:9999")
-    told = f"process 0 cannot listen at {NOWHERE}, which is no address of this machine:"
-    assert command.ended() == (
-        4,
-        [f"{told} give one of its own as --coordinator"],
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "h",
+        "h:",
+        ":9",
+        "h:x",
+        "h:0",
+        "h:65536",
+        "::1:9",
+        "http://h:9",
+        "h :9",
+        "h:-1",
+    ],
+)
+def test_address_that_is_none_is_told(text):
+    with pytest.raises(ValueError) as error:
+        addresses.address(text)
+    assert str(error.value).endswith(f"got {text!r}") and "HOST:PORT" in str(
+        error.value
     )
-
-
-def test_name_that_means_nothing_here_is_told(start):
-    at = free_address().replace(HERE, "no-such-host.invalid")
-    code, lines = start(WAIT, ids=[0], at=at, init_timeout=1).ended()
-    assert code == 4
-    assert lines[0].startswith("no-such-host.invalid means no address here by which ")
-    assert lines[1] == f"process 0 at {at} waited 1 s for process 1 of 2"
 
 
 @pytest.mark.slow

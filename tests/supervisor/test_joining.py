@@ -9,8 +9,7 @@ import pytest
 from commands import PROGRAM, ROOT, Run, environment, execute
 
 from experiments.cli.errors import BadRequest
-from experiments.launch.membership import requested_group
-from experiments.supervisor.group import Group
+from experiments.launch.membership import Membership, requested
 from experiments.training.config import parse
 
 BY_HAND = "--coordinator a:9999 --process-id 1 --num-processes 4"
@@ -21,13 +20,13 @@ BY_HAND = "--coordinator a:9999 --process-id 1 --num-processes 4"
     [
         ("", None),
         ("--processes 1", None),
-        ("--processes 4", Group(4, (0, 1, 2, 3))),
-        (BY_HAND, Group(4, (1,), "a:9999")),
-        (f"{BY_HAND} --process-id 0", Group(4, (0,), "a:9999")),
+        ("--processes 4", Membership(4)),
+        (BY_HAND, Membership(4, 1, "a:9999")),
+        (f"{BY_HAND} --process-id 0", Membership(4, 0, "a:9999")),
     ],
 )
 def test_flags_say_which_processes_there_are(command, expected):
-    assert requested_group(parse(command.split())) == expected
+    assert requested(parse(command.split())) == expected
 
 
 @pytest.mark.parametrize(
@@ -50,7 +49,7 @@ def test_flags_say_which_processes_there_are(command, expected):
 )
 def test_flags_that_do_not_go_together_are_refused(command, words):
     with pytest.raises(BadRequest) as refused:
-        requested_group(parse(command.split()))
+        requested(parse(command.split()))
     assert words in str(refused.value)
     assert "\n" not in str(refused.value)
 
@@ -60,7 +59,7 @@ def test_auto_without_a_scheduler_says_what_to_do(monkeypatch):
         if name.startswith(("SLURM", "OMPI", "KUBERNETES")):
             monkeypatch.delenv(name)
     with pytest.raises(BadRequest, match="no Slurm, Open MPI or Kubernetes"):
-        requested_group(parse(["--distributed", "auto"]))
+        requested(parse(["--distributed", "auto"]))
 
 
 def slurm(process):
@@ -78,9 +77,9 @@ def slurm(process):
 def test_slurm_says_who_a_process_is(monkeypatch):
     for name, value in slurm(1).items():
         monkeypatch.setenv(name, str(value))
-    found = requested_group(parse(["--distributed", "auto"]))
+    found = requested(parse(["--distributed", "auto"]))
     assert found is not None
-    assert (found.count, found.ids) == (2, (1,))
+    assert (found.processes, found.process) == (2, 1)
     assert str(found.coordinator).startswith("127.0.0.1:")
 
 

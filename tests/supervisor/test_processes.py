@@ -23,7 +23,7 @@ from in_process import HALF, STEPS, Seen, host, taken
 from problems import drawing
 
 import syncalgos
-from experiments.supervisor.addresses import free_port
+from experiments.launch.addresses import free_port
 from syncalgos.engine.layout import BACKENDS, is_key
 
 NAMES = tuple(syncalgos.ALGORITHMS)

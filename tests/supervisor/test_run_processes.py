@@ -7,7 +7,7 @@ import time
 
 import pytest
 from commands import imported_by
-from fake_member import commands, free_address, left, pid_of, pids, until
+from fake_member import commands, left, pid_of, pids, until
 
 from experiments.supervisor.child import Pipe
 from experiments.supervisor.failure_policy import decide, stuck_lines
@@ -22,13 +22,6 @@ HANG = [*STEPS, "touch trained", "hang"]
 def start(tmp_path):
     with commands(tmp_path) as start:
         yield start
-
-
-def two_hosts(start, plan, count=2, **rules):
-    """The commands of process 0 and of the others, as if on another host."""
-    at = free_address()
-    first = start(plan, count, ids=[0], at=at, **rules)
-    return first, start(plan, count, ids=list(range(1, count)), at=at, **rules)
 
 
 def told(folder, process, attempt=0):
@@ -59,15 +52,6 @@ def test_processes_are_told_what_they_need(start, tmp_path):
             "init_timeout": 60.0,
             "announced": {"out": "runs/1"},
         }
-
-
-def test_processes_of_two_commands_on_one_host_share_it(start, tmp_path):
-    both = two_hosts(start, {"*": ["told", *STEPS]}, count=3)
-    assert [command.ended() for command in both] == [(0, []), (0, [])]
-    for i in range(3):
-        known = told(tmp_path, i)
-        assert (known["local"], known["locals"], known["hosts"]) == (i, 3, 1)
-    assert len({told(tmp_path, i)["jax_coordinator"] for i in range(3)}) == 1
 
 
 def test_output_is_process_0s_and_errors_tell_whose_they_are(start):
@@ -135,21 +119,6 @@ def test_killed_process_is_named_at_once(start, tmp_path):
     assert lines == [f"process 1 (pid {pid}) was killed by SIGKILL at step 3"]
 
 
-@pytest.mark.parametrize("victim", [0, 1])
-def test_killed_process_is_named_by_all_commands(victim, start, tmp_path):
-    both = two_hosts(start, {"*": HANG})
-    trained(tmp_path, 0, 1)
-    pid = pid_of(tmp_path, victim)
-    began = time.monotonic()
-    os.kill(pid, signal.SIGKILL)
-    for command in both:
-        code, [line] = command.ended()
-        assert code == 75
-        assert line.startswith(f"process {victim} (pid {pid} on ")
-        assert line.endswith(") was killed by SIGKILL at step 3")
-    assert time.monotonic() - began < 3
-
-
 def test_killed_process_is_named_before_those_that_noticed(start):
     noticed = [*STEPS, "touch noticed", "lost a collective failed"]
     plan = {"0": noticed, "1": [*STEPS, "wait noticed-0", "kill 9"]}
@@ -172,16 +141,12 @@ def test_what_a_process_started_goes_with_it(start, tmp_path):
     until(lambda: not left(tmp_path), "the helper ends")
 
 
-@pytest.mark.parametrize("by_hand", [False, True], ids=["one host", "two hosts"])
-def test_lost_process_is_restarted(by_hand, start, tmp_path):
+def test_lost_process_is_restarted(start, tmp_path):
     plan = {"1@0": ["told", *STEPS, "kill 9"], "0@0": HANG, "*": ["told", *STEPS]}
-    rules = {"max_restarts": 2}
-    both = two_hosts(start, plan, **rules) if by_hand else [start(plan, **rules)]
-    for command in both:
-        code, [lost, restart] = command.ended()
-        assert code == 0
-        assert "was killed by SIGKILL at step 3" in lost
-        assert restart == "restart 1 of 2"
+    code, [lost, restart] = start(plan, max_restarts=2).ended()
+    assert code == 0
+    assert "was killed by SIGKILL at step 3" in lost
+    assert restart == "restart 1 of 2"
     assert [told(tmp_path, i, 1)["attempt"] for i in (0, 1)] == [1, 1]
     addresses = [told(tmp_path, 1, attempt)["jax_coordinator"] for attempt in (0, 1)]
     assert addresses[0] != addresses[1]
@@ -242,9 +207,7 @@ def test_process_for_which_others_wait_is_told_once(start, tmp_path):
 
 def test_refusal_of_one_ends_all(start):
     plan = {"0": HANG, "1": ["at prepare", "refuse 2 --lr must be above 0"]}
-    expected = (2, ["process 1: --lr must be above 0"])
-    both = two_hosts(start, plan)
-    assert [command.ended() for command in both] == [expected] * 2
+    assert start(plan).ended() == (2, ["process 1: --lr must be above 0"])
 
 
 def test_refusal_of_all_is_told_once(start):
@@ -391,56 +354,44 @@ def test_jaxs_start_up_that_hangs_is_given_up(other, expected, start):
 @pytest.mark.parametrize(
     "number, code", [(signal.SIGTERM, 75), (signal.SIGINT, 130)], ids=str
 )
-@pytest.mark.parametrize("by_hand", [False, True], ids=["one host", "two hosts"])
-def test_signal_stops_all_in_order(by_hand, number, code, start, tmp_path):
-    plan = {"*": ["stoppable"]}
-    both = two_hosts(start, plan) if by_hand else [start(plan, max_restarts=1)]
+def test_signal_stops_all_in_order(number, code, start, tmp_path):
+    command = start({"*": ["stoppable"]}, max_restarts=1)
     trained(tmp_path, 0, 1)
-    both[-1].process.send_signal(number)
-    assert [command.ended() for command in both] == [(code, [])] * len(both)
+    command.process.send_signal(number)
+    assert command.ended() == (code, [])
     assert not left(tmp_path)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("by_hand", [False, True], ids=["one host", "two hosts"])
-def test_loss_while_stopping_is_not_restarted(by_hand, start, tmp_path):
-    plan, rules = {"0": HANG, "1": ["deaf", *HANG]}, {"max_restarts": 1}
-    both = two_hosts(start, plan, **rules) if by_hand else [start(plan, **rules)]
+def test_loss_while_stopping_is_not_restarted(start, tmp_path):
+    command = start({"0": HANG, "1": ["deaf", *HANG]}, max_restarts=1)
     trained(tmp_path, 0, 1)
     os.kill(pid_of(tmp_path, 0), signal.SIGSTOP)  # SIGTERM would end it
-    both[-1].process.send_signal(signal.SIGTERM)
+    command.process.send_signal(signal.SIGTERM)
     until((tmp_path / "heard-1").exists, "process 1 is asked to stop")
     os.kill(pid_of(tmp_path, 0), signal.SIGKILL)
-    for command in both:
-        code, [line] = command.ended()
-        assert code == 75 and line.endswith("was killed by SIGKILL at step 3")
+    code, [line] = command.ended()
+    assert code == 75 and line.endswith("was killed by SIGKILL at step 3")
 
 
 @pytest.mark.parametrize(
     "number, code", [(signal.SIGTERM, 75), (signal.SIGINT, 130)], ids=str
 )
 def test_second_signal_ends_at_once(number, code, start, tmp_path):
-    both = two_hosts(start, {"*": ["deaf", *HANG]}, max_restarts=1)
+    command = start({"*": ["deaf", *HANG]}, max_restarts=1)
     trained(tmp_path, 0, 1)
-    both[1].process.send_signal(number)
+    command.process.send_signal(number)
     until((tmp_path / "heard-1").exists, "process 1 is asked to stop")
-    assert [command.process.poll() for command in both] == [None, None]
-    both[1].process.send_signal(number)
-    assert both[1].ended(3) == (code, [])
-    others, [line] = both[0].ended(3)
-    assert others == 75
-    assert line.startswith("process 1's command on ")
-    assert line.endswith(f"was stopped by {signal.Signals(number).name}")
+    assert command.process.poll() is None
+    command.process.send_signal(number)
+    assert command.ended(3) == (code, [])
 
 
-@pytest.mark.parametrize("asked", [0, 1])
-def test_signal_before_the_run_ends_it_at_once(asked, start, tmp_path):
-    both = two_hosts(start, {"*": ["at connect", "deaf", "touch trained", "hang"]})
+def test_signal_before_the_run_ends_it_at_once(start, tmp_path):
+    command = start({"*": ["at connect", "deaf", "touch trained", "hang"]})
     trained(tmp_path, 0, 1)
-    both[asked].process.send_signal(signal.SIGINT)
-    assert both[asked].ended(3) == (130, [])
-    code, [line] = both[1 - asked].ended(3)
-    assert code == 75 and line.endswith("was stopped by SIGINT")
+    command.process.send_signal(signal.SIGINT)
+    assert command.ended(3) == (130, [])
 
 
 # Supervisors that are gone
@@ -452,52 +403,3 @@ def test_processes_go_with_their_supervisor(start, tmp_path):
     assert len(left(tmp_path)) == 4
     command.process.kill()
     until(lambda: not left(tmp_path), "they end")
-
-
-@pytest.mark.parametrize("gone", [0, 1])
-def test_host_that_is_gone_is_named(gone, start, tmp_path):
-    both = two_hosts(start, {"*": HANG})
-    trained(tmp_path, 0, 1)
-    both[gone].process.kill()
-    code, [line] = both[1 - gone].ended()
-    assert code == 75
-    assert line.startswith(f"process {gone}'s host ")
-    assert line.endswith(" is gone (connection closed)")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("gone", [0, 1])
-def test_host_that_is_silent_is_gone(gone, start, tmp_path):
-    both = two_hosts(start, {"*": HANG}, loss=2)
-    trained(tmp_path, 0, 1)
-    both[gone].process.send_signal(signal.SIGSTOP)
-    code, [line] = both[1 - gone].ended()
-    assert code == 75
-    assert line.endswith(" is gone (silent for 2 s)")
-    both[gone].process.send_signal(signal.SIGCONT)
-    assert both[gone].ended()[0] == 75
-
-
-@pytest.mark.parametrize("gone", [0, 1])
-def test_host_that_comes_back_takes_part_again(gone, start, tmp_path):
-    at, plan = free_address(), {"*": [*HANG[:-1], "wait go"]}
-    both = [start(plan, ids=[i], at=at, max_restarts=1) for i in (0, 1)]
-    trained(tmp_path, 0, 1)
-    for i in (0, 1):
-        (tmp_path / f"trained-{i}").unlink()
-    both[gone].process.kill()
-    both[1 - gone].wait_for("is gone (connection closed)")
-    both[gone] = start(plan, ids=[gone], at=at, max_restarts=1)
-    trained(tmp_path, 0, 1)
-    (tmp_path / "go").touch()
-    assert [command.ended()[0] for command in both] == [0, 0]
-
-
-def test_host_that_does_not_come_back_ends_the_run(start, tmp_path):
-    both = two_hosts(start, {"*": HANG}, max_restarts=1, init_timeout=1)
-    trained(tmp_path, 0, 1)
-    both[1].process.kill()
-    code, lines = both[0].ended()
-    assert code == 75
-    assert lines[1] == "restart 1 of 1"
-    assert lines[2].endswith(" waited 1 s for process 1 of 2 to come back")

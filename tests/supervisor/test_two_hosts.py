@@ -11,8 +11,8 @@ import pytest
 from commands import PROGRAM, ROOT, Run, environment, execute
 from faults import until
 
+from experiments.launch.addresses import free_port
 from experiments.launch.gloo import _address_towards
-from experiments.supervisor.addresses import free_port
 
 PORT = 9999
 ADDRESSES = ("10.78.0.1", "10.78.0.2")

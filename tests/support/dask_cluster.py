@@ -18,11 +18,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from commands import ROOT, TIMEOUT, environment
+from commands import PROGRAM, ROOT, TIMEOUT, environment
 from faults import TAG, Command, members, tagged, until
 from lasting import OURS
 
 DASK = [sys.executable, "-m", "dask"]
+COMPARE = [sys.executable, "-m", "experiments.compare"]
 # Dask's own: seconds in which the scheduler notices a worker that says nothing.
 QUICK = {"DASK_DISTRIBUTED__SCHEDULER__WORKER_TTL": "20s"}
 
@@ -72,20 +73,28 @@ class DaskCluster:
         address: of the scheduler.
     """
 
-    def __init__(self, folder, devices, host, flags, environ):
+    def __init__(self, folder, devices, host, flags, prefix, environ):
         self.folder, self.tag = folder, uuid.uuid4().hex
         self.workers, self.commands, self._nodes = [], [], []
         self._host, self._flags, self._devices = host, flags, devices
+        self._prefix = prefix
+        self._given = environ
         self._environ = {TAG: self.tag, "PYTHONPATH": OURS, **QUICK, **environ}
         self.file = folder / "scheduler.json"
 
-    def start_scheduler(self, prefix=(), port=0):
+    def start_scheduler(self):
         """Starts the scheduler, and waits until it listens."""
         self.file.unlink(missing_ok=True)
-        words = f"scheduler --no-dashboard --host {self._host} --port {port}".split()
+        words = f"scheduler --host {self._host} --port 0".split()
+        # Without this its pages are at all addresses, even by --no-dashboard.
+        words += ["--dashboard-address", f"{self._host}:0"]
         words += [*self._flags, "--scheduler-file", str(self.file)]
         self.scheduler = Node(
-            words, "scheduler", self.folder, environment(**self._environ), prefix
+            words,
+            "scheduler",
+            self.folder,
+            environment(**self._environ),
+            self._prefix,
         )
         self._nodes.append(self.scheduler)
         # Dask opens the file before it writes into it.
@@ -95,51 +104,49 @@ class DaskCluster:
         )
         self.address = json.loads(self.file.read_text())["address"]
 
-    def worker(self, prefix=(), host=None, **environ):
-        """Starts one more worker, of one thread and without a nanny.
+    def worker(self, prefix=None, host=None, nanny=False, **environ):
+        """Starts one more worker of one thread.
 
         Args:
-            prefix: of its command, such as `ip netns exec NAME`.
+            prefix: of its command; None is the cluster's.
             host: its address.
+            nanny: whether another process starts it again when it is lost.
             environ: of its process, besides the cluster's.
         """
         name = f"worker-{len(self.workers)}"
-        words = f"worker --no-nanny --no-dashboard --nthreads 1 --name {name}".split()
-        words += ["--host", host or self._host, "--death-timeout", "60"]
+        words = f"worker --nthreads 1 --name {name}".split()
+        words += ["--nanny" if nanny else "--no-nanny"]
+        own = host or self._host
+        words += ["--host", own, "--dashboard-address", f"{own}:0"]
+        words += ["--death-timeout", "60"]
         words += ["--local-directory", str(self.folder / name), *self._flags]
         words += [self.address]
         devices = {"JAX_NUM_CPU_DEVICES": self._devices}
         all_of_it = environment(**{**self._environ, **devices, **environ})
-        node = Node(words, name, self.folder, all_of_it, prefix)
+        before = self._prefix if prefix is None else prefix
+        node = Node(words, name, self.folder, all_of_it, before)
         self.workers.append(node)
         self._nodes.append(node)
         return node
 
     def run(self, words, out=None, devices=1, **environ):
         """Starts `experiments.run WORDS --scheduler ADDRESS`."""
-        self.commands.append(
-            Command(
-                f"{words} --scheduler {self.address}",
-                out or self.folder / "out",
-                self.tag,
-                len(self.commands),
-                devices,
-                {**self._environ, **environ},
-            )
-        )
-        return self.commands[-1]
+        return self._start(PROGRAM, words, out or self.folder / "out", devices, environ)
 
     def study(self, words, out, **environ):
         """Starts `experiments.compare WORDS --scheduler ADDRESS`."""
+        return self._start(COMPARE, words, out, self._devices, environ)
+
+    def _start(self, program, words, out, devices, environ):
         self.commands.append(
             Command(
                 f"{words} --scheduler {self.address}",
                 out,
                 self.tag,
                 len(self.commands),
-                self._devices,
-                {**self._environ, **environ},
-                [sys.executable, "-m", "experiments.compare"],
+                devices,
+                {**self._given, **environ},
+                [*self._prefix, *program],
             )
         )
         return self.commands[-1]
@@ -181,7 +188,9 @@ def _is_maker(path):
 
 
 @contextmanager
-def cluster(folder, workers=0, devices=1, host="127.0.0.1", flags=(), **environ):
+def cluster(
+    folder, workers=0, devices=1, host="127.0.0.1", flags=(), prefix=(), **environ
+):
     """Yields a cluster; in the end its workers must have no process left.
 
     Args:
@@ -190,11 +199,12 @@ def cluster(folder, workers=0, devices=1, host="127.0.0.1", flags=(), **environ)
         devices: JAX_NUM_CPU_DEVICES of each.
         host: the address of the scheduler and the workers.
         flags: of both, such as those of TLS.
+        prefix: of all commands, such as `ip netns exec NAME`.
         environ: of all processes.
     """
     if not Path("/proc/self/environ").exists():
         pytest.skip("what is left is looked for in /proc")
-    dask = DaskCluster(folder, devices, host, flags, environ)
+    dask = DaskCluster(folder, devices, host, flags, prefix, environ)
     try:
         dask.start_scheduler()
         for _ in range(workers):

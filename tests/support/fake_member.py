@@ -64,13 +64,8 @@ def commands(folder):
     """Yields start(plan, …), which starts a command; in the end nobody may be left."""
     started = []
 
-    def start(plan, count=2, ids=None, at=None, facts=None, announced=None, **rules):
-        settings = {
-            "group": [count, list(range(count)) if ids is None else ids, at],
-            "facts": facts or {},
-            "announced": announced or {},
-            "rules": rules,
-        }
+    def start(plan, count=2, announced=None, **rules):
+        settings = {"count": count, "announced": announced or {}, "rules": rules}
         started.append(Command(folder, len(started), plan, settings))
         return started[-1]
 
@@ -115,18 +110,14 @@ def _goes_on(pid):
 
 def _supervise(plan, settings):
     from experiments.cli.exits import say
-    from experiments.supervisor.group import Group, Rules
+    from experiments.supervisor.group import Rules
+    from experiments.supervisor.local_processes import LocalProcesses
     from experiments.supervisor.run_processes import run_processes
 
-    count, ids, at = settings["group"]
-    return run_processes(
-        Group(count, tuple(ids), at),
-        [sys.executable, __file__, plan],
-        settings["facts"],
-        settings["announced"],
-        Rules(**settings["rules"]),
-        say,
-    )
+    rules = Rules(**settings["rules"])
+    command = [sys.executable, __file__, plan]
+    processes = LocalProcesses(settings["count"], command, rules, say)
+    return run_processes(processes, settings["announced"], rules, say)
 
 
 def _take_part(plan):

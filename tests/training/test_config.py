@@ -20,6 +20,7 @@ OTHER |= {
     "batch_size": "16",
     "devices": "1,0",
     "coordinator": "host:1234",
+    "scheduler": "tcp://host:8786",
     "resume": "",
     "steps": "64",
 }

@@ -79,7 +79,7 @@ def main() -> None:
             return
         try:
             if "names" in request:
-                write({"facts": _facts(loader, **request)})
+                write(_introduced(loader, **request))
             else:
                 write({"made": _make(maker, Line(write), **request)})
         # The worker says it to the study, which goes on.
@@ -87,16 +87,17 @@ def main() -> None:
             write(_failure(error))
 
 
-def _facts(loader: Any, argv: list[str], seed: int, names: list[str]) -> dict[str, Any]:
-    """Returns what all processes of a study must agree on; checks flags and data."""
+def _introduced(
+    loader: Any, argv: list[str], seed: int, names: list[str]
+) -> dict[str, Any]:
+    """Checks a run's flags, loads its data, and returns what all workers must share."""
     import jax
 
-    from experiments.study.running.versions import of_code
+    from experiments.study.running.versions import of_modules
 
-    parts = loader.components(argv, seed)
-    devices = parts.trainer.layout.devices
-    platform = f"{devices[0].platform} × {jax.local_device_count()}"
-    return {**of_code(names), "devices": platform}
+    devices = loader.components(argv, seed).trainer.layout.devices
+    kind = f"{jax.local_device_count()} {devices[0].platform} devices"
+    return {"devices": kind, "own": of_modules(names)}
 
 
 def _make(maker: Any, line: Line, argv: list[str], seed: int, folder: str) -> str:

@@ -72,13 +72,10 @@ def make(
         OSError: a file cannot be written; runs that are done stay.
     """
     jobs = Jobs(plan, workers)
-    mark = out / workers.terms.mark
-    mark.touch()
     try:
         jobs.make(asked_to_stop)
     finally:
         jobs.close()
-        mark.unlink(missing_ok=True)
         # Of runs whose process was killed.
         for unfinished in out.glob("*/*/**/.seed-*"):
             shutil.rmtree(unfinished, ignore_errors=True)
@@ -125,6 +122,7 @@ class Jobs:
 
     def close(self) -> None:
         """Ends all processes of the study, on all workers."""
+        self.workers.roster.close()
         if self._client.status != "running":
             return
         self._client.cancel(
@@ -158,7 +156,7 @@ class Jobs:
         for worker in lost:
             for job in [job for job in self._jobs if job.worker == worker]:
                 self._jobs.remove(job)
-                self._lose(job, f"worker {worker.address} on {worker.host} is gone")
+                self._lose(job, f"the Dask worker {worker} is gone")
         self._join()
 
     def _join(self) -> None:
@@ -199,7 +197,9 @@ class Jobs:
 
     def _take(self, message: Any) -> None:
         """Takes an event of a run, or its end."""
-        if isinstance(message, Mapping):
+        if isinstance(message, dict) and "facts" in message:
+            return self.workers.take(message)
+        if isinstance(message, dict):
             job = self._of(lambda x: x.key == message["key"])
             if job is not None and job.line is not None:
                 _show(job.line, message)

@@ -3,11 +3,12 @@
 import os
 import secrets
 from collections.abc import Callable
-from pathlib import Path
 
 import jax
 
 from experiments.launch.cluster.connection import cluster, dashboard
+from experiments.launch.cluster.roster import Roster
+from experiments.launch.cluster.workers import expected
 from experiments.study.config import StudyConfig
 from experiments.study.grid import Loader
 from experiments.study.running import jobs, serial, versions
@@ -16,6 +17,7 @@ from experiments.study.running.member import Terms
 from experiments.study.running.plan import Plan
 from experiments.study.running.progress import StudyProgress, progress
 from experiments.study.running.workers import Workers
+from experiments.training import prepared
 from experiments.training.components import cores, environment
 
 
@@ -62,23 +64,23 @@ def _make_by_jobs(
     study = secrets.token_hex(8)
     terms = Terms(
         study=study,
-        folder=str(config.folder.absolute()),
-        mark=f".seen-{study}",
         directory=os.getcwd(),
         environment=_environment(config.devices_per_job),
     )
     first = next(plan.waiting())
     with cluster(config.scheduler, config.jobs) as client:
         bar.say(f"dashboard: {dashboard(client)}")
+        meant = expected(prepared.versions(), config.factories)
         workers = Workers(
             client,
+            Roster(client, study, meant, config.folder.absolute(), bar.say),
             terms,
             (first.argv, first.seed),
-            versions.of_code(config.factories),
+            versions.of_modules(config.factories),
             config.factories,
             bar,
         )
-        jobs.make(plan, workers, Path(config.folder), asked_to_stop)
+        jobs.make(plan, workers, config.folder, asked_to_stop)
 
 
 def _environment(devices: int | None) -> dict[str, str]:

@@ -6,7 +6,6 @@ These functions run in the threads of a Dask worker.
 import os
 import queue
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -16,6 +15,7 @@ from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
+from experiments.launch.cluster.member import is_wanted
 from experiments.supervisor.json_lines import decode, encode
 
 TICK = 0.1  # seconds between two looks at whether a run is still wanted
@@ -28,15 +28,11 @@ class Terms(NamedTuple):
 
     Attributes:
         study: random name of this command: the topic of its events.
-        folder: absolute, of the study, where the command runs.
-        mark: name of a file there, by which a worker knows that it sees the folder.
         directory: from which relative paths of flags count, where it exists.
         environment: variables of the child processes: devices and threads.
     """
 
     study: str
-    folder: str
-    mark: str
     directory: str
     environment: Mapping[str, str]
 
@@ -154,24 +150,19 @@ _POOL = Pool()
 def introduce(
     terms: Terms, argv: Sequence[str], seed: int, names: Sequence[str]
 ) -> dict[str, Any]:
-    """Returns what a worker is, before it gets work.
+    """Has a worker load a run's data, before it gets work.
 
     Args:
         terms: of the study.
-        argv: flags of one of its runs, whose data is loaded.
-        seed: of that run.
+        argv: flags of the run.
+        seed: of the run.
         names: of algorithms and tasks.
 
     Returns:
-        host; facts (versions, code, devices) or failed (a line); is_shared, whether it
-        sees the study's folder.
+        devices (in words) and own (digests of the user's modules), or failed, disk or
+        killed, with a line.
     """
-    request = {"argv": list(argv), "seed": seed, "names": list(names)}
-    found = {
-        "host": socket.gethostname(),
-        "is_shared": Path(terms.folder, terms.mark).exists(),
-    }
-    return found | _asked(terms, request)
+    return _asked(terms, {"argv": list(argv), "seed": seed, "names": list(names)})
 
 
 def make_run(
@@ -213,14 +204,14 @@ def _asked(terms: Terms, request: Mapping[str, Any]) -> dict[str, Any]:
     try:
         for answer in child.ask(request):
             # The study's command has stopped, is gone, or has given this worker up.
-            if not _is_wanted(worker, key):
+            if not is_wanted(worker, key):
                 child.kill()
                 return {}
             if answer is None:
                 continue
             if "ended" in answer:
                 return {"killed": _ending(answer["ended"]), "line": said}
-            if answer.keys() & {"made", "failed", "disk", "facts"}:
+            if answer.keys() & {"made", "failed", "disk", "devices"}:
                 return answer
             if "said" in answer:
                 said = answer["said"].strip() or said
@@ -229,13 +220,6 @@ def _asked(terms: Terms, request: Mapping[str, Any]) -> dict[str, Any]:
         return {}
     finally:
         _POOL.give_back(terms, child)
-
-
-def _is_wanted(worker: Any, key: Any) -> bool:
-    """Whether a task of a worker goes on; a cancelled one learns it here alone."""
-    task = worker.state.tasks.get(key)
-    is_running = worker.status.name in ("running", "paused")
-    return is_running and task is not None and task.state == "executing"
 
 
 def _ending(code: int) -> str:

@@ -3,11 +3,8 @@
 import hashlib
 import importlib
 from collections.abc import Iterable
-from functools import cache
 from pathlib import Path
 
-import experiments
-import syncalgos
 from experiments.training.prepared import versions
 
 
@@ -18,28 +15,22 @@ def of_runs(names: Iterable[str]) -> dict[str, str]:
         names: of algorithms and tasks; those with a colon are the user's own.
     """
     # Runs of an edited algorithm must not be mixed with those before.
+    return {**versions(), **of_modules(names)}
+
+
+def of_modules(names: Iterable[str]) -> dict[str, str]:
+    """Returns a digest of each module of the user's own.
+
+    Args:
+        names: of algorithms and tasks; those with a colon are the user's own.
+    """
     modules = {name.partition(":")[0] for name in names if ":" in name}
-    return {**versions(), **{name: _digest([_file(name)]) for name in sorted(modules)}}
-
-
-def of_code(names: Iterable[str]) -> dict[str, str]:
-    """Returns the same and the code of this program, which a version may not tell."""
-    return {**of_runs(names), "code": _own()}
-
-
-@cache
-def _own() -> str:
-    """Returns a digest of the packages' own files."""
-    roots = (Path(package.__path__[0]) for package in (experiments, syncalgos))
-    return _digest(path for root in roots for path in sorted(root.rglob("*.py")))
+    return {name: _digest(_file(name)) for name in sorted(modules)}
 
 
 def _file(module: str) -> Path:
     return Path(importlib.import_module(module).__file__ or "")
 
 
-def _digest(paths: Iterable[Path]) -> str:
-    found = hashlib.sha256()
-    for path in paths:
-        found.update(path.read_bytes())
-    return found.hexdigest()
+def _digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()

@@ -2,9 +2,10 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from experiments.cli.errors import BadRequest
+from experiments.launch.cluster.roster import Roster
 from experiments.study.running import member
 from experiments.study.running.member import Terms
 from experiments.study.running.progress import StudyProgress
@@ -28,25 +29,33 @@ class Worker(NamedTuple):
     slots: int
     is_shared: bool
 
+    def __str__(self) -> str:
+        return f"{self.address} on {self.host}"
+
 
 @dataclass
 class Workers:
-    """The workers of a scheduler, each asked once what it is.
+    """The workers of a scheduler.
+
+    The roster asks each for versions and code. Those that it lets in load the data of a
+    run in a child process, before they get work.
 
     Attributes:
         client: of the scheduler.
+        roster: of that.
         terms: of the study.
         first: flags and seed of a run, whose data every worker must have.
-        expected: versions and code, as here.
+        own: digests of the user's own modules here, by name.
         names: of algorithms and tasks.
         bar: where refusals are shown.
         accepted: by address, those that are there now.
     """
 
     client: "Client"
+    roster: Roster
     terms: Terms
     first: tuple[Sequence[str], int]
-    expected: Mapping[str, str]
+    own: Mapping[str, str]
     names: Sequence[str]
     bar: StudyProgress
     accepted: dict[str, Worker] = field(default_factory=dict)
@@ -58,7 +67,8 @@ class Workers:
         """Updates who is there; yields those that are lost."""
         info = self.client.scheduler_info(n_workers=-1)["workers"]
         self._threads = {address: x["nthreads"] for address, x in info.items()}
-        for address in info.keys() - self._asked.keys():
+        self.roster.update(info.keys())
+        for address in self.roster.seats.keys() - self._asked.keys():
             self._asked[address] = self.client.submit(
                 member.introduce,
                 self.terms,
@@ -73,8 +83,12 @@ class Workers:
             if lost := self.accepted.pop(address, None):
                 yield lost
 
+    def take(self, message: dict[str, Any]) -> None:
+        """Takes a worker's answer to the roster."""
+        self.roster.take(message)
+
     def introduced(self) -> None:
-        """Lets in those that have said what they are, or names what is wrong.
+        """Lets in those that have the data, or names what is wrong.
 
         Raises:
             BadRequest: it is a worker of this command's own cluster.
@@ -82,21 +96,17 @@ class Workers:
         for address, future in self._asked.items():
             if not future.done() or address in self.accepted:
                 continue
+            seat = self.roster.seats[address]
+            worker = Worker(
+                address, seat.host[0], self._threads.get(address, 1), seat.sees_out
+            )
             if why := self._objection(future):
                 if self.client.cluster is not None:  # nobody else will come
                     raise BadRequest(why)
-                self.bar.say_once(f"not used: worker {self._name(address)}: {why}")
+                self.bar.say_once(f"the Dask worker {worker} is refused: {why}")
                 continue
-            found = future.result()
-            self._devices = self._devices or found["facts"]["devices"]
-            self.accepted[address] = Worker(
-                address, found["host"], self._threads[address], found["is_shared"]
-            )
-
-    def _name(self, address: str) -> str:
-        future = self._asked[address]
-        host = future.result()["host"] if future.status == "finished" else ""
-        return f"{address} on {host}" if host else address
+            self._devices = self._devices or future.result()["devices"]
+            self.accepted[address] = worker
 
     def _objection(self, future: "Future") -> str:
         """Returns why a worker is not let in; "" if it is."""
@@ -104,16 +114,11 @@ class Workers:
             text = " ".join(str(future.exception()).split())
             return f"{type(future.exception()).__name__}: {text}"
         found = future.result()
-        if "facts" not in found:
-            return str(found.get("failed") or found.get("disk") or found.get("line"))
-        facts = found["facts"]
-        for name, here in self.expected.items():
-            if (there := facts.get(name)) != here:
-                if name == "code":
-                    return "its code of syncalgos is another one, of the same version"
-                if any(own.startswith(f"{name}:") for own in self.names):
-                    return f"its code of {name} is another one"
-                return f"{name} {there}, not {here}"
-        if facts["devices"] != (self._devices or facts["devices"]):
-            return f"it computes on {facts['devices']}, the others on {self._devices}"
+        if "devices" not in found:
+            return str(next(found[x] for x in ("failed", "disk", "line") if x in found))
+        for name, digest in self.own.items():
+            if found["own"].get(name) != digest:
+                return f"its code of {name} differs from this command's"
+        if found["devices"] != (self._devices or found["devices"]):
+            return f"it computes on {found['devices']}, the others on {self._devices}"
         return ""

@@ -1,0 +1,62 @@
+"""The workers of a Dask cluster as they come and go."""
+
+import threading
+import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from distributed import Client
+
+PACE = 0.25  # seconds between two looks
+
+
+class ClusterView:
+    """The workers of a cluster, looked at again and again in a thread.
+
+    A thread, as a question to a scheduler that is frozen or out of reach blocks: those
+    who read this never do.
+    """
+
+    def __init__(self, client: "Client", scheduler: str, loss: float):
+        """Starts to look.
+
+        Args:
+            client: connected to the scheduler.
+            scheduler: its address, for the user.
+            loss: seconds without an answer after which it counts as lost.
+        """
+        self._client = client
+        self._scheduler = scheduler
+        self._loss = loss
+        self.answered = time.monotonic()
+        self._workers: frozenset[str] = frozenset()
+        self._closed = threading.Event()
+        threading.Thread(target=self._look, daemon=True).start()
+
+    @property
+    def workers(self) -> frozenset[str]:
+        """The addresses of the workers."""
+        return self._workers
+
+    @property
+    def lost(self) -> str | None:
+        """Why the scheduler counts as lost; None while it answers."""
+        if self._client.status != "running":
+            return f"the Dask scheduler {self._scheduler} is lost"
+        if time.monotonic() - self.answered > self._loss:
+            return (
+                f"the Dask scheduler {self._scheduler} gave no sign of life for "
+                f"{self._loss:g} s"
+            )
+        return None
+
+    def close(self) -> None:
+        """Stops to look."""
+        self._closed.set()
+
+    def _look(self) -> None:
+        while not self._closed.wait(PACE) and self._client.status == "running":
+            asked = time.monotonic()
+            workers = self._client.scheduler_info(n_workers=-1)["workers"]
+            self._workers = frozenset(workers)
+            self.answered = asked

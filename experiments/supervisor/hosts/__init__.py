@@ -1,1 +1,0 @@
-"""Connects the supervisors of several hosts, over sockets."""

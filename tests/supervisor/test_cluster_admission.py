@@ -1,0 +1,219 @@
+"""Runs on a Dask cluster: who may take part, where processes lie, what is refused."""
+
+import shutil
+import signal
+import socket
+import ssl
+
+import pytest
+from commands import ROOT, execute, imported_by
+from dask_cluster import certificates, cluster
+from faults import until
+from kills import newest
+from lasting import OURS, assert_same_end
+
+from experiments.cli.errors import BadRequest
+from experiments.launch.cluster.seats import Seat, choose, numbered
+from experiments.launch.cluster.workers import Expected, WorkerFacts, objection
+from experiments.launch.membership import requested
+from experiments.training.config import parse
+
+RUN = "--task tiny_tasks:drawing --workers 4 --steps 12 --eval-every 6 "
+RUN += "--checkpoint-every 4"
+
+
+def seats(**hosts):
+    """Workers by address: seats(a=2) are a0 and a1 on host a."""
+    return {
+        f"{host}{i}": Seat(f"{host}{i}", (host,), "", True)
+        for host, count in hosts.items()
+        for i in range(count)
+    }
+
+
+def chosen(free, count, before=()):
+    found = choose(free, count, before)
+    return found and [seat.address for seat in found]
+
+
+def test_processes_lie_evenly_over_hosts_and_neighbours_together():
+    assert chosen(seats(a=3, b=3), 4) == ["a0", "a1", "b0", "b1"]
+    assert chosen(seats(a=1, b=3), 4) == ["a0", "b0", "b1", "b2"]
+    assert chosen(seats(a=2, b=2, c=2), 3) == ["a0", "b0", "c0"]
+    assert chosen(seats(a=2), 3) is None
+
+
+def test_processes_stay_on_their_workers_or_hosts():
+    free = seats(a=3, b=3, c=1)
+    before = [free["a0"], free["a1"], free["b0"], free["b1"]]
+    assert chosen(free, 4, before) == ["a0", "a1", "b0", "b1"]
+    del free["a1"], free["b0"]
+    assert chosen(free, 4, before) == ["a0", "a2", "b2", "b1"]
+    del free["a2"]
+    assert chosen(free, 4, before) == ["a0", "c0", "b2", "b1"]
+
+
+def test_processes_are_numbered_on_each_host():
+    assert numbered([("a",), ("a",), ("b",)]) == [(0, 0, 2), (1, 1, 2), (2, 0, 1)]
+    assert numbered([("a",), ("b",), ("a",)]) == [(0, 0, 2), (1, 0, 1), (2, 1, 2)]
+
+
+@pytest.mark.parametrize(
+    "words, line",
+    [
+        ("--coordinator a:1 --process-id 0 --num-processes 2", "say one of them"),
+        ("--distributed auto", "say one of them"),
+        ("--processes 3", "8 workers do not divide over 3 processes"),
+        ("--processes 2 --backend vmap", "--backend vmap runs on one device"),
+    ],
+)
+def test_flags_that_do_not_go_with_a_scheduler_are_refused(words, line):
+    with pytest.raises(BadRequest, match=line):
+        requested(parse(["--scheduler", "tcp://127.0.0.1:1", *words.split()]))
+
+
+def test_one_process_may_be_on_a_cluster():
+    found = requested(parse(["--scheduler", "x", "--backend", "vmap"]))
+    assert found is not None and found.processes == 1
+
+
+def test_runs_without_a_scheduler_do_not_import_dask():
+    names = imported_by("import experiments.run, experiments.launch.processes")
+    assert not {"dask", "distributed"} & names
+
+
+def test_scheduler_that_is_not_there_is_code_4(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        address = f"tcp://127.0.0.1:{sock.getsockname()[1]}"
+    words = f"--processes 2 --scheduler {address} --init-timeout 2"
+    ended = execute(words, tmp_path / "out")
+    assert ended.code == 4
+    [line] = ended.stderr.splitlines()
+    assert line.startswith(f"no scheduler answers at {address}")
+
+
+def test_address_of_another_form_is_code_2(tmp_path):
+    ended = execute("--processes 2 --scheduler nowhere.json", tmp_path / "out")
+    assert ended.code == 2
+    assert "error: --scheduler must be tcp://HOST:PORT" in ended.stderr
+    assert not ended.out.exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("count, workers", [(1, 1), (2, 3)])
+def test_run_on_a_cluster_is_the_run_on_one_machine(count, workers, tmp_path):
+    words = f"{RUN} --processes {count}"
+    environ = {"JAX_NUM_CPU_DEVICES": "1", "PYTHONPATH": OURS}
+    alone = execute(words, tmp_path / "alone", **environ)
+    with cluster(tmp_path, workers=workers) as dask:
+        ended = dask.run(words).ended()
+        assert_same_end(ended, alone)
+        assert ended.summary["processes"] == count
+        # The summary is process 0's, and the command shows it.
+        shown = ended.stdout.replace(str(ended.out), str(alone.out)).splitlines()
+        assert [x for x in shown if not varies(x)] == [
+            x for x in alone.stdout.splitlines() if not varies(x)
+        ]
+        assert not [*ended.out.parent.glob(".syncalgos-*")]
+
+
+def varies(line):
+    """Whether a line of the summary has times."""
+    return line.split()[:1] in (["speed"], ["time"])
+
+
+@pytest.mark.slow
+def test_nannies_start_workers_that_take_part(tmp_path):
+    words = f"{RUN} --processes 2"
+    environ = {"JAX_NUM_CPU_DEVICES": "1", "PYTHONPATH": OURS}
+    alone = execute(words, tmp_path / "alone", **environ)
+    with cluster(tmp_path) as dask:
+        for _ in range(2):
+            dask.worker(nanny=True)
+        assert_same_end(dask.run(words).ended(), alone)
+
+
+@pytest.mark.parametrize(
+    "changes, line",
+    [
+        ({}, None),
+        ({"code": ""}, "it cannot import experiments: start it in the checkout"),
+        ({"loaded": "1"}, "its code in /there has changed since: start it again"),
+        ({"code": "1"}, "its code in /there differs from this command's"),
+        ({"versions": {"python": "3", "jax": "1"}}, "it has jax 1, this command 2"),
+        ({"versions": {"python": "3"}}, "it has no jax, this command 2"),
+        ({"missing": ["mine"]}, "it cannot import mine: put it into PYTHONPATH there"),
+    ],
+)
+def test_workers_must_share_code_versions_and_modules(changes, line):
+    versions = {"python": "3", "jax": "2"}
+    facts = WorkerFacts(("b", "", ""), 1, versions, "0", "0", "/there", [], True)
+    found = objection(facts._replace(**changes), Expected(versions, "0", ("mine",)))
+    assert found == line or (line and found is not None and found.startswith(line))
+
+
+@pytest.mark.slow
+def test_workers_that_differ_are_refused_by_name(tmp_path):
+    other = tmp_path / "other"
+    for name in ("syncalgos", "experiments"):
+        shutil.copytree(ROOT / name, other / name)
+    (other / "syncalgos" / "keys.py").write_text("changed = True\n")
+    older = tmp_path / "older"
+    older.mkdir()
+    (older / "numpy-0.1.dist-info").mkdir()
+    (older / "numpy-0.1.dist-info" / "METADATA").write_text("Name: numpy\nVersion: 0.1")
+    with cluster(tmp_path, workers=1) as dask:
+        dask.worker(prefix=["env", "-C", str(other)], PYTHONPATH=OURS)
+        dask.worker(prefix=["env", "-C", str(older)], PYTHONPATH=OURS)
+        command = dask.run(f"{RUN} --processes 2")
+        command.wait_for("waiting for 1 more of 2 workers")
+        dask.worker()
+        ended = command.ended()
+    assert ended.code == 0
+    refused = [x for x in ended.stderr.splitlines() if " is refused: " in x]
+    host = socket.gethostname()
+    for pid, reason in [
+        (dask.workers[1].pid, f"its code in {other} differs from this command's"),
+        (dask.workers[2].pid, "it has numpy 0.1, this command "),
+    ]:
+        [line] = [x for x in refused if f"(pid {pid} on {host})" in x]
+        assert reason in line
+    assert len(refused) == 2
+
+
+def strange_words(host, port):
+    """Speaks TLS without a certificate; raises an OSError when it is turned away."""
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    with (
+        socket.create_connection((host, port)) as sock,
+        context.wrap_socket(sock) as wrapped,
+    ):
+        wrapped.sendall(b"x" * 100)
+        if not wrapped.recv(1):
+            raise ConnectionResetError
+
+
+@pytest.mark.slow
+def test_tls_keeps_strangers_out(tmp_path):
+    environ = certificates(tmp_path)
+    with cluster(tmp_path, 2, flags=["--protocol", "tls"], **environ) as dask:
+        assert dask.address.startswith("tls://")
+        steps = "--steps 1000000 --eval-every 1000000 --checkpoint-every 4"
+        command = dask.run(f"{RUN} --processes 2 {steps} --keep-checkpoints 1")
+        until(lambda: newest(command.run_out) >= 4, "step 4")
+        at = dask.address.removeprefix("tls://")
+        for address, code in [(dask.address, 2), (f"tcp://{at}", 4)]:
+            words = f"{RUN} --processes 2 --scheduler {address} --init-timeout 3"
+            stranger = execute(words, tmp_path / "stranger", PYTHONPATH=OURS)
+            assert stranger.code == code, stranger.stderr
+            assert len(stranger.stderr.splitlines()) == 1
+        host, _, port = at.rpartition(":")
+        with socket.create_connection((host, int(port))) as sock:
+            sock.sendall(b"x" * 100)
+        with pytest.raises(OSError):
+            strange_words(host, int(port))
+        step = newest(command.run_out)
+        until(lambda: newest(command.run_out) > step, "it goes on")
+        command.kill(signal.SIGTERM)
+        assert command.ended().code == 75

@@ -1,0 +1,170 @@
+"""Runs on a Dask cluster that lose a process, a worker, the scheduler or the command.
+
+Whatever is lost, no process of a run is left on any worker: `cluster` looks for them.
+"""
+
+import os
+import re
+import signal
+import socket
+import time
+
+import pytest
+from commands import execute
+from dask_cluster import cluster
+from faults import until
+from kills import newest
+from lasting import OURS, assert_same_end
+
+HOST = re.escape(socket.gethostname())
+RUN = "--task tiny_tasks:drawing --width 2000 --workers 2 --optimizer adam --steps 60 "
+RUN += "--eval-every 20 --checkpoint-every 1 --processes 2"
+ENDLESS = RUN.replace("--steps 60", "--steps 1000000") + " --keep-checkpoints 1"
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The same run on this machine, which nothing befalls."""
+    out = tmp_path_factory.mktemp("whole") / "out"
+    ended = execute(RUN, out, JAX_NUM_CPU_DEVICES=1, PYTHONPATH=OURS)
+    assert ended.code == 0, ended.stderr
+    return ended
+
+
+def trains(command, step=3):
+    """Waits until a command's processes have trained and saved."""
+    until(lambda: newest(command.run_out) >= step, f"step {step} of {command.said}")
+
+
+def lines(ended):
+    """The lines on stderr that are about processes and workers."""
+    about = "(the )?(process|waiting|restart|Dask)"
+    return [x for x in ended.stderr.splitlines() if re.match(about, x)]
+
+
+@pytest.mark.slow
+def test_killed_process_is_named_and_restarted(whole, tmp_path):
+    with cluster(tmp_path, workers=2) as dask:
+        command = dask.run(f"{RUN} --max-restarts 1")
+        trains(command)
+        pid = dask.member(1)
+        began = time.monotonic()
+        os.kill(pid, signal.SIGKILL)
+        command.wait_for("restart 1 of 1")
+        assert time.monotonic() - began < 10
+        ended = command.ended()
+    assert_same_end(ended, whole)
+    [lost, restart] = lines(ended)
+    place = r'(in "\w+" )?at step \d+'
+    named = rf"process 1 \(pid {pid} on {HOST}\) was killed by SIGKILL {place}"
+    assert re.fullmatch(named, lost)
+    assert restart == "restart 1 of 1"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [0, 1])
+def test_spare_takes_the_place_of_a_killed_worker(number, whole, tmp_path):
+    with cluster(tmp_path, workers=3) as dask:
+        command = dask.run(f"{RUN} --max-restarts 1")
+        trains(command)
+        lost = dask.worker_of(dask.member(number))
+        stays = dask.worker_of(dask.member(1 - number))
+        lost.kill()
+        command.wait_for("restart 1 of 1")
+        until(lambda: number in dask.members(), "it starts again")
+        assert dask.worker_of(dask.member(1 - number)) is stays
+        assert dask.worker_of(dask.member(number)) not in (lost, stays)
+        ended = command.ended()
+    assert_same_end(ended, whole)
+    left = rf"process {number}'s host {HOST} is gone \(its Dask worker tcp://\S+ left\)"
+    assert re.fullmatch(left, lines(ended)[0])
+
+
+@pytest.mark.slow
+def test_run_waits_for_a_worker_where_there_is_no_spare(whole, tmp_path):
+    with cluster(tmp_path, workers=1) as dask:
+        command = dask.run(f"{RUN} --max-restarts 1")
+        command.wait_for("waiting for 1 more of 2 workers")
+        dask.worker()
+        trains(command)
+        dask.workers[0].kill()
+        command.wait_for("restart 1 of 1\nwaiting for 1 more of 2 workers")
+        dask.worker()
+        ended = command.ended()
+    assert_same_end(ended, whole)
+
+
+@pytest.mark.slow
+def test_killed_worker_ends_a_run_without_restarts(tmp_path):
+    with cluster(tmp_path, workers=2) as dask:
+        command = dask.run(ENDLESS)
+        trains(command)
+        began = time.monotonic()
+        dask.worker_of(dask.member(1)).kill()
+        ended = command.ended()
+        assert time.monotonic() - began < 10
+    assert ended.code == 75
+    assert "(its Dask worker tcp://" in lines(ended)[-1]
+
+
+@pytest.mark.slow
+def test_frozen_worker_counts_as_lost(whole, tmp_path):
+    with cluster(tmp_path, workers=3) as dask:
+        command = dask.run(f"{RUN} --max-restarts 1")
+        trains(command)
+        pid = dask.member(0)
+        frozen = dask.worker_of(pid)
+        frozen.send(signal.SIGSTOP)
+        command.wait_for("restart 1 of 1")
+        # Two processes 0 would write the same files.
+        assert not os.path.exists(f"/proc/{pid}/environ") or is_zombie(pid)
+        ended = command.ended()
+        frozen.send(signal.SIGCONT)
+    assert_same_end(ended, whole)
+    assert re.search("process 0's host .* is gone", ended.stderr)
+
+
+def is_zombie(pid):
+    """Whether a process has ended, and its parent has not asked for its code."""
+    with open(f"/proc/{pid}/stat") as stat:
+        return stat.read().rpartition(")")[2].split()[0] == "Z"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number, code", [(signal.SIGTERM, 75), (signal.SIGINT, 130)])
+def test_signal_to_the_command_saves_and_stops(number, code, tmp_path):
+    with cluster(tmp_path, workers=2) as dask:
+        command = dask.run(ENDLESS)
+        trains(command)
+        command.kill(number)
+        ended = command.ended()
+        assert ended.code == code
+        assert ended.summary["stopped"]
+        assert newest(ended.out) == ended.summary["steps"]
+        assert f"stopped after step {ended.summary['steps']}" in ended.stderr
+
+
+@pytest.mark.slow
+def test_signal_ends_a_command_that_waits_for_workers(tmp_path):
+    with cluster(tmp_path, workers=1) as dask:
+        command = dask.run(ENDLESS)
+        command.wait_for("waiting for 1 more of 2 workers")
+        command.kill(signal.SIGINT)
+        assert command.ended().code == 130
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lost", ["command", "scheduler"])
+def test_processes_end_with_the_command_and_with_the_scheduler(lost, tmp_path):
+    with cluster(tmp_path, workers=2) as dask:
+        command = dask.run(f"{ENDLESS} --max-restarts 3")
+        trains(command)
+        if lost == "command":
+            command.kill()
+        else:
+            dask.scheduler.kill()
+        until(lambda: not dask.members(), "the processes end", limit=20)
+        ended = command.ended()
+    if lost == "scheduler":
+        assert ended.code == 75
+        assert f"the Dask scheduler {dask.address} is lost" in ended.stderr

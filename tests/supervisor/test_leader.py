@@ -1,0 +1,109 @@
+"""The leader of processes on other machines, which are played here."""
+
+from experiments.supervisor.group import Rules
+from experiments.supervisor.leader import Leader
+from experiments.supervisor.process_status import ProcessStatus
+from experiments.supervisor.processes import Placement, Unplaced
+
+TWO = Placement("hosta:9999", 2, [(0, 0, 1), (1, 0, 1)], names=["hosta", "hostb"])
+
+
+class Played:
+    """Processes whose places and states a test sets."""
+
+    ready = True
+
+    def __init__(self):
+        self.found = TWO
+        self.lost = {}
+        self.seen = []
+        self.started = []
+        self.kills = 0
+
+    def gather(self, now):
+        if isinstance(self.found, Unplaced):
+            raise self.found
+        return self.found
+
+    def start(self, start):
+        self.started.append(start)
+        self.lost = {}
+        self.seen = [ProcessStatus(i, 100 + i, "train", 3) for i in (0, 1)]
+
+    def poll(self, now):
+        pass
+
+    def statuses(self):
+        return self.seen
+
+    def gone(self):
+        return self.lost
+
+    def signal(self, number):
+        pass
+
+    def kill(self):
+        self.kills += 1
+
+    def close(self):
+        pass
+
+
+def leading(**rules):
+    """A leader, the processes that it leads, and its lines."""
+    processes, lines = Played(), []
+    leader = Leader(processes, {"out": "runs/1"}, Rules(**rules), lines.append)
+    return leader, processes, lines
+
+
+def test_processes_start_once_there_are_places_for_all():
+    leader, processes, lines = leading()
+    processes.found = None
+    leader.tick(0.0)
+    assert not processes.started
+    processes.found = TWO
+    leader.tick(1.0)
+    [start] = processes.started
+    assert start == (1, 0, {"out": "runs/1"}, *TWO)
+    assert leader.code is None and not lines
+
+
+def test_places_that_are_missing_end_the_run_with_4_and_after_a_start_with_75():
+    for is_started, code in ((False, 4), (True, 75)):
+        leader, processes, lines = leading(max_restarts=1)
+        if is_started:
+            leader.tick(0.0)
+            processes.lost = {1: "its worker left"}
+            leader.tick(1.0)
+        processes.found = Unplaced("waited 60 s for 1 of 2 workers")
+        leader.tick(2.0)
+        assert leader.code == code
+        assert lines[-1] == "waited 60 s for 1 of 2 workers"
+
+
+def test_lost_host_is_named_and_replaced():
+    leader, processes, lines = leading(max_restarts=1)
+    leader.tick(0.0)
+    processes.lost = {1: "its worker left"}
+    leader.tick(1.0)
+    assert lines == [
+        "process 1's host hostb is gone (its worker left)",
+        "restart 1 of 1",
+    ]
+    assert processes.kills == 1
+    processes.found = TWO._replace(names=["hosta", "hostc"])
+    leader.tick(2.0)
+    assert [start.attempt for start in processes.started] == [0, 1]
+    processes.lost = {1: "its worker left too"}
+    leader.tick(3.0)
+    assert leader.code == 75
+    assert lines[-1] == "process 1's host hostc is gone (its worker left too)"
+
+
+def test_killed_process_is_named_with_its_host():
+    leader, processes, lines = leading()
+    leader.tick(0.0)
+    processes.seen[1] = processes.seen[1]._replace(code=-9)
+    leader.tick(1.0)
+    assert leader.code == 75
+    assert lines == ["process 1 (pid 101 on hostb) was killed by SIGKILL at step 3"]
