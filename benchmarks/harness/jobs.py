@@ -132,7 +132,7 @@ def simulated(
                 begun += 1
                 heapq.heappush(busy, _begin(job.share, now, begun, cells, warm))
             else:
-                plan.close(job.share)
+                plan.release(job.share)
                 free += 1
         return now
 

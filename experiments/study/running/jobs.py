@@ -174,8 +174,7 @@ class Jobs:
     def _begin(self, job: Job) -> None:
         """Starts the next run of a job, if there is one."""
         if job.share is not None and not job.share.waiting:
-            self.plan.close(job.share)
-            job.share = None
+            self._release(job)
         job.share = job.share or self.plan.take()
         if job.share is None:
             return
@@ -248,19 +247,24 @@ class Jobs:
     def _lose(self, job: Job, why: str) -> None:
         """Gives the run of a job to another one, unless it is poisonous."""
         if job.run is None or job.share is None or job.line is None:
-            if job.share is not None:
-                self.plan.close(job.share)
-            return
+            return self._release(job)
         # Else it would begin again should the worker come back.
         self._client.cancel([job.future], force=True)
         self._kills[job.run.folder] += 1
         if self._kills[job.run.folder] >= MOST_KILLS:
-            return self._fail(job, f"given up after {MOST_KILLS} times: {why}")
+            self._fail(job, f"given up after {MOST_KILLS} times: {why}")
+            return self._release(job)
         self._bar.say(f"{job.run.name}: {why}; it begins anew")
         job.line.drop()
         self.plan.give_back(job.share, job.run)
         job.share = None
         self._free(job)
+
+    def _release(self, job: Job) -> None:
+        """Takes its share from a job without a run."""
+        if job.share is not None:
+            self.plan.release(job.share)
+        job.share = None
 
     def _free(self, job: Job) -> None:
         """Makes a job ready for its next run."""

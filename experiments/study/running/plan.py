@@ -147,15 +147,16 @@ class Plan:
             self._fresh[:0] = self._finals(share.made)
 
     def give_back(self, share: Share, run: Run) -> None:
-        """Takes back a run that its job did not end."""
+        """Takes back a run that its job did not end, and the rest of its share."""
         share.waiting.insert(0, run)
-        if share in self._begun:
-            self._begun.remove(share)
-        self._fresh.insert(0, share)
+        self.release(share)
 
-    def close(self, share: Share) -> None:
-        """Forgets a share whose runs have all ended."""
+    def release(self, share: Share) -> None:
+        """Takes a share back from its job; what waits is for another one."""
         self._begun.remove(share)
+        if share.waiting:
+            # Another job compiles its program anew.
+            self._fresh.insert(0, Share(share.made, share.waiting))
 
     @property
     def is_over(self) -> bool:

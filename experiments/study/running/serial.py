@@ -26,7 +26,7 @@ def make(
                 raise Stopped
             run = share.waiting.pop(0)
             plan.ended(share, failure=_make(run, maker, bar, asked_to_stop))
-        plan.close(share)
+        plan.release(share)
 
 
 def _make(
