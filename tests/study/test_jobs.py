@@ -1,5 +1,6 @@
 """Studies by jobs: a plan of their runs, a real scheduler, real workers, and faults."""
 
+import importlib.util
 import json
 import os
 import re
@@ -8,7 +9,7 @@ import signal
 import subprocess
 
 import pytest
-from commands import ROOT, TIMEOUT, environment, execute
+from commands import ROOT, TIMEOUT, environment, execute, imported_by
 from dask_cluster import certificates, cluster
 from faults import until
 from hypothesis import given, settings
@@ -17,6 +18,7 @@ from lasting import OURS
 from studies import COMPARE, but_for_times, runs_done
 
 from benchmarks.harness.jobs import RECORDS, bound, measured, simulated
+from experiments.compare import main
 from experiments.study.grid import RunSet
 from experiments.study.running.plan import Failure, Plan
 from experiments.study.spec import Variant
@@ -182,6 +184,21 @@ def test_flags_that_cannot_be_are_one_line(flags, said, tmp_path):
     ended = execute(f"--algos sync_sgd --steps 8 {flags}", tmp_path / "out", COMPARE)
     assert ended.code == 2
     assert said in ended.stderr.splitlines()[-1]
+
+
+def test_without_dask_a_study_is_serial_and_jobs_say_what_to_install(
+    tmp_path, monkeypatch, capsys
+):
+    assert not {"dask", "distributed"} & imported_by(
+        "from experiments.study import study"
+    )
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        "importlib.util.find_spec",
+        lambda name: find(name) if name != "distributed" else None,
+    )
+    assert main(["--jobs", "2", "--out", str(tmp_path / "out")]) == 2
+    assert "pip install -e '.[cluster]'" in capsys.readouterr().err
 
 
 @pytest.mark.slow
