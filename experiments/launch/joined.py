@@ -33,10 +33,9 @@ from experiments.training.prepared import versions
 from experiments.training.process_group import ProcessGroup
 
 PAUSE = 0.25  # seconds between two looks
-# Seconds for all to find out who is gone: they notice it at about the same time.
-GRACE = 1.0
 SLACK = 5.0  # seconds for jax's service to give up by itself, which names the missing
-LINGERING = 3.0  # seconds for the others to read what process 0's service holds
+# Seconds for all to notice who is gone, and to read what process 0's service holds.
+LINGERING = 3.0
 
 
 class Unconnected(Exception):
@@ -256,12 +255,10 @@ class JoinedMember:
     def _lost(self, error: str) -> NoReturn:
         """Ends this process because another one is gone."""
         self._bid_farewell({"code": 0})
-        time.sleep(GRACE)
         try:
-            words = dict(gloo.store().key_value_dir_get("farewell/"))
+            known = self._farewells()
         except RuntimeError:
             self._end(self._code_of_loss, f"process 0 at {self._where} is gone")
-        known = {int(key.rpartition("/")[2]): json.loads(x) for key, x in words.items()}
         if self._process == 0:
             time.sleep(LINGERING)
         for process, farewell in sorted(known.items()):
@@ -272,6 +269,16 @@ class JoinedMember:
         who = processes(silent) if silent else "another process"
         who = f"one of {who}" if len(silent) > 1 else who
         self._end(self._code_of_loss, f"{who} is gone ({error})")
+
+    def _farewells(self) -> dict[int, Any]:
+        """Waits for the last words of all but one, for a while; a RuntimeError if the
+        service is gone."""
+        deadline, known = time.monotonic() + LINGERING, {}
+        while len(known) < self._count - 1 and time.monotonic() < deadline:
+            time.sleep(PAUSE)
+            found = gloo.store().key_value_dir_get("farewell/")
+            known = {int(key.rpartition("/")[2]): json.loads(x) for key, x in found}
+        return known
 
     def _bid_farewell(self, words: dict[str, Any]) -> None:
         """Leaves last words with process 0's service, if it is there."""
