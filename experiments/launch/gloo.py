@@ -1,6 +1,7 @@
 """Connects the processes of a run, at addresses that other hosts reach."""
 
 import importlib
+import re
 import socket
 from functools import partial
 from typing import Any
@@ -8,6 +9,18 @@ from typing import Any
 import jax
 
 from experiments.launch.addresses import address, joined_address, own_address
+
+_GONE = re.compile(
+    "gloo|nccl|coordination|connection (reset|closed|refused)|broken pipe|"
+    "socket closed|unavailable|deadline_exceeded|timed out",
+    re.IGNORECASE,
+)
+
+
+def is_loss(error: Exception) -> bool:
+    """Whether jax reports by an error that another process is gone."""
+    # It has no error type for that, and each backend words it in its own way.
+    return _GONE.search(str(error)) is not None
 
 
 def connect(

@@ -13,7 +13,6 @@ from experiments import exit_codes
 from experiments.cli import exits, terminal
 from experiments.cli.errors import BadRequest
 from experiments.launch import gloo
-from experiments.launch.aborts import is_loss
 from experiments.launch.run_job import run_job
 from experiments.supervisor.child_side import ChildSide
 from experiments.supervisor.group import Rules
@@ -53,7 +52,7 @@ def run_as_member(member: ChildSide, argv: list[str], started: float) -> int:
         member.refuse(f"error: {' '.join(str(error).split())}", exit_codes.BAD_REQUEST)
     except Exception as error:
         text = f"{type(error).__name__}: {error}".partition("\n")[0]
-        if is_loss(error):
+        if gloo.is_loss(error):
             member.lost(text)
         traceback.print_exc(file=errors)
         member.refuse(text, exit_codes.FAILED)

@@ -1,4 +1,4 @@
-"""Turns jax's aborts, and its errors when another process is gone, into lines."""
+"""Turns jax's aborts into lines, which it surrounds by many of its own."""
 
 import ctypes
 import os
@@ -13,22 +13,10 @@ from typing import NamedTuple, TextIO
 from experiments.cli import exits, signals
 from experiments.supervisor.group import processes
 
-LOSS = 20  # seconds without a sign of life before jax counts a process as lost
 
-_GONE = re.compile(
-    "gloo|nccl|coordination|connection (reset|closed|refused)|broken pipe|"
-    "socket closed|unavailable|deadline_exceeded|timed out",
-    re.IGNORECASE,
-)
-
-
-def is_loss(error: Exception) -> bool:
-    """Whether jax reports by an error that another process is gone."""
-    # It has no error type for that, and each backend words it in its own way.
-    return _GONE.search(str(error)) is not None
-
-
-def line_of(noise: str, where: str, count: int, seconds: float) -> str | None:
+def line_of(
+    noise: str, where: str, count: int, seconds: float, loss: float
+) -> str | None:
     """Turns what jax prints before it aborts into one line.
 
     Args:
@@ -36,6 +24,7 @@ def line_of(noise: str, where: str, count: int, seconds: float) -> str | None:
         where: HOST:PORT of process 0.
         count: the number of processes.
         seconds: how long process 0 waits for all of them.
+        loss: seconds without a sign of life before jax counts a process as lost.
 
     Returns:
         The line; None if it is not jax's service that ends this process.
@@ -46,7 +35,7 @@ def line_of(noise: str, where: str, count: int, seconds: float) -> str | None:
     if ids := _listed("timed out task names:", status):
         return f"process 0 at {where} waited {seconds:g} s for {ids} of {count}"
     if ids := _listed(r"stopped sending heartbeats\):", status):
-        return f"{ids} gave no sign of life for {LOSS} s"
+        return f"{ids} gave no sign of life for {loss:g} s"
     if found := re.search(r"(\d+) unexpectedly tried to connect", status):
         return f"process {found[1]} was started twice"
     if found := re.search(r"Unexpected task registered with task=(\d+)", status):
@@ -82,7 +71,7 @@ class Streams(NamedTuple):
         print(exits.printable(text), file=self.errors, flush=True)
 
     def noise(self) -> str:
-        """What libraries have printed."""
+        """Returns what libraries have printed."""
         size = os.fstat(self.native).st_size
         return os.pread(self.native, size, 0).decode(errors="replace")
 
