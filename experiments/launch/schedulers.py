@@ -47,7 +47,7 @@ def _by_skypilot(environ: Mapping[str, str]) -> Place | None:
     if not all(environ.get(name) for name in SKYPILOT):
         return None
     rank, count, hosts = (environ[name] for name in SKYPILOT)
-    port = environ.get("JAX_COORDINATOR_PORT", str(PORT))
+    port = environ.get("JAX_COORDINATOR_PORT") or str(PORT)
     where = joined_address(hosts.split()[0], _whole("JAX_COORDINATOR_PORT", port))
     return _whole(SKYPILOT[1], count), _whole(SKYPILOT[0], rank), where
 
