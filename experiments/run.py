@@ -28,13 +28,14 @@ def main(argv: list[str] | None = None) -> int:
         config = parse(argv)
         membership = requested(config)
         # Imports jax, which a bad request need not.
-        from experiments.launch import joined, processes, run_job
+        from experiments.launch import processes, run_job
+        from experiments.launch.joining.member import run_joined
 
         if membership is None:
             return run_job.run_job(config, argv, started, stopped)
         if membership.process is None:
             return processes.supervise(config, argv, membership.processes)
-        return joined.run_joined(config, argv, started, stopped, membership)
+        return run_joined(config, argv, started, stopped, membership)
 
     member = join_supervisor()
     if member is None:

@@ -4,6 +4,10 @@ import errno
 import ipaddress
 import re
 import socket
+import time
+
+ATTEMPT = 3.0  # seconds for one attempt to connect
+PAUSE = 0.25  # seconds between two
 
 
 def address(text: str) -> tuple[str, int]:
@@ -67,6 +71,26 @@ def _is_own(host: str) -> bool:
     except OSError:
         return False
     return True
+
+
+def reach(host: str, port: int, seconds: float) -> str | None:
+    """Waits until somebody listens at an address.
+
+    Returns:
+        None; the reason if nobody does in time.
+    """
+    deadline, reason = time.monotonic() + seconds, "timed out"
+    while time.monotonic() < deadline:
+        try:
+            with socket.create_connection((host, port), ATTEMPT) as sock:
+                # Where nobody listens, a connection may meet itself.
+                if sock.getsockname() != sock.getpeername():
+                    return None
+        # The user's text may be no name at all.
+        except (OSError, UnicodeError) as error:
+            reason = getattr(error, "strerror", None) or str(error)
+        time.sleep(PAUSE)
+    return reason
 
 
 def listen(host: str | None, port: int) -> socket.socket:

@@ -1,6 +1,7 @@
 """Connects the processes of a run, at addresses that other hosts reach."""
 
 import importlib
+import re
 import socket
 from functools import partial
 from typing import Any
@@ -9,9 +10,25 @@ import jax
 
 from experiments.launch.addresses import address, joined_address, own_address
 
+_GONE = re.compile(
+    "gloo|nccl|coordination|connection (reset|closed|refused)|broken pipe|"
+    "socket closed|unavailable|deadline_exceeded|timed out",
+    re.IGNORECASE,
+)
+
+
+def is_loss(error: Exception) -> bool:
+    """Whether jax reports by an error that another process is gone."""
+    # It has no error type for that, and each backend words it in its own way.
+    return _GONE.search(str(error)) is not None
+
 
 def connect(
-    coordinator: str, process: int, processes: int, seconds: float, device: int | None
+    coordinator: str,
+    process: int,
+    processes: int,
+    seconds: float,
+    loss: int | None = None,
 ) -> None:
     """Starts jax among the other processes.
 
@@ -20,22 +37,51 @@ def connect(
         process: the number of this one.
         processes: the number of all.
         seconds: how long to wait for them.
-        device: the index of the only GPU that this process may take; None takes all.
+        loss: seconds without a sign of life before jax ends the other processes; None
+            where a supervisor does it.
 
     Raises:
-        RuntimeError: jax's own; in some cases jax ends the process instead.
+        RuntimeError: jax's own; in most cases jax aborts the process instead.
+        OSError: there is no way to the coordinator.
     """
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     # jax's own handler of SIGTERM would take the place of ours.
     jax.config.update("jax_enable_preemption_service", False)
     bind_address = listen_towards(coordinator)
+    timeout = max(1, round(seconds))
+    if loss is not None:
+        _name_who_is_missing(timeout)
     jax.distributed.initialize(
         coordinator,
         processes,
         process,
-        local_device_ids=None if device is None else [device],
-        initialization_timeout=round(seconds),
+        # Else jax would ask Slurm or Kubernetes for the devices to take.
+        cluster_detection_method="deactivate",
+        initialization_timeout=timeout,
         coordinator_bind_address=bind_address,
+        heartbeat_timeout_seconds=loss or 100,
+    )
+
+
+def take_device(number: int) -> None:
+    """Takes one GPU alone; call it before jax looks for devices."""
+    for kind in ("cuda", "rocm"):
+        jax.config.update(f"jax_{kind}_visible_devices", str(number))
+
+
+def store() -> Any:
+    """Returns the client of jax's service, which keeps values for all processes."""
+    # jax has no public way to it; orbax takes the same one.
+    from jax._src import distributed
+
+    return distributed.global_state.client
+
+
+def _name_who_is_missing(seconds: int) -> None:
+    """Has jax's service give up by itself, as it alone knows who is missing."""
+    inner: Any = importlib.import_module("jaxlib._jax")
+    inner.get_distributed_runtime_service = partial(
+        inner.get_distributed_runtime_service, cluster_register_timeout=seconds
     )
 
 

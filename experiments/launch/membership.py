@@ -3,6 +3,7 @@
 from typing import NamedTuple
 
 from experiments.cli.errors import BadRequest
+from experiments.launch import schedulers
 from experiments.launch.addresses import address
 from experiments.training.config import RunConfig
 
@@ -39,6 +40,11 @@ def requested(config: RunConfig) -> Membership | None:
             "--backend vmap runs on one device, not in "
             f"{found.processes} processes: take pmap or shard_map"
         )
+    if found.process is not None and config.max_restarts:
+        raise BadRequest(
+            "--max-restarts restarts processes that this command starts: those that "
+            "join each other end with code 75, and who started them starts them again"
+        )
     if config.workers % found.processes:
         raise BadRequest(
             f"{config.workers} workers do not divide over {found.processes} "
@@ -66,7 +72,7 @@ def _membership(c: RunConfig) -> Membership | None:
         if given:
             raise ValueError(f"{given[0]} goes with --coordinator HOST:PORT")
         if c.distributed == "auto":
-            return _detected(c)
+            return Membership(*schedulers.detected(c.init_timeout))
         count = c.processes
         is_alone = count == 1 and c.scheduler is None
         return None if is_alone else Membership(count)
@@ -81,25 +87,3 @@ def _membership(c: RunConfig) -> Membership | None:
             f"--process-id must be 0 to {count - 1} of {count} processes, got {number}"
         )
     return Membership(count, number, c.coordinator)
-
-
-def _detected(c: RunConfig) -> Membership:
-    """Returns the place that Slurm, Open MPI or Kubernetes gives this process."""
-    # Private: jax has no public way to ask before it has joined the others.
-    from jax._src.clusters import ClusterEnv
-
-    timeout = round(c.init_timeout)
-    try:
-        where, count, number, *_ = ClusterEnv.auto_detect_unset_distributed_params(
-            None, None, None, None, None, timeout
-        )
-    except Exception as error:  # a scheduler's environment may raise anything
-        raise ValueError(
-            f"--distributed auto: {type(error).__name__}: {error}"
-        ) from error
-    if where is None or count is None or number is None:
-        raise ValueError(
-            "--distributed auto finds no Slurm, Open MPI or Kubernetes around this "
-            "process: say --coordinator, --process-id and --num-processes"
-        )
-    return Membership(count, number, where)

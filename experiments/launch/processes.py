@@ -2,7 +2,6 @@
 
 import dataclasses
 import os
-import re
 import sys
 import traceback
 from collections.abc import Mapping
@@ -24,14 +23,6 @@ from experiments.training import records
 from experiments.training.config import RunConfig, parse
 from experiments.training.prepared import versions
 from experiments.training.process_group import ProcessGroup
-
-# How jax reports that another process is gone. It has no error type for that, and each
-# backend words it in its own way.
-_GONE = re.compile(
-    "gloo|nccl|coordination|connection (reset|closed|refused)|broken pipe|"
-    "socket closed|unavailable|deadline_exceeded|timed out",
-    re.IGNORECASE,
-)
 
 
 def supervise(config: RunConfig, argv: list[str], count: int) -> int:
@@ -68,7 +59,7 @@ def run_as_member(member: ChildSide, argv: list[str], started: float) -> int:
         member.refuse(f"error: {' '.join(str(error).split())}", exit_codes.BAD_REQUEST)
     except Exception as error:
         text = f"{type(error).__name__}: {error}".partition("\n")[0]
-        if _GONE.search(str(error)):
+        if gloo.is_loss(error):
             member.lost(text)
         traceback.print_exc(file=errors)
         member.refuse(text, exit_codes.FAILED)
@@ -89,8 +80,9 @@ def _trained(member: ChildSide, argv: list[str], started: float) -> int:
         member.process,
         member.processes,
         member.init_timeout,
-        member.local if member.locals > 1 else None,
     )
+    if member.locals > 1:
+        gloo.take_device(member.local)
     group = ProcessGroup(
         process=member.process,
         processes=member.processes,

@@ -9,9 +9,11 @@ import pytest
 from commands import PROGRAM, ROOT, Run, environment, execute
 
 from experiments.cli.errors import BadRequest
+from experiments.launch.addresses import free_port
 from experiments.launch.membership import Membership, requested
 from experiments.training.config import parse
 
+PORT = free_port()
 BY_HAND = "--coordinator a:9999 --process-id 1 --num-processes 4"
 
 
@@ -58,7 +60,8 @@ def test_auto_without_a_scheduler_says_what_to_do(monkeypatch):
     for name in list(os.environ):
         if name.startswith(("SLURM", "OMPI", "KUBERNETES")):
             monkeypatch.delenv(name)
-    with pytest.raises(BadRequest, match="no Slurm, Open MPI or Kubernetes"):
+    words = r"RANK, .* \(torchrun, Kubeflow\), SKYPILOT_.*, Slurm, Open MPI, Kubernetes"
+    with pytest.raises(BadRequest, match=words):
         requested(parse(["--distributed", "auto"]))
 
 
@@ -74,6 +77,70 @@ def slurm(process):
     }
 
 
+def torch(process):
+    """The variables of torchrun and Kubeflow."""
+    return {
+        "RANK": process,
+        "WORLD_SIZE": 2,
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": PORT,
+    }
+
+
+def skypilot(process):
+    """SkyPilot's variables; its port is the default one, or jax's."""
+    return {
+        "SKYPILOT_NODE_RANK": process,
+        "SKYPILOT_NUM_NODES": 2,
+        "SKYPILOT_NODE_IPS": "127.0.0.1\n127.0.0.2",
+        "JAX_COORDINATOR_PORT": PORT,
+    }
+
+
+AUTO = ["--distributed", "auto"]
+
+
+@pytest.mark.parametrize(
+    "variables, expected",
+    [
+        (torch(1), Membership(2, 1, f"127.0.0.1:{PORT}")),
+        (torch(1) | {"MASTER_ADDR": "::1"}, Membership(2, 1, f"[::1]:{PORT}")),
+        (
+            torch(0) | {"TORCHELASTIC_RUN_ID": "none"},
+            Membership(2, 0, f"127.0.0.1:{PORT + 1}"),
+        ),
+        (skypilot(1), Membership(2, 1, f"127.0.0.1:{PORT}")),
+        (
+            skypilot(0) | {"JAX_COORDINATOR_PORT": ""},
+            Membership(2, 0, "127.0.0.1:9999"),
+        ),
+        # The nearest starter comes first.
+        (slurm(0) | skypilot(1), Membership(2, 1, f"127.0.0.1:{PORT}")),
+        (skypilot(0) | torch(1), Membership(2, 1, f"127.0.0.1:{PORT}")),
+    ],
+    ids=["torch", "IPv6", "torchrun", "SkyPilot", "its port", "Slurm too", "both"],
+)
+def test_variables_say_who_a_process_is(variables, expected, monkeypatch):
+    for name, value in variables.items():
+        monkeypatch.setenv(name, str(value))
+    assert requested(parse(AUTO)) == expected
+
+
+@pytest.mark.parametrize(
+    "variables, words",
+    [
+        (torch("one"), "RANK must be a whole number, got 'one'"),
+        (torch(2), "process 2 is not among 2: they are 0 to 1"),
+        (torch(0) | {"MASTER_PORT": "-1"}, "MASTER_PORT must be a whole number"),
+    ],
+)
+def test_variables_that_make_no_sense_are_refused(variables, words, monkeypatch):
+    for name, value in variables.items():
+        monkeypatch.setenv(name, str(value))
+    with pytest.raises(BadRequest, match=words):
+        requested(parse(AUTO))
+
+
 def test_slurm_says_who_a_process_is(monkeypatch):
     for name, value in slurm(1).items():
         monkeypatch.setenv(name, str(value))
@@ -84,7 +151,7 @@ def test_slurm_says_who_a_process_is(monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("scheduler", ["slurm", "mpirun"])
+@pytest.mark.parametrize("scheduler", ["slurm", "mpirun", "torch", "skypilot"])
 def test_processes_that_a_scheduler_started_find_each_other(scheduler, tmp_path):
     if scheduler == "mpirun" and not shutil.which("mpirun"):
         pytest.skip("mpirun is not installed")
@@ -95,7 +162,10 @@ def test_processes_that_a_scheduler_started_find_each_other(scheduler, tmp_path)
     mpirun = "mpirun --bind-to none --allow-run-as-root --oversubscribe -n 2"
     starts = {
         "mpirun": [([*mpirun.split(), *words], {})],
-        "slurm": [(words, slurm(process)) for process in (0, 1)],
+        **{
+            each.__name__: [(words, each(process)) for process in (0, 1)]
+            for each in (slurm, torch, skypilot)
+        },
     }
     processes = [
         subprocess.Popen(

@@ -1,0 +1,1 @@
+"""Processes that others start, and that jax.distributed alone connects."""

@@ -1,0 +1,100 @@
+"""Checks that the processes of a run belong together, and finds which share a host."""
+
+import itertools
+import json
+import os
+import socket
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from experiments.supervisor.group import processes
+
+SHOWN = 3  # differences that are named
+LONGEST_VALUE = 40  # characters of a value that is named
+
+
+class Hello(NamedTuple):
+    """The introduction of a process.
+
+    Attributes:
+        process: its number.
+        host: name, boot and network of its machine, which together identify it.
+        facts: the values on which all processes must agree, by the name that the user
+            knows, such as "--seed" or "jax"; JSON values, None where there is none.
+        out: the folder for the run's files, which process 0 chooses for those that say
+            none.
+    """
+
+    process: int
+    host: list[str]
+    facts: dict[str, Any]
+    out: str
+
+
+def here() -> list[str]:
+    """Identifies this host by its name, boot and network."""
+    # Containers of one machine share name or boot, but not the network namespace.
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        network = str(os.stat("/proc/self/ns/net").st_ino)
+    except OSError:  # no Linux
+        boot = network = ""
+    return [socket.gethostname(), boot, network]
+
+
+def places(hellos: Sequence[Hello]) -> tuple[int, list[tuple[int, int]]]:
+    """Counts the hosts, and numbers the processes of each.
+
+    Returns:
+        The number of hosts; and for each process, in their order, its number on its
+        host and the number of processes on that host.
+    """
+    # Groups of `hierarchical` follow the hosts, not the processes: else two processes
+    # on one host would give other numbers than one.
+    hosts = [tuple(hello.host) for hello in hellos]
+    found = [(hosts[:i].count(host), hosts.count(host)) for i, host in enumerate(hosts)]
+    return len(set(hosts)), found
+
+
+def difference(hellos: Sequence[Hello]) -> str | None:
+    """Reports the facts in which processes differ from process 0, in one line.
+
+    Args:
+        hellos: of all processes, in their order.
+
+    Returns:
+        The line; None if all agree.
+    """
+    first = hellos[0]
+    others = [hello.facts for hello in hellos if hello.facts != first.facts]
+    if not others:
+        return None
+    ids = [hello.process for hello in hellos if hello.facts == others[0]]
+    names = {**first.facts, **others[0]}
+    pairs = [(name, others[0].get(name), first.facts.get(name)) for name in names]
+    differ = [_shown(*pair) for pair in pairs if pair[1] != pair[2]]
+    theirs, ours = (", ".join(pair[i] for pair in differ[:SHOWN]) for i in (0, 1))
+    have = "have" if len(ids) > 1 else "has"
+    more = f" ({len(differ) - SHOWN} more differ)" if len(differ) > SHOWN else ""
+    return f"{processes(ids)} {have} {theirs}, but process 0 has {ours}{more}"
+
+
+def _shown(name: str, *values: Any) -> list[str]:
+    """Shows a fact of both; long values from shortly before they differ."""
+    texts = ["" if v is None else _text(v) for v in values]
+    start = 0
+    if min(len(text) for text in texts) > LONGEST_VALUE:
+        pairs = zip(*texts, strict=False)
+        same = sum(1 for _ in itertools.takewhile(lambda p: len(set(p)) == 1, pairs))
+        start = max(0, same - LONGEST_VALUE // 2)
+    cut = [("…" if start else "") + text[start:] for text in texts]
+    short = [c if len(c) <= LONGEST_VALUE else c[:LONGEST_VALUE] + "…" for c in cut]
+    return [
+        f"no {name}" if value is None else f"{name} {text}"
+        for value, text in zip(values, short, strict=True)
+    ]
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

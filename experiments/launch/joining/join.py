@@ -1,0 +1,145 @@
+"""Finds the other processes of a run, and checks that they belong together."""
+
+import json
+import os
+import threading
+import time
+from collections.abc import Callable
+
+import jax
+
+from experiments.launch import gloo
+from experiments.launch.addresses import (
+    address,
+    is_address,
+    listen,
+    own_address,
+    reach,
+)
+from experiments.launch.joining import agreement
+from experiments.launch.joining.agreement import Hello
+from experiments.launch.membership import Membership
+from experiments.training import records
+from experiments.training.config import RunConfig
+from experiments.training.prepared import versions
+
+LOSS = 20  # seconds without a sign of life before jax counts a process as lost
+PAUSE = 0.25  # seconds between two looks
+SLACK = 5.0  # seconds for jax's service to give up by itself, which names the missing
+
+
+class Unconnected(Exception):
+    """The processes do not find each other, or differ; the message is one line."""
+
+
+def join(
+    config: RunConfig, membership: Membership, log: Callable[[str], None]
+) -> list[Hello]:
+    """Joins the other processes.
+
+    Args:
+        config: on which all must agree.
+        membership: who this process is.
+        log: shows the user a line.
+
+    Returns:
+        The introductions of all processes, in their order.
+
+    Raises:
+        Unconnected: they are not there, or differ. In other cases jax aborts.
+    """
+    deadline = time.monotonic() + config.init_timeout + SLACK
+    if membership.process:
+        _find(membership, config.init_timeout)
+    else:
+        _check_port(membership.coordinator, log)
+    _connect(membership, config.init_timeout, deadline)
+    hellos = _exchange(config, membership)
+    line = agreement.difference(hellos)
+    if line is not None:
+        # Together: else jax would report the first that leaves as lost.
+        jax.distributed.shutdown()
+        raise Unconnected(line)
+    return hellos
+
+
+def _find(membership: Membership, seconds: float) -> None:
+    """Waits until process 0 listens."""
+    # jax aborts in C++ where nobody does, and reports no reason.
+    reason = reach(*address(membership.coordinator), seconds)
+    if reason is not None:
+        raise Unconnected(
+            f"process {membership.process} found no process 0 at "
+            f"{membership.coordinator} in {seconds:g} s ({reason}): is it running, and "
+            "is --coordinator its address?"
+        )
+
+
+def _check_port(coordinator: str, log: Callable[[str], None]) -> None:
+    """Checks that process 0 can listen at its address."""
+    host, port = address(coordinator)
+    own = own_address(host)
+    if own is None and is_address(host):
+        raise Unconnected(
+            f"process 0 cannot listen at {host}, which is no address of this machine: "
+            "give one of its own as --coordinator"
+        )
+    # Such as a load balancer's name, or one that DNS does not know yet.
+    if own is None:
+        log(
+            f"{host} means no address here by which others reach this machine: process "
+            "0 listens at all of them; give one as --coordinator to listen there alone"
+        )
+    try:
+        # gRPC would share the port with another process 0 without a word.
+        listen(own, port).close()
+    except OSError as error:
+        reason = os.strerror(error.errno or 0)
+        line = f"process 0 cannot listen on port {port}: {reason}"
+        raise Unconnected(line) from error
+
+
+def _connect(membership: Membership, seconds: float, deadline: float) -> None:
+    """Starts jax among the other processes."""
+    processes, process, where = membership
+    failed: list[Exception] = []
+
+    def connect() -> None:
+        try:
+            gloo.connect(where, process or 0, processes, seconds, loss=LOSS)
+        except (RuntimeError, OSError) as error:
+            failed.append(error)
+
+    # In a thread: a signal is handled once the main one is back from C++.
+    thread = threading.Thread(target=connect, daemon=True)
+    thread.start()
+    while thread.is_alive() and time.monotonic() < deadline:
+        thread.join(PAUSE)
+    if failed:
+        raise Unconnected(f"{where}: {str(failed[0]).partition(chr(10))[0]}")
+    if thread.is_alive():
+        raise Unconnected(
+            f"process {process} found no process 0 of this program at {where} in "
+            f"{seconds:g} s"
+        )
+
+
+def _exchange(config: RunConfig, membership: Membership) -> list[Hello]:
+    """Sends this process's introduction to all, and returns theirs."""
+    facts = {
+        f"--{name.replace('_', '-')}": records.plain(value)
+        for name, value in config.values("run", "start").items()
+    }
+    facts["--num-processes"] = membership.processes
+    out = config.out or records.default_out(config.task, config.algo)
+    process = membership.process or 0
+    own = Hello(process, agreement.here(), facts | versions(), str(out))
+    # Not by a collective, which takes devices of all, and hangs where their number is
+    # in doubt.
+    store, milliseconds = gloo.store(), max(1000, round(config.init_timeout * 1000))
+    store.key_value_set(f"hello/{process}", json.dumps(own))
+    texts = [
+        store.blocking_key_value_get(f"hello/{i}", milliseconds)
+        for i in range(membership.processes)
+    ]
+    return [Hello(*json.loads(text)) for text in texts]

@@ -1,0 +1,221 @@
+"""Processes that are started one by one, and that jax.distributed alone connects."""
+
+import re
+import signal
+import socket
+import subprocess
+
+import pytest
+from commands import PROGRAM, ROOT, environment
+from fake_member import free_address
+from faults import commands, is_halted, until
+
+from experiments.checkpoint.folder import steps
+from experiments.checkpoint.manager import FOLDER
+from experiments.launch.addresses import address, reach
+
+RUN = "--task tiny_tasks:drawing --workers 4 --optimizer adam --algo bmuf --period 4 "
+RUN += "--steps 400000 --eval-every 400000 --checkpoint-every 1000"
+
+
+@pytest.fixture
+def start(tmp_path):
+    with commands(tmp_path) as start:
+        yield start
+
+
+def by_hand(at, number, words=RUN, count=2):
+    return f"{words} --coordinator {at} --num-processes {count} --process-id {number}"
+
+
+def refused(command):
+    """The only line of a command that did not find the others."""
+    ended = command.ended(60)
+    assert ended.code == 4, ended.stderr
+    assert ended.stdout == ""
+    [line] = ended.stderr.splitlines()
+    return line
+
+
+# Processes that do not find each other
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "no-such-host.invalid", "a..b"])
+def test_nobody_at_the_address_is_told(host, start):
+    at = free_address().replace("127.0.0.1", host)
+    line = refused(start(f"{by_hand(at, 1)} --init-timeout 1"))
+    assert line.startswith(f"process 1 found no process 0 at {at} in 1 s (")
+    assert line.endswith("): is it running, and is --coordinator its address?")
+
+
+@pytest.mark.slow
+def test_those_that_are_missing_are_named_to_all_that_came(start):
+    at = free_address()
+    words = [by_hand(at, i, count=4) for i in (0, 1)]
+    came = [start(f"{each} --init-timeout 4") for each in words]
+    line = f"process 0 at {at} waited 4 s for processes 2 and 3 of 4"
+    assert [refused(command) for command in came] == [line] * 2
+
+
+def test_port_in_use_is_told_at_once(start):
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        port = sock.getsockname()[1]
+        line = refused(start(by_hand(f"127.0.0.1:{port}", 0)))
+    assert line == f"process 0 cannot listen on port {port}: Address already in use"
+
+
+@pytest.mark.slow
+def test_second_process_0_is_told_at_once_and_does_not_disturb(start, tmp_path):
+    at = free_address()
+    first = start(by_hand(at, 0, f"{RUN} --steps 16"))
+    assert reach(*address(at), 60) is None
+    line = refused(start(by_hand(at, 0), out=tmp_path / "other"))
+    assert line == f"process 0 cannot listen on port {at[10:]}: Address already in use"
+    second = start(by_hand(at, 1, f"{RUN} --steps 16"))
+    assert [first.ended().code, second.ended().code] == [0, 0]
+
+
+def test_address_of_another_machine_is_refused(start):
+    line = refused(start(by_hand("203.0.113.7:9999", 0)))  # kept for documents
+    assert line == (
+        "process 0 cannot listen at 203.0.113.7, which is no address of this machine: "
+        "give one of its own as --coordinator"
+    )
+
+
+@pytest.mark.slow
+def test_something_else_at_the_address_is_told(start):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        at = f"127.0.0.1:{server.getsockname()[1]}"
+        line = refused(start(f"{by_hand(at, 1)} --init-timeout 2"))
+    assert at in line and "no process 0 of this program" in line
+
+
+@pytest.mark.slow
+def test_number_that_process_0_does_not_know_is_told(start):
+    at = free_address()
+    first = start(f"{by_hand(at, 0)} --init-timeout 20")
+    third = by_hand(at, 2, RUN.replace("workers 4", "workers 6"), count=3)
+    line = refused(start(third))
+    assert line == "process 2 is none of those that process 0 waits for"
+    assert refused(first).endswith("waited 20 s for process 1 of 2")
+
+
+@pytest.mark.slow
+def test_other_version_is_told(start, tmp_path):
+    (tmp_path / "sitecustomize.py").write_text(
+        "import importlib.metadata as m\n"
+        "found = m.version\n"
+        "m.version = lambda name: '9.9' if name == 'optax' else found(name)\n"
+    )
+    at, words = free_address(), "--workers 4 --steps 16"
+    first = start(by_hand(at, 0, words))
+    second = subprocess.run(
+        [*PROGRAM, *by_hand(at, 1, words).split()],
+        cwd=ROOT,
+        env=environment(JAX_NUM_CPU_DEVICES=1, PYTHONPATH=tmp_path),
+        capture_output=True,
+        encoding="utf-8",
+        timeout=60,
+    )
+    line = refused(first)
+    assert re.fullmatch(r"process 1 has optax 9\.9, but process 0 has optax \S+", line)
+    assert (second.returncode, second.stderr.strip()) == (4, line)
+
+
+def test_restarts_are_left_to_who_started_the_processes(start):
+    ended = start(f"{by_hand(free_address(), 0)} --max-restarts 1").ended()
+    assert ended.code == 2
+    assert "who started them starts them again" in ended.stderr
+
+
+@pytest.mark.parametrize(
+    "number, code", [(signal.SIGTERM, 75), (signal.SIGINT, 130)], ids=str
+)
+def test_signal_while_it_waits_for_others_ends_it_at_once(number, code, start):
+    at = free_address()
+    command = start(by_hand(at, 0))
+    assert reach(*address(at), 60) is None
+    command.kill(number)
+    assert command.ended(10).code == code
+
+
+# Runs
+
+
+def in_training(command):
+    until(lambda: steps(command.run_out / FOLDER), "a checkpoint")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("asked", [0, 1])
+@pytest.mark.parametrize(
+    "number, code", [(signal.SIGTERM, 75), (signal.SIGINT, 130)], ids=str
+)
+def test_signal_to_any_saves_everywhere(number, code, asked, start):
+    at = free_address()
+    both = [start(by_hand(at, i)) for i in (0, 1)]
+    in_training(both[0])
+    both[asked].kill(number)
+    first, second = (command.ended() for command in both)
+    assert (first.code, second.code) == (code, code), first.stderr
+    step = first.summary["steps"]
+    assert first.summary["stopped"] is True
+    assert steps(first.out / FOLDER)[0] == step
+    assert second.stdout == ""
+    assert "Gloo" not in first.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [0, 1])
+def test_process_that_stays_stopped_is_lost(number, start):
+    at = free_address()
+    both = [start(by_hand(at, i)) for i in (0, 1)]
+    in_training(both[0])
+    both[number].kill(signal.SIGSTOP)
+    until(lambda: is_halted(both[number].pid), "it is stopped")
+    ended = both[1 - number].ended(60)
+    assert ended.code == 75
+    told = {0: f"process 0 at {at} is gone", 1: "process 1 gave no sign of life"}
+    assert ended.stderr.splitlines()[-1].startswith(told[number])
+    both[number].kill(signal.SIGCONT)
+    assert both[number].ended(60).code == 75
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("when, code", [("init", 2), ("read", 1)])
+def test_task_that_fails_on_one_process_ends_all_alike(when, code, start):
+    at, words = free_address(), RUN.replace("drawing", f"failing --when {when}")
+    both = [start(by_hand(at, i, words)) for i in (0, 1)]
+    first, second = (command.ended(60) for command in both)
+    assert (first.code, second.code) == (code, code), first.stderr
+    what = "the disk is on fire" if when == "read" else f"no {when} here"
+    told = first.stderr.splitlines()[-1]
+    assert told.startswith("process 1: ") and what in told
+    assert what in second.stderr
+    assert first.stdout == ""
+
+
+@pytest.mark.slow
+def test_process_0_chooses_the_folder_for_those_that_say_none(tmp_path):
+    at, words = free_address(), "--workers 4 --steps 16 --checkpoint-every 16"
+    started = [
+        subprocess.Popen(
+            [*PROGRAM, *by_hand(at, i, words).split()],
+            cwd=tmp_path,
+            env=environment(JAX_NUM_CPU_DEVICES=1, PYTHONPATH=ROOT),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        for i in (0, 1)
+    ]
+    try:
+        assert [process.wait(120) for process in started] == [0, 0]
+    finally:
+        for process in started:
+            process.kill()
+    [out] = (tmp_path / "runs").iterdir()
+    assert sorted(x.name for x in (out / FOLDER).iterdir()) == [
+        f"step-00000016.{i}-of-2.npz" for i in (0, 1)
+    ]
