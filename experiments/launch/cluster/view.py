@@ -29,14 +29,18 @@ class ClusterView:
         self._scheduler = scheduler
         self._loss = loss
         self.answered = time.monotonic()
-        self._workers: frozenset[str] = frozenset()
+        self._threads: dict[str, int] = {}
         self._closed = threading.Event()
         threading.Thread(target=self._look, daemon=True).start()
 
     @property
     def workers(self) -> frozenset[str]:
         """The addresses of the workers."""
-        return self._workers
+        return frozenset(self._threads)
+
+    def threads(self, address: str) -> int:
+        """Returns the number of tasks that a worker runs at a time."""
+        return self._threads.get(address, 1)
 
     @property
     def lost(self) -> str | None:
@@ -57,6 +61,9 @@ class ClusterView:
     def _look(self) -> None:
         while not self._closed.wait(PACE) and self._client.status == "running":
             asked = time.monotonic()
-            workers = self._client.scheduler_info(n_workers=-1)["workers"]
-            self._workers = frozenset(workers)
+            try:
+                found = self._client.scheduler_info(n_workers=-1)["workers"]
+            except OSError:  # Dask's, of connections: `lost` says it
+                return
+            self._threads = {address: x["nthreads"] for address, x in found.items()}
             self.answered = asked

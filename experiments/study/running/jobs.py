@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from distributed import Client, Future
 
 TICK = 0.1  # seconds between two looks at messages
-LOOK = 0.5  # seconds between two looks at workers
 MOST_KILLS = 3  # of its process, after which a run is given up
 FAREWELL = 5.0  # seconds for the workers to end their processes
 PATIENCE = 30.0  # seconds without a worker after which the user hears of it
@@ -90,7 +89,6 @@ class Jobs:
     _jobs: list[Job] = field(default_factory=list)
     _kills: Counter[Path] = field(default_factory=Counter)
     _inbox: Any = field(default_factory=queue.SimpleQueue)
-    _looked: float = 0.0
     _waits_since: float = field(default_factory=time.monotonic)
 
     @property
@@ -109,8 +107,8 @@ class Jobs:
         while not self.plan.is_over:
             if asked_to_stop():
                 raise Stopped
-            if self._client.status != "running":
-                raise Lost("the scheduler is gone")
+            if line := self.workers.view.lost:
+                raise Lost(line)
             self._look()
             for job in self._jobs:
                 if job.run is None:
@@ -123,6 +121,7 @@ class Jobs:
     def close(self) -> None:
         """Ends all processes of the study, on all workers."""
         self.workers.roster.close()
+        self.workers.view.close()
         if self._client.status != "running":
             return
         self._client.cancel(
@@ -144,23 +143,11 @@ class Jobs:
             time.sleep(TICK / 2)
 
     def _look(self) -> None:
-        """Looks for new workers and lost ones."""
-        now = time.monotonic()
-        if now - self._looked < LOOK:
-            return self._join()
-        self._looked = now
-        try:
-            lost = [*self.workers.look()]
-        except OSError as error:  # Dask's, of connections
-            raise Lost("the scheduler is gone") from error
-        for worker in lost:
+        """Looks for lost workers, and makes jobs on those that were let in."""
+        for worker in self.workers.look():
             for job in [job for job in self._jobs if job.worker == worker]:
                 self._jobs.remove(job)
                 self._lose(job, f"the Dask worker {worker} is gone")
-        self._join()
-
-    def _join(self) -> None:
-        """Makes jobs on workers that were let in."""
         self.workers.introduced()
         known = {job.worker.address for job in self._jobs}
         for worker in self.workers.accepted.values():

@@ -8,6 +8,7 @@ import jax
 
 from experiments.launch.cluster.connection import cluster, dashboard
 from experiments.launch.cluster.roster import Roster
+from experiments.launch.cluster.view import ClusterView
 from experiments.launch.cluster.workers import expected
 from experiments.study.config import StudyConfig
 from experiments.study.grid import Loader
@@ -19,6 +20,8 @@ from experiments.study.running.progress import StudyProgress, progress
 from experiments.study.running.workers import Workers
 from experiments.training import prepared
 from experiments.training.components import cores, environment
+
+LOSS = 60.0  # seconds without an answer after which a scheduler counts as lost
 
 
 def make_runs(
@@ -71,8 +74,10 @@ def _make_by_jobs(
     with cluster(config.scheduler, config.jobs) as client:
         bar.say(f"dashboard: {dashboard(client)}")
         meant = expected(prepared.versions(), config.factories)
+        where = config.scheduler or client.scheduler.address
         workers = Workers(
             client,
+            ClusterView(client, where, LOSS),
             Roster(client, study, meant, config.folder.absolute(), bar.say),
             terms,
             (first.argv, first.seed),

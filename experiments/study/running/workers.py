@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from experiments.cli.errors import BadRequest
 from experiments.launch.cluster.roster import Roster
+from experiments.launch.cluster.view import ClusterView
 from experiments.study.running import member
 from experiments.study.running.member import Terms
 from experiments.study.running.progress import StudyProgress
@@ -42,7 +43,8 @@ class Workers:
 
     Attributes:
         client: of the scheduler.
-        roster: of that.
+        view: of the workers that are there.
+        roster: of those that have the command's versions and code.
         terms: of the study.
         first: flags and seed of a run, whose data every worker must have.
         own: digests of the user's own modules here, by name.
@@ -52,6 +54,7 @@ class Workers:
     """
 
     client: "Client"
+    view: ClusterView
     roster: Roster
     terms: Terms
     first: tuple[Sequence[str], int]
@@ -60,14 +63,12 @@ class Workers:
     bar: StudyProgress
     accepted: dict[str, Worker] = field(default_factory=dict)
     _asked: dict[str, "Future"] = field(default_factory=dict)
-    _threads: dict[str, int] = field(default_factory=dict)
     _devices: str = ""
 
     def look(self) -> Iterator[Worker]:
         """Updates who is there; yields those that are lost."""
-        info = self.client.scheduler_info(n_workers=-1)["workers"]
-        self._threads = {address: x["nthreads"] for address, x in info.items()}
-        self.roster.update(info.keys())
+        present = self.view.workers
+        self.roster.update(present)
         for address in self.roster.seats.keys() - self._asked.keys():
             self._asked[address] = self.client.submit(
                 member.introduce,
@@ -78,7 +79,7 @@ class Workers:
                 key=f"introduction of {address} to {self.terms.study}",
                 pure=False,
             )
-        for address in self._asked.keys() - info.keys():
+        for address in self._asked.keys() - present:
             del self._asked[address]
             if lost := self.accepted.pop(address, None):
                 yield lost
@@ -97,9 +98,8 @@ class Workers:
             if not future.done() or address in self.accepted:
                 continue
             seat = self.roster.seats[address]
-            worker = Worker(
-                address, seat.host[0], self._threads.get(address, 1), seat.sees_out
-            )
+            slots = self.view.threads(address)
+            worker = Worker(address, seat.host[0], slots, seat.sees_out)
             if why := self._objection(future):
                 if self.client.cluster is not None:  # nobody else will come
                     raise BadRequest(why)
