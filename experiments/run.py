@@ -42,7 +42,7 @@ def main(argv: list[str] | None = None) -> int:
         return exits.guarded(program)
     from experiments.launch import processes
 
-    return processes.run_as_member(member, argv, started)
+    processes.run_as_member(member, argv, started)
 
 
 if __name__ == "__main__":

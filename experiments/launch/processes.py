@@ -6,7 +6,7 @@ import sys
 import traceback
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TextIO
+from typing import NoReturn, TextIO
 
 import jax
 
@@ -46,15 +46,11 @@ def supervise(config: RunConfig, argv: list[str], count: int) -> int:
     return run_processes(processes, {"out": str(out)}, rules, terminal.say)
 
 
-def run_as_member(member: ChildSide, argv: list[str], started: float) -> int:
-    """Runs one of the processes of a run, under its supervisor.
-
-    Returns:
-        The exit code, unless the process ends at once.
-    """
+def run_as_member(member: ChildSide, argv: list[str], started: float) -> NoReturn:
+    """Runs one of the processes of a run, under its supervisor, and ends it."""
     errors = _take_streams(member)
     try:
-        return _trained(member, argv, started)
+        member.leave(_trained(member, argv, started))
     except BadRequest as error:
         member.refuse(f"error: {' '.join(str(error).split())}", exit_codes.BAD_REQUEST)
     except Exception as error:

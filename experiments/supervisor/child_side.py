@@ -117,6 +117,12 @@ class ChildSide:
         self._insist({"said": "lost", "text": text})
         _exit(TERMINATED)
 
+    def leave(self, code: int) -> NoReturn:
+        """Ends this process in order."""
+        # Not by Python's own end, in which no thread gives signs of life: it took
+        # seconds on a loaded machine, and the supervisor reported a silence.
+        _exit(code)
+
     def _beat(self) -> None:
         while True:
             with self._lock:

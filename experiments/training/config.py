@@ -82,10 +82,11 @@ class RunConfig:
         coordinator: where process 0 is, to join processes that are started one by one.
         process_id: with --coordinator: which this one is, from 0.
         num_processes: with --coordinator: how many there are.
-        distributed: auto joins as Slurm, Open MPI or Kubernetes has started the
-            processes.
+        distributed: auto joins as torchrun, Kubeflow, SkyPilot, Slurm, Open MPI or
+            Kubernetes has started the processes.
         init_timeout: seconds for all processes to find each other.
-        max_restarts: how many lost processes a run survives by restarts.
+        max_restarts: how many lost processes a run survives by restarts; those that
+            join each other are restarted by who started them.
         arguments: the algorithm's own flags, by parameter.
         task_arguments: the task's own flags, by parameter.
     """

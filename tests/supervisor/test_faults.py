@@ -8,6 +8,7 @@ import time
 
 import numpy as np
 import pytest
+from commands import execute
 from fake_member import free_address
 from faults import commands, fill, is_halted, remount, small_disk, tagged, until
 from kills import Victim, kill_after, kill_in_a_save, newest
@@ -18,6 +19,7 @@ from experiments.checkpoint.folder import steps
 from experiments.checkpoint.manager import FOLDER
 from experiments.checkpoint.shard_file import ShardName, unfinished_name
 from experiments.pipeline import partition
+from experiments.supervisor.child_side import VARIABLE
 
 NOTICED = 5  # seconds in which a lost process must be named
 HASH = "params_sha256"
@@ -388,6 +390,20 @@ def test_second_signal_to_the_launcher_ends_all_at_once(start):
     assert command.process.poll() is None
     command.kill(signal.SIGINT)
     assert command.process.wait(NOTICED) == 130
+
+
+@pytest.mark.slow
+def test_end_that_takes_long_is_no_silence(tmp_path):
+    """Python's own end, in which no thread runs, takes seconds on a loaded machine."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import atexit, os, time\n"
+        f"if {VARIABLE!r} in os.environ:\n"
+        "    atexit.register(time.sleep, 6)\n"
+    )
+    command, out = "--workers 2 --steps 16 --processes 2", tmp_path / "out"
+    ended = execute(command, out, JAX_NUM_CPU_DEVICES=1, PYTHONPATH=tmp_path)
+    assert ended.code == 0, ended.stderr
+    assert "sign of life" not in ended.stderr
 
 
 # Commands that join by hand
