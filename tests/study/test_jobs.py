@@ -19,6 +19,8 @@ from studies import COMPARE, but_for_times, runs_done
 
 from benchmarks.harness.jobs import RECORDS, bound, measured, simulated
 from experiments.compare import main
+from experiments.launch.cluster.connection import cluster as dask_of_command
+from experiments.launch.cluster.connection import dashboard
 from experiments.study.grid import RunSet
 from experiments.study.running.plan import Failure, Plan
 from experiments.study.spec import Variant
@@ -416,3 +418,18 @@ def test_committed_studies_take_little_more_than_the_least_time(workers):
         study = measured(folder)
         taken, least = simulated(*study, workers), bound(*study, workers)
         assert 0.999 <= taken / least <= 1.2
+
+
+def test_a_cluster_of_this_command_listens_here_alone():
+    psutil = pytest.importorskip("psutil")
+
+    def listening():
+        found = psutil.Process().net_connections(kind="inet")
+        return {x.laddr for x in found if x.status == psutil.CONN_LISTEN}
+
+    before = listening()
+    with dask_of_command(None, 2) as client:
+        assert dashboard(client).startswith("http://127.0.0.1:")
+        places = listening() - before
+        assert places
+        assert {place.ip for place in places} == {"127.0.0.1"}
