@@ -15,9 +15,10 @@ def main(argv: list[str] | None = None) -> int:
         argv: the flags; None means those of the process.
 
     Returns:
-        The exit code: 0 done (also where runs diverged: the report shows them), 2 bad
-        request, 75 stopped by SIGTERM or by a full disk, 130 by Ctrl-C; after both of
-        the last the same command goes on.
+        The exit code: 0 done (also where runs diverged: the report shows them), 1 runs
+        failed, 2 bad request, 4 no scheduler answers, 75 stopped by SIGTERM, by a full
+        disk or a lost scheduler, 130 by Ctrl-C; after the last two, and 1, the same
+        command goes on.
     """
     argv = sys.argv[1:] if argv is None else argv
 
