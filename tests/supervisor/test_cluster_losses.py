@@ -13,7 +13,7 @@ import pytest
 from commands import execute
 from dask_cluster import cluster
 from faults import until
-from kills import newest
+from kills import attack_clusters, newest
 from lasting import OURS, assert_same_end
 
 HOST = re.escape(socket.gethostname())
@@ -154,17 +154,49 @@ def test_signal_ends_a_command_that_waits_for_workers(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("lost", ["command", "scheduler"])
-def test_processes_end_with_the_command_and_with_the_scheduler(lost, tmp_path):
+def test_processes_end_with_the_command(tmp_path):
     with cluster(tmp_path, workers=2) as dask:
         command = dask.run(f"{ENDLESS} --max-restarts 3")
         trains(command)
-        if lost == "command":
-            command.kill()
-        else:
-            dask.scheduler.kill()
+        command.kill()
         until(lambda: not dask.members(), "the processes end", limit=20)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "number, line",
+    [(signal.SIGKILL, "is lost"), (signal.SIGSTOP, "gave no sign of life for 20 s")],
+)
+def test_processes_end_with_the_scheduler(number, line, tmp_path):
+    with cluster(tmp_path, workers=2) as dask:
+        command = dask.run(f"{ENDLESS} --max-restarts 3")
+        trains(command)
+        dask.scheduler.send(number)
+        until(lambda: not dask.members(), "the processes end", limit=40)
         ended = command.ended()
-    if lost == "scheduler":
-        assert ended.code == 75
-        assert f"the Dask scheduler {dask.address} is lost" in ended.stderr
+    assert ended.code == 75
+    assert f"the Dask scheduler {dask.address} {line}" in ended.stderr.splitlines()
+    assert "Traceback" not in ended.stderr
+
+
+@pytest.mark.slow
+def test_two_commands_take_turns_on_one_cluster(tmp_path):
+    with cluster(tmp_path, workers=2) as dask:
+        first = dask.run(ENDLESS)
+        trains(first)
+        (tmp_path / "other").mkdir()
+        second = dask.run(RUN, tmp_path / "other" / "out")
+        second.wait_for("waiting for 2 more of 2 workers")
+        first.kill(signal.SIGTERM)
+        assert first.ended().code == 75
+        assert second.ended().code == 0
+
+
+@pytest.mark.slow
+def test_runs_with_kills_at_random_moments_end_as_if_nothing_had_been(tmp_path):
+    assert attack_clusters(2, seed=1, folder=tmp_path) == 0
+
+
+@pytest.mark.long
+def test_ten_runs_with_kills_at_random_moments_end_likewise(tmp_path):
+    assert attack_clusters(10, seed=0, folder=tmp_path) == 0
