@@ -7,14 +7,18 @@ import os
 import re
 import signal
 import socket
+import sys
 import time
 
 import pytest
-from commands import execute
+from commands import ROOT, execute
 from dask_cluster import cluster
 from faults import until
 from kills import attack_clusters, newest
 from lasting import OURS, assert_same_end
+
+from experiments.supervisor.child import Child, Remote
+from experiments.supervisor.group import Rules, Start
 
 HOST = re.escape(socket.gethostname())
 RUN = "--task tiny_tasks:drawing --width 2000 --workers 2 --optimizer adam --steps 60 "
@@ -40,6 +44,34 @@ def lines(ended):
     """The lines on stderr that are about processes and workers."""
     about = "(the )?(process|waiting|restart|Dask)"
     return [x for x in ended.stderr.splitlines() if re.match(about, x)]
+
+
+WAITS = """
+import threading
+from experiments.supervisor.child_side import join_supervisor
+member = join_supervisor()
+print("started", flush=True)
+member.report("train", 1)
+threading.Event().wait()
+"""
+
+
+def test_process_ends_when_its_lease_is_not_renewed():
+    shown = []
+    given = Start(1, 0, {}, "", 1, [(0, 0, 1)], [None]).attributes(60.0)[0]
+    remote = Remote(str(ROOT), shown.append, lease=2.0)
+    child = Child([sys.executable, "-c", WAITS], given, False, shown.append, remote)
+    try:
+        for _ in range(25):  # longer than the lease
+            child.poll(time.monotonic(), Rules())
+            time.sleep(0.1)
+        assert child.status.code is None and shown == ["started"]
+        until(lambda: is_zombie(child.status.pid), "it ends", limit=20)
+        child.poll(time.monotonic(), Rules())
+        assert child.is_over and child.status.code == -signal.SIGKILL
+    finally:
+        child.kill()
+        child.reap()
 
 
 @pytest.mark.slow
