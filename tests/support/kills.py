@@ -24,10 +24,10 @@ from itertools import count
 from pathlib import Path
 from typing import NamedTuple
 
-from commands import TIMEOUT
+from commands import TIMEOUT, execute
 from dask_cluster import cluster
 from faults import Command, commands, is_halted, until
-from lasting import assert_same_end, flags_of
+from lasting import OURS, assert_same_end, flags_of
 from owed import parameters
 
 from experiments.checkpoint.manager import FOLDER
@@ -238,11 +238,10 @@ def attack_clusters(rounds, seed, folder):
         The number of those that did not end as one that nothing befalls.
     """
     failed, total, restarts = 0, Counter(), 0
-    with commands(folder) as start:
-        local = ON_CLUSTER.replace("--max-restarts 20", "")
-        began = time.monotonic()
-        whole = start(local, folder / "whole").ended()
-        seconds = time.monotonic() - began
+    began = time.monotonic()
+    environ = {"JAX_NUM_CPU_DEVICES": "1", "PYTHONPATH": OURS}
+    whole = execute(ON_CLUSTER, folder / "whole", **environ)
+    seconds = time.monotonic() - began
     with cluster(folder, workers=3) as dask:
         for number in range(rounds):
             draw = random.Random(f"{seed} {number}")

@@ -1,13 +1,17 @@
 """The workers of a Dask cluster as they come and go."""
 
+import asyncio
 import threading
 import time
+from concurrent import futures
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from distributed import Client
 
 PACE = 0.25  # seconds between two looks
+# A client that closes, or that lost the scheduler, raises one of these.
+ENDS = (OSError, RuntimeError, asyncio.CancelledError, futures.CancelledError)
 
 
 class ClusterView:
@@ -62,8 +66,9 @@ class ClusterView:
         while not self._closed.wait(PACE) and self._client.status == "running":
             asked = time.monotonic()
             try:
-                found = self._client.scheduler_info(n_workers=-1)["workers"]
-            except OSError:  # Dask's, of connections: `lost` says it
-                return
-            self._threads = {address: x["nthreads"] for address, x in found.items()}
-            self.answered = asked
+                found = self._client.scheduler_info(n_workers=-1).get("workers")
+            except ENDS:  # `lost` reports it, unless we close
+                continue
+            if found is not None:
+                self._threads = {where: x["nthreads"] for where, x in found.items()}
+                self.answered = asked

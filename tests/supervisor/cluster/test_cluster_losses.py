@@ -7,14 +7,18 @@ import os
 import re
 import signal
 import socket
+import sys
 import time
 
 import pytest
-from commands import execute
+from commands import ROOT, execute
 from dask_cluster import cluster
 from faults import until
-from kills import newest
+from kills import attack_clusters, newest
 from lasting import OURS, assert_same_end
+
+from experiments.supervisor.child import Child, Remote
+from experiments.supervisor.group import Rules, Start
 
 HOST = re.escape(socket.gethostname())
 RUN = "--task tiny_tasks:drawing --width 2000 --workers 2 --optimizer adam --steps 60 "
@@ -40,6 +44,34 @@ def lines(ended):
     """The lines on stderr that are about processes and workers."""
     about = "(the )?(process|waiting|restart|Dask)"
     return [x for x in ended.stderr.splitlines() if re.match(about, x)]
+
+
+WAITS = """
+import threading
+from experiments.supervisor.child_side import join_supervisor
+member = join_supervisor()
+print("started", flush=True)
+member.report("train", 1)
+threading.Event().wait()
+"""
+
+
+def test_process_ends_when_its_lease_is_not_renewed():
+    shown = []
+    given = Start(1, 0, {}, "", 1, [(0, 0, 1)], [None]).attributes(60.0)[0]
+    remote = Remote(str(ROOT), shown.append, lease=2.0)
+    child = Child([sys.executable, "-c", WAITS], given, False, shown.append, remote)
+    try:
+        for _ in range(25):  # longer than the lease
+            child.poll(time.monotonic(), Rules())
+            time.sleep(0.1)
+        assert child.status.code is None and shown == ["started"]
+        until(lambda: is_zombie(child.status.pid), "it ends", limit=20)
+        child.poll(time.monotonic(), Rules())
+        assert child.is_over and child.status.code == -signal.SIGKILL
+    finally:
+        child.kill()
+        child.reap()
 
 
 @pytest.mark.slow
@@ -154,17 +186,49 @@ def test_signal_ends_a_command_that_waits_for_workers(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("lost", ["command", "scheduler"])
-def test_processes_end_with_the_command_and_with_the_scheduler(lost, tmp_path):
+def test_processes_end_with_the_command(tmp_path):
     with cluster(tmp_path, workers=2) as dask:
         command = dask.run(f"{ENDLESS} --max-restarts 3")
         trains(command)
-        if lost == "command":
-            command.kill()
-        else:
-            dask.scheduler.kill()
+        command.kill()
         until(lambda: not dask.members(), "the processes end", limit=20)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "number, line",
+    [(signal.SIGKILL, "is lost"), (signal.SIGSTOP, "gave no sign of life for 20 s")],
+)
+def test_processes_end_with_the_scheduler(number, line, tmp_path):
+    with cluster(tmp_path, workers=2) as dask:
+        command = dask.run(f"{ENDLESS} --max-restarts 3")
+        trains(command)
+        dask.scheduler.send(number)
+        until(lambda: not dask.members(), "the processes end", limit=40)
         ended = command.ended()
-    if lost == "scheduler":
-        assert ended.code == 75
-        assert f"the Dask scheduler {dask.address} is lost" in ended.stderr
+    assert ended.code == 75
+    assert f"the Dask scheduler {dask.address} {line}" in ended.stderr.splitlines()
+    assert "Traceback" not in ended.stderr
+
+
+@pytest.mark.slow
+def test_two_commands_take_turns_on_one_cluster(tmp_path):
+    with cluster(tmp_path, workers=2) as dask:
+        first = dask.run(ENDLESS)
+        trains(first)
+        (tmp_path / "other").mkdir()
+        second = dask.run(RUN, tmp_path / "other" / "out")
+        second.wait_for("waiting for 2 more of 2 workers")
+        first.kill(signal.SIGTERM)
+        assert first.ended().code == 75
+        assert second.ended().code == 0
+
+
+@pytest.mark.slow
+def test_runs_with_kills_at_random_moments_end_as_if_nothing_had_been(tmp_path):
+    assert attack_clusters(2, seed=1, folder=tmp_path) == 0
+
+
+@pytest.mark.long
+def test_ten_runs_with_kills_at_random_moments_end_likewise(tmp_path):
+    assert attack_clusters(10, seed=0, folder=tmp_path) == 0

@@ -16,6 +16,7 @@ from experiments.cli.errors import BadRequest
 from experiments.launch.cluster.seats import Seat, choose, numbered
 from experiments.launch.cluster.workers import Expected, WorkerFacts, objection
 from experiments.launch.membership import requested
+from experiments.launch.processes import located
 from experiments.training.config import parse
 
 RUN = "--task tiny_tasks:drawing --workers 4 --steps 12 --eval-every 6 "
@@ -75,6 +76,14 @@ def test_flags_that_do_not_go_with_a_scheduler_are_refused(words, line):
 def test_one_process_may_be_on_a_cluster():
     found = requested(parse(["--scheduler", "x", "--backend", "vmap"]))
     assert found is not None and found.processes == 1
+
+
+def test_paths_are_those_that_the_command_means():
+    config = parse(["--out", "x", "--export", "x.safetensors", "--data-dir", "/data"])
+    found = located(config, {"out": "/home/x", "folder": "/home"})
+    paths = (found.out, found.export, found.data_dir)
+    assert [str(x) for x in paths] == ["/home/x", "/home/x.safetensors", "/data"]
+    assert located(parse([]), {"out": "runs/1"}).data_dir is None
 
 
 def test_runs_without_a_scheduler_do_not_import_dask():
