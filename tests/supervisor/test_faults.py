@@ -396,9 +396,12 @@ def test_second_signal_to_the_launcher_ends_all_at_once(start):
 def test_end_that_takes_long_is_no_silence(tmp_path):
     """Python's own end, in which no thread runs, takes seconds on a loaded machine."""
     (tmp_path / "sitecustomize.py").write_text(
-        "import atexit, os, time\n"
+        "import os, sys, time\n"
+        "class Slow:\n"
+        "    def __del__(self, sleep=time.sleep):\n"
+        "        sleep(6)\n"
         f"if {VARIABLE!r} in os.environ:\n"
-        "    atexit.register(time.sleep, 6)\n"
+        "    sys.slow = Slow()\n"
     )
     command, out = "--workers 2 --steps 16 --processes 2", tmp_path / "out"
     ended = execute(command, out, JAX_NUM_CPU_DEVICES=1, PYTHONPATH=tmp_path)

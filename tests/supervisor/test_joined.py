@@ -4,6 +4,7 @@ import re
 import signal
 import socket
 import subprocess
+import time
 
 import pytest
 from commands import PROGRAM, ROOT, environment
@@ -164,6 +165,23 @@ def test_signal_to_any_saves_everywhere(number, code, asked, start):
     assert steps(first.out / FOLDER)[0] == step
     assert second.stdout == ""
     assert "Gloo" not in first.stdout
+
+
+@pytest.mark.slow
+def test_second_signal_ends_a_process_that_waits_for_another(start):
+    at = free_address()
+    both = [start(by_hand(at, i)) for i in (0, 1)]
+    in_training(both[0])
+    both[1].kill(signal.SIGSTOP)
+    until(lambda: is_halted(both[1].pid), "it is stopped")
+    time.sleep(1)  # process 0 waits for it
+    both[0].kill(signal.SIGINT)
+    time.sleep(1)  # two at the same moment are one to a process
+    assert both[0].process.poll() is None
+    both[0].kill(signal.SIGINT)
+    assert both[0].process.wait(10) == 130
+    both[1].kill(signal.SIGCONT)
+    assert both[1].ended(60).code == 75
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ class Played:
     ready = True
 
     def __init__(self):
-        self.found = TWO
+        self.found: Placement | Unplaced | None = TWO
         self.lost = {}
         self.seen = []
         self.started = []

@@ -112,11 +112,27 @@ def test_each_of_two_hosts_listens_at_its_address_in_their_network(hosts, tmp_pa
     finally:
         heard = said(processes)
     assert [process.returncode for process in processes] == [75, 75], heard
-    for places, address, least in zip(shown, ADDRESSES, (3, 1), strict=True):
-        assert len(places) >= least  # process 0 has two more: jax's service, and ours
+    for places, address, least in zip(shown, ADDRESSES, (2, 1), strict=True):
+        assert len(places) >= least  # process 0 has one more: jax's service
         assert {
             x.rpartition(":")[0].strip("[]").removeprefix("::ffff:") for x in places
         } == {address}
+
+
+@pytest.mark.slow
+def test_link_that_is_down_ends_both_hosts(hosts, tmp_path):
+    command = "--steps 100000 --eval-every 100000 --checkpoint-every 16"
+    outs = [tmp_path / str(i) / "out" for i in (0, 1)]
+    processes = started_on(hosts, command, outs)
+    try:
+        until(lambda: all([*out.rglob("step-*.npz")] for out in outs), "checkpoints")
+        subprocess.run([*hosts[0], *["ip", "link", "set", "wire", "down"]], check=True)
+    finally:
+        heard = said(processes)
+    assert [process.returncode for process in processes] == [75, 75], heard
+    told = [errors.splitlines()[-1] for _, errors in heard]
+    assert told[0].startswith("process 1 g")  # is gone, or gave no sign of life
+    assert told[1].startswith(f"process 0 at {ADDRESSES[0]}:{PORT} is gone")
 
 
 @pytest.mark.slow

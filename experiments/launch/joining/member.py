@@ -1,6 +1,8 @@
 """A run's process that others start: by hand, or by a scheduler."""
 
 import dataclasses
+import os
+import signal
 import threading
 import time
 import traceback
@@ -47,8 +49,27 @@ def run_joined(
     """
     with aborts.own_streams(membership.process == 0) as streams:
         member = JoinedMember(membership, config.init_timeout, streams, stopped)
+        _end_at_second_signal()
         with aborts.catching_aborts(member.aborted):
             return member.run(config, argv, started)
+
+
+def _end_at_second_signal() -> None:
+    """Has a second signal end this process also while it waits in a collective."""
+    # Python's handlers wait for the main thread to come back from C++, which may be
+    # for ever; the numbers of signals come here at once.
+    read, write = os.pipe()
+    os.set_blocking(write, False)
+    signal.set_wakeup_fd(write, warn_on_full_buffer=False)
+
+    def wait() -> None:
+        os.read(read, 1)
+        number = os.read(read, 1)[0]
+        # Where the main thread is free, it does the same, and says so.
+        time.sleep(GRACE)
+        signals.end(exit_codes.stopped_by(number))
+
+    threading.Thread(target=wait, daemon=True).start()
 
 
 class JoinedMember:
