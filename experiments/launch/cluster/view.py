@@ -10,8 +10,14 @@ if TYPE_CHECKING:
     from distributed import Client
 
 PACE = 0.25  # seconds between two looks
-# A client that closes, or that lost the scheduler, raises one of these.
-ENDS = (OSError, RuntimeError, asyncio.CancelledError, futures.CancelledError)
+# A client that lost the scheduler, or that closes and has none, raises one of these.
+ENDS = (
+    AttributeError,
+    OSError,
+    RuntimeError,
+    asyncio.CancelledError,
+    futures.CancelledError,
+)
 
 
 class ClusterView:
@@ -62,9 +68,9 @@ class ClusterView:
         while not self._closed.wait(PACE) and self._client.status == "running":
             asked = time.monotonic()
             try:
-                found = self._client.scheduler_info(n_workers=-1).get("workers")
+                # Not `scheduler_info`, which returns a cache that Dask's own thread
+                # empties of workers every few seconds.
+                self._workers = frozenset(self._client.nthreads())
             except ENDS:  # `lost` reports it, unless we close
                 continue
-            if found is not None:
-                self._workers = frozenset(found)
-                self.answered = asked
+            self.answered = asked
