@@ -4,7 +4,7 @@ import asyncio
 import threading
 import time
 from concurrent import futures
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -70,7 +70,7 @@ class ClusterView:
             try:
                 # Not `scheduler_info`, which returns a cache that Dask's own thread
                 # empties of workers every few seconds.
-                self._workers = frozenset(self._client.nthreads())
+                found: Any = self._client.nthreads()
             except ENDS:  # `lost` reports it, unless we close
                 continue
-            self.answered = asked
+            self._workers, self.answered = frozenset(found), asked
