@@ -4,14 +4,20 @@ import asyncio
 import threading
 import time
 from concurrent import futures
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from distributed import Client
 
 PACE = 0.25  # seconds between two looks
-# A client that closes, or that lost the scheduler, raises one of these.
-ENDS = (OSError, RuntimeError, asyncio.CancelledError, futures.CancelledError)
+# A client that lost the scheduler, or that closes and has none, raises one of these.
+ENDS = (
+    AttributeError,
+    OSError,
+    RuntimeError,
+    asyncio.CancelledError,
+    futures.CancelledError,
+)
 
 
 class ClusterView:
@@ -66,9 +72,9 @@ class ClusterView:
         while not self._closed.wait(PACE) and self._client.status == "running":
             asked = time.monotonic()
             try:
-                found = self._client.scheduler_info(n_workers=-1).get("workers")
+                # Not `scheduler_info`, which returns a cache that Dask's own thread
+                # empties of workers every few seconds.
+                found: Any = self._client.nthreads()
             except ENDS:  # `lost` reports it, unless we close
                 continue
-            if found is not None:
-                self._threads = {where: x["nthreads"] for where, x in found.items()}
-                self.answered = asked
+            self._threads, self.answered = dict(found), asked
