@@ -1,4 +1,4 @@
-"""JSON lines: the messages of supervisors and their processes."""
+"""JSON lines: the messages of processes to their supervisor."""
 
 import json
 from typing import Any
@@ -15,8 +15,7 @@ def decode(line: bytes) -> dict[str, Any] | None:
     """Decodes a line; returns None if it holds no message."""
     try:
         message = json.loads(line)
-    # A stranger on the port may nest brackets without end.
-    except (ValueError, RecursionError):
+    except ValueError:
         return None
     return message if isinstance(message, dict) else None
 

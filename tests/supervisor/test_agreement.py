@@ -74,7 +74,11 @@ NOBODY = "UNAVAILABLE: Failed to send RPC to coordination service. Either the le
         (SILENT, "process 1 gave no sign of life for 20 s"),
         (AGAIN, "process 1 was started twice"),
         (STRANGE, "process 7 is none of those that process 0 waits for"),
-        (OTHER, "what listens at a:9 is no process 0 of this program"),
+        (
+            OTHER,
+            "what listens at a:9 does not take this process: it is no process 0 of "
+            "this program, or has one of this number already",
+        ),
         (NOBODY, "process 0 at a:9 is gone"),
         ("INTERNAL: no idea\nat all", "jax ends this process: INTERNAL: no idea"),
     ],

@@ -103,6 +103,17 @@ def test_number_that_process_0_does_not_know_is_told(start):
 
 
 @pytest.mark.slow
+def test_process_that_was_started_twice_is_told(start):
+    at = free_address()
+    words = [
+        by_hand(at, i, RUN.replace("workers 4", "workers 6"), 3) for i in (0, 1, 1)
+    ]
+    lines = [refused(x) for x in [start(f"{x} --init-timeout 8") for x in words]]
+    assert lines[0] == f"process 0 at {at} waited 8 s for process 2 of 3"
+    assert any("or has one of this number already" in x for x in lines[1:]), lines
+
+
+@pytest.mark.slow
 def test_other_version_is_told(start, tmp_path):
     (tmp_path / "sitecustomize.py").write_text(
         "import importlib.metadata as m\n"

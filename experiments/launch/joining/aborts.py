@@ -41,7 +41,10 @@ def line_of(
     if found := re.search(r"Unexpected task registered with task=(\d+)", status):
         return f"process {found[1]} is none of those that process 0 waits for"
     if "/RegisterTask" in status:
-        return f"what listens at {where} is no process 0 of this program"
+        return (
+            f"what listens at {where} does not take this process: it is no process 0 "
+            "of this program, or has one of this number already"
+        )
     if "RPC" in status:
         return f"process 0 at {where} is gone"
     return f"jax ends this process: {status.partition(chr(10))[0]}"
