@@ -74,7 +74,7 @@ def _make_by_jobs(
     with cluster(config.scheduler, config.jobs) as client:
         bar.say(f"dashboard: {dashboard(client)}")
         meant = expected(prepared.versions(), config.factories)
-        where = config.scheduler or client.scheduler.address
+        where = config.scheduler or "of this command"
         workers = Workers(
             client,
             ClusterView(client, where, LOSS),
