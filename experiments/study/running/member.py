@@ -134,7 +134,7 @@ class Pool:
         with self._lock:
             self._busy[terms.study].remove(child)
             if child.is_alive:
-                self._idle[terms.study].append(child)
+                self._idle.setdefault(terms.study, []).append(child)
 
     def dismiss(self, study: str) -> None:
         """Ends all child processes of a study."""
