@@ -18,7 +18,8 @@ from jax.experimental import multihost_utils
 import syncalgos
 from benchmarks.measure import report
 from benchmarks.network import link
-from experiments.study.network import Network, modelled_seconds, sends
+from experiments.study.network import Network, modelled_seconds
+from experiments.training.measurements.sends import sends
 from models import mlp
 
 SIZES = (784, 640, 640, 320, 10)  # 1,120,970 float32 params, 4.48 MB in 8 leaves
