@@ -11,11 +11,15 @@ from typing import Any
 
 from experiments import exit_codes
 from experiments.checkpoint import lock
-from experiments.cli import exits, flags, terminal
+from experiments.cli import exits, terminal
 from experiments.cli.errors import BadRequest, explained
 from experiments.cli.factories import TASK
 from experiments.cli.words import cleaned, literal
-from experiments.launch.cluster.connection import Unreachable
+from experiments.launch.cluster.connection import (
+    ANSWER,
+    Unreachable,
+    check_reachable,
+)
 from experiments.study import spec, tuning
 from experiments.study.analysis import analysis, remarks
 from experiments.study.config import PROGRAM, StudyConfig
@@ -80,10 +84,14 @@ def _make(
     loader = Loader()
     planned = run_sets(config, loader)
     check_measure(planned, loader, config.measure, config.target)
+    if config.scheduler is not None:
+        check_reachable(config.scheduler, ANSWER)
     _open_folder(out, identity, config.overwrite)
     plan = Plan(planned, partial(tuning.chosen, measure_key=config.measure))
     if config.list:
-        terminal.show("\n".join(listing.commands(plan, config.devices_per_job)))
+        commands = [*listing.commands(plan, config.devices_per_job)]
+        if commands:
+            terminal.show("\n".join(commands))
         terminal.say(listing.summary(plan))
         return exit_codes.DONE
     if not make_runs(config, plan, loader, asked_to_stop):
@@ -102,10 +110,9 @@ def _failed(config: StudyConfig, plan: Plan, runs: Sequence[RunSet]) -> int:
     first, count = plan.failures[0], len(plan.failures)
     if not runs and all(each.is_request for each in plan.failures):
         raise BadRequest(first.line)
-    alone = shlex.join([*flags.PROGRAM.split(), *first.run.argv])
     terminal.say(
         f"{count} of {plan.total} runs failed: the same command tries them again; the "
-        f"first alone: {alone} --seed {first.run.seed}"
+        f"first alone: {listing.command(first.run, config.devices_per_job)}"
     )
     baseline = config.baseline or config.variants[0].label
     if {r.point for r in runs} - {r.point for r in runs if r.variant.label == baseline}:

@@ -86,7 +86,7 @@ def initialized(parts: Components) -> PreparedRun:
 def reseeded(run: PreparedRun, seed: int) -> PreparedRun:
     """Returns the same run from another seed, with its compiled programs.
 
-    Only for a run that draws from the seed at its start alone: see `defaults.takes`.
+    Only for a run that draws from the seed at its start alone: see `draws`.
     """
     # Compilation is most of a short run, and is paid once for all seeds this way. On
     # CPUs it beats stacking seeds as one more vmap axis, as lanes fill the cores.

@@ -244,6 +244,38 @@ def test_a_failed_run_is_named_and_the_others_go_on(tmp_path):
     assert (out / "report.html").exists()
 
 
+@pytest.mark.slow
+def test_a_run_that_was_stopped_is_made_again(tmp_path):
+    """As a command of --list that SIGTERM has stopped: its summary says so."""
+    study = f"--algos sync_sgd --task tiny_tasks:drawing {FLAGS.replace('3', '1')}"
+    study = study.replace("--period 5 ", "")
+    out = tmp_path / "study"
+    assert execute(study, out, COMPARE, **OWN).code == 0
+    before = hashes(out)
+    (path,) = out.rglob("summary.json")
+    path.write_text(json.dumps({**json.loads(path.read_text()), "stopped": True}))
+    again = execute(study, out, COMPARE, **OWN)
+    assert again.code == 0, again.stderr
+    assert "run 1/1 " in again.stderr
+    assert hashes(out) == before
+    assert json.loads(path.read_text())["stopped"] is False
+
+
+@pytest.mark.slow
+def test_a_scheduler_that_is_not_there_costs_no_old_study(
+    tmp_path, monkeypatch, capsys
+):
+    study = ["--algos", "sync_sgd", "--seeds", "1", "--steps", "8", "--out"]
+    study += [str(tmp_path / "study")]
+    assert main(study) == 0
+    before = hashes(tmp_path / "study")
+    monkeypatch.setattr("experiments.study.study.ANSWER", 1.0)
+    gone = ["--overwrite", "--scheduler", "tcp://127.0.0.1:1"]
+    assert main([*study, *gone]) == 4
+    assert "no scheduler answers" in capsys.readouterr().err
+    assert hashes(tmp_path / "study") == before
+
+
 # Jobs here.
 
 
@@ -343,6 +375,10 @@ def test_a_run_that_kills_its_process_is_given_up(tmp_path):
         assert ended.stderr.count(f"{label}, seed 1: its process was killed") == 2
         assert f"failed: {label}, seed 1: given up after 3 times" in ended.stderr
     assert "1 of 3 runs is missing" in ended.stdout
+    again = execute(f"{study} --jobs 2", out, COMPARE, 5 * TIMEOUT, **OWN)
+    assert again.code == 1
+    assert again.stderr.splitlines()[0] == "4 of 6 runs are there already"
+    assert "2 of 6 runs failed" in again.stderr
 
 
 @pytest.mark.slow

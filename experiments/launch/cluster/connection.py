@@ -7,7 +7,7 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from experiments.cli.errors import BadRequest
@@ -48,6 +48,16 @@ def connect(scheduler: str, seconds: float) -> "Client":
         BadRequest: Dask is not installed, or the text has another form.
         Unreachable: nothing answers there, or not to us.
     """
+    return _tried(scheduler, seconds, is_kept=True)
+
+
+def check_reachable(scheduler: str, seconds: float) -> None:
+    """Connects to a scheduler for a moment; the errors are those of `connect`."""
+    _tried(scheduler, seconds, is_kept=False)
+
+
+def _tried(scheduler: str, seconds: float, is_kept: bool) -> Any:
+    """Tries to connect; returns a client if the connection is kept."""
     check_installed("--scheduler")
     silence()
     from distributed import Client
@@ -56,7 +66,8 @@ def connect(scheduler: str, seconds: float) -> "Client":
     try:
         # A client that fails to connect holds the interpreter's end up for seconds.
         asyncio.run(_knock(address, seconds))
-        return Client(address, timeout=seconds, set_as_default=False)
+        if is_kept:
+            return Client(address, timeout=seconds, set_as_default=False)
     except OSError as error:
         reason = " ".join(str(error).split())
         raise Unreachable(f"no scheduler answers at {scheduler}: {reason}") from error
@@ -127,8 +138,8 @@ def dashboard(client: "Client") -> str:
     """Returns the address of the scheduler's pages, for a browser."""
     link = client.dashboard_link or "none"
     # Dask names the machine's own address, whatever the pages are bound to.
-    if client.cluster is not None:
-        link = f"http://127.0.0.1:{urlsplit(link).port}/status"
+    if client.cluster is not None and (port := urlsplit(link).port):
+        link = f"http://127.0.0.1:{port}/status"
     if importlib.util.find_spec("bokeh") is None and client.cluster is not None:
         link += " (its pages need bokeh: pip install bokeh)"
     return link

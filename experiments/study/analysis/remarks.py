@@ -74,10 +74,12 @@ def remarks(
 
 def _on_missing(config: StudyConfig, runs: Sequence[RunSet]) -> Iterator[str]:
     """Yields warnings about runs that failed."""
-    for r in runs:
+    for r in (x for made in runs for x in (made, *made.trials)):
         if count := len(r.seeds) - len(r.summaries):
+            trial = r.trial if r.share is not None else ""
+            name = " ".join(x for x in (r.name, trial) if x)
             are = "is" if count == 1 else "are"
-            yield say("missing", name=r.name, count=count, seeds=len(r.seeds), are=are)
+            yield say("missing", name=name, count=count, seeds=len(r.seeds), are=are)
     there = {(r.variant.label, r.point) for r in runs}
     names = [
         " at ".join(x for x in (variant.label, point) if x)

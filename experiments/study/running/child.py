@@ -4,6 +4,7 @@ It reads requests from stdin, a line each, and answers in lines of JSON on its s
 So devices and threads are set before jax starts, and a crash ends this process alone.
 """
 
+import errno
 import io
 import os
 import queue
@@ -13,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -20,6 +22,8 @@ from experiments.supervisor.json_lines import decode, encode
 
 IDLE = 60.0  # seconds without a request after which it ends
 PAUSE = 0.2  # seconds between two reports of a step
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG)
 
 Write = Callable[[dict[str, Any]], None]
 
@@ -78,26 +82,41 @@ def main() -> None:
         except queue.Empty:
             return
         try:
-            if "names" in request:
-                write(_introduced(loader, **request))
-            else:
+            _check_code(request.pop("own"))
+            if "folder" in request:
                 write({"made": _make(maker, Line(write), **request)})
+            else:
+                write(_introduced(loader, **request))
         # The worker says it to the study, which goes on.
         except Exception as error:
             write(_failure(error))
 
 
-def _introduced(
-    loader: Any, argv: list[str], seed: int, names: list[str]
-) -> dict[str, Any]:
-    """Checks a run's flags, loads its data, and returns what all workers must share."""
-    import jax
-
+@cache
+def _digests(names: tuple[str, ...]) -> dict[str, str]:
     from experiments.study.running.versions import of_modules
 
+    return of_modules([f"{name}:" for name in names])
+
+
+def _check_code(own: dict[str, str]) -> None:
+    """Checks the user's own modules, as they were when this process loaded them."""
+    from experiments.cli.errors import BadRequest
+
+    for name, digest in _digests(tuple(own)).items():
+        if digest != own[name]:
+            raise BadRequest(f"its code of {name} differs from the command's")
+
+
+def _introduced(loader: Any, argv: list[str], seed: int) -> dict[str, Any]:
+    """Checks a run's flags, loads its data, and returns what all workers must share."""
+    from experiments.study.running.versions import of_settings
+
     devices = loader.components(argv, seed).trainer.layout.devices
-    kind = f"{jax.local_device_count()} {devices[0].platform} devices"
-    return {"devices": kind, "own": of_modules(names)}
+    return {
+        "devices": f"{len(devices)} {devices[0].platform}",
+        "settings": of_settings(),
+    }
 
 
 def _make(maker: Any, line: Line, argv: list[str], seed: int, folder: str) -> str:
@@ -111,8 +130,8 @@ def _failure(error: Exception) -> dict[str, Any]:
 
     line, is_request = described(error)
     # A full disk would fail all others, too.
-    kind = "disk" if isinstance(error, OSError) else "failed"
-    return {kind: line, "is_request": is_request}
+    is_disk = isinstance(error, OSError) and error.errno in FULL
+    return {"disk" if is_disk else "failed": line, "is_request": is_request}
 
 
 def _take_stdout() -> Write:

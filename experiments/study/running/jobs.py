@@ -1,5 +1,7 @@
 """Makes the missing runs of a study by jobs on a Dask cluster."""
 
+import math
+import os
 import queue
 import secrets
 import shutil
@@ -11,11 +13,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from experiments.study.grid import is_done
 from experiments.study.running import maker, member
 from experiments.study.running.maker import Stopped
 from experiments.study.running.plan import Failure, Plan, Run, Share
 from experiments.study.running.progress import RunLine, StudyProgress
-from experiments.study.running.workers import Worker, Workers
+from experiments.study.running.workers import Answer, Worker, Workers
 
 if TYPE_CHECKING:
     from distributed import Client, Future
@@ -23,6 +26,8 @@ if TYPE_CHECKING:
 TICK = 0.1  # seconds between two looks at messages
 MOST_KILLS = 3  # of its process, after which a run is given up
 FAREWELL = 5.0  # seconds for the workers to end their processes
+REST = 5.0  # seconds for a worker that retires to leave
+SEEING = 60.0  # seconds for the files of another machine to be seen
 PATIENCE = 30.0  # seconds without a worker after which the user hears of it
 
 
@@ -41,6 +46,7 @@ class Job:
         line: where that is shown.
         future: its Dask task.
         began: when that was sent, by time.monotonic().
+        rests_until: when it may begin the next one.
     """
 
     worker: Worker
@@ -49,20 +55,15 @@ class Job:
     line: RunLine | None = None
     future: "Future | None" = None
     began: float = 0.0
+    rests_until: float = 0.0
 
 
-def make(
-    plan: Plan,
-    workers: Workers,
-    out: Path,
-    asked_to_stop: Callable[[], int],
-) -> None:
+def make(plan: Plan, workers: Workers, asked_to_stop: Callable[[], int]) -> None:
     """Makes all runs of a plan.
 
     Args:
         plan: the missing runs.
         workers: of the cluster.
-        out: the study's folder.
         asked_to_stop: looked at all the time.
 
     Raises:
@@ -75,9 +76,6 @@ def make(
         jobs.make(asked_to_stop)
     finally:
         jobs.close()
-        # Of runs whose process was killed.
-        for unfinished in out.glob("*/*/**/.seed-*"):
-            shutil.rmtree(unfinished, ignore_errors=True)
 
 
 @dataclass
@@ -88,7 +86,6 @@ class Jobs:
     workers: Workers
     _jobs: list[Job] = field(default_factory=list)
     _kills: Counter[Path] = field(default_factory=Counter)
-    _inbox: Any = field(default_factory=queue.SimpleQueue)
     _waits_since: float = field(default_factory=time.monotonic)
 
     @property
@@ -103,20 +100,23 @@ class Jobs:
         """Makes all runs; the errors are those of `make`."""
         topic = self.workers.terms.study
         # Called in another thread.
-        self._client.subscribe_topic(topic, lambda event: self._inbox.put(event[1]))
+        self._client.subscribe_topic(
+            topic, lambda event: self.workers.inbox.put(event[1])
+        )
         while not self.plan.is_over:
             if asked_to_stop():
                 raise Stopped
             if line := self.workers.view.lost:
                 raise Lost(line)
             self._look()
+            now = time.monotonic()
             for job in self._jobs:
-                if job.run is None:
+                if job.run is None and now >= job.rests_until:
                     self._begin(job)
             with suppress(queue.Empty):
-                self._take(self._inbox.get(timeout=TICK))
+                self._take(self.workers.inbox.get(timeout=TICK))
                 while True:
-                    self._take(self._inbox.get_nowait())
+                    self._take(self.workers.inbox.get_nowait())
 
     def close(self) -> None:
         """Ends all processes of the study, on all workers."""
@@ -148,7 +148,6 @@ class Jobs:
             for job in [job for job in self._jobs if job.worker == worker]:
                 self._jobs.remove(job)
                 self._lose(job, f"the Dask worker {worker} is gone")
-        self.workers.introduced()
         known = {job.worker.address for job in self._jobs}
         for worker in self.workers.accepted.values():
             if worker.address not in known:
@@ -156,7 +155,8 @@ class Jobs:
         if self._jobs:
             self._waits_since = time.monotonic()
         elif time.monotonic() - self._waits_since > PATIENCE:
-            self._bar.say_once("no worker to use so far: waiting for one")
+            self._bar.say("no worker to use: waiting for one")
+            self._waits_since = math.inf  # said once, until there is one
 
     def _begin(self, job: Job) -> None:
         """Starts the next run of a job, if there is one."""
@@ -179,27 +179,22 @@ class Jobs:
             pure=False,
             retries=0,
         )
-        job.future.add_done_callback(self._inbox.put)
+        self.workers.expect(job.future)
 
-    def _take(self, message: Any) -> None:
-        """Takes an event of a run, or its end."""
-        if isinstance(message, dict) and "facts" in message:
-            return self.workers.take(message)
-        if isinstance(message, dict):
-            job = self._of(lambda x: x.key == message["key"])
+    def _take(self, message: Answer | dict[str, Any]) -> None:
+        """Takes an event of a run, an answer to the roster, or the end of a task."""
+        if isinstance(message, Answer):
+            if message.address:
+                return self.workers.introduced(message.address, message.found)
+            job = self._of(lambda future: future is message.future)
+            if job is not None:  # else it was given up
+                self._end(job, message.found)
+        elif "facts" in message:
+            self.workers.roster.take(message)
+        else:
+            job = self._of(lambda future: future.key == message["key"])
             if job is not None and job.line is not None:
                 _show(job.line, message)
-            return
-        job = self._of(lambda x: x is message)
-        if job is None:  # it was given up
-            return
-        if message.status == "finished":
-            self._end(job, message.result())
-        elif message.status == "error":
-            error = message.exception()
-            self._fail(job, f"{type(error).__name__}: {' '.join(str(error).split())}")
-        else:
-            self._lose(job, "its task was cancelled")
 
     def _of(self, matches: Callable[[Any], bool]) -> Job | None:
         """Returns the job whose task matches."""
@@ -209,19 +204,24 @@ class Jobs:
     def _end(self, job: Job, found: Mapping[str, Any]) -> None:
         """Ends the run of a job."""
         assert job.run and job.share and job.line
-        if "disk" in found:
-            raise OSError(found["disk"])
         if "made" in found:
             if found["files"] is not None:
                 _write(job.run.folder, found["files"])
+            elif not _is_seen(job.run.folder):
+                return self._fail(job, "its files are not to be seen in the folder")
             job.line.end(found["made"])
             self.plan.ended(job.share, time.monotonic() - job.began)
             self._free(job)
-        elif "failed" in found:
-            self._fail(job, found["failed"], found["is_request"])
+        elif "disk" in found and job.worker.is_shared:
+            raise OSError(found["disk"])
+        elif line := found.get("failed") or found.get("disk"):
+            self._fail(job, line, found["is_request"])
+        elif found.get("killed"):
+            self._lose(job, found["line"])
         else:
-            last = f": {found['line']}" if found.get("line") else ""
-            self._lose(job, f"its process {found.get('killed', 'was ended')}{last}")
+            # Its worker retires, or its process was idle for too long: nobody's fault.
+            job.rests_until = time.monotonic() + REST
+            self._lose(job, found.get("line", "its worker has given it up"), blame=0)
 
     def _fail(self, job: Job, text: str, is_request: bool = False) -> None:
         """Ends a run that could not be made; the study goes on."""
@@ -231,13 +231,13 @@ class Jobs:
         self.plan.ended(job.share, failure=failure)
         self._free(job)
 
-    def _lose(self, job: Job, why: str) -> None:
+    def _lose(self, job: Job, why: str, blame: int = 1) -> None:
         """Gives the run of a job to another one, unless it is poisonous."""
         if job.run is None or job.share is None or job.line is None:
             return self._release(job)
         # Else it would begin again should the worker come back.
         self._client.cancel([job.future], force=True)
-        self._kills[job.run.folder] += 1
+        self._kills[job.run.folder] += blame
         if self._kills[job.run.folder] >= MOST_KILLS:
             self._fail(job, f"given up after {MOST_KILLS} times: {why}")
             return self._release(job)
@@ -266,6 +266,16 @@ def _show(line: RunLine, message: Mapping[str, Any]) -> None:
         line.step(message["step"], message["loss"])
     else:
         line.note(message["note"])
+
+
+def _is_seen(folder: Path) -> bool:
+    """Whether a run that another machine has made is here, at last."""
+    deadline = time.monotonic() + SEEING
+    while not is_done(folder) and time.monotonic() < deadline:
+        # On NFS a file that was looked for in vain stays so for a while.
+        os.listdir(folder.parent)
+        time.sleep(TICK)
+    return is_done(folder)
 
 
 def _write(folder: Path, files: Mapping[str, bytes]) -> None:

@@ -1,26 +1,31 @@
 """The missing runs of a study as commands, for job arrays and xargs."""
 
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from experiments.cli.flags import PROGRAM
-from experiments.study.running.plan import Plan
-from experiments.training.components import environment
+from experiments.study.running.make import job_environment
+from experiments.study.running.plan import Plan, Run
 
 
 def commands(plan: Plan, devices: int | None) -> Iterator[str]:
-    """Yields the command of each missing run.
+    """Yields the command of each missing run, with its place in the study's folder.
 
     Args:
         plan: the missing runs that are known so far.
-        devices: CPU devices, and threads, of each run; None sets nothing.
+        devices: CPU devices, and threads, of each run; None: as here, on any machine.
     """
-    given = {} if devices is None else environment(devices, devices)
-    prefix = ["env", *(f"{k}={x}" for k, x in given.items())] if given else []
     for run in plan.waiting():
         # A run that was cut short goes on, if it has a checkpoint.
-        own = ["--seed", str(run.seed), "--out", str(run.folder), "--resume"]
-        yield shlex.join([*prefix, *PROGRAM.split(), *run.argv, *own])
+        yield command(run, devices, ["--out", str(run.folder), "--resume"])
+
+
+def command(run: Run, devices: int | None, more: Sequence[str] = ()) -> str:
+    """Returns the command of one run; `devices` as in `commands`."""
+    given = job_environment(devices)
+    prefix = ["env", *(f"{k}={x}" for k, x in given.items())] if given else []
+    own = ["--seed", str(run.seed), *more]
+    return shlex.join([*prefix, *PROGRAM.split(), *run.argv, *own])
 
 
 def summary(plan: Plan) -> str:

@@ -2,7 +2,10 @@
 
 import os
 import secrets
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 import jax
 
@@ -43,7 +46,7 @@ def make_runs(
         Lost: the scheduler is gone.
     """
     missing = plan.total - plan.done
-    with progress(plan.total, plan.done) as bar:
+    with progress(plan.total, plan.done) as bar, cleaned(config.folder):
         there = f"{plan.done} of {plan.total} runs are there already"
         bar.say(there if plan.done else f"{plan.total} runs to make")
         try:
@@ -57,6 +60,16 @@ def make_runs(
     return True
 
 
+@contextmanager
+def cleaned(out: Path) -> Iterator[None]:
+    """Removes what is left of runs whose process was killed, now or in another time."""
+    try:
+        yield
+    finally:
+        for unfinished in out.glob("*/*/**/.seed-*"):
+            shutil.rmtree(unfinished, ignore_errors=True)
+
+
 def _make_by_jobs(
     config: StudyConfig,
     plan: Plan,
@@ -68,9 +81,11 @@ def _make_by_jobs(
     terms = Terms(
         study=study,
         directory=os.getcwd(),
-        environment=_environment(config.devices_per_job),
+        own=versions.of_modules(config.factories),
+        environment=job_environment(config.devices_per_job),
     )
-    first = next(plan.waiting())
+    # One that this command has loaded itself, and that no run has to be made for.
+    first = plan.planned[0]
     with cluster(config.scheduler, config.jobs) as client:
         bar.say(f"dashboard: {dashboard(client)}")
         meant = expected(prepared.versions(), config.factories)
@@ -80,15 +95,13 @@ def _make_by_jobs(
             ClusterView(client, where, LOSS),
             Roster(client, study, meant, config.folder.absolute(), bar.say),
             terms,
-            (first.argv, first.seed),
-            versions.of_modules(config.factories),
-            config.factories,
+            (first.argv, first.seeds[0]),
             bar,
         )
-        jobs.make(plan, workers, config.folder, asked_to_stop)
+        jobs.make(plan, workers, asked_to_stop)
 
 
-def _environment(devices: int | None) -> dict[str, str]:
+def job_environment(devices: int | None) -> dict[str, str]:
     """Returns the variables of the jobs' processes: their devices and threads.
 
     They are those of this process, so that the jobs' bits are, wherever they run.

@@ -9,9 +9,10 @@ from typing import Any, Protocol
 
 import jax
 
+from experiments.checkpoint import lock
 from experiments.cli import terminal
 from experiments.cli.flags import PROGRAM
-from experiments.study.grid import Loader
+from experiments.study.grid import Loader, is_done
 from experiments.training import prepared, records
 from experiments.training.measurements.draws import draws_from_seed
 from experiments.training.prepared import PreparedRun
@@ -69,6 +70,7 @@ class Maker:
             OSError: a file cannot be written.
         """
         started = time.perf_counter()
+        clear(folder)
         is_first = tuple(argv) != self._argv
         job = self._prepared(tuple(argv), seed)
         if is_first and job.rounds.untrained:
@@ -125,15 +127,24 @@ def _trained(
     return summary
 
 
+def clear(folder: Path) -> None:
+    """Removes what is left of a run that was cut short.
+
+    Raises:
+        BadRequest: a command of `compare --list` is making it.
+    """
+    if folder.exists() and not is_done(folder):
+        with lock.held(folder):
+            shutil.rmtree(folder)
+
+
 def put_in_place(unfinished: Path, folder: Path) -> None:
     """Gives a run's folder its name, unless another process has made the same run."""
-    # A run of `experiments.run` in this place may have been cut short.
-    if folder.exists() and not (folder / "summary.json").exists():
-        shutil.rmtree(folder)
+    clear(folder)
     try:
         unfinished.replace(folder)
     except OSError:
-        if not (folder / "summary.json").exists():
+        if not is_done(folder):
             raise
 
 

@@ -29,11 +29,13 @@ class Terms(NamedTuple):
     Attributes:
         study: random name of this command: the topic of its events.
         directory: from which relative paths of flags count, where it exists.
+        own: digests of the user's own modules, by name.
         environment: variables of the child processes: devices and threads.
     """
 
     study: str
     directory: str
+    own: Mapping[str, str]
     environment: Mapping[str, str]
 
 
@@ -41,16 +43,15 @@ class Child:
     """A child process that makes runs, one at a time."""
 
     def __init__(self, terms: Terms):
-        own = [ROOT, *filter(None, [os.environ.get("PYTHONPATH")])]
-        here = terms.directory if Path(terms.directory).is_dir() else None
+        here = terms.directory if Path(terms.directory).is_dir() else os.getcwd()
+        # The code that the worker was asked for, then what it finds itself.
+        found = [ROOT, here, *map(os.path.abspath, sys.path)]
+        path = os.pathsep.join(dict.fromkeys(found))
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "experiments.study.running.child"],
+            # -P: the folder may hold other code of the same name.
+            [sys.executable, "-P", "-m", "experiments.study.running.child"],
             cwd=here,
-            env={
-                **os.environ,
-                **terms.environment,
-                "PYTHONPATH": os.pathsep.join(own),
-            },
+            env={**os.environ, **terms.environment, "PYTHONPATH": path},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -88,6 +89,9 @@ class Child:
             try:
                 answer = self._heard.get(timeout=TICK)
             except queue.Empty:
+                # What it has started may outlive it, and hold its pipes.
+                if not self.is_alive:
+                    self.kill()
                 yield None
                 continue
             if answer is None:
@@ -122,9 +126,10 @@ class Pool:
     def take(self, terms: Terms) -> Child:
         """Returns an idle child process, or a new one."""
         with self._lock:
-            idle = self._idle.setdefault(terms.study, [])
             # Those that have waited for long have ended by themselves.
-            idle[:] = [child for child in idle if child.is_alive]
+            for study, idle in self._idle.items():
+                self._idle[study] = [child for child in idle if child.is_alive]
+            idle = self._idle.setdefault(terms.study, [])
             child = idle.pop() if idle else Child(terms)
             self._busy.setdefault(terms.study, []).append(child)
             return child
@@ -147,22 +152,19 @@ class Pool:
 _POOL = Pool()
 
 
-def introduce(
-    terms: Terms, argv: Sequence[str], seed: int, names: Sequence[str]
-) -> dict[str, Any]:
+def introduce(terms: Terms, argv: Sequence[str], seed: int) -> dict[str, Any]:
     """Has a worker load a run's data, before it gets work.
 
     Args:
         terms: of the study.
         argv: flags of the run.
         seed: of the run.
-        names: of algorithms and tasks.
 
     Returns:
-        devices (in words) and own (digests of the user's modules), or failed, disk or
-        killed, with a line.
+        devices and settings (in words), or failed, disk or killed, with a line; {} if
+        nobody wants it any more.
     """
-    return _asked(terms, {"argv": list(argv), "seed": seed, "names": list(names)})
+    return _asked(terms, {"argv": list(argv), "seed": seed, "own": dict(terms.own)})
 
 
 def make_run(
@@ -178,11 +180,13 @@ def make_run(
 
     Returns:
         made (results in words) and files (contents by name, or None); or failed or disk
-        (a line); or killed (how its process ended); {} if nobody wants it any more.
+        (a line); or killed (whether the run is to blame) and line (how its process
+        ended); {} if nobody wants it any more.
     """
     with nullcontext(None) if folder else tempfile.TemporaryDirectory() as own:
         target = Path(folder or Path(own or "", "run"))
-        request = {"argv": list(argv), "seed": seed, "folder": str(target)}
+        request = {"argv": list(argv), "seed": seed, "own": dict(terms.own)}
+        request["folder"] = str(target)
         found = _asked(terms, request)
         if "made" not in found:
             return found
@@ -210,7 +214,7 @@ def _asked(terms: Terms, request: Mapping[str, Any]) -> dict[str, Any]:
             if answer is None:
                 continue
             if "ended" in answer:
-                return {"killed": _ending(answer["ended"]), "line": said}
+                return _ending(answer["ended"], said)
             if answer.keys() & {"made", "failed", "disk", "devices"}:
                 return answer
             if "said" in answer:
@@ -222,9 +226,11 @@ def _asked(terms: Terms, request: Mapping[str, Any]) -> dict[str, Any]:
         _POOL.give_back(terms, child)
 
 
-def _ending(code: int) -> str:
-    """Returns how a process ended, in words."""
+def _ending(code: int, said: str) -> dict[str, Any]:
+    """Returns how a process ended: a line, and whether it was to blame."""
+    last = f": {said}" if said else ""
     if code >= 0:
-        return f"ended with exit code {code}"
+        return {"killed": code > 0, "line": f"its process ended with {code}{last}"}
     names = (known.name for known in signal.Signals if known == -code)
-    return f"was killed by {next(names, f'signal {-code}')}"
+    name = next(names, f"signal {-code}")
+    return {"killed": True, "line": f"its process was killed by {name}{last}"}

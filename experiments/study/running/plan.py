@@ -175,7 +175,7 @@ class Plan:
         if found is None:
             run = next(_runs(made))
             line = "none of its trials could be made, so its values are unknown"
-            self.failures.append(Failure(run, line))
+            self.failures.append(Failure(run, line, is_request=True))
             return []
         self.found[index] = found
         return _shares(index, found)

@@ -1,6 +1,10 @@
 """The Dask workers of a study: which of them are there, and which are let in."""
 
+import asyncio
+import queue
+import secrets
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent import futures
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -10,9 +14,13 @@ from experiments.launch.cluster.view import ClusterView
 from experiments.study.running import member
 from experiments.study.running.member import Terms
 from experiments.study.running.progress import StudyProgress
+from experiments.study.running.versions import of_settings
 
 if TYPE_CHECKING:
     from distributed import Client, Future
+
+FETCHING = 10.0  # seconds to fetch a result
+LOST = (OSError, TimeoutError, asyncio.CancelledError, futures.CancelledError)
 
 
 class Worker(NamedTuple):
@@ -47,9 +55,8 @@ class Workers:
         roster: of those that have the command's versions and code.
         terms: of the study.
         first: flags and seed of a run, whose data every worker must have.
-        own: digests of the user's own modules here, by name.
-        names: of algorithms and tasks.
         bar: where refusals are shown.
+        inbox: of events and answers, which come in other threads.
         accepted: by address, those that are there now.
     """
 
@@ -58,9 +65,8 @@ class Workers:
     roster: Roster
     terms: Terms
     first: tuple[Sequence[str], int]
-    own: Mapping[str, str]
-    names: Sequence[str]
     bar: StudyProgress
+    inbox: "queue.SimpleQueue[Any]" = field(default_factory=queue.SimpleQueue)
     accepted: dict[str, Worker] = field(default_factory=dict)
     _asked: dict[str, "Future"] = field(default_factory=dict)
     _devices: str = ""
@@ -70,55 +76,79 @@ class Workers:
         present = self.view.workers
         self.roster.update(present)
         for address in self.roster.seats.keys() - self._asked.keys():
-            self._asked[address] = self.client.submit(
+            asked = self._asked[address] = self.client.submit(
                 member.introduce,
                 self.terms,
                 *self.first,
-                self.names,
                 workers=[address],
-                key=f"introduction of {address} to {self.terms.study}",
+                key=f"introduction-{secrets.token_hex(4)} of {address}",
                 pure=False,
             )
+            self.expect(asked, address)
         for address in self._asked.keys() - present:
             del self._asked[address]
             if lost := self.accepted.pop(address, None):
                 yield lost
 
-    def take(self, message: dict[str, Any]) -> None:
-        """Takes a worker's answer to the roster."""
-        self.roster.take(message)
+    def expect(self, future: "Future", address: str = "") -> None:
+        """Has the end of a task put into the inbox, as an `Answer`."""
+        future.add_done_callback(lambda ended: self.inbox.put(answered(ended, address)))
 
-    def introduced(self) -> None:
-        """Lets in those that have the data, or names what is wrong.
+    def introduced(self, address: str, found: Mapping[str, Any]) -> None:
+        """Lets a worker in that has the data, or names what is wrong.
 
         Raises:
             BadRequest: it is a worker of this command's own cluster.
         """
-        for address, future in self._asked.items():
-            if not future.done() or address in self.accepted:
-                continue
-            seat = self.roster.seats[address]
-            slots = self.view.threads(address)
-            worker = Worker(address, seat.host[0], slots, seat.sees_out)
-            if why := self._objection(future):
-                if self.client.cluster is not None:  # nobody else will come
-                    raise BadRequest(why)
-                self.bar.say_once(f"the Dask worker {worker} is refused: {why}")
-                continue
-            self._devices = self._devices or future.result()["devices"]
-            self.accepted[address] = worker
+        if address not in self._asked:  # it has left
+            return
+        if not found:
+            del self._asked[address]  # and is asked again
+            return
+        seat, slots = self.roster.seats[address], self.view.threads(address)
+        worker = Worker(address, seat.host[0], slots, seat.sees_out)
+        if why := self._objection(found):
+            if self.client.cluster is not None:  # nobody else will come
+                raise BadRequest(why)
+            self.bar.say_once(f"the Dask worker {worker} is refused: {why}")
+            return
+        self._devices = found["devices"]
+        self.accepted[address] = worker
 
-    def _objection(self, future: "Future") -> str:
+    def _objection(self, found: Mapping[str, Any]) -> str:
         """Returns why a worker is not let in; "" if it is."""
-        if future.status != "finished":
-            text = " ".join(str(future.exception()).split())
-            return f"{type(future.exception()).__name__}: {text}"
-        found = future.result()
         if "devices" not in found:
-            return str(next(found[x] for x in ("failed", "disk", "line") if x in found))
-        for name, digest in self.own.items():
-            if found["own"].get(name) != digest:
-                return f"its code of {name} differs from this command's"
+            return found.get("failed") or found.get("disk") or found["line"]
+        for name, here in of_settings().items():
+            if (there := found["settings"].get(name)) != here:
+                return f"it has {name} {there!r}, this command {here!r}"
         if found["devices"] != (self._devices or found["devices"]):
             return f"it computes on {found['devices']}, the others on {self._devices}"
         return ""
+
+
+class Answer(NamedTuple):
+    """The end of a task.
+
+    Attributes:
+        future: of the task.
+        found: its result; {} if it was lost.
+        address: of the worker that was introduced; "" for a run.
+    """
+
+    future: "Future"
+    found: Mapping[str, Any]
+    address: str = ""
+
+
+def answered(future: "Future", address: str = "") -> Answer:
+    """Fetches the result of a task that has ended; called in a thread of Dask's."""
+    try:
+        if future.status == "error":
+            error = future.exception(FETCHING)
+            text = f"{type(error).__name__}: {' '.join(str(error).split())}"
+            return Answer(future, {"failed": text, "is_request": False}, address)
+        found = future.result(FETCHING) if future.status == "finished" else {}
+    except LOST:  # with its worker
+        found = {}
+    return Answer(future, found, address)
