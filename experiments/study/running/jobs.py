@@ -136,7 +136,7 @@ class Jobs:
                 pure=False,
                 key=f"end-{i}-{study}",
             )
-            for i, address in enumerate(self.workers.accepted)
+            for i, address in enumerate(self.workers.asked)
         ]
         deadline = time.monotonic() + FAREWELL
         while not all(end.done() for end in ends) and time.monotonic() < deadline:

@@ -58,6 +58,7 @@ class Workers:
         bar: where refusals are shown.
         inbox: of events and answers, which come in other threads.
         accepted: by address, those that are there now.
+        asked: the introductions, by address; refused workers have a process, too.
     """
 
     client: "Client"
@@ -68,15 +69,15 @@ class Workers:
     bar: StudyProgress
     inbox: "queue.SimpleQueue[Any]" = field(default_factory=queue.SimpleQueue)
     accepted: dict[str, Worker] = field(default_factory=dict)
-    _asked: dict[str, "Future"] = field(default_factory=dict)
+    asked: dict[str, "Future"] = field(default_factory=dict)
     _devices: str = ""
 
     def look(self) -> Iterator[Worker]:
         """Updates who is there; yields those that are lost."""
         present = self.view.workers
         self.roster.update(present)
-        for address in self.roster.seats.keys() - self._asked.keys():
-            asked = self._asked[address] = self.client.submit(
+        for address in self.roster.seats.keys() - self.asked.keys():
+            asked = self.asked[address] = self.client.submit(
                 member.introduce,
                 self.terms,
                 *self.first,
@@ -85,8 +86,8 @@ class Workers:
                 pure=False,
             )
             self.expect(asked, address)
-        for address in self._asked.keys() - present:
-            del self._asked[address]
+        for address in self.asked.keys() - present:
+            del self.asked[address]
             if lost := self.accepted.pop(address, None):
                 yield lost
 
@@ -100,10 +101,10 @@ class Workers:
         Raises:
             BadRequest: it is a worker of this command's own cluster.
         """
-        if address not in self._asked:  # it has left
+        if address not in self.asked:  # it has left
             return
         if not found:
-            del self._asked[address]  # and is asked again
+            del self.asked[address]  # and is asked again
             return
         seat, slots = self.roster.seats[address], self.view.threads(address)
         worker = Worker(address, seat.host[0], slots, seat.sees_out)
