@@ -50,6 +50,8 @@ class Roster:
 
     def update(self, present: Set[str]) -> None:
         """Asks the new ones, and forgets those that have left."""
+        # A worker may be started again at the address of the one that was refused.
+        self._refused &= present
         for address in {*self.seats, *self._asked} - present:
             self.forget(address)
         for address, future in [*self._asked.items()]:
