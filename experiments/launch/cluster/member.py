@@ -3,13 +3,13 @@
 Imports no jax: a worker outlives many runs, whose processes start jax themselves.
 """
 
-import socket
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from experiments.launch.addresses import free_port
 from experiments.supervisor.child import Child, Remote
 from experiments.supervisor.group import Rules
 from experiments.supervisor.process_status import ProcessStatus
@@ -150,13 +150,18 @@ def signal_member(topic: str, number: int) -> None:
 
 
 def report_port(topic: str, choice: int, host: str) -> None:
-    """Reports a port that is free now, at an address of this worker's host."""
+    """Reports that this worker is idle, and a port that is free now.
+
+    Args:
+        topic: of the message.
+        choice: number of the question.
+        host: the address at which the port is free; "" where none is needed.
+    """
     from distributed import get_worker
 
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.create_server((host, 0), family=family) as sock:
-        port = sock.getsockname()[1]
-    get_worker().log_event(topic, {"choice": choice, "port": port})
+    worker, port = get_worker(), free_port(host) if host else 0
+    message = {"choice": choice, "address": worker.address, "port": port}
+    worker.log_event(topic, message)
 
 
 def is_wanted(worker: "Worker", key: "Key") -> bool:

@@ -4,7 +4,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from experiments.launch.cluster.member import report_port
 from experiments.launch.cluster.roster import Roster
+from experiments.launch.cluster.seating import Request, Seating
 from experiments.launch.cluster.workers import Expected, WorkerFacts
 
 MEANT = Expected({}, "0", ())
@@ -54,3 +56,81 @@ def test_worker_that_is_started_again_at_its_address_is_asked_again(roster):
     roster.take(answer("a"))
     assert [*roster.seats] == ["a"]
     assert len(roster.lines) == 1
+
+
+class Game:
+    """Seating for two processes on workers that a test plays.
+
+    Attributes:
+        lines: what the user was told.
+    """
+
+    def __init__(self, folder):
+        self.lines, self.now, self.client = [], 0.0, PlayedClient()
+        request = Request("tcp://a:1", 2, [], folder / "out", MEANT)
+        self.seating = Seating(self.client, "topic", request, self.lines.append)
+
+    def find(self, *present, busy=(), seconds=0.0):
+        """Looks for a while; those workers answer that are idle."""
+        for wait in (0, 0, seconds, 0, 0, 0):
+            self.now += wait
+            if place := self.seating.find(frozenset(present), self.now):
+                return place
+            for question in [x for x in self.client.asked if x[-1] not in busy]:
+                self.client.asked.remove(question)
+                self._answer(*question)
+        return None
+
+    @property
+    def chosen(self):
+        """The addresses of the workers of the last placement."""
+        return [seat.address for seat in self.seating.seats]
+
+    def _answer(self, function, words, address):
+        if function is not report_port:
+            self.seating.take(answer(address))
+            return
+        _, choice, host = words
+        port = 4000 if host else 0
+        self.seating.take({"choice": choice, "address": address, "port": port})
+
+
+@pytest.fixture
+def game(tmp_path):
+    return Game(tmp_path)
+
+
+A, B, C = (f"tcp://{name}:1" for name in "abc")
+
+
+def test_run_starts_where_all_workers_are_idle(game):
+    assert game.find(A) is None
+    assert game.find(A, B) == ("a:4000", 1, [(0, 0, 2), (1, 1, 2)], ["a", "a"])
+    assert not game.lines
+
+
+@pytest.mark.parametrize("taken, idle", [(A, [B, C]), (B, [A, C])])
+def test_worker_that_others_have_taken_meanwhile_is_not_waited_for(game, taken, idle):
+    waits = "waiting for 1 more of 2 workers"
+    assert game.find(taken, seconds=3) is None
+    assert game.lines == [waits]
+    # It was idle when it was asked who it is, and is chosen.
+    assert game.find(taken, idle[0], busy=[taken], seconds=9) is None
+    assert game.lines == [waits]
+    assert game.find(taken, *idle, busy=[taken]) is not None
+    assert game.chosen == idle
+
+
+def test_worker_that_others_have_taken_meanwhile_counts_once_it_is_idle(game):
+    game.find(A, seconds=3)
+    assert game.find(A, B, busy=[A], seconds=9) is None
+    assert game.find(A, B) is not None
+    assert game.chosen == [A, B]
+
+
+@pytest.mark.parametrize("leaves, stays", [(A, B), (B, A)])
+def test_worker_that_leaves_when_it_was_chosen_is_replaced(game, leaves, stays):
+    game.find(leaves)
+    assert game.find(A, B, busy=[leaves]) is None
+    assert game.find(stays, C) is not None
+    assert game.chosen == [stays, C]
