@@ -4,10 +4,11 @@ from types import SimpleNamespace
 
 import pytest
 
+from experiments.launch.cluster import workers
 from experiments.launch.cluster.member import report_port
 from experiments.launch.cluster.roster import Roster
 from experiments.launch.cluster.seating import Request, Seating
-from experiments.launch.cluster.workers import Expected, WorkerFacts
+from experiments.launch.cluster.workers import Expected, WorkerFacts, expected
 
 MEANT = Expected({}, "0", ())
 FACTS = WorkerFacts(("a", "", ""), 1, {}, "0", "0", "/there", [], True)
@@ -134,3 +135,16 @@ def test_worker_that_leaves_when_it_was_chosen_is_replaced(game, leaves, stays):
     assert game.find(A, B, busy=[leaves]) is None
     assert game.find(stays, C) is not None
     assert game.chosen == [stays, C]
+
+
+def test_locks_of_editors_are_no_code(monkeypatch, tmp_path):
+    folder = tmp_path / "edited_package"
+    folder.mkdir()
+    (folder / "__init__.py").write_text("x = 1\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(workers, "PACKAGES", ("edited_package",))
+    before = expected({}, ())
+    (folder / ".#__init__.py").symlink_to("me@host.1234:5678")
+    assert expected({}, ()) == before
+    (folder / "__init__.py").write_text("x = 2\n")
+    assert expected({}, ()) != before
