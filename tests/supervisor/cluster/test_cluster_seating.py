@@ -1,21 +1,26 @@
 """Who may take part, and where, with a cluster that is played here."""
 
+import signal
+import threading
 from types import SimpleNamespace
 
 import pytest
+from faults import until
 
 from experiments.launch.cluster import workers
+from experiments.launch.cluster.cluster_processes import ClusterProcesses
 from experiments.launch.cluster.member import report_port
 from experiments.launch.cluster.roster import Roster
 from experiments.launch.cluster.seating import Request, Seating
 from experiments.launch.cluster.workers import Expected, WorkerFacts, expected
+from experiments.supervisor.group import Rules
 
 MEANT = Expected({}, "0", ())
 FACTS = WorkerFacts(("a", "", ""), 1, {}, "0", "0", "/there", [], True)
 
 
 class PlayedClient:
-    """A client whose workers answer when a test says so.
+    """A client of workers that answer when a test says so.
 
     Attributes:
         asked: what was submitted: function, arguments and the worker's address.
@@ -23,6 +28,22 @@ class PlayedClient:
 
     def __init__(self):
         self.asked = []
+        self.status = "running"
+
+    def subscribe_topic(self, topic, handler):
+        """Has no events."""
+
+    def nthreads(self):
+        """Has no workers."""
+        return {}
+
+    def run(self, *words, **given):
+        """Has lost the scheduler."""
+        raise OSError("the connection is closed")
+
+    def close(self, timeout):
+        """Ends."""
+        self.status = "closed"
 
     def submit(self, function, *words, workers, **given):
         """Takes a question to a worker."""
@@ -148,3 +169,15 @@ def test_locks_of_editors_are_no_code(monkeypatch, tmp_path):
     assert expected({}, ()) == before
     (folder / "__init__.py").write_text("x = 2\n")
     assert expected({}, ()) != before
+
+
+def test_signal_after_the_loss_of_the_scheduler_makes_no_noise(monkeypatch, tmp_path):
+    noise = []
+    monkeypatch.setattr(threading, "excepthook", noise.append)
+    request = Request("tcp://a:1", 2, [], tmp_path, MEANT)
+    processes = ClusterProcesses(PlayedClient(), request, Rules(), noise.append)
+    before = threading.active_count()
+    processes.signal(signal.SIGTERM)
+    until(lambda: threading.active_count() <= before, "the signal is passed on")
+    processes.close()
+    assert not noise
