@@ -11,7 +11,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from experiments.cli.exits import printable
-from experiments.launch.cluster.member import Order, run_member, signal_member
+from experiments.launch.cluster.member import (
+    Order,
+    cut_line,
+    run_member,
+    signal_member,
+)
 from experiments.launch.cluster.seating import Request, Seating
 from experiments.launch.cluster.view import ENDS, ClusterView
 from experiments.supervisor.group import Log, Rules, Start
@@ -151,7 +156,9 @@ class ClusterProcesses:
         for members in (others, first):
             self._release(members)
         for member in self._members.values():
-            if self._lost(member):
+            # A worker that closes is there a while longer.
+            is_cut = member.status.text == cut_line(member.address)
+            if is_cut or self._lost(member):
                 self._seating.forget(member.address)
         self._members = {}
         self._since = time.monotonic()

@@ -138,9 +138,19 @@ def run_member(order: Order) -> None:
             time.sleep(TICK)
     finally:
         _RUNNING.pop(order.topic, None)
+        is_cut = contact.age(time.monotonic()) > lease or not _is_open(worker)
+        is_cut = is_cut and not child.is_over
         child.kill()
         child.reap()
-        outbox.flush(child.status, time.monotonic(), is_over=True)
+        status = child.status
+        if is_cut and not status.said:
+            status = status._replace(said="lost", text=cut_line(worker.address))
+        outbox.flush(status, time.monotonic(), is_over=True)
+
+
+def cut_line(address: str) -> str:
+    """Returns the reason for which a worker ends a process by itself."""
+    return f"its Dask worker {address} closes, or has lost the scheduler"
 
 
 def signal_member(topic: str, number: int) -> None:
@@ -169,5 +179,8 @@ def is_wanted(worker: "Worker", key: "Key") -> bool:
     # The scheduler takes a task back when the command cancels it, ends or vanishes. A
     # worker that has lost the scheduler closes.
     task = worker.state.tasks.get(key)
-    is_open = worker.status.name in ("running", "paused")
-    return is_open and task is not None and task.state == "executing"
+    return _is_open(worker) and task is not None and task.state == "executing"
+
+
+def _is_open(worker: "Worker") -> bool:
+    return worker.status.name in ("running", "paused")

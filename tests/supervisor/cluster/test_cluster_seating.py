@@ -7,13 +7,18 @@ from types import SimpleNamespace
 import pytest
 from faults import until
 
-from experiments.launch.cluster import workers
+from experiments.launch.cluster import member, workers
 from experiments.launch.cluster.cluster_processes import ClusterProcesses
-from experiments.launch.cluster.member import report_port
+from experiments.launch.cluster.member import Order, report_port, run_member
 from experiments.launch.cluster.roster import Roster
 from experiments.launch.cluster.seating import Request, Seating
 from experiments.launch.cluster.workers import Expected, WorkerFacts, expected
 from experiments.supervisor.group import Rules
+from experiments.supervisor.process_status import (
+    ProcessStatus,
+    TrackedProcess,
+    end_line,
+)
 
 MEANT = Expected({}, "0", ())
 FACTS = WorkerFacts(("a", "", ""), 1, {}, "0", "0", "/there", [], True)
@@ -181,3 +186,43 @@ def test_signal_after_the_loss_of_the_scheduler_makes_no_noise(monkeypatch, tmp_
     until(lambda: threading.active_count() <= before, "the signal is passed on")
     processes.close()
     assert not noise
+
+
+class PlayedChild:
+    """A process that runs until it is killed."""
+
+    def __init__(self, *given):
+        self.status, self.is_over = ProcessStatus(1, 123, "train", 7), False
+
+    def poll(self, now, rules):
+        """Finds nothing new."""
+
+    def kill(self):
+        """Ends it."""
+        self.status, self.is_over = self.status._replace(code=-9), True
+
+    def reap(self):
+        """Finds it gone."""
+
+
+@pytest.mark.parametrize("state, is_cut", [("closing", True), ("running", False)])
+def test_worker_that_closes_is_named_for_the_end_of_its_process(
+    state, is_cut, monkeypatch
+):
+    sent = []
+    worker = SimpleNamespace(
+        address=A,
+        latency=0.1,
+        status=SimpleNamespace(name=state),
+        state=SimpleNamespace(tasks={}),  # the command has taken the task back
+        get_current_task=lambda: "key",
+        log_event=lambda topic, message: sent.append(message),
+    )
+    monkeypatch.setattr("distributed.get_worker", lambda: worker)
+    monkeypatch.setattr(member, "Child", PlayedChild)
+    run_member(Order("topic", 1, [], {"process": 1}, "/there", Rules()))
+    status = ProcessStatus(**sent[-1]["status"])
+    line = end_line(TrackedProcess(status, "b", 0.0, 0.0), 20.0)
+    closes = f"process 1: its Dask worker {A} closes, or has lost the scheduler"
+    killed = "process 1 (pid 123 on b) was killed by SIGKILL at step 7"
+    assert line == (closes if is_cut else killed)
