@@ -4,15 +4,18 @@ import shutil
 import signal
 import socket
 import ssl
+import warnings
 
 import pytest
 from commands import ROOT, execute, imported_by
 from dask_cluster import certificates, cluster
+from distributed.versions import VersionMismatchWarning
 from faults import until
 from kills import newest
 from lasting import OURS, assert_same_end
 
 from experiments.cli.errors import BadRequest
+from experiments.launch.cluster import connection
 from experiments.launch.cluster.seats import Seat, choose, numbered
 from experiments.launch.cluster.workers import Expected, WorkerFacts, objection
 from experiments.launch.membership import requested
@@ -106,6 +109,22 @@ def test_address_of_another_form_is_code_2(tmp_path):
     assert ended.code == 2
     assert "error: --scheduler must be tcp://HOST:PORT" in ended.stderr
     assert not ended.out.exists()
+
+
+def test_scheduler_of_other_versions_is_told_in_one_line(monkeypatch, capfd):
+    async def knock(address, seconds):
+        assert (address, seconds) == ("tcp://a:1", 3.0)
+
+    def client(address, **given):
+        warnings.warn(VersionMismatchWarning("a\ntable"), stacklevel=2)
+        raise ImportError("the scheduler speaks\nanother protocol")
+
+    monkeypatch.setattr(connection, "_knock", knock)
+    monkeypatch.setattr("distributed.Client", client)
+    line = "--scheduler tcp://a:1: the scheduler speaks another protocol"
+    with pytest.raises(BadRequest, match=line):
+        connection.connect("tcp://a:1", 3.0)
+    assert capfd.readouterr().err == ""
 
 
 @pytest.mark.slow
