@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from experiments.launch.cluster.member import is_wanted
+from experiments.supervisor.child import search_path
 from experiments.supervisor.json_lines import decode, encode
 
 TICK = 0.1  # seconds between two looks at whether a run is still wanted
 REAPING = 5.0  # seconds for a killed process to go
-ROOT = str(Path(__file__).parents[3])
 
 
 class Terms(NamedTuple):
@@ -41,15 +41,16 @@ class Child:
     """A child process that makes runs, one at a time."""
 
     def __init__(self, terms: Terms):
-        own = [ROOT, *filter(None, [os.environ.get("PYTHONPATH")])]
         here = terms.directory if Path(terms.directory).is_dir() else None
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "experiments.study.running.child"],
+            # -P: a user's own module is the one that the worker has found, wherever
+            # this is.
+            [sys.executable, "-P", "-m", "experiments.study.running.child"],
             cwd=here,
             env={
                 **os.environ,
                 **terms.environment,
-                "PYTHONPATH": os.pathsep.join(own),
+                "PYTHONPATH": search_path(),
             },
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

@@ -151,6 +151,18 @@ def varies(line):
 
 
 @pytest.mark.slow
+def test_users_own_module_may_lie_in_the_folder_of_worker_and_command(tmp_path):
+    project = tmp_path / "project"
+    project.mkdir()
+    shutil.copy(ROOT / "tests" / "support" / "tiny_tasks.py", project / "mine.py")
+    prefix = ["env", "-C", str(project), f"PYTHONPATH=.:{ROOT}:{OURS}"]
+    with cluster(tmp_path, workers=2, prefix=prefix) as dask:
+        words = RUN.replace("tiny_tasks", "mine")
+        ended = dask.run(f"{words} --processes 2").ended()
+    assert ended.code == 0, ended.stderr
+
+
+@pytest.mark.slow
 def test_nannies_start_workers_that_take_part(tmp_path):
     words = f"{RUN} --processes 2"
     environ = {"JAX_NUM_CPU_DEVICES": "1", "PYTHONPATH": OURS}
