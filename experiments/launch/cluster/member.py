@@ -121,7 +121,7 @@ def run_member(order: Order) -> None:
     contact = Contact(worker, time.monotonic())
     outbox = Outbox(order, lambda message: worker.log_event(order.topic, message))
     child = Child(
-        # -P: a user's own module is the one that the worker has found, wherever this is.
+        # -P: a user's own module is the one that the worker has found.
         [sys.executable, "-P", "-m", "experiments.run", *order.argv],
         order.attributes,
         order.attributes["process"] > 0,

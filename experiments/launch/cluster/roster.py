@@ -62,7 +62,7 @@ class Roster:
         for address in sorted(present - {*self.seats, *self._asked, *self._refused}):
             job = inspection(self._meant, str(self._hidden()), self._topic)
             self._asked[address] = self._client.submit(
-                job, workers=[address], pure=False, retries=0
+                *job, workers=[address], pure=False, retries=0
             )
 
     def take(self, message: dict[str, Any]) -> None:

@@ -43,8 +43,7 @@ class Child:
     def __init__(self, terms: Terms):
         here = terms.directory if Path(terms.directory).is_dir() else None
         self._process = subprocess.Popen(
-            # -P: a user's own module is the one that the worker has found, wherever
-            # this is.
+            # -P: a user's own module is the one that the worker has found.
             [sys.executable, "-P", "-m", "experiments.study.running.child"],
             cwd=here,
             env={

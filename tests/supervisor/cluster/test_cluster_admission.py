@@ -182,13 +182,18 @@ def test_nannies_start_workers_that_take_part(tmp_path):
         ({"code": "1"}, "its code in /there differs from this command's"),
         ({"versions": {"python": "3", "jax": "1"}}, "it has jax 1, this command 2"),
         ({"versions": {"python": "3"}}, "it has no jax, this command 2"),
-        ({"missing": ["mine"]}, "it cannot import mine: put it into PYTHONPATH there"),
+        (
+            {"own": {"mine": None}},
+            "it cannot import mine: put it into PYTHONPATH there",
+        ),
+        ({"own": {"mine": "4"}}, "its code of mine differs from this command's"),
     ],
 )
 def test_workers_must_share_code_versions_and_modules(changes, line):
     versions = {"python": "3", "jax": "2"}
-    facts = WorkerFacts(("b", "", ""), 1, versions, "0", "0", "/there", [], True)
-    found = objection(facts._replace(**changes), Expected(versions, "0", ("mine",)))
+    own = {"mine": "3"}
+    facts = WorkerFacts(("b", "", ""), 1, versions, "0", "0", "/there", own, True)
+    found = objection(facts._replace(**changes), Expected(versions, "0", own))
     assert found == line or (line and found is not None and found.startswith(line))
 
 

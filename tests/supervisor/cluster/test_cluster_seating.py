@@ -1,5 +1,6 @@
 """Who may take part, and where, with a cluster that is played here."""
 
+import pickle
 import signal
 import threading
 from types import SimpleNamespace
@@ -12,7 +13,12 @@ from experiments.launch.cluster.cluster_processes import ClusterProcesses
 from experiments.launch.cluster.member import Order, report_port, run_member
 from experiments.launch.cluster.roster import Roster
 from experiments.launch.cluster.seating import Request, Seating
-from experiments.launch.cluster.workers import Expected, WorkerFacts, expected
+from experiments.launch.cluster.workers import (
+    Expected,
+    WorkerFacts,
+    expected,
+    inspection,
+)
 from experiments.supervisor.group import Rules
 from experiments.supervisor.process_status import (
     ProcessStatus,
@@ -20,8 +26,8 @@ from experiments.supervisor.process_status import (
     end_line,
 )
 
-MEANT = Expected({}, "0", ())
-FACTS = WorkerFacts(("a", "", ""), 1, {}, "0", "0", "/there", [], True)
+MEANT = Expected({}, "0", {})
+FACTS = WorkerFacts(("a", "", ""), 1, {}, "0", "0", "/there", {}, True)
 
 
 class PlayedClient:
@@ -226,3 +232,27 @@ def test_worker_that_closes_is_named_for_the_end_of_its_process(
     closes = f"process 1: its Dask worker {A} closes, or has lost the scheduler"
     killed = "process 1 (pid 123 on b) was killed by SIGKILL at step 7"
     assert line == (closes if is_cut else killed)
+
+
+def test_worker_is_asked_in_text_that_any_python_reads(monkeypatch, tmp_path):
+    (tmp_path / "mine").mkdir()
+    for name in ("alone.py", "mine/tasks.py"):
+        (tmp_path / name).write_text("raise AssertionError('it is not imported')")
+    monkeypatch.syspath_prepend(tmp_path)
+    names = ("alone:task", "mine.tasks:task", "not_there:task", "bmuf")
+    meant = expected({"python": "3", "numpy": "2", "nothing": "1"}, names)
+    sent = []
+    worker = SimpleNamespace(address=A, log_event=lambda *words: sent.append(words))
+    monkeypatch.setattr("distributed.get_worker", lambda: worker)
+    # Functions of ours would not pass without their module or bytecode.
+    job = inspection(meant, str(tmp_path / "alone.py"), "topic")
+    function, *words = pickle.loads(pickle.dumps(job))
+    function(*words)
+    [(topic, message)] = sent
+    found = WorkerFacts(**message["facts"])
+    assert (topic, message["address"], found.sees) == ("topic", A, True)
+    assert found.code == found.loaded == meant.code
+    assert found.versions["nothing"] == "" and found.versions["numpy"]
+    assert found.own == meant.own
+    assert found.own["alone"] == found.own["mine.tasks"] != ""
+    assert found.own["not_there"] is None
