@@ -37,7 +37,7 @@ class Processes(Protocol):
             The places; None while some are missing.
 
         Raises:
-            Unplaced: they were missing for too long.
+            Unplaced: there will be none, such as after the loss of the scheduler.
         """
         ...
 

@@ -1,4 +1,4 @@
-"""Who may take part, and where, with a cluster that is played here."""
+"""Admission and places of workers, with a cluster that is played here."""
 
 import pickle
 import signal
