@@ -68,27 +68,20 @@ def answer(address, **changes):
     return {"address": address, "facts": FACTS._replace(**changes)._asdict()}
 
 
-@pytest.fixture
-def roster(tmp_path):
-    """A roster, whose client and lines a test looks at."""
+def test_worker_that_is_started_again_at_its_address_is_asked_again(tmp_path):
     lines = []
-    found = Roster(PlayedClient(), "topic", MEANT, tmp_path / "out", lines.append)
-    found.lines = lines
-    return found
-
-
-def test_worker_that_is_started_again_at_its_address_is_asked_again(roster):
+    roster = Roster(PlayedClient(), "topic", MEANT, tmp_path / "out", lines.append)
     roster.update({"a"})
     roster.take(answer("a", loaded="1"))
     roster.update({"a"})
     assert not roster.is_asking
-    [line] = roster.lines
+    [line] = lines
     assert line.endswith("has changed since: start it again")
     roster.update(set())
     roster.update({"a"})
     roster.take(answer("a"))
     assert [*roster.seats] == ["a"]
-    assert len(roster.lines) == 1
+    assert len(lines) == 1
 
 
 class Game:
