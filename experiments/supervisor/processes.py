@@ -22,11 +22,6 @@ class Placement(NamedTuple):
 class Processes(Protocol):
     """Starts the processes of a run, and reports on them; blocks only to kill them."""
 
-    @property
-    def ready(self) -> bool:
-        """Whether all have started, and those that run handle signals."""
-        ...
-
     def gather(self, now: float) -> Placement | None:
         """Finds where the next attempt runs.
 

@@ -11,8 +11,6 @@ TWO = Placement("hosta:9999", 2, [(0, 0, 1), (1, 0, 1)], names=["hosta", "hostb"
 class Played:
     """Processes whose places and states a test sets."""
 
-    ready = True
-
     def __init__(self):
         self.found: Placement | Unplaced | None = TWO
         self.lost = {}

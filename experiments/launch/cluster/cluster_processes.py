@@ -20,7 +20,6 @@ from experiments.launch.cluster.member import (
 from experiments.launch.cluster.seating import Request, Seating
 from experiments.launch.cluster.view import ENDS, ClusterView
 from experiments.supervisor.group import Log, Rules, Start
-from experiments.supervisor.local_processes import UNREADY
 from experiments.supervisor.process_status import ProcessStatus
 from experiments.supervisor.processes import Placement, Unplaced
 
@@ -133,14 +132,6 @@ class ClusterProcesses:
             raise Unplaced(line)
         found = {i: self._lost(member) for i, member in self._members.items()}
         return {i: reason for i, reason in found.items() if reason is not None}
-
-    @property
-    def ready(self) -> bool:
-        """Whether all have started, and those that run handle signals."""
-        return bool(self._members) and all(
-            status.code is not None or status.phase not in UNREADY
-            for status in self.statuses()
-        )
 
     def signal(self, number: int) -> None:
         """Passes a signal on to each process."""
