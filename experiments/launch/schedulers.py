@@ -3,7 +3,7 @@
 import os
 from collections.abc import Mapping
 
-from experiments.launch.addresses import joined_address
+from experiments.launch.addresses import address, joined_address
 
 Place = tuple[int, int, str]
 """The number of processes, the number of this one, and HOST:PORT of process 0."""
@@ -25,10 +25,8 @@ def detected(seconds: float) -> Place:
     Raises:
         ValueError: nobody has set it, or not well.
     """
-    for find in (_by_torch, _by_skypilot):
-        if place := find(os.environ):
-            return _checked(place)
-    return _by_jax(seconds)
+    place = _by_torch(os.environ) or _by_skypilot(os.environ) or _by_jax(seconds)
+    return _checked(place)
 
 
 def _by_torch(environ: Mapping[str, str]) -> Place | None:
@@ -44,7 +42,7 @@ def _by_torch(environ: Mapping[str, str]) -> Place | None:
 
 def _by_skypilot(environ: Mapping[str, str]) -> Place | None:
     """Returns what SkyPilot says: one process a node."""
-    if not all(environ.get(name) for name in SKYPILOT):
+    if not all(environ.get(name, "").split() for name in SKYPILOT):
         return None
     rank, count, hosts = (environ[name] for name in SKYPILOT)
     port = environ.get("JAX_COORDINATOR_PORT") or str(PORT)
@@ -75,12 +73,19 @@ def _by_jax(seconds: float) -> Place:
 
 
 def _checked(place: Place) -> Place:
-    count, number, _ = place
+    count, number, where = place
     if not 0 <= number < count:
         raise ValueError(
             f"--distributed auto: process {number} is not among {count}: they are 0 to "
             f"{count - 1}"
         )
+    try:
+        address(where)
+    except ValueError:
+        raise ValueError(
+            "--distributed auto: process 0 must be at HOST:PORT, such as 10.0.0.1:9999 "
+            f"or [::1]:9999, got {where!r}"
+        ) from None
     return place
 
 

@@ -1,1 +1,1 @@
-"""Starts, watches and restarts the processes of one machine; imports no jax."""
+"""Starts, watches and restarts processes; imports no jax."""

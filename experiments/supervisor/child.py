@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -94,12 +95,15 @@ class Child:
         life, self._life = os.pipe()
         os.set_blocking(self._life, False)
         given = {"reports": reports, "life": life, "attributes": attributes}
+        environ = dict(os.environ)
         if remote is not None:
             given["lease"] = remote.lease
+            environ["PYTHONPATH"] = search_path()
+        environ[VARIABLE] = json.dumps(given)
         self._process = subprocess.Popen(
             command,
             cwd=None if remote is None else remote.folder,
-            env={**os.environ, VARIABLE: json.dumps(given)},
+            env=environ,
             stdin=subprocess.DEVNULL,
             # The summary is process 0's alone.
             stdout=own if number == 0 else subprocess.DEVNULL,
@@ -211,6 +215,14 @@ class Child:
             self._renewed = now
             with suppress(OSError):  # it has ended, or is stopped for a long time
                 os.write(self._life, b".")
+
+
+def search_path() -> str:
+    """Returns a PYTHONPATH by which a process finds the modules that this one does.
+
+    Paths are absolute, as its working folder may be another one.
+    """
+    return os.pathsep.join(map(os.path.abspath, sys.path))
 
 
 def _take_text(take: Log, line: bytes) -> None:

@@ -10,6 +10,7 @@ from experiments.supervisor.group import Log, Rules, Start
 from experiments.supervisor.process_status import (
     ProcessStatus,
     TrackedProcess,
+    ready,
     silence_line,
 )
 from experiments.supervisor.processes import Placement, Processes, Unplaced
@@ -42,7 +43,7 @@ class Leader:
 
     def signal(self, number: int) -> None:
         """Passes a first signal on; ends at once on a second one."""
-        is_ready = self._stage == "run" and self._processes.ready
+        is_ready = self._stage == "run" and ready(self._processes.statuses())
         if is_ready and self._asked is None:
             self._asked = number
             self._processes.signal(number)

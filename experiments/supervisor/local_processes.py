@@ -8,9 +8,6 @@ from experiments.supervisor.group import Log, Rules, Start
 from experiments.supervisor.process_status import ProcessStatus
 from experiments.supervisor.processes import Placement
 
-# Phases in which jax may replace the handler of a signal, which would be lost.
-UNREADY = ("start", "connect")
-
 
 @dataclass
 class LocalProcesses:
@@ -57,14 +54,6 @@ class LocalProcesses:
     def gone(self) -> dict[int, str]:
         """Nobody is lost with this machine who could still be reported."""
         return {}
-
-    @property
-    def ready(self) -> bool:
-        """Whether all have started, and those that run handle signals."""
-        return bool(self._children) and all(
-            status.code is not None or status.phase not in UNREADY
-            for status in self.statuses()
-        )
 
     def signal(self, number: int) -> None:
         """Passes a signal on to each process."""

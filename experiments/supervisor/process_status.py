@@ -1,7 +1,11 @@
 """The status of a process, and the lines that report it to the user."""
 
 import signal
+from collections.abc import Sequence
 from typing import NamedTuple
+
+# Phases in which jax may replace the handler of a signal, which would be lost.
+UNREADY = ("start", "connect")
 
 
 class ProcessStatus(NamedTuple):
@@ -65,6 +69,11 @@ class TrackedProcess(NamedTuple):
             since=now if moved else self.since,
             ended=now if over and self.ended is None else self.ended,
         )
+
+
+def ready(statuses: Sequence[ProcessStatus]) -> bool:
+    """Whether all have started, and those that run handle signals."""
+    return all(x.code is not None or x.phase not in UNREADY for x in statuses)
 
 
 def place(status: ProcessStatus) -> str:

@@ -22,11 +22,6 @@ class Placement(NamedTuple):
 class Processes(Protocol):
     """Starts the processes of a run, and reports on them; blocks only to kill them."""
 
-    @property
-    def ready(self) -> bool:
-        """Whether all have started, and those that run handle signals."""
-        ...
-
     def gather(self, now: float) -> Placement | None:
         """Finds where the next attempt runs.
 
@@ -37,7 +32,7 @@ class Processes(Protocol):
             The places; None while some are missing.
 
         Raises:
-            Unplaced: they were missing for too long.
+            Unplaced: there will be none, such as after the loss of the scheduler.
         """
         ...
 

@@ -26,7 +26,9 @@ TASKS = "the task's"
 FILES = Group(
     "files", "start", "nothing: the same command makes what is missing of a study"
 )
-PROCESSES = Group("processes", "start", "nothing: a study runs in one process")
+PROCESSES = Group(
+    "processes", "start", "nothing: each run of a study is in one process"
+)
 OWN = "or your own as package.module:factory"
 
 # Earlier names of the ways to run a device's workers.

@@ -132,6 +132,14 @@ def test_variables_say_who_a_process_is(variables, expected, monkeypatch):
         (torch("one"), "RANK must be a whole number, got 'one'"),
         (torch(2), "process 2 is not among 2: they are 0 to 1"),
         (torch(0) | {"MASTER_PORT": "-1"}, "MASTER_PORT must be a whole number"),
+        (torch(0) | {"MASTER_PORT": "0"}, "HOST:PORT, .* got '127.0.0.1:0'"),
+        (torch(0) | {"MASTER_PORT": "70000"}, "HOST:PORT, .* got '127.0.0.1:70000'"),
+        (
+            torch(0) | {"MASTER_PORT": "65535", "TORCHELASTIC_RUN_ID": "none"},
+            "HOST:PORT, .* got '127.0.0.1:65536'",
+        ),
+        (skypilot(0) | {"SKYPILOT_NODE_IPS": " "}, "finds none of these"),
+        (slurm(1) | {"SLURM_STEP_NODELIST": "::1"}, "HOST:PORT, .* got '::1:6"),
     ],
 )
 def test_variables_that_make_no_sense_are_refused(variables, words, monkeypatch):

@@ -38,12 +38,13 @@ class Command:
     def __init__(self, words, out, tag, number, devices, environ, program=PROGRAM):
         self.run_out, self.tag = out, tag
         self.out, self.err = (out.with_name(f"{x}{number}") for x in ("out-", "err-"))
-        environ = environment(
-            JAX_NUM_CPU_DEVICES=devices,
-            PYTHONPATH=OURS,
-            XLA_FLAGS=os.environ.get("XLA_FLAGS"),
-            **{TAG: tag, **environ},
-        )
+        given = {
+            "JAX_NUM_CPU_DEVICES": devices,
+            "PYTHONPATH": OURS,
+            "XLA_FLAGS": os.environ.get("XLA_FLAGS"),
+            TAG: tag,
+        }
+        environ = environment(**{**given, **environ})
         with self.out.open("wb") as stdout, self.err.open("wb") as stderr:
             self.process = subprocess.Popen(
                 [*program, *shlex.split(words), "--out", str(out)],

@@ -6,15 +6,20 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from experiments.cli.exits import printable
-from experiments.launch.cluster.member import Order, run_member, signal_member
+from experiments.launch.cluster.member import (
+    Order,
+    cut_line,
+    run_member,
+    signal_member,
+)
 from experiments.launch.cluster.seating import Request, Seating
-from experiments.launch.cluster.view import ClusterView
+from experiments.launch.cluster.view import ENDS, ClusterView
 from experiments.supervisor.group import Log, Rules, Start
-from experiments.supervisor.local_processes import UNREADY
 from experiments.supervisor.process_status import ProcessStatus
 from experiments.supervisor.processes import Placement, Unplaced
 
@@ -128,24 +133,11 @@ class ClusterProcesses:
         found = {i: self._lost(member) for i, member in self._members.items()}
         return {i: reason for i, reason in found.items() if reason is not None}
 
-    @property
-    def ready(self) -> bool:
-        """Whether all have started, and those that run handle signals."""
-        return bool(self._members) and all(
-            status.code is not None or status.phase not in UNREADY
-            for status in self.statuses()
-        )
-
     def signal(self, number: int) -> None:
         """Passes a signal on to each process."""
         left = [m.address for m in self._members.values() if not m.is_over]
         # In a thread: a frozen worker would block it.
-        threading.Thread(
-            target=self._client.run,
-            args=(signal_member, self._topic, number),
-            kwargs={"workers": left, "on_error": "ignore"},
-            daemon=True,
-        ).start()
+        threading.Thread(target=self._pass_on, args=(number, left), daemon=True).start()
 
     def kill(self) -> None:
         """Kills all processes; returns once each is gone, or its worker is."""
@@ -155,7 +147,9 @@ class ClusterProcesses:
         for members in (others, first):
             self._release(members)
         for member in self._members.values():
-            if self._lost(member):
+            # A worker that closes is there a while longer.
+            is_cut = member.status.text == cut_line(member.address)
+            if is_cut or self._lost(member):
                 self._seating.forget(member.address)
         self._members = {}
         self._since = time.monotonic()
@@ -165,6 +159,11 @@ class ClusterProcesses:
         self._seating.close()
         self._view.close()
         self._client.close(timeout=2)
+
+    def _pass_on(self, number: int, workers: list[str]) -> None:
+        words = (signal_member, self._topic, number)
+        with suppress(*ENDS):  # the loss of the scheduler ends the run
+            self._client.run(*words, workers=workers, on_error="ignore")
 
     def _take(self, message: dict[str, Any], now: float) -> None:
         """Takes a message of a worker."""

@@ -4,6 +4,7 @@ import asyncio
 import importlib.util
 import json
 import logging
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -71,8 +72,9 @@ def _tried(scheduler: str, seconds: float, is_kept: bool) -> Any:
     except OSError as error:
         reason = " ".join(str(error).split())
         raise Unreachable(f"no scheduler answers at {scheduler}: {reason}") from error
-    # Dask's own words for a text that is no address, or for missing certificates.
-    except (ValueError, TypeError) as error:
+    # Dask's own words for a text that is no address, for missing certificates, or for a
+    # scheduler of another Python or Dask.
+    except (ValueError, TypeError, ImportError) as error:
         reason = " ".join(str(error).split())
         if "ssl" in reason:
             reason = f"it needs certificates: set {CERTIFICATES}"
@@ -147,8 +149,11 @@ def dashboard(client: "Client") -> str:
 
 def silence() -> None:
     """Drops Dask's own log lines: what matters of them is said in one line by us."""
-    import distributed  # noqa: F401 - its import sets the levels of its loggers
+    # Its import sets the levels of its loggers.
+    from distributed.versions import VersionMismatchWarning
 
+    # A table; the workers that differ are refused by name.
+    warnings.simplefilter("ignore", VersionMismatchWarning)
     names = ("distributed", "tornado", "bokeh")
     for name in (*names, *logging.root.manager.loggerDict):
         if name.partition(".")[0] in names:

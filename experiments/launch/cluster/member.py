@@ -3,13 +3,13 @@
 Imports no jax: a worker outlives many runs, whose processes start jax themselves.
 """
 
-import socket
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from experiments.launch.addresses import free_port
 from experiments.supervisor.child import Child, Remote
 from experiments.supervisor.group import Rules
 from experiments.supervisor.process_status import ProcessStatus
@@ -121,7 +121,8 @@ def run_member(order: Order) -> None:
     contact = Contact(worker, time.monotonic())
     outbox = Outbox(order, lambda message: worker.log_event(order.topic, message))
     child = Child(
-        [sys.executable, "-m", "experiments.run", *order.argv],
+        # -P: a user's own module is the one that the worker has found.
+        [sys.executable, "-P", "-m", "experiments.run", *order.argv],
         order.attributes,
         order.attributes["process"] > 0,
         outbox.log,
@@ -138,9 +139,19 @@ def run_member(order: Order) -> None:
             time.sleep(TICK)
     finally:
         _RUNNING.pop(order.topic, None)
+        is_cut = contact.age(time.monotonic()) > lease or not _is_open(worker)
+        is_cut = is_cut and not child.is_over
         child.kill()
         child.reap()
-        outbox.flush(child.status, time.monotonic(), is_over=True)
+        status = child.status
+        if is_cut and not status.said:
+            status = status._replace(said="lost", text=cut_line(worker.address))
+        outbox.flush(status, time.monotonic(), is_over=True)
+
+
+def cut_line(address: str) -> str:
+    """Returns the reason for which a worker ends a process by itself."""
+    return f"its Dask worker {address} closes, or has lost the scheduler"
 
 
 def signal_member(topic: str, number: int) -> None:
@@ -150,13 +161,18 @@ def signal_member(topic: str, number: int) -> None:
 
 
 def report_port(topic: str, choice: int, host: str) -> None:
-    """Reports a port that is free now, at an address of this worker's host."""
+    """Reports that this worker is idle, and a port that is free now.
+
+    Args:
+        topic: of the message.
+        choice: number of the question.
+        host: the address at which the port is free; "" where none is needed.
+    """
     from distributed import get_worker
 
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.create_server((host, 0), family=family) as sock:
-        port = sock.getsockname()[1]
-    get_worker().log_event(topic, {"choice": choice, "port": port})
+    worker, port = get_worker(), free_port(host) if host else 0
+    message = {"choice": choice, "address": worker.address, "port": port}
+    worker.log_event(topic, message)
 
 
 def is_wanted(worker: "Worker", key: "Key") -> bool:
@@ -164,5 +180,8 @@ def is_wanted(worker: "Worker", key: "Key") -> bool:
     # The scheduler takes a task back when the command cancels it, ends or vanishes. A
     # worker that has lost the scheduler closes.
     task = worker.state.tasks.get(key)
-    is_open = worker.status.name in ("running", "paused")
-    return is_open and task is not None and task.state == "executing"
+    return _is_open(worker) and task is not None and task.state == "executing"
+
+
+def _is_open(worker: "Worker") -> bool:
+    return worker.status.name in ("running", "paused")

@@ -50,6 +50,8 @@ class Roster:
 
     def update(self, present: Set[str]) -> None:
         """Asks the new ones, and forgets those that have left."""
+        # A worker may be started again at the address of the one that was refused.
+        self._refused &= present
         for address in {*self.seats, *self._asked} - present:
             self.forget(address)
         for address, future in [*self._asked.items()]:
@@ -60,7 +62,7 @@ class Roster:
         for address in sorted(present - {*self.seats, *self._asked, *self._refused}):
             job = inspection(self._meant, str(self._hidden()), self._topic)
             self._asked[address] = self._client.submit(
-                job, workers=[address], pure=False, retries=0
+                *job, workers=[address], pure=False, retries=0
             )
 
     def take(self, message: dict[str, Any]) -> None:

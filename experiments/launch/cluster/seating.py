@@ -1,6 +1,6 @@
 """Finds workers of a Dask cluster for the processes of a run, again at each start."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from distributed import Client, Future
 
 PATIENCE = 2.0  # seconds for workers to answer before the user hears that we wait
+BUSY = 5.0  # seconds without an answer after which a worker counts as busy
 
 
 class Request(NamedTuple):
@@ -38,19 +39,21 @@ class Request(NamedTuple):
 
 @dataclass
 class Choice:
-    """The workers of the next attempt, of which the first is asked for a port.
+    """The workers of the next attempt, which are asked whether they are still idle.
 
     Attributes:
         seats: a worker for each process.
-        number: of the choice, which the answer has too.
-        future: of the question.
-        port: the answer.
+        number: of the choice, which the answers have too.
+        asked: the time of the questions.
+        futures: of the questions.
+        ports: the answers, by address: a free port at process 0's, else 0.
     """
 
     seats: list[Seat]
     number: int
-    future: "Future"
-    port: int | None = None
+    asked: float
+    futures: list["Future"]
+    ports: dict[str, int] = field(default_factory=dict)
 
 
 class Seating:
@@ -90,18 +93,19 @@ class Seating:
             now: time.monotonic().
 
         Raises:
-            Unplaced: no port is free on the host of process 0.
+            Unplaced: a worker failed to answer, as where it has no free port.
         """
         self._roster.update(present)
         if self._waits is None:
             self._waits = now
         if self._choice is None:
-            self._choose(present, now - self._waits > PATIENCE)
-        elif self._is_void(self._choice):
+            self._choose(present, now)
+        elif self._is_void(self._choice, now):
             self._choice = None
-        if self._choice is None or self._choice.port is None:
+        choice = self._choice
+        if choice is None or len(choice.ports) < len(choice.seats):
             return None
-        place = self._placement(self._choice.seats, self._choice.port)
+        place = self._placement(choice.seats, choice.ports[choice.seats[0].address])
         self._choice, self._waits, self._said = None, None, ""
         return place
 
@@ -110,7 +114,7 @@ class Seating:
         if "facts" in message:
             self._roster.take(message)
         elif self._choice is not None and message["choice"] == self._choice.number:
-            self._choice.port = message["port"]
+            self._choice.ports[message["address"]] = message["port"]
 
     def forget(self, address: str) -> None:
         """Has a worker asked again before it gets work."""
@@ -120,8 +124,9 @@ class Seating:
         """Removes what was written for the workers to see."""
         self._roster.close()
 
-    def _choose(self, present: frozenset[str], is_late: bool) -> None:
-        """Chooses workers, and asks the first for a port."""
+    def _choose(self, present: frozenset[str], now: float) -> None:
+        """Chooses workers, and asks whether they are idle, the first for a port."""
+        is_late = self._waits is not None and now - self._waits > PATIENCE
         # Those that are about to answer count: processes lie evenly over the hosts.
         if not is_late and (self._roster.is_asking or not present):
             return
@@ -129,26 +134,35 @@ class Seating:
         seats = choose(free, count, self.seats)
         if seats is not None:
             self._choices += 1
-            first = seats[0].address
-            words = (self._topic, self._choices, host_of(first))
-            future = self._client.submit(
-                report_port, *words, workers=[first], pure=False, retries=0
-            )
-            self._choice = Choice(seats, self._choices, future)
+            futures = [self._question(seat, seat is seats[0]) for seat in seats]
+            self._choice = Choice(seats, self._choices, now, futures)
             return
         line = f"waiting for {count - len(free)} more of {count} workers"
         if is_late and self._said != line:
             self._said = line
             self._log(line)
 
-    def _is_void(self, choice: Choice) -> bool:
-        """Whether the worker that was asked for a port cannot answer."""
-        first = choice.seats[0].address
-        if choice.future.status == "error":
-            reason = choice.future.exception()
-            raise Unplaced(f"process 0's Dask worker {first} has no port: {reason}")
-        is_there = first in self._roster.seats
-        return not is_there or choice.future.status in ("cancelled", "lost")
+    def _question(self, seat: Seat, is_first: bool) -> "Future":
+        """Asks a worker whether it is idle: others' work may have come since."""
+        host = host_of(seat.address) if is_first else ""
+        words = (self._topic, self._choices, host)
+        return self._client.submit(
+            report_port, *words, workers=[seat.address], pure=False, retries=0
+        )
+
+    def _is_void(self, choice: Choice, now: float) -> bool:
+        """Whether a worker has left, or is busy: then it counts once it is idle."""
+        for seat, future in zip(choice.seats, choice.futures, strict=True):
+            if future.status == "error":
+                reason = future.exception()
+                raise Unplaced(f"the Dask worker {seat.address} failed: {reason}")
+        silent = {x.address for x in choice.seats} - choice.ports.keys()
+        if silent and now - choice.asked > BUSY:
+            for address in silent:
+                self._roster.forget(address)
+        is_there = all(seat.address in self._roster.seats for seat in choice.seats)
+        is_lost = any(x.status in ("cancelled", "lost") for x in choice.futures)
+        return not is_there or is_lost
 
     def _placement(self, seats: list[Seat], port: int) -> Placement:
         self.seats = seats

@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from experiments.launch.cluster.member import is_wanted
+from experiments.supervisor.child import search_path
 from experiments.supervisor.json_lines import decode, encode
 
 TICK = 0.1  # seconds between two looks at whether a run is still wanted
 REAPING = 5.0  # seconds for a killed process to go
-ROOT = str(Path(__file__).parents[3])
 
 
 class Terms(NamedTuple):
@@ -43,15 +43,16 @@ class Child:
     """A child process that makes runs, one at a time."""
 
     def __init__(self, terms: Terms):
-        here = terms.directory if Path(terms.directory).is_dir() else os.getcwd()
-        # The code that the worker was asked for, then what it finds itself.
-        found = [ROOT, here, *map(os.path.abspath, sys.path)]
-        path = os.pathsep.join(dict.fromkeys(found))
+        here = terms.directory if Path(terms.directory).is_dir() else None
         self._process = subprocess.Popen(
-            # -P: the folder may hold other code of the same name.
+            # -P: a user's own module is the one that the worker has found.
             [sys.executable, "-P", "-m", "experiments.study.running.child"],
             cwd=here,
-            env={**os.environ, **terms.environment, "PYTHONPATH": path},
+            env={
+                **os.environ,
+                **terms.environment,
+                "PYTHONPATH": search_path(),
+            },
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -4,15 +4,18 @@ import shutil
 import signal
 import socket
 import ssl
+import warnings
 
 import pytest
 from commands import ROOT, execute, imported_by
 from dask_cluster import certificates, cluster
+from distributed.versions import VersionMismatchWarning
 from faults import until
 from kills import newest
 from lasting import OURS, assert_same_end
 
 from experiments.cli.errors import BadRequest
+from experiments.launch.cluster import connection
 from experiments.launch.cluster.seats import Seat, choose, numbered
 from experiments.launch.cluster.workers import Expected, WorkerFacts, objection
 from experiments.launch.membership import requested
@@ -108,6 +111,22 @@ def test_address_of_another_form_is_code_2(tmp_path):
     assert not ended.out.exists()
 
 
+def test_scheduler_of_other_versions_is_told_in_one_line(monkeypatch, capfd):
+    async def knock(address, seconds):
+        assert (address, seconds) == ("tcp://a:1", 3.0)
+
+    def client(address, **given):
+        warnings.warn(VersionMismatchWarning("a\ntable"), stacklevel=2)
+        raise ImportError("the scheduler speaks\nanother protocol")
+
+    monkeypatch.setattr(connection, "_knock", knock)
+    monkeypatch.setattr("distributed.Client", client)
+    line = "--scheduler tcp://a:1: the scheduler speaks another protocol"
+    with pytest.raises(BadRequest, match=line):
+        connection.connect("tcp://a:1", 3.0)
+    assert capfd.readouterr().err == ""
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("count, workers", [(1, 1), (2, 3)])
 def test_run_on_a_cluster_is_the_run_on_one_machine(count, workers, tmp_path):
@@ -132,6 +151,18 @@ def varies(line):
 
 
 @pytest.mark.slow
+def test_users_own_module_may_lie_in_the_folder_of_worker_and_command(tmp_path):
+    project = tmp_path / "project"
+    project.mkdir()
+    shutil.copy(ROOT / "tests" / "support" / "tiny_tasks.py", project / "mine.py")
+    prefix = ["env", "-C", str(project), f"PYTHONPATH=.:{ROOT}:{OURS}"]
+    with cluster(tmp_path, workers=2, prefix=prefix) as dask:
+        words = RUN.replace("tiny_tasks", "mine")
+        ended = dask.run(f"{words} --processes 2").ended()
+    assert ended.code == 0, ended.stderr
+
+
+@pytest.mark.slow
 def test_nannies_start_workers_that_take_part(tmp_path):
     words = f"{RUN} --processes 2"
     environ = {"JAX_NUM_CPU_DEVICES": "1", "PYTHONPATH": OURS}
@@ -151,13 +182,18 @@ def test_nannies_start_workers_that_take_part(tmp_path):
         ({"code": "1"}, "its code in /there differs from this command's"),
         ({"versions": {"python": "3", "jax": "1"}}, "it has jax 1, this command 2"),
         ({"versions": {"python": "3"}}, "it has no jax, this command 2"),
-        ({"missing": ["mine"]}, "it cannot import mine: put it into PYTHONPATH there"),
+        (
+            {"own": {"mine": None}},
+            "it cannot import mine: put it into PYTHONPATH there",
+        ),
+        ({"own": {"mine": "4"}}, "its code of mine differs from this command's"),
     ],
 )
 def test_workers_must_share_code_versions_and_modules(changes, line):
     versions = {"python": "3", "jax": "2"}
-    facts = WorkerFacts(("b", "", ""), 1, versions, "0", "0", "/there", [], True)
-    found = objection(facts._replace(**changes), Expected(versions, "0", ("mine",)))
+    own = {"mine": "3"}
+    facts = WorkerFacts(("b", "", ""), 1, versions, "0", "0", "/there", own, True)
+    found = objection(facts._replace(**changes), Expected(versions, "0", own))
     assert found == line or (line and found is not None and found.startswith(line))
 
 

@@ -74,6 +74,19 @@ def test_process_ends_when_its_lease_is_not_renewed():
         child.reap()
 
 
+def test_process_finds_the_modules_that_its_worker_does(monkeypatch, tmp_path):
+    (tmp_path / "only_there.py").write_text("x = 'found'\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend("")  # of `python -m dask worker`
+    shown = []
+    given = Start(1, 0, {}, "", 1, [(0, 0, 1)], [None]).attributes(60.0)[0]
+    remote = Remote(str(ROOT), shown.append, lease=20.0)
+    words = [sys.executable, "-P", "-c", "import only_there; print(only_there.x)"]
+    child = Child(words, given, False, shown.append, remote)
+    until(lambda: child.poll(time.monotonic(), Rules()) or child.is_over, "it ends")
+    assert shown == ["found"]
+
+
 @pytest.mark.slow
 def test_killed_process_is_named_and_restarted(whole, tmp_path):
     with cluster(tmp_path, workers=2) as dask:
