@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 
 from experiments.supervisor.json_lines import decode, encode
 
-IDLE = 60.0  # seconds without a request after which it ends
+IDLE = 15.0  # seconds without a request after which it ends
 PAUSE = 0.2  # seconds between two reports of a step
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG)
