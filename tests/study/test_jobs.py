@@ -296,8 +296,14 @@ def test_jobs_here_make_the_same_study(serial, devices, flag, tmp_path):
 # Jobs on a cluster.
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("workers", [1, 2, 3])
+@pytest.mark.parametrize(
+    "workers",
+    [
+        pytest.param(1, marks=pytest.mark.long),
+        pytest.param(2, marks=pytest.mark.slow),
+        pytest.param(3, marks=pytest.mark.slow),
+    ],
+)
 def test_any_number_of_workers_makes_the_same_study(serial, workers, tmp_path):
     out = tmp_path / "study"
     with cluster(tmp_path, workers=workers) as dask:
@@ -341,9 +347,13 @@ def test_a_lost_scheduler_ends_the_command_which_goes_on_later(serial, tmp_path)
     check_same(out, serial)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
-    "number, code", [(signal.SIGINT, 130), (signal.SIGTERM, 75), (signal.SIGKILL, -9)]
+    "number, code",
+    [
+        pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow),
+        pytest.param(signal.SIGTERM, 75, marks=pytest.mark.long),
+        pytest.param(signal.SIGKILL, -9, marks=pytest.mark.slow),
+    ],
 )
 def test_a_stopped_command_leaves_no_process_and_goes_on(
     serial, number, code, tmp_path
