@@ -69,7 +69,7 @@ def own_folder(folder):
     return prefix
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_process_comes_back_to_the_checkpoints_on_its_host(whole, tmp_path):
     folder = tmp_path / "own"
     folder.mkdir()

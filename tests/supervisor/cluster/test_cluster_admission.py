@@ -150,7 +150,7 @@ def varies(line):
     return line.split()[:1] in (["speed"], ["time"])
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_users_own_module_may_lie_in_the_folder_of_worker_and_command(tmp_path):
     project = tmp_path / "project"
     project.mkdir()
@@ -162,7 +162,7 @@ def test_users_own_module_may_lie_in_the_folder_of_worker_and_command(tmp_path):
     assert ended.code == 0, ended.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_nannies_start_workers_that_take_part(tmp_path):
     words = f"{RUN} --processes 2"
     environ = {"JAX_NUM_CPU_DEVICES": "1", "PYTHONPATH": OURS}

@@ -106,8 +106,13 @@ def test_killed_process_is_named_and_restarted(whole, tmp_path):
     assert restart == "restart 1 of 1"
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("number", [0, 1])
+@pytest.mark.parametrize(
+    "number",
+    [
+        pytest.param(0, marks=pytest.mark.slow),
+        pytest.param(1, marks=pytest.mark.long),
+    ],
+)
 def test_spare_takes_the_place_of_a_killed_worker(number, whole, tmp_path):
     with cluster(tmp_path, workers=3) as dask:
         command = dask.run(f"{RUN} --max-restarts 1")
@@ -175,8 +180,13 @@ def is_zombie(pid):
         return stat.read().rpartition(")")[2].split()[0] == "Z"
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("number, code", [(signal.SIGTERM, 75), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(
+    "number, code",
+    [
+        pytest.param(signal.SIGTERM, 75, marks=pytest.mark.slow),
+        pytest.param(signal.SIGINT, 130, marks=pytest.mark.long),
+    ],
+)
 def test_signal_to_the_command_saves_and_stops(number, code, tmp_path):
     with cluster(tmp_path, workers=2) as dask:
         command = dask.run(ENDLESS)
@@ -207,10 +217,14 @@ def test_processes_end_with_the_command(tmp_path):
         until(lambda: not dask.members(), "the processes end", limit=20)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "number, line",
-    [(signal.SIGKILL, "is lost"), (signal.SIGSTOP, "gave no sign of life for 20 s")],
+    [
+        pytest.param(signal.SIGKILL, "is lost", marks=pytest.mark.slow),
+        pytest.param(
+            signal.SIGSTOP, "gave no sign of life for 20 s", marks=pytest.mark.long
+        ),
+    ],
 )
 def test_processes_end_with_the_scheduler(number, line, tmp_path):
     with cluster(tmp_path, workers=2) as dask:
@@ -224,7 +238,7 @@ def test_processes_end_with_the_scheduler(number, line, tmp_path):
     assert "Traceback" not in ended.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_two_commands_take_turns_on_one_cluster(tmp_path):
     with cluster(tmp_path, workers=2) as dask:
         first = dask.run(ENDLESS)
@@ -237,7 +251,7 @@ def test_two_commands_take_turns_on_one_cluster(tmp_path):
         assert second.ended().code == 0
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_runs_with_kills_at_random_moments_end_as_if_nothing_had_been(tmp_path):
     assert attack_clusters(2, seed=1, folder=tmp_path) == 0
 
