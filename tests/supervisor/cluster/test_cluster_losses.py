@@ -67,8 +67,9 @@ def test_process_ends_when_its_lease_is_not_renewed():
             time.sleep(0.1)
         assert child.status.code is None and shown == ["started"]
         until(lambda: is_zombie(child.status.pid), "it ends", limit=20)
-        child.poll(time.monotonic(), Rules())
-        assert child.is_over and child.status.code == -signal.SIGKILL
+        # Its first thread may have ended before the others.
+        until(lambda: polled(child).is_over, "its threads end", limit=20)
+        assert child.status.code == -signal.SIGKILL
     finally:
         child.kill()
         child.reap()
@@ -172,6 +173,11 @@ def test_frozen_worker_counts_as_lost(whole, tmp_path):
         frozen.send(signal.SIGCONT)
     assert_same_end(ended, whole)
     assert re.search("process 0's host .* is gone", ended.stderr)
+
+
+def polled(child):
+    child.poll(time.monotonic(), Rules())
+    return child
 
 
 def is_zombie(pid):
