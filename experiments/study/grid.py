@@ -98,13 +98,14 @@ class RunSet(NamedTuple):
 
     def read(self) -> "RunSet":
         """Returns the run set with the content of its files, as far as they exist."""
-        done = [seed for seed in self.seeds if is_done(self.run(seed))]
-        runs = {seed: self.run(seed) for seed in done}
-        return self._replace(
+        made = self.read_summaries()
+        runs = {seed: self.run(seed) for seed in made.summaries}
+        first = next(iter(runs.values()), None)
+        return made._replace(
             trials=[trial.read_summaries() for trial in self.trials],
-            config=records.read_json(runs[done[0]] / "config.json") if done else {},
+            config=records.read_json(first / "config.json") if first else {},
             lines={seed: read_lines(run) for seed, run in runs.items()},
-        ).read_summaries()
+        )
 
     def read_summaries(self) -> "RunSet":
         """Returns the run set with the summaries of the runs that are done."""

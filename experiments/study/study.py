@@ -18,7 +18,7 @@ from experiments.cli.words import cleaned, literal
 from experiments.launch.cluster.connection import (
     ANSWER,
     Unreachable,
-    check_reachable,
+    reach,
 )
 from experiments.study import spec, tuning
 from experiments.study.analysis import analysis, remarks
@@ -26,7 +26,6 @@ from experiments.study.config import PROGRAM, StudyConfig
 from experiments.study.grid import Lines, Loader, RunSet, run_sets
 from experiments.study.report import events, write
 from experiments.study.running import listing, versions
-from experiments.study.running.jobs import Lost
 from experiments.study.running.make import make_runs
 from experiments.study.running.plan import Plan
 from experiments.study.statistics import ACCURACY, measure
@@ -57,13 +56,8 @@ def run(
     except Unreachable as error:
         terminal.say(f"error: {error}")
         return exit_codes.UNCONNECTED
-    except Lost as error:
-        terminal.say(
-            f"error: {error}: what is done is kept, the same command goes on from there"
-        )
-        return exit_codes.TERMINATED
     except OSError as error:
-        # Such as a full disk. What is done is not made again.
+        # A full disk, or a lost scheduler. What is done is not made again.
         where = f"{error.filename}: " if error.filename else ""
         terminal.say(
             f"error: {where}{error.strerror or error}: what is done is kept, the same "
@@ -85,7 +79,7 @@ def _make(
     planned = run_sets(config, loader)
     check_measure(planned, loader, config.measure, config.target)
     if config.scheduler is not None:
-        check_reachable(config.scheduler, ANSWER)
+        reach(config.scheduler, ANSWER)
     _open_folder(out, identity, config.overwrite)
     plan = Plan(planned, partial(tuning.chosen, measure_key=config.measure))
     if config.list:

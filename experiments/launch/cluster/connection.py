@@ -1,6 +1,5 @@
 """Connections to a Dask scheduler."""
 
-import asyncio
 import importlib.util
 import json
 import logging
@@ -8,7 +7,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from experiments.cli.errors import BadRequest
@@ -49,26 +48,32 @@ def connect(scheduler: str, seconds: float) -> "Client":
         BadRequest: Dask is not installed, or the text has another form.
         Unreachable: nothing answers there, or not to us.
     """
-    return _tried(scheduler, seconds, is_kept=True)
-
-
-def check_reachable(scheduler: str, seconds: float) -> None:
-    """Connects to a scheduler for a moment; the errors are those of `connect`."""
-    _tried(scheduler, seconds, is_kept=False)
-
-
-def _tried(scheduler: str, seconds: float, is_kept: bool) -> Any:
-    """Tries to connect; returns a client if the connection is kept."""
-    check_installed("--scheduler")
-    silence()
+    address = reach(scheduler, seconds)
     from distributed import Client
 
+    with _explained(scheduler):
+        return Client(address, timeout=seconds, set_as_default=False)
+
+
+def reach(scheduler: str, seconds: float) -> str:
+    """Connects for a moment, and returns the address; the errors are `connect`'s."""
+    check_installed("--scheduler")
+    silence()
+    # It takes longer than --help may, which reads this file.
+    import asyncio
+
     address = _address(scheduler)
-    try:
-        # A client that fails to connect holds the interpreter's end up for seconds.
+    # A client that fails to connect holds the interpreter's end up for seconds.
+    with _explained(scheduler):
         asyncio.run(_knock(address, seconds))
-        if is_kept:
-            return Client(address, timeout=seconds, set_as_default=False)
+    return address
+
+
+@contextmanager
+def _explained(scheduler: str) -> Iterator[None]:
+    """Raises Dask's errors in one line."""
+    try:
+        yield
     except OSError as error:
         reason = " ".join(str(error).split())
         raise Unreachable(f"no scheduler answers at {scheduler}: {reason}") from error

@@ -4,7 +4,6 @@ import math
 import os
 import queue
 import secrets
-import shutil
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -14,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from experiments.study.grid import is_done
-from experiments.study.running import maker, member
-from experiments.study.running.maker import Stopped
+from experiments.study.running import member
+from experiments.study.running.maker import Stopped, unfinished
 from experiments.study.running.plan import Failure, Plan, Run, Share
 from experiments.study.running.progress import RunLine, StudyProgress
 from experiments.study.running.workers import Answer, Worker, Workers
@@ -31,7 +30,7 @@ SEEING = 60.0  # seconds for the files of another machine to be seen
 PATIENCE = 30.0  # seconds without a worker after which the user hears of it
 
 
-class Lost(Exception):
+class Lost(OSError):
     """The scheduler is gone; the message is one line for the user."""
 
 
@@ -280,11 +279,7 @@ def _is_seen(folder: Path) -> bool:
 
 def _write(folder: Path, files: Mapping[str, bytes]) -> None:
     """Writes the files of a run that was made without the study's folder."""
-    unfinished = folder.with_name(f".{folder.name}-{secrets.token_hex(4)}")
-    try:
-        unfinished.mkdir(parents=True)
+    with unfinished(folder) as place:
+        place.mkdir(parents=True)
         for name, content in files.items():
-            (unfinished / name).write_bytes(content)
-        maker.put_in_place(unfinished, folder)
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
+            (place / name).write_bytes(content)

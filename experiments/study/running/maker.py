@@ -3,7 +3,8 @@
 import secrets
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -79,14 +80,8 @@ class Maker:
                 f"{job.rounds.untrained}"
             )
         report.begin(job.config.steps)
-        # A folder gets its name once all its files exist: no run is half made. Another
-        # process may be at the same run, if the link to it was lost.
-        unfinished = folder.with_name(f".{folder.name}-{secrets.token_hex(4)}")
-        try:
-            summary = _trained(job, argv, unfinished, report, asked_to_stop, started)
-            put_in_place(unfinished, folder)
-        finally:
-            shutil.rmtree(unfinished, ignore_errors=True)
+        with unfinished(folder) as place:
+            summary = _trained(job, argv, place, report, asked_to_stop, started)
         # Its state was given up; a run that failed leaves none for the next seed.
         self._job = job
         return _results(summary)
@@ -138,11 +133,24 @@ def clear(folder: Path) -> None:
             shutil.rmtree(folder)
 
 
-def put_in_place(unfinished: Path, folder: Path) -> None:
-    """Gives a run's folder its name, unless another process has made the same run."""
-    clear(folder)
+@contextmanager
+def unfinished(folder: Path) -> Iterator[Path]:
+    """Yields a place for a run's files, which gets the folder's name in the end."""
+    # A folder gets its name once all its files exist: no run is half made. Another
+    # process may be at the same run, if the link to it was lost.
+    place = folder.with_name(f".{folder.name}-{secrets.token_hex(4)}")
     try:
-        unfinished.replace(folder)
+        yield place
+        clear(folder)
+        _rename(place, folder)
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+
+
+def _rename(place: Path, folder: Path) -> None:
+    """Renames a run's folder, unless another process has made the same run."""
+    try:
+        place.replace(folder)
     except OSError:
         if not is_done(folder):
             raise

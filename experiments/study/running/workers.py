@@ -1,16 +1,14 @@
 """The Dask workers of a study: which of them are there, and which are let in."""
 
-import asyncio
 import queue
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent import futures
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from experiments.cli.errors import BadRequest
 from experiments.launch.cluster.roster import Roster
-from experiments.launch.cluster.view import ClusterView
+from experiments.launch.cluster.view import ENDS, ClusterView
 from experiments.study.running import member
 from experiments.study.running.member import Terms
 from experiments.study.running.progress import StudyProgress
@@ -20,7 +18,6 @@ if TYPE_CHECKING:
     from distributed import Client, Future
 
 FETCHING = 10.0  # seconds to fetch a result
-LOST = (OSError, TimeoutError, asyncio.CancelledError, futures.CancelledError)
 
 
 class Worker(NamedTuple):
@@ -150,6 +147,6 @@ def answered(future: "Future", address: str = "") -> Answer:
             text = f"{type(error).__name__}: {' '.join(str(error).split())}"
             return Answer(future, {"failed": text, "is_request": False}, address)
         found = future.result(FETCHING) if future.status == "finished" else {}
-    except LOST:  # with its worker
+    except ENDS:  # it was lost with its worker
         found = {}
     return Answer(future, found, address)
