@@ -192,6 +192,11 @@ def _end_with(supervisor: int, lease: float | None) -> NoReturn:
     # must be gone by then.
     while select.select([supervisor], [], [], lease)[0] and os.read(supervisor, 4096):
         pass
+    end_all()
+
+
+def end_all() -> NoReturn:
+    """Ends this process, and those that it started, at once."""
     with suppress(OSError):
         os.killpg(os.getpid(), signal.SIGKILL)
     os._exit(TERMINATED)

@@ -1,6 +1,6 @@
 """Values that all files about supervised processes share."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 Log = Callable[[str], None]
@@ -73,3 +73,19 @@ def processes(ids: list[int]) -> str:
     """Names processes: process 1; processes 1, 2 and 3."""
     *most, last = [str(i) for i in sorted(ids)]
     return f"processes {', '.join(most)} and {last}" if most else f"process {last}"
+
+
+def numbered(hosts: Sequence[tuple[str, ...]]) -> list[tuple[int, int, int]]:
+    """Numbers the processes of each host.
+
+    Args:
+        hosts: of each process.
+
+    Returns:
+        For each process: its number, its number on its host, and the number of
+        processes on that host.
+    """
+    return [
+        (process, hosts[:process].count(host), hosts.count(host))
+        for process, host in enumerate(hosts)
+    ]

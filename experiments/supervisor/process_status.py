@@ -101,11 +101,14 @@ def end_line(process: TrackedProcess, loss: float) -> str:
         return f"process {status.process}: {' '.join(status.text.split())}"
     code = status.code or 0
     if code < 0:
-        # A real-time signal has no name.
-        names = (known.name for known in signal.Signals if known == -code)
-        killed = next(names, f"signal {-code}")
-        return f"{name} was killed by {killed}{place(status)}"
+        return f"{name} was killed by {signal_name(-code)}{place(status)}"
     return f"{name} ended with exit code {code}{place(status)}"
+
+
+def signal_name(number: int) -> str:
+    """Names a signal; a real-time one has its number alone."""
+    names = (known.name for known in signal.Signals if known == number)
+    return next(names, f"signal {number}")
 
 
 def silence_line(

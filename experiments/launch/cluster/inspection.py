@@ -30,11 +30,8 @@ def facts(
     found = [importlib.util.find_spec(name) for name in packages]
     tops = [Path(spec.origin).parent for spec in found if spec and spec.origin]
     code = _digest(tops) if len(tops) == len(packages) else ""
-    links = "/proc/self/ns/net"
-    network = os.readlink(links) if os.path.exists(links) else ""
-    boot = _read("/proc/sys/kernel/random/boot_id")
     return {
-        "host": (socket.gethostname(), boot, network),
+        "host": host(),
         "pid": os.getpid(),
         "versions": {name: _version(name) for name in names},
         "code": code,
@@ -43,6 +40,17 @@ def facts(
         "own": {name: _own(name) for name in own},
         "sees": os.path.exists(nonce),
     }
+
+
+def host() -> tuple[str, str, str]:
+    """Identifies this machine by its name, boot and network."""
+    # Containers of a machine share name or boot, but not the network.
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        network = os.readlink("/proc/self/ns/net")
+    except OSError:  # no Linux
+        boot = network = ""
+    return socket.gethostname(), boot, network
 
 
 def report(topic: str, packages: Sequence[str], **wanted: Any) -> None:
@@ -70,14 +78,6 @@ def _version(name: str) -> str:
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
-        return ""
-
-
-def _read(path: str) -> str:
-    # Containers of a machine share name or boot, but not the network.
-    try:
-        return Path(path).read_text().strip()
-    except OSError:  # no Linux
         return ""
 
 

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from experiments.launch.addresses import joined_address
 from experiments.launch.cluster.member import report_port
 from experiments.launch.cluster.roster import Roster
-from experiments.launch.cluster.seats import Seat, choose, numbered
+from experiments.launch.cluster.seats import Seat, choose
 from experiments.launch.cluster.workers import Expected
-from experiments.supervisor.group import Log
+from experiments.supervisor.group import Log, numbered
 from experiments.supervisor.processes import Placement, Unplaced
 
 if TYPE_CHECKING:

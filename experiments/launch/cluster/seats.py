@@ -61,19 +61,3 @@ def _take_from_emptiest(left: dict[str, Seat], free: Mapping[str, Seat]) -> Seat
     """Takes a worker of the host of which the fewest are taken."""
     taken = Counter(seat.host for address, seat in free.items() if address not in left)
     return left.pop(min(left.values(), key=lambda seat: taken[seat.host]).address)
-
-
-def numbered(hosts: Sequence[tuple[str, ...]]) -> list[tuple[int, int, int]]:
-    """Numbers the processes of each host.
-
-    Args:
-        hosts: of each process.
-
-    Returns:
-        For each process: its number, its number on its host, and the number of
-        processes on that host.
-    """
-    return [
-        (process, hosts[:process].count(host), hosts.count(host))
-        for process, host in enumerate(hosts)
-    ]

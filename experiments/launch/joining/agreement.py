@@ -2,13 +2,10 @@
 
 import itertools
 import json
-import os
-import socket
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
-from experiments.supervisor.group import processes
+from experiments.supervisor.group import numbered, processes
 
 SHOWN = 3  # differences that are named
 LONGEST_VALUE = 40  # characters of a value that is named
@@ -32,17 +29,6 @@ class Hello(NamedTuple):
     out: str
 
 
-def here() -> list[str]:
-    """Identifies this host by its name, boot and network."""
-    # Containers of one machine share name or boot, but not the network namespace.
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        network = str(os.stat("/proc/self/ns/net").st_ino)
-    except OSError:  # no Linux
-        boot = network = ""
-    return [socket.gethostname(), boot, network]
-
-
 def places(hellos: Sequence[Hello]) -> tuple[int, list[tuple[int, int]]]:
     """Counts the hosts, and numbers the processes of each.
 
@@ -53,8 +39,8 @@ def places(hellos: Sequence[Hello]) -> tuple[int, list[tuple[int, int]]]:
     # Groups of `hierarchical` follow the hosts, not the processes: else two processes
     # on one host would give other numbers than one.
     hosts = [tuple(hello.host) for hello in hellos]
-    found = [(hosts[:i].count(host), hosts.count(host)) for i, host in enumerate(hosts)]
-    return len(set(hosts)), found
+    each = [(local, sharing) for _, local, sharing in numbered(hosts)]
+    return len(set(hosts)), each
 
 
 def difference(hellos: Sequence[Hello]) -> str | None:

@@ -16,6 +16,7 @@ from experiments.launch.addresses import (
     own_address,
     reach,
 )
+from experiments.launch.cluster import inspection
 from experiments.launch.joining import agreement
 from experiments.launch.joining.agreement import Hello
 from experiments.launch.membership import Membership
@@ -133,7 +134,7 @@ def _exchange(config: RunConfig, membership: Membership) -> list[Hello]:
     facts["--num-processes"] = membership.processes
     out = config.out or records.default_out(config.task, config.algo)
     process = membership.process or 0
-    own = Hello(process, agreement.here(), facts | versions(), str(out))
+    own = Hello(process, [*inspection.host()], facts | versions(), str(out))
     # Not by a collective, which takes devices of all, and hangs where their number is
     # in doubt.
     store, milliseconds = gloo.store(), max(1000, round(config.init_timeout * 1000))

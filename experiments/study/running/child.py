@@ -8,16 +8,15 @@ import errno
 import io
 import os
 import queue
-import signal
 import sys
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn
 
+from experiments.supervisor.child_side import end_all
 from experiments.supervisor.json_lines import decode, encode
 
 IDLE = 15.0  # seconds without a request after which it ends
@@ -151,10 +150,7 @@ def _read(requests: "queue.SimpleQueue[dict[str, Any]]") -> NoReturn:
     """Passes requests on; ends the process once the worker is gone."""
     for line in sys.stdin.buffer:
         requests.put(decode(line) or {})
-    # Processes that a task has started end, too.
-    with suppress(OSError):
-        os.killpg(os.getpid(), signal.SIGKILL)
-    os._exit(1)
+    end_all()
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from typing import IO, Any, NamedTuple
 from experiments.launch.cluster.member import is_wanted
 from experiments.supervisor.child import search_path
 from experiments.supervisor.json_lines import decode, encode
+from experiments.supervisor.process_status import signal_name
 
 TICK = 0.1  # seconds between two looks at whether a run is still wanted
 REAPING = 5.0  # seconds for a killed process to go
@@ -232,6 +233,5 @@ def _ending(code: int, said: str) -> dict[str, Any]:
     last = f": {said}" if said else ""
     if code >= 0:
         return {"killed": code > 0, "line": f"its process ended with {code}{last}"}
-    names = (known.name for known in signal.Signals if known == -code)
-    name = next(names, f"signal {-code}")
-    return {"killed": True, "line": f"its process was killed by {name}{last}"}
+    line = f"its process was killed by {signal_name(-code)}{last}"
+    return {"killed": True, "line": line}

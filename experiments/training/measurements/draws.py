@@ -25,7 +25,7 @@ def draws_from_seed(parts: Components, state: TrainState, seed: int) -> bool:
     c = parts.config
     if not takes(c, "seed"):
         return False
-    # Parameters alone do not say it: `--reduce quantized` draws, `--reduce mean` does
+    # Parameters alone do not say it: `--reduce int8` draws, `--reduce mean` does
     # not. A task may make other data of another seed.
     if task_takes(c, "seed"):
         return True
