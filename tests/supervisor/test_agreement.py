@@ -4,6 +4,7 @@ import os
 
 import pytest
 
+from experiments.launch.cluster import inspection
 from experiments.launch.joining import agreement
 from experiments.launch.joining.aborts import line_of
 from experiments.launch.joining.agreement import Hello
@@ -53,8 +54,8 @@ def test_networks_of_one_machine_are_hosts_of_their_own():
     a, b = ("vm", "boot", "net1"), ("vm", "boot", "net2")
     hellos = [hello(i, host=host) for i, host in enumerate((a, b, a, a))]
     assert agreement.places(hellos) == (2, [(0, 3), (0, 1), (1, 3), (2, 3)])
-    assert len(agreement.here()) == 3
-    assert os.uname().nodename == agreement.here()[0]
+    assert len(inspection.host()) == 3
+    assert os.uname().nodename == inspection.host()[0]
 
 
 # As jax 0.10 words them.

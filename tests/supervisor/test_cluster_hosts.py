@@ -10,32 +10,17 @@ import signal
 import subprocess
 
 import pytest
-from commands import execute
-from dask_cluster import cluster
+from dask_cluster import RUN, cluster, undisturbed
 from faults import until
 from kills import newest
-from lasting import OURS, assert_same_end
-from test_two_hosts import ADDRESSES, hosts  # noqa: F401 - a fixture
-
-RUN = "--task tiny_tasks:drawing --width 2000 --workers 2 --optimizer adam --steps 60 "
-RUN += "--eval-every 20 --checkpoint-every 1 --processes 2"
+from lasting import assert_same_end
+from test_two_hosts import ADDRESSES, hosts, listening  # noqa: F401 - a fixture
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     """The same run on this machine, which nothing befalls."""
-    out = tmp_path_factory.mktemp("whole") / "out"
-    ended = execute(RUN, out, JAX_NUM_CPU_DEVICES=1, PYTHONPATH=OURS)
-    assert ended.code == 0, ended.stderr
-    return ended
-
-
-def listening(host):
-    """The addresses at which a host listens, without their ports."""
-    shown = subprocess.check_output([*host, "ss", "-ltnH"], encoding="utf-8").split()
-    return {
-        x.rpartition(":")[0].strip("[]").removeprefix("::ffff:") for x in shown[3::5]
-    }
+    return undisturbed(tmp_path_factory.mktemp("whole") / "out")
 
 
 @pytest.mark.slow
@@ -48,7 +33,7 @@ def test_run_goes_on_without_the_host_whose_link_is_down(hosts, whole, tmp_path)
         until(lambda: newest(command.run_out) >= 3, "step 3")
         assert dask.worker_of(dask.member(1)) is away
         for host, address in zip(hosts, ADDRESSES, strict=True):
-            assert listening(host) == {address}
+            assert {*listening(host)} == {address}
         subprocess.run([*there, "ip", "link", "set", "wire", "down"], check=True)
         ended = command.ended()
         assert_same_end(ended, whole)

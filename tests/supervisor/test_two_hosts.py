@@ -77,6 +77,14 @@ def said(processes):
             process.kill()
 
 
+def listening(host):
+    """The addresses at which sockets of a host listen, without their ports."""
+    shown = subprocess.check_output([*host, "ss", "-ltnH"], encoding="utf-8").split()
+    return [
+        x.rpartition(":")[0].strip("[]").removeprefix("::ffff:") for x in shown[3::5]
+    ]
+
+
 @pytest.mark.slow
 def test_two_hosts_joined_by_hand_train_as_one_does(hosts, tmp_path):
     command = "--algo hierarchical --steps 32 --eval-every 16 --checkpoint-every 16"
@@ -102,21 +110,14 @@ def test_each_of_two_hosts_listens_at_its_address_in_their_network(hosts, tmp_pa
     try:
         until(lambda: all([*out.rglob("step-*.npz")] for out in outs), "checkpoints")
         # In a network namespace of its own, all that listens is ours.
-        shown = [
-            subprocess.check_output([*host, "ss", "-ltnH"], encoding="utf-8").split()[
-                3::5
-            ]
-            for host in hosts
-        ]
+        shown = [listening(host) for host in hosts]
         processes[0].send_signal(signal.SIGTERM)
     finally:
         heard = said(processes)
     assert [process.returncode for process in processes] == [75, 75], heard
     for places, address, least in zip(shown, ADDRESSES, (2, 1), strict=True):
         assert len(places) >= least  # process 0 has one more: jax's service
-        assert {
-            x.rpartition(":")[0].strip("[]").removeprefix("::ffff:") for x in places
-        } == {address}
+        assert {*places} == {address}
 
 
 @pytest.mark.slow

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from commands import PROGRAM, ROOT, TIMEOUT, environment
+from commands import PROGRAM, ROOT, TIMEOUT, environment, execute
 from faults import TAG, Command, members, tagged, until
 from lasting import OURS
 
@@ -26,6 +26,17 @@ DASK = [sys.executable, "-m", "dask"]
 COMPARE = [sys.executable, "-m", "experiments.compare"]
 # Dask's own: seconds in which the scheduler notices a worker that says nothing.
 QUICK = {"DASK_DISTRIBUTED__SCHEDULER__WORKER_TTL": "20s"}
+
+
+RUN = "--task tiny_tasks:drawing --width 2000 --workers 2 --optimizer adam --steps 60 "
+RUN += "--eval-every 20 --checkpoint-every 1 --processes 2"
+
+
+def undisturbed(out):
+    """Makes RUN on this machine, where nothing befalls it."""
+    ended = execute(RUN, out, JAX_NUM_CPU_DEVICES=1, PYTHONPATH=OURS)
+    assert ended.code == 0, ended.stderr
+    return ended
 
 
 class Node:

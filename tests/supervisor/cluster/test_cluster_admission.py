@@ -16,10 +16,11 @@ from lasting import OURS, assert_same_end
 
 from experiments.cli.errors import BadRequest
 from experiments.launch.cluster import connection
-from experiments.launch.cluster.seats import Seat, choose, numbered
+from experiments.launch.cluster.seats import Seat, choose
 from experiments.launch.cluster.workers import Expected, WorkerFacts, objection
 from experiments.launch.membership import requested
 from experiments.launch.processes import located
+from experiments.supervisor.group import numbered
 from experiments.training.config import parse
 
 RUN = "--task tiny_tasks:drawing --workers 4 --steps 12 --eval-every 6 "

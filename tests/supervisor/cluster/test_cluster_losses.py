@@ -11,28 +11,23 @@ import sys
 import time
 
 import pytest
-from commands import ROOT, execute
-from dask_cluster import cluster
+from commands import ROOT
+from dask_cluster import RUN, cluster, undisturbed
 from faults import until
 from kills import attack_clusters, newest
-from lasting import OURS, assert_same_end
+from lasting import assert_same_end
 
 from experiments.supervisor.child import Child, Remote
 from experiments.supervisor.group import Rules, Start
 
 HOST = re.escape(socket.gethostname())
-RUN = "--task tiny_tasks:drawing --width 2000 --workers 2 --optimizer adam --steps 60 "
-RUN += "--eval-every 20 --checkpoint-every 1 --processes 2"
 ENDLESS = RUN.replace("--steps 60", "--steps 1000000") + " --keep-checkpoints 1"
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     """The same run on this machine, which nothing befalls."""
-    out = tmp_path_factory.mktemp("whole") / "out"
-    ended = execute(RUN, out, JAX_NUM_CPU_DEVICES=1, PYTHONPATH=OURS)
-    assert ended.code == 0, ended.stderr
-    return ended
+    return undisturbed(tmp_path_factory.mktemp("whole") / "out")
 
 
 def trains(command, step=3):
