@@ -63,7 +63,10 @@ class Command:
 
     def wait_for(self, pattern, limit=TIMEOUT):
         """Waits for a text on stderr; returns the match."""
-        return until(lambda: re.search(pattern, self.said), pattern, limit)
+        try:
+            return until(lambda: re.search(pattern, self.said), pattern, limit)
+        except AssertionError as error:
+            raise AssertionError(f"{error}; said so far:\n{self.said}") from None
 
     def ended(self, limit=TIMEOUT):
         """Its output, and its exit code."""

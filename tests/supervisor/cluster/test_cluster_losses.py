@@ -134,7 +134,7 @@ def test_run_waits_for_a_worker_where_there_is_no_spare(whole, tmp_path):
         dask.worker()
         trains(command)
         dask.workers[0].kill()
-        command.wait_for("restart 1 of 1\nwaiting for 1 more of 2 workers")
+        command.wait_for("(?s)restart 1 of 1\n.*waiting for 1 more of 2 workers")
         dask.worker()
         ended = command.ended()
     assert_same_end(ended, whole)
