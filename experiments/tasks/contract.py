@@ -11,7 +11,7 @@ from experiments.tasks import Schedule
 from experiments.tasks.task import WEIGHT, Arrays, Data, Kept, Tables, Task
 from syncalgos import checks
 from syncalgos.collectives import PyTree
-from syncalgos.engine.layout import DEVICES, LANES
+from syncalgos.engine.placement.layout import DEVICES, LANES
 from syncalgos.reducers import stacking
 
 BOUNDS = {

@@ -74,13 +74,15 @@ def choco_sgd(
         known, apart = known + q, apart + ((left - q) + (right - q)) / 3
         return (x + gamma * apart).astype(x.dtype), known, apart
 
-    def leaf(x, known, apart, count):
+    def leaf(x, known, apart, pieces):
         own = x, known, apart
-        return stacking.layerwise(mix, count)(*own) if is_sent(x) else own
+        if not is_sent(x):
+            return own
+        return tuple(map(pieces.join, pieces.each(mix)(*map(pieces.split, own))))
 
     def sync(replica, state, step):
-        counts = stacking.counts_like(stacked, replica.params)
-        params, *state = over_leaves(leaf, 3, replica.params, *state, counts)
+        pieces = stacking.pieces_like(stacked, replica.params)
+        params, *state = over_leaves(leaf, 3, replica.params, *state, pieces)
         return replica._replace(params=params), ChocoState(*state)
 
     return Strategy(init, sync=sync, center=MeanCenter(axis))

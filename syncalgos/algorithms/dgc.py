@@ -70,19 +70,20 @@ def dgc(
     def init(params):
         return DgcState(zeros(params), zeros(params))
 
-    def leaf(density, g, u, v, count):
+    def leaf(density, g, u, v, pieces):
         # Sent at every step, masking would take all momentum of vectors and scalars.
-        if g.ndim - count < 2:
+        if g.ndim - pieces.layers < 2:
             u = m * u + collectives.mean(g, axis)
             return u, u, v
         u = m * u + g
-        largest = reducers.top_k(density, stacked=count, axis=axis)
-        combined, sent, _ = largest.combine(v + u, (), 0)
+        largest = reducers.top_k(density, axis=axis).combine
+        pair = pieces.each(lambda x: largest(x, (), 0)[:2])(pieces.split(v + u))
+        combined, sent = map(pieces.join, pair)
         return combined, jnp.where(sent != 0, 0, u), v + u - sent
 
     def send(density, grads, state):
-        counts = stacking.counts_like(stacked, grads)
-        return over_leaves(partial(leaf, density), 3, grads, *state, counts)
+        pieces = stacking.pieces_like(stacked, grads)
+        return over_leaves(partial(leaf, density), 3, grads, *state, pieces)
 
     def reduce(grads, replica, state, step):
         own = widen(grads)

@@ -1,5 +1,6 @@
 """1-bit Adam: once its variance is frozen, momentum is sent as signs."""
 
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -8,7 +9,7 @@ import optax
 
 from syncalgos import checks, collectives
 from syncalgos.dtypes import if_finite, narrow, widen, zeros
-from syncalgos.reducers import hops, signs
+from syncalgos.reducers import hops, signs, stacking
 from syncalgos.reducers.reducer import over_leaves
 from syncalgos.strategy import WORKERS, Axis, MeanCenter, PyTree, Strategy
 
@@ -81,12 +82,14 @@ def one_bit_adam(
     def one_bit(grads, state):
         known = jnp.any(jnp.array([jnp.any(v) for v in jax.tree.leaves(state.second)]))
 
-        def leaf(g, m, v, e, part):
+        def leaf(g, m, v, e, part, pieces):
             x = b1 * m + (1 - b1) * g + e
-            m, e, part = signs.twice(x, (v > 0) | ~known, part, axis)
+            own = *map(pieces.split, (x, (v > 0) | ~known)), part
+            *own, part = pieces.each(partial(signs.twice, axis=axis))(*own)
+            m, e = map(pieces.join, own)
             return m, jnp.where(known, v, (m / (1 - b1)) ** 2), e, part
 
-        return over_leaves(leaf, 4, grads, *state)
+        return over_leaves(leaf, 4, grads, *state, stacking.pieces_like(0, grads))
 
     def reduce(grads, replica, state, step):
         both = jax.lax.cond(step < switch, adam, one_bit, widen(grads), state)

@@ -12,6 +12,7 @@ from syncalgos import collectives
 from syncalgos.combinators.introspection import Combination
 from syncalgos.dtypes import if_finite, narrow, select, widen, zeros
 from syncalgos.reducers.reducer import over_leaves
+from syncalgos.reducers.stacking import shards
 from syncalgos.strategy import Axis, PyTree, Strategy
 
 UNIT = 1024
@@ -165,7 +166,8 @@ def _arrived(replica, state, arrived, push, axis):
         return (server, own), None
 
     # (workers, ...): one by one, as each meets another model at the server.
-    each = jnp.arange(len(arrived)), arrived, collectives.gather(update, axis)
+    of_all = shards.gathered(update, axis)
+    each = jnp.arange(len(arrived)), arrived, of_all
     (server, own), _ = lax.scan(come, (state.server, own), each)
     params = narrow(own, replica.params)
     start = select(arrived[me], widen(params), state.start)

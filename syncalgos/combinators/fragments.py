@@ -11,7 +11,7 @@ import numpy as np
 from syncalgos import checks
 from syncalgos.collectives import PyTree
 from syncalgos.reducers import stacking
-from syncalgos.reducers.stacking import Stacked
+from syncalgos.reducers.stacking import Stacked, shards
 
 CUTS = ("leaves", "bytes", "layers")
 
@@ -53,6 +53,7 @@ def mask(
     Raises:
         ValueError: a function that returns no numbers of fragments.
     """
+    params = shards.whole_shapes(params)
     leaves, form = jax.tree.flatten(params)
     if callable(cut):
         owners = _by_function(cut, fragments, params)

@@ -11,6 +11,7 @@ import optax
 from syncalgos import checks
 from syncalgos.collectives import WORKERS, Axis, PyTree
 from syncalgos.combinators import introspection
+from syncalgos.reducers.stacking import shards
 from syncalgos.strategy import MeanCenter, Strategy, check_strategy, keep_grads
 
 
@@ -90,11 +91,17 @@ def masked(
 
 def _chosen(mask: PyTree, params: PyTree) -> list[Any]:
     """Whether each leaf of params is masked, or the slice of its rows that are."""
-    leaves = checks.labels("masked: mask", mask, params)
-    for leaf, x in zip(leaves, jax.tree.leaves(params), strict=True):
+    leaves, cuts = checks.labels("masked: mask", mask, params), shards.cuts(params)
+    for leaf, x, cut in zip(leaves, jax.tree.leaves(params), cuts, strict=True):
         if isinstance(leaf, slice) and not jnp.ndim(x):
             raise ValueError(
                 f"masked: a leaf without axes takes True or False, got {leaf!r}"
+            )
+        if isinstance(leaf, slice) and cut is not None and cut.names[0]:
+            raise ValueError(
+                f"masked: the mask takes rows of a leaf of shape {jnp.shape(x)}, whose "
+                f"first axis the mesh cuts over {', '.join(cut.names[0])}: take whole "
+                "leaves, or cut another axis"
             )
         if not isinstance(leaf, bool | np.bool_ | slice):
             raise ValueError(

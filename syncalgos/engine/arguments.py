@@ -10,6 +10,7 @@ import numpy as np
 
 from syncalgos import checks
 from syncalgos.collectives import PyTree
+from syncalgos.engine.placement.layout import Layout
 
 
 @contextmanager
@@ -87,7 +88,7 @@ def check_loss(loss: Any) -> None:
 
 
 def check_batches(
-    batches: PyTree, data: PyTree | None, processes: int, workers: int, accumulate: int
+    batches: PyTree, data: PyTree | None, layout: Layout, accumulate: int
 ) -> None:
     """Raises the ValueErrors of `DataParallel.run`."""
     steps, batch = leading_shape("batches", batches, ("steps", "global_batch"))
@@ -95,7 +96,15 @@ def check_batches(
         check_rows(batches, *leading_shape("data", data, ("examples",)))
     if steps == 0:
         raise ValueError("batches hold no steps")
-    checks.global_batch(batch * processes, workers, accumulate)
+    checks.global_batch(batch * layout.feeders, layout.workers, accumulate)
+    each, parts = batch * layout.feeders // layout.workers // accumulate, layout.inner
+    if each % layout.batch_parts:
+        over = " × ".join(f"{name} = {parts[name]}" for name in layout.batch_axes)
+        what = "microbatch" if accumulate > 1 else "part of the batch"
+        raise ValueError(
+            f"a worker's {what}, {each}, does not divide over {over}: take a global "
+            "batch that does, or other batch_axes"
+        )
 
 
 def check_rows(rows: Any, examples: int) -> None:

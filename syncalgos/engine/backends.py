@@ -7,8 +7,9 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from syncalgos.engine.layout import DEVICES, LANES, Layout, is_key
-from syncalgos.engine.program import Inputs, Outputs
+from syncalgos.engine.placement.layout import DEVICES, LANES, Layout, is_key
+from syncalgos.engine.program import Inputs, Outputs, Program
+from syncalgos.reducers.stacking.shards import Sharding
 
 Replicated = tuple[bool, ...] | None  # for each leaf; None: no leaf is known to be
 
@@ -78,7 +79,7 @@ def over_devices(
     Returns:
         A jitted (own, inputs) -> Outputs. Leaves of own lead with (devices, lanes),
         those of batches with (steps, devices, lanes); those of shared and common have
-        no worker axes.
+        no worker axes. Where workers are meshes, `placed` must be called with it.
     """
     mapped = {"pmap": _pmapped, "shard_map": _shard_mapped, "vmap": _vmapped}
     backend = layout.backend
@@ -87,6 +88,36 @@ def over_devices(
         backend = "shard_map"
     donated = (0,) if donate else ()
     return mapped[backend](on_device, layout, donated)
+
+
+def placed(
+    layout: Layout,
+    mapped: Any,
+    program: Program,
+    sharding: Sharding | None,
+    own: Any,
+    inputs: Inputs,
+) -> Any:
+    """Has the result of `over_devices` lie on workers that are meshes as they do."""
+
+    def spec(path, x, leading):
+        if sharding is None:
+            return PartitionSpec()
+        return sharding.spec(path, x.shape[leading:])
+
+    def of_own(path, x):
+        return layout.of_workers(spec(path, x, 2))
+
+    def of_model(path, x):
+        return layout.sharding(*spec(path, x, 0))
+
+    shapes = jax.eval_shape(mapped, own, inputs)
+    common = layout.sharding()
+    if program.makes_model:
+        common = jax.tree_util.tree_map_with_path(of_model, shapes.common)
+    out = Outputs(jax.tree_util.tree_map_with_path(of_own, shapes.own), common)
+    donated = (0,) if program.donates else ()
+    return jax.jit(mapped, out_shardings=out, donate_argnums=donated)
 
 
 def lower(layout: Layout, mapped: Any, own: Any, inputs: Inputs) -> jax.stages.Lowered:
@@ -138,8 +169,12 @@ def _shard_mapped(on_device: Callable, layout: Layout, donated: tuple[int, ...])
         mesh=layout.mesh,
         in_specs=(split, Inputs(shared=same, batches=PartitionSpec(None, DEVICES))),
         out_specs=Outputs(own=split, common=same),
+        # The compiler cuts over the axes within a worker, as its arrays lie.
+        axis_names={DEVICES},
         check_vma=False,
     )
+    if layout.axes:
+        return jax.jit(mapped)
     # Said aloud: XLA returns arrays of size 0 replicated, which the next call refuses.
     out = Outputs(own=layout.sharding(DEVICES), common=layout.sharding())
     return jax.jit(mapped, out_shardings=out, donate_argnums=donated)

@@ -11,8 +11,10 @@ from syncalgos.collectives import PyTree
 from syncalgos.engine import arguments, backends, worker
 from syncalgos.engine.backends import Replicated
 from syncalgos.engine.lanes import execution, replication, selection
-from syncalgos.engine.layout import Layout
+from syncalgos.engine.placement import shardings
+from syncalgos.engine.placement.layout import DEVICES, Layout
 from syncalgos.engine.program import Inputs, Model, Outputs, Own, Program, Shared
+from syncalgos.reducers.stacking.shards import Sharding, known
 
 
 class Key(NamedTuple):
@@ -20,12 +22,14 @@ class Key(NamedTuple):
 
     Attributes:
         program: which.
+        sharding: how a worker's arrays lie on its devices.
         replicated: for each leaf of its own, whether it is identical in all lanes.
         structure: of its arguments.
         types: of their leaves.
     """
 
     program: Program
+    sharding: Sharding | None
     replicated: Replicated
     structure: Any
     types: tuple[Any, ...]
@@ -49,9 +53,12 @@ class Compiled:
         self.temp_bytes: int | None = None
         self.form: str | None = None
 
-    def start(self, numbers: jax.Array, model: Model) -> Outputs:
-        """Makes the first state of all workers, from their numbers."""
-        outputs = self.call(worker.INIT, numbers, model)
+    def start(self, model: Model, sharding: Sharding | None) -> Outputs:
+        """Makes the first state of all workers."""
+        layout = self._layout
+        own = np.array(layout.own_workers, np.int32).reshape(layout.own_shape)
+        numbers = layout.split(own, layout.sharding(DEVICES))
+        outputs = self.call(worker.INIT, numbers, model, sharding=sharding)
         self._replication.note(outputs.own)
         return outputs
 
@@ -69,19 +76,27 @@ class Compiled:
         Raises:
             ValueError: a state that was given up, or is of another layout.
         """
-        replicated = self._replicated(own) if self._shares else None
-        outputs = self.call(program, own, shared, batches, replicated)
+        sharding = shardings.of_state(own.replica.params, self._layout)
+        with known(sharding):
+            replicated = self._replicated(own) if self._shares else None
+        outputs = self.call(program, own, shared, batches, replicated, sharding)
         # Where a leaf of the state given was not as it should be, nothing is known of
         # the state returned.
         if program.takes_steps and replicated is not None:
             self._replication.note(outputs.own)
         return outputs
 
+    def of_params(self, program: Program, own: Own) -> Outputs:
+        """Runs a program that looks at the workers' params alone."""
+        sharding = shardings.of_state(own.replica.params, self._layout)
+        return self.call(program, own, Shared(), sharding=sharding)
+
     def put_back(self, own: Own, held: Own) -> None:
         """Takes note of a state that came from the host, where it is `held`."""
         # Several processes would have to agree on it.
         if self._shares and self._layout.processes == 1:
-            self._replication.note_if_replicated(own, held)
+            with known(shardings.of_state(own.replica.params, self._layout)):
+                self._replication.note_if_replicated(own, held)
 
     @property
     def _shares(self) -> bool:
@@ -110,35 +125,54 @@ class Compiled:
         shared: Shared | Model,
         batches: PyTree = (),
         replicated: Replicated = None,
+        sharding: Sharding | None = None,
     ) -> Outputs:
         """Runs a program, compiled before for such arguments or now."""
-        inputs = Inputs(jax.tree.map(self._layout.copy, shared), batches)
+        inputs = Inputs(self._placed(shared, sharding), batches)
         for leaf in jax.tree.leaves(own):
             arguments.check_own(leaf, self._layout.shape)
         leaves, structure = jax.tree.flatten((own, inputs))
-        key = Key(program, replicated, structure, tuple(map(jax.typeof, leaves)))
+        types = tuple(map(jax.typeof, leaves))
+        key = Key(program, sharding, replicated, structure, types)
         if key not in self.programs:
             start = time.perf_counter()
-            self.programs[key] = self._compile(program, own, inputs, replicated)
+            with known(sharding):
+                self.programs[key] = self._compile(key, own, inputs)
             self.seconds += time.perf_counter() - start
         own, common = self.programs[key](own, inputs)
         if self._layout.blocking:
             jax.block_until_ready((own, common))
+        if program.makes_model:
+            return Outputs(own, jax.tree.map(self._layout.of_first_worker, common))
         return Outputs(own, jax.tree.map(self._layout.one_copy, common))
 
-    def _compile(
-        self, program: Program, own: Any, inputs: Inputs, replicated: Replicated
-    ) -> Any:
+    def _placed(self, shared: Shared | Model, sharding: Sharding | None) -> Any:
+        """Puts what all workers share on the devices, params as they lie there."""
+
+        if sharding is None or not isinstance(shared, Model):
+            return jax.tree.map(self._layout.copy, shared)
+
+        def put(path, x):
+            return self._layout.spread(x, sharding.spec(path, np.shape(x)))
+
+        return jax.tree_util.tree_map_with_path(put, shared)
+
+    def _compile(self, key: Key, own: Any, inputs: Inputs) -> Any:
+        program, replicated = key.program, key.replicated
         form = selection.VECTORIZED
         if program.takes_steps and not backends.debugging():
             asked = self._lane_form, self._worker, self._layout
-            form = self.form = selection.choose(*asked, own, inputs, replicated)
+            with self._layout.inside():
+                form = self.form = selection.choose(*asked, own, inputs, replicated)
         if form == selection.VECTORIZED:
             run = partial(backends.vectorized, partial(program.function, self._worker))
         else:
             run = partial(execution.LOOPS[form], self._worker)
         on_device = partial(run, self._layout.lanes, replicated)
         mapped = backends.over_devices(self._layout, on_device, program.donates)
+        if self._layout.axes:
+            asked = program, key.sharding, own, inputs
+            mapped = backends.placed(self._layout, mapped, *asked)
         if backends.debugging():
             return mapped
         # Ahead of time, so that compilation can be told from training in a run's

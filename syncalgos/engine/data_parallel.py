@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 
 import jax
-import numpy as np
 import optax
 from jax.typing import ArrayLike
 
@@ -11,11 +10,14 @@ from syncalgos import checks
 from syncalgos.engine import arguments, inner_step, sharded_tables, worker
 from syncalgos.engine.compiled import Compiled
 from syncalgos.engine.lanes import selection
-from syncalgos.engine.layout import DEVICES, Device, make_layout
 from syncalgos.engine.losses import Loss
+from syncalgos.engine.placement import shardings as placement
+from syncalgos.engine.placement.layout import Device
+from syncalgos.engine.placement.make_layout import AnyMesh, make_layout
+from syncalgos.engine.placement.shardings import Shardings
 from syncalgos.engine.program import Model, Own, Shared
-from syncalgos.engine.state import StepCount, TrainState, held_by, of_one, put_back
-from syncalgos.ledger.counting import Communication, counter
+from syncalgos.engine.state import StepCount, TrainState, held_by, put_back
+from syncalgos.ledger.counting import Communication
 from syncalgos.reducers.reducer import check_optimizer
 from syncalgos.strategy import PyTree, Replica, Strategy, check_params, check_strategy
 
@@ -37,35 +39,38 @@ class DataParallel:
         workers: their number, at least 1.
         backend: pmap, shard_map, or vmap (one device). All give the same numbers.
         devices: devices or indices into `jax.devices()`, any subset in any order, which
-            must divide the workers; None takes the largest number that does.
+            divides the workers; None takes the largest number that does.
         eval_loss: the loss for `evaluate` where it differs (no dropout, running batch
             statistics); None means `loss`.
-        accumulate: microbatches of a worker's part of each batch, computed one after
+        accumulate: microbatches of a worker's part of each training batch, one after
             the other to save memory. Gradients and metrics are the means over them;
             buffers go from one to the next; microbatch i draws from fold_in(key, i).
-            Evaluation has none.
         sharded: which leaves of params are tables sharded by rows over the workers (see
             `lookup`): a tree of booleans, or params -> such a tree. The strategy does
             not see them, nor their rows in opt_state. The inner optimizer sees a
             worker's rows alone: norms, such as those of clipping, are over those.
         lanes: workers of a device; devices=None then takes as many devices as needed.
-        lane_form: how a device runs its lanes (see
-            `syncalgos.engine.lanes.execution`):
-            "vectorized", "sequential" or "merged"; the old spellings "together",
-            "in-turn" and "joined" are accepted. All give the same numbers up to
-            rounding. None takes the fastest known one, "merged" only if the loss is
-            seen to be a mean over its batch. Use "vectorized" if the loss compares
-            examples, as contrastive losses do.
+        lane_form: how a device runs its lanes: "vectorized", "sequential" or "merged"
+            (see `syncalgos.engine.lanes.execution`), alike up to rounding. None takes
+            the fastest known one, "merged" only if the loss is seen to be a mean over
+            its batch. Use "vectorized" if it compares examples, as contrastive ones do.
         each_worker: whether the metrics of `run` also hold "worker_loss", (steps,
             workers). With lane_form="merged" and a scalar loss, lanes have the mean
             over those of their device.
+        mesh: the axes within a worker that is several devices, such as {"fsdp": 2}, or
+            a jax.sharding.Mesh whose axis "devices" is over the workers; by shard_map.
+        shardings: how params are cut over these axes (see `Shardings`); None: as those
+            given to `init` are. What is shaped like params is cut alike.
+        batch_axes: those over which a worker's part of a batch is cut; None means all
+            but axes named "tensor", "model" or "tp".
 
     Attributes:
         layout: where the workers live.
         workers: their number.
 
     In several processes (`jax.distributed`) workers lie over the devices of all. Each
-    calls the same methods in the same order, with its contiguous part of each batch.
+    calls the same methods in the same order, with its rows of each batch, a contiguous
+    share (`layout.own_rows`).
 
     Raises:
         ValueError: an argument that is unknown, out of range, or does not divide.
@@ -85,12 +90,16 @@ class DataParallel:
         lanes: int | None = None,
         lane_form: str | None = None,
         each_worker: bool = False,
+        mesh: AnyMesh | None = None,
+        shardings: Shardings | None = None,
+        batch_axes: Sequence[str] | None = None,
     ):
         check_strategy("DataParallel", strategy)
         check_optimizer("optimizer", optimizer)
         for each in (loss, eval_loss or loss):
             arguments.check_loss(each)
-        self.layout = make_layout(workers, backend, devices, lanes)
+        self.layout = make_layout(workers, backend, devices, lanes, mesh, batch_axes)
+        self._shardings = placement.Asked(shardings, self.layout)
         self.workers = self.layout.workers
         accumulate = checks.whole("accumulate", accumulate, least=1)
         if sharded is not None:
@@ -140,13 +149,13 @@ class DataParallel:
         """
         check_params(params)
         sharded_tables.check_rows(self._worker.sharded, params, self.workers)
-        numbers = np.array(self.layout.own_workers, np.int32)
-        numbers = self.layout.split(numbers.reshape(self.layout.own_shape), DEVICES)
+        sharding = self._shardings.of_model(params)
         # A constant first: strategies fold the step into key(seed) itself, and the
         # loss would draw from the very keys that they draw from.
         key = jax.random.fold_in(jax.random.key(seed), 0x6C6F7373)
         with arguments.explained_axis():
-            own, first = self._compiled.start(numbers, Model(params, buffers, key))
+            model = Model(params, buffers, key)
+            own, first = self._compiled.start(model, sharding)
         return TrainState(own.replica, own.sync, first.step, first.key)
 
     def run(
@@ -168,8 +177,8 @@ class DataParallel:
             of "loss" and of the loss's own metrics, and what was `decided`.
 
         Raises:
-            ValueError: batches whose leaves disagree or that the workers, or the
-                microbatches of each, do not divide; more than 2³¹ - 1 local steps.
+            ValueError: batches whose leaves disagree or that the workers, their devices
+                or microbatches do not divide; more than 2³¹ - 1 local steps.
         """
         batches = self._cut(batches, data, self._worker.accumulate)
         arguments.check_kind("state", state, TrainState)
@@ -187,29 +196,26 @@ class DataParallel:
 
         Args:
             state: as in `run`; it is kept.
-            batches: as in `run`.
-            data: as in `run`.
+            batches, data: as in `run`.
 
         Returns:
             Metrics with leaves (steps, ...), as from `run`; it raises errors as `run`.
         """
         batches = self._cut(batches, data, accumulate=1)
         arguments.check_kind("state", state, TrainState)
-        shared = Shared(key=state.key, data=data)
-        program = worker.EVALUATE
-        return self._compiled.of_state(program, state.own, shared, batches).common
+        asked = worker.EVALUATE, state.own, Shared(key=state.key, data=data), batches
+        return self._compiled.of_state(*asked).common
 
     def center(self, state: TrainState) -> Replica:
         """The model to evaluate and ship: one plain replica without worker axes.
 
         Returns:
-            Replica(params, (), buffers) on the first device: the strategy's center (the
-            mean over the workers where theirs differ), sharded tables whole, and the
-            mean of the buffers.
+            Replica(params, (), buffers) on the first worker's device or devices: the
+            strategy's center (the mean over the workers where theirs differ), sharded
+            tables whole, and the mean of the buffers.
         """
         arguments.check_kind("state", state, TrainState)
-        found = self._compiled.of_state(worker.CENTER, state.own, Shared())
-        return jax.device_put(found.common, self.layout.own_devices[0])
+        return self._compiled.of_state(worker.CENTER, state.own, Shared()).common
 
     def divergence(self, state: TrainState) -> float:
         """The root mean square over workers of a replica's distance to their mean.
@@ -218,7 +224,7 @@ class DataParallel:
         """
         # A strategy's state is not looked at, and would only be passed along.
         own = Own(Replica(state.replica.params))
-        return float(self._compiled.call(worker.DIVERGENCE, own, Shared()).common)
+        return float(self._compiled.of_params(worker.DIVERGENCE, own).common)
 
     def communication(
         self,
@@ -248,10 +254,8 @@ class DataParallel:
     ) -> Callable[[ArrayLike | None], Communication]:
         """`communication` as a function of `taken`, traced and compiled once."""
         workers = self.workers if workers is None else workers
-        strategy = inner_step.with_optimizer_loss(
-            self._worker.strategy, self._worker.optimizer
-        )
-        return counter(strategy, of_one(state.replica), workers, steps)
+        made = self._worker.strategy, self._worker.optimizer
+        return inner_step.counter_of(*made, state.replica, self.layout, workers, steps)
 
     def place(self, arrays: PyTree) -> PyTree:
         """Copies arrays to every device once, for `run(state, rows, data)`.
@@ -269,8 +273,7 @@ class DataParallel:
         """Copies the workers of this process, `layout.own_workers`, to the host.
 
         Returns:
-            NumPy arrays (typed keys stay jax arrays); replica and sync lead with
-            (workers here,).
+            NumPy arrays (keys stay jax arrays); replica and sync lead with (workers,).
         """
         arguments.check_kind("state", state, TrainState)
         return held_by(self.layout, state)
@@ -282,19 +285,16 @@ class DataParallel:
             held: the workers of `layout.own_workers`.
 
         Raises:
-            ValueError: a leaf of another number of workers, or a step below 0 or above
-                2³¹ - 1.
+            ValueError: a leaf of another number of workers, a step out of range.
         """
         arguments.check_kind("held", held, TrainState)
         arguments.check_workers(held, len(self.layout.own_workers))
         arguments.check_step(int(held.step))
-        state = put_back(self.layout, held)
+        state = put_back(self.layout, held, self._shardings.of_held(held.replica))
         self._compiled.put_back(state.own, held.own)
         return state
 
     def _cut(self, batches: PyTree, data: PyTree | None, accumulate: int) -> PyTree:
         """Checks batches and cuts them to (steps, devices, lanes, batch, ...)."""
-        arguments.check_batches(
-            batches, data, self.layout.processes, self.workers, accumulate
-        )
+        arguments.check_batches(batches, data, self.layout, accumulate)
         return jax.tree.map(self.layout.cut, batches)

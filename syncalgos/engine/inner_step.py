@@ -1,14 +1,21 @@
 """The inner optimizer's step, and the loss for optimizers that ask for it."""
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
+from jax.typing import ArrayLike
 
 from syncalgos import collectives
 from syncalgos.combinators import introspection
 from syncalgos.dtypes import wide_dtype
+from syncalgos.engine.placement.layout import Layout
+from syncalgos.engine.placement.shardings import of_state
+from syncalgos.engine.state import of_one
+from syncalgos.ledger.counting import Communication, counter
+from syncalgos.reducers.stacking.shards import known
 from syncalgos.strategy import WORKERS, Axis, PyTree, Replica, Strategy
 
 
@@ -70,6 +77,34 @@ def asks(optimizer: optax.GradientTransformation, replica: Replica, loss: Any) -
     jaxpr = jax.make_jaxpr(step)(*shapes).jaxpr
     used = [v for e in jaxpr.eqns for v in e.invars]
     return any(v is jaxpr.invars[0] for v in (*used, *jaxpr.outvars))
+
+
+def counter_of(
+    strategy: Strategy,
+    optimizer: optax.GradientTransformation,
+    replica: Replica,
+    layout: Layout,
+    workers: int,
+    steps: int,
+) -> Callable[[ArrayLike | None], Communication]:
+    """Counts what a training sends, as `syncalgos.ledger.counting.counter` does.
+
+    Args:
+        strategy: of the training.
+        optimizer: its inner one.
+        replica: of all workers, arrays that lead with (places, lanes).
+        layout: where they live.
+        workers: a number of workers to count for.
+        steps: local steps.
+    """
+    counted = with_optimizer_loss(strategy, optimizer)
+    one, sharding = of_one(replica), of_state(replica.params, layout)
+    if sharding is None:
+        return counter(counted, one, workers, steps)
+    # Each device sends its shard to its peers of the other workers.
+    with known(sharding._replace(are_shards=True)):
+        count = counter(counted, sharding.shard_of(one), workers, steps)
+    return lambda taken: count(taken).times(layout.devices_each)
 
 
 def with_optimizer_loss(

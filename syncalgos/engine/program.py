@@ -80,8 +80,10 @@ class Program(NamedTuple):
         function: (worker, own, inputs) -> Outputs, one worker's view.
         donates: whether the buffers of `own` are given up to the result.
         takes_steps: whether it takes local steps; then its lanes have several forms.
+        makes_model: whether its common result is a model.
     """
 
     function: Callable[[Any, Any, Inputs], Outputs]
     donates: bool = False
     takes_steps: bool = False
+    makes_model: bool = False

@@ -6,10 +6,12 @@ from typing import NamedTuple
 
 import jax
 import numpy as np
+from jax.sharding import PartitionSpec
 
 from syncalgos.engine import arguments
-from syncalgos.engine.layout import Layout
+from syncalgos.engine.placement.layout import Layout
 from syncalgos.engine.program import Own
+from syncalgos.reducers.stacking.shards import Sharding
 from syncalgos.strategy import PyTree, Replica
 
 
@@ -63,12 +65,22 @@ class StepCount:
 
 def held_by(layout: Layout, state: TrainState) -> TrainState:
     """This process's workers on the host: see `DataParallel.to_host`."""
+    if not layout.is_whole:
+        raise ValueError(
+            "a worker that spans processes cannot be copied to the host of one: no "
+            "process has all of it"
+        )
     replica, sync = jax.tree.map(layout.part, state.own)
     return TrainState(replica, sync, jax.device_get(state.step), state.key)
 
 
-def put_back(layout: Layout, held: TrainState) -> TrainState:
+def put_back(layout: Layout, held: TrainState, sharding: Sharding | None) -> TrainState:
     """Puts the result of `held_by` on the devices of a layout of as many workers."""
-    replica, sync = jax.tree.map(layout.unpart, held.own)
+
+    def put(path, x):
+        spec = sharding.spec(path, np.shape(x)[1:]) if sharding else PartitionSpec()
+        return layout.unpart(x, spec)
+
+    replica, sync = jax.tree_util.tree_map_with_path(put, held.own)
     step = layout.one_copy(layout.copy(np.int32(held.step)))
     return TrainState(replica, sync, step, layout.one_copy(layout.copy(held.key)))

@@ -16,10 +16,11 @@ from syncalgos.collectives import WORKERS, Axis, PyTree
 from syncalgos.combinators import decided
 from syncalgos.dtypes import narrow, widen, zeros
 from syncalgos.engine import arguments, inner_step, sharded_tables
-from syncalgos.engine.layout import DEVICES, LANES
 from syncalgos.engine.losses import Loss, normalized_loss
+from syncalgos.engine.placement.layout import DEVICES, LANES
 from syncalgos.engine.program import Inputs, Outputs, Own, Program, Shared, Trained
 from syncalgos.keys import own_keys
+from syncalgos.reducers.stacking import shards
 from syncalgos.strategy import (
     Replica,
     Strategy,
@@ -77,10 +78,12 @@ class Worker(NamedTuple):
         grad = jax.value_and_grad(loss, has_aux=True)
 
         def found(buffers, batch, key):
+            batch = _take(batch, data)
+            batch = shards.spread(batch) if merged is None else batch
             (_, (buffers, metrics)), grads = grad(
-                replica.params, buffers, _take(batch, data), key, me
+                replica.params, buffers, batch, key, me
             )
-            return Found(grads, buffers, metrics)
+            return Found(shards.kept(grads), buffers, metrics)
 
         if self.accumulate == 1:
             return found(replica.buffers, batch, key)
@@ -117,7 +120,7 @@ class Worker(NamedTuple):
     def updated(self, replica: Replica, found: Found, loss: Any) -> Replica:
         """The replica after the inner optimizer's step, which may look at the loss."""
         stepped = inner_step.stepped(self.optimizer, replica, found.grads, loss)
-        stepped = Replica(*stepped, found.buffers)
+        stepped = shards.kept(Replica(*stepped, found.buffers))
         return require_same("a local step", "replica", replica, stepped)
 
     def local_step(
@@ -138,7 +141,7 @@ class Worker(NamedTuple):
         params = require_same("center", "params", mine, params)
         # Where workers' centers differ, as in a phase that waits, one worker's model
         # would be evaluated silently.
-        params = collectives.agreed(params)
+        params = shards.kept(collectives.agreed(params))
         params = sharded_tables.merge(self.sharded, params, mine)
         return Replica(params, (), collectives.mean(own.replica.buffers))
 
@@ -152,7 +155,7 @@ def init(worker: Worker, number: jax.Array, inputs: Inputs) -> Outputs:
     opt_state = worker.optimizer.init(params)
     arguments.check_opt_state(opt_state)
     replica = strong(Replica(params, opt_state, buffers))
-    own = Own(replica, strong(worker.strategy.init(params)))
+    own = shards.kept(Own(replica, strong(worker.strategy.init(params))))
     # Traced for its checks alone, so that a strategy is refused before anything is
     # compiled. The compiler drops what nothing uses.
     apply_reduce(worker.strategy, params, replica, own.sync, jnp.int32(0))
@@ -169,7 +172,7 @@ def run(worker: Worker, own: Own, inputs: Inputs) -> Outputs:
     def local_step(carry, batch):
         own, step = carry
         own, metrics = worker.local_step(own, batch, shared, step, me)
-        own = Own(*apply_sync(worker.strategy, *own, step))
+        own = shards.kept(Own(*apply_sync(worker.strategy, *own, step)))
         metrics = {**metrics, **decided.noted(own.sync, step)}
         # Averaged over the lanes in each step: over all steps at once, the order of
         # summation would depend on how many they are, and so would the bits.
@@ -212,7 +215,7 @@ def divergence(worker: Worker, own: Own, inputs: Inputs) -> Outputs:
 INIT = Program(init)
 RUN = Program(run, donates=True, takes_steps=True)
 EVALUATE = Program(evaluate)
-CENTER = Program(center)
+CENTER = Program(center, makes_model=True)
 DIVERGENCE = Program(divergence)
 
 

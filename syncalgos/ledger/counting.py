@@ -31,12 +31,14 @@ class Communication(NamedTuple):
     Attributes:
         bytes_per_worker: total bytes sent; a whole number unless a ring cuts arrays
             unevenly.
-        calls: collective operations, one for each array.
+        calls: collective operations of a device, one for each array.
         syncs: steps at which anything is sent.
         per_step: cumulative bytes after each local step, (steps,) float64.
         by_collective: the same for all_reduce, all_gather, permute, reduce_scatter and
             all_to_all, those that occur.
         calls_per_step: cumulative calls after each local step, (steps,) int64.
+        devices: of a worker; each sends as much. What they send to each other, as the
+            compiler has them do, is not counted.
     """
 
     bytes_per_worker: float
@@ -45,6 +47,21 @@ class Communication(NamedTuple):
     per_step: np.ndarray
     by_collective: dict[str, "Communication"]
     calls_per_step: np.ndarray
+    devices: int = 1
+
+    @property
+    def bytes_per_device(self) -> float:
+        """Total bytes that each device of a worker sends to other workers."""
+        return self.bytes_per_worker / self.devices
+
+    def times(self, devices: int) -> "Communication":
+        """Returns what a worker of so many devices sends, if this is of one."""
+        return self._replace(
+            bytes_per_worker=self.bytes_per_worker * devices,
+            per_step=self.per_step * devices,
+            by_collective={n: x.times(devices) for n, x in self.by_collective.items()},
+            devices=devices,
+        )
 
 
 def communication(

@@ -10,7 +10,7 @@ import numpy as np
 from syncalgos import checks, collectives
 from syncalgos.collectives import WORKERS, Axis, PyTree
 from syncalgos.dtypes import if_finite, narrow, widen, zeros
-from syncalgos.reducers import hops
+from syncalgos.reducers import hops, stacking
 from syncalgos.reducers.reducer import (
     Reducer,
     check_step,
@@ -237,15 +237,20 @@ def low_bit(
         def left(e, lost):
             return jnp.where(kept, beta * e + (1 - beta) * lost, 0)
 
-        def leaf(x, e, part):
+        def piece(owed, part):
+            return hops.all_reduce(owed, code, axis, residual=part)
+
+        def leaf(x, e, part, pieces):
             if not is_sent(x):
                 return x, x, e, part
             owed = widen(x) + e
-            found = hops.all_reduce(owed, code, axis, residual=part)
-            own = left(e, owed - found.sent), left(part, found.lost)
-            return found.mean.astype(x.dtype), found.sent.astype(x.dtype), *own
+            found = pieces.each(piece)(pieces.split(owed), part)
+            mean, sent = pieces.join(found.mean), pieces.join(found.sent)
+            own = left(e, owed - sent), left(part, found.lost)
+            return mean.astype(x.dtype), sent.astype(x.dtype), *own
 
-        combined, sent, *new = over_leaves(leaf, 4, updates, *state)
+        pieces = stacking.pieces_like(0, updates)
+        combined, sent, *new = over_leaves(leaf, 4, updates, *state, pieces)
         return combined, sent, if_finite(combined, LowBitState(*new), state)
 
     return Reducer(combine, init, takes_feedback=False)

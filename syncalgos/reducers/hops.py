@@ -16,6 +16,7 @@ from syncalgos import checks, collectives
 from syncalgos.collectives import WORKERS, Axis, PyTree
 from syncalgos.dtypes import wide_dtype
 from syncalgos.keys import own_key
+from syncalgos.reducers import stacking
 from syncalgos.reducers.reducer import Draws, Reducer, leafwise
 
 
@@ -58,7 +59,11 @@ def in_parts(x: jax.Array, axis: Axis = WORKERS) -> jax.Array:
 
 def own_parts(tree: PyTree, axis: Axis = WORKERS) -> PyTree:
     """Cuts a tree of zeros down to the parts that a worker averages."""
-    return jax.tree.map(lambda x: in_parts(x, axis)[0], tree)
+
+    def part(x, pieces):
+        return pieces.each(lambda x: in_parts(x, axis)[0])(pieces.split(x))
+
+    return jax.tree.map(part, tree, stacking.pieces_like(0, tree))
 
 
 def whole(parts: jax.Array, like: jax.Array) -> jax.Array:

@@ -56,18 +56,18 @@ def power_sgd(
     stacked = stacking.check("power_sgd: stacked", stacked)
 
     def init(params):
-        def first(number, x, count):
-            layer = x.shape[count:]
+        def first(number, x, pieces):
+            leading, layer = pieces.leading(x.shape)
             r = _rank(rank, min_rate, layer) if is_sent(x) else 0
             if not r:
                 return ()
             key = jax.random.fold_in(jax.random.key(seed), number)
             dtype = widen(jnp.zeros((), x.dtype)).dtype
-            return jax.random.normal(key, (*x.shape[:count], layer[-1], r), dtype)
+            return jax.random.normal(key, (*leading, layer[-1], r), dtype)
 
-        counts = stacking.counts(stacked, params)
-        leaves = zip(map(jnp.asarray, jax.tree.leaves(params)), counts, strict=True)
-        return [first(i, x, count) for i, (x, count) in enumerate(leaves)]
+        of_all = stacking.pieces(stacked, params)
+        leaves = zip(map(jnp.asarray, jax.tree.leaves(params)), of_all, strict=True)
+        return [first(i, x, pieces) for i, (x, pieces) in enumerate(leaves)]
 
     # One layer. P and Q in one step, as in the paper; the authors' package takes half
     # an iteration a step, and sends half as much.
@@ -86,15 +86,16 @@ def power_sgd(
             jnp.where(jnp.any(new_q != 0), new_q, q),
         )
 
-    def leaf(x, q, count):
+    def leaf(x, q, pieces):
         if isinstance(q, tuple):
             return collectives.mean(x, axis), x, q
-        return stacking.layerwise(iterate, count)(x, q)
+        combined, sent, q = pieces.each(iterate)(pieces.split(x), q)
+        return pieces.join(combined), pieces.join(sent), q
 
     def combine(updates, state, step):
         leaves, form = jax.tree.flatten(updates)
-        counts = stacking.counts(stacked, updates)
-        combined, sent, new = over_leaves(leaf, 3, leaves, state, counts)
+        of_all = stacking.pieces(stacked, updates)
+        combined, sent, new = over_leaves(leaf, 3, leaves, state, of_all)
         state = if_finite(combined, new, state)
         return form.unflatten(combined), form.unflatten(sent), state
 

@@ -58,11 +58,11 @@ class Draws(NamedTuple):
     """Uniform numbers that a reducer draws for each leaf.
 
     Attributes:
-        size: leaf -> how many it needs.
+        size: the shape of a leaf -> how many it needs.
         key: step -> the key that all leaves' numbers are drawn with.
     """
 
-    size: Callable[[jax.Array], int]
+    size: Callable[[jax.ShapeDtypeStruct], int]
     key: Callable[[Any], jax.Array]
 
 
@@ -83,29 +83,33 @@ def leafwise(
         takes_feedback: whether `error_feedback` may be around it.
     """
 
-    def leaf(x, count, *drawn):
-        of_layers = stacking.layerwise(combine, count)
-        pair = of_layers(x, *drawn) if is_sent(x) else (x, x)
-        return [y.astype(x.dtype) for y in pair]
+    def leaf(x, pieces, *drawn):
+        if not is_sent(x):
+            return x, x
+        pair = pieces.each(combine)(pieces.split(x), *drawn)
+        return [pieces.join(y).astype(x.dtype) for y in pair]
 
     def tree(updates, state, step):
         updates = jax.tree.map(jnp.asarray, updates)
-        counts = stacking.counts_like(stacked, updates)
-        drawn = () if draws is None else (_drawn(draws, updates, counts, step),)
-        return *over_leaves(leaf, 2, updates, counts, *drawn), state
+        pieces = stacking.pieces_like(stacked, updates)
+        drawn = () if draws is None else (_drawn(draws, updates, pieces, step),)
+        return *over_leaves(leaf, 2, updates, pieces, *drawn), state
 
     return Reducer(tree, takes_feedback=takes_feedback)
 
 
-def _drawn(draws: Draws, updates: PyTree, counts: PyTree, step: Any) -> PyTree:
+def _drawn(draws: Draws, updates: PyTree, pieces: PyTree, step: Any) -> PyTree:
     """Draws each leaf's numbers; none for a leaf that is not sent."""
     check_step(step)
     leaves, form = jax.tree.flatten(updates)
 
-    def shape(x, count):
-        return (*x.shape[:count], draws.size(x[(0,) * count])) if is_sent(x) else (0,)
+    def shape(x, own):
+        if not is_sent(x):
+            return (0,)
+        leading, one = own.leading(x.shape)
+        return (*leading, draws.size(jax.ShapeDtypeStruct(one, x.dtype)))
 
-    shapes = [*map(shape, leaves, jax.tree.leaves(counts))]
+    shapes = [*map(shape, leaves, form.flatten_up_to(pieces))]
     sizes = [*map(math.prod, shapes)]
     # In one call for the whole tree: each takes 0.3 s to compile.
     numbers = jax.random.uniform(draws.key(step), (sum(sizes),))

@@ -120,7 +120,7 @@ def random_k(density: float = 0.01, seed: int = 0, axis: Axis = WORKERS) -> Redu
         means = collectives.mean(flat[chosen], axis)
         return placed(means, chosen, x), placed(flat[chosen], chosen, x)
 
-    return leafwise(combine, draws=Draws(jnp.size, partial(common_key, seed)))
+    return leafwise(combine, draws=Draws(lambda x: x.size, partial(common_key, seed)))
 
 
 def row_sparse(

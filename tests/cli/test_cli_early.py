@@ -17,7 +17,7 @@ from experiments.training.config import SETTINGS
 from experiments.training.optimizers import AT_SYNC
 from syncalgos import checks
 from syncalgos.engine.lanes.selection import FORMS
-from syncalgos.engine.layout import BACKENDS
+from syncalgos.engine.placement.make_layout import BACKENDS
 
 RUN, COMPARE = "experiments.run", "experiments.compare"
 

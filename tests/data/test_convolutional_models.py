@@ -14,7 +14,7 @@ from mapped import on_workers
 
 from models import batch_norm, convolution, lenet, resnet
 from syncalgos import WORKERS
-from syncalgos.engine.layout import make_layout
+from syncalgos.engine.placement.make_layout import make_layout
 
 CLEARLY = 1e-2
 SPECS = {"resnet20": resnet.RESNET20, "resnet50": resnet.RESNET50}

@@ -16,7 +16,7 @@ from problems.linear import (
 )
 
 import syncalgos
-from syncalgos.engine.layout import BACKENDS
+from syncalgos.engine.placement.make_layout import BACKENDS
 
 ROUNDING = 1e-12  # of float64: the sums of a batch in another order
 EXAMPLES = 24 // 4  # of a worker, in batches of 24

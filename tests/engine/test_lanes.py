@@ -19,7 +19,7 @@ import syncalgos
 from syncalgos import per_example, stateless
 from syncalgos.combinators import introspection
 from syncalgos.engine.lanes import selection
-from syncalgos.engine.layout import BACKENDS
+from syncalgos.engine.placement.make_layout import BACKENDS
 
 SLOW = pytest.mark.slow
 RTOL = 1e-12  # of float64: sums in another order
@@ -73,14 +73,19 @@ def assert_same(mine, others, rtol=RTOL):
     jax.tree.map(leaf, mine._replace(key=()), others._replace(key=()))
 
 
+def tier(number, name, backend):
+    """Few cases run always, one backend of each algorithm in the slow run."""
+    if name in QUICK and backend == "pmap":
+        return ()
+    return SLOW if BACKENDS[number % 3] == backend else pytest.mark.long
+
+
 @pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("name", "backend"),
     [
-        pytest.param(
-            name, backend, marks=() if name in QUICK and backend == "pmap" else SLOW
-        )
-        for name in TURNING
+        pytest.param(name, backend, marks=tier(i, name, backend))
+        for i, name in enumerate(TURNING)
         for backend in BACKENDS
     ],
 )

@@ -68,11 +68,8 @@ def shard_mapped(loop, axis_name, check_vma=False):
     return jax.jit(mapped)
 
 
-SLOW = [pytest.param(x, marks=pytest.mark.slow) for x in (jax.pmap, shard_mapped)]
-
-
-@pytest.mark.sample(5)
-@pytest.mark.parametrize("mapped", [jax.vmap, *SLOW])
+@pytest.mark.sample(5, slow=45)
+@pytest.mark.parametrize("mapped", [jax.vmap, jax.pmap, shard_mapped])
 @pytest.mark.parametrize("name", syncalgos.ALGORITHMS)
 def test_own_loop_trains_as_the_engine_does(name, mapped):
     optimizer = owed(name).optimizer
@@ -90,7 +87,7 @@ def test_own_loop_trains_as_the_engine_does(name, mapped):
         np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(6, slow=40)
 @pytest.mark.parametrize("name", syncalgos.ALGORITHMS)
 def test_a_checked_shard_map_is_refused_in_one_line(name):
     """With it on, gradients of what all devices share are summed over them."""
@@ -99,7 +96,7 @@ def test_a_checked_shard_map_is_refused_in_one_line(name):
         shard_mapped(loop, "batch", check_vma=True)(of_workers())
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(6, slow=40)
 @pytest.mark.parametrize("name", syncalgos.ALGORITHMS)
 def test_a_strategy_of_another_axis_is_told_to_name_it(name):
     loop = own_loop(make(name), owed(name).optimizer)

@@ -20,7 +20,7 @@ from safetensors import safe_open
 from experiments.run import main
 from experiments.training import export
 from syncalgos import WORKERS, DataParallel, Replica, bmuf, stateless, sync_sgd
-from syncalgos.engine.layout import BACKENDS
+from syncalgos.engine.placement.make_layout import BACKENDS
 
 ROUNDING = 1e-9  # of float64: means over workers in another order, after 30 steps
 CLEARLY = 1e-3

@@ -9,7 +9,7 @@ import pytest
 from problems.held import Held
 
 import syncalgos as sa
-from syncalgos.engine.layout import BACKENDS
+from syncalgos.engine.placement.make_layout import BACKENDS
 
 STEPS, BATCH = 8, 12
 X = np.random.default_rng(0).normal(size=(STEPS, BATCH, 3)).astype(np.float32)

@@ -36,7 +36,7 @@ from syncalgos import (
     model_averaging,
     sync_sgd,
 )
-from syncalgos.engine.layout import BACKENDS, make_layout
+from syncalgos.engine.placement.make_layout import BACKENDS, make_layout
 
 ROUNDING = 1e-12  # of float64: sums over workers and rows in another order
 CLEARLY = 1e-3

@@ -7,7 +7,7 @@ import pytest
 from mapped import on_workers
 
 from syncalgos import collectives
-from syncalgos.engine.layout import BACKENDS, make_layout
+from syncalgos.engine.placement.make_layout import BACKENDS, make_layout
 
 LAYOUTS = [(1, 1), (1, 5), (2, 1), (2, 4), (3, 1), (3, 2), (2, 3)]
 

@@ -18,12 +18,14 @@ import jax
 import jax.monitoring
 import jax.numpy as jnp
 import numpy as np
+import optax
+from jax.sharding import PartitionSpec as P
 from owed import PERIOD, make, owed
 from problems import conformance, drawing, linear, two_tables
 
 import syncalgos
 from syncalgos import DataParallel, TrainState
-from syncalgos.engine.layout import is_key
+from syncalgos.engine.placement.layout import is_key
 
 HALF, STEPS = 4, 8
 EXAMPLES = 200
@@ -132,6 +134,46 @@ def of_draws(backend, workers, devices=None):
     )
     trainer = drawing.make_trainer(backend, workers, devices, strategy)
     return train(trainer, drawing.start(trainer), drawing.make_batches())[1]
+
+
+# Workers, and the axes within one, on four devices.
+MESHES = [(2, {"fsdp": 2}), (1, {"fsdp": 4}), (2, {"fsdp": 4})]
+MESHES += [(1, {"tensor": 2, "fsdp": 2}), (1, {"fsdp": 2, "tensor": 2})]
+
+
+def of_meshes():
+    """Trains with workers that are meshes, of one process and of several."""
+    rng = np.random.default_rng(0)
+    params = {"in": rng.normal(size=(4, 8)), "out": rng.normal(size=(8, 4))}
+    batches = {name: rng.normal(size=(STEPS, 16, 4)) for name in ("x", "y")}
+
+    def loss(params, batch):
+        hidden = jnp.tanh(batch["x"] @ params["in"])
+        return jnp.mean((hidden @ params["out"] - batch["y"]) ** 2)
+
+    found = {}
+    for strategy in (syncalgos.bmuf(2), syncalgos.topk_sgd(0.3)):
+        for workers, axes in MESHES:
+            names = [*axes, None][:2]
+            trainer = DataParallel(
+                syncalgos.stateless(loss),
+                optax.sgd(0.1, momentum=0.9),
+                strategy,
+                workers,
+                "shard_map",
+                mesh=axes,
+                shardings={"in": P(*names[::-1]), "out": P(*names)},
+            )
+            rows = trainer.layout.own_rows(16)
+            mine = jax.tree.map(lambda x, rows=rows: x[:, rows], batches)
+            state, metrics = trainer.run(trainer.init(params), mine)
+            found[f"{workers} {axes} {len(found)}"] = {
+                "metrics": metrics,
+                "evaluation": trainer.evaluate(state, mine),
+                "divergence": trainer.divergence(state),
+                "sent": trainer.communication(state, STEPS).bytes_per_device,
+            }
+    return host(found)
 
 
 def of_rows(backend, workers, devices=None):
@@ -245,7 +287,7 @@ WORK = {
     f.__name__: f
     for f in (
         *(algorithm, alone, debugged, go_on),
-        *(of_batches, of_draws, of_rows, of_tables, refusals),
+        *(of_batches, of_draws, of_meshes, of_rows, of_tables, refusals),
     )
 }
 

@@ -24,7 +24,8 @@ from problems import drawing
 
 import syncalgos
 from experiments.launch.addresses import free_port
-from syncalgos.engine.layout import BACKENDS, is_key
+from syncalgos.engine.placement.layout import is_key
+from syncalgos.engine.placement.make_layout import BACKENDS
 
 NAMES = tuple(syncalgos.ALGORITHMS)
 SOME = NAMES[::6]  # of even places, whose first layout is a fast one
@@ -199,6 +200,7 @@ ENGINE = {
 }
 FAST = ("rows", "draws-reordered", "tables")
 ALONE = {backend: work("alone", backend=backend, rounds=[1, 2]) for backend in BACKENDS}
+MESHED = work("of_meshes")
 REFUSALS = work("refusals")  # by processes of their own, as only they are not slow
 
 
@@ -218,6 +220,8 @@ def engine_groups(backend, fast):
     more = batches_piece(backend), ALONE["pmap"], ALONE["vmap"]
     if not fast:
         more = batches_piece(backend), ALONE["shard_map"]
+    if (backend, fast) == ("shard_map", False):
+        todo = (*todo, MESHED)
     return Group(2, 2, todo + more), Group(1, 4, todo)
 
 
@@ -238,6 +242,14 @@ def test_engine_gives_the_numbers_of_one_process(start, backend, name, fast):
     several, one = engine_groups(backend, fast)
     found = both(start, several, one, engine_piece(backend, name))
     assert_same(*found, 0 if ENGINE[name][2] == FIRST else ROUNDING)
+
+
+@pytest.mark.slow
+def test_workers_that_are_meshes_may_lie_in_a_process_or_span_several(start):
+    several, one = (start(x) for x in engine_groups("shard_map", fast=False))
+    (whole,) = one.result()
+    for each in several.result():
+        assert_same(each[MESHED], whole[MESHED], ROUNDING)
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ from jax import lax
 from mapped import on_workers
 
 from syncalgos import Replica, reducers
-from syncalgos.engine.layout import make_layout
+from syncalgos.engine.placement.make_layout import make_layout
 from syncalgos.reducers import (
     Reducer,
     clipped,

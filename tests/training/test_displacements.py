@@ -28,7 +28,7 @@ from syncalgos import (
     until,
 )
 from syncalgos.combinators.introspection import has_center, mean_center
-from syncalgos.engine.layout import BACKENDS
+from syncalgos.engine.placement.make_layout import BACKENDS
 
 WORKERS = 4
 AT = (2, 4, 6, 8, 10, 12, 14)  # evaluations: at rounds' ends and within rounds

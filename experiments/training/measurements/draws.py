@@ -10,7 +10,7 @@ from experiments.training.components import Components
 from experiments.training.defaults import takes, task_takes
 from experiments.training.strategies import make_strategies
 from syncalgos import Replica, Strategy, TrainState
-from syncalgos.engine.layout import DEVICES, LANES
+from syncalgos.engine.placement.layout import DEVICES, LANES
 from syncalgos.engine.state import of_one
 
 

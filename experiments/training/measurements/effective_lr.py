@@ -10,7 +10,7 @@ import optax
 
 from syncalgos import Replica, Strategy, collectives
 from syncalgos.collectives import PyTree
-from syncalgos.engine.layout import DEVICES, LANES
+from syncalgos.engine.placement.layout import DEVICES, LANES
 
 CHUNK, MOST_STEPS = 512, 2**17
 

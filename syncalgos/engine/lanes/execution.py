@@ -17,7 +17,7 @@ from syncalgos import collectives
 from syncalgos.combinators import decided, introspection
 from syncalgos.dtypes import narrow, widen
 from syncalgos.engine.backends import Replicated, held_once
-from syncalgos.engine.layout import DEVICES, LANES
+from syncalgos.engine.placement.layout import DEVICES, LANES
 from syncalgos.engine.program import Inputs, Outputs, Own, Trained
 from syncalgos.engine.worker import Worker, over_steps
 from syncalgos.strategy import PyTree, apply_sync, keep_grads

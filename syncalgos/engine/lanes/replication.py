@@ -13,7 +13,7 @@ import numpy as np
 from jax import lax
 from jax.custom_batching import custom_vmap
 
-from syncalgos.engine.layout import DEVICES, LANES, Layout, is_key
+from syncalgos.engine.placement.layout import DEVICES, LANES, Layout, is_key
 from syncalgos.engine.program import Inputs, Model, Outputs, Own, Program
 from syncalgos.engine.state import of_one
 from syncalgos.engine.worker import INIT, Found, Worker

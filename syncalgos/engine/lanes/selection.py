@@ -14,8 +14,8 @@ from syncalgos.combinators import introspection
 from syncalgos.engine.backends import Replicated
 from syncalgos.engine.inner_step import asks
 from syncalgos.engine.lanes.mean_loss import is_mean
-from syncalgos.engine.layout import Layout
 from syncalgos.engine.losses import is_per_example
+from syncalgos.engine.placement.layout import Layout
 from syncalgos.engine.program import Inputs, Own
 from syncalgos.engine.state import of_one
 from syncalgos.engine.worker import Found, Worker

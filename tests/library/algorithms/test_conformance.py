@@ -14,7 +14,7 @@ from owed import PERIOD, WITH, make, other_value, owed, parameters
 from problems.conformance import loss, problem
 
 import syncalgos
-from syncalgos.engine.layout import BACKENDS
+from syncalgos.engine.placement.make_layout import BACKENDS
 
 NAMES, WORKERS = tuple(syncalgos.ALGORITHMS), (1, 2, 3, 4, 8)
 ROUNDING = 1e-5  # of float32 after 8 steps: sums of workers in another order
@@ -78,7 +78,7 @@ def cases():
         )
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(6, slow=150)
 @pytest.mark.parametrize(("name", "backend", "workers"), list(cases()))
 def test_algorithm_keeps_the_contract(name, backend, workers):
     trainer, state, states, metrics, compiled = train(
@@ -176,7 +176,7 @@ def result_of(name, *settings):
     return np.concatenate([np.ravel(x) for x in jax.tree.leaves(state.replica.params)])
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(3, slow=80)
 @pytest.mark.parametrize(("name", "parameter"), EVERY_PARAMETER)
 def test_every_parameter_changes_the_result(name, parameter):
     settings = WITH.get((name, parameter), {})
@@ -185,7 +185,7 @@ def test_every_parameter_changes_the_result(name, parameter):
     assert np.abs(np.subtract(*results)).max() > 1e-4
 
 
-@pytest.mark.sample(45)
+@pytest.mark.sample(45, slow=90)
 @pytest.mark.parametrize(("name", "parameter"), EVERY_PARAMETER)
 def test_every_parameter_refuses_what_is_out_of_range(name, parameter):
     default = parameters(name)[parameter]

@@ -37,7 +37,7 @@ def float64():
         yield
 
 
-@pytest.mark.sample(16)
+@pytest.mark.sample(16, slow=120)
 @pytest.mark.parametrize(("recurrence", "name", "settings", "workers"), list(cases()))
 def test_algorithm_matches_its_recurrence(recurrence, name, settings, workers):
     optimizer = optax.sgd(settings.get("learning_rate", LR), momentum=MOMENTUM)

@@ -11,7 +11,7 @@ from recurrences import LR, MOMENTUM, START, STEPS, TARGET, X, async_diloco
 import syncalgos
 from syncalgos import DataParallel, chain, stateless
 from syncalgos.combinators import asynchrony
-from syncalgos.engine.layout import BACKENDS
+from syncalgos.engine.placement.make_layout import BACKENDS
 
 ROUNDING = 1e-12
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from problems.held import Held
 
 import syncalgos as sa
-from syncalgos.engine.layout import BACKENDS
+from syncalgos.engine.placement.make_layout import BACKENDS
 
 STEPS, BATCH = 6, 2
 EXAMPLES = itertools.count(1)

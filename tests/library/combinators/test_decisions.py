@@ -32,7 +32,7 @@ from syncalgos import (
     sync_sgd,
     until,
 )
-from syncalgos.engine.layout import BACKENDS
+from syncalgos.engine.placement.make_layout import BACKENDS
 
 PARAMS = 4 * 7  # bytes of the linear model
 STEPS = len(BATCHES["x"])

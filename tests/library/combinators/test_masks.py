@@ -29,7 +29,7 @@ from syncalgos import (
     model_averaging,
     sync_sgd,
 )
-from syncalgos.engine.layout import BACKENDS
+from syncalgos.engine.placement.make_layout import BACKENDS
 
 CLEARLY = 1e-2
 BODY = np.arange(SIZE) < 16  # the entries of the body's leaves, bias and kernel

@@ -19,7 +19,7 @@ from mapped import spread
 
 import syncalgos
 from syncalgos import reducers
-from syncalgos.engine.layout import make_layout
+from syncalgos.engine.placement.make_layout import make_layout
 from syncalgos.engine.program import Inputs
 
 SHAPES = {"bias": (7,), "embedding": (300, 12), "kernel": (16, 24), "scale": ()}

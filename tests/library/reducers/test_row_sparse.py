@@ -16,7 +16,7 @@ from reducing import (
 )
 
 import syncalgos
-from syncalgos.engine.layout import BACKENDS
+from syncalgos.engine.placement.make_layout import BACKENDS
 from syncalgos.reducers import row_sparse
 
 

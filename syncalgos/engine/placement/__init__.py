@@ -1,0 +1,1 @@
+"""Places of workers: their devices, and how their arrays lie on them."""

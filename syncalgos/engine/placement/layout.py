@@ -1,0 +1,253 @@
+"""Workers laid over places × lanes; their arrays put there and read back.
+
+In several processes each holds some of the devices, and arrays span them all: a process
+puts its own part, and reads its own part back.
+"""
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
+
+from syncalgos.collectives import WORKERS
+
+Device = Any  # jax.Device, which type checkers do not take for a type
+DEVICES, LANES = WORKERS
+
+
+class Layout(NamedTuple):
+    """The place of each worker: worker w is lane w % lanes of place w // lanes.
+
+    A place is a device; or, where a worker is a mesh, as many as the mesh has.
+
+    Attributes:
+        backend: one of BACKENDS.
+        devices: as many of each process, one process after the other.
+        lanes: workers of a place.
+        axes: those of the mesh within a worker and their sizes; () where it is a
+            device.
+        batch_axes: those over which a worker's part of a batch is cut.
+    """
+
+    backend: str
+    devices: tuple[Device, ...]
+    lanes: int
+    axes: tuple[tuple[str, int], ...] = ()
+    batch_axes: tuple[str, ...] = ()
+
+    @property
+    def inner(self) -> dict[str, int]:
+        """The sizes of the axes within a worker, by name."""
+        return dict(self.axes)
+
+    @property
+    def devices_each(self) -> int:
+        """The number of devices of a place."""
+        return math.prod(self.inner.values())
+
+    @property
+    def places(self) -> int:
+        """The number of places."""
+        return len(self.devices) // self.devices_each
+
+    @property
+    def workers(self) -> int:
+        """The number of workers."""
+        return self.places * self.lanes
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(places, lanes), the leading axes of all that belongs to the workers."""
+        return self.places, self.lanes
+
+    @property
+    def processes(self) -> int:
+        """The number of processes that hold the devices."""
+        return len({device.process_index for device in self.devices})
+
+    @property
+    def own_devices(self) -> tuple[Device, ...]:
+        """The devices of this process."""
+        here = jax.process_index()
+        return tuple(d for d in self.devices if d.process_index == here)
+
+    @property
+    def own_places(self) -> range:
+        """The places of which this process has devices."""
+        first = self.devices.index(self.own_devices[0]) // self.devices_each
+        return range(first, first - (-len(self.own_devices) // self.devices_each))
+
+    @property
+    def own_shape(self) -> tuple[int, int]:
+        """(places, lanes) of this process."""
+        return len(self.own_places), self.lanes
+
+    @property
+    def own_workers(self) -> range:
+        """The numbers of the workers in this process, be it with a part of theirs."""
+        first, stop = self.own_places.start, self.own_places.stop
+        return range(first * self.lanes, stop * self.lanes)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether each worker lies within a process."""
+        return len(self.own_devices) >= self.devices_each
+
+    @property
+    def mesh(self) -> Mesh:
+        """The devices as a mesh: places, then the axes within a worker."""
+        grid = np.array(self.devices).reshape(self.places, *self.inner.values())
+        return Mesh(grid, (DEVICES, *self.inner))
+
+    @contextmanager
+    def inside(self) -> Iterator[None]:
+        """Lets a loss name the axes within a worker, where it is only looked at."""
+        if not self.axes:
+            yield
+            return
+        names, sizes = zip(*self.axes, strict=True)
+        with jax.sharding.use_abstract_mesh(AbstractMesh(sizes, names)):
+            yield
+
+    @property
+    def batch_parts(self) -> int:
+        """The number of parts into which a worker's batch is cut."""
+        return math.prod(self.inner[name] for name in self.batch_axes)
+
+    @property
+    def batch_spec(self) -> PartitionSpec:
+        """The sharding of batches, (places, lanes, batch, ...)."""
+        if not self.batch_axes:
+            return PartitionSpec(DEVICES)
+        return PartitionSpec(DEVICES, None, self.batch_axes)
+
+    @property
+    def feeders(self) -> int:
+        """The global batch, in units of what this process gives of it."""
+        if not self.axes:
+            return self.processes
+        parts = self.workers * self.batch_parts
+        return parts // len(self.own_rows(parts))
+
+    def own_rows(self, batch: int) -> np.ndarray:
+        """The rows of a global batch that this process gives to `run`, in order."""
+        rows = np.arange(batch).reshape(*self.shape, batch // self.workers)
+        sharding = NamedSharding(self.mesh, self.batch_spec)
+        where = sharding.devices_indices_map(rows.shape)
+        own = [rows[where[device]].ravel() for device in self.own_devices]
+        return np.unique(np.concatenate(own))
+
+    @property
+    def blocking(self) -> bool:
+        """Whether a dispatch must end before the next one starts."""
+        # Several CPU executions with collectives in flight deadlock in one process:
+        # the rendezvous aborts after 40 s, with pmap and jit(shard_map), even without
+        # async dispatch. One in flight is reliable, and faster.
+        return len(self.devices) > 1 and self.devices[0].platform == "cpu"
+
+    def sharding(self, *axes: str | None) -> jax.sharding.Sharding:
+        """The sharding of an array with these mesh axes; no axes: a copy per device."""
+        return NamedSharding(self.mesh, PartitionSpec(*axes))
+
+    def of_workers(self, spec: PartitionSpec) -> jax.sharding.Sharding:
+        """The sharding of (places, lanes, ...), of which a worker's lies as `spec`."""
+        return self.sharding(DEVICES, None, *spec) if spec else self.sharding(DEVICES)
+
+    def split(self, x: Any, sharding: jax.sharding.Sharding) -> jax.Array:
+        """Puts this process's part of an array on its devices.
+
+        Together, the parts of all processes are one array.
+        """
+        if self.processes == 1:
+            return jax.device_put(x, sharding)
+        if is_key(x):  # they have no NumPy form
+            raw = self.split(jax.random.key_data(x), sharding)
+            return jax.random.wrap_key_data(raw, impl=jax.random.key_impl(x))
+        return jax.make_array_from_process_local_data(sharding, np.asarray(x))
+
+    def cut(self, x: Any) -> Any:
+        """(steps, global batch, ...) to (steps, places, lanes, batch, ...)."""
+        here = len(self.own_workers)  # no -1: a leaf may be of size 0
+        cut = x.reshape(len(x), *self.own_shape, x.shape[1] // here, *x.shape[2:])
+        is_put = isinstance(x, jax.Array) or self.processes > 1 or bool(self.axes)
+        return self.split(cut, self.sharding(None, *self.batch_spec)) if is_put else cut
+
+    def copy(self, x: Any) -> jax.Array:
+        """Puts a copy of an array on every device; all processes give the same."""
+        # jax.device_put would send the array round all processes to compare it.
+        sharding = self.sharding()
+        if isinstance(x, jax.Array) and x.sharding.is_equivalent_to(sharding, x.ndim):
+            return x
+        if self.processes == 1:
+            return jax.device_put(x, sharding)
+        copies = [jax.device_put(x, device) for device in self.own_devices]
+        return jax.make_array_from_single_device_arrays(np.shape(x), sharding, copies)
+
+    def spread(self, x: Any, spec: PartitionSpec) -> jax.Array:
+        """Puts an array on the devices of each worker, cut over them as `spec` says.
+
+        All processes give the same array, or an array that spans them all.
+        """
+        sharding = self.sharding(*spec)
+        if self.processes == 1 or not spec:
+            return jax.device_put(x, sharding) if spec else self.copy(x)
+        if isinstance(x, jax.Array) and not x.is_fully_addressable:
+            return jax.jit(lambda x: x, out_shardings=sharding)(x)
+        whole = np.asarray(x)
+        return jax.make_array_from_callback(np.shape(x), sharding, whole.__getitem__)
+
+    def of_first_worker(self, x: jax.Array) -> jax.Array:
+        """The copy of an array that lies on the devices of this process's first worker.
+
+        Args:
+            x: an array of which each worker has a copy, cut over its devices.
+        """
+        if not self.axes:
+            return jax.device_put(self.one_copy(x), self.own_devices[0])
+        if is_key(x):
+            raw = self.of_first_worker(jax.random.key_data(x))
+            return jax.random.wrap_key_data(raw, impl=jax.random.key_impl(x))
+        grid = self.mesh.devices[self.own_places.start]
+        sharding: Any = x.sharding
+        here = NamedSharding(Mesh(grid, tuple(self.inner)), sharding.spec)
+        own = [s.data for s in x.addressable_shards if s.device in here.device_set]
+        return jax.make_array_from_single_device_arrays(x.shape, here, own)
+
+    def one_copy(self, x: jax.Array) -> jax.Array:
+        """This process's first copy of an array that all devices hold."""
+        return x if self.processes == 1 else x.addressable_data(0)
+
+    def part(self, x: jax.Array) -> jax.Array | np.ndarray:
+        """This process's part of an array that leads with (devices, lanes).
+
+        Returns:
+            A NumPy array, (workers here, ...); of typed keys a jax.Array.
+        """
+        raw = jax.random.key_data(x) if is_key(x) else x
+        whole = np.empty((*self.own_shape, *raw.shape[2:]), raw.dtype)
+        # Shards that several devices hold alike are copied once.
+        shards = {str(shard.index): shard for shard in raw.addressable_shards}
+        for shard in shards.values():
+            first, *rest = shard.index
+            begin = (first.start or 0) - self.own_places.start
+            places = slice(begin, begin + len(shard.data))
+            whole[places, *rest] = np.asarray(shard.data)
+        whole = whole.reshape(len(self.own_workers), *whole.shape[2:])
+        if not is_key(x):
+            return whole
+        return jax.random.wrap_key_data(jnp.asarray(whole), impl=jax.random.key_impl(x))
+
+    def unpart(self, x: Any, spec: PartitionSpec) -> jax.Array:
+        """Puts the result of `part` on this process's devices again."""
+        whole = x.reshape(*self.own_shape, *x.shape[1:])
+        return self.split(whole, self.of_workers(spec))
+
+
+def is_key(x: Any) -> bool:
+    """Whether an array is of typed random keys."""
+    return jnp.issubdtype(x.dtype, jax.dtypes.prng_key)

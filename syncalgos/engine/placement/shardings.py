@@ -1,0 +1,163 @@
+"""Shardings of a worker's model as users give them, checked leaf by leaf."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+
+from syncalgos import checks
+from syncalgos.collectives import WORKERS, PyTree
+from syncalgos.engine.placement.layout import Layout
+from syncalgos.reducers.stacking.shards import Cut, Leaf, Sharding
+from syncalgos.strategy import Replica
+
+Shardings = PyTree | Callable[[str, tuple[int, ...]], PartitionSpec]
+"""The cut of each leaf of params over the axes within a worker: a tree like params, or
+one for whole subtrees, of PartitionSpecs, NamedShardings, or arrays that have one; or a
+function of a leaf's path, such as "blocks/up/w", and its shape to a PartitionSpec."""
+
+
+class Asked:
+    """The shardings that a trainer was asked for, and those of its last model.
+
+    Raises:
+        ValueError: shardings where no worker is a mesh.
+    """
+
+    def __init__(self, shardings: Shardings | None, layout: Layout):
+        if shardings is not None and not layout.axes:
+            raise ValueError("shardings are over axes of a mesh: give mesh")
+        self._shardings, self._layout = shardings, layout
+        self._last: Sharding | None = None
+
+    def of_model(self, params: PyTree) -> Sharding | None:
+        """Returns how a plain model lies on a worker's devices; see `resolved`."""
+        self._last = resolved(self._shardings, params, self._layout)
+        return self._last
+
+    def of_held(self, replica: Replica) -> Sharding | None:
+        """Returns how a model lies that is on the host, led by the workers."""
+        if self._shardings is not None:
+            shapes = jax.tree.map(lambda x: np.asarray(x[0]), replica.params)
+            return self.of_model(shapes)
+        if self._last is None and self._layout.axes:
+            raise ValueError(
+                "from_host does not know how params are cut: give shardings, or call "
+                "init first"
+            )
+        return self._last
+
+
+def resolved(
+    shardings: Shardings | None, params: PyTree, layout: Layout
+) -> Sharding | None:
+    """Returns how the params lie on a worker's devices; None without meshes.
+
+    Args:
+        shardings: as the user gives them; None takes those of the arrays.
+        params: one plain model, arrays or their shapes.
+        layout: whose workers are meshes.
+
+    Raises:
+        ValueError: a leaf that cannot be cut so, by its name.
+    """
+    if not layout.axes:
+        return None
+    leaves = jax.tree_util.tree_leaves_with_path(params)
+    names = [jax.tree_util.keystr(p, simple=True, separator="/") for p, _ in leaves]
+    shapes = [tuple(np.shape(x)) for _, x in leaves]
+    if callable(shardings):
+        found: list[Any] = [shardings(*x) for x in zip(names, shapes, strict=True)]
+    else:
+        found = _of_tree(params if shardings is None else shardings, params)
+    cuts = [_cut(*x, layout) for x in zip(names, shapes, found, strict=True)]
+    paths = [path for path, _ in leaves]
+    return _sharding(paths, shapes, cuts, layout)
+
+
+def of_state(params: PyTree, layout: Layout) -> Sharding | None:
+    """Returns how params lie that lead with (places, lanes); None without meshes."""
+    if not layout.axes:
+        return None
+    leaves = jax.tree_util.tree_leaves_with_path(params)
+    shapes = [x.shape[2:] for _, x in leaves]
+    specs = [PartitionSpec(*_spec_of(x)[2:]) for _, x in leaves]
+    cuts = [_cut("", *x, layout) for x in zip(shapes, specs, strict=True)]
+    return _sharding([path for path, _ in leaves], shapes, cuts, layout)
+
+
+def _sharding(paths: Sequence[Any], shapes: Any, cuts: Any, layout: Layout) -> Sharding:
+    leaves = [Leaf(*x) for x in zip(paths, shapes, cuts, strict=True)]
+    # The longest path first: the end of one may be another.
+    leaves.sort(key=lambda leaf: -len(leaf.path))
+    return Sharding(tuple(leaves), layout.batch_axes)
+
+
+def _of_tree(tree: PyTree, params: PyTree) -> list[Any]:
+    """The PartitionSpec of each leaf of params."""
+
+    def is_leaf(x: Any) -> bool:
+        return x is None or isinstance(x, PartitionSpec | NamedSharding)
+
+    try:
+        prefix = jax.tree.broadcast(tree, params, is_leaf=is_leaf)
+    except ValueError as error:
+        form = jax.tree.structure(params)
+        raise ValueError(
+            f"shardings must be a tree like params, {form}, got {tree!r}"
+        ) from error
+    return [_spec_of(x) for x in jax.tree.leaves(prefix, is_leaf=is_leaf)]
+
+
+def _spec_of(x: Any) -> Any:
+    """The spec that an array or a sharding has; PartitionSpec() if it has none."""
+    if x is None or isinstance(x, PartitionSpec):
+        return x or PartitionSpec()
+    sharding = x if isinstance(x, NamedSharding) else getattr(x, "sharding", None)
+    if isinstance(sharding, NamedSharding):
+        return sharding.spec
+    is_array = isinstance(x, jax.Array | np.ndarray | jax.ShapeDtypeStruct)
+    return PartitionSpec() if is_array else x
+
+
+def _cut(name: str, shape: tuple[int, ...], spec: Any, layout: Layout) -> Cut | None:
+    """The cut of a leaf; None if it is whole."""
+    label, sizes = f"shardings of {name!r}", layout.inner
+    if not isinstance(spec, PartitionSpec):
+        raise ValueError(f"{label} must be a PartitionSpec, got {checks.shown(spec)}")
+    if len(spec) > len(shape):
+        raise ValueError(f"{label}: {spec} has more entries than its shape {shape}")
+    entries = [*spec, *[None] * (len(shape) - len(spec))]
+    names = tuple(_names(label, entry, layout) for entry in entries)
+    used = [axis for own in names for axis in own]
+    if len(set(used)) != len(used):
+        raise ValueError(f"{label}: {spec} names an axis twice")
+    parts = []
+    for dimension, (size, own) in enumerate(zip(shape, names, strict=True)):
+        count = int(np.prod([sizes[axis] for axis in own]))
+        if size % count:
+            over = " × ".join(f"{axis} = {sizes[axis]}" for axis in own)
+            raise ValueError(
+                f"{label}: dimension {dimension} of shape {shape}, {size}, does not "
+                f"divide over {over}"
+            )
+        parts.append(count)
+    cut = Cut(names, tuple(parts))
+    return cut if cut.shards > 1 else None
+
+
+def _names(label: str, entry: Any, layout: Layout) -> tuple[str, ...]:
+    """The axes that an entry of a PartitionSpec names."""
+    names = () if entry is None else (entry,) if isinstance(entry, str) else entry
+    if not isinstance(names, tuple) or not all(isinstance(x, str) for x in names):
+        raise ValueError(f"{label}: an entry must name axes, got {checks.shown(entry)}")
+    for name in names:
+        if name in WORKERS:
+            raise ValueError(
+                f"{label}: the workers lie over {name!r}; a leaf is cut over axes "
+                f"within a worker ({', '.join(layout.inner)})"
+            )
+        checks.one_of(f"axis in {label},", name, layout.inner)
+    return names

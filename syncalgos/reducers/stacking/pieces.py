@@ -1,0 +1,105 @@
+"""The pieces of a leaf, each compressed as a leaf of its own.
+
+Pieces are the layers that are stacked in a leaf; and its shards, where a worker is
+several devices: each compresses its own.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from syncalgos import checks
+from syncalgos.collectives import PyTree
+from syncalgos.reducers.stacking import shards
+
+Stacked = PyTree | Callable[[str, tuple[int, ...]], int]
+"""The number of leading axes of each leaf that count layers: a tree of whole numbers
+like params, or one for whole subtrees; or a function of a leaf's path, such as
+"blocks/up/w", and its shape. The compression of a layer depends on that layer alone."""
+
+
+def check(label: str, stacked: Stacked) -> Stacked:
+    """Returns `stacked`, or raises a ValueError that begins with a label."""
+    if not callable(stacked):
+        for count in jax.tree.leaves(stacked):
+            checks.whole(label, count, least=0)
+    return stacked
+
+
+def counts(stacked: Stacked, tree: PyTree) -> list[int]:
+    """Returns the number of leading axes that count layers, leaf by leaf.
+
+    Raises:
+        ValueError: a tree of another form, no whole number, or more axes than a leaf
+            has.
+    """
+    leaves = jax.tree.leaves_with_path(tree)
+    names = [jax.tree_util.keystr(p, simple=True, separator="/") for p, _ in leaves]
+    shapes = [jnp.shape(x) for _, x in leaves]
+    if callable(stacked):
+        found: list[Any] = [stacked(*x) for x in zip(names, shapes, strict=True)]
+    else:
+        found = checks.labels("stacked", stacked, tree)
+    labels = [f"stacked of {name!r}" for name in names]
+    result = [checks.whole(*each, least=0) for each in zip(labels, found, strict=True)]
+    for label, shape, count in zip(labels, shapes, result, strict=True):
+        if count > len(shape):
+            raise ValueError(
+                f"{label} must be at most its {len(shape)} axes, got {count}"
+            )
+    return result
+
+
+class Pieces(NamedTuple):
+    """The pieces of a leaf.
+
+    Attributes:
+        layers: leading axes that count layers.
+        cut: how the leaf is cut into shards; None: it is whole.
+    """
+
+    layers: int
+    cut: shards.Cut | None = None
+
+    def split(self, x: jax.Array) -> jax.Array:
+        """Lists a leaf's shards, (shards, *layers, ...); a whole one stays as it is."""
+        return x if self.cut is None else self.cut.split(x)
+
+    def join(self, x: jax.Array) -> jax.Array:
+        """Joins the shards of `split`."""
+        return x if self.cut is None else self.cut.join(x)
+
+    def each(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Applies a function of one piece to all pieces at once.
+
+        Args:
+            function: a function of arrays. Its collectives send all layers in one call.
+
+        Returns:
+            A function of arrays that lead with the pieces, as `split` gives them, and
+            whose results do.
+        """
+        # vmap maps collectives too, so no reducer has batch axes of its own.
+        for _ in range(self.layers):
+            function = jax.vmap(function)
+        return function if self.cut is None else self.cut.each(function)
+
+    def leading(self, shape: tuple[int, ...]) -> tuple[tuple[int, ...], tuple]:
+        """Returns the axes that lead a list of pieces, and the shape of a piece."""
+        if self.cut is None:
+            return shape[: self.layers], shape[self.layers :]
+        part = self.cut.shape(shape)
+        return (self.cut.shards, *part[: self.layers]), part[self.layers :]
+
+
+def pieces(stacked: Stacked, tree: PyTree) -> list[Pieces]:
+    """Returns the pieces of each leaf; raises the ValueErrors of `counts`."""
+    pairs = zip(counts(stacked, tree), shards.cuts(tree), strict=True)
+    return [Pieces(*pair) for pair in pairs]
+
+
+def pieces_like(stacked: Stacked, tree: PyTree) -> PyTree:
+    """Returns `pieces` as a tree of the same form."""
+    return jax.tree.unflatten(jax.tree.structure(tree), pieces(stacked, tree))

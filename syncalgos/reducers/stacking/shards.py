@@ -1,0 +1,273 @@
+"""Shards of a worker's arrays, where a worker is several devices of a mesh.
+
+The engine says how the params are cut, for as long as it traces a program. From then on
+a leaf is known by its path and shape: the momentum of a matrix lies as the matrix does.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.sharding import AxisType, PartitionSpec
+
+from syncalgos import collectives
+from syncalgos.collectives import Axis, PyTree
+
+Path = tuple[Any, ...]
+Parts = tuple[tuple[str, ...], ...]
+
+
+class Cut(NamedTuple):
+    """The cut of an array over the axes within a worker.
+
+    Attributes:
+        names: for each dimension, the axes over which it is cut; () where it is whole.
+        sizes: for each dimension, the number of its parts.
+    """
+
+    names: Parts
+    sizes: tuple[int, ...]
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """All axes that cut the array, those of the first dimension first."""
+        return tuple(name for names in self.names for name in names)
+
+    @property
+    def shards(self) -> int:
+        """Their number."""
+        return math.prod(self.sizes)
+
+    @property
+    def spec(self) -> PartitionSpec:
+        """The cut in jax's terms."""
+        return PartitionSpec(*(names or None for names in self.names))
+
+    @property
+    def of_shards(self) -> PartitionSpec:
+        """The cut of an array that leads with the shards."""
+        return PartitionSpec(self.axes)
+
+    def fits(self, shape: Sequence[int], whole: Sequence[int]) -> bool:
+        """Whether an array can be cut as one of the shape `whole` is."""
+        # Rows of an axis that is not cut, such as some layers of a stack, do.
+        pairs = zip(self.names, shape, whole, strict=False)
+        return len(shape) == len(whole) and all(n == m for cut, n, m in pairs if cut)
+
+    def shape(self, whole: Sequence[int]) -> tuple[int, ...]:
+        """The shape of a shard."""
+        return tuple(n // parts for n, parts in zip(whole, self.sizes, strict=True))
+
+    def split(self, x: jax.Array) -> jax.Array:
+        """Lists the shards of an array: (shards, *shape of one)."""
+        if self._is_mapped:
+            return self._on_devices(lambda x: x[None], self.spec, self.of_shards)(x)
+        pairs = zip(x.shape, self.sizes, strict=True)
+        x = x.reshape([n for size, parts in pairs for n in (parts, size // parts)])
+        x = x.transpose(self._parts_first)
+        return x.reshape(self.shards, *x.shape[len(self.sizes) :])
+
+    def join(self, shards: jax.Array) -> jax.Array:
+        """Joins the shards of `split`."""
+        if self._is_mapped:
+            return self._on_devices(lambda x: x[0], self.of_shards, self.spec)(shards)
+        shape = shards.shape[1:]
+        whole = [n * parts for n, parts in zip(shape, self.sizes, strict=True)]
+        order = self._parts_first
+        home = sorted(range(len(order)), key=order.__getitem__)
+        return shards.reshape(*self.sizes, *shape).transpose(home).reshape(whole)
+
+    def each(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Maps a function over shards: its arguments and results lead with them."""
+        if not self._is_mapped:
+            return jax.vmap(function)
+
+        def on_device(*shards):
+            one = function(*jax.tree.map(lambda x: x[0], shards))
+            return jax.tree.map(lambda x: x[None], one)
+
+        return self._on_devices(on_device, self.of_shards, self.of_shards)
+
+    def gathered(self, x: jax.Array, axis: Axis) -> jax.Array:
+        """Gathers every worker's array of this cut: (workers, ...)."""
+
+        def gather(x):
+            return collectives.gather(x, axis)
+
+        if not self._is_mapped:
+            return gather(x)
+        return self._on_devices(gather, self.spec, PartitionSpec(None, *self.spec))(x)
+
+    @property
+    def _parts_first(self) -> list[int]:
+        dimensions = len(self.sizes)
+        return [*range(0, 2 * dimensions, 2), *range(1, 2 * dimensions, 2)]
+
+    @property
+    def _is_mapped(self) -> bool:
+        """Whether the axes are there, as they are not where a program is looked at."""
+        return _are_mapped(self.axes)
+
+    def _on_devices(self, function: Callable, given: Any, made: Any) -> Callable:
+        # Each device sees its own shard alone, so that XLA gathers nothing.
+        return jax.shard_map(
+            function,
+            in_specs=given,
+            out_specs=made,
+            axis_names={*self.axes},
+            check_vma=False,
+        )
+
+
+class Leaf(NamedTuple):
+    """A leaf of params: its path, its shape, and how it is cut; None: it is whole."""
+
+    path: Path
+    shape: tuple[int, ...]
+    cut: Cut | None
+
+
+class Sharding(NamedTuple):
+    """The places of a worker's arrays on its devices.
+
+    Attributes:
+        leaves: of params.
+        batch_axes: over which the worker's part of a batch is cut.
+        are_shards: whether arrays are one device's shards, as where what it sends is
+            counted.
+    """
+
+    leaves: tuple[Leaf, ...]
+    batch_axes: tuple[str, ...] = ()
+    are_shards: bool = False
+
+    def of(self, path: Path, shape: Sequence[int]) -> Leaf | None:
+        """The leaf of params that an array belongs to, by the end of its path."""
+        for leaf in self.leaves:
+            at_end = path[len(path) - len(leaf.path) :] == leaf.path
+            if not at_end or len(path) < len(leaf.path):
+                continue
+            if len(shape) == len(leaf.shape) and (
+                leaf.cut is None or leaf.cut.fits(shape, leaf.shape)
+            ):
+                return leaf
+        return None
+
+    def spec(self, path: Path, shape: Sequence[int]) -> PartitionSpec:
+        """The place of an array of a worker's state on its devices.
+
+        As its leaf of params; one of another shape that leads with the leaf's shards,
+        by those; any other is whole on each device.
+        """
+        if (found := self.of(path, shape)) is not None:
+            return PartitionSpec() if found.cut is None else found.cut.spec
+        for leaf in self.leaves:
+            at_end = path[len(path) - len(leaf.path) :] == leaf.path
+            if at_end and leaf.cut is not None and shape[:1] == (leaf.cut.shards,):
+                return leaf.cut.of_shards
+        return PartitionSpec()
+
+    def shard_of(self, tree: PyTree) -> PyTree:
+        """Returns the shapes of what one device has of a worker's arrays."""
+
+        def leaf(path, x):
+            found = self.of(path, x.shape)
+            cut = None if found is None else found.cut
+            shape = x.shape if cut is None else cut.shape(x.shape)
+            return jax.ShapeDtypeStruct(shape, x.dtype)
+
+        return jax.tree_util.tree_map_with_path(leaf, tree)
+
+
+_NOW: ContextVar[Sharding | None] = ContextVar("sharding", default=None)
+
+
+@contextmanager
+def known(sharding: Sharding | None) -> Iterator[None]:
+    """Says how a worker's arrays lie on its devices, to all that is traced inside."""
+    token = _NOW.set(sharding)
+    try:
+        yield
+    finally:
+        _NOW.reset(token)
+
+
+def cuts(tree: PyTree) -> list[Cut | None]:
+    """Returns how each leaf is cut; None: it is whole."""
+    now, leaves = _NOW.get(), jax.tree_util.tree_leaves_with_path(tree)
+    if now is None or now.are_shards:
+        return [None] * len(leaves)
+    found = [now.of(path, jnp.shape(x)) for path, x in leaves]
+    return [None if leaf is None else leaf.cut for leaf in found]
+
+
+def whole_shapes(tree: PyTree) -> PyTree:
+    """Returns the leaves as shapes of whole ones, where they are one device's shards.
+
+    Parts of a model follow from the sizes of its leaves, and must not depend on the
+    mesh.
+    """
+    now = _NOW.get()
+    if now is None or not now.are_shards:
+        return tree
+
+    def whole(path, x):
+        for leaf in now.leaves:
+            if path[len(path) - len(leaf.path) :] == leaf.path:
+                return jax.ShapeDtypeStruct(leaf.shape, jnp.result_type(x))
+        return x
+
+    return jax.tree_util.tree_map_with_path(whole, tree)
+
+
+def gathered(tree: PyTree, axis: Axis) -> PyTree:
+    """Gathers every worker's leaves, as `collectives.gather`, shard by shard."""
+
+    # XLA would first gather a leaf within the worker, and send all of it from each of
+    # the worker's devices.
+    def leaf(x, cut):
+        return collectives.gather(x, axis) if cut is None else cut.gathered(x, axis)
+
+    leaves, form = jax.tree.flatten(tree)
+    return form.unflatten(map(leaf, leaves, cuts(tree)))
+
+
+def kept(tree: PyTree) -> PyTree:
+    """Has the compiler keep each array of a worker's state where it belongs."""
+    now = _NOW.get()
+    if now is None or not _has_mesh():
+        return tree
+
+    def leaf(path, x):
+        if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+            return x
+        return lax.with_sharding_constraint(x, now.spec(path, x.shape))
+
+    return jax.tree_util.tree_map_with_path(leaf, tree)
+
+
+def spread(batch: PyTree) -> PyTree:
+    """Has the compiler cut a worker's batch over its devices."""
+    now = _NOW.get()
+    if now is None or not now.batch_axes or not _has_mesh():
+        return batch
+    spec = PartitionSpec(now.batch_axes)
+    return jax.tree.map(lambda x: lax.with_sharding_constraint(x, spec), batch)
+
+
+def _has_mesh() -> bool:
+    return not jax.sharding.get_abstract_mesh().empty
+
+
+def _are_mapped(axes: Sequence[str]) -> bool:
+    """Whether a mesh is there whose axes of these names the compiler cuts over."""
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty:
+        return False
+    types = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
+    return all(types.get(name) == AxisType.Auto for name in axes)

@@ -1,0 +1,215 @@
+"""Trains algorithms on workers that are meshes, and on workers that are not.
+
+A program of its own, as it needs eight devices:
+
+    python tests/engine/meshes/meshed.py OUT.npz 2x4 bmuf topk_sgd …
+"""
+
+import itertools
+import json
+import sys
+from collections import Counter
+from pathlib import Path
+
+import hlo
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import PartitionSpec as P
+from owed import PERIOD, make, owed
+
+import syncalgos
+from syncalgos.engine.placement.shardings import of_state
+from syncalgos.engine.worker import RUN
+from syncalgos.ledger import counting
+from syncalgos.ledger.traced import Branches, Walk
+from syncalgos.reducers.stacking.shards import known
+
+STEPS, DEVICES = 2 * PERIOD, 8
+# By name: workers, lanes, axes within a worker.
+LAYOUTS = {
+    "4x2": (4, 1, {"fsdp": 2}),
+    "2x4": (2, 1, {"fsdp": 4}),
+    "2x(2x2)": (2, 1, {"fsdp": 2, "tensor": 2}),
+    "1x8": (1, 1, {"fsdp": 8}),
+    "2x2x2": (4, 2, {"fsdp": 4}),
+}
+# Their reducers act on each shard, as if it were a leaf of its own.
+ON_SHARDS = {"choco_sgd", "demo", "dgc", "distributed_lion", "loco", "one_bit_adam"}
+ON_SHARDS |= {"quantized_sgd", "sign_sgd", "signum", "sparseloco", "sparta", "topk_sgd"}
+# First factors are drawn by the leaf's number; at full rank the mean is exact.
+LOW_RANK = {"powersgd", "diloco_x"}
+
+
+def model():
+    """Params whose shapes eight devices divide, and batches."""
+    rng = np.random.default_rng(0)
+    shapes = {"bias": (16,), "in": (8, 16), "out": (16, 8), "stack": (2, 8, 8)}
+    params = {name: rng.normal(size=shape) / 3 for name, shape in shapes.items()}
+    batches = {name: rng.normal(size=(STEPS, 32, 8)) for name in ("x", "y")}
+    return jax.tree.map(np.float32, (params, batches))
+
+
+def loss(params, batch):
+    """The squared error of a small network."""
+    hidden = jnp.tanh(batch["x"] @ params["in"] + params["bias"]) @ params["out"]
+    for layer in (0, 1):
+        hidden = hidden + jnp.tanh(hidden @ params["stack"][layer])
+    return jnp.mean((hidden - batch["y"]) ** 2)
+
+
+def rule(axes):
+    """The specs for axes within a worker."""
+    if "tensor" in axes:
+        specs = {"in": P("fsdp", "tensor"), "out": P("tensor", "fsdp")}
+        return {**specs, "bias": P("tensor"), "stack": P(None, "fsdp", "tensor")}
+    matrices = {"in": P(None, "fsdp"), "out": P("fsdp"), "stack": P(None, None, "fsdp")}
+    # Of an array that is whole on each device XLA may send a part from each.
+    return {**matrices, "bias": P("fsdp")}
+
+
+def cut(x, spec, axes):
+    """The shards of an array, in order."""
+    parts = [axes.get(name, 1) for name in [*spec, *[None] * x.ndim][: x.ndim]]
+    where = itertools.product(*map(range, parts))
+    sizes = [n // p for n, p in zip(x.shape, parts, strict=True)]
+    places = [
+        tuple(slice(i * n, (i + 1) * n) for i, n in zip(at, sizes, strict=True))
+        for at in where
+    ]
+    return places, [x[place] for place in places]
+
+
+def in_pieces(params, axes):
+    """The model with a leaf for each shard, and a function that joins them."""
+    specs = rule(axes)
+    cuts = {name: cut(x, specs[name], axes) for name, x in params.items()}
+
+    def join(pieces):
+        whole = {name: jnp.zeros(x.shape, x.dtype) for name, x in params.items()}
+        for name, own in pieces.items():
+            for place, piece in zip(cuts[name][0], own, strict=True):
+                whole[name] = whole[name].at[place].set(piece)
+        return whole
+
+    return {name: pieces for name, (_, pieces) in cuts.items()}, join
+
+
+def algorithm(name, on_mesh):
+    """The algorithm, as it is compared."""
+    if name not in LOW_RANK:
+        return make(name)
+    return make(name, rank=16, min_rate=0)
+
+
+def trained(name, layout, on_mesh):
+    """The trainer and its state after STEPS steps, and the params of all workers."""
+    workers, lanes, axes = LAYOUTS[layout]
+    params, batches = model()
+    strategy, join = algorithm(name, on_mesh), lambda params: params
+    if on_mesh:
+        how = {"mesh": axes, "shardings": rule(axes), "lanes": lanes}
+    else:
+        how = {"devices": range(min(workers, DEVICES))}
+        if name in ON_SHARDS:
+            params, join = in_pieces(params, axes)
+    trainer = syncalgos.DataParallel(
+        syncalgos.stateless(lambda params, batch: loss(join(params), batch)),
+        owed(name).optimizer,
+        strategy,
+        workers,
+        "shard_map",
+        **how,
+    )
+    state, metrics = trainer.run(trainer.init(params), batches)
+    held = jax.vmap(join)(trainer.to_host(state).replica.params)
+    center = join(jax.tree.map(np.asarray, trainer.center(state).params))
+    losses = np.asarray(trainer.evaluate(state, batches)["loss"])
+    return trainer, state, jax.tree.map(np.asarray, (held, center, metrics, losses))
+
+
+def largest(tree, other):
+    """The largest difference of two trees."""
+    pairs = zip(jax.tree.leaves(tree), jax.tree.leaves(other), strict=True)
+    return max(float(np.abs(x * 1.0 - y).max()) for x, y in pairs)
+
+
+def of_all_branches(notes):
+    """The bytes that all branches of a step send, by kind."""
+    total = Counter()
+    for note in notes:
+        if isinstance(note, Branches):
+            note = sum(map(of_all_branches, note.notes), Counter())
+        total.update({x: n for x, n in note.items() if x[1] == "bytes"})
+    return total
+
+
+def counted(trainer, state):
+    """Counts what the ledger finds that one device sends, by kind."""
+    one = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape[2:], x.dtype), state.replica
+    )
+    sharding = of_state(state.replica.params, trainer.layout)
+    assert sharding is not None
+    sizes = {"devices": trainer.layout.places, "lanes": 1}
+    with known(sharding._replace(are_shards=True)):
+        jaxpr, places = counting._trace(
+            trainer._worker.strategy, sharding.shard_of(one), sizes
+        )
+    walk = Walk(sizes)
+    arguments = [jnp.int32(0), *[None] * (len(jaxpr.jaxpr.invars) - 1)]
+    for place in places:  # what is decided by data acts
+        arguments[place] = jnp.int32(0)
+    walk.notes, _ = walk.through(jaxpr, arguments)
+    return {kind: float(n) for (kind, _), n in of_all_branches(walk.notes).items()}
+
+
+def compiled(trainer):
+    """Reads what the compiled local steps send between workers.
+
+    Returns:
+        The bytes by kind; whether all groups are of peers; and whether all are in
+        branches.
+    """
+    [text] = [
+        program.as_text()
+        for key, program in trainer._compiled.programs.items()
+        if key.program is RUN
+    ]
+    program, each = hlo.read(text), trainer.layout.devices_each
+    found, peers, branched = Counter(), True, True
+    for sent in program.sent:
+        across = [len({i // each for i in group}) > 1 for group in sent.groups]
+        # Metrics are averaged once, after all steps.
+        if not any(across) or sent.computation == program.entry:
+            continue
+        found[sent.kind] += sent.bytes
+        peers &= all(len({i % each for i in group}) == 1 for group in sent.groups)
+        branched &= sent.computation in program.conditional
+    return {kind: float(n) for kind, n in found.items()}, peers, branched
+
+
+def compared(name, layout):
+    """All that the tests look at, of one algorithm."""
+    trainer, state, meshed = trained(name, layout, True)
+    _, _, plain = trained(name, layout, False)
+    sent, peers, branched = compiled(trainer)
+    return {
+        "apart": [largest(*pair) for pair in zip(meshed, plain, strict=True)],
+        "moved": largest(meshed[1], model()[0]),
+        "divergence": trainer.divergence(state),
+        "counted": counted(trainer, state) if trainer.layout.lanes == 1 else None,
+        "sent": sent,
+        "peers": peers,
+        "branched": branched,
+    }
+
+
+def main(out, layout, *names):
+    """Writes what was found of each algorithm as JSON."""
+    jax.config.update("jax_num_cpu_devices", DEVICES)
+    Path(out).write_text(json.dumps({name: compared(name, layout) for name in names}))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

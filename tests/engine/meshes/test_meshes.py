@@ -1,0 +1,342 @@
+"""Workers that are meshes, against workers that are devices.
+
+Those of several places run in a process of its own, which has eight devices
+(`meshed`); the others take the three of the tests.
+"""
+
+import functools
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from commands import ROOT, environment
+from jax import lax
+from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+from lasting import OURS
+from owed import owed
+
+import syncalgos
+from syncalgos import ALGORITHMS
+from syncalgos.reducers.stacking.shards import Cut, Leaf, Sharding, known
+
+ROUNDING = 3e-6  # of float32 after 8 steps, summed in another order
+AT_FULL_RANK = 3e-5  # orthonormal columns of a matrix that is sent whole
+MESH = {"fsdp": 3}
+# Of two workers each is both neighbours of the other, and XLA sends to it once.
+ON_A_RING = ("choco_sgd", "d2", "gradient_tracking")
+FEW = ("bmuf", "gossip", "topk_sgd")
+
+
+def tier(number, layout, name):
+    """All algorithms on workers of two and four devices; few on other layouts."""
+    is_tried = layout == ("4x2", "2x4")[number % 2] or name in FEW
+    return pytest.mark.slow if is_tried else pytest.mark.long
+
+
+CASES = [
+    pytest.param(layout, name, marks=tier(i, layout, name))
+    for layout in ("4x2", "2x4", "2x(2x2)", "1x8", "2x2x2")
+    for i, name in enumerate(ALGORITHMS)
+]
+
+
+def asked(request, layout):
+    """The algorithms of the session's tests of a layout."""
+    items = [x for x in request.session.items if x.fspath == request.node.fspath]
+    calls = [getattr(x, "callspec", None) for x in items]
+    given = [x.params for x in calls if x and x.params.get("layout") == layout]
+    return tuple(dict.fromkeys(x["name"] for x in given))
+
+
+@functools.cache
+def found(layout, names):
+    """Has `meshed` look at these algorithms, in one process."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "found.json"
+        subprocess.run(
+            [sys.executable, "tests/engine/meshes/meshed.py", str(out), layout, *names],
+            env=environment(
+                PYTHONPATH=OURS,
+                JAX_NUM_CPU_DEVICES=None,
+            ),
+            cwd=ROOT,
+            check=True,
+            timeout=1200,
+        )
+        return json.loads(out.read_text())
+
+
+@pytest.mark.parametrize(("layout", "name"), CASES)
+def test_algorithm_trains_as_workers_without_a_mesh_and_sends_what_is_counted(
+    layout, name, request
+):
+    seen = found(layout, asked(request, layout))[name]
+    rounding = AT_FULL_RANK if name in ("powersgd", "diloco_x") else ROUNDING
+    assert max(seen["apart"]) < rounding  # params, center, metrics, evaluation
+    assert seen["moved"] > 0.01
+    assert seen["peers"]
+    if (counted := seen["counted"]) is not None:
+        if name in ON_A_RING and layout.startswith("2x"):
+            counted = {"permute": counted["permute"] / 2}
+        assert seen["sent"] == pytest.approx(counted)
+    steps = 8
+    if not owed(name).decided and len(owed(name).sends_at) < steps and seen["sent"]:
+        assert seen["branched"]
+
+
+def small_model():
+    rng = np.random.default_rng(0)
+    params = {"in": rng.normal(size=(4, 6)), "out": rng.normal(size=(6, 3))}
+    batches = {"x": rng.normal(size=(4, 6, 4)), "y": rng.normal(size=(4, 6, 3))}
+    return jax.tree.map(np.float32, (params, batches))
+
+
+SPECS = {"in": P(None, "fsdp"), "out": P("fsdp")}
+
+
+def small_loss(params, batch):
+    hidden = jnp.tanh(batch["x"] @ params["in"])
+    return jnp.mean((hidden @ params["out"] - batch["y"]) ** 2)
+
+
+def trainer_of(loss=small_loss, optimizer=None, strategy=None, workers=1, **given):
+    given = {"backend": "shard_map", "mesh": MESH, "shardings": SPECS, **given}
+    return syncalgos.DataParallel(
+        syncalgos.stateless(loss),
+        optimizer or optax.adam(0.1),
+        strategy or syncalgos.bmuf(period=2),
+        workers,
+        **given,
+    )
+
+
+@functools.cache
+def without_mesh(workers):
+    trainer = trainer_of(
+        workers=workers, backend="vmap", mesh=None, shardings=None, devices=[0]
+    )
+    params, batches = small_model()
+    state, _ = trainer.run(trainer.init(params), batches)
+    return jax.tree.map(np.asarray, trainer.center(state).params)
+
+
+def ends_alike(trainer, params, workers):
+    state, _ = trainer.run(trainer.init(params), small_model()[1])
+    pairs = zip(
+        jax.tree.leaves(trainer.center(state).params),
+        jax.tree.leaves(without_mesh(workers)),
+        strict=True,
+    )
+    for mine, other in pairs:
+        np.testing.assert_allclose(np.asarray(mine), other, rtol=1e-5, atol=1e-5)
+    return state
+
+
+def constrained(params, batch):
+    """A loss that names the axes within a worker."""
+    hidden = lax.with_sharding_constraint(
+        jnp.tanh(batch["x"] @ params["in"]), P(None, "fsdp")
+    )
+    return jnp.mean((hidden @ params["out"] - batch["y"]) ** 2)
+
+
+@pytest.mark.parametrize(
+    ("workers", "given"),
+    [
+        (1, {}),
+        (2, {"loss": constrained}),  # two lanes
+        pytest.param(2, {"lane_form": "sequential"}, marks=pytest.mark.slow),
+        pytest.param(1, {"accumulate": 2}, marks=pytest.mark.slow),
+        (1, {"shardings": lambda path, shape: SPECS[path]}),
+        pytest.param(1, {"batch_axes": ()}, marks=pytest.mark.slow),
+        pytest.param(1, {"shardings": P()}, marks=pytest.mark.slow),
+    ],
+)
+def test_params_are_those_of_workers_without_a_mesh(workers, given):
+    trainer = trainer_of(workers=workers, **given)
+    assert trainer.layout.shape == (1, workers)
+    ends_alike(trainer, small_model()[0], workers)
+
+
+def test_all_that_is_shaped_like_params_is_cut_as_they_are():
+    trainer = trainer_of(workers=2)
+    state = ends_alike(trainer, small_model()[0], 2)
+    adam = state.replica.opt_state[0]
+    assert adam.count.sharding.is_fully_replicated
+    for tree in (state.replica.params, adam.mu, adam.nu, *state.sync):
+        assert tree["in"].sharding.spec == P("devices", None, None, "fsdp")
+        assert tree["out"].addressable_shards[0].data.shape == (1, 2, 2, 3)
+    center = trainer.center(state).params
+    assert center["in"].sharding.spec == P(None, "fsdp")
+
+
+def test_a_mesh_of_jax_and_arrays_that_lie_on_one_say_all():
+    mesh = Mesh(
+        np.array(jax.devices()).reshape(3, 1),
+        ("fsdp", "devices"),
+        axis_types=(AxisType.Auto,) * 2,
+    )
+    params, _ = small_model()
+    placed = {
+        name: jax.device_put(x, NamedSharding(mesh, SPECS[name]))
+        for name, x in params.items()
+    }
+    trainer = trainer_of(mesh=mesh, shardings=None)
+    state = ends_alike(trainer, placed, 1)
+    assert state.replica.params["in"].sharding.spec == P("devices", None, None, "fsdp")
+    again = trainer.from_host(trainer.to_host(state))
+    assert again.replica.params["in"].sharding == state.replica.params["in"].sharding
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_state_goes_on_bit_for_bit_from_the_host_and_on_other_layouts(workers):
+    params, batches = small_model()
+    trainer = trainer_of(workers=workers)
+    half = jax.tree.map(lambda x: x[:2], batches)
+    state, _ = trainer.run(trainer.init(params), half)
+    held = trainer.to_host(state)
+    assert held.replica.params["in"].shape == (workers, 4, 6)
+    end, _ = trainer.run(state, half)
+    again, _ = trainer_of(workers=workers).run(trainer.from_host(held), half)
+    both = [trainer.to_host(x).own for x in (end, again)]
+    jax.tree.map(np.testing.assert_array_equal, *both)
+    plain = trainer_of(
+        workers=workers, backend="vmap", mesh=None, shardings=None, devices=[0]
+    )
+    other, _ = plain.run(plain.from_host(held), half)
+    for mine, its in zip(
+        jax.tree.leaves(trainer.to_host(end).own),
+        jax.tree.leaves(plain.to_host(other).own),
+        strict=True,
+    ):
+        np.testing.assert_allclose(mine, its, rtol=1e-5, atol=1e-5)
+
+
+def test_each_device_sends_its_shards():
+    trainer = trainer_of(workers=2, lanes=2, shardings={"in": SPECS["in"], "out": P()})
+    state = trainer.init(small_model()[0])
+    sent = trainer.communication(state, 2)
+    ring = 2 * (2 - 1) / 2
+    assert sent.devices == 3
+    assert sent.bytes_per_device == ring * 4 * (4 * 6 / 3 + 6 * 3)
+    assert sent.bytes_per_worker == 3 * sent.bytes_per_device
+    assert sent.per_step[-1] == sent.bytes_per_worker
+    assert sent.by_collective["all_reduce"].per_step[-1] == sent.bytes_per_worker
+
+
+def test_rows_of_a_batch_are_given_in_order():
+    layout = trainer_of(workers=2).layout
+    assert layout.own_rows(12).tolist() == [*range(12)]
+    assert layout.feeders == 1
+
+
+@pytest.mark.parametrize("spec", [P("a"), P(None, "b"), P("b", "a"), P(("a", "b"))])
+def test_shards_are_those_of_the_array_and_join_to_it(spec):
+    sizes = {"a": 2, "b": 3}
+    entries = [x if isinstance(x, tuple) else (x,) if x else () for x in spec]
+    names = tuple([*entries, ()][:2])
+    parts = tuple(int(np.prod([sizes[x] for x in own])) for own in names)
+    cut, x = Cut(names, parts), np.arange(72.0).reshape(6, 12)
+    rows = [y for row in np.split(x, parts[0]) for y in np.split(row, parts[1], 1)]
+    shards = cut.split(jnp.asarray(x))
+    np.testing.assert_array_equal(shards, rows)
+    np.testing.assert_array_equal(cut.join(shards), x)
+    np.testing.assert_array_equal(cut.each(jnp.sum)(shards), [y.sum() for y in rows])
+
+
+def test_the_longest_path_says_how_an_array_is_cut():
+    key = jax.tree_util.DictKey
+    cut = Cut(((), ("fsdp",)), (1, 3))
+    sharding = Sharding(
+        (
+            Leaf((key("a"), key("w")), (2, 3), cut),
+            Leaf((key("w"),), (2, 3), None),
+            Leaf((key("v"),), (4, 3), cut),
+        )
+    )
+    assert sharding.spec((key("mu"), key("a"), key("w")), (2, 3)) == P(None, ("fsdp",))
+    assert sharding.spec((key("mu"), key("w")), (2, 3)) == P()
+    assert sharding.spec((key("mu"), key("v")), (2, 3)) == P(None, ("fsdp",))  # layers
+    assert sharding.spec((key("mu"), key("v")), (3, 7)) == P(("fsdp",))  # its pieces
+    assert sharding.spec((key("mu"), key("v")), (5,)) == P()
+    assert sharding.spec((key("count"),), ()) == P()
+
+
+def test_rows_of_an_axis_that_the_mesh_cuts_cannot_be_masked():
+    cut = Cut((("fsdp",), ()), (3, 1))
+    strategy = syncalgos.masked(syncalgos.model_averaging(2), slice(0, 2))
+    params = jnp.zeros((6, 2))
+    sharding = Sharding((Leaf((), (6, 2), cut),))
+    with known(sharding), pytest.raises(ValueError, match="whose first axis the mesh"):
+        strategy.init(params)
+
+
+REFUSED = [
+    ({"backend": "pmap"}, "a mesh takes backend 'shard_map', got 'pmap'"),
+    ({"mesh": {"fsdp": 4}}, "1 workers of 4 devices (fsdp 4) need 4 devices, and"),
+    ({"mesh": {"fsdp": 3}, "workers": 2, "lanes": 1}, "in 1 lanes of 3 devices"),
+    ({"mesh": {"devices": 3}}, "an axis within a worker cannot be named 'devices'"),
+    ({"mesh": 3}, "mesh must be a jax.sharding.Mesh, or the sizes of the axes"),
+    ({"mesh": {}}, "mesh must be a jax.sharding.Mesh, or the sizes of the axes"),
+    ({"mesh": {"fsdp": 0}}, "mesh: fsdp must be a whole number of at least 1, got 0"),
+    ({"mesh": {"fsdp": 2}, "devices": [0, 1, 2]}, "over 3 devices in meshes of 2"),
+    ({"batch_axes": "fdsp"}, "unknown axis in batch_axes, 'fdsp'; did you mean 'fsdp'"),
+    ({"batch_axes": ("fsdp", "fsdp")}, "batch_axes must be distinct"),
+    ({"mesh": None}, "shardings are over axes of a mesh: give mesh"),
+    ({"mesh": None, "shardings": None, "batch_axes": ("a",)}, "batch_axes are axes of"),
+]
+CUT_WRONGLY = [
+    ({"in": P("fdsp"), "out": P()}, "unknown axis in shardings of 'in', 'fdsp'; did"),
+    ({"in": P("devices"), "out": P()}, "shardings of 'in': the workers lie over"),
+    (P("fsdp"), "shardings of 'in': dimension 0 of shape (4, 6), 4, does not divide"),
+    ({"in": P(None, None, "fsdp"), "out": P()}, "more entries than its shape (4, 6)"),
+    ({"in": P(None, ("fsdp", "fsdp")), "out": P()}, "names an axis twice"),
+    ({"in": 3, "out": P()}, "shardings of 'in' must be a PartitionSpec, got 3"),
+    ({"in": P()}, "shardings must be a tree like params"),
+    (lambda path, shape: None, "shardings of 'in' must be a PartitionSpec, got None"),
+]
+
+
+def refuses(line, call):
+    with pytest.raises(ValueError) as caught:
+        call()
+    assert line in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("given", "line"), REFUSED)
+def test_what_cannot_be_is_refused_in_one_line(given, line):
+    refuses(line, lambda: trainer_of(**given))
+
+
+@pytest.mark.parametrize(("shardings", "line"), CUT_WRONGLY)
+def test_a_leaf_that_cannot_be_cut_so_is_named_before_anything_compiles(
+    shardings, line
+):
+    trainer = trainer_of(shardings=shardings)
+    refuses(line, lambda: trainer.init(small_model()[0]))
+    assert trainer.compile_seconds == 0
+
+
+def test_a_batch_that_the_devices_of_a_worker_do_not_divide_is_refused():
+    trainer = trainer_of(workers=2)
+    params, batches = small_model()
+    state = trainer.init(params)
+    four = jax.tree.map(lambda x: x[:, :4], batches)
+    refuses("part of the batch, 2, does not divide", lambda: trainer.run(state, four))
+
+
+def test_a_held_state_needs_to_know_how_params_are_cut():
+    params, _ = small_model()
+    trainer = trainer_of()
+    held = trainer.to_host(trainer.init(params))
+    other = trainer_of(shardings=None)
+    refuses("does not know how params are cut", lambda: other.from_host(held))
