@@ -1,18 +1,24 @@
 """A small GPT: a causal transformer over tokens."""
 
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.sharding import PartitionSpec
 
 from models.draws import normal
+from models.sharding import FSDP, TENSOR, Rule, gathered, matrix
 
 Params = dict[str, Any]
 
 STACKED = {"tokens": 0, "positions": 0, "blocks": 1, "norm": 0}
 """The number of leading axes that count layers, for each part of the params."""
+
+# Columns of what a device computes by itself, rows of what the devices then add up.
+CUT = {"qkv": -1, "out": -2, "up": -1, "down": -2}
 
 
 def init(key: Any, vocabulary: int, context: int, width: int, layers: int) -> Params:
@@ -78,18 +84,44 @@ def apply(
         raise ValueError(f"gpt: {time} tokens are longer than the context of {context}")
     if width % heads:
         raise ValueError(f"gpt: a width of {width} does not divide into {heads} heads")
-    x = params["tokens"][tokens] + params["positions"][:time]  # (batch, time, width)
+    table, positions = gathered(params["tokens"]), gathered(params["positions"])
+    x = table[tokens] + positions[:time]  # (batch, time, width)
     # Keeping only the results of matmuls takes 91 MB instead of 216 for a gradient, in
     # 0.85 times the time; `remat` 52 MB, 1.1 times (16 × 128 tokens, 4 layers, CPU).
     # Inside a scan XLA cannot merge the two computations: no barrier is needed.
     kept = None if remat else jax.checkpoint_policies.dots_saveable
     block = jax.checkpoint(partial(_block, heads), prevent_cse=False, policy=kept)
     x, _ = lax.scan(block, x, params["blocks"])
-    return _norm(params["norm"], x) @ params["tokens"].T
+    return _norm(params["norm"], x) @ table.T
+
+
+def shardings(heads: int) -> Rule:
+    """Makes the rule by which a worker's devices share the params.
+
+    "fsdp" shards every matrix, embeddings included; "tensor" the heads of attention
+    (columns of qkv, rows of out) and the hidden units of the MLP. Vectors stay whole.
+
+    Args:
+        heads: attention heads, which "tensor" must divide.
+    """
+
+    def spec(path: str, shape: tuple[int, ...], sizes: Mapping[str, int]):
+        if heads % sizes.get(TENSOR, 1):
+            raise ValueError(
+                f"gpt: {TENSOR}={sizes[TENSOR]} does not divide the {heads} heads"
+            )
+        part, *rest = path.split("/")
+        if len(shape) - STACKED[part] != 2:
+            return PartitionSpec()
+        return matrix(shape, sizes, STACKED[part], CUT.get(rest[0]) if rest else None)
+
+    return Rule((FSDP, TENSOR), spec)
 
 
 def _block(heads: int, x: jax.Array, block: Params) -> tuple[jax.Array, None]:
     """Adds attention, then the MLP, to x, (batch, time, width)."""
+    whole = {name: gathered(block[name]["w"], cut) for name, cut in CUT.items()}
+    block = block | {name: block[name] | {"w": w} for name, w in whole.items()}
     x = x + _linear(block["out"], _attention(heads, block, _norm(block["norm1"], x)))
     hidden = jax.nn.gelu(_linear(block["up"], _norm(block["norm2"], x)))  # by tanh
     return x + _linear(block["down"], hidden), None

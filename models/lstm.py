@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from models.draws import normal
+from models.sharding import gathered
 
 Params = dict[str, Any]
 Carry = tuple[tuple[jax.Array, jax.Array], ...]
@@ -91,7 +92,8 @@ def _frames(params: Params, carry: Carry, x: jax.Array) -> tuple[Carry, jax.Arra
     for layer, state in zip(params["layers"], carry, strict=True):
         # One matmul for all frames: only the recurrent one must wait its turn.
         projected = x @ layer["w"] + layer["b"]  # (frames, batch, 4 hidden)
-        state, x = lax.scan(partial(_cell, layer["recurrent"]), state, projected)
+        recurrent = gathered(layer["recurrent"])  # once, not for each frame
+        state, x = lax.scan(partial(_cell, recurrent), state, projected)
         after.append(state)
     return tuple(after), x @ params["output"]["w"] + params["output"]["b"]
 

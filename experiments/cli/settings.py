@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 
 from experiments.cli.factories import argument_texts
 from experiments.cli.library import checks
-from experiments.cli.words import indices, number, whole
+from experiments.cli.words import axes, check_axes, indices, number, whole
 
 P = typing.ParamSpec("P")
 Scope = Literal["run", "start", "process"]
@@ -23,9 +23,9 @@ Scope = Literal["run", "start", "process"]
 # From a word to a value, by the type of a field; None is a switch, which takes no word.
 READERS: dict[Any, Callable[[str], Any] | None] = {
     **{int: whole, float: number, str: str, Path: Path, bool: None},
-    **{tuple[int, ...]: indices, tuple[str, ...]: str},
+    **{tuple[int, ...]: indices, tuple[str, ...]: str, Mapping[str, int]: axes},
 }
-METAVARS: dict[Any, str] = {whole: "N", number: "X", Path: "PATH"}
+METAVARS: dict[Any, str] = {whole: "N", number: "X", Path: "PATH", axes: "AXIS=N,…"}
 
 
 class Group(NamedTuple):
@@ -125,6 +125,8 @@ class Setting(NamedTuple):
             checks.real(
                 label, value, least=self.least, above=self.above, below=self.below
             )
+        elif self.read is axes:
+            check_axes(label, value)
 
 
 def _as_field(describe: Callable[P, Setting]) -> Callable[P, Any]:

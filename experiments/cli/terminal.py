@@ -2,7 +2,7 @@
 
 import math
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any, Protocol
 
@@ -123,11 +123,6 @@ def show_summary(summary: dict[str, Any], out: Any) -> None:
     """Prints summary.json for a person, on stdout."""
     s = summary
     speed = s["steps_per_second"]
-    sent = "not counted"
-    if s["bytes_per_worker"] is not None:
-        sent = f"{size(s['bytes_per_worker'])} in {s['syncs']} syncs"
-        if s["decided"] is not None:
-            sent += f", of which the data decided on {s['decided']}"
     memory = "not known"
     if s["temp_bytes"] is not None:
         memory = f"{size(s['temp_bytes'])} of intermediate results on a device"
@@ -135,10 +130,11 @@ def show_summary(summary: dict[str, Any], out: Any) -> None:
     rows = {
         **{name: figure(x) for name, x in measured(s).items()},
         "learning rate": f"{nominal} nominal, {effective} effective",
-        "each worker sent": sent,
+        "each worker sent": _sent_text(s),
         "speed": f"{count(speed)} steps/s, {count(speed * s['workers'])} "
         f"worker-steps/s, {count(speed * s['batch_size'])} examples/s",
         "memory": memory,
+        **({"a device holds": _held_text(s)} if s["mesh"] else {}),
         "layout": f"{layout_text(s)}, backend {s['backend']}",
         "time": f"{s['seconds']:.1f} s training, {s['total_seconds']:.1f} s in all",
         "files": str(out),
@@ -154,6 +150,32 @@ def show_summary(summary: dict[str, Any], out: Any) -> None:
     show("\n".join([head, *lines]))
 
 
+def _sent_text(s: dict[str, Any]) -> str:
+    """Formats what a worker sent, and of one on several devices each of these."""
+    if s["bytes_per_worker"] is None:
+        return "not counted"
+    text = f"{size(s['bytes_per_worker'])} in {s['syncs']} syncs"
+    if s["mesh"]:
+        text += f", each of its devices {size(s['bytes_per_device'])}"
+    if s["decided"] is not None:
+        text += f", of which the data decided on {s['decided']}"
+    return text
+
+
+def _held_text(s: dict[str, Any]) -> str:
+    """Formats the bytes of the workers' state on a device, with and without a mesh."""
+    nouns = {"params": "params", "opt_state": "optimizer", "sync": "strategy"}
+    held, whole = s["device_bytes"], s["device_bytes_without_mesh"]
+    parts = ", ".join(f"{noun} {size(held[name])}" for name, noun in nouns.items())
+    total, without = sum(held.values()), sum(whole.values())
+    return f"{size(total)} of state ({parts}), without the mesh {size(without)}"
+
+
+def mesh_text(mesh: Mapping[str, int]) -> str:
+    """Formats the sizes of the axes within a worker; "" without any."""
+    return ", ".join(f"{name} {size}" for name, size in mesh.items())
+
+
 def layout_text(s: dict[str, Any]) -> str:
     """Formats workers over devices × lanes."""
     counts = (
@@ -164,6 +186,10 @@ def layout_text(s: dict[str, Any]) -> str:
     workers, devices, lanes = (
         f"{s[name]} {noun}{'' if s[name] == 1 else 's'}" for name, noun in counts
     )
+    if s["mesh"]:
+        each = math.prod(s["mesh"].values())
+        noun = "device" if each == 1 else "devices"
+        workers += f" of {each} {noun} ({mesh_text(s['mesh'])})"
     # The form is known only after a dispatch.
     form = s.get("lane_form") if s["lanes"] > 1 else None
     return f"{workers} on {devices} × {lanes}{f' {form}' if form else ''}"

@@ -1,10 +1,13 @@
 """Words of a command line: cleaned, and read as values."""
 
 import argparse
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from experiments.cli.errors import BadRequest
+from experiments.cli.library import checks
+
+OF_WORKERS = ("devices", "lanes")  # the engine's names, which no axis in a worker has
 
 
 def cleaned(argv: Iterable[str]) -> list[str]:
@@ -52,6 +55,31 @@ indices = _reader(
     lambda text: tuple(int(part) for part in text.split(",")),
     "indices with commas between them, such as 0,2,1",
 )
+
+
+def _axes(text: str) -> dict[str, int]:
+    pairs = [part.partition("=") for part in text.split(",")]
+    found = {name.strip(): int(size) for name, _, size in pairs}
+    if len(found) < len(pairs) or not all(name.isidentifier() for name in found):
+        raise ValueError
+    return found
+
+
+axes = _reader(
+    _axes, "names and sizes of axes, each name once, such as fsdp=2,tensor=2"
+)
+
+
+def check_axes(label: str, sizes: Any) -> None:
+    """Raises a ValueError unless these are sizes by the names of axes in a worker."""
+    if not isinstance(sizes, Mapping) or not sizes:
+        raise ValueError(f"{label} must hold sizes by axis, such as {{'fsdp': 2}}")
+    for name, size in sizes.items():
+        if not isinstance(name, str) or not name.isidentifier():
+            raise ValueError(f"{label}: the name of an axis must be a word: {name!r}")
+        if name in OF_WORKERS:
+            raise ValueError(f"{label}: {name!r} is an axis of the workers: rename it")
+        checks.whole(f"{label}: the size of {name}", size, least=1)
 
 
 def literal(text: str) -> int | float | str:

@@ -63,10 +63,16 @@ def connect(
     )
 
 
-def take_device(number: int) -> None:
-    """Takes one GPU alone; call it before jax looks for devices."""
+def take_devices(number: int, count: int = 1) -> None:
+    """Takes GPUs of a host for one of its processes, before jax looks for devices.
+
+    Args:
+        number: of the process among those on this host, which take as many each.
+        count: of the GPUs.
+    """
+    own = ",".join(str(number * count + i) for i in range(count))
     for kind in ("cuda", "rocm"):
-        jax.config.update(f"jax_{kind}_visible_devices", str(number))
+        jax.config.update(f"jax_{kind}_visible_devices", own)
 
 
 def store() -> Any:

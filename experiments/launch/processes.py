@@ -78,7 +78,8 @@ def _trained(member: ChildSide, argv: list[str], started: float) -> int:
         member.init_timeout,
     )
     if member.locals > 1:
-        gloo.take_device(member.local)
+        gpus = config.mesh_devices(member.processes) or 1
+        gloo.take_devices(member.local, gpus)
     group = ProcessGroup(
         process=member.process,
         processes=member.processes,

@@ -6,7 +6,9 @@ import jax
 
 from experiments.cli import terminal
 from experiments.training.config import never_reached
+from experiments.training.defaults import batch_unit
 from experiments.training.loop import DIVERGED_ABOVE, Outcome
+from experiments.training.measurements import memory
 from experiments.training.prepared import PreparedRun
 
 
@@ -26,13 +28,20 @@ def header(run: PreparedRun, is_batch_given: bool) -> list[str]:
         )
     batch = f"batch {c.batch_size} ({c.batch_size // c.workers} a worker)"
     if not is_batch_given and c.batch_size != run.task.batch_size:
-        unit = c.workers * c.accumulate
+        unit = batch_unit(c)
         batch += f", the multiple of {unit} nearest to {run.task.batch_size}"
     there, taken, text = len(jax.devices()), layout["devices"], ""
     if c.devices is None and c.backend != "vmap" and 0 < there - taken < c.workers:
         text = f" ({taken} of {there} devices divide them)"
+    inner = run.trainer.layout.inner
+    idle = [
+        f"no leaf of the model is sharded over {name}: each of its {inner[name]} "
+        "devices has all of it"
+        for name in memory.whole_axes(run.state, inner)
+    ]
     return [
         *filter(None, vain),
+        *idle,
         f"{c.algo} on {c.task}: {c.steps} steps, {batch}, seed {c.seed}",
         f"{terminal.layout_text(layout)}, backend {c.backend}{text}",
         f"{c.optimizer}, learning rate {terminal.rate(c.lr)}, effective "

@@ -9,6 +9,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import jax
+
 from experiments import exit_codes
 from experiments.checkpoint import lock
 from experiments.cli import exits, terminal
@@ -31,7 +33,8 @@ from experiments.study.running.plan import Plan
 from experiments.study.statistics import ACCURACY, measure
 from experiments.tasks.contract import check_apply, check_model
 from experiments.training import records
-from experiments.training.components import use_devices
+from experiments.training.components import cores, use_cpu_devices, use_devices
+from experiments.training.config import parse
 
 NAME = "study.json"
 
@@ -73,8 +76,7 @@ def _make(
     out, identity = config.folder, _identity(config)
     # All that can be refused is, before anything of an old study is removed.
     _check_folder(out, identity, config.overwrite)
-    if config.devices_per_job is not None:
-        use_devices(config.devices_per_job)
+    _use_devices(config)
     loader = Loader()
     planned = run_sets(config, loader)
     check_measure(planned, loader, config.measure, config.target)
@@ -97,6 +99,19 @@ def _make(
         return code
     _report(config, argv, runs)
     return exit_codes.FAILED if plan.failures else exit_codes.DONE
+
+
+def _use_devices(config: StudyConfig) -> None:
+    """Has the CPU devices that the runs need, before the first of them starts jax."""
+    if config.devices_per_job is not None:
+        return use_devices(config.devices_per_job)
+    runs = [
+        parse([*v.argv, *flags]) for v in config.variants for flags in v.points.values()
+    ]
+    # Jobs get as many, as do the runs without a mesh.
+    if needed := max(run.mesh_devices() for run in runs):
+        use_cpu_devices(max(needed, cores()))
+        jax.devices()
 
 
 def _failed(config: StudyConfig, plan: Plan, runs: Sequence[RunSet]) -> int:

@@ -9,8 +9,8 @@ import numpy as np
 import optax
 
 from experiments.tasks import muon
-from experiments.tasks.task import Arrays, Data, fitting
-from models import lenet, mlp, resnet
+from experiments.tasks.task import Arrays, Data, Shardings, fitting
+from models import lenet, mlp, resnet, sharding
 from syncalgos.collectives import Axis, PyTree
 
 BatchNorm = Literal["worker", "global"]
@@ -25,12 +25,14 @@ class Network(NamedTuple):
         apply: (params, buffers, images, train) -> (logits, buffers).
         stacked: the leaves that hold several layers (see `Task.stacked`).
         sends: what its loss sends at every step, in words (see `Task.sends`).
+        shardings: by which its devices share the params (see `Task.shardings`).
     """
 
     init: Callable[[jax.Array], tuple[PyTree, PyTree]]
     apply: Callable[[PyTree, PyTree, jax.Array, bool], tuple[jax.Array, PyTree]]
     stacked: PyTree = 0
     sends: str = ""
+    shardings: Shardings | None = None
 
 
 def network(
@@ -88,6 +90,7 @@ def network(
             mlp.apply(params, x.reshape(len(x), -1)),
             buffers,
         ),
+        shardings=sharding.MATRICES,
     )
 
 
@@ -111,6 +114,7 @@ def fields(
         "apply": apply,
         "sends": network.sends,
         "stacked": network.stacked,
+        "shardings": network.shardings,
         "muon": muon.dimension_numbers,
     }
 

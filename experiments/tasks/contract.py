@@ -6,14 +6,17 @@ from typing import Any, get_args
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import PartitionSpec
 
 from experiments.tasks import Schedule
 from experiments.tasks.task import WEIGHT, Arrays, Data, Kept, Tables, Task
 from syncalgos import checks
 from syncalgos.collectives import PyTree
-from syncalgos.engine.placement.layout import DEVICES, LANES
+from syncalgos.engine.placement import shardings
+from syncalgos.engine.placement.layout import DEVICES, LANES, Layout
 from syncalgos.reducers import stacking
 
+OPTIONAL = ("muon", "shardings")
 BOUNDS = {
     "momentum": {"least": 0, "below": 1},
     "weight_decay": {"least": 0},
@@ -28,9 +31,9 @@ def check_task(task: Any) -> None:
             "the factory must return an experiments.tasks.task.Task, got "
             f"{checks.shown(task)}"
         )
-    for name in ("init", "apply", "load", "muon"):
+    for name in ("init", "apply", "load", *OPTIONAL):
         found = getattr(task, name)
-        if not callable(found) and not (name == "muon" and found is None):
+        if not callable(found) and not (name in OPTIONAL and found is None):
             raise ValueError(f"{name} must be a function, got {checks.shown(found)}")
     for name in ("batch_size", "steps", "dispatch_steps", "eval_batch"):
         checks.whole(name, getattr(task, name), least=1)
@@ -121,6 +124,46 @@ def check_model(task: Task, seed: int) -> tuple[PyTree, PyTree]:
     params, buffers = made
     stacking.counts(task.stacked, params)
     return params, buffers
+
+
+def check_axes(name: str, task: Task, mesh: Mapping[str, int]) -> None:
+    """Raises a ValueError unless a task has shardings over the axes of a mesh.
+
+    Args:
+        name: of the task.
+        task: whose shardings may say by `axes` which they are made for.
+        mesh: sizes of the axes within a worker.
+    """
+    if task.shardings is None:
+        raise ValueError(
+            f"--mesh: task {name} has no rules to shard this model: digits, "
+            "spoken_digits, shakespeare and --model mlp have, and a task of your own "
+            "with Task(shardings=…)"
+        )
+    known = getattr(task.shardings, "axes", tuple(mesh))
+    for axis in mesh:
+        if axis not in known:
+            raise ValueError(
+                f"--mesh: task {name} has rules for {' and '.join(known)}, not for "
+                f"{axis}{checks.nearest(axis, known)}"
+            )
+
+
+def check_shardings(task: Task, params: PyTree, layout: Layout) -> None:
+    """Raises a ValueError unless each leaf can lie as the task's shardings say.
+
+    Args:
+        task: which has shardings.
+        params: one plain model.
+        layout: of workers that are meshes.
+    """
+    rule = task.shardings
+    assert rule is not None  # as check_axes has seen
+
+    def spec(path: str, shape: tuple[int, ...]) -> PartitionSpec:
+        return rule(path, shape, layout.inner)
+
+    shardings.resolved(spec, params, layout)
 
 
 def check_apply(task: Task, params: PyTree, buffers: PyTree, test: Arrays) -> set[str]:

@@ -5,7 +5,7 @@ import numpy as np
 from experiments.tasks import muon
 from experiments.tasks.classify import values
 from experiments.tasks.task import Data, Task, fitting
-from models import mlp
+from models import mlp, sharding
 
 SIZES = (64, 128, 128, 10)
 
@@ -29,6 +29,7 @@ def digits(model: str = "mlp") -> Task:
         lr={"sgd": 0.05, "": 1e-3},
         dispatch_steps=48,
         muon=muon.dimension_numbers,
+        shardings=sharding.MATRICES,
     )
 
 

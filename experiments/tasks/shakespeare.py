@@ -75,6 +75,7 @@ def shakespeare(
         figures={"bits_per_character": lambda nats: nats / math.log(2)},
         stacked=gpt.STACKED,
         muon=muon.dimension_numbers,
+        shardings=gpt.shardings(heads),
     )
 
 

@@ -9,7 +9,7 @@ from experiments.data import speech
 from experiments.tasks import muon
 from experiments.tasks.classify import values
 from experiments.tasks.task import Data, Task, fitting
-from models import lstm
+from models import lstm, sharding
 from syncalgos import checks
 
 
@@ -63,6 +63,7 @@ def spoken_digits(
         dispatch_steps=8,
         eval_batch=300,
         muon=muon.dimension_numbers,
+        shardings=sharding.MATRICES,
     )
 
 

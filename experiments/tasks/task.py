@@ -7,6 +7,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import PartitionSpec
 
 from experiments.tasks import Schedule
 from syncalgos import checks, per_example
@@ -15,6 +16,7 @@ from syncalgos.reducers.stacking import Stacked
 
 Arrays = dict[str, np.ndarray]
 Kept = Literal["replicated", "shared", "sharded"]
+Shardings = Callable[[str, tuple[int, ...], Mapping[str, int]], PartitionSpec]
 WEIGHT = "weight"  # of an example in an evaluation
 
 
@@ -105,6 +107,9 @@ class Task(NamedTuple):
         sends: the data that the loss itself sends at every step, in words.
         stacked: the number of leading axes that count layers, for each leaf (see
             `syncalgos.reducers.stacking`); passed to algorithms that take it.
+        shardings: the path of a leaf, such as "blocks/up/w", its shape and the sizes of
+            the axes within a worker (--mesh) -> its PartitionSpec over them. An
+            attribute `axes` names all axes that it is made for (`models.sharding`).
     """
 
     init: Callable[[jax.Array], tuple[PyTree, PyTree]]
@@ -127,6 +132,7 @@ class Task(NamedTuple):
     muon: Callable[[PyTree], PyTree] | None = None
     sends: str = ""
     stacked: Stacked = 0
+    shardings: Shardings | None = None
 
     @property
     def kept(self) -> str:
@@ -153,7 +159,7 @@ def held_out(
 
     Args:
         test: leaves (examples, ...).
-        workers: the number of workers.
+        workers: the number of workers, or of the devices that share theirs.
         batch: approximate number of examples in a batch.
 
     Returns:

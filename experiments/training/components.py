@@ -2,21 +2,23 @@
 
 import dataclasses
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import jax
 import numpy as np
 import optax
+from jax.sharding import PartitionSpec
 
 from experiments.cli import factories
 from experiments.cli.errors import BadRequest
 from experiments.cli.factories import TASK
 from experiments.pipeline import loading, partition
-from experiments.tasks.contract import check_task
+from experiments.tasks.contract import check_axes, check_task
 from experiments.tasks.task import Data, Task, losses
 from experiments.training import compile_cache, export, optimizers, records
 from experiments.training.config import RunConfig
-from experiments.training.defaults import resolved
+from experiments.training.defaults import batch_unit, nearest_multiple, resolved
 from experiments.training.process_group import ALONE, ProcessGroup
 from experiments.training.strategies import make_strategies
 from syncalgos import WORKERS, DataParallel, Strategy
@@ -62,7 +64,8 @@ def make_components(
     Raises:
         BadRequest: what cannot be done, in one line.
     """
-    use_all_cores(group.sharing)
+    own_cores = max(1, cores() // group.sharing)
+    use_cpu_devices(config.mesh_devices(group.processes) or own_cores)
     compile_cache.use()
     try:
         return _make(config, data, group)
@@ -70,18 +73,14 @@ def make_components(
         raise BadRequest(str(error)) from error
 
 
-def use_all_cores(sharing: int = 1) -> None:
-    """Has one virtual CPU device a core, unless the environment says otherwise.
-
-    Args:
-        sharing: processes on this host, which share its cores.
-    """
+def use_cpu_devices(count: int) -> None:
+    """Has so many virtual CPU devices, unless the environment says otherwise."""
     # The setting overrides XLA_FLAGS' device count without a word.
     in_flags = "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", "")
     if in_flags or "JAX_NUM_CPU_DEVICES" in os.environ:
         return
     try:
-        jax.config.update("jax_num_cpu_devices", max(1, cores() // sharing))
+        jax.config.update("jax_num_cpu_devices", count)
     except RuntimeError:
         return  # the backend runs already, with the devices it was started with
 
@@ -123,11 +122,17 @@ def _make(config: RunConfig, data: Data | None, group: ProcessGroup) -> Componen
         export.check(config.export, replaces)
     task, is_batch_given = make_task(config), config.batch_size is not None
     config = resolved(config, task)
+    _check_mesh(config, task)
     schedule, optimizer = optimizers.inner(config, task.muon)
     strategy, algorithm = make_strategies(
         config, schedule, optimizer, group.hosts, task
     )
     trainer = make_trainer(config, task, optimizer, strategy)
+    if not trainer.layout.is_whole:
+        raise ValueError(
+            f"--mesh: a worker of {config.worker_devices} devices would span "
+            "processes, which only the library can: take a smaller mesh"
+        )
     # Data comes last: what is wrong with the rest is reported in under a second.
     if data is None:
         data = loading.load(task, config.task, config.validation)
@@ -156,14 +161,32 @@ def make_task(config: RunConfig) -> Task:
     return factories.call(TASK, config.task, config.task_arguments, offered, check_task)
 
 
+def _check_mesh(config: RunConfig, task: Task) -> None:
+    """Raises a ValueError for a mesh that the task, or the batch, cannot have."""
+    c = config
+    if c.mesh is None:
+        return
+    check_axes(c.task, task, c.mesh)
+    # The engine says so only when it has read a batch.
+    each, unit = c.batch_size // c.workers // c.accumulate, batch_unit(c)
+    if c.batch_size % unit:
+        parts = unit // c.workers // c.accumulate
+        raise ValueError(
+            f"--mesh: the devices of a worker cut {each} examples into {parts} parts: "
+            f"take a --batch-size that is a multiple of {unit}, such as "
+            f"{nearest_multiple(c.batch_size, unit)}"
+        )
+
+
 def _check_data(config: RunConfig, data: Data, is_batch_given: bool) -> None:
     """Raises a ValueError unless the data goes with the config."""
-    c, least = config, config.workers * config.accumulate
+    c, least = config, batch_unit(config)
     # A default batch grows with the workers, and may outgrow the data.
     if not is_batch_given and least > data.examples:
-        microbatches = f" × {c.accumulate} microbatches" if c.accumulate > 1 else ""
+        each = f" of {c.worker_devices} devices" if c.mesh else ""
+        each += f" × {c.accumulate} microbatches" if c.accumulate > 1 else ""
         raise ValueError(
-            f"{c.workers} workers{microbatches} need a batch of at least {least}, but "
+            f"{c.workers} workers{each} need a batch of at least {least}, but "
             f"the training data of {c.task} holds {data.examples} examples"
         )
     if c.batch_size > data.examples:
@@ -193,6 +216,8 @@ def make_trainer(
         strategy,
         workers=config.workers,
         backend=config.backend,
+        mesh=None if config.mesh is None else dict(config.mesh),
+        shardings=_shardings(config, task),
         devices=None if config.devices is None else [*config.devices],
         eval_loss=eval_loss,
         accumulate=config.accumulate,
@@ -201,3 +226,13 @@ def make_trainer(
         lane_form=config.lane_form,
         each_worker=True,
     )
+
+
+def _shardings(
+    config: RunConfig, task: Task
+) -> Callable[[str, tuple[int, ...]], PartitionSpec] | None:
+    """Returns the task's shardings over the run's mesh, as the engine takes them."""
+    mesh, rule = config.mesh, task.shardings
+    if mesh is None or rule is None:
+        return None
+    return lambda path, shape: rule(path, shape, mesh)

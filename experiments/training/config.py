@@ -10,6 +10,7 @@
 Nothing here imports jax, so that --help and refusals take no time.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -59,6 +60,8 @@ class RunConfig:
         preset: take an algorithm's own flags from its paper, where that says otherwise.
         workers: how many workers train; they share the devices.
         backend: how workers are mapped; vmap runs on one device.
+        mesh: axes of a worker's devices, over which its model is sharded: fsdp=2 or
+            fsdp=2,tensor=2.
         devices: device indices, such as 0,2,1.
         lanes: workers of a device.
         lane_form: how a device runs them.
@@ -124,7 +127,10 @@ class RunConfig:
         group=Group("workers"), choices=(flags.PAPER,), scope="start"
     )
     workers: int = flag(default=8, least=1)
-    backend: Literal["pmap", "shard_map", "vmap"] = flag(default="pmap", scope="start")
+    backend: Literal["pmap", "shard_map", "vmap"] = flag(
+        otherwise="pmap, or shard_map with --mesh", scope="start"
+    )
+    mesh: Mapping[str, int] | None = flag(otherwise="one device", scope="start")
     devices: tuple[int, ...] | None = flag(
         otherwise="all that fit", metavar="I,J,…", scope="start"
     )
@@ -181,9 +187,11 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         """Raises a ValueError for a field out of its range, or two that do not fit."""
-        for name in ("arguments", "task_arguments"):  # frozen, like the rest
-            object.__setattr__(self, name, MappingProxyType(dict(getattr(self, name))))
         checked(SETTINGS, self)
+        for name in ("arguments", "task_arguments", "mesh"):  # frozen, like the rest
+            if (mapping := getattr(self, name)) is not None:
+                object.__setattr__(self, name, MappingProxyType(dict(mapping)))
+        self._check_mesh()
         if self.partition != "iid":
             from experiments.pipeline import partition  # imports NumPy
 
@@ -201,6 +209,32 @@ class RunConfig:
             )
         if late := never_reached("--sync-until", self.sync_until, self.steps):
             raise ValueError(late)
+
+    def _check_mesh(self) -> None:
+        """Raises a ValueError for flags that workers of several devices cannot have."""
+        if self.mesh is None:
+            return
+        if self.backend not in (None, "shard_map"):
+            raise ValueError(
+                f"--backend {self.backend} has workers of one device: --mesh takes "
+                "shard_map"
+            )
+        if self.devices is not None:
+            raise ValueError(
+                "--mesh takes the first devices there are: leave out --devices"
+            )
+
+    @property
+    def worker_devices(self) -> int:
+        """The number of devices of a worker."""
+        return math.prod((self.mesh or {}).values())
+
+    def mesh_devices(self, processes: int = 1) -> int:
+        """Returns how many devices each process needs for --mesh; 0 without it."""
+        if self.mesh is None:
+            return 0
+        places = -(-self.workers // (self.lanes or 1))
+        return -(-places * self.worker_devices // processes)
 
     @property
     def evaluations(self) -> list[int]:

@@ -1,5 +1,6 @@
 """Defaults of a config that depend on its task, its algorithm or other fields."""
 
+import math
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -9,6 +10,7 @@ from experiments.cli import factories
 from experiments.cli.factories import ALGORITHM, TASK
 from experiments.tasks.task import Task
 from experiments.training.config import RunConfig, never_reached
+from syncalgos.engine.placement.make_layout import TENSOR_AXES
 
 # With these flags, algorithms move entries by about the learning rate, whatever the
 # gradient, as Adam does: a task's rate for it is their default (digits: 0.001), not
@@ -52,11 +54,12 @@ def resolved(config: RunConfig, task: Task) -> RunConfig:
         config,
         **inner,
         lr=lr,
+        backend=config.backend or ("pmap" if config.mesh is None else "shard_map"),
         steps=steps,
         schedule=config.schedule or task.schedule,
         warmup_steps=warmup_steps,
         batch_size=config.batch_size
-        or nearest_multiple(task.batch_size, config.workers * config.accumulate),
+        or nearest_multiple(task.batch_size, batch_unit(config)),
         eval_every=min(config.eval_every or -(-steps // 10), steps),
         dispatch_steps=config.dispatch_steps or task.dispatch_steps,
         data_dir=config.data_dir or (Path(folder) if folder else None),
@@ -108,6 +111,13 @@ def _check_switch(config: RunConfig) -> None:
     late = never_reached("--switch", switch, config.steps)
     if late and switch != factories.defaults(ALGORITHM, config.algo).get("switch"):
         raise ValueError(late)
+
+
+def batch_unit(config: RunConfig) -> int:
+    """Returns the number of which a global batch must be a multiple."""
+    mesh = (config.mesh or {}).items()
+    parts = (size for name, size in mesh if name not in TENSOR_AXES)
+    return config.workers * config.accumulate * math.prod(parts)
 
 
 def nearest_multiple(n: int, of: int) -> int:

@@ -21,13 +21,13 @@ from experiments.cli.errors import BadRequest, explain
 from experiments.cli.signals import keeping_results
 from experiments.exit_codes import Terminated
 from experiments.pipeline import partition
-from experiments.tasks.contract import check_apply, check_model
+from experiments.tasks.contract import check_apply, check_model, check_shardings
 from experiments.tasks.task import Data
 from experiments.training import export, records
 from experiments.training.components import Components, make_components, make_trainer
 from experiments.training.config import SETTINGS, RunConfig
 from experiments.training.loop import Hooks, Outcome, train
-from experiments.training.measurements import displacements, sends
+from experiments.training.measurements import displacements, memory, sends
 from experiments.training.measurements.effective_lr import effective_lr
 from experiments.training.measurements.rounds import Rounds, planned
 from experiments.training.process_group import ALONE, ProcessGroup
@@ -130,6 +130,8 @@ def _start(parts: Components) -> tuple[Any, TrainState]:
         params, buffers = check_model(parts.task, c.seed)
         if ":" in c.task:  # a user's own is tried out on shapes alone
             check_apply(parts.task, params, buffers, parts.data.test)
+        if c.mesh is not None:
+            check_shardings(parts.task, params, parts.trainer.layout)
         if c.export is not None:
             export.named(Replica(params, (), buffers))
     with _refused("algo", c.algo):
@@ -215,6 +217,7 @@ def _facts(parts: Components, effective_lr: float | None) -> dict[str, Any]:
         "backend": parts.config.backend,
         "devices": len(layout.devices),
         "lanes": layout.lanes,
+        "mesh": dict(layout.inner),
         "processes": layout.processes,
         "platform": layout.devices[0].platform,
     }
@@ -235,7 +238,7 @@ def _summary(run: PreparedRun, outcome: Outcome) -> dict[str, Any]:
     """Returns summary.json, but for what its writer adds."""
     progress, line = outcome.progress, outcome.line
     sent = run.rounds.sent(progress)
-    steps, seconds = line["step"], progress.seconds
+    steps, seconds, total = line["step"], progress.seconds, line["bytes_per_worker"]
     sha256 = params_sha256(run.trainer.center(outcome.state))
     decided = introspection.decides(run.strategy)
     moving = np.diff(sent.per_step[:steps], prepend=0.0) > 0 if sent else None
@@ -248,6 +251,9 @@ def _summary(run: PreparedRun, outcome: Outcome) -> dict[str, Any]:
         "steps_per_second": steps / seconds if seconds else 0.0,
         "params_sha256": sha256,
         "temp_bytes": run.trainer.temp_bytes,
+        "device_bytes": memory.device_bytes(outcome.state),
+        "device_bytes_without_mesh": memory.bytes_without_mesh(outcome.state),
+        "bytes_per_device": sends.each_device(total, run.config.worker_devices),
         "lane_form": progress.lane_form,
         "not_counted": run.task.sends or None,
         "sends": None if sent is None else _sends(run, sent),

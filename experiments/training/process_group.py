@@ -51,9 +51,5 @@ class ProcessGroup(NamedTuple):
         """Returns the smallest value over all processes."""
         return int(self.gather(number).min())
 
-    def part(self, rows: np.ndarray) -> np.ndarray:
-        """Returns this process's contiguous part of global batches, (steps, batch)."""
-        return np.split(rows, self.processes, axis=1)[self.process]
-
 
 ALONE = ProcessGroup()

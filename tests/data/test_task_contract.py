@@ -58,6 +58,10 @@ WRONG = {
     ),
     "no schedule": (BASE._replace(schedule=None), ["schedule None", "constant"]),
     "muon": (BASE._replace(muon=["w"]), ["muon must be a function", "got ['w']"]),
+    "shardings": (
+        BASE._replace(shardings={"w": 1}),
+        ["shardings must be a function", "got {'w': 1}"],
+    ),
     "tables": (BASE._replace(tables=["w"]), ["tables must be Tables", "got ['w']"]),
     "kept tables": (
         BASE._replace(tables=Tables({"w": "w"}, len, "both")),

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.sharding import PartitionSpec
 
 from experiments.tasks.task import Data, Source, Task
 
@@ -74,6 +75,22 @@ def drawing(width: int = 6) -> Task:
 def rolling() -> Task:
     """A task whose default optimizer has momentum."""
     return drawing()._replace(momentum=0.9)
+
+
+def shared(width: int = 6) -> Task:
+    """A classifier whose matrices the devices of a worker share.
+
+    Args:
+        width: of the hidden layer.
+    """
+
+    def shardings(path, shape, sizes):
+        if path == "bias":
+            return PartitionSpec()
+        fits = [size % sizes["fsdp"] == 0 for size in shape]
+        return PartitionSpec(*[None] * fits.index(True), "fsdp")
+
+    return drawing(width)._replace(shardings=shardings)
 
 
 def heavy(size: int = 250_000) -> Task:

@@ -19,6 +19,7 @@ OTHER = {"algo": "sync_sgd", "task": "mnist", "optimizer": "adam", "partition": 
 OTHER |= {
     "batch_size": "16",
     "devices": "1,0",
+    "mesh": "fsdp=2",
     "coordinator": "host:1234",
     "scheduler": "tcp://host:8786",
     "resume": "",

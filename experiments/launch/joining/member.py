@@ -98,7 +98,8 @@ class JoinedMember:
             self._has_joined = True
             watch = threading.Thread(target=self._watch, daemon=True)
             watch.start()
-            group = self._group(hellos)
+            gpus = config.mesh_devices(self._membership.processes) or 1
+            group = self._group(hellos, gpus)
             config = dataclasses.replace(config, out=config.out or Path(hellos[0].out))
             code = run_job(config, argv, started, self._stopped, group)
             self._is_leaving.set()
@@ -133,12 +134,12 @@ class JoinedMember:
         number = self._stopped()
         return exit_codes.stopped_by(number) if number else exit_codes.TERMINATED
 
-    def _group(self, hellos: list[Hello]) -> ProcessGroup:
-        """Returns the processes as this one sees them, and takes its own GPU."""
+    def _group(self, hellos: list[Hello], gpus: int) -> ProcessGroup:
+        """Returns the processes as this one sees them, and takes its own GPUs."""
         hosts, where = agreement.places(hellos)
         local, sharing = where[self._process]
         if sharing > 1:
-            gloo.take_device(local)
+            gloo.take_devices(local, gpus)
         if self._process:
             count = self._membership.processes
             who = f"process {self._process} of {count}"

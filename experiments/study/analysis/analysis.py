@@ -1,7 +1,9 @@
 """From the files of a study's runs to its report."""
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -75,18 +77,24 @@ def _step_seconds(given: float | None, runs: Sequence[RunSet]) -> tuple[float, s
     # One time for all algorithms: on a shared machine their own arithmetic is within
     # the noise.
     found = [
-        s["seconds"] / s["steps"] * s["devices"] / s["workers"]
+        s["seconds"] / s["steps"] * s["devices"] / _size(s) / s["workers"]
         for r in runs
         for s in r.summaries.values()
         if s["steps"] and s["seconds"]
     ]
     if not found:
         return 0.0, "not measured"
-    kind = runs[0].any["platform"]
+    kind, sizes = runs[0].any["platform"], {_size(r.any) for r in runs}
+    own = "one of these" if sizes == {1} else "its own"
     return statistics.median(found), (
-        f"the median of {len(found)} runs here, for a worker that has one of these "
-        f"{kind} devices to itself"
+        f"the median of {len(found)} runs here, for a worker that has {own} {kind} "
+        "devices to itself"
     )
+
+
+def _size(summary: Mapping[str, Any]) -> int:
+    """Returns the number of devices of a worker; earlier summaries do not say it."""
+    return math.prod(summary.get("mesh", {}).values())
 
 
 def _curve(

@@ -43,6 +43,7 @@ def _settings(config: Any) -> dict[str, Any]:
         names["sync_until"]: own["sync_until"] or None,
         "backend": config["backend"],
         "devices": f"{config['devices']} × {config['platform']}",
+        "devices of a worker": terminal.mesh_text(config.get("mesh") or {}) or None,
         **{f"task: {k}": value for k, value in config["task_arguments"].items()},
     }
 

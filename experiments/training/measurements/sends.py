@@ -49,6 +49,14 @@ def sends(communication: "Communication") -> Sends:
     return Sends(kinds, kind.reshape(-1)[1:].tolist())
 
 
+def each_device(sent: float | None, devices: int) -> float | int | None:
+    """Returns the bytes that each of a worker's devices sent, if they are known."""
+    if sent is None:
+        return None
+    each = sent / devices
+    return int(each) if each.is_integer() else each
+
+
 def to_json(sends: Sends) -> dict[str, Any]:
     """Returns the sends as JSON has them, with equal steps in a row as kind*length."""
     runs = (f"{kind}*{len(list(run))}" for kind, run in groupby(sends.steps))

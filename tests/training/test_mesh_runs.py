@@ -1,0 +1,369 @@
+"""Runs whose workers are several devices: --mesh."""
+
+import dataclasses
+import json
+import re
+import shutil
+import sys
+
+import jax
+import pytest
+from commands import execute
+from jax.sharding import PartitionSpec as P
+from lasting import OURS, assert_same_end, run, signal_at
+from small_tasks import SMALL, folder_of, make
+from tiny_tasks import shared
+
+from experiments.cli.errors import BadRequest
+from experiments.tasks.contract import check_axes
+from experiments.training.config import RunConfig, parse
+from experiments.training.export import load
+from experiments.training.prepared import params_sha256
+
+TINY = "--task tiny_tasks:shared --optimizer adam --workers 2 --steps 11"
+TINY += " --batch-size 12 --eval-every 4 --checkpoint-every 3 --algo bmuf --period 4"
+OWN = f"--task {__name__}"
+STOP = 8  # the look that stops a run after seven steps
+ROUNDING = 1e-4  # of float32 after 11 steps of adam: sums in another order
+COMPARED = ("train_loss", "test_loss", "test_accuracy", "divergence")
+
+
+def assert_close_end(actual, expected, tolerance=ROUNDING):
+    """Two runs have ended alike, to rounding."""
+    assert (actual.code, expected.code) == (0, 0), actual.stderr + expected.stderr
+    for line, other in zip(actual.lines, expected.lines, strict=True):
+        for name in COMPARED:
+            where = (line["step"], name)
+            assert line[name] == pytest.approx(other[name], abs=tolerance), where
+
+
+# The flag
+
+
+def test_mesh_is_read_by_axis_in_order():
+    config = parse(["--mesh", "fsdp=2,tensor=4"])
+    assert [*(config.mesh or {}).items()] == [("fsdp", 2), ("tensor", 4)]
+    assert config.worker_devices == 8
+    assert parse([]).mesh is None and parse([]).worker_devices == 1
+    with pytest.raises(TypeError):
+        config.mesh["fsdp"] = 3  # pyright: ignore
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("--mesh fsdp", ["such as fsdp=2,tensor=2", "got 'fsdp'"]),
+        ("--mesh fsdp=", ["such as", "got 'fsdp='"]),
+        ("--mesh =2", ["names and sizes of axes"]),
+        ("--mesh fsdp=two", ["such as"]),
+        ("--mesh fsdp=2,fsdp=2", ["each name once"]),
+        ("--mesh 2=fsdp", ["such as"]),
+        ("--mesh fsdp=0", ["fsdp", "at least 1, got 0"]),
+        ("--mesh lanes=2", ["'lanes' is an axis of the workers"]),
+        ("--mesh fsdp=2 --backend pmap", ["--backend pmap", "--mesh takes shard_map"]),
+        ("--mesh fsdp=2 --backend vmap", ["--backend vmap"]),
+        ("--mesh fsdp=2 --devices 0,1", ["leave out --devices"]),
+    ],
+)
+def test_a_mesh_that_cannot_be_is_refused_in_a_line(words, told):
+    with pytest.raises(BadRequest) as refused:
+        parse(words.split())
+    [line] = str(refused.value).splitlines()
+    for text in told:
+        assert text in line
+
+
+def test_a_config_made_in_python_is_checked_alike():
+    with pytest.raises(ValueError, match="must hold sizes by axis"):
+        RunConfig(mesh={})
+    with pytest.raises(ValueError, match="must be a word"):
+        dataclasses.replace(parse([]), mesh={"a b": 2})
+
+
+@pytest.mark.parametrize(
+    ("words", "devices"),
+    [
+        ("--workers 4", 8),
+        ("--workers 4 --lanes 2", 4),
+        ("--workers 4 --lanes 4", 2),
+        ("--workers 4 --mesh fsdp=2,tensor=2", 16),
+    ],
+)
+def test_devices_that_a_process_needs(words, devices):
+    config = parse(["--mesh", "fsdp=2", *words.split()])
+    assert config.mesh_devices() == devices
+    assert config.mesh_devices(processes=2) == devices // 2
+    assert parse([]).mesh_devices() == 0
+
+
+# Rules
+
+
+def specs(task, sizes):
+    """The spec of each leaf of a task's params."""
+    params, _ = jax.eval_shape(task.init, jax.random.key(0))
+    leaves = jax.tree_util.tree_leaves_with_path(params)
+    found = {}
+    for place, leaf in leaves:
+        path = jax.tree_util.keystr(place, simple=True, separator="/")
+        found[path] = leaf.shape, task.shardings(path, leaf.shape, sizes)
+    return found
+
+
+RULED = [("digits", {}), ("mnist", {"model": "mlp"})]
+RULED += [("spoken_digits", {}), ("shakespeare", {})]
+
+
+@pytest.mark.parametrize(("name", "flags"), RULED)
+def test_fsdp_shards_each_matrix_and_nothing_else(name, flags):
+    stacked = {"blocks": 1} if name == "shakespeare" else {}
+    for path, (shape, spec) in specs(make(name, **flags), {"fsdp": 2}).items():
+        own = shape[stacked.get(path.split("/")[0], 0) :]
+        if len(own) == 1:
+            assert {*spec} <= {None}, path
+            continue
+        entries = [*spec][len(shape) - 2 :]
+        assert entries.count("fsdp") == 1, path
+        assert own[entries.index("fsdp")] == max(x for x in own if x % 2 == 0), path
+
+
+def test_what_an_axis_does_not_divide_stays_whole():
+    found = specs(make("digits"), {"fsdp": 5})
+    assert found["2/w"] == ((128, 10), P(None, "fsdp"))
+    assert found["0/w"] == ((64, 128), P(None, None))
+
+
+def test_tensor_shards_heads_and_hidden_units():
+    found = specs(make("shakespeare"), {"fsdp": 2, "tensor": 2})
+    assert {path: spec for path, (shape, spec) in found.items() if any(spec)} == {
+        "tokens": P(None, "fsdp"),  # of 65 characters
+        "positions": P("fsdp", None),
+        "blocks/qkv/w": P(None, "fsdp", "tensor"),
+        "blocks/out/w": P(None, "tensor", "fsdp"),
+        "blocks/up/w": P(None, "fsdp", "tensor"),
+        "blocks/down/w": P(None, "tensor", "fsdp"),
+    }
+    with pytest.raises(ValueError, match="tensor=4 does not divide the 2 heads"):
+        specs(make("shakespeare"), {"tensor": 4})
+
+
+def test_the_error_of_a_task_without_rules_names_all_that_have():
+    ruled = {name for name in SMALL if make(name).shardings is not None}
+    for name in ruled:
+        check_axes(name, make(name), {"fsdp": 2})
+    for name in SMALL.keys() - ruled:
+        with pytest.raises(ValueError, match=f"task {name} has no rules") as refused:
+            check_axes(name, make(name), {"fsdp": 2})
+        named = str(refused.value).partition("model:")[2]
+        assert {*re.findall(r"\w+", named)} & SMALL.keys() == ruled
+
+
+# Refused before data is read, or anything compiles
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("--task digits --mesh tensor=2", ["task digits has rules for fsdp, not"]),
+        ("--task digits --mesh fspd=2", ["not for fspd", "mean 'fsdp'"]),
+        ("--task tiny_tasks:endless --mesh fsdp=2", ["endless has no rules"]),
+        (
+            "--task digits --workers 8 --lanes 2 --mesh fsdp=2",
+            ["8 devices", "there are 3", "fewer workers", "more lanes"],
+        ),
+        ("--task digits --mesh fsdp=4", ["4 devices", "there are 3", "smaller mesh"]),
+        (
+            "--task digits --workers 2 --mesh fsdp=2 --batch-size 6",
+            ["cut 3 examples into 2 parts", "multiple of 4, such as 4"],
+        ),
+        (f"{OWN}:ruleless --mesh fsdp=2", ["PartitionSpec", "'bias'", "None"]),
+        (f"{OWN}:foreign --mesh fsdp=2", ["axis in shardings of 'bias'", "'tensor'"]),
+        (
+            f"{OWN}:foreign --workers 1 --mesh tensor=3",
+            ["'in'", "(4, 6)", "tensor = 3"],
+        ),
+        (f"{OWN}:raising --mesh fsdp=2", ["KeyError", "test_mesh_runs.py:"]),
+    ],
+)
+def test_a_mesh_that_does_not_fit_is_refused_in_a_line(words, told, tmp_path):
+    ended = run(words, tmp_path / "out")
+    assert ended.code == 2 and not ended.out.exists()
+    [line] = ended.stderr.splitlines()
+    for text in told:
+        assert text in line
+
+
+def ruleless():
+    """A task whose rule gives nothing."""
+    return shared()._replace(shardings=lambda path, shape, sizes: None)
+
+
+def foreign():
+    """A task whose rule is made for another axis, and asks for too much of it."""
+    return shared()._replace(shardings=lambda path, shape, sizes: P("tensor"))
+
+
+def raising():
+    """A task whose rule raises."""
+    return shared()._replace(shardings=lambda path, shape, sizes: sizes["other"])
+
+
+# Runs
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    """A run without a mesh; not to be changed."""
+    return run(TINY, tmp_path_factory.mktemp("plain") / "out")
+
+
+@pytest.fixture(scope="module")
+def meshed(tmp_path_factory):
+    """The same with workers of two devices; not to be changed."""
+    return run(f"{TINY} --mesh fsdp=2", tmp_path_factory.mktemp("meshed") / "out")
+
+
+def test_an_own_task_trains_as_without_a_mesh(plain, meshed):
+    assert_close_end(meshed, plain)
+    assert "2 workers of 2 devices (fsdp 2) on 2 cpu devices × 2 lanes" in meshed.stderr
+    facts = meshed.config
+    assert facts["mesh"] == facts["settings"]["mesh"] == {"fsdp": 2}
+    assert facts["backend"] == facts["settings"]["backend"] == "shard_map"
+    assert (plain.config["mesh"], plain.config["backend"]) == ({}, "pmap")
+
+
+def test_summary_has_the_bytes_of_a_device(plain, meshed):
+    whole = 4 * (4 * 6 + 6 + 6 * 4)  # of params: in, bias and out
+    shard = 4 * (4 * 6 // 2 + 6 + 6 * 4 // 2)
+    without, held = plain.summary, meshed.summary
+    lanes = held["lanes"]
+    assert held["device_bytes"]["params"] == lanes * shard
+    assert held["device_bytes_without_mesh"]["params"] == lanes * whole
+    assert held["device_bytes"]["opt_state"] > lanes * 2 * shard  # and a count
+    assert without["device_bytes"] == without["device_bytes_without_mesh"]
+    assert held["bytes_per_device"] == held["bytes_per_worker"] / 2
+    assert without["bytes_per_device"] == without["bytes_per_worker"]
+    [shown] = re.findall("a device holds .*", meshed.stdout)
+    assert "without the mesh" in shown and "a device holds" not in plain.stdout
+
+
+def test_an_axis_over_which_nothing_lies_is_said(tmp_path):
+    words = f"{TINY} {OWN}:whole --mesh fsdp=2 --steps 1 --eval-every 1"
+    ended = run(words, tmp_path / "out")
+    assert "no leaf of the model is sharded over fsdp" in ended.stderr
+
+
+def whole():
+    """A task whose rule shards nothing."""
+    return shared()._replace(shardings=lambda path, shape, sizes: P())
+
+
+# Checkpoints
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory):
+    """The run with a mesh, stopped after seven steps; not to be changed."""
+    out = tmp_path_factory.mktemp("stopped") / "out"
+    ended = run(f"{TINY} --mesh fsdp=2", out, signal_at(STOP))
+    assert ended.code == 75, ended.stderr
+    return ended
+
+
+def resumed(stopped, folder, words):
+    """Goes on in a copy of the stopped run's folder."""
+    out = shutil.copytree(stopped.out, folder / "out")
+    ended = run(f"{TINY} {words} --resume", out)
+    assert "going on from the checkpoint of step 7" in ended.stderr, ended.stderr
+    return ended
+
+
+def test_a_run_with_a_mesh_goes_on_bit_for_bit(meshed, stopped, tmp_path):
+    assert_same_end(resumed(stopped, tmp_path, "--mesh fsdp=2"), meshed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", ["--mesh fsdp=3", "--mesh fsdp=1", ""])
+def test_a_run_goes_on_with_another_mesh_or_none(words, plain, stopped, tmp_path):
+    assert_close_end(resumed(stopped, tmp_path, words), plain)
+
+
+@pytest.mark.slow
+def test_a_run_without_a_mesh_goes_on_with_one(plain, tmp_path):
+    out = tmp_path / "stopped" / "out"
+    left = run(TINY, out, signal_at(STOP))
+    assert_close_end(resumed(left, tmp_path, "--mesh fsdp=2"), plain)
+
+
+# Real processes, with virtual devices of their own
+
+
+def of_devices(command, out, **given):
+    """A command in an environment that says nothing of devices."""
+    return execute(command, out, JAX_NUM_CPU_DEVICES=None, PYTHONPATH=OURS, **given)
+
+
+@pytest.mark.slow
+def test_a_command_has_as_many_virtual_devices_as_its_workers_need(tmp_path):
+    words = "--task digits --workers 2 --steps 16 --eval-every 8 --period 4"
+    plain = of_devices(words, tmp_path / "plain")
+    model = tmp_path / "model.safetensors"
+    ended = of_devices(f"{words} --mesh fsdp=2 --export {model}", tmp_path / "meshed")
+    assert_close_end(ended, plain)
+    shown = "2 workers of 2 devices (fsdp 2) on 4 cpu devices × 1 lane"
+    assert f"{shown}, backend shard_map" in ended.stderr and shown in ended.stdout
+    assert params_sha256(load(model)) == ended.summary["params_sha256"]
+    again = of_devices(f"{words} --mesh fsdp=2", tmp_path / "again")
+    assert again.summary["params_sha256"] == ended.summary["params_sha256"]
+
+
+@pytest.mark.slow
+def test_a_gpt_trains_over_both_axes_as_on_a_device(tmp_path):
+    words = "--task shakespeare --context 8 --width 16 --layers 2 --heads 2 --workers 2"
+    words += f" --steps 6 --eval-every 3 --data-dir {folder_of('shakespeare')}"
+    words += " --algo diloco --period 2"
+    plain = of_devices(words, tmp_path / "plain")
+    both = of_devices(f"{words} --mesh fsdp=2,tensor=2", tmp_path / "both")
+    assert_close_end(both, plain)
+    assert both.summary["devices"] == 8 and both.summary["mesh"]["tensor"] == 2
+    held, whole = (both.summary[f"device_bytes{x}"] for x in ("", "_without_mesh"))
+    for part in ("params", "opt_state", "sync"):
+        assert 0.25 < held[part] / whole[part] < 0.5  # vectors, and embeddings by 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("feed", ["device", "host"])
+def test_two_processes_train_as_one(feed, tmp_path):
+    words = f"{TINY} --mesh fsdp=2 --feed {feed}"
+    alone = of_devices(words, tmp_path / "alone")
+    both = of_devices(f"{words} --processes 2", tmp_path / "both")
+    assert_close_end(both, alone)
+    assert (both.summary["processes"], both.summary["devices"]) == (2, 4)
+    ended = of_devices(f"{words} --steps 14 --resume", tmp_path / "both")
+    assert "going on from the checkpoint of step 11" in ended.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("more", ["", "--jobs 2"])
+def test_variants_of_a_study_may_have_meshes(more, tmp_path):
+    words = "--task tiny_tasks:shared --seeds 2 --workers 2 --batch-size 8 --steps 4"
+    words += " --algos 'Plain=bmuf, Meshed=bmuf --mesh fsdp=2'"
+    program = [sys.executable, "-m", "experiments.compare"]
+    ended = of_devices(f"{words} {more}", tmp_path / "out", program=program)
+    assert ended.code == 0, ended.stderr
+    found = {
+        x["label"]: x["test_loss"]
+        for x in map(json.loads, (ended.out / "metrics.jsonl").read_text().splitlines())
+        if (x["seed"], x["step"]) == (1, 4)
+    }
+    assert found["Meshed"] == pytest.approx(found["Plain"], abs=ROUNDING)
+    [config] = ended.out.glob("runs/02-Meshed/*/seed-1/config.json")
+    assert json.loads(config.read_text())["mesh"] == {"fsdp": 2}
+
+
+@pytest.mark.slow
+def test_a_job_with_too_few_devices_is_refused(tmp_path):
+    words = "--task tiny_tasks:shared --algos 'bmuf --mesh fsdp=2' --devices-per-job 1"
+    program = [sys.executable, "-m", "experiments.compare"]
+    ended = of_devices(words, tmp_path / "out", program=program)
+    assert ended.code == 2 and "need 2 devices, and there are 1" in ended.stderr
