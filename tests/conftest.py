@@ -60,18 +60,21 @@ def spread_evenly(count, number):
 def pytest_collection_modifyitems(config, items):
     """Marks as slow what `sample(n)` leaves out: all but n cases, evenly spread.
 
+    With `sample(n, slow=m)` only m of those are slow, evenly spread, and the rest long.
     Who chooses tests with -k, such as those of one algorithm, gets all of their cases.
     """
     cases = defaultdict(list)
     for item in items:
         tier = item.get_closest_marker("slow") or item.get_closest_marker("long")
         if tier is None and (sample := item.get_closest_marker("sample")):
-            cases[item.function, sample.args[0]].append(item)
-    for (_, number), found in cases.items():
+            key = item.function, sample.args[0], sample.kwargs.get("slow")
+            cases[key].append(item)
+    for (_, number, most), found in cases.items():
         kept = spread_evenly(len(found), number)
-        for i, item in enumerate(found):
-            if i not in kept and not config.option.keyword:
-                item.add_marker(pytest.mark.slow)
+        left = [item for i, item in enumerate(found) if i not in kept]
+        slow = spread_evenly(len(left), len(left) if most is None else most)
+        for i, item in enumerate([] if config.option.keyword else left):
+            item.add_marker(pytest.mark.slow if i in slow else pytest.mark.long)
 
 
 def pytest_collection_finish():

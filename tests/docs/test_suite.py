@@ -23,6 +23,16 @@ def test_sample_keeps_so_many_cases_evenly_spread():
     assert spread_evenly(2, 4) == {0, 1}
 
 
+@pytest.mark.sample(1, slow=2)
+@pytest.mark.parametrize("case", range(5))
+def test_so_many_of_the_others_are_slow_and_the_rest_long(case, request):
+    keyword = bool(request.config.option.keyword)
+    is_alone = f"[{case}]" in " ".join(request.config.args)
+    tiers = {x.name for x in request.node.iter_markers()} & {"slow", "long"}
+    expected = [set(), {"slow"}, {"long"}, {"slow"}, {"long"}][case]
+    assert is_alone or keyword or tiers == expected
+
+
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("case", range(5))
 def test_other_cases_are_left_to_the_slow_run(case, request):

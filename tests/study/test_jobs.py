@@ -301,7 +301,7 @@ def test_jobs_here_make_the_same_study(serial, devices, flag, tmp_path):
     [
         pytest.param(1, marks=pytest.mark.long),
         pytest.param(2, marks=pytest.mark.slow),
-        pytest.param(3, marks=pytest.mark.slow),
+        pytest.param(3, marks=pytest.mark.long),
     ],
 )
 def test_any_number_of_workers_makes_the_same_study(serial, workers, tmp_path):
@@ -352,7 +352,7 @@ def test_a_lost_scheduler_ends_the_command_which_goes_on_later(serial, tmp_path)
     [
         pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow),
         pytest.param(signal.SIGTERM, 75, marks=pytest.mark.long),
-        pytest.param(signal.SIGKILL, -9, marks=pytest.mark.slow),
+        pytest.param(signal.SIGKILL, -9, marks=pytest.mark.long),
     ],
 )
 def test_a_stopped_command_leaves_no_process_and_goes_on(

@@ -23,7 +23,7 @@ def whole(tmp_path_factory):
     return undisturbed(tmp_path_factory.mktemp("whole") / "out")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_run_goes_on_without_the_host_whose_link_is_down(hosts, whole, tmp_path):  # noqa: F811
     here, there = hosts
     with cluster(tmp_path, 2, host=ADDRESSES[0], prefix=here) as dask:

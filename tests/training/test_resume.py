@@ -71,7 +71,13 @@ def out(stopped, tmp_path):
 
 
 def names(fast):
-    return [pytest.param(x, marks=() if x in fast else pytest.mark.slow) for x in NAMES]
+    def tier(number, name):
+        return pytest.mark.slow if number % 3 == 0 else pytest.mark.long
+
+    return [
+        pytest.param(x, marks=() if x in fast else tier(i, x))
+        for i, x in enumerate(NAMES)
+    ]
 
 
 @pytest.mark.sample(2)
@@ -303,7 +309,7 @@ def test_new_workers_start_from_the_center(workers, stopped, out):
     assert ended.summary["params_sha256"] == stopped.summary["params_sha256"]
 
 
-@pytest.mark.slow
+@pytest.mark.sample(0, slow=15)
 @pytest.mark.parametrize("name", NAMES)
 def test_center_of_an_algorithm_is_where_new_workers_start(name):
     params, batches = problem()

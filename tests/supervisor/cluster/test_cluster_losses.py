@@ -126,7 +126,7 @@ def test_spare_takes_the_place_of_a_killed_worker(number, whole, tmp_path):
     assert re.fullmatch(left, lines(ended)[0])
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_run_waits_for_a_worker_where_there_is_no_spare(whole, tmp_path):
     with cluster(tmp_path, workers=1) as dask:
         command = dask.run(f"{RUN} --max-restarts 1")
@@ -153,7 +153,7 @@ def test_killed_worker_ends_a_run_without_restarts(tmp_path):
     assert "(its Dask worker tcp://" in lines(ended)[-1]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_frozen_worker_counts_as_lost(whole, tmp_path):
     with cluster(tmp_path, workers=3) as dask:
         command = dask.run(f"{RUN} --max-restarts 1")
