@@ -18,12 +18,16 @@ SMALLEST = {
     "memory": ("--workers 2 --algorithms local bmuf", 2),
     "engine.reduction": (REDUCTION, 4),
     "engine.reduction-gloo": (f"{REDUCTION} --processes 2", 4),
+    "engine.mesh": ("--workers 2 --repeats 1", 1),
+    "engine.mesh_memory": ("--sizes 4M --devices 1 2", 2),
 }
 FLAGS = {
     "scaling": {"--workers", "--repeats", "--algorithms"},
     "sync_cost": {"--workers", "--repeats", "--steps", "--algorithms"},
     "memory": {"--workers", "--algorithms"},
     "engine.reduction": {"--processes", "--repeats", "--steps"},
+    "engine.mesh": {"--workers", "--repeats", "--steps"},
+    "engine.mesh_memory": {"--sizes", "--devices"},
 }
 
 
@@ -65,7 +69,7 @@ def test_a_small_run_reports_records_and_a_table(case):
         [sys.executable, "-m", f"benchmarks.{name}", *words.split()],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
     )
     assert ran.returncode == 0, ran.stderr
     lines = ran.stdout.splitlines()

@@ -4,10 +4,12 @@ import contextlib
 import inspect
 import io
 import re
+import subprocess
+import sys
 import tomllib
 
 import pytest
-from commands import ROOT
+from commands import ROOT, environment
 
 import syncalgos
 from experiments.cli import factories, flags
@@ -15,6 +17,7 @@ from experiments.tasks import TASKS
 
 PAGES = sorted(p for p in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```\n", re.MULTILINE | re.DOTALL)
+OWN_DEVICES = "jax_num_cpu_devices"
 
 
 def examples():
@@ -34,12 +37,32 @@ def examples():
                 yield pytest.param(block[2], shown, id=f"{page.name}-{number}")
 
 
-@pytest.mark.parametrize(("source", "shown"), list(examples()))
+EXAMPLES = list(examples())
+HERE = [each for each in EXAMPLES if OWN_DEVICES not in str(each.values[0])]
+ALONE = [each for each in EXAMPLES if each not in HERE]
+
+
+@pytest.mark.parametrize(("source", "shown"), HERE)
 def test_example_runs_and_prints_what_it_shows(source, shown):
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
         exec(compile(source, "example", "exec"), {"__name__": "example"})
     assert printed.getvalue() == (shown or "")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("source", "shown"), ALONE)
+def test_example_with_devices_of_its_own_prints_what_it_shows(source, shown):
+    ran = subprocess.run(
+        [sys.executable, "-c", source],
+        env=environment(),
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout == (shown or "")
 
 
 def test_every_page_is_read():
@@ -48,10 +71,12 @@ def test_every_page_is_read():
         "design.md",
         "algorithms.md",
         "adding-an-algorithm.md",
+        "larger-than-a-device.md",
         "models-and-tasks.md",
         "results.md",
     } <= {page.name for page in PAGES}
-    assert len(list(examples())) >= 5
+    assert len(HERE) >= 5
+    assert len(ALONE) >= 2
 
 
 @pytest.mark.parametrize("name", syncalgos.ALGORITHMS)

@@ -1,0 +1,166 @@
+"""Memory of workers that are meshes: `python -m benchmarks.engine.mesh_memory`.
+
+Two workers train a GPT by Adam and diloco that syncs at each step, on virtual CPU
+devices. For each size of the model and of the mesh, in a fresh process each:
+
+- a device's bytes of params, of Adam's state and of diloco's, from the arrays' shards;
+- the peak of the program of two steps by XLA's own analysis of a device: arguments,
+  results that do not take their place, and intermediate results (temporary);
+- the same of plain local steps, so that the difference is what the sync adds;
+- the seconds of a step, and the peak resident set of the whole process.
+
+Each worker takes 4 sequences of 32 tokens a step.
+"""
+
+import argparse
+import itertools
+import multiprocessing
+import resource
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ProcessPoolExecutor
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import optax
+
+import syncalgos
+from benchmarks.engine.mesh_by_hand import FSDP, PyTree, shardings
+from benchmarks.measure import report, table_of
+from benchmarks.memory import analysis
+from models import gpt
+
+WORKERS, BATCH, TIME, STEPS = 2, 4, 32, 2
+
+
+class Size(NamedTuple):
+    """The size of a GPT with heads of 64."""
+
+    vocabulary: int
+    width: int
+    layers: int
+
+
+SIZES = {
+    "4M": Size(4096, 256, 4),
+    "29M": Size(8192, 512, 8),
+    "110M": Size(32768, 768, 12),
+}
+
+
+def _millions(*names: str) -> Callable[[Mapping[str, Any]], float]:
+    return lambda one: sum(one[name] for name in names) / 1e6
+
+
+COLUMNS = {
+    "params, million": _millions("params"),
+    "devices of a worker": "devices",
+    "params, MB a device": _millions("params_bytes"),
+    "Adam": _millions("opt_state_bytes"),
+    "diloco": _millions("sync_bytes"),
+    "temporary": _millions("temp_bytes"),
+    "peak": _millions("peak_bytes"),
+    "peak of local steps": _millions("local_peak_bytes"),
+    "s a step": "step_seconds",
+    "resident, all devices": _millions("resident_bytes"),
+}
+
+
+def measure(size: str, devices: int) -> dict[str, Any]:
+    """A record; to be called first in a process."""
+    jax.config.update("jax_num_cpu_devices", WORKERS * devices)
+    params = gpt.init(jax.random.key(0), *_arguments(SIZES[size]))
+    numbers = sum(x.size for x in jax.tree.leaves(params))
+    local = _trained(params, syncalgos.Strategy(), size, devices)
+    found = _trained(params, syncalgos.diloco(period=1), size, devices)
+    return {
+        "benchmark": "mesh_memory",
+        "size": size,
+        "params": numbers,
+        "workers": WORKERS,
+        "devices": devices,
+        **found,
+        "local_peak_bytes": local["peak_bytes"],
+        "local_temp_bytes": local["temp_bytes"],
+        "resident_bytes": 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
+    }
+
+
+def _arguments(size: Size) -> tuple[int, int, int, int]:
+    return size.vocabulary, TIME, size.width, size.layers
+
+
+def _trained(
+    params: PyTree, strategy: syncalgos.Strategy, size: str, devices: int
+) -> dict[str, Any]:
+    """A device's bytes, and the seconds of a step, of a training by a strategy."""
+    vocabulary, width, _ = SIZES[size]
+
+    def loss(params, text):
+        logits = gpt.apply(params, text[:, :-1], width // 64)
+        return optax.softmax_cross_entropy_with_integer_labels(
+            logits, text[:, 1:]
+        ).mean()
+
+    trainer = syncalgos.DataParallel(
+        syncalgos.stateless(loss),
+        optax.adam(1e-4),
+        strategy,
+        workers=WORKERS,
+        backend="shard_map",
+        mesh={FSDP: devices},
+        shardings=shardings,
+    )
+    state = trainer.init(params)
+    bytes_of = {
+        "params_bytes": on_a_device(state.replica.params),
+        "opt_state_bytes": on_a_device(state.replica.opt_state),
+        "sync_bytes": on_a_device(state.sync),
+    }
+    shape = STEPS, WORKERS * BATCH, TIME + 1
+    text = np.random.default_rng(0).integers(vocabulary, size=shape, dtype=np.int32)
+    state, _ = jax.block_until_ready(trainer.run(state, text))
+    begin = time.perf_counter()
+    state, metrics = jax.block_until_ready(trainer.run(state, text))
+    seconds = (time.perf_counter() - begin) / STEPS
+    program = analysis(trainer)
+    results = program.output_size_in_bytes - program.alias_size_in_bytes
+    peak = program.argument_size_in_bytes + results + program.temp_size_in_bytes
+    return {
+        **bytes_of,
+        "temp_bytes": program.temp_size_in_bytes,
+        "peak_bytes": peak,
+        "step_seconds": float(f"{seconds:.4g}"),
+        "loss": [float(x) for x in np.asarray(metrics["loss"])],
+    }
+
+
+def on_a_device(tree: PyTree) -> int:
+    """Bytes of the arrays' shards on a device."""
+
+    def size(x):
+        return int(np.prod(x.sharding.shard_shape(x.shape))) * x.dtype.itemsize
+
+    return sum(map(size, jax.tree.leaves(tree)))
+
+
+def main() -> None:
+    """Prints a record for each size and mesh, then a table."""
+    parser = argparse.ArgumentParser(description="A device's memory under meshes.")
+    parser.add_argument("--sizes", nargs="+", choices=SIZES, default=["4M", "29M"])
+    parser.add_argument(
+        "--devices", type=int, nargs="+", default=[1, 2, 4], help="of each worker"
+    )
+    flags = parser.parse_args()
+    pool = ProcessPoolExecutor(
+        1, multiprocessing.get_context("spawn"), max_tasks_per_child=1
+    )
+    with pool:
+        cases = itertools.product(flags.sizes, flags.devices)
+        found = pool.map(measure, *zip(*cases, strict=True))
+        print(table_of(COLUMNS, [*map(report, found)]))
+
+
+if __name__ == "__main__":
+    main()
