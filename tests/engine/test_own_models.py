@@ -429,7 +429,7 @@ def test_the_pages_exported_model_predicts_what_the_page_shows(tmp_path):
     path = tmp_path / "model.safetensors"
     ended = execute(command.replace(path.name, str(path)), tmp_path / "out")
     assert ended.code == 0, ended.stderr
-    ((source, shown),) = blocks("py")
+    *_, (source, shown) = blocks("py")
     predicted = subprocess.run(
         [sys.executable, "-c", source],
         cwd=tmp_path,
