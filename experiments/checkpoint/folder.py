@@ -6,10 +6,12 @@ another number of processes. Hosts may share the folder or not.
 
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from experiments.checkpoint import shard_file
+from experiments.checkpoint.pieces import array_name
 from experiments.checkpoint.shard_file import Damaged, Shard, ShardName
 
 # Identical in the records of all shards of a run; earlier runs lack `run_id`.
@@ -125,6 +127,7 @@ def _load_layout(
     unread = {name.number: name for name in names}
     damage: Damaged | None = None
     taken: list[tuple[Shard, ShardName]] = []
+    lacking, stop = [first], first
     # Workers are split evenly as a rule, and those wanted are often one shard's.
     guess = first // count if count else 0
     while unread:
@@ -136,10 +139,18 @@ def _load_layout(
             damage = damage or error
             continue
         lacking, stop = _lacking(taken, first, count)
-        if not lacking:
-            return _joined([shard for shard, _ in taken], first, stop)
-        guess = lacking[0] * of // taken[0][0].workers
+        # Where workers span processes, all shards have pieces of them.
+        if not lacking and not (unread and _has_pieces(taken[0][0])):
+            break
+        guess = lacking[0] * of // taken[0][0].workers if lacking else min(unread)
+    if taken and not lacking and not (damage and _has_pieces(taken[0][0])):
+        return _joined([shard for shard, _ in taken], first, stop)
     raise damage or _incomplete(names)
+
+
+def _has_pieces(shard: Shard) -> bool:
+    """Whether workers span processes, so that others have pieces of their arrays."""
+    return any(array_name(name) != name for name in shard.own)
 
 
 def _lacking(
@@ -186,13 +197,24 @@ def _read_fitting(
 
 def _arrays(shard: Shard) -> tuple[dict, dict]:
     """Dtypes and shapes by name, those of `own` without their rows."""
-    own = {name: (x.dtype, x.shape[1:]) for name, x in shard.own.items()}
-    return own, {name: (x.dtype, x.shape) for name, x in shard.shared.items()}
+
+    def facts(name: str, x: np.ndarray, leading: int) -> tuple[Any, ...]:
+        return (x.dtype, None if array_name(name) != name else x.shape[leading:])
+
+    own = {array_name(name): facts(name, x, 1) for name, x in shard.own.items()}
+    shared = {array_name(name): facts(name, x, 0) for name, x in shard.shared.items()}
+    return own, shared
 
 
 def _joined(taken: list[Shard], first: int, stop: int) -> Shard:
     """Joins the workers from first to stop of shards that hold them all."""
-    taken, slices, done = sorted(taken, key=lambda x: x.first), [], first
+    # Of workers that span processes, each of these has pieces.
+    by_workers: dict[int, Shard] = {}
+    for shard in sorted(taken, key=lambda x: x.first):
+        other = by_workers.get(shard.first, shard)
+        whole = {**other.own, **shard.own}, {**other.shared, **shard.shared}
+        by_workers[shard.first] = shard._replace(own=whole[0], shared=whole[1])
+    taken, slices, done = [*by_workers.values()], [], first
     for shard in taken:
         start, end = (min(max(done, x), stop) for x in (shard.first, shard.held.stop))
         slices.append(slice(start - shard.first, end - shard.first))

@@ -172,9 +172,9 @@ class CheckpointManager(NamedTuple):
 
     def _agreed(self, step: int) -> Shard | None:
         """Returns this process's shard, if all processes have theirs of one run."""
-        group, shard = self.run.group, None
+        run, group, shard = self.run, self.run.group, None
         try:
-            shard = self._read(step)
+            shard = state_arrays.serving(run.trainer, run.state, self._read(step))
         except (Damaged, Incomplete, OSError) as error:
             group.note(f"the checkpoint of step {step} cannot be used: {error}")
         if group.largest(shard is None) or shard is None:

@@ -6,9 +6,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from experiments.checkpoint import pieces
+from experiments.checkpoint.folder import Incomplete
+from experiments.checkpoint.shard_file import Shard
 from syncalgos import DataParallel, Replica, TrainState
 from syncalgos.collectives import PyTree
 from syncalgos.combinators.primitives import restart
+from syncalgos.engine.placement.parts import HeldPart, bounds_of, part_of
 
 Named = dict[str, np.ndarray]
 
@@ -28,6 +32,40 @@ def shared(held: TrainState, center: Replica) -> Named:
     return _named({"step": held.step, "key": held.key, "center": center})
 
 
+def serving(trainer: DataParallel, like: TrainState, shard: Shard) -> Shard:
+    """Returns a shard that has all that this process goes on with.
+
+    Args:
+        trainer: of the run.
+        like: any state of it, for its places on the devices.
+        shard: of a checkpoint.
+
+    Raises:
+        Incomplete: pieces are missing of arrays whose workers spanned processes.
+    """
+    same = shard.workers == trainer.workers
+    own, layout = pieces.joined(shard.own if same else shard.shared), trainer.layout
+    parts = {name: x for name, x in own.items() if isinstance(x, HeldPart)}
+    leaves = jax.tree_util.tree_leaves_with_path((like.replica, like.sync))
+    for path, x in leaves if same and not layout.is_whole else ():
+        name = jax.tree_util.keystr(path)
+        if name not in parts:
+            continue
+        part = parts.pop(name)
+        try:
+            for each in x.addressable_shards:
+                bounds = bounds_of(each.index, x.shape)[2:]
+                part.read(((0, layout.lanes), *bounds))
+        except ValueError as error:
+            raise Incomplete(f"of {name} {error}") from None
+    if parts:
+        raise Incomplete(
+            f"of {next(iter(parts))} only a part is here: its workers spanned "
+            "processes, whose files must be in one folder"
+        )
+    return shard
+
+
 def state(
     trainer: DataParallel, like: TrainState, own: Named, shared: Named
 ) -> TrainState:
@@ -45,7 +83,10 @@ def state(
     shapes = jax.tree.map(lambda x: _Like(x, 2), (like.replica, like.sync))
     replica, sync = _filled(shapes, own, len(trainer.layout.own_workers))
     rest = _filled({"step": _Like(like.step), "key": _Like(like.key)}, shared)
-    return trainer.from_host(TrainState(replica, sync, rest["step"], rest["key"]))
+    try:
+        return trainer.from_host(TrainState(replica, sync, rest["step"], rest["key"]))
+    except ValueError as error:  # such as state that follows the mesh
+        raise Misfit(str(error)) from error
 
 
 def restarted(
@@ -98,17 +139,21 @@ def _named(tree: PyTree) -> Named:
     leaves = jax.tree_util.tree_leaves_with_path(tree)
     raw = [jax.random.key_data(x) if _is_key(x) else x for _, x in leaves]
     names = [jax.tree_util.keystr(path) for path, _ in leaves]
-    return dict(zip(names, map(np.asarray, raw), strict=True))
+    found: Named = {}
+    for name, x in zip(names, raw, strict=True):
+        found |= pieces.named(name, part_of(x) if isinstance(x, jax.Array) else x)
+    return found
 
 
 def _filled(likes: PyTree, named: Named, *leading: int) -> Any:
     """Fills a tree of `_Like`s with the arrays of the same paths."""
+    arrays = pieces.joined(named)
 
     def leaf(path, like):
         name = jax.tree_util.keystr(path)
-        if name not in named:
+        if name not in arrays:
             raise Misfit(f"the checkpoint has no {name}")
-        found = named[name]
+        found = arrays[name]
         expected = (*leading, *like.shape)
         if found.shape != expected or found.dtype != like.dtype:
             raise Misfit(

@@ -45,10 +45,12 @@ def requested(config: RunConfig) -> Membership | None:
             "--max-restarts restarts processes that this command starts: those that "
             "join each other end with code 75, and who started them starts them again"
         )
-    if config.workers % found.processes:
+    devices = config.worker_devices
+    if config.workers * devices % found.processes:
+        of_devices = f" of {devices} devices" if devices > 1 else ""
         raise BadRequest(
-            f"{config.workers} workers do not divide over {found.processes} "
-            f"processes: use a multiple of {found.processes}"
+            f"{config.workers} workers{of_devices} do not divide over "
+            f"{found.processes} processes: use a multiple of {found.processes}"
         )
     return found
 

@@ -7,6 +7,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import jax
 from safetensors import SafetensorError
 
 import syncalgos
@@ -27,7 +28,7 @@ from experiments.training.prepared import (
     record_config,
     train_and_record,
 )
-from experiments.training.process_group import ALONE, ProcessGroup
+from experiments.training.process_group import ALONE, ProcessGroup, on_host
 from experiments.training.records import Progress
 
 
@@ -116,7 +117,8 @@ def _finish(
 
 def _export(run: PreparedRun, outcome: Outcome, path: Path) -> str | None:
     """Writes the center and how it was made; returns where, if it could."""
-    center = run.trainer.center(outcome.state)  # all processes take part
+    # All processes take part.
+    center = jax.tree.map(on_host, run.trainer.center(outcome.state))
     if not run.group.is_first:
         return None
     header = {name: records.plain(run.facts[name]) for name in ORIGIN}

@@ -128,11 +128,6 @@ def _make(config: RunConfig, data: Data | None, group: ProcessGroup) -> Componen
         config, schedule, optimizer, group.hosts, task
     )
     trainer = make_trainer(config, task, optimizer, strategy)
-    if not trainer.layout.is_whole:
-        raise ValueError(
-            f"--mesh: a worker of {config.worker_devices} devices would span "
-            "processes, which only the library can: take a smaller mesh"
-        )
     # Data comes last: what is wrong with the rest is reported in under a second.
     if data is None:
         data = loading.load(task, config.task, config.validation)

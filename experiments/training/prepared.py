@@ -30,7 +30,7 @@ from experiments.training.loop import Hooks, Outcome, train
 from experiments.training.measurements import displacements, memory, sends
 from experiments.training.measurements.effective_lr import effective_lr
 from experiments.training.measurements.rounds import Rounds, planned
-from experiments.training.process_group import ALONE, ProcessGroup
+from experiments.training.process_group import ALONE, ProcessGroup, on_host
 from experiments.training.records import Progress
 from experiments.training.strategies import steady_strategy
 from syncalgos import Communication, Replica, TrainState
@@ -281,5 +281,5 @@ def params_sha256(replica: Replica) -> str:
     # Same command, same hash: the test of every claim that numbers did not change.
     digest = hashlib.sha256()
     for leaf in jax.tree.leaves(replica.params):
-        digest.update(np.asarray(leaf).tobytes())
+        digest.update(on_host(leaf).tobytes())
     return digest.hexdigest()

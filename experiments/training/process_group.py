@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
@@ -50,6 +51,14 @@ class ProcessGroup(NamedTuple):
     def smallest(self, number: int) -> int:
         """Returns the smallest value over all processes."""
         return int(self.gather(number).min())
+
+
+def on_host(x: Any) -> np.ndarray:
+    """Returns an array whole; all processes that have a part of it call this."""
+    # One array at a time: a model that spans processes may not fit in one.
+    if isinstance(x, jax.Array) and not x.is_fully_addressable:
+        return np.asarray(multihost_utils.process_allgather(x, tiled=True))
+    return np.asarray(x)
 
 
 ALONE = ProcessGroup()

@@ -16,7 +16,7 @@ from syncalgos.engine.placement.layout import Device
 from syncalgos.engine.placement.make_layout import AnyMesh, make_layout
 from syncalgos.engine.placement.shardings import Shardings
 from syncalgos.engine.program import Model, Own, Shared
-from syncalgos.engine.state import StepCount, TrainState, held_by, put_back
+from syncalgos.engine.state import StepCount, TrainState, check_sync, held_by, put_back
 from syncalgos.ledger.counting import Communication
 from syncalgos.reducers.reducer import check_optimizer
 from syncalgos.strategy import PyTree, Replica, Strategy, check_params, check_strategy
@@ -104,9 +104,7 @@ class DataParallel:
         accumulate = checks.whole("accumulate", accumulate, least=1)
         if sharded is not None:
             strategy = sharded_tables.beside(strategy, sharded, optimizer)
-        if lane_form is not None:
-            lane_form = selection.normalized(lane_form)
-            checks.one_of("lane_form", lane_form, selection.FORMS)
+        lane_form = selection.checked(lane_form)
         self._worker = worker.Worker(
             loss,
             eval_loss or loss,
@@ -273,7 +271,7 @@ class DataParallel:
         """Copies the workers of this process, `layout.own_workers`, to the host.
 
         Returns:
-            NumPy arrays (keys stay jax arrays); replica and sync lead with (workers,).
+            NumPy arrays, (workers, ...), or `HeldPart`s of them; keys stay jax arrays.
         """
         arguments.check_kind("state", state, TrainState)
         return held_by(self.layout, state)
@@ -290,7 +288,9 @@ class DataParallel:
         arguments.check_kind("held", held, TrainState)
         arguments.check_workers(held, len(self.layout.own_workers))
         arguments.check_step(int(held.step))
-        state = put_back(self.layout, held, self._shardings.of_held(held.replica))
+        sharding = self._shardings.of_held(held.replica)
+        check_sync(self.layout, self._worker.strategy, held, sharding)
+        state = put_back(self.layout, held, sharding)
         self._compiled.put_back(state.own, held.own)
         return state
 

@@ -11,8 +11,8 @@ from jax.sharding import PartitionSpec
 from syncalgos.engine import arguments
 from syncalgos.engine.placement.layout import Layout
 from syncalgos.engine.program import Own
-from syncalgos.reducers.stacking.shards import Sharding
-from syncalgos.strategy import PyTree, Replica
+from syncalgos.reducers.stacking.shards import Sharding, known
+from syncalgos.strategy import WORKERS, PyTree, Replica, Strategy
 
 
 class TrainState(NamedTuple):
@@ -65,13 +65,34 @@ class StepCount:
 
 def held_by(layout: Layout, state: TrainState) -> TrainState:
     """This process's workers on the host: see `DataParallel.to_host`."""
-    if not layout.is_whole:
-        raise ValueError(
-            "a worker that spans processes cannot be copied to the host of one: no "
-            "process has all of it"
-        )
     replica, sync = jax.tree.map(layout.part, state.own)
     return TrainState(replica, sync, jax.device_get(state.step), state.key)
+
+
+def check_sync(
+    layout: Layout, strategy: Strategy, held: TrainState, sharding: Sharding | None
+) -> None:
+    """Raises a ValueError unless the strategy's state is as this layout has it."""
+    # That of some reducers leads with the shards of a leaf, and follows the mesh.
+    sizes = [*zip(WORKERS, layout.shape, strict=True)]
+    params = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(np.shape(x)[1:], x.dtype), held.replica.params
+    )
+
+    def init(params):  # a function of its own: jax would know the trace of another mesh
+        return strategy.init(params)
+
+    with known(sharding):
+        trace = jax.make_jaxpr(init, axis_env=sizes, return_shape=True)
+        _, expected = trace(params)
+    given = jax.tree_util.tree_leaves_with_path(held.sync)
+    for (path, x), own in zip(given, jax.tree.leaves(expected), strict=False):
+        if np.shape(x)[1:] != own.shape:
+            raise ValueError(
+                f"held.sync{jax.tree_util.keystr(path)} has the shape "
+                f"{np.shape(x)[1:]}, here it is {own.shape}: this algorithm's state "
+                "follows the shards of params, and goes on with the same mesh alone"
+            )
 
 
 def put_back(layout: Layout, held: TrainState, sharding: Sharding | None) -> TrainState:

@@ -338,7 +338,7 @@ def test_a_form_must_have_a_known_name():
 
 def test_old_names_of_forms_are_those_of_today():
     assert {*selection.OLD_NAMES.values()} == {*selection.FORMS}
-    assert [*map(selection.normalized, selection.FORMS)] == [*selection.FORMS]
+    assert [*map(selection.checked, selection.FORMS)] == [*selection.FORMS]
     trainer, _, reported = train(syncalgos.bmuf(3), lane_form="in-turn")
     assert trainer.lane_form == "sequential"
     expected = train(syncalgos.bmuf(3), lane_form="sequential")[2]

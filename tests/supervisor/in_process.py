@@ -173,6 +173,10 @@ def of_meshes():
                 "divergence": trainer.divergence(state),
                 "sent": trainer.communication(state, STEPS).bytes_per_device,
             }
+            again = trainer.from_host(trainer.to_host(state))
+            found[f"{len(found)} goes on"] = [
+                trainer.run(each, mine)[1]["loss"] for each in (again, state)
+            ]
     return host(found)
 
 

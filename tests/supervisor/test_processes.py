@@ -250,6 +250,10 @@ def test_workers_that_are_meshes_may_lie_in_a_process_or_span_several(start):
     (whole,) = one.result()
     for each in several.result():
         assert_same(each[MESHED], whole[MESHED], ROUNDING)
+        for again, unbroken in [
+            x for x in each[MESHED].values() if isinstance(x, list)
+        ]:
+            np.testing.assert_array_equal(again, unbroken)
 
 
 @pytest.mark.slow

@@ -2,18 +2,23 @@
 
 import dataclasses
 import json
+import os
 import re
 import shutil
+import signal
 import sys
 
 import jax
 import pytest
 from commands import execute
+from faults import commands, until
 from jax.sharding import PartitionSpec as P
+from kills import newest
 from lasting import OURS, assert_same_end, run, signal_at
 from small_tasks import SMALL, folder_of, make
 from tiny_tasks import shared
 
+from experiments.checkpoint import shard_file
 from experiments.cli.errors import BadRequest
 from experiments.tasks.contract import check_axes
 from experiments.training.config import RunConfig, parse
@@ -341,6 +346,121 @@ def test_two_processes_train_as_one(feed, tmp_path):
     assert (both.summary["processes"], both.summary["devices"]) == (2, 4)
     ended = of_devices(f"{words} --steps 14 --resume", tmp_path / "both")
     assert "going on from the checkpoint of step 11" in ended.stderr
+
+
+# A worker over two processes
+
+SPANNING = TINY.replace("--workers 2", "--workers 1")
+SPAN = f"{SPANNING} --mesh fsdp=2 --processes 2"
+
+
+@pytest.fixture(scope="module")
+def spanned(tmp_path_factory):
+    """A run of which no process has the whole model, and its checkpoints."""
+    folder = tmp_path_factory.mktemp("spanned")
+    ended = of_devices(f"{SPAN} --export {folder / 'm.safetensors'}", folder / "out")
+    assert ended.code == 0, ended.stderr
+    return ended
+
+
+@pytest.fixture(scope="module")
+def of_one(tmp_path_factory):
+    """The same run by a worker of one device."""
+    return of_devices(SPANNING, tmp_path_factory.mktemp("of_one") / "out")
+
+
+@pytest.mark.slow
+def test_a_worker_over_two_processes_trains_as_on_a_device(spanned, of_one):
+    assert_close_end(spanned, of_one)
+    assert spanned.summary["processes"] == spanned.summary["devices"] == 2
+    model = load(spanned.out.parent / "m.safetensors")
+    assert params_sha256(model) == spanned.summary["params_sha256"]
+
+
+@pytest.mark.slow
+def test_each_process_writes_the_shards_that_it_has(spanned):
+    files = sorted((spanned.out / "checkpoints").glob("step-00000011.*.npz"))
+    assert [x.name for x in files] == [f"step-00000011.{i}-of-2.npz" for i in (0, 1)]
+    held = [shard_file.read(x) for x in files]
+    of_in = [[n for n in x.own if "['in']@" in n and ".params" in n] for x in held]
+    name = "[0].params['in']@1,4,6"  # one worker's, cut in two
+    assert of_in == [[f"{name}@0:1,0:2,0:6"], [f"{name}@0:1,2:4,0:6"]]
+    sizes = [sum(x.nbytes for x in shard.own.values()) for shard in held]
+    assert sizes[0] == sizes[1] < of_whole(spanned) * 0.75
+
+
+def of_whole(ended):
+    """Bytes of a worker's state without a mesh."""
+    return sum(ended.summary["device_bytes_without_mesh"].values())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("words", "same"),
+    [
+        (SPAN, True),
+        (SPANNING, False),
+        (f"{SPANNING} --mesh fsdp=3", False),
+    ],
+)
+def test_it_goes_on_bit_for_bit_and_on_other_meshes(
+    words, same, spanned, of_one, tmp_path
+):
+    out = shutil.copytree(spanned.out, tmp_path / "out")
+    for newer in (out / "checkpoints").glob("step-00000011.*"):
+        newer.unlink()
+    ended = of_devices(f"{words} --resume", out)
+    assert "going on from the checkpoint of step 9" in ended.stderr, ended.stderr
+    if same:
+        assert_same_end(ended, spanned)
+    else:
+        assert_close_end(ended, of_one)
+
+
+@pytest.mark.slow
+def test_a_run_of_one_device_goes_on_over_two_processes(of_one, tmp_path):
+    out = shutil.copytree(of_one.out, tmp_path / "out")
+    for newer in (out / "checkpoints").glob("step-00000011.*"):
+        newer.unlink()
+    assert_close_end(of_devices(f"{SPAN} --resume", out), of_one)
+
+
+@pytest.mark.slow
+def test_other_workers_start_from_the_center_of_one_over_processes(spanned, tmp_path):
+    out = shutil.copytree(spanned.out, tmp_path / "out")
+    ended = of_devices(f"{TINY} --steps 14 --resume-center", out)
+    assert ended.code == 0, ended.stderr
+    assert "going on from the checkpoint of step 11" in ended.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", [SPAN, SPANNING])
+def test_a_checkpoint_of_which_a_part_is_lost_or_damaged_is_not_used(
+    words, spanned, tmp_path
+):
+    out = shutil.copytree(spanned.out, tmp_path / "out")
+    (out / "checkpoints" / "step-00000011.1-of-2.npz").unlink()
+    damaged = out / "checkpoints" / "step-00000009.0-of-2.npz"
+    damaged.write_bytes(damaged.read_bytes()[:-100])
+    ended = of_devices(f"{words} --resume", out)
+    assert ended.code == 0, ended.stderr
+    for step, why in ((11, "of .* here"), (9, "is damaged")):
+        said = f"the checkpoint of step {step} cannot be used: .*{why}"
+        assert re.search(said, ended.stderr)
+    assert "going on from the checkpoint of step 6" in ended.stderr
+
+
+@pytest.mark.slow
+def test_a_killed_process_of_a_worker_is_restarted_to_the_same_end(tmp_path):
+    words = f"{SPAN} --steps 400 --eval-every 100 --checkpoint-every 20"
+    with commands(tmp_path) as start:
+        whole = start(words, tmp_path / "whole").ended()
+        command = start(f"{words} --max-restarts 1")
+        until(lambda: newest(command.run_out) >= 40, "step 40")
+        os.kill(command.member(1), signal.SIGKILL)
+        ended = command.ended()
+    assert "restart 1 of 1" in ended.stderr
+    assert_same_end(ended, whole)
 
 
 @pytest.mark.slow

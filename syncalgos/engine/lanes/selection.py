@@ -10,6 +10,7 @@ import jax
 import numpy as np
 from jax.extend import core
 
+from syncalgos import checks
 from syncalgos.combinators import introspection
 from syncalgos.engine.backends import Replicated
 from syncalgos.engine.inner_step import asks
@@ -31,9 +32,15 @@ CACHED = 4e6  # bytes
 SMALL = 1e5
 
 
-def normalized(name: str) -> str:
-    """The name of a form of today, for one of today or of before."""
-    return OLD_NAMES.get(name, name)
+def checked(asked: str | None) -> str | None:
+    """Returns the form that was asked for, by its name of today; None is left open.
+
+    Raises:
+        ValueError: an unknown name.
+    """
+    if asked is None:
+        return None
+    return checks.one_of("lane_form", OLD_NAMES.get(asked, asked), FORMS)
 
 
 class Unfit(ValueError):

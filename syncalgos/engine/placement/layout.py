@@ -15,6 +15,7 @@ import numpy as np
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from syncalgos.collectives import WORKERS
+from syncalgos.engine.placement.parts import HeldPart, bounds_of
 
 Device = Any  # jax.Device, which type checkers do not take for a type
 DEVICES, LANES = WORKERS
@@ -222,30 +223,56 @@ class Layout(NamedTuple):
         """This process's first copy of an array that all devices hold."""
         return x if self.processes == 1 else x.addressable_data(0)
 
-    def part(self, x: jax.Array) -> jax.Array | np.ndarray:
-        """This process's part of an array that leads with (devices, lanes).
+    def part(self, x: jax.Array) -> jax.Array | np.ndarray | HeldPart:
+        """This process's part of an array that leads with (places, lanes).
 
         Returns:
-            A NumPy array, (workers here, ...); of typed keys a jax.Array.
+            A NumPy array, (workers here, ...); of typed keys a jax.Array. Where a
+            worker spans processes, a HeldPart of it.
         """
-        raw = jax.random.key_data(x) if is_key(x) else x
-        whole = np.empty((*self.own_shape, *raw.shape[2:]), raw.dtype)
-        # Shards that several devices hold alike are copied once.
-        shards = {str(shard.index): shard for shard in raw.addressable_shards}
-        for shard in shards.values():
-            first, *rest = shard.index
-            begin = (first.start or 0) - self.own_places.start
-            places = slice(begin, begin + len(shard.data))
-            whole[places, *rest] = np.asarray(shard.data)
-        whole = whole.reshape(len(self.own_workers), *whole.shape[2:])
-        if not is_key(x):
-            return whole
-        return jax.random.wrap_key_data(jnp.asarray(whole), impl=jax.random.key_impl(x))
+        if is_key(x):
+            raw, impl = self.part(jax.random.key_data(x)), jax.random.key_impl(x)
+            return jax.random.wrap_key_data(jnp.asarray(raw), impl=impl)
+        shape = len(self.own_workers), *x.shape[2:]
+        pieces = {}
+        for shard in x.addressable_shards:
+            (first, _), _, *inner = bounds_of(shard.index, x.shape)
+            first = (first - self.own_places.start) * self.lanes
+            places, lanes, *rest = shard.data.shape
+            piece = shard.data.reshape(places * lanes, *rest)  # may be of size 0
+            bounds = ((first, first + len(piece)), *inner)
+            if bounds not in pieces:  # several devices may hold it
+                pieces[bounds] = np.asarray(piece)
+        return HeldPart(shape, x.dtype, pieces).joined
 
     def unpart(self, x: Any, spec: PartitionSpec) -> jax.Array:
-        """Puts the result of `part` on this process's devices again."""
-        whole = x.reshape(*self.own_shape, *x.shape[1:])
-        return self.split(whole, self.of_workers(spec))
+        """Puts the result of `part` on this process's devices again.
+
+        Raises:
+            ValueError: a HeldPart that lacks what belongs here.
+        """
+        if self.is_whole:
+            if isinstance(x, HeldPart):
+                raise ValueError(
+                    "held arrays are parts of workers that spanned processes: here "
+                    "they must be whole"
+                )
+            whole = x.reshape(*self.own_shape, *x.shape[1:])
+            return self.split(whole, self.of_workers(spec))
+        if is_key(x):
+            raw = self.unpart(np.asarray(jax.random.key_data(x)), spec)
+            return jax.random.wrap_key_data(raw, impl=jax.random.key_impl(x))
+        shape = *self.shape, *x.shape[1:]
+
+        def at(index):
+            inner = bounds_of(index, shape)[2:]
+            if isinstance(x, HeldPart):
+                piece = x.read(((0, self.lanes), *inner))
+            else:
+                piece = x[:, *(slice(*pair) for pair in inner)]
+            return piece[None]
+
+        return jax.make_array_from_callback(shape, self.of_workers(spec), at)
 
 
 def is_key(x: Any) -> bool:

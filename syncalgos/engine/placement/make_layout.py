@@ -124,12 +124,14 @@ def _needed(
     counts = range(most, 0, -1) if lanes is None else [workers // lanes]
     fits = [n for n in counts if n <= most and n % step == 0 and workers % n == 0]
     if not fits:
-        in_lanes = "" if lanes is None else f" in {lanes} lanes"
+        in_lanes, fewer = "", "a smaller mesh"
+        if lanes is not None:
+            in_lanes = f" in {lanes} lanes"
+            fewer = "fewer workers, more lanes or a smaller mesh"
         needed = each * (step if lanes is None else workers // lanes)
         raise ValueError(
             f"{workers} workers{in_lanes} of {each} devices ({_shown(axes)}) need "
-            f"{needed} devices, and there are {sum(map(len, known))}: take fewer "
-            "workers, more lanes or a smaller mesh"
+            f"{needed} devices, and there are {sum(map(len, known))}: take {fewer}"
         )
     if step == 1:
         return tuple(d for devices in known for d in devices)[: fits[0] * each]

@@ -40,7 +40,7 @@ class Asked:
     def of_held(self, replica: Replica) -> Sharding | None:
         """Returns how a model lies that is on the host, led by the workers."""
         if self._shardings is not None:
-            shapes = jax.tree.map(lambda x: np.asarray(x[0]), replica.params)
+            shapes = jax.tree.map(_without_workers, replica.params)
             return self.of_model(shapes)
         if self._last is None and self._layout.axes:
             raise ValueError(
@@ -48,6 +48,10 @@ class Asked:
                 "init first"
             )
         return self._last
+
+
+def _without_workers(x: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(np.shape(x)[1:], x.dtype)
 
 
 def resolved(

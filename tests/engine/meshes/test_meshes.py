@@ -25,6 +25,7 @@ from owed import owed
 
 import syncalgos
 from syncalgos import ALGORITHMS
+from syncalgos.engine.placement.parts import HeldPart
 from syncalgos.reducers.stacking.shards import Cut, Leaf, Sharding, known
 
 ROUNDING = 3e-6  # of float32 after 8 steps, summed in another order
@@ -332,6 +333,35 @@ def test_a_batch_that_the_devices_of_a_worker_do_not_divide_is_refused():
     state = trainer.init(params)
     four = jax.tree.map(lambda x: x[:, :4], batches)
     refuses("part of the batch, 2, does not divide", lambda: trainer.run(state, four))
+
+
+def test_a_part_of_an_array_is_read_across_its_pieces():
+    x = np.arange(24.0).reshape(4, 6)
+    pieces = {((0, 4), (0, 2)): x[:, :2], ((0, 4), (2, 4)): x[:, 2:4]}
+    part = HeldPart((4, 6), x.dtype, pieces)
+    np.testing.assert_array_equal(part.read(((1, 3), (1, 4))), x[1:3, 1:4])
+    np.testing.assert_array_equal(part.read(((0, 4), (2, 4))), x[:, 2:4])
+    assert part.joined is part
+    refuses(
+        "4 of the array's numbers are not here", lambda: part.read(((0, 4), (3, 5)))
+    )
+    whole = HeldPart((4, 6), x.dtype, {**pieces, ((0, 4), (4, 6)): x[:, 4:]})
+    np.testing.assert_array_equal(whole.joined, x)
+
+
+@pytest.mark.parametrize("name", ["powersgd", "loco", "one_bit_adam"])
+def test_a_state_of_shards_goes_on_with_its_mesh_alone(name):
+    params, batches = small_model()
+    settings = {"min_rate": 0} if name == "powersgd" else {}
+    strategy = ALGORITHMS[name](**settings)
+    trainer = trainer_of(strategy=strategy)
+    state, _ = trainer.run(trainer.init(params), batches)
+    held = trainer.to_host(state)
+    trainer.from_host(held)
+    plain = trainer_of(
+        strategy=strategy, backend="vmap", mesh=None, shardings=None, devices=[0]
+    )
+    refuses("with the same mesh alone", lambda: plain.from_host(held))
 
 
 def test_a_held_state_needs_to_know_how_params_are_cut():

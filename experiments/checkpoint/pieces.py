@@ -1,0 +1,46 @@
+"""Pieces of arrays, by name: those of a worker that spans processes.
+
+Each process names its own: NAME@8,6@0:4,0:6 is of rows 0 to 3 of an array (8, 6).
+"""
+
+import re
+from typing import Any
+
+import numpy as np
+
+from syncalgos.engine.placement.parts import Bounds, HeldPart
+
+_PIECE = re.compile(r"(.*)@([\d,]+)@([\d:,]+)", re.DOTALL)
+
+
+def array_name(name: str) -> str:
+    """Returns the name of the array that this is, or is a piece of."""
+    piece = _PIECE.fullmatch(name)
+    return piece[1] if piece else name
+
+
+def named(name: str, x: np.ndarray | HeldPart) -> dict[str, np.ndarray]:
+    """Names an array, or its pieces."""
+    if not isinstance(x, HeldPart):
+        return {name: np.asarray(x)}
+    shape = ",".join(map(str, x.shape))
+
+    def text(bounds: Bounds) -> str:
+        return ",".join(f"{start}:{stop}" for start, stop in bounds)
+
+    return {f"{name}@{shape}@{text(own)}": piece for own, piece in x.pieces.items()}
+
+
+def joined(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray | HeldPart]:
+    """Joins pieces by name; where some are lacking, the result is a part."""
+    found: dict[str, np.ndarray | HeldPart] = {}
+    parts: dict[str, tuple[tuple[int, ...], Any, dict[Bounds, np.ndarray]]] = {}
+    for name, x in arrays.items():
+        if (piece := _PIECE.fullmatch(name)) is None:
+            found[name] = x
+            continue
+        shape = tuple(map(int, piece[2].split(",")))
+        pairs = (pair.split(":") for pair in piece[3].split(","))
+        bounds = tuple((int(start), int(stop)) for start, stop in pairs)
+        parts.setdefault(piece[1], (shape, x.dtype, {}))[2][bounds] = x
+    return {**found, **{name: HeldPart(*part).joined for name, part in parts.items()}}

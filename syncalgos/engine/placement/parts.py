@@ -1,0 +1,80 @@
+"""The part of an array that one of several processes holds, on its host."""
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+Bounds = tuple[tuple[int, int], ...]  # the first index of each axis, and the end
+
+
+@dataclass(frozen=True)
+class HeldPart:
+    """The pieces of an array that are here; to jax.tree.map it is a leaf.
+
+    Attributes:
+        shape: of the whole array.
+        dtype: of its numbers.
+        pieces: by their bounds.
+    """
+
+    shape: tuple[int, ...]
+    dtype: Any
+    pieces: Mapping[Bounds, np.ndarray]
+
+    def read(self, bounds: Bounds) -> np.ndarray:
+        """Returns what lies within bounds.
+
+        Raises:
+            ValueError: some of it is not here.
+        """
+        if bounds in self.pieces:
+            return self.pieces[bounds]
+        found = np.empty([stop - start for start, stop in bounds], self.dtype)
+        missing = found.size
+        for where, piece in self.pieces.items():
+            common = [
+                (max(a, c), min(b, d))
+                for (a, b), (c, d) in zip(bounds, where, strict=True)
+            ]
+            if any(start >= stop for start, stop in common):
+                continue
+            into, out = (
+                tuple(
+                    slice(start - first, stop - first)
+                    for (start, stop), (first, _) in zip(common, own, strict=True)
+                )
+                for own in (bounds, where)
+            )
+            found[into] = piece[out]
+            missing -= found[into].size  # pieces do not overlap
+        if missing:
+            raise ValueError(f"{missing} of the array's numbers are not here")
+        return found
+
+    @property
+    def joined(self) -> "np.ndarray | HeldPart":
+        """The array, where all of it is here; else this part of it."""
+        # Pieces do not overlap.
+        if sum(piece.size for piece in self.pieces.values()) < math.prod(self.shape):
+            return self
+        return self.read(tuple((0, size) for size in self.shape))
+
+
+def bounds_of(index: Iterable[slice], shape: Iterable[int]) -> Bounds:
+    """Returns the bounds of the index of a shard."""
+    pairs = zip(index, shape, strict=True)
+    return tuple(x.indices(size)[:2] for x, size in pairs)
+
+
+def part_of(x: jax.Array) -> np.ndarray | HeldPart:
+    """Returns what this process holds of an array: all of it, or a part."""
+    pieces = {}
+    for shard in x.addressable_shards:
+        bounds = bounds_of(shard.index, x.shape)
+        if bounds not in pieces:  # several devices may hold it
+            pieces[bounds] = np.asarray(shard.data)
+    return HeldPart(x.shape, x.dtype, pieces).joined
