@@ -4,10 +4,12 @@ Machines are noisy: contestants run in turn, and ratios are taken within a turn.
 """
 
 import json
+import multiprocessing
 import statistics
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
 from typing import Any
 
@@ -54,6 +56,23 @@ def report(record: dict[str, Any]) -> dict[str, Any]:
     """Prints a record as a JSON line, and returns it."""
     print(json.dumps(record), flush=True)
     return record
+
+
+def in_fresh_processes(
+    measure: Callable[..., dict[str, Any]], cases: Iterable[Sequence[Any]], jobs: int
+) -> list[dict[str, Any]]:
+    """Reports on each case from a process of its own.
+
+    Args:
+        measure: a case's arguments -> a record.
+        cases: the arguments.
+        jobs: processes at a time.
+    """
+    pool = ProcessPoolExecutor(
+        jobs, multiprocessing.get_context("spawn"), max_tasks_per_child=1
+    )
+    with pool:
+        return [*map(report, pool.map(measure, *zip(*cases, strict=True)))]
 
 
 def reported_by(commands: Sequence[Sequence[str]]) -> Iterator[dict[str, Any]]:

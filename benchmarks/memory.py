@@ -18,17 +18,15 @@ Work is that of `benchmarks.scaling`, a round of 4 steps a dispatch; its rows co
 import argparse
 import gc
 import itertools
-import multiprocessing
 import os
 from collections.abc import Callable, Mapping
-from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import jax
 
 import syncalgos
-from benchmarks.measure import report, table_of
+from benchmarks.measure import in_fresh_processes, table_of
 from benchmarks.scaling import Training, make
 from syncalgos.engine.worker import RUN
 
@@ -135,13 +133,8 @@ def main() -> None:
     flags = parser.parse_args()
     # Freed memory goes back to the system at once, so that peaks are of held memory.
     os.environ["MALLOC_MMAP_THRESHOLD_"] = str(2**16)
-    pool = ProcessPoolExecutor(
-        flags.jobs, multiprocessing.get_context("spawn"), max_tasks_per_child=1
-    )
-    with pool:
-        cases = itertools.product(flags.workers, flags.algorithms)
-        found = pool.map(measure, *zip(*cases, strict=True))
-        print(table_of(COLUMNS, [*map(report, found)]))
+    cases = itertools.product(flags.workers, flags.algorithms)
+    print(table_of(COLUMNS, in_fresh_processes(measure, cases, flags.jobs)))
 
 
 if __name__ == "__main__":

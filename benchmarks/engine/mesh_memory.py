@@ -14,11 +14,9 @@ Each worker takes 4 sequences of 32 tokens a step.
 
 import argparse
 import itertools
-import multiprocessing
 import resource
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import ProcessPoolExecutor
 from typing import Any, NamedTuple
 
 import jax
@@ -27,8 +25,9 @@ import optax
 
 import syncalgos
 from benchmarks.engine.mesh_by_hand import FSDP, PyTree, shardings
-from benchmarks.measure import report, table_of
+from benchmarks.measure import in_fresh_processes, table_of
 from benchmarks.memory import analysis
+from experiments.training.measurements.memory import device_bytes
 from models import gpt
 
 WORKERS, BATCH, TIME, STEPS = 2, 4, 32, 2
@@ -113,11 +112,7 @@ def _trained(
         shardings=shardings,
     )
     state = trainer.init(params)
-    bytes_of = {
-        "params_bytes": on_a_device(state.replica.params),
-        "opt_state_bytes": on_a_device(state.replica.opt_state),
-        "sync_bytes": on_a_device(state.sync),
-    }
+    bytes_of = {f"{part}_bytes": x for part, x in device_bytes(state).items()}
     shape = STEPS, WORKERS * BATCH, TIME + 1
     text = np.random.default_rng(0).integers(vocabulary, size=shape, dtype=np.int32)
     state, _ = jax.block_until_ready(trainer.run(state, text))
@@ -136,15 +131,6 @@ def _trained(
     }
 
 
-def on_a_device(tree: PyTree) -> int:
-    """Bytes of the arrays' shards on a device."""
-
-    def size(x):
-        return int(np.prod(x.sharding.shard_shape(x.shape))) * x.dtype.itemsize
-
-    return sum(map(size, jax.tree.leaves(tree)))
-
-
 def main() -> None:
     """Prints a record for each size and mesh, then a table."""
     parser = argparse.ArgumentParser(description="A device's memory under meshes.")
@@ -153,13 +139,8 @@ def main() -> None:
         "--devices", type=int, nargs="+", default=[1, 2, 4], help="of each worker"
     )
     flags = parser.parse_args()
-    pool = ProcessPoolExecutor(
-        1, multiprocessing.get_context("spawn"), max_tasks_per_child=1
-    )
-    with pool:
-        cases = itertools.product(flags.sizes, flags.devices)
-        found = pool.map(measure, *zip(*cases, strict=True))
-        print(table_of(COLUMNS, [*map(report, found)]))
+    cases = itertools.product(flags.sizes, flags.devices)
+    print(table_of(COLUMNS, in_fresh_processes(measure, cases, jobs=1)))
 
 
 if __name__ == "__main__":

@@ -208,12 +208,14 @@ def _arrays(shard: Shard) -> tuple[dict, dict]:
 
 def _joined(taken: list[Shard], first: int, stop: int) -> Shard:
     """Joins the workers from first to stop of shards that hold them all."""
-    # Of workers that span processes, each of these has pieces.
     by_workers: dict[int, Shard] = {}
     for shard in sorted(taken, key=lambda x: x.first):
-        other = by_workers.get(shard.first, shard)
-        whole = {**other.own, **shard.own}, {**other.shared, **shard.shared}
-        by_workers[shard.first] = shard._replace(own=whole[0], shared=whole[1])
+        # Of workers that span processes, each of these has pieces.
+        other = by_workers.setdefault(shard.first, shard)
+        if other is not shard:
+            other.own.update(shard.own)
+            other.shared.update(shard.shared)
+            shard.own.clear()  # so that `other` alone holds them
     taken, slices, done = [*by_workers.values()], [], first
     for shard in taken:
         start, end = (min(max(done, x), stop) for x in (shard.first, shard.held.stop))

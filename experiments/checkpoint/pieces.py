@@ -31,9 +31,9 @@ def named(name: str, x: np.ndarray | HeldPart) -> dict[str, np.ndarray]:
     return {f"{name}@{shape}@{text(own)}": piece for own, piece in x.pieces.items()}
 
 
-def joined(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray | HeldPart]:
-    """Joins pieces by name; where some are lacking, the result is a part."""
-    found: dict[str, np.ndarray | HeldPart] = {}
+def joined(arrays: dict[str, np.ndarray]) -> dict[str, Any]:
+    """Joins pieces by name; where some are lacking, the result is a `HeldPart`."""
+    found: dict[str, Any] = {}
     parts: dict[str, tuple[tuple[int, ...], Any, dict[Bounds, np.ndarray]]] = {}
     for name, x in arrays.items():
         if (piece := _PIECE.fullmatch(name)) is None:

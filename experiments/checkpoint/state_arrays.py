@@ -33,7 +33,7 @@ def shared(held: TrainState, center: Replica) -> Named:
 
 
 def serving(trainer: DataParallel, like: TrainState, shard: Shard) -> Shard:
-    """Returns a shard that has all that this process goes on with.
+    """Returns a shard whose arrays are joined, with all that this process needs.
 
     Args:
         trainer: of the run.
@@ -43,9 +43,10 @@ def serving(trainer: DataParallel, like: TrainState, shard: Shard) -> Shard:
     Raises:
         Incomplete: pieces are missing of arrays whose workers spanned processes.
     """
-    same = shard.workers == trainer.workers
-    own, layout = pieces.joined(shard.own if same else shard.shared), trainer.layout
-    parts = {name: x for name, x in own.items() if isinstance(x, HeldPart)}
+    same, layout = shard.workers == trainer.workers, trainer.layout
+    own, shared = map(pieces.joined, (shard.own, shard.shared))
+    needed = own if same else shared
+    parts = {name: x for name, x in needed.items() if isinstance(x, HeldPart)}
     leaves = jax.tree_util.tree_leaves_with_path((like.replica, like.sync))
     for path, x in leaves if same and not layout.is_whole else ():
         name = jax.tree_util.keystr(path)
@@ -63,7 +64,7 @@ def serving(trainer: DataParallel, like: TrainState, shard: Shard) -> Shard:
             f"of {next(iter(parts))} only a part is here: its workers spanned "
             "processes, whose files must be in one folder"
         )
-    return shard
+    return shard._replace(own=own, shared=shared)
 
 
 def state(
@@ -147,13 +148,12 @@ def _named(tree: PyTree) -> Named:
 
 def _filled(likes: PyTree, named: Named, *leading: int) -> Any:
     """Fills a tree of `_Like`s with the arrays of the same paths."""
-    arrays = pieces.joined(named)
 
     def leaf(path, like):
         name = jax.tree_util.keystr(path)
-        if name not in arrays:
+        if name not in named:
             raise Misfit(f"the checkpoint has no {name}")
-        found = arrays[name]
+        found = named[name]
         expected = (*leading, *like.shape)
         if found.shape != expected or found.dtype != like.dtype:
             raise Misfit(

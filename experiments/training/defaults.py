@@ -10,7 +10,7 @@ from experiments.cli import factories
 from experiments.cli.factories import ALGORITHM, TASK
 from experiments.tasks.task import Task
 from experiments.training.config import RunConfig, never_reached
-from syncalgos.engine.placement.make_layout import TENSOR_AXES
+from syncalgos.engine.placement.make_layout import default_batch_axes
 
 # With these flags, algorithms move entries by about the learning rate, whatever the
 # gradient, as Adam does: a task's rate for it is their default (digits: 0.001), not
@@ -115,9 +115,9 @@ def _check_switch(config: RunConfig) -> None:
 
 def batch_unit(config: RunConfig) -> int:
     """Returns the number of which a global batch must be a multiple."""
-    mesh = (config.mesh or {}).items()
-    parts = (size for name, size in mesh if name not in TENSOR_AXES)
-    return config.workers * config.accumulate * math.prod(parts)
+    mesh = config.mesh or {}
+    parts = math.prod(mesh[name] for name in default_batch_axes(mesh))
+    return config.workers * config.accumulate * parts
 
 
 def nearest_multiple(n: int, of: int) -> int:

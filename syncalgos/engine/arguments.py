@@ -96,8 +96,9 @@ def check_batches(
         check_rows(batches, *leading_shape("data", data, ("examples",)))
     if steps == 0:
         raise ValueError("batches hold no steps")
-    checks.global_batch(batch * layout.feeders, layout.workers, accumulate)
-    each, parts = batch * layout.feeders // layout.workers // accumulate, layout.inner
+    batch *= layout.feeders
+    checks.global_batch(batch, layout.workers, accumulate)
+    each, parts = batch // layout.workers // accumulate, layout.inner
     if each % layout.batch_parts:
         over = " × ".join(f"{name} = {parts[name]}" for name in layout.batch_axes)
         what = "microbatch" if accumulate > 1 else "part of the batch"

@@ -15,7 +15,7 @@ import numpy as np
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from syncalgos.collectives import WORKERS
-from syncalgos.engine.placement.parts import HeldPart, bounds_of
+from syncalgos.engine.placement.parts import HeldPart, bounds_of, pieces_of
 
 Device = Any  # jax.Device, which type checkers do not take for a type
 DEVICES, LANES = WORKERS
@@ -233,17 +233,17 @@ class Layout(NamedTuple):
         if is_key(x):
             raw, impl = self.part(jax.random.key_data(x)), jax.random.key_impl(x)
             return jax.random.wrap_key_data(jnp.asarray(raw), impl=impl)
+        before, pieces = self.own_places.start, {}
+        for ((first, stop), _, *inner), piece in pieces_of(x).items():
+            workers = tuple((place - before) * self.lanes for place in (first, stop))
+            count = workers[1] - workers[0]  # no -1: a leaf may be of size 0
+            pieces[workers, *inner] = piece.reshape(count, *piece.shape[2:])
         shape = len(self.own_workers), *x.shape[2:]
-        pieces = {}
-        for shard in x.addressable_shards:
-            (first, _), _, *inner = bounds_of(shard.index, x.shape)
-            first = (first - self.own_places.start) * self.lanes
-            places, lanes, *rest = shard.data.shape
-            piece = shard.data.reshape(places * lanes, *rest)  # may be of size 0
-            bounds = ((first, first + len(piece)), *inner)
-            if bounds not in pieces:  # several devices may hold it
-                pieces[bounds] = np.asarray(piece)
-        return HeldPart(shape, x.dtype, pieces).joined
+        found = HeldPart(shape, x.dtype, pieces).joined
+        if not isinstance(found, HeldPart):
+            return found
+        # The next run is given the devices' memory.
+        return HeldPart(shape, x.dtype, {at: y.copy() for at, y in pieces.items()})
 
     def unpart(self, x: Any, spec: PartitionSpec) -> jax.Array:
         """Puts the result of `part` on this process's devices again.

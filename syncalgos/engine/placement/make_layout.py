@@ -169,11 +169,16 @@ def _checked_axes(mesh: Any) -> Axes:
     return tuple((name, int(size)) for name, size in mesh.items())
 
 
+def default_batch_axes(names: Iterable[str]) -> tuple[str, ...]:
+    """Returns those of a mesh's axes over which a batch is cut if nobody says so."""
+    return tuple(name for name in names if name not in TENSOR_AXES)
+
+
 def _batch_axes(given: Sequence[str] | None, axes: Axes) -> tuple[str, ...]:
     """The axes over which a worker's batch is cut."""
     names = [name for name, _ in axes]
     if given is None:
-        return tuple(name for name in names if name not in TENSOR_AXES)
+        return default_batch_axes(names)
     given = (given,) if isinstance(given, str) else tuple(given)
     for name in given:
         checks.one_of("axis in batch_axes,", name, names)

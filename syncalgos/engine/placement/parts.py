@@ -26,13 +26,11 @@ class HeldPart:
     pieces: Mapping[Bounds, np.ndarray]
 
     def read(self, bounds: Bounds) -> np.ndarray:
-        """Returns what lies within bounds.
+        """Returns a copy of what lies within bounds.
 
         Raises:
             ValueError: some of it is not here.
         """
-        if bounds in self.pieces:
-            return self.pieces[bounds]
         found = np.empty([stop - start for start, stop in bounds], self.dtype)
         missing = found.size
         for where, piece in self.pieces.items():
@@ -70,11 +68,18 @@ def bounds_of(index: Iterable[slice], shape: Iterable[int]) -> Bounds:
     return tuple(x.indices(size)[:2] for x, size in pairs)
 
 
-def part_of(x: jax.Array) -> np.ndarray | HeldPart:
-    """Returns what this process holds of an array: all of it, or a part."""
+def pieces_of(x: jax.Array) -> dict[Bounds, np.ndarray]:
+    """Returns the pieces of an array that this process holds, without a copy on CPU."""
     pieces = {}
     for shard in x.addressable_shards:
         bounds = bounds_of(shard.index, x.shape)
         if bounds not in pieces:  # several devices may hold it
             pieces[bounds] = np.asarray(shard.data)
-    return HeldPart(x.shape, x.dtype, pieces).joined
+    return pieces
+
+
+def part_of(x: jax.Array) -> np.ndarray | HeldPart:
+    """Returns what this process holds of an array: all of it, or a part."""
+    if x.is_fully_addressable:
+        return np.asarray(x)
+    return HeldPart(x.shape, x.dtype, pieces_of(x)).joined

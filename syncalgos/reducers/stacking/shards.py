@@ -131,6 +131,10 @@ class Leaf(NamedTuple):
     shape: tuple[int, ...]
     cut: Cut | None
 
+    def ends(self, path: Path) -> bool:
+        """Whether a path ends as that of the leaf."""
+        return path[max(0, len(path) - len(self.path)) :] == self.path
+
 
 class Sharding(NamedTuple):
     """The places of a worker's arrays on its devices.
@@ -149,12 +153,8 @@ class Sharding(NamedTuple):
     def of(self, path: Path, shape: Sequence[int]) -> Leaf | None:
         """The leaf of params that an array belongs to, by the end of its path."""
         for leaf in self.leaves:
-            at_end = path[len(path) - len(leaf.path) :] == leaf.path
-            if not at_end or len(path) < len(leaf.path):
-                continue
-            if len(shape) == len(leaf.shape) and (
-                leaf.cut is None or leaf.cut.fits(shape, leaf.shape)
-            ):
+            fits = leaf.cut is None or leaf.cut.fits(shape, leaf.shape)
+            if fits and len(shape) == len(leaf.shape) and leaf.ends(path):
                 return leaf
         return None
 
@@ -167,9 +167,9 @@ class Sharding(NamedTuple):
         if (found := self.of(path, shape)) is not None:
             return PartitionSpec() if found.cut is None else found.cut.spec
         for leaf in self.leaves:
-            at_end = path[len(path) - len(leaf.path) :] == leaf.path
-            if at_end and leaf.cut is not None and shape[:1] == (leaf.cut.shards,):
-                return leaf.cut.of_shards
+            cut = leaf.cut
+            if cut is not None and shape[:1] == (cut.shards,) and leaf.ends(path):
+                return cut.of_shards
         return PartitionSpec()
 
     def shard_of(self, tree: PyTree) -> PyTree:
@@ -218,7 +218,7 @@ def whole_shapes(tree: PyTree) -> PyTree:
 
     def whole(path, x):
         for leaf in now.leaves:
-            if path[len(path) - len(leaf.path) :] == leaf.path:
+            if leaf.ends(path):
                 return jax.ShapeDtypeStruct(leaf.shape, jnp.result_type(x))
         return x
 

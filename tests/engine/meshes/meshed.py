@@ -95,7 +95,7 @@ def in_pieces(params, axes):
     return {name: pieces for name, (_, pieces) in cuts.items()}, join
 
 
-def algorithm(name, on_mesh):
+def algorithm(name):
     """The algorithm, as it is compared."""
     if name not in LOW_RANK:
         return make(name)
@@ -106,7 +106,7 @@ def trained(name, layout, on_mesh):
     """The trainer and its state after STEPS steps, and the params of all workers."""
     workers, lanes, axes = LAYOUTS[layout]
     params, batches = model()
-    strategy, join = algorithm(name, on_mesh), lambda params: params
+    strategy, join = algorithm(name), lambda params: params
     if on_mesh:
         how = {"mesh": axes, "shardings": rule(axes), "lanes": lanes}
     else:
