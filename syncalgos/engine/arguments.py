@@ -96,7 +96,11 @@ def check_batches(
         check_rows(batches, *leading_shape("data", data, ("examples",)))
     if steps == 0:
         raise ValueError("batches hold no steps")
-    batch *= layout.feeders
+    check_parts(batch * layout.feeders, layout, accumulate)
+
+
+def check_parts(batch: int, layout: Layout, accumulate: int) -> None:
+    """Raises a ValueError unless workers and their devices divide a global batch."""
     checks.global_batch(batch, layout.workers, accumulate)
     each, parts = batch // layout.workers // accumulate, layout.inner
     if each % layout.batch_parts:

@@ -8,10 +8,10 @@ import jax
 import numpy as np
 
 from syncalgos.collectives import PyTree
-from syncalgos.engine import arguments, backends, worker
-from syncalgos.engine.backends import Replicated
+from syncalgos.engine import arguments, worker
 from syncalgos.engine.lanes import execution, replication, selection
-from syncalgos.engine.placement import shardings
+from syncalgos.engine.placement import backends, shardings, state_memory
+from syncalgos.engine.placement.backends import Replicated
 from syncalgos.engine.placement.layout import DEVICES, Layout
 from syncalgos.engine.program import Inputs, Model, Outputs, Own, Program, Shared
 from syncalgos.reducers.stacking.shards import Sharding, known
@@ -46,6 +46,9 @@ class Compiled:
     """
 
     def __init__(self, worker: worker.Worker, layout: Layout, lane_form: str | None):
+        if layout.sync_memory is not None:
+            strategy = state_memory.fetched_at_syncs(worker.strategy)
+            worker = worker._replace(strategy=strategy)
         self._worker, self._layout, self._lane_form = worker, layout, lane_form
         self._replication = replication.Replication(worker, layout)
         self.programs: dict[Key, Any] = {}
@@ -101,7 +104,7 @@ class Compiled:
     @property
     def _shares(self) -> bool:
         """Whether lanes of a device may hold replicated leaves once."""
-        several = self._layout.lanes > 1
+        several = self._layout.lanes > 1 and self._layout.sync_memory is None
         return several and self._worker.sharded is None and not backends.debugging()
 
     def _replicated(self, own: Own) -> Replicated:
@@ -117,6 +120,38 @@ class Compiled:
                 return None
             self._replication.note(own)
         return flags
+
+    def trace_run(
+        self, model: Model, batches: PyTree, data: PyTree, sharding: Sharding | None
+    ) -> tuple[Outputs, jax.stages.Traced]:
+        """Traces local steps from shapes alone, and allocates nothing.
+
+        Args:
+            model: shapes of the one that all workers start from.
+            batches: shapes, (steps, places, lanes, batch, ...).
+            data: shapes, resident on the devices, or None.
+            sharding: of params, where workers are meshes.
+
+        Returns:
+            Shapes of the first state, placed as `start` would, and the program.
+        """
+        layout = self._layout
+        with known(sharding):
+            start = jax.ShapeDtypeStruct(layout.shape, np.int32), Inputs(model)
+            program = self._mapped(worker.INIT, sharding, None, *start)
+            shapes = jax.eval_shape(program, *start)
+            places = backends.places(layout, worker.INIT, sharding, shapes)
+            first = jax.tree.map(_at, shapes, places)
+            replicated = self._replication.flags(first.own) if self._shares else None
+            shared = first.common._replace(data=data)
+            cut = layout.sharding(None, *layout.batch_spec)
+            inputs = Inputs(
+                jax.tree.map(lambda x: _at(x, layout.sharding()), shared),
+                jax.tree.map(lambda x: _at(x, cut), batches),
+            )
+            asked = first.own, inputs
+            program = self._mapped(worker.RUN, sharding, replicated, *asked)
+            return first, program.trace(*asked)
 
     def call(
         self,
@@ -158,7 +193,25 @@ class Compiled:
         return jax.tree_util.tree_map_with_path(put, shared)
 
     def _compile(self, key: Key, own: Any, inputs: Inputs) -> Any:
-        program, replicated = key.program, key.replicated
+        mapped = self._mapped(*key[:3], own, inputs)
+        if backends.debugging():
+            return mapped
+        # Ahead of time, so that compilation can be told from training in a run's
+        # seconds, and nothing is compiled twice.
+        compiled = backends.lower(self._layout, mapped, own, inputs).compile()
+        if key.program.takes_steps and (held := compiled.memory_analysis()):
+            self.temp_bytes = max(self.temp_bytes or 0, held.temp_size_in_bytes)
+        return compiled
+
+    def _mapped(
+        self,
+        program: Program,
+        sharding: Sharding | None,
+        replicated: Replicated,
+        own: Any,
+        inputs: Inputs,
+    ) -> Any:
+        """A program of all workers, jitted: (own, inputs) -> Outputs."""
         form = selection.VECTORIZED
         if program.takes_steps and not backends.debugging():
             asked = self._lane_form, self._worker, self._layout
@@ -170,14 +223,14 @@ class Compiled:
             run = partial(execution.LOOPS[form], self._worker)
         on_device = partial(run, self._layout.lanes, replicated)
         mapped = backends.over_devices(self._layout, on_device, program.donates)
-        if self._layout.axes:
-            asked = program, key.sharding, own, inputs
-            mapped = backends.placed(self._layout, mapped, *asked)
-        if backends.debugging():
+        if not self._layout.places_leaves:
             return mapped
-        # Ahead of time, so that compilation can be told from training in a run's
-        # seconds, and nothing is compiled twice.
-        compiled = backends.lower(self._layout, mapped, own, inputs).compile()
-        if program.takes_steps and (held := compiled.memory_analysis()):
-            self.temp_bytes = max(self.temp_bytes or 0, held.temp_size_in_bytes)
-        return compiled
+        shapes = jax.eval_shape(mapped, own, inputs)
+        places = backends.places(self._layout, program, sharding, shapes)
+        donated = (0,) if program.donates else ()
+        return jax.jit(mapped, out_shardings=places, donate_argnums=donated)
+
+
+def _at(x: Any, sharding: jax.sharding.Sharding) -> jax.ShapeDtypeStruct:
+    """A shape at its place."""
+    return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)

@@ -12,6 +12,7 @@ from syncalgos.engine.compiled import Compiled
 from syncalgos.engine.lanes import selection
 from syncalgos.engine.losses import Loss
 from syncalgos.engine.placement import shardings as placement
+from syncalgos.engine.placement import state_memory
 from syncalgos.engine.placement.layout import Device
 from syncalgos.engine.placement.make_layout import AnyMesh, make_layout
 from syncalgos.engine.placement.shardings import Shardings
@@ -63,6 +64,8 @@ class DataParallel:
             given to `init` are. What is shaped like params is cut alike.
         batch_axes: those over which a worker's part of a batch is cut; None means all
             but axes named "tensor", "model" or "tp".
+        sync_memory: the kind of memory where the strategy's arrays lie between syncs,
+            such as "pinned_host"; None: the device's. By shard_map.
 
     Attributes:
         layout: where the workers live.
@@ -93,27 +96,24 @@ class DataParallel:
         mesh: AnyMesh | None = None,
         shardings: Shardings | None = None,
         batch_axes: Sequence[str] | None = None,
+        sync_memory: str | None = None,
     ):
         check_strategy("DataParallel", strategy)
         check_optimizer("optimizer", optimizer)
-        for each in (loss, eval_loss or loss):
+        losses = loss, eval_loss or loss
+        for each in losses:
             arguments.check_loss(each)
-        self.layout = make_layout(workers, backend, devices, lanes, mesh, batch_axes)
+        layout = make_layout(workers, backend, devices, lanes, mesh, batch_axes)
+        self.layout = state_memory.chosen(sync_memory, layout, strategy)
         self._shardings = placement.Asked(shardings, self.layout)
         self.workers = self.layout.workers
         accumulate = checks.whole("accumulate", accumulate, least=1)
         if sharded is not None:
             strategy = sharded_tables.beside(strategy, sharded, optimizer)
         lane_form = selection.checked(lane_form)
-        self._worker = worker.Worker(
-            loss,
-            eval_loss or loss,
-            optimizer,
-            strategy,
-            accumulate,
-            sharded,
-            self.workers if each_worker else 0,
-        )
+        each = self.workers if each_worker else 0
+        made = *losses, optimizer, strategy, accumulate, sharded, each
+        self._worker = worker.Worker(*made)
         self._compiled = Compiled(self._worker, self.layout, lane_form)
         self._steps = StepCount()
 

@@ -98,10 +98,16 @@ def check_sync(
 def put_back(layout: Layout, held: TrainState, sharding: Sharding | None) -> TrainState:
     """Puts the result of `held_by` on the devices of a layout of as many workers."""
 
-    def put(path, x):
-        spec = sharding.spec(path, np.shape(x)[1:]) if sharding else PartitionSpec()
-        return layout.unpart(x, spec)
+    def spec(path, x):
+        return sharding.spec(path, np.shape(x)[1:]) if sharding else PartitionSpec()
 
-    replica, sync = jax.tree_util.tree_map_with_path(put, held.own)
+    def of_replica(path, x):
+        return layout.unpart(x, layout.of_workers(spec(path, x)))
+
+    def of_sync(path, x):
+        return layout.unpart(x, layout.of_sync(spec(path, x), x.ndim - 1))
+
+    replica = jax.tree_util.tree_map_with_path(of_replica, held.replica)
+    sync = jax.tree_util.tree_map_with_path(of_sync, held.sync)
     step = layout.one_copy(layout.copy(np.int32(held.step)))
     return TrainState(replica, sync, step, layout.one_copy(layout.copy(held.key)))

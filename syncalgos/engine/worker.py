@@ -1,7 +1,6 @@
 """One worker's view of the engine's programs.
 
-`syncalgos.engine.lanes.execution` and `syncalgos.engine.backends` map them over all
-workers.
+`lanes/execution.py` and `placement/backends.py` map them over all workers.
 """
 
 from typing import Any, NamedTuple

@@ -14,7 +14,7 @@ from jax.typing import ArrayLike
 from syncalgos import checks
 from syncalgos.collectives import WORKERS, Axis, PyTree
 from syncalgos.combinators import decided
-from syncalgos.ledger.traced import Walk, add_up
+from syncalgos.ledger.traced import Branches, Walk, add_up, all_branches
 from syncalgos.strategy import (
     Replica,
     Strategy,
@@ -62,6 +62,18 @@ class Communication(NamedTuple):
             by_collective={n: x.times(devices) for n, x in self.by_collective.items()},
             devices=devices,
         )
+
+
+class Sends(NamedTuple):
+    """The sends of a worker, by (kind of collective, "bytes" or "calls").
+
+    Attributes:
+        always: in every step.
+        branched: in all branches of a step, each counted once.
+    """
+
+    always: Counter
+    branched: Counter
 
 
 def communication(
@@ -131,6 +143,32 @@ def counter(
     jaxpr, places = _trace(strategy, replica, sizes)
     count = _counted_by_step(jaxpr, places, sizes, steps)
     return lambda taken: _tally(*count(_checked(taken, steps, len(places))))
+
+
+def of_branches(
+    strategy: Strategy, replica: Replica | PyTree, workers: int, axis: Axis = WORKERS
+) -> Sends:
+    """Counts what a worker sends in a step and in each of its branches, taken once.
+
+    Args:
+        strategy, replica, workers, axis: as `communication`.
+
+    Raises:
+        ValueError: a strategy that sends in a branch which depends on more than the
+            step and what is `decided`.
+    """
+    outer, *inner = (axis,) if isinstance(axis, str) else axis
+    sizes = {outer: workers, **dict.fromkeys(inner, 1)}
+    replica = replica if isinstance(replica, Replica) else Replica(replica)
+    jaxpr, places = _trace(strategy, jax.tree.map(_shape_of, replica), sizes)
+    walk = Walk(sizes)
+    inputs: list = [jnp.int32(0), *[None] * (len(jaxpr.jaxpr.invars) - 1)]
+    for place in places:  # what is decided is known then, whatever it is
+        inputs[place] = jnp.int32(0)
+    notes, _ = walk.through(jaxpr, inputs)
+    always = [note for note in notes if not isinstance(note, Branches)]
+    branched = [note for note in notes if isinstance(note, Branches)]
+    return Sends(all_branches(always), all_branches(branched))
 
 
 def _checked(taken: Any, steps: int, decisions: int) -> np.ndarray:

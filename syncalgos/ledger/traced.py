@@ -168,3 +168,13 @@ def add_up(notes: list, choices: np.ndarray) -> Counter:
             note = add_up(note.notes[choices[note.choice]], choices)
         total.update(note)
     return total
+
+
+def all_branches(notes: list) -> Counter:
+    """Adds up what all branches send, each taken once; as `add_up`."""
+    total = Counter()
+    for note in notes:
+        if isinstance(note, Branches):
+            note = sum(map(all_branches, note.notes), Counter())
+        total.update(note)
+    return total

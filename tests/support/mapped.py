@@ -2,7 +2,7 @@
 
 from functools import partial
 
-from syncalgos.engine.backends import over_devices, vectorized
+from syncalgos.engine.placement.backends import over_devices, vectorized
 from syncalgos.engine.program import Inputs, Outputs
 
 

@@ -1,8 +1,8 @@
 """Forms in which a device runs its lanes' local steps; the numbers are the same.
 
-Vectorized (`syncalgos.engine.backends.vectorized`): under vmap, for any strategy and
-loss. Sequential: lane by lane from one sync to the next. Merged: one gradient over the
-batches of all lanes, where gradients are averaged and replicas identical.
+Vectorized (`placement/backends.py`): under vmap, for any strategy and loss. Sequential:
+lane by lane from one sync to the next. Merged: one gradient over the batches of all
+lanes, where gradients are averaged and replicas identical.
 """
 
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from jax import lax
 from syncalgos import collectives
 from syncalgos.combinators import decided, introspection
 from syncalgos.dtypes import narrow, widen
-from syncalgos.engine.backends import Replicated, held_once
+from syncalgos.engine.placement.backends import Replicated, held_once
 from syncalgos.engine.placement.layout import DEVICES, LANES
 from syncalgos.engine.program import Inputs, Outputs, Own, Trained
 from syncalgos.engine.worker import Worker, over_steps

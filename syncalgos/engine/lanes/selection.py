@@ -12,10 +12,10 @@ from jax.extend import core
 
 from syncalgos import checks
 from syncalgos.combinators import introspection
-from syncalgos.engine.backends import Replicated
 from syncalgos.engine.inner_step import asks
 from syncalgos.engine.lanes.mean_loss import is_mean
 from syncalgos.engine.losses import is_per_example
+from syncalgos.engine.placement.backends import Replicated
 from syncalgos.engine.placement.layout import Layout
 from syncalgos.engine.program import Inputs, Own
 from syncalgos.engine.state import of_one

@@ -1,1 +1,1 @@
-"""Places of workers: their devices, and how their arrays lie on them."""
+"""Places of workers: their devices, the arrays on them, and the maps over them."""

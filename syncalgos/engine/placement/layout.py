@@ -33,6 +33,7 @@ class Layout(NamedTuple):
         axes: those of the mesh within a worker and their sizes; () where it is a
             device.
         batch_axes: those over which a worker's part of a batch is cut.
+        sync_memory: the kind of memory of the strategy's arrays; None: the device's.
     """
 
     backend: str
@@ -40,11 +41,17 @@ class Layout(NamedTuple):
     lanes: int
     axes: tuple[tuple[str, int], ...] = ()
     batch_axes: tuple[str, ...] = ()
+    sync_memory: str | None = None
 
     @property
     def inner(self) -> dict[str, int]:
         """The sizes of the axes within a worker, by name."""
         return dict(self.axes)
+
+    @property
+    def places_leaves(self) -> bool:
+        """Whether arrays of a worker lie each in its own way."""
+        return bool(self.axes) or self.sync_memory is not None
 
     @property
     def devices_each(self) -> int:
@@ -159,6 +166,14 @@ class Layout(NamedTuple):
         """The sharding of (places, lanes, ...), of which a worker's lies as `spec`."""
         return self.sharding(DEVICES, None, *spec) if spec else self.sharding(DEVICES)
 
+    def of_sync(self, spec: PartitionSpec, rank: int) -> jax.sharding.Sharding:
+        """As `of_workers`, for strategies' state; `rank` is that of one worker's."""
+        sharding = self.of_workers(spec)
+        # Scalars stay: XLA does not move them, and nothing would be saved.
+        if self.sync_memory is None or rank == 0:
+            return sharding
+        return sharding.with_memory_kind(self.sync_memory)
+
     def split(self, x: Any, sharding: jax.sharding.Sharding) -> jax.Array:
         """Puts this process's part of an array on its devices.
 
@@ -245,7 +260,7 @@ class Layout(NamedTuple):
         # The next run is given the devices' memory.
         return HeldPart(shape, x.dtype, {at: y.copy() for at, y in pieces.items()})
 
-    def unpart(self, x: Any, spec: PartitionSpec) -> jax.Array:
+    def unpart(self, x: Any, sharding: jax.sharding.Sharding) -> jax.Array:
         """Puts the result of `part` on this process's devices again.
 
         Raises:
@@ -258,9 +273,9 @@ class Layout(NamedTuple):
                     "they must be whole"
                 )
             whole = x.reshape(*self.own_shape, *x.shape[1:])
-            return self.split(whole, self.of_workers(spec))
+            return self.split(whole, sharding)
         if is_key(x):
-            raw = self.unpart(np.asarray(jax.random.key_data(x)), spec)
+            raw = self.unpart(np.asarray(jax.random.key_data(x)), sharding)
             return jax.random.wrap_key_data(raw, impl=jax.random.key_impl(x))
         shape = *self.shape, *x.shape[1:]
 
@@ -272,7 +287,7 @@ class Layout(NamedTuple):
                 piece = x[:, *(slice(*pair) for pair in inner)]
             return piece[None]
 
-        return jax.make_array_from_callback(shape, self.of_workers(spec), at)
+        return jax.make_array_from_callback(shape, sharding, at)
 
 
 def is_key(x: Any) -> bool:

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from syncalgos.engine.placement.layout import DEVICES, LANES, Layout, is_key
-from syncalgos.engine.program import Inputs, Outputs, Program
+from syncalgos.engine.program import Inputs, Outputs, Own, Program
 from syncalgos.reducers.stacking.shards import Sharding
 
 Replicated = tuple[bool, ...] | None  # for each leaf; None: no leaf is known to be
@@ -79,7 +79,8 @@ def over_devices(
     Returns:
         A jitted (own, inputs) -> Outputs. Leaves of own lead with (devices, lanes),
         those of batches with (steps, devices, lanes); those of shared and common have
-        no worker axes. Where workers are meshes, `placed` must be called with it.
+        no worker axes. With `layout.places_leaves`, it must be jitted again, with the
+        `places` of its results.
     """
     mapped = {"pmap": _pmapped, "shard_map": _shard_mapped, "vmap": _vmapped}
     backend = layout.backend
@@ -90,34 +91,40 @@ def over_devices(
     return mapped[backend](on_device, layout, donated)
 
 
-def placed(
-    layout: Layout,
-    mapped: Any,
-    program: Program,
-    sharding: Sharding | None,
-    own: Any,
-    inputs: Inputs,
-) -> Any:
-    """Has the result of `over_devices` lie on workers that are meshes as they do."""
+def places(
+    layout: Layout, program: Program, sharding: Sharding | None, shapes: Outputs
+) -> Outputs:
+    """Returns the sharding of each array that a program returns.
+
+    Args:
+        layout: of shard_map.
+        program: whose result it is.
+        sharding: of params, where workers are meshes.
+        shapes: of the result; leaves of own lead with (places, lanes).
+    """
 
     def spec(path, x, leading):
         if sharding is None:
             return PartitionSpec()
         return sharding.spec(path, x.shape[leading:])
 
-    def of_own(path, x):
+    def of_replica(path, x):
         return layout.of_workers(spec(path, x, 2))
+
+    def of_sync(path, x):
+        return layout.of_sync(spec(path, x, 2), x.ndim - 2)
 
     def of_model(path, x):
         return layout.sharding(*spec(path, x, 0))
 
-    shapes = jax.eval_shape(mapped, own, inputs)
-    common = layout.sharding()
+    common = jax.tree.map(lambda _: layout.sharding(), shapes.common)
     if program.makes_model:
         common = jax.tree_util.tree_map_with_path(of_model, shapes.common)
-    out = Outputs(jax.tree_util.tree_map_with_path(of_own, shapes.own), common)
-    donated = (0,) if program.donates else ()
-    return jax.jit(mapped, out_shardings=out, donate_argnums=donated)
+    if shapes.own == ():
+        return Outputs((), common)
+    replica = jax.tree_util.tree_map_with_path(of_replica, shapes.own.replica)
+    sync = jax.tree_util.tree_map_with_path(of_sync, shapes.own.sync)
+    return Outputs(Own(replica, sync), common)
 
 
 def lower(layout: Layout, mapped: Any, own: Any, inputs: Inputs) -> jax.stages.Lowered:
@@ -173,7 +180,7 @@ def _shard_mapped(on_device: Callable, layout: Layout, donated: tuple[int, ...])
         axis_names={DEVICES},
         check_vma=False,
     )
-    if layout.axes:
+    if layout.places_leaves:
         return jax.jit(mapped)
     # Said aloud: XLA returns arrays of size 0 replicated, which the next call refuses.
     out = Outputs(own=layout.sharding(DEVICES), common=layout.sharding())

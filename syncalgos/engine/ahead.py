@@ -1,0 +1,103 @@
+"""Local steps lowered from shapes alone, for devices that need not be there."""
+
+from typing import Any, NamedTuple
+
+import jax
+from jax.extend.core import ClosedJaxpr
+
+from syncalgos.collectives import PyTree
+from syncalgos.engine import arguments
+from syncalgos.engine.data_parallel import DataParallel, TrainState
+from syncalgos.engine.inner_step import with_optimizer_loss
+from syncalgos.engine.placement.shardings import of_state
+from syncalgos.engine.program import Model
+from syncalgos.engine.state import of_one
+from syncalgos.ledger.counting import Sends, of_branches
+from syncalgos.reducers.stacking.shards import known
+from syncalgos.strategy import check_params
+
+
+class Lowered(NamedTuple):
+    """Local steps before they are compiled.
+
+    Attributes:
+        state: the first state, shapes with their shardings.
+        jaxpr: the traced `run`, in which a worker's mesh is one device.
+        program: the lowered `run`; `program.compile()` calls the devices' compiler.
+    """
+
+    state: TrainState
+    jaxpr: ClosedJaxpr
+    program: jax.stages.Lowered
+
+
+def lower(
+    trainer: DataParallel,
+    params: PyTree,
+    batches: PyTree,
+    buffers: PyTree = (),
+    data: PyTree | None = None,
+) -> Lowered:
+    """Lowers `trainer.run` as `jax.jit(f).lower` does; no array is allocated.
+
+    The trainer's devices may be of `jax.experimental.topologies`.
+
+    Args:
+        trainer: of backend "shard_map".
+        params: of one plain model, arrays or their shapes.
+        batches: leaves (steps, global batch, ...) or, with data, rows (steps, global
+            batch); arrays or their shapes.
+        buffers: of the model, likewise.
+        data: leaves (examples, ...), likewise.
+
+    Raises:
+        ValueError: another backend, or what `init` and `run` refuse.
+    """
+    layout = trainer.layout
+    if layout.backend != "shard_map":
+        raise ValueError(f"lower takes backend 'shard_map', got {layout.backend!r}")
+    check_params(params)
+    params, buffers, batches, data = map(_shapes, (params, buffers, batches, data))
+    steps, batch = arguments.leading_shape(
+        "batches", batches, ("steps", "global_batch")
+    )
+    arguments.check_parts(batch, layout, trainer._worker.accumulate)
+    sharding = trainer._shardings.of_model(params)
+
+    def cut(x):
+        shape = steps, *layout.shape, batch // layout.workers, *x.shape[2:]
+        return jax.ShapeDtypeStruct(shape, x.dtype)
+
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    cuts = jax.tree.map(cut, batches)
+    model = Model(params, buffers, key)
+    first, traced = trainer._compiled.trace_run(model, cuts, data, sharding)
+    own, common = first
+    state = TrainState(own.replica, own.sync, common.step, common.key)
+    return Lowered(state, traced.jaxpr, traced.lower())
+
+
+def sends(trainer: DataParallel, state: TrainState) -> Sends:
+    """Counts what a device sends in a step and in its branches, each taken once.
+
+    A compiled program has all branches of a step: these are the sends to hold it
+    against. `trainer.communication` has those of the branches that a step takes.
+
+    Args:
+        trainer: which has lowered or initialized the state.
+        state: arrays or their shapes, led by (places, lanes).
+
+    Raises:
+        ValueError: as `syncalgos.communication`.
+    """
+    strategy = with_optimizer_loss(trainer._worker.strategy, trainer._worker.optimizer)
+    layout, one = trainer.layout, of_one(state.replica)
+    sharding = of_state(state.replica.params, layout)
+    if sharding is None:
+        return of_branches(strategy, one, layout.places)
+    with known(sharding._replace(are_shards=True)):
+        return of_branches(strategy, sharding.shard_of(one), layout.places)
+
+
+def _shapes(tree: PyTree) -> Any:
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), tree)

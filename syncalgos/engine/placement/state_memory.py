@@ -1,0 +1,65 @@
+"""A strategy whose state lies in another memory than the devices' between syncs.
+
+Anchors and outer momenta are read at syncs alone. In the host's memory they leave the
+device's to the model; a sync fetches them and brings them back.
+"""
+
+from typing import Any
+
+import jax
+
+from syncalgos import checks
+from syncalgos.collectives import PyTree
+from syncalgos.combinators import introspection
+from syncalgos.engine.placement.layout import Layout
+from syncalgos.strategy import Replica, Strategy, apply_sync
+
+DEVICE = jax.memory.Space.Device
+
+
+def chosen(memory: str | None, layout: Layout, strategy: Strategy) -> Layout:
+    """Returns the layout with the state in this memory; None is the device's.
+
+    Raises:
+        ValueError: pmap or vmap, a kind of memory that the devices do not know, or a
+            strategy that may read its state at every step.
+    """
+    if memory is None:
+        return layout
+    if layout.backend != "shard_map":
+        raise ValueError(
+            f"sync_memory takes backend 'shard_map', got {layout.backend!r}"
+        )
+    kinds = [each.kind for each in layout.devices[0].addressable_memories()]
+    checks.one_of("sync_memory", memory, kinds)
+    if introspection.reduces(strategy) or not introspection.rests(strategy):
+        raise ValueError(
+            "sync_memory is for state that is read at some steps alone: this strategy "
+            "reduces gradients, or does not declare when it acts"
+        )
+    return layout._replace(sync_memory=memory)
+
+
+def fetched_at_syncs(strategy: Strategy) -> Strategy:
+    """Returns the strategy with a sync and a center that fetch the state they read."""
+
+    def sync(replica: Replica, state: PyTree, step: Any) -> tuple[Any, PyTree]:
+        def act(replica, state):
+            replica, new = apply_sync(strategy, replica, _fetched(state), step)
+            return replica, jax.tree.map(_back, new, state)
+
+        acts = introspection.acts(strategy, step)
+        return jax.lax.cond(acts, act, lambda *same: same, replica, state)
+
+    def center(params: PyTree, state: PyTree) -> PyTree:
+        return strategy.center(params, _fetched(state))
+
+    return strategy._replace(sync=sync, center=center)
+
+
+def _fetched(state: PyTree) -> PyTree:
+    return jax.tree.map(lambda x: jax.device_put(x, DEVICE), state)
+
+
+def _back(new: jax.Array, old: jax.Array) -> jax.Array:
+    return jax.device_put(new, jax.typeof(old).memory_space)
