@@ -7,7 +7,7 @@ import time
 
 from experiments.cli import completion, exits, flags
 from experiments.launch.membership import requested
-from experiments.supervisor.child_side import join_supervisor
+from experiments.launch.supervisor.child_side import join_supervisor
 from experiments.training.config import RunConfig, parse
 
 

@@ -15,10 +15,10 @@ from experiments.cli import exits, terminal
 from experiments.cli.errors import BadRequest
 from experiments.launch import gloo
 from experiments.launch.run_job import run_job
-from experiments.supervisor.child_side import ChildSide
-from experiments.supervisor.group import Rules
-from experiments.supervisor.local_processes import LocalProcesses
-from experiments.supervisor.run_processes import run_processes
+from experiments.launch.supervisor.child_side import ChildSide
+from experiments.launch.supervisor.group import Rules
+from experiments.launch.supervisor.local_processes import LocalProcesses
+from experiments.launch.supervisor.run_processes import run_processes
 from experiments.training import records
 from experiments.training.config import RunConfig, parse
 from experiments.training.prepared import versions

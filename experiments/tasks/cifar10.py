@@ -6,8 +6,8 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
-from experiments.data import cifar
 from experiments.tasks import classify
+from experiments.tasks.data import cifar
 from experiments.tasks.task import Task
 from syncalgos.collectives import WORKERS, Axis
 

@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments.data import text
 from experiments.tasks import muon
 from experiments.tasks.classify import values
+from experiments.tasks.data import text
 from experiments.tasks.task import Data, Tables, Task, fitting
 from models import ngram
 from syncalgos import checks, collectives, lookup

@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import Literal
 
-from experiments.data import idx
 from experiments.tasks import classify
+from experiments.tasks.data import idx
 from experiments.tasks.task import Task
 from syncalgos.collectives import WORKERS, Axis
 

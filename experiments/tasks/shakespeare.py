@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from experiments.data import text
 from experiments.tasks import muon
+from experiments.tasks.data import text
 from experiments.tasks.task import Data, Task, fitting
 from models import gpt
 from syncalgos import checks

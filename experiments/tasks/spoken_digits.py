@@ -5,9 +5,9 @@ from pathlib import Path
 
 import jax.numpy as jnp
 
-from experiments.data import speech
 from experiments.tasks import muon
 from experiments.tasks.classify import values
+from experiments.tasks.data import speech
 from experiments.tasks.task import Data, Task, fitting
 from models import lstm, sharding
 from syncalgos import checks

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import jax
 
-from experiments.data.files import user_cache
+from experiments.tasks.data.files import user_cache
 
 # jax's settings; in the environment, in capitals.
 ENABLED = "jax_enable_compilation_cache"

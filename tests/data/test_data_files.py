@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from commands import ROOT
 
-from experiments.data import files
+from experiments.tasks.data import files
 
 TIMEOUT = 60  # seconds, of what takes one
 CONTENT = bytes(range(256)) * 4096  # 1 MiB
@@ -299,7 +299,7 @@ def test_the_data_folder_is_the_argument_the_environment_or_the_cache(
 DOWNLOAD = """
 import signal, sys
 from pathlib import Path
-from experiments.data import files
+from experiments.tasks.data import files
 
 def note(number, frame):
     print("noted", flush=True)

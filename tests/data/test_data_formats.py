@@ -18,8 +18,8 @@ import numpy as np
 import pytest
 from small_tasks import folder_with
 
-from experiments.data import archives, cifar, idx, speech, text
-from experiments.data.files import File
+from experiments.tasks.data import archives, cifar, idx, speech, text
+from experiments.tasks.data.files import File
 
 TAR_GZ, TAR = speech.TAR_GZ.path, speech.TAR.path
 PLAYS = text.SHAKESPEARE.path

@@ -181,4 +181,4 @@ def test_a_batch_nobody_asked_for_is_not_blamed(words, told, refused):
 def test_tasks_and_data_import_nothing_of_the_harness():
     names = imported_by(f"from experiments.tasks import {', '.join(TASKS)}")
     rooms = {x for x in names if x.startswith("experiments.")}
-    assert {x.split(".")[1] for x in rooms} == {"tasks", "data", "exit_codes"}
+    assert {x.split(".")[1] for x in rooms} == {"tasks", "exit_codes"}

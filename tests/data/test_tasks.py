@@ -12,7 +12,6 @@ import small_tasks
 from small_tasks import SMALL, folder_of, on_real_data
 
 import syncalgos
-from experiments.data import speech, text
 from experiments.pipeline import prefetch, sampler
 from experiments.tasks import (
     TASKS,
@@ -22,6 +21,7 @@ from experiments.tasks import (
     imagenet_synthetic,
 )
 from experiments.tasks.cifar10 import augmented  # before a fixture replaces it
+from experiments.tasks.data import speech, text
 from experiments.tasks.spoken_digits import mean_output
 from experiments.tasks.task import held_out, losses
 from experiments.training.components import make_components

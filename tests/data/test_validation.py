@@ -7,10 +7,10 @@ import pytest
 import small_tasks
 from small_tasks import on_real_data
 
-from experiments.data import cifar, speech, text
 from experiments.pipeline import partition, prefetch, validation
 from experiments.tasks import TASKS
 from experiments.tasks.contract import check_data
+from experiments.tasks.data import cifar, speech, text
 from experiments.tasks.task import Data
 
 N = 1000

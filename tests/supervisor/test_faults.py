@@ -18,8 +18,8 @@ from tiny_tasks import EXAMPLES, LABELS
 from experiments.checkpoint.folder import steps
 from experiments.checkpoint.manager import FOLDER
 from experiments.checkpoint.shard_file import ShardName, unfinished_name
+from experiments.launch.supervisor.child_side import VARIABLE
 from experiments.pipeline import partition
-from experiments.supervisor.child_side import VARIABLE
 
 NOTICED = 5  # seconds in which a lost process must be named
 HASH = "params_sha256"

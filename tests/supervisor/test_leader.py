@@ -1,9 +1,9 @@
 """The leader of processes on other machines, which are played here."""
 
-from experiments.supervisor.group import Rules
-from experiments.supervisor.leader import Leader
-from experiments.supervisor.process_status import ProcessStatus
-from experiments.supervisor.processes import Placement, Unplaced
+from experiments.launch.supervisor.group import Rules
+from experiments.launch.supervisor.leader import Leader
+from experiments.launch.supervisor.process_status import ProcessStatus
+from experiments.launch.supervisor.processes import Placement, Unplaced
 
 TWO = Placement("hosta:9999", 2, [(0, 0, 1), (1, 0, 1)], names=["hosta", "hostb"])
 

@@ -110,9 +110,9 @@ def _goes_on(pid):
 
 def _supervise(plan, settings):
     from experiments.cli.exits import say
-    from experiments.supervisor.group import Rules
-    from experiments.supervisor.local_processes import LocalProcesses
-    from experiments.supervisor.run_processes import run_processes
+    from experiments.launch.supervisor.group import Rules
+    from experiments.launch.supervisor.local_processes import LocalProcesses
+    from experiments.launch.supervisor.run_processes import run_processes
 
     rules = Rules(**settings["rules"])
     command = [sys.executable, __file__, plan]
@@ -121,7 +121,7 @@ def _supervise(plan, settings):
 
 
 def _take_part(plan):
-    from experiments.supervisor.child_side import join_supervisor
+    from experiments.launch.supervisor.child_side import join_supervisor
 
     member = join_supervisor()
     assert member is not None

@@ -18,7 +18,7 @@ import pytest
 from commands import PROGRAM, ROOT, TIMEOUT, Run, environment
 from lasting import OURS
 
-from experiments.supervisor.child_side import VARIABLE
+from experiments.launch.supervisor.child_side import VARIABLE
 
 TAG = "SYNCALGOS_TEST"  # a variable of all that a test starts
 

@@ -10,7 +10,7 @@ import pytest
 from commands import ROOT
 
 from experiments.cli.factories import TASK, named
-from experiments.data import cifar, idx, speech, text
+from experiments.tasks.data import cifar, idx, speech, text
 
 CONTEXT, FRAMES = 8, 6
 BESIDE = ROOT.parent / "shared" / "data"  # the real data sets, beside the checkout

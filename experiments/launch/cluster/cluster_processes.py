@@ -19,9 +19,9 @@ from experiments.launch.cluster.member import (
 )
 from experiments.launch.cluster.seating import Request, Seating
 from experiments.launch.cluster.view import ENDS, ClusterView
-from experiments.supervisor.group import Log, Rules, Start
-from experiments.supervisor.process_status import ProcessStatus
-from experiments.supervisor.processes import Placement, Unplaced
+from experiments.launch.supervisor.group import Log, Rules, Start
+from experiments.launch.supervisor.process_status import ProcessStatus
+from experiments.launch.supervisor.processes import Placement, Unplaced
 
 if TYPE_CHECKING:
     from distributed import Client, Future

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from experiments.launch.addresses import free_port
-from experiments.supervisor.child import Child, Remote
-from experiments.supervisor.group import Rules
-from experiments.supervisor.process_status import ProcessStatus
+from experiments.launch.supervisor.child import Child, Remote
+from experiments.launch.supervisor.group import Rules
+from experiments.launch.supervisor.process_status import ProcessStatus
 
 if TYPE_CHECKING:
     from dask.typing import Key

@@ -9,8 +9,8 @@ from experiments.launch.cluster.cluster_processes import ClusterProcesses
 from experiments.launch.cluster.connection import Unreachable, connect
 from experiments.launch.cluster.seating import Request
 from experiments.launch.cluster.workers import expected
-from experiments.supervisor.group import Rules
-from experiments.supervisor.run_processes import run_processes
+from experiments.launch.supervisor.group import Rules
+from experiments.launch.supervisor.run_processes import run_processes
 from experiments.training.config import RunConfig
 
 

@@ -13,7 +13,7 @@ from experiments.launch.cluster.workers import (
     inspection,
     objection,
 )
-from experiments.supervisor.group import Log
+from experiments.launch.supervisor.group import Log
 
 if TYPE_CHECKING:
     from distributed import Client, Future

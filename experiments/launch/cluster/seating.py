@@ -9,8 +9,8 @@ from experiments.launch.cluster.member import report_port
 from experiments.launch.cluster.roster import Roster
 from experiments.launch.cluster.seats import Seat, choose
 from experiments.launch.cluster.workers import Expected
-from experiments.supervisor.group import Log, numbered
-from experiments.supervisor.processes import Placement, Unplaced
+from experiments.launch.supervisor.group import Log, numbered
+from experiments.launch.supervisor.processes import Placement, Unplaced
 
 if TYPE_CHECKING:
     from distributed import Client, Future

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import NamedTuple, TextIO
 
 from experiments.cli import exits, signals
-from experiments.supervisor.group import processes
+from experiments.launch.supervisor.group import processes
 
 
 def line_of(

@@ -5,7 +5,7 @@ import json
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from experiments.supervisor.group import numbered, processes
+from experiments.launch.supervisor.group import numbered, processes
 
 SHOWN = 3  # differences that are named
 LONGEST_VALUE = 40  # characters of a value that is named

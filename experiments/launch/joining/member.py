@@ -21,7 +21,7 @@ from experiments.launch.joining.farewells import LINGERING, Farewell
 from experiments.launch.joining.join import LOSS, Unconnected, join
 from experiments.launch.membership import Membership
 from experiments.launch.run_job import run_job
-from experiments.supervisor.group import processes
+from experiments.launch.supervisor.group import processes
 from experiments.training.config import RunConfig
 from experiments.training.process_group import ProcessGroup
 

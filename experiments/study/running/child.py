@@ -16,8 +16,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn
 
-from experiments.supervisor.child_side import end_all
-from experiments.supervisor.json_lines import decode, encode
+from experiments.launch.supervisor.child_side import end_all
+from experiments.launch.supervisor.json_lines import decode, encode
 
 IDLE = 15.0  # seconds without a request after which it ends
 PAUSE = 0.2  # seconds between two reports of a step

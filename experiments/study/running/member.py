@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from experiments.launch.cluster.member import is_wanted
-from experiments.supervisor.child import search_path
-from experiments.supervisor.json_lines import decode, encode
-from experiments.supervisor.process_status import signal_name
+from experiments.launch.supervisor.child import search_path
+from experiments.launch.supervisor.json_lines import decode, encode
+from experiments.launch.supervisor.process_status import signal_name
 
 TICK = 0.1  # seconds between two looks at whether a run is still wanted
 REAPING = 5.0  # seconds for a killed process to go

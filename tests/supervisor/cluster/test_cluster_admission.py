@@ -20,7 +20,7 @@ from experiments.launch.cluster.seats import Seat, choose
 from experiments.launch.cluster.workers import Expected, WorkerFacts, objection
 from experiments.launch.membership import requested
 from experiments.launch.processes import located
-from experiments.supervisor.group import numbered
+from experiments.launch.supervisor.group import numbered
 from experiments.training.config import parse
 
 RUN = "--task tiny_tasks:drawing --workers 4 --steps 12 --eval-every 6 "

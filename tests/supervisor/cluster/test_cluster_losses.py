@@ -17,8 +17,8 @@ from faults import until
 from kills import attack_clusters, newest
 from lasting import assert_same_end
 
-from experiments.supervisor.child import Child, Remote
-from experiments.supervisor.group import Rules, Start
+from experiments.launch.supervisor.child import Child, Remote
+from experiments.launch.supervisor.group import Rules, Start
 
 HOST = re.escape(socket.gethostname())
 ENDLESS = RUN.replace("--steps 60", "--steps 1000000") + " --keep-checkpoints 1"
@@ -43,7 +43,7 @@ def lines(ended):
 
 WAITS = """
 import threading
-from experiments.supervisor.child_side import join_supervisor
+from experiments.launch.supervisor.child_side import join_supervisor
 member = join_supervisor()
 print("started", flush=True)
 member.report("train", 1)

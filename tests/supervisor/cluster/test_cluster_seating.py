@@ -19,8 +19,8 @@ from experiments.launch.cluster.workers import (
     expected,
     inspection,
 )
-from experiments.supervisor.group import Rules
-from experiments.supervisor.process_status import (
+from experiments.launch.supervisor.group import Rules
+from experiments.launch.supervisor.process_status import (
     ProcessStatus,
     TrackedProcess,
     end_line,

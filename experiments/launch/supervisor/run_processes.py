@@ -4,9 +4,9 @@ import time
 from typing import Any
 
 from experiments.exit_codes import handling
-from experiments.supervisor.group import Log, Rules
-from experiments.supervisor.leader import Leader
-from experiments.supervisor.processes import Processes
+from experiments.launch.supervisor.group import Log, Rules
+from experiments.launch.supervisor.leader import Leader
+from experiments.launch.supervisor.processes import Processes
 
 TICK = 0.03  # seconds between two looks
 

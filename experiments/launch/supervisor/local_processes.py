@@ -3,10 +3,10 @@
 import socket
 from dataclasses import dataclass, field
 
-from experiments.supervisor.child import Child
-from experiments.supervisor.group import Log, Rules, Start
-from experiments.supervisor.process_status import ProcessStatus
-from experiments.supervisor.processes import Placement
+from experiments.launch.supervisor.child import Child
+from experiments.launch.supervisor.group import Log, Rules, Start
+from experiments.launch.supervisor.process_status import ProcessStatus
+from experiments.launch.supervisor.processes import Placement
 
 
 @dataclass

@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import Any, NoReturn
 
 from experiments.exit_codes import TERMINATED
-from experiments.supervisor.json_lines import encode
+from experiments.launch.supervisor.json_lines import encode
 
 VARIABLE = "SYNCALGOS_CHILD"
 BEAT = 0.5  # seconds between signs of life

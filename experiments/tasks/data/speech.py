@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from experiments.data import archives
-from experiments.data.files import PINS, find, folder
+from experiments.tasks.data import archives
+from experiments.tasks.data.files import PINS, find, folder
 from syncalgos import checks
 
 # The tar that `pack` makes, and the same gzip'd: pins.toml says why.

@@ -6,8 +6,8 @@ from typing import Literal, NamedTuple
 
 from experiments import exit_codes
 from experiments.exit_codes import INTERRUPTED, TERMINATED, stopped_by
-from experiments.supervisor.group import Rules, processes
-from experiments.supervisor.process_status import TrackedProcess, end_line, place
+from experiments.launch.supervisor.group import Rules, processes
+from experiments.launch.supervisor.process_status import TrackedProcess, end_line, place
 
 # Seconds for the culprit to be found, or for others to end alike: the processes that
 # notice a loss often end before the supervisor sees the lost one.

@@ -5,15 +5,15 @@ from collections.abc import Iterable
 from typing import Any, Literal
 
 from experiments.exit_codes import TERMINATED, UNCONNECTED, stopped_by
-from experiments.supervisor import failure_policy
-from experiments.supervisor.group import Log, Rules, Start
-from experiments.supervisor.process_status import (
+from experiments.launch.supervisor import failure_policy
+from experiments.launch.supervisor.group import Log, Rules, Start
+from experiments.launch.supervisor.process_status import (
     ProcessStatus,
     TrackedProcess,
     ready,
     silence_line,
 )
-from experiments.supervisor.processes import Placement, Processes, Unplaced
+from experiments.launch.supervisor.processes import Placement, Processes, Unplaced
 
 RETRIES = 2  # of jax's start-up
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from experiments.data import archives
-from experiments.data.files import PINS, find
+from experiments.tasks.data import archives
+from experiments.tasks.data.files import PINS, find
 
 FOLDER = "cifar-10-batches-py/"
 ARCHIVE = PINS["cifar-10/cifar-10-python.tar.gz"]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from experiments.data.files import PINS, find
+from experiments.tasks.data.files import PINS, find
 from syncalgos import checks
 
 NAMES = (

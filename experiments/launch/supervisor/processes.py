@@ -2,8 +2,8 @@
 
 from typing import NamedTuple, Protocol
 
-from experiments.supervisor.group import Start
-from experiments.supervisor.process_status import ProcessStatus
+from experiments.launch.supervisor.group import Start
+from experiments.launch.supervisor.process_status import ProcessStatus
 
 
 class Unplaced(Exception):

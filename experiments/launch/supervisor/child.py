@@ -12,10 +12,10 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
-from experiments.supervisor.child_side import VARIABLE
-from experiments.supervisor.group import Log, Rules
-from experiments.supervisor.json_lines import PIECE, Lines, decode
-from experiments.supervisor.process_status import ProcessStatus
+from experiments.launch.supervisor.child_side import VARIABLE
+from experiments.launch.supervisor.group import Log, Rules
+from experiments.launch.supervisor.json_lines import PIECE, Lines, decode
+from experiments.launch.supervisor.process_status import ProcessStatus
 
 # Seconds. A process that a driver holds longer than that is left to the system.
 REAPING = 5.0
