@@ -9,6 +9,7 @@ the others have compiled.
 """
 
 import gc
+import importlib.util
 import itertools
 import os
 from collections import defaultdict
@@ -26,6 +27,10 @@ if jax.__version_info__ < (0, 11):  # later versions refuse to start with it
 # Before the user's own, which win; a backend reads them when it starts.
 os.environ["XLA_FLAGS"] = " ".join([*QUICK, os.environ.get("XLA_FLAGS", "")])
 jax.config.update("jax_num_cpu_devices", 3)
+# libtpu is here for its compiler; with it jax looks for TPUs, and complains of none.
+if importlib.util.find_spec("jax_cuda13_plugin") is None:
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    jax.config.update("jax_platforms", os.environ["JAX_PLATFORMS"])
 
 # jax is imported, so the environment speaks to other processes alone.
 os.environ.update(SHARED)

@@ -17,6 +17,17 @@ from rich.progress import (
 
 from experiments.cli.exits import printable, say
 
+MISSING = "–"
+# The times that are shown in a unit are below a bound; bound and unit in seconds.
+DURATIONS = (
+    (1e-3, "µs", 1e-6),
+    (1, "ms", 1e-3),
+    (60, "s", 1),
+    (3600, "min", 60),
+    (48 * 3600, "h", 3600),
+    (math.inf, "days", 86400),
+)
+
 
 class Report(Protocol):
     """The display of a run's progress."""
@@ -112,6 +123,22 @@ def size(bytes_: float) -> str:
             break
         bytes_ /= 1000
     return f"{bytes_:.4g} {unit}"
+
+
+def duration(seconds: float | None, digits: int = 3) -> str:
+    """Returns "1.2 ms", "34 s", "5.6 min", "7.8 h" or "9.1 days"; at most 3 digits."""
+    if seconds is None or not math.isfinite(seconds):
+        return MISSING
+    if seconds == 0:
+        return "0 s"
+    # 59.97 s would be shown as 60 s, which is 1 min.
+    unit, length = next(x[1:] for x in DURATIONS if seconds < x[0] * 0.9995)
+    return f"{three_digits(float(f'{seconds / length:.{digits}g}'))} {unit}"
+
+
+def three_digits(x: float) -> str:
+    """Returns three digits, never as a power of ten below a million."""
+    return f"{x:.3g}" if x < 999.5 else f"{x:,.0f}"
 
 
 def rate(x: float | None) -> str:

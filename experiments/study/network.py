@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -187,13 +187,25 @@ def modelled_seconds(
     nothing overlaps: gradients are sent once all are computed.
     """
     costs = [cost(kind, network, workers, fused) for kind in sends.kinds]
+    return wall_clock([costs[x] for x in sends.steps], step_seconds, delay, since)
+
+
+def wall_clock(
+    costs: Sequence[float], step_seconds: float, delay: int = 0, since: int = 0
+) -> np.ndarray:
+    """Returns the wall clock after each local step, (steps,).
+
+    Args:
+        costs: seconds that the messages of each step take.
+        step_seconds, delay, since: as in `modelled_seconds`.
+    """
     clock = free = 0.0  # when the step has ended, and when the link is free again
     arrived, ended = [], []
-    for step, kind in enumerate(sends.steps):
+    for step, seconds in enumerate(costs):
         clock += step_seconds
         if 0 < delay <= step:
             clock = max(clock, arrived[step - delay])
-        free = max(clock, free) + costs[kind]
+        free = max(clock, free) + seconds
         arrived.append(free)
         if not delay or step < since:
             clock = free

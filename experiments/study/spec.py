@@ -73,20 +73,22 @@ class Variant(NamedTuple):
         shared: Sequence[Words],
         tuned: Sequence[Range],
         swept: Range | None,
+        taken: Mapping[str, str] = TAKEN,
     ) -> "Variant":
         """Returns the variant with what its runs take; the arguments as `resolved`."""
-        known = SETTINGS.keys() - TAKEN.keys()
+        known = SETTINGS.keys() - taken.keys()
         known |= factories.flag_names(ALGORITHM, self.algo)
         known |= factories.flag_names(TASK, task)
-        run = ("--algo", self.algo, "--task", task, "--displacements")
-        taken = chain(*(group for group in shared if parameter(group[0]) in known))
+        run = ("--algo", self.algo, "--task", task)
+        run += ("--displacements",) if taken is TAKEN else ()
+        shares = chain(*(group for group in shared if parameter(group[0]) in known))
         ranges = [r for r in tuned if r.flag in known]
         # Counted without the finer values: they may be too many to be listed.
         counted = tuned if any(r.bounds for r in ranges) else ranges
         return self._replace(
             known=frozenset(known),
             # Its own flags come last: of two equal flags the last one holds.
-            argv=(*run, *taken, *self.words),
+            argv=(*run, *shares, *self.words),
             points=swept.points if swept and swept.flag in known else self.points,
             tuned=ranges,
             trials=math.prod(len(r.values) for r in counted) if ranges else 0,
@@ -185,6 +187,7 @@ def resolved(
     tuned: Sequence[Range],
     swept: Range | None,
     others: Collection[str],
+    taken: Mapping[str, str] = TAKEN,
 ) -> tuple[Variant, ...]:
     """Returns the variants with what their runs take of a study's flags.
 
@@ -195,18 +198,19 @@ def resolved(
         tuned: all that is tuned.
         swept: the sweep, if there is one.
         others: the study's own parameters, one of which may have been meant.
+        taken: parameters that its runs cannot be given, and what to say instead.
 
     Raises:
         BadRequest: an unknown algorithm or task, a flag that a study sets itself, one
             of no variant, or one that is given, swept or tuned twice.
     """
-    found = tuple(x.taking(task, shared, tuned, swept) for x in variants(text))
+    found = tuple(x.taking(task, shared, tuned, swept, taken) for x in variants(text))
     given = [parameter(group[0]) for group in shared]
     own = [parameter(group[0]) for x in found for group in x.own_flags]
     varied = [r.flag for r in (*tuned, swept) if r is not None]
     for name in (*given, *varied, *own):
-        if name in TAKEN:
-            raise BadRequest(f"{flag_of(name)} is for single runs: say {TAKEN[name]}")
+        if name in taken:
+            raise BadRequest(f"{flag_of(name)} is for single runs: say {taken[name]}")
     known = set().union(*(x.known for x in found))
     for name in (*given, *varied):
         if name not in known:

@@ -16,7 +16,7 @@ from syncalgos.engine.placement import shardings
 from syncalgos.engine.placement.layout import DEVICES, LANES, Layout
 from syncalgos.reducers import stacking
 
-OPTIONAL = ("muon", "shardings")
+OPTIONAL = ("muon", "shardings", "blank")
 BOUNDS = {
     "momentum": {"least": 0, "below": 1},
     "weight_decay": {"least": 0},

@@ -76,6 +76,7 @@ def shakespeare(
         stacked=gpt.STACKED,
         muon=muon.dimension_numbers,
         shardings=gpt.shardings(heads),
+        blank=partial(_blank, context),
     )
 
 
@@ -84,7 +85,17 @@ def _load(data_dir: Path | None, context: int) -> Data:
     # The model is made before the text is read.
     assert len(alphabet) == CHARACTERS
     # A byte each: windows repeat every character on the device.
-    train, test = text.split(codes.astype(np.uint8))
+    return _data(codes.astype(np.uint8), context)
+
+
+def _blank(context: int) -> Data:
+    """Makes the data of a text of one character, which is as long."""
+    return _data(np.zeros(text.SHAKESPEARE.size, np.uint8), context)
+
+
+def _data(codes: np.ndarray, context: int) -> Data:
+    """Cuts the characters of a text into windows."""
+    train, test = text.split(codes)
     if context >= len(test):
         raise ValueError(
             f"--context {context} is longer than the held-out text "

@@ -110,6 +110,8 @@ class Task(NamedTuple):
         shardings: the path of a leaf, such as "blocks/up/w", its shape and the sizes of
             the axes within a worker (--mesh) -> its PartitionSpec over them. An
             attribute `axes` names all axes that it is made for (`models.sharding`).
+        blank: makes data of the form that `load` has, as many examples, and reads none:
+            `experiments.aim` looks at shapes alone. None: it has to load.
     """
 
     init: Callable[[jax.Array], tuple[PyTree, PyTree]]
@@ -133,6 +135,7 @@ class Task(NamedTuple):
     sends: str = ""
     stacked: Stacked = 0
     shardings: Shardings | None = None
+    blank: Callable[[], Data] | None = None
 
     @property
     def kept(self) -> str:

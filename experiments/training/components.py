@@ -2,7 +2,7 @@
 
 import dataclasses
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import jax
@@ -22,31 +22,41 @@ from experiments.training.defaults import batch_unit, nearest_multiple, resolved
 from experiments.training.process_group import ALONE, ProcessGroup
 from experiments.training.strategies import make_strategies
 from syncalgos import WORKERS, DataParallel, Strategy
+from syncalgos.engine.placement.layout import Device
 
 
 @dataclass(frozen=True)
-class Components:
-    """The parts of a run, before it has a state.
+class Trainable:
+    """The parts of a run that need no data.
 
     Attributes:
-        config: with all defaults filled in.
+        config: with all defaults filled in but the feed.
         task: the model, its data and its figures.
-        data: of the task.
         optimizer: the inner one.
         strategy: how the workers agree.
         algorithm: its part that is the algorithm's, without shared tables.
         trainer: the engine.
-        shards: which training examples are each worker's own; None if all share all.
-        group: the processes that train together.
     """
 
     config: RunConfig
     task: Task
-    data: Data
     optimizer: optax.GradientTransformation
     strategy: Strategy
     algorithm: Strategy
     trainer: DataParallel
+
+
+@dataclass(frozen=True)
+class Components(Trainable):
+    """The parts of a run, before it has a state; all defaults are filled in.
+
+    Attributes:
+        data: of the task.
+        shards: which training examples are each worker's own; None if all share all.
+        group: the processes that train together.
+    """
+
+    data: Data
     shards: list[np.ndarray] | None
     group: ProcessGroup
 
@@ -120,25 +130,41 @@ def _make(config: RunConfig, data: Data | None, group: ProcessGroup) -> Componen
         records.check_out(config.out, replaces)
     if config.export is not None and group.is_first:
         export.check(config.export, replaces)
-    task, is_batch_given = make_task(config), config.batch_size is not None
-    config = resolved(config, task)
-    _check_mesh(config, task)
-    schedule, optimizer = optimizers.inner(config, task.muon)
-    strategy, algorithm = make_strategies(
-        config, schedule, optimizer, group.hosts, task
-    )
-    trainer = make_trainer(config, task, optimizer, strategy)
+    made, is_batch_given = make_trainable(config, group.hosts), bool(config.batch_size)
+    config = made.config
     # Data comes last: what is wrong with the rest is reported in under a second.
     if data is None:
-        data = loading.load(task, config.task, config.validation)
-    _check_data(config, data, is_batch_given)
+        data = loading.load(made.task, config.task, config.validation)
+    check_data(config, data, is_batch_given)
     config = dataclasses.replace(config, feed=config.feed or loading.default_feed(data))
     shards = partition.shards(
         config.partition, data.groups, data.examples, config.workers, config.seed
     )
-    return Components(
-        config, task, data, optimizer, strategy, algorithm, trainer, shards, group
-    )
+    of_data = {"config": config, "data": data, "shards": shards, "group": group}
+    return Components(**{**vars(made), **of_data})
+
+
+def make_trainable(
+    config: RunConfig, hosts: int, devices: Sequence[Device] | None = None
+) -> Trainable:
+    """Makes what needs no data.
+
+    Args:
+        config: from the command line.
+        hosts: on how many machines the workers are.
+        devices: theirs, in place of the config's.
+
+    Raises:
+        BadRequest: what a task or a strategy cannot be; a ValueError if it is one of
+            ours.
+    """
+    task = make_task(config)
+    config = resolved(config, task)
+    _check_mesh(config, task)
+    schedule, optimizer = optimizers.inner(config, task.muon)
+    strategies = make_strategies(config, schedule, optimizer, hosts, task)
+    trainer = make_trainer(config, task, optimizer, strategies[0], devices)
+    return Trainable(config, task, optimizer, *strategies, trainer)
 
 
 def make_task(config: RunConfig) -> Task:
@@ -173,8 +199,14 @@ def _check_mesh(config: RunConfig, task: Task) -> None:
         )
 
 
-def _check_data(config: RunConfig, data: Data, is_batch_given: bool) -> None:
-    """Raises a ValueError unless the data goes with the config."""
+def check_data(config: RunConfig, data: Data, is_batch_given: bool) -> None:
+    """Raises a ValueError unless the data goes with the config.
+
+    Args:
+        config: with all defaults filled in.
+        data: of the task.
+        is_batch_given: whether the user says the batch.
+    """
     c, least = config, batch_unit(config)
     # A default batch grows with the workers, and may outgrow the data.
     if not is_batch_given and least > data.examples:
@@ -198,8 +230,9 @@ def make_trainer(
     task: Task,
     optimizer: optax.GradientTransformation,
     strategy: Strategy,
+    devices: Sequence[Device] | None = None,
 ) -> DataParallel:
-    """Makes the engine for a strategy."""
+    """Makes the engine for a strategy, on these devices or the config's."""
     train_loss, eval_loss = losses(task)
     # Rows in parts are no replicas: the engine keeps the strategy away from them.
     sharded = None
@@ -213,13 +246,14 @@ def make_trainer(
         backend=config.backend,
         mesh=None if config.mesh is None else dict(config.mesh),
         shardings=_shardings(config, task),
-        devices=None if config.devices is None else [*config.devices],
+        devices=devices or (config.devices and [*config.devices]),
         eval_loss=eval_loss,
         accumulate=config.accumulate,
         sharded=sharded,
         lanes=config.lanes,
         lane_form=config.lane_form,
         each_worker=True,
+        sync_memory=config.sync_memory,
     )
 
 

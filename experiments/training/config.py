@@ -65,6 +65,8 @@ class RunConfig:
         devices: device indices, such as 0,2,1.
         lanes: workers of a device.
         lane_form: how a device runs them.
+        sync_memory: kind of memory where the algorithm's arrays lie between syncs, such
+            as pinned_host.
         sync_until: train synchronously for this many steps first.
         opt_state_at_sync: what becomes of the inner optimizer's state.
         ema: ship a moving average of params; its decay.
@@ -128,7 +130,7 @@ class RunConfig:
     )
     workers: int = flag(default=8, least=1)
     backend: Literal["pmap", "shard_map", "vmap"] = flag(
-        otherwise="pmap, or shard_map with --mesh", scope="start"
+        otherwise="pmap, or shard_map with --mesh or --sync-memory", scope="start"
     )
     mesh: Mapping[str, int] | None = flag(otherwise="one device", scope="start")
     devices: tuple[int, ...] | None = flag(
@@ -137,6 +139,9 @@ class RunConfig:
     lanes: int | None = flag(otherwise="as few as possible", least=1, scope="start")
     lane_form: Literal["vectorized", "sequential", "merged"] | None = flag(
         otherwise="the fastest", spellings=LANE_FORMS, scope="start"
+    )
+    sync_memory: str | None = flag(
+        otherwise="the device's", metavar="KIND", scope="start"
     )
     sync_until: int = flag(default=0, least=0)
     opt_state_at_sync: Literal["keep", "reset", "average"] = flag(default="keep")
@@ -191,7 +196,7 @@ class RunConfig:
         for name in ("arguments", "task_arguments", "mesh"):  # frozen, like the rest
             if (mapping := getattr(self, name)) is not None:
                 object.__setattr__(self, name, MappingProxyType(dict(mapping)))
-        self._check_mesh()
+        self._check_placement()
         if self.partition != "iid":
             from experiments.pipeline import partition  # imports NumPy
 
@@ -210,8 +215,13 @@ class RunConfig:
         if late := never_reached("--sync-until", self.sync_until, self.steps):
             raise ValueError(late)
 
-    def _check_mesh(self) -> None:
-        """Raises a ValueError for flags that workers of several devices cannot have."""
+    def _check_placement(self) -> None:
+        """Raises a ValueError for flags that do not go with where the arrays lie."""
+        if self.sync_memory is not None and self.backend not in (None, "shard_map"):
+            raise ValueError(
+                f"--backend {self.backend} has one kind of memory: --sync-memory takes "
+                "shard_map"
+            )
         if self.mesh is None:
             return
         if self.backend not in (None, "shard_map"):

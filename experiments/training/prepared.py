@@ -22,7 +22,7 @@ from experiments.cli.signals import keeping_results
 from experiments.exit_codes import Terminated
 from experiments.pipeline import partition
 from experiments.tasks.contract import check_apply, check_model, check_shardings
-from experiments.tasks.task import Data
+from experiments.tasks.task import Data, Task
 from experiments.training import export, records
 from experiments.training.components import Components, make_components, make_trainer
 from experiments.training.config import SETTINGS, RunConfig
@@ -126,7 +126,7 @@ def _effective_lr(parts: Components, params: Any) -> float | None:
 def _start(parts: Components) -> tuple[Any, TrainState]:
     """Returns the model's params and the state that training starts from."""
     c = parts.config
-    with _refused("task", c.task):
+    with refused("task", c.task):
         params, buffers = check_model(parts.task, c.seed)
         if ":" in c.task:  # a user's own is tried out on shapes alone
             check_apply(parts.task, params, buffers, parts.data.test)
@@ -134,13 +134,18 @@ def _start(parts: Components) -> tuple[Any, TrainState]:
             check_shardings(parts.task, params, parts.trainer.layout)
         if c.export is not None:
             export.named(Replica(params, (), buffers))
-    with _refused("algo", c.algo):
+    with refused("algo", c.algo):
         return params, parts.trainer.init(params, buffers, c.seed)
 
 
 @contextmanager
-def _refused(flag: str, name: str) -> Iterator[None]:
-    """Raises errors inside as those for the user; a bug of ours as it is."""
+def refused(flag: str, name: str) -> Iterator[None]:
+    """Raises errors inside as those for the user; a bug of ours as it is.
+
+    Args:
+        flag: algo or task.
+        name: its value.
+    """
     try:
         yield
     except Terminated:
@@ -269,11 +274,15 @@ def _summary(run: PreparedRun, outcome: Outcome) -> dict[str, Any]:
 
 def _sends(run: PreparedRun, sent: Communication) -> dict[str, Any]:
     """Returns the sends of each step and their delay, for a model of their time."""
-    c = run.config
-    # An average of the optimizer's state, and shared tables, are used at once.
-    waits = c.opt_state_at_sync == "average" or run.task.kept == "shared"
-    delay = 0 if waits else sends.delay_of(c.algo, c.arguments)
+    delay = delay_of_sends(run.config, run.task)
     return {**sends.to_json(sends.sends(sent)), "delay": delay}
+
+
+def delay_of_sends(config: RunConfig, task: Task) -> int:
+    """Returns the local steps that a run's messages may take; 0: it waits for them."""
+    # An average of the optimizer's state, and shared tables, are used at once.
+    waits = config.opt_state_at_sync == "average" or task.kept == "shared"
+    return 0 if waits else sends.delay_of(config.algo, config.arguments)
 
 
 def params_sha256(replica: Replica) -> str:

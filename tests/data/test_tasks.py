@@ -519,6 +519,17 @@ def test_every_held_out_character_is_predicted_once(context):
     np.testing.assert_array_equal(windows[1:, 0], windows[:-1, -1])
 
 
+@pytest.mark.parametrize("context", [7, 128])
+def test_blank_data_has_the_form_of_the_real(context):
+    task = on_real_data("shakespeare", context=context)
+    assert task.blank is not None
+    blank, real = task.blank(), task.load()
+    for mine, other in ((blank.train, real.train), (blank.test, real.test)):
+        assert mine["window"].shape == other["window"].shape
+        assert mine["window"].dtype == other["window"].dtype
+    assert blank._replace(train={}, test={}) == real._replace(train={}, test={})
+
+
 @pytest.mark.parametrize(("context", "times"), [(64, 8), (20, 7), (5, 5)])
 def test_a_character_is_in_at_most_eight_training_windows(context, times):
     """With as many characters before it as the windows' starts are apart."""

@@ -252,6 +252,36 @@ def test_summary_has_the_bytes_of_a_device(plain, meshed):
     assert "without the mesh" in shown and "a device holds" not in plain.stdout
 
 
+def test_state_in_the_hosts_memory_trains_the_same(meshed, tmp_path):
+    words = f"{TINY} --mesh fsdp=2 --sync-memory pinned_host"
+    ended = run(words, tmp_path / "out")
+    assert_close_end(ended, meshed)
+    held, whole = (x.summary["device_bytes"] for x in (ended, meshed))
+    assert 0 <= held["sync"] < 100 < whole["sync"]  # scalars stay
+    assert held["params"] == whole["params"]
+
+
+def test_memory_without_a_mesh_takes_the_backend_that_knows_it(tmp_path):
+    ended = run(f"{TINY} --sync-memory pinned_host", tmp_path / "out")
+    assert ended.code == 0, ended.stderr
+    assert ended.config["backend"] == "shard_map"
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("--algo bmuf --backend pmap", ["--backend pmap", "--sync-memory takes"]),
+        ("--algo sync_sgd", ["this strategy reduces gradients"]),
+        ("--algo bmuf --sync-memory hostt", ["unknown sync_memory", "pinned_host"]),
+    ],
+)
+def test_memory_that_cannot_be_is_refused_in_a_line(words, told, tmp_path):
+    shared = "--task tiny_tasks:shared --workers 2 --sync-memory pinned_host"
+    ended = run(f"{shared} {words}", tmp_path / "out")
+    assert ended.code == 2 and ended.stderr.count("\n") == 1
+    assert all(part in ended.stderr for part in told)
+
+
 def test_an_axis_over_which_nothing_lies_is_said(tmp_path):
     words = f"{TINY} {OWN}:whole --mesh fsdp=2 --steps 1 --eval-every 1"
     ended = run(words, tmp_path / "out")

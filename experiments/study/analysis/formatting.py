@@ -7,21 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from experiments.cli.terminal import size
+from experiments.cli.terminal import MISSING, duration, size, three_digits
 from experiments.study.analysis.results import Report, Row
 from experiments.study.statistics import Measure, Spread
 
-MISSING = "–"
 PHRASES = tomllib.loads(Path(__file__).with_name("phrases.toml").read_text("utf-8"))
-# The times that are shown in a unit are below a bound; bound and unit in seconds.
-DURATIONS = (
-    (1e-3, "µs", 1e-6),
-    (1, "ms", 1e-3),
-    (60, "s", 1),
-    (3600, "min", 60),
-    (48 * 3600, "h", 3600),
-    (math.inf, "days", 86400),
-)
 # A command is at the end of a remark.
 COMMAND = re.compile(r"python -m experiments\..*$")
 SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
@@ -125,22 +115,6 @@ def syncs(row: Row) -> str:
     if row.syncs is None:
         return ""
     return f"in {row.syncs:,} sync{'' if row.syncs == 1 else 's'}"
-
-
-def duration(seconds: float | None, digits: int = 3) -> str:
-    """Returns "1.2 ms", "34 s", "5.6 min", "7.8 h" or "9.1 days"; at most 3 digits."""
-    if seconds is None or not math.isfinite(seconds):
-        return MISSING
-    if seconds == 0:
-        return "0 s"
-    # 59.97 s would be shown as 60 s, which is 1 min.
-    unit, length = next(x[1:] for x in DURATIONS if seconds < x[0] * 0.9995)
-    return f"{three_digits(float(f'{seconds / length:.{digits}g}'))} {unit}"
-
-
-def three_digits(x: float) -> str:
-    """Returns three digits, never as a power of ten below a million."""
-    return f"{x:.3g}" if x < 999.5 else f"{x:,.0f}"
 
 
 def number(x: Any) -> str:

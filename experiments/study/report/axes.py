@@ -137,7 +137,7 @@ def scale(axes: Axes, name: str, ends: Range, most: int = 5) -> None:
 def linear_ticks(kind: str, low: float, high: float, most: int) -> list[float]:
     """Figures that are round in the unit of their labels: 1.5 min, but not 100 s."""
     # Round in the largest unit that their labels have.
-    units = (length for bound, _, length in formatting.DURATIONS if high < bound)
+    units = (length for bound, _, length in terminal.DURATIONS if high < bound)
     unit = next(units) if kind == "time" else 1
     locator = MaxNLocator(most, steps=[1, 2, 2.5, 5, 10])
     ticks = [float(x) * unit for x in locator.tick_values(low / unit, high / unit)]

@@ -4,13 +4,12 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from experiments.cli.terminal import rate
 from experiments.study.analysis import formatting, quantities
 from experiments.study.analysis.results import ONE_NOMINAL, Report
-from experiments.study.report.styles import CSS, TEMPLATES, VARIABLES, styles
+from experiments.study.report.styles import CSS, VARIABLES, styles, templates
 
 if TYPE_CHECKING:
     from experiments.study.report.axes import Plot  # imports matplotlib
@@ -34,16 +33,7 @@ def page(
         pictures: a narrow SVG for phones and a wide one by a figure's name; the wide
             one is "" where the narrow one is for all screens.
     """
-    environment = Environment(
-        loader=FileSystemLoader(TEMPLATES),
-        # Labels are text of a user's own, which must not become tags.
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        # A misspelt name is an error instead of a gap in the page.
-        undefined=StrictUndefined,
-        keep_trailing_newline=True,
-    )
+    environment = templates()
     environment.filters.update(prose=prose, svg=Markup, rate=rate)
     environment.filters.update(sentence=formatting.sentence, number=formatting.number)
     environment.tests.update(known=formatting.known, always_zero=always_zero)

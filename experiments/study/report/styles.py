@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
 TEMPLATES = Path(__file__).with_name("templates")
 CSS = (TEMPLATES / "report.css").read_text()
 # The stylesheet is the one place of all colours: its first block is the light page's.
@@ -20,6 +22,20 @@ DASHES = ((), (6, 2), (2, 1.5), (7, 2, 1.5, 2), (10, 2))
 MARKERS = "os^DvPX"  # matplotlib's names; the page's template has their shapes
 
 Styles = Mapping[str, dict[str, Any]]
+
+
+def templates() -> Environment:
+    """Returns the pages' templates."""
+    return Environment(
+        loader=FileSystemLoader(TEMPLATES),
+        # Labels are text of a user's own, which must not become tags.
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        # A misspelt name is an error instead of a gap in the page.
+        undefined=StrictUndefined,
+        keep_trailing_newline=True,
+    )
 
 
 def styles(algos: Mapping[str, str]) -> Styles:

@@ -12,7 +12,8 @@ from syncalgos.collectives import PyTree
 def device_bytes(state: TrainState) -> dict[str, int]:
     """Returns the bytes of a device: params, opt_state and the strategy's sync.
 
-    They are those of all its lanes; temporary results are not among them.
+    They are those of all its lanes; temporary results are not among them, nor what lies
+    in another memory (--sync-memory).
     """
     return _by_part(state, lambda x: x.sharding.shard_shape(x.shape))
 
@@ -44,4 +45,13 @@ def _by_part(state: TrainState, shape_of: Any) -> dict[str, int]:
     def size(x: jax.Array) -> int:
         return math.prod(shape_of(x)) * x.dtype.itemsize
 
-    return {name: sum(map(size, jax.tree.leaves(x))) for name, x in parts.items()}
+    return {
+        name: sum(size(leaf) for leaf in jax.tree.leaves(x) if not _is_elsewhere(leaf))
+        for name, x in parts.items()
+    }
+
+
+def _is_elsewhere(x: jax.Array) -> bool:
+    """Whether an array lies in another memory than its devices' own."""
+    # Devices that are only compiled for do not say which is their default.
+    return x.sharding.memory_kind not in (None, "device")

@@ -11,7 +11,6 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-import hlo
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -19,11 +18,9 @@ from jax.sharding import PartitionSpec as P
 from owed import PERIOD, make, owed
 
 import syncalgos
-from syncalgos.engine.placement.shardings import of_state
+from experiments.aiming import hlo
+from syncalgos.engine.ahead import sends
 from syncalgos.engine.worker import RUN
-from syncalgos.ledger import counting
-from syncalgos.ledger.traced import Branches, Walk
-from syncalgos.reducers.stacking.shards import known
 
 STEPS, DEVICES = 2 * PERIOD, 8
 # By name: workers, lanes, axes within a worker.
@@ -134,34 +131,11 @@ def largest(tree, other):
     return max(float(np.abs(x * 1.0 - y).max()) for x, y in pairs)
 
 
-def of_all_branches(notes):
-    """The bytes that all branches of a step send, by kind."""
-    total = Counter()
-    for note in notes:
-        if isinstance(note, Branches):
-            note = sum(map(of_all_branches, note.notes), Counter())
-        total.update({x: n for x, n in note.items() if x[1] == "bytes"})
-    return total
-
-
-def counted(trainer, state):
-    """Counts what the ledger finds that one device sends, by kind."""
-    one = jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct(x.shape[2:], x.dtype), state.replica
-    )
-    sharding = of_state(state.replica.params, trainer.layout)
-    assert sharding is not None
-    sizes = {"devices": trainer.layout.places, "lanes": 1}
-    with known(sharding._replace(are_shards=True)):
-        jaxpr, places = counting._trace(
-            trainer._worker.strategy, sharding.shard_of(one), sizes
-        )
-    walk = Walk(sizes)
-    arguments = [jnp.int32(0), *[None] * (len(jaxpr.jaxpr.invars) - 1)]
-    for place in places:  # what is decided by data acts
-        arguments[place] = jnp.int32(0)
-    walk.notes, _ = walk.through(jaxpr, arguments)
-    return {kind: float(n) for (kind, _), n in of_all_branches(walk.notes).items()}
+def counted(trainer, state, quantity="bytes"):
+    """Counts what the ledger finds that one device sends, by kind: bytes, or calls."""
+    found = sends(trainer, state)
+    each = (found.always + found.branched).items()
+    return {kind: float(n) for (kind, what), n in each if what == quantity}
 
 
 def compiled(trainer):
@@ -178,7 +152,7 @@ def compiled(trainer):
     ]
     program, each = hlo.read(text), trainer.layout.devices_each
     found, peers, branched = Counter(), True, True
-    for sent in program.sent:
+    for sent in program.collectives:
         across = [len({i // each for i in group}) > 1 for group in sent.groups]
         # Metrics are averaged once, after all steps.
         if not any(across) or sent.computation == program.entry:

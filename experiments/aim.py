@@ -1,0 +1,35 @@
+"""Compiles runs for machines that are not here: `python -m experiments.aim`."""
+
+# PYTHON_ARGCOMPLETE_OK
+
+import sys
+
+from experiments.aiming import config
+from experiments.cli import completion, exits
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs the command line.
+
+    Args:
+        argv: the flags; None means those of the process.
+
+    Returns:
+        The exit code: 0 done (also where a run does not fit: the table says so), 1 a
+        program could not be compiled, 2 bad request, 75 stopped by SIGTERM, 130 by
+        Ctrl-C.
+    """
+    argv = sys.argv[1:] if argv is None else argv
+
+    def program(stopped: exits.Stopped) -> int:
+        asked = config.read(argv)
+        from experiments.aiming import jobs  # imports rich, which a refusal need not
+
+        return jobs.run(asked, argv)
+
+    return exits.guarded(program)
+
+
+if __name__ == "__main__":
+    completion.answer(config.parser_for)
+    sys.exit(main())

@@ -1,0 +1,60 @@
+"""Calls the compiler of a target, and reads its program."""
+
+import re
+import tempfile
+from pathlib import Path
+from typing import Any, NamedTuple
+
+
+class Compiled(NamedTuple):
+    """A compiled program.
+
+    Attributes:
+        program: a jax.stages.Compiled, for its memory.
+        text: its HLO.
+    """
+
+    program: Any
+    text: str
+
+
+def compiled(lowered: Any) -> Compiled:
+    """Compiles a jax.stages.Lowered.
+
+    Raises:
+        jax.errors.JaxRuntimeError: of the compiler; see `memory_needed`.
+    """
+    import jax
+
+    program = lowered.compile()
+    try:
+        return Compiled(program, program.as_text())
+    except jax.errors.JaxRuntimeError as error:
+        # A libtpu newer than jaxlib writes instructions that jaxlib cannot read, such
+        # as gathers on the sparse cores of v5p; it can write them down itself.
+        if "RET_CHECK" not in str(error):
+            raise
+        return _dumped(lowered)
+
+
+def _dumped(lowered: Any) -> Compiled:
+    """Compiles once more, and has the compiler write its program to a file."""
+    with tempfile.TemporaryDirectory() as folder:
+        options = {"xla_dump_to": folder, "xla_dump_hlo_as_text": True}
+        program = lowered.compile(compiler_options=options)
+        [file] = Path(folder).glob("*.after_optimizations.txt")
+        return Compiled(program, file.read_text("utf-8"))
+
+
+def memory_needed(error: BaseException) -> tuple[float, float] | None:
+    """Returns the bytes that a program needs on a chip, and those that there are.
+
+    None if the error says nothing of it. The TPU compiler refuses programs that do not
+    fit; that of GPUs compiles them.
+    """
+    amounts = re.findall(r"\(([\d.]+)([KMGT])\)", str(error).partition("HLO module")[0])
+    if "RESOURCE_EXHAUSTED" not in str(error) or len(amounts) != 2:
+        return None
+    units = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+    needed, available = (float(n) * units[unit] for n, unit in amounts)
+    return needed, available

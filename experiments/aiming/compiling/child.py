@@ -1,0 +1,48 @@
+"""A process that compiles one program: python -m experiments.aiming.compiling.child.
+
+It reads one request from stdin, a line of JSON, and answers by one on its stdout. So
+the compiler's variables are set before jax starts, its messages stay with the process,
+and its memory is given back.
+"""
+
+import json
+import os
+import sys
+import threading
+from typing import Any
+
+from experiments.aiming import targets
+from experiments.cli.errors import BadRequest
+from experiments.training import config
+
+
+def main() -> None:
+    """Answers the request."""
+    # Compilers print on both streams: the answer has a descriptor of its own.
+    with os.fdopen(os.dup(1), "w", encoding="utf-8") as answer:
+        os.dup2(2, 1)
+        request = json.loads(sys.stdin.readline())
+        threading.Thread(target=_end_with_parent, daemon=True).start()
+        json.dump(_answered(request), answer)
+
+
+def _answered(request: dict[str, Any]) -> dict[str, Any]:
+    """Returns what was found, or why nothing can be."""
+    try:
+        target = targets.parse(request["target"], request["slices"])
+        asked = config.parse(request["argv"])
+        from experiments.aiming.compiling import prepare  # imports jax
+
+        return prepare.compiled(asked, target, request["form"])
+    except BadRequest as error:
+        return {"error": " ".join(str(error).split())}
+
+
+def _end_with_parent() -> None:
+    """Ends the process when stdin closes: nobody waits for the answer any more."""
+    sys.stdin.read()
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    main()

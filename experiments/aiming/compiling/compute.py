@@ -1,0 +1,88 @@
+"""Floating-point operations of a program, counted from its jaxpr."""
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from jax.extend import core
+
+
+class Flops(NamedTuple):
+    """The operations of products and convolutions.
+
+    Attributes:
+        least: where every condition takes its branch of fewest operations.
+        most: where it takes the one of most.
+        is_bounded: whether a loop of unknown length counts as one pass.
+    """
+
+    least: float = 0.0
+    most: float = 0.0
+    is_bounded: bool = True
+
+    def plus(self, other: "Flops", times: float = 1.0) -> "Flops":
+        """Adds another number of operations, so many times."""
+        return Flops(
+            self.least + times * other.least,
+            self.most + times * other.most,
+            self.is_bounded and other.is_bounded,
+        )
+
+
+def flops(jaxpr: Any) -> Flops:
+    """Counts the operations of a jaxpr: 2 for each multiplication and its addition.
+
+    Loops count as often as they run, and what a gradient computes again counts again.
+    Elementwise operations are left out, as they are bound by memory.
+
+    Args:
+        jaxpr: closed or not.
+    """
+    found = Flops()
+    for equation in getattr(jaxpr, "jaxpr", jaxpr).eqns:
+        found = found.plus(_of_equation(equation))
+    return found
+
+
+def _of_equation(equation: Any) -> Flops:
+    """Counts one equation, with what it calls."""
+    name, params = equation.primitive.name, equation.params
+    if count := _PRODUCTS.get(name):
+        operations = count(equation)
+        return Flops(operations, operations)
+    if name == "cond":
+        branches = [flops(branch) for branch in params["branches"]]
+        return Flops(
+            min(x.least for x in branches),
+            max(x.most for x in branches),
+            all(x.is_bounded for x in branches),
+        )
+    inner = Flops()
+    for jaxpr in core.jaxprs_in_params(params):
+        inner = inner.plus(flops(jaxpr))
+    if name == "while" and inner.most:
+        return inner._replace(is_bounded=False)
+    return Flops().plus(inner, params.get("length", 1) if name == "scan" else 1)
+
+
+def _of_dot(equation: Any) -> float:
+    """Twice the entries of the result times the contracted ones."""
+    (contracted, _), _ = equation.params["dimension_numbers"]
+    shape = equation.invars[0].aval.shape
+    return 2.0 * equation.outvars[0].aval.size * math.prod(shape[i] for i in contracted)
+
+
+def _of_convolution(equation: Any) -> float:
+    """Twice the entries of the result times those of the kernel for one feature."""
+    kernel, numbers = equation.invars[1].aval.shape, equation.params
+    features = kernel[numbers["dimension_numbers"].rhs_spec[0]]
+    # The kernel's inputs are those of a group already. A gradient's strides put zeros
+    # between the entries, which are not counted.
+    each = math.prod(kernel) / features / math.prod(numbers["lhs_dilation"])
+    return 2.0 * equation.outvars[0].aval.size * each
+
+
+_PRODUCTS: dict[str, Callable[[Any], float]] = {
+    "dot_general": _of_dot,
+    "conv_general_dilated": _of_convolution,
+}

@@ -1,0 +1,274 @@
+"""One algorithm compiled for one target, and what the program says."""
+
+import dataclasses
+import math
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from experiments.aiming import compiler, hlo, targets, traffic
+from experiments.aiming.compiling import compute
+from experiments.aiming.targets import Target
+from experiments.cli.errors import BadRequest
+from experiments.pipeline import loading
+from experiments.tasks.contract import check_shardings
+from experiments.tasks.task import Data
+from experiments.training.components import Trainable, check_data, make_trainable
+from experiments.training.config import RunConfig
+from experiments.training.loop import dispatches
+from experiments.training.measurements import memory, sends
+from experiments.training.prepared import delay_of_sends, refused, versions
+from syncalgos import TrainState
+from syncalgos.engine import ahead
+from syncalgos.engine.ahead import Lowered
+
+LEAVES = 8  # of the largest that are listed
+Form = dict[str, Any]
+
+
+def compiled(config: RunConfig, target: Target, form: Form | None) -> dict[str, Any]:
+    """Compiles the local steps of a run, and returns what the program says.
+
+    Args:
+        config: of the run; its workers take all chips of the target.
+        target: the machine.
+        form: of the task's data, from an earlier call; None reads the data.
+
+    Returns:
+        JSON: what is read off the program, nothing that is modelled; "form" among it.
+
+    Raises:
+        BadRequest: what cannot be done, in one line.
+    """
+    found = targets.devices(target)
+    # No more than the workers need: virtual devices of a CPU may be any number.
+    devices = found[: config.workers // (config.lanes or 1) * config.worker_devices]
+    try:
+        is_batch_given = config.batch_size is not None
+        parts = make_trainable(config, _machines(devices), devices)
+        form = form or form_of(_data_of(parts))
+        data = stand_in(form)
+        check_data(parts.config, data, is_batch_given)
+    except ValueError as error:
+        raise BadRequest(str(error)) from error
+    feed = parts.config.feed or loading.default_feed(data)
+    config = dataclasses.replace(parts.config, feed=feed)
+    parts = dataclasses.replace(parts, config=config)
+    lowered, seconds = _lower(parts, form)
+    return {
+        **_facts(parts, lowered, target),
+        **_sent(parts, lowered.state),
+        **_compile(parts, lowered, target),
+        "lower_seconds": seconds,
+        "form": form,
+    }
+
+
+def _data_of(parts: Trainable) -> Data:
+    """Returns the task's data, which is read only where it has to be."""
+    c, blank = parts.config, parts.task.blank
+    if blank is not None and c.validation is None:
+        return blank()
+    return loading.load(parts.task, c.task, c.validation)
+
+
+def form_of(data: Data) -> Form:
+    """Returns the shapes of a task's data, as JSON has them."""
+    is_source = not isinstance(data.train, dict)
+    train: Any = data.train
+    one = train[0] if is_source else {name: x[0] for name, x in train.items()}
+    # An entry of an array without further axes is a NumPy scalar, which has both, too.
+    shapes = {
+        name: [[*np.shape(x)], str(np.asarray(x).dtype)] for name, x in one.items()
+    }
+    return {"examples": data.examples, "is_source": is_source, "train": shapes}
+
+
+def stand_in(form: Form) -> Data:
+    """Returns data of this form that takes no memory: all examples are one zero."""
+    train: Any = {
+        # A view whose strides are zero, of any length.
+        name: np.broadcast_to(np.zeros((), dtype), (form["examples"], *shape))
+        for name, (shape, dtype) in form["train"].items()
+    }
+    return Data(_Source(train) if form["is_source"] else train, {})
+
+
+class _Source:
+    """Examples one by one, in place of a task's own source."""
+
+    def __init__(self, arrays: Mapping[str, np.ndarray]):
+        self._arrays = arrays
+
+    def __len__(self) -> int:
+        return len(next(iter(self._arrays.values())))
+
+    def __getitem__(self, number: int) -> dict[str, np.ndarray]:
+        return {name: x[number] for name, x in self._arrays.items()}
+
+
+def _machines(devices: Sequence[Any]) -> int:
+    """Returns the number of slices or hosts that devices are of."""
+    return len({targets.place_of(device) for device in devices})
+
+
+def steps_of(config: RunConfig) -> int:
+    """Returns the local steps of a run's longest dispatch, at least two.
+
+    Of one step alone no loop is left, which tells local steps from the rest.
+    """
+    ends = {*config.evaluations, *config.checkpoints}
+    return max(2, *(steps for _, steps in dispatches(ends, config.dispatch_steps)))
+
+
+def _lower(parts: Trainable, form: Form) -> tuple[Lowered, float]:
+    """Lowers the run program from shapes alone; returns the seconds it took, too."""
+    c, start = parts.config, time.perf_counter()
+    with refused("task", c.task):
+        params, buffers = jax.eval_shape(parts.task.init, jax.random.key(c.seed))
+        if c.mesh is not None:
+            check_shardings(parts.task, params, parts.trainer.layout)
+    batches, placed = _fed(c, form)
+    with refused("algo", c.algo):
+        lowered = ahead.lower(parts.trainer, params, batches, buffers, placed)
+    return lowered, time.perf_counter() - start
+
+
+def _fed(config: RunConfig, form: Form) -> tuple[Any, Any]:
+    """Returns the shapes of batches, and of data that lies on the devices, or None."""
+    lead = steps_of(config), config.batch_size
+
+    def led_by(*axes: int) -> dict[str, jax.ShapeDtypeStruct]:
+        return {
+            name: jax.ShapeDtypeStruct((*axes, *shape), np.dtype(dtype))
+            for name, (shape, dtype) in form["train"].items()
+        }
+
+    if config.feed == "host":
+        return led_by(*lead), None
+    return jax.ShapeDtypeStruct(lead, np.int32), led_by(form["examples"])
+
+
+def _facts(parts: Trainable, lowered: Lowered, target: Target) -> dict[str, Any]:
+    """Returns what is known before the target's compiler is asked."""
+    c, layout, state = parts.config, parts.trainer.layout, lowered.state
+    found, steps = compute.flops(lowered.jaxpr), steps_of(c)
+    each = steps * layout.devices_each
+    params = jax.tree.leaves(state.replica.params)
+    return {
+        "slices": target.slices,
+        "workers": c.workers,
+        "mesh": dict(layout.inner),
+        "lanes": layout.lanes,
+        "lane_form": parts.trainer.lane_form,
+        "batch_size": c.batch_size,
+        "steps": c.steps,
+        "dispatch_steps": steps,
+        "feed": c.feed,
+        "params": sum(math.prod(x.shape[2:]) for x in params),
+        # Branches are those of syncs: what the larger ones add is theirs.
+        "flops": {
+            "step": found.least / each,
+            "sync": (found.most - found.least) / each,
+            "is_bounded": found.is_bounded,
+        },
+        "state": memory.device_bytes(state),
+        "largest": _largest(state),
+        "delay": delay_of_sends(c, parts.task),
+        "versions": versions(),
+    }
+
+
+def _largest(state: TrainState) -> list[dict[str, Any]]:
+    """Returns the leaves of which a chip holds most, the largest first."""
+    held = {
+        "params": state.replica.params,
+        "opt_state": state.replica.opt_state,
+        "buffers": state.replica.buffers,
+        "sync": state.sync,
+    }
+    leaves = [
+        {
+            "name": f"{part}/{jax.tree_util.keystr(path, simple=True, separator='/')}",
+            "shape": [*x.sharding.shard_shape(x.shape)],
+            "bytes": math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize,
+            "memory": x.sharding.memory_kind or "device",
+        }
+        for part, tree in held.items()
+        for path, x in jax.tree_util.tree_leaves_with_path(tree)
+    ]
+    return sorted(leaves, key=lambda x: -x["bytes"])[:LEAVES]
+
+
+def _sent(parts: Trainable, state: TrainState) -> dict[str, Any]:
+    """Returns what the ledger counts, of a device; None where only a run shows it."""
+    try:
+        branches = ahead.sends(parts.trainer, state)
+        ledger = {name: _plain(getattr(branches, name)) for name in branches._fields}
+    except ValueError as error:
+        return {"ledger": None, "sends": None, "uncounted": str(error)}
+    try:
+        of_run = parts.trainer.communication(state, parts.config.steps)
+    except ValueError:  # it depends on the data: the ledger has each branch, still
+        return {"ledger": ledger, "sends": None}
+    kinds, of_steps = sends.sends(of_run)
+    # Counted for a worker; here for one of its devices, as the program is.
+    each = [
+        {name: (size / of_run.devices, calls) for name, (size, calls) in kind.items()}
+        for kind in kinds
+    ]
+    return {"ledger": ledger, "sends": sends.to_json(sends.Sends(each, of_steps))}
+
+
+def _plain(counts: Counter) -> dict[str, list[float]]:
+    """Returns [bytes, calls] by the kind of collective."""
+    kinds = sorted({kind for kind, _ in counts})
+    return {k: [float(counts[k, "bytes"]), int(counts[k, "calls"])] for k in kinds}
+
+
+def _compile(parts: Trainable, lowered: Lowered, target: Target) -> dict[str, Any]:
+    """Calls the target's compiler, and reads its program."""
+    start, layout = time.perf_counter(), parts.trainer.layout
+    try:
+        program, text = compiler.compiled(lowered.program)
+    except jax.errors.JaxRuntimeError as error:
+        seconds = time.perf_counter() - start
+        amounts = compiler.memory_needed(error)
+        needed = None if amounts is None else int(amounts[0])
+        refused = {"refused": str(error), "needed": needed}
+        return {"compile_seconds": seconds, **refused, "traffic": None}
+    seconds = time.perf_counter() - start
+    rows = traffic.traffic(hlo.read(text), layout.devices, layout.devices_each, target)
+    return {
+        "compile_seconds": seconds,
+        "memory": _memory(program.memory_analysis()),
+        "traffic": [_row(row, rows) for row in rows],
+    }
+
+
+def _row(row: traffic.Row, rows: Sequence[traffic.Row]) -> dict[str, Any]:
+    """Returns a row as JSON has it."""
+    syncs = {x.choice for x in rows if x.scope == traffic.ACROSS}
+    # Compilers cut products in windows by conditionals of their own, in every step.
+    is_sync = row.when == traffic.SYNC and row.choice in syncs
+    when = traffic.STEP if row.when == traffic.SYNC and not is_sync else row.when
+    return {**row._asdict(), "bytes": float(row.bytes), "when": when}
+
+
+def _memory(found: Any) -> dict[str, int] | None:
+    """Returns the bytes that a chip holds, and those that its host does for it."""
+    if found is None:
+        return None
+    return {
+        "arguments": found.argument_size_in_bytes,
+        "outputs": found.output_size_in_bytes,
+        "aliased": found.alias_size_in_bytes,
+        "temporary": found.temp_size_in_bytes,
+        "code": found.generated_code_size_in_bytes,
+        "host_arguments": found.host_argument_size_in_bytes,
+        "host_temporary": found.host_temp_size_in_bytes,
+    }

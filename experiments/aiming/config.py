@@ -1,0 +1,256 @@
+"""The flags of aim, and all checks that need no jax."""
+
+import argparse
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import NamedTuple
+
+from experiments.aiming import targets
+from experiments.aiming.targets import Target
+from experiments.cli import flags
+from experiments.cli.errors import BadRequest
+from experiments.cli.factories import ALGORITHM
+from experiments.cli.settings import Group, checked, flag, settings_of
+from experiments.cli.words import cleaned
+from experiments.study import network, spec
+from experiments.study.network import Network
+from experiments.study.search_space import Words
+from experiments.study.spec import Variant, parameter
+from experiments.training import config as training
+from experiments.training.config import RunConfig
+
+PROGRAM = "python -m experiments.aim"
+ALL = "all"
+BASELINE = "sync_sgd"
+# Flags of training that would have no effect, and what to say in their place.
+OF_FILES, OF_PROCESSES = training.FILES.title, training.PROCESSES.title
+TAKEN = {
+    name: {
+        OF_FILES: "--json or --page, as nothing trains",
+        OF_PROCESSES: "--target, whose hosts are the processes",
+    }[each.group.title]
+    for name, each in training.SETTINGS.items()
+    if each.group is not None and each.group.title in (OF_FILES, OF_PROCESSES)
+}
+TAKEN |= {
+    "algo": "--algo or --algos, outside of --algos",
+    "task": "--task, outside of --algos",
+    "devices": "--target, whose chips are the devices",
+    "displacements": "nothing: what a run measures is left out",
+    "help": "experiments.run --algo NAME --help",
+}
+
+
+class Job(NamedTuple):
+    """A program to compile.
+
+    Attributes:
+        target: the machine.
+        variant: the algorithm with its own flags.
+        argv: flags of the run, as experiments.run takes them.
+        config: of the run, whose workers take all chips.
+    """
+
+    target: Target
+    variant: Variant
+    argv: Words
+    config: RunConfig
+
+
+@dataclass(frozen=True)
+class AimConfig:
+    """The config of aim: its own flags, and the flags that all runs share.
+
+    Attributes:
+        target: machines to compile for, with commas between them: tpu:v5e:16x16,
+            cuda:h100:4x8 (hosts x GPUs), cpu:8; may be repeated.
+        slices: TPU slices of the target's shape, joined by the data-centre network.
+        algo: one algorithm.
+        algos: several, each with flags of its own: 'diloco, NBM=bmuf --nesterov'; or
+            all.
+        task: see experiments.run --list.
+        mfu: share of a chip's peak that the model's products reach.
+        step_time: seconds of a worker's local step, in place of what its operations
+            take.
+        network: also model time with this network between workers: '100Gbit/s, 20us'
+            or a preset of experiments.compare; may be repeated.
+        timeout: seconds after which a compilation is given up.
+        json: write all that was found to this file.
+        page: write it as a page to this .html file.
+        shared: flags of all runs, split before each flag.
+    """
+
+    target: tuple[str, ...] = flag(default=(), group=Group("what is compiled"))
+    slices: int = flag(default=1, least=1)
+    algo: str | None = flag(otherwise=training.SETTINGS["algo"].default)
+    algos: str | None = flag(metavar="A,B,…")
+    task: str = flag(default=training.SETTINGS["task"].default)
+
+    mfu: float = flag(default=0.4, group=Group("model of time"), above=0)
+    step_time: float | None = flag(otherwise="by --mfu", metavar="S", above=0)
+    network: tuple[str, ...] = flag(default=(), otherwise="none", metavar="NET")
+
+    timeout: float | None = flag(group=Group("report"), metavar="SECONDS", above=0)
+    json: Path | None = flag()
+    page: Path | None = flag()
+
+    shared: tuple[Words, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Raises a ValueError for a field out of its range, or two that do not fit."""
+        checked(SETTINGS, self)
+        if self.mfu > 1:
+            raise ValueError(f"--mfu must be at most 1, got {self.mfu}")
+        if self.algo is not None and self.algos is not None:
+            raise ValueError("--algo is one algorithm, --algos are several: say one")
+        if not self.target:
+            raise ValueError(f"--target is missing: {targets.FORMS}")
+        _ = self.targets, self.networks
+
+    @cached_property
+    def targets(self) -> tuple[Target, ...]:
+        """The machines, each once."""
+        names = [name for text in self.target for name in text.split(",")]
+        return tuple(
+            dict.fromkeys(targets.parse(name.strip(), self.slices) for name in names)
+        )
+
+    @cached_property
+    def networks(self) -> tuple[Network, ...]:
+        """The networks on which time is modelled, too, each once."""
+        return tuple(dict.fromkeys(map(network.parse, self.network)))
+
+    @cached_property
+    def variants(self) -> tuple[Variant, ...]:
+        """The algorithms, with what their runs take of all flags."""
+        text = self.algos or self.algo or str(training.SETTINGS["algo"].default)
+        text = ",".join(ALGORITHM.files) if text == ALL else text
+        return spec.resolved(
+            text, self.task, self.shared, (), None, SETTINGS, taken=TAKEN
+        )
+
+    @cached_property
+    def jobs(self) -> tuple[Job, ...]:
+        """The programs, target by target.
+
+        Speed is told against sync_sgd: where no variant is it, it comes after them,
+        with the flags that all share.
+        """
+        variants = self.variants
+        if not any(is_baseline(variant) for variant in variants):
+            plain = Variant(BASELINE, BASELINE)
+            taking = plain.taking(self.task, self.shared, (), None, TAKEN)
+            kept = [
+                word
+                for group in spec.flag_groups(taking.argv)
+                for word in group
+                # It has no state to keep elsewhere.
+                if parameter(group[0]) != "sync_memory"
+            ]
+            variants += (taking._replace(argv=tuple(kept)),)
+        return tuple(_job(each, x) for each in self.targets for x in variants)
+
+
+SETTINGS = settings_of(AimConfig)
+
+
+def is_baseline(variant: Variant) -> bool:
+    """Whether a variant is synchronous SGD as it comes."""
+    return variant.algo == BASELINE and not variant.words
+
+
+def read(argv: Sequence[str]) -> AimConfig:
+    """Reads and checks a command line; --help and --version print and exit.
+
+    Raises:
+        BadRequest: unknown or out of range, in one line.
+    """
+    known, rest = parser().parse_known_args(cleaned(argv))
+    shared = tuple(spec.flag_groups(rest))
+    config = flags.made(AimConfig, vars(known), {"shared": shared})
+    try:
+        _ = config.jobs
+        for target in config.targets:
+            targets.check_compiler(target)
+    except ValueError as error:
+        raise BadRequest(str(error)) from None
+    for path in filter(None, (config.json, config.page)):
+        if not path.parent.is_dir():
+            raise BadRequest(f"{path}: there is no folder {path.parent}")
+    return config
+
+
+def parser() -> argparse.ArgumentParser:
+    """Returns the parser of the command's own flags."""
+    made = flags.Parser(
+        prog=PROGRAM,
+        usage=f"{PROGRAM} --target TARGET [--algo NAME] [--task NAME] [flags]",
+        allow_abbrev=False,
+        description="Compile a run for machines that are not here: what fits, what is "
+        "sent over which network, and how long it takes by a model. Nothing trains.",
+        epilog="All other flags are those of experiments.run: see "
+        f"{flags.PROGRAM} --help",
+    )
+    flags.add_version(made)
+    flags.add_settings(made, SETTINGS.values())
+    return made
+
+
+def parser_for(words: list[str]) -> argparse.ArgumentParser:
+    """Returns the parser of an unfinished command line, with the flags of runs."""
+    made, others = parser(), training.SETTINGS.items()
+    free = [x for name, x in others if name not in SETTINGS and name not in TAKEN]
+    flags.add_settings(made, free)
+    return made
+
+
+def _job(target: Target, variant: Variant) -> Job:
+    """Returns the run of a variant on all chips of a target.
+
+    Raises:
+        BadRequest: flags that a run refuses, or workers that the chips cannot carry.
+    """
+    workers = ("--workers", str(_workers(target, variant)))
+    argv = (*workers, *variant.argv)
+    config = training.parse(argv)
+    if config.backend not in (None, "shard_map"):
+        raise BadRequest(
+            f"--backend {config.backend}: only shard_map compiles for devices that are "
+            "not here: leave it out"
+        )
+    _check_places(target, config)
+    return Job(
+        target,
+        variant,
+        (*argv, "--backend", "shard_map"),
+        replace(config, backend="shard_map"),
+    )
+
+
+def _workers(target: Target, variant: Variant) -> int:
+    """Returns the workers that take all chips, in the variant's mesh and lanes."""
+    placing = {name: training.SETTINGS[name] for name in ("mesh", "lanes")}
+    known = flags.parser_of(placing).parse_known_args(variant.argv)[0]
+    each = math.prod((known.mesh or {}).values())
+    if each < 1 or target.chips % each:
+        axes = ", ".join(f"{name}={size}" for name, size in known.mesh.items())
+        raise BadRequest(
+            f"--mesh {axes}: workers of {each} chips do not divide the "
+            f"{target.chips} chips of {target.text}"
+            + (f" × {target.slices} slices" if target.slices > 1 else "")
+        )
+    return target.chips // each * (known.lanes or 1)
+
+
+def _check_places(target: Target, config: RunConfig) -> None:
+    """Raises a BadRequest unless the workers lie on all chips, as many on each."""
+    places = target.chips // config.worker_devices
+    lanes, rest = divmod(config.workers, places)
+    if rest or config.lanes not in (None, lanes):
+        raise BadRequest(
+            f"--workers {config.workers} do not fill the {target.chips} chips of "
+            f"{target.text}: leave it out, or take a multiple of {places}"
+        )

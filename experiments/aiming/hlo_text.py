@@ -1,0 +1,268 @@
+"""The text of a compiled program, as instructions: no meaning, and no jax."""
+
+import math
+import re
+from collections.abc import Iterable
+from fractions import Fraction
+from typing import NamedTuple
+
+BITS = {"pred": 8, "token": 0, "bf16": 16, "c64": 64, "c128": 128}
+"""Bits of the types whose names do not say them."""
+
+_HEAD = re.compile(r"(ENTRY )?%?([\w.\-]+) \(.*\{$")
+_LINE = re.compile(r"\s+(?:ROOT )?%?([\w.\-]+) = (\(.*?\)|\S+) ([a-z][\w\-]*)\((.*)$")
+_SHAPE = re.compile(r"\b([a-z]+\d*[a-z0-9]*)\[([\d,<=]*)\]")
+_ONE = re.compile(
+    r"\b(to_apply|body|condition|calls|true_computation|false_computation|"
+    r"\w+_computation)=%?([\w.\-]+)"
+)
+_SEVERAL = re.compile(r"\b(branch|called)_computations=\{([^}]*)\}")
+
+
+class Instruction(NamedTuple):
+    """An instruction.
+
+    Attributes:
+        name: within its computation.
+        type: of its result, as written.
+        opcode: such as "all-reduce" or "fusion".
+        rest: its operands and attributes, as written.
+    """
+
+    name: str
+    type: str
+    opcode: str
+    rest: str
+
+    @property
+    def operands(self) -> list[str]:
+        """The names of its operands."""
+        inside = re.split(r"\), |\)$", self.rest, maxsplit=1)[0]
+        return re.findall(r"%([\w.\-]+)", inside)
+
+    @property
+    def called(self) -> list[tuple[str, str]]:
+        """The computations that it calls: (attribute, name)."""
+        one = [(key, name) for key, name in _ONE.findall(self.rest)]
+        several = [
+            (f"{key}_computations", name)
+            for key, names in _SEVERAL.findall(self.rest)
+            for name in re.findall(r"[\w.\-]+", names)
+        ]
+        return one + several
+
+    def attribute(self, key: str) -> str | None:
+        """Returns the text in quotes behind `key=` or `"key":`."""
+        found = re.search(rf'\b{key}"?[=:]"([^"]*)"', self.rest)
+        return found[1] if found else None
+
+
+class Module(NamedTuple):
+    """A program's computations.
+
+    Attributes:
+        computations: instructions by the name of their computation, in their order.
+        entry: the name of the first one to run.
+        devices: on which it runs.
+    """
+
+    computations: dict[str, list[Instruction]]
+    entry: str
+    devices: int
+
+
+def parse(text: str) -> Module:
+    """Returns the computations of an HLO text."""
+    computations: dict[str, list[Instruction]] = {}
+    entry, here, lines = "", [], text.splitlines()
+    counts = re.findall(r"(?:num_partitions|replica_count)=(\d+)", "".join(lines[:1]))
+    for line in lines:
+        if found := _LINE.match(line):
+            here.append(Instruction(*found.groups()))
+        elif head := _HEAD.match(line):
+            here = computations[head[2]] = []
+            entry = head[2] if head[1] else entry
+    return Module(computations, entry, math.prod(map(int, counts)))
+
+
+def size(type_: str) -> int:
+    """Returns the bytes of a type, all parts of a tuple together; layouts add none."""
+    return sum(
+        math.ceil(_bits(dtype) * math.prod(_dimensions(dims)) / 8)
+        for dtype, dims in _SHAPE.findall(type_)
+    )
+
+
+def dtypes(types: Iterable[str]) -> tuple[str, ...]:
+    """Returns the names of the types of all arrays, each once."""
+    return tuple(dict.fromkeys(x for t in types for x, _ in _SHAPE.findall(t)))
+
+
+def _dimensions(text: str) -> list[int]:
+    return [int(n.removeprefix("<=")) for n in text.split(",") if n]
+
+
+def _bits(dtype: str) -> int:
+    if dtype in BITS:
+        return BITS[dtype]
+    found = re.fullmatch(r"(?:f|s|u)(\d+)\w*", dtype)
+    if found is None:
+        raise ValueError(f"HLO: unknown type {dtype!r}")
+    return int(found[1])
+
+
+def groups(rest: str, devices: int) -> list[list[int]]:
+    """Returns who takes part together; of a permutation (from, to).
+
+    Args:
+        rest: of the instruction.
+        devices: of the program, which are all one group where none is named.
+    """
+    if pairs := re.search(r"source_target_pairs=\{(\{.*?\})\}", rest):
+        return _lists(pairs[1])
+    if lists := re.search(r"replica_groups=\{(\{.*?\})\}", rest):
+        return _lists(lists[1])
+    if mesh := re.search(r"replica_groups=mesh\[(.*?)\] \{(.*?)\}", rest):
+        return _of_mesh(mesh[1], mesh[2])
+    iota = re.search(
+        r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", rest
+    )
+    if iota is None:
+        return [list(range(devices))]
+    order = [int(n) for n in iota[3].split(",")] if iota[3] else None
+    shape, source = ([int(n) for n in x.split(",")] for x in iota.groups()[:2])
+    numbers = _transposed(source, order or list(range(len(source))))
+    return _cut(numbers, shape[-1])
+
+
+def _lists(text: str) -> list[list[int]]:
+    found = re.findall(r"\{([\d,]+)\}", text)
+    return [[int(n) for n in x.split(",")] for x in found]
+
+
+def _of_mesh(axes: str, chosen: str) -> list[list[int]]:
+    """Groups along axes of a mesh: "'x'=2,'y'=4" and "'y'"."""
+    sizes = {name: int(n) for name, n in re.findall(r"'(\w+)'=(\d+)", axes)}
+    names, last = [*sizes], re.findall(r"'(\w+)'", chosen)
+    order = [names.index(x) for x in names if x not in last]
+    order += [names.index(x) for x in last]
+    numbers = _transposed([*sizes.values()], order)
+    return _cut(numbers, math.prod(sizes[x] for x in last))
+
+
+def _transposed(shape: list[int], order: list[int]) -> list[int]:
+    """The numbers from 0 in an array of this shape, its axes put in this order."""
+    strides = [math.prod(shape[i + 1 :]) for i in range(len(shape))]
+    numbers = [0]
+    for axis in order:
+        steps = [strides[axis] * k for k in range(shape[axis])]
+        numbers = [n + step for n in numbers for step in steps]
+    return numbers
+
+
+def _cut(numbers: list[int], length: int) -> list[list[int]]:
+    return [numbers[i : i + length] for i in range(0, len(numbers), length)]
+
+
+SLICE = 100_000
+"""The ids of the devices of slice n, from 1, begin with n times this."""
+
+
+_MEGASCALE = {
+    "ALL_REDUCE": "all_reduce",
+    "ALL_GATHER": "all_gather",
+    "ALL_TO_ALL": "all_to_all",
+    "REDUCE_SCATTER": "reduce_scatter",
+    "ONE_TO_ONE": "permute",
+}
+
+
+def slice_kind(send: Instruction) -> str:
+    """Returns the kind of a transfer between TPU slices, as the ledger names it."""
+    asked = send.attribute("_xla_megascale_transfer_type") or ""
+    if asked not in _MEGASCALE:
+        raise ValueError(f"HLO: unknown transfer between slices {asked!r}")
+    return _MEGASCALE[asked]
+
+
+def slice_groups(rest: str) -> list[list[int]]:
+    """Returns the ids of the devices that exchange between TPU slices.
+
+    They are written as lists, {{100000,200000},{100001,200001}}; as pairs,
+    {{200000->100015},{100000->200015}}; or as a product, "{1,2}x{0:15}": those with one
+    number in several slices. The first slice is 1; device 3 of it has the id 100003.
+    """
+    target = rest.partition("_xla_megascale_target=")[2]
+    if target.startswith("{{"):
+        lists = re.findall(r"\{([\d,\->]+)\}", target.partition("}}")[0] + "}")
+        return [[int(n) for n in re.findall(r"\d+", x)] for x in lists]
+    products = re.findall(r"\{([\d,:]+)\}x\{([\d,:]+)\}", target[1:].partition('"')[0])
+    if not products:
+        raise ValueError(f"HLO: unknown target between slices {target[:80]!r}")
+    return [
+        [SLICE * number + device for number in _numbers(slices)]
+        for slices, devices in products
+        for device in _numbers(devices)
+    ]
+
+
+def _numbers(text: str) -> list[int]:
+    """The numbers of "0:3,8"."""
+    ends = [[int(n) for n in part.split(":")] for part in text.split(",")]
+    return [n for first, *last in ends for n in range(first, (last or [first])[0] + 1)]
+
+
+def trips(loop: Instruction, module: Module) -> int | None:
+    """Returns how often a while loop's body runs, if its text tells it.
+
+    A loop counts from 0, as those of `lax.scan` do, and as XLA makes them.
+    """
+    if known := re.search(r'"known_trip_count":\{"n":"(\d+)"\}', loop.rest):
+        return int(known[1])
+    # TPU programs do not have it: there the condition compares with a constant.
+    conditions = [name for key, name in loop.called if key == "condition"]
+    lines = [x for name in conditions for x in _with_called(name, module)]
+    bounds = {
+        int(found[1])
+        for x in lines
+        if x.opcode == "constant"
+        and re.match(r"[su]\d+\[\]", x.type)
+        and (found := re.match(r"(\d+)\)", x.rest))
+    }
+    compares = [x.rest for x in lines if x.opcode == "compare"]
+    if len(bounds) != 1 or len(compares) != 1:
+        return None
+    [bound], [compare] = bounds, compares
+    extra = {"LT": 0, "LE": 1}
+    direction = re.search(r"direction=(\w\w)", compare)
+    if direction is None or direction[1] not in extra:
+        return None
+    return bound + extra[direction[1]]
+
+
+def _with_called(name: str, module: Module) -> list[Instruction]:
+    """The instructions of a computation and of those that it calls."""
+    own = module.computations.get(name, [])
+    return own + [
+        y for x in own for _, other in x.called for y in _with_called(other, module)
+    ]
+
+
+def share(kind: str, members: int) -> Fraction:
+    """Returns the part of its operand that each device sends, by rings.
+
+    N members: 2 (N-1)/N of an all-reduce, (N-1)/N of a reduce-scatter and an
+    all-to-all, N-1 times the part that it gives to an all-gather, a permutation once.
+
+    Source: Thakur, Rabenseifner and Gropp, "Optimization of collective communication
+    operations in MPICH", 2005.
+    """
+    others = members - 1
+    shares = {
+        "all_reduce": Fraction(2 * others, members),
+        "all_gather": Fraction(others),
+        "reduce_scatter": Fraction(others, members),
+        "all_to_all": Fraction(others, members),
+        "permute": Fraction(1),
+    }
+    return shares[kind]

@@ -1,0 +1,1 @@
+"""The table, the file and the page of what was found."""

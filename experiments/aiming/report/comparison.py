@@ -1,0 +1,157 @@
+"""The ledger's bytes beside those of the compiled program."""
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+from experiments.aiming.times import ACROSS
+
+ROUNDING = 1e-6  # of sums of fractions
+
+
+class Beside(NamedTuple):
+    """One kind of collective, of a device, in a step and all of its branches.
+
+    Attributes:
+        kind: of collective.
+        counted: bytes that the ledger counts.
+        calls: arrays that it counts them for.
+        found: bytes in the compiled program.
+        collectives: in the program: XLA sends several arrays by one.
+    """
+
+    kind: str
+    counted: float
+    calls: int
+    found: float
+    collectives: int
+
+
+class Comparison(NamedTuple):
+    """The ledger beside the compiler.
+
+    Attributes:
+        rows: by kind of collective.
+        is_equal: whether all kinds have the same bytes.
+        why: the difference explained, a reason each; () where it is not explained, or
+            there is none.
+    """
+
+    rows: tuple[Beside, ...]
+    is_equal: bool
+    why: tuple[str, ...]
+
+
+def compared(answer: Mapping[str, Any]) -> Comparison | None:
+    """Compares what was counted with what was found in the program.
+
+    Args:
+        answer: of `prepare.compiled`.
+
+    Returns:
+        None where there is no program, or the ledger cannot count it.
+    """
+    traffic, ledger = answer.get("traffic"), answer.get("ledger")
+    if traffic is None or ledger is None:
+        return None
+    # Metrics are averaged once, after all steps, and are not counted.
+    found = [x for x in traffic if x["scope"] == ACROSS and x["when"] != "dispatch"]
+    counts = [*ledger["always"].items(), *ledger["branched"].items()]
+    kinds = sorted({k for k, _ in counts} | {x["kind"] for x in found})
+    rows = tuple(
+        Beside(
+            kind,
+            math.fsum(size for k, (size, _) in counts if k == kind),
+            sum(calls for k, (_, calls) in counts if k == kind),
+            math.fsum(x["bytes"] for x in found if x["kind"] == kind),
+            sum(x["calls"] for x in found if x["kind"] == kind),
+        )
+        for kind in kinds
+    )
+    is_equal = all(_same(x.counted, x.found) for x in rows)
+    return Comparison(rows, is_equal, () if is_equal else _why(answer, rows, found))
+
+
+def _same(x: float, y: float) -> bool:
+    return math.isclose(x, y, rel_tol=ROUNDING, abs_tol=0.5)
+
+
+def _why(
+    answer: Mapping[str, Any],
+    rows: Iterable[Beside],
+    found: Iterable[Mapping[str, Any]],
+) -> tuple[str, ...]:
+    """Names what makes the difference."""
+    rows, found, why = tuple(rows), tuple(found), []
+    if promoted := sum(x.get("promoted", 0) for x in found):
+        why.append(
+            f"the compiler makes the numbers of {promoted} of the collectives wider "
+            "than the algorithm does"
+        )
+    if answer["lanes"] > 1:
+        why.append("a chip has several workers, and the ledger counts one on each")
+    counted = math.fsum(x.counted for x in rows)
+    sent = math.fsum(x.found for x in rows)
+    differing = [x for x in rows if not _same(x.counted, x.found)]
+    if _same(counted, sent):
+        names = " and ".join(x.kind for x in differing)
+        why.append(f"the compiler takes other collectives for the same bytes: {names}")
+    if moved := _gathered_by_sums(differing):
+        why.append(
+            f"the compiler makes all-reduces of small all-gathers: {moved[0]:,.0f} B "
+            f"less of these, {moved[1]:,.0f} B more of those"
+        )
+    if any(x["network"] == "between" for x in found) and answer["slices"] > 1:
+        within = any(x["network"] == "inside" for x in found)
+        why.append(
+            "between slices the compiler sends parts that it pads"
+            + (", after reducing within each slice" if within else "")
+        )
+    if answer["mesh"] and all(_is_less_summed(x) for x in differing):
+        why.append(
+            "the compiler sends less: of an array that is whole on each chip of a "
+            "worker, each chip sends a part, and they gather it"
+        )
+    places = answer["workers"] // answer["lanes"]
+    if wide := sum(x["calls"] for x in found if x["group"] > places):
+        why.append(
+            f"the compiler reduces within workers and across them at once, by {wide} "
+            "of the collectives"
+        )
+    if places == 2 and all(_is_halved(x) for x in differing):
+        why.append(
+            "of two workers each is both neighbours of the other, and is sent to once"
+        )
+    return tuple(why)
+
+
+def _gathered_by_sums(differing: Iterable[Beside]) -> tuple[float, float] | None:
+    """Returns the bytes of gathers that are missing, and those of sums in their place.
+
+    A sum of arrays that are zero but for a worker's own part gathers these parts, in
+    one message less, with twice the bytes, or more where the type becomes wider.
+    """
+    by_kind = {x.kind: x.found - x.counted for x in differing}
+    if by_kind.keys() != {"all_gather", "all_reduce"}:
+        return None
+    less, more = -by_kind["all_gather"], by_kind["all_reduce"]
+    return (less, more) if less > 0 and more >= less else None
+
+
+def _is_less_summed(row: Beside) -> bool:
+    return row.kind == "all_reduce" and row.found < row.counted
+
+
+def _is_halved(row: Beside) -> bool:
+    return row.kind == "permute" and _same(row.counted, 2 * row.found)
+
+
+def is_too_large(answer: Mapping[str, Any]) -> bool:
+    """Whether the compiler refused a program for want of memory."""
+    text = answer.get("refused") or ""
+    return "RESOURCE_EXHAUSTED" in text or "out of memory" in text.lower()
+
+
+def first_line(refused: str) -> str:
+    """Returns the first line of a compiler's refusal, without a trace."""
+    return next((x.strip() for x in refused.splitlines() if x.strip()), "no reason")

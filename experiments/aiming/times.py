@@ -1,0 +1,166 @@
+"""The modelled time of steps and syncs, from what was read off a program."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from experiments.aiming.targets import Target
+from experiments.study.network import Network, cost, wall_clock
+from experiments.training.measurements.sends import Sends, from_json
+
+SMALL = 0.05  # share of the time below which communication is called small
+ACROSS, INSIDE = "across workers", "inside a worker"
+
+
+class Times(NamedTuple):
+    """The modelled seconds of a run.
+
+    Attributes:
+        network: between workers; "" is the target's own.
+        compute: of a local step's products, at the share of peak.
+        step: of a local step without what crosses workers: compute, and what a
+            worker's chips send each other.
+        every: of what crosses workers in each step, as far as it is waited for.
+        sync: of the step that sends most; 0 where nothing is sent but `every`.
+        mean: of a local step, syncs included, over the run.
+        share: of the mean that what crosses workers takes.
+        period: the least number of local steps between syncs at which it takes less
+            than a twentieth; None where there is no period, or none is enough.
+        speed_up: over sync_sgd on the same machine; None where that is not known.
+    """
+
+    network: str
+    compute: float
+    step: float
+    every: float
+    sync: float
+    mean: float
+    share: float
+    period: int | None
+    speed_up: float | None = None
+
+
+def modelled(
+    record: Mapping[str, Any],
+    target: Target,
+    mfu: float,
+    arguments: Mapping[str, Any],
+    network: Network | None = None,
+    step_seconds: float | None = None,
+) -> Times | None:
+    """Returns the modelled times of a program; None without a program, or a peak.
+
+    Args:
+        record: of `prepare.compiled`.
+        target: the machine.
+        mfu: share of its chips' peak that products reach.
+        arguments: of the algorithm.
+        network: between workers, in place of the target's own.
+        step_seconds: of a local step's compute, in place of what its operations take.
+    """
+    flops, compute = record.get("flops", {}), step_seconds
+    if record.get("traffic") is None or not (compute or target.chip.flops):
+        return None
+    rows, peak = record["traffic"], mfu * (target.chip.flops or math.inf)
+    compute = compute or flops["step"] / peak
+    links = {"inside": target.inside, "between": target.between}
+    within = _seconds(_rows(rows, INSIDE, "step"), links)
+    step = max(compute, within.hidden) + within.waited
+    crossing = dict.fromkeys(links, network) if network else links
+    always = _seconds(_rows(rows, ACROSS, "step"), crossing)
+    every = always.waited + max(0.0, always.hidden - max(0.0, compute - within.hidden))
+    once = sum(_seconds(_rows(rows, ACROSS, "dispatch"), crossing))
+    branches = sum(_seconds(_rows(rows, ACROSS, "sync"), crossing))
+    branches += sum(_seconds(_rows(rows, INSIDE, "sync"), links))
+    branches += flops["sync"] / peak
+    costs = [branches * share for share in shares(record, arguments)]
+    # The part that every step sends is waited for, or hidden already.
+    ended = wall_clock(costs, step + every, record["delay"])
+    mean = float(ended[-1]) / len(costs) + once / record["dispatch_steps"]
+    return Times(
+        network=network.name if network else "",
+        compute=compute,
+        step=step,
+        every=every,
+        sync=max(costs),
+        mean=mean,
+        share=1 - step / mean,
+        period=_period(costs, arguments, step, every),
+    )
+
+
+class _Seconds(NamedTuple):
+    """Seconds of collectives: waited for, or beside other work."""
+
+    waited: float
+    hidden: float
+
+
+def _rows(
+    rows: Iterable[Mapping[str, Any]], scope: str, when: str
+) -> list[Mapping[str, Any]]:
+    return [row for row in rows if (row["scope"], row["when"]) == (scope, when)]
+
+
+def _seconds(
+    rows: Iterable[Mapping[str, Any]], links: Mapping[str, Network]
+) -> _Seconds:
+    """Returns the seconds of rows by the α-β model, one collective after the other."""
+    found = [0.0, 0.0]
+    for row in rows:
+        # Between hosts each ring goes by an adapter of its own.
+        size = (
+            row["bytes"] / row["rings"] if row["network"] == "between" else row["bytes"]
+        )
+        sent = {row["kind"]: (size, row["calls"])}
+        seconds = cost(sent, links[row["network"]], row["group"])
+        beside = row["overlapped"] / row["calls"] if row["calls"] else 0.0
+        found[0] += seconds * (1 - beside)
+        found[1] += seconds * beside
+    return _Seconds(*found)
+
+
+def shares(record: Mapping[str, Any], arguments: Mapping[str, Any]) -> Sequence[float]:
+    """Returns the share of all branches' sends that each step of the run sends.
+
+    A program shows all branches of a step; the ledger says which of them a step takes.
+    The time of a branch is taken to go with its bytes.
+
+    Args:
+        record: of `prepare.compiled`.
+        arguments: of the algorithm.
+    """
+    steps, ledger = record["steps"], record["ledger"]
+    if record["sends"] is None:  # only a run shows it: here, at each chance
+        period = _period_of(arguments) or 1
+        return [float((i + 1) % period == 0) for i in range(steps)]
+    found: Sends = from_json(record["sends"])
+    always, whole = _bytes(ledger["always"]), _bytes(ledger["branched"])
+    sent = [sum(size for size, _ in kind.values()) for kind in found.kinds]
+    of_kinds = [max(0.0, x - always) / whole if whole else 0.0 for x in sent]
+    return [of_kinds[kind] for kind in found.steps]
+
+
+def _bytes(counts: Mapping[str, Sequence[float]]) -> float:
+    return sum(size for size, _ in counts.values())
+
+
+def _period_of(arguments: Mapping[str, Any]) -> int | None:
+    """Returns an algorithm's period, if it has one."""
+    period = arguments.get("period")
+    return period if type(period) is int else None
+
+
+def _period(
+    costs: Sequence[float], arguments: Mapping[str, Any], step: float, every: float
+) -> int | None:
+    """Returns the least period at which communication takes less than SMALL."""
+    period = _period_of(arguments)
+    # What every step sends stays, however long the period.
+    left = SMALL / (1 - SMALL) * step - every
+    if period is None or left <= 0 or not any(costs):
+        return None
+    of_round = float(np.mean(costs)) * period
+    return max(1, math.ceil(of_round / left))

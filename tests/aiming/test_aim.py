@@ -1,0 +1,451 @@
+"""The command that compiles runs for machines that are not here."""
+
+import importlib.util
+import json
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from commands import ROOT, environment, load
+
+from experiments.aiming import config, times
+from experiments.aiming.report import comparison
+from experiments.aiming.targets import parse
+from experiments.cli.errors import BadRequest
+from experiments.study.network import Network
+
+needs_libtpu = pytest.mark.skipif(
+    importlib.util.find_spec("libtpu") is None, reason="libtpu is not installed"
+)
+needs_cuda = pytest.mark.skipif(
+    importlib.util.find_spec("jax_cuda13_plugin") is None,
+    reason="jax's CUDA plug-in is not installed",
+)
+PARAMS = 64 * 128 + 128 + 128 * 128 + 128 + 128 * 10 + 10  # of digits
+
+
+def aim(words, timeout=120, **environ):
+    """Runs the command as a user does."""
+    return subprocess.run(
+        [sys.executable, "-m", "experiments.aim", *shlex.split(words)],
+        cwd=ROOT,
+        env=environment(JAX_PLATFORMS=None, JAX_NUM_CPU_DEVICES=None, **environ),
+        capture_output=True,
+        encoding="utf-8",
+        timeout=timeout,
+        check=False,
+    )
+
+
+def programs(ended, path):
+    assert ended.returncode == 0, ended.stderr
+    return {x["label"]: x for x in load(path.read_text())["programs"]}
+
+
+def across(program, when):
+    """(kind, bytes) of what crosses workers."""
+    return [
+        (row["kind"], row["bytes"])
+        for row in program["traffic"]
+        if (row["scope"], row["when"]) == ("across workers", when)
+    ]
+
+
+# What is compiled
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    """A command, and what it found: an average, with a page, and sync_sgd."""
+    folder = tmp_path_factory.mktemp("aim")
+    words = "--target cpu:4 --algo bmuf --period 5 --step-time 0.01 --network 10gbe"
+    ended = aim(f"{words} --json {folder}/found.json --page {folder}/page.html")
+    return ended, programs(ended, folder / "found.json"), folder / "page.html"
+
+
+def test_programs_send_what_rings_send_of_the_params(found):
+    _, of, _ = found
+    ring = 2 * 3 / 4 * 4 * PARAMS
+    assert across(of["bmuf"], "sync") == [("all_reduce", ring)]
+    assert across(of["bmuf"], "step") == []
+    assert across(of["sync_sgd"], "step") == [("all_reduce", ring)]
+    assert across(of["sync_sgd"], "sync") == []
+    assert all(x["compared"]["is_equal"] for x in of.values())
+
+
+def test_sync_sgd_is_added_for_comparison(found):
+    ended, of, _ = found
+    assert (of["bmuf"]["is_asked"], of["sync_sgd"]["is_asked"]) == (True, False)
+    assert "sync_sgd (for comparison)" in ended.stdout
+
+
+def test_a_device_holds_params_and_two_copies_for_bmuf(found):
+    _, of, _ = found
+    assert of["bmuf"]["state"] == {
+        "params": 4 * PARAMS,
+        "opt_state": 0,
+        "sync": 2 * 4 * PARAMS,
+    }
+    assert of["bmuf"]["params"] == PARAMS
+    memory = of["bmuf"]["memory"]
+    assert memory["arguments"] >= 3 * 4 * PARAMS
+    # The state is given up for the next one.
+    assert memory["aliased"] >= 3 * 4 * PARAMS
+    names = [leaf["name"] for leaf in of["bmuf"]["largest"]]
+    assert len(names) > 3 and any(name.startswith("sync/") for name in names)
+
+
+def test_products_of_a_step_are_those_of_the_mlp(found):
+    """Forward, and backward for params and for inputs but those of the first layer."""
+    _, of, _ = found
+    examples = 64 // 4
+    layers = [(64, 128), (128, 128), (128, 10)]
+    forward = sum(2 * examples * n * m for n, m in layers)
+    inputs = forward - 2 * examples * 64 * 128
+    assert of["bmuf"]["flops"]["step"] == forward + forward + inputs
+
+
+def test_times_follow_from_the_ring_over_the_link(found):
+    _, of, _ = found
+    [own, other] = of["bmuf"]["modelled"]
+    ring, bandwidth, hop = 2 * 3 / 4 * 4 * PARAMS, 1.25e9, 24e-6
+    sync = ring / bandwidth + 2 * 3 * hop
+    assert own["sync"] == pytest.approx(sync)
+    assert own["step"] == pytest.approx(0.01)
+    # Metrics are averaged once a dispatch.
+    assert own["mean"] == pytest.approx(0.01 + sync / 5, rel=2e-2)
+    # Below a twentieth of the time: 19 syncs take less than the steps between them.
+    assert own["period"] == -(-19 * sync // 0.01)
+    assert (own["network"], other["network"]) == ("", "10gbe")
+    assert other["mean"] == pytest.approx(own["mean"])
+    every = of["sync_sgd"]["modelled"][0]["mean"]
+    assert own["speed_up"] == pytest.approx(every / own["mean"])
+    assert of["sync_sgd"]["modelled"][0]["speed_up"] == 1
+
+
+def test_tables_say_what_is_read_off_and_what_is_modelled(found):
+    ended, _, page = found
+    text = page.read_text("utf-8")
+    for shown in (ended.stdout, text):
+        assert "read off the program" in shown and "modelled" in shown
+        assert "equal" in shown
+    assert "<script" not in text and "http" not in re.sub("xmlns=.*?>", "", text)
+    # Progress and what compilers say are no part of the table.
+    assert ended.stderr.count("\n") == 2
+
+
+def test_all_workers_lie_on_all_chips_of_their_meshes(tmp_path):
+    out = tmp_path / "found.json"
+    words = "--target cpu:8 --mesh fsdp=2 --lanes 2 --algo sync_sgd"
+    of = programs(aim(f"{words} --json {out}"), out)["sync_sgd"]
+    assert (of["workers"], of["lanes"], of["mesh"]) == (8, 2, {"fsdp": 2})
+
+
+def test_a_program_that_takes_too_long_is_given_up(tmp_path):
+    ended = aim(f"--target cpu:2 --timeout 0.2 --json {tmp_path}/found.json")
+    assert ended.returncode == 1
+    assert "given up after 0.2 s (--timeout)" in ended.stdout
+    [first, _] = json.loads((tmp_path / "found.json").read_text())["programs"]
+    assert first["timeout"] == 0.2 and "compile_seconds" not in first
+
+
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="processes are not files here")
+def test_ctrl_c_ends_the_command_and_the_process_that_compiles():
+    process = subprocess.Popen(
+        [sys.executable, "-m", "experiments.aim", "--target", "cpu:2"],
+        cwd=ROOT,
+        env=environment(JAX_PLATFORMS=None, JAX_NUM_CPU_DEVICES=None),
+        stderr=subprocess.DEVNULL,
+    )
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    deadline = time.monotonic() + 30
+    while not children.read_text() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    child = Path(f"/proc/{children.read_text().split()[0]}")
+    process.send_signal(signal.SIGINT)
+    assert process.wait(10) == 130
+    while is_running(child) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not is_running(child)
+
+
+def is_running(process):
+    """Whether there is such a process that has not ended yet."""
+    try:
+        return process.joinpath("stat").read_text().split()[2] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def test_one_algorithm_that_is_refused_does_not_end_the_others(tmp_path):
+    out = tmp_path / "found.json"
+    words = "--target cpu:2 --algos 'sync_sgd --sync-memory pinned_host, bmuf'"
+    ended = aim(f"{words} --json {out}")
+    assert ended.returncode == 1 and "refused: sync_memory" in ended.stdout
+    of = {x["label"]: x for x in load(out.read_text())["programs"]}
+    assert "memory" in of["bmuf"] and "memory" in of["sync_sgd"]
+
+
+# What is refused
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("", ["--target is missing", "tpu:v5e"]),
+        ("--target tpu:v7:4x4", ["unknown target", "did you mean", "cuda:h100"]),
+        ("--target cpu:8 --mesh fsdp=3", ["workers of 3 chips", "8 chips of cpu:8"]),
+        ("--target cpu:8 --batch-size 12", ["12 does not divide over 8 workers"]),
+        ("--target cpu:8 --backend pmap", ["only shard_map"]),
+        ("--target cpu:8 --workers 12", ["--workers 12", "8 chips"]),
+        ("--target cpu:8 --devices 0,1", ["--devices", "--target"]),
+        ("--target cpu:8 --out here", ["--out", "--json or --page"]),
+        ("--target cpu:8 --processes 2", ["--processes", "--target"]),
+        ("--target cpu:8 --slices 2", ["only TPUs have slices"]),
+        ("--target cpu:8 --algo bmuf --algos all", ["say one"]),
+        ("--target cpu:8 --algo bmfu", ["did you mean 'bmuf'"]),
+        ("--target cpu:8 --mfu 2", ["--mfu must be at most 1"]),
+        ("--target cpu:8 --network fast", ["network 'fast'", "10gbe"]),
+        ("--target cpu:8 --json nowhere/a.json", ["there is no folder nowhere"]),
+    ],
+)
+def test_what_cannot_be_is_refused_in_a_line(words, told):
+    with pytest.raises(BadRequest) as refused:
+        config.read(words.split())
+    assert all(part in str(refused.value) for part in told)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_mesh_that_the_task_cannot_have_is_refused_before_it_compiles():
+    ended = aim("--target cpu:8 --mesh tensor=2")
+    assert ended.returncode == 2 and ended.stdout == ""
+    assert ended.stderr.startswith("error: --mesh: task digits has rules for fsdp")
+    assert ended.stderr.count("\n") == 1
+
+
+def test_a_missing_compiler_says_the_one_command(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(BadRequest, match=r"pip install -e '\.\[experiments,tpu-comp"):
+        config.read(["--target", "tpu:v5e:4x4"])
+
+
+def test_flags_are_checked_without_jax():
+    words = ["--target", "cpu:8", "--algos", "all", "--mesh", "fsdp=2"]
+    code = f"from experiments.aiming import config, jobs; config.read({words})"
+    ended = subprocess.run(
+        [sys.executable, "-c", f"{code}\nimport sys; assert 'jax' not in sys.modules"],
+        cwd=ROOT,
+        capture_output=True,
+        encoding="utf-8",
+        timeout=60,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+
+
+# The model of time
+
+
+def record(rows, ledger=None, sent=None, **others):
+    """A program's findings, of 8 steps."""
+    given = {"flops": {"step": 4e12, "sync": 0.0}, "dispatch_steps": 8, "steps": 8}
+    nothing = {"always": {}, "branched": {}}
+    told = {"traffic": rows, "ledger": ledger or nothing, "sends": sent, "delay": 0}
+    return {**given, **told, **others}
+
+
+def row(when="sync", network="inside", size=1e9, **others):
+    sent = {"kind": "all_reduce", "calls": 1, "group": 2, "bytes": size}
+    fixed = {"scope": "across workers", "overlapped": 0, "rings": 1}
+    return {"when": when, "network": network, **sent, **fixed, **others}
+
+
+TPU = parse("tpu:v5e:2x4")._replace(
+    inside=Network("a", 1e9, 0.0), between=Network("b", 1e8, 0.0)
+)
+FRAGMENTS = {
+    "ledger": {"always": {}, "branched": {"all_reduce": [4e9, 2]}},
+    # Step 3 sends a quarter of all that branches send, step 7 the rest.
+    "sent": {
+        "kinds": [{}, {"all_reduce": [1e9, 1]}, {"all_reduce": [3e9, 1]}],
+        "steps": "0*3 1*1 0*3 2*1",
+    },
+}
+
+
+def test_compute_is_the_share_of_peak():
+    told = times.modelled(record([]), TPU, 0.5, {})
+    assert told is not None and told.compute == 4e12 / (0.5 * 197e12)
+    assert told.mean == pytest.approx(told.step) == pytest.approx(told.compute)
+    assert told.share == pytest.approx(0) and told.sync == 0
+
+
+def test_a_step_sends_its_part_of_the_branches():
+    told = times.modelled(
+        record([row(size=4e9)], **FRAGMENTS), TPU, 1, {}, step_seconds=1.0
+    )
+    assert told is not None
+    assert told.sync == pytest.approx(3)  # of 4 seconds at 1 GB/s
+    assert told.mean == pytest.approx(1 + 4 / 8)
+
+
+@pytest.mark.parametrize(
+    ("sent", "seconds"),
+    [
+        (row("step", size=5e8), 1.5),
+        (row("step", "between", size=5e7), 1.5),
+        (row("step", "between", size=1e8, rings=2), 1.5),
+        (row("step", size=5e8, overlapped=1), 1.0),  # within the second of compute
+        (row("step", size=3e9, overlapped=1), 3.0),
+        (row("step", size=5e8, scope="inside a worker"), 1.5),
+        (row("dispatch", size=8e8), 1.1),
+    ],
+)
+def test_a_step_waits_for_what_nothing_hides(sent, seconds):
+    told = times.modelled(record([sent]), TPU, 1, {}, step_seconds=1.0)
+    assert told is not None and told.mean == pytest.approx(seconds)
+
+
+def test_a_delay_hides_a_sync_behind_the_steps_after_it():
+    told = times.modelled(
+        record([row(size=4e9)], **FRAGMENTS, delay=3), TPU, 1, {}, step_seconds=1.0
+    )
+    # The first second arrives in time; of the last three the run waits for all.
+    assert told is not None and told.mean == pytest.approx(1)
+
+
+@pytest.mark.parametrize(("size", "period"), [(5e8, 10), (6e8, 12), (0.0, None)])
+def test_period_is_the_least_below_a_twentieth(size, period):
+    sent = {"kinds": [{}, {"all_reduce": [1, 1]}], "steps": "0*3 1*1 0*3 1*1"}
+    ledger = {"always": {}, "branched": {"all_reduce": [1, 1]}}
+    rows = [row(size=size)] if size else []
+    told = times.modelled(
+        record(rows, ledger, sent), TPU, 1, {"period": 4}, step_seconds=1.0
+    )
+    assert told is not None and told.period == period
+
+
+# The ledger beside the compiler
+
+
+def answer(rows, counted, **others):
+    ledger = {"always": {}, "branched": counted}
+    given = {"lanes": 1, "workers": 4, "slices": 1, "mesh": {}}
+    return {**given, "traffic": rows, "ledger": ledger, **others}
+
+
+def test_equal_bytes_of_a_kind_are_equal_however_many_calls_there_are():
+    rows = [row(size=40.0), row("step", size=60.0), row("dispatch", size=7.0)]
+    found = comparison.compared(answer(rows, {"all_reduce": [100.0, 5]}))
+    assert found is not None and found.is_equal and found.why == ()
+    [beside] = found.rows
+    assert (beside.calls, beside.collectives) == (5, 2)
+
+
+@pytest.mark.parametrize(
+    ("rows", "counted", "others", "why"),
+    [
+        ([row(size=8.0, promoted=1)], 4.0, {}, "wider"),
+        ([row(size=8.0)], 4.0, {"lanes": 2}, "several workers"),
+        ([row(size=2.0, kind="permute")], 2.0, {}, "other collectives"),
+        ([row(size=8.0, network="between")], 4.0, {"slices": 2}, "between slices"),
+        ([row(size=8.0)], 9.0, {"mesh": {"fsdp": 2}}, "sends less"),
+        ([row(size=8.0, group=32)], 4.0, {}, "across them at once"),
+    ],
+)
+def test_a_difference_has_its_name(rows, counted, others, why):
+    found = comparison.compared(answer(rows, {"all_reduce": [counted, 1]}, **others))
+    assert found is not None and not found.is_equal
+    [said] = found.why
+    assert why in said
+
+
+def test_gathers_by_sums_are_named_with_their_bytes():
+    rows = [row(size=120.0), row(size=970.0, kind="all_gather")]
+    counted = {"all_reduce": [60.0, 1], "all_gather": [1000.0, 4]}
+    found = comparison.compared(answer(rows, counted))
+    assert found is not None and len(found.why) == 1
+    assert "30 B less of these, 60 B more of those" in found.why[0]
+
+
+def test_a_difference_without_a_name_is_not_explained():
+    found = comparison.compared(answer([row(size=8.0)], {"all_reduce": [4.0, 1]}))
+    assert found is not None and not found.is_equal and found.why == ()
+
+
+def test_memory_that_is_missing_is_told_from_other_refusals():
+    refused = "RESOURCE_EXHAUSTED: E1000: CompileTimeHbmOom: Ran out of memory on HBM"
+    assert comparison.is_too_large({"refused": refused})
+    assert not comparison.is_too_large({"refused": "INTERNAL: a bug"})
+
+
+# TPUs
+
+
+@pytest.mark.slow
+@needs_libtpu
+def test_a_gpt_is_compiled_for_a_tpu_that_is_not_here(tmp_path):
+    out = tmp_path / "found.json"
+    words = "--target tpu:v5e:4x4 --task shakespeare --width 256 --mesh fsdp=4"
+    ended = aim(f"{words} --algo diloco --json {out}", timeout=300)
+    of = programs(ended, out)["diloco"]
+    assert (of["workers"], of["fits"]) == (4, True)
+    assert of["compared"]["is_equal"]
+    # Matrices are cut in four. Vectors are not: of a layer two norms, and the biases
+    # of attention and of the MLP; and the last norm.
+    vectors = 4 * (2 * 2 * 256 + 256 + 4 * 256 + 256) + 2 * 256
+    shard = (of["params"] - vectors) // 4 + vectors
+    assert across(of, "sync") == [("all_reduce", 2 * 3 / 4 * 4 * shard)]
+    # What libtpu says without a TPU stays with the process that compiles.
+    assert ended.stderr.count("\n") == 2
+    assert 0 < of["chip_bytes"] < of["target"]["chip"]["memory"] == 16 * 2**30
+
+
+@pytest.mark.slow
+@needs_libtpu
+def test_what_does_not_fit_names_its_largest_leaves(tmp_path):
+    words = "--target tpu:v5e:2x2 --task shakespeare --width 4096 --layers 16"
+    ended = aim(f"{words} --algo bmuf", timeout=300)
+    assert ended.returncode == 0, ended.stderr
+    assert "does not fit" in ended.stderr
+    assert "largest leaves on a chip: params/blocks/" in ended.stdout
+
+
+# The docs
+
+EXAMPLES = re.findall(
+    r"^python -m experiments\.aim (.*)$",
+    (ROOT / "docs" / "aim.md").read_text(),
+    re.MULTILINE,
+)
+
+
+def test_the_page_shows_every_kind_of_target():
+    for kind in ("tpu", "cuda", "cpu"):
+        assert any(f"--target {kind}:" in words for words in EXAMPLES)
+
+
+@pytest.mark.parametrize("words", EXAMPLES)
+def test_flags_of_the_examples_are_fine(words, monkeypatch):
+    monkeypatch.setattr("experiments.aiming.targets.check_compiler", lambda _: None)
+    assert config.read(shlex.split(words)).jobs
+
+
+def example(words):
+    marks = [pytest.mark.slow] if "all" not in words else [pytest.mark.long]
+    marks += [needs_libtpu] if "tpu:" in words else []
+    marks += [needs_cuda] if "cuda:" in words else []
+    return pytest.param(words, marks=marks)
+
+
+@pytest.mark.parametrize("words", [example(words) for words in EXAMPLES])
+def test_an_example_runs_as_written(words, tmp_path):
+    ended = aim(words.replace("found.", f"{tmp_path}/found."), timeout=3000)
+    assert ended.returncode == 0, ended.stderr
+    assert "explained" in ended.stdout or "equal" in ended.stdout
+    assert "differs" not in ended.stdout

@@ -1,0 +1,167 @@
+"""Machines that a run is compiled for."""
+
+import importlib.util
+import json
+import subprocess
+import sys
+
+import pytest
+from commands import ROOT, environment, imported_by
+
+from experiments.aiming import chips, targets
+from experiments.cli.errors import BadRequest
+
+no_libtpu = pytest.mark.skipif(
+    importlib.util.find_spec("libtpu") is None, reason="libtpu is not installed"
+)
+
+SHOW = """
+import json, os, sys
+from experiments.aiming import targets
+target = targets.parse(sys.argv[1], int(sys.argv[2]))
+os.environ.update(targets.environment(target))
+found = targets.devices(target)
+print(json.dumps([[x.platform, targets.place_of(x), x.process_index] for x in found]))
+"""
+
+
+def devices(text, slices=1):
+    """The platform, place and process of each device, from a process of its own."""
+    ended = subprocess.run(
+        [sys.executable, "-c", SHOW, text, str(slices)],
+        cwd=ROOT,
+        env=environment(JAX_PLATFORMS=None, JAX_NUM_CPU_DEVICES=None),
+        capture_output=True,
+        encoding="utf-8",
+        timeout=120,
+        check=True,
+    )
+    return json.loads(ended.stdout)
+
+
+@pytest.mark.parametrize(
+    ("text", "slices", "platform", "shape", "count"),
+    [
+        ("tpu:v5e:16x16", 1, "tpu", (16, 16), 256),
+        ("tpu:v5e:4x8", 4, "tpu", (4, 8), 128),
+        ("tpu:v5p:16x16x12", 1, "tpu", (16, 16, 12), 3072),
+        (" TPU:v4:8x8x8 ", 1, "tpu", (8, 8, 8), 512),
+        ("tpu:v6e:1x1", 1, "tpu", (1, 1), 1),
+        ("cuda:h100:4x8", 1, "cuda", (4, 8), 32),
+        ("cpu", 1, "cpu", (1,), 1),
+        ("cpu:8", 1, "cpu", (8,), 8),
+    ],
+)
+def test_target_has_so_many_chips(text, slices, platform, shape, count):
+    target = targets.parse(text, slices)
+    assert (target.platform, target.shape, target.slices) == (platform, shape, slices)
+    assert target.chips == count
+
+
+def test_text_is_normalised():
+    assert targets.parse(" TPU:v5E:4x4").text == "tpu:v5e:4x4"
+    assert targets.parse("cpu").text == "cpu:1"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("tpu:v55e:4x4", "did you mean 'tpu:v5e'?"),
+        ("h100:4x8", "did you mean 'cuda:h100'?"),
+        ("quantum", "known: tpu:v4, tpu:v5e, tpu:v5p, tpu:v6e"),
+        ("quantum", "cuda:a100, cuda:h100, cuda:h200, cuda:b200"),
+        ("", "cpu, cpu:8"),
+        ("tpu:v5e", "such as tpu:v5e:4x4"),
+        ("tpu:v5e:4*4", "such as tpu:v5e:4x4"),
+        ("tpu:v5e:0x4", "such as tpu:v5e:4x4"),
+        ("tpu:v5p:4x4", "takes 3 numbers, such as 4x4x4"),
+        ("tpu:v5e:3x4", "must be even"),
+        ("tpu:v5e:32x16", "at most 256 chips, got 512; see --slices"),
+        ("cuda:h100:2x16", "at most 8 GPUs, got 16"),
+        ("cpu:0", "cpu:N"),
+        ("cpu:many", "cpu:N"),
+    ],
+)
+def test_refused_target_says_in_a_line_what_is_possible(text, said):
+    with pytest.raises(ValueError, match=r"^[^\n]+$") as caught:
+        targets.parse(text)
+    assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "slices", "said"),
+    [
+        ("tpu:v5e:4x4", 0, "--slices must be a whole number of at least 1"),
+        ("cuda:h100:4x8", 2, "only TPUs have slices"),
+    ],
+)
+def test_refused_slices(text, slices, said):
+    with pytest.raises(ValueError, match=said):
+        targets.parse(text, slices)
+
+
+def test_parsing_imports_no_jax():
+    code = "from experiments.aiming import targets; targets.parse('tpu:v5e:4x4')"
+    assert "jax" not in imported_by(code)
+
+
+def test_shares_of_the_network_add_up_to_a_pod_as_published():
+    """Google Cloud: 6.4 (v5e) and 25.6 Tbit/s (v6e) for 256 chips, which make 50.63
+    and 234.9 PFLOP/s in bfloat16; both figures are rounded."""
+    for name, bits, flops in (("v5e", 6.4e12, 50.63e15), ("v6e", 25.6e12, 234.9e15)):
+        kind = chips.TPUS[name]
+        assert 256 * 8 * kind.between.bandwidth == bits
+        assert kind.chip.flops == pytest.approx(flops / 256, rel=0.005)
+
+
+def test_rings_use_both_links_of_an_axis_of_the_torus():
+    """Google Cloud: a v5e chip has 400 GB/s in both directions on 4 ports."""
+    assert targets.parse("tpu:v5e:4x4").inside.bandwidth == 400e9 / 2 / 4 * 2
+
+
+@pytest.mark.parametrize("kind", [*chips.TPUS.values(), *chips.GPUS.values()])
+def test_published_figures_have_a_source_with_its_year(kind):
+    sources = [kind.chip.source, *kind.sources]
+    assert all("20" in x for x in sources)
+    assert kind.inside.bandwidth > kind.between.bandwidth
+    assert kind.inside.latency < kind.between.latency
+
+
+def test_environment_opens_no_accelerator():
+    for text in ("tpu:v5e:4x4", "cuda:h100:1x8", "cpu:4"):
+        found = targets.environment(targets.parse(text))
+        assert found["JAX_PLATFORMS"] == "cpu"
+    assert targets.environment(targets.parse("cpu:4"))["JAX_NUM_CPU_DEVICES"] == "4"
+
+
+@pytest.mark.parametrize(
+    ("text", "extra"),
+    [("tpu:v5e:4x4", "tpu-compiler"), ("cuda:h100:1x8", "gpu-compiler")],
+)
+def test_missing_compiler_says_the_command(text, extra, monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(BadRequest, match=r"^[^\n]+$") as caught:
+        targets.devices(targets.parse(text))
+    assert f"pip install -e '.[experiments,{extra}]'" in str(caught.value)
+
+
+def test_cpu_target_has_virtual_devices():
+    assert devices("cpu:4") == [["cpu", 0, 0]] * 4
+
+
+def test_too_few_virtual_devices_are_refused():
+    with pytest.raises(BadRequest, match="JAX_NUM_CPU_DEVICES=7"):
+        targets.devices(targets.parse("cpu:7"))
+
+
+@no_libtpu
+def test_devices_of_a_slice_and_of_a_host_are_together():
+    found = devices("tpu:v5e:4x4", slices=2)
+    assert [place for _, place, _ in found] == [0] * 16 + [1] * 16
+    assert [process for *_, process in found] == [i // 4 for i in range(32)]
+
+
+@no_libtpu
+@pytest.mark.parametrize("text", ["tpu:v4:2x2x2", "tpu:v5p:2x2x2"])
+def test_a_chip_is_one_device(text):
+    assert len(devices(text)) == 8
