@@ -1,0 +1,105 @@
+"""Compiles algorithms for a machine, and reads what their steps send across workers.
+
+A program of its own, as compilers want their environment before jax starts:
+
+    python tests/aiming/ledgers.py OUT.json tpu:v5e:2x4 SLICES WORKERS bmuf topk_sgd …
+"""
+
+import json
+import os
+import sys
+from collections import Counter
+from pathlib import Path
+
+from experiments.aiming import targets
+
+TARGET = targets.parse(sys.argv[2], int(sys.argv[3]))
+os.environ.update(targets.environment(TARGET))
+
+import jax  # noqa: E402
+import meshed  # noqa: E402
+import numpy as np  # noqa: E402
+from jax.sharding import Mesh  # noqa: E402
+from owed import owed  # noqa: E402
+
+import syncalgos  # noqa: E402
+from experiments.aiming import hlo  # noqa: E402
+from syncalgos.engine.ahead import lower  # noqa: E402
+
+SHAPES = {"bias": (256,), "in": (128, 256), "out": (256, 128), "stack": (2, 128, 128)}
+
+
+def shapes():
+    """Params of some tiles of a TPU, and batches."""
+    params = {k: jax.ShapeDtypeStruct(v, np.float32) for k, v in SHAPES.items()}
+    batch = jax.ShapeDtypeStruct((meshed.STEPS, 128, 128), np.float32)
+    return params, {"x": batch, "y": batch}
+
+
+def trainer_of(name, workers, devices):
+    """A trainer of so many workers on these devices, meshes if they are fewer."""
+    each = len(devices) // workers
+    how = {"devices": devices}
+    if each > 1:
+        grid = np.array(devices).reshape(workers, each)
+        axes = {"fsdp": each}
+        mesh = Mesh(grid, ("devices", *axes))
+        how = {"mesh": mesh, "shardings": meshed.rule(axes)}
+    return syncalgos.DataParallel(
+        syncalgos.stateless(meshed.loss),
+        owed(name).optimizer,
+        meshed.algorithm(name),
+        workers,
+        "shard_map",
+        **how,
+    )
+
+
+def compared(name, workers, devices):
+    """Sends of one algorithm by kind: as counted, and as compiled.
+
+    Returns:
+        Bytes and calls of a device; whether all is in branches; the state's bytes on a
+        device, and of these those that a step changes in place.
+    """
+    trainer = trainer_of(name, workers, devices)
+    lowered = lower(trainer, *shapes())
+    compiled = lowered.program.compile()
+    program, each = hlo.read(compiled.as_text()), trainer.layout.devices_each
+    sent, calls, branched = Counter(), Counter(), True
+    for one in program.collectives:
+        across = one.slices or any(len({i // each for i in x}) > 1 for x in one.groups)
+        if not across or not one.is_looped:
+            continue
+        branched &= bool(one.choices)
+        sent[one.kind] += float(one.bytes * one.times)
+        calls[one.kind] += one.times
+    memory = compiled.memory_analysis()
+    assert memory is not None
+    leaves = jax.tree.leaves((lowered.state.replica, lowered.state.sync))
+    return {
+        "counted": meshed.counted(trainer, lowered.state),
+        "counted_calls": meshed.counted(trainer, lowered.state, "calls"),
+        "sent": sent,
+        "calls": calls,
+        "branched": branched,
+        "aliased": memory.alias_size_in_bytes,
+        "state": sum(bytes_of(x) for x in leaves),
+    }
+
+
+def bytes_of(x):
+    """The bytes of an array on a device."""
+    shape = x.sharding.shard_shape(x.shape)
+    return int(np.prod(shape)) * x.dtype.itemsize
+
+
+def main(out, target, slices, workers, *names):
+    """Writes what was found of each algorithm as JSON."""
+    devices = targets.devices(TARGET)
+    found = {name: compared(name, int(workers), devices) for name in names}
+    Path(out).write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

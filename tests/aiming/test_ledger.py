@@ -1,0 +1,112 @@
+"""The ledger against compilers: what each algorithm sends on TPUs and H100s.
+
+CPUs' programs are read by tests/engine/meshes/test_meshes.py.
+"""
+
+import functools
+import importlib.util
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+from commands import ROOT, environment
+from owed import owed
+
+from syncalgos import ALGORITHMS
+
+PATH = [".", "tests", "tests/support", "tests/engine/meshes"]
+# A TPU's compiler makes all-reduces of gathers of a few numbers, such as scales.
+FEW_BYTES = 1024
+# Of two workers each is both neighbours of the other, and XLA sends to it once.
+ON_A_RING = ("choco_sgd", "d2", "gradient_tracking")
+FAST = ("bmuf", "gossip", "topk_sgd")
+MACHINES = {  # the target, its slices, workers, and the compiler's module
+    "tpu 2x4": ("tpu:v5e:2x4", 1, 2, "libtpu"),
+    "tpu 8x1": ("tpu:v5e:2x4", 1, 8, "libtpu"),
+    "h100 2x4": ("cuda:h100:2x4", 1, 2, "jax_cuda13_plugin"),
+}
+SLICES = ("tpu:v5e:2x4", 2, 2, "libtpu")
+
+
+def tier(machine, name):
+    if machine == "tpu 2x4":
+        return () if name in FAST else pytest.mark.slow
+    return pytest.mark.slow if name in FAST else pytest.mark.long
+
+
+CASES = [
+    pytest.param(MACHINES[machine], name, marks=tier(machine, name))
+    for machine in MACHINES
+    for name in ALGORITHMS
+]
+
+IDS = [f"{machine}-{name}" for machine in MACHINES for name in ALGORITHMS]
+
+
+@functools.cache
+def found(machine, names):
+    """Has `ledgers` compile these algorithms, in one process."""
+    target, slices, workers, module = machine
+    if importlib.util.find_spec(module) is None:
+        pytest.skip(f"{module} is not installed: no compiler for {target}")
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "found.json"
+        words = [target, str(slices), str(workers), *names]
+        subprocess.run(
+            [sys.executable, "tests/aiming/ledgers.py", str(out), *words],
+            env=environment(PYTHONPATH=":".join(PATH), JAX_NUM_CPU_DEVICES=None),
+            cwd=ROOT,
+            check=True,
+            timeout=1200,
+        )
+        return json.loads(out.read_text())
+
+
+def asked(request, machine):
+    """The algorithms of the session's tests of a machine."""
+    items = [x for x in request.session.items if x.fspath == request.node.fspath]
+    calls = [x.callspec.params for x in items if hasattr(x, "callspec")]
+    given = [x["name"] for x in calls if x.get("machine") == machine]
+    return tuple(dict.fromkeys(given))
+
+
+@pytest.mark.parametrize(("machine", "name"), CASES, ids=IDS)
+def test_a_compiled_step_sends_what_is_counted(machine, name, request):
+    seen = found(machine, asked(request, machine))[name]
+    counted, sent = seen["counted"], seen["sent"]
+    if name in ON_A_RING and machine[2] == 2:
+        counted = {"permute": counted["permute"] / 2}
+    more = {
+        kind: sent.get(kind, 0) - counted.get(kind, 0)
+        for kind in {*sent, *counted}
+        if sent.get(kind, 0) != counted.get(kind, 0)
+    }
+    if more and machine[0].startswith("tpu"):
+        assert more.keys() == {"all_gather", "all_reduce"}
+        assert 0 < -more["all_gather"] <= more["all_reduce"] <= FEW_BYTES
+    else:
+        assert not more
+    # XLA joins the arrays of a sync, or leaves them as they are.
+    assert sum(seen["calls"].values()) <= sum(seen["counted_calls"].values())
+    steps = 8
+    if not owed(name).decided and len(owed(name).sends_at) < steps and sent:
+        assert seen["branched"]
+
+
+@pytest.mark.parametrize(("machine", "name"), CASES, ids=IDS)
+def test_a_compiled_step_changes_all_of_its_state_in_place(machine, name, request):
+    seen = found(machine, asked(request, machine))[name]
+    assert seen["aliased"] >= seen["state"] > 0
+
+
+@pytest.mark.slow
+def test_slices_send_whole_tiles_to_one_another():
+    for name, seen in found(SLICES, ("bmuf", "gossip")).items():
+        [(kind, counted)] = seen["counted"].items()
+        # Each leaf's shard is filled up to 1,024 numbers where it is reduced.
+        tiles = 4 * 4096 if kind == "all_reduce" else 0
+        assert seen["sent"].keys() == {kind}, name
+        assert counted <= seen["sent"][kind] <= counted + tiles, name
