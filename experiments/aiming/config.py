@@ -79,7 +79,7 @@ class AimConfig:
             or a preset of experiments.compare; may be repeated.
         timeout: seconds after which a compilation is given up.
         json: write all that was found to this file.
-        page: write it as a page to this .html file.
+        page: write it as a page to this .html or .md file.
         shared: flags of all runs, split before each flag.
     """
 
@@ -177,6 +177,8 @@ def read(argv: Sequence[str]) -> AimConfig:
             targets.check_compiler(target)
     except ValueError as error:
         raise BadRequest(str(error)) from None
+    if config.page is not None and config.page.suffix not in (".html", ".md"):
+        raise BadRequest(f"--page {config.page}: say a file that ends in .html or .md")
     for path in filter(None, (config.json, config.page)):
         if not path.parent.is_dir():
             raise BadRequest(f"{path}: there is no folder {path.parent}")

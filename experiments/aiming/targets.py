@@ -1,5 +1,6 @@
 """Machines that a run is compiled for, and need not be there."""
 
+import importlib.metadata
 import importlib.util
 import math
 import os
@@ -174,6 +175,14 @@ def check_compiler(target: Target) -> None:
             f"target {target.text!r}: its compiler is not installed: pip install -e "
             f"'.[experiments,{extra}]'"
         )
+
+
+def compiler_version(target: Target) -> dict[str, str]:
+    """Returns the version of the target's compiler by its package's name."""
+    if target.platform not in _MISSING:
+        return {}
+    package = _MISSING[target.platform][0].replace("_", "-")
+    return {package: importlib.metadata.version(package)}
 
 
 def devices(target: Target) -> tuple[Device, ...]:

@@ -139,6 +139,24 @@ def test_tables_say_what_is_read_off_and_what_is_modelled(found):
     assert ended.stderr.count("\n") == 2
 
 
+def test_a_page_of_markdown_has_a_table_of_each_kind(tmp_path):
+    page = tmp_path / "found.md"
+    words = "--target cpu:4 --algos 'bmuf, topk_sgd' --step-time 0.01 --network 10gbe"
+    assert aim(f"{words} --page {page}").returncode == 0
+    lines = page.read_text("utf-8").splitlines()
+    assert lines[1] == f"python -m experiments.aim {words} --page {page}"
+    assert [x for x in lines if x.startswith("**")] == [
+        "**read off the program**",
+        "**modelled**, with its own links",
+        "**modelled**, with 10gbe between workers",
+    ]
+    rows = [x.strip("| ").split(" | ") for x in lines if x.startswith("| bmuf")]
+    assert len(rows) == 3
+    assert rows[0][-1] == "a sync: 1 all_reduce f32 of 4"
+    heads = [x for x in lines if x.startswith("| algorithm")]
+    assert [x.count("|") for x in heads] == [len(row) + 1 for row in rows]
+
+
 def test_all_workers_lie_on_all_chips_of_their_meshes(tmp_path):
     out = tmp_path / "found.json"
     words = "--target cpu:8 --mesh fsdp=2 --lanes 2 --algo sync_sgd"
@@ -205,6 +223,7 @@ def test_one_algorithm_that_is_refused_does_not_end_the_others(tmp_path):
         ("--target cpu:8 --workers 12", ["--workers 12", "8 chips"]),
         ("--target cpu:8 --devices 0,1", ["--devices", "--target"]),
         ("--target cpu:8 --out here", ["--out", "--json or --page"]),
+        ("--target cpu:8 --page found.txt", [".html or .md"]),
         ("--target cpu:8 --processes 2", ["--processes", "--target"]),
         ("--target cpu:8 --slices 2", ["only TPUs have slices"]),
         ("--target cpu:8 --algo bmuf --algos all", ["say one"]),

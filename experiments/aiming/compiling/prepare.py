@@ -179,7 +179,7 @@ def _facts(parts: Trainable, lowered: Lowered, target: Target) -> dict[str, Any]
         "state": memory.device_bytes(state),
         "largest": _largest(state),
         "delay": delay_of_sends(c, parts.task),
-        "versions": versions(),
+        "versions": {**versions(), **targets.compiler_version(target)},
     }
 
 

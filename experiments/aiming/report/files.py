@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from experiments.aiming.config import PROGRAM, AimConfig
+from experiments.aiming.report import markdown
 from experiments.aiming.report.records import Result
 from experiments.aiming.targets import Target
 from experiments.cli.errors import BadRequest
@@ -22,11 +23,17 @@ def write(config: AimConfig, argv: list[str], found: Sequence[Result]) -> None:
             content["programs"] = [as_json(x) for x in found]
             config.json.write_text(json.dumps(content, indent=1) + "\n", "utf-8")
         if config.page is not None:
-            from experiments.aiming.report import page  # imports jinja2
-
-            config.page.write_text(page.page(config, argv, found), "utf-8")
+            config.page.write_text(_page(config, argv, found), "utf-8")
     except OSError as error:
         raise BadRequest(f"{error.filename}: {error.strerror or error}") from None
+
+
+def _page(config: AimConfig, argv: list[str], found: Sequence[Result]) -> str:
+    if config.page is not None and config.page.suffix == ".md":
+        return markdown.page(config, argv, found)
+    from experiments.aiming.report import page  # imports jinja2
+
+    return page.page(config, argv, found)
 
 
 def as_json(result: Result) -> dict[str, Any]:

@@ -1,0 +1,84 @@
+"""The findings as Markdown, for a page among others."""
+
+import shlex
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+
+from experiments.aiming.config import PROGRAM, AimConfig
+from experiments.aiming.report import table
+from experiments.aiming.report.records import Result
+from experiments.aiming.times import ACROSS
+
+EACH = {"sync": "a sync", "step": "a step"}
+
+
+def page(config: AimConfig, argv: Sequence[str], found: Sequence[Result]) -> str:
+    """Returns what was found as the text of a Markdown file.
+
+    Args:
+        config: of the command.
+        argv: its flags, by which it is repeated.
+        found: of all programs, target by target.
+    """
+    by_target = groupby(found, lambda result: result.job.target)
+    done = next((x.answer for x in found if "versions" in x.answer), {"versions": {}})
+    versions = ", ".join(f"{name} {x}" for name, x in done["versions"].items())
+    parts = [f"```sh\n{shlex.join([*PROGRAM.split(), *argv])}\n```"]
+    parts += [f"With {versions}."] if versions else []
+    for target, group in by_target:
+        own = [*group]
+        parts += [f"## {table.head(target, own)}", f"**{table.FROM_COMPILER}**"]
+        parts.append(_read_off([x for x in own if x.is_done]))
+        parts += ["\n".join(x) for x in [_reasons(own)] if x]
+        parts += _modelled(config, own)
+        parts.append("\n".join(f"- {line}" for line in table.notes(target, config)))
+    return "\n\n".join(parts) + "\n"
+
+
+def _reasons(found: Iterable[Result]) -> list[str]:
+    """Lists why there is no program, or why the ledger counts otherwise."""
+    lines = []
+    for x in found:
+        is_equal = x.comparison is None or x.comparison.is_equal
+        why = [] if is_equal else table.of_ledger(x)
+        why += [] if x.is_done else [table.outcome(x.answer)]
+        lines += [f"- {x.job.variant.label}: {'; '.join(why)}"] if why else []
+    return lines
+
+
+def _read_off(found: Iterable[Result]) -> str:
+    heads = ("algorithm", *table.READ, "collectives across workers")
+    return _grid(
+        heads,
+        [[x.job.variant.label, *table.read_off(x), collectives(x)] for x in found],
+    )
+
+
+def collectives(result: Result) -> str:
+    """Returns the collectives across workers: "a sync: 4 all_reduce f32 of 16"."""
+    shown = []
+    for when, each in EACH.items():
+        own = [
+            f"{calls} {kind} {types} of {group}"
+            for scope, at, _, kind, types, calls, group, *_ in table.of_traffic(result)
+            if (scope, at) == (ACROSS, when)
+        ]
+        shown += [f"{each}: {', '.join(own)}"] if own else []
+    return "; ".join(shown) or table.MISSING
+
+
+def _modelled(config: AimConfig, found: Sequence[Result]) -> list[str]:
+    """Returns a table for the target's own links, and one for each network."""
+    names = ["its own links", *(f"{x.name} between workers" for x in config.networks)]
+    timed = [x for x in found if x.times]
+    parts = []
+    for number, name in enumerate(names if timed else ()):
+        parts.append(f"**{table.FROM_MODEL}**, with {name}")
+        rows = [[x.job.variant.label, *table.modelled(x.times[number])] for x in timed]
+        parts.append(_grid(("algorithm", *table.MODELLED), rows))
+    return parts
+
+
+def _grid(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [heads, ["---"] * len(heads), *rows]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
