@@ -105,7 +105,7 @@ def put_back(layout: Layout, held: TrainState, sharding: Sharding | None) -> Tra
         return layout.unpart(x, layout.of_workers(spec(path, x)))
 
     def of_sync(path, x):
-        return layout.unpart(x, layout.of_sync(spec(path, x), x.ndim - 1))
+        return layout.unpart(x, layout.of_sync(spec(path, x), len(x.shape) - 1))
 
     replica = jax.tree_util.tree_map_with_path(of_replica, held.replica)
     sync = jax.tree_util.tree_map_with_path(of_sync, held.sync)
