@@ -54,7 +54,11 @@ NVLINK_HOP, INFINIBAND_HOP = 3.4e-6, 14e-6
 
 
 def _tpu(
-    name: str, chip: Chip, link: float, dcn: float, sources: tuple[str, str], most: int
+    chip: Chip,
+    link: float,
+    dcn: float,
+    most: int,
+    sources: tuple[str, str] | None = None,
 ) -> Kind:
     """A TPU.
 
@@ -63,10 +67,13 @@ def _tpu(
             the torus sends both ways round, by two links; a group that covers several
             axes may reach as many times that, and an axis that does not close half.
         dcn: bytes per second of a chip's share of its host's network, each way.
+        most: chips of the largest slice.
+        sources: of link and dcn; None: the chip's own page.
     """
-    inside = Network(f"ICI of {name}", 2 * link, ICI_HOP)
-    between = Network(f"data-centre network of {name}", dcn, DCN_HOP)
-    axes = 2 if name in ("v5e", "v6e") else 3
+    inside = Network(f"ICI of {chip.name}", 2 * link, ICI_HOP)
+    between = Network(f"data-centre network of {chip.name}", dcn, DCN_HOP)
+    axes = 2 if chip.name in ("v5e", "v6e") else 3
+    sources = sources or (chip.source, chip.source)
     return Kind(chip, inside, between, sources, most, axes)
 
 
@@ -92,43 +99,22 @@ def _of_xla(name: str) -> str:
 # 6 ports (v5p). v4: 6 links of 50 GB/s (Jouppi et al., "TPU v4", ISCA 2023, table 4);
 # its network is 25 GB/s a host of 4 chips (Austin et al., "How to scale your model",
 # 2025, part 2). Its page has 275 TFLOP/s and 32 GiB.
-TPUS = {
-    "v4": _tpu(
-        "v4",
+_TPUS = (
+    _tpu(
         Chip("v4", 32 * GIB, 275e12, _docs("v4", 2025)),
         50e9,
         6.25e9,
+        4096,
         (
             "Jouppi et al., TPU v4, ISCA 2023",
             "Austin et al., How to scale your model, 2025",
         ),
-        4096,
     ),
-    "v5e": _tpu(
-        "v5e",
-        Chip("v5e", 16 * GIB, 197e12, _docs("v5e", 2025)),
-        50e9,
-        3.125e9,
-        (_docs("v5e", 2025), _docs("v5e", 2025)),
-        256,
-    ),
-    "v5p": _tpu(
-        "v5p",
-        Chip("v5p", 95 * GIB, 459e12, _docs("v5p", 2026)),
-        100e9,
-        6.25e9,
-        (_docs("v5p", 2026), _docs("v5p", 2026)),
-        6144,
-    ),
-    "v6e": _tpu(
-        "v6e",
-        Chip("v6e", 32 * GIB, 918e12, _docs("v6e", 2026)),
-        100e9,
-        12.5e9,
-        (_docs("v6e", 2026), _docs("v6e", 2026)),
-        256,
-    ),
-}
+    _tpu(Chip("v5e", 16 * GIB, 197e12, _docs("v5e", 2025)), 50e9, 3.125e9, 256),
+    _tpu(Chip("v5p", 95 * GIB, 459e12, _docs("v5p", 2026)), 100e9, 6.25e9, 6144),
+    _tpu(Chip("v6e", 32 * GIB, 918e12, _docs("v6e", 2026)), 100e9, 12.5e9, 256),
+)
+TPUS = {kind.chip.name: kind for kind in _TPUS}
 
 # Peaks without sparsity, of the SXM modules. NVLink in both directions is 600 GB/s
 # (A100), 900 GB/s (H100, H200) and 1.8 TB/s (B200). A host is a DGX: one InfiniBand
@@ -188,8 +174,8 @@ GPUS = {
 
 CPU = Kind(
     Chip("cpu", None, None, "no published figures: machines differ"),
-    parse("10gbe")._replace(name="10gbe"),
-    parse("10gbe")._replace(name="10gbe"),
+    parse("10gbe"),
+    parse("10gbe"),
     (f"IEEE 802.3ae, {PRESETS['10gbe']}", f"IEEE 802.3ae, {PRESETS['10gbe']}"),
     4096,
     1,
@@ -198,6 +184,7 @@ CPU = Kind(
 
 
 def _config(
+    chip: Chip,
     name: str,
     capability: int,
     cores: int,
@@ -206,7 +193,6 @@ def _config(
     bandwidth: int,
     cache: int,
     clock: float,
-    memory: int,
 ) -> str:
     """The description of a GPU by which XLA compiles without it, a text proto."""
     extended = "" if capability < 9 else "feature_extension: ACCELERATED_FEATURES"
@@ -221,7 +207,7 @@ def _config(
           block_dim_limit_z: 65535
           thread_dim_limit_x: 1024 thread_dim_limit_y: 1024 thread_dim_limit_z: 64
           memory_bandwidth: {bandwidth} l2_cache_size: {cache}
-          clock_rate_ghz: {clock} device_memory_size: {memory}
+          clock_rate_ghz: {clock} device_memory_size: {chip.memory}
           registers_per_core_limit: 65536 registers_per_block_limit: 65536
         }}
         platform_name: "CUDA"
@@ -234,6 +220,7 @@ _AMPERE, _HOPPER = (167936, 166912), (233472, 232448)
 # The figures of openxla/xla, xla/backends/gpu/target_config/specs, 2026.
 CONFIGS = {
     "a100": _config(
+        GPUS["a100"].chip,
         "A100-SXM4-80GB",
         8,
         108,
@@ -242,9 +229,9 @@ CONFIGS = {
         2039_040_000_000,
         41943040,
         1.41,
-        85_100_068_864,
     ),
     "h100": _config(
+        GPUS["h100"].chip,
         "H100 80GB HBM3",
         9,
         132,
@@ -253,9 +240,9 @@ CONFIGS = {
         3352_320_000_000,
         52428800,
         1.98,
-        84_942_979_072,
     ),
     "h200": _config(
+        GPUS["h200"].chip,
         "H200 141GB HBM3e",
         9,
         132,
@@ -264,9 +251,9 @@ CONFIGS = {
         4800_000_000_000,
         52428800,
         1.98,
-        151_397_597_184,
     ),
     "b200": _config(
+        GPUS["b200"].chip,
         "B200",
         10,
         148,
@@ -275,6 +262,5 @@ CONFIGS = {
         7672_320_000_000,
         132644864,
         1.965,
-        191_514_411_008,
     ),
 }

@@ -129,7 +129,7 @@ class AimConfig:
         text = self.algos or self.algo or str(training.SETTINGS["algo"].default)
         text = ",".join(ALGORITHM.files) if text == ALL else text
         return spec.resolved(
-            text, self.task, self.shared, (), None, SETTINGS, taken=TAKEN
+            text, self.task, self.shared, (), None, SETTINGS, TAKEN, added=()
         )
 
     @cached_property
@@ -142,7 +142,7 @@ class AimConfig:
         variants = self.variants
         if not any(is_baseline(variant) for variant in variants):
             plain = Variant(BASELINE, BASELINE)
-            taking = plain.taking(self.task, self.shared, (), None, TAKEN)
+            taking = plain.taking(self.task, self.shared, (), None, TAKEN, added=())
             kept = [
                 word
                 for group in spec.flag_groups(taking.argv)

@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from experiments.aiming.targets import Target
+from experiments.aiming.traffic import ACROSS, INSIDE
 from experiments.study.network import Network, cost, wall_clock
 from experiments.training.measurements.sends import Sends, from_json
 
 SMALL = 0.05  # share of the time below which communication is called small
-ACROSS, INSIDE = "across workers", "inside a worker"
 
 
 class Times(NamedTuple):

@@ -56,7 +56,6 @@ def traffic(
     program: hlo.Program,
     devices: Sequence[targets.Device],
     each: int,
-    target: targets.Target | None = None,
 ) -> list[Row]:
     """Returns what a program sends, alike collectives together.
 
@@ -65,11 +64,9 @@ def traffic(
             of the dispatch.
         devices: in the order of the program's mesh, those of a worker together.
         each: devices of a worker.
-        target: the machine.
 
     A row's bytes count loops within a step, as those over layers.
     """
-    del target  # a device knows its place
     rows: dict[Row, Row] = {}
     by_device: dict[tuple[Row, int], Fraction] = defaultdict(Fraction)
     ids = {device.id: i for i, device in enumerate(devices)}

@@ -19,6 +19,8 @@ from experiments.training.config import SETTINGS
 # Flags of single runs that a study sets itself, and the flag that takes their place.
 TAKEN = {name: each.study for name, each in SETTINGS.items() if each.study}
 TAKEN |= {"help": "experiments.run --algo NAME --help"}
+# What a study measures besides.
+ADDED: Words = ("--displacements",)
 
 
 class Variant(NamedTuple):
@@ -74,13 +76,13 @@ class Variant(NamedTuple):
         tuned: Sequence[Range],
         swept: Range | None,
         taken: Mapping[str, str] = TAKEN,
+        added: Words = ADDED,
     ) -> "Variant":
         """Returns the variant with what its runs take; the arguments as `resolved`."""
         known = SETTINGS.keys() - taken.keys()
         known |= factories.flag_names(ALGORITHM, self.algo)
         known |= factories.flag_names(TASK, task)
-        run = ("--algo", self.algo, "--task", task)
-        run += ("--displacements",) if taken is TAKEN else ()
+        run = ("--algo", self.algo, "--task", task, *added)
         shares = chain(*(group for group in shared if parameter(group[0]) in known))
         ranges = [r for r in tuned if r.flag in known]
         # Counted without the finer values: they may be too many to be listed.
@@ -188,6 +190,7 @@ def resolved(
     swept: Range | None,
     others: Collection[str],
     taken: Mapping[str, str] = TAKEN,
+    added: Words = ADDED,
 ) -> tuple[Variant, ...]:
     """Returns the variants with what their runs take of a study's flags.
 
@@ -199,12 +202,15 @@ def resolved(
         swept: the sweep, if there is one.
         others: the study's own parameters, one of which may have been meant.
         taken: parameters that its runs cannot be given, and what to say instead.
+        added: flags that all runs have.
 
     Raises:
         BadRequest: an unknown algorithm or task, a flag that a study sets itself, one
             of no variant, or one that is given, swept or tuned twice.
     """
-    found = tuple(x.taking(task, shared, tuned, swept, taken) for x in variants(text))
+    found = tuple(
+        x.taking(task, shared, tuned, swept, taken, added) for x in variants(text)
+    )
     given = [parameter(group[0]) for group in shared]
     own = [parameter(group[0]) for x in found for group in x.own_flags]
     varied = [r.flag for r in (*tuned, swept) if r is not None]

@@ -130,7 +130,8 @@ def _make(config: RunConfig, data: Data | None, group: ProcessGroup) -> Componen
         records.check_out(config.out, replaces)
     if config.export is not None and group.is_first:
         export.check(config.export, replaces)
-    made, is_batch_given = make_trainable(config, group.hosts), bool(config.batch_size)
+    is_batch_given = config.batch_size is not None
+    made = make_trainable(config, group.hosts)
     config = made.config
     # Data comes last: what is wrong with the rest is reported in under a second.
     if data is None:
@@ -234,6 +235,7 @@ def make_trainer(
 ) -> DataParallel:
     """Makes the engine for a strategy, on these devices or the config's."""
     train_loss, eval_loss = losses(task)
+    given = config.devices if devices is None else devices
     # Rows in parts are no replicas: the engine keeps the strategy away from them.
     sharded = None
     if task.tables is not None and task.kept == "sharded":
@@ -246,7 +248,7 @@ def make_trainer(
         backend=config.backend,
         mesh=None if config.mesh is None else dict(config.mesh),
         shardings=_shardings(config, task),
-        devices=devices or (config.devices and [*config.devices]),
+        devices=None if given is None else [*given],
         eval_loss=eval_loss,
         accumulate=config.accumulate,
         sharded=sharded,

@@ -193,7 +193,8 @@ class Compiled:
         return jax.tree_util.tree_map_with_path(put, shared)
 
     def _compile(self, key: Key, own: Any, inputs: Inputs) -> Any:
-        mapped = self._mapped(*key[:3], own, inputs)
+        asked = key.program, key.sharding, key.replicated
+        mapped = self._mapped(*asked, own, inputs)
         if backends.debugging():
             return mapped
         # Ahead of time, so that compilation can be told from training in a run's

@@ -24,6 +24,7 @@ from owed import owed  # noqa: E402
 
 import syncalgos  # noqa: E402
 from experiments.aiming import hlo  # noqa: E402
+from experiments.training.measurements.memory import device_bytes  # noqa: E402
 from syncalgos.engine.ahead import lower  # noqa: E402
 
 SHAPES = {"bias": (256,), "in": (128, 256), "out": (256, 128), "stack": (2, 128, 128)}
@@ -76,7 +77,6 @@ def compared(name, workers, devices):
         calls[one.kind] += one.times
     memory = compiled.memory_analysis()
     assert memory is not None
-    leaves = jax.tree.leaves((lowered.state.replica, lowered.state.sync))
     return {
         "counted": meshed.counted(trainer, lowered.state),
         "counted_calls": meshed.counted(trainer, lowered.state, "calls"),
@@ -84,14 +84,8 @@ def compared(name, workers, devices):
         "calls": calls,
         "branched": branched,
         "aliased": memory.alias_size_in_bytes,
-        "state": sum(bytes_of(x) for x in leaves),
+        "state": sum(device_bytes(lowered.state).values()),
     }
-
-
-def bytes_of(x):
-    """The bytes of an array on a device."""
-    shape = x.sharding.shard_shape(x.shape)
-    return int(np.prod(shape)) * x.dtype.itemsize
 
 
 def main(out, target, slices, workers, *names):

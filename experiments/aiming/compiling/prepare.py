@@ -62,7 +62,7 @@ def compiled(config: RunConfig, target: Target, form: Form | None) -> dict[str, 
     return {
         **_facts(parts, lowered, target),
         **_sent(parts, lowered.state),
-        **_compile(parts, lowered, target),
+        **_compile(parts, lowered),
         "lower_seconds": seconds,
         "form": form,
     }
@@ -230,7 +230,7 @@ def _plain(counts: Counter) -> dict[str, list[float]]:
     return {k: [float(counts[k, "bytes"]), int(counts[k, "calls"])] for k in kinds}
 
 
-def _compile(parts: Trainable, lowered: Lowered, target: Target) -> dict[str, Any]:
+def _compile(parts: Trainable, lowered: Lowered) -> dict[str, Any]:
     """Calls the target's compiler, and reads its program."""
     start, layout = time.perf_counter(), parts.trainer.layout
     try:
@@ -242,7 +242,7 @@ def _compile(parts: Trainable, lowered: Lowered, target: Target) -> dict[str, An
         refused = {"refused": str(error), "needed": needed}
         return {"compile_seconds": seconds, **refused, "traffic": None}
     seconds = time.perf_counter() - start
-    rows = traffic.traffic(hlo.read(text), layout.devices, layout.devices_each, target)
+    rows = traffic.traffic(hlo.read(text), layout.devices, layout.devices_each)
     return {
         "compile_seconds": seconds,
         "memory": _memory(program.memory_analysis()),

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from experiments.aiming.times import ACROSS
+from experiments.aiming.traffic import ACROSS
 
 ROUNDING = 1e-6  # of sums of fractions
 

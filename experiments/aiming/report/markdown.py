@@ -2,12 +2,11 @@
 
 import shlex
 from collections.abc import Iterable, Sequence
-from itertools import groupby
 
 from experiments.aiming.config import PROGRAM, AimConfig
 from experiments.aiming.report import table
-from experiments.aiming.report.records import Result
-from experiments.aiming.times import ACROSS
+from experiments.aiming.report.records import Result, by_target, versions_of
+from experiments.aiming.traffic import ACROSS
 
 EACH = {"sync": "a sync", "step": "a step"}
 
@@ -20,13 +19,10 @@ def page(config: AimConfig, argv: Sequence[str], found: Sequence[Result]) -> str
         argv: its flags, by which it is repeated.
         found: of all programs, target by target.
     """
-    by_target = groupby(found, lambda result: result.job.target)
-    done = next((x.answer for x in found if "versions" in x.answer), {"versions": {}})
-    versions = ", ".join(f"{name} {x}" for name, x in done["versions"].items())
+    versions = ", ".join(f"{name} {x}" for name, x in versions_of(found).items())
     parts = [f"```sh\n{shlex.join([*PROGRAM.split(), *argv])}\n```"]
     parts += [f"With {versions}."] if versions else []
-    for target, group in by_target:
-        own = [*group]
+    for target, own in by_target(found):
         parts += [f"## {table.head(target, own)}", f"**{table.FROM_COMPILER}**"]
         parts.append(_read_off([x for x in own if x.is_done]))
         parts += ["\n".join(x) for x in [_reasons(own)] if x]

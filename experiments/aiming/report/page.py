@@ -2,13 +2,12 @@
 
 import shlex
 from collections.abc import Sequence
-from itertools import groupby
 
 from markupsafe import Markup
 
 from experiments.aiming.config import PROGRAM, AimConfig
 from experiments.aiming.report import table
-from experiments.aiming.report.records import Result
+from experiments.aiming.report.records import Result, by_target, versions_of
 from experiments.study.report.styles import CSS, templates
 
 
@@ -20,19 +19,17 @@ def page(config: AimConfig, argv: Sequence[str], found: Sequence[Result]) -> str
         argv: its flags, by which it is repeated.
         found: of all programs, target by target.
     """
-    by_target = groupby(found, lambda result: result.job.target)
-    done = next((x.answer for x in found if "versions" in x.answer), {"versions": {}})
     return (
         templates()
         .get_template("aim.html.j2")
         .render(
             title=f"{config.task} on machines that are not here",
             headline=headline(found),
-            targets=[(target, [*group]) for target, group in by_target],
+            targets=by_target(found),
             config=config,
             words=table,
             command=shlex.join([*PROGRAM.split(), *argv]),
-            versions=done["versions"],
+            versions=versions_of(found),
             css=Markup(CSS),
         )
     )

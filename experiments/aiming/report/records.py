@@ -1,12 +1,14 @@
 """Results: findings of a program beside what is modelled and what was counted."""
 
 from collections.abc import Mapping, Sequence
+from itertools import groupby
 from typing import Any, NamedTuple
 
 from experiments.aiming import times
 from experiments.aiming.config import AimConfig, Job, is_baseline
 from experiments.aiming.report import comparison
 from experiments.aiming.report.comparison import Comparison
+from experiments.aiming.targets import Target
 from experiments.aiming.times import Times
 
 
@@ -59,6 +61,17 @@ def total_of(answer: Mapping[str, Any]) -> int | None:
         return answer.get("needed")
     held = memory["arguments"] + memory["outputs"] - memory["aliased"]
     return held + memory["temporary"] + memory["code"]
+
+
+def by_target(found: Sequence[Result]) -> list[tuple[Target, list[Result]]]:
+    """Returns the results of each target, in their order."""
+    groups = groupby(found, lambda result: result.job.target)
+    return [(target, [*group]) for target, group in groups]
+
+
+def versions_of(found: Sequence[Result]) -> Mapping[str, str]:
+    """Returns the versions of what compiled; none where nothing was compiled."""
+    return next((x.answer["versions"] for x in found if "versions" in x.answer), {})
 
 
 def results(

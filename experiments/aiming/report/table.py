@@ -1,14 +1,14 @@
 """The tables that a terminal shows, and their words."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import groupby
 from typing import Any
 
 from experiments.aiming.config import AimConfig
 from experiments.aiming.report import comparison
-from experiments.aiming.report.records import Result
+from experiments.aiming.report.records import Result, by_target
 from experiments.aiming.targets import Target
-from experiments.aiming.times import ACROSS, Times, shares
+from experiments.aiming.times import Times, shares
+from experiments.aiming.traffic import ACROSS
 from experiments.cli.terminal import MISSING, duration, mesh_text, size
 
 DETAILED = 3  # programs of a target of which a terminal shows everything
@@ -23,8 +23,7 @@ TRAFFIC += ("overlapped",)
 def text(config: AimConfig, found: Sequence[Result]) -> str:
     """Returns all that a terminal shows, target by target."""
     parts = []
-    for target, group in groupby(found, lambda result: result.job.target):
-        own = [*group]
+    for target, own in by_target(found):
         lines = [head(target, own), *_indented(_summary(own))]
         for number, network in enumerate(config.networks, 1):
             if any(x.times for x in own):
