@@ -82,6 +82,12 @@ class Cut(NamedTuple):
         home = sorted(range(len(order)), key=order.__getitem__)
         return shards.reshape(*self.sizes, *shape).transpose(home).reshape(whole)
 
+    def placed(self, shards: jax.Array) -> jax.Array:
+        """Has the compiler keep an array that leads with shards on their devices."""
+        if not self._is_mapped:
+            return shards
+        return lax.with_sharding_constraint(shards, self.of_shards)
+
     def each(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Maps a function over shards: its arguments and results lead with them."""
         if not self._is_mapped:

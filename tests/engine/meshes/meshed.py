@@ -7,6 +7,7 @@ A program of its own, as it needs eight devices:
 
 import itertools
 import json
+import math
 import sys
 from collections import Counter
 from pathlib import Path
@@ -55,8 +56,16 @@ def loss(params, batch):
     return jnp.mean((hidden - batch["y"]) ** 2)
 
 
-def rule(axes):
+# They draw numbers for all leaves that are cut over the same axes at once.
+DRAWING = {"distributed_lion", "quantized_sgd", "signum", "sparta"}
+
+
+def rule(axes, name):
     """The specs for axes within a worker."""
+    if "tensor" in axes and name in DRAWING:
+        both = ("fsdp", "tensor")
+        specs = {"in": P(*both), "out": P(*both), "stack": P(None, *both)}
+        return {**specs, "bias": P(both)}
     if "tensor" in axes:
         specs = {"in": P("fsdp", "tensor"), "out": P("tensor", "fsdp")}
         return {**specs, "bias": P("tensor"), "stack": P(None, "fsdp", "tensor")}
@@ -67,7 +76,8 @@ def rule(axes):
 
 def cut(x, spec, axes):
     """The shards of an array, in order."""
-    parts = [axes.get(name, 1) for name in [*spec, *[None] * x.ndim][: x.ndim]]
+    over = [*spec, *[None] * x.ndim][: x.ndim]
+    parts = [math.prod(axes.get(n, 1) for n in jax.tree.leaves(x)) for x in over]
     where = itertools.product(*map(range, parts))
     sizes = [n // p for n, p in zip(x.shape, parts, strict=True)]
     places = [
@@ -77,19 +87,26 @@ def cut(x, spec, axes):
     return places, [x[place] for place in places]
 
 
-def in_pieces(params, axes):
+def in_pieces(params, axes, specs):
     """The model with a leaf for each shard, and a function that joins them."""
-    specs = rule(axes)
     cuts = {name: cut(x, specs[name], axes) for name, x in params.items()}
+
+    # All leaves of a device follow one another, as do the numbers that it draws.
+    def key(name, shard):
+        return f"{shard:02} {name}"
 
     def join(pieces):
         whole = {name: jnp.zeros(x.shape, x.dtype) for name, x in params.items()}
-        for name, own in pieces.items():
-            for place, piece in zip(cuts[name][0], own, strict=True):
-                whole[name] = whole[name].at[place].set(piece)
+        for name, (places, _) in cuts.items():
+            for shard, place in enumerate(places):
+                whole[name] = whole[name].at[place].set(pieces[key(name, shard)])
         return whole
 
-    return {name: pieces for name, (_, pieces) in cuts.items()}, join
+    return {
+        key(name, shard): piece
+        for name, (_, pieces) in cuts.items()
+        for shard, piece in enumerate(pieces)
+    }, join
 
 
 def algorithm(name):
@@ -102,14 +119,14 @@ def algorithm(name):
 def trained(name, layout, on_mesh):
     """The trainer and its state after STEPS steps, and the params of all workers."""
     workers, lanes, axes = LAYOUTS[layout]
-    params, batches = model()
+    params, batches, specs = *model(), rule(axes, name)
     strategy, join = algorithm(name), lambda params: params
     if on_mesh:
-        how = {"mesh": axes, "shardings": rule(axes), "lanes": lanes}
+        how = {"mesh": axes, "shardings": specs, "lanes": lanes}
     else:
         how = {"devices": range(min(workers, DEVICES))}
         if name in ON_SHARDS:
-            params, join = in_pieces(params, axes)
+            params, join = in_pieces(params, axes, specs)
     trainer = syncalgos.DataParallel(
         syncalgos.stateless(lambda params, batch: loss(join(params), batch)),
         owed(name).optimizer,
@@ -142,8 +159,8 @@ def compiled(trainer):
     """Reads what the compiled local steps send between workers.
 
     Returns:
-        The bytes by kind; whether all groups are of peers; and whether all are in
-        branches.
+        The bytes by kind; whether all groups are of peers; whether all are in branches;
+        and the kinds that a worker's devices send each other.
     """
     [text] = [
         program.as_text()
@@ -151,23 +168,25 @@ def compiled(trainer):
         if key.program is RUN
     ]
     program, each = hlo.read(text), trainer.layout.devices_each
-    found, peers, branched = Counter(), True, True
+    found, peers, branched, within = Counter(), True, True, set()
     for sent in program.collectives:
         across = [len({i // each for i in group}) > 1 for group in sent.groups]
+        if not any(across):
+            within.add(sent.kind)
         # Metrics are averaged once, after all steps.
         if not any(across) or sent.computation == program.entry:
             continue
         found[sent.kind] += sent.bytes
         peers &= all(len({i % each for i in group}) == 1 for group in sent.groups)
         branched &= sent.computation in program.conditional
-    return {kind: float(n) for kind, n in found.items()}, peers, branched
+    return {kind: float(n) for kind, n in found.items()}, peers, branched, within
 
 
 def compared(name, layout):
     """All that the tests look at, of one algorithm."""
     trainer, state, meshed = trained(name, layout, True)
     _, _, plain = trained(name, layout, False)
-    sent, peers, branched = compiled(trainer)
+    sent, peers, branched, within = compiled(trainer)
     return {
         "apart": [largest(*pair) for pair in zip(meshed, plain, strict=True)],
         "moved": largest(meshed[1], model()[0]),
@@ -176,6 +195,7 @@ def compared(name, layout):
         "sent": sent,
         "peers": peers,
         "branched": branched,
+        "within": sorted(within),
     }
 
 

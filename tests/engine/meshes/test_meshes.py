@@ -84,6 +84,8 @@ def test_algorithm_trains_as_workers_without_a_mesh_and_sends_what_is_counted(
     assert max(seen["apart"]) < rounding  # params, center, metrics, evaluation
     assert seen["moved"] > 0.01
     assert seen["peers"]
+    # Of what is drawn at random, too, each device makes its own part.
+    assert "permute" not in seen["within"]
     if (counted := seen["counted"]) is not None:
         if name in ON_A_RING and layout.startswith("2x"):
             counted = {"permute": counted["permute"] / 2}
