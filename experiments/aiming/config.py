@@ -75,10 +75,12 @@ class AimConfig:
         mfu: share of a chip's peak that the model's products reach.
         step_time: seconds of a worker's local step, in place of what its operations
             take.
-        network: also model time with this network between workers: '100Gbit/s, 20us'
-            or a preset of experiments.compare; may be repeated.
+        network: also model time with this network between workers, whose chips share
+            it: '100Gbit/s, 20us' or a preset of experiments.compare; may be repeated.
         timeout: seconds after which a compilation is given up.
-        json: write all that was found to this file.
+        json: write all that was found to this file, after each program.
+        reuse: take from this file, of an earlier --json, the programs that it has; may
+            be repeated, the last one counts.
         page: write it as a page to this .html or .md file.
         shared: flags of all runs, split before each flag.
     """
@@ -95,6 +97,7 @@ class AimConfig:
 
     timeout: float | None = flag(group=Group("report"), metavar="SECONDS", above=0)
     json: Path | None = flag()
+    reuse: tuple[Path, ...] = flag(default=(), otherwise="none", metavar="JSON")
     page: Path | None = flag()
 
     shared: tuple[Words, ...] = ()
@@ -173,7 +176,7 @@ def read(argv: Sequence[str]) -> AimConfig:
     config = flags.made(AimConfig, vars(known), {"shared": shared})
     try:
         _ = config.jobs
-        for target in config.targets:
+        for target in () if config.reuse else config.targets:
             targets.check_compiler(target)
     except ValueError as error:
         raise BadRequest(str(error)) from None

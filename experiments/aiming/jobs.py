@@ -9,10 +9,12 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TimeElapsedColumn
 
 from experiments import exit_codes
+from experiments.aiming import targets
 from experiments.aiming.compiling import processes
 from experiments.aiming.config import AimConfig, Job
 from experiments.aiming.report import files, table
-from experiments.aiming.report.records import results
+from experiments.aiming.report.files import Known
+from experiments.aiming.report.records import Result, results
 from experiments.cli import terminal
 from experiments.cli.errors import BadRequest
 
@@ -28,29 +30,45 @@ def run(config: AimConfig, argv: list[str]) -> int:
         The exit code: 0, or 1 where a program could not be compiled.
 
     Raises:
-        BadRequest: every program of the user's is refused: the first one's reason.
+        BadRequest: every program of the user's is refused: the first one's reason; a
+            missing compiler; a file that cannot be read or written.
     """
-    found = results(config, _answers(config))
+    found: tuple[Result, ...] = ()
+    for answers in _answers(config, files.known(config)):
+        found = results(config, answers)
+        files.write_json(config, argv, found)
     terminal.show(table.text(config, found))
-    files.write(config, argv, found)
+    files.write_page(config, argv, found)
     return exit_codes.FAILED if any(not x.is_done for x in found) else 0
 
 
-def _answers(config: AimConfig) -> list[dict[str, Any]]:
-    """Returns what the process of each job answers, in their order."""
+def _answers(config: AimConfig, known: Known) -> Iterator[list[dict[str, Any]]]:
+    """Yields after each job what the processes have answered, in the jobs' order."""
     answers, forms = [], {}
+    for job in config.jobs:
+        if files.key_of(job) not in known:
+            _check_compiler(job)
     asked = len(config.variants)
     with _progress(len(config.jobs)) as bar:
         for number, job in enumerate(config.jobs):
             bar.begin(job)
-            key = _data_of(job)
-            answer = processes.answer(job, forms.get(key), config.timeout)
-            forms[key] = answer.pop("form", forms.get(key))
+            answer = known.get(files.key_of(job))
+            if answer is None:
+                key = _data_of(job)
+                answer = processes.answer(job, forms.get(key), config.timeout)
+                forms[key] = answer.pop("form", forms.get(key))
             answers.append(answer)
             if number + 1 == asked and all("error" in x for x in answers):
                 raise BadRequest(answers[0]["error"])
             bar.end(job, answer)
-    return answers
+            yield answers
+
+
+def _check_compiler(job: Job) -> None:
+    try:
+        targets.check_compiler(job.target)
+    except ValueError as error:
+        raise BadRequest(str(error)) from None
 
 
 def _data_of(job: Job) -> tuple[Any, ...]:

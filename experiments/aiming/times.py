@@ -2,9 +2,8 @@
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
-
-import numpy as np
 
 from experiments.aiming.targets import Target
 from experiments.aiming.traffic import ACROSS, INSIDE
@@ -57,7 +56,8 @@ def modelled(
         target: the machine.
         mfu: share of its chips' peak that products reach.
         arguments: of the algorithm.
-        network: between workers, in place of the target's own.
+        network: between workers, in place of the target's own; the chips of a worker
+            share it.
         step_seconds: of a local step's compute, in place of what its operations take.
     """
     flops, compute = record.get("flops", {}), step_seconds
@@ -68,7 +68,10 @@ def modelled(
     links = {"inside": target.inside, "between": target.between}
     within = _seconds(_rows(rows, INSIDE, "step"), links)
     step = max(compute, within.hidden) + within.waited
-    crossing = dict.fromkeys(links, network) if network else links
+    crossing = links
+    if network:
+        crossing = dict.fromkeys(links, network)
+        rows = [*map(partial(_by_one_link, math.prod(record["mesh"].values())), rows)]
     always = _seconds(_rows(rows, ACROSS, "step"), crossing)
     every = always.waited + max(0.0, always.hidden - max(0.0, compute - within.hidden))
     once = sum(_seconds(_rows(rows, ACROSS, "dispatch"), crossing))
@@ -102,6 +105,13 @@ def _rows(
     rows: Iterable[Mapping[str, Any]], scope: str, when: str
 ) -> list[Mapping[str, Any]]:
     return [row for row in rows if (row["scope"], row["when"]) == (scope, when)]
+
+
+def _by_one_link(chips: int, row: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns a row as all chips of a worker together send it, by one link."""
+    if row["scope"] != ACROSS:
+        return row
+    return {**row, "bytes": chips * row["bytes"], "rings": 1}
 
 
 def _seconds(
@@ -158,9 +168,12 @@ def _period(
 ) -> int | None:
     """Returns the least period at which communication takes less than SMALL."""
     period = _period_of(arguments)
-    # What every step sends stays, however long the period.
-    left = SMALL / (1 - SMALL) * step - every
-    if period is None or left <= 0 or not any(costs):
+    # The last round: the first may be another phase.
+    of_round = costs[-period:] if period else ()
+    if not any(of_round):
         return None
-    of_round = float(np.mean(costs)) * period
-    return max(1, math.ceil(of_round / left))
+    # What every step sends stays, however long the period.
+    least = min(of_round)
+    left = SMALL / (1 - SMALL) * step - every - least
+    once = sum(of_round) - least * len(of_round)
+    return max(1, math.ceil(once / left)) if left > 0 else None

@@ -23,7 +23,11 @@ Scope = Literal["run", "start", "process"]
 # From a word to a value, by the type of a field; None is a switch, which takes no word.
 READERS: dict[Any, Callable[[str], Any] | None] = {
     **{int: whole, float: number, str: str, Path: Path, bool: None},
-    **{tuple[int, ...]: indices, tuple[str, ...]: str, Mapping[str, int]: axes},
+    **{tuple[int, ...]: indices, Mapping[str, int]: axes},
+}
+REPEATED: dict[Any, Callable[[str], Any]] = {
+    tuple[str, ...]: str,
+    tuple[Path, ...]: Path,
 }
 METAVARS: dict[Any, str] = {whole: "N", number: "X", Path: "PATH", axes: "AXIS=N,…"}
 
@@ -161,8 +165,8 @@ def settings_of(config: type) -> dict[str, Setting]:
             scope=setting.scope or group.scope,
             study=group.study if setting.study is None else setting.study,
             parameter=each.name,
-            read=str if is_literal else READERS[kind],
-            is_repeated=kind == tuple[str, ...],
+            read=str if is_literal else {**READERS, **REPEATED}[kind],
+            is_repeated=kind in REPEATED,
         )
     return found
 

@@ -147,14 +147,49 @@ def test_a_page_of_markdown_has_a_table_of_each_kind(tmp_path):
     assert lines[1] == f"python -m experiments.aim {words} --page {page}"
     assert [x for x in lines if x.startswith("**")] == [
         "**read off the program**",
-        "**modelled**, with its own links",
-        "**modelled**, with 10gbe between workers",
+        "**modelled**, with its own links; and with 10gbe between workers",
     ]
     rows = [x.strip("| ").split(" | ") for x in lines if x.startswith("| bmuf")]
-    assert len(rows) == 3
+    assert len(rows) == 2
     assert rows[0][-1] == "a sync: 1 all_reduce f32 of 4"
     heads = [x for x in lines if x.startswith("| algorithm")]
     assert [x.count("|") for x in heads] == [len(row) + 1 for row in rows]
+
+
+def test_programs_of_an_earlier_file_are_not_compiled_again(found, tmp_path):
+    _, of, page = found
+    before, after = page.parent / "found.json", tmp_path / "found.json"
+    words = "--target cpu:4 --algos bmuf,topk_sgd --period 5 --step-time 0.02"
+    again = programs(aim(f"{words} --reuse {before} --json {after}"), after)
+    assert again["bmuf"]["compile_seconds"] == of["bmuf"]["compile_seconds"]
+    # Of other figures the model is made anew.
+    assert [x["step"] for x in again["bmuf"]["modelled"]] == [pytest.approx(0.02)]
+    assert again["topk_sgd"]["traffic"] and not again["topk_sgd"]["compared"]["why"]
+    # As much goes on without a compiler, from several files, the last one first.
+    words = f"{words} --reuse {before} --reuse {after} --page {tmp_path}/found.md"
+    ended = aim(words, timeout=20)
+    assert ended.returncode == 0 and (tmp_path / "found.md").exists()
+
+
+def test_what_was_found_is_written_after_each_program(tmp_path):
+    out = tmp_path / "found.json"
+    words = ["--target", "cpu:2", "--algos", "bmuf,topk_sgd", "--json", str(out)]
+    with subprocess.Popen(
+        [sys.executable, "-m", "experiments.aim", *words],
+        cwd=ROOT,
+        env=environment(JAX_PLATFORMS=None, JAX_NUM_CPU_DEVICES=None),
+        stderr=subprocess.PIPE,
+        encoding="utf-8",
+    ) as process:
+        assert process.stderr is not None
+        assert "bmuf" in process.stderr.readline()
+        deadline = time.monotonic() + 10
+        while not out.exists() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(10) == 130
+    [first, *_] = load(out.read_text())["programs"]
+    assert first["label"] == "bmuf" and first["modelled"] == []
 
 
 def test_all_workers_lie_on_all_chips_of_their_meshes(tmp_path):
@@ -273,6 +308,7 @@ def test_flags_are_checked_without_jax():
 def record(rows, ledger=None, sent=None, **others):
     """A program's findings, of 8 steps."""
     given = {"flops": {"step": 4e12, "sync": 0.0}, "dispatch_steps": 8, "steps": 8}
+    given["mesh"] = {}
     nothing = {"always": {}, "branched": {}}
     told = {"traffic": rows, "ledger": ledger or nothing, "sends": sent, "delay": 0}
     return {**given, **told, **others}
@@ -295,6 +331,34 @@ FRAGMENTS = {
         "steps": "0*3 1*1 0*3 2*1",
     },
 }
+
+
+def test_chips_of_a_worker_share_a_given_link_and_rings_have_their_own():
+    sent = record([row("step", "between", size=1e8, rings=4)], mesh={"a": 2, "b": 4})
+    link = Network("given", 1e9, 0.0)
+    told = times.modelled(sent, TPU, 1, {}, link, 1.0)
+    assert told is not None and told.every == pytest.approx(8 * 1e8 / 1e9)
+    told = times.modelled(sent, TPU, 1, {}, None, 1.0)
+    assert told is not None and told.every == pytest.approx(1e8 / 4 / 1e8)
+
+
+@pytest.mark.parametrize(
+    ("steps", "period"),
+    [
+        ("0*3 2*1 0*3 2*1", 57),  # 3 s of a sync each 19 steps of a second: 1/20
+        ("2*4 0*3 2*1", 57),  # only the first phase sends in every step
+        ("0*1 1*1 0*1 1*1 0*1 1*1 0*1 1*1", 38),  # two fragments of 1 s each round
+        ("1*3 2*1 1*3 2*1", None),  # what every step sends is too much already
+        ("0*8", None),
+    ],
+)
+def test_the_least_period_follows_from_the_last_round(steps, period):
+    sent = {**FRAGMENTS["sent"], "steps": steps}
+    rows, given = [row(size=4e9)], {**FRAGMENTS, "sent": sent}
+    told = times.modelled(
+        record(rows, **given), TPU, 1, {"period": 4}, step_seconds=1.0
+    )
+    assert told is not None and told.period == period
 
 
 def test_compute_is_the_share_of_peak():

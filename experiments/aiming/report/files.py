@@ -1,31 +1,66 @@
-"""The file and the page that a command asks for."""
+"""The files that a command asks for, and those that it begins from."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from experiments.aiming.config import PROGRAM, AimConfig
+from experiments.aiming.config import PROGRAM, AimConfig, Job
 from experiments.aiming.report import markdown
 from experiments.aiming.report.records import Result
 from experiments.aiming.targets import Target
 from experiments.cli.errors import BadRequest
+from experiments.training.records import write
+
+Known = Mapping[tuple[Any, ...], dict[str, Any]]
+"""What was found of programs before, by `key_of`."""
 
 
-def write(config: AimConfig, argv: list[str], found: Sequence[Result]) -> None:
-    """Writes what --json and --page ask for.
+def known(config: AimConfig) -> Known:
+    """Returns what the files of --reuse have of programs that were compiled.
 
     Raises:
-        BadRequest: it cannot be written.
+        BadRequest: a file that is none of --json.
     """
+    found = {}
+    for path in config.reuse:
+        try:
+            for one in json.loads(path.read_text("utf-8"))["programs"]:
+                target = one["target"]
+                key = target["text"], target["slices"], *one["argv"]
+                if "compile_seconds" in one:
+                    found[key] = one
+        except OSError as error:
+            raise BadRequest(f"--reuse {path}: {error.strerror or error}") from None
+        except (ValueError, KeyError, TypeError):
+            raise BadRequest(f"--reuse {path}: it is no file of --json") from None
+    return found
+
+
+def key_of(job: Job) -> tuple[Any, ...]:
+    """Returns what a program is known by: its target and its flags."""
+    return job.target.text, job.target.slices, *job.argv
+
+
+def write_json(config: AimConfig, argv: list[str], found: Sequence[Result]) -> None:
+    """Writes what --json asks for; raises a BadRequest where it cannot."""
+    if config.json is not None:
+        content = {"command": [*PROGRAM.split(), *argv], "programs": []}
+        content["programs"] = [as_json(x) for x in found]
+        _write(config.json, json.dumps(content, indent=1) + "\n")
+
+
+def write_page(config: AimConfig, argv: list[str], found: Sequence[Result]) -> None:
+    """Writes what --page asks for; raises a BadRequest where it cannot."""
+    if config.page is not None:
+        _write(config.page, _page(config, argv, found))
+
+
+def _write(path: Path, text: str) -> None:
     try:
-        if config.json is not None:
-            content = {"command": [*PROGRAM.split(), *argv], "programs": []}
-            content["programs"] = [as_json(x) for x in found]
-            config.json.write_text(json.dumps(content, indent=1) + "\n", "utf-8")
-        if config.page is not None:
-            config.page.write_text(_page(config, argv, found), "utf-8")
+        write(path, text)
     except OSError as error:
-        raise BadRequest(f"{error.filename}: {error.strerror or error}") from None
+        raise BadRequest(f"{path}: {error.strerror or error}") from None
 
 
 def _page(config: AimConfig, argv: list[str], found: Sequence[Result]) -> str:
@@ -39,7 +74,7 @@ def _page(config: AimConfig, argv: list[str], found: Sequence[Result]) -> str:
 def as_json(result: Result) -> dict[str, Any]:
     """Returns a result as JSON has it: bytes and seconds, nothing rounded."""
     compared = result.comparison
-    return {
+    made = {
         "target": _target(result.job.target),
         "label": result.job.variant.label,
         "algo": result.job.variant.algo,
@@ -54,8 +89,9 @@ def as_json(result: Result) -> dict[str, Any]:
             "why": [*compared.why],
             "rows": [row._asdict() for row in compared.rows],
         },
-        **result.answer,
     }
+    # An answer of --reuse has these, too: of other figures or networks.
+    return {**made, **result.answer, **made}
 
 
 def _target(target: Target) -> dict[str, Any]:

@@ -1,13 +1,17 @@
 """The findings as Markdown, for a page among others."""
 
 import shlex
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 
 from experiments.aiming.config import PROGRAM, AimConfig
 from experiments.aiming.report import table
 from experiments.aiming.report.records import Result, by_target, versions_of
 from experiments.aiming.traffic import ACROSS
+from experiments.cli.terminal import duration
 
+# Of each network; the step itself is the same on all.
+MEANS = table.MODELLED[-3:]
 EACH = {"sync": "a sync", "step": "a step"}
 
 
@@ -54,25 +58,39 @@ def collectives(result: Result) -> str:
     """Returns the collectives across workers: "a sync: 4 all_reduce f32 of 16"."""
     shown = []
     for when, each in EACH.items():
+        calls, types = Counter(), defaultdict(set)
+        for row in result.answer.get("traffic") or ():
+            if (row["scope"], row["when"]) == (ACROSS, when):
+                alike = row["kind"], row["group"]
+                calls[alike] += row["calls"]
+                types[alike].update(row["dtypes"])
         own = [
-            f"{calls} {kind} {types} of {group}"
-            for scope, at, _, kind, types, calls, group, *_ in table.of_traffic(result)
-            if (scope, at) == (ACROSS, when)
+            f"{calls[kind, group]} {kind} {'/'.join(sorted(of_group))} of {group}"
+            for (kind, group), of_group in sorted(types.items())
         ]
         shown += [f"{each}: {', '.join(own)}"] if own else []
     return "; ".join(shown) or table.MISSING
 
 
 def _modelled(config: AimConfig, found: Sequence[Result]) -> list[str]:
-    """Returns a table for the target's own links, and one for each network."""
-    names = ["its own links", *(f"{x.name} between workers" for x in config.networks)]
+    """Returns a table of times, by the target's own links and by each network."""
     timed = [x for x in found if x.times]
-    parts = []
-    for number, name in enumerate(names if timed else ()):
-        parts.append(f"**{table.FROM_MODEL}**, with {name}")
-        rows = [[x.job.variant.label, *table.modelled(x.times[number])] for x in timed]
-        parts.append(_grid(("algorithm", *table.MODELLED), rows))
-    return parts
+    if not timed:
+        return []
+    heads = ["algorithm", table.MODELLED[0]]
+    for name in ("its own links", *(x.name for x in config.networks)):
+        heads += [f"{MEANS[0]}, {name}", *MEANS[1:]]
+    rows = [
+        [x.job.variant.label, duration(x.times[0].step)]
+        + [cell for times in x.times for cell in table.modelled(times)[-len(MEANS) :]]
+        for x in timed
+    ]
+    between = " and ".join(x.name for x in config.networks)
+    return [
+        f"**{table.FROM_MODEL}**, with its own links"
+        + (f"; and with {between} between workers" if between else ""),
+        _grid(heads, rows),
+    ]
 
 
 def _grid(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -77,7 +77,7 @@ def versions_of(found: Sequence[Result]) -> Mapping[str, str]:
 def results(
     config: AimConfig, answers: Sequence[Mapping[str, Any]]
 ) -> tuple[Result, ...]:
-    """Returns the results of all jobs, in their order."""
+    """Returns the results of the first jobs, in their order, as many as answers."""
     found = [
         Result(
             job,
@@ -86,7 +86,7 @@ def results(
             _times(config, job, answer),
             comparison.compared(answer),
         )
-        for job, answer in zip(config.jobs, answers, strict=True)
+        for job, answer in zip(config.jobs, answers, strict=False)
     ]
     return tuple(result._replace(times=_faster(result, found)) for result in found)
 
@@ -103,12 +103,10 @@ def _times(config: AimConfig, job: Job, answer: Mapping[str, Any]) -> tuple[Time
 
 def _faster(result: Result, all_results: Sequence[Result]) -> tuple[Times, ...]:
     """Returns the times of a result with their speed-up over sync_sgd."""
-    baseline = next(
-        x
-        for x in all_results
-        if x.job.target == result.job.target and is_baseline(x.job.variant)
-    )
-    if len(baseline.times) != len(result.times):
+    target = result.job.target
+    baselines = (x for x in all_results if is_baseline(x.job.variant))
+    baseline = next((x for x in baselines if x.job.target == target), None)
+    if baseline is None or len(baseline.times) != len(result.times):
         return result.times
     pairs = zip(result.times, baseline.times, strict=True)
     return tuple(x._replace(speed_up=y.mean / x.mean) for x, y in pairs)
