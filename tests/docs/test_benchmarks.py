@@ -20,6 +20,7 @@ SMALLEST = {
     "engine.reduction-gloo": (f"{REDUCTION} --processes 2", 4),
     "engine.mesh": ("--workers 2 --repeats 1", 1),
     "engine.mesh_memory": ("--sizes 4M --devices 1 2", 2),
+    "network.published": ("", 23),
 }
 FLAGS = {
     "scaling": {"--workers", "--repeats", "--algorithms"},
@@ -28,6 +29,7 @@ FLAGS = {
     "engine.reduction": {"--processes", "--repeats", "--steps"},
     "engine.mesh": {"--workers", "--repeats", "--steps"},
     "engine.mesh_memory": {"--sizes", "--devices"},
+    "network.published": set(),
 }
 
 

@@ -12,6 +12,7 @@ from owed import make, owed, parameters
 from problems.quadratics import NOISE, START, train, unflatten
 
 import syncalgos
+from benchmarks.network import published
 from experiments.study import network as net
 from experiments.study.network import Network
 from experiments.training.measurements import sends as sending
@@ -501,3 +502,27 @@ def test_easgd_waits_as_its_center_takes_effect_at_once():
 )
 def test_delay_of_ones_own_strategy_is_its_parameter_of_that_name(arguments, delay):
     assert sending.delay_of("mine.strategies:late", arguments) == delay
+
+
+# What others have published.
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        x if x == "DiLoCo" else pytest.param(x, marks=pytest.mark.slow)
+        for x in published.METHODS
+    ],
+)
+def test_bandwidths_are_those_of_the_streaming_diloco_paper(method):
+    """Table 4, on a grid of bandwidths a fifth apart."""
+    given = published.MODELS["10B"], published.METHODS[method]
+    modelled = published.bandwidths(*given, hidden=published.BACKWARD)
+    [told] = [
+        bandwidths
+        for name, bandwidths in zip(
+            published.METHODS, published.PUBLISHED["10B"], strict=True
+        )
+        if name == method
+    ]
+    np.testing.assert_allclose(modelled[:4], told[:4], rtol=0.2)

@@ -1,0 +1,239 @@
+"""The model of time beside published figures.
+
+`python -m benchmarks.network.published` holds what `experiments.aim` and
+`experiments.compare` call modelled, the ledger's bytes over a link by the α-β model,
+against figures that others have published:
+
+- the bandwidth between two workers at which they compute for 50 to 99 % of the time
+  (Douillard et al., "Streaming DiLoCo with overlapping communication", 2025, table 4);
+- the speed-up of synchronous SGD on 256 GPUs over 8 (Goyal et al., "Accurate, large
+  minibatch SGD", 2017), and on 8 and 64 GPUs over one (Caffe2's announcement, 2017);
+- that of BMUF on 4 to 64 GPUs (CNTK's documentation, "Multiple GPUs and machines").
+
+It trains nothing. In the last column two thirds of a step, its backward pass, go on
+beside what the step sends, as the first paper assumes; a local step of syncalgos ends
+before its sync begins.
+"""
+
+import argparse
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+import syncalgos
+from benchmarks.measure import report, table_of
+from experiments.study.network import Network, cost, parse, wall_clock
+from experiments.training.measurements.sends import Sends, sends
+from syncalgos import Strategy
+
+SHARES = (0.5, 0.8, 0.9, 0.95, 0.99)
+BACKWARD = 2 / 3  # of a local step
+MOST = 1e15  # bytes per second, more than any link
+
+
+class Model(NamedTuple):
+    """A model of the table: params, layers, and seconds of a local step."""
+
+    params: float
+    layers: int
+    seconds: float
+
+
+class Method(NamedTuple):
+    """A row of the table: (period, fragments) -> the strategy, and its delay."""
+
+    make: Callable[[int, int], Strategy]
+    delay: int = 0
+
+
+# Params are bfloat16. Anchors are float32, so that outer gradients are, too, unless a
+# reducer rounds them.
+METHODS = {
+    "data-parallel": Method(lambda *_: syncalgos.sync_sgd()),
+    "DiLoCo": Method(lambda *_: syncalgos.diloco(100, reduce="bf16")),
+    "streaming": Method(lambda *x: syncalgos.streaming_diloco(*x, reduce="bf16")),
+    "streaming, a step late": Method(
+        lambda *x: syncalgos.streaming_diloco(*x, delay=1, reduce="bf16"), 1
+    ),
+    "streaming, a step late, 4 bits": Method(
+        lambda *x: syncalgos.streaming_diloco(*x, delay=1, reduce="int4"), 1
+    ),
+}
+MODELS = {
+    "1B": Model(1e9, 24, 0.1),
+    "10B": Model(1e10, 48, 0.8),
+    "100B": Model(1e11, 108, 4.9),
+}
+PUBLISHED = {  # Gbit/s at SHARES, in the order of METHODS
+    "1B": (
+        (86.8, 152.6, 184.2, 222.3, 569.0),
+        (1.4, 6.2, 13.3, 23.3, 86.8),
+        (1.4, 5.2, 9.1, 16.0, 28.1),
+        (1.4, 4.3, 6.2, 9.1, 11.0),
+        (0.4, 0.9, 1.7, 2.0, 3.0),
+    ),
+    "10B": (
+        (104.8, 222.3, 222.3, 268.3, 471.5),
+        (1.7, 7.5, 16.0, 33.9, 104.8),
+        (1.7, 5.2, 9.1, 13.3, 19.3),
+        (1.7, 3.6, 5.2, 6.2, 7.5),
+        (0.4, 0.9, 1.4, 1.4, 1.7),
+    ),
+    "100B": (
+        (184.2, 323.8, 390.7, 390.7, 471.5),
+        (3.0, 11.0, 23.3, 49.4, 184.2),
+        (2.4, 6.2, 9.1, 11.0, 19.3),
+        (1.7, 3.6, 4.3, 5.2, 5.2),
+        (0.5, 0.9, 1.1, 1.1, 1.4),
+    ),
+}
+
+
+# ResNet-50 has 25.56 M params. 90 epochs of ImageNet in an hour, by batches of 8192,
+# are 0.256 s a step on 256 GPUs; at 0.9 of the speed of 8 GPUs, 0.230 s there. Hosts of
+# 8 P100s have 50 Gbit/s of Ethernet and NVLink of 20 GB/s a link.
+RESNET, STEP = [jax.ShapeDtypeStruct((25_560_000,), jnp.float32)], 0.230
+ETHERNET, NVLINK = parse("50Gbit/s, 24us"), parse("20GB/s, 3.4us")
+# LSTMs for 2,600 hours of speech: average and peak speed-up by GPUs.
+BMUF = {
+    4: (3.69, 4.13),
+    8: (6.92, 8.13),
+    16: (13.75, 14.11),
+    32: (25.46, 27.27),
+    64: (43.65, 54.0),
+}
+
+
+# What is measured, the figure, workers, the link, and what all workers count for.
+SYNCHRONOUS = (
+    ("Goyal, 256 GPUs: efficiency over 8", 0.9, 256, ETHERNET, 1),
+    ("Caffe2, 8 GPUs: speed-up over 1", 7.0, 8, NVLINK, 8),
+    ("Caffe2, 64 GPUs: speed-up over 1", 57.0, 64, ETHERNET, 64),
+)
+COLUMNS = {
+    "published": "published",
+    "modelled": "modelled",
+    "beside the backward pass": "hidden",
+}
+
+
+def sent(
+    strategy: Strategy, params: Sequence[jax.ShapeDtypeStruct], workers: int, steps: int
+) -> Sends:
+    """Returns what a worker sends in so many local steps, by the ledger."""
+    return sends(syncalgos.communication(strategy, [*params], workers, steps))
+
+
+def computing(
+    of_run: Sends,
+    workers: int,
+    link: Network,
+    seconds: float,
+    delay: int = 0,
+    hidden: float = 0.0,
+) -> float:
+    """Returns the share of the time in which workers compute, by the model.
+
+    Args:
+        of_run: what each of them sends.
+        workers: N.
+        link: between any two.
+        seconds: of a local step.
+        delay: local steps that a message may take.
+        hidden: the share of a step that goes on beside what it sends itself.
+    """
+    sent_in = (cost(kind, link, workers) for kind in of_run.kinds)
+    costs = [max(0.0, seconds_sent - hidden * seconds) for seconds_sent in sent_in]
+    ended = wall_clock([costs[kind] for kind in of_run.steps], seconds, delay)
+    return len(of_run.steps) * seconds / float(ended[-1])
+
+
+def least(is_enough: Callable[[float], bool]) -> float:
+    """Returns the least bandwidth that is enough, bytes per second, to a millionth."""
+    low, high = 1.0, MOST
+    while high / low > 1 + 1e-6:
+        middle = math.sqrt(low * high)
+        low, high = (low, middle) if is_enough(middle) else (middle, high)
+    return high
+
+
+def bandwidths(model: Model, method: Method, hidden: float = 0.0) -> list[float]:
+    """Returns the Gbit/s at which two workers compute for each of SHARES.
+
+    Args:
+        model, method: of the table.
+        hidden: as in `computing`.
+    """
+    layer = jax.ShapeDtypeStruct((int(model.params) // model.layers,), jnp.bfloat16)
+    fragments = model.layers // 3  # of three layers, as in the paper
+    period = math.ceil(100 / fragments) * fragments  # 100 there; a multiple here
+    strategy = method.make(period, fragments)
+    of_run = sent(strategy, [layer] * model.layers, 2, 4 * period)
+
+    def at(bandwidth):
+        link = Network("", bandwidth, 0.0)
+        return computing(of_run, 2, link, model.seconds, method.delay, hidden)
+
+    return [8e-9 * least(lambda x, share=share: at(x) >= share) for share in SHARES]
+
+
+def of_bmuf() -> dict[int, float]:
+    """Returns BMUF's speed-up by GPUs, with the link that is fitted on 4 of them."""
+    params, period = [jax.ShapeDtypeStruct((1_000_000,), jnp.float32)], 10
+
+    def on(workers, bandwidth):
+        of_run = sent(syncalgos.bmuf(period), params, workers, period)
+        return workers * computing(of_run, workers, Network("", bandwidth, 0.0), 1.0)
+
+    fitted = least(lambda bandwidth: on(4, bandwidth) >= BMUF[4][0])
+    return {workers: on(workers, fitted) for workers in BMUF}
+
+
+def rows() -> Iterator[dict[str, Any]]:
+    """Yields published figures with the modelled ones."""
+    shares = ", ".join(f"{share:.0%}" for share in SHARES)
+    for name, model in MODELS.items():
+        for each, published in zip(METHODS, PUBLISHED[name], strict=True):
+            own = model, METHODS[each]
+            yield {
+                "figure": f"{name}, {each}: Gbit/s for {shares}",
+                "published": published,
+                "modelled": bandwidths(*own),
+                "hidden": bandwidths(*own, hidden=BACKWARD),
+            }
+    for figure, published, workers, link, over in SYNCHRONOUS:
+        given = sent(syncalgos.sync_sgd(), RESNET, workers, 1), workers, link, STEP
+        yield {
+            "figure": f"synchronous SGD, {figure}",
+            "published": [published],
+            "modelled": [over * computing(*given)],
+            "hidden": [over * computing(*given, hidden=BACKWARD)],
+        }
+    for workers, modelled in of_bmuf().items():
+        yield {
+            "figure": f"BMUF, CNTK, {workers} GPUs: speed-up, average and peak",
+            "published": BMUF[workers],
+            "modelled": [modelled],
+            "hidden": [],
+        }
+
+
+def main() -> None:
+    """Prints the records and their table."""
+    about = "The model of time beside published figures."
+    argparse.ArgumentParser(description=about).parse_args()
+    records = [report({"benchmark": "published", **row}) for row in rows()]
+    columns = {head: partial(_shown, field) for head, field in COLUMNS.items()}
+    print(table_of({"figure": "figure", **columns}, records))
+
+
+def _shown(field: str, record: Mapping[str, Any]) -> str:
+    return ", ".join(f"{x:.3g}" for x in record[field]) or "–"
+
+
+if __name__ == "__main__":
+    main()
