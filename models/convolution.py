@@ -32,7 +32,7 @@ def he_normal(key: Any, shapes: PyTree) -> PyTree:
 def conv(
     x: jax.Array, w: jax.Array, stride: int = 1, padding: Padding = "SAME"
 ) -> jax.Array:
-    """Convolves images with weights, in the form that this backend runs fast.
+    """Convolves images with weights, in the form that the platform runs fast.
 
     Args:
         x: (batch, height, width, inputs).
@@ -47,7 +47,10 @@ def conv(
     # XLA on CPU runs `by_lax` inside a scan 10 to 15 times slower: LeNet's step of 32
     # images takes 102 ms, by patches 6.5 (`python -m benchmarks.engine.convolutions`).
     plain_matmul = w.shape[:2] == (1, 1)
-    if plain_matmul or jax.default_backend() == "cpu":
+    # Of the devices for which the program is made: a compiler may be elsewhere.
+    device = jax.sharding.get_abstract_mesh().abstract_device
+    platform = device.platform if device else jax.default_backend()
+    if plain_matmul or platform == "cpu":
         return by_patches(x, w, stride, padding)
     return by_lax(x, w, stride, padding)
 

@@ -105,8 +105,10 @@ def _lane_sum(x: jax.Array, lane: str) -> jax.Array:
 def _worth_a_loop(leaves: list[jax.Array], lane: str) -> bool:
     """Whether additions in a loop are faster than psum over lanes."""
     lanes, numbers = lax.axis_size(lane), sum(x.size for x in leaves)
-    is_slow = jax.default_backend() == "cpu" and lanes * numbers > SUMMED
-    return lanes > 1 and is_slow
+    # Of the devices for which the program is made: a compiler may be elsewhere.
+    device = jax.sharding.get_abstract_mesh().abstract_device
+    platform = device.platform if device else jax.default_backend()
+    return lanes > 1 and platform == "cpu" and lanes * numbers > SUMMED
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
@@ -205,11 +207,8 @@ def shift(tree: PyTree, by: int, axis: Axis = WORKERS) -> PyTree:
         by: workers, modulo their number; known when the program is traced.
         axis: the mapped axis or axes over which the workers lie.
     """
-
-    def leaf_shift(x: Any) -> jax.Array:
-        return _shift(jnp.asarray(x), by % size(axis), _names(axis))
-
-    return jax.tree.map(leaf_shift, tree)
+    by, names = by % size(axis), _names(axis)
+    return jax.tree.map(lambda x: _shift(jnp.asarray(x), by, names), tree)
 
 
 def _shift(x: jax.Array, by: int, names: tuple[str, ...]) -> jax.Array:

@@ -10,6 +10,7 @@ import numpy as np
 import optax
 import pytest
 from jax import lax
+from jax.sharding import AbstractDevice, AbstractMesh
 from mapped import on_workers
 
 from models import batch_norm, convolution, lenet, resnet
@@ -110,6 +111,20 @@ def test_convolution_takes_lax_off_the_cpu_but_for_single_pixels(monkeypatch):
         jaxpr = str(jax.make_jaxpr(convolution.conv, static_argnums=2)(x, w, 2))
         assert ("conv_general_dilated" in jaxpr) == expected
         assert ("dot_general" in jaxpr) != expected
+
+
+def test_convolution_takes_the_form_of_the_devices_that_it_is_compiled_for():
+    x, w = jnp.ones((1, 8, 8, 3)), jnp.ones((3, 3, 3, 4))
+
+    def traced(platform):
+        device = AbstractDevice("kind", num_cores=1, platform=platform)
+        mesh = AbstractMesh((1,), ("devices",), abstract_device=device)
+        with jax.sharding.use_abstract_mesh(mesh):
+            # jax remembers what it has traced.
+            return str(jax.make_jaxpr(lambda x, w: convolution.conv(x, w))(x, w))
+
+    assert "conv_general_dilated" in traced("tpu")
+    assert "conv_general_dilated" not in traced("cpu")
 
 
 def test_convolution_with_windows_larger_than_the_image_is_empty():

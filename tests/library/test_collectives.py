@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import AbstractDevice, AbstractMesh
 from mapped import on_workers
 
 from syncalgos import collectives
@@ -99,6 +100,21 @@ def means_of_groups(values, groups):
     of_groups = values.reshape(groups, -1, *values.shape[1:])
     members = len(values) // groups
     return np.repeat(of_groups.astype(np.float64).mean(1), members, axis=0)
+
+
+def test_lanes_are_summed_in_the_form_of_the_devices_that_will_do_it():
+    lanes = jnp.ones((4, collectives.SUMMED))
+
+    def traced(platform):
+        device = AbstractDevice("kind", num_cores=1, platform=platform)
+        mesh = AbstractMesh((1,), ("devices",), abstract_device=device)
+        with jax.sharding.use_abstract_mesh(mesh):
+            summed = jax.vmap(collectives.mean, axis_name="lanes")
+            in_both = jax.vmap(summed, axis_name="devices")
+            return str(jax.make_jaxpr(lambda x: in_both(x))(lanes[None]))
+
+    assert "while" in traced("cpu") or "scan" in traced("cpu")
+    assert "while" not in traced("tpu") and "scan" not in traced("tpu")
 
 
 # In layouts of several lanes a group is some lanes of a device, some whole devices, or

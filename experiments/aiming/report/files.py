@@ -45,9 +45,11 @@ def key_of(job: Job) -> tuple[Any, ...]:
 def write_json(config: AimConfig, argv: list[str], found: Sequence[Result]) -> None:
     """Writes what --json asks for; raises a BadRequest where it cannot."""
     if config.json is not None:
-        content = {"command": [*PROGRAM.split(), *argv], "programs": []}
-        content["programs"] = [as_json(x) for x in found]
-        _write(config.json, json.dumps(content, indent=1) + "\n")
+        command = json.dumps([*PROGRAM.split(), *argv])
+        # A line each, so that files of many programs can be compared.
+        programs = ",\n".join(json.dumps(as_json(x)) for x in found)
+        text = f'{{"command": {command},\n"programs": [\n{programs}\n]}}\n'
+        _write(config.json, text)
 
 
 def write_page(config: AimConfig, argv: list[str], found: Sequence[Result]) -> None:
