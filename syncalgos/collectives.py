@@ -207,8 +207,9 @@ def shift(tree: PyTree, by: int, axis: Axis = WORKERS) -> PyTree:
         by: workers, modulo their number; known when the program is traced.
         axis: the mapped axis or axes over which the workers lie.
     """
-    by, names = by % size(axis), _names(axis)
-    return jax.tree.map(lambda x: _shift(jnp.asarray(x), by, names), tree)
+    # With the axis of one lane XLA for TPUs does not scatter gradients in a worker.
+    by, names = by % size(axis), _several(_names(axis))
+    return jax.tree.map(lambda x: _shift(jnp.asarray(x), by, names) if by else x, tree)
 
 
 def _shift(x: jax.Array, by: int, names: tuple[str, ...]) -> jax.Array:

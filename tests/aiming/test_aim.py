@@ -532,3 +532,24 @@ def test_an_example_runs_as_written(words, tmp_path):
     assert ended.returncode == 0, ended.stderr
     assert "explained" in ended.stdout or "equal" in ended.stdout
     assert "differs" not in ended.stdout
+
+
+PAGES = sorted((ROOT / "docs" / "wire").glob("*.md"))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_pages_of_the_docs_are_made_from_their_records(page, tmp_path):
+    before = page.read_text("utf-8")
+    [words] = re.findall(r"^python -m experiments\.aim (.*)$", before, re.MULTILINE)
+    record = ROOT / "docs" / "records" / "wire" / f"{page.stem}.json"
+    assert (
+        f"--json docs/records/wire/{record.name} --page docs/wire/{page.name}" in words
+    )
+    # A later algorithm is not in them, and there may be no compiler.
+    labels = [x["label"] for x in load(record.read_text())["programs"]]
+    given = words.replace("--algos all", f"--algos {','.join(labels)}")
+    given = re.sub("--json [^ ]*", "", given).replace(str(page.name), "page.md")
+    ended = aim(given.replace("docs/wire", str(tmp_path)), timeout=60)
+    assert ended.returncode == 0, ended.stderr
+    after = (tmp_path / "page.md").read_text("utf-8")
+    assert after.partition("\n```\n")[2] == before.partition("\n```\n")[2]

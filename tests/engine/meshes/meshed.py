@@ -60,8 +60,8 @@ def loss(params, batch):
 DRAWING = {"distributed_lion", "quantized_sgd", "signum", "sparta"}
 
 
-def rule(axes, name):
-    """The specs for axes within a worker."""
+def rule(axes, name=""):
+    """The specs for axes within a worker, for the algorithm of a name."""
     if "tensor" in axes and name in DRAWING:
         both = ("fsdp", "tensor")
         specs = {"in": P(*both), "out": P(*both), "stack": P(None, *both)}
