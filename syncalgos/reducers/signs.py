@@ -52,8 +52,14 @@ def sign(
         scale = jnp.mean(jnp.abs(flat))
         bits = jnp.packbits(flat >= 0)
         codes, scales = collectives.gather((bits, scale), axis)
-        signs = jax.vmap(lambda code: to_signs(code, x.size))(codes)  # (workers, size)
-        combined = jnp.mean(scales[:, None] * signs, axis=0)
+
+        # One after the other: as float32 all workers' signs are 32 times their codes.
+        def add(total, worker):
+            code, scale = worker
+            return total + scale * to_signs(code, x.size), None
+
+        total, _ = jax.lax.scan(add, jnp.zeros_like(flat), (codes, scales))
+        combined = total / len(scales)
         sent = scale * jnp.where(flat >= 0, 1.0, -1.0)
         return combined.reshape(x.shape), sent.reshape(x.shape)
 
