@@ -456,6 +456,13 @@ def test_gathers_by_sums_are_named_with_their_bytes():
     assert "30 B less of these, 60 B more of those" in found.why[0]
 
 
+def test_padding_is_not_taken_for_gathers_by_sums():
+    rows = [row(size=9060.0), row(size=970.0, kind="all_gather")]
+    counted = {"all_reduce": [60.0, 1], "all_gather": [1000.0, 4]}
+    found = comparison.compared(answer(rows, counted))
+    assert found is not None and not found.is_equal and found.why == ()
+
+
 def test_a_difference_without_a_name_is_not_explained():
     found = comparison.compared(answer([row(size=8.0)], {"all_reduce": [4.0, 1]}))
     assert found is not None and not found.is_equal and found.why == ()

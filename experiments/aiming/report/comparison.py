@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 from experiments.aiming.traffic import ACROSS
 
 ROUNDING = 1e-6  # of sums of fractions
+WIDENED = 16  # times at most: twice the bytes, of bytes as float32, padded to twice
 
 
 class Beside(NamedTuple):
@@ -135,7 +136,7 @@ def _gathered_by_sums(differing: Iterable[Beside]) -> tuple[float, float] | None
     if by_kind.keys() != {"all_gather", "all_reduce"}:
         return None
     less, more = -by_kind["all_gather"], by_kind["all_reduce"]
-    return (less, more) if less > 0 and more >= less else None
+    return (less, more) if 0 < less <= more <= WIDENED * less else None
 
 
 def _is_less_summed(row: Beside) -> bool:

@@ -13,7 +13,7 @@ from experiments.cli.errors import BadRequest
 from experiments.training.records import write
 
 Known = Mapping[tuple[Any, ...], dict[str, Any]]
-"""What was found of programs before, by `key_of`."""
+"""Programs that were compiled before, by `key_of`."""
 
 
 def known(config: AimConfig) -> Known:
