@@ -207,7 +207,7 @@ def shift(tree: PyTree, by: int, axis: Axis = WORKERS) -> PyTree:
         by: workers, modulo their number; known when the program is traced.
         axis: the mapped axis or axes over which the workers lie.
     """
-    # With the axis of one lane XLA for TPUs does not scatter gradients in a worker.
+    # Axes of one worker would have XLA for TPUs all-reduce gradients within workers.
     by, names = by % size(axis), _several(_names(axis))
     return jax.tree.map(lambda x: _shift(jnp.asarray(x), by, names) if by else x, tree)
 

@@ -54,7 +54,7 @@ class Method(NamedTuple):
 # reducer rounds them.
 METHODS = {
     "data-parallel": Method(lambda *_: syncalgos.sync_sgd()),
-    "DiLoCo": Method(lambda *_: syncalgos.diloco(100, reduce="bf16")),
+    "DiLoCo": Method(lambda period, _: syncalgos.diloco(period, reduce="bf16")),
     "streaming": Method(lambda *x: syncalgos.streaming_diloco(*x, reduce="bf16")),
     "streaming, a step late": Method(
         lambda *x: syncalgos.streaming_diloco(*x, delay=1, reduce="bf16"), 1

@@ -79,8 +79,8 @@ class AimConfig:
             it: '100Gbit/s, 20us' or a preset of experiments.compare; may be repeated.
         timeout: seconds after which a compilation is given up.
         json: write all that was found to this file, after each program.
-        reuse: take from this file, of an earlier --json, the programs that it has; may
-            be repeated, the last one counts.
+        reuse: take programs from this file of an earlier --json; may be repeated: those
+            of a later file replace those of an earlier one.
         page: write it as a page to this .html or .md file.
         shared: flags of all runs, split before each flag.
     """

@@ -34,9 +34,11 @@ def run(config: AimConfig, argv: list[str]) -> int:
             missing compiler; a file that cannot be read or written.
     """
     found: tuple[Result, ...] = ()
-    for answers in _answers(config, files.known(config)):
+    known = files.known(config)
+    for answers in _answers(config, known):
         found = results(config, answers)
-        files.write_json(config, argv, found)
+        if any("error" not in x for x in answers):
+            files.write_json(config, argv, found, known)
     terminal.show(table.text(config, found))
     files.write_page(config, argv, found)
     return exit_codes.FAILED if any(not x.is_done for x in found) else 0
@@ -47,7 +49,7 @@ def _answers(config: AimConfig, known: Known) -> Iterator[list[dict[str, Any]]]:
     answers, forms = [], {}
     for job in config.jobs:
         if files.key_of(job) not in known:
-            _check_compiler(job)
+            targets.check_compiler(job.target)
     asked = len(config.variants)
     with _progress(len(config.jobs)) as bar:
         for number, job in enumerate(config.jobs):
@@ -62,13 +64,6 @@ def _answers(config: AimConfig, known: Known) -> Iterator[list[dict[str, Any]]]:
                 raise BadRequest(answers[0]["error"])
             bar.end(job, answer)
             yield answers
-
-
-def _check_compiler(job: Job) -> None:
-    try:
-        targets.check_compiler(job.target)
-    except ValueError as error:
-        raise BadRequest(str(error)) from None
 
 
 def _data_of(job: Job) -> tuple[Any, ...]:

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 from experiments.aiming.targets import Target
@@ -71,7 +70,7 @@ def modelled(
     crossing = links
     if network:
         crossing = dict.fromkeys(links, network)
-        rows = [*map(partial(_by_one_link, math.prod(record["mesh"].values())), rows)]
+        rows = [_by_one_link(row, record) for row in rows]
     always = _seconds(_rows(rows, ACROSS, "step"), crossing)
     every = always.waited + max(0.0, always.hidden - max(0.0, compute - within.hidden))
     once = sum(_seconds(_rows(rows, ACROSS, "dispatch"), crossing))
@@ -90,7 +89,7 @@ def modelled(
         sync=max(costs),
         mean=mean,
         share=1 - step / mean,
-        period=_period(costs, arguments, step, every),
+        period=_period(costs, arguments, step, every, record["delay"]),
     )
 
 
@@ -107,11 +106,15 @@ def _rows(
     return [row for row in rows if (row["scope"], row["when"]) == (scope, when)]
 
 
-def _by_one_link(chips: int, row: Mapping[str, Any]) -> Mapping[str, Any]:
+def _by_one_link(row: Mapping[str, Any], record: Mapping[str, Any]) -> Mapping:
     """Returns a row as all chips of a worker together send it, by one link."""
     if row["scope"] != ACROSS:
         return row
-    return {**row, "bytes": chips * row["bytes"], "rings": 1}
+    chips = math.prod(record["mesh"].values())
+    # Of a ring through all chips of the workers only one hop in so many is a link's.
+    members = max(1, row["group"] // (record["workers"] // record["lanes"]))
+    own = {"bytes": row["bytes"] * chips / members, "group": row["group"] // members}
+    return {**row, **own, "rings": 1}
 
 
 def _seconds(
@@ -164,16 +167,25 @@ def _period_of(arguments: Mapping[str, Any]) -> int | None:
 
 
 def _period(
-    costs: Sequence[float], arguments: Mapping[str, Any], step: float, every: float
+    costs: Sequence[float],
+    arguments: Mapping[str, Any],
+    step: float,
+    every: float,
+    delay: int,
 ) -> int | None:
     """Returns the least period at which communication takes less than SMALL."""
     period = _period_of(arguments)
-    # The last round: the first may be another phase.
-    of_round = costs[-period:] if period else ()
-    if not any(of_round):
+    if period is None:
         return None
+    # The later half of the rounds: they may differ, and another phase may be first.
+    rounds = max(1, len(costs) // period // 2)
+    late = costs[-rounds * period :]
+    if not any(late):
+        return None
+    if delay >= period:  # a whole round for each sync, however long it is
+        return max(1, math.ceil(max(late) * (1 - SMALL) / step))
     # What every step sends stays, however long the period.
-    least = min(of_round)
+    least = min(late) if period > 1 else 0.0
     left = SMALL / (1 - SMALL) * step - every - least
-    once = sum(of_round) - least * len(of_round)
-    return max(1, math.ceil(once / left)) if left > 0 else None
+    waited = sum(max(0.0, x - least - delay * step) for x in late) / rounds
+    return max(1, math.ceil(waited / left)) if left > 0 else None

@@ -109,7 +109,8 @@ def _drawn(draws: Draws, updates: PyTree, pieces: PyTree, step: Any) -> PyTree:
         count = draws.size(jax.ShapeDtypeStruct(one, x.dtype)) if is_sent(x) else 0
         return (*leading, count)
 
-    shapes, found = [*map(shape, leaves, owns)], [*leaves]
+    shapes = [*map(shape, leaves, owns)]
+    found: list[Any] = [None] * len(leaves)
     alike: dict[Any, list[int]] = {}
     for number, own in enumerate(owns):
         alike.setdefault(own.cut and own.cut.axes, []).append(number)

@@ -171,6 +171,15 @@ def test_programs_of_an_earlier_file_are_not_compiled_again(found, tmp_path):
     assert ended.returncode == 0 and (tmp_path / "found.md").exists()
 
 
+def test_what_was_found_before_stays_in_its_file(found, tmp_path):
+    """Also what this command does not ask for, or has not come to."""
+    out = tmp_path / "found.json"
+    out.write_text((found[2].parent / "found.json").read_text())
+    words = f"--target cpu:4 --algo topk_sgd --reuse {out} --json {out}"
+    ended = aim(f"{words} --step-time 0.01")
+    assert [*programs(ended, out)] == ["topk_sgd", "sync_sgd", "bmuf"]
+
+
 def test_what_was_found_is_written_after_each_program(tmp_path):
     out = tmp_path / "found.json"
     words = ["--target", "cpu:2", "--algos", "bmuf,topk_sgd", "--json", str(out)]
@@ -308,7 +317,7 @@ def test_flags_are_checked_without_jax():
 def record(rows, ledger=None, sent=None, **others):
     """A program's findings, of 8 steps."""
     given = {"flops": {"step": 4e12, "sync": 0.0}, "dispatch_steps": 8, "steps": 8}
-    given["mesh"] = {}
+    given |= {"mesh": {}, "workers": 2, "lanes": 1}
     nothing = {"always": {}, "branched": {}}
     told = {"traffic": rows, "ledger": ledger or nothing, "sends": sent, "delay": 0}
     return {**given, **told, **others}
@@ -342,6 +351,13 @@ def test_chips_of_a_worker_share_a_given_link_and_rings_have_their_own():
     assert told is not None and told.every == pytest.approx(1e8 / 4 / 1e8)
 
 
+def test_a_ring_through_all_chips_passes_a_given_link_once_a_worker():
+    sent = record([row("step", size=1e6, group=16)], mesh={"a": 8})
+    link = Network("given", 1e9, 0.5)
+    told = times.modelled(sent, TPU, 1, {}, link, 1.0)
+    assert told is not None and told.every == pytest.approx(2 * 1 * 0.5 + 1e-3)
+
+
 @pytest.mark.parametrize(
     ("steps", "period"),
     [
@@ -350,15 +366,36 @@ def test_chips_of_a_worker_share_a_given_link_and_rings_have_their_own():
         ("0*1 1*1 0*1 1*1 0*1 1*1 0*1 1*1", 38),  # two fragments of 1 s each round
         ("1*3 2*1 1*3 2*1", None),  # what every step sends is too much already
         ("0*8", None),
+        ("1*1 0*3 2*1 0*3", 57),  # rounds differ: the later half counts
     ],
 )
-def test_the_least_period_follows_from_the_last_round(steps, period):
+def test_the_least_period_follows_from_the_later_rounds(steps, period):
     sent = {**FRAGMENTS["sent"], "steps": steps}
     rows, given = [row(size=4e9)], {**FRAGMENTS, "sent": sent}
     told = times.modelled(
         record(rows, **given), TPU, 1, {"period": 4}, step_seconds=1.0
     )
     assert told is not None and told.period == period
+
+
+@pytest.mark.parametrize(("delay", "period"), [(1, 38), (2, 19), (3, 1), (4, 3)])
+def test_a_delay_hides_what_is_sent_meanwhile(delay, period):
+    """A sync takes 3 s; a delay of the whole period grows with it."""
+    sent = {**FRAGMENTS["sent"], "steps": "0*3 2*1 0*3 2*1"}
+    rows, given = [row(size=4e9)], {**FRAGMENTS, "sent": sent, "delay": delay}
+    told = times.modelled(
+        record(rows, **given), TPU, 1, {"period": 4}, step_seconds=1.0
+    )
+    assert told is not None and told.period == period
+
+
+def test_a_period_of_one_is_no_constant_cost():
+    sent = {**FRAGMENTS["sent"], "steps": "2*8"}
+    rows, given = [row(size=4e9)], {**FRAGMENTS, "sent": sent}
+    told = times.modelled(
+        record(rows, **given), TPU, 1, {"period": 1}, step_seconds=1.0
+    )
+    assert told is not None and told.period == 57
 
 
 def test_compute_is_the_share_of_peak():

@@ -518,11 +518,6 @@ def test_bandwidths_are_those_of_the_streaming_diloco_paper(method):
     """Table 4, on a grid of bandwidths a fifth apart."""
     given = published.MODELS["10B"], published.METHODS[method]
     modelled = published.bandwidths(*given, hidden=published.BACKWARD)
-    [told] = [
-        bandwidths
-        for name, bandwidths in zip(
-            published.METHODS, published.PUBLISHED["10B"], strict=True
-        )
-        if name == method
-    ]
+    rows = zip(published.METHODS, published.PUBLISHED["10B"], strict=True)
+    told = dict(rows)[method]
     np.testing.assert_allclose(modelled[:4], told[:4], rtol=0.2)

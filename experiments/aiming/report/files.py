@@ -42,12 +42,23 @@ def key_of(job: Job) -> tuple[Any, ...]:
     return job.target.text, job.target.slices, *job.argv
 
 
-def write_json(config: AimConfig, argv: list[str], found: Sequence[Result]) -> None:
-    """Writes what --json asks for; raises a BadRequest where it cannot."""
+def write_json(
+    config: AimConfig, argv: list[str], found: Sequence[Result], known: Known
+) -> None:
+    """Writes what --json asks for; raises a BadRequest where it cannot.
+
+    Args:
+        config, argv: of the command.
+        found: of the programs so far.
+        known: what a file that --reuse names, too, keeps beside them.
+    """
     if config.json is not None:
         command = json.dumps([*PROGRAM.split(), *argv])
+        reached = {key_of(x.job) for x in found}
+        is_kept = config.json in config.reuse
+        kept = [x for key, x in known.items() if is_kept and key not in reached]
         # A line each, so that files of many programs can be compared.
-        programs = ",\n".join(json.dumps(as_json(x)) for x in found)
+        programs = ",\n".join(json.dumps(x) for x in [*map(as_json, found), *kept])
         text = f'{{"command": {command},\n"programs": [\n{programs}\n]}}\n'
         _write(config.json, text)
 
@@ -60,7 +71,10 @@ def write_page(config: AimConfig, argv: list[str], found: Sequence[Result]) -> N
 
 def _write(path: Path, text: str) -> None:
     try:
-        write(path, text)
+        if path.exists() and not path.is_file():  # such as /dev/stdout
+            path.write_text(text, "utf-8")
+        else:
+            write(path.resolve(), text)
     except OSError as error:
         raise BadRequest(f"{path}: {error.strerror or error}") from None
 
@@ -76,7 +90,9 @@ def _page(config: AimConfig, argv: list[str], found: Sequence[Result]) -> str:
 def as_json(result: Result) -> dict[str, Any]:
     """Returns a result as JSON has it: bytes and seconds, nothing rounded."""
     compared = result.comparison
-    made = {
+    return {
+        # An answer of --reuse has what follows, too, of other figures or networks.
+        **result.answer,
         "target": _target(result.job.target),
         "label": result.job.variant.label,
         "algo": result.job.variant.algo,
@@ -92,8 +108,6 @@ def as_json(result: Result) -> dict[str, Any]:
             "rows": [row._asdict() for row in compared.rows],
         },
     }
-    # An answer of --reuse has these, too: of other figures or networks.
-    return {**made, **result.answer, **made}
 
 
 def _target(target: Target) -> dict[str, Any]:

@@ -23,9 +23,8 @@ def page(config: AimConfig, argv: Sequence[str], found: Sequence[Result]) -> str
         argv: its flags, by which it is repeated.
         found: of all programs, target by target.
     """
-    versions = ", ".join(f"{name} {x}" for name, x in versions_of(found).items())
     parts = [f"```sh\n{shlex.join([*PROGRAM.split(), *argv])}\n```"]
-    parts += [f"With {versions}."] if versions else []
+    parts += versions_of(found)
     for target, own in by_target(found):
         parts += [f"## {table.head(target, own)}", f"**{table.FROM_COMPILER}**"]
         parts.append(_read_off([x for x in own if x.is_done]))

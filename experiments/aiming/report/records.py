@@ -69,9 +69,20 @@ def by_target(found: Sequence[Result]) -> list[tuple[Target, list[Result]]]:
     return [(target, [*group]) for target, group in groups]
 
 
-def versions_of(found: Sequence[Result]) -> Mapping[str, str]:
-    """Returns the versions of what compiled; none where nothing was compiled."""
-    return next((x.answer["versions"] for x in found if "versions" in x.answer), {})
+def versions_of(found: Sequence[Result]) -> list[str]:
+    """Returns a sentence on the versions of what compiled, or several.
+
+    Programs of --reuse may have been compiled by others: each sentence but one of all
+    programs names its own.
+    """
+    labels: dict[str, list[str]] = {}
+    for x in found:
+        if versions := x.answer.get("versions"):
+            text = ", ".join(f"{name} {version}" for name, version in versions.items())
+            labels.setdefault(text, []).append(x.job.variant.label)
+    if len(labels) == 1:
+        return [f"With {text}." for text in labels]
+    return [f"{', '.join(own)} with {text}." for text, own in labels.items()]
 
 
 def results(

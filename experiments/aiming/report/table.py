@@ -127,8 +127,9 @@ def _sent(result: Result, when: str) -> str:
     here = ACROSS, when
     sent = sum(x["bytes"] for x in answer["traffic"] if (x["scope"], x["when"]) == here)
     if when == "sync" and sent:
-        # A run that is too short for a sync still shows what one would send.
-        sent *= max(shares(answer, result.job.config.arguments)) or 1
+        sent *= max(shares(answer, result.job.config.arguments))
+        if not sent:  # the run is too short for a sync
+            return MISSING
     return size(sent)
 
 

@@ -26,6 +26,8 @@ from owed import owed
 import syncalgos
 from syncalgos import ALGORITHMS
 from syncalgos.engine.placement.parts import HeldPart
+from syncalgos.reducers import stacking
+from syncalgos.reducers.reducer import Draws, _drawn
 from syncalgos.reducers.stacking.shards import Cut, Leaf, Sharding, known
 
 ROUNDING = 3e-6  # of float32 after 8 steps, summed in another order
@@ -233,6 +235,39 @@ def test_each_device_sends_its_shards():
     assert sent.bytes_per_worker == 3 * sent.bytes_per_device
     assert sent.per_step[-1] == sent.bytes_per_worker
     assert sent.by_collective["all_reduce"].per_step[-1] == sent.bytes_per_worker
+
+
+@pytest.mark.parametrize("name", ["quantized_sgd", "sparta"])
+def test_leaves_that_are_cut_and_whole_ones_draw_numbers_of_their_own(name):
+    specs = {"cut": P("fsdp"), "whole": P(), "empty": P("fsdp")}
+    trainer = trainer_of(
+        loss=lambda params, batch: sum(x.sum() for x in jax.tree.leaves(params)) * 1.0,
+        optimizer=optax.sgd(1.0),
+        strategy=getattr(syncalgos, name)(),
+        workers=2,
+        shardings=specs,
+    )
+    start = {
+        "cut": jnp.linspace(-1, 1, 600),
+        "whole": jnp.linspace(-1, 1, 200),
+        "empty": jnp.zeros((0, 4)),
+    }
+    batches = {"x": np.zeros((2, 6, 1), np.float32)}
+    state, _ = trainer.run(trainer.init(start), batches)
+    for name, x in trainer.center(state).params.items():
+        np.testing.assert_allclose(x, start[name] - 2, atol=0.02)
+
+
+def test_numbers_of_leaves_that_are_cut_otherwise_differ():
+    key = jax.tree_util.DictKey
+    cut = Cut((("fsdp",),), (2,))
+    leaves = (Leaf((key("a"),), (8,), cut), Leaf((key("b"),), (4,), None))
+    updates = {"a": jnp.ones(8), "b": jnp.ones(4), "n": jnp.ones(4, jnp.int32)}
+    draws = Draws(lambda x: x.size, jax.random.key)
+    with known(Sharding(leaves)):
+        drawn = _drawn(draws, updates, stacking.pieces_like(0, updates), 0)
+    assert jax.tree.map(jnp.shape, drawn) == {"a": (2, 4), "b": (4,), "n": (0,)}
+    assert len(np.unique(np.concatenate([*map(np.ravel, drawn.values())]))) == 12
 
 
 def test_rows_of_a_batch_are_given_in_order():
