@@ -178,7 +178,7 @@ def test_stdout_answers_and_stderr_has_a_line_a_run_with_the_time_left(small):
     assert len(lines) == len(runs)
     for i, (line, name) in enumerate(zip(lines, runs, strict=True), 1):
         assert line.startswith(f"run {i}/4 {name}: ")
-        left = re.search(r"about ([\d.]+) (s|min|h) left$", line)
+        left = re.search(r"about ([\d.]+) (ms|s|min|h) left$", line)
         assert (left and len(left[1].replace(".", "")) <= 2) or i == 4
 
 
