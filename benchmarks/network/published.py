@@ -18,7 +18,7 @@ before its sync begins.
 import argparse
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import jax
@@ -161,6 +161,16 @@ def least(is_enough: Callable[[float], bool]) -> float:
     return high
 
 
+@cache
+def of_two(model: Model, method: Method) -> Sends:
+    """Returns what each of two workers sends in four rounds."""
+    layer = jax.ShapeDtypeStruct((int(model.params) // model.layers,), jnp.bfloat16)
+    fragments = model.layers // 3  # of three layers, as in the paper
+    period = math.ceil(100 / fragments) * fragments  # 100 there; a multiple here
+    strategy = method.make(period, fragments)
+    return sent(strategy, [layer] * model.layers, 2, 4 * period)
+
+
 def bandwidths(model: Model, method: Method, hidden: float = 0.0) -> list[float]:
     """Returns the Gbit/s at which two workers compute for each of SHARES.
 
@@ -168,11 +178,7 @@ def bandwidths(model: Model, method: Method, hidden: float = 0.0) -> list[float]
         model, method: of the table.
         hidden: as in `computing`.
     """
-    layer = jax.ShapeDtypeStruct((int(model.params) // model.layers,), jnp.bfloat16)
-    fragments = model.layers // 3  # of three layers, as in the paper
-    period = math.ceil(100 / fragments) * fragments  # 100 there; a multiple here
-    strategy = method.make(period, fragments)
-    of_run = sent(strategy, [layer] * model.layers, 2, 4 * period)
+    of_run = of_two(model, method)
 
     def at(bandwidth):
         link = Network("", bandwidth, 0.0)

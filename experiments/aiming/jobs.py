@@ -45,7 +45,7 @@ def run(config: AimConfig, argv: list[str]) -> int:
 
 
 def _answers(config: AimConfig, known: Known) -> Iterator[list[dict[str, Any]]]:
-    """Yields after each job what the processes have answered, in the jobs' order."""
+    """Yields after each compilation, and at the end, the answers in the jobs' order."""
     answers, forms = [], {}
     for job in config.jobs:
         if files.key_of(job) not in known:
@@ -63,7 +63,9 @@ def _answers(config: AimConfig, known: Known) -> Iterator[list[dict[str, Any]]]:
             if number + 1 == asked and all("error" in x for x in answers):
                 raise BadRequest(answers[0]["error"])
             bar.end(job, answer)
-            yield answers
+            # What is known stands in its file already.
+            if files.key_of(job) not in known or number + 1 == len(config.jobs):
+                yield answers
 
 
 def _data_of(job: Job) -> tuple[Any, ...]:
