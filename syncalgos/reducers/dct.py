@@ -118,7 +118,10 @@ def _basis(size: int) -> np.ndarray:
 
 
 def _along(axis: int, matrix: np.ndarray, x: jax.Array) -> jax.Array:
-    product = jnp.tensordot(
-        matrix.astype(x.dtype), x, axes=(1, axis), precision="highest"
-    )
-    return jnp.moveaxis(product, 0, axis)
+    """Multiplies an axis of each chunk by a matrix, (chunks, …); the axis stays."""
+    factor = jnp.asarray(matrix, x.dtype)
+    if axis == x.ndim - 1:
+        return jnp.matmul(x, factor.T, precision="highest")
+    # A product for each chunk: one for all would have to transpose them twice.
+    each = jnp.broadcast_to(factor, (len(x), *factor.shape))
+    return jnp.matmul(each, x, precision="highest")

@@ -5,11 +5,11 @@ import math
 import jax
 import jax.numpy as jnp
 
-from syncalgos import checks, collectives
+from syncalgos import checks
 from syncalgos.collectives import WORKERS, Axis
 from syncalgos.dtypes import if_finite, widen
 from syncalgos.reducers import stacking
-from syncalgos.reducers.reducer import Reducer, is_sent, over_leaves
+from syncalgos.reducers.reducer import Reducer, is_sent
 from syncalgos.reducers.stacking import Stacked
 
 
@@ -69,37 +69,66 @@ def power_sgd(
         leaves = zip(map(jnp.asarray, jax.tree.leaves(params)), of_all, strict=True)
         return [first(i, x, pieces) for i, (x, pieces) in enumerate(leaves)]
 
-    # One layer. P and Q in one step, as in the paper; the authors' package takes half
-    # an iteration a step, and sends half as much.
-    def iterate(x, q):
-        matrix = widen(x).reshape(-1, x.shape[-1])
-        p, _ = jnp.linalg.qr(collectives.mean(matrix @ q, axis))
+    # P and Q in one step, as in the paper; the authors' package takes half an iteration
+    # a step, and sends half as much. All leaves' P travel together, then all else.
+    def combine(updates, state, step):
+        leaves, form = jax.tree.flatten(jax.tree.map(jnp.asarray, updates))
+        of_all = stacking.pieces(stacked, updates)
+        thin = [i for i, q in enumerate(state) if not isinstance(q, tuple)]
+        owns = [of_all[i] for i in thin]
+        layers = [own.split(leaves[i]) for i, own in zip(thin, owns, strict=True)]
+
+        def each(function, *lists):
+            rows = zip(owns, *lists, strict=True)
+            return [own.each(function)(*row) for own, *row in rows]
+
+        wide = each(_times, layers, [state[i] for i in thin])
+        ps = each(_orthonormal, stacking.means(owns, wide, axis))
         # The worker's own share, which feedback is measured by: with the mean's, as in
         # the authors' first code, the residual takes up what workers differ by.
-        own = matrix.T @ p
-        new_q = collectives.mean(own, axis)
-        combined, sent = (p @ right.T for right in (new_q, own))
-        return (
-            combined.reshape(x.shape).astype(x.dtype),
-            sent.reshape(x.shape).astype(x.dtype),
-            # A gradient of zeros leaves a Q of zeros, from which it may not come back.
-            jnp.where(jnp.any(new_q != 0), new_q, q),
-        )
-
-    def leaf(x, q, pieces):
-        if isinstance(q, tuple):
-            return collectives.mean(x, axis), x, q
-        combined, sent, q = pieces.each(iterate)(pieces.split(x), q)
-        return pieces.join(combined), pieces.join(sent), q
-
-    def combine(updates, state, step):
-        leaves, form = jax.tree.flatten(updates)
-        of_all = stacking.pieces(stacked, updates)
-        combined, sent, new = over_leaves(leaf, 3, leaves, state, of_all)
+        shares = each(_share, layers, ps)
+        rest = [i for i in range(len(leaves)) if i not in thin]
+        together = [*shares, *(leaves[i] for i in rest)]
+        kinds = [*owns, *(stacking.Pieces(0) for _ in rest)]
+        means = stacking.means(kinds, together, axis)
+        qs, dense = means[: len(thin)], means[len(thin) :]
+        combined, sent, new = [*leaves], [*leaves], [*state]
+        for i, x in zip(rest, dense, strict=True):
+            combined[i] = x
+        found = each(_product, ps, qs, layers), each(_product, ps, shares, layers)
+        kept = each(_kept, qs, [state[i] for i in thin])
+        for i, own, mean, mine, q in zip(thin, owns, *found, kept, strict=True):
+            combined[i], sent[i], new[i] = own.join(mean), own.join(mine), q
         state = if_finite(combined, new, state)
         return form.unflatten(combined), form.unflatten(sent), state
 
     return Reducer(combine, init)
+
+
+def _times(x: jax.Array, q: jax.Array) -> jax.Array:
+    """Returns M Q of a layer, (rows, r)."""
+    return widen(x).reshape(-1, x.shape[-1]) @ q
+
+
+def _orthonormal(p: jax.Array) -> jax.Array:
+    """Returns P̂, an orthonormal basis of the columns of P, (rows, r)."""
+    return jnp.linalg.qr(p)[0]
+
+
+def _share(x: jax.Array, p: jax.Array) -> jax.Array:
+    """Returns Mᵀ P̂ of a layer, (columns, r)."""
+    return widen(x).reshape(-1, x.shape[-1]).T @ p
+
+
+def _product(p: jax.Array, q: jax.Array, like: jax.Array) -> jax.Array:
+    """Returns P̂ Qᵀ in the shape and dtype of a layer."""
+    return (p @ q.T).reshape(like.shape).astype(like.dtype)
+
+
+def _kept(new: jax.Array, q: jax.Array) -> jax.Array:
+    """Returns the Q to begin the next step with."""
+    # A gradient of zeros leaves a Q of zeros, from which it may not come back.
+    return jnp.where(jnp.any(new != 0), new, q)
 
 
 def _rank(rank: int, min_rate: float, layer: tuple[int, ...]) -> int:

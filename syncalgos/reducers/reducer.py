@@ -10,6 +10,7 @@ import numpy as np
 import optax
 
 from syncalgos.collectives import Axis, PyTree
+from syncalgos.keys import uniform
 from syncalgos.reducers import stacking
 from syncalgos.reducers.stacking import Stacked
 
@@ -121,8 +122,10 @@ def _drawn(draws: Draws, updates: PyTree, pieces: PyTree, step: Any) -> PyTree:
         shards = 1 if cut is None else cut.shards
         sizes = [math.prod(shapes[i]) // shards for i in group]
         key = jax.random.fold_in(key, count) if count else key
-        numbers = jax.random.uniform(key, (shards, sum(sizes)))
-        numbers = numbers if cut is None else cut.placed(numbers)
+        if cut is None:
+            numbers = uniform(key, sum(sizes))[None]
+        else:
+            numbers = cut.placed(jax.random.uniform(key, (shards, sum(sizes))))
         parts = jnp.split(numbers, np.cumsum(sizes)[:-1], axis=1)
         for i, part in zip(group, parts, strict=True):
             found[i] = part.reshape(shapes[i])

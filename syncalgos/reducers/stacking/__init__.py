@@ -4,5 +4,6 @@ from syncalgos.reducers.stacking.pieces import Pieces as Pieces
 from syncalgos.reducers.stacking.pieces import Stacked as Stacked
 from syncalgos.reducers.stacking.pieces import check as check
 from syncalgos.reducers.stacking.pieces import counts as counts
+from syncalgos.reducers.stacking.pieces import means as means
 from syncalgos.reducers.stacking.pieces import pieces as pieces
 from syncalgos.reducers.stacking.pieces import pieces_like as pieces_like

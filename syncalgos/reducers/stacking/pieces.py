@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from syncalgos import checks
-from syncalgos.collectives import PyTree
+from syncalgos import checks, collectives
+from syncalgos.collectives import Axis, PyTree
 from syncalgos.reducers.stacking import shards
 
 Stacked = PyTree | Callable[[str, tuple[int, ...]], int]
@@ -103,3 +103,22 @@ def pieces(stacked: Stacked, tree: PyTree) -> list[Pieces]:
 def pieces_like(stacked: Stacked, tree: PyTree) -> PyTree:
     """Returns `pieces` as a tree of the same form."""
     return jax.tree.unflatten(jax.tree.structure(tree), pieces(stacked, tree))
+
+
+def means(owns: list[Pieces], lists: list[jax.Array], axis: Axis) -> list[jax.Array]:
+    """Returns the means over the workers of arrays that lead with pieces.
+
+    Args:
+        owns: the pieces of each array. Those of whole leaves travel together, shards
+            from the devices on which they lie.
+        lists: an array of each.
+        axis: the mapped axis or axes over which the workers lie.
+    """
+
+    def mean(x):
+        return collectives.mean(x, axis)
+
+    whole = [i for i, own in enumerate(owns) if own.cut is None]
+    found = dict(zip(whole, mean([lists[i] for i in whole]), strict=True))
+    pairs = enumerate(zip(owns, lists, strict=True))
+    return [found[i] if i in found else own.each(mean)(x) for i, (own, x) in pairs]

@@ -1,0 +1,20 @@
+"""Collectives over the workers: the only folder that calls those of jax.lax.
+
+Each takes a tree and the axis over which the workers lie, and works alike on virtual
+workers, devices and processes. `communication` counts what they send from the program
+that they trace to. A strategy that sends by them alone runs on every backend.
+"""
+
+from syncalgos.collectives.axes import WORKERS as WORKERS
+from syncalgos.collectives.axes import Axis as Axis
+from syncalgos.collectives.axes import index as index
+from syncalgos.collectives.axes import platform as platform
+from syncalgos.collectives.axes import size as size
+from syncalgos.collectives.means import agreed as agreed
+from syncalgos.collectives.means import group_mean as group_mean
+from syncalgos.collectives.means import mean as mean
+from syncalgos.collectives.moves import all_to_all as all_to_all
+from syncalgos.collectives.moves import exchange as exchange
+from syncalgos.collectives.moves import gather as gather
+from syncalgos.collectives.moves import shift as shift
+from syncalgos.dtypes import PyTree as PyTree

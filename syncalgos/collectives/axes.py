@@ -1,0 +1,62 @@
+"""The axes over which workers lie, and a worker's place along them.
+
+An `axis` is the name of a mapped axis, or a tuple of names with the outermost first.
+"""
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+Axis = str | tuple[str, ...]
+
+WORKERS: tuple[str, str] = ("devices", "lanes")
+"""The axes over which `DataParallel` lays its workers, in row-major order."""
+
+
+def names_of(axis: Axis) -> tuple[str, ...]:
+    """Returns the names of an axis, each of which is mapped here, and usable."""
+    names = (axis,) if isinstance(axis, str) else tuple(axis)
+    for name in names:
+        try:
+            place = lax.axis_index(name)
+        except NameError:
+            where = f"unbound axis name: no axis {name!r} is mapped here"
+            if name in WORKERS:
+                where += ", as it is by DataParallel: for an axis of your own make the "
+                where += "strategy with axis='NAME'"
+            raise NameError(where) from None
+        if jax.typeof(place).mat.varying:
+            raise ValueError(
+                "give jax.shard_map check_vma=False: with its check on, jax.grad adds "
+                "the gradients of all devices by itself, and no step is local"
+            )
+    return names
+
+
+def size(axis: Axis = WORKERS) -> int:
+    """Returns the number of workers along the axis, a Python int.
+
+    Raises:
+        NameError: no axis of that name is mapped.
+        ValueError: a shard_map that was called without check_vma=False.
+    """
+    return lax.axis_size(names_of(axis))
+
+
+def several(names: tuple[str, ...]) -> tuple[str, ...]:
+    """Returns the names of axes with more than one worker."""
+    # XLA leaves an all-reduce over one worker in the program, and copies all for it.
+    return tuple(name for name in names if lax.axis_size(name) > 1)
+
+
+def index(axis: Axis = WORKERS) -> jax.Array:
+    """Returns this worker's number, an int32 scalar, from 0 in row-major order."""
+    names = several(names_of(axis))
+    return lax.axis_index(names) if names else jnp.int32(0)
+
+
+def platform() -> str:
+    """Returns the platform of the devices for which a program is traced."""
+    # A compiler may be elsewhere than its devices.
+    device = jax.sharding.get_abstract_mesh().abstract_device
+    return device.platform if device else jax.default_backend()

@@ -1,0 +1,149 @@
+"""Messages between processes: arrays joined, or cut.
+
+XLA joins the all-reduces of a program by itself, but not those by gloo between
+processes, and no other collectives: each array would cost a round trip. And all but
+all-reduces leave one direction of a link idle: gloo posts a send before its receive, so
+the other's leave to send waits behind this process's own data. Messages that fit a
+socket's buffer do not wait: docs/results.md, "A real slow link".
+"""
+
+from collections.abc import Callable, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from syncalgos.collectives.axes import platform
+
+BUCKET = 2**20
+"""Bytes that one all-reduce joins at most; longer arrays go alone, and uncopied.
+
+On 100 Mbit/s, 4.5 MB took 390 ms by 1 MB, and 430 to 460 by 4 MB or in one piece.
+"""
+
+MESSAGE = 40_000
+"""Bytes of a message to one peer at most, where a collective is cut."""
+
+
+def crosses(names: Sequence[str]) -> bool:
+    """Whether a collective over axes goes by gloo from process to process.
+
+    Args:
+        names: the axes. A collective along an axis of one worker sends nothing.
+
+    Workers that are meshes send their arrays one by one: joined, the shards of a
+    worker would have to change places on its devices.
+    """
+    several = any(lax.axis_size(name) > 1 for name in names)
+    gloo = platform() == "cpu" and jax.process_count() > 1
+    return several and gloo and not _meshed()
+
+
+def _meshed() -> bool:
+    """Whether workers are several devices, whose arrays lie over these in shards."""
+    mesh = jax.sharding.get_abstract_mesh()
+    free = set(mesh.axis_names) - set(mesh.manual_axes)
+    return any(mesh.shape[name] > 1 for name in free)
+
+
+def summed(leaves: Sequence[jax.Array], names: tuple[str, ...]) -> list[jax.Array]:
+    """Returns psum of every leaf: one all-reduce of each, or of several joined.
+
+    Args:
+        leaves: arrays.
+        names: the axes over which to sum, each of several workers.
+
+    Returns:
+        The sums, of the same shapes and dtypes. Between three processes or more gloo
+        adds an array's parts in an order that goes by their place in the message.
+    """
+    if not crosses(names):
+        return [lax.psum(x, names) for x in leaves]
+    # Joined in one program: the sum of each number is that of its own leaf.
+    found = [*leaves]
+    for bucket in _buckets(leaves):
+        joined = [leaves[i].reshape(-1) for i in bucket]
+        total = lax.psum(jnp.concatenate(joined) if joined[1:] else joined[0], names)
+        ends = np.cumsum([x.size for x in joined])[:-1]
+        for i, part in zip(bucket, jnp.split(total, ends), strict=True):
+            found[i] = part.reshape(leaves[i].shape)
+    return found
+
+
+def _buckets(leaves: Sequence[jax.Array]) -> list[list[int]]:
+    """Groups the numbers of leaves of one dtype that BUCKET holds, in order."""
+    buckets: list[list[int]] = []
+    room: dict[np.dtype, int] = {}  # in the last bucket of a dtype
+    last: dict[np.dtype, list[int]] = {}
+    for i, x in enumerate(leaves):
+        if x.nbytes > room.get(x.dtype, -1):
+            last[x.dtype], room[x.dtype] = [], BUCKET
+            buckets.append(last[x.dtype])
+        last[x.dtype].append(i)
+        room[x.dtype] -= x.nbytes
+    return buckets
+
+
+def moved(
+    leaves: Sequence[jax.Array],
+    send: Callable[[jax.Array], jax.Array],
+    names: Sequence[str],
+    rows: int = 0,
+) -> list[jax.Array]:
+    """Moves leaves by a collective that changes no byte: joined, and cut.
+
+    Args:
+        leaves: arrays.
+        send: a collective of one array, which it may give further leading axes.
+        names: the axes over which it sends.
+        rows: 0, or so many lanes that each send arrays of one row a peer.
+
+    Returns:
+        What arrived of each leaf.
+    """
+    lead = min(rows, 1)
+    # Complex numbers and random keys have no bytes to XLA.
+    if not crosses(names) or any(x.dtype.kind not in "fiub" for x in leaves):
+        return [send(x) for x in leaves]
+    flat = [_to_bytes(x, lead) for x in leaves]
+    arrived = _cut(jnp.concatenate(flat, axis=-1), send, MESSAGE // max(rows, 1))
+    ends = np.cumsum([x.shape[-1] for x in flat])[:-1]
+    return [
+        _from_bytes(part, x.shape[lead:], x.dtype)
+        for part, x in zip(jnp.split(arrived, ends, axis=-1), leaves, strict=True)
+    ]
+
+
+def _cut(
+    x: jax.Array, send: Callable[[jax.Array], jax.Array], longest: int
+) -> jax.Array:
+    """Sends an array of bytes, (…, n), in equal messages and what is left over."""
+    length = x.shape[-1]
+    count = max(1, -(-length // longest))
+    size = length // count
+    # Nothing is filled up: what is sent stays what the ledger counts.
+    whole, rest = x[..., : count * size], x[..., count * size :]
+    pieces = jnp.moveaxis(whole.reshape(*x.shape[:-1], count, size), -2, 0)
+    arrived = lax.map(send, pieces) if count > 1 else send(pieces[0])[None]
+    arrived = jnp.moveaxis(arrived, 0, -2)
+    arrived = arrived.reshape(*arrived.shape[:-2], count * size)
+    if not rest.size:
+        return arrived
+    return jnp.concatenate([arrived, send(rest)], axis=-1)
+
+
+def _to_bytes(x: jax.Array, lead: int) -> jax.Array:
+    """Returns an array's bytes, flat behind its leading axes."""
+    if x.dtype.kind == "b":
+        x = x.astype(jnp.uint8)
+    return lax.bitcast_convert_type(x, jnp.uint8).reshape(*x.shape[:lead], -1)
+
+
+def _from_bytes(x: jax.Array, shape: tuple[int, ...], dtype: np.dtype) -> jax.Array:
+    """Returns the array of the bytes of `_to_bytes`, behind further leading axes."""
+    of_entry = () if dtype.itemsize == 1 else (dtype.itemsize,)
+    x = x.reshape(*x.shape[:-1], *shape, *of_entry)
+    if dtype.kind == "b":
+        return x.astype(bool)
+    return lax.bitcast_convert_type(x, dtype)

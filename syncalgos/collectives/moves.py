@@ -1,0 +1,137 @@
+"""Moves of arrays as they are: gathered by all, shifted, exchanged, transposed."""
+
+# Under pmap or shard_map around vmap, psum and axis_index take a tuple of names;
+# all_gather, ppermute and psum_scatter fail on it: those go axis by axis here.
+
+import functools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from syncalgos.collectives.axes import WORKERS, Axis, index, names_of, several, size
+from syncalgos.collectives.messages import moved
+from syncalgos.dtypes import PyTree
+
+
+def gather(tree: PyTree, axis: Axis = WORKERS) -> PyTree:
+    """Gathers every worker's leaves: a leaf of shape S becomes (workers, *S)."""
+
+    names = names_of(axis)
+    leaves, form = jax.tree.flatten(tree)
+
+    def rows_of(x: Any) -> jax.Array:
+        # XLA for TPUs makes of a gather of flat arrays that do not fill tiles an
+        # all-reduce, which sends twice as much (libtpu 0.0.52).
+        flat = len(x.shape) == 1
+        rows = next((n for n in range(2, 64) if flat and x.size % n == 0), 1)
+        return x if rows == 1 else x.reshape(rows, x.size // rows)
+
+    found = [rows_of(jnp.asarray(x)) for x in leaves]
+    for name in reversed(names):  # (lanes, *S), then (devices, lanes, *S)
+        found = moved(found, lambda x, name=name: lax.all_gather(x, name), [name])
+    pairs = zip(found, leaves, strict=True)
+    return form.unflatten([y.reshape(size(axis), *jnp.shape(x)) for y, x in pairs])
+
+
+def shift(tree: PyTree, by: int, axis: Axis = WORKERS) -> PyTree:
+    """Shifts leaves around a ring: worker i receives those of worker i + by.
+
+    Args:
+        tree: arrays.
+        by: workers, modulo their number; known when the program is traced.
+        axis: the mapped axis or axes over which the workers lie.
+    """
+    # Axes of one worker would have XLA for TPUs all-reduce gradients within workers.
+    by, names = by % size(axis), several(names_of(axis))
+    leaves, form = jax.tree.flatten(tree)
+    return (
+        form.unflatten(_shift([*map(jnp.asarray, leaves)], by, names)) if by else tree
+    )
+
+
+def _shift(leaves: list[jax.Array], by: int, names: tuple[str, ...]) -> list[jax.Array]:
+    """`shift`, for leaves: at most two permutations of devices."""
+    outer, name = names[:-1], names[-1]
+    n = lax.axis_size(name)
+    if not outer:
+        to_and_from = [((i + by) % n, i) for i in range(n)]
+        return _permuted(leaves, name, to_and_from) if by % n else leaves
+    # Lane l of device d reads lane l + rest of device d + hops, or of the one after it
+    # where that passes the last lane: each device sends each of its lanes once.
+    hops, rest = divmod(by, n)
+    lanes = [lax.all_gather(x, name) for x in leaves]  # (lanes, *shape), all alike
+    arrived = _shift([x[rest:] for x in lanes], hops, outer)
+    if rest:
+        late = _shift([x[:rest] for x in lanes], hops + 1, outer)
+        arrived = [jnp.concatenate(pair) for pair in zip(arrived, late, strict=True)]
+    return [x[lax.axis_index(name)] for x in arrived]
+
+
+def _permuted(
+    leaves: list[jax.Array], name: str, pairs: list[tuple[int, int]]
+) -> list[jax.Array]:
+    """Sends leaves from the first device of each pair to the second."""
+    return moved(leaves, lambda x: lax.ppermute(x, name, pairs), [name])
+
+
+def exchange(
+    tree: PyTree,
+    sources: Sequence[Sequence[int]],
+    chosen: Any = 0,
+    axis: Axis = WORKERS,
+) -> PyTree:
+    """Permutes leaves: worker i receives those of worker sources[chosen][i].
+
+    Args:
+        tree: arrays.
+        sources: permutations of the workers' numbers, known when the program is traced.
+        chosen: the number of one of them, the same on all workers.
+        axis: the mapped axis or axes over which the workers lie.
+
+    Returns:
+        A tree of the same shapes. Over several lanes on several devices each worker
+        gathers from all.
+    """
+    # Over two axes a permutation of pairs has no shorter way than to gather all.
+    names = [*several(names_of(axis))]
+    if len(names) > 1:
+        mine = jnp.asarray(sources)[chosen, index(axis)]
+        return jax.tree.map(lambda x: gather(x, axis)[mine], tree)
+
+    def permute(pairs: list[tuple[int, int]]) -> PyTree:
+        leaves, form = jax.tree.flatten(jax.tree.map(jnp.asarray, tree))
+        return form.unflatten(_permuted(leaves, names[0], pairs))
+
+    if not names:
+        return tree
+    permutations = [
+        functools.partial(permute, [(source, i) for i, source in enumerate(row)])
+        for row in sources
+    ]
+    return lax.switch(chosen, permutations)
+
+
+def all_to_all(tree: PyTree, axis: Axis = WORKERS) -> PyTree:
+    """Transposes rows, (workers, *S): row j of worker i becomes row i of worker j."""
+    names = names_of(axis)
+    sizes = [lax.axis_size(name) for name in names]
+    leaves, form = jax.tree.flatten(tree)
+    found = [x.reshape(*sizes, *x.shape[1:]) for x in leaves]
+    for i, name in enumerate(names):
+
+        def send(x, i=i, name=name):
+            # vmap's rule fails on an array that is not mapped: adding 0 maps it.
+            mapped = x + 0 * lax.axis_index(name).astype(x.dtype)
+            return lax.all_to_all(mapped, name, i, i, tiled=True)
+
+        # Cut into messages along the first axis alone.
+        if i == 0:
+            found = moved(found, send, [name], math.prod(sizes[1:]))
+        else:
+            found = [send(x) for x in found]
+    pairs = zip(found, leaves, strict=True)
+    return form.unflatten([y.reshape(x.shape) for y, x in pairs])

@@ -1,0 +1,118 @@
+"""Arrays joined and cut for the way between processes arrive as they were."""
+
+from functools import partial
+
+import hypothesis
+import hypothesis.strategies as st
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import syncalgos as sa
+from syncalgos import collectives
+from syncalgos.collectives import messages
+from syncalgos.keys import uniform
+
+DEVICES, LANES = 2, 3
+DTYPES = (jnp.float32, jnp.bfloat16, jnp.float16, jnp.int32, jnp.uint8, jnp.bool_)
+
+
+@pytest.fixture
+def between_processes(monkeypatch):
+    """Has all collectives go as between processes, in small messages."""
+
+    def only(message, bucket):
+        monkeypatch.setattr(messages, "MESSAGE", message)
+        monkeypatch.setattr(messages, "BUCKET", bucket)
+        monkeypatch.setattr(messages, "crosses", lambda names: True)
+
+    return only
+
+
+def leaves(dtypes=DTYPES):
+    """One tree a worker, with leaves of no, one and many entries."""
+    rng = np.random.default_rng(0)
+    shapes = [(), (0, 3), (1,), (7,), (5, 3), (6, 4)]
+    lead = DEVICES, LANES
+    return [
+        jnp.asarray(rng.integers(0, 2, (*lead, *shape)) * 3, dtype)
+        for shape, dtype in zip(shapes * 2, [*dtypes, *dtypes[::-1]], strict=True)
+    ]
+
+
+def on_workers(function, tree):
+    inner = jax.vmap(function, axis_name="lanes")
+    return jax.pmap(inner, axis_name="devices")(tree)
+
+
+def rows(x):
+    """A row for each worker, which differ."""
+    count = jnp.arange(DEVICES * LANES).reshape(-1, *[1] * x.ndim).astype(x.dtype)
+    return x[None] + count
+
+
+@pytest.mark.parametrize(
+    "move",
+    [
+        collectives.gather,
+        partial(collectives.shift, by=1),
+        partial(collectives.shift, by=4),
+        partial(collectives.exchange, sources=[[1, 2, 3, 4, 5, 0]]),
+        lambda tree: collectives.all_to_all(jax.tree.map(rows, tree)),
+        collectives.mean,
+    ],
+    ids=["gather", "shift-1", "shift-4", "exchange", "all_to_all", "mean"],
+)
+@pytest.mark.parametrize("message, bucket", [(7, 16), (64, 100), (10_000, 10_000)])
+def test_joined_and_cut_arrays_arrive_as_they_were(
+    between_processes, move, message, bucket
+):
+    tree = leaves()
+    plain = on_workers(move, tree)
+    between_processes(message, bucket)
+    for found, expected in zip(on_workers(move, tree), plain, strict=True):
+        assert found.dtype == expected.dtype
+        np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("name", ["sync_sgd", "quantized_sgd", "gossip", "topk_sgd"])
+def test_messages_send_the_same_bytes(between_processes, name):
+    params = {"w": jnp.ones((40, 5)), "b": jnp.ones(5)}
+    strategy = getattr(sa, name)()
+    plain = sa.communication(strategy, params, 4, 3)
+    between_processes(64, 10_000)
+    cut = sa.communication(strategy, params, 4, 3)
+    assert cut.bytes_per_worker == plain.bytes_per_worker
+    assert set(cut.by_collective) == set(plain.by_collective)
+    assert cut.calls != plain.calls
+
+
+def test_powersgd_calls_twice_between_processes(between_processes):
+    params = [jnp.ones((40, 30)), jnp.ones((30, 40)), jnp.ones(5)]
+    between_processes(40_000, 2**20)
+    assert sa.communication(sa.powersgd(), params, 4, 3).calls == 2 * 3
+
+
+@hypothesis.given(
+    st.lists(st.tuples(st.integers(0, 40), st.sampled_from(DTYPES)), max_size=8)
+)
+def test_buckets_hold_each_leaf_once_and_one_dtype(given):
+    arrays = [jnp.zeros(size, dtype) for size, dtype in given]
+    buckets = messages._buckets(arrays)
+    assert sorted(i for bucket in buckets for i in bucket) == [*range(len(arrays))]
+    assert all(len({arrays[i].dtype for i in bucket}) == 1 for bucket in buckets)
+
+
+@pytest.mark.parametrize("count", [0, 1, 5, 1001])
+def test_uniform_numbers_are_those_of_jax(count):
+    for key in (jax.random.key(3), jax.random.fold_in(jax.random.key(0), 7)):
+        expected = jax.random.uniform(key, (count,))
+        np.testing.assert_array_equal(
+            jax.jit(uniform, static_argnums=1)(key, count), expected
+        )
+
+
+def test_keys_of_another_kind_draw_by_jax():
+    key = jax.random.key(3, impl="rbg")
+    np.testing.assert_array_equal(uniform(key, 9), jax.random.uniform(key, (9,)))
