@@ -1,4 +1,4 @@
-"""How many lanes' batches a merged gradient takes at a time on CPUs.
+"""The number of lanes whose batches a merged gradient takes at a time on CPUs.
 
 As many as the caches hold, yet so many that a group's own results outweigh the weights
 that it reads, and the gradients that it adds to those of the groups before.

@@ -48,7 +48,7 @@ class Unfit(ValueError):
 
 
 class Chosen(NamedTuple):
-    """How a device runs its lanes.
+    """The form in which a device runs its lanes.
 
     Attributes:
         form: one of FORMS.
