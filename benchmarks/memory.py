@@ -12,7 +12,8 @@ For every algorithm and number of workers, in a fresh process each, --jobs at a 
 - whether donation is complete: the results that take an argument's place are as many
   bytes as the whole state.
 
-Work is that of `benchmarks.scaling`, a round of 4 steps a dispatch; its rows count too.
+Work is that of `benchmarks.scaling`, or another of --models, a round of 4 steps a
+dispatch; its rows count too.
 """
 
 import argparse
@@ -28,6 +29,7 @@ import jax
 import syncalgos
 from benchmarks.measure import in_fresh_processes, table_of
 from benchmarks.scaling import Training, make
+from benchmarks.work import WORK
 from syncalgos.engine.worker import RUN
 
 STEPS = 4  # a round, so that there is a sync in a dispatch
@@ -43,6 +45,7 @@ def _megabytes(field: str) -> Callable[[Mapping[str, Any]], float]:
 
 
 COLUMNS = {
+    "model": "model",
     "algorithm": "algorithm",
     "workers": "workers",
     "state, MB a worker": _megabytes("state_bytes_per_worker"),
@@ -55,10 +58,10 @@ COLUMNS = {
 }
 
 
-def measure(workers: int, name: str) -> dict[str, Any]:
+def measure(workers: int, name: str, model: str) -> dict[str, Any]:
     """A record; to be called first in a process."""
     jax.config.update("jax_num_cpu_devices", os.cpu_count())
-    training = Training(make(name, STEPS), workers)
+    training = Training(make(name, STEPS), workers, model)
     go, lanes = training.dispatch(STEPS), training.trainer.layout.lanes
     go()  # compiles, which takes memory of its own
     state = training.state_bytes
@@ -79,7 +82,9 @@ def measure(workers: int, name: str) -> dict[str, Any]:
     )
     return {
         "benchmark": "memory",
+        "model": model,
         "algorithm": name,
+        "form": training.trainer.lane_form,
         "workers": workers,
         "lanes": lanes,
         "state_bytes_per_worker": state,
@@ -105,14 +110,14 @@ def witnessed(training: Training, go: Callable[[], None]) -> int | None:
         return None
     del training.state
     gc.collect()
-    before = _status("VmRSS")
+    before = status("VmRSS")
     training.begin()
     CLEAR.write_text("5")  # the peak starts anew
     go()
-    return _status("VmHWM") - before
+    return status("VmHWM") - before
 
 
-def _status(name: str) -> int:
+def status(name: str) -> int:
     """Bytes, of a line such as `VmHWM:   123 kB`."""
     lines = STATUS.read_text().splitlines()
     return 1024 * next(int(x.split()[1]) for x in lines if x.startswith(name))
@@ -122,6 +127,7 @@ def main() -> None:
     """Prints a record for each algorithm and number of workers, then a table."""
     parser = argparse.ArgumentParser(description="Peak memory of each algorithm.")
     parser.add_argument("--workers", type=int, nargs="+", default=[8, 64])
+    parser.add_argument("--models", nargs="+", choices=WORK, default=["mlp"])
     parser.add_argument("--jobs", type=int, default=2, help="processes at a time")
     parser.add_argument(
         "--algorithms",
@@ -133,7 +139,7 @@ def main() -> None:
     flags = parser.parse_args()
     # Freed memory goes back to the system at once, so that peaks are of held memory.
     os.environ["MALLOC_MMAP_THRESHOLD_"] = str(2**16)
-    cases = itertools.product(flags.workers, flags.algorithms)
+    cases = itertools.product(flags.workers, flags.algorithms, flags.models)
     print(table_of(COLUMNS, in_fresh_processes(measure, cases, flags.jobs)))
 
 

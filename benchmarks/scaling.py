@@ -83,8 +83,8 @@ class Training:
         data: resident on the devices.
     """
 
-    def __init__(self, strategy: syncalgos.Strategy, workers: int):
-        self.work = WORK["mlp"]()
+    def __init__(self, strategy: syncalgos.Strategy, workers: int, model: str = "mlp"):
+        self.work = WORK[model]()
         self.trainer = syncalgos.DataParallel(
             syncalgos.stateless(self.work.loss),
             optax.sgd(LR),

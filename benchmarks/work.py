@@ -1,6 +1,7 @@
 """Models of the project, trained by the benchmarks on random data of real shapes."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -72,16 +73,19 @@ def _lstm() -> Work:
     return Work(loss, params, _data(1024, 64, 40), 8, 16)
 
 
-def _gpt() -> Work:
-    params = gpt.init(jax.random.key(0), 65, 128, 128, 4)
-    text = np.random.default_rng(0).integers(0, 65, (1024, 129), np.int32)
-    loss = _of_logits(lambda params, x: gpt.apply(params, x, 4))
-    return Work(loss, params, {"x": text[:, :-1], "y": text[:, 1:]}, 4, 16)
+def _gpt(width: int, layers: int, heads: int, context: int, batch: int) -> Work:
+    params = gpt.init(jax.random.key(0), 65, context, width, layers)
+    text = np.random.default_rng(0).integers(0, 65, (1024, context + 1), np.int32)
+    loss = _of_logits(lambda params, x: gpt.apply(params, x, heads))
+    return Work(loss, params, {"x": text[:, :-1], "y": text[:, 1:]}, batch, 16)
 
 
 WORK: dict[str, Callable[[], Work]] = {
     "mlp": _mlp,
     "lenet": _lenet,
     "lstm": _lstm,
-    "gpt": _gpt,
+    "gpt": partial(_gpt, 128, 4, 4, 128, 4),
+    # Of 10.7 and 49.7 million params, one sequence a worker: a turn takes seconds.
+    "gpt10m": partial(_gpt, 384, 6, 6, 64, 1),
+    "gpt50m": partial(_gpt, 768, 7, 12, 32, 1),
 }

@@ -9,6 +9,9 @@ by median. For sync_sgd it is one plain jitted gradient of the whole global batc
 `plain_functions` is model averaging as a user writes it, a strategy of four plain
 functions that declares when it acts; it is compared with the library's own.
 
+`of the matmuls alone` is the ratio to a program that does only the matmuls of a
+worker's gradient, on random operands, with all devices busy (`engine/matmuls.py`).
+
 All train with plain SGD, data resident on the devices, in turn, and ratios are taken
 within a turn. At the first turn their losses are compared.
 """
@@ -27,7 +30,7 @@ from jax import lax
 
 import syncalgos
 from benchmarks import measure
-from benchmarks.engine import by_hand
+from benchmarks.engine import by_hand, matmuls
 from benchmarks.work import LR, WORK, Work
 
 
@@ -59,6 +62,7 @@ ALGORITHMS: dict[str, Callable[[], syncalgos.Strategy]] = {
     "plain_functions": plain_functions,
 }
 ENGINE, WHOLE, LIBRARY = "engine", "whole batch", "model_averaging"
+MATMULS = "matmuls alone"
 COLUMNS = {
     "model": "model",
     "algorithm": "algorithm",
@@ -68,6 +72,7 @@ COLUMNS = {
     "to the best": "ratio_to_best",
     "which is": "best",
     "worker-steps/s": lambda one: one["worker_steps_per_second"][ENGINE],
+    "of the matmuls alone": "share_of_matmuls",
 }
 WARMUPS = 2  # a loop by hand compiles twice: for NumPy state, then for its own
 
@@ -91,27 +96,39 @@ def by_engine(work: Work, algorithm: str, workers: int) -> tuple[Callable, Any]:
     return go, trainer
 
 
-def loops(work: Work, algorithm: str, workers: int) -> dict[str, Callable]:
-    """The engine's contestants by name: loops by hand, but for plain functions."""
+def loops(
+    work: Work, algorithm: str, workers: int, same: bool = False
+) -> dict[str, Callable]:
+    """The engine's contestants by name: loops by hand, but for plain functions.
+
+    Args:
+        work: what is trained.
+        algorithm: of ALGORITHMS.
+        workers: their number.
+        same: only the form that the engine takes; else all.
+    """
     if algorithm == "sync_sgd":
         return {WHOLE: by_hand.whole_batch(work)}
     if algorithm == "plain_functions":
         return {LIBRARY: by_engine(work, "model_averaging", workers)[0]}
+    counts = [n for n in sorted({1, len(jax.devices())}) if workers % n == 0]
+    cases = [(form, count) for count in counts for form in by_hand.FORMS]
     return {
         f"{form} on {count}": by_hand.loop(work, algorithm, form, workers, count)
-        for count in sorted({1, len(jax.devices())})
-        for form in by_hand.FORMS
-        if workers % count == 0
+        for form, count in (cases[-1:] if same else cases)
     }
 
 
-def contest(model: str, algorithm: str, workers: int, repeats: int) -> dict[str, Any]:
+def contest(
+    model: str, algorithm: str, workers: int, repeats: int, same: bool = False
+) -> dict[str, Any]:
     """Times all in turn; returns a record."""
     work = WORK[model]()
     engine, trainer = by_engine(work, algorithm, workers)
-    runs = {ENGINE: engine, **loops(work, algorithm, workers)}
+    runs = {ENGINE: engine, **loops(work, algorithm, workers, same)}
     data = trainer.place(work.data)
     steps = max(by_hand.PERIOD, work.steps * 8 // workers)
+    alone = matmuls.alone(work, steps * workers, trainer.layout.shape[0])
     rng = np.random.default_rng(0)
     rows = [
         rng.integers(0, work.examples, (steps, workers * work.batch), np.int32)
@@ -128,7 +145,8 @@ def contest(model: str, algorithm: str, workers: int, repeats: int) -> dict[str,
 
         return run
 
-    seconds = measure.in_turn({name: timed(name) for name in runs}, repeats, WARMUPS)
+    timed_runs = {**{name: timed(name) for name in runs}, MATMULS: alone}
+    seconds = measure.in_turn(timed_runs, repeats, WARMUPS)
     for name, found in losses.items():  # of the first turn: later, rounding has grown
         np.testing.assert_allclose(found, losses[ENGINE], 1e-3, err_msg=name)
     return {
@@ -139,6 +157,7 @@ def contest(model: str, algorithm: str, workers: int, repeats: int) -> dict[str,
         "devices": trainer.layout.shape[0],
         "form": trainer.lane_form,
         "repeats": repeats,
+        "matmul_megaflops": matmuls.flops(matmuls.products(work)) / 1e6,
         **compared(seconds, f"map on {trainer.layout.shape[0]}", steps * workers),
     }
 
@@ -149,11 +168,13 @@ def compared(
     """Rates of all, and ratios of the engine to the same and to the best form.
 
     Args:
-        seconds: of each turn, by name.
+        seconds: of each turn, by name; of the matmuls alone, too.
         same: the form by hand that the engine takes, if it was run.
         worker_steps: of a turn.
     """
-    best = min(seconds.keys() - {ENGINE}, key=lambda name: median(seconds[name]))
+    best = min(
+        seconds.keys() - {ENGINE, MATMULS}, key=lambda name: median(seconds[name])
+    )
     same = same if same in seconds else best
     return {
         "best": best,
@@ -162,6 +183,7 @@ def compared(
         },
         "ratio_to_same": measure.ratios(seconds[ENGINE], seconds[same]),
         "ratio_to_best": measure.ratios(seconds[ENGINE], seconds[best]),
+        "share_of_matmuls": measure.ratios(seconds[ENGINE], seconds[MATMULS]),
     }
 
 
@@ -174,10 +196,14 @@ def main() -> None:
     )
     parser.add_argument("--workers", type=int, nargs="+", default=[1, 8, 64, 256])
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument(
+        "--same", action="store_true", help="only the loop of the engine's form"
+    )
     arguments = parser.parse_args()
     jax.config.update("jax_num_cpu_devices", os.cpu_count())
     cases = itertools.product(arguments.models, arguments.algorithms, arguments.workers)
-    found = [measure.report(contest(*one, arguments.repeats)) for one in cases]
+    rest = arguments.repeats, arguments.same
+    found = [measure.report(contest(*one, *rest)) for one in cases]
     print(measure.table_of(COLUMNS, found))
 
 

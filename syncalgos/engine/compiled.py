@@ -213,15 +213,18 @@ class Compiled:
         inputs: Inputs,
     ) -> Any:
         """A program of all workers, jitted: (own, inputs) -> Outputs."""
-        form = selection.VECTORIZED
+        chosen = selection.Chosen(selection.VECTORIZED)
         if program.takes_steps and not backends.debugging():
             asked = self._lane_form, self._worker, self._layout
             with self._layout.inside():
-                form = self.form = selection.choose(*asked, own, inputs, replicated)
-        if form == selection.VECTORIZED:
+                chosen = selection.choose(*asked, own, inputs, replicated)
+            self.form = chosen.form
+        if chosen.form == selection.VECTORIZED:
             run = partial(backends.vectorized, partial(program.function, self._worker))
+        elif chosen.form == selection.SEQUENTIAL:
+            run = partial(execution.sequential, self._worker)
         else:
-            run = partial(execution.LOOPS[form], self._worker)
+            run = partial(execution.merged, self._worker, group=chosen.group)
         on_device = partial(run, self._layout.lanes, replicated)
         mapped = backends.over_devices(self._layout, on_device, program.donates)
         if not self._layout.places_leaves:

@@ -18,7 +18,8 @@ from problems.linear import (
 import syncalgos
 from syncalgos import per_example, stateless
 from syncalgos.combinators import introspection
-from syncalgos.engine.lanes import selection
+from syncalgos.engine.lanes import groups, selection
+from syncalgos.engine.losses import is_per_example
 from syncalgos.engine.placement.make_layout import BACKENDS
 
 SLOW = pytest.mark.slow
@@ -140,6 +141,67 @@ def test_merged_lanes_are_vectorized_ones(backend, accumulate):
     lanes = 4 // trained[1][0].layout.shape[0]
     devices = reported["worker_loss"].reshape(12, -1, lanes).mean(2)
     np.testing.assert_allclose(whole, np.repeat(devices, lanes, 1), RTOL)
+
+
+@pytest.mark.parametrize(("group", "accumulate"), [(1, 1), (2, 1), (2, 3)])
+def test_groups_of_merged_lanes_are_vectorized_ones(group, accumulate, monkeypatch):
+    sizes = []
+
+    def size(few, many, lanes, params):
+        sizes.append(lanes)
+        return group
+
+    monkeypatch.setattr(groups, "size", size)
+    options = {"backend": "vmap", "accumulate": accumulate}
+    for loss in (stateless(plain_loss), per_example(values)):
+        options["each_worker"] = is_per_example(loss)
+        trained = [
+            train(syncalgos.sync_sgd(), loss=loss, lane_form=form, **options)
+            for form in ("vectorized", "merged")
+        ]
+        assert_same(trained[1][1], trained[0][1])
+        for metric, expected in trained[0][2].items():
+            np.testing.assert_allclose(trained[1][2][metric], expected, RTOL)
+    assert sizes == [4, 4]
+
+
+def test_losses_that_are_no_means_have_no_groups(monkeypatch):
+    """Whoever asks for the merged form of a sum gets that over all lanes."""
+    monkeypatch.setattr(groups, "size", lambda *_: 1)
+    options = {"lane_form": "merged", "backend": "vmap"}
+    state, summed = (
+        train(syncalgos.sync_sgd(), (1,), stateless(loss), **options)[1].replica.params
+        for loss in (plain_loss, NO_MEANS["sum"])
+    )
+    examples = BATCHES["x"].shape[1]
+    jax.tree.map(
+        lambda once, many, start: np.testing.assert_allclose(
+            np.asarray(many) - start, examples * (np.asarray(once) - start), 1e-9
+        ),
+        state,
+        summed,
+        PARAMS,
+    )
+
+
+@pytest.mark.parametrize(
+    ("width", "examples", "expected"),
+    # In float64 a lane computes 3 × 8 × width × examples bytes, 0.8 kB, 154 and 3.1 MB.
+    # Its weights, 2 × 8 × width², take 4.2 MB in the last case: 5.3 lanes have four
+    # times as much, and of the divisors of 12 the nearest is 6.
+    [(8, 4, 12), (64, 100_000, 1), (512, 256, 6)],
+    ids=["small", "large", "heavy"],
+)
+def test_groups_fill_the_caches_and_outweigh_the_weights(width, examples, expected):
+    def loss(w, x):
+        return jnp.mean(jnp.tanh(x @ w) @ w)
+
+    w = jax.ShapeDtypeStruct((width, width), float)
+    passes = [
+        jax.make_jaxpr(loss)(w, jax.ShapeDtypeStruct((n * examples, width), float))
+        for n in (1, 12)
+    ]
+    assert groups.size(*passes, 12, w) == expected
 
 
 def test_resident_data_is_merged_too():

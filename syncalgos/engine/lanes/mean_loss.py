@@ -53,7 +53,8 @@ def is_mean(small: Any, large: Any, batch: Sequence[bool], times: int) -> bool:
     It does if it is a sum of terms: values of examples, summed and divided by a known
     number that grows with the batch; and terms that do not depend on the batch. Whether
     the value of one example depends on others is not seen, but whether it depends on
-    their number is.
+    their number is. Where a function has a backward pass of its own, nothing is known:
+    it may do anything with gradients, such as clip them.
 
     Args:
         small: the program's closed jaxpr; it returns a scalar.
@@ -61,6 +62,9 @@ def is_mean(small: Any, large: Any, batch: Sequence[bool], times: int) -> bool:
         batch: for each input, whether it is of the batch.
         times: how many times as many examples.
     """
+    names = [x.primitive.name for x in equations(small.jaxpr)]
+    if any(name.startswith("custom_vjp") for name in names):
+        return False
     few, many = _graph(small, batch), _graph(large, batch)
     (terms, added), (others, _) = _terms(few), _terms(many)
     if [x.name for x in few] != [x.name for x in many] or len(terms) != len(others):
@@ -70,6 +74,14 @@ def is_mean(small: Any, large: Any, batch: Sequence[bool], times: int) -> bool:
     used |= {n for n, x in enumerate(few) if x.name}
     pairs = zip(terms, others, strict=True)
     return not changed & used and all(_grows(*pair, times) for pair in pairs)
+
+
+def equations(jaxpr: Any) -> Iterator[Any]:
+    """All equations of a jaxpr and of those in it."""
+    for equation in jaxpr.eqns:
+        yield equation
+        for inner in core.jaxprs_in_params(equation.params):
+            yield from equations(inner)
 
 
 def _grows(term: _Term, other: _Term, times: int) -> bool:

@@ -3,17 +3,17 @@
 Nothing is computed here: traces show what losses and strategies do.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jax.extend import core
 
 from syncalgos import checks
 from syncalgos.combinators import introspection
 from syncalgos.engine.inner_step import asks
-from syncalgos.engine.lanes.mean_loss import is_mean
+from syncalgos.engine.lanes import groups
+from syncalgos.engine.lanes.mean_loss import equations, is_mean
 from syncalgos.engine.losses import is_per_example
 from syncalgos.engine.placement.backends import Replicated
 from syncalgos.engine.placement.layout import Layout
@@ -45,6 +45,18 @@ def checked(asked: str | None) -> str | None:
 
 class Unfit(ValueError):
     """A form was asked for that this loss or this strategy cannot take."""
+
+
+class Chosen(NamedTuple):
+    """The form in which a device runs its lanes.
+
+    Attributes:
+        form: one of FORMS.
+        group: lanes that a merged gradient takes at a time; None is all.
+    """
+
+    form: str
+    group: int | None = None
 
 
 class One(NamedTuple):
@@ -88,7 +100,7 @@ def choose(
     own: Own,
     inputs: Inputs,
     replicated: Replicated,
-) -> str:
+) -> Chosen:
     """Selects the form of the lanes' local steps.
 
     Args:
@@ -103,9 +115,9 @@ def choose(
         Unfit: a form that this loss or this strategy cannot take, and why.
     """
     if asked == VECTORIZED:
-        return asked
+        return Chosen(VECTORIZED)
     may_pay = (
-        layout.devices[0].platform == "cpu"
+        _on_cpu(layout)
         and layout.lanes > 1
         and jax.tree.leaves(inputs.batches)[0].shape[0] > 1
         and introspection.rests(worker.strategy)
@@ -113,7 +125,7 @@ def choose(
     wanted = asked == SEQUENTIAL or (asked is None and may_pay)
     keeps = wanted and keeps_gradients(worker, layout, own)
     if not (asked or keeps or introspection.takes_mean(worker.strategy)):
-        return VECTORIZED  # whatever the loss is: no need to trace it
+        return Chosen(VECTORIZED)  # whatever the loss is: no need to trace it
     one = _one(own, inputs)
     found = traits(worker, layout, one)
     leaves = len(jax.tree.leaves(own.replica))
@@ -121,19 +133,20 @@ def choose(
     against = _against(worker, found, keeps, own, layout.lanes == 1 or identical)
     if asked and (why := against[asked]):
         raise Unfit(f"lanes cannot run {asked}: {why}")
-    if asked:
-        return asked
-    known = is_per_example(worker.loss) or not (found.reports or worker.each)
-    large = _one(own, inputs, layout.lanes)
-    if not against[MERGED] and known and averages(worker, layout, one, large):
-        return MERGED
+    if asked == SEQUENTIAL:
+        return Chosen(SEQUENTIAL)
+    if not against[MERGED]:
+        large = _one(own, inputs, layout.lanes)
+        chosen = _merged(worker, layout, one, large, found)
+        if chosen or asked:
+            return chosen or Chosen(MERGED)
     pays = (
         keeps
         and found.bytes > SMALL
         and found.bytes * layout.lanes > CACHED
         and not found.convolves
     )
-    return SEQUENTIAL if pays and not against[SEQUENTIAL] else VECTORIZED
+    return Chosen(SEQUENTIAL if pays and not against[SEQUENTIAL] else VECTORIZED)
 
 
 def _against(
@@ -169,40 +182,54 @@ def traits(worker: Worker, layout: Layout, one: One) -> Traits:
         return metrics, worker.updated(one.replica, found, metrics["loss"])
 
     jaxpr, (metrics, _) = _traced(program, layout, one)
-    equations = [*_equations(jaxpr.jaxpr)]
+    found = [*equations(jaxpr.jaxpr)]
     drawn = jaxpr.jaxpr.invars[0]
     return Traits(
         communicates=_communicates(worker, one),
         draws=any(v is drawn for e in jaxpr.jaxpr.eqns for v in e.invars),
-        convolves=any(e.primitive.name == "conv_general_dilated" for e in equations),
+        convolves=any(e.primitive.name == "conv_general_dilated" for e in found),
         reports=len(metrics) > 1 + bool(worker.each),
-        bytes=_computed(jaxpr.jaxpr),
+        bytes=groups.results(jaxpr.jaxpr),
     )
 
 
-def averages(worker: Worker, layout: Layout, one: One, large: One) -> bool:
-    """Whether the loss is seen to be a mean over its batch, of any size."""
-    if layout.lanes == 1 or is_per_example(worker.loss):
-        return True
-
-    def loss(one: One):
-        return worker.metrics(one.replica, one.batch, one.key, one.data, 0)["loss"]
-
+def _merged(
+    worker: Worker, layout: Layout, one: One, large: One, found: Traits
+) -> Chosen | None:
+    """The merged form, where the loss is seen to be a mean over a batch of any size."""
+    is_known = is_per_example(worker.loss)
+    if not is_known and (found.reports or worker.each):
+        return None
+    # XLA on CPU runs convolutions slowly inside a loop (docs/results.md).
+    in_groups = _on_cpu(layout) and not found.convolves
+    if layout.lanes == 1 or (is_known and not in_groups):
+        return Chosen(MERGED)
+    passes = _forward_passes(worker, layout, one, large)
     counts = [len(jax.tree.leaves(x)) for x in one]
     of_batch = np.repeat([False, False, True, False], counts).tolist()
     # A numeric check would be one more program to compile, and decide by the data that
     # happen to come first.
+    if not is_known and not (passes and is_mean(*passes, of_batch, layout.lanes)):
+        return None
+    if not (in_groups and passes):
+        return Chosen(MERGED)
+    return Chosen(MERGED, groups.size(*passes, layout.lanes, one.replica.params))
+
+
+def _forward_passes(
+    worker: Worker, layout: Layout, one: One, large: One
+) -> tuple[Any, Any] | None:
+    """Traces the loss of a batch and of a larger one; None where it refuses that."""
+
+    def loss(one: One):
+        return worker.metrics(one.replica, one.batch, one.key, one.data, 0)["loss"]
+
     few = _traced(loss, layout, one)[0]
-    # A backward pass of its own may do anything with gradients, such as clip them.
-    equations = _equations(few.jaxpr)
-    if any(e.primitive.name.startswith("custom_vjp") for e in equations):
-        return False
     try:
-        many = _traced(loss, layout, large)[0]
+        return few, _traced(loss, layout, large)[0]
     except Exception:
         # Whatever the user's loss raises: it is written for batches of one size.
-        return False
-    return is_mean(few, many, of_batch, layout.lanes)
+        return None
 
 
 def keeps_gradients(worker: Worker, layout: Layout, own: Own) -> bool:
@@ -226,6 +253,11 @@ def keeps_gradients(worker: Worker, layout: Layout, own: Own) -> bool:
     jaxpr = _traced(reduce, layout, *given)[0].jaxpr
     kept = zip(jaxpr.outvars, jaxpr.invars, strict=False)
     return not jaxpr.effects and all(x is y for x, y in kept)
+
+
+def _on_cpu(layout: Layout) -> bool:
+    """Whether its devices are CPUs."""
+    return layout.devices[0].platform == "cpu"
 
 
 def _communicates(worker: Worker, one: One) -> bool:
@@ -259,21 +291,3 @@ def _traced(program: Callable, layout: Layout, *given: PyTree) -> tuple[Any, PyT
     """The jaxpr of a worker's program, and the shapes of what it returns."""
     sizes = [*zip(WORKERS, layout.shape, strict=True)]
     return jax.make_jaxpr(program, axis_env=sizes, return_shape=True)(*given)
-
-
-def _equations(jaxpr: Any) -> Iterator[Any]:
-    """All equations of a jaxpr and of those in it."""
-    for equation in jaxpr.eqns:
-        yield equation
-        for inner in core.jaxprs_in_params(equation.params):
-            yield from _equations(inner)
-
-
-def _computed(jaxpr: Any) -> int:
-    """Bytes of all results of a jaxpr; of loops, in all turns that are known."""
-    total = 0
-    for equation in jaxpr.eqns:
-        inner = sum(map(_computed, core.jaxprs_in_params(equation.params)))
-        own = sum(v.aval.size * v.aval.dtype.itemsize for v in equation.outvars)
-        total += inner * equation.params.get("length", 1) or own
-    return total
