@@ -8,12 +8,10 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jax.extend import core
 
 from syncalgos import checks
 from syncalgos.combinators import introspection
 from syncalgos.engine.inner_step import asks
-from syncalgos.engine.lanes.mean_loss import is_mean
 from syncalgos.engine.losses import is_per_example
 from syncalgos.engine.placement.backends import Replicated
 from syncalgos.engine.placement.layout import Layout
@@ -67,14 +65,12 @@ class Traits(NamedTuple):
     """Traits of a worker's loss and inner optimizer, besides what they compute.
 
     Attributes:
-        communicates: they name the workers' axes, in collectives or for their index.
         draws: the loss uses its key.
         convolves: it holds convolutions as such.
         reports: it has metrics of its own.
         bytes: of all that a forward pass and an update compute.
     """
 
-    communicates: bool
     draws: bool
     convolves: bool
     reports: bool
@@ -116,9 +112,17 @@ def choose(
         return VECTORIZED  # whatever the loss is: no need to trace it
     one = _one(own, inputs)
     found = traits(worker, layout, one)
+    pays = (
+        keeps
+        and found.bytes > SMALL
+        and found.bytes * layout.lanes > CACHED
+        and not found.convolves
+    )
+    if not (asked or pays or introspection.takes_mean(worker.strategy)):
+        return VECTORIZED  # no need to trace the backward pass, either: 0.1 s
     leaves = len(jax.tree.leaves(own.replica))
     identical = replicated is not None and all(replicated[:leaves])
-    against = _against(worker, found, keeps, own, layout.lanes == 1 or identical)
+    against = _against(worker, found, keeps, one, layout.lanes == 1 or identical)
     if asked and (why := against[asked]):
         raise Unfit(f"lanes cannot run {asked}: {why}")
     if asked:
@@ -127,23 +131,20 @@ def choose(
     large = _one(own, inputs, layout.lanes)
     if not against[MERGED] and known and averages(worker, layout, one, large):
         return MERGED
-    pays = (
-        keeps
-        and found.bytes > SMALL
-        and found.bytes * layout.lanes > CACHED
-        and not found.convolves
-    )
     return SEQUENTIAL if pays and not against[SEQUENTIAL] else VECTORIZED
 
 
 def _against(
-    worker: Worker, found: Traits, keeps: bool, own: Own, identical: bool
+    worker: Worker, found: Traits, keeps: bool, one: One, identical: bool
 ) -> dict[str, str]:
     """Reasons why lanes cannot run, by form; empty if they can."""
     takes_mean = introspection.takes_mean(worker.strategy)
-    has_buffers = bool(jax.tree.leaves(own.replica.buffers))
+    has_buffers = bool(jax.tree.leaves(one.replica.buffers))
     # Where the loss draws or communicates, a worker's own batch matters.
-    talks = found.communicates, "the loss or the inner optimizer talks to other workers"
+    talks = (
+        _communicates(worker, one),
+        "the loss or the inner optimizer talks to other workers",
+    )
     reasons = {
         MERGED: [
             (not takes_mean, "the strategy does not take the mean of all gradients"),
@@ -172,7 +173,6 @@ def traits(worker: Worker, layout: Layout, one: One) -> Traits:
     equations = [*_equations(jaxpr.jaxpr)]
     drawn = jaxpr.jaxpr.invars[0]
     return Traits(
-        communicates=_communicates(worker, one),
         draws=any(v is drawn for e in jaxpr.jaxpr.eqns for v in e.invars),
         convolves=any(e.primitive.name == "conv_general_dilated" for e in equations),
         reports=len(metrics) > 1 + bool(worker.each),
@@ -184,6 +184,7 @@ def averages(worker: Worker, layout: Layout, one: One, large: One) -> bool:
     """Whether the loss is seen to be a mean over its batch, of any size."""
     if layout.lanes == 1 or is_per_example(worker.loss):
         return True
+    from syncalgos.engine.lanes.mean_loss import is_mean  # imports jax.extend, too
 
     def loss(one: One):
         return worker.metrics(one.replica, one.batch, one.key, one.data, 0)["loss"]
@@ -263,6 +264,8 @@ def _traced(program: Callable, layout: Layout, *given: PyTree) -> tuple[Any, PyT
 
 def _equations(jaxpr: Any) -> Iterator[Any]:
     """All equations of a jaxpr and of those in it."""
+    from jax.extend import core  # 15 ms, which an import of syncalgos need not wait for
+
     for equation in jaxpr.eqns:
         yield equation
         for inner in core.jaxprs_in_params(equation.params):
@@ -271,6 +274,8 @@ def _equations(jaxpr: Any) -> Iterator[Any]:
 
 def _computed(jaxpr: Any) -> int:
     """Bytes of all results of a jaxpr; of loops, in all turns that are known."""
+    from jax.extend import core
+
     total = 0
     for equation in jaxpr.eqns:
         inner = sum(map(_computed, core.jaxprs_in_params(equation.params)))
