@@ -7,13 +7,16 @@ import json
 import secrets
 import time
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
 from experiments.checkpoint import folder as checkpoints
 from experiments.checkpoint import state_arrays
+from experiments.checkpoint.background import Background
 from experiments.checkpoint.folder import COMMON, Incomplete
 from experiments.checkpoint.shard_file import Damaged, Shard, write
 from experiments.cli import factories, terminal
@@ -38,11 +41,13 @@ class CheckpointManager(NamedTuple):
         run: the one that is saved.
         folder: for its checkpoints.
         started: time.perf_counter() at the start of the process.
+        background: writes while the run goes on; to be waited for at its end.
     """
 
     run: PreparedRun
     folder: Path
     started: float
+    background: Background
 
     @property
     def _place(self) -> tuple[int, int]:
@@ -53,36 +58,46 @@ class CheckpointManager(NamedTuple):
         """Writes this process's shard of a checkpoint, and removes old ones.
 
         A full disk costs older checkpoints, except for one; if that does not help, or
-        nothing may be written there, it costs the checkpoint, not the run.
+        nothing may be written there, it costs the checkpoint, not the run. A process
+        alone copies its state, and writes it in the background.
         """
         # Each process writes its own workers: to send them to the first would take
         # longer, on a slow link, than the rounds between two checkpoints.
+        self.background.wait()  # one state is held beside the run's, not many
+        self.run.group.announce("save", progress.step)
+        store = partial(self._store, self._shard(state, progress), progress)
+        if self.run.group.processes == 1:
+            self.background.start(store)
+        else:  # they agree on the outcome, which takes all their main threads
+            store()
+
+    def _store(self, shard: Shard, progress: Progress) -> None:
+        """Writes a shard, and removes old ones; notes in `progress` what is whole."""
         group = self.run.group
-        group.announce("save", progress.step)
-        shard = self._shard(state, progress)
         failure = self._write(shard)
         while (worst := group.largest(_rank(failure))) == FULL:
-            if not self._made_room(progress):
+            if not self._made_room(shard.step, progress.saved):
                 break
             failure = failure and self._write(shard)
         if failure:
             group.note(
-                f"no checkpoint of step {progress.step}: {self.folder}: "
+                f"no checkpoint of step {shard.step}: {self.folder}: "
                 f"{failure.strerror or failure}; the run goes on"
             )
         with suppress(OSError):
             if not worst:
-                progress.saved = progress.step
-                self.prune(progress.step)
+                progress.saved = shard.step
+                self.prune(shard.step)
             elif not failure:  # without the other shards nobody can use it
-                checkpoints.remove(self.folder, progress.step, *self._place)
+                checkpoints.remove(self.folder, shard.step, *self._place)
 
     def _shard(self, state: TrainState, progress: Progress) -> Shard:
         """Returns what it takes to go on, as this process holds it."""
         trainer, run = self.run.trainer, self.run
         # The center goes in too, for --resume-center with another number of workers.
         center = trainer.center(state)
-        held = trainer.to_host(state)
+        # The devices' own memory, which arrays on a CPU may be, goes to the next steps.
+        held = jax.tree.map(copied, trainer.to_host(state))
         spent = progress.earlier_seconds + time.perf_counter() - self.started
         now = dataclasses.replace(progress, earlier_seconds=spent)
         record = {
@@ -109,9 +124,9 @@ class CheckpointManager(NamedTuple):
             return error
         return None
 
-    def _made_room(self, progress: Progress) -> bool:
-        """Removes the oldest checkpoint that is older than a complete one."""
-        group, saved = self.run.group, progress.saved
+    def _made_room(self, step: int, saved: int) -> bool:
+        """Removes the oldest checkpoint before the complete one of step `saved`."""
+        group = self.run.group
         older = [x for x in checkpoints.steps(self.folder) if x < saved]
         oldest = group.smallest(min(older, default=saved))
         lacking = not checkpoints.is_there(self.folder, saved, *self._place)
@@ -126,7 +141,7 @@ class CheckpointManager(NamedTuple):
             return False
         if group.is_first:
             group.note(
-                f"no room for the checkpoint of step {progress.step}: that of step "
+                f"no room for the checkpoint of step {step}: that of step "
                 f"{oldest} is removed"
             )
         return True
@@ -235,6 +250,12 @@ class CheckpointManager(NamedTuple):
         progress.saved = shard.step
         progress.resumed_at.append(shard.step)
         return dataclasses.replace(run, state=state), progress
+
+
+def copied(x: Any) -> Any:
+    """Returns a NumPy array that owns its memory, anything else as it is."""
+    is_view = isinstance(x, np.ndarray) and not x.flags.owndata
+    return x.copy() if is_view else x
 
 
 def _drawn_id(group: ProcessGroup) -> str:

@@ -193,12 +193,15 @@ class Compiled:
         if not missing:
             return
         start = time.perf_counter()
-        # XLA compiles a program on one core; the next is traced here meanwhile, as
-        # users' functions need not be safe in several threads.
-        with ThreadPoolExecutor(len(missing)) as pool:
-            ends = [pool.submit(end) for end in map(self._lower, missing)]
-            for call, end in zip(missing, ends, strict=True):
-                self.programs[call.key] = self._noted(call, end.result())
+        if len(missing) == 1:
+            self._note(missing[0], self._lower(missing[0])())
+        else:
+            # XLA compiles a program on one core; the next is traced here meanwhile, as
+            # users' functions need not be safe in several threads.
+            with ThreadPoolExecutor(len(missing)) as pool:
+                ends = [pool.submit(end) for end in map(self._lower, missing)]
+                for call, end in zip(missing, ends, strict=True):
+                    self._note(call, end.result())
         self.seconds += time.perf_counter() - start
 
     def _asked(
@@ -222,9 +225,7 @@ class Compiled:
     def _run(self, call: Call) -> Outputs:
         """Runs a call, compiled before or now."""
         if call.key not in self.programs:
-            start = time.perf_counter()
-            self.programs[call.key] = self._noted(call, self._lower(call)())
-            self.seconds += time.perf_counter() - start
+            self.compile([call])
         own, common = self.programs[call.key](call.own, call.inputs)
         if self._layout.blocking:
             jax.block_until_ready((own, common))
@@ -255,13 +256,13 @@ class Compiled:
             # seconds, and nothing is compiled twice.
             return backends.lower(self._layout, mapped, call.own, call.inputs).compile
 
-    def _noted(self, call: Call, made: Any) -> Any:
-        """Takes note of the memory of a program that is compiled; returns it."""
+    def _note(self, call: Call, made: Any) -> None:
+        """Takes note of a program that is compiled, and of its memory."""
+        self.programs[call.key] = made
         if not call.key.program.takes_steps or backends.debugging():
-            return made
+            return
         if held := made.memory_analysis():
             self.temp_bytes = max(self.temp_bytes or 0, held.temp_size_in_bytes)
-        return made
 
     def _mapped(
         self,
