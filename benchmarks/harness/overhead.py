@@ -1,11 +1,11 @@
 """The harness's own share of a run: `python -m benchmarks.harness.overhead`.
 
-Runs of each task by bmuf, in this process, with the harness's own loop. The clock starts
-at the first evaluation, when all programs are compiled. Time that passes outside of
-`DataParallel.run` and of an evaluation's programs is the harness's: rows, records, the
-terminal, and, in the rows "checkpoints", saving to a temporary folder. Every turn has a
-run of each kind. An evaluation computes what the user asked for, so it is a column of its
-own. A task whose data is missing is left out.
+Runs of each task by bmuf, in this process, with the harness's own loop. The clock
+starts at the first evaluation, when all programs are compiled. Time that passes outside
+of `DataParallel.run` and of an evaluation's programs is the harness's: rows, records,
+and, in the rows with checkpoints, saving to a temporary folder. Every turn has a run of
+each kind. An evaluation computes what the user asked for, so it is a column of its own.
+A task whose data is missing is left out.
 """
 
 import argparse
@@ -42,8 +42,9 @@ class Clock:
     """Seconds of a run by who spent them, from the first evaluation to the end."""
 
     def __init__(self, run: PreparedRun):
-        self.spent = dict.fromkeys(("run", "evaluation", "save"), 0.0)
-        self.start, self.end, self.until_end = math.nan, math.nan, {}
+        self.spent: dict[str, float] = {"run": 0.0, "evaluation": 0.0, "save": 0.0}
+        self.until_end: dict[str, float] = {}
+        self.start, self.end = math.nan, math.nan
         self._timed(run.trainer, "run", "run")
         self._timed(run.trainer, "evaluate", "evaluation")
         self._timed(run.trainer, "divergence", "evaluation")
@@ -82,6 +83,7 @@ def measure(task: str, saves: bool) -> dict[str, float]:
     words += f" --checkpoint-every {between}" if saves else ""
     with tempfile.TemporaryDirectory() as name:
         run = prepare(parse(words.split()))
+        run.trainer.center(run.state)  # compiles what a checkpoint needs, too
         clock, out = Clock(run), Path(name)
         started = time.perf_counter()
         manager = CheckpointManager(run, out / FOLDER, started, Background())

@@ -9,21 +9,19 @@ import time
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
 
 from experiments.checkpoint import folder as checkpoints
-from experiments.checkpoint import state_arrays
+from experiments.checkpoint import same_run, state_arrays
 from experiments.checkpoint.background import Background
 from experiments.checkpoint.folder import COMMON, Incomplete
 from experiments.checkpoint.shard_file import Damaged, Shard, write
-from experiments.cli import factories, terminal
+from experiments.cli import terminal
 from experiments.cli.errors import BadRequest
-from experiments.cli.factories import ALGORITHM, TASK
 from experiments.training import records
-from experiments.training.config import SETTINGS, RunConfig
 from experiments.training.loop import bytes_after
 from experiments.training.prepared import PreparedRun, versions
 from experiments.training.process_group import ProcessGroup
@@ -97,7 +95,7 @@ class CheckpointManager(NamedTuple):
         # The center goes in too, for --resume-center with another number of workers.
         center = trainer.center(state)
         # The devices' own memory, which arrays on a CPU may be, goes to the next steps.
-        held = jax.tree.map(copied, trainer.to_host(state))
+        held = jax.tree.map(state_arrays.owned, trainer.to_host(state))
         spent = progress.earlier_seconds + time.perf_counter() - self.started
         now = dataclasses.replace(progress, earlier_seconds=spent)
         record = {
@@ -169,7 +167,7 @@ class CheckpointManager(NamedTuple):
             terminal.say(f"going on from the checkpoint of step {progress.step}")
         elif run.config.resume:
             if run.group.is_first:
-                check_config(out, run.config)
+                same_run.check_config(out, run.config)
             terminal.say(f"no checkpoint in {out}: the run starts from the beginning")
         if not progress.run_id:
             progress = dataclasses.replace(progress, run_id=_drawn_id(run.group))
@@ -233,7 +231,7 @@ class CheckpointManager(NamedTuple):
                 f"--resume: the checkpoint is of step {shard.step}, behind --steps "
                 f"{c.steps}"
             )
-        _check_settings(shard.record["settings"], c, same)
+        same_run.check_settings(shard.record["settings"], c, same)
         if shard.record["versions"] != versions() and run.group.is_first:
             terminal.say("the checkpoint is of other versions: numbers may differ")
         arrays = run.state, shard.own, shard.shared
@@ -250,12 +248,6 @@ class CheckpointManager(NamedTuple):
         progress.saved = shard.step
         progress.resumed_at.append(shard.step)
         return dataclasses.replace(run, state=state), progress
-
-
-def copied(x: Any) -> Any:
-    """Returns a NumPy array that owns its memory, anything else as it is."""
-    is_view = isinstance(x, np.ndarray) and not x.flags.owndata
-    return x.copy() if is_view else x
 
 
 def _drawn_id(group: ProcessGroup) -> str:
@@ -276,46 +268,3 @@ def _rank(failure: OSError | None) -> int:
     if failure is None:
         return 0
     return FULL if failure.errno in (errno.ENOSPC, errno.EDQUOT) else FULL + 1
-
-
-def check_config(out: Path, config: RunConfig) -> None:
-    """Raises a BadRequest if a folder has a config.json, and it is of another run."""
-    try:
-        found = records.read_json(out / "config.json")
-        before = {
-            name: value
-            for name, value in found["settings"].items()
-            if name not in SETTINGS or SETTINGS[name].scope == "run"
-        }
-        before |= {**found["arguments"], **found["task_arguments"]}
-    except (OSError, ValueError, KeyError):  # none, or half of one
-        return
-    _check_settings(before, config, same=True)
-
-
-def _check_settings(before: dict[str, Any], config: RunConfig, same: bool) -> None:
-    """Raises a BadRequest if what was begun is of another run.
-
-    Args:
-        before: what its numbers depend on, by flag, as JSON has it.
-        config: of the run that shall go on.
-        same: whether both have as many workers.
-    """
-    now = records.plain(config.values("run"))
-    # A run that was begun before there was a flag had the flag's default.
-    common = {x.parameter: x.default for x in SETTINGS.values() if x.scope == "run"}
-    for kind, name in ((ALGORITHM, config.algo), (TASK, config.task)):
-        common |= factories.defaults(kind, name)
-    before = records.plain(common) | before
-    free = set() if same else {"workers", "batch_size", "accumulate"}
-    if config.schedule == "constant":  # a longer run begins as a shorter one does
-        free.add("steps")
-    # A task and an algorithm bring flags of their own: name them first.
-    names = sorted({*now, *before} - free, key=lambda x: (x not in ("task", "algo"), x))
-    for name in names:
-        if now.get(name) != before.get(name):
-            flag = f"--{name.replace('_', '-')}"
-            raise BadRequest(
-                f"--resume: the run was made with {flag} {before.get(name)}, not "
-                f"{now.get(name)}"
-            )
