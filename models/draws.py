@@ -1,6 +1,7 @@
 """Random weights."""
 
 import math
+from functools import partial
 from itertools import accumulate
 from typing import Any
 
@@ -13,8 +14,12 @@ PyTree = Any
 def normal(key: Any, shapes: PyTree) -> PyTree:
     """Draws standard normal float32 weights for a pytree of shapes, tuples of int."""
     flat, tree = jax.tree.flatten(shapes, is_leaf=lambda x: isinstance(x, tuple))
-    # One draw for all weights: each shape of its own costs a compilation.
-    ends = list(accumulate(map(math.prod, flat)))
+    return jax.tree.unflatten(tree, _drawn(key, tuple(flat)))
+
+
+# One draw for all weights, in one program: each shape of its own costs a compilation.
+@partial(jax.jit, static_argnums=1)
+def _drawn(key: Any, shapes: tuple[tuple[int, ...], ...]) -> list[jax.Array]:
+    ends = list(accumulate(map(math.prod, shapes)))
     draws = jnp.split(jax.random.normal(key, (ends[-1],)), ends[:-1])
-    weights = [draw.reshape(shape) for draw, shape in zip(draws, flat, strict=True)]
-    return jax.tree.unflatten(tree, weights)
+    return [draw.reshape(shape) for draw, shape in zip(draws, shapes, strict=True)]

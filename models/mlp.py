@@ -19,10 +19,12 @@ def init(key: Any, sizes: Sequence[int]) -> Params:
         {"w": (inputs, outputs), "b": (outputs,)} for each layer; w is normal with
         variance 2 / inputs (He et al., "Delving deep into rectifiers", 2015), b zero.
     """
-    return [
-        {"w": w * (2 / len(w)) ** 0.5, "b": jnp.zeros(w.shape[1])}
-        for w in normal(key, list(pairwise(sizes)))
-    ]
+    return _layers(normal(key, list(pairwise(sizes))))
+
+
+@jax.jit  # else each shape is a program of its own to compile
+def _layers(draws: list[jax.Array]) -> Params:
+    return [{"w": w * (2 / len(w)) ** 0.5, "b": jnp.zeros(w.shape[1])} for w in draws]
 
 
 def apply(params: Params, x: jax.Array) -> jax.Array:

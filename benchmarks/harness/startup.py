@@ -93,9 +93,13 @@ def main() -> None:
         report({"command": name, "cache": kind, "end": to_end, "first": to_first})
         rows.append([name, kind, to_first or "", to_end])
 
-    for name, arguments in BARE.items():
-        ends = [timed(arguments, {**os.environ})[1] for _ in range(s.repeats)]
-        add(name, "", ends)
+    own = {**os.environ}
+    bare = [
+        {name: timed(arguments, own)[1] for name, arguments in BARE.items()}
+        for _ in range(s.repeats)
+    ]
+    for name in BARE:
+        add(name, "", [one[name] for one in bare])
     for task in s.tasks.split(","):
         try:
             turns = [turn(task, s.steps, s.first) for _ in range(s.repeats)]

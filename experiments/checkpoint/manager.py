@@ -7,20 +7,21 @@ import json
 import secrets
 import time
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+import jax
 import numpy as np
 
 from experiments.checkpoint import folder as checkpoints
-from experiments.checkpoint import state_arrays
+from experiments.checkpoint import same_run, state_arrays
+from experiments.checkpoint.background import Background
 from experiments.checkpoint.folder import COMMON, Incomplete
 from experiments.checkpoint.shard_file import Damaged, Shard, write
-from experiments.cli import factories, terminal
+from experiments.cli import terminal
 from experiments.cli.errors import BadRequest
-from experiments.cli.factories import ALGORITHM, TASK
 from experiments.training import records
-from experiments.training.config import SETTINGS, RunConfig
 from experiments.training.loop import bytes_after
 from experiments.training.prepared import PreparedRun, versions
 from experiments.training.process_group import ProcessGroup
@@ -38,11 +39,13 @@ class CheckpointManager(NamedTuple):
         run: the one that is saved.
         folder: for its checkpoints.
         started: time.perf_counter() at the start of the process.
+        background: writes while the run goes on; to be waited for at its end.
     """
 
     run: PreparedRun
     folder: Path
     started: float
+    background: Background
 
     @property
     def _place(self) -> tuple[int, int]:
@@ -53,36 +56,46 @@ class CheckpointManager(NamedTuple):
         """Writes this process's shard of a checkpoint, and removes old ones.
 
         A full disk costs older checkpoints, except for one; if that does not help, or
-        nothing may be written there, it costs the checkpoint, not the run.
+        nothing may be written there, it costs the checkpoint, not the run. A process
+        alone copies its state, and writes it in the background.
         """
         # Each process writes its own workers: to send them to the first would take
         # longer, on a slow link, than the rounds between two checkpoints.
+        self.background.wait()  # one state is held beside the run's, not many
+        self.run.group.announce("save", progress.step)
+        store = partial(self._store, self._shard(state, progress), progress)
+        if self.run.group.processes == 1:
+            self.background.start(store)
+        else:  # they agree on the outcome, which takes all their main threads
+            store()
+
+    def _store(self, shard: Shard, progress: Progress) -> None:
+        """Writes a shard, and removes old ones; notes in `progress` what is whole."""
         group = self.run.group
-        group.announce("save", progress.step)
-        shard = self._shard(state, progress)
         failure = self._write(shard)
         while (worst := group.largest(_rank(failure))) == FULL:
-            if not self._made_room(progress):
+            if not self._made_room(shard.step, progress.saved):
                 break
             failure = failure and self._write(shard)
         if failure:
             group.note(
-                f"no checkpoint of step {progress.step}: {self.folder}: "
+                f"no checkpoint of step {shard.step}: {self.folder}: "
                 f"{failure.strerror or failure}; the run goes on"
             )
         with suppress(OSError):
             if not worst:
-                progress.saved = progress.step
-                self.prune(progress.step)
+                progress.saved = shard.step
+                self.prune(shard.step)
             elif not failure:  # without the other shards nobody can use it
-                checkpoints.remove(self.folder, progress.step, *self._place)
+                checkpoints.remove(self.folder, shard.step, *self._place)
 
     def _shard(self, state: TrainState, progress: Progress) -> Shard:
         """Returns what it takes to go on, as this process holds it."""
         trainer, run = self.run.trainer, self.run
         # The center goes in too, for --resume-center with another number of workers.
         center = trainer.center(state)
-        held = trainer.to_host(state)
+        # The devices' own memory, which arrays on a CPU may be, goes to the next steps.
+        held = jax.tree.map(state_arrays.owned, trainer.to_host(state))
         spent = progress.earlier_seconds + time.perf_counter() - self.started
         now = dataclasses.replace(progress, earlier_seconds=spent)
         record = {
@@ -109,9 +122,9 @@ class CheckpointManager(NamedTuple):
             return error
         return None
 
-    def _made_room(self, progress: Progress) -> bool:
-        """Removes the oldest checkpoint that is older than a complete one."""
-        group, saved = self.run.group, progress.saved
+    def _made_room(self, step: int, saved: int) -> bool:
+        """Removes the oldest checkpoint before the complete one of step `saved`."""
+        group = self.run.group
         older = [x for x in checkpoints.steps(self.folder) if x < saved]
         oldest = group.smallest(min(older, default=saved))
         lacking = not checkpoints.is_there(self.folder, saved, *self._place)
@@ -126,7 +139,7 @@ class CheckpointManager(NamedTuple):
             return False
         if group.is_first:
             group.note(
-                f"no room for the checkpoint of step {progress.step}: that of step "
+                f"no room for the checkpoint of step {step}: that of step "
                 f"{oldest} is removed"
             )
         return True
@@ -154,7 +167,7 @@ class CheckpointManager(NamedTuple):
             terminal.say(f"going on from the checkpoint of step {progress.step}")
         elif run.config.resume:
             if run.group.is_first:
-                check_config(out, run.config)
+                same_run.check_config(out, run.config)
             terminal.say(f"no checkpoint in {out}: the run starts from the beginning")
         if not progress.run_id:
             progress = dataclasses.replace(progress, run_id=_drawn_id(run.group))
@@ -218,7 +231,7 @@ class CheckpointManager(NamedTuple):
                 f"--resume: the checkpoint is of step {shard.step}, behind --steps "
                 f"{c.steps}"
             )
-        _check_settings(shard.record["settings"], c, same)
+        same_run.check_settings(shard.record["settings"], c, same)
         if shard.record["versions"] != versions() and run.group.is_first:
             terminal.say("the checkpoint is of other versions: numbers may differ")
         arrays = run.state, shard.own, shard.shared
@@ -255,46 +268,3 @@ def _rank(failure: OSError | None) -> int:
     if failure is None:
         return 0
     return FULL if failure.errno in (errno.ENOSPC, errno.EDQUOT) else FULL + 1
-
-
-def check_config(out: Path, config: RunConfig) -> None:
-    """Raises a BadRequest if a folder has a config.json, and it is of another run."""
-    try:
-        found = records.read_json(out / "config.json")
-        before = {
-            name: value
-            for name, value in found["settings"].items()
-            if name not in SETTINGS or SETTINGS[name].scope == "run"
-        }
-        before |= {**found["arguments"], **found["task_arguments"]}
-    except (OSError, ValueError, KeyError):  # none, or half of one
-        return
-    _check_settings(before, config, same=True)
-
-
-def _check_settings(before: dict[str, Any], config: RunConfig, same: bool) -> None:
-    """Raises a BadRequest if what was begun is of another run.
-
-    Args:
-        before: what its numbers depend on, by flag, as JSON has it.
-        config: of the run that shall go on.
-        same: whether both have as many workers.
-    """
-    now = records.plain(config.values("run"))
-    # A run that was begun before there was a flag had the flag's default.
-    common = {x.parameter: x.default for x in SETTINGS.values() if x.scope == "run"}
-    for kind, name in ((ALGORITHM, config.algo), (TASK, config.task)):
-        common |= factories.defaults(kind, name)
-    before = records.plain(common) | before
-    free = set() if same else {"workers", "batch_size", "accumulate"}
-    if config.schedule == "constant":  # a longer run begins as a shorter one does
-        free.add("steps")
-    # A task and an algorithm bring flags of their own: name them first.
-    names = sorted({*now, *before} - free, key=lambda x: (x not in ("task", "algo"), x))
-    for name in names:
-        if now.get(name) != before.get(name):
-            flag = f"--{name.replace('_', '-')}"
-            raise BadRequest(
-                f"--resume: the run was made with {flag} {before.get(name)}, not "
-                f"{now.get(name)}"
-            )

@@ -21,6 +21,12 @@ class Misfit(ValueError):
     """Arrays do not fit this run; the message is one line."""
 
 
+def owned(x: Any) -> Any:
+    """Returns a NumPy array that owns its memory; anything else as it is."""
+    is_view = isinstance(x, np.ndarray) and not x.flags.owndata
+    return x.copy() if is_view else x
+
+
 def own(held: TrainState) -> Named:
     """The arrays of a process's workers: replica and sync, (workers here, ...)."""
     return _named((held.replica, held.sync))

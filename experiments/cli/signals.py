@@ -65,7 +65,7 @@ def _is_compiling(frame: FrameType | None) -> bool:
 
     while frame is not None:
         code = frame.f_code
-        if code is Compiled._compile.__code__ or code.co_filename.endswith(COMPILER):
+        if code is Compiled.compile.__code__ or code.co_filename.endswith(COMPILER):
             return True
         frame = frame.f_back
     return False

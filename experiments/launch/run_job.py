@@ -13,6 +13,7 @@ from safetensors import SafetensorError
 import syncalgos
 from experiments import exit_codes
 from experiments.checkpoint import lock
+from experiments.checkpoint.background import Background
 from experiments.checkpoint.manager import FOLDER, CheckpointManager
 from experiments.cli import terminal
 from experiments.cli.errors import BadRequest
@@ -59,7 +60,7 @@ def run_job(
     out = config.out or records.default_out(config.task, config.algo)
     # The first process writes all files but checkpoints: it alone holds the folder.
     with lock.held(out) if group.is_first else nullcontext():
-        manager = CheckpointManager(run, out / FOLDER, started)
+        manager = CheckpointManager(run, out / FOLDER, started, Background())
         run, progress = manager.resumed()
         manager = manager._replace(run=run)  # and lets go of the state it began with
         _open_files(run, argv, out, manager, progress)
@@ -69,6 +70,7 @@ def run_job(
             outcome, summary = train_and_record(
                 run, out, report, asked_to_stop, manager.save, progress
             )
+            manager.background.wait()
         spent = progress.earlier_seconds + time.perf_counter() - started
         return _finish(run, outcome, summary, out, spent)
 

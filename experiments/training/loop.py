@@ -20,6 +20,7 @@ from experiments.training.measurements.rounds import Count
 from experiments.training.records import Line, Progress
 from syncalgos import Communication, TrainState
 from syncalgos.combinators.decided import METRIC
+from syncalgos.engine.ahead import Batches, compile_all
 from syncalgos.engine.lanes.selection import Unfit
 from syncalgos.engine.losses import OF_WORKERS
 
@@ -93,8 +94,9 @@ def train(
     # Any split into dispatches gives the same numbers: a resumed run may cut one short.
     whole = dispatches(to_evaluate | to_save, c.dispatch_steps)
     schedule = [*remaining(whole, progress.step)]
-    dispatch = _make_dispatch(parts, schedule)
-    evaluate = _make_evaluation(parts, hooks.sent)
+    test = _held_out(parts)
+    dispatch = _make_dispatch(parts, schedule, test)
+    evaluate = _make_evaluation(parts, hooks.sent, test)
     outcome = Outcome(state, progress)
 
     def record_evaluation(state):
@@ -169,8 +171,19 @@ def first_diverged(losses: np.ndarray, first: float | None) -> int | None:
     return None if fine.all() else int(np.argmin(fine))
 
 
+def _held_out(parts: Components) -> Batches:
+    """Places the held-out examples, and cuts them into batches of rows."""
+    # An example of weight 0 fills the last batch: every held-out example counts once,
+    # for any number of workers and of their devices.
+    layout = parts.trainer.layout
+    readers = layout.workers * layout.batch_parts
+    test, rows = held_out(parts.data.test, readers, parts.task.eval_batch)
+    own = layout.own_rows(rows.shape[1])
+    return Batches(rows[:, own], parts.trainer.place(test))
+
+
 def _make_dispatch(
-    parts: Components, schedule: list[tuple[int, int]]
+    parts: Components, schedule: list[tuple[int, int]], test: Batches
 ) -> Callable[..., tuple[TrainState, dict[str, np.ndarray], float]]:
     """Returns (state, first step, steps) -> (state, metrics, seconds of training)."""
     c, trainer, data = parts.config, parts.trainer, parts.data
@@ -195,6 +208,9 @@ def _make_dispatch(
         start, compiled = time.perf_counter(), trainer.compile_seconds
         batches = rows(first, steps) if ahead is None else next(ahead)
         try:
+            # Else the first evaluation would wait until its programs are compiled.
+            if first == schedule[0][0]:
+                compile_all(trainer, state, Batches(batches, placed), test)
             state, metrics = trainer.run(state, batches, placed)
         except Unfit as error:
             raise BadRequest(f"--lane-form: {error}") from error
@@ -208,20 +224,16 @@ def _make_dispatch(
     return dispatch
 
 
-def _make_evaluation(parts: Components, count: Count) -> Callable[..., Line]:
+def _make_evaluation(
+    parts: Components, count: Count, test: Batches
+) -> Callable[..., Line]:
     """Returns (state, progress) -> a line of metrics.jsonl."""
     c, trainer = parts.config, parts.trainer
     planned = {*c.evaluations}
-    # An example of weight 0 fills the last batch: every held-out example counts once,
-    # for any number of workers and of their devices.
-    layout, eval_batch = trainer.layout, parts.task.eval_batch
-    readers = layout.workers * layout.batch_parts
-    test, rows = held_out(parts.data.test, readers, eval_batch)
-    data, rows = trainer.place(test), rows[:, layout.own_rows(rows.shape[1])]
 
     def evaluate(state, progress):
         parts.group.announce("evaluate", progress.step)
-        metrics = jax.device_get(trainer.evaluate(state, rows, data))
+        metrics = jax.device_get(trainer.evaluate(state, *test))
         means = {name: float(np.mean(x)) for name, x in metrics.items()}
         measured = {"loss": means["loss"], "accuracy": None}  # a task may lack one
         with explained(TASK.flag, c.task):

@@ -1,4 +1,4 @@
-"""Local steps lowered from shapes alone, for devices that need not be there."""
+"""Programs made before they run, also for devices that need not be there."""
 
 from typing import Any, NamedTuple
 
@@ -6,15 +6,56 @@ import jax
 from jax.extend.core import ClosedJaxpr
 
 from syncalgos.collectives import PyTree
-from syncalgos.engine import arguments
+from syncalgos.engine import arguments, worker
 from syncalgos.engine.data_parallel import DataParallel, TrainState
 from syncalgos.engine.inner_step import with_optimizer_loss
 from syncalgos.engine.placement.shardings import of_state
-from syncalgos.engine.program import Model
+from syncalgos.engine.program import Model, Own, Shared
 from syncalgos.engine.state import of_one
 from syncalgos.ledger.counting import Sends, of_branches
 from syncalgos.reducers.stacking.shards import known
-from syncalgos.strategy import check_params
+from syncalgos.strategy import Replica, check_params
+
+
+class Batches(NamedTuple):
+    """Batches as `DataParallel.run` and `evaluate` take them."""
+
+    batches: PyTree
+    data: PyTree | None = None
+
+
+def compile_all(
+    trainer: DataParallel, state: TrainState, training: Batches, held_out: Batches
+) -> None:
+    """Compiles `run`, `evaluate` and `divergence` side by side; runs nothing.
+
+    One after the other, as their first calls come, takes longer on several cores. In
+    several processes nothing is done: there each compiles as its call comes.
+
+    Args:
+        trainer: whose programs.
+        state: as `run` takes it; it is kept.
+        training: such as those of `run`.
+        held_out: such as those of `evaluate`.
+
+    Raises:
+        ValueError: as `run` and `evaluate`.
+    """
+    if trainer.layout.processes > 1:
+        return
+    compiled, own = trainer._compiled, state.own
+    steps = trainer._cut(*training, trainer._worker.accumulate)
+    rows = trainer._cut(*held_out, 1)
+    local = Shared(state.step, state.key, training.data)
+    fixed = Shared(key=state.key, data=held_out.data)
+    params = Own(Replica(state.replica.params))
+    compiled.compile(
+        [
+            compiled.asked_of_state(worker.RUN, own, local, steps),
+            compiled.asked_of_state(worker.EVALUATE, own, fixed, rows),
+            compiled.asked_of_params(worker.DIVERGENCE, params),
+        ]
+    )
 
 
 class Lowered(NamedTuple):

@@ -1,6 +1,8 @@
 """A trainer's compiled programs: one for each shape of the arguments."""
 
 import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -33,6 +35,14 @@ class Key(NamedTuple):
     replicated: Replicated
     structure: Any
     types: tuple[Any, ...]
+
+
+class Call(NamedTuple):
+    """A program with its arguments, as they lie on the devices."""
+
+    key: Key
+    own: Any
+    inputs: Inputs
 
 
 class Compiled:
@@ -79,20 +89,31 @@ class Compiled:
         Raises:
             ValueError: a state that was given up, or is of another layout.
         """
-        sharding = shardings.of_state(own.replica.params, self._layout)
-        with known(sharding):
-            replicated = self._replicated(own) if self._shares else None
-        outputs = self.call(program, own, shared, batches, replicated, sharding)
+        call = self.asked_of_state(program, own, shared, batches)
+        outputs = self._run(call)
         # Where a leaf of the state given was not as it should be, nothing is known of
         # the state returned.
-        if program.takes_steps and replicated is not None:
+        if program.takes_steps and call.key.replicated is not None:
             self._replication.note(outputs.own)
         return outputs
 
+    def asked_of_state(
+        self, program: Program, own: Own, shared: Shared, batches: PyTree = ()
+    ) -> Call:
+        """Makes the call of a program, which `of_state` runs."""
+        sharding = shardings.of_state(own.replica.params, self._layout)
+        with known(sharding):
+            replicated = self._replicated(own) if self._shares else None
+        return self._asked(program, own, shared, batches, replicated, sharding)
+
     def of_params(self, program: Program, own: Own) -> Outputs:
         """Runs a program that looks at the workers' params alone."""
+        return self._run(self.asked_of_params(program, own))
+
+    def asked_of_params(self, program: Program, own: Own) -> Call:
+        """Makes the call of a program, which `of_params` runs."""
         sharding = shardings.of_state(own.replica.params, self._layout)
-        return self.call(program, own, Shared(), sharding=sharding)
+        return self._asked(program, own, Shared(), (), None, sharding)
 
     def put_back(self, own: Own, held: Own) -> None:
         """Takes note of a state that came from the host, where it is `held`."""
@@ -163,21 +184,52 @@ class Compiled:
         sharding: Sharding | None = None,
     ) -> Outputs:
         """Runs a program, compiled before for such arguments or now."""
+        asked = program, own, shared, batches, replicated, sharding
+        return self._run(self._asked(*asked))
+
+    def compile(self, calls: Sequence[Call]) -> None:
+        """Compiles what calls need and is not there; runs nothing."""
+        missing = [call for call in calls if call.key not in self.programs]
+        if not missing:
+            return
+        start = time.perf_counter()
+        if len(missing) == 1:
+            self._note(missing[0], self._lower(missing[0])())
+        else:
+            # XLA compiles a program on one core; the next is traced here meanwhile, as
+            # users' functions need not be safe in several threads.
+            with ThreadPoolExecutor(len(missing)) as pool:
+                ends = [pool.submit(end) for end in map(self._lower, missing)]
+                for call, end in zip(missing, ends, strict=True):
+                    self._note(call, end.result())
+        self.seconds += time.perf_counter() - start
+
+    def _asked(
+        self,
+        program: Program,
+        own: Any,
+        shared: Shared | Model,
+        batches: PyTree,
+        replicated: Replicated,
+        sharding: Sharding | None,
+    ) -> Call:
+        """Makes the call of a program; raises a ValueError for another layout's own."""
         inputs = Inputs(self._placed(shared, sharding), batches)
         for leaf in jax.tree.leaves(own):
             arguments.check_own(leaf, self._layout.shape)
         leaves, structure = jax.tree.flatten((own, inputs))
         types = tuple(map(jax.typeof, leaves))
         key = Key(program, sharding, replicated, structure, types)
-        if key not in self.programs:
-            start = time.perf_counter()
-            with known(sharding):
-                self.programs[key] = self._compile(key, own, inputs)
-            self.seconds += time.perf_counter() - start
-        own, common = self.programs[key](own, inputs)
+        return Call(key, own, inputs)
+
+    def _run(self, call: Call) -> Outputs:
+        """Runs a call, compiled before or now."""
+        if call.key not in self.programs:
+            self.compile([call])
+        own, common = self.programs[call.key](call.own, call.inputs)
         if self._layout.blocking:
             jax.block_until_ready((own, common))
-        if program.makes_model:
+        if call.key.program.makes_model:
             return Outputs(own, jax.tree.map(self._layout.of_first_worker, common))
         return Outputs(own, jax.tree.map(self._layout.one_copy, common))
 
@@ -192,17 +244,25 @@ class Compiled:
 
         return jax.tree_util.tree_map_with_path(put, shared)
 
-    def _compile(self, key: Key, own: Any, inputs: Inputs) -> Any:
-        asked = key.program, key.sharding, key.replicated
-        mapped = self._mapped(*asked, own, inputs)
-        if backends.debugging():
-            return mapped
-        # Ahead of time, so that compilation can be told from training in a run's
-        # seconds, and nothing is compiled twice.
-        compiled = backends.lower(self._layout, mapped, own, inputs).compile()
-        if key.program.takes_steps and (held := compiled.memory_analysis()):
+    def _lower(self, call: Call) -> Callable[[], Any]:
+        """Traces a program; the function returned compiles it."""
+        key = call.key
+        with known(key.sharding):
+            asked = key.program, key.sharding, key.replicated
+            mapped = self._mapped(*asked, call.own, call.inputs)
+            if backends.debugging():
+                return lambda: mapped
+            # Ahead of time, so that compilation can be told from training in a run's
+            # seconds, and nothing is compiled twice.
+            return backends.lower(self._layout, mapped, call.own, call.inputs).compile
+
+    def _note(self, call: Call, made: Any) -> None:
+        """Takes note of a program that is compiled, and of its memory."""
+        self.programs[call.key] = made
+        if not call.key.program.takes_steps or backends.debugging():
+            return
+        if held := made.memory_analysis():
             self.temp_bytes = max(self.temp_bytes or 0, held.temp_size_in_bytes)
-        return compiled
 
     def _mapped(
         self,

@@ -14,7 +14,6 @@ from jax.typing import ArrayLike
 from syncalgos import checks
 from syncalgos.collectives import WORKERS, Axis, PyTree
 from syncalgos.combinators import decided
-from syncalgos.ledger.traced import Branches, Walk, add_up, all_branches
 from syncalgos.strategy import (
     Replica,
     Strategy,
@@ -157,6 +156,8 @@ def of_branches(
         ValueError: a strategy that sends in a branch which depends on more than the
             step and what is `decided`.
     """
+    from syncalgos.ledger.traced import Branches, Walk, all_branches
+
     outer, *inner = (axis,) if isinstance(axis, str) else axis
     sizes = {outer: workers, **dict.fromkeys(inner, 1)}
     replica = replica if isinstance(replica, Replica) else Replica(replica)
@@ -223,9 +224,12 @@ def _counted_by_step(
     jaxpr: Any, places: list[int], sizes: dict[str, int], steps: int
 ) -> Callable[[np.ndarray], tuple[list[Counter], np.ndarray]]:
     """Returns decisions -> what a step of each kind sends, and every step's kind."""
+    # It imports jax.extend: 15 ms, which an import of syncalgos need not wait for.
+    from syncalgos.ledger.traced import Walk, add_up
+
     # The branches of all steps are evaluated at once, in one vmapped program of what
     # depends on the step and the decisions alone; then a step of each kind is counted.
-    walk, numbers = Walk(sizes), jnp.arange(steps, dtype=jnp.int32)
+    walk, numbers = Walk(sizes), np.arange(steps, dtype=np.int32)
 
     def branches_at(step, taken):
         walk.choices.clear()

@@ -17,6 +17,7 @@ from problems.linear import (
 
 import syncalgos
 from syncalgos import Strategy, stateless
+from syncalgos.engine.ahead import Batches, compile_all
 
 
 def host(tree):
@@ -228,6 +229,24 @@ def test_debugging_tools_of_jax_work():
             trainer.init(make_params()), {"x": X[ROWS], "y": Y[ROWS]}
         )
         assert np.isfinite(metrics["loss"]).all()
+
+
+def test_programs_compiled_side_by_side_are_those_that_run():
+    def made():
+        trainer = make_trainer(syncalgos.bmuf(3))
+        return trainer, trainer.init(make_params()), trainer.place(DATA)
+
+    trainer, state, data = made()
+    held_out = Batches(ROWS[:2], data)
+    compile_all(trainer, state, Batches(ROWS, data), held_out)
+    seconds = trainer.compile_seconds
+    state, metrics = trainer.run(state, ROWS, data)
+    found = metrics, trainer.evaluate(state, *held_out), trainer.divergence(state)
+    assert trainer.compile_seconds == seconds
+    trainer, state, data = made()
+    state, metrics = trainer.run(state, ROWS, data)
+    alone = metrics, trainer.evaluate(state, *held_out), trainer.divergence(state)
+    jax.tree.map(np.testing.assert_array_equal, found, alone)
 
 
 def test_nothing_is_compiled_twice():

@@ -21,6 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from experiments.checkpoint import shard_file
+from experiments.checkpoint.background import Background
 from experiments.checkpoint.folder import (
     Incomplete,
     is_there,
@@ -793,3 +794,23 @@ def test_a_part_is_replaced_and_its_unfinished_file_with_it(tmp_path):
         shard_file.unfinished_name(1, 2),
         ShardName(8, 0, 1).file_name,
     ]
+
+
+def test_background_work_ends_before_the_next_begins_and_raises_when_waited_for():
+    done, background = [], Background()
+
+    def slow():
+        time.sleep(0.05)
+        done.append("first")
+
+    def failing():
+        done.append("second")
+        raise ValueError("no room")
+
+    background.start(slow)
+    assert not done
+    background.start(failing)
+    with pytest.raises(ValueError, match="no room"):
+        background.wait()
+    assert done == ["first", "second"]
+    background.wait()  # an error is raised once

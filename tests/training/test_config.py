@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from experiments.checkpoint.manager import check_config
+from experiments.checkpoint.same_run import check_config
 from experiments.cli.errors import BadRequest
 from experiments.cli.words import number, whole
 from experiments.training.components import make_components

@@ -114,7 +114,7 @@ def _make_runner(strategy, params, optimizer, workers, lr) -> tuple[Any, Any]:
 
     def first_worker(gradient, carry, first):
         carry, track = run(gradient, carry, first)
-        return carry, track[0, 0]
+        return carry, np.asarray(track)[0, 0]  # on the host: no program of its own
 
     return mapped(start, 0)(np.zeros((1, workers))), first_worker
 

@@ -12,8 +12,6 @@ import numpy as np
 from syncalgos import checks
 from syncalgos.combinators import introspection
 from syncalgos.engine.inner_step import asks
-from syncalgos.engine.lanes import groups
-from syncalgos.engine.lanes.mean_loss import equations, is_mean
 from syncalgos.engine.losses import is_per_example
 from syncalgos.engine.placement.backends import Replicated
 from syncalgos.engine.placement.layout import Layout
@@ -79,14 +77,12 @@ class Traits(NamedTuple):
     """Traits of a worker's loss and inner optimizer, besides what they compute.
 
     Attributes:
-        communicates: they name the workers' axes, in collectives or for their index.
         draws: the loss uses its key.
         convolves: it holds convolutions as such.
         reports: it has metrics of its own.
         bytes: of all that a forward pass and an update compute.
     """
 
-    communicates: bool
     draws: bool
     convolves: bool
     reports: bool
@@ -128,9 +124,17 @@ def choose(
         return Chosen(VECTORIZED)  # whatever the loss is: no need to trace it
     one = _one(own, inputs)
     found = traits(worker, layout, one)
+    pays = (
+        keeps
+        and found.bytes > SMALL
+        and found.bytes * layout.lanes > CACHED
+        and not found.convolves
+    )
+    if not (asked or pays or introspection.takes_mean(worker.strategy)):
+        return Chosen(VECTORIZED)  # no need to trace the backward pass: 0.1 s
     leaves = len(jax.tree.leaves(own.replica))
     identical = replicated is not None and all(replicated[:leaves])
-    against = _against(worker, found, keeps, own, layout.lanes == 1 or identical)
+    against = _against(worker, found, keeps, one, layout.lanes == 1 or identical)
     if asked and (why := against[asked]):
         raise Unfit(f"lanes cannot run {asked}: {why}")
     if asked == SEQUENTIAL:
@@ -140,23 +144,20 @@ def choose(
         chosen = _merged(worker, layout, one, large, found)
         if chosen or asked:
             return chosen or Chosen(MERGED)
-    pays = (
-        keeps
-        and found.bytes > SMALL
-        and found.bytes * layout.lanes > CACHED
-        and not found.convolves
-    )
     return Chosen(SEQUENTIAL if pays and not against[SEQUENTIAL] else VECTORIZED)
 
 
 def _against(
-    worker: Worker, found: Traits, keeps: bool, own: Own, identical: bool
+    worker: Worker, found: Traits, keeps: bool, one: One, identical: bool
 ) -> dict[str, str]:
     """Reasons why lanes cannot run, by form; empty if they can."""
     takes_mean = introspection.takes_mean(worker.strategy)
-    has_buffers = bool(jax.tree.leaves(own.replica.buffers))
+    has_buffers = bool(jax.tree.leaves(one.replica.buffers))
     # Where the loss draws or communicates, a worker's own batch matters.
-    talks = found.communicates, "the loss or the inner optimizer talks to other workers"
+    talks = (
+        _communicates(worker, one),
+        "the loss or the inner optimizer talks to other workers",
+    )
     reasons = {
         MERGED: [
             (not takes_mean, "the strategy does not take the mean of all gradients"),
@@ -181,11 +182,13 @@ def traits(worker: Worker, layout: Layout, one: One) -> Traits:
         found = Found(one.replica.params, one.replica.buffers, metrics)
         return metrics, worker.updated(one.replica, found, metrics["loss"])
 
+    # They import jax.extend: 15 ms, which an import of syncalgos need not wait for.
+    from syncalgos.engine.lanes import groups, mean_loss
+
     jaxpr, (metrics, _) = _traced(program, layout, one)
-    found = [*equations(jaxpr.jaxpr)]
+    found = [*mean_loss.equations(jaxpr.jaxpr)]
     drawn = jaxpr.jaxpr.invars[0]
     return Traits(
-        communicates=_communicates(worker, one),
         draws=any(v is drawn for e in jaxpr.jaxpr.eqns for v in e.invars),
         convolves=any(e.primitive.name == "conv_general_dilated" for e in found),
         reports=len(metrics) > 1 + bool(worker.each),
@@ -204,12 +207,15 @@ def _merged(
     in_groups = _on_cpu(layout) and not found.convolves
     if layout.lanes == 1 or (is_known and not in_groups):
         return Chosen(MERGED)
+    from syncalgos.engine.lanes import groups, mean_loss
+
     passes = _forward_passes(worker, layout, one, large)
     counts = [len(jax.tree.leaves(x)) for x in one]
     of_batch = np.repeat([False, False, True, False], counts).tolist()
     # A numeric check would be one more program to compile, and decide by the data that
     # happen to come first.
-    if not is_known and not (passes and is_mean(*passes, of_batch, layout.lanes)):
+    seen = passes and mean_loss.is_mean(*passes, of_batch, layout.lanes)
+    if not (is_known or seen):
         return None
     if not (in_groups and passes):
         return Chosen(MERGED)

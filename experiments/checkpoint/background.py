@@ -1,0 +1,23 @@
+"""One piece of work at a time in a thread, beside training."""
+
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+
+
+class Background:
+    """A thread for what a run need not wait for."""
+
+    def __init__(self):
+        self._pool = ThreadPoolExecutor(1)
+        self._last: Future[None] | None = None
+
+    def start(self, work: Callable[[], None]) -> None:
+        """Starts work when what was started before has ended."""
+        self.wait()
+        self._last = self._pool.submit(work)
+
+    def wait(self) -> None:
+        """Waits until all is done; raises what the work raised."""
+        last, self._last = self._last, None
+        if last is not None:
+            last.result()

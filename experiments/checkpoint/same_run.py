@@ -1,0 +1,53 @@
+"""Checks that a run which goes on is the one that was begun."""
+
+from pathlib import Path
+from typing import Any
+
+from experiments.cli import factories
+from experiments.cli.errors import BadRequest
+from experiments.cli.factories import ALGORITHM, TASK
+from experiments.training import records
+from experiments.training.config import SETTINGS, RunConfig
+
+
+def check_config(out: Path, config: RunConfig) -> None:
+    """Raises a BadRequest if a folder has a config.json, and it is of another run."""
+    try:
+        found = records.read_json(out / "config.json")
+        before = {
+            name: value
+            for name, value in found["settings"].items()
+            if name not in SETTINGS or SETTINGS[name].scope == "run"
+        }
+        before |= {**found["arguments"], **found["task_arguments"]}
+    except (OSError, ValueError, KeyError):  # none, or half of one
+        return
+    check_settings(before, config, same=True)
+
+
+def check_settings(before: dict[str, Any], config: RunConfig, same: bool) -> None:
+    """Raises a BadRequest if what was begun is of another run.
+
+    Args:
+        before: what its numbers depend on, by flag, as JSON has it.
+        config: of the run that shall go on.
+        same: whether both have as many workers.
+    """
+    now = records.plain(config.values("run"))
+    # A run that was begun before there was a flag had the flag's default.
+    common = {x.parameter: x.default for x in SETTINGS.values() if x.scope == "run"}
+    for kind, name in ((ALGORITHM, config.algo), (TASK, config.task)):
+        common |= factories.defaults(kind, name)
+    before = records.plain(common) | before
+    free = set() if same else {"workers", "batch_size", "accumulate"}
+    if config.schedule == "constant":  # a longer run begins as a shorter one does
+        free.add("steps")
+    # A task and an algorithm bring flags of their own: name them first.
+    names = sorted({*now, *before} - free, key=lambda x: (x not in ("task", "algo"), x))
+    for name in names:
+        if now.get(name) != before.get(name):
+            flag = f"--{name.replace('_', '-')}"
+            raise BadRequest(
+                f"--resume: the run was made with {flag} {before.get(name)}, not "
+                f"{now.get(name)}"
+            )
