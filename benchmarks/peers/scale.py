@@ -112,7 +112,7 @@ def measured(case: Case, steps: int, seconds: float, python: str) -> tuple[int, 
         try:
             found = run(command, 1, timeout=180)
         except RuntimeError as error:
-            failures += 1  # PyTorch aborts now and then as its processes end
+            failures += 1  # PyTorch with two workers aborted now and then
             report({"benchmark": "scale", "case": case, "failed": str(error)})
             if failures == TRIES:
                 raise
