@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from models.draws import normal
-from models.sharding import gathered
+from models.sharding import gathered, shares
 
 Params = dict[str, Any]
 Carry = tuple[tuple[jax.Array, jax.Array], ...]
@@ -91,17 +91,75 @@ def _frames(params: Params, carry: Carry, x: jax.Array) -> tuple[Carry, jax.Arra
     after = []
     for layer, state in zip(params["layers"], carry, strict=True):
         # One matmul for all frames: only the recurrent one must wait its turn.
-        projected = x @ layer["w"] + layer["b"]  # (frames, batch, 4 hidden)
+        projected = _product(x, layer["w"]) + layer["b"]  # (frames, batch, 4 hidden)
         recurrent = gathered(layer["recurrent"])  # once, not for each frame
-        state, x = lax.scan(partial(_cell, recurrent), state, projected)
+        state, x = _recurrence(recurrent, state, projected)
         after.append(state)
-    return tuple(after), x @ params["output"]["w"] + params["output"]["b"]
+    output = params["output"]
+    return tuple(after), _product(x, output["w"]) + output["b"]
+
+
+def _product(x: jax.Array, w: jax.Array) -> jax.Array:
+    """Returns x @ w, for x of (frames, batch, ...)."""
+    # A batch cannot stay cut where it is one axis with the frames: steps of a worker of
+    # two devices took 3.4 times as long.
+    if shares():
+        return x @ w
+    # Of one matrix XLA computes the gradient without transposed copies: with all three
+    # products it took 2.2 ms instead of 2.7, 64 frames of 8.
+    return (x.reshape(-1, x.shape[-1]) @ w).reshape(*x.shape[:-1], w.shape[-1])
+
+
+@jax.custom_jvp
+def _recurrence(recurrent: jax.Array, state: Any, projected: jax.Array) -> Any:
+    """Takes all frames' projections, (frames, batch, 4 hidden), through one layer."""
+
+    def cell(before, projected):
+        after, _ = _cell(recurrent, before, projected)
+        return after, after[0]
+
+    return lax.scan(cell, state, projected)
+
+
+@_recurrence.defjvp
+def _differentiated(primals: Any, tangents: Any) -> Any:
+    """The recurrence and its derivative, which jax transposes for a gradient.
+
+    The recurrent weights enter by one matmul over all frames. By jax's own rule it is
+    one a frame: a gradient of 64 frames of 8 took 4.8 ms, now 2.2.
+    """
+    recurrent, state, projected = primals
+    d_recurrent, d_state, d_projected = tangents
+
+    def cell(before, projected):
+        after, slopes = _cell(recurrent, before, projected)
+        return after, (after[0], slopes)
+
+    def d_cell(d_before, given):
+        (d_h, d_c), (d_gates, (by_gates, c_by_c, h_by_c)) = d_before, given
+        i, f, g, o = jnp.split(by_gates * (d_gates + d_h @ recurrent), 4, axis=-1)
+        d_c = c_by_c * d_c + i + f + g
+        d_h = h_by_c * d_c + o
+        return (d_h, d_c), d_h
+
+    after, (h, slopes) = lax.scan(cell, state, projected)
+    earlier = jnp.concatenate([state[0][None], h[:-1]])
+    d_gates = d_projected + _product(earlier, d_recurrent)
+    return (after, h), lax.scan(d_cell, d_state, (d_gates, slopes))
 
 
 def _cell(recurrent: jax.Array, state: Any, projected: jax.Array) -> Any:
-    """Takes one frame's projection, (batch, 4 hidden), through one layer."""
+    """Takes one frame's projection, (batch, 4 hidden), through one layer.
+
+    Returns:
+        The next (h, c); and slopes: of c and (the last quarter) of h by what enters the
+        gates, (batch, 4 hidden), of c by the last c, and of h by c.
+    """
     h, c = state
     i, f, g, o = jnp.split(projected + h @ recurrent, 4, axis=-1)
-    c = jax.nn.sigmoid(f) * c + jax.nn.sigmoid(i) * jnp.tanh(g)
-    h = jax.nn.sigmoid(o) * jnp.tanh(c)
-    return (h, c), h
+    i, f, g, o = jax.nn.sigmoid(i), jax.nn.sigmoid(f), jnp.tanh(g), jax.nn.sigmoid(o)
+    slopes = [g * i * (1 - i), c * f * (1 - f), i * (1 - g * g)]
+    c = f * c + i * g
+    seen = jnp.tanh(c)
+    by_gates = jnp.concatenate([*slopes, seen * o * (1 - o)], axis=-1)
+    return (o * seen, c), (by_gates, f, o * (1 - seen * seen))

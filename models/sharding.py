@@ -72,6 +72,11 @@ MATRICES = Rule((FSDP,), _matrices)
 """Shards each array of two dimensions; others, such as biases, stay whole."""
 
 
+def shares() -> bool:
+    """Whether the devices of a worker share its arrays, where this is traced."""
+    return AxisType.Auto in jax.sharding.get_abstract_mesh().axis_types
+
+
 def gathered(x: jax.Array, tensor: int | None = None) -> jax.Array:
     """Returns an array as a step computes with it: whole, but for "tensor".
 
@@ -82,10 +87,9 @@ def gathered(x: jax.Array, tensor: int | None = None) -> jax.Array:
     # By itself XLA gathers a worker's batch where that is less than the weights. And
     # where columns of a table and the numbers of its rows lie over one axis of two, its
     # partitioner aborts (jaxlib 0.10.2: Check failed in ExpandDeviceGroupsWithIota).
-    mesh = jax.sharding.get_abstract_mesh()
-    if AxisType.Auto not in mesh.axis_types:
+    if not shares():
         return x
     axes: list[str | None] = [None] * x.ndim
-    if tensor is not None and TENSOR in mesh.axis_names:
+    if tensor is not None and TENSOR in jax.sharding.get_abstract_mesh().axis_names:
         axes[tensor] = TENSOR
     return jax.lax.with_sharding_constraint(x, PartitionSpec(*axes))

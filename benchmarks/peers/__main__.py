@@ -78,13 +78,17 @@ def steps_for(peer: str, rate: float, workers: int) -> int:
     return chunk * max(1, ceil(WANTED * rate / workers / chunk))
 
 
-def run(command: list[str], workers: int, timeout: float) -> float:
+def run(command: list[str], threads: int, timeout: float) -> float:
     """Returns the seconds that a contestant's process reports.
+
+    Args:
+        command: starts it.
+        threads: of each of its processes.
+        timeout: seconds that it may take.
 
     Raises:
         RuntimeError: it failed or took too long; the message says why, in one line.
     """
-    threads = max(1, (os.cpu_count() or 1) // workers)
     environment = {
         "OMP_NUM_THREADS": str(threads),
         "RUST_LOG": "error",
@@ -120,6 +124,7 @@ def measure(entry: Entry, turn: int, launch: list[str], timeout: float) -> None:
     """Measures once, reports it, and adds it to the entry."""
     (peer, algorithm, _, _), workers, each, steps = entry
     seconds = used = rate = 0.0
+    threads = max(1, (os.cpu_count() or 1) // workers)
     while seconds < LEAST:
         used = steps[-1]
         task = (
@@ -128,7 +133,7 @@ def measure(entry: Entry, turn: int, launch: list[str], timeout: float) -> None:
             str(workers),
             str(used),
         )
-        seconds = run([*launch, "-m", *task], workers, timeout)
+        seconds = run([*launch, "-m", *task], threads, timeout)
         rate = used * workers / seconds
         steps.append(steps_for(peer, rate, workers))
     each.append(1 / rate)

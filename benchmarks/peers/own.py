@@ -5,6 +5,7 @@ Whole dispatches of 64 steps on data resident on the devices; losses come to the
 
 import os
 import time
+from typing import Any
 
 import jax
 import numpy as np
@@ -24,20 +25,25 @@ STRATEGIES = {
 }
 
 
-def main():
-    task = work.task()
-    jax.config.update("jax_num_cpu_devices", os.cpu_count())
+def train(task: work.Task, own: slice = slice(None), **options: Any) -> float:
+    """Trains; returns the seconds of all dispatches but the first.
+
+    Args:
+        task: what is measured.
+        own: the workers of this process.
+        options: of `DataParallel`.
+    """
     trainer = syncalgos.DataParallel(
         syncalgos.stateless(mlp_loss),
         optax.sgd(work.LR),
         STRATEGIES[task.algorithm](),
-        workers=task.workers,
+        **{"workers": task.workers, **options},
     )
     state = trainer.init(mlp.init(jax.random.key(0), work.SIZES))
     x, y = work.examples()
     data = trainer.place({"x": x, "y": y.astype(np.int32)})
-    rows = work.rows(DISPATCH + task.steps, task.workers).astype(np.int32)
-    rows = rows.reshape(-1, DISPATCH, task.workers * work.BATCH)
+    rows = work.rows(DISPATCH + task.steps, task.workers)[:, own].astype(np.int32)
+    rows = rows.reshape(-1, DISPATCH, rows[0].size)
     start = 0.0
     for i, dispatch in enumerate(rows):
         if i == 1:  # the first one compiles and warms up
@@ -45,7 +51,12 @@ def main():
         state, metrics = trainer.run(state, dispatch, data)
         np.asarray(metrics["loss"])
     jax.block_until_ready(state)
-    work.report(time.perf_counter() - start)
+    return time.perf_counter() - start
+
+
+def main():
+    jax.config.update("jax_num_cpu_devices", os.cpu_count())
+    work.report(train(work.task()))
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 import subprocess
 import venv
+from collections.abc import Iterable
 from pathlib import Path
 
 CPU_WHEELS = "https://download.pytorch.org/whl/cpu"
@@ -19,13 +20,14 @@ print(version(sys.argv[1]))
 
 
 def prepare(
-    directory: Path, exogym: str | None = None
+    directory: Path, exogym: str | None = None, peers: Iterable[str] = MODULES
 ) -> tuple[dict[str, str], dict[str, str]]:
     """Makes the environment where there is none, and installs the peers it lacks.
 
     Args:
         directory: of the environment.
         exogym: what pip installs EXO Gym from; None means GitHub.
+        peers: which are wanted.
 
     Returns:
         Versions, by peer; and, by peer that cannot be installed, the reason in a line.
@@ -43,7 +45,7 @@ def prepare(
         "torchft": [[["torchft>=0.2"]]],
     }
     found, missing = {}, {}
-    for peer, alternatives in ways.items():
+    for peer, alternatives in [(name, ways[name]) for name in peers]:
         version, reason = installed(python, peer, alternatives)
         if version:
             found[peer] = version

@@ -12,6 +12,7 @@ from benchmarks.peers import __main__ as peers
 
 # Flags of the smallest runs, and how many records they report.
 REDUCTION = "--models mlp --lanes 1 --steps 1 --repeats 1"
+SCALE = "--workers 1 2 --repeats 1 --algorithms sync_sgd"
 SMALLEST = {
     "scaling": ("--workers 1 2 --repeats 1 --seconds 0.01 --algorithms bmuf", 2),
     "sync_cost": ("--workers 2 --repeats 1 --steps 4 --algorithms bmuf topk_sgd", 2),
@@ -21,6 +22,7 @@ SMALLEST = {
     "engine.mesh": ("--workers 2 --repeats 1", 1),
     "engine.mesh_memory": ("--sizes 4M --devices 1 2", 2),
     "network.published": ("", 23),
+    "peers.scale": (f"{SCALE} --seconds 0", 3),  # a device, two, two processes
 }
 FLAGS = {
     "scaling": {"--workers", "--repeats", "--algorithms"},
@@ -30,6 +32,7 @@ FLAGS = {
     "engine.mesh": {"--workers", "--repeats", "--steps"},
     "engine.mesh_memory": {"--sizes", "--devices"},
     "network.published": set(),
+    "peers.scale": {"--environment", "--workers", "--repeats", "--algorithms"},
 }
 
 

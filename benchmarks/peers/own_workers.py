@@ -1,0 +1,59 @@
+"""syncalgos at the work of `benchmarks.peers.scale`, which starts this script.
+
+Each worker has a device of its own: all in one process, or each in its process, which
+talk by gloo on this host. After "alone:" processes do not talk: each trains a worker.
+"""
+
+import multiprocessing
+import sys
+
+import jax
+
+from benchmarks.peers import own, work
+from experiments.launch import gloo
+from experiments.launch.addresses import free_port
+
+ALONE = "alone:"  # before the name of an algorithm
+PATIENCE = 60  # seconds for the processes to find each other
+
+
+def devices(task: work.Task) -> None:
+    """Trains on as many virtual devices as there are workers."""
+    jax.config.update("jax_num_cpu_devices", task.workers)
+    work.report(own.train(task))
+
+
+def process(number: int, task: work.Task, coordinator: str) -> None:
+    """Trains the worker of one process of several; the first one reports."""
+    jax.config.update("jax_num_cpu_devices", 1)
+    gloo.connect(coordinator, number, task.workers, PATIENCE)
+    options = {}
+    if task.algorithm.startswith(ALONE):
+        task = task._replace(algorithm=task.algorithm.removeprefix(ALONE))
+        options = {"workers": 1, "devices": jax.local_devices()}
+    seconds = own.train(task, slice(number, number + 1), **options)
+    if number == 0:
+        work.report(seconds)
+    jax.distributed.shutdown()
+
+
+def processes(task: work.Task) -> None:
+    """Trains by as many processes as there are workers."""
+    coordinator = f"127.0.0.1:{free_port()}"
+    fresh = multiprocessing.get_context("spawn")
+    started = [
+        fresh.Process(target=process, args=(number, task, coordinator))
+        for number in range(task.workers)
+    ]
+    for one in started:
+        one.start()
+    for one in started:
+        one.join()
+    if any(one.exitcode for one in started):
+        sys.exit(f"exit codes {[one.exitcode for one in started]}")
+
+
+FORMS = {"devices": devices, "processes": processes}
+
+if __name__ == "__main__":
+    FORMS[sys.argv.pop(1)](work.task())
