@@ -56,7 +56,11 @@ def index(axis: Axis = WORKERS) -> jax.Array:
 
 
 def platform() -> str:
-    """Returns the platform of the devices for which a program is traced."""
+    """Returns the platform of the devices for which a program is traced.
+
+    It is "cpu", "gpu" or "tpu": what is fast on one is slow on another, such as sums
+    over a leading axis, or draws in a loop.
+    """
     # A compiler may be elsewhere than its devices.
     device = jax.sharding.get_abstract_mesh().abstract_device
     return device.platform if device else jax.default_backend()

@@ -118,7 +118,13 @@ def moved(
 def _cut(
     x: jax.Array, send: Callable[[jax.Array], jax.Array], longest: int
 ) -> jax.Array:
-    """Sends an array of bytes, (…, n), in equal messages and what is left over."""
+    """Sends an array of bytes, (…, n), in equal messages and what is left over.
+
+    Args:
+        x: the bytes.
+        send: a collective of an array of the same leading axes.
+        longest: bytes of a message along the last axis, at most.
+    """
     length = x.shape[-1]
     count = max(1, -(-length // longest))
     size = length // count

@@ -1,4 +1,7 @@
-"""Moves of arrays as they are: gathered by all, shifted, exchanged, transposed."""
+"""Moves of arrays as they are: gathered by all, shifted, exchanged, transposed.
+
+No number is computed here, so what arrives is bit for bit what was sent.
+"""
 
 # Under pmap or shard_map around vmap, psum and axis_index take a tuple of names;
 # all_gather, ppermute and psum_scatter fail on it: those go axis by axis here.
@@ -18,7 +21,16 @@ from syncalgos.dtypes import PyTree
 
 
 def gather(tree: PyTree, axis: Axis = WORKERS) -> PyTree:
-    """Gathers every worker's leaves: a leaf of shape S becomes (workers, *S)."""
+    """Gathers every worker's leaves: a leaf of shape S becomes (workers, *S).
+
+    Args:
+        tree: arrays of any dtypes.
+        axis: the mapped axis or axes over which the workers lie.
+
+    Returns:
+        A tree of arrays (workers, *S), identical on all workers, in the order of their
+        numbers. Each worker sends its leaves N - 1 times.
+    """
 
     names = names_of(axis)
     leaves, form = jax.tree.flatten(tree)
@@ -116,7 +128,15 @@ def exchange(
 
 
 def all_to_all(tree: PyTree, axis: Axis = WORKERS) -> PyTree:
-    """Transposes rows, (workers, *S): row j of worker i becomes row i of worker j."""
+    """Transposes rows, (workers, *S): row j of worker i becomes row i of worker j.
+
+    Args:
+        tree: arrays, each of which leads with a row for every worker.
+        axis: the mapped axis or axes over which the workers lie.
+
+    Returns:
+        A tree of the same shapes. Each worker sends all its rows but its own.
+    """
     names = names_of(axis)
     sizes = [lax.axis_size(name) for name in names]
     leaves, form = jax.tree.flatten(tree)

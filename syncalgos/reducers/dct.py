@@ -118,7 +118,13 @@ def _basis(size: int) -> np.ndarray:
 
 
 def _along(axis: int, matrix: np.ndarray, x: jax.Array) -> jax.Array:
-    """Multiplies an axis of each chunk by a matrix, (chunks, …); the axis stays."""
+    """Multiplies an axis of each chunk by a matrix; the axis stays in its place.
+
+    Args:
+        axis: 1 or 2, of x.
+        matrix: (side, side), of the cosines or its transpose.
+        x: (chunks, side) or (chunks, side, side).
+    """
     factor = jnp.asarray(matrix, x.dtype)
     if axis == x.ndim - 1:
         return jnp.matmul(x, factor.T, precision="highest")
