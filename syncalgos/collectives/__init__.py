@@ -10,6 +10,7 @@ from syncalgos.collectives.axes import Axis as Axis
 from syncalgos.collectives.axes import index as index
 from syncalgos.collectives.axes import platform as platform
 from syncalgos.collectives.axes import size as size
+from syncalgos.collectives.means import SUMMED as SUMMED
 from syncalgos.collectives.means import agreed as agreed
 from syncalgos.collectives.means import group_mean as group_mean
 from syncalgos.collectives.means import mean as mean
