@@ -59,18 +59,26 @@ def run_job(
     run = prepare(config, group=group)
     out = config.out or records.default_out(config.task, config.algo)
     # The first process writes all files but checkpoints: it alone holds the folder.
-    with lock.held(out) if group.is_first else nullcontext():
-        manager = CheckpointManager(run, out / FOLDER, started, Background())
+    held = lock.held(out) if group.is_first else nullcontext()
+    with held, Background() as background:
+        manager = CheckpointManager(run, out / FOLDER, started, background)
         run, progress = manager.resumed()
         manager = manager._replace(run=run)  # and lets go of the state it began with
         _open_files(run, argv, out, manager, progress)
         for text in remarks.header(run, config.batch_size is not None):
             terminal.say(text)
+
+        def save(state, progress):
+            manager.save(state, progress)
+            # Nothing trains beside the last one, which a further signal would end.
+            if asked_to_stop() or progress.step == run.config.steps:
+                background.wait()
+
         with terminal.report(run.config.steps) as report:
             outcome, summary = train_and_record(
-                run, out, report, asked_to_stop, manager.save, progress
+                run, out, report, asked_to_stop, save, progress
             )
-            manager.background.wait()
+            background.wait()
         spent = progress.earlier_seconds + time.perf_counter() - started
         return _finish(run, outcome, summary, out, spent)
 

@@ -102,17 +102,24 @@ def moved(
     Returns:
         What arrived of each leaf.
     """
-    lead = min(rows, 1)
-    # Complex numbers and random keys have no bytes to XLA.
-    if not crosses(names) or any(x.dtype.kind not in "fiub" for x in leaves):
-        return [send(x) for x in leaves]
-    flat = [_to_bytes(x, lead) for x in leaves]
+    whole = [crosses(names) and _has_bytes(x) for x in leaves]
+    found = [x if joined else send(x) for x, joined in zip(leaves, whole, strict=True)]
+    if not any(whole):
+        return found
+    lead, mine = min(rows, 1), [i for i, joined in enumerate(whole) if joined]
+    flat = [_to_bytes(leaves[i], lead) for i in mine]
     arrived = _cut(jnp.concatenate(flat, axis=-1), send, MESSAGE // max(rows, 1))
     ends = np.cumsum([x.shape[-1] for x in flat])[:-1]
-    return [
-        _from_bytes(part, x.shape[lead:], x.dtype)
-        for part, x in zip(jnp.split(arrived, ends, axis=-1), leaves, strict=True)
-    ]
+    for i, part in zip(mine, jnp.split(arrived, ends, axis=-1), strict=True):
+        found[i] = _from_bytes(part, leaves[i].shape[lead:], leaves[i].dtype)
+    return found
+
+
+def _has_bytes(x: jax.Array) -> bool:
+    """Whether XLA knows an array as bytes, as not complex numbers, keys and int4."""
+    if jnp.issubdtype(x.dtype, jnp.floating):
+        return jnp.finfo(x.dtype).bits >= 8
+    return isinstance(x.dtype, np.dtype) and x.dtype.kind in "iub"
 
 
 def _cut(

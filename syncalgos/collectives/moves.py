@@ -43,8 +43,11 @@ def gather(tree: PyTree, axis: Axis = WORKERS) -> PyTree:
         return x if rows == 1 else x.reshape(rows, x.size // rows)
 
     found = [rows_of(jnp.asarray(x)) for x in leaves]
-    for name in reversed(names):  # (lanes, *S), then (devices, lanes, *S)
-        found = moved(found, lambda x, name=name: lax.all_gather(x, name), [name])
+    first, inner = names[0], names[1:]
+    for name in reversed(inner):  # (lanes, *S)
+        found = [lax.all_gather(x, name) for x in found]
+    # (devices, lanes, *S): along the first axis alone arrays leave a process.
+    found = moved(found, lambda x: lax.all_gather(x, first), [first])
     pairs = zip(found, leaves, strict=True)
     return form.unflatten([y.reshape(size(axis), *jnp.shape(x)) for y, x in pairs])
 
@@ -144,8 +147,8 @@ def all_to_all(tree: PyTree, axis: Axis = WORKERS) -> PyTree:
     for i, name in enumerate(names):
 
         def send(x, i=i, name=name):
-            # vmap's rule fails on an array that is not mapped: adding 0 maps it.
-            mapped = x + 0 * lax.axis_index(name).astype(x.dtype)
+            # vmap's rule fails on an array that is not mapped: this choice maps it.
+            mapped = jnp.where(lax.axis_index(name) >= 0, x, x)
             return lax.all_to_all(mapped, name, i, i, tiled=True)
 
         # Cut into messages along the first axis alone.

@@ -71,8 +71,9 @@ def test_signal_ends_a_compilation_at_once(number, code, tmp_path):
 
 
 @pytest.mark.slow
-def test_signal_while_the_evaluation_is_compiled_loses_no_training(tmp_path):
-    lengths = "--steps 8 --dispatch-steps 4 --eval-every 4 --lr 1e-9"
+def test_signal_while_a_later_program_is_compiled_loses_no_training(tmp_path):
+    """At the start that of the first dispatch is compiled, and those of evaluations."""
+    lengths = "--steps 10 --dispatch-steps 4 --eval-every 5 --lr 1e-9"
     command = f"--task tests.support.tiny_tasks:entangled --workers 2 {lengths}"
     watched = in_background(command, tmp_path / "out", **COMPILES)
 
@@ -81,12 +82,12 @@ def test_signal_while_the_evaluation_is_compiled_loses_no_training(tmp_path):
         return told.count("Compiling jit(_fun")
 
     with watched as (process, _):
-        until(lambda: compiled() == 2, "a compilation behind that of the dispatch")
+        until(lambda: compiled() == 4, "a compilation behind the first dispatch")
         process.send_signal(signal.SIGTERM)
         assert process.wait(TIMEOUT) == 75
     stderr = (tmp_path / "stderr").read_text("utf-8")
     assert "stopping after this dispatch" in stderr
-    assert Run(75, "", "", tmp_path / "out").summary["steps"] == 4
+    assert Run(75, "", "", tmp_path / "out").summary["steps"] == 5
 
 
 @pytest.mark.sample(3)

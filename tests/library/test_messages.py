@@ -65,15 +65,34 @@ def rows(x):
     ids=["gather", "shift-1", "shift-4", "exchange", "all_to_all", "mean"],
 )
 @pytest.mark.parametrize("message, bucket", [(7, 16), (64, 100), (10_000, 10_000)])
+@pytest.mark.parametrize("dtypes", [DTYPES, (jnp.bfloat16,) * 6, (jnp.complex64,) * 6])
 def test_joined_and_cut_arrays_arrive_as_they_were(
-    between_processes, move, message, bucket
+    between_processes, move, message, bucket, dtypes
 ):
-    tree = leaves()
+    tree = leaves(dtypes)
     plain = on_workers(move, tree)
     between_processes(message, bucket)
     for found, expected in zip(on_workers(move, tree), plain, strict=True):
         assert found.dtype == expected.dtype
         np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float8_e4m3fn])
+def test_moves_of_floats_are_joined_bytes(between_processes, dtype):
+    between_processes(10_000, 10_000)
+    tree = [jnp.ones((DEVICES, LANES, 3), dtype), jnp.ones((DEVICES, LANES), dtype)]
+    inner = jax.vmap(collectives.gather, axis_name="lanes")
+    program = str(jax.make_jaxpr(jax.vmap(inner, axis_name="devices"))(tree))
+    assert f"u8[{DEVICES},{LANES * 4 * jnp.dtype(dtype).itemsize}]" in program
+
+
+def test_nothing_and_keys_are_moved_between_processes(between_processes):
+    between_processes(10_000, 10_000)
+    keys = jax.random.split(jax.random.key(0), (DEVICES, LANES))
+    moved = on_workers(lambda key: collectives.shift([(), key], 1), keys)[1]
+    expected = jnp.roll(keys.reshape(-1), -1).reshape(keys.shape)
+    np.testing.assert_array_equal(*map(jax.random.key_data, (moved, expected)))
+    assert on_workers(lambda key: collectives.gather(()), keys) == ()
 
 
 @pytest.mark.parametrize("name", ["sync_sgd", "quantized_sgd", "gossip", "topk_sgd"])

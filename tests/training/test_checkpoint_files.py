@@ -814,3 +814,16 @@ def test_background_work_ends_before_the_next_begins_and_raises_when_waited_for(
         background.wait()
     assert done == ["first", "second"]
     background.wait()  # an error is raised once
+
+
+def test_work_in_the_background_is_done_when_an_error_ends_the_run():
+    done = []
+
+    def slow():
+        time.sleep(0.05)
+        done.append("written")
+
+    with pytest.raises(ZeroDivisionError), Background() as background:
+        background.start(slow)
+        raise ZeroDivisionError
+    assert done == ["written"]
