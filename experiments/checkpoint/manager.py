@@ -52,12 +52,12 @@ class CheckpointManager(NamedTuple):
         """The number of this process's shards, and how many a checkpoint has."""
         return self.run.group.process, self.run.group.processes
 
-    def save(self, state: TrainState, progress: Progress) -> None:
+    def save(self, state: TrainState, progress: Progress, last: bool) -> None:
         """Writes this process's shard of a checkpoint, and removes old ones.
 
         A full disk costs older checkpoints, except for one; if that does not help, or
         nothing may be written there, it costs the checkpoint, not the run. A process
-        alone copies its state, and writes it in the background.
+        alone copies its state, and writes it in the background; the last is waited for.
         """
         # Each process writes its own workers: to send them to the first would take
         # longer, on a slow link, than the rounds between two checkpoints.
@@ -68,6 +68,8 @@ class CheckpointManager(NamedTuple):
             self.background.start(store)
         else:  # they agree on the outcome, which takes all their main threads
             store()
+        if last:  # nothing trains beside it, and a further signal would end it
+            self.background.wait()
 
     def _store(self, shard: Shard, progress: Progress) -> None:
         """Writes a shard, and removes old ones; notes in `progress` what is whole."""

@@ -68,15 +68,9 @@ def run_job(
         for text in remarks.header(run, config.batch_size is not None):
             terminal.say(text)
 
-        def save(state, progress):
-            manager.save(state, progress)
-            # Nothing trains beside the last one, which a further signal would end.
-            if asked_to_stop() or progress.step == run.config.steps:
-                background.wait()
-
         with terminal.report(run.config.steps) as report:
             outcome, summary = train_and_record(
-                run, out, report, asked_to_stop, save, progress
+                run, out, report, asked_to_stop, manager.save, progress
             )
             background.wait()
         spent = progress.earlier_seconds + time.perf_counter() - started

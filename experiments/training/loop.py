@@ -26,6 +26,7 @@ from syncalgos.engine.losses import OF_WORKERS
 
 DIVERGED_ABOVE = 1000  # times the first loss
 WANTED = ("loss", OF_WORKERS, METRIC)
+Save = Callable[[TrainState, Progress, bool], None]
 
 
 class Hooks(NamedTuple):
@@ -36,14 +37,14 @@ class Hooks(NamedTuple):
             dispatch. All processes stop if one is asked.
         has_trained: after each dispatch: from then on there is something to keep.
         write: takes all lines of metrics.jsonl, of which the last is new.
-        save: (state, progress), where a checkpoint is due.
+        save: (state, progress, last), where a checkpoint is due, the run's last or not.
         sent: progress -> what each worker has sent.
     """
 
     asked_to_stop: Callable[[], int]
     has_trained: Callable[[], None]
     write: Callable[[list[Line]], None]
-    save: Callable[[TrainState, Progress], None]
+    save: Save
     sent: Count
 
 
@@ -109,7 +110,7 @@ def train(
         # All processes stop at the same step if one is asked to. In the middle of a
         # round, too: all replicas are in the checkpoint, so nothing is lost.
         if stopped := group.largest(hooks.asked_to_stop()):
-            hooks.save(state, progress)
+            hooks.save(state, progress, True)
             outcome = outcome._replace(stopped=stopped)
             break
         state, metrics, seconds = dispatch(state, first, steps)
@@ -124,7 +125,7 @@ def train(
         if progress.step in to_evaluate:
             record_evaluation(state)
         if progress.step in to_save:
-            hooks.save(state, progress)
+            hooks.save(state, progress, progress.step == c.steps)
     if progress.losses or not progress.lines:  # it ended between two evaluations
         record_evaluation(state)
     return outcome._replace(state=state)

@@ -26,7 +26,7 @@ from experiments.tasks.task import Data, Task
 from experiments.training import export, records
 from experiments.training.components import Components, make_components, make_trainer
 from experiments.training.config import SETTINGS, RunConfig
-from experiments.training.loop import Hooks, Outcome, train
+from experiments.training.loop import Hooks, Outcome, Save, train
 from experiments.training.measurements import displacements, memory, sends
 from experiments.training.measurements.effective_lr import effective_lr
 from experiments.training.measurements.rounds import Rounds, planned
@@ -166,7 +166,7 @@ def train_and_record(
     out: Path,
     report: terminal.Report,
     asked_to_stop: Callable[[], int],
-    save: Callable[[TrainState, Progress], None] | None = None,
+    save: Save | None = None,
     progress: Progress | None = None,
 ) -> tuple[Outcome, dict[str, Any]]:
     """Trains, and writes metrics.jsonl; returns the summary, yet to be written.
@@ -176,7 +176,7 @@ def train_and_record(
         out: the folder of `record_config`.
         report: where progress is shown.
         asked_to_stop: looked at before each dispatch.
-        save: called where a checkpoint is due; None keeps none.
+        save: as in `Hooks`; None keeps no checkpoint.
         progress: of a run that goes on.
     """
     metrics = records.Metrics(out, run.group.note)
@@ -185,7 +185,7 @@ def train_and_record(
             asked_to_stop=asked_to_stop,
             has_trained=has_trained,
             write=metrics.add if run.group.is_first else lambda lines: None,
-            save=save or (lambda state, progress: None),
+            save=save or (lambda state, progress, last: None),
             sent=run.rounds.sent,
         )
         outcome = train(run, run.state, progress or Progress(), report, hooks)
