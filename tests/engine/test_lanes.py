@@ -249,11 +249,61 @@ def of_six(params, batch):
     return plain_loss(params, batch)
 
 
+def with_rule(rule):
+    """A mean of squares whose derivatives are not their own."""
+
+    @jax.custom_jvp
+    def square(x):
+        return x * x
+
+    square.defjvp(lambda given, along: (square(*given), rule(*given, *along)))
+    return lambda p, b: jnp.mean(square(error(p, b)))
+
+
+def scanned(step):
+    """Turns along the features, each of which takes all examples."""
+
+    def loss(params, batch):
+        def turn(carry, x):
+            return step(carry + x[:, None] * params["w"][0]), None
+
+        start = jnp.zeros_like(batch["y"])
+        end = jax.lax.scan(turn, start, batch["x"].T)[0]
+        return jnp.mean((end - batch["y"]) ** 2)
+
+    return loss
+
+
+def moved(move):
+    """Each example's error times what a move puts in its place."""
+
+    def loss(params, batch):
+        found = error(params, batch)
+        return jnp.mean(found * move(found))
+
+    return loss
+
+
+def contrastive(params, batch):
+    """Each example against all of its batch, as in InfoNCE."""
+    found = error(params, batch)
+    return -jnp.mean(jnp.diagonal(jax.nn.log_softmax(found @ batch["y"].T)))
+
+
+def convolved(x):
+    return jax.lax.conv(x.T[:, None], jnp.ones((1, 1, 3)), (1,), "SAME")[:, 0].T
+
+
 MEANS = {
     "means": lambda p, b: jnp.mean(jnp.mean(error(p, b) ** 2, 0)),
     "divided": lambda p, b: jnp.sum(error(p, b) ** 2) / (2 * len(b["x"])),
     "terms": jax.jit(lambda p, b: plain_loss(p, b) + jnp.sum(p["w"] ** 2) + 3),
     "inner": lambda p, b: jnp.mean(error(p, b) ** 2 + jnp.sum(p["w"] ** 2)),
+    "rectified": lambda p, b: jnp.mean(jax.nn.relu(error(p, b))),
+    "own rule": with_rule(lambda x, t: jnp.clip(x, -1, 1) * t),
+    "scan": scanned(jnp.tanh),
+    "indexed": moved(lambda x: x[jnp.arange(len(x)), (x[:, 0] > 0) * 0][:, None]),
+    "parts": moved(lambda x: x.reshape(-1, 2, *x.shape[1:]).sum(1).repeat(2, 0)),
 }
 NO_MEANS = {
     "sum": lambda p, b: jnp.sum(error(p, b) ** 2),
@@ -266,6 +316,23 @@ NO_MEANS = {
     "masked": masked,
     "sized": of_six,
     "clipped": lambda p, b: plain_loss(jax.tree.map(clipped, p), b),
+    "contrastive": contrastive,
+    "largest": lambda p, b: jnp.mean(error(p, b) / jnp.max(error(p, b) ** 2, 0)),
+    "twice": lambda p, b: plain_loss(p, b) + jnp.mean(error(p, b) * plain_loss(p, b)),
+    "own mean": with_rule(lambda x, t: x * (t - t.mean(0))),
+    "own largest": with_rule(lambda x, t: x * t / (1 + jnp.max(jnp.abs(x)))),
+    "scanned": scanned(lambda x: x / (1 + jnp.max(jnp.abs(x)))),
+    "one by one": moved(
+        lambda x: jax.lax.scan(lambda c, a: (c + a, c), x[0] * 0, x)[1]
+    ),
+    "sorted": moved(lambda x: jnp.sort(x, 0)),
+    "running": moved(lambda x: jnp.cumsum(x, 0)),
+    "backwards": moved(lambda x: x[::-1]),
+    "rolled": moved(lambda x: jnp.roll(x, 1, 0)),
+    "reordered": moved(lambda x: x[(jnp.arange(len(x)) + 1) % len(x)]),
+    "halves": moved(lambda x: jnp.concatenate([x[len(x) // 2 :], x[: len(x) // 2]])),
+    "folded": moved(lambda x: jnp.flip(x.reshape(2, -1), 0).reshape(x.shape)),
+    "convolved": moved(convolved),
     "asking": lambda p, b: plain_loss(p, b) / syncalgos.collectives.size(),
 }
 

@@ -12,6 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
 
+from syncalgos.engine.lanes.examples import are_apart
+
 # Equations that only call the jaxpr they hold.
 _CALLS = {"jit", "pjit", "closed_call", "core_call", "checkpoint", "remat2"}
 _CALLS |= {"custom_jvp_call"}
@@ -31,6 +33,7 @@ class _Node(NamedTuple):
         varies: whether it depends on the batch.
         known: of a constant, its value if it is one number; of an equation, all such
             in the jaxprs that it holds.
+        equation: None of inputs and constants.
     """
 
     name: str
@@ -38,11 +41,13 @@ class _Node(NamedTuple):
     size: int
     varies: bool
     known: tuple[float, ...] = ()
+    equation: Any = None
 
 
 class _Term(NamedTuple):
-    """A node of which a sum is made, and its weight there."""
+    """A node of which a sum is made, its number, and its weight there."""
 
+    number: int
     node: _Node
     weight: float
 
@@ -51,10 +56,10 @@ def is_mean(small: Any, large: Any, batch: Sequence[bool], times: int) -> bool:
     """Whether a program returns a mean over its batch.
 
     It does if it is a sum of terms: values of examples, summed and divided by a known
-    number that grows with the batch; and terms that do not depend on the batch. Whether
-    the value of one example depends on others is not seen, but whether it depends on
-    their number is. Where a function has a backward pass of its own, nothing is known:
-    it may do anything with gradients, such as clip them.
+    number that grows with the batch; and terms that do not depend on the batch. The
+    value of an example depends neither on others (`examples.are_apart`) nor on their
+    number. Where a function has a backward pass of its own, nothing is known: it may do
+    anything with gradients, such as clip them.
 
     Args:
         small: the program's closed jaxpr; it returns a scalar.
@@ -66,14 +71,37 @@ def is_mean(small: Any, large: Any, batch: Sequence[bool], times: int) -> bool:
     if any(name.startswith("custom_vjp") for name in names):
         return False
     few, many = _graph(small, batch), _graph(large, batch)
-    (terms, added), (others, _) = _terms(few), _terms(many)
+    terms, others = _terms(few), _terms(many)
     if [x.name for x in few] != [x.name for x in many] or len(terms) != len(others):
         return False
     changed = {i for i, x in enumerate(few) if x.known != many[i].known}
-    used = {i for n, x in enumerate(few) if n not in added for i in x.inputs}
-    used |= {n for n, x in enumerate(few) if x.name}
+    used = _needed(few, {x.number for x in terms})
+    made = [(few[n].equation, many[n].equation) for n in sorted(used) if few[n].name]
     pairs = zip(terms, others, strict=True)
-    return not changed & used and all(_grows(*pair, times) for pair in pairs)
+    return (
+        not changed & used
+        and all(_grows(*pair, times) for pair in pairs)
+        and are_apart(made, times)
+    )
+
+
+def _needed(nodes: Sequence[_Node], needed: set[int]) -> set[int]:
+    """The numbers of nodes, and of all those of which they are made.
+
+    Args:
+        nodes: in the order of the program.
+        needed: numbers of some.
+    """
+    for number, node in reversed([*enumerate(nodes)]):
+        if number in needed:
+            needed = needed.union(node.inputs)
+    return needed
+
+
+def has_own_derivative(closed: Any) -> bool:
+    """Whether a jaxpr holds a function whose derivative is a program of its own."""
+    found = equations(closed.jaxpr)
+    return any(x.primitive.name == "custom_jvp_call" for x in found)
 
 
 def equations(jaxpr: Any) -> Iterator[Any]:
@@ -92,26 +120,21 @@ def _grows(term: _Term, other: _Term, times: int) -> bool:
     return weighs and same and other.node.size == by * term.node.size
 
 
-def _terms(nodes: Sequence[_Node]) -> tuple[list[_Term], set[int]]:
-    """Decomposes the output into a weighted sum.
-
-    Returns:
-        Its terms, and the numbers of the nodes that only add.
-    """
-    weights, found, added = {len(nodes) - 1: 1.0}, [], set()
+def _terms(nodes: Sequence[_Node]) -> list[_Term]:
+    """Decomposes the output into a weighted sum."""
+    weights, found = {len(nodes) - 1: 1.0}, []
     # Backwards: inputs come before what is made of them, so weights are complete.
     for number, node in reversed([*enumerate(nodes)]):
         if number not in weights:
             continue
         shares = _shares(node, [nodes[i] for i in node.inputs])
         if shares is None:
-            found.append(_Term(node, weights[number]))
+            found.append(_Term(number, node, weights[number]))
             continue
-        added.add(number)
         pairs = zip(node.inputs, shares, strict=False)
         for i, share in [pair for pair in pairs if pair[1]]:
             weights[i] = weights.get(i, 0.0) + weights[number] * share
-    return found, added
+    return found
 
 
 def _shares(node: _Node, inputs: Sequence[_Node]) -> Sequence[float] | None:
@@ -163,7 +186,7 @@ def _graph(closed: Any, batch: Sequence[bool]) -> list[_Node]:
                 varies = any(nodes[i].varies for i in read_in)
                 known = tuple(x for one in inner for x in _literals(one))
                 made = [
-                    new(name, read_in, v.aval.size, varies, known)
+                    new(name, read_in, v.aval.size, varies, known, equation)
                     for v in equation.outvars
                 ]
             numbers.update(zip(equation.outvars, made, strict=True))

@@ -3,8 +3,7 @@
 Nothing is computed here: traces show what losses and strategies do.
 """
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -12,13 +11,15 @@ import numpy as np
 from syncalgos import checks
 from syncalgos.combinators import introspection
 from syncalgos.engine.inner_step import asks
+from syncalgos.engine.lanes import traces
+from syncalgos.engine.lanes.traces import One
 from syncalgos.engine.losses import is_per_example
 from syncalgos.engine.placement.backends import Replicated
 from syncalgos.engine.placement.layout import Layout
 from syncalgos.engine.program import Inputs, Own
 from syncalgos.engine.state import of_one
 from syncalgos.engine.worker import Found, Worker
-from syncalgos.strategy import WORKERS, PyTree, Replica, apply_reduce
+from syncalgos.strategy import apply_reduce
 
 FORMS = VECTORIZED, SEQUENTIAL, MERGED = "vectorized", "sequential", "merged"
 OLD_NAMES = {"together": VECTORIZED, "in-turn": SEQUENTIAL, "joined": MERGED}
@@ -55,22 +56,6 @@ class Chosen(NamedTuple):
 
     form: str
     group: int | None = None
-
-
-class One(NamedTuple):
-    """One worker's arguments of a local step, as shapes.
-
-    Attributes:
-        key: of the state.
-        replica: its own.
-        batch: its part of a step's batch, or a larger one.
-        data: resident on the devices.
-    """
-
-    key: Any
-    replica: Replica
-    batch: PyTree
-    data: PyTree
 
 
 class Traits(NamedTuple):
@@ -122,7 +107,7 @@ def choose(
     keeps = wanted and keeps_gradients(worker, layout, own)
     if not (asked or keeps or introspection.takes_mean(worker.strategy)):
         return Chosen(VECTORIZED)  # whatever the loss is: no need to trace it
-    one = _one(own, inputs)
+    one = traces.of_one_worker(own, inputs)
     found = traits(worker, layout, one)
     pays = (
         keeps
@@ -140,7 +125,7 @@ def choose(
     if asked == SEQUENTIAL:
         return Chosen(SEQUENTIAL)
     if not against[MERGED]:
-        large = _one(own, inputs, layout.lanes)
+        large = traces.of_one_worker(own, inputs, layout.lanes)
         chosen = _merged(worker, layout, one, large, found)
         if chosen or asked:
             return chosen or Chosen(MERGED)
@@ -185,7 +170,7 @@ def traits(worker: Worker, layout: Layout, one: One) -> Traits:
     # They import jax.extend: 15 ms, which an import of syncalgos need not wait for.
     from syncalgos.engine.lanes import groups, mean_loss
 
-    jaxpr, (metrics, _) = _traced(program, layout, one)
+    jaxpr, (metrics, _) = traces.traced(program, layout, one)
     found = [*mean_loss.equations(jaxpr.jaxpr)]
     drawn = jaxpr.jaxpr.invars[0]
     return Traits(
@@ -209,33 +194,21 @@ def _merged(
         return Chosen(MERGED)
     from syncalgos.engine.lanes import groups, mean_loss
 
-    passes = _forward_passes(worker, layout, one, large)
+    passes = traces.losses(worker, layout, one, large)
     counts = [len(jax.tree.leaves(x)) for x in one]
     of_batch = np.repeat([False, False, True, False], counts).tolist()
     # A numeric check would be one more program to compile, and decide by the data that
     # happen to come first.
     seen = passes and mean_loss.is_mean(*passes, of_batch, layout.lanes)
+    if passes and seen and mean_loss.has_own_derivative(passes[0]):
+        along = traces.derivatives(worker, layout, one, large)
+        of_batch += [False] * len(jax.tree.leaves(one.replica.params))
+        seen = along and mean_loss.is_mean(*along, of_batch, layout.lanes)
     if not (is_known or seen):
         return None
     if not (in_groups and passes):
         return Chosen(MERGED)
     return Chosen(MERGED, groups.size(*passes, layout.lanes, one.replica.params))
-
-
-def _forward_passes(
-    worker: Worker, layout: Layout, one: One, large: One
-) -> tuple[Any, Any] | None:
-    """Traces the loss of a batch and of a larger one; None where it refuses that."""
-
-    def loss(one: One):
-        return worker.metrics(one.replica, one.batch, one.key, one.data, 0)["loss"]
-
-    few = _traced(loss, layout, one)[0]
-    try:
-        return few, _traced(loss, layout, large)[0]
-    except Exception:
-        # Whatever the user's loss raises: it is written for batches of one size.
-        return None
 
 
 def keeps_gradients(worker: Worker, layout: Layout, own: Own) -> bool:
@@ -256,7 +229,7 @@ def keeps_gradients(worker: Worker, layout: Layout, own: Own) -> bool:
         return apply_reduce(worker.strategy, grads, replica, sync, step)
 
     given = replica.params, sync, replica, np.int32(0)
-    jaxpr = _traced(reduce, layout, *given)[0].jaxpr
+    jaxpr = traces.traced(reduce, layout, *given)[0].jaxpr
     kept = zip(jaxpr.outvars, jaxpr.invars, strict=False)
     return not jaxpr.effects and all(x is y for x, y in kept)
 
@@ -278,22 +251,3 @@ def _communicates(worker: Worker, one: One) -> bool:
     except NameError:  # of an axis, of which there is none here
         return True
     return False
-
-
-def _one(own: Own, inputs: Inputs, lanes: int = 1) -> One:
-    """One worker's arguments, as if it had the batches of so many lanes."""
-    shared = inputs.shared
-
-    def batch(x):
-        kind = jax.typeof(x)  # has the dtype that jax makes of NumPy's int64
-        return jax.ShapeDtypeStruct((lanes * x.shape[3], *x.shape[4:]), kind.dtype)
-
-    key = jax.eval_shape(lambda x: x, shared.key)
-    batches = jax.tree.map(batch, inputs.batches)
-    return One(key, of_one(own.replica), batches, shared.data)
-
-
-def _traced(program: Callable, layout: Layout, *given: PyTree) -> tuple[Any, PyTree]:
-    """The jaxpr of a worker's program, and the shapes of what it returns."""
-    sizes = [*zip(WORKERS, layout.shape, strict=True)]
-    return jax.make_jaxpr(program, axis_env=sizes, return_shape=True)(*given)

@@ -1,0 +1,132 @@
+"""Whether a program computes each example by itself, found in two traces.
+
+The traces are of one program, for two batches. The dimensions that grow from one to the
+other are those along which the examples lie. Each equation is looked at alone: it may
+compute entry by entry, and sum along other dimensions; it may not make of several
+examples one, nor put one in the place of another.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from math import prod
+from typing import Any
+
+from jax.extend import core
+
+# Their results have the shapes of their inputs, and mix entries along a dimension.
+_RUNNING = "cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp"
+_ALONG = {"sort": "dimension", "rev": "dimensions", **dict.fromkeys(_RUNNING, "axis")}
+_UNKNOWN = ("callback", "ffi_call", "custom_vjp")
+_Pair = tuple[Any, Any]
+_Merge = tuple[int, int]
+
+
+def are_apart(equations: Iterable[_Pair], times: int) -> bool:
+    """Whether equations, and those in them, keep examples apart as far as is seen.
+
+    They do if each result that is made of examples has so many times more entries: a
+    sum over a batch has as many for any, and a product of two batches more. Not seen is
+    an order that is computed beside the examples, as in x[order, labels].
+
+    Args:
+        equations: each of the program for the small batch and for the large one, in
+            the order of the program.
+        times: how many times as many examples the large one has.
+    """
+    # Frames and examples may be one dimension for a while: (frames, batch) as
+    # (frames * batch), and back. What was not merged cannot be split: n as (2, n / 2)
+    # pairs examples with others far from them.
+    merged: set[_Merge | None] = {None}
+    for few, many in _with_inner(equations):
+        if not _is_apart(few, many, times, merged):
+            return False
+        if few.primitive.name == "reshape":
+            merged.add(_merge(few, many))
+    return True
+
+
+def _with_inner(pairs: Iterable[_Pair]) -> Iterator[_Pair]:
+    """The equations and, after each, those of the jaxprs that it holds."""
+    for few, many in pairs:
+        yield few, many
+        inner = (core.jaxprs_in_params(x.params) for x in (few, many))
+        for small, large in zip(*inner, strict=True):
+            yield from _with_inner(zip(small.eqns, large.eqns, strict=True))
+
+
+def _is_apart(few: Any, many: Any, times: int, merged: set[_Merge | None]) -> bool:
+    """Whether one equation keeps examples apart.
+
+    Args:
+        few: of the small batch.
+        many: of the large one.
+        times: as in `are_apart`.
+        merged: dimensions that may be split, as they were merged before; and None.
+    """
+    if [*core.jaxprs_in_params(few.params)]:  # a loop over the examples is no other's
+        return few.params.get("length") == many.params.get("length")
+    shapes = [*zip(_shapes(few.invars), _shapes(many.invars), strict=True)]
+    grown = [(i, _grown(*pair)) for i, pair in enumerate(shapes) if pair[0] != pair[1]]
+    if not grown:
+        return True
+    made = zip(_shapes(few.outvars), _shapes(many.outvars), strict=True)
+    if not all(prod(large) == times * prod(small) for small, large in made):
+        return False
+    if any(x in few.primitive.name for x in _UNKNOWN):
+        return False
+    if few.primitive.name == "reshape":
+        return _merge(few, many, inverse=True) in merged
+    return all(_stays(few, many, i, dims) for i, dims in grown)
+
+
+def _stays(few: Any, many: Any, operand: int, grown: set[int]) -> bool:
+    """Whether an equation moves nothing along the dimensions of an input that grow.
+
+    Args:
+        few: of the small batch.
+        many: of the large one.
+        operand: the number of the input.
+        grown: its dimensions that grow.
+    """
+    name, params = few.primitive.name, few.params
+    if name in _ALONG:
+        along = params[_ALONG[name]]
+        return not grown & ({*along} if isinstance(along, Sequence) else {along})
+    if name == "slice":
+        starts, limits = many.params["start_indices"], many.params["limit_indices"]
+        shape = many.invars[0].aval.shape
+        return all(starts[d] == 0 and limits[d] == shape[d] for d in grown)
+    if name == "gather" and operand == 0:  # x[order] takes one example for another
+        indexed = params["dimension_numbers"].start_index_map
+        return len(indexed) > 1 or not grown & {*indexed}
+    if name == "conv_general_dilated":
+        return operand == 0 and grown == {params["dimension_numbers"].lhs_spec[0]}
+    if name.startswith("reduce_window"):
+        return all(params["window_dimensions"][d] == 1 for d in grown)
+    return True
+
+
+def _merge(few: Any, many: Any, inverse: bool = False) -> _Merge | None:
+    """Describes a reshape of the dimension that grows and others in front to one.
+
+    Returns:
+        The size of the merged dimension, and the entries in front of the examples in
+        it; None if it merges none. The same of the reshape back, if `inverse`.
+    """
+    sides = [(few.invars[0], many.invars[0]), (few.outvars[0], many.outvars[0])]
+    shapes = [(x.aval.shape, y.aval.shape) for x, y in sides]
+    apart, together = reversed(shapes) if inverse else shapes
+    dims = [min(_grown(*x), default=None) for x in (apart, together)]
+    if None in dims:
+        return None
+    before = prod(apart[0][: dims[0]]) // max(1, prod(together[0][: dims[1]]))
+    return (together[0][dims[1]], before) if before > 1 else None
+
+
+def _grown(small: Sequence[int], large: Sequence[int]) -> set[int]:
+    """The dimensions in which two shapes differ."""
+    return {d for d, (n, m) in enumerate(zip(small, large, strict=True)) if n != m}
+
+
+def _shapes(values: Sequence[Any]) -> list[Sequence[int]]:
+    """The shapes of an equation's inputs or results."""
+    return [x.aval.shape for x in values]

@@ -1,0 +1,113 @@
+"""Traces of one worker's programs: jaxprs, of which nothing is computed."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+
+from syncalgos.engine.placement.layout import Layout
+from syncalgos.engine.program import Inputs, Own
+from syncalgos.engine.state import of_one
+from syncalgos.engine.worker import Worker
+from syncalgos.strategy import WORKERS, PyTree, Replica
+
+
+class One(NamedTuple):
+    """One worker's arguments of a local step, as shapes.
+
+    Attributes:
+        key: of the state.
+        replica: its own.
+        batch: its part of a step's batch, or a larger one.
+        data: resident on the devices.
+    """
+
+    key: Any
+    replica: Replica
+    batch: PyTree
+    data: PyTree
+
+
+def of_one_worker(own: Own, inputs: Inputs, lanes: int = 1) -> One:
+    """One worker's arguments, as if it had the batches of so many lanes."""
+    shared = inputs.shared
+
+    def batch(x):
+        kind = jax.typeof(x)  # has the dtype that jax makes of NumPy's int64
+        return jax.ShapeDtypeStruct((lanes * x.shape[3], *x.shape[4:]), kind.dtype)
+
+    key = jax.eval_shape(lambda x: x, shared.key)
+    batches = jax.tree.map(batch, inputs.batches)
+    return One(key, of_one(own.replica), batches, shared.data)
+
+
+def traced(program: Callable, layout: Layout, *given: PyTree) -> tuple[Any, PyTree]:
+    """The jaxpr of a worker's program, and the shapes of what it returns."""
+    sizes = [*zip(WORKERS, layout.shape, strict=True)]
+    return jax.make_jaxpr(program, axis_env=sizes, return_shape=True)(*given)
+
+
+def losses(
+    worker: Worker, layout: Layout, one: One, large: One
+) -> tuple[Any, Any] | None:
+    """The loss of a microbatch and of a larger one.
+
+    Returns:
+        Their closed jaxprs; None where the loss refuses the larger one.
+    """
+    return _both(_loss(worker), worker, layout, one, large)
+
+
+def derivatives(
+    worker: Worker, layout: Layout, one: One, large: One
+) -> tuple[Any, Any] | None:
+    """The derivatives of the loss, of a microbatch and of a larger one.
+
+    A gradient is their transpose, so what they keep apart it does. They hold the rules
+    of `jax.custom_jvp`, which the loss alone does not show.
+
+    Returns:
+        As of `losses`; the last inputs are the direction, which is like the params.
+    """
+    loss = _loss(worker)
+
+    def derivative(one: One, direction: PyTree):
+        def of_params(params):
+            return loss(one._replace(replica=one.replica._replace(params=params)))
+
+        return jax.jvp(of_params, (one.replica.params,), (direction,))[1]
+
+    return _both(derivative, worker, layout, one, large, one.replica.params)
+
+
+def _loss(worker: Worker) -> Callable[[One], jax.Array]:
+    """A worker's loss, of what is a microbatch already."""
+    whole = worker._replace(accumulate=1)
+    return lambda x: whole.metrics(x.replica, x.batch, x.key, x.data, 0)["loss"]
+
+
+def _both(
+    program: Callable, worker: Worker, layout: Layout, one: One, large: One, *more: Any
+) -> tuple[Any, Any] | None:
+    """The closed jaxprs of a program for a microbatch and for a larger one.
+
+    Args:
+        program: takes what `One` holds, and `more`.
+        worker: whose it is.
+        layout: where the workers live.
+        one: with a worker's whole batch.
+        large: with that of several.
+        more: further arguments, as shapes.
+    """
+
+    def cut(x):
+        size = x.shape[0] // worker.accumulate
+        return jax.ShapeDtypeStruct((size, *x.shape[1:]), x.dtype)
+
+    few, many = (x._replace(batch=jax.tree.map(cut, x.batch)) for x in (one, large))
+    small = traced(program, layout, few, *more)[0]
+    try:
+        return small, traced(program, layout, many, *more)[0]
+    except Exception:
+        # Whatever the user's loss raises: it is written for batches of one size.
+        return None
