@@ -347,6 +347,18 @@ def test_only_means_over_a_batch_are_merged(name):
     assert_same(state, train(syncalgos.sync_sgd(), (4,), **options)[1])
 
 
+def test_a_loss_that_drops_the_dimension_of_one_example_is_not_merged():
+    def squeezed(params, batch):
+        return jnp.mean((error(params, batch)[:, :1].squeeze()) ** 2)
+
+    alone = jax.tree.map(lambda x: x[:, ::6], WIDE)  # an example a worker
+    options = {"loss": stateless(squeezed), "batches": alone}
+    trainer, state, _ = train(syncalgos.sync_sgd(), **options)
+    assert trainer.lane_form == "vectorized"
+    options["lane_form"] = "vectorized"
+    assert_same(state, train(syncalgos.sync_sgd(), **options)[1])
+
+
 def test_each_workers_own_loss_is_not_merged():
     trainer, _, reported = train(syncalgos.sync_sgd(), each_worker=True)
     assert trainer.lane_form == "vectorized"

@@ -62,6 +62,9 @@ def _is_apart(few: Any, many: Any, times: int, merged: set[_Merge | None]) -> bo
         times: as in `are_apart`.
         merged: dimensions that may be split, as they were merged before; and None.
     """
+    # Of one example a program may drop the dimension, and do as much with fewer.
+    if _structure(few) != _structure(many):
+        return False
     if [*core.jaxprs_in_params(few.params)]:  # a loop over the examples is no other's
         return few.params.get("length") == many.params.get("length")
     shapes = [*zip(_shapes(few.invars), _shapes(many.invars), strict=True)]
@@ -120,6 +123,13 @@ def _merge(few: Any, many: Any, inverse: bool = False) -> _Merge | None:
         return None
     before = prod(apart[0][: dims[0]]) // max(1, prod(together[0][: dims[1]]))
     return (together[0][dims[1]], before) if before > 1 else None
+
+
+def _structure(equation: Any) -> tuple[list[int], list[int], list[int]]:
+    """The ranks of an equation's inputs and results, and what it holds."""
+    held = [len(x.eqns) for x in core.jaxprs_in_params(equation.params)]
+    inputs, results = _shapes(equation.invars), _shapes(equation.outvars)
+    return [*map(len, inputs)], [*map(len, results)], held
 
 
 def _grown(small: Sequence[int], large: Sequence[int]) -> set[int]:

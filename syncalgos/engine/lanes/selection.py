@@ -3,7 +3,7 @@
 Nothing is computed here: traces show what losses and strategies do.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -192,23 +192,33 @@ def _merged(
     in_groups = _on_cpu(layout) and not found.convolves
     if layout.lanes == 1 or (is_known and not in_groups):
         return Chosen(MERGED)
-    from syncalgos.engine.lanes import groups, mean_loss
+    from syncalgos.engine.lanes import groups
 
     passes = traces.losses(worker, layout, one, large)
-    counts = [len(jax.tree.leaves(x)) for x in one]
-    of_batch = np.repeat([False, False, True, False], counts).tolist()
-    # A numeric check would be one more program to compile, and decide by the data that
-    # happen to come first.
-    seen = passes and mean_loss.is_mean(*passes, of_batch, layout.lanes)
-    if passes and seen and mean_loss.has_own_derivative(passes[0]):
-        along = traces.derivatives(worker, layout, one, large)
-        of_batch += [False] * len(jax.tree.leaves(one.replica.params))
-        seen = along and mean_loss.is_mean(*along, of_batch, layout.lanes)
-    if not (is_known or seen):
+    if not (is_known or (passes and _is_mean(passes, worker, layout, one, large))):
         return None
     if not (in_groups and passes):
         return Chosen(MERGED)
     return Chosen(MERGED, groups.size(*passes, layout.lanes, one.replica.params))
+
+
+def _is_mean(
+    passes: tuple[Any, Any], worker: Worker, layout: Layout, one: One, large: One
+) -> bool:
+    """Whether forward passes, and derivatives where need be, are those of a mean."""
+    from syncalgos.engine.lanes import mean_loss
+
+    counts = [len(jax.tree.leaves(x)) for x in one]
+    of_batch = np.repeat([False, False, True, False], counts).tolist()
+    # A numeric check would be one more program to compile, and decide by the data that
+    # happen to come first.
+    if not mean_loss.is_mean(*passes, of_batch, layout.lanes):
+        return False
+    if not mean_loss.has_own_derivative(passes[0]):
+        return True
+    along = traces.derivatives(worker, layout, one, large)
+    of_batch += [False] * len(jax.tree.leaves(one.replica.params))
+    return along is not None and mean_loss.is_mean(*along, of_batch, layout.lanes)
 
 
 def keeps_gradients(worker: Worker, layout: Layout, own: Own) -> bool:
