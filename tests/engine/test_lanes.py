@@ -333,6 +333,14 @@ NO_MEANS = {
     "halves": moved(lambda x: jnp.concatenate([x[len(x) // 2 :], x[: len(x) // 2]])),
     "folded": moved(lambda x: jnp.flip(x.reshape(2, -1), 0).reshape(x.shape)),
     "convolved": moved(convolved),
+    "counted": moved(
+        lambda x: x / (jnp.zeros(2).at[(x[:, 0] > 0) * 1].add(1.0)[0] + 1)
+    ),
+    "split": lambda p, b: jnp.mean(jnp.subtract(*jnp.split(error(p, b), 2)) ** 2),
+    "hardest": lambda p, b: jnp.mean(jax.lax.top_k(error(p, b).T, len(b["x"]) // 2)[0]),
+    "centred": moved(lambda x: (np.eye(len(x)) - 1 / len(x)) @ x),
+    "cut": moved(lambda x: jax.lax.dynamic_slice_in_dim(x, 0, len(x), 0)),
+    "replaced": moved(lambda x: x.at[0].set(0.0)),
     "asking": lambda p, b: plain_loss(p, b) / syncalgos.collectives.size(),
 }
 

@@ -15,7 +15,11 @@ from jax.extend import core
 # Their results have the shapes of their inputs, and mix entries along a dimension.
 _RUNNING = "cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp"
 _ALONG = {"sort": "dimension", "rev": "dimensions", **dict.fromkeys(_RUNNING, "axis")}
-_UNKNOWN = ("callback", "ffi_call", "custom_vjp")
+_ALONG |= {"split": "axis", "top_k": "axis"}
+_UNKNOWN = ("callback", "ffi_call", "custom_vjp", "linear_call", "pallas", "fft", "pad")
+_UNKNOWN += ("dynamic_slice", "dynamic_update_slice")
+# They run the jaxprs that they hold; others, such as sums into places, only carry one.
+_CALLS = ("jit", "call", "checkpoint", "remat2", "scan", "while", "cond")
 _Pair = tuple[Any, Any]
 _Merge = tuple[int, int]
 
@@ -24,8 +28,12 @@ def are_apart(equations: Iterable[_Pair], times: int) -> bool:
     """Whether equations, and those in them, keep examples apart as far as is seen.
 
     They do if each result that is made of examples has so many times more entries: a
-    sum over a batch has as many for any, and a product of two batches more. Not seen is
-    an order that is computed beside the examples, as in x[order, labels].
+    sum over a batch has as many for any, and a product of two batches more. And no
+    equation may move entries along the examples, or be one that may do anything.
+
+    Not seen are an order that is computed beside the examples, as in x[order, labels],
+    and what goes by the position of an example, as weights by arange(n) do. Many losses
+    whose examples stay apart are not seen to be such: they only train more slowly.
 
     Args:
         equations: each of the program for the small batch and for the large one, in
@@ -65,7 +73,9 @@ def _is_apart(few: Any, many: Any, times: int, merged: set[_Merge | None]) -> bo
     # Of one example a program may drop the dimension, and do as much with fewer.
     if _structure(few) != _structure(many):
         return False
-    if [*core.jaxprs_in_params(few.params)]:  # a loop over the examples is no other's
+    name = few.primitive.name
+    if name.endswith(_CALLS) and not any(x in name for x in _UNKNOWN):
+        # A loop over the examples is not that of another batch.
         return few.params.get("length") == many.params.get("length")
     shapes = [*zip(_shapes(few.invars), _shapes(many.invars), strict=True)]
     grown = [(i, _grown(*pair)) for i, pair in enumerate(shapes) if pair[0] != pair[1]]
@@ -74,9 +84,9 @@ def _is_apart(few: Any, many: Any, times: int, merged: set[_Merge | None]) -> bo
     made = zip(_shapes(few.outvars), _shapes(many.outvars), strict=True)
     if not all(prod(large) == times * prod(small) for small, large in made):
         return False
-    if any(x in few.primitive.name for x in _UNKNOWN):
+    if any(x in name for x in _UNKNOWN):
         return False
-    if few.primitive.name == "reshape":
+    if name == "reshape":
         return _merge(few, many, inverse=True) in merged
     return all(_stays(few, many, i, dims) for i, dims in grown)
 
@@ -89,6 +99,10 @@ def _stays(few: Any, many: Any, operand: int, grown: set[int]) -> bool:
         many: of the large one.
         operand: the number of the input.
         grown: its dimensions that grow.
+
+    Returns:
+        Also True for equations that are not looked at: those that compute entry by
+        entry, and sums, whose results would not grow along what they sum over.
     """
     name, params = few.primitive.name, few.params
     if name in _ALONG:
@@ -96,8 +110,13 @@ def _stays(few: Any, many: Any, operand: int, grown: set[int]) -> bool:
         return not grown & ({*along} if isinstance(along, Sequence) else {along})
     if name == "slice":
         starts, limits = many.params["start_indices"], many.params["limit_indices"]
-        shape = many.invars[0].aval.shape
-        return all(starts[d] == 0 and limits[d] == shape[d] for d in grown)
+        shape, strides = many.invars[0].aval.shape, many.params["strides"]
+        whole = (starts[d] == 0 and limits[d] == shape[d] for d in grown)
+        return all(whole) and (strides is None or all(strides[d] == 1 for d in grown))
+    if name == "dot_general":
+        return not grown & {*params["dimension_numbers"][0][operand]}
+    if name.startswith("scatter") and operand == 0:
+        return not grown & {*params["dimension_numbers"].scatter_dims_to_operand_dims}
     if name == "gather" and operand == 0:  # x[order] takes one example for another
         indexed = params["dimension_numbers"].start_index_map
         return len(indexed) > 1 or not grown & {*indexed}
