@@ -15,7 +15,7 @@ from syncalgos.collectives.axes import (
     several,
     size,
 )
-from syncalgos.collectives.messages import summed
+from syncalgos.collectives.messages import crosses, summed
 from syncalgos.collectives.moves import gather
 from syncalgos.dtypes import PyTree, narrow, on_floats, widen
 
@@ -46,6 +46,10 @@ def _total(leaves: list[jax.Array], names: tuple[str, ...]) -> list[jax.Array]:
         leaves, names = _sum_over_lanes(lane, leaves), outer
     elif outer and any(widen(x).dtype != x.dtype for x in leaves):
         leaves, names = [_lane_sum(x, lane) for x in leaves], outer
+    elif outer and crosses(outer):
+        # Before they are joined: XLA makes of a leaf's own sum and that over lanes one,
+        # whose order is then that of one process.
+        leaves, names = [lax.psum(x, lane) for x in leaves], outer
     names = several(names)
     return summed(leaves, names) if names else leaves
 
