@@ -15,6 +15,7 @@ from kills import Victim, kill_after, kill_in_a_save, newest
 from lasting import assert_same_end, lines_of, run
 from tiny_tasks import EXAMPLES, LABELS
 
+from experiments.checkpoint.background import Background
 from experiments.checkpoint.folder import steps
 from experiments.checkpoint.manager import FOLDER
 from experiments.checkpoint.shard_file import ShardName, unfinished_name
@@ -23,6 +24,12 @@ from experiments.pipeline import partition
 
 NOTICED = 5  # seconds in which a lost process must be named
 HASH = "params_sha256"
+
+
+@pytest.fixture(autouse=True)
+def _in_turn(monkeypatch):
+    """Ends each write before the next fault: no disk changes in the middle of one."""
+    monkeypatch.setattr(Background, "start", lambda self, work: work())
 
 
 @pytest.fixture
