@@ -264,22 +264,22 @@ LONG += "--steps 400 --eval-every 100 --checkpoint-every 20"
 TWO, FOUR = f"{LONG} --processes 2", f"{LONG} --processes 4"
 
 
-@pytest.fixture(scope="module")
-def long(tmp_path_factory):
-    """The run of one process with two devices, which adds as two with one do."""
-    out = tmp_path_factory.mktemp("long") / "out"
-    ended = run(f"{LONG} --devices 0,1", out)
+def unharmed(words, folder):
+    """A run of which no process is lost."""
+    with commands(folder) as start:
+        ended = start(words).ended()
     assert ended.code == 0, ended.stderr
     return ended
+
+
+@pytest.fixture(scope="module")
+def of_two(tmp_path_factory):
+    return unharmed(TWO, tmp_path_factory.mktemp("of_two"))
 
 
 @pytest.fixture(scope="module")
 def of_four(tmp_path_factory):
-    """The run of four processes of which none is lost."""
-    with commands(tmp_path_factory.mktemp("of_four")) as start:
-        ended = start(FOUR).ended()
-    assert ended.code == 0, ended.stderr
-    return ended
+    return unharmed(FOUR, tmp_path_factory.mktemp("of_four"))
 
 
 def in_training(command, step=40):
@@ -309,14 +309,14 @@ def assert_lost(ended, number):
 
 
 @pytest.mark.slow
-def test_killed_process_is_named_and_restarted_to_the_same_end(start, long):
+def test_killed_process_is_named_and_restarted_to_the_same_end(start, of_two):
     command = start(f"{TWO} --max-restarts 1")
     in_training(command)
     assert_named(command, 1, *lose(command, 1))
     ended = command.ended()
     assert "restart 1 of 1" in ended.stderr
     assert ended.summary["resumed_at"][0] >= 40
-    assert_same_end(ended, long)
+    assert_same_end(ended, of_two)
     assert ended.stderr.count("was killed") == 1
 
 
@@ -370,7 +370,7 @@ def test_no_process_survives_its_launcher(start):
 @pytest.mark.parametrize(
     "number, code", [(signal.SIGTERM, 75), (signal.SIGINT, 130)], ids=str
 )
-def test_signal_to_the_launcher_saves_everywhere(number, code, start, long):
+def test_signal_to_the_launcher_saves_everywhere(number, code, start, of_two):
     command = start(TWO.replace("--checkpoint-every 20", ""))
     command.wait_for("step 100/400")
     command.kill(number)
@@ -383,7 +383,7 @@ def test_signal_to_the_launcher_saves_everywhere(number, code, start, long):
     assert len([*(ended.out / FOLDER).iterdir()]) == 2
     again = start(f"{TWO} --resume").ended()
     assert again.summary["resumed_at"] == [step]
-    assert_same_end(again, long)
+    assert_same_end(again, of_two)
 
 
 @pytest.mark.slow
@@ -424,13 +424,13 @@ def by_hand(at, number, words=LONG, count=2):
 
 
 @pytest.mark.slow
-def test_commands_joined_by_hand_make_the_run_of_one_process(start, long):
+def test_commands_joined_by_hand_make_the_run_of_one_command(start, of_two):
     at = free_address()
     first, second = (start(by_hand(at, number)) for number in (0, 1))
     ended, other = first.ended(), second.ended()
     assert other.code == 0, other.stderr
     assert other.stdout == ""
-    assert_same_end(ended, long)
+    assert_same_end(ended, of_two)
 
 
 @pytest.mark.slow
