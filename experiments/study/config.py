@@ -25,6 +25,9 @@ from experiments.study.spec import Variant
 from experiments.training import config as training
 
 PROGRAM = "python -m experiments.compare"
+# The study without flags compares algorithms, not rates.
+TUNED = "lr=0.0125:1.6:log:8"
+DECISIVE = "algos", "preset", "task", "sweep", "worker_batch", "scale_lr"
 # Powers of the global batch that the learning rate follows.
 SCALES = {"none": 0.0, "linear": 1.0, "sqrt": 0.5}
 
@@ -71,12 +74,17 @@ class StudyConfig:
     )
     preset: str | None = flag(choices=(*presets.NAMES, PAPER))
     task: str = flag(default=training.SETTINGS["task"].default)
-    seeds: int = flag(default=3, least=1)
+    seeds: int = flag(default=5, least=1)
     sweep: str | None = flag(metavar="FLAG=…")
     worker_batch: int | None = flag(least=1)
     scale_lr: Literal["none", "linear", "sqrt"] = flag(default="none")
 
-    tune: tuple[str, ...] = flag(default=(), group=Group("tuning"), metavar="FLAG=…")
+    tune: tuple[str, ...] = flag(
+        default=(),
+        group=Group("tuning"),
+        metavar="FLAG=…",
+        otherwise=f"{TUNED}, if no flag changes the runs",
+    )
     tune_seeds: int = flag(default=1, least=1)
     tune_share: float = flag(default=0.1, above=0, below=1)
 
@@ -140,7 +148,6 @@ class StudyConfig:
             **({} if devices is None else {"devices_per_job": devices}),
             "entries": [[v.label, v.algo, list(v.words)] for v in self.variants],
             "task": self.task,
-            # Their order changes no run.
             "words": sorted((list(g) for g in self.shared), key=lambda words: words[0]),
             "sweep": self.swept and [self.swept.flag, *self.swept.values],
             "tune": [[r.flag, *r.values] for r in self.tuned],
@@ -199,6 +206,9 @@ def parse(argv: Sequence[str]) -> StudyConfig:
         flags_of_preset = presets.words(presets.load(known.preset)["flags"])
         known, rest = made.parse_known_args(presets.under(flags_of_preset, words))
     shared = spec.flag_groups(rest)
+    plain = all(getattr(known, x) == SETTINGS[x].default for x in DECISIVE)
+    if plain and not (shared or known.tune):
+        known.tune = [TUNED]
     if known.preset == PAPER:
         shared = [("--preset", PAPER), *shared]
     return flags.made(StudyConfig, vars(known), {"shared": tuple(shared)})

@@ -358,7 +358,7 @@ def test_runs_are_counted_before_they_are_planned(loader, words):
     decided = config_of("--algos=sync_sgd,diloco", *words)
     made = 0
     for point in grid.run_sets(decided, loader):
-        made += 3 + sum(len(trial.seeds) for trial in point.trials)
+        made += 5 + sum(len(trial.seeds) for trial in point.trials)
     assert config.count_runs(decided) == made
 
 
@@ -565,4 +565,30 @@ def test_whatever_changes_a_run_is_another_study(words):
 def test_how_to_tune_is_another_study_where_anything_is_tuned(words):
     tune = "--tune=lr=0.1,0.2"
     assert config_of(tune, *words).identity != config_of(tune).identity
-    assert config_of(*words).identity == config_of().identity
+    untuned = "--lr=0.1"
+    assert config_of(untuned, *words).identity == config_of(untuned).identity
+
+
+@pytest.mark.parametrize("words", [[], ["--seeds=2"], ["--jobs=1", "--target=0.9"]])
+def test_the_study_without_flags_tunes_the_rate_of_each_algorithm(words):
+    """Else its headline would compare rates: bmuf's is eight times as high."""
+    tuned = config_of(*words).tuned
+    assert [each.flag for each in tuned] == ["lr"]
+    rates = [float(x) for x in tuned[0].values]
+    assert max(rates) / min(rates) >= 64
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--algos=bmuf"],
+        ["--task=mnist"],
+        ["--steps=9"],
+        ["--sweep=workers=1,2"],
+        ["--preset=large-batch", "--period=3"],
+    ],
+)
+def test_a_study_of_ones_own_tunes_what_it_says(words):
+    assert config_of(*words).tuned == ()
+    tuned = config_of("--tune=lr=0.1,0.2", *words).tuned
+    assert [each.flag for each in tuned] == ["lr"]

@@ -4,9 +4,9 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from experiments.study.analysis.formatting import diverged, fixed, places_of
+from experiments.study.analysis.formatting import diverged, fixed, p_text, places_of
 from experiments.study.analysis.results import Row
-from experiments.study.statistics import Difference, Measure, paired
+from experiments.study.statistics import Difference, Measure, corrected, paired
 
 EQUAL, UNSEEN = "equal", "no difference seen"
 
@@ -22,19 +22,28 @@ def compared(
         by: the measure.
         named: as in `verdict`.
     """
+    bases = [_counterpart(rows, row, baseline) for row in rows]
+    pairs = [
+        None if base is None or base is row else paired(row.final, base.final)
+        for row, base in zip(rows, bases, strict=True)
+    ]
+    ps = corrected(pairs)
+    count = sum(p is not None for p in ps)
     found, sentences = [], []
-    for row in rows:
-        base = _counterpart(rows, row, baseline)
+    for row, base, d, p in zip(rows, bases, pairs, ps, strict=True):
         if base is row:
             found.append(row._replace(verdict="baseline"))
         elif base is None:
             found.append(row._replace(verdict=f"no {baseline} to compare to here"))
         else:
-            d = paired(row.final, base.final)
-            found.append(row._replace(difference=d, verdict=clause(d, by, named)))
-            said = [f"{verdict(row.name, base.name, d, by, named)}."]
-            said += [diverged(each) for each in (row, base) if each.diverged]
-            sentences.append(" ".join(said))
+            said = f"{verdict(row.name, base.name, d, by, named)}."
+            own = row._replace(difference=d, verdict=clause(d, by, named))
+            if p is not None and count > 1:
+                own = own._replace(corrected_p=p)
+                said += f" Corrected for {count} comparisons, p = {p_text(p)}."
+            found.append(own)
+            lost = [diverged(each) for each in (row, base) if each.diverged]
+            sentences.append(" ".join([said, *lost]))
     return found, sentences
 
 
@@ -128,7 +137,7 @@ def _claim(difference: Difference | None, by: Measure, named: bool) -> _Claim:
     """Returns a difference in words, by their parts."""
     if difference is None:
         return _Claim("nothing to compare", doubt=": no seed in common")
-    mean, low, high, deviation, count, _ = difference
+    mean, low, high, deviation, count, *_ = difference
     everywhere = _everywhere(count)
     if mean == 0 and not deviation:
         return _Claim(EQUAL, seeds=everywhere)

@@ -50,7 +50,7 @@ def headline(ranking: Ranking, by: Measure) -> str:
     if top is None or top.measure is None:
         return f"All runs of {listed([row.label for row in rows])} diverged."
     findings = [
-        FINDINGS[kind].format(listed([_named(row) for row in those]))
+        FINDINGS[kind].format(listed(list(map(_named, those))), count=len(rows) - 1)
         for kind, those in kinds.items()
         if those
     ] or ["there is nothing to compare it to"]
@@ -58,7 +58,8 @@ def headline(ranking: Ranking, by: Measure) -> str:
     best = around(by.scale * mean, by.scale * (deviation or 0.0), by.unit)
     first = f"{_named(top)} has the best {by.name}, {best} ({counted(count)})"
     # A saving counts only if nothing is known to be lost by it.
-    pool = [top, *kinds["better"], *kinds["unseen"], *kinds["few"]]
+    alike = ("better", "doubtful", "unseen", "few")
+    pool = [top, *(row for kind in alike for row in kinds[kind])]
     return f"{first}: {'; '.join(findings)}. {_cost(rows, pool)}."
 
 

@@ -45,7 +45,7 @@ def _line(ranking: Ranking, by: Measure) -> str:
         count = top.seeds - top.diverged
         seeds = f"{counted(count)} {'is' if count == 1 else 'are'}"
         return f"{top.label} leads, but {seeds} too few to tell"
-    alike = [row.label for row in kinds["unseen"]]
+    alike = [row.label for row in (*kinds["doubtful"], *kinds["unseen"])]
     if not alike:
         partly = " in the mean alone" if kinds["better"] else ""
         return f"{top.label} has the best {by.name}{partly}"

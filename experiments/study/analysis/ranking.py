@@ -6,7 +6,15 @@ from typing import NamedTuple
 
 from experiments.study.analysis.formatting import PHRASES
 from experiments.study.analysis.results import Curve, Row
-from experiments.study.statistics import ROUNDING, Measure, Spread, paired
+from experiments.study.statistics import (
+    LEVEL,
+    ROUNDING,
+    Difference,
+    Measure,
+    Spread,
+    corrected,
+    paired,
+)
 
 FINDINGS = PHRASES["standing"]
 # Distance of the target from the best, of a loss; of an accuracy it is a point.
@@ -31,9 +39,11 @@ def ranked(rows: Sequence[Row], by: Measure) -> Ranking:
     """Ranks rows by the differences of their final measures to the best."""
     top = leader(rows, by)
     kinds: dict[str, list[Row]] = {kind: [] for kind in FINDINGS}
-    for row in rows:
-        if top is not None and row is not top:
-            kinds[_standing(row, top, by)].append(row)
+    if top is not None:
+        others = [row for row in rows if row is not top]
+        found = [row.to_best or paired(row.final, top.final) for row in others]
+        for row, d, p in zip(others, found, corrected(found), strict=True):
+            kinds[_standing(row, d, p, by)].append(row)
     return Ranking(rows, top, kinds)
 
 
@@ -50,17 +60,25 @@ def leader(rows: Sequence[Row], by: Measure) -> Row | None:
     return max(means, key=lambda each: each[0])[1] if means else None
 
 
-def _standing(row: Row, top: Row, by: Measure) -> str:
-    """Returns how a row stands to the best: a key of FINDINGS."""
+def _standing(row: Row, d: Difference | None, p: float | None, by: Measure) -> str:
+    """Returns how a row stands to the best: a key of FINDINGS.
+
+    Args:
+        row: the row.
+        d: its difference to the best.
+        p: the corrected p-value of that.
+        by: the measure.
+    """
     if row.measure is None:
         return "lost"
-    d = row.to_best or paired(row.final, top.final)
     # Without an interval no difference is certain, however large it is.
-    if d is None or d.low is None or d.high is None:
+    if d is None or d.low is None or d.high is None or p is None:
         return "few"
     if d.low <= 0 <= d.high:
         return "unseen"
-    return "better" if by.side * d.mean > 0 else "worse"
+    if by.side * d.mean > 0:
+        return "better"
+    return "worse" if p < LEVEL else "doubtful"
 
 
 def default_target(ranking: Ranking, by: Measure) -> float | None:
@@ -79,9 +97,8 @@ def default_target(ranking: Ranking, by: Measure) -> float | None:
         return None
     margin = 1 / by.scale if by.higher_is_better else SHARE * abs(top.mean)
     few = [row for row in kinds["few"] if _overlaps(row, top)]
-    good = [
-        r.measure.mean for r in (*kinds["better"], *kinds["unseen"], *few) if r.measure
-    ]
+    alike = (*kinds["better"], *kinds["doubtful"], *kinds["unseen"], *few)
+    good = [row.measure.mean for row in alike if row.measure]
     target = min([by.side * top.mean - margin, *(by.side * mean for mean in good)])
     if not margin:
         return by.side * target

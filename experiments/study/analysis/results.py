@@ -55,6 +55,8 @@ class Row(NamedTuple):
         difference: difference to the baseline, paired by seed; None for the baseline
             itself and without anything to compare.
         verdict: the difference in words, such as "better by 0.8 points [0.5, 1.1]".
+        corrected_p: p-value of the difference, corrected for the number of the report's
+            differences; None for a single one, and without an interval.
         seconds: modelled seconds of the whole run, by the network's name.
         to_target: modelled seconds until the mean reaches the target, by the network's
             name; None where it never does.
@@ -80,6 +82,7 @@ class Row(NamedTuple):
     final: Mapping[int, float] = {}
     difference: Difference | None = None
     verdict: str = ""
+    corrected_p: float | None = None
     seconds: Mapping[str, float] = {}
     to_target: Mapping[str, float | None] = {}
     steps_to_target: int | None = None

@@ -10,6 +10,7 @@ from experiments.cli.terminal import rate
 from experiments.study.analysis import formatting, quantities
 from experiments.study.analysis.results import ONE_NOMINAL, Report
 from experiments.study.report.styles import CSS, VARIABLES, styles, templates
+from experiments.study.statistics import LEVEL
 
 if TYPE_CHECKING:
     from experiments.study.report.axes import Plot  # imports matplotlib
@@ -45,6 +46,7 @@ def page(
         formatting=formatting,
         quantities=quantities,
         one_nominal=ONE_NOMINAL,
+        level=LEVEL,
         styles=styles({row.label: row.algo for row in report.rows}),
         variables=VARIABLES,
     )

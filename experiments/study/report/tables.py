@@ -48,6 +48,8 @@ def markdown_row(report: Report, row: Row) -> dict[str, str]:
         cells[report.sweep] = formatting.point_text(row.point).partition(" ")[2]
     cells[report.measure.name] = "all diverged" if gone else measure
     cells[formatting.against(report)] = row.verdict
+    if any(each.corrected_p is not None for each in report.rows):
+        cells["corrected"] = formatting.corrected(row)
     cells["each worker sent"] = formatting.sent(row)
     for network in report.networks:
         seconds = row.seconds.get(network.name)
@@ -105,6 +107,7 @@ def csv_row(report: Report, row: Row) -> dict[str, Any]:
         "test_loss_sd": row.loss and row.loss.deviation,
         **{f"difference_{x}": difference.get(key) for x, key in DIFFERENCE.items()},
         "verdict": row.verdict,
+        "p_corrected": row.corrected_p,
         "lr": row.lr,
         "effective_lr": row.effective_lr,
         **{f"tuned_{flag}": value for flag, value in row.tuned.items()},
