@@ -15,4 +15,7 @@ TASKS = (
     "embeddings",
     "cifar10",
     "imagenet_synthetic",
+    "mnist1d",
+    "quadratic",
+    "rosenbrock",
 )

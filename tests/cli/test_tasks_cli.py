@@ -47,6 +47,9 @@ TINY = {
     "shakespeare": "--context 16 --width 16 --layers 1 --heads 1",
     "embeddings": "--width 8 --order 3 --negatives 8",
     "imagenet_synthetic": "--model resnet20 --image-size 32 --batch-size 4",
+    "mnist1d": "--model mlp",
+    "quadratic": "--dimensions 4",
+    "rosenbrock": "--noise 0.5",
 }
 FAST = ("shakespeare", "embeddings")
 FIGURES = {  # of a loss in nats
@@ -209,6 +212,10 @@ BAD = {
     "--task imagenet_synthetic --image-size 31": ["--image-size", "least 32", "31"],
     "--task imagenet_synthetic --classes 1001": ["--classes", "1000", "1001"],
     "--task imagenet_synthetic --examples 8": ["batch of 16", "(8 examples)"],
+    "--task mnist1d --model lenet": ["'lenet'", "cnn or mlp or logistic"],
+    "--task quadratic --noise=-1": ["--noise", "-1"],
+    "--task quadratic --condition 0.5": ["--condition", "0.5"],
+    "--task quadratic --dimensions 0": ["--dimensions", "0"],
     "--task imagenet_synthetic --feed device": ["--feed device", "on the host"],
     "--task digits --feed disk": ["'disk'", "device", "host"],
     "--batch-size 64 --accumulate 3": [

@@ -34,6 +34,7 @@ class Small(NamedTuple):
 
 PICTURES_28 = {"x": Leaf("uint8", (28, 28), 256), "y": Leaf("int32", (), 10)}
 PICTURES_32 = {"x": Leaf("uint8", (32, 32, 3), 256), "y": Leaf("int32", (), 10)}
+NUMBERED = {"number": Leaf("int32", (), 4096)}
 FILES = {
     **{name: tuple(file.path for file in idx.FILES[name]) for name in idx.FILES},
     "plays": (text.SHAKESPEARE.path,),
@@ -68,6 +69,10 @@ SMALL = {
         {"model": "resnet20", "image_size": 32},
         {"x": Leaf("uint8", (32, 32, 3), 256), "y": Leaf("int32", (), 1000)},
     ),
+    "mnist1d": Small({}, {"x": Leaf("float32", (40,), 0), "y": Leaf("int32", (), 10)}),
+    # Without noise, which each worker draws from its own key.
+    "quadratic": Small({"dimensions": 6, "noise": 0.0}, NUMBERED),
+    "rosenbrock": Small({"noise": 0.0}, NUMBERED),
 }
 
 

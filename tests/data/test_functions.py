@@ -1,0 +1,87 @@
+"""Functions with a known minimum: heights, gradients and their noise."""
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+import syncalgos
+from experiments.tasks.quadratic import quadratic
+from experiments.tasks.rosenbrock import rosenbrock
+from experiments.tasks.task import losses
+from syncalgos.collectives import PyTree
+
+TASKS = {"quadratic": quadratic, "rosenbrock": rosenbrock}
+
+
+def loss_at(task, params: PyTree, count=1, seed=0, train=True):
+    """The mean loss of some examples, and its gradient."""
+    batch = {"number": np.zeros(count, np.int32)}
+
+    def loss(params):
+        values, _ = task.apply(params, (), batch, jax.random.key(seed), train)
+        return values["loss"].mean()
+
+    return jax.value_and_grad(loss)(params)
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_the_minimum_is_0_where_the_distance_is(name):
+    """Newton's steps arrive there; nothing of it is taken from a task."""
+    with jax.enable_x64(True):
+        task = TASKS[name](noise=0.0)
+        x = np.float64(task.init(jax.random.key(3))[0]["x"])
+
+        def gradient(x):
+            return loss_at(task, {"x": x})[1]["x"]
+
+        for _ in range(20):
+            x = x - np.linalg.solve(jax.jacobian(gradient)(x), gradient(x))
+        batch = {"number": np.zeros(2, np.int32)}
+        values, _ = task.apply({"x": x}, (), batch, jax.random.key(0), train=False)
+        np.testing.assert_allclose(values["loss"], [0, 0], atol=1e-20)
+        np.testing.assert_allclose(values["distance"], [0, 0], atol=1e-10)
+
+
+def test_a_quadratic_has_the_eigenvalues_that_it_was_asked_for():
+    with jax.enable_x64(True):
+        task = quadratic(dimensions=7, condition=100.0, noise=0.0)
+        hessian = jax.hessian(lambda x: loss_at(task, {"x": x})[0])(np.zeros(7))
+        found = np.linalg.eigvalsh(hessian)
+        np.testing.assert_allclose(found, 10.0 ** np.linspace(-2, 0, 7), rtol=1e-9)
+        assert np.abs(hessian - np.diag(np.diag(hessian))).max() > 0.01  # rotated
+
+
+def test_rosenbrock_is_rosenbrocks():
+    value, gradient = loss_at(rosenbrock(noise=0.0), {"x": np.array([-1.2, 1.0])})
+    assert value == pytest.approx(24.2)
+    np.testing.assert_allclose(gradient["x"], [-215.6, -88.0], rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", TASKS)
+@pytest.mark.parametrize("count", [1, 16])
+def test_noise_is_of_the_gradient_alone_and_falls_with_the_batch(name, count):
+    task, plain = TASKS[name](noise=2.0), TASKS[name](noise=0.0)
+    params = task.init(jax.random.key(1))[0]
+    height, exact = loss_at(plain, params, count)
+    at = jax.vmap(lambda seed: loss_at(task, params, count, seed))
+    heights, found = at(np.arange(2000))
+    np.testing.assert_allclose(heights, height, rtol=1e-5)
+    noise = np.asarray(found["x"]) - exact["x"]
+    deviation = 2 / np.sqrt(count)
+    assert np.std(noise) == pytest.approx(deviation, rel=0.05)
+    assert np.abs(noise.mean(0)).max() < 4 * deviation / np.sqrt(2000)
+    # None in an evaluation.
+    assert loss_at(task, params, count, train=False)[0] == pytest.approx(height)
+
+
+def test_each_worker_has_noise_of_its_own():
+    task = quadratic(noise=1.0)
+    trainer = syncalgos.DataParallel(
+        losses(task)[0], optax.sgd(0.1), syncalgos.model_averaging(8), 4, "vmap"
+    )
+    state = trainer.init(*task.init(jax.random.key(0)))
+    batches = {"number": np.zeros((1, 4), np.int32)}
+    x = trainer.to_host(trainer.run(state, batches)[0]).replica.params["x"]
+    x = np.asarray(x).reshape(4, -1)
+    assert len({row.tobytes() for row in x}) == 4
