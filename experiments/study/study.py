@@ -37,6 +37,8 @@ from experiments.training.components import cores, use_cpu_devices, use_devices
 from experiments.training.config import parse
 
 NAME = "study.json"
+# Of a summary, beside the measures on test data.
+FINAL = "train_loss", "diverged", "bytes_per_worker", "lr", "effective_lr"
 
 
 def run(
@@ -138,6 +140,7 @@ def _report(config: StudyConfig, argv: Sequence[str], runs: list[RunSet]) -> Non
     command = shlex.join([*PROGRAM.split(), *chain(*kept)])
     found = analysis.report(config, runs, command)
     records.write_lines(out / "metrics.jsonl", study_lines(runs))
+    records.write_lines(out / "finals.jsonl", final_lines(runs))
     write.write(found, out)
     if config.tensorboard:
         events.write_events(out / "tensorboard", named_lines(runs, out))
@@ -152,6 +155,21 @@ def study_lines(runs: Iterable[RunSet]) -> Iterator[dict[str, Any]]:
         own |= {flag: literal(value)} if flag else {}
         for seed, lines in r.lines.items():
             yield from ({**own, "seed": seed, **line} for line in lines)
+
+
+def final_lines(runs: Iterable[RunSet]) -> Iterator[dict[str, Any]]:
+    """Yields what every run ended with, those that tune included, for a record."""
+    for made in runs:
+        for r in (*made.trials, made):
+            flag, _, value = r.point.partition("=")
+            own = {"label": r.variant.label, "algo": r.variant.algo}
+            own |= {flag: literal(value)} if flag else {}
+            own |= {name: literal(value) for name, value in r.values.items()}
+            for seed, summary in r.summaries.items():
+                kept = {
+                    k: x for k, x in summary.items() if k.startswith(("test_", *FINAL))
+                }
+                yield {**own, "seed": seed, "reported": r is made, **kept}
 
 
 def named_lines(runs: Iterable[RunSet], out: Path) -> Iterator[tuple[str, Lines]]:

@@ -3,8 +3,12 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+import numpy as np
+
 from experiments.study.grid import RunSet
-from experiments.study.statistics import LOSS, Measure, measure
+from experiments.study.statistics import LOSS, MIN_SEEDS, Measure, measure
+
+RESAMPLES = 2000
 
 
 class Tuning(NamedTuple):
@@ -19,6 +23,8 @@ class Tuning(NamedTuple):
             with this value; None where a run diverged.
         chosen: the best value.
         at_edge: whether it is at an end of the range, so that better may lie beyond.
+        low: lower end of a 95 % interval of the best value; None for too few seeds.
+        high: its upper end.
     """
 
     label: str
@@ -28,6 +34,8 @@ class Tuning(NamedTuple):
     scores: list[float | None]
     chosen: float
     at_edge: bool
+    low: float | None = None
+    high: float | None = None
 
 
 def chosen(made: RunSet, measure_key: str | None) -> RunSet | None:
@@ -77,6 +85,7 @@ def _mean(trial: RunSet, by: Measure) -> float:
 def report(tuned: RunSet, by: Measure) -> list[Tuning]:
     """Returns the scores of a variant, flag by flag."""
     found, trials = [], _tried(tuned.trials)
+    resampled = _best_of_resamples(trials, by)
     for flag, value in _best(trials, by).items():
         # A value's score is that of its best trial, over all other tuned flags.
         by_value: dict[str, RunSet] = {}
@@ -84,6 +93,7 @@ def report(tuned: RunSet, by: Measure) -> list[Tuning]:
             by_value[trial.values[flag]] = trial
         values = sorted(by_value, key=float)
         tops = [by_value[x] for x in values]
+        low, high = _ends([float(x.values[flag]) for x in resampled])
         found.append(
             Tuning(
                 label=tuned.variant.label,
@@ -93,6 +103,30 @@ def report(tuned: RunSet, by: Measure) -> list[Tuning]:
                 scores=[None if x.diverged else _mean(x, by) for x in tops],
                 chosen=float(value),
                 at_edge=len(values) > 1 and value in (values[0], values[-1]),
+                low=low,
+                high=high,
             )
         )
     return found
+
+
+def _best_of_resamples(trials: Sequence[RunSet], by: Measure) -> list[RunSet]:
+    """Returns the best trial of each resample of the seeds; none for too few seeds."""
+    fine = [trial for trial in trials if not trial.diverged]
+    seeds = sorted(set.intersection(*(set(x.final(by)) for x in fine))) if fine else []
+    if len(seeds) < MIN_SEEDS:
+        return []
+    # Seeds are resampled for all trials together: they saw the same batches.
+    scores = by.side * np.array([[x.final(by)[s] for s in seeds] for x in fine])
+    rng = np.random.default_rng(0)
+    picks = rng.integers(len(seeds), size=(RESAMPLES, len(seeds)))
+    return [fine[i] for i in scores[:, picks].mean(axis=2).argmax(axis=0)]
+
+
+def _ends(values: Sequence[float]) -> tuple[float, float] | tuple[None, None]:
+    """Returns the values between which 95 % of some lie."""
+    if not values:
+        return None, None
+    ordered = sorted(values)
+    least = len(values) * 25 // 1000
+    return ordered[least], ordered[-1 - least]

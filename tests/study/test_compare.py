@@ -30,7 +30,8 @@ from studies import (
 
 from experiments.compare import main
 
-FILES = {"study.json", "metrics.jsonl", "table.md", "table.csv", "report.html"}
+FILES = {"study.json", "metrics.jsonl", "finals.jsonl", "table.md", "table.csv"}
+FILES |= {"report.html"}
 OF_THE_RUN = {
     "step",
     "divergence",
@@ -127,6 +128,21 @@ def test_metrics_load_in_pandas_in_one_line(small):
     assert last["NBM"] == pytest.approx(expected)
 
 
+@pytest.mark.slow
+def test_finals_have_a_line_for_each_run_as_its_summary_says(tuned):
+    lines = (tuned.out / "finals.jsonl").read_text().splitlines()
+    finals = [json.loads(line) for line in lines]
+    runs = runs_done(tuned.out)
+    assert len(finals) == len(runs)
+    summaries = [json.loads((run / "summary.json").read_text()) for run in runs]
+    for key in ("seed", "lr", "test_loss", "test_accuracy", "diverged"):
+        expected = sorted(summary[key] for summary in summaries)
+        assert sorted(line[key] for line in finals) == expected
+    tried = [line for line in finals if not line["reported"]]
+    assert {line["seed"] for line in tried} == {1000}
+    assert len(tried) == sum("tuning" in run.parts for run in runs)
+
+
 def test_the_table_has_the_means_of_the_runs_summaries(small):
     found = table(small.out)
     by_label: dict[str, list] = {"sync_sgd": [], "NBM": []}
@@ -179,7 +195,8 @@ def test_stdout_answers_and_stderr_has_a_line_a_run_with_the_time_left(small):
     for i, (line, name) in enumerate(zip(lines, runs, strict=True), 1):
         assert line.startswith(f"run {i}/4 {name}: ")
         left = re.search(r"about ([\d.]+) (ms|s|min|h) left$", line)
-        assert (left and len(left[1].replace(".", "")) <= 2) or i == 4
+        digits = left and left[1].replace(".", "").rstrip("0")
+        assert len(digits or "") <= 2 and (left or i == 4)
 
 
 @pytest.mark.slow

@@ -17,6 +17,7 @@ import pytest
 from commands import imported_by
 from hypothesis import given
 from hypothesis import strategies as st
+from matplotlib.collections import LineCollection
 from reports import ALGORITHMS, NETWORKS, made_up
 
 from experiments.cli.errors import BadRequest
@@ -410,6 +411,29 @@ def test_a_sweep_has_a_panel_and_a_group_of_rows_for_each_value(tmp_path):
     with (tmp_path / "table.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert [row["workers"] for row in rows] == ["2"] * 4 + ["4"] * 4 + ["8"] * 4
+
+
+def test_a_law_is_the_best_value_and_its_interval_at_every_swept_value(tmp_path):
+    report = made_up(sweep="workers")._replace(networks=[])
+    found = [
+        each._replace(low=each.chosen / 2, high=each.chosen * 2)
+        for each in report.tuning
+    ]
+    report = report._replace(tuning=found)
+    (axes,) = drawn(report)["best-lr-by-workers"].axes
+    assert [x.get_text() for x in axes.get_xticklabels()] == ["2", "4", "8"]
+    assert axes.get_yscale() == "log"
+    for name in ("sync_sgd", "diloco"):
+        own = [x for x in axes.lines if x.get_color() == colour_of(name)]
+        own = next(x for x in own if len(x.get_xdata()) == 3)
+        chosen = [each.chosen for each in found if each.label == name]
+        assert list(own.get_ydata()) == chosen
+    bars = [x for x in axes.collections if isinstance(x, LineCollection)]
+    ends = {tuple(np.sort(y[:, 1])) for x in bars for y in x.get_segments()}
+    assert {(each.low, each.high) for each in found} <= ends
+    write.write(report, tmp_path)
+    text = (tmp_path / "figures/best-lr-by-workers.svg").read_text()
+    assert "diloco (workers 4): 1 [0.5, 2] (at the edge)" in text
 
 
 def test_what_is_not_swept_is_drawn_beside_every_value():

@@ -490,6 +490,21 @@ def test_of_equal_accuracies_the_lower_loss_is_chosen(tmp_path):
     assert chosen_values(point._replace(trials=[]), None) == {}
 
 
+def test_the_best_value_has_an_interval_from_five_seeds_on(tmp_path):
+    study = study_of(tmp_path, "--tune=lr=0.1,0.2,0.3", "--tune-seeds=6", seeds=1)
+    clear = {"0.1": [0.5] * 6, "0.2": [0.9, 0.7, 0.8, 0.9, 0.7, 0.8], "0.3": [None] * 6}
+    # 0.2 is the best where its one good seed is drawn twice or more: in 1 - (5/6)^6 -
+    # (5/6)^5 = 26 % of resamples.
+    torn = {"0.1": [0.5] * 6, "0.2": [0.4] * 5 + [0.95], "0.3": [0.1] * 6}
+    tried(study, {"sync_sgd": clear, "bmuf": torn})
+    sync, bmuf = (tuning.report(p.read(), ACCURACY)[0] for p in points(study))
+    assert (sync.low, sync.chosen, sync.high) == (0.2, 0.2, 0.2)
+    assert (bmuf.low, bmuf.chosen, bmuf.high) == (0.1, 0.1, 0.2)
+    few = study_of(tmp_path / "few", "--tune=lr=0.1,0.2", "--tune-seeds=4", seeds=1)
+    tried(few, {x: {"0.1": [0.5] * 4, "0.2": [0.6] * 4} for x in BYTES})
+    assert tuning.report(points(few)[0].read(), ACCURACY)[0].low is None
+
+
 def test_where_all_diverged_the_fewest_are_chosen(tmp_path):
     study = study_of(tmp_path, "--tune=lr=0.1,0.2", "--tune-seeds=2", seeds=1)
     scores = {"0.1": (None, None), "0.2": (0.1, None)}

@@ -43,7 +43,11 @@ def known(x: float | None) -> bool:
 
 def shown(x: float, measure: Measure) -> str:
     """Returns a value of the measure, scaled, without its unit."""
-    return f"{x * measure.scale:.{2 if measure.scale == 100 else 4}f}"
+    places = 2 if measure.scale == 100 else 4
+    # A function's loss falls by many powers of ten.
+    if measure.scale == 1 and 0 < abs(x) < 0.01:
+        return f"{x:.2e}"
+    return f"{x * measure.scale:.{places}f}"
 
 
 def spread(value: Spread | None, measure: Measure) -> str:

@@ -23,6 +23,7 @@ from experiments.study.report.axes import (
 from experiments.study.report.charts import Chart, Line
 from experiments.study.report.styles import LIGHT, Styles
 from experiments.study.statistics import Difference
+from experiments.study.tuning import Tuning
 
 ROW = 40  # height of an algorithm in the figure of differences, units
 BARS = {"interval": "thick: 95 % interval", "sd": "thin: one deviation to each side"}
@@ -38,6 +39,7 @@ def plots(report: Report, styles: Styles) -> Iterator[Plot]:
         yield differences(report, styles)
     if report.sweep and any(row.measure for row in report.rows):
         yield sweep(report, styles)
+        yield from optima(report, styles)
 
 
 def differences(report: Report, styles: Styles) -> Plot:
@@ -145,6 +147,57 @@ def sweep(report: Report, styles: Styles) -> Plot:
         partial(draw_sweep, chart, values, ticks),
         large=True,
     )
+
+
+def optima(report: Report, styles: Styles) -> Iterator[Plot]:
+    """The best value of each tuned flag against the swept value."""
+    points = [p for p in dict.fromkeys(row.point for row in report.rows) if p]
+    values, ticks = positions([point.partition("=")[2] for point in points])
+    x = Range(min(values), max(values)).widened(0.1)
+    at = dict(zip(points, values, strict=True))
+    for flag in dict.fromkeys(tuning.flag for tuning in report.tuning):
+        found = [t for t in report.tuning if t.flag == flag and t.point in at]
+        labels = [x for x in styles if any(t.label == x for t in found)]
+        lines = [
+            optimum([t for t in found if t.label == label], at) for label in labels
+        ]
+        if not lines:
+            continue
+        tried = [value for tuning in found for value in tuning.values]
+        log = min(tried) > 0 and max(tried) >= 4 * min(tried)
+        y = Range(min(tried), max(tried), log).widened(0.05)
+        title = f"Best {flag} by {report.sweep}"
+        known = any(tuning.low is not None for tuning in found)
+        bars = "Bars: 95 % intervals, by resampling the seeds of the trials."
+        texts = {label: label for label in labels}
+        chart = Chart(title, report.sweep, x, y, lines, styles, texts, bars=True)
+        ends = "; ".join(tip for line in lines for tip in line.tips)
+        yield Plot(
+            f"best {flag} by {report.sweep}",
+            "sweep",
+            title,
+            f"{title}, chosen on validation data: {ends}.",
+            bars if known else "",
+            partial(draw_sweep, chart, values, ticks),
+            large=True,
+        )
+
+
+def optimum(found: Sequence[Tuning], at: dict[str, float]) -> Line:
+    """One algorithm's best values of a flag, and their intervals."""
+    ends = [(t.chosen if t.low is None else t.low, t.high or t.chosen) for t in found]
+    tips = [
+        f"{named(t)}: {formatting.number(t.chosen)}"
+        + ("" if t.low is None else f" [{', '.join(map(formatting.number, end))}]")
+        + " (at the edge)" * t.at_edge
+        for t, end in zip(found, ends, strict=True)
+    ]
+    low, high = np.array(ends, float).T
+    x = np.array([at[t.point] for t in found])
+    y = np.array([t.chosen for t in found], float)
+    # A resample may leave the chosen value out.
+    low, high = np.minimum(low, y), np.maximum(high, y)
+    return Line(found[0].label, "", x, y, low, high, tips)
 
 
 def swept(report: Report, rows: Sequence[Row], at: dict[str, float], x: Range) -> Line:

@@ -56,6 +56,8 @@ def score_range(trials: Sequence[Tuning], measure: Measure) -> Range:
     if not scores:
         return Range(0.0, 1.0)
     low, high = min(scores), max(scores)
+    if 0 < low < high / 1000:
+        return Range(low, high, log=True)
     # A loss has no upper bound: one poor value would flatten all others.
     if not measure.higher_is_better:
         high = min(high, low + 8 * max(float(np.median(scores)) - low, abs(low) / 2))
