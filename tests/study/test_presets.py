@@ -9,6 +9,7 @@ import pytest
 from small_tasks import folder_of
 
 import syncalgos
+from experiments import compare
 from experiments.cli import factories, flags
 from experiments.cli.errors import BadRequest
 from experiments.study import config, grid, network, presets, spec
@@ -19,7 +20,7 @@ NAMES = presets.NAMES
 
 def content_of(name):
     """A preset's file, read here once more."""
-    return tomllib.loads((presets.FOLDER / f"{name}.toml").read_text("utf-8"))
+    return tomllib.loads(presets.FILES[name].read_text())
 
 
 def under(name, *argv):
@@ -103,6 +104,7 @@ def test_every_flag_of_a_preset_is_one_of_its_algorithms(name):
         for words in variant.points.values():
             run = parse([*variant.argv, *words])
             settings |= vars(run) | dict(run.arguments)
+            settings |= dict(run.task_arguments)
     for flag, value in content.items():
         if (name := flag.replace("-", "_")) not in config.SETTINGS:
             assert settings[name] == value
@@ -123,6 +125,30 @@ def test_every_run_of_a_preset_can_be_made_on_the_data(name):
         for trial in point.trials:
             parse(trial.argv)
     assert len(samples) == len(decided.variants)  # as many of each, if swept
+
+
+LAWS = [name for name, path in presets.FILES.items() if path.parent.name == "laws"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", LAWS)
+def test_smallest_cell_of_a_law_runs(name, tmp_path):
+    """One value of what is swept, one of what is tuned, one seed, four rounds."""
+    decided = under(name)
+    swept = [decided.swept] if decided.swept else []
+    words = [f"--sweep={each.flag}={each.values[0]}" for each in swept]
+    words += [f"--tune={each.flag}={each.values[0]}" for each in decided.tuned]
+    period = max(parse(x.argv).arguments.get("period", 1) for x in decided.variants)
+    short = f"--steps={4 * period} --eval-every={2 * period} --dispatch-steps={period}"
+    words += [
+        *short.split(),
+        "--seeds=1",
+        "--tune-seeds=1",
+        f"--out={tmp_path / 'out'}",
+    ]
+    assert compare.main(["--preset", name, *words]) == 0
+    finals = (tmp_path / "out/finals.jsonl").read_text().splitlines()
+    assert len(finals) == len(decided.variants) * (1 + bool(decided.tuned))
 
 
 def test_goyals_rate_grows_with_the_batch():

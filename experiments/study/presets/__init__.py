@@ -1,4 +1,4 @@
-"""Published comparisons as data: experiments/study/presets/NAME.toml."""
+"""Published comparisons as data: NAME.toml in this folder, laws in one of their own."""
 
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -10,13 +10,13 @@ from experiments.study import search_space
 from experiments.study.search_space import Words
 from experiments.study.spec import flag_groups, parameter
 
-FOLDER = Path(__file__).parent
-NAMES = tuple(sorted(path.stem for path in FOLDER.glob("*.toml")))
+FILES = {path.stem: path for path in Path(__file__).parent.rglob("*.toml")}
+NAMES = tuple(sorted(FILES))
 
 
 def load(name: str) -> dict[str, Any]:
     """Returns the content of a preset, one of `NAMES`."""
-    return tomllib.loads((FOLDER / f"{name}.toml").read_text("utf-8"))
+    return tomllib.loads(FILES[name].read_text("utf-8"))
 
 
 def paper(name: str) -> dict[str, str]:
