@@ -300,7 +300,7 @@ def test_a_signal_stops_a_study_and_no_run_is_half_made(number, code, tmp_path):
         process.send_signal(number)
         assert process.wait(TIMEOUT) == code
     stderr = (tmp_path / "stderr").read_text("utf-8")
-    assert "stopped after 0 of 3 runs" in stderr
+    assert "stopped after 0 of 5 runs" in stderr
     assert "Traceback" not in stderr
     assert list(out.rglob("seed-*")) == []
     assert not (out / "report.html").exists()
