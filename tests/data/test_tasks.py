@@ -104,6 +104,8 @@ def global_batch(name, model=None):
     """Flags that make the result one of the global batch alone."""
     given = {} if model is None else {"model": model}
     parameters = small_tasks.parameters(name)
+    if "model" not in parameters:  # a function
+        return {}
     model = model or SMALL[name].flags.get("model", parameters["model"].default)
     return {**given, **({"batch_norm": "global"} if model in classify.RESNETS else {})}
 
