@@ -5,8 +5,9 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from syncalgos import checks, topology
+from syncalgos import checks
 from syncalgos.algorithms._anchors import restart
+from syncalgos.collectives import topology
 from syncalgos.dtypes import widen, zeros
 from syncalgos.strategy import WORKERS, Axis, MeanCenter, PyTree, Strategy
 

@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 
 from syncalgos import checks
-from syncalgos import topology as peers
 from syncalgos.algorithms._anchors import restart
+from syncalgos.collectives import topology as peers
 from syncalgos.combinators.chain import chain
 from syncalgos.dtypes import zeros
 from syncalgos.strategy import WORKERS, Axis, MeanCenter, Strategy

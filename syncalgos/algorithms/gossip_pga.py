@@ -3,7 +3,7 @@
 from typing import Literal
 
 from syncalgos import checks
-from syncalgos import topology as peers
+from syncalgos.collectives import topology as peers
 from syncalgos.combinators.chain import chain
 from syncalgos.combinators.primitives import average
 from syncalgos.combinators.schedule import every, when

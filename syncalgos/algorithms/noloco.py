@@ -5,8 +5,9 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from syncalgos import checks, topology
+from syncalgos import checks
 from syncalgos.algorithms._anchors import outer_rates, restart, shipped, start
+from syncalgos.collectives import topology
 from syncalgos.combinators.schedule import every
 from syncalgos.dtypes import widen, zeros
 from syncalgos.reducers.reducer import over_leaves

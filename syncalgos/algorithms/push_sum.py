@@ -5,8 +5,9 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from syncalgos import checks, topology
+from syncalgos import checks
 from syncalgos.algorithms._anchors import restart, shipped
+from syncalgos.collectives import topology
 from syncalgos.dtypes import narrow, widen
 from syncalgos.keys import own_key
 from syncalgos.strategy import WORKERS, Axis, PyTree, Strategy
