@@ -28,9 +28,10 @@ from syncalgos.engine.losses import stateless as stateless
 from syncalgos.engine.sharded_tables import lookup as lookup
 from syncalgos.ledger.counting import Communication as Communication
 from syncalgos.ledger.counting import communication as communication
+from syncalgos.one_worker import as_optimizer as as_optimizer
 from syncalgos.reducers import mean as mean
 from syncalgos.strategy import MeanCenter as MeanCenter
 from syncalgos.strategy import Replica as Replica
 from syncalgos.strategy import Strategy as Strategy
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

@@ -4,8 +4,9 @@ Importing this file imports no jax: the command line loads it by itself.
 """
 
 import difflib
+import inspect
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 LearningRate = float | Callable[[Any], Any]
@@ -27,6 +28,43 @@ def shown(value: Any) -> str:
     """Returns the value as an error shows it: its repr, at most 60 characters."""
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def misfit(function: Any, names: Sequence[str]) -> str:
+    """Returns why a function cannot be called with these arguments; "" if it can.
+
+    Args:
+        function: one that tells no signature, as some builtins, is taken as it is.
+        names: of the arguments, which are positional.
+    """
+    try:
+        inspect.signature(function).bind(*names)
+    except ValueError:  # no signature
+        return ""
+    except TypeError as error:
+        return str(error)
+    return ""
+
+
+def called_with(label: str, function: Any, names: Sequence[str]) -> None:
+    """Checks that a function takes the arguments that it will be called with.
+
+    Args:
+        label: the function's name, for the message.
+        function: what was given.
+        names: of the arguments, which are positional.
+
+    Raises:
+        ValueError: no function, or one of other arguments.
+    """
+    call = ", ".join(names)
+    if not callable(function):
+        raise ValueError(
+            f"{label} must be a function of ({call}), got {shown(function)}"
+        )
+    if why := misfit(function, names):
+        taken = inspect.signature(function)
+        raise ValueError(f"{label} is called with ({call}), but takes {taken}: {why}")
 
 
 def whole(label: str, value: Any, least: int) -> int:

@@ -4,6 +4,7 @@ The functions run inside a mapped function (pmap, shard_map, vmap). Each sees on
 worker's view and communicates only through collectives over named axes.
 """
 
+import inspect
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -118,13 +119,17 @@ def check_strategy(where: str, strategy: Any) -> None:
         strategy: what it was given.
 
     Raises:
-        ValueError: no Strategy, or one whose `acts` is neither a function nor None.
+        ValueError: no Strategy, or one of other functions than those that it describes.
     """
     if not isinstance(strategy, Strategy):
         called = callable(strategy) and getattr(strategy, "__name__", None)
         hint = f" (call it: {called}())" if called else ""
         got = checks.shown(strategy)
         raise ValueError(f"{where}: expected a Strategy, got {got}{hint}")
+    for name in ("init", "reduce", "sync", "center"):
+        names = list(inspect.signature(Strategy._field_defaults[name]).parameters)
+        label = f"{where}: {name} of a Strategy"
+        checks.called_with(label, getattr(strategy, name), names)
     if strategy.acts is not None and not callable(strategy.acts):
         raise ValueError(
             f"{where}: acts of a Strategy must be a function, local step -> bool, or "

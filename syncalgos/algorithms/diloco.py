@@ -3,7 +3,7 @@
 from syncalgos.algorithms._anchors import nesterov_sgd
 from syncalgos.combinators.primitives import outer_step
 from syncalgos.combinators.schedule import every
-from syncalgos.reducers import resolve
+from syncalgos.reducers import AnyReducer, resolve
 from syncalgos.strategy import WORKERS, Axis, Strategy
 
 
@@ -11,7 +11,7 @@ def diloco(
     period: int = 16,
     outer_lr: float = 0.7,
     outer_momentum: float = 0.9,
-    reduce: str = "mean",
+    reduce: AnyReducer = "mean",
     seed: int = 0,
     axis: Axis = WORKERS,
 ) -> Strategy:
@@ -26,7 +26,8 @@ def diloco(
         outer_lr: η, the outer learning rate, above 0.
         outer_momentum: μ, the outer Nesterov momentum, at least 0 and below 1.
         reduce: how outer gradients are sent: mean, bf16, fp16, int8, int4 or int2; or
-            median, trimmed or clipped, robust against wrong workers.
+            median, trimmed or clipped, robust against wrong workers; in Python also a
+            reducer of one's own.
         seed: seeds the random rounding to int8, int4 or int2.
         axis: the mapped axis or axes over which the workers lie.
 
@@ -40,6 +41,7 @@ def diloco(
 
     A steady drift moves the center η / (1 - μ) times as far as plain averaging: 7 times
     with the defaults. The paper's inner optimizer is AdamW.
+    For another outer optimizer: `every(period, outer_step(optimizer))`.
 
     Source: Douillard et al., "DiLoCo: distributed low-communication training of
     language models", 2023, algorithm 1.

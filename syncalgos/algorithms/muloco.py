@@ -11,7 +11,7 @@ def muloco(
     period: int = 16,
     outer_lr: float = 0.9,
     outer_momentum: float = 0.8,
-    reduce: str = "mean",
+    reduce: reducers.AnyReducer = "mean",
     decay: float | None = None,
     seed: int = 0,
     axis: Axis = WORKERS,
@@ -30,7 +30,8 @@ def muloco(
             and 0.6 for one worker, 0.9 and 0.8 for two, 1 and 0.9 for 16.
         outer_momentum: μ, the outer Nesterov momentum, at least 0 and below 1.
         reduce: how outer gradients are sent: mean, bf16, fp16, int8, int4 or int2; or,
-            without decay, median, trimmed or clipped, robust against wrong workers.
+            without decay, median, trimmed or clipped, robust against wrong workers; in
+            Python also a reducer of one's own.
         decay: β, the decay of the residual e, above 0 and at most 1; None means no
             error feedback.
         seed: seeds the random rounding to int8, int4 or int2.

@@ -12,7 +12,7 @@ from syncalgos.combinators.delayed import delayed
 from syncalgos.combinators.masked import masked
 from syncalgos.combinators.primitives import outer_step
 from syncalgos.combinators.schedule import every
-from syncalgos.reducers import resolve, stacking
+from syncalgos.reducers import AnyReducer, resolve, stacking
 from syncalgos.strategy import WORKERS, Axis, Strategy
 
 
@@ -23,7 +23,7 @@ def streaming_diloco(
     outer_momentum: float = 0.9,
     delay: int = 0,
     alpha: float = 0.0,
-    reduce: str = "mean",
+    reduce: AnyReducer = "mean",
     seed: int = 0,
     cut: Literal["leaves", "bytes", "layers"] | Callable[..., Any] | None = None,
     stacked: stacking.Stacked = 0,
@@ -46,7 +46,8 @@ def streaming_diloco(
         delay: τ, local steps on the way, below period / fragments.
         alpha: α, the weight of the local value on arrival, at least 0 and at most 1.
         reduce: how outer gradients are sent: mean, bf16, fp16, int8, int4 or int2; or
-            median, trimmed or clipped, robust against wrong workers.
+            median, trimmed or clipped, robust against wrong workers; in Python also a
+            reducer of one's own.
         seed: seeds the random rounding to int8, int4 or int2.
         cut: the parts: leaves, as many consecutive leaves each; bytes, as many bytes
             each, cut between rows; layers, every F-th stacked layer, as in the paper,

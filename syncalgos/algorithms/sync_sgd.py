@@ -17,7 +17,7 @@ def sync_sgd(
     Args:
         reduce: how gradients are sent: mean, bf16, fp16, int8, int4 or int2; or median,
             trimmed or clipped, robust against wrong workers; on the command line also
-            row_sparse, for a task with tables.
+            row_sparse, for a task with tables; in Python also a reducer of one's own.
         seed: seeds the random rounding to int8, int4 or int2.
         axis: the mapped axis or axes over which the workers lie.
 

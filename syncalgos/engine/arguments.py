@@ -1,6 +1,5 @@
 """Checks of the engine's arguments; an error names the argument that does not fit."""
 
-import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -76,15 +75,11 @@ def check_opt_state(opt_state: PyTree) -> None:
 
 def check_loss(loss: Any) -> None:
     """Raises a ValueError unless it can be called in the engine's form."""
-    try:
-        inspect.signature(loss).bind("params", "buffers", "batch", "key")
-    except ValueError:  # it has no signature, as some builtins
-        return
-    except TypeError:
+    if checks.misfit(loss, ["params", "buffers", "batch", "key"]):
         raise ValueError(
             "loss must be a function of (params, buffers, batch, key); "
             "syncalgos.stateless lifts a loss(params, batch)"
-        ) from None
+        )
 
 
 def check_batches(

@@ -20,7 +20,14 @@ def stateless(loss: Callable[[PyTree, PyTree], Any]) -> Loss:
     """Lifts a plain `loss(params, batch) -> scalar` to the engine's form."""
 
     def lifted(params, buffers, batch, key):
-        return loss(params, batch), (buffers, {})
+        value = loss(params, batch)
+        if isinstance(value, tuple | list):
+            raise ValueError(
+                f"stateless: the loss returned {len(value)} values, not a scalar; with "
+                "metrics write loss(params, buffers, batch, key), which returns "
+                "(scalar, (buffers, metrics)), and give it as it is"
+            )
+        return value, (buffers, {})
 
     return lifted
 

@@ -48,6 +48,18 @@ class Communication(NamedTuple):
     calls_per_step: np.ndarray
     devices: int = 1
 
+    def __repr__(self) -> str:
+        """Shows the totals in one line.
+
+        The arrays have a number for each step, which would fill pages.
+        """
+        kinds = {kind: x.bytes_per_worker for kind, x in self.by_collective.items()}
+        return (
+            f"Communication(bytes_per_worker={self.bytes_per_worker}, "
+            f"calls={self.calls}, syncs={self.syncs}, by_collective={kinds}, "
+            f"steps={len(self.per_step)}, devices={self.devices})"
+        )
+
     @property
     def bytes_per_device(self) -> float:
         """Total bytes that each device of a worker sends to other workers."""

@@ -112,8 +112,8 @@ class Walk:
             return []
         if choice is None:
             raise ValueError(
-                "what this strategy sends depends on more than the step and what is "
-                "`decided`, so it cannot be counted"
+                "what this strategy sends depends on more than the step, so it cannot "
+                "be counted; let the workers vote with syncalgos.decided"
             )
         self.choices.append(choice.astype(jnp.int32))
         return [Branches(len(self.choices) - 1, notes)]

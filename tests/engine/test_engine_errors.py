@@ -211,7 +211,7 @@ def test_strategy_that_changes_shapes_is_refused_by_leaf(strategy, message, peri
         ),
         (
             stateless(lambda p, batch: (plain_loss(p, batch), {})),
-            r"loss must be a scalar, the mean over its batch, got \(",
+            "stateless: the loss returned 2 values, not a scalar; with metrics write",
         ),
         (
             per_example(lambda p, b, batch, key: plain_loss(p, batch)),
@@ -238,6 +238,30 @@ def test_state_of_another_kind_is_refused():
     for use in (trainer.center, lambda x: trainer.run(x, BATCHES)):
         with pytest.raises(ValueError, match=r"state must be a TrainState, got \{'w'"):
             use(make_params())
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"sync": lambda replica, state: 0}, r"sync .*with \(replica, state, step\)"),
+        (
+            {"init": lambda replica, state, step: 0},
+            r"init .*called with \(params\), but",
+        ),
+        ({"center": lambda params: params}, r"takes \(params\): too many positional"),
+        (
+            {"reduce": None},
+            r"reduce .*function of \(grads, replica, state, step\), got",
+        ),
+    ],
+)
+def test_functions_of_other_arguments_are_refused(fields, message):
+    with pytest.raises(ValueError, match=message):
+        every(2, Strategy(**fields))
+
+
+def test_functions_that_tell_no_signature_are_taken():
+    assert isinstance(every(2, Strategy(init=iter)), Strategy)
 
 
 def test_strategy_over_another_axis_is_refused():

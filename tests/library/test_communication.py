@@ -37,6 +37,12 @@ def test_ring_all_reduce():
     assert sent.by_collective["all_reduce"].bytes_per_worker == sent.bytes_per_worker
 
 
+def test_the_text_of_a_count_has_its_totals_in_one_line():
+    text = repr(count(syncalgos.model_averaging(period=500), steps=1000))
+    assert f"bytes_per_worker={2 * 1.5 * BYTES}" in text
+    assert "syncs=2" in text and "steps=1000" in text and "array" not in text
+
+
 def test_ring_that_cuts_arrays_unevenly_is_counted_exactly():
     sent = count(syncalgos.sync_sgd(), workers=3, steps=3)
     assert sent.bytes_per_worker == 3 * 2 * 2 / 3 * BYTES

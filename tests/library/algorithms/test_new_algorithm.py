@@ -15,7 +15,7 @@ FILES = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "pyproject.toml")
 
 def blocks_of_the_page():
     page = (ROOT / "docs" / "adding-an-algorithm.md").read_text()
-    return re.findall(r"^```(?:python|text)\n(.*?)^```$", page, re.M | re.S)
+    return re.findall(r"^```(?:python|text|toml)\n(.*?)^```$", page, re.M | re.S)
 
 
 def insert(file, line, before):
@@ -35,13 +35,13 @@ def project(tmp_path_factory):
     """A copy of the project with the page's algorithm, and the files that changed."""
     copy = tmp_path_factory.mktemp("project")
     for folder in FOLDERS:
-        ignored = shutil.ignore_patterns("__pycache__")
+        ignored = shutil.ignore_patterns("__pycache__", "_build", "_made")
         shutil.copytree(ROOT / folder, copy / folder, ignore=ignored)
     for file in FILES:
         shutil.copy(ROOT / file, copy / file)
     before = snapshot(copy)
 
-    algorithm, registry, recurrence, row, line = blocks_of_the_page()
+    algorithm, registry, recurrence, row, formula, line = blocks_of_the_page()
     (copy / "syncalgos/algorithms/lagging.py").write_text(algorithm)
     imported, entry = registry.splitlines()
     names = copy / "syncalgos/algorithms/__init__.py"
@@ -49,6 +49,8 @@ def project(tmp_path_factory):
     insert(names, entry, "}")
     (copy / "tests/recurrences/lagging.py").write_text(recurrence)
     insert(copy / "docs/algorithms.md", row.strip(), "| `quantized_sgd`")
+    formulas = copy / "docs/formulas.toml"
+    formulas.write_text(f"{formulas.read_text()}\n{formula}")
     insert(copy / "CHANGELOG.md", line.strip(), "- Reducers")
 
     after = snapshot(copy)
@@ -74,6 +76,7 @@ def test_a_new_algorithm_touches_five_places(project):
         "syncalgos/algorithms/__init__.py",
         "tests/recurrences/lagging.py",
         "docs/algorithms.md",
+        "docs/formulas.toml",
         "CHANGELOG.md",
     }
 

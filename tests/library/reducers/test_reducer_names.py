@@ -89,6 +89,26 @@ def test_outer_step_reduces_what_params_moved(given, reducer):
     np.testing.assert_array_equal(combined["outer"], combined["alone"])
 
 
+PLAIN = {"period": 1, "outer_lr": 1.0, "outer_momentum": 0.0}  # θ ← anchor - reduce(…)
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        syncalgos.diloco(**PLAIN, reduce=top_k(0.3)),
+        syncalgos.muloco(**PLAIN, reduce=top_k(0.3), decay=None),
+        syncalgos.streaming_diloco(
+            **PLAIN, reduce=top_k(0.3), fragments=1, delay=0, alpha=0.0
+        ),
+    ],
+    ids=["diloco", "muloco", "streaming_diloco"],
+)
+def test_algorithms_with_an_outer_step_take_a_reducer_of_ones_own(strategy):
+    several = {"outer": of_outer_deltas(strategy), "alone": top_k(0.3)}
+    combined, _, _ = run(side_by_side(several), normal((12,)))
+    assert_close(combined["outer"], combined["alone"])
+
+
 def test_reducer_in_an_optax_chain_is_told_the_step():
     chained = reduce_with(optax.chain(optax.scale(2.0), quantized(4)))
     x = normal((12,))

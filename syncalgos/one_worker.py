@@ -1,0 +1,117 @@
+"""The outer loop of a strategy for a single worker, as an optimizer of optax."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from syncalgos.collectives import WORKERS, Axis, PyTree
+from syncalgos.strategy import (
+    Replica,
+    Strategy,
+    apply_reduce,
+    apply_sync,
+    check_params,
+    check_strategy,
+    strong,
+)
+
+
+class OptimizerState(NamedTuple):
+    """State of `as_optimizer`.
+
+    Attributes:
+        inner: the inner optimizer's.
+        sync: the strategy's.
+        step: the local step, an int32 scalar.
+    """
+
+    inner: PyTree
+    sync: PyTree
+    step: jax.Array
+
+
+def as_optimizer(
+    strategy: Strategy, inner: optax.GradientTransformation, axis: Axis = WORKERS
+) -> optax.GradientTransformationExtraArgs:
+    """Makes the outer loop of a strategy an optimizer, for training without workers.
+
+    A single worker has nobody to agree with, and yet an outer step along its own
+    displacement may help: Nesterov momentum every few steps of a fast inner optimizer
+    (`diloco`), or an average of its path (`lookahead`). So any loop with an optimizer
+    of optax can have it:
+
+        optimizer = as_optimizer(syncalgos.diloco(period=30), optax.adamw(1e-3))
+
+    An update is reduce, the inner step and sync. In a loop that averages gradients over
+    devices by itself, every device takes the same outer step, and nothing more is sent.
+
+    Args:
+        strategy: what a worker does; it sees one worker along its axis.
+        inner: the inner optimizer; it gets the update's extra arguments.
+        axis: the mapped axis or axes for which the strategy was made.
+
+    Returns:
+        A GradientTransformation that needs params. State: the inner optimizer's, the
+        strategy's, and the local step. After a sync of diloco, slowmo, lookahead or
+        classical bmuf params are the center, the model to evaluate; between syncs they
+        are the worker's own.
+
+    Raises:
+        ValueError: no Strategy, no optimizer, params that cannot be trained, or an
+            update without params.
+
+    Source: Kallusky et al., "SNOO: step-K Nesterov outer optimizer", 2025,
+    arXiv:2510.15830, which is `diloco` of one worker; its momentum 0 is Lookahead.
+    """
+    check_strategy("as_optimizer", strategy)
+    if not isinstance(inner, optax.GradientTransformation):
+        kind = type(inner).__name__
+        raise ValueError(f"as_optimizer: inner must be an optax optimizer, got {kind}")
+    extended = optax.with_extra_args_support(inner)
+
+    def init(params: PyTree) -> OptimizerState:
+        check_params(params)
+        sync = alone(lambda: strong(strategy.init(params)), axis)
+        return OptimizerState(inner.init(params), sync, jnp.zeros((), jnp.int32))
+
+    def update(
+        updates: PyTree, state: Any, params: PyTree = None, **extra: Any
+    ) -> tuple[PyTree, OptimizerState]:
+        if params is None:
+            raise ValueError("as_optimizer: say update(grads, state, params)")
+
+        def stepped() -> tuple[Replica, PyTree]:
+            replica = Replica(params, state.inner)
+            grads, sync = apply_reduce(
+                strategy, updates, replica, state.sync, state.step
+            )
+            moves, own = extended.update(grads, state.inner, params, **extra)
+            replica = Replica(optax.apply_updates(params, moves), own)
+            return apply_sync(strategy, replica, sync, state.step)
+
+        replica, sync = alone(stepped, axis)
+        moves = jax.tree.map(jnp.subtract, replica.params, params)
+        return moves, OptimizerState(replica.opt_state, sync, state.step + 1)
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def alone(function: Callable[[], PyTree], axis: Axis) -> PyTree:
+    """Returns the function's result where one worker lies along the axis."""
+    for name in (axis,) if isinstance(axis, str) else axis:
+        function = _along(name, function)
+    return function()
+
+
+def _along(name: str, function: Callable[[], PyTree]) -> Callable[[], PyTree]:
+    """Returns the function with an axis of size 1 mapped around it."""
+
+    def mapped() -> PyTree:
+        # What is closed over is not batched, and a sync's lax.cond stays one.
+        found = jax.vmap(lambda _: function(), axis_name=name)(jnp.zeros(1))
+        return jax.tree.map(lambda x: x[0], found)
+
+    return mapped

@@ -1,0 +1,179 @@
+"""Tests of a strategy of one worker as an optimizer of optax."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+from owed import PERIOD, make, owed
+
+import syncalgos
+
+STEPS = 3 * PERIOD
+PARAMS = {
+    "matrix": np.linspace(-1, 1, 12, dtype=np.float32).reshape(4, 3),
+    "scalar": np.float32(0.5),
+    "empty": np.zeros((0, 3), np.float32),
+}
+
+
+def loss(params, batch):
+    """Least squares, of the batch's rows."""
+    squares = (batch @ params["matrix"] - batch[:, :3] + params["scalar"]) ** 2
+    return jnp.mean(squares) + jnp.sum(params["empty"])
+
+
+def data(seed=0, steps=STEPS):
+    return np.random.default_rng(seed).normal(size=(steps, 8, 4)).astype(np.float32)
+
+
+def trained(optimizer, params, batches):
+    """The params and the state after a loop of one's own."""
+
+    def step(carry, batch):
+        params, state = carry
+        grads = jax.grad(loss)(params, batch)
+        updates, state = optimizer.update(grads, state, params)
+        return (optax.apply_updates(params, updates), state), None
+
+    @jax.jit
+    def run(params):
+        return jax.lax.scan(step, (params, optimizer.init(params)), batches)[0]
+
+    return run(jax.tree.map(jnp.asarray, params))
+
+
+@pytest.mark.parametrize("name", syncalgos.ALGORITHMS)
+def test_it_trains_as_the_engine_does_with_one_worker(name):
+    inner, strategy = owed(name).optimizer, make(name)
+    optimizer = syncalgos.as_optimizer(strategy, inner)
+    own, _ = trained(optimizer, PARAMS, data())
+    trainer = syncalgos.DataParallel(syncalgos.stateless(loss), inner, strategy, 1)
+    state, _ = trainer.run(trainer.init(PARAMS), data())
+    theirs = jax.tree.map(lambda x: np.asarray(x)[0, 0], state.replica.params)
+    for x, y in zip(*map(jax.tree.leaves, (own, theirs)), strict=True):
+        np.testing.assert_allclose(x, y, rtol=2e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize(("rate", "momentum"), [(0.7, 0.9), (0.5, 0.0)])
+def test_diloco_of_one_worker_is_snoo(rate, momentum):
+    """b <- mu b + s; w <- w - eta (mu b + s), with s the way of K inner steps back."""
+    batches, period, lr = data(), 4, 0.05
+    slow = {k: np.float64(v) for k, v in PARAMS.items()}
+    velocity = {k: np.zeros_like(v) for k, v in slow.items()}
+    for start in range(0, STEPS // period * period, period):
+        fast = dict(slow)
+        for batch in batches[start : start + period].astype(np.float64):
+            error = batch @ fast["matrix"] - batch[:, :3] + fast["scalar"]
+            fast["matrix"] = fast["matrix"] - lr * 2 * batch.T @ error / error.size
+            fast["scalar"] = fast["scalar"] - lr * 2 * error.mean()
+        for key in ("matrix", "scalar"):
+            s = slow[key] - fast[key]
+            velocity[key] = momentum * velocity[key] + s
+            slow[key] = slow[key] - rate * (momentum * velocity[key] + s)
+    strategy = syncalgos.diloco(period, outer_lr=rate, outer_momentum=momentum)
+    optimizer = syncalgos.as_optimizer(strategy, optax.sgd(lr))
+    own, _ = trained(optimizer, PARAMS, batches[: STEPS // period * period])
+    for key in slow:
+        np.testing.assert_allclose(own[key], slow[key], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+def test_params_keep_their_dtypes(dtype):
+    params = jax.tree.map(lambda x: jnp.asarray(x, dtype), PARAMS)
+    optimizer = syncalgos.as_optimizer(syncalgos.bmuf(2), optax.adam(0.01))
+    state = optimizer.init(params)
+    updates, after = optimizer.update(params, state, params)
+    for before, now in ((params, updates), (state, after)):
+        kinds = (jax.tree.map(jax.typeof, x) for x in (before, now))
+        assert next(kinds) == next(kinds)
+
+
+def test_it_fits_into_chains_and_passes_the_loss_on():
+    inner = optax.chain(optax.sgd(0.1), optax.contrib.reduce_on_plateau(patience=1))
+    optimizer = optax.chain(
+        optax.clip_by_global_norm(1.0),
+        syncalgos.as_optimizer(syncalgos.lookahead(3), inner),
+    )
+    params = jax.tree.map(jnp.asarray, PARAMS)
+    state = optimizer.init(params)
+    for _ in range(4):
+        _, state = optimizer.update(params, state, params, value=jnp.float32(1))
+    # A loss that does not fall cuts the rate.
+    assert optax.tree.get(state, "scale") < 1
+
+
+def test_between_syncs_the_outer_step_is_not_computed():
+    optimizer = syncalgos.as_optimizer(syncalgos.diloco(4), optax.sgd(0.1))
+    params = jax.tree.map(jnp.asarray, PARAMS)
+    program = jax.make_jaxpr(optimizer.update)(params, optimizer.init(params), params)
+    assert "cond[" in str(program)  # a select would compute both
+
+
+def test_an_axis_of_ones_own():
+    for axis in ("batch", ("hosts", "batch")):
+        strategy = syncalgos.model_averaging(period=2, axis=axis)
+        optimizer = syncalgos.as_optimizer(strategy, optax.sgd(0.1), axis=axis)
+        own, _ = trained(optimizer, PARAMS, data())
+        plain, _ = trained(optax.sgd(0.1), PARAMS, data())
+        for key in own:
+            np.testing.assert_allclose(own[key], plain[key], rtol=1e-5, atol=1e-6)
+
+
+def test_under_a_data_parallel_loop_all_devices_agree():
+    """Gradients are averaged by the loop; each device takes the outer step itself."""
+    optimizer = syncalgos.as_optimizer(
+        syncalgos.slowmo(4, learning_rate=0.05), optax.sgd(0.05)
+    )
+    batches = data(steps=12)
+
+    def train(params, batches):
+        def step(carry, batch):
+            params, state = carry
+            grads = jax.lax.pmean(jax.grad(loss)(params, batch), "batch")
+            updates, state = optimizer.update(grads, state, params)
+            return (optax.apply_updates(params, updates), state), None
+
+        return jax.lax.scan(step, (params, optimizer.init(params)), batches)[0][0]
+
+    parts = batches.reshape(12, 2, 4, 4).swapaxes(0, 1)
+    both = jax.pmap(train, axis_name="batch", in_axes=(None, 0))(PARAMS, parts)
+    alone, _ = trained(optimizer, PARAMS, batches)
+    for key in both:
+        np.testing.assert_array_equal(both[key][0], both[key][1])
+        np.testing.assert_allclose(both[key][0], alone[key], rtol=1e-4, atol=1e-5)
+
+
+def test_sharded_params_stay_sharded():
+    mesh = jax.make_mesh((2,), ("fsdp",), axis_types=(jax.sharding.AxisType.Auto,))
+    cut = NamedSharding(mesh, P("fsdp"))
+    params = {"w": jax.device_put(jnp.ones((8, 3)), cut)}
+    optimizer = syncalgos.as_optimizer(syncalgos.diloco(2), optax.adam(0.1))
+    state = jax.jit(optimizer.init)(params)
+    updates, state = jax.jit(optimizer.update)(params, state, params)
+    assert updates["w"].sharding.is_equivalent_to(cut, 2)
+    sizes = [x.addressable_shards[0].data.shape for x in jax.tree.leaves(state.sync)]
+    assert all(size[0] == 4 for size in sizes if len(size) == 2)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "inner", "told"),
+    [
+        (syncalgos.diloco, optax.sgd(0.1), r"expected a Strategy.*call it: diloco\(\)"),
+        (syncalgos.diloco(), optax.sgd, "inner must be an optax optimizer"),
+    ],
+)
+def test_what_is_no_strategy_or_optimizer_is_refused(strategy, inner, told):
+    with pytest.raises(ValueError, match=told):
+        syncalgos.as_optimizer(strategy, inner)
+
+
+def test_what_cannot_be_updated_is_refused():
+    optimizer = syncalgos.as_optimizer(syncalgos.bmuf(), optax.sgd(0.1))
+    with pytest.raises(ValueError, match="int"):
+        optimizer.init({"count": jnp.arange(3)})
+    state = optimizer.init(PARAMS)
+    with pytest.raises(ValueError, match=r"update\(grads, state, params\)"):
+        optimizer.update(PARAMS, state)
