@@ -18,7 +18,8 @@ class Range(NamedTuple):
     """The values of a flag, to sweep or to tune over.
 
     Attributes:
-        flag: its parameter, with underscores.
+        flag: its parameter, with underscores; or several with | between them, of which
+            an algorithm takes the first that it has.
         values: the values as a command line has them.
         bounds: low, high and whether logarithmic, of a range; None for a list.
     """
@@ -26,6 +27,11 @@ class Range(NamedTuple):
     flag: str
     values: Words
     bounds: tuple[float, float, bool] | None = None
+
+    @property
+    def flags(self) -> Words:
+        """The parameters, one of which it varies."""
+        return tuple(self.flag.split("|"))
 
     @property
     def decisive(self) -> Words:
@@ -55,6 +61,8 @@ class Range(NamedTuple):
 def read(flag: str, text: str) -> Range:
     """Reads "lr=0.01:1.0:log:7", "lr=0.1:0.5:linear:5" or "workers=1,2,4,8".
 
+    To tune, "block_momentum|slow_momentum=0.5,0.9" is one range under two names.
+
     Args:
         flag: --tune or --sweep, for errors.
         text: its value.
@@ -63,11 +71,16 @@ def read(flag: str, text: str) -> Range:
         BadRequest: not of this form, in one line.
     """
     name, equals, listed = text.partition("=")
-    name = name.strip().lstrip("-").replace("-", "_")
-    if not (equals and name and listed.strip()):
+    names = [x.strip().lstrip("-").replace("-", "_") for x in name.split("|")]
+    name = "|".join(names)
+    if not (equals and all(names) and listed.strip()):
         raise BadRequest(
             f"{flag} {text!r}: needs a flag and its values, such as lr=0.01:1:log:7 or "
             "period=4,16,64"
+        )
+    if flag == "--sweep" and names[1:]:
+        raise BadRequest(
+            f"--sweep {text!r}: varies one flag; several names are --tune's"
         )
     # A list may have colons, too: partition=iid,dirichlet:0.1.
     if re.search(r"^[\s+\-.\deE]+:|:(log|linear):", listed):

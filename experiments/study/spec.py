@@ -84,7 +84,8 @@ class Variant(NamedTuple):
         known |= factories.flag_names(TASK, task)
         run = ("--algo", self.algo, "--task", task, *added)
         shares = chain(*(group for group in shared if parameter(group[0]) in known))
-        ranges = [r for r in tuned if r.flag in known]
+        own = [(r, next((x for x in r.flags if x in known), None)) for r in tuned]
+        ranges = [r._replace(flag=name) for r, name in own if name]
         # Counted without the finer values: they may be too many to be listed.
         counted = tuned if any(r.bounds for r in ranges) else ranges
         return self._replace(
@@ -213,7 +214,7 @@ def resolved(
     )
     given = [parameter(group[0]) for group in shared]
     own = [parameter(group[0]) for x in found for group in x.own_flags]
-    varied = [r.flag for r in (*tuned, swept) if r is not None]
+    varied = [x for r in (*tuned, swept) if r is not None for x in r.flags]
     for name in (*given, *varied, *own):
         if name in taken:
             raise BadRequest(f"{flag_of(name)} is for single runs: say {taken[name]}")

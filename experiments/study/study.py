@@ -23,7 +23,8 @@ from experiments.launch.cluster.connection import (
     reach,
 )
 from experiments.study import spec, tuning
-from experiments.study.analysis import analysis, remarks
+from experiments.study.analysis import analysis
+from experiments.study.analysis.words import remarks
 from experiments.study.config import PROGRAM, StudyConfig
 from experiments.study.grid import Lines, Loader, RunSet, run_sets
 from experiments.study.report import events, write

@@ -49,6 +49,8 @@ class RunConfig:
         lr: learning rate of the inner optimizer.
         optimizer: inner optimizer: sgd, adam, adamw, muon, … of optax.
         momentum: momentum of an inner optimizer that has one.
+        b1: decay of the first moments of one that has them, such as adam.
+        b2: decay of its second moments.
         weight_decay: weight decay.
         clip_norm: clip gradients to this global norm.
         schedule: the learning rate over the run.
@@ -60,18 +62,15 @@ class RunConfig:
         preset: take an algorithm's own flags from its paper, where that says otherwise.
         workers: how many workers train; they share the devices.
         backend: how workers are mapped; vmap runs on one device.
-        mesh: axes of a worker's devices, over which its model is sharded: fsdp=2 or
-            fsdp=2,tensor=2.
+        mesh: axes of a worker's devices, which share its model: fsdp=2,tensor=2.
         devices: device indices, such as 0,2,1.
         lanes: workers of a device.
         lane_form: how a device runs them.
-        sync_memory: kind of memory where the algorithm's arrays lie between syncs, such
-            as pinned_host.
+        sync_memory: where the algorithm's arrays lie between syncs: pinned_host.
         sync_until: train synchronously for this many steps first.
         opt_state_at_sync: what becomes of the inner optimizer's state.
         ema: ship a moving average of params; its decay.
-        displacements: measure how far, and how alike, workers go between syncs (a copy
-            of params).
+        displacements: measure how far and how alike workers go (a copy of params).
         data_dir: folder of data sets.
         partition: a worker's examples: iid, label, speaker, dirichlet:A.
         validation: test on this share of the training data instead.
@@ -114,9 +113,9 @@ class RunConfig:
     lr: float = flag(otherwise=TASKS, above=0)
     optimizer: str = flag(otherwise=TASKS)
     momentum: float | None = flag(otherwise=TASKS, least=0, below=1)
-    weight_decay: float | None = flag(
-        otherwise="the task's, or the optimizer's", least=0
-    )
+    b1: float | None = flag(otherwise="the optimizer's", least=0, below=1)
+    b2: float | None = flag(otherwise="the optimizer's", least=0, below=1)
+    weight_decay: float | None = flag(otherwise=f"{TASKS}, or the optimizer's", least=0)
     clip_norm: float | None = flag(otherwise=TASKS, above=0)
     schedule: Schedule = flag(otherwise=TASKS)
     warmup_steps: int = flag(otherwise=TASKS, least=0)

@@ -39,7 +39,16 @@ def inner(
     """
     c = config
     rate = schedule(c.schedule, c.lr, c.steps, c.warmup_steps)
-    optimizer = make(c.optimizer, rate, c.momentum, c.weight_decay, c.clip_norm, muon)
+    optimizer = make(
+        c.optimizer,
+        rate,
+        c.momentum,
+        c.weight_decay,
+        c.clip_norm,
+        muon,
+        b1=c.b1,
+        b2=c.b2,
+    )
     if c.schedule == "plateau":
         optimizer = optax.chain(optimizer, plateau(c.steps))
     return rate, optimizer
@@ -137,25 +146,27 @@ def make(
     weight_decay: float | None,
     clip_norm: float | None,
     muon: Callable[[PyTree], PyTree] | None = None,
+    **decays: float | None,
 ) -> optax.GradientTransformation:
     """Makes an inner optimizer: clip, then decay, then the optimizer.
 
     Optimizers that have a `weight_decay` of their own (adamw, muon) get it; for others
-    it enters before momentum, as in torch and optax. For `muon` see `Task.muon`.
+    it enters before momentum, as in torch and optax. For `muon` see `Task.muon`. Those
+    of moments, `b1` and `b2`, are optax's own unless given.
 
     Raises:
-        ValueError: an unknown name, one that cannot be used here, or momentum for an
-            optimizer that has none.
+        ValueError: an unknown name, one that cannot be used here, or momentum or a
+            decay for an optimizer that has none.
     """
     if name in _REFUSED:
         raise ValueError(f"optimizer {name} {_REFUSED[name]}")
     factories = known()
     factory = factories[checks.one_of("optimizer", name, sorted(factories))]
     parameters = inspect.signature(factory).parameters
-    arguments: dict[str, Any] = {}
-    if momentum is not None:
-        _check_momentum(name, factories)
-        arguments["momentum"] = momentum
+    own = {"momentum": momentum, **decays}
+    arguments: dict[str, Any] = {k: x for k, x in own.items() if x is not None}
+    for argument in arguments:
+        _check_takes(name, argument, factories)
     before = []
     if clip_norm is not None:
         before.append(optax.clip_by_global_norm(clip_norm))
@@ -183,14 +194,14 @@ def make(
     return made()
 
 
-def _check_momentum(name: str, factories: Mapping[str, Callable]) -> None:
-    """Raises a ValueError unless the optimizer takes momentum."""
+def _check_takes(name: str, argument: str, factories: Mapping[str, Callable]) -> None:
+    """Raises a ValueError unless the optimizer takes an argument."""
     takers = [
         taker
         for taker, factory in sorted(factories.items())
-        if "momentum" in inspect.signature(factory).parameters
+        if argument in inspect.signature(factory).parameters
     ]
     if name not in takers:
         raise ValueError(
-            f"optimizer {name} takes no --momentum (these do: {', '.join(takers)})"
+            f"optimizer {name} takes no --{argument} (these do: {', '.join(takers)})"
         )

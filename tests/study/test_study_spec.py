@@ -362,6 +362,42 @@ def test_runs_are_counted_before_they_are_planned(loader, words):
     assert config.count_runs(decided) == made
 
 
+def test_one_range_may_have_a_name_for_each_algorithm(loader):
+    """Else block momentum of three algorithms would be three dimensions of trials."""
+    decided = config_of(
+        *("--algos=sync_sgd,bmuf,slowmo,model_averaging", "--tune=lr=0.1:0.4:log:3"),
+        "--tune=block-momentum|slow_momentum=0.5,0.9",
+    )
+    tried = {x.algo: [each.flag for each in x.budget] for x in decided.variants}
+    assert tried == {
+        "sync_sgd": ["lr"],
+        "bmuf": ["lr", "block_momentum"],
+        "slowmo": ["lr", "slow_momentum"],
+        "model_averaging": ["lr"],
+    }
+    assert {x.trials for x in decided.variants} == {6}
+    for point in grid.run_sets(decided, loader):
+        assert len(point.trials) == 6
+    again = config_of(
+        "--algos=bmuf,slowmo", "--tune=slow_momentum|block_momentum=0.5,0.9"
+    )
+    assert again.variants[0].budget[0].flag == "block_momentum"
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--sweep=block_momentum|slow_momentum=0.5,0.9"], "varies one flag"),
+        (["--tune=block_momentum|=0.5,0.9"], "needs a flag and its values"),
+        (["--tune=lr|block_momentum=0.5,0.9", "--lr=1"], "--lr is given"),
+        (["--tune=lr|block_momentun=0.5,0.9"], "--block-momentun"),
+    ],
+)
+def test_a_range_of_several_names_that_cannot_be_is_refused(words, told):
+    with pytest.raises(BadRequest, match=told):
+        config_of("--algos=bmuf,slowmo", *words)
+
+
 def test_an_algorithm_without_any_tuned_flag_is_not_tried():
     decided = config_of("--algos=sync_sgd,diloco", "--tune", OUTER)
     own = decided.variants[0].budget

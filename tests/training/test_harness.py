@@ -192,6 +192,23 @@ def test_weight_decay_goes_to_an_optimizer_that_has_its_own():
     np.testing.assert_array_equal(ours["w"], theirs["w"])
 
 
+@pytest.mark.parametrize("name", ["adam", "adamw", "lion"])
+def test_decays_of_moments_go_to_the_optimizer(name):
+    params, grads = {"w": jnp.full(4, 2.0)}, {"w": jnp.arange(4.0)}
+    made = optimizers.make(name, 0.1, None, None, None, b1=0.5, b2=0.7)
+    theirs = getattr(optax, name)(0.1, b1=0.5, b2=0.7)
+    own, other = made.init(params), theirs.init(params)
+    for _ in range(3):
+        updates, own = made.update(grads, own, params)
+        expected, other = theirs.update(grads, other, params)
+        np.testing.assert_array_equal(updates["w"], expected["w"])
+
+
+def test_a_decay_that_an_optimizer_lacks_is_refused():
+    with pytest.raises(ValueError, match=r"sgd takes no --b2 \(these do: .*adam, "):
+        optimizers.make("sgd", 0.1, None, None, None, b2=0.9)
+
+
 @pytest.mark.parametrize(
     ("name", "message"),
     [
