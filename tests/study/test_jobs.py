@@ -321,7 +321,9 @@ def test_a_killed_worker_and_a_killed_process_lose_nothing(serial, tmp_path):
         until(dask.makers, "a process makes runs")
         os.kill(dask.makers()[0], signal.SIGKILL)
         command.wait_for("its process was killed by SIGKILL; it begins anew")
-        dask.workers[0].kill()
+        # One that makes nothing may die unseen before the study ends.
+        until(dask.makers, "a process makes runs")
+        dask.worker_of(dask.makers()[0]).kill()
         command.wait_for(r"worker tcp://\S+ on \S+ is gone; it begins anew")
         ended = command.ended(5 * TIMEOUT)
         assert ended.code == 0, ended.stderr

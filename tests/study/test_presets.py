@@ -110,6 +110,7 @@ def test_every_flag_of_a_preset_is_one_of_its_algorithms(name):
             assert settings[name] == value
 
 
+@pytest.mark.sample(4, slow=8)
 @pytest.mark.parametrize("name", NAMES)
 def test_every_run_of_a_preset_can_be_made_on_the_data(name):
     """A run's settings are refused, if at all, before anything is compiled."""
@@ -127,14 +128,17 @@ def test_every_run_of_a_preset_can_be_made_on_the_data(name):
     assert len(samples) == len(decided.variants)  # as many of each, if swept
 
 
-LAWS = [name for name, path in presets.FILES.items() if path.parent.name == "laws"]
+STUDIES = [x for x, path in presets.FILES.items() if path.parent.name != "presets"]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", LAWS)
-def test_smallest_cell_of_a_law_runs(name, tmp_path):
+@pytest.mark.parametrize("name", STUDIES)
+def test_smallest_cell_of_a_study_runs(name, tmp_path):
     """One value of what is swept, one of what is tuned, one seed, four rounds."""
-    decided = under(name)
+    # Of an atlas three algorithms: tests of their own run each of them.
+    algos = ", ".join(content_of(name)["flags"]["algos"][-3:])
+    few = [f"--algos={algos}"] if name.startswith("atlas") else []
+    decided = under(name, *few)
     swept = [decided.swept] if decided.swept else []
     words = [f"--sweep={each.flag}={each.values[0]}" for each in swept]
     words += [f"--tune={each.flag}={each.values[0]}" for each in decided.tuned]
@@ -144,11 +148,19 @@ def test_smallest_cell_of_a_law_runs(name, tmp_path):
         *short.split(),
         "--seeds=1",
         "--tune-seeds=1",
+        f"--data-dir={folder_of(decided.task)}",
         f"--out={tmp_path / 'out'}",
     ]
+    few += [f"--baseline={decided.variants[0].label}"] if few else []
+    words += few
     assert compare.main(["--preset", name, *words]) == 0
     finals = (tmp_path / "out/finals.jsonl").read_text().splitlines()
     assert len(finals) == len(decided.variants) * (1 + bool(decided.tuned))
+
+
+def test_the_atlas_has_every_algorithm():
+    for name in ("atlas-mnist1d", "atlas-spoken-digits"):
+        assert content_of(name)["flags"]["algos"] == sorted(syncalgos.ALGORITHMS)
 
 
 def test_goyals_rate_grows_with_the_batch():

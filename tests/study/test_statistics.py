@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from scipy.stats import ttest_1samp, ttest_rel
 
 from experiments.study.analysis import formatting
-from experiments.study.analysis.claims import clause, verdict
-from experiments.study.analysis.headline import headline
 from experiments.study.analysis.ranking import leader, ranked
 from experiments.study.analysis.results import Row
+from experiments.study.analysis.words.claims import clause, verdict
+from experiments.study.analysis.words.headline import headline, titled
 from experiments.study.statistics import (
     ACCURACY,
     LOSS,
@@ -480,6 +480,15 @@ def test_a_headline_of_a_clear_winner():
         "sync_sgd and diloco (95 % interval). "
         "It sends 1 MB per worker, 1/16 of what sync_sgd sends."
     )
+
+
+@pytest.mark.parametrize("count, named", [(8, "b7 (95 %"), (9, "than 9 others (95 %")])
+def test_a_headline_counts_what_is_too_many_for_a_sentence(count, named):
+    others = [contender(f"b{i}", 0.91, WORSE) for i in range(count)]
+    assert named in accuracy_headline(contender("bmuf", 0.932), *others)
+    labels = ["bmuf", *(row.label for row in others)]
+    assert titled(labels, "digits") == f"{count + 1} algorithms on digits"
+    assert titled(labels[:2], "digits") == "bmuf and b0 on digits"
 
 
 def test_a_headline_says_how_few_syncs_make_a_share():

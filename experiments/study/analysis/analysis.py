@@ -8,13 +8,14 @@ from typing import Any
 import numpy as np
 
 from experiments.study import presets, tuning
-from experiments.study.analysis import remarks
-from experiments.study.analysis.claims import compared
-from experiments.study.analysis.headline import answer, listed
-from experiments.study.analysis.lead import lead, numbers
 from experiments.study.analysis.ranking import by_point, default_target, ranked, timed
 from experiments.study.analysis.rates import rates
 from experiments.study.analysis.results import ONE_NOMINAL, Curve, Report, Row
+from experiments.study.analysis.words import remarks
+from experiments.study.analysis.words.claims import compared
+from experiments.study.analysis.words.headline import answer, titled
+from experiments.study.analysis.words.laws import law, laws
+from experiments.study.analysis.words.lead import lead, numbers
 from experiments.study.config import StudyConfig
 from experiments.study.grid import RunSet
 from experiments.study.network import Network, modelled_seconds
@@ -46,11 +47,15 @@ def report(config: StudyConfig, runs: Sequence[RunSet], command: str) -> Report:
     pairs = zip(rows, curves, strict=True)
     rows = [timed(row, curve, by, target) for row, curve in pairs]
     scores = [one for r in runs for one in tuning.report(r, by)]
+    found = laws(scores)
+    # Of a single variant a law is all that there is to say.
+    is_law = bool(found) and len(config.variants) == 1
+    told = [] if is_law else [answer(points, by, terms, times)]
     return Report(
-        title=f"{listed([x.label for x in config.variants])} on {config.task}",
-        lead=lead(points, by, terms),
+        title=titled([x.label for x in config.variants], config.task),
+        lead=law(scores) if is_law else lead(points, by, terms),
         numbers=numbers(points, every, by, baseline, terms, times),
-        headline=answer(points, by, terms, times),
+        headline="\n".join([*told, *found]),
         sentences=sentences,
         remarks=[*unfair, *remarks.remarks(config, runs, rows, by, scores)],
         terms=terms,

@@ -46,7 +46,7 @@ def _sets(group: Words) -> set[str]:
     """Returns the parameters that a flag sets: its own, and the one that it varies."""
     flag, _, value = " ".join(group).replace(" ", "=", 1).partition("=")
     is_varied = flag in ("--tune", "--sweep")
-    varied = {search_space.read(flag, value).flag} if is_varied else set()
+    varied = search_space.read(flag, value).flags if is_varied else ()
     return {parameter(flag), *varied}
 
 

@@ -36,7 +36,8 @@ class Plot(NamedTuple):
 
     Attributes:
         name: of its file.
-        group: its heading: answer, sweep, measure, loss, replicas, more or tuning.
+        group: its heading: answer, sweep, measure, loss, time, replicas, more or
+            tuning.
         title: its subject, with the unit.
         text: a description for readers who cannot see it.
         note: a caption, such as what could not be drawn; "" for none.

@@ -54,7 +54,7 @@ class Chart(NamedTuple):
         y: the ends of the y axis.
         lines: in the order of the legend.
         styles: by label.
-        labels: texts at the ends of lines, by label.
+        labels: texts at the ends of lines, by label; a line without one has none.
         target: of a line across, and its text.
         bars: draw the band as error bars.
     """
@@ -121,7 +121,8 @@ def draw_line(axes: Axes, line: Line, chart: Chart, point: str) -> None:
     add_tips(axes, x[chosen], line.y[chosen], [line.tips[int(i)] for i in chosen])
     for i in np.flatnonzero(np.isfinite(line.y) & np.isfinite(x))[-1:]:
         end = float(x[i]), float(line.y[i])
-        add_label(axes, *end, chart.labels[line.label], style)
+        if line.label in chart.labels:
+            add_label(axes, *end, chart.labels[line.label], style)
 
 
 def draw_target(axes: Axes, chart: Chart) -> None:

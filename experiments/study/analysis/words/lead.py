@@ -4,12 +4,12 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from experiments.cli.terminal import size
-from experiments.study.analysis.claims import amount
 from experiments.study.analysis.formatting import counted, ends, named, shown, with_unit
-from experiments.study.analysis.headline import share
 from experiments.study.analysis.ranking import Ranking, leader
 from experiments.study.analysis.rates import factor
 from experiments.study.analysis.results import BY_HAND, ONE_NOMINAL, Row
+from experiments.study.analysis.words.claims import amount
+from experiments.study.analysis.words.headline import share
 from experiments.study.statistics import Measure
 
 # Two longer names do not fit in one line, in characters.

@@ -9,6 +9,8 @@ from experiments.study.analysis.rates import factor
 from experiments.study.analysis.results import ONE_NOMINAL, Row
 from experiments.study.statistics import Measure
 
+MOST_NAMED = 8  # labels in a sentence; the table has all
+
 
 def answer(points: Mapping[str, Ranking], by: Measure, terms: str, times: float) -> str:
     """Returns the answer; for each value of a sweep, if there is one.
@@ -50,7 +52,7 @@ def headline(ranking: Ranking, by: Measure) -> str:
     if top is None or top.measure is None:
         return f"All runs of {listed([row.label for row in rows])} diverged."
     findings = [
-        FINDINGS[kind].format(listed(list(map(_named, those))), count=len(rows) - 1)
+        FINDINGS[kind].format(_several(those), count=len(rows) - 1)
         for kind, those in kinds.items()
         if those
     ] or ["there is nothing to compare it to"]
@@ -61,6 +63,13 @@ def headline(ranking: Ranking, by: Measure) -> str:
     alike = ("better", "doubtful", "unseen", "few")
     pool = [top, *(row for kind in alike for row in kinds[kind])]
     return f"{first}: {'; '.join(findings)}. {_cost(rows, pool)}."
+
+
+def _several(rows: Sequence[Row]) -> str:
+    """Returns the labels; of too many for a sentence their number."""
+    if len(rows) > MOST_NAMED:
+        return f"{len(rows)} others"
+    return listed([_named(row) for row in rows])
 
 
 def unranked(rows: Sequence[Row], by: Measure) -> str:
@@ -137,6 +146,12 @@ def share(part: float) -> str:
     if whole >= 10:
         return f"about 1/{whole:,}"
     return f"{100 * part:.0f} %" if part < 0.995 else "nearly all"
+
+
+def titled(labels: Sequence[str], task: str) -> str:
+    """Returns the title of a comparison, such as "sync_sgd and bmuf on digits"."""
+    many = len(labels) > MOST_NAMED
+    return f"{f'{len(labels)} algorithms' if many else listed(labels)} on {task}"
 
 
 def listed(labels: Sequence[str]) -> str:

@@ -39,7 +39,8 @@ def _settings(config: Any) -> dict[str, Any]:
     """Returns the settings to show of a config.json; None for those without one."""
     names, own = PHRASES["settings"], config["settings"]
     return {
-        **{name: own[key] for key, name in names.items()},
+        # Runs of earlier versions lack some.
+        **{name: own.get(key) for key, name in names.items()},
         names["sync_until"]: own["sync_until"] or None,
         "backend": config["backend"],
         "devices": f"{config['devices']} × {config['platform']}",
@@ -96,21 +97,29 @@ def _on_tuning(
     config: StudyConfig, runs: Sequence[RunSet], scores: Sequence[Tuning]
 ) -> Iterator[str]:
     """Yields warnings about edges and trials."""
+    edges: dict[tuple[str, float], list[str]] = {}
     for one in scores:
         if one.at_edge:
             name = " at ".join(x for x in (one.label, one.point) if x)
-            yield say("edge", name=name, flag=one.flag, chosen=one.chosen)
+            edges.setdefault((one.flag, one.chosen), []).append(name)
+    for (flag, chosen), names in edges.items():
+        yield say("edge", name=", ".join(names), flag=flag, chosen=chosen)
     budgets = {len(r.trials) for r in runs}
     if len(budgets) > 1:
         yield say("budgets")
     if config.tuned:
         yield say(
             "tuned",
-            tuned=", --".join(each.flag.replace("_", "-") for each in config.tuned),
+            tuned=", --".join(_named(each.flags) for each in config.tuned),
             trials=max(budgets),
             tune_seeds=f"{config.tune_seeds} seed{'s'[: config.tune_seeds > 1]}",
             share=100 * config.tune_share,
         )
+
+
+def _named(flags: Sequence[str]) -> str:
+    """Returns "block-momentum or --slow-momentum"."""
+    return " or --".join(flag.replace("_", "-") for flag in flags)
 
 
 def _on_data(runs: Sequence[RunSet], by: Measure) -> Iterator[str]:
@@ -128,13 +137,16 @@ def _on_data(runs: Sequence[RunSet], by: Measure) -> Iterator[str]:
 
 def _on_sends(runs: Sequence[RunSet]) -> Iterator[str]:
     """Yields warnings about steps in no center, and bytes that vary or are unknown."""
+    found: dict[tuple[str, int, int], list[str]] = {}
     for r in runs:
         s = r.any
         # The center is that of the last sync: later local steps are not in it.
         late = s["steps"] - s["center_step"]
         if late > 0 and not s["diverged"]:
             key = "late_steps" if s["center_step"] else "no_sync"
-            yield say(key, name=r.name, steps=s["steps"], late=late)
+            found.setdefault((key, s["steps"], late), []).append(r.name)
+    for (key, steps, late), names in found.items():
+        yield say(key, name=", ".join(names), steps=steps, late=late)
     if by_data := [r.name for r in runs if len(r.sends or ()) > 1]:
         yield say("by_data", by_data=", ".join(by_data))
     if unknown := [r.name for r in runs if r.any["sends"] is None]:

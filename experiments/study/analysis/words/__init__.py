@@ -1,0 +1,1 @@
+"""The answer of a report in words: headline, claims, laws and warnings."""
