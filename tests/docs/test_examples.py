@@ -1,0 +1,125 @@
+"""Examples: each program of examples/ runs by itself and prints its result."""
+
+import ast
+import difflib
+import functools
+import re
+
+import pytest
+from commands import ROOT, printed_by
+
+FOLDER = ROOT / "examples"
+PROGRAMS = sorted(path.name for path in FOLDER.glob("*.py"))
+SYNCS = 400 // 20
+LEAVES = 64 * 64, 64 * 10
+
+
+@functools.cache
+def printed(name):
+    """Runs a program as its docstring says, and returns what it printed."""
+    return printed_by(f"examples/{name}")[0]
+
+
+def numbers(label, text):
+    """The numbers behind a label."""
+    return [float(x.replace(",", "")) for x in re.findall(rf"{label} ([\d.,]+)", text)]
+
+
+TRAINED = {  # programs, and how many trained models each of them tests
+    "after.py": 4,
+    "before.py": 4,
+    "custom_reducer.py": 2,
+    "equinox_model.py": 1,
+    "flax_nnx.py": 1,
+    "outer_optimizer.py": 2,
+    "shard_map_loop.py": 1,
+}
+
+
+@pytest.mark.sample(2)
+@pytest.mark.parametrize("name", TRAINED)
+def test_models_of_an_example_learn_the_digits(name):
+    accuracies = numbers("test accuracy", printed(name))
+    assert len(accuracies) == TRAINED[name]
+    # The nearest mean of a class is right for 0.89 of these images.
+    assert min(accuracies) > 0.9
+    assert accuracies[-1] > 0.93
+
+
+@pytest.mark.slow  # it takes as long as three others
+def test_two_processes_end_with_one_center():
+    line = r"workers \[%s\]: test accuracy (0\.9\d+), center ([0-9a-f]{16})\n"
+    expected = f"{line % '0, 1'}{line % '2, 3'}the same center\n"
+    found = re.fullmatch(expected, printed("two_processes.py"))
+    assert found and found.groups()[:2] == found.groups()[2:]
+
+
+def test_resumed_training_ends_with_the_bits_of_the_uninterrupted_one():
+    (first, one), (second, other) = map(str.split, printed("resume.py").splitlines())
+    assert (first, second) == ("uninterrupted", "resumed")
+    assert one == other
+    assert re.fullmatch("[0-9a-f]{64}", one)
+
+
+def test_reducer_of_two_bits_sends_them_and_a_scale_a_leaf_to_each_worker():
+    mean, ternary = (
+        numbers("accuracy [0-9.]+,", line)[0]
+        for line in printed("custom_reducer.py").splitlines()
+    )
+    assert mean == SYNCS * 2 * 3 / 4 * 4 * sum(LEAVES)  # a ring of 4 workers, float32
+    assert ternary == SYNCS * 3 * sum(leaf * 2 / 8 + 4 for leaf in LEAVES)
+
+
+@pytest.mark.parametrize("name", ["one_worker.py", "outer_optimizer.py"])
+def test_best_rate_is_that_of_the_least_validation_loss(name):
+    text = printed(name)
+    chosen = re.findall(
+        r"^(\w+): test \w+ [\d.]+ at its best rate, ([\d.]+)$", text, re.M
+    )
+    assert len(chosen) == 2
+    for make, rate in chosen:
+        row = rf"^{make} at ([\d.]+): validation loss ([\d.]+)$"
+        losses = {each: float(loss) for each, loss in re.findall(row, text, re.M)}
+        assert len(losses) == 3
+        assert losses[rate] == min(losses.values())
+
+
+def test_outer_steps_of_one_worker_end_about_where_the_inner_optimizer_does():
+    alone, with_outer_steps = numbers("test loss", printed("one_worker.py"))
+    # The program prints what it finds: neither has to be better.
+    assert 0 < with_outer_steps < 2 * alone < 0.4
+
+
+def code_of(name):
+    """The lines of a program but for its docstring and blank ones."""
+    text = (FOLDER / name).read_text()
+    docstring = ast.parse(text).body[0].end_lineno
+    return [line for line in text.splitlines()[docstring:] if line.strip()]
+
+
+def test_a_script_becomes_diloco_by_at_most_12_changed_lines():
+    before, after = code_of("before.py"), code_of("after.py")
+    changes = difflib.SequenceMatcher(None, before, after, autojunk=False).get_opcodes()
+    hunks = [(b - a, d - c) for kind, a, b, c, d in changes if kind != "equal"]
+    assert 0 < sum(map(max, hunks)) <= 12
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_program_is_short_and_says_how_to_run_it(name):
+    text = (FOLDER / name).read_text()
+    assert len(text.splitlines()) <= 80
+    docstring = ast.get_docstring(ast.parse(text)) or ""
+    assert f"\n    python examples/{name}\n" in docstring
+
+
+def test_table_and_tests_name_every_program():
+    page = (FOLDER / "README.md").read_text()
+    rows = "\n".join(line for line in page.splitlines() if line.startswith("| ["))
+    assert sorted(re.findall(r"\[(\w+\.py)\]\(\1\)", rows)) == PROGRAMS
+    others = {"one_worker.py", "resume.py", "two_processes.py"}
+    assert {*TRAINED} | others == {*PROGRAMS}
+
+
+def test_links_of_the_table_lead_somewhere():
+    for link in re.findall(r"\]\(([^)#]+)\)", (FOLDER / "README.md").read_text()):
+        assert (FOLDER / link).exists(), link
