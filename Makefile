@@ -1,4 +1,4 @@
-.PHONY: check lint fast slow format bench structure
+.PHONY: check lint fast slow format bench structure docs
 
 check: lint
 	python -m pytest -n 2 --dist loadfile
@@ -23,3 +23,7 @@ bench:
 
 structure:
 	python tests/docs/structure.py
+
+# Notebooks show what is on stderr: a compiler for TPUs would look for one, and say so.
+docs:
+	JAX_PLATFORMS=cpu python -m sphinx -q -E -W --keep-going -b html docs docs/_build/html

@@ -1,0 +1,130 @@
+"""Settings of the documentation, and the pages that are made before it is built.
+
+Made pages and pictures lie in docs/_made; `make docs` builds the site.
+"""
+
+import sys
+from pathlib import Path
+
+DOCS = Path(__file__).parent
+ROOT = DOCS.parent
+MADE = DOCS / "_made"
+sys.path[:0] = [str(DOCS), str(ROOT)]
+
+from pages import algorithms, files, links, rst, signatures  # noqa: E402
+from pages.motion import trajectories  # noqa: E402
+
+import syncalgos  # noqa: E402
+from syncalgos.algorithms import ALGORITHMS  # noqa: E402
+
+project = "syncalgos"
+author = "the authors of syncalgos"
+release = version = syncalgos.__version__
+extensions = [
+    "myst_nb",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "sphinx.ext.mathjax",
+    "sphinx-mathjax-offline",
+    "sphinx_copybutton",
+]
+# Records and tables are files to download.
+exclude_patterns = ["_build", "pages", "records", "studies/*/*.md"]
+default_role = "py:obj"
+
+myst_enable_extensions = ["deflist", "dollarmath"]
+myst_heading_anchors = 3
+nb_execution_timeout = 900
+nb_execution_raise_on_error = True
+nb_merge_streams = True
+
+autodoc_member_order = "bysource"
+autodoc_typehints = "none"
+autodoc_preserve_defaults = True
+napoleon_numpy_docstring = False
+napoleon_use_ivar = True
+napoleon_use_rtype = False
+toc_object_entries_show_parents = "hide"
+python_maximum_signature_line_length = 60
+
+html_theme = "sphinx_book_theme"
+html_title = "syncalgos"
+html_favicon = "static/icon.svg"
+html_static_path = ["static"]
+html_css_files = ["site.css"]
+html_use_index = False  # the reference and the search are the index
+html_show_search_summary = False  # it would quote the menu
+html_show_sphinx = False
+html_show_copyright = False
+html_copy_source = False
+html_context = {"default_mode": "auto"}  # light or dark, as the reader's system
+html_theme_options = {
+    "home_page_in_toc": False,
+    "show_navbar_depth": 1,
+    "use_download_button": False,
+    "use_fullscreen_button": False,
+    "show_toc_level": 2,
+    "navbar_persistent": [],  # the sidebar has the search
+    "primary_sidebar_end": [],
+    # Nothing is loaded from elsewhere: also no badge and no icon link.
+    "icon_links": [],
+}
+# Pages on which the name of an algorithm is a link to its page.
+NAMING = ("algorithms", "choosing", "index", "start")
+# Pages whose own pages stand in a folder of the same name.
+CHILDREN = {"studies": "studies/*", "wire": "wire/*"}
+
+
+def write_pictures() -> None:
+    """Draws each algorithm's workers, unless its picture is newer than the code."""
+    code = [*ROOT.glob("syncalgos/**/*.py"), *DOCS.glob("pages/motion/*.py")]
+    changed = max(file.stat().st_mtime for file in code)
+    folder = MADE / algorithms.PICTURES
+    new = {x.stem for x in folder.glob("*.svg") if x.stat().st_mtime >= changed}
+    if old := [name for name in ALGORITHMS if name not in new]:
+        trajectories.main([*old, "--out", str(folder)])
+
+
+def write_pages() -> None:
+    """Writes made pages, those that have changed, and deletes others."""
+    texts = algorithms.pages(MADE) | files.pages()
+    for path, text in texts.items():
+        page = MADE / path
+        page.parent.mkdir(parents=True, exist_ok=True)
+        if not page.exists() or page.read_text() != text:
+            page.write_text(text)
+    for page in MADE.rglob("*.md"):
+        if str(page.relative_to(MADE)) not in texts:
+            page.unlink()
+
+
+def read_source(app, docname: str, source: list[str]) -> None:
+    """Leads links to where things are on the site, and lists a page's own pages."""
+    if not docname.startswith(("_made/", "notebooks/")):
+        source[0] = links.rewritten(source[0], f"docs/{docname}.md")
+    if docname in NAMING:
+        source[0] = links.named(source[0])
+    if docname.startswith("wire/"):  # made by experiments.aim, without a title
+        source[0] = f"# {docname}\n\n{source[0]}"
+    if docname in CHILDREN:
+        source[0] += f"\n```{{toctree}}\n:hidden:\n:glob:\n\n{CHILDREN[docname]}\n```\n"
+
+
+def read_docstring(app, what, name, obj, options, lines: list[str]) -> None:
+    """Marks what docstrings write as plain text."""
+    lines[:] = rst.marked(lines)
+
+
+def read_signature(app, what, name, obj, options, signature, returned):
+    """Shows parameters as the source has them."""
+    return signatures.text(obj) or signature, ""
+
+
+def setup(app) -> None:
+    """Connects the above."""
+    write_pictures()  # pages show those that are there
+    write_pages()
+    app.connect("source-read", read_source)
+    # Before napoleon, which turns sections into fields.
+    app.connect("autodoc-process-docstring", read_docstring, priority=100)
+    app.connect("autodoc-process-signature", read_signature)

@@ -1,0 +1,238 @@
+"""Pages of the algorithms: one for each of the registry, and the list of all."""
+
+import inspect
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import syncalgos
+from experiments.cli.terminal import size
+from pages import atlas, traffic
+from pages.docstrings import Docstring, formulas, is_formula, markdown, parsed
+from pages.signatures import definition, parameters
+
+DOCS = Path(__file__).parents[1]
+PICTURES = "trajectories"
+FAMILIES = (
+    "Gradients at every step",
+    "Averages of models",
+    "Outer momentum",
+    "Late arrivals",
+    "Against drift",
+    "Peers instead of all",
+    "Little at a time",
+    "Compressed gradients",
+)
+
+
+class Formulas(NamedTuple):
+    """An entry of formulas.toml.
+
+    Attributes:
+        family: the heading of its row in the list of algorithms.
+        update: LaTeX for each formula of the docstring.
+    """
+
+    family: str
+    update: list[str]
+
+
+def typeset() -> dict[str, Formulas]:
+    """Reads the formulas of all algorithms."""
+    entries = tomllib.loads((DOCS / "formulas.toml").read_text())
+    return {name: Formulas(**entry) for name, entry in entries.items()}
+
+
+def pages(made: Path) -> dict[str, str]:
+    """Returns the text of each page, by its path in the folder of made pages.
+
+    Args:
+        made: that folder; a picture in made/trajectories/NAME.svg gets its place.
+    """
+    latex, counts = typeset(), traffic.sent()
+    tables = atlas.read_all(DOCS / "studies")
+    texts = {"algorithms/index.md": index(latex, counts)}
+    for name in syncalgos.ALGORITHMS:
+        picture = made / PICTURES / f"{name}.svg"
+        texts[f"algorithms/{name}.md"] = page(
+            name, latex[name], counts, tables, picture.exists()
+        )
+    return texts
+
+
+def page(
+    name: str,
+    latex: Formulas,
+    counts: dict[str, traffic.Traffic],
+    tables: atlas.Tables,
+    has_picture: bool,
+) -> str:
+    """Returns the page of one algorithm."""
+    make = syncalgos.ALGORITHMS[name]
+    doc = parsed(make)
+    parts = [
+        f"# {name}",
+        markdown(doc.summary),
+        picture(name) if has_picture else "",
+        "## The update",
+        update(doc, latex),
+        *[markdown(note) for note in doc.notes],
+        f"**Source.** {markdown(doc.source)}",
+        "## Parameters",
+        signature(name, make, doc),
+        f"**Returns.** {markdown(doc.returns)}",
+        f"**Raises.** {markdown(doc.raises)}",
+        "## What it sends",
+        sending(name, counts),
+        "## In the atlas",
+        measured(name, tables),
+        "## Try it",
+        f"```python\n{example(name)}```",
+        f"On the command line:\n\n```sh\n{command(name)}\n```",
+        "## The code",
+        code(make),
+    ]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def picture(name: str) -> str:
+    """Returns the place of the animated picture."""
+    about = f"The paths of the workers' models and of the center under {name}"
+    where = f"/_made/{PICTURES}/{name}.svg"
+    return f"```{{image}} {where}\n:alt: {about}\n:class: trajectory\n```"
+
+
+def update(doc: Docstring, latex: Formulas) -> str:
+    """Returns the update, its formulas typeset."""
+    if len(formulas(doc)) != len(latex.update):
+        raise ValueError("formulas.toml has other formulas than the docstring")
+    typeset_ones = iter(latex.update)
+    parts = [
+        f"```{{math}}\n{next(typeset_ones).strip()}\n```"
+        if is_formula(paragraph)
+        else markdown(paragraph)
+        for paragraph in doc.update
+    ]
+    return "\n\n".join(parts)
+
+
+def signature(name: str, make: Callable, doc: Docstring) -> str:
+    """Returns the signature, and each parameter with its type and default."""
+    found = parameters(make)
+    short = ", ".join(str(x._replace(kind="")) for x in found)
+    entries = [f"```{{py:function}} syncalgos.{name}({short})\n```"]
+    for parameter in found:
+        default = "required" if parameter.required else f"default `{parameter.default}`"
+        entries.append(
+            f"`{parameter.name}`: `{parameter.kind}`, {default}\n"
+            f": {markdown(doc.parameters[parameter.name])}"
+        )
+    return "\n\n".join(entries)
+
+
+def sending(name: str, counts: dict[str, traffic.Traffic]) -> str:
+    """Returns the bytes of a step, beside those of synchronous SGD."""
+    here, all_steps = counts[name], counts[atlas.BASELINE].most
+    given = f" and a learning rate of {traffic.LEARNING_RATE}"
+    rate = given if traffic.needs_rate(syncalgos.ALGORITHMS[name]) else ""
+    setting = (
+        f"A model of {traffic.PARAMS:,} float32 params has "
+        f"{size(4 * traffic.PARAMS)}. With {traffic.WORKERS} workers and the "
+        f"defaults{rate}, over {traffic.STEPS:,} steps,"
+    )
+    if name == atlas.BASELINE:
+        return f"{setting} each worker sends **{size(all_steps)}** a step."
+    if here.least != here.most:
+        return (
+            f"{setting} each worker sends on average **{size(here.least)}** a "
+            f"step if no vote asks for an average, and **{size(here.most)}** if "
+            f"each does. `{atlas.BASELINE}` sends {size(all_steps)}."
+        )
+    return (
+        f"{setting} each worker sends on average **{size(here.most)}** a step: "
+        f"{ratio(here.most / all_steps)} `{atlas.BASELINE}`, which sends "
+        f"{size(all_steps)}."
+    )
+
+
+def ratio(share: float) -> str:
+    """Returns a share of bytes in words."""
+    if 0.95 < share < 1.05:
+        return "as much as"
+    if share > 1:
+        return f"{share:.3g} times as much as"
+    return f"1/{1 / share:.3g} of" if share < 0.67 else f"{share:.2f} times"
+
+
+def measured(name: str, tables: atlas.Tables) -> str:
+    """Returns the rows of the atlas, and what they mean."""
+    rows = atlas.table(name, tables)
+    if not rows:
+        return "The atlas has no row of it yet."
+    return (
+        "Every algorithm has as many trials to tune its learning rate. All other "
+        "values are the defaults, so one that suits the task may do better. Mean ± "
+        "standard deviation of 5 seeds, and the 95 % interval of the difference.\n\n"
+        + rows
+    )
+
+
+def example(name: str) -> str:
+    """Returns a program that trains with the algorithm."""
+    needs_rate = traffic.needs_rate(syncalgos.ALGORITHMS[name])
+    given = f"learning_rate={traffic.LEARNING_RATE}" if needs_rate else ""
+    return f"""\
+import numpy as np, optax, syncalgos
+
+loss = syncalgos.stateless(lambda params, x: ((params["w"] - x) ** 2).mean())
+strategy = syncalgos.{name}({given})
+trainer = syncalgos.DataParallel(loss, optax.sgd(0.1), strategy, workers=8)
+state = trainer.init({{"w": np.zeros((4, 4), np.float32)}})
+state, metrics = trainer.run(state, np.ones((320, 8, 4, 4), np.float32))
+print(trainer.center(state).params["w"])
+"""
+
+
+def command(name: str) -> str:
+    """Returns the command line of a run."""
+    return f"python -m experiments.run --algo {name}"
+
+
+def code(make: Callable) -> str:
+    """Returns the function without its docstring."""
+    tree = definition(make)
+    lines = inspect.getsource(make).splitlines()
+    docstring = tree.body[0]
+    kept = lines[: docstring.lineno - 1] + lines[docstring.end_lineno :]
+    path = Path(inspect.getsourcefile(make) or "").relative_to(DOCS.parent)
+    return (
+        f"`{path}`, without its docstring:\n\n```python\n"
+        + "\n".join(kept).rstrip()
+        + "\n```"
+    )
+
+
+def index(latex: dict[str, Formulas], counts: dict[str, traffic.Traffic]) -> str:
+    """Returns the list of all algorithms."""
+    model = size(4 * traffic.PARAMS)
+    parts = [
+        f"# The {len(latex)} algorithms",
+        "Each has a page: its update, its parameters, what it sends, what it reached, "
+        "and its code. [Which algorithm for me?](/choosing.md) leads to one, and "
+        "[the table](/algorithms.md) has their updates side by side.",
+        f"The second column is what each of {traffic.WORKERS} workers sends a step, on "
+        f"average, for a model of {model} and with the defaults.",
+    ]
+    for family in FAMILIES:
+        rows = [
+            f"| [{name}]({name}.md) | {size(counts[name].most)} | "
+            f"{markdown(parsed(syncalgos.ALGORITHMS[name]).summary)} |"
+            for name in syncalgos.ALGORITHMS
+            if latex[name].family == family
+        ]
+        head = "| algorithm | a step | in a line |\n|---|---|---|"
+        parts.append(f"## {family}\n\n" + "\n".join([head, *rows]))
+    toctree = "\n".join(sorted(latex))
+    parts.append(f"```{{toctree}}\n:hidden:\n\n{toctree}\n```")
+    return "\n\n".join(parts) + "\n"

@@ -1,0 +1,90 @@
+"""Docstrings of algorithms, cut into their parts and turned into Markdown."""
+
+import inspect
+import re
+from collections.abc import Callable
+from typing import NamedTuple
+
+import syncalgos
+from experiments.cli.factories import argument_texts
+
+SECTIONS = ("Args", "Returns", "Raises")
+
+
+class Docstring(NamedTuple):
+    """The parts of an algorithm's docstring.
+
+    Attributes:
+        summary: its first paragraph.
+        update: paragraphs up to the parameters; the indented ones are formulas.
+        parameters: a description for each name.
+        returns: what the strategy holds and sends.
+        raises: what is refused.
+        notes: paragraphs after the sections.
+        source: the paper.
+    """
+
+    summary: str
+    update: list[str]
+    parameters: dict[str, str]
+    returns: str
+    raises: str
+    notes: list[str]
+    source: str
+
+
+def parsed(function: Callable) -> Docstring:
+    """Cuts the docstring of an algorithm into its parts."""
+    whole = inspect.getdoc(function) or ""
+    summary, *paragraphs = re.split(r"\n{2,}", whole)
+    sections: dict[str, str] = {}
+    update, notes, source = [], [], ""
+    for paragraph in paragraphs:
+        head, _, rest = paragraph.partition(":")
+        if head in SECTIONS:
+            sections[head] = rest.strip("\n")
+        elif head == "Source":
+            source = joined(rest)
+        elif sections:
+            notes.append(paragraph)
+        else:
+            update.append(paragraph)
+    return Docstring(
+        joined(summary),
+        update,
+        argument_texts(whole),
+        joined(sections.get("Returns", "")),
+        joined(sections.get("Raises", "")),
+        notes,
+        source,
+    )
+
+
+def joined(text: str) -> str:
+    """Joins the lines of a paragraph."""
+    return " ".join(text.split())
+
+
+def is_formula(paragraph: str) -> bool:
+    """Says whether a paragraph of a docstring is indented, as formulas are."""
+    return paragraph.startswith("    ")
+
+
+def formulas(doc: Docstring) -> list[str]:
+    """Returns the formulas of an update, in plain text."""
+    return [paragraph for paragraph in doc.update if is_formula(paragraph)]
+
+
+def markdown(prose: str) -> str:
+    """Turns plain text into Markdown: public names and pages become links."""
+    parts = re.split(r"(`[^`]*`)", joined(prose))
+    return "".join(map(linked, parts))
+
+
+def linked(part: str) -> str:
+    """Turns `code`, or the text between, into Markdown."""
+    if part.startswith("`"):
+        name = part.strip("`")
+        return f"{{py:obj}}`~syncalgos.{name}`" if name in vars(syncalgos) else part
+    escaped = re.sub(r"([*<$])", r"\\\1", part)
+    return re.sub(r"docs/([\w-]+\.md)", r"[\1](/\1)", escaped)

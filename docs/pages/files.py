@@ -1,0 +1,64 @@
+"""Pages of files outside of docs/: those that pages link to, and whole documents."""
+
+from pathlib import Path
+
+from pages.links import CODE, COPIED, DOCS, ROOT, on_the_site, outside, rewritten
+
+
+def pages() -> dict[str, str]:
+    """Returns the text of each page, by its path in the folder of made pages."""
+    texts = {
+        shown.removeprefix("_made/"): rewritten((ROOT / path).read_text(), path)
+        for path, shown in COPIED.items()
+        if shown.startswith("_made/")
+    }
+    examples = [
+        f"files/examples/{x.stem}.py" for x in sorted(ROOT.glob("examples/*.py"))
+    ]
+    texts["examples.md"] += toctree(examples)
+    needed = {f"examples/{Path(x).name}" for x in examples}
+    for page in [*sources(), *COPIED]:
+        needed |= outside((ROOT / page).read_text(), page)
+    for folder in [ROOT / path for path in needed if (ROOT / path).is_dir()]:
+        needed |= {str(x.relative_to(ROOT)) for x in inside(folder) if x.suffix in CODE}
+    for path in sorted(needed):
+        texts[f"files/{path}.md"] = shown(path)
+    return texts
+
+
+def inside(folder: Path) -> list[Path]:
+    """Returns the files of a folder."""
+    return sorted(x for x in folder.rglob("*") if x.is_file() and x.suffix != ".pyc")
+
+
+def sources() -> list[str]:
+    """Returns the paths of the pages of docs/, relative to the root."""
+    found = [*DOCS.glob("*.md"), *DOCS.glob("studies/*.md"), *DOCS.glob("wire/*.md")]
+    found += DOCS.glob("notebooks/*.md")
+    return sorted(str(page.relative_to(ROOT)) for page in found)
+
+
+def shown(path: str) -> str:
+    """Returns the page of a file, or of a folder."""
+    file = ROOT / path
+    body = listing(file) if file.is_dir() else listed_code(file)
+    orphan = "" if path.startswith("examples/") else "---\norphan: true\n---\n\n"
+    return f"{orphan}# {path}\n\n{body}\n"
+
+
+def listed_code(file: Path) -> str:
+    """Returns a file as a block of code."""
+    return f"```{CODE[file.suffix]}\n{file.read_text().rstrip()}\n```"
+
+
+def listing(folder: Path) -> str:
+    """Returns the files of a folder as a list of pages and downloads."""
+    return "\n".join(
+        f"- [{file.relative_to(folder)}](/{on_the_site(str(file.relative_to(ROOT)))})"
+        for file in inside(folder)
+    )
+
+
+def toctree(pages: list[str]) -> str:
+    """Returns a hidden table of contents."""
+    return "\n```{toctree}\n:hidden:\n\n" + "\n".join(pages) + "\n```\n"

@@ -1,0 +1,115 @@
+"""Links of the pages, which lead to files of the checkout: where they lead on the site.
+
+The pages are also read as they lie in the repository, so their links are paths of it.
+"""
+
+import os
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path, PurePosixPath
+
+import syncalgos
+
+DOCS = Path(__file__).parents[1]
+ROOT = DOCS.parent
+FENCE = re.compile(r"^(```.*?^```$)", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s#]*)(#[^)\s]*)?\)")
+NAME = re.compile(r"(?<![`\[])`(\w+)`(?![`\]])")
+CODE = {".py": "python", ".toml": "toml", ".sh": "sh"}
+# Pages that lie outside of docs/, and what they are called on the site.
+COPIED = {
+    "CHANGELOG.md": "_made/changelog.md",
+    "CONTRIBUTING.md": "_made/contributing.md",
+    "examples/README.md": "_made/examples.md",
+}
+
+
+def on_the_site(target: str) -> str | None:
+    """Returns the page or file of the site that shows a path of the repository.
+
+    Args:
+        target: the path, relative to the root of the repository.
+
+    Returns:
+        A path in docs/, or None if there is no such file.
+    """
+    path = ROOT / target
+    if target == "README.md":
+        return "index.md"
+    if target in COPIED:
+        return COPIED[target]
+    if path.is_dir():
+        return f"_made/files/{target}.md"
+    if not path.exists():
+        return None
+    if path.suffix in CODE:
+        return f"_made/files/{target}.md"
+    return os.path.relpath(path, DOCS)
+
+
+def outside(text: str, page: str) -> set[str]:
+    """Returns paths that a page links to, and that need a page made for them."""
+    found = set()
+    for _, _, target, _ in links(text):
+        path = resolved(target, page)
+        shown = path and on_the_site(path)
+        if path and shown == f"_made/files/{path}.md":
+            found.add(path)
+    return found
+
+
+def links(text: str) -> Iterator[tuple[str, str, str, str]]:
+    """Yields the links outside of code: "!" for a picture, words, path, anchor."""
+    for number, piece in enumerate(FENCE.split(text)):
+        if number % 2 == 0:
+            for match in LINK.finditer(piece):
+                picture, words, target, anchor = match.groups("")
+                yield picture, words, target, anchor
+
+
+def rewritten(text: str, page: str) -> str:
+    """Returns a page's text with links that lead to where things are on the site.
+
+    Args:
+        text: in Markdown.
+        page: the path of the page, relative to the root of the repository.
+    """
+    pieces = FENCE.split(text)
+    pieces[::2] = [LINK.sub(replacement(page), piece) for piece in pieces[::2]]
+    return "".join(pieces)
+
+
+def named(text: str) -> str:
+    """Returns a page's text in which `name` of an algorithm leads to its page."""
+    pieces = FENCE.split(text)
+    pieces[::2] = [NAME.sub(to_its_page, piece) for piece in pieces[::2]]
+    return "".join(pieces)
+
+
+def to_its_page(match: re.Match) -> str:
+    """Returns the link that replaces a name."""
+    known = match[1] in syncalgos.ALGORITHMS
+    return f"[{match[0]}](/_made/algorithms/{match[1]}.md)" if known else match[0]
+
+
+def replacement(page: str) -> Callable[[re.Match], str]:
+    """Returns what replaces a link of a page."""
+
+    def replaced(match: re.Match) -> str:
+        picture, words, target, anchor = match.groups("")
+        path = resolved(target, page)
+        if path is None:
+            return match[0]
+        shown = on_the_site(path)
+        # tests/docs/test_docs.py fails on such a link; the site is built without it.
+        return f"{picture}[{words}](/{shown}{anchor})" if shown else words
+
+    return replaced
+
+
+def resolved(target: str, page: str) -> str | None:
+    """Returns the path in the repository that a link means, or None for others."""
+    if not target or re.match(r"[a-z]+:|/", target):
+        return None
+    joined = os.path.normpath(PurePosixPath(page).parent / target)
+    return None if joined.startswith("..") else joined

@@ -1,0 +1,1 @@
+"""Animations of workers on a loss of two parameters."""

@@ -1,0 +1,262 @@
+"""Draws recorded workers as an animated SVG, without script."""
+
+import numpy as np
+
+from pages.motion import landscape
+from pages.motion.film import FLOOR, REST, WIDTH, Film, Recorded, film, pixels
+from pages.motion.shapes import (
+    animate,
+    at,
+    cross,
+    duration,
+    line,
+    loop,
+    numbers,
+    petal,
+    travel,
+)
+
+HEIGHT = 420  # below the floor are a legend and the steps
+FIRST, LAST = 24, 616  # of the line of steps
+# Okabe and Ito's colours, which the colour-blind can tell apart; lighter on dark.
+LIGHT = ("#0072b2", "#d55e00", "#009e73", "#b0478a")
+DARK = ("#56b4e9", "#e69f00", "#2fc79b", "#e58fc0")
+# Quarters of a disc, towards the workers' own minima: together they make it whole.
+TURNS = (180, 90, 0, 270)
+GLOW = (0.9, 0.9, 0.8, 0.6, 0.3, 0)  # of a sync, by picture
+TAILS = ((150, 2, 0.3), (70, 2.8, 0.4), (26, 3.6, 0.9))  # length, width, opacity
+
+STYLE = """
+ID{--card:#f7f8fa;--edge:#c9ced6;--deep:#2f6fb3;--line:#fff;--ink:#11151c;\
+--soft:#566072;--halo:#fff;LIGHT}
+@media (prefers-color-scheme:dark){ID{--card:#171c26;--edge:#3a4354;--deep:#4a8be0;\
+--line:#0d1118;--ink:#f4f6fa;--soft:#a3aec0;--halo:#10141c;DARK}}
+OWN
+ID text{font:12px system-ui,sans-serif;fill:var(--soft)}
+ID .name{font:600 18px ui-monospace,monospace;fill:var(--ink)}
+ID .deep{fill:var(--deep);fill-opacity:.04;stroke:var(--line);stroke-width:.8}
+ID .trail{fill:none;stroke:var(--own);stroke-linejoin:round;stroke-linecap:round}
+ID .sync{fill:none;stroke:var(--ink);stroke-width:1.6;stroke-linecap:round}
+ID .worker{fill:var(--own);stroke:var(--halo);stroke-width:1}
+ID .needle{stroke:var(--own);stroke-width:2;stroke-linecap:round}
+ID .center{fill:var(--ink);stroke:var(--halo);stroke-width:1.6}
+ID .cross{stroke:var(--own,var(--ink));stroke-width:2;fill:none}
+ID .still{display:none}
+@media (prefers-reduced-motion:reduce),print{ID .still{display:inline}\
+ID .moving{display:none}ID .whole{opacity:.8}}
+"""
+
+
+def svg(recorded: Recorded) -> str:
+    """Returns a picture that moves for ever, and says as much without moving."""
+    shown, key = film(recorded), f"way-{recorded.name}"
+    parts = [
+        *_head(recorded, key),
+        *_ground(key),
+        *_trails(shown, key),
+        *_center_way(shown),
+        *_markers(shown),
+        *_foot(recorded, shown),
+        "</g>",
+        f'<rect x=".5" y=".5" width="{WIDTH - 1}" height="{HEIGHT - 1}" rx="12" '
+        'style="fill:none;stroke:var(--edge)"/>',
+        "</svg>\n",
+    ]
+    return "\n".join(parts)
+
+
+def _head(recorded: Recorded, key: str) -> list[str]:
+    """Returns the beginning: what it shows, in words, and its colours."""
+    steps, workers = recorded.local.shape[:2]
+    style = STYLE.strip().replace("ID", f"#{key}")
+    for word, colours in (("LIGHT", LIGHT), ("DARK", DARK)):
+        style = style.replace(
+            word, "".join(f"--w{i}:{x};" for i, x in enumerate(colours))
+        )
+    own = "".join(f"#{key} .w{i}{{--own:var(--w{i})}}" for i in range(workers))
+    return [
+        f'<svg xmlns="http://www.w3.org/2000/svg" id="{key}" role="img" '
+        f'viewBox="0 0 {WIDTH} {HEIGHT}" aria-labelledby="{key}-title {key}-desc">',
+        f'<title id="{key}-title">{recorded.name} on a curved loss</title>',
+        f'<desc id="{key}-desc">{workers} workers, each with data of its own, make '
+        f"{steps} local steps through a curved valley towards its lowest point, from "
+        f"the upper left to the middle right. {_when(recorded)}. A dot is the "
+        "center, the model to evaluate.</desc>",
+        f"<style>{style.replace('OWN', own)}</style>",
+        f'<clipPath id="{key}-card">'
+        f'<rect width="{WIDTH}" height="{HEIGHT}" rx="12"/></clipPath>',
+        f'<clipPath id="{key}-plot"><rect width="{WIDTH}" height="{FLOOR}"/>'
+        "</clipPath>",
+        f'<g clip-path="url(#{key}-card)">',
+        f'<rect width="{WIDTH}" height="{HEIGHT}" style="fill:var(--card)"/>',
+    ]
+
+
+def _when(recorded: Recorded) -> str:
+    """Returns when the workers sync, in words."""
+    steps, count = len(recorded.syncs), int(recorded.syncs.sum())
+    gaps = np.diff(np.flatnonzero(recorded.syncs))
+    if count == steps:
+        return "A sync at every step"
+    if count > 1 and gaps.min() == gaps.max():
+        return f"A sync every {gaps[0]} steps"
+    return f"{count} syncs in {steps} steps"
+
+
+def _ground(key: str) -> list[str]:
+    """Returns lines of equal loss, and crosses where a loss is lowest."""
+    lines = [
+        f'<path class="deep" d="{loop(pixels(landscape.contour(level)))}"/>'
+        for level in landscape.LEVELS[::-1]
+    ]
+    crosses = [
+        f'<path class="cross w{i}" d="{cross(place, 4)}"/>'
+        for i, place in enumerate(pixels(landscape.own_minima()))
+    ]
+    best = cross(pixels(landscape.BEST), 6)
+    clipped = f'<g clip-path="url(#{key}-plot)">'
+    return [clipped, *lines, "</g>", *crosses, f'<path class="cross" d="{best}"/>']
+
+
+def _trails(shown: Film, key: str) -> list[str]:
+    """Returns the whole ways, faint, and tails that follow the workers."""
+    parts = []
+    for i, turn in enumerate(TURNS):
+        places = shown.workers[:, i]
+        steps = np.linalg.norm(np.diff(places, axis=0), axis=1)
+        gone = np.concatenate([[0.0], steps.cumsum()])
+        # Ways run from the end to the start, so that one offset of dashes fits tails of
+        # any length. The offset stays above 0, as Safari wants it.
+        period = np.ceil(gone[-1]) + 200
+        tails = [
+            f'<use href="#{key}-{i}" stroke-width="{width}" stroke-opacity="{opacity}" '
+            f'stroke-dasharray="{length} {period - length:.0f}"/>'
+            for length, width, opacity in TAILS
+        ]
+        # Ways that coincide lie beside each other, as stripes.
+        shift = 1.4 * np.cos(np.radians(turn)), 1.4 * np.sin(np.radians(turn))
+        parts += [
+            f'<g class="trail w{i}" transform="translate({numbers(shift, " ")})">',
+            '<g class="whole" opacity=".35" stroke-width="1.3">',
+            f'<path id="{key}-{i}" d="{line(places[:-REST][::-1])}"/>',
+            f'</g><g class="moving">{_fade(shown)}',
+            animate("stroke-dashoffset", np.round(gone - gone[-1] + period)),
+            *tails,
+            "</g></g>",
+        ]
+    return parts
+
+
+def _center_way(shown: Film) -> list[str]:
+    """Returns the center's way, and a dot where a sync alone has taken it."""
+    dots = "".join(
+        f"M{numbers(shown.center[first + 3], ' ')}h0" for first in shown.flashes
+    )
+    return [
+        f'<path class="sync" d="{line(shown.center[:-REST])}" '
+        'style="stroke-width:.8;opacity:.6"/>',
+        f'<path class="sync" d="{dots}" style="stroke-width:4.4;opacity:.75"/>',
+    ]
+
+
+def _markers(shown: Film) -> list[str]:
+    """Returns the workers and their center, moving; and still, at their last places."""
+    quarter, dot = petal(11), '<circle class="center" r="4"/>'
+    moving, still = [], []
+    has_needles = np.abs(shown.needles).max() > 0.5
+    for i, turn in enumerate(TURNS):
+        places, needles = shown.workers[:, i], shown.needles[:, i]
+        worker = f'<path class="worker" transform="rotate({turn})" d="{quarter}"/>'
+        needle = (
+            ['<line class="needle">']
+            + [animate(f"{axis}2", needles[:, j]) for j, axis in enumerate("xy")]
+            + ["</line>"]
+        )
+        moving += [f'<g class="w{i}">', travel(places)]
+        moving += [*(needle if has_needles else []), worker, "</g>"]
+        still.append(f'<g class="w{i}" {at(places[-1])}>{worker}</g>')
+    return [
+        f'<g class="moving">{_fade(shown)}',
+        _links(shown) if shown.flashes else "",
+        *moving,
+        f"<g>{travel(shown.center)}{_ring(shown)}{dot}</g></g>",
+        f'<g class="still">{"".join(still)}<g {at(shown.center[-1])}>{dot}</g></g>',
+    ]
+
+
+def _links(shown: Film) -> str:
+    """Returns lines along which a sync moves the workers, while it does."""
+    count = len(shown.step)
+    lines = [
+        "".join(
+            line(np.array(move))
+            for move in zip(shown.workers[first], shown.workers[first + 3], strict=True)
+        )
+        for first in shown.flashes
+    ]
+    times = [0, *(first / (count - 1) for first in shown.flashes)]
+    return (
+        f'<path class="sync">{animate("opacity", _glow(shown))}'
+        '<animate attributeName="d" calcMode="discrete" repeatCount="indefinite" '
+        f'dur="{duration(count)}s" keyTimes="{numbers(times, ";", 4)}" '
+        f'values="{";".join(["M0 0", *lines])}"/></path>'
+    )
+
+
+def _ring(shown: Film) -> str:
+    """Returns a ring that grows around the center at each sync that stands alone."""
+    if not shown.flashes:
+        return ""
+    size = np.full(len(shown.step), 6)
+    for first in shown.flashes:
+        size[first : first + len(GLOW)] = 8 + 5 * np.arange(len(GLOW))
+    moving = animate("r", size) + animate("opacity", _glow(shown))
+    return f'<circle class="sync">{moving}</circle>'
+
+
+def _glow(shown: Film) -> np.ndarray:
+    """Returns the light of syncs over the film."""
+    glow = np.zeros(len(shown.step))
+    for first in shown.flashes:
+        glow[first : first + len(GLOW)] = GLOW
+    return glow
+
+
+def _foot(recorded: Recorded, shown: Film) -> list[str]:
+    """Returns the name, a legend, and the line of steps with its syncs."""
+    steps = len(recorded.syncs)
+    along = np.linspace(FIRST, LAST, steps + 1)
+    ticks = "".join(f"M{x:.1f} 399v7" for x in along[1:][recorded.syncs])
+    petals = "".join(
+        f'<path class="worker w{i}" transform="rotate({turn})" d="{petal(8)}"/>'
+        for i, turn in enumerate(TURNS)
+    )
+    row = FLOOR + 22
+    return [
+        f'<text class="name" x="{WIDTH / 2:.0f}" y="32" text-anchor="middle">'
+        f"{recorded.name}</text>",
+        f'<text x="{WIDTH / 2:.0f}" y="51" text-anchor="middle">{_when(recorded)}'
+        "</text>",
+        f'<g transform="translate({FIRST + 8} {row - 4})">{petals}</g>'
+        f'<text x="{FIRST + 22}" y="{row}">workers</text>',
+        f'<circle class="center" cx="{FIRST + 96}" cy="{row - 4}" r="4"/>'
+        f'<text x="{FIRST + 106}" y="{row}">center</text>',
+        f'<path class="cross" d="{cross(np.array([FIRST + 172, row - 4]), 5)}"/>'
+        f'<text x="{FIRST + 183}" y="{row}">lowest mean loss</text>',
+        f'<path class="cross w0" d="{cross(np.array([FIRST + 306, row - 4]), 4)}"/>'
+        f'<text x="{FIRST + 316}" y="{row}">that of one worker</text>',
+        f'<text x="{LAST}" y="{row}" text-anchor="end">{steps} steps, syncs marked'
+        "</text>",
+        f'<path d="M{FIRST} 406H{LAST}" style="stroke:var(--edge);stroke-width:2"/>',
+        f'<path class="sync" d="{ticks}"/>',
+        '<circle class="center moving" cy="406" r="4.5">'
+        f"{animate('cx', along[shown.step])}</circle>",
+    ]
+
+
+def _fade(shown: Film) -> str:
+    """Returns the light of all that moves: the film begins and ends with less."""
+    return (
+        f'<animate attributeName="opacity" dur="{duration(len(shown.step))}s" '
+        'repeatCount="indefinite" keyTimes="0;.02;.96;1" values="0;1;1;0"/>'
+    )

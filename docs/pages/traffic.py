@@ -1,0 +1,62 @@
+"""Bytes that each algorithm sends, counted for one model."""
+
+import inspect
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+import syncalgos
+from syncalgos.combinators import introspection
+
+WORKERS = 8
+# So many that a start without compression or local steps weighs little in the mean.
+STEPS = 4800
+MODEL = {
+    "kernel": jax.ShapeDtypeStruct((1000, 1000), jnp.float32),
+    "bias": jax.ShapeDtypeStruct((1000,), jnp.float32),
+}
+PARAMS = sum(leaf.size for leaf in MODEL.values())
+OPTIMIZER = optax.adam(1e-3)
+LEARNING_RATE = 0.1  # of algorithms that need it; qsr has shorter rounds at higher ones
+
+
+class Traffic(NamedTuple):
+    """The mean of what a worker sends in a step, in bytes.
+
+    Attributes:
+        least: if no vote asks for a sync.
+        most: if each of them does.
+    """
+
+    least: float
+    most: float
+
+
+def sent() -> dict[str, Traffic]:
+    """Counts what each algorithm of the registry sends."""
+    return {name: counted(make) for name, make in syncalgos.ALGORITHMS.items()}
+
+
+def counted(make: Callable[..., syncalgos.Strategy]) -> Traffic:
+    """Counts what an algorithm sends with its defaults."""
+    strategy = make(learning_rate=LEARNING_RATE) if needs_rate(make) else make()
+    replica = syncalgos.Replica(MODEL, jax.eval_shape(OPTIMIZER.init, MODEL))
+
+    def a_step(taken=None) -> float:
+        counts = syncalgos.communication(strategy, replica, WORKERS, STEPS, taken=taken)
+        return counts.bytes_per_worker / STEPS
+
+    if introspection.decides(strategy):
+        never, always = np.zeros((STEPS, 1), bool), np.ones((STEPS, 1), bool)
+        return Traffic(a_step(never), a_step(always))
+    mean = a_step()
+    return Traffic(mean, mean)
+
+
+def needs_rate(make: Callable[..., syncalgos.Strategy]) -> bool:
+    """Says whether an algorithm has to know the learning rate."""
+    return "learning_rate" in inspect.signature(make).parameters

@@ -1,0 +1,122 @@
+"""Notebooks: each runs in a fresh process and prints the facts that its text uses."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import jupytext
+import pytest
+from commands import ROOT, printed_by
+
+FOLDER = ROOT / "docs" / "notebooks"
+NOTEBOOKS = sorted(path.name for path in FOLDER.glob("*.md"))
+TIMEOUT = 900  # seconds; the longest takes two CPU minutes
+
+# Figures are drawn where the site draws them: after all cells have run.
+DRAWN = """
+import io
+for number in plt.get_fignums():
+    plt.figure(number).savefig(io.BytesIO(), format="svg")
+print("figures:", len(plt.get_fignums()))
+"""
+
+
+def cells(name):
+    """The code of a notebook, cell by cell, without magics."""
+    notebook = jupytext.read(FOLDER / name, fmt="md:myst")
+    code = [cell.source for cell in notebook.cells if cell.cell_type == "code"]
+    return [re.sub(r"^%", "# %", source, flags=re.MULTILINE) for source in code]
+
+
+def printed(name, tmp_path):
+    """Runs a notebook as a script where the site runs it; returns what it printed."""
+    script = tmp_path / "notebook.py"
+    script.write_text("\n\n".join([*cells(name), DRAWN]))
+    out, err = printed_by(script, FOLDER, TIMEOUT, MPLBACKEND="agg", DISPLAY=None)
+    assert err == ""  # neither warnings nor messages
+    assert str(ROOT) not in out
+    return out
+
+
+def test_tests_name_every_notebook():
+    tested = re.findall(r'printed\("([\w-]+\.md)"', Path(__file__).read_text())
+    assert sorted(tested) == NOTEBOOKS
+
+
+@pytest.mark.long  # `make docs` runs it, too
+def test_five_algorithms_learn_and_send_what_rings_send(tmp_path):
+    text = printed("five-algorithms.md", tmp_path)
+    rows = re.findall(r"^(\w+) +([\d.]+) ± [\d.]+ % +([\d.]+) MB$", text, re.M)
+    accuracy = {name: float(value) for name, value, _ in rows}
+    sent = {name: float(value) for name, _, value in rows}
+    assert len(rows) == 5
+    assert min(accuracy.values()) > 60  # a linear model reaches 32 %
+    assert max(accuracy, key=accuracy.get) in ("sync_sgd", "gossip", "bmuf", "diloco")
+    # A ring of eight sends 2 × 7/8 of the params, a gossip all of them; period 8.
+    assert sent["gossip"] / sent["sync_sgd"] == pytest.approx(4 / 7, rel=0.01)
+    assert sent["diloco"] == sent["bmuf"] == sent["model_averaging"]
+    assert sent["diloco"] / sent["sync_sgd"] == pytest.approx(1 / 8, rel=0.03)
+    assert "figures: 3" in text
+
+
+@pytest.mark.slow
+def test_own_algorithm_passes_its_test_and_trains_in_the_harness(tmp_path):
+    text = printed("your-own-algorithm.md", tmp_path)
+    assert text.startswith("passed\nfailed, as it should: Not equal")
+    assert "without momentum it is model averaging" in text
+    # 12 syncs of a ring of four: 2 × 3/4 of three float32.
+    for name in "restarted", "bmuf":
+        assert f"{name}: {12 * 1.5 * 3 * 4:.0f} bytes in 12 syncs" in text
+    spread = [float(x) for x in re.findall(r"divergence ([\d.]+)", text)]
+    assert [x == 0 for x in spread] == [False, False, False, True, False, False]
+    assert re.search(r"^mine:restarted on digits: 480 steps", text, re.M)
+    (accuracy,) = re.findall(r"test accuracy +([\d.]+)", text)
+    assert float(accuracy) > 0.93
+    assert re.search(r"0\.02 nominal, 0\.1 effective", text)  # 1 / (1 - 0.8)
+    assert "figures: 2" in text
+
+
+@pytest.mark.long  # `make docs` runs it, too
+def test_workers_of_the_gpt_are_sharded_and_diloco_sends_a_tenth(tmp_path):
+    text = printed("diloco-gpt.md", tmp_path)
+    whole, shard = (
+        tuple(map(int, found.split(", ")))
+        for found in re.findall(r"(?:up|device): +\(([\d, ]+)\)", text)
+    )
+    assert whole[0] == 4 and shard[0] == 1  # a worker to two devices
+    assert whole[3] == 2 * shard[3]
+    rows = re.findall(
+        r"^(\w+) +(\d+) syncs of ([\d.]+) MB .* ([\d.]+) MB a", text, re.M
+    )
+    (_, syncs, each, total), (_, fewer, same, less) = rows
+    assert int(syncs) == 10 * int(fewer) and each == same
+    assert float(total) == pytest.approx(10 * float(less), rel=0.01)
+    losses = [float(x) for x in re.findall(r"held-out loss ([\d.]+)", text)]
+    assert max(losses) < 2.4  # letters drawn by how often they occur have 3.1
+    assert "figures: 2" in text
+
+
+def test_interval_of_a_study_is_that_of_its_table(tmp_path):
+    text = printed("reading-a-study.md", tmp_path)
+    ends = r":.* from ([-\d.]+) to ([-\d.]+)$"
+    (table,) = re.findall("^table" + ends, text, re.M)
+    (here,) = re.findall("^here" + ends, text, re.M)
+    assert table == here
+    words = re.findall(r"momentum is (better|worse)$", text, re.M)
+    assert words[0] == "better" and words[-1] == "worse"
+    assert "figures: 3" in text
+
+
+@pytest.mark.parametrize("name", NOTEBOOKS)
+def test_code_of_a_notebook_is_formatted(name):
+    for source in cells(name):
+        ruff = [sys.executable, "-m", "ruff", "format", "--check", "-"]
+        checked = subprocess.run(ruff, input=source + "\n", cwd=ROOT, text=True)
+        assert checked.returncode == 0, source
+
+
+@pytest.mark.parametrize("name", NOTEBOOKS)
+def test_links_of_a_notebook_lead_somewhere(name):
+    for link in re.findall(r"\]\(([^)#]+)[^)]*\)", (FOLDER / name).read_text()):
+        assert link.startswith("https://") or (FOLDER / link).exists(), link

@@ -1,0 +1,146 @@
+"""The documentation as a site: nothing left out, nothing broken, readable anywhere."""
+
+import re
+import shutil
+import subprocess
+import sys
+from importlib import util
+from types import ModuleType
+
+import conf
+import pytest
+import web
+from commands import ROOT, environment
+from pages import algorithms, docstrings, files, links
+
+import syncalgos
+
+DOCS = ROOT / "docs"
+REFERENCE = DOCS / "reference"
+ENTRY = re.compile(r"^```{toctree}\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+NAMED = re.compile(
+    r"^(?:\.\. auto\w+::|```{py:\w+}) (?:syncalgos\.)?([\w.]+)", re.MULTILINE
+)
+GREEK = {
+    "α": "alpha", "β": "beta", "γ": "gamma", "δ": "delta", "ε": "varepsilon",
+    "ζ": "zeta", "η": "eta", "θ": "theta", "μ": "mu", "τ": "tau", "φ": "varphi",
+    "Δ": "Delta", "Λ": "Lambda",
+}  # fmt: skip
+
+
+def test_formulas_are_those_of_the_registry():
+    latex = algorithms.typeset()
+    assert list(latex) == list(syncalgos.ALGORITHMS)
+    assert {entry.family for entry in latex.values()} == set(algorithms.FAMILIES)
+
+
+@pytest.mark.parametrize("name", syncalgos.ALGORITHMS)
+def test_formulas_have_the_letters_of_the_docstring(name):
+    doc = docstrings.parsed(syncalgos.ALGORITHMS[name])
+    latex = algorithms.typeset()[name].update
+    assert len(docstrings.formulas(doc)) == len(latex)
+    for plain, typeset in zip(docstrings.formulas(doc), latex, strict=True):
+        for letter, command in GREEK.items():
+            found = re.search(rf"\\{command}(?![a-z])", typeset)
+            assert (letter in plain) == bool(found), letter
+
+
+@pytest.mark.sample(2, slow=8)
+@pytest.mark.parametrize("name", syncalgos.ALGORITHMS)
+def test_example_of_an_algorithm_trains(name, capsys):
+    exec(compile(algorithms.example(name), name, "exec"), {})
+    assert "nan" not in capsys.readouterr().out
+
+
+def public(module: ModuleType, prefix: str = "") -> set[str]:
+    """Returns names of a package that are no modules, by their place in it."""
+    return {
+        prefix + name
+        for name, value in vars(module).items()
+        if not name.startswith("_") and not isinstance(value, ModuleType)
+    }
+
+
+def test_every_public_name_has_a_place_in_the_reference():
+    shown = set(syncalgos.ALGORITHMS)
+    for page in REFERENCE.glob("*.md"):
+        prefix = ""
+        for line in page.read_text().splitlines():
+            if module := re.match(r"\.\. currentmodule:: syncalgos\.?(\w*)", line):
+                prefix = f"{module[1]}." if module[1] else ""
+            if found := NAMED.match(line):
+                inside = line.startswith(".. auto")
+                shown.add((prefix if inside else "") + found[1])
+    names = public(syncalgos)
+    names |= public(syncalgos.collectives, "collectives.")
+    names |= public(syncalgos.reducers, "reducers.")
+    assert names - shown == set()
+
+
+def entries(page: str) -> set[str]:
+    """Returns the pages that the toctrees of a page hold, relative to docs/."""
+    lines = "\n".join(ENTRY.findall((DOCS / page).read_text())).splitlines()
+    folder = (DOCS / page).parent.relative_to(DOCS)
+    found = {re.sub(r".*<(.*)>", r"\1", x) for x in lines if x and x[0] != ":"}
+    return {str(folder / entry) for entry in found}
+
+
+def test_every_page_is_in_a_toctree():
+    listed = entries("index.md") | entries("reference/index.md")
+    for pattern in conf.CHILDREN.values():
+        listed |= {str(x.relative_to(DOCS))[:-3] for x in DOCS.glob(f"{pattern}.md")}
+    pages = {str(page.relative_to(DOCS))[:-3] for page in DOCS.glob("*.md")}
+    for folder in ("notebooks", "reference"):
+        pages |= {f"{folder}/{page.stem}" for page in (DOCS / folder).glob("*.md")}
+    made = {shown.removesuffix(".md") for shown in links.COPIED.values()}
+    assert (pages | made) - listed == {"index"}
+
+
+@pytest.mark.parametrize("page", [x for x in files.sources() if x.count("/") > 1])
+def test_links_of_studies_lead_somewhere(page):
+    for _, _, target, _ in links.links((ROOT / page).read_text()):
+        path = links.resolved(target, page)
+        assert path is None or (ROOT / path).exists(), target
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """The built site, without the notebooks' results: their runs take minutes."""
+    if util.find_spec("sphinx_book_theme") is None:
+        pytest.skip('no sphinx_book_theme here: pip install -e ".[docs]"')
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "sphinx", "-q", "-E", "-W", "--keep-going"]
+    command += ["-D", "nb_execution_mode=off", "-d", folder / "doctrees"]
+    built = subprocess.run(
+        [*command, "-b", "html", DOCS, folder / "html"],
+        env=environment(),
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert built.returncode == 0, built.stderr
+    return folder / "html"
+
+
+@pytest.fixture(scope="module")
+def browser(site):
+    """A browser that shows the site, from a server of this machine."""
+    if not (shutil.which("chromium") and shutil.which("chromedriver")):
+        pytest.skip("no chromium and chromedriver here: no browser opens the pages")
+    with web.served(site) as address, web.opened() as driver:
+        yield web.Browser(driver, address)
+
+
+@pytest.mark.slow
+def test_links_lead_to_pages_and_anchors(site):
+    assert web.broken(site) == []
+
+
+@pytest.mark.slow
+def test_every_page_is_readable_at_any_width_in_both_themes(site, browser):
+    assert [x for page in web.pages(site) for x in web.flaws(browser, page)] == []
+
+
+@pytest.mark.slow
+def test_search_finds_an_algorithm(browser):
+    assert "bmuf" in web.search(browser, "bmuf")

@@ -1,0 +1,117 @@
+"""The animations of the documentation: what they record, and what they draw."""
+
+import re
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+from pages.motion import landscape, trajectories
+from pages.motion.drawing import HEIGHT, WIDTH
+from pages.motion.film import FLOOR, film
+
+from syncalgos.algorithms import ALGORITHMS
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+@pytest.mark.sample(3, slow=9)
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_every_algorithm_stays_in_a_picture_that_moves(name):
+    recorded = trajectories.record(name)
+    shown = film(recorded)
+    for places in (shown.workers, shown.center):
+        assert np.isfinite(places).all()
+        assert (places > 0).all() and (places < [WIDTH, FLOOR]).all()
+    assert recorded.syncs.any()
+
+    text = trajectories.svg(recorded)
+    root = ElementTree.fromstring(text)
+    assert root.tag == f"{SVG}svg"
+    assert root.get("viewBox") == f"0 0 {WIDTH} {HEIGHT}"
+    assert [root[0].tag, root[1].tag] == [f"{SVG}title", f"{SVG}desc"]
+    assert root.findall(f".//{SVG}animateTransform")
+    assert not root.findall(f".//{SVG}script")
+    assert len(text) < 40_000
+
+
+@pytest.fixture(scope="module")
+def averaged():
+    return trajectories.record("model_averaging")
+
+
+def test_workers_agree_after_a_sync_alone(averaged):
+    spread = np.ptp(averaged.places[1:], axis=1).max(axis=1)
+    assert (spread[averaged.syncs] < 1e-6).all()
+    assert (spread[~averaged.syncs] > 1e-3).all()
+    assert [*np.flatnonzero(averaged.syncs)[:2]] == [7, 15]
+
+
+def test_center_follows_the_recurrence_of_local_sgd(averaged):
+    data = landscape.examples(trajectories.STEPS).astype(np.float64)
+    a, b, c = landscape.ALONG, landscape.ACROSS, landscape.BEND
+    places = np.tile(landscape.START, (len(data), 1))
+    centers = [places.mean(0)]
+    for step in range(trajectories.STEPS):
+        u, v = places.T
+        off = v - c * u**2
+        slopes = np.stack([a * (u - 1) - 2 * b * c * u * off, b * off], axis=1)
+        places = places - trajectories.RATE * (slopes + data[:, step])
+        if step % trajectories.PERIOD == trajectories.PERIOD - 1:
+            places = np.tile(places.mean(0), (len(data), 1))
+        centers.append(places.mean(0))
+    # float32 against float64, over 96 contracting steps
+    np.testing.assert_allclose(averaged.center, centers, atol=1e-5)
+
+
+def test_workers_of_sync_sgd_are_at_one_place():
+    recorded = trajectories.record("sync_sgd", steps=16)
+    assert np.ptp(recorded.places, axis=1).max() == 0
+    np.testing.assert_array_equal(recorded.center, recorded.places[:, 0])
+    assert recorded.syncs.all()
+
+
+def test_sgd_goes_the_same_way_in_more_dimensions(monkeypatch):
+    small = trajectories.record("sync_sgd", steps=16)
+    many = trajectories.Setup(shape=(6, 6))
+    monkeypatch.setitem(trajectories.SETUPS, "sync_sgd", many)
+    large = trajectories.record("sync_sgd", steps=16)
+    # sums of 36 products in float32
+    np.testing.assert_allclose(large.places, small.places, atol=1e-5)
+
+
+def test_a_worker_alone_stops_in_its_own_minimum():
+    h = 1e-5
+    for tilt, (u, v) in zip(landscape.TILTS, landscape.own_minima(), strict=True):
+        slope = [
+            landscape.valley(u + h, v) - landscape.valley(u - h, v),
+            landscape.valley(u, v + h) - landscape.valley(u, v - h),
+        ]
+        np.testing.assert_allclose(np.array(slope) / (2 * h), -tilt, atol=1e-8)
+    np.testing.assert_allclose(landscape.TILTS.sum(0), 0, atol=1e-12)
+
+
+def test_contours_lie_at_their_level():
+    for level in landscape.LEVELS:
+        values = landscape.valley(*landscape.contour(level).T)
+        np.testing.assert_allclose(values, level, rtol=1e-12)
+
+
+def test_every_animation_has_a_value_for_each_picture(averaged):
+    pictures = len(film(averaged).step)
+    counts = {
+        len(values.split(";"))
+        for values in re.findall(
+            r'repeatCount="indefinite" values="([^"]*)"', trajectories.svg(averaged)
+        )
+    }
+    assert counts == {pictures}
+
+
+def test_command_writes_the_pictures_that_are_named(tmp_path):
+    trajectories.main(["--out", str(tmp_path / "made"), "sync_sgd"])
+    assert [path.name for path in (tmp_path / "made").iterdir()] == ["sync_sgd.svg"]
+
+
+def test_unknown_names_are_refused():
+    with pytest.raises(ValueError, match="model_averaging"):
+        trajectories.record("model_averagin")

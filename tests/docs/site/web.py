@@ -1,0 +1,167 @@
+"""Sites as a reader meets them: their links, and their pages in a browser."""
+
+import functools
+import http.server
+import shutil
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import unquote, urldefrag, urlsplit
+
+WIDTHS = (390, 1280)
+THEMES = ("light", "dark")
+KEPT = ("_static", "_downloads")
+DEPARTURES = ("a",)  # what a reader follows; all else is loaded with the page
+# What is wrong with the page as it is shown now.
+FLAWS = """
+const found = [], root = document.documentElement;
+if (root.scrollWidth > root.clientWidth) {
+  const wide = [...document.querySelectorAll("main *")].filter(
+    x => x.getBoundingClientRect().right > root.clientWidth + 1
+      && !x.closest("pre, table, mjx-container, .pst-scrollable-table-container"));
+  found.push("wider than the screen: " + wide.slice(0, 3).map(
+    x => x.tagName + "." + x.className + " " + x.textContent.slice(0, 40)).join("; "));
+}
+for (const image of document.images)
+  if (image.complete && !image.naturalWidth) found.push("no picture: " + image.src);
+for (const error of document.querySelectorAll("mjx-merror"))
+  found.push("formula: " + error.textContent);
+if (document.querySelector("div.math") && !document.querySelector("mjx-container"))
+  found.push("formulas are not typeset");
+for (const part of performance.getEntriesByType("resource"))
+  if (!part.name.startsWith(location.origin))
+    found.push("from elsewhere: " + part.name);
+return found;
+"""
+TYPESET = "MathJax.startup.promise.then(arguments[0])"
+
+
+class Page(NamedTuple):
+    """The anchors and the links of an HTML file; loaded parts count as links."""
+
+    anchors: set[str]
+    links: list[str]
+    parts: list[str]
+
+
+class Browser(NamedTuple):
+    """A browser, and the address of the site that it shows."""
+
+    driver: Any
+    address: str
+
+
+def pages(site: Path) -> list[str]:
+    """Returns the paths of all pages of a site, without what it only keeps."""
+    found = (page.relative_to(site) for page in site.rglob("*.html"))
+    return sorted(str(page) for page in found if page.parts[0] not in KEPT)
+
+
+def read(file: Path) -> Page:
+    """Reads the anchors and links of an HTML file."""
+    page = Page(set(), [], [])
+
+    class Reader(HTMLParser):
+        def handle_starttag(self, tag, attrs):
+            given = dict(attrs)
+            page.anchors.update(given[x] for x in ("id", "name") if given.get(x))
+            target = given.get("href") or given.get("src")
+            if target:
+                (page.links if tag in DEPARTURES else page.parts).append(target)
+
+    Reader().feed(file.read_text())
+    return page
+
+
+def broken(site: Path) -> list[str]:
+    """Returns links that lead nowhere, and parts that lie elsewhere."""
+    read_pages = {name: read(site / name) for name in pages(site)}
+    found = []
+    for name, page in read_pages.items():
+        found += [f"{name} loads {x}" for x in page.parts if urlsplit(x).netloc]
+        for target in {*page.links, *page.parts}:
+            path, anchor = urldefrag(target)
+            if urlsplit(path).scheme or urlsplit(path).netloc:
+                continue
+            file = (site / name).parent / unquote(
+                urlsplit(path).path or Path(name).name
+            )
+            if not file.exists():
+                found.append(f"{name} -> {target}")
+            elif anchor and file.suffix == ".html":
+                there = read_pages.get(str(file.resolve().relative_to(site.resolve())))
+                if there and unquote(anchor) not in there.anchors:
+                    found.append(f"{name} -> {target}")
+    return found
+
+
+@contextmanager
+def served(site: Path) -> Iterator[str]:
+    """Serves a site on this machine."""
+
+    class Quiet(http.server.SimpleHTTPRequestHandler):
+        def log_message(self, format, *args):
+            pass
+
+    handler = functools.partial(Quiet, directory=str(site))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}/"
+        server.shutdown()
+
+
+@contextmanager
+def opened() -> Iterator[Any]:
+    """Opens chromium without a window."""
+    from selenium import webdriver
+    from selenium.webdriver.chrome.service import Service
+
+    options = webdriver.ChromeOptions()
+    for flag in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage"):
+        options.add_argument(flag)
+    options.set_capability("goog:loggingPrefs", {"browser": "WARNING"})
+    service = Service(executable_path=shutil.which("chromedriver"))
+    driver = webdriver.Chrome(options=options, service=service)
+    try:
+        yield driver
+    finally:
+        driver.quit()
+
+
+def resize(driver: Any, width: int) -> None:
+    """Makes the page as wide as a device's screen."""
+    screen = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+    driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", screen)
+
+
+def flaws(browser: Browser, page: str) -> list[str]:
+    """Returns what is wrong with a page at any width and in any theme."""
+    driver, found = browser.driver, []
+    driver.get(browser.address + page)
+    if driver.execute_script("return !!document.querySelector('.math, math')"):
+        driver.execute_async_script(TYPESET)
+    for width in WIDTHS:
+        resize(driver, width)
+        for theme in THEMES:
+            driver.execute_script(f"document.documentElement.dataset.theme = '{theme}'")
+            for flaw in driver.execute_script(FLAWS):
+                found.append(f"{page} at {width}, {theme}: {flaw}")
+    # An error's line repeats for each width and theme: the log is read once.
+    found += [f"{page}: {line['message']}" for line in driver.get_log("browser")]
+    return found
+
+
+def search(browser: Browser, words: str) -> str:
+    """Returns what the site's search answers."""
+    from selenium.webdriver.support.ui import WebDriverWait
+
+    driver = browser.driver
+    driver.get(f"{browser.address}search.html?q={words}")
+    found = "return document.querySelectorAll('#search-results li').length"
+    WebDriverWait(driver, 20).until(lambda each: each.execute_script(found))
+    return driver.execute_script(
+        "return document.querySelector('#search-results').innerText"
+    )
