@@ -46,7 +46,7 @@ ALONE = [each for each in EXAMPLES if each not in HERE]
 def test_example_runs_and_prints_what_it_shows(source, shown):
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
-        exec(compile(source, "example", "exec"), {"__name__": "example"})
+        exec(compile(source, "example", "exec"), {"__name__": "__main__"})
     assert printed.getvalue() == (shown or "")
 
 
@@ -142,8 +142,9 @@ def test_links_lead_somewhere(page):
         assert link.startswith("https://") or (page.parent / link).exists(), link
 
 
-def test_changelog_opens_with_unreleased_and_names_every_algorithm():
+def test_changelog_opens_with_the_next_or_this_version_and_names_every_algorithm():
     changelog = (ROOT / "CHANGELOG.md").read_text()
-    assert changelog.startswith("# Changelog\n\n## Unreleased\n")
+    first = changelog.removeprefix("# Changelog\n\n## ")
+    assert first.startswith(("Unreleased\n", f"{syncalgos.__version__} ("))
     for name in syncalgos.ALGORITHMS:
         assert f"`{name}`" in changelog

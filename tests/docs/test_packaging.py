@@ -59,7 +59,7 @@ def test_wheel_depends_on_jax_and_optax_alone(wheel):
     lines = archive.read(metadata).decode().splitlines()
     needed = [line for line in lines if line.startswith("Requires-Dist")]
     always = {line for line in needed if "extra ==" not in line}
-    assert always == {"Requires-Dist: jax>=0.10", "Requires-Dist: optax>=0.2.8"}
+    assert always == {"Requires-Dist: jax>=0.10.1", "Requires-Dist: optax>=0.2.8"}
 
 
 def test_package_says_what_it_holds_and_where_its_command_line_is():

@@ -73,6 +73,21 @@ def environment(**changes):
     return {k: str(v) for k, v in changed.items() if v is not None}
 
 
+def printed_by(program, cwd=ROOT, timeout=TIMEOUT, **environ):
+    """Runs a program, which must end with 0; returns its stdout and stderr."""
+    ended = subprocess.run(
+        [sys.executable, program],
+        cwd=cwd,
+        env=environment(PYTHONPATH=ROOT, **environ),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        encoding="utf-8",
+        timeout=timeout,
+    )
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout, ended.stderr
+
+
 def imported_by(code):
     """Names of the modules that a fresh process has after some code."""
     ended = subprocess.run(
