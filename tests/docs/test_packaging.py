@@ -2,10 +2,12 @@
 
 import inspect
 import os
+import re
 import subprocess
 import sys
 import venv
 import zipfile
+from email import message_from_bytes
 from pathlib import Path
 
 import pytest
@@ -60,6 +62,18 @@ def test_wheel_depends_on_jax_and_optax_alone(wheel):
     needed = [line for line in lines if line.startswith("Requires-Dist")]
     always = {line for line in needed if "extra ==" not in line}
     assert always == {"Requires-Dist: jax>=0.10.1", "Requires-Dist: optax>=0.2.8"}
+
+
+def test_links_of_the_shown_readme_need_no_checkout(wheel):
+    archive = zipfile.ZipFile(wheel)
+    [metadata] = [n for n in archive.namelist() if n.endswith(".dist-info/METADATA")]
+    shown = message_from_bytes(archive.read(metadata)).get_payload()
+    links = re.findall(r"\]\(([^)]+)\)", shown)
+    here = re.findall(r"\]\(([^)]+)\)", (ROOT / "README.md").read_text())
+    assert len(links) == len(here) > 0
+    for link, path in zip(links, here, strict=True):
+        assert link.startswith(("https://", "#")), link
+        assert link.endswith(path)
 
 
 def test_package_says_what_it_holds_and_where_its_command_line_is():
