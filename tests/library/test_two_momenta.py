@@ -1,0 +1,99 @@
+"""Tests of how an outer momentum narrows what an inner momentum bears."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import syncalgos
+
+INNER = 0.9
+ROUNDS = 3000
+
+
+def growth(curvature, period, momentum, nesterov, resets=False, rate=1.0):
+    """The factor by which a round multiplies the center of a quadratic in the end.
+
+    A heavy ball takes `period` steps m <- 0.9 m + h x, x <- x - m from the center; the
+    block momentum is v <- mu v + rate (x - center). The round is linear in center, m
+    and v: the factor is the largest eigenvalue of its matrix.
+    """
+    center, m, v = np.eye(3)
+    x, m = center, m * (not resets)
+    for _ in range(period):
+        m = INNER * m + curvature * x
+        x = x - m
+    step = rate * (x - center)
+    v = momentum * v + step
+    center = center + (step + momentum * v if nesterov else v)
+    return np.abs(np.linalg.eigvals(np.stack([center, m, v]))).max()
+
+
+def limit(*args, **kwargs):
+    """The largest lr times curvature up to which nothing grows."""
+    grid = np.geomspace(1e-4, 10, 3001)
+    return next(h for h in grid if growth(h, *args, **kwargs) > 1 + 1e-9)
+
+
+def size_after(strategy, curvature, period):
+    """The size of one worker's params after ROUNDS syncs, from 1, with a rate of 1."""
+    inner = optax.sgd(1.0, momentum=INNER)
+
+    def step(carry, _):
+        x, state = carry
+        updates, state = optimizer.update(curvature * x, state, x)
+        return (optax.apply_updates(x, updates), state), None
+
+    optimizer = syncalgos.as_optimizer(strategy(inner), inner)
+    with jax.enable_x64(True):
+        start = jnp.float64(1), optimizer.init(jnp.float64(1))
+        train = jax.jit(lambda x: jax.lax.scan(step, x, length=ROUNDS * period)[0])
+        return abs(float(train(start)[0]))
+
+
+def bmuf(momentum, nesterov):
+    return syncalgos.bmuf(12, block_momentum=momentum, nesterov=nesterov)
+
+
+def restarted(inner):
+    return syncalgos.at_syncs(bmuf(0.9, False), syncalgos.reset(inner))
+
+
+def diloco(period, rate):
+    return syncalgos.diloco(period, outer_lr=rate, outer_momentum=0.9)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "terms"),
+    [
+        (lambda _: bmuf(0.4, False), (12, 0.4, False)),
+        (lambda _: bmuf(0.9, False), (12, 0.9, False)),
+        (restarted, (12, 0.9, False, True)),
+        (lambda _: bmuf(0.9, True), (12, 0.9, True)),
+        (lambda _: diloco(1, 0.1), (1, 0.9, True, False, 0.1)),
+        (lambda _: diloco(10, 0.7), (10, 0.9, True, False, 0.7)),
+    ],
+    ids=["0.4 kept", "0.9 kept", "0.9 reset", "nesterov", "each step", "period 10"],
+)
+def test_a_worker_grows_where_the_linear_round_does(strategy, terms):
+    seen = set()
+    for curvature in np.geomspace(5e-4, 10, 12):
+        factor = growth(curvature, *terms)
+        if abs(factor - 1) > 0.005:  # else 3,000 rounds do not tell
+            grows = not size_after(strategy, curvature, terms[0]) < 1
+            assert grows == (factor > 1), (curvature, factor)
+            seen.add(grows)
+    assert seen == {True, False}
+
+
+def test_what_the_studies_say_of_the_limit():
+    """The figures of docs/studies/inner-momentum.md and two-momenta.md."""
+    kept = [limit(12, momentum, False) for momentum in (0.4, 0.6, 0.8, 0.9)]
+    np.testing.assert_allclose(kept, [3.02, 2.06, 0.0040, 0.0014], rtol=0.03)
+    assert limit(12, 0.9, False, resets=True) > 3.3
+    assert limit(12, 0.9, True) == pytest.approx(0.051, rel=0.02)
+    # The mean of gradients that Adam keeps is a heavy ball with a tenth of the rate.
+    each, tenth = limit(1, 0.9, True, rate=0.1), limit(10, 0.9, True, rate=0.7)
+    assert [10 * limit(1, 0, True), 10 * each] == pytest.approx([38, 0.298], rel=0.02)
+    assert 10 * tenth == pytest.approx(32.4, rel=0.02)
