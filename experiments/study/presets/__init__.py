@@ -1,4 +1,4 @@
-"""Published comparisons as data: NAME.toml in this folder, laws in one of their own."""
+"""Published comparisons as data: NAME.toml, here or in a folder of laws or atlases."""
 
 import tomllib
 from collections.abc import Mapping, Sequence
