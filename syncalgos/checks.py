@@ -6,6 +6,7 @@ Importing this file imports no jax: the command line loads it by itself.
 import difflib
 import inspect
 import math
+import operator
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -81,8 +82,11 @@ def whole(label: str, value: Any, least: int) -> int:
     Raises:
         ValueError: another value than a whole number from `least` to 2³¹ - 1.
     """
-    is_whole = hasattr(value, "__index__") and not isinstance(value, bool)
-    if not is_whole or (number := value.__index__()) < least:
+    try:
+        number = None if isinstance(value, bool) else operator.index(value)
+    except TypeError:  # of an array, too, unless it holds one integer
+        number = None
+    if number is None or number < least:
         raise ValueError(
             f"{label} must be a whole number of at least {least}, got {shown(value)}"
         )

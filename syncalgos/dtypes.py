@@ -11,6 +11,9 @@ PyTree = Any
 
 def wide_dtype(dtype: Any) -> Any:
     """Returns the dtype to accumulate values of this one in: at least float32."""
+    # jax promotes 8-bit floats to none else.
+    if jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits < 32:
+        return jnp.dtype(jnp.float32)
     return jnp.promote_types(dtype, jnp.float32)
 
 

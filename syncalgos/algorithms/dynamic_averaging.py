@@ -55,7 +55,8 @@ def dynamic_averaging(
     # coordinator all must know, for one number a period.
     def vote(replica, state, step):
         moved = jax.tree.map(jnp.subtract, widen(replica.params), state.reference)
-        return optax.tree.norm(moved, squared=True) > bound
+        # NaN is no more than any bound, and must be seen.
+        return ~(optax.tree.norm(moved, squared=True) <= bound)
 
     def sync(replica, state, step):
         params = collectives.mean(replica.params, axis)

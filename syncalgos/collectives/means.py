@@ -124,6 +124,15 @@ def group_mean(tree: PyTree, groups: int, axis: Axis = WORKERS) -> PyTree:
         return lax.psum(x, outer, axis_index_groups=grouped) / per_group
 
     def leaf(x: jax.Array) -> jax.Array:
+        try:
+            return along_axes(x)
+        except NotImplementedError:  # vmap has no groups along an outer axis
+            return gathered(x)
+
+    def gathered(x: jax.Array) -> jax.Array:
+        return gather(x, axis).reshape(groups, members, *x.shape).mean(1)[mine]
+
+    def along_axes(x: jax.Array) -> jax.Array:
         # Consecutive workers, and not the lanes of a device, are a group: else the
         # numbers would depend on the layout.
         if members % lanes == 0:  # a group is some whole devices
@@ -133,9 +142,9 @@ def group_mean(tree: PyTree, groups: int, axis: Axis = WORKERS) -> PyTree:
             of_lanes = lax.all_gather(x, lane)
             of_groups = of_lanes.reshape(lanes // members, members, *x.shape)
             return of_groups.mean(1)[lax.axis_index(lane) // members]
-        return gather(x, axis).reshape(groups, members, *x.shape).mean(1)[mine]
+        return gathered(x)
 
-    return jax.tree.map(leaf, tree)
+    return on_floats(lambda leaves: [leaf(x) for x in leaves], tree)
 
 
 def agreed(tree: PyTree, axis: Axis = WORKERS) -> PyTree:

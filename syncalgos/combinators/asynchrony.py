@@ -137,7 +137,7 @@ def asynchronous(
     return Strategy(
         init,
         # It acts at every step, to hold slower workers back; only arrivals land.
-        sync=Combination(sync, lands=lands),
+        sync=Combination(sync, lands=lands, steady=True),
         center=lambda params, state: narrow(state.server.params, params),
     )
 

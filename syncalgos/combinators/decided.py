@@ -68,6 +68,7 @@ def decided(vote: Vote, strategy: Strategy, axis: Axis = WORKERS) -> Strategy:
             "decided: a strategy that syncs and does not reduce gradients is needed; "
             "chain others beside it"
         )
+    introspection.check_not_steady("decided", strategy)
     if introspection.is_clocked(strategy):
         raise ValueError(
             "decided: this strategy acts at every step, as delayed and paced ones do"

@@ -94,6 +94,7 @@ def delayed(
     """
     check_strategy("delayed", strategy)
     introspection.check_undecided("delayed", strategy)
+    introspection.check_not_steady("delayed", strategy)
     delay = checks.whole("delayed: delay", delay, least=0)
     alpha = checks.real("delayed: alpha", alpha, least=0)
     if alpha > 1:
@@ -135,6 +136,8 @@ def _mix(alpha: float, changed: list[bool], arrived: PyTree, local: PyTree) -> P
     triples = zip(changed, jax.tree.leaves(arrived), leaves, strict=True)
 
     def mix(new, old):
+        if alpha in (0, 1):  # 0 times NaN would be NaN
+            return (old if alpha else new).astype(old.dtype)
         return ((1 - alpha) * widen(new) + alpha * widen(old)).astype(old.dtype)
 
     return form.unflatten([mix(new, old) if by else old for by, new, old in triples])

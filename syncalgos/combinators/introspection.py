@@ -35,6 +35,8 @@ class Combination(NamedTuple):
         clocked: whether it works at every local step, as a delay and a moving average
             do, so that `when` belongs inside.
         delays: whether results land later than they are sent.
+        steady: whether the sync must be called at every local step, and no `when` may
+            lie around or inside of it.
         behind: extra -> the same strategy with another behind it, wherever the data
             decide to act; None where the step alone decides.
     """
@@ -48,6 +50,7 @@ class Combination(NamedTuple):
     condition: Steps | None = None
     clocked: bool = False
     delays: bool = False
+    steady: bool = False
     behind: Callable[[Strategy], Strategy] | None = None
 
     def __call__(
@@ -188,6 +191,22 @@ def check_undecided(where: str, strategy: Strategy) -> None:
             f"{where}: the data decide on when this strategy syncs (see `decided`): "
             "that must follow from the step alone here"
         )
+
+
+def check_not_steady(where: str, strategy: Strategy) -> None:
+    """Refuses a strategy that must act at every local step.
+
+    Raises:
+        ValueError: such a strategy.
+    """
+    made = combination(strategy)
+    if made.steady:
+        raise ValueError(
+            f"{where}: this strategy acts at every local step, as async_diloco does to "
+            "hold slower workers back: give it a period of its own instead"
+        )
+    for member in made.members:
+        check_not_steady(where, member)
 
 
 def reduces(strategy: Strategy) -> bool:

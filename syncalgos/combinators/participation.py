@@ -1,6 +1,6 @@
 """Simulated workers that skip rounds, or train at their own speed."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -104,6 +104,7 @@ def participating(
     """
     check_strategy("participating", strategy)
     introspection.check_undecided("participating", strategy)
+    introspection.check_not_steady("participating", strategy)
     if not callable(schedule):
         got = checks.shown(schedule)
         raise ValueError(f"participating: schedule must be a function, got {got}")
@@ -129,7 +130,7 @@ def _participating(strategy, schedule, stale, axis) -> Strategy:
 
     def reduce(grads, replica, state, step):
         own = _share(_weights(schedule, step, axis), axis)
-        grads = narrow(jax.tree.map(lambda g: own * g, widen(grads)), grads)
+        grads = narrow(_times(own, widen(grads)), grads)
         grads, inner = strategy.reduce(grads, replica, state.strategy, step)
         return grads, state._replace(strategy=inner)
 
@@ -176,14 +177,19 @@ def _share(weights: jax.Array, axis: Axis) -> jax.Array:
     return mine / jnp.where(total > 0, total, 1)
 
 
+def _times(own: jax.Array, tree: PyTree) -> PyTree:
+    """Multiplies by the worker's share; zeros without one."""
+    # 0 times NaN would be NaN, and reach those who take part.
+    return jax.tree.map(lambda x: jnp.where(own > 0, own * x, 0), tree)
+
+
 def _weighted_sync(strategy, stale, replica, state, step, own):
     """A sync to which the worker hands in its share `own` of its moves."""
     kept, began = replica.params, state.start if stale else state.common
     # Moves are weighted, not models: so any strategy's mean becomes the weighted
     # one, also of moves that are compressed, and none needs to know of weights.
-    handed_in = jax.tree.map(
-        lambda c, s, x: c + own * (x - s), state.common, began, kept
-    )
+    moved = _times(own, jax.tree.map(lambda s, x: x - s, began, kept))
+    handed_in = jax.tree.map(jnp.add, state.common, moved)
     replica, inner = strategy.sync(
         replica._replace(params=narrow(handed_in, kept)), state.strategy, step
     )
@@ -231,6 +237,9 @@ def paced(
     check_strategy("paced", strategy)
     if not introspection.ever_syncs(strategy):
         raise ValueError("paced: this strategy reduces gradients and never syncs")
+    if not isinstance(local_steps, Iterable):
+        got = checks.shown(local_steps)
+        raise ValueError(f"paced: local_steps must be one for each worker, got {got}")
     label = "paced: each of local_steps"
     quotas = [checks.whole(label, quota, least=0) for quota in local_steps]
 

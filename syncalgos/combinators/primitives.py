@@ -121,6 +121,14 @@ def reset(optimizer: optax.GradientTransformation) -> Strategy:
     return Strategy(sync=sync)
 
 
+# By name, as optax exports not all of them: schedules of rates and of weight decay, a
+# plateau's memory, and the count and key of noise.
+_CLOCKS = (
+    "AddNoiseState",
+    "ReduceLROnPlateauState",
+    "ScaleByScheduleState",
+    "WeightDecaySchedule",
+)
 _INJECTED = (optax.InjectHyperparamsState, optax.InjectStatefulHyperparamsState)
 
 
@@ -175,7 +183,7 @@ def restart(new: PyTree, old: PyTree) -> PyTree:
         old: the state to replace.
 
     Returns:
-        `new`, with the schedules and injected hyperparameters of `old`.
+        `new`, with the schedules, plateau, noise and injected hyperparameters of `old`.
 
     Raises:
         ValueError: states of two optimizers, or of other params.
@@ -189,14 +197,14 @@ def restart(new: PyTree, old: PyTree) -> PyTree:
 
     def node(new, old):
         # Momentum restarts at a sync; a learning rate schedule must not.
-        if isinstance(new, optax.ScaleByScheduleState):
+        if type(new).__name__ in _CLOCKS:
             return old
         if isinstance(new, _INJECTED):
             return old._replace(inner_state=restart(new.inner_state, old.inner_state))
         return new
 
     def is_leaf(node):
-        return isinstance(node, (optax.ScaleByScheduleState, *_INJECTED))
+        return type(node).__name__ in _CLOCKS or isinstance(node, _INJECTED)
 
     return jax.tree.map(node, new, old, is_leaf=is_leaf)
 

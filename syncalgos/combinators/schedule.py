@@ -43,14 +43,21 @@ def when(active: introspection.Steps, strategy: Strategy) -> Strategy:
         strategy acts.
 
     Raises:
-        ValueError: an argument of another kind.
+        ValueError: an argument of another kind, or a strategy that must act at every
+            step, as `async_diloco`.
     """
     if not callable(active):
         raise ValueError(f"when: active must be a function, got {checks.shown(active)}")
     check_strategy("when", strategy)
+    introspection.check_not_steady("when", strategy)
+    return _when(active, strategy)
+
+
+def _when(active: introspection.Steps, strategy: Strategy) -> Strategy:
+    """`when`, without its checks."""
     if introspection.is_clocked(strategy):
         # Around it, a delayed result would wait for the next period.
-        return introspection.rebuilt(strategy, functools.partial(when, active))
+        return introspection.rebuilt(strategy, functools.partial(_when, active))
 
     def reduce(grads, replica, state, step):
         return lax.cond(
@@ -70,7 +77,7 @@ def when(active: introspection.Steps, strategy: Strategy) -> Strategy:
         # A sync that keeps everything needs no branch.
         sync if introspection.ever_acts(strategy) else keep_replica,
         (strategy,),
-        lambda change: when(active, change(strategy)),
+        lambda change: _when(active, change(strategy)),
         condition=active,
     )
     return strategy._replace(
@@ -219,7 +226,7 @@ def _phase(
     rebuild: Callable[[introspection.Change], Strategy],
 ) -> Strategy:
     """`when`, but with a center that outside its steps is the current params."""
-    gated = when(active, strategy)
+    gated = _when(active, strategy)
     follows = introspection.has_center(strategy)
 
     def following(replica, state, step):

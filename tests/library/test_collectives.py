@@ -223,3 +223,21 @@ def test_collectives_among_some_workers_take_one_axis_name(mapped, workers):
     for chosen, sources in enumerate(permutations):
         np.testing.assert_array_equal(exchanged[:, chosen], values[sources])
     np.testing.assert_array_equal(turned, values.swapaxes(0, 1))
+
+
+@pytest.mark.parametrize("sizes", [(4, 2), (2, 4), (2, 2, 2)])
+@pytest.mark.parametrize("groups", [2, 4])
+def test_group_mean_runs_over_vmapped_axes_of_ones_own(sizes, groups):
+    names = ("a", "b", "c")[: len(sizes)]
+
+    def function(x):
+        return collectives.group_mean((x, jnp.int32(x)), groups, names)
+
+    for name in reversed(names):
+        function = jax.vmap(function, axis_name=name)
+    values = np.arange(8.0, dtype=np.float32)
+    means, integers = function(values.reshape(sizes))
+    expected = np.repeat(values.reshape(groups, -1).mean(1), 8 // groups)
+    np.testing.assert_array_equal(np.ravel(means), expected)
+    np.testing.assert_array_equal(np.ravel(integers), values)
+    assert integers.dtype == jnp.int32

@@ -9,9 +9,19 @@ from problems import relative_error, train
 from recurrences import LR, MOMENTUM, START, STEPS, TARGET, X, async_diloco
 
 import syncalgos
-from syncalgos import DataParallel, chain, stateless
+from syncalgos import (
+    DataParallel,
+    average,
+    chain,
+    decided,
+    delayed,
+    every,
+    paced,
+    participating,
+    sampled,
+    stateless,
+)
 from syncalgos.combinators import asynchrony
-from syncalgos.engine.placement.make_layout import BACKENDS
 
 ROUNDING = 1e-12
 
@@ -132,15 +142,32 @@ def test_what_cannot_be_is_refused(settings, message):
         train(syncalgos.async_diloco(2, **settings), optax.sgd(LR), 4, at=(2,))
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_a_delay_beyond_the_next_arrival_is_refused_on_every_backend(backend):
-    strategy = syncalgos.delayed(syncalgos.async_diloco(4, slowest=0.4), 4)
-    trainer = syncalgos.DataParallel(
-        syncalgos.stateless(lambda params, batch: jnp.mean(params * batch)),
-        optax.sgd(0.1),
-        strategy,
+@pytest.mark.parametrize(
+    ("around", "name"),
+    [
+        (lambda strategy: every(4, strategy), "when"),
+        (lambda strategy: every(4, chain(average("buffers"), strategy)), "when"),
+        (lambda strategy: every(4, paced(strategy, [4, 2])), "when"),
+        (lambda strategy: delayed(strategy, 1), "delayed"),
+        (lambda strategy: participating(strategy, sampled(0.5)), "participating"),
+        (lambda strategy: decided(lambda *_: True, strategy), "decided"),
+    ],
+)
+def test_what_would_let_slow_workers_run_is_refused(around, name):
+    with pytest.raises(ValueError, match=f"{name}: this strategy acts at every local"):
+        around(syncalgos.async_diloco(4, slowest=0.5))
+
+
+@pytest.mark.parametrize("around", [syncalgos.until, syncalgos.after])
+def test_phases_hold_slow_workers_back(around):
+    """Four steps of the phase move a worker of half the speed by two."""
+    strategy = syncalgos.async_diloco(99, slowest=0.5)
+    trainer = DataParallel(
+        stateless(lambda params, batch: params["w"] - params["w"] * batch.mean()),
+        optax.sgd(1.0),
+        around(4 if around is syncalgos.until else 0, strategy),
         2,
-        backend,
+        "vmap",
     )
-    with pytest.raises(ValueError, match="say arrival='add'"):
-        trainer.init(jnp.ones(2))
+    state, _ = trainer.run(trainer.init({"w": jnp.zeros(())}), np.zeros((4, 2)))
+    np.testing.assert_array_equal(state.replica.params["w"].ravel(), [-4, -2])

@@ -151,3 +151,18 @@ def test_what_is_no_strategy_or_no_decay_is_refused():
     for decay in (1, -0.1, float("nan"), "abc"):
         with pytest.raises(ValueError, match=f"ema: decay must be .*{decay}"):
             ema(bmuf(), decay)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float8_e4m3fn, jnp.float8_e5m2])
+def test_floats_of_8_bits_are_averaged_in_float32(dtype):
+    def loss(params, buffers, batch, key):
+        return jnp.sum(params["w"] ** 2), (buffers, {})
+
+    trainer = syncalgos.DataParallel(loss, optax.sgd(0.1), syncalgos.bmuf(2), 2, "vmap")
+    state = trainer.init({"w": jnp.ones(2)}, buffers={"scale": jnp.full(3, 1.5, dtype)})
+    state, _ = trainer.run(state, np.zeros((2, 2), np.float32))
+    center = trainer.center(state).buffers["scale"]
+    assert center.dtype == dtype
+    np.testing.assert_array_equal(np.float32(center), 1.5)
+    anchor = syncalgos.bmuf(2).init({"w": jnp.ones(2, dtype)})
+    assert {x.dtype for x in jax.tree.leaves(anchor)} == {jnp.dtype(jnp.float32)}

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from optax import contrib
 
 import syncalgos
 from syncalgos import (
@@ -195,6 +196,23 @@ def test_reset_restarts_momentum_and_keeps_the_schedule():
     assert int(schedule.count) == 4
 
 
+def test_reset_keeps_what_counts_steps_and_remembers_losses():
+    optimizer = optax.chain(
+        optax.add_noise(0.1, 0.5, jax.random.key(0)),
+        optax.adamw(0.1, weight_decay=optax.linear_schedule(1.0, 0.0, 10)),
+        contrib.reduce_on_plateau(factor=0.5, patience=2),
+    )
+    params = {"a": jnp.ones(3)}
+    state = optimizer.init(params)
+    for _ in range(4):
+        _, state = optimizer.update(params, state, params, value=1.0)
+    replica, _ = reset(optimizer).sync(Replica(params, state), (), 3)
+    noise, adam, plateau = replica.opt_state
+    np.testing.assert_array_equal(adam[0].mu["a"], np.zeros(3))
+    assert int(noise.count) == int(adam[1].count) == 4
+    assert float(plateau.scale) == 0.5
+
+
 def test_reset_keeps_injected_hyperparameters():
     schedule = optax.linear_schedule(1.0, 0.0, 10)
     optimizer = optax.inject_hyperparams(optax.sgd)(schedule, momentum=0.9)
@@ -219,6 +237,8 @@ def test_reset_keeps_injected_hyperparameters():
         (lambda: every(3, 3), "every: expected a Strategy, got 3"),
         (lambda: every(0, average()), "period must be .* at least 1, got 0"),
         (lambda: every(2.0, average()), "period must be .* at least 1, got 2.0"),
+        (lambda: every(np.array([3]), average()), r"period must be .*, got array\("),
+        (lambda: every(jnp.float32(3), average()), "period must be a whole number"),
         (lambda: when(3, average()), "active must be a function, got 3"),
         (lambda: until(-1, average()), "until: s must be .* at least 0, got -1"),
         (lambda: after("x", average()), "after: s must be .* at least 0, got 'x'"),

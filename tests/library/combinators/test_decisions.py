@@ -210,6 +210,19 @@ def test_what_cannot_be_decided_on_is_refused(make, message):
         make()
 
 
+def test_a_model_that_is_not_finite_asks_for_an_average():
+    strategy = syncalgos.dynamic_averaging(1, 1e3, axis="workers")
+
+    def sync(x):
+        state = strategy.init({"w": jnp.zeros(2)})
+        return strategy.sync(Replica({"w": x}), state, jnp.int32(0))[0].params["w"]
+
+    models = jnp.array([[np.nan, 0.0], [2.0, 4.0]])
+    [first, second] = jax.vmap(sync, axis_name="workers")(models)
+    np.testing.assert_array_equal(first, [np.nan, 2.0])
+    np.testing.assert_array_equal(second, [np.nan, 2.0])
+
+
 @pytest.mark.slow
 def test_dynamic_averaging_is_model_averaging_or_none_at_the_ends_of_its_bound():
     never, always = (

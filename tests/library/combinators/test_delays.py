@@ -345,6 +345,20 @@ def test_bytes_are_counted_at_the_step_that_sends(strategy):
     np.testing.assert_array_equal(late.per_step, at_once.per_step)
 
 
+def test_a_result_replaces_a_model_that_is_not_finite():
+    strategy = delayed(every(2, average(reduce="median", axis="workers")), 1)
+
+    def follow(x):
+        replica = syncalgos.Replica({"w": x})
+        state = strategy.init(replica.params)
+        for step in range(3):
+            replica, state = strategy.sync(replica, state, jnp.int32(step))
+        return replica.params["w"]
+
+    ends = jax.vmap(follow, axis_name="workers")(jnp.array([np.nan, 1.0, 1.0]))
+    np.testing.assert_array_equal(ends, 1.0)
+
+
 def test_delayed_bfloat16_keeps_its_dtype_and_mixes_in_float32():
     """Half of the mean of the models after step 2 arrives at step 4."""
     trained = train(delayed(model_averaging(3), 2, 0.5), dtype=jnp.bfloat16, steps=5)

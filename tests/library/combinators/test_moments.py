@@ -35,6 +35,16 @@ OPTIMIZERS = {
     "adabelief": (optax.adabelief(0.1), {"mu"}, {"nu"}),
     "lion": (optax.lion(0.1), {"mu"}, set()),
     "rmsprop": (optax.rmsprop(0.1, centered=True), {"mu"}, {"nu"}),
+    "corrected": (
+        optax.rmsprop(0.1, momentum=0.9, bias_correction=True),
+        {"trace"},
+        {"nu"},
+    ),
+    "corrected, centered": (
+        optax.rmsprop(0.1, centered=True, bias_correction=True),
+        {"mu"},
+        {"nu"},
+    ),
     "adagrad": (optax.adagrad(0.1), set(), {"sum_of_squares"}),
     "adadelta": (optax.adadelta(0.1), set(), {"e_g", "e_x"}),
     "adafactor": (

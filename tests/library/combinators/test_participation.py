@@ -364,6 +364,7 @@ def test_paced_counts_rounds_of_a_schedule():
         (lambda: participating(bmuf(), 0.5), "schedule must be a function, got 0.5"),
         (lambda: paced(bmuf, [1]), "paced: expected a Strategy"),
         (lambda: paced(bmuf(), [1, 0.5]), "each of local_steps must be a whole number"),
+        (lambda: paced(bmuf(), 4), "local_steps must be one for each worker, got 4"),
         (lambda: paced(bmuf(), [-1]), "each of local_steps must be .* at least 0"),
         (lambda: paced(sync_sgd(), [1, 2, 3, 4]), "paced.* never syncs"),
         (
@@ -383,6 +384,29 @@ def test_paced_counts_rounds_of_a_schedule():
 def test_bad_arguments_are_refused(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+@pytest.mark.parametrize("strategy", [model_averaging(4), sync_sgd()])
+def test_a_worker_that_skips_may_have_diverged(strategy):
+    """NaN of worker 0, which never takes part, reaches nobody."""
+
+    def others(step, workers):
+        return jnp.arange(workers) > 0
+
+    def loss(params, batch):
+        return jnp.sum(params * batch.mean())
+
+    trainer = syncalgos.DataParallel(
+        syncalgos.stateless(loss),
+        optax.sgd(0.1),
+        participating(strategy, others),
+        4,
+        "vmap",
+    )
+    batches = np.ones((4, 4), np.float32)
+    batches[:, 0] = np.nan
+    state, _ = trainer.run(trainer.init(jnp.ones(2)), batches)
+    np.testing.assert_allclose(state.replica.params, 0.6, rtol=1e-6)
 
 
 def test_participation_trains_in_a_loop_of_ones_own_over_a_single_axis():
