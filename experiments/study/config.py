@@ -242,6 +242,12 @@ def _check_conflicts(config: StudyConfig) -> None:
     given = {name for variant in config.variants for name in variant.parameters}
     if config.worker_batch is not None and "batch_size" in given:
         raise BadRequest("--worker-batch and --batch-size both set the batch: say one")
+    tuned = {x for r in config.tuned for x in r.flags}
+    if config.worker_batch is not None and "workers" in tuned:
+        raise BadRequest(
+            "--worker-batch is one batch for all trials of a tuned --workers: sweep "
+            "the workers"
+        )
     varied = [x for r in (*config.tuned, config.swept) if r for x in r.flags]
     if SCALES[config.scale_lr] and (config.sweep is None or "lr" in varied):
         raise BadRequest("--scale-lr follows the batch of a --sweep of another flag")

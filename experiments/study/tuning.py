@@ -103,8 +103,9 @@ def report(tuned: RunSet, by: Measure) -> list[Tuning]:
                 scores=[None if x.diverged else _mean(x, by) for x in tops],
                 chosen=float(value),
                 at_edge=len(values) > 1 and value in (values[0], values[-1]),
-                low=low,
-                high=high,
+                # It may be in none of the resamples, if others are almost as good.
+                low=None if low is None else min(low, float(value)),
+                high=None if high is None else max(high, float(value)),
             )
         )
     return found
@@ -118,9 +119,13 @@ def _best_of_resamples(trials: Sequence[RunSet], by: Measure) -> list[RunSet]:
         return []
     # Seeds are resampled for all trials together: they saw the same batches.
     scores = by.side * np.array([[x.final(by)[s] for s in seeds] for x in fine])
+    losses = np.array([[x.final(LOSS)[s] for s in seeds] for x in fine])
     rng = np.random.default_rng(0)
     picks = rng.integers(len(seeds), size=(RESAMPLES, len(seeds)))
-    return [fine[i] for i in scores[:, picks].mean(axis=2).argmax(axis=0)]
+    scores, losses = (x[:, picks].mean(axis=2) for x in (scores, losses))
+    # As in `_rank`: the loss decides between equal accuracies.
+    losses[scores < scores.max(axis=0)] = np.inf
+    return [fine[i] for i in losses.argmin(axis=0)]
 
 
 def _ends(values: Sequence[float]) -> tuple[float, float] | tuple[None, None]:

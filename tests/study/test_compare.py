@@ -326,6 +326,8 @@ def test_overwrite_makes_all_runs_again(small, copy):
     assert ended.code == 0, ended.stderr
     assert "already" not in ended.stderr
     assert len(ended.stderr.splitlines()) == 1 + 4
+    page = (copy / "report.html").read_text()
+    assert "experiments.compare" in page and "--overwrite" not in page
     after = content(copy / "runs")
     assert before.keys() == after.keys()
     assert all(before[path][1] < after[path][1] for path in before)
@@ -664,6 +666,7 @@ BAD = {
     # What would be ignored.
     "--worker-batch 8 --batch-size 64": ["--worker-batch", "--batch-size"],
     "--worker-batch 8 --sweep batch-size=8,16": ["--worker-batch", "batch"],
+    "--worker-batch 8 --tune workers=2,4": ["--worker-batch", "--workers"],
     "--algos 'sync_sgd --lr 0.3' --sweep lr=1,2": ["--lr"],
     "--algos 'sync_sgd --lr 0.3' --tune lr=1,2": ["--lr"],
     "--tune lr=0.1,0.2 --validation 0.1": ["--validation"],

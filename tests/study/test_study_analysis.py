@@ -477,17 +477,19 @@ def chosen_values(made, key):
 
 
 def test_of_equal_accuracies_the_lower_loss_is_chosen(tmp_path):
-    study = study_of(tmp_path, "--tune=lr=0.1,0.2,0.3", seeds=1)
-    tried(study, {x: {"0.1": [0.5], "0.2": [0.5], "0.3": [0.5]} for x in BYTES})
+    study = study_of(tmp_path, "--tune=lr=0.1,0.2,0.3", "--tune-seeds=5", seeds=1)
+    tried(study, {x: dict.fromkeys(("0.1", "0.2", "0.3"), [0.5] * 5) for x in BYTES})
     point = points(study)[0]
-    for each in point.trials:
-        path = each.run(each.seeds[0]) / "summary.json"
+    for path in (
+        each.run(s) / "summary.json" for each in point.trials for s in range(1000, 1005)
+    ):
         loss = 0.1 if "lr=0.2" in str(path) else 0.2
         path.write_text(json.dumps(json.loads(path.read_text()) | {"test_loss": loss}))
     for key in (ACCURACY.key, LOSS.key):
         assert chosen_values(point, key) == {"lr": "0.2"}
     (report,) = tuning.report(point.read(), ACCURACY)
     assert not report.at_edge
+    assert (report.low, report.chosen, report.high) == (0.2, 0.2, 0.2)
     assert chosen_values(point._replace(trials=[]), None) == {}
 
 
@@ -522,6 +524,36 @@ def test_a_law_is_the_answer_of_a_study_of_one_algorithm(tmp_path):
         "Best lr of bmuf: 0.1 [0.1, 0.2] at period=2, 0.2 [0.1, 0.2] at period=4."
     )
     assert report.lead == "Best lr: 0.1 at period=2, 0.2 at period=4"
+
+
+def test_no_law_is_named_where_all_trials_diverged(tmp_path):
+    words = ["--tune=lr=0.1,0.2", "--tune-seeds=1", "--sweep=period=2,4"]
+    study = config.read([*words, "--algos=bmuf", "--seeds=1", f"--out={tmp_path}"])
+    tried(study, {"bmuf": {"0.1": [None], "0.2": [None]}})
+    runs = final(study, ({"lr": "0.1"}, {"lr": "0.1"}))
+    for r in runs:
+        r.summaries[0]["diverged"] = True
+    report = analysis.report(study, [r._replace() for r in runs], "")
+    assert report.lead == "All runs diverged"
+    assert "Best lr" not in report.headline
+
+
+def test_p_values_are_corrected_over_all_values_of_a_sweep(tmp_path):
+    """Of one comparison p is 0.03; of three 0.09, so that no headline is sure."""
+    study = study_of(tmp_path, "--sweep=period=2,4,8", "--lr=0.1")
+    finals = {("sync_sgd", ""): [0.5, 0.5, 0.5, 0.5, 0.5]}
+    gains = (0.0, 0.04, 0.02, 0.05, 0.03), (0.0, 0.05, -0.05, 0.01, 0.0), (0.0,) * 5
+    for period, own in zip((2, 4, 8), gains, strict=True):
+        finals["bmuf", f"period={period}"] = [0.5 + x for x in own]
+    report = analysis.report(study, made(study, finals), "")
+    assert "Holm's correction for 3 comparisons" in report.headline
+    assert "(95 % interval)" not in report.headline
+
+
+def test_a_mean_that_is_higher_by_rounding_does_not_lead(tmp_path):
+    runs = plain(study_of(tmp_path, seeds=1), [0.8], [0.8 * (1 + 1e-8)])
+    found = analysis.report(study_of(tmp_path, seeds=1), runs, "")
+    assert found.lead.startswith("sync_sgd leads")
 
 
 def test_where_all_diverged_the_fewest_are_chosen(tmp_path):
@@ -673,6 +705,30 @@ def test_a_fair_comparison_needs_no_word_on_rates(tmp_path, argv, rates):
     assert not [x for x in found.remarks if x.startswith("Learning rates were")]
     if len(found.rows) > 1:
         assert NO_WINNER & words_of(found)
+
+
+def test_default_rates_are_not_said_to_be_given(tmp_path):
+    algos = "sync_sgd,A=bmuf --optimizer adam"
+    found = rated(
+        study_of(tmp_path, f"--algos={algos}"), [(0.05, 0.05), (0.003, 0.024)]
+    )
+    assert found.headline.startswith("At the default rates, A has the best")
+    assert found.lead == "At the default rates: A has the best test accuracy"
+
+
+def test_the_command_that_tunes_leaves_out_a_baseline_with_a_rate(tmp_path):
+    words = ["--algos=sync_sgd --lr 0.05,bmuf --lr 0.4", "--baseline=bmuf --lr 0.4"]
+    study = study_of(tmp_path, *words)
+    found = rated(study, [(0.05, 0.05), (0.4, 3.2)], words)
+    again = config.read(shlex.split(found.remarks[0].partition(COMMAND)[2]))
+    assert [x.label for x in again.variants] == ["sync_sgd", "bmuf"]
+    assert again.baseline is None
+
+
+def test_rates_that_one_range_tunes_with_others_are_tuned(tmp_path):
+    study = study_of(tmp_path, "--tune=block_lr|lr=0.1,0.2")
+    tried(study, {x: {"0.1": [0.5], "0.2": [0.4]} for x in BYTES})
+    assert rated(study, [(0.1, 0.1), (0.05, 0.4)]).terms == ""
 
 
 def test_rates_given_by_hand_are_said_to_be(tmp_path):

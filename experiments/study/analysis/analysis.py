@@ -8,7 +8,13 @@ from typing import Any
 import numpy as np
 
 from experiments.study import presets, tuning
-from experiments.study.analysis.ranking import by_point, default_target, ranked, timed
+from experiments.study.analysis.ranking import (
+    by_point,
+    default_target,
+    ranked,
+    rankings,
+    timed,
+)
 from experiments.study.analysis.rates import rates
 from experiments.study.analysis.results import ONE_NOMINAL, Curve, Report, Row
 from experiments.study.analysis.words import remarks
@@ -42,7 +48,7 @@ def report(config: StudyConfig, runs: Sequence[RunSet], command: str) -> Report:
     terms, times, unfair = rates(config, rows, command)
     rows, sentences = compared(rows, baseline, by, terms != ONE_NOMINAL)
     every = ranked(rows, by)
-    points = {point: ranked(own, by) for point, own in by_point(rows).items()}
+    points = rankings(by_point(rows), by)
     target = config.target or default_target(every, by)
     pairs = zip(rows, curves, strict=True)
     rows = [timed(row, curve, by, target) for row, curve in pairs]

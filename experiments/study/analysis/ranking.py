@@ -28,23 +28,39 @@ class Ranking(NamedTuple):
         rows: all, in the order of --algos.
         top: the best; None where all runs diverged.
         kinds: the others by standing, in the order of FINDINGS.
+        comparisons: how many p-values were corrected for.
     """
 
     rows: Sequence[Row]
     top: Row | None
     kinds: Mapping[str, Sequence[Row]]
+    comparisons: int
 
 
 def ranked(rows: Sequence[Row], by: Measure) -> Ranking:
     """Ranks rows by the differences of their final measures to the best."""
-    top = leader(rows, by)
-    kinds: dict[str, list[Row]] = {kind: [] for kind in FINDINGS}
-    if top is not None:
-        others = [row for row in rows if row is not top]
-        found = [row.to_best or paired(row.final, top.final) for row in others]
-        for row, d, p in zip(others, found, corrected(found), strict=True):
-            kinds[_standing(row, d, p, by)].append(row)
-    return Ranking(rows, top, kinds)
+    return rankings({"": rows}, by)[""]
+
+
+def rankings(points: Mapping[str, Sequence[Row]], by: Measure) -> dict[str, Ranking]:
+    """Ranks the rows at each value of a sweep; p-values are corrected over all."""
+    tops = {point: leader(rows, by) for point, rows in points.items()}
+    pairs = [
+        (point, row, row.to_best or paired(row.final, top.final))
+        for point, top in tops.items()
+        if top is not None
+        for row in points[point]
+        if row is not top
+    ]
+    p_values = corrected([d for _, _, d in pairs])
+    kinds = {point: {kind: [] for kind in FINDINGS} for point in points}
+    for (point, row, d), p in zip(pairs, p_values, strict=True):
+        kinds[point][_standing(row, d, p, by)].append(row)
+    count = sum(p is not None for p in p_values)
+    return {
+        point: Ranking(rows, tops[point], kinds[point], count)
+        for point, rows in points.items()
+    }
 
 
 def by_point(rows: Sequence[Row]) -> dict[str, list[Row]]:
@@ -57,7 +73,9 @@ def by_point(rows: Sequence[Row]) -> dict[str, list[Row]]:
 def leader(rows: Sequence[Row], by: Measure) -> Row | None:
     """Returns the row with the best mean, the first of equal ones; None without any."""
     means = [(by.side * r.measure.mean, r) for r in rows if r.measure is not None]
-    return max(means, key=lambda each: each[0])[1] if means else None
+    best = max((mean for mean, _ in means), default=0.0)
+    least = best - ROUNDING * abs(best)
+    return next((row for mean, row in means if mean >= least), None)
 
 
 def _standing(row: Row, d: Difference | None, p: float | None, by: Measure) -> str:

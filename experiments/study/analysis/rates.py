@@ -7,7 +7,7 @@ from itertools import chain
 
 from experiments.study.analysis.formatting import number, say
 from experiments.study.analysis.ranking import by_point
-from experiments.study.analysis.results import BY_HAND, ONE_NOMINAL, Row
+from experiments.study.analysis.results import BY_DEFAULT, BY_HAND, ONE_NOMINAL, Row
 from experiments.study.config import PROGRAM, StudyConfig
 from experiments.study.spec import Variant, flag_groups, parameter
 
@@ -30,13 +30,13 @@ def rates(
         command: command that makes the study.
 
     Returns:
-        ONE_NOMINAL or BY_HAND where rates were not tuned and effective ones differ, ""
-        elsewhere; the largest effective rate by the smallest; and remarks, with the
+        ONE_NOMINAL, BY_HAND or BY_DEFAULT where rates were not tuned and effective ones
+        differ, "" elsewhere; the largest effective rate by the smallest; and remarks, with the
         command that tunes the rates.
     """
     # One algorithm at several rates is a study of rates.
     is_of_rates = len(_without_lr(config.variants)) < 2
-    if is_of_rates or any(each.flag == "lr" for each in config.tuned):
+    if is_of_rates or any("lr" in each.flags for each in config.tuned):
         return "", 1.0, []
     groups = [*by_point(rows).values()]
     widest = max(groups, key=_times)
@@ -47,12 +47,19 @@ def rates(
     if times > APART:
         unfair = [group for group in groups if _times(group) > APART]
         one_nominal = all(len({r.lr for r in group}) == 1 for group in unfair)
-        terms = ONE_NOMINAL if one_nominal else BY_HAND
+        terms = ONE_NOMINAL if one_nominal else _given(config)
         return terms, times, [f"{_unfair(widest, terms, times)} {way_out}"]
     if max(len(_effective(group)) for group in groups) > 1:
         return "", 1.0, []
     names = [r.name for r in groups[0] if r.name not in _effective(groups[0])]
     return "", 1.0, [f"{say('rates_unknown', names=', '.join(names))} {way_out}"]
+
+
+def _given(config: StudyConfig) -> str:
+    """Returns the terms of rates that differ and were not tuned."""
+    swept = config.swept is not None and config.swept.flag == "lr"
+    given = any("lr" in variant.parameters for variant in config.variants)
+    return BY_HAND if swept or given else BY_DEFAULT
 
 
 def _effective(group: Sequence[Row]) -> dict[str, float]:
@@ -91,7 +98,8 @@ def tuning_command(config: StudyConfig, rows: Sequence[Row], command: str) -> st
     dropped, more = {"lr", "out", "overwrite"}, []
     own = [group for variant in config.variants for group in variant.own_flags]
     if any(parameter(group[0]) == "lr" for group in own):
-        dropped.add("algos")
+        # The labels change with the rates that they had.
+        dropped |= {"algos", "baseline"}
         more += ["--algos", ", ".join(_without_lr(config.variants))]
     if config.scale_lr != "none":
         dropped.add("scale_lr")

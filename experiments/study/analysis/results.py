@@ -9,6 +9,7 @@ from experiments.study.tuning import Tuning
 
 # The terms of a comparison whose learning rates were not tuned.
 ONE_NOMINAL, BY_HAND = "at one nominal rate", "at rates given by hand"
+BY_DEFAULT = "at the default rates"
 
 
 class Curve(NamedTuple):
@@ -104,8 +105,8 @@ class Report(NamedTuple):
         headline: the answer in one or two sentences.
         sentences: a sentence about each variant against the baseline.
         remarks: warnings to the reader: diverged runs, edges, too few seeds, ….
-        terms: ONE_NOMINAL, where no winner is named, or BY_HAND; "" where learning
-            rates are tuned or alike.
+        terms: ONE_NOMINAL, where no winner is named, BY_HAND or BY_DEFAULT; "" where
+            learning rates are tuned or alike.
         measure: the measure that is compared.
         baseline: label of the variant to which all others are compared.
         target: target of "time to target", unscaled; None without one.

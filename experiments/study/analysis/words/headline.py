@@ -48,11 +48,11 @@ def headline(ranking: Ranking, by: Measure) -> str:
     The cost is the least that is sent by the best and by those that cannot be told from
     it, be it for chance or for too few seeds.
     """
-    rows, top, kinds = ranking
+    rows, top, kinds, comparisons = ranking
     if top is None or top.measure is None:
         return f"All runs of {listed([row.label for row in rows])} diverged."
     findings = [
-        FINDINGS[kind].format(_several(those), count=len(rows) - 1)
+        FINDINGS[kind].format(_several(those), count=comparisons)
         for kind, those in kinds.items()
         if those
     ] or ["there is nothing to compare it to"]

@@ -34,7 +34,7 @@ def _by_flag(scores: Sequence[Tuning]) -> dict[tuple[str, str], list[Tuning]]:
     """Returns the scores at swept values, by variant and flag."""
     found: dict[tuple[str, str], list[Tuning]] = {}
     for each in scores:
-        if each.point:
+        if each.point and any(score is not None for score in each.scores):
             found.setdefault((each.label, each.flag), []).append(each)
     return {key: own for key, own in found.items() if len(own) > 1}
 

@@ -4,10 +4,17 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from experiments.cli.terminal import size
-from experiments.study.analysis.formatting import counted, ends, named, shown, with_unit
+from experiments.study.analysis.formatting import (
+    counted,
+    ends,
+    named,
+    sentence,
+    shown,
+    with_unit,
+)
 from experiments.study.analysis.ranking import Ranking, leader
 from experiments.study.analysis.rates import factor
-from experiments.study.analysis.results import BY_HAND, ONE_NOMINAL, Row
+from experiments.study.analysis.results import ONE_NOMINAL, Row
 from experiments.study.analysis.words.claims import amount
 from experiments.study.analysis.words.headline import share
 from experiments.study.statistics import Measure
@@ -30,12 +37,12 @@ def lead(points: Mapping[str, Ranking], by: Measure, terms: str) -> str:
         return "No winner at one nominal learning rate"
     first = next(iter(points.values()))
     text = _swept(points, by) if len(points) > 1 else _line(first, by)
-    return f"At rates given by hand: {text}" if terms == BY_HAND else text
+    return f"{sentence(terms)}: {text}" if terms else text
 
 
 def _line(ranking: Ranking, by: Measure) -> str:
     """Returns the best of these rows, as surely as it is known."""
-    rows, top, kinds = ranking
+    rows, top, kinds, _ = ranking
     if top is None:
         return "All runs diverged"
     if len(kinds["lost"]) == len(rows) - 1:
@@ -87,7 +94,7 @@ def numbers(
         terms: terms of the comparison.
         times: ratio of the largest to the smallest effective learning rate.
     """
-    rows, top, _ = every
+    rows, top = every.rows, every.top
     fine = [row for row in rows if row.measure]
     if top is None or top.measure is None:
         return []
