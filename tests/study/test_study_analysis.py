@@ -550,6 +550,17 @@ def test_p_values_are_corrected_over_all_values_of_a_sweep(tmp_path):
     assert "(95 % interval)" not in report.headline
 
 
+@pytest.mark.parametrize("given", [True, False])
+def test_one_time_of_a_step_for_unlike_batches_is_remarked_on(tmp_path, given):
+    study = study_of(tmp_path, seeds=1)
+    study = study if given else replace(study, step_time=None)
+    runs = plain(study, [0.8], [0.9])
+    runs[0].config["settings"]["batch_size"] *= 2
+    found = analysis.report(study, runs, "")
+    said = [x for x in found.remarks if x.startswith("The batch of a worker differs")]
+    assert len(said) == (not given)
+
+
 def test_a_mean_that_is_higher_by_rounding_does_not_lead(tmp_path):
     runs = plain(study_of(tmp_path, seeds=1), [0.8], [0.8 * (1 + 1e-8)])
     found = analysis.report(study_of(tmp_path, seeds=1), runs, "")

@@ -31,8 +31,8 @@ def rates(
 
     Returns:
         ONE_NOMINAL, BY_HAND or BY_DEFAULT where rates were not tuned and effective ones
-        differ, "" elsewhere; the largest effective rate by the smallest; and remarks, with the
-        command that tunes the rates.
+        differ, "" elsewhere; the largest effective rate by the smallest; and remarks,
+        with the command that tunes the rates.
     """
     # One algorithm at several rates is a study of rates.
     is_of_rates = len(_without_lr(config.variants)) < 2

@@ -71,6 +71,11 @@ def remarks(
     if config.seeds < MIN_SEEDS:
         found.append(say("few_seeds", seeds=counted(config.seeds), enough=MIN_SEEDS))
     found += [*_on_missing(config, runs), *_on_tuning(config, runs, scores)]
+    shares = {
+        s["batch_size"] / s["workers"] for r in runs if (s := r.config["settings"])
+    }
+    if len(shares) > 1 and config.step_time is None:
+        found.append(say("step_times"))
     return [*found, *_on_data(runs, by), *_on_sends(runs)]
 
 
