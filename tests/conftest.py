@@ -14,6 +14,7 @@ import itertools
 import os
 from collections import defaultdict
 
+import hypothesis
 import jax
 import pytest
 from commands import PROGRAMS, SHARED
@@ -41,6 +42,10 @@ jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 if "PYTEST_XDIST_WORKER" not in os.environ:  # before there are others that read
     PROGRAMS.mkdir(parents=True, exist_ok=True)
     compile_cache.prune(PROGRAMS, most=2**30, kept=2**29)
+
+# A first call compiles, and other tests run beside it.
+hypothesis.settings.register_profile("unhurried", deadline=None)
+hypothesis.settings.load_profile("unhurried")
 
 # Its assertions tell their values.
 pytest.register_assert_rewrite("problems.quadratics")

@@ -242,12 +242,8 @@ def _check_conflicts(config: StudyConfig) -> None:
     given = {name for variant in config.variants for name in variant.parameters}
     if config.worker_batch is not None and "batch_size" in given:
         raise BadRequest("--worker-batch and --batch-size both set the batch: say one")
-    tuned = {x for r in config.tuned for x in r.flags}
-    if config.worker_batch is not None and "workers" in tuned:
-        raise BadRequest(
-            "--worker-batch is one batch for all trials of a tuned --workers: sweep "
-            "the workers"
-        )
+    if config.worker_batch and any("workers" in r.flags for r in config.tuned):
+        raise BadRequest("--worker-batch goes with a swept --workers, not a tuned one")
     varied = [x for r in (*config.tuned, config.swept) if r for x in r.flags]
     if SCALES[config.scale_lr] and (config.sweep is None or "lr" in varied):
         raise BadRequest("--scale-lr follows the batch of a --sweep of another flag")
@@ -256,10 +252,7 @@ def _check_conflicts(config: StudyConfig) -> None:
 def _check_jobs(config: StudyConfig) -> None:
     """Raises a BadRequest for flags of jobs that do not go together."""
     if config.scheduler is not None and config.jobs > 1:
-        raise BadRequest(
-            "--jobs starts workers here, --scheduler uses those of a cluster: say one "
-            "of them"
-        )
+        raise BadRequest("--jobs starts workers, --scheduler has some: say one of them")
     if config.list and (config.overwrite or config.is_parallel):
         raise BadRequest(
             "--list makes no run: it goes without --jobs, --scheduler and --overwrite"

@@ -58,7 +58,8 @@ def decided(vote: Vote, strategy: Strategy, axis: Axis = WORKERS) -> Strategy:
 
     Raises:
         ValueError: no Strategy, one that reduces gradients, never syncs, or acts at
-            every step (`delayed`, `paced`), or a vote that is no function.
+            every step (`delayed`, `paced`, `async_diloco`), or a vote that is no
+            function.
     """
     if not callable(vote):
         raise ValueError(f"decided: vote must be a function, got {checks.shown(vote)}")

@@ -79,9 +79,9 @@ def delayed(
         `communication` counts bytes at the step that sends them.
 
     Raises:
-        ValueError: no Strategy, one that is `decided`, or a parameter outside its
-            range; when its state is made, results that would arrive after the next
-            was sent.
+        ValueError: no Strategy, one that is `decided` or must act at every step, as
+            `async_diloco`, or a parameter outside its range; when its state is made,
+            results that would arrive after the next was sent.
 
     Collectives are not overlapped with computation: a delay simulates the numbers of
     an overlap. A result that takes more than a round is not yet in the next one sent,

@@ -194,7 +194,11 @@ def check_undecided(where: str, strategy: Strategy) -> None:
 
 
 def check_not_steady(where: str, strategy: Strategy) -> None:
-    """Refuses a strategy that must act at every local step.
+    """Refuses a strategy that must act at every local step, or has one inside.
+
+    Args:
+        where: the combinator's name, for the message.
+        strategy: any.
 
     Raises:
         ValueError: such a strategy.

@@ -96,8 +96,8 @@ def participating(
         worker that skips sends zeros, which count as sent: this is a simulation.
 
     Raises:
-        ValueError: no Strategy, one that both reduces and syncs or is `decided`, or a
-            schedule that is no function.
+        ValueError: no Strategy, one that both reduces and syncs, is `decided` or must
+            act at every step, as `async_diloco`, or a schedule that is no function.
 
     Source: McMahan et al., "Communication-efficient learning of deep networks from
     decentralized data", AISTATS 2017 (FedAvg).
@@ -178,7 +178,12 @@ def _share(weights: jax.Array, axis: Axis) -> jax.Array:
 
 
 def _times(own: jax.Array, tree: PyTree) -> PyTree:
-    """Multiplies by the worker's share; zeros without one."""
+    """Multiplies by the worker's share; zeros without one.
+
+    Args:
+        own: the share, at least 0.
+        tree: gradients, or moves of params.
+    """
     # 0 times NaN would be NaN, and reach those who take part.
     return jax.tree.map(lambda x: jnp.where(own > 0, own * x, 0), tree)
 

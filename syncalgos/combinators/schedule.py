@@ -118,8 +118,8 @@ def every(
         A Strategy; see `when`. With a period of 1, the strategy itself.
 
     Raises:
-        ValueError: a period that is no whole number of at least 1, or an offset outside
-            0 … period - 1.
+        ValueError: a period that is no whole number of at least 1, an offset outside
+            0 … period - 1, or a strategy that must act at every step.
     """
     if callable(period):
         check_strategy("every", strategy)

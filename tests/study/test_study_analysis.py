@@ -539,7 +539,7 @@ def test_no_law_is_named_where_all_trials_diverged(tmp_path):
 
 
 def test_p_values_are_corrected_over_all_values_of_a_sweep(tmp_path):
-    """Of one comparison p is 0.03; of three 0.09, so that no headline is sure."""
+    """One comparison alone has p = 0.03, three have 0.09: no headline is sure."""
     study = study_of(tmp_path, "--sweep=period=2,4,8", "--lr=0.1")
     finals = {("sync_sgd", ""): [0.5, 0.5, 0.5, 0.5, 0.5]}
     gains = (0.0, 0.04, 0.02, 0.05, 0.03), (0.0, 0.05, -0.05, 0.01, 0.0), (0.0,) * 5
