@@ -35,8 +35,8 @@ class Combination(NamedTuple):
         clocked: whether it works at every local step, as a delay and a moving average
             do, so that `when` belongs inside.
         delays: whether results land later than they are sent.
-        steady: whether the sync must be called at every local step, and no `when` may
-            lie around or inside of it.
+        steady: whether the sync must be called at every local step, so that `when`
+            refuses it; a phase, `until` or `after`, may lie around it.
         behind: extra -> the same strategy with another behind it, wherever the data
             decide to act; None where the step alone decides.
     """
