@@ -74,13 +74,14 @@ def modelled(
     always = _seconds(_rows(rows, ACROSS, "step"), crossing)
     every = always.waited + max(0.0, always.hidden - max(0.0, compute - within.hidden))
     once = sum(_seconds(_rows(rows, ACROSS, "dispatch"), crossing))
+    once /= record["dispatch_steps"]
     branches = sum(_seconds(_rows(rows, ACROSS, "sync"), crossing))
     branches += sum(_seconds(_rows(rows, INSIDE, "sync"), links))
     branches += flops["sync"] / peak
     costs = [branches * share for share in shares(record, arguments)]
     # The part that every step sends is waited for, or hidden already.
     ended = wall_clock(costs, step + every, record["delay"])
-    mean = float(ended[-1]) / len(costs) + once / record["dispatch_steps"]
+    mean = float(ended[-1]) / len(costs) + once
     return Times(
         network=network.name if network else "",
         compute=compute,
@@ -89,7 +90,7 @@ def modelled(
         sync=max(costs),
         mean=mean,
         share=1 - step / mean,
-        period=_period(costs, arguments, step, every, record["delay"]),
+        period=_period(costs, arguments, step, every + once, record["delay"]),
     )
 
 
@@ -173,7 +174,15 @@ def _period(
     every: float,
     delay: int,
 ) -> int | None:
-    """Returns the least period at which communication takes less than SMALL."""
+    """Returns the least period at which communication takes less than SMALL.
+
+    Args:
+        costs: seconds of each step's sync.
+        arguments: of the algorithm.
+        step: seconds of a local step.
+        every: seconds a step that no period makes less, once a dispatch included.
+        delay: local steps that hide a sync.
+    """
     period = _period_of(arguments)
     if period is None:
         return None
@@ -182,10 +191,11 @@ def _period(
     late = costs[-rounds * period :]
     if not any(late):
         return None
-    if delay >= period:  # a whole round for each sync, however long it is
-        return max(1, math.ceil(max(late) * (1 - SMALL) / step))
     # What every step sends stays, however long the period.
+    left = SMALL / (1 - SMALL) * step - every
+    if delay >= period:  # a whole round for each sync, however long it is
+        return max(1, math.ceil(max(late) / (step + left))) if left > 0 else None
     least = min(late) if period > 1 else 0.0
-    left = SMALL / (1 - SMALL) * step - every - least
+    left -= least
     waited = sum(max(0.0, x - least - delay * step) for x in late) / rounds
     return max(1, math.ceil(waited / left)) if left > 0 else None

@@ -389,6 +389,25 @@ def test_a_delay_hides_what_is_sent_meanwhile(delay, period):
     assert told is not None and told.period == period
 
 
+@pytest.mark.parametrize(
+    ("delay", "seconds", "period"),
+    [
+        (0, 1 / 57, 86),  # a third of the nineteenth of a step that there is
+        (0, 1 / 10, None),
+        (4, 1 / 57, 3),  # 3 s in 60/57 s a step, less what is waited for
+        (4, 1 / 10, None),
+    ],
+)
+def test_what_a_dispatch_sends_stays_however_long_the_period(delay, seconds, period):
+    sent = {**FRAGMENTS["sent"], "steps": "0*3 2*1 0*3 2*1"}
+    rows, given = [row(size=4e9)], {**FRAGMENTS, "sent": sent, "delay": delay}
+    rows += [row("dispatch", size=8 * seconds * 1e9)]
+    told = times.modelled(
+        record(rows, **given), TPU, 1, {"period": 4}, step_seconds=1.0
+    )
+    assert told is not None and told.period == period
+
+
 def test_a_period_of_one_is_no_constant_cost():
     sent = {**FRAGMENTS["sent"], "steps": "2*8"}
     rows, given = [row(size=4e9)], {**FRAGMENTS, "sent": sent}
