@@ -6,6 +6,7 @@ import sys
 import time
 
 from experiments.cli import completion, exits, flags
+from experiments.cli.errors import BadRequest
 from experiments.launch.membership import requested
 from experiments.launch.supervisor.child_side import join_supervisor
 from experiments.training.config import RunConfig, parse
@@ -26,6 +27,8 @@ def main(argv: list[str] | None = None) -> int:
 
     def program(stopped: exits.Stopped) -> int:
         config = parse(argv)
+        if config.out is None and (config.resume or config.resume_center):
+            raise BadRequest("--resume goes on with the run of a folder: say --out")
         membership = requested(config)
         # Imports jax, which a bad request need not.
         from experiments.launch import processes, run_job

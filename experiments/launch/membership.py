@@ -34,6 +34,11 @@ def requested(config: RunConfig) -> Membership | None:
     except ValueError as error:
         raise BadRequest(str(error)) from error
     if found is None:
+        if config.max_restarts:
+            raise BadRequest(
+                "--max-restarts restarts the processes of --processes or --scheduler; "
+                "a run of one process goes on by the same command with --resume"
+            )
         return None
     if config.backend == "vmap" and found.processes > 1:
         raise BadRequest(
