@@ -54,8 +54,8 @@ def measured(
     plain strategy.
 
     Args:
-        strategy: of a whole run. It trains the same params, bit for bit as XLA compiles
-            by default.
+        strategy: of a whole run. It trains the same params, but for their last bits
+            where XLA fuses a step in another way beside what is measured.
         sync_steps: whether anything is sent, (steps,) booleans.
         evaluated: local steps done at each evaluation.
         axis: the mapped axis or axes over which the workers lie.
