@@ -52,7 +52,7 @@ def test_help_names_every_algorithm_without_importing_jax(tmp_path):
         assert re.search(rf"\b{name}\b", run.stdout)
 
 
-@pytest.mark.sample(9)
+@pytest.mark.sample(5, slow=5)
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_help_of_an_algorithm_explains_its_parameters(name, tmp_path):
     run = execute(f"--algo {name} --help", tmp_path)
@@ -330,7 +330,7 @@ def test_optimizer_state_at_a_sync_changes_what_momentum_does(run, command):
     assert changed["bytes_per_worker"] == times * sent
 
 
-@pytest.mark.sample(0, slow=15)
+@pytest.mark.sample(0, slow=8)
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_every_algorithm_learns_digits_bare(name, tmp_path):
     ended = execute(f"--algo {name}", tmp_path)

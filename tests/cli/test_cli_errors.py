@@ -172,7 +172,7 @@ def assert_refused(ended, *named):
         assert text in lines[0]
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(6, slow=12)
 @pytest.mark.parametrize("command, named", BAD.items(), ids=BAD)
 def test_bad_request_is_refused_in_one_line_before_any_compilation(run, command, named):
     ended = run(command)

@@ -159,7 +159,7 @@ def in_training(command):
     until(lambda: steps(command.run_out / FOLDER), "a checkpoint")
 
 
-@pytest.mark.slow
+@pytest.mark.sample(0, slow=2)
 @pytest.mark.parametrize("asked", [0, 1])
 @pytest.mark.parametrize(
     "number, code", [(signal.SIGTERM, 75), (signal.SIGINT, 130)], ids=str
@@ -195,7 +195,7 @@ def test_second_signal_ends_a_process_that_waits_for_another(start):
     assert both[1].ended(60).code == 75
 
 
-@pytest.mark.slow
+@pytest.mark.sample(0, slow=1)
 @pytest.mark.parametrize("number", [0, 1])
 def test_process_that_stays_stopped_is_lost(number, start):
     at = free_address()

@@ -221,7 +221,7 @@ TASKS = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.sample(0, slow=5)
 @pytest.mark.parametrize("task", TASKS)
 def test_resumed_run_of_a_task_is_the_uninterrupted_one(task, tmp_path):
     words, more = TASKS[task]
