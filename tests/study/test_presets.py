@@ -153,7 +153,6 @@ def test_smallest_cell_of_a_study_runs(name, tmp_path):
         f"--data-dir={folder_of(decided.task)}",
         f"--out={tmp_path / 'out'}",
     ]
-    few += [f"--baseline={decided.variants[0].label}"] if few else []
     words += few
     assert compare.main(["--preset", name, *words]) == 0
     finals = (tmp_path / "out/finals.jsonl").read_text().splitlines()
@@ -190,6 +189,13 @@ def test_a_users_flags_replace_the_presets_of_that_name():
     assert periods == [("--period=3",)]
     assert [x[:3] for x in changed.variants] == [x[:3] for x in plain.variants]
     assert changed.tune == plain.tune
+
+
+def test_algorithms_of_the_users_own_leave_out_the_presets_baseline():
+    changed = under("slowmo-table", "--algos=bmuf,diloco")
+    assert changed.baseline is None
+    changed = under("slowmo-table", "--algos=bmuf,diloco", "--baseline=diloco")
+    assert changed.baseline == "diloco"
 
 
 def test_a_users_value_replaces_what_a_preset_tries_of_it():

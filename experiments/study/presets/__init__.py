@@ -38,6 +38,9 @@ def under(words: Sequence[str], argv: Sequence[str]) -> list[str]:
     # Both set the global batch: the user's wins.
     if "batch_size" in given:
         given |= {"worker_batch"}
+    # The preset's baseline is one of its own algorithms.
+    if "algos" in given:
+        given |= {"baseline"}
     kept = [group for group in flag_groups(words) if not given & _sets(group)]
     return [*chain.from_iterable(kept), *argv]
 
