@@ -152,8 +152,8 @@ def test_smallest_cell_of_a_study_runs(name, tmp_path):
         "--tune-seeds=1",
         f"--data-dir={folder_of(decided.task)}",
         f"--out={tmp_path / 'out'}",
+        *few,
     ]
-    words += few
     assert compare.main(["--preset", name, *words]) == 0
     finals = (tmp_path / "out/finals.jsonl").read_text().splitlines()
     assert len(finals) == len(decided.variants) * (1 + bool(decided.tuned))
