@@ -1,22 +1,23 @@
 """Measures the layout of the project: `make structure`.
 
-Prints, for each package, its entries, layers, imports, lines of code, docstrings and
-comments, nesting, and the files of experiments/ that `argv` passes through from the
-two commands.
+Prints, for each package, its layers, imports, lines of code, docstrings and comments
+and nesting, then the figures of ratchet.toml beside their bounds: code lines of each
+folder, private imports of the harness into the library, and the files of experiments/
+that `argv` passes through from the two commands.
 """
 
 import ast
 import io
 import sys
 import tokenize
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("syncalgos", "models", "experiments", "benchmarks")
-CATALOGUES = ("syncalgos/algorithms", "experiments/tasks", "tests/recurrences")
-COMMANDS = ("experiments/run.py", "experiments/compare.py")
+RATCHET = Path(__file__).with_name("ratchet.toml")
 FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef
 NESTING = (ast.If, ast.For, ast.While, ast.With, ast.Try, ast.Match)
 
@@ -66,26 +67,6 @@ def files(package: str) -> dict[str, File]:
     """All files of a package by their paths."""
     paths = sorted((ROOT / package).rglob("*.py"))
     return {file.path: file for file in map(read, paths)}
-
-
-def entries(folder: Path) -> list[str]:
-    """Names in a folder; what every package has is not counted."""
-    ignored = ("__init__.py", "__pycache__", "py.typed")
-    return sorted(p.name for p in folder.iterdir() if p.name not in ignored)
-
-
-def crowded(package: str) -> list[str]:
-    """Folders with more than 12 entries; catalogues may have any number."""
-    top = ROOT / package
-    folders = [top, *(p for p in sorted(top.rglob("*")) if p.is_dir())]
-    found = []
-    for folder in folders:
-        name = str(folder.relative_to(ROOT))
-        if "__pycache__" in folder.parts or name in CATALOGUES:
-            continue
-        if (count := len(entries(folder))) > 12:
-            found.append(f"{name} ({count})")
-    return found
 
 
 def module_file(dotted: str) -> str | None:
@@ -205,10 +186,36 @@ def functions(file: File) -> list[ast.AST]:
     return [node for node in ast.walk(file.tree) if isinstance(node, FUNCTIONS)]
 
 
-def report() -> Iterator[str]:
-    """The measurements, line by line."""
+def private_imports(harness: dict[str, File]) -> list[str]:
+    """Modules of the library that the harness imports beside the public ones."""
+    targets = {
+        target for file in harness.values() for _, target, _ in imports(file.tree)
+    }
+    faces = [f"syncalgos/{x}__init__.py" for x in ("", "collectives/", "reducers/")]
+    return sorted(x for x in targets if x.startswith("syncalgos/") and x not in faces)
+
+
+def measured() -> dict[str, dict[str, int]]:
+    """The figures that ratchet.toml bounds, in its form."""
     from route import Route  # it reads files as this module does
 
+    bounds = tomllib.loads(RATCHET.read_text())
+    code = {
+        folder: sum(file.counts.code for file in files(folder).values())
+        for folder in bounds["code_lines"]
+    }
+    harness = files("experiments")
+    routes = {}
+    for name in ("run", "compare"):
+        route = Route(harness)
+        route.follow(f"experiments/{name}.py", "main", "argv")
+        routes |= {f"{name}_stops": len(route.stops), f"{name}_returns": route.returns}
+    modules = {"experiments": len(private_imports(harness))}
+    return {"code_lines": code, "private_imports": modules, "argv": routes}
+
+
+def report() -> Iterator[str]:
+    """The measurements, line by line."""
     everything = {path: file for name in PACKAGES for path, file in files(name).items()}
     graph = arrows(everything)
     for package in PACKAGES:
@@ -216,11 +223,10 @@ def report() -> Iterator[str]:
         yield from _of_package(package, own, graph)
     for circle in circles(graph):
         yield f"circle: {', '.join(circle)}"
-    commands = {p: f for p, f in everything.items() if p.startswith("experiments/")}
-    for command in COMMANDS:
-        route = Route(commands)
-        route.follow(command, "main", "argv")
-        yield f"{command}: argv makes {len(route.stops)} stops, {route.returns} returns"
+    bounds = tomllib.loads(RATCHET.read_text())
+    for table, figures in measured().items():
+        for name, figure in figures.items():
+            yield f"{table} {name}: {figure} of at most {bounds[table][name]}"
 
 
 def _of_package(
@@ -235,12 +241,10 @@ def _of_package(
     deep = sum(depth >= 3 for depth in depths)
     largest = max(own.values(), key=lambda file: file.lines)
     yield (
-        f"{package}: {len(entries(ROOT / package))} entries, {layers(inside)} layers, "
+        f"{package}: {layers(inside)} layers, "
         f"{sum(map(len, inside.values()))} imports between files, "
         f"{sum(map(len, between.values()))} between rooms"
     )
-    if folders := crowded(package):
-        yield f"  more than 12 entries: {', '.join(folders)}"
     for circle in circles(between):
         yield f"  rooms that import each other: {', '.join(circle)}"
     yield (
