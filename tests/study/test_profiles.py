@@ -163,6 +163,16 @@ def test_of_many_points_the_front_has_labels_and_the_hopeless_are_named():
     assert plot.note.endswith("Outside the picture: a17: 10.00 ± 1.00 %, 50 B.")
 
 
+def test_nothing_is_left_out_of_few_points_or_within_the_bars():
+    close = [(100.0 + i, 0.987 + i / 1e4) for i in range(4)]
+    (plot,) = tradeoff.plots(*ends((10.0, 0.961), *close))
+    assert "Outside" not in plot.note
+    many = [(100.0 + i, 0.987 + i / 1e4) for i in range(12)]
+    # Bars of 0.01 reach to 0.977: the one lies within them, the other does not.
+    (plot,) = tradeoff.plots(*ends(*many, (200.0, 0.978), (201.0, 0.9)))
+    assert plot.note.endswith("Outside the picture: a13: 90.00 ± 1.00 %, 201 B.")
+
+
 @pytest.mark.parametrize("sent", [(10.0, 10.0, 20.0), (None, None, 20.0), (0.0, 5, 9)])
 def test_two_amounts_of_bytes_are_no_trade_off(sent):
     assert not [*tradeoff.plots(*ends(*((x, 0.9) for x in sent)))]

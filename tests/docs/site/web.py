@@ -25,6 +25,18 @@ if (root.scrollWidth > root.clientWidth) {
   found.push("wider than the screen: " + wide.slice(0, 3).map(
     x => x.tagName + "." + x.className + " " + x.textContent.slice(0, 40)).join("; "));
 }
+// Words and numbers of a table are whole: letters of one stand on one line.
+for (const cell of document.querySelectorAll("article :is(td, th)")) {
+  const texts = document.createTreeWalker(cell, NodeFilter.SHOW_TEXT);
+  for (let text; (text = texts.nextNode());)
+    for (const word of text.data.matchAll(/[\\w.,]+/g)) {
+      const range = document.createRange();
+      range.setStart(text, word.index);
+      range.setEnd(text, word.index + word[0].length);
+      const tops = [...range.getClientRects()].map(x => Math.round(x.top));
+      if (new Set(tops).size > 1) found.push("broken in a table: " + word[0]);
+    }
+}
 for (const image of document.images)
   if (image.complete && !image.naturalWidth) found.push("no picture: " + image.src);
 for (const error of document.querySelectorAll("mjx-merror"))

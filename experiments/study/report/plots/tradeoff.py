@@ -14,6 +14,7 @@ from experiments.study.report.charts import Chart, Line, draw_chart, end_labels
 from experiments.study.report.styles import LIGHT, Styles
 
 LABELLED = 12  # points that can all have their label; of more only the front has
+FEW = 8  # fewer points are all in the picture
 
 
 def plots(report: Report, styles: Styles) -> Iterator[Plot]:
@@ -81,7 +82,8 @@ def point(report: Report, row: Row) -> Line:
 def near(lines: Sequence[Line], front: Sequence[str]) -> tuple[list[Line], list[Line]]:
     """The points in the picture, and those so far behind that all others would touch.
 
-    That is more than three times as far from the best as the median.
+    Far is more than three times as far from the best as the median, and beyond the
+    bars of the others. Of fewer than 8 points all are in the picture.
 
     Args:
         lines: the points.
@@ -91,6 +93,12 @@ def near(lines: Sequence[Line], front: Sequence[str]) -> tuple[list[Line], list[
     behind = {label: abs(mean - means[front[-1]]) for label, mean in means.items()}
     most = 3 * float(np.median([*behind.values()]))
     near = {label for label, gap in behind.items() if gap <= most} | {*front}
+    drawn = [line for line in lines if line.label in near]
+    low = min(float(line.low[0]) for line in drawn)
+    high = max(float(line.high[0]) for line in drawn)
+    if len(lines) < FEW:
+        near |= {*means}
+    near |= {label for label, mean in means.items() if low <= mean <= high}
     inside = [line for line in lines if line.label in near]
     return inside, [line for line in lines if line.label not in near]
 
