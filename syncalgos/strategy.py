@@ -64,6 +64,19 @@ class MeanOfGrads(NamedTuple):
         return self.call(grads, replica, state, step)
 
 
+class NoMean(NamedTuple):
+    """A reduce or sync that is declared to be no mean of what the workers hand in.
+
+    Such are medians, votes, gossip, and momenta of a worker's own. `participating`
+    refuses them: a worker that skips would still count, as zeros.
+    """
+
+    call: Callable[..., tuple[Any, PyTree]]
+
+    def __call__(self, *inputs: Any) -> tuple[Any, PyTree]:
+        return self.call(*inputs)
+
+
 def keep_grads(
     grads: PyTree, replica: Replica, state: PyTree, step: Any
 ) -> tuple[PyTree, PyTree]:
@@ -233,10 +246,8 @@ def _checked(
     return first, require_same(changer, "state", state, pair[1])
 
 
-def changes_params(
-    strategy: Strategy, replica: Replica, state: PyTree, step: Any
-) -> list[bool]:
-    """Whether a sync may change each leaf of params, found by tracing it.
+def changes(strategy: Strategy, replica: Replica, state: PyTree, step: Any) -> Replica:
+    """Whether a sync may change each leaf of the replica, found by tracing it.
 
     Args:
         strategy: whose sync is traced.
@@ -245,17 +256,19 @@ def changes_params(
         step: the local step.
 
     Returns:
-        One boolean a leaf: False if the sync returns the very array that it was given.
+        Of each field a list, one boolean a leaf: False if the sync returns the very
+        array that it was given.
     """
-    changed: list[bool] = []
+    changed: list[list[bool]] = []
 
     def look(replica, state, step):
         new, _ = strategy.sync(replica, state, step)
-        pairs = zip(*map(jax.tree.leaves, (new.params, replica.params)), strict=True)
-        changed.extend(after is not before for after, before in pairs)
+        for pair in zip(new, replica, strict=True):
+            leaves = zip(*map(jax.tree.leaves, pair), strict=True)
+            changed.append([after is not before for after, before in leaves])
 
     jax.eval_shape(look, replica, state, step)
-    return changed
+    return Replica(*changed)
 
 
 def require_same(changer: str, what: str, before: PyTree, after: PyTree) -> PyTree:

@@ -11,7 +11,7 @@ from syncalgos import checks, collectives, reducers
 from syncalgos.dtypes import if_finite, narrow, widen, zeros
 from syncalgos.reducers import stacking
 from syncalgos.reducers.reducer import over_leaves
-from syncalgos.strategy import WORKERS, Axis, MeanCenter, PyTree, Strategy
+from syncalgos.strategy import WORKERS, Axis, MeanCenter, NoMean, PyTree, Strategy
 
 
 class DgcState(NamedTuple):
@@ -96,4 +96,4 @@ def dgc(
         combined, *new = jax.lax.switch(quarter, ways, own, state)
         return narrow(combined, grads), if_finite(combined, DgcState(*new), state)
 
-    return Strategy(init, reduce, center=MeanCenter(axis))
+    return Strategy(init, NoMean(reduce), center=MeanCenter(axis))

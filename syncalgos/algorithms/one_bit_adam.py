@@ -11,7 +11,7 @@ from syncalgos import checks, collectives
 from syncalgos.dtypes import if_finite, narrow, widen, zeros
 from syncalgos.reducers import hops, signs, stacking
 from syncalgos.reducers.reducer import over_leaves
-from syncalgos.strategy import WORKERS, Axis, MeanCenter, PyTree, Strategy
+from syncalgos.strategy import WORKERS, Axis, MeanCenter, NoMean, PyTree, Strategy
 
 
 class OneBitAdamState(NamedTuple):
@@ -97,4 +97,4 @@ def one_bit_adam(
         steps = optax.tree.clip(steps, -most, most)
         return narrow(steps, grads), if_finite(both[:2], OneBitAdamState(*both), state)
 
-    return Strategy(init, reduce, center=MeanCenter(axis))
+    return Strategy(init, NoMean(reduce), center=MeanCenter(axis))

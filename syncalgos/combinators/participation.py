@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from syncalgos import checks, collectives
@@ -15,8 +16,9 @@ from syncalgos.combinators.schedule import when
 from syncalgos.dtypes import narrow, select, widen
 from syncalgos.keys import common_key
 from syncalgos.strategy import (
+    Replica,
     Strategy,
-    changes_params,
+    changes,
     check_strategy,
     keep_grads,
     keep_replica,
@@ -78,12 +80,17 @@ def participating(
         c + N w / Σw · (θ - s)
 
     in place of θ: the mean over all workers is then the weighted mean over those who
-    take part. Gradients are multiplied by N w / Σw at each step. Where nobody takes
-    part, nothing is sent: gradients are zero, and the round lasts to the next sync.
+    take part, and so it is of opt_state and buffers where a member averages them.
+    Gradients are multiplied by N w / Σw at each step. The engine weighs its means of
+    metrics and of buffers, and the mean of replicas as a center, in the same way, by
+    the weights of the round.
+
+    Where nobody takes part, gradients are zero, and a round lasts to the next sync:
+    nothing is sent at its end.
 
     Args:
-        strategy: one that combines replicas or gradients by a mean, as gossip does
-            not. In a `chain`, every member is weighted on its own.
+        strategy: one that combines replicas or gradients by a mean. In a `chain`, every
+            member is weighted on its own.
         schedule: (step, workers) -> their weights, (workers,), at least 0, the same on
             all workers: 0 for one that skips. See `sampled`.
         stale: whether a worker that skips keeps its model, and hands in all its steps
@@ -93,11 +100,14 @@ def participating(
 
     Returns:
         A Strategy. State: the strategy's, c, and s if stale, shaped like params. A
-        worker that skips sends zeros, which count as sent: this is a simulation.
+        worker that skips sends zeros, which count as sent: this is a simulation. With
+        error feedback it goes on sending its residual.
 
     Raises:
-        ValueError: no Strategy, one that both reduces and syncs, is `decided` or must
-            act at every step, as `async_diloco`, or a schedule that is no function.
+        ValueError: no Strategy, one that both reduces and syncs, combines by no mean (a
+            median, a vote, gossip, a momentum of a worker's own), is `decided` or must
+            act at every step, as `async_diloco`; a schedule that is no function; when
+            its state is made, weights that are negative or not finite.
 
     Source: McMahan et al., "Communication-efficient learning of deep networks from
     decentralized data", AISTATS 2017 (FedAvg).
@@ -116,6 +126,11 @@ def participating(
 def _participating(strategy, schedule, stale, axis) -> Strategy:
     """`participating`, for a whole."""
     syncs = introspection.ever_syncs(strategy)
+    if introspection.is_no_mean(strategy):
+        raise ValueError(
+            "participating: a strategy that combines by no mean, as a median, a vote, "
+            "gossip or signum do, would count workers that skip as zeros"
+        )
     if syncs and introspection.reduces(strategy):
         raise ValueError(
             "participating: a strategy that both reduces gradients and syncs replicas, "
@@ -123,25 +138,27 @@ def _participating(strategy, schedule, stale, axis) -> Strategy:
         )
 
     def init(params):
+        _check_weights(schedule, collectives.size(axis))
         common = widen(params) if syncs else ()
         return ParticipatingState(
             common, common if stale else (), strategy.init(params)
         )
 
     def reduce(grads, replica, state, step):
-        own = _share(_weights(schedule, step, axis), axis)
-        grads = narrow(_times(own, widen(grads)), grads)
+        weights = _weights(schedule, step, axis)
+        grads = narrow(introspection.weighed(_share(weights, axis), grads), grads)
         grads, inner = strategy.reduce(grads, replica, state.strategy, step)
         return grads, state._replace(strategy=inner)
 
     def sync(replica, state, step):
-        if not any(changes_params(strategy, replica, state.strategy, step)):
+        changed = changes(strategy, replica, state.strategy, step)
+        if not (any(changed.params) or _sends(strategy, replica, state, step)):
             replica, inner = strategy.sync(replica, state.strategy, step)
             return replica, state._replace(strategy=inner)
         weights = _weights(schedule, step, axis)
         return lax.cond(
             jnp.sum(weights) > 0,
-            lambda: weighted(replica, state, step, _share(weights, axis)),
+            lambda: weighted(replica, state, step, _share(weights, axis), changed),
             lambda: (replica, state),
         )
 
@@ -149,13 +166,54 @@ def _participating(strategy, schedule, stale, axis) -> Strategy:
     # A whole, as its state is one: others must not take its members apart.
     landing = partial(introspection.lands, strategy)
     gated = introspection.combination(when(landing, Strategy(sync=sync))).call
+    inner = introspection.weights(strategy)
+
+    def of_round(step, workers):
+        end = _end_of_round(landing, step) if syncs else step
+        own = jnp.asarray(schedule(end, workers), float)
+        return own if inner is None else own * inner(step, workers)
+
     return strategy._replace(
         init=init,
         reduce=keep_grads if syncs else reduce,
-        sync=gated if syncs else keep_replica,
+        sync=introspection.Combination(
+            gated if syncs else keep_replica, weights=of_round
+        ),
         center=introspection.inner_center(strategy),
         acts=landing if syncs else None,
     )
+
+
+# Steps that are looked at together, and how often.
+_AHEAD, _TIMES = 64, 256
+
+
+def _end_of_round(landing: introspection.Steps, step: Any) -> Any:
+    """The next step at which a sync lands; `step` if none does for long."""
+
+    def hits(start):
+        return jax.vmap(landing)(start + jnp.arange(_AHEAD))
+
+    def is_missing(start):
+        return ~jnp.any(hits(start)) & (start < step + _AHEAD * _TIMES)
+
+    start = lax.while_loop(is_missing, lambda start: start + _AHEAD, jnp.asarray(step))
+    found = hits(start)
+    return jnp.where(jnp.any(found), start + jnp.argmax(found), step)
+
+
+def _check_weights(schedule: Schedule, workers: int) -> None:
+    """Refuses weights that are negative or not finite, at the first steps."""
+    with jax.ensure_compile_time_eval():
+        steps = jnp.arange(_AHEAD)
+        weights = np.asarray(jax.vmap(lambda step: schedule(step, workers))(steps))
+    bad = np.argwhere(~(np.isfinite(weights) & (weights >= 0)))
+    if weights.shape == (_AHEAD, workers) and len(bad):
+        step, worker = bad[0]
+        raise ValueError(
+            "participating: weights must be finite and at least 0, got "
+            f"{weights[step, worker]} for worker {worker} at step {step}"
+        )
 
 
 def _weights(schedule: Schedule, step: Any, axis: Axis) -> jax.Array:
@@ -177,32 +235,45 @@ def _share(weights: jax.Array, axis: Axis) -> jax.Array:
     return mine / jnp.where(total > 0, total, 1)
 
 
-def _times(own: jax.Array, tree: PyTree) -> PyTree:
-    """Multiplies by the worker's share; zeros without one.
-
-    Args:
-        own: the share, at least 0.
-        tree: gradients, or moves of params.
-    """
-    # 0 times NaN would be NaN, and reach those who take part.
-    return jax.tree.map(lambda x: jnp.where(own > 0, own * x, 0), tree)
+def _sends(strategy: Strategy, replica: Replica, state: Any, step: Any) -> bool:
+    """Whether a sync may exchange anything, found by tracing it."""
+    traced = jax.make_jaxpr(strategy.sync)(replica, state.strategy, step)
+    return bool(traced.effects)  # of named axes
 
 
-def _weighted_sync(strategy, stale, replica, state, step, own):
+def _weighted_sync(strategy, stale, replica, state, step, own, changed):
     """A sync to which the worker hands in its share `own` of its moves."""
     kept, began = replica.params, state.start if stale else state.common
     # Moves are weighted, not models: so any strategy's mean becomes the weighted
     # one, also of moves that are compressed, and none needs to know of weights.
-    moved = _times(own, jax.tree.map(lambda s, x: x - s, began, kept))
-    handed_in = jax.tree.map(jnp.add, state.common, moved)
-    replica, inner = strategy.sync(
-        replica._replace(params=narrow(handed_in, kept)), state.strategy, step
+    moves = jax.tree.map(lambda s, x: x - s, began, kept)
+    moved = introspection.weighed(own, moves)
+    handed_in = Replica(
+        narrow(jax.tree.map(jnp.add, state.common, moved), kept),
+        *(
+            _weighed_where(flags, own, tree)
+            for flags, tree in zip(changed[1:], replica[1:], strict=True)
+        ),
     )
-    common, start = widen(replica.params), ()
+    new, inner = strategy.sync(handed_in, state.strategy, step)
+    common, start = state.common, state.start
+    if any(changed.params):
+        common = widen(new.params)
+        start = select(own > 0, common, state.start) if stale else ()
+    else:
+        new = new._replace(params=kept)
     if stale:
-        start = select(own > 0, common, state.start)
-        replica = replica._replace(params=select(own > 0, replica.params, kept))
-    return replica, ParticipatingState(common, start, inner)
+        new = select(own > 0, new, replica)
+    return new, ParticipatingState(common, start, inner)
+
+
+def _weighed_where(flags: list[bool], own: jax.Array, tree: PyTree) -> PyTree:
+    """Weighs the leaves that a sync changes: others pass through it."""
+    leaves, form = jax.tree.flatten(tree)
+    return form.unflatten(
+        introspection.weighed(own, x) if flag else x
+        for x, flag in zip(leaves, flags, strict=True)
+    )
 
 
 class PacedState(NamedTuple):

@@ -5,7 +5,7 @@ The treatment of optimizer state and batch statistics at a sync is composed by t
 """
 
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +23,7 @@ from syncalgos.reducers.resolve import resolve
 from syncalgos.strategy import (
     MeanCenter,
     MeanOfGrads,
+    NoMean,
     Replica,
     Strategy,
     check_strategy,
@@ -54,9 +55,14 @@ def reduce_with(transformation: AnyReducer, axis: Axis = WORKERS) -> Strategy:
     is_mean = getattr(reducer, "mean_over", None) == WORKERS
     return Strategy(
         init=reducer.init,
-        reduce=MeanOfGrads(reduce) if is_mean else reduce,
+        reduce=MeanOfGrads(reduce) if is_mean else _declared(reducer, reduce),
         center=MeanCenter(axis),
     )
+
+
+def _declared(reducer: optax.GradientTransformation, function: Any) -> Any:
+    """The function, declared to be no mean where its reducer is none."""
+    return function if getattr(reducer, "is_mean", True) else NoMean(function)
 
 
 def average(
@@ -94,7 +100,7 @@ def average(
         )
         return replica._replace(**{field: value}), state
 
-    return Strategy(init=init, sync=sync, center=MeanCenter(axis))
+    return Strategy(init=init, sync=_declared(reducer, sync), center=MeanCenter(axis))
 
 
 def reset(optimizer: optax.GradientTransformation) -> Strategy:
@@ -102,7 +108,8 @@ def reset(optimizer: optax.GradientTransformation) -> Strategy:
 
     Args:
         optimizer: the inner optimizer, as the training loop has it. Hyperparameters of
-            `optax.inject_hyperparams` are kept, as is the count of its schedules.
+            `optax.inject_hyperparams` are kept, as are the count of its schedules and
+            the gradients that `optax.MultiSteps` has accumulated.
 
     Returns:
         A Strategy without state, which sends nothing.
@@ -201,10 +208,14 @@ def restart(new: PyTree, old: PyTree) -> PyTree:
             return old
         if isinstance(new, _INJECTED):
             return old._replace(inner_state=restart(new.inner_state, old.inner_state))
+        if isinstance(new, optax.MultiStepsState):
+            inner = restart(new.inner_opt_state, old.inner_opt_state)
+            return old._replace(inner_opt_state=inner)
         return new
 
     def is_leaf(node):
-        return type(node).__name__ in _CLOCKS or isinstance(node, _INJECTED)
+        wraps = (*_INJECTED, optax.MultiStepsState)
+        return type(node).__name__ in _CLOCKS or isinstance(node, wraps)
 
     return jax.tree.map(node, new, old, is_leaf=is_leaf)
 
@@ -274,6 +285,6 @@ def outer_step(
 
     return Strategy(
         init=init,
-        sync=sync,
+        sync=_declared(reducer, sync),
         center=lambda params, state: narrow(state.anchor, params),
     )

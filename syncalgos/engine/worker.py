@@ -12,10 +12,10 @@ from jax import lax
 
 from syncalgos import collectives
 from syncalgos.collectives import WORKERS, Axis, PyTree
-from syncalgos.combinators import decided
+from syncalgos.combinators import decided, introspection
 from syncalgos.dtypes import narrow, widen, zeros
 from syncalgos.engine import arguments, inner_step, sharded_tables
-from syncalgos.engine.losses import Loss, normalized_loss
+from syncalgos.engine.losses import OF_WORKERS, Loss, normalized_loss
 from syncalgos.engine.placement.layout import DEVICES, LANES
 from syncalgos.engine.program import Inputs, Outputs, Own, Program, Shared, Trained
 from syncalgos.keys import own_keys
@@ -49,6 +49,7 @@ class Worker(NamedTuple):
         accumulate: microbatches of which a step's gradients are the mean.
         sharded: a mask of the params of which each worker holds its rows; None is none.
         each: where metrics hold the loss of each of the workers, their number; else 0.
+        workers: the number of workers.
     """
 
     loss: Loss
@@ -58,6 +59,7 @@ class Worker(NamedTuple):
     accumulate: int = 1
     sharded: PyTree = None
     each: int = 0
+    workers: int = 1
 
     def gradients(
         self,
@@ -131,18 +133,32 @@ class Worker(NamedTuple):
         loss = self.optimizer_loss(own.replica, found.metrics["loss"])
         grads, sync = apply_reduce(self.strategy, found.grads, *own, step)
         found = found._replace(grads=grads)
-        return Own(self.updated(own.replica, found, loss), sync), found.metrics
+        metrics, losses = dict(found.metrics), found.metrics.get(OF_WORKERS)
+        if weights := introspection.weights(self.strategy):
+            share = introspection.share(weights, step, self.workers, me)
+            metrics = introspection.weighed(share, metrics)
+            metrics |= {} if losses is None else {OF_WORKERS: losses}
+        return Own(self.updated(own.replica, found, loss), sync), metrics
 
-    def model(self, own: Own) -> Replica:
-        """The strategy's center with this worker's tables, and the mean of buffers."""
-        mine = own.replica.params
+    def model(self, own: Own, step: Any) -> Replica:
+        """The strategy's center with this worker's tables, and the mean of buffers.
+
+        Workers that do not count alike are weighed as in the round of the last step.
+        """
+        mine, buffers = own.replica.params, own.replica.buffers
+        if weights := introspection.weights(self.strategy):
+            last, me = jnp.maximum(step - 1, 0), collectives.index()
+            share = introspection.share(weights, last, self.workers, me)
+            buffers = introspection.weighed(share, buffers)
+            if not introspection.has_center(self.strategy):
+                mine = introspection.weighed(share, mine)
         params = self.strategy.center(mine, own.sync)
         params = require_same("center", "params", mine, params)
         # Where workers' centers differ, as in a phase that waits, one worker's model
         # would be evaluated silently.
         params = shards.kept(collectives.agreed(params))
-        params = sharded_tables.merge(self.sharded, params, mine)
-        return Replica(params, (), collectives.mean(own.replica.buffers))
+        params = sharded_tables.merge(self.sharded, params, own.replica.params)
+        return Replica(params, (), collectives.mean(buffers))
 
 
 def init(worker: Worker, number: jax.Array, inputs: Inputs) -> Outputs:
@@ -159,7 +175,7 @@ def init(worker: Worker, number: jax.Array, inputs: Inputs) -> Outputs:
     # compiled. The compiler drops what nothing uses.
     apply_reduce(worker.strategy, params, replica, own.sync, jnp.int32(0))
     apply_sync(worker.strategy, replica, own.sync, jnp.int32(0))
-    center(worker, own, Inputs(Shared()))
+    center(worker, own, Inputs(Shared(jnp.int32(0))))
     return Outputs(own, Shared(jnp.int32(0), model.key))
 
 
@@ -184,7 +200,7 @@ def run(worker: Worker, own: Own, inputs: Inputs) -> Outputs:
 def evaluate(worker: Worker, own: Own, inputs: Inputs) -> Outputs:
     """Runs the center forward on this worker's part of each batch."""
     shared: Shared = inputs.shared
-    model, me = worker.model(own), collectives.index()
+    model, me = worker.model(own, shared.step), collectives.index()
     loss = normalized_loss(worker.eval_loss)
 
     def forward(step, batch):
@@ -198,7 +214,7 @@ def evaluate(worker: Worker, own: Own, inputs: Inputs) -> Outputs:
 
 def center(worker: Worker, own: Own, inputs: Inputs) -> Outputs:
     """The model to ship: its tables whole, and identical on all workers."""
-    params, _, buffers = worker.model(own)
+    params, _, buffers = worker.model(own, inputs.shared.step)
     params = sharded_tables.whole(worker.sharded, params)
     return Outputs((), Replica(params, (), jax.tree.map(_of_first, buffers)))
 

@@ -82,7 +82,7 @@ def error_feedback(
         state = if_finite(combined, FeedbackState(residual, inner), state)
         return narrow(combined, updates), narrow(sent, updates), state
 
-    return Reducer(combine, init)
+    return Reducer(combine, init, is_mean=getattr(made, "is_mean", True))
 
 
 class LateState(NamedTuple):

@@ -126,8 +126,17 @@ def all_reduce(
     )
 
 
-def drawn(code: Code, seed: int, axis: Axis, second: Code | None = None) -> Reducer:
-    """A reducer by `all_reduce`, with each worker's own draws for `encode`."""
+def drawn(
+    code: Code,
+    seed: int,
+    axis: Axis,
+    second: Code | None = None,
+    is_mean: bool = True,
+) -> Reducer:
+    """A reducer by `all_reduce`, with each worker's own draws for `encode`.
+
+    `is_mean` is False where what is encoded is a vote.
+    """
     seed = checks.whole("seed", seed, least=0)
 
     def combine(x, draws):
@@ -137,7 +146,8 @@ def drawn(code: Code, seed: int, axis: Axis, second: Code | None = None) -> Redu
     def size(x):
         return (collectives.size(axis) + 1) * part_size(x.size, axis)
 
-    return leafwise(combine, draws=Draws(size, partial(own_key, seed, axis=axis)))
+    draws = Draws(size, partial(own_key, seed, axis=axis))
+    return leafwise(combine, draws=draws, is_mean=is_mean)
 
 
 def pack(levels: jax.Array, bits: int) -> jax.Array:

@@ -31,11 +31,13 @@ class Reducer(optax.GradientTransformationExtraArgs):
         mean_over: the axis of a plain mean; None for any other reducer.
         takes_feedback: whether `error_feedback` may be around it. Values that a robust
             reducer leaves out are no loss to make up for, and `low_bit` has its own.
+        is_mean: whether `combined` is the mean of all `sent`, up to rounding.
     """
 
     combine: Callable[[PyTree, PyTree, Any], tuple[PyTree, PyTree, PyTree]]
     mean_over: Axis | None
     takes_feedback: bool
+    is_mean: bool
 
     def __new__(
         cls,
@@ -43,6 +45,7 @@ class Reducer(optax.GradientTransformationExtraArgs):
         init: optax.TransformInitFn = lambda params: optax.EmptyState(),
         mean_over: Axis | None = None,
         takes_feedback: bool = True,
+        is_mean: bool = True,
     ) -> "Reducer":
         def update(updates, state, params=None, *, step=None, **_):
             combined, _, state = combine(updates, state, step)
@@ -52,6 +55,7 @@ class Reducer(optax.GradientTransformationExtraArgs):
         self.combine = combine
         self.mean_over = mean_over
         self.takes_feedback = takes_feedback
+        self.is_mean = is_mean
         return self
 
 
@@ -72,6 +76,7 @@ def leafwise(
     stacked: Stacked = 0,
     draws: Draws | None = None,
     takes_feedback: bool = True,
+    is_mean: bool = True,
 ) -> Reducer:
     """A reducer without state that combines leaf by leaf.
 
@@ -82,6 +87,7 @@ def leafwise(
             `Stacked`).
         draws: the numbers to draw; None means none.
         takes_feedback: whether `error_feedback` may be around it.
+        is_mean: whether it combines by a mean.
     """
 
     def leaf(x, pieces, *drawn):
@@ -96,7 +102,7 @@ def leafwise(
         drawn = () if draws is None else (_drawn(draws, updates, pieces, step),)
         return *over_leaves(leaf, 2, updates, pieces, *drawn), state
 
-    return Reducer(tree, takes_feedback=takes_feedback)
+    return Reducer(tree, takes_feedback=takes_feedback, is_mean=is_mean)
 
 
 def _drawn(draws: Draws, updates: PyTree, pieces: PyTree, step: Any) -> PyTree:

@@ -118,7 +118,7 @@ def clipped(radius: float = 10.0, iterations: int = 1, axis: Axis = WORKERS) -> 
             leaves[i] = _sent_on(part, leaves[i], axis)
         return form.unflatten(leaves), updates, state
 
-    return Reducer(combine, init, takes_feedback=False)
+    return Reducer(combine, init, takes_feedback=False, is_mean=False)
 
 
 def _middle(count: Callable[[int], int], axis: Axis) -> Reducer:
@@ -133,7 +133,7 @@ def _middle(count: Callable[[int], int], axis: Axis) -> Reducer:
         kept = widen(ranked[count(n) : n - count(n)])
         return _sent_on(jnp.mean(kept, axis=0), x, axis), x
 
-    return leafwise(combine, takes_feedback=False)
+    return leafwise(combine, takes_feedback=False, is_mean=False)
 
 
 def _arrived(x: jax.Array, axis: Axis) -> jax.Array:
@@ -151,7 +151,7 @@ LEAST_DEVIATION = 1e-3
 
 
 class Norms(NamedTuple):
-    """Statistics of each leaf's usual norms so far: number, mean, variance, (leaves,).
+    """Statistics of each leaf's finite norms so far: number, mean, variance, (leaves,).
 
     Mean and variance weigh a norm by (1 - rate) to the power of its later ones' number.
     """
@@ -217,7 +217,7 @@ def screened_mean(
         collectives.mean(form.unflatten(sent), axis),
     )
     on_any = form.unflatten([*jnp.isfinite(of_all).any(0)])
-    return mean, on_any, _with_usual(norms, usual, seen, screen.rate)
+    return mean, on_any, _noted(norms, seen, screen.rate)
 
 
 def _norm(x: jax.Array) -> jax.Array:
@@ -231,14 +231,20 @@ def _are_usual(norms: jax.Array, seen: Norms, screen: Screen) -> jax.Array:
     return jnp.isfinite(norms) & ((seen.number < screen.trusted) | is_near)
 
 
-def _with_usual(norms: jax.Array, usual: jax.Array, seen: Norms, rate: float) -> Norms:
-    """Updates the statistics with the norms that are usual."""
+def _noted(norms: jax.Array, seen: Norms, rate: float) -> Norms:
+    """Updates the statistics with all finite norms.
+
+    Unusual ones count as in the authors' code: a leaf whose norms have grown for good
+    takes part again once mean and deviation have followed.
+    """
     number = seen.number + 1
     # 1 for the first norm: exact from there on. The authors' statistics start at 0, and
     # need 120 syncs.
-    share = rate / (1 - (1 - rate) ** number)
+    # Rounded, it may be above 1.
+    share = jnp.minimum(1, rate / (1 - (1 - rate) ** number))
     apart = norms - seen.mean
     mean = seen.mean + share * apart
     variance = (1 - share) * (seen.variance + share * apart**2)
     noted = Norms(number, mean, variance)
-    return jax.tree.map(lambda new, old: jnp.where(usual, new, old), noted, seen)
+    finite = jnp.isfinite(norms)
+    return jax.tree.map(lambda new, old: jnp.where(finite, new, old), noted, seen)

@@ -43,7 +43,7 @@ def sign(
     """
     stacked = stacking.check("sign: stacked", stacked)
     if majority:
-        return hops.drawn(BITS, seed, axis)
+        return hops.drawn(BITS, seed, axis, is_mean=False)
     checks.whole("seed", seed, least=0)
 
     # Gathered, and not sent in two hops: a mean of scaled signs is no sign.
@@ -93,7 +93,8 @@ def tally(seed: int = 0, axis: Axis = WORKERS) -> Reducer:
         n = collectives.size(axis)
         return (2.0 * count - n) / n
 
-    return hops.drawn(BITS, seed, axis, second=hops.Code(to_count, to_mean))
+    second = hops.Code(to_count, to_mean)
+    return hops.drawn(BITS, seed, axis, second, is_mean=False)
 
 
 def to_bits(x: jax.Array, draws: jax.Array) -> jax.Array:

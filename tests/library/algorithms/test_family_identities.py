@@ -7,6 +7,7 @@ replicas and the center of one are those of the other, up to rounding.
 import functools
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import problems
@@ -201,6 +202,14 @@ def test_des_loc_of_equal_periods_averages_params_and_moments_together():
     # Else neither the averages nor their absence would show.
     apart = train(model_averaging(PERIOD), adam)
     assert relative_error(desynced.centers[-1], apart.centers[-1]) > CLEARLY / 10
+
+
+@pytest.mark.parametrize(("eta", "rounds"), [(0.02, 100), (0.1, 4), (0.05, 16)])
+def test_rounds_of_qsr_are_exact_in_float32_where_the_ratio_is_whole(eta, rounds):
+    strategy = qsr(1, growth=0.2, learning_rate=eta)
+    with jax.enable_x64(False):
+        acts = np.asarray(jax.vmap(strategy.acts)(jnp.arange(101)))
+    assert np.flatnonzero(acts)[0] == rounds - 1
 
 
 @pytest.mark.parametrize(("fewest", "period"), [(PERIOD, 6), (1, 6), (8, 8)])

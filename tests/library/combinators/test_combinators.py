@@ -213,6 +213,28 @@ def test_reset_keeps_what_counts_steps_and_remembers_losses():
     assert float(plateau.scale) == 0.5
 
 
+@pytest.mark.parametrize(("k", "period"), [(3, 2), (2, 3), (2, 2)])
+def test_reset_keeps_the_gradients_that_multisteps_has_accumulated(k, period):
+    inner = optax.MultiSteps(optax.sgd(0.1, momentum=0.5), k).gradient_transformation()
+    trainer = syncalgos.DataParallel(
+        syncalgos.stateless(lambda params, x: jnp.sum(params["w"]) * jnp.mean(x)),
+        inner,
+        every(period, chain(average(), reset(inner))),
+        1,
+        "vmap",
+    )
+    grads = np.arange(1.0, 13.0)
+    state, _ = trainer.run(trainer.init({"w": jnp.zeros(1)}), grads[:, None])
+    w = trace = 0.0
+    for step in range(12):
+        if (step + 1) % k == 0:
+            trace = 0.5 * trace + grads[step + 1 - k : step + 1].mean()
+            w -= 0.1 * trace
+        if (step + 1) % period == 0:
+            trace = 0.0
+    np.testing.assert_allclose(trainer.center(state).params["w"], [w], rtol=1e-6)
+
+
 def test_reset_keeps_injected_hyperparameters():
     schedule = optax.linear_schedule(1.0, 0.0, 10)
     optimizer = optax.inject_hyperparams(optax.sgd)(schedule, momentum=0.9)

@@ -424,3 +424,79 @@ def test_bfloat16_keeps_its_dtype():
     leaves = jax.tree.leaves(trained.replica.params)
     assert all(leaf.dtype == jnp.bfloat16 for leaf in leaves)
     assert np.isfinite(np.float32(flatten(trained.replica.params, lead=2))).all()
+
+
+def running_mean(params, buffers, batch, key):
+    """A loss of one entry a worker, whose buffer follows the batch by halves."""
+    buffers = {"seen": (buffers["seen"] + jnp.mean(batch)) / 2}
+    return jnp.sum(params["w"]) * jnp.mean(batch), (buffers, {"batch": jnp.mean(batch)})
+
+
+def three_to_one(step, workers):
+    return jnp.array([3.0, 1.0, 0.0, 0.0])
+
+
+WEIGHED = {
+    "model_averaging": participating(model_averaging(2), three_to_one),
+    "its state": participating(
+        chain(
+            model_averaging(2),
+            every(2, average("opt_state")),
+            every(2, average("buffers")),
+        ),
+        three_to_one,
+    ),
+    "sync_sgd": participating(sync_sgd(), three_to_one),
+}
+
+
+@pytest.mark.parametrize("last", [40.0, np.nan])
+@pytest.mark.parametrize("name", WEIGHED)
+def test_workers_without_weight_reach_nothing(name, last):
+    data = np.array([1.0, 2.0, 30.0, last])
+    trainer = syncalgos.DataParallel(
+        running_mean, optax.sgd(1.0, momentum=0.5), WEIGHED[name], 4, "vmap"
+    )
+    state = trainer.init({"w": jnp.zeros(1)}, {"seen": jnp.zeros(())})
+    state, metrics = trainer.run(state, np.tile(data, (2, 1)))
+    mean = (3 * 1 + 2) / 4
+    np.testing.assert_allclose(metrics["batch"], [mean] * 2)
+    center = trainer.center(state)
+    np.testing.assert_allclose(center.buffers["seen"], mean * 0.75)
+    # Momentum after two steps of the gradient x: x (1 + 1.5) below 0.
+    np.testing.assert_allclose(center.params["w"], [-2.5 * mean])
+    if name == "its state":
+        np.testing.assert_allclose(state.replica.opt_state[0].trace["w"], 1.5 * mean)
+    # In the middle of a round the replicas differ, and count by their weights.
+    state, _ = trainer.run(state, data[None])
+    assert np.isfinite(trainer.center(state).params["w"]).all()
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        every(2, average(reduce=syncalgos.reducers.median)),
+        every(2, syncalgos.outer_step(optax.sgd(1.0), syncalgos.reducers.trimmed)),
+        syncalgos.reduce_with(syncalgos.reducers.clipped),
+        syncalgos.sign_sgd(majority=True),
+        syncalgos.signum(),
+        syncalgos.edit(2),
+        syncalgos.gossip(),
+        syncalgos.dgc(),
+    ],
+)
+def test_what_is_no_mean_is_refused(strategy):
+    with pytest.raises(
+        ValueError, match="participating: a strategy that combines by no"
+    ):
+        participating(strategy, all_alike)
+
+
+@pytest.mark.parametrize("weight", [np.nan, -1.0, np.inf])
+def test_weights_that_are_no_weights_are_refused_by_worker(weight):
+    def schedule(step, workers):
+        return jnp.array([1.0, weight, 1.0, 1.0])
+
+    strategy = participating(model_averaging(2), schedule)
+    with pytest.raises(ValueError, match=r"got (nan|-1.0|inf) for worker 1 at step 0"):
+        train(strategy, steps=2)
