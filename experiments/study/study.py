@@ -248,7 +248,10 @@ def _changed(old: Any, new: dict[str, Any]) -> str:
 
 
 def _open_folder(out: Path, identity: dict[str, Any], overwrite: bool) -> None:
-    """Writes study.json, after emptying the folder if asked to."""
+    """Writes study.json, after emptying the folder if asked to.
+
+    It names the commit, too, which a later command need not have.
+    """
     # `_check_folder` has seen to it that all content is a study's.
     for path in _content(out) if overwrite else ():
         if path.is_dir() and not path.is_symlink():
@@ -256,7 +259,8 @@ def _open_folder(out: Path, identity: dict[str, Any], overwrite: bool) -> None:
         else:
             path.unlink()
     if not (out / NAME).exists():
-        records.write_json(out / NAME, identity)
+        begun = {"commit": versions.of_commit()}
+        records.write_json(out / NAME, identity | begun)
 
 
 def _content(out: Path) -> list[Path]:
