@@ -33,7 +33,7 @@ def of_modules(names: Iterable[str]) -> dict[str, str]:
 
 
 def of_commit() -> str | None:
-    """Returns the commit of this checkout, "-dirty" if files differ; None without git."""
+    """Returns the checkout's commit, "-dirty" if files differ; None without git."""
     command = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
     try:
         found = subprocess.run(
