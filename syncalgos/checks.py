@@ -269,14 +269,13 @@ def unlike(what: str, before: Any, after: Any, prefix: bool = False) -> str:
     import jax
 
     def is_leaf(node: Any) -> bool:
-        return node is None or jax.tree_util.all_leaves([node])
+        return jax.tree_util.all_leaves([node])
 
     def kind(node: Any) -> str:
-        if node is None:
-            return "None"
         if is_leaf(node):
             return "array"
-        return "()" if type(node) is tuple and not node else type(node).__name__
+        is_empty = node is None or (type(node) is tuple and not node)
+        return str(node) if is_empty else type(node).__name__
 
     was, now = _nodes(before), _nodes(after)
     for path, node in was.items():
@@ -292,8 +291,8 @@ def unlike(what: str, before: Any, after: Any, prefix: bool = False) -> str:
         if path not in was:
             return f"{what}{jax.tree_util.keystr(path)} is new"
     # What a node holds beside its leaves, such as a module's settings: the innermost.
-    for path, node in reversed(was.items()):
-        if jax.tree.structure(node) != jax.tree.structure(now[path]) and not prefix:
+    for path, node in reversed(() if prefix else was.items()):
+        if jax.tree.structure(node) != jax.tree.structure(now[path]):
             name = what + jax.tree_util.keystr(path)
             return f"{name} is another {type(node).__name__}: its static fields differ"
     return ""

@@ -148,17 +148,22 @@ def check_batches(
     accumulate: int,
     hint: str = ONE_STEP,
 ) -> None:
-    """Raises the ValueErrors of `DataParallel.run`; one on sizes ends with the hint."""
+    """Raises the ValueErrors of `DataParallel.run`.
+
+    The hint ends that of a global batch which the workers do not divide.
+    """
     check_arrays("batches", batches)
     steps, batch = leading_shape("batches", batches, ("steps", "global_batch"))
     if data is not None:
         check_rows(batches, *leading_shape("data", data, ("examples",)))
     if steps == 0:
         raise ValueError("batches hold no steps")
+    batch *= layout.feeders
     try:
-        check_parts(batch * layout.feeders, layout, accumulate)
+        checks.global_batch(batch, layout.workers)
     except ValueError as error:
         raise ValueError(f"{error}{hint}") from None
+    check_parts(batch, layout, accumulate)
 
 
 def check_parts(batch: int, layout: Layout, accumulate: int) -> None:

@@ -128,7 +128,8 @@ class DataParallel:
         self._compiled = Compiled(self._worker, self.layout, lane_form)
         self._steps = StepCount()
         self._form: tuple[Any, ...] = ()  # the structure of states of this trainer
-        self._may_be_untrained = True
+        # Sharded tables are in the center at every step.
+        self._may_be_untrained = sharded is None
 
     @property
     def compile_seconds(self) -> float:
@@ -335,8 +336,7 @@ class DataParallel:
 
     def _warn_of_untrained(self, state: TrainState) -> None:
         """Warns, once, where local steps were taken and none is in the center."""
-        done = self._steps.after(state.step, 0)
-        if not self._may_be_untrained or not done:
+        if not self._may_be_untrained or not (done := self._steps.after(state.step, 0)):
             return
         if waits_untrained(self._worker.strategy, done):
             warnings.warn(
