@@ -3,7 +3,7 @@
     python examples/flax_nnx.py
 
 It shows where the parts of a module go. Params are trained and synced. All other state,
-here batch statistics, goes to the buffers. At the end the center is a module again.
+such as batch statistics, goes to the buffers. At the end the center is a module again.
 """
 
 import numpy as np
@@ -20,12 +20,11 @@ class Network(nnx.Module):
     def __init__(self, rngs):
         self.hidden = nnx.Linear(64, 64, rngs=rngs)
         self.norm = nnx.BatchNorm(64, rngs=rngs)
-        self.dropout = nnx.Dropout(0.1)
+        self.dropout = nnx.Dropout(0.1, rngs=rngs)
         self.out = nnx.Linear(64, 10, rngs=rngs)
 
-    def __call__(self, x, rngs=None):
-        x = nnx.relu(self.norm(self.hidden(x)))
-        return self.out(self.dropout(x, rngs=rngs))
+    def __call__(self, x):
+        return self.out(self.dropout(nnx.relu(self.norm(self.hidden(x)))))
 
 
 graph, params, buffers = nnx.split(Network(nnx.Rngs(0)), nnx.Param, ...)
@@ -36,10 +35,12 @@ def loss(params, buffers, batch, key):
     # A copy, as the forward pass writes batch statistics into the module.
     model = nnx.merge(graph, params, buffers, copy=True)
     # The key differs between workers and steps, and so do the units that are dropped.
-    logits = model(batch["x"], nnx.Rngs(key))
+    nnx.reseed(model, default=key)
+    logits = model(batch["x"])
     losses = optax.softmax_cross_entropy_with_integer_labels(logits, batch["y"])
     hits = logits.argmax(-1) == batch["y"]
-    return losses.mean(), (nnx.state(model, nnx.BatchStat), {"accuracy": hits.mean()})
+    buffers = nnx.state(model, nnx.Not(nnx.Param))
+    return losses.mean(), (buffers, {"accuracy": hits.mean()})
 
 
 images, labels = load_digits(return_X_y=True)

@@ -18,6 +18,7 @@ from syncalgos.combinators.primitives import outer_step as outer_step
 from syncalgos.combinators.primitives import reduce_with as reduce_with
 from syncalgos.combinators.primitives import reset as reset
 from syncalgos.combinators.schedule import after as after
+from syncalgos.combinators.schedule import at_end as at_end
 from syncalgos.combinators.schedule import every as every
 from syncalgos.combinators.schedule import until as until
 from syncalgos.combinators.schedule import when as when

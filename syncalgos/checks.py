@@ -26,8 +26,8 @@ REQUIRED: Any = _Required()
 
 
 def shown(value: Any) -> str:
-    """Returns the value as an error shows it: its repr, at most 60 characters."""
-    text = repr(value)
+    """Returns the value as an error shows it: its repr, 60 characters of one line."""
+    text = " ".join(repr(value).split())
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
@@ -250,7 +250,63 @@ def labels(what: str, tree: Any, params: Any) -> list[Any]:
     try:
         return jax.tree.leaves(jax.tree.broadcast(tree, params))
     except ValueError as error:
-        form = jax.tree.structure(params)
-        raise ValueError(
-            f"{what} must be a tree like params, {form}, got {tree!r}"
-        ) from error
+        why = unlike(what, params, tree, prefix=True)
+        raise ValueError(f"{what} must be a tree like params: {why}") from error
+
+
+def unlike(what: str, before: Any, after: Any, prefix: bool = False) -> str:
+    """Names the first node by which the structures of two trees differ.
+
+    Args:
+        what: the name of `after`, for the message.
+        before: the tree as it should be.
+        after: the tree as it is.
+        prefix: whether a leaf of `after` may stand for a whole subtree.
+
+    Returns:
+        Such as "buffers['dropout'] is missing"; "" where the structures are the same.
+    """
+    import jax
+
+    def is_leaf(node: Any) -> bool:
+        return jax.tree_util.all_leaves([node])
+
+    def kind(node: Any) -> str:
+        if is_leaf(node):
+            return "array"
+        is_empty = node is None or (type(node) is tuple and not node)
+        return str(node) if is_empty else type(node).__name__
+
+    was, now = _nodes(before), _nodes(after)
+    for path, node in was.items():
+        name = what + jax.tree_util.keystr(path)
+        if path not in now:
+            above = path[:-1]
+            if prefix and (above not in now or is_leaf(now[above])):
+                continue
+            return f"{name} is missing"
+        if kind(now[path]) != kind(node) and not (prefix and is_leaf(now[path])):
+            return f"{name} is {kind(now[path])}, not {kind(node)}"
+    for path in now:
+        if path not in was:
+            return f"{what}{jax.tree_util.keystr(path)} is new"
+    # What a node holds beside its leaves, such as a module's settings: the innermost.
+    for path, node in reversed(() if prefix else was.items()):
+        if jax.tree.structure(node) != jax.tree.structure(now[path]):
+            name = what + jax.tree_util.keystr(path)
+            return f"{name} is another {type(node).__name__}: its static fields differ"
+    return ""
+
+
+def _nodes(tree: Any) -> dict[tuple[Any, ...], Any]:
+    """Returns all nodes of a tree by their paths, the outer before the inner."""
+    import jax
+
+    found: dict[tuple[Any, ...], Any] = {}
+
+    def note(path: tuple[Any, ...], node: Any) -> bool:
+        found[path] = node
+        return False
+
+    jax.tree_util.tree_flatten_with_path(tree, note, is_leaf_takes_path=True)
+    return found

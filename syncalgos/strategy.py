@@ -5,8 +5,8 @@ worker's view and communicates only through collectives over named axes.
 """
 
 import inspect
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -30,6 +30,14 @@ class Replica(NamedTuple):
     params: PyTree
     opt_state: PyTree = ()
     buffers: PyTree = ()
+
+    if not TYPE_CHECKING:
+
+        def __getitem__(self, place):
+            """Says where the params are, for one who took it for them."""
+            if isinstance(place, str):
+                raise TypeError(f"a Replica has params: write .params[{place!r}]")
+            return tuple.__getitem__(self, place)
 
 
 class MeanCenter(NamedTuple):
@@ -137,6 +145,10 @@ def check_strategy(where: str, strategy: Any) -> None:
     if not isinstance(strategy, Strategy):
         called = callable(strategy) and getattr(strategy, "__name__", None)
         hint = f" (call it: {called}())" if called else ""
+        if isinstance(strategy, str):
+            hint = f" (a strategy is an object: syncalgos.{strategy}())"
+        if hasattr(strategy, "update"):
+            hint = " (an optimizer? it comes before the strategy)"
         got = checks.shown(strategy)
         raise ValueError(f"{where}: expected a Strategy, got {got}{hint}")
     for name in ("init", "reduce", "sync", "center"):
@@ -162,6 +174,7 @@ def check_params(params: PyTree) -> None:
     leaves = jax.tree_util.tree_leaves_with_path(params)
     if not leaves:
         raise ValueError("params hold no arrays")
+    _check_trained(params)
     for path, leaf in leaves:
         dtype = getattr(leaf, "dtype", None)
         if dtype is None or not jnp.issubdtype(dtype, np.floating):
@@ -169,6 +182,28 @@ def check_params(params: PyTree) -> None:
             raise ValueError(
                 f"params{jax.tree_util.keystr(path)} is {kind}, not a float array: "
                 + _way_out(params, leaf)
+            )
+
+
+def _check_trained(params: PyTree) -> None:
+    """Raises a ValueError for statistics of flax among the params."""
+    # They are float arrays: trained, they would stay 0 and 1 without a word.
+    if isinstance(params, Mapping) and {"params", "batch_stats"} <= {*params}:
+        raise ValueError(
+            "params['batch_stats'] is not trained: give a model's variables to init in "
+            "two parts, params = variables.pop('params') and variables"
+        )
+
+    def is_statistic(node: Any) -> bool:
+        names = [kind.__name__ for kind in type(node).__mro__]
+        return "Variable" in names and ("BatchStat" in names or "Cache" in names)
+
+    nodes = jax.tree_util.tree_leaves_with_path(params, is_leaf=is_statistic)
+    for path, node in nodes:
+        if is_statistic(node):
+            raise ValueError(
+                f"params{jax.tree_util.keystr(path)} is a {type(node).__name__}, which "
+                f"is not trained: a module is taken apart by {_SPLITS['flax']}"
             )
 
 
@@ -286,8 +321,9 @@ def require_same(changer: str, what: str, before: PyTree, after: PyTree) -> PyTr
     Raises:
         ValueError: naming the first leaf that differs.
     """
-    if (new := jax.tree.structure(after)) != (old := jax.tree.structure(before)):
-        raise ValueError(f"{changer} changes the structure of {what}: {old} to {new}")
+    if jax.tree.structure(after) != jax.tree.structure(before):
+        why = checks.unlike(what, before, after)
+        raise ValueError(f"{changer} changes the structure of {what}: {why}")
 
     def leaf(path, x, y):
         was, now = jax.typeof(x), jax.typeof(y)

@@ -40,7 +40,8 @@ def check_settings(before: dict[str, Any], config: RunConfig, same: bool) -> Non
         common |= factories.defaults(kind, name)
     before = records.plain(common) | before
     free = set() if same else {"workers", "batch_size", "accumulate"}
-    if config.schedule == "constant":  # a longer run begins as a shorter one does
+    # A longer run begins as a shorter one does, unless that ended in a sync of its own.
+    if config.schedule == "constant" and not config.sync_at_end:
         free.add("steps")
     # A task and an algorithm bring flags of their own: name them first.
     names = sorted({*now, *before} - free, key=lambda x: (x not in ("task", "algo"), x))

@@ -3,6 +3,7 @@
 import math
 
 import jax
+import numpy as np
 
 from experiments.cli import terminal
 from experiments.training.config import never_reached
@@ -10,6 +11,7 @@ from experiments.training.defaults import batch_unit
 from experiments.training.loop import DIVERGED_ABOVE, Outcome
 from experiments.training.measurements import memory
 from experiments.training.prepared import PreparedRun
+from syncalgos import at_end
 
 
 def header(run: PreparedRun, is_batch_given: bool) -> list[str]:
@@ -46,6 +48,19 @@ def header(run: PreparedRun, is_batch_given: bool) -> list[str]:
         f"{terminal.layout_text(layout)}, backend {c.backend}{text}",
         f"{c.optimizer}, learning rate {terminal.rate(c.lr)}, effective "
         f"{terminal.rate(layout['effective_lr'])}",
+        *_untrained(run),
+    ]
+
+
+def _untrained(run: PreparedRun) -> list[str]:
+    """Says which evaluations come before the first sync."""
+    rounds, evaluated = run.rounds, run.config.evaluations[0]
+    if rounds.untrained or rounds.ends is None or rounds.center_step(evaluated):
+        return []
+    first = int(np.argmax(rounds.ends)) + 1
+    return [
+        f"the first sync comes after step {first}: test figures before it are of the "
+        "untrained model"
     ]
 
 
@@ -65,7 +80,7 @@ def after(run: PreparedRun, outcome: Outcome, center_step: int) -> list[str]:
     elif since:
         found.append(
             "the figures are of the global model as of the last sync: the last "
-            f"{since} local steps are not in it"
+            f"{since} local steps are not in it{_way_to_sync(run, steps)}"
         )
     if outcome.diverged_at is not None:
         found.append(
@@ -84,6 +99,17 @@ def after(run: PreparedRun, outcome: Outcome, center_step: int) -> list[str]:
             "gradient at every step"
         )
     return found
+
+
+def _way_to_sync(run: PreparedRun, steps: int) -> str:
+    """Says how the last local steps get into the center, if they can."""
+    if steps < run.config.steps:
+        return ""
+    try:
+        at_end(steps, run.algorithm)
+    except ValueError:
+        return ""
+    return " (--sync-at-end syncs after them, too)"
 
 
 def _unsaved(due: list[int], outcome: Outcome) -> list[str]:

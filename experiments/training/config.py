@@ -68,6 +68,7 @@ class RunConfig:
         lane_form: how a device runs them.
         sync_memory: where the algorithm's arrays lie between syncs: pinned_host.
         sync_until: train synchronously for this many steps first.
+        sync_at_end: sync after the last step, too, in the middle of a round.
         opt_state_at_sync: what becomes of the inner optimizer's state.
         ema: ship a moving average of params; its decay.
         displacements: measure how far and how alike workers go (a copy of params).
@@ -143,6 +144,7 @@ class RunConfig:
         otherwise="the device's", metavar="KIND", scope="start"
     )
     sync_until: int = flag(default=0, least=0)
+    sync_at_end: bool = flag(default=False)
     opt_state_at_sync: Literal["keep", "reset", "average"] = flag(default="keep")
     ema: float | None = flag(above=0, below=1)
     displacements: bool = flag(default=False, study="nothing: it is always on")

@@ -51,15 +51,23 @@ def named(replica: Replica) -> dict[str, Any]:
     """Returns the leaves of params and buffers by their names in a file.
 
     Raises:
-        ValueError: two leaves of one name, or one that is no array of numbers.
+        ValueError: two leaves of one name, or one inside of another, or one that is no
+            array of numbers.
     """
     tensors: dict[str, Any] = {}
+    inner: set[str] = set()
     for field in ("params", "buffers"):
         leaves = jax.tree_util.tree_leaves_with_path(getattr(replica, field))
         for place, leaf in leaves:
             name = _name(field, place)
-            if name in tensors:
+            if name in tensors or name in inner:
                 raise ValueError(f"--export: two arrays have the name {name}")
+            # Dots are between the names of folders: "a.b" beside "a" would be inside.
+            above = name.split(".")
+            folders = {".".join(above[:i]) for i in range(1, len(above))}
+            if clash := folders & {*tensors}:
+                raise ValueError(f"--export: {name} would lie inside of {min(clash)}")
+            inner |= folders
             if jnp.issubdtype(leaf.dtype, jax.dtypes.extended):
                 raise ValueError(f"--export: {name} is of {leaf.dtype}, no numbers")
             tensors[name] = leaf
@@ -72,7 +80,8 @@ def load(path: str | Path, like: Replica | None = None) -> Replica:
     Args:
         path: of the file.
         like: a replica whose params and buffers have the structure to fill; None makes
-            nested dicts, with lists where all names are numbers.
+            nested dicts, cut at the dots of names, with lists where all names are
+            numbers.
 
     Returns:
         Replica(params, (), buffers).

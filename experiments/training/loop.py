@@ -2,6 +2,7 @@
 
 import math
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -231,6 +232,8 @@ def _make_evaluation(
     """Returns (state, progress) -> a line of metrics.jsonl."""
     c, trainer = parts.config, parts.trainer
     planned = {*c.evaluations}
+    # The header has said so: see `remarks.header`.
+    warnings.filterwarnings("ignore", "no sync came in")
 
     def evaluate(state, progress):
         parts.group.announce("evaluate", progress.step)

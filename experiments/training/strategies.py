@@ -7,6 +7,7 @@ import jax
 import optax
 
 from experiments.cli import factories
+from experiments.cli.errors import BadRequest
 from experiments.cli.factories import ALGORITHM
 from experiments.tasks.task import Tables, Task
 from experiments.training import optimizers
@@ -16,6 +17,7 @@ from syncalgos import (
     WORKERS,
     Strategy,
     after,
+    at_end,
     at_syncs,
     chain,
     checks,
@@ -52,6 +54,8 @@ def make_strategies(
     """
     reduce = _reduce(config, task)
     algorithm = _algorithm(config, reduce, schedule, optimizer, hosts, task)
+    if config.sync_at_end:
+        algorithm = _synced_at_end(config, algorithm)
     strategy = algorithm
     if task.tables is not None and task.kept == "shared":
         # Shared tables lie beside the algorithm, and are updated at every step.
@@ -67,6 +71,15 @@ def make_strategies(
     if n := config.sync_until:
         strategy = chain(until(n, sync_sgd()), after(n, strategy))
     return strategy if config.ema is None else ema(strategy, config.ema), algorithm
+
+
+def _synced_at_end(config: RunConfig, algorithm: Strategy) -> Strategy:
+    try:
+        return at_end(config.steps, algorithm)
+    except ValueError as error:
+        raise BadRequest(
+            f"--sync-at-end with --algo {config.algo}: {error}".replace(" at_end:", "")
+        ) from error
 
 
 def steady_strategy(

@@ -102,6 +102,25 @@ class Period(NamedTuple):
         return (step + 1 - self.offset) % self.period == 0
 
 
+class Schedule(NamedTuple):
+    """step -> whether it is the last of a round; see `scheduled`."""
+
+    ends: introspection.Steps
+
+    def __call__(self, step: Any) -> Any:
+        return self.ends(step)
+
+
+class WithLast(NamedTuple):
+    """step -> whether it is one of some steps, or the last of a training."""
+
+    steps: introspection.Steps
+    last: int
+
+    def __call__(self, step: Any) -> Any:
+        return jnp.logical_or(self.steps(step), step == self.last)
+
+
 def every(
     period: int | Callable[[Any], Any], strategy: Strategy, offset: int = 0
 ) -> Strategy:
@@ -251,6 +270,53 @@ def _phase(
     return gated._replace(sync=sync, acts=acts if follows else gated.acts)
 
 
+def at_end(steps: int, strategy: Strategy) -> Strategy:
+    """Syncs after the last local step of a training, too.
+
+    A training of 240 local steps with a period of 64 has its last sync after 192: the
+    center lacks 48 steps. With this, the strategy's own sync acts after step 240 as
+    well, in the middle of a round. It sends as much as any other, and is counted.
+
+    Args:
+        steps: local steps of the training, at least 1.
+        strategy: whose syncs are made by `every`, be it inside of other combinators.
+
+    Returns:
+        A Strategy. State: the strategy's. One that never syncs, or does at that step
+        anyway, stays as it is.
+
+    Raises:
+        ValueError: a number of steps below 1, or a strategy whose syncs at other steps
+            have no meaning: delayed, of workers that do not wait, decided by the data,
+            or of rounds of a fixed length, such as scaffold.
+    """
+    last = checks.whole("at_end: steps", steps, least=1) - 1
+    check_strategy("at_end", strategy)
+    introspection.check_not_steady("at_end", strategy)
+    introspection.check_undecided("at_end", strategy)
+    if not introspection.ever_syncs(strategy):
+        return strategy
+    ending = _with_last(last, strategy)
+    if not introspection.lands(ending, last):
+        raise ValueError(
+            f"at_end: this strategy cannot sync after step {steps}: its rounds are not "
+            "made by `every`, or need their length; end it at one of its own syncs"
+        )
+    return ending
+
+
+def _with_last(last: int, strategy: Strategy) -> Strategy:
+    """The same strategy, of which each period has one step more."""
+    made = introspection.combination(strategy)
+    if made.delays:
+        raise ValueError("at_end: delayed, the last step's results would not arrive")
+    change = functools.partial(_with_last, last)
+    if isinstance(made.condition, Period | Schedule):
+        [member] = made.members
+        return _when(WithLast(made.condition, last), change(member))
+    return introspection.rebuilt(strategy, change) if made.members else strategy
+
+
 def scheduled(period: Callable[[Any], Any]) -> introspection.Steps:
     """The last steps of rounds whose lengths follow a schedule.
 
@@ -290,4 +356,4 @@ def scheduled(period: Callable[[Any], Any]) -> introspection.Steps:
         )
         return step - start == length(start) - 1
 
-    return ends
+    return Schedule(ends)

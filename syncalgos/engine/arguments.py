@@ -1,11 +1,15 @@
 """Checks of the engine's arguments; an error names the argument that does not fit."""
 
+import inspect
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
+from jax.core import Tracer
 
 from syncalgos import checks
 from syncalgos.collectives import PyTree
@@ -13,16 +17,34 @@ from syncalgos.engine.placement.layout import Layout
 
 
 @contextmanager
-def explained_axis() -> Iterator[None]:
-    """Turns jax's error of an unknown axis into one that names the right one."""
+def explained_trace() -> Iterator[None]:
+    """Turns jax's errors on a strategy that is traced into advice.
+
+    Those are of an unknown axis, and of a Python `if` on a step.
+    """
     try:
         yield
+    except jax.errors.ConcretizationTypeError as error:
+        ours = [x for x in traceback.extract_tb(error.__traceback__) if _is_users(x)]
+        if not ours:
+            raise
+        at = ours[-1]
+        raise ValueError(
+            f"{at.filename}:{at.lineno}: `{at.line}` asks for a value that is unknown "
+            "while a strategy is traced: use every(schedule, …), jnp.where or lax.cond"
+        ) from None
     except NameError as error:
         if "axis name" not in str(error):
             raise
         raise ValueError(
             f"{error}; inside DataParallel a strategy's axis is syncalgos.WORKERS"
         ) from None
+
+
+def _is_users(frame: traceback.FrameSummary) -> bool:
+    """Whether a line is neither of jax nor of this library."""
+    others = Path(inspect.getfile(jax)).parent, Path(__file__).parents[1]
+    return not any(Path(frame.filename).is_relative_to(folder) for folder in others)
 
 
 def leading_shape(what: str, tree: PyTree, axes: tuple[str, ...]) -> tuple[int, ...]:
@@ -36,7 +58,10 @@ def leading_shape(what: str, tree: PyTree, axes: tuple[str, ...]) -> tuple[int, 
     first, shape = named[0][0], named[0][1][: len(axes)]
     for name, other in named:
         if len(other) < len(axes):
-            raise ValueError(f"{name} must lead with ({', '.join(axes)}), got {other}")
+            hint = ONE_STEP if axes[0] == "steps" else ""
+            raise ValueError(
+                f"{name} must lead with ({', '.join(axes)}), got {other}{hint}"
+            )
         if other[: len(axes)] != shape:
             raise ValueError(
                 f"{name} leads with {other[: len(axes)]}, but {first} with {shape}: "
@@ -45,19 +70,53 @@ def leading_shape(what: str, tree: PyTree, axes: tuple[str, ...]) -> tuple[int, 
     return shape
 
 
+ONE_STEP = "; one step? x[None]"
+REST = "; what is left over: drop it, or call the loss with trainer.center(state)"
+
+
+def check_untraced(x: Any) -> None:
+    """Raises a ValueError inside a jax.jit of the user's."""
+    if isinstance(x, Tracer):
+        raise ValueError("DataParallel compiles by itself: call it without jax.jit")
+
+
+def check_arrays(what: str, tree: PyTree) -> None:
+    """Raises a ValueError unless all leaves are arrays, by what was given instead."""
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        check_untraced(leaf)
+        if hasattr(leaf, "shape"):
+            continue
+        name, got = what + jax.tree_util.keystr(path), type(leaf).__name__
+        if isinstance(leaf, bool | int | float):
+            raise ValueError(f"{name} is {got}: make arrays of lists, np.asarray(…)")
+        raise ValueError(
+            f"{name} is {got}, not an array: stack some steps of it, as "
+            "np.stack([next(batches) for _ in range(100)])"
+        )
+
+
 def check_kind(what: str, value: Any, kind: type) -> None:
     """Raises a ValueError unless the value is of the kind."""
-    if not isinstance(value, kind):
-        raise ValueError(f"{what} must be a {kind.__name__}, got {checks.shown(value)}")
+    if isinstance(value, kind):
+        return
+    hint = ""
+    if type(value) is tuple and value and isinstance(value[0], kind):
+        hint = ": run returns two: state, metrics = trainer.run(…)"
+    got = f"a {type(value).__name__}" if hint else checks.shown(value)
+    raise ValueError(f"{what} must be a {kind.__name__}, got {got}{hint}")
 
 
-_SEARCH = "a line search asks for the loss at other params, which a local step lacks"
+_OTHERS = "asks for the loss at other params, which a local step lacks"
+_SEARCH = f"a line search {_OTHERS}"
 # Optimizers that cannot be an inner one, by the class of a state in theirs, and why.
 _REFUSED = {
     "LookaheadState": "optax.lookahead trains a pair of models: take its fast one, and "
     "syncalgos.lookahead() as the strategy",
     "ScheduleFreeState": "schedule_free evaluates another model than it trains; a "
     "center is of the trained one: take its base optimizer, or see docs/own-loop.md",
+    "HutchinsonState": f"an estimate of the Hessian {_OTHERS}",
+    "SAMState": "sam trains at points beside the model, which syncs would average; see "
+    "docs/own-loop.md",
     "ScaleByZoomLinesearchState": _SEARCH,
     "ScaleByBacktrackingLinesearchState": _SEARCH,
 }
@@ -83,15 +142,28 @@ def check_loss(loss: Any) -> None:
 
 
 def check_batches(
-    batches: PyTree, data: PyTree | None, layout: Layout, accumulate: int
+    batches: PyTree,
+    data: PyTree | None,
+    layout: Layout,
+    accumulate: int,
+    hint: str = ONE_STEP,
 ) -> None:
-    """Raises the ValueErrors of `DataParallel.run`."""
+    """Raises the ValueErrors of `DataParallel.run`.
+
+    The hint ends that of a global batch which the workers do not divide.
+    """
+    check_arrays("batches", batches)
     steps, batch = leading_shape("batches", batches, ("steps", "global_batch"))
     if data is not None:
         check_rows(batches, *leading_shape("data", data, ("examples",)))
     if steps == 0:
         raise ValueError("batches hold no steps")
-    check_parts(batch * layout.feeders, layout, accumulate)
+    batch *= layout.feeders
+    try:
+        checks.global_batch(batch, layout.workers)
+    except ValueError as error:
+        raise ValueError(f"{error}{hint}") from None
+    check_parts(batch, layout, accumulate)
 
 
 def check_parts(batch: int, layout: Layout, accumulate: int) -> None:

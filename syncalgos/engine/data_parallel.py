@@ -1,6 +1,8 @@
 """The engine: one loss, one inner optimizer, one strategy, many workers."""
 
+import warnings
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import optax
@@ -17,9 +19,18 @@ from syncalgos.engine.placement.layout import Device
 from syncalgos.engine.placement.make_layout import AnyMesh, make_layout
 from syncalgos.engine.placement.shardings import Shardings
 from syncalgos.engine.program import Model, Own, Shared
-from syncalgos.engine.state import StepCount, TrainState, check_sync, held_by, put_back
+from syncalgos.engine.state import (
+    StepCount,
+    TrainState,
+    check_made,
+    held_by,
+    of_one,
+    put_back,
+    waits_untrained,
+)
 from syncalgos.ledger.counting import Communication
 from syncalgos.reducers.reducer import check_optimizer
+from syncalgos.reducers.stacking.shards import Sharding
 from syncalgos.strategy import PyTree, Replica, Strategy, check_params, check_strategy
 
 
@@ -116,6 +127,9 @@ class DataParallel:
         self._worker = worker.Worker(*made)
         self._compiled = Compiled(self._worker, self.layout, lane_form)
         self._steps = StepCount()
+        self._form: tuple[Any, ...] = ()  # the structure of states of this trainer
+        # Sharded tables are in the center at every step.
+        self._may_be_untrained = sharded is None
 
     @property
     def compile_seconds(self) -> float:
@@ -141,9 +155,9 @@ class DataParallel:
             seed: from which the loss's keys are made, for dropout and the like.
 
         Raises:
-            ValueError: a leaf of params that is no float array, a sharded one whose
-                rows the workers do not divide, or a strategy that changes shapes or
-                dtypes; it names the leaf.
+            ValueError: a leaf of params that is no float array or not trained, a
+                sharded one whose rows the workers do not divide, or a strategy that
+                changes shapes or dtypes; it names the leaf.
         """
         check_params(params)
         sharded_tables.check_rows(self._worker.sharded, params, self.workers)
@@ -151,9 +165,10 @@ class DataParallel:
         # A constant first: strategies fold the step into key(seed) itself, and the
         # loss would draw from the very keys that they draw from.
         key = jax.random.fold_in(jax.random.key(seed), 0x6C6F7373)
-        with arguments.explained_axis():
+        with arguments.explained_trace():
             model = Model(params, buffers, key)
             own, first = self._compiled.start(model, sharding)
+        self._form = (jax.tree.structure(own),)
         return TrainState(own.replica, own.sync, first.step, first.key)
 
     def run(
@@ -178,8 +193,8 @@ class DataParallel:
             ValueError: batches whose leaves disagree or that the workers, their devices
                 or microbatches do not divide; more than 2³¹ - 1 local steps.
         """
+        self._check(state)
         batches = self._cut(batches, data, self._worker.accumulate)
-        arguments.check_kind("state", state, TrainState)
         done = self._steps.after(state.step, len(jax.tree.leaves(batches)[0]))
         shared = Shared(state.step, state.key, data)
         found = self._compiled.of_state(worker.RUN, state.own, shared, batches)
@@ -192,27 +207,36 @@ class DataParallel:
     ) -> dict[str, jax.Array]:
         """Runs the center forward, spread over the workers; nothing is learned.
 
+        The center of most strategies is as of the last sync: see `center`.
+
         Args:
             state: as in `run`; it is kept.
-            batches, data: as in `run`.
+            batches, data: as in `run`. The workers divide the global batch: drop what
+                is left over, or call the loss on it with `center(state)`.
 
         Returns:
             Metrics with leaves (steps, ...), as from `run`; it raises errors as `run`.
         """
-        batches = self._cut(batches, data, accumulate=1)
-        arguments.check_kind("state", state, TrainState)
+        self._check(state)
+        batches = self._cut(batches, data, 1, arguments.REST)
+        self._warn_of_untrained(state)
         asked = worker.EVALUATE, state.own, Shared(state.step, state.key, data), batches
         return self._compiled.of_state(*asked).common
 
     def center(self, state: TrainState) -> Replica:
         """The model to evaluate and ship: one plain replica without worker axes.
 
+        A strategy with a center of its own, such as bmuf or diloco, has it as of the
+        last sync: later local steps are not in it, and before the first sync it is the
+        model that `init` was given, of which a warning tells once.
+
         Returns:
             Replica(params, (), buffers) on the first worker's device or devices: the
             strategy's center (the mean over the workers where theirs differ), sharded
             tables whole, and the mean of the buffers.
         """
-        arguments.check_kind("state", state, TrainState)
+        self._check(state)
+        self._warn_of_untrained(state)
         return self._compiled.of_state(
             worker.CENTER, state.own, Shared(state.step)
         ).common
@@ -222,6 +246,7 @@ class DataParallel:
 
         The distance is a 2-norm over all params but sharded ones.
         """
+        arguments.check_kind("state", state, TrainState)
         # A strategy's state is not looked at, and would only be passed along.
         own = Own(Replica(state.replica.params))
         return float(self._compiled.of_params(worker.DIVERGENCE, own).common)
@@ -253,6 +278,7 @@ class DataParallel:
         self, state: TrainState, steps: int, workers: int | None = None
     ) -> Callable[[ArrayLike | None], Communication]:
         """`communication` as a function of `taken`, traced and compiled once."""
+        arguments.check_kind("state", state, TrainState)
         workers = self.workers if workers is None else workers
         made = self._worker.strategy, self._worker.optimizer
         return inner_step.counter_of(*made, state.replica, self.layout, workers, steps)
@@ -291,12 +317,44 @@ class DataParallel:
         arguments.check_workers(held, len(self.layout.own_workers))
         arguments.check_step(int(held.step))
         sharding = self._shardings.of_held(held.replica)
-        check_sync(self.layout, self._worker.strategy, held, sharding)
+        self._check_made("held", of_one(held.own, axes=1), sharding)
         state = put_back(self.layout, held, sharding)
         self._compiled.put_back(state.own, held.own)
         return state
 
-    def _cut(self, batches: PyTree, data: PyTree | None, accumulate: int) -> PyTree:
+    def _check(self, state: TrainState) -> None:
+        """Raises a ValueError unless a state is this trainer's, by what differs."""
+        arguments.check_kind("state", state, TrainState)
+        arguments.check_untraced(state.step)
+        form = (jax.tree.structure(state.own),)
+        if form != self._form:
+            sharding = placement.of_state(state.replica.params, self.layout)
+            self._check_made("state", of_one(state.own), sharding)
+            self._form = form
+
+    def _check_made(self, what: str, one: Own, sharding: Sharding | None) -> None:
+        made = self._worker.strategy, self._worker.optimizer
+        check_made(what, self.layout, *made, one, sharding)
+
+    def _warn_of_untrained(self, state: TrainState) -> None:
+        """Warns, once, where local steps were taken and none is in the center."""
+        if not self._may_be_untrained or not (done := self._steps.after(state.step, 0)):
+            return
+        if waits_untrained(self._worker.strategy, done):
+            warnings.warn(
+                f"no sync came in these {done} local steps: the center, which is "
+                "evaluated and shipped, is the untrained model",
+                stacklevel=3,
+            )
+        self._may_be_untrained = False
+
+    def _cut(
+        self,
+        batches: PyTree,
+        data: PyTree | None,
+        accumulate: int,
+        hint: str = arguments.ONE_STEP,
+    ) -> PyTree:
         """Checks batches and cuts them to (steps, devices, lanes, batch, ...)."""
-        arguments.check_batches(batches, data, self.layout, accumulate)
+        arguments.check_batches(batches, data, self.layout, accumulate, hint)
         return jax.tree.map(self.layout.cut, batches)

@@ -1,6 +1,7 @@
 """Losses as users give them, and in the engine's one form."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import jax
@@ -16,11 +17,11 @@ Loss = Callable[
 OF_WORKERS = "worker_loss"
 
 
-def stateless(loss: Callable[[PyTree, PyTree], Any]) -> Loss:
-    """Lifts a plain `loss(params, batch) -> scalar` to the engine's form."""
+class _Stateless(NamedTuple):
+    plain: Callable[[PyTree, PyTree], Any]
 
-    def lifted(params, buffers, batch, key):
-        value = loss(params, batch)
+    def __call__(self, params, buffers, batch, key):
+        value = self.plain(params, batch)
         if isinstance(value, tuple | list):
             raise ValueError(
                 f"stateless: the loss returned {len(value)} values, not a scalar; with "
@@ -29,7 +30,10 @@ def stateless(loss: Callable[[PyTree, PyTree], Any]) -> Loss:
             )
         return value, (buffers, {})
 
-    return lifted
+
+def stateless(loss: Callable[[PyTree, PyTree], Any]) -> Loss:
+    """Lifts a plain `loss(params, batch) -> scalar` to the engine's form."""
+    return _Stateless(loss)
 
 
 class _PerExample(NamedTuple):
@@ -42,7 +46,8 @@ class _PerExample(NamedTuple):
 
     def pair(self, params, buffers, batch, key) -> tuple[dict[str, Any], PyTree]:
         """Calls the function; raises a ValueError unless it returns such a pair."""
-        made = self.values(params, buffers, batch, key)
+        with _noted(self, buffers):
+            made = self.values(params, buffers, batch, key)
         if not isinstance(made, tuple | list) or len(made) != 2:
             raise ValueError(
                 "per_example: the function must return (values, buffers), got "
@@ -137,9 +142,21 @@ def _means(values: dict[str, Any]) -> dict[str, Any]:
     return {name: jnp.mean(value) for name, value in values.items()}
 
 
+@contextmanager
+def _noted(loss: Loss, buffers: PyTree) -> Iterator[None]:
+    """Adds to an error of a loss that it got no buffers, as frameworks do not."""
+    try:
+        yield
+    except Exception as error:
+        if not (jax.tree.leaves(buffers) or isinstance(loss, _Stateless)):
+            error.add_note("this loss got no buffers: give them to init, behind params")
+        raise
+
+
 def _checked(loss: Loss, params, buffers, batch, key) -> Any:
     """Calls a loss, whose value joins its metrics; refuses results of other forms."""
-    result = loss(params, buffers, batch, key)
+    with _noted(loss, buffers):
+        result = loss(params, buffers, batch, key)
     try:
         value, (buffers, metrics) = result
         metrics = {**metrics, "loss": value}

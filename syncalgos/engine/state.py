@@ -2,12 +2,17 @@
 
 import weakref
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+import optax
 from jax.sharding import PartitionSpec
 
+from syncalgos import checks
+from syncalgos.combinators import introspection
+from syncalgos.combinators.schedule import TABLED
 from syncalgos.engine import arguments
 from syncalgos.engine.placement.layout import Layout
 from syncalgos.engine.program import Own
@@ -23,6 +28,8 @@ class TrainState(NamedTuple):
         sync: every worker's strategy state; leaves lead with (devices, lanes).
         step: local steps done, an int32 scalar.
         key: the key from which each worker's key of each step is folded.
+
+    One plain model, to evaluate and ship, is `trainer.center(state)`.
     """
 
     replica: Replica
@@ -30,15 +37,37 @@ class TrainState(NamedTuple):
     step: jax.Array
     key: jax.Array
 
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name):
+            """Says where the params are; only called for what is not there."""
+            hint = ""
+            if name in Replica._fields:
+                hint = f": trainer.center(state).{name} is of one plain model"
+                hint += f", state.replica.{name} of all workers"
+            raise AttributeError(f"TrainState has no attribute {name!r}{hint}")
+
     @property
     def own(self) -> Own:
         """Every worker's own, as programs take it."""
         return Own(self.replica, self.sync)
 
 
-def of_one(tree: PyTree) -> PyTree:
+def of_one(tree: PyTree, axes: int = 2) -> PyTree:
     """The shapes of one worker's leaves, of leaves that lead with (devices, lanes)."""
-    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[2:], x.dtype), tree)
+
+    def shape(x):
+        return jax.ShapeDtypeStruct(np.shape(x)[axes:], x.dtype)
+
+    return jax.tree.map(shape, tree)
+
+
+def waits_untrained(strategy: Strategy, done: int) -> bool:
+    """Whether the center is still the first model after so many local steps."""
+    steps = introspection.acting_steps(strategy)
+    if steps is None or not introspection.has_center(strategy) or done > TABLED:
+        return False
+    return not np.asarray(jax.vmap(steps)(jnp.arange(done))).any()
 
 
 class StepCount:
@@ -69,29 +98,49 @@ def held_by(layout: Layout, state: TrainState) -> TrainState:
     return TrainState(replica, sync, jax.device_get(state.step), state.key)
 
 
-def check_sync(
-    layout: Layout, strategy: Strategy, held: TrainState, sharding: Sharding | None
+def check_made(
+    what: str,
+    layout: Layout,
+    strategy: Strategy,
+    optimizer: optax.GradientTransformation,
+    one: Own,
+    sharding: Sharding | None,
 ) -> None:
-    """Raises a ValueError unless the strategy's state is as this layout has it."""
+    """Checks that this strategy and this optimizer have made a state.
+
+    Args:
+        what: the state's name, for the message.
+        layout: where the workers live.
+        strategy: that goes on with it.
+        optimizer: the inner one that does.
+        one: the shapes of one worker's.
+        sharding: of params, where workers are meshes.
+
+    Raises:
+        ValueError: the state of another, or of another mesh; it names the first node
+            that differs.
+    """
     # That of some reducers leads with the shards of a leaf, and follows the mesh.
     sizes = [*zip(WORKERS, layout.shape, strict=True)]
-    params = jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct(np.shape(x)[1:], x.dtype), held.replica.params
-    )
 
     def init(params):  # a function of its own: jax would know the trace of another mesh
-        return strategy.init(params)
+        return optimizer.init(params), strategy.init(params)
 
     with known(sharding):
         trace = jax.make_jaxpr(init, axis_env=sizes, return_shape=True)
-        _, expected = trace(params)
-    given = jax.tree_util.tree_leaves_with_path(held.sync)
-    for (path, x), own in zip(given, jax.tree.leaves(expected), strict=False):
-        if np.shape(x)[1:] != own.shape:
+        _, (opt_state, sync) = trace(one.replica.params)
+    of_optimizer = f"{what}.replica.opt_state", opt_state, one.replica.opt_state
+    if why := checks.unlike(*of_optimizer):
+        raise ValueError(f"this state is of another optimizer: {why}")
+    if why := checks.unlike(f"{what}.sync", sync, one.sync):
+        raise ValueError(f"this state is of another strategy: {why}")
+    given = jax.tree_util.tree_leaves_with_path(one.sync)
+    for (path, x), own in zip(given, jax.tree.leaves(sync), strict=True):
+        if x.shape != own.shape:
             raise ValueError(
-                f"held.sync{jax.tree_util.keystr(path)} has the shape "
-                f"{np.shape(x)[1:]}, here it is {own.shape}: this algorithm's state "
-                "follows the shards of params, and goes on with the same mesh alone"
+                f"{what}.sync{jax.tree_util.keystr(path)} has the shape {x.shape}, "
+                f"here it is {own.shape}: this algorithm's state follows the shards of "
+                "params, and goes on with the same mesh alone"
             )
 
 

@@ -84,6 +84,7 @@ class Worker(NamedTuple):
             (_, (buffers, metrics)), grads = grad(
                 replica.params, buffers, batch, key, me
             )
+            buffers = require_same("the loss", "buffers", replica.buffers, buffers)
             return Found(shards.kept(grads), buffers, metrics)
 
         if self.accumulate == 1:
@@ -92,8 +93,8 @@ class Worker(NamedTuple):
         def microbatch(carry, numbered):
             (total, buffers), (number, part) = carry, numbered
             one = found(buffers, part, jax.random.fold_in(key, number))
-            new = require_same("a microbatch", "buffers", buffers, one.buffers)
-            return (jax.tree.map(jnp.add, total, widen(one.grads)), new), one.metrics
+            total = jax.tree.map(jnp.add, total, widen(one.grads))
+            return (total, one.buffers), one.metrics
 
         k = self.accumulate
         # Rows are cut here and gathered in the loop, so that one microbatch of resident

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from syncalgos import checks
 from syncalgos.collectives import Axis, PyTree
 from syncalgos.keys import uniform
 from syncalgos.reducers import stacking
@@ -178,6 +179,11 @@ def check_optimizer(where: str, optimizer: Any) -> None:
     if not isinstance(optimizer, Transformation):
         named = getattr(optimizer, "__name__", None)
         hint = f" (call it: {named}(…))" if callable(optimizer) and named else ""
+        if isinstance(optimizer, str):
+            hint = f" (an optimizer is an object: optax.{optimizer}(…))"
         if hasattr(optimizer, "gradient_transformation"):
             hint = " (pass its .gradient_transformation())"
-        raise ValueError(f"{where} must be an optax optimizer, got {optimizer!r}{hint}")
+        if isinstance(getattr(optimizer, "tx", None), Transformation):  # nnx.Optimizer
+            hint = " (pass its .tx)"
+        got = checks.shown(optimizer)
+        raise ValueError(f"{where} must be an optax optimizer, got {got}{hint}")

@@ -46,6 +46,20 @@ def test_models_of_an_example_learn_the_digits(name):
     assert accuracies[-1] > 0.93
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("sign", "-+")
+def test_both_sides_of_the_diff_of_a_loop_train(sign, capsys):
+    page = (ROOT / "docs" / "from-flax-and-optax.md").read_text()
+    [lines] = re.findall(r"^```diff\n(.*?)^```\n", page, re.M | re.S)
+    source = "".join(
+        f"{line[1:]}\n" for line in lines.splitlines() if line[:1] in ("", " ", sign)
+    )
+    exec(compile(source, "loop", "exec"), {"__name__": "__main__"})
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[-2].startswith("step 200: loss 0.")
+    assert printed[-1] == "accuracy above 0.9: True"
+
+
 @pytest.mark.slow  # it takes as long as three others
 def test_two_processes_end_with_one_center():
     line = r"workers \[%s\]: test accuracy (0\.9\d+), center ([0-9a-f]{16})\n"

@@ -196,6 +196,6 @@ def test_buffers_that_a_microbatch_reshapes_are_refused_by_leaf():
 
     trainer = make_trainer(loss=growing, accumulate=2)
     state = trainer.init(wide(make_params()), {"n": np.zeros(1)})
-    message = r"a microbatch changes buffers\['n'\] from float64\[1\] to float64\[2\]"
+    message = r"the loss changes buffers\['n'\] from float64\[1\] to float64\[2\]"
     with pytest.raises(ValueError, match=message):
         trainer.run(state, wide(BATCHES))

@@ -1,11 +1,17 @@
 """Requests that the engine refuses, and its messages."""
 
+import re
+import warnings
+from typing import NamedTuple
+
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import optax.contrib
 import pytest
+from flax import nnx
 from problems.linear import (
     BATCHES,
     DATA,
@@ -18,7 +24,9 @@ from problems.linear import (
 )
 
 import syncalgos
-from syncalgos import DataParallel, Strategy, every, per_example, stateless
+from syncalgos import DataParallel, Strategy, checks, every, per_example, stateless
+
+LINEAR = nnx.Linear(6, 1, rngs=nnx.Rngs(0))
 
 
 @pytest.mark.parametrize(
@@ -63,6 +71,8 @@ def test_empty_params_are_refused():
         ({"devices": [0, 1, 2]}, "4 workers do not divide over 3 devices"),
         ({"backend": "vmap", "devices": [0, 1]}, "'vmap' runs on one device, got 2"),
         ({"strategy": syncalgos.bmuf}, r"expected a Strategy, .*call it: bmuf\(\)"),
+        ({"strategy": "bmuf"}, r"got 'bmuf' \(.* is an object: syncalgos.bmuf\(\)\)"),
+        ({"strategy": optax.sgd(0.1)}, "an optimizer. it comes before the strategy"),
     ],
 )
 def test_bad_layout_is_refused(change, message):
@@ -70,9 +80,20 @@ def test_bad_layout_is_refused(change, message):
         make_trainer(**change)
 
 
-def test_optimizer_of_another_kind_is_refused():
-    with pytest.raises(ValueError, match="optimizer must be an optax optimizer"):
-        DataParallel(stateless(plain_loss), optax.sgd, syncalgos.sync_sgd())
+@pytest.mark.parametrize(
+    ("optimizer", "hint"),
+    [
+        (optax.sgd, r"\(call it: sgd\(…\)\)$"),
+        ("sgd", r"\(an optimizer is an object: optax.sgd\(…\)\)$"),
+        (nnx.Optimizer(LINEAR, optax.sgd(1.0), wrt=nnx.Param), r"\(pass its .tx\)$"),
+    ],
+    ids=["factory", "name", "nnx"],
+)
+def test_optimizer_of_another_kind_is_refused(optimizer, hint):
+    message = "optimizer must be an optax optimizer, got .{,60} "
+    with pytest.raises(ValueError, match=message + hint) as refused:
+        DataParallel(stateless(plain_loss), optimizer, syncalgos.sync_sgd())
+    assert "\n" not in str(refused.value)
 
 
 @pytest.mark.parametrize(
@@ -89,8 +110,13 @@ def test_optimizer_of_another_kind_is_refused():
             optax.apply_if_finite(optax.contrib.schedule_free_adamw(), 3),
             "docs/own-loop.md",
         ),
+        (optax.contrib.sam(optax.sgd(0.1), optax.sgd(0.1)), "sam trains at points"),
+        (optax.contrib.sophia(0.1), "an estimate of the Hessian asks for the loss"),
     ],
-    ids=["schedule_free", "lookahead", "lbfgs", "backtracking", "inside another"],
+    ids=[
+        *("schedule_free", "lookahead", "lbfgs", "backtracking", "inside another"),
+        *("sam", "sophia"),
+    ],
 )
 def test_an_optimizer_that_no_worker_can_run_is_refused(optimizer, message):
     trainer = DataParallel(stateless(plain_loss), optimizer, syncalgos.sync_sgd(), 2)
@@ -106,10 +132,14 @@ def test_an_optimizer_that_no_worker_can_run_is_refused(optimizer, message):
         ({"x": X[ROWS], "y": Y[ROWS[:, :8]]}, r"batches\['y'\] leads with \(12, 8\)"),
         ({"x": X[ROWS], "y": np.zeros(12)}, r"must lead with \(steps, global_batch\)"),
         ({"x": X[ROWS[:, :10]]}, "global batch of 10 does not divide over 4 workers"),
-        ({"x": X[ROWS[:, :2]]}, "use a multiple of 4, such as 4$"),
+        ({"x": X[ROWS[:, :2]]}, "use a multiple of 4, such as 4;"),
         ({"x": X[ROWS[:, :0]]}, "global batch of 0"),
         ({"x": X[ROWS[:0]]}, "batches hold no steps"),
         ({}, "batches hold no arrays"),
+        ({"x": X[ROWS[0]]}, r"not divide .*; (one step\? x\[None\]|what is left)"),
+        ({"y": np.zeros(12)}, r"got \(12,\); one step\? x\[None\]$"),
+        (iter(X), r"batches is .*iterator, not an array: stack some steps of it"),
+        (X[ROWS].tolist(), r"batches\[0\].* is float: make arrays of lists"),
     ],
 )
 def test_bad_batches_are_refused(batches, message):
@@ -118,6 +148,12 @@ def test_bad_batches_are_refused(batches, message):
     for method in (trainer.run, trainer.evaluate):
         with pytest.raises(ValueError, match=message):
             method(state, batches)
+
+
+def test_a_rest_that_does_not_fill_a_batch_is_told_where_to_go():
+    trainer = make_trainer()
+    with pytest.raises(ValueError, match=r"left over: drop it, or .*center\(state\)$"):
+        trainer.evaluate(trainer.init(make_params()), {"x": X[ROWS[:, :10]]})
 
 
 @pytest.mark.parametrize(
@@ -169,7 +205,7 @@ def widen(x):
         ),
         (
             Strategy(init=lambda p: {"n": jnp.int32(0)}, sync=lambda r, s, t: (r, ())),
-            "sync changes the structure of state",
+            r"sync changes the structure of state: state is \(\), not dict",
         ),
         (
             Strategy(
@@ -184,7 +220,7 @@ def widen(x):
         ),
         (
             Strategy(center=lambda p, s: p["w"]),
-            "center changes the structure of params",
+            "center changes the structure of params: params is array, not dict",
         ),
     ],
 )
@@ -223,7 +259,7 @@ def test_strategy_that_changes_shapes_is_refused_by_leaf(strategy, message, peri
         ),
         (
             lambda p, b, batch, key: (plain_loss(p, batch), ({"new": 0.0}, {})),
-            "a local step changes the structure of replica",
+            r"the loss changes the structure of buffers: buffers is dict, not \(\)",
         ),
     ],
 )
@@ -238,6 +274,220 @@ def test_state_of_another_kind_is_refused():
     for use in (trainer.center, lambda x: trainer.run(x, BATCHES)):
         with pytest.raises(ValueError, match=r"state must be a TrainState, got \{'w'"):
             use(make_params())
+
+
+def test_both_results_of_run_taken_for_the_state_are_named():
+    trainer = make_trainer()
+    both = trainer.run(trainer.init(make_params()), BATCHES)
+    for use in (
+        lambda x: trainer.run(x, BATCHES),
+        *(trainer.center, trainer.divergence, trainer.to_host),
+        lambda x: trainer.communication(x, steps=1),
+    ):
+        with pytest.raises(ValueError, match="got a tuple: run returns two: state, me"):
+            use(both)
+
+
+def test_a_trainer_inside_jit_is_refused():
+    trainer = make_trainer()
+    state = trainer.init(make_params())
+    for run in (trainer.run, lambda _, batches: trainer.run(state, batches)):
+        with pytest.raises(ValueError, match="call it without jax"):
+            jax.jit(run)(state, BATCHES)
+
+
+def test_params_are_said_to_be_where_they_are():
+    trainer = make_trainer()
+    state = trainer.init(make_params())
+    with pytest.raises(AttributeError, match=r"center\(state\).params is of one plain"):
+        _ = state.params  # pyright: ignore
+    with pytest.raises(TypeError, match=r"write .params\['w'\]"):
+        trainer.center(state)["w"]
+    assert not hasattr(state, "__jax_array__")
+    assert trainer.center(state)[0]["w"].shape == (6, 1)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "optimizer", "message"),
+    [
+        (
+            syncalgos.slowmo(3, learning_rate=0.1),
+            optax.sgd(0.05, momentum=0.9),
+            r"another strategy: (state|held).sync is BMUFState, not SlowMoState$",
+        ),
+        (
+            syncalgos.sync_sgd(),
+            optax.sgd(0.05, momentum=0.9),
+            r"another strategy: (state|held).sync is BMUFState, not EmptyState$",
+        ),
+        (
+            syncalgos.bmuf(3),
+            optax.adam(0.1),
+            r"optimizer: (state|held).replica.opt_state\[0\] is TraceState, not Scale",
+        ),
+    ],
+    ids=["slowmo", "sync_sgd", "adam"],
+)
+def test_state_of_another_trainer_is_refused_by_name(strategy, optimizer, message):
+    first = make_trainer()
+    state = first.init(make_params())
+    other = DataParallel(stateless(plain_loss), optimizer, strategy, 4)
+    for use in (
+        *(other.center, lambda x: other.run(x, BATCHES)),
+        lambda x: other.from_host(first.to_host(x)),
+    ):
+        with pytest.raises(ValueError, match=message):
+            use(state)
+    # One of the same kind is taken.
+    make_trainer().run(state, BATCHES)
+
+
+class Settings(NamedTuple):
+    rate: object
+    rest: object = ()
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "message"),
+    [
+        ({"a": 1, "b": {"c": 2}}, {"a": 1}, "tree['b'] is missing"),
+        ({"a": 1}, {"a": 1, "b": 2}, "tree['b'] is new"),
+        ({"a": [1, 2]}, {"a": [1]}, "tree['a'][1] is missing"),
+        ({"a": [1, 2]}, {"a": (1, 2)}, "tree['a'] is tuple, not list"),
+        ({"a": 1}, {"a": None}, "tree['a'] is None, not array"),
+        ({"a": ()}, {"a": 1}, "tree['a'] is array, not ()"),
+        (Settings(1, [2]), Settings(1, [2, 3]), "tree.rest[1] is new"),
+        (
+            {"a": eqx.nn.Linear(1, 1, key=jax.random.key(0))},
+            {"a": eqx.nn.Linear(2, 1, key=jax.random.key(0))},
+            "tree['a'] is another Linear: its static fields differ",
+        ),
+        ({"a": 1}, {"a": 2.0}, ""),
+    ],
+)
+def test_trees_that_differ_name_the_first_place(before, after, message):
+    assert checks.unlike("tree", before, after) == message
+
+
+@pytest.mark.parametrize(
+    ("mask", "message"),
+    [
+        ({"w": True}, "mask must be a tree like params: masked: mask['b'] is missing"),
+        ({"w": 1, "b": 1, "c": 1}, "masked: mask['c'] is new"),
+        ({"w": {"x": True}, "b": True}, "masked: mask['w'] is dict, not array"),
+    ],
+)
+def test_a_mask_unlike_params_names_the_first_place(mask, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        make_trainer(syncalgos.masked(syncalgos.bmuf(2), mask)).init(make_params())
+
+
+class Normed(nnx.Module):
+    def __init__(self, rngs):
+        self.linear = nnx.Linear(6, 1, rngs=rngs)
+        self.norm = nnx.BatchNorm(1, rngs=rngs)
+        self.dropout = nnx.Dropout(0.1, rngs=rngs)
+
+    def __call__(self, x):
+        return self.dropout(self.norm(self.linear(x)))
+
+
+STATISTICS = {"norm": {"mean": np.zeros(1, np.float32)}}
+
+
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [
+        (
+            nnx.state(Normed(nnx.Rngs(0)), nnx.Any(nnx.Param, nnx.BatchStat)),
+            r"params\['norm'\]\['mean'\] is a BatchStat, which is not trained: a mod",
+        ),
+        (
+            nnx.Sequential(LINEAR, nnx.BatchNorm(1, rngs=nnx.Rngs(0))),
+            r"is a BatchStat, which is not trained: .* by nnx.split\(model, nnx.Param",
+        ),
+        (
+            {"params": make_params(), "batch_stats": STATISTICS},
+            r"batch_stats'\] is not trained: .*params = variables.pop\('params'\)",
+        ),
+    ],
+    ids=["nnx state", "nnx module", "linen"],
+)
+def test_statistics_among_params_are_refused(params, message):
+    with pytest.raises(ValueError, match=message):
+        make_trainer().init(params)
+
+
+GRAPH, PARAMS, BUFFERS = nnx.split(Normed(nnx.Rngs(0)), nnx.Param, ...)
+
+
+def normed_loss(params, buffers, batch, key, kept=nnx.BatchStat):
+    model = nnx.merge(GRAPH, params, buffers, copy=True)
+    value = jnp.mean((model(batch["x"]) - batch["y"]) ** 2)
+    return value, (nnx.state(model, kept), {})
+
+
+def test_a_loss_that_drops_buffers_names_the_first():
+    trainer = make_trainer(loss=normed_loss)
+    with pytest.raises(
+        ValueError, match=r"of buffers: buffers\['dropout'\] is missing"
+    ):
+        trainer.run(trainer.init(PARAMS, BUFFERS), BATCHES)
+
+
+def test_an_error_of_a_loss_without_buffers_tells_of_them():
+    trainer = make_trainer(loss=normed_loss)
+    with pytest.raises(ValueError) as error:
+        trainer.run(trainer.init(PARAMS), BATCHES)
+    assert any("this loss got no buffers" in x for x in error.value.__notes__)
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        Strategy(sync=lambda r, s, step: (r if step % 4 else None, s)),
+        syncalgos.when(lambda step: step + 1 in (4, 8), syncalgos.average()),
+    ],
+    ids=["sync", "when"],
+)
+def test_a_python_if_on_the_step_is_told_of_every(strategy):
+    message = r"test_engine_errors.py:\d+: `.*step .*4.*` asks .*use every\(schedule"
+    with pytest.raises(ValueError, match=message) as refused:
+        make_trainer(strategy).init(make_params())
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "steps", "warned"),
+    [
+        (syncalgos.bmuf(8), 6, True),
+        (syncalgos.bmuf(6), 6, False),
+        (syncalgos.model_averaging(8), 6, False),  # the mean has all steps in it
+        (
+            syncalgos.chain(
+                syncalgos.until(9, syncalgos.sync_sgd()),
+                syncalgos.after(9, syncalgos.bmuf(3)),
+            ),
+            6,
+            False,
+        ),
+        (syncalgos.bmuf(8), 0, False),
+    ],
+    ids=["before a sync", "at a sync", "mean", "phase", "no steps"],
+)
+def test_an_untrained_center_is_warned_of_once(strategy, steps, warned):
+    trainer = make_trainer(strategy)
+    state = trainer.init(make_params())
+    if steps:
+        state, _ = trainer.run(state, jax.tree.map(lambda x: x[:steps], BATCHES))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        trainer.center(state)
+        trainer.evaluate(state, BATCHES)
+    texts = [str(x.message) for x in caught]
+    told = f"no sync came in these {steps} local steps: the center, which is evaluated"
+    assert [x[: len(told)] for x in texts] == [told] * warned
+    assert all(x.filename == __file__ for x in caught)
 
 
 @pytest.mark.parametrize(

@@ -265,6 +265,27 @@ def test_tensors_are_named_by_their_place_beside_the_facts(tmp_path):
     assert names == expected | {"buffers.norm.mean", "buffers.norm.count"}
 
 
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [
+        ({"a": 1, "a.b": 2}, r"--export: params\.a\.b would lie inside of params\.a$"),
+        (
+            {"x": {"a.b": 1, "a": 2}},
+            r"params\.x\.a\.b would lie inside of params\.x\.a$",
+        ),
+        (
+            {"a.b": {"c": 1}, "a": {"b": 2}},
+            r"a\.b\.c would lie inside of params\.a\.b$",
+        ),
+        ({"a": {"b": 1}, "a.b": 2}, "two arrays have the name"),
+    ],
+)
+def test_names_with_dots_that_no_file_tells_apart_are_refused(params, message):
+    replica = Replica(jax.tree.map(jnp.float32, params))
+    with pytest.raises(ValueError, match=message):
+        export.named(replica)
+
+
 def test_loading_what_the_file_lacks_is_refused_by_name(tmp_path):
     path = tmp_path / "model.safetensors"
     export.save(path, Replica({"w": jnp.ones(2)}), {})

@@ -62,7 +62,7 @@ class Row(NamedTuple):
         to_target: modelled seconds until the mean reaches the target, by the network's
             name; None where it never does.
         steps_to_target: local steps until then; None where it never does.
-        at_edge: whether a tuned value is at the end of its range: better may lie beyond.
+        at_edge: whether a tuned value is at the end of its range.
         to_best: difference to the best row that it is compared with, paired by seed,
             where it is known already; None computes it from `final`.
     """

@@ -108,10 +108,8 @@ def _of_tree(tree: PyTree, params: PyTree) -> list[Any]:
     try:
         prefix = jax.tree.broadcast(tree, params, is_leaf=is_leaf)
     except ValueError as error:
-        form = jax.tree.structure(params)
-        raise ValueError(
-            f"shardings must be a tree like params, {form}, got {tree!r}"
-        ) from error
+        why = checks.unlike("shardings", params, tree, prefix=True)
+        raise ValueError(f"shardings must be a tree like params: {why}") from error
     return [_spec_of(x) for x in jax.tree.leaves(prefix, is_leaf=is_leaf)]
 
 

@@ -9,7 +9,22 @@ import optax
 import pytest
 
 import syncalgos
-from syncalgos import Replica, Strategy, average, bmuf, communication, every
+from syncalgos import (
+    Replica,
+    Strategy,
+    after,
+    at_end,
+    average,
+    bmuf,
+    chain,
+    communication,
+    diloco,
+    ema,
+    every,
+    slowmo,
+    when,
+)
+from syncalgos.combinators import introspection
 from syncalgos.combinators.schedule import TABLED
 
 MARK = Strategy(
@@ -68,6 +83,86 @@ def test_round_of_infinite_or_undefined_length_does_not_end(endless):
     schedule = every(lambda s: jnp.where(s < 20, 6.0, endless), MARK)
     assert ends_seen(schedule, 500) == [5, 11, 17, 23]
     assert ends_seen(schedule, 100, first=TABLED + 500) == []
+
+
+@pytest.mark.parametrize(
+    ("strategy", "ends"),
+    [
+        (every(7, MARK), [6, 13, 19]),
+        (every(lambda s: 1 + s // 5, MARK), [*range(5), 6, 8, 10, 13, 16, 19]),
+        (every(5, MARK), [4, 9, 14, 19]),
+        (every(3, MARK, offset=1), [0, 3, 6, 9, 12, 15, 18, 19]),
+        (chain(every(9, MARK), every(16, MARK)), [8, 15, 17, 19]),
+        (chain(when(lambda s: s < 2, MARK), every(9, MARK)), [0, 1, 8, 17, 19]),
+        (after(4, every(9, MARK)), [8, 17, 19]),
+        (ema(every(7, MARK), 0.5), [6, 13, 19]),
+    ],
+)
+def test_a_sync_at_the_end_is_one_more_and_no_other(strategy, ends):
+    ending = at_end(20, strategy)
+    seen = [step for step in range(20) if introspection.lands(ending, step)]
+    assert seen == ends
+    if strategy.init({}) == ():
+        assert ends_seen(ending, 20) == ends
+
+
+@pytest.mark.parametrize(
+    ("strategy", "then"),
+    [
+        (bmuf(4, 0.5, nesterov=True), bmuf(2, 0.5, nesterov=True)),
+        (diloco(4), diloco(2)),
+        (slowmo(4, learning_rate=0.1), slowmo(2, learning_rate=0.1)),
+    ],
+    ids=["bmuf", "diloco", "slowmo"],
+)
+def test_a_sync_at_the_end_is_that_of_a_shorter_last_round(strategy, then):
+    """Of 10 local steps, after two rounds of 4, one of 2."""
+    batches = np.random.default_rng(0).normal(size=(10, 6, 3)).astype(np.float32)
+    loss = syncalgos.stateless(lambda p, x: jnp.mean((x @ p["w"] - x.sum(1)) ** 2))
+
+    def trainer(strategy):
+        return syncalgos.DataParallel(loss, optax.sgd(0.1), strategy, 3, "vmap")
+
+    def start():
+        return trainer(strategy).init({"w": np.zeros(3, np.float32)})
+
+    ending = trainer(at_end(10, strategy))
+    state, _ = ending.run(start(), batches)
+    other, _ = trainer(strategy).run(start(), batches[:8])
+    other, _ = trainer(then).run(other, batches[8:])
+    for x, y in zip(
+        jax.tree.leaves(state.own), jax.tree.leaves(other.own), strict=True
+    ):
+        np.testing.assert_allclose(x, y, rtol=1e-6, atol=1e-7)
+    counted = ending.communication(state, steps=10)
+    before = trainer(strategy).communication(state, steps=10)
+    assert (before.syncs, counted.syncs) == (2, 3)
+    assert counted.bytes_per_worker == before.bytes_per_worker * 3 / 2
+
+
+@pytest.mark.parametrize("name", ["sync_sgd", "gossip", "topk_sgd"])
+def test_a_strategy_that_acts_at_every_step_needs_no_sync_at_the_end(name):
+    strategy = syncalgos.ALGORITHMS[name]()
+    assert at_end(20, strategy) is strategy
+
+
+@pytest.mark.parametrize(
+    ("strategy", "message"),
+    [
+        (syncalgos.scaffold(8, learning_rate=0.1), "after step 20: its rounds are not"),
+        (when(lambda s: s % 8 == 7, average()), "after step 20: its rounds are not"),
+        (syncalgos.delayed(every(8, average()), 2), "results would not arrive"),
+        (syncalgos.dynamic_averaging(), "the data decide on when"),
+        (syncalgos.async_diloco(), "acts at every local step, as async_diloco"),
+        (every, "at_end: expected a Strategy"),
+    ],
+    ids=["scaffold", "when", "delayed", "decided", "async", "factory"],
+)
+def test_a_sync_at_the_end_that_has_no_meaning_is_refused(strategy, message):
+    with pytest.raises(ValueError, match=message):
+        at_end(20, strategy)
+    if strategy is not every and "rounds" in message:  # its own last sync is there
+        assert at_end(16, strategy)
 
 
 def test_minus_infinity_is_a_round_of_one_step():
