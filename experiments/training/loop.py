@@ -17,6 +17,7 @@ from experiments.tasks.task import Task, held_out
 from experiments.training.components import Components
 from experiments.training.measurements import displacements
 from experiments.training.measurements.rounds import Count
+from experiments.training.optimizers import in_force
 from experiments.training.records import Line, Progress
 from syncalgos import Communication, TrainState
 from syncalgos.combinators.decided import METRIC
@@ -102,7 +103,7 @@ def train(
 
     def record_evaluation(state):
         line = evaluate(state, progress)
-        report.line(terminal.evaluation_line(line, c.steps))
+        report.line(terminal.evaluation_line(line, c.steps, c.lr))
         progress.evaluated(line)
         hooks.write(progress.lines)
 
@@ -246,6 +247,7 @@ def _make_evaluation(
             **{f"test_{name}": x for name, x in {**measured, **means}.items()},
             "bytes_per_worker": bytes_after(count(progress), progress),
             "divergence": trainer.divergence(state),
+            "learning_rate": in_force(c, state.replica.opt_state, done),
             **(_displacements(state, done in planned) if c.displacements else {}),
             "seconds": round(progress.seconds, 6),
         }
