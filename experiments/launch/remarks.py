@@ -7,7 +7,7 @@ import jax
 from experiments.cli import terminal
 from experiments.training.config import never_reached
 from experiments.training.defaults import batch_unit
-from experiments.training.loop import DIVERGED_ABOVE, Outcome
+from experiments.training.loop import DIVERGED_ABOVE, LEAST, Outcome, limit_after
 from experiments.training.measurements import memory
 from experiments.training.prepared import PreparedRun
 
@@ -103,6 +103,8 @@ def _how(outcome: Outcome) -> str:
     """Says in which way the loss was too large, and on which workers."""
     loss, first = outcome.too_large, outcome.progress.first_loss
     if loss is not None and math.isfinite(loss):
+        if abs(first) < LEAST:
+            return f"{loss:.3g}, above {limit_after(first):g} (the first: {first:.3g})"
         return f"{loss:.3g}, above {DIVERGED_ABOVE} times the first, {first:.3g}"
     workers = outcome.not_finite
     if not workers:  # the sum over them was too large

@@ -25,7 +25,8 @@ from syncalgos.engine.ahead import Batches, compile_all
 from syncalgos.engine.lanes.selection import Unfit
 from syncalgos.engine.losses import OF_WORKERS
 
-DIVERGED_ABOVE = 1000  # times the first loss
+DIVERGED_ABOVE = 1000  # times the first loss, or LEAST where that is smaller
+LEAST = 0.1  # a margin loss of 0 says nothing of those that follow
 WANTED = ("loss", OF_WORKERS, METRIC)
 Save = Callable[[TrainState, Progress, bool], None]
 
@@ -56,8 +57,8 @@ class Outcome(NamedTuple):
         state: of the engine.
         progress: of the run.
         stopped: the number of the signal that stopped it before its end, or 0.
-        diverged_at: the local step (from 0) whose loss was not finite, or above 1000
-            times the first; None if there was none.
+        diverged_at: the local step (from 0) whose loss was not finite, or above the
+            limit; None if there was none.
         too_large: that loss, over all workers.
         not_finite: the workers whose loss was not finite then.
     """
@@ -166,9 +167,14 @@ def remaining(parts: Iterator[tuple[int, int]], step: int) -> Iterator[tuple[int
             yield start, first + steps - start
 
 
+def limit_after(first: float) -> float:
+    """Returns the loss above which a run with this first loss has diverged."""
+    return DIVERGED_ABOVE * max(abs(first), LEAST)
+
+
 def first_diverged(losses: np.ndarray, first: float | None) -> int | None:
-    """Returns the index of the first loss not finite or above 1000 times the first."""
-    limit = math.inf if first is None else DIVERGED_ABOVE * abs(first)
+    """Returns the index of the first loss not finite, or above the limit."""
+    limit = math.inf if first is None else limit_after(first)
     fine = np.isfinite(losses) & (losses <= limit)
     return None if fine.all() else int(np.argmin(fine))
 

@@ -124,6 +124,15 @@ def test_first_diverged_loss_is_found():
     assert first_diverged(np.array([np.inf]), np.inf) == 0
 
 
+def test_a_first_loss_of_nothing_sets_no_limit():
+    """As of a margin loss, whose first batch may lie beyond the margin."""
+    losses = np.array([0.0, 0.156, 2.5, 99.0])
+    assert first_diverged(losses, 0.0) is None
+    assert first_diverged(losses, 1e-4) is None
+    assert first_diverged(np.array([0.0, 101.0]), 0.0) == 1
+    assert first_diverged(np.array([0.0, np.nan]), 0.0) == 1
+
+
 @pytest.mark.parametrize(
     ("n", "of", "expected"),
     [(64, 8, 64), (64, 7, 63), (64, 48, 48), (64, 100, 100), (64, 5, 65), (6, 4, 4)],
