@@ -4,7 +4,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import jax
 import numpy as np
@@ -18,6 +18,7 @@ from experiments.training.components import Components
 from experiments.training.measurements import displacements
 from experiments.training.measurements.rounds import Count
 from experiments.training.optimizers import in_force
+from experiments.training.process_group import ProcessGroup
 from experiments.training.records import Line, Progress
 from syncalgos import Communication, TrainState
 from syncalgos.combinators.decided import METRIC
@@ -27,6 +28,7 @@ from syncalgos.engine.losses import OF_WORKERS
 
 DIVERGED_ABOVE = 1000  # times the first loss, or LEAST where that is smaller
 LEAST = 0.1  # a margin loss of 0 says nothing of those that follow
+UNREAD = 2**10  # in place of a signal's number: examples that cannot be read
 WANTED = ("loss", OF_WORKERS, METRIC)
 Save = Callable[[TrainState, Progress, bool], None]
 
@@ -98,7 +100,7 @@ def train(
     whole = dispatches(to_evaluate | to_save, c.dispatch_steps)
     schedule = [*remaining(whole, progress.step)]
     test = _held_out(parts)
-    dispatch = _make_dispatch(parts, schedule, test)
+    read, dispatch = _make_dispatch(parts, schedule, test)
     evaluate = _make_evaluation(parts, hooks.sent, test)
     outcome = Outcome(state, progress)
 
@@ -109,13 +111,18 @@ def train(
         hooks.write(progress.lines)
 
     for first, steps in schedule:
-        # All processes stop at the same step if one is asked to. In the middle of a
-        # round, too: all replicas are in the checkpoint, so nothing is lost.
-        if stopped := group.largest(hooks.asked_to_stop()):
+        batches, waited = read(first, steps)
+        asked, is_unread = hooks.asked_to_stop(), isinstance(batches, BadRequest)
+        # All processes stop at the same step if one is asked to, or cannot read. In the
+        # middle of a round, too: all replicas are in the checkpoint: nothing is lost.
+        if stopped := group.largest(UNREAD if is_unread else asked):
             hooks.save(state, progress, True)
+            if stopped == UNREAD:
+                _end_unread(batches, progress, group)
             outcome = outcome._replace(stopped=stopped)
             break
-        state, metrics, seconds = dispatch(state, first, steps)
+        state, metrics, seconds = dispatch(state, first, batches)
+        seconds += waited
         hooks.has_trained()
         decided = np.argwhere(metrics.get(METRIC, ())).tolist()
         progress.stepped(metrics["loss"].tolist(), seconds, decided)
@@ -131,6 +138,17 @@ def train(
     if progress.losses or not progress.lines:  # it ended between two evaluations
         record_evaluation(state)
     return outcome._replace(state=state)
+
+
+def _end_unread(found: Any, progress: Progress, group: ProcessGroup) -> NoReturn:
+    """Ends a run whose next examples this process, or another one, could not read."""
+    if not isinstance(found, BadRequest):
+        # The one that could not tells all why, which ends this wait.
+        group.largest(0)
+        raise RuntimeError("another process could not read its examples")
+    if progress.step and progress.saved == progress.step:
+        raise type(found)(f"{found}; --resume goes on after step {progress.step}")
+    raise found
 
 
 def _diverged(
@@ -192,8 +210,15 @@ def _held_out(parts: Components) -> Batches:
 
 def _make_dispatch(
     parts: Components, schedule: list[tuple[int, int]], test: Batches
-) -> Callable[..., tuple[TrainState, dict[str, np.ndarray], float]]:
-    """Returns (state, first step, steps) -> (state, metrics, seconds of training)."""
+) -> tuple[
+    Callable[[int, int], tuple[Any, float]],
+    Callable[..., tuple[TrainState, dict[str, np.ndarray], float]],
+]:
+    """Returns the functions that read a dispatch's batches, and that train on them.
+
+    The first: (first step, steps) -> (batches, or a BadRequest; seconds waited). The
+    second: (state, first step, batches) -> (state, metrics, seconds of training).
+    """
     c, trainer, data = parts.config, parts.trainer, parts.data
 
     own = trainer.layout.own_rows(c.batch_size)
@@ -210,11 +235,18 @@ def _make_dispatch(
     ahead = prefetch.read_ahead(data.train, schedule, rows) if on_host else None
     placed = None if on_host else trainer.place(data.train)
 
-    def dispatch(state, first, steps):
+    def read(first, steps):
         parts.group.announce("train", first)
+        start = time.perf_counter()
+        try:
+            batches = rows(first, steps) if ahead is None else next(ahead)
+        except BadRequest as error:
+            batches = error
+        return batches, time.perf_counter() - start
+
+    def dispatch(state, first, batches):
         # Seconds are of training alone: a first dispatch also compiles.
         start, compiled = time.perf_counter(), trainer.compile_seconds
-        batches = rows(first, steps) if ahead is None else next(ahead)
         try:
             # Else the first evaluation would wait until its programs are compiled.
             if first == schedule[0][0]:
@@ -229,7 +261,7 @@ def _make_dispatch(
         kept = {name: np.asarray(metrics[name], np.float64) for name in wanted}
         return state, kept, seconds
 
-    return dispatch
+    return read, dispatch
 
 
 def _make_evaluation(
