@@ -102,7 +102,7 @@ def _unsaved(due: list[int], outcome: Outcome) -> list[str]:
 def _how(outcome: Outcome) -> str:
     """Says in which way the loss was too large, and on which workers."""
     loss, first = outcome.too_large, outcome.progress.first_loss
-    if loss is not None and math.isfinite(loss):
+    if loss is not None and first is not None and math.isfinite(loss):
         if abs(first) < LEAST:
             return f"{loss:.3g}, above {limit_after(first):g} (the first: {first:.3g})"
         return f"{loss:.3g}, above {DIVERGED_ABOVE} times the first, {first:.3g}"
