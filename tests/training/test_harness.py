@@ -273,6 +273,15 @@ def test_effective_lr_is_the_one_in_closed_form(strategy, workers, times):
     assert found == pytest.approx(0.02 * times, rel=1e-3)
 
 
+def test_effective_lr_is_that_of_most_entries():
+    def reduce(grads, replica, state, step):
+        return {"w": grads["w"], "b": 100 * grads["b"]}, state
+
+    params = {"w": np.zeros((30, 33), np.float32), "b": np.zeros(10, np.float32)}
+    found = effective_lr(Strategy(reduce=reduce), params, optax.sgd(0.1), 2, 0.02)
+    assert found == pytest.approx(0.02 * (990 + 100 * 10) / 1000, rel=1e-3)
+
+
 def sign_step():
     def reduce(grads, replica, state, step):
         return jax.tree.map(jnp.sign, collectives.mean(grads)), state
