@@ -89,9 +89,11 @@ def show(text: str) -> None:
         sys.stdout.flush()
 
 
-def evaluation_line(line: dict[str, Any], steps: int) -> str:
-    """Formats one evaluation."""
+def evaluation_line(line: dict[str, Any], steps: int, lr: float) -> str:
+    """Formats one evaluation, with the learning rate where it is not `lr`."""
     figures = [f"{name} {figure(x)}" for name, x in measured(line).items()]
+    if (now := line["learning_rate"]) != lr:
+        figures.append(f"lr {now:.3g}")
     return "  ".join([f"step {line['step']:>{len(str(steps))}}/{steps}", *figures])
 
 
@@ -153,10 +155,13 @@ def show_summary(summary: dict[str, Any], out: Any) -> None:
     memory = "not known"
     if s["temp_bytes"] is not None:
         memory = f"{size(s['temp_bytes'])} of intermediate results on a device"
-    nominal, effective = rate(s["lr"]), rate(s["effective_lr"])
+    rates = f"{rate(s['lr'])} nominal, {rate(s['effective_lr'])} effective"
+    # A run that had ended before this release has none.
+    if (last := s.get("learning_rate", s["lr"])) != s["lr"]:
+        rates += f"; {last:.3g} nominal at the end"
     rows = {
         **{name: figure(x) for name, x in measured(s).items()},
-        "learning rate": f"{nominal} nominal, {effective} effective",
+        "learning rate": rates,
         "each worker sent": _sent_text(s),
         "speed": f"{count(speed)} steps/s, {count(speed * s['workers'])} "
         f"worker-steps/s, {count(speed * s['batch_size'])} examples/s",

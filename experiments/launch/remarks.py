@@ -8,7 +8,7 @@ import numpy as np
 from experiments.cli import terminal
 from experiments.training.config import never_reached
 from experiments.training.defaults import batch_unit
-from experiments.training.loop import DIVERGED_ABOVE, Outcome
+from experiments.training.loop import DIVERGED_ABOVE, LEAST, Outcome, limit_after
 from experiments.training.measurements import memory
 from experiments.training.prepared import PreparedRun
 from syncalgos import at_end
@@ -128,7 +128,9 @@ def _unsaved(due: list[int], outcome: Outcome) -> list[str]:
 def _how(outcome: Outcome) -> str:
     """Says in which way the loss was too large, and on which workers."""
     loss, first = outcome.too_large, outcome.progress.first_loss
-    if loss is not None and math.isfinite(loss):
+    if loss is not None and first is not None and math.isfinite(loss):
+        if abs(first) < LEAST:
+            return f"{loss:.3g}, above {limit_after(first):g} (the first: {first:.3g})"
         return f"{loss:.3g}, above {DIVERGED_ABOVE} times the first, {first:.3g}"
     workers = outcome.not_finite
     if not workers:  # the sum over them was too large

@@ -1,12 +1,14 @@
 """Prefetching: batches of host data are read while the devices train."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
+from experiments.cli.errors import BadRequest, Interrupted, explain
 from experiments.tasks.task import Arrays, Source
 
 THREADS, AHEAD = 2, 2  # reading threads, and dispatches that are read in advance
+_LASTING = (FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError)
 
 
 def read_ahead(
@@ -36,13 +38,43 @@ def read_ahead(
 
 
 def gather(train: Arrays | Source, rows: np.ndarray) -> Arrays:
-    """Stacks the examples of these numbers: leaves (*rows.shape, ...)."""
+    """Stacks the examples of these numbers: leaves (*rows.shape, ...).
+
+    Raises:
+        BadRequest: an example that cannot be read, or of another form than others.
+    """
     if isinstance(train, dict):
         return {name: x[rows] for name, x in train.items()}
-    examples = [train[int(number)] for number in rows.reshape(-1)]
+    numbers = rows.reshape(-1).tolist()
+    examples = [read(train, number) for number in numbers]
+    forms = [{name: np.shape(x) for name, x in each.items()} for each in examples]
+    if any(form != forms[0] for form in forms):
+        usual = max(forms, key=forms.count)
+        odd = next(i for i, form in enumerate(forms) if form != usual)
+        raise BadRequest(
+            f"training example {numbers[odd]} has shapes {forms[odd]}, but example "
+            f"{numbers[forms.index(usual)]} {usual}"
+        )
     return {
         name: np.stack([example[name] for example in examples]).reshape(
             *rows.shape, *np.shape(first)
         )
         for name, first in examples[0].items()
     }
+
+
+def read(source: Source, number: int) -> Mapping[str, np.ndarray]:
+    """Reads one example of a source.
+
+    Raises:
+        BadRequest: it cannot be read; Interrupted if it may be later.
+    """
+    try:
+        return source[number]
+    except BadRequest:
+        raise
+    except Exception as error:  # a user's source may raise anything
+        refused = explain(f"training example {number}", error)
+        if isinstance(error, OSError) and not isinstance(error, _LASTING):
+            raise Interrupted(str(refused)) from error
+        raise refused from error

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from experiments.pipeline.prefetch import gather
+from experiments.pipeline.prefetch import gather, read
 from experiments.tasks.task import Data, Source
 from syncalgos import checks
 
@@ -65,7 +65,7 @@ class Part:
 
     def __getitem__(self, number: int) -> Mapping[str, np.ndarray]:
         """Reads one example, by its number in the part."""
-        return self.source[int(self.numbers[number])]
+        return read(self.source, int(self.numbers[number]))
 
 
 def _drawn(labels: np.ndarray | None, examples: int, count: int) -> np.ndarray:

@@ -22,6 +22,7 @@ from experiments.training.defaults import batch_unit, nearest_multiple, resolved
 from experiments.training.process_group import ALONE, ProcessGroup
 from experiments.training.strategies import make_strategies
 from syncalgos import WORKERS, DataParallel, Strategy
+from syncalgos.combinators import introspection
 from syncalgos.engine.placement.layout import Device
 
 
@@ -164,6 +165,7 @@ def make_trainable(
     _check_mesh(config, task)
     schedule, optimizer = optimizers.inner(config, task.muon)
     strategies = make_strategies(config, schedule, optimizer, hosts, task)
+    _check_plateau(config, strategies[0])
     trainer = make_trainer(config, task, optimizer, strategies[0], devices)
     return Trainable(config, task, optimizer, *strategies, trainer)
 
@@ -181,6 +183,17 @@ def make_task(config: RunConfig) -> Task:
         "axis": WORKERS,
     }
     return factories.call(TASK, config.task, config.task_arguments, offered, check_task)
+
+
+def _check_plateau(config: RunConfig, strategy: Strategy) -> None:
+    """Raises a ValueError where each worker would lower its rate by its own loss."""
+    is_shared = config.workers == 1 or introspection.reduces(strategy)
+    if config.schedule == "plateau" and not is_shared:
+        raise ValueError(
+            f"--schedule plateau: workers of {config.algo} share no loss, so that each "
+            "would lower its own rate: take constant, cosine or step, or an algorithm "
+            "that reduces gradients, such as sync_sgd"
+        )
 
 
 def _check_mesh(config: RunConfig, task: Task) -> None:

@@ -5,7 +5,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import jax
 import numpy as np
@@ -18,6 +18,8 @@ from experiments.tasks.task import Task, held_out
 from experiments.training.components import Components
 from experiments.training.measurements import displacements
 from experiments.training.measurements.rounds import Count
+from experiments.training.optimizers import in_force
+from experiments.training.process_group import ProcessGroup
 from experiments.training.records import Line, Progress
 from syncalgos import Communication, TrainState
 from syncalgos.combinators.decided import METRIC
@@ -25,7 +27,9 @@ from syncalgos.engine.ahead import Batches, compile_all
 from syncalgos.engine.lanes.selection import Unfit
 from syncalgos.engine.losses import OF_WORKERS
 
-DIVERGED_ABOVE = 1000  # times the first loss
+DIVERGED_ABOVE = 1000  # times the first loss, or LEAST where that is smaller
+LEAST = 0.1  # a margin loss of 0 says nothing of those that follow
+UNREAD = 2**10  # in place of a signal's number: examples that cannot be read
 WANTED = ("loss", OF_WORKERS, METRIC)
 Save = Callable[[TrainState, Progress, bool], None]
 
@@ -56,8 +60,8 @@ class Outcome(NamedTuple):
         state: of the engine.
         progress: of the run.
         stopped: the number of the signal that stopped it before its end, or 0.
-        diverged_at: the local step (from 0) whose loss was not finite, or above 1000
-            times the first; None if there was none.
+        diverged_at: the local step (from 0) whose loss was not finite, or above the
+            limit; None if there was none.
         too_large: that loss, over all workers.
         not_finite: the workers whose loss was not finite then.
     """
@@ -97,24 +101,29 @@ def train(
     whole = dispatches(to_evaluate | to_save, c.dispatch_steps)
     schedule = [*remaining(whole, progress.step)]
     test = _held_out(parts)
-    dispatch = _make_dispatch(parts, schedule, test)
+    read, dispatch = _make_dispatch(parts, schedule, test)
     evaluate = _make_evaluation(parts, hooks.sent, test)
     outcome = Outcome(state, progress)
 
     def record_evaluation(state):
         line = evaluate(state, progress)
-        report.line(terminal.evaluation_line(line, c.steps))
+        report.line(terminal.evaluation_line(line, c.steps, c.lr))
         progress.evaluated(line)
         hooks.write(progress.lines)
 
     for first, steps in schedule:
-        # All processes stop at the same step if one is asked to. In the middle of a
-        # round, too: all replicas are in the checkpoint, so nothing is lost.
-        if stopped := group.largest(hooks.asked_to_stop()):
+        batches, waited = read(first, steps)
+        asked, is_unread = hooks.asked_to_stop(), isinstance(batches, BadRequest)
+        # All processes stop at the same step if one is asked to, or cannot read. In the
+        # middle of a round, too: all replicas are in the checkpoint: nothing is lost.
+        if stopped := group.largest(UNREAD if is_unread else asked):
             hooks.save(state, progress, True)
+            if stopped == UNREAD:
+                _end_unread(batches, progress, group)
             outcome = outcome._replace(stopped=stopped)
             break
-        state, metrics, seconds = dispatch(state, first, steps)
+        state, metrics, seconds = dispatch(state, first, batches)
+        seconds += waited
         hooks.has_trained()
         decided = np.argwhere(metrics.get(METRIC, ())).tolist()
         progress.stepped(metrics["loss"].tolist(), seconds, decided)
@@ -130,6 +139,17 @@ def train(
     if progress.losses or not progress.lines:  # it ended between two evaluations
         record_evaluation(state)
     return outcome._replace(state=state)
+
+
+def _end_unread(found: Any, progress: Progress, group: ProcessGroup) -> NoReturn:
+    """Ends a run whose next examples this process, or another one, could not read."""
+    if not isinstance(found, BadRequest):
+        # The one that could not tells all why, which ends this wait.
+        group.largest(0)
+        raise RuntimeError("another process could not read its examples")
+    if progress.step and progress.saved == progress.step:
+        raise type(found)(f"{found}; --resume goes on after step {progress.step}")
+    raise found
 
 
 def _diverged(
@@ -166,9 +186,14 @@ def remaining(parts: Iterator[tuple[int, int]], step: int) -> Iterator[tuple[int
             yield start, first + steps - start
 
 
+def limit_after(first: float) -> float:
+    """Returns the loss above which a run with this first loss has diverged."""
+    return DIVERGED_ABOVE * max(abs(first), LEAST)
+
+
 def first_diverged(losses: np.ndarray, first: float | None) -> int | None:
-    """Returns the index of the first loss not finite or above 1000 times the first."""
-    limit = math.inf if first is None else DIVERGED_ABOVE * abs(first)
+    """Returns the index of the first loss not finite, or above the limit."""
+    limit = math.inf if first is None else limit_after(first)
     fine = np.isfinite(losses) & (losses <= limit)
     return None if fine.all() else int(np.argmin(fine))
 
@@ -186,8 +211,15 @@ def _held_out(parts: Components) -> Batches:
 
 def _make_dispatch(
     parts: Components, schedule: list[tuple[int, int]], test: Batches
-) -> Callable[..., tuple[TrainState, dict[str, np.ndarray], float]]:
-    """Returns (state, first step, steps) -> (state, metrics, seconds of training)."""
+) -> tuple[
+    Callable[[int, int], tuple[Any, float]],
+    Callable[..., tuple[TrainState, dict[str, np.ndarray], float]],
+]:
+    """Returns the functions that read a dispatch's batches, and that train on them.
+
+    The first: (first step, steps) -> (batches, or a BadRequest; seconds waited). The
+    second: (state, first step, batches) -> (state, metrics, seconds of training).
+    """
     c, trainer, data = parts.config, parts.trainer, parts.data
 
     own = trainer.layout.own_rows(c.batch_size)
@@ -204,11 +236,18 @@ def _make_dispatch(
     ahead = prefetch.read_ahead(data.train, schedule, rows) if on_host else None
     placed = None if on_host else trainer.place(data.train)
 
-    def dispatch(state, first, steps):
+    def read(first, steps):
         parts.group.announce("train", first)
+        start = time.perf_counter()
+        try:
+            batches = rows(first, steps) if ahead is None else next(ahead)
+        except BadRequest as error:
+            batches = error
+        return batches, time.perf_counter() - start
+
+    def dispatch(state, first, batches):
         # Seconds are of training alone: a first dispatch also compiles.
         start, compiled = time.perf_counter(), trainer.compile_seconds
-        batches = rows(first, steps) if ahead is None else next(ahead)
         try:
             # Else the first evaluation would wait until its programs are compiled.
             if first == schedule[0][0]:
@@ -223,7 +262,7 @@ def _make_dispatch(
         kept = {name: np.asarray(metrics[name], np.float64) for name in wanted}
         return state, kept, seconds
 
-    return dispatch
+    return read, dispatch
 
 
 def _make_evaluation(
@@ -249,6 +288,7 @@ def _make_evaluation(
             **{f"test_{name}": x for name, x in {**measured, **means}.items()},
             "bytes_per_worker": bytes_after(count(progress), progress),
             "divergence": trainer.divergence(state),
+            "learning_rate": in_force(c, state.replica.opt_state, done),
             **(_displacements(state, done in planned) if c.displacements else {}),
             "seconds": round(progress.seconds, 6),
         }

@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 import optax.contrib
 
@@ -87,13 +88,37 @@ def schedule(name: str, lr: float, steps: int, warmup_steps: int) -> Schedule:
 def plateau(steps: int) -> optax.GradientTransformationExtraArgs:
     """Makes updates a tenth each time the loss has not fallen for 5 % of a run.
 
+    At the third time they are a thousandth, and stay so.
+
     Args:
         steps: the length of the run.
     """
     # Mini-batches are noisy: the mean loss over each hundredth of the run counts.
     return optax.contrib.reduce_on_plateau(
-        factor=0.1, patience=5, accumulation_size=max(1, steps // 100)
+        factor=0.1,
+        patience=5,
+        accumulation_size=max(1, steps // 100),
+        min_scale=1e-3,
     )
+
+
+def in_force(config: RunConfig, opt_state: PyTree, done: int) -> float:
+    """Returns the learning rate of the last of the steps that are done.
+
+    Args:
+        config: with all defaults filled in.
+        opt_state: of all workers, which have one rate.
+        done: local steps; before the first, its rate.
+    """
+    c = config
+    rate, scale = schedule(c.schedule, c.lr, c.steps, c.warmup_steps), 1.0
+    if c.schedule == "plateau":  # it comes last: see `inner`
+        shard = opt_state[-1].scale.addressable_shards[0]
+        scale = float(np.ravel(shard.data)[0])
+    if not callable(rate) and scale == 1:
+        return rate
+    found = rate(max(done - 1, 0)) if callable(rate) else rate
+    return float(f"{float(found) * scale:.6g}")  # as float32 has it
 
 
 def _steps_down(lr: float, steps: int, warmup_steps: int) -> Callable[[Any], Any]:

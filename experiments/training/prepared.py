@@ -21,6 +21,7 @@ from experiments.cli.errors import BadRequest, explain
 from experiments.cli.signals import keeping_results
 from experiments.exit_codes import Terminated
 from experiments.pipeline import partition
+from experiments.pipeline.indices import check_indices
 from experiments.tasks.contract import check_apply, check_model, check_shardings
 from experiments.tasks.task import Data, Task
 from experiments.training import export, records
@@ -130,6 +131,7 @@ def _start(parts: Components) -> tuple[Any, TrainState]:
         params, buffers = check_model(parts.task, c.seed)
         if ":" in c.task:  # a user's own is tried out on shapes alone
             check_apply(parts.task, params, buffers, parts.data.test)
+            check_indices(parts.task, params, buffers, parts.data)
         if c.mesh is not None:
             check_shardings(parts.task, params, parts.trainer.layout)
         if c.export is not None:

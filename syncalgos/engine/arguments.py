@@ -132,6 +132,23 @@ def check_opt_state(opt_state: PyTree) -> None:
         raise ValueError(f"optimizer: {_REFUSED[type(node).__name__]}")
 
 
+def check_plateau(opt_state: PyTree) -> None:
+    """Raises a ValueError for a rate that each worker would lower by its own loss."""
+
+    def is_plateau(node: Any) -> bool:
+        return type(node).__name__ == "ReduceLROnPlateauState"
+
+    # Such rates drift apart, and none rises again: a worker whose loss rises because
+    # the others differ from it would soon no longer train.
+    if any(map(is_plateau, jax.tree.leaves(opt_state, is_leaf=is_plateau))):
+        raise ValueError(
+            "optimizer: reduce_on_plateau follows the loss, which is each worker's own "
+            "where the strategy does not reduce gradients, so that workers would train "
+            "at different rates: take a schedule of the step, or a strategy such as "
+            "sync_sgd"
+        )
+
+
 def check_loss(loss: Any) -> None:
     """Raises a ValueError unless it can be called in the engine's form."""
     if checks.misfit(loss, ["params", "buffers", "batch", "key"]):

@@ -170,6 +170,8 @@ def init(worker: Worker, number: jax.Array, inputs: Inputs) -> Outputs:
     params = sharded_tables.parts_of(worker.sharded, params)
     opt_state = worker.optimizer.init(params)
     arguments.check_opt_state(opt_state)
+    if collectives.size() > 1 and not introspection.reduces(worker.strategy):
+        arguments.check_plateau(opt_state)
     replica = strong(Replica(params, opt_state, buffers))
     own = shards.kept(Own(replica, strong(worker.strategy.init(params))))
     # Traced for its checks alone, so that a strategy is refused before anything is

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import threading
 import time
@@ -11,13 +12,17 @@ import pytest
 from commands import execute, in_background
 
 from experiments import run
+from experiments.cli.errors import BadRequest
 from experiments.pipeline import prefetch, sampler
+from experiments.pipeline.validation import Part
 from experiments.training.loop import dispatches
 
 QUICK = os.environ["XLA_FLAGS"]  # the suite's own, for processes too
 SECONDS = 30  # after which a thread that should have ended counts as hanging
 
 MODULE = '''
+import os
+
 import jax.numpy as jnp
 import numpy as np
 from experiments.tasks.task import Data, Task
@@ -33,7 +38,7 @@ class Points:
         return 64
 
     def __getitem__(self, number):
-        if number == self.bad:
+        if number == self.bad and "ON_FIRE" in os.environ:
             raise OSError("the disk is on fire")
         x = np.float32(number / 64)
         return {"x": x[None], "y": 3 * x - 1}
@@ -145,15 +150,51 @@ def test_what_a_source_raises_comes_out_where_it_is_read():
     def take():
         try:
             taken.extend(ahead)
-        except OSError as error:
+        except BadRequest as error:
             caught.append(error)
 
     thread = threading.Thread(target=take, daemon=True)
     thread.start()
     thread.join(SECONDS)
     assert not thread.is_alive()
-    assert "the disk is on fire" in str(caught[0])
+    told = f"training example {source.bad}: OSError: the disk is on fire (test_feed.py:"
+    assert str(caught[0]).startswith(told)
     assert len(taken) <= 3
+
+
+class Odd(Squares):
+    """A source whose example 7 is unlike the others."""
+
+    def __init__(self, change):
+        super().__init__()
+        self.change = change
+
+    def __getitem__(self, number):
+        example = super().__getitem__(number)
+        return self.change(example) if number == 7 else example
+
+
+def missing(example):
+    return open("/nowhere/7.png")
+
+
+@pytest.mark.parametrize(
+    ("change", "code", "told"),
+    [
+        (lambda x: {**x, "x": x["x"][:1]}, 2, "7 has shapes {'x': (1, 3), 'y': ()}, b"),
+        (lambda x: {"x": x["x"]}, 2, "7 has shapes {'x': (2, 3)}, but example 3 {'x'"),
+        (lambda x: x["z"], 2, "7: KeyError: 'z' (test_feed.py:"),
+        (missing, 2, "7: FileNotFoundError: [Errno 2]"),
+        (lambda x: os.read(-1, 1), 75, "7: OSError: [Errno 9] Bad file descriptor"),
+    ],
+)
+def test_an_odd_example_is_named(change, code, told):
+    """A code of 75 asks to go on later, as a disk may be back."""
+    with pytest.raises(BadRequest, match=re.escape(told)) as raised:
+        prefetch.gather(Odd(change), np.array([[7, 3, 12]]))
+    assert raised.value.code == code
+    held_out = prefetch.gather(Part(Odd(change), np.array([3, 12])), np.array([0, 1]))
+    assert len(held_out["x"]) == 2
 
 
 @pytest.fixture(scope="module")
@@ -226,13 +267,19 @@ def test_diverged_host_fed_process_ends_with_dispatches_left(module, tmp_path):
     assert ended.summary["steps"] < 100
 
 
-def test_process_whose_source_raises_says_so_and_ends(module, tmp_path):
-    command = "--task points:line --bad 9 --steps 100000 --workers 2"
+def test_run_whose_source_raises_keeps_what_was_trained(module, tmp_path):
+    bad = int(sampler.rows(0, 5, 1, 8, 64)[0, 0])
+    assert bad not in sampler.rows(0, 0, 5, 8, 64)
+    words = f"--task points:line --bad {bad} --dispatch-steps 1 --workers 2 --steps 8"
     environ = {"PYTHONPATH": module, "XLA_FLAGS": QUICK}
-    ended = execute(command, tmp_path / "out", **environ)
-    assert ended.code not in (0, 75, 130)
-    assert "the disk is on fire" in ended.stderr
-    assert not (tmp_path / "out" / "summary.json").exists()
+    ended = execute(words, tmp_path / "out", **environ, ON_FIRE="1")
+    assert ended.code == 75, ended.stderr
+    told = ended.stderr.splitlines()[-1]
+    assert told.startswith(f"error: training example {bad}: OSError: the disk is on f")
+    assert told.endswith("--resume goes on after step 5")
+    ended = execute(f"{words} --resume", tmp_path / "out", **environ)
+    assert ended.code == 0, ended.stderr
+    assert "going on from the checkpoint of step 5" in ended.stderr
 
 
 @pytest.mark.slow

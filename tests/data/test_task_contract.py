@@ -31,6 +31,30 @@ def loading(**parts):
     return BASE._replace(load=lambda: FINE._replace(**parts))
 
 
+class Rows:
+    """A source of the examples of arrays."""
+
+    def __init__(self, arrays):
+        self.arrays = arrays
+
+    def __len__(self):
+        return 40
+
+    def __getitem__(self, number, /):
+        return {name: x[number] for name, x in self.arrays.items()}
+
+
+def labelled(part, label):
+    """The examples of a part, of which number 5 has another label than 0 to 3."""
+    arrays = getattr(FINE, part)
+    y = arrays["y"].copy()
+    y[5] = label
+    return {**arrays, "y": y}
+
+
+BEYOND = labelled("train", 9)
+
+
 def applying(apply):
     return BASE._replace(apply=apply)
 
@@ -91,6 +115,15 @@ WRONG = {
     ),
     "stacked": (BASE._replace(stacked=-1), ["stacked must be", "got -1"]),
     "stacked tree": (BASE._replace(stacked={"no": 1}), ["stacked", "tree like params"]),
+    "a label": (loading(train=BEYOND), ["train['y'][5] holds 9", "of size 4: 0 to 3"]),
+    "a label below 0": (
+        loading(test=labelled("test", -5)),
+        ["test['y'][5] holds -5", "of size 4: 0 to 3"],
+    ),
+    "a label of a source": (
+        loading(train=Rows(BEYOND), groups={"label": BEYOND["y"]}),
+        ["train['y'][5] holds 9", "of size 4: 0 to 3"],
+    ),
     "exit in load": (BASE._replace(load=exiting), ["SystemExit: 7", "exiting)"]),
     "exit in init": (BASE._replace(init=exiting), ["SystemExit: 7", "exiting)"]),
     "exit in apply": (applying(exiting), ["SystemExit: 7", "exiting)"]),

@@ -540,7 +540,7 @@ def test_run_that_diverged_is_resumed_from_before(tmp_path):
 def test_task_that_fails_on_one_process_ends_all_with_one_line(when, start):
     words = TWO.replace("drawing", f"failing --when {when}")
     ended = start(words).ended(60)
-    assert ended.code in (1, 2), ended.stderr
+    assert ended.code == (75 if when == "read" else 2), ended.stderr
     told = [x for x in ended.stderr.splitlines() if x.startswith("process 1: ")]
     assert len(told) == 1, ended.stderr
     what = "the disk is on fire" if when == "read" else f"no {when} here"

@@ -212,7 +212,7 @@ def test_process_that_stays_stopped_is_lost(number, start):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("when, code", [("init", 2), ("read", 1)])
+@pytest.mark.parametrize("when, code", [("init", 2), ("read", 75)])
 def test_task_that_fails_on_one_process_ends_all_alike(when, code, start):
     at, words = free_address(), RUN.replace("drawing", f"failing --when {when}")
     both = [start(by_hand(at, i, words)) for i in (0, 1)]

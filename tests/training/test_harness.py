@@ -124,6 +124,15 @@ def test_first_diverged_loss_is_found():
     assert first_diverged(np.array([np.inf]), np.inf) == 0
 
 
+def test_a_first_loss_of_nothing_sets_no_limit():
+    """As of a margin loss, whose first batch may lie beyond the margin."""
+    losses = np.array([0.0, 0.156, 2.5, 99.0])
+    assert first_diverged(losses, 0.0) is None
+    assert first_diverged(losses, 1e-4) is None
+    assert first_diverged(np.array([0.0, 101.0]), 0.0) == 1
+    assert first_diverged(np.array([0.0, np.nan]), 0.0) == 1
+
+
 @pytest.mark.parametrize(
     ("n", "of", "expected"),
     [(64, 8, 64), (64, 7, 63), (64, 48, 48), (64, 100, 100), (64, 5, 65), (6, 4, 4)],
@@ -262,6 +271,15 @@ def test_every_offered_optimizer_takes_a_step(name):
 def test_effective_lr_is_the_one_in_closed_form(strategy, workers, times):
     found = effective_lr(strategy, PARAMS, optax.sgd(0.1), workers, 0.02)
     assert found == pytest.approx(0.02 * times, rel=1e-3)
+
+
+def test_effective_lr_is_that_of_most_entries():
+    def reduce(grads, replica, state, step):
+        return {"w": grads["w"], "b": 100 * grads["b"]}, state
+
+    params = {"w": np.zeros((30, 33), np.float32), "b": np.zeros(10, np.float32)}
+    found = effective_lr(Strategy(reduce=reduce), params, optax.sgd(0.1), 2, 0.02)
+    assert found == pytest.approx(0.02 * (990 + 100 * 10) / 1000, rel=1e-3)
 
 
 def sign_step():

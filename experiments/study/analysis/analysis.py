@@ -126,7 +126,8 @@ def _curve(
     # A run may have ended early: the longest has all evaluations.
     longest = max(shown, key=len)
     steps = [line["step"] for line in longest]
-    keys = [k for k in longest[-1] if k not in ("step", "bytes_per_worker", "seconds")]
+    beside = ("step", "bytes_per_worker", "seconds", "learning_rate")
+    keys = [k for k in longest[-1] if k not in beside]
     bands = {}
     for key in keys:
         values = [[line.get(key) for line in lines] for lines in shown]

@@ -40,7 +40,9 @@ def effective_lr(
         methods); NaN where it does not become steady within 131,072 steps.
     """
     # By running it nothing has to be looked up: any strategy has a rate so.
-    probe = partial(_probe, strategy, optimizer, workers, lr)
+    # Leaves count by their entries: small ones, as biases, may move at other rates.
+    sizes = [x.size for x in jax.tree.leaves(params) if x.size]
+    probe = partial(_probe, strategy, optimizer, workers, lr, sizes)
     try:
         # The limit of a sequence loses digits: float32 has too few.
         with jax.enable_x64(True):
@@ -53,10 +55,11 @@ def effective_lr(
         return probe(plain, tolerance=1e-5)
 
 
-def _probe(strategy, optimizer, workers, lr, params, tolerance) -> float | None:
+def _probe(strategy, optimizer, workers, lr, sizes, params, tolerance) -> float | None:
     start, run = _make_runner(strategy, params, optimizer, workers, lr)
     ratios = [
-        _steady_ratio(partial(run, gradient), start, tolerance) / (-lr * gradient)
+        _steady_ratio(partial(run, gradient), start, sizes, tolerance)
+        / (-lr * gradient)
         for gradient in (1.0, 2.0)
     ]
     if not np.isfinite(ratios).all():
@@ -67,7 +70,7 @@ def _probe(strategy, optimizer, workers, lr, params, tolerance) -> float | None:
     return float(f"{ratios[0] * lr:.4g}")
 
 
-def _steady_ratio(run, carry, tolerance) -> float:
+def _steady_ratio(run, carry, sizes, tolerance) -> float:
     """Returns the center's movement per step once it is steady; NaN if it never is."""
     tracks, steps, last = [], 0, np.nan
     while steps < MOST_STEPS:
@@ -77,7 +80,8 @@ def _steady_ratio(run, carry, tolerance) -> float:
             tracks.append(np.asarray(track, np.float64))
         steps = target
         leaves = np.concatenate(tracks).T  # (leaves, steps)
-        rate = np.mean([_limit(leaf, tolerance) for leaf in leaves])
+        limits = [_limit(leaf, tolerance) for leaf in leaves]
+        rate = np.average(limits, weights=sizes)
         if abs(rate - last) <= 1e-4 * abs(rate):
             return float(rate)
         last = rate
