@@ -54,7 +54,7 @@ class DataParallel:
         lane_form: how a device runs its lanes: "vectorized", "sequential" or "merged"
             (see `syncalgos.engine.lanes.execution`), alike up to rounding. None takes
             the fastest known one, "merged" only if the loss is seen to be a mean over
-            its batch. Use "vectorized" if it goes by the examples' position in it.
+            its batch.
         each_worker: whether the metrics of `run` also hold "worker_loss", (steps,
             workers). With lane_form="merged" and a scalar loss, lanes have the mean
             over those of their device.
