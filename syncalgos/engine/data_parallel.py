@@ -142,8 +142,8 @@ class DataParallel:
 
         Raises:
             ValueError: a leaf of params that is no float array, a sharded one whose
-                rows the workers do not divide, or a strategy that changes shapes or
-                dtypes; it names the leaf.
+                rows the workers do not divide, buffers with an untyped key, or a
+                strategy that changes shapes or dtypes; it names the leaf.
         """
         check_params(params)
         sharded_tables.check_rows(self._worker.sharded, params, self.workers)
