@@ -38,7 +38,8 @@ class DataParallel:
             workers if the strategy reduces gradients.
         strategy: the synchronization algorithm, such as `bmuf()`.
         workers: their number, at least 1.
-        backend: pmap, shard_map, or vmap (one device). All give the same numbers.
+        backend: pmap, shard_map, vmap (one device), or auto: pmap in one process where
+            this jax has it, and else shard_map. All give the same numbers.
         devices: devices or indices into `jax.devices()`, any subset in any order, which
             divides the workers; None takes the largest number that does.
         eval_loss: the loss for `evaluate` where it differs (no dropout, running batch
@@ -85,7 +86,7 @@ class DataParallel:
         optimizer: optax.GradientTransformation,
         strategy: Strategy,
         workers: int = 8,
-        backend: str = "pmap",
+        backend: str = "auto",
         devices: Sequence[Device | int] | None = None,
         eval_loss: Loss | None = None,
         accumulate: int = 1,
@@ -103,7 +104,9 @@ class DataParallel:
         losses = loss, eval_loss or loss
         for each in losses:
             arguments.check_loss(each)
-        layout = make_layout(workers, backend, devices, lanes, mesh, batch_axes)
+        layout = make_layout(
+            workers, backend, devices, lanes, mesh, batch_axes, sync_memory
+        )
         self.layout = state_memory.chosen(sync_memory, layout, strategy)
         self._shardings = placement.Asked(shardings, self.layout)
         self.workers = self.layout.workers
