@@ -13,7 +13,7 @@ from syncalgos.engine.lanes import selection
 from syncalgos.engine.losses import Loss
 from syncalgos.engine.placement import shardings as placement
 from syncalgos.engine.placement import state_memory
-from syncalgos.engine.placement.layout import Device
+from syncalgos.engine.placement.layout import Device, outside_meshes
 from syncalgos.engine.placement.make_layout import AnyMesh, make_layout
 from syncalgos.engine.placement.shardings import Shardings
 from syncalgos.engine.program import Model, Own, Shared
@@ -135,6 +135,7 @@ class DataParallel:
         """Bytes of the largest `run`'s intermediate results on a device, if known."""
         return self._compiled.temp_bytes
 
+    @outside_meshes
     def init(self, params: PyTree, buffers: PyTree = (), seed: int = 0) -> TrainState:
         """Puts the same model on all workers.
 
@@ -159,6 +160,7 @@ class DataParallel:
             own, first = self._compiled.start(model, sharding)
         return TrainState(own.replica, own.sync, first.step, first.key)
 
+    @outside_meshes
     def run(
         self, state: TrainState, batches: PyTree, data: PyTree | None = None
     ) -> tuple[TrainState, dict[str, jax.Array]]:
@@ -190,6 +192,7 @@ class DataParallel:
         self._steps.note(step, done)
         return TrainState(own.replica, own.sync, step, state.key), metrics
 
+    @outside_meshes
     def evaluate(
         self, state: TrainState, batches: PyTree, data: PyTree | None = None
     ) -> dict[str, jax.Array]:
@@ -207,6 +210,7 @@ class DataParallel:
         asked = worker.EVALUATE, state.own, Shared(key=state.key, data=data), batches
         return self._compiled.of_state(*asked).common
 
+    @outside_meshes
     def center(self, state: TrainState) -> Replica:
         """The model to evaluate and ship: one plain replica without worker axes.
 
@@ -218,6 +222,7 @@ class DataParallel:
         arguments.check_kind("state", state, TrainState)
         return self._compiled.of_state(worker.CENTER, state.own, Shared()).common
 
+    @outside_meshes
     def divergence(self, state: TrainState) -> float:
         """The root mean square over workers of a replica's distance to their mean.
 
@@ -250,6 +255,7 @@ class DataParallel:
         """
         return self.counter(state, steps, workers)(taken)
 
+    @outside_meshes
     def counter(
         self, state: TrainState, steps: int, workers: int | None = None
     ) -> Callable[[ArrayLike | None], Communication]:
@@ -258,6 +264,7 @@ class DataParallel:
         made = self._worker.strategy, self._worker.optimizer
         return inner_step.counter_of(*made, state.replica, self.layout, workers, steps)
 
+    @outside_meshes
     def place(self, arrays: PyTree) -> PyTree:
         """Copies arrays to every device once, for `run(state, rows, data)`.
 
@@ -270,6 +277,7 @@ class DataParallel:
         arguments.leading_shape("data", arrays, ("examples",))
         return jax.tree.map(self.layout.copy, arrays)
 
+    @outside_meshes
     def to_host(self, state: TrainState) -> TrainState:
         """Copies the workers of this process, `layout.own_workers`, to the host.
 
@@ -279,6 +287,7 @@ class DataParallel:
         arguments.check_kind("state", state, TrainState)
         return held_by(self.layout, state)
 
+    @outside_meshes
     def from_host(self, held: TrainState) -> TrainState:
         """Puts the result of `to_host` back, on any layout of as many workers.
 

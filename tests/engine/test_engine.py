@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import AxisType
 from problems.linear import (
     BATCHES,
     DATA,
@@ -239,6 +240,29 @@ def test_nothing_is_left_of_a_trainer_that_is_gone(backend):
     left = train()
     gc.collect()
     assert [x() for x in left] == [None, None, None]
+
+
+@pytest.mark.sample(2)
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("kind", [AxisType.Explicit, AxisType.Auto])
+def test_a_mesh_that_the_users_program_has_set_changes_nothing(backend, kind):
+    def train():
+        trainer = make_trainer(backend=backend)
+        state = trainer.init(jax.tree.map(jnp.asarray, make_params()))
+        batches = jax.tree.map(jnp.asarray, BATCHES)
+        state, metrics = trainer.run(state, batches)
+        state = trainer.from_host(trainer.to_host(state))
+        apart, sent = trainer.divergence(state), repr(trainer.communication(state, 3))
+        evaluated = trainer.evaluate(state, batches)
+        return host((metrics, evaluated, trainer.center(state).params)), apart, sent
+
+    expected = train()
+    mesh = jax.make_mesh((3,), ("data",), axis_types=(kind,))
+    with jax.set_mesh(mesh):
+        found = train()
+        assert jax.sharding.get_mesh() == mesh
+    assert_equal(found[0], expected[0])
+    assert found[1:] == expected[1:]
 
 
 def test_auto_takes_pmap_where_jax_has_it(monkeypatch):
