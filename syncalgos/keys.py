@@ -37,17 +37,30 @@ def own_keys(tree: PyTree, worker: Any) -> PyTree:
     Args:
         tree: arrays, some of which may be keys.
         worker: the worker's number, from 0.
+
+    Raises:
+        ValueError: a leaf that looks like an untyped key; it names the leaf.
     """
     # A module that holds its random state, as those of flax.nnx do, would else give all
     # workers the same dropout masks.
+    untyped = jax.eval_shape(jax.random.PRNGKey, 0)
 
-    def leaf(x):
+    def leaf(path, x):
+        name = jax.tree_util.keystr(path)
+        is_like = x.dtype == untyped.dtype and x.shape == untyped.shape
+        # Modules of flax.nnx that are stacked count their draws in such arrays.
+        if is_like and "count" not in name:
+            raise ValueError(
+                f"buffers{name} is {x.dtype}{[*x.shape]}, like jax.random.PRNGKey, by "
+                "which all workers would draw the same: give a typed key by "
+                "jax.random.wrap_key_data (what is no key: as int32)"
+            )
         if not jnp.issubdtype(jnp.result_type(x), jax.dtypes.prng_key):
             return x
         fold = jax.vmap(lambda key: jax.random.fold_in(key, worker))
         return jnp.where(worker == 0, x, fold(x.reshape(x.size)).reshape(x.shape))
 
-    return jax.tree.map(leaf, tree)
+    return jax.tree_util.tree_map_with_path(leaf, tree)
 
 
 def uniform(key: jax.Array, count: int) -> jax.Array:

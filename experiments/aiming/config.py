@@ -221,7 +221,7 @@ def _job(target: Target, variant: Variant) -> Job:
     workers = ("--workers", str(_workers(target, variant)))
     argv = (*workers, *variant.argv)
     config = training.parse(argv)
-    if config.backend not in (None, "shard_map"):
+    if config.backend not in ("auto", "shard_map"):
         raise BadRequest(
             f"--backend {config.backend}: only shard_map compiles for devices that are "
             "not here: leave it out"

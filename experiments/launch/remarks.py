@@ -45,7 +45,7 @@ def header(run: PreparedRun, is_batch_given: bool) -> list[str]:
         *filter(None, vain),
         *idle,
         f"{c.algo} on {c.task}: {c.steps} steps, {batch}, seed {c.seed}",
-        f"{terminal.layout_text(layout)}, backend {c.backend}{text}",
+        f"{terminal.layout_text(layout)}, backend {layout['backend']}{text}",
         f"{c.optimizer}, learning rate {terminal.rate(c.lr)}, effective "
         f"{terminal.rate(layout['effective_lr'])}",
         *_untrained(run),

@@ -61,7 +61,8 @@ class RunConfig:
         dispatch_steps: local steps per dispatch.
         preset: take an algorithm's own flags from its paper, where that says otherwise.
         workers: how many workers train; they share the devices.
-        backend: how workers are mapped; vmap runs on one device.
+        backend: how workers are mapped; auto takes pmap, or shard_map in several
+            processes, with --mesh or --sync-memory; vmap runs on one device.
         mesh: axes of a worker's devices, which share its model: fsdp=2,tensor=2.
         devices: device indices, such as 0,2,1.
         lanes: workers of a device.
@@ -129,8 +130,8 @@ class RunConfig:
         group=Group("workers"), choices=(flags.PAPER,), scope="start"
     )
     workers: int = flag(default=8, least=1)
-    backend: Literal["pmap", "shard_map", "vmap"] = flag(
-        otherwise="pmap, or shard_map with --mesh or --sync-memory", scope="start"
+    backend: Literal["auto", "pmap", "shard_map", "vmap"] = flag(
+        default="auto", scope="start"
     )
     mesh: Mapping[str, int] | None = flag(otherwise="one device", scope="start")
     devices: tuple[int, ...] | None = flag(
@@ -218,14 +219,14 @@ class RunConfig:
 
     def _check_placement(self) -> None:
         """Raises a ValueError for flags that do not go with where the arrays lie."""
-        if self.sync_memory is not None and self.backend not in (None, "shard_map"):
+        if self.sync_memory is not None and self.backend not in ("auto", "shard_map"):
             raise ValueError(
                 f"--backend {self.backend} has one kind of memory: --sync-memory takes "
                 "shard_map"
             )
         if self.mesh is None:
             return
-        if self.backend not in (None, "shard_map"):
+        if self.backend not in ("auto", "shard_map"):
             raise ValueError(
                 f"--backend {self.backend} has workers of one device: --mesh takes "
                 "shard_map"

@@ -49,13 +49,11 @@ def resolved(config: RunConfig, task: Task) -> RunConfig:
     if warmup_steps is None:
         warmup_steps = round(task.warmup * steps)
     folder = os.environ.get("SYNCALGOS_DATA")
-    is_placed = config.mesh is not None or config.sync_memory is not None
     # A new config, whose fields are checked again beside each other.
     filled = replace(
         config,
         **inner,
         lr=lr,
-        backend=config.backend or ("shard_map" if is_placed else "pmap"),
         steps=steps,
         schedule=config.schedule or task.schedule,
         warmup_steps=warmup_steps,

@@ -221,7 +221,7 @@ def _facts(parts: Components, effective_lr: float | None) -> dict[str, Any]:
     return {
         **{name: getattr(parts.config, name) for name in COMMON},
         "effective_lr": effective_lr,
-        "backend": parts.config.backend,
+        "backend": layout.backend,
         "devices": len(layout.devices),
         "lanes": layout.lanes,
         "mesh": dict(layout.inner),

@@ -9,6 +9,7 @@ from syncalgos.collectives import PyTree
 from syncalgos.engine import arguments, worker
 from syncalgos.engine.data_parallel import DataParallel, TrainState
 from syncalgos.engine.inner_step import with_optimizer_loss
+from syncalgos.engine.placement.layout import outside_meshes
 from syncalgos.engine.placement.shardings import of_state
 from syncalgos.engine.program import Model, Own, Shared
 from syncalgos.engine.state import of_one
@@ -24,6 +25,7 @@ class Batches(NamedTuple):
     data: PyTree | None = None
 
 
+@outside_meshes
 def compile_all(
     trainer: DataParallel, state: TrainState, training: Batches, held_out: Batches
 ) -> None:
@@ -72,6 +74,7 @@ class Lowered(NamedTuple):
     program: jax.stages.Lowered
 
 
+@outside_meshes
 def lower(
     trainer: DataParallel,
     params: PyTree,
@@ -118,6 +121,7 @@ def lower(
     return Lowered(state, traced.jaxpr, traced.lower())
 
 
+@outside_meshes
 def sends(trainer: DataParallel, state: TrainState) -> Sends:
     """Counts what a device sends in a step and in its branches, each taken once.
 

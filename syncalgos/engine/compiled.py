@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from syncalgos.collectives import PyTree
@@ -35,6 +36,13 @@ class Key(NamedTuple):
     replicated: Replicated
     structure: Any
     types: tuple[Any, ...]
+
+
+# What jax may be asked to look for in all results, by the name of its setting.
+_SPECIAL = {
+    "jax_debug_nans": ("NaN", np.isnan),
+    "jax_debug_infs": ("infinity", np.isinf),
+}
 
 
 class Call(NamedTuple):
@@ -126,7 +134,7 @@ class Compiled:
     def _shares(self) -> bool:
         """Whether lanes of a device may hold replicated leaves once."""
         several = self._layout.lanes > 1 and self._layout.sync_memory is None
-        return several and self._worker.sharded is None and not backends.debugging()
+        return several and self._worker.sharded is None and backends.is_compiled()
 
     def _replicated(self, own: Own) -> Replicated:
         """The leaves to hold once; None where none is known to be identical."""
@@ -226,6 +234,19 @@ class Compiled:
         """Runs a call, compiled before or now."""
         if call.key not in self.programs:
             self.compile([call])
+        asked = [name for name in _SPECIAL if getattr(jax.config, name)]
+        if asked and backends.is_compiled():
+            # Of a compiled program jax would call what it was compiled from, which here
+            # is that program again, until the stack is full.
+            with jax.debug_nans(False), jax.debug_infs(False):
+                outputs = self._outputs(call)
+                for setting in asked:
+                    _check_special(setting, call, outputs)
+            return outputs
+        return self._outputs(call)
+
+    def _outputs(self, call: Call) -> Outputs:
+        """Runs a compiled program; what is common is of this process's devices."""
         own, common = self.programs[call.key](call.own, call.inputs)
         if self._layout.blocking:
             jax.block_until_ready((own, common))
@@ -250,7 +271,7 @@ class Compiled:
         with known(key.sharding):
             asked = key.program, key.sharding, key.replicated
             mapped = self._mapped(*asked, call.own, call.inputs)
-            if backends.debugging():
+            if not backends.is_compiled():
                 return lambda: mapped
             # Ahead of time, so that compilation can be told from training in a run's
             # seconds, and nothing is compiled twice.
@@ -259,7 +280,7 @@ class Compiled:
     def _note(self, call: Call, made: Any) -> None:
         """Takes note of a program that is compiled, and of its memory."""
         self.programs[call.key] = made
-        if not call.key.program.takes_steps or backends.debugging():
+        if not call.key.program.takes_steps or not backends.is_compiled():
             return
         if held := made.memory_analysis():
             self.temp_bytes = max(self.temp_bytes or 0, held.temp_size_in_bytes)
@@ -274,7 +295,7 @@ class Compiled:
     ) -> Any:
         """A program of all workers, jitted: (own, inputs) -> Outputs."""
         chosen = selection.Chosen(selection.VECTORIZED)
-        if program.takes_steps and not backends.debugging():
+        if program.takes_steps and backends.is_compiled():
             asked = self._lane_form, self._worker, self._layout
             with self._layout.inside():
                 chosen = selection.choose(*asked, own, inputs, replicated)
@@ -298,3 +319,30 @@ class Compiled:
 def _at(x: Any, sharding: jax.sharding.Sharding) -> jax.ShapeDtypeStruct:
     """A shape at its place."""
     return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
+
+
+def _check_special(setting: str, call: Call, outputs: Outputs) -> None:
+    """Raises a FloatingPointError if results hold what jax is asked to look for."""
+    what, is_special = _SPECIAL[setting]
+    program, place = call.key.program, ""
+
+    def found(tree: Any) -> list[tuple[int, str]]:
+        """The first row of each leaf that holds it, and the leaf's name."""
+        rows = []
+        for path, x in jax.tree_util.tree_leaves_with_path(tree):
+            pieces = x.addressable_shards if jnp.issubdtype(x.dtype, np.inexact) else ()
+            here = [np.atleast_1d(is_special(np.asarray(y.data))) for y in pieces]
+            hits = [np.argwhere(y)[0, 0] for y in here if y.any()]
+            rows += [(min(hits), jax.tree_util.keystr(path))] if hits else []
+        return rows
+
+    if program.takes_steps:
+        step, metrics = outputs.common
+        if rows := found(metrics):
+            row, name = min(rows)
+            row += int(call.inputs.shared.step)
+            raise FloatingPointError(f"{what} in metrics{name} of local step {row}")
+        place = f" after local step {int(step) - 1}"
+    if rows := found(outputs):
+        name = f"{program.function.__name__}{rows[0][1]}"
+        raise FloatingPointError(f"{what} in the result of {name}{place}")

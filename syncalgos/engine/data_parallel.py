@@ -15,7 +15,7 @@ from syncalgos.engine.lanes import selection
 from syncalgos.engine.losses import Loss
 from syncalgos.engine.placement import shardings as placement
 from syncalgos.engine.placement import state_memory
-from syncalgos.engine.placement.layout import Device
+from syncalgos.engine.placement.layout import Device, outside_meshes
 from syncalgos.engine.placement.make_layout import AnyMesh, make_layout
 from syncalgos.engine.placement.shardings import Shardings
 from syncalgos.engine.program import Model, Own, Shared
@@ -49,7 +49,8 @@ class DataParallel:
             workers if the strategy reduces gradients.
         strategy: the synchronization algorithm, such as `bmuf()`.
         workers: their number, at least 1.
-        backend: pmap, shard_map, or vmap (one device). All give the same numbers.
+        backend: pmap, shard_map, vmap (one device), or auto: pmap in one process where
+            this jax has it, and else shard_map. All give the same numbers.
         devices: devices or indices into `jax.devices()`, any subset in any order, which
             divides the workers; None takes the largest number that does.
         eval_loss: the loss for `evaluate` where it differs (no dropout, running batch
@@ -65,7 +66,7 @@ class DataParallel:
         lane_form: how a device runs its lanes: "vectorized", "sequential" or "merged"
             (see `syncalgos.engine.lanes.execution`), alike up to rounding. None takes
             the fastest known one, "merged" only if the loss is seen to be a mean over
-            its batch. Use "vectorized" if it goes by the examples' position in it.
+            its batch.
         each_worker: whether the metrics of `run` also hold "worker_loss", (steps,
             workers). With lane_form="merged" and a scalar loss, lanes have the mean
             over those of their device.
@@ -96,7 +97,7 @@ class DataParallel:
         optimizer: optax.GradientTransformation,
         strategy: Strategy,
         workers: int = 8,
-        backend: str = "pmap",
+        backend: str = "auto",
         devices: Sequence[Device | int] | None = None,
         eval_loss: Loss | None = None,
         accumulate: int = 1,
@@ -114,7 +115,9 @@ class DataParallel:
         losses = loss, eval_loss or loss
         for each in losses:
             arguments.check_loss(each)
-        layout = make_layout(workers, backend, devices, lanes, mesh, batch_axes)
+        layout = make_layout(
+            workers, backend, devices, lanes, mesh, batch_axes, sync_memory
+        )
         self.layout = state_memory.chosen(sync_memory, layout, strategy)
         self._shardings = placement.Asked(shardings, self.layout)
         self.workers = self.layout.workers
@@ -146,6 +149,7 @@ class DataParallel:
         """Bytes of the largest `run`'s intermediate results on a device, if known."""
         return self._compiled.temp_bytes
 
+    @outside_meshes
     def init(self, params: PyTree, buffers: PyTree = (), seed: int = 0) -> TrainState:
         """Puts the same model on all workers.
 
@@ -156,8 +160,9 @@ class DataParallel:
 
         Raises:
             ValueError: a leaf of params that is no float array or not trained, a
-                sharded one whose rows the workers do not divide, or a strategy that
-                changes shapes or dtypes; it names the leaf.
+                sharded one whose rows the workers do not divide, buffers with an
+                untyped key, or a strategy that changes shapes or dtypes; it names the
+                leaf.
         """
         check_params(params)
         sharded_tables.check_rows(self._worker.sharded, params, self.workers)
@@ -171,6 +176,7 @@ class DataParallel:
         self._form = (jax.tree.structure(own),)
         return TrainState(own.replica, own.sync, first.step, first.key)
 
+    @outside_meshes
     def run(
         self, state: TrainState, batches: PyTree, data: PyTree | None = None
     ) -> tuple[TrainState, dict[str, jax.Array]]:
@@ -202,6 +208,7 @@ class DataParallel:
         self._steps.note(step, done)
         return TrainState(own.replica, own.sync, step, state.key), metrics
 
+    @outside_meshes
     def evaluate(
         self, state: TrainState, batches: PyTree, data: PyTree | None = None
     ) -> dict[str, jax.Array]:
@@ -223,6 +230,7 @@ class DataParallel:
         asked = worker.EVALUATE, state.own, Shared(state.step, state.key, data), batches
         return self._compiled.of_state(*asked).common
 
+    @outside_meshes
     def center(self, state: TrainState) -> Replica:
         """The model to evaluate and ship: one plain replica without worker axes.
 
@@ -241,6 +249,7 @@ class DataParallel:
             worker.CENTER, state.own, Shared(state.step)
         ).common
 
+    @outside_meshes
     def divergence(self, state: TrainState) -> float:
         """The root mean square over workers of a replica's distance to their mean.
 
@@ -274,6 +283,7 @@ class DataParallel:
         """
         return self.counter(state, steps, workers)(taken)
 
+    @outside_meshes
     def counter(
         self, state: TrainState, steps: int, workers: int | None = None
     ) -> Callable[[ArrayLike | None], Communication]:
@@ -283,6 +293,7 @@ class DataParallel:
         made = self._worker.strategy, self._worker.optimizer
         return inner_step.counter_of(*made, state.replica, self.layout, workers, steps)
 
+    @outside_meshes
     def place(self, arrays: PyTree) -> PyTree:
         """Copies arrays to every device once, for `run(state, rows, data)`.
 
@@ -295,6 +306,7 @@ class DataParallel:
         arguments.leading_shape("data", arrays, ("examples",))
         return jax.tree.map(self.layout.copy, arrays)
 
+    @outside_meshes
     def to_host(self, state: TrainState) -> TrainState:
         """Copies the workers of this process, `layout.own_workers`, to the host.
 
@@ -304,6 +316,7 @@ class DataParallel:
         arguments.check_kind("state", state, TrainState)
         return held_by(self.layout, state)
 
+    @outside_meshes
     def from_host(self, held: TrainState) -> TrainState:
         """Puts the result of `to_host` back, on any layout of as many workers.
 

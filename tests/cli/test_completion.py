@@ -33,7 +33,7 @@ LINES = {
     "run --algo diloco --ou": OUTER,  # own flags, too
     "run --algo bmuf --ou": OUTER[:1],
     "run --algo nonse --steps 3 --ou": OUTER[:1],
-    "run --backend ": ["pmap", "shard_map", "vmap"],
+    "run --backend ": ["auto", "pmap", "shard_map", "vmap"],
     "run --task mnist --batch-norm ": ["worker", "global"],
     "run --steps ": [],
     "run --data-dir exper": ["experiments/"],

@@ -1,9 +1,13 @@
 """DataParallel: what it promises whatever the strategy."""
 
+import gc
+import weakref
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import AxisType
 from problems.linear import (
     BATCHES,
     DATA,
@@ -18,6 +22,7 @@ from problems.linear import (
 import syncalgos
 from syncalgos import Strategy, stateless
 from syncalgos.engine.ahead import Batches, compile_all
+from syncalgos.engine.placement.make_layout import BACKENDS
 
 
 def host(tree):
@@ -77,7 +82,7 @@ def test_key_differs_between_workers_and_steps_and_follows_the_seed():
         drawn = jax.random.uniform(key, (2,))
         return jnp.sum(params["w"]) * 0.0, ({"drawn": drawn}, {})
 
-    def draws(seed, backend="pmap"):
+    def draws(seed, backend="auto"):
         trainer = make_trainer(backend=backend, loss=loss)
         state = trainer.init(make_params(), {"drawn": np.zeros(2, np.float32)}, seed)
         found = []
@@ -216,13 +221,90 @@ def test_numpy_numbers_as_parameters_widen_nothing():
         assert state.replica.params["w"].dtype == jnp.bfloat16
 
 
-def test_debugging_tools_of_jax_work():
-    def loss(params, batch):
-        return jnp.mean(jnp.sqrt(batch["x"] @ params["w"] - 1e6))
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_nothing_is_left_of_a_trainer_that_is_gone(backend):
+    def train():
+        offset = jnp.zeros(3)  # the user's data, which the loss holds
 
-    with jax.debug_nans(True), pytest.raises(FloatingPointError):
-        trainer = make_trainer(backend="vmap", loss=stateless(loss))
-        trainer.run(trainer.init(make_params()), BATCHES)
+        def loss(params, batch):
+            return plain_loss(params, batch) + jnp.sum(offset)
+
+        trainer = make_trainer(backend=backend, loss=stateless(loss))
+        state, _ = trainer.run(trainer.init(make_params()), BATCHES)
+        trainer.evaluate(state, BATCHES)
+        trainer.center(state)
+        with jax.disable_jit():
+            trainer.divergence(state)
+        return [weakref.ref(x) for x in (loss, offset, trainer)]
+
+    left = train()
+    gc.collect()
+    assert [x() for x in left] == [None, None, None]
+
+
+@pytest.mark.sample(2)
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("kind", [AxisType.Explicit, AxisType.Auto])
+def test_a_mesh_that_the_users_program_has_set_changes_nothing(backend, kind):
+    def train():
+        trainer = make_trainer(backend=backend)
+        state = trainer.init(jax.tree.map(jnp.asarray, make_params()))
+        batches = jax.tree.map(jnp.asarray, BATCHES)
+        state, metrics = trainer.run(state, batches)
+        state = trainer.from_host(trainer.to_host(state))
+        apart, sent = trainer.divergence(state), repr(trainer.communication(state, 3))
+        evaluated = trainer.evaluate(state, batches)
+        return host((metrics, evaluated, trainer.center(state).params)), apart, sent
+
+    expected = train()
+    mesh = jax.make_mesh((3,), ("data",), axis_types=(kind,))
+    with jax.set_mesh(mesh):
+        found = train()
+        assert jax.sharding.get_mesh() == mesh
+    assert_equal(found[0], expected[0])
+    assert found[1:] == expected[1:]
+
+
+def test_auto_takes_pmap_where_jax_has_it(monkeypatch):
+    if hasattr(jax, "pmap"):
+        assert make_trainer(backend="auto").layout.backend == "pmap"
+        monkeypatch.delattr(jax, "pmap")
+    trainer = make_trainer(backend="auto")
+    assert trainer.layout.backend == "shard_map"
+    trainer.run(trainer.init(make_params()), BATCHES)
+    message = r"^backend 'pmap' is not there: jax .* has no jax\.pmap; shard_map gives"
+    with pytest.raises(ValueError, match=message):
+        make_trainer(backend="pmap")
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_nans_that_jax_looks_for_are_found_and_their_step_named(backend):
+    with jax.debug_nans(True):
+        trainer = make_trainer(backend=backend)
+        state, _ = trainer.run(trainer.init(make_params()), BATCHES)
+        batches = {"x": BATCHES["x"].copy(), "y": BATCHES["y"]}
+        batches["x"][2, 5, 1] = np.nan
+        first = len(BATCHES["x"])
+        with pytest.raises(FloatingPointError) as error:
+            trainer.evaluate(state, batches)
+        assert str(error.value) == "NaN in the result of evaluate.common['loss']"
+        with pytest.raises(FloatingPointError) as error:
+            trainer.run(state, batches)
+        assert str(error.value) == f"NaN in metrics['loss'] of local step {first + 2}"
+
+
+def test_what_jax_looks_for_is_found_in_the_state_too():
+    def loss(params, batch):  # finite, and its gradient at 0 is not
+        return jnp.mean(jnp.sqrt(params["w"] * batch["x"][0, 0] ** 2))
+
+    zero = {"w": np.zeros(3, np.float32)}
+    found = r"^infinity in the result of run.*\['w'\] after local step 0$"
+    with jax.debug_infs(True), pytest.raises(FloatingPointError, match=found):
+        trainer = make_trainer(loss=stateless(loss))
+        trainer.run(trainer.init(zero), jax.tree.map(lambda x: x[:1], BATCHES))
+
+
+def test_debugging_tools_of_jax_work():
     with jax.disable_jit():
         trainer = make_trainer(backend="vmap")
         _, metrics = trainer.run(

@@ -52,6 +52,22 @@ def test_a_python_float_in_params_is_told_to_be_an_array():
         make_trainer().init({"w": 1.5})
 
 
+@pytest.mark.parametrize("is_numpy", [False, True])
+def test_an_untyped_key_in_buffers_is_refused(is_numpy):
+    key = jax.random.PRNGKey(0)
+    buffers = {"rng": np.asarray(key) if is_numpy else key}
+    message = r"buffers\['rng'\] is uint32\[2\].*jax\.random\.wrap_key_data"
+    with pytest.raises(ValueError, match=message):
+        make_trainer().init(make_params(), buffers)
+
+
+def test_what_cannot_be_an_untyped_key_is_a_buffer():
+    two = np.zeros(2, np.uint32)
+    counts = {"rng": {"count": two}, "seen": two.astype(np.int32), "one": two[:1]}
+    state = make_trainer().init(make_params(), counts)
+    assert not any(np.any(x) for x in jax.tree.leaves(state.replica.buffers))
+
+
 def test_empty_params_are_refused():
     with pytest.raises(ValueError, match="params hold no arrays"):
         make_trainer().init({})

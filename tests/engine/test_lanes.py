@@ -294,6 +294,13 @@ def convolved(x):
     return jax.lax.conv(x.T[:, None], jnp.ones((1, 1, 3)), (1,), "SAME")[:, 0].T
 
 
+def with_callback(x):
+    numbers = jax.ShapeDtypeStruct(x.shape, np.int32)
+    return jax.pure_callback(
+        lambda: np.arange(len(x), dtype=np.int32)[:, None], numbers
+    )
+
+
 MEANS = {
     "means": lambda p, b: jnp.mean(jnp.mean(error(p, b) ** 2, 0)),
     "divided": lambda p, b: jnp.sum(error(p, b) ** 2) / (2 * len(b["x"])),
@@ -302,7 +309,9 @@ MEANS = {
     "rectified": lambda p, b: jnp.mean(jax.nn.relu(error(p, b))),
     "own rule": with_rule(lambda x, t: jnp.clip(x, -1, 1) * t),
     "scan": scanned(jnp.tanh),
-    "indexed": moved(lambda x: x[jnp.arange(len(x)), (x[:, 0] > 0) * 0][:, None]),
+    "taken": moved(lambda x: jnp.take_along_axis(x, (x > 0) * 0, 1)),
+    "classes": moved(lambda x: jax.nn.one_hot((x[:, 0] > 0) * 1, 2)[:, :1]),
+    "ones": moved(lambda x: jnp.ones((len(x), 1)) + jnp.zeros_like(x)),
     "parts": moved(lambda x: x.reshape(-1, 2, *x.shape[1:]).sum(1).repeat(2, 0)),
 }
 NO_MEANS = {
@@ -342,6 +351,18 @@ NO_MEANS = {
     "cut": moved(lambda x: jax.lax.dynamic_slice_in_dim(x, 0, len(x), 0)),
     "replaced": moved(lambda x: x.at[0].set(0.0)),
     "asking": lambda p, b: plain_loss(p, b) / syncalgos.collectives.size(),
+    "weighed": moved(lambda x: jnp.arange(len(x))[:, None] / 7.0),
+    "by constants": moved(lambda x: np.arange(len(x))[:, None] / 7),
+    "by inner constants": moved(jax.jit(lambda x: jnp.exp(-np.c_[: len(x)]))),
+    "by params": lambda p, b: jnp.mean(
+        error(p, b) * jnp.tile(p["w"], (len(b["x"]), 1))[: len(b["x"])]
+    ),
+    "drawn": moved(lambda x: jax.random.normal(jax.random.key(0), x.shape)),
+    "numbered": moved(lambda x: ((x > 0) * 3) % len(x)),
+    "ordered": moved(lambda x: x[jnp.argsort(x[:, 0]), (x[:, 0] > 0) * 0][:, None]),
+    # May be merged, and is not seen to be.
+    "indexed": moved(lambda x: x[jnp.arange(len(x)), (x[:, 0] > 0) * 0][:, None]),
+    "called back": moved(with_callback),
 }
 
 

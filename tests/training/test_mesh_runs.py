@@ -233,7 +233,7 @@ def test_an_own_task_trains_as_without_a_mesh(plain, meshed):
     assert "2 workers of 2 devices (fsdp 2) on 2 cpu devices × 2 lanes" in meshed.stderr
     facts = meshed.config
     assert facts["mesh"] == facts["settings"]["mesh"] == {"fsdp": 2}
-    assert facts["backend"] == facts["settings"]["backend"] == "shard_map"
+    assert facts["backend"] == "shard_map"
     assert (plain.config["mesh"], plain.config["backend"]) == ({}, "pmap")
 
 

@@ -31,9 +31,9 @@ def are_apart(equations: Iterable[_Pair], times: int) -> bool:
     sum over a batch has as many for any, and a product of two batches more. And no
     equation may move entries along the examples, or be one that may do anything.
 
-    Not seen are an order that is computed beside the examples, as in x[order, labels],
-    and what goes by the position of an example, as weights by arange(n) do. Many losses
-    whose examples stay apart are not seen to be such: they only train more slowly.
+    Nor may one make more for a larger batch of what is no batch, unless it repeats it:
+    arange(n) goes by the position of an example. Many losses whose examples stay apart
+    are not seen to be such, as with x[arange(n), labels]: they only train more slowly.
 
     Args:
         equations: each of the program for the small batch and for the large one, in
@@ -79,9 +79,11 @@ def _is_apart(few: Any, many: Any, times: int, merged: set[_Merge | None]) -> bo
         return few.params.get("length") == many.params.get("length")
     shapes = [*zip(_shapes(few.invars), _shapes(many.invars), strict=True)]
     grown = [(i, _grown(*pair)) for i, pair in enumerate(shapes) if pair[0] != pair[1]]
+    made = [*zip(_shapes(few.outvars), _shapes(many.outvars), strict=True)]
     if not grown:
-        return True
-    made = zip(_shapes(few.outvars), _shapes(many.outvars), strict=True)
+        return _repeats(many, set().union(*(_grown(*pair) for pair in made)))
+    if any(isinstance(many.invars[i], core.Literal) for i, _ in grown):
+        return False
     if not all(prod(large) == times * prod(small) for small, large in made):
         return False
     if any(x in name for x in _UNKNOWN):
@@ -89,6 +91,13 @@ def _is_apart(few: Any, many: Any, times: int, merged: set[_Merge | None]) -> bo
     if name == "reshape":
         return _merge(few, many, inverse=True) in merged
     return all(_stays(few, many, i, dims) for i, dims in grown)
+
+
+def _repeats(equation: Any, grown: set[int]) -> bool:
+    """Whether a result of no batch is the same all along its dimensions that grow."""
+    if equation.primitive.name == "iota":
+        return equation.params["dimension"] not in grown
+    return not grown or equation.primitive.name == "broadcast_in_dim"
 
 
 def _stays(few: Any, many: Any, operand: int, grown: set[int]) -> bool:
@@ -118,8 +127,7 @@ def _stays(few: Any, many: Any, operand: int, grown: set[int]) -> bool:
     if name.startswith("scatter") and operand == 0:
         return not grown & {*params["dimension_numbers"].scatter_dims_to_operand_dims}
     if name == "gather" and operand == 0:  # x[order] takes one example for another
-        indexed = params["dimension_numbers"].start_index_map
-        return len(indexed) > 1 or not grown & {*indexed}
+        return not grown & {*params["dimension_numbers"].start_index_map}
     if name == "conv_general_dilated":
         return operand == 0 and grown == {params["dimension_numbers"].lhs_spec[0]}
     if name.startswith("reduce_window"):
@@ -144,9 +152,10 @@ def _merge(few: Any, many: Any, inverse: bool = False) -> _Merge | None:
     return (together[0][dims[1]], before) if before > 1 else None
 
 
-def _structure(equation: Any) -> tuple[list[int], list[int], list[int]]:
+def _structure(equation: Any) -> tuple[list[int], list[int], list[Any]]:
     """The ranks of an equation's inputs and results, and what it holds."""
-    held = [len(x.eqns) for x in core.jaxprs_in_params(equation.params)]
+    inner = core.jaxprs_in_params(equation.params)
+    held = [(len(x.eqns), _shapes(x.constvars)) for x in inner]
     inputs, results = _shapes(equation.invars), _shapes(equation.outvars)
     return [*map(len, inputs)], [*map(len, results)], held
 

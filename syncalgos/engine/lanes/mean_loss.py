@@ -43,6 +43,11 @@ class _Node(NamedTuple):
     known: tuple[float, ...] = ()
     equation: Any = None
 
+    @property
+    def is_fixed(self) -> bool:
+        """Whether it is an input that is no batch, or a constant."""
+        return not (self.name or self.varies)
+
 
 class _Term(NamedTuple):
     """A node of which a sum is made, its number, and its weight there."""
@@ -58,8 +63,8 @@ def is_mean(small: Any, large: Any, batch: Sequence[bool], times: int) -> bool:
     It does if it is a sum of terms: values of examples, summed and divided by a known
     number that grows with the batch; and terms that do not depend on the batch. The
     value of an example depends neither on others (`examples.are_apart`) nor on their
-    number. Where a function has a backward pass of its own, nothing is known: it may do
-    anything with gradients, such as clip them.
+    number, nor on its own place among them. Callbacks may do anything, such as count
+    their calls, and so may a function's own backward pass, such as clip gradients.
 
     Args:
         small: the program's closed jaxpr; it returns a scalar.
@@ -68,13 +73,15 @@ def is_mean(small: Any, large: Any, batch: Sequence[bool], times: int) -> bool:
         times: how many times as many examples.
     """
     names = [x.primitive.name for x in equations(small.jaxpr)]
-    if any(name.startswith("custom_vjp") for name in names):
+    if any(x.startswith("custom_vjp") or "callback" in x for x in names):
         return False
     few, many = _graph(small, batch), _graph(large, batch)
     terms, others = _terms(few), _terms(many)
     if [x.name for x in few] != [x.name for x in many] or len(terms) != len(others):
         return False
     changed = {i for i, x in enumerate(few) if x.known != many[i].known}
+    # A constant as long as the batch goes by the examples' position.
+    changed |= {i for i, x in enumerate(few) if x.is_fixed and x.size != many[i].size}
     used = _needed(few, {x.number for x in terms})
     made = [(few[n].equation, many[n].equation) for n in sorted(used) if few[n].name]
     pairs = zip(terms, others, strict=True)
@@ -202,13 +209,13 @@ def _graph(closed: Any, batch: Sequence[bool]) -> list[_Node]:
 
 
 def _known(x: Any) -> tuple[float, ...]:
-    """The value of a constant that is one float."""
-    is_float = jnp.issubdtype(jnp.result_type(x), jnp.floating)
-    return (float(np.ravel(x)[0]),) if np.size(x) == 1 and is_float else ()
+    """The value of a constant that is one number."""
+    is_real = np.size(x) == 1 and jnp.result_type(x).kind in "iuf"
+    return (float(np.ravel(x)[0]),) if is_real else ()
 
 
 def _literals(jaxpr: Any) -> Iterator[float]:
-    """All known floats of a jaxpr and of those in it."""
+    """All known numbers of a jaxpr and of those in it."""
     for equation in jaxpr.eqns:
         literals = [x for x in equation.invars if isinstance(x, core.Literal)]
         for atom in literals:

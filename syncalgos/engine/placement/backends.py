@@ -1,5 +1,6 @@
 """Programs of one worker, mapped over all of them by any backend."""
 
+import importlib
 from collections.abc import Callable
 from typing import Any
 
@@ -13,12 +14,10 @@ from syncalgos.reducers.stacking.shards import Sharding
 
 Replicated = tuple[bool, ...] | None  # for each leaf; None: no leaf is known to be
 
-_DEBUGGING = ("jax_disable_jit", "jax_debug_nans", "jax_debug_infs")
 
-
-def debugging() -> bool:
-    """Whether jax finds what it is asked for by calling again, uncompiled."""
-    return any(getattr(jax.config, name) for name in _DEBUGGING)
+def is_compiled() -> bool:
+    """Whether programs are compiled: jax.disable_jit runs them line by line."""
+    return not jax.config.jax_disable_jit  # pyright: ignore
 
 
 def vectorized(
@@ -84,7 +83,7 @@ def over_devices(
     """
     mapped = {"pmap": _pmapped, "shard_map": _shard_mapped, "vmap": _vmapped}
     backend = layout.backend
-    if layout.processes > 1 and debugging():
+    if backend == "pmap" and not is_compiled():
         # An uncompiled pmap returns the parts of this process instead of global arrays.
         backend = "shard_map"
     donated = (0,) if donate else ()
@@ -144,7 +143,22 @@ def lower(layout: Layout, mapped: Any, own: Any, inputs: Inputs) -> jax.stages.L
 
     if layout.backend == "pmap" and layout.processes > 1:
         own, inputs = jax.tree.map(here, (own, inputs))
-    return mapped.lower(own, inputs)
+    lowered = mapped.lower(own, inputs)
+    if layout.backend == "pmap":
+        _forget(mapped)
+    return lowered
+
+
+def _forget(mapped: Any) -> None:
+    """Lets go of a function of jax.pmap."""
+    # Its cache is weak in the function, yet holds a program that holds the function
+    # (jax 0.10.2): the user's loss and data, and the program's memory, for ever. jax
+    # has no public way to take one out, other than to clear all caches of everybody.
+    try:
+        cached = importlib.import_module("jax._src.pmap")._cached_shard_map
+        cached.evict_function(mapped.__wrapped__)
+    except (ImportError, AttributeError):  # a jax that keeps them elsewhere
+        pass
 
 
 def _pmapped(on_device: Callable, layout: Layout, donated: tuple[int, ...]) -> Any:

@@ -4,10 +4,11 @@ In several processes each holds some of the devices, and arrays span them all: a
 puts its own part, and reads its own part back.
 """
 
+import functools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +20,8 @@ from syncalgos.engine.placement.parts import HeldPart, bounds_of, pieces_of
 
 Device = Any  # jax.Device, which type checkers do not take for a type
 DEVICES, LANES = WORKERS
+_NO_MESH = Mesh(np.empty((), object), ())
+_Function = TypeVar("_Function", bound=Callable)
 
 
 class Layout(NamedTuple):
@@ -293,3 +296,17 @@ class Layout(NamedTuple):
 def is_key(x: Any) -> bool:
     """Whether an array is of typed random keys."""
     return jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+
+
+def outside_meshes(function: _Function) -> _Function:
+    """Wraps a function to run as if the user's program had set no mesh."""
+
+    @functools.wraps(function)
+    def outside(*args: Any, **kwargs: Any) -> Any:
+        # Inside `jax.set_mesh` jax maps over no other mesh than that.
+        if jax.sharding.get_abstract_mesh().empty:
+            return function(*args, **kwargs)
+        with jax.set_mesh(_NO_MESH):
+            return function(*args, **kwargs)
+
+    return cast(_Function, outside)

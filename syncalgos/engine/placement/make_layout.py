@@ -14,6 +14,7 @@ from syncalgos import checks
 from syncalgos.engine.placement.layout import DEVICES, LANES, Device, Layout
 
 BACKENDS = ("pmap", "shard_map", "vmap")
+AUTO = "auto"
 # Axes of these names cut the model's arithmetic, and not the batch.
 TENSOR_AXES = ("tensor", "model", "tp")
 _process_of = attrgetter("process_index")
@@ -29,18 +30,21 @@ def make_layout(
     lanes: int | None = None,
     mesh: AnyMesh | None = None,
     batch_axes: Sequence[str] | None = None,
+    sync_memory: str | None = None,
 ) -> Layout:
     """Lays workers over devices.
 
     Args:
         workers: their number, at least 1.
-        backend: pmap, shard_map or vmap (one device).
+        backend: pmap, shard_map, vmap (one device), or auto, which takes pmap in one
+            process where this jax has it, and else shard_map.
         devices: devices or indices into `jax.devices()`, any subset in any order; None
             takes the largest number of devices that divides the workers.
         lanes: workers of a device; devices=None takes the first workers / lanes.
         mesh: the axes within a worker; None: a worker is a device.
         batch_axes: those over which a worker's batch is cut; None: all but
             TENSOR_AXES.
+        sync_memory: where the strategy's arrays lie; not None takes shard_map.
 
     In several processes, devices=None takes as many of each.
 
@@ -49,7 +53,14 @@ def make_layout(
             workers.
     """
     workers = checks.whole("workers", workers, least=1)
-    checks.one_of("backend", backend, BACKENDS)
+    checks.one_of("backend", backend, (AUTO, *BACKENDS))
+    if backend == AUTO and (mesh is not None or sync_memory is not None):
+        backend = "shard_map"
+    if backend == "pmap" and not _has_pmap():
+        raise ValueError(
+            f"backend 'pmap' is not there: jax {jax.__version__} has no jax.pmap; "
+            "shard_map gives the same numbers"
+        )
     if lanes is not None:
         lanes = checks.whole("lanes", lanes, least=1)
         if workers % lanes:
@@ -61,7 +72,7 @@ def make_layout(
     if batch_axes is not None:
         raise ValueError("batch_axes are axes of a mesh, and there is none: give mesh")
     if devices is None:
-        return _widest(workers, backend, lanes)
+        return _resolved(_widest(workers, backend, lanes))
     chosen = _chosen(devices)
     if backend == "vmap" and len(chosen) > 1:
         raise ValueError(f"backend 'vmap' runs on one device, got {len(chosen)}")
@@ -76,7 +87,21 @@ def make_layout(
             f"lanes, not {lanes}"
         )
     _check_processes(chosen)
-    return Layout(backend, chosen, workers // len(chosen))
+    return _resolved(Layout(backend, chosen, workers // len(chosen)))
+
+
+def _resolved(layout: Layout) -> Layout:
+    """The layout with a backend in place of auto."""
+    if layout.backend != AUTO:
+        return layout
+    # Both are jit(shard_map) (docs/design.md). In several processes pmap takes and
+    # returns parts of arrays, unless it is compiled ahead of time.
+    takes_pmap = layout.processes == 1 and _has_pmap()
+    return layout._replace(backend="pmap" if takes_pmap else "shard_map")
+
+
+def _has_pmap() -> bool:
+    return hasattr(jax, "pmap")
 
 
 def _of_meshes(
