@@ -5,11 +5,20 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from experiments import exit_codes
 from experiments.exit_codes import Terminated
 
 
 class BadRequest(Exception):
     """A request that cannot be met; the message is one line."""
+
+    code = exit_codes.BAD_REQUEST
+
+
+class MayPass(BadRequest):
+    """A request that cannot be met now, for a reason that may pass."""
+
+    code = exit_codes.TERMINATED
 
 
 def explain(where: str, error: BaseException) -> BadRequest:

@@ -48,7 +48,7 @@ def guarded(program: Callable[[Stopped], int | None]) -> int:
             return watched(program)
         except BadRequest as error:
             say(f"error: {' '.join(str(error).split())}")
-            return exit_codes.BAD_REQUEST
+            return error.code
         except KeyboardInterrupt:
             return exit_codes.INTERRUPTED
         except Terminated:

@@ -52,7 +52,7 @@ def run_as_member(member: ChildSide, argv: list[str], started: float) -> NoRetur
     try:
         member.leave(_trained(member, argv, started))
     except BadRequest as error:
-        member.refuse(f"error: {' '.join(str(error).split())}", exit_codes.BAD_REQUEST)
+        member.refuse(f"error: {' '.join(str(error).split())}", error.code)
     except Exception as error:
         text = f"{type(error).__name__}: {error}".partition("\n")[0]
         if gloo.is_loss(error):

@@ -110,7 +110,7 @@ class JoinedMember:
             self._end(exit_codes.UNCONNECTED, str(error))
         except BadRequest as error:
             line = f"error: {' '.join(str(error).split())}"
-            self._refuse(exit_codes.BAD_REQUEST, line, line)
+            self._refuse(error.code, line, line)
         except Exception as error:
             text = f"{type(error).__name__}: {error}".partition("\n")[0]
             if gloo.is_loss(error):
