@@ -1,6 +1,7 @@
 """The flags of aim, and all checks that need no jax."""
 
 import argparse
+import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -22,7 +23,14 @@ from experiments.study.spec import Variant, parameter
 from experiments.training import config as training
 from experiments.training.config import RunConfig
 
+NOT_HERE = "on machines that are not here"  # in a page's title
 PROGRAM = "python -m experiments.aim"
+# How files that this command has written begin, and what they hold.
+OURS = {
+    ".json": (f'{{"command": {json.dumps(PROGRAM.split())[:-1]}', '"programs": ['),
+    ".md": (f"```sh\n{PROGRAM} ", ""),
+    ".html": ("<!DOCTYPE html>\n", f" {NOT_HERE}</title>\n"),
+}
 ALL = "all"
 BASELINE = "sync_sgd"
 # Flags of training that would have no effect, and what to say in their place.
@@ -182,10 +190,28 @@ def read(argv: Sequence[str]) -> AimConfig:
         raise BadRequest(str(error)) from None
     if config.page is not None and config.page.suffix not in (".html", ".md"):
         raise BadRequest(f"--page {config.page}: say a file that ends in .html or .md")
-    for path in filter(None, (config.json, config.page)):
-        if not path.parent.is_dir():
-            raise BadRequest(f"{path}: there is no folder {path.parent}")
+    if config.json is not None:
+        _check_file(f"--json {config.json}", config.json, ".json")
+    if config.page is not None:
+        _check_file(f"--page {config.page}", config.page, config.page.suffix)
     return config
+
+
+def _check_file(what: str, path: Path, kind: str) -> None:
+    """Raises a BadRequest for a file whose folder is missing, or that is not ours."""
+    if not path.parent.is_dir():
+        raise BadRequest(f"{path}: there is no folder {path.parent}")
+    if not path.is_file():  # such as /dev/stdout
+        return
+    try:
+        text = path.read_text("utf-8", errors="replace")
+    except OSError as error:
+        raise BadRequest(f"{what}: {error.strerror}") from None
+    begins, holds = OURS[kind]
+    if text and not (text.startswith(begins) and holds in text):
+        raise BadRequest(
+            f"{what} exists, and this command did not write it: take another file"
+        )
 
 
 def parser() -> argparse.ArgumentParser:

@@ -4,7 +4,10 @@ Every process writes its own workers (see `shard_file`); a restoring run may hav
 another number of processes. Hosts may share the folder or not.
 """
 
+import os
 from collections import Counter
+from collections.abc import Callable, Collection
+from itertools import count as counted
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +17,8 @@ from experiments.checkpoint import shard_file
 from experiments.checkpoint.pieces import array_name
 from experiments.checkpoint.shard_file import Damaged, Shard, ShardName
 
-# Identical in the records of all shards of a run; earlier runs lack `run_id`.
-COMMON = ("run_id", "settings")
+# Identical in the records of all shards of a checkpoint; earlier runs lack the ids.
+COMMON = ("run_id", "start_id", "settings")
 
 
 class Incomplete(Exception):
@@ -31,7 +34,11 @@ def steps(folder: Path) -> list[int]:
 
 
 def load(
-    folder: Path, step: int, first: int | None = None, count: int | None = None
+    folder: Path,
+    step: int,
+    first: int | None = None,
+    count: int | None = None,
+    check: Callable[[Shard], object] | None = None,
 ) -> Shard:
     """Loads workers of a checkpoint, whatever shards they are in.
 
@@ -40,6 +47,7 @@ def load(
         step: one of `steps`.
         first: the number of the first worker wanted; None: 0.
         count: workers wanted; None: all from `first` on.
+        check: raises a ValueError for a shard that does not serve.
 
     Returns:
         A shard of those workers, in arrays of its own; shared and record are those of
@@ -62,19 +70,21 @@ def load(
     errors = []
     for names in sorted(layouts, key=lambda x: (len(x) < x[0].of, x[0].of)):
         try:
-            return _load_layout(folder, names, first or 0, count)
+            return _load_layout(folder, names, first or 0, count, check)
         except (Damaged, Incomplete) as error:
             errors.append(error)
     raise errors[0]
 
 
 def prune(
-    folder: Path, keep: int, number: int, of: int, newest: int | None = None
+    folder: Path,
+    keep: int,
+    number: int,
+    of: int,
+    newest: int | None = None,
+    run_ids: Collection[str | None] | None = None,
 ) -> None:
     """Removes a process's shards of old checkpoints, and its unfinished file.
-
-    Shards of runs with another number of processes count as its own: none of those is
-    at work now.
 
     Args:
         folder: of the checkpoints.
@@ -82,68 +92,124 @@ def prune(
             have written theirs: until then the one before is the last complete one.
         number: of the process's shards.
         of: the number of shards.
-        newest: the step that was written or restored last. Newer ones, of a run that
-            was given up, are removed: they could be mixed with those that follow. None:
-            there are none.
+        newest: the step that was written or restored last. Newer ones stay: none of
+            them served. None: there are none.
+        run_ids: as in `removable`.
 
     Raises:
         OSError: a file cannot be removed.
     """
     # Steps of complete and of damaged checkpoints alike: only names are known here.
-    found = steps(folder)
-    valid = [x for x in found if newest is None or x <= newest]
-    for step in {*found} - {*valid[:keep]}:
-        remove(folder, step, number, of)
+    found = [x for x in steps(folder) if newest is None or x <= newest]
+    for step in found[keep:]:
+        remove(folder, step, number, of, run_ids)
     for name in _file_names(folder):
         writer = shard_file.writer(name)
         if writer and (writer[0] == number or writer[1] != of):
             (folder / name).unlink(missing_ok=True)
 
 
-def remove(folder: Path, step: int, number: int, of: int) -> None:
+def remove(
+    folder: Path,
+    step: int,
+    number: int,
+    of: int,
+    run_ids: Collection[str | None] | None = None,
+) -> None:
     """Removes a process's shard of a checkpoint, and those of other layouts.
+
+    Args: as of `removable`.
 
     Raises:
         OSError: a file cannot be removed.
     """
-    for name in _shard_names(folder):
-        if name.step == step and (name.number == number or name.of != of):
-            (folder / name.file_name).unlink(missing_ok=True)
+    for name in removable(folder, step, number, of, run_ids):
+        (folder / name.file_name).unlink(missing_ok=True)
+
+
+def removable(
+    folder: Path,
+    step: int,
+    number: int,
+    of: int,
+    run_ids: Collection[str | None] | None = None,
+) -> list[ShardName]:
+    """The shards of a checkpoint that a process may remove.
+
+    Shards of runs with another number of processes count as its own: none of those is
+    at work now.
+
+    Args:
+        folder: of the checkpoints.
+        step: of the checkpoint.
+        number: of the process's shards.
+        of: the number of shards.
+        run_ids: of the runs that have written them, by their records; a shard whose
+            record cannot be read is left. None: of any run, damaged or not.
+    """
+    found = [x for x in _shard_names(folder) if x.step == step]
+    found = [x for x in found if x.number == number or x.of != of]
+    if run_ids is None:
+        return found
+    return [x for x in found if _is_of(folder / x.file_name, run_ids)]
+
+
+def _is_of(path: Path, run_ids: Collection[str | None]) -> bool:
+    """Whether one of these runs has written a shard."""
+    record = shard_file.read_record(path)
+    return record is not None and record.get("run_id") in [*run_ids]
 
 
 def is_there(folder: Path, step: int, number: int, of: int) -> bool:
     """Whether a process's shard of a checkpoint is there, or all of any layout."""
     found = [name for name in _shard_names(folder) if name.step == step]
-    counts = Counter(name.of for name in found)
-    is_complete = any(count == of_layout for of_layout, count in counts.items())
-    return is_complete or ShardName(step, number, of) in found
+    return _is_complete(found) or ShardName(step, number, of) in found
+
+
+def records_of_incomplete(folder: Path, step: int) -> list[dict[str, Any] | None]:
+    """The records of a checkpoint's shards, if no layout has all of them; else none."""
+    found = [name for name in _shard_names(folder) if name.step == step]
+    if _is_complete(found):
+        return []
+    return [shard_file.read_record(folder / name.file_name) for name in found]
+
+
+def _is_complete(names: list[ShardName]) -> bool:
+    """Whether all shards of any layout are among those of a step."""
+    counts = Counter(name.of for name in names)
+    return any(count == of for of, count in counts.items())
 
 
 def _load_layout(
-    folder: Path, names: list[ShardName], first: int, count: int | None
+    folder: Path,
+    names: list[ShardName],
+    first: int,
+    count: int | None,
+    check: Callable[[Shard], object] | None,
 ) -> Shard:
     """Loads workers from few shards: they are large, and a process needs not all."""
     of = names[0].of
     unread = {name.number: name for name in names}
     damage: Damaged | None = None
     taken: list[tuple[Shard, ShardName]] = []
-    lacking, stop = [first], first
+    lacking, stop, is_lacking = first, first, True
     # Workers are split evenly as a rule, and those wanted are often one shard's.
     guess = first // count if count else 0
     while unread:
         name = unread.pop(min(unread, key=lambda x: abs(x - guess)))
         try:
-            taken.append((_read_fitting(folder, name, taken), name))
+            taken.append((_read_fitting(folder, name, taken, check), name))
         except Damaged as error:
             # Other shards may hold the workers.
             damage = damage or error
             continue
         lacking, stop = _lacking(taken, first, count)
+        is_lacking = lacking < stop
         # Where workers span processes, all shards have pieces of them.
-        if not lacking and not (unread and _has_pieces(taken[0][0])):
+        if not is_lacking and not (unread and _has_pieces(taken[0][0])):
             break
-        guess = lacking[0] * of // taken[0][0].workers if lacking else min(unread)
-    if taken and not lacking and not (damage and _has_pieces(taken[0][0])):
+        guess = lacking * of // taken[0][0].workers if is_lacking else min(unread)
+    if taken and not is_lacking and not (damage and _has_pieces(taken[0][0])):
         return _joined([shard for shard, _ in taken], first, stop)
     raise damage or _incomplete(names)
 
@@ -155,33 +221,45 @@ def _has_pieces(shard: Shard) -> bool:
 
 def _lacking(
     taken: list[tuple[Shard, ShardName]], first: int, count: int | None
-) -> tuple[list[int], int]:
-    """Returns the workers that no shard holds yet, and the end of those wanted."""
+) -> tuple[int, int]:
+    """Returns the first worker that no shard holds yet, and the end of those wanted."""
     shard, name = taken[-1]
     stop = shard.workers if count is None else first + count
     if stop > shard.workers:
         has = f"{shard.workers} workers, none of them number {stop - 1}"
         raise Incomplete(f"{name.file_name} is of {has}")
-    held = {worker for shard, _ in taken for worker in shard.held}
-    return [worker for worker in range(first, stop) if worker not in held], stop
+    for held in sorted((shard.held for shard, _ in taken), key=lambda x: x.start):
+        if held.start <= first:
+            first = max(first, held.stop)
+    return first, stop
 
 
 def _incomplete(names: list[ShardName]) -> Incomplete:
     """Reports the missing shards of a checkpoint in which these are there."""
     step, _, of = names[0]
-    missing = sorted(set(range(of)) - {name.number for name in names})
+    there = {name.number for name in names}
+    missing = of - len(there)
     if not missing:
         return Incomplete(f"{names[0].file_name} and the others lack some workers")
-    name = ShardName(step, missing[0], of).file_name
-    more = f", and {len(missing) - 1} more parts of {of}" if missing[1:] else ""
+    first = next(number for number in counted() if number not in there)
+    name = ShardName(step, first, of).file_name
+    more = f", and {missing - 1} more parts of {of}" if missing > 1 else ""
     return Incomplete(f"{name} is missing{more}")
 
 
 def _read_fitting(
-    folder: Path, name: ShardName, taken: list[tuple[Shard, ShardName]]
+    folder: Path,
+    name: ShardName,
+    taken: list[tuple[Shard, ShardName]],
+    check: Callable[[Shard], object] | None,
 ) -> Shard:
     """Reads a shard; raises Damaged if it is of another run than those taken."""
     shard = shard_file.read(folder / name.file_name)
+    try:
+        if check is not None:
+            check(shard)
+    except ValueError as error:
+        raise Damaged(f"{name.file_name} is not usable: {error}") from error
     for other, its in taken[:1]:
         if shard.workers != other.workers:
             raise Damaged(
@@ -239,4 +317,11 @@ def _shard_names(folder: Path) -> list[ShardName]:
 
 def _file_names(folder: Path) -> list[str]:
     """The names of a folder's files; none if there is no folder."""
-    return [x.name for x in folder.iterdir() if x.is_file()] if folder.exists() else []
+    try:
+        with os.scandir(folder) as found:
+            # A link to what is not there now names a file all the same.
+            return [x.name for x in found if x.is_file() or x.is_symlink()]
+    except FileNotFoundError:
+        if folder.is_symlink():
+            raise
+        return []

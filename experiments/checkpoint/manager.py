@@ -9,27 +9,33 @@ import time
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from experiments.checkpoint import folder as checkpoints
-from experiments.checkpoint import same_run, state_arrays
+from experiments.checkpoint import record, same_run, state_arrays
 from experiments.checkpoint.background import Background
 from experiments.checkpoint.folder import COMMON, Incomplete
-from experiments.checkpoint.shard_file import Damaged, Shard, write
+from experiments.checkpoint.shard_file import Damaged, Shard, ShardName, write
 from experiments.cli import terminal
-from experiments.cli.errors import BadRequest
+from experiments.cli.errors import BadRequest, MayPass
 from experiments.training import records
 from experiments.training.loop import bytes_after
 from experiments.training.prepared import PreparedRun, versions
 from experiments.training.process_group import ProcessGroup
 from experiments.training.records import Progress
 from syncalgos import TrainState
+from syncalgos.combinators import decided
 
 FOLDER = "checkpoints"  # in --out
 FULL = 1  # the rank of a disk without room: older checkpoints may make some
+
+# What a folder has where no checkpoint of it serves, the worst last.
+NOTHING, BEGUN, USELESS, UNREADABLE = range(4)
+# A second attempt to read would meet these again.
+LASTING = PermissionError, IsADirectoryError, NotADirectoryError
 
 
 class CheckpointManager(NamedTuple):
@@ -40,12 +46,17 @@ class CheckpointManager(NamedTuple):
         folder: for its checkpoints.
         started: time.perf_counter() at the start of the process.
         background: writes while the run goes on; to be waited for at its end.
+        run_ids: of the run, and of the one that it goes on with: their checkpoints may
+            be removed when they are old.
+        start_id: drawn at random at this start: shards of two are never combined.
     """
 
     run: PreparedRun
     folder: Path
     started: float
     background: Background
+    run_ids: tuple[str | None, ...] = ()
+    start_id: str = ""
 
     @property
     def _place(self) -> tuple[int, int]:
@@ -61,6 +72,8 @@ class CheckpointManager(NamedTuple):
         """
         # Each process writes its own workers: to send them to the first would take
         # longer, on a slow link, than the rounds between two checkpoints.
+        if not progress.step:  # there is nothing to keep
+            return
         self.background.wait()  # one state is held beside the run's, not many
         self.run.group.announce("save", progress.step)
         store = partial(self._store, self._shard(state, progress), progress)
@@ -89,7 +102,7 @@ class CheckpointManager(NamedTuple):
                 progress.saved = shard.step
                 self.prune(shard.step)
             elif not failure:  # without the other shards nobody can use it
-                checkpoints.remove(self.folder, shard.step, *self._place)
+                self._remove(shard.step)
 
     def _shard(self, state: TrainState, progress: Progress) -> Shard:
         """Returns what it takes to go on, as this process holds it."""
@@ -100,8 +113,9 @@ class CheckpointManager(NamedTuple):
         held = jax.tree.map(state_arrays.owned, trainer.to_host(state))
         spent = progress.earlier_seconds + time.perf_counter() - self.started
         now = dataclasses.replace(progress, earlier_seconds=spent)
-        record = {
+        kept = {
             "run_id": progress.run_id,
+            "start_id": self.start_id,
             "settings": run.config.values("run"),
             "versions": versions(),
             "sent": bytes_after(run.rounds.sent(progress), progress),
@@ -113,7 +127,7 @@ class CheckpointManager(NamedTuple):
             first=trainer.layout.own_workers.start,
             own=state_arrays.own(held),
             shared=state_arrays.shared(held, center),
-            record=records.plain(record),
+            record=records.plain(kept),
         )
 
     def _write(self, shard: Shard) -> OSError | None:
@@ -128,13 +142,15 @@ class CheckpointManager(NamedTuple):
         """Removes the oldest checkpoint before the complete one of step `saved`."""
         group = self.run.group
         older = [x for x in checkpoints.steps(self.folder) if x < saved]
+        # Others would be met again and again.
+        older = [x for x in older if self._removable(x)]
         oldest = group.smallest(min(older, default=saved))
         lacking = not checkpoints.is_there(self.folder, saved, *self._place)
         if group.largest(lacking) or oldest == saved:
             return False
         failed = False
         try:
-            checkpoints.remove(self.folder, oldest, *self._place)
+            self._remove(oldest)
         except OSError:
             failed = True
         if group.largest(failed):
@@ -146,81 +162,171 @@ class CheckpointManager(NamedTuple):
             )
         return True
 
+    def _removable(self, step: int) -> list[ShardName]:
+        """The shards of a checkpoint that this process may remove."""
+        return checkpoints.removable(self.folder, step, *self._place, self.run_ids)
+
+    def _remove(self, step: int) -> None:
+        """Removes this process's shard of a checkpoint that the run has written."""
+        checkpoints.remove(self.folder, step, *self._place, self.run_ids)
+
     def prune(self, newest: int) -> None:
-        """Removes this process's shards that are old, or newer than `newest`.
+        """Removes this process's shards that are old, and that the run has written.
 
         Raises:
             OSError: it cannot.
         """
-        # At step 0 all that is there is of another run, which this one replaces.
-        keep = self.run.config.keep_checkpoints if newest else 0
-        checkpoints.prune(self.folder, keep, *self._place, newest)
+        keep = self.run.config.keep_checkpoints
+        checkpoints.prune(self.folder, keep, *self._place, newest, self.run_ids)
 
-    def resumed(self) -> tuple[PreparedRun, Progress]:
-        """Returns the run, where it goes on if it is asked to, and its progress.
+    def open(self, newest: int) -> None:
+        """Removes what the run replaces, or what it has grown out of.
 
         Raises:
-            BadRequest: the folder holds a checkpoint, or a config, of another run.
+            OSError: it cannot.
+        """
+        if self.run.config.overwrite:
+            checkpoints.prune(self.folder, 0, *self._place)
+        else:
+            self.prune(newest)
+
+    def resumed(self) -> tuple["CheckpointManager", Progress]:
+        """Returns the manager of the run, which goes on if asked to, and its progress.
+
+        Raises:
+            BadRequest: the folder holds a checkpoint, or a config, of another run, or
+                checkpoints none of which can be used.
         """
         run, out, progress = self.run, self.folder.parent, Progress()
+        start_id = _drawn_id(run.group)
+        run_ids: tuple[str | None, ...] = ()
         shard = self._newest_shard() if run.config.resume else None
         if shard is not None:
             run, progress = self._restored(shard)
+            run_ids = (shard.record.get("run_id"),)
             terminal.say(f"going on from the checkpoint of step {progress.step}")
         elif run.config.resume:
             if run.group.is_first:
                 same_run.check_config(out, run.config)
             terminal.say(f"no checkpoint in {out}: the run starts from the beginning")
+        elif not run.config.overwrite:
+            self._check_unused()
         if not progress.run_id:
-            progress = dataclasses.replace(progress, run_id=_drawn_id(run.group))
-        return run, progress
+            progress = dataclasses.replace(progress, run_id=start_id)
+        run_ids = (*run_ids, progress.run_id)
+        return self._replace(run=run, run_ids=run_ids, start_id=start_id), progress
+
+    def _check_unused(self) -> None:
+        """Raises a BadRequest if any process's folder holds checkpoints."""
+        try:
+            found = checkpoints.steps(self.folder)
+        except OSError:
+            found = [0]  # they cannot be listed, and are not to be replaced
+        if self.run.group.largest(bool(found)):
+            raise BadRequest(
+                f"--out {self.folder.parent} already holds checkpoints: take another "
+                "folder, --resume to go on from them, or --overwrite"
+            )
 
     def _newest_shard(self) -> Shard | None:
-        """Returns the newest shard whose checkpoint all processes can use, if any."""
+        """Returns the newest shard whose checkpoint all processes can use.
+
+        Returns:
+            None if there are no checkpoints.
+
+        Raises:
+            BadRequest: there are, and none of them can be used; MayPass if a file could
+                not be read for now.
+        """
         group, step, shard = self.run.group, 2**31, None
+        found: list[int] = []
+        problems: list[Exception] = []
+        try:
+            found = checkpoints.steps(self.folder)
+        except OSError as error:
+            problems.append(error)
         while shard is None and step >= 0:
-            older = (x for x in checkpoints.steps(self.folder) if x < step)
+            older = (x for x in found if x < step)
             # A host may lack the newest: they agree on one that all of them have.
             step = group.smallest(max(older, default=-1))
-            shard = self._agreed(step) if step >= 0 else None
+            shard = self._agreed(step, problems) if step >= 0 else None
+        if shard is None:
+            self._check_begins(found, problems)
         return shard
 
-    def _agreed(self, step: int) -> Shard | None:
+    def _check_begins(self, found: list[int], problems: list[Exception]) -> None:
+        """Raises a BadRequest if a run from the beginning would replace checkpoints.
+
+        Args:
+            found: steps that are in this process's folder.
+            problems: why they could not be used.
+        """
+        worst = self.run.group.largest(self._left(found, problems))
+        if worst <= BEGUN:
+            return
+        reason = problems[0] if problems else "another process cannot use its part"
+        advice = "--overwrite begins anew"
+        if not found and not problems:
+            reason = "there is none here, though other processes have some"
+        elif worst == UNREADABLE:
+            advice = "the same command tries again"
+        raise (MayPass if worst == UNREADABLE else BadRequest)(
+            f"--resume: no checkpoint in {self.folder} can be used: {reason}; nothing "
+            f"is removed: {advice}"
+        )
+
+    def _left(self, found: list[int], problems: list[Exception]) -> int:
+        """Returns what this process's folder has, where no checkpoint serves."""
+        kinds = [type(x) for x in problems]
+        if any(issubclass(x, OSError) and not issubclass(x, LASTING) for x in kinds):
+            return UNREADABLE
+        if any(not issubclass(x, Incomplete) for x in kinds):
+            return USELESS
+        if not found:
+            return NOTHING
+        # A run that is killed in its first save leaves shards of that alone: it has
+        # lost nothing, and its next save of the step replaces them.
+        begun = checkpoints.records_of_incomplete(self.folder, found[0])
+        is_first = len(found) == 1 and begun and all(map(_is_before_the_first, begun))
+        return BEGUN if is_first else USELESS
+
+    def _agreed(self, step: int, problems: list[Exception]) -> Shard | None:
         """Returns this process's shard, if all processes have theirs of one run."""
         run, group, shard = self.run, self.run.group, None
         try:
             shard = state_arrays.serving(run.trainer, run.state, self._read(step))
         except (Damaged, Incomplete, OSError) as error:
+            problems.append(error)
             group.note(f"the checkpoint of step {step} cannot be used: {error}")
         if group.largest(shard is None) or shard is None:
             return None
         runs = group.gather(_fingerprint(shard))
         if (runs == runs[0]).all():
             return shard
+        problems.append(Damaged("its parts are of several runs"))
         if group.is_first:
-            group.note(
-                f"the checkpoint of step {step} cannot be used: its parts are of "
-                "several runs"
-            )
+            group.note(f"the checkpoint of step {step} cannot be used: {problems[-1]}")
         return None
 
     def _read(self, step: int) -> Shard:
         """Loads this process's workers; one, if the checkpoint has another number."""
         rows = self.run.trainer.layout.own_workers
+        load = partial(checkpoints.load, self.folder, step, check=_record_of)
         try:
-            shard = checkpoints.load(self.folder, step, rows.start, len(rows))
+            shard = load(rows.start, len(rows))
         except Incomplete:
-            shard = checkpoints.load(self.folder, step, 0, 1)
+            shard = load(0, 1)
             if shard.workers == self.run.trainer.workers:
                 raise
             return shard
         same = shard.workers == self.run.trainer.workers
-        return shard if same else checkpoints.load(self.folder, step, 0, 1)
+        return shard if same else load(0, 1)
 
     def _restored(self, shard: Shard) -> tuple[PreparedRun, Progress]:
         """Returns the run with a checkpoint's state, and the progress until then."""
         run, c, trainer = self.run, self.run.config, self.run.trainer
-        progress = Progress(**shard.record["progress"])
+        found = _record_of(shard)
+        progress = found.progress
         same = shard.workers == trainer.workers
         if not same and not c.resume_center:
             raise BadRequest(
@@ -233,8 +339,14 @@ class CheckpointManager(NamedTuple):
                 f"--resume: the checkpoint is of step {shard.step}, behind --steps "
                 f"{c.steps}"
             )
-        same_run.check_settings(shard.record["settings"], c, same)
-        if shard.record["versions"] != versions() and run.group.is_first:
+        same_run.check_settings(found.settings, c, same)
+        decisions = len(decided.found(run.state.sync))
+        if any(number >= decisions for _, number in progress.decided):
+            raise BadRequest(
+                f"--resume: the checkpoint of step {shard.step} has decisions that "
+                f"{c.algo} does not take"
+            )
+        if found.versions != versions() and run.group.is_first:
             terminal.say("the checkpoint is of other versions: numbers may differ")
         arrays = run.state, shard.own, shard.shared
         try:
@@ -245,11 +357,23 @@ class CheckpointManager(NamedTuple):
         except state_arrays.Misfit as error:
             raise BadRequest(f"--resume: {error}") from error
         if not same:
-            progress.sent_before, progress.sent_since = shard.record["sent"], shard.step
+            progress.sent_before, progress.sent_since = found.sent, shard.step
             progress.run_id = ""
         progress.saved = shard.step
         progress.resumed_at.append(shard.step)
         return dataclasses.replace(run, state=state), progress
+
+
+def _record_of(shard: Shard) -> record.Record:
+    """Returns the record of a shard; raises a ValueError if it is not as written."""
+    return record.read(shard.record, shard.step)
+
+
+def _is_before_the_first(found: dict[str, Any] | None) -> bool:
+    """Whether no checkpoint was whole when a shard of this record was written."""
+    progress = found and found.get("progress")
+    saved = progress.get("saved") if isinstance(progress, dict) else None
+    return saved == 0 and type(saved) is int
 
 
 def _drawn_id(group: ProcessGroup) -> str:

@@ -17,6 +17,8 @@ from typing import Any, BinaryIO, NamedTuple
 import ml_dtypes
 import numpy as np
 
+from experiments.training.records import sync_folder
+
 VERSION = 1  # of the format
 DIGEST = 64  # hexadecimal digits of a SHA-256
 CHUNK = 1 << 20  # bytes
@@ -74,10 +76,12 @@ class ShardName(NamedTuple):
 def parse_name(file_name: str) -> ShardName | None:
     """Parses a file's name; returns None if it is no shard's."""
     match = re.fullmatch(r"step-([0-9]+)\.([0-9]+)-of-([0-9]+)\.npz", file_name)
-    found = ShardName(*map(int, match.groups())) if match else None
-    # 00-of-1 is no name of ours, nor is 1-of-1.
-    fits = found and found.number < found.of and found.file_name == file_name
-    return found if fits else None
+    if match is None:
+        return None
+    found = ShardName(*map(int, match.groups()))
+    # 00-of-1 is no name of ours, nor is 1-of-1, nor a step that no run reaches.
+    fits = found.file_name == file_name and found.number < found.of
+    return found if fits and found.step < 2**31 else None
 
 
 def unfinished_name(number: int, of: int) -> str:
@@ -127,7 +131,7 @@ def write(folder: Path, shard: Shard, number: int, of: int) -> Path:
         unfinished.replace(path)
     finally:
         unfinished.unlink(missing_ok=True)
-    _sync(folder)
+    sync_folder(folder)
     return path
 
 
@@ -165,8 +169,28 @@ def read(path: Path) -> Shard:
     return shard
 
 
+def read_record(path: Path) -> dict[str, Any] | None:
+    """Reads the record alone, of any part that may be damaged elsewhere.
+
+    Returns:
+        The record; None if it cannot be read.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            record = _manifest(archive)["record"]
+    # A file of any content.
+    except Exception:
+        return None
+    return record if isinstance(record, dict) else None
+
+
 def _check(shard: Shard) -> None:
     """Raises a ValueError if numbers and leaves do not fit each other."""
+    if not isinstance(shard.record, dict):
+        raise ValueError("its record is no table of values")
+    for name, number in (("step", shard.step), ("workers", shard.workers)):
+        if type(number) is not int:
+            raise ValueError(f"{name} must be a whole number, not {number!r}")
     counts = {x.shape[:1] for x in shard.own.values()}
     if len(counts) != 1 or counts == {()}:
         raise ValueError(f"own leaves must have one number of rows, not {counts}")
@@ -218,7 +242,7 @@ def _add(archive: zipfile.ZipFile, entry: str, stored: np.ndarray) -> None:
 
 def _parse(archive: zipfile.ZipFile) -> Shard:
     """Reads an archive; raises any error if it is not a shard."""
-    manifest = json.loads(_stored(archive, "manifest").tobytes())
+    manifest = _manifest(archive)
     if manifest["version"] > VERSION:
         raise ValueError(
             f"it is of format {manifest['version']}, this version reads {VERSION}"
@@ -236,6 +260,10 @@ def _parse(archive: zipfile.ZipFile) -> Shard:
     shard = Shard(*numbers, **leaves, record=manifest["record"])
     _check(shard)
     return shard
+
+
+def _manifest(archive: zipfile.ZipFile) -> dict[str, Any]:
+    return json.loads(_stored(archive, "manifest").tobytes())
 
 
 def _stored(archive: zipfile.ZipFile, entry: str) -> np.ndarray:
@@ -289,12 +317,3 @@ def _digest(file: BinaryIO) -> bytes:
         sha256.update(chunk)
         left -= len(chunk)
     return sha256.hexdigest().encode()
-
-
-def _sync(folder: Path) -> None:
-    """Waits until a folder's names are on the disk: a rename alone may be lost."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

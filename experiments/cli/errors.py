@@ -15,8 +15,8 @@ class BadRequest(Exception):
     code = exit_codes.BAD_REQUEST
 
 
-class Interrupted(BadRequest):
-    """A request that the same command may meet later."""
+class MayPass(BadRequest):
+    """A request that cannot be met now, for a reason that may pass."""
 
     code = exit_codes.TERMINATED
 

@@ -20,6 +20,7 @@ from experiments.cli.errors import BadRequest
 from experiments.cli.flags import PROGRAM
 from experiments.launch import remarks
 from experiments.training import export, records
+from experiments.training.components import check_files
 from experiments.training.config import RunConfig
 from experiments.training.loop import Outcome
 from experiments.training.prepared import (
@@ -61,9 +62,10 @@ def run_job(
     # The first process writes all files but checkpoints: it alone holds the folder.
     held = lock.held(out) if group.is_first else nullcontext()
     with held, Background() as background:
+        _check_again(run, out)
         manager = CheckpointManager(run, out / FOLDER, started, background)
-        run, progress = manager.resumed()
-        manager = manager._replace(run=run)  # and lets go of the state it began with
+        manager, progress = manager.resumed()
+        run = manager.run  # and lets go of the state it began with
         _open_files(run, argv, out, manager, progress)
         for text in remarks.header(run, config.batch_size is not None):
             terminal.say(text)
@@ -77,6 +79,15 @@ def run_job(
         return _finish(run, outcome, summary, out, spent)
 
 
+def _check_again(run: PreparedRun, out: Path) -> None:
+    """Raises a BadRequest if another command came first, before this one held `out`."""
+    try:
+        if run.group.is_first:
+            check_files(run.config, out)
+    except ValueError as error:
+        raise BadRequest(str(error)) from error
+
+
 def _open_files(
     run: PreparedRun,
     argv: list[str],
@@ -88,7 +99,7 @@ def _open_files(
     try:
         if run.group.is_first:
             record_config(run, [*PROGRAM.split(), *argv], out, progress.lines)
-        manager.prune(progress.step)
+        manager.open(progress.step)
     except OSError as error:
         raise BadRequest(f"--out {out}: {error.strerror}") from error
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from experiments.cli.errors import BadRequest, Interrupted, explain
+from experiments.cli.errors import BadRequest, MayPass, explain
 from experiments.tasks.task import Arrays, Source
 
 THREADS, AHEAD = 2, 2  # reading threads, and dispatches that are read in advance
@@ -67,7 +67,7 @@ def read(source: Source, number: int) -> Mapping[str, np.ndarray]:
     """Reads one example of a source.
 
     Raises:
-        BadRequest: it cannot be read; Interrupted if it may be later.
+        BadRequest: it cannot be read; MayPass if it may be later.
     """
     try:
         return source[number]
@@ -76,5 +76,5 @@ def read(source: Source, number: int) -> Mapping[str, np.ndarray]:
     except Exception as error:  # a user's source may raise anything
         refused = explain(f"training example {number}", error)
         if isinstance(error, OSError) and not isinstance(error, _LASTING):
-            raise Interrupted(str(refused)) from error
+            raise MayPass(str(refused)) from error
         raise refused from error

@@ -2,7 +2,6 @@
 
 import json
 import shlex
-import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from itertools import chain
@@ -22,7 +21,7 @@ from experiments.launch.cluster.connection import (
     Unreachable,
     reach,
 )
-from experiments.study import spec, tuning
+from experiments.study import own_files, spec, tuning
 from experiments.study.analysis import analysis
 from experiments.study.analysis.words import remarks
 from experiments.study.config import PROGRAM, StudyConfig
@@ -248,19 +247,22 @@ def _changed(old: Any, new: dict[str, Any]) -> str:
 
 
 def _open_folder(out: Path, identity: dict[str, Any], overwrite: bool) -> None:
-    """Writes study.json, after emptying the folder if asked to.
-
-    It names the commit, too, which a later command need not have.
-    """
-    # `_check_folder` has seen to it that all content is a study's.
-    for path in _content(out) if overwrite else ():
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        else:
-            path.unlink()
+    """Writes study.json, after removing an old study's files if asked to."""
+    if overwrite:
+        # A command of `compare --list` may be making a run.
+        for path in out.glob(f"*/**/{lock.NAME}"):
+            with lock.held(path.parent):
+                pass
+        others = [
+            x for x in own_files.remove(out, own_files.OF_STUDY) if x != lock.NAME
+        ]
+        if others:
+            more = f", and {len(others) - 3} more" if others[3:] else ""
+            terminal.say(
+                f"kept in {out}, as no study writes it: {', '.join(others[:3])}{more}"
+            )
     if not (out / NAME).exists():
-        begun = {"commit": versions.of_commit()}
-        records.write_json(out / NAME, identity | begun)
+        records.write_json(out / NAME, identity)
 
 
 def _content(out: Path) -> list[Path]:

@@ -4,6 +4,7 @@ import dataclasses
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -126,11 +127,10 @@ def cores() -> int:
 
 def _make(config: RunConfig, data: Data | None, group: ProcessGroup) -> Components:
     """Makes the components; raises a ValueError for what cannot be done."""
-    replaces = config.overwrite or config.resume or config.resume_center
-    if config.out is not None and group.is_first:
-        records.check_out(config.out, replaces)
-    if config.export is not None and group.is_first:
-        export.check(config.export, replaces)
+    if group.is_first:
+        if config.out is not None:
+            records.check_writable(config.out)
+        check_files(config, config.out)
     is_batch_given = config.batch_size is not None
     made = make_trainable(config, group.hosts)
     config = made.config
@@ -144,6 +144,22 @@ def _make(config: RunConfig, data: Data | None, group: ProcessGroup) -> Componen
     )
     of_data = {"config": config, "data": data, "shards": shards, "group": group}
     return Components(**{**vars(made), **of_data})
+
+
+def check_files(config: RunConfig, out: Path | None) -> None:
+    """Raises a ValueError if a run would replace what is not to be replaced.
+
+    Args:
+        config: of the run.
+        out: the folder of its files; None: a new one.
+    """
+    goes_on = config.resume or config.resume_center
+    if out is not None:
+        records.check_out(out, config.overwrite or goes_on)
+    if config.export is not None:
+        before = records.exported(out) if out is not None and goes_on else None
+        is_own = before is not None and before.absolute() == config.export.absolute()
+        export.check(config.export, config.overwrite or is_own)
 
 
 def make_trainable(

@@ -3,6 +3,7 @@
 import errno
 import json
 import math
+import os
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -70,8 +71,7 @@ class Progress:
 
 
 def check_out(out: Path, overwrite: bool) -> None:
-    """Raises a ValueError if a run's files cannot go to a folder; writes nothing."""
-    check_writable(out)
+    """Raises a ValueError if a folder holds a run that is not to be replaced."""
     held = [name for name in NAMES if (out / name).exists()]
     if held and not overwrite:
         raise ValueError(
@@ -103,6 +103,15 @@ def try_to_write(out: Path) -> None:
     finally:
         for folder in (p for p in missing if p.exists()):
             folder.rmdir()
+
+
+def exported(out: Path) -> Path | None:
+    """Returns where the run of a folder exports its model to; None if nowhere."""
+    try:
+        path = read_json(out / "config.json")["settings"]["export"]
+        return Path(path)
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+        return None
 
 
 def default_out(task: str, algo: str) -> Path:
@@ -171,7 +180,7 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
 
 
 def write(path: Path, content: str | bytes) -> None:
-    """Writes a file so that a reader never sees half of it.
+    """Writes a file so that no reader sees half of it, even after a loss of power.
 
     Raises:
         OSError: it cannot be written; what was there before still is.
@@ -180,10 +189,26 @@ def write(path: Path, content: str | bytes) -> None:
     unfinished = path.with_name(f".{path.name}.tmp")
     data = content.encode() if isinstance(content, str) else content
     try:
-        unfinished.write_bytes(data)
+        with unfinished.open("wb") as file:
+            file.write(data)
+            file.flush()
+            # Else the new name may reach the disk before what it names.
+            os.fsync(file.fileno())
         unfinished.replace(path)
     finally:
         unfinished.unlink(missing_ok=True)
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Waits until a folder's names are on the disk: a rename alone may be lost."""
+    if os.name == "nt":  # which opens no folder
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def plain(value: Any) -> Any:

@@ -284,6 +284,31 @@ def test_what_cannot_be_is_refused_in_a_line(words, told):
     assert "\n" not in str(refused.value)
 
 
+@pytest.mark.parametrize(
+    ("flag", "name"),
+    [("--json", "notes.txt"), ("--page", "README.md"), ("--page", "index.html")],
+)
+def test_files_of_others_are_not_replaced(flag, name, tmp_path):
+    path = tmp_path / name
+    path.write_text(f"<!DOCTYPE html>\n{config.PROGRAM} --target cpu:8\n")
+    with pytest.raises(BadRequest) as refused:
+        config.read(["--target", "cpu:8", flag, str(path)])
+    told = f"{flag} {path} exists, and this command did not write it: "
+    assert str(refused.value) == f"{told}take another file"
+
+
+def test_files_of_this_command_and_empty_ones_are_replaced(found, tmp_path):
+    docs, empty = ROOT / "docs", tmp_path / "empty.md"
+    empty.touch()
+    for record, page in (
+        (docs / "records" / "wire" / "h100.json", docs / "wire" / "h100.md"),
+        (found[2].with_name("found.json"), found[2]),
+        (tmp_path / "new.json", empty),
+    ):
+        words = ["--target", "cpu:8", "--json", str(record), "--page", str(page)]
+        assert config.read(words).json == record
+
+
 def test_a_mesh_that_the_task_cannot_have_is_refused_before_it_compiles():
     ended = aim("--target cpu:8 --mesh tensor=2")
     assert ended.returncode == 2 and ended.stdout == ""

@@ -146,6 +146,12 @@ def test_a_failed_download_leaves_nothing_and_says_why_in_one_line(
     assert held(tmp_path) == set()
 
 
+def test_a_failed_download_leaves_no_folder(server, tmp_path):
+    with pytest.raises(ValueError, match="HTTP 404"):
+        files.find(pinned(server, "/absent"), tmp_path / "new" / "data")
+    assert [*tmp_path.iterdir()] == []
+
+
 @pytest.mark.parametrize("first", ["/other", "/more", "/cut", "/absent"])
 def test_the_mirror_is_tried_when_the_official_source_fails(
     first, server, tmp_path, capsys

@@ -29,6 +29,9 @@ from studies import (
 )
 
 from experiments.compare import main
+from experiments.study.running.make import cleaned
+from experiments.study.running.maker import unfinished
+from experiments.study.study import _open_folder
 
 FILES = {"study.json", "metrics.jsonl", "finals.jsonl", "table.md", "table.csv"}
 FILES |= {"report.html"}
@@ -319,13 +322,66 @@ def test_more_seeds_later_make_the_new_runs_only(small, copy):
     assert {line["seeds"] for line in table(copy).values()} == {"3"}
 
 
+def notes(copy):
+    """Writes files of a user's, at the places where they might be taken for ours."""
+    run = runs_done(copy)[0].relative_to(copy)
+    names = ["figures/mine.pdf", "mine/runs.md", "notes.md", "runs/todo.txt"]
+    names += [f"{run}/checkpoints/best.npz", f"{run}/notes.md"]
+    for name in names:
+        (copy / name).parent.mkdir(exist_ok=True)
+        (copy / name).write_text(name)
+    return sorted(names)
+
+
+def test_overwrite_removes_what_a_study_writes_and_names_what_is_kept(copy, capsys):
+    names, study = notes(copy), {"settings": {}, "versions": {}}
+    (copy / "tensorboard" / "bmuf" / "seed-0").mkdir(parents=True)
+    (copy / "tensorboard" / "bmuf" / "seed-0" / "events.out.tfevents.1.a").touch()
+    (copy / ".report.html.tmp").touch()
+    _open_folder(copy, study, True)
+    left = [x.relative_to(copy).as_posix() for x in copy.rglob("*") if x.is_file()]
+    assert sorted(left) == sorted([*names, "study.json"])
+    assert not (copy / "tensorboard").exists()
+    [line] = capsys.readouterr().err.splitlines()
+    told = f"kept in {copy}, as no study writes it: {', '.join(names[:3])}, and 3 more"
+    assert line == told
+
+
+def test_a_run_is_made_beside_files_of_the_user(tmp_path):
+    folder = tmp_path / "runs" / "bmuf" / "seed-0"
+    folder.mkdir(parents=True)
+    (folder / "notes.md").write_text("mine")
+    (folder / "metrics.jsonl").write_text("half of it")
+    made = dict.fromkeys(("config.json", "metrics.jsonl", "summary.json"), '{"new": 1}')
+    with unfinished(folder) as place:
+        place.mkdir()
+        for name, text in made.items():
+            (place / name).write_text(text)
+    found = {x.name: x.read_text() for x in folder.iterdir()}
+    assert found == {**made, "notes.md": "mine"}
+    assert [*folder.parent.iterdir()] == [folder]
+
+
+def test_only_folders_of_killed_runs_are_cleaned_away(tmp_path):
+    ours = tmp_path / "runs" / "bmuf" / ".seed-0-0123abcd"
+    theirs = [tmp_path / "data" / "raw" / ".seed-list", ours.with_name(".seed-notes")]
+    for folder in (ours, *theirs):
+        folder.mkdir(parents=True)
+    with cleaned(tmp_path):
+        pass
+    assert [x.exists() for x in (ours, *theirs)] == [False, True, True]
+
+
 @pytest.mark.slow
 def test_overwrite_makes_all_runs_again(small, copy):
-    before = content(copy / "runs")
+    before, names = content(copy / "runs"), notes(copy)
     ended = compare(f"{SMALL} --overwrite", copy)
     assert ended.code == 0, ended.stderr
     assert "already" not in ended.stderr
-    assert len(ended.stderr.splitlines()) == 1 + 4
+    assert len(ended.stderr.splitlines()) == 1 + 1 + 4
+    for name in names:
+        assert (copy / name).read_text() == name
+        (copy / name).unlink()
     page = (copy / "report.html").read_text()
     assert "experiments.compare" in page and "--overwrite" not in page
     after = content(copy / "runs")

@@ -1,9 +1,12 @@
 """Files of checkpoints: real ones, real damage, real kills, a disk that is full."""
 
+import copy
+import dataclasses
 import errno
 import hashlib
 import io
 import json
+import math
 import random
 import subprocess
 import sys
@@ -30,6 +33,8 @@ from experiments.checkpoint.folder import (
     remove,
     steps,
 )
+from experiments.checkpoint.record import Record
+from experiments.checkpoint.record import read as read_record
 from experiments.checkpoint.shard_file import (
     DIGEST,
     FOREIGN,
@@ -39,6 +44,7 @@ from experiments.checkpoint.shard_file import (
     read,
     write,
 )
+from experiments.training.records import Progress
 
 TIMEOUT = 60  # seconds, of what takes one
 NATIVE = "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 "
@@ -320,6 +326,22 @@ def test_a_missing_part_is_named(missing, told, tmp_path):
     assert str(caught.value) == f"{file_name(8, missing[0], 3)} is missing{told}"
 
 
+def test_a_part_of_very_many_is_no_reason_to_count_them(tmp_path):
+    write(tmp_path, a_part(8, 4, 0, 2), 0, 999999999999)
+    with pytest.raises(Incomplete) as caught:
+        load(tmp_path, 8)
+    told = "1-of-999999999999.npz is missing, and 999999999997 more parts of "
+    assert str(caught.value) == f"step-00000008.{told}999999999999"
+
+
+def test_a_link_to_a_part_that_is_not_there_now_is_a_part(tmp_path):
+    (tmp_path / file_name(8)).symlink_to(tmp_path / "not mounted")
+    assert steps(tmp_path) == [8]
+    (tmp_path / "folder").symlink_to(tmp_path / "not mounted")
+    with pytest.raises(FileNotFoundError):
+        steps(tmp_path / "folder")
+
+
 def test_parts_that_lack_workers_are_incomplete(tmp_path):
     write(tmp_path, a_part(8, 6, 0, 2), 0, 2)
     write(tmp_path, a_part(8, 6, 3, 3), 1, 2)
@@ -447,7 +469,8 @@ def altered(path, change):
         entries = dict(file)
     manifest = json.loads(entries.pop("manifest").tobytes())
     change(manifest, entries)
-    entries["manifest"] = np.frombuffer(json.dumps(manifest).encode(), np.uint8)
+    text = entries.pop("manifest", json.dumps(manifest))
+    entries["manifest"] = np.frombuffer(text.encode(), np.uint8)
     content = io.BytesIO()
     np.savez(content, allow_pickle=True, **entries)
     with zipfile.ZipFile(content, "a") as archive:
@@ -472,6 +495,8 @@ CHANGES = {
     "rows of another number": lambda m, e: e.update({"own/1": e["own/1"][:3]}),
     "fewer workers": lambda m, e: m.update(workers=3),
     "workers before the first": lambda m, e: m.update(first=-1),
+    "workers no whole number": lambda m, e: m.update(workers=4.0),
+    "a record that is a list": lambda m, e: m.update(record=[]),
 }
 
 
@@ -516,7 +541,7 @@ def test_parts_of_two_runs_are_not_mixed(tmp_path):
         assert str(caught.value) == told
 
 
-@pytest.mark.parametrize("common", ["run_id", "settings"])
+@pytest.mark.parametrize("common", ["run_id", "start_id", "settings"])
 def test_parts_of_two_runs_alike_in_form_are_not_mixed(common, tmp_path):
     def part(first, value):
         return a_part(8, 4, first, 2, record={common: value, "first": first})
@@ -703,6 +728,150 @@ def test_a_process_killed_at_any_moment_leaves_sound_parts(tmp_path):
     assert names(folder) == [file_name(step) for step in sorted(found)[-3:]]
 
 
+# Records
+
+LINE = {
+    **{"step": 4, "train_loss": 0.5, "test_loss": None, "test_accuracy": 0.75},
+    **{"bytes_per_worker": 96, "divergence": 0.0, "seconds": 0.01},
+}
+PROGRESS = {
+    **{"step": 7, "lines": [LINE], "losses": [0.5, 0.25, 0.125], "seconds": 0.5},
+    **{"first_loss": 2.5, "resumed_at": [6], "sent_before": 0.0, "sent_since": 0},
+    **{"earlier_seconds": 1.5, "lane_form": "vectorized", "run_id": "ab", "saved": 6},
+    "decided": [[3, 0]],
+}
+RECORD = {
+    **{"run_id": "ab", "start_id": "cd", "settings": {"lr": 0.1, "devices": [0, 1]}},
+    **{"versions": {"jax": "0.10.2"}, "sent": 96, "progress": PROGRESS},
+}
+DEEP = "@deep@"
+VALUES = {
+    **{"null": None, "word": "7", "true": True, "nan": math.nan, "inf": math.inf},
+    **{"negative": -1, "half": 7.5, "huge": 10**400, "later": 2**31, "list": []},
+    **{"dict": {}, "list of null": [None], "pair of words": [["a", "b"]]},
+    **{"list in a list": [[]], "dict of null": {"x": None}, "deep": DEEP},
+}
+# What may be there in the place of each: a value of the same kind.
+TEXTS, AMOUNTS = {"word"}, {"half", "later"}
+FINE = {
+    **{("settings",): {"dict", "dict of null"}, ("versions",): {"dict"}},
+    ("sent",): AMOUNTS | {"null"},
+    **{("start_id",): TEXTS | {"missing"}, ("settings", "lr"): {*VALUES} - {"deep"}},
+    ("progress", "seconds"): AMOUNTS,
+    ("progress", "first_loss"): AMOUNTS | {"negative"},
+    ("progress", "resumed_at"): {"list"},
+    ("progress", "sent_before"): AMOUNTS | {"null"},
+    ("progress", "earlier_seconds"): AMOUNTS,
+    ("progress", "lane_form"): TEXTS | {"null", "missing"},
+    ("progress", "saved"): {"missing"},
+    ("progress", "decided"): {"list", "missing"},
+}
+FINE[("settings", "lr")] -= {"nan", "inf", "huge"}
+FINE[("settings", "lr")] |= {"missing"}
+FINE |= {
+    ("progress", "lines", 0, name): AMOUNTS | {"null", "negative"}
+    for name in LINE.keys() - {"step"}
+}
+FIELDS = [
+    *((name,) for name in RECORD),
+    ("settings", "lr"),
+    *(("progress", name) for name in PROGRESS),
+    *(("progress", "lines", 0, name) for name in LINE),
+    *(("progress", "losses", 0), ("progress", "resumed_at", 0)),
+    *(("progress", "decided", 0, 0), ("progress", "decided", 0, 1)),
+]
+FINE |= {
+    ("progress", "losses", 0): AMOUNTS | {"negative"},
+    ("progress", "resumed_at", 0): {"missing"},
+    ("progress", "decided", 0, 1): {"later"},
+}
+
+
+def written(folder, change):
+    """A part whose record has been changed, with a sum that fits."""
+    part = copy.deepcopy(a_part(7, record=RECORD))
+    change(part.record)
+    path = write(folder, part, 0, 1)
+    deep = "[" * 100_000 + "]" * 100_000
+
+    def deepen(manifest, entries):
+        entries["manifest"] = json.dumps(manifest).replace(f'"{DEEP}"', deep)
+
+    if DEEP in str(part.record):
+        altered(path, deepen)
+    return path
+
+
+def changed(place, value, record):
+    *above, last = place
+    for name in above:
+        record = record[name]
+    if value == "missing":
+        del record[last]
+    else:
+        record[last] = VALUES[value]
+
+
+def checked(folder):
+    """Loads a part as a run does."""
+    return load(folder, 7, check=lambda part: read_record(part.record, part.step))
+
+
+def test_fields_of_the_record_are_those_that_are_checked():
+    assert {*PROGRESS} == {x.name for x in dataclasses.fields(Progress)}
+    assert {*RECORD} == {*Record._fields}
+
+
+@pytest.mark.parametrize("place", FIELDS, ids=lambda x: ".".join(map(str, x)))
+def test_a_field_that_is_not_as_it_is_written_is_damage(place, tmp_path):
+    written(tmp_path, lambda record: None)
+    checked(tmp_path)
+    for value in [*VALUES, "missing"]:
+        path = written(tmp_path, lambda record, x=value: changed(place, x, record))
+        if value in FINE.get(place, ()):
+            checked(tmp_path)
+            continue
+        with pytest.raises(Damaged) as caught:
+            checked(tmp_path)
+        told = str(caught.value)
+        assert told.startswith(f"{path.name} is not usable: ") and "\n" not in told
+        assert len(told) < 200
+        names = [name for name in place if isinstance(name, str)]
+        assert value == "deep" or any(name in told for name in names), told
+
+
+UNKNOWN = {
+    "new": lambda record: record.update(new=None),
+    "progress.new": lambda record: record["progress"].update(new=0),
+    "lines": lambda record: record["progress"]["lines"][0].update(new=0),
+}
+
+
+@pytest.mark.parametrize("name", UNKNOWN)
+def test_an_unknown_field_is_named(name, tmp_path):
+    path = written(tmp_path, UNKNOWN[name])
+    with pytest.raises(
+        Damaged, match=rf"^{path.name} is not usable: its record.*{name}"
+    ):
+        checked(tmp_path)
+
+
+DISAGREEING = {
+    "another step": lambda x: x.update(step=8),
+    "a loss too few": lambda x: x["losses"].pop(),
+    "a line twice": lambda x: x["lines"].append(LINE),
+    "a decision of a later step": lambda x: x.update(decided=[[7, 0]]),
+    "the id of another run": lambda x: x.update(run_id="ef"),
+}
+
+
+@pytest.mark.parametrize("change", DISAGREEING)
+def test_fields_that_disagree_are_damage(change, tmp_path):
+    written(tmp_path, lambda record: DISAGREEING[change](record["progress"]))
+    with pytest.raises(Damaged):
+        checked(tmp_path)
+
+
 # Room
 
 
@@ -763,13 +932,28 @@ def test_what_other_layouts_left_is_removed(number, tmp_path):
     assert names(tmp_path) == [file_name(24, i, 2) for i in range(2)]
 
 
-def test_parts_newer_than_the_last_are_removed_if_it_is_told(tmp_path):
+def test_parts_newer_than_the_last_are_neither_removed_nor_counted(tmp_path):
     for step, of in ((8, 2), (16, 2), (24, 3), (32, 2)):
         for number in range(of):
             (tmp_path / file_name(step, number, of)).touch()
-    prune(tmp_path, 2, 0, 2, newest=16)
-    prune(tmp_path, 2, 1, 2, newest=16)
-    assert steps(tmp_path) == [16, 8]
+    for number in range(2):
+        prune(tmp_path, 1, number, 2, newest=16)
+    assert steps(tmp_path) == [32, 24, 16]
+
+
+def test_only_parts_of_the_named_runs_are_removed(tmp_path):
+    runs = {8: "ours", 16: "another", 24: None, 32: "ours", 40: "ours"}
+    for step, run_id in runs.items():
+        record = {} if run_id is None else {"run_id": run_id}
+        write(tmp_path, a_part(step, record=record), 0, 1)
+    torn = tmp_path / file_name(32)
+    torn.write_bytes(torn.read_bytes()[:-300])
+    prune(tmp_path, 1, 0, 1, newest=40, run_ids=["ours"])
+    assert steps(tmp_path) == [40, 32, 24, 16]
+    remove(tmp_path, 24, 0, 1, ["ours", None])
+    assert steps(tmp_path) == [40, 32, 16]
+    prune(tmp_path, 0, 0, 1)
+    assert steps(tmp_path) == []
 
 
 def test_unfinished_files_of_processes_that_write_stay(tmp_path):

@@ -1,6 +1,7 @@
 """The harness's parts: batches, schedules, evaluation, effective learning rates."""
 
 import inspect
+import os
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +23,24 @@ from experiments.training.prepared import prepare
 from syncalgos import Strategy, collectives, every, outer_step
 
 PARAMS = {"w": np.zeros((30, 20), np.float32), "b": np.zeros(20, np.float32)}
+
+
+def test_results_are_on_the_disk_before_they_get_their_name(tmp_path, monkeypatch):
+    done, sync, rename = [], os.fsync, os.replace
+
+    def watched_sync(descriptor):
+        done.append(os.fstat(descriptor).st_ino)
+        sync(descriptor)
+
+    def watched_rename(*paths):
+        done.append("renamed")
+        rename(*paths)
+
+    monkeypatch.setattr(os, "fsync", watched_sync)
+    monkeypatch.setattr(os, "replace", watched_rename)
+    path = tmp_path / "summary.json"
+    records.write_json(path, {"steps": 4})
+    assert done == [path.stat().st_ino, "renamed", tmp_path.stat().st_ino]
 
 
 @pytest.mark.parametrize(("batch", "examples"), [(8, 24), (7, 24), (24, 24), (5, 7)])

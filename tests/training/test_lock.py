@@ -18,6 +18,7 @@ from experiments.checkpoint import lock
 from experiments.checkpoint.folder import steps
 from experiments.checkpoint.manager import FOLDER
 from experiments.cli.errors import BadRequest
+from experiments.launch import run_job
 
 TINY = "--task tiny_tasks:drawing --workers 2 --algo bmuf --period 4 --eval-every 4"
 LONG = f"{TINY} --steps 40000 --checkpoint-every 4 --eval-every 40000"
@@ -86,6 +87,24 @@ def test_run_is_refused_before_it_touches_anything(flags, tmp_path):
         assert files(out) == before
 
 
+def test_run_that_another_command_has_made_meanwhile_is_not_replaced(
+    tmp_path, monkeypatch
+):
+    out, prepare = tmp_path / "out", run_job.prepare
+
+    def slow(*arguments, **named):
+        prepared = prepare(*arguments, **named)
+        out.mkdir()
+        (out / "summary.json").write_text("{}")
+        return prepared
+
+    monkeypatch.setattr(run_job, "prepare", slow)
+    ended = run(f"{TINY} --steps 4", out)
+    assert ended.code == 2
+    assert ended.stderr.startswith(f"error: --out {out} already holds a run (summary.")
+    assert files(out) == {"summary.json": b"{}"}
+
+
 @pytest.mark.parametrize("flags", ["", "--overwrite"])
 def test_study_is_refused_before_it_touches_anything(flags, tmp_path, capsys):
     out = tmp_path / "out"
@@ -105,10 +124,11 @@ def test_study_begins_anew_in_the_folder_of_one_that_was_killed(tmp_path, capsys
     out.mkdir()
     (out / lock.NAME).write_text("pid 1 on elsewhere")
     assert compare.main(argv) == 0
-    (out / "old").mkdir()
+    (out / "runs" / "old" / "seed-0").mkdir(parents=True)
+    (out / "runs" / "old" / "seed-0" / "config.json").touch()
     (out / lock.NAME).touch()
     assert compare.main([*argv, "--overwrite"]) == 0
-    assert not (out / "old").exists()
+    assert not (out / "runs" / "old").exists()
     assert not (out / lock.NAME).exists()
 
 

@@ -385,15 +385,129 @@ def test_without_a_checkpoint_a_run_starts_from_the_beginning(
     assert_same_end(ended, whole)
 
 
-def test_where_all_checkpoints_are_damaged_each_is_named(out, whole):
+def assert_none_serves(out, code, advice, of=1, command=BMUF):
+    """--resume is refused, each checkpoint is named, and all is as it was."""
+    before = files(out)
+    ended = run(f"{command} --resume", out)
+    assert ended.code == code, ended.stderr
+    *told, last = ended.stderr.splitlines()
+    named = [ShardName(step, of - 1, of).file_name for step in steps(out / FOLDER)]
+    for line, name in zip(told, named, strict=True):
+        assert " cannot be used: " in line and name in line
+    assert last.startswith(f"error: --resume: no checkpoint in {out / FOLDER} can be ")
+    assert named[0] in last and last.endswith(f"; nothing is removed: {advice}")
+    assert files(out) == before
+
+
+ANEW = "--overwrite begins anew"
+
+
+def test_where_all_checkpoints_are_damaged_none_is_removed(out, whole):
     for path in (out / FOLDER).iterdir():
         path.write_bytes(path.read_bytes()[:-1])
+    assert_none_serves(out, 2, ANEW)
+    ended = run(f"{BMUF} --overwrite", out)
+    assert steps(out / FOLDER) == [11, 9, 6]
+    assert_same_end(ended, whole)
+
+
+def test_checkpoints_that_cannot_be_read_now_are_left_for_later(out, whole, tmp_path):
+    """As links into a file system that is not mounted."""
+    there, away = tmp_path / "mounted", tmp_path / "away"
+    shutil.move(out / FOLDER, there)
+    (out / FOLDER).mkdir()
+    for path in there.iterdir():
+        (out / FOLDER / path.name).symlink_to(path)
+    there.rename(away)
+    assert_none_serves(out, 75, "the same command tries again")
+    away.rename(there)
     ended = run(f"{BMUF} --resume", out)
-    told = ended.stderr.splitlines()
-    for line, step in zip(told, (7, 6, 3), strict=False):
-        name = ShardName(step, 0, 1).file_name
-        assert line.startswith(f"the checkpoint of step {step} cannot be used: {name}")
-    assert told[3].endswith("the run starts from the beginning")
+    assert ended.summary["resumed_at"] == [7]
+    assert_same_end(ended, whole)
+
+
+def only_half(source, out, step):
+    """Leaves one of two shards of a checkpoint."""
+    for path in (out / FOLDER).iterdir():
+        path.unlink()
+    split(source, out / FOLDER, 0, step)
+
+
+def test_checkpoint_of_which_a_part_was_lost_is_not_given_up(stopped, out):
+    only_half(stopped, out, 7)
+    assert_none_serves(out, 2, ANEW, of=2)
+
+
+def test_run_that_was_killed_in_its_first_save_begins_anew(stopped, out, whole):
+    only_half(stopped, out, 3)
+    ended = run(f"{BMUF} --resume", out)
+    assert ended.stderr.splitlines()[1].startswith(f"no checkpoint in {out}: the run ")
+    assert (out / FOLDER / ShardName(3, 0, 2).file_name).exists()
+    assert_same_end(ended, whole)
+
+
+@pytest.mark.slow
+def test_processes_of_which_one_can_use_no_checkpoint_all_refuse(
+    of_two_parts, in_two, tmp_path
+):
+    out = shutil.copytree(of_two_parts.out, tmp_path / "out")
+    for path in (out / FOLDER).glob("*.1-of-2.npz"):
+        flipped(path)
+    before = files(out)
+    (ended,) = in_two((Work(f"{BMUF} --resume", str(out)),))
+    assert ended.code == 2  # of both
+    assert ended.stderr.endswith(f"; nothing is removed: {ANEW}\n")
+    assert files(out) == before
+
+
+def test_checkpoints_alone_are_a_run_that_is_not_replaced(out):
+    for path in out.glob("*.json*"):
+        path.unlink()
+    before = files(out)
+    ended = run(BMUF, out)
+    assert (ended.code, ended.stderr) == (
+        2,
+        f"error: --out {out} already holds checkpoints: take another folder, --resume "
+        "to go on from them, or --overwrite\n",
+    )
+    assert files(out) == before
+
+
+def test_checkpoints_of_another_run_stay(stopped, reseeded, out, whole):
+    other = out / FOLDER / ShardName(1, 0, 1).file_name
+    part = load(reseeded.out / FOLDER, 7)
+    write(out / FOLDER, part._replace(step=1), 0, 1)
+    ended = run(f"{BMUF} --resume --keep-checkpoints 1", out)
+    assert steps(out / FOLDER) == [11, 1]
+    assert other.exists()
+    assert_same_end(ended, whole)
+
+
+RECORDS = {
+    "a new field": (
+        lambda x: x["progress"].update(new=1),
+        "has the unknown field progress.new",
+    ),
+    "a missing field": (lambda x: x["progress"].pop("lines"), "has no progress.lines"),
+    "a list for a table": (
+        lambda x: x.update(settings=[]),
+        "its record's settings cannot be []",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", RECORDS)
+def test_record_that_is_not_as_written_is_told_and_the_one_before_serves(
+    kind, out, whole
+):
+    part = load(out / FOLDER, 7)
+    RECORDS[kind][0](part.record)
+    path = write(out / FOLDER, part, 0, 1)
+    ended = run(f"{BMUF} --resume", out)
+    first, second, *_ = ended.stderr.splitlines()
+    assert first.startswith(f"the checkpoint of step 7 cannot be used: {path.name} is ")
+    assert first.endswith(RECORDS[kind][1])
+    assert second == "going on from the checkpoint of step 6"
     assert_same_end(ended, whole)
 
 
@@ -581,12 +695,32 @@ def test_lines_after_the_checkpoint_are_made_anew(whole, out):
     assert lines_of(ended) == lines_of(whole)
 
 
+def test_file_of_another_is_no_export_of_a_run_that_goes_on(out, tmp_path):
+    path = tmp_path / "theirs.safetensors"
+    path.write_bytes(b"theirs")
+    for folder in (out, tmp_path / "new"):
+        before = files(tmp_path)
+        ended = run(f"{BMUF} --resume --export {path}", folder)
+        assert ended.code == 2
+        assert ended.stderr.startswith(f"error: --export {path} exists: ")
+        assert files(tmp_path) == before and not (tmp_path / "new").exists()
+
+
+def test_run_that_goes_on_replaces_its_own_export(tmp_path):
+    path = tmp_path / "own.safetensors"
+    command = f"{BMUF} --export {path}"
+    assert run(command, tmp_path / "out", signal_at(STOP)).code == 75
+    before = path.read_bytes()
+    assert run(f"{command} --resume", tmp_path / "out").code == 0
+    assert path.read_bytes() != before
+
+
 # Runs that are not to be mixed
 
 
-def split(source, folder, number):
-    """Puts a worker's rows of a run's step 7 into a folder, as a part of two."""
-    write(folder, load(source.out / FOLDER, 7, number, 1), number, 2)
+def split(source, folder, number, step=7):
+    """Puts a worker's rows of a run's step into a folder, as a part of two."""
+    write(folder, load(source.out / FOLDER, step, number, 1), number, 2)
 
 
 @pytest.fixture(scope="module")
@@ -710,7 +844,9 @@ def test_damage_is_told_and_the_checkpoint_before_serves(
     out = shutil.copytree(left.out, tmp_path / "out")
     name = ShardName(7, number, of).file_name
     damage(out / FOLDER / name)
+    kept = {x: data for x, data in files(out / FOLDER).items() if x == name}
     ended = run(f"{BMUF} --resume", out)
+    assert kept.items() <= files(out / FOLDER).items()
     if damage is not Path.unlink or of > 1:  # else there is nothing to be told
         first = ended.stderr.splitlines()[0]
         assert first.startswith(f"the checkpoint of step 7 cannot be used: {name} is ")

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from markupsafe import Markup
 
-from experiments.aiming.config import PROGRAM, AimConfig
+from experiments.aiming.config import NOT_HERE, PROGRAM, AimConfig
 from experiments.aiming.report import table
 from experiments.aiming.report.records import Result, by_target, versions_of
 from experiments.study.report.styles import CSS, templates
@@ -23,7 +23,7 @@ def page(config: AimConfig, argv: Sequence[str], found: Sequence[Result]) -> str
         templates()
         .get_template("aim.html.j2")
         .render(
-            title=f"{config.task} on machines that are not here",
+            title=f"{config.task} {NOT_HERE}",
             headline=headline(found),
             targets=by_target(found),
             config=config,

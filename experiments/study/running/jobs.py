@@ -18,6 +18,7 @@ from experiments.study.running.maker import Stopped, unfinished
 from experiments.study.running.plan import Failure, Plan, Run, Share
 from experiments.study.running.progress import RunLine, StudyProgress
 from experiments.study.running.workers import Answer, Worker, Workers
+from experiments.training import records
 
 if TYPE_CHECKING:
     from distributed import Client, Future
@@ -282,4 +283,4 @@ def _write(folder: Path, files: Mapping[str, bytes]) -> None:
     with unfinished(folder) as place:
         place.mkdir(parents=True)
         for name, content in files.items():
-            (place / name).write_bytes(content)
+            records.write(place / name, content)

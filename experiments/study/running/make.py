@@ -1,6 +1,7 @@
 """Makes the missing runs of a study, here or on a cluster."""
 
 import os
+import re
 import secrets
 import shutil
 from collections.abc import Callable, Iterator
@@ -66,8 +67,9 @@ def cleaned(out: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        for unfinished in out.glob("*/*/**/.seed-*"):
-            shutil.rmtree(unfinished, ignore_errors=True)
+        for unfinished in out.glob("runs/*/**/.seed-*"):
+            if re.fullmatch(r"\.seed-\d+-[0-9a-f]{8}", unfinished.name):
+                shutil.rmtree(unfinished, ignore_errors=True)
 
 
 def _make_by_jobs(

@@ -4,7 +4,7 @@ import secrets
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -13,6 +13,7 @@ import jax
 from experiments.checkpoint import lock
 from experiments.cli import terminal
 from experiments.cli.flags import PROGRAM
+from experiments.study import own_files
 from experiments.study.grid import Loader, is_done
 from experiments.training import prepared, records
 from experiments.training.measurements.draws import draws_from_seed
@@ -130,7 +131,9 @@ def clear(folder: Path) -> None:
     """
     if folder.exists() and not is_done(folder):
         with lock.held(folder):
-            shutil.rmtree(folder)
+            own_files.remove(folder, own_files.OF_RUN)
+        with suppress(OSError):  # it holds something of the user's
+            folder.rmdir()
 
 
 @contextmanager
@@ -152,8 +155,14 @@ def _rename(place: Path, folder: Path) -> None:
     try:
         place.replace(folder)
     except OSError:
-        if not is_done(folder):
+        if is_done(folder):
+            return
+        if not folder.is_dir():
             raise
+        # It holds something of the user's. The summary comes last: then a run is made.
+        for name in records.NAMES:
+            (place / name).replace(folder / name)
+    records.sync_folder(folder.parent)
 
 
 def _results(summary: dict[str, Any]) -> str:

@@ -3,7 +3,6 @@
 import hashlib
 import importlib
 import os
-import subprocess
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -30,18 +29,6 @@ def of_modules(names: Iterable[str]) -> dict[str, str]:
     """
     modules = {name.partition(":")[0] for name in names if ":" in name}
     return {name: _digest(_file(name)) for name in sorted(modules)}
-
-
-def of_commit() -> str | None:
-    """Returns the checkout's commit, "-dirty" if files differ; None without git."""
-    command = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
-    try:
-        found = subprocess.run(
-            command, cwd=Path(__file__).parent, capture_output=True, text=True
-        )
-    except OSError:
-        return None
-    return found.stdout.strip() or None
 
 
 def of_settings() -> dict[str, str]:

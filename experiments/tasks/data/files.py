@@ -106,7 +106,8 @@ def _download(file: File, path: Path, convert: Convert | None) -> None:
     """Downloads a file, or raises a ValueError and leaves nothing in its place."""
     # Renamed when complete, so that no reader ever finds half a file.
     part = path.with_name(f".{path.name}.{secrets.token_hex(4)}{PART}")
-    is_new, problems = not path.parent.exists(), []
+    folders = (path.parent, *path.parent.absolute().parents)
+    missing, problems = [x for x in folders if not x.exists()], []
     try:
         with handling(_stop, left=(None, signal.SIG_IGN)):
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -118,7 +119,7 @@ def _download(file: File, path: Path, convert: Convert | None) -> None:
     except OSError as error:
         problems.append(f"{path.parent} cannot be written: {error.strerror or error}")
     finally:
-        _clean(part, is_new)
+        _clean(part, missing)
     it = "it" if convert is None else "it, or the very file of that address,"
     raise ValueError(
         f"{file.path} is missing and cannot be downloaded ({'; '.join(problems)}): put "
@@ -126,12 +127,12 @@ def _download(file: File, path: Path, convert: Convert | None) -> None:
     )
 
 
-def _clean(part: Path, is_new: bool) -> None:
-    """Removes the part, and its folder if that is new and empty."""
+def _clean(part: Path, missing: Sequence[Path]) -> None:
+    """Removes the part, and the folders that are new, while they are empty."""
     with suppress(OSError):  # the folder may be read-only, or hold other files
         part.unlink(missing_ok=True)
-        if is_new:
-            part.parent.rmdir()
+        for folder in missing:
+            folder.rmdir()
 
 
 def _try_sources(
@@ -161,6 +162,7 @@ def _make(part: Path, file: File, convert: Convert | None, source: str | Path) -
     try:
         with part.open("wb") as out:
             _fill(out, part, file, convert, source)
+            os.fsync(out.fileno())
             found = sha256(part)
     except RequestException as error:
         return _reason(error)

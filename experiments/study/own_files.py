@@ -1,0 +1,53 @@
+"""The files that a study writes, by their names: what else is there is not removed."""
+
+import os
+import re
+from contextlib import suppress
+from pathlib import Path
+
+
+def _written(*names: str) -> str:
+    """Returns the pattern of files that `records.write` writes, done or not."""
+    pattern = "|".join(map(re.escape, names))
+    return rf"(?:{pattern}|\.(?:{pattern})\.tmp)"
+
+
+_RUN = _written("config.json", "metrics.jsonl", "summary.json")
+_RUN += r"|checkpoints/(?:step-\d+\.\d+-of-\d+\.npz|\.\d+-of-\d+\.unfinished)"
+_TOP = _written("study.json", "metrics.jsonl", "finals.jsonl")
+_TOP += "|" + _written("table.md", "table.csv", "report.html")
+
+OF_RUN = re.compile(_RUN)
+OF_STUDY = re.compile(
+    rf"{_TOP}|figures/\.?[^/]+\.(?:svg|png)(?:\.tmp)?|(?:runs|tuning)/.+/(?:{_RUN})"
+    r"|tensorboard/.+/events\.out\.tfevents\.[^/]+|\.syncalgos-[0-9a-f]{32}"
+)
+_FOLDERS = re.compile("(?:runs|tuning|figures|tensorboard)(?:/.+)?|checkpoints")
+
+
+def remove(folder: Path, names: re.Pattern[str]) -> list[str]:
+    """Removes the files of these names, and folders that are empty then.
+
+    Links to folders are removed, too; what they lead to is left.
+
+    Returns:
+        The names of all other files in the folder.
+
+    Raises:
+        OSError: a file cannot be removed.
+    """
+    others = []
+    # The outermost files come last: study.json says whose folder it is.
+    for top, folders, files in os.walk(folder, topdown=False):
+        for path in (Path(top, name) for name in (*folders, *files)):
+            name = path.relative_to(folder).as_posix()
+            is_folder = path.is_dir()
+            if is_folder and not path.is_symlink():
+                with suppress(OSError):  # it holds others
+                    if _FOLDERS.fullmatch(name):
+                        path.rmdir()
+            elif (_FOLDERS if is_folder else names).fullmatch(name):
+                path.unlink()
+            else:
+                others.append(name)
+    return sorted(others)
