@@ -338,10 +338,13 @@ def test_overwrite_removes_what_a_study_writes_and_names_what_is_kept(copy, caps
     (copy / "tensorboard" / "bmuf" / "seed-0").mkdir(parents=True)
     (copy / "tensorboard" / "bmuf" / "seed-0" / "events.out.tfevents.1.a").touch()
     (copy / ".report.html.tmp").touch()
+    tried = copy / "tuning" / "01-bmuf" / "runs" / "lr=0.1" / "seed-1000"
+    tried.mkdir(parents=True)
+    (tried / "summary.json").touch()
     _open_folder(copy, study, True)
     left = [x.relative_to(copy).as_posix() for x in copy.rglob("*") if x.is_file()]
     assert sorted(left) == sorted([*names, "study.json"])
-    assert not (copy / "tensorboard").exists()
+    assert not (copy / "tensorboard").exists() and not (copy / "tuning").exists()
     [line] = capsys.readouterr().err.splitlines()
     told = f"kept in {copy}, as no study writes it: {', '.join(names[:3])}, and 3 more"
     assert line == told
