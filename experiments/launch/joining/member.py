@@ -63,8 +63,8 @@ def _end_at_second_signal() -> None:
     signal.set_wakeup_fd(write, warn_on_full_buffer=False)
 
     def wait() -> None:
-        os.read(read, 1)
         number = os.read(read, 1)[0]
+        os.read(read, 1)
         # Where the main thread is free, it does the same, and says so.
         time.sleep(GRACE)
         signals.end(exit_codes.stopped_by(number))
