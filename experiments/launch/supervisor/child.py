@@ -155,7 +155,7 @@ class Child:
         longest = max(rules.loss, rules.init_timeout)
         mute = self.status.mute or quiet > (rules.loss if self._has_joined else longest)
         silent = self._has_joined and quiet > rules.silence
-        halted = (silent or mute) and (self.status.halted or _halted(self.status.pid))
+        halted = (silent or mute) and (self.status.halted or is_halted(self.status.pid))
         if mute and not self.status.mute:
             self._signal_all(signal.SIGKILL)
         self.status = self.status._replace(silent=silent, halted=halted, mute=mute)
@@ -229,7 +229,7 @@ def _take_text(take: Log, line: bytes) -> None:
     take(line.decode(errors="replace"))
 
 
-def _halted(pid: int) -> bool:
+def is_halted(pid: int) -> bool:
     """Whether a process is stopped, as by SIGSTOP; False where that is not known."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
