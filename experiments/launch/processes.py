@@ -34,7 +34,8 @@ def supervise(config: RunConfig, argv: list[str], count: int) -> int:
     Returns:
         The exit code.
     """
-    out = config.out or records.default_out(config.task, config.algo)
+    # The processes make it seconds later: its name alone keeps other commands out.
+    out = config.out or records.default_out(config.task, config.algo, os.getpid())
     rules = Rules(init_timeout=config.init_timeout, max_restarts=config.max_restarts)
     if config.scheduler is not None:
         # Imports Dask, which the others need not.
