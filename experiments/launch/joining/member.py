@@ -125,7 +125,8 @@ class JoinedMember:
         if line is None:
             self._streams.errors.write(noise)
         else:
-            self._end(self._code_of_loss, line)
+            hint = "" if self._has_joined else gloo.tls_hint()
+            self._end(self._code_of_loss, line + hint)
 
     @property
     def _code_of_loss(self) -> int:

@@ -6,10 +6,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import IO, Any, NamedTuple
 
 from experiments.launch.supervisor.child_side import VARIABLE
@@ -58,11 +59,13 @@ class Remote(NamedTuple):
         folder: its working folder.
         out: takes a line of process 0's stdout.
         lease: seconds without a `poll` after which the process ends itself.
+        environ: variables of the command, where this machine has no own.
     """
 
     folder: str
     out: Log
     lease: float
+    environ: Mapping[str, str] = MappingProxyType({})
 
 
 class Child:
@@ -98,7 +101,7 @@ class Child:
         environ = dict(os.environ)
         if remote is not None:
             given["lease"] = remote.lease
-            environ["PYTHONPATH"] = search_path()
+            environ = {**remote.environ, **environ, "PYTHONPATH": search_path()}
         environ[VARIABLE] = json.dumps(given)
         self._process = subprocess.Popen(
             command,
