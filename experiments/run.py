@@ -20,7 +20,7 @@ def main(argv: list[str] | None = None) -> int:
 
     Returns:
         The exit code: 0 done, 2 bad request, 3 diverged, 4 the processes did not find
-        each other, 75 stopped by SIGTERM or by a lost process, 130 stopped by Ctrl-C.
+        each other, 75 stopped by SIGTERM, SIGHUP or a lost process, 130 by Ctrl-C.
     """
     started = time.perf_counter()
     argv = sys.argv[1:] if argv is None else argv

@@ -62,6 +62,8 @@ def _locked(out: Path) -> int:
 
 def _opened(path: Path, out: Path) -> int:
     """Opens and locks a file."""
+    if path.exists() and not path.is_file():  # to open a FIFO would wait for ever
+        raise BadRequest(f"{path} is no file: remove it, or take another folder")
     # Read-only if possible: a file open to be written keeps its disk from a remount.
     descriptor = os.open(path, os.O_RDONLY | os.O_CREAT, 0o666)
     if _needs_writing(descriptor):

@@ -12,7 +12,13 @@ from typing import Any, TextIO
 from experiments import exit_codes
 from experiments.cli.errors import BadRequest
 from experiments.cli.signals import Stop, end, interrupt
-from experiments.exit_codes import Terminated, handling, stopped_by
+from experiments.exit_codes import (
+    Terminated,
+    decide,
+    handling,
+    is_decided,
+    stopped_by,
+)
 
 Stopped = Callable[[], int]
 """() -> the number of the signal that asks the program to stop, or 0."""
@@ -40,12 +46,13 @@ def guarded(program: Callable[[Stopped], int | None]) -> int:
             returns its exit code, or None if it stopped because of that signal.
 
     Returns:
-        The exit code: 2 for a bad request, 75 for a stop by SIGTERM, 130 for one by
-        Ctrl-C.
+        The exit code: 2 for a bad request, 75 for a stop by SIGTERM or SIGHUP, 130 for
+        one by Ctrl-C.
     """
-    with unfailing_output():
+
+    def answered(stopped: Stopped) -> int | None:
         try:
-            return watched(program)
+            return program(stopped)
         except BadRequest as error:
             say(f"error: {' '.join(str(error).split())}")
             return error.code
@@ -53,6 +60,9 @@ def guarded(program: Callable[[Stopped], int | None]) -> int:
             return exit_codes.INTERRUPTED
         except Terminated:
             return exit_codes.TERMINATED
+
+    with unfailing_output():
+        return watched(answered)
 
 
 def say(text: str) -> None:
@@ -141,9 +151,9 @@ def watched(
 
     def note(number, frame):
         if stop.received and not is_supervised:
-            end(stopped_by(number))
+            end(stopped_by(stop()))
         stop.received.append(number)
-        if stop.received[1:]:
+        if stop.received[1:] or is_decided():
             return
         why = "" if is_supervised else stop.at_once(frame)
         with suppress(RuntimeError):  # it came while a line was being printed
@@ -154,4 +164,4 @@ def watched(
 
     with handling(note):
         code = program(stop)
-    return stopped_by(stop()) if code is None else code
+        return decide(stopped_by(stop()) if code is None else code)

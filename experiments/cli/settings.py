@@ -125,6 +125,8 @@ class Setting(NamedTuple):
             checks.one_of(label, value, self.choices)
         elif self.read is whole:
             checks.whole(label, value, least=self.least or 0)
+            if self.below is not None:
+                checks.real(label, value, least=self.least, below=self.below)
         elif self.read is number:
             checks.real(
                 label, value, least=self.least, above=self.above, below=self.below

@@ -5,11 +5,12 @@ process ends outright. Later the first signal waits for the end of the dispatch.
 """
 
 import os
-import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import NoReturn
+
+from experiments.exit_codes import is_command
 
 COMPILER = os.path.join("jax", "_src", "compiler.py")
 _owed: list[Callable[[], None]] = []
@@ -19,7 +20,8 @@ _trained: set[object] = set()  # runs under way that have something to keep
 class Stop:
     """The signals that ask a program to stop.
 
-    A call returns the number of one, or 0. The program calls it before each dispatch.
+    A call returns the number of the first, or 0. The program calls it before each
+    dispatch.
 
     Attributes:
         received: the signals' numbers.
@@ -31,7 +33,7 @@ class Stop:
 
     def __call__(self) -> int:
         self._looks = True
-        return max(self.received, default=0)
+        return self.received[0] if self.received else 0
 
     def at_once(self, frame: FrameType | None) -> str:
         """Returns why the program need not be waited for; "" if it must be.
@@ -76,8 +78,7 @@ def interrupt(error: BaseException, code: int) -> NoReturn:
     # To raise is not enough: an error is lost in a callback from C++, crashes the
     # import of an extension module, and waits until XLA has compiled (20 to 70 s on
     # ResNet-50).
-    spec = getattr(sys.modules["__main__"], "__spec__", None)
-    if spec is not None and spec.name.startswith("experiments."):
+    if is_command():
         end(code)
     raise error
 
@@ -97,6 +98,7 @@ def end(code: int) -> NoReturn:
     """Ends the process at once."""
     for action in _owed:
         action()
-    if os.isatty(2):
-        os.write(2, b"\x1b[?25h\n")  # shows the cursor, which a bar may have hidden
+    with suppress(OSError):  # the terminal is closed
+        if os.isatty(2):
+            os.write(2, b"\x1b[?25h\n")  # shows the cursor, which a bar may have hidden
     os._exit(code)

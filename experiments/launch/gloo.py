@@ -1,6 +1,8 @@
 """Connects the processes of a run, at addresses that other hosts reach."""
 
 import importlib
+import inspect
+import os
 import re
 import socket
 from functools import partial
@@ -8,6 +10,7 @@ from typing import Any
 
 import jax
 
+from experiments.cli.errors import BadRequest
 from experiments.launch.addresses import address, joined_address, own_address
 
 _GONE = re.compile(
@@ -15,6 +18,47 @@ _GONE = re.compile(
     "socket closed|unavailable|deadline_exceeded|timed out",
     re.IGNORECASE,
 )
+
+
+# Where jax (from 0.12) finds what it needs for mutual TLS, all three or none.
+_TLS = ("JAX_MTLS_CERT_FILE", "JAX_MTLS_KEY_FILE", "JAX_MTLS_CA_FILE")
+
+
+def tls_variables() -> dict[str, str]:
+    """Returns the variables of this process by which jax's service takes TLS."""
+    names = (*_TLS, "JAX_MTLS_PEER_URI_PREFIX")
+    return {name: os.environ[name] for name in names if os.environ.get(name)}
+
+
+def check_tls() -> None:
+    """Raises a BadRequest for certificates that jax would not use."""
+    given = tls_variables()
+    if not given:
+        return
+    first = next(iter(given))
+    if missing := [name for name in _TLS if name not in given]:
+        raise BadRequest(f"{first} is set, but not {missing[0]}: TLS takes both")
+    parameters = inspect.signature(jax.distributed.initialize).parameters
+    if "mtls_cert_file" not in parameters:
+        raise BadRequest(
+            f"{first} is set, but jax {jax.__version__} has no TLS, so that the run "
+            "would be open: install jax 0.12, or unset the variable"
+        )
+    for name in _TLS:
+        try:
+            open(given[name], "rb").close()
+        except OSError as error:
+            raise BadRequest(f"{name} {given[name]}: {error.strerror}") from error
+
+
+def tls_hint() -> str:
+    """Returns what else to look at where processes with certificates do not meet."""
+    if not tls_variables():
+        return ""
+    return (
+        "; TLS is on (JAX_MTLS_CERT_FILE): every process needs a certificate of one "
+        "authority, and process 0's must name the host of the coordinator"
+    )
 
 
 def is_loss(error: Exception) -> bool:

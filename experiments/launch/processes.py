@@ -34,16 +34,25 @@ def supervise(config: RunConfig, argv: list[str], count: int) -> int:
     Returns:
         The exit code.
     """
-    out = config.out or records.default_out(config.task, config.algo)
+    # The processes make it seconds later: its name alone keeps other commands out.
+    out = config.out or records.default_out(config.task, config.algo, os.getpid())
     rules = Rules(init_timeout=config.init_timeout, max_restarts=config.max_restarts)
     if config.scheduler is not None:
         # Imports Dask, which the others need not.
         from experiments.launch.cluster.on_cluster import run_on_cluster
 
-        return run_on_cluster(config, argv, out, rules, versions())
+        return _hinted(run_on_cluster(config, argv, out, rules, versions()))
     command = [sys.executable, "-m", "experiments.run", *argv]
     processes = LocalProcesses(count, command, rules, terminal.say)
-    return run_processes(processes, {"out": str(out)}, rules, terminal.say)
+    code = run_processes(processes, {"out": str(out)}, rules, terminal.say)
+    return _hinted(code)
+
+
+def _hinted(code: int) -> int:
+    """Returns an exit code; says where to look if processes with TLS did not meet."""
+    if code == exit_codes.UNCONNECTED and (hint := gloo.tls_hint()):
+        terminal.say(hint.removeprefix("; "))
+    return code
 
 
 def run_as_member(member: ChildSide, argv: list[str], started: float) -> NoReturn:
@@ -63,6 +72,7 @@ def run_as_member(member: ChildSide, argv: list[str], started: float) -> NoRetur
 
 def _trained(member: ChildSide, argv: list[str], started: float) -> int:
     config = parse(argv)
+    gloo.check_tls()
     # A restart goes on from the checkpoints of its run, and must not erase them.
     is_restart = member.attempt > 0
     config = dataclasses.replace(

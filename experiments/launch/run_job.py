@@ -76,7 +76,7 @@ def run_job(
             )
             background.wait()
         spent = progress.earlier_seconds + time.perf_counter() - started
-        return _finish(run, outcome, summary, out, spent)
+        return exit_codes.decide(_finish(run, outcome, summary, out, spent))
 
 
 def _check_again(run: PreparedRun, out: Path) -> None:

@@ -28,6 +28,7 @@ PROGRAM = "python -m experiments.compare"
 # The study without flags compares algorithms, not rates.
 TUNED = "lr=0.0125:1.6:log:8"
 DECISIVE = "algos", "preset", "task", "sweep", "worker_batch", "scale_lr"
+MOST_JOBS = 1025  # and devices of one: all are started on this machine
 # Powers of the global batch that the learning rate follows.
 SCALES = {"none": 0.0, "linear": 1.0, "sqrt": 0.5}
 
@@ -98,9 +99,9 @@ class StudyConfig:
     step_time: float | None = flag(otherwise="as measured", metavar="S", above=0)
     tensorboard: bool = flag(default=False)
 
-    jobs: int = flag(default=1, group=Group("jobs"), least=1)
+    jobs: int = flag(default=1, group=Group("jobs"), least=1, below=MOST_JOBS)
     scheduler: str | None = flag(metavar="ADDRESS")
-    devices_per_job: int | None = flag(otherwise="all", least=1)
+    devices_per_job: int | None = flag(otherwise="all", least=1, below=MOST_JOBS)
     list: bool = flag(default=False)
 
     out: Path | None = flag(otherwise="in runs/", group=Group("files"))

@@ -31,6 +31,9 @@ PROCESSES = Group(
     "processes", "start", "nothing: each run of a study is in one process"
 )
 OWN = "or your own as package.module:factory"
+MOST_STEPS = 10**8  # what each step sends is kept: 70 bytes a step
+MOST_PROCESSES = 10_000  # all are started before one can refuse
+MOST_SECONDS = 1e6  # beyond, C's numbers of milliseconds overflow
 
 # Earlier names of the ways to run a device's workers.
 LANE_FORMS = {"together": "vectorized", "in-turn": "sequential", "joined": "merged"}
@@ -110,7 +113,9 @@ class RunConfig:
         study="--task of the study, outside of --algos",
     )
 
-    steps: int = flag(otherwise=TASKS, group=Group("training"), least=1)
+    steps: int = flag(
+        otherwise=TASKS, group=Group("training"), least=1, below=MOST_STEPS
+    )
     batch_size: int = flag(otherwise=TASKS, least=1)
     lr: float = flag(otherwise=TASKS, above=0)
     optimizer: str = flag(otherwise=TASKS)
@@ -176,7 +181,7 @@ class RunConfig:
     resume: bool = flag(default=False)
     resume_center: bool = flag(default=False)
 
-    processes: int = flag(default=1, group=PROCESSES, least=1)
+    processes: int = flag(default=1, group=PROCESSES, least=1, below=MOST_PROCESSES)
     scheduler: str | None = flag(
         metavar="ADDRESS",
         scope="process",
@@ -186,7 +191,9 @@ class RunConfig:
     process_id: int | None = flag(least=0, scope="process")
     num_processes: int | None = flag(least=1)
     distributed: Literal["none", "auto"] = flag(default="none")
-    init_timeout: float = flag(default=60.0, above=0, scope="process")
+    init_timeout: float = flag(
+        default=60.0, above=0, below=MOST_SECONDS, scope="process"
+    )
     max_restarts: int = flag(default=0, least=0, scope="process")
 
     arguments: Mapping[str, Any] = field(default_factory=dict)

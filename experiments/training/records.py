@@ -114,9 +114,10 @@ def exported(out: Path) -> Path | None:
         return None
 
 
-def default_out(task: str, algo: str) -> Path:
+def default_out(task: str, algo: str, *more: int) -> Path:
     """Returns a new folder's name: runs/TASK-ALGO-TIME, numbered if it is taken."""
-    name = f"{task}-{algo.replace(':', '.')}-{time.strftime('%Y%m%d-%H%M%S')}"
+    parts = (task, algo.replace(":", "."), time.strftime("%Y%m%d-%H%M%S"), *more)
+    name = "-".join(map(str, parts))
     candidates = (name, *(f"{name}-{i}" for i in range(2, 1000)))
     return next(p for c in candidates if not (p := Path("runs") / c).exists())
 

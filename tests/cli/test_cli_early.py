@@ -8,6 +8,7 @@ import pytest
 from commands import ROOT, TIMEOUT, environment
 
 import syncalgos
+from experiments.aiming.config import SETTINGS as OF_AIM
 from experiments.cli import factories, signatures
 from experiments.cli.factories import ALGORITHM, TASK
 from experiments.cli.words import number, whole
@@ -19,7 +20,7 @@ from syncalgos import checks
 from syncalgos.engine.lanes.selection import FORMS
 from syncalgos.engine.placement.make_layout import BACKENDS
 
-RUN, COMPARE = "experiments.run", "experiments.compare"
+RUN, COMPARE, AIM = (f"experiments.{name}" for name in ("run", "compare", "aim"))
 
 # Answers commands one after the other in a process that has not imported jax.
 ANSWER = """
@@ -56,22 +57,29 @@ def answered(asked):
     return [answer[:3] for answer in answers]
 
 
+# Numbers to which nothing sets an upper end: a run diverges, or a model says so.
+ENDLESS = {"lr", "weight-decay", "clip-norm", "target", "step-time", "timeout"}
+
+
 def impossible(setting):
     """Words that a setting refuses, as its row in the table says."""
     if setting.choices:
         return ["nonsense"]
     if setting.read is whole:
-        return [str(setting.least - 1), "1.5", str(2**31)]
+        most = setting.below or 2**31
+        return [str(setting.least - 1), "1.5", str(most), str(2**31), str(10**30)]
     bounds = [setting.above, setting.below]
     if setting.least is not None:
         bounds.append(setting.least - 1)
     found = [str(x) for x in bounds if x is not None]
-    return [*found, "nan", "much"] if setting.read is number else []
+    if setting.name not in ENDLESS:
+        found.append("1e300")
+    return [*found, "nan", "inf", "-inf", "much"] if setting.read is number else []
 
 
 RANGES = [
     (module, f"--{setting.name}={word}", [f"--{setting.name}"])
-    for module, table in ((RUN, SETTINGS), (COMPARE, config.SETTINGS))
+    for module, table in ((RUN, SETTINGS), (COMPARE, config.SETTINGS), (AIM, OF_AIM))
     for setting in table.values()
     for word in impossible(setting)
 ]

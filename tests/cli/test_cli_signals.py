@@ -8,23 +8,36 @@ import pytest
 from commands import CACHE, SUMMARY, TIMEOUT, Run, in_background
 from faults import until
 
+from experiments.exit_codes import handling
+
 SIGNALS = pytest.mark.parametrize(
-    "number, code", [(signal.SIGINT, 130), (signal.SIGTERM, 75)], ids=str
+    "number, code",
+    [(signal.SIGINT, 130), (signal.SIGTERM, 75), (signal.SIGHUP, 75)],
+    ids=str,
 )
+LONG = "--steps 1000000 --dispatch-steps 16 --eval-every 16"
 
 
 # A program that is found among those that were kept is not compiled.
 COMPILES = {"JAX_LOG_COMPILES": "1", CACHE: "false"}
 
 
+def pester(process, number, said, last):
+    """Sends a signal all the time from a process's last line to its end."""
+    until(lambda: last in said.read_text("utf-8"), last)
+    while process.poll() is None:
+        process.send_signal(number)
+        time.sleep(0.001)
+
+
 @pytest.mark.sample(1)
 @SIGNALS
 def test_signal_stops_a_run_with_complete_files(number, code, tmp_path):
-    command = "--steps 1000000 --dispatch-steps 16 --eval-every 16"
-    with in_background(command, tmp_path / "out") as (process, wait_for):
+    with in_background(LONG, tmp_path / "out") as (process, wait_for):
         wait_for("step      16/1000000")
         process.send_signal(number)
-        assert process.wait(TIMEOUT) == code
+        pester(process, number, tmp_path / "stderr", "stopped after step")
+        assert process.returncode == code
         with pytest.raises(ProcessLookupError):
             os.killpg(process.pid, 0)  # no process is left
     ended = Run(code, "", (tmp_path / "stderr").read_text("utf-8"), tmp_path / "out")
@@ -33,6 +46,48 @@ def test_signal_stops_a_run_with_complete_files(number, code, tmp_path):
     assert set(ended.summary) >= SUMMARY
     assert ended.config["settings"]["steps"] == 1_000_000
     assert f"stopped after step {ended.summary['steps']}" in ended.stderr
+
+
+MANY = "--algos sync_sgd --seeds 3 --steps 10000 --eval-every 5000"
+ENDS = {  # flags, what is said before a first signal, what comes last, the exit code
+    "run": (LONG, "step      16/", "stopped after step", None),
+    "run --processes 2": (LONG, "step      16/", "stopped after step", None),
+    "compare": (MANY, "run 1/3", "stopped after", None),
+    "run --steps 16": ("", "", "  files  ", 0),
+    "compare --algos sync_sgd": ("--seeds 1 --steps 8", "", "report.html", 0),
+    "aim": ("--target cpu:2", "", "error:", 2),  # it has no --out
+}
+
+
+@pytest.mark.sample(0, slow=6)
+@SIGNALS
+@pytest.mark.parametrize("end", ENDS)
+def test_signals_while_a_command_leaves_change_no_exit_code(
+    end, number, code, tmp_path
+):
+    """As a scheduler sends them that wants its machine back."""
+    module, _, first = end.partition(" ")
+    flags, begun, last, own = ENDS[end]
+    words, module = f"{first} {flags}", f"experiments.{module}"
+    with in_background(words, tmp_path / "out", module) as (process, wait_for):
+        if begun:
+            wait_for(begun)
+            process.send_signal(number)
+        pester(process, number, tmp_path / "stderr", last)
+    assert process.returncode == (code if own is None else own)
+
+
+def test_an_ignored_hangup_stays_ignored():
+    """As nohup has it."""
+    received = []
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with handling(lambda number, frame: received.append(number)):
+            os.kill(os.getpid(), signal.SIGHUP)
+            os.kill(os.getpid(), signal.SIGTERM)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert received == [signal.SIGTERM]
 
 
 @pytest.mark.slow

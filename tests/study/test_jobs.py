@@ -22,6 +22,7 @@ from experiments.compare import main
 from experiments.launch.cluster.connection import cluster as dask_of_command
 from experiments.launch.cluster.connection import dashboard
 from experiments.study.grid import RunSet
+from experiments.study.running import member
 from experiments.study.running.plan import Failure, Plan
 from experiments.study.spec import Variant
 
@@ -293,6 +294,28 @@ def test_jobs_here_make_the_same_study(serial, devices, flag, tmp_path):
         check_same(out, serial)
 
 
+# Signs of life.
+
+
+@pytest.mark.slow
+def test_a_process_that_is_stopped_is_lost_and_one_that_is_busy_is_not(monkeypatch):
+    monkeypatch.setattr(member, "LOSS", 3.0)
+    monkeypatch.setattr(member, "STUCK", 4.0)
+    child = member.Child(member.Terms("study", str(ROOT), {}, {}))
+    argv = ["--task", "tests.support.tiny_tasks:endless"]
+    pid, heard = child._process.pid, []
+    stuck = f"its process (pid {pid}) lives, but has taken no step for 4 s"
+    with child._process:  # closes its pipes
+        for answer in filter(None, child.ask({"argv": argv, "seed": 0, "own": {}})):
+            heard.append(answer)
+            if answer == {"note": stuck} and {"note": "waiting in load"} in heard:
+                os.kill(pid, signal.SIGSTOP)
+        child.kill()
+    line = f"its process (pid {pid}) gave no sign of life for 3 s (it was stopped)"
+    assert heard[-2:] == [{"note": stuck}, {"mute": line}]
+    assert not child.is_alive
+
+
 # Jobs on a cluster.
 
 
@@ -313,7 +336,9 @@ def test_any_number_of_workers_makes_the_same_study(serial, workers, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_killed_worker_and_a_killed_process_lose_nothing(serial, tmp_path):
+def test_killed_and_stopped_processes_and_a_killed_worker_lose_nothing(
+    serial, tmp_path
+):
     out = tmp_path / "study"
     with cluster(tmp_path, workers=2) as dask:
         command = dask.study(STUDY, out)
@@ -321,6 +346,9 @@ def test_a_killed_worker_and_a_killed_process_lose_nothing(serial, tmp_path):
         until(dask.makers, "a process makes runs")
         os.kill(dask.makers()[0], signal.SIGKILL)
         command.wait_for("its process was killed by SIGKILL; it begins anew")
+        until(dask.makers, "a process makes runs")
+        os.kill(dask.makers()[0], signal.SIGSTOP)
+        command.wait_for(r"no sign of life for 20 s \(it was stopped\); it begins anew")
         # One that makes nothing may die unseen before the study ends.
         until(dask.makers, "a process makes runs")
         dask.worker_of(dask.makers()[0]).kill()

@@ -1,14 +1,17 @@
 """The flags of runs in several processes, and schedulers that start them."""
 
+import inspect
 import os
 import shutil
 import subprocess
 import sys
 
+import jax
 import pytest
 from commands import PROGRAM, ROOT, Run, environment, execute
 
 from experiments.cli.errors import BadRequest
+from experiments.launch import gloo
 from experiments.launch.addresses import free_port
 from experiments.launch.membership import Membership, requested
 from experiments.training.config import parse
@@ -54,6 +57,63 @@ def test_flags_that_do_not_go_together_are_refused(command, words):
         requested(parse(command.split()))
     assert words in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+FILES = ("JAX_MTLS_CERT_FILE", "JAX_MTLS_KEY_FILE", "JAX_MTLS_CA_FILE")
+HAS_TLS = "mtls_cert_file" in inspect.signature(jax.distributed.initialize).parameters
+
+
+@pytest.mark.parametrize(
+    "given, words",
+    [
+        ({}, None),
+        (
+            {FILES[0]: __file__, FILES[1]: __file__},
+            "JAX_MTLS_CERT_FILE is set, but not JAX_MTLS_CA_FILE: TLS takes both",
+        ),
+        (
+            {"JAX_MTLS_PEER_URI_PREFIX": "spiffe://a/"},
+            "JAX_MTLS_PEER_URI_PREFIX is set, but not JAX_MTLS_CERT_FILE: "
+            "TLS takes both",
+        ),
+        (
+            dict.fromkeys(FILES, "/nowhere.pem"),
+            "JAX_MTLS_CERT_FILE /nowhere.pem: No such file or directory"
+            if HAS_TLS
+            else f"JAX_MTLS_CERT_FILE is set, but jax {jax.__version__} has no TLS, so "
+            "that the run would be open: install jax 0.12, or unset the variable",
+        ),
+    ],
+)
+def test_certificates_that_would_not_be_used_are_refused(given, words, monkeypatch):
+    for name in [name for name in os.environ if name.startswith("JAX_MTLS")]:
+        monkeypatch.delenv(name)
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    if words is None:
+        gloo.check_tls()
+        assert gloo.tls_hint() == ""
+        return
+    with pytest.raises(BadRequest) as refused:
+        gloo.check_tls()
+    assert str(refused.value) == words
+    assert "TLS is on" in gloo.tls_hint()
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        "--coordinator 127.0.0.1:1 --process-id 1 --num-processes 2",
+        pytest.param("--processes 2", marks=pytest.mark.slow),
+    ],
+)
+def test_no_run_is_open_where_certificates_are_given(flags, tmp_path):
+    given = dict.fromkeys(FILES, "/nowhere.pem")
+    ended = execute(flags, tmp_path / "out", **given)
+    assert ended.code == 2
+    [line] = ended.stderr.splitlines()
+    assert line.startswith("error: JAX_MTLS_CERT_FILE ")
+    assert not (tmp_path / "out").exists()
 
 
 def test_auto_without_a_scheduler_says_what_to_do(monkeypatch):

@@ -7,9 +7,11 @@ import shlex
 import signal
 import subprocess
 import sys
+import time
+from pathlib import Path
 
 import pytest
-from commands import ROOT, TIMEOUT
+from commands import PROGRAM, ROOT, TIMEOUT, environment
 from faults import commands, until
 from lasting import files, run
 
@@ -136,6 +138,25 @@ def test_nothing_is_left_of_what_was_refused(tmp_path):
     with pytest.raises(BadRequest), lock.held(tmp_path / "a" / "b"):
         raise BadRequest("no")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, Path.mkdir], ids=["FIFO", "folder"])
+def test_lock_that_is_no_file_is_refused(make, tmp_path):
+    make(tmp_path / lock.NAME)
+    with pytest.raises(BadRequest) as refused, lock.held(tmp_path):
+        pass
+    line = f"{tmp_path / '.lock'} is no file: remove it, or take another folder"
+    assert str(refused.value) == line
+
+
+@pytest.mark.slow
+def test_two_commands_of_one_second_have_folders_of_their_own(tmp_path):
+    words = [*PROGRAM, "--steps", "16", "--processes", "2"]
+    environ = environment(PYTHONPATH=ROOT, JAX_NUM_CPU_DEVICES=1)
+    time.sleep(1 - time.time() % 1)  # a second begins
+    both = [subprocess.Popen(words, cwd=tmp_path, env=environ) for _ in range(2)]
+    assert [process.wait(TIMEOUT) for process in both] == [0, 0]
+    assert len(list(tmp_path.glob("runs/*/summary.json"))) == 2
 
 
 def test_folder_without_locks_is_used_with_a_line(tmp_path, monkeypatch, capsys):

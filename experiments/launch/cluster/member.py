@@ -126,7 +126,12 @@ def run_member(order: Order) -> None:
         order.attributes,
         order.attributes["process"] > 0,
         outbox.log,
-        Remote(order.folder, outbox.out, lease),
+        Remote(
+            order.folder,
+            outbox.out,
+            lease,
+            order.attributes["announced"].get("environ", {}),
+        ),
     )
     _RUNNING[order.topic] = child
     try:

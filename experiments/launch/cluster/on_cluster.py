@@ -5,6 +5,7 @@ from pathlib import Path
 
 from experiments import exit_codes
 from experiments.cli import terminal
+from experiments.launch import gloo
 from experiments.launch.cluster.cluster_processes import ClusterProcesses
 from experiments.launch.cluster.connection import Unreachable, connect
 from experiments.launch.cluster.seating import Request
@@ -50,5 +51,9 @@ def run_on_cluster(
         expected(versions, (config.algo, config.task)),
     )
     processes = ClusterProcesses(client, request, rules, terminal.say)
-    announced = {"out": str(request.out), "folder": str(Path.cwd())}
+    announced = {
+        "out": str(request.out),
+        "folder": str(Path.cwd()),
+        "environ": gloo.tls_variables(),
+    }
     return run_processes(processes, announced, rules, terminal.say)

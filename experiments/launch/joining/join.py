@@ -48,7 +48,9 @@ def join(
 
     Raises:
         Unconnected: they are not there, or differ. In other cases jax aborts.
+        BadRequest: certificates that jax would not use.
     """
+    gloo.check_tls()
     deadline = time.monotonic() + config.init_timeout + SLACK
     if membership.process:
         _find(membership, config.init_timeout)
@@ -108,7 +110,7 @@ def _connect(membership: Membership, seconds: float, deadline: float) -> None:
     def connect() -> None:
         try:
             gloo.connect(where, process or 0, processes, seconds, loss=LOSS)
-        except (RuntimeError, OSError) as error:
+        except Exception as error:  # of jax, of any kind, lost in this thread
             failed.append(error)
 
     # In a thread: a signal is handled once the main one is back from C++.
@@ -117,11 +119,12 @@ def _connect(membership: Membership, seconds: float, deadline: float) -> None:
     while thread.is_alive() and time.monotonic() < deadline:
         thread.join(PAUSE)
     if failed:
-        raise Unconnected(f"{where}: {str(failed[0]).partition(chr(10))[0]}")
+        line = str(failed[0]).partition("\n")[0]
+        raise Unconnected(f"{where}: {line}{gloo.tls_hint()}")
     if thread.is_alive():
         raise Unconnected(
             f"process {process} found no process 0 of this program at {where} in "
-            f"{seconds:g} s"
+            f"{seconds:g} s{gloo.tls_hint()}"
         )
 
 

@@ -63,8 +63,8 @@ def _end_at_second_signal() -> None:
     signal.set_wakeup_fd(write, warn_on_full_buffer=False)
 
     def wait() -> None:
-        os.read(read, 1)
         number = os.read(read, 1)[0]
+        os.read(read, 1)
         # Where the main thread is free, it does the same, and says so.
         time.sleep(GRACE)
         signals.end(exit_codes.stopped_by(number))
@@ -125,7 +125,8 @@ class JoinedMember:
         if line is None:
             self._streams.errors.write(noise)
         else:
-            self._end(self._code_of_loss, line)
+            hint = "" if self._has_joined else gloo.tls_hint()
+            self._end(self._code_of_loss, line + hint)
 
     @property
     def _code_of_loss(self) -> int:

@@ -6,10 +6,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import IO, Any, NamedTuple
 
 from experiments.launch.supervisor.child_side import VARIABLE
@@ -58,11 +59,13 @@ class Remote(NamedTuple):
         folder: its working folder.
         out: takes a line of process 0's stdout.
         lease: seconds without a `poll` after which the process ends itself.
+        environ: variables of the command, where this machine has no own.
     """
 
     folder: str
     out: Log
     lease: float
+    environ: Mapping[str, str] = MappingProxyType({})
 
 
 class Child:
@@ -98,7 +101,7 @@ class Child:
         environ = dict(os.environ)
         if remote is not None:
             given["lease"] = remote.lease
-            environ["PYTHONPATH"] = search_path()
+            environ = {**remote.environ, **environ, "PYTHONPATH": search_path()}
         environ[VARIABLE] = json.dumps(given)
         self._process = subprocess.Popen(
             command,
@@ -155,7 +158,7 @@ class Child:
         longest = max(rules.loss, rules.init_timeout)
         mute = self.status.mute or quiet > (rules.loss if self._has_joined else longest)
         silent = self._has_joined and quiet > rules.silence
-        halted = (silent or mute) and (self.status.halted or _halted(self.status.pid))
+        halted = (silent or mute) and (self.status.halted or is_halted(self.status.pid))
         if mute and not self.status.mute:
             self._signal_all(signal.SIGKILL)
         self.status = self.status._replace(silent=silent, halted=halted, mute=mute)
@@ -229,7 +232,7 @@ def _take_text(take: Log, line: bytes) -> None:
     take(line.decode(errors="replace"))
 
 
-def _halted(pid: int) -> bool:
+def is_halted(pid: int) -> bool:
     """Whether a process is stopped, as by SIGSTOP; False where that is not known."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()

@@ -80,7 +80,7 @@ class ChildSide:
 
         Args:
             phase: connect, prepare, train, evaluate or save. From prepare on,
-                the process handles SIGTERM and SIGINT by itself.
+                the process handles the signals of a stop by itself.
             step: local steps done.
         """
         with self._lock:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 from experiments import exit_codes
-from experiments.exit_codes import INTERRUPTED, TERMINATED, stopped_by
+from experiments.exit_codes import INTERRUPTED, SIGNALS, TERMINATED, stopped_by
 from experiments.launch.supervisor.group import Rules, processes
 from experiments.launch.supervisor.process_status import TrackedProcess, end_line, place
 
@@ -83,7 +83,7 @@ def _outcome(process: TrackedProcess, stopping: bool) -> Outcome:
         return "done"
     if status.said == "lost":
         return "suspect"
-    if stopping and code in (TERMINATED, INTERRUPTED, -signal.SIGTERM, -signal.SIGINT):
+    if stopping and (code in (TERMINATED, INTERRUPTED) or -code in SIGNALS):
         return "stopped"
     if code > 0:
         return "suspect" if code == TERMINATED else "failed"

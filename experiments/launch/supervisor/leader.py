@@ -48,7 +48,7 @@ class Leader:
             self._asked = number
             self._processes.signal(number)
         else:
-            self._end(stopped_by(number), [])
+            self._end(stopped_by(self._asked or number), [])
 
     def tick(self, now: float) -> None:
         """Updates the state of all processes, and acts; call it often."""

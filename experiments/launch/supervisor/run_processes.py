@@ -3,7 +3,7 @@
 import time
 from typing import Any
 
-from experiments.exit_codes import handling
+from experiments.exit_codes import decide, handling
 from experiments.launch.supervisor.group import Log, Rules
 from experiments.launch.supervisor.leader import Leader
 from experiments.launch.supervisor.processes import Processes
@@ -27,7 +27,7 @@ def run_processes(
 
     Returns:
         The exit code: that of the processes; 4 if they did not find each other; 75 if
-        one was lost or SIGTERM came, 130 by Ctrl-C.
+        one was lost, or SIGTERM or SIGHUP came; 130 by Ctrl-C.
     """
     # In processes of their own: jax aborts in C++ when another one is lost, and hangs
     # when one never comes. Exit code, last line and signals stay with this command.
@@ -36,7 +36,7 @@ def run_processes(
     received: list[int] = []
     with handling(lambda number, _: received.append(number)):
         try:
-            return _loop(leader, processes, received)
+            return decide(_loop(leader, processes, received))
         finally:
             processes.kill()
             processes.close()

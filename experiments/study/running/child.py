@@ -2,6 +2,7 @@
 
 It reads requests from stdin, a line each, and answers in lines of JSON on its stdout.
 So devices and threads are set before jax starts, and a crash ends this process alone.
+An empty message is a sign of life, which a process gives while it compiles, too.
 """
 
 import errno
@@ -16,7 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn
 
-from experiments.launch.supervisor.child_side import end_all
+from experiments.launch.supervisor.child_side import BEAT, end_all
 from experiments.launch.supervisor.json_lines import decode, encode
 
 IDLE = 15.0  # seconds without a request after which it ends
@@ -68,6 +69,7 @@ def main() -> None:
     """Answers requests until stdin closes, or none has come for a while."""
     write = _take_stdout()
     sys.stderr = Notes(write)
+    threading.Thread(target=_beat, args=(write,), daemon=True).start()
     requests: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
     threading.Thread(target=_read, args=(requests,), daemon=True).start()
     from experiments.study.grid import Loader  # imports jax
@@ -135,15 +137,23 @@ def _failure(error: Exception) -> dict[str, Any]:
 
 def _take_stdout() -> Write:
     """Keeps stdout for the answers: what libraries print goes to stderr."""
-    answers = os.dup(1)
+    answers, lock = os.dup(1), threading.Lock()
     os.dup2(2, 1)
 
     def write(message: dict[str, Any]) -> None:
         data = encode(message)
-        while data:
-            data = data[os.write(answers, data) :]
+        with lock:
+            while data:
+                data = data[os.write(answers, data) :]
 
     return write
+
+
+def _beat(write: Write) -> NoReturn:
+    """Gives signs of life."""
+    while True:
+        write({})
+        time.sleep(BEAT)
 
 
 def _read(requests: "queue.SimpleQueue[dict[str, Any]]") -> NoReturn:

@@ -88,7 +88,7 @@ def _make_by_jobs(
     )
     # One that this command has loaded itself, and that no run has to be made for.
     first = plan.planned[0]
-    with cluster(config.scheduler, config.jobs) as client:
+    with cluster(config.scheduler, min(config.jobs, plan.total - plan.done)) as client:
         bar.say(f"dashboard: {dashboard(client)}")
         meant = expected(prepared.versions(), config.factories)
         where = config.scheduler or "of this command"

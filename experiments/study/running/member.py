@@ -3,6 +3,7 @@
 These functions run in the threads of a Dask worker.
 """
 
+import math
 import os
 import queue
 import signal
@@ -10,18 +11,23 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from experiments.launch.cluster.member import is_wanted
-from experiments.launch.supervisor.child import search_path
+from experiments.launch.supervisor.child import is_halted, search_path
+from experiments.launch.supervisor.group import Rules
 from experiments.launch.supervisor.json_lines import decode, encode
 from experiments.launch.supervisor.process_status import signal_name
 
 TICK = 0.1  # seconds between two looks at whether a run is still wanted
 REAPING = 5.0  # seconds for a killed process to go
+START = Rules().init_timeout  # seconds for Python to start
+LOSS = Rules().loss  # seconds without a sign of life before a process counts as lost
+STUCK = 600.0  # seconds without a step before the user hears of it
 
 
 class Terms(NamedTuple):
@@ -60,6 +66,8 @@ class Child:
             # Ctrl-C reaches the study's command alone; one kill reaches all.
             start_new_session=True,
         )
+        self._patience = START  # until its first sign of life
+        self._is_mute = False
         self._heard: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
         for stream, take in (
             (self._process.stdout, decode),
@@ -74,32 +82,45 @@ class Child:
 
     @property
     def is_alive(self) -> bool:
-        """Whether the process runs."""
-        return self._process.poll() is None
+        """Whether the process runs, and gives signs of life."""
+        return not self._is_mute and self._process.poll() is None
 
     def ask(self, request: Mapping[str, Any]) -> Iterator[dict[str, Any] | None]:
         """Sends a request, and yields its answers; None where there is no news.
 
-        The last one is {"ended": exit code} if the process ends.
+        The last one is {"ended": exit code} if the process ends, {"mute": in words} if
+        it was killed for its silence.
         """
         assert self._process.stdin is not None
         with suppress(OSError):  # it has ended: its pipes say how
             self._process.stdin.write(encode(dict(request)))
             self._process.stdin.flush()
-        open_pipes = 2
+        open_pipes, quiet, moved = 2, 0.0, time.monotonic()
         while open_pipes:
             try:
                 answer = self._heard.get(timeout=TICK)
             except queue.Empty:
+                # Not by the clock: after a pause of this process, signs of life wait.
+                quiet += TICK
+                if quiet > self._patience:
+                    yield {"mute": self._silenced()}
+                    return
                 # What it has started may outlive it, and hold its pipes.
                 if not self.is_alive:
                     self.kill()
-                yield None
+                # Such as by a dead mount, or a deadlock; some compile for that long.
+                is_stuck = time.monotonic() - moved > STUCK
+                moved = math.inf if is_stuck else moved
+                yield {"note": self._stuck()} if is_stuck else None
                 continue
+            quiet = 0.0
             if answer is None:
                 open_pipes -= 1
-            else:
+            elif answer:
+                moved = time.monotonic()
                 yield answer
+            else:
+                self._patience = LOSS
         yield {"ended": self._process.wait()}
 
     def kill(self) -> None:
@@ -109,10 +130,23 @@ class Child:
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(REAPING)
 
+    def _stuck(self) -> str:
+        """Returns in words that the process lives, and gets nowhere."""
+        pid = self._process.pid
+        return f"its process (pid {pid}) lives, but has taken no step for {STUCK:g} s"
+
+    def _silenced(self) -> str:
+        """Kills the process, and returns in words that it gave no sign of life."""
+        pid, seconds = self._process.pid, self._patience
+        why = " (it was stopped)" if is_halted(pid) else ""
+        self._is_mute = True  # a driver, or a dead mount, may hold it for ever
+        self.kill()
+        return f"its process (pid {pid}) gave no sign of life for {seconds:g} s{why}"
+
     def _read(self, stream: IO[bytes], take: Any) -> None:
         """Passes lines on to the thread that asks."""
         for line in stream:
-            if answer := take(line.rstrip(b"\n")):
+            if (answer := take(line.rstrip(b"\n"))) is not None:
                 self._heard.put(answer)
         self._heard.put(None)
 
@@ -215,6 +249,8 @@ def _asked(terms: Terms, request: Mapping[str, Any]) -> dict[str, Any]:
                 return {}
             if answer is None:
                 continue
+            if "mute" in answer:
+                return {"killed": True, "line": answer["mute"]}
             if "ended" in answer:
                 return _ending(answer["ended"], said)
             if answer.keys() & {"made", "failed", "disk", "devices"}:

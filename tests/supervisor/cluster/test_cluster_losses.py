@@ -83,6 +83,19 @@ def test_process_finds_the_modules_that_its_worker_does(monkeypatch, tmp_path):
     assert shown == ["found"]
 
 
+def test_process_has_the_commands_variables_where_its_host_has_none(monkeypatch):
+    monkeypatch.setenv("OF_BOTH", "host")
+    shown = []
+    given = Start(1, 0, {}, "", 1, [(0, 0, 1)], [None]).attributes(60.0)[0]
+    theirs = {"OF_BOTH": "command", "OF_COMMAND": "command"}
+    remote = Remote(str(ROOT), shown.append, 20.0, theirs)
+    code = "import os; print(os.environ['OF_BOTH'], os.environ['OF_COMMAND'])"
+    words = [sys.executable, "-c", code]
+    child = Child(words, given, False, shown.append, remote)
+    until(lambda: child.poll(time.monotonic(), Rules()) or child.is_over, "it ends")
+    assert shown == ["host command"]
+
+
 @pytest.mark.slow
 def test_killed_process_is_named_and_restarted(whole, tmp_path):
     with cluster(tmp_path, workers=2) as dask:
