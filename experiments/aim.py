@@ -16,8 +16,8 @@ def main(argv: list[str] | None = None) -> int:
 
     Returns:
         The exit code: 0 done (also where a run does not fit: the table says so), 1 a
-        program could not be compiled, 2 bad request, 75 stopped by SIGTERM, 130 by
-        Ctrl-C.
+        program could not be compiled, 2 bad request, 75 stopped by SIGTERM or SIGHUP,
+        130 by Ctrl-C.
     """
     argv = sys.argv[1:] if argv is None else argv
 

@@ -16,9 +16,9 @@ def main(argv: list[str] | None = None) -> int:
 
     Returns:
         The exit code: 0 done (also where runs diverged: the report shows them), 1 runs
-        failed, 2 bad request, 4 no scheduler answers, 75 stopped by SIGTERM, by a full
-        disk or a lost scheduler, 130 by Ctrl-C; after the last two, and 1, the same
-        command goes on.
+        failed, 2 bad request, 4 no scheduler answers, 75 stopped by SIGTERM, SIGHUP, a
+        full disk or a lost scheduler, 130 by Ctrl-C; after the last two, and 1, the
+        same command goes on.
     """
     argv = sys.argv[1:] if argv is None else argv
 

@@ -5,12 +5,14 @@ import inspect
 import os
 import re
 import socket
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import jax
 
 from experiments.cli.errors import BadRequest
+from experiments.exit_codes import UNCONNECTED
 from experiments.launch.addresses import address, joined_address, own_address
 
 _GONE = re.compile(
@@ -59,6 +61,13 @@ def tls_hint() -> str:
         "; TLS is on (JAX_MTLS_CERT_FILE): every process needs a certificate of one "
         "authority, and process 0's must name the host of the coordinator"
     )
+
+
+def hinted(code: int, log: Callable[[str], None]) -> int:
+    """Returns a run's exit code; says more if processes with TLS did not meet."""
+    if code == UNCONNECTED and (hint := tls_hint()):
+        log(hint.removeprefix("; "))
+    return code
 
 
 def is_loss(error: Exception) -> bool:

@@ -41,18 +41,11 @@ def supervise(config: RunConfig, argv: list[str], count: int) -> int:
         # Imports Dask, which the others need not.
         from experiments.launch.cluster.on_cluster import run_on_cluster
 
-        return _hinted(run_on_cluster(config, argv, out, rules, versions()))
+        return run_on_cluster(config, argv, out, rules, versions())
     command = [sys.executable, "-m", "experiments.run", *argv]
     processes = LocalProcesses(count, command, rules, terminal.say)
     code = run_processes(processes, {"out": str(out)}, rules, terminal.say)
-    return _hinted(code)
-
-
-def _hinted(code: int) -> int:
-    """Returns an exit code; says where to look if processes with TLS did not meet."""
-    if code == exit_codes.UNCONNECTED and (hint := gloo.tls_hint()):
-        terminal.say(hint.removeprefix("; "))
-    return code
+    return gloo.hinted(code, terminal.say)
 
 
 def run_as_member(member: ChildSide, argv: list[str], started: float) -> NoReturn:

@@ -90,14 +90,14 @@ def test_certificates_that_would_not_be_used_are_refused(given, words, monkeypat
         monkeypatch.delenv(name)
     for name, value in given.items():
         monkeypatch.setenv(name, value)
+    said = []
+    assert gloo.hinted(4, said.append) == 4
+    assert [line.startswith("TLS is on") for line in said] == [True] * bool(given)
     if words is None:
-        gloo.check_tls()
-        assert gloo.tls_hint() == ""
-        return
+        return gloo.check_tls()
     with pytest.raises(BadRequest) as refused:
         gloo.check_tls()
     assert str(refused.value) == words
-    assert "TLS is on" in gloo.tls_hint()
 
 
 @pytest.mark.parametrize(

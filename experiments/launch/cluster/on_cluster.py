@@ -56,4 +56,5 @@ def run_on_cluster(
         "folder": str(Path.cwd()),
         "environ": gloo.tls_variables(),
     }
-    return run_processes(processes, announced, rules, terminal.say)
+    code = run_processes(processes, announced, rules, terminal.say)
+    return gloo.hinted(code, terminal.say)
