@@ -14,6 +14,9 @@ LearningRate = float | Callable[[Any], Any]
 """A number, or an optax schedule: local step -> learning rate."""
 
 
+MOST_LISTED = 12  # names beside one that is close
+
+
 class _Required:
     """The type of REQUIRED."""
 
@@ -220,12 +223,16 @@ def one_of(kind: str, name: str, names: Iterable[str]) -> str:
     """Returns `name` if it is one of `names`.
 
     Raises:
-        ValueError: another name; it lists the names and suggests the closest.
+        ValueError: another name; it suggests the closest, and lists names that are few,
+            or of which none is close.
     """
     names = list(names)
     if name not in names:
         hint = nearest(str(name), names)
-        raise ValueError(f"unknown {kind} {name!r}{hint} (one of: {', '.join(names)})")
+        listed = f" (one of: {', '.join(names)})"
+        if hint and len(names) > MOST_LISTED:
+            listed = ""
+        raise ValueError(f"unknown {kind} {name!r}{hint}{listed}")
     return name
 
 

@@ -1,6 +1,7 @@
 """Factories of algorithms and tasks: found by name, their parameters as flags."""
 
 import argparse
+import ast
 import importlib
 import inspect
 import re
@@ -113,10 +114,28 @@ def _known(kind: Kind, name: str) -> str:
     if "," in name:
         several = kind.several and f"{kind.several}{name}"
         raise BadRequest(f"--{kind.flag} takes one {kind.noun}, got {name!r}{several}")
+    if name.split()[:1] != [name]:
+        own = "leave the quotation marks out, so that its flags are words of their own"
+        raise BadRequest(f"--{kind.flag} takes one {kind.noun}, got {name!r}: {own}")
+    if name not in kind.files and (path := Path(f"{name}.py")).is_file():
+        raise BadRequest(
+            f"unknown {kind.noun} {name!r}, but {path} is here: say --{kind.flag} "
+            f"{name}:FACTORY; its functions are {', '.join(_functions(path)) or 'none'}"
+        )
     try:
         return checks.one_of(kind.noun, name, kind.files)
     except ValueError as error:
         raise BadRequest(f"{error}; your own: package.module:factory") from None
+
+
+def _functions(path: Path) -> list[str]:
+    """Returns the names of a file's public functions, without running it."""
+    try:
+        nodes = ast.parse(path.read_bytes()).body
+    except (OSError, SyntaxError, ValueError):
+        return []
+    found = [node.name for node in nodes if isinstance(node, ast.FunctionDef)]
+    return [name for name in found if not name.startswith("_")]
 
 
 def _import(kind: Kind, name: str) -> Factory:

@@ -12,10 +12,9 @@ from typing import Any, NamedTuple
 from experiments.cli import factories, library
 from experiments.cli.errors import BadRequest
 from experiments.cli.factories import ALGORITHM, TASK, Kind
-from experiments.cli.library import checks
 from experiments.cli.settings import Setting, settings_of
 from experiments.cli.signatures import Signature
-from experiments.cli.words import cleaned
+from experiments.cli.words import cleaned, nearest_flag
 
 PROGRAM = "python -m experiments.run"
 PUBLISHED = Path(__file__).parent / "published.toml"
@@ -231,7 +230,7 @@ def _explain_unknown(word: str, own: Sequence[Own], parser: Parser) -> str:
         if owners := owners_of(kind, parameter):
             return f"{name} has no flag {flag}: it belongs to {', '.join(owners)}"
     options = [option for action in parser._actions for option in action.option_strings]
-    return f"unknown flag {flag!r}{checks.nearest(flag, options)} (see --help)"
+    return f"unknown flag {flag!r}{nearest_flag(flag, options)} (see --help)"
 
 
 def owners_of(kind: Kind, parameter: str) -> list[str]:

@@ -89,18 +89,27 @@ def show(text: str) -> None:
         sys.stdout.flush()
 
 
-def evaluation_line(line: dict[str, Any], steps: int, lr: float) -> str:
+def evaluation_line(
+    line: dict[str, Any], steps: int, lr: float, validation: float | None
+) -> str:
     """Formats one evaluation, with the learning rate where it is not `lr`."""
-    figures = [f"{name} {figure(x)}" for name, x in measured(line).items()]
+    shown = measured(line, validation)
+    figures = [f"{name} {figure(x)}" for name, x in shown.items()]
     if (now := line["learning_rate"]) != lr:
         figures.append(f"lr {now:.3g}")
     return "  ".join([f"step {line['step']:>{len(str(steps))}}/{steps}", *figures])
 
 
-def measured(line: dict[str, Any]) -> dict[str, float | None]:
-    """Returns the training loss and the held-out measures of a line, by label."""
+def measured(line: dict[str, Any], validation: float | None) -> dict[str, float | None]:
+    """Returns the training loss and the held-out measures of a line, by label.
+
+    Args:
+        line: of metrics.jsonl, or a summary.
+        validation: the share of training data that was held out; None: the test data.
+    """
+    held_out = "test" if validation is None else "validation"
     return {
-        name.replace("_", " "): x
+        name.replace("test_", f"{held_out}_").replace("_", " "): x
         for name, x in line.items()
         if name == "train_loss" or name.startswith("test_")
     }
@@ -160,7 +169,7 @@ def show_summary(summary: dict[str, Any], out: Any) -> None:
     if (last := s.get("learning_rate", s["lr"])) != s["lr"]:
         rates += f"; {last:.3g} nominal at the end"
     rows = {
-        **{name: figure(x) for name, x in measured(s).items()},
+        **{name: figure(x) for name, x in measured(s, s["validation"]).items()},
         "learning rate": rates,
         "each worker sent": _sent_text(s),
         "speed": f"{count(speed)} steps/s, {count(speed * s['workers'])} "

@@ -10,6 +10,16 @@ from experiments.cli.library import checks
 OF_WORKERS = ("devices", "lanes")  # the engine's names, which no axis in a worker has
 
 
+SYNONYMS = {"--learning-rate": "--lr", "--epochs": "--steps"}
+
+
+def nearest_flag(flag: str, flags: Iterable[str]) -> str:
+    """Suggests the flag that was meant; "" if none is near."""
+    if flag in SYNONYMS:
+        return f": say {SYNONYMS[flag]}"
+    return checks.nearest(flag, flags)
+
+
 def cleaned(argv: Iterable[str]) -> list[str]:
     """Returns the words of a command line with dashes in the names of flags.
 

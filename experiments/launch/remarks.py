@@ -28,6 +28,8 @@ def header(run: PreparedRun, is_batch_given: bool) -> list[str]:
         vain.append(
             f"the figures will be of the model as it is now: {run.rounds.untrained}"
         )
+    elif run.rounds.unsynced and c.workers > 1:
+        vain.append(f"no sync will come: {run.rounds.unsynced}")
     batch = f"batch {c.batch_size} ({c.batch_size // c.workers} a worker)"
     if not is_batch_given and c.batch_size != run.task.batch_size:
         unit = batch_unit(c)
@@ -35,6 +37,9 @@ def header(run: PreparedRun, is_batch_given: bool) -> list[str]:
     there, taken, text = len(jax.devices()), layout["devices"], ""
     if c.devices is None and c.backend != "vmap" and 0 < there - taken < c.workers:
         text = f" ({taken} of {there} devices divide them)"
+    no_rate = ""
+    if layout["effective_lr"] is None:
+        no_rate = ": twice the gradient does not move the model twice as far"
     inner = run.trainer.layout.inner
     idle = [
         f"no leaf of the model is sharded over {name}: each of its {inner[name]} "
@@ -47,7 +52,7 @@ def header(run: PreparedRun, is_batch_given: bool) -> list[str]:
         f"{c.algo} on {c.task}: {c.steps} steps, {batch}, seed {c.seed}",
         f"{terminal.layout_text(layout)}, backend {layout['backend']}{text}",
         f"{c.optimizer}, learning rate {terminal.rate(c.lr)}, effective "
-        f"{terminal.rate(layout['effective_lr'])}",
+        f"{terminal.rate(layout['effective_lr'])}{no_rate}",
         *_untrained(run),
     ]
 

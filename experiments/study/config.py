@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from experiments.cli import flags
 from experiments.cli.errors import BadRequest
+from experiments.cli.factories import ALGORITHM
 from experiments.cli.flags import PAPER
 from experiments.cli.library import checks
 from experiments.cli.settings import Group, checked, flag, settings_of
@@ -206,6 +207,10 @@ def parse(argv: Sequence[str]) -> StudyConfig:
     if known.preset in presets.NAMES:
         flags_of_preset = presets.words(presets.load(known.preset)["flags"])
         known, rest = made.parse_known_args(presets.under(flags_of_preset, words))
+    if rest and rest[0].strip(",") in ALGORITHM.files:  # no other flag takes that
+        others = [] if known.algos == SETTINGS["algos"].default else [known.algos]
+        several = ", ".join(word.strip(",") for word in [*others, *rest])
+        raise BadRequest(f"unexpected argument {rest[0]!r}: say --algos '{several}'")
     shared = spec.flag_groups(rest)
     plain = all(getattr(known, x) == SETTINGS[x].default for x in DECISIVE)
     if plain and not (shared or known.tune):

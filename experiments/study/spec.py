@@ -11,8 +11,7 @@ from typing import NamedTuple
 from experiments.cli import factories, flags
 from experiments.cli.errors import BadRequest
 from experiments.cli.factories import ALGORITHM, TASK
-from experiments.cli.library import checks
-from experiments.cli.words import with_dashes
+from experiments.cli.words import nearest_flag, with_dashes
 from experiments.study.search_space import Range, Words, combinations
 from experiments.training.config import SETTINGS
 
@@ -235,7 +234,7 @@ def resolved(
 def _unknown(name: str, variants: Sequence[Variant], possible: Sequence[str]) -> str:
     """Returns the error for a flag of no variant."""
     owners = ", ".join(flags.owners_of(ALGORITHM, name))
-    nearest = checks.nearest(flag_of(name), [flag_of(x) for x in possible])
+    nearest = nearest_flag(flag_of(name), [flag_of(x) for x in possible])
     hint = f": it belongs to {owners}" if owners else nearest
     algos = ", ".join(dict.fromkeys(variant.algo for variant in variants))
     return f"'{flag_of(name)}' is a flag of none of {algos}{hint}"

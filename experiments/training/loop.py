@@ -107,7 +107,7 @@ def train(
 
     def record_evaluation(state):
         line = evaluate(state, progress)
-        report.line(terminal.evaluation_line(line, c.steps, c.lr))
+        report.line(terminal.evaluation_line(line, c.steps, c.lr, c.validation))
         progress.evaluated(line)
         hooks.write(progress.lines)
 

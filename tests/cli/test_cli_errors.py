@@ -1,12 +1,15 @@
 """Bad requests, folders and strategies of the user's own, as real processes."""
 
 import inspect
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from commands import BASE, SUMMARY, execute, two_at_a_time
+from commands import BASE, ROOT, SUMMARY, execute, two_at_a_time
 
+from experiments.compare import main as compare
+from experiments.run import main
 from syncalgos import ALGORITHMS
 
 MODULES = {
@@ -75,7 +78,11 @@ def narrowing():
 
 # Flags, and what the line must name.
 BAD = {
-    "--algo bmfu": ["'bmfu'", "'bmuf'", *ALGORITHMS],
+    "--algo bmfu": ["unknown algorithm 'bmfu'; did you mean 'bmuf'?; your own: pack"],
+    "--algo xyz": ["'xyz'", *ALGORITHMS],
+    "--algo 'bmuf --nesterov'": ["'bmuf --nesterov'", "leave the quotation marks out"],
+    "--learning-rate 0.1": ["'--learning-rate': say --lr"],
+    "--epochs=3": ["'--epochs': say --steps"],
     "--task digit": ["'digit'", "'digits'"],
     "--backend pmpa": ["'pmpa'", "'pmap'", "shard_map", "vmap"],
     "--optimizer adm": ["'adm'", "'adam'", "sgd"],
@@ -192,6 +199,39 @@ def test_strategy_that_changes_params_is_refused_by_leaf(
     ended = execute(f"--algo mine:{factory}", out, PYTHONPATH=modules)
     assert_refused(ended, f"mine:{factory}", "replica.params[0]['b']", change)
     assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("--algos bmuf diloco", "'diloco': say --algos 'bmuf, diloco'"),
+        ("bmuf diloco", "'bmuf': say --algos 'bmuf, diloco'"),
+        ("--learning-rate 1", "'--learning-rate' is a flag of none of sync_sgd, "),
+        ("--learning-rate 1", ": say --lr"),
+        ("--networks 1Gbps", "'--networks' is a flag of none of "),
+    ],
+)
+def test_study_is_refused_in_one_line(words, told, capsys, tmp_path):
+    assert compare([*words.split(), "--out", str(tmp_path / "out")]) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert told in line
+
+
+def test_module_that_is_here_is_named_with_its_factories(monkeypatch, tmp_path, capsys):
+    (tmp_path / "mine.py").write_text(MODULES["mine"])
+    monkeypatch.chdir(tmp_path)
+    assert main(["--algo", "mine"]) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert "mine.py is here: say --algo mine:FACTORY; its functions are pull, " in line
+
+
+def test_the_package_names_its_commands():
+    shown = subprocess.run(
+        [sys.executable, "-m", "experiments"], cwd=ROOT, capture_output=True, text=True
+    )
+    assert (shown.returncode, shown.stderr) == (0, "")
+    for name in ("run", "compare", "aim"):
+        assert f"python -m experiments.{name} " in shown.stdout
 
 
 @pytest.mark.slow

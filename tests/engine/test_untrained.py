@@ -42,6 +42,14 @@ def test_untrained_figures_are_told_first_before_and_after_the_run(tmp_path):
     assert after == [start + WITHOUT_SYNC]
 
 
+def test_a_run_without_a_sync_says_so_first_where_the_mean_is_evaluated(tmp_path):
+    ended = run(f"{TINY} --steps 10 --algo model_averaging", tmp_path / "out")
+    assert ended.code == 0
+    told = WITHOUT_SYNC.replace("bmuf", "model_averaging")
+    assert ended.stderr.splitlines()[0] == f"no sync will come: {told}"
+    assert ended.summary["syncs"] == 0
+
+
 @pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("words", "told"),

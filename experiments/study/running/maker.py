@@ -166,9 +166,12 @@ def _rename(place: Path, folder: Path) -> None:
 
 
 def _results(summary: dict[str, Any]) -> str:
-    """Returns the results of a run in words."""
+    """Returns the results of a run in words; its training loss is in its files."""
     if summary["diverged"]:
         return f"diverged at step {summary['diverged_at']}"
-    shown = {k: x for k, x in terminal.measured(summary).items() if x is not None}
-    figures = [f"{name} {terminal.figure(x)}" for name, x in shown.items()]
+    shown = terminal.measured(summary, summary["validation"])
+    loss, *others = [x for x in shown if x != "train loss" and shown[x] is not None]
+    # The first says of which data: so a line has room for its run's name.
+    names = {loss: loss, **{name: name.partition(" ")[2] for name in others}}
+    figures = [f"{names[x]} {terminal.figure(shown[x])}" for x in names]
     return ", ".join([*figures, f"{summary['total_seconds']:.1f} s"])

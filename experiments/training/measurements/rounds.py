@@ -28,14 +28,19 @@ class Rounds(NamedTuple):
         is_fixed: whether that follows from the step alone.
         ends: whether a round ends with a step, (steps,); None if only the run shows.
         is_followed: whether the evaluated model changes at every step.
-        untrained: why it never changes, and the way out; "" if it does.
+        unsynced: why no sync comes, and the way out; "" if one does.
     """
 
     sent: Count
     is_fixed: bool
     ends: np.ndarray | None
     is_followed: bool
-    untrained: str = ""
+    unsynced: str = ""
+
+    @property
+    def untrained(self) -> str:
+        """Why the evaluated model never changes, and the way out; "" if it does."""
+        return "" if self.is_followed else self.unsynced
 
     def center_step(self, steps: int) -> int:
         """Returns the last local step that is in the center after so many."""
@@ -55,7 +60,7 @@ def planned(parts: Components, state: TrainState) -> Rounds:
         ends=_ends(parts, state, c.steps, sent),
         is_followed=bool(c.ema or not introspection.has_center(parts.algorithm)),
     )
-    if rounds.center_step(c.steps):
+    if rounds.ends is None or rounds.ends.any():
         return rounds
     first = _first_sync(parts, state)
     out = [f"--steps {first} or more"] if first else []
@@ -63,7 +68,7 @@ def planned(parts: Components, state: TrainState) -> Rounds:
         out.append(f"--period {c.steps} or less")
     when = f"first syncs after step {first}, beyond" if first else "does not sync in"
     use = f": use {', or '.join(out)}" if out else ""
-    return rounds._replace(untrained=f"{c.algo} {when} these {c.steps} steps{use}")
+    return rounds._replace(unsynced=f"{c.algo} {when} these {c.steps} steps{use}")
 
 
 def _communication(
