@@ -1,8 +1,9 @@
 """A trainer's compiled programs: one for each shape of the arguments."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -12,11 +13,12 @@ import numpy as np
 
 from syncalgos.collectives import PyTree
 from syncalgos.engine import arguments, worker
-from syncalgos.engine.lanes import execution, replication, selection
+from syncalgos.engine.lanes import execution, replication, selection, traces
 from syncalgos.engine.placement import backends, shardings, state_memory
 from syncalgos.engine.placement.backends import Replicated
 from syncalgos.engine.placement.layout import DEVICES, Layout
 from syncalgos.engine.program import Inputs, Model, Outputs, Own, Program, Shared
+from syncalgos.engine.state import of_one
 from syncalgos.reducers.stacking.shards import Sharding, known
 
 
@@ -42,6 +44,13 @@ class Key(NamedTuple):
 _SPECIAL = {
     "jax_debug_nans": ("NaN", np.isnan),
     "jax_debug_infs": ("infinity", np.isinf),
+}
+
+# jax's own collectives that may fail over WORKERS, and what to take instead.
+_OURS = {
+    "all_gather": "gather",
+    "psum_scatter": "mean",
+    "ppermute": "shift",
 }
 
 
@@ -268,7 +277,7 @@ class Compiled:
     def _lower(self, call: Call) -> Callable[[], Any]:
         """Traces a program; the function returned compiles it."""
         key = call.key
-        with known(key.sharding):
+        with known(key.sharding), self._explained_collectives(call):
             asked = key.program, key.sharding, key.replicated
             mapped = self._mapped(*asked, call.own, call.inputs)
             if not backends.is_compiled():
@@ -276,6 +285,23 @@ class Compiled:
             # Ahead of time, so that compilation can be told from training in a run's
             # seconds, and nothing is compiled twice.
             return backends.lower(self._layout, mapped, call.own, call.inputs).compile
+
+    @contextmanager
+    def _explained_collectives(self, call: Call) -> Iterator[None]:
+        """Names a collective of jax's own that fails over the workers, and ours."""
+        try:
+            yield
+        except (AssertionError, IndexError, NotImplementedError):
+            batches = jax.tree.map(lambda x: x[:, 0, 0], call.inputs.batches)
+            given = of_one(call.own), call.inputs._replace(batches=batches)
+            program = partial(call.key.program.function, self._worker)
+            names = traces.collectives(program, self._layout, *given)
+            for name in filter(_OURS.get, names):
+                raise ValueError(
+                    f"jax.lax.{name} does not know lanes within devices: over "
+                    f"syncalgos.WORKERS take syncalgos.collectives.{_OURS[name]}"
+                ) from None
+            raise
 
     def _note(self, call: Call, made: Any) -> None:
         """Takes note of a program that is compiled, and of its memory."""

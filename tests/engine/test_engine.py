@@ -265,6 +265,27 @@ def test_a_mesh_that_the_users_program_has_set_changes_nothing(backend, kind):
     assert found[1:] == expected[1:]
 
 
+def test_negatives_of_all_workers_are_those_of_the_whole_batch():
+    """As docs/strategies.md has it: workers add up to one with their batches."""
+
+    def loss(params, batch):
+        one, other = batch["x"] @ params["w"], batch["x"] ** 2 @ params["w"]
+        everyone = syncalgos.collectives.gather(other).reshape(-1, other.shape[-1])
+        labels = syncalgos.collectives.index() * len(one) + jnp.arange(len(one))
+        logits = one @ everyone.T
+        own = jnp.take_along_axis(logits, labels[:, None], 1)[:, 0]
+        return jnp.mean(jax.nn.logsumexp(logits, 1) - own)
+
+    def train(workers, backend):
+        strategy = syncalgos.sync_sgd()
+        trainer = make_trainer(strategy, workers, backend, stateless(loss))
+        state, metrics = trainer.run(trainer.init(make_params()), BATCHES)
+        return metrics["loss"], trainer.center(state).params["w"]
+
+    for mine, whole in zip(train(4, "auto"), train(1, "vmap"), strict=True):
+        np.testing.assert_allclose(mine, whole, rtol=1e-4)  # of float32
+
+
 def test_auto_takes_pmap_where_jax_has_it(monkeypatch):
     if hasattr(jax, "pmap"):
         assert make_trainer(backend="auto").layout.backend == "pmap"

@@ -68,6 +68,24 @@ def test_what_cannot_be_an_untyped_key_is_a_buffer():
     assert not any(np.any(x) for x in jax.tree.leaves(state.replica.buffers))
 
 
+@pytest.mark.parametrize(
+    ("collective", "ours"),
+    [
+        (lambda x: jax.lax.all_gather(x, syncalgos.WORKERS), "all_gather.*gather"),
+        (lambda x: jax.lax.psum_scatter(x, syncalgos.WORKERS), "psum_scatter.*mean"),
+        (lambda x: jax.lax.ppermute(x, syncalgos.WORKERS, [(0, 1)]), "ppermute.*shift"),
+    ],
+)
+def test_jaxs_own_collectives_over_workers_are_told_ours(collective, ours):
+    def loss(params, batch):
+        return plain_loss(params, batch) + jnp.mean(collective(batch["x"][:4]))
+
+    trainer = make_trainer(backend="vmap", loss=stateless(loss))
+    name, _, other = ours.partition(".*")
+    with pytest.raises(ValueError, match=rf"^jax\.lax\.{name} .*collectives\.{other}$"):
+        trainer.run(trainer.init(make_params()), BATCHES)
+
+
 def test_empty_params_are_refused():
     with pytest.raises(ValueError, match="params hold no arrays"):
         make_trainer().init({})
