@@ -1,26 +1,34 @@
 """Checks that a run which goes on is the one that was begun."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from experiments.cli import factories
 from experiments.cli.errors import BadRequest
 from experiments.cli.factories import ALGORITHM, TASK
-from experiments.training import records
+from experiments.training import json_files, records
 from experiments.training.config import SETTINGS, RunConfig
+
+
+class Config(TypedDict):
+    """What is read of config.json."""
+
+    settings: dict[str, Any]
+    arguments: dict[str, Any]
+    task_arguments: dict[str, Any]
 
 
 def check_config(out: Path, config: RunConfig) -> None:
     """Raises a BadRequest if a folder has a config.json, and it is of another run."""
     try:
-        found = records.read_json(out / "config.json")
+        found = json_files.read(out / "config.json", Config)
         before = {
             name: value
             for name, value in found["settings"].items()
             if name not in SETTINGS or SETTINGS[name].scope == "run"
         }
         before |= {**found["arguments"], **found["task_arguments"]}
-    except (OSError, ValueError, KeyError):  # none, or half of one
+    except json_files.Damaged:  # none, or half of one
         return
     check_settings(before, config, same=True)
 

@@ -1,10 +1,10 @@
 """The runs of a study: which they are, their files, and what the files say."""
 
-import json
 import re
 import shlex
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,13 +12,15 @@ from experiments.cli import factories
 from experiments.cli.factories import TASK
 from experiments.cli.flags import PROGRAM
 from experiments.study.config import SCALES, StudyConfig
+from experiments.study.network import HOPS
 from experiments.study.search_space import as_words, combinations, named
 from experiments.study.spec import Variant
 from experiments.study.statistics import Measure, is_fine
 from experiments.tasks.task import Data
-from experiments.training import records
+from experiments.training import reading
 from experiments.training.components import Components, make_components
 from experiments.training.config import RunConfig, parse
+from experiments.training.json_files import Damaged
 from experiments.training.measurements.sends import Sends, from_json
 
 # Seeds of trials must be none of those that are reported.
@@ -98,19 +100,13 @@ class RunSet(NamedTuple):
 
     def read(self) -> "RunSet":
         """Returns the run set with the content of its files, as far as they exist."""
-        made = self.read_summaries()
-        runs = {seed: self.run(seed) for seed in made.summaries}
-        first = next(iter(runs.values()), None)
-        return made._replace(
-            trials=[trial.read_summaries() for trial in self.trials],
-            config=records.read_json(first / "config.json") if first else {},
-            lines={seed: read_lines(run) for seed, run in runs.items()},
+        found = {s: x for s in self.seeds if (x := _sound(self.run(s))) is not None}
+        return self._replace(
+            trials=[trial.read() for trial in self.trials],
+            config=next((x.config for x in found.values()), {}),
+            summaries={seed: x.summary for seed, x in found.items()},
+            lines={seed: x.lines for seed, x in found.items()},
         )
-
-    def read_summaries(self) -> "RunSet":
-        """Returns the run set with the summaries of the runs that are done."""
-        found = {seed: _summary(self.run(seed)) for seed in self.seeds}
-        return self._replace(summaries={s: x for s, x in found.items() if x})
 
     @property
     def fine(self) -> dict[int, dict[str, Any]]:
@@ -152,22 +148,38 @@ class RunSet(NamedTuple):
 
 
 def is_done(run: Path) -> bool:
-    """Whether a run has come to its end."""
-    return bool(_summary(run))
+    """Whether a run has come to its end, and none of its files is damaged."""
+    return _sound(run) is not None
 
 
-def _summary(run: Path) -> dict[str, Any]:
-    """Returns a run's summary; {} if it has not come to its end."""
-    # A command of `compare --list` may have been stopped, and has a summary, too.
-    path = run / "summary.json"
-    found = records.read_json(path) if path.exists() else {}
-    return {} if found.get("stopped") else found
+def damage(run: Path) -> str:
+    """Returns which file of a run is damaged, and how; "" if none is."""
+    try:
+        _read(run)
+    except Damaged as error:
+        return str(error)
+    return ""
 
 
-def read_lines(run: Path) -> Lines:
-    """Returns the lines of a run's metrics.jsonl."""
-    text = (run / "metrics.jsonl").read_text()
-    return [json.loads(line) for line in text.splitlines()]
+def _sound(run: Path) -> reading.Made | None:
+    """Returns a run's files; None if they are not whole."""
+    # Not for an OSError, which says nothing of what a file holds.
+    with suppress(Damaged):
+        return _read(run)
+
+
+def _read(run: Path) -> reading.Made | None:
+    """Returns a run's files; None if it has not come to its end."""
+    found, path = reading.read_run(run), run / "summary.json"
+    if found is None:
+        return None
+    seed = found.summary.get("seed")
+    if seed is not None and run.name != f"seed-{seed}":
+        raise Damaged(path, f"it is of seed {seed}")
+    sent = found.summary["sends"] or {"kinds": []}
+    if unknown := {name for kind in sent["kinds"] for name in kind} - HOPS.keys():
+        raise Damaged(path, f"'sends' has no collective {min(unknown)!r}")
+    return found
 
 
 class Loader:

@@ -112,7 +112,7 @@ def _refused(text: str, why: str, part: str = "", unit: str = "") -> ValueError:
 
 
 # Messages that must follow one another, by ring algorithms; N workers.
-_HOPS = {
+HOPS = {
     "all_reduce": lambda n: 2 * (n - 1),
     "all_gather": lambda n: n - 1,
     "reduce_scatter": lambda n: n - 1,
@@ -152,7 +152,7 @@ def cost(
     for name, (size, calls) in kind.items():
         messages = min(calls, 1) if fused else calls
         seconds += size / network.bandwidth
-        seconds += network.latency * _HOPS[name](workers) * messages
+        seconds += network.latency * HOPS[name](workers) * messages
     return seconds
 
 

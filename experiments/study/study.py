@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import jax
 
@@ -32,13 +32,20 @@ from experiments.study.running.make import make_runs
 from experiments.study.running.plan import Plan
 from experiments.study.statistics import ACCURACY, measure
 from experiments.tasks.contract import check_apply, check_model
-from experiments.training import records
+from experiments.training import json_files, records
 from experiments.training.components import cores, use_cpu_devices, use_devices
 from experiments.training.config import parse
 
 NAME = "study.json"
 # Of a summary, beside the measures on test data.
 FINAL = "train_loss", "diverged", "bytes_per_worker", "lr", "effective_lr"
+
+
+class Study(TypedDict):
+    """The content of study.json."""
+
+    settings: dict[str, Any]
+    versions: dict[str, Any]
 
 
 def run(
@@ -220,28 +227,27 @@ def _check_folder(out: Path, identity: dict[str, Any], overwrite: bool) -> None:
     path = out / NAME
     if not path.exists() and _content(out):
         raise ValueError(f"--out {out} holds something else: take another folder")
-    if overwrite or not path.exists():
+    if not path.exists():
         return
+    # A folder whose owner is not known is not emptied, either.
     try:
-        there = records.read_json(path)
-        differing = [key for key, x in identity.items() if there.get(key) != x]
-    except (ValueError, AttributeError):
-        raise ValueError(
-            f"{path} cannot be read: take another --out, or --overwrite"
-        ) from None
+        there = json_files.read(path, Study)
+    except json_files.Damaged as error:
+        raise ValueError(f"{error}: take another --out") from None
+    if overwrite:
+        return
+    differing = [key for key, x in identity.items() if there[key] != x]
     if differing:
         key = differing[0]
         raise ValueError(
             f"--out {out} holds a study of other {key} "
-            f"({_changed(there.get(key), identity[key])}): take another folder, or "
+            f"({_changed(there[key], identity[key])}): take another folder, or "
             "--overwrite"
         )
 
 
-def _changed(old: Any, new: dict[str, Any]) -> str:
+def _changed(old: dict[str, Any], new: dict[str, Any]) -> str:
     """Returns the first two differences in words."""
-    if not isinstance(old, dict):
-        return f"{old!r}, not {new!r}"
     names = [name for name in new if old.get(name) != new[name]]
     return ", ".join(f"{n}: {old.get(n)!r}, not {new[n]!r}" for n in names[:2])
 

@@ -51,7 +51,7 @@ def chosen(made: RunSet, measure_key: str | None) -> RunSet | None:
     Raises:
         ValueError: the trials lack this measure.
     """
-    trials = _tried(trial.read_summaries() for trial in made.trials)
+    trials = _tried(trial.read() for trial in made.trials)
     if made.trials and not trials:
         return None
     by = measure(measure_key, [s for x in trials for s in x.summaries.values()])

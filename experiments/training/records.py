@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from experiments.training import json_files
+
 Line = dict[str, Any]
 
 NAMES = ("config.json", "metrics.jsonl", "summary.json")
@@ -158,7 +160,14 @@ def finish(out: Path, summary: dict[str, Any], lines: list[dict[str, Any]]) -> N
         OSError: they cannot be written.
     """
     write_metrics(out, lines)
-    write_json(out / "summary.json", summary)
+    # As it will be read, so that the checksum is of that.
+    content = json.loads(json.dumps(plain(summary), default=repr))
+    write_json(out / "summary.json", json_files.sealed(content, *beside_summary(out)))
+
+
+def beside_summary(out: Path) -> list[bytes]:
+    """Returns what a run's files hold, but for summary.json."""
+    return [(out / name).read_bytes() for name in NAMES[:2]]
 
 
 def write_lines(path: Path, lines: Iterable[dict[str, Any]]) -> None:
@@ -168,11 +177,6 @@ def write_lines(path: Path, lines: Iterable[dict[str, Any]]) -> None:
 
 def _json_lines(lines: Iterable[dict[str, Any]]) -> str:
     return "".join(json.dumps(plain(line)) + "\n" for line in lines)
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """Reads a file of JSON."""
-    return json.loads(path.read_text())
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:

@@ -1,6 +1,7 @@
 """Studies of the command line as real processes, and their files, for the tests."""
 
 import csv
+import json
 import os
 import shlex
 import signal
@@ -84,6 +85,18 @@ def content(folder):
     """Every file below a folder: its bytes, and when it was written."""
     files = (path for path in folder.rglob("*") if path.is_file())
     return {path: (path.read_bytes(), os.stat(path).st_mtime_ns) for path in files}
+
+
+def change(run, **values):
+    """Changes what a run has measured, as if it had been written so by version 0.2."""
+    path = run / "summary.json"
+    summary = json.loads(path.read_text()) | values
+    summary.pop("sha256", None)
+    path.write_text(json.dumps(summary))
+    *lines, last = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+    last |= {key: x for key, x in values.items() if key in last}
+    text = "".join(json.dumps(line) + "\n" for line in [*lines, last])
+    (run / "metrics.jsonl").write_text(text)
 
 
 def runs_done(out):

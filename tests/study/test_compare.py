@@ -17,6 +17,7 @@ from studies import (
     LENGTHS,
     SMALL,
     but_for_times,
+    change,
     compare,
     content,
     kill,
@@ -514,10 +515,7 @@ def test_a_diverged_algorithm_is_shown_and_counted(tmp_path):
 
 def test_a_diverged_seed_is_in_no_mean_and_in_no_pair(copy, here):
     (run,) = copy.glob("runs/02-NBM/runs/seed-1")
-    path = run / "summary.json"
-    summary = json.loads(path.read_text())
-    summary |= {"diverged": True, "diverged_at": 20, "test_loss": None}
-    path.write_text(json.dumps(summary))
+    change(run, diverged=True, diverged_at=20, test_loss=None)
     code, stdout, _ = here(SMALL, copy)
     assert code == 0
     kept = json.loads((run.with_name("seed-0") / "summary.json").read_text())
@@ -538,11 +536,7 @@ def test_a_diverged_seed_is_in_no_mean_and_in_no_pair(copy, here):
 def test_a_run_whose_last_step_blows_up_does_not_end_the_study(copy, here):
     """Its losses were finite, what is measured afterwards is not: null in the files."""
     (run,) = copy.glob("runs/02-NBM/runs/seed-1")
-    summary = json.loads((run / "summary.json").read_text())
-    (run / "summary.json").write_text(json.dumps({**summary, "test_loss": None}))
-    lines = [json.loads(x) for x in (run / "metrics.jsonl").read_text().splitlines()]
-    lines[-1]["test_loss"] = None
-    (run / "metrics.jsonl").write_text("".join(json.dumps(x) + "\n" for x in lines))
+    change(run, test_loss=None)
     code, _, stderr = here(SMALL, copy)
     assert code == 0, stderr
     kept = json.loads((run.with_name("seed-0") / "summary.json").read_text())
@@ -640,7 +634,7 @@ def test_another_measure_that_chooses_another_value_is_not_told_of_old_runs(
 ):
     out = shutil.copytree(tuned.out, tmp_path / "copy")
     (path,) = out.glob(f"tuning/*/runs/lr={lr}/seed-*/summary.json")
-    path.write_text(json.dumps({**json.loads(path.read_text()), "test_loss": 0.001}))
+    change(path.parent, test_loss=0.001)
     ended = compare(f"{SHORT} --tune lr=0.01:0.1:log:3 --measure test_loss", out)
     assert ended.code in (0, 2)
     if ended.code == 2:

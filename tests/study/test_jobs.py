@@ -15,7 +15,8 @@ from faults import until
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lasting import OURS
-from studies import COMPARE, but_for_times, runs_done
+from studies import COMPARE, but_for_times, change, runs_done
+from test_study_analysis import write
 
 from benchmarks.harness.jobs import RECORDS, bound, measured, simulated
 from experiments.compare import main
@@ -145,11 +146,9 @@ def test_a_cell_of_short_runs_is_not_cut(tmp_path):
 
 def test_runs_that_are_there_are_not_planned(tmp_path):
     sets = planned(tmp_path, variants=1, seeds=3, trials=0)
-    for seed, content in ((0, {}), (1, {"stopped": False}), (2, {"stopped": True})):
-        sets[0].run(seed).mkdir(parents=True)
-        path = sets[0].run(seed) / "summary.json"
-        if content:
-            path.write_text(json.dumps(content))
+    sets[0].run(0).mkdir(parents=True)
+    for seed, stopped in ((1, False), (2, True)):
+        write(sets[0].run(seed), "bmuf", (0.1, 0.2, 0.3), stopped=stopped)
     plan = Plan(sets, lambda made: made)
     assert [run.seed for run in plan.waiting()] == [0, 2]
     assert (plan.done, plan.total) == (1, 3)
@@ -254,7 +253,7 @@ def test_a_run_that_was_stopped_is_made_again(tmp_path):
     assert execute(study, out, COMPARE, **OWN).code == 0
     before = hashes(out)
     (path,) = out.rglob("summary.json")
-    path.write_text(json.dumps({**json.loads(path.read_text()), "stopped": True}))
+    change(path.parent, stopped=True)
     again = execute(study, out, COMPARE, **OWN)
     assert again.code == 0, again.stderr
     assert "run 1/1 " in again.stderr

@@ -6,6 +6,7 @@ import shlex
 from dataclasses import replace
 
 import pytest
+from studies import change
 
 from experiments.study import config, presets, tuning
 from experiments.study.analysis import analysis
@@ -463,11 +464,8 @@ def test_of_equal_accuracies_the_lower_loss_is_chosen(tmp_path):
     study = study_of(tmp_path, "--tune=lr=0.1,0.2,0.3", "--tune-seeds=5", seeds=1)
     tried(study, {x: dict.fromkeys(("0.1", "0.2", "0.3"), [0.5] * 5) for x in BYTES})
     point = points(study)[0]
-    for path in (
-        each.run(s) / "summary.json" for each in point.trials for s in range(1000, 1005)
-    ):
-        loss = 0.1 if "lr=0.2" in str(path) else 0.2
-        path.write_text(json.dumps(json.loads(path.read_text()) | {"test_loss": loss}))
+    for run in (each.run(s) for each in point.trials for s in range(1000, 1005)):
+        change(run, test_loss=0.1 if "lr=0.2" in str(run) else 0.2)
     for key in (ACCURACY.key, LOSS.key):
         assert chosen_values(point, key) == {"lr": "0.2"}
     (report,) = tuning.report(point.read(), ACCURACY)

@@ -6,6 +6,7 @@ import shlex
 
 import numpy as np
 import pytest
+from test_study_analysis import write
 
 from experiments.cli.errors import BadRequest
 from experiments.study import config, grid, search_space, spec
@@ -441,16 +442,11 @@ def test_a_run_set_knows_which_of_its_runs_are_done(tmp_path):
     runs = RunSet(variant, 1, "", argv, tmp_path, range(3))
     assert runs.missing() == [0, 1, 2] and runs.read().summaries == {}
     for seed in (0, 2):
-        runs.run(seed).mkdir(parents=True)
-        (runs.run(seed) / "config.json").write_text("{}")
-        (runs.run(seed) / "summary.json").write_text(json.dumps({"x": seed}))
-        lines = [{"step": 1}, {"step": 2}]
-        text = "".join(json.dumps(line) + "\n" for line in lines)
-        (runs.run(seed) / "metrics.jsonl").write_text(text)
+        write(runs.run(seed), "bmuf", (0.1, 0.2, 0.3), seed=seed)
     (runs.folder / ".seed-1").mkdir()  # one that was stopped
     assert runs.missing() == [1]
-    assert runs.read().summaries == {0: {"x": 0}, 2: {"x": 2}}
-    assert runs.read().lines[2] == [{"step": 1}, {"step": 2}]
+    assert {k: x["seed"] for k, x in runs.read().summaries.items()} == {0: 0, 2: 2}
+    assert [line["step"] for line in runs.read().lines[2]] == [10, 20, 30]
     command = shlex.split(runs.command)
     assert command == ["python", "-m", "experiments.run", *argv]
 

@@ -3,38 +3,142 @@
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 from experiments.aiming.config import PROGRAM, AimConfig, Job
 from experiments.aiming.report import markdown
 from experiments.aiming.report.records import Result
 from experiments.aiming.targets import Target
 from experiments.cli.errors import BadRequest
+from experiments.training import json_files
+from experiments.training.measurements.sends import is_sound
 from experiments.training.records import write
 
 Known = Mapping[tuple[Any, ...], dict[str, Any]]
 """Programs that were compiled before, by `key_of`."""
 
 
+class Named(TypedDict):
+    """What is read of a target."""
+
+    text: str
+    slices: int
+
+
+class Program(TypedDict):
+    """What is read of a program that was asked for."""
+
+    target: Named
+    argv: list[str]
+    compile_seconds: NotRequired[float]
+    sha256: NotRequired[str]
+
+
+class Programs(TypedDict):
+    """What is read of a file of --json."""
+
+    programs: list[Program]
+
+
+class Collectives(TypedDict):
+    """A row of a program's traffic, as `traffic.Row` describes it."""
+
+    scope: str
+    when: str
+    network: str
+    kind: str
+    calls: int
+    group: int
+    bytes: float
+    overlapped: int
+    rings: int
+    dtypes: list[str]
+    promoted: NotRequired[int]
+
+
+class Ledger(TypedDict):
+    """Bytes and calls by collective."""
+
+    always: dict[str, list[float]]
+    branched: dict[str, list[float]]
+
+
+class Sent(TypedDict):
+    """The sends of a run, as `sends.to_json` writes them."""
+
+    kinds: list[dict[str, list[float]]]
+    steps: str
+
+
+class Flops(TypedDict):
+    """Operations of a chip."""
+
+    step: float
+    sync: float
+
+
+class Leaf(TypedDict):
+    """An array on a chip."""
+
+    name: str
+    bytes: int
+
+
+class Compiled(TypedDict):
+    """What is read of a program that was compiled, as `prepare.compiled` returns it."""
+
+    slices: int
+    workers: int
+    mesh: dict[str, int]
+    lanes: int
+    batch_size: int
+    params: int
+    steps: int
+    dispatch_steps: int
+    delay: int
+    state: dict[str, int]
+    largest: list[Leaf]
+    flops: NotRequired[Flops]
+    memory: NotRequired[dict[str, int]]
+    ledger: Ledger | None
+    sends: Sent | None
+    traffic: list[Collectives] | None
+    uncounted: NotRequired[str]
+    refused: NotRequired[str]
+    needed: NotRequired[int | None]
+    versions: NotRequired[dict[str, str]]
+
+
 def known(config: AimConfig) -> Known:
     """Returns what the files of --reuse have of programs that were compiled.
 
     Raises:
-        BadRequest: a file that is none of --json.
+        BadRequest: a file that is none of --json, or is damaged.
     """
     found = {}
     for path in config.reuse:
         try:
-            for one in json.loads(path.read_text("utf-8"))["programs"]:
-                target = one["target"]
-                key = target["text"], target["slices"], *one["argv"]
+            for one in json_files.read(path, Programs)["programs"]:
                 if "compile_seconds" in one:
-                    found[key] = one
+                    _check(path, one)
+                    target = one["target"]
+                    found[target["text"], target["slices"], *one["argv"]] = one
         except OSError as error:
             raise BadRequest(f"--reuse {path}: {error.strerror or error}") from None
-        except (ValueError, KeyError, TypeError):
-            raise BadRequest(f"--reuse {path}: it is no file of --json") from None
+        except json_files.Damaged as error:
+            raise BadRequest(f"--reuse {error}: it is no file of --json") from None
     return found
+
+
+def _check(path: Path, one: dict[str, Any]) -> None:
+    """Raises a Damaged unless a program holds what was written."""
+    json_files.check(path, one, Compiled, "a program")
+    json_files.check_seal(path, one)
+    counts = {x: one[x] for x in ("workers", "lanes", "steps", "dispatch_steps")}
+    if few := [name for name, x in (counts | one["mesh"]).items() if x < 1]:
+        raise json_files.Damaged(path, f"{few[0]!r} must be at least 1")
+    if one["sends"] and not is_sound(one["sends"], one["steps"]):
+        raise json_files.Damaged(path, "'sends' are not those of the program's run")
 
 
 def key_of(job: Job) -> tuple[Any, ...]:
@@ -90,7 +194,7 @@ def _page(config: AimConfig, argv: list[str], found: Sequence[Result]) -> str:
 def as_json(result: Result) -> dict[str, Any]:
     """Returns a result as JSON has it: bytes and seconds, nothing rounded."""
     compared = result.comparison
-    return {
+    content = {
         # An answer of --reuse has what follows, too, of other figures or networks.
         **result.answer,
         "target": _target(result.job.target),
@@ -108,6 +212,8 @@ def as_json(result: Result) -> dict[str, Any]:
             "rows": [row._asdict() for row in compared.rows],
         },
     }
+    # As it will be read, so that the checksum is of that.
+    return json_files.sealed(json.loads(json.dumps(content)))
 
 
 def _target(target: Target) -> dict[str, Any]:

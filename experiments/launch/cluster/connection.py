@@ -1,16 +1,16 @@
 """Connections to a Dask scheduler."""
 
 import importlib.util
-import json
 import logging
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict
 from urllib.parse import urlsplit
 
 from experiments.cli.errors import BadRequest
+from experiments.training import json_files
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -20,6 +20,12 @@ CERTIFICATES = (
 )
 
 ANSWER = 30.0  # seconds for a scheduler to answer
+
+
+class SchedulerFile(TypedDict):
+    """What is read of a scheduler's file."""
+
+    address: str
 
 
 class Unreachable(Exception):
@@ -91,8 +97,8 @@ def _address(scheduler: str) -> str:
     if "://" in scheduler:
         return scheduler
     try:
-        return json.loads(Path(scheduler).read_text())["address"]
-    except (OSError, ValueError, KeyError, TypeError):
+        return json_files.read(Path(scheduler), SchedulerFile)["address"]
+    except (OSError, ValueError):
         raise BadRequest(
             "--scheduler must be tcp://HOST:PORT, tls://HOST:PORT or a scheduler file, "
             f"got {scheduler!r}"

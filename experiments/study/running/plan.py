@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from experiments.study.grid import RunSet
+from experiments.cli import terminal
+from experiments.study.grid import RunSet, damage
 
 Choose = Callable[[RunSet], RunSet | None]
 """A run set whose trials have ended -> the same with the values chosen, if any ran."""
@@ -192,4 +193,6 @@ def _runs(runs: RunSet) -> Iterator[Run]:
     trial = runs.trial if runs.share is not None else ""
     name = " ".join(x for x in (runs.variant.label, runs.point, trial) if x)
     for seed in runs.missing():
+        if why := damage(runs.run(seed)):
+            terminal.say(f"{why}: the run is made anew")
         yield Run(f"{name}, seed {seed}", tuple(runs.argv), seed, runs.run(seed))

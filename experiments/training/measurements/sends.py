@@ -1,5 +1,6 @@
 """The sends of a run, step by step, as its summary.json has them."""
 
+import re
 from collections.abc import Mapping
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -62,6 +63,20 @@ def to_json(sends: Sends) -> dict[str, Any]:
     runs = (f"{kind}*{len(list(run))}" for kind, run in groupby(sends.steps))
     kinds = [{name: list(sent) for name, sent in kind.items()} for kind in sends.kinds]
     return {"kinds": kinds, "steps": " ".join(runs)}
+
+
+def is_sound(content: Mapping[str, Any], steps: int) -> bool:
+    """Whether such JSON holds the sends of a run of so many steps, or fewer."""
+    words = content["steps"].split()
+    if not all(re.fullmatch(r"\d{1,9}\*\d{1,18}", x) for x in words):
+        return False
+    runs = [[*map(int, x.split("*"))] for x in words]
+    counts = [sent for kind in content["kinds"] for sent in kind.values()]
+    return (
+        sum(length for _, length in runs) <= steps
+        and all(kind < len(content["kinds"]) for kind, _ in runs)
+        and all(len(sent) == 2 and min(sent) >= 0 for sent in counts)
+    )
 
 
 def from_json(content: Mapping[str, Any]) -> Sends:

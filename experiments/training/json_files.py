@@ -1,0 +1,160 @@
+"""Files of JSON, read by a schema: whatever is wrong with one is a line with its name.
+
+A schema is a type: int, float (which takes whole numbers), bool, str, None, Any, a
+list, a dict by str, a union, or a TypedDict, whose further keys may hold anything.
+"""
+
+import hashlib
+import json
+import math
+import types
+import typing
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, NoReturn
+
+MOST = 1 << 30  # bytes of a file
+DIGITS = 18  # of a whole number: more overflow what is computed from it
+SEAL = "sha256"
+NAMES = {int: "a whole number", float: "a number", bool: "true or false"}
+NAMES |= {str: "text", list: "a list", dict: "an object", types.NoneType: "null"}
+
+
+class Damaged(ValueError):
+    """A file that does not hold what was written; the message is one line."""
+
+    def __init__(self, path: Path, why: str):
+        super().__init__(f"{path}: {why}")
+
+
+def read(path: Path, schema: Any) -> Any:
+    """Reads a file of JSON.
+
+    Raises:
+        Damaged: it is missing, no file, or does not hold what the schema says.
+        OSError: it cannot be read.
+    """
+    content = _parsed(path, _text(path), "")
+    check(path, content, schema, "it")
+    return content
+
+
+def read_lines(path: Path, schema: Any) -> list[Any]:
+    """Reads a file with a record of JSON in each line; raises what `read` does."""
+    lines = _text(path).splitlines()
+    found = [_parsed(path, x, f"line {i}: ") for i, x in enumerate(lines, 1)]
+    for i, content in enumerate(found, 1):
+        check(path, content, schema, f"line {i}")
+    return found
+
+
+def sealed(content: Mapping[str, Any], *beside: bytes) -> dict[str, Any]:
+    """Returns JSON with a checksum of it, and of what lies beside it."""
+    plain = {key: x for key, x in content.items() if key != SEAL}
+    return {**plain, SEAL: _digest(plain, beside)}
+
+
+def check_seal(path: Path, content: Mapping[str, Any], *beside: bytes) -> None:
+    """Raises a Damaged for content that was changed; files before 0.3 have no seal."""
+    if content.get(SEAL) not in (None, sealed(content, *beside)[SEAL]):
+        raise Damaged(path, "it, or a file beside it, was changed since it was written")
+
+
+def _digest(content: Mapping[str, Any], beside: Iterable[bytes]) -> str:
+    parts = [json.dumps(content, sort_keys=True).encode(), *beside]
+    return hashlib.sha256(b"\0".join(parts)).hexdigest()
+
+
+def _text(path: Path) -> str:
+    # A folder, or a pipe, which would be waited for without end.
+    if path.exists() and not path.is_file():
+        raise Damaged(path, "it is no file")
+    try:
+        if path.stat().st_size > MOST:
+            raise Damaged(path, f"it is longer than {MOST} bytes")
+        return path.read_bytes().decode()
+    except (FileNotFoundError, NotADirectoryError):
+        raise Damaged(path, "it is missing") from None
+    except UnicodeDecodeError:
+        raise Damaged(path, "it is no text in UTF-8") from None
+
+
+def _parsed(path: Path, text: str, where: str) -> Any:
+    try:
+        content = json.loads(
+            text,
+            object_pairs_hook=_object,
+            parse_constant=_refuse,
+            parse_int=_whole,
+            parse_float=_real,
+        )
+        if "\\u" in text:  # half of a character cannot be written anywhere
+            json.dumps(content, ensure_ascii=False).encode()
+        return content
+    except RecursionError:
+        raise Damaged(path, f"{where}it is nested too deeply") from None
+    except UnicodeEncodeError:
+        raise Damaged(path, f"{where}it has half of a character") from None
+    except json.JSONDecodeError as error:
+        why = f"{error.msg[:1].lower()}{error.msg[1:]}, at character {error.pos + 1}"
+        raise Damaged(path, f"{where}it is no JSON: {why}") from None
+    except ValueError as error:
+        raise Damaged(path, f"{where}{error}") from None
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("it has a key twice")
+    return found
+
+
+def _refuse(text: str) -> NoReturn:
+    raise ValueError(f"it has a number that is not finite: {text}")
+
+
+def _whole(text: str) -> int:
+    if len(text) > DIGITS:
+        raise ValueError(f"it has a number of {len(text)} digits")
+    return int(text)
+
+
+def _real(text: str) -> float:
+    found = float(text)
+    return found if math.isfinite(found) else _refuse(text)
+
+
+def check(path: Path, value: Any, schema: Any, where: str) -> None:
+    """Raises a Damaged unless a value is as the schema says."""
+    is_union = typing.get_origin(schema) in (typing.Union, types.UnionType)
+    options = typing.get_args(schema) if is_union else (schema,)
+    fitting: Any = next((x for x in options if x is Any or _is_of(value, x)), None)
+    if fitting is None:
+        must = " or ".join(NAMES[_kind(x)] for x in options)
+        shown = NAMES[type(value)] if isinstance(value, dict | list) else repr(value)
+        raise Damaged(path, f"{where} must be {must}, got {shown[:40]}")
+    inside = typing.get_args(fitting)
+    if typing.is_typeddict(fitting):
+        for key, kind in typing.get_type_hints(fitting).items():
+            if key in value:
+                check(path, value[key], kind, repr(key))
+            elif key in fitting.__required_keys__:
+                raise Damaged(path, f"{where} has no {key!r}")
+    elif isinstance(value, dict) and inside:
+        for key, x in value.items():
+            check(path, x, inside[1], repr(key))
+    elif isinstance(value, list) and inside:
+        for x in value:
+            check(path, x, inside[0], f"an entry of {where}")
+
+
+def _is_of(value: Any, schema: Any) -> bool:
+    kind = _kind(schema)
+    return type(value) is kind or (kind is float and type(value) is int)
+
+
+def _kind(schema: Any) -> Any:
+    """Returns the type of Python that a schema asks for."""
+    if typing.is_typeddict(schema):
+        return dict
+    return typing.get_origin(schema) or schema

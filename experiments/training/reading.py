@@ -1,0 +1,134 @@
+"""Reads the files of a run that has come to its end, and checks them."""
+
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple, NotRequired, TypedDict
+
+from experiments.training import json_files
+from experiments.training.json_files import Damaged
+from experiments.training.measurements import sends
+from experiments.training.records import Line, beside_summary
+
+
+class Settings(TypedDict):
+    """What is read of the settings in config.json."""
+
+    steps: int
+    workers: int
+    batch_size: int
+    partition: str
+    sync_until: int
+
+
+class Config(TypedDict):
+    """What is read of config.json."""
+
+    settings: Settings
+    task_arguments: dict[str, Any]
+    backend: str
+    devices: int
+    platform: str
+    mesh: NotRequired[dict[str, int]]
+    versions: dict[str, str]
+
+
+class MeasuredLine(TypedDict):
+    """What every line of metrics.jsonl has, beside more figures."""
+
+    step: int
+    bytes_per_worker: float | None
+
+
+class SendsOfRun(TypedDict):
+    """The sends of a run, as `sends.to_json` writes them."""
+
+    kinds: list[dict[str, list[float]]]
+    steps: str
+    delay: int
+
+
+class Summary(TypedDict):
+    """What is read of summary.json, beside what is measured."""
+
+    steps: int
+    seconds: float
+    workers: int
+    devices: int
+    platform: str
+    mesh: NotRequired[dict[str, int]]
+    lr: float
+    effective_lr: float | None
+    train_loss: float | None
+    test_loss: float | None
+    bytes_per_worker: float | None
+    syncs: int | None
+    sends: SendsOfRun | None
+    center_step: int
+    not_counted: str | None
+    diverged: bool
+    stopped: NotRequired[bool]
+    seed: NotRequired[int]
+    sha256: NotRequired[str]
+
+
+class Made(NamedTuple):
+    """The contents of the files of a run."""
+
+    config: dict[str, Any]
+    summary: dict[str, Any]
+    lines: list[Line]
+
+
+def read_run(out: Path) -> Made | None:
+    """Reads the files of a run; None if it has not come to its end.
+
+    Raises:
+        Damaged: a file does not hold what was written.
+        OSError: one cannot be read.
+    """
+    path = out / "summary.json"
+    if not path.exists():
+        return None
+    summary = json_files.read(path, Summary)
+    # A command of `compare --list` may have been stopped, and has a summary, too.
+    if summary.get("stopped"):
+        return None
+    config = json_files.read(out / "config.json", Config)
+    lines = json_files.read_lines(out / "metrics.jsonl", MeasuredLine)
+    json_files.check_seal(path, summary, *beside_summary(out))
+    _check_lines(out / "metrics.jsonl", lines, summary)
+    _check_summary(path, summary, config)
+    return Made(config, summary, lines)
+
+
+def _check_lines(path: Path, lines: Sequence[Line], summary: Line) -> None:
+    """Raises a Damaged for lines that are not those of the summary's run."""
+    if not lines:
+        raise Damaged(path, "it is empty")
+    steps = [line["step"] for line in lines]
+    if any(after <= before for before, after in pairwise([0, *steps])):
+        raise Damaged(path, "its steps do not rise from line to line")
+    for i, line in enumerate(lines, 1):
+        for key, x in line.items():
+            if isinstance(x, bool) or not isinstance(x, int | float | None):
+                raise Damaged(path, f"line {i}: {key!r} must be a number")
+    # Files before 0.3 have no checksum: what is in both must agree.
+    last = {**lines[-1], "steps": steps[-1]}
+    for key in sorted(last | summary):
+        is_measured = key.startswith("test_") or key in ("train_loss", "steps")
+        if is_measured and (key not in last or last[key] != summary.get(key)):
+            raise Damaged(path, f"its last line is not what summary.json says of {key}")
+
+
+def _check_summary(path: Path, summary: Line, config: Line) -> None:
+    """Raises a Damaged for a summary that contradicts itself or the config."""
+    for key in config.keys() & summary.keys():
+        if config[key] != summary[key]:
+            raise Damaged(path, f"its {key!r} is not that of config.json")
+    counts = {x: summary[x] for x in ("workers", "devices")} | summary.get("mesh", {})
+    if few := [name for name, x in counts.items() if x < 1]:
+        raise Damaged(path, f"{few[0]!r} must be at least 1, got {counts[few[0]]}")
+    steps = max(summary["steps"], config["settings"]["steps"])
+    if summary["sends"] and not sends.is_sound(summary["sends"], steps):
+        raise Damaged(path, f"'sends' are not those of a run of {steps} steps")
