@@ -19,17 +19,22 @@ class Config(TypedDict):
 
 
 def check_config(out: Path, config: RunConfig) -> None:
-    """Raises a BadRequest if a folder has a config.json, and it is of another run."""
+    """Raises a BadRequest if a folder's config.json is damaged, or of another run."""
+    path = out / "config.json"
+    if not path.exists():
+        return
     try:
-        found = json_files.read(out / "config.json", Config)
+        found = json_files.read(path, Config)
         before = {
             name: value
             for name, value in found["settings"].items()
             if name not in SETTINGS or SETTINGS[name].scope == "run"
         }
         before |= {**found["arguments"], **found["task_arguments"]}
-    except json_files.Damaged:  # none, or half of one
-        return
+    except json_files.Damaged as error:
+        raise BadRequest(
+            f"--resume: {error}; nothing is removed: --overwrite begins anew"
+        ) from error
     check_settings(before, config, same=True)
 
 

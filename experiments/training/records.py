@@ -110,9 +110,8 @@ def try_to_write(out: Path) -> None:
 def exported(out: Path) -> Path | None:
     """Returns where the run of a folder exports its model to; None if nowhere."""
     try:
-        path = read_json(out / "config.json")["settings"]["export"]
-        return Path(path)
-    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+        return Path(json_files.read(out / "config.json", dict)["settings"]["export"])
+    except (OSError, ValueError, LookupError, TypeError):
         return None
 
 
