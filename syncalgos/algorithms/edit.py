@@ -61,7 +61,8 @@ def edit(
         ValueError: a parameter outside its range.
 
     A leaf that is unusual on all workers returns to the anchor; NaN and infinity are
-    always unusual. A steady drift moves the center η / (1 - μ) times as far as plain
+    always unusual. All other norms enter the mean and deviation, as in the authors'
+    code, so that norms that have grown for good soon are usual again. A steady drift moves the center η / (1 - μ) times as far as plain
     averaging, below the clip. The paper begins with synchronous steps.
 
     Source: Cheng et al., "EDiT: a local-SGD-based efficient distributed training method

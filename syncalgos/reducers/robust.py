@@ -151,7 +151,7 @@ LEAST_DEVIATION = 1e-3
 
 
 class Norms(NamedTuple):
-    """Statistics of each leaf's usual norms so far: number, mean, variance, (leaves,).
+    """Statistics of each leaf's finite norms so far: number, mean, variance, (leaves,).
 
     Mean and variance weigh a norm by (1 - rate) to the power of its later ones' number.
     """
@@ -217,7 +217,7 @@ def screened_mean(
         collectives.mean(form.unflatten(sent), axis),
     )
     on_any = form.unflatten([*jnp.isfinite(of_all).any(0)])
-    return mean, on_any, _with_usual(norms, usual, seen, screen.rate)
+    return mean, on_any, _with_finite(norms, seen, screen.rate)
 
 
 def _norm(x: jax.Array) -> jax.Array:
@@ -226,19 +226,23 @@ def _norm(x: jax.Array) -> jax.Array:
 
 def _are_usual(norms: jax.Array, seen: Norms, screen: Screen) -> jax.Array:
     least = LEAST_DEVIATION * seen.mean
-    deviation = jnp.maximum(jnp.sqrt(seen.variance), least)
+    # Checkpoints of former versions may hold variances below 0.
+    deviation = jnp.maximum(jnp.sqrt(jnp.maximum(seen.variance, 0)), least)
     is_near = norms <= seen.mean + screen.threshold * deviation
     return jnp.isfinite(norms) & ((seen.number < screen.trusted) | is_near)
 
 
-def _with_usual(norms: jax.Array, usual: jax.Array, seen: Norms, rate: float) -> Norms:
-    """Updates the statistics with the norms that are usual."""
+def _with_finite(norms: jax.Array, seen: Norms, rate: float) -> Norms:
+    """Updates the statistics with the norms that are finite."""
     number = seen.number + 1
     # 1 for the first norm: exact from there on. The authors' statistics start at 0, and
-    # need 120 syncs.
-    share = rate / (1 - (1 - rate) ** number)
+    # need 120 syncs. Rounded it may be above 1, and the variance then below 0.
+    share = jnp.minimum(1, -rate / jnp.expm1(number * jnp.log1p(-rate)))
     apart = norms - seen.mean
     mean = seen.mean + share * apart
     variance = (1 - share) * (seen.variance + share * apart**2)
     noted = Norms(number, mean, variance)
-    return jax.tree.map(lambda new, old: jnp.where(usual, new, old), noted, seen)
+    # Unusual norms, too, as in the authors' code: a leaf whose norms have grown for
+    # good would otherwise never move again.
+    is_finite = jnp.isfinite(norms)
+    return jax.tree.map(lambda new, old: jnp.where(is_finite, new, old), noted, seen)

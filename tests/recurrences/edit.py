@@ -1,7 +1,7 @@
 """Cheng et al. 2025: the pseudo-gradient penalty, leaf by leaf.
 
 A worker's norms have a mean and a variance with weights that decay by 1 - α; they are
-written out here as weighted sums over all norms that were usual.
+written out here as weighted sums over all of its norms so far, unusual ones included.
 """
 
 import numpy as np
@@ -44,8 +44,8 @@ def recurrence(
         for i, d in enumerate(moves):
             norm, earlier = np.sqrt(np.sum(d**2)), seen[i][number]
             if is_usual(norm, earlier, threshold, rate, trusted):
-                earlier.append(norm)
                 taken.append((np.exp(-norm), d))
+            earlier.append(norm)
         if not taken:
             return np.full_like(moves[0], np.nan)
         g = sum(w * d for w, d in taken) / sum(w for w, _ in taken)
