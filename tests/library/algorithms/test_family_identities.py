@@ -7,6 +7,7 @@ replicas and the center of one are those of the other, up to rounding.
 import functools
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import problems
@@ -201,6 +202,19 @@ def test_des_loc_of_equal_periods_averages_params_and_moments_together():
     # Else neither the averages nor their absence would show.
     apart = train(model_averaging(PERIOD), adam)
     assert relative_error(desynced.centers[-1], apart.centers[-1]) > CLEARLY / 10
+
+
+@pytest.mark.parametrize("wide", [True, False], ids=["float64", "float32"])
+@pytest.mark.parametrize(
+    ("growth", "rate", "steps"),
+    [(0.01, 0.001, 100), (0.02, 0.004, 25), (0.29, 0.005, 3364), (0.0999, 0.01, 99)],
+)
+def test_qsr_takes_a_whole_ratio_for_whole(growth, rate, steps, wide):
+    """(0.01 / 0.001)² is below 100 in float32, and (0.29 / 0.005)² below 3364."""
+    with jax.enable_x64(wide):
+        for each in (rate, lambda step: jnp.float32(rate)):
+            acts = qsr(1, growth, each).acts
+            assert [bool(acts(steps - 2)), bool(acts(steps - 1))] == [False, True]
 
 
 @pytest.mark.parametrize(("fewest", "period"), [(PERIOD, 6), (1, 6), (8, 8)])
