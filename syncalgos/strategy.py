@@ -46,7 +46,7 @@ class MeanCenter(NamedTuple):
     over: Callable[[PyTree, PyTree, PyTree], PyTree] | None = None
 
     def __call__(self, params: PyTree, state: PyTree) -> PyTree:
-        mean = collectives.mean(params, self.axis)
+        mean = collectives.mean(collectives.weighted(params), self.axis)
         return mean if self.over is None else self.over(mean, params, state)
 
 

@@ -86,6 +86,7 @@ def dgc(
         return over_leaves(partial(leaf, density), 3, grads, *state, pieces)
 
     def reduce(grads, replica, state, step):
+        collectives.no_mean("a mean of the workers' own momenta")
         own = widen(grads)
         if local_clip is not None:
             # Independent gradients of N workers add up to √N times the norm of one.

@@ -62,8 +62,9 @@ def edit(
 
     A leaf that is unusual on all workers returns to the anchor; NaN and infinity are
     always unusual. All other norms enter the mean and deviation, as in the authors'
-    code, so that norms that have grown for good soon are usual again. A steady drift moves the center η / (1 - μ) times as far as plain
-    averaging, below the clip. The paper begins with synchronous steps.
+    code, so that norms that have grown for good soon are usual again. A steady drift
+    moves the center η / (1 - μ) times as far as plain averaging, below the clip. The
+    paper begins with synchronous steps.
 
     Source: Cheng et al., "EDiT: a local-SGD-based efficient distributed training method
     for large language models", ICLR 2025, the pseudo-gradient penalty.

@@ -39,6 +39,8 @@ class Combination(NamedTuple):
             refuses it; a phase, `until` or `after`, may lie around it.
         behind: extra -> the same strategy with another behind it, wherever the data
             decide to act; None where the step alone decides.
+        schedules: (step, workers) -> weights, (workers,), by whose product the workers
+            count in what the strategy combines; none of them: all alike.
     """
 
     # It is the sync, and not a field beside it: `_replace(sync=…)` then replaces the
@@ -52,6 +54,7 @@ class Combination(NamedTuple):
     delays: bool = False
     steady: bool = False
     behind: Callable[[Strategy], Strategy] | None = None
+    schedules: tuple[Callable[[Any, int], Any], ...] = ()
 
     def __call__(
         self, replica: Replica, state: PyTree, step: Any
@@ -164,6 +167,13 @@ def ever_syncs(strategy: Strategy) -> bool:
     if made.members:
         return any(map(ever_syncs, made.members))
     return made.call is not keep_replica
+
+
+def schedules(strategy: Strategy) -> tuple[Callable[[Any, int], Any], ...]:
+    """The schedules of weights in a strategy, each once; see `participating`."""
+    made = combination(strategy)
+    inside = [each for member in made.members for each in schedules(member)]
+    return tuple(dict.fromkeys([*made.schedules, *inside]))
 
 
 def is_clocked(strategy: Strategy) -> bool:

@@ -1,11 +1,13 @@
 """Simulated workers that skip rounds, or train at their own speed."""
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from syncalgos import checks, collectives
@@ -16,6 +18,8 @@ from syncalgos.dtypes import narrow, select, widen
 from syncalgos.keys import common_key
 from syncalgos.strategy import (
     Strategy,
+    apply_reduce,
+    apply_sync,
     changes_params,
     check_strategy,
     keep_grads,
@@ -80,12 +84,15 @@ def participating(
     in place of θ: the mean over all workers is then the weighted mean over those who
     take part. Gradients are multiplied by N w / Σw at each step. Where nobody takes
     part, nothing is sent: gradients are zero, and the round lasts to the next sync.
+    Optimizer state and buffers that are averaged (see `average`) are weighted alike. So
+    are, by the weights of the last local step, a center that is the mean of replicas
+    and, in `DataParallel`, the center's buffers and the metrics.
 
     Args:
-        strategy: one that combines replicas or gradients by a mean, as gossip does
-            not. In a `chain`, every member is weighted on its own.
-        schedule: (step, workers) -> their weights, (workers,), at least 0, the same on
-            all workers: 0 for one that skips. See `sampled`.
+        strategy: one that combines replicas or gradients by a mean. In a `chain`, every
+            member is weighted on its own.
+        schedule: (step, workers) -> their weights, (workers,), finite and at least 0,
+            the same on all workers: 0 for one that skips. See `sampled`.
         stale: whether a worker that skips keeps its model, and hands in all its steps
             when it next takes part, as a slow worker does. Otherwise it starts from the
             new model together with the others.
@@ -93,11 +100,16 @@ def participating(
 
     Returns:
         A Strategy. State: the strategy's, c, and s if stale, shaped like params. A
-        worker that skips sends zeros, which count as sent: this is a simulation.
+        worker that skips sends zeros, which count as sent: this is a simulation. Its
+        residual of error feedback stays as it is.
 
     Raises:
         ValueError: no Strategy, one that both reduces and syncs, is `decided` or must
             act at every step, as `async_diloco`, or a schedule that is no function.
+            When its state is made, a bad weight in the first 1,024 local steps; when it
+            is traced, a strategy of the library's that combines by no mean, as votes,
+            medians and gossip do, or sends its own momentum. One of your own says so by
+            `syncalgos.collectives.no_mean`.
 
     Source: McMahan et al., "Communication-efficient learning of deep networks from
     decentralized data", AISTATS 2017 (FedAvg).
@@ -123,44 +135,77 @@ def _participating(strategy, schedule, stale, axis) -> Strategy:
         )
 
     def init(params):
+        _check_weights(schedule, axis)
         common = widen(params) if syncs else ()
         return ParticipatingState(
             common, common if stale else (), strategy.init(params)
         )
 
     def reduce(grads, replica, state, step):
-        own = _share(_weights(schedule, step, axis), axis)
-        grads = narrow(_times(own, widen(grads)), grads)
-        grads, inner = strategy.reduce(grads, replica, state.strategy, step)
-        return grads, state._replace(strategy=inner)
+        def weighted():
+            with collectives.counting(share((schedule,), step, axis)):
+                new, inner = apply_reduce(
+                    strategy,
+                    collectives.weighted(grads),
+                    replica,
+                    state.strategy,
+                    step,
+                )
+            return new, state._replace(strategy=inner)
 
-    def sync(replica, state, step):
-        if not any(changes_params(strategy, replica, state.strategy, step)):
-            replica, inner = strategy.sync(replica, state.strategy, step)
-            return replica, state._replace(strategy=inner)
-        weights = _weights(schedule, step, axis)
         return lax.cond(
-            jnp.sum(weights) > 0,
-            lambda: weighted(replica, state, step, _share(weights, axis)),
-            lambda: (replica, state),
+            _anybody(schedule, step, axis),
+            weighted,
+            lambda: (jax.tree.map(jnp.zeros_like, grads), state),
         )
 
-    weighted = partial(_weighted_sync, strategy, stale)
+    def sync(replica, state, step):
+        def weighted():
+            own = share((schedule,), step, axis)
+            with collectives.counting(own):
+                return _weighted_sync(strategy, stale, replica, state, step, own)
+
+        return lax.cond(
+            _anybody(schedule, step, axis), weighted, lambda: (replica, state)
+        )
+
     # A whole, as its state is one: others must not take its members apart.
     landing = partial(introspection.lands, strategy)
     gated = introspection.combination(when(landing, Strategy(sync=sync))).call
     return strategy._replace(
         init=init,
         reduce=keep_grads if syncs else reduce,
-        sync=gated if syncs else keep_replica,
+        sync=introspection.Combination(
+            gated if syncs else keep_replica,
+            schedules=(*introspection.schedules(strategy), schedule),
+        ),
         center=introspection.inner_center(strategy),
-        acts=landing if syncs else None,
+        acts=landing if syncs else introspection.never,
     )
 
 
-def _weights(schedule: Schedule, step: Any, axis: Axis) -> jax.Array:
-    """The schedule's weights at a step, (workers,)."""
+LOOKED_AT = 1024
+"""Local steps whose weights are looked at before training."""
+
+
+def _check_weights(schedule: Schedule, axis: Axis) -> None:
+    """Refuses a schedule that returns something else than weights."""
     workers = collectives.size(axis)
+    with jax.ensure_compile_time_eval():
+        steps = jnp.arange(LOOKED_AT)
+        found = np.asarray(
+            jax.vmap(lambda step: _weights(schedule, step, workers))(steps)
+        )
+    wrong = np.argwhere(~(np.isfinite(found) & (found >= 0)))
+    for step, worker in wrong[:1]:
+        raise ValueError(
+            "participating: a weight must be finite and at least 0, got "
+            f"{found[step, worker]} of worker {worker} at local step {step}"
+        )
+
+
+def _weights(schedule: Schedule, step: Any, workers: int) -> jax.Array:
+    """The schedule's weights at a step, (workers,)."""
     weights = jnp.asarray(schedule(step, workers), float)
     if weights.shape != (workers,):
         raise ValueError(
@@ -170,34 +215,42 @@ def _weights(schedule: Schedule, step: Any, axis: Axis) -> jax.Array:
     return weights
 
 
-def _share(weights: jax.Array, axis: Axis) -> jax.Array:
-    """This worker's N w / Σw; 0 where nobody takes part."""
-    total = jnp.sum(weights)
-    mine = len(weights) * weights[collectives.index(axis)]
-    return mine / jnp.where(total > 0, total, 1)
+def _anybody(schedule: Schedule, step: Any, axis: Axis) -> jax.Array:
+    """Whether anybody takes part."""
+    return jnp.sum(_weights(schedule, step, collectives.size(axis))) > 0
 
 
-def _times(own: jax.Array, tree: PyTree) -> PyTree:
-    """Multiplies by the worker's share; zeros without one.
+def share(
+    schedules: tuple[Schedule, ...], step: Any, axis: Axis = WORKERS
+) -> jax.Array | None:
+    """This worker's N w / Σw by the product of all weights; 1 where nobody takes part.
 
     Args:
-        own: the share, at least 0.
-        tree: gradients, or moves of params.
+        schedules: (step, workers) -> weights; without any, the result is None.
+        step: the local step.
+        axis: the mapped axis or axes over which the workers lie.
     """
-    # 0 times NaN would be NaN, and reach those who take part.
-    return jax.tree.map(lambda x: jnp.where(own > 0, own * x, 0), tree)
+    if not schedules:
+        return None
+    workers = collectives.size(axis)
+    weights = math.prod(_weights(each, step, workers) for each in schedules)
+    weights = jnp.where(jnp.sum(weights) > 0, weights, 1)
+    return workers * weights[collectives.index(axis)] / jnp.sum(weights)
 
 
 def _weighted_sync(strategy, stale, replica, state, step, own):
     """A sync to which the worker hands in its share `own` of its moves."""
+    if not any(changes_params(strategy, replica, state.strategy, step)):
+        replica, inner = apply_sync(strategy, replica, state.strategy, step)
+        return replica, state._replace(strategy=inner)
+
     kept, began = replica.params, state.start if stale else state.common
     # Moves are weighted, not models: so any strategy's mean becomes the weighted
     # one, also of moves that are compressed, and none needs to know of weights.
-    moved = _times(own, jax.tree.map(lambda s, x: x - s, began, kept))
+    moved = collectives.weighted(jax.tree.map(lambda s, x: x - s, began, kept))
     handed_in = jax.tree.map(jnp.add, state.common, moved)
-    replica, inner = strategy.sync(
-        replica._replace(params=narrow(handed_in, kept)), state.strategy, step
-    )
+    replica = replica._replace(params=narrow(handed_in, kept))
+    replica, inner = apply_sync(strategy, replica, state.strategy, step)
     common, start = widen(replica.params), ()
     if stale:
         start = select(own > 0, common, state.start)

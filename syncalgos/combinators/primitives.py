@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from syncalgos import checks, reducers
+from syncalgos import checks, collectives, reducers
 from syncalgos.collectives import WORKERS, Axis, PyTree
 from syncalgos.combinators import introspection
 from syncalgos.combinators.chain import chain
@@ -89,9 +89,10 @@ def average(
         return state
 
     def sync(replica, state, step):
-        value, state = reducer.update(
-            getattr(replica, field), state, replica.params, step=step
-        )
+        value = getattr(replica, field)
+        # What is handed in of params, and only of these, is weighted already.
+        value = value if field == "params" else collectives.weighted(value)
+        value, state = reducer.update(value, state, replica.params, step=step)
         return replica._replace(**{field: value}), state
 
     return Strategy(init=init, sync=sync, center=MeanCenter(axis))

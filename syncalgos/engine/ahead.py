@@ -47,7 +47,7 @@ def compile_all(
     steps = trainer._cut(*training, trainer._worker.accumulate)
     rows = trainer._cut(*held_out, 1)
     local = Shared(state.step, state.key, training.data)
-    fixed = Shared(key=state.key, data=held_out.data)
+    fixed = Shared(state.step, state.key, held_out.data)
     params = Own(Replica(state.replica.params))
     compiled.compile(
         [

@@ -201,7 +201,7 @@ class DataParallel:
         """
         batches = self._cut(batches, data, accumulate=1)
         arguments.check_kind("state", state, TrainState)
-        asked = worker.EVALUATE, state.own, Shared(key=state.key, data=data), batches
+        asked = worker.EVALUATE, state.own, Shared(state.step, state.key, data), batches
         return self._compiled.of_state(*asked).common
 
     def center(self, state: TrainState) -> Replica:
@@ -213,7 +213,9 @@ class DataParallel:
             tables whole, and the mean of the buffers.
         """
         arguments.check_kind("state", state, TrainState)
-        return self._compiled.of_state(worker.CENTER, state.own, Shared()).common
+        return self._compiled.of_state(
+            worker.CENTER, state.own, Shared(state.step)
+        ).common
 
     def divergence(self, state: TrainState) -> float:
         """The root mean square over workers of a replica's distance to their mean.

@@ -12,10 +12,10 @@ from jax import lax
 
 from syncalgos import collectives
 from syncalgos.collectives import WORKERS, Axis, PyTree
-from syncalgos.combinators import decided
+from syncalgos.combinators import decided, introspection, participation
 from syncalgos.dtypes import narrow, widen, zeros
 from syncalgos.engine import arguments, inner_step, sharded_tables
-from syncalgos.engine.losses import Loss, normalized_loss
+from syncalgos.engine.losses import OF_WORKERS, Loss, normalized_loss
 from syncalgos.engine.placement.layout import DEVICES, LANES
 from syncalgos.engine.program import Inputs, Outputs, Own, Program, Shared, Trained
 from syncalgos.keys import own_keys
@@ -128,21 +128,35 @@ class Worker(NamedTuple):
         """Takes a local step, up to the sync; returns metrics, too."""
         key = _draw(shared.key, step, me)
         found = self.gradients(own.replica, batch, key, shared.data, me)
-        loss = self.optimizer_loss(own.replica, found.metrics["loss"])
+        with collectives.counting(self.share(step)):
+            loss = self.optimizer_loss(own.replica, found.metrics["loss"])
         grads, sync = apply_reduce(self.strategy, found.grads, *own, step)
         found = found._replace(grads=grads)
-        return Own(self.updated(own.replica, found, loss), sync), found.metrics
+        own = Own(self.updated(own.replica, found, loss), sync)
+        return own, self.weighted(found.metrics, step)
 
-    def model(self, own: Own) -> Replica:
+    def share(self, step: Any) -> jax.Array | None:
+        """This worker's share in means after a local step; None: all count alike."""
+        return participation.share(introspection.schedules(self.strategy), step)
+
+    def weighted(self, metrics: dict[str, jax.Array], step: Any) -> dict[str, Any]:
+        """The worker's share of metrics, but for the losses of single workers."""
+        with collectives.counting(self.share(step)):
+            shares = collectives.weighted(metrics)
+        return {**shares, **{k: metrics[k] for k in metrics if k == OF_WORKERS}}
+
+    def model(self, own: Own, step: Any) -> Replica:
         """The strategy's center with this worker's tables, and the mean of buffers."""
         mine = own.replica.params
-        params = self.strategy.center(mine, own.sync)
+        with collectives.counting(self.share(jnp.maximum(step - 1, 0))):
+            params = self.strategy.center(mine, own.sync)
+            buffers = collectives.mean(collectives.weighted(own.replica.buffers))
         params = require_same("center", "params", mine, params)
         # Where workers' centers differ, as in a phase that waits, one worker's model
         # would be evaluated silently.
         params = shards.kept(collectives.agreed(params))
         params = sharded_tables.merge(self.sharded, params, mine)
-        return Replica(params, (), collectives.mean(own.replica.buffers))
+        return Replica(params, (), buffers)
 
 
 def init(worker: Worker, number: jax.Array, inputs: Inputs) -> Outputs:
@@ -159,7 +173,7 @@ def init(worker: Worker, number: jax.Array, inputs: Inputs) -> Outputs:
     # compiled. The compiler drops what nothing uses.
     apply_reduce(worker.strategy, params, replica, own.sync, jnp.int32(0))
     apply_sync(worker.strategy, replica, own.sync, jnp.int32(0))
-    center(worker, own, Inputs(Shared()))
+    center(worker, own, Inputs(Shared(jnp.int32(0))))
     return Outputs(own, Shared(jnp.int32(0), model.key))
 
 
@@ -184,7 +198,7 @@ def run(worker: Worker, own: Own, inputs: Inputs) -> Outputs:
 def evaluate(worker: Worker, own: Own, inputs: Inputs) -> Outputs:
     """Runs the center forward on this worker's part of each batch."""
     shared: Shared = inputs.shared
-    model, me = worker.model(own), collectives.index()
+    model, me = worker.model(own, shared.step), collectives.index()
     loss = normalized_loss(worker.eval_loss)
 
     def forward(step, batch):
@@ -198,7 +212,7 @@ def evaluate(worker: Worker, own: Own, inputs: Inputs) -> Outputs:
 
 def center(worker: Worker, own: Own, inputs: Inputs) -> Outputs:
     """The model to ship: its tables whole, and identical on all workers."""
-    params, _, buffers = worker.model(own)
+    params, _, buffers = worker.model(own, inputs.shared.step)
     params = sharded_tables.whole(worker.sharded, params)
     return Outputs((), Replica(params, (), jax.tree.map(_of_first, buffers)))
 

@@ -109,6 +109,7 @@ def clipped(radius: float = 10.0, iterations: int = 1, axis: Axis = WORKERS) -> 
         return [v + jnp.mean(d, axis=0) for v, d in zip(center, moves, strict=True)]
 
     def combine(updates, state, step):
+        collectives.no_mean("clipped")
         leaves, form = jax.tree.flatten(updates)
         places = [i for i, x in enumerate(map(jnp.asarray, leaves)) if is_sent(x)]
         rows = widen([_arrived(leaves[i], axis) for i in places])
@@ -125,6 +126,7 @@ def _middle(count: Callable[[int], int], axis: Axis) -> Reducer:
     """The mean of the values between the extremes, `count(n)` of n at each end."""
 
     def combine(x):
+        collectives.no_mean("a median or trimmed mean")
         n = collectives.size(axis)
         # NaN is sorted last, among the largest.
         ranked = jnp.sort(_arrived(x, axis), axis=0)
@@ -200,6 +202,7 @@ def screened_mean(
         worker; and the new statistics. Each worker sends the tree once, and gathers the
         norms.
     """
+    collectives.no_mean("EDiT's screened mean")
     leaves, form = jax.tree.flatten(tree)
     norms = jnp.array([_norm(x) for x in leaves], seen.mean.dtype)
     usual = _are_usual(norms, seen, screen)

@@ -98,6 +98,7 @@ def tally(seed: int = 0, axis: Axis = WORKERS) -> Reducer:
 
 def to_bits(x: jax.Array, draws: jax.Array) -> jax.Array:
     """Packs the signs of a vector into bytes; those of 0 and of NaN are drawn."""
+    collectives.no_mean("a vote")
     # Were they +, an even number of workers would move every entry.
     return jnp.packbits(jnp.where((x > 0) | (x < 0), x > 0, draws < 0.5))
 

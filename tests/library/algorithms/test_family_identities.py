@@ -214,6 +214,7 @@ def test_qsr_takes_a_whole_ratio_for_whole(growth, rate, steps, wide):
     with jax.enable_x64(wide):
         for each in (rate, lambda step: jnp.float32(rate)):
             acts = qsr(1, growth, each).acts
+            assert acts is not None
             assert [bool(acts(steps - 2)), bool(acts(steps - 1))] == [False, True]
 
 
