@@ -54,7 +54,7 @@ class MeanCenter(NamedTuple):
     over: Callable[[PyTree, PyTree, PyTree], PyTree] | None = None
 
     def __call__(self, params: PyTree, state: PyTree) -> PyTree:
-        mean = collectives.mean(params, self.axis)
+        mean = collectives.mean(collectives.weighted(params), self.axis)
         return mean if self.over is None else self.over(mean, params, state)
 
 
@@ -70,19 +70,6 @@ class MeanOfGrads(NamedTuple):
         self, grads: PyTree, replica: Replica, state: PyTree, step: Any
     ) -> tuple[PyTree, PyTree]:
         return self.call(grads, replica, state, step)
-
-
-class NoMean(NamedTuple):
-    """A reduce or sync that is declared to be no mean of what the workers hand in.
-
-    Such are medians, votes, gossip, and momenta of a worker's own. `participating`
-    refuses them: a worker that skips would still count, as zeros.
-    """
-
-    call: Callable[..., tuple[Any, PyTree]]
-
-    def __call__(self, *inputs: Any) -> tuple[Any, PyTree]:
-        return self.call(*inputs)
 
 
 def keep_grads(
@@ -281,8 +268,10 @@ def _checked(
     return first, require_same(changer, "state", state, pair[1])
 
 
-def changes(strategy: Strategy, replica: Replica, state: PyTree, step: Any) -> Replica:
-    """Whether a sync may change each leaf of the replica, found by tracing it.
+def changes_params(
+    strategy: Strategy, replica: Replica, state: PyTree, step: Any
+) -> list[bool]:
+    """Whether a sync may change each leaf of params, found by tracing it.
 
     Args:
         strategy: whose sync is traced.
@@ -291,19 +280,17 @@ def changes(strategy: Strategy, replica: Replica, state: PyTree, step: Any) -> R
         step: the local step.
 
     Returns:
-        Of each field a list, one boolean a leaf: False if the sync returns the very
-        array that it was given.
+        One boolean a leaf: False if the sync returns the very array that it was given.
     """
-    changed: list[list[bool]] = []
+    changed: list[bool] = []
 
     def look(replica, state, step):
         new, _ = strategy.sync(replica, state, step)
-        for pair in zip(new, replica, strict=True):
-            leaves = zip(*map(jax.tree.leaves, pair), strict=True)
-            changed.append([after is not before for after, before in leaves])
+        pairs = zip(*map(jax.tree.leaves, (new.params, replica.params)), strict=True)
+        changed.extend(after is not before for after, before in pairs)
 
     jax.eval_shape(look, replica, state, step)
-    return Replica(*changed)
+    return changed
 
 
 def require_same(changer: str, what: str, before: PyTree, after: PyTree) -> PyTree:

@@ -7,7 +7,7 @@ from syncalgos.dtypes import widen, zeros
 from syncalgos.reducers import stacking
 from syncalgos.reducers.reducer import is_sent, over_leaves
 from syncalgos.reducers.sparse import largest, placed
-from syncalgos.strategy import WORKERS, Axis, MeanCenter, NoMean, PyTree, Strategy
+from syncalgos.strategy import WORKERS, Axis, MeanCenter, PyTree, Strategy
 
 
 class ChocoState(NamedTuple):
@@ -85,4 +85,4 @@ def choco_sgd(
         params, *state = over_leaves(leaf, 3, replica.params, *state, pieces)
         return replica._replace(params=params), ChocoState(*state)
 
-    return Strategy(init, sync=NoMean(sync), center=MeanCenter(axis))
+    return Strategy(init, sync=sync, center=MeanCenter(axis))

@@ -9,7 +9,7 @@ from syncalgos import checks
 from syncalgos.algorithms._anchors import restart
 from syncalgos.collectives import topology
 from syncalgos.dtypes import widen, zeros
-from syncalgos.strategy import WORKERS, Axis, MeanCenter, NoMean, PyTree, Strategy
+from syncalgos.strategy import WORKERS, Axis, MeanCenter, PyTree, Strategy
 
 
 class D2State(NamedTuple):
@@ -63,4 +63,4 @@ def d2(mixing: float = 0.5, axis: Axis = WORKERS) -> Strategy:
         mixed = jax.tree.map(jnp.add, shifted, moves)
         return restart(replica, mixed), D2State(correction)
 
-    return Strategy(init, sync=NoMean(sync), center=MeanCenter(axis))
+    return Strategy(init, sync=sync, center=MeanCenter(axis))

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from syncalgos import checks
 from syncalgos.dtypes import if_finite, narrow, widen, zeros
 from syncalgos.reducers import dct, stacking
-from syncalgos.strategy import WORKERS, Axis, MeanCenter, NoMean, Strategy
+from syncalgos.strategy import WORKERS, Axis, MeanCenter, Strategy
 
 
 def demo(
@@ -77,4 +77,4 @@ def demo(
         combined = jax.tree.map(jnp.sign, combined) if sign else combined
         return narrow(combined, grads), left
 
-    return Strategy(zeros, NoMean(reduce), center=MeanCenter(axis))
+    return Strategy(zeros, reduce, center=MeanCenter(axis))

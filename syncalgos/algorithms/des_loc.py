@@ -1,7 +1,5 @@
 """DES-LOC: params and the optimizer's moments are averaged at periods of their own."""
 
-from functools import partial
-
 from syncalgos import checks, collectives
 from syncalgos.combinators.chain import chain
 from syncalgos.combinators.moments import map_moments
@@ -53,7 +51,9 @@ def des_loc(
 
     def average_moments(order: int) -> Strategy:
         def sync(replica, state, step):
-            mean = partial(collectives.mean, axis=axis)
+            def mean(moments):
+                return collectives.mean(collectives.weighted(moments), axis)
+
             opt_state = map_moments(order, mean, replica.opt_state)
             return replica._replace(opt_state=opt_state), state
 

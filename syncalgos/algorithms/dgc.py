@@ -11,7 +11,7 @@ from syncalgos import checks, collectives, reducers
 from syncalgos.dtypes import if_finite, narrow, widen, zeros
 from syncalgos.reducers import stacking
 from syncalgos.reducers.reducer import over_leaves
-from syncalgos.strategy import WORKERS, Axis, MeanCenter, NoMean, PyTree, Strategy
+from syncalgos.strategy import WORKERS, Axis, MeanCenter, PyTree, Strategy
 
 
 class DgcState(NamedTuple):
@@ -86,6 +86,7 @@ def dgc(
         return over_leaves(partial(leaf, density), 3, grads, *state, pieces)
 
     def reduce(grads, replica, state, step):
+        collectives.no_mean("a mean of the workers' own momenta")
         own = widen(grads)
         if local_clip is not None:
             # Independent gradients of N workers add up to √N times the norm of one.
@@ -96,4 +97,4 @@ def dgc(
         combined, *new = jax.lax.switch(quarter, ways, own, state)
         return narrow(combined, grads), if_finite(combined, DgcState(*new), state)
 
-    return Strategy(init, NoMean(reduce), center=MeanCenter(axis))
+    return Strategy(init, reduce, center=MeanCenter(axis))

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from syncalgos import checks, collectives, reducers
 from syncalgos.dtypes import if_finite, narrow, widen, zeros
-from syncalgos.strategy import WORKERS, Axis, MeanCenter, NoMean, Strategy
+from syncalgos.strategy import WORKERS, Axis, MeanCenter, Strategy
 
 
 def distributed_lion(
@@ -70,4 +70,4 @@ def distributed_lion(
         new = if_finite(combined, mixed(beta2, momentum, grads), momentum)
         return narrow(combined, grads), new
 
-    return Strategy(zeros, NoMean(reduce), center=MeanCenter(axis))
+    return Strategy(zeros, reduce, center=MeanCenter(axis))

@@ -10,7 +10,7 @@ from syncalgos.combinators.schedule import every
 from syncalgos.dtypes import widen, zeros
 from syncalgos.reducers.reducer import over_leaves
 from syncalgos.reducers.robust import Norms, Screen, none_seen, screened_mean
-from syncalgos.strategy import WORKERS, Axis, NoMean, PyTree, Strategy
+from syncalgos.strategy import WORKERS, Axis, PyTree, Strategy
 
 
 class EditState(NamedTuple):
@@ -61,10 +61,10 @@ def edit(
         ValueError: a parameter outside its range.
 
     A leaf that is unusual on all workers returns to the anchor; NaN and infinity are
-    always unusual. Unusual norms enter mean and deviation, too, so that norms which
-    have grown for good become usual again. A steady drift moves the center η / (1 - μ)
-    times as far as plain averaging, below the clip. The paper begins with synchronous
-    steps.
+    always unusual. All other norms enter the mean and deviation, as in the authors'
+    code, so that norms that have grown for good soon are usual again. A steady drift
+    moves the center η / (1 - μ) times as far as plain averaging, below the clip. The
+    paper begins with synchronous steps.
 
     Source: Cheng et al., "EDiT: a local-SGD-based efficient distributed training method
     for large language models", ICLR 2025, the pseudo-gradient penalty.
@@ -92,6 +92,4 @@ def edit(
         anchor, velocity = over_leaves(outer, 2, *state[:2], g, on_any)
         return _anchors.restart(replica, anchor), EditState(anchor, velocity, seen)
 
-    return every(
-        period, Strategy(init, sync=NoMean(sync), center=_anchors.shipped("anchor"))
-    )
+    return every(period, Strategy(init, sync=sync, center=_anchors.shipped("anchor")))

@@ -10,7 +10,7 @@ from syncalgos.algorithms._anchors import restart
 from syncalgos.collectives import topology as peers
 from syncalgos.combinators.chain import chain
 from syncalgos.dtypes import zeros
-from syncalgos.strategy import WORKERS, Axis, MeanCenter, NoMean, Strategy
+from syncalgos.strategy import WORKERS, Axis, MeanCenter, Strategy
 
 
 def gossip(
@@ -61,7 +61,7 @@ def gossip(
         opt_state = peers.mix(replica.opt_state, topology, step, axis)
         return replica._replace(opt_state=opt_state), state
 
-    return chain(of_params, Strategy(sync=NoMean(sync), center=MeanCenter(axis)))
+    return chain(of_params, Strategy(sync=sync, center=MeanCenter(axis)))
 
 
 def _exponential(axis: Axis) -> Strategy:
@@ -69,7 +69,7 @@ def _exponential(axis: Axis) -> Strategy:
         params = peers.mix(replica.params, "exponential", step, axis)
         return replica._replace(params=params), state
 
-    return Strategy(sync=NoMean(sync), center=MeanCenter(axis))
+    return Strategy(sync=sync, center=MeanCenter(axis))
 
 
 def _ring(axis: Axis) -> Strategy:

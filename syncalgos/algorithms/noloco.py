@@ -11,7 +11,7 @@ from syncalgos.collectives import topology
 from syncalgos.combinators.schedule import every
 from syncalgos.dtypes import widen, zeros
 from syncalgos.reducers.reducer import over_leaves
-from syncalgos.strategy import WORKERS, Axis, NoMean, PyTree, Strategy
+from syncalgos.strategy import WORKERS, Axis, PyTree, Strategy
 
 
 class NoLoCoState(NamedTuple):
@@ -78,6 +78,4 @@ def noloco(
         state = NoLoCoState(*over_leaves(slow_step, 2, *state, *pair))
         return restart(replica, state.slow), state
 
-    return every(
-        period, Strategy(init, sync=NoMean(sync), center=shipped("slow", axis))
-    )
+    return every(period, Strategy(init, sync=sync, center=shipped("slow", axis)))

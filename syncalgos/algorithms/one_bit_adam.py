@@ -11,7 +11,7 @@ from syncalgos import checks, collectives
 from syncalgos.dtypes import if_finite, narrow, widen, zeros
 from syncalgos.reducers import hops, signs, stacking
 from syncalgos.reducers.reducer import over_leaves
-from syncalgos.strategy import WORKERS, Axis, MeanCenter, NoMean, PyTree, Strategy
+from syncalgos.strategy import WORKERS, Axis, MeanCenter, PyTree, Strategy
 
 
 class OneBitAdamState(NamedTuple):
@@ -92,9 +92,10 @@ def one_bit_adam(
         return over_leaves(leaf, 4, grads, *state, stacking.pieces_like(0, grads))
 
     def reduce(grads, replica, state, step):
+        collectives.no_mean("a mean of the workers' own momenta")
         both = jax.lax.cond(step < switch, adam, one_bit, widen(grads), state)
         steps = jax.tree.map(lambda m, v: m / (jnp.sqrt(v) + eps), *both[:2])
         steps = optax.tree.clip(steps, -most, most)
         return narrow(steps, grads), if_finite(both[:2], OneBitAdamState(*both), state)
 
-    return Strategy(init, NoMean(reduce), center=MeanCenter(axis))
+    return Strategy(init, reduce, center=MeanCenter(axis))

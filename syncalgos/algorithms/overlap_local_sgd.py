@@ -66,6 +66,7 @@ def overlap_local_sgd(
         return z + v, v
 
     def sync(replica, state, step):
+        collectives.no_mean("a pull to an anchor")
         params = widen(replica.params)
         pulled = jax.tree.map(lambda x, z: x - pull * (x - z), params, state.anchor)
         replica = restart(replica, pulled)

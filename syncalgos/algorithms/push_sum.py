@@ -10,7 +10,7 @@ from syncalgos.algorithms._anchors import restart, shipped
 from syncalgos.collectives import topology
 from syncalgos.dtypes import narrow, widen
 from syncalgos.keys import own_key
-from syncalgos.strategy import WORKERS, Axis, NoMean, PyTree, Strategy
+from syncalgos.strategy import WORKERS, Axis, PyTree, Strategy
 
 
 class PushSumState(NamedTuple):
@@ -71,4 +71,4 @@ def push_sum(drop: float = 0.0, seed: int = 0, axis: Axis = WORKERS) -> Strategy
         x, w = jax.tree.map(lambda a, s, new: a - s + new, own, sent, arrived)
         return restart(replica, jax.tree.map(lambda x: x / w, x)), PushSumState(x, w)
 
-    return Strategy(init, sync=NoMean(sync), center=shipped("numerators", axis))
+    return Strategy(init, sync=sync, center=shipped("numerators", axis))

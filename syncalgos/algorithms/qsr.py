@@ -59,7 +59,7 @@ def qsr(
 
     def length(start):
         eta = rate(jnp.maximum(start, peak()))
-        # In float32 (0.2 / 0.02)² is below 100.
+        # In float32 (0.01 / 0.001)² is below 100: rates are known to their rounding.
         return jnp.maximum(period, jnp.floor((growth / eta) ** 2 * (1 + 1e-6)))
 
     return every(length, average(axis=axis))

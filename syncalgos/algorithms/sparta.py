@@ -2,7 +2,7 @@
 
 import jax
 
-from syncalgos import reducers
+from syncalgos import collectives, reducers
 from syncalgos.combinators.schedule import every
 from syncalgos.strategy import WORKERS, Axis, MeanCenter, Strategy
 
@@ -41,6 +41,7 @@ def sparta(
     entries = reducers.random_k(density, seed, axis)
 
     def sync(replica, state, step):
+        collectives.no_mean("a mean of some entries")
         means, own, _ = entries.combine(replica.params, (), step)
         # `own` and `means` are zero outside of M, which stays the reducer's own.
         params = jax.tree.map(

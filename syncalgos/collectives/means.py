@@ -17,6 +17,7 @@ from syncalgos.collectives.axes import (
 )
 from syncalgos.collectives.messages import crosses, summed
 from syncalgos.collectives.moves import gather
+from syncalgos.collectives.shares import no_mean
 from syncalgos.dtypes import PyTree, narrow, on_floats, widen
 
 SUMMED = 2**18
@@ -110,6 +111,7 @@ def group_mean(tree: PyTree, groups: int, axis: Axis = WORKERS) -> PyTree:
         raise ValueError(f"{workers} workers do not divide into {groups} groups")
     if groups == 1:
         return mean(tree, axis)
+    no_mean("a mean of groups")
     outer, lane = names_of(axis)[:-1], names_of(axis)[-1]
     lanes, members = lax.axis_size(lane), workers // groups
     mine = index(axis) // members

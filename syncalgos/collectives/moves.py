@@ -17,6 +17,7 @@ from jax import lax
 
 from syncalgos.collectives.axes import WORKERS, Axis, index, names_of, several, size
 from syncalgos.collectives.messages import moved
+from syncalgos.collectives.shares import no_mean
 from syncalgos.dtypes import PyTree
 
 
@@ -60,6 +61,7 @@ def shift(tree: PyTree, by: int, axis: Axis = WORKERS) -> PyTree:
         by: workers, modulo their number; known when the program is traced.
         axis: the mapped axis or axes over which the workers lie.
     """
+    no_mean("what single workers exchange")
     # Axes of one worker would have XLA for TPUs all-reduce gradients within workers.
     by, names = by % size(axis), several(names_of(axis))
     leaves, form = jax.tree.flatten(tree)
@@ -111,6 +113,7 @@ def exchange(
         A tree of the same shapes. Over several lanes on several devices each worker
         gathers from all.
     """
+    no_mean("what single workers exchange")
     # Over two axes a permutation of pairs has no shorter way than to gather all.
     names = [*several(names_of(axis))]
     if len(names) > 1:

@@ -17,7 +17,7 @@ from syncalgos.dtypes import narrow, select, widen
 from syncalgos.strategy import (
     Strategy,
     apply_sync,
-    changes,
+    changes_params,
     check_strategy,
     keep_grads,
     keep_replica,
@@ -122,7 +122,7 @@ def _mixed(alpha: float, strategy: Strategy) -> Strategy:
 
     def sync(replica, state, step):
         new, own = apply_sync(strategy, replica, state, step)
-        changed = changes(strategy, replica, state, step).params
+        changed = changes_params(strategy, replica, state, step)
         params = _mix(alpha, changed, new.params, replica.params)
         return new._replace(params=params), own
 
@@ -229,7 +229,7 @@ class _Delay(NamedTuple):
             params = narrow(total, local)
         else:
             # Leaves that the strategy leaves alone have trained on meanwhile, and stay.
-            changed = changes(self.sender, replica, state.strategy, step).params
+            changed = changes_params(self.sender, replica, state.strategy, step)
             params = _mix(kept, changed, result, local)
         # Nothing was sent then if the phase around this one began since.
         was_sent = state.sent_at[slot] == step - self.delay

@@ -10,27 +10,28 @@ import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 
 from syncalgos.collectives import PyTree
-from syncalgos.dtypes import wide_dtype
-from syncalgos.strategy import (
-    MeanCenter,
-    MeanOfGrads,
-    NoMean,
-    Replica,
-    Strategy,
-    apply_reduce,
-)
+from syncalgos.strategy import MeanCenter, MeanOfGrads, Replica, Strategy, apply_reduce
 from syncalgos.strategy import keep_grads as keep_grads
 from syncalgos.strategy import keep_replica as keep_replica
 
 Change = Callable[[Strategy], Strategy]
 Steps = Callable[[Any], Any]
 """Local step -> a scalar boolean, the same on all workers."""
-Weights = Callable[[Any, int], Any]
-"""(step, workers) -> weights (workers,), the same on all workers."""
+
+
+class Rounds(NamedTuple):
+    """The weights of workers, round by round; see `participating`.
+
+    Attributes:
+        schedule: (step, workers) -> weights, (workers,), at the end of a round.
+        lands: step -> whether it ends a round; None: every step is one.
+    """
+
+    schedule: Callable[[Any, int], Any]
+    lands: Steps | None
 
 
 class Combination(NamedTuple):
@@ -50,8 +51,8 @@ class Combination(NamedTuple):
             refuses it; a phase, `until` or `after`, may lie around it.
         behind: extra -> the same strategy with another behind it, wherever the data
             decide to act; None where the step alone decides.
-        weights: (step, workers) -> how much each worker counts in the round of a step,
-            (workers,), where they do not count alike; else None.
+        rounds: by the product of whose weights the workers count in what the strategy
+            combines; none of them: all alike.
     """
 
     # It is the sync, and not a field beside it: `_replace(sync=…)` then replaces the
@@ -65,7 +66,7 @@ class Combination(NamedTuple):
     delays: bool = False
     steady: bool = False
     behind: Callable[[Strategy], Strategy] | None = None
-    weights: Weights | None = None
+    rounds: tuple["Rounds", ...] = ()
 
     def __call__(
         self, replica: Replica, state: PyTree, step: Any
@@ -108,8 +109,7 @@ def never(step: Any) -> bool:
 
 def acting_steps(strategy: Strategy) -> Steps | None:
     """The steps at which a sync may do anything; None stands for every step."""
-    is_kept = combination(strategy).call is keep_replica
-    return never if is_kept else strategy.acts
+    return never if strategy.sync is keep_replica else strategy.acts
 
 
 def at_any(*steps: Steps | None) -> Steps | None:
@@ -181,6 +181,13 @@ def ever_syncs(strategy: Strategy) -> bool:
     return made.call is not keep_replica
 
 
+def rounds(strategy: Strategy) -> tuple[Rounds, ...]:
+    """The weights of workers in a strategy, each schedule's once."""
+    made = combination(strategy)
+    inside = [each for member in made.members for each in rounds(member)]
+    return tuple({each.schedule: each for each in [*made.rounds, *inside]}.values())
+
+
 def is_clocked(strategy: Strategy) -> bool:
     """Whether a combinator that works at every local step is in this strategy."""
     made = combination(strategy)
@@ -231,51 +238,6 @@ def check_not_steady(where: str, strategy: Strategy) -> None:
 def reduces(strategy: Strategy) -> bool:
     """Whether the strategy may change gradients."""
     return strategy.reduce is not keep_grads
-
-
-def is_no_mean(strategy: Strategy) -> bool:
-    """Whether a whole is declared to combine by something else than a mean."""
-    functions = combination(strategy).call, strategy.reduce
-    return any(isinstance(function, NoMean) for function in functions)
-
-
-def weights(strategy: Strategy) -> Weights | None:
-    """The weights of workers that do not count alike, of the first member with any."""
-    made = combination(strategy)
-    found = (made.weights, *map(weights, made.members))
-    return next((each for each in found if each is not None), None)
-
-
-def share(weights: Weights, step: Any, workers: int, me: Any) -> jax.Array:
-    """A worker's weight in units of the mean weight: 1 if all count alike.
-
-    Args:
-        weights: as of `Combination.weights`.
-        step: the local step.
-        workers: their number.
-        me: the worker's number.
-
-    Returns:
-        N w / Σw; 1 for all where nobody has a weight.
-    """
-    of_all = jnp.asarray(weights(step, workers), float)
-    total = jnp.sum(of_all)
-    own = workers * of_all[me] / jnp.where(total > 0, total, 1)
-    return jnp.where(total > 0, own, 1)
-
-
-def weighed(own: jax.Array, tree: PyTree) -> PyTree:
-    """Multiplies floats by the worker's share: 0 without one, whatever they are."""
-
-    def leaf(x):
-        if not jnp.issubdtype(x.dtype, jnp.floating):
-            return x
-        # 0 times NaN would be NaN, and reach those who take part.
-        return jnp.where(own > 0, own.astype(wide_dtype(x.dtype)) * x, 0).astype(
-            x.dtype
-        )
-
-    return jax.tree.map(leaf, tree)
 
 
 def takes_mean(strategy: Strategy) -> bool:

@@ -1,5 +1,6 @@
 """Simulated workers that skip rounds, or train at their own speed."""
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -16,9 +17,10 @@ from syncalgos.combinators.schedule import when
 from syncalgos.dtypes import narrow, select, widen
 from syncalgos.keys import common_key
 from syncalgos.strategy import (
-    Replica,
     Strategy,
-    changes,
+    apply_reduce,
+    apply_sync,
+    changes_params,
     check_strategy,
     keep_grads,
     keep_replica,
@@ -80,19 +82,17 @@ def participating(
         c + N w / Σw · (θ - s)
 
     in place of θ: the mean over all workers is then the weighted mean over those who
-    take part, and so it is of opt_state and buffers where a member averages them.
-    Gradients are multiplied by N w / Σw at each step. The engine weighs its means of
-    metrics and of buffers, and the mean of replicas as a center, in the same way, by
-    the weights of the round.
-
-    Where nobody takes part, gradients are zero, and a round lasts to the next sync:
-    nothing is sent at its end.
+    take part. Gradients are multiplied by N w / Σw at each step. Where nobody takes
+    part, nothing is sent: gradients are zero, and the round lasts to the next sync.
+    Optimizer state and buffers that are averaged (see `average`) are weighted alike. So
+    are, by the weights of the last local step, a center that is the mean of replicas
+    and, in `DataParallel`, the center's buffers and the metrics.
 
     Args:
         strategy: one that combines replicas or gradients by a mean. In a `chain`, every
             member is weighted on its own.
-        schedule: (step, workers) -> their weights, (workers,), at least 0, the same on
-            all workers: 0 for one that skips. See `sampled`.
+        schedule: (step, workers) -> their weights, (workers,), finite and at least 0,
+            the same on all workers: 0 for one that skips. See `sampled`.
         stale: whether a worker that skips keeps its model, and hands in all its steps
             when it next takes part, as a slow worker does. Otherwise it starts from the
             new model together with the others.
@@ -100,14 +100,16 @@ def participating(
 
     Returns:
         A Strategy. State: the strategy's, c, and s if stale, shaped like params. A
-        worker that skips sends zeros, which count as sent: this is a simulation. With
-        error feedback it goes on sending its residual.
+        worker that skips sends zeros, which count as sent: this is a simulation. Its
+        residual of error feedback stays as it is.
 
     Raises:
-        ValueError: no Strategy, one that both reduces and syncs, combines by no mean (a
-            median, a vote, gossip, a momentum of a worker's own), is `decided` or must
-            act at every step, as `async_diloco`; a schedule that is no function; when
-            its state is made, weights that are negative or not finite.
+        ValueError: no Strategy, one that both reduces and syncs, is `decided` or must
+            act at every step, as `async_diloco`, or a schedule that is no function.
+            When its state is made, a bad weight in the first 1,024 local steps; when it
+            is traced, a strategy of the library's that combines by no mean, as votes,
+            medians and gossip do, or sends its own momentum. One of your own says so by
+            `syncalgos.collectives.no_mean`.
 
     Source: McMahan et al., "Communication-efficient learning of deep networks from
     decentralized data", AISTATS 2017 (FedAvg).
@@ -126,11 +128,6 @@ def participating(
 def _participating(strategy, schedule, stale, axis) -> Strategy:
     """`participating`, for a whole."""
     syncs = introspection.ever_syncs(strategy)
-    if introspection.is_no_mean(strategy):
-        raise ValueError(
-            "participating: a strategy that combines by no mean, as a median, a vote, "
-            "gossip or signum do, would count workers that skip as zeros"
-        )
     if syncs and introspection.reduces(strategy):
         raise ValueError(
             "participating: a strategy that both reduces gradients and syncs replicas, "
@@ -138,87 +135,80 @@ def _participating(strategy, schedule, stale, axis) -> Strategy:
         )
 
     def init(params):
-        _check_weights(schedule, collectives.size(axis))
+        _check_weights(schedule, axis)
         common = widen(params) if syncs else ()
         return ParticipatingState(
             common, common if stale else (), strategy.init(params)
         )
 
     def reduce(grads, replica, state, step):
-        weights = _weights(schedule, step, axis)
-        grads = narrow(introspection.weighed(_share(weights, axis), grads), grads)
-        grads, inner = strategy.reduce(grads, replica, state.strategy, step)
-        return grads, state._replace(strategy=inner)
+        def weighted():
+            with collectives.counting(_own_share(schedule, step, axis)):
+                new, inner = apply_reduce(
+                    strategy,
+                    collectives.weighted(grads),
+                    replica,
+                    state.strategy,
+                    step,
+                )
+            return new, state._replace(strategy=inner)
 
-    def sync(replica, state, step):
-        changed = changes(strategy, replica, state.strategy, step)
-        if not (any(changed.params) or _sends(strategy, replica, state, step)):
-            replica, inner = strategy.sync(replica, state.strategy, step)
-            return replica, state._replace(strategy=inner)
-        weights = _weights(schedule, step, axis)
         return lax.cond(
-            jnp.sum(weights) > 0,
-            lambda: weighted(replica, state, step, _share(weights, axis), changed),
-            lambda: (replica, state),
+            _anybody(schedule, step, axis),
+            weighted,
+            lambda: (jax.tree.map(jnp.zeros_like, grads), state),
         )
 
-    weighted = partial(_weighted_sync, strategy, stale)
+    def sync(replica, state, step):
+        def weighted():
+            own = _own_share(schedule, step, axis)
+            with collectives.counting(own):
+                return _weighted_sync(strategy, stale, replica, state, step, own)
+
+        return lax.cond(
+            _anybody(schedule, step, axis), weighted, lambda: (replica, state)
+        )
+
     # A whole, as its state is one: others must not take its members apart.
     landing = partial(introspection.lands, strategy)
     gated = introspection.combination(when(landing, Strategy(sync=sync))).call
-    inner = introspection.weights(strategy)
-
-    def of_round(step, workers):
-        end = _end_of_round(landing, step) if syncs else step
-        own = jnp.asarray(schedule(end, workers), float)
-        return own if inner is None else own * inner(step, workers)
-
     return strategy._replace(
         init=init,
         reduce=keep_grads if syncs else reduce,
         sync=introspection.Combination(
-            gated if syncs else keep_replica, weights=of_round
+            gated if syncs else keep_replica,
+            rounds=(
+                *introspection.rounds(strategy),
+                introspection.Rounds(schedule, landing if syncs else None),
+            ),
         ),
         center=introspection.inner_center(strategy),
-        acts=landing if syncs else None,
+        acts=landing if syncs else introspection.never,
     )
 
 
-# Steps that are looked at together, and how often.
-_AHEAD, _TIMES = 64, 256
+LOOKED_AT = 1024
+"""Local steps whose weights are looked at before training."""
 
 
-def _end_of_round(landing: introspection.Steps, step: Any) -> Any:
-    """The next step at which a sync lands; `step` if none does for long."""
-
-    def hits(start):
-        return jax.vmap(landing)(start + jnp.arange(_AHEAD))
-
-    def is_missing(start):
-        return ~jnp.any(hits(start)) & (start < step + _AHEAD * _TIMES)
-
-    start = lax.while_loop(is_missing, lambda start: start + _AHEAD, jnp.asarray(step))
-    found = hits(start)
-    return jnp.where(jnp.any(found), start + jnp.argmax(found), step)
-
-
-def _check_weights(schedule: Schedule, workers: int) -> None:
-    """Refuses weights that are negative or not finite, at the first steps."""
+def _check_weights(schedule: Schedule, axis: Axis) -> None:
+    """Refuses a schedule that returns something else than weights."""
+    workers = collectives.size(axis)
     with jax.ensure_compile_time_eval():
-        steps = jnp.arange(_AHEAD)
-        weights = np.asarray(jax.vmap(lambda step: schedule(step, workers))(steps))
-    bad = np.argwhere(~(np.isfinite(weights) & (weights >= 0)))
-    if weights.shape == (_AHEAD, workers) and len(bad):
-        step, worker = bad[0]
+        steps = jnp.arange(LOOKED_AT)
+        found = np.asarray(
+            jax.vmap(lambda step: _weights(schedule, step, workers))(steps)
+        )
+    wrong = np.argwhere(~(np.isfinite(found) & (found >= 0)))
+    for step, worker in wrong[:1]:
         raise ValueError(
-            "participating: weights must be finite and at least 0, got "
-            f"{weights[step, worker]} for worker {worker} at step {step}"
+            "participating: a weight must be finite and at least 0, got "
+            f"{found[step, worker]} of worker {worker} at local step {step}"
         )
 
 
-def _weights(schedule: Schedule, step: Any, axis: Axis) -> jax.Array:
+def _weights(schedule: Schedule, step: Any, workers: int) -> jax.Array:
     """The schedule's weights at a step, (workers,)."""
-    workers = collectives.size(axis)
     weights = jnp.asarray(schedule(step, workers), float)
     if weights.shape != (workers,):
         raise ValueError(
@@ -228,52 +218,79 @@ def _weights(schedule: Schedule, step: Any, axis: Axis) -> jax.Array:
     return weights
 
 
-def _share(weights: jax.Array, axis: Axis) -> jax.Array:
-    """This worker's N w / Σw; 0 where nobody takes part."""
-    total = jnp.sum(weights)
-    mine = len(weights) * weights[collectives.index(axis)]
-    return mine / jnp.where(total > 0, total, 1)
+def _anybody(schedule: Schedule, step: Any, axis: Axis) -> jax.Array:
+    """Whether anybody takes part."""
+    return jnp.sum(_weights(schedule, step, collectives.size(axis))) > 0
 
 
-def _sends(strategy: Strategy, replica: Replica, state: Any, step: Any) -> bool:
-    """Whether a sync may exchange anything, found by tracing it."""
-    traced = jax.make_jaxpr(strategy.sync)(replica, state.strategy, step)
-    return bool(traced.effects)  # of named axes
+def _own_share(schedule: Schedule, step: Any, axis: Axis) -> jax.Array:
+    """This worker's N w / Σw at a step at which somebody takes part."""
+    weights = _weights(schedule, step, collectives.size(axis))
+    return len(weights) * weights[collectives.index(axis)] / jnp.sum(weights)
 
 
-def _weighted_sync(strategy, stale, replica, state, step, own, changed):
+def share_in(
+    rounds: Sequence[introspection.Rounds], step: Any, workers: int, me: Any
+) -> jax.Array | None:
+    """A worker's N w / Σw in a step's round, by the product of all weights.
+
+    Args:
+        rounds: the weights; without any, the result is None.
+        step: the local step.
+        workers: their number.
+        me: the worker's.
+
+    Returns:
+        1 where nobody takes part.
+    """
+    if not rounds:
+        return None
+    weights = math.prod(
+        _weights(each.schedule, _end_of_round(each, step), workers) for each in rounds
+    )
+    weights = jnp.where(jnp.sum(weights) > 0, weights, 1)
+    return workers * weights[me] / jnp.sum(weights)
+
+
+# Steps that are looked at together, and how often.
+AHEAD, TIMES = 64, 256
+
+
+def _end_of_round(each: introspection.Rounds, step: Any) -> Any:
+    """The next step that ends a round; `step` if none does for long."""
+    if each.lands is None:
+        return step
+    lands = jax.vmap(each.lands)
+
+    def hits(start):
+        return lands(start + jnp.arange(AHEAD))
+
+    def is_missing(start):
+        return ~jnp.any(hits(start)) & (start < step + AHEAD * TIMES)
+
+    start = lax.while_loop(is_missing, lambda start: start + AHEAD, jnp.asarray(step))
+    found = hits(start)
+    return jnp.where(jnp.any(found), start + jnp.argmax(found), step)
+
+
+def _weighted_sync(strategy, stale, replica, state, step, own):
     """A sync to which the worker hands in its share `own` of its moves."""
+    if not any(changes_params(strategy, replica, state.strategy, step)):
+        replica, inner = apply_sync(strategy, replica, state.strategy, step)
+        return replica, state._replace(strategy=inner)
+
     kept, began = replica.params, state.start if stale else state.common
     # Moves are weighted, not models: so any strategy's mean becomes the weighted
     # one, also of moves that are compressed, and none needs to know of weights.
-    moves = jax.tree.map(lambda s, x: x - s, began, kept)
-    moved = introspection.weighed(own, moves)
-    handed_in = Replica(
-        narrow(jax.tree.map(jnp.add, state.common, moved), kept),
-        *(
-            _weighed_where(flags, own, tree)
-            for flags, tree in zip(changed[1:], replica[1:], strict=True)
-        ),
-    )
-    new, inner = strategy.sync(handed_in, state.strategy, step)
-    common, start = state.common, state.start
-    if any(changed.params):
-        common = widen(new.params)
-        start = select(own > 0, common, state.start) if stale else ()
-    else:
-        new = new._replace(params=kept)
+    moved = collectives.weighted(jax.tree.map(lambda s, x: x - s, began, kept))
+    handed_in = jax.tree.map(jnp.add, state.common, moved)
+    replica = replica._replace(params=narrow(handed_in, kept))
+    replica, inner = apply_sync(strategy, replica, state.strategy, step)
+    common, start = widen(replica.params), ()
     if stale:
-        new = select(own > 0, new, replica)
-    return new, ParticipatingState(common, start, inner)
-
-
-def _weighed_where(flags: list[bool], own: jax.Array, tree: PyTree) -> PyTree:
-    """Weighs the leaves that a sync changes: others pass through it."""
-    leaves, form = jax.tree.flatten(tree)
-    return form.unflatten(
-        introspection.weighed(own, x) if flag else x
-        for x, flag in zip(leaves, flags, strict=True)
-    )
+        start = select(own > 0, common, state.start)
+        replica = replica._replace(params=select(own > 0, replica.params, kept))
+    return replica, ParticipatingState(common, start, inner)
 
 
 class PacedState(NamedTuple):

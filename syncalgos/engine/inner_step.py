@@ -54,7 +54,7 @@ def optimizer_loss(
     # different steps, and replicas drift apart. Always the mean would send at each
     # local step of an algorithm whose point is not to.
     if introspection.reduces(strategy) and asks(optimizer, replica, loss):
-        return collectives.mean(loss, axis)
+        return collectives.mean(collectives.weighted(loss), axis)
     return loss
 
 

@@ -12,7 +12,7 @@ from jax import lax
 
 from syncalgos import collectives
 from syncalgos.collectives import WORKERS, Axis, PyTree
-from syncalgos.combinators import decided, introspection
+from syncalgos.combinators import decided, introspection, participation
 from syncalgos.dtypes import narrow, widen, zeros
 from syncalgos.engine import arguments, inner_step, sharded_tables
 from syncalgos.engine.losses import OF_WORKERS, Loss, normalized_loss
@@ -131,35 +131,38 @@ class Worker(NamedTuple):
         """Takes a local step, up to the sync; returns metrics, too."""
         key = _draw(shared.key, step, me)
         found = self.gradients(own.replica, batch, key, shared.data, me)
-        loss = self.optimizer_loss(own.replica, found.metrics["loss"])
+        share = self.share(step, me)
+        with collectives.counting(share):
+            loss = self.optimizer_loss(own.replica, found.metrics["loss"])
         grads, sync = apply_reduce(self.strategy, found.grads, *own, step)
         found = found._replace(grads=grads)
-        metrics, losses = dict(found.metrics), found.metrics.get(OF_WORKERS)
-        if weights := introspection.weights(self.strategy):
-            share = introspection.share(weights, step, self.workers, me)
-            metrics = introspection.weighed(share, metrics)
-            metrics |= {} if losses is None else {OF_WORKERS: losses}
-        return Own(self.updated(own.replica, found, loss), sync), metrics
+        own = Own(self.updated(own.replica, found, loss), sync)
+        with collectives.counting(share):
+            metrics = collectives.weighted(found.metrics)
+        # Each worker's own loss is in no mean.
+        return own, metrics | {
+            k: x for k, x in found.metrics.items() if k == OF_WORKERS
+        }
+
+    def share(self, step: Any, me: Any) -> jax.Array | None:
+        """A worker's share in the means of a step's round; None: all count alike."""
+        rounds = introspection.rounds(self.strategy)
+        return participation.share_in(rounds, step, self.workers, me)
 
     def model(self, own: Own, step: Any) -> Replica:
-        """The strategy's center with this worker's tables, and the mean of buffers.
-
-        Workers that do not count alike are weighed as in the round of the last step.
-        """
-        mine, buffers = own.replica.params, own.replica.buffers
-        if weights := introspection.weights(self.strategy):
-            last, me = jnp.maximum(step - 1, 0), collectives.index()
-            share = introspection.share(weights, last, self.workers, me)
-            buffers = introspection.weighed(share, buffers)
-            if not introspection.has_center(self.strategy):
-                mine = introspection.weighed(share, mine)
-        params = self.strategy.center(mine, own.sync)
+        """The strategy's center with this worker's tables, and the mean of buffers."""
+        mine = own.replica.params
+        # Of the round that the last local step was in.
+        last, me = jnp.maximum(step - 1, 0), collectives.index()
+        with collectives.counting(self.share(last, me)):
+            params = self.strategy.center(mine, own.sync)
+            buffers = collectives.mean(collectives.weighted(own.replica.buffers))
         params = require_same("center", "params", mine, params)
         # Where workers' centers differ, as in a phase that waits, one worker's model
         # would be evaluated silently.
         params = shards.kept(collectives.agreed(params))
-        params = sharded_tables.merge(self.sharded, params, own.replica.params)
-        return Replica(params, (), collectives.mean(buffers))
+        params = sharded_tables.merge(self.sharded, params, mine)
+        return Replica(params, (), buffers)
 
 
 def init(worker: Worker, number: jax.Array, inputs: Inputs) -> Outputs:

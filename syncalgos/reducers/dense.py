@@ -233,6 +233,7 @@ def low_bit(
     def combine(updates, state, step: Any):
         check_step(step)
         kept = (step + 1) % period != 0
+        takes = collectives.takes_part()
 
         def left(e, lost):
             return jnp.where(kept, beta * e + (1 - beta) * lost, 0)
@@ -243,10 +244,11 @@ def low_bit(
         def leaf(x, e, part, pieces):
             if not is_sent(x):
                 return x, x, e, part
-            owed = widen(x) + e
+            owed = jnp.where(takes, widen(x) + e, 0)
             found = pieces.each(piece)(pieces.split(owed), part)
             mean, sent = pieces.join(found.mean), pieces.join(found.sent)
-            own = left(e, owed - sent), left(part, found.lost)
+            lost = jnp.where(takes, left(e, owed - sent), jnp.where(kept, e, 0))
+            own = lost, left(part, found.lost)
             return mean.astype(x.dtype), sent.astype(x.dtype), *own
 
         pieces = stacking.pieces_like(0, updates)

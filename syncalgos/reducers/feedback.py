@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from syncalgos import checks
+from syncalgos import checks, collectives
 from syncalgos.collectives import WORKERS, Axis, PyTree
 from syncalgos.dtypes import if_finite, narrow, widen, zeros
 from syncalgos.reducers.reducer import Reducer
@@ -41,8 +41,9 @@ def error_feedback(
 
     Returns:
         A Reducer. State: e, shaped like params, at least float32, each worker's own;
-        and the reducer's. Neither changes at a step whose result is not finite. It
-        sends as much as the reducer.
+        and the reducer's. Neither changes at a step whose result is not finite, nor
+        e of a worker that skips a round of `participating`. It sends as much as the
+        reducer.
 
     Raises:
         ValueError: a decay outside its range, or a reducer that takes no feedback.
@@ -68,6 +69,9 @@ def error_feedback(
             return x + decay * e if jnp.issubdtype(x.dtype, jnp.floating) else x
 
         owed = jax.tree.map(add, widen(updates), state.residual)
+        takes = collectives.takes_part()
+        if takes is not True:  # one that skips a round sends nothing
+            owed = jax.tree.map(lambda x: jnp.where(takes, x, 0), owed)
         if isinstance(made, Reducer):
             combined, sent, inner = made.combine(owed, state.reducer, step)
         else:
@@ -76,13 +80,13 @@ def error_feedback(
 
         # An entry that is not finite may not have been sent, and would stay for good.
         def left(x, mine, e):
-            return jnp.where(jnp.isfinite(x), x - mine, e)
+            return jnp.where(jnp.isfinite(x) & takes, x - mine, e)
 
         residual = jax.tree.map(left, owed, sent, state.residual)
         state = if_finite(combined, FeedbackState(residual, inner), state)
         return narrow(combined, updates), narrow(sent, updates), state
 
-    return Reducer(combine, init, is_mean=getattr(made, "is_mean", True))
+    return Reducer(combine, init)
 
 
 class LateState(NamedTuple):

@@ -126,17 +126,8 @@ def all_reduce(
     )
 
 
-def drawn(
-    code: Code,
-    seed: int,
-    axis: Axis,
-    second: Code | None = None,
-    is_mean: bool = True,
-) -> Reducer:
-    """A reducer by `all_reduce`, with each worker's own draws for `encode`.
-
-    `is_mean` is False where what is encoded is a vote.
-    """
+def drawn(code: Code, seed: int, axis: Axis, second: Code | None = None) -> Reducer:
+    """A reducer by `all_reduce`, with each worker's own draws for `encode`."""
     seed = checks.whole("seed", seed, least=0)
 
     def combine(x, draws):
@@ -146,8 +137,7 @@ def drawn(
     def size(x):
         return (collectives.size(axis) + 1) * part_size(x.size, axis)
 
-    draws = Draws(size, partial(own_key, seed, axis=axis))
-    return leafwise(combine, draws=draws, is_mean=is_mean)
+    return leafwise(combine, draws=Draws(size, partial(own_key, seed, axis=axis)))
 
 
 def pack(levels: jax.Array, bits: int) -> jax.Array:

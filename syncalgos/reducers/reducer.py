@@ -32,13 +32,11 @@ class Reducer(optax.GradientTransformationExtraArgs):
         mean_over: the axis of a plain mean; None for any other reducer.
         takes_feedback: whether `error_feedback` may be around it. Values that a robust
             reducer leaves out are no loss to make up for, and `low_bit` has its own.
-        is_mean: whether `combined` is the mean of all `sent`, up to rounding.
     """
 
     combine: Callable[[PyTree, PyTree, Any], tuple[PyTree, PyTree, PyTree]]
     mean_over: Axis | None
     takes_feedback: bool
-    is_mean: bool
 
     def __new__(
         cls,
@@ -46,7 +44,6 @@ class Reducer(optax.GradientTransformationExtraArgs):
         init: optax.TransformInitFn = lambda params: optax.EmptyState(),
         mean_over: Axis | None = None,
         takes_feedback: bool = True,
-        is_mean: bool = True,
     ) -> "Reducer":
         def update(updates, state, params=None, *, step=None, **_):
             combined, _, state = combine(updates, state, step)
@@ -56,7 +53,6 @@ class Reducer(optax.GradientTransformationExtraArgs):
         self.combine = combine
         self.mean_over = mean_over
         self.takes_feedback = takes_feedback
-        self.is_mean = is_mean
         return self
 
 
@@ -77,7 +73,6 @@ def leafwise(
     stacked: Stacked = 0,
     draws: Draws | None = None,
     takes_feedback: bool = True,
-    is_mean: bool = True,
 ) -> Reducer:
     """A reducer without state that combines leaf by leaf.
 
@@ -88,7 +83,6 @@ def leafwise(
             `Stacked`).
         draws: the numbers to draw; None means none.
         takes_feedback: whether `error_feedback` may be around it.
-        is_mean: whether it combines by a mean.
     """
 
     def leaf(x, pieces, *drawn):
@@ -103,7 +97,7 @@ def leafwise(
         drawn = () if draws is None else (_drawn(draws, updates, pieces, step),)
         return *over_leaves(leaf, 2, updates, pieces, *drawn), state
 
-    return Reducer(tree, takes_feedback=takes_feedback, is_mean=is_mean)
+    return Reducer(tree, takes_feedback=takes_feedback)
 
 
 def _drawn(draws: Draws, updates: PyTree, pieces: PyTree, step: Any) -> PyTree:

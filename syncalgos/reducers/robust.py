@@ -109,6 +109,7 @@ def clipped(radius: float = 10.0, iterations: int = 1, axis: Axis = WORKERS) -> 
         return [v + jnp.mean(d, axis=0) for v, d in zip(center, moves, strict=True)]
 
     def combine(updates, state, step):
+        collectives.no_mean("clipped")
         leaves, form = jax.tree.flatten(updates)
         places = [i for i, x in enumerate(map(jnp.asarray, leaves)) if is_sent(x)]
         rows = widen([_arrived(leaves[i], axis) for i in places])
@@ -118,13 +119,14 @@ def clipped(radius: float = 10.0, iterations: int = 1, axis: Axis = WORKERS) -> 
             leaves[i] = _sent_on(part, leaves[i], axis)
         return form.unflatten(leaves), updates, state
 
-    return Reducer(combine, init, takes_feedback=False, is_mean=False)
+    return Reducer(combine, init, takes_feedback=False)
 
 
 def _middle(count: Callable[[int], int], axis: Axis) -> Reducer:
     """The mean of the values between the extremes, `count(n)` of n at each end."""
 
     def combine(x):
+        collectives.no_mean("a median or trimmed mean")
         n = collectives.size(axis)
         # NaN is sorted last, among the largest.
         ranked = jnp.sort(_arrived(x, axis), axis=0)
@@ -133,7 +135,7 @@ def _middle(count: Callable[[int], int], axis: Axis) -> Reducer:
         kept = widen(ranked[count(n) : n - count(n)])
         return _sent_on(jnp.mean(kept, axis=0), x, axis), x
 
-    return leafwise(combine, takes_feedback=False, is_mean=False)
+    return leafwise(combine, takes_feedback=False)
 
 
 def _arrived(x: jax.Array, axis: Axis) -> jax.Array:
@@ -200,6 +202,7 @@ def screened_mean(
         worker; and the new statistics. Each worker sends the tree once, and gathers the
         norms.
     """
+    collectives.no_mean("EDiT's screened mean")
     leaves, form = jax.tree.flatten(tree)
     norms = jnp.array([_norm(x) for x in leaves], seen.mean.dtype)
     usual = _are_usual(norms, seen, screen)
@@ -217,7 +220,7 @@ def screened_mean(
         collectives.mean(form.unflatten(sent), axis),
     )
     on_any = form.unflatten([*jnp.isfinite(of_all).any(0)])
-    return mean, on_any, _noted(norms, seen, screen.rate)
+    return mean, on_any, _with_finite(norms, seen, screen.rate)
 
 
 def _norm(x: jax.Array) -> jax.Array:
@@ -226,25 +229,23 @@ def _norm(x: jax.Array) -> jax.Array:
 
 def _are_usual(norms: jax.Array, seen: Norms, screen: Screen) -> jax.Array:
     least = LEAST_DEVIATION * seen.mean
-    deviation = jnp.maximum(jnp.sqrt(seen.variance), least)
+    # Checkpoints of former versions may hold variances below 0.
+    deviation = jnp.maximum(jnp.sqrt(jnp.maximum(seen.variance, 0)), least)
     is_near = norms <= seen.mean + screen.threshold * deviation
     return jnp.isfinite(norms) & ((seen.number < screen.trusted) | is_near)
 
 
-def _noted(norms: jax.Array, seen: Norms, rate: float) -> Norms:
-    """Updates the statistics with all finite norms.
-
-    Unusual ones count as in the authors' code: a leaf whose norms have grown for good
-    takes part again once mean and deviation have followed.
-    """
+def _with_finite(norms: jax.Array, seen: Norms, rate: float) -> Norms:
+    """Updates the statistics with the norms that are finite."""
     number = seen.number + 1
     # 1 for the first norm: exact from there on. The authors' statistics start at 0, and
-    # need 120 syncs.
-    # Rounded, it may be above 1.
-    share = jnp.minimum(1, rate / (1 - (1 - rate) ** number))
+    # need 120 syncs. Rounded it may be above 1, and the variance then below 0.
+    share = jnp.minimum(1, -rate / jnp.expm1(number * jnp.log1p(-rate)))
     apart = norms - seen.mean
     mean = seen.mean + share * apart
     variance = (1 - share) * (seen.variance + share * apart**2)
     noted = Norms(number, mean, variance)
-    finite = jnp.isfinite(norms)
-    return jax.tree.map(lambda new, old: jnp.where(finite, new, old), noted, seen)
+    # Unusual norms, too, as in the authors' code: a leaf whose norms have grown for
+    # good would otherwise never move again.
+    is_finite = jnp.isfinite(norms)
+    return jax.tree.map(lambda new, old: jnp.where(is_finite, new, old), noted, seen)

@@ -43,7 +43,7 @@ def sign(
     """
     stacked = stacking.check("sign: stacked", stacked)
     if majority:
-        return hops.drawn(BITS, seed, axis, is_mean=False)
+        return hops.drawn(BITS, seed, axis)
     checks.whole("seed", seed, least=0)
 
     # Gathered, and not sent in two hops: a mean of scaled signs is no sign.
@@ -93,12 +93,12 @@ def tally(seed: int = 0, axis: Axis = WORKERS) -> Reducer:
         n = collectives.size(axis)
         return (2.0 * count - n) / n
 
-    second = hops.Code(to_count, to_mean)
-    return hops.drawn(BITS, seed, axis, second, is_mean=False)
+    return hops.drawn(BITS, seed, axis, second=hops.Code(to_count, to_mean))
 
 
 def to_bits(x: jax.Array, draws: jax.Array) -> jax.Array:
     """Packs the signs of a vector into bytes; those of 0 and of NaN are drawn."""
+    collectives.no_mean("a vote")
     # Were they +, an even number of workers would move every entry.
     return jnp.packbits(jnp.where((x > 0) | (x < 0), x > 0, draws < 0.5))
 

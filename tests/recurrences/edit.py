@@ -1,7 +1,7 @@
 """Cheng et al. 2025: the pseudo-gradient penalty, leaf by leaf.
 
 A worker's norms have a mean and a variance with weights that decay by 1 - α; they are
-written out here as weighted sums over all norms.
+written out here as weighted sums over all of its norms so far, unusual ones included.
 """
 
 import numpy as np

@@ -54,7 +54,8 @@ def fetched_at_syncs(strategy: Strategy) -> Strategy:
     def center(params: PyTree, state: PyTree) -> PyTree:
         return strategy.center(params, _fetched(state))
 
-    return strategy._replace(sync=sync, center=center)
+    described = introspection.combination(strategy)._replace(call=sync)
+    return strategy._replace(sync=described, center=center)
 
 
 def _fetched(state: PyTree) -> PyTree:

@@ -204,12 +204,18 @@ def test_des_loc_of_equal_periods_averages_params_and_moments_together():
     assert relative_error(desynced.centers[-1], apart.centers[-1]) > CLEARLY / 10
 
 
-@pytest.mark.parametrize(("eta", "rounds"), [(0.02, 100), (0.1, 4), (0.05, 16)])
-def test_rounds_of_qsr_are_exact_in_float32_where_the_ratio_is_whole(eta, rounds):
-    strategy = qsr(1, growth=0.2, learning_rate=eta)
-    with jax.enable_x64(False):
-        acts = np.asarray(jax.vmap(strategy.acts)(jnp.arange(101)))
-    assert np.flatnonzero(acts)[0] == rounds - 1
+@pytest.mark.parametrize("wide", [True, False], ids=["float64", "float32"])
+@pytest.mark.parametrize(
+    ("growth", "rate", "steps"),
+    [(0.01, 0.001, 100), (0.02, 0.004, 25), (0.29, 0.005, 3364), (0.0999, 0.01, 99)],
+)
+def test_qsr_takes_a_whole_ratio_for_whole(growth, rate, steps, wide):
+    """(0.01 / 0.001)² is below 100 in float32, and (0.29 / 0.005)² below 3364."""
+    with jax.enable_x64(wide):
+        for each in (rate, lambda step: jnp.float32(rate)):
+            acts = qsr(1, growth, each).acts
+            assert acts is not None
+            assert [bool(acts(steps - 2)), bool(acts(steps - 1))] == [False, True]
 
 
 @pytest.mark.parametrize(("fewest", "period"), [(PERIOD, 6), (1, 6), (8, 8)])

@@ -213,26 +213,55 @@ def test_reset_keeps_what_counts_steps_and_remembers_losses():
     assert float(plateau.scale) == 0.5
 
 
-@pytest.mark.parametrize(("k", "period"), [(3, 2), (2, 3), (2, 2)])
-def test_reset_keeps_the_gradients_that_multisteps_has_accumulated(k, period):
-    inner = optax.MultiSteps(optax.sgd(0.1, momentum=0.5), k).gradient_transformation()
-    trainer = syncalgos.DataParallel(
-        syncalgos.stateless(lambda params, x: jnp.sum(params["w"]) * jnp.mean(x)),
-        inner,
-        every(period, chain(average(), reset(inner))),
-        1,
-        "vmap",
-    )
-    grads = np.arange(1.0, 13.0)
-    state, _ = trainer.run(trainer.init({"w": jnp.zeros(1)}), grads[:, None])
-    w = trace = 0.0
+@pytest.mark.parametrize(
+    "accumulating",
+    [
+        optax.MultiSteps(optax.sgd(0.1), 3).gradient_transformation(),
+        optax.chain(optax.apply_every(3), optax.sgd(0.1 / 3)),
+    ],
+    ids=["MultiSteps", "apply_every"],
+)
+def test_reset_keeps_accumulated_gradients(accumulating):
+    """Reset every 2 steps, updates of every third would never come."""
+    params = jnp.ones(3)
+    state = accumulating.init(params)
     for step in range(12):
-        if (step + 1) % k == 0:
-            trace = 0.5 * trace + grads[step + 1 - k : step + 1].mean()
-            w -= 0.1 * trace
-        if (step + 1) % period == 0:
-            trace = 0.0
-    np.testing.assert_allclose(trainer.center(state).params["w"], [w], rtol=1e-6)
+        updates, state = accumulating.update(jnp.ones(3), state, params)
+        params = optax.apply_updates(params, updates)
+        if step % 2:
+            replica, _ = reset(accumulating).sync(Replica(params, state), (), step)
+            state = replica.opt_state
+    np.testing.assert_allclose(params, np.full(3, 1 - 4 * 0.1), rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "conditional",
+    [optax.transforms.conditionally_transform, optax.transforms.conditionally_mask],
+)
+def test_reset_keeps_the_step_that_a_condition_goes_by(conditional):
+    optimizer = conditional(optax.sgd(0.1, momentum=0.9), lambda step: step < 3)
+    params = jnp.ones(3)
+    state = optimizer.init(params)
+    for _ in range(2):
+        _, state = optimizer.update(params, state, params)
+    replica, _ = reset(optimizer).sync(Replica(params, state), (), 3)
+    assert replica.opt_state.step == 2
+    np.testing.assert_array_equal(replica.opt_state.inner_state[0].trace, np.zeros(3))
+
+
+def test_reset_restarts_momentum_inside_of_accumulation():
+    optimizer = optax.MultiSteps(optax.sgd(0.1, momentum=0.9), 2)
+    optimizer = optimizer.gradient_transformation()
+    params = jnp.ones(3)
+    state = optimizer.init(params)
+    for _ in range(3):
+        _, state = optimizer.update(jnp.ones(3), state, params)
+    replica, _ = reset(optimizer).sync(Replica(params, state), (), 3)
+    assert replica.opt_state.mini_step == replica.opt_state.gradient_step == 1
+    np.testing.assert_array_equal(replica.opt_state.acc_grads, np.ones(3))
+    np.testing.assert_array_equal(
+        replica.opt_state.inner_opt_state[0].trace, np.zeros(3)
+    )
 
 
 def test_reset_keeps_injected_hyperparameters():
@@ -308,3 +337,21 @@ def test_reducers_may_be_made_or_to_be_made():
     ]
     np.testing.assert_array_equal(results[0], np.ones((1, 3)))
     np.testing.assert_array_equal(*results)
+
+
+def test_short_params_keep_small_moves_by_an_outer_step_of_one():
+    """One of four moves by 1/256 a step, the mean by a quarter of half a unit at 1."""
+    found = []
+    for strategy in (average(), syncalgos.outer_step(optax.sgd(1.0))):
+        trainer = syncalgos.DataParallel(
+            syncalgos.stateless(lambda params, batch: params * jnp.mean(batch)),
+            optax.sgd(1 / 256),
+            strategy,
+            4,
+            "vmap",
+        )
+        batches = jnp.zeros((128, 4), jnp.bfloat16).at[:, 0].set(1)
+        state = trainer.init(jnp.ones((), jnp.bfloat16))
+        state, _ = trainer.run(state, batches)
+        found.append(float(trainer.center(state).params))
+    assert found == [1.0, 0.875]

@@ -33,6 +33,7 @@ from syncalgos import (
     paced,
     participating,
     post_local_sgd,
+    reducers,
     reset,
     sampled,
     slowmo,
@@ -140,6 +141,140 @@ def test_gradients_are_weighted_at_each_step():
     assert_replicas(train(participating(sync_sgd(), by_round)), expected)
 
 
+WEIGHTS = np.array([3.0, 1, 0, 0])
+OF_WORKERS = np.array([1.0, 2, 30, 40])  # what each worker's data hold
+
+
+def three_to_one(step, workers):
+    return jnp.asarray(WEIGHTS)
+
+
+def running(params, buffers, batch, key):
+    """Pulls params to the data, whose running mean is a buffer beside a key."""
+    total = buffers["mean"] + 0.1 * (jnp.mean(batch) - buffers["mean"])
+    loss = jnp.mean((params - batch) ** 2) / 2
+    return loss, ({**buffers, "mean": total}, {"seen": jnp.mean(batch)})
+
+
+WEIGHED = {
+    "average": chain(model_averaging(2), every(2, average("opt_state"))),
+    "bmuf": bmuf(2, 0, 1),
+    "fedavg": fedavg(2, 1.0),
+    "one gate": every(2, chain(average(), average("opt_state"), average("buffers"))),
+    "gradients": sync_sgd(),
+    "stale": None,
+}
+
+
+@pytest.mark.parametrize("name", WEIGHED)
+def test_weights_reach_all_that_is_made_of_the_workers(name):
+    """Means by 3 : 1, and none of 30 and 40, whose gradients would be ten times."""
+    strategy = WEIGHED[name] or model_averaging(2)
+    trainer = syncalgos.DataParallel(
+        running,
+        optax.sgd(0.1, momentum=0.5),
+        participating(strategy, three_to_one, stale=name == "stale"),
+        4,
+        "vmap",
+    )
+    buffers = {"mean": jnp.zeros(()), "key": jax.random.key(0)}
+    state = trainer.init(jnp.zeros(()), buffers)
+    theta, momentum, mean = np.zeros(4), np.zeros(4), np.zeros(4)
+    for step in range(5):
+        state, metrics = trainer.run(state, OF_WORKERS[None])
+        losses = (theta - OF_WORKERS) ** 2 / 2
+        assert relative_error(metrics["loss"][0], WEIGHTS @ losses / 4) <= ROUNDING
+        assert relative_error(metrics["seen"][0], 1.25) <= ROUNDING
+        grads = theta - OF_WORKERS
+        grads = np.full(4, WEIGHTS @ grads / 4) if name == "gradients" else grads
+        momentum = 0.5 * momentum + grads
+        theta, mean = theta - 0.1 * momentum, mean + 0.1 * (OF_WORKERS - mean)
+        if step % 2 and name != "gradients":
+            stays = (WEIGHTS == 0) & (name == "stale")
+            theta = np.where(stays, theta, WEIGHTS @ theta / 4)
+            if name in ("average", "one gate"):
+                momentum[:] = WEIGHTS @ momentum / 4
+            mean[:] = WEIGHTS @ mean / 4 if name == "one gate" else mean
+        center = trainer.center(state)
+        expected = WEIGHTS @ mean / 4
+        assert relative_error(center.buffers["mean"], expected) <= ROUNDING
+        if name != "bmuf" or step % 2:  # its center is of the last sync
+            assert relative_error(center.params, WEIGHTS @ theta / 4) <= ROUNDING
+
+
+def test_evaluate_takes_the_weighted_buffers():
+    def loss(params, buffers, batch, key):
+        return buffers + 0 * params * batch.mean(), (batch.mean(), {})
+
+    strategy = participating(model_averaging(2), three_to_one)
+    trainer = syncalgos.DataParallel(loss, optax.sgd(0.1), strategy, 4, "vmap")
+    state = trainer.init(jnp.zeros(()), jnp.zeros(()))
+    state, _ = trainer.run(state, OF_WORKERS[None])
+    assert trainer.evaluate(state, OF_WORKERS[None])["loss"][0] == 1.25
+
+
+FEEDBACK = {
+    "error_feedback": lambda axis: reducers.error_feedback(
+        reducers.top_k(0.5, axis=axis), axis=axis
+    ),
+    "low_bit": lambda axis: reducers.low_bit(2, beta=0, axis=axis),
+}
+
+
+@pytest.mark.parametrize("name", FEEDBACK)
+def test_a_worker_that_skips_keeps_its_residual(name):
+    """It sends nothing: the result is as if its residual were 0."""
+
+    def second_skips(step, workers):
+        return jnp.where((step == 1) & (jnp.arange(workers) == 1), 0.0, 1.0)
+
+    reduced = syncalgos.reduce_with(FEEDBACK[name]("workers"))
+    strategy = participating(reduced, second_skips, axis="workers")
+
+    def step(grads, state, number):
+        return strategy.reduce(grads, syncalgos.Replica(grads), state, number)
+
+    mapped = jax.jit(jax.vmap(step, axis_name="workers", in_axes=(0, 0, None)))
+    grads = jnp.array([[4.0, 1, 4, 1]] * 2)
+    _, state = mapped(grads, jax.vmap(strategy.init, axis_name="workers")(grads), 0)
+    residuals, form = jax.tree.flatten(state)
+    np.testing.assert_array_equal(residuals[0], [[0, 1, 0, 1]] * 2)
+    combined, after = mapped(grads, state, 1)
+    np.testing.assert_array_equal(jax.tree.leaves(after)[0][1], [0, 1, 0, 1])
+    residuals[0] = residuals[0].at[1].set(0)
+    without, _ = mapped(grads, form.unflatten(residuals), 1)
+    np.testing.assert_array_equal(combined, without)
+    np.testing.assert_array_equal(combined[:, ::2], np.full((2, 2), 4))
+
+
+NO_MEANS = {
+    "median": syncalgos.reduce_with("median"),
+    "trimmed": average(reduce="trimmed"),
+    "clipped": syncalgos.outer_step(optax.sgd(1.0), "clipped"),
+    "edit": syncalgos.edit(2),
+    "votes": syncalgos.sign_sgd(majority=True),
+    "signum": syncalgos.signum(),
+    "mean signs": syncalgos.distributed_lion(majority=False),
+    "demo": syncalgos.demo(chunk=4, top_k=1),
+    "dgc": syncalgos.dgc(),
+    "one_bit_adam": syncalgos.one_bit_adam(1),
+    "groups": syncalgos.hierarchical(4, 2, 2),
+    "gossip": syncalgos.gossip(),
+    "choco_sgd": chain(syncalgos.choco_sgd()),
+    "noloco": syncalgos.noloco(2),
+    "sparta": syncalgos.sparta(),
+    "eager_diloco": delayed(syncalgos.eager_diloco(2), 1),
+    "overlap_local_sgd": syncalgos.overlap_local_sgd(2),
+}
+
+
+@pytest.mark.parametrize("name", NO_MEANS)
+def test_what_is_no_mean_is_refused(name):
+    strategy = participating(NO_MEANS[name], all_alike)
+    with pytest.raises(ValueError, match="is no mean over the workers"):
+        communication(strategy, unflatten(START), workers=4, steps=2)
+
+
 def nobody_in_the_second_round(step, workers):
     return jnp.where(step // 4 == 1, 0.0, jnp.ones(workers))
 
@@ -172,12 +307,16 @@ def test_gradients_of_a_step_in_which_nobody_takes_part_are_zero():
     assert relative_error(trained.replicas[8], trained.replicas[7]) > CLEARLY
 
 
-def test_nothing_is_sent_in_a_round_in_which_nobody_takes_part():
+@pytest.mark.parametrize(
+    ("strategy", "steps"),
+    [(bmuf(4), [3, 11]), (sync_sgd(), [0, 1, 2, 3, 8, 9, 10, 11])],
+    ids=["bmuf", "sync_sgd"],
+)
+def test_nothing_is_sent_in_a_round_in_which_nobody_takes_part(strategy, steps):
     sent = communication(
-        in_vain(bmuf(4)), unflatten(START), workers=2, steps=12
+        in_vain(strategy), unflatten(START), workers=2, steps=12
     ).per_step
-    moved = np.flatnonzero(np.diff(sent, prepend=0))
-    assert moved.tolist() == [3, 11]
+    assert np.flatnonzero(np.diff(sent, prepend=0)).tolist() == steps
 
 
 def test_stale_workers_keep_their_model_and_hand_in_all_later():
@@ -376,6 +515,14 @@ def test_paced_counts_rounds_of_a_schedule():
             r"a weight for each of the 4 workers, got shape \(3,\)",
         ),
         (
+            lambda: train(participating(bmuf(4), lambda *_: np.r_[1, np.nan, 1, 1])),
+            "finite and at least 0, got nan of worker 1 at local step 0",
+        ),
+        (
+            lambda: train(participating(bmuf(4), lambda t, _: jnp.r_[1, 1, 1, 5 - t])),
+            "finite and at least 0, got -1.0 of worker 3 at local step 6",
+        ),
+        (
             lambda: train(participating(sync_sgd(), lambda step, workers: 1.0)),
             r"a weight for each of the 4 workers, got shape \(\)",
         ),
@@ -424,79 +571,3 @@ def test_bfloat16_keeps_its_dtype():
     leaves = jax.tree.leaves(trained.replica.params)
     assert all(leaf.dtype == jnp.bfloat16 for leaf in leaves)
     assert np.isfinite(np.float32(flatten(trained.replica.params, lead=2))).all()
-
-
-def running_mean(params, buffers, batch, key):
-    """A loss of one entry a worker, whose buffer follows the batch by halves."""
-    buffers = {"seen": (buffers["seen"] + jnp.mean(batch)) / 2}
-    return jnp.sum(params["w"]) * jnp.mean(batch), (buffers, {"batch": jnp.mean(batch)})
-
-
-def three_to_one(step, workers):
-    return jnp.array([3.0, 1.0, 0.0, 0.0])
-
-
-WEIGHED = {
-    "model_averaging": participating(model_averaging(2), three_to_one),
-    "its state": participating(
-        chain(
-            model_averaging(2),
-            every(2, average("opt_state")),
-            every(2, average("buffers")),
-        ),
-        three_to_one,
-    ),
-    "sync_sgd": participating(sync_sgd(), three_to_one),
-}
-
-
-@pytest.mark.parametrize("last", [40.0, np.nan])
-@pytest.mark.parametrize("name", WEIGHED)
-def test_workers_without_weight_reach_nothing(name, last):
-    data = np.array([1.0, 2.0, 30.0, last])
-    trainer = syncalgos.DataParallel(
-        running_mean, optax.sgd(1.0, momentum=0.5), WEIGHED[name], 4, "vmap"
-    )
-    state = trainer.init({"w": jnp.zeros(1)}, {"seen": jnp.zeros(())})
-    state, metrics = trainer.run(state, np.tile(data, (2, 1)))
-    mean = (3 * 1 + 2) / 4
-    np.testing.assert_allclose(metrics["batch"], [mean] * 2)
-    center = trainer.center(state)
-    np.testing.assert_allclose(center.buffers["seen"], mean * 0.75)
-    # Momentum after two steps of the gradient x: x (1 + 1.5) below 0.
-    np.testing.assert_allclose(center.params["w"], [-2.5 * mean])
-    if name == "its state":
-        np.testing.assert_allclose(state.replica.opt_state[0].trace["w"], 1.5 * mean)
-    # In the middle of a round the replicas differ, and count by their weights.
-    state, _ = trainer.run(state, data[None])
-    assert np.isfinite(trainer.center(state).params["w"]).all()
-
-
-@pytest.mark.parametrize(
-    "strategy",
-    [
-        every(2, average(reduce=syncalgos.reducers.median)),
-        every(2, syncalgos.outer_step(optax.sgd(1.0), syncalgos.reducers.trimmed)),
-        syncalgos.reduce_with(syncalgos.reducers.clipped),
-        syncalgos.sign_sgd(majority=True),
-        syncalgos.signum(),
-        syncalgos.edit(2),
-        syncalgos.gossip(),
-        syncalgos.dgc(),
-    ],
-)
-def test_what_is_no_mean_is_refused(strategy):
-    with pytest.raises(
-        ValueError, match="participating: a strategy that combines by no"
-    ):
-        participating(strategy, all_alike)
-
-
-@pytest.mark.parametrize("weight", [np.nan, -1.0, np.inf])
-def test_weights_that_are_no_weights_are_refused_by_worker(weight):
-    def schedule(step, workers):
-        return jnp.array([1.0, weight, 1.0, 1.0])
-
-    strategy = participating(model_averaging(2), schedule)
-    with pytest.raises(ValueError, match=r"got (nan|-1.0|inf) for worker 1 at step 0"):
-        train(strategy, steps=2)

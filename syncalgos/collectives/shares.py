@@ -1,0 +1,69 @@
+"""The worker's share in means, where `participating` weighs the workers.
+
+It is noted while a strategy is traced: what it hands in is weighted already, but for
+what only its own code knows of.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from contextvars import ContextVar
+
+import jax
+import jax.numpy as jnp
+
+from syncalgos.dtypes import PyTree, narrow, on_floats, widen
+
+_OWN: ContextVar[jax.Array | None] = ContextVar("share", default=None)
+
+
+@contextlib.contextmanager
+def counting(share: jax.Array | None) -> Iterator[None]:
+    """Notes this worker's share while the block is traced.
+
+    Args:
+        share: N w / Σw for weights w, 0 for a worker that skips; None: no weights.
+    """
+    token = _OWN.set(share)
+    try:
+        yield
+    finally:
+        _OWN.reset(token)
+
+
+def takes_part() -> jax.Array | bool:
+    """Whether this worker takes part; True where nobody is weighted."""
+    share = _OWN.get()
+    return True if share is None else share > 0
+
+
+def weighted(tree: PyTree) -> PyTree:
+    """Multiplies floats by the worker's share, so that their mean is the weighted one.
+
+    Args:
+        tree: arrays. Where nobody is weighted, it is returned as it is.
+    """
+    share = _OWN.get()
+    if share is None:
+        return tree
+
+    def leaves(xs):
+        # 0 times NaN would be NaN, and reach those who take part.
+        return narrow([jnp.where(share > 0, share * x, 0) for x in widen(xs)], xs)
+
+    return on_floats(leaves, tree)
+
+
+def no_mean(what: str) -> None:
+    """Refuses weights for what is no mean over the workers.
+
+    Args:
+        what: its name, for the message.
+
+    Raises:
+        ValueError: the workers are weighted.
+    """
+    if _OWN.get() is not None:
+        raise ValueError(
+            f"participating: {what} is no mean over the workers, so that those who "
+            "skip cannot be left out of it"
+        )
