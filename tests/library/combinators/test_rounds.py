@@ -116,7 +116,7 @@ def test_a_sync_at_the_end_is_one_more_and_no_other(strategy, ends):
     ids=["bmuf", "diloco", "slowmo"],
 )
 def test_a_sync_at_the_end_is_that_of_a_shorter_last_round(strategy, then):
-    """Of 10 local steps, after two rounds of 4, one of 2."""
+    """10 local steps are two rounds of 4, then one of 2."""
     batches = np.random.default_rng(0).normal(size=(10, 6, 3)).astype(np.float32)
     loss = syncalgos.stateless(lambda p, x: jnp.mean((x @ p["w"] - x.sum(1)) ** 2))
 
