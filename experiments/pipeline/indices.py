@@ -54,7 +54,9 @@ def _extremes(data: Data) -> dict[str, np.ndarray]:
     found = {}
     for part, each in leaves.items():
         whole = [np.asarray(x) for x in each.values()]
-        whole = [x.reshape(len(x), -1) for x in whole if x.dtype.kind in "iu"]
+        whole = [
+            x.reshape(len(x), -1) for x in whole if x.size and x.dtype.kind in "iu"
+        ]
         at = [find(x) // x.shape[1] for x in whole for find in (np.argmin, np.argmax)]
         found[part] = np.unique(np.array([0, *at]))
     return found

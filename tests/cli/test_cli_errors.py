@@ -85,7 +85,7 @@ BAD = {
     "--epochs=3": ["'--epochs': say --steps"],
     "--task digit": ["'digit'", "'digits'"],
     "--backend pmpa": ["'pmpa'", "'pmap'", "shard_map", "vmap"],
-    "--optimizer adm": ["'adm'", "'adam'", "sgd"],
+    "--optimizer adm": ["unknown optimizer 'adm'; did you mean 'adam'?"],
     "--optimizer schedule_free_sgd": ["evaluates another", "adamw", "--schedule"],
     "--schedule cosin": ["'cosin'", "'cosine'", "constant", "step"],
     "--perido 4": ["'--perido'", "'--period'"],

@@ -585,6 +585,15 @@ def test_the_report_says_what_was_tuned_and_flags_an_edge(tmp_path):
     assert "6 trials of 1 seed " in said[0] and "10 % of the training data" in said[0]
 
 
+def test_one_value_is_not_called_tuned(tmp_path):
+    study = study_of(tmp_path, "--tune=period=4", seeds=1)
+    tried(study, {"bmuf": {"4": [0.6]}})
+    found = final(study, ({}, {"period": "4"}))
+    remarks = analysis.report(study, found, "").remarks
+    told = "--period: one value was tried for each algorithm, which is no tuning."
+    assert told in remarks and not any("chosen" in x for x in remarks)
+
+
 def test_unequal_budgets_are_said(tmp_path):
     study = study_of(tmp_path, "--tune=period=2,4", seeds=1)
     tried(study, {"bmuf": {"2": [0.5], "4": [0.6]}})

@@ -121,10 +121,13 @@ def _on_tuning(
     budgets = {len(r.trials) for r in runs}
     if len(budgets) > 1:
         yield say("budgets")
-    if config.tuned:
+    tuned = ", --".join(_named(each.flags) for each in config.tuned)
+    if tuned and max(budgets) == 1:
+        yield say("untuned", tuned=tuned)
+    elif tuned:
         yield say(
             "tuned",
-            tuned=", --".join(_named(each.flags) for each in config.tuned),
+            tuned=tuned,
             trials=max(budgets),
             tune_seeds=f"{config.tune_seeds} seed{'s'[: config.tune_seeds > 1]}",
             share=100 * config.tune_share,
