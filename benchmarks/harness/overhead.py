@@ -86,7 +86,8 @@ def measure(task: str, saves: bool) -> dict[str, float]:
         run.trainer.center(run.state)  # compiles what a checkpoint needs, too
         clock, out = Clock(run), Path(name)
         started = time.perf_counter()
-        manager = CheckpointManager(run, out / FOLDER, started, Background())
+        background = Background()
+        manager = CheckpointManager(run, out / FOLDER, started, background, ("0",))
         save = clock.watched(manager.save, "save") if saves else None
         progress = Progress(run_id="0")
         train_and_record(run, out, clock, lambda: 0, save, progress)

@@ -69,8 +69,9 @@ def read(record: dict[str, Any], step: int) -> Record:
 
 def _check_names(prefix: str, found: dict[str, Any], known: Any, later: set) -> None:
     """Raises a ValueError for a field that is unknown or missing."""
-    for name in found.keys() - {*known}:
-        raise ValueError(f"its record has the unknown field {prefix}{name}")
+    for name in found:
+        if name not in known:
+            raise ValueError(f"its record has the unknown field {prefix}{name}")
     for name in known:
         if name not in found and name not in later:
             raise ValueError(f"its record has no {prefix}{name}")

@@ -188,9 +188,9 @@ def _check(shard: Shard) -> None:
     """Raises a ValueError if numbers and leaves do not fit each other."""
     if not isinstance(shard.record, dict):
         raise ValueError("its record is no table of values")
-    for name, number in (("step", shard.step), ("workers", shard.workers)):
+    for number in (shard.step, shard.workers, shard.first):
         if type(number) is not int:
-            raise ValueError(f"{name} must be a whole number, not {number!r}")
+            raise ValueError(f"{number!r} is no whole number")
     counts = {x.shape[:1] for x in shard.own.values()}
     if len(counts) != 1 or counts == {()}:
         raise ValueError(f"own leaves must have one number of rows, not {counts}")

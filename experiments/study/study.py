@@ -21,13 +21,13 @@ from experiments.launch.cluster.connection import (
     Unreachable,
     reach,
 )
-from experiments.study import own_files, spec, tuning
+from experiments.study import spec, tuning
 from experiments.study.analysis import analysis
 from experiments.study.analysis.words import remarks
 from experiments.study.config import PROGRAM, StudyConfig
 from experiments.study.grid import Lines, Loader, RunSet, run_sets
 from experiments.study.report import events, write
-from experiments.study.running import listing, versions
+from experiments.study.running import listing, own_files, versions
 from experiments.study.running.make import make_runs
 from experiments.study.running.plan import Plan
 from experiments.study.statistics import ACCURACY, measure

@@ -496,6 +496,7 @@ CHANGES = {
     "fewer workers": lambda m, e: m.update(workers=3),
     "workers before the first": lambda m, e: m.update(first=-1),
     "workers no whole number": lambda m, e: m.update(workers=4.0),
+    "a first worker that is true": lambda m, e: m.update(first=False),
     "a record that is a list": lambda m, e: m.update(record=[]),
 }
 
@@ -751,39 +752,43 @@ VALUES = {
     **{"dict": {}, "list of null": [None], "pair of words": [["a", "b"]]},
     **{"list in a list": [[]], "dict of null": {"x": None}, "deep": DEEP},
 }
-# What may be there in the place of each: a value of the same kind.
-TEXTS, AMOUNTS = {"word"}, {"half", "later"}
-FINE = {
-    **{("settings",): {"dict", "dict of null"}, ("versions",): {"dict"}},
-    ("sent",): AMOUNTS | {"null"},
-    **{("start_id",): TEXTS | {"missing"}, ("settings", "lr"): {*VALUES} - {"deep"}},
-    ("progress", "seconds"): AMOUNTS,
-    ("progress", "first_loss"): AMOUNTS | {"negative"},
-    ("progress", "resumed_at"): {"list"},
-    ("progress", "sent_before"): AMOUNTS | {"null"},
-    ("progress", "earlier_seconds"): AMOUNTS,
-    ("progress", "lane_form"): TEXTS | {"null", "missing"},
-    ("progress", "saved"): {"missing"},
-    ("progress", "decided"): {"list", "missing"},
-}
-FINE[("settings", "lr")] -= {"nan", "inf", "huge"}
-FINE[("settings", "lr")] |= {"missing"}
-FINE |= {
-    ("progress", "lines", 0, name): AMOUNTS | {"null", "negative"}
-    for name in LINE.keys() - {"step"}
-}
 FIELDS = [
     *((name,) for name in RECORD),
-    ("settings", "lr"),
+    *(("settings", "lr"), ("settings", "devices"), ("settings", "devices", 0)),
+    *(("versions", "jax"), ("progress", "decided", 0)),
     *(("progress", name) for name in PROGRESS),
     *(("progress", "lines", 0, name) for name in LINE),
     *(("progress", "losses", 0), ("progress", "resumed_at", 0)),
     *(("progress", "decided", 0, 0), ("progress", "decided", 0, 1)),
 ]
-FINE |= {
-    ("progress", "losses", 0): AMOUNTS | {"negative"},
+# Values that a run may have written there.
+AMOUNTS, NUMBERS = {"half", "later"}, {"half", "later", "negative"}
+OF_A_FLAG = {*VALUES, "missing"} - {"nan", "inf", "huge", "deep"}
+FINE = {
+    ("settings",): {"dict", "dict of null"},
+    ("settings", "lr"): OF_A_FLAG,
+    ("settings", "devices"): OF_A_FLAG,
+    ("settings", "devices", 0): OF_A_FLAG,
+    ("versions",): {"dict"},
+    ("versions", "jax"): {"word", "missing"},
+    ("sent",): AMOUNTS | {"null"},
+    ("start_id",): {"word", "missing"},
+    ("progress", "losses", 0): NUMBERS,
+    ("progress", "seconds"): AMOUNTS,
+    ("progress", "first_loss"): NUMBERS,
+    ("progress", "resumed_at"): {"list"},
     ("progress", "resumed_at", 0): {"missing"},
+    ("progress", "sent_before"): AMOUNTS | {"null"},
+    ("progress", "earlier_seconds"): AMOUNTS,
+    ("progress", "lane_form"): {"word", "null", "missing"},
+    ("progress", "saved"): {"missing"},
+    ("progress", "decided"): {"list", "missing"},
+    ("progress", "decided", 0): {"missing"},
     ("progress", "decided", 0, 1): {"later"},
+}
+FINE |= {
+    ("progress", "lines", 0, name): NUMBERS | {"null"}
+    for name in LINE.keys() - {"step"}
 }
 
 

@@ -13,8 +13,8 @@ import jax
 from experiments.checkpoint import lock
 from experiments.cli import terminal
 from experiments.cli.flags import PROGRAM
-from experiments.study import own_files
 from experiments.study.grid import Loader, is_done
+from experiments.study.running import own_files
 from experiments.training import prepared, records
 from experiments.training.measurements.draws import draws_from_seed
 from experiments.training.prepared import PreparedRun
