@@ -30,5 +30,5 @@ def _layers(draws: list[jax.Array]) -> Params:
 def apply(params: Params, x: jax.Array) -> jax.Array:
     """Maps x, (batch, inputs), to (batch, outputs) with ReLU between the layers."""
     for layer in params[:-1]:
-        x = jax.nn.relu(x @ layer["w"] + layer["b"])
-    return x @ params[-1]["w"] + params[-1]["b"]
+        x = jax.nn.relu(x @ layer["w"] + layer["b"][None])
+    return x @ params[-1]["w"] + params[-1]["b"][None]

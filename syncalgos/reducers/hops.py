@@ -162,6 +162,7 @@ def pack(levels: jax.Array, bits: int) -> jax.Array:
 def unpack(packed: jax.Array, bits: int) -> jax.Array:
     """Unpacks the bytes of `pack`; the last may end in zeros."""
     shifts = jnp.arange(0, 8, bits, dtype=jnp.uint8)
+    shifts = jnp.expand_dims(shifts, range(packed.ndim))
     parts = (packed[..., None] >> shifts) & jnp.uint8(2**bits - 1)
     return parts.reshape(*packed.shape[:-1], -1)
 

@@ -105,7 +105,7 @@ def to_bits(x: jax.Array, draws: jax.Array) -> jax.Array:
 
 def to_signs(code: jax.Array, length: int) -> jax.Array:
     """Reads the vector of 1 and -1 from a code of `to_bits`."""
-    return 2.0 * jnp.unpackbits(code, count=length) - 1
+    return 2.0 * jnp.unpackbits(code, count=length).astype(float) - 1
 
 
 BITS = hops.Code(to_bits, to_signs)
@@ -140,13 +140,14 @@ def twice(
 def _to_scaled(x: jax.Array, kept: jax.Array) -> tuple[jax.Array, jax.Array]:
     # The paper has the root mean square, with which errors can grow: of a one-hot
     # vector of 16 it leaves 1.5 times the square as error, the mean magnitude 0.94.
-    scale = jnp.sum(jnp.abs(x), where=kept) / jnp.maximum(jnp.sum(kept), 1)
-    return jnp.packbits(x >= 0), scale
+    count = jnp.maximum(jnp.sum(kept), 1).astype(x.dtype)
+    return jnp.packbits(x >= 0), jnp.sum(jnp.abs(x), where=kept) / count
 
 
 def _from_scaled(code: tuple[jax.Array, jax.Array], length: int) -> jax.Array:
     bits, scale = code
-    return scale * to_signs(bits, length)
+    signs = to_signs(bits, length)
+    return scale.astype(signs.dtype) * signs
 
 
 SCALED = hops.Code(_to_scaled, _from_scaled)

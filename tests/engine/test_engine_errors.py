@@ -86,6 +86,15 @@ def test_jaxs_own_collectives_over_workers_are_told_ours(collective, ours):
         trainer.run(trainer.init(make_params()), BATCHES)
 
 
+def test_an_assertion_of_the_users_stays_theirs():
+    def loss(params, batch):
+        assert not params, "mine"
+
+    with pytest.raises(AssertionError, match=r"^mine"):
+        trainer = make_trainer(backend="vmap", loss=stateless(loss))
+        trainer.run(trainer.init(make_params()), BATCHES)
+
+
 def test_empty_params_are_refused():
     with pytest.raises(ValueError, match="params hold no arrays"):
         make_trainer().init({})

@@ -230,3 +230,28 @@ def test_a_batch_that_is_not_finite_is_survived(name):
         (state.replica.params, state.sync, trainer.center(state).params)
     ):
         assert np.isfinite(np.asarray(x, np.float64)).all()
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [("jax_numpy_dtype_promotion", "strict"), ("jax_numpy_rank_promotion", "raise")],
+)
+@pytest.mark.parametrize("name", NAMES)
+def test_algorithms_promote_nothing_by_themselves(name, setting, value):
+    """jax refuses promotion then, in the user's own program too."""
+    strategy, sizes = make(name), [*zip(syncalgos.WORKERS, (2, 2), strict=True)]
+    params = {"w": jnp.zeros((6, 3)), "b": jnp.zeros(3)}
+
+    def steps(params, grads, step):
+        opt_state = owed(name).optimizer.init(params)
+        replica, state = syncalgos.Replica(params, opt_state), strategy.init(params)
+        grads, state = strategy.reduce(grads, replica, state, step)
+        replica, state = strategy.sync(replica, state, step)
+        return grads, strategy.center(replica.params, state)
+
+    before = getattr(jax.config, setting)
+    jax.config.update(setting, value)
+    try:
+        jax.make_jaxpr(steps, axis_env=sizes)(params, params, jnp.int32(0))
+    finally:
+        jax.config.update(setting, before)
