@@ -92,7 +92,6 @@ def one_bit_adam(
         return over_leaves(leaf, 4, grads, *state, stacking.pieces_like(0, grads))
 
     def reduce(grads, replica, state, step):
-        collectives.no_mean("a mean of the workers' own momenta")
         both = jax.lax.cond(step < switch, adam, one_bit, widen(grads), state)
         steps = jax.tree.map(lambda m, v: m / (jnp.sqrt(v) + eps), *both[:2])
         steps = optax.tree.clip(steps, -most, most)

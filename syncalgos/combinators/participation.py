@@ -85,7 +85,7 @@ def participating(
     take part. Gradients are multiplied by N w / Σw at each step. Where nobody takes
     part, nothing is sent: gradients are zero, and the round lasts to the next sync.
     Optimizer state and buffers that are averaged (see `average`) are weighted alike. So
-    are, by the weights of the last local step, a center that is the mean of replicas
+    are, by the weights of the round, a center that is the mean of replicas
     and, in `DataParallel`, the center's buffers and the metrics.
 
     Args:

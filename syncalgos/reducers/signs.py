@@ -127,6 +127,7 @@ def twice(
     Returns:
         The mean; the loss of x on the first hop; that of the own part on the second.
     """
+    collectives.no_mean("a mean of the workers' own momenta")
     if not x.size:
         return x, x, residual
     rows = hops.in_parts(kept, axis)
