@@ -96,9 +96,10 @@ def read_run(out: Path) -> Made | None:
         return None
     config = json_files.read(out / "config.json", Config)
     lines = json_files.read_lines(out / "metrics.jsonl", MeasuredLine)
-    json_files.check_seal(path, summary, *beside_summary(out))
     _check_lines(out / "metrics.jsonl", lines, summary)
     _check_summary(path, summary, config)
+    # Last: it cannot say which of the files was changed.
+    json_files.check_seal(path, summary, *beside_summary(out))
     return Made(config, summary, lines)
 
 
