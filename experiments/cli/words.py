@@ -26,11 +26,14 @@ def cleaned(argv: Iterable[str]) -> list[str]:
     Underscores are accepted, as Python has the names.
 
     Raises:
-        BadRequest: an empty value, as left by an unset variable in a script.
+        BadRequest: an empty value, as left by an unset variable in a script, or what is
+            no text in UTF-8, which no file could name.
     """
     # An empty word would become a name, a path or 0, far from where it was made.
     found, flag = [], ""
     for word in argv:
+        if word.encode(errors="replace").decode() != word:
+            raise BadRequest(f"{word!a} is no text in UTF-8: take another name")
         is_flag = word.startswith("--")
         name, equals, value = word.partition("=") if is_flag else (flag, "=", word)
         if equals and not value.strip():

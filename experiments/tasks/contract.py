@@ -1,6 +1,7 @@
 """Checks a user's task, and names the field that is wrong."""
 
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any, get_args
 
 import jax
@@ -12,6 +13,8 @@ from experiments.tasks import Schedule
 from experiments.tasks.task import WEIGHT, Arrays, Data, Kept, Tables, Task
 from syncalgos import checks
 from syncalgos.collectives import PyTree
+from syncalgos.combinators.decided import METRIC
+from syncalgos.engine.losses import OF_WORKERS
 from syncalgos.engine.placement import shardings
 from syncalgos.engine.placement.layout import DEVICES, LANES, Layout
 from syncalgos.reducers import stacking
@@ -51,6 +54,19 @@ def check_task(task: Any) -> None:
     for name, figure in dict(task.figures).items():
         if not callable(figure):
             raise ValueError(f"figures[{name!r}] must be a function of the loss")
+        found = 1.0
+        # Of this loss there may be none, as of a logarithm's argument below 0.
+        with suppress(ArithmeticError, ValueError):
+            found = figure(1.0)
+        number(name, found)
+
+
+def number(name: str, found: Any) -> float:
+    """Returns what a figure has given; a ValueError if that is no number."""
+    if isinstance(found, str | bytes) or found is None or np.ndim(found):
+        got = checks.shown(found)
+        raise ValueError(f"figures[{name!r}] must return a number, got {got}")
+    return float(found)
 
 
 def _check_rates(lr: Any) -> None:
@@ -199,6 +215,11 @@ def check_apply(task: Task, params: PyTree, buffers: PyTree, test: Arrays) -> se
                 "apply must give values per example, {'loss': (batch,), …}; for a "
                 f"batch of 2 it gave shapes {shapes}"
             )
+    # Under these names training counts decisions, and tells workers' losses.
+    if ours := found[0].keys() & {METRIC, OF_WORKERS}:
+        raise ValueError(f"apply gives {min(ours)!r}, a name of ours: take another")
+    if twice := found[1].keys() & task.figures.keys():
+        raise ValueError(f"{min(twice)!r} is of apply and in figures: rename one")
     return set(found[1])
 
 

@@ -55,7 +55,7 @@ def sealed(content: Mapping[str, Any], *beside: bytes) -> dict[str, Any]:
 
 
 def check_seal(path: Path, content: Mapping[str, Any], *beside: bytes) -> None:
-    """Raises a Damaged for content that was changed; files before 0.3 have no seal."""
+    """Raises a Damaged for content that was changed; files of 0.2 have no seal."""
     if content.get(SEAL) not in (None, sealed(content, *beside)[SEAL]):
         raise Damaged(path, "it, or a file beside it, was changed since it was written")
 

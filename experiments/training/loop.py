@@ -14,6 +14,7 @@ from experiments.cli import terminal
 from experiments.cli.errors import BadRequest, explained
 from experiments.cli.factories import TASK
 from experiments.pipeline import prefetch, sampler
+from experiments.tasks.contract import number
 from experiments.tasks.task import Task, held_out
 from experiments.training.components import Components
 from experiments.training.measurements import displacements
@@ -301,7 +302,7 @@ def _figures(task: Task, loss: float) -> dict[str, float]:
     found = {}
     for name, figure in task.figures.items():
         try:
-            found[name] = figure(loss)
+            found[name] = number(name, figure(loss))
         except ArithmeticError:  # the perplexity of a run that diverges
             found[name] = math.nan
     return found

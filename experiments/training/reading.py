@@ -96,9 +96,10 @@ def read_run(out: Path) -> Made | None:
         return None
     config = json_files.read(out / "config.json", Config)
     lines = json_files.read_lines(out / "metrics.jsonl", MeasuredLine)
-    json_files.check_seal(path, summary, *beside_summary(out))
     _check_lines(out / "metrics.jsonl", lines, summary)
     _check_summary(path, summary, config)
+    # Last: it cannot say which of the files was changed.
+    json_files.check_seal(path, summary, *beside_summary(out))
     return Made(config, summary, lines)
 
 
@@ -113,7 +114,7 @@ def _check_lines(path: Path, lines: Sequence[Line], summary: Line) -> None:
         for key, x in line.items():
             if isinstance(x, bool) or not isinstance(x, int | float | None):
                 raise Damaged(path, f"line {i}: {key!r} must be a number")
-    # Files before 0.3 have no checksum: what is in both must agree.
+    # Files of 0.2 have no checksum: what is in both must agree.
     last = {**lines[-1], "steps": steps[-1]}
     for key in sorted(last | summary):
         is_measured = key.startswith("test_") or key in ("train_loss", "steps")
@@ -129,6 +130,8 @@ def _check_summary(path: Path, summary: Line, config: Line) -> None:
     counts = {x: summary[x] for x in ("workers", "devices")} | summary.get("mesh", {})
     if few := [name for name, x in counts.items() if x < 1]:
         raise Damaged(path, f"{few[0]!r} must be at least 1, got {counts[few[0]]}")
-    steps = max(summary["steps"], config["settings"]["steps"])
-    if summary["sends"] and not sends.is_sound(summary["sends"], steps):
+    done, steps = summary["steps"], config["settings"]["steps"]
+    if done > steps or (done < steps and not summary["diverged"]):
+        raise Damaged(path, f"it is of {done} steps, not of {steps} as in config.json")
+    if summary["sends"] and not sends.is_sound(summary["sends"], (done, steps)):
         raise Damaged(path, f"'sends' are not those of a run of {steps} steps")

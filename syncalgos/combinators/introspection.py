@@ -185,6 +185,9 @@ def rounds(strategy: Strategy) -> tuple[Rounds, ...]:
     """The weights of workers in a strategy, each schedule's once."""
     made = combination(strategy)
     inside = [each for member in made.members for each in rounds(member)]
+    if made.condition is not None:  # the member knows nothing of it
+        ends = functools.partial(lands, strategy)
+        inside = [x if x.lands is None else x._replace(lands=ends) for x in inside]
     return tuple({each.schedule: each for each in [*made.rounds, *inside]}.values())
 
 

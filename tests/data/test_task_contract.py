@@ -67,6 +67,11 @@ def values(params, buffers, batch, key, train):
     return BASE.apply(params, buffers, batch, key, train)[0]
 
 
+def deciding(*arguments, **options):
+    found, buffers = BASE.apply(*arguments, **options)
+    return {**found, "decided": found["loss"]}, buffers
+
+
 # What a factory returns, and what the line must say.
 WRONG = {
     "nothing": (None, ["experiments.tasks.task.Task", "got None"]),
@@ -98,6 +103,15 @@ WRONG = {
     "optimizer": (BASE._replace(optimizer="adm"), ["'adm'", "did you mean 'adam'"]),
     "init": (BASE._replace(init=3), ["init must be a function", "got 3"]),
     "figure": (BASE._replace(figures={"bits": 1}), ["figures['bits']", "function"]),
+    "text of a figure": (
+        BASE._replace(figures={"bits": str}),
+        ["figures['bits'] must return a number", "got '1.0'"],
+    ),
+    "figure of a measure": (
+        BASE._replace(figures={"accuracy": float}),
+        ["'accuracy' is of apply and in figures"],
+    ),
+    "decided": (applying(deciding), ["'decided'", "a name of ours"]),
     "lists": (loading(test={"x": [1], "y": [2]}), ["test['x']", "array", "got [1]"]),
     "a list": (loading(test=[1, 2]), ["test must be a dict of arrays", "got [1, 2]"]),
     "numbers": (loading(train={"x": 1.0, "y": 2}), ["train['x']", "array", "got 1.0"]),
@@ -184,12 +198,9 @@ def test_sigterm_in_a_users_code_is_no_mistake_of_theirs():
         raise Terminated
 
 
-def test_figure_that_raises_is_told_with_its_place(capfd, tmp_path, monkeypatch):
-    monkeypatch.setenv("JAX_NUM_CPU_DEVICES", "3")  # as they are
-    words = ["--task", f"{__name__}:figured", "--workers", "2", "--steps", "1"]
-    assert run.main([*words, "--out", str(tmp_path / "out")]) == 2
-    last = capfd.readouterr().err.splitlines()[-1]
-    assert "TypeError" in last and "(test_task_contract.py:" in last
+def test_figure_that_raises_is_told_with_its_place(refused):
+    line = refused("--task", f"{__name__}:figured")
+    assert "TypeError" in line and "(test_task_contract.py:" in line
 
 
 def figured() -> Task:

@@ -13,8 +13,9 @@ from test_study_analysis import points, study_of, write
 
 from experiments.aiming.report import files
 from experiments.cli.errors import BadRequest
-from experiments.compare import main
+from experiments.compare import main as compare_main
 from experiments.launch.cluster import connection
+from experiments.run import main as run_main
 from experiments.study import grid, study
 from experiments.study.analysis import analysis
 from experiments.training import json_files, reading, records
@@ -147,9 +148,19 @@ def test_a_command_removes_nothing_beside_a_damaged_study_json(
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs" / "kept").write_text("hours of work")
     before = content(tmp_path)
-    assert main(shlex.split(f"--steps 3 {flags} --out {tmp_path}")) == 2
+    assert compare_main(shlex.split(f"--steps 3 {flags} --out {tmp_path}")) == 2
     assert f"{tmp_path}/study.json: " in said_in_one_line(capsys.readouterr().err)
     assert {k: x for k, x in content(tmp_path).items() if k in before} == before
+
+
+@pytest.mark.parametrize("command", [compare_main, run_main])
+@pytest.mark.parametrize("flag", ["--out", "--algos", "--algo"])
+def test_what_is_no_text_is_refused_before_training(flag, command, tmp_path, capsys):
+    word = f"{tmp_path}/\udcff"
+    assert command([flag, word]) == 2
+    line = said_in_one_line(capsys.readouterr().err)
+    assert "/\\udcff' is no text in UTF-8" in line
+    assert [*tmp_path.iterdir()] == []
 
 
 COMPILED = {

@@ -137,7 +137,7 @@ def _check(path: Path, one: dict[str, Any]) -> None:
     counts = {x: one[x] for x in ("workers", "lanes", "steps", "dispatch_steps")}
     if few := [name for name, x in (counts | one["mesh"]).items() if x < 1]:
         raise json_files.Damaged(path, f"{few[0]!r} must be at least 1")
-    if one["sends"] and not is_sound(one["sends"], one["steps"]):
+    if one["sends"] and not is_sound(one["sends"], [one["steps"]]):
         raise json_files.Damaged(path, "'sends' are not those of the program's run")
 
 

@@ -1,7 +1,7 @@
 """The sends of a run, step by step, as its summary.json has them."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -65,15 +65,15 @@ def to_json(sends: Sends) -> dict[str, Any]:
     return {"kinds": kinds, "steps": " ".join(runs)}
 
 
-def is_sound(content: Mapping[str, Any], steps: int) -> bool:
-    """Whether such JSON holds the sends of a run of so many steps, or fewer."""
+def is_sound(content: Mapping[str, Any], steps: Sequence[int]) -> bool:
+    """Whether such JSON holds the sends of a run of one of these numbers of steps."""
     words = content["steps"].split()
     if not all(re.fullmatch(r"\d{1,9}\*\d{1,18}", x) for x in words):
         return False
     runs = [[*map(int, x.split("*"))] for x in words]
     counts = [sent for kind in content["kinds"] for sent in kind.values()]
     return (
-        sum(length for _, length in runs) <= steps
+        sum(length for _, length in runs) in steps
         and all(kind < len(content["kinds"]) for kind, _ in runs)
         and all(len(sent) == 2 and min(sent) >= 0 for sent in counts)
     )
