@@ -227,8 +227,6 @@ def _facts(parts: Components, effective_lr: float | None) -> dict[str, Any]:
         "mesh": dict(layout.inner),
         "processes": layout.processes,
         "platform": layout.devices[0].platform,
-        "train_examples": parts.data.examples,
-        "test_examples": len(jax.tree.leaves(parts.data.test)[0]),
     }
 
 

@@ -16,7 +16,6 @@ from experiments.study.analysis.ranking import leader, ranked
 from experiments.study.analysis.results import Row
 from experiments.study.analysis.words.claims import clause, verdict
 from experiments.study.analysis.words.headline import headline, titled
-from experiments.study.analysis.words.lead import lead
 from experiments.study.statistics import (
     ACCURACY,
     LOSS,
@@ -136,14 +135,10 @@ def test_a_diverged_figure_among_the_pairs_is_refused():
 
 
 @pytest.mark.parametrize("amount", [0.0, 0.25, -0.25])
-@pytest.mark.parametrize("count", [5, 6])
-def test_equal_differences_are_as_sure_as_their_signs(amount, count):
-    """All of one sign by chance: 1 in 16 of 5 pairs, 1 in 32 of 6."""
-    baseline = {seed: seed / 8 for seed in range(count)}
+def test_equal_differences_are_an_interval_of_one_point(amount):
+    baseline = {seed: seed / 8 for seed in range(6)}
     values = {seed: x + amount for seed, x in baseline.items()}
-    p = 1.0 if amount == 0 else 2.0 ** (1 - count)
-    low, high = sorted((amount, 0.0 if count == 5 else amount))
-    found = Difference(amount, low, high, 0.0, count, True, p)
+    found = Difference(amount, amount, amount, 0.0, 6, True, float(amount == 0))
     assert paired(values, baseline) == found
 
 
@@ -210,7 +205,7 @@ def test_an_interval_is_scipys_at_every_scale(values, shift, scale):
     values = [scale * (x + shift) for x in values]
     found = compared(by_seed(values), by_seed([0.0] * len(values)))
     room = 2e-6 * max(map(abs, values))  # what counts as rounding: an end may be 0
-    assume(np.ptp(values) > room > 1e-300 and room > 1e-100 * scale)  # squares
+    assume(np.ptp(values) > room > 1e-300)
     low, high = ttest_1samp(np.array(values) / scale, 0).confidence_interval()
     assert found.low == pytest.approx(scale * low, rel=1e-6, abs=room)
     assert found.high == pytest.approx(scale * high, rel=1e-6, abs=room)
@@ -247,43 +242,6 @@ def test_equal_algorithms_are_rarely_told_apart_in_a_whole_study():
         held += any(p < 0.05 for p in corrected(study) if p is not None)
     assert raw / 2000 > 0.25
     assert held / 2000 == pytest.approx(0.05, abs=0.02)
-
-
-@pytest.mark.parametrize("count", [3, 12])
-def test_the_best_of_equal_algorithms_is_rarely_said_to_be_better(count):
-    """The data choose the best: corrected over the pairs with it alone, 6 to 10 %."""
-    rng = np.random.default_rng(0)
-    claimed = 0
-    for _ in range(300):
-        rows = [
-            contender(str(i), float(np.mean(x)))._replace(final=by_seed(x))
-            for i, x in enumerate(rng.normal(size=(count, 5)))
-        ]
-        claimed += bool(ranked(rows, ACCURACY).kinds["worse"])
-    assert claimed / 300 <= 0.06
-
-
-def test_nobody_wins_over_a_row_at_the_edge_of_its_range():
-    best = contender("bmuf", 0.932)
-    rows = [best, contender("diloco", 0.9, WORSE)._replace(at_edge=True)]
-    ranking = ranked(rows, ACCURACY)
-    assert headline(ranking, ACCURACY).startswith(
-        "bmuf has the best test accuracy, 93.20 ± 0.12 % (5 seeds): nothing is said of "
-        "diloco, whose best value is at the edge of what was tried."
-    )
-    assert lead({"": ranking}, ACCURACY, "") == (
-        "bmuf leads, but 1 of 1 others end at their range's edge"
-    )
-
-
-def test_diverged_runs_reach_the_lead():
-    rows = [
-        contender("bmuf", 0.932, diverged=2, count=7),
-        contender("diloco", 0.9, WORSE),
-    ]
-    assert lead({"": ranked(rows, ACCURACY)}, ACCURACY, "") == (
-        "bmuf (2 of 7 runs diverged) has the best test accuracy"
-    )
 
 
 EVERY_FORM = [
@@ -566,8 +524,8 @@ def test_a_headline_names_the_cheapest_of_those_not_told_from_the_best():
 
 
 def test_a_headline_admits_what_does_not_survive_correction():
-    """p = 0.01 alone, 0.05 as the second of the six pairs of four rows."""
-    doubtful = difference(-0.001, -0.002, -0.0001)._replace(p=0.01)
+    """p = 0.03 alone, 0.06 as the second of two."""
+    doubtful = difference(-0.001, -0.002, -0.0001)._replace(p=0.03)
     assert accuracy_headline(
         contender("bmuf", 0.932),
         contender("diloco", 0.931, doubtful),
@@ -576,7 +534,7 @@ def test_a_headline_admits_what_does_not_survive_correction():
     ) == (
         "bmuf has the best test accuracy, 93.20 ± 0.12 % (5 seeds): better than "
         "sync_sgd (95 % interval); better than diloco and easgd by the 95 % interval "
-        "of each alone, but not after Holm's correction for 6 comparisons. Each of "
+        "of each alone, but not after Holm's correction for 3 comparisons. Each of "
         "these sends 1 MB per worker, 1/16 of what sync_sgd sends."
     )
 

@@ -11,7 +11,6 @@ from experiments.study import presets, tuning
 from experiments.study.analysis.ranking import (
     by_point,
     default_target,
-    pairs_of,
     ranked,
     rankings,
     timed,
@@ -42,24 +41,18 @@ def report(config: StudyConfig, runs: Sequence[RunSet], command: str) -> Report:
     """
     by = measure(config.measure, [s for r in runs for s in r.summaries.values()])
     baseline = config.baseline or config.variants[0].label
-    scores = [one for r in runs for one in tuning.report(r, by)]
-    edges = {(one.label, one.point) for one in scores if one.at_edge}
     rows = [_row(r, by) for r in runs]
-    rows = [x._replace(at_edge=(x.label, x.point) in edges) for x in rows]
     seconds, how = _step_seconds(config.step_time, runs)
     curves = [_curve(r, seconds, config.networks, config.fused) for r in runs]
     # At unlike learning rates a winner would be that of the rates.
     terms, times, unfair = rates(config, rows, command)
-    by_points = by_point(rows)
-    # Without a baseline that was named, any pair of the table may be taken for one.
-    pairs = 0 if config.baseline else sum(map(pairs_of, by_points.values()))
-    rows, sentences = compared(rows, baseline, by, terms != ONE_NOMINAL, pairs)
+    rows, sentences = compared(rows, baseline, by, terms != ONE_NOMINAL)
     every = ranked(rows, by)
     points = rankings(by_point(rows), by)
-    base = next((row for row in rows if row.label == baseline), None)
-    target = config.target or default_target(base, by)
+    target = config.target or default_target(every, by)
     pairs = zip(rows, curves, strict=True)
     rows = [timed(row, curve, by, target) for row, curve in pairs]
+    scores = [one for r in runs for one in tuning.report(r, by)]
     found = laws(scores)
     # Of a single variant a law is all that there is to say.
     is_law = bool(found) and len(config.variants) == 1
@@ -70,7 +63,7 @@ def report(config: StudyConfig, runs: Sequence[RunSet], command: str) -> Report:
         numbers=numbers(points, every, by, baseline, terms, times),
         headline="\n".join([*told, *found]),
         sentences=sentences,
-        remarks=[*unfair, *remarks.remarks(config, runs, rows, by, scores, command)],
+        remarks=[*unfair, *remarks.remarks(config, runs, rows, by, scores)],
         terms=terms,
         measure=by,
         baseline=baseline,

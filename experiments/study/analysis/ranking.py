@@ -11,13 +11,14 @@ from experiments.study.statistics import (
     ROUNDING,
     Difference,
     Measure,
+    Spread,
     corrected,
     paired,
 )
 
 FINDINGS = PHRASES["standing"]
-# Distance of the default target from the baseline: shares of an accuracy, and a loss.
-SHARES = {True: 0.01, False: 0.05}
+# Distance of the target from the best, of a loss; of an accuracy it is a point.
+SHARE = 0.05
 
 
 class Ranking(NamedTuple):
@@ -42,10 +43,7 @@ def ranked(rows: Sequence[Row], by: Measure) -> Ranking:
 
 
 def rankings(points: Mapping[str, Sequence[Row]], by: Measure) -> dict[str, Ranking]:
-    """Ranks the rows at each value of a sweep.
-
-    The data choose the best, so p-values are corrected over all pairs of rows.
-    """
+    """Ranks the rows at each value of a sweep; p-values are corrected over all."""
     tops = {point: leader(rows, by) for point, rows in points.items()}
     pairs = [
         (point, row, row.to_best or paired(row.final, top.final))
@@ -54,20 +52,15 @@ def rankings(points: Mapping[str, Sequence[Row]], by: Measure) -> dict[str, Rank
         for row in points[point]
         if row is not top
     ]
-    p_values = corrected([d for _, _, d in pairs], sum(map(pairs_of, points.values())))
+    p_values = corrected([d for _, _, d in pairs])
     kinds = {point: {kind: [] for kind in FINDINGS} for point in points}
     for (point, row, d), p in zip(pairs, p_values, strict=True):
         kinds[point][_standing(row, d, p, by)].append(row)
-    count = sum(map(pairs_of, points.values()))
+    count = sum(p is not None for p in p_values)
     return {
         point: Ranking(rows, tops[point], kinds[point], count)
         for point, rows in points.items()
     }
-
-
-def pairs_of(rows: Sequence[Row]) -> int:
-    """Returns the number of pairs of rows with a result."""
-    return math.comb(sum(row.measure is not None for row in rows), 2)
 
 
 def by_point(rows: Sequence[Row]) -> dict[str, list[Row]]:
@@ -103,30 +96,39 @@ def _standing(row: Row, d: Difference | None, p: float | None, by: Measure) -> s
         return "unseen"
     if by.side * d.mean > 0:
         return "better"
-    if row.at_edge:
-        return "edge"
     return "worse" if p < LEVEL else "doubtful"
 
 
-def default_target(base: Row | None, by: Measure) -> float | None:
-    """Returns a target near the baseline: 99 % of an accuracy, 105 % of a loss.
+def default_target(ranking: Ranking, by: Measure) -> float | None:
+    """Returns a target that every row reaches that is not worse than the best.
 
-    It is rounded to the easier side. What one noisy row reaches does not move it.
+    It is a point, or 5 % of a loss, from the best mean, or as far as the mean of a row
+    without a difference seen to the best. With too few seeds, such a row is one whose
+    deviations overlap. The target is rounded to the easier side.
 
     Args:
-        base: the row of the baseline; None without one.
+        ranking: all rows.
         by: the measure.
     """
-    if base is None or base.measure is None:
+    best, kinds = ranking.top, ranking.kinds
+    if best is None or (top := best.measure) is None:
         return None
-    mean = base.measure.mean
-    margin = SHARES[by.higher_is_better] * abs(mean)
+    margin = 1 / by.scale if by.higher_is_better else SHARE * abs(top.mean)
+    few = [row for row in kinds["few"] if _overlaps(row, top)]
+    alike = (*kinds["better"], *kinds["doubtful"], *kinds["unseen"], *few)
+    good = [row.measure.mean for row in alike if row.measure]
+    target = min([by.side * top.mean - margin, *(by.side * mean for mean in good)])
     if not margin:
-        return mean
+        return by.side * target
     unit = 10.0 ** (math.floor(math.log10(margin)) - 1)
     # A mean may be a round number except for rounding: 1e-6 of a unit keeps it.
-    easier = math.floor((by.side * mean - margin) / unit + 1e-6) * unit
-    return by.side * round(easier, 12)
+    return by.side * round(math.floor(target / unit + 1e-6) * unit, 12)
+
+
+def _overlaps(row: Row, top: Spread) -> bool:
+    """Whether the deviations of a row and of the best overlap."""
+    mean, deviation, _ = row.measure or top
+    return abs(mean - top.mean) <= (deviation or 0.0) + (top.deviation or 0.0)
 
 
 def timed(row: Row, curve: Curve, by: Measure, target: float | None) -> Row:

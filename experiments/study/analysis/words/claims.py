@@ -6,19 +6,13 @@ from typing import NamedTuple
 
 from experiments.study.analysis.formatting import diverged, fixed, p_text, places_of
 from experiments.study.analysis.results import Row
-from experiments.study.statistics import (
-    LEVEL,
-    Difference,
-    Measure,
-    corrected,
-    paired,
-)
+from experiments.study.statistics import Difference, Measure, corrected, paired
 
 EQUAL, UNSEEN = "equal", "no difference seen"
 
 
 def compared(
-    rows: Sequence[Row], baseline: str, by: Measure, named: bool, comparisons: int = 0
+    rows: Sequence[Row], baseline: str, by: Measure, named: bool
 ) -> tuple[list[Row], list[str]]:
     """Returns the rows with their differences to the baseline, and these in sentences.
 
@@ -27,16 +21,14 @@ def compared(
         baseline: label of those to which all others are compared.
         by: the measure.
         named: as in `verdict`.
-        comparisons: how many a reader may take from the table; 0: those to the
-            baseline, which was named beforehand.
     """
     bases = [_counterpart(rows, row, baseline) for row in rows]
     pairs = [
         None if base is None or base is row else paired(row.final, base.final)
         for row, base in zip(rows, bases, strict=True)
     ]
-    ps = corrected(pairs, comparisons)
-    count = max(comparisons, sum(p is not None for p in ps))
+    ps = corrected(pairs)
+    count = sum(p is not None for p in ps)
     found, sentences = [], []
     for row, base, d, p in zip(rows, bases, pairs, ps, strict=True):
         if base is row:
@@ -44,13 +36,8 @@ def compared(
         elif base is None:
             found.append(row._replace(verdict=f"no {baseline} to compare to here"))
         else:
-            # A difference that may be chance among so many is no better or worse.
-            sure = named and (p is None or count < 2 or p < LEVEL)
-            # Nor is one over a row that might be better with another value.
-            loser = base if d and by.side * d.mean > 0 else row
-            sure = sure and not loser.at_edge
-            said = f"{verdict(row.name, base.name, d, by, sure)}."
-            own = row._replace(difference=d, verdict=clause(d, by, sure))
+            said = f"{verdict(row.name, base.name, d, by, named)}."
+            own = row._replace(difference=d, verdict=clause(d, by, named))
             if p is not None and count > 1:
                 own = own._replace(corrected_p=p)
                 said += f" Corrected for {count} comparisons, p = {p_text(p)}."

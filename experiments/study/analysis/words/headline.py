@@ -58,7 +58,7 @@ def headline(ranking: Ranking, by: Measure) -> str:
     ] or ["there is nothing to compare it to"]
     mean, deviation, count = top.measure
     best = around(by.scale * mean, by.scale * (deviation or 0.0), by.unit)
-    first = f"{with_lost(top)} has the best {by.name}, {best} ({counted(count)})"
+    first = f"{_named(top)} has the best {by.name}, {best} ({counted(count)})"
     # A saving counts only if nothing is known to be lost by it.
     alike = ("better", "doubtful", "unseen", "few")
     pool = [top, *(row for kind in alike for row in kinds[kind])]
@@ -69,7 +69,7 @@ def _several(rows: Sequence[Row]) -> str:
     """Returns the labels; of too many for a sentence their number."""
     if len(rows) > MOST_NAMED:
         return f"{len(rows)} others"
-    return listed([with_lost(row) for row in rows])
+    return listed([_named(row) for row in rows])
 
 
 def unranked(rows: Sequence[Row], by: Measure) -> str:
@@ -83,7 +83,7 @@ def unranked(rows: Sequence[Row], by: Measure) -> str:
     return f"{text}{gone}. {_cost(rows, pool)}."
 
 
-def with_lost(row: Row) -> str:
+def _named(row: Row) -> str:
     """Returns a label, and how many of its runs a mean leaves out."""
     if not row.diverged or row.measure is None:
         return row.label

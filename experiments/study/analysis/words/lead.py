@@ -16,7 +16,7 @@ from experiments.study.analysis.ranking import Ranking, leader
 from experiments.study.analysis.rates import factor
 from experiments.study.analysis.results import ONE_NOMINAL, Row
 from experiments.study.analysis.words.claims import amount
-from experiments.study.analysis.words.headline import share, with_lost
+from experiments.study.analysis.words.headline import share
 from experiments.study.statistics import Measure
 
 # Two longer names do not fit in one line, in characters.
@@ -45,29 +45,22 @@ def _line(ranking: Ranking, by: Measure) -> str:
     rows, top, kinds, _ = ranking
     if top is None:
         return "All runs diverged"
-    first = with_lost(top)
     if len(kinds["lost"]) == len(rows) - 1:
-        return f"{first}: there is nothing to compare it to"
+        return f"{top.label}: there is nothing to compare it to"
     # All comparisons are paired: if one has too few seeds, the line cannot be surer.
     if kinds["few"]:
         count = top.seeds - top.diverged
         seeds = f"{counted(count)} {'is' if count == 1 else 'are'}"
-        return f"{first} leads, but {seeds} too few to tell"
-    alike = [with_lost(row) for row in (*kinds["doubtful"], *kinds["unseen"])]
-    others = len(rows) - 1
+        return f"{top.label} leads, but {seeds} too few to tell"
+    alike = [row.label for row in (*kinds["doubtful"], *kinds["unseen"])]
+    if not alike:
+        partly = " in the mean alone" if kinds["better"] else ""
+        return f"{top.label} has the best {by.name}{partly}"
     # Names that need a second line are counted instead.
-    if len(alike) == 1 and len(first + alike[0]) <= LONGEST:
-        return f"No difference seen between {first} and {alike[0]}"
-    if len(alike) == others:
-        return f"No difference seen among {len(rows)} algorithms"
-    if alike:
-        return (
-            f"{first} leads, but {len(alike)} of {others} others cannot be told from it"
-        )
-    if edge := len(kinds["edge"]):
-        return f"{first} leads, but {edge} of {others} others end at their range's edge"
-    partly = " in the mean alone" if kinds["better"] else ""
-    return f"{first} has the best {by.name}{partly}"
+    if len(alike) == 1 and len(top.label + alike[0]) <= LONGEST:
+        return f"No difference seen between {top.label} and {alike[0]}"
+    some = f"{len(alike)} of {len(rows) - 1} others"
+    return f"{top.label} leads, but {some} cannot be told from it"
 
 
 def _swept(points: Mapping[str, Ranking], by: Measure) -> str:

@@ -2,7 +2,6 @@
 
 import os
 import platform
-import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,9 +24,6 @@ def settings(
     shown = {"task": task, "seeds": f"0 to {seeds - 1}"}
     if swept is not None:
         shown["swept"] = f"{swept.flag} over {', '.join(swept.values)}"
-    # Earlier runs do not say it.
-    trials = [x.config.get("test_examples") for r in runs for x in r.trials[:1]]
-    shown |= {"validation examples": str(trials[0])} if any(trials) else {}
     each = [_settings(r.config) for r in runs]
     for name in dict.fromkeys(name for one in each for name in one):
         values = [str(one.get(name)) for one in each]
@@ -48,8 +44,6 @@ def _settings(config: Any) -> dict[str, Any]:
         names["sync_until"]: own["sync_until"] or None,
         "backend": config["backend"],
         "devices": f"{config['devices']} × {config['platform']}",
-        "training examples": config.get("train_examples"),
-        "test examples": config.get("test_examples"),
         "devices of a worker": terminal.mesh_text(config.get("mesh") or {}) or None,
         **{f"task: {k}": value for k, value in config["task_arguments"].items()},
     }
@@ -67,7 +61,6 @@ def remarks(
     rows: Sequence[Row],
     by: Measure,
     scores: Sequence[Tuning],
-    command: str,
 ) -> list[str]:
     """Returns the warnings that a reader of the figures needs."""
     gone = [row for row in rows if row.diverged]
@@ -77,7 +70,7 @@ def remarks(
         found[-1] += f" {say('others')}"
     if config.seeds < MIN_SEEDS:
         found.append(say("few_seeds", seeds=counted(config.seeds), enough=MIN_SEEDS))
-    found += [*_on_missing(config, runs), *_on_tuning(config, runs, scores, command)]
+    found += [*_on_missing(config, runs), *_on_tuning(config, runs, scores)]
     shares = {
         s["batch_size"] / s["workers"] for r in runs if (s := r.config["settings"])
     }
@@ -106,7 +99,7 @@ def _on_missing(config: StudyConfig, runs: Sequence[RunSet]) -> Iterator[str]:
 
 
 def _on_tuning(
-    config: StudyConfig, runs: Sequence[RunSet], scores: Sequence[Tuning], command: str
+    config: StudyConfig, runs: Sequence[RunSet], scores: Sequence[Tuning]
 ) -> Iterator[str]:
     """Yields warnings about edges and trials."""
     edges: dict[tuple[str, float], list[str]] = {}
@@ -115,9 +108,7 @@ def _on_tuning(
             name = " at ".join(x for x in (one.label, one.point) if x)
             edges.setdefault((one.flag, one.chosen), []).append(name)
     for (flag, chosen), names in edges.items():
-        wider = _wider(config, flag.replace("-", "_"), chosen, command)
-        more = say("wider", command=wider) if wider else ""
-        yield say("edge", name=", ".join(names), flag=flag, chosen=chosen, more=more)
+        yield say("edge", name=", ".join(names), flag=flag, chosen=chosen)
     budgets = {len(r.trials) for r in runs}
     if len(budgets) > 1:
         yield say("budgets")
@@ -132,28 +123,6 @@ def _on_tuning(
             tune_seeds=f"{config.tune_seeds} seed{'s'[: config.tune_seeds > 1]}",
             share=100 * config.tune_share,
         )
-
-
-def _wider(config: StudyConfig, flag: str, chosen: float, command: str) -> str:
-    """Returns the command that tries two more values behind an end; "" of a list."""
-    tuned = next((x for x in config.tuned if flag in x.flags), None)
-    if tuned is None or tuned.bounds is None:
-        return ""
-    low, high, is_log = tuned.bounds
-    is_lowest, steps = chosen == float(tuned.values[0]), len(tuned.values) - 1
-    end, other = (low, high) if is_lowest else (high, low)
-    further = end * (end / other) ** (2 / steps)
-    if not is_log:
-        further = end + (end - other) * 2 / steps
-    ends = (further, high) if is_lowest else (low, further)
-    kind = "log" if is_log else "linear"
-    values = f"{ends[0]:.3g}:{ends[1]:.3g}:{kind}:{steps + 3}"
-    words = shlex.split(command)
-    earlier = [i for i, x in enumerate(words) if x.startswith(f"{tuned.flag}=")]
-    for i in earlier:
-        words[i] = f"{tuned.flag}={values}"
-    words += [] if earlier else ["--tune", f"{tuned.flag}={values}"]
-    return shlex.join(words)
 
 
 def _named(flags: Sequence[str]) -> str:
