@@ -225,6 +225,10 @@ def _facts(parts: Components, effective_lr: float | None) -> dict[str, Any]:
         "mesh": dict(layout.inner),
         "processes": layout.processes,
         "platform": layout.devices[0].platform,
+        "examples": {
+            "train": parts.data.examples,
+            "test": len(next(iter(parts.data.test.values()))),
+        },
         "versions": versions(),
         "commit": commit(),
     }
