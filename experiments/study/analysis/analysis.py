@@ -41,13 +41,13 @@ def report(config: StudyConfig, runs: Sequence[RunSet], command: str) -> Report:
     """
     by = measure(config.measure, [s for r in runs for s in r.summaries.values()])
     baseline = config.baseline or config.variants[0].label
-    rows = [_row(r, by) for r in runs]
+    rows = [row_of(r, by) for r in runs]
     seconds, how = _step_seconds(config.step_time, runs)
     curves = [_curve(r, seconds, config.networks, config.fused) for r in runs]
     # At unlike learning rates a winner would be that of the rates.
     terms, times, unfair = rates(config, rows, command)
     scores = [one for r in runs for one in tuning.report(r, by)]
-    rows = [row._replace(at_edge=_edges(row, scores)) for row in rows]
+    rows = [row._replace(at_edge=edges(row, scores)) for row in rows]
     is_given = config.baseline is not None
     rows, sentences = compared(rows, baseline, by, terms != ONE_NOMINAL, is_given)
     every = ranked(rows, by)
@@ -84,7 +84,7 @@ def report(config: StudyConfig, runs: Sequence[RunSet], command: str) -> Report:
     )
 
 
-def _edges(row: Row, scores: Sequence[tuning.Tuning]) -> list[str]:
+def edges(row: Row, scores: Sequence[tuning.Tuning]) -> list[str]:
     """Returns the flags of a row whose chosen value is at an end of its range."""
     own = [one for one in scores if (one.label, one.point) == (row.label, row.point)]
     return [one.flag for one in own if one.at_edge]
@@ -161,7 +161,7 @@ def _clock(r: RunSet, network: Network, step_seconds: float, fused: bool) -> np.
     return np.mean(clocks, axis=0)
 
 
-def _row(r: RunSet, by: Measure) -> Row:
+def row_of(r: RunSet, by: Measure) -> Row:
     """Returns a row of the table, yet to be compared and timed."""
     s, final = r.any, r.final(by)
     return Row(
