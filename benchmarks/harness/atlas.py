@@ -1,6 +1,7 @@
-"""Joins the tables of several studies: which algorithm is fast on which network?
+r"""Joins the tables of several studies: which algorithm is fast on which network?
 
-    python -m benchmarks.harness.atlas docs/studies/atlas-* --out docs/studies/atlas
+    python -m benchmarks.harness.atlas docs/studies/atlas-mnist1d \
+        docs/studies/atlas-spoken-digits --out docs/studies/atlas
 
 reads the table.csv of each folder, prints one table of all algorithms, and writes a
 figure of performance profiles over all workloads (a study on a network). Studies that

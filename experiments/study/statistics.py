@@ -153,9 +153,9 @@ def paired(
 ) -> Difference | None:
     """Returns the mean difference over the common seeds; None without any.
 
-    From 5 pairs on it has Student's interval. The interval of equal differences is
-    their mean alone. It does not depend on the order of the seeds, and exchanging both
-    arguments mirrors it.
+    From 5 pairs on it has Student's interval. Equal differences other than 0 have
+    none, as they show nothing of chance. It does not depend on the order of the seeds,
+    and exchanging both arguments mirrors it.
 
     Of normal differences it holds the true mean in 95 % of draws. Of exponential ones,
     which are skewed, it does in 88 % of 5 pairs and 90 % of 10, where the bootstrap
@@ -185,7 +185,8 @@ def paired(
         mean, deviation, count = spread(differences)
     low = high = p = None
     if count >= MIN_SEEDS and deviation is not None:
-        low, high, p = mean, mean, float(mean == 0)
+        if mean == 0:
+            low, high, p = 0.0, 0.0, 1.0
         if differences[-1] - differences[0] > ROUNDING * largest:
             half, p = _student(mean, deviation / math.sqrt(count), count, confidence)
             # An end that differs from 0 by rounding must not decide a verdict.

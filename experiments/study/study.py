@@ -39,6 +39,8 @@ from experiments.training.config import parse
 NAME = "study.json"
 # Of a summary, beside the measures on test data.
 FINAL = "train_loss", "diverged", "bytes_per_worker", "lr", "effective_lr"
+# Of the code that made a run; earlier runs do not say it.
+FINAL += "commit", "versions"
 
 
 class Study(TypedDict):

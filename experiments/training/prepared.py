@@ -3,6 +3,7 @@
 import hashlib
 import math
 import platform
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -206,7 +207,6 @@ def record_config(
         **run.facts,
         "command": command,
         "settings": {name: getattr(run.config, name) for name in SETTINGS},
-        "versions": versions(),
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
     }
     out.mkdir(parents=True, exist_ok=True)
@@ -227,6 +227,12 @@ def _facts(parts: Components, effective_lr: float | None) -> dict[str, Any]:
         "mesh": dict(layout.inner),
         "processes": layout.processes,
         "platform": layout.devices[0].platform,
+        "examples": {
+            "train": parts.data.examples,
+            "test": len(next(iter(parts.data.test.values()))),
+        },
+        "versions": versions(),
+        "commit": commit(),
     }
 
 
@@ -239,6 +245,22 @@ def versions() -> dict[str, str]:
         "python": platform.python_version(),
         **{name: version(name) for name in packages},
     }
+
+
+@cache  # code that is edited while runs are made is not the code that makes them
+def commit() -> str | None:
+    """Returns the checkout's commit, "-dirty" if files differ; None without one."""
+    root = Path(syncalgos.__file__).parents[1]
+    if not (root / ".git").exists():
+        return None
+    # By --exclude no tag is named; a status of others' must not wait for this one.
+    words = ("git", "--no-optional-locks", "describe", "--always", "--dirty")
+    words += ("--abbrev=12", "--exclude=*")
+    try:
+        found = subprocess.run(words, cwd=root, capture_output=True, text=True)
+    except OSError:  # no git here
+        return None
+    return found.stdout.strip() or None
 
 
 def _summary(run: PreparedRun, outcome: Outcome) -> dict[str, Any]:

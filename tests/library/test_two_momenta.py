@@ -88,7 +88,7 @@ def test_a_worker_grows_where_the_linear_round_does(strategy, terms):
 
 
 def test_what_the_studies_say_of_the_limit():
-    """The figures of docs/studies/inner-momentum.md and two-momenta.md."""
+    """The figures of docs/studies/inner-momentum.md."""
     kept = [limit(12, momentum, False) for momentum in (0.4, 0.6, 0.8, 0.9)]
     np.testing.assert_allclose(kept, [3.02, 2.06, 0.0040, 0.0014], rtol=0.03)
     assert limit(12, 0.9, False, resets=True) > 3.3

@@ -41,18 +41,21 @@ def report(config: StudyConfig, runs: Sequence[RunSet], command: str) -> Report:
     """
     by = measure(config.measure, [s for r in runs for s in r.summaries.values()])
     baseline = config.baseline or config.variants[0].label
-    rows = [_row(r, by) for r in runs]
+    rows = [row_of(r, by) for r in runs]
     seconds, how = _step_seconds(config.step_time, runs)
     curves = [_curve(r, seconds, config.networks, config.fused) for r in runs]
     # At unlike learning rates a winner would be that of the rates.
     terms, times, unfair = rates(config, rows, command)
-    rows, sentences = compared(rows, baseline, by, terms != ONE_NOMINAL)
+    scores = [one for r in runs for one in tuning.report(r, by)]
+    rows = [row._replace(at_edge=edges(row, scores)) for row in rows]
+    is_given = config.baseline is not None
+    rows, sentences = compared(rows, baseline, by, terms != ONE_NOMINAL, is_given)
     every = ranked(rows, by)
     points = rankings(by_point(rows), by)
-    target = config.target or default_target(every, by)
+    bases = [row for row in rows if row.label == baseline]
+    target = config.target or default_target(bases, by)
     pairs = zip(rows, curves, strict=True)
     rows = [timed(row, curve, by, target) for row, curve in pairs]
-    scores = [one for r in runs for one in tuning.report(r, by)]
     found = laws(scores)
     # Of a single variant a law is all that there is to say.
     is_law = bool(found) and len(config.variants) == 1
@@ -63,7 +66,7 @@ def report(config: StudyConfig, runs: Sequence[RunSet], command: str) -> Report:
         numbers=numbers(points, every, by, baseline, terms, times),
         headline="\n".join([*told, *found]),
         sentences=sentences,
-        remarks=[*unfair, *remarks.remarks(config, runs, rows, by, scores)],
+        remarks=[*unfair, *remarks.remarks(config, runs, rows, by, scores, command)],
         terms=terms,
         measure=by,
         baseline=baseline,
@@ -79,6 +82,12 @@ def report(config: StudyConfig, runs: Sequence[RunSet], command: str) -> Report:
         command=command,
         paper=presets.paper(config.preset) if config.preset in presets.NAMES else None,
     )
+
+
+def edges(row: Row, scores: Sequence[tuning.Tuning]) -> list[str]:
+    """Returns the flags of a row whose chosen value is at an end of its range."""
+    own = [one for one in scores if (one.label, one.point) == (row.label, row.point)]
+    return [one.flag for one in own if one.at_edge]
 
 
 def _step_seconds(given: float | None, runs: Sequence[RunSet]) -> tuple[float, str]:
@@ -153,7 +162,7 @@ def _clock(r: RunSet, network: Network, step_seconds: float, fused: bool) -> np.
     return np.mean(clocks, axis=0)
 
 
-def _row(r: RunSet, by: Measure) -> Row:
+def row_of(r: RunSet, by: Measure) -> Row:
     """Returns a row of the table, yet to be compared and timed."""
     s, final = r.any, r.final(by)
     return Row(

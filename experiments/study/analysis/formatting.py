@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from experiments.cli.terminal import MISSING, duration, size, three_digits
+from experiments.cli.terminal import MISSING, duration, rate, size, three_digits
 from experiments.study.analysis.results import Report, Row
 from experiments.study.statistics import Measure, Spread
 
@@ -96,6 +96,11 @@ def p_text(p: float) -> str:
 def with_unit(text: str, measure: Measure) -> str:
     """Returns the text and its unit, if the measure has one."""
     return f"{text} {measure.unit}".rstrip()
+
+
+def nominal(row: Row) -> str:
+    """Returns the learning rate, marked at an end of the range that was tried."""
+    return rate(row.lr) + " (edge)" * ("lr" in row.at_edge)
 
 
 def ends(rows: Sequence[Row], by: Measure) -> str:

@@ -1,7 +1,8 @@
 """The rows that are compared: their standing to the best, and to a target near it."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import combinations
 from typing import NamedTuple
 
 from experiments.study.analysis.formatting import PHRASES
@@ -11,13 +12,12 @@ from experiments.study.statistics import (
     ROUNDING,
     Difference,
     Measure,
-    Spread,
     corrected,
     paired,
 )
 
 FINDINGS = PHRASES["standing"]
-# Distance of the target from the best, of a loss; of an accuracy it is a point.
+# Distance of the target from the baseline's measure, as a share of that.
 SHARE = 0.05
 
 
@@ -43,7 +43,10 @@ def ranked(rows: Sequence[Row], by: Measure) -> Ranking:
 
 
 def rankings(points: Mapping[str, Sequence[Row]], by: Measure) -> dict[str, Ranking]:
-    """Ranks the rows at each value of a sweep; p-values are corrected over all."""
+    """Ranks the rows at each value of a sweep.
+
+    P-values are corrected for all pairs of rows: each might have been the best.
+    """
     tops = {point: leader(rows, by) for point, rows in points.items()}
     pairs = [
         (point, row, row.to_best or paired(row.final, top.final))
@@ -52,15 +55,26 @@ def rankings(points: Mapping[str, Sequence[Row]], by: Measure) -> dict[str, Rank
         for row in points[point]
         if row is not top
     ]
-    p_values = corrected([d for _, _, d in pairs])
+    more = [
+        d
+        for point, rows in points.items()
+        for d in others([row for row in rows if row is not tops[point]])
+    ]
+    p_values = corrected([*(d for _, _, d in pairs), *more])
     kinds = {point: {kind: [] for kind in FINDINGS} for point in points}
-    for (point, row, d), p in zip(pairs, p_values, strict=True):
+    for (point, row, d), p in zip(pairs, p_values, strict=False):
         kinds[point][_standing(row, d, p, by)].append(row)
     count = sum(p is not None for p in p_values)
     return {
         point: Ranking(rows, tops[point], kinds[point], count)
         for point, rows in points.items()
     }
+
+
+def others(rows: Iterable[Row]) -> Iterator[Difference | None]:
+    """Yields the difference of each pair of rows."""
+    for a, b in combinations(rows, 2):
+        yield paired(a.final, b.final)
 
 
 def by_point(rows: Sequence[Row]) -> dict[str, list[Row]]:
@@ -96,39 +110,30 @@ def _standing(row: Row, d: Difference | None, p: float | None, by: Measure) -> s
         return "unseen"
     if by.side * d.mean > 0:
         return "better"
-    return "worse" if p < LEVEL else "doubtful"
+    if p >= LEVEL:
+        return "doubtful"
+    return "edge" if row.at_edge else "worse"
 
 
-def default_target(ranking: Ranking, by: Measure) -> float | None:
-    """Returns a target that every row reaches that is not worse than the best.
+def default_target(rows: Sequence[Row], by: Measure) -> float | None:
+    """Returns a target 5 % from the baseline's measure, on the easier side.
 
-    It is a point, or 5 % of a loss, from the best mean, or as far as the mean of a row
-    without a difference seen to the best. With too few seeds, such a row is one whose
-    deviations overlap. The target is rounded to the easier side.
+    Other rows do not move it. In a sweep the baseline's best row sets it.
 
     Args:
-        ranking: all rows.
+        rows: the baseline's.
         by: the measure.
     """
-    best, kinds = ranking.top, ranking.kinds
-    if best is None or (top := best.measure) is None:
+    best = leader(rows, by)
+    if best is None or best.measure is None:
         return None
-    margin = 1 / by.scale if by.higher_is_better else SHARE * abs(top.mean)
-    few = [row for row in kinds["few"] if _overlaps(row, top)]
-    alike = (*kinds["better"], *kinds["doubtful"], *kinds["unseen"], *few)
-    good = [row.measure.mean for row in alike if row.measure]
-    target = min([by.side * top.mean - margin, *(by.side * mean for mean in good)])
+    margin = SHARE * abs(best.measure.mean)
+    target = by.side * best.measure.mean - margin
     if not margin:
         return by.side * target
     unit = 10.0 ** (math.floor(math.log10(margin)) - 1)
     # A mean may be a round number except for rounding: 1e-6 of a unit keeps it.
     return by.side * round(math.floor(target / unit + 1e-6) * unit, 12)
-
-
-def _overlaps(row: Row, top: Spread) -> bool:
-    """Whether the deviations of a row and of the best overlap."""
-    mean, deviation, _ = row.measure or top
-    return abs(mean - top.mean) <= (deviation or 0.0) + (top.deviation or 0.0)
 
 
 def timed(row: Row, curve: Curve, by: Measure, target: float | None) -> Row:

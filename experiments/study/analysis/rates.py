@@ -9,7 +9,9 @@ from experiments.study.analysis.formatting import number, say
 from experiments.study.analysis.ranking import by_point
 from experiments.study.analysis.results import BY_DEFAULT, BY_HAND, ONE_NOMINAL, Row
 from experiments.study.config import PROGRAM, StudyConfig
+from experiments.study.search_space import Range
 from experiments.study.spec import Variant, flag_groups, parameter
+from experiments.study.tuning import Tuning
 
 # Effective rates that differ by a larger factor are not comparable.
 APART = 1.5
@@ -17,6 +19,8 @@ APART = 1.5
 WIDTH = 8
 # The most values of that range.
 MOST = 9
+# Values that are added where the best one is an end.
+MORE = 4
 
 
 def rates(
@@ -113,6 +117,43 @@ def tuning_command(config: StudyConfig, rows: Sequence[Row], command: str) -> st
     groups = flag_groups(words[len(program) :])
     kept = [group for group in groups if parameter(group[0]) not in dropped]
     return shlex.join([*program, *chain(*kept), *more, "--tune", f"lr={tried}"])
+
+
+def further(config: StudyConfig, scores: Sequence[Tuning], command: str) -> str | None:
+    """Returns the study's command with longer ranges where the best value is an end.
+
+    Args:
+        config: the study.
+        scores: of its tuning.
+        command: command that makes the study.
+
+    Returns:
+        None where no logarithmic range has its best value at an end.
+    """
+    ranges = [_longer(each, scores) for each in config.tuned]
+    if not any(old for old, new in ranges if old != new):
+        return None
+    program = PROGRAM.split()
+    groups = flag_groups(shlex.split(command)[len(program) :])
+    kept = [group for group in groups if parameter(group[0]) not in ("tune", "out")]
+    tuned = chain(*(("--tune", new) for _, new in ranges))
+    return shlex.join([*program, *chain(*kept), *tuned])
+
+
+def _longer(tuned: Range, scores: Sequence[Tuning]) -> tuple[str, str]:
+    """Returns a range as --tune takes it, and with more values at its best end."""
+    text = f"{tuned.flag}={','.join(tuned.values)}"
+    if tuned.bounds is None or not tuned.bounds[2]:
+        return text, text
+    low, high, _ = tuned.bounds
+    count = len(tuned.values)
+    step = (high / low) ** (1 / (count - 1))
+    own = [x for x in scores if x.at_edge and x.flag.replace("-", "_") in tuned.flags]
+    below = MORE * any(x.chosen == x.values[0] for x in own)
+    above = MORE * any(x.chosen == x.values[-1] for x in own)
+    ends = f"{low / step**below:.3g}:{high * step**above:.3g}"
+    old = f"{tuned.flag}={low:.3g}:{high:.3g}:log:{count}"
+    return old, f"{tuned.flag}={ends}:log:{count + below + above}"
 
 
 def _range(rows: Sequence[Row]) -> str:

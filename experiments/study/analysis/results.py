@@ -62,6 +62,7 @@ class Row(NamedTuple):
         to_target: modelled seconds until the mean reaches the target, by the network's
             name; None where it never does.
         steps_to_target: local steps until then; None where it never does.
+        at_edge: tuned flags whose chosen value is at an end of its range.
         to_best: difference to the best row that it is compared with, paired by seed,
             where it is known already; None computes it from `final`.
     """
@@ -87,6 +88,7 @@ class Row(NamedTuple):
     seconds: Mapping[str, float] = {}
     to_target: Mapping[str, float | None] = {}
     steps_to_target: int | None = None
+    at_edge: Sequence[str] = ()
     to_best: Difference | None = None
 
     @property

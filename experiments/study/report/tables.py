@@ -60,7 +60,7 @@ def markdown_row(report: Report, row: Row) -> dict[str, str]:
         for network in report.networks:
             until = formatting.until(row, network.name)
             cells[f"until {goal}, {network.name}"] = until
-    rates = {"lr": rate(row.lr), "effective lr": rate(row.effective_lr)}
+    rates = {"lr": formatting.nominal(row), "effective lr": rate(row.effective_lr)}
     return cells | rates | {"seeds": str(row.seeds), "diverged": str(row.diverged)}
 
 

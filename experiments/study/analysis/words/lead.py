@@ -15,9 +15,9 @@ from experiments.study.analysis.formatting import (
 from experiments.study.analysis.ranking import Ranking, leader
 from experiments.study.analysis.rates import factor
 from experiments.study.analysis.results import ONE_NOMINAL, Row
-from experiments.study.analysis.words.claims import amount
+from experiments.study.analysis.words import claims
 from experiments.study.analysis.words.headline import share
-from experiments.study.statistics import Measure
+from experiments.study.statistics import Measure, paired
 
 # Two longer names do not fit in one line, in characters.
 LONGEST = 40
@@ -52,15 +52,30 @@ def _line(ranking: Ranking, by: Measure) -> str:
         count = top.seeds - top.diverged
         seeds = f"{counted(count)} {'is' if count == 1 else 'are'}"
         return f"{top.label} leads, but {seeds} too few to tell"
-    alike = [row.label for row in (*kinds["doubtful"], *kinds["unseen"])]
+    if top.diverged:
+        return f"{top.label} leads, but {top.diverged} of its {top.seeds} runs diverged"
+    alike = [*kinds["doubtful"], *kinds["unseen"]]
+    if not alike and kinds["edge"]:
+        some = f"{len(kinds['edge'])} of {len(rows) - 1} others"
+        return f"{top.label} leads, but {some} may be better beyond what was tried"
     if not alike:
         partly = " in the mean alone" if kinds["better"] else ""
         return f"{top.label} has the best {by.name}{partly}"
-    # Names that need a second line are counted instead.
-    if len(alike) == 1 and len(top.label + alike[0]) <= LONGEST:
-        return f"No difference seen between {top.label} and {alike[0]}"
+    if len(alike) == len(rows) - 1:
+        return _unseen(top, alike, by)
     some = f"{len(alike)} of {len(rows) - 1} others"
     return f"{top.label} leads, but {some} cannot be told from it"
+
+
+def _unseen(top: Row, alike: Sequence[Row], by: Measure) -> str:
+    """Returns that no row can be told from the best, and how far the second is."""
+    second = leader(alike, by) or top
+    apart = claims.apart(paired(top.final, second.final), by)
+    # Names that need a second line are left to the headline.
+    if len(alike) == 1 and len(top.label + second.label) <= LONGEST:
+        return f"No difference seen between {top.label} and {second.label}{apart}"
+    by_how_much = apart.replace(": ", f": {top.label} is ahead by ")
+    return f"No difference seen{by_how_much}"
 
 
 def _swept(points: Mapping[str, Ranking], by: Measure) -> str:
@@ -70,10 +85,12 @@ def _swept(points: Mapping[str, Ranking], by: Measure) -> str:
     if not tops:
         return "All runs diverged"
     first, count = tops.most_common(1)[0]
+    lost = any(x.top.diverged for x in points.values() if x.top is not None)
+    but = "; some of these runs diverged" if lost else ""
     if count == len(points):
-        return f"{first} has the best mean {by.name} at every value of {sweep}"
+        return f"{first} has the best mean {by.name} at every value of {sweep}{but}"
     each = ", ".join(f"{label} at {times}" for label, times in tops.most_common())
-    return f"Best mean {by.name}: {each} of {len(points)} values of {sweep}"
+    return f"Best mean {by.name}: {each} of {len(points)} values of {sweep}{but}"
 
 
 def numbers(
@@ -107,7 +124,7 @@ def numbers(
     if len(points) > 1:
         return [first, span, *_sent(rows)]
     (own,) = points.values()
-    worse = {row.label for row in own.kinds["worse"]}
+    worse = {row.label for kind in ("worse", "edge") for row in own.kinds[kind]}
     as_good = [row for row in fine if row is top or row.label not in worse]
     return [first, *_difference(fine, top, by, baseline), *_share(rows, as_good)]
 
@@ -120,7 +137,10 @@ def _difference(
     row = top if top.difference else leader([r for r in rows if r.difference], by)
     if row is None or row.difference is None:
         return []
-    return [amount(row.label, baseline, row.difference, by)]
+    # A row at an edge may be better beyond it: no winner is named.
+    fair = not any(each.at_edge for each in rows)
+    p = row.corrected_p
+    return [claims.amount(row.label, baseline, row.difference, by, fair, p)]
 
 
 def _sent(rows: Sequence[Row]) -> list[Number]:

@@ -9,6 +9,7 @@ from typing import Any
 from experiments.cli import terminal
 from experiments.study.analysis import formatting
 from experiments.study.analysis.formatting import PHRASES, counted, say
+from experiments.study.analysis.rates import further
 from experiments.study.analysis.results import Report, Row
 from experiments.study.config import StudyConfig
 from experiments.study.grid import RunSet
@@ -22,6 +23,8 @@ def settings(
 ) -> dict[str, str]:
     """Returns the settings of the runs; where they differ, those of each."""
     shown = {"task": task, "seeds": f"0 to {seeds - 1}"}
+    if sizes := _examples(runs):
+        shown["examples"] = sizes
     if swept is not None:
         shown["swept"] = f"{swept.flag} over {', '.join(swept.values)}"
     each = [_settings(r.config) for r in runs]
@@ -33,6 +36,18 @@ def settings(
         pairs = (f"{r.name}: {x}" for r, x in zip(runs, values, strict=True))
         shown[name] = values[0] if len(set(values)) == 1 else "; ".join(pairs)
     return shown
+
+
+def _examples(runs: Sequence[RunSet]) -> str:
+    """Returns the sizes of the data sets; "" for runs of earlier versions."""
+    sizes = runs[0].any.get("examples")
+    if sizes is None:
+        return ""
+    found = [f"{sizes['train']:,} to train on", f"{sizes['test']:,} to test on"]
+    if tried := [x for x in runs[0].trials if x.summaries]:
+        held_out = tried[0].any["examples"]["test"]
+        found.append(f"{held_out:,} of the former held out to tune on")
+    return ", ".join(found)
 
 
 def _settings(config: Any) -> dict[str, Any]:
@@ -61,6 +76,7 @@ def remarks(
     rows: Sequence[Row],
     by: Measure,
     scores: Sequence[Tuning],
+    command: str,
 ) -> list[str]:
     """Returns the warnings that a reader of the figures needs."""
     gone = [row for row in rows if row.diverged]
@@ -70,7 +86,7 @@ def remarks(
         found[-1] += f" {say('others')}"
     if config.seeds < MIN_SEEDS:
         found.append(say("few_seeds", seeds=counted(config.seeds), enough=MIN_SEEDS))
-    found += [*_on_missing(config, runs), *_on_tuning(config, runs, scores)]
+    found += [*_on_missing(config, runs), *_on_tuning(config, runs, scores, command)]
     shares = {
         s["batch_size"] / s["workers"] for r in runs if (s := r.config["settings"])
     }
@@ -99,7 +115,7 @@ def _on_missing(config: StudyConfig, runs: Sequence[RunSet]) -> Iterator[str]:
 
 
 def _on_tuning(
-    config: StudyConfig, runs: Sequence[RunSet], scores: Sequence[Tuning]
+    config: StudyConfig, runs: Sequence[RunSet], scores: Sequence[Tuning], command: str
 ) -> Iterator[str]:
     """Yields warnings about edges and trials."""
     edges: dict[tuple[str, float], list[str]] = {}
@@ -109,6 +125,8 @@ def _on_tuning(
             edges.setdefault((one.flag, one.chosen), []).append(name)
     for (flag, chosen), names in edges.items():
         yield say("edge", name=", ".join(names), flag=flag, chosen=chosen)
+    if longer := further(config, scores, command):
+        yield say("further", command=longer)
     budgets = {len(r.trials) for r in runs}
     if len(budgets) > 1:
         yield say("budgets")
@@ -189,5 +207,5 @@ def _cells(row: Row, by: Measure) -> tuple[str, ...]:
         figure,
         row.verdict,
         formatting.sent(row),
-        f"{terminal.rate(row.lr)} -> {terminal.rate(row.effective_lr)}",
+        f"{formatting.nominal(row)} -> {terminal.rate(row.effective_lr)}",
     )
