@@ -94,7 +94,7 @@ class StudyConfig:
         otherwise="the first", group=Group("report"), metavar="LABEL"
     )
     measure: str | None = flag(otherwise="test_accuracy, where there is one")
-    target: float | None = flag(otherwise="5 % from the baseline's", above=0)
+    target: float | None = flag(otherwise="near the baseline's", above=0)
     network: tuple[str, ...] = flag(default=(), otherwise="all presets", metavar="NET")
     fused: bool = flag(default=False)
     step_time: float | None = flag(otherwise="as measured", metavar="S", above=0)
