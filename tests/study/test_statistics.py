@@ -492,7 +492,7 @@ def test_a_study_of_equal_algorithms_rarely_names_a_winner(count, studies):
             tables += said and not is_given
     assert headlines / studies <= 0.05
     assert tables / studies <= 0.05
-    assert given / studies <= 0.06
+    assert given / studies <= 0.08  # 30 % for 12 without a correction
 
 
 def contender(label, mean, found=None, sends=MEGABYTE, diverged=0, count=5):
