@@ -313,7 +313,8 @@ def paced(
     """Simulates workers of different speeds, by fewer local steps in a round.
 
     A worker that has done its steps keeps its params until the next sync. Its optimizer
-    state goes on changing (compose `reset` where that matters).
+    state and its buffers go on changing (compose `reset` or `average("buffers")` where
+    that matters), and its loss counts in the metrics.
 
     Args:
         strategy: any that syncs.
