@@ -126,9 +126,6 @@ def table(report: Report, old: Sequence[Mapping[str, str]]) -> str:
 
 def again(folder: Path) -> list[Path]:
     """Writes the tables and figures of a study again; returns their files."""
-    from experiments.study.report import figures
-    from experiments.study.report.axes import NARROW, WIDE
-
     written: list[Path] = []
     for record in sorted(folder.glob("finals*.jsonl")):
         suffix = record.stem.removeprefix("finals")
@@ -139,18 +136,25 @@ def again(folder: Path) -> list[Path]:
         report = report_of(configs.read(["--preset", name]), lines)
         path = folder / f"table{suffix}.csv"
         if path.exists():
-            with path.open(newline="") as file:
-                old = list(csv.DictReader(file))
+            old = list(csv.DictReader(io.StringIO(path.read_text("utf-8"), newline="")))
             records.write(path, table(report, old))
             written.append(path)
-        with figures.style():
-            for plot in figures.plots(report):
-                path = folder / f"{plot.name}{suffix}.svg"
-                if path.exists():
-                    drawn = plot.draw(WIDE if plot.large else NARROW)
-                    records.write(path, figures.pictures(plot, drawn, plot.name)[0])
-                    written.append(path)
+        written += _drawn_again(report, folder, suffix)
     return written
+
+
+def _drawn_again(report: Report, folder: Path, suffix: str) -> list[Path]:
+    """Writes the figures of a study that are there again; returns their files."""
+    from experiments.study.report import figures
+    from experiments.study.report.axes import NARROW, WIDE
+
+    with figures.style():
+        each = {folder / f"{x.name}{suffix}.svg": x for x in figures.plots(report)}
+        there = {path: plot for path, plot in each.items() if path.exists()}
+        for path, plot in there.items():
+            drawn = plot.draw(WIDE if plot.large else NARROW)
+            records.write(path, figures.pictures(plot, drawn, plot.name)[0])
+    return [*there]
 
 
 def main(argv: Sequence[str] | None = None) -> None:

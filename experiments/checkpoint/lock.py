@@ -3,6 +3,7 @@
 import errno
 import os
 import socket
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -62,7 +63,7 @@ def _locked(out: Path) -> int:
 
 def _opened(path: Path, out: Path) -> int:
     """Opens and locks a file."""
-    if path.exists() and not path.is_file():  # to open a FIFO would wait for ever
+    if _is_odd(path):  # to open a FIFO would wait for ever
         raise BadRequest(f"{path} is no file: remove it, or take another folder")
     # Read-only if possible: a file open to be written keeps its disk from a remount.
     descriptor = os.open(path, os.O_RDONLY | os.O_CREAT, 0o666)
@@ -84,6 +85,14 @@ def _opened(path: Path, out: Path) -> int:
             "that writes there"
         )
     return descriptor
+
+
+def _is_odd(path: Path) -> bool:
+    """Whether something is there that is no file."""
+    try:
+        return not stat.S_ISREG(path.stat().st_mode)
+    except FileNotFoundError:
+        return False
 
 
 def _needs_writing(descriptor: int) -> bool:

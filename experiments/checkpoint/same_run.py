@@ -11,7 +11,7 @@ from experiments.training.config import SETTINGS, RunConfig
 
 
 class Config(TypedDict):
-    """What is read of config.json."""
+    """A config.json, as far as it is read."""
 
     settings: dict[str, Any]
     arguments: dict[str, Any]

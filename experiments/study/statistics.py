@@ -187,8 +187,9 @@ def paired(
     if count >= MIN_SEEDS and deviation is not None:
         if mean == 0:
             low, high, p = 0.0, 0.0, 1.0
-        if differences[-1] - differences[0] > ROUNDING * largest:
-            half, p = _student(mean, deviation / math.sqrt(count), count, confidence)
+        error = deviation / math.sqrt(count)  # 0 where tiny differences underflow
+        if error and differences[-1] - differences[0] > ROUNDING * largest:
+            half, p = _student(mean, error, count, confidence)
             # An end that differs from 0 by rounding must not decide a verdict.
             ends = mean - half, mean + half
             low, high = (0.0 if abs(x) <= ROUNDING * largest else x for x in ends)

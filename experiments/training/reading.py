@@ -12,7 +12,7 @@ from experiments.training.records import Line, beside_summary
 
 
 class Settings(TypedDict):
-    """What is read of the settings in config.json."""
+    """The settings in config.json, as far as they are read."""
 
     steps: int
     workers: int
@@ -22,7 +22,7 @@ class Settings(TypedDict):
 
 
 class Config(TypedDict):
-    """What is read of config.json."""
+    """A run's config.json, as far as it is read."""
 
     settings: Settings
     task_arguments: dict[str, Any]
@@ -34,7 +34,7 @@ class Config(TypedDict):
 
 
 class MeasuredLine(TypedDict):
-    """What every line of metrics.jsonl has, beside more figures."""
+    """A line of metrics.jsonl, which has more figures."""
 
     step: int
     bytes_per_worker: float | None
@@ -49,7 +49,7 @@ class SendsOfRun(TypedDict):
 
 
 class Summary(TypedDict):
-    """What is read of summary.json, beside what is measured."""
+    """A summary.json, as far as it is read, beside what is measured."""
 
     steps: int
     seconds: float

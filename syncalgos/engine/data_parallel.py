@@ -357,7 +357,7 @@ class DataParallel:
             warnings.warn(
                 f"no sync came in these {done} local steps: the center, which is "
                 "evaluated and shipped, is the untrained model",
-                stacklevel=3,
+                stacklevel=4,  # of the caller of center or evaluate
             )
         self._may_be_untrained = False
 

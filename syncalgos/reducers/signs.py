@@ -56,7 +56,7 @@ def sign(
         # One after the other: as float32 all workers' signs are 32 times their codes.
         def add(total, worker):
             code, scale = worker
-            return total + scale * to_signs(code, x.size), None
+            return total + scale * to_signs(code, x.size).astype(flat.dtype), None
 
         total, _ = jax.lax.scan(add, jnp.zeros_like(flat), (codes, scales))
         combined = total / len(scales)

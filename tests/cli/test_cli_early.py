@@ -18,7 +18,7 @@ from experiments.training.config import SETTINGS
 from experiments.training.optimizers import AT_SYNC
 from syncalgos import checks
 from syncalgos.engine.lanes.selection import FORMS
-from syncalgos.engine.placement.make_layout import BACKENDS
+from syncalgos.engine.placement.make_layout import AUTO, BACKENDS
 
 RUN, COMPARE, AIM = (f"experiments.{name}" for name in ("run", "compare", "aim"))
 
@@ -212,7 +212,11 @@ def test_flags_read_from_source_are_those_of_the_factory(kind):
 
 
 def test_choices_of_flags_are_those_of_the_library():
-    known = {"backend": BACKENDS, "lane_form": FORMS, "opt_state_at_sync": [*AT_SYNC]}
+    known = {
+        "backend": (AUTO, *BACKENDS),
+        "lane_form": FORMS,
+        "opt_state_at_sync": [*AT_SYNC],
+    }
     for name, choices in known.items():
         assert [*SETTINGS[name].choices] == [*choices]
     assert config.SETTINGS["scale_lr"].choices == (*SCALES,)

@@ -398,7 +398,7 @@ def test_overwrite_makes_all_runs_again(small, copy):
     "flags, shown",
     [
         ("--network '100Mbit/s, 20ms'", "100 Mbit/s, 20 ms"),
-        ("--target 0.7", "70 %"),
+        ("--target 0.6", "60 %"),
         ("--baseline NBM", "against NBM"),
         ("--measure test_loss", "test loss"),
     ],

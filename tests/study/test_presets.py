@@ -250,7 +250,10 @@ def test_an_unknown_preset_is_refused_with_what_was_meant():
     with pytest.raises(BadRequest, match="slowmo_tabel") as error:
         config.read(["--preset", "slowmo_tabel"])
     message = str(error.value)
-    assert "\n" not in message and all(name in message for name in NAMES)
+    assert "\n" not in message and "did you mean 'slowmo-table'" in message
+    with pytest.raises(BadRequest) as error:  # with nothing near all are listed
+        config.read(["--preset", "zzz"])
+    assert all(name in str(error.value) for name in NAMES)
 
 
 # CNTK's names.

@@ -4,12 +4,12 @@ import colorsys
 import csv
 import errno
 import io
+import os
 import re
 import struct
 from collections import Counter
 from html.parser import HTMLParser
 from itertools import combinations, pairwise
-from pathlib import Path
 from xml.etree import ElementTree
 
 import numpy as np
@@ -749,12 +749,11 @@ def test_a_full_disk_leaves_the_earlier_file_and_no_half_one(tmp_path, monkeypat
     path = tmp_path / "table.md"
     records.write(path, b"earlier")
 
-    def fill(self, content):
-        with self.open("wb") as file:
-            file.write(content[:3])
+    def fill(descriptor):
+        os.ftruncate(descriptor, 3)
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(Path, "write_bytes", fill)
+    monkeypatch.setattr(os, "fsync", fill)
     with pytest.raises(OSError, match="No space left"):
         records.write(path, b"later and longer")
     assert [x.name for x in tmp_path.iterdir()] == ["table.md"]

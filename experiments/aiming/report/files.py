@@ -19,14 +19,14 @@ Known = Mapping[tuple[Any, ...], dict[str, Any]]
 
 
 class Named(TypedDict):
-    """What is read of a target."""
+    """A target, as far as it is read."""
 
     text: str
     slices: int
 
 
 class Program(TypedDict):
-    """What is read of a program that was asked for."""
+    """A program that was asked for, as far as it is read."""
 
     target: Named
     argv: list[str]
@@ -35,7 +35,7 @@ class Program(TypedDict):
 
 
 class Programs(TypedDict):
-    """What is read of a file of --json."""
+    """A file of --json, as far as it is read."""
 
     programs: list[Program]
 
@@ -85,7 +85,7 @@ class Leaf(TypedDict):
 
 
 class Compiled(TypedDict):
-    """What is read of a program that was compiled, as `prepare.compiled` returns it."""
+    """A compiled program as `prepare.compiled` returns it, as far as it is read."""
 
     slices: int
     workers: int

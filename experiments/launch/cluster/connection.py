@@ -23,7 +23,7 @@ ANSWER = 30.0  # seconds for a scheduler to answer
 
 
 class SchedulerFile(TypedDict):
-    """What is read of a scheduler's file."""
+    """A scheduler's file, as far as it is read."""
 
     address: str
 

@@ -130,7 +130,7 @@ def run_member(order: Order) -> None:
             order.folder,
             outbox.out,
             lease,
-            order.attributes["announced"].get("environ", {}),
+            order.attributes.get("announced", {}).get("environ", {}),
         ),
     )
     _RUNNING[order.topic] = child
