@@ -314,7 +314,8 @@ def paced(
 
     A worker that has done its steps keeps its params until the next sync. Its optimizer
     state and its buffers go on changing (compose `reset` or `average("buffers")` where
-    that matters), and its loss counts in the metrics.
+    that matters). One without any steps is left out of the engine's means of buffers and
+    metrics; at a sync its model counts as it stands.
 
     Args:
         strategy: any that syncs.
@@ -345,6 +346,9 @@ def paced(
             )
         return PacedState(strategy.init(params), jnp.int32(0), params)
 
+    def moves_at_all(step, workers):
+        return jnp.array(quotas) > 0
+
     def sync(replica, state, step):
         moves = state.done < jnp.array(quotas)[collectives.index(axis)]
         held = replica._replace(params=select(moves, replica.params, state.params))
@@ -360,6 +364,7 @@ def paced(
             (strategy,),
             lambda change: paced(change(strategy), quotas, axis),
             clocked=True,
+            rounds=(introspection.Rounds(moves_at_all, None),) * (0 in quotas),
         ),
         center=introspection.inner_center(strategy),
         acts=None,

@@ -202,6 +202,17 @@ def test_weights_reach_all_that_is_made_of_the_workers(name):
             assert relative_error(center.params, WEIGHTS @ theta / 4) <= ROUNDING
 
 
+def test_a_paced_worker_without_steps_is_in_no_buffers_and_no_metrics():
+    strategy = paced(model_averaging(2), [2, 1, 0, 0])
+    trainer = syncalgos.DataParallel(running, optax.sgd(0.1), strategy, 4, "vmap")
+    buffers = {"mean": jnp.zeros(()), "key": jax.random.key(0)}
+    state = trainer.init(jnp.zeros(()), buffers)
+    state, metrics = trainer.run(state, np.tile(OF_WORKERS, (2, 1)))
+    assert relative_error(metrics["seen"], np.full(2, 1.5)) <= ROUNDING
+    mean = trainer.center(state).buffers["mean"]
+    assert relative_error(mean, 1.5 * (1 - 0.9**2)) <= ROUNDING
+
+
 def test_evaluate_takes_the_weighted_buffers():
     def loss(params, buffers, batch, key):
         return buffers + 0 * params * batch.mean(), (batch.mean(), {})
