@@ -314,8 +314,8 @@ def paced(
 
     A worker that has done its steps keeps its params until the next sync. Its optimizer
     state and its buffers go on changing (compose `reset` or `average("buffers")` where
-    that matters). One without any steps is left out of the engine's means of buffers and
-    metrics; at a sync its model counts as it stands.
+    that matters). One without any steps is left out of the engine's means of buffers
+    and metrics; at a sync its model counts as it stands.
 
     Args:
         strategy: any that syncs.
