@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import jax
@@ -134,8 +134,11 @@ def _participating(strategy, schedule, stale, axis) -> Strategy:
             "as easgd and scaffold do, is more than a mean to be weighted"
         )
 
+    # Once: a program that is traced later makes the strategy's state again.
+    check = cache(partial(_check_weights, schedule))
+
     def init(params):
-        _check_weights(schedule, axis)
+        check(collectives.size(axis))
         common = widen(params) if syncs else ()
         return ParticipatingState(
             common, common if stale else (), strategy.init(params)
@@ -191,9 +194,8 @@ LOOKED_AT = 1024
 """Local steps whose weights are looked at before training."""
 
 
-def _check_weights(schedule: Schedule, axis: Axis) -> None:
+def _check_weights(schedule: Schedule, workers: int) -> None:
     """Refuses a schedule that returns something else than weights."""
-    workers = collectives.size(axis)
     with jax.ensure_compile_time_eval():
         steps = jnp.arange(LOOKED_AT)
         found = np.asarray(

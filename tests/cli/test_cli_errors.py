@@ -254,7 +254,7 @@ def test_strategy_that_raises_is_refused_with_its_place(modules, tmp_path):
     lines = MODULES["mine"].splitlines()
     line = 1 + next(i for i, text in enumerate(lines) if "if step % 2" in text)
     ended = execute("--algo mine:branching", tmp_path / "out", PYTHONPATH=modules)
-    assert_refused(ended, "TracerBoolConversionError", f"(mine.py:{line} in sync)")
+    assert_refused(ended, f"mine.py:{line}: `", "use every(schedule, …)")
 
 
 def test_strategy_of_the_users_own_runs_with_its_parameters_as_flags(modules, tmp_path):
