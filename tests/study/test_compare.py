@@ -367,13 +367,14 @@ def test_a_run_is_made_beside_files_of_the_user(tmp_path):
 
 
 def test_only_folders_of_killed_runs_are_cleaned_away(tmp_path):
-    ours = tmp_path / "runs" / "bmuf" / ".seed-0-0123abcd"
-    theirs = [tmp_path / "data" / "raw" / ".seed-list", ours.with_name(".seed-notes")]
-    for folder in (ours, *theirs):
+    kinds = tmp_path / "runs" / "bmuf", tmp_path / "tuning" / "bmuf" / "lr=1"
+    ours = [folder / ".seed-0-0123abcd" for folder in kinds]
+    theirs = [tmp_path / "data" / "raw" / ".seed-list", kinds[0] / ".seed-notes"]
+    for folder in (*ours, *theirs):
         folder.mkdir(parents=True)
     with cleaned(tmp_path):
         pass
-    assert [x.exists() for x in (ours, *theirs)] == [False, True, True]
+    assert [x.exists() for x in (*ours, *theirs)] == [False, False, True, True]
 
 
 @pytest.mark.slow

@@ -345,13 +345,14 @@ def test_killed_and_stopped_processes_and_a_killed_worker_lose_nothing(
         until(dask.makers, "a process makes runs")
         os.kill(dask.makers()[0], signal.SIGKILL)
         command.wait_for("its process was killed by SIGKILL; it begins anew")
-        until(dask.makers, "a process makes runs")
-        os.kill(dask.makers()[0], signal.SIGSTOP)
-        command.wait_for(r"no sign of life for 20 s \(it was stopped\); it begins anew")
         # One that makes nothing may die unseen before the study ends.
         until(dask.makers, "a process makes runs")
         dask.worker_of(dask.makers()[0]).kill()
         command.wait_for(r"worker tcp://\S+ on \S+ is gone; it begins anew")
+        # Of the last worker, so that no other ends the study meanwhile.
+        until(dask.makers, "a process makes runs")
+        os.kill(dask.makers()[0], signal.SIGSTOP)
+        command.wait_for(r"no sign of life for 20 s \(it was stopped\); it begins anew")
         ended = command.ended(5 * TIMEOUT)
         assert ended.code == 0, ended.stderr
     check_same(out, serial)

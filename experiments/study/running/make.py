@@ -6,6 +6,7 @@ import secrets
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 
 import jax
@@ -67,7 +68,8 @@ def cleaned(out: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        for unfinished in out.glob("runs/*/**/.seed-*"):
+        both = (out.glob(f"{kind}/*/**/.seed-*") for kind in ("runs", "tuning"))
+        for unfinished in chain(*both):
             if re.fullmatch(r"\.seed-\d+-[0-9a-f]{8}", unfinished.name):
                 shutil.rmtree(unfinished, ignore_errors=True)
 
