@@ -41,6 +41,8 @@ jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 
 # As in a jax to come: its default backend and shard_map must do without.
 if os.environ.get("SYNCALGOS_TEST_NO_PMAP"):
+    import equinox  # noqa: F401 — it asks for pmap when it is imported
+
     del jax.pmap
 
 if "PYTEST_XDIST_WORKER" not in os.environ:  # before there are others that read
