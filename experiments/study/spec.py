@@ -3,7 +3,7 @@
 import math
 import re
 import shlex
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 from itertools import chain
 from types import MappingProxyType
 from typing import NamedTuple
@@ -169,6 +169,12 @@ def flag_groups(words: Sequence[str]) -> list[Words]:
         else:
             raise BadRequest(f"unexpected argument {word!r}")
     return groups
+
+
+def without(words: Sequence[str], left: Container[str]) -> list[str]:
+    """Returns a command line without the flags of some parameters."""
+    groups = flag_groups(words)
+    return [word for x in groups if parameter(x[0]) not in left for word in x]
 
 
 def parameter(flag: str) -> str:

@@ -4,7 +4,6 @@ import json
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -143,12 +142,11 @@ def _failed(config: StudyConfig, plan: Plan, runs: Sequence[RunSet]) -> int:
 
 def _report(config: StudyConfig, argv: Sequence[str], runs: list[RunSet]) -> None:
     """Writes the report of runs, and shows its summary."""
-    out, groups = config.folder, spec.flag_groups(cleaned(argv))
+    out = config.folder
     # Where the runs are made changes none of them, and no word of the report. Who
     # repeats the command finds the runs, and does not make them anew.
     left = ("jobs", "scheduler", "overwrite")
-    kept = [x for x in groups if spec.parameter(x[0]) not in left]
-    command = shlex.join([*PROGRAM.split(), *chain(*kept)])
+    command = shlex.join([*PROGRAM.split(), *spec.without(cleaned(argv), left)])
     found = analysis.report(config, runs, command)
     records.write_lines(out / "metrics.jsonl", study_lines(runs))
     records.write_lines(out / "finals.jsonl", final_lines(runs))

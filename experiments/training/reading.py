@@ -40,11 +40,9 @@ class MeasuredLine(TypedDict):
     bytes_per_worker: float | None
 
 
-class SendsOfRun(TypedDict):
-    """The sends of a run, as `sends.to_json` writes them."""
+class SendsOfRun(sends.SendsJson):
+    """The sends of a run, and how long its messages may take."""
 
-    kinds: list[dict[str, list[float]]]
-    steps: str
     delay: int
 
 

@@ -24,8 +24,8 @@ def fedavg(
 
     Returns:
         A Strategy. State: the model of the last round. A sync sends params once, also
-        from workers that are not drawn. The center is the model that a sync after the
-        last local step makes, or would make. opt_state stays local.
+        from workers that are not drawn. The center is the mean over those who are drawn
+        for the round. opt_state stays local.
 
     Raises:
         ValueError: a parameter outside its range.

@@ -66,7 +66,7 @@ class Combination(NamedTuple):
     delays: bool = False
     steady: bool = False
     behind: Callable[[Strategy], Strategy] | None = None
-    rounds: tuple["Rounds", ...] = ()
+    rounds: tuple[Rounds, ...] = ()
 
     def __call__(
         self, replica: Replica, state: PyTree, step: Any

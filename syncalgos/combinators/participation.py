@@ -366,7 +366,7 @@ def paced(
             (strategy,),
             lambda change: paced(change(strategy), quotas, axis),
             clocked=True,
-            rounds=(introspection.Rounds(moves_at_all, None),) * (0 in quotas),
+            rounds=(introspection.Rounds(moves_at_all, None),) if 0 in quotas else (),
         ),
         center=introspection.inner_center(strategy),
         acts=None,

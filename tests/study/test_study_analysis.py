@@ -922,14 +922,17 @@ def test_the_line_at_the_top_is_as_sure_as_the_figures(
     assert found.numbers[2] == ("1/10", "of what sync_sgd sends: bmuf, 300 B")
 
 
+# Seeds of three algorithms that nobody can tell apart.
+ALIKE = {
+    ("sync_sgd", ""): (0.90, 0.80, 0.90, 0.80, 0.90),
+    ("bmuf", ""): (0.80, 0.90, 0.80, 0.91, 0.90),
+    ("sign_sgd", ""): (0.85, 0.85, 0.85, 0.85, 0.88),
+}
+
+
 def test_where_nobody_can_be_told_from_the_best_the_second_is_named(tmp_path):
     study = study_of(tmp_path, "--algos=sync_sgd,bmuf,sign_sgd")
-    ends = {
-        ("sync_sgd", ""): (0.90, 0.80, 0.90, 0.80, 0.90),
-        ("bmuf", ""): (0.80, 0.90, 0.80, 0.91, 0.90),
-        ("sign_sgd", ""): (0.85, 0.85, 0.85, 0.85, 0.88),
-    }
-    lead = analysis.report(study, made(study, ends), "").lead
+    lead = analysis.report(study, made(study, ALIKE), "").lead
     assert lead == "No difference seen: bmuf is ahead by 0.2 points [-13, 13]"
 
 
@@ -944,12 +947,7 @@ def test_the_line_at_the_top_says_which_runs_were_lost(tmp_path):
 
 def test_who_cannot_be_told_from_the_best_is_counted(tmp_path):
     study = study_of(tmp_path, "--algos=sync_sgd,bmuf,sign_sgd,Worst=bmuf")
-    ends = {
-        ("sync_sgd", ""): (0.90, 0.80, 0.90, 0.80, 0.90),
-        ("bmuf", ""): (0.80, 0.90, 0.80, 0.91, 0.90),
-        ("sign_sgd", ""): (0.85, 0.85, 0.85, 0.85, 0.88),
-        ("Worst", ""): (0.1, 0.1, 0.1, 0.1, 0.1),
-    }
+    ends = {**ALIKE, ("Worst", ""): (0.1, 0.1, 0.1, 0.1, 0.1)}
     lead = analysis.report(study, made(study, ends), "").lead
     assert lead == "bmuf leads, but 2 of 3 others cannot be told from it"
 

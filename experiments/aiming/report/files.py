@@ -11,7 +11,7 @@ from experiments.aiming.report.records import Result
 from experiments.aiming.targets import Target
 from experiments.cli.errors import BadRequest
 from experiments.training import json_files
-from experiments.training.measurements.sends import is_sound
+from experiments.training.measurements.sends import SendsJson, is_sound
 from experiments.training.records import write
 
 Known = Mapping[tuple[Any, ...], dict[str, Any]]
@@ -63,13 +63,6 @@ class Ledger(TypedDict):
     branched: dict[str, list[float]]
 
 
-class Sent(TypedDict):
-    """The sends of a run, as `sends.to_json` writes them."""
-
-    kinds: list[dict[str, list[float]]]
-    steps: str
-
-
 class Flops(TypedDict):
     """Operations of a chip."""
 
@@ -101,7 +94,7 @@ class Compiled(TypedDict):
     flops: NotRequired[Flops]
     memory: NotRequired[dict[str, int]]
     ledger: Ledger | None
-    sends: Sent | None
+    sends: SendsJson | None
     traffic: list[Collectives] | None
     uncounted: NotRequired[str]
     refused: NotRequired[str]

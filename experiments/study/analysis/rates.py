@@ -10,7 +10,7 @@ from experiments.study.analysis.ranking import by_point
 from experiments.study.analysis.results import BY_DEFAULT, BY_HAND, ONE_NOMINAL, Row
 from experiments.study.config import PROGRAM, StudyConfig
 from experiments.study.search_space import Range
-from experiments.study.spec import Variant, flag_groups, parameter
+from experiments.study.spec import Variant, parameter, without
 from experiments.study.tuning import Tuning
 
 # Effective rates that differ by a larger factor are not comparable.
@@ -114,9 +114,8 @@ def tuning_command(config: StudyConfig, rows: Sequence[Row], command: str) -> st
         tried = ",".join(config.swept.values)
     else:
         tried = _range([r for r in rows if r.measure] or rows)
-    groups = flag_groups(words[len(program) :])
-    kept = [group for group in groups if parameter(group[0]) not in dropped]
-    return shlex.join([*program, *chain(*kept), *more, "--tune", f"lr={tried}"])
+    kept = without(words[len(program) :], dropped)
+    return shlex.join([*program, *kept, *more, "--tune", f"lr={tried}"])
 
 
 def further(config: StudyConfig, scores: Sequence[Tuning], command: str) -> str | None:
@@ -134,10 +133,9 @@ def further(config: StudyConfig, scores: Sequence[Tuning], command: str) -> str 
     if not any(old for old, new in ranges if old != new):
         return None
     program = PROGRAM.split()
-    groups = flag_groups(shlex.split(command)[len(program) :])
-    kept = [group for group in groups if parameter(group[0]) not in ("tune", "out")]
+    kept = without(shlex.split(command)[len(program) :], ("tune", "out"))
     tuned = chain(*(("--tune", new) for _, new in ranges))
-    return shlex.join([*program, *chain(*kept), *tuned])
+    return shlex.join([*program, *kept, *tuned])
 
 
 def _longer(tuned: Range, scores: Sequence[Tuning]) -> tuple[str, str]:

@@ -5,6 +5,8 @@ import re
 from contextlib import suppress
 from pathlib import Path
 
+from experiments.training import records
+
 
 def _written(*names: str) -> str:
     """Returns the pattern of files that `records.write` writes, done or not."""
@@ -12,7 +14,7 @@ def _written(*names: str) -> str:
     return rf"(?:{pattern}|\.(?:{pattern})\.tmp)"
 
 
-_RUN = _written("config.json", "metrics.jsonl", "summary.json")
+_RUN = _written(*records.NAMES)
 _RUN += r"|checkpoints/(?:step-\d+\.\d+-of-\d+\.npz|\.\d+-of-\d+\.unfinished)"
 _TOP = _written("study.json", "metrics.jsonl", "finals.jsonl")
 _TOP += "|" + _written("table.md", "table.csv", "report.html")

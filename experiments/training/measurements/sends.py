@@ -3,7 +3,7 @@
 import re
 from collections.abc import Mapping, Sequence
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
 import numpy as np
 
@@ -12,6 +12,13 @@ if TYPE_CHECKING:  # it imports jax, for which a command line's errors need not 
 
 # What is sent at a sync is used at the next one.
 A_ROUND_LATE = {"eager_diloco", "overlap_local_sgd", "co2", "diloco_x"}
+
+
+class SendsJson(TypedDict):
+    """Sends as `to_json` writes them."""
+
+    kinds: list[dict[str, list[float]]]
+    steps: str
 
 
 class Sends(NamedTuple):
