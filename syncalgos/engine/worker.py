@@ -14,7 +14,7 @@ from syncalgos import collectives
 from syncalgos.collectives import WORKERS, Axis, PyTree
 from syncalgos.combinators import decided, introspection, participation
 from syncalgos.dtypes import narrow, widen, zeros
-from syncalgos.engine import arguments, inner_step, sharded_tables
+from syncalgos.engine import arguments, inner_step, lone_branches, sharded_tables
 from syncalgos.engine.losses import OF_WORKERS, Loss, normalized_loss
 from syncalgos.engine.placement.layout import DEVICES, LANES
 from syncalgos.engine.program import Inputs, Outputs, Own, Program, Shared, Trained
@@ -177,10 +177,9 @@ def init(worker: Worker, number: jax.Array, inputs: Inputs) -> Outputs:
         arguments.check_plateau(opt_state)
     replica = strong(Replica(params, opt_state, buffers))
     own = shards.kept(Own(replica, strong(worker.strategy.init(params))))
-    # Traced for its checks alone, so that a strategy is refused before anything is
-    # compiled. The compiler drops what nothing uses.
-    apply_reduce(worker.strategy, params, replica, own.sync, jnp.int32(0))
-    apply_sync(worker.strategy, replica, own.sync, jnp.int32(0))
+    # For their checks alone, so that a strategy is refused before anything is compiled.
+    # The compiler drops what nothing uses.
+    lone_branches.refuse(worker.strategy, replica, own.sync, jnp.int32(0))
     center(worker, own, Inputs(Shared(jnp.int32(0))))
     return Outputs(own, Shared(jnp.int32(0), model.key))
 

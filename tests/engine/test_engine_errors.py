@@ -500,6 +500,75 @@ def test_a_python_if_on_the_step_is_told_of_every(strategy):
     assert "\n" not in str(refused.value)
 
 
+def averaging_if(asks):
+    """Averages where a function of (params' sum, state, step) is true."""
+
+    def sync(replica, state, step):
+        total = sum(jnp.sum(x) for x in jax.tree.leaves(replica.params))
+
+        def averaged():
+            params = syncalgos.collectives.mean(replica.params)
+            return replica._replace(params=params)
+
+        choice = asks(total, state, step)
+        new = jax.lax.cond(choice, averaged, lambda: replica)
+        return new, {"count": state["count"] + 1, "sum": 0.9 * state["sum"] + total}
+
+    def init(_):
+        return {"count": jnp.int32(0), "sum": jnp.float32(0)}
+
+    return Strategy(init, sync=sync)
+
+
+def looping_mean(replica, state, step):
+    """Averages a number until it is small."""
+    total = sum(jnp.sum(x) for x in jax.tree.leaves(replica.params))
+    jax.lax.while_loop(
+        lambda x: x > 1, lambda x: syncalgos.collectives.mean(x) / 2, total
+    )
+    return replica, state
+
+
+@pytest.mark.parametrize(
+    ("strategy", "what"),
+    [
+        (averaging_if(lambda total, state, step: total > 1), "branch"),
+        (averaging_if(lambda total, state, step: state["sum"] > 1), "branch"),
+        (averaging_if(lambda *_: syncalgos.collectives.index() == 0), "branch"),
+        (every(4, averaging_if(lambda total, state, step: total > 1)), "branch"),
+        (Strategy(sync=looping_mean), "loop"),
+    ],
+    ids=["params", "state", "index", "inside every", "loop"],
+)
+@pytest.mark.parametrize("backend", ["vmap", "auto"])
+def test_a_collective_that_only_some_workers_reach_is_refused(strategy, what, backend):
+    message = f"a {what} on a worker's own data holds a collective .psum.*decided"
+    with pytest.raises(ValueError, match=message):
+        make_trainer(strategy, backend=backend).init(make_params())
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        averaging_if(lambda total, state, step: step % 2 == 1),
+        averaging_if(lambda total, state, step: state["count"] % 2 == 1),
+        averaging_if(lambda total, *_: syncalgos.collectives.mean(total) > 1),
+        syncalgos.chain(
+            syncalgos.sync_sgd(), averaging_if(lambda total, state, step: total > 1)
+        ),
+        syncalgos.chain(
+            syncalgos.model_averaging(2),
+            every(2, averaging_if(lambda total, state, step: total > 1)),
+        ),
+    ],
+    ids=["step", "counter", "agreed number", "equal replicas", "agreed model"],
+)
+def test_a_branch_that_all_workers_take_may_hold_a_collective(strategy):
+    trainer = make_trainer(strategy)
+    state, _ = trainer.run(trainer.init(make_params()), BATCHES)
+    assert np.isfinite(np.asarray(state.replica.params["w"])).all()
+
+
 @pytest.mark.parametrize(
     ("strategy", "steps", "warned"),
     [

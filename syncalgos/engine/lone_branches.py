@@ -1,0 +1,111 @@
+"""Collectives that only some workers would reach, found before anything is compiled.
+
+A branch that a worker takes by its own data may hold a collective. On one device both
+arms are computed for all lanes, so that it seems to work; several devices wait for each
+other for ever. Values are followed through the traced program from where they surely
+differ between workers to where a collective makes them common. In doubt a value counts
+as common: only what cannot be right is refused.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+from jax import lax
+from jax.extend import core
+
+from syncalgos import collectives
+from syncalgos.collectives import PyTree
+from syncalgos.strategy import Replica, Strategy, apply_reduce, apply_sync
+
+_COLLECTIVES = "psum", "pmax", "pmin", "all_gather", "reduce_scatter", "all_to_all"
+_COLLECTIVES += ("ppermute",)
+
+
+def refuse(strategy: Strategy, replica: Replica, state: PyTree, step: Any) -> None:
+    """Traces a strategy's part of a local step, and refuses such a branch in it.
+
+    Args:
+        strategy: whose `reduce` and `sync` are traced.
+        replica: one worker's.
+        state: the strategy's, of that worker.
+        step: the local step, an int32 scalar.
+
+    Raises:
+        ValueError: a branch on what differs between workers, with a collective in it;
+            and as `apply_reduce` and `apply_sync`.
+    """
+
+    def local_step(grads, replica, state, step):
+        grads, state = apply_reduce(strategy, grads, replica, state, step)
+        # Stands for the inner optimizer: params differ where the gradients do.
+        params = jax.tree.map(lax.add, replica.params, grads)
+        return apply_sync(strategy, replica._replace(params=params), state, step)
+
+    given = replica.params, replica, state, step
+    jaxpr = jax.make_jaxpr(local_step)(*given).jaxpr
+    if collectives.size() == 1:
+        return
+    grads, rest = len(jax.tree.leaves(replica.params)), len(jax.tree.leaves(replica))
+    count = len(jax.tree.leaves(state))
+    differs = [False] * count
+    while True:  # until no further leaf of the state differs
+        inputs = [True] * grads + [False] * rest + differs + [False]
+        after = _results(jaxpr, inputs)[rest:]
+        if after == differs:
+            return
+        differs = [x or y for x, y in zip(differs, after, strict=True)]
+
+
+def _results(jaxpr: Any, inputs: Sequence[bool]) -> list[bool]:
+    """Whether each result surely differs between workers, by whether inputs do."""
+    differs = dict(zip(jaxpr.invars, inputs, strict=True))
+
+    def read(atom: Any) -> bool:
+        return not isinstance(atom, core.Literal) and differs.get(atom, False)
+
+    for equation in jaxpr.eqns:
+        results = _of_equation(equation, [*map(read, equation.invars)])
+        differs.update(zip(equation.outvars, results, strict=True))
+    return [*map(read, jaxpr.outvars)]
+
+
+def _of_equation(equation: Any, inputs: list[bool]) -> list[bool]:
+    """Whether each result of an equation surely differs between workers."""
+    name, count = equation.primitive.name, len(equation.outvars)
+    if name == "axis_index":
+        return [True]
+    if name in _COLLECTIVES:
+        return [False] * count
+    inner = [*core.jaxprs_in_params(equation.params)]
+    sent = [x for jaxpr in inner for x in _sent(jaxpr)]
+    if sent and _parts_ways(equation, inputs):
+        what = "loop" if name == "while" else "branch"
+        raise ValueError(
+            f"a {what} on a worker's own data holds a collective ({sent[0]}): workers "
+            "that take another way would leave the rest waiting for ever; let all "
+            "decide together with syncalgos.decided, or by a collectives.mean"
+        )
+    if name == "cond":
+        arms = [_results(arm, inputs[1:]) for arm in inner]
+        return [inputs[0] or all(arm) for arm in zip(*arms, strict=True)]
+    if len(inner) == 1 and len(inner[0].invars) == len(inputs):  # jit, scan, remat, …
+        return _results(inner[0], inputs)
+    return [any(inputs) and not sent] * count
+
+
+def _parts_ways(equation: Any, inputs: list[bool]) -> bool:
+    """Whether workers surely take different arms, or other passes of a loop."""
+    name, params = equation.primitive.name, equation.params
+    if name == "while":
+        consts, body = params["cond_nconsts"], params["body_nconsts"]
+        carry = inputs[consts + body :]
+        return _results(params["cond_jaxpr"].jaxpr, inputs[:consts] + carry)[0]
+    return name == "cond" and inputs[0]
+
+
+def _sent(jaxpr: Any) -> list[str]:
+    """The names of a jaxpr's collectives."""
+    names = [x.primitive.name for x in jaxpr.eqns if x.primitive.name in _COLLECTIVES]
+    inner = [j for x in jaxpr.eqns for j in core.jaxprs_in_params(x.params)]
+    return names + [name for j in inner for name in _sent(j)]
