@@ -31,8 +31,10 @@ from syncalgos.ledger.counting import Communication as Communication
 from syncalgos.ledger.counting import communication as communication
 from syncalgos.one_worker import as_optimizer as as_optimizer
 from syncalgos.reducers import mean as mean
+from syncalgos.strategy import Facts as Facts
 from syncalgos.strategy import MeanCenter as MeanCenter
 from syncalgos.strategy import Replica as Replica
 from syncalgos.strategy import Strategy as Strategy
+from syncalgos.strategy import declares as declares
 
 __version__ = "0.2.0"

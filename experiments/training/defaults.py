@@ -11,19 +11,7 @@ from experiments.cli.factories import ALGORITHM, TASK
 from experiments.tasks.task import Task
 from experiments.training.config import RunConfig, never_reached
 from syncalgos.engine.placement.make_layout import default_batch_axes
-
-# With these flags, algorithms move entries by about the learning rate, whatever the
-# gradient, as Adam does: a task's rate for it is their default (digits: 0.001), not
-# that for SGD (0.05), and its momentum for SGD does not apply.
-UNIT_STEPS: dict[str, dict[str, Any]] = {
-    "signum": {},
-    "distributed_lion": {},
-    "one_bit_adam": {},
-    "sign_sgd": {"majority": True},
-    "demo": {"sign": True},
-}
-# Algorithms with a momentum of their own, in place of the task's.
-OWN_MOMENTUM = {"dgc"}
+from syncalgos.strategy import Facts, facts_of
 
 
 def resolved(config: RunConfig, task: Task) -> RunConfig:
@@ -32,16 +20,17 @@ def resolved(config: RunConfig, task: Task) -> RunConfig:
     Raises:
         ValueError: a combination that the task, or the algorithm, cannot have.
     """
-    needed = UNIT_STEPS.get(config.algo)
-    has_unit_steps = needed is not None and needed.items() <= config.arguments.items()
+    own = facts(config)
     # Momentum and decay belong to the optimizer that the task was tuned with.
-    inner = _inner(config, task, has_unit_steps)
+    inner = _inner(config, task, own)
     if inner["clip_norm"] is not None and task.kept == "sharded":
         raise ValueError(
             "--clip-norm with --tables sharded: each worker holds other rows, whose "
             "norms differ; take shared or replicated tables"
         )
-    kind = config.algo if has_unit_steps else str(inner["optimizer"])
+    # A task's rate for Adam is the default where entries move as by Adam (digits:
+    # 0.001), not that for SGD (0.05), and its momentum for SGD does not apply.
+    kind = config.algo if own.unit_steps else str(inner["optimizer"])
     lr = config.lr or task.lr.get(kind) or task.lr.get("")
     if lr is None:
         raise ValueError(f"{config.task} has no --lr for {kind}: say one")
@@ -90,13 +79,18 @@ def _takes(kind: factories.Kind, name: str, argument: str) -> bool:
     return bool(factories.passed_arguments(kind, factory, {argument: 0}))
 
 
-def _inner(config: RunConfig, task: Task, has_unit_steps: bool) -> dict[str, Any]:
+def facts(config: RunConfig) -> Facts:
+    """Returns what a config's algorithm declares of itself."""
+    return facts_of(factories.named(ALGORITHM, config.algo), config.arguments)
+
+
+def _inner(config: RunConfig, task: Task, own: Facts) -> dict[str, Any]:
     """Returns the inner optimizer and what goes with it, by field."""
     names = ("optimizer", "momentum", "weight_decay", "clip_norm")
     given = {name: getattr(config, name) for name in names}
     if config.optimizer not in (None, task.optimizer):
         return given  # the task's momentum and decay may not fit another optimizer
-    if has_unit_steps or config.algo in OWN_MOMENTUM:
+    if own.unit_steps or own.own_momentum:
         task = task._replace(momentum=None)
     return {k: getattr(task, k) if x is None else x for k, x in given.items()}
 

@@ -28,6 +28,7 @@ from experiments.tasks.task import Data, Task
 from experiments.training import export, records
 from experiments.training.components import Components, make_components, make_trainer
 from experiments.training.config import SETTINGS, RunConfig
+from experiments.training.defaults import facts
 from experiments.training.loop import Hooks, Outcome, Save, train
 from experiments.training.measurements import displacements, memory, sends
 from experiments.training.measurements.effective_lr import effective_lr
@@ -306,7 +307,7 @@ def delay_of_sends(config: RunConfig, task: Task) -> int:
     """Returns the local steps that a run's messages may take; 0: it waits for them."""
     # An average of the optimizer's state, and shared tables, are used at once.
     waits = config.opt_state_at_sync == "average" or task.kept == "shared"
-    return 0 if waits else sends.delay_of(config.algo, config.arguments)
+    return 0 if waits else facts(config).late
 
 
 def params_sha256(replica: Replica) -> str:

@@ -11,7 +11,7 @@ from syncalgos.algorithms._anchors import outer_rates
 from syncalgos.combinators.primitives import outer_step
 from syncalgos.combinators.schedule import every
 from syncalgos.reducers import late
-from syncalgos.strategy import WORKERS, Axis, PyTree, Strategy
+from syncalgos.strategy import WORKERS, Axis, Facts, PyTree, Strategy, declares
 
 
 class MomentumState(NamedTuple):
@@ -20,6 +20,7 @@ class MomentumState(NamedTuple):
     momentum: PyTree
 
 
+@declares(lambda period, **_: Facts(late=period))
 def co2(
     period: int = 16,
     outer_lr: float = 1.0,

@@ -11,7 +11,15 @@ from syncalgos import checks, collectives, reducers
 from syncalgos.dtypes import if_finite, narrow, widen, zeros
 from syncalgos.reducers import stacking
 from syncalgos.reducers.reducer import over_leaves
-from syncalgos.strategy import WORKERS, Axis, MeanCenter, PyTree, Strategy
+from syncalgos.strategy import (
+    WORKERS,
+    Axis,
+    Facts,
+    MeanCenter,
+    PyTree,
+    Strategy,
+    declares,
+)
 
 
 class DgcState(NamedTuple):
@@ -21,6 +29,7 @@ class DgcState(NamedTuple):
     unsent: PyTree
 
 
+@declares(lambda **_: Facts(own_momentum=True))
 def dgc(
     density: float = 0.001,
     local_momentum: float = 0.9,

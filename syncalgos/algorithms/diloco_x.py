@@ -5,9 +5,10 @@ from syncalgos.algorithms._anchors import nesterov_sgd
 from syncalgos.combinators.primitives import outer_step
 from syncalgos.combinators.schedule import every
 from syncalgos.reducers.stacking import Stacked
-from syncalgos.strategy import WORKERS, Axis, Strategy
+from syncalgos.strategy import WORKERS, Axis, Facts, Strategy, declares
 
 
+@declares(lambda period, **_: Facts(late=period))
 def diloco_x(
     period: int = 16,
     # A round of delay lowers the limit of stability: these reach 97.2 % on digits,

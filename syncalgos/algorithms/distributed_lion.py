@@ -7,9 +7,10 @@ import jax.numpy as jnp
 
 from syncalgos import checks, collectives, reducers
 from syncalgos.dtypes import if_finite, narrow, widen, zeros
-from syncalgos.strategy import WORKERS, Axis, MeanCenter, Strategy
+from syncalgos.strategy import WORKERS, Axis, Facts, MeanCenter, Strategy, declares
 
 
+@declares(lambda **_: Facts(unit_steps=True))
 def distributed_lion(
     beta1: float = 0.9,
     beta2: float = 0.99,

@@ -9,7 +9,7 @@ from syncalgos import collectives
 from syncalgos.algorithms import _anchors
 from syncalgos.combinators.schedule import every
 from syncalgos.dtypes import widen, zeros
-from syncalgos.strategy import WORKERS, Axis, PyTree, Strategy
+from syncalgos.strategy import WORKERS, Axis, Facts, PyTree, Strategy, declares
 
 
 class EagerState(NamedTuple):
@@ -21,6 +21,7 @@ class EagerState(NamedTuple):
     mean: PyTree
 
 
+@declares(lambda period, **_: Facts(late=period))
 def eager_diloco(
     period: int = 16,
     outer_lr: float = 0.4,

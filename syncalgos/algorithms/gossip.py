@@ -10,9 +10,11 @@ from syncalgos.algorithms._anchors import restart
 from syncalgos.collectives import topology as peers
 from syncalgos.combinators.chain import chain
 from syncalgos.dtypes import zeros
-from syncalgos.strategy import WORKERS, Axis, MeanCenter, Strategy
+from syncalgos.strategy import WORKERS, Axis, Facts, MeanCenter, Strategy, declares
 
 
+# A ring mixes the params before a local step, which travel during it.
+@declares(lambda topology, **_: Facts(late=int(topology == "ring")))
 def gossip(
     topology: Literal["exponential", "ring"] = "exponential",
     mix_opt_state: bool = False,

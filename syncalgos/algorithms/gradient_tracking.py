@@ -8,7 +8,15 @@ import jax.numpy as jnp
 from syncalgos.algorithms._anchors import restart
 from syncalgos.collectives import topology
 from syncalgos.dtypes import if_finite, narrow, widen, zeros
-from syncalgos.strategy import WORKERS, Axis, MeanCenter, PyTree, Strategy
+from syncalgos.strategy import (
+    WORKERS,
+    Axis,
+    Facts,
+    MeanCenter,
+    PyTree,
+    Strategy,
+    declares,
+)
 
 
 class TrackingState(NamedTuple):
@@ -18,6 +26,8 @@ class TrackingState(NamedTuple):
     moves: PyTree
 
 
+# Old params travel, too, and gradients are used a step later.
+@declares(lambda **_: Facts(late=1))
 def gradient_tracking(axis: Axis = WORKERS) -> Strategy:
     """Gradient tracking: each worker steps along an estimate of the mean gradient.
 

@@ -11,7 +11,15 @@ from syncalgos import checks, collectives
 from syncalgos.dtypes import if_finite, narrow, widen, zeros
 from syncalgos.reducers import hops, signs, stacking
 from syncalgos.reducers.reducer import over_leaves
-from syncalgos.strategy import WORKERS, Axis, MeanCenter, PyTree, Strategy
+from syncalgos.strategy import (
+    WORKERS,
+    Axis,
+    Facts,
+    MeanCenter,
+    PyTree,
+    Strategy,
+    declares,
+)
 
 
 class OneBitAdamState(NamedTuple):
@@ -23,6 +31,7 @@ class OneBitAdamState(NamedTuple):
     of_part: PyTree
 
 
+@declares(lambda **_: Facts(unit_steps=True))
 def one_bit_adam(
     switch: int = 100,
     beta1: float = 0.9,

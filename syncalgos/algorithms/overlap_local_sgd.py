@@ -9,7 +9,15 @@ from syncalgos.algorithms._anchors import restart
 from syncalgos.combinators.schedule import every
 from syncalgos.dtypes import widen, zeros
 from syncalgos.reducers.reducer import over_leaves
-from syncalgos.strategy import WORKERS, Axis, MeanCenter, PyTree, Strategy
+from syncalgos.strategy import (
+    WORKERS,
+    Axis,
+    Facts,
+    MeanCenter,
+    PyTree,
+    Strategy,
+    declares,
+)
 
 
 class OverlapState(NamedTuple):
@@ -19,6 +27,7 @@ class OverlapState(NamedTuple):
     velocity: PyTree
 
 
+@declares(lambda period, **_: Facts(late=period))
 def overlap_local_sgd(
     period: int = 16,
     pull: float = 0.6,

@@ -3,9 +3,10 @@
 from syncalgos import reducers
 from syncalgos.combinators.primitives import reduce_with
 from syncalgos.reducers.stacking import Stacked
-from syncalgos.strategy import WORKERS, Axis, Strategy
+from syncalgos.strategy import WORKERS, Axis, Facts, Strategy, declares
 
 
+@declares(lambda majority, **_: Facts(unit_steps=majority))
 def sign_sgd(
     majority: bool = False,
     seed: int = 0,

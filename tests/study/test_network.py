@@ -18,6 +18,7 @@ from experiments.study.network import Network
 from experiments.training.measurements import sends as sending
 from experiments.training.measurements.sends import Sends
 from syncalgos import Strategy, chain, collectives, communication, every
+from syncalgos.strategy import facts_of
 
 PARAMS = {"w": np.zeros((4, 4), np.float32), "b": np.zeros(8, np.float32)}
 BYTES = 4 * (16 + 8)
@@ -457,13 +458,17 @@ LATER = {"async_diloco": 1}
 REST = set(syncalgos.ALGORITHMS) - {name for name, _ in CASES.values()} - {"easgd"}
 
 
+def late(name, arguments):
+    return facts_of(syncalgos.ALGORITHMS[name], arguments).late
+
+
 @pytest.mark.sample(3)
 @pytest.mark.parametrize(("name", "changes"), CASES.values(), ids=CASES)
 def test_delay_is_the_one_with_which_sends_take_effect(name, changes):
     arguments = {**parameters(name), **changes}
     steps, is_seen = steps_on_the_way(make(name, **changes))
     assert is_seen
-    assert sending.delay_of(name, arguments) == steps
+    assert late(name, arguments) == steps
 
 
 @pytest.mark.slow
@@ -473,7 +478,7 @@ def test_all_other_algorithms_wait_for_what_they_send(name):
         make(name), taken=owed(name).taken(12), watched=LATER.get(name, 0)
     )
     assert is_seen
-    assert steps == sending.delay_of(name, parameters(name)) == 0
+    assert steps == late(name, parameters(name)) == 0
 
 
 def test_easgd_waits_as_its_center_takes_effect_at_once():
@@ -484,7 +489,7 @@ def test_easgd_waits_as_its_center_takes_effect_at_once():
     )
     first = parameters("easgd")["period"] - 1
     assert np.argmax((usual != other).any(1)) == first
-    assert sending.delay_of("easgd", parameters("easgd")) == 0
+    assert late("easgd", parameters("easgd")) == 0
 
 
 @pytest.mark.parametrize(
@@ -501,7 +506,19 @@ def test_easgd_waits_as_its_center_takes_effect_at_once():
     ],
 )
 def test_delay_of_ones_own_strategy_is_its_parameter_of_that_name(arguments, delay):
-    assert sending.delay_of("mine.strategies:late", arguments) == delay
+    def mine(period=1, delay=None):
+        return syncalgos.Strategy()
+
+    assert facts_of(mine, arguments).late == delay
+
+
+def test_ones_own_strategy_declares_its_delay():
+    @syncalgos.declares(lambda lag, **_: syncalgos.Facts(late=2 * lag))
+    def mine(lag=3, delay=9):
+        return syncalgos.Strategy()
+
+    assert facts_of(mine, {}).late == 6
+    assert facts_of(mine, {"lag": 1}).late == 2
 
 
 # What others have published.

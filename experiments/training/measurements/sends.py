@@ -10,9 +10,6 @@ import numpy as np
 if TYPE_CHECKING:  # it imports jax, for which a command line's errors need not wait
     from syncalgos import Communication
 
-# What is sent at a sync is used at the next one.
-A_ROUND_LATE = {"eager_diloco", "overlap_local_sgd", "co2", "diloco_x"}
-
 
 class SendsJson(TypedDict):
     """Sends as `to_json` writes them."""
@@ -97,30 +94,3 @@ def from_json(content: Mapping[str, Any]) -> Sends:
         for kind in content["kinds"]
     ]
     return Sends(kinds, steps)
-
-
-def delay_of(algo: str, arguments: Mapping[str, Any]) -> int:
-    """Returns the local steps that an algorithm's messages may take; 0: it waits.
-
-    Args:
-        algo: name in the registry, or the user's package.module:factory, whose `delay`
-            counts if it is a whole number.
-        arguments: all arguments of its factory.
-
-    It holds for the algorithm's messages, not for others of the run. `easgd` waits: its
-    workers could do without the new center for a period, but it is the model that is
-    evaluated.
-    """
-    # Declared, not derived: a late arrival cannot be seen in the bytes. A test perturbs
-    # a worker and measures when the others notice, for every algorithm.
-    if algo in A_ROUND_LATE:
-        return arguments["period"]
-    # A ring mixes old params, which travel during the local step.
-    if algo == "gossip":
-        return int(arguments["topology"] == "ring")
-    # Old params, too, and gradients that are used a step later.
-    if algo == "gradient_tracking":
-        return 1
-    delay = arguments.get("delay", 0)
-    is_whole = isinstance(delay, int) and not isinstance(delay, bool)
-    return max(delay, 0) if is_whole else 0
