@@ -73,40 +73,66 @@ class AimConfig:
     """The config of aim: its own flags, and the flags that all runs share.
 
     Attributes:
-        target: machines to compile for, with commas between them: tpu:v5e:16x16,
-            cuda:h100:4x8 (hosts x GPUs), cpu:8; may be repeated.
-        slices: TPU slices of the target's shape, joined by the data-centre network.
-        algo: one algorithm.
-        algos: several, each with flags of its own: 'diloco, NBM=bmuf --nesterov'; or
-            all.
-        task: see experiments.run --list.
-        mfu: share of a chip's peak that the model's products reach.
-        step_time: seconds of a worker's local step, in place of what its operations
-            take.
-        network: also model time with this network between workers, whose chips share
-            it: '100Gbit/s, 20us' or a preset of experiments.compare; may be repeated.
-        timeout: seconds after which a compilation is given up.
-        json: write all that was found to this file, after each program.
-        reuse: take programs from this file of an earlier --json; may be repeated: those
-            of a later file replace those of an earlier one.
-        page: write it as a page to this .html or .md file.
         shared: flags of all runs, split before each flag.
     """
 
-    target: tuple[str, ...] = flag(default=(), group=Group("what is compiled"))
-    slices: int = flag(default=1, least=1)
-    algo: str | None = flag(otherwise=training.SETTINGS["algo"].default)
-    algos: str | None = flag(metavar="A,B,…")
-    task: str = flag(default=training.SETTINGS["task"].default)
+    target: tuple[str, ...] = flag(
+        "machines to compile for, with commas between them: tpu:v5e:16x16, "
+        "cuda:h100:4x8 (hosts x GPUs), cpu:8; may be repeated",
+        (),
+        group=Group("what is compiled"),
+    )
+    slices: int = flag(
+        "TPU slices of the target's shape, joined by the data-centre network",
+        1,
+        least=1,
+    )
+    algo: str | None = flag(
+        "one algorithm", otherwise=training.SETTINGS["algo"].default
+    )
+    algos: str | None = flag(
+        "several, each with flags of its own: 'diloco, NBM=bmuf --nesterov'; or all",
+        metavar="A,B,…",
+    )
+    task: str = flag("see experiments.run --list", training.SETTINGS["task"].default)
 
-    mfu: float = flag(default=0.4, group=Group("model of time"), above=0)
-    step_time: float | None = flag(otherwise="by --mfu", metavar="S", above=0)
-    network: tuple[str, ...] = flag(default=(), otherwise="none", metavar="NET")
+    mfu: float = flag(
+        "share of a chip's peak that the model's products reach",
+        0.4,
+        group=Group("model of time"),
+        above=0,
+    )
+    step_time: float | None = flag(
+        "seconds of a worker's local step, in place of what its operations take",
+        otherwise="by --mfu",
+        metavar="S",
+        above=0,
+    )
+    network: tuple[str, ...] = flag(
+        "also model time with this network between workers, whose chips share it: "
+        "'100Gbit/s, 20us' or a preset of experiments.compare; may be repeated",
+        (),
+        otherwise="none",
+        metavar="NET",
+    )
 
-    timeout: float | None = flag(group=Group("report"), metavar="SECONDS", above=0)
-    json: Path | None = flag()
-    reuse: tuple[Path, ...] = flag(default=(), otherwise="none", metavar="JSON")
-    page: Path | None = flag()
+    timeout: float | None = flag(
+        "seconds after which a compilation is given up",
+        group=Group("report"),
+        metavar="SECONDS",
+        above=0,
+    )
+    json: Path | None = flag(
+        "write all that was found to this file, after each program"
+    )
+    reuse: tuple[Path, ...] = flag(
+        "take programs from this file of an earlier --json; may be repeated: those "
+        "of a later file replace those of an earlier one",
+        (),
+        otherwise="none",
+        metavar="JSON",
+    )
+    page: Path | None = flag("write it as a page to this .html or .md file")
 
     shared: tuple[Words, ...] = ()
 

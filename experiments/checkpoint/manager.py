@@ -23,9 +23,10 @@ from experiments.cli import terminal
 from experiments.cli.errors import BadRequest, MayPass
 from experiments.training import records
 from experiments.training.loop import bytes_after
-from experiments.training.prepared import PreparedRun, versions
 from experiments.training.process_group import ProcessGroup
 from experiments.training.records import Progress
+from experiments.training.run import Run
+from experiments.training.versions import versions
 from syncalgos import TrainState
 from syncalgos.combinators import decided
 
@@ -51,7 +52,7 @@ class CheckpointManager(NamedTuple):
         start_id: drawn at random at this start: shards of two are never combined.
     """
 
-    run: PreparedRun
+    run: Run
     folder: Path
     started: float
     background: Background
@@ -322,7 +323,7 @@ class CheckpointManager(NamedTuple):
         same = shard.workers == self.run.trainer.workers
         return shard if same else load(0, 1)
 
-    def _restored(self, shard: Shard) -> tuple[PreparedRun, Progress]:
+    def _restored(self, shard: Shard) -> tuple[Run, Progress]:
         """Returns the run with a checkpoint's state, and the progress until then."""
         run, c, trainer = self.run, self.run.config, self.run.trainer
         found = _record_of(shard)

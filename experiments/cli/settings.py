@@ -5,14 +5,12 @@ checks, config.json and --resume read them there: a field is a flag by existing.
 """
 
 import dataclasses
-import inspect
 import types
 import typing
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from experiments.cli.factories import argument_texts
 from experiments.cli.library import checks
 from experiments.cli.words import axes, check_axes, indices, number, whole
 
@@ -50,7 +48,7 @@ class Setting(NamedTuple):
     """A field of a config, as the command line knows it.
 
     Attributes:
-        text: its meaning, as --help shows it; "" is that of the config's docstring.
+        text: its meaning, as --help shows it.
         default: None if something else decides.
         otherwise: what else decides, in words.
         group: the one that begins here; None stays in that of the field before.
@@ -70,7 +68,7 @@ class Setting(NamedTuple):
         is_repeated: whether the flag may come several times; the value is a tuple.
     """
 
-    text: str = ""
+    text: str
     default: Any = None
     otherwise: str = ""
     group: Group | None = None
@@ -152,7 +150,6 @@ flag = _as_field(Setting)
 def settings_of(config: type) -> dict[str, Setting]:
     """Returns the settings of a config by the names of its fields, in their order."""
     found, group = {}, Group()
-    texts = argument_texts(inspect.getdoc(config) or "")
     for each in dataclasses.fields(config):
         if (setting := each.metadata.get("setting")) is None:
             continue
@@ -161,7 +158,6 @@ def settings_of(config: type) -> dict[str, Setting]:
         is_literal = typing.get_origin(kind) is Literal
         group = setting.group or group
         found[each.name] = setting._replace(
-            text=setting.text or texts.get(each.name, "").removesuffix("."),
             group=group,
             choices=typing.get_args(kind) if is_literal else setting.choices,
             scope=setting.scope or group.scope,

@@ -21,8 +21,8 @@ from experiments.launch.supervisor.local_processes import LocalProcesses
 from experiments.launch.supervisor.run_processes import run_processes
 from experiments.training import records
 from experiments.training.config import RunConfig, parse
-from experiments.training.prepared import versions
 from experiments.training.process_group import ProcessGroup
+from experiments.training.versions import versions
 
 
 def supervise(config: RunConfig, argv: list[str], count: int) -> int:

@@ -10,11 +10,11 @@ from experiments.training.config import never_reached
 from experiments.training.defaults import batch_unit
 from experiments.training.loop import DIVERGED_ABOVE, LEAST, Outcome, limit_after
 from experiments.training.measurements import memory
-from experiments.training.prepared import PreparedRun
+from experiments.training.run import Run
 from syncalgos import at_end
 
 
-def header(run: PreparedRun, is_batch_given: bool) -> list[str]:
+def header(run: Run, is_batch_given: bool) -> list[str]:
     """Returns the lines before a run, first those that call it vain.
 
     Args:
@@ -57,7 +57,7 @@ def header(run: PreparedRun, is_batch_given: bool) -> list[str]:
     ]
 
 
-def _untrained(run: PreparedRun) -> list[str]:
+def _untrained(run: Run) -> list[str]:
     """Says which evaluations come before the first sync."""
     rounds, evaluated = run.rounds, run.config.evaluations[0]
     if rounds.untrained or rounds.ends is None or rounds.center_step(evaluated):
@@ -69,7 +69,7 @@ def _untrained(run: PreparedRun) -> list[str]:
     ]
 
 
-def after(run: PreparedRun, outcome: Outcome, center_step: int) -> list[str]:
+def after(run: Run, outcome: Outcome, center_step: int) -> list[str]:
     """Returns the lines after a run.
 
     Args:
@@ -106,7 +106,7 @@ def after(run: PreparedRun, outcome: Outcome, center_step: int) -> list[str]:
     return found
 
 
-def _way_to_sync(run: PreparedRun, steps: int) -> str:
+def _way_to_sync(run: Run, steps: int) -> str:
     """Says how the last local steps get into the center, if they can."""
     if steps < run.config.steps:
         return ""

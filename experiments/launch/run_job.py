@@ -2,10 +2,11 @@
 
 import json
 import time
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 from safetensors import SafetensorError
@@ -20,18 +21,28 @@ from experiments.cli.errors import BadRequest
 from experiments.cli.flags import PROGRAM
 from experiments.launch import remarks
 from experiments.training import export, records
-from experiments.training.components import check_files
 from experiments.training.config import RunConfig
-from experiments.training.loop import Outcome
-from experiments.training.prepared import (
-    ORIGIN,
-    PreparedRun,
-    prepare,
-    record_config,
-    train_and_record,
-)
+from experiments.training.loop import Outcome, Save
 from experiments.training.process_group import ALONE, ProcessGroup, on_host
+from experiments.training.recording import record_config, train_and_record
 from experiments.training.records import Progress
+from experiments.training.run import ORIGIN, Run, check_files, prepare
+
+
+class Place(NamedTuple):
+    """A run in the folder of its files.
+
+    Attributes:
+        run: with the state of its newest checkpoint, if it goes on.
+        progress: what has been done by then.
+        save: where a checkpoint is due.
+        wait: until the last checkpoint is written.
+    """
+
+    run: Run
+    progress: Progress
+    save: Save
+    wait: Callable[[], None]
 
 
 def run_job(
@@ -57,40 +68,63 @@ def run_job(
         BadRequest: what cannot be done; before anything is written, unless only a
             dispatch or an evaluation shows it.
     """
-    run = prepare(config, group=group)
+    run = prepare(config, group)
     out = config.out or records.default_out(config.task, config.algo)
+    with in_folder(run, out, [*PROGRAM.split(), *argv], started) as place:
+        run, progress, save, wait = place
+        for text in remarks.header(run, config.batch_size is not None):
+            terminal.say(text)
+        with terminal.report(run.config.steps) as report:
+            outcome, summary = train_and_record(
+                run, out, report, asked_to_stop, save, progress
+            )
+            wait()
+        is_written = finish(run, outcome, summary, out, started)
+        if group.is_first:
+            terminal.show_summary(summary, out)
+        for text in remarks.after(run, outcome, summary["center_step"]):
+            terminal.say(text)
+        return exit_codes.decide(_code(outcome, is_written))
+
+
+@contextmanager
+def in_folder(
+    run: Run, out: Path, command: list[str], started: float
+) -> Iterator[Place]:
+    """Holds a run's folder, restores the run if it goes on, and opens its files.
+
+    Args:
+        run: that can start.
+        out: the folder.
+        command: that makes the run, for config.json.
+        started: time.perf_counter() at the start of the process.
+
+    Raises:
+        BadRequest: another command holds the folder, or the run cannot go on.
+    """
     # The first process writes all files but checkpoints: it alone holds the folder.
-    held = lock.held(out) if group.is_first else nullcontext()
+    held = lock.held(out) if run.group.is_first else nullcontext()
     with held, Background() as background:
         _check_again(run, out)
         manager = CheckpointManager(run, out / FOLDER, started, background)
         manager, progress = manager.resumed()
-        run = manager.run  # and lets go of the state it began with
-        _open_files(run, argv, out, manager, progress)
-        for text in remarks.header(run, config.batch_size is not None):
-            terminal.say(text)
-
-        with terminal.report(run.config.steps) as report:
-            outcome, summary = train_and_record(
-                run, out, report, asked_to_stop, manager.save, progress
-            )
-            background.wait()
-        spent = progress.earlier_seconds + time.perf_counter() - started
-        return exit_codes.decide(_finish(run, outcome, summary, out, spent))
+        _open_files(manager.run, command, out, manager, progress)
+        # From here on nobody keeps the state that the run began with.
+        yield Place(manager.run, progress, manager.save, background.wait)
 
 
-def _check_again(run: PreparedRun, out: Path) -> None:
+def _check_again(run: Run, out: Path) -> None:
     """Raises a BadRequest if another command came first, before this one held `out`."""
     try:
         if run.group.is_first:
-            check_files(run.config, out)
+            check_files(replace(run.config, out=out))
     except ValueError as error:
         raise BadRequest(str(error)) from error
 
 
 def _open_files(
-    run: PreparedRun,
-    argv: list[str],
+    run: Run,
+    command: list[str],
     out: Path,
     manager: CheckpointManager,
     progress: Progress,
@@ -98,29 +132,40 @@ def _open_files(
     """Writes config.json, and removes old checkpoints; a BadRequest if it cannot."""
     try:
         if run.group.is_first:
-            record_config(run, [*PROGRAM.split(), *argv], out, progress.lines)
+            record_config(run, command, out, progress.lines)
         manager.open(progress.step)
     except OSError as error:
         raise BadRequest(f"--out {out}: {error.strerror}") from error
 
 
-def _finish(
-    run: PreparedRun, outcome: Outcome, summary: dict[str, Any], out: Path, spent: float
-) -> int:
-    """Writes the last files, and shows the summary; returns the exit code."""
+def finish(
+    run: Run, outcome: Outcome, summary: dict[str, Any], out: Path, started: float
+) -> bool:
+    """Writes the last files of a run; returns whether it could.
+
+    Args:
+        run: that has ended.
+        outcome: how it did.
+        summary: of it; it gets the exported file and the seconds.
+        out: the folder.
+        started: time.perf_counter() at the start of the process.
+    """
     if run.config.export is not None and outcome.diverged_at is None:
         summary["export"] = _export(run, outcome, run.config.export)
+    spent = outcome.progress.earlier_seconds + time.perf_counter() - started
     summary["total_seconds"] = round(spent, 3)
-    is_written = True
-    if run.group.is_first:
-        try:
-            records.finish(out, summary, outcome.progress.lines)
-        except OSError as error:  # the summary is shown at least
-            terminal.say(f"--out {out}: {error.strerror}: its files are not complete")
-            is_written = False
-        terminal.show_summary(summary, out)
-    for text in remarks.after(run, outcome, summary["center_step"]):
-        terminal.say(text)
+    if not run.group.is_first:
+        return True
+    try:
+        records.finish(out, summary, outcome.progress.lines)
+    except OSError as error:  # the summary is shown at least
+        terminal.say(f"--out {out}: {error.strerror}: its files are not complete")
+        return False
+    return True
+
+
+def _code(outcome: Outcome, is_written: bool) -> int:
+    """Returns the exit code of a run."""
     if not is_written:
         return exit_codes.FAILED
     if outcome.diverged_at is not None:
@@ -130,7 +175,7 @@ def _finish(
     return exit_codes.DONE
 
 
-def _export(run: PreparedRun, outcome: Outcome, path: Path) -> str | None:
+def _export(run: Run, outcome: Outcome, path: Path) -> str | None:
     """Writes the center and how it was made; returns where, if it could."""
     # All processes take part.
     center = jax.tree.map(on_host, run.trainer.center(outcome.state))

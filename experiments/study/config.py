@@ -39,74 +39,99 @@ class StudyConfig:
     """The config of a study: its own flags, and the flags that all runs share.
 
     Attributes:
-        algos: algorithms; each may have flags and a label: 'sync_sgd, NBM=bmuf
-            --nesterov'.
-        preset: a published comparison, which any flag overrides; or paper: each
-            algorithm's own flags from its paper.
-        task: see experiments.run --list.
-        seeds: runs of each, from seeds 0 to N - 1.
-        sweep: also vary one flag, such as workers=1,2,4,8, at fixed samples.
-        worker_batch: batch of each worker; the global batch then grows with them.
-        scale_lr: how --lr follows the global batch of a sweep.
-        tune: choose it for each algorithm on validation data, over
-            LOW:HIGH:log:COUNT, LOW:HIGH:linear:COUNT or a list; may be repeated.
-        tune_seeds: runs for each value that is tried.
-        tune_share: of the training data, held out to choose by.
-        baseline: compare to it.
-        measure: compare by it, such as test_loss.
-        target: of time to target, such as 0.95.
-        network: model time on it: '100Mbit/s, 20ms' or a preset; may be repeated.
-        fused: model all arrays of a sync as one message, as buckets do.
-        step_time: seconds of a worker's local step.
-        tensorboard: write event files, too.
-        jobs: runs made at a time, by a cluster on this machine.
-        scheduler: make the runs on the workers of a Dask scheduler: tcp://HOST:PORT,
-            tls://HOST:PORT or its scheduler file.
-        devices_per_job: CPU devices, and threads, of each run.
-        list: print the missing runs, a command a line, and make none.
-        out: folder; the same command finds it again.
-        overwrite: make all runs in the folder again.
         shared: flags of all runs, split before each flag.
     """
 
     algos: str = flag(
-        default="sync_sgd,model_averaging,bmuf",
+        "algorithms; each may have flags and a label: 'sync_sgd, NBM=bmuf --nesterov'",
+        "sync_sgd,model_averaging,bmuf",
         group=Group("what is compared"),
         metavar="A,B,…",
     )
-    preset: str | None = flag(choices=(*presets.NAMES, PAPER))
-    task: str = flag(default=training.SETTINGS["task"].default)
-    seeds: int = flag(default=5, least=1)
-    sweep: str | None = flag(metavar="FLAG=…")
-    worker_batch: int | None = flag(least=1)
-    scale_lr: Literal["none", "linear", "sqrt"] = flag(default="none")
+    preset: str | None = flag(
+        "a published comparison, which any flag overrides; or paper: each "
+        "algorithm's own flags from its paper",
+        choices=(*presets.NAMES, PAPER),
+    )
+    task: str = flag("see experiments.run --list", training.SETTINGS["task"].default)
+    seeds: int = flag("runs of each, from seeds 0 to N - 1", 5, least=1)
+    sweep: str | None = flag(
+        "also vary one flag, such as workers=1,2,4,8, at fixed samples",
+        metavar="FLAG=…",
+    )
+    worker_batch: int | None = flag(
+        "batch of each worker; the global batch then grows with them", least=1
+    )
+    scale_lr: Literal["none", "linear", "sqrt"] = flag(
+        "how --lr follows the global batch of a sweep", "none"
+    )
 
     tune: tuple[str, ...] = flag(
-        default=(),
+        "choose it for each algorithm on validation data, over LOW:HIGH:log:COUNT, "
+        "LOW:HIGH:linear:COUNT or a list; may be repeated",
+        (),
         group=Group("tuning"),
         metavar="FLAG=…",
         otherwise=f"{TUNED}, if no flag changes the runs",
     )
-    tune_seeds: int = flag(default=1, least=1)
-    tune_share: float = flag(default=0.1, above=0, below=1)
+    tune_seeds: int = flag("runs for each value that is tried", 1, least=1)
+    tune_share: float = flag(
+        "of the training data, held out to choose by", 0.1, above=0, below=1
+    )
 
     baseline: str | None = flag(
-        otherwise="the first", group=Group("report"), metavar="LABEL"
+        "compare to it", otherwise="the first", group=Group("report"), metavar="LABEL"
     )
-    measure: str | None = flag(otherwise="test_accuracy, where there is one")
-    target: float | None = flag(otherwise="near the baseline's", above=0)
-    network: tuple[str, ...] = flag(default=(), otherwise="all presets", metavar="NET")
-    fused: bool = flag(default=False)
-    step_time: float | None = flag(otherwise="as measured", metavar="S", above=0)
-    tensorboard: bool = flag(default=False)
+    measure: str | None = flag(
+        "compare by it, such as test_loss",
+        otherwise="test_accuracy, where there is one",
+    )
+    target: float | None = flag(
+        "of time to target, such as 0.95", otherwise="near the baseline's", above=0
+    )
+    network: tuple[str, ...] = flag(
+        "model time on it: '100Mbit/s, 20ms' or a preset; may be repeated",
+        (),
+        otherwise="all presets",
+        metavar="NET",
+    )
+    fused: bool = flag(
+        "model all arrays of a sync as one message, as buckets do", False
+    )
+    step_time: float | None = flag(
+        "seconds of a worker's local step",
+        otherwise="as measured",
+        metavar="S",
+        above=0,
+    )
+    tensorboard: bool = flag("write event files, too", False)
 
-    jobs: int = flag(default=1, group=Group("jobs"), least=1, below=MOST_JOBS)
-    scheduler: str | None = flag(metavar="ADDRESS")
-    devices_per_job: int | None = flag(otherwise="all", least=1, below=MOST_JOBS)
-    list: bool = flag(default=False)
+    jobs: int = flag(
+        "runs made at a time, by a cluster on this machine",
+        1,
+        group=Group("jobs"),
+        least=1,
+        below=MOST_JOBS,
+    )
+    scheduler: str | None = flag(
+        "make the runs on the workers of a Dask scheduler: tcp://HOST:PORT, "
+        "tls://HOST:PORT or its scheduler file",
+        metavar="ADDRESS",
+    )
+    devices_per_job: int | None = flag(
+        "CPU devices, and threads, of each run",
+        otherwise="all",
+        least=1,
+        below=MOST_JOBS,
+    )
+    list: bool = flag("print the missing runs, a command a line, and make none", False)
 
-    out: Path | None = flag(otherwise="in runs/", group=Group("files"))
-    overwrite: bool = flag(default=False)
+    out: Path | None = flag(
+        "folder; the same command finds it again",
+        otherwise="in runs/",
+        group=Group("files"),
+    )
+    overwrite: bool = flag("make all runs in the folder again", False)
 
     shared: tuple[Words, ...] = ()
 

@@ -18,10 +18,11 @@ from experiments.study.spec import Variant
 from experiments.study.statistics import Measure, is_fine
 from experiments.tasks.task import Data
 from experiments.training import reading
-from experiments.training.components import Components, make_components
-from experiments.training.config import RunConfig, parse
+from experiments.training.config import Settings, parse
 from experiments.training.json_files import Damaged
 from experiments.training.measurements.sends import Sends, from_json
+from experiments.training.plan import Plan
+from experiments.training.run import checked
 
 # Seeds of trials must be none of those that are reported.
 FIRST_TUNING_SEED = 1000
@@ -183,13 +184,13 @@ def _read(run: Path) -> reading.Made | None:
 
 
 class Loader:
-    """Makes the components of runs, and loads the data that they share once."""
+    """Makes the plans of runs, and loads the data that they share once."""
 
     def __init__(self):
         self._data: dict[Any, Data] = {}
 
-    def components(self, argv: Sequence[str], seed: int) -> Components:
-        """Returns the components of a run with these flags.
+    def plan(self, argv: Sequence[str], seed: int) -> tuple[Plan, Data]:
+        """Returns the plan and the data of a run with these flags.
 
         Raises:
             BadRequest: flags that a run cannot have.
@@ -201,9 +202,8 @@ class Loader:
         own = factories.passed_arguments(TASK, factory, offered)
         arguments = repr({**config.task_arguments, **own})
         key = config.task, arguments, config.data_dir, config.validation
-        found = make_components(config, self._data.get(key))
-        self._data[key] = found.data
-        return found
+        plan, self._data[key] = checked(config, self._data.get(key))
+        return plan, self._data[key]
 
 
 def run_sets(config: StudyConfig, loader: Loader) -> list[RunSet]:
@@ -229,19 +229,19 @@ def _sets_of(
         made = RunSet(variant, number, point, words, config.folder, seeds)
         # Refused before any run, not after the hours of those before it.
         for values in variant.decisive_trials():
-            loader.components(trial(config, made, values).argv, FIRST_TUNING_SEED)
+            loader.plan(trial(config, made, values).argv, FIRST_TUNING_SEED)
         values = combinations(variant.budget)
         yield made._replace(trials=[trial(config, made, each) for each in values])
 
 
 def _same_samples(
-    config: StudyConfig, argv: list[str], loader: Loader, base: RunConfig | None
-) -> tuple[list[str], RunConfig]:
+    config: StudyConfig, argv: list[str], loader: Loader, base: Settings | None
+) -> tuple[list[str], Settings]:
     """Returns the flags with batch, steps and rate that follow the first point's."""
     if config.worker_batch is not None:
         batch = config.worker_batch * parse(argv).workers
         argv = [*argv, "--batch-size", str(batch)]
-    s = loader.components(argv, 0).config
+    s = loader.plan(argv, 0)[0].config
     if base is None or s.batch_size == base.batch_size:
         return argv, base or s
     # Where the steps differ already, they are what is swept.
@@ -252,7 +252,7 @@ def _same_samples(
         rate = base.lr * (s.batch_size / base.batch_size) ** power
         argv = [*argv, "--lr", f"{rate:.6g}"]
     # The new flags may not fit each other, such as --warmup-steps and fewer steps.
-    loader.components(argv, 0)
+    loader.plan(argv, 0)
     return argv, base
 
 

@@ -32,8 +32,8 @@ from experiments.study.running.plan import Plan
 from experiments.study.statistics import ACCURACY, measure
 from experiments.tasks.contract import check_apply, check_model
 from experiments.training import json_files, records
-from experiments.training.components import cores, use_cpu_devices, use_devices
 from experiments.training.config import parse
+from experiments.training.devices import cores, use_cpu_devices, use_devices
 
 NAME = "study.json"
 # Of a summary, beside the measures on test data.
@@ -212,11 +212,11 @@ def check_measure(
     if key is None and target is None:
         return
     first = planned[0]
-    made = loader.components(first.argv, first.seeds[0])
-    with explained(TASK.flag, made.config.task):
-        params, buffers = check_model(made.task, first.seeds[0])
-        values = check_apply(made.task, params, buffers, made.data.test)
-    names = {f"test_{name}" for name in (*values, *made.task.figures)}
+    plan, data = loader.plan(first.argv, first.seeds[0])
+    with explained(TASK.flag, plan.config.task):
+        params, buffers = check_model(plan.task, first.seeds[0])
+        values = check_apply(plan.task, params, buffers, data.test)
+    names = {f"test_{name}" for name in (*values, *plan.task.figures)}
     by = measure(key, [dict.fromkeys(names, 1.0) | {"diverged": False}])
     if target is not None and by is ACCURACY and target > 1:
         raise ValueError(f"--target {target:g}: an accuracy is at most 1: say 0.95")

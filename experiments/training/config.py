@@ -1,7 +1,6 @@
 """The config of a run: each field is a flag, and is described here alone.
 
-`RunConfig` is frozen: what follows from the task and the workers makes another one (see
-`defaults.resolved`). `SETTINGS` has its fields' descriptions by name, in their order:
+`SETTINGS` has the descriptions of the fields by name, in their order:
 
     SETTINGS["lr"].check(0.1)       # raises a ValueError where out of range
     SETTINGS["seed"].study          # what a study offers in its place; "" if nothing
@@ -41,63 +40,11 @@ LANE_FORMS = {"together": "vectorized", "in-turn": "sequential", "joined": "merg
 
 @dataclass(frozen=True)
 class RunConfig:
-    """The config of a run.
+    """The config of a run, as the user has said it.
 
-    A field whose default is None, and whose type has no None, is filled in by the task
-    before anything is trained; code that trains relies on its type.
+    None leaves a field to the task or the algorithm: `defaults.resolved` fills it in.
 
     Attributes:
-        steps: local steps of each worker.
-        batch_size: global batch of all workers.
-        lr: learning rate of the inner optimizer.
-        optimizer: inner optimizer: sgd, adam, adamw, muon, … of optax.
-        momentum: momentum of an inner optimizer that has one.
-        b1: decay of the first moments of one that has them, such as adam.
-        b2: decay of its second moments.
-        weight_decay: weight decay.
-        clip_norm: clip gradients to this global norm.
-        schedule: the learning rate over the run.
-        warmup_steps: local steps over which the learning rate rises.
-        accumulate: microbatches into which a worker's batch is split.
-        seed: of the model, the batches and all that is drawn.
-        eval_every: steps between evaluations.
-        dispatch_steps: local steps per dispatch.
-        preset: take an algorithm's own flags from its paper, where that says otherwise.
-        workers: how many workers train; they share the devices.
-        backend: how workers are mapped; auto takes pmap, or shard_map in several
-            processes, with --mesh or --sync-memory; vmap runs on one device.
-        mesh: axes of a worker's devices, which share its model: fsdp=2,tensor=2.
-        devices: device indices, such as 0,2,1.
-        lanes: workers of a device.
-        lane_form: how a device runs them.
-        sync_memory: where the algorithm's arrays lie between syncs: pinned_host.
-        sync_until: train synchronously for this many steps first.
-        sync_at_end: sync after the last step, too, in the middle of a round.
-        opt_state_at_sync: what becomes of the inner optimizer's state.
-        ema: ship a moving average of params; its decay.
-        displacements: measure how far and how alike workers go (a copy of params).
-        data_dir: folder of data sets.
-        partition: a worker's examples: iid, label, speaker, dirichlet:A.
-        validation: test on this share of the training data instead.
-        feed: where training data comes from.
-        out: folder for the run's files.
-        overwrite: replace the run's files in --out.
-        export: write the trained model to this .safetensors file.
-        checkpoint_every: local steps between checkpoints in --out.
-        keep_checkpoints: how many of the newest are kept.
-        resume: go on from the newest checkpoint in --out, if there is one.
-        resume_center: the same; with another number of workers, from its center model.
-        processes: train in so many processes, started here or by --scheduler.
-        scheduler: start the processes on the workers of this Dask cluster:
-            tcp://HOST:PORT, tls://HOST:PORT or a scheduler file.
-        coordinator: where process 0 is, to join processes that are started one by one.
-        process_id: with --coordinator: which this one is, from 0.
-        num_processes: with --coordinator: how many there are.
-        distributed: auto joins as torchrun, Kubeflow, SkyPilot, Slurm, Open MPI or
-            Kubernetes has started the processes.
-        init_timeout: seconds for all processes to find each other.
-        max_restarts: how many lost processes a run survives by restarts; those that
-            join each other are restarted by who started them.
         arguments: the algorithm's own flags, by parameter.
         task_arguments: the task's own flags, by parameter.
     """
@@ -113,88 +60,203 @@ class RunConfig:
         study="--task of the study, outside of --algos",
     )
 
-    steps: int = flag(
-        otherwise=TASKS, group=Group("training"), least=1, below=MOST_STEPS
+    steps: int | None = flag(
+        "local steps of each worker",
+        otherwise=TASKS,
+        group=Group("training"),
+        least=1,
+        below=MOST_STEPS,
     )
-    batch_size: int = flag(otherwise=TASKS, least=1)
-    lr: float = flag(otherwise=TASKS, above=0)
-    optimizer: str = flag(otherwise=TASKS)
-    momentum: float | None = flag(otherwise=TASKS, least=0, below=1)
-    b1: float | None = flag(otherwise="the optimizer's", least=0, below=1)
-    b2: float | None = flag(otherwise="the optimizer's", least=0, below=1)
-    weight_decay: float | None = flag(otherwise=f"{TASKS}, or the optimizer's", least=0)
-    clip_norm: float | None = flag(otherwise=TASKS, above=0)
-    schedule: Schedule = flag(otherwise=TASKS)
-    warmup_steps: int = flag(otherwise=TASKS, least=0)
-    accumulate: int = flag(default=1, least=1)
-    seed: int = flag(default=0, least=0, study="--seeds")
-    eval_every: int = flag(otherwise="a tenth", least=1, scope="start")
-    dispatch_steps: int = flag(otherwise=TASKS, least=1, scope="start")
+    batch_size: int | None = flag(
+        "global batch of all workers", otherwise=TASKS, least=1
+    )
+    lr: float | None = flag(
+        "learning rate of the inner optimizer", otherwise=TASKS, above=0
+    )
+    optimizer: str | None = flag(
+        "inner optimizer: sgd, adam, adamw, muon, … of optax", otherwise=TASKS
+    )
+    momentum: float | None = flag(
+        "momentum of an inner optimizer that has one", otherwise=TASKS, least=0, below=1
+    )
+    b1: float | None = flag(
+        "decay of the first moments of one that has them, such as adam",
+        otherwise="the optimizer's",
+        least=0,
+        below=1,
+    )
+    b2: float | None = flag(
+        "decay of its second moments", otherwise="the optimizer's", least=0, below=1
+    )
+    weight_decay: float | None = flag(
+        "weight decay", otherwise=f"{TASKS}, or the optimizer's", least=0
+    )
+    clip_norm: float | None = flag(
+        "clip gradients to this global norm", otherwise=TASKS, above=0
+    )
+    schedule: Schedule | None = flag("the learning rate over the run", otherwise=TASKS)
+    warmup_steps: int | None = flag(
+        "local steps over which the learning rate rises", otherwise=TASKS, least=0
+    )
+    accumulate: int = flag(
+        "microbatches into which a worker's batch is split", 1, least=1
+    )
+    seed: int = flag(
+        "of the model, the batches and all that is drawn", 0, least=0, study="--seeds"
+    )
+    eval_every: int | None = flag(
+        "steps between evaluations", otherwise="a tenth", least=1, scope="start"
+    )
+    dispatch_steps: int | None = flag(
+        "local steps per dispatch", otherwise=TASKS, least=1, scope="start"
+    )
 
     preset: str | None = flag(
-        group=Group("workers"), choices=(flags.PAPER,), scope="start"
+        "take an algorithm's own flags from its paper, where that says otherwise",
+        group=Group("workers"),
+        choices=(flags.PAPER,),
+        scope="start",
     )
-    workers: int = flag(default=8, least=1)
+    workers: int = flag("how many workers train; they share the devices", 8, least=1)
     backend: Literal["auto", "pmap", "shard_map", "vmap"] = flag(
-        default="auto", scope="start"
+        "how workers are mapped; auto takes pmap, or shard_map in several "
+        "processes, with --mesh or --sync-memory; vmap runs on one device",
+        "auto",
+        scope="start",
     )
-    mesh: Mapping[str, int] | None = flag(otherwise="one device", scope="start")
+    mesh: Mapping[str, int] | None = flag(
+        "axes of a worker's devices, which share its model: fsdp=2,tensor=2",
+        otherwise="one device",
+        scope="start",
+    )
     devices: tuple[int, ...] | None = flag(
-        otherwise="all that fit", metavar="I,J,…", scope="start"
+        "device indices, such as 0,2,1",
+        otherwise="all that fit",
+        metavar="I,J,…",
+        scope="start",
     )
-    lanes: int | None = flag(otherwise="as few as possible", least=1, scope="start")
+    lanes: int | None = flag(
+        "workers of a device", otherwise="as few as possible", least=1, scope="start"
+    )
     lane_form: Literal["vectorized", "sequential", "merged"] | None = flag(
-        otherwise="the fastest", spellings=LANE_FORMS, scope="start"
+        "how a device runs them",
+        otherwise="the fastest",
+        spellings=LANE_FORMS,
+        scope="start",
     )
     sync_memory: str | None = flag(
-        otherwise="the device's", metavar="KIND", scope="start"
+        "where the algorithm's arrays lie between syncs: pinned_host",
+        otherwise="the device's",
+        metavar="KIND",
+        scope="start",
     )
-    sync_until: int = flag(default=0, least=0)
-    sync_at_end: bool = flag(default=False)
-    opt_state_at_sync: Literal["keep", "reset", "average"] = flag(default="keep")
-    ema: float | None = flag(above=0, below=1)
-    displacements: bool = flag(default=False, study="nothing: it is always on")
+    sync_until: int = flag("train synchronously for this many steps first", 0, least=0)
+    sync_at_end: bool = flag(
+        "sync after the last step, too, in the middle of a round", False
+    )
+    opt_state_at_sync: Literal["keep", "reset", "average"] = flag(
+        "what becomes of the inner optimizer's state", "keep"
+    )
+    ema: float | None = flag(
+        "ship a moving average of params; its decay", above=0, below=1
+    )
+    displacements: bool = flag(
+        "measure how far and how alike workers go (a copy of params)",
+        False,
+        study="nothing: it is always on",
+    )
 
     data_dir: Path | None = flag(
-        otherwise="$SYNCALGOS_DATA, or a cache", group=Group("data"), scope="process"
+        "folder of data sets",
+        otherwise="$SYNCALGOS_DATA, or a cache",
+        group=Group("data"),
+        scope="process",
     )
-    partition: str = flag(default="iid", metavar="KIND")
-    validation: float | None = flag(above=0, below=1, study="--tune-share")
-    feed: Literal["device", "host"] = flag(
-        otherwise="device, if it fits", scope="start"
+    partition: str = flag(
+        "a worker's examples: iid, label, speaker, dirichlet:A", "iid", metavar="KIND"
+    )
+    validation: float | None = flag(
+        "test on this share of the training data instead",
+        above=0,
+        below=1,
+        study="--tune-share",
+    )
+    feed: Literal["device", "host"] | None = flag(
+        "where training data comes from", otherwise="device, if it fits", scope="start"
     )
 
     out: Path | None = flag(
+        "folder for the run's files",
         otherwise="a new one in runs/",
         group=FILES,
         scope="process",
         study="--out of the study, outside of --algos",
     )
     overwrite: bool = flag(
-        default=False, study="--overwrite of the study, outside of --algos"
+        "replace the run's files in --out",
+        False,
+        study="--overwrite of the study, outside of --algos",
     )
     export: Path | None = flag(
-        scope="process", study="experiments.run --export with the report's command"
+        "write the trained model to this .safetensors file",
+        scope="process",
+        study="experiments.run --export with the report's command",
     )
-    checkpoint_every: int | None = flag(least=1)
-    keep_checkpoints: int = flag(default=3, least=1, scope="process")
-    resume: bool = flag(default=False)
-    resume_center: bool = flag(default=False)
+    checkpoint_every: int | None = flag(
+        "local steps between checkpoints in --out", least=1
+    )
+    keep_checkpoints: int = flag(
+        "how many of the newest are kept", 3, least=1, scope="process"
+    )
+    resume: bool = flag(
+        "go on from the newest checkpoint in --out, if there is one", False
+    )
+    resume_center: bool = flag(
+        "the same; with another number of workers, from its center model", False
+    )
 
-    processes: int = flag(default=1, group=PROCESSES, least=1, below=MOST_PROCESSES)
+    processes: int = flag(
+        "train in so many processes, started here or by --scheduler",
+        1,
+        group=PROCESSES,
+        least=1,
+        below=MOST_PROCESSES,
+    )
     scheduler: str | None = flag(
+        "start the processes on the workers of this Dask cluster: tcp://HOST:PORT, "
+        "tls://HOST:PORT or a scheduler file",
         metavar="ADDRESS",
         scope="process",
         study="--scheduler of the study, outside of --algos",
     )
-    coordinator: str | None = flag(metavar="HOST:PORT", scope="process")
-    process_id: int | None = flag(least=0, scope="process")
-    num_processes: int | None = flag(least=1)
-    distributed: Literal["none", "auto"] = flag(default="none")
-    init_timeout: float = flag(
-        default=60.0, above=0, below=MOST_SECONDS, scope="process"
+    coordinator: str | None = flag(
+        "where process 0 is, to join processes that are started one by one",
+        metavar="HOST:PORT",
+        scope="process",
     )
-    max_restarts: int = flag(default=0, least=0, scope="process")
+    process_id: int | None = flag(
+        "with --coordinator: which this one is, from 0", least=0, scope="process"
+    )
+    num_processes: int | None = flag("with --coordinator: how many there are", least=1)
+    distributed: Literal["none", "auto"] = flag(
+        "auto joins as torchrun, Kubeflow, SkyPilot, Slurm, Open MPI or Kubernetes "
+        "has started the processes",
+        "none",
+    )
+    init_timeout: float = flag(
+        "seconds for all processes to find each other",
+        60.0,
+        above=0,
+        below=MOST_SECONDS,
+        scope="process",
+    )
+    max_restarts: int = flag(
+        "how many lost processes a run survives by restarts; those that join each "
+        "other are restarted by who started them",
+        0,
+        least=0,
+        scope="process",
+    )
 
     arguments: Mapping[str, Any] = field(default_factory=dict)
     task_arguments: Mapping[str, Any] = field(default_factory=dict)
@@ -255,6 +317,26 @@ class RunConfig:
         places = -(-self.workers // (self.lanes or 1))
         return -(-places * self.worker_devices // processes)
 
+    def values(self, *scopes: str) -> dict[str, Any]:
+        """Returns the fields of these scopes and the factories' own flags, by name."""
+        kept = [x.parameter for x in SETTINGS.values() if x.scope in scopes]
+        common = {name: getattr(self, name) for name in kept}
+        return {**common, **self.arguments, **self.task_arguments}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings(RunConfig):
+    """The settings that a run trains with: a config, with every default filled in."""
+
+    steps: int = field()
+    batch_size: int = field()
+    lr: float = field()
+    optimizer: str = field()
+    schedule: Schedule = field()
+    warmup_steps: int = field()
+    eval_every: int = field()
+    dispatch_steps: int = field()
+
     @property
     def evaluations(self) -> list[int]:
         """The local steps after which the run is evaluated, its end included."""
@@ -265,12 +347,6 @@ class RunConfig:
         """The local steps after which the run saves a checkpoint, if it is asked to."""
         every = self.checkpoint_every
         return [] if every is None else _multiples(every, self.steps)
-
-    def values(self, *scopes: str) -> dict[str, Any]:
-        """Returns the fields of these scopes and the factories' own flags, by name."""
-        kept = [x.parameter for x in SETTINGS.values() if x.scope in scopes]
-        common = {name: getattr(self, name) for name in kept}
-        return {**common, **self.arguments, **self.task_arguments}
 
 
 SETTINGS: dict[str, Setting] = settings_of(RunConfig)

@@ -2,20 +2,19 @@
 
 import math
 import os
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from experiments.cli import factories
 from experiments.cli.factories import ALGORITHM, TASK
 from experiments.tasks.task import Task
-from experiments.training.config import RunConfig, never_reached
+from experiments.training.config import RunConfig, Settings, never_reached
 from syncalgos.engine.placement.make_layout import default_batch_axes
 from syncalgos.strategy import Facts, facts_of
 
 
-def resolved(config: RunConfig, task: Task) -> RunConfig:
-    """Returns the config with every default filled in.
+def resolved(config: RunConfig, task: Task) -> Settings:
+    """Returns the settings of a config, with every default filled in.
 
     Raises:
         ValueError: a combination that the task, or the algorithm, cannot have.
@@ -38,29 +37,29 @@ def resolved(config: RunConfig, task: Task) -> RunConfig:
     if warmup_steps is None:
         warmup_steps = round(task.warmup * steps)
     folder = os.environ.get("SYNCALGOS_DATA")
-    # A new config, whose fields are checked again beside each other.
-    filled = replace(
-        config,
+    unit = batch_unit(config)
+    filled = {
         **inner,
-        lr=lr,
-        steps=steps,
-        schedule=config.schedule or task.schedule,
-        warmup_steps=warmup_steps,
-        batch_size=config.batch_size
-        or nearest_multiple(task.batch_size, batch_unit(config)),
-        eval_every=min(config.eval_every or -(-steps // 10), steps),
-        dispatch_steps=config.dispatch_steps or task.dispatch_steps,
-        data_dir=config.data_dir or (Path(folder) if folder else None),
-        resume=config.resume or config.resume_center,
-    )
-    _check_switch(filled)
+        "lr": lr,
+        "steps": steps,
+        "schedule": config.schedule or task.schedule,
+        "warmup_steps": warmup_steps,
+        "batch_size": config.batch_size or nearest_multiple(task.batch_size, unit),
+        "eval_every": min(config.eval_every or -(-steps // 10), steps),
+        "dispatch_steps": config.dispatch_steps or task.dispatch_steps,
+        "data_dir": config.data_dir or (Path(folder) if folder else None),
+        "resume": config.resume or config.resume_center,
+    }
+    # The fields are checked again beside each other.
+    settings = Settings(**{**vars(config), **filled})
+    _check_switch(settings)
     # A plateau lives in the inner optimizer's state, where an algorithm cannot see it.
-    if filled.schedule == "plateau" and takes(filled, "learning_rate"):
+    if settings.schedule == "plateau" and takes(settings, "learning_rate"):
         raise ValueError(
-            f"--schedule plateau: {filled.algo} has to know the learning rate of a "
+            f"--schedule plateau: {settings.algo} has to know the learning rate of a "
             "step, which here follows from the loss: take constant, cosine or step"
         )
-    return filled
+    return settings
 
 
 def takes(config: RunConfig, argument: str) -> bool:
@@ -95,7 +94,7 @@ def _inner(config: RunConfig, task: Task, own: Facts) -> dict[str, Any]:
     return {k: getattr(task, k) if x is None else x for k, x in given.items()}
 
 
-def _check_switch(config: RunConfig) -> None:
+def _check_switch(config: Settings) -> None:
     """Raises a ValueError if --switch is given a step that never comes.
 
     Its default may be such a step, as in a short trial; the header says so.

@@ -16,12 +16,12 @@ from experiments.cli.factories import TASK
 from experiments.pipeline import prefetch, sampler
 from experiments.tasks.contract import number
 from experiments.tasks.task import Task, held_out
-from experiments.training.components import Components
 from experiments.training.measurements import displacements
 from experiments.training.measurements.rounds import Count
 from experiments.training.optimizers import in_force
 from experiments.training.process_group import ProcessGroup
 from experiments.training.records import Line, Progress
+from experiments.training.run import Run
 from syncalgos import Communication, TrainState
 from syncalgos.combinators.decided import METRIC
 from syncalgos.engine.ahead import Batches, compile_all
@@ -81,8 +81,7 @@ class Outcome(NamedTuple):
 
 
 def train(
-    parts: Components,
-    state: TrainState,
+    run: Run,
     progress: Progress,
     report: terminal.Report,
     hooks: Hooks,
@@ -90,20 +89,20 @@ def train(
     """Trains to the end, to a divergence, or until asked to stop.
 
     Args:
-        parts: of the run.
-        state: where it starts.
+        run: to be trained; its state is given up.
         progress: what has been done by then; it grows.
         report: where progress is shown.
         hooks: called on the way.
     """
-    c, group = parts.config, parts.group
+    c, group = run.config, run.group
     to_evaluate, to_save = {*c.evaluations}, {*c.checkpoints}
     # Any split into dispatches gives the same numbers: a resumed run may cut one short.
     whole = dispatches(to_evaluate | to_save, c.dispatch_steps)
     schedule = [*remaining(whole, progress.step)]
-    test = _held_out(parts)
-    read, dispatch = _make_dispatch(parts, schedule, test)
-    evaluate = _make_evaluation(parts, hooks.sent, test)
+    test = _held_out(run)
+    read, dispatch = _make_dispatch(run, schedule, test)
+    evaluate = _make_evaluation(run, hooks.sent, test)
+    state = run.state
     outcome = Outcome(state, progress)
 
     def record_evaluation(state):
@@ -128,7 +127,7 @@ def train(
         hooks.has_trained()
         decided = np.argwhere(metrics.get(METRIC, ())).tolist()
         progress.stepped(metrics["loss"].tolist(), seconds, decided)
-        progress.lane_form = parts.trainer.lane_form
+        progress.lane_form = run.trainer.lane_form
         report.step(progress.step, progress.losses[-1])
         if (bad := first_diverged(metrics["loss"], progress.first_loss)) is not None:
             outcome = _diverged(outcome, metrics, first, bad)
@@ -199,19 +198,19 @@ def first_diverged(losses: np.ndarray, first: float | None) -> int | None:
     return None if fine.all() else int(np.argmin(fine))
 
 
-def _held_out(parts: Components) -> Batches:
+def _held_out(run: Run) -> Batches:
     """Places the held-out examples, and cuts them into batches of rows."""
     # An example of weight 0 fills the last batch: every held-out example counts once,
     # for any number of workers and of their devices.
-    layout = parts.trainer.layout
+    layout = run.trainer.layout
     readers = layout.workers * layout.batch_parts
-    test, rows = held_out(parts.data.test, readers, parts.task.eval_batch)
+    test, rows = held_out(run.data.test, readers, run.task.eval_batch)
     own = layout.own_rows(rows.shape[1])
-    return Batches(rows[:, own], parts.trainer.place(test))
+    return Batches(rows[:, own], run.trainer.place(test))
 
 
 def _make_dispatch(
-    parts: Components, schedule: list[tuple[int, int]], test: Batches
+    run: Run, schedule: list[tuple[int, int]], test: Batches
 ) -> tuple[
     Callable[[int, int], tuple[Any, float]],
     Callable[..., tuple[TrainState, dict[str, np.ndarray], float]],
@@ -221,15 +220,15 @@ def _make_dispatch(
     The first: (first step, steps) -> (batches, or a BadRequest; seconds waited). The
     second: (state, first step, batches) -> (state, metrics, seconds of training).
     """
-    c, trainer, data = parts.config, parts.trainer, parts.data
+    c, trainer, data = run.config, run.trainer, run.data
 
     own = trainer.layout.own_rows(c.batch_size)
 
     def rows(first, steps):
         draw = (c.seed, first, steps, c.batch_size)
-        if parts.shards is None:
+        if run.shards is None:
             return sampler.rows(*draw, data.examples)[:, own]
-        return sampler.rows_of_shards(*draw, parts.shards)[:, own]
+        return sampler.rows_of_shards(*draw, run.shards)[:, own]
 
     # Data that lies on the devices is gathered in the loop there; a loop closed over
     # 188 MB of data costs 85-108 ms a dispatch, 2 ms with the data placed.
@@ -238,7 +237,7 @@ def _make_dispatch(
     placed = None if on_host else trainer.place(data.train)
 
     def read(first, steps):
-        parts.group.announce("train", first)
+        run.group.announce("train", first)
         start = time.perf_counter()
         try:
             batches = rows(first, steps) if ahead is None else next(ahead)
@@ -266,22 +265,20 @@ def _make_dispatch(
     return read, dispatch
 
 
-def _make_evaluation(
-    parts: Components, count: Count, test: Batches
-) -> Callable[..., Line]:
+def _make_evaluation(run: Run, count: Count, test: Batches) -> Callable[..., Line]:
     """Returns (state, progress) -> a line of metrics.jsonl."""
-    c, trainer = parts.config, parts.trainer
+    c, trainer = run.config, run.trainer
     planned = {*c.evaluations}
     # The header has said so: see `remarks.header`.
     warnings.filterwarnings("ignore", "no sync came in")
 
     def evaluate(state, progress):
-        parts.group.announce("evaluate", progress.step)
+        run.group.announce("evaluate", progress.step)
         metrics = jax.device_get(trainer.evaluate(state, *test))
         means = {name: float(np.mean(x)) for name, x in metrics.items()}
         measured = {"loss": means["loss"], "accuracy": None}  # a task may lack one
         with explained(TASK.flag, c.task):
-            measured |= _figures(parts.task, means["loss"])
+            measured |= _figures(run.task, means["loss"])
         done, losses = progress.step, progress.losses
         return {
             "step": done,

@@ -10,7 +10,7 @@ import numpy as np
 import optax
 import optax.contrib
 
-from experiments.training.config import RunConfig
+from experiments.training.config import Settings
 from syncalgos import Strategy, average, checks, reset
 from syncalgos.collectives import PyTree
 
@@ -27,12 +27,12 @@ AT_SYNC: dict[str, Callable[[optax.GradientTransformation], Strategy]] = {
 
 
 def inner(
-    config: RunConfig, muon: Callable[[PyTree], PyTree] | None
+    config: Settings, muon: Callable[[PyTree], PyTree] | None
 ) -> tuple[Schedule, optax.GradientTransformation]:
     """Makes the learning rate's schedule and the inner optimizer that follows it.
 
     Args:
-        config: with all defaults filled in.
+        config: the settings.
         muon: see `Task.muon`.
 
     Raises:
@@ -102,11 +102,11 @@ def plateau(steps: int) -> optax.GradientTransformationExtraArgs:
     )
 
 
-def in_force(config: RunConfig, opt_state: PyTree, done: int) -> float:
+def in_force(config: Settings, opt_state: PyTree, done: int) -> float:
     """Returns the learning rate of the last of the steps that are done.
 
     Args:
-        config: with all defaults filled in.
+        config: the settings.
         opt_state: of all workers, which have one rate.
         done: local steps; before the first, its rate.
     """

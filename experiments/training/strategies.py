@@ -11,7 +11,7 @@ from experiments.cli.errors import BadRequest
 from experiments.cli.factories import ALGORITHM
 from experiments.tasks.task import Tables, Task
 from experiments.training import optimizers
-from experiments.training.config import RunConfig
+from experiments.training.config import Settings
 from experiments.training.optimizers import Schedule
 from syncalgos import (
     WORKERS,
@@ -34,26 +34,29 @@ ROW_SPARSE = "row_sparse"
 
 
 def make_strategies(
-    config: RunConfig,
+    config: Settings,
     schedule: Schedule,
     optimizer: optax.GradientTransformation,
     hosts: int,
     task: Task,
+    algorithm: Strategy | None = None,
 ) -> tuple[Strategy, Strategy]:
     """Makes the strategy of a run, and its part that is the algorithm's alone.
 
     Args:
-        config: with all defaults filled in.
+        config: the settings.
         schedule: the learning rate.
         optimizer: the inner one.
         hosts: on how many machines the workers are.
         task: that is trained.
+        algorithm: in place of the config's.
 
     Raises:
         BadRequest: what a strategy cannot be; a ValueError if it is one of ours.
     """
-    reduce = _reduce(config, task)
-    algorithm = _algorithm(config, reduce, schedule, optimizer, hosts, task)
+    if algorithm is None:
+        reduce = _reduce(config, task)
+        algorithm = _algorithm(config, reduce, schedule, optimizer, hosts, task)
     if config.sync_at_end:
         algorithm = _synced_at_end(config, algorithm)
     strategy = algorithm
@@ -73,7 +76,7 @@ def make_strategies(
     return strategy if config.ema is None else ema(strategy, config.ema), algorithm
 
 
-def _synced_at_end(config: RunConfig, algorithm: Strategy) -> Strategy:
+def _synced_at_end(config: Settings, algorithm: Strategy) -> Strategy:
     try:
         return at_end(config.steps, algorithm)
     except ValueError as error:
@@ -83,7 +86,7 @@ def _synced_at_end(config: RunConfig, algorithm: Strategy) -> Strategy:
 
 
 def steady_strategy(
-    config: RunConfig, optimizer: optax.GradientTransformation, hosts: int, task: Task
+    config: Settings, optimizer: optax.GradientTransformation, hosts: int, task: Task
 ) -> Strategy:
     """Makes the algorithm alone, for a constant learning rate."""
     # The mean computes the same as row_sparse, for params of any shape.
@@ -92,7 +95,7 @@ def steady_strategy(
 
 
 def _algorithm(
-    config: RunConfig,
+    config: Settings,
     reduce: Mapping[str, Any],
     learning_rate: Schedule,
     optimizer: optax.GradientTransformation,
@@ -124,12 +127,12 @@ def _check_strategy(made: Any) -> None:
         )
 
 
-def _is_row_sparse(config: RunConfig) -> bool:
+def _is_row_sparse(config: Settings) -> bool:
     """Whether only the rows of tables that a step touches are to be sent."""
     return config.arguments.get("reduce") == ROW_SPARSE
 
 
-def _reduce(config: RunConfig, task: Task) -> dict[str, Any]:
+def _reduce(config: Settings, task: Task) -> dict[str, Any]:
     """Returns the reducer that takes the place of `--reduce row_sparse`, by argument.
 
     Raises:
@@ -155,7 +158,7 @@ def _reduce(config: RunConfig, task: Task) -> dict[str, Any]:
     return {"reduce": _row_sparse(config, task.tables)}
 
 
-def _row_sparse(config: RunConfig, tables: Tables) -> Reducer:
+def _row_sparse(config: Settings, tables: Tables) -> Reducer:
     """Makes the reducer of the rows that a step of all its microbatches touches."""
     examples = config.batch_size // config.workers // config.accumulate
     rows = {

@@ -12,15 +12,10 @@ import pytest
 
 from experiments.cli.errors import BadRequest
 from experiments.tasks.task import Data, Task
-from experiments.training.components import make_components
 from experiments.training.config import parse
 from experiments.training.defaults import takes
-from experiments.training.prepared import (
-    initialized,
-    record_config,
-    reseeded,
-    train_and_record,
-)
+from experiments.training.recording import record_config, train_and_record
+from experiments.training.run import prepare, reseeded
 
 EXAMPLES, HELD_OUT, FROM = 40, 8, 1000
 WORKERS, OWN, STEPS = 2, 5, 16  # OWN examples of each worker a step
@@ -77,8 +72,8 @@ class Quiet:
         pass
 
 
-def plan_of(*argv):
-    return make_components(parse([*argv]))
+def run_of(*argv):
+    return prepare(parse([*argv]))
 
 
 def finished(job):
@@ -95,8 +90,8 @@ def finished(job):
 @functools.cache
 def counted(*argv):
     """The plan, how often each worker took each example, (workers, examples), lines."""
-    plan = plan_of(*COUNTING, *APART, *argv)
-    outcome, _, _, lines = finished(initialized(plan))
+    plan = run_of(*COUNTING, *APART, *argv)
+    outcome, _, _, lines = finished(plan)
     counts = np.asarray(outcome.state.replica.params).reshape(WORKERS, EXAMPLES)
     return plan, counts, lines
 
@@ -146,7 +141,7 @@ def test_without_a_partition_workers_share_one_stream_of_all_examples():
 
 def test_a_partition_follows_the_runs_seed():
     first, again, other = (
-        plan_of(*COUNTING, *APART, "--partition", "label", "--seed", seed).shards
+        run_of(*COUNTING, *APART, "--partition", "label", "--seed", seed).shards
         for seed in ("1", "1", "2")
     )
     for one, same in zip(first, again, strict=True):
@@ -156,10 +151,10 @@ def test_a_partition_follows_the_runs_seed():
 
 def test_a_partition_that_the_data_lacks_is_refused_before_anything_compiles():
     with pytest.raises(BadRequest, match="not grouped by speaker") as error:
-        plan_of(*DIGITS, "--partition", "speaker")
+        run_of(*DIGITS, "--partition", "speaker")
     assert "iid, label, dirichlet:ALPHA" in str(error.value)
     with pytest.raises(BadRequest, match="unknown --partition 'iid:2'"):
-        plan_of(*DIGITS, "--partition", "iid:2")
+        run_of(*DIGITS, "--partition", "iid:2")
 
 
 # Validation data.
@@ -184,7 +179,7 @@ def test_without_validation_the_test_is_that_of_the_task():
 def test_validation_data_does_not_follow_the_seed():
     """Runs of several seeds choose by the same examples."""
     held = [
-        plan_of(*COUNTING, *APART, "--validation", "0.1", "--seed", seed).data.test
+        run_of(*COUNTING, *APART, "--validation", "0.1", "--seed", seed).data.test
         for seed in ("0", "1")
     ]
     np.testing.assert_array_equal(held[0]["number"], held[1]["number"])
@@ -200,13 +195,13 @@ def test_validation_data_does_not_follow_the_seed():
 )
 def test_a_share_that_holds_out_nothing_or_all_is_refused(share, message):
     with pytest.raises(BadRequest, match=message):
-        plan_of(*COUNTING, *APART, "--validation", share)
+        run_of(*COUNTING, *APART, "--validation", share)
 
 
 def test_a_batch_larger_than_what_is_left_is_refused():
     words = ["--validation", "0.5", "--batch-size", "22"]
     with pytest.raises(BadRequest, match=r"batch of 22 is larger .*\(20 examples\)"):
-        plan_of(*COUNTING, *APART, *words)
+        run_of(*COUNTING, *APART, *words)
 
 
 # Seed after seed.
@@ -215,7 +210,7 @@ def test_a_batch_larger_than_what_is_left_is_refused():
 @functools.cache
 def in_a_row():
     """Runs of seed 0, and behind it of seed 3 with the same programs."""
-    first = initialized(plan_of(*DIGITS))
+    first = run_of(*DIGITS)
     before = finished(first)
     return before, finished(reseeded(first, 3))
 
@@ -223,7 +218,7 @@ def in_a_row():
 @functools.cache
 def fresh():
     """A run of seed 3 of its own."""
-    return finished(initialized(plan_of(*DIGITS, "--seed", "3")))
+    return finished(run_of(*DIGITS, "--seed", "3"))
 
 
 def without(line, *names):
@@ -253,9 +248,9 @@ def test_another_seed_of_a_compiled_run_says_so_in_its_files():
 
 
 def test_another_seed_deals_the_data_anew():
-    first = initialized(plan_of(*COUNTING, *APART, "--partition", "label"))
+    first = run_of(*COUNTING, *APART, "--partition", "label")
     second = reseeded(first, 4)
-    expected = plan_of(*COUNTING, *APART, "--partition", "label", "--seed", "4").shards
+    expected = run_of(*COUNTING, *APART, "--partition", "label", "--seed", "4").shards
     for one, other in zip(second.shards, expected, strict=True):
         np.testing.assert_array_equal(one, other)
     assert first.config.seed == 0 and second.config.seed == 4
@@ -279,7 +274,7 @@ def test_what_draws_from_the_seed_while_it_trains_is_another_program(argv, seede
 @functools.cache
 def measured():
     """The same run as `in_a_row`'s first, which notes displacements."""
-    return finished(initialized(plan_of(*DIGITS, "--displacements")))
+    return finished(run_of(*DIGITS, "--displacements"))
 
 
 @pytest.mark.slow
@@ -301,8 +296,8 @@ def test_displacements_are_those_of_what_the_workers_saw(kind):
     """Two workers that count go from 0 to their counts; by label they meet nowhere."""
     _, counts, _ = counted("--partition", kind)
     words = ["--algo", "model_averaging", "--period", str(STEPS), "--partition", kind]
-    plan = plan_of(*COUNTING, *words, "--displacements")
-    _, _, _, (line,) = finished(initialized(plan))
+    plan = run_of(*COUNTING, *words, "--displacements")
+    _, _, _, (line,) = finished(plan)
     norm = np.linalg.norm(counts.mean(0))
     assert line["pseudo_gradient"] == pytest.approx(norm, rel=1e-5)
     ((a, b),) = combinations(counts, 2)
@@ -313,6 +308,6 @@ def test_displacements_are_those_of_what_the_workers_saw(kind):
 
 
 def test_displacements_that_were_never_measured_are_null():
-    plan = plan_of(*COUNTING, *APART, "--displacements")
-    _, _, _, (line,) = finished(initialized(plan))
+    plan = run_of(*COUNTING, *APART, "--displacements")
+    _, _, _, (line,) = finished(plan)
     assert line["pseudo_gradient"] is None and line["displacement_cosine"] is None

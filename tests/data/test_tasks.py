@@ -24,8 +24,8 @@ from experiments.tasks.cifar10 import augmented  # before a fixture replaces it
 from experiments.tasks.data import speech, text
 from experiments.tasks.spoken_digits import mean_output
 from experiments.tasks.task import held_out, losses
-from experiments.training.components import make_components
 from experiments.training.config import parse
+from experiments.training.run import prepare
 from models import lstm
 from syncalgos.reducers import stacking
 
@@ -215,15 +215,15 @@ def test_images_to_train_on_are_augmented_and_held_out_ones_are_not(monkeypatch)
 
 @pytest.fixture
 def own_devices(monkeypatch):
-    """`make_components` then leaves those of this process."""
+    """`prepare` then leaves those of this process."""
     monkeypatch.setenv("JAX_NUM_CPU_DEVICES", "3")
 
 
 def planned(task, words):
-    """The plan that the command line makes from flags, on real data."""
+    """The run that the command line makes from flags, on real data."""
     folder = folder_of(task)
     given = ["--task", task, "--data-dir", str(folder), "--backend", "vmap"]
-    return make_components(parse([*given, *words.split()]))
+    return prepare(parse([*given, *words.split()]))
 
 
 def run_plan(plan, steps=STEPS):

@@ -18,7 +18,7 @@ import syncalgos
 from experiments.pipeline import sampler
 from experiments.tasks.digits import digits as digits_task
 from experiments.tasks.task import losses
-from experiments.training.prepared import params_sha256
+from experiments.training.recording import params_sha256
 
 DIGITS = digits_task().load()
 WORKERS, STEPS, BATCH, SEED, LR = 2, 24, 32, 3, 0.1

@@ -6,10 +6,9 @@ import pytest
 from lasting import run
 
 from experiments.cli.errors import BadRequest
-from experiments.training import prepared
-from experiments.training.components import make_components
 from experiments.training.config import parse
-from experiments.training.measurements import rounds
+from experiments.training.plan import make_plan
+from experiments.training.run import prepare
 from syncalgos import ALGORITHMS
 
 TINY = "--task tiny_tasks:drawing --workers 2 --eval-every 50"
@@ -21,8 +20,7 @@ WITHOUT_SYNC = (
 
 def never(words):
     """Says why a run never syncs; "" where it does."""
-    parts = make_components(parse([*TINY.split(), *words.split()]))
-    return rounds.planned(parts, prepared._start(parts)[1]).untrained
+    return prepare(parse([*TINY.split(), *words.split()])).rounds.untrained
 
 
 @pytest.fixture(autouse=True)
@@ -98,7 +96,7 @@ def test_the_way_out_of_any_algorithm_leads_out(name):
 )
 def test_a_phase_that_the_run_does_not_hold_is_refused_with_both_numbers(words, told):
     with pytest.raises(BadRequest, match=told):
-        make_components(parse([*TINY.split(), *words.split()]))
+        prepare(parse([*TINY.split(), *words.split()]))
 
 
 @pytest.mark.parametrize(
@@ -112,7 +110,7 @@ def test_a_phase_that_the_run_does_not_hold_is_refused_with_both_numbers(words, 
     ],
 )
 def test_algorithms_of_unit_steps_take_the_rate_of_adam(words, lr):
-    parts = make_components(parse(["--task", "digits", *words.split()]))
+    parts = make_plan(parse(["--task", "digits", *words.split()]))
     assert parts.config.lr == lr
 
 
@@ -128,7 +126,7 @@ def test_algorithms_of_unit_steps_take_the_rate_of_adam(words, lr):
     ],
 )
 def test_algorithms_with_momentum_do_not_take_the_tasks_as_well(words, momentum):
-    parts = make_components(parse(["--task", "tiny_tasks:rolling", *words.split()]))
+    parts = make_plan(parse(["--task", "tiny_tasks:rolling", *words.split()]))
     assert parts.config.momentum == momentum
 
 
@@ -153,7 +151,7 @@ def test_a_sync_at_the_end_is_refused_by_flag_and_algorithm():
     words = f"{TINY} --algo scaffold --steps 24 --sync-at-end"
     said = "--sync-at-end with --algo scaffold: this strategy cannot sync after step 24"
     with pytest.raises(BadRequest, match=said):
-        make_components(parse(words.split()))
+        prepare(parse(words.split()))
 
 
 @pytest.mark.slow

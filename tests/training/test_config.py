@@ -3,16 +3,15 @@
 import dataclasses
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from experiments.checkpoint.same_run import check_config
 from experiments.cli.errors import BadRequest
 from experiments.cli.words import number, whole
-from experiments.training.components import make_components
 from experiments.training.config import LANE_FORMS, SETTINGS, RunConfig, parse
-from experiments.training.prepared import PreparedRun, record_config
+from experiments.training.recording import record_config
+from experiments.training.run import prepare
 from syncalgos.engine.lanes.selection import OLD_NAMES
 
 OTHER = {"algo": "sync_sgd", "task": "mnist", "optimizer": "adam", "partition": "label"}
@@ -49,10 +48,7 @@ def parsed(name):
 @pytest.fixture(scope="module")
 def run():
     """A run as its files know it."""
-    parts = make_components(parse(["--steps", "8"]))
-    known: dict[str, Any] = {"rounds": None, "state": None}
-    own = {x: getattr(parts.config, x) for x in ("arguments", "task_arguments")}
-    return PreparedRun(**vars(parts), **known, facts=own)
+    return prepare(parse(["--steps", "8"]))
 
 
 def test_every_field_is_a_setting_or_holds_a_factorys_flags():

@@ -5,8 +5,9 @@ import pytest
 from experiments.cli import factories
 from experiments.cli.factories import ALGORITHM
 from experiments.study.grid import Loader
-from experiments.training import prepared
 from experiments.training.measurements.draws import draws_from_seed
+from experiments.training.recording import record_config, train_and_record
+from experiments.training.run import make_run, reseeded
 
 FLAGS = ["--task", "tiny_tasks:drawing", "--workers", "4", "--steps", "20"]
 
@@ -20,17 +21,17 @@ class Silent:
 
 
 def ready(words, seed):
-    return prepared.initialized(Loader().components([*FLAGS, *words.split()], seed))
+    return make_run(*Loader().plan([*FLAGS, *words.split()], seed))
 
 
 def draws(words):
     run = ready(f"--algo {words}", 0)
-    return draws_from_seed(run, run.state, 1)
+    return draws_from_seed(run, 1)
 
 
 def trained(run, out):
-    prepared.record_config(run, [], out, [])
-    _, summary = prepared.train_and_record(run, out, Silent(), lambda: 0)
+    record_config(run, [], out, [])
+    _, summary = train_and_record(run, out, Silent(), lambda: 0)
     return summary["params_sha256"]
 
 
@@ -58,10 +59,10 @@ def test_a_seed_is_in_the_program_where_it_is_drawn_from(words, expected):
 
 
 def test_a_task_that_takes_the_seed_may_have_other_data():
-    run = prepared.initialized(
-        Loader().components(["--task", "tiny_tasks:unlucky", "--algo", "bmuf"], 0)
+    run = make_run(
+        *Loader().plan(["--task", "tiny_tasks:unlucky", "--algo", "bmuf"], 0)
     )
-    assert draws_from_seed(run, run.state, 2)
+    assert draws_from_seed(run, 2)
 
 
 @pytest.mark.slow
@@ -70,8 +71,8 @@ def test_another_seed_without_another_program_is_that_seeds_own_run(name, tmp_pa
     period = "--period 4" if "period" in factories.defaults(ALGORITHM, name) else ""
     words = f"--algo {name} {period}"
     first = ready(words, 0)
-    if draws_from_seed(first, first.state, 1):
+    if draws_from_seed(first, 1):
         pytest.skip("each seed has a program of its own")
     trained(first, tmp_path / "first")
-    again = trained(prepared.reseeded(first, 1), tmp_path / "again")
+    again = trained(reseeded(first, 1), tmp_path / "again")
     assert again == trained(ready(words, 1), tmp_path / "own")

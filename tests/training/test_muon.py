@@ -13,8 +13,8 @@ from reducing import assert_close, wave
 import syncalgos
 from experiments.tasks import muon
 from experiments.training import optimizers
-from experiments.training.components import make_components
 from experiments.training.config import parse
+from experiments.training.plan import make_plan
 from models import gpt, lenet, lstm, mlp, ngram, resnet
 
 KEY = jax.random.key(0)
@@ -84,7 +84,7 @@ def test_muon_orthogonalises_each_stacked_layer_by_itself():
 
 
 def test_the_command_line_gives_muon_the_tasks_own_matrices():
-    parts = make_components(parse(["--optimizer", "muon", "--weight-decay", "0.1"]))
+    parts = make_plan(parse(["--optimizer", "muon", "--weight-decay", "0.1"]))
     state: Any = parts.optimizer.init(parts.task.init(KEY)[0])
     moments = state.inner_states["muon"].inner_state[0].mu
     shapes = [x.shape for x in jax.tree.leaves(moments)]

@@ -17,17 +17,26 @@ from experiments.cli.errors import BadRequest
 from experiments.pipeline import loading
 from experiments.tasks.contract import check_shardings
 from experiments.tasks.task import Data
-from experiments.training.components import Trainable, check_data, make_trainable
-from experiments.training.config import RunConfig
+from experiments.training.config import RunConfig, Settings
 from experiments.training.loop import dispatches
 from experiments.training.measurements import memory, sends
-from experiments.training.prepared import delay_of_sends, refused, versions
-from syncalgos import TrainState
+from experiments.training.plan import Plan, check_data, make_plan, make_trainer
+from experiments.training.recording import delay_of_sends
+from experiments.training.run import refused
+from experiments.training.versions import versions
+from syncalgos import DataParallel, TrainState
 from syncalgos.engine import ahead
 from syncalgos.engine.ahead import Lowered
 
 LEAVES = 8  # of the largest that are listed
 Form = dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Trainable(Plan):
+    """A plan, with the engine for its target."""
+
+    trainer: DataParallel
 
 
 def compiled(config: RunConfig, target: Target, form: Form | None) -> dict[str, Any]:
@@ -49,7 +58,9 @@ def compiled(config: RunConfig, target: Target, form: Form | None) -> dict[str, 
     devices = found[: config.workers // (config.lanes or 1) * config.worker_devices]
     try:
         is_batch_given = config.batch_size is not None
-        parts = make_trainable(config, _machines(devices), devices)
+        plan = make_plan(config, _machines(devices))
+        trainer = make_trainer(plan, devices=devices)
+        parts = Trainable(**vars(plan), trainer=trainer)
         form = form or form_of(_data_of(parts))
         data = stand_in(form)
         check_data(parts.config, data, is_batch_given)
@@ -116,7 +127,7 @@ def _machines(devices: Sequence[Any]) -> int:
     return len({targets.place_of(device) for device in devices})
 
 
-def steps_of(config: RunConfig) -> int:
+def steps_of(config: Settings) -> int:
     """Returns the local steps of a run's longest dispatch, at least two.
 
     Of one step alone no loop is left, which tells local steps from the rest.
@@ -138,7 +149,7 @@ def _lower(parts: Trainable, form: Form) -> tuple[Lowered, float]:
     return lowered, time.perf_counter() - start
 
 
-def _fed(config: RunConfig, form: Form) -> tuple[Any, Any]:
+def _fed(config: Settings, form: Form) -> tuple[Any, Any]:
     """Returns the shapes of batches, and of data that lies on the devices, or None."""
     lead = steps_of(config), config.batch_size
 

@@ -22,7 +22,7 @@ from experiments.launch.joining.agreement import Hello
 from experiments.launch.membership import Membership
 from experiments.training import records
 from experiments.training.config import RunConfig
-from experiments.training.prepared import versions
+from experiments.training.versions import versions
 
 LOSS = 20  # seconds without a sign of life before jax counts a process as lost
 PAUSE = 0.25  # seconds between two looks

@@ -23,8 +23,8 @@ from experiments.study.running.member import Terms
 from experiments.study.running.plan import Plan
 from experiments.study.running.progress import StudyProgress, progress
 from experiments.study.running.workers import Workers
-from experiments.training import prepared
-from experiments.training.components import cores, environment
+from experiments.training.devices import cores, environment
+from experiments.training.versions import versions as of_packages
 
 LOSS = 60.0  # seconds without an answer after which a scheduler counts as lost
 
@@ -92,7 +92,7 @@ def _make_by_jobs(
     first = plan.planned[0]
     with cluster(config.scheduler, min(config.jobs, plan.total - plan.done)) as client:
         bar.say(f"dashboard: {dashboard(client)}")
-        meant = expected(prepared.versions(), config.factories)
+        meant = expected(of_packages(), config.factories)
         where = config.scheduler or "of this command"
         workers = Workers(
             client,

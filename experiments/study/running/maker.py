@@ -15,9 +15,10 @@ from experiments.cli import terminal
 from experiments.cli.flags import PROGRAM
 from experiments.study.grid import Loader, is_done
 from experiments.study.running import own_files
-from experiments.training import prepared, records
+from experiments.training import records
 from experiments.training.measurements.draws import draws_from_seed
-from experiments.training.prepared import PreparedRun
+from experiments.training.recording import record_config, train_and_record
+from experiments.training.run import Run, make_run, reseeded
 
 
 class Stopped(Exception):
@@ -40,13 +41,13 @@ class Maker:
     """Makes runs, and keeps the program of the last ones for those that share it.
 
     Args:
-        loader: makes components, and keeps their data.
+        loader: makes plans, and keeps their data.
     """
 
     def __init__(self, loader: Loader):
         self._loader = loader
         self._argv: Sequence[str] = ()
-        self._job: PreparedRun | None = None
+        self._job: Run | None = None
         self._draws: bool | None = None  # None: not known yet
 
     def make(
@@ -87,7 +88,7 @@ class Maker:
         self._job = job
         return _results(summary)
 
-    def _prepared(self, argv: tuple[str, ...], seed: int) -> PreparedRun:
+    def _prepared(self, argv: tuple[str, ...], seed: int) -> Run:
         """Returns a run that can start, with the last one's programs if it may."""
         if argv != self._argv:
             # Else the programs of all cells stay in memory: 30 MB each.
@@ -96,16 +97,16 @@ class Maker:
             self._argv, self._job, self._draws = argv, None, None
         job, self._job = self._job, None
         if job is not None and self._draws is None:
-            self._draws = draws_from_seed(job, job.state, seed)
+            self._draws = draws_from_seed(job, seed)
         # Seeds in turn cost one compilation, as seeds in a stack would: on CPU the
         # lanes fill the cores already.
         if job is None or self._draws:
-            return prepared.initialized(self._loader.components(argv, seed))
-        return prepared.reseeded(job, seed)
+            return make_run(*self._loader.plan(argv, seed))
+        return reseeded(job, seed)
 
 
 def _trained(
-    job: PreparedRun,
+    job: Run,
     argv: Sequence[str],
     out: Path,
     report: RunReport,
@@ -114,8 +115,8 @@ def _trained(
 ) -> dict[str, Any]:
     """Trains, writes all files of a run, and returns its summary."""
     command = [*PROGRAM.split(), *argv, "--seed", str(job.config.seed)]
-    prepared.record_config(job, command, out, [])
-    outcome, summary = prepared.train_and_record(job, out, report, asked_to_stop)
+    record_config(job, command, out, [])
+    outcome, summary = train_and_record(job, out, report, asked_to_stop)
     if outcome.stopped:
         raise Stopped
     summary["total_seconds"] = round(time.perf_counter() - started, 3)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import jax
 
-from experiments.training.prepared import versions
+from experiments.training.versions import versions
 
 
 def of_runs(names: Iterable[str]) -> dict[str, str]:

@@ -6,23 +6,17 @@ import jax
 import numpy as np
 
 from experiments.training import optimizers
-from experiments.training.components import Components
 from experiments.training.defaults import takes, task_takes
+from experiments.training.run import Run
 from experiments.training.strategies import make_strategies
-from syncalgos import Replica, Strategy, TrainState
+from syncalgos import Replica, Strategy
 from syncalgos.engine.placement.layout import DEVICES, LANES
 from syncalgos.engine.state import of_one
 
 
-def draws_from_seed(parts: Components, state: TrainState, seed: int) -> bool:
-    """Whether the seed is in the program of a run, so that each seed has its own.
-
-    Args:
-        parts: of the run.
-        state: where it starts.
-        seed: another one.
-    """
-    c = parts.config
+def draws_from_seed(run: Run, seed: int) -> bool:
+    """Whether the seed is in the program of a run, so that another has its own."""
+    c = run.config
     if not takes(c, "seed"):
         return False
     # Parameters alone do not say it: `--reduce int8` draws, `--reduce mean` does
@@ -30,10 +24,10 @@ def draws_from_seed(parts: Components, state: TrainState, seed: int) -> bool:
     if task_takes(c, "seed"):
         return True
     other = replace(c, seed=seed)
-    schedule, optimizer = optimizers.inner(other, parts.task.muon)
-    made, _ = make_strategies(other, schedule, optimizer, parts.group.hosts, parts.task)
-    replica = of_one(state.replica)
-    return _text(parts.strategy, replica, c.workers) != _text(made, replica, c.workers)
+    schedule, optimizer = optimizers.inner(other, run.task.muon)
+    made, _ = make_strategies(other, schedule, optimizer, run.group.hosts, run.task)
+    replica = of_one(run.state.replica)
+    return _text(run.strategy, replica, c.workers) != _text(made, replica, c.workers)
 
 
 def _text(strategy: Strategy, replica: Replica, workers: int) -> str:

@@ -3,15 +3,16 @@
 from collections.abc import Callable
 from typing import NamedTuple
 
+import jax
 import numpy as np
 
 import syncalgos
-from experiments.training.components import Components
+from experiments.training.plan import Plan
 from experiments.training.records import Progress
-from syncalgos import Communication, Strategy, TrainState
+from syncalgos import Communication, DataParallel, Replica, TrainState
+from syncalgos.collectives import PyTree
 from syncalgos.combinators import introspection
 from syncalgos.combinators.decided import found
-from syncalgos.engine import inner_step
 from syncalgos.engine.state import of_one
 
 FARTHEST = 2**12  # steps within which the first sync is looked for
@@ -50,19 +51,63 @@ class Rounds(NamedTuple):
         return int(found[-1]) + 1 if len(found) else 0
 
 
-def planned(parts: Components, state: TrainState) -> Rounds:
-    """Returns the rounds of a run that starts from a state."""
-    c = parts.config
-    sent = _communication(parts, state, c.steps)
+def ends_of(plan: Plan, params: PyTree, buffers: PyTree) -> np.ndarray | None:
+    """Returns whether each local step of a run ends a round: something is sent.
+
+    Args:
+        plan: of the run.
+        params: one plain model.
+        buffers: of that model.
+
+    Returns:
+        (steps,) booleans; None if only the run shows it.
+    """
+
+    def start(params, buffers):
+        return Replica(params, plan.optimizer.init(params), buffers)
+
+    replica = jax.eval_shape(start, params, buffers)
+    return _ends(plan, replica, plan.config.steps)
+
+
+def _ends(plan: Plan, replica: Replica, steps: int) -> np.ndarray | None:
+    """As `ends_of`, by a replica's shapes and for any number of steps."""
+    # Shared tables are sent at every step, as the loss is that an optimizer looks at.
+    strategy = plan.algorithm if plan.task.kept == "shared" else plan.strategy
+    # One worker sends nothing, yet its rounds end.
+    workers = max(plan.config.workers, 2)
+    try:
+        sent = syncalgos.communication(strategy, replica, workers, steps)
+    except ValueError:
+        return None
+    return np.diff(sent.per_step, prepend=0.0) > 0
+
+
+def planned(
+    plan: Plan, trainer: DataParallel, state: TrainState, ends: np.ndarray | None
+) -> Rounds:
+    """Returns the rounds of a run.
+
+    Args:
+        plan: of the run.
+        trainer: of the plan's strategy.
+        state: where the run starts.
+        ends: as `ends_of` has them.
+    """
+    c = plan.config
+    try:
+        sent = trainer.communication(state, c.steps)
+    except ValueError:
+        sent = None
     rounds = Rounds(
-        sent=_count(parts, state, sent),
+        sent=_count(plan, trainer, state, sent),
         is_fixed=sent is not None,
-        ends=_ends(parts, state, c.steps, sent),
-        is_followed=bool(c.ema or not introspection.has_center(parts.algorithm)),
+        ends=ends,
+        is_followed=bool(c.ema or not introspection.has_center(plan.algorithm)),
     )
-    if rounds.ends is None or rounds.ends.any():
+    if ends is None or ends.any():
         return rounds
-    first = _first_sync(parts, state)
+    first = _first_sync(plan, of_one(state.replica))
     out = [f"--steps {first} or more"] if first else []
     if "period" in c.arguments:
         out.append(f"--period {c.steps} or less")
@@ -71,37 +116,14 @@ def planned(parts: Components, state: TrainState) -> Rounds:
     return rounds._replace(unsynced=f"{c.algo} {when} these {c.steps} steps{use}")
 
 
-def _communication(
-    parts: Components,
-    state: TrainState,
-    steps: int,
-    workers: int | None = None,
-    strategy: Strategy | None = None,
-) -> Communication | None:
-    """Counts what each worker sends; None if only the run shows it.
-
-    Args:
-        parts: of the run.
-        state: where it starts.
-        steps: of a run.
-        workers: as if there were so many; None means those that there are.
-        strategy: as if it were this one; None means the run's.
-    """
-    try:
-        if strategy is None:
-            return parts.trainer.communication(state, steps, workers)
-        replica = of_one(state.replica)
-        return syncalgos.communication(strategy, replica, workers or 1, steps)
-    except ValueError:
-        return None
-
-
-def _count(parts: Components, state: TrainState, sent: Communication | None) -> Count:
+def _count(
+    plan: Plan, trainer: DataParallel, state: TrainState, sent: Communication | None
+) -> Count:
     """Returns the count of what is sent, by decisions of the data so far."""
-    if sent is not None or not introspection.decides(parts.strategy):
+    if sent is not None or not introspection.decides(plan.strategy):
         return lambda progress: sent
-    of_taken = parts.trainer.counter(state, parts.config.steps)
-    taken = np.zeros((parts.config.steps, len(found(state.sync))), bool)
+    of_taken = trainer.counter(state, plan.config.steps)
+    taken = np.zeros((plan.config.steps, len(found(state.sync))), bool)
 
     def count_taken(progress):
         now = taken.copy()  # later steps count as without a sync
@@ -115,34 +137,12 @@ def _count(parts: Components, state: TrainState, sent: Communication | None) -> 
     return count_taken
 
 
-def _ends(
-    parts: Components, state: TrainState, steps: int, sent: Communication | None
-) -> np.ndarray | None:
-    """Returns whether each local step ends a round: something is sent, or would be."""
-    # One worker sends nothing, yet its rounds end.
-    workers = max(parts.config.workers, 2)
-    if parts.task.kept == "shared":  # tables are sent at every step
-        sent = _communication(parts, state, steps, workers, parts.algorithm)
-    elif _shares_loss(parts, state):  # that is sent at every step, too
-        sent = _communication(parts, state, steps, workers, parts.strategy)
-    elif workers != parts.config.workers:
-        sent = _communication(parts, state, steps, workers)
-    return None if sent is None else np.diff(sent.per_step, prepend=0.0) > 0
-
-
-def _shares_loss(parts: Components, state: TrainState) -> bool:
-    """Whether workers share their loss, for an inner optimizer that looks at it."""
-    if not introspection.reduces(parts.strategy):
-        return False
-    return inner_step.asks(parts.optimizer, of_one(state.replica), np.float32(0))
-
-
-def _first_sync(parts: Components, state: TrainState) -> int | None:
+def _first_sync(plan: Plan, replica: Replica) -> int | None:
     """Returns the steps after which the first round ends; None if it is far away."""
-    steps = parts.config.steps
+    steps = plan.config.steps
     while steps < FARTHEST:
         steps = min(2 * steps, FARTHEST)
-        ends = _ends(parts, state, steps, _communication(parts, state, steps))
+        ends = _ends(plan, replica, steps)
         if ends is None:
             return None
         if ends.any():

@@ -1,0 +1,139 @@
+"""Trains a run, and records it: config.json, metrics.jsonl, summary.json."""
+
+import hashlib
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from experiments.cli import terminal
+from experiments.cli.signals import keeping_results
+from experiments.tasks.task import Task
+from experiments.training import records
+from experiments.training.config import SETTINGS, Settings
+from experiments.training.defaults import facts
+from experiments.training.loop import Hooks, Outcome, Save, train
+from experiments.training.measurements import memory, sends
+from experiments.training.process_group import on_host
+from experiments.training.records import Line, Progress
+from experiments.training.run import Run
+from syncalgos import Communication, Replica
+from syncalgos.combinators import introspection
+
+
+def train_and_record(
+    run: Run,
+    out: Path | None,
+    report: terminal.Report,
+    asked_to_stop: Callable[[], int],
+    save: Save | None = None,
+    progress: Progress | None = None,
+    on_evaluation: Callable[[Line], None] | None = None,
+) -> tuple[Outcome, dict[str, Any]]:
+    """Trains, and writes metrics.jsonl; returns the summary, yet to be written.
+
+    Args:
+        run: whose state is given up.
+        out: the folder of `record_config`; None writes nothing.
+        report: where progress is shown.
+        asked_to_stop: looked at before each dispatch.
+        save: as in `Hooks`; None keeps no checkpoint.
+        progress: of a run that goes on.
+        on_evaluation: takes each line of metrics.jsonl, in the first process.
+    """
+    metrics = None if out is None else records.Metrics(out, run.group.note)
+
+    def write(lines: list[Line]) -> None:
+        if not run.group.is_first:
+            return
+        if metrics is not None:
+            metrics.add(lines)
+        if on_evaluation is not None:
+            on_evaluation(lines[-1])
+
+    with keeping_results() as has_trained:
+        hooks = Hooks(
+            asked_to_stop=asked_to_stop,
+            has_trained=has_trained,
+            write=write,
+            save=save or (lambda state, progress, last: None),
+            sent=run.rounds.sent,
+        )
+        outcome = train(run, progress or Progress(), report, hooks)
+    return outcome, summary_of(run, outcome)
+
+
+def record_config(run: Run, command: list[str], out: Path, lines: list[Line]) -> None:
+    """Writes config.json and the lines so far; an earlier run's files are removed.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    config = {
+        **run.facts,
+        "command": command,
+        "settings": {name: getattr(run.config, name) for name in SETTINGS},
+        "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+    }
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "summary.json").unlink(missing_ok=True)
+    records.write_json(out / "config.json", config)
+    records.write_metrics(out, lines)
+
+
+def summary_of(run: Run, outcome: Outcome) -> dict[str, Any]:
+    """Returns summary.json, but for what its writer adds."""
+    progress, line = outcome.progress, outcome.line
+    sent = run.rounds.sent(progress)
+    steps, seconds, total = line["step"], progress.seconds, line["bytes_per_worker"]
+    sha256 = params_sha256(run.trainer.center(outcome.state))
+    decided = introspection.decides(run.strategy)
+    moving = np.diff(sent.per_step[:steps], prepend=0.0) > 0 if sent else None
+    return {
+        **run.facts,
+        **{name: line[name] for name in line if name != "step"},
+        "steps": steps,
+        "syncs": None if moving is None else int(moving.sum()),
+        "decided": len({step for step, _ in progress.decided}) if decided else None,
+        "steps_per_second": steps / seconds if seconds else 0.0,
+        "params_sha256": sha256,
+        "temp_bytes": run.trainer.temp_bytes,
+        "device_bytes": memory.device_bytes(outcome.state),
+        "device_bytes_without_mesh": memory.bytes_without_mesh(outcome.state),
+        "bytes_per_device": sends.each_device(total, run.config.worker_devices),
+        "lane_form": progress.lane_form,
+        "not_counted": run.task.sends or None,
+        "sends": None if sent is None else _sends(run, sent),
+        "center_step": run.rounds.center_step(steps),
+        "export": None,
+        "diverged": outcome.diverged_at is not None,
+        "diverged_at": outcome.diverged_at,
+        "not_finite_workers": outcome.not_finite,
+        "stopped": bool(outcome.stopped),
+        "resumed_at": progress.resumed_at,
+    }
+
+
+def _sends(run: Run, sent: Communication) -> dict[str, Any]:
+    """Returns the sends of each step and their delay, for a model of their time."""
+    delay = delay_of_sends(run.config, run.task)
+    return {**sends.to_json(sends.sends(sent)), "delay": delay}
+
+
+def delay_of_sends(config: Settings, task: Task) -> int:
+    """Returns the local steps that a run's messages may take; 0: it waits for them."""
+    # An average of the optimizer's state, and shared tables, are used at once.
+    waits = config.opt_state_at_sync == "average" or task.kept == "shared"
+    return 0 if waits else facts(config).late
+
+
+def params_sha256(replica: Replica) -> str:
+    """Returns the SHA-256 of the params' leaves in order."""
+    # Same command, same hash: the test of every claim that numbers did not change.
+    digest = hashlib.sha256()
+    for leaf in jax.tree.leaves(replica.params):
+        digest.update(on_host(leaf).tobytes())
+    return digest.hexdigest()
