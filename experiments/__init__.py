@@ -1,1 +1,22 @@
-"""The harness: trains any strategy on any task, with the same batches for one seed."""
+"""The harness: trains any strategy on any task, with the same batches for one seed.
+
+From Python `train` makes one run, and `compare` a study; see `experiments.door`.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from experiments.door import Trained as Trained
+    from experiments.door import train as train
+    from experiments.training.config import RunConfig as RunConfig
+
+_PLACES = {"Trained": "door", "train": "door", "RunConfig": "training.config"}
+
+
+def __getattr__(name: str) -> Any:
+    """Imports what is asked for: a command that refuses a flag needs no jax."""
+    if (place := _PLACES.get(name)) is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(f"{__name__}.{place}"), name)

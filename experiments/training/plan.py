@@ -30,6 +30,7 @@ class Plan:
         optimizer: the inner one.
         strategy: how the workers agree.
         algorithm: its part that is the algorithm's, without shared tables.
+        trainer: the engine.
     """
 
     config: Settings
@@ -37,11 +38,13 @@ class Plan:
     optimizer: optax.GradientTransformation
     strategy: Strategy
     algorithm: Strategy
+    trainer: DataParallel
 
 
 def make_plan(
     config: RunConfig,
     hosts: int = 1,
+    devices: Sequence[Device] | None = None,
     *,
     task: Task | None = None,
     strategy: Strategy | None = None,
@@ -51,6 +54,7 @@ def make_plan(
     Args:
         config: as the user has said it.
         hosts: on how many machines the workers are.
+        devices: theirs, in place of the config's.
         task: in place of the config's.
         strategy: in place of the config's algorithm.
 
@@ -64,7 +68,8 @@ def make_plan(
     schedule, optimizer = optimizers.inner(settings, task.muon)
     strategies = make_strategies(settings, schedule, optimizer, hosts, task, strategy)
     _check_plateau(settings, strategies[0])
-    return Plan(settings, task, optimizer, *strategies)
+    trainer = make_trainer(settings, task, optimizer, strategies[0], devices)
+    return Plan(settings, task, optimizer, *strategies, trainer)
 
 
 def make_task(config: RunConfig) -> Task:
@@ -137,18 +142,13 @@ def check_data(config: Settings, data: Data, is_batch_given: bool) -> None:
 
 
 def make_trainer(
-    plan: Plan,
-    strategy: Strategy | None = None,
+    config: Settings,
+    task: Task,
+    optimizer: optax.GradientTransformation,
+    strategy: Strategy,
     devices: Sequence[Device] | None = None,
 ) -> DataParallel:
-    """Makes the engine of a plan.
-
-    Args:
-        plan: whose config says where the workers are.
-        strategy: in place of the plan's.
-        devices: in place of the config's.
-    """
-    config, task = plan.config, plan.task
+    """Makes the engine for a strategy, on these devices or the config's."""
     train_loss, eval_loss = losses(task)
     given = config.devices if devices is None else devices
     # Rows in parts are no replicas: the engine keeps the strategy away from them.
@@ -157,8 +157,8 @@ def make_trainer(
         sharded = jax.tree.map(bool, task.tables.names)
     return DataParallel(
         train_loss,
-        plan.optimizer,
-        plan.strategy if strategy is None else strategy,
+        optimizer,
+        strategy,
         workers=config.workers,
         backend=config.backend,
         mesh=None if config.mesh is None else dict(config.mesh),

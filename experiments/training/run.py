@@ -44,7 +44,6 @@ class Run(Plan):
         shards: which training examples are each worker's own; None if all share all.
         group: the processes that train together.
         rounds: what is sent, and when.
-        trainer: the engine.
         state: where it starts; training gives it up.
         facts: what config.json and summary.json have in common.
     """
@@ -53,7 +52,6 @@ class Run(Plan):
     shards: list[np.ndarray] | None
     group: ProcessGroup
     rounds: Rounds
-    trainer: DataParallel
     state: TrainState
     facts: dict[str, Any]
 
@@ -134,28 +132,26 @@ def make_run(plan: Plan, data: Data, group: ProcessGroup = ALONE) -> Run:
     """
     config = replace(plan.config, feed=plan.config.feed or loading.default_feed(data))
     plan = replace(plan, config=config)
-    # Measuring sends params, which no run shall count: its trainer is another one.
-    counting = trainer = make_trainer(plan)
-    params, buffers = _model(plan, data, trainer)
-    ends = ends_of(plan, params, buffers)
+    params, buffers = _model(plan, data)
+    ends, trainer = ends_of(plan, params, buffers), plan.trainer
     if ends is not None and config.displacements:
+        # Measuring sends params, which no run shall count: the plan's trainer counts.
         strategy = displacements.measured(plan.strategy, ends, config.evaluations)
-        trainer = make_trainer(plan, strategy)
+        trainer = make_trainer(config, plan.task, plan.optimizer, strategy)
     state = _state(plan, trainer, params, buffers)
-    rounds = planned(plan, counting, state, ends)
+    rounds = planned(plan, state, ends)
     if not rounds.is_fixed:
         how = "counted as it is decided" if rounds.sent(Progress()) else "not counted"
         terminal.say(f"what is sent depends on more than the step: bytes are {how}")
     rate = _effective_lr(plan, params, group)
     return Run(
-        **vars(plan),
+        **vars(replace(plan, trainer=trainer)),
         data=data,
         shards=_shards(plan, data),
         group=group,
         rounds=rounds,
-        trainer=trainer,
         state=state,
-        facts=_facts(plan, data, trainer, rate),
+        facts=_facts(plan, data, rate),
     )
 
 
@@ -171,7 +167,7 @@ def reseeded(run: Run, seed: int) -> Run:
         config=replace(run.config, seed=seed),
         facts={**run.facts, "seed": seed},
     )
-    state = _state(run, run.trainer, *_model(run, run.data, run.trainer))
+    state = _state(run, run.trainer, *_model(run, run.data))
     return replace(run, shards=_shards(run, run.data), state=state)
 
 
@@ -181,7 +177,7 @@ def _shards(plan: Plan, data: Data) -> list[np.ndarray] | None:
     return partition.shards(c.partition, data.groups, data.examples, c.workers, c.seed)
 
 
-def _model(plan: Plan, data: Data, trainer: DataParallel) -> tuple[PyTree, PyTree]:
+def _model(plan: Plan, data: Data) -> tuple[PyTree, PyTree]:
     """Returns the task's params and buffers, checked."""
     c = plan.config
     with refused("task", c.task):
@@ -190,7 +186,7 @@ def _model(plan: Plan, data: Data, trainer: DataParallel) -> tuple[PyTree, PyTre
             check_apply(plan.task, params, buffers, data.test)
             check_indices(plan.task, params, buffers, data)
         if c.mesh is not None:
-            check_shardings(plan.task, params, trainer.layout)
+            check_shardings(plan.task, params, plan.trainer.layout)
         if c.export is not None:
             export.named(Replica(params, (), buffers))
     return params, buffers
@@ -244,11 +240,9 @@ def _effective_lr(plan: Plan, params: PyTree, group: ProcessGroup) -> float | No
         return math.nan
 
 
-def _facts(
-    plan: Plan, data: Data, trainer: DataParallel, effective_lr: float | None
-) -> dict[str, Any]:
+def _facts(plan: Plan, data: Data, effective_lr: float | None) -> dict[str, Any]:
     """Returns what config.json and summary.json have in common."""
-    layout = trainer.layout
+    layout = plan.trainer.layout
     return {
         **{name: getattr(plan.config, name) for name in COMMON},
         "effective_lr": effective_lr,

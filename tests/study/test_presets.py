@@ -121,7 +121,7 @@ def test_every_run_of_a_preset_can_be_made_on_the_data(name):
     points = grid.run_sets(decided, loader)
     samples = set()
     for point in points:
-        s = loader.components(point.argv, 0).config
+        s = loader.plan(point.argv, 0)[0].config
         samples.add((point.variant.label, s.steps * s.batch_size))
         for trial in point.trials:
             parse(trial.argv)
@@ -167,7 +167,7 @@ def test_the_atlas_has_every_algorithm():
 def test_goyals_rate_grows_with_the_batch():
     decided = under("large-batch")
     points = grid.run_sets(decided, loader := grid.Loader())
-    settings = [loader.components(point.argv, 0).config for point in points]
+    settings = [loader.plan(point.argv, 0)[0].config for point in points]
     assert {s.batch_size // s.workers for s in settings} == {8}
     assert max(s.batch_size for s in settings) == 128
     for s in settings:
@@ -270,10 +270,10 @@ def cntk():
 
 def test_cntks_block_is_all_samples_between_two_syncs():
     switches, runs = cntk()
-    for run in runs:
-        s = run
+    for s in runs:
+        assert s.batch_size is not None
         own = s.batch_size / s.workers
-        assert s.workers * run.arguments["period"] * own == switches["blockSize"]
+        assert s.workers * s.arguments["period"] * own == switches["blockSize"]
 
 
 def test_cntks_time_constant_is_the_block_momentum():

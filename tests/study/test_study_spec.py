@@ -30,7 +30,7 @@ def planned(loader, *argv):
     """The settings at each point of a study, by algorithm and point."""
     decided = config_of(*argv)
     return {
-        (p.variant.label, p.point): loader.components(p.argv, 0).config
+        (p.variant.label, p.point): loader.plan(p.argv, 0)[0].config
         for p in grid.run_sets(decided, loader)
     }
 
@@ -547,9 +547,9 @@ def drawn(seed: int, rows: int = 4) -> Task:
 
 def test_data_is_read_once_for_runs_that_share_it(loader):
     argv = ["--algo", "bmuf", "--task", "digits"]
-    data = loader.components(argv, 0).data
-    assert loader.components([*argv, "--lr", "0.3"], 7).data is data
-    held = loader.components([*argv, "--validation", "0.1"], 0).data
+    _, data = loader.plan(argv, 0)
+    assert loader.plan([*argv, "--lr", "0.3"], 7)[1] is data
+    _, held = loader.plan([*argv, "--validation", "0.1"], 0)
     assert held.examples < data.examples
 
 
@@ -560,8 +560,8 @@ def test_data_that_follows_the_seed_is_that_of_each_seed():
         loader = Loader()
         argv = ["--workers", "2", "--task", task, *argv]
         for seed in (0, 1):
-            own = loader.components(argv, seed).data
-            fresh = Loader().components(argv, seed).data
+            _, own = loader.plan(argv, seed)
+            _, fresh = Loader().plan(argv, seed)
             np.testing.assert_array_equal(own.train["x"], fresh.train["x"])
 
 

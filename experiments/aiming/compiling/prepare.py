@@ -20,23 +20,16 @@ from experiments.tasks.task import Data
 from experiments.training.config import RunConfig, Settings
 from experiments.training.loop import dispatches
 from experiments.training.measurements import memory, sends
-from experiments.training.plan import Plan, check_data, make_plan, make_trainer
+from experiments.training.plan import Plan, check_data, make_plan
 from experiments.training.recording import delay_of_sends
 from experiments.training.run import refused
 from experiments.training.versions import versions
-from syncalgos import DataParallel, TrainState
+from syncalgos import TrainState
 from syncalgos.engine import ahead
 from syncalgos.engine.ahead import Lowered
 
 LEAVES = 8  # of the largest that are listed
 Form = dict[str, Any]
-
-
-@dataclasses.dataclass(frozen=True)
-class Trainable(Plan):
-    """A plan, with the engine for its target."""
-
-    trainer: DataParallel
 
 
 def compiled(config: RunConfig, target: Target, form: Form | None) -> dict[str, Any]:
@@ -58,9 +51,7 @@ def compiled(config: RunConfig, target: Target, form: Form | None) -> dict[str, 
     devices = found[: config.workers // (config.lanes or 1) * config.worker_devices]
     try:
         is_batch_given = config.batch_size is not None
-        plan = make_plan(config, _machines(devices))
-        trainer = make_trainer(plan, devices=devices)
-        parts = Trainable(**vars(plan), trainer=trainer)
+        parts = make_plan(config, _machines(devices), devices)
         form = form or form_of(_data_of(parts))
         data = stand_in(form)
         check_data(parts.config, data, is_batch_given)
@@ -79,7 +70,7 @@ def compiled(config: RunConfig, target: Target, form: Form | None) -> dict[str, 
     }
 
 
-def _data_of(parts: Trainable) -> Data:
+def _data_of(parts: Plan) -> Data:
     """Returns the task's data, which is read only where it has to be."""
     c, blank = parts.config, parts.task.blank
     if blank is not None and c.validation is None:
@@ -136,7 +127,7 @@ def steps_of(config: Settings) -> int:
     return max(2, *(steps for _, steps in dispatches(ends, config.dispatch_steps)))
 
 
-def _lower(parts: Trainable, form: Form) -> tuple[Lowered, float]:
+def _lower(parts: Plan, form: Form) -> tuple[Lowered, float]:
     """Lowers the run program from shapes alone; returns the seconds it took, too."""
     c, start = parts.config, time.perf_counter()
     with refused("task", c.task):
@@ -164,7 +155,7 @@ def _fed(config: Settings, form: Form) -> tuple[Any, Any]:
     return jax.ShapeDtypeStruct(lead, np.int32), led_by(form["examples"])
 
 
-def _facts(parts: Trainable, lowered: Lowered, target: Target) -> dict[str, Any]:
+def _facts(parts: Plan, lowered: Lowered, target: Target) -> dict[str, Any]:
     """Returns what is known before the target's compiler is asked."""
     c, layout, state = parts.config, parts.trainer.layout, lowered.state
     found, steps = compute.flops(lowered.jaxpr), steps_of(c)
@@ -215,7 +206,7 @@ def _largest(state: TrainState) -> list[dict[str, Any]]:
     return sorted(leaves, key=lambda x: -x["bytes"])[:LEAVES]
 
 
-def _sent(parts: Trainable, state: TrainState) -> dict[str, Any]:
+def _sent(parts: Plan, state: TrainState) -> dict[str, Any]:
     """Returns what the ledger counts, of a device; None where only a run shows it."""
     try:
         branches = ahead.sends(parts.trainer, state)
@@ -241,7 +232,7 @@ def _plain(counts: Counter) -> dict[str, list[float]]:
     return {k: [float(counts[k, "bytes"]), int(counts[k, "calls"])] for k in kinds}
 
 
-def _compile(parts: Trainable, lowered: Lowered) -> dict[str, Any]:
+def _compile(parts: Plan, lowered: Lowered) -> dict[str, Any]:
     """Calls the target's compiler, and reads its program."""
     start, layout = time.perf_counter(), parts.trainer.layout
     try:

@@ -9,7 +9,7 @@ import numpy as np
 import syncalgos
 from experiments.training.plan import Plan
 from experiments.training.records import Progress
-from syncalgos import Communication, DataParallel, Replica, TrainState
+from syncalgos import Communication, Replica, TrainState
 from syncalgos.collectives import PyTree
 from syncalgos.combinators import introspection
 from syncalgos.combinators.decided import found
@@ -83,24 +83,21 @@ def _ends(plan: Plan, replica: Replica, steps: int) -> np.ndarray | None:
     return np.diff(sent.per_step, prepend=0.0) > 0
 
 
-def planned(
-    plan: Plan, trainer: DataParallel, state: TrainState, ends: np.ndarray | None
-) -> Rounds:
+def planned(plan: Plan, state: TrainState, ends: np.ndarray | None) -> Rounds:
     """Returns the rounds of a run.
 
     Args:
         plan: of the run.
-        trainer: of the plan's strategy.
         state: where the run starts.
         ends: as `ends_of` has them.
     """
     c = plan.config
     try:
-        sent = trainer.communication(state, c.steps)
+        sent = plan.trainer.communication(state, c.steps)
     except ValueError:
         sent = None
     rounds = Rounds(
-        sent=_count(plan, trainer, state, sent),
+        sent=_count(plan, state, sent),
         is_fixed=sent is not None,
         ends=ends,
         is_followed=bool(c.ema or not introspection.has_center(plan.algorithm)),
@@ -116,13 +113,11 @@ def planned(
     return rounds._replace(unsynced=f"{c.algo} {when} these {c.steps} steps{use}")
 
 
-def _count(
-    plan: Plan, trainer: DataParallel, state: TrainState, sent: Communication | None
-) -> Count:
+def _count(plan: Plan, state: TrainState, sent: Communication | None) -> Count:
     """Returns the count of what is sent, by decisions of the data so far."""
     if sent is not None or not introspection.decides(plan.strategy):
         return lambda progress: sent
-    of_taken = trainer.counter(state, plan.config.steps)
+    of_taken = plan.trainer.counter(state, plan.config.steps)
     taken = np.zeros((plan.config.steps, len(found(state.sync))), bool)
 
     def count_taken(progress):
