@@ -26,6 +26,8 @@ from experiments.training.run import prepare
 from syncalgos import Replica, Strategy
 from syncalgos.strategy import check_strategy
 
+DEFAULT = RunConfig()
+
 
 class Trained(NamedTuple):
     """The result of `train`.
@@ -42,7 +44,7 @@ class Trained(NamedTuple):
 
 
 def train(
-    config: RunConfig = RunConfig(),
+    config: RunConfig = DEFAULT,
     *,
     task: Task | None = None,
     strategy: Strategy | None = None,

@@ -25,7 +25,8 @@ from typing import Any, NamedTuple
 
 from benchmarks.measure import ratios, report, spread, table
 from experiments.study.grid import RunSet
-from experiments.study.running.plan import Plan, Run, Share
+from experiments.study.running.messages import Made
+from experiments.study.running.plan import Plan, Share
 from experiments.study.spec import Variant
 
 COMPARE = [sys.executable, "-m", "experiments.compare"]
@@ -103,7 +104,6 @@ class _Job(NamedTuple):
     end: float
     number: int
     share: Share
-    seconds: float
 
 
 def simulated(
@@ -120,19 +120,18 @@ def simulated(
             lambda made: made._replace(words=(finals[made.variant.label],)),
         )
         now, busy, free, begun = 0.0, list[_Job](), workers, 0
-        warm: set[Share] = set()
         while not plan.is_over:
-            while free and (share := plan.take()):
+            while free and (share := plan.take(workers)):
                 free, begun = free - 1, begun + 1
-                heapq.heappush(busy, _begin(share, now, begun, cells, warm))
+                end = now + _seconds(share, cells, is_first=True)
+                heapq.heappush(busy, _Job(end, begun, share))
             job = heapq.heappop(busy)
             now = job.end
-            plan.ended(job.share, job.seconds)
-            if job.share.waiting:
-                begun += 1
-                heapq.heappush(busy, _begin(job.share, now, begun, cells, warm))
+            plan.ended(job.share, Made(""))
+            if job.share.seeds:
+                end = now + _seconds(job.share, cells, is_first=False)
+                heapq.heappush(busy, job._replace(end=end))
             else:
-                plan.release(job.share)
                 free += 1
         return now
 
@@ -142,15 +141,10 @@ def _placed(made: RunSet, folder: Path) -> RunSet:
     return made._replace(out=folder, trials=trials)
 
 
-def _begin(
-    share: Share, now: float, number: int, cells: Mapping[str, Cell], warm: set[Share]
-) -> _Job:
-    """Begins the next run of a share, which compiles if it is its first."""
-    run: Run = share.waiting.pop(0)
-    own = cells[run.argv[0]]
-    seconds = own.seconds[run.seed % 1000] + (0 if share in warm else own.compile)
-    warm.add(share)
-    return _Job(now + seconds, number, share, seconds)
+def _seconds(share: Share, cells: Mapping[str, Cell], is_first: bool) -> float:
+    """Returns the seconds of the first run of a share, which may compile."""
+    own = cells[share.runs.argv[0]]
+    return own.seconds[share.seeds[0] % 1000] + (own.compile if is_first else 0)
 
 
 def bound(

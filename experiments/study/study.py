@@ -129,9 +129,10 @@ def _failed(config: StudyConfig, plan: Plan, runs: Sequence[RunSet]) -> int:
     first, count = plan.failures[0], len(plan.failures)
     if not runs and all(each.is_request for each in plan.failures):
         raise BadRequest(first.line)
+    alone = listing.command(first.runs, first.seed, config.devices_per_job)
     terminal.say(
         f"{count} of {plan.total} runs failed: the same command tries them again; the "
-        f"first alone: {listing.command(first.run, config.devices_per_job)}"
+        f"first alone: {alone}"
     )
     baseline = config.baseline or config.variants[0].label
     if {r.point for r in runs} - {r.point for r in runs if r.variant.label == baseline}:

@@ -736,7 +736,7 @@ def test_a_bad_request_is_one_line_and_nothing_is_written(
     def make(*arguments):
         raise KeyboardInterrupt  # a run was begun: it would end with 130
 
-    monkeypatch.setattr("experiments.study.running.maker._trained", make)
+    monkeypatch.setattr("experiments.study.running.maker.Maker.make", make)
     code, stdout, stderr = here(command, tmp_path / "study")
     assert (code, stdout) == (2, "")
     assert len(stderr.splitlines()) == 1
@@ -750,7 +750,7 @@ def test_a_corrected_command_may_use_the_same_folder(tmp_path, here, monkeypatch
     def make(*arguments):
         raise KeyboardInterrupt  # a run was begun
 
-    monkeypatch.setattr("experiments.study.running.maker._trained", make)
+    monkeypatch.setattr("experiments.study.running.maker.Maker.make", make)
     assert here(f"{SHORT} --lr -1", tmp_path / "study")[0] == 2
     assert here(f"{SHORT} --lr 0.1", tmp_path / "study")[0] == 130
 

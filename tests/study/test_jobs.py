@@ -22,9 +22,11 @@ from benchmarks.harness.jobs import RECORDS, bound, measured, simulated
 from experiments.compare import main
 from experiments.launch.cluster.connection import cluster as dask_of_command
 from experiments.launch.cluster.connection import dashboard
+from experiments.launch.supervisor.group import Rules
 from experiments.study.grid import RunSet
 from experiments.study.running import member
-from experiments.study.running.plan import Failure, Plan
+from experiments.study.running.messages import Made, Noted, Refused
+from experiments.study.running.plan import Plan
 from experiments.study.spec import Variant
 
 # Two variants, each at two rates on held-out data, then three seeds at the best.
@@ -44,11 +46,16 @@ def hashes(out):
     }
 
 
+def study(words, out, **environ):
+    """Makes a study by a command without a scheduler."""
+    return execute(words, out, COMPARE, 5 * TIMEOUT, **OWN, **environ)
+
+
 @pytest.fixture(scope="module")
 def serial(tmp_path_factory):
     """The study as one process makes it."""
     out = tmp_path_factory.mktemp("serial") / "study"
-    ended = execute(STUDY, out, COMPARE, 5 * TIMEOUT, JAX_NUM_CPU_DEVICES=1, **OWN)
+    ended = study(STUDY, out, JAX_NUM_CPU_DEVICES=1)
     assert ended.code == 0, ended.stderr
     assert len(hashes(out)) == 10
     return out
@@ -100,48 +107,33 @@ def test_each_run_is_handed_out_once_and_finals_after_their_own_trials(
     plan = plan_of(planned(folder, variants, seeds, trials))
     busy, made, lost = [], [], 0
     while not plan.is_over:
-        while len(busy) < jobs and (share := plan.take()):
-            busy.append((share, share.waiting.pop(0)))
-        share, run = busy.pop(order.randrange(len(busy)))
+        while len(busy) < jobs and (share := plan.take(jobs)):
+            busy.append(share)
+        share = busy.pop(order.randrange(len(busy)))
         if lost < 3 and order.random() < 0.2:
             lost += 1
-            plan.give_back(share, run)
+            plan.give_back(share)
             continue
-        if "runs" in run.folder.relative_to(folder).parts[:1]:
-            own = [x for x in made if x.name.startswith(run.name.split(",")[0] + " ")]
-            assert len(own) == trials
-        made.append(run)
-        plan.ended(share, order.random())
-        if share.waiting and order.random() < 0.8:
-            busy.append((share, share.waiting.pop(0)))
-        else:
-            plan.release(share)
-    assert len({run.folder for run in made}) == len(made) == plan.total == plan.done
+        if share.runs.share is None:
+            assert sum(x.startswith(f"{share.runs.name} ") for x in made) == trials
+        made.append(share.name)
+        plan.ended(share, Made(""))
+        if share.seeds:
+            busy.append(share)
+    assert len({*made}) == len(made) == plan.total == plan.done
     assert plan.total == variants * (trials + seeds)
 
 
-def test_an_idle_job_takes_half_of_the_longest_cell(tmp_path):
-    plan = plan_of(planned(tmp_path, variants=1, seeds=5, trials=0))
-    first = plan.take()
-    assert first
-    first.waiting.pop(0)
-    second = plan.take()
-    assert second
-    assert [run.seed for run in first.waiting] == [1, 2]
-    assert [run.seed for run in second.waiting] == [3, 4]
-
-
-def test_a_cell_of_short_runs_is_not_cut(tmp_path):
-    """To compile its program once more would take longer than to wait."""
-    plan = plan_of(planned(tmp_path, variants=1, seeds=4, trials=0))
-    share = plan.take()
-    assert share
-    for seconds in (5.0, 0.1):
-        share.waiting.pop(0)
-        plan.ended(share, seconds)
-    share.waiting.pop(0)
-    assert plan.take() is None
-    assert [run.seed for run in share.waiting] == [3]
+@pytest.mark.parametrize(
+    "jobs, lengths", [(1, [7, 7]), (2, [7, 4, 2, 1]), (5, [3, 3, 1, 2, 1, 1, 1, 1, 1])]
+)
+def test_a_job_takes_its_part_of_what_waits(jobs, lengths, tmp_path):
+    plan = plan_of(planned(tmp_path, variants=2, seeds=7, trials=0))
+    shares = [*iter(lambda: plan.take(jobs), None)]
+    assert [len(share.seeds) for share in shares] == lengths
+    assert sorted(seed for share in shares for seed in share.seeds) == sorted(
+        2 * [*range(7)]
+    )
 
 
 def test_runs_that_are_there_are_not_planned(tmp_path):
@@ -150,7 +142,7 @@ def test_runs_that_are_there_are_not_planned(tmp_path):
     for seed, stopped in ((1, False), (2, True)):
         write(sets[0].run(seed), "bmuf", (0.1, 0.2, 0.3), stopped=stopped)
     plan = Plan(sets, lambda made: made)
-    assert [run.seed for run in plan.waiting()] == [0, 2]
+    assert [seed for _, seed in plan.waiting()] == [0, 2]
     assert (plan.done, plan.total) == (1, 3)
 
 
@@ -158,11 +150,9 @@ def test_failed_trials_leave_their_variant_without_runs_alone(tmp_path):
     sets = planned(tmp_path, variants=2, seeds=2, trials=1)
     plan = Plan(sets, lambda made: None if made.number == 0 else made)
     while share := plan.take():
-        while share.waiting:
-            run = share.waiting.pop(0)
-            is_bad = run.name.startswith("v0")
-            plan.ended(share, failure=Failure(run, "bad") if is_bad else None)
-        plan.release(share)
+        while share.seeds:
+            is_bad = share.name.startswith("v0")
+            plan.ended(share, Refused("bad") if is_bad else Made(""))
     assert [x is None for x in plan.found] == [True, False]
     assert [x.line for x in plan.failures][-1].startswith("none of its trials")
 
@@ -208,7 +198,7 @@ def test_list_prints_commands_that_make_the_study(serial, tmp_path):
     out = tmp_path / "study"
     environ = environment(JAX_NUM_CPU_DEVICES=1, **OWN)
     for missing, known in ((10, 4), (6, 6)):
-        listed = execute(f"{STUDY} --list", out, COMPARE, JAX_NUM_CPU_DEVICES=1, **OWN)
+        listed = study(f"{STUDY} --list", out, JAX_NUM_CPU_DEVICES=1)
         assert listed.code == 0, listed.stderr
         lines = listed.stdout.splitlines()
         assert len(lines) == known
@@ -219,21 +209,20 @@ def test_list_prints_commands_that_make_the_study(serial, tmp_path):
         subprocess.run(
             ["bash", script], cwd=ROOT, env=environ, check=True, timeout=5 * TIMEOUT
         )
-    ended = execute(STUDY, out, COMPARE, JAX_NUM_CPU_DEVICES=1, **OWN)
+    ended = study(STUDY, out, JAX_NUM_CPU_DEVICES=1)
     assert ended.code == 0
     assert ended.stderr.splitlines()[0] == "10 of 10 runs are there already"
     assert hashes(out) == hashes(serial)
     assert but_for_times(out) == but_for_times(serial)
-    listed = execute(f"{STUDY} --list", out, COMPARE, **OWN)
+    listed = study(f"{STUDY} --list", out)
     assert (listed.stdout.strip(), listed.code) == ("", 0)
     assert "all 10 runs are there" in listed.stderr
 
 
 @pytest.mark.slow
 def test_a_failed_run_is_named_and_the_others_go_on(tmp_path):
-    study = f"--algos sync_sgd,bmuf --task tiny_tasks:unlucky {FLAGS}"
     out = tmp_path / "study"
-    ended = execute(study, out, COMPARE, 5 * TIMEOUT, **OWN)
+    ended = study(f"--algos sync_sgd,bmuf --task tiny_tasks:unlucky {FLAGS}", out)
     assert ended.code == 1
     assert {run.name for run in runs_done(out)} == {"seed-0", "seed-2"}
     for label in ("sync_sgd", "bmuf"):
@@ -247,14 +236,14 @@ def test_a_failed_run_is_named_and_the_others_go_on(tmp_path):
 @pytest.mark.slow
 def test_a_run_that_was_stopped_is_made_again(tmp_path):
     """As a command of --list that SIGTERM has stopped: its summary says so."""
-    study = f"--algos sync_sgd --task tiny_tasks:drawing {FLAGS.replace('3', '1')}"
-    study = study.replace("--period 5 ", "")
+    words = f"--algos sync_sgd --task tiny_tasks:drawing {FLAGS.replace('3', '1')}"
+    words = words.replace("--period 5 ", "")
     out = tmp_path / "study"
-    assert execute(study, out, COMPARE, **OWN).code == 0
+    assert study(words, out).code == 0
     before = hashes(out)
     (path,) = out.rglob("summary.json")
     change(path.parent, stopped=True)
-    again = execute(study, out, COMPARE, **OWN)
+    again = study(words, out)
     assert again.code == 0, again.stderr
     assert "run 1/1 " in again.stderr
     assert hashes(out) == before
@@ -265,13 +254,13 @@ def test_a_run_that_was_stopped_is_made_again(tmp_path):
 def test_a_scheduler_that_is_not_there_costs_no_old_study(
     tmp_path, monkeypatch, capsys
 ):
-    study = ["--algos", "sync_sgd", "--seeds", "1", "--steps", "8", "--out"]
-    study += [str(tmp_path / "study")]
-    assert main(study) == 0
+    words = ["--algos", "sync_sgd", "--seeds", "1", "--steps", "8", "--out"]
+    words += [str(tmp_path / "study")]
+    assert main(words) == 0
     before = hashes(tmp_path / "study")
     monkeypatch.setattr("experiments.study.study.ANSWER", 1.0)
     gone = ["--overwrite", "--scheduler", "tcp://127.0.0.1:1"]
-    assert main([*study, *gone]) == 4
+    assert main([*words, *gone]) == 4
     assert "no scheduler answers" in capsys.readouterr().err
     assert hashes(tmp_path / "study") == before
 
@@ -283,9 +272,7 @@ def test_a_scheduler_that_is_not_there_costs_no_old_study(
 @pytest.mark.parametrize("devices, flag", [(1, ""), (2, "--devices-per-job 1")])
 def test_jobs_here_make_the_same_study(serial, devices, flag, tmp_path):
     out = tmp_path / "study"
-    command = f"{STUDY} --jobs 2 {flag}"
-    environ = {"JAX_NUM_CPU_DEVICES": devices, **OWN}
-    ended = execute(command, out, COMPARE, 5 * TIMEOUT, **environ)
+    ended = study(f"{STUDY} --jobs 2 {flag}", out, JAX_NUM_CPU_DEVICES=devices)
     assert ended.code == 0, ended.stderr
     assert re.search(r"dashboard: http://127\.0\.0\.1:\d+/status", ended.stderr)
     assert hashes(out) == hashes(serial)
@@ -297,22 +284,26 @@ def test_jobs_here_make_the_same_study(serial, devices, flag, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_process_that_is_stopped_is_lost_and_one_that_is_busy_is_not(monkeypatch):
-    monkeypatch.setattr(member, "LOSS", 3.0)
+def test_a_process_that_is_stopped_is_lost_and_one_that_is_busy_is_not(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(member, "RULES", Rules(loss=3.0))
     monkeypatch.setattr(member, "STUCK", 4.0)
-    child = member.Child(member.Terms("study", str(ROOT), {}, {}))
-    argv = ["--task", "tests.support.tiny_tasks:endless"]
-    pid, heard = child._process.pid, []
-    stuck = f"its process (pid {pid}) lives, but has taken no step for 4 s"
-    with child._process:  # closes its pipes
-        for answer in filter(None, child.ask({"argv": argv, "seed": 0, "own": {}})):
-            heard.append(answer)
-            if answer == {"note": stuck} and {"note": "waiting in load"} in heard:
-                os.kill(pid, signal.SIGSTOP)
-        child.kill()
-    line = f"its process (pid {pid}) gave no sign of life for 3 s (it was stopped)"
-    assert heard[-2:] == [{"note": stuck}, {"mute": line}]
-    assert not child.is_alive
+    heard = []
+
+    def hear(message):
+        heard.append(message)
+        stuck = re.search(
+            r"pid (\d+)\) lives, but has taken no step for 4 s", str(message)
+        )
+        if stuck and Noted("waiting in load") in heard:
+            os.kill(int(stuck[1]), signal.SIGSTOP)
+
+    first = ["--task", "tests.support.tiny_tasks:endless"], 0
+    order = member.Order("study", str(ROOT), {}, {}, {}, first)
+    ended = member.watched(order, tmp_path, hear, lambda: True)
+    assert re.search(r"no sign of life for 3 s \(it was stopped\)$", ended.line)
+    assert ended.is_to_blame
 
 
 # Jobs on a cluster.
@@ -327,9 +318,10 @@ def test_a_process_that_is_stopped_is_lost_and_one_that_is_busy_is_not(monkeypat
     ],
 )
 def test_any_number_of_workers_makes_the_same_study(serial, workers, tmp_path):
+    """Also workers of other settings: a study's processes take the command's."""
     out = tmp_path / "study"
-    with cluster(tmp_path, workers=workers) as dask:
-        ended = dask.study(STUDY, out).ended(5 * TIMEOUT)
+    with cluster(tmp_path, workers=workers, JAX_ENABLE_X64=1) as dask:
+        ended = dask.study(STUDY, out, JAX_ENABLE_X64=None).ended(5 * TIMEOUT)
     assert ended.code == 0, ended.stderr
     check_same(out, serial)
 
@@ -405,17 +397,17 @@ def test_a_stopped_command_leaves_no_process_and_goes_on(
 
 @pytest.mark.slow
 def test_a_run_that_kills_its_process_is_given_up(tmp_path):
-    study = f"--algos sync_sgd,bmuf --task tiny_tasks:unlucky --ends kill {FLAGS}"
+    words = f"--algos sync_sgd,bmuf --task tiny_tasks:unlucky --ends kill {FLAGS}"
     out = tmp_path / "study"
     with cluster(tmp_path, workers=2) as dask:
-        ended = dask.study(study, out).ended(5 * TIMEOUT)
+        ended = dask.study(words, out).ended(5 * TIMEOUT)
     assert ended.code == 1
     assert {run.name for run in runs_done(out)} == {"seed-0", "seed-2"}
     for label in ("sync_sgd", "bmuf"):
         assert ended.stderr.count(f"{label}, seed 1: its process was killed") == 2
         assert f"failed: {label}, seed 1: given up after 3 times" in ended.stderr
     assert "1 of 3 runs is missing" in ended.stdout
-    again = execute(f"{study} --jobs 2", out, COMPARE, 5 * TIMEOUT, **OWN)
+    again = study(f"{words} --jobs 2", out)
     assert again.code == 1
     assert again.stderr.splitlines()[0] == "4 of 6 runs are there already"
     assert "2 of 6 runs failed" in again.stderr
@@ -431,14 +423,14 @@ def test_unfit_workers_are_refused_by_name_before_they_get_work(tmp_path):
         shutil.copytree(ROOT / name, other / name)
     with (other / "syncalgos" / "checks.py").open("a") as file:
         file.write("# another version\n")
-    study = "--algos sync_sgd --task tiny_tasks:local --seeds 2 --steps 10"
-    study += " --eval-every 10 --step-time 0.001"
+    words = "--algos sync_sgd --task tiny_tasks:local --seeds 2 --steps 10"
+    words += " --eval-every 10 --step-time 0.001"
     out = tmp_path / "study"
     with cluster(tmp_path, TINY_DATA=data) as dask:
         prefix = ("env", "-C", str(other))
         dask.worker(prefix, PYTHONPATH=f"{other}:{OURS}")
         dask.worker(TINY_DATA=tmp_path / "nothing")
-        command = dask.study(study, out)
+        command = dask.study(words, out)
         command.wait_for(
             r"the Dask worker tcp://\S+ \(pid \d+ on \S+\) is refused: its code"
         )
@@ -468,14 +460,14 @@ def test_without_a_shared_folder_results_come_through_the_scheduler(serial, tmp_
 @pytest.mark.slow
 def test_tls_keeps_strangers_out(tmp_path):
     files = certificates(tmp_path)
-    study = "--algos sync_sgd --task tiny_tasks:drawing --seeds 1 --steps 10"
+    words = "--algos sync_sgd --task tiny_tasks:drawing --seeds 1 --steps 10"
     with cluster(tmp_path, workers=1, flags=_tls(files), **files) as dask:
         assert dask.address.startswith("tls://")
         stranger = {name: None for name in files}
-        refused = dask.study(study, tmp_path / "stranger", **stranger).ended()
+        refused = dask.study(words, tmp_path / "stranger", **stranger).ended()
         assert refused.code == 2
         assert "it needs certificates" in refused.stderr
-        assert dask.study(study, tmp_path / "study").ended(5 * TIMEOUT).code == 0
+        assert dask.study(words, tmp_path / "study").ended(5 * TIMEOUT).code == 0
 
 
 def _tls(files):
@@ -491,8 +483,8 @@ def _tls(files):
 def test_committed_studies_take_little_more_than_the_least_time(workers):
     """Simulated from the seconds of their runs, by the plan that hands them out."""
     for folder in sorted(path.parent for path in RECORDS.glob("*/summaries.jsonl")):
-        study = measured(folder)
-        taken, least = simulated(*study, workers), bound(*study, workers)
+        runs = measured(folder)
+        taken, least = simulated(*runs, workers), bound(*runs, workers)
         assert 0.999 <= taken / least <= 1.2
 
 

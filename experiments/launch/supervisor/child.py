@@ -58,13 +58,14 @@ class Remote(NamedTuple):
     Attributes:
         folder: its working folder.
         out: takes a line of process 0's stdout.
-        lease: seconds without a `poll` after which the process ends itself.
+        lease: seconds without a `poll` after which the process ends itself; None if it
+            never does.
         environ: variables of the command, where this machine has no own.
     """
 
     folder: str
     out: Log
-    lease: float
+    lease: float | None
     environ: Mapping[str, str] = MappingProxyType({})
 
 

@@ -1,55 +1,28 @@
-"""A process that makes the runs of a job: python -m experiments.study.running.child.
+"""The process that makes a share: python -m experiments.study.running.child.
 
-It reads requests from stdin, a line each, and answers in lines of JSON on its stdout.
-So devices and threads are set before jax starts, and a crash ends this process alone.
-An empty message is a sign of life, which a process gives while it compiles, too.
+It is started by `member.py`. So devices and threads are set before jax starts, and a
+crash ends this process alone.
 """
 
 import errno
 import io
 import os
-import queue
 import sys
-import threading
-import time
 from collections.abc import Callable
-from functools import cache
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING
 
-from experiments.launch.supervisor.child_side import BEAT, end_all
-from experiments.launch.supervisor.json_lines import decode, encode
+from experiments.cli.errors import BadRequest
+from experiments.launch.supervisor.child_side import join_supervisor
+from experiments.study.running.member import Order
+from experiments.study.running.messages import Message, Noted, Ready, Unfit, encode
 
-IDLE = 15.0  # seconds without a request after which it ends
-PAUSE = 0.2  # seconds between two reports of a step
+if TYPE_CHECKING:
+    from experiments.study.grid import Loader
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG)
 
-Write = Callable[[dict[str, Any]], None]
-
-
-class Line:
-    """The report of a run: lines to the worker."""
-
-    def __init__(self, write: Write):
-        self._write, self._last = write, 0.0
-
-    def begin(self, steps: int) -> None:
-        """Reports the number of local steps."""
-        self._write({"begin": steps})
-
-    def step(self, done: int, loss: float) -> None:
-        """Reports the local steps done, now and then."""
-        if time.monotonic() - self._last > PAUSE:
-            self._last = time.monotonic()
-            self._write({"step": done, "loss": loss})
-
-    def line(self, text: str) -> None:
-        """Ignores an evaluation."""
-
-    def note(self, text: str) -> None:
-        """Reports a caution."""
-        self._write({"note": text})
+Write = Callable[[Message], None]
 
 
 class Notes(io.TextIOBase):
@@ -61,106 +34,64 @@ class Notes(io.TextIOBase):
     def write(self, text: str) -> int:
         """Reports each line that is not blank."""
         for line in filter(None, map(str.strip, text.splitlines())):
-            self._write({"note": line})
+            self._write(Noted(line))
         return len(text)
 
 
 def main() -> None:
-    """Answers requests until stdin closes, or none has come for a while."""
-    write = _take_stdout()
-    sys.stderr = Notes(write)
-    threading.Thread(target=_beat, args=(write,), daemon=True).start()
-    requests: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
-    threading.Thread(target=_read, args=(requests,), daemon=True).start()
-    from experiments.study.grid import Loader  # imports jax
-    from experiments.study.running.maker import Maker
-
-    loader = Loader()
-    maker = Maker(loader)
-    while True:
-        try:
-            request = requests.get(timeout=IDLE)
-        except queue.Empty:
-            return
-        try:
-            _check_code(request.pop("own"))
-            if "folder" in request:
-                write({"made": _make(maker, Line(write), **request)})
-            else:
-                write(_introduced(loader, **request))
-        # The worker says it to the study, which goes on.
-        except Exception as error:
-            write(_failure(error))
-
-
-@cache
-def _digests(names: tuple[str, ...]) -> dict[str, str]:
-    from experiments.study.running.versions import of_modules
-
-    return of_modules([f"{name}:" for name in names])
-
-
-def _check_code(own: dict[str, str]) -> None:
-    """Checks the user's own modules, as they were when this process loaded them."""
-    from experiments.cli.errors import BadRequest
-
-    for name, digest in _digests(tuple(own)).items():
-        if digest != own[name]:
-            raise BadRequest(f"its code of {name} differs from the command's")
-
-
-def _introduced(loader: Any, argv: list[str], seed: int) -> dict[str, Any]:
-    """Checks a run's flags, loads its data, and returns what all workers must share."""
-    from experiments.study.running.versions import of_settings
-
-    devices = loader.components(argv, seed).trainer.layout.devices
-    return {
-        "devices": f"{len(devices)} {devices[0].platform}",
-        "settings": of_settings(),
-    }
-
-
-def _make(maker: Any, line: Line, argv: list[str], seed: int, folder: str) -> str:
-    """Makes a run, which nothing but the end of this process stops."""
-    return maker.make(argv, seed, Path(folder), line, lambda: 0)
-
-
-def _failure(error: Exception) -> dict[str, Any]:
-    """Returns the answer for a run that raised an error."""
-    from experiments.study.running.serial import described
-
-    line, is_request = described(error)
-    # A full disk would fail all others, too.
-    is_disk = isinstance(error, OSError) and error.errno in FULL
-    return {"disk" if is_disk else "failed": line, "is_request": is_request}
-
-
-def _take_stdout() -> Write:
-    """Keeps stdout for the answers: what libraries print goes to stderr."""
-    answers, lock = os.dup(1), threading.Lock()
+    """Makes the runs of the share that the supervisor has announced."""
+    side = join_supervisor()
+    assert side is not None
+    # What libraries print goes to stderr.
+    out = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
 
-    def write(message: dict[str, Any]) -> None:
-        data = encode(message)
-        with lock:
-            while data:
-                data = data[os.write(answers, data) :]
+    def write(message: Message) -> None:
+        out.write(encode(message).encode() + b"\n")
+        out.flush()
 
-    return write
-
-
-def _beat(write: Write) -> NoReturn:
-    """Gives signs of life."""
-    while True:
-        write({})
-        time.sleep(BEAT)
+    sys.stderr = Notes(write)
+    order = Order(**side.announced)
+    os.environ.update(order.environment)
+    _make(order, write)
+    side.leave(0)
 
 
-def _read(requests: "queue.SimpleQueue[dict[str, Any]]") -> NoReturn:
-    """Passes requests on; ends the process once the worker is gone."""
-    for line in sys.stdin.buffer:
-        requests.put(decode(line) or {})
-    end_all()
+def _make(order: Order, write: Write) -> None:
+    """Makes the runs of a share."""
+    from experiments.study.grid import Loader  # imports jax
+    from experiments.study.running.maker import Maker, described
+
+    loader = Loader()
+    try:
+        write(_ready(order, loader))
+    except Exception as error:
+        return write(Unfit(described(error).line))
+    maker = Maker(loader, order.argv)
+    for seed in order.seeds:
+        folder = Path(order.folder or "", f"seed-{seed}")
+        try:
+            # Nothing but the end of this process stops a run.
+            outcome = maker.make(seed, folder, write, lambda: 0)
+        except OSError as error:
+            outcome = described(error)._replace(is_full=error.errno in FULL)
+        write(outcome)
+
+
+def _ready(order: Order, loader: "Loader") -> Ready:
+    """Takes jax's settings, checks the user's modules, and loads the study's data."""
+    import jax
+
+    from experiments.study.running import versions
+
+    for name, value in order.settings.items():
+        jax.config.update(name, value)
+    for name, digest in versions.of_modules(f"{name}:" for name in order.own).items():
+        if digest != order.own[name]:
+            raise BadRequest(f"its code of {name} differs from the command's")
+    argv, seed = order.first
+    devices = loader.plan(argv, seed)[0].trainer.layout.devices
+    return Ready(f"{len(devices)} {devices[0].platform}")
 
 
 if __name__ == "__main__":

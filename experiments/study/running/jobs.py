@@ -1,4 +1,4 @@
-"""Makes the missing runs of a study by jobs on a Dask cluster."""
+"""Makes the missing runs of a study by jobs: shares of them, each a task of Dask's."""
 
 import math
 import os
@@ -7,265 +7,285 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import jax
+
+from experiments.cli.errors import BadRequest
+from experiments.launch.cluster.connection import cluster, dashboard
+from experiments.launch.cluster.roster import Roster
+from experiments.launch.cluster.seats import Seat
+from experiments.launch.cluster.view import ClusterView
+from experiments.launch.cluster.workers import expected
+from experiments.study.config import StudyConfig
 from experiments.study.grid import is_done
-from experiments.study.running import member
+from experiments.study.running import messages, versions
 from experiments.study.running.maker import Stopped, unfinished
-from experiments.study.running.plan import Failure, Plan, Run, Share
+from experiments.study.running.member import Order, make_share
+from experiments.study.running.plan import Plan, Share
 from experiments.study.running.progress import RunLine, StudyProgress
-from experiments.study.running.workers import Answer, Worker, Workers
 from experiments.training import records
+from experiments.training.devices import cores, environment
+from experiments.training.versions import versions as of_packages
 
 if TYPE_CHECKING:
     from distributed import Client, Future
 
-TICK = 0.1  # seconds between two looks at messages
+# Seconds.
+TICK = 0.05  # between two looks at messages
+LOSS = 60.0  # without an answer after which a scheduler counts as lost
+FAREWELL = 5.0  # for the workers to end their processes
+REST = 5.0  # for a worker that retires to leave
+SEEING = 60.0  # for the files of another machine to be seen
+PATIENCE = 30.0  # without a worker after which the user hears of it
+
+SETTINGS = "jax_enable_x64", "jax_default_matmul_precision", "jax_default_prng_impl"
 MOST_KILLS = 3  # of its process, after which a run is given up
-FAREWELL = 5.0  # seconds for the workers to end their processes
-REST = 5.0  # seconds for a worker that retires to leave
-SEEING = 60.0  # seconds for the files of another machine to be seen
-PATIENCE = 30.0  # seconds without a worker after which the user hears of it
-
-
-class Lost(OSError):
-    """The scheduler is gone; the message is one line for the user."""
 
 
 @dataclass(eq=False)
 class Job:
-    """A place for one run at a time on a worker.
+    """A share that a worker makes.
 
     Attributes:
-        worker: on which it lies.
-        share: the runs that it makes.
-        run: the one that it makes now.
-        line: where that is shown.
+        seat: the worker.
+        share: the runs that it has not made yet.
         future: its Dask task.
-        began: when that was sent, by time.monotonic().
-        rests_until: when it may begin the next one.
+        line: shows the first run.
     """
 
-    worker: Worker
-    share: Share | None = None
-    run: Run | None = None
-    line: RunLine | None = None
-    future: "Future | None" = None
-    began: float = 0.0
-    rests_until: float = 0.0
+    seat: Seat
+    share: Share
+    future: "Future"
+    line: RunLine
+
+    @property
+    def worker(self) -> str:
+        """The worker, for the user."""
+        return f"the Dask worker {self.seat.address} on {self.seat.host[0]}"
 
 
-def make(plan: Plan, workers: Workers, asked_to_stop: Callable[[], int]) -> None:
-    """Makes all runs of a plan.
+def make(
+    config: StudyConfig,
+    plan: Plan,
+    bar: StudyProgress,
+    asked_to_stop: Callable[[], int],
+) -> None:
+    """Makes all runs of a plan on a cluster.
 
     Args:
+        config: of the study.
         plan: the missing runs.
-        workers: of the cluster.
+        bar: shows them.
         asked_to_stop: looked at all the time.
 
     Raises:
+        BadRequest: the workers of this command's own cluster are unfit.
         Stopped: the user asked to. Runs under way are discarded.
-        Lost: the scheduler is gone.
-        OSError: a file cannot be written; runs that are done stay.
+        OSError: a file cannot be written, or the scheduler is gone; runs that are done
+            stay.
+        Unreachable: no scheduler answers.
     """
-    jobs = Jobs(plan, workers)
-    try:
-        jobs.make(asked_to_stop)
-    finally:
-        jobs.close()
+    with cluster(config.scheduler, min(config.jobs, plan.total - plan.done)) as client:
+        bar.say(f"dashboard: {dashboard(client)}")
+        jobs = Jobs(client, config, plan, bar)
+        try:
+            jobs.make(asked_to_stop)
+        finally:
+            jobs.close()
 
 
-@dataclass
+def job_environment(devices: int | None) -> dict[str, str]:
+    """Returns the variables of the jobs' processes: their devices and threads.
+
+    They are those of this process, so that the jobs' bits are, wherever they run.
+    """
+    if devices is not None:
+        return environment(devices, devices)
+    if jax.default_backend() != "cpu":
+        return {}
+    threads = os.environ.get("NPROC", str(cores()))
+    return environment(jax.local_device_count(), int(threads))
+
+
 class Jobs:
-    """The jobs of a study, and their messages."""
+    """The jobs of a study; the arguments are those of `make`."""
 
-    plan: Plan
-    workers: Workers
-    _jobs: list[Job] = field(default_factory=list)
-    _kills: Counter[Path] = field(default_factory=Counter)
-    _waits_since: float = field(default_factory=time.monotonic)
-
-    @property
-    def _bar(self) -> StudyProgress:
-        return self.workers.bar
-
-    @property
-    def _client(self) -> "Client":
-        return self.workers.client
+    def __init__(
+        self, client: "Client", config: StudyConfig, plan: Plan, bar: StudyProgress
+    ):
+        first = plan.planned[0]
+        self._order = Order(
+            study=secrets.token_hex(8),
+            directory=os.getcwd(),
+            environment={
+                **job_environment(config.devices_per_job),
+                "XLA_FLAGS": os.environ.get("XLA_FLAGS", ""),
+            },
+            settings={name: getattr(jax.config, name) for name in SETTINGS},
+            own=versions.of_modules(config.factories),
+            # One that this command has loaded itself.
+            first=(first.argv, first.seeds[0]),
+        )
+        meant = expected(of_packages(), config.factories)
+        self._client, self._plan, self._bar = client, plan, bar
+        self._view = ClusterView(client, config.scheduler or "of this command", LOSS)
+        self._roster = Roster(
+            client, self._order.study, meant, config.folder.absolute(), bar.say
+        )
+        self._jobs = dict[str, Job]()  # by the key of their task
+        self._lingering = set[str]()  # keys of tasks whose process may run
+        self._kills = Counter[Path]()
+        self._barred = dict[str, float]()  # workers, and until when they get no work
+        self._devices = ""  # of every process, in words
+        self._waits_since = time.monotonic()
+        self._inbox = queue.SimpleQueue[dict[str, Any]]()
+        # Called in another thread.
+        client.subscribe_topic(
+            self._order.study, lambda event: self._inbox.put(event[1])
+        )
 
     def make(self, asked_to_stop: Callable[[], int]) -> None:
-        """Makes all runs; the errors are those of `make`."""
-        topic = self.workers.terms.study
-        # Called in another thread.
-        self._client.subscribe_topic(
-            topic, lambda event: self.workers.inbox.put(event[1])
-        )
-        while not self.plan.is_over:
+        """Makes all runs; the errors are those of the function."""
+        while not self._plan.is_over:
             if asked_to_stop():
                 raise Stopped
-            if line := self.workers.view.lost:
-                raise Lost(line)
-            self._look()
-            now = time.monotonic()
-            for job in self._jobs:
-                if job.run is None and now >= job.rests_until:
-                    self._begin(job)
-            with suppress(queue.Empty):
-                self._take(self.workers.inbox.get(timeout=TICK))
-                while True:
-                    self._take(self.workers.inbox.get_nowait())
+            if line := self._view.lost:
+                raise ConnectionError(line)
+            self._hand_out(self._view.workers)
+            self._listen()
 
     def close(self) -> None:
         """Ends all processes of the study, on all workers."""
-        self.workers.roster.close()
-        self.workers.view.close()
+        self._roster.close()
+        self._view.close()
         if self._client.status != "running":
             return
-        self._client.cancel(
-            [job.future for job in self._jobs if job.future], force=True
-        )
-        study = self.workers.terms.study
-        ends = [
-            self._client.submit(
-                member.dismiss,
-                study,
-                workers=[address],
-                pure=False,
-                key=f"end-{i}-{study}",
-            )
-            for i, address in enumerate(self.workers.asked)
-        ]
+        self._client.cancel([job.future for job in self._jobs.values()], force=True)
+        self._jobs.clear()
         deadline = time.monotonic() + FAREWELL
-        while not all(end.done() for end in ends) and time.monotonic() < deadline:
-            time.sleep(TICK / 2)
+        while self._lingering and time.monotonic() < deadline:
+            self._listen()
 
-    def _look(self) -> None:
-        """Looks for lost workers, and makes jobs on those that were let in."""
-        for worker in self.workers.look():
-            for job in [job for job in self._jobs if job.worker == worker]:
-                self._jobs.remove(job)
-                self._lose(job, f"the Dask worker {worker} is gone")
-        known = {job.worker.address for job in self._jobs}
-        for worker in self.workers.accepted.values():
-            if worker.address not in known:
-                self._jobs += [Job(worker) for _ in range(worker.slots)]
+    def _hand_out(self, present: frozenset[str]) -> None:
+        """Takes the jobs of lost workers back, and hands shares to those there are."""
+        for key, job in [*self._jobs.items()]:
+            if job.seat.address not in present:
+                self._take(key, messages.Ended(f"{job.worker} is gone"))
+            elif job.future.status in ("error", "cancelled", "lost"):
+                self._take(key, messages.Ended(f"its Dask task failed: {job.future}"))
+        self._roster.update(present)
+        now = time.monotonic()
+        self._barred = {x: t for x, t in self._barred.items() if x in present}
+        fit = present - {x for x, until in self._barred.items() if now < until}
+        busy = Counter(job.seat.address for job in self._jobs.values())
+        slots = {address: self._view.threads(address) for address in fit}
+        free = [
+            seat
+            for seat in self._roster.seats.values()
+            for _ in range(slots.get(seat.address, 0) - busy[seat.address])
+        ]
+        while free and (share := self._plan.take(sum(slots.values()))) is not None:
+            self._begin(free.pop(0), share)
         if self._jobs:
-            self._waits_since = time.monotonic()
-        elif time.monotonic() - self._waits_since > PATIENCE:
+            self._waits_since = now
+        elif now - self._waits_since > PATIENCE:
             self._bar.say("no worker to use: waiting for one")
             self._waits_since = math.inf  # said once, until there is one
 
-    def _begin(self, job: Job) -> None:
-        """Starts the next run of a job, if there is one."""
-        if job.share is not None and not job.share.waiting:
-            self._release(job)
-        job.share = job.share or self.plan.take()
-        if job.share is None:
-            return
-        run = job.run = job.share.waiting.pop(0)
-        job.line, job.began = self._bar.begin(run.name), time.monotonic()
-        folder = str(run.folder.absolute()) if job.worker.is_shared else None
-        job.future = self._client.submit(
-            member.make_run,
-            self.workers.terms,
-            run.argv,
-            run.seed,
-            folder,
-            workers=[job.worker.address],
-            key=f"{run.name}-{secrets.token_hex(4)}",
-            pure=False,
-            retries=0,
+    def _begin(self, seat: Seat, share: Share) -> None:
+        """Has a worker make a share."""
+        key, folder = f"{share.name}-{secrets.token_hex(4)}", share.folder.parent
+        order = self._order._replace(
+            argv=share.runs.argv,
+            seeds=[*share.seeds],
+            folder=str(folder.absolute()) if seat.sees_out else None,
         )
-        self.workers.expect(job.future)
+        future = self._client.submit(
+            make_share, order, workers=[seat.address], key=key, pure=False, retries=0
+        )
+        self._jobs[key] = Job(seat, share, future, self._bar.begin(share.name))
+        self._lingering.add(key)
 
-    def _take(self, message: Answer | dict[str, Any]) -> None:
-        """Takes an event of a run, an answer to the roster, or the end of a task."""
-        if isinstance(message, Answer):
-            if message.address:
-                return self.workers.introduced(message.address, message.found)
-            job = self._of(lambda future: future is message.future)
-            if job is not None:  # else it was given up
-                self._end(job, message.found)
-        elif "facts" in message:
-            self.workers.roster.take(message)
-        else:
-            job = self._of(lambda future: future.key == message["key"])
-            if job is not None and job.line is not None:
-                _show(job.line, message)
+    def _listen(self) -> None:
+        """Takes the messages that come in a while."""
+        time.sleep(TICK)
+        while not self._inbox.empty():
+            event = self._inbox.get()
+            if "facts" in event:
+                self._roster.take(event)
+            else:
+                self._take(event["key"], messages.decode(event["message"]))
 
-    def _of(self, matches: Callable[[Any], bool]) -> Job | None:
-        """Returns the job whose task matches."""
-        found = (x for x in self._jobs if x.future is not None and matches(x.future))
-        return next(found, None)
+    def _take(self, key: str, message: messages.Message) -> None:
+        """Takes a message of a job's process."""
+        if isinstance(message, messages.Ended):
+            self._lingering.discard(key)
+        if (job := self._jobs.get(key)) is None:  # it was given up
+            return
+        match message:
+            case messages.Ready(devices):
+                self._devices = self._devices or devices
+                if devices != self._devices:
+                    why = f"it computes on {devices}, the others on {self._devices}"
+                    self._refuse(key, why)
+            case messages.Unfit(why):
+                self._refuse(key, why)
+            case messages.Begun() | messages.Stepped() | messages.Noted():
+                job.line.show(message)
+            case messages.Refused(why, is_full=True) if job.seat.sees_out:
+                raise OSError(why)
+            case messages.Made(_, files) if files is not None:
+                _write(job.share.folder, files)
+                self._settle(job, message)
+            case messages.Made() if not _is_seen(job.share.folder):
+                why = "its files are not to be seen in the folder"
+                self._settle(job, messages.Refused(why))
+            case messages.Made() | messages.Refused():
+                self._settle(job, message)
+            case messages.Ended(why, is_to_blame):
+                self._end(key, why, is_to_blame)
 
-    def _end(self, job: Job, found: Mapping[str, Any]) -> None:
-        """Ends the run of a job."""
-        assert job.run and job.share and job.line
-        if "made" in found:
-            if found["files"] is not None:
-                _write(job.run.folder, found["files"])
-            elif not _is_seen(job.run.folder):
-                return self._fail(job, "its files are not to be seen in the folder")
-            job.line.end(found["made"])
-            self.plan.ended(job.share, time.monotonic() - job.began)
-            self._free(job)
-        elif "disk" in found and job.worker.is_shared:
-            raise OSError(found["disk"])
-        elif line := found.get("failed") or found.get("disk"):
-            self._fail(job, line, found["is_request"])
-        elif found.get("killed"):
-            self._lose(job, found["line"])
-        else:
-            # Its worker retires, or its process was idle for too long: nobody's fault.
-            job.rests_until = time.monotonic() + REST
-            self._lose(job, found.get("line", "its worker has given it up"), blame=0)
+    def _settle(self, job: Job, outcome: messages.Made | messages.Refused) -> None:
+        """Ends the run of a job, and shows its next one."""
+        job.line.end(outcome)
+        self._plan.ended(job.share, outcome)
+        if job.share.seeds:
+            job.line = self._bar.begin(job.share.name)
 
-    def _fail(self, job: Job, text: str, is_request: bool = False) -> None:
-        """Ends a run that could not be made; the study goes on."""
-        assert job.run and job.share and job.line
-        job.line.fail(text)
-        failure = Failure(job.run, text, is_request)
-        self.plan.ended(job.share, failure=failure)
-        self._free(job)
+    def _end(self, key: str, why: str, is_to_blame: bool) -> None:
+        """Ends a job; what it has not made is for another one."""
+        job = self._jobs[key]
+        if job.share.seeds:
+            self._kills[job.share.folder] += is_to_blame
+            if self._kills[job.share.folder] >= MOST_KILLS:
+                text = f"given up after {MOST_KILLS} times: {why}"
+                self._settle(job, messages.Refused(text))
+            else:
+                self._bar.say(f"{job.share.name}: {why}; it begins anew")
+        if not is_to_blame:
+            self._barred[job.seat.address] = time.monotonic() + REST
+        self._release(key)
 
-    def _lose(self, job: Job, why: str, blame: int = 1) -> None:
-        """Gives the run of a job to another one, unless it is poisonous."""
-        if job.run is None or job.share is None or job.line is None:
-            return self._release(job)
-        # Else it would begin again should the worker come back.
+    def _refuse(self, key: str, why: str) -> None:
+        """Gives a worker no more work, as it is unfit."""
+        if self._client.cluster is not None:  # nobody else will come
+            raise BadRequest(why)
+        job = self._jobs[key]
+        self._bar.say_once(f"{job.worker} is refused: {why}")
+        self._barred[job.seat.address] = math.inf
+        self._release(key)
+
+    def _release(self, key: str) -> None:
+        """Takes a job's share back, and ends its process."""
+        job = self._jobs.pop(key)
+        # It would begin again should a lost worker come back.
         self._client.cancel([job.future], force=True)
-        self._kills[job.run.folder] += blame
-        if self._kills[job.run.folder] >= MOST_KILLS:
-            self._fail(job, f"given up after {MOST_KILLS} times: {why}")
-            return self._release(job)
-        self._bar.say(f"{job.run.name}: {why}; it begins anew")
-        job.line.drop()
-        self.plan.give_back(job.share, job.run)
-        job.share = None
-        self._free(job)
-
-    def _release(self, job: Job) -> None:
-        """Takes its share from a job without a run."""
-        if job.share is not None:
-            self.plan.release(job.share)
-        job.share = None
-
-    def _free(self, job: Job) -> None:
-        """Makes a job ready for its next run."""
-        job.run = job.line = job.future = None
-
-
-def _show(line: RunLine, message: Mapping[str, Any]) -> None:
-    """Shows an event of a run."""
-    if "begin" in message:
-        line.begin(message["begin"])
-    elif "step" in message:
-        line.step(message["step"], message["loss"])
-    else:
-        line.note(message["note"])
+        if job.share.seeds:
+            job.line.drop()
+        self._plan.give_back(job.share)
 
 
 def _is_seen(folder: Path) -> bool:
@@ -278,7 +298,7 @@ def _is_seen(folder: Path) -> bool:
     return is_done(folder)
 
 
-def _write(folder: Path, files: Mapping[str, bytes]) -> None:
+def _write(folder: Path, files: Mapping[str, str]) -> None:
     """Writes the files of a run that was made without the study's folder."""
     with unfinished(folder) as place:
         place.mkdir(parents=True)

@@ -4,8 +4,9 @@ import shlex
 from collections.abc import Iterator, Sequence
 
 from experiments.cli.flags import PROGRAM
-from experiments.study.running.make import job_environment
-from experiments.study.running.plan import Plan, Run
+from experiments.study.grid import RunSet
+from experiments.study.running.jobs import job_environment
+from experiments.study.running.plan import Plan
 
 
 def commands(plan: Plan, devices: int | None) -> Iterator[str]:
@@ -15,22 +16,25 @@ def commands(plan: Plan, devices: int | None) -> Iterator[str]:
         plan: the missing runs that are known so far.
         devices: CPU devices, and threads, of each run; None: as here, on any machine.
     """
-    for run in plan.waiting():
+    for runs, seed in plan.waiting():
         # A run that was cut short goes on, if it has a checkpoint.
-        yield command(run, devices, ["--out", str(run.folder), "--resume"])
+        more = ["--out", str(runs.run(seed)), "--resume"]
+        yield command(runs, seed, devices, more)
 
 
-def command(run: Run, devices: int | None, more: Sequence[str] = ()) -> str:
+def command(
+    runs: RunSet, seed: int, devices: int | None, more: Sequence[str] = ()
+) -> str:
     """Returns the command of one run; `devices` as in `commands`."""
-    given = job_environment(devices)
-    prefix = ["env", *(f"{k}={x}" for k, x in given.items())] if given else []
-    own = ["--seed", str(run.seed), *more]
-    return shlex.join([*prefix, *PROGRAM.split(), *run.argv, *own])
+    environ = job_environment(devices)
+    prefix = ["env", *(f"{k}={x}" for k, x in environ.items())] if environ else []
+    words = [*PROGRAM.split(), *runs.argv, "--seed", str(seed), *more]
+    return shlex.join([*prefix, *words])
 
 
 def summary(plan: Plan) -> str:
     """Returns how many runs are listed, and how many are not known yet."""
-    listed = sum(1 for _ in plan.waiting())
+    listed = len(plan.waiting())
     missing = plan.total - plan.done
     text = f"{listed} of {plan.total} runs are listed"
     if missing > listed:

@@ -6,122 +6,127 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Protocol
-
-import jax
+from typing import Any
 
 from experiments.checkpoint import lock
 from experiments.cli import terminal
+from experiments.cli.errors import BadRequest
 from experiments.cli.flags import PROGRAM
+from experiments.launch.supervisor.child_side import LONGEST_TEXT
 from experiments.study.grid import Loader, is_done
 from experiments.study.running import own_files
+from experiments.study.running.messages import (
+    Begun,
+    Made,
+    News,
+    Noted,
+    Refused,
+    Stepped,
+)
 from experiments.training import records
 from experiments.training.measurements.draws import draws_from_seed
 from experiments.training.recording import record_config, train_and_record
 from experiments.training.run import Run, make_run, reseeded
+
+PAUSE = 0.1  # seconds between two reports of a step
 
 
 class Stopped(Exception):
     """The user asked to stop: the present run is discarded."""
 
 
-class RunReport(terminal.Report, Protocol):
-    """The display of one run."""
+class _Steps:
+    """The report of a run's steps, now and then; its evaluations are in its files."""
 
-    def begin(self, steps: int) -> None:
-        """Starts a run of so many local steps."""
-        ...
+    def __init__(self, report: Callable[[News], None]):
+        self._report, self._last = report, 0.0
 
-    def note(self, text: str) -> None:
-        """Shows a caution about the run."""
-        ...
+    def step(self, done: int, loss: float) -> None:
+        if time.monotonic() - self._last > PAUSE:
+            self._last = time.monotonic()
+            self._report(Stepped(done, loss))
+
+    def line(self, text: str) -> None: ...
 
 
 class Maker:
-    """Makes runs, and keeps the program of the last ones for those that share it.
+    """Makes runs that differ in their seed alone, by one program if that may be.
 
     Args:
         loader: makes plans, and keeps their data.
+        argv: flags of experiments.run, without --seed.
     """
 
-    def __init__(self, loader: Loader):
-        self._loader = loader
-        self._argv: Sequence[str] = ()
-        self._job: Run | None = None
+    def __init__(self, loader: Loader, argv: Sequence[str]):
+        self._loader, self._argv = loader, argv
+        self._last: Run | None = None
         self._draws: bool | None = None  # None: not known yet
 
     def make(
         self,
-        argv: Sequence[str],
         seed: int,
         folder: Path,
-        report: RunReport,
+        report: Callable[[News], None],
         asked_to_stop: Callable[[], int],
-    ) -> str:
-        """Makes one run, and returns its results in words.
+    ) -> Made | Refused:
+        """Makes one run.
 
         Args:
-            argv: flags of experiments.run, without --seed.
             seed: of the run.
             folder: of its files; it exists once all of them do.
-            report: where progress is shown.
+            report: takes its news.
             asked_to_stop: looked at before each dispatch.
 
         Raises:
-            BadRequest: flags that a run cannot have.
             Stopped: it was asked to.
             OSError: a file cannot be written.
         """
         started = time.perf_counter()
-        clear(folder)
-        is_first = tuple(argv) != self._argv
-        job = self._prepared(tuple(argv), seed)
-        if is_first and job.rounds.untrained:
-            report.note(
-                "the figures will be of the model as it was at the start: "
-                f"{job.rounds.untrained}"
-            )
-        report.begin(job.config.steps)
-        with unfinished(folder) as place:
-            summary = _trained(job, argv, place, report, asked_to_stop, started)
-        # Its state was given up; a run that failed leaves none for the next seed.
-        self._job = job
-        return _results(summary)
+        try:
+            clear(folder)
+            run = self._prepared(seed)
+            if why := run.rounds.untrained:
+                start = "the figures will be of the model as it was at the start"
+                report(Noted(f"{start}: {why}"))
+            report(Begun(run.config.steps))
+            with unfinished(folder) as place:
+                command = [*PROGRAM.split(), *self._argv, "--seed", str(seed)]
+                record_config(run, command, place, [])
+                outcome, summary = train_and_record(
+                    run, place, _Steps(report), asked_to_stop
+                )
+                if outcome.stopped:
+                    raise Stopped
+                summary["total_seconds"] = round(time.perf_counter() - started, 3)
+                records.finish(place, summary, outcome.progress.lines)
+        except (Stopped, OSError):
+            raise
+        # The others go on: of hundreds of runs one must not cost the night.
+        except Exception as error:
+            return described(error)
+        self._last = run
+        return Made(_results(summary))
 
-    def _prepared(self, argv: tuple[str, ...], seed: int) -> Run:
+    def _prepared(self, seed: int) -> Run:
         """Returns a run that can start, with the last one's programs if it may."""
-        if argv != self._argv:
-            # Else the programs of all cells stay in memory: 30 MB each.
-            if self._argv:
-                jax.clear_caches()
-            self._argv, self._job, self._draws = argv, None, None
-        job, self._job = self._job, None
-        if job is not None and self._draws is None:
-            self._draws = draws_from_seed(job, seed)
+        # Training gives its state up: a run that fails leaves none for the next seed.
+        last, self._last = self._last, None
+        if last is not None and self._draws is None:
+            self._draws = draws_from_seed(last, seed)
         # Seeds in turn cost one compilation, as seeds in a stack would: on CPU the
         # lanes fill the cores already.
-        if job is None or self._draws:
-            return make_run(*self._loader.plan(argv, seed))
-        return reseeded(job, seed)
+        if last is None or self._draws:
+            return make_run(*self._loader.plan(self._argv, seed))
+        return reseeded(last, seed)
 
 
-def _trained(
-    job: Run,
-    argv: Sequence[str],
-    out: Path,
-    report: RunReport,
-    asked_to_stop: Callable[[], int],
-    started: float,
-) -> dict[str, Any]:
-    """Trains, writes all files of a run, and returns its summary."""
-    command = [*PROGRAM.split(), *argv, "--seed", str(job.config.seed)]
-    record_config(job, command, out, [])
-    outcome, summary = train_and_record(job, out, report, asked_to_stop)
-    if outcome.stopped:
-        raise Stopped
-    summary["total_seconds"] = round(time.perf_counter() - started, 3)
-    records.finish(out, summary, outcome.progress.lines)
-    return summary
+def described(error: Exception) -> Refused:
+    """Returns an error in one line."""
+    text = " ".join(str(error).split())[:LONGEST_TEXT]
+    is_request = isinstance(error, BadRequest)
+    return Refused(
+        text if is_request else f"{type(error).__name__}: {text}", is_request
+    )
 
 
 def clear(folder: Path) -> None:

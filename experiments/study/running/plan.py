@@ -1,69 +1,65 @@
 """The plan of a study's missing runs: which of them a job makes next."""
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
 
 from experiments.cli import terminal
 from experiments.study.grid import RunSet, damage
+from experiments.study.running.messages import Made, Refused
 
 Choose = Callable[[RunSet], RunSet | None]
 """A run set whose trials have ended -> the same with the values chosen, if any ran."""
-
-
-class Run(NamedTuple):
-    """A run that is to be made.
-
-    Attributes:
-        name: of its cell and its seed, for the user.
-        argv: flags of experiments.run, without --seed.
-        seed: of the run.
-        folder: of its files.
-    """
-
-    name: str
-    argv: tuple[str, ...]
-    seed: int
-    folder: Path
 
 
 class Failure(NamedTuple):
     """A run that could not be made.
 
     Attributes:
-        run: the run.
+        runs: the run set that it is of.
+        seed: of the run.
         line: why, in one line.
         is_request: whether its flags were refused.
     """
 
-    run: Run
+    runs: RunSet
+    seed: int
     line: str
     is_request: bool = False
 
 
 @dataclass(eq=False)
 class Share:
-    """The runs of a cell that one job makes, one after the other.
+    """The runs that one job makes, one after the other.
 
-    A cell is one variant at one point with one set of values: its runs differ in their
-    seed alone, and share a program.
+    They are of one cell: one variant at one point with one set of values. So they
+    differ in their seed alone, and share a program.
 
     Attributes:
-        made: the index of the run set to report.
-        waiting: the runs that are yet to be started.
-        seconds: of its first run, whose program was compiled, and of the last one after
-            it; None while they are not known.
+        number: the index of the run set to report.
+        runs: the run set.
+        seeds: of the runs that have not ended; the first is under way.
     """
 
-    made: int
-    waiting: list[Run]
-    seconds: tuple[float | None, float | None] = (None, None)
+    number: int
+    runs: RunSet
+    seeds: list[int]
 
-    def timed(self, seconds: float) -> None:
-        """Notes how long a run took."""
-        first, _ = self.seconds
-        self.seconds = (seconds, None) if first is None else (first, seconds)
+    @property
+    def name(self) -> str:
+        """The first run, for the user."""
+        runs = self.runs
+        trial = runs.trial if runs.share is not None else ""
+        cell = " ".join(x for x in (runs.variant.label, runs.point, trial) if x)
+        return f"{cell}, seed {self.seeds[0]}"
+
+    @property
+    def folder(self) -> Path:
+        """The folder of the first run."""
+        return self.runs.run(self.seeds[0])
 
 
 @dataclass
@@ -87,112 +83,85 @@ class Plan:
     done: int = 0
     failures: list[Failure] = field(default_factory=list)
     found: list[RunSet | None] = field(default_factory=list)
-    _fresh: list[Share] = field(default_factory=list)
-    _begun: list[Share] = field(default_factory=list)
-    _left: dict[int, int] = field(default_factory=dict)  # trials, by run set
-    _seconds: tuple[float | None, float | None] = (None, None)  # of the latest share
+    _waiting: list[Share] = field(default_factory=list)
+    _taken: int = 0  # runs that jobs have, and that have not ended
+    _trials: Counter[int] = field(default_factory=Counter)  # left, by run set
 
     def __post_init__(self):
         self.found = [None] * len(self.planned)
         # All trials first: the final runs then fill the gaps at the end.
-        for index, made in enumerate(self.planned):
-            trials = [share for trial in made.trials for share in _shares(index, trial)]
-            self._fresh += trials
-            self._left[index] = sum(len(share.waiting) for share in trials)
-        for index, made in enumerate(self.planned):
-            self.total += sum(len(x.seeds) for x in (made, *made.trials))
-            if not self._left[index]:
-                self._fresh += self._finals(index)
-        waiting = sum(len(share.waiting) for share in self._fresh)
-        unknown = (len(x.seeds) for i, x in enumerate(self.planned) if self._left[i])
-        self.done = self.total - waiting - sum(unknown)
-
-    def take(self) -> Share | None:
-        """Returns what a free job makes next; None while there is nothing."""
-        share = self._fresh.pop(0) if self._fresh else self._cut()
-        if share is not None:
-            self._begun.append(share)
-        return share
-
-    def _cut(self) -> Share | None:
-        """Cuts the longest share that is under way by its seeds, if it is worth it."""
-        longest = max(self._begun, key=lambda x: len(x.waiting), default=None)
-        if longest is None or not longest.waiting:
-            return None
-        # The other job compiles the program once more: it would end later than the
-        # first one, where runs are short.
-        first, later = longest.seconds if longest.seconds[1] else self._seconds
-        if first and later and len(longest.waiting) * later < first:
-            return None
-        half = len(longest.waiting) // 2
-        share = Share(longest.made, longest.waiting[half:])
-        del longest.waiting[half:]
-        return share
-
-    def ended(
-        self, share: Share, seconds: float = 0.0, failure: Failure | None = None
-    ) -> None:
-        """Counts a run of a share that was made, in so many seconds, or that failed."""
-        if failure is None:
-            self.done += 1
-            share.timed(seconds)
-            if share.seconds[1]:
-                self._seconds = share.seconds
-        else:
-            self.failures.append(failure)
-        if not self._left[share.made]:
-            return
-        self._left[share.made] -= 1
-        if not self._left[share.made]:
-            # First of all that wait: their variant has been under way the longest.
-            self._fresh[:0] = self._finals(share.made)
-
-    def give_back(self, share: Share, run: Run) -> None:
-        """Takes back a run that its job did not end, and the rest of its share."""
-        share.waiting.insert(0, run)
-        self.release(share)
-
-    def release(self, share: Share) -> None:
-        """Takes a share back from its job; what waits is for another one."""
-        self._begun.remove(share)
-        if share.waiting:
-            # Another job compiles its program anew.
-            self._fresh.insert(0, Share(share.made, share.waiting))
+        for number, runs in enumerate(self.planned):
+            self.total += sum(len(x.seeds) for x in (runs, *runs.trials))
+            for trial in runs.trials:
+                self._trials[number] += self._add(number, trial, len(self._waiting))
+        for number in range(len(self.planned)):
+            if not self._trials[number]:
+                self._add_finals(number, len(self._waiting))
 
     @property
     def is_over(self) -> bool:
         """Whether nothing waits and nothing runs."""
-        return not self._fresh and not self._begun
+        return not self._waiting and not self._taken
 
-    def waiting(self) -> Iterator[Run]:
-        """Yields the missing runs that are known so far."""
-        for share in self._fresh:
-            yield from share.waiting
+    def waiting(self) -> list[tuple[RunSet, int]]:
+        """Returns the missing runs that are known so far, and that no job has."""
+        return [(share.runs, seed) for share in self._waiting for seed in share.seeds]
 
-    def _finals(self, index: int) -> list[Share]:
-        """Chooses the values of a run set, and returns its missing runs."""
-        made = self.planned[index]
-        found = self.choose(made)
-        if found is None:
-            run = next(_runs(made))
-            line = "none of its trials could be made, so its values are unknown"
-            self.failures.append(Failure(run, line, is_request=True))
-            return []
-        self.found[index] = found
-        return _shares(index, found)
+    def take(self, jobs: int = 1) -> Share | None:
+        """Returns what a free job makes next; None while there is nothing.
 
+        Args:
+            jobs: how many there are, busy ones included.
+        """
+        if not self._waiting:
+            return None
+        # A job's part of all that waits: the last shares are small, so that all jobs
+        # end at about the same time.
+        most = math.ceil(len(self.waiting()) / jobs)
+        share = self._waiting.pop(0)
+        if rest := share.seeds[most:]:
+            self._waiting.insert(0, replace(share, seeds=rest))
+            del share.seeds[most:]
+        self._taken += len(share.seeds)
+        return share
 
-def _shares(index: int, runs: RunSet) -> list[Share]:
-    """Returns the missing runs of a run set as a share; none if none is missing."""
-    missing = [*_runs(runs)]
-    return [Share(index, missing)] if missing else []
+    def ended(self, share: Share, outcome: Made | Refused) -> None:
+        """Counts the first run of a share, which was made, or failed."""
+        seed = share.seeds.pop(0)
+        self._taken -= 1
+        match outcome:
+            case Made():
+                self.done += 1
+            case Refused(line, is_request):
+                self.failures.append(Failure(share.runs, seed, line, is_request))
+        self._trials[share.number] -= 1
+        if self._trials[share.number] == 0:  # final runs count on, below it
+            # First of all that wait: their variant has been under way the longest.
+            self._add_finals(share.number, 0)
 
+    def give_back(self, share: Share) -> None:
+        """Takes back what a job has not made of its share."""
+        self._taken -= len(share.seeds)
+        if share.seeds:
+            self._waiting.insert(0, share)
 
-def _runs(runs: RunSet) -> Iterator[Run]:
-    """Yields the missing runs of a run set."""
-    trial = runs.trial if runs.share is not None else ""
-    name = " ".join(x for x in (runs.variant.label, runs.point, trial) if x)
-    for seed in runs.missing():
-        if why := damage(runs.run(seed)):
-            terminal.say(f"{why}: the run is made anew")
-        yield Run(f"{name}, seed {seed}", tuple(runs.argv), seed, runs.run(seed))
+    def _add_finals(self, number: int, place: int) -> None:
+        """Chooses the values of a run set, and adds its runs."""
+        planned = self.planned[number]
+        runs = self.found[number] = self.choose(planned)
+        if runs is not None:
+            self._add(number, runs, place)
+            return
+        line = "none of its trials could be made, so its values are unknown"
+        self.failures.append(Failure(planned, planned.seeds[0], line, is_request=True))
+
+    def _add(self, number: int, runs: RunSet, place: int) -> int:
+        """Adds the missing runs of a run set as a share, and returns their number."""
+        missing = runs.missing()
+        for seed in missing:
+            if why := damage(runs.run(seed)):
+                terminal.say(f"{why}: the run is made anew")
+        self.done += len(runs.seeds) - len(missing)
+        if missing:
+            self._waiting.insert(place, Share(number, runs, missing))
+        return len(missing)

@@ -10,6 +10,14 @@ from rich.progress import BarColumn, Progress, TimeElapsedColumn
 
 from experiments.cli import terminal
 from experiments.study.analysis.formatting import duration
+from experiments.study.running.messages import (
+    Begun,
+    Made,
+    News,
+    Noted,
+    Refused,
+    Stepped,
+)
 
 
 class StudyProgress:
@@ -30,9 +38,8 @@ class StudyProgress:
 
     def begin(self, name: str) -> "RunLine":
         """Starts the line of a run."""
-        line = RunLine(self, name)
-        self.lines.append(line)
-        return line
+        self.lines.append(RunLine(self, name))
+        return self.lines[-1]
 
     def say(self, text: str) -> None:
         """Shows a line."""
@@ -46,20 +53,15 @@ class StudyProgress:
 
     def show(self) -> None:
         """Shows the sum of all lines."""
-        at = sum(line.part for line in self.lines)
+        at = self.done + sum(line.part for line in self.lines)
         text = f"{self.done}/{self.total} runs"
         if len(self.lines) > 1:
             text += f", {len(self.lines)} running"
-        self.bar.update(
-            self._task,
-            completed=self.done + at,
-            description=text,
-            left=self.left(at),
-        )
+        self.bar.update(self._task, completed=at, description=text, left=self.left(at))
 
-    def left(self, at: float = 0.0) -> str:
-        """Returns the time left in words, with parts of the present runs done."""
-        made, missing = self.made + at, self.total - self.done - at
+    def left(self, at: float) -> str:
+        """Returns the time left in words, with so many runs and parts of runs done."""
+        made, missing = self.made + at - self.done, self.total - at
         # The first steps take much longer: they are compiled.
         if made < 0.2 or missing <= 0:
             return ""
@@ -68,7 +70,7 @@ class StudyProgress:
 
 
 class RunLine:
-    """The line of one run.
+    """The line of one run, from its begin to `end` or `drop`.
 
     Attributes:
         part: of the run that is done, from 0 to 1.
@@ -79,38 +81,32 @@ class RunLine:
         self._study, self._name, self._steps = study, name, 1
         self._task = study.bar.add_task(f"  {name}", total=1, left="")
 
-    def begin(self, steps: int) -> None:
-        """Starts the run, of so many local steps."""
-        self._steps = steps
+    def show(self, news: News) -> None:
+        """Shows news of the run; a caution once for all seeds of its cell."""
+        match news:
+            case Begun(steps):
+                self._steps = steps
+            case Stepped(done, loss):
+                self.part = done / self._steps
+                text = f"step {done}/{self._steps}  loss {terminal.figure(loss)}"
+                self._study.bar.update(self._task, completed=self.part, left=text)
+            case Noted(text):
+                cell = self._name.rpartition(", seed ")[0]
+                self._study.say_once(f"{cell}: {text}")
         self._study.show()
 
-    def step(self, done: int, loss: float) -> None:
-        """Shows that so many local steps are done, and the loss of the last one."""
-        self.part = done / self._steps
-        text = f"step {done}/{self._steps}  loss {terminal.figure(loss)}"
-        self._study.bar.update(self._task, completed=self.part, left=text)
-        self._study.show()
-
-    def line(self, text: str) -> None:
-        """Ignores an evaluation: a study shows the end of each run alone."""
-
-    def note(self, text: str) -> None:
-        """Shows a caution about the run's cell, once for all its seeds."""
-        cell = self._name.rpartition(", seed ")[0]
-        self._study.say_once(f"{cell}: {text}")
-
-    def end(self, text: str) -> None:
-        """Ends the run, and shows its results."""
+    def end(self, outcome: Made | Refused) -> None:
+        """Ends the run, and shows its results, or why it failed."""
         study = self._study
-        study.done, study.made = study.done + 1, study.made + 1
-        self.drop()
-        said = f"run {study.done}/{study.total} {self._name}: {text}  {study.left()}"
-        study.say(said.rstrip())
-
-    def fail(self, text: str) -> None:
-        """Ends the run, which failed."""
-        self.drop()
-        self._study.say(f"failed: {self._name}: {text}")
+        match outcome:
+            case Made(words):
+                study.done, study.made = study.done + 1, study.made + 1
+                self.drop()
+                at, left = f"{study.done}/{study.total}", study.left(study.done)
+                study.say(f"run {at} {self._name}: {words}  {left}".rstrip())
+            case Refused(why):
+                self.drop()
+                study.say(f"failed: {self._name}: {why}")
 
     def drop(self) -> None:
         """Removes the line: its run begins anew elsewhere, or never."""

@@ -2,11 +2,8 @@
 
 import hashlib
 import importlib
-import os
 from collections.abc import Iterable
 from pathlib import Path
-
-import jax
 
 from experiments.training.versions import versions
 
@@ -29,13 +26,6 @@ def of_modules(names: Iterable[str]) -> dict[str, str]:
     """
     modules = {name.partition(":")[0] for name in names if ":" in name}
     return {name: _digest(_file(name)) for name in sorted(modules)}
-
-
-def of_settings() -> dict[str, str]:
-    """Returns the settings of jax and XLA that change a run's bits."""
-    names = ("jax_enable_x64", "jax_default_matmul_precision", "jax_default_prng_impl")
-    found = {name: str(getattr(jax.config, name)) for name in names}
-    return {**found, "XLA_FLAGS": os.environ.get("XLA_FLAGS", "")}
 
 
 def _file(module: str) -> Path:
