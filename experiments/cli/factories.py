@@ -11,15 +11,19 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import syncalgos
 from experiments import tasks
-from experiments.cli import library, signatures
+from experiments.cli import signatures
 from experiments.cli.errors import BadRequest, explained, place
-from experiments.cli.library import checks
 from experiments.cli.signatures import Signature
 from experiments.cli.words import literal, number, whole
 from experiments.exit_codes import Terminated
+from syncalgos import checks
 
 Factory = Callable[..., Any]
+
+# The registry's names are those of its files, which need no import.
+_ALGORITHMS = sorted(Path(syncalgos.__file__).parent.glob("algorithms/[!_]*.py"))
 
 
 class Kind(NamedTuple):
@@ -47,7 +51,7 @@ ALGORITHM = Kind(
     "algorithm",
     "syncalgos.algorithms",
     frozenset({"axis", "seed", "learning_rate", "optimizer", "hosts", "stacked"}),
-    library.ALGORITHMS,
+    {path.stem: path for path in _ALGORITHMS},
     "; to compare several: python -m experiments.compare --algos ",
 )
 TASK = Kind(

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from experiments.cli.factories import argument_texts
-from experiments.cli.library import checks
 from experiments.cli.words import axes, check_axes, indices, number, whole
+from syncalgos import checks
 
 P = typing.ParamSpec("P")
 Scope = Literal["run", "start", "process"]
