@@ -1,40 +1,31 @@
-"""Pluggable synchronization algorithms for data-parallel training in JAX."""
+"""Pluggable synchronization algorithms for data-parallel training in JAX.
 
-from syncalgos import collectives as collectives
-from syncalgos import reducers as reducers
-from syncalgos.algorithms import *  # noqa: F403  every algorithm, and ALGORITHMS
-from syncalgos.collectives import WORKERS as WORKERS
-from syncalgos.combinators.chain import chain as chain
-from syncalgos.combinators.decided import decided as decided
-from syncalgos.combinators.delayed import delayed as delayed
-from syncalgos.combinators.ema import ema as ema
-from syncalgos.combinators.masked import masked as masked
-from syncalgos.combinators.participation import paced as paced
-from syncalgos.combinators.participation import participating as participating
-from syncalgos.combinators.participation import sampled as sampled
-from syncalgos.combinators.primitives import at_syncs as at_syncs
-from syncalgos.combinators.primitives import average as average
-from syncalgos.combinators.primitives import outer_step as outer_step
-from syncalgos.combinators.primitives import reduce_with as reduce_with
-from syncalgos.combinators.primitives import reset as reset
-from syncalgos.combinators.schedule import after as after
-from syncalgos.combinators.schedule import at_end as at_end
-from syncalgos.combinators.schedule import every as every
-from syncalgos.combinators.schedule import until as until
-from syncalgos.combinators.schedule import when as when
-from syncalgos.engine.data_parallel import DataParallel as DataParallel
-from syncalgos.engine.data_parallel import TrainState as TrainState
-from syncalgos.engine.losses import per_example as per_example
-from syncalgos.engine.losses import stateless as stateless
-from syncalgos.engine.sharded_tables import lookup as lookup
-from syncalgos.ledger.counting import Communication as Communication
-from syncalgos.ledger.counting import communication as communication
-from syncalgos.one_worker import as_optimizer as as_optimizer
-from syncalgos.reducers import mean as mean
-from syncalgos.strategy import Facts as Facts
-from syncalgos.strategy import MeanCenter as MeanCenter
-from syncalgos.strategy import Replica as Replica
-from syncalgos.strategy import Strategy as Strategy
-from syncalgos.strategy import declares as declares
+The public names are those of `_public.py`, which the first use of one imports: jax
+takes most of a second to import, and a command line can refuse a flag without it.
+"""
+
+from importlib import import_module
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
 __version__ = "0.2.0"
+
+if TYPE_CHECKING:
+    from syncalgos._public import *  # noqa: F403
+else:
+
+    def __getattr__(name):
+        """Imports a module of the package by its name, or all public names."""
+        if find_spec(f"{__name__}.{name}"):
+            return import_module(f"{__name__}.{name}")
+        names = vars(import_module("syncalgos._public"))
+        public = {key: value for key, value in names.items() if key[0] != "_"}
+        public["__all__"] = [*public]
+        globals().update(public)
+        if name not in public:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return public[name]
+
+    def __dir__():
+        """Lists the public names, which may not be imported yet."""
+        return [*__getattr__("__all__"), "__version__"]

@@ -1,6 +1,6 @@
 """Checks of arguments: an error is one line that says what is possible instead.
 
-Importing this file imports no jax: the command line loads it by itself.
+Importing this file imports no jax, which the command line need not wait for.
 """
 
 import difflib

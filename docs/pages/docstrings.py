@@ -85,6 +85,6 @@ def linked(part: str) -> str:
     """Turns `code`, or the text between, into Markdown."""
     if part.startswith("`"):
         name = part.strip("`")
-        return f"{{py:obj}}`~syncalgos.{name}`" if name in vars(syncalgos) else part
+        return f"{{py:obj}}`~syncalgos.{name}`" if name in dir(syncalgos) else part
     escaped = re.sub(r"([*<$])", r"\\\1", part)
     return re.sub(r"docs/([\w-]+\.md)", r"[\1](/\1)", escaped)

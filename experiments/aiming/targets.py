@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 from experiments.aiming import chips
 from experiments.aiming.chips import Chip
 from experiments.cli.errors import BadRequest
-from experiments.cli.library import checks
 from experiments.study.network import Network
+from syncalgos import checks
 
 Device = Any  # jax.Device, which type checkers do not take for a type
 PLATFORMS = {"tpu": chips.TPUS, "cuda": chips.GPUS}

@@ -11,16 +11,20 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import syncalgos
 from experiments import tasks
-from experiments.cli import library, signatures
+from experiments.cli import signatures
 from experiments.cli.errors import BadRequest, explained, place
-from experiments.cli.library import checks
 from experiments.cli.signatures import Signature
 from experiments.cli.words import literal, number, whole
 from experiments.exit_codes import Terminated
+from syncalgos import checks
 
 Factory = Callable[..., Any]
 OWN = "your own"  # the name of what Python code has given as an object
+
+# The registry's names are those of its files, which need no import.
+_ALGORITHMS = sorted(Path(syncalgos.__file__).parent.glob("algorithms/[!_]*.py"))
 
 
 class Kind(NamedTuple):
@@ -48,7 +52,7 @@ ALGORITHM = Kind(
     "algorithm",
     "syncalgos.algorithms",
     frozenset({"axis", "seed", "learning_rate", "optimizer", "hosts", "stacked"}),
-    library.ALGORITHMS,
+    {path.stem: path for path in _ALGORITHMS},
     "; to compare several: python -m experiments.compare --algos ",
 )
 TASK = Kind(

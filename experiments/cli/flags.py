@@ -9,7 +9,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from experiments.cli import factories, library
+import syncalgos
+from experiments.cli import factories
 from experiments.cli.errors import BadRequest
 from experiments.cli.factories import ALGORITHM, TASK, Kind
 from experiments.cli.settings import Setting, settings_of
@@ -189,7 +190,7 @@ def add_version(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--version",
         action=_Show,
-        text=lambda: f"syncalgos {library.version()}",
+        text=lambda: f"syncalgos {syncalgos.__version__}",
         help="show the version, and exit",
     )
 

@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from experiments.cli.library import checks
 from experiments.cli.words import axes, check_axes, indices, number, whole
+from syncalgos import checks
 
 P = typing.ParamSpec("P")
 Scope = Literal["run", "start", "process"]

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from experiments.cli.errors import BadRequest
-from experiments.cli.library import checks
+from syncalgos import checks
 
 OF_WORKERS = ("devices", "lanes")  # the engine's names, which no axis in a worker has
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from experiments.cli.library import checks
+from syncalgos import checks
 
 LEAST = 10  # examples of a worker's shard, in a Dirichlet partition
 DRAWS = 1000  # of Dirichlet partitions, before it counts as impossible

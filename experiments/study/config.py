@@ -15,7 +15,6 @@ from experiments.cli import flags
 from experiments.cli.errors import BadRequest
 from experiments.cli.factories import ALGORITHM
 from experiments.cli.flags import PAPER
-from experiments.cli.library import checks
 from experiments.cli.settings import Group, checked, flag, settings_of
 from experiments.cli.words import cleaned
 from experiments.launch.cluster.connection import check_installed
@@ -24,6 +23,7 @@ from experiments.study.network import Network
 from experiments.study.search_space import MOST_RUNS, Range, Words
 from experiments.study.spec import Variant
 from experiments.training import config as training
+from syncalgos import checks
 
 PROGRAM = "python -m experiments.compare"
 # The study without flags compares algorithms, not rates.

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from experiments.cli.library import checks
 from experiments.training.measurements.sends import Sends
+from syncalgos import checks
 
 
 class Network(NamedTuple):

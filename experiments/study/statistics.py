@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from experiments.cli.library import checks
+from syncalgos import checks
 
 # Fewer pairs do not show whether their differences are far from normal.
 MIN_SEEDS = 5

@@ -18,9 +18,9 @@ from typing import Any, Literal
 
 from experiments.cli import flags
 from experiments.cli.factories import ALGORITHM, TASK
-from experiments.cli.library import checks
 from experiments.cli.settings import Group, Setting, checked, flag, settings_of
 from experiments.tasks import Schedule
+from syncalgos import checks
 
 TASKS = "the task's"
 FILES = Group(

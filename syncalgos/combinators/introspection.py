@@ -7,7 +7,7 @@ declared forms are recognised here alone.
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -78,6 +78,14 @@ def combination(strategy: Strategy) -> Combination:
     """The structure of a strategy; a sync that no combinator made is a whole."""
     sync = strategy.sync
     return sync if isinstance(sync, Combination) else Combination(sync)
+
+
+def inside(strategy: Strategy) -> Iterator[Combination]:
+    """The structure of a strategy, and of all that are inside."""
+    made = combination(strategy)
+    yield made
+    for member in made.members:
+        yield from inside(member)
 
 
 def rebuilt(strategy: Strategy, change: Change) -> Strategy:
@@ -175,10 +183,8 @@ def lands(strategy: Strategy, step: Any) -> Any:
 
 def ever_syncs(strategy: Strategy) -> bool:
     """Whether the strategy changes replicas at any step, and not gradients alone."""
-    made = combination(strategy)
-    if made.members:
-        return any(map(ever_syncs, made.members))
-    return made.call is not keep_replica
+    wholes = [x for x in inside(strategy) if not x.members]
+    return any(x.call is not keep_replica for x in wholes)
 
 
 def rounds(strategy: Strategy) -> tuple[Rounds, ...]:
@@ -193,14 +199,12 @@ def rounds(strategy: Strategy) -> tuple[Rounds, ...]:
 
 def is_clocked(strategy: Strategy) -> bool:
     """Whether a combinator that works at every local step is in this strategy."""
-    made = combination(strategy)
-    return made.clocked or any(map(is_clocked, made.members))
+    return any(x.clocked for x in inside(strategy))
 
 
 def decides(strategy: Strategy) -> bool:
     """Whether the workers' data decide on when the strategy acts; see `decided`."""
-    made = combination(strategy)
-    return made.behind is not None or any(map(decides, made.members))
+    return any(x.behind is not None for x in inside(strategy))
 
 
 def check_undecided(where: str, strategy: Strategy) -> None:
@@ -228,14 +232,11 @@ def check_not_steady(where: str, strategy: Strategy) -> None:
     Raises:
         ValueError: such a strategy.
     """
-    made = combination(strategy)
-    if made.steady:
+    if any(x.steady for x in inside(strategy)):
         raise ValueError(
             f"{where}: this strategy acts at every local step, as async_diloco does to "
             "hold slower workers back: give it a period of its own instead"
         )
-    for member in made.members:
-        check_not_steady(where, member)
 
 
 def reduces(strategy: Strategy) -> bool:

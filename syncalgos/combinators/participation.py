@@ -145,32 +145,17 @@ def _participating(strategy, schedule, stale, axis) -> Strategy:
         )
 
     def reduce(grads, replica, state, step):
-        def weighted():
-            with collectives.counting(_own_share(schedule, step, axis)):
-                new, inner = apply_reduce(
-                    strategy,
-                    collectives.weighted(grads),
-                    replica,
-                    state.strategy,
-                    step,
-                )
+        def weighted(_):
+            mine = collectives.weighted(grads)
+            new, inner = apply_reduce(strategy, mine, replica, state.strategy, step)
             return new, state._replace(strategy=inner)
 
-        return lax.cond(
-            _anybody(schedule, step, axis),
-            weighted,
-            lambda: (jax.tree.map(jnp.zeros_like, grads), state),
-        )
+        none = jax.tree.map(jnp.zeros_like, grads)
+        return _among(schedule, step, axis, weighted, (none, state))
 
     def sync(replica, state, step):
-        def weighted():
-            own = _own_share(schedule, step, axis)
-            with collectives.counting(own):
-                return _weighted_sync(strategy, stale, replica, state, step, own)
-
-        return lax.cond(
-            _anybody(schedule, step, axis), weighted, lambda: (replica, state)
-        )
+        weighted = partial(_weighted_sync, strategy, stale, replica, state, step)
+        return _among(schedule, step, axis, weighted, (replica, state))
 
     # A whole, as its state is one: others must not take its members apart.
     landing = partial(introspection.lands, strategy)
@@ -220,15 +205,19 @@ def _weights(schedule: Schedule, step: Any, workers: int) -> jax.Array:
     return weights
 
 
-def _anybody(schedule: Schedule, step: Any, axis: Axis) -> jax.Array:
-    """Whether anybody takes part."""
-    return jnp.sum(_weights(schedule, step, collectives.size(axis))) > 0
-
-
-def _own_share(schedule: Schedule, step: Any, axis: Axis) -> jax.Array:
-    """This worker's N w / Σw at a step at which somebody takes part."""
+def _among(
+    schedule: Schedule, step: Any, axis: Axis, weighted: Callable, otherwise: PyTree
+) -> PyTree:
+    """What `weighted` makes of this worker's N w / Σw, where anybody takes part."""
     weights = _weights(schedule, step, collectives.size(axis))
-    return len(weights) * weights[collectives.index(axis)] / jnp.sum(weights)
+    total = jnp.sum(weights)
+
+    def act():
+        share = len(weights) * weights[collectives.index(axis)] / total
+        with collectives.counting(share):
+            return weighted(share)
+
+    return lax.cond(total > 0, act, lambda: otherwise)
 
 
 def share_in(

@@ -53,9 +53,9 @@ def compile_all(
     params = Own(Replica(state.replica.params))
     compiled.compile(
         [
-            compiled.asked_of_state(worker.RUN, own, local, steps),
-            compiled.asked_of_state(worker.EVALUATE, own, fixed, rows),
-            compiled.asked_of_params(worker.DIVERGENCE, params),
+            compiled.of_state(worker.RUN, own, local, steps),
+            compiled.of_state(worker.EVALUATE, own, fixed, rows),
+            compiled.of_params(worker.DIVERGENCE, params),
         ]
     )
 

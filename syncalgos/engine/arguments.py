@@ -2,7 +2,7 @@
 
 import inspect
 import traceback
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -124,23 +124,25 @@ _REFUSED = {
 
 def check_opt_state(opt_state: PyTree) -> None:
     """Raises a ValueError for the state of an optimizer that the engine cannot run."""
+    for name in _states(opt_state, _REFUSED):
+        raise ValueError(f"optimizer: {_REFUSED[name]}")
 
-    def is_refused(node: Any) -> bool:
-        return type(node).__name__ in _REFUSED
 
-    for node in filter(is_refused, jax.tree.leaves(opt_state, is_leaf=is_refused)):
-        raise ValueError(f"optimizer: {_REFUSED[type(node).__name__]}")
+def _states(opt_state: PyTree, names: Container[str]) -> list[str]:
+    """The classes of states in an optimizer's, of those of these names."""
+
+    def is_one(node: Any) -> bool:
+        return type(node).__name__ in names
+
+    nodes = jax.tree.leaves(opt_state, is_leaf=is_one)
+    return [type(node).__name__ for node in filter(is_one, nodes)]
 
 
 def check_plateau(opt_state: PyTree) -> None:
     """Raises a ValueError for a rate that each worker would lower by its own loss."""
-
-    def is_plateau(node: Any) -> bool:
-        return type(node).__name__ == "ReduceLROnPlateauState"
-
     # Such rates drift apart, and none rises again: a worker whose loss rises because
     # the others differ from it would soon no longer train.
-    if any(map(is_plateau, jax.tree.leaves(opt_state, is_leaf=is_plateau))):
+    if _states(opt_state, {"ReduceLROnPlateauState"}):
         raise ValueError(
             "optimizer: reduce_on_plateau follows the loss, which is each worker's own "
             "where the strategy does not reduce gradients, so that workers would train "

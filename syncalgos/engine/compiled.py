@@ -3,7 +3,6 @@
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -11,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from syncalgos.collectives import PyTree
+from syncalgos.collectives import WORKERS, PyTree
 from syncalgos.engine import arguments, worker
 from syncalgos.engine.lanes import execution, replication, selection, traces
 from syncalgos.engine.placement import backends, shardings, state_memory
@@ -19,6 +18,7 @@ from syncalgos.engine.placement.backends import Replicated
 from syncalgos.engine.placement.layout import DEVICES, Layout
 from syncalgos.engine.program import Inputs, Model, Outputs, Own, Program, Shared
 from syncalgos.engine.state import of_one
+from syncalgos.jaxprs import equations
 from syncalgos.reducers.stacking.shards import Sharding, known
 
 
@@ -48,9 +48,9 @@ _SPECIAL = {
 
 # jax's own collectives that may fail over WORKERS, and what to take instead.
 _OURS = {
-    "all_gather": "gather",
-    "psum_scatter": "mean",
-    "ppermute": "shift",
+    "all_gather": ("all_gather", "gather"),
+    "reduce_scatter": ("psum_scatter", "mean"),
+    "ppermute": ("ppermute", "shift"),
 }
 
 
@@ -88,14 +88,14 @@ class Compiled:
         layout = self._layout
         own = np.array(layout.own_workers, np.int32).reshape(layout.own_shape)
         numbers = layout.split(own, layout.sharding(DEVICES))
-        outputs = self.call(worker.INIT, numbers, model, sharding=sharding)
+        outputs = self.run(self._call(worker.INIT, numbers, model, sharding=sharding))
         self._replication.note(outputs.own)
         return outputs
 
     def of_state(
         self, program: Program, own: Own, shared: Shared, batches: PyTree = ()
-    ) -> Outputs:
-        """Runs a program on all workers.
+    ) -> Call:
+        """Makes the call of a program on all workers.
 
         Args:
             program: which.
@@ -106,31 +106,43 @@ class Compiled:
         Raises:
             ValueError: a state that was given up, or is of another layout.
         """
-        call = self.asked_of_state(program, own, shared, batches)
-        outputs = self._run(call)
-        # Where a leaf of the state given was not as it should be, nothing is known of
-        # the state returned.
-        if program.takes_steps and call.key.replicated is not None:
-            self._replication.note(outputs.own)
-        return outputs
-
-    def asked_of_state(
-        self, program: Program, own: Own, shared: Shared, batches: PyTree = ()
-    ) -> Call:
-        """Makes the call of a program, which `of_state` runs."""
         sharding = shardings.of_state(own.replica.params, self._layout)
         with known(sharding):
             replicated = self._replicated(own) if self._shares else None
-        return self._asked(program, own, shared, batches, replicated, sharding)
+        return self._call(program, own, shared, batches, replicated, sharding)
 
-    def of_params(self, program: Program, own: Own) -> Outputs:
-        """Runs a program that looks at the workers' params alone."""
-        return self._run(self.asked_of_params(program, own))
-
-    def asked_of_params(self, program: Program, own: Own) -> Call:
-        """Makes the call of a program, which `of_params` runs."""
+    def of_params(self, program: Program, own: Own) -> Call:
+        """Makes the call of a program that looks at the workers' params alone."""
         sharding = shardings.of_state(own.replica.params, self._layout)
-        return self._asked(program, own, Shared(), (), None, sharding)
+        return self._call(program, own, Shared(), sharding=sharding)
+
+    def run(self, call: Call) -> Outputs:
+        """Runs a call, compiled before or now.
+
+        What is common in its result is of this process's devices.
+        """
+        key = call.key
+        if key not in self.programs:
+            self.compile([call])
+        special = [name for name in _SPECIAL if getattr(jax.config, name)]
+        if special and backends.is_compiled():
+            # Of a compiled program jax would call what it was compiled from, which here
+            # is that program again, until the stack is full.
+            with jax.debug_nans(False), jax.debug_infs(False):
+                outputs = self.run(call)
+                for setting in special:
+                    _check_special(setting, call, outputs)
+            return outputs
+        own, common = self.programs[key](call.own, call.inputs)
+        layout = self._layout
+        if layout.blocking:
+            jax.block_until_ready((own, common))
+        # Where a leaf of the state given was not as it should be, nothing is known of
+        # the state returned.
+        if key.program.takes_steps and key.replicated is not None:
+            self._replication.note(own)
+        to_one = layout.of_first_worker if key.program.makes_model else layout.one_copy
+        return Outputs(own, jax.tree.map(to_one, common))
 
     def put_back(self, own: Own, held: Own) -> None:
         """Takes note of a state that came from the host, where it is `held`."""
@@ -153,8 +165,8 @@ class Compiled:
         if not self._replication.is_known(own):
             pairs = zip(jax.tree.leaves(own), flags, strict=True)
             once = [x for x, is_once in pairs if is_once]
-            same = self.call(replication.COMPARE, once, Shared()).common
-            if not np.asarray(same).all():
+            same = self.run(self._call(replication.COMPARE, once, Shared()))
+            if not np.asarray(same.common).all():
                 return None
             self._replication.note(own)
         return flags
@@ -191,19 +203,6 @@ class Compiled:
             program = self._mapped(worker.RUN, sharding, replicated, *asked)
             return first, program.trace(*asked)
 
-    def call(
-        self,
-        program: Program,
-        own: Any,
-        shared: Shared | Model,
-        batches: PyTree = (),
-        replicated: Replicated = None,
-        sharding: Sharding | None = None,
-    ) -> Outputs:
-        """Runs a program, compiled before for such arguments or now."""
-        asked = program, own, shared, batches, replicated, sharding
-        return self._run(self._asked(*asked))
-
     def compile(self, calls: Sequence[Call]) -> None:
         """Compiles what calls need and is not there; runs nothing."""
         missing = [call for call in calls if call.key not in self.programs]
@@ -221,14 +220,14 @@ class Compiled:
                     self._note(call, end.result())
         self.seconds += time.perf_counter() - start
 
-    def _asked(
+    def _call(
         self,
         program: Program,
         own: Any,
         shared: Shared | Model,
-        batches: PyTree,
-        replicated: Replicated,
-        sharding: Sharding | None,
+        batches: PyTree = (),
+        replicated: Replicated = None,
+        sharding: Sharding | None = None,
     ) -> Call:
         """Makes the call of a program; raises a ValueError for another layout's own."""
         inputs = Inputs(self._placed(shared, sharding), batches)
@@ -236,32 +235,7 @@ class Compiled:
             arguments.check_own(leaf, self._layout.shape)
         leaves, structure = jax.tree.flatten((own, inputs))
         types = tuple(map(jax.typeof, leaves))
-        key = Key(program, sharding, replicated, structure, types)
-        return Call(key, own, inputs)
-
-    def _run(self, call: Call) -> Outputs:
-        """Runs a call, compiled before or now."""
-        if call.key not in self.programs:
-            self.compile([call])
-        asked = [name for name in _SPECIAL if getattr(jax.config, name)]
-        if asked and backends.is_compiled():
-            # Of a compiled program jax would call what it was compiled from, which here
-            # is that program again, until the stack is full.
-            with jax.debug_nans(False), jax.debug_infs(False):
-                outputs = self._outputs(call)
-                for setting in asked:
-                    _check_special(setting, call, outputs)
-            return outputs
-        return self._outputs(call)
-
-    def _outputs(self, call: Call) -> Outputs:
-        """Runs a compiled program; what is common is of this process's devices."""
-        own, common = self.programs[call.key](call.own, call.inputs)
-        if self._layout.blocking:
-            jax.block_until_ready((own, common))
-        if call.key.program.makes_model:
-            return Outputs(own, jax.tree.map(self._layout.of_first_worker, common))
-        return Outputs(own, jax.tree.map(self._layout.one_copy, common))
+        return Call(Key(program, sharding, replicated, structure, types), own, inputs)
 
     def _placed(self, shared: Shared | Model, sharding: Sharding | None) -> Any:
         """Puts what all workers share on the devices, params as they lie there."""
@@ -276,35 +250,35 @@ class Compiled:
 
     def _lower(self, call: Call) -> Callable[[], Any]:
         """Traces a program; the function returned compiles it."""
-        key = call.key
-        with known(key.sharding), self._explained_collectives(call):
-            asked = key.program, key.sharding, key.replicated
-            mapped = self._mapped(*asked, call.own, call.inputs)
-            if not backends.is_compiled():
-                return lambda: mapped
-            # Ahead of time, so that compilation can be told from training in a run's
-            # seconds, and nothing is compiled twice.
-            return backends.lower(self._layout, mapped, call.own, call.inputs).compile
-
-    @contextmanager
-    def _explained_collectives(self, call: Call) -> Iterator[None]:
-        """Names a collective of jax's own that fails over the workers, and ours."""
-        try:
-            yield
-        except (AssertionError, IndexError, NotImplementedError):
-            batches = jax.tree.map(lambda x: x[:, 0, 0], call.inputs.batches)
-            given = of_one(call.own), call.inputs._replace(batches=batches)
-            program = partial(call.key.program.function, self._worker)
+        with known(call.key.sharding):
             try:
-                names = traces.collectives(program, self._layout, *given)
-            except Exception:  # the user's own, which is raised below
-                names = []
-            for name in filter(_OURS.get, names):
-                raise ValueError(
-                    f"jax.lax.{name} does not know lanes within devices: over "
-                    f"syncalgos.WORKERS take syncalgos.collectives.{_OURS[name]}"
-                ) from None
-            raise
+                mapped = self._mapped(*call.key[:3], call.own, call.inputs)
+                if not backends.is_compiled():
+                    return lambda: mapped
+                # Ahead of time, so that compilation can be told from training in a
+                # run's seconds, and nothing is compiled twice.
+                lowered = backends.lower(self._layout, mapped, call.own, call.inputs)
+                return lowered.compile
+            except (AssertionError, IndexError, NotImplementedError):
+                for name in self._unmapped(call):
+                    theirs, ours = _OURS[name]
+                    raise ValueError(
+                        f"jax.lax.{theirs} does not know lanes within devices: over "
+                        f"syncalgos.WORKERS take syncalgos.collectives.{ours}"
+                    ) from None
+                raise
+
+    def _unmapped(self, call: Call) -> list[str]:
+        """jax's own collectives over WORKERS that a program holds, of `_OURS`."""
+        batches = jax.tree.map(lambda x: x[:, 0, 0], call.inputs.batches)
+        given = of_one(call.own), call.inputs._replace(batches=batches)
+        program = partial(call.key.program.function, self._worker)
+        try:
+            jaxpr = traces.traced(program, self._layout, *given)[0].jaxpr
+        except Exception:  # the user's own, which the caller raises
+            return []
+        over = [x for x in equations(jaxpr) if x.params.get("axis_name") == WORKERS]
+        return [x.primitive.name for x in over if x.primitive.name in _OURS]
 
     def _note(self, call: Call, made: Any) -> None:
         """Takes note of a program that is compiled, and of its memory."""
@@ -355,23 +329,22 @@ def _check_special(setting: str, call: Call, outputs: Outputs) -> None:
     what, is_special = _SPECIAL[setting]
     program, place = call.key.program, ""
 
-    def found(tree: Any) -> list[tuple[int, str]]:
-        """The first row of each leaf that holds it, and the leaf's name."""
-        rows = []
+    def hits(tree: Any) -> Iterator[tuple[int, str]]:
+        """The first row of each shard that holds it, and the leaf's name."""
         for path, x in jax.tree_util.tree_leaves_with_path(tree):
-            pieces = x.addressable_shards if jnp.issubdtype(x.dtype, np.inexact) else ()
-            here = [np.atleast_1d(is_special(np.asarray(y.data))) for y in pieces]
-            hits = [np.argwhere(y)[0, 0] for y in here if y.any()]
-            rows += [(min(hits), jax.tree_util.keystr(path))] if hits else []
-        return rows
+            if not jnp.issubdtype(x.dtype, np.inexact):
+                continue
+            for shard in x.addressable_shards:
+                rows = np.argwhere(np.atleast_1d(is_special(np.asarray(shard.data))))
+                if len(rows):
+                    yield rows[0, 0], jax.tree_util.keystr(path)
 
     if program.takes_steps:
         step, metrics = outputs.common
-        if rows := found(metrics):
-            row, name = min(rows)
+        for row, name in sorted(hits(metrics)):
             row += int(call.inputs.shared.step)
             raise FloatingPointError(f"{what} in metrics{name} of local step {row}")
         place = f" after local step {int(step) - 1}"
-    if rows := found(outputs):
-        name = f"{program.function.__name__}{rows[0][1]}"
+    for _, name in hits(outputs):
+        name = f"{program.function.__name__}{name}"
         raise FloatingPointError(f"{what} in the result of {name}{place}")

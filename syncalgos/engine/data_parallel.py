@@ -203,8 +203,8 @@ class DataParallel:
         batches = self._cut(batches, data, self._worker.accumulate)
         done = self._steps.after(state.step, len(jax.tree.leaves(batches)[0]))
         shared = Shared(state.step, state.key, data)
-        found = self._compiled.of_state(worker.RUN, state.own, shared, batches)
-        own, (step, metrics) = found
+        call = self._compiled.of_state(worker.RUN, state.own, shared, batches)
+        own, (step, metrics) = self._compiled.run(call)
         self._steps.note(step, done)
         return TrainState(own.replica, own.sync, step, state.key), metrics
 
@@ -227,8 +227,9 @@ class DataParallel:
         self._check(state)
         batches = self._cut(batches, data, 1, arguments.REST)
         self._warn_of_untrained(state)
-        asked = worker.EVALUATE, state.own, Shared(state.step, state.key, data), batches
-        return self._compiled.of_state(*asked).common
+        shared = Shared(state.step, state.key, data)
+        call = self._compiled.of_state(worker.EVALUATE, state.own, shared, batches)
+        return self._compiled.run(call).common
 
     @outside_meshes
     def center(self, state: TrainState) -> Replica:
@@ -245,9 +246,9 @@ class DataParallel:
         """
         self._check(state)
         self._warn_of_untrained(state)
-        return self._compiled.of_state(
-            worker.CENTER, state.own, Shared(state.step)
-        ).common
+        shared = Shared(state.step)
+        call = self._compiled.of_state(worker.CENTER, state.own, shared)
+        return self._compiled.run(call).common
 
     @outside_meshes
     def divergence(self, state: TrainState) -> float:
@@ -258,7 +259,8 @@ class DataParallel:
         arguments.check_kind("state", state, TrainState)
         # A strategy's state is not looked at, and would only be passed along.
         own = Own(Replica(state.replica.params))
-        return float(self._compiled.of_params(worker.DIVERGENCE, own).common)
+        call = self._compiled.of_params(worker.DIVERGENCE, own)
+        return float(self._compiled.run(call).common)
 
     def communication(
         self,

@@ -16,10 +16,9 @@ from jax.extend import core
 
 from syncalgos import collectives
 from syncalgos.collectives import PyTree
+from syncalgos.jaxprs import within
+from syncalgos.ledger.traced import COLLECTIVES
 from syncalgos.strategy import Replica, Strategy, apply_reduce, apply_sync
-
-_COLLECTIVES = "psum", "pmax", "pmin", "all_gather", "reduce_scatter", "all_to_all"
-_COLLECTIVES += ("ppermute",)
 
 
 def refuse(strategy: Strategy, replica: Replica, state: PyTree, step: Any) -> None:
@@ -75,10 +74,12 @@ def _of_equation(equation: Any, inputs: list[bool]) -> list[bool]:
     name, count = equation.primitive.name, len(equation.outvars)
     if name == "axis_index":
         return [True]
-    if name in _COLLECTIVES:
+    if name in COLLECTIVES:
         return [False] * count
     inner = [*core.jaxprs_in_params(equation.params)]
-    sent = [x for jaxpr in inner for x in _sent(jaxpr)]
+    sent = [
+        x.primitive.name for x in within(equation) if x.primitive.name in COLLECTIVES
+    ]
     if sent and _parts_ways(equation, inputs):
         what = "loop" if name == "while" else "branch"
         raise ValueError(
@@ -102,10 +103,3 @@ def _parts_ways(equation: Any, inputs: list[bool]) -> bool:
         carry = inputs[consts + body :]
         return _results(params["cond_jaxpr"].jaxpr, inputs[:consts] + carry)[0]
     return name == "cond" and inputs[0]
-
-
-def _sent(jaxpr: Any) -> list[str]:
-    """The names of a jaxpr's collectives."""
-    names = [x.primitive.name for x in jaxpr.eqns if x.primitive.name in _COLLECTIVES]
-    inner = [j for x in jaxpr.eqns for j in core.jaxprs_in_params(x.params)]
-    return names + [name for j in inner for name in _sent(j)]

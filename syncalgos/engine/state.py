@@ -8,13 +8,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.sharding import PartitionSpec
 
 from syncalgos import checks
 from syncalgos.combinators import introspection
 from syncalgos.combinators.schedule import TABLED
 from syncalgos.engine import arguments
 from syncalgos.engine.placement.layout import Layout
+from syncalgos.engine.placement.shardings import placed
 from syncalgos.engine.program import Own
 from syncalgos.reducers.stacking.shards import Sharding, known
 from syncalgos.strategy import WORKERS, PyTree, Replica, Strategy
@@ -146,17 +146,7 @@ def check_made(
 
 def put_back(layout: Layout, held: TrainState, sharding: Sharding | None) -> TrainState:
     """Puts the result of `held_by` on the devices of a layout of as many workers."""
-
-    def spec(path, x):
-        return sharding.spec(path, np.shape(x)[1:]) if sharding else PartitionSpec()
-
-    def of_replica(path, x):
-        return layout.unpart(x, layout.of_workers(spec(path, x)))
-
-    def of_sync(path, x):
-        return layout.unpart(x, layout.of_sync(spec(path, x), len(x.shape) - 1))
-
-    replica = jax.tree_util.tree_map_with_path(of_replica, held.replica)
-    sync = jax.tree_util.tree_map_with_path(of_sync, held.sync)
+    places = placed(held.own, layout, sharding, 1)
+    replica, sync = jax.tree.map(layout.unpart, held.own, places)
     step = layout.one_copy(layout.copy(np.int32(held.step)))
     return TrainState(replica, sync, step, layout.one_copy(layout.copy(held.key)))

@@ -3,6 +3,7 @@
 `lanes/execution.py` and `placement/backends.py` map them over all workers.
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -16,7 +17,7 @@ from syncalgos.combinators import decided, introspection, participation
 from syncalgos.dtypes import narrow, widen, zeros
 from syncalgos.engine import arguments, inner_step, lone_branches, sharded_tables
 from syncalgos.engine.losses import OF_WORKERS, Loss, normalized_loss
-from syncalgos.engine.placement.layout import DEVICES, LANES
+from syncalgos.engine.placement.layout import DEVICES, LANES, is_key, on_words
 from syncalgos.engine.program import Inputs, Outputs, Own, Program, Shared, Trained
 from syncalgos.keys import own_keys
 from syncalgos.reducers.stacking import shards
@@ -90,21 +91,14 @@ class Worker(NamedTuple):
         if self.accumulate == 1:
             return found(replica.buffers, batch, key)
 
-        def microbatch(carry, numbered):
-            (total, buffers), (number, part) = carry, numbered
-            one = found(buffers, part, jax.random.fold_in(key, number))
-            total = jax.tree.map(jnp.add, total, widen(one.grads))
-            return (total, one.buffers), one.metrics
+        def microbatch(buffers, number, part):
+            return found(buffers, part, jax.random.fold_in(key, number))
 
-        k = self.accumulate
         # Rows are cut here and gathered in the loop, so that one microbatch of resident
-        # data is in memory. Sums are at least float32.
+        # data is in memory.
+        k = self.accumulate
         parts = jax.tree.map(lambda x: _microbatches(x, k, merged), batch)
-        (total, buffers), metrics = lax.scan(
-            microbatch, (zeros(replica.params), replica.buffers), (jnp.arange(k), parts)
-        )
-        grads = narrow(jax.tree.map(lambda x: x / k, total), replica.params)
-        return Found(grads, buffers, jax.tree.map(lambda x: jnp.mean(x, 0), metrics))
+        return accumulated(microbatch, replica, parts)
 
     def metrics(self, replica, batch, key, data, me):
         """Metrics of a local step, from a forward pass of its first microbatch."""
@@ -239,6 +233,31 @@ CENTER = Program(center, makes_model=True)
 DIVERGENCE = Program(divergence)
 
 
+def accumulated(
+    gradients: Callable[[PyTree, Any, PyTree], Found], replica: Replica, parts: PyTree
+) -> Found:
+    """The mean gradients and metrics over parts of a batch, one after the other.
+
+    Args:
+        gradients: (buffers, the part's number, part) -> those of a part.
+        replica: whose params they are of; buffers go from one part to the next.
+        parts: leaves (parts, ...).
+    """
+
+    def add(carry, numbered):
+        total, buffers = carry
+        found = gradients(buffers, *numbered)
+        total = jax.tree.map(jnp.add, total, widen(found.grads))
+        return (total, found.buffers), found.metrics
+
+    count = len(jax.tree.leaves(parts)[0])
+    none = zeros(replica.params), replica.buffers  # sums are at least float32
+    numbered = jnp.arange(count, dtype=jnp.int32), parts
+    (total, buffers), metrics = lax.scan(add, none, numbered)
+    grads = narrow(jax.tree.map(lambda x: x / count, total), replica.params)
+    return Found(grads, buffers, jax.tree.map(lambda x: jnp.mean(x, 0), metrics))
+
+
 def over_steps(step_program, carry, batches):
     """lax.scan over the steps; a single one without a loop."""
     if jax.tree.leaves(batches)[0].shape[0] > 1:
@@ -252,9 +271,8 @@ def _of_first(x):
     """The first worker's value of a leaf that has no mean."""
     if jnp.issubdtype(x.dtype, jnp.inexact):
         return x
-    if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
-        raw = _of_first(jax.random.key_data(x))
-        return jax.random.wrap_key_data(raw, impl=jax.random.key_impl(x))
+    if is_key(x):
+        return on_words(_of_first, x)
     return collectives.gather(x)[0]
 
 

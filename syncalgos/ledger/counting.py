@@ -14,6 +14,7 @@ from jax.typing import ArrayLike
 from syncalgos import checks
 from syncalgos.collectives import WORKERS, Axis, PyTree
 from syncalgos.combinators import decided
+from syncalgos.ledger.traced import Branches, Walk, add_up
 from syncalgos.strategy import (
     Replica,
     Strategy,
@@ -146,14 +147,9 @@ def counter(
     check_strategy("communication", strategy)
     workers = checks.whole("workers", workers, least=1)
     steps = checks.whole("steps", steps, least=1)
-    replica = replica if isinstance(replica, Replica) else Replica(replica)
-    replica = jax.tree.map(_shape_of, replica)
-    check_params(replica.params)
-    outer, *inner = (axis,) if isinstance(axis, str) else axis
-    sizes = {outer: workers, **dict.fromkeys(inner, 1)}
-    jaxpr, places = _trace(strategy, replica, sizes)
-    count = _counted_by_step(jaxpr, places, sizes, steps)
-    return lambda taken: _tally(*count(_checked(taken, steps, len(places))))
+    walk = _trace(strategy, replica, workers, axis)
+    count = _counted_by_step(walk, steps)
+    return lambda taken: _tally(*count(_checked(taken, steps, len(walk.places))))
 
 
 def of_branches(
@@ -168,20 +164,12 @@ def of_branches(
         ValueError: a strategy that sends in a branch which depends on more than the
             step and what is `decided`.
     """
-    from syncalgos.ledger.traced import Branches, Walk, all_branches
-
-    outer, *inner = (axis,) if isinstance(axis, str) else axis
-    sizes = {outer: workers, **dict.fromkeys(inner, 1)}
-    replica = replica if isinstance(replica, Replica) else Replica(replica)
-    jaxpr, places = _trace(strategy, jax.tree.map(_shape_of, replica), sizes)
-    walk = Walk(sizes)
-    inputs: list = [jnp.int32(0), *[None] * (len(jaxpr.jaxpr.invars) - 1)]
-    for place in places:  # what is decided is known then, whatever it is
-        inputs[place] = jnp.int32(0)
-    notes, _ = walk.through(jaxpr, inputs)
-    always = [note for note in notes if not isinstance(note, Branches)]
-    branched = [note for note in notes if isinstance(note, Branches)]
-    return Sends(all_branches(always), all_branches(branched))
+    walk = _trace(strategy, replica, workers, axis)
+    # What is decided is known, whatever it is.
+    walk.take(jnp.int32(0), [jnp.int32(0)] * len(walk.places))
+    always = [note for note in walk.notes if not isinstance(note, Branches)]
+    branched = [note for note in walk.notes if isinstance(note, Branches)]
+    return Sends(add_up(always, None), add_up(branched, None))
 
 
 def _checked(taken: Any, steps: int, decisions: int) -> np.ndarray:
@@ -202,8 +190,15 @@ def _checked(taken: Any, steps: int, decisions: int) -> np.ndarray:
     return taken
 
 
-def _trace(strategy: Strategy, replica: Replica, sizes: dict[str, int]):
-    """Returns a step's jaxpr, and the numbers of its inputs that hold decisions."""
+def _trace(
+    strategy: Strategy, replica: Replica | PyTree, workers: int, axis: Axis
+) -> Walk:
+    """Traces a step, from shapes alone."""
+    replica = replica if isinstance(replica, Replica) else Replica(replica)
+    replica = jax.tree.map(_shape_of, replica)
+    check_params(replica.params)
+    outer, *inner = (axis,) if isinstance(axis, str) else axis
+    sizes = {outer: workers, **dict.fromkeys(inner, 1)}
     # One lane on each device, so that every worker sends to the others by the network.
     trace = {"axis_env": list(sizes.items()), "return_shape": True}
 
@@ -218,7 +213,7 @@ def _trace(strategy: Strategy, replica: Replica, sizes: dict[str, int]):
         _, state = jax.make_jaxpr(strategy.init, **trace)(replica.params)
         jaxpr, _ = jax.make_jaxpr(program, **trace)(step, replica, state)
         before = 1 + len(jax.tree.leaves(replica))
-        return jaxpr, [before + place for place in decided.found(state)]
+        return Walk(jaxpr, [before + place for place in decided.found(state)], sizes)
     except NameError as error:  # of jax, for an axis that is not mapped
         raise ValueError(
             f"communication: {error}; name the axis that the strategy was made for, "
@@ -233,22 +228,15 @@ def _shape_of(x: Any) -> jax.ShapeDtypeStruct:
 
 
 def _counted_by_step(
-    jaxpr: Any, places: list[int], sizes: dict[str, int], steps: int
+    walk: Walk, steps: int
 ) -> Callable[[np.ndarray], tuple[list[Counter], np.ndarray]]:
     """Returns decisions -> what a step of each kind sends, and every step's kind."""
-    # It imports jax.extend: 15 ms, which an import of syncalgos need not wait for.
-    from syncalgos.ledger.traced import Walk, add_up
-
     # The branches of all steps are evaluated at once, in one vmapped program of what
     # depends on the step and the decisions alone; then a step of each kind is counted.
-    walk, numbers = Walk(sizes), np.arange(steps, dtype=np.int32)
+    numbers = np.arange(steps, dtype=np.int32)
 
     def branches_at(step, taken):
-        walk.choices.clear()
-        arguments: list = [step, *[None] * (len(jaxpr.jaxpr.invars) - 1)]
-        for place, acts in zip(places, taken, strict=True):
-            arguments[place] = jnp.where(acts, step, -1)
-        walk.notes, _ = walk.through(jaxpr, arguments)
+        walk.take(step, [jnp.where(acts, step, -1) for acts in taken])
         return jnp.stack([jnp.int32(0), *walk.choices])
 
     of_all = jax.jit(jax.vmap(branches_at))

@@ -11,9 +11,10 @@ import numpy as np
 from jax.extend import core
 
 from syncalgos.combinators.decided import BY_DATA
+from syncalgos.jaxprs import within
 
 # Bytes that each of n workers sends for a byte of its operand, by ring algorithms.
-_COLLECTIVES = {
+COLLECTIVES = {
     "psum": ("all_reduce", lambda n: Fraction(2 * (n - 1), n)),
     "pmax": ("all_reduce", lambda n: Fraction(2 * (n - 1), n)),
     "pmin": ("all_reduce", lambda n: Fraction(2 * (n - 1), n)),
@@ -32,22 +33,34 @@ class Branches(NamedTuple):
 
 
 class Walk:
-    """A walk through a jaxpr that evaluates what it can, and notes what is sent.
+    """A walk through a step that evaluates what it can, and notes what is sent.
 
     A note is a Counter of (kind, "bytes" or "calls"), or Branches. A value is known if
     it follows from the step and the decisions alone; sends that depend on another value
     are refused, not guessed.
 
     Attributes:
+        jaxpr: of the step; its first input is the step's number.
+        places: the numbers of its inputs that hold decisions.
         sizes: the number of workers along each mapped axis.
         choices: the known values that choose branches which send, in program order.
-        notes: those of the last walk.
+        notes: what the step sends.
     """
 
-    def __init__(self, sizes: dict[str, int]):
-        self.sizes = sizes
+    def __init__(
+        self, jaxpr: core.ClosedJaxpr, places: list[int], sizes: dict[str, int]
+    ):
+        self.jaxpr, self.places, self.sizes = jaxpr, places, sizes
         self.choices: list[jax.Array] = []
         self.notes: list = []
+
+    def take(self, step: jax.Array, decisions: list) -> None:
+        """Takes the step of this number, where so much is decided."""
+        inputs: list = [step, *[None] * (len(self.jaxpr.jaxpr.invars) - 1)]
+        for place, decision in zip(self.places, decisions, strict=True):
+            inputs[place] = decision
+        self.choices.clear()
+        self.notes, _ = self.through(self.jaxpr, inputs)
 
     def through(self, jaxpr, inputs: list) -> tuple[list, list]:
         """Walks through a jaxpr; returns (notes, outputs), None for unknown values."""
@@ -75,7 +88,7 @@ class Walk:
         # A vote is not known; its second argument is what a run recorded of it.
         if equation.params.get("name") == BY_DATA:
             return [], inputs[1:]
-        if name in _COLLECTIVES:
+        if name in COLLECTIVES:
             return self.collective(equation), unknown
         if name == "cond":
             notes = self.cond(equation, inputs)
@@ -99,7 +112,7 @@ class Walk:
         n = len(groups[0]) if groups else math.prod(self.sizes[x] for x in names)
         if n == 1:
             return []
-        kind, share = _COLLECTIVES[equation.primitive.name]
+        kind, share = COLLECTIVES[equation.primitive.name]
         size = sum(v.aval.size * v.aval.dtype.itemsize for v in equation.invars)
         calls = len(equation.invars)
         return [Counter({(kind, "bytes"): share(n) * size, (kind, "calls"): calls})]
@@ -133,11 +146,8 @@ class Walk:
 
 def _needs_an_axis(equation) -> bool:
     """Whether an equation, or one inside, names the workers' axis."""
-    return equation.primitive.name in ("axis_index", *_COLLECTIVES) or any(
-        _needs_an_axis(inner)
-        for jaxpr in core.jaxprs_in_params(equation.params)
-        for inner in jaxpr.eqns
-    )
+    of_axes = "axis_index", *COLLECTIVES
+    return any(inner.primitive.name in of_axes for inner in within(equation))
 
 
 def _evaluate(equation, inputs: list) -> list:
@@ -152,29 +162,22 @@ def _evaluate(equation, inputs: list) -> list:
     return core.jaxpr_as_fun(core.ClosedJaxpr(jaxpr, ()))(*known.values())
 
 
-def add_up(notes: list, choices: np.ndarray) -> Counter:
+def add_up(notes: list, choices: np.ndarray | None) -> Counter:
     """Adds up what a step sends.
 
     Args:
         notes: those of a walk.
-        choices: the branch that each choice takes.
+        choices: the branch that each choice takes; None: all branches, each once.
 
     Returns:
         A Counter of (kind, "bytes" or "calls").
     """
     total = Counter()
     for note in notes:
-        if isinstance(note, Branches):
-            note = add_up(note.notes[choices[note.choice]], choices)
-        total.update(note)
-    return total
-
-
-def all_branches(notes: list) -> Counter:
-    """Adds up what all branches send, each taken once; as `add_up`."""
-    total = Counter()
-    for note in notes:
-        if isinstance(note, Branches):
-            note = sum(map(all_branches, note.notes), Counter())
-        total.update(note)
+        if not isinstance(note, Branches):
+            total.update(note)
+            continue
+        taken = note.notes if choices is None else [note.notes[choices[note.choice]]]
+        for branch in taken:
+            total.update(add_up(branch, choices))
     return total

@@ -520,7 +520,7 @@ def test_lanes_choose_the_devices():
     assert make_trainer(workers=6, lanes=3).layout.shape == (2, 3)
     for options, message in (
         ({"lanes": 4}, "4 lanes do not divide 6 workers"),
-        ({"lanes": 1}, "6 workers with 1 lanes need 6 devices"),
+        ({"lanes": 1}, "6 workers in 1 lanes need 6 devices"),
         ({"lanes": 3, "devices": [0]}, "6 workers on 1 devices are 6 lanes, not 3"),
         ({"lanes": 0}, "lanes must be .*at least 1"),
     ):

@@ -6,7 +6,7 @@ lanes, where gradients are averaged and replicas identical.
 """
 
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,12 +14,12 @@ from jax import lax
 
 from syncalgos import collectives
 from syncalgos.combinators import decided, introspection
-from syncalgos.dtypes import narrow, widen, zeros
+from syncalgos.dtypes import narrow, widen
 from syncalgos.engine.placement.backends import Replicated, held_once
 from syncalgos.engine.placement.layout import DEVICES, LANES
-from syncalgos.engine.program import Inputs, Outputs, Own, Shared, Trained
-from syncalgos.engine.worker import Found, Worker, over_steps
-from syncalgos.strategy import PyTree, Replica, apply_sync, keep_grads
+from syncalgos.engine.program import Inputs, Outputs, Own, Trained
+from syncalgos.engine.worker import Worker, accumulated, over_steps
+from syncalgos.strategy import PyTree, apply_sync, keep_grads
 
 
 class _Rounds(NamedTuple):
@@ -95,13 +95,24 @@ def merged(
     """
     shared = inputs.shared
     held, axes = held_once(own, replicated, lanes)
-    me = collectives.index(DEVICES) * lanes
+    group, me = group or lanes, collectives.index(DEVICES) * lanes
+
+    def gradients(replica, batch):
+        def of_group(_, number, part):
+            first = me + number * group
+            return worker.gradients(
+                replica, part, shared.key, shared.data, first, merged=group
+            )
+
+        if group == lanes:
+            return of_group((), 0, batch)
+        cut = lanes // group, group
+        parts = jax.tree.map(lambda x: x.reshape(*cut, *x.shape[1:]), batch)
+        return accumulated(of_group, replica, parts)
 
     def local_step(carry, batch):
         own, step = carry
-        found = _grouped_gradients(
-            worker, group or lanes, own.replica, batch, shared, me
-        )
+        found = gradients(own.replica, batch)
         found = found._replace(
             grads=collectives.mean(found.grads, DEVICES), buffers=own.replica.buffers
         )
@@ -116,42 +127,6 @@ def merged(
     held, step = carry
     metrics = collectives.mean(metrics, DEVICES)
     return Outputs(_in_all(held, axes, lanes), Trained(step, metrics))
-
-
-def _grouped_gradients(
-    worker: Worker, group: int, replica: Replica, batch: PyTree, shared: Shared, me: Any
-) -> Found:
-    """The mean gradients and metrics over all lanes, a group of them at a time.
-
-    Args:
-        worker: whose loss.
-        group: lanes of a group.
-        replica: of all lanes.
-        batch: leaves (lanes, batch, ...).
-        shared: by all workers.
-        me: the number of the first lane's worker.
-    """
-    groups = len(jax.tree.leaves(batch)[0]) // group
-
-    def gradients(batch, me):
-        return worker.gradients(
-            replica, batch, shared.key, shared.data, me, merged=group
-        )
-
-    if groups == 1:
-        return gradients(batch, me)
-    parts = jax.tree.map(lambda x: x.reshape(groups, group, *x.shape[1:]), batch)
-
-    def add(total, numbered):
-        found = gradients(numbered[1], me + numbered[0] * group)
-        return jax.tree.map(jnp.add, total, widen(found.grads)), found.metrics
-
-    numbered = jnp.arange(groups, dtype=jnp.int32), parts
-    total, metrics = lax.scan(add, zeros(replica.params), numbered)
-    grads = narrow(jax.tree.map(lambda x: x / groups, total), replica.params)
-    return Found(
-        grads, replica.buffers, jax.tree.map(lambda x: jnp.mean(x, 0), metrics)
-    )
 
 
 def _lane_steps(worker, lanes, inputs, device, start, end, lane, carry):

@@ -13,6 +13,7 @@ import numpy as np
 from jax.extend import core
 
 from syncalgos.engine.lanes.examples import are_apart
+from syncalgos.jaxprs import equations
 
 # Equations that only call the jaxpr they hold.
 _CALLS = {"jit", "pjit", "closed_call", "core_call", "checkpoint", "remat2"}
@@ -109,14 +110,6 @@ def has_own_derivative(closed: Any) -> bool:
     """Whether a jaxpr holds a function whose derivative is a program of its own."""
     found = equations(closed.jaxpr)
     return any(x.primitive.name == "custom_jvp_call" for x in found)
-
-
-def equations(jaxpr: Any) -> Iterator[Any]:
-    """All equations of a jaxpr and of those in it."""
-    for equation in jaxpr.eqns:
-        yield equation
-        for inner in core.jaxprs_in_params(equation.params):
-            yield from equations(inner)
 
 
 def _grows(term: _Term, other: _Term, times: int) -> bool:
@@ -216,9 +209,6 @@ def _known(x: Any) -> tuple[float, ...]:
 
 def _literals(jaxpr: Any) -> Iterator[float]:
     """All known numbers of a jaxpr and of those in it."""
-    for equation in jaxpr.eqns:
-        literals = [x for x in equation.invars if isinstance(x, core.Literal)]
-        for atom in literals:
+    for atom in [x for equation in equations(jaxpr) for x in equation.invars]:
+        if isinstance(atom, core.Literal):
             yield from _known(atom.val)
-        for inner in core.jaxprs_in_params(equation.params):
-            yield from _literals(inner)

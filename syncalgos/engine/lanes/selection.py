@@ -11,7 +11,7 @@ import numpy as np
 from syncalgos import checks
 from syncalgos.combinators import introspection
 from syncalgos.engine.inner_step import asks
-from syncalgos.engine.lanes import traces
+from syncalgos.engine.lanes import groups, mean_loss, traces
 from syncalgos.engine.lanes.traces import One
 from syncalgos.engine.losses import is_per_example
 from syncalgos.engine.placement.backends import Replicated
@@ -19,6 +19,7 @@ from syncalgos.engine.placement.layout import Layout
 from syncalgos.engine.program import Inputs, Own
 from syncalgos.engine.state import of_one
 from syncalgos.engine.worker import Found, Worker
+from syncalgos.jaxprs import equations
 from syncalgos.strategy import apply_reduce
 
 FORMS = VECTORIZED, SEQUENTIAL, MERGED = "vectorized", "sequential", "merged"
@@ -95,68 +96,56 @@ def choose(
     Raises:
         Unfit: a form that this loss or this strategy cannot take, and why.
     """
-    if asked == VECTORIZED:
-        return Chosen(VECTORIZED)
-    may_pay = (
-        _on_cpu(layout)
-        and layout.lanes > 1
-        and jax.tree.leaves(inputs.batches)[0].shape[0] > 1
-        and introspection.rests(worker.strategy)
-    )
-    wanted = asked == SEQUENTIAL or (asked is None and may_pay)
-    keeps = wanted and keeps_gradients(worker, layout, own)
-    if not (asked or keeps or introspection.takes_mean(worker.strategy)):
+    # No strategy fits both other forms: they need its gradients' mean, or no reduction.
+    takes_mean = introspection.takes_mean(worker.strategy)
+    form = asked or (MERGED if takes_mean else SEQUENTIAL)
+    may_pay = asked or takes_mean or _may_take_turns(worker, layout, own, inputs)
+    if form == VECTORIZED or not may_pay:
         return Chosen(VECTORIZED)  # whatever the loss is: no need to trace it
     one = traces.of_one_worker(own, inputs)
-    found = traits(worker, layout, one)
-    pays = (
-        keeps
-        and found.bytes > SMALL
-        and found.bytes * layout.lanes > CACHED
-        and not found.convolves
-    )
-    if not (asked or pays or introspection.takes_mean(worker.strategy)):
+    loss = traits(worker, layout, one)
+    is_large = loss.bytes > SMALL and loss.bytes * layout.lanes > CACHED
+    if not (asked or takes_mean or (is_large and not loss.convolves)):
         return Chosen(VECTORIZED)  # no need to trace the backward pass: 0.1 s
     leaves = len(jax.tree.leaves(own.replica))
-    identical = replicated is not None and all(replicated[:leaves])
-    against = _against(worker, found, keeps, one, layout.lanes == 1 or identical)
-    if asked and (why := against[asked]):
-        raise Unfit(f"lanes cannot run {asked}: {why}")
-    if asked == SEQUENTIAL:
-        return Chosen(SEQUENTIAL)
-    if not against[MERGED]:
-        large = traces.of_one_worker(own, inputs, layout.lanes)
-        chosen = _merged(worker, layout, one, large, found)
-        if chosen or asked:
-            return chosen or Chosen(MERGED)
-    return Chosen(SEQUENTIAL if pays and not against[SEQUENTIAL] else VECTORIZED)
-
-
-def _against(
-    worker: Worker, found: Traits, keeps: bool, one: One, identical: bool
-) -> dict[str, str]:
-    """Reasons why lanes cannot run, by form; empty if they can."""
-    takes_mean = introspection.takes_mean(worker.strategy)
-    has_buffers = bool(jax.tree.leaves(one.replica.buffers))
+    once = replicated is not None and all(replicated[:leaves])
+    identical = once or layout.lanes == 1
     # Where the loss draws or communicates, a worker's own batch matters.
     talks = (
         _communicates(worker, one),
         "the loss or the inner optimizer talks to other workers",
     )
-    reasons = {
-        MERGED: [
-            (not takes_mean, "the strategy does not take the mean of all gradients"),
-            (has_buffers, "each worker has buffers of its own"),
-            (found.draws, "the loss draws from each worker's own key"),
-            talks,
-            (not identical, "the replicas are not known to be identical"),
-        ],
-        SEQUENTIAL: [(not keeps, "the strategy reduces gradients"), talks],
-    }
-    return {
-        form: next((why for holds, why in pairs if holds), "")
-        for form, pairs in reasons.items()
-    }
+    against = [
+        (not takes_mean, "the strategy does not take the mean of all gradients"),
+        (jax.tree.leaves(own.replica.buffers), "each worker has buffers of its own"),
+        (loss.draws, "the loss draws from each worker's own key"),
+        talks,
+        (not identical, "the replicas are not known to be identical"),
+    ]
+    if form == SEQUENTIAL:
+        keeps = keeps_gradients(worker, layout, own)
+        against = [(not keeps, "the strategy reduces gradients"), talks]
+    why = next((why for holds, why in against if holds), None)
+    if asked and why:
+        raise Unfit(f"lanes cannot run {asked}: {why}")
+    if why:
+        return Chosen(VECTORIZED)
+    if form == SEQUENTIAL:
+        return Chosen(SEQUENTIAL)
+    large = traces.of_one_worker(own, inputs, layout.lanes)
+    merged = _merged(worker, layout, one, large, loss)
+    return merged or Chosen(asked or VECTORIZED)
+
+
+def _may_take_turns(worker: Worker, layout: Layout, own: Own, inputs: Inputs) -> bool:
+    """Whether lanes may run one after the other from sync to sync, and be faster."""
+    return (
+        _on_cpu(layout)
+        and layout.lanes > 1
+        and jax.tree.leaves(inputs.batches)[0].shape[0] > 1
+        and introspection.rests(worker.strategy)
+        and keeps_gradients(worker, layout, own)
+    )
 
 
 def traits(worker: Worker, layout: Layout, one: One) -> Traits:
@@ -167,15 +156,11 @@ def traits(worker: Worker, layout: Layout, one: One) -> Traits:
         found = Found(one.replica.params, one.replica.buffers, metrics)
         return metrics, worker.updated(one.replica, found, metrics["loss"])
 
-    # They import jax.extend: 15 ms, which an import of syncalgos need not wait for.
-    from syncalgos.engine.lanes import groups, mean_loss
-
     jaxpr, (metrics, _) = traces.traced(program, layout, one)
-    found = [*mean_loss.equations(jaxpr.jaxpr)]
-    drawn = jaxpr.jaxpr.invars[0]
+    drawn, held = jaxpr.jaxpr.invars[0], equations(jaxpr.jaxpr)
     return Traits(
         draws=any(v is drawn for e in jaxpr.jaxpr.eqns for v in e.invars),
-        convolves=any(e.primitive.name == "conv_general_dilated" for e in found),
+        convolves=any(e.primitive.name == "conv_general_dilated" for e in held),
         reports=len(metrics) > 1 + bool(worker.each),
         bytes=groups.results(jaxpr.jaxpr),
     )
@@ -192,8 +177,6 @@ def _merged(
     in_groups = _on_cpu(layout) and not found.convolves
     if layout.lanes == 1 or (is_known and not in_groups):
         return Chosen(MERGED)
-    from syncalgos.engine.lanes import groups
-
     passes = traces.losses(worker, layout, one, large)
     if not (is_known or (passes and _is_mean(passes, worker, layout, one, large))):
         return None
@@ -206,8 +189,6 @@ def _is_mean(
     passes: tuple[Any, Any], worker: Worker, layout: Layout, one: One, large: One
 ) -> bool:
     """Whether forward passes, and derivatives where need be, are those of a mean."""
-    from syncalgos.engine.lanes import mean_loss
-
     counts = [len(jax.tree.leaves(x)) for x in one]
     of_batch = np.repeat([False, False, True, False], counts).tolist()
     # A numeric check would be one more program to compile, and decide by the data that

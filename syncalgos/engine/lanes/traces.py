@@ -47,17 +47,6 @@ def traced(program: Callable, layout: Layout, *given: PyTree) -> tuple[Any, PyTr
     return jax.make_jaxpr(program, axis_env=sizes, return_shape=True)(*given)
 
 
-def collectives(program: Callable, layout: Layout, *given: PyTree) -> list[str]:
-    """The functions of jax.lax by which a worker's program sends over all WORKERS."""
-    from syncalgos.engine.lanes import mean_loss
-
-    functions = {"reduce_scatter": "psum_scatter"}
-    found = mean_loss.equations(traced(program, layout, *given)[0].jaxpr)
-    sent = [e for e in found if e.params.get("axis_name") == WORKERS]
-    names = [str(e.primitive.name) for e in sent]
-    return [functions.get(name, name) for name in names]
-
-
 def losses(
     worker: Worker, layout: Layout, one: One, large: One
 ) -> tuple[Any, Any] | None:

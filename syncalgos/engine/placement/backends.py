@@ -9,7 +9,8 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from syncalgos.engine.placement.layout import DEVICES, LANES, Layout, is_key
-from syncalgos.engine.program import Inputs, Outputs, Own, Program
+from syncalgos.engine.placement.shardings import placed
+from syncalgos.engine.program import Inputs, Outputs, Program
 from syncalgos.reducers.stacking.shards import Sharding
 
 Replicated = tuple[bool, ...] | None  # for each leaf; None: no leaf is known to be
@@ -102,28 +103,14 @@ def places(
         shapes: of the result; leaves of own lead with (places, lanes).
     """
 
-    def spec(path, x, leading):
-        if sharding is None:
-            return PartitionSpec()
-        return sharding.spec(path, x.shape[leading:])
+    def of_common(path, x):
+        if sharding is None or not program.makes_model:
+            return layout.sharding()
+        return layout.sharding(*sharding.spec(path, x.shape))
 
-    def of_replica(path, x):
-        return layout.of_workers(spec(path, x, 2))
-
-    def of_sync(path, x):
-        return layout.of_sync(spec(path, x, 2), x.ndim - 2)
-
-    def of_model(path, x):
-        return layout.sharding(*spec(path, x, 0))
-
-    common = jax.tree.map(lambda _: layout.sharding(), shapes.common)
-    if program.makes_model:
-        common = jax.tree_util.tree_map_with_path(of_model, shapes.common)
-    if shapes.own == ():
-        return Outputs((), common)
-    replica = jax.tree_util.tree_map_with_path(of_replica, shapes.own.replica)
-    sync = jax.tree_util.tree_map_with_path(of_sync, shapes.own.sync)
-    return Outputs(Own(replica, sync), common)
+    common = jax.tree_util.tree_map_with_path(of_common, shapes.common)
+    own = shapes.own and placed(shapes.own, layout, sharding, 2)
+    return Outputs(own, common)
 
 
 def lower(layout: Layout, mapped: Any, own: Any, inputs: Inputs) -> jax.stages.Lowered:

@@ -185,8 +185,7 @@ class Layout(NamedTuple):
         if self.processes == 1:
             return jax.device_put(x, sharding)
         if is_key(x):  # they have no NumPy form
-            raw = self.split(jax.random.key_data(x), sharding)
-            return jax.random.wrap_key_data(raw, impl=jax.random.key_impl(x))
+            return on_words(lambda words: self.split(words, sharding), x)
         return jax.make_array_from_process_local_data(sharding, np.asarray(x))
 
     def cut(self, x: Any) -> Any:
@@ -229,8 +228,7 @@ class Layout(NamedTuple):
         if not self.axes:
             return jax.device_put(self.one_copy(x), self.own_devices[0])
         if is_key(x):
-            raw = self.of_first_worker(jax.random.key_data(x))
-            return jax.random.wrap_key_data(raw, impl=jax.random.key_impl(x))
+            return on_words(self.of_first_worker, x)
         grid = self.mesh.devices[self.own_places.start]
         sharding: Any = x.sharding
         here = NamedSharding(Mesh(grid, tuple(self.inner)), sharding.spec)
@@ -249,8 +247,7 @@ class Layout(NamedTuple):
             worker spans processes, a HeldPart of it.
         """
         if is_key(x):
-            raw, impl = self.part(jax.random.key_data(x)), jax.random.key_impl(x)
-            return jax.random.wrap_key_data(jnp.asarray(raw), impl=impl)
+            return on_words(self.part, x)
         before, pieces = self.own_places.start, {}
         for ((first, stop), _, *inner), piece in pieces_of(x).items():
             workers = tuple((place - before) * self.lanes for place in (first, stop))
@@ -278,8 +275,7 @@ class Layout(NamedTuple):
             whole = x.reshape(*self.own_shape, *x.shape[1:])
             return self.split(whole, sharding)
         if is_key(x):
-            raw = self.unpart(np.asarray(jax.random.key_data(x)), sharding)
-            return jax.random.wrap_key_data(raw, impl=jax.random.key_impl(x))
+            return on_words(lambda words: self.unpart(np.asarray(words), sharding), x)
         shape = *self.shape, *x.shape[1:]
 
         def at(index):
@@ -296,6 +292,12 @@ class Layout(NamedTuple):
 def is_key(x: Any) -> bool:
     """Whether an array is of typed random keys."""
     return jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+
+
+def on_words(change: Callable[[jax.Array], Any], keys: jax.Array) -> jax.Array:
+    """Changes typed keys by a function of their words, an array."""
+    words = jnp.asarray(change(jax.random.key_data(keys)))
+    return jax.random.wrap_key_data(words, impl=jax.random.key_impl(keys))
 
 
 def outside_meshes(function: _Function) -> _Function:

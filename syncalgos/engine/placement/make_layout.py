@@ -65,34 +65,33 @@ def make_layout(
         lanes = checks.whole("lanes", lanes, least=1)
         if workers % lanes:
             raise ValueError(f"{lanes} lanes do not divide {workers} workers")
-    if mesh is not None:
-        if backend != "shard_map":
-            raise ValueError(f"a mesh takes backend 'shard_map', got {backend!r}")
-        return _of_meshes(workers, devices, lanes, mesh, batch_axes)
-    if batch_axes is not None:
+    if batch_axes is not None and mesh is None:
         raise ValueError("batch_axes are axes of a mesh, and there is none: give mesh")
-    if devices is None:
-        return _resolved(_widest(workers, backend, lanes))
-    chosen = _chosen(devices)
+    chosen, axes = None if devices is None else _chosen(devices), ()
+    if isinstance(mesh, Mesh):
+        if devices is not None:
+            raise ValueError("a mesh has its devices: leave out devices")
+        axes, chosen = _taken_apart(mesh)
+    elif mesh is not None:
+        axes = _checked_axes(mesh)
+    if axes and backend != "shard_map":
+        raise ValueError(f"a mesh takes backend 'shard_map', got {backend!r}")
+    if chosen is None:
+        chosen = _widest(workers, backend, lanes, axes)
     if backend == "vmap" and len(chosen) > 1:
         raise ValueError(f"backend 'vmap' runs on one device, got {len(chosen)}")
-    if workers % len(chosen):
-        raise ValueError(
-            f"{workers} workers do not divide over {len(chosen)} devices: use a "
-            f"multiple of {len(chosen)}, or other devices"
-        )
-    if lanes not in (None, workers // len(chosen)):
-        raise ValueError(
-            f"{workers} workers on {len(chosen)} devices are {workers // len(chosen)} "
-            f"lanes, not {lanes}"
-        )
-    _check_processes(chosen)
-    return _resolved(Layout(backend, chosen, workers // len(chosen)))
-
-
-def _resolved(layout: Layout) -> Layout:
-    """The layout with a backend in place of auto."""
-    if layout.backend != AUTO:
+    places, rest = divmod(len(chosen), _size(axes))
+    over = f"{len(chosen)} devices"
+    if axes:
+        over += f" in meshes of {_size(axes)} ({_shown(axes)})"
+    if rest or not places or workers % places:
+        raise ValueError(f"{workers} workers do not divide over {over}")
+    each = workers // places
+    if lanes not in (None, each):
+        raise ValueError(f"{workers} workers on {over} are {each} lanes, not {lanes}")
+    layout = Layout(backend, chosen, each, axes, _batch_axes(batch_axes, axes))
+    _check_processes(layout)
+    if backend != AUTO:
         return layout
     # Both are jit(shard_map) (docs/design.md). In several processes pmap takes and
     # returns parts of arrays, unless it is compiled ahead of time.
@@ -104,63 +103,8 @@ def _has_pmap() -> bool:
     return hasattr(jax, "pmap")
 
 
-def _of_meshes(
-    workers: int,
-    devices: Sequence[Device | int] | None,
-    lanes: int | None,
-    mesh: AnyMesh,
-    batch_axes: Sequence[str] | None,
-) -> Layout:
-    """Lays workers over as many devices each as the mesh within a worker has."""
-    if isinstance(mesh, Mesh):
-        if devices is not None:
-            raise ValueError("a mesh has its devices: leave out devices")
-        axes, chosen = _taken_apart(mesh)
-    else:
-        axes = _checked_axes(mesh)
-        chosen = None if devices is None else _chosen(devices)
-    each = math.prod(size for _, size in axes)
-    if chosen is None:
-        chosen = _needed(workers, lanes, axes, each)
-    places = len(chosen) // each
-    fits = places * each == len(chosen) and workers % max(1, places) == 0
-    if not fits or lanes not in (None, workers // places):
-        in_lanes = "" if lanes is None else f" in {lanes} lanes"
-        raise ValueError(
-            f"{workers} workers{in_lanes} do not divide over {len(chosen)} devices in "
-            f"meshes of {each} ({_shown(axes)})"
-        )
-    spread = _batch_axes(batch_axes, axes)
-    layout = Layout("shard_map", chosen, workers // places, axes, spread)
-    _check_whole_processes(layout)
-    return layout
-
-
-def _needed(
-    workers: int, lanes: int | None, axes: Axes, each: int
-) -> tuple[Device, ...]:
-    """Takes as many of all devices as workers in meshes of so many need."""
-    known = _by_process()
-    # As many whole workers of each process; or else a worker spans some.
-    step = len(known) if min(map(len, known)) >= each else 1
-    most = min(map(len, known)) // each * step
-    if step == 1:
-        most = sum(map(len, known)) // each
-    counts = range(most, 0, -1) if lanes is None else [workers // lanes]
-    fits = [n for n in counts if n <= most and n % step == 0 and workers % n == 0]
-    if not fits:
-        in_lanes, fewer = "", "a smaller mesh"
-        if lanes is not None:
-            in_lanes = f" in {lanes} lanes"
-            fewer = "fewer workers, more lanes or a smaller mesh"
-        needed = each * (step if lanes is None else workers // lanes)
-        raise ValueError(
-            f"{workers} workers{in_lanes} of {each} devices ({_shown(axes)}) need "
-            f"{needed} devices, and there are {sum(map(len, known))}: take {fewer}"
-        )
-    if step == 1:
-        return tuple(d for devices in known for d in devices)[: fits[0] * each]
-    return tuple(d for devices in known for d in devices[: fits[0] // step * each])
+def _size(axes: Axes) -> int:
+    return math.prod(size for _, size in axes)
 
 
 def _shown(axes: Axes) -> str:
@@ -212,48 +156,40 @@ def _batch_axes(given: Sequence[str] | None, axes: Axes) -> tuple[str, ...]:
     return given
 
 
-def _check_whole_processes(layout: Layout) -> None:
-    """Raises a ValueError unless places divide over processes, or the reverse."""
-    devices, each = layout.devices, layout.devices_each
-    grouped = [[*devices[i : i + each]] for i in range(0, len(devices), each)]
-    owners = [{_process_of(d) for d in place} for place in grouped]
-    if all(len(x) == 1 for x in owners):
-        _check_processes(tuple(place[0] for place in grouped))
-    elif len({p for x in owners for p in x}) != sum(map(len, owners)):
-        raise ValueError(
-            "a process must have whole workers, or a part of one worker alone, got "
-            f"devices of processes {[d.process_index for d in devices]}"
-        )
-
-
-def _widest(workers: int, backend: str, lanes: int | None) -> Layout:
+def _widest(
+    workers: int, backend: str, lanes: int | None, axes: Axes
+) -> tuple[Device, ...]:
     """Takes the most devices that divide the workers, or those that the lanes need."""
-    processes = jax.process_count()
-    if backend == "vmap" and processes > 1:
+    known, each = _by_process(), _size(axes)
+    if backend == "vmap" and len(known) > 1:
         raise ValueError(
-            f"backend 'vmap' runs on one device, but there are {processes} processes: "
+            f"backend 'vmap' runs on one device, but there are {len(known)} processes: "
             "use pmap or shard_map"
         )
-    each, rest = divmod(workers, processes)
-    if rest:
+    if min(map(len, known)) < each:
+        known = [[d for devices in known for d in devices]]  # a worker spans some
+    # Else as many whole workers of each process.
+    step = len(known)
+    if workers % step:
         raise ValueError(
-            f"{workers} workers do not divide over {processes} processes: use a "
-            f"multiple of {processes}"
+            f"{workers} workers do not divide over {step} processes: use a multiple of "
+            f"{step}"
         )
-    known = _by_process()
-    most = 1 if backend == "vmap" else min(each, *map(len, known))
-    if lanes is not None and (each % lanes or each // lanes > most):
-        needed = -(-workers // lanes)
+    most = 1 if backend == "vmap" else min(map(len, known)) // each * step
+    counts = range(most, 0, -1) if lanes is None else [workers // lanes]
+    fits = [n for n in counts if n <= most and n % step == 0 and workers % n == 0]
+    if not fits:
+        in_lanes, fewer = "", "a smaller mesh"
+        if lanes is not None:
+            in_lanes, fewer = f" in {lanes} lanes", "fewer workers or more lanes"
+        of_mesh = f" of {each} devices ({_shown(axes)})" if axes else ""
+        of_each = ", as many of each process" if step > 1 else ""
+        needed = each * (step if lanes is None else workers // lanes)
         raise ValueError(
-            f"{workers} workers with {lanes} lanes need {needed} devices, as many of "
-            f"each process; there are {most * processes} to choose from"
+            f"{workers} workers{in_lanes}{of_mesh} need {needed} devices{of_each}, and "
+            f"there are {sum(map(len, known))}: take {fewer}"
         )
-    if lanes is None:
-        count = next(n for n in range(most, 0, -1) if each % n == 0)
-    else:
-        count = each // lanes
-    chosen = tuple(device for devices in known for device in devices[:count])
-    return Layout(backend, chosen, each // count)
+    return tuple(d for devices in known for d in devices[: fits[0] // step * each])
 
 
 def _by_process() -> list[list[Device]]:
@@ -274,16 +210,29 @@ def _chosen(devices: Any) -> tuple[Device, ...]:
     return chosen
 
 
-def _check_processes(devices: tuple[Device, ...]) -> None:
-    """Raises a ValueError unless each process has as many devices, in one stretch."""
-    stretches = [(p, len([*each])) for p, each in groupby(devices, _process_of)]
-    once = len({p for p, _ in stretches}) == len(stretches)
+def _check_processes(layout: Layout) -> None:
+    """Raises a ValueError unless each process has as many places, in one stretch.
+
+    Or else a part of a single one.
+    """
+    devices, each = layout.devices, layout.devices_each
+    numbers = [device.process_index for device in devices]
+    owners = [{*numbers[i : i + each]} for i in range(0, len(numbers), each)]
+    if any(len(x) > 1 for x in owners):
+        if len({*numbers}) != sum(map(len, owners)):
+            raise ValueError(
+                "a process must have whole workers, or a part of one worker alone, got "
+                f"devices of processes {numbers}"
+            )
+        return
+    stretches = [(p, len([*same])) for p, same in groupby(numbers)]
+    once = len(dict(stretches)) == len(stretches)
     if not once or len({count for _, count in stretches}) > 1:
         raise ValueError(
             "devices of a process must follow one another, and be as many of each "
-            f"process, got those of processes {[d.process_index for d in devices]}"
+            f"process, got those of processes {numbers}"
         )
-    if jax.process_index() not in dict(stretches):
+    if jax.process_index() not in numbers:
         raise ValueError(
             f"devices must have some of each process that uses them, and hold none of "
             f"process {jax.process_index()}"

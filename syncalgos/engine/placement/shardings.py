@@ -10,6 +10,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from syncalgos import checks
 from syncalgos.collectives import WORKERS, PyTree
 from syncalgos.engine.placement.layout import Layout
+from syncalgos.engine.program import Own
 from syncalgos.reducers.stacking.shards import Cut, Leaf, Sharding
 from syncalgos.strategy import Replica
 
@@ -90,6 +91,29 @@ def of_state(params: PyTree, layout: Layout) -> Sharding | None:
     specs = [PartitionSpec(*_spec_of(x)[2:]) for _, x in leaves]
     cuts = [_cut("", *x, layout) for x in zip(shapes, specs, strict=True)]
     return _sharding([path for path, _ in leaves], shapes, cuts, layout)
+
+
+def placed(own: Own, layout: Layout, sharding: Sharding | None, leading: int) -> Own:
+    """Returns the sharding of each array of the workers', on their devices.
+
+    Args:
+        own: arrays or their shapes, which lead with so many axes of the workers.
+        layout: where the workers live.
+        sharding: of params, where workers are meshes.
+        leading: the number of these axes.
+    """
+
+    def spec(path, x):
+        return sharding.spec(path, x.shape[leading:]) if sharding else PartitionSpec()
+
+    def of_replica(path, x):
+        return layout.of_workers(spec(path, x))
+
+    def of_sync(path, x):
+        return layout.of_sync(spec(path, x), len(x.shape) - leading)
+
+    replica = jax.tree_util.tree_map_with_path(of_replica, own.replica)
+    return Own(replica, jax.tree_util.tree_map_with_path(of_sync, own.sync))
 
 
 def _sharding(paths: Sequence[Any], shapes: Any, cuts: Any, layout: Layout) -> Sharding:

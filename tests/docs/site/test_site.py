@@ -56,8 +56,8 @@ def public(module: ModuleType, prefix: str = "") -> set[str]:
     """Returns names of a package that are no modules, by their place in it."""
     return {
         prefix + name
-        for name, value in vars(module).items()
-        if not name.startswith("_") and not isinstance(value, ModuleType)
+        for name in dir(module)
+        if name[0] != "_" and not isinstance(getattr(module, name), ModuleType)
     }
 
 
