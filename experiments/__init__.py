@@ -1,16 +1,19 @@
 """The harness: trains any strategy on any task, with the same batches for one seed.
 
-From Python `train` makes one run, and `compare` a study; see `experiments.door`.
+From Python `train` makes one run, and `compare` a study; see `experiments.api`.
 """
 
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from experiments.door import Trained as Trained
-    from experiments.door import train as train
+    from experiments.api import Study as Study
+    from experiments.api import Trained as Trained
+    from experiments.api import compare as compare
+    from experiments.api import train as train
     from experiments.training.config import RunConfig as RunConfig
 
-_PLACES = {"Trained": "door", "train": "door", "RunConfig": "training.config"}
+_PLACES = dict.fromkeys(("Study", "Trained", "compare", "train"), "api")
+_PLACES["RunConfig"] = "training.config"
 
 
 def __getattr__(name: str) -> Any:

@@ -3,6 +3,8 @@
 # PYTHON_ARGCOMPLETE_OK
 
 import sys
+from types import ModuleType
+from typing import Any
 
 from experiments.cli import completion, exits
 from experiments.study import config
@@ -30,6 +32,18 @@ def main(argv: list[str] | None = None) -> int:
 
     return exits.guarded(program)
 
+
+class _Command(ModuleType):
+    """This module, which takes the place of `experiments.compare` once imported."""
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        """Compares algorithms: see `experiments.api.compare`."""
+        from experiments import api
+
+        return api.compare(*arguments, **named)
+
+
+sys.modules[__name__].__class__ = _Command
 
 if __name__ == "__main__":
     completion.answer(config.parser_for)

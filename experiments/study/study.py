@@ -22,6 +22,7 @@ from experiments.launch.cluster.connection import (
 )
 from experiments.study import spec, tuning
 from experiments.study.analysis import analysis
+from experiments.study.analysis.results import Report
 from experiments.study.analysis.words import remarks
 from experiments.study.config import PROGRAM, StudyConfig
 from experiments.study.grid import Lines, Loader, RunSet, run_sets
@@ -83,17 +84,7 @@ def _make(
     config: StudyConfig, argv: Sequence[str], asked_to_stop: exits.Stopped
 ) -> int | None:
     """Makes a study's files, and shows the summary; returns as `run` does."""
-    out, identity = config.folder, _identity(config)
-    # All that can be refused is, before anything of an old study is removed.
-    _check_folder(out, identity, config.overwrite)
-    _use_devices(config)
-    loader = Loader()
-    planned = run_sets(config, loader)
-    check_measure(planned, loader, config.measure, config.target)
-    if config.scheduler is not None:
-        reach(config.scheduler, ANSWER)
-    _open_folder(out, identity, config.overwrite)
-    plan = Plan(planned, partial(tuning.chosen, measure_key=config.measure))
+    plan, loader = planned(config)
     if config.list:
         commands = [*listing.commands(plan, config.devices_per_job)]
         if commands:
@@ -102,13 +93,39 @@ def _make(
         return exit_codes.DONE
     if not make_runs(config, plan, loader, asked_to_stop):
         return None
-    # A report is a function of the files alone: those just made are read again, too.
-    runs = [each.read() for each in plan.found if each is not None]
-    runs = [each for each in runs if each.summaries]
+    runs = ended(plan)
     if plan.failures and (code := _failed(config, plan, runs)):
         return code
-    _report(config, argv, runs)
+    shown = report(config, argv, runs)
+    write_all(config, shown, runs)
+    terminal.show(remarks.summary(shown, config.folder))
     return exit_codes.FAILED if plan.failures else exit_codes.DONE
+
+
+def planned(config: StudyConfig) -> tuple[Plan, Loader]:
+    """Plans the runs of a study, and opens its folder, which the caller holds.
+
+    Raises:
+        BadRequest, ValueError: impossible flags, or a folder of something else.
+    """
+    out, identity = config.folder, _identity(config)
+    # All that can be refused is, before anything of an old study is removed.
+    _check_folder(out, identity, config.overwrite)
+    _use_devices(config)
+    loader = Loader()
+    runs = run_sets(config, loader)
+    check_measure(runs, loader, config.measure, config.target)
+    if config.scheduler is not None:
+        reach(config.scheduler, ANSWER)
+    _open_folder(out, identity, config.overwrite)
+    return Plan(runs, partial(tuning.chosen, measure_key=config.measure)), loader
+
+
+def ended(plan: Plan) -> list[RunSet]:
+    """Returns the runs to report, read from their files."""
+    # A report is a function of the files alone: those just made are read again, too.
+    runs = [each.read() for each in plan.found if each is not None]
+    return [each for each in runs if each.summaries]
 
 
 def _use_devices(config: StudyConfig) -> None:
@@ -141,20 +158,23 @@ def _failed(config: StudyConfig, plan: Plan, runs: Sequence[RunSet]) -> int:
     return 0 if runs else exit_codes.FAILED
 
 
-def _report(config: StudyConfig, argv: Sequence[str], runs: list[RunSet]) -> None:
-    """Writes the report of runs, and shows its summary."""
-    out = config.folder
+def report(config: StudyConfig, argv: Sequence[str], runs: list[RunSet]) -> Report:
+    """Returns the report of runs, of a study that this command line makes."""
     # Where the runs are made changes none of them, and no word of the report. Who
     # repeats the command finds the runs, and does not make them anew.
     left = ("jobs", "scheduler", "overwrite")
     command = shlex.join([*PROGRAM.split(), *spec.without(cleaned(argv), left)])
-    found = analysis.report(config, runs, command)
+    return analysis.report(config, runs, command)
+
+
+def write_all(config: StudyConfig, found: Report, runs: list[RunSet]) -> None:
+    """Writes the files of a study beside those of its runs."""
+    out = config.folder
     records.write_lines(out / "metrics.jsonl", study_lines(runs))
     records.write_lines(out / "finals.jsonl", final_lines(runs))
     write.write(found, out)
     if config.tensorboard:
         events.write_events(out / "tensorboard", named_lines(runs, out))
-    terminal.show(remarks.summary(found, out))
 
 
 def study_lines(runs: Iterable[RunSet]) -> Iterator[dict[str, Any]]:

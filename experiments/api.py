@@ -1,0 +1,213 @@
+"""The harness from Python: one run, or a comparison, by a call.
+
+from experiments import RunConfig, train
+run = train(RunConfig(workers=4, steps=200), strategy=syncalgos.bmuf(16))
+run.summary["test_accuracy"], run.center.params
+"""
+
+import shlex
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+
+from experiments.checkpoint import lock
+from experiments.cli import factories
+from experiments.cli.errors import BadRequest
+from experiments.cli.factories import ALGORITHM, OWN, TASK
+from experiments.launch.run_job import finish, in_folder
+from experiments.study import config as study_config
+from experiments.study import study
+from experiments.study.analysis.results import Report
+from experiments.study.report import tables, write
+from experiments.study.running.make import make_runs
+from experiments.study.search_space import as_words
+from experiments.tasks.contract import check_task
+from experiments.tasks.task import Task
+from experiments.training import records
+from experiments.training.config import RunConfig
+from experiments.training.process_group import on_host
+from experiments.training.recording import train_and_record
+from experiments.training.records import Line
+from experiments.training.run import prepare
+from syncalgos import Replica, Strategy
+from syncalgos.strategy import check_strategy
+
+DEFAULT = RunConfig()
+
+
+class Trained(NamedTuple):
+    """The result of `train`.
+
+    Attributes:
+        summary: as summary.json has it.
+        metrics: the evaluations, as metrics.jsonl has them.
+        center: the model to ship, NumPy arrays.
+    """
+
+    summary: dict[str, Any]
+    metrics: list[Line]
+    center: Replica
+
+
+def train(
+    config: RunConfig = DEFAULT,
+    *,
+    task: Task | None = None,
+    strategy: Strategy | None = None,
+    on_evaluation: Callable[[Line], None] | None = None,
+) -> Trained:
+    """Trains one task by one algorithm, as `python -m experiments.run` does.
+
+    Args:
+        config: what the command's flags say, by field; None leaves a field to the task.
+            Without `out` nothing is written. An algorithm's own flags are `arguments`.
+        task: in place of the config's, a model with its data.
+        strategy: in place of the config's algorithm. Its learning rate in `config` is
+            the inner optimizer's.
+        on_evaluation: is called with each evaluation as it is made.
+
+    Returns:
+        The summary, the evaluations and the center. The same config has the same
+        `params_sha256` as the command, on as many devices.
+
+    Raises:
+        BadRequest: what cannot be done, in one line.
+    """
+    started = time.perf_counter()
+    if config.processes > 1 or config.coordinator or config.scheduler:
+        raise BadRequest("train makes a run in this process alone: take the command")
+    if config.out is None and (config.checkpoint_every or config.resume):
+        raise BadRequest("checkpoints need a folder: say out")
+    try:
+        if task is not None:
+            check_task(task)
+            config = replace(config, task=OWN, task_arguments={})
+        if strategy is not None:
+            check_strategy("train", strategy)
+            config = replace(config, algo=OWN, arguments={})
+    except ValueError as error:
+        raise BadRequest(str(error)) from error
+    # As the command line fills them in, so that each finds the other's runs.
+    arguments = factories.defaults(ALGORITHM, config.algo) | {**config.arguments}
+    of_task = factories.defaults(TASK, config.task) | {**config.task_arguments}
+    config = replace(config, arguments=arguments, task_arguments=of_task)
+    run = prepare(config, task=task, strategy=strategy)
+    if (out := run.config.out) is None:
+        ended = train_and_record(run, None, _Quiet(), _never, None, None, on_evaluation)
+    else:
+        with in_folder(run, out, sys.argv, started) as (run, progress, save, wait):
+            given = _Quiet(), _never, save, progress, on_evaluation
+            ended = train_and_record(run, out, *given)
+            wait()
+            finish(run, *ended, out, started)
+    outcome, summary = ended
+    center = jax.tree.map(on_host, run.trainer.center(outcome.state))
+    return Trained(summary, outcome.progress.lines, center)
+
+
+class Study(NamedTuple):
+    """The result of `compare`.
+
+    Attributes:
+        rows: a row of the table for each variant, as table.csv has it.
+        runs: what every run ended with, those that tune included.
+        folder: of the runs' files.
+        found: the report, as its page shows it.
+    """
+
+    rows: list[dict[str, Any]]
+    runs: list[dict[str, Any]]
+    folder: Path
+    found: Report
+
+    def frame(self) -> Any:
+        """Returns the rows as a pandas DataFrame; pandas must be installed."""
+        import pandas
+
+        return pandas.DataFrame(self.rows)
+
+    def report(self, folder: str | Path) -> Path:
+        """Writes report.html, table.md, table.csv and figures; returns the page."""
+        write.write(self.found, Path(folder))
+        return Path(folder) / "report.html"
+
+
+def compare(
+    algos: str | Mapping[str, str],
+    *,
+    seeds: int = 5,
+    tune: Mapping[str, str] | None = None,
+    flags: Mapping[str, Any] | None = None,
+) -> Study:
+    """Compares algorithms, as `python -m experiments.compare` does.
+
+    Runs that are in the study's folder already are not made again.
+
+    Args:
+        algos: as `--algos` has them: "sync_sgd, bmuf --nesterov"; or each by its label,
+            {"mine": "my_module:factory --period 8"}.
+        seeds: runs of each, from seeds 0 to N - 1.
+        tune: flags to choose for each algorithm on validation data, by name:
+            {"lr": "0.0125:1.6:log:8"}.
+        flags: all other flags of the command, of the study and of its runs, by name:
+            {"task": "mnist1d", "steps": 400, "baseline": "sync_sgd", "out": "study"}.
+
+    Returns:
+        The table, the runs, and the report, which is written on demand.
+
+    Raises:
+        BadRequest: what cannot be done, in one line.
+    """
+    argv = _argv(algos, seeds, tune or {}, flags or {})
+    config = study_config.read(argv)
+    if config.list:
+        raise BadRequest("--list makes no run: take the command")
+    try:
+        records.check_writable(config.folder)
+        with lock.held(config.folder):
+            plan, loader = study.planned(config)
+            make_runs(config, plan, loader, _never)
+            runs = study.ended(plan)
+    except ValueError as error:
+        raise BadRequest(str(error)) from error
+    if plan.failures:
+        raise BadRequest(plan.failures[0].line)
+    found = study.report(config, argv, runs)
+    rows = [tables.csv_row(found, row) for row in found.rows]
+    return Study(rows, [*study.final_lines(runs)], config.folder, found)
+
+
+def _argv(
+    algos: str | Mapping[str, str],
+    seeds: int,
+    tune: Mapping[str, str],
+    flags: Mapping[str, Any],
+) -> list[str]:
+    """Returns the command line of a comparison."""
+    if not isinstance(algos, str):
+        labelled = (f"{shlex.quote(label)}={x}" for label, x in algos.items())
+        algos = ", ".join(labelled)
+    argv = ["--algos", algos, "--seeds", str(seeds)]
+    for name, values in tune.items():
+        argv += ["--tune", f"{name}={values}"]
+    return [*argv, *as_words({name: str(x) for name, x in flags.items()})]
+
+
+class _Quiet:
+    """A report that shows nothing."""
+
+    def step(self, done: int, loss: float) -> None:
+        pass
+
+    def line(self, text: str) -> None:
+        pass
+
+
+def _never() -> int:
+    """Asks for no stop: Ctrl-C interrupts a call as any other."""
+    return 0
