@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from experiments.api import train as train
     from experiments.training.config import RunConfig as RunConfig
 
-_PLACES = dict.fromkeys(("Study", "Trained", "compare", "train"), "api")
-_PLACES["RunConfig"] = "training.config"
+_PLACES = {"Study": "api", "Trained": "api", "compare": "api", "train": "api"}
+_PLACES |= {"RunConfig": "training.config"}
 
 
 def __getattr__(name: str) -> Any:

@@ -303,7 +303,7 @@ def test_a_process_that_is_stopped_is_lost_and_one_that_is_busy_is_not(
     order = member.Order("study", str(ROOT), {}, {}, {}, first)
     ended = member.watched(order, tmp_path, hear, lambda: True)
     assert re.search(r"no sign of life for 3 s \(it was stopped\)$", ended.line)
-    assert ended.is_to_blame
+    assert ended.fault == "run"
 
 
 # Jobs on a cluster.

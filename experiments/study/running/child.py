@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from experiments.cli.errors import BadRequest
 from experiments.launch.supervisor.child_side import join_supervisor
 from experiments.study.running.member import Order
-from experiments.study.running.messages import Message, Noted, Ready, Unfit, encode
+from experiments.study.running.messages import Ended, Message, Noted, Ready, encode
 
 if TYPE_CHECKING:
     from experiments.study.grid import Loader
@@ -66,7 +66,7 @@ def _make(order: Order, write: Write) -> None:
     try:
         write(_ready(order, loader))
     except Exception as error:
-        return write(Unfit(described(error).line))
+        return write(Ended(described(error).line, "worker"))
     maker = Maker(loader, order.argv)
     for seed in order.seeds:
         folder = Path(order.folder or "", f"seed-{seed}")

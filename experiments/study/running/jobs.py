@@ -37,7 +37,8 @@ if TYPE_CHECKING:
 TICK = 0.05  # between two looks at messages
 LOSS = 60.0  # without an answer after which a scheduler counts as lost
 FAREWELL = 5.0  # for the workers to end their processes
-REST = 5.0  # for a worker that retires to leave
+# After a job's end by the fault of, for its worker; one that retires is to leave.
+RESTS = {"run": 0.0, "worker": math.inf, "nobody": 5.0}
 SEEING = 60.0  # for the files of another machine to be seen
 PATIENCE = 30.0  # without a worker after which the user hears of it
 
@@ -230,10 +231,8 @@ class Jobs:
                 self._devices = self._devices or devices
                 if devices != self._devices:
                     why = f"it computes on {devices}, the others on {self._devices}"
-                    self._refuse(key, why)
-            case messages.Unfit(why):
-                self._refuse(key, why)
-            case messages.Begun() | messages.Stepped() | messages.Noted():
+                    self._end(key, why, "worker")
+            case messages.Stepped() | messages.Noted():
                 job.line.show(message)
             case messages.Refused(why, is_full=True) if job.seat.sees_out:
                 raise OSError(why)
@@ -245,8 +244,8 @@ class Jobs:
                 self._settle(job, messages.Refused(why))
             case messages.Made() | messages.Refused():
                 self._settle(job, message)
-            case messages.Ended(why, is_to_blame):
-                self._end(key, why, is_to_blame)
+            case messages.Ended(why, fault):
+                self._end(key, why, fault)
 
     def _settle(self, job: Job, outcome: messages.Made | messages.Refused) -> None:
         """Ends the run of a job, and shows its next one."""
@@ -255,32 +254,22 @@ class Jobs:
         if job.share.seeds:
             job.line = self._bar.begin(job.share.name)
 
-    def _end(self, key: str, why: str, is_to_blame: bool) -> None:
-        """Ends a job; what it has not made is for another one."""
-        job = self._jobs[key]
-        if job.share.seeds:
-            self._kills[job.share.folder] += is_to_blame
-            if self._kills[job.share.folder] >= MOST_KILLS:
+    def _end(self, key: str, why: str, fault: str) -> None:
+        """Ends a job and its process; what it has not made is for another one."""
+        job, now = self._jobs.pop(key), time.monotonic()
+        if fault == "worker":
+            if self._client.cluster is not None:  # nobody else will come
+                raise BadRequest(why)
+            self._bar.say_once(f"{job.worker} is refused: {why}")
+        elif job.share.seeds:
+            self._kills[job.share.folder] += fault == "run"
+            if self._kills[job.share.folder] < MOST_KILLS:
+                self._bar.say(f"{job.share.name}: {why}; it begins anew")
+            else:
                 text = f"given up after {MOST_KILLS} times: {why}"
                 self._settle(job, messages.Refused(text))
-            else:
-                self._bar.say(f"{job.share.name}: {why}; it begins anew")
-        if not is_to_blame:
-            self._barred[job.seat.address] = time.monotonic() + REST
-        self._release(key)
-
-    def _refuse(self, key: str, why: str) -> None:
-        """Gives a worker no more work, as it is unfit."""
-        if self._client.cluster is not None:  # nobody else will come
-            raise BadRequest(why)
-        job = self._jobs[key]
-        self._bar.say_once(f"{job.worker} is refused: {why}")
-        self._barred[job.seat.address] = math.inf
-        self._release(key)
-
-    def _release(self, key: str) -> None:
-        """Takes a job's share back, and ends its process."""
-        job = self._jobs.pop(key)
+        until = self._barred.get(job.seat.address, now)
+        self._barred[job.seat.address] = max(until, now + RESTS[fault])
         # It would begin again should a lost worker come back.
         self._client.cancel([job.future], force=True)
         if job.share.seeds:

@@ -15,14 +15,7 @@ from experiments.cli.flags import PROGRAM
 from experiments.launch.supervisor.child_side import LONGEST_TEXT
 from experiments.study.grid import Loader, is_done
 from experiments.study.running import own_files
-from experiments.study.running.messages import (
-    Begun,
-    Made,
-    News,
-    Noted,
-    Refused,
-    Stepped,
-)
+from experiments.study.running.messages import Made, News, Noted, Refused, Stepped
 from experiments.training import records
 from experiments.training.measurements.draws import draws_from_seed
 from experiments.training.recording import record_config, train_and_record
@@ -38,13 +31,13 @@ class Stopped(Exception):
 class _Steps:
     """The report of a run's steps, now and then; its evaluations are in its files."""
 
-    def __init__(self, report: Callable[[News], None]):
-        self._report, self._last = report, 0.0
+    def __init__(self, steps: int, report: Callable[[News], None]):
+        self._steps, self._report, self._last = steps, report, 0.0
 
     def step(self, done: int, loss: float) -> None:
         if time.monotonic() - self._last > PAUSE:
             self._last = time.monotonic()
-            self._report(Stepped(done, loss))
+            self._report(Stepped(done, self._steps, loss))
 
     def line(self, text: str) -> None: ...
 
@@ -88,13 +81,11 @@ class Maker:
             if why := run.rounds.untrained:
                 start = "the figures will be of the model as it was at the start"
                 report(Noted(f"{start}: {why}"))
-            report(Begun(run.config.steps))
             with unfinished(folder) as place:
                 command = [*PROGRAM.split(), *self._argv, "--seed", str(seed)]
                 record_config(run, command, place, [])
-                outcome, summary = train_and_record(
-                    run, place, _Steps(report), asked_to_stop
-                )
+                shown = _Steps(run.config.steps, report)
+                outcome, summary = train_and_record(run, place, shown, asked_to_stop)
                 if outcome.stopped:
                     raise Stopped
                 summary["total_seconds"] = round(time.perf_counter() - started, 3)

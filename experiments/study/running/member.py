@@ -105,7 +105,7 @@ def watched(
     try:
         while not child.is_over and not child.status.mute:
             if not is_wanted():
-                return Ended("its worker has given it up", is_to_blame=False)
+                return Ended("its worker has given it up", "nobody")
             child.poll(time.monotonic(), RULES)
             # Such as by a dead mount, or a deadlock; some compile for that long.
             if time.monotonic() - moved > STUCK:

@@ -1,7 +1,7 @@
 """Messages from the process that makes a share of a study to the study's command."""
 
 import json
-from typing import NamedTuple, get_args
+from typing import Literal, NamedTuple, get_args
 
 
 class Ready(NamedTuple):
@@ -10,22 +10,11 @@ class Ready(NamedTuple):
     devices: str
 
 
-class Unfit(NamedTuple):
-    """It can make no run where it is, for a reason in one line."""
-
-    line: str
-
-
-class Begun(NamedTuple):
-    """Its next run has begun, of so many local steps."""
-
-    steps: int
-
-
 class Stepped(NamedTuple):
-    """So many local steps are done; the loss of the last one."""
+    """So many of a run's local steps are done; the loss of the last one."""
 
     done: int
+    steps: int
     loss: float
 
 
@@ -65,18 +54,19 @@ class Ended(NamedTuple):
     """The process has ended; what it has not made is for another one.
 
     Attributes:
-        line: how.
-        is_to_blame: whether the run that it made may be the cause.
+        line: how, or why.
+        fault: whose it may be: of the run that it made, or of the worker, which then
+            can make none.
     """
 
     line: str
-    is_to_blame: bool = True
+    fault: Literal["run", "worker", "nobody"] = "run"
 
 
-News = Begun | Stepped | Noted
+News = Stepped | Noted
 """News of a run that is being made."""
 
-Message = Ready | Unfit | News | Made | Refused | Ended
+Message = Ready | News | Made | Refused | Ended
 
 _KINDS = {kind.__name__: kind for kind in get_args(Message)}
 

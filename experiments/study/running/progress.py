@@ -10,14 +10,7 @@ from rich.progress import BarColumn, Progress, TimeElapsedColumn
 
 from experiments.cli import terminal
 from experiments.study.analysis.formatting import duration
-from experiments.study.running.messages import (
-    Begun,
-    Made,
-    News,
-    Noted,
-    Refused,
-    Stepped,
-)
+from experiments.study.running.messages import Made, News, Noted, Refused, Stepped
 
 
 class StudyProgress:
@@ -78,17 +71,15 @@ class RunLine:
 
     def __init__(self, study: StudyProgress, name: str):
         self.part = 0.0
-        self._study, self._name, self._steps = study, name, 1
+        self._study, self._name = study, name
         self._task = study.bar.add_task(f"  {name}", total=1, left="")
 
     def show(self, news: News) -> None:
         """Shows news of the run; a caution once for all seeds of its cell."""
         match news:
-            case Begun(steps):
-                self._steps = steps
-            case Stepped(done, loss):
-                self.part = done / self._steps
-                text = f"step {done}/{self._steps}  loss {terminal.figure(loss)}"
+            case Stepped(done, steps, loss):
+                self.part = done / steps
+                text = f"step {done}/{steps}  loss {terminal.figure(loss)}"
                 self._study.bar.update(self._task, completed=self.part, left=text)
             case Noted(text):
                 cell = self._name.rpartition(", seed ")[0]
