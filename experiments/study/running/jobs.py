@@ -182,15 +182,13 @@ class Jobs:
         self.workers.expect(job.future)
 
     def _take(self, message: Answer | dict[str, Any]) -> None:
-        """Takes an event of a run, an answer to the roster, or the end of a task."""
+        """Takes an event of a run, or the end of a task."""
         if isinstance(message, Answer):
             if message.address:
                 return self.workers.introduced(message.address, message.found)
             job = self._of(lambda future: future is message.future)
             if job is not None:  # else it was given up
                 self._end(job, message.found)
-        elif "facts" in message:
-            self.workers.roster.take(message)
         else:
             job = self._of(lambda future: future.key == message["key"])
             if job is not None and job.line is not None:

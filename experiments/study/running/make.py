@@ -97,7 +97,7 @@ def _make_by_jobs(
         workers = Workers(
             client,
             ClusterView(client, where, LOSS),
-            Roster(client, study, meant, config.folder.absolute(), bar.say),
+            Roster(client, meant, config.folder.absolute(), bar.say),
             terms,
             (first.argv, first.seeds[0]),
             bar,
