@@ -41,12 +41,13 @@ def supervise(config: RunConfig, argv: list[str], count: int) -> int:
         processes = LocalProcesses(count, command, rules, terminal.say)
     else:
         # Imports Dask, which the others need not.
-        from experiments.launch.cluster import cluster_processes, connection
+        from experiments.launch.cluster.cluster_processes import ClusterProcesses
+        from experiments.launch.cluster.connection import Unreachable
 
         out = out.absolute()
         try:
-            processes = cluster_processes.connected(config, argv, out, rules)
-        except connection.Unreachable as error:
+            processes = ClusterProcesses(config, argv, out, rules, terminal.say)
+        except Unreachable as error:
             terminal.say(str(error))
             return exit_codes.UNCONNECTED
     announced = {

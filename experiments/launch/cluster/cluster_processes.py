@@ -10,20 +10,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from experiments.cli import terminal
 from experiments.cli.exits import printable
 from experiments.launch.cluster.connection import connect
 from experiments.launch.cluster.member import cut_line, run_member, signal_member
 from experiments.launch.cluster.seating import Seating
 from experiments.launch.cluster.view import ENDS, ClusterView
-from experiments.launch.cluster.workers import Expected, expected
+from experiments.launch.cluster.workers import expected
 from experiments.launch.supervisor.group import Log, Placement, Rules, Unplaced
 from experiments.launch.supervisor.process_status import ProcessStatus
 from experiments.training.config import RunConfig
 from experiments.training.prepared import versions
 
 if TYPE_CHECKING:
-    from distributed import Client, Future
+    from distributed import Future
 
 UNBORN = 3.0  # seconds in which a task that was never heard of would have begun
 TICK = 0.02  # seconds between two looks while processes are killed
@@ -50,57 +49,33 @@ class Member:
     is_over: bool = False
 
 
-def connected(
-    config: RunConfig, argv: list[str], out: Path, rules: Rules
-) -> "ClusterProcesses":
-    """Returns a run's processes on the cluster of its scheduler.
-
-    Args:
-        config: with a scheduler.
-        argv: its flags as given.
-        out: the run's folder.
-        rules: limits on waiting and restarts.
-
-    Raises:
-        BadRequest: Dask is not installed, or the address has another form.
-        Unreachable: no scheduler answers.
-    """
-    assert config.scheduler is not None  # as the caller has checked
-    client = connect(config.scheduler, rules.init_timeout)
-    meant = expected(versions(), (config.algo, config.task))
-    return ClusterProcesses(client, config, argv, out, meant, rules, terminal.say)
-
-
 class ClusterProcesses:
     """Processes on the workers of a Dask cluster; see `Processes`."""
 
     def __init__(
-        self,
-        client: "Client",
-        config: RunConfig,
-        argv: list[str],
-        out: Path,
-        meant: Expected,
-        rules: Rules,
-        log: Log,
+        self, config: RunConfig, argv: list[str], out: Path, rules: Rules, log: Log
     ):
-        """Starts to look at the cluster.
+        """Connects to the scheduler, and starts to look at the cluster.
 
         Args:
-            client: connected to the scheduler; `close` closes it.
             config: of the run, with a scheduler.
             argv: its flags as given.
             out: the run's folder.
-            meant: what the workers must share with the command.
-            rules: limits.
+            rules: limits on waiting and restarts.
             log: shows the user a line.
+
+        Raises:
+            BadRequest: Dask is not installed, or the address has another form.
+            Unreachable: no scheduler answers.
         """
-        self._client = client
+        assert config.scheduler is not None  # as the caller has checked
+        self._client = client = connect(config.scheduler, rules.init_timeout)
+        meant = expected(versions(), (config.algo, config.task))
         self._argv = argv
         self._rules = rules
         self._log = log
         self._topic = f"syncalgos-{uuid.uuid4().hex}"
-        self._view = ClusterView(client, config.scheduler or "", rules.loss)
+        self._view = ClusterView(client, config.scheduler, rules.loss)
         self._seating = Seating(client, config.processes, meant, out, log)
         self._members: dict[int, Member] = {}
         self._serial = 0  # of the last start

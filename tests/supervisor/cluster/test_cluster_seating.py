@@ -14,7 +14,7 @@ from commands import environment
 from distributed.protocol.pickle import dumps, loads
 from faults import until
 
-from experiments.launch.cluster import member, workers
+from experiments.launch.cluster import cluster_processes, member, workers
 from experiments.launch.cluster.cluster_processes import ClusterProcesses
 from experiments.launch.cluster.member import run_member
 from experiments.launch.cluster.roster import Roster
@@ -192,8 +192,8 @@ def test_signal_after_the_loss_of_the_scheduler_makes_no_noise(monkeypatch, tmp_
     noise = []
     monkeypatch.setattr(threading, "excepthook", noise.append)
     config = parse(["--scheduler", "tcp://a:1", "--processes", "2"])
-    words = PlayedClient(), config, [], tmp_path, MEANT, Rules(), noise.append
-    processes = ClusterProcesses(*words)
+    monkeypatch.setattr(cluster_processes, "connect", lambda *_: PlayedClient())
+    processes = ClusterProcesses(config, [], tmp_path, Rules(), noise.append)
     before = threading.active_count()
     processes.signal(signal.SIGTERM)
     until(lambda: threading.active_count() <= before, "the signal is passed on")
