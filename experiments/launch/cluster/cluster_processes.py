@@ -146,7 +146,8 @@ class ClusterProcesses:
         self._since = time.monotonic()
 
     def close(self) -> None:
-        """Closes the connection."""
+        """Kills all processes, and closes the connection."""
+        self.kill()
         self._seating.roster.close()
         self._view.close()
         self._client.close(timeout=2)

@@ -89,6 +89,7 @@ class Child:
         self.is_over = False
         self._log = log
         self._remote = remote
+        self._show = log if remote is None else remote.out
         # Whose line it is: the processes share one terminal.
         self._prefix = f"[{number}] " if is_prefixed else ""
         self._renewed = 0.0  # the time at which its lease was
@@ -148,10 +149,9 @@ class Child:
         for name, line in lines:
             if name == "reports":
                 self._take_report(decode(line) or {})
-            elif name == "stdout" and self._remote is not None:
-                self._remote.out(line.decode(errors="replace"))
-            else:
-                self._log(f"{self._prefix}{line.decode(errors='replace')}")
+                continue
+            text = line.decode(errors="replace")
+            self._show(text) if name == "stdout" else self._log(self._prefix + text)
 
     def _take_report(self, message: dict[str, Any]) -> None:
         self._quiet, self._has_joined = 0.0, True

@@ -132,13 +132,13 @@ class ChildSide:
         rest, deadline = encode(message), time.monotonic() + patience
         # An error means that the supervisor is gone: `_end_with` ends this process.
         with self._lock, suppress(OSError):
-            while rest:
-                try:
-                    rest = rest[os.write(self._reports, rest) :]
-                except BlockingIOError:
-                    if time.monotonic() >= deadline:
-                        return
-                    time.sleep(0.01)
+            while rest and self._has_room(deadline):
+                rest = rest[os.write(self._reports, rest) :]
+
+    def _has_room(self, deadline: float) -> bool:
+        """Whether the pipe takes more, by then."""
+        patience = max(0.0, deadline - time.monotonic())
+        return bool(select.select([], [self._reports], [], patience)[1])
 
     def _insist(self, message: dict[str, Any]) -> None:
         """Writes a message that must arrive, for at most a second."""

@@ -106,7 +106,7 @@ class Processes(Protocol):
         ...
 
     def close(self) -> None:
-        """Gives up what was held for them, such as connections."""
+        """Kills all processes, and gives up what was held for them."""
         ...
 
 

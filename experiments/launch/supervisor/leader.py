@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterable, Sequence
+from contextlib import closing
 from typing import Any
 
 from experiments.exit_codes import (
@@ -46,16 +47,12 @@ def run_processes(
     # when one never comes. Exit code, last line and signals stay with this command.
     leader = Leader(processes, announced, rules, log)
     received: list[int] = []
-    with handling(lambda number, _: received.append(number)):
-        try:
-            while leader.code is None:
-                time.sleep(TICK)
-                asked = [received.pop(0) for _ in received[:]]
-                leader.tick(time.monotonic(), asked)
-            return decide(leader.code)
-        finally:
-            processes.kill()
-            processes.close()
+    with handling(lambda number, _: received.append(number)), closing(processes):
+        while leader.code is None:
+            time.sleep(TICK)
+            asked = [received.pop(0) for _ in received[:]]
+            leader.tick(time.monotonic(), asked)
+        return decide(leader.code)
 
 
 class Leader:
@@ -90,13 +87,13 @@ class Leader:
         try:
             statuses = self._processes.poll(now) if self._tracked else []
             for number in asked:
-                if self.code is None:
-                    self._signal(number, statuses)
-            if self.code is None:
-                if self._tracked:
-                    self._watch(statuses, now)
-                else:
-                    self._gather(now)
+                self._signal(number, statuses)
+            if self.code is not None:
+                return
+            if self._tracked:
+                self._watch(statuses, now)
+            else:
+                self._gather(now)
         except Unplaced as error:
             self._end(TERMINATED if self._serial else UNCONNECTED, [str(error)])
 
@@ -105,7 +102,7 @@ class Leader:
         if self._tracked and ready(statuses) and self._asked is None:
             self._asked = number
             self._processes.signal(number)
-        else:
+        elif self.code is None:
             self._end(stopped_by(self._asked or number), [])
 
     def _gather(self, now: float) -> None:
