@@ -151,7 +151,10 @@ class Child:
                 self._take_report(decode(line) or {})
                 continue
             text = line.decode(errors="replace")
-            self._show(text) if name == "stdout" else self._log(self._prefix + text)
+            if name == "stdout":
+                self._show(text)
+            else:
+                self._log(f"{self._prefix}{text}")
 
     def _take_report(self, message: dict[str, Any]) -> None:
         self._quiet, self._has_joined = 0.0, True
