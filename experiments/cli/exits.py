@@ -125,6 +125,26 @@ def unfailing(descriptor: int, encoding: str = "utf-8") -> TextIO:
     return TextIOWrapper(raw, encoding, "replace", line_buffering=True)
 
 
+def sole_output(is_first: bool) -> TextIO:
+    """Leaves stdout to the summary, and all but notes to the first of many processes.
+
+    gloo prints its connections on the process's stdout: that goes to nowhere, and the
+    summary to a copy of the descriptor.
+
+    Args:
+        is_first: whether this is process 0.
+
+    Returns:
+        The stream for notes and tracebacks, from any process.
+    """
+    errors = unfailing(2, sys.stderr.encoding)
+    sys.stdout, sys.stderr = unfailing(os.dup(1), sys.stdout.encoding), errors
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    if not is_first:
+        sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115
+    return errors
+
+
 class _Unfailing(FileIO):
     """A file that accepts everything, and keeps what it can."""
 

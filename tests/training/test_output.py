@@ -14,7 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lasting import OURS, lines_of, run
 
-from experiments import compare, exit_codes
+import experiments.compare as compare
+from experiments import exit_codes
 from experiments import run as command_line
 from experiments.cli import exits, terminal
 from experiments.cli.errors import BadRequest

@@ -5,26 +5,24 @@ import threading
 import time
 import uuid
 from collections import deque
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from experiments.cli.exits import printable
-from experiments.launch.cluster.member import (
-    Order,
-    cut_line,
-    run_member,
-    signal_member,
-)
-from experiments.launch.cluster.seating import Request, Seating
+from experiments.launch.cluster.connection import connect
+from experiments.launch.cluster.member import cut_line, run_member, signal_member
+from experiments.launch.cluster.seating import Seating
 from experiments.launch.cluster.view import ENDS, ClusterView
-from experiments.launch.supervisor.group import Log, Rules, Start
+from experiments.launch.cluster.workers import expected
+from experiments.launch.supervisor.group import Log, Placement, Rules, Unplaced
 from experiments.launch.supervisor.process_status import ProcessStatus
-from experiments.launch.supervisor.processes import Placement, Unplaced
+from experiments.training.config import RunConfig
+from experiments.training.versions import versions
 
 if TYPE_CHECKING:
-    from distributed import Client, Future
+    from distributed import Future
 
 UNBORN = 3.0  # seconds in which a task that was never heard of would have begun
 TICK = 0.02  # seconds between two looks while processes are killed
@@ -54,22 +52,31 @@ class Member:
 class ClusterProcesses:
     """Processes on the workers of a Dask cluster; see `Processes`."""
 
-    def __init__(self, client: "Client", request: Request, rules: Rules, log: Log):
-        """Starts to look at the cluster.
+    def __init__(
+        self, config: RunConfig, argv: list[str], out: Path, rules: Rules, log: Log
+    ):
+        """Connects to the scheduler, and starts to look at the cluster.
 
         Args:
-            client: connected to the scheduler; `close` closes it.
-            request: what is wanted.
-            rules: limits.
+            config: of the run, with a scheduler.
+            argv: its flags as given.
+            out: the run's folder.
+            rules: limits on waiting and restarts.
             log: shows the user a line.
+
+        Raises:
+            BadRequest: Dask is not installed, or the address has another form.
+            Unreachable: no scheduler answers.
         """
-        self._client = client
-        self._request = request
+        assert config.scheduler is not None  # as the caller has checked
+        self._client = client = connect(config.scheduler, rules.init_timeout)
+        meant = expected(versions(), (config.algo, config.task))
+        self._argv = argv
         self._rules = rules
         self._log = log
         self._topic = f"syncalgos-{uuid.uuid4().hex}"
-        self._view = ClusterView(client, request.scheduler, rules.loss)
-        self._seating = Seating(client, self._topic, request, log)
+        self._view = ClusterView(client, config.scheduler, rules.loss)
+        self._seating = Seating(client, config.processes, meant, out, log)
         self._members: dict[int, Member] = {}
         self._serial = 0  # of the last start
         self._since = time.monotonic()  # the last attempt ended
@@ -87,33 +94,26 @@ class ClusterProcesses:
         # A worker whose end has ended an attempt must not be taken for the next one.
         if self._view.answered < self._since:
             return None
-        return self._seating.find(self._view.workers, now)
+        return self._seating.find(self._view.workers, self._view.idle, now)
 
-    def start(self, start: Start) -> None:
+    def start(self, serial: int, attributes: list[dict[str, Any]]) -> None:
         """Starts a process on each of the workers that were found."""
-        now = time.monotonic()
-        self._serial = start.serial
-        given = start.attributes(self._rules.init_timeout)
-        for seat, attributes in zip(self._seating.seats, given, strict=True):
-            order = Order(
-                self._topic,
-                start.serial,
-                self._request.argv,
-                attributes,
-                seat.folder,
-                self._rules,
-            )
+        self._serial = serial
+        for seat, given in zip(self._seating.seats, attributes, strict=True):
+            order = (self._topic, serial, self._argv, given, seat.folder, self._rules)
             future = self._client.submit(
-                run_member, order, workers=[seat.address], pure=False, retries=0
+                run_member, *order, workers=[seat.address], pure=False, retries=0
             )
-            process = attributes["process"]
-            status = ProcessStatus(process, 0)
-            self._members[process] = Member(seat.address, future, status, now)
+            status = ProcessStatus(given["process"], 0)
+            member = Member(seat.address, future, status, time.monotonic())
+            self._members[status.process] = member
 
-    def poll(self, now: float) -> None:
-        """Takes the messages of the workers."""
+    def poll(self, now: float) -> list[ProcessStatus]:
+        """Takes the messages of the workers; see `Processes.poll`."""
         while self._inbox:
             self._take(self._inbox.popleft(), now)
+        if line := self._view.lost:
+            raise Unplaced(line)
         for member in self._members.values():
             if member.future.status == "error" and not member.is_over:
                 text = f"its Dask worker failed: {member.future.exception()!r}"
@@ -121,17 +121,8 @@ class ClusterProcesses:
                     code=1, said="refused", text=text
                 )
                 member.is_over = True
-
-    def statuses(self) -> list[ProcessStatus]:
-        """The status of each process."""
+            member.status = member.status._replace(gone=self._lost(member))
         return [member.status for member in self._members.values()]
-
-    def gone(self) -> dict[int, str]:
-        """Processes whose worker is lost; see `Processes.gone`."""
-        if line := self._view.lost:
-            raise Unplaced(line)
-        found = {i: self._lost(member) for i, member in self._members.items()}
-        return {i: reason for i, reason in found.items() if reason is not None}
 
     def signal(self, number: int) -> None:
         """Passes a signal on to each process."""
@@ -150,13 +141,14 @@ class ClusterProcesses:
             # A worker that closes is there a while longer.
             is_cut = member.status.text == cut_line(member.address)
             if is_cut or self._lost(member):
-                self._seating.forget(member.address)
+                self._seating.roster.forget(member.address)
         self._members = {}
         self._since = time.monotonic()
 
     def close(self) -> None:
-        """Closes the connection."""
-        self._seating.close()
+        """Kills all processes, and closes the connection."""
+        self.kill()
+        self._seating.roster.close()
         self._view.close()
         self._client.close(timeout=2)
 
@@ -166,30 +158,26 @@ class ClusterProcesses:
             self._client.run(*words, workers=workers, on_error="ignore")
 
     def _take(self, message: dict[str, Any], now: float) -> None:
-        """Takes a message of a worker."""
-        if "serial" not in message:
-            self._seating.take(message)
-        elif message["serial"] == self._serial:
-            self._show(message["lines"])
-            status = ProcessStatus(**message["status"])
-            if (member := self._members.get(status.process)) is not None:
-                member.status, member.heard = status, now
-                member.is_known, member.is_over = True, message["is_over"]
-
-    def _show(self, lines: Sequence[tuple[str, str]]) -> None:
-        for kind, text in lines:
+        """Takes a message of a worker, unless it is of an earlier start."""
+        if message["serial"] != self._serial:
+            return
+        for kind, text in message["lines"]:
             if kind == "out":
                 print(printable(text), file=sys.stdout, flush=True)
             else:
                 self._log(text)
+        status = ProcessStatus(**message["status"])
+        if (member := self._members.get(status.process)) is not None:
+            member.status, member.heard = status, now
+            member.is_known, member.is_over = True, message["is_over"]
 
-    def _lost(self, member: Member) -> str | None:
-        """Why a process's worker counts as lost; None while it does not."""
+    def _lost(self, member: Member) -> str:
+        """Why a process's worker counts as lost; "" while it does not."""
         limit = self._rules.loss
         if not member.is_known:
             limit = max(limit, self._rules.init_timeout)
         if member.is_over:
-            return None
+            return ""
         if line := self._view.lost:
             return line
         name = f"its Dask worker {member.address}"
@@ -197,7 +185,7 @@ class ClusterProcesses:
             return f"{name} left"
         if time.monotonic() - member.heard > limit:
             return f"{name} gave no sign of life for {limit:g} s"
-        return None
+        return ""
 
     def _release(self, members: list[Member]) -> None:
         """Gives tasks back, which ends their processes, and waits until it has."""
@@ -206,7 +194,8 @@ class ClusterProcesses:
             member.future.release()
         while any(self._lingers(member, began) for member in members):
             time.sleep(TICK)
-            self.poll(time.monotonic())
+            while self._inbox:
+                self._take(self._inbox.popleft(), time.monotonic())
 
     def _lingers(self, member: Member, released: float) -> bool:
         """Whether a process may still run after its task was given back."""

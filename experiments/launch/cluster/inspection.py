@@ -1,7 +1,7 @@
-"""Finds who a Dask worker is, and reports it.
+"""Finds who a Dask worker is.
 
-A worker is sent the text of this file, as it may lack our code, or have another Python:
-nothing here imports ours.
+A worker is sent these functions by value, as it may lack our code: nothing here imports
+ours.
 """
 
 import hashlib
@@ -17,28 +17,41 @@ from typing import Any
 
 
 def facts(
-    names: Sequence[str], own: Sequence[str], packages: Sequence[str], nonce: str
+    names: Sequence[str],
+    modules: Sequence[str],
+    packages: Sequence[str],
+    nonce: str = "",
+    host_address: str = "",
+    dask_worker: Any = None,
 ) -> dict[str, Any]:
-    """Returns the fields of this process's `WorkerFacts`.
+    """Returns the fields of this process's `Seat`, but its address.
 
     Args:
         names: "python", and packages whose versions are wanted.
-        own: the user's own modules.
+        modules: the user's own.
         packages: whose code must be the same.
         nonce: path of a file that may be seen here.
+        host_address: where a free port is wanted; "" where none is.
+        dask_worker: set by Dask, where this runs on one.
     """
-    found = [importlib.util.find_spec(name) for name in packages]
-    tops = [Path(spec.origin).parent for spec in found if spec and spec.origin]
-    code = _digest(tops) if len(tops) == len(packages) else ""
+    specs = [importlib.util.find_spec(name) for name in packages]
+    tops = [Path(spec.origin).parent for spec in specs if spec and spec.origin]
+    code = loaded = _digest(tops) if len(tops) == len(packages) else ""
+    if dask_worker is not None:
+        # A worker outlives many commands, and imports once what is edited between them.
+        if any(name.partition(".")[0] in packages for name in sys.modules):
+            loaded = getattr(dask_worker, "syncalgos_code", code)
+        vars(dask_worker)["syncalgos_code"] = loaded
     return {
         "host": host(),
         "pid": os.getpid(),
         "versions": {name: _version(name) for name in names},
         "code": code,
-        "loaded": code,
+        "loaded": loaded,
         "folder": str(tops[-1].parent) if tops else "",
-        "own": {name: _own(name) for name in own},
-        "sees": os.path.exists(nonce),
+        "own": {name: _own(name) for name in modules},
+        "sees_out": os.path.exists(nonce),
+        "port": _free_port(host_address) if host_address else 0,
     }
 
 
@@ -53,23 +66,10 @@ def host() -> tuple[str, str, str]:
     return socket.gethostname(), boot, network
 
 
-def report(topic: str, packages: Sequence[str], **wanted: Any) -> None:
-    """Reports the facts of this Dask worker.
-
-    Args:
-        topic: of the message, {"address": of the worker, "facts": fields by name}.
-        packages: as in `facts`.
-        wanted: the others of `facts`.
-    """
-    from distributed import get_worker
-
-    worker, found = get_worker(), facts(packages=packages, **wanted)
-    has_loaded = any(name.partition(".")[0] in packages for name in sys.modules)
-    # A worker outlives many commands, and imports once what is edited between them.
-    if has_loaded:
-        found["loaded"] = getattr(worker, "syncalgos_code", found["code"])
-    vars(worker)["syncalgos_code"] = found["loaded"]
-    worker.log_event(topic, {"address": worker.address, "facts": found})
+def _free_port(address: str) -> int:
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.create_server((address, 0), family=family) as sock:
+        return sock.getsockname()[1]
 
 
 def _version(name: str) -> str:
@@ -91,7 +91,7 @@ def _digest(tops: Sequence[Path]) -> str:
     return digest.hexdigest()
 
 
-def _own(module: str) -> Any:
+def _own(module: str) -> str | None:
     """Returns a digest of a module's file, without an import; None if it is not there.
 
     It is "" where the module is no file, or none that is found without an import.
@@ -104,5 +104,7 @@ def _own(module: str) -> Any:
     files = [y for x in within for y in (x / "__init__.py", x.with_suffix(".py"))]
     if not rest:
         files = [Path(spec.origin or "")]
-    kept = [file.read_bytes() for file in files if file.is_file()]
-    return hashlib.sha256(kept[0]).hexdigest() if kept else ""
+    for file in files:
+        if file.is_file():
+            return hashlib.sha256(file.read_bytes()).hexdigest()
+    return ""

@@ -6,10 +6,9 @@ Imports no jax: a worker outlives many runs, whose processes start jax themselve
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
-from experiments.launch.addresses import free_port
 from experiments.launch.supervisor.child import Child, Remote
 from experiments.launch.supervisor.group import Rules
 from experiments.launch.supervisor.process_status import ProcessStatus
@@ -18,15 +17,73 @@ if TYPE_CHECKING:
     from dask.typing import Key
     from distributed import Worker
 
-TICK = 0.05  # seconds between two looks
-PACE = 0.25  # seconds between two reports of steps
+TICK = 0.1  # seconds between two looks
 BEAT = 1.0  # seconds between signs of life
 
 
-class Order(NamedTuple):
-    """The order to run a process, for a worker.
+class Outbox:
+    """Messages from a worker to the command, few and in order.
 
     Attributes:
+        lines: that the command shall show, each with its stream: "out" or "log".
+    """
+
+    def __init__(self, send: Callable[[dict[str, Any]], None]):
+        """Takes what sends a message."""
+        self.lines: list[tuple[str, str]] = []
+        self._send = send
+        self._last: ProcessStatus | None = None
+        self._sent = 0.0  # the time of the last message
+
+    def add(self, stream: str, text: str) -> None:
+        """Adds a line."""
+        self.lines.append((stream, text))
+
+    def flush(self, status: ProcessStatus, is_over: bool = False) -> None:
+        """Sends what is new, or a sign of life if it is time.
+
+        Args:
+            status: of the process.
+            is_over: whether the process has ended: this is the last message.
+        """
+        now = time.monotonic()
+        is_news = self.lines or is_over or status != self._last
+        if is_news or now - self._sent >= BEAT:
+            message = {"status": status._asdict(), "lines": self.lines}
+            self._send({**message, "is_over": is_over})
+            self.lines, self._last, self._sent = [], status, now
+
+
+class Contact:
+    """The last answer of the scheduler to a worker."""
+
+    def __init__(self, worker: "Worker"):
+        """The worker has just been answered."""
+        self._worker, self._since, self._latency = worker, time.monotonic(), -1.0
+
+    def age(self) -> float:
+        """Returns the seconds since the last answer, if it is called often."""
+        # Dask measures it by each heartbeat, of which it keeps no time.
+        if self._worker.latency != self._latency:
+            self._latency, self._since = self._worker.latency, time.monotonic()
+        return time.monotonic() - self._since
+
+
+# The processes on this worker, by topic: signals for them come in another thread.
+_RUNNING: dict[str, Child] = {}
+
+
+def run_member(
+    topic: str,
+    serial: int,
+    argv: list[str],
+    attributes: dict[str, Any],
+    folder: str,
+    rules: Rules,
+) -> None:
+    """Runs one process of a run to its end; the task of a Dask worker.
+
+    Args:
         topic: of the messages to the command, which no other run has.
         serial: number of the start.
         argv: the flags of the command.
@@ -34,124 +91,38 @@ class Order(NamedTuple):
         folder: the checkout on the worker's host.
         rules: limits.
     """
-
-    topic: str
-    serial: int
-    argv: list[str]
-    attributes: dict[str, Any]
-    folder: str
-    rules: Rules
-
-
-@dataclass
-class Outbox:
-    """Messages from a worker to the command, few and in order.
-
-    Attributes:
-        order: what the worker was asked to run.
-        send: takes a message.
-    """
-
-    order: Order
-    send: Callable[[dict[str, Any]], None]
-    _lines: list[tuple[str, str]] = field(default_factory=list)
-    _last: ProcessStatus | None = None
-    _sent: float = 0.0  # the time of the last message
-
-    def log(self, text: str) -> None:
-        """Has the command print a line on stderr."""
-        self._lines.append(("log", text))
-
-    def out(self, text: str) -> None:
-        """Has the command print a line on stdout."""
-        self._lines.append(("out", text))
-
-    def flush(self, status: ProcessStatus, now: float, is_over: bool = False) -> None:
-        """Sends what is new, if it is time.
-
-        Args:
-            status: of the process.
-            now: time.monotonic().
-            is_over: whether the process has ended: this is the last message.
-        """
-        last = self._last
-        is_step = last is not None and last._replace(step=status.step) == status
-        pause = BEAT if status == last else PACE if is_step else 0.0
-        if not (self._lines or is_over) and now - self._sent < pause:
-            return
-        message = {"serial": self.order.serial, "status": status._asdict()}
-        self.send({**message, "lines": self._lines, "is_over": is_over})
-        self._lines, self._last, self._sent = [], status, now
-
-
-@dataclass
-class Contact:
-    """The last answer of the scheduler to a worker.
-
-    Attributes:
-        worker: the one that is answered.
-        since: the time of the answer.
-    """
-
-    worker: "Worker"
-    since: float
-    _latency: float = -1.0
-
-    def age(self, now: float) -> float:
-        """Returns the seconds since the last answer, if it is called often."""
-        # Dask measures it by each heartbeat, of which it keeps no time.
-        if self.worker.latency != self._latency:
-            self._latency, self.since = self.worker.latency, now
-        return now - self.since
-
-
-# The processes on this worker, by topic: signals for them come in another thread.
-_RUNNING: dict[str, Child] = {}
-
-
-def run_member(order: Order) -> None:
-    """Runs one process of a run to its end; the task of a Dask worker."""
     from distributed import get_worker
 
     worker = get_worker()
     key = worker.get_current_task()
     # What is cut off counts as lost after `loss`: its process must be gone by then, as
     # another one writes the same files.
-    lease = 0.75 * order.rules.loss
-    contact = Contact(worker, time.monotonic())
-    outbox = Outbox(order, lambda message: worker.log_event(order.topic, message))
-    child = Child(
+    lease = 0.75 * rules.loss
+    contact = Contact(worker)
+    outbox = Outbox(lambda text: worker.log_event(topic, {"serial": serial, **text}))
+    environ = attributes.get("announced", {}).get("environ", {})
+    child = _RUNNING[topic] = Child(
         # -P: a user's own module is the one that the worker has found.
-        [sys.executable, "-P", "-m", "experiments.run", *order.argv],
-        order.attributes,
-        order.attributes["process"] > 0,
-        outbox.log,
-        Remote(
-            order.folder,
-            outbox.out,
-            lease,
-            order.attributes.get("announced", {}).get("environ", {}),
-        ),
+        [sys.executable, "-P", "-m", "experiments.run", *argv],
+        attributes,
+        attributes["process"] > 0,
+        partial(outbox.add, "log"),
+        Remote(folder, partial(outbox.add, "out"), lease, environ),
     )
-    _RUNNING[order.topic] = child
     try:
-        while not child.is_over and is_wanted(worker, key):
-            now = time.monotonic()
-            if contact.age(now) > lease:
-                break
-            child.poll(now, order.rules)
-            outbox.flush(child.status, now)
+        while not child.is_over and is_wanted(worker, key) and contact.age() <= lease:
+            child.poll(time.monotonic(), rules)
+            outbox.flush(child.status)
             time.sleep(TICK)
     finally:
-        _RUNNING.pop(order.topic, None)
-        is_cut = contact.age(time.monotonic()) > lease or not _is_open(worker)
-        is_cut = is_cut and not child.is_over
+        _RUNNING.pop(topic, None)
+        is_cut = not child.is_over and (contact.age() > lease or not _is_open(worker))
         child.kill()
         child.reap()
         status = child.status
         if is_cut and not status.said:
             status = status._replace(said="lost", text=cut_line(worker.address))
-        outbox.flush(status, time.monotonic(), is_over=True)
+        outbox.flush(status, is_over=True)
 
 
 def cut_line(address: str) -> str:
@@ -163,21 +134,6 @@ def signal_member(topic: str, number: int) -> None:
     """Passes a signal on to the process of a run on this worker."""
     if (child := _RUNNING.get(topic)) is not None:
         child.signal(number)
-
-
-def report_port(topic: str, choice: int, host: str) -> None:
-    """Reports that this worker is idle, and a port that is free now.
-
-    Args:
-        topic: of the message.
-        choice: number of the question.
-        host: the address at which the port is free; "" where none is needed.
-    """
-    from distributed import get_worker
-
-    worker, port = get_worker(), free_port(host) if host else 0
-    message = {"choice": choice, "address": worker.address, "port": port}
-    worker.log_event(topic, message)
 
 
 def is_wanted(worker: "Worker", key: "Key") -> bool:

@@ -1,22 +1,21 @@
-"""The Dask workers that may run processes: each is asked who it is, once."""
+"""The Dask workers that may run processes: each is asked who it is."""
 
+import threading
+import time
 import uuid
 from collections.abc import Set
+from concurrent.futures import Future
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from experiments.launch.cluster.seats import Seat
-from experiments.launch.cluster.workers import (
-    Expected,
-    WorkerFacts,
-    inspection,
-    objection,
-)
+from experiments.launch.cluster.workers import Expected, Seat, ask, objection
 from experiments.launch.supervisor.group import Log
 
 if TYPE_CHECKING:
-    from distributed import Client, Future
+    from distributed import Client
+
+PAUSE = 0.5  # seconds before a worker that could not be reached is asked again
 
 
 class Roster:
@@ -26,61 +25,37 @@ class Roster:
         seats: the fit ones, by address.
     """
 
-    def __init__(
-        self, client: "Client", topic: str, meant: Expected, out: Path, log: Log
-    ):
+    def __init__(self, client: "Client", meant: Expected, out: Path, log: Log):
         """Knows nobody yet.
 
         Args:
             client: connected to the scheduler.
-            topic: of the answers, which `take` takes.
             meant: what the workers must share.
             out: the run's folder, which they may share.
             log: shows the user a line.
         """
         self.seats: dict[str, Seat] = {}
         self._client = client
-        self._topic = topic
         self._meant = meant
         self._out = out
         self._log = log
-        self._asked: dict[str, Future] = {}
+        self._asked: dict[str, Future[Seat]] = {}
         self._refused: set[str] = set()
         self._nonce: Path | None = None
 
     def update(self, present: Set[str]) -> None:
-        """Asks the new ones, and forgets those that have left."""
+        """Takes answers, asks the new workers, and forgets those that have left."""
+        for address in [x for x, answer in self._asked.items() if answer.done()]:
+            self._take(address, self._asked.pop(address))
         # A worker may be started again at the address of the one that was refused.
         self._refused &= present
         for address in {*self.seats, *self._asked} - present:
             self.forget(address)
-        for address, future in [*self._asked.items()]:
-            if future.status == "error":
-                self._refuse(address, address, repr(future.exception()))
-            elif future.status in ("cancelled", "lost"):
-                self.forget(address)
         for address in sorted(present - {*self.seats, *self._asked, *self._refused}):
-            job = inspection(self._meant, str(self._hidden()), self._topic)
-            self._asked[address] = self._client.submit(
-                *job, workers=[address], pure=False, retries=0
-            )
-
-    def take(self, message: dict[str, Any]) -> None:
-        """Takes the answer of a worker."""
-        address = message["address"]
-        if address not in self._asked:
-            return
-        facts = WorkerFacts(**message["facts"])
-        facts = facts._replace(host=tuple(facts.host))
-        line = objection(facts, self._meant)
-        if line is None:
-            seat = Seat(address, facts.host, facts.folder, facts.sees)
-            self.seats[address] = seat
-        else:
-            self._refuse(
-                address, f"{address} (pid {facts.pid} on {facts.host[0]})", line
-            )
-        self._asked.pop(address, None)
+            self._asked[address] = answer = Future()
+            words = (address, str(self._hidden()), answer)
+            # In a thread of its own, which a worker that is frozen would block.
+            threading.Thread(target=self._ask, args=words, daemon=True).start()
         if not self._asked:
             self.close()
 
@@ -101,9 +76,27 @@ class Roster:
                 self._nonce.unlink()
         self._nonce = None
 
-    def _refuse(self, address: str, name: str, line: str) -> None:
+    def _ask(self, address: str, nonce: str, answer: "Future[Seat]") -> None:
+        try:
+            answer.set_result(ask(self._client, address, self._meant, nonce))
+        except Exception as error:  # the worker's own may be of any kind
+            time.sleep(PAUSE)
+            answer.set_exception(error)
+
+    def _take(self, address: str, answer: "Future[Seat]") -> None:
+        """Lets a worker in, or names what is wrong with it."""
+        if isinstance(error := answer.exception(), OSError):
+            return  # it has left, or is asked again
+        if error is not None:
+            name, line = address, repr(error)
+        else:
+            seat = answer.result()
+            name = f"{address} (pid {seat.pid} on {seat.host[0]})"
+            line = objection(seat, self._meant)
+            if line is None:
+                self.seats[address] = seat
+                return
         self._log(f"the Dask worker {name} is refused: {line}")
-        self._asked.pop(address, None)
         self._refused.add(address)
 
     def _hidden(self) -> Path:

@@ -25,6 +25,10 @@ class ClusterView:
 
     A thread, as a question to a scheduler that is frozen or out of reach blocks: those
     who read this never do.
+
+    Attributes:
+        answered: the time of the last question that was answered.
+        idle: the addresses of the workers without tasks.
     """
 
     def __init__(self, client: "Client", scheduler: str, loss: float):
@@ -39,6 +43,7 @@ class ClusterView:
         self._scheduler = scheduler
         self._loss = loss
         self.answered = time.monotonic()
+        self.idle: frozenset[str] = frozenset()
         self._threads: dict[str, int] = {}
         self._closed = threading.Event()
         threading.Thread(target=self._look, daemon=True).start()
@@ -74,7 +79,9 @@ class ClusterView:
             try:
                 # Not `scheduler_info`, which returns a cache that Dask's own thread
                 # empties of workers every few seconds.
-                found: Any = self._client.nthreads()
+                threads: Any = self._client.nthreads()
+                processing: Any = self._client.processing()
             except ENDS:  # `lost` reports it, unless we close
                 continue
-            self._threads, self.answered = dict(found), asked
+            self.idle = frozenset(x for x, tasks in processing.items() if not tasks)
+            self._threads, self.answered = dict(threads), asked

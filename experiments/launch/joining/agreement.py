@@ -1,6 +1,5 @@
 """Checks that the processes of a run belong together, and finds which share a host."""
 
-import itertools
 import json
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -8,7 +7,6 @@ from typing import Any, NamedTuple
 from experiments.launch.supervisor.group import numbered, processes
 
 SHOWN = 3  # differences that are named
-LONGEST_VALUE = 40  # characters of a value that is named
 
 
 class Hello(NamedTuple):
@@ -57,30 +55,17 @@ def difference(hellos: Sequence[Hello]) -> str | None:
     if not others:
         return None
     ids = [hello.process for hello in hellos if hello.facts == others[0]]
-    names = {**first.facts, **others[0]}
-    pairs = [(name, others[0].get(name), first.facts.get(name)) for name in names]
-    differ = [_shown(*pair) for pair in pairs if pair[1] != pair[2]]
-    theirs, ours = (", ".join(pair[i] for pair in differ[:SHOWN]) for i in (0, 1))
+    both = others[0], first.facts
+    names = [x for x in {**both[1], **both[0]} if both[0].get(x) != both[1].get(x)]
+    theirs, ours = (
+        ", ".join(_shown(name, facts.get(name)) for name in names[:SHOWN])
+        for facts in both
+    )
     have = "have" if len(ids) > 1 else "has"
-    more = f" ({len(differ) - SHOWN} more differ)" if len(differ) > SHOWN else ""
+    more = f" ({len(names) - SHOWN} more differ)" if len(names) > SHOWN else ""
     return f"{processes(ids)} {have} {theirs}, but process 0 has {ours}{more}"
 
 
-def _shown(name: str, *values: Any) -> list[str]:
-    """Shows a fact of both; long values from shortly before they differ."""
-    texts = ["" if v is None else _text(v) for v in values]
-    start = 0
-    if min(len(text) for text in texts) > LONGEST_VALUE:
-        pairs = zip(*texts, strict=False)
-        same = sum(1 for _ in itertools.takewhile(lambda p: len(set(p)) == 1, pairs))
-        start = max(0, same - LONGEST_VALUE // 2)
-    cut = [("…" if start else "") + text[start:] for text in texts]
-    short = [c if len(c) <= LONGEST_VALUE else c[:LONGEST_VALUE] + "…" for c in cut]
-    return [
-        f"no {name}" if value is None else f"{name} {text}"
-        for value, text in zip(values, short, strict=True)
-    ]
-
-
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+def _shown(name: str, value: Any) -> str:
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return f"no {name}" if value is None else f"{name} {text}"

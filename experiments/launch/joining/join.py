@@ -3,7 +3,6 @@
 import json
 import os
 import threading
-import time
 from collections.abc import Callable
 
 import jax
@@ -25,8 +24,7 @@ from experiments.training.config import RunConfig
 from experiments.training.versions import versions
 
 LOSS = 20  # seconds without a sign of life before jax counts a process as lost
-PAUSE = 0.25  # seconds between two looks
-SLACK = 5.0  # seconds for jax's service to give up by itself, which names the missing
+SLACK = 30.0  # seconds by which jax waits longer than we, as it ends by an abort
 
 
 class Unconnected(Exception):
@@ -51,12 +49,11 @@ def join(
         BadRequest: certificates that jax would not use.
     """
     gloo.check_tls()
-    deadline = time.monotonic() + config.init_timeout + SLACK
     if membership.process:
         _find(membership, config.init_timeout)
     else:
         _check_port(membership.coordinator, log)
-    _connect(membership, config.init_timeout, deadline)
+    _connect(membership, config.init_timeout)
     hellos = _exchange(config, membership)
     line = agreement.difference(hellos)
     if line is not None:
@@ -102,29 +99,29 @@ def _check_port(coordinator: str, log: Callable[[str], None]) -> None:
         raise Unconnected(line) from error
 
 
-def _connect(membership: Membership, seconds: float, deadline: float) -> None:
+def _connect(membership: Membership, seconds: float) -> None:
     """Starts jax among the other processes."""
     processes, process, where = membership
-    failed: list[Exception] = []
+    errors: list[Exception] = []
 
     def connect() -> None:
         try:
-            gloo.connect(where, process or 0, processes, seconds, loss=LOSS)
+            gloo.connect(where, process or 0, processes, seconds + SLACK, loss=LOSS)
         except Exception as error:  # of jax, of any kind, lost in this thread
-            failed.append(error)
+            errors.append(error)
 
-    # In a thread: a signal is handled once the main one is back from C++.
+    # In a thread: a signal is handled once the main one is back from C++, and jax ends
+    # a wait by an abort.
     thread = threading.Thread(target=connect, daemon=True)
     thread.start()
-    while thread.is_alive() and time.monotonic() < deadline:
-        thread.join(PAUSE)
-    if failed:
-        line = str(failed[0]).partition("\n")[0]
+    thread.join(seconds)
+    if errors:
+        line = str(errors[0]).partition("\n")[0]
         raise Unconnected(f"{where}: {line}{gloo.tls_hint()}")
     if thread.is_alive():
         raise Unconnected(
-            f"process {process} found no process 0 of this program at {where} in "
-            f"{seconds:g} s{gloo.tls_hint()}"
+            f"process {process} waited {seconds:g} s at {where} for all {processes} "
+            f"processes of this program{gloo.tls_hint()}"
         )
 
 
@@ -137,11 +134,11 @@ def _exchange(config: RunConfig, membership: Membership) -> list[Hello]:
     facts["--num-processes"] = membership.processes
     out = config.out or records.default_out(config.task, config.algo)
     process = membership.process or 0
-    own = Hello(process, [*inspection.host()], facts | versions(), str(out))
+    hello = Hello(process, [*inspection.host()], facts | versions(), str(out))
     # Not by a collective, which takes devices of all, and hangs where their number is
     # in doubt.
     store, milliseconds = gloo.store(), max(1000, round(config.init_timeout * 1000))
-    store.key_value_set(f"hello/{process}", json.dumps(own))
+    store.key_value_set(f"hello/{process}", json.dumps(hello))
     texts = [
         store.blocking_key_value_get(f"hello/{i}", milliseconds)
         for i in range(membership.processes)

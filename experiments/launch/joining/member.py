@@ -1,11 +1,13 @@
 """A run's process that others start: by hand, or by a scheduler."""
 
 import dataclasses
+import json
 import os
 import signal
 import threading
 import time
 import traceback
+from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
@@ -15,17 +17,16 @@ from experiments import exit_codes
 from experiments.cli import exits, signals
 from experiments.cli.errors import BadRequest
 from experiments.launch import gloo
-from experiments.launch.joining import aborts, agreement, farewells
-from experiments.launch.joining.agreement import Hello
-from experiments.launch.joining.farewells import LINGERING, Farewell
-from experiments.launch.joining.join import LOSS, Unconnected, join
+from experiments.launch.joining import agreement
+from experiments.launch.joining.join import Unconnected, join
 from experiments.launch.membership import Membership
 from experiments.launch.run_job import run_job
-from experiments.launch.supervisor.group import processes
 from experiments.training.config import RunConfig
 from experiments.training.process_group import ProcessGroup
 
 GRACE = 1.0  # seconds for others to end alike
+# Seconds for all to notice who is gone, and to read what process 0's service holds.
+LINGERING = 3.0
 
 
 def run_joined(
@@ -45,13 +46,23 @@ def run_joined(
         membership: who this process is.
 
     Returns:
-        The exit code, unless the process ends at once because another one is gone.
+        The exit code, unless the process ends at once: because another one is gone, or
+        by jax, which aborts it in C++ (134) where its service misses one.
     """
-    with aborts.own_streams(membership.process == 0) as streams:
-        member = JoinedMember(membership, config.init_timeout, streams, stopped)
-        _end_at_second_signal()
-        with aborts.catching_aborts(member.aborted):
-            return member.run(config, argv, started)
+    member = JoinedMember(membership, stopped)
+    _end_at_second_signal()
+    try:
+        return member.run(config, argv, started)
+    except Unconnected as error:
+        member.end(exit_codes.UNCONNECTED, str(error))
+    except BadRequest as error:
+        line = f"error: {' '.join(str(error).split())}"
+        member.refuse(error.code, line, line)
+    except Exception as error:
+        text = f"{type(error).__name__}: {error}".partition("\n")[0]
+        if gloo.is_loss(error):
+            member.lost(text)
+        member.refuse(exit_codes.FAILED, text, traceback.format_exc().rstrip())
 
 
 def _end_at_second_signal() -> None:
@@ -75,17 +86,10 @@ def _end_at_second_signal() -> None:
 class JoinedMember:
     """One of several processes that jax.distributed alone connects."""
 
-    def __init__(
-        self,
-        membership: Membership,
-        seconds: float,
-        streams: aborts.Streams,
-        stopped: exits.Stopped,
-    ):
+    def __init__(self, membership: Membership, stopped: exits.Stopped):
         self._membership = membership
         self._process = membership.process or 0
-        self._seconds = seconds
-        self._streams = streams
+        self._errors = exits.sole_output(self._process == 0)
         self._stopped = stopped
         self._has_joined = False
         self._is_leaving = threading.Event()
@@ -93,120 +97,92 @@ class JoinedMember:
 
     def run(self, config: RunConfig, argv: list[str], started: float) -> int:
         """Joins, trains and leaves; returns the exit code."""
-        try:
-            hellos = join(config, self._membership, self._streams.say)
-            self._has_joined = True
-            watch = threading.Thread(target=self._watch, daemon=True)
-            watch.start()
-            gpus = config.mesh_devices(self._membership.processes) or 1
-            group = self._group(hellos, gpus)
-            config = dataclasses.replace(config, out=config.out or Path(hellos[0].out))
-            code = run_job(config, argv, started, self._stopped, group)
-            self._is_leaving.set()
-            watch.join()
-            jax.distributed.shutdown()
-            return code
-        except Unconnected as error:
-            self._end(exit_codes.UNCONNECTED, str(error))
-        except BadRequest as error:
-            line = f"error: {' '.join(str(error).split())}"
-            self._refuse(error.code, line, line)
-        except Exception as error:
-            text = f"{type(error).__name__}: {error}".partition("\n")[0]
-            if gloo.is_loss(error):
-                self._lost(text)
-            self._streams.errors.write(self._streams.noise())
-            self._refuse(exit_codes.FAILED, text, traceback.format_exc().rstrip())
-
-    def aborted(self) -> None:
-        """Ends this process by a line where jax aborts it."""
-        noise, (count, _, where) = self._streams.noise(), self._membership
-        line = aborts.line_of(noise, where, count, self._seconds, LOSS)
-        if line is None:
-            self._streams.errors.write(noise)
-        else:
-            hint = "" if self._has_joined else gloo.tls_hint()
-            self._end(self._code_of_loss, line + hint)
-
-    @property
-    def _code_of_loss(self) -> int:
-        if not self._has_joined:
-            return exit_codes.UNCONNECTED
-        number = self._stopped()
-        return exit_codes.stopped_by(number) if number else exit_codes.TERMINATED
-
-    def _group(self, hellos: list[Hello], gpus: int) -> ProcessGroup:
-        """Returns the processes as this one sees them, and takes its own GPUs."""
+        hellos = join(config, self._membership, self._say)
+        self._has_joined = True
+        watch = threading.Thread(target=self._watch, daemon=True)
+        watch.start()
         hosts, where = agreement.places(hellos)
         local, sharing = where[self._process]
         if sharing > 1:
+            gpus = config.mesh_devices(self._membership.processes) or 1
             gloo.take_devices(local, gpus)
         if self._process:
-            count = self._membership.processes
-            who = f"process {self._process} of {count}"
-            self._streams.say(f"{who} has joined; process 0 shows how it goes")
-        return ProcessGroup(
+            who = f"process {self._process} of {len(hellos)}"
+            self._say(f"{who} has joined; process 0 shows how it goes")
+        group = ProcessGroup(
             process=self._process,
             processes=len(hellos),
             hosts=hosts,
             sharing=sharing,
-            note=self._streams.say,
+            note=self._say,
         )
+        config = dataclasses.replace(config, out=config.out or Path(hellos[0].out))
+        code = run_job(config, argv, started, self._stopped, group)
+        self._is_leaving.set()
+        watch.join()
+        jax.distributed.shutdown()
+        return code
 
-    def _refuse(self, code: int, reason: str, text: str) -> NoReturn:
+    def refuse(self, code: int, reason: str, text: str) -> NoReturn:
         """Ends this process, and so the run; the others are told why."""
         if self._has_joined:
-            farewells.leave(self._process, Farewell(code, reason))
+            with suppress(RuntimeError):  # the service itself is gone
+                words = json.dumps([code, reason])
+                gloo.store().key_value_set(f"refusal/{self._process}", words)
             self._linger()
-        self._end(code, text)
+        self.end(code, text)
 
-    def _lost(self, error: str) -> NoReturn:
-        """Ends this process because another one is gone."""
-        farewells.leave(self._process, Farewell(0))
-        count, _, where = self._membership
+    def lost(self, error: str) -> NoReturn:
+        """Ends this process because another one is gone, or refused to go on."""
+        count, process, where = self._membership
+        others = [f"process {i}" for i in range(count) if i != process]
+        who = others[0] if len(others) == 1 else "another process"
+        time.sleep(GRACE)
         try:
-            known = farewells.gathered(count)
+            self._follow()
         except RuntimeError:
-            self._end(self._code_of_loss, f"process 0 at {where} is gone")
-        self._follow(known)
+            who = f"process 0 at {where}"
         self._linger()
-        # Process 0 is there: its service has answered.
-        silent = [i for i in range(1, count) if i not in known and i != self._process]
-        # Those that were busy may not have noticed it yet.
-        who = processes(silent) if silent else "another process"
-        who = f"one of {who}" if len(silent) > 1 else who
-        self._end(self._code_of_loss, f"{who} is gone ({error})")
+        number = self._stopped()
+        code = exit_codes.stopped_by(number) if number else exit_codes.TERMINATED
+        self.end(code, f"{who} is gone ({error})")
+
+    def end(self, code: int, text: str) -> NoReturn:
+        """Ends this process at once, without a shutdown that waits for others."""
+        # Several threads may notice the same.
+        self._ending.acquire()
+        for line in text.splitlines():
+            self._say(line)
+        signals.end(code)
 
     def _watch(self) -> None:
-        """Ends this process once another one refused to go on; see `_refuse`."""
+        """Ends this process once another one refused to go on."""
         # It may wait for the other one where neither gloo nor NCCL notices.
-        while not self._is_leaving.wait(GRACE):
-            try:
-                if any(farewell.code for farewell in farewells.read().values()):
-                    # All may refuse alike, and each shows its own line.
-                    time.sleep(GRACE)
-                    self._follow(farewells.read())
-            # The main thread, or one of jax's, is about to notice.
-            except RuntimeError:
-                return
+        with suppress(RuntimeError):  # the main thread, or jax, is about to notice
+            while not self._is_leaving.wait(GRACE):
+                self._follow()
 
-    def _follow(self, known: dict[int, Farewell]) -> None:
-        """Ends this process as another one did that refused to go on, if one did."""
-        refused = [(i, x) for i, x in sorted(known.items()) if x.code]
-        for process, farewell in refused:
+    def _follow(self) -> None:
+        """Ends this process as another one did that refused to go on, if one did.
+
+        Raises:
+            RuntimeError: process 0 is gone.
+        """
+        if not gloo.store().key_value_dir_get("refusal/"):
+            return
+        time.sleep(GRACE)  # all may refuse alike, and each shows its own line
+        for key, words in sorted(gloo.store().key_value_dir_get("refusal/")):
+            process = int(key.rpartition("/")[2])
             if process != self._process:
+                code, reason = json.loads(words)
                 self._linger()
-                self._end(farewell.code, f"process {process}: {farewell.reason}")
+                self.end(code, f"process {process}: {reason}")
 
     def _linger(self) -> None:
         """Keeps jax's service up while the others read what it holds."""
         if self._process == 0:
             time.sleep(LINGERING)
 
-    def _end(self, code: int, text: str) -> NoReturn:
-        """Ends this process at once, without a shutdown that waits for others."""
-        # Several threads may notice the same.
-        self._ending.acquire()
-        for line in text.splitlines():
-            self._streams.say(line)
-        signals.end(code)
+    def _say(self, text: str) -> None:
+        """Shows the user a line, from any process."""
+        print(exits.printable(text), file=self._errors, flush=True)

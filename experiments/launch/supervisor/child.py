@@ -1,55 +1,22 @@
-"""A process on the side of the supervisor that started it: its pipes and its end."""
+"""A process of a run on the side of the supervisor that started it."""
 
 import json
 import os
-import signal
 import subprocess
 import sys
-import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
+from experiments.launch.child_process import ChildProcess
 from experiments.launch.supervisor.child_side import VARIABLE
 from experiments.launch.supervisor.group import Log, Rules
-from experiments.launch.supervisor.json_lines import PIECE, Lines, decode
+from experiments.launch.supervisor.json_lines import decode
 from experiments.launch.supervisor.process_status import ProcessStatus
 
-# Seconds. A process that a driver holds longer than that is left to the system.
-REAPING = 5.0
-
-# Reads of a pipe at once: a helper that outlives the process may write for ever.
-MOST_READS = 64
-
-
-class Pipe:
-    """The reading end of a pipe; never blocks."""
-
-    def __init__(self, stream: IO[bytes]):
-        os.set_blocking(stream.fileno(), False)
-        self._stream = stream
-        self._lines = Lines()
-
-    def read(self) -> Iterator[bytes]:
-        """Yields the lines that came since the last call."""
-        for _ in range(MOST_READS):
-            # None if there is nothing to read now, nothing at the pipe's end.
-            if not (data := self._stream.read(PIECE)):
-                break
-            yield from self._lines.feed(data)
-        # A line without an end must not fill the memory.
-        if len(self._lines.rest) > PIECE:
-            yield self._lines.flush()
-
-    def finish(self) -> Iterator[bytes]:
-        """Yields the last lines, and closes the pipe."""
-        yield from self.read()
-        if self._lines.rest:
-            yield self._lines.flush()
-        self._stream.close()
+LONGEST_LOOK = 0.5  # seconds between two looks that count as silence
 
 
 class Remote(NamedTuple):
@@ -70,10 +37,11 @@ class Remote(NamedTuple):
 
 
 class Child:
-    """A process in a session of its own.
+    """A process of a run: its pipes and its end.
 
     Attributes:
         status: its last reports, and the system's.
+        is_over: whether it has ended, and all that it wrote was read.
     """
 
     def __init__(
@@ -94,7 +62,7 @@ class Child:
             remote: None if its command is the one that calls this.
         """
         number = attributes["process"]
-        own = None if remote is None else subprocess.PIPE
+        shared = None if remote is None else subprocess.PIPE
         read_end, reports = os.pipe()
         life, self._life = os.pipe()
         os.set_blocking(self._life, False)
@@ -104,104 +72,92 @@ class Child:
             given["lease"] = remote.lease
             environ = {**remote.environ, **environ, "PYTHONPATH": search_path()}
         environ[VARIABLE] = json.dumps(given)
-        self._process = subprocess.Popen(
+        self._process = ChildProcess(
             command,
             cwd=None if remote is None else remote.folder,
             env=environ,
             stdin=subprocess.DEVNULL,
             # The summary is process 0's alone.
-            stdout=own if number == 0 else subprocess.DEVNULL,
-            stderr=subprocess.PIPE if is_prefixed else own,
-            bufsize=0,
+            stdout=shared if number == 0 else subprocess.DEVNULL,
+            stderr=subprocess.PIPE if is_prefixed else shared,
             pass_fds=(reports, life),
-            # Its own session, so that Ctrl-C reaches this command alone, and one kill
-            # reaches all that it started.
-            start_new_session=True,
         )
+        self._process.read("reports", os.fdopen(read_end, "rb"))
         os.close(reports)
         os.close(life)
         self.status = ProcessStatus(number, self._process.pid)
+        self.is_over = False
         self._log = log
+        self._remote = remote
+        self._show = log if remote is None else remote.out
+        # Whose line it is: the processes share one terminal.
         self._prefix = f"[{number}] " if is_prefixed else ""
-        self._is_renewed = remote is not None
         self._renewed = 0.0  # the time at which its lease was
-        self._is_over = False
-        self._last_report = time.monotonic()
+        self._polled: float | None = None
+        self._quiet = 0.0  # seconds since its last report
         self._has_joined = False
-        self._pipes = [
-            (Pipe(os.fdopen(read_end, "rb", buffering=0)), self._take_report)
-        ]
-        if self._process.stderr is not None:
-            self._pipes.append((Pipe(self._process.stderr), self._echo))
-        if self._process.stdout is not None and remote is not None:
-            take_line = partial(_take_text, remote.out)
-            self._pipes.append((Pipe(self._process.stdout), take_line))
-
-    @property
-    def is_over(self) -> bool:
-        """Whether it has ended, and all that it wrote was read."""
-        return self._is_over
 
     def poll(self, now: float, rules: Rules) -> None:
         """Finds whether the process ended, or gives no sign of life."""
-        if self._is_over:
+        if self.is_over:
             return
-        # Before the clock is read: after a pause of the supervisor, reports wait here.
-        for pipe, take in self._pipes:
-            for line in pipe.read():
-                take(line)
-        if self._process.poll() is not None:
+        # Not by the clock: after a pause of the supervisor, reports wait in the pipe.
+        passed = 0.0 if self._polled is None else now - self._polled
+        self._quiet, self._polled = self._quiet + min(passed, LONGEST_LOOK), now
+        self._take(self._process.lines())
+        if self._process.code is not None:
             self._finish()
             return
         self._renew(now)
-        quiet = now - self._last_report
         # Python may start slowly, as from a network's file system.
-        longest = max(rules.loss, rules.init_timeout)
-        mute = self.status.mute or quiet > (rules.loss if self._has_joined else longest)
-        silent = self._has_joined and quiet > rules.silence
+        limit = rules.loss if self._has_joined else max(rules.loss, rules.init_timeout)
+        mute = self.status.mute or self._quiet > limit
+        silent = self._has_joined and self._quiet > rules.silence
         halted = (silent or mute) and (self.status.halted or is_halted(self.status.pid))
         if mute and not self.status.mute:
-            self._signal_all(signal.SIGKILL)
+            self._process.kill()
         self.status = self.status._replace(silent=silent, halted=halted, mute=mute)
 
     def signal(self, number: int) -> None:
         """Passes a signal on to the process alone, not to those that it started."""
-        if not self._is_over:
-            self._process.send_signal(number)
+        if not self.is_over:
+            self._process.signal(number)
 
     def kill(self) -> None:
         """Kills the process and all that it started; `reap` follows."""
-        if not self._is_over:
-            self._signal_all(signal.SIGKILL)
+        if not self.is_over:
+            self._process.kill()
 
     def reap(self) -> None:
         """Waits for the end of the killed process."""
-        if not self._is_over:
-            with suppress(subprocess.TimeoutExpired):
-                self._process.wait(REAPING)
+        if not self.is_over:
+            self._process.reap()
             self._finish()
 
     def _finish(self) -> None:
         # Processes that it started end with it.
-        self._signal_all(signal.SIGKILL)
-        for pipe, take in self._pipes:
-            for line in pipe.finish():
-                take(line)
+        self._process.kill()
+        self._take(self._process.last_lines())
         os.close(self._life)
-        self._is_over = True
+        self.is_over = True
         # The announced code goes first: process 0 lingers, and is killed for it.
         announced = self.status.code
-        code = self._process.returncode if announced is None else announced
+        code = self._process.code if announced is None else announced
         self.status = self.status._replace(code=code, silent=False)
 
-    def _signal_all(self, number: int) -> None:
-        with suppress(OSError):
-            os.killpg(self._process.pid, number)
+    def _take(self, lines: Iterable[tuple[str, bytes]]) -> None:
+        for name, line in lines:
+            if name == "reports":
+                self._take_report(decode(line) or {})
+                continue
+            text = line.decode(errors="replace")
+            if name == "stdout":
+                self._show(text)
+            else:
+                self._log(f"{self._prefix}{text}")
 
-    def _take_report(self, line: bytes) -> None:
-        self._last_report = time.monotonic()
-        self._has_joined = True
-        message = decode(line) or {}
+    def _take_report(self, message: dict[str, Any]) -> None:
+        self._quiet, self._has_joined = 0.0, True
         if "note" in message:
             number = self.status.process
             prefix = f"process {number}: " if number else ""
@@ -209,13 +165,9 @@ class Child:
         else:
             self.status = self.status._replace(**message)
 
-    def _echo(self, line: bytes) -> None:
-        # Whose line it is: the processes share one terminal.
-        self._log(f"{self._prefix}{line.decode(errors='replace')}")
-
     def _renew(self, now: float) -> None:
         """Renews the lease of a remote command's process, once a second."""
-        if self._is_renewed and now - self._renewed >= 1:
+        if self._remote is not None and now - self._renewed >= 1:
             self._renewed = now
             with suppress(OSError):  # it has ended, or is stopped for a long time
                 os.write(self._life, b".")
@@ -227,10 +179,6 @@ def search_path() -> str:
     Paths are absolute, as its working folder may be another one.
     """
     return os.pathsep.join(map(os.path.abspath, sys.path))
-
-
-def _take_text(take: Log, line: bytes) -> None:
-    take(line.decode(errors="replace"))
 
 
 def is_halted(pid: int) -> bool:

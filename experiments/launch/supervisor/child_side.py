@@ -63,8 +63,6 @@ class ChildSide:
         vars(self).update(attributes)
         self._reports = reports
         self._last: dict[str, Any] = {}
-        # The rest of a line that found no room in the pipe.
-        self._rest = b""
         # Reentrant: a signal's handler may report while this thread does.
         self._lock = threading.RLock()
         for end in (reports, life):
@@ -125,46 +123,30 @@ class ChildSide:
 
     def _beat(self) -> None:
         while True:
-            with self._lock:
-                # The last report, which may have found no room.
-                self._write(self._last)
+            # The last report, which may have found no room.
+            self._write(self._last)
             time.sleep(BEAT)
 
-    def _write(self, message: dict[str, Any]) -> bool:
-        """Writes a line, unless one before it still finds no room."""
-        with self._lock:
-            if not self._flush():
-                return False
-            self._rest = encode(message)
-            self._flush()
-            return True
+    def _write(self, message: dict[str, Any], patience: float = 0.0) -> None:
+        """Writes a line, or what finds room for it in so many seconds."""
+        rest, deadline = encode(message), time.monotonic() + patience
+        # An error means that the supervisor is gone: `_end_with` ends this process.
+        with self._lock, suppress(OSError):
+            while rest and self._has_room(deadline):
+                rest = rest[os.write(self._reports, rest) :]
 
-    def _flush(self) -> bool:
-        """Writes what waits, under the lock; returns whether all is written."""
-        try:
-            while self._rest:
-                self._rest = self._rest[os.write(self._reports, self._rest) :]
-        except BlockingIOError:
-            return False
-        except OSError:
-            # The supervisor is gone: `_end_with` is about to end this process.
-            self._rest = b""
-        return True
+    def _has_room(self, deadline: float) -> bool:
+        """Whether the pipe takes more, by then."""
+        patience = max(0.0, deadline - time.monotonic())
+        return bool(select.select([], [self._reports], [], patience)[1])
 
     def _insist(self, message: dict[str, Any]) -> None:
         """Writes a message that must arrive, for at most a second."""
-        message = {
+        cut = {
             name: value[:LONGEST_TEXT] if isinstance(value, str) else value
             for name, value in message.items()
         }
-        deadline = time.monotonic() + 1
-        is_taken = is_written = False
-        while not is_written and time.monotonic() < deadline:
-            with self._lock:
-                is_taken = is_taken or self._write(message)
-                is_written = is_taken and self._flush()
-            if not is_written:
-                time.sleep(0.01)
+        self._write(cut, patience=1.0)
 
 
 def join_supervisor() -> ChildSide | None:

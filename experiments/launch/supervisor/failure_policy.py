@@ -77,7 +77,7 @@ def decide(
 def _outcome(process: TrackedProcess, stopping: bool) -> Outcome:
     """Classifies the end of a process; another one may have caused a suspect's."""
     status, code = process.status, process.status.code or 0
-    if process.gone is not None or status.mute:
+    if status.gone or status.mute:
         return "lost"
     if code in (exit_codes.DONE, exit_codes.DIVERGED):
         return "done"

@@ -1,7 +1,9 @@
 """Values that all files about supervised processes share."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
+
+from experiments.launch.supervisor.process_status import ProcessStatus
 
 Log = Callable[[str], None]
 """Shows the user a line."""
@@ -26,13 +28,14 @@ class Rules(NamedTuple):
     stuck: float = 30.0
 
 
-class Start(NamedTuple):
-    """One start of all processes.
+class Unplaced(Exception):
+    """A run has no place, and will find none; the message is one line for the user."""
+
+
+class Placement(NamedTuple):
+    """The places of an attempt's processes.
 
     Attributes:
-        serial: number of the start; reports with an earlier one are stale.
-        attempt: restarts before it.
-        announced: the values that the command sends to all processes.
         jax_coordinator: host:port for jax's own coordination service, where process 0
             runs.
         hosts: the number of hosts.
@@ -41,32 +44,70 @@ class Start(NamedTuple):
         names: for each process the name of its host; None if there is only one.
     """
 
-    serial: int
-    attempt: int
-    announced: dict[str, Any]
     jax_coordinator: str
     hosts: int
     places: list[tuple[int, int, int]]
     names: list[str | None]
 
-    def attributes(self, init_timeout: float) -> list[dict[str, Any]]:
+    def attributes(self, **shared: Any) -> list[dict[str, Any]]:
         """Returns the attributes of each process's `ChildSide`.
 
         Args:
-            init_timeout: seconds that jax may take to connect.
+            shared: those that do not follow from the places.
         """
-        shared = {
-            "processes": len(self.places),
-            "hosts": self.hosts,
-            "attempt": self.attempt,
-            "jax_coordinator": self.jax_coordinator,
-            "init_timeout": init_timeout,
-            "announced": self.announced,
-        }
+        shared |= {"processes": len(self.places), "hosts": self.hosts}
+        shared |= {"jax_coordinator": self.jax_coordinator}
         return [
             {**shared, "process": process, "local": local, "locals": locals_}
             for process, local, locals_ in self.places
         ]
+
+
+class Processes(Protocol):
+    """Starts the processes of a run, and reports on them; blocks only to kill them."""
+
+    def gather(self, now: float) -> Placement | None:
+        """Finds where the next attempt runs.
+
+        Args:
+            now: time.monotonic().
+
+        Returns:
+            The places; None while some are missing.
+
+        Raises:
+            Unplaced: there will be none, such as after the loss of the scheduler.
+        """
+        ...
+
+    def start(self, serial: int, attributes: list[dict[str, Any]]) -> None:
+        """Starts all processes of an attempt; the earlier ones are gone.
+
+        Args:
+            serial: number of the start; reports with an earlier one are stale.
+            attributes: of each process's `ChildSide`.
+        """
+        ...
+
+    def poll(self, now: float) -> list[ProcessStatus]:
+        """Returns the status of each process.
+
+        Raises:
+            Unplaced: all places are lost.
+        """
+        ...
+
+    def signal(self, number: int) -> None:
+        """Passes a signal on to each process."""
+        ...
+
+    def kill(self) -> None:
+        """Kills all processes; returns once each is gone, or its host is."""
+        ...
+
+    def close(self) -> None:
+        """Kills all processes, and gives up what was held for them."""
+        ...
 
 
 def processes(ids: list[int]) -> str:

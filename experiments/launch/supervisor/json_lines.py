@@ -3,8 +3,6 @@
 import json
 from typing import Any
 
-PIECE = 1 << 16  # bytes read at once
-
 
 def encode(message: dict[str, Any]) -> bytes:
     """Encodes a message as a line."""
@@ -18,24 +16,3 @@ def decode(line: bytes) -> dict[str, Any] | None:
     except ValueError:
         return None
     return message if isinstance(message, dict) else None
-
-
-class Lines:
-    """Cuts a stream of bytes into lines.
-
-    Attributes:
-        rest: the beginning of the next line.
-    """
-
-    def __init__(self):
-        self.rest = b""
-
-    def feed(self, data: bytes) -> list[bytes]:
-        """Returns the lines that `data` completes."""
-        *lines, self.rest = (self.rest + data).split(b"\n")
-        return lines
-
-    def flush(self) -> bytes:
-        """Returns the beginning of the next line, as a line."""
-        rest, self.rest = self.rest, b""
-        return rest

@@ -1,21 +1,58 @@
-"""Decides for a run: when its processes start, start again and end."""
+"""Runs the processes of a run to their end: when they start, start again and end."""
 
 import time
-from collections.abc import Iterable
-from typing import Any, Literal
+from collections.abc import Iterable, Sequence
+from contextlib import closing
+from typing import Any
 
-from experiments.exit_codes import TERMINATED, UNCONNECTED, stopped_by
+from experiments.exit_codes import (
+    TERMINATED,
+    UNCONNECTED,
+    decide,
+    handling,
+    stopped_by,
+)
 from experiments.launch.supervisor import failure_policy
-from experiments.launch.supervisor.group import Log, Rules, Start
+from experiments.launch.supervisor.group import Log, Processes, Rules, Unplaced
 from experiments.launch.supervisor.process_status import (
     ProcessStatus,
     TrackedProcess,
     ready,
     silence_line,
 )
-from experiments.launch.supervisor.processes import Placement, Processes, Unplaced
 
 RETRIES = 2  # of jax's start-up
+TICK = 0.03  # seconds between two looks
+
+
+def run_processes(
+    processes: Processes, announced: dict[str, Any], rules: Rules, log: Log
+) -> int:
+    """Starts, watches and restarts processes until they end.
+
+    No process is left behind in any case.
+
+    Args:
+        processes: on this machine, or on others; each calls
+            `child_side.join_supervisor`.
+        announced: the values that this command sends to all; JSON, below 100 kB.
+        rules: limits on waiting and restarts.
+        log: shows the user a line, which may hold any text.
+
+    Returns:
+        The exit code: that of the processes; 4 if they did not find each other; 75 if
+        one was lost, or SIGTERM or SIGHUP came; 130 by Ctrl-C.
+    """
+    # In processes of their own: jax aborts in C++ when another one is lost, and hangs
+    # when one never comes. Exit code, last line and signals stay with this command.
+    leader = Leader(processes, announced, rules, log)
+    received: list[int] = []
+    with handling(lambda number, _: received.append(number)), closing(processes):
+        while leader.code is None:
+            time.sleep(TICK)
+            asked = [received.pop(0) for _ in received[:]]
+            leader.tick(time.monotonic(), asked)
+        return decide(leader.code)
 
 
 class Leader:
@@ -33,67 +70,69 @@ class Leader:
         self._announced = announced
         self._rules = rules
         self._log = log
-        self._tracked: dict[int, TrackedProcess] = {}
-        self._stage: Literal["gather", "run"] = "gather"
-        self._since = time.monotonic()  # the stage began
+        self._tracked: dict[int, TrackedProcess] = {}  # none while places are missing
+        self._since = time.monotonic()  # the last start
         self._serial = self._restarts = self._retries = 0
         self._address = ""  # of jax's service
         self._asked: int | None = None  # the signal that was passed on
         self._warned: set[tuple[int, str, int | None]] = set()
 
-    def signal(self, number: int) -> None:
-        """Passes a first signal on; ends at once on a second one."""
-        is_ready = self._stage == "run" and ready(self._processes.statuses())
-        if is_ready and self._asked is None:
-            self._asked = number
-            self._processes.signal(number)
-        else:
-            self._end(stopped_by(self._asked or number), [])
+    def tick(self, now: float, asked: Sequence[int] = ()) -> None:
+        """Updates the state of all processes, and acts; call it often.
 
-    def tick(self, now: float) -> None:
-        """Updates the state of all processes, and acts; call it often."""
+        Args:
+            now: time.monotonic().
+            asked: signals that have come; reports that are older count before them.
+        """
         try:
-            if self._stage == "gather":
-                self._gather(now)
+            statuses = self._processes.poll(now) if self._tracked else []
+            for number in asked:
+                self._signal(number, statuses)
+            if self.code is not None:
+                return
+            if self._tracked:
+                self._watch(statuses, now)
             else:
-                self._watch(now)
+                self._gather(now)
         except Unplaced as error:
             self._end(TERMINATED if self._serial else UNCONNECTED, [str(error)])
+
+    def _signal(self, number: int, statuses: Sequence[ProcessStatus]) -> None:
+        """Passes a first signal on; ends at once on a second one."""
+        if self._tracked and ready(statuses) and self._asked is None:
+            self._asked = number
+            self._processes.signal(number)
+        elif self.code is None:
+            self._end(stopped_by(self._asked or number), [])
 
     def _gather(self, now: float) -> None:
         """Starts all processes once there are places for them."""
         placement = self._processes.gather(now)
-        if placement is not None:
-            self._start(placement, now)
-
-    def _start(self, placement: Placement, now: float) -> None:
+        if placement is None:
+            return
         self._serial += 1
         self._address = placement.jax_coordinator
-        start = Start(self._serial, self._restarts, self._announced, *placement)
         self._tracked = {
             process: TrackedProcess(ProcessStatus(process, 0), name, now)
-            for (process, *_), name in zip(start.places, start.names, strict=True)
+            for process, name in enumerate(placement.names)
         }
-        self._stage, self._since = "run", now
-        self._warned = set()
-        self._processes.start(start)
+        self._since, self._warned = now, set()
+        attributes = placement.attributes(
+            attempt=self._restarts,
+            announced=self._announced,
+            init_timeout=self._rules.init_timeout,
+        )
+        self._processes.start(self._serial, attributes)
 
-    def _update(self, now: float) -> None:
-        """Applies the last reports on all processes."""
-        for process, reason in self._processes.gone().items():
-            if (known := self._tracked[process]).alive:
-                self._tracked[process] = known._replace(gone=reason, ended=now)
-        for status in self._processes.statuses():
+    def _watch(self, statuses: Sequence[ProcessStatus], now: float) -> None:
+        """Decides how the run goes on, and acts."""
+        for status in statuses:
             known = self._tracked[status.process]
-            if known.status == status or known.gone is not None:
+            if known.status == status or known.status.gone:
                 continue
             self._tracked[status.process] = after = known.updated(status, now)
             if line := silence_line(after, known.status, self._rules.silence):
                 self._log(line)
-
-    def _watch(self, now: float) -> None:
-        """Decides how the run goes on, and acts."""
-        self._update(now)
         group = list(self._tracked.values())
         stuck = failure_policy.stuck_lines(group, now, self._rules.stuck)
         self._say(line for key, line in stuck.items() if key not in self._warned)
@@ -103,13 +142,13 @@ class Leader:
         if decision is None and late is not None:
             self._end(UNCONNECTED, [f"{late} ({self._address})"])
         elif decision is not None and decision.kind == "lost":
-            self._restart(decision.lines, now)
+            self._restart(decision.lines)
         elif decision is not None and decision.kind == "unconnected":
             self._reconnect(decision.lines, now)
         elif decision is not None:
             self._end(decision.code, decision.lines)
 
-    def _restart(self, lines: list[str], now: float) -> None:
+    def _restart(self, lines: list[str]) -> None:
         """Starts all processes again, from their checkpoint, or ends the run."""
         limit = self._rules.max_restarts
         if self._restarts >= limit:
@@ -117,7 +156,7 @@ class Leader:
             return
         self._restarts += 1
         self._retries = 0
-        self._again([*lines, f"restart {self._restarts} of {limit}"], now)
+        self._again([*lines, f"restart {self._restarts} of {limit}"])
 
     def _reconnect(self, lines: list[str], now: float) -> None:
         """Tries jax's start-up again on another port."""
@@ -128,13 +167,13 @@ class Leader:
             self._end(UNCONNECTED, lines)
             return
         self._retries += 1
-        self._again([*lines, "trying another port"], now)
+        self._again([*lines, "trying another port"])
 
-    def _again(self, lines: list[str], now: float) -> None:
+    def _again(self, lines: list[str]) -> None:
         """Looks for places again: a lost host may have to be replaced."""
         self._say(lines)
         self._processes.kill()
-        self._stage, self._since = "gather", now
+        self._tracked = {}
 
     def _end(self, code: int, lines: list[str]) -> None:
         self._processes.kill()

@@ -1,12 +1,12 @@
 """The processes that one command starts on its own machine."""
 
-import socket
 from dataclasses import dataclass, field
+from typing import Any
 
+from experiments.launch.addresses import free_port
 from experiments.launch.supervisor.child import Child
-from experiments.launch.supervisor.group import Log, Rules, Start
+from experiments.launch.supervisor.group import Log, Placement, Rules
 from experiments.launch.supervisor.process_status import ProcessStatus
-from experiments.launch.supervisor.processes import Placement
 
 
 @dataclass
@@ -29,31 +29,22 @@ class LocalProcesses:
     def gather(self, now: float) -> Placement:
         """Returns places on this machine, with a port that is free now."""
         # Another one for each start: the last one's may linger, or have been taken.
-        with socket.create_server(("127.0.0.1", 0)) as sock:
-            port = sock.getsockname()[1]
         places = [(i, i, self.count) for i in range(self.count)]
-        return Placement(f"127.0.0.1:{port}", 1, places, [None] * self.count)
+        return Placement(f"127.0.0.1:{free_port()}", 1, places, [None] * self.count)
 
-    def start(self, start: Start) -> None:
+    def start(self, serial: int, attributes: list[dict[str, Any]]) -> None:
         """Starts all processes, once the earlier ones are gone."""
         self.kill()
         self._children = [
-            Child(self.command, attributes, attributes["process"] > 0, self.log)
-            for attributes in start.attributes(self.rules.init_timeout)
+            Child(self.command, given, given["process"] > 0, self.log)
+            for given in attributes
         ]
 
-    def poll(self, now: float) -> None:
-        """Updates the status of each process."""
+    def poll(self, now: float) -> list[ProcessStatus]:
+        """Returns the status of each process."""
         for child in self._children:
             child.poll(now, self.rules)
-
-    def statuses(self) -> list[ProcessStatus]:
-        """The status of each process."""
         return [child.status for child in self._children]
-
-    def gone(self) -> dict[int, str]:
-        """Nobody is lost with this machine who could still be reported."""
-        return {}
 
     def signal(self, number: int) -> None:
         """Passes a signal on to each process."""
@@ -69,5 +60,4 @@ class LocalProcesses:
             child.reap()
         self._children = []
 
-    def close(self) -> None:
-        """Holds nothing else."""
+    close = kill

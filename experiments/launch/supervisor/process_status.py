@@ -23,6 +23,7 @@ class ProcessStatus(NamedTuple):
             it runs.
         said: kind of its last words: refused, lost or stopped.
         text: its last words.
+        gone: why its host counts as lost; "" while it does not.
     """
 
     process: int
@@ -35,6 +36,7 @@ class ProcessStatus(NamedTuple):
     code: int | None = None
     said: str = ""
     text: str = ""
+    gone: str = ""
 
 
 class TrackedProcess(NamedTuple):
@@ -45,14 +47,12 @@ class TrackedProcess(NamedTuple):
         host: name of its host; None if there is only one.
         since: time of its last change of phase or step.
         ended: time at which it was found ended or lost.
-        gone: why its host is lost; None if it is not.
     """
 
     status: ProcessStatus
     host: str | None
     since: float
     ended: float | None = None
-    gone: str | None = None
 
     @property
     def alive(self) -> bool:
@@ -63,7 +63,7 @@ class TrackedProcess(NamedTuple):
         """The process after a report."""
         before = self.status
         moved = (status.phase, status.step) != (before.phase, before.step)
-        over = status.code is not None or status.mute
+        over = status.code is not None or status.mute or status.gone
         return self._replace(
             status=status,
             since=now if moved else self.since,
@@ -90,10 +90,8 @@ def end_line(process: TrackedProcess, loss: float) -> str:
         loss: seconds of silence after which it was killed.
     """
     status, name = process.status, _name(process)
-    if process.gone is not None:
-        return (
-            f"process {status.process}'s host {process.host} is gone ({process.gone})"
-        )
+    if status.gone:
+        return f"process {status.process}'s host {process.host} is gone ({status.gone})"
     if status.mute:
         why = " (it was stopped)" if status.halted else ""
         return f"{name} gave no sign of life for {loss:g} s{why}{place(status)}"

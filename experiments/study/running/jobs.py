@@ -16,9 +16,8 @@ import jax
 from experiments.cli.errors import BadRequest
 from experiments.launch.cluster.connection import cluster, dashboard
 from experiments.launch.cluster.roster import Roster
-from experiments.launch.cluster.seats import Seat
 from experiments.launch.cluster.view import ClusterView
-from experiments.launch.cluster.workers import expected
+from experiments.launch.cluster.workers import Seat, expected
 from experiments.study.config import StudyConfig
 from experiments.study.grid import is_done
 from experiments.study.running import messages, versions
@@ -133,9 +132,7 @@ class Jobs:
         meant = expected(of_packages(), config.factories)
         self._client, self._plan, self._bar = client, plan, bar
         self._view = ClusterView(client, config.scheduler or "of this command", LOSS)
-        self._roster = Roster(
-            client, self._order.study, meant, config.folder.absolute(), bar.say
-        )
+        self._roster = Roster(client, meant, config.folder.absolute(), bar.say)
         self._jobs = dict[str, Job]()  # by the key of their task
         self._lingering = set[str]()  # keys of tasks whose process may run
         self._kills = Counter[Path]()
@@ -215,10 +212,7 @@ class Jobs:
         time.sleep(TICK)
         while not self._inbox.empty():
             event = self._inbox.get()
-            if "facts" in event:
-                self._roster.take(event)
-            else:
-                self._take(event["key"], messages.decode(event["message"]))
+            self._take(event["key"], messages.decode(event["message"]))
 
     def _take(self, key: str, message: messages.Message) -> None:
         """Takes a message of a job's process."""

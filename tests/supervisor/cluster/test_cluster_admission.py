@@ -16,10 +16,10 @@ from lasting import OURS, assert_same_end
 
 from experiments.cli.errors import BadRequest
 from experiments.launch.cluster import connection
-from experiments.launch.cluster.seats import Seat, choose
-from experiments.launch.cluster.workers import Expected, WorkerFacts, objection
+from experiments.launch.cluster.seating import choose
+from experiments.launch.cluster.workers import Expected, Seat, objection
 from experiments.launch.membership import requested
-from experiments.launch.processes import located
+from experiments.launch.supervised import located
 from experiments.launch.supervisor.group import numbered
 from experiments.training.config import parse
 
@@ -30,7 +30,7 @@ RUN += "--checkpoint-every 4"
 def seats(**hosts):
     """Workers by address: seats(a=2) are a0 and a1 on host a."""
     return {
-        f"{host}{i}": Seat(f"{host}{i}", (host,), "", True)
+        f"{host}{i}": Seat(f"{host}{i}", (host,), 1, {}, "", "", "", {}, True, 0)
         for host, count in hosts.items()
         for i in range(count)
     }
@@ -91,7 +91,7 @@ def test_paths_are_those_that_the_command_means():
 
 
 def test_runs_without_a_scheduler_do_not_import_dask():
-    names = imported_by("import experiments.run, experiments.launch.processes")
+    names = imported_by("import experiments.run, experiments.launch.supervised")
     assert not {"dask", "distributed"} & names
 
 
@@ -193,8 +193,8 @@ def test_nannies_start_workers_that_take_part(tmp_path):
 def test_workers_must_share_code_versions_and_modules(changes, line):
     versions = {"python": "3", "jax": "2"}
     own = {"mine": "3"}
-    facts = WorkerFacts(("b", "", ""), 1, versions, "0", "0", "/there", own, True)
-    found = objection(facts._replace(**changes), Expected(versions, "0", own))
+    seat = Seat("a", ("b", "", ""), 1, versions, "0", "0", "/there", own, True, 0)
+    found = objection(seat._replace(**changes), Expected(versions, "0", own))
     assert found == line or (line and found is not None and found.startswith(line))
 
 

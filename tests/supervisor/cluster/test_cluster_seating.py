@@ -1,43 +1,47 @@
 """Admission and places of workers, with a cluster that is played here."""
 
-import pickle
+import os
+import platform
 import signal
+import socket
+import subprocess
+import sys
 import threading
 from types import SimpleNamespace
 
 import pytest
+from commands import environment
+from distributed.protocol.pickle import dumps, loads
 from faults import until
 
-from experiments.launch.cluster import member, workers
+from experiments.launch.cluster import cluster_processes, member, workers
 from experiments.launch.cluster.cluster_processes import ClusterProcesses
-from experiments.launch.cluster.member import Order, report_port, run_member
+from experiments.launch.cluster.member import run_member
 from experiments.launch.cluster.roster import Roster
-from experiments.launch.cluster.seating import Request, Seating
-from experiments.launch.cluster.workers import (
-    Expected,
-    WorkerFacts,
-    expected,
-    inspection,
-)
+from experiments.launch.cluster.seating import Seating
+from experiments.launch.cluster.workers import Expected, Seat, expected
 from experiments.launch.supervisor.group import Rules
 from experiments.launch.supervisor.process_status import (
     ProcessStatus,
     TrackedProcess,
     end_line,
 )
+from experiments.training.config import parse
 
 MEANT = Expected({}, "0", {})
-FACTS = WorkerFacts(("a", "", ""), 1, {}, "0", "0", "/there", {}, True)
+FACTS = Seat("", ("a", "", ""), 1, {}, "0", "0", "/there", {}, True, 4000)
 
 
 class PlayedClient:
-    """A client of workers that answer when a test says so.
+    """A client of workers that a test plays.
 
     Attributes:
-        asked: what was submitted: function, arguments and the worker's address.
+        answers: of the workers that answer, by address; they are fit, but for those.
+        asked: the addresses of those that were asked who they are.
     """
 
-    def __init__(self):
+    def __init__(self, *fit, **unfit):
+        self.answers = {address: FACTS for address in fit} | unfit
         self.asked = []
         self.status = "running"
 
@@ -48,40 +52,53 @@ class PlayedClient:
         """Has no workers."""
         return {}
 
-    def run(self, *words, **given):
-        """Has lost the scheduler."""
-        raise OSError("the connection is closed")
+    processing = nthreads
+
+    def run(self, function, *words, workers, **given):
+        """Asks a worker, or has lost the scheduler."""
+        if not self.answers:
+            raise OSError("the connection is closed")
+        [address] = workers
+        if function is platform.python_version:
+            return {address: "3"}
+        self.asked.append(address)
+        answer = self.answers[address]._asdict()
+        return {address: {x: y for x, y in answer.items() if x != "address"}}
 
     def close(self, timeout):
         """Ends."""
         self.status = "closed"
 
-    def submit(self, function, *words, workers, **given):
-        """Takes a question to a worker."""
-        [address] = workers
-        self.asked.append((function, words, address))
-        return SimpleNamespace(status="pending")
 
-
-def answer(address, **changes):
-    """A worker's answer to the roster; it is fit, but for the changes."""
-    return {"address": address, "facts": FACTS._replace(**changes)._asdict()}
+def answered(roster, *present):
+    """Updates a roster until all workers have answered."""
+    roster.update({*present})
+    until(lambda: roster.update({*present}) or not roster.is_asking, "all answer")
 
 
 def test_worker_that_is_started_again_at_its_address_is_asked_again(tmp_path):
-    lines = []
-    roster = Roster(PlayedClient(), "topic", MEANT, tmp_path / "out", lines.append)
-    roster.update({"a"})
-    roster.take(answer("a", loaded="1"))
-    roster.update({"a"})
-    assert not roster.is_asking
+    lines, client = [], PlayedClient(a=FACTS._replace(loaded="1"))
+    roster = Roster(client, MEANT, tmp_path / "out", lines.append)
+    for _ in range(2):
+        answered(roster, "a")
     [line] = lines
     assert line.endswith("has changed since: start it again")
-    roster.update(set())
-    roster.update({"a"})
-    roster.take(answer("a"))
+    answered(roster)
+    client.answers["a"] = FACTS
+    answered(roster, "a")
     assert [*roster.seats] == ["a"]
-    assert len(lines) == 1
+    assert client.asked == ["a", "a"] and len(lines) == 1
+    assert not [*tmp_path.iterdir()]  # the file that workers may see
+
+
+def test_worker_of_another_python_is_refused_before_it_gets_bytecode(tmp_path):
+    lines, client = [], PlayedClient("a")
+    client.run = lambda function, **_: {"a": function()}
+    meant = Expected({"jax": "1", "python": "2.7"}, "0", {})
+    answered(Roster(client, meant, tmp_path / "out", lines.append), "a")
+    who = f"(pid {os.getpid()} on {socket.gethostname()})"
+    has = f"it has python {platform.python_version()}, this command 2.7"
+    assert lines == [f"the Dask worker a {who} is refused: {has}"]
 
 
 class Game:
@@ -91,20 +108,19 @@ class Game:
         lines: what the user was told.
     """
 
-    def __init__(self, folder):
-        self.lines, self.now, self.client = [], 0.0, PlayedClient()
-        request = Request("tcp://a:1", 2, [], folder / "out", MEANT)
-        self.seating = Seating(self.client, "topic", request, self.lines.append)
+    def __init__(self, folder, *workers):
+        self.lines, self.now, self.client = [], 0.0, PlayedClient(*workers)
+        words = self.client, 2, MEANT, folder / "out", self.lines.append
+        self.seating = Seating(*words)
 
     def find(self, *present, busy=(), seconds=0.0):
-        """Looks for a while; those workers answer that are idle."""
-        for wait in (0, 0, seconds, 0, 0, 0):
+        """Looks for a while."""
+        for wait in (0, seconds, 0, 0):
             self.now += wait
-            if place := self.seating.find(frozenset(present), self.now):
+            idle = frozenset(present) - {*busy}
+            if place := self.seating.find(frozenset(present), idle, self.now):
                 return place
-            for question in [x for x in self.client.asked if x[-1] not in busy]:
-                self.client.asked.remove(question)
-                self._answer(*question)
+            answered(self.seating.roster, *present)
         return None
 
     @property
@@ -112,21 +128,13 @@ class Game:
         """The addresses of the workers of the last placement."""
         return [seat.address for seat in self.seating.seats]
 
-    def _answer(self, function, words, address):
-        if function is not report_port:
-            self.seating.take(answer(address))
-            return
-        _, choice, host = words
-        port = 4000 if host else 0
-        self.seating.take({"choice": choice, "address": address, "port": port})
+
+A, B, C = (f"tcp://{name}:1" for name in "abc")
 
 
 @pytest.fixture
 def game(tmp_path):
-    return Game(tmp_path)
-
-
-A, B, C = (f"tcp://{name}:1" for name in "abc")
+    return Game(tmp_path, A, B, C)
 
 
 def test_run_starts_where_all_workers_are_idle(game):
@@ -140,26 +148,31 @@ def test_worker_that_others_have_taken_meanwhile_is_not_waited_for(game, taken, 
     waits = "waiting for 1 more of 2 workers"
     assert game.find(taken, seconds=3) is None
     assert game.lines == [waits]
-    # It was idle when it was asked who it is, and is chosen.
     assert game.find(taken, idle[0], busy=[taken], seconds=9) is None
-    assert game.lines == [waits]
+    assert game.lines[-1] == waits
     assert game.find(taken, *idle, busy=[taken]) is not None
     assert game.chosen == idle
 
 
 def test_worker_that_others_have_taken_meanwhile_counts_once_it_is_idle(game):
     game.find(A, seconds=3)
-    assert game.find(A, B, busy=[A], seconds=9) is None
+    assert game.find(A, B, busy=[A], seconds=3) is None
     assert game.find(A, B) is not None
     assert game.chosen == [A, B]
 
 
-@pytest.mark.parametrize("leaves, stays", [(A, B), (B, A)])
-def test_worker_that_leaves_when_it_was_chosen_is_replaced(game, leaves, stays):
-    game.find(leaves)
-    assert game.find(A, B, busy=[leaves]) is None
-    assert game.find(stays, C) is not None
-    assert game.chosen == [stays, C]
+def test_worker_that_leaves_when_it_was_chosen_is_replaced(game):
+    game.find(A)
+    assert game.find(B) is None
+    assert game.find(B, C) is not None
+    assert game.chosen == [B, C]
+
+
+def test_port_is_one_that_was_free_a_moment_ago(game):
+    game.find(A)
+    for port in (4001, 4002):  # of another attempt
+        game.client.answers[A] = FACTS._replace(port=port)
+        assert game.find(A, B)[0] == f"a:{port}"
 
 
 def test_locks_of_editors_are_no_code(monkeypatch, tmp_path):
@@ -178,8 +191,9 @@ def test_locks_of_editors_are_no_code(monkeypatch, tmp_path):
 def test_signal_after_the_loss_of_the_scheduler_makes_no_noise(monkeypatch, tmp_path):
     noise = []
     monkeypatch.setattr(threading, "excepthook", noise.append)
-    request = Request("tcp://a:1", 2, [], tmp_path, MEANT)
-    processes = ClusterProcesses(PlayedClient(), request, Rules(), noise.append)
+    config = parse(["--scheduler", "tcp://a:1", "--processes", "2"])
+    monkeypatch.setattr(cluster_processes, "connect", lambda *_: PlayedClient())
+    processes = ClusterProcesses(config, [], tmp_path, Rules(), noise.append)
     before = threading.active_count()
     processes.signal(signal.SIGTERM)
     until(lambda: threading.active_count() <= before, "the signal is passed on")
@@ -219,7 +233,7 @@ def test_worker_that_closes_is_named_for_the_end_of_its_process(
     )
     monkeypatch.setattr("distributed.get_worker", lambda: worker)
     monkeypatch.setattr(member, "Child", PlayedChild)
-    run_member(Order("topic", 1, [], {"process": 1}, "/there", Rules()))
+    run_member("topic", 1, [], {"process": 1}, "/there", Rules())
     status = ProcessStatus(**sent[-1]["status"])
     line = end_line(TrackedProcess(status, "b", 0.0, 0.0), 20.0)
     closes = f"process 1: its Dask worker {A} closes, or has lost the scheduler"
@@ -227,25 +241,29 @@ def test_worker_that_closes_is_named_for_the_end_of_its_process(
     assert line == (closes if is_cut else killed)
 
 
-def test_worker_is_asked_in_text_that_any_python_reads(monkeypatch, tmp_path):
+def test_worker_is_asked_by_functions_that_need_not_our_code(monkeypatch, tmp_path):
     (tmp_path / "mine").mkdir()
     for name in ("alone.py", "mine/tasks.py"):
         (tmp_path / name).write_text("raise AssertionError('it is not imported')")
     monkeypatch.syspath_prepend(tmp_path)
     names = ("alone:task", "mine.tasks:task", "not_there:task", "bmuf")
-    meant = expected({"python": "3", "numpy": "2", "nothing": "1"}, names)
-    sent = []
-    worker = SimpleNamespace(address=A, log_event=lambda *words: sent.append(words))
-    monkeypatch.setattr("distributed.get_worker", lambda: worker)
-    # Functions of ours would not pass without their module or bytecode.
-    job = inspection(meant, str(tmp_path / "alone.py"), "topic")
-    function, *words = pickle.loads(pickle.dumps(job))
-    function(*words)
-    [(topic, message)] = sent
-    found = WorkerFacts(**message["facts"])
-    assert (topic, message["address"], found.sees) == ("topic", A, True)
-    assert found.code == found.loaded == meant.code
+    versions = {"python": platform.python_version(), "numpy": "2", "nothing": "1"}
+    meant = expected(versions, names)
+    worker, sent = SimpleNamespace(), []
+
+    def run(function, *words, workers):
+        sent.append(dumps(function))
+        on_it = {"dask_worker": worker} if len(sent) == 2 else {}
+        return {workers[0]: loads(sent[-1])(*words, **on_it)}
+
+    client = SimpleNamespace(run=run)
+    found = workers.ask(client, "tcp://[::1]:1", meant, str(tmp_path / "alone.py"))
+    assert found.sees_out and 0 < found.port < 65536
+    assert found.code == found.loaded == meant.code == worker.syncalgos_code
     assert found.versions["nothing"] == "" and found.versions["numpy"]
     assert found.own == meant.own
     assert found.own["alone"] == found.own["mine.tasks"] != ""
     assert found.own["not_there"] is None
+    words = [sys.executable, "-c", "import pickle, sys; pickle.load(sys.stdin.buffer)"]
+    elsewhere = {"cwd": tmp_path, "env": environment(PYTHONPATH=None)}
+    subprocess.run(words, input=sent[1], check=True, **elsewhere)

@@ -1,0 +1,131 @@
+"""A run in processes that a command starts and supervises, here or on a cluster."""
+
+import dataclasses
+import os
+import sys
+import traceback
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NoReturn
+
+import jax
+
+from experiments import exit_codes
+from experiments.cli import exits, terminal
+from experiments.cli.errors import BadRequest
+from experiments.launch import gloo
+from experiments.launch.run_job import run_job
+from experiments.launch.supervisor.child_side import ChildSide
+from experiments.launch.supervisor.group import Rules
+from experiments.launch.supervisor.leader import run_processes
+from experiments.launch.supervisor.local_processes import LocalProcesses
+from experiments.training import records
+from experiments.training.config import RunConfig, parse
+from experiments.training.process_group import ProcessGroup
+
+
+def supervise(config: RunConfig, argv: list[str], count: int) -> int:
+    """Starts this command's processes and watches them to their end.
+
+    A supervisor outside is needed: jax aborts in C++ when a process is lost, and hangs
+    when one never comes.
+
+    Returns:
+        The exit code.
+    """
+    # The processes make it seconds later: its name alone keeps other commands out.
+    out = config.out or records.default_out(config.task, config.algo, os.getpid())
+    rules = Rules(init_timeout=config.init_timeout, max_restarts=config.max_restarts)
+    if config.scheduler is None:
+        command = [sys.executable, "-m", "experiments.run", *argv]
+        processes = LocalProcesses(count, command, rules, terminal.say)
+    else:
+        # Imports Dask, which the others need not.
+        from experiments.launch.cluster.cluster_processes import ClusterProcesses
+        from experiments.launch.cluster.connection import Unreachable
+
+        out = out.absolute()
+        try:
+            processes = ClusterProcesses(config, argv, out, rules, terminal.say)
+        except Unreachable as error:
+            terminal.say(str(error))
+            return exit_codes.UNCONNECTED
+    announced = {
+        "out": str(out),
+        "folder": str(Path.cwd()),
+        "environ": gloo.tls_variables(),
+    }
+    code = run_processes(processes, announced, rules, terminal.say)
+    return gloo.hinted(code, terminal.say)
+
+
+def run_as_member(member: ChildSide, argv: list[str], started: float) -> NoReturn:
+    """Runs one of the processes of a run, under its supervisor, and ends it."""
+    errors = exits.sole_output(member.process == 0)
+    try:
+        member.leave(_trained(member, argv, started))
+    except BadRequest as error:
+        member.refuse(f"error: {' '.join(str(error).split())}", error.code)
+    except Exception as error:
+        text = f"{type(error).__name__}: {error}".partition("\n")[0]
+        if gloo.is_loss(error):
+            member.lost(text)
+        traceback.print_exc(file=errors)
+        member.refuse(text, exit_codes.FAILED)
+
+
+def _trained(member: ChildSide, argv: list[str], started: float) -> int:
+    config = parse(argv)
+    gloo.check_tls()
+    # A restart goes on from the checkpoints of its run, and must not erase them.
+    is_restart = member.attempt > 0
+    config = dataclasses.replace(
+        located(config, member.announced),
+        resume=config.resume or is_restart,
+        overwrite=config.overwrite and not is_restart,
+    )
+    member.report("connect")
+    gloo.connect(
+        member.jax_coordinator,
+        member.process,
+        member.processes,
+        member.init_timeout,
+    )
+    if member.locals > 1:
+        gpus = config.mesh_devices(member.processes) or 1
+        gloo.take_devices(member.local, gpus)
+    group = ProcessGroup(
+        process=member.process,
+        processes=member.processes,
+        hosts=member.hosts,
+        sharing=member.locals,
+        announce=member.report,
+        note=member.log if member.process else terminal.say,
+    )
+
+    if member.process and not member.local:
+        member.log("has joined; process 0 shows how it goes")
+
+    def program(stopped: exits.Stopped) -> int:
+        member.report("prepare")
+        return run_job(config, argv, started, stopped, group)
+
+    code = exits.watched(program, is_supervised=True)
+    if code in (exit_codes.TERMINATED, exit_codes.INTERRUPTED):
+        member.stopped()
+    jax.distributed.shutdown()
+    return code
+
+
+def located(config: RunConfig, announced: Mapping[str, str]) -> RunConfig:
+    """Returns the config with the paths that the command means.
+
+    Args:
+        config: of a process, which may be on another machine.
+        announced: the folder of the run as "out", and that of the command, in which
+            relative paths begin, as "folder".
+    """
+    top = Path(announced.get("folder", ""))
+    paths = {"data_dir": config.data_dir, "export": config.export}
+    given = {name: top / path for name, path in paths.items() if path is not None}
+    return dataclasses.replace(config, out=Path(announced["out"]), **given)
