@@ -1,7 +1,6 @@
 """Saves a run as it goes, and restores it."""
 
 import dataclasses
-import errno
 import hashlib
 import json
 import secrets
@@ -18,7 +17,7 @@ from experiments.checkpoint import folder as checkpoints
 from experiments.checkpoint import record, same_run, state_arrays
 from experiments.checkpoint.background import Background
 from experiments.checkpoint.folder import COMMON, Incomplete
-from experiments.checkpoint.shard_file import Damaged, Shard, ShardName, write
+from experiments.checkpoint.shard_file import Damaged, Shard, write
 from experiments.cli import terminal
 from experiments.cli.errors import BadRequest, MayPass
 from experiments.training import records
@@ -30,7 +29,6 @@ from syncalgos import TrainState
 from syncalgos.combinators import decided
 
 FOLDER = "checkpoints"  # in --out
-FULL = 1  # the rank of a disk without room: older checkpoints may make some
 
 # What a folder has where no checkpoint of it serves, the worst last.
 NOTHING, BEGUN, USELESS, UNREADABLE = range(4)
@@ -66,9 +64,9 @@ class CheckpointManager(NamedTuple):
     def save(self, state: TrainState, progress: Progress, last: bool) -> None:
         """Writes this process's shard of a checkpoint, and removes old ones.
 
-        A full disk costs older checkpoints, except for one; if that does not help, or
-        nothing may be written there, it costs the checkpoint, not the run. A process
-        alone copies its state, and writes it in the background; the last is waited for.
+        One that cannot be written, as on a full disk, is told in a line: it costs the
+        checkpoint, not the run, and older ones stay. A process alone copies its state,
+        and writes it in the background; the last is waited for.
         """
         # Each process writes its own workers: to send them to the first would take
         # longer, on a slow link, than the rounds between two checkpoints.
@@ -86,23 +84,22 @@ class CheckpointManager(NamedTuple):
 
     def _store(self, shard: Shard, progress: Progress) -> None:
         """Writes a shard, and removes old ones; notes in `progress` what is whole."""
-        group = self.run.group
-        failure = self._write(shard)
-        while (worst := group.largest(_rank(failure))) == FULL:
-            if not self._made_room(shard.step, progress.saved):
-                break
-            failure = failure and self._write(shard)
-        if failure:
+        group, failure = self.run.group, None
+        try:
+            write(self.folder, shard, *self._place)
+        except OSError as error:
+            failure = error
             group.note(
                 f"no checkpoint of step {shard.step}: {self.folder}: "
-                f"{failure.strerror or failure}; the run goes on"
+                f"{error.strerror or error}; the run goes on"
             )
+        is_whole = not group.largest(failure is not None)
         with suppress(OSError):
-            if not worst:
+            if is_whole:
                 progress.saved = shard.step
                 self.prune(shard.step)
-            elif not failure:  # without the other shards nobody can use it
-                self._remove(shard.step)
+            elif failure is None:  # without the other shards nobody can use it
+                checkpoints.remove(self.folder, shard.step, *self._place, self.run_ids)
 
     def _shard(self, state: TrainState, progress: Progress) -> Shard:
         """Returns what it takes to go on, as this process holds it."""
@@ -129,46 +126,6 @@ class CheckpointManager(NamedTuple):
             shared=state_arrays.shared(held, center),
             record=records.plain(kept),
         )
-
-    def _write(self, shard: Shard) -> OSError | None:
-        """Writes a shard; returns why it could not."""
-        try:
-            write(self.folder, shard, *self._place)
-        except OSError as error:
-            return error
-        return None
-
-    def _made_room(self, step: int, saved: int) -> bool:
-        """Removes the oldest checkpoint before the complete one of step `saved`."""
-        group = self.run.group
-        older = [x for x in checkpoints.steps(self.folder) if x < saved]
-        # Others would be met again and again.
-        older = [x for x in older if self._removable(x)]
-        oldest = group.smallest(min(older, default=saved))
-        lacking = not checkpoints.is_there(self.folder, saved, *self._place)
-        if group.largest(lacking) or oldest == saved:
-            return False
-        failed = False
-        try:
-            self._remove(oldest)
-        except OSError:
-            failed = True
-        if group.largest(failed):
-            return False
-        if group.is_first:
-            group.note(
-                f"no room for the checkpoint of step {step}: that of step "
-                f"{oldest} is removed"
-            )
-        return True
-
-    def _removable(self, step: int) -> list[ShardName]:
-        """The shards of a checkpoint that this process may remove."""
-        return checkpoints.removable(self.folder, step, *self._place, self.run_ids)
-
-    def _remove(self, step: int) -> None:
-        """Removes this process's shard of a checkpoint that the run has written."""
-        checkpoints.remove(self.folder, step, *self._place, self.run_ids)
 
     def prune(self, newest: int) -> None:
         """Removes this process's shards that are old, and that the run has written.
@@ -387,10 +344,3 @@ def _fingerprint(shard: Shard) -> np.ndarray:
     common = [shard.workers, *(shard.record.get(x) for x in COMMON)]
     digest = hashlib.sha256(json.dumps(common, sort_keys=True).encode()).digest()
     return (np.frombuffer(digest, ">u4") >> 1).astype(np.int64)
-
-
-def _rank(failure: OSError | None) -> int:
-    """Returns how bad it is that a shard could not be written."""
-    if failure is None:
-        return 0
-    return FULL if failure.errno in (errno.ENOSPC, errno.EDQUOT) else FULL + 1

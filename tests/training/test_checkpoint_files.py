@@ -27,7 +27,6 @@ from experiments.checkpoint import shard_file
 from experiments.checkpoint.background import Background
 from experiments.checkpoint.folder import (
     Incomplete,
-    is_there,
     load,
     prune,
     remove,
@@ -906,24 +905,6 @@ def test_one_checkpoint_is_removed(tmp_path):
         file_name(8, 0, 2),
         *(file_name(16, number, 2) for number in range(2)),
     ]
-
-
-@pytest.mark.parametrize(
-    "parts, expected",
-    [
-        ([(0, 2)], True),  # hosts may share no folder
-        ([(1, 2)], False),
-        ([(0, 3), (2, 3)], False),
-        ([(0, 3), (1, 3), (2, 3)], True),
-        ([], False),
-    ],
-    ids=str,
-)
-def test_checkpoint_is_there_for_a_process(parts, expected, tmp_path):
-    for part in parts:
-        (tmp_path / file_name(8, *part)).touch()
-    (tmp_path / file_name(16)).touch()
-    assert is_there(tmp_path, 8, 0, 2) == expected
 
 
 @pytest.mark.parametrize("number", range(2))
