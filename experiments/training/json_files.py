@@ -1,10 +1,13 @@
 """Files of JSON, read by a schema: whatever is wrong with one is a line with its name.
 
 A schema is a type: int, float (which takes whole numbers), bool, str, None, Any, a
-list, a dict by str, a union, or a TypedDict, whose further keys may hold anything.
+list, a dict by str, a union, a TypedDict, whose further keys may hold anything, or a
+dataclass, which has no further keys, and whose fields with a default may be missing.
 """
 
+import dataclasses
 import hashlib
+import inspect
 import json
 import math
 import types
@@ -15,15 +18,16 @@ from typing import Any, NoReturn
 
 MOST = 1 << 30  # bytes of a file
 DIGITS = 18  # of a whole number: more overflow what is computed from it
+LARGEST = 1e300  # of a number, likewise
 SEAL = "sha256"
 NAMES = {int: "a whole number", float: "a number", bool: "true or false"}
 NAMES |= {str: "text", list: "a list", dict: "an object", types.NoneType: "null"}
 
 
 class Damaged(ValueError):
-    """A file that does not hold what was written; the message is one line."""
+    """A file, or a part of it, that does not hold what was written; one line."""
 
-    def __init__(self, path: Path, why: str):
+    def __init__(self, path: Path | str, why: str):
         super().__init__(f"{path}: {why}")
 
 
@@ -124,8 +128,15 @@ def _real(text: str) -> float:
     return found if math.isfinite(found) else _refuse(text)
 
 
-def check(path: Path, value: Any, schema: Any, where: str) -> None:
-    """Raises a Damaged unless a value is as the schema says."""
+def check(path: Path | str, value: Any, schema: Any, where: str) -> None:
+    """Raises a Damaged unless a value is as the schema says.
+
+    Args:
+        path: of the file, or how its part is called, for the error.
+        value: as JSON has it.
+        schema: a type.
+        where: in the file the value is, for the error.
+    """
     is_union = typing.get_origin(schema) in (typing.Union, types.UnionType)
     options = typing.get_args(schema) if is_union else (schema,)
     fitting: Any = next((x for x in options if x is Any or _is_of(value, x)), None)
@@ -134,12 +145,16 @@ def check(path: Path, value: Any, schema: Any, where: str) -> None:
         shown = NAMES[type(value)] if isinstance(value, dict | list) else repr(value)
         raise Damaged(path, f"{where} must be {must}, got {shown[:40]}")
     inside = typing.get_args(fitting)
-    if typing.is_typeddict(fitting):
-        for key, kind in typing.get_type_hints(fitting).items():
+    if _is_table(fitting):
+        kinds, required = typing.get_type_hints(fitting), _required(fitting)
+        for key, kind in kinds.items():
             if key in value:
                 check(path, value[key], kind, repr(key))
-            elif key in fitting.__required_keys__:
+            elif key in required:
                 raise Damaged(path, f"{where} has no {key!r}")
+        unknown = [key for key in value if key not in kinds]
+        if unknown and dataclasses.is_dataclass(fitting):
+            raise Damaged(path, f"{where} has the unknown key {unknown[0]!r}")
     elif isinstance(value, dict) and inside:
         for key, x in value.items():
             check(path, x, inside[1], repr(key))
@@ -150,11 +165,23 @@ def check(path: Path, value: Any, schema: Any, where: str) -> None:
 
 def _is_of(value: Any, schema: Any) -> bool:
     kind = _kind(schema)
-    return type(value) is kind or (kind is float and type(value) is int)
+    fits = type(value) is kind or (kind is float and type(value) is int)
+    # JSON from elsewhere may have larger whole numbers, or one that is not finite.
+    return fits and (kind not in (int, float) or -LARGEST <= value <= LARGEST)
+
+
+def _is_table(schema: Any) -> bool:
+    return typing.is_typeddict(schema) or dataclasses.is_dataclass(schema)
+
+
+def _required(schema: Any) -> Iterable[str]:
+    """Returns the keys that a TypedDict, or a dataclass, must have."""
+    if typing.is_typeddict(schema):
+        return schema.__required_keys__
+    parameters = inspect.signature(schema).parameters.values()
+    return [x.name for x in parameters if x.default is x.empty]
 
 
 def _kind(schema: Any) -> Any:
     """Returns the type of Python that a schema asks for."""
-    if typing.is_typeddict(schema):
-        return dict
-    return typing.get_origin(schema) or schema
+    return dict if _is_table(schema) else typing.get_origin(schema) or schema

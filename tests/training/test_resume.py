@@ -486,12 +486,15 @@ def test_checkpoints_of_another_run_stay(stopped, reseeded, out, whole):
 RECORDS = {
     "a new field": (
         lambda x: x["progress"].update(new=1),
-        "has the unknown field progress.new",
+        "its record: 'progress' has the unknown key 'new'",
     ),
-    "a missing field": (lambda x: x["progress"].pop("lines"), "has no progress.lines"),
+    "a missing field": (
+        lambda x: x.pop("settings"),
+        "its record: it has no 'settings'",
+    ),
     "a list for a table": (
         lambda x: x.update(settings=[]),
-        "its record's settings cannot be []",
+        "its record: 'settings' must be an object, got a list",
     ),
 }
 
