@@ -140,17 +140,24 @@ def remove(
 
 
 def _is_of(path: Path, run_ids: Collection[str | None]) -> bool:
-    """Whether one of these runs has written a shard."""
-    record = shard_file.read_record(path)
-    return record is not None and record.get("run_id") in [*run_ids]
+    """Whether one of these runs has written a shard, as far as it can be read."""
+    try:
+        return shard_file.read_record(path).get("run_id") in [*run_ids]
+    except (Damaged, OSError):
+        return False
 
 
-def records_of_incomplete(folder: Path, step: int) -> list[dict[str, Any] | None]:
-    """The records of a checkpoint's shards, if no layout has all of them; else none."""
-    found = [name for name in _shard_names(folder) if name.step == step]
-    if _is_complete(found):
+def records_of_incomplete(folder: Path, step: int) -> list[dict[str, Any]]:
+    """Reads the records of a checkpoint's shards, if no layout has all; else none.
+
+    Raises:
+        Damaged: a shard is.
+        OSError: one cannot be read.
+    """
+    names = [name for name in _shard_names(folder) if name.step == step]
+    if _is_complete(names):
         return []
-    return [shard_file.read_record(folder / name.file_name) for name in found]
+    return [shard_file.read_record(folder / name.file_name) for name in names]
 
 
 def _is_complete(names: list[ShardName]) -> bool:

@@ -8,7 +8,7 @@ import time
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -30,8 +30,6 @@ from syncalgos.combinators import decided
 
 FOLDER = "checkpoints"  # in --out
 
-# What a folder has where no checkpoint of it serves, the worst last.
-NOTHING, BEGUN, USELESS, UNREADABLE = range(4)
 # A second attempt to read would meet these again.
 LASTING = PermissionError, IsADirectoryError, NotADirectoryError
 
@@ -176,10 +174,10 @@ class CheckpointManager(NamedTuple):
     def _check_unused(self) -> None:
         """Raises a BadRequest if any process's folder holds checkpoints."""
         try:
-            found = checkpoints.steps(self.folder)
+            is_used = bool(checkpoints.steps(self.folder))
         except OSError:
-            found = [0]  # they cannot be listed, and are not to be replaced
-        if self.run.group.largest(bool(found)):
+            is_used = True  # they cannot be listed, and are not to be replaced
+        if self.run.group.largest(is_used):
             raise BadRequest(
                 f"--out {self.folder.parent} already holds checkpoints: take another "
                 "folder, --resume to go on from them, or --overwrite"
@@ -196,56 +194,56 @@ class CheckpointManager(NamedTuple):
                 not be read for now.
         """
         group, step, shard = self.run.group, 2**31, None
-        found: list[int] = []
+        there: list[int] = []
         problems: list[Exception] = []
         try:
-            found = checkpoints.steps(self.folder)
+            there = checkpoints.steps(self.folder)
         except OSError as error:
             problems.append(error)
         while shard is None and step >= 0:
-            older = (x for x in found if x < step)
+            older = (x for x in there if x < step)
             # A host may lack the newest: they agree on one that all of them have.
             step = group.smallest(max(older, default=-1))
             shard = self._agreed(step, problems) if step >= 0 else None
         if shard is None:
-            self._check_begins(found, problems)
+            self._check_begins(there, problems)
         return shard
 
-    def _check_begins(self, found: list[int], problems: list[Exception]) -> None:
+    def _check_begins(self, there: list[int], problems: list[Exception]) -> None:
         """Raises a BadRequest if a run from the beginning would replace checkpoints.
 
         Args:
-            found: steps that are in this process's folder.
+            there: steps of those in this process's folder.
             problems: why they could not be used.
         """
-        worst = self.run.group.largest(self._left(found, problems))
-        if worst <= BEGUN:
+        is_unread = any(
+            isinstance(x, OSError) and not isinstance(x, LASTING) for x in problems
+        )
+        is_useless = any(not isinstance(x, Incomplete) for x in problems)
+        is_useless |= bool(there) and not self._is_first_save(there)
+        worst = self.run.group.largest(2 if is_unread else int(is_useless))
+        if not worst:
             return
         reason = problems[0] if problems else "another process cannot use its part"
-        advice = "--overwrite begins anew"
-        if not found and not problems:
+        if not there and not problems:
             reason = "there is none here, though other processes have some"
-        elif worst == UNREADABLE:
-            advice = "the same command tries again"
-        raise (MayPass if worst == UNREADABLE else BadRequest)(
+        kind, advice = BadRequest, "--overwrite begins anew"
+        if worst == 2:
+            kind, advice = MayPass, "the same command tries again"
+        raise kind(
             f"--resume: no checkpoint in {self.folder} can be used: {reason}; nothing "
             f"is removed: {advice}"
         )
 
-    def _left(self, found: list[int], problems: list[Exception]) -> int:
-        """Returns what this process's folder has, where no checkpoint serves."""
-        kinds = [type(x) for x in problems]
-        if any(issubclass(x, OSError) and not issubclass(x, LASTING) for x in kinds):
-            return UNREADABLE
-        if any(not issubclass(x, Incomplete) for x in kinds):
-            return USELESS
-        if not found:
-            return NOTHING
-        # A run that is killed in its first save leaves shards of that alone: it has
-        # lost nothing, and its next save of the step replaces them.
-        begun = checkpoints.records_of_incomplete(self.folder, found[0])
-        is_first = len(found) == 1 and begun and all(map(_is_before_the_first, begun))
-        return BEGUN if is_first else USELESS
+    def _is_first_save(self, there: list[int]) -> bool:
+        """Whether all that is there are shards of a first save that was cut short."""
+        # It has lost nothing, and the run's next save of the step replaces them.
+        try:
+            begun = checkpoints.records_of_incomplete(self.folder, there[0])
+            saved = [content["progress"]["saved"] for content in begun]
+        except (Damaged, OSError, LookupError, TypeError):
+            return False
+        return len(there) == 1 and saved != [] and all(x == 0 for x in saved)
 
     def _agreed(self, step: int, problems: list[Exception]) -> Shard | None:
         """Returns this process's shard, if all processes have theirs of one run."""
@@ -324,13 +322,6 @@ class CheckpointManager(NamedTuple):
 def _record_of(shard: Shard) -> record.Record:
     """Returns the record of a shard; raises a ValueError if it is not as written."""
     return record.read(shard.record, shard.step)
-
-
-def _is_before_the_first(found: dict[str, Any] | None) -> bool:
-    """Whether no checkpoint was whole when a shard of this record was written."""
-    progress = found and found.get("progress")
-    saved = progress.get("saved") if isinstance(progress, dict) else None
-    return saved == 0 and type(saved) is int
 
 
 def _drawn_id(group: ProcessGroup) -> str:
