@@ -7,12 +7,12 @@ dataclass, which has no further keys, and whose fields with a default may be mis
 
 import dataclasses
 import hashlib
-import inspect
 import json
 import math
 import types
 import typing
 from collections.abc import Iterable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -137,22 +137,20 @@ def check(path: Path | str, value: Any, schema: Any, where: str) -> None:
         schema: a type.
         where: in the file the value is, for the error.
     """
-    is_union = typing.get_origin(schema) in (typing.Union, types.UnionType)
-    options = typing.get_args(schema) if is_union else (schema,)
+    options = _options(schema)
     fitting: Any = next((x for x in options if x is Any or _is_of(value, x)), None)
     if fitting is None:
         must = " or ".join(NAMES[_kind(x)] for x in options)
         shown = NAMES[type(value)] if isinstance(value, dict | list) else repr(value)
         raise Damaged(path, f"{where} must be {must}, got {shown[:40]}")
     inside = typing.get_args(fitting)
-    if _is_table(fitting):
-        kinds, required = typing.get_type_hints(fitting), _required(fitting)
-        for key, kind in kinds.items():
+    if keys := _keys(fitting):
+        for key, (kind, is_required) in keys.items():
             if key in value:
                 check(path, value[key], kind, repr(key))
-            elif key in required:
+            elif is_required:
                 raise Damaged(path, f"{where} has no {key!r}")
-        unknown = [key for key in value if key not in kinds]
+        unknown = [key for key in value if key not in keys]
         if unknown and dataclasses.is_dataclass(fitting):
             raise Damaged(path, f"{where} has the unknown key {unknown[0]!r}")
     elif isinstance(value, dict) and inside:
@@ -170,18 +168,29 @@ def _is_of(value: Any, schema: Any) -> bool:
     return fits and (kind not in (int, float) or -LARGEST <= value <= LARGEST)
 
 
-def _is_table(schema: Any) -> bool:
-    return typing.is_typeddict(schema) or dataclasses.is_dataclass(schema)
+@cache
+def _options(schema: Any) -> tuple[Any, ...]:
+    """Returns the members of a union; of another schema itself."""
+    is_union = typing.get_origin(schema) in (typing.Union, types.UnionType)
+    return typing.get_args(schema) if is_union else (schema,)
 
 
-def _required(schema: Any) -> Iterable[str]:
-    """Returns the keys that a TypedDict, or a dataclass, must have."""
+@cache
+def _keys(schema: Any) -> dict[str, tuple[Any, bool]]:
+    """Returns, by key of a table, the type and whether it must be there."""
     if typing.is_typeddict(schema):
-        return schema.__required_keys__
-    parameters = inspect.signature(schema).parameters.values()
-    return [x.name for x in parameters if x.default is x.empty]
+        required = schema.__required_keys__
+    elif dataclasses.is_dataclass(schema):
+        none = dataclasses.MISSING
+        fields = dataclasses.fields(schema)
+        required = {x.name for x in fields if x.default is x.default_factory is none}
+    else:
+        return {}
+    hints = typing.get_type_hints(schema)
+    return {key: (kind, key in required) for key, kind in hints.items()}
 
 
+@cache
 def _kind(schema: Any) -> Any:
     """Returns the type of Python that a schema asks for."""
-    return dict if _is_table(schema) else typing.get_origin(schema) or schema
+    return dict if _keys(schema) else typing.get_origin(schema) or schema

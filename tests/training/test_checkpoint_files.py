@@ -830,8 +830,10 @@ def test_progress_that_has_gained_a_field_reads_what_was_written_before(monkeypa
     class Grown(Progress):
         gained: list[int] = dataclasses.field(default_factory=list)
 
+    fields = [(x.name, x.type, x) for x in dataclasses.fields(record.Record)]
+    fields[0] = ("progress", Grown, fields[0][2])
     monkeypatch.setattr(record, "Progress", Grown)
-    monkeypatch.setitem(record.Record.__annotations__, "progress", Grown)
+    monkeypatch.setattr(record, "Record", dataclasses.make_dataclass("R", fields))
     before = record.read(RECORD, 7).progress
     assert before == Grown(**PROGRESS, gained=[])
     now = {**RECORD, "progress": dataclasses.asdict(before) | {"gained": [1]}}
