@@ -30,6 +30,8 @@ from syncalgos.combinators import decided
 
 FOLDER = "checkpoints"  # in --out
 
+# What may keep a run from beginning in a folder whose checkpoints do not serve.
+USELESS, UNREAD = 1, 2
 # A second attempt to read would meet these again.
 LASTING = PermissionError, IsADirectoryError, NotADirectoryError
 
@@ -221,14 +223,15 @@ class CheckpointManager(NamedTuple):
         )
         is_useless = any(not isinstance(x, Incomplete) for x in problems)
         is_useless |= bool(there) and not self._is_first_save(there)
-        worst = self.run.group.largest(2 if is_unread else int(is_useless))
+        here = UNREAD if is_unread else USELESS if is_useless else 0
+        worst = self.run.group.largest(here)
         if not worst:
             return
         reason = problems[0] if problems else "another process cannot use its part"
         if not there and not problems:
             reason = "there is none here, though other processes have some"
         kind, advice = BadRequest, "--overwrite begins anew"
-        if worst == 2:
+        if worst == UNREAD:
             kind, advice = MayPass, "the same command tries again"
         raise kind(
             f"--resume: no checkpoint in {self.folder} can be used: {reason}; nothing "
