@@ -55,12 +55,18 @@ def _user_folder() -> Path | None:
     try:
         folder = user_cache() / "jax"
         folder.mkdir(parents=True, exist_ok=True)
-        # jax writes an entry, then its time. One without a time was cut short by a kill
-        # or a full disk: jax would not write it anew, nor any other beside it.
-        with FileLock(folder / ".lockfile", timeout=10):  # jax's own
-            for entry in folder.glob("*-cache"):
-                if not Path(f"{str(entry).removesuffix('-cache')}-atime").exists():
-                    entry.unlink()
+        _remove_cut_short(folder)
     except (OSError, RuntimeError):  # the latter: there is no home
         return None
     return folder
+
+
+def _remove_cut_short(folder: Path) -> None:
+    """Removes the entries that a kill or a full disk cut short."""
+    # jax writes an entry, then its time. It would not write one without a time anew,
+    # nor any other beside it.
+    with FileLock(folder / ".lockfile", timeout=10):  # jax's own
+        timed = {path.name.removesuffix("-atime") for path in folder.iterdir()}
+        entries = [*folder.glob("*-cache")]
+        for entry in (x for x in entries if x.name.removesuffix("-cache") not in timed):
+            entry.unlink()

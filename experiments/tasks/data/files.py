@@ -107,26 +107,27 @@ def _download(file: File, path: Path, convert: Convert | None) -> None:
     folders = (path.parent, *path.parent.absolute().parents)
     missing, problems = [x for x in folders if not x.exists()], []
     try:
-        with handling(_stop, left=(None, signal.SIG_IGN)):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with _alone(path) as part:
-                # Another process may have made it meanwhile.
-                if path.exists():
-                    return
-                if _try_sources(file, part, convert, problems):
-                    part.replace(path)  # complete: no reader ever finds half a file
-                    return
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with handling(_stop, left=(None, signal.SIG_IGN)), _alone(path) as part:
+            is_made = _try_sources(file, path, part, convert, problems)
+        if is_made:
+            return
     except OSError as error:
         problems.append(f"{path.parent} cannot be written: {error.strerror or error}")
     finally:
-        with suppress(OSError):  # a folder holds something
-            for folder in missing:
-                folder.rmdir()
+        _remove_empty(missing)
     it = "it" if convert is None else "it, or the very file of that address,"
     raise ValueError(
         f"{file.path} is missing and cannot be downloaded ({'; '.join(problems)}): put "
         f"{it} in {path.parent} ({file.size} bytes, SHA-256 {file.sha256})"
     )
+
+
+def _remove_empty(folders: Sequence[Path]) -> None:
+    """Removes folders, the innermost first, up to one that holds something."""
+    with suppress(OSError):
+        for folder in folders:
+            folder.rmdir()
 
 
 @contextmanager
@@ -146,9 +147,11 @@ def _alone(path: Path) -> Iterator[Path]:
 
 
 def _try_sources(
-    file: File, part: Path, convert: Convert | None, problems: list[str]
+    file: File, path: Path, part: Path, convert: Convert | None, problems: list[str]
 ) -> bool:
     """Makes a file from the first source that serves it; adds why others did not."""
+    if path.exists():  # another process has made it meanwhile
+        return True
     for url in file.urls:
         served = part.with_name(url.rpartition("/")[2])
         if convert is not None and served.exists():
@@ -159,6 +162,7 @@ def _try_sources(
             say(f"downloading {file.path} ({size}) from {host}")
         problem = _problem(part, file, convert, source)
         if not problem:
+            part.replace(path)  # complete: no reader ever finds half a file
             return True
         say(f"{host}: {problem}")
         problems.append(f"{url}: {problem}")
@@ -205,11 +209,19 @@ def _receive(url: str, part: Path, most: int, total: int | None) -> None:
     ):
         response.raise_for_status()
         task = bar.add_task("", total=total)
-        for chunk in response.iter_content(1 << 16):
+        for chunk in _bounded(response.iter_content(1 << 16), most):
             out.write(chunk)
             bar.advance(task, len(chunk))
-            if out.tell() > most:
-                raise ValueError(f"it sends more than {most} bytes")
+
+
+def _bounded(chunks: Iterator[bytes], most: int) -> Iterator[bytes]:
+    """Yields chunks; raises a ValueError where they are more than so many bytes."""
+    size = 0
+    for chunk in chunks:
+        size += len(chunk)
+        if size > most:
+            raise ValueError(f"it sends more than {most} bytes")
+        yield chunk
 
 
 def _reason(error: OSError) -> str:
