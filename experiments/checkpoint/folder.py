@@ -94,7 +94,7 @@ def prune(
         of: the number of shards.
         newest: the step that was written or restored last. Newer ones stay: none of
             them served. None: there are none.
-        run_ids: as in `removable`.
+        run_ids: as in `remove`.
 
     Raises:
         OSError: a file cannot be removed.
@@ -118,24 +118,6 @@ def remove(
 ) -> None:
     """Removes a process's shard of a checkpoint, and those of other layouts.
 
-    Args: as of `removable`.
-
-    Raises:
-        OSError: a file cannot be removed.
-    """
-    for name in removable(folder, step, number, of, run_ids):
-        (folder / name.file_name).unlink(missing_ok=True)
-
-
-def removable(
-    folder: Path,
-    step: int,
-    number: int,
-    of: int,
-    run_ids: Collection[str | None] | None = None,
-) -> list[ShardName]:
-    """The shards of a checkpoint that a process may remove.
-
     Shards of runs with another number of processes count as its own: none of those is
     at work now.
 
@@ -146,32 +128,36 @@ def removable(
         of: the number of shards.
         run_ids: of the runs that have written them, by their records; a shard whose
             record cannot be read is left. None: of any run, damaged or not.
+
+    Raises:
+        OSError: a file cannot be removed.
     """
-    found = [x for x in _shard_names(folder) if x.step == step]
-    found = [x for x in found if x.number == number or x.of != of]
-    if run_ids is None:
-        return found
-    return [x for x in found if _is_of(folder / x.file_name, run_ids)]
+    for name in _shard_names(folder):
+        path = folder / name.file_name
+        is_ours = name.step == step and (name.number == number or name.of != of)
+        if is_ours and (run_ids is None or _is_of(path, run_ids)):
+            path.unlink(missing_ok=True)
 
 
 def _is_of(path: Path, run_ids: Collection[str | None]) -> bool:
-    """Whether one of these runs has written a shard."""
-    record = shard_file.read_record(path)
-    return record is not None and record.get("run_id") in [*run_ids]
+    """Whether one of these runs has written a shard, as far as it can be read."""
+    try:
+        return shard_file.read_record(path).get("run_id") in [*run_ids]
+    except (Damaged, OSError):
+        return False
 
 
-def is_there(folder: Path, step: int, number: int, of: int) -> bool:
-    """Whether a process's shard of a checkpoint is there, or all of any layout."""
-    found = [name for name in _shard_names(folder) if name.step == step]
-    return _is_complete(found) or ShardName(step, number, of) in found
+def records_of_incomplete(folder: Path, step: int) -> list[dict[str, Any]]:
+    """Reads the records of a checkpoint's shards, if no layout has all; else none.
 
-
-def records_of_incomplete(folder: Path, step: int) -> list[dict[str, Any] | None]:
-    """The records of a checkpoint's shards, if no layout has all of them; else none."""
-    found = [name for name in _shard_names(folder) if name.step == step]
-    if _is_complete(found):
+    Raises:
+        Damaged: a shard is.
+        OSError: one cannot be read.
+    """
+    names = [name for name in _shard_names(folder) if name.step == step]
+    if _is_complete(names):
         return []
-    return [shard_file.read_record(folder / name.file_name) for name in found]
+    return [shard_file.read_record(folder / name.file_name) for name in names]
 
 
 def _is_complete(names: list[ShardName]) -> bool:

@@ -1,7 +1,6 @@
 """Saves a run as it goes, and restores it."""
 
 import dataclasses
-import errno
 import hashlib
 import json
 import secrets
@@ -9,7 +8,7 @@ import time
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -18,7 +17,7 @@ from experiments.checkpoint import folder as checkpoints
 from experiments.checkpoint import record, same_run, state_arrays
 from experiments.checkpoint.background import Background
 from experiments.checkpoint.folder import COMMON, Incomplete
-from experiments.checkpoint.shard_file import Damaged, Shard, ShardName, write
+from experiments.checkpoint.shard_file import Damaged, Shard, write
 from experiments.cli import terminal
 from experiments.cli.errors import BadRequest, MayPass
 from experiments.training import records
@@ -31,10 +30,9 @@ from syncalgos import TrainState
 from syncalgos.combinators import decided
 
 FOLDER = "checkpoints"  # in --out
-FULL = 1  # the rank of a disk without room: older checkpoints may make some
 
-# What a folder has where no checkpoint of it serves, the worst last.
-NOTHING, BEGUN, USELESS, UNREADABLE = range(4)
+# What may keep a run from beginning in a folder whose checkpoints do not serve.
+USELESS, UNREAD = 1, 2
 # A second attempt to read would meet these again.
 LASTING = PermissionError, IsADirectoryError, NotADirectoryError
 
@@ -67,9 +65,9 @@ class CheckpointManager(NamedTuple):
     def save(self, state: TrainState, progress: Progress, last: bool) -> None:
         """Writes this process's shard of a checkpoint, and removes old ones.
 
-        A full disk costs older checkpoints, except for one; if that does not help, or
-        nothing may be written there, it costs the checkpoint, not the run. A process
-        alone copies its state, and writes it in the background; the last is waited for.
+        One that cannot be written, as on a full disk, is told in a line: it costs the
+        checkpoint, not the run, and older ones stay. A process alone copies its state,
+        and writes it in the background; the last is waited for.
         """
         # Each process writes its own workers: to send them to the first would take
         # longer, on a slow link, than the rounds between two checkpoints.
@@ -87,23 +85,22 @@ class CheckpointManager(NamedTuple):
 
     def _store(self, shard: Shard, progress: Progress) -> None:
         """Writes a shard, and removes old ones; notes in `progress` what is whole."""
-        group = self.run.group
-        failure = self._write(shard)
-        while (worst := group.largest(_rank(failure))) == FULL:
-            if not self._made_room(shard.step, progress.saved):
-                break
-            failure = failure and self._write(shard)
-        if failure:
+        group, failure = self.run.group, None
+        try:
+            write(self.folder, shard, *self._place)
+        except OSError as error:
+            failure = error
             group.note(
                 f"no checkpoint of step {shard.step}: {self.folder}: "
-                f"{failure.strerror or failure}; the run goes on"
+                f"{error.strerror or error}; the run goes on"
             )
+        is_whole = not group.largest(failure is not None)
         with suppress(OSError):
-            if not worst:
+            if is_whole:
                 progress.saved = shard.step
                 self.prune(shard.step)
-            elif not failure:  # without the other shards nobody can use it
-                self._remove(shard.step)
+            elif failure is None:  # without the other shards nobody can use it
+                checkpoints.remove(self.folder, shard.step, *self._place, self.run_ids)
 
     def _shard(self, state: TrainState, progress: Progress) -> Shard:
         """Returns what it takes to go on, as this process holds it."""
@@ -130,46 +127,6 @@ class CheckpointManager(NamedTuple):
             shared=state_arrays.shared(held, center),
             record=records.plain(kept),
         )
-
-    def _write(self, shard: Shard) -> OSError | None:
-        """Writes a shard; returns why it could not."""
-        try:
-            write(self.folder, shard, *self._place)
-        except OSError as error:
-            return error
-        return None
-
-    def _made_room(self, step: int, saved: int) -> bool:
-        """Removes the oldest checkpoint before the complete one of step `saved`."""
-        group = self.run.group
-        older = [x for x in checkpoints.steps(self.folder) if x < saved]
-        # Others would be met again and again.
-        older = [x for x in older if self._removable(x)]
-        oldest = group.smallest(min(older, default=saved))
-        lacking = not checkpoints.is_there(self.folder, saved, *self._place)
-        if group.largest(lacking) or oldest == saved:
-            return False
-        failed = False
-        try:
-            self._remove(oldest)
-        except OSError:
-            failed = True
-        if group.largest(failed):
-            return False
-        if group.is_first:
-            group.note(
-                f"no room for the checkpoint of step {step}: that of step "
-                f"{oldest} is removed"
-            )
-        return True
-
-    def _removable(self, step: int) -> list[ShardName]:
-        """The shards of a checkpoint that this process may remove."""
-        return checkpoints.removable(self.folder, step, *self._place, self.run_ids)
-
-    def _remove(self, step: int) -> None:
-        """Removes this process's shard of a checkpoint that the run has written."""
-        checkpoints.remove(self.folder, step, *self._place, self.run_ids)
 
     def prune(self, newest: int) -> None:
         """Removes this process's shards that are old, and that the run has written.
@@ -220,10 +177,10 @@ class CheckpointManager(NamedTuple):
     def _check_unused(self) -> None:
         """Raises a BadRequest if any process's folder holds checkpoints."""
         try:
-            found = checkpoints.steps(self.folder)
+            is_used = bool(checkpoints.steps(self.folder))
         except OSError:
-            found = [0]  # they cannot be listed, and are not to be replaced
-        if self.run.group.largest(bool(found)):
+            is_used = True  # they cannot be listed, and are not to be replaced
+        if self.run.group.largest(is_used):
             raise BadRequest(
                 f"--out {self.folder.parent} already holds checkpoints: take another "
                 "folder, --resume to go on from them, or --overwrite"
@@ -240,56 +197,57 @@ class CheckpointManager(NamedTuple):
                 not be read for now.
         """
         group, step, shard = self.run.group, 2**31, None
-        found: list[int] = []
+        there: list[int] = []
         problems: list[Exception] = []
         try:
-            found = checkpoints.steps(self.folder)
+            there = checkpoints.steps(self.folder)
         except OSError as error:
             problems.append(error)
         while shard is None and step >= 0:
-            older = (x for x in found if x < step)
+            older = (x for x in there if x < step)
             # A host may lack the newest: they agree on one that all of them have.
             step = group.smallest(max(older, default=-1))
             shard = self._agreed(step, problems) if step >= 0 else None
         if shard is None:
-            self._check_begins(found, problems)
+            self._check_begins(there, problems)
         return shard
 
-    def _check_begins(self, found: list[int], problems: list[Exception]) -> None:
+    def _check_begins(self, there: list[int], problems: list[Exception]) -> None:
         """Raises a BadRequest if a run from the beginning would replace checkpoints.
 
         Args:
-            found: steps that are in this process's folder.
+            there: steps of those in this process's folder.
             problems: why they could not be used.
         """
-        worst = self.run.group.largest(self._left(found, problems))
-        if worst <= BEGUN:
+        is_unread = any(
+            isinstance(x, OSError) and not isinstance(x, LASTING) for x in problems
+        )
+        is_useless = any(not isinstance(x, Incomplete) for x in problems)
+        is_useless |= bool(there) and not self._is_first_save(there)
+        here = UNREAD if is_unread else USELESS if is_useless else 0
+        worst = self.run.group.largest(here)
+        if not worst:
             return
         reason = problems[0] if problems else "another process cannot use its part"
-        advice = "--overwrite begins anew"
-        if not found and not problems:
+        if not there and not problems:
             reason = "there is none here, though other processes have some"
-        elif worst == UNREADABLE:
-            advice = "the same command tries again"
-        raise (MayPass if worst == UNREADABLE else BadRequest)(
+        kind, advice = BadRequest, "--overwrite begins anew"
+        if worst == UNREAD:
+            kind, advice = MayPass, "the same command tries again"
+        raise kind(
             f"--resume: no checkpoint in {self.folder} can be used: {reason}; nothing "
             f"is removed: {advice}"
         )
 
-    def _left(self, found: list[int], problems: list[Exception]) -> int:
-        """Returns what this process's folder has, where no checkpoint serves."""
-        kinds = [type(x) for x in problems]
-        if any(issubclass(x, OSError) and not issubclass(x, LASTING) for x in kinds):
-            return UNREADABLE
-        if any(not issubclass(x, Incomplete) for x in kinds):
-            return USELESS
-        if not found:
-            return NOTHING
-        # A run that is killed in its first save leaves shards of that alone: it has
-        # lost nothing, and its next save of the step replaces them.
-        begun = checkpoints.records_of_incomplete(self.folder, found[0])
-        is_first = len(found) == 1 and begun and all(map(_is_before_the_first, begun))
-        return BEGUN if is_first else USELESS
+    def _is_first_save(self, there: list[int]) -> bool:
+        """Whether all that is there are shards of a first save that was cut short."""
+        # It has lost nothing, and the run's next save of the step replaces them.
+        try:
+            begun = checkpoints.records_of_incomplete(self.folder, there[0])
+            saved = [content["progress"]["saved"] for content in begun]
+        except (Damaged, OSError, LookupError, TypeError):
+            return False
+        return len(there) == 1 and saved != [] and all(x == 0 for x in saved)
 
     def _agreed(self, step: int, problems: list[Exception]) -> Shard | None:
         """Returns this process's shard, if all processes have theirs of one run."""
@@ -370,13 +328,6 @@ def _record_of(shard: Shard) -> record.Record:
     return record.read(shard.record, shard.step)
 
 
-def _is_before_the_first(found: dict[str, Any] | None) -> bool:
-    """Whether no checkpoint was whole when a shard of this record was written."""
-    progress = found and found.get("progress")
-    saved = progress.get("saved") if isinstance(progress, dict) else None
-    return saved == 0 and type(saved) is int
-
-
 def _drawn_id(group: ProcessGroup) -> str:
     """Returns a random id of a run, the same in all processes."""
     drawn = group.gather([secrets.randbits(31) for _ in range(4)])[0]
@@ -388,10 +339,3 @@ def _fingerprint(shard: Shard) -> np.ndarray:
     common = [shard.workers, *(shard.record.get(x) for x in COMMON)]
     digest = hashlib.sha256(json.dumps(common, sort_keys=True).encode()).digest()
     return (np.frombuffer(digest, ">u4") >> 1).astype(np.int64)
-
-
-def _rank(failure: OSError | None) -> int:
-    """Returns how bad it is that a shard could not be written."""
-    if failure is None:
-        return 0
-    return FULL if failure.errno in (errno.ENOSPC, errno.EDQUOT) else FULL + 1

@@ -11,6 +11,8 @@ import math
 import os
 import re
 import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -155,33 +157,40 @@ def read(path: Path) -> Shard:
             raise Damaged(
                 f"{path.name} is damaged: it has not the SHA-256 that it ends with"
             )
-        try:
-            shard = _parse(zipfile.ZipFile(file))
-        except MemoryError:
-            raise
         # A file of any content may have its SHA-256 at its end.
-        except Exception as error:
-            reason = str(error).partition("\n")[0] or type(error).__name__
-            raise Damaged(f"{path.name} is not usable: {reason}") from error
+        with _of_any_content(path):
+            shard = _parse(zipfile.ZipFile(file))
     named = parse_name(path.name)
     if named and named.step != shard.step:
         raise Damaged(f"{path.name} is of step {shard.step}, not {named.step}")
     return shard
 
 
-def read_record(path: Path) -> dict[str, Any] | None:
-    """Reads the record alone, of any part that may be damaged elsewhere.
+def read_record(path: Path) -> dict[str, Any]:
+    """Reads the record alone, of a shard that may be damaged elsewhere.
 
-    Returns:
-        The record; None if it cannot be read.
+    Raises:
+        Damaged: it holds none.
+        OSError: it cannot be read.
     """
+    with path.open("rb") as file, _of_any_content(path):
+        record = _manifest(zipfile.ZipFile(file))["record"]
+        if not isinstance(record, dict):
+            raise ValueError("its record is no table of values")
+        return record
+
+
+@contextmanager
+def _of_any_content(path: Path) -> Iterator[None]:
+    """Raises a Damaged for any error of a parser."""
     try:
-        with zipfile.ZipFile(path) as archive:
-            record = _manifest(archive)["record"]
-    # A file of any content.
-    except Exception:
-        return None
-    return record if isinstance(record, dict) else None
+        yield
+    except MemoryError:
+        raise
+    # zipfile and NumPy raise a dozen kinds, even OSError.
+    except Exception as error:
+        reason = str(error).partition("\n")[0] or type(error).__name__
+        raise Damaged(f"{path.name} is not usable: {reason}") from error
 
 
 def _check(shard: Shard) -> None:

@@ -18,7 +18,7 @@ BORDER = 4  # zeros around an image, before it is cropped
 
 def cifar10(
     data_dir: Path | None = None,
-    model: str = "resnet20",
+    model: Literal["resnet20"] = "resnet20",
     batch_norm: Literal["worker", "global"] = "worker",
     remat: bool = False,
     axis: Axis = WORKERS,
@@ -29,7 +29,7 @@ def cifar10(
 
     Args:
         data_dir: folder of data sets.
-        model: resnet20, the only one that fits.
+        model: resnet20, as published for these images.
         batch_norm: each worker's own statistics, or the global batch's.
         remat: compute blocks again for the gradient, to save memory.
         axis: the axis of the workers.
@@ -37,9 +37,7 @@ def cifar10(
     Source: Krizhevsky, "Learning multiple layers of features from tiny images", 2009;
     augmentation and rates: He et al., 2016, section 4.2.
     """
-    network = classify.network(
-        "cifar10", model, ["resnet20"], SHAPE, 10, batch_norm, remat, axis
-    )
+    network = classify.network(model, SHAPE, 10, batch_norm, remat, axis)
 
     def prepare(x, key, train):
         x = classify.normalised(x, MEAN, DEVIATION)

@@ -1,6 +1,6 @@
 """Parts that image tasks share: models by name, cross-entropy and accuracy."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -9,7 +9,7 @@ import numpy as np
 import optax
 
 from experiments.tasks import muon
-from experiments.tasks.task import Arrays, Data, Shardings, fitting
+from experiments.tasks.task import Arrays, Data, Shardings
 from models import lenet, mlp, resnet, sharding
 from syncalgos.collectives import Axis, PyTree
 
@@ -36,9 +36,7 @@ class Network(NamedTuple):
 
 
 def network(
-    task: str,
     model: str,
-    models: Sequence[str],
     shape: tuple[int, int, int],
     classes: int,
     batch_norm: BatchNorm,
@@ -48,9 +46,7 @@ def network(
     """Makes a model for images.
 
     Args:
-        task: its name, for errors.
         model: mlp, lenet or a resnet.
-        models: those that fit the task.
         shape: of an image, (height, width, channels).
         classes: the number of classes.
         batch_norm: statistics of each worker's batch, or of the global batch.
@@ -58,9 +54,8 @@ def network(
         axis: the axis of the workers.
 
     Raises:
-        ValueError: a model that does not fit, or lacks what is asked for.
+        ValueError: the model lacks what is asked for.
     """
-    fitting(task, model, models)
     if model in RESNETS:
         spec, is_global = RESNETS[model], batch_norm == "global"
         return Network(
@@ -72,12 +67,11 @@ def network(
             sends="batch statistics of every layer" if is_global else "",
         )
     # Refused, not ignored: a flag without effect would spoil a comparison unnoticed.
-    resnets = ", ".join(name for name in models if name in RESNETS)
     for flag, asked in (("--remat", remat), ("--batch-norm", batch_norm == "global")):
         if asked:
             raise ValueError(
-                f"{flag}: model {model!r} has no blocks with batch normalisation; "
-                f"models of {task} that have: {resnets or 'none'}"
+                f"{flag}: model {model!r} has no blocks with batch normalisation: "
+                "use resnet20"
             )
     if model == "lenet":
         return Network(

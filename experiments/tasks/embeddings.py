@@ -12,7 +12,7 @@ import numpy as np
 from experiments.tasks import muon
 from experiments.tasks.classify import values
 from experiments.tasks.data import text
-from experiments.tasks.task import Data, Tables, Task, fitting
+from experiments.tasks.task import Data, Tables, Task
 from models import ngram
 from syncalgos import checks, collectives, lookup
 from syncalgos.collectives import WORKERS, Axis
@@ -28,7 +28,7 @@ LOG_Q = np.log(np.log1p(1 / (1 + np.arange(WORDS))) / np.log(WORDS + 1))
 
 def embeddings(
     data_dir: Path | None = None,
-    model: str = "ngram",
+    model: Literal["ngram"] = "ngram",
     order: int = 5,
     width: int = 64,
     negatives: int = 64,
@@ -44,7 +44,7 @@ def embeddings(
 
     Args:
         data_dir: folder of data sets.
-        model: ngram, the only one that fits.
+        model: ngram, a neural n-gram model.
         order: n, the words of an n-gram; the last one is predicted.
         width: of a word's vector.
         negatives: words drawn for each worker's batch; 0 means the full softmax.
@@ -56,7 +56,6 @@ def embeddings(
 
     Source: Bengio et al., "A neural probabilistic language model", JMLR 2003.
     """
-    fitting("embeddings", model, ["ngram"])
     checks.whole("--order", order, least=2)
     checks.whole("--width", width, least=1)
     checks.whole("--negatives", negatives, least=0)

@@ -10,7 +10,7 @@ from syncalgos.collectives import WORKERS, Axis
 
 def fashion_mnist(
     data_dir: Path | None = None,
-    model: str = "lenet",
+    model: Literal["lenet", "resnet20", "mlp"] = "lenet",
     batch_norm: Literal["worker", "global"] = "worker",
     remat: bool = False,
     axis: Axis = WORKERS,

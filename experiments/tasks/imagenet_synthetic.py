@@ -10,14 +10,13 @@ from experiments.tasks.task import Arrays, Data, Task
 from syncalgos import checks
 from syncalgos.collectives import WORKERS, Axis
 
-MODELS = ("resnet50", "resnet20")
 CLASSES = 1000
 TILES = 8  # a class is a pattern of 8×8 coloured tiles
 HELD_OUT = 32
 
 
 def imagenet_synthetic(
-    model: str = "resnet50",
+    model: Literal["resnet50", "resnet20"] = "resnet50",
     image_size: int = 64,
     classes: int = 8,
     examples: int = 4096,
@@ -45,10 +44,8 @@ def imagenet_synthetic(
     checks.whole("--examples", examples, least=1)
     if checks.whole("--classes", classes, least=1) > CLASSES:
         raise ValueError(f"--classes must be at most {CLASSES}, got {classes}")
-    name, shape = "imagenet_synthetic", (image_size, image_size, 3)
-    network = classify.network(
-        name, model, MODELS, shape, CLASSES, batch_norm, remat, axis
-    )
+    shape = (image_size, image_size, 3)
+    network = classify.network(model, shape, CLASSES, batch_norm, remat, axis)
 
     def prepare(x, key, train):
         return classify.normalised(x, 0.5, 0.25)

@@ -8,13 +8,12 @@ from experiments.tasks.data import idx
 from experiments.tasks.task import Task
 from syncalgos.collectives import WORKERS, Axis
 
-MODELS = ("lenet", "resnet20", "mlp")
 SHAPE = (28, 28, 1)
 
 
 def mnist(
     data_dir: Path | None = None,
-    model: str = "lenet",
+    model: Literal["lenet", "resnet20", "mlp"] = "lenet",
     batch_norm: Literal["worker", "global"] = "worker",
     remat: bool = False,
     axis: Axis = WORKERS,
@@ -44,7 +43,7 @@ def images(
     axis: Axis,
 ) -> Task:
     """Makes a task of MNIST's format; `moments` are its pixels' mean and deviation."""
-    network = classify.network(name, model, MODELS, SHAPE, 10, batch_norm, remat, axis)
+    network = classify.network(model, SHAPE, 10, batch_norm, remat, axis)
 
     def prepare(x, key, train):
         return classify.normalised(x[..., None], *moments)

@@ -2,12 +2,13 @@
 
 import functools
 import random
+from typing import Literal
 
 import numpy as np
 
 from experiments.tasks import muon
 from experiments.tasks.classify import labelled, values
-from experiments.tasks.task import Data, Task, fitting
+from experiments.tasks.task import Data, Task
 from models import convolution_1d, mlp, sharding
 
 LENGTH, CLASSES = 40, 10
@@ -15,7 +16,7 @@ LENGTH, CLASSES = 40, 10
 SIZES = {"mlp": (LENGTH, 100, 100, CLASSES), "logistic": (LENGTH, CLASSES)}
 
 
-def mnist1d(model: str = "cnn") -> Task:
+def mnist1d(model: Literal["cnn", "mlp", "logistic"] = "cnn") -> Task:
     """MNIST-1D: 4,000 curves of 40 numbers in 10 classes, and 1,000 held out.
 
     It is small, and yet tells models apart. As published, logistic regression reaches
@@ -27,7 +28,6 @@ def mnist1d(model: str = "cnn") -> Task:
 
     Source: Greydanus and Kobak, "Scaling down deep learning with MNIST-1D", 2020.
     """
-    fitting("mnist1d", model, ["cnn", *SIZES])
     if model == "cnn":
         init, logits = convolution_1d.init, convolution_1d.apply
     else:

@@ -3,6 +3,7 @@
 import math
 from functools import partial
 from pathlib import Path
+from typing import Literal
 
 import jax.numpy as jnp
 import numpy as np
@@ -10,7 +11,7 @@ import optax
 
 from experiments.tasks import muon
 from experiments.tasks.data import text
-from experiments.tasks.task import Data, Task, fitting
+from experiments.tasks.task import Data, Task
 from models import gpt
 from syncalgos import checks
 
@@ -22,7 +23,7 @@ OVERLAP = 8
 
 def shakespeare(
     data_dir: Path | None = None,
-    model: str = "gpt",
+    model: Literal["gpt"] = "gpt",
     context: int = 64,
     width: int = 128,
     layers: int = 4,
@@ -33,7 +34,7 @@ def shakespeare(
 
     Args:
         data_dir: folder of data sets.
-        model: gpt, the only one that fits.
+        model: gpt, a transformer.
         context: characters that the model sees.
         width: of the model.
         layers: blocks of the model.
@@ -43,7 +44,6 @@ def shakespeare(
     Source: the text of Karpathy, "The unreasonable effectiveness of recurrent neural
     networks", 2015.
     """
-    fitting("shakespeare", model, ["gpt"])
     sizes = {"context": context, "width": width, "layers": layers, "heads": heads}
     for name, value in sizes.items():
         checks.whole(f"--{name}", value, least=1)

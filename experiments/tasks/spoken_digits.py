@@ -2,20 +2,21 @@
 
 from functools import partial
 from pathlib import Path
+from typing import Literal
 
 import jax.numpy as jnp
 
 from experiments.tasks import muon
 from experiments.tasks.classify import values
 from experiments.tasks.data import speech
-from experiments.tasks.task import Data, Task, fitting
+from experiments.tasks.task import Data, Task
 from models import lstm, sharding
 from syncalgos import checks
 
 
 def spoken_digits(
     data_dir: Path | None = None,
-    model: str = "lstm",
+    model: Literal["lstm"] = "lstm",
     hidden: int = 128,
     layers: int = 1,
     frames: int = 64,
@@ -27,7 +28,7 @@ def spoken_digits(
 
     Args:
         data_dir: folder of data sets.
-        model: lstm, the only one that fits.
+        model: lstm, and a layer on the mean of its outputs.
         hidden: units of a layer.
         layers: of the LSTM.
         frames: of 16 ms each; longer recordings are cut.
@@ -35,7 +36,6 @@ def spoken_digits(
 
     Source: Jackson et al., "Free Spoken Digit Dataset", version 1.0.10.
     """
-    fitting("spoken_digits", model, ["lstm"])
     for name, value in {"hidden": hidden, "layers": layers, "frames": frames}.items():
         checks.whole(f"--{name}", value, least=1)
     if frames > speech.LONGEST:

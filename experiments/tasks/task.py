@@ -1,7 +1,7 @@
 """A task: a model, its data and its measures."""
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple, Protocol
 
 import jax
@@ -10,7 +10,7 @@ import numpy as np
 from jax.sharding import PartitionSpec
 
 from experiments.tasks import Schedule
-from syncalgos import checks, per_example
+from syncalgos import per_example
 from syncalgos.collectives import PyTree
 from syncalgos.reducers.stacking import Stacked
 
@@ -181,12 +181,3 @@ def held_out(
     weight = np.full(examples + 1, rows.size / examples, np.float32)
     weight[-1] = 0
     return {**data, WEIGHT: weight}, rows.reshape(batches, size)
-
-
-def fitting(task: str, model: str, models: Sequence[str]) -> None:
-    """Raises a ValueError unless the model fits the task."""
-    if model not in models:
-        hint = checks.nearest(model, models)
-        raise ValueError(
-            f"model {model!r} does not fit {task}{hint}: use {' or '.join(models)}"
-        )

@@ -1,29 +1,33 @@
 """Files of JSON, read by a schema: whatever is wrong with one is a line with its name.
 
 A schema is a type: int, float (which takes whole numbers), bool, str, None, Any, a
-list, a dict by str, a union, or a TypedDict, whose further keys may hold anything.
+list, a dict by str, a union, a TypedDict, whose further keys may hold anything, or a
+dataclass, which has no further keys, and whose fields with a default may be missing.
 """
 
+import dataclasses
 import hashlib
 import json
 import math
 import types
 import typing
 from collections.abc import Iterable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn
 
 MOST = 1 << 30  # bytes of a file
 DIGITS = 18  # of a whole number: more overflow what is computed from it
+LARGEST = 1e300  # of a number, likewise
 SEAL = "sha256"
 NAMES = {int: "a whole number", float: "a number", bool: "true or false"}
 NAMES |= {str: "text", list: "a list", dict: "an object", types.NoneType: "null"}
 
 
 class Damaged(ValueError):
-    """A file that does not hold what was written; the message is one line."""
+    """A file, or a part of it, that does not hold what was written; one line."""
 
-    def __init__(self, path: Path, why: str):
+    def __init__(self, path: Path | str, why: str):
         super().__init__(f"{path}: {why}")
 
 
@@ -124,22 +128,31 @@ def _real(text: str) -> float:
     return found if math.isfinite(found) else _refuse(text)
 
 
-def check(path: Path, value: Any, schema: Any, where: str) -> None:
-    """Raises a Damaged unless a value is as the schema says."""
-    is_union = typing.get_origin(schema) in (typing.Union, types.UnionType)
-    options = typing.get_args(schema) if is_union else (schema,)
+def check(path: Path | str, value: Any, schema: Any, where: str) -> None:
+    """Raises a Damaged unless a value is as the schema says.
+
+    Args:
+        path: of the file, or how its part is called, for the error.
+        value: as JSON has it.
+        schema: a type.
+        where: in the file the value is, for the error.
+    """
+    options = _options(schema)
     fitting: Any = next((x for x in options if x is Any or _is_of(value, x)), None)
     if fitting is None:
         must = " or ".join(NAMES[_kind(x)] for x in options)
         shown = NAMES[type(value)] if isinstance(value, dict | list) else repr(value)
         raise Damaged(path, f"{where} must be {must}, got {shown[:40]}")
     inside = typing.get_args(fitting)
-    if typing.is_typeddict(fitting):
-        for key, kind in typing.get_type_hints(fitting).items():
+    if keys := _keys(fitting):
+        for key, (kind, is_required) in keys.items():
             if key in value:
                 check(path, value[key], kind, repr(key))
-            elif key in fitting.__required_keys__:
+            elif is_required:
                 raise Damaged(path, f"{where} has no {key!r}")
+        unknown = [key for key in value if key not in keys]
+        if unknown and dataclasses.is_dataclass(fitting):
+            raise Damaged(path, f"{where} has the unknown key {unknown[0]!r}")
     elif isinstance(value, dict) and inside:
         for key, x in value.items():
             check(path, x, inside[1], repr(key))
@@ -150,11 +163,34 @@ def check(path: Path, value: Any, schema: Any, where: str) -> None:
 
 def _is_of(value: Any, schema: Any) -> bool:
     kind = _kind(schema)
-    return type(value) is kind or (kind is float and type(value) is int)
+    fits = type(value) is kind or (kind is float and type(value) is int)
+    # JSON from elsewhere may have larger whole numbers, or one that is not finite.
+    return fits and (kind not in (int, float) or -LARGEST <= value <= LARGEST)
 
 
+@cache
+def _options(schema: Any) -> tuple[Any, ...]:
+    """Returns the members of a union; of another schema itself."""
+    is_union = typing.get_origin(schema) in (typing.Union, types.UnionType)
+    return typing.get_args(schema) if is_union else (schema,)
+
+
+@cache
+def _keys(schema: Any) -> dict[str, tuple[Any, bool]]:
+    """Returns, by key of a table, the type and whether it must be there."""
+    if typing.is_typeddict(schema):
+        required = schema.__required_keys__
+    elif dataclasses.is_dataclass(schema):
+        none = dataclasses.MISSING
+        fields = dataclasses.fields(schema)
+        required = {x.name for x in fields if x.default is x.default_factory is none}
+    else:
+        return {}
+    hints = typing.get_type_hints(schema)
+    return {key: (kind, key in required) for key, kind in hints.items()}
+
+
+@cache
 def _kind(schema: Any) -> Any:
     """Returns the type of Python that a schema asks for."""
-    if typing.is_typeddict(schema):
-        return dict
-    return typing.get_origin(schema) or schema
+    return dict if _keys(schema) else typing.get_origin(schema) or schema

@@ -1,14 +1,13 @@
 """Reads the files of a run that has come to its end, and checks them."""
 
 from collections.abc import Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple, NotRequired, TypedDict
 
 from experiments.training import json_files
 from experiments.training.json_files import Damaged
 from experiments.training.measurements import sends
-from experiments.training.records import Line, beside_summary
+from experiments.training.records import Line, beside_summary, check_lines
 
 
 class Settings(TypedDict):
@@ -31,13 +30,6 @@ class Config(TypedDict):
     platform: str
     mesh: NotRequired[dict[str, int]]
     versions: dict[str, str]
-
-
-class MeasuredLine(TypedDict):
-    """A line of metrics.jsonl, which has more figures."""
-
-    step: int
-    bytes_per_worker: float | None
 
 
 class SendsOfRun(sends.SendsJson):
@@ -93,7 +85,7 @@ def read_run(out: Path) -> Made | None:
     if summary.get("stopped"):
         return None
     config = json_files.read(out / "config.json", Config)
-    lines = json_files.read_lines(out / "metrics.jsonl", MeasuredLine)
+    lines = json_files.read_lines(out / "metrics.jsonl", dict)
     _check_lines(out / "metrics.jsonl", lines, summary)
     _check_summary(path, summary, config)
     # Last: it cannot say which of the files was changed.
@@ -105,15 +97,9 @@ def _check_lines(path: Path, lines: Sequence[Line], summary: Line) -> None:
     """Raises a Damaged for lines that are not those of the summary's run."""
     if not lines:
         raise Damaged(path, "it is empty")
-    steps = [line["step"] for line in lines]
-    if any(after <= before for before, after in pairwise([0, *steps])):
-        raise Damaged(path, "its steps do not rise from line to line")
-    for i, line in enumerate(lines, 1):
-        for key, x in line.items():
-            if isinstance(x, bool) or not isinstance(x, int | float | None):
-                raise Damaged(path, f"line {i}: {key!r} must be a number")
+    check_lines(path, lines)
     # Files of 0.2 have no checksum: what is in both must agree.
-    last = {**lines[-1], "steps": steps[-1]}
+    last = {**lines[-1], "steps": lines[-1]["step"]}
     for key in sorted(last | summary):
         is_measured = key.startswith("test_") or key in ("train_loss", "steps")
         if is_measured and (key not in last or last[key] != summary.get(key)):

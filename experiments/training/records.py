@@ -8,8 +8,9 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from experiments.training import json_files
 
@@ -18,9 +19,33 @@ Line = dict[str, Any]
 NAMES = ("config.json", "metrics.jsonl", "summary.json")
 
 
+class MeasuredLine(TypedDict):
+    """A line of metrics.jsonl. All further figures are numbers, or null, too."""
+
+    step: int
+    train_loss: float | None
+    test_loss: float | None
+    test_accuracy: float | None
+    bytes_per_worker: float | None
+    divergence: float | None
+    seconds: float | None
+
+
+def check_lines(where: Path | str, lines: Sequence[Line]) -> None:
+    """Raises a Damaged unless lines are as a run writes them, and their steps rise."""
+    for i, line in enumerate(lines, 1):
+        for schema in (MeasuredLine, dict[str, float | None]):
+            json_files.check(where, line, schema, f"line {i}")
+    steps = [0, *(line["step"] for line in lines)]
+    if any(after <= before for before, after in pairwise(steps)):
+        raise json_files.Damaged(where, "its steps do not rise from line to line")
+
+
 @dataclass
 class Progress:
     """Training progress: step, metrics, timings; it grows as the run goes.
+
+    A checkpoint from before a field was there has its default.
 
     Attributes:
         step: local steps done.

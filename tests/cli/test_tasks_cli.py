@@ -195,10 +195,10 @@ def owners(parameter):
 # Flags of bad requests that need no data, and what the line must name.
 BAD = {
     "--task shakespear": ["'shakespear'", "'shakespeare'", *TASKS],
-    "--task shakespeare --model resnet20": ["'resnet20'", "shakespeare", "gpt"],
-    "--task digits --model lenet": ["'lenet'", "digits", "mlp"],
-    "--task mnist --model lent": ["'lent'", "mnist", "lenet", "resnet20", "mlp"],
-    "--task cifar10 --model resnet50": ["'resnet50'", "cifar10", "resnet20"],
+    "--task shakespeare --model resnet20": ["--model", "'resnet20'", "gpt"],
+    "--task digits --model lenet": ["--model", "'lenet'", "mlp"],
+    "--task mnist --model lent": ["--model", "'lent'", "lenet, resnet20, mlp"],
+    "--task cifar10 --model resnet50": ["--model", "'resnet50'", "resnet20"],
     "--task digits --remat": ["digits has no flag --remat", *owners("remat")],
     "--task shakespeare --batch-norm global": ["--batch-norm", *owners("batch_norm")],
     "--task mnist --context 8": ["mnist has no flag --context", *owners("context")],
@@ -217,7 +217,7 @@ BAD = {
     "--task imagenet_synthetic --image-size 31": ["--image-size", "least 32", "31"],
     "--task imagenet_synthetic --classes 1001": ["--classes", "1000", "1001"],
     "--task imagenet_synthetic --examples 8": ["batch of 16", "(8 examples)"],
-    "--task mnist1d --model lenet": ["'lenet'", "cnn or mlp or logistic"],
+    "--task mnist1d --model lenet": ["--model", "'lenet'", "cnn, mlp, logistic"],
     "--task quadratic --noise=-1": ["--noise", "-1"],
     "--task quadratic --condition 0.5": ["--condition", "0.5"],
     "--task quadratic --dimensions 0": ["--dimensions", "0"],
@@ -289,7 +289,7 @@ def test_refused_task_is_so_as_a_process_too(tmp_path):
     ended = execute("--task shakespeare --model resnet20", tmp_path / "out")
     assert (ended.code, ended.stdout) == (2, "")
     [line] = ended.stderr.splitlines()
-    assert line == "error: model 'resnet20' does not fit shakespeare: use gpt"
+    assert line == "error: argument --model: unknown value 'resnet20' (one of: gpt)"
     assert not (tmp_path / "out").exists()
 
 

@@ -1,5 +1,7 @@
 """Data files, from real servers on this machine and from the user's own folder."""
 
+import errno
+import fcntl
 import hashlib
 import io
 import os
@@ -351,7 +353,7 @@ def test_a_signal_ends_a_download_at_once_and_leaves_no_part(
     number, code, server, tmp_path
 ):
     with downloading(server, tmp_path) as (process, output):
-        assert len(held(tmp_path)) == 1  # the part
+        assert len(held(tmp_path)) == 2  # the part, and its lock
         process.send_signal(number)
         assert process.wait(10) == code, output.read_text()
     assert output.read_text().startswith("downloading set/data.bin")
@@ -363,22 +365,33 @@ def test_what_a_killed_download_left_goes_at_the_next(server, tmp_path):
     with downloading(server, tmp_path) as (process, _):
         process.kill()
         process.wait()
-    [left] = held(tmp_path)
-    assert left.endswith(files.PART)
-    assert left.startswith("set/.data.bin.")
+    assert held(tmp_path) == {f"set/.data.bin{x}" for x in (files.PART, ".lock")}
     files.find(pinned(server, "/whole"), tmp_path)
     assert held(tmp_path) == {"set/data.bin"}
 
 
-def test_two_downloads_at_once_leave_each_other_alone(server, tmp_path):
+def test_of_two_processes_that_want_a_file_one_downloads_it(server, tmp_path):
+    file = pinned(server, "/whole")
     with downloading(server, tmp_path) as (process, output):
-        path = files.find(pinned(server, "/whole"), tmp_path)
-        assert path.read_bytes() == CONTENT
-        assert len(held(tmp_path)) == 2
+        second = threading.Thread(target=files.find, args=(file, tmp_path))
+        second.start()
+        second.join(0.2)
+        assert second.is_alive()
         server.go_on.set()
         assert process.wait(TIMEOUT) == 0, output.read_text()
+        second.join()
+    assert server.asked == ["/slow"]
     assert held(tmp_path) == {"set/data.bin"}
-    assert path.read_bytes() == CONTENT
+    assert files.find(file, tmp_path).read_bytes() == CONTENT
+
+
+def test_a_folder_without_locks_is_filled(server, tmp_path, monkeypatch):
+    def flock(descriptor, how):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    files.find(pinned(server, "/whole"), tmp_path)
+    assert held(tmp_path) == {"set/data.bin"}
 
 
 def test_a_download_in_a_thread_leaves_the_signals_alone(server, tmp_path):

@@ -166,13 +166,19 @@ def small_disk(folder, size):
     try:
         yield folder
     finally:
-        subprocess.run(["umount", str(folder)], check=True, timeout=TIMEOUT)
+        while folder.is_mount():
+            subprocess.run(["umount", str(folder)], check=True, timeout=TIMEOUT)
 
 
 def remount(folder, how):
-    """Mounts a disk anew: ro or rw."""
-    command = ["mount", "-o", f"remount,{how}", str(folder)]
-    subprocess.run(command, check=True, timeout=TIMEOUT)
+    """Makes a disk read-only ("ro"), though a file on it is open to be written, or not.
+
+    The kernel may do so after an error, but no command: here a mount lies over it.
+    """
+    over = ["mount", "--bind", str(folder), str(folder)]
+    only = ["mount", "-o", "remount,ro,bind", str(folder)]
+    for command in (over, only) if how == "ro" else (["umount", str(folder)],):
+        subprocess.run(command, check=True, timeout=TIMEOUT)
 
 
 def fill(folder, but=0):

@@ -10,7 +10,7 @@ import pytest
 from commands import BASE, CACHE, ROOT, SHARED, environment, execute
 
 from experiments.training import compile_cache
-from experiments.training.compile_cache import ENABLED, FOLDER, SHORTEST
+from experiments.training.compile_cache import ENABLED, FOLDER, LARGEST, SHORTEST
 
 # What a process compiles, and what it has to do with the cache; then a program.
 PROBE = """
@@ -72,7 +72,8 @@ def unnamed(monkeypatch):
     """This process as one in which nobody has said anything of a cache yet."""
     monkeypatch.delenv(FOLDER.upper(), raising=False)
     monkeypatch.delenv(SHORTEST.upper(), raising=False)
-    before = {name: getattr(jax.config, name) for name in (ENABLED, FOLDER, SHORTEST)}
+    settings = ENABLED, FOLDER, LARGEST, SHORTEST
+    before = {name: getattr(jax.config, name) for name in settings}
     jax.config.update(ENABLED, True)
     jax.config.update(FOLDER, None)
     jax.config.update(SHORTEST, 1.0)
@@ -88,11 +89,12 @@ def test_second_process_finds_every_program(cache):
     assert second.result == first.result
 
 
-def test_broken_entry_is_made_anew_in_silence(cache):
+def test_entry_that_a_kill_cut_short_is_made_anew_in_silence(cache):
     folder, first = cache
     sizes = {name: x.stat().st_size for name, x in entries(folder).items()}
     for name, entry in entries(folder).items():
         os.truncate(entry, sizes[name] // 2)
+        entry.with_name(name.replace("-cache", "-atime")).unlink()  # jax's last words
     again = Probed(**OWN, XDG_CACHE_HOME=folder)
     assert (again.hits, again.misses) == (0, first.asked)
     assert again.result == first.result
@@ -100,11 +102,33 @@ def test_broken_entry_is_made_anew_in_silence(cache):
         assert entry.stat().st_size > sizes[name] // 2
 
 
+def test_entry_that_cannot_be_read_costs_no_more_than_its_compilation(cache):
+    folder, first = cache
+    for entry in entries(folder).values():
+        os.truncate(entry, 9)
+    again = Probed(**OWN, XDG_CACHE_HOME=folder)
+    assert (again.hits, again.result) == (0, first.result)
+    for entry in entries(folder).values():
+        entry.unlink()
+
+
+def test_folder_that_becomes_full_loses_what_was_used_least_recently(cache):
+    folder, first = cache
+    large = folder / "syncalgos" / "jax" / "jit_old-cache"
+    large.write_bytes(bytes(compile_cache.MOST))
+    (large.parent / "jit_old-atime").write_bytes(bytes(8))
+    again = Probed(**OWN, XDG_CACHE_HOME=folder)
+    assert again.result == first.result
+    assert len(entries(folder)) == first.asked
+    assert not large.exists()
+
+
 def test_default_folder_is_the_users_cache(unnamed, tmp_path):
     unnamed.setenv("XDG_CACHE_HOME", str(tmp_path))
     compile_cache.use()
     assert getattr(jax.config, FOLDER) == str(tmp_path / "syncalgos" / "jax")
     assert getattr(jax.config, SHORTEST) == 0
+    assert getattr(jax.config, LARGEST) == compile_cache.MOST
 
 
 def test_folder_that_cannot_be_made_is_not_used(unnamed, tmp_path):
@@ -121,6 +145,7 @@ def test_folder_that_is_set_already_wins(unnamed, tmp_path):
     compile_cache.use()
     assert getattr(jax.config, FOLDER) == str(tmp_path / "named")
     assert getattr(jax.config, SHORTEST) == 1
+    assert getattr(jax.config, LARGEST) == -1
     assert not (tmp_path / "own").exists()
 
 
@@ -145,20 +170,6 @@ def test_environment_wins(name, value, tmp_path):
     assert ended.stdout.strip() == ("None" if name == CACHE else "elsewhere")
     assert ended.stderr == ""
     assert not (tmp_path / "own").exists()
-
-
-def test_oldest_entries_go_where_there_is_too_much(tmp_path):
-    for age, name in enumerate(["new", "used", "old", "older"]):
-        entry = tmp_path / f"jit_{name}-cache"
-        entry.write_bytes(bytes(100))
-        os.utime(entry, (1e9 - age, 1e9 - age))
-    os.utime(tmp_path / "jit_used-cache", (1e9, 1e9 - 9))  # read since
-    (tmp_path / "other").write_bytes(bytes(1000))
-    compile_cache.prune(tmp_path, most=400, kept=200)
-    assert len([*tmp_path.iterdir()]) == 5
-    compile_cache.prune(tmp_path, most=399, kept=200)
-    kept = {"jit_new-cache", "jit_used-cache", "other"}
-    assert {x.name for x in tmp_path.iterdir()} == kept
 
 
 @pytest.mark.slow

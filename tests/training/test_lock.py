@@ -170,20 +170,6 @@ def test_folder_without_locks_is_used_with_a_line(tmp_path, monkeypatch, capsys)
     assert line.startswith(f"--out {tmp_path} cannot be locked ({why}): ")
 
 
-def test_file_system_that_locks_only_what_can_be_written_locks(tmp_path, monkeypatch):
-    locked = []
-
-    def flock(descriptor, how):
-        if fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY:
-            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
-        locked.append(descriptor)
-
-    monkeypatch.setattr(fcntl, "flock", flock)
-    with lock.held(tmp_path):
-        assert len(locked) == 1
-    assert list(tmp_path.iterdir()) == []
-
-
 CONTENDER = """
 import os, sys
 from pathlib import Path

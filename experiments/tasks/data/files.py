@@ -2,21 +2,21 @@
 
 import hashlib
 import os
-import secrets
 import signal
-import sys
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
 from urllib.parse import urlsplit
 
+from filelock import FileLock
 from platformdirs import user_cache_path
 from rich.console import Console
 from rich.filesize import decimal
 from rich.progress import BarColumn, DownloadColumn, Progress, TransferSpeedColumn
 
+from experiments.cli.exits import say
 from experiments.exit_codes import Terminated, handling
 
 TIMEOUT = (10, 60)  # seconds: to connect, and between bytes
@@ -104,22 +104,18 @@ def sha256(path: Path) -> str:
 
 def _download(file: File, path: Path, convert: Convert | None) -> None:
     """Downloads a file, or raises a ValueError and leaves nothing in its place."""
-    # Renamed when complete, so that no reader ever finds half a file.
-    part = path.with_name(f".{path.name}.{secrets.token_hex(4)}{PART}")
     folders = (path.parent, *path.parent.absolute().parents)
     missing, problems = [x for x in folders if not x.exists()], []
     try:
-        with handling(_stop, left=(None, signal.SIG_IGN)):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            _remove_leftovers(path.parent)
-            is_made = _try_sources(file, part, convert, problems)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with handling(_stop, left=(None, signal.SIG_IGN)), _alone(path) as part:
+            is_made = _try_sources(file, path, part, convert, problems)
         if is_made:
-            os.replace(part, path)
             return
     except OSError as error:
         problems.append(f"{path.parent} cannot be written: {error.strerror or error}")
     finally:
-        _clean(part, missing)
+        _remove_empty(missing)
     it = "it" if convert is None else "it, or the very file of that address,"
     raise ValueError(
         f"{file.path} is missing and cannot be downloaded ({'; '.join(problems)}): put "
@@ -127,104 +123,105 @@ def _download(file: File, path: Path, convert: Convert | None) -> None:
     )
 
 
-def _clean(part: Path, missing: Sequence[Path]) -> None:
-    """Removes the part, and the folders that are new, while they are empty."""
-    with suppress(OSError):  # the folder may be read-only, or hold other files
-        part.unlink(missing_ok=True)
-        for folder in missing:
+def _remove_empty(folders: Sequence[Path]) -> None:
+    """Removes folders, the innermost first, up to one that holds something."""
+    with suppress(OSError):
+        for folder in folders:
             folder.rmdir()
 
 
+@contextmanager
+def _alone(path: Path) -> Iterator[Path]:
+    """Waits until no other process makes a file; yields the part to make it from."""
+    part, held = (path.with_name(f".{path.name}{x}") for x in (PART, ".lock"))
+    lock = FileLock(held)
+    with suppress(OSError):  # not all file systems have locks
+        lock.acquire()
+    try:
+        yield part
+    finally:
+        with suppress(OSError):  # the folder may be read-only
+            part.unlink(missing_ok=True)
+            held.unlink(missing_ok=True)
+        lock.release()
+
+
 def _try_sources(
-    file: File, part: Path, convert: Convert | None, problems: list[str]
+    file: File, path: Path, part: Path, convert: Convert | None, problems: list[str]
 ) -> bool:
-    """Makes the part from the first source that serves it; adds why others did not."""
+    """Makes a file from the first source that serves it; adds why others did not."""
+    if path.exists():  # another process has made it meanwhile
+        return True
     for url in file.urls:
-        host = urlsplit(url).hostname
         served = part.with_name(url.rpartition("/")[2])
         if convert is not None and served.exists():
-            host, problem = served, _make(part, file, convert, served)
+            host, source = served, served
         else:
+            host, source = urlsplit(url).hostname, url
             size = decimal(file.size, precision=3)
-            _log(f"downloading {file.path} ({size}) from {host}")
-            problem = _make(part, file, convert, url)
+            say(f"downloading {file.path} ({size}) from {host}")
+        problem = _problem(part, file, convert, source)
         if not problem:
+            part.replace(path)  # complete: no reader ever finds half a file
             return True
-        _log(f"{host}: {problem}")
+        say(f"{host}: {problem}")
         problems.append(f"{url}: {problem}")
     return False
 
 
-def _make(part: Path, file: File, convert: Convert | None, source: str | Path) -> str:
+def _problem(
+    part: Path, file: File, convert: Convert | None, source: str | Path
+) -> str:
     """Makes the part from a file or an address; returns what is wrong, or ""."""
     from requests import RequestException
 
     try:
-        with part.open("wb") as out:
-            _fill(out, part, file, convert, source)
-            os.fsync(out.fileno())
-            found = sha256(part)
+        if isinstance(source, str):
+            # The size of a download to be converted is not pinned: it gets more room.
+            total = file.size if convert is None else None
+            _receive(source, part, total or 2 * file.size, total)
+        if convert is not None:
+            part.write_bytes(convert(part if isinstance(source, str) else source))
     except RequestException as error:
         return _reason(error)
     except ValueError as error:
         return str(error)
+    with part.open("rb+") as made:
+        os.fsync(made.fileno())
+    found = sha256(part)
     if found == file.sha256:
         return ""
-    if isinstance(source, str):
-        return f"its SHA-256 is {found}"
-    return f"what it makes has SHA-256 {found}"
+    is_download = isinstance(source, str)
+    return f"{'its SHA-256 is' if is_download else 'what it makes has SHA-256'} {found}"
 
 
-def _fill(
-    out: IO[bytes], part: Path, file: File, convert: Convert | None, source: str | Path
-) -> None:
-    """Downloads, if the source is an address, and converts, all under a lock."""
-    # Not all file systems have locks.
-    with suppress(OSError):
-        _lock(out)
-    if isinstance(source, str):
-        # The size of a download to be converted is not pinned: it gets twice the room.
-        total = file.size if convert is None else None
-        _receive(source, out, total or 2 * file.size, total)
-        source = part
-    if convert is not None:
-        part.write_bytes(convert(source))
-
-
-def _receive(url: str, out: IO[bytes], most: int, total: int | None) -> None:
+def _receive(url: str, part: Path, most: int, total: int | None) -> None:
     """Downloads at most so many bytes, with a progress bar on a terminal."""
     import requests
 
-    console = _console()
+    console = Console(stderr=True)
     columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn())
     is_hidden = not console.is_terminal
     with (
+        part.open("wb") as out,
         requests.get(url, stream=True, timeout=TIMEOUT) as response,
         Progress(*columns, console=console, transient=True, disable=is_hidden) as bar,
     ):
         response.raise_for_status()
         task = bar.add_task("", total=total)
-        for chunk in response.iter_content(1 << 16):
+        for chunk in _bounded(response.iter_content(1 << 16), most):
             out.write(chunk)
             bar.advance(task, len(chunk))
-            _check_size(out.tell(), most)
-    out.flush()
 
 
-def _check_size(size: int, most: int) -> None:
-    if size > most:
-        raise ValueError(f"it sends more than {most} bytes")
-
-
-def _console() -> Console:
-    """Rich's console on stderr, which prints text as it is."""
-    return Console(
-        stderr=True, soft_wrap=True, markup=False, emoji=False, highlight=False
-    )
-
-
-def _log(line: str) -> None:
-    _console().print(line)
+def _bounded(chunks: Iterator[bytes], most: int) -> Iterator[bytes]:
+    """Yields chunks; raises a ValueError where they are more than so many bytes."""
+    size = 0
+    for chunk in chunks:
+        size += len(chunk)
+        if size > most:
+            raise ValueError(f"it sends more than {most} bytes")
+        yield chunk
 
 
 def _reason(error: OSError) -> str:
@@ -245,24 +242,6 @@ def _reason(error: OSError) -> str:
     }
     known = (text for kind, text in reasons.items() if isinstance(error, kind))
     return next(known, type(error).__name__)
-
-
-def _lock(part: IO[bytes]) -> None:
-    """Marks a part as a living process's; raises an OSError if another holds it."""
-    # An open file cannot be removed there: it needs no lock.
-    if sys.platform != "win32":
-        import fcntl
-
-        fcntl.flock(part, fcntl.LOCK_EX | fcntl.LOCK_NB)
-
-
-def _remove_leftovers(parent: Path) -> None:
-    """Removes the parts of killed downloads; a lock marks those still under way."""
-    for part in parent.glob(f".*{PART}"):
-        # It is locked, or another process removed it first.
-        with suppress(OSError), part.open("rb") as leftover:
-            _lock(leftover)
-            part.unlink()
 
 
 def _stop(number: int, frame: Any) -> NoReturn:
