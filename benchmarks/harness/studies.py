@@ -20,9 +20,9 @@ from experiments.cli.words import literal
 from experiments.study import config as configs
 from experiments.study import presets, tuning
 from experiments.study.analysis.analysis import edges, row_of
+from experiments.study.analysis.comparison import against_baseline
 from experiments.study.analysis.results import Curve, Report
-from experiments.study.analysis.words.claims import compared
-from experiments.study.analysis.words.headline import titled
+from experiments.study.analysis.words.answer import titled
 from experiments.study.config import StudyConfig
 from experiments.study.grid import Lines, RunSet, trial
 from experiments.study.report import tables
@@ -83,7 +83,7 @@ def report_of(config: StudyConfig, lines: Lines) -> Report:
         for row in rows
     ]
     is_given = config.baseline is not None
-    rows, sentences = compared(rows, baseline, by, True, is_given)
+    rows, sentences = against_baseline(rows, baseline, by, True, is_given)
     return Report(
         title=titled([x.label for x in config.variants], config.task),
         lead="",

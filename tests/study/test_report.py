@@ -22,7 +22,7 @@ from reports import ALGORITHMS, NETWORKS, made_up
 
 from experiments.cli.errors import BadRequest
 from experiments.study import config
-from experiments.study.analysis.results import Report
+from experiments.study.analysis.results import Comparison, Report
 from experiments.study.report import events, tables, write
 from experiments.study.report import page as html
 from experiments.study.report.styles import COLOURS, CSS, HUES, styles
@@ -456,18 +456,24 @@ def test_what_is_not_swept_is_drawn_beside_every_value():
     assert heights == pytest.approx([97.24, 97.24])
 
 
+def few(comparison):
+    """A difference without an interval."""
+    difference = comparison.difference
+    return difference and difference._replace(low=None)
+
+
 def test_too_few_seeds_for_an_interval_are_drawn_thinner_and_said(usual):
     report = made_up()
     rows = [
-        x._replace(difference=x.difference and x.difference._replace(low=None))
+        x._replace(comparison=x.comparison._replace(difference=few(x.comparison)))
         for x in report.rows
     ]
-    few = report._replace(rows=rows, networks=[])
-    assert "too few seeds for an interval" in plotted(few)["differences"].note
+    unsure = report._replace(rows=rows, networks=[])
+    assert "too few seeds for an interval" in plotted(unsure)["differences"].note
     assert plotted(report)["differences"].note == ""
     widths = [
         max(x.get_linewidth()[0] for x in figure.axes[0].collections)
-        for figure in (drawn(few)["differences"], usual["differences"])
+        for figure in (drawn(unsure)["differences"], usual["differences"])
     ]
     assert widths[0] < widths[1]
 
@@ -668,14 +674,15 @@ def test_csv_has_each_figure_as_it_was_computed(folder):
             seconds = row[f"seconds: {network.name}"]
             assert float(seconds) == told.seconds[network.name]
         ends = [row[f"difference_{end}"] for end in ("mean", "low", "high", "sd")]
-        if told.difference is None:
+        difference = told.comparison.difference
+        if difference is None:
             assert ends == [""] * 4
         else:
             assert list(map(float, ends)) == [
-                told.difference.mean,
-                told.difference.low,
-                told.difference.high,
-                told.difference.deviation,
+                difference.mean,
+                difference.low,
+                difference.high,
+                difference.deviation,
             ]
     assert rows[3]["seconds to target: 10 GbE"] == ""
 
@@ -709,7 +716,6 @@ def test_a_study_of_one_seed_and_one_algorithm_by_loss_is_reported(tmp_path):
         seeds=1,
         measure=Spread(0.25, None, 1),
         loss=Spread(0.25, None, 1),
-        difference=None,
         bytes_per_worker=None,
         syncs=None,
         seconds={},
@@ -732,7 +738,7 @@ def test_a_study_of_one_seed_and_one_algorithm_by_loss_is_reported(tmp_path):
 def test_an_algorithm_of_which_all_runs_diverged_is_shown_as_that(tmp_path):
     report = made_up()._replace(networks=[])
     gone = report.rows[1]._replace(
-        diverged=5, measure=None, loss=None, difference=None, verdict="all 5 diverged"
+        diverged=5, measure=None, loss=None, comparison=Comparison("all 5 diverged")
     )
     curves = [report.curves[0], *report.curves[2:]]
     report = report._replace(

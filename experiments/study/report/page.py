@@ -8,9 +8,8 @@ from markupsafe import Markup, escape
 
 from experiments.cli.terminal import rate
 from experiments.study.analysis import formatting, quantities
-from experiments.study.analysis.results import ONE_NOMINAL, Report
+from experiments.study.analysis.results import Report
 from experiments.study.report.styles import CSS, VARIABLES, styles, templates
-from experiments.study.statistics import LEVEL
 
 if TYPE_CHECKING:
     from experiments.study.report.axes import Plot  # imports matplotlib
@@ -45,8 +44,6 @@ def page(
         css=Markup(CSS),
         formatting=formatting,
         quantities=quantities,
-        one_nominal=ONE_NOMINAL,
-        level=LEVEL,
         styles=styles({row.label: row.algo for row in report.rows}),
         variables=VARIABLES,
     )

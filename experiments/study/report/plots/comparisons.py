@@ -25,6 +25,8 @@ from experiments.study.report.styles import LIGHT, Styles
 from experiments.study.statistics import Difference
 from experiments.study.tuning import Tuning
 
+Compared = Sequence[tuple[Row, Difference]]
+
 ROW = 40  # height of an algorithm in the figure of differences, units
 BARS = {"interval": "thick: 95 % interval", "sd": "thin: one deviation to each side"}
 TOO_FEW = (
@@ -35,28 +37,27 @@ TOO_FEW = (
 
 def plots(report: Report, styles: Styles) -> Iterator[Plot]:
     """The differences to the baseline, and the measure over a sweep."""
-    if any(row.difference for row in report.rows):
-        yield differences(report, styles)
+    pairs = [(row, row.comparison.difference) for row in report.rows]
+    if compared := [(row, difference) for row, difference in pairs if difference]:
+        yield differences(report, compared, styles)
     if report.sweep and any(row.measure for row in report.rows):
         yield sweep(report, styles)
         yield from optima(report, styles)
 
 
-def differences(report: Report, styles: Styles) -> Plot:
+def differences(report: Report, compared: Compared, styles: Styles) -> Plot:
     """Each difference to the baseline and its interval, around a line at 0."""
     measure = report.measure
     name = f"Difference to {report.baseline} in {measure.name}"
     title = titled(name, measure.difference_unit)
-    kinds = {bar(row.difference)[2] for row in report.rows if row.difference}
+    kinds = {bar(difference)[2] for _, difference in compared}
     below = [text for kind, text in BARS.items() if kind in kinds]
     if report.terms != ONE_NOMINAL:
         below += ["better →" if measure.higher_is_better else "← better"]
-    verdicts = [f"{named(r)} {r.verdict}" for r in report.rows if r.difference]
-    text = f"{title}. {'; '.join(verdicts)}."
-    draw = partial(draw_differences, report, styles, title, ", ".join(below))
-    return Plot(
-        "differences", "answer", title, text, TOO_FEW if "sd" in kinds else "", draw
-    )
+    text = "; ".join(f"{named(row)} {row.comparison.clause}" for row, _ in compared)
+    draw = partial(draw_differences, report, compared, styles, title, ", ".join(below))
+    note = TOO_FEW if "sd" in kinds else ""
+    return Plot("differences", "answer", title, f"{title}. {text}.", note, draw)
 
 
 def bar(difference: Difference) -> tuple[float, float, str]:
@@ -68,16 +69,20 @@ def bar(difference: Difference) -> tuple[float, float, str]:
 
 
 def draw_differences(
-    report: Report, styles: Styles, title: str, below: str, width: float
+    report: Report,
+    compared: Compared,
+    styles: Styles,
+    title: str,
+    below: str,
+    width: float,
 ) -> Figure:
     """Draws a panel a point of the sweep, a row an algorithm."""
     rows: dict[str, list[tuple[Row, Difference]]] = {}
     ends, factor = [0.0], report.measure.scale
-    for row in report.rows:
-        if row.difference:
-            rows.setdefault(row.point, []).append((row, row.difference))
-            under, over, _ = bar(row.difference)
-            ends += [row.difference.mean - under, row.difference.mean + over]
+    for row, difference in compared:
+        rows.setdefault(row.point, []).append((row, difference))
+        under, over, _ = bar(difference)
+        ends += [difference.mean - under, difference.mean + over]
     most = max(map(len, rows.values()))
     # Beside algorithms that have the swept flag stand others without it.
     bare = f"without {report.sweep}" if any(rows) else ""
@@ -93,7 +98,7 @@ def draw_differences(
             text = f"{first} …" if rest else first
             each.text(0, i + 0.38, text, transform=each.get_yaxis_transform())
             draw_difference(each, i + 0.7, difference, factor, styles[row.label])
-            tip = f"{row.label}: {row.verdict}"
+            tip = f"{row.label}: {row.comparison.clause}"
             charts.add_tips(each, [difference.mean * factor], [i + 0.7], [tip])
     return figure
 
