@@ -146,14 +146,12 @@ def again(folder: Path) -> list[Path]:
 def _drawn_again(report: Report, folder: Path, suffix: str) -> list[Path]:
     """Writes the figures of a study that are there again; returns their files."""
     from experiments.study.report import figures
-    from experiments.study.report.axes import NARROW, WIDE
 
     with figures.style():
         each = {folder / f"{x.name}{suffix}.svg": x for x in figures.plots(report)}
         there = {path: plot for path, plot in each.items() if path.exists()}
         for path, plot in there.items():
-            drawn = plot.draw(WIDE if plot.large else NARROW)
-            records.write(path, figures.pictures(plot, drawn, plot.name)[0])
+            records.write(path, figures.pictures(plot, plot.draw())[0])
     return [*there]
 
 

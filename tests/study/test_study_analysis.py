@@ -176,6 +176,7 @@ def test_differences_are_paired_by_seed_and_to_the_baseline(tmp_path):
     assert [x.partition(" points")[0] for x in found.sentences] == [
         "bmuf against sync_sgd: better by 1.00"
     ]
+    assert found.numbers[2] == ("1/10", "of what sync_sgd sent: bmuf, 300 B")
 
 
 def test_another_baseline_turns_the_difference(tmp_path):

@@ -49,11 +49,11 @@ def report(config: StudyConfig, runs: Sequence[RunSet], command: str) -> Report:
     is_given = config.baseline is not None
     named = terms != ONE_NOMINAL
     rows, sentences = against_baseline(rows, baseline, by, named, is_given)
-    points = rankings(rows, by)
     bases = [row for row in rows if row.label == baseline]
     target = config.target or default_target(bases, by)
     pairs = zip(rows, curves, strict=True)
     rows = [timed(row, curve, by, target) for row, curve in pairs]
+    points = rankings(rows, by)
     law, found = laws(scores)
     # Of a single variant a law is all that there is to say.
     is_law = bool(law) and len(config.variants) == 1

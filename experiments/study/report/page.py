@@ -22,16 +22,13 @@ TIED = re.compile(
 FLAG = re.compile(r"(?<![\w-])--[\w-]+")
 
 
-def page(
-    report: Report, plots: Sequence["Plot"], pictures: Mapping[str, tuple[str, str]]
-) -> str:
+def page(report: Report, plots: Sequence["Plot"], pictures: Mapping[str, str]) -> str:
     """Renders the report as the text of an HTML file.
 
     Args:
         report: the study.
         plots: the figures, in their order.
-        pictures: a narrow SVG for phones and a wide one by a figure's name; the wide
-            one is "" where the narrow one is for all screens.
+        pictures: an SVG by a figure's name.
     """
     environment = templates()
     environment.filters.update(prose=prose, svg=Markup, rate=rate)

@@ -12,6 +12,7 @@ from experiments.study.analysis.formatting import named, spread
 from experiments.study.analysis.results import ONE_NOMINAL, Report, Row
 from experiments.study.report import charts
 from experiments.study.report.axes import (
+    WIDTH,
     Plot,
     Range,
     panels,
@@ -74,7 +75,6 @@ def draw_differences(
     styles: Styles,
     title: str,
     below: str,
-    width: float,
 ) -> Figure:
     """Draws a panel a point of the sweep, a row an algorithm."""
     rows: dict[str, list[tuple[Row, Difference]]] = {}
@@ -87,14 +87,14 @@ def draw_differences(
     # Beside algorithms that have the swept flag stand others without it.
     bare = f"without {report.sweep}" if any(rows) else ""
     heads = [formatting.point_text(point) or bare for point in rows]
-    figure, axes = panels(title, heads, below, width, ROW * most)
+    figure, axes = panels(title, heads, below, ROW * most)
     for each, own in zip(axes, rows.values(), strict=True):
         x = Range(min(ends) * factor, max(ends) * factor)
         scale(each, "x", x.widened(0.03), 6)
         each.set(ylim=(most, 0), yticks=[])
         for i, (row, difference) in enumerate(own):
             # Above its bar: beside it a label would leave a phone no room for the bar.
-            first, *rest = wrapped(row.label, width - 24)
+            first, *rest = wrapped(row.label, WIDTH - 24)
             text = f"{first} …" if rest else first
             each.text(0, i + 0.38, text, transform=each.get_yaxis_transform())
             draw_difference(each, i + 0.7, difference, factor, styles[row.label])
@@ -141,7 +141,7 @@ def sweep(report: Report, styles: Styles) -> Plot:
     y = Range(low, max(float(line.high.max()) for line in lines)).widened(0.05)
     ends = [f"{named(r)} {spread(r.measure, measure)}" for r in rows]
     gone = [named(r) for r in report.rows if r not in rows]
-    texts = charts.end_labels(report)
+    texts = charts.legend_texts(report)
     chart = Chart(title, report.sweep, x, y, lines, styles, texts, bars=True)
     return Plot(
         f"{measure.key} by {report.sweep}",
@@ -150,7 +150,6 @@ def sweep(report: Report, styles: Styles) -> Plot:
         f"{title}, at the end: {', '.join(ends)}.",
         f"All runs diverged: {', '.join(gone)}." if gone else "",
         partial(draw_sweep, chart, values, ticks),
-        large=True,
     )
 
 
@@ -184,7 +183,6 @@ def optima(report: Report, styles: Styles) -> Iterator[Plot]:
             f"{title}, chosen on validation data: {ends}.",
             bars if known else "",
             partial(draw_sweep, chart, values, ticks),
-            large=True,
         )
 
 
@@ -218,11 +216,9 @@ def swept(report: Report, rows: Sequence[Row], at: dict[str, float], x: Range) -
     return Line(rows[0].label, "", xs, y, y - around, y + around, tips)
 
 
-def draw_sweep(
-    chart: Chart, values: Sequence[float], ticks: Sequence[str], width: float
-) -> Figure:
+def draw_sweep(chart: Chart, values: Sequence[float], ticks: Sequence[str]) -> Figure:
     """Draws a line an algorithm, with ticks at the swept values."""
-    figure = charts.draw_chart(chart, width)
+    figure = charts.draw_chart(chart)
     figure.axes[0].set_xticks(values, ticks)
     return figure
 
