@@ -45,111 +45,56 @@ def difference(
     return Difference(mean, low, high, deviation, count, same_sign, p)
 
 
-SURE = " (5 seeds, 95 % interval)"
-FEW_SEEDS = ": too few for an interval"
+FEW = ": too few for an interval"
+# What is said of a difference: its measure, its mean, and the ends of its interval.
+SEEN = {
+    "better by 0.80 points [0.50, 1.10]": (ACCURACY, 0.008, 0.005, 0.011),
+    "worse by 0.80 points [0.50, 1.14]": (ACCURACY, -0.008, -0.0114, -0.005),
+    "better by 0.0120 [0.0040, 0.0160]": (LOSS, -0.012, -0.016, -0.004),
+    "worse by 13 [1, 26]": (LOSS, 13.2, 1.0, 25.6),
+    "no difference seen [-0.20, 0.50]": (ACCURACY, 0.0015, -0.002, 0.005),
+    "no difference seen [-0.50, 0.20]": (ACCURACY, -0.0015, -0.005, 0.002),
+    "no difference seen [0, 0.30]": (ACCURACY, 0.0015, 0.0, 0.003),
+    "no difference seen [-0.0050, 0.0020]": (LOSS, -0.0015, -0.005, 0.002),
+}
+# What is said without an interval: measure, mean, what is special, and what is added.
+UNSURE = {
+    "ahead by 0.80 points in all 3 seeds": (ACCURACY, 0.008, {"count": 3}, FEW),
+    "behind by 0.0080 in both seeds": (LOSS, 0.008, {"count": 2}, FEW),
+    "ahead by 0.80 points in the mean of 4 seeds (not in all)": (
+        *(ACCURACY, 0.008, {"count": 4, "same_sign": False}, FEW),
+    ),
+    "no difference seen in the mean of 2 seeds": (
+        *(ACCURACY, 0.0, {"count": 2, "same_sign": False}, FEW),
+    ),
+    "behind by 0.80 points on one seed": (ACCURACY, -0.008, {"count": 1}, FEW),
+    "ahead by 0.80 points in all 5 seeds": (
+        *(ACCURACY, 0.008, {"deviation": 0.0}, ": equal differences have no interval"),
+    ),
+    "equal on one seed": (ACCURACY, 0.0, {"count": 1, "deviation": None}, ""),
+}
 
 
-@pytest.mark.parametrize(
-    ("found", "by", "clause", "note"),
-    [
-        (
-            difference(0.008, 0.005, 0.011),
-            ACCURACY,
-            "better by 0.80 points [0.50, 1.10]",
-            SURE,
-        ),
-        (
-            difference(-0.008, -0.0114, -0.005),
-            ACCURACY,
-            "worse by 0.80 points [0.50, 1.14]",
-            SURE,
-        ),
-        (
-            difference(-0.012, -0.016, -0.004),
-            LOSS,
-            "better by 0.0120 [0.0040, 0.0160]",
-            SURE,
-        ),
-        (
-            difference(13.2, 1.0, 25.6, count=8),
-            LOSS,
-            "worse by 13 [1, 26]",
-            " (8 seeds, 95 % interval)",
-        ),
-        (
-            difference(0.0015, -0.002, 0.005, same_sign=False),
-            ACCURACY,
-            "no difference seen [-0.20, 0.50]",
-            SURE,
-        ),
-        (
-            difference(-0.0015, -0.005, 0.002, same_sign=False),
-            ACCURACY,
-            "no difference seen [-0.50, 0.20]",
-            SURE,
-        ),
-        (
-            difference(0.0015, 0.0, 0.003, same_sign=False),
-            ACCURACY,
-            "no difference seen [0, 0.30]",
-            SURE,
-        ),
-        (
-            difference(-0.0015, -0.005, 0.002, same_sign=False),
-            LOSS,
-            "no difference seen [-0.0050, 0.0020]",
-            SURE,
-        ),
-        (
-            difference(0.008, count=3),
-            ACCURACY,
-            "ahead by 0.80 points in all 3 seeds",
-            FEW_SEEDS,
-        ),
-        (
-            difference(0.008, count=2),
-            LOSS,
-            "behind by 0.0080 in both seeds",
-            FEW_SEEDS,
-        ),
-        (
-            difference(0.008, count=4, same_sign=False),
-            ACCURACY,
-            "ahead by 0.80 points in the mean of 4 seeds (not in all)",
-            FEW_SEEDS,
-        ),
-        (
-            difference(0.0, count=2, same_sign=False),
-            ACCURACY,
-            "no difference seen in the mean of 2 seeds",
-            FEW_SEEDS,
-        ),
-        (
-            difference(-0.008, deviation=None, count=1),
-            ACCURACY,
-            "behind by 0.80 points on one seed",
-            FEW_SEEDS,
-        ),
-        (
-            difference(0.008, deviation=0.0),
-            ACCURACY,
-            "ahead by 0.80 points in all 5 seeds",
-            ": equal differences have no interval",
-        ),
-        (
-            difference(0.0, 0.0, 0.0, deviation=0.0),
-            ACCURACY,
-            "equal in all 5 seeds",
-            "",
-        ),
-        (difference(0.0, deviation=None, count=1), ACCURACY, "equal on one seed", ""),
-        (None, ACCURACY, "nothing to compare: no seed in common", ""),
-    ],
-)
-def test_a_difference_in_words(found, by, clause, note):
-    said = in_words(found, by)
+@pytest.mark.parametrize("clause", SEEN)
+def test_a_difference_and_its_interval_in_words(clause):
+    by, *figures = SEEN[clause]
+    said = in_words(difference(*figures), by)
     assert said.clause == clause
-    assert said.sentence == f"{clause}{note}."
+    assert said.sentence == f"{clause} (5 seeds, 95 % interval)."
+
+
+@pytest.mark.parametrize("clause", UNSURE)
+def test_a_difference_without_an_interval_in_words(clause):
+    by, mean, about, note = UNSURE[clause]
+    said = in_words(difference(mean, **about), by)
+    assert (said.clause, said.sentence) == (clause, f"{clause}{note}.")
+
+
+def test_equality_and_no_comparison_in_words():
+    equal = difference(0.0, 0.0, 0.0, deviation=0.0)
+    assert in_words(equal, ACCURACY).sentence == "equal in all 5 seeds."
+    nothing = "nothing to compare: no seed in common."
+    assert in_words(None, ACCURACY).sentence == nothing
 
 
 @pytest.mark.parametrize(
@@ -165,28 +110,19 @@ def test_a_difference_without_a_winner_in_words(found, clause):
 
 
 @pytest.mark.parametrize(
-    ("p", "told"),
+    ("p", "verdict", "more"),
     [
-        (None, "better by 0.80 points [0.50, 1.10] (5 seeds, 95 % interval)."),
-        (
-            0.049,
-            "better by 0.80 points [0.50, 1.10] (5 seeds, 95 % interval). "
-            "Corrected for 3 comparisons, p = 0.049.",
-        ),
-        (
-            0.05,
-            "no difference seen after correction [0.50, 1.10] (5 seeds, 95 % "
-            "interval). Corrected for 3 comparisons, p = 0.05.",
-        ),
-        (
-            1e-9,
-            "better by 0.80 points [0.50, 1.10] (5 seeds, 95 % interval). "
-            "Corrected for 3 comparisons, p below 0.0001.",
-        ),
+        (None, "better by 0.80 points", ""),
+        (0.049, "better by 0.80 points", "p = 0.049"),
+        (0.05, "no difference seen after correction", "p = 0.05"),
+        (1e-9, "better by 0.80 points", "p below 0.0001"),
     ],
 )
-def test_better_is_what_is_seen_after_correction(p, told):
-    assert in_words(difference(0.008, 0.005, 0.011), ACCURACY, p, 3).sentence == told
+def test_better_is_what_is_seen_after_correction(p, verdict, more):
+    said = in_words(difference(0.008, 0.005, 0.011), ACCURACY, p, 3)
+    assert said.clause == f"{verdict} [0.50, 1.10]"
+    more = f" Corrected for 3 comparisons, {more}." if more else ""
+    assert said.sentence == f"{said.clause} (5 seeds, 95 % interval).{more}"
 
 
 @pytest.mark.parametrize(
@@ -402,50 +338,37 @@ def test_a_part_of_a_whole_in_words(part, words):
     assert share(part) == words
 
 
-@pytest.mark.parametrize(
-    ("rows", "expected"),
-    [
-        ([row("a"), row("b", WORSE)], "a has the best test accuracy"),
-        # With the mean difference, which is 0.1, and its interval.
-        (
-            [row("a"), row("b", UNSEEN)],
-            "No difference seen between a and b: 0.10 points [-0.19, 0.39]",
-        ),
-        (
-            [row("a"), row("b", UNSEEN), row("c", UNSEEN, mean=0.9315)],
-            "No difference seen: a is ahead by 0.10 points [-0.19, 0.39]",
-        ),
-        (
-            [row("a"), row("b", UNSEEN), row("c", WORSE)],
-            "a leads, but 1 of 2 others cannot be told from it",
-        ),
-        (
-            [row("a", BEST[:3]), row("b", WORSE[:3])],
-            "a leads, but 3 seeds are too few to tell",
-        ),
-        (
-            [row("a", BEST[:1]), row("b", WORSE[:1])],
-            "a leads, but one seed is too few to tell",
-        ),
-        (
-            [row("a", BEST, lost=0, diverged=5, seeds=10), row("b", WORSE)],
-            "a leads, but 5 of its 10 runs diverged",
-        ),
-        (
-            [row("a"), row("b", WORSE, at_edge=["lr"])],
-            "a leads, but 1 of 1 others may be better beyond what was tried",
-        ),
-        ([row("a"), LOST], "a: there is nothing to compare it to"),
-        ([LOST], "All runs diverged"),
-        # A mean that is higher by rounding does not lead.
-        (
-            [row("a", BEST[:1]), row("b", [1e-9])],
-            "a leads, but one seed is too few to tell",
-        ),
+SECOND = row("b", UNSEEN)
+LINES = {
+    "a has the best test accuracy": [row("a"), row("b", WORSE)],
+    # With the mean difference, which is 0.1, and its interval.
+    "No difference seen between a and b: 0.10 points [-0.19, 0.39]": [row("a"), SECOND],
+    "No difference seen: a is ahead by 0.10 points [-0.19, 0.39]": (
+        [row("a"), SECOND, row("c", UNSEEN, mean=0.9315)]
+    ),
+    "a leads, but 1 of 2 others cannot be told from it": (
+        [row("a"), SECOND, row("c", WORSE)]
+    ),
+    "a leads, but 3 seeds are too few to tell": [
+        row("a", BEST[:3]),
+        row("b", BEST[:3]),
     ],
-)
-def test_the_line_at_the_top_is_as_sure_as_the_figures(rows, expected):
-    assert line(*rows) == expected
+    # A mean that is higher by rounding does not lead.
+    "a leads, but one seed is too few to tell": [row("a", BEST[:1]), row("b", [1e-9])],
+    "a leads, but 5 of its 10 runs diverged": (
+        [row("a", diverged=5, seeds=10), row("b", WORSE)]
+    ),
+    "a leads, but 1 of 1 others may be better beyond what was tried": (
+        [row("a"), row("b", WORSE, at_edge=["lr"])]
+    ),
+    "a: there is nothing to compare it to": [row("a"), LOST],
+    "All runs diverged": [LOST],
+}
+
+
+@pytest.mark.parametrize("expected", LINES)
+def test_the_line_at_the_top_is_as_sure_as_the_figures(expected):
+    assert line(*LINES[expected]) == expected
 
 
 def test_the_line_says_the_terms():
@@ -487,40 +410,25 @@ def test_p_values_are_corrected_over_all_values_of_a_sweep():
 
 
 @pytest.mark.parametrize(
-    ("gains", "expected"),
+    ("gains", "difference", "sent"),
     [
-        (
-            WORSE,
-            [
-                ("93.20 %", "test accuracy of sync_sgd"),
-                ("2.00 points", "bmuf against sync_sgd: worse [1.80, 2.20]"),
-                # bmuf is worse, and so is what it saves.
-                ("16 MB", "sent by each worker of sync_sgd"),
-            ],
-        ),
-        (
-            UNSEEN,
-            [
-                ("93.20 %", "test accuracy of sync_sgd"),
-                (
-                    "none seen",
-                    "bmuf against sync_sgd: no difference seen [-0.39, 0.19]",
-                ),
-                ("1/16", "of what sync_sgd sent: bmuf, 1 MB"),
-            ],
-        ),
-        (
-            WORSE[:1],
-            [
-                ("93.20 %", "test accuracy of sync_sgd"),
-                ("2.1 points", "bmuf against sync_sgd: behind on one seed"),
-                ("1/16", "of what sync_sgd sent: bmuf, 1 MB"),
-            ],
-        ),
+        # bmuf is worse, and so is what it saves.
+        (WORSE, ("2.00 points", "worse [1.80, 2.20]"), "16 MB"),
+        (UNSEEN, ("none seen", "no difference seen [-0.39, 0.19]"), "1/16"),
+        (WORSE[:1], ("2.1 points", "behind on one seed"), "1/16"),
     ],
 )
-def test_three_numbers_stand_beside_the_line(gains, expected):
-    assert told(row("sync_sgd", sends=16), row("bmuf", gains))[1] == expected
+def test_three_numbers_stand_beside_the_line(gains, difference, sent):
+    amount, about = difference
+    meaning = {
+        "1/16": "of what sync_sgd sent: bmuf, 1 MB",
+        "16 MB": "sent by each worker of sync_sgd",
+    }
+    assert told(row("sync_sgd", sends=16), row("bmuf", gains))[1] == [
+        ("93.20 %", "test accuracy of sync_sgd"),
+        (amount, f"bmuf against sync_sgd: {about}"),
+        (sent, meaning[sent]),
+    ]
 
 
 def test_numbers_at_one_nominal_rate_name_no_winner():
