@@ -337,7 +337,7 @@ def test_what_could_not_be_counted_has_no_time_and_the_report_says_so(tmp_path):
 
 
 def means_of_differences(found):
-    """Of each row to the baseline; None without one."""
+    """Returns the mean difference of each row to the baseline, None without one."""
     differences = [row.comparison.difference for row in found.rows]
     return [difference and difference.mean for difference in differences]
 
