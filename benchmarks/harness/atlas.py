@@ -16,7 +16,6 @@ from pathlib import Path
 from experiments.cli.errors import BadRequest
 from experiments.study.analysis.profiles import Times, profiles
 from experiments.study.report import figures
-from experiments.study.report.axes import WIDE
 from experiments.study.report.plots import profiles as figure
 from experiments.study.report.styles import styles
 from experiments.training import records
@@ -116,7 +115,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     plot = figure.plot(found, look, "; ".join(times))
     config.out.mkdir(parents=True, exist_ok=True)
     with figures.style():
-        file, _ = figures.pictures(plot, plot.draw(WIDE), plot.name)
+        file, _ = figures.pictures(plot, plot.draw())
     records.write(config.out / f"{plot.name}.svg", file)
 
 

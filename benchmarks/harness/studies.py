@@ -20,9 +20,9 @@ from experiments.cli.words import literal
 from experiments.study import config as configs
 from experiments.study import presets, tuning
 from experiments.study.analysis.analysis import edges, row_of
+from experiments.study.analysis.comparison import against_baseline
 from experiments.study.analysis.results import Curve, Report
-from experiments.study.analysis.words.claims import compared
-from experiments.study.analysis.words.headline import titled
+from experiments.study.analysis.words.answer import titled
 from experiments.study.config import StudyConfig
 from experiments.study.grid import Lines, RunSet, trial
 from experiments.study.report import tables
@@ -83,7 +83,7 @@ def report_of(config: StudyConfig, lines: Lines) -> Report:
         for row in rows
     ]
     is_given = config.baseline is not None
-    rows, sentences = compared(rows, baseline, by, True, is_given)
+    rows, sentences = against_baseline(rows, baseline, by, True, is_given)
     return Report(
         title=titled([x.label for x in config.variants], config.task),
         lead="",
@@ -146,14 +146,12 @@ def again(folder: Path) -> list[Path]:
 def _drawn_again(report: Report, folder: Path, suffix: str) -> list[Path]:
     """Writes the figures of a study that are there again; returns their files."""
     from experiments.study.report import figures
-    from experiments.study.report.axes import NARROW, WIDE
 
     with figures.style():
         each = {folder / f"{x.name}{suffix}.svg": x for x in figures.plots(report)}
         there = {path: plot for path, plot in each.items() if path.exists()}
         for path, plot in there.items():
-            drawn = plot.draw(WIDE if plot.large else NARROW)
-            records.write(path, figures.pictures(plot, drawn, plot.name)[0])
+            records.write(path, figures.pictures(plot, plot.draw())[0])
     return [*there]
 
 

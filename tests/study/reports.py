@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from experiments.study.analysis.results import Curve, Report, Row
+from experiments.study.analysis.results import Comparison, Curve, Report, Row
 from experiments.study.network import Network
 from experiments.study.statistics import ACCURACY, Band, Difference, Spread
 from experiments.study.tuning import Tuning
@@ -167,10 +167,12 @@ def row(name: str, label: str, point: str) -> Row:
         diverged=diverged,
         measure=Spread(final, deviation, 5 - diverged),
         loss=Spread(0.08 + (0.98 - final) * 3, 0.011, 5 - diverged),
-        difference=None
-        if name == "sync_sgd"
-        else Difference(gain, gain - 0.003, gain + 0.003, 0.003, 5 - diverged, False),
-        verdict=VERDICTS[name],
+        comparison=Comparison(
+            VERDICTS[name],
+            difference=None
+            if name == "sync_sgd"
+            else Difference(gain, gain - 0.003, gain + 0.003, 0.003, 5, False),
+        ),
         lr=0.1,
         effective_lr=0.1 * (16 if "bmuf" in name else 1),
         steps=STEPS[-1],

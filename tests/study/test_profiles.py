@@ -77,9 +77,8 @@ def test_the_figure_shows_scores_and_the_best_of_many():
     many = profiles({w: {x: 1.0 + i for i, x in enumerate(labels)} for w in "uv"})
     plot = figures.plot(many, styles(dict.fromkeys(labels, "a")), "u, v")
     assert plot.note.endswith(f"The {figures.SHOWN} best of 20 are drawn.")
-    figure = plot.draw(960)
-    texts = [x.get_text() for x in figure.axes[0].texts]
-    assert [x.partition(" ")[0] for x in texts] == labels[: figures.SHOWN][::-1]
+    texts = [x.get_text() for x in plot.draw().legends[0].get_texts()]
+    assert [x.partition(" ")[0] for x in texts] == labels[: figures.SHOWN]
 
 
 def test_one_workload_has_no_figure():
@@ -131,8 +130,8 @@ def ends(*values):
 
 
 def labels(figure):
-    """The texts at the points of a figure."""
-    return {x.get_text() for x in figure.axes[0].texts}
+    """The labels in the legend of a figure."""
+    return {x.get_text() for x in figure.legends[0].get_texts()}
 
 
 FEW = (10.0, 0.7), (20.0, 0.9), (20.0, 0.8), (40.0, 0.85), (80.0, 0.95)
@@ -141,7 +140,7 @@ FEW = (10.0, 0.7), (20.0, 0.9), (20.0, 0.8), (40.0, 0.85), (80.0, 0.95)
 def test_the_front_is_of_those_that_nobody_beats_with_as_few_bytes():
     (plot,) = tradeoff.plots(*ends(*FEW))
     assert "as little has a better mean (a0, a1, a4)" in plot.note
-    figure = plot.draw(960)
+    figure = plot.draw()
     assert labels(figure) == {f"a{i}" for i in range(5)}
     front = np.asarray(figure.axes[0].lines[-1].get_xydata())
     assert front[:-1, 0].tolist() == [10, 20, 80]
@@ -158,7 +157,7 @@ def test_less_is_better_of_a_loss():
 def test_of_many_points_the_front_has_labels_and_the_hopeless_are_named():
     crowd = [(100.0 + i, 0.90) for i in range(12)]
     (plot,) = tradeoff.plots(*ends(*FEW, *crowd, (50.0, 0.1), (5.0, 0.2)))
-    assert labels(plot.draw(960)) == {"a18", "a0", "a1", "a4"}
+    assert labels(plot.draw()) == {"a18", "a0", "a1", "a4"}
     # The least bytes are at the front however bad.
     assert plot.note.endswith("Outside the picture: a17: 10.00 ± 1.00 %, 50 B.")
 

@@ -9,20 +9,18 @@ import re
 import struct
 from collections import Counter
 from html.parser import HTMLParser
-from itertools import combinations, pairwise
+from itertools import combinations
 from xml.etree import ElementTree
 
 import numpy as np
 import pytest
 from commands import imported_by
-from hypothesis import given
-from hypothesis import strategies as st
 from matplotlib.collections import LineCollection
 from reports import ALGORITHMS, NETWORKS, made_up
 
 from experiments.cli.errors import BadRequest
 from experiments.study import config
-from experiments.study.analysis.results import Report
+from experiments.study.analysis.results import Comparison, Report
 from experiments.study.report import events, tables, write
 from experiments.study.report import page as html
 from experiments.study.report.styles import COLOURS, CSS, HUES, styles
@@ -84,15 +82,11 @@ def plotted(report: Report):
 
 
 def drawn(report: Report):
-    """The figures of a report by name, as large as in their files."""
+    """The figures of a report by name."""
     from experiments.study.report import figures
-    from experiments.study.report.axes import NARROW, WIDE
 
     with figures.style():
-        return {
-            name: plot.draw(WIDE if plot.large else NARROW)
-            for name, plot in plotted(report).items()
-        }
+        return {name: plot.draw() for name, plot in plotted(report).items()}
 
 
 @pytest.fixture(scope="module")
@@ -167,22 +161,6 @@ def test_every_part_of_the_page_is_in_its_list_of_contents(folder):
     assert linked == heads and len(heads) > 8
 
 
-def test_a_charts_views_are_chosen_without_a_script(folder):
-    page = Page((folder / "report.html").read_text())
-    radios = [x for x in page.named("input") if x["type"] == "radio"]
-    groups = Counter(x["name"] for x in radios)
-    # By steps, by bytes and on the slowest network; the two others are folded.
-    assert groups == {"test-accuracy-by-steps": 3, "test-loss-by-steps": 3}
-    first = [x["id"] for x in radios if "checked" in x]
-    assert first == [f"{name}--1" for name in groups]
-    assert [x["for"] for x in page.named("label")] == [x["id"] for x in radios]
-    words = [" ".join(x.split()) for x in page.words]
-    assert "On two data centres (1 Gbit/s, 30 ms)" in words
-    assert "Test accuracy on 2 other networks" in words
-    for i in range(1, 4):
-        assert f"nth-of-type({i}):checked ~ figure:nth-of-type({i})" in CSS
-
-
 def test_a_figure_tells_its_values_where_it_is_pointed_at(folder):
     for path in sorted(folder.glob("figures/*.svg")):
         root = ElementTree.fromstring(path.read_text())
@@ -205,46 +183,26 @@ def test_a_figure_tells_its_values_where_it_is_pointed_at(folder):
     assert text in [x.text for x in root.iter(f"{SVG}title")]
 
 
-@given(st.lists(st.tuples(st.floats(0, 100), st.floats(1, 30)), min_size=1, max_size=9))
-def test_names_at_the_ends_of_lines_do_not_overlap_and_keep_their_order(boxes):
-    from experiments.study.report.charts import spread_out
-
-    wanted, heights = zip(*boxes, strict=True)
-    found = spread_out(wanted, heights, 0, 100)
-    order = sorted(range(len(boxes)), key=lambda i: wanted[i])
-    for a, b in pairwise(order):
-        assert found[b] - found[a] >= (heights[a] + heights[b]) / 2 - 1e-6
-    ends = [(y - h / 2, y + h / 2) for y, h in zip(found, heights, strict=True)]
-    assert min(low for low, _ in ends) >= -1e-6
-    assert max(high for _, high in ends) <= max(100, sum(heights)) + 1e-6
-    if len(boxes) == 1 and heights[0] / 2 <= wanted[0] <= 100 - heights[0] / 2:
-        assert found == pytest.approx(wanted)
-
-
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("sweep", ["", "workers"])
-def test_every_line_is_labelled_at_its_end_in_either_size_without_overlap(sweep):
-    from experiments.study.report import figures
-    from experiments.study.report.axes import NARROW, WIDE
-
+def test_every_line_is_named_in_a_legend_that_fits(sweep):
     long = {"diloco": "diloco --outer-momentum 0.9 --outer-lr 0.7 --period 64"}
-    with figures.style():
-        report = made_up(sweep, labels=long)._replace(networks=NETWORKS[:1])
-        for plot in figures.plots(report):
-            if plot.name == "differences":
-                continue
-            for width in (NARROW, WIDE)[: 1 + plot.large]:
-                figure = plot.draw(width)
-                figure.draw_without_rendering()
-                for axes in figure.axes:
-                    words = [" ".join(x.get_text().split()) for x in axes.texts]
-                    for label in ("bmuf --nesterov", long["diloco"]):
-                        assert any(label in x for x in words), plot.name
-                    boxes = [x.get_window_extent() for x in axes.texts]
-                    assert not any(a.overlaps(b) for a, b in combinations(boxes, 2))
-                    assert min(x.x0 for x in boxes) > axes.bbox.x1
-                    assert max(x.x1 for x in boxes) <= width
-                assert figure.legends == []
+    report = made_up(sweep, labels=long)._replace(networks=NETWORKS[:1])
+    for name, figure in drawn(report).items():
+        if name == "differences":
+            continue
+        figure.draw_without_rendering()
+        (legend,) = figure.legends
+        words = [" ".join(x.get_text().split()) for x in legend.get_texts()]
+        for label in ("bmuf --nesterov", long["diloco"]):
+            assert any(label in x for x in words), name
+        box, whole = legend.get_window_extent(), figure.bbox
+        assert box.x0 >= 0 and box.x1 <= whole.x1 and box.y0 >= 0
+        for axes in figure.axes:
+            assert axes.bbox.height > 100 and not axes.bbox.overlaps(box), name
+            styles = {(x.get_color(), x.get_marker()) for x in axes.lines}
+            signs = {(x.get_color(), x.get_marker()) for x in legend.get_lines()}
+            assert signs <= styles, name
 
 
 def test_a_line_wholly_outside_the_picture_leaves_the_page_whole(tmp_path):
@@ -335,17 +293,11 @@ def test_text_in_the_page_is_text_in_its_colours_and_at_least_ten_pixels(folder)
     assert not re.search(r"#[0-9a-f]{6}", drawn)
     assert "font-family" not in drawn
     sizes = [float(x) for x in re.findall(r"font-size: ([\d.]+)px", drawn)]
-    # What is left without margins of a phone, and of the screens for wide figures.
-    narrowest = {"wide": 960 - 2 * 0.04 * 960, "narrow": 360 - 2 * 16}
+    room = 360 - 2 * 16  # what is left without margins of a phone
     figures = [x for x in page.named("svg") if x.get("role") == "img"]
+    assert len(figures) > 9
     for attrs in figures:
-        width = float(attrs["viewbox"].split()[2])
-        room = narrowest[attrs.get("class", "narrow")]
-        assert min(sizes) * room / width >= 10
-    assert {x.get("class") for x in figures} == {None, "wide", "narrow"}
-    assert (
-        "@media (min-width: 60rem) { svg.wide { display: block; }" in CSS
-    )  # 960 pixels
+        assert min(sizes) * room / float(attrs["viewbox"].split()[2]) >= 10
     assert {"sync_sgd", "local steps", "bytes sent by each worker (log)"} <= set(
         page.words
     )
@@ -456,18 +408,24 @@ def test_what_is_not_swept_is_drawn_beside_every_value():
     assert heights == pytest.approx([97.24, 97.24])
 
 
+def few(comparison):
+    """A difference without an interval."""
+    difference = comparison.difference
+    return difference and difference._replace(low=None)
+
+
 def test_too_few_seeds_for_an_interval_are_drawn_thinner_and_said(usual):
     report = made_up()
     rows = [
-        x._replace(difference=x.difference and x.difference._replace(low=None))
+        x._replace(comparison=x.comparison._replace(difference=few(x.comparison)))
         for x in report.rows
     ]
-    few = report._replace(rows=rows, networks=[])
-    assert "too few seeds for an interval" in plotted(few)["differences"].note
+    unsure = report._replace(rows=rows, networks=[])
+    assert "too few seeds for an interval" in plotted(unsure)["differences"].note
     assert plotted(report)["differences"].note == ""
     widths = [
         max(x.get_linewidth()[0] for x in figure.axes[0].collections)
-        for figure in (drawn(few)["differences"], usual["differences"])
+        for figure in (drawn(unsure)["differences"], usual["differences"])
     ]
     assert widths[0] < widths[1]
 
@@ -479,7 +437,7 @@ def test_replicas_that_agree_throughout_are_said_to_and_not_drawn():
     report = report._replace(curves=curves, networks=[])
     plots = plotted(report)
     assert "divergence-by-steps" not in plots
-    text = html.page(report, [*plots.values()], {x: ("<svg/>", "") for x in plots})
+    text = html.page(report, [*plots.values()], dict.fromkeys(plots, "<svg/>"))
     words = " ".join(" ".join(Page(text).words).split())
     assert "0 at every evaluation, so not drawn: spread of the replicas." in words
 
@@ -549,8 +507,8 @@ def test_an_algorithm_keeps_its_colour_and_no_two_look_alike(usual):
         lines = figure.axes[0].lines
         used = [x.get_color() for x in lines if x.get_color() in colours]
         order = colours
-        if name == "profiles":  # the best on top, each label followed by its score
-            labels = [x.get_text().split("\n")[0] for x in figure.axes[0].texts]
+        if name == "profiles":  # the best first, each label followed by its score
+            labels = [x.get_text().split("\n")[0] for x in figure.legends[0].texts]
             order = [colour_of(label.partition(" (")[0]) for label in labels]
         assert list(dict.fromkeys(used)) == [x for x in order if x in used], name
         assert len(set(used)) >= 3
@@ -668,14 +626,15 @@ def test_csv_has_each_figure_as_it_was_computed(folder):
             seconds = row[f"seconds: {network.name}"]
             assert float(seconds) == told.seconds[network.name]
         ends = [row[f"difference_{end}"] for end in ("mean", "low", "high", "sd")]
-        if told.difference is None:
+        difference = told.comparison.difference
+        if difference is None:
             assert ends == [""] * 4
         else:
             assert list(map(float, ends)) == [
-                told.difference.mean,
-                told.difference.low,
-                told.difference.high,
-                told.difference.deviation,
+                difference.mean,
+                difference.low,
+                difference.high,
+                difference.deviation,
             ]
     assert rows[3]["seconds to target: 10 GbE"] == ""
 
@@ -709,7 +668,6 @@ def test_a_study_of_one_seed_and_one_algorithm_by_loss_is_reported(tmp_path):
         seeds=1,
         measure=Spread(0.25, None, 1),
         loss=Spread(0.25, None, 1),
-        difference=None,
         bytes_per_worker=None,
         syncs=None,
         seconds={},
@@ -732,7 +690,7 @@ def test_a_study_of_one_seed_and_one_algorithm_by_loss_is_reported(tmp_path):
 def test_an_algorithm_of_which_all_runs_diverged_is_shown_as_that(tmp_path):
     report = made_up()._replace(networks=[])
     gone = report.rows[1]._replace(
-        diverged=5, measure=None, loss=None, difference=None, verdict="all 5 diverged"
+        diverged=5, measure=None, loss=None, comparison=Comparison("all 5 diverged")
     )
     curves = [report.curves[0], *report.curves[2:]]
     report = report._replace(

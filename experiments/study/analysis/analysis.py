@@ -8,20 +8,18 @@ from typing import Any
 import numpy as np
 
 from experiments.study import presets, tuning
-from experiments.study.analysis.ranking import (
-    by_point,
-    default_target,
-    ranked,
-    rankings,
-    timed,
-)
+from experiments.study.analysis.comparison import against_baseline
+from experiments.study.analysis.ranking import default_target, rankings, timed
 from experiments.study.analysis.rates import rates
 from experiments.study.analysis.results import ONE_NOMINAL, Curve, Report, Row
 from experiments.study.analysis.words import remarks
-from experiments.study.analysis.words.claims import compared
-from experiments.study.analysis.words.headline import answer, titled
-from experiments.study.analysis.words.laws import law, laws
-from experiments.study.analysis.words.lead import lead, numbers
+from experiments.study.analysis.words.answer import (
+    answer,
+    laws,
+    lead,
+    numbers,
+    titled,
+)
 from experiments.study.config import StudyConfig
 from experiments.study.grid import RunSet
 from experiments.study.network import Network, modelled_seconds
@@ -49,21 +47,21 @@ def report(config: StudyConfig, runs: Sequence[RunSet], command: str) -> Report:
     scores = [one for r in runs for one in tuning.report(r, by)]
     rows = [row._replace(at_edge=edges(row, scores)) for row in rows]
     is_given = config.baseline is not None
-    rows, sentences = compared(rows, baseline, by, terms != ONE_NOMINAL, is_given)
-    every = ranked(rows, by)
-    points = rankings(by_point(rows), by)
+    named = terms != ONE_NOMINAL
+    rows, sentences = against_baseline(rows, baseline, by, named, is_given)
     bases = [row for row in rows if row.label == baseline]
     target = config.target or default_target(bases, by)
     pairs = zip(rows, curves, strict=True)
     rows = [timed(row, curve, by, target) for row, curve in pairs]
-    found = laws(scores)
+    points = rankings(rows, by)
+    law, found = laws(scores)
     # Of a single variant a law is all that there is to say.
-    is_law = bool(found) and len(config.variants) == 1
+    is_law = bool(law) and len(config.variants) == 1
     told = [] if is_law else [answer(points, by, terms, times)]
     return Report(
         title=titled([x.label for x in config.variants], config.task),
-        lead=law(scores) if is_law else lead(points, by, terms),
-        numbers=numbers(points, every, by, baseline, terms, times),
+        lead=law if is_law else lead(points, by, terms),
+        numbers=numbers(points, rows, by, baseline, terms, times),
         headline="\n".join([*told, *found]),
         sentences=sentences,
         remarks=[*unfair, *remarks.remarks(config, runs, rows, by, scores, command)],

@@ -83,16 +83,6 @@ def fixed(x: float, places: int) -> str:
     return text if x else "0"
 
 
-def corrected(row: Row) -> str:
-    """Returns "p = 0.012", corrected for several comparisons; "" without any."""
-    return "" if row.corrected_p is None else f"p = {p_text(row.corrected_p)}"
-
-
-def p_text(p: float) -> str:
-    """Returns a p-value with two digits."""
-    return f"{p:.2g}" if p >= 0.0001 else "below 0.0001"
-
-
 def with_unit(text: str, measure: Measure) -> str:
     """Returns the text and its unit, if the measure has one."""
     return f"{text} {measure.unit}".rstrip()

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from experiments.study.analysis.ranking import by_point
+from experiments.study.analysis.comparison import by_point
 from experiments.study.analysis.results import Row
 
 # How many times the fastest's time counts for a score; as in AlgoPerf.

@@ -1,20 +1,14 @@
 """The rows that are compared: their standing to the best, and to a target near it."""
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import combinations
 from typing import NamedTuple
 
+from experiments.study.analysis.comparison import by_point, compared
 from experiments.study.analysis.formatting import PHRASES
 from experiments.study.analysis.results import Curve, Row
-from experiments.study.statistics import (
-    LEVEL,
-    ROUNDING,
-    Difference,
-    Measure,
-    corrected,
-    paired,
-)
+from experiments.study.statistics import ROUNDING, Measure
 
 FINDINGS = PHRASES["standing"]
 # Distance of the target from the baseline's measure, as a share of that.
@@ -27,7 +21,8 @@ class Ranking(NamedTuple):
     Attributes:
         rows: all, in the order of --algos.
         top: the best; None where all runs diverged.
-        kinds: the others by standing, in the order of FINDINGS.
+        kinds: the others by the kind of their comparison to the best, or "lost" where
+            all their runs diverged, in the order of FINDINGS.
         comparisons: how many p-values were corrected for.
     """
 
@@ -36,52 +31,49 @@ class Ranking(NamedTuple):
     kinds: Mapping[str, Sequence[Row]]
     comparisons: int
 
+    @property
+    def best(self) -> list[Row]:
+        """The best row, and all that are not known to be worse."""
+        alike = ("better", "doubtful", "unseen", "few")
+        rows = [row for kind in alike for row in self.kinds[kind]]
+        return rows if self.top is None else [self.top, *rows]
 
-def ranked(rows: Sequence[Row], by: Measure) -> Ranking:
-    """Ranks rows by the differences of their final measures to the best."""
-    return rankings({"": rows}, by)[""]
 
-
-def rankings(points: Mapping[str, Sequence[Row]], by: Measure) -> dict[str, Ranking]:
-    """Ranks the rows at each value of a sweep.
+def rankings(rows: Sequence[Row], by: Measure) -> dict[str, Ranking]:
+    """Ranks rows by the differences of their final measures to the best.
 
     P-values are corrected for all pairs of rows: each might have been the best.
+
+    Args:
+        rows: rows of the table.
+        by: the measure.
+
+    Returns:
+        A ranking for each value of a sweep; one for "" without a sweep.
     """
-    tops = {point: leader(rows, by) for point, rows in points.items()}
-    pairs = [
-        (point, row, row.to_best or paired(row.final, top.final))
-        for point, top in tops.items()
-        if top is not None
-        for row in points[point]
-        if row is not top
-    ]
-    more = [
-        d
-        for point, rows in points.items()
-        for d in others([row for row in rows if row is not tops[point]])
-    ]
-    p_values = corrected([*(d for _, _, d in pairs), *more])
-    kinds = {point: {kind: [] for kind in FINDINGS} for point in points}
-    for (point, row, d), p in zip(pairs, p_values, strict=False):
-        kinds[point][_standing(row, d, p, by)].append(row)
-    count = sum(p is not None for p in p_values)
-    return {
-        point: Ranking(rows, tops[point], kinds[point], count)
-        for point, rows in points.items()
-    }
-
-
-def others(rows: Iterable[Row]) -> Iterator[Difference | None]:
-    """Yields the difference of each pair of rows."""
-    for a, b in combinations(rows, 2):
-        yield paired(a.final, b.final)
-
-
-def by_point(rows: Sequence[Row]) -> dict[str, list[Row]]:
-    """Returns the rows to compare with one another, at each value of a sweep."""
-    points = [p for p in dict.fromkeys(row.point for row in rows) if p]
-    # A variant without the swept flag is compared at every value.
-    return {p: [x for x in rows if x.point in (p, "")] for p in points or [""]}
+    points = by_point(rows)
+    tops = {point: leader(group, by) for point, group in points.items()}
+    pairs, rest = [], []
+    for point, top in tops.items():
+        others = [row for row in points[point] if row is not top]
+        pairs += [(row, top) for row in others if top is not None]
+        rest += combinations(others, 2)
+    comparisons = iter(compared(pairs, rest, by))
+    found = {}
+    for point, top in tops.items():
+        kinds, count = {kind: [] for kind in FINDINGS}, 0
+        for row in points[point]:
+            if top is None or row is top:
+                continue
+            comparison = next(comparisons)
+            count, kind = comparison.count, comparison.kind
+            if row.measure is None:
+                kind = "lost"
+            elif kind == "worse" and row.at_edge:
+                kind = "edge"
+            kinds[kind].append(row)
+        found[point] = Ranking(points[point], top, kinds, count)
+    return found
 
 
 def leader(rows: Sequence[Row], by: Measure) -> Row | None:
@@ -90,29 +82,6 @@ def leader(rows: Sequence[Row], by: Measure) -> Row | None:
     best = max((mean for mean, _ in means), default=0.0)
     least = best - ROUNDING * abs(best)
     return next((row for mean, row in means if mean >= least), None)
-
-
-def _standing(row: Row, d: Difference | None, p: float | None, by: Measure) -> str:
-    """Returns how a row stands to the best: a key of FINDINGS.
-
-    Args:
-        row: the row.
-        d: its difference to the best.
-        p: the corrected p-value of that.
-        by: the measure.
-    """
-    if row.measure is None:
-        return "lost"
-    # Without an interval no difference is certain, however large it is.
-    if d is None or d.low is None or d.high is None or p is None:
-        return "few"
-    if d.low <= 0 <= d.high:
-        return "unseen"
-    if by.side * d.mean > 0:
-        return "better"
-    if p >= LEVEL:
-        return "doubtful"
-    return "edge" if row.at_edge else "worse"
 
 
 def default_target(rows: Sequence[Row], by: Measure) -> float | None:

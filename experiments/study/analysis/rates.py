@@ -5,8 +5,8 @@ import shlex
 from collections.abc import Sequence
 from itertools import chain
 
+from experiments.study.analysis.comparison import by_point
 from experiments.study.analysis.formatting import number, say
-from experiments.study.analysis.ranking import by_point
 from experiments.study.analysis.results import BY_DEFAULT, BY_HAND, ONE_NOMINAL, Row
 from experiments.study.config import PROGRAM, StudyConfig
 from experiments.study.search_space import Range

@@ -34,6 +34,51 @@ class Curve(NamedTuple):
     seconds: dict[str, list[float]]
 
 
+class Comparison(NamedTuple):
+    """One row compared with another, by their paired difference.
+
+    Attributes:
+        verdict: "better", "worse"; "above", "below" where no winner is named; "ahead",
+            "behind" without an interval; "equal", "no difference seen", ….
+        kind: better, worse, unseen, doubtful (seen alone, but not after correction) or
+            few (no interval); "" if nothing was compared.
+        difference: paired by seed; None without a seed in common.
+        p: its p-value, corrected; None for a single one, and without an interval.
+        count: number of comparisons that p is corrected for.
+        amount: such as "0.80 points"; "" where no difference is seen.
+        basis: its interval, such as "[0.50, 1.10]", or without one its seeds.
+        note: how sure it is.
+    """
+
+    verdict: str
+    kind: str = ""
+    difference: Difference | None = None
+    p: float | None = None
+    count: int = 1  # pyright: ignore[reportIncompatibleMethodOverride]
+    amount: str = ""
+    basis: str = ""
+    note: str = ""
+
+    @property
+    def clause(self) -> str:
+        """The words without names: "better by 0.80 points [0.50, 1.10]"."""
+        amount = f"by {self.amount}" if self.amount else ""
+        return " ".join(x for x in (self.verdict, amount, self.basis) if x)
+
+    @property
+    def p_text(self) -> str:
+        """The corrected p-value: "p = 0.012"; "" without one."""
+        if self.p is None:
+            return ""
+        return f"p = {self.p:.2g}" if self.p >= 0.0001 else "p below 0.0001"
+
+    @property
+    def sentence(self) -> str:
+        """The clause, and how sure it is."""
+        more = f" Corrected for {self.count} comparisons, {self.p_text}."
+        return f"{self.clause}{self.note}.{more if self.p_text else ''}"
+
+
 class Row(NamedTuple):
     """One variant at one value of the sweep, at the end: a row of the table.
 
@@ -53,18 +98,12 @@ class Row(NamedTuple):
         syncs: number of steps that send; None if not counted.
         command: command that makes these runs, without --seed.
         final: the measure at the end by seed, of runs that did not diverge.
-        difference: difference to the baseline, paired by seed; None for the baseline
-            itself and without anything to compare.
-        verdict: the difference in words, such as "better by 0.8 points [0.5, 1.1]".
-        corrected_p: p-value of the difference, corrected for the number of the report's
-            differences; None for a single one, and without an interval.
+        comparison: to the baseline.
         seconds: modelled seconds of the whole run, by the network's name.
         to_target: modelled seconds until the mean reaches the target, by the network's
             name; None where it never does.
         steps_to_target: local steps until then; None where it never does.
         at_edge: tuned flags whose chosen value is at an end of its range.
-        to_best: difference to the best row that it is compared with, paired by seed,
-            where it is known already; None computes it from `final`.
     """
 
     label: str
@@ -82,14 +121,11 @@ class Row(NamedTuple):
     syncs: int | None
     command: str
     final: Mapping[int, float] = {}
-    difference: Difference | None = None
-    verdict: str = ""
-    corrected_p: float | None = None
+    comparison: Comparison = Comparison("")
     seconds: Mapping[str, float] = {}
     to_target: Mapping[str, float | None] = {}
     steps_to_target: int | None = None
     at_edge: Sequence[str] = ()
-    to_best: Difference | None = None
 
     @property
     def name(self) -> str:

@@ -1,7 +1,7 @@
 """Panels in matplotlib's layout, and axes with round figures in words.
 
-A figure is as wide as a phone or as a page, in units of 1/72 inch that are CSS pixels
-there: at 72 dots per inch a unit is matplotlib's point and its pixel, too.
+A figure is as wide as a phone, in units of 1/72 inch that are CSS pixels there: at 72
+dots per inch a unit is matplotlib's point and its pixel, too.
 """
 
 import math
@@ -17,7 +17,7 @@ from matplotlib.ticker import MaxNLocator, NullLocator
 from experiments.cli import terminal
 from experiments.study.analysis import formatting
 
-NARROW, WIDE = 340, 960
+WIDTH = 360  # of every figure
 LINE = 17  # height of text
 # The width of an average character in DejaVu Sans, which is wider than a page's fonts.
 # Lines are broken by it, as the layout needs the lines before it can measure them.
@@ -41,11 +41,8 @@ class Plot(NamedTuple):
         title: its subject, with the unit.
         text: a description for readers who cannot see it.
         note: a caption, such as what could not be drawn; "" for none.
-        draw: makes the figure from a width in units.
-        large: drawn as wide as the page, too.
-        subject: the quantity without the view.
-        view: the title of what it is drawn against; "" if there is one way only.
-        folded: shown on demand.
+        draw: makes the figure.
+        folded: the heading that it is folded below; "" if it is shown at once.
     """
 
     name: str
@@ -53,11 +50,8 @@ class Plot(NamedTuple):
     title: str
     text: str
     note: str
-    draw: Callable[[float], Figure]
-    large: bool = False
-    subject: str = ""
-    view: str = ""
-    folded: bool = False
+    draw: Callable[[], Figure]
+    folded: str = ""
 
 
 class Range(NamedTuple):
@@ -98,7 +92,7 @@ def wrapped(text: str, width: float, character: float = CHARACTER) -> list[str]:
 
 
 def panels(
-    title: str, heads: Sequence[str], x_label: str, width: float, height: float
+    title: str, heads: Sequence[str], x_label: str, height: float
 ) -> tuple[Figure, list[Axes]]:
     """Makes a figure of panels of a height, one below the other.
 
@@ -106,17 +100,16 @@ def panels(
         title: with the unit.
         heads: titles of the panels; [""] for a single one.
         x_label: the quantity of all x axes, and its unit.
-        width: of the figure, units.
         height: of a panel, units.
     """
     # An average bold character is wider than a plain one.
-    lines = wrapped(title, width - 20, CHARACTER * 1.15)
-    below = wrapped(x_label, width * 0.6)
+    lines = wrapped(title, WIDTH - 20, CHARACTER * 1.15)
+    below = wrapped(x_label, WIDTH * 0.8)
     # The layout divides a height that it does not choose.
     tall = sum(height + (LINE + 8 if head else 8) for head in heads)
     tall += LINE * (len(lines) + len(below)) + 40
-    figure = Figure(figsize=(width / 72, tall / 72), dpi=72, layout="constrained")
-    figure.suptitle("\n".join(lines), x=10 / width, ha="left")
+    figure = Figure(figsize=(WIDTH / 72, tall / 72), dpi=72, layout="constrained")
+    figure.suptitle("\n".join(lines), x=10 / WIDTH, ha="left")
     axes = list(figure.subplots(len(heads), sharex=True, squeeze=False)[:, 0])
     for each, head in zip(axes, heads, strict=True):
         each.set_title(plain(head))

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from experiments.study.analysis.results import Report
-from experiments.study.report.axes import NARROW, WIDE, Plot, plain
+from experiments.study.report.axes import Plot, plain
 from experiments.study.report.charts import TIPS
 from experiments.study.report.plots import (
     comparisons,
@@ -51,54 +51,39 @@ def plots(report: Report) -> list[Plot]:
     return found
 
 
-def save(plot: Plot, folder: Path, dpi: int) -> tuple[str, str]:
-    """Writes a figure as SVG and PNG, in the size of large screens.
-
-    Returns:
-        A narrow and a wide SVG for a page; "" where the narrow one is for all screens.
-    """
-    figure = plot.draw(NARROW)
-    name, wide = plot.name, ""
-    if plot.large:
-        # Without tooltips, as nobody points at a phone's figure.
-        _, narrow = pictures(plot, figure, f"{name}-narrow", "narrow", tips=False)
-        figure = plot.draw(WIDE)
-        file, wide = pictures(plot, figure, name, "wide")
-    else:
-        file, narrow = pictures(plot, figure, name)
-    records.write(folder / f"{name}.svg", file)
+def save(plot: Plot, folder: Path, dpi: int) -> str:
+    """Writes a figure as SVG and PNG; returns it as a part of a page."""
+    figure = plot.draw()
+    file, part = pictures(plot, figure)
+    records.write(folder / f"{plot.name}.svg", file)
     with io.BytesIO() as png:
         figure.savefig(png, format="png", dpi=dpi)
-        records.write(folder / f"{name}.png", png.getvalue())
-    return narrow, wide
+        records.write(folder / f"{plot.name}.png", png.getvalue())
+    return part
 
 
-def pictures(
-    plot: Plot, figure: Figure, name: str, kind: str = "", tips: bool = True
-) -> tuple[str, str]:
+def pictures(plot: Plot, figure: Figure) -> tuple[str, str]:
     """Renders a figure twice.
 
     Args:
-        plot: the words about it.
+        plot: the words about it. Its name makes ids unique in a page of many figures.
         figure: the drawing.
-        name: a prefix that makes its ids unique in a page of many figures.
-        kind: its class in the page.
-        tips: whether points show tooltips.
 
     Returns:
         A file, white with its own colours and fonts; and a part of a page, in the
         page's font and colours. The latter's title is no element, as browsers would
         show it wherever the pointer is.
     """
-    root = described(plot, figure, name, tips)
+    # At another resolution the layout would leave another room for a legend.
+    figure.draw_without_rendering()
+    figure.set_layout_engine("none")
+    root = described(plot, figure)
     file = ElementTree.tostring(root, "unicode") + "\n"
     for key in ("width", "height", "version", "aria-labelledby"):
         del root.attrib[key]
     root.remove(root[0])
     root.set("aria-label", plain(plot.title))
-    root.set("aria-describedby", f"{name}-desc")
-    if kind:
-        root.set("class", kind)
+    root.set("aria-describedby", f"{plot.name}-desc")
     x, y, width, height = map(float, root.attrib["viewBox"].split())
     # A page has its own margins: the title begins where the page's text does.
     root.set("viewBox", f"{x + 10:g} {y + 4:g} {width - 10:g} {height - 8:g}")
@@ -109,10 +94,10 @@ def pictures(
     return file, ElementTree.tostring(root, "unicode")
 
 
-def described(plot: Plot, figure: Figure, name: str, tips: bool) -> ElementTree.Element:
+def described(plot: Plot, figure: Figure) -> ElementTree.Element:
     """The parsed SVG with a title, a description, tooltips and ids of its own."""
     # matplotlib's ids of shapes are hashes with this: unique in a page of figures.
-    settings: Any = {"svg.hashsalt": name}
+    settings: Any = {"svg.hashsalt": plot.name}
     # Without a date the same study gives the same bytes.
     metadata = dict.fromkeys(("Creator", "Date", "Format", "Type"))
     with matplotlib.rc_context(settings), io.StringIO() as file:
@@ -123,21 +108,21 @@ def described(plot: Plot, figure: Figure, name: str, tips: bool) -> ElementTree.
         root.remove(parent)
     root.set("style", "stroke-linejoin: round; stroke-linecap: butt")
     root.set("role", "img")
-    root.set("aria-labelledby", f"{name}-title {name}-desc")
+    root.set("aria-labelledby", f"{plot.name}-title {plot.name}-desc")
     for place, (tag, text) in enumerate((("title", plot.title), ("desc", plot.text))):
-        element = ElementTree.Element(f"{{{SVG}}}{tag}", id=f"{name}-{tag}")
+        element = ElementTree.Element(f"{{{SVG}}}{tag}", id=f"{plot.name}-{tag}")
         element.text = plain(text)
         root.insert(place, element)
     for element in root.iter(f"{{{SVG}}}path"):
         element.set("d", LONG.sub(lambda x: f"{float(x[0]):.2f}", element.get("d", "")))
-    move_tips(root, figure, tips)
+    move_tips(root, figure)
     # Ids of groups are the same in all figures, and nothing refers to them.
     for group in root.iter(f"{{{SVG}}}g"):
         group.attrib.pop("id", None)
     return root
 
 
-def move_tips(root: ElementTree.Element, figure: Figure, tips: bool) -> None:
+def move_tips(root: ElementTree.Element, figure: Figure) -> None:
     """Turns unseen markers into circles above all else, with titles as tooltips."""
     lines = figure.findobj(lambda artist: artist.get_gid() == TIPS)
     texts = [str(x.get_label()).split("\n") for x in lines if isinstance(x, Line2D)]
@@ -150,5 +135,4 @@ def move_tips(root: ElementTree.Element, figure: Figure, tips: bool) -> None:
             circle = ElementTree.SubElement(circles, f"{{{SVG}}}circle", at)
             ElementTree.SubElement(circle, f"{{{SVG}}}title").text = text
         group.clear()
-    if tips:
-        root.append(circles)
+    root.append(circles)

@@ -8,9 +8,8 @@ from markupsafe import Markup, escape
 
 from experiments.cli.terminal import rate
 from experiments.study.analysis import formatting, quantities
-from experiments.study.analysis.results import ONE_NOMINAL, Report
+from experiments.study.analysis.results import Report
 from experiments.study.report.styles import CSS, VARIABLES, styles, templates
-from experiments.study.statistics import LEVEL
 
 if TYPE_CHECKING:
     from experiments.study.report.axes import Plot  # imports matplotlib
@@ -23,16 +22,13 @@ TIED = re.compile(
 FLAG = re.compile(r"(?<![\w-])--[\w-]+")
 
 
-def page(
-    report: Report, plots: Sequence["Plot"], pictures: Mapping[str, tuple[str, str]]
-) -> str:
+def page(report: Report, plots: Sequence["Plot"], pictures: Mapping[str, str]) -> str:
     """Renders the report as the text of an HTML file.
 
     Args:
         report: the study.
         plots: the figures, in their order.
-        pictures: a narrow SVG for phones and a wide one by a figure's name; the wide
-            one is "" where the narrow one is for all screens.
+        pictures: an SVG by a figure's name.
     """
     environment = templates()
     environment.filters.update(prose=prose, svg=Markup, rate=rate)
@@ -45,8 +41,6 @@ def page(
         css=Markup(CSS),
         formatting=formatting,
         quantities=quantities,
-        one_nominal=ONE_NOMINAL,
-        level=LEVEL,
         styles=styles({row.label: row.algo for row in report.rows}),
         variables=VARIABLES,
     )

@@ -47,9 +47,9 @@ def markdown_row(report: Report, row: Row) -> dict[str, str]:
     if report.sweep:
         cells[report.sweep] = formatting.point_text(row.point).partition(" ")[2]
     cells[report.measure.name] = "all diverged" if gone else measure
-    cells[formatting.against(report)] = row.verdict
-    if any(each.corrected_p is not None for each in report.rows):
-        cells["corrected"] = formatting.corrected(row)
+    cells[formatting.against(report)] = row.comparison.clause
+    if any(each.comparison.p is not None for each in report.rows):
+        cells["corrected"] = row.comparison.p_text
     cells["each worker sent"] = formatting.sent(row)
     for network in report.networks:
         seconds = row.seconds.get(network.name)
@@ -95,7 +95,8 @@ def csv_row(report: Report, row: Row) -> dict[str, Any]:
     """The figures of a row by their columns."""
     swept = {report.sweep: row.point.partition("=")[2]} if report.sweep else {}
     key, networks = report.measure.key, [network.name for network in report.networks]
-    difference = row.difference._asdict() if row.difference else {}
+    difference = row.comparison.difference
+    figures = difference._asdict() if difference else {}
     return {
         "algorithm": row.label,
         **swept,
@@ -105,9 +106,9 @@ def csv_row(report: Report, row: Row) -> dict[str, Any]:
         f"{key}_sd": row.measure and row.measure.deviation,
         "test_loss_mean": row.loss and row.loss.mean,
         "test_loss_sd": row.loss and row.loss.deviation,
-        **{f"difference_{x}": difference.get(key) for x, key in DIFFERENCE.items()},
-        "verdict": row.verdict,
-        "p_corrected": row.corrected_p,
+        **{f"difference_{x}": figures.get(key) for x, key in DIFFERENCE.items()},
+        "verdict": row.comparison.clause,
+        "p_corrected": row.comparison.p,
         "lr": row.lr,
         "effective_lr": row.effective_lr,
         **{f"tuned_{flag}": value for flag, value in row.tuned.items()},

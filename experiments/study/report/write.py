@@ -7,7 +7,7 @@ from experiments.study.report.page import page
 from experiments.study.report.tables import csv, markdown
 from experiments.training import records
 
-DPI = 120  # 1600 pixels wide, or 567
+DPI = 240  # 1200 pixels wide
 
 
 def write(report: Report, out: Path) -> None:

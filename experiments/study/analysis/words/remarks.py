@@ -205,7 +205,7 @@ def _cells(row: Row, by: Measure) -> tuple[str, ...]:
     return (
         " ".join(x for x in (row.label, row.point) if x),
         figure,
-        row.verdict,
+        row.comparison.clause,
         formatting.sent(row),
         f"{formatting.nominal(row)} -> {terminal.rate(row.effective_lr)}",
     )

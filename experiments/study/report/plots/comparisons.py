@@ -12,6 +12,7 @@ from experiments.study.analysis.formatting import named, spread
 from experiments.study.analysis.results import ONE_NOMINAL, Report, Row
 from experiments.study.report import charts
 from experiments.study.report.axes import (
+    WIDTH,
     Plot,
     Range,
     panels,
@@ -25,6 +26,8 @@ from experiments.study.report.styles import LIGHT, Styles
 from experiments.study.statistics import Difference
 from experiments.study.tuning import Tuning
 
+Compared = Sequence[tuple[Row, Difference]]
+
 ROW = 40  # height of an algorithm in the figure of differences, units
 BARS = {"interval": "thick: 95 % interval", "sd": "thin: one deviation to each side"}
 TOO_FEW = (
@@ -35,28 +38,27 @@ TOO_FEW = (
 
 def plots(report: Report, styles: Styles) -> Iterator[Plot]:
     """The differences to the baseline, and the measure over a sweep."""
-    if any(row.difference for row in report.rows):
-        yield differences(report, styles)
+    pairs = [(row, row.comparison.difference) for row in report.rows]
+    if compared := [(row, difference) for row, difference in pairs if difference]:
+        yield differences(report, compared, styles)
     if report.sweep and any(row.measure for row in report.rows):
         yield sweep(report, styles)
         yield from optima(report, styles)
 
 
-def differences(report: Report, styles: Styles) -> Plot:
+def differences(report: Report, compared: Compared, styles: Styles) -> Plot:
     """Each difference to the baseline and its interval, around a line at 0."""
     measure = report.measure
     name = f"Difference to {report.baseline} in {measure.name}"
     title = titled(name, measure.difference_unit)
-    kinds = {bar(row.difference)[2] for row in report.rows if row.difference}
+    kinds = {bar(difference)[2] for _, difference in compared}
     below = [text for kind, text in BARS.items() if kind in kinds]
     if report.terms != ONE_NOMINAL:
         below += ["better →" if measure.higher_is_better else "← better"]
-    verdicts = [f"{named(r)} {r.verdict}" for r in report.rows if r.difference]
-    text = f"{title}. {'; '.join(verdicts)}."
-    draw = partial(draw_differences, report, styles, title, ", ".join(below))
-    return Plot(
-        "differences", "answer", title, text, TOO_FEW if "sd" in kinds else "", draw
-    )
+    text = "; ".join(f"{named(row)} {row.comparison.clause}" for row, _ in compared)
+    draw = partial(draw_differences, report, compared, styles, title, ", ".join(below))
+    note = TOO_FEW if "sd" in kinds else ""
+    return Plot("differences", "answer", title, f"{title}. {text}.", note, draw)
 
 
 def bar(difference: Difference) -> tuple[float, float, str]:
@@ -68,32 +70,35 @@ def bar(difference: Difference) -> tuple[float, float, str]:
 
 
 def draw_differences(
-    report: Report, styles: Styles, title: str, below: str, width: float
+    report: Report,
+    compared: Compared,
+    styles: Styles,
+    title: str,
+    below: str,
 ) -> Figure:
     """Draws a panel a point of the sweep, a row an algorithm."""
     rows: dict[str, list[tuple[Row, Difference]]] = {}
     ends, factor = [0.0], report.measure.scale
-    for row in report.rows:
-        if row.difference:
-            rows.setdefault(row.point, []).append((row, row.difference))
-            under, over, _ = bar(row.difference)
-            ends += [row.difference.mean - under, row.difference.mean + over]
+    for row, difference in compared:
+        rows.setdefault(row.point, []).append((row, difference))
+        under, over, _ = bar(difference)
+        ends += [difference.mean - under, difference.mean + over]
     most = max(map(len, rows.values()))
     # Beside algorithms that have the swept flag stand others without it.
     bare = f"without {report.sweep}" if any(rows) else ""
     heads = [formatting.point_text(point) or bare for point in rows]
-    figure, axes = panels(title, heads, below, width, ROW * most)
+    figure, axes = panels(title, heads, below, ROW * most)
     for each, own in zip(axes, rows.values(), strict=True):
         x = Range(min(ends) * factor, max(ends) * factor)
         scale(each, "x", x.widened(0.03), 6)
         each.set(ylim=(most, 0), yticks=[])
         for i, (row, difference) in enumerate(own):
             # Above its bar: beside it a label would leave a phone no room for the bar.
-            first, *rest = wrapped(row.label, width - 24)
+            first, *rest = wrapped(row.label, WIDTH - 24)
             text = f"{first} …" if rest else first
             each.text(0, i + 0.38, text, transform=each.get_yaxis_transform())
             draw_difference(each, i + 0.7, difference, factor, styles[row.label])
-            tip = f"{row.label}: {row.verdict}"
+            tip = f"{row.label}: {row.comparison.clause}"
             charts.add_tips(each, [difference.mean * factor], [i + 0.7], [tip])
     return figure
 
@@ -136,7 +141,7 @@ def sweep(report: Report, styles: Styles) -> Plot:
     y = Range(low, max(float(line.high.max()) for line in lines)).widened(0.05)
     ends = [f"{named(r)} {spread(r.measure, measure)}" for r in rows]
     gone = [named(r) for r in report.rows if r not in rows]
-    texts = charts.end_labels(report)
+    texts = charts.legend_texts(report)
     chart = Chart(title, report.sweep, x, y, lines, styles, texts, bars=True)
     return Plot(
         f"{measure.key} by {report.sweep}",
@@ -145,7 +150,6 @@ def sweep(report: Report, styles: Styles) -> Plot:
         f"{title}, at the end: {', '.join(ends)}.",
         f"All runs diverged: {', '.join(gone)}." if gone else "",
         partial(draw_sweep, chart, values, ticks),
-        large=True,
     )
 
 
@@ -179,7 +183,6 @@ def optima(report: Report, styles: Styles) -> Iterator[Plot]:
             f"{title}, chosen on validation data: {ends}.",
             bars if known else "",
             partial(draw_sweep, chart, values, ticks),
-            large=True,
         )
 
 
@@ -213,11 +216,9 @@ def swept(report: Report, rows: Sequence[Row], at: dict[str, float], x: Range) -
     return Line(rows[0].label, "", xs, y, y - around, y + around, tips)
 
 
-def draw_sweep(
-    chart: Chart, values: Sequence[float], ticks: Sequence[str], width: float
-) -> Figure:
+def draw_sweep(chart: Chart, values: Sequence[float], ticks: Sequence[str]) -> Figure:
     """Draws a line an algorithm, with ticks at the swept values."""
-    figure = charts.draw_chart(chart, width)
+    figure = charts.draw_chart(chart)
     figure.axes[0].set_xticks(values, ticks)
     return figure
 

@@ -16,7 +16,7 @@ from experiments.study.analysis.quantities import (
 )
 from experiments.study.analysis.results import Report
 from experiments.study.report.axes import WORDS, Plot, Range, titled
-from experiments.study.report.charts import Chart, Line, draw_chart, end_labels
+from experiments.study.report.charts import Chart, Line, draw_chart, legend_texts
 from experiments.study.report.styles import Styles
 
 
@@ -121,7 +121,7 @@ def plot(
     if report.target is not None and quantity.group == "measure":
         text = f"target {formatting.target(report)}"
         target = report.target * quantity.scale, text
-    below, labels = view.name + " (log)" * x.log, end_labels(report)
+    below, labels = view.name + " (log)" * x.log, legend_texts(report)
     chart = Chart(title, below, x.widened(0.03), y, lines, styles, labels, target)
     return Plot(
         f"{quantity.key} by {view.slug}",
@@ -131,10 +131,7 @@ def plot(
         f"{', '.join(last_figure(line, quantity) for line in lines)}.",
         note(report, quantity, view, chart),
         partial(draw_chart, chart),
-        quantity.group in ("measure", "loss") and not view.folded,
-        name,
-        view.title,
-        view.folded,
+        name if view.folded else "",
     )
 
 

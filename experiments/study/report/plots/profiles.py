@@ -41,8 +41,7 @@ def plot(found: Sequence[Profile], styles: Styles, workloads: str) -> Plot:
         "times as long as the fastest (log)",
         Range(1.0, FAR, log=True),
         Range(0.0, 1.0).widened(0.03),
-        # Of labels at one height the last one stands on top.
-        [line_of(each) for each in reversed(shown)],
+        [line_of(each) for each in shown],
         styles,
         {each.label: f"{each.label} ({each.score:.2f})" for each in shown},
     )
@@ -56,7 +55,6 @@ def plot(found: Sequence[Profile], styles: Styles, workloads: str) -> Plot:
         f"Performance profiles, as AlgoPerf draws them, over {count} workloads: "
         f"{workloads}. In brackets: the mean share from 1 to {MOST:g} times.{kept}",
         partial(draw_chart, chart),
-        large=True,
     )
 
 

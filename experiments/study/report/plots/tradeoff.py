@@ -10,7 +10,7 @@ from experiments.cli import terminal
 from experiments.study.analysis.formatting import known, sentence, spread
 from experiments.study.analysis.results import Report, Row
 from experiments.study.report.axes import Plot, Range, titled
-from experiments.study.report.charts import Chart, Line, draw_chart, end_labels
+from experiments.study.report.charts import Chart, Line, draw_chart, legend_texts
 from experiments.study.report.styles import LIGHT, Styles
 
 LABELLED = 12  # points that can all have their label; of more only the front has
@@ -37,7 +37,7 @@ def plot(report: Report, rows: Sequence[Row], styles: Styles) -> Plot:
     points = [point(report, row) for row in rows]
     best = front(points, measure.higher_is_better)
     lines, far = near(points, [line.label for line in best])
-    texts = end_labels(report)
+    texts = legend_texts(report)
     if len(lines) > LABELLED:
         texts = {line.label: texts[line.label] for line in best}
     xs = [float(line.x[0]) for line in lines]
@@ -64,7 +64,6 @@ def plot(report: Report, rows: Sequence[Row], styles: Styles) -> Plot:
         "Bars: one standard deviation to each side. Dotted: no algorithm that sends as "
         f"little has a better mean ({ends}).{outside}",
         partial(draw, chart, best),
-        large=True,
     )
 
 
@@ -113,9 +112,9 @@ def front(lines: Sequence[Line], higher_is_better: bool) -> list[Line]:
     return found
 
 
-def draw(chart: Chart, best: Sequence[Line], width: float) -> Figure:
+def draw(chart: Chart, best: Sequence[Line]) -> Figure:
     """Draws the points, and steps along the front."""
-    figure = draw_chart(chart, width)
+    figure = draw_chart(chart)
     xs = [*(float(line.x[0]) for line in best), chart.x.high]
     ys = [*(float(line.y[0]) for line in best), float(best[-1].y[0])]
     figure.axes[0].step(

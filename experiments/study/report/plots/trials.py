@@ -35,9 +35,7 @@ def plots(report: Report, styles: Styles) -> Iterator[Plot]:
         )
         text = f"{title}. Chosen: {'; '.join(chosen)}."
         draw = partial(draw_trials, chart, trials)
-        yield Plot(
-            f"tuning {flag}", "tuning", title, text, note(trials), draw, large=True
-        )
+        yield Plot(f"tuning {flag}", "tuning", title, text, note(trials), draw)
 
 
 def note(trials: Sequence[Tuning]) -> str:
@@ -76,15 +74,16 @@ def line_of(tuning: Tuning, measure: Measure) -> Line:
     return Line(tuning.label, tuning.point, x, y, y, y, tips)
 
 
-def draw_trials(chart: Chart, trials: Sequence[Tuning], width: float) -> Figure:
+def draw_trials(chart: Chart, trials: Sequence[Tuning]) -> Figure:
     """Draws a line an algorithm, rings around the best and crosses for divergence."""
-    figure = draw_chart(chart, width)
+    figure = draw_chart(chart)
     points = list(dict.fromkeys(tuning.point for tuning in trials if tuning.point))
     for tuning, line in zip(trials, chart.lines, strict=True):
         axes = figure.axes[points.index(tuning.point) if tuning.point else 0]
         color = chart.styles[tuning.label]["color"]
         # At the edge of the range they lie on the frame, where they must not be cut.
-        free = {"color": color, "clip_on": False, "markeredgewidth": 1}
+        free = {"color": color, "clip_on": False, "in_layout": False}
+        free["markeredgewidth"] = 1
         gone, best = line.x[np.isnan(line.y)], line.x == tuning.chosen
         axes.plot(gone, np.full(len(gone), chart.y.low), "x", markersize=7, **free)
         ring = {"markersize": 12, "markerfacecolor": "none"}

@@ -1,0 +1,298 @@
+"""The answer of a study: a line, up to three numbers, and a paragraph."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from experiments.cli.terminal import size
+from experiments.study.analysis.comparison import figures
+from experiments.study.analysis.formatting import (
+    around,
+    counted,
+    ends,
+    named,
+    number,
+    sentence,
+    shown,
+    with_unit,
+)
+from experiments.study.analysis.ranking import FINDINGS, Ranking, leader
+from experiments.study.analysis.rates import factor
+from experiments.study.analysis.results import ONE_NOMINAL, Row
+from experiments.study.statistics import Measure, paired
+from experiments.study.tuning import Tuning
+
+MOST_NAMED = 8  # labels in a sentence; the table has all
+# Two longer names do not fit in one line, in characters.
+LONGEST = 40
+
+Points = Mapping[str, Ranking]
+Number = tuple[str, str]
+
+
+def lead(points: Points, by: Measure, terms: str) -> str:
+    """Returns the answer in one line.
+
+    Args:
+        points: rankings by the value of the sweep, by "" without one.
+        by: the measure.
+        terms: terms of the comparison.
+    """
+    if terms == ONE_NOMINAL:
+        return "No winner at one nominal learning rate"
+    first = next(iter(points.values()))
+    text = _swept(points, by) if len(points) > 1 else _line(first, by)
+    return f"{sentence(terms)}: {text}" if terms else text
+
+
+def _line(ranking: Ranking, by: Measure) -> str:
+    """Returns the best of these rows, as surely as it is known."""
+    rows, top, kinds, _ = ranking
+    if top is None:
+        return "All runs diverged"
+    others, alike = len(rows) - 1, [*kinds["doubtful"], *kinds["unseen"]]
+    if len(kinds["lost"]) == others:
+        return f"{top.label}: there is nothing to compare it to"
+    # All comparisons are paired: if one has too few seeds, the line cannot be surer.
+    if kinds["few"]:
+        count = top.seeds - top.diverged
+        but = f"{counted(count)} {'is' if count == 1 else 'are'} too few to tell"
+    elif top.diverged:
+        but = f"{top.diverged} of its {top.seeds} runs diverged"
+    elif alike and len(alike) == others:
+        return _unseen(top, leader(alike, by) or top, others, by)
+    elif alike:
+        but = f"{len(alike)} of {others} others cannot be told from it"
+    elif kinds["edge"]:
+        some = f"{len(kinds['edge'])} of {others} others"
+        but = f"{some} may be better beyond what was tried"
+    else:
+        partly = " in the mean alone" if kinds["better"] else ""
+        return f"{top.label} has the best {by.name}{partly}"
+    return f"{top.label} leads, but {but}"
+
+
+def _unseen(top: Row, second: Row, others: int, by: Measure) -> str:
+    """Returns that no row can be told from the best, and how far the second is."""
+    difference = paired(top.final, second.final)
+    apart = " ".join(figures(difference, by, by.side)) if difference else ""
+    # Names that need a second line are left to the headline.
+    if others == 1 and len(top.label + second.label) <= LONGEST:
+        return f"No difference seen between {top.label} and {second.label}: {apart}"
+    return f"No difference seen: {top.label} is ahead by {apart}"
+
+
+def _swept(points: Points, by: Measure) -> str:
+    """Returns the best variants, and at how many values of a sweep each is it."""
+    sweep = next(iter(points)).partition("=")[0]
+    tops = [x.top for x in points.values() if x.top is not None]
+    if not tops:
+        return "All runs diverged"
+    but = "; some of these runs diverged" if any(x.diverged for x in tops) else ""
+    times = Counter(top.label for top in tops).most_common()
+    if times[0][1] == len(points):
+        best = f"{times[0][0]} has the best mean {by.name}"
+        return f"{best} at every value of {sweep}{but}"
+    each = ", ".join(f"{label} at {count}" for label, count in times)
+    return f"Best mean {by.name}: {each} of {len(points)} values of {sweep}{but}"
+
+
+def answer(points: Points, by: Measure, terms: str, times: float) -> str:
+    """Returns the answer in sentences; for each value of a sweep, if there is one.
+
+    Args:
+        points: as in `lead`.
+        by: the measure.
+        terms: terms of the comparison.
+        times: ratio of the largest to the smallest effective learning rate.
+    """
+    lines, is_ranked = [], terms != ONE_NOMINAL
+    if not is_ranked:
+        unlike = f"effective learning rates differ {factor(times)}"
+        lines = [f"At one nominal rate no winner is named: {unlike}."]
+    for point, ranking in points.items():
+        text = headline(ranking, by, is_ranked)
+        text = f"{terms}, {text}" if terms and is_ranked else text
+        # A label is no word to begin with a capital letter.
+        text = sentence(text) if terms and not point else text
+        lines.append(f"{point}: {text}" if point else text)
+    return "\n".join(lines)
+
+
+def headline(ranking: Ranking, by: Measure, is_ranked: bool = True) -> str:
+    """Returns the best row, how sure that is, and at what cost, in two sentences.
+
+    Args:
+        ranking: one row or more.
+        by: the measure.
+        is_ranked: whether a winner is named; else there is only the range of means.
+
+    The cost is the least that is sent by the best and by those that cannot be told from
+    it, be it for chance or for too few seeds.
+    """
+    rows, top, kinds, comparisons = ranking
+    if top is None or top.measure is None:
+        return f"All runs of {listed([row.label for row in rows])} diverged."
+    if not is_ranked:
+        fine = [row for row in rows if row.measure is not None]
+        return f"the mean {by.name} is {ends(fine, by)}.{_cost(rows, fine)}"
+    findings = [
+        FINDINGS[kind].format(_several(those), count=comparisons)
+        for kind, those in kinds.items()
+        if those
+    ] or ["there is nothing to compare it to"]
+    mean, deviation, count = top.measure
+    best = around(by.scale * mean, by.scale * (deviation or 0.0), by.unit)
+    first = f"{_several([top])} has the best {by.name}, {best} ({counted(count)})"
+    return f"{first}: {'; '.join(findings)}.{_cost(rows, ranking.best)}"
+
+
+def _several(rows: Sequence[Row]) -> str:
+    """Returns labels, and how many runs their means leave out; or their number."""
+    if len(rows) > MOST_NAMED:
+        return f"{len(rows)} others"
+    lost = [
+        f" ({x.diverged} of {x.seeds} runs diverged)" * bool(x.diverged and x.measure)
+        for x in rows
+    ]
+    return listed([row.label + text for row, text in zip(rows, lost, strict=True)])
+
+
+def _cost(rows: Sequence[Row], pool: Sequence[Row]) -> str:
+    """Returns the least that the pool sent, as a part of the most that any row sent."""
+    cheapest, most = _least(rows, pool)
+    if not cheapest:
+        return ""
+    first = cheapest[0]
+    who = f"Of these, {listed([row.label for row in cheapest])} sent least:"
+    who = "It sent" if len(pool) == 1 else who
+    part = _part(first, most)
+    # So many syncs explain a share that is no round one.
+    is_rare = part and first.syncs and first.syncs < first.steps
+    how = f": {first.syncs} syncs in {first.steps} steps" if is_rare else ""
+    share = f", {part} of what {most.label} sent{how}" if part else ""
+    return f" {who} {size(first.bytes_per_worker or 0.0)} per worker{share}."
+
+
+def _least(rows: Sequence[Row], pool: Sequence[Row]) -> tuple[list[Row], Row]:
+    """Returns the rows of the pool that sent least, and the row that sent most."""
+    sent = [(x, row) for row in rows if (x := row.bytes_per_worker) is not None]
+    least = min((x for x, row in sent if row in pool), default=None)
+    most = max(sent, key=lambda each: each[0], default=(0.0, rows[0]))[1]
+    return [row for x, row in sent if row in pool and x == least], most
+
+
+def _part(least: Row, most: Row) -> str:
+    """Returns what one row sent as a part of another's; "" if that is no saving."""
+    low, high = least.bytes_per_worker, most.bytes_per_worker
+    return share(low / high) if low and high and low < high else ""
+
+
+def share(part: float) -> str:
+    """Returns a part of a whole in words, such as "1/16" or "37 %"."""
+    whole = round(1 / part)
+    if whole >= 2 and abs(1 / part - whole) <= 0.01 * whole:
+        return f"1/{whole:,}"
+    return f"about 1/{whole:,}" if whole >= 10 else f"{100 * part:.0f} %"
+
+
+def numbers(
+    points: Points,
+    rows: Sequence[Row],
+    by: Measure,
+    baseline: str,
+    terms: str,
+    times: float,
+) -> list[Number]:
+    """Returns up to three numbers beside the line: value and meaning.
+
+    Args:
+        points: as in `lead`.
+        rows: all rows of the table.
+        by: the measure.
+        baseline: label to which all others are compared.
+        terms: terms of the comparison.
+        times: ratio of the largest to the smallest effective learning rate.
+    """
+    top = leader(rows, by)
+    if top is None or top.measure is None:
+        return []
+    fine, pool = [row for row in rows if row.measure], next(iter(points.values())).best
+    value = with_unit(shown(top.measure.mean, by), by), f"{by.name} of {named(top)}"
+    span = ends(fine, by), f"{by.name}, lowest and highest"
+    if terms == ONE_NOMINAL:
+        found, pool = [span, (factor(times), "between effective learning rates")], fine
+    elif len(points) > 1:
+        found = [value, span]
+    else:
+        # The baseline has no difference to itself: then the next best shows the gap.
+        pairs = [row for row in fine if row.comparison.difference]
+        best = top if top in pairs else leader(pairs, by)
+        found = [value, *([] if best is None else [_difference(best, baseline)])]
+    return [*found, *_sent(rows, pool, is_swept=len(points) > 1)]
+
+
+def _difference(row: Row, baseline: str) -> Number:
+    """Returns the difference of a row to the baseline."""
+    said = row.comparison
+    about = f"{row.label} against {baseline}: {said.verdict} {said.basis}"
+    return said.amount or "none seen", about
+
+
+def _sent(rows: Sequence[Row], pool: Sequence[Row], is_swept: bool) -> list[Number]:
+    """Returns the least that the pool sent; of a sweep the least and the most."""
+    cheapest, most = _least(rows, rows if is_swept else pool)
+    if not cheapest:
+        return []
+    least = cheapest[0]
+    low, high = (size(x.bytes_per_worker or 0.0) for x in (least, most))
+    if is_swept:
+        return [(" to ".join(dict.fromkeys((low, high))), "sent by each worker")]
+    if part := _part(least, most):
+        return [(part, f"of what {named(most)} sent: {named(least)}, {low}")]
+    return [(low, f"sent by each worker of {named(least)}")]
+
+
+def laws(scores: Sequence[Tuning]) -> tuple[str, list[str]]:
+    """Returns the best values of tuned flags against a swept one.
+
+    Args:
+        scores: of the tuning.
+
+    Returns:
+        The first law in one line, such as "Best outer-lr: 0.8 at workers=2, 0.4 at
+        workers=8"; and a sentence for each variant and tuned flag, such as "Best
+        outer-lr of diloco: 0.8 at workers=2, 0.4 [0.4, 0.8] at workers=8." An interval
+        is shown where it is more than the value itself. Nothing without a sweep.
+    """
+    by_flag: dict[tuple[str, str], list[Tuning]] = {}
+    for each in scores:
+        if each.point and any(score is not None for score in each.scores):
+            by_flag.setdefault((each.label, each.flag), []).append(each)
+    line, sentences = "", []
+    for (label, flag), own in by_flag.items():
+        if len(own) > 1:
+            values = ", ".join(f"{_best(x)} at {x.point}" for x in own)
+            sentences.append(f"Best {flag} of {label}: {values}.")
+            first, last = (
+                f"{number(x.chosen)} at {x.point}" for x in own[:: len(own) - 1]
+            )
+            line = line or f"Best {flag}: {first}, {last}"
+    return line, sentences
+
+
+def _best(each: Tuning) -> str:
+    """Returns the best value, and its interval where that has other ends."""
+    if each.low is None or each.high is None or each.low == each.chosen == each.high:
+        return number(each.chosen)
+    return f"{number(each.chosen)} [{number(each.low)}, {number(each.high)}]"
+
+
+def titled(labels: Sequence[str], task: str) -> str:
+    """Returns the title of a comparison, such as "sync_sgd and bmuf on digits"."""
+    many = len(labels) > MOST_NAMED
+    return f"{f'{len(labels)} algorithms' if many else listed(labels)} on {task}"
+
+
+def listed(labels: Sequence[str]) -> str:
+    """Returns names as a sentence has them: "a, b and c"."""
+    return " and ".join([x for x in (", ".join(labels[:-1]), *labels[-1:]) if x])
