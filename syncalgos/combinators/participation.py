@@ -208,7 +208,7 @@ def _weights(schedule: Schedule, step: Any, workers: int) -> jax.Array:
 def _among(
     schedule: Schedule, step: Any, axis: Axis, weighted: Callable, otherwise: PyTree
 ) -> PyTree:
-    """What `weighted` makes of this worker's N w / Σw, where anybody takes part."""
+    """Calls `weighted` with this worker's N w / Σw, where anybody takes part."""
     weights = _weights(schedule, step, collectives.size(axis))
     total = jnp.sum(weights)
 

@@ -132,9 +132,7 @@ def choose(
         return Chosen(VECTORIZED)
     if form == SEQUENTIAL:
         return Chosen(SEQUENTIAL)
-    large = traces.of_one_worker(own, inputs, layout.lanes)
-    merged = _merged(worker, layout, one, large, loss)
-    return merged or Chosen(asked or VECTORIZED)
+    return _merged(worker, layout, one, loss) or Chosen(asked or VECTORIZED)
 
 
 def _may_take_turns(worker: Worker, layout: Layout, own: Own, inputs: Inputs) -> bool:
@@ -166,9 +164,7 @@ def traits(worker: Worker, layout: Layout, one: One) -> Traits:
     )
 
 
-def _merged(
-    worker: Worker, layout: Layout, one: One, large: One, found: Traits
-) -> Chosen | None:
+def _merged(worker: Worker, layout: Layout, one: One, found: Traits) -> Chosen | None:
     """The merged form, where the loss is seen to be a mean over a batch of any size."""
     is_known = is_per_example(worker.loss)
     if not is_known and (found.reports or worker.each):
@@ -177,17 +173,15 @@ def _merged(
     in_groups = _on_cpu(layout) and not found.convolves
     if layout.lanes == 1 or (is_known and not in_groups):
         return Chosen(MERGED)
-    passes = traces.losses(worker, layout, one, large)
-    if not (is_known or (passes and _is_mean(passes, worker, layout, one, large))):
+    passes = traces.losses(worker, layout, one)
+    if not (is_known or (passes and _is_mean(passes, worker, layout, one))):
         return None
     if not (in_groups and passes):
         return Chosen(MERGED)
     return Chosen(MERGED, groups.size(*passes, layout.lanes, one.replica.params))
 
 
-def _is_mean(
-    passes: tuple[Any, Any], worker: Worker, layout: Layout, one: One, large: One
-) -> bool:
+def _is_mean(passes: tuple[Any, Any], worker: Worker, layout: Layout, one: One) -> bool:
     """Whether forward passes, and derivatives where need be, are those of a mean."""
     counts = [len(jax.tree.leaves(x)) for x in one]
     of_batch = np.repeat([False, False, True, False], counts).tolist()
@@ -197,7 +191,7 @@ def _is_mean(
         return False
     if not mean_loss.has_own_derivative(passes[0]):
         return True
-    along = traces.derivatives(worker, layout, one, large)
+    along = traces.derivatives(worker, layout, one)
     of_batch += [False] * len(jax.tree.leaves(one.replica.params))
     return along is not None and mean_loss.is_mean(*along, of_batch, layout.lanes)
 

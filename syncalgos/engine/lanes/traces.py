@@ -18,7 +18,7 @@ class One(NamedTuple):
     Attributes:
         key: of the state.
         replica: its own.
-        batch: its part of a step's batch, or a larger one.
+        batch: its part of a step's batch.
         data: resident on the devices.
     """
 
@@ -28,13 +28,13 @@ class One(NamedTuple):
     data: PyTree
 
 
-def of_one_worker(own: Own, inputs: Inputs, lanes: int = 1) -> One:
-    """One worker's arguments, as if it had the batches of so many lanes."""
+def of_one_worker(own: Own, inputs: Inputs) -> One:
+    """One worker's arguments of a step."""
     shared = inputs.shared
 
     def batch(x):
         kind = jax.typeof(x)  # has the dtype that jax makes of NumPy's int64
-        return jax.ShapeDtypeStruct((lanes * x.shape[3], *x.shape[4:]), kind.dtype)
+        return jax.ShapeDtypeStruct(x.shape[3:], kind.dtype)
 
     key = jax.eval_shape(lambda x: x, shared.key)
     batches = jax.tree.map(batch, inputs.batches)
@@ -47,20 +47,16 @@ def traced(program: Callable, layout: Layout, *given: PyTree) -> tuple[Any, PyTr
     return jax.make_jaxpr(program, axis_env=sizes, return_shape=True)(*given)
 
 
-def losses(
-    worker: Worker, layout: Layout, one: One, large: One
-) -> tuple[Any, Any] | None:
-    """The loss of a microbatch and of a larger one.
+def losses(worker: Worker, layout: Layout, one: One) -> tuple[Any, Any] | None:
+    """The loss of a microbatch, and of those of all lanes of a device as one.
 
     Returns:
         Their closed jaxprs; None where the loss refuses the larger one.
     """
-    return _both(_loss(worker), worker, layout, one, large)
+    return _both(_loss(worker), worker, layout, one)
 
 
-def derivatives(
-    worker: Worker, layout: Layout, one: One, large: One
-) -> tuple[Any, Any] | None:
+def derivatives(worker: Worker, layout: Layout, one: One) -> tuple[Any, Any] | None:
     """The derivatives of the loss, of a microbatch and of a larger one.
 
     A gradient is their transpose, so what they keep apart it does. They hold the rules
@@ -77,7 +73,7 @@ def derivatives(
 
         return jax.jvp(of_params, (one.replica.params,), (direction,))[1]
 
-    return _both(derivative, worker, layout, one, large, one.replica.params)
+    return _both(derivative, worker, layout, one, one.replica.params)
 
 
 def _loss(worker: Worker) -> Callable[[One], jax.Array]:
@@ -87,27 +83,21 @@ def _loss(worker: Worker) -> Callable[[One], jax.Array]:
 
 
 def _both(
-    program: Callable, worker: Worker, layout: Layout, one: One, large: One, *more: Any
+    program: Callable, worker: Worker, layout: Layout, one: One, *more: PyTree
 ) -> tuple[Any, Any] | None:
-    """The closed jaxprs of a program for a microbatch and for a larger one.
+    """The closed jaxprs of a program of `One` and more, as those of `losses`."""
 
-    Args:
-        program: takes what `One` holds, and `more`.
-        worker: whose it is.
-        layout: where the workers live.
-        one: with a worker's whole batch.
-        large: with that of several.
-        more: further arguments, as shapes.
-    """
+    def of_batches(count: int) -> Any:
+        def cut(x):
+            size = count * x.shape[0] // worker.accumulate
+            return jax.ShapeDtypeStruct((size, *x.shape[1:]), x.dtype)
 
-    def cut(x):
-        size = x.shape[0] // worker.accumulate
-        return jax.ShapeDtypeStruct((size, *x.shape[1:]), x.dtype)
+        sized = one._replace(batch=jax.tree.map(cut, one.batch))
+        return traced(program, layout, sized, *more)[0]
 
-    few, many = (x._replace(batch=jax.tree.map(cut, x.batch)) for x in (one, large))
-    small = traced(program, layout, few, *more)[0]
+    small = of_batches(1)
     try:
-        return small, traced(program, layout, many, *more)[0]
+        return small, of_batches(layout.lanes)
     except Exception:
         # Whatever the user's loss raises: it is written for batches of one size.
         return None
