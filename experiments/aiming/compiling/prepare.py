@@ -242,21 +242,12 @@ def _compile(parts: Trainable, lowered: Lowered) -> dict[str, Any]:
         refused = {"refused": str(error), "needed": needed}
         return {"compile_seconds": seconds, **refused, "traffic": None}
     seconds = time.perf_counter() - start
-    rows = traffic.traffic(hlo.read(text), layout.devices, layout.devices_each)
+    program_read = hlo.read(text)
     return {
         "compile_seconds": seconds,
         "memory": _memory(program.memory_analysis()),
-        "traffic": [_row(row, rows) for row in rows],
+        "traffic": traffic.traffic(program_read, layout.devices, layout.devices_each),
     }
-
-
-def _row(row: traffic.Row, rows: Sequence[traffic.Row]) -> dict[str, Any]:
-    """Returns a row as JSON has it."""
-    syncs = {x.choice for x in rows if x.scope == traffic.ACROSS}
-    # Compilers cut products in windows by conditionals of their own, in every step.
-    is_sync = row.when == traffic.SYNC and row.choice in syncs
-    when = traffic.STEP if row.when == traffic.SYNC and not is_sync else row.when
-    return {**row._asdict(), "bytes": float(row.bytes), "when": when}
 
 
 def _memory(found: Any) -> dict[str, int] | None:
