@@ -12,7 +12,7 @@ from experiments import exit_codes
 from experiments.aiming import targets
 from experiments.aiming.compiling import processes
 from experiments.aiming.config import AimConfig, Job
-from experiments.aiming.report import files, table
+from experiments.aiming.report import content, files, formats
 from experiments.aiming.report.files import Known
 from experiments.aiming.report.records import Result, results
 from experiments.cli import terminal
@@ -39,7 +39,7 @@ def run(config: AimConfig, argv: list[str]) -> int:
         found = results(config, answers)
         if any("error" not in x for x in answers):
             files.write_json(config, argv, found, known)
-    terminal.show(table.text(config, found))
+    terminal.show(formats.text(content.page(config, argv, found)))
     files.write_page(config, argv, found)
     return exit_codes.FAILED if any(not x.is_done for x in found) else 0
 
@@ -89,7 +89,7 @@ class _Bar:
         """Shows in a line how it went."""
         self._done += 1
         self._bar.update(self._task, completed=self._done)
-        how = table.outcome(answer)
+        how = content.outcome(answer)
         terminal.above(self._bar, f"{self._done}/{self._total} {name_of(job)}: {how}")
 
 

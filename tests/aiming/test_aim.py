@@ -147,10 +147,11 @@ def test_a_page_of_markdown_has_a_table_of_each_kind(tmp_path):
     assert lines[1] == f"python -m experiments.aim {words} --page {page}"
     assert [x for x in lines if x.startswith("**")] == [
         "**read off the program**",
-        "**modelled**, with its own links; and with 10gbe between workers",
+        "**modelled, with its own links**",
+        "**modelled, with 10gbe between workers**",
     ]
     rows = [x.strip("| ").split(" | ") for x in lines if x.startswith("| bmuf")]
-    assert len(rows) == 2
+    assert len(rows) == 3
     assert rows[0][-1] == "a sync: 1 all_reduce f32 of 4"
     heads = [x for x in lines if x.startswith("| algorithm")]
     assert [x.count("|") for x in heads] == [len(row) + 1 for row in rows]
