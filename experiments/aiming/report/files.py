@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any, NotRequired, TypedDict
 
 from experiments.aiming.config import PROGRAM, AimConfig, Job
-from experiments.aiming.report import content
+from experiments.aiming.report import formats
+from experiments.aiming.report.content import Page
 from experiments.aiming.report.records import Result
 from experiments.aiming.traffic import Row
 from experiments.cli.errors import BadRequest
@@ -144,14 +145,11 @@ def write_json(
         _write(config.json, text)
 
 
-def write_page(config: AimConfig, argv: list[str], found: Sequence[Result]) -> None:
+def write_page(config: AimConfig, page: Page) -> None:
     """Writes what --page asks for; raises a BadRequest where it cannot."""
     if config.page is not None:
-        from experiments.aiming.report import formats  # imports jinja2
-
         is_markdown = config.page.suffix == ".md"
-        rendered = formats.markdown if is_markdown else formats.html
-        _write(config.page, rendered(content.page(config, argv, found)))
+        _write(config.page, (formats.markdown if is_markdown else formats.html)(page))
 
 
 def _write(path: Path, text: str) -> None:
