@@ -96,28 +96,21 @@ def parse(text: str) -> Module:
 
 def size(type_: str) -> int:
     """Returns the bytes of a type, all parts of a tuple together; layouts add none."""
-    return sum(
-        math.ceil(_bits(dtype) * math.prod(_dimensions(dims)) / 8)
-        for dtype, dims in _SHAPE.findall(type_)
-    )
+    total = 0
+    for dtype, dims in _SHAPE.findall(type_):
+        bits = BITS.get(dtype)
+        if bits is None:
+            named = re.fullmatch(r"(?:f|s|u)(\d+)\w*", dtype)
+            if named is None:
+                raise ValueError(f"HLO: unknown type {dtype!r}")
+            bits = int(named[1])
+        total += math.ceil(bits * math.prod(map(int, re.findall(r"\d+", dims))) / 8)
+    return total
 
 
 def dtypes(types: Iterable[str]) -> tuple[str, ...]:
     """Returns the names of the types of all arrays, each once."""
     return tuple(dict.fromkeys(x for t in types for x, _ in _SHAPE.findall(t)))
-
-
-def _dimensions(text: str) -> list[int]:
-    return [int(n.removeprefix("<=")) for n in text.split(",") if n]
-
-
-def _bits(dtype: str) -> int:
-    if dtype in BITS:
-        return BITS[dtype]
-    found = re.fullmatch(r"(?:f|s|u)(\d+)\w*", dtype)
-    if found is None:
-        raise ValueError(f"HLO: unknown type {dtype!r}")
-    return int(found[1])
 
 
 def groups(rest: str, devices: int) -> list[list[int]]:
@@ -215,12 +208,8 @@ def trips(loop: Instruction, module: Module) -> int | None:
     compares = [x.rest for x in lines if x.opcode == "compare"]
     if len(bounds) != 1 or len(compares) != 1:
         return None
-    [bound], [compare] = bounds, compares
-    extra = {"LT": 0, "LE": 1}
-    direction = re.search(r"direction=(\w\w)", compare)
-    if direction is None or direction[1] not in extra:
-        return None
-    return bound + extra[direction[1]]
+    below = re.search(r"direction=(LT|LE)\b", compares[0])
+    return bounds.pop() + (below[1] == "LE") if below else None
 
 
 def share(kind: str, members: int) -> Fraction:

@@ -4,7 +4,7 @@ import dataclasses
 import math
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -49,7 +49,8 @@ def compiled(config: RunConfig, target: Target, form: Form | None) -> dict[str, 
     devices = found[: config.workers // (config.lanes or 1) * config.worker_devices]
     try:
         is_batch_given = config.batch_size is not None
-        parts = make_trainable(config, _machines(devices), devices)
+        machines = len({targets.place_of(device) for device in devices})
+        parts = make_trainable(config, machines, devices)
         form = form or form_of(_data_of(parts))
         data = stand_in(form)
         check_data(parts.config, data, is_batch_given)
@@ -78,8 +79,8 @@ def _data_of(parts: Trainable) -> Data:
 
 def form_of(data: Data) -> Form:
     """Returns the shapes of a task's data, as JSON has them."""
-    is_source = not isinstance(data.train, dict)
     train: Any = data.train
+    is_source = not isinstance(train, dict)
     one = train[0] if is_source else {name: x[0] for name, x in train.items()}
     # An entry of an array without further axes is a NumPy scalar, which has both, too.
     shapes = {
@@ -109,11 +110,6 @@ class _Source:
 
     def __getitem__(self, number: int) -> dict[str, np.ndarray]:
         return {name: x[number] for name, x in self._arrays.items()}
-
-
-def _machines(devices: Sequence[Any]) -> int:
-    """Returns the number of slices or hosts that devices are of."""
-    return len({targets.place_of(device) for device in devices})
 
 
 def steps_of(config: RunConfig) -> int:
