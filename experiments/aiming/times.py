@@ -118,9 +118,7 @@ def _seconds(rows: Iterable[Row], links: Mapping[str, Network]) -> _Seconds:
     found = [0.0, 0.0]
     for row in rows:
         # Between hosts each ring goes by an adapter of its own.
-        size = (
-            row["bytes"] / row["rings"] if row["network"] == "between" else row["bytes"]
-        )
+        size = row["bytes"] / (row["rings"] if row["network"] == "between" else 1)
         sent = {row["kind"]: (size, row["calls"])}
         seconds = cost(sent, links[row["network"]], row["group"])
         beside = row["overlapped"] / row["calls"] if row["calls"] else 0.0
