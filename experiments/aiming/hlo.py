@@ -118,10 +118,10 @@ def read(text: str) -> Program:
             elif line.opcode == "async-start":
                 inside = place._replace(overlapped=_works_until_done(lines, number))
             for key, callee in line.called:
-                if line.opcode == "conditional" and key != "to_apply":
-                    choices = (*place.choices, (line.name, callee))
-                    inside = place._replace(choices=choices)
-                yield from visit(callee, inside)
+                is_branch = line.opcode == "conditional" and key != "to_apply"
+                taken = ((line.name, callee),) if is_branch else ()
+                choices = place.choices + taken
+                yield from visit(callee, inside._replace(choices=choices))
 
     count = 1 if steps is None else hlo_text.trips(steps, module)
     return Program([*visit(module.entry, _Place())], count)

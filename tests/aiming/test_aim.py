@@ -364,7 +364,7 @@ TPU = parse("tpu:v5e:2x4")._replace(
 
 
 def fragments(steps):
-    """What a run sends in two fragments: a quarter of all, and the rest."""
+    """Sends of a run in two fragments: a quarter of all, and the rest."""
     kinds = [{}, {"all_reduce": [1e9, 1]}, {"all_reduce": [3e9, 1]}]
     ledger = {"always": {}, "branched": {"all_reduce": [4e9, 2]}}
     return {"ledger": ledger, "sends": {"kinds": kinds, "steps": steps}}
