@@ -34,14 +34,14 @@ OURS = {
 ALL = "all"
 BASELINE = "sync_sgd"
 # Flags of training that would have no effect, and what to say in their place.
-OF_FILES, OF_PROCESSES = training.FILES.title, training.PROCESSES.title
+INSTEAD = {
+    training.FILES.title: "--json or --page, as nothing trains",
+    training.PROCESSES.title: "--target, whose hosts are the processes",
+}
 TAKEN = {
-    name: {
-        OF_FILES: "--json or --page, as nothing trains",
-        OF_PROCESSES: "--target, whose hosts are the processes",
-    }[each.group.title]
-    for name, each in training.SETTINGS.items()
-    if each.group is not None and each.group.title in (OF_FILES, OF_PROCESSES)
+    name: INSTEAD[setting.group.title]
+    for name, setting in training.SETTINGS.items()
+    if setting.group is not None and setting.group.title in INSTEAD
 }
 TAKEN |= {
     "algo": "--algo or --algos, outside of --algos",
@@ -178,16 +178,10 @@ class AimConfig:
         """
         variants = self.variants
         if not any(is_baseline(variant) for variant in variants):
+            # It has no state to keep elsewhere.
+            shared = [x for x in self.shared if parameter(x[0]) != "sync_memory"]
             plain = Variant(BASELINE, BASELINE)
-            taking = plain.taking(self.task, self.shared, (), None, TAKEN, added=())
-            kept = [
-                word
-                for group in spec.flag_groups(taking.argv)
-                for word in group
-                # It has no state to keep elsewhere.
-                if parameter(group[0]) != "sync_memory"
-            ]
-            variants += (taking._replace(argv=tuple(kept)),)
+            variants += (plain.taking(self.task, shared, (), None, TAKEN, added=()),)
         return tuple(_job(each, x) for each in self.targets for x in variants)
 
 
@@ -214,16 +208,18 @@ def read(argv: Sequence[str]) -> AimConfig:
             targets.check_compiler(target)
     except ValueError as error:
         raise BadRequest(str(error)) from None
-    if config.page is not None and config.page.suffix not in (".html", ".md"):
-        raise BadRequest(f"--page {config.page}: say a file that ends in .html or .md")
-    if config.json is not None:
-        _check_file(f"--json {config.json}", config.json, ".json")
     if config.page is not None:
-        _check_file(f"--page {config.page}", config.page, config.page.suffix)
+        if config.page.suffix not in (".html", ".md"):
+            raise BadRequest(
+                f"--page {config.page}: say a file that ends in .html or .md"
+            )
+        _check_file("--page", config.page, config.page.suffix)
+    if config.json is not None:
+        _check_file("--json", config.json, ".json")
     return config
 
 
-def _check_file(what: str, path: Path, kind: str) -> None:
+def _check_file(name: str, path: Path, kind: str) -> None:
     """Raises a BadRequest for a file whose folder is missing, or that is not ours."""
     if not path.parent.is_dir():
         raise BadRequest(f"{path}: there is no folder {path.parent}")
@@ -232,11 +228,12 @@ def _check_file(what: str, path: Path, kind: str) -> None:
     try:
         text = path.read_text("utf-8", errors="replace")
     except OSError as error:
-        raise BadRequest(f"{what}: {error.strerror}") from None
+        raise BadRequest(f"{name} {path}: {error.strerror}") from None
     begins, holds = OURS[kind]
     if text and not (text.startswith(begins) and holds in text):
         raise BadRequest(
-            f"{what} exists, and this command did not write it: take another file"
+            f"{name} {path} exists, and this command did not write it: take another "
+            "file"
         )
 
 
@@ -270,21 +267,22 @@ def _job(target: Target, variant: Variant) -> Job:
     Raises:
         BadRequest: flags that a run refuses, or workers that the chips cannot carry.
     """
-    workers = ("--workers", str(_workers(target, variant)))
-    argv = (*workers, *variant.argv)
+    argv = ("--workers", str(_workers(target, variant)), *variant.argv)
     config = training.parse(argv)
     if config.backend not in ("auto", "shard_map"):
         raise BadRequest(
             f"--backend {config.backend}: only shard_map compiles for devices that are "
             "not here: leave it out"
         )
-    _check_places(target, config)
-    return Job(
-        target,
-        variant,
-        (*argv, "--backend", "shard_map"),
-        replace(config, backend="shard_map"),
-    )
+    places = target.chips // config.worker_devices
+    lanes, rest = divmod(config.workers, places)
+    if rest or config.lanes not in (None, lanes):
+        raise BadRequest(
+            f"--workers {config.workers} do not fill the {target.chips} chips of "
+            f"{target.text}: leave it out, or take a multiple of {places}"
+        )
+    argv += ("--backend", "shard_map")
+    return Job(target, variant, argv, replace(config, backend="shard_map"))
 
 
 def _workers(target: Target, variant: Variant) -> int:
@@ -300,14 +298,3 @@ def _workers(target: Target, variant: Variant) -> int:
             + (f" × {target.slices} slices" if target.slices > 1 else "")
         )
     return target.chips // each * (known.lanes or 1)
-
-
-def _check_places(target: Target, config: RunConfig) -> None:
-    """Raises a BadRequest unless the workers lie on all chips, as many on each."""
-    places = target.chips // config.worker_devices
-    lanes, rest = divmod(config.workers, places)
-    if rest or config.lanes not in (None, lanes):
-        raise BadRequest(
-            f"--workers {config.workers} do not fill the {target.chips} chips of "
-            f"{target.text}: leave it out, or take a multiple of {places}"
-        )

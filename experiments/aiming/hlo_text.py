@@ -6,17 +6,17 @@ from collections.abc import Iterable
 from fractions import Fraction
 from typing import NamedTuple
 
+import numpy as np
+
 BITS = {"pred": 8, "token": 0, "bf16": 16, "c64": 64, "c128": 128}
 """Bits of the types whose names do not say them."""
 
 _HEAD = re.compile(r"(ENTRY )?%?([\w.\-]+) \(.*\{$")
 _LINE = re.compile(r"\s+(?:ROOT )?%?([\w.\-]+) = (\(.*?\)|\S+) ([a-z][\w\-]*)\((.*)$")
 _SHAPE = re.compile(r"\b([a-z]+\d*[a-z0-9]*)\[([\d,<=]*)\]")
-_ONE = re.compile(
-    r"\b(to_apply|body|condition|calls|true_computation|false_computation|"
-    r"\w+_computation)=%?([\w.\-]+)"
+_CALLS = re.compile(
+    r"\b(to_apply|body|condition|calls|\w+_computations?)=(\{[^}]*\}|%?[\w.\-]+)"
 )
-_SEVERAL = re.compile(r"\b(branch|called)_computations=\{([^}]*)\}")
 
 
 class Instruction(NamedTuple):
@@ -43,13 +43,11 @@ class Instruction(NamedTuple):
     @property
     def called(self) -> list[tuple[str, str]]:
         """The computations that it calls: (attribute, name)."""
-        one = [(key, name) for key, name in _ONE.findall(self.rest)]
-        several = [
-            (f"{key}_computations", name)
-            for key, names in _SEVERAL.findall(self.rest)
+        return [
+            (key, name)
+            for key, names in _CALLS.findall(self.rest)
             for name in re.findall(r"[\w.\-]+", names)
         ]
-        return one + several
 
     def attribute(self, key: str) -> str | None:
         """Returns the text in quotes behind `key=` or `"key":`."""
@@ -70,6 +68,17 @@ class Module(NamedTuple):
     entry: str
     devices: int
 
+    def reached(self, name: str) -> list[Instruction]:
+        """Returns the instructions of a computation and of those that it calls."""
+        lines = self.computations.get(name, [])
+        return lines + [
+            y for x in lines for _, callee in x.called for y in self.reached(callee)
+        ]
+
+    def weight(self, line: Instruction) -> int:
+        """Returns the number of instructions that an instruction calls."""
+        return sum(len(self.reached(name)) for _, name in line.called)
+
 
 def parse(text: str) -> Module:
     """Returns the computations of an HLO text."""
@@ -87,28 +96,21 @@ def parse(text: str) -> Module:
 
 def size(type_: str) -> int:
     """Returns the bytes of a type, all parts of a tuple together; layouts add none."""
-    return sum(
-        math.ceil(_bits(dtype) * math.prod(_dimensions(dims)) / 8)
-        for dtype, dims in _SHAPE.findall(type_)
-    )
+    total = 0
+    for dtype, dims in _SHAPE.findall(type_):
+        bits = BITS.get(dtype)
+        if bits is None:
+            named = re.fullmatch(r"(?:f|s|u)(\d+)\w*", dtype)
+            if named is None:
+                raise ValueError(f"HLO: unknown type {dtype!r}")
+            bits = int(named[1])
+        total += math.ceil(bits * math.prod(map(int, re.findall(r"\d+", dims))) / 8)
+    return total
 
 
 def dtypes(types: Iterable[str]) -> tuple[str, ...]:
     """Returns the names of the types of all arrays, each once."""
     return tuple(dict.fromkeys(x for t in types for x, _ in _SHAPE.findall(t)))
-
-
-def _dimensions(text: str) -> list[int]:
-    return [int(n.removeprefix("<=")) for n in text.split(",") if n]
-
-
-def _bits(dtype: str) -> int:
-    if dtype in BITS:
-        return BITS[dtype]
-    found = re.fullmatch(r"(?:f|s|u)(\d+)\w*", dtype)
-    if found is None:
-        raise ValueError(f"HLO: unknown type {dtype!r}")
-    return int(found[1])
 
 
 def groups(rest: str, devices: int) -> list[list[int]]:
@@ -118,50 +120,24 @@ def groups(rest: str, devices: int) -> list[list[int]]:
         rest: of the instruction.
         devices: of the program, which are all one group where none is named.
     """
-    if pairs := re.search(r"source_target_pairs=\{(\{.*?\})\}", rest):
-        return _lists(pairs[1])
-    if lists := re.search(r"replica_groups=\{(\{.*?\})\}", rest):
-        return _lists(lists[1])
-    if mesh := re.search(r"replica_groups=mesh\[(.*?)\] \{(.*?)\}", rest):
-        return _of_mesh(mesh[1], mesh[2])
-    iota = re.search(
-        r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", rest
-    )
-    if iota is None:
-        return [list(range(devices))]
-    order = [int(n) for n in iota[3].split(",")] if iota[3] else None
-    shape, source = ([int(n) for n in x.split(",")] for x in iota.groups()[:2])
-    numbers = _transposed(source, order or list(range(len(source))))
-    return _cut(numbers, shape[-1])
-
-
-def _lists(text: str) -> list[list[int]]:
-    found = re.findall(r"\{([\d,]+)\}", text)
-    return [[int(n) for n in x.split(",")] for x in found]
-
-
-def _of_mesh(axes: str, chosen: str) -> list[list[int]]:
-    """Groups along axes of a mesh: "'x'=2,'y'=4" and "'y'"."""
-    sizes = {name: int(n) for name, n in re.findall(r"'(\w+)'=(\d+)", axes)}
-    names, last = [*sizes], re.findall(r"'(\w+)'", chosen)
-    order = [names.index(x) for x in names if x not in last]
-    order += [names.index(x) for x in last]
-    numbers = _transposed([*sizes.values()], order)
-    return _cut(numbers, math.prod(sizes[x] for x in last))
-
-
-def _transposed(shape: list[int], order: list[int]) -> list[int]:
-    """The numbers from 0 in an array of this shape, its axes put in this order."""
-    strides = [math.prod(shape[i + 1 :]) for i in range(len(shape))]
-    numbers = [0]
-    for axis in order:
-        steps = [strides[axis] * k for k in range(shape[axis])]
-        numbers = [n + step for n in numbers for step in steps]
-    return numbers
-
-
-def _cut(numbers: list[int], length: int) -> list[list[int]]:
-    return [numbers[i : i + length] for i in range(0, len(numbers), length)]
+    lists = r"(?:source_target_pairs|replica_groups)=\{(\{.*?\})\}"
+    mesh = r"replica_groups=mesh\[(.*?)\] \{(.*?)\}"
+    iota = r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?"
+    if named := re.search(lists, rest):
+        return [_numbers(x) for x in re.findall(r"\{([\d,]+)\}", named[1])]
+    if named := re.search(mesh, rest):  # such as mesh['x'=2,'y'=4] {'y'}
+        sizes = {name: int(n) for name, n in re.findall(r"'(\w+)'=(\d+)", named[1])}
+        shape, names = [*sizes.values()], [*sizes]
+        last = [names.index(x) for x in re.findall(r"'(\w+)'", named[2])]
+        order = [i for i in range(len(names)) if i not in last] + last
+        length = math.prod(shape[i] for i in last)
+    elif named := re.search(iota, rest):  # such as [4,2]<=[2,4]T(1,0)
+        shape, length = _numbers(named[2]), _numbers(named[1])[-1]
+        order = _numbers(named[3]) if named[3] else range(len(shape))
+    else:
+        return [[*range(devices)]]
+    positions = np.arange(math.prod(shape)).reshape(shape).transpose(order)
+    return positions.reshape(-1, length).tolist()
 
 
 SLICE = 100_000
@@ -221,7 +197,7 @@ def trips(loop: Instruction, module: Module) -> int | None:
         return int(known[1])
     # TPU programs do not have it: there the condition compares with a constant.
     conditions = [name for key, name in loop.called if key == "condition"]
-    lines = [x for name in conditions for x in _with_called(name, module)]
+    lines = [x for name in conditions for x in module.reached(name)]
     bounds = {
         int(found[1])
         for x in lines
@@ -232,20 +208,8 @@ def trips(loop: Instruction, module: Module) -> int | None:
     compares = [x.rest for x in lines if x.opcode == "compare"]
     if len(bounds) != 1 or len(compares) != 1:
         return None
-    [bound], [compare] = bounds, compares
-    extra = {"LT": 0, "LE": 1}
-    direction = re.search(r"direction=(\w\w)", compare)
-    if direction is None or direction[1] not in extra:
-        return None
-    return bound + extra[direction[1]]
-
-
-def _with_called(name: str, module: Module) -> list[Instruction]:
-    """The instructions of a computation and of those that it calls."""
-    own = module.computations.get(name, [])
-    return own + [
-        y for x in own for _, other in x.called for y in _with_called(other, module)
-    ]
+    below = re.search(r"direction=(LT|LE)\b", compares[0])
+    return bounds.pop() + (below[1] == "LE") if below else None
 
 
 def share(kind: str, members: int) -> Fraction:

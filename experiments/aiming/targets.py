@@ -3,7 +3,6 @@
 import importlib.metadata
 import importlib.util
 import math
-import os
 import re
 from typing import Any, NamedTuple
 
@@ -14,8 +13,7 @@ from experiments.study.network import Network
 from syncalgos import checks
 
 Device = Any  # jax.Device, which type checkers do not take for a type
-PLATFORMS = {"tpu": chips.TPUS, "cuda": chips.GPUS}
-KNOWN = [f"{name}:{chip}" for name, kinds in PLATFORMS.items() for chip in kinds]
+KNOWN = [f"{name}:{chip}" for name, of in chips.PLATFORMS.items() for chip in of]
 FORMS = (
     f"{', '.join(x for x in KNOWN if x.startswith('tpu'))} with a slice's chips, such "
     f"as tpu:v5e:16x16; {', '.join(x for x in KNOWN if x.startswith('cuda'))} with "
@@ -45,7 +43,7 @@ class Target(NamedTuple):
     slices: int
     inside: Network
     between: Network
-    sources: tuple[str, str]
+    sources: tuple[str, ...]
 
     @property
     def chips(self) -> int:
@@ -70,69 +68,54 @@ def parse(text: str, slices: int = 1) -> Target:
     if slices > 1 and platform != "tpu":
         raise ValueError(f"--slices: only TPUs have slices, got target {text!r}")
     if platform == "cpu":
-        return _cpu(text, rest)
-    chip, _, grid = rest.partition(":")
-    kind = PLATFORMS.get(platform, {}).get(chip)
-    if kind is None:
-        hint = checks.nearest(f"{platform}:{chip}", KNOWN) or _with_platform(name)
-        raise ValueError(f"unknown target {checks.shown(text)}{hint} (known: {FORMS})")
-    if not re.fullmatch(r"[1-9]\d*(x[1-9]\d*)*", grid):
-        raise ValueError(
-            f"target {checks.shown(text)}: its shape must be numbers with x between "
-            f"them, such as {platform}:{chip}:{_example(platform, kind)}"
-        )
-    shape = tuple(int(n) for n in grid.split("x"))
-    _check_shape(name, platform, kind, shape)
+        if not re.fullmatch(r"([1-9]\d{0,3})?", rest):
+            raise ValueError(
+                f"target {checks.shown(text)}: say cpu, or cpu:N with a number of "
+                "devices from 1 to 9999"
+            )
+        kind, shape = chips.CPU, (int(rest or 1),)
+        name = f"cpu:{shape[0]}"
+    else:
+        chip, _, grid = rest.partition(":")
+        kind = chips.PLATFORMS.get(platform, {}).get(chip)
+        if kind is None:
+            hint = checks.nearest(f"{platform}:{chip}", KNOWN) or _with_platform(name)
+            raise ValueError(
+                f"unknown target {checks.shown(text)}{hint} (known: {FORMS})"
+            )
+        if not re.fullmatch(r"[1-9]\d*(x[1-9]\d*)*", grid):
+            raise ValueError(
+                f"target {checks.shown(text)}: its shape must be numbers with x "
+                f"between them, such as {platform}:{chip}:{kind.example}"
+            )
+        shape = tuple(int(n) for n in grid.split("x"))
+        if why := _impossible(platform, kind, shape):
+            raise ValueError(f"target {name!r}: {why}")
     links = kind.inside, kind.between, kind.sources
     return Target(name, platform, kind.chip, shape, slices, *links)
-
-
-def _cpu(text: str, count: str) -> Target:
-    """So many virtual devices."""
-    kind = chips.CPU
-    if not re.fullmatch(r"([1-9]\d{0,3})?", count):
-        raise ValueError(
-            f"target {checks.shown(text)}: say cpu, or cpu:N with a number of devices "
-            "from 1 to 9999"
-        )
-    shape = (int(count or 1),)
-    links = kind.inside, kind.between, kind.sources
-    return Target(f"cpu:{shape[0]}", "cpu", kind.chip, shape, 1, *links)
 
 
 def _with_platform(name: str) -> str:
     """Suggests the target of a chip that is named without its platform."""
     of_chip = {x.partition(":")[2]: x for x in KNOWN}
-    found = [x for part, x in of_chip.items() if part in name.split(":")]
-    return f"; did you mean {found[0]!r}?" if found else ""
+    hints = [x for part, x in of_chip.items() if part in name.split(":")]
+    return f"; did you mean {hints[0]!r}?" if hints else ""
 
 
-def _example(platform: str, kind: chips.Kind) -> str:
-    return "4x8" if platform == "cuda" else "x".join(["4"] * kind.axes)
-
-
-def _check_shape(
-    name: str, platform: str, kind: chips.Kind, shape: tuple[int, ...]
-) -> None:
-    """Raises a ValueError unless there are slices or hosts of this shape."""
-    label, most = f"target {name!r}", kind.most
-    if len(shape) != kind.axes:
-        raise ValueError(
-            f"{label}: {kind.chip.name} takes {kind.axes} numbers, such as "
-            f"{_example(platform, kind)}"
-        )
-    if platform == "cuda" and shape[1] > most:
-        raise ValueError(f"{label}: a host has at most {most} GPUs, got {shape[1]}")
-    if platform == "tpu" and math.prod(shape) > most:
-        raise ValueError(
-            f"{label}: a slice has at most {most} chips, got {math.prod(shape)}; see "
-            "--slices"
-        )
+def _impossible(platform: str, kind: chips.Kind, shape: tuple[int, ...]) -> str | None:
+    """Returns why there are no slices or hosts of this shape, if there are none."""
+    axes = kind.example.count("x") + 1
+    if len(shape) != axes:
+        return f"{kind.chip.name} takes {axes} numbers, such as {kind.example}"
+    if platform == "cuda" and shape[1] > kind.most:
+        return f"a host has at most {kind.most} GPUs, got {shape[1]}"
+    count = math.prod(shape)
+    if platform == "tpu" and count > kind.most:
+        return f"a slice has at most {kind.most} chips, got {count}; see --slices"
     # A host holds 2 x 2 chips of a slice, or its only chip.
-    if platform == "tpu" and math.prod(shape) > 1 and any(n % 2 for n in shape[:2]):
-        raise ValueError(
-            f"{label}: the first two numbers must be even, as hosts hold 2x2"
-        )
+    if platform == "tpu" and count > 1 and any(n % 2 for n in shape[:2]):
+        return "the first two numbers must be even, as hosts hold 2x2"
+    return None
 
 
 _MISSING = {
@@ -192,42 +175,28 @@ def devices(target: Target) -> tuple[Device, ...]:
     hosts need.
 
     Raises:
-        BadRequest: a compiler that is missing, or refuses the shape.
+        BadRequest: a compiler that refuses the shape, or too few virtual devices.
     """
-    check_compiler(target)
-    os.environ.update({**environment(target), **_kept(os.environ)})
     import jax
-
-    if target.platform == "cpu":
-        return _virtual(target)
     from jax.experimental import topologies
 
+    if target.platform == "cpu":
+        virtual = jax.devices("cpu")
+        if len(virtual) < target.chips:
+            raise BadRequest(
+                f"target {target.text!r}: jax has {len(virtual)} CPU devices; set "
+                f"JAX_NUM_CPU_DEVICES={target.chips} before it is imported"
+            )
+        return tuple(virtual[: target.chips])
     try:
-        found = topologies.get_topology_desc(**_topology(target)).devices
+        unordered = topologies.get_topology_desc(**_topology(target)).devices
     except (jax.errors.JaxRuntimeError, RuntimeError) as error:
         first = str(error).partition("\n")[0]
         raise BadRequest(
             f"target {target.text!r}: the compiler says: {first}"
         ) from error
-    return tuple(sorted(found, key=_order))
-
-
-def _kept(environ: "os._Environ[str]") -> dict[str, str]:
-    """Variables of the user's own, which stay."""
-    names = ("TF_CPP_MIN_LOG_LEVEL", "JAX_PLATFORMS", "JAX_NUM_CPU_DEVICES")
-    return {name: environ[name] for name in names if name in environ}
-
-
-def _virtual(target: Target) -> tuple[Device, ...]:
-    import jax
-
-    found = jax.devices("cpu")
-    if len(found) < target.chips:
-        raise BadRequest(
-            f"target {target.text!r}: jax has {len(found)} CPU devices; set "
-            f"JAX_NUM_CPU_DEVICES={target.chips} before it is imported"
-        )
-    return tuple(found[: target.chips])
+    # Those of a slice, and then of a host, follow one another.
+    return tuple(sorted(unordered, key=lambda x: (place_of(x), x.process_index, x.id)))
 
 
 def _topology(target: Target) -> dict:
@@ -238,7 +207,7 @@ def _topology(target: Target) -> dict:
             "platform": "cuda",
             "topology_name": target.chip.name,
             "topology": f"1x{hosts}x{each}",
-            "target_config": chips.CONFIGS[target.chip.name],
+            "target_config": chips.PLATFORMS["cuda"][target.chip.name].description,
         }
     grid = "x".join(map(str, target.shape))
     asked: dict = {"platform": "tpu", "topology_name": f"{target.chip.name}:{grid}"}
@@ -247,11 +216,6 @@ def _topology(target: Target) -> dict:
     if target.chip.name == "v4":  # a chip is one device, as jax has it on Cloud TPUs
         asked["chip_config_name"] = "megacore"
     return asked
-
-
-def _order(device: Device) -> tuple:
-    """The order in which a slice's, and then a host's devices follow one another."""
-    return place_of(device), device.process_index, device.id
 
 
 def place_of(device: Device) -> int:

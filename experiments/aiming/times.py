@@ -4,8 +4,9 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from experiments.aiming import traffic
 from experiments.aiming.targets import Target
-from experiments.aiming.traffic import ACROSS, INSIDE
+from experiments.aiming.traffic import ACROSS, DISPATCH, INSIDE, STEP, SYNC, Row
 from experiments.study.network import Network, cost, wall_clock
 from experiments.training.measurements.sends import Sends, from_json
 
@@ -65,18 +66,18 @@ def modelled(
     rows, peak = record["traffic"], mfu * (target.chip.flops or math.inf)
     compute = compute or flops["step"] / peak
     links = {"inside": target.inside, "between": target.between}
-    within = _seconds(_rows(rows, INSIDE, "step"), links)
+    within = _seconds(traffic.of(rows, INSIDE, STEP), links)
     step = max(compute, within.hidden) + within.waited
     crossing = links
     if network:
         crossing = dict.fromkeys(links, network)
         rows = [_by_one_link(row, record) for row in rows]
-    always = _seconds(_rows(rows, ACROSS, "step"), crossing)
+    always = _seconds(traffic.of(rows, ACROSS, STEP), crossing)
     every = always.waited + max(0.0, always.hidden - max(0.0, compute - within.hidden))
-    once = sum(_seconds(_rows(rows, ACROSS, "dispatch"), crossing))
+    once = sum(_seconds(traffic.of(rows, ACROSS, DISPATCH), crossing))
     once /= record["dispatch_steps"]
-    branches = sum(_seconds(_rows(rows, ACROSS, "sync"), crossing))
-    branches += sum(_seconds(_rows(rows, INSIDE, "sync"), links))
+    branches = sum(_seconds(traffic.of(rows, ACROSS, SYNC), crossing))
+    branches += sum(_seconds(traffic.of(rows, INSIDE, SYNC), links))
     branches += flops["sync"] / peak
     costs = [branches * share for share in shares(record, arguments)]
     # The part that every step sends is waited for, or hidden already.
@@ -101,33 +102,23 @@ class _Seconds(NamedTuple):
     hidden: float
 
 
-def _rows(
-    rows: Iterable[Mapping[str, Any]], scope: str, when: str
-) -> list[Mapping[str, Any]]:
-    return [row for row in rows if (row["scope"], row["when"]) == (scope, when)]
-
-
-def _by_one_link(row: Mapping[str, Any], record: Mapping[str, Any]) -> Mapping:
+def _by_one_link(row: Row, record: Mapping[str, Any]) -> Row:
     """Returns a row as all chips of a worker together send it, by one link."""
     if row["scope"] != ACROSS:
         return row
     chips = math.prod(record["mesh"].values())
     # Of a ring through all chips of the workers only one hop in so many is a link's.
     members = max(1, row["group"] // (record["workers"] // record["lanes"]))
-    own = {"bytes": row["bytes"] * chips / members, "group": row["group"] // members}
-    return {**row, **own, "rings": 1}
+    size, group = row["bytes"] * chips / members, row["group"] // members
+    return {**row, "bytes": size, "group": group, "rings": 1}
 
 
-def _seconds(
-    rows: Iterable[Mapping[str, Any]], links: Mapping[str, Network]
-) -> _Seconds:
+def _seconds(rows: Iterable[Row], links: Mapping[str, Network]) -> _Seconds:
     """Returns the seconds of rows by the α-β model, one collective after the other."""
     found = [0.0, 0.0]
     for row in rows:
         # Between hosts each ring goes by an adapter of its own.
-        size = (
-            row["bytes"] / row["rings"] if row["network"] == "between" else row["bytes"]
-        )
+        size = row["bytes"] / (row["rings"] if row["network"] == "between" else 1)
         sent = {row["kind"]: (size, row["calls"])}
         seconds = cost(sent, links[row["network"]], row["group"])
         beside = row["overlapped"] / row["calls"] if row["calls"] else 0.0

@@ -1,9 +1,8 @@
 """Traffic of a compiled program: when, between whom and over which network."""
 
-from collections import defaultdict
-from collections.abc import Sequence
-from fractions import Fraction
-from typing import NamedTuple
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from typing import Any, NotRequired, TypedDict
 
 from experiments.aiming import hlo, targets
 
@@ -11,8 +10,8 @@ ACROSS, INSIDE = "across workers", "inside a worker"
 SYNC, STEP, DISPATCH = "sync", "step", "dispatch"
 
 
-class Row(NamedTuple):
-    """Collectives of one kind.
+class Row(TypedDict):
+    """Collectives of one kind, as JSON has them.
 
     Attributes:
         scope: "across workers", or "inside a worker" whose devices alone take part.
@@ -43,13 +42,18 @@ class Row(NamedTuple):
     kind: str
     calls: int
     group: int
-    bytes: Fraction
+    bytes: float
     overlapped: int
-    rings: int = 1
-    choice: str = ""
-    branch: str = ""
-    dtypes: tuple[str, ...] = ()
-    promoted: int = 0
+    rings: int
+    choice: NotRequired[str]
+    branch: NotRequired[str]
+    dtypes: list[str]
+    promoted: NotRequired[int]
+
+
+def of(rows: Iterable[Row], scope: str, when: str) -> list[Row]:
+    """Returns the rows of a scope that are sent at that time."""
+    return [row for row in rows if (row["scope"], row["when"]) == (scope, when)]
 
 
 def traffic(
@@ -67,62 +71,56 @@ def traffic(
 
     A row's bytes count loops within a step, as those over layers.
     """
-    rows: dict[Row, Row] = {}
-    by_device: dict[tuple[Row, int], Fraction] = defaultdict(Fraction)
+    rows: dict[str, dict[str, Any]] = {}
+    by_device: dict[str, Any] = defaultdict(Counter)
     ids = {device.id: i for i, device in enumerate(devices)}
     places = [targets.place_of(device) for device in devices]
     for sent in program.collectives:
-        groups = _positions(sent, ids)
-        row = _row(sent, groups, places, each)
-        # All but what adds up.
-        key = row._replace(calls=0, bytes=Fraction(), overlapped=0, promoted=0)
-        senders = [x[0] for x in groups] if sent.kind == "permute" else [0]
-        for device in senders:
-            by_device[key, device] += row.bytes
-        before = rows.get(key, key)
-        rows[key] = before._replace(
-            calls=before.calls + row.calls,
-            bytes=max(before.bytes, *(by_device[key, x] for x in senders)),
-            overlapped=before.overlapped + row.overlapped,
-            promoted=before.promoted + row.promoted,
-        )
-    return [row for row in rows.values() if row.group > 1]
+        groups = sent.groups
+        if sent.slices:  # the groups within a slice stand for all slices
+            groups = [[ids[device] for device in group] for group in groups]
+        if len(groups[0]) == 1:
+            continue
+        names = _names(sent, groups, places, each)
+        row = rows.setdefault(key := str(names), names)
+        row["calls"] += sent.times
+        row["overlapped"] += sent.times * sent.overlapped
+        row["promoted"] += sent.times * sent.promoted
+        for device in [x[0] for x in groups] if sent.kind == "permute" else [0]:
+            by_device[key][device] += sent.times * sent.bytes
+    for key, row in rows.items():
+        row["bytes"] = float(max(by_device[key].values()))
+    syncs = {x["choice"] for x in rows.values() if x["scope"] == ACROSS}
+    for row in rows.values():
+        # Compilers cut products in windows by conditionals of their own, in every step.
+        if row["when"] == SYNC and row["choice"] not in syncs:
+            row["when"] = STEP
+    return [Row(**row) for row in rows.values()]
 
 
-def _positions(sent: hlo.Collective, ids: dict[int, int]) -> list[list[int]]:
-    """The groups by positions. Those within a slice stand for all slices."""
-    if not sent.slices:
-        return sent.groups
-    return [[ids[device] for device in group] for group in sent.groups]
-
-
-def _row(
+def _names(
     sent: hlo.Collective, groups: list[list[int]], places: list[int], each: int
-) -> Row:
+) -> dict[str, Any]:
+    """Returns the row of a collective before anything is added up."""
     is_across = any(len({i // each for i in group}) > 1 for group in groups)
-    crossing = [x for x in groups if len({places[i] for i in x}) > 1]
+    on_places = [[places[i] for i in group] for group in groups]
+    crossing = [x for x in on_places if len({*x}) > 1]
+    # Permutations and all-to-alls go by no rings. Of the others it is the least number
+    # of devices of a group in one place.
+    by_rings = crossing if sent.kind not in ("permute", "all_to_all") else ()
     choice, branch = sent.choices[-1] if sent.choices else ("", "")
-    when = SYNC if sent.choices else STEP if sent.is_looped else DISPATCH
-    return Row(
-        scope=ACROSS if is_across else INSIDE,
-        when=when,
-        network="between" if crossing else "inside",
-        kind=sent.kind,
-        calls=sent.times,
-        group=len(groups[0]),
-        bytes=sent.times * sent.bytes,
-        overlapped=sent.times if sent.overlapped else 0,
-        rings=_rings(sent.kind, crossing, places),
-        choice=choice,
-        branch=branch,
-        dtypes=sent.dtypes,
-        promoted=sent.times if sent.promoted else 0,
-    )
-
-
-def _rings(kind: str, crossing: list[list[int]], places: list[int]) -> int:
-    """The least number of devices of a group in one place, for what goes by rings."""
-    if kind in ("permute", "all_to_all"):
-        return 1
-    members = [[places[i] for i in group] for group in crossing]
-    return min((min(map(x.count, x)) for x in members), default=1)
+    return {
+        "scope": ACROSS if is_across else INSIDE,
+        "when": SYNC if choice else STEP if sent.is_looped else DISPATCH,
+        "network": "between" if crossing else "inside",
+        "kind": sent.kind,
+        "calls": 0,
+        "group": len(groups[0]),
+        "bytes": 0.0,
+        "overlapped": 0,
+        "rings": min((min(map(x.count, x)) for x in by_rings), default=1),
+        "choice": choice,
+        "branch": branch,
+        "dtypes": [*sent.dtypes],
+        "promoted": 0,
+    }

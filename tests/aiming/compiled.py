@@ -54,8 +54,7 @@ def rows(target, each, name):
     lowered = ahead.lower(trainer, params, {"x": batch, "y": batch})
     program = hlo.read(compiler.compiled(lowered.program).text)
     assert program.steps == STEPS
-    found = traffic.traffic(program, devices, each)
-    return [{**x._asdict(), "bytes": float(x.bytes)} for x in found]
+    return traffic.traffic(program, devices, each)
 
 
 def main(text, slices, each, *names):

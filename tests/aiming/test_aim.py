@@ -147,10 +147,11 @@ def test_a_page_of_markdown_has_a_table_of_each_kind(tmp_path):
     assert lines[1] == f"python -m experiments.aim {words} --page {page}"
     assert [x for x in lines if x.startswith("**")] == [
         "**read off the program**",
-        "**modelled**, with its own links; and with 10gbe between workers",
+        "**modelled, with its own links**",
+        "**modelled, with 10gbe between workers**",
     ]
     rows = [x.strip("| ").split(" | ") for x in lines if x.startswith("| bmuf")]
-    assert len(rows) == 2
+    assert len(rows) == 3
     assert rows[0][-1] == "a sync: 1 all_reduce f32 of 4"
     heads = [x for x in lines if x.startswith("| algorithm")]
     assert [x.count("|") for x in heads] == [len(row) + 1 for row in rows]
@@ -339,13 +340,16 @@ def test_flags_are_checked_without_jax():
 # The model of time
 
 
-def record(rows, ledger=None, sent=None, **others):
-    """A program's findings, of 8 steps."""
-    given = {"flops": {"step": 4e12, "sync": 0.0}, "dispatch_steps": 8, "steps": 8}
-    given |= {"mesh": {}, "workers": 2, "lanes": 1}
+def modelled(rows, period=None, network=None, seconds=1.0, mfu=1, **others):
+    """The times of a program's findings, of 8 steps, by an algorithm's period."""
     nothing = {"always": {}, "branched": {}}
-    told = {"traffic": rows, "ledger": ledger or nothing, "sends": sent, "delay": 0}
-    return {**given, **told, **others}
+    record = {"flops": {"step": 4e12, "sync": 0.0}, "dispatch_steps": 8, "steps": 8}
+    record |= {"mesh": {}, "workers": 2, "lanes": 1, "delay": 0}
+    record |= {"traffic": rows, "ledger": nothing, "sends": None, **others}
+    arguments = {"period": period} if period else {}
+    told = times.modelled(record, TPU, mfu, arguments, network, seconds)
+    assert told is not None
+    return told
 
 
 def row(when="sync", network="inside", size=1e9, **others):
@@ -357,36 +361,35 @@ def row(when="sync", network="inside", size=1e9, **others):
 TPU = parse("tpu:v5e:2x4")._replace(
     inside=Network("a", 1e9, 0.0), between=Network("b", 1e8, 0.0)
 )
-FRAGMENTS = {
-    "ledger": {"always": {}, "branched": {"all_reduce": [4e9, 2]}},
-    # Step 3 sends a quarter of all that branches send, step 7 the rest.
-    "sent": {
-        "kinds": [{}, {"all_reduce": [1e9, 1]}, {"all_reduce": [3e9, 1]}],
-        "steps": "0*3 1*1 0*3 2*1",
-    },
-}
+
+
+def fragments(steps):
+    """Sends of a run in two fragments: a quarter of all, and the rest."""
+    kinds = [{}, {"all_reduce": [1e9, 1]}, {"all_reduce": [3e9, 1]}]
+    ledger = {"always": {}, "branched": {"all_reduce": [4e9, 2]}}
+    return {"ledger": ledger, "sends": {"kinds": kinds, "steps": steps}}
+
+
+EACH_ROUND, ONCE_EACH = "0*3 2*1 0*3 2*1", "0*3 1*1 0*3 2*1"
 
 
 def test_chips_of_a_worker_share_a_given_link_and_rings_have_their_own():
-    sent = record([row("step", "between", size=1e8, rings=4)], mesh={"a": 2, "b": 4})
-    link = Network("given", 1e9, 0.0)
-    told = times.modelled(sent, TPU, 1, {}, link, 1.0)
-    assert told is not None and told.every == pytest.approx(8 * 1e8 / 1e9)
-    told = times.modelled(sent, TPU, 1, {}, None, 1.0)
-    assert told is not None and told.every == pytest.approx(1e8 / 4 / 1e8)
+    rows, mesh = [row("step", "between", size=1e8, rings=4)], {"a": 2, "b": 4}
+    given = modelled(rows, network=Network("given", 1e9, 0.0), mesh=mesh)
+    assert given.every == pytest.approx(8 * 1e8 / 1e9)
+    assert modelled(rows, mesh=mesh).every == pytest.approx(1e8 / 4 / 1e8)
 
 
 def test_a_ring_through_all_chips_passes_a_given_link_once_a_worker():
-    sent = record([row("step", size=1e6, group=16)], mesh={"a": 8})
-    link = Network("given", 1e9, 0.5)
-    told = times.modelled(sent, TPU, 1, {}, link, 1.0)
-    assert told is not None and told.every == pytest.approx(2 * 1 * 0.5 + 1e-3)
+    rows, link = [row("step", size=1e6, group=16)], Network("given", 1e9, 0.5)
+    told = modelled(rows, network=link, mesh={"a": 8})
+    assert told.every == pytest.approx(2 * 1 * 0.5 + 1e-3)
 
 
 @pytest.mark.parametrize(
     ("steps", "period"),
     [
-        ("0*3 2*1 0*3 2*1", 57),  # 3 s of a sync each 19 steps of a second: 1/20
+        (EACH_ROUND, 57),  # 3 s of a sync each 19 steps of a second: 1/20
         ("2*4 0*3 2*1", 57),  # only the first phase sends in every step
         ("0*1 1*1 0*1 1*1 0*1 1*1 0*1 1*1", 38),  # two fragments of 1 s each round
         ("1*3 2*1 1*3 2*1", None),  # what every step sends is too much already
@@ -395,23 +398,14 @@ def test_a_ring_through_all_chips_passes_a_given_link_once_a_worker():
     ],
 )
 def test_the_least_period_follows_from_the_later_rounds(steps, period):
-    sent = {**FRAGMENTS["sent"], "steps": steps}
-    rows, given = [row(size=4e9)], {**FRAGMENTS, "sent": sent}
-    told = times.modelled(
-        record(rows, **given), TPU, 1, {"period": 4}, step_seconds=1.0
-    )
-    assert told is not None and told.period == period
+    assert modelled([row(size=4e9)], 4, **fragments(steps)).period == period
 
 
 @pytest.mark.parametrize(("delay", "period"), [(1, 38), (2, 19), (3, 1), (4, 3)])
 def test_a_delay_hides_what_is_sent_meanwhile(delay, period):
     """A sync takes 3 s; a delay of the whole period grows with it."""
-    sent = {**FRAGMENTS["sent"], "steps": "0*3 2*1 0*3 2*1"}
-    rows, given = [row(size=4e9)], {**FRAGMENTS, "sent": sent, "delay": delay}
-    told = times.modelled(
-        record(rows, **given), TPU, 1, {"period": 4}, step_seconds=1.0
-    )
-    assert told is not None and told.period == period
+    sent = fragments(EACH_ROUND)
+    assert modelled([row(size=4e9)], 4, delay=delay, **sent).period == period
 
 
 @pytest.mark.parametrize(
@@ -424,36 +418,23 @@ def test_a_delay_hides_what_is_sent_meanwhile(delay, period):
     ],
 )
 def test_what_a_dispatch_sends_stays_however_long_the_period(delay, seconds, period):
-    sent = {**FRAGMENTS["sent"], "steps": "0*3 2*1 0*3 2*1"}
-    rows, given = [row(size=4e9)], {**FRAGMENTS, "sent": sent, "delay": delay}
-    rows += [row("dispatch", size=8 * seconds * 1e9)]
-    told = times.modelled(
-        record(rows, **given), TPU, 1, {"period": 4}, step_seconds=1.0
-    )
-    assert told is not None and told.period == period
+    rows = [row(size=4e9), row("dispatch", size=8 * seconds * 1e9)]
+    assert modelled(rows, 4, delay=delay, **fragments(EACH_ROUND)).period == period
 
 
 def test_a_period_of_one_is_no_constant_cost():
-    sent = {**FRAGMENTS["sent"], "steps": "2*8"}
-    rows, given = [row(size=4e9)], {**FRAGMENTS, "sent": sent}
-    told = times.modelled(
-        record(rows, **given), TPU, 1, {"period": 1}, step_seconds=1.0
-    )
-    assert told is not None and told.period == 57
+    assert modelled([row(size=4e9)], 1, **fragments("2*8")).period == 57
 
 
 def test_compute_is_the_share_of_peak():
-    told = times.modelled(record([]), TPU, 0.5, {})
-    assert told is not None and told.compute == 4e12 / (0.5 * 197e12)
+    told = modelled([], mfu=0.5, seconds=None)
+    assert told.compute == 4e12 / (0.5 * 197e12)
     assert told.mean == pytest.approx(told.step) == pytest.approx(told.compute)
     assert told.share == pytest.approx(0) and told.sync == 0
 
 
 def test_a_step_sends_its_part_of_the_branches():
-    told = times.modelled(
-        record([row(size=4e9)], **FRAGMENTS), TPU, 1, {}, step_seconds=1.0
-    )
-    assert told is not None
+    told = modelled([row(size=4e9)], **fragments(ONCE_EACH))
     assert told.sync == pytest.approx(3)  # of 4 seconds at 1 GB/s
     assert told.mean == pytest.approx(1 + 4 / 8)
 
@@ -471,16 +452,13 @@ def test_a_step_sends_its_part_of_the_branches():
     ],
 )
 def test_a_step_waits_for_what_nothing_hides(sent, seconds):
-    told = times.modelled(record([sent]), TPU, 1, {}, step_seconds=1.0)
-    assert told is not None and told.mean == pytest.approx(seconds)
+    assert modelled([sent]).mean == pytest.approx(seconds)
 
 
 def test_a_delay_hides_a_sync_behind_the_steps_after_it():
-    told = times.modelled(
-        record([row(size=4e9)], **FRAGMENTS, delay=3), TPU, 1, {}, step_seconds=1.0
-    )
+    told = modelled([row(size=4e9)], delay=3, **fragments(ONCE_EACH))
     # The first second arrives in time; of the last three the run waits for all.
-    assert told is not None and told.mean == pytest.approx(1)
+    assert told.mean == pytest.approx(1)
 
 
 @pytest.mark.parametrize(("size", "period"), [(5e8, 10), (6e8, 12), (0.0, None)])
@@ -488,10 +466,7 @@ def test_period_is_the_least_below_a_twentieth(size, period):
     sent = {"kinds": [{}, {"all_reduce": [1, 1]}], "steps": "0*3 1*1 0*3 1*1"}
     ledger = {"always": {}, "branched": {"all_reduce": [1, 1]}}
     rows = [row(size=size)] if size else []
-    told = times.modelled(
-        record(rows, ledger, sent), TPU, 1, {"period": 4}, step_seconds=1.0
-    )
-    assert told is not None and told.period == period
+    assert modelled(rows, 4, ledger=ledger, sends=sent).period == period
 
 
 # The ledger beside the compiler

@@ -35,11 +35,9 @@ def test_all_reduce_of_several_arrays():
     found = only(program(ALL_REDUCE))
     size = 256 * 128 * 4 + 64 * 2
     assert found.kind == "all_reduce"
-    assert found.size == size
     assert found.bytes == Fraction(2 * 3, 4) * size
     assert found.groups == [[0, 1, 2, 3], [4, 5, 6, 7]]
     assert found.dtypes == ("f32", "bf16")
-    assert found.op_name == "jit(f)/while/body/psum"
     assert not found.overlapped and not found.is_looped and not found.choices
 
 
@@ -65,7 +63,7 @@ def test_bytes_are_those_of_rings(line, kind, size, part):
         %x = {line}, channel_id=1, replica_groups={{}}
         """)
     )
-    assert (found.kind, found.size, found.bytes) == (kind, size, part * size)
+    assert (found.kind, found.bytes) == (kind, part * size)
     assert found.groups == [[0, 1, 2, 3, 4, 5, 6, 7]]
 
 
@@ -77,7 +75,7 @@ def test_operands_may_be_written_with_their_types():
 replica_groups={{0,1}}, to_apply=%add
         """)
     )
-    assert found.size == 32
+    assert found.bytes == 32
 
 
 @pytest.mark.parametrize(
@@ -134,7 +132,7 @@ def test_permute_overlaps_if_something_is_computed_until_it_is_done(work, overla
     found = only(program(PERMUTE.replace("WORK", work)))
     assert found.kind == "permute"
     assert found.groups == [[1, 0], [2, 1], [0, 2]]
-    assert found.bytes == found.size == 16
+    assert found.bytes == 16
     assert found.overlapped == overlapped
 
 
@@ -155,8 +153,7 @@ backend_config={"collective_backend_config":{"is_sync":SYNC,"is_pipelined":false
 def test_gpu_start_overlaps_unless_its_stream_waits(is_sync):
     found = only(program(GPU.replace("SYNC", str(is_sync).lower())))
     assert found.kind == "reduce_scatter"
-    assert found.size == 16 * 64 * 2 + 32
-    assert found.bytes == Fraction(7, 8) * found.size
+    assert found.bytes == Fraction(7, 8) * (16 * 64 * 2 + 32)
     assert found.overlapped != is_sync
 
 
@@ -331,8 +328,7 @@ def test_transfers_between_tpu_slices(target, type_, kind, groups, part):
     found = between_slices(target, type_)
     assert found.slices
     assert (found.kind, found.groups) == (kind, groups)
-    assert found.size == 16 * 8 * 128 * 4
-    assert found.bytes == part * found.size
+    assert found.bytes == part * 16 * 8 * 128 * 4
 
 
 @pytest.mark.parametrize(
@@ -399,10 +395,6 @@ def test_loops_and_branches_say_how_often_a_collective_runs():
     assert sync.choices == (("c", "sync"),)
     assert not grads.choices and not gather.choices and not mean.choices
     assert found.steps == 8
-    assert found.entry == mean.computation == "main"
-    assert found.conditional == {"sync"}
-    assert found.looped == {"step", "layer", "sync"}
-    assert found.unknown == []
 
 
 def test_gpu_branches_are_true_and_false():
@@ -414,11 +406,10 @@ def test_gpu_branches_are_true_and_false():
     assert [x.choices for x in found.collectives][2] == (("c", "sync"),)
 
 
-def test_a_loop_of_unknown_length_is_named_and_counts_once():
+def test_a_loop_of_unknown_length_counts_once():
     found = hlo.read(
         program(WITH_LOOPS, more=LOOPS.replace("direction=LT", "direction=NE"))
     )
-    assert found.unknown == ["inner"]
     assert [x.times for x in found.collectives] == [1, 1, 1, 1]
 
 

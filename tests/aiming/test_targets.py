@@ -109,7 +109,7 @@ def test_shares_of_the_network_add_up_to_a_pod_as_published():
     """Google Cloud: 6.4 (v5e) and 25.6 Tbit/s (v6e) for 256 chips, which make 50.63
     and 234.9 PFLOP/s in bfloat16; both figures are rounded."""
     for name, bits, flops in (("v5e", 6.4e12, 50.63e15), ("v6e", 25.6e12, 234.9e15)):
-        kind = chips.TPUS[name]
+        kind = chips.PLATFORMS["tpu"][name]
         assert 256 * 8 * kind.between.bandwidth == bits
         assert kind.chip.flops == pytest.approx(flops / 256, rel=0.005)
 
@@ -119,7 +119,9 @@ def test_rings_use_both_links_of_an_axis_of_the_torus():
     assert targets.parse("tpu:v5e:4x4").inside.bandwidth == 400e9 / 2 / 4 * 2
 
 
-@pytest.mark.parametrize("kind", [*chips.TPUS.values(), *chips.GPUS.values()])
+@pytest.mark.parametrize(
+    "kind", [kind for kinds in chips.PLATFORMS.values() for kind in kinds.values()]
+)
 def test_published_figures_have_a_source_with_its_year(kind):
     sources = [kind.chip.source, *kind.sources]
     assert all("20" in x for x in sources)
@@ -141,7 +143,7 @@ def test_environment_opens_no_accelerator():
 def test_missing_compiler_says_the_command(text, extra, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(BadRequest, match=r"^[^\n]+$") as caught:
-        targets.devices(targets.parse(text))
+        targets.check_compiler(targets.parse(text))
     assert f"pip install -e '.[experiments,{extra}]'" in str(caught.value)
 
 

@@ -1,15 +1,14 @@
 """A process that compiles one program: python -m experiments.aiming.compiling.child.
 
-It reads one request from stdin, a line of JSON, and answers by one on its stdout. So
-the compiler's variables are set before jax starts, its messages stay with the process,
-and its memory is given back.
+Its argument is a request in JSON; it answers by a line of JSON on its stdout. So the
+compiler's variables are set before jax starts, its messages stay with the process, and
+its memory is given back.
 """
 
 import json
 import os
 import sys
 import threading
-from typing import Any
 
 from experiments.aiming import targets
 from experiments.cli.errors import BadRequest
@@ -21,21 +20,17 @@ def main() -> None:
     # Compilers print on both streams: the answer has a descriptor of its own.
     with os.fdopen(os.dup(1), "w", encoding="utf-8") as answer:
         os.dup2(2, 1)
-        request = json.loads(sys.stdin.readline())
+        request = json.loads(sys.argv[1])
         threading.Thread(target=_end_with_parent, daemon=True).start()
-        json.dump(_answered(request), answer)
+        try:
+            target = targets.parse(request["target"], request["slices"])
+            run = config.parse(request["argv"])
+            from experiments.aiming.compiling import prepare  # imports jax
 
-
-def _answered(request: dict[str, Any]) -> dict[str, Any]:
-    """Returns what was found, or why nothing can be."""
-    try:
-        target = targets.parse(request["target"], request["slices"])
-        asked = config.parse(request["argv"])
-        from experiments.aiming.compiling import prepare  # imports jax
-
-        return prepare.compiled(asked, target, request["form"])
-    except BadRequest as error:
-        return {"error": " ".join(str(error).split())}
+            content = prepare.compiled(run, target, request["form"])
+        except BadRequest as error:
+            content = {"error": " ".join(str(error).split())}
+        json.dump(content, answer)
 
 
 def _end_with_parent() -> None:

@@ -4,7 +4,7 @@ import dataclasses
 import math
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -51,7 +51,8 @@ def compiled(config: RunConfig, target: Target, form: Form | None) -> dict[str, 
     devices = found[: config.workers // (config.lanes or 1) * config.worker_devices]
     try:
         is_batch_given = config.batch_size is not None
-        parts = make_plan(config, _machines(devices), devices)
+        machines = len({targets.place_of(device) for device in devices})
+        parts = make_plan(config, machines, devices)
         form = form or form_of(_data_of(parts))
         data = stand_in(form)
         check_data(parts.config, data, is_batch_given)
@@ -80,8 +81,8 @@ def _data_of(parts: Plan) -> Data:
 
 def form_of(data: Data) -> Form:
     """Returns the shapes of a task's data, as JSON has them."""
-    is_source = not isinstance(data.train, dict)
     train: Any = data.train
+    is_source = not isinstance(train, dict)
     one = train[0] if is_source else {name: x[0] for name, x in train.items()}
     # An entry of an array without further axes is a NumPy scalar, which has both, too.
     shapes = {
@@ -111,11 +112,6 @@ class _Source:
 
     def __getitem__(self, number: int) -> dict[str, np.ndarray]:
         return {name: x[number] for name, x in self._arrays.items()}
-
-
-def _machines(devices: Sequence[Any]) -> int:
-    """Returns the number of slices or hosts that devices are of."""
-    return len({targets.place_of(device) for device in devices})
 
 
 def steps_of(config: Settings) -> int:
@@ -244,21 +240,12 @@ def _compile(parts: Plan, lowered: Lowered) -> dict[str, Any]:
         refused = {"refused": str(error), "needed": needed}
         return {"compile_seconds": seconds, **refused, "traffic": None}
     seconds = time.perf_counter() - start
-    rows = traffic.traffic(hlo.read(text), layout.devices, layout.devices_each)
+    program_read = hlo.read(text)
     return {
         "compile_seconds": seconds,
         "memory": _memory(program.memory_analysis()),
-        "traffic": [_row(row, rows) for row in rows],
+        "traffic": traffic.traffic(program_read, layout.devices, layout.devices_each),
     }
-
-
-def _row(row: traffic.Row, rows: Sequence[traffic.Row]) -> dict[str, Any]:
-    """Returns a row as JSON has it."""
-    syncs = {x.choice for x in rows if x.scope == traffic.ACROSS}
-    # Compilers cut products in windows by conditionals of their own, in every step.
-    is_sync = row.when == traffic.SYNC and row.choice in syncs
-    when = traffic.STEP if row.when == traffic.SYNC and not is_sync else row.when
-    return {**row._asdict(), "bytes": float(row.bytes), "when": when}
 
 
 def _memory(found: Any) -> dict[str, int] | None:

@@ -1,10 +1,10 @@
 """The ledger's bytes beside those of the compiled program."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from experiments.aiming.traffic import ACROSS
+from experiments.aiming.traffic import ACROSS, DISPATCH, Row
 
 ROUNDING = 1e-6  # of sums of fractions
 WIDENED = 16  # times at most: twice the bytes, of bytes as float32, padded to twice
@@ -56,21 +56,21 @@ def compared(answer: Mapping[str, Any]) -> Comparison | None:
     if traffic is None or ledger is None:
         return None
     # Metrics are averaged once, after all steps, and are not counted.
-    found = [x for x in traffic if x["scope"] == ACROSS and x["when"] != "dispatch"]
+    sent = [x for x in traffic if x["scope"] == ACROSS and x["when"] != DISPATCH]
     counts = [*ledger["always"].items(), *ledger["branched"].items()]
-    kinds = sorted({k for k, _ in counts} | {x["kind"] for x in found})
+    kinds = sorted({k for k, _ in counts} | {x["kind"] for x in sent})
     rows = tuple(
         Beside(
             kind,
             math.fsum(size for k, (size, _) in counts if k == kind),
             sum(calls for k, (_, calls) in counts if k == kind),
-            math.fsum(x["bytes"] for x in found if x["kind"] == kind),
-            sum(x["calls"] for x in found if x["kind"] == kind),
+            math.fsum(x["bytes"] for x in sent if x["kind"] == kind),
+            sum(x["calls"] for x in sent if x["kind"] == kind),
         )
         for kind in kinds
     )
     is_equal = all(_same(x.counted, x.found) for x in rows)
-    return Comparison(rows, is_equal, () if is_equal else _why(answer, rows, found))
+    return Comparison(rows, is_equal, () if is_equal else _why(answer, rows, sent))
 
 
 def _same(x: float, y: float) -> bool:
@@ -79,22 +79,20 @@ def _same(x: float, y: float) -> bool:
 
 def _why(
     answer: Mapping[str, Any],
-    rows: Iterable[Beside],
-    found: Iterable[Mapping[str, Any]],
+    rows: Sequence[Beside],
+    sent: Sequence[Row],
 ) -> tuple[str, ...]:
     """Names what makes the difference."""
-    rows, found, why = tuple(rows), tuple(found), []
-    if promoted := sum(x.get("promoted", 0) for x in found):
+    why = []
+    if promoted := sum(x.get("promoted", 0) for x in sent):
         why.append(
             f"the compiler makes the numbers of {promoted} of the collectives wider "
             "than the algorithm does"
         )
     if answer["lanes"] > 1:
         why.append("a chip has several workers, and the ledger counts one on each")
-    counted = math.fsum(x.counted for x in rows)
-    sent = math.fsum(x.found for x in rows)
     differing = [x for x in rows if not _same(x.counted, x.found)]
-    if _same(counted, sent):
+    if _same(math.fsum(x.counted for x in rows), math.fsum(x.found for x in rows)):
         names = " and ".join(x.kind for x in differing)
         why.append(f"the compiler takes other collectives for the same bytes: {names}")
     if moved := _gathered_by_sums(differing):
@@ -102,24 +100,28 @@ def _why(
             f"the compiler makes all-reduces of small all-gathers: {moved[0]:,.0f} B "
             f"less of these, {moved[1]:,.0f} B more of those"
         )
-    if any(x["network"] == "between" for x in found) and answer["slices"] > 1:
-        within = any(x["network"] == "inside" for x in found)
+    if any(x["network"] == "between" for x in sent) and answer["slices"] > 1:
+        within = any(x["network"] == "inside" for x in sent)
         why.append(
             "between slices the compiler sends parts that it pads"
             + (", after reducing within each slice" if within else "")
         )
-    if answer["mesh"] and all(_is_less_summed(x) for x in differing):
+    if answer["mesh"] and all(
+        x.kind == "all_reduce" and x.found < x.counted for x in differing
+    ):
         why.append(
             "the compiler sends less: of an array that is whole on each chip of a "
             "worker, each chip sends a part, and they gather it"
         )
     places = answer["workers"] // answer["lanes"]
-    if wide := sum(x["calls"] for x in found if x["group"] > places):
+    if wide := sum(x["calls"] for x in sent if x["group"] > places):
         why.append(
             f"the compiler reduces within workers and across them at once, by {wide} "
             "of the collectives"
         )
-    if places == 2 and all(_is_halved(x) for x in differing):
+    if places == 2 and all(
+        x.kind == "permute" and _same(x.counted, 2 * x.found) for x in differing
+    ):
         why.append(
             "of two workers each is both neighbours of the other, and is sent to once"
         )
@@ -137,14 +139,6 @@ def _gathered_by_sums(differing: Iterable[Beside]) -> tuple[float, float] | None
         return None
     less, more = -by_kind["all_gather"], by_kind["all_reduce"]
     return (less, more) if 0 < less <= more <= WIDENED * less else None
-
-
-def _is_less_summed(row: Beside) -> bool:
-    return row.kind == "all_reduce" and row.found < row.counted
-
-
-def _is_halved(row: Beside) -> bool:
-    return row.kind == "permute" and _same(row.counted, 2 * row.found)
 
 
 def is_too_large(answer: Mapping[str, Any]) -> bool:

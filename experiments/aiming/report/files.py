@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any, NotRequired, TypedDict
 
 from experiments.aiming.config import PROGRAM, AimConfig, Job
-from experiments.aiming.report import markdown
+from experiments.aiming.report import formats
+from experiments.aiming.report.content import Page
 from experiments.aiming.report.records import Result
-from experiments.aiming.targets import Target
+from experiments.aiming.traffic import Row
 from experiments.cli.errors import BadRequest
 from experiments.training import json_files
 from experiments.training.measurements.sends import SendsJson, is_sound
@@ -38,22 +39,6 @@ class Programs(TypedDict):
     """A file of --json, as far as it is read."""
 
     programs: list[Program]
-
-
-class Collectives(TypedDict):
-    """A row of a program's traffic, as `traffic.Row` describes it."""
-
-    scope: str
-    when: str
-    network: str
-    kind: str
-    calls: int
-    group: int
-    bytes: float
-    overlapped: int
-    rings: int
-    dtypes: list[str]
-    promoted: NotRequired[int]
 
 
 class Ledger(TypedDict):
@@ -95,7 +80,7 @@ class Compiled(TypedDict):
     memory: NotRequired[dict[str, int]]
     ledger: Ledger | None
     sends: SendsJson | None
-    traffic: list[Collectives] | None
+    traffic: list[Row] | None
     uncounted: NotRequired[str]
     refused: NotRequired[str]
     needed: NotRequired[int | None]
@@ -160,10 +145,11 @@ def write_json(
         _write(config.json, text)
 
 
-def write_page(config: AimConfig, argv: list[str], found: Sequence[Result]) -> None:
+def write_page(config: AimConfig, page: Page) -> None:
     """Writes what --page asks for; raises a BadRequest where it cannot."""
     if config.page is not None:
-        _write(config.page, _page(config, argv, found))
+        is_markdown = config.page.suffix == ".md"
+        _write(config.page, (formats.markdown if is_markdown else formats.html)(page))
 
 
 def _write(path: Path, text: str) -> None:
@@ -176,21 +162,17 @@ def _write(path: Path, text: str) -> None:
         raise BadRequest(f"{path}: {error.strerror or error}") from None
 
 
-def _page(config: AimConfig, argv: list[str], found: Sequence[Result]) -> str:
-    if config.page is not None and config.page.suffix == ".md":
-        return markdown.page(config, argv, found)
-    from experiments.aiming.report import page  # imports jinja2
-
-    return page.page(config, argv, found)
-
-
 def as_json(result: Result) -> dict[str, Any]:
     """Returns a result as JSON has it: bytes and seconds, nothing rounded."""
-    compared = result.comparison
+    compared, target = result.comparison, result.job.target
     content = {
         # An answer of --reuse has what follows, too, of other figures or networks.
         **result.answer,
-        "target": _target(result.job.target),
+        "target": {
+            **target._asdict(),
+            "chips": target.chips,
+            **{x: getattr(target, x)._asdict() for x in ("chip", "inside", "between")},
+        },
         "label": result.job.variant.label,
         "algo": result.job.variant.algo,
         "argv": [*result.job.argv],
@@ -207,14 +189,3 @@ def as_json(result: Result) -> dict[str, Any]:
     }
     # As it will be read, so that the checksum is of that.
     return json_files.sealed(json.loads(json.dumps(content)))
-
-
-def _target(target: Target) -> dict[str, Any]:
-    """Returns a target with its figures and their sources."""
-    return {
-        **target._asdict(),
-        "chips": target.chips,
-        "chip": target.chip._asdict(),
-        "inside": target.inside._asdict(),
-        "between": target.between._asdict(),
-    }

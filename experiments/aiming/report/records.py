@@ -1,7 +1,6 @@
 """Results: findings of a program beside what is modelled and what was counted."""
 
 from collections.abc import Mapping, Sequence
-from itertools import groupby
 from typing import Any, NamedTuple
 
 from experiments.aiming import times
@@ -39,8 +38,15 @@ class Result(NamedTuple):
 
     @property
     def held(self) -> int | None:
-        """The bytes that a chip holds at most; None where they are not known."""
-        return total_of(self.answer)
+        """The bytes of a chip while the program runs; None if they are not known.
+
+        Outputs that take the place of arguments, as the donated state does, count once.
+        """
+        memory = self.answer.get("memory")
+        if memory is None:
+            return self.answer.get("needed")
+        total = memory["arguments"] + memory["outputs"] - memory["aliased"]
+        return total + memory["temporary"] + memory["code"]
 
     @property
     def fits(self) -> bool | None:
@@ -51,72 +57,34 @@ class Result(NamedTuple):
         return None if self.held is None or limit is None else self.held <= limit
 
 
-def total_of(answer: Mapping[str, Any]) -> int | None:
-    """Returns the bytes of a chip while the program runs; None if they are not known.
-
-    Outputs that take the place of arguments, as the donated state does, count once.
-    """
-    memory = answer.get("memory")
-    if memory is None:
-        return answer.get("needed")
-    held = memory["arguments"] + memory["outputs"] - memory["aliased"]
-    return held + memory["temporary"] + memory["code"]
-
-
-def by_target(found: Sequence[Result]) -> list[tuple[Target, list[Result]]]:
-    """Returns the results of each target, in their order."""
-    groups = groupby(found, lambda result: result.job.target)
-    return [(target, [*group]) for target, group in groups]
-
-
-def versions_of(found: Sequence[Result]) -> list[str]:
-    """Returns a sentence on the versions of what compiled, or several.
-
-    Programs of --reuse may have been compiled by others: each sentence but one of all
-    programs names its own.
-    """
-    labels: dict[str, list[str]] = {}
-    for x in found:
-        if versions := x.answer.get("versions"):
-            text = ", ".join(f"{name} {version}" for name, version in versions.items())
-            labels.setdefault(text, []).append(x.job.variant.label)
-    if len(labels) == 1:
-        return [f"With {text}." for text in labels]
-    return [f"{', '.join(own)} with {text}." for text, own in labels.items()]
-
-
 def results(
     config: AimConfig, answers: Sequence[Mapping[str, Any]]
 ) -> tuple[Result, ...]:
     """Returns the results of the first jobs, in their order, as many as answers."""
-    found = [
-        Result(
-            job,
-            answer,
-            job.variant in config.variants,
-            _times(config, job, answer),
-            comparison.compared(answer),
+    unrelated = []
+    for job, answer in zip(config.jobs, answers, strict=False):
+        arguments = answer, job.target, config.mfu, job.config.arguments
+        # On the target's own links first.
+        modelled = [
+            times.modelled(*arguments, network=network, step_seconds=config.step_time)
+            for network in (None, *config.networks)
+        ]
+        unrelated.append(
+            Result(
+                job,
+                answer,
+                job.variant in config.variants,
+                tuple(x for x in modelled if x is not None),
+                comparison.compared(answer),
+            )
         )
-        for job, answer in zip(config.jobs, answers, strict=False)
-    ]
-    return tuple(result._replace(times=_faster(result, found)) for result in found)
+    baselines = {x.job.target: x for x in unrelated if is_baseline(x.job.variant)}
+    return tuple(x._replace(times=_faster(x, baselines)) for x in unrelated)
 
 
-def _times(config: AimConfig, job: Job, answer: Mapping[str, Any]) -> tuple[Times, ...]:
-    """Returns the modelled times, on the target's own links first."""
-    given = answer, job.target, config.mfu, job.config.arguments
-    modelled = [
-        times.modelled(*given, network=each, step_seconds=config.step_time)
-        for each in (None, *config.networks)
-    ]
-    return tuple(x for x in modelled if x is not None)
-
-
-def _faster(result: Result, all_results: Sequence[Result]) -> tuple[Times, ...]:
+def _faster(result: Result, baselines: Mapping[Target, Result]) -> tuple[Times, ...]:
     """Returns the times of a result with their speed-up over sync_sgd."""
-    target = result.job.target
-    baselines = (x for x in all_results if is_baseline(x.job.variant))
-    baseline = next((x for x in baselines if x.job.target == target), None)
+    baseline = baselines.get(result.job.target)
     if baseline is None or len(baseline.times) != len(result.times):
         return result.times
     pairs = zip(result.times, baseline.times, strict=True)

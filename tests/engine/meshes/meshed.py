@@ -174,11 +174,11 @@ def compiled(trainer):
         if not any(across):
             within.add(sent.kind)
         # Metrics are averaged once, after all steps.
-        if not any(across) or sent.computation == program.entry:
+        if not any(across) or not sent.is_looped:
             continue
         found[sent.kind] += sent.bytes
         peers &= all(len({i % each for i in group}) == 1 for group in sent.groups)
-        branched &= sent.computation in program.conditional
+        branched &= bool(sent.choices)
     return {kind: float(n) for kind, n in found.items()}, peers, branched, within
 
 

@@ -1,0 +1,335 @@
+"""The content of a report: what all of its formats show, in tables and lines."""
+
+import shlex
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import groupby
+from typing import Any, NamedTuple
+
+from experiments.aiming import traffic
+from experiments.aiming.config import NOT_HERE, PROGRAM, AimConfig
+from experiments.aiming.report import comparison
+from experiments.aiming.report.records import Result
+from experiments.aiming.targets import Target
+from experiments.aiming.times import Times, shares
+from experiments.aiming.traffic import ACROSS, STEP, SYNC
+from experiments.cli.terminal import MISSING, duration, mesh_text, size
+
+
+class Table(NamedTuple):
+    """A table of text; a row's first cell names it."""
+
+    title: str
+    heads: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+
+class Program(NamedTuple):
+    """The details of a program.
+
+    Attributes:
+        label: its name in all tables.
+        is_asked: whether the user has asked for it, not only for the speed-up.
+        reason: why there is none, or why the ledger counts otherwise; "" for others.
+        lines: on its memory and on the ledger.
+        traffic: its collectives.
+    """
+
+    label: str
+    is_asked: bool
+    reason: str
+    lines: list[str]
+    traffic: Table
+
+
+class Section(NamedTuple):
+    """The findings for a target.
+
+    Attributes:
+        head: a line about the target and its workers.
+        tables: what was read off the programs; then what is modelled, on the target's
+            own links and on each further network.
+        programs: their details.
+        notes: what a reader must know.
+    """
+
+    head: str
+    tables: list[Table]
+    programs: list[Program]
+    notes: list[str]
+
+
+class Page(NamedTuple):
+    """A report.
+
+    Attributes:
+        title: of the page.
+        headline: its first sentence: how many programs compile, and fit.
+        command: that repeats it.
+        versions: sentences on the versions of what compiled.
+        sections: target by target.
+    """
+
+    title: str
+    headline: str
+    command: str
+    versions: list[str]
+    sections: list[Section]
+
+
+def page(config: AimConfig, argv: Sequence[str], results: Sequence[Result]) -> Page:
+    """Returns the content of a report.
+
+    Args:
+        config: of the command.
+        argv: its flags, by which it is repeated.
+        results: of all programs, target by target.
+    """
+    by_target = groupby(results, lambda result: result.job.target)
+    return Page(
+        title=f"{config.task} {NOT_HERE}",
+        headline=_headline(results),
+        command=shlex.join([*PROGRAM.split(), *argv]),
+        versions=_versions(results),
+        sections=[_section(config, target, [*group]) for target, group in by_target],
+    )
+
+
+def _headline(results: Sequence[Result]) -> str:
+    done = [x for x in results if x.is_done]
+    known = [x.fits for x in done if x.fits is not None]
+    line = f"{len(done)} of {len(results)} programs compile"
+    return f"{line}, {sum(known)} of {len(known)} fit." if known else f"{line}."
+
+
+def _versions(results: Iterable[Result]) -> list[str]:
+    """Returns a sentence; or several, as --reuse may take what others compiled."""
+    labels = defaultdict(list)
+    for x in results:
+        if versions := x.answer.get("versions"):
+            text = ", ".join(f"{name} {version}" for name, version in versions.items())
+            labels[text].append(x.job.variant.label)
+    if len(labels) == 1:
+        return [f"With {text}." for text in labels]
+    return [f"{', '.join(names)} with {text}." for text, names in labels.items()]
+
+
+def _section(config: AimConfig, target: Target, results: list[Result]) -> Section:
+    done = [(_label(x), x) for x in results if x.is_done]
+    tables = [_table("read off the program", READ, done)]
+    between = (f"with {x.name} between workers" for x in config.networks)
+    for i, links in enumerate(("with its own links", *between)):
+        timed = [(_label(x), x.times[i]) for x in results if x.times]
+        tables.append(_table(f"modelled, {links}", MODELLED, timed))
+    programs = [
+        Program(_label(x), x.is_asked, _reason(x), _details(x), _traffic(x))
+        for x in results
+    ]
+    tables = [table for table in tables if table.rows]
+    return Section(_head(target, results), tables, programs, _notes(target, config))
+
+
+def _table(
+    title: str,
+    columns: Mapping[str, Callable[[Any], str]],
+    subjects: Iterable[tuple[str, Any]],
+) -> Table:
+    rows = [[label, *(cell(x) for cell in columns.values())] for label, x in subjects]
+    return Table(title, ["algorithm", *columns], rows)
+
+
+def _label(result: Result) -> str:
+    return result.job.variant.label + ("" if result.is_asked else " (for comparison)")
+
+
+def _head(target: Target, results: Iterable[Result]) -> str:
+    slices = f" × {target.slices} slices" if target.slices > 1 else ""
+    limit, peak = target.chip.memory, target.chip.flops
+    figures = [] if limit is None else [f"{size(limit)} of memory"]
+    figures += [] if peak is None else [f"{peak / 1e12:g} TFLOP/s"]
+    line = f"{target.text}{slices}: {_several(target.chips, 'chip')}"
+    line += f" of {' and '.join(figures)}" if figures else ""
+    done = next((x.answer for x in results if "workers" in x.answer), None)
+    if done is None:
+        return line
+    each = target.chips * done["lanes"] // done["workers"]
+    mesh = f" of {each} chips ({mesh_text(done['mesh'])})" if done["mesh"] else ""
+    workers = f"{_several(done['workers'], 'worker')}{mesh}"
+    return f"{line}; {workers}, batch {done['batch_size']}, {done['params']:,} params"
+
+
+def _several(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
+def _held(result: Result) -> str:
+    limit = result.job.target.chip.memory
+    if result.held is None and result.fits is False and limit is not None:
+        return f"over {size(limit)}"  # the compiler gave up
+    return MISSING if result.held is None else size(result.held)
+
+
+def _sent(result: Result, when: str) -> str:
+    """Returns what a chip sends to other workers in each step, or in a sync.
+
+    Of syncs that differ it is the one that sends most.
+    """
+    rows = result.answer.get("traffic")
+    if rows is None:
+        return MISSING
+    sent = sum(row["bytes"] for row in traffic.of(rows, ACROSS, when))
+    if when == SYNC and sent:
+        sent *= max(shares(result.answer, result.job.config.arguments))
+        if not sent:  # the run is too short for a sync
+            return MISSING
+    return size(sent)
+
+
+def _agreement(result: Result) -> str:
+    """Returns whether the ledger and the compiler agree, in a word or two."""
+    compared = result.comparison
+    if compared is None:
+        return MISSING if result.answer.get("traffic") is None else "not counted"
+    return "equal" if compared.is_equal else "explained" if compared.why else "differs"
+
+
+def _collectives(result: Result) -> str:
+    """Returns the collectives across workers: "a sync: 4 all_reduce f32 of 16"."""
+    parts = []
+    for when in (SYNC, STEP):
+        calls, types = Counter(), defaultdict(set)
+        for row in traffic.of(result.answer.get("traffic") or (), ACROSS, when):
+            calls[row["kind"], row["group"]] += row["calls"]
+            types[row["kind"], row["group"]].update(row["dtypes"])
+        alike = [
+            f"{calls[kind, group]} {kind} {'/'.join(sorted(dtypes))} of {group}"
+            for (kind, group), dtypes in sorted(types.items())
+        ]
+        parts += [f"a {when}: {', '.join(alike)}"] if alike else []
+    return "; ".join(parts) or MISSING
+
+
+# What a compiler says and what a model says are kept apart: they are two tables.
+READ: Mapping[str, Callable[[Result], str]] = {
+    "fits": lambda x: {None: MISSING, True: "yes", False: "no"}[x.fits],
+    "a chip holds": _held,
+    "sent a step": lambda x: _sent(x, STEP),
+    "sent a sync": lambda x: _sent(x, SYNC),
+    "ledger": _agreement,
+    "compiled in": lambda x: f"{x.answer['compile_seconds']:.1f} s",
+    "collectives across workers": _collectives,
+}
+MODELLED: Mapping[str, Callable[[Times], str]] = {
+    "step": lambda x: duration(x.step),
+    "sync": lambda x: duration(x.sync + x.every),
+    "mean step": lambda x: duration(x.mean),
+    "speed-up": lambda x: MISSING if x.speed_up is None else f"{x.speed_up:.3g}×",
+    "below 5%": lambda x: MISSING if x.period is None else f"period {x.period}",
+}
+
+
+def _traffic(result: Result) -> Table:
+    """Returns the collectives of a program, those of all branches together."""
+    merged = defaultdict(Counter)
+    for row in result.answer.get("traffic") or ():
+        names = [row[name] for name in ("scope", "when", "network", "kind")]
+        key = (*names, " ".join(row["dtypes"]), str(row["group"]))
+        merged[key].update({x: row[x] for x in ("calls", "bytes", "overlapped")})
+    heads = ["scope", "each", "network", "kind", "type", "calls", "group", "bytes"]
+    rows = [
+        [
+            *key[:-1],
+            str(x["calls"]),
+            key[-1],
+            size(x["bytes"]),
+            f"{x['overlapped']} of {x['calls']}" if x["overlapped"] else "no",
+        ]
+        for key, x in sorted(merged.items())
+    ]
+    return Table("collectives", [*heads, "overlapped"], rows)
+
+
+def _details(result: Result) -> list[str]:
+    """Returns lines about what a chip holds, and about the ledger."""
+    answer = result.answer
+    if not result.is_done:
+        return [outcome(answer)]
+    lines = []
+    if memory := answer.get("memory"):
+        shown = {name: size(count) for name, count in memory.items()}
+        lines.append(
+            f"a chip: arguments {shown['arguments']}, temporary {shown['temporary']}, "
+            f"outputs {shown['outputs']}, of which {shown['aliased']} in place of "
+            "arguments"
+        )
+        if host := memory["host_arguments"] + memory["host_temporary"]:
+            lines.append(f"its host, for it: {size(host)}")
+    names = {"params": "params", "opt_state": "optimizer", "sync": "strategy"}
+    parts = (f"{noun} {size(answer['state'][x])}" for x, noun in names.items())
+    lines.append(f"of the arguments: {', '.join(parts)}")
+    if result.fits is False:
+        if answer.get("refused"):
+            lines.append(f"the compiler: {comparison.first_line(answer['refused'])}")
+        leaves = [f"{x['name']} {size(x['bytes'])}" for x in answer["largest"]]
+        lines.append(f"largest leaves on a chip: {', '.join(leaves)}")
+    return [*lines, *_of_ledger(result)]
+
+
+def _of_ledger(result: Result) -> list[str]:
+    """Returns lines about the ledger's bytes beside the compiler's."""
+    compared = result.comparison
+    if compared is None:
+        why = result.answer.get("uncounted")
+        return [f"ledger: {why}"] if why else []
+    lines = [
+        f"{row.kind}: the ledger counts {size(row.counted)} of "
+        f"{_several(row.calls, 'array')}, the program sends {size(row.found)} by "
+        f"{_several(row.collectives, 'collective')}"
+        for row in compared.rows
+    ]
+    if compared.is_equal:
+        return [*lines, "the ledger and the program are equal"]
+    return [*lines, *(compared.why or ("the difference is not explained",))]
+
+
+def _reason(result: Result) -> str:
+    if not result.is_done:
+        return outcome(result.answer)
+    is_equal = result.comparison is None or result.comparison.is_equal
+    return "" if is_equal else "; ".join(_of_ledger(result))
+
+
+def outcome(answer: Mapping[str, Any]) -> str:
+    """Returns in a line how a compilation ended."""
+    if "error" in answer:
+        return f"refused: {answer['error']}"
+    if "failed" in answer:
+        return f"failed: {answer['failed']}"
+    if "timeout" in answer:
+        return f"given up after {answer['timeout']:g} s (--timeout)"
+    seconds = f"{answer['compile_seconds']:.1f} s"
+    if comparison.is_too_large(answer):
+        return f"does not fit, as the compiler said after {seconds}"
+    if answer.get("refused"):
+        return f"the compiler: {comparison.first_line(answer['refused'])}"
+    return f"compiled in {seconds}"
+
+
+def _notes(target: Target, config: AimConfig) -> list[str]:
+    """Returns what a reader of a target's tables must know."""
+    chip = f"{target.chip.name}: {target.chip.source}"
+    compute = f"products at {config.mfu:g} of the peak (--mfu)"
+    if config.step_time is not None:
+        compute = f"{duration(config.step_time)} a local step (--step-time)"
+    elif target.chip.flops is None:
+        return [chip, "no times: the chip has no published peak; give --step-time"]
+    links = ("inside", target.inside), ("between", target.between)
+    return [
+        chip,
+        f"modelled: {compute}, then the sends that are waited for",
+        *(
+            f"{name}: {x.name}, {size(x.bandwidth)}/s, {duration(x.latency)} a hop; "
+            f"{source}"
+            for (name, x), source in zip(links, target.sources, strict=True)
+        ),
+    ]
