@@ -27,6 +27,7 @@ from syncalgos import (
     sync_sgd,
     until,
 )
+from syncalgos.combinators import introspection
 from syncalgos.reducers import row_sparse
 from syncalgos.reducers.reducer import Reducer
 
@@ -55,8 +56,12 @@ def make_strategies(
         BadRequest: what a strategy cannot be; a ValueError if it is one of ours.
     """
     if algorithm is None:
-        reduce = _reduce(config, task)
+        # A mean computes the same as row_sparse, for params of any shape.
+        reduce = {"reduce": "mean"} if _is_row_sparse(config) else {}
         algorithm = _algorithm(config, reduce, schedule, optimizer, hosts, task)
+        if reduce:
+            reduce = {"reduce": _rows_of_a_step(config, algorithm, task)}
+            algorithm = _algorithm(config, reduce, schedule, optimizer, hosts, task)
     if config.sync_at_end:
         algorithm = _synced_at_end(config, algorithm)
     strategy = algorithm
@@ -89,7 +94,6 @@ def steady_strategy(
     config: Settings, optimizer: optax.GradientTransformation, hosts: int, task: Task
 ) -> Strategy:
     """Makes the algorithm alone, for a constant learning rate."""
-    # The mean computes the same as row_sparse, for params of any shape.
     reduce = {"reduce": "mean"} if _is_row_sparse(config) else {}
     return _algorithm(config, reduce, config.lr, optimizer, hosts, task)
 
@@ -132,16 +136,19 @@ def _is_row_sparse(config: Settings) -> bool:
     return config.arguments.get("reduce") == ROW_SPARSE
 
 
-def _reduce(config: Settings, task: Task) -> dict[str, Any]:
-    """Returns the reducer that takes the place of `--reduce row_sparse`, by argument.
+def _rows_of_a_step(config: Settings, plain: Strategy, task: Task) -> Reducer:
+    """Returns the reducer that takes the place of `--reduce row_sparse`.
+
+    Args:
+        config: the settings.
+        plain: the algorithm with a mean in its place.
+        task: that is trained.
 
     Raises:
         ValueError: a task without tables, or an algorithm that does not average the
             gradients of one step.
     """
-    if not _is_row_sparse(config):
-        return {}
-    if config.algo != "sync_sgd":
+    if not introspection.takes_mean(plain):
         raise ValueError(
             f"--reduce {ROW_SPARSE} sends the rows that one step's gradient touches: "
             f"use it with --algo sync_sgd, not {config.algo}"
@@ -155,7 +162,7 @@ def _reduce(config: Settings, task: Task) -> dict[str, Any]:
             f"--reduce {ROW_SPARSE} is for replicated tables: {task.kept} ones are "
             "sent by rows already"
         )
-    return {"reduce": _row_sparse(config, task.tables)}
+    return _row_sparse(config, task.tables)
 
 
 def _row_sparse(config: Settings, tables: Tables) -> Reducer:

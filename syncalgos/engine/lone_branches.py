@@ -46,14 +46,10 @@ def refuse(strategy: Strategy, replica: Replica, state: PyTree, step: Any) -> No
     if collectives.size() == 1:
         return
     grads, rest = len(jax.tree.leaves(replica.params)), len(jax.tree.leaves(replica))
-    count = len(jax.tree.leaves(state))
-    differs = [False] * count
-    while True:  # until no further leaf of the state differs
-        inputs = [True] * grads + [False] * rest + differs + [False]
-        after = _results(jaxpr, inputs)[rest:]
-        if after == differs:
-            return
-        differs = [x or y for x, y in zip(differs, after, strict=True)]
+    differs, before = [False] * len(jaxpr.outvars[rest:]), None
+    while differs != before:  # until no further leaf of the state differs
+        before, inputs = differs, [True] * grads + [False] * rest + differs + [False]
+        differs = _results(jaxpr, inputs)[rest:]  # as many as before, and more
 
 
 def _results(jaxpr: Any, inputs: Sequence[bool]) -> list[bool]:

@@ -31,6 +31,7 @@ TRAINED = {  # programs, and how many trained models each of them tests
     "custom_reducer.py": 2,
     "equinox_model.py": 1,
     "flax_nnx.py": 1,
+    "harness.py": 2,
     "outer_optimizer.py": 2,
     "shard_map_loop.py": 1,
 }
@@ -96,6 +97,10 @@ def test_best_rate_is_that_of_the_least_validation_loss(name):
         losses = {each: float(loss) for each, loss in re.findall(row, text, re.M)}
         assert len(losses) == 3
         assert losses[rate] == min(losses.values())
+
+
+def test_a_strategy_of_ones_own_in_the_harness_has_the_bits_of_the_named_one():
+    assert "the same bits as diloco" in printed("harness.py")
 
 
 def test_outer_steps_of_one_worker_end_about_where_the_inner_optimizer_does():

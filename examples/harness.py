@@ -1,0 +1,29 @@
+"""Train a strategy of one's own on a task of the harness, by a call.
+
+    python examples/harness.py
+
+It shows `experiments.train`: a strategy as an object, evaluations as they are made, and
+the same hash as that of the registered algorithm with the same steps.
+"""
+
+import optax
+
+import syncalgos
+from experiments import RunConfig, train
+
+config = RunConfig(task="digits", workers=4, steps=192, eval_every=96)
+
+
+def show(line):
+    print(f"step {line['step']}: test accuracy {line['test_accuracy']:.3f}")
+
+
+outer = optax.sgd(0.7, momentum=0.9, nesterov=True)
+own = syncalgos.every(16, syncalgos.outer_step(outer))
+run = train(config, strategy=own, on_evaluation=show)
+named = train(RunConfig(**{**vars(config), "algo": "diloco"}))
+
+sent = run.summary["bytes_per_worker"]
+print(f"each worker sent {sent:,} bytes in {run.summary['syncs']} syncs")
+hashes = {each.summary["params_sha256"] for each in (run, named)}
+print("the same bits as diloco" if len(hashes) == 1 else "other bits than diloco")
