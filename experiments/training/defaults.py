@@ -10,7 +10,7 @@ from experiments.cli.factories import ALGORITHM, TASK
 from experiments.tasks.task import Task
 from experiments.training.config import RunConfig, Settings, never_reached
 from syncalgos.engine.placement.make_layout import default_batch_axes
-from syncalgos.strategy import Facts, facts_of
+from syncalgos.facts import Facts, facts_of
 
 
 def resolved(config: RunConfig, task: Task) -> Settings:

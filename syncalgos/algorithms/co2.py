@@ -10,8 +10,9 @@ from syncalgos import checks
 from syncalgos.algorithms._anchors import outer_rates
 from syncalgos.combinators.primitives import outer_step
 from syncalgos.combinators.schedule import every
+from syncalgos.facts import Facts, declares
 from syncalgos.reducers import late
-from syncalgos.strategy import WORKERS, Axis, Facts, PyTree, Strategy, declares
+from syncalgos.strategy import WORKERS, Axis, PyTree, Strategy
 
 
 class MomentumState(NamedTuple):

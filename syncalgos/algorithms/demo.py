@@ -5,8 +5,9 @@ import jax.numpy as jnp
 
 from syncalgos import checks
 from syncalgos.dtypes import if_finite, narrow, widen, zeros
+from syncalgos.facts import Facts, declares
 from syncalgos.reducers import dct, stacking
-from syncalgos.strategy import WORKERS, Axis, Facts, MeanCenter, Strategy, declares
+from syncalgos.strategy import WORKERS, Axis, MeanCenter, Strategy
 
 
 @declares(lambda sign, **_: Facts(unit_steps=sign))

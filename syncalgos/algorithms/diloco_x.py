@@ -4,8 +4,9 @@ from syncalgos import checks, reducers
 from syncalgos.algorithms._anchors import nesterov_sgd
 from syncalgos.combinators.primitives import outer_step
 from syncalgos.combinators.schedule import every
+from syncalgos.facts import Facts, declares
 from syncalgos.reducers.stacking import Stacked
-from syncalgos.strategy import WORKERS, Axis, Facts, Strategy, declares
+from syncalgos.strategy import WORKERS, Axis, Strategy
 
 
 @declares(lambda period, **_: Facts(late=period))

@@ -7,7 +7,8 @@ import jax.numpy as jnp
 
 from syncalgos import checks, collectives, reducers
 from syncalgos.dtypes import if_finite, narrow, widen, zeros
-from syncalgos.strategy import WORKERS, Axis, Facts, MeanCenter, Strategy, declares
+from syncalgos.facts import Facts, declares
+from syncalgos.strategy import WORKERS, Axis, MeanCenter, Strategy
 
 
 @declares(lambda **_: Facts(unit_steps=True))

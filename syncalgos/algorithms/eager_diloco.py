@@ -9,7 +9,8 @@ from syncalgos import collectives
 from syncalgos.algorithms import _anchors
 from syncalgos.combinators.schedule import every
 from syncalgos.dtypes import widen, zeros
-from syncalgos.strategy import WORKERS, Axis, Facts, PyTree, Strategy, declares
+from syncalgos.facts import Facts, declares
+from syncalgos.strategy import WORKERS, Axis, PyTree, Strategy
 
 
 class EagerState(NamedTuple):

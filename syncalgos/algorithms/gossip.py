@@ -10,7 +10,8 @@ from syncalgos.algorithms._anchors import restart
 from syncalgos.collectives import topology as peers
 from syncalgos.combinators.chain import chain
 from syncalgos.dtypes import zeros
-from syncalgos.strategy import WORKERS, Axis, Facts, MeanCenter, Strategy, declares
+from syncalgos.facts import Facts, declares
+from syncalgos.strategy import WORKERS, Axis, MeanCenter, Strategy
 
 
 # A ring mixes the params before a local step, which travel during it.

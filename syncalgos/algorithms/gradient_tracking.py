@@ -8,15 +8,8 @@ import jax.numpy as jnp
 from syncalgos.algorithms._anchors import restart
 from syncalgos.collectives import topology
 from syncalgos.dtypes import if_finite, narrow, widen, zeros
-from syncalgos.strategy import (
-    WORKERS,
-    Axis,
-    Facts,
-    MeanCenter,
-    PyTree,
-    Strategy,
-    declares,
-)
+from syncalgos.facts import Facts, declares
+from syncalgos.strategy import WORKERS, Axis, MeanCenter, PyTree, Strategy
 
 
 class TrackingState(NamedTuple):

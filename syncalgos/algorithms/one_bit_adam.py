@@ -9,17 +9,10 @@ import optax
 
 from syncalgos import checks, collectives
 from syncalgos.dtypes import if_finite, narrow, widen, zeros
+from syncalgos.facts import Facts, declares
 from syncalgos.reducers import hops, signs, stacking
 from syncalgos.reducers.reducer import over_leaves
-from syncalgos.strategy import (
-    WORKERS,
-    Axis,
-    Facts,
-    MeanCenter,
-    PyTree,
-    Strategy,
-    declares,
-)
+from syncalgos.strategy import WORKERS, Axis, MeanCenter, PyTree, Strategy
 
 
 class OneBitAdamState(NamedTuple):

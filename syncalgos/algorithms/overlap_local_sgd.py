@@ -8,16 +8,9 @@ from syncalgos import checks, collectives
 from syncalgos.algorithms._anchors import restart
 from syncalgos.combinators.schedule import every
 from syncalgos.dtypes import widen, zeros
+from syncalgos.facts import Facts, declares
 from syncalgos.reducers.reducer import over_leaves
-from syncalgos.strategy import (
-    WORKERS,
-    Axis,
-    Facts,
-    MeanCenter,
-    PyTree,
-    Strategy,
-    declares,
-)
+from syncalgos.strategy import WORKERS, Axis, MeanCenter, PyTree, Strategy
 
 
 class OverlapState(NamedTuple):

@@ -2,8 +2,9 @@
 
 from syncalgos import reducers
 from syncalgos.combinators.primitives import reduce_with
+from syncalgos.facts import Facts, declares
 from syncalgos.reducers.stacking import Stacked
-from syncalgos.strategy import WORKERS, Axis, Facts, Strategy, declares
+from syncalgos.strategy import WORKERS, Axis, Strategy
 
 
 @declares(lambda majority, **_: Facts(unit_steps=majority))

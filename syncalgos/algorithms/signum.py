@@ -2,7 +2,8 @@
 
 from syncalgos import checks
 from syncalgos.algorithms.distributed_lion import distributed_lion
-from syncalgos.strategy import WORKERS, Axis, Facts, Strategy, declares
+from syncalgos.facts import Facts, declares
+from syncalgos.strategy import WORKERS, Axis, Strategy
 
 
 @declares(lambda **_: Facts(unit_steps=True))

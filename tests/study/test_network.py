@@ -18,7 +18,7 @@ from experiments.study.network import Network
 from experiments.training.measurements import sends as sending
 from experiments.training.measurements.sends import Sends
 from syncalgos import Strategy, chain, collectives, communication, every
-from syncalgos.strategy import facts_of
+from syncalgos.facts import facts_of
 
 PARAMS = {"w": np.zeros((4, 4), np.float32), "b": np.zeros(8, np.float32)}
 BYTES = 4 * (16 + 8)

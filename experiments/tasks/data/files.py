@@ -16,7 +16,6 @@ from rich.console import Console
 from rich.filesize import decimal
 from rich.progress import BarColumn, DownloadColumn, Progress, TransferSpeedColumn
 
-from experiments.cli.exits import say
 from experiments.exit_codes import Terminated, handling
 
 TIMEOUT = (10, 60)  # seconds: to connect, and between bytes
@@ -159,12 +158,12 @@ def _try_sources(
         else:
             host, source = urlsplit(url).hostname, url
             size = decimal(file.size, precision=3)
-            say(f"downloading {file.path} ({size}) from {host}")
+            _say(f"downloading {file.path} ({size}) from {host}")
         problem = _problem(part, file, convert, source)
         if not problem:
             part.replace(path)  # complete: no reader ever finds half a file
             return True
-        say(f"{host}: {problem}")
+        _say(f"{host}: {problem}")
         problems.append(f"{url}: {problem}")
     return False
 
@@ -247,3 +246,10 @@ def _reason(error: OSError) -> str:
 def _stop(number: int, frame: Any) -> NoReturn:
     """Ends a download by a signal, of which the harness only takes note."""
     raise KeyboardInterrupt if number == signal.SIGINT else Terminated
+
+
+def _say(text: str) -> None:
+    """Prints a line on stderr; Rich leaves control characters out."""
+    console = Console(stderr=True, soft_wrap=True, emoji=False, highlight=False)
+    with suppress(OSError, ValueError):  # the latter: it is closed
+        console.print(text, markup=False)
