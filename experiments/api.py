@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 import jax
 
 from experiments.checkpoint import lock
-from experiments.cli import factories
 from experiments.cli.errors import BadRequest
-from experiments.cli.factories import ALGORITHM, OWN, TASK
+from experiments.cli.factories import OWN
+from experiments.cli.flags import own_of
 from experiments.launch.run_job import finish, in_folder
 from experiments.study import config as study_config
 from experiments.study import study
@@ -79,10 +79,12 @@ def train(
         BadRequest: what cannot be done, in one line.
     """
     started = time.perf_counter()
-    if config.processes > 1 or config.coordinator or config.scheduler:
+    others = config.processes > 1, config.scheduler, config.coordinator
+    if any(others) or config.distributed != "none":
         raise BadRequest("train makes a run in this process alone: take the command")
-    if config.out is None and (config.checkpoint_every or config.resume):
-        raise BadRequest("checkpoints need a folder: say out")
+    files = config.checkpoint_every, config.resume, config.resume_center, config.export
+    if config.out is None and any(files):
+        raise BadRequest("checkpoints and an exported model need a folder: say out")
     try:
         if task is not None:
             check_task(task)
@@ -93,9 +95,12 @@ def train(
     except ValueError as error:
         raise BadRequest(str(error)) from error
     # As the command line fills them in, so that each finds the other's runs.
-    arguments = factories.defaults(ALGORITHM, config.algo) | {**config.arguments}
-    of_task = factories.defaults(TASK, config.task) | {**config.task_arguments}
-    config = replace(config, arguments=arguments, task_arguments=of_task)
+    algo, own_task = own_of(config.algo, config.task, config.preset)
+    config = replace(
+        config,
+        arguments=algo.defaults | {**config.arguments},
+        task_arguments=own_task.defaults | {**config.task_arguments},
+    )
     run = prepare(config, task=task, strategy=strategy)
     if (out := run.config.out) is None:
         ended = train_and_record(run, None, _Quiet(), _never, None, None, on_evaluation)

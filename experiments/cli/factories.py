@@ -193,7 +193,12 @@ def flag_names(kind: Kind, name: str) -> set[str]:
 
 def defaults(kind: Kind, name: str) -> dict[str, Any]:
     """Returns the defaults of a factory's flags."""
-    parameters = flag_parameters(kind, describe(kind, name))
+    return defaults_of(kind, describe(kind, name))
+
+
+def defaults_of(kind: Kind, signature: Signature) -> dict[str, Any]:
+    """Returns the defaults of the flags of a signature."""
+    parameters = flag_parameters(kind, signature)
     return {p.name: p.default for p in parameters if p.default is not p.empty}
 
 

@@ -63,6 +63,11 @@ class Own(NamedTuple):
         ]
         return self._replace(signature=self.signature._replace(parameters=parameters))
 
+    @property
+    def defaults(self) -> dict[str, Any]:
+        """The defaults of its flags."""
+        return factories.defaults_of(self.kind, self.signature)
+
     def take(self, known: Namespace) -> dict[str, Any]:
         """Moves its flags out of all that are known."""
         parameters = factories.flag_parameters(self.kind, self.signature)
@@ -114,12 +119,20 @@ def _own_of(named: Namespace, settings: Mapping[str, Setting]) -> list[Own]:
     Raises:
         BadRequest: an unknown name, or a module that cannot be imported.
     """
-    algo, task = (
-        Own(kind, name, factories.describe(kind, name))
-        for kind in (ALGORITHM, TASK)
-        for name in [getattr(named, kind.flag) or settings[kind.flag].default]
-    )
-    return [algo.published() if named.preset == PAPER else algo, task]
+    algo = named.algo or settings[ALGORITHM.flag].default
+    task = named.task or settings[TASK.flag].default
+    return own_of(algo, task, named.preset)
+
+
+def own_of(algo: str, task: str, preset: str | None) -> list[Own]:
+    """Returns an algorithm and a task by their names; the preset may be PAPER.
+
+    Raises:
+        BadRequest: an unknown name, or a module that cannot be imported.
+    """
+    made = Own(ALGORITHM, algo, factories.describe(ALGORITHM, algo))
+    made = made.published() if preset == PAPER else made
+    return [made, Own(TASK, task, factories.describe(TASK, task))]
 
 
 def parser_for(words: Sequence[str], config: type) -> Parser:

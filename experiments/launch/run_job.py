@@ -108,9 +108,9 @@ def in_folder(
         _check_again(run, out)
         manager = CheckpointManager(run, out / FOLDER, started, background)
         manager, progress = manager.resumed()
-        _open_files(manager.run, command, out, manager, progress)
-        # From here on nobody keeps the state that the run began with.
-        yield Place(manager.run, progress, manager.save, background.wait)
+        run = manager.run  # and lets go of the state that it began with
+        _open_files(run, command, out, manager, progress)
+        yield Place(run, progress, manager.save, background.wait)
 
 
 def _check_again(run: Run, out: Path) -> None:

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -13,6 +14,7 @@ import experiments
 import syncalgos
 from experiments.api import RunConfig, compare, train
 from experiments.cli.errors import BadRequest
+from experiments.training.config import parse
 
 TINY = RunConfig(
     task="tiny_tasks:drawing", workers=4, steps=24, eval_every=8, algo="diloco"
@@ -71,6 +73,7 @@ def test_a_run_with_a_folder_leaves_the_commands_files_and_goes_on(command, tmp_
     ("changes", "message"),
     [
         ({"resume": True}, "say out"),
+        ({"export": Path("model.safetensors")}, "say out"),
         ({"processes": 2}, "in this process alone"),
         ({"algo": "nothing"}, "unknown algorithm 'nothing'"),
     ],
@@ -78,6 +81,14 @@ def test_a_run_with_a_folder_leaves_the_commands_files_and_goes_on(command, tmp_
 def test_what_a_call_cannot_make_is_refused_in_a_line(changes, message):
     with pytest.raises(BadRequest, match=message):
         train(replace(TINY, **changes))
+
+
+def test_a_preset_gives_an_algorithm_its_papers_flags():
+    config = replace(TINY, preset="paper", algo="slowmo", steps=128)
+    paper = parse([*WORDS.split(), "--algo", "slowmo", "--preset", "paper"])
+    summary = train(config).summary
+    assert summary["arguments"] == paper.arguments
+    assert summary["arguments"] != parse(["--algo", "slowmo"]).arguments
 
 
 def test_what_is_no_task_or_strategy_is_refused():
