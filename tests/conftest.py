@@ -67,6 +67,13 @@ def few_programs_are_kept():
         gc.collect()
 
 
+@pytest.fixture
+def float64():
+    """Numbers that a float64 recurrence can be held against."""
+    with jax.enable_x64(True):
+        yield
+
+
 def spread_evenly(count, number):
     """Indices of so many of `count` cases."""
     return {count * i // number for i in range(number)}

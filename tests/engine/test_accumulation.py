@@ -18,14 +18,10 @@ from problems.linear import (
 import syncalgos
 from syncalgos.engine.placement.make_layout import BACKENDS
 
+pytestmark = pytest.mark.usefixtures("float64")
+
 ROUNDING = 1e-12  # of float64: the sums of a batch in another order
 EXAMPLES = 24 // 4  # of a worker, in batches of 24
-
-
-@pytest.fixture(autouse=True)
-def float64():
-    with jax.enable_x64(True):
-        yield
 
 
 def loss(params, buffers, batch, key):

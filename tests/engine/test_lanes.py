@@ -22,6 +22,8 @@ from syncalgos.engine.lanes import groups, selection
 from syncalgos.engine.losses import is_per_example
 from syncalgos.engine.placement.make_layout import BACKENDS
 
+pytestmark = pytest.mark.usefixtures("float64")
+
 SLOW = pytest.mark.slow
 RTOL = 1e-12  # of float64: sums in another order
 
@@ -31,12 +33,6 @@ TURNING = [
     if make(name).reduce is introspection.keep_grads and introspection.rests(make(name))
 ]
 QUICK = ("model_averaging", "bmuf", "streaming_diloco")
-
-
-@pytest.fixture(autouse=True)
-def float64():
-    with jax.enable_x64(True):
-        yield
 
 
 PARAMS = wide(make_params())

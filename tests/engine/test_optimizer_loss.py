@@ -18,16 +18,12 @@ from syncalgos import (
     sync_sgd,
 )
 
+pytestmark = pytest.mark.usefixtures("float64")
+
 WORKERS = 4
 STEPS = len(BATCHES["x"])
 PARAMS = 8 * 7  # bytes of float64
 ROUNDING = 1e-12
-
-
-@pytest.fixture(autouse=True)
-def float64():
-    with jax.enable_x64(True):
-        yield
 
 
 def scaled_by_loss():

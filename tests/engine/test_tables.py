@@ -38,15 +38,11 @@ from syncalgos import (
 )
 from syncalgos.engine.placement.make_layout import BACKENDS, make_layout
 
+pytestmark = pytest.mark.usefixtures("float64")
+
 ROUNDING = 1e-12  # of float64: sums over workers and rows in another order
 CLEARLY = 1e-3
 REST = {"rest": True, "scale": False, "words": False}
-
-
-@pytest.fixture(autouse=True)
-def float64():
-    with jax.enable_x64(True):
-        yield
 
 
 def take(table, ids):

@@ -30,16 +30,12 @@ from syncalgos import (
 from syncalgos.combinators.introspection import has_center, mean_center
 from syncalgos.engine.placement.make_layout import BACKENDS
 
+pytestmark = pytest.mark.usefixtures("float64")
+
 WORKERS = 4
 AT = (2, 4, 6, 8, 10, 12, 14)  # evaluations: at rounds' ends and within rounds
 ROUNDING = 1e-6  # of what is kept, which is float32
 NAMES = ("pseudo_gradient", "displacement_cosine", "drift")
-
-
-@pytest.fixture(autouse=True)
-def float64():
-    with jax.enable_x64(True):
-        yield
 
 
 def train(strategy, at=AT, workers=WORKERS, backend="vmap", **given):

@@ -9,15 +9,11 @@ import pytest
 
 from models import gpt
 
+pytestmark = pytest.mark.usefixtures("float64")
+
 VOCABULARY, CONTEXT, WIDTH, LAYERS, HEADS = 5, 7, 8, 3, 2
 RNG = np.random.default_rng(0)
 TOKENS = RNG.integers(VOCABULARY, size=(2, 6), dtype=np.int32)
-
-
-@pytest.fixture(autouse=True)
-def float64():
-    with jax.enable_x64(True):
-        yield
 
 
 def make_params():

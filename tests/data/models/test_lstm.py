@@ -11,16 +11,12 @@ from jax.extend import core
 import syncalgos
 from models import lstm, sharding
 
+pytestmark = pytest.mark.usefixtures("float64")
+
 INPUTS, HIDDEN, OUTPUTS, BATCH, FRAMES = 3, 4, 2, 2, 11
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(BATCH, FRAMES, INPUTS))
 WEIGHTS = RNG.normal(size=(BATCH, FRAMES, OUTPUTS))
-
-
-@pytest.fixture(autouse=True)
-def float64():
-    with jax.enable_x64(True):
-        yield
 
 
 def make_params(layers=2):

@@ -11,17 +11,13 @@ import pytest
 
 from models import ngram
 
+pytestmark = pytest.mark.usefixtures("float64")
+
 VOCABULARY, WIDTH, ORDER = 9, 4, 4
 CONTEXTS = np.array([[0, 1, 2], [2, 2, 5], [5, 5, 5]], np.int32)
 TARGETS = np.array([3, 2, 7], np.int32)
 NEGATIVES = np.array([1, 3, 6, 1], np.int32)  # 3 is the first row's target
 Q = np.array([0.2, 0.2, 0.1, 0.1, 0.1, 0.1, 0.1, 0.05, 0.05])
-
-
-@pytest.fixture(autouse=True)
-def float64():
-    with jax.enable_x64(True):
-        yield
 
 
 def make_params(vocabulary=VOCABULARY):

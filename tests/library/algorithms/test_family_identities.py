@@ -62,18 +62,14 @@ from syncalgos import (
     until,
 )
 
+pytestmark = pytest.mark.usefixtures("float64")
+
 PERIOD = 4
 HEAVY_BALL = optax.sgd(LR, momentum=0.9)
 COSINE = optax.cosine_decay_schedule(LR, 16)
 
 ROUNDING = 1e-12  # as in test_identities.py
 CLEARLY = 1e-2
-
-
-@pytest.fixture(autouse=True)
-def float64():
-    with jax.enable_x64(True):
-        yield
 
 
 @functools.cache

@@ -21,6 +21,8 @@ from problems import (
 import syncalgos
 from syncalgos import after, average, chain, every, outer_step, reset, until
 
+pytestmark = pytest.mark.usefixtures("float64")
+
 PERIOD = 4
 LR = 0.2
 HEAVY_BALL = optax.sgd(LR, momentum=0.9)
@@ -30,12 +32,6 @@ COSINE = optax.cosine_decay_schedule(LR, 16)
 # 12 steps, stay below 1e-14. What theory keeps apart differs by more than CLEARLY.
 ROUNDING = 1e-12
 CLEARLY = 1e-2
-
-
-@pytest.fixture(autouse=True)
-def float64():
-    with jax.enable_x64(True):
-        yield
 
 
 def assert_same_centers(strategy, other, optimizer=HEAVY_BALL, other_optimizer=None):

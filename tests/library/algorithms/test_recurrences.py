@@ -2,7 +2,6 @@
 
 import importlib
 
-import jax
 import numpy as np
 import optax
 import pytest
@@ -10,6 +9,8 @@ from problems import relative_error, train
 from recurrences import LR, MOMENTUM, STEPS, TARGET, X, des_loc
 
 import syncalgos
+
+pytestmark = pytest.mark.usefixtures("float64")
 
 # Float64 rounds at 1e-16; the sums of a few hundred terms in another order, carried
 # through 14 steps, stay below 1e-14. A wrong term of an update shows at 1e-3.
@@ -29,12 +30,6 @@ def cases():
                 marks = () if (number, workers) == (0, 4) else pytest.mark.slow
                 case = module.recurrence, name, settings, workers
                 yield pytest.param(*case, id=f"{name}-{number}-{workers}", marks=marks)
-
-
-@pytest.fixture(autouse=True)
-def float64():
-    with jax.enable_x64(True):
-        yield
 
 
 @pytest.mark.sample(16, slow=120)

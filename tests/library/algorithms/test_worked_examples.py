@@ -14,14 +14,10 @@ import syncalgos
 from syncalgos import Replica
 from syncalgos.keys import own_key
 
+pytestmark = pytest.mark.usefixtures("float64")
+
 A, B, LR = np.array([1.0, 2.0, 1.0, 2.0]), np.array([0.0, 1.0, 2.0, 3.0]), 0.1
 BEST = 5 / 3
-
-
-@pytest.fixture(autouse=True)
-def float64():
-    with jax.enable_x64(True):
-        yield
 
 
 def replicas(strategy, steps, a=A, b=B, start=1.0, state=None):

@@ -23,6 +23,8 @@ from syncalgos import (
 )
 from syncalgos.combinators import asynchrony
 
+pytestmark = pytest.mark.usefixtures("float64")
+
 ROUNDING = 1e-12
 
 # What the code of HALoS gives with lr 0.5, momentum 0.9, buffer 2: utnslab/halos,
@@ -41,12 +43,6 @@ PRINTED = [
         [[0.975], [0.91625], [0.88], [0.790875], [0.7445], [0.6280375]],
     ),
 ]
-
-
-@pytest.fixture(autouse=True)
-def float64():
-    with jax.enable_x64(True):
-        yield
 
 
 @pytest.mark.parametrize(("early", "start", "updates", "expected"), PRINTED)

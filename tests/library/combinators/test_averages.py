@@ -32,6 +32,8 @@ from syncalgos import (
     until,
 )
 
+pytestmark = pytest.mark.usefixtures("float64")
+
 DECAY = 0.9
 BODY = {"body": True, "head": False}
 HEAVY_BALL = optax.sgd(LR, momentum=0.9)
@@ -44,12 +46,6 @@ STRATEGIES = {
     "masked": masked(bmuf(4), BODY),
     "phases": chain(until(3, sync_sgd()), after(3, bmuf(4))),
 }
-
-
-@pytest.fixture(autouse=True)
-def float64():
-    with jax.enable_x64(True):
-        yield
 
 
 def test_average_of_2_3_4_from_1_is_as_worked_out():

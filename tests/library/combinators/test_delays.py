@@ -37,13 +37,9 @@ from syncalgos import (
     sync_sgd,
 )
 
+pytestmark = pytest.mark.usefixtures("float64")
+
 MOMENTUM = optax.sgd(LR, momentum=0.9)
-
-
-@pytest.fixture(autouse=True)
-def float64():
-    with jax.enable_x64(True):
-        yield
 
 
 def test_delay_of_zero_is_the_strategy_itself():

@@ -31,6 +31,8 @@ from syncalgos import (
 )
 from syncalgos.engine.placement.make_layout import BACKENDS
 
+pytestmark = pytest.mark.usefixtures("float64")
+
 CLEARLY = 1e-2
 BODY = np.arange(SIZE) < 16  # the entries of the body's leaves, bias and kernel
 HEAD = ~BODY
@@ -48,12 +50,6 @@ EVERY_MASK = {
 }
 BODY_MASK = EVERY_MASK["prefix"]
 HEAD_MASK = {"body": False, "head": True}
-
-
-@pytest.fixture(autouse=True)
-def float64():
-    with jax.enable_x64(True):
-        yield
 
 
 def assert_same(strategy, other):

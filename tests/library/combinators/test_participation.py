@@ -41,14 +41,10 @@ from syncalgos import (
     when,
 )
 
+pytestmark = pytest.mark.usefixtures("float64")
+
 CLEARLY = 1e-2
 MOMENTUM = optax.sgd(LR, momentum=0.9)
-
-
-@pytest.fixture(autouse=True)
-def float64():
-    with jax.enable_x64(True):
-        yield
 
 
 def all_alike(step, workers):
