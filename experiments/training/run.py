@@ -133,7 +133,8 @@ def make_run(plan: Plan, data: Data, group: ProcessGroup = ALONE) -> Run:
     config = replace(plan.config, feed=plan.config.feed or loading.default_feed(data))
     plan = replace(plan, config=config)
     params, buffers = _model(plan, data)
-    ends, trainer = ends_of(plan, params, buffers), plan.trainer
+    with refused("algo", config.algo):
+        ends, trainer = ends_of(plan, params, buffers), plan.trainer
     if ends is not None and config.displacements:
         # Measuring sends params, which no run shall count: the plan's trainer counts.
         strategy = displacements.measured(plan.strategy, ends, config.evaluations)

@@ -78,8 +78,8 @@ def _ends(plan: Plan, replica: Replica, steps: int) -> np.ndarray | None:
     workers = max(plan.config.workers, 2)
     try:
         sent = syncalgos.communication(strategy, replica, workers, steps)
-    except ValueError:
-        return None
+    except (ValueError, jax.errors.ConcretizationTypeError):
+        return None  # of the latter the engine tells, when it makes the first state
     return np.diff(sent.per_step, prepend=0.0) > 0
 
 
