@@ -1,8 +1,6 @@
-"""The harness from Python: one run, or a comparison, by a call.
+"""The harness from Python: `train` makes one run, and `compare` a study.
 
-from experiments import RunConfig, train
-run = train(RunConfig(workers=4, steps=200), strategy=syncalgos.bmuf(16))
-run.summary["test_accuracy"], run.center.params
+Both are names of `experiments`, too. docs/from-python.md shows them.
 """
 
 import shlex
@@ -15,10 +13,10 @@ from typing import Any, NamedTuple
 
 import jax
 
-from experiments.checkpoint import lock
 from experiments.cli.errors import BadRequest
 from experiments.cli.factories import OWN
 from experiments.cli.flags import own_of
+from experiments.cli.terminal import Quiet
 from experiments.launch.run_job import finish, in_folder
 from experiments.study import config as study_config
 from experiments.study import study
@@ -28,7 +26,6 @@ from experiments.study.running.make import make_runs
 from experiments.study.search_space import as_words
 from experiments.tasks.contract import check_task
 from experiments.tasks.task import Task
-from experiments.training import records
 from experiments.training.config import RunConfig
 from experiments.training.process_group import on_host
 from experiments.training.recording import train_and_record
@@ -103,10 +100,12 @@ def train(
     )
     run = prepare(config, task=task, strategy=strategy)
     if (out := run.config.out) is None:
-        ended = train_and_record(run, None, _Quiet(), _never, None, None, on_evaluation)
+        ended = train_and_record(
+            run, None, Quiet(), _never, on_evaluation=on_evaluation
+        )
     else:
         with in_folder(run, out, sys.argv, started) as (run, progress, save, wait):
-            given = _Quiet(), _never, save, progress, on_evaluation
+            given = Quiet(), _never, save, progress, on_evaluation
             ended = train_and_record(run, out, *given)
             wait()
             finish(run, *ended, out, started)
@@ -172,14 +171,9 @@ def compare(
     config = study_config.read(argv)
     if config.list:
         raise BadRequest("--list makes no run: take the command")
-    try:
-        records.check_writable(config.folder)
-        with lock.held(config.folder):
-            plan, loader = study.planned(config)
-            make_runs(config, plan, loader, _never)
-            runs = study.ended(plan)
-    except ValueError as error:
-        raise BadRequest(str(error)) from error
+    with study.opened(config) as (plan, loader):
+        make_runs(config, plan, loader, _never)
+        runs = study.ended(plan)
     if plan.failures:
         raise BadRequest(plan.failures[0].line)
     found = study.report(config, argv, runs)
@@ -201,16 +195,6 @@ def _argv(
     for name, values in tune.items():
         argv += ["--tune", f"{name}={values}"]
     return [*argv, *as_words({name: str(x) for name, x in flags.items()})]
-
-
-class _Quiet:
-    """A report that shows nothing."""
-
-    def step(self, done: int, loss: float) -> None:
-        pass
-
-    def line(self, text: str) -> None:
-        pass
 
 
 def _never() -> int:

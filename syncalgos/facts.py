@@ -22,6 +22,21 @@ class Facts(NamedTuple):
     unit_steps: bool = False
     own_momentum: bool = False
 
+    @classmethod
+    def of(cls, factory: Callable[..., Any], arguments: Mapping[str, Any]) -> "Facts":
+        """Returns what an algorithm declares of itself.
+
+        Args:
+            factory: the algorithm's.
+            arguments: of the factory, by name; others have their defaults.
+        """
+        parameters = inspect.signature(factory).parameters.values()
+        arguments = {p.name: p.default for p in parameters} | {**arguments}
+        if (facts := getattr(factory, "facts", None)) is not None:
+            return facts(**arguments)
+        delay = arguments.get("delay")
+        return cls(late=max(delay, 0) if type(delay) is int else 0)
+
 
 def declares(facts: Callable[..., Facts]) -> Callable[[Factory], Factory]:
     """Declares the facts of an algorithm, as a decorator of its factory.
@@ -38,18 +53,3 @@ def declares(facts: Callable[..., Facts]) -> Callable[[Factory], Factory]:
         return factory
 
     return declared
-
-
-def facts_of(factory: Callable[..., Any], arguments: Mapping[str, Any]) -> Facts:
-    """Returns what an algorithm declares of itself.
-
-    Args:
-        factory: the algorithm's.
-        arguments: of the factory, by name; others have their defaults.
-    """
-    parameters = inspect.signature(factory).parameters.values()
-    arguments = {p.name: p.default for p in parameters} | {**arguments}
-    if (facts := getattr(factory, "facts", None)) is not None:
-        return facts(**arguments)
-    delay = arguments.get("delay")
-    return Facts(late=max(delay, 0) if type(delay) is int else 0)

@@ -41,6 +41,16 @@ class Report(Protocol):
         ...
 
 
+class Quiet:
+    """Progress that nobody sees."""
+
+    def step(self, done: int, loss: float) -> None:
+        pass
+
+    def line(self, text: str) -> None:
+        pass
+
+
 class _Bar:
     """A bar under the lines; for a file or a pipe, the lines alone."""
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 from safetensors import SafetensorError
@@ -27,22 +27,6 @@ from experiments.training.process_group import ALONE, ProcessGroup, on_host
 from experiments.training.recording import record_config, train_and_record
 from experiments.training.records import Progress
 from experiments.training.run import ORIGIN, Run, check_files, prepare
-
-
-class Place(NamedTuple):
-    """A run in the folder of its files.
-
-    Attributes:
-        run: with the state of its newest checkpoint, if it goes on.
-        progress: what has been done by then.
-        save: where a checkpoint is due.
-        wait: until the last checkpoint is written.
-    """
-
-    run: Run
-    progress: Progress
-    save: Save
-    wait: Callable[[], None]
 
 
 def run_job(
@@ -70,8 +54,8 @@ def run_job(
     """
     run = prepare(config, group)
     out = config.out or records.default_out(config.task, config.algo)
-    with in_folder(run, out, [*PROGRAM.split(), *argv], started) as place:
-        run, progress, save, wait = place
+    command = [*PROGRAM.split(), *argv]
+    with in_folder(run, out, command, started) as (run, progress, save, wait):
         for text in remarks.header(run, config.batch_size is not None):
             terminal.say(text)
         with terminal.report(run.config.steps) as report:
@@ -90,8 +74,11 @@ def run_job(
 @contextmanager
 def in_folder(
     run: Run, out: Path, command: list[str], started: float
-) -> Iterator[Place]:
+) -> Iterator[tuple[Run, Progress, Save, Callable[[], None]]]:
     """Holds a run's folder, restores the run if it goes on, and opens its files.
+
+    Yields the run, with the state of its newest checkpoint if it goes on; what has been
+    done by then; the function that saves a checkpoint, and one that waits for the last.
 
     Args:
         run: that can start.
@@ -105,21 +92,13 @@ def in_folder(
     # The first process writes all files but checkpoints: it alone holds the folder.
     held = lock.held(out) if run.group.is_first else nullcontext()
     with held, Background() as background:
-        _check_again(run, out)
+        if run.group.is_first:  # another command may have come before this one held it
+            check_files(replace(run.config, out=out))
         manager = CheckpointManager(run, out / FOLDER, started, background)
         manager, progress = manager.resumed()
         run = manager.run  # and lets go of the state that it began with
         _open_files(run, command, out, manager, progress)
-        yield Place(run, progress, manager.save, background.wait)
-
-
-def _check_again(run: Run, out: Path) -> None:
-    """Raises a BadRequest if another command came first, before this one held `out`."""
-    try:
-        if run.group.is_first:
-            check_files(replace(run.config, out=out))
-    except ValueError as error:
-        raise BadRequest(str(error)) from error
+        yield run, progress, manager.save, background.wait
 
 
 def _open_files(

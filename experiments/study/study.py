@@ -3,6 +3,7 @@
 import json
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, TypedDict
@@ -62,11 +63,8 @@ def run(
         BadRequest: impossible flags, in one line.
     """
     try:
-        records.check_writable(config.folder)
-        with lock.held(config.folder):
-            return _make(config, argv, asked_to_stop)
-    except ValueError as error:
-        raise BadRequest(str(error)) from error
+        with opened(config) as (plan, loader):
+            return _make(config, argv, plan, loader, asked_to_stop)
     except Unreachable as error:
         terminal.say(f"error: {error}")
         return exit_codes.UNCONNECTED
@@ -80,11 +78,40 @@ def run(
         return exit_codes.TERMINATED
 
 
+@contextmanager
+def opened(config: StudyConfig) -> Iterator[tuple[Plan, Loader]]:
+    """Holds a study's folder, and yields the plan of its runs.
+
+    Raises:
+        BadRequest: impossible flags, here or inside, or a folder of something else.
+    """
+    try:
+        records.check_writable(config.folder)
+        with lock.held(config.folder):
+            out, identity = config.folder, _identity(config)
+            # All that can be refused is, before anything of an old study is removed.
+            _check_folder(out, identity, config.overwrite)
+            _use_devices(config)
+            loader = Loader()
+            runs = run_sets(config, loader)
+            check_measure(runs, loader, config.measure, config.target)
+            if config.scheduler is not None:
+                reach(config.scheduler, ANSWER)
+            _open_folder(out, identity, config.overwrite)
+            choose = partial(tuning.chosen, measure_key=config.measure)
+            yield Plan(runs, choose), loader
+    except ValueError as error:
+        raise BadRequest(str(error)) from error
+
+
 def _make(
-    config: StudyConfig, argv: Sequence[str], asked_to_stop: exits.Stopped
+    config: StudyConfig,
+    argv: Sequence[str],
+    plan: Plan,
+    loader: Loader,
+    asked_to_stop: exits.Stopped,
 ) -> int | None:
     """Makes a study's files, and shows the summary; returns as `run` does."""
-    plan, loader = planned(config)
     if config.list:
         commands = [*listing.commands(plan, config.devices_per_job)]
         if commands:
@@ -100,25 +127,6 @@ def _make(
     write_all(config, shown, runs)
     terminal.show(remarks.summary(shown, config.folder))
     return exit_codes.FAILED if plan.failures else exit_codes.DONE
-
-
-def planned(config: StudyConfig) -> tuple[Plan, Loader]:
-    """Plans the runs of a study, and opens its folder, which the caller holds.
-
-    Raises:
-        BadRequest, ValueError: impossible flags, or a folder of something else.
-    """
-    out, identity = config.folder, _identity(config)
-    # All that can be refused is, before anything of an old study is removed.
-    _check_folder(out, identity, config.overwrite)
-    _use_devices(config)
-    loader = Loader()
-    runs = run_sets(config, loader)
-    check_measure(runs, loader, config.measure, config.target)
-    if config.scheduler is not None:
-        reach(config.scheduler, ANSWER)
-    _open_folder(out, identity, config.overwrite)
-    return Plan(runs, partial(tuning.chosen, measure_key=config.measure)), loader
 
 
 def ended(plan: Plan) -> list[RunSet]:
@@ -180,26 +188,27 @@ def write_all(config: StudyConfig, found: Report, runs: list[RunSet]) -> None:
 def study_lines(runs: Iterable[RunSet]) -> Iterator[dict[str, Any]]:
     """Yields every line of every run, with its variant and seed, for a table."""
     for r in runs:
-        flag, _, value = r.point.partition("=")
-        own = {"label": r.variant.label, "algo": r.variant.algo}
-        own |= {flag: literal(value)} if flag else {}
         for seed, lines in r.lines.items():
-            yield from ({**own, "seed": seed, **line} for line in lines)
+            yield from ({**_name(r), "seed": seed, **line} for line in lines)
 
 
 def final_lines(runs: Iterable[RunSet]) -> Iterator[dict[str, Any]]:
     """Yields what every run ended with, those that tune included, for a record."""
     for made in runs:
         for r in (*made.trials, made):
-            flag, _, value = r.point.partition("=")
-            own = {"label": r.variant.label, "algo": r.variant.algo}
-            own |= {flag: literal(value)} if flag else {}
-            own |= {name: literal(value) for name, value in r.values.items()}
+            own = _name(r) | {name: literal(value) for name, value in r.values.items()}
             for seed, summary in r.summaries.items():
                 kept = {
                     k: x for k, x in summary.items() if k.startswith(("test_", *FINAL))
                 }
                 yield {**own, "seed": seed, "reported": r is made, **kept}
+
+
+def _name(r: RunSet) -> dict[str, Any]:
+    """Returns what names the runs of a variant at one point, in a record."""
+    flag, _, value = r.point.partition("=")
+    point = {flag: literal(value)} if flag else {}
+    return {"label": r.variant.label, "algo": r.variant.algo, **point}
 
 
 def named_lines(runs: Iterable[RunSet], out: Path) -> Iterator[tuple[str, Lines]]:

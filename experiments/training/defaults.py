@@ -9,8 +9,8 @@ from experiments.cli import factories
 from experiments.cli.factories import ALGORITHM, TASK
 from experiments.tasks.task import Task
 from experiments.training.config import RunConfig, Settings, never_reached
+from syncalgos import Facts
 from syncalgos.engine.placement.make_layout import default_batch_axes
-from syncalgos.facts import Facts, facts_of
 
 
 def resolved(config: RunConfig, task: Task) -> Settings:
@@ -80,7 +80,7 @@ def _takes(kind: factories.Kind, name: str, argument: str) -> bool:
 
 def facts(config: RunConfig) -> Facts:
     """Returns what a config's algorithm declares of itself."""
-    return facts_of(factories.named(ALGORITHM, config.algo), config.arguments)
+    return Facts.of(factories.named(ALGORITHM, config.algo), config.arguments)
 
 
 def _inner(config: RunConfig, task: Task, own: Facts) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
+import jax
 import numpy as np
 
 from experiments.cli import terminal
@@ -104,8 +105,7 @@ def checked(
         plan = make_plan(config, group.hosts, task=task, strategy=strategy)
         # Data comes last: what is wrong with the rest is reported in under a second.
         if data is None:
-            c = plan.config
-            data = loading.load(plan.task, c.task, c.validation)
+            data = loading.load(plan.task, plan.config.task, plan.config.validation)
         check_data(plan.config, data, config.batch_size is not None)
         _shards(plan, data)  # it refuses a partition that the data lacks
     except ValueError as error:
@@ -114,14 +114,17 @@ def checked(
 
 
 def check_files(config: RunConfig) -> None:
-    """Raises a ValueError if a run would replace what is not to be replaced."""
+    """Raises a BadRequest if a run would replace what is not to be replaced."""
     out, goes_on = config.out, config.resume or config.resume_center
-    if out is not None:
-        records.check_out(out, config.overwrite or goes_on)
-    if config.export is not None:
-        before = records.exported(out) if out is not None and goes_on else None
-        is_own = before is not None and before.absolute() == config.export.absolute()
-        export.check(config.export, config.overwrite or is_own)
+    try:
+        if out is not None:
+            records.check_out(out, config.overwrite or goes_on)
+        if (path := config.export) is not None:
+            before = records.exported(out) if out is not None and goes_on else None
+            is_own = before is not None and before.absolute() == path.absolute()
+            export.check(path, config.overwrite or is_own)
+    except ValueError as error:
+        raise BadRequest(str(error)) from error
 
 
 def make_run(plan: Plan, data: Data, group: ProcessGroup = ALONE) -> Run:
@@ -133,12 +136,19 @@ def make_run(plan: Plan, data: Data, group: ProcessGroup = ALONE) -> Run:
     config = replace(plan.config, feed=plan.config.feed or loading.default_feed(data))
     plan = replace(plan, config=config)
     params, buffers = _model(plan, data)
-    with refused("algo", config.algo):
-        ends, trainer = ends_of(plan, params, buffers), plan.trainer
-    if ends is not None and config.displacements:
-        # Measuring sends params, which no run shall count: the plan's trainer counts.
-        strategy = displacements.measured(plan.strategy, ends, config.evaluations)
-        trainer = make_trainer(config, plan.task, plan.optimizer, strategy)
+
+    def start(params: PyTree, buffers: PyTree) -> Replica:
+        return Replica(params, plan.optimizer.init(params), buffers)
+
+    ends, trainer = None, plan.trainer
+    if config.displacements:
+        with refused("algo", config.algo):
+            replica = jax.eval_shape(start, params, buffers)
+            ends = ends_of(plan, replica, config.steps)
+        if ends is not None:
+            # Measuring sends params, which no run shall count: the plan's trainer does.
+            strategy = displacements.measured(plan.strategy, ends, config.evaluations)
+            trainer = make_trainer(config, plan.task, plan.optimizer, strategy)
     state = _state(plan, trainer, params, buffers)
     rounds = planned(plan, state, ends)
     if not rounds.is_fixed:

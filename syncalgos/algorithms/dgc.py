@@ -7,9 +7,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from syncalgos import checks, collectives, reducers
+from syncalgos import checks, collectives, facts, reducers
 from syncalgos.dtypes import if_finite, narrow, widen, zeros
-from syncalgos.facts import Facts, declares
 from syncalgos.reducers import stacking
 from syncalgos.reducers.reducer import over_leaves
 from syncalgos.strategy import WORKERS, Axis, MeanCenter, PyTree, Strategy
@@ -22,7 +21,7 @@ class DgcState(NamedTuple):
     unsent: PyTree
 
 
-@declares(lambda **_: Facts(own_momentum=True))
+@facts.declares(lambda **_: facts.Facts(own_momentum=True))
 def dgc(
     density: float = 0.001,
     local_momentum: float = 0.9,
@@ -41,7 +40,7 @@ def dgc(
 
     Args:
         density: the share of a leaf that is sent, rounded up; above 0, at most 1.
-        local_momentum: m, each worker's own momentum, at least 0 and below 1.
+        local_momentum: m, in place of the inner optimizer's; at least 0 and below 1.
         local_clip: √workers times the largest norm of a worker's gradients; above 0.
         warmup: local steps over which the density falls, 1/4, 1/16, 1/64 and 1/256 for
             a quarter of them each, down to `density`; four epochs in the paper.
@@ -55,8 +54,7 @@ def dgc(
     Raises:
         ValueError: a parameter outside its range.
 
-    The inner optimizer's momentum should be 0. An entry sent at every step loses its
-    momentum and moves at the learning rate, one sent seldom at up to 1 / (1 - m) times.
+    Entries sent at every step move at the learning rate, rare ones 1 / (1 - m) times.
 
     Source: Lin et al., "Deep gradient compression", ICLR 2018; the authors' code.
     """

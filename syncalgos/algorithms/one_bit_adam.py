@@ -7,9 +7,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from syncalgos import checks, collectives
+from syncalgos import checks, collectives, facts
 from syncalgos.dtypes import if_finite, narrow, widen, zeros
-from syncalgos.facts import Facts, declares
 from syncalgos.reducers import hops, signs, stacking
 from syncalgos.reducers.reducer import over_leaves
 from syncalgos.strategy import WORKERS, Axis, MeanCenter, PyTree, Strategy
@@ -24,7 +23,7 @@ class OneBitAdamState(NamedTuple):
     of_part: PyTree
 
 
-@declares(lambda **_: Facts(unit_steps=True))
+@facts.declares(lambda **_: facts.Facts(unit_steps=True))
 def one_bit_adam(
     switch: int = 100,
     beta1: float = 0.9,
@@ -34,10 +33,9 @@ def one_bit_adam(
 ) -> Strategy:
     """1-bit Adam: Adam of mean gradients, then of momentum that is sent as signs.
 
-    For worker i's gradients g and residual e, at local steps t = 0, 1, …, with C(x) =
-    mean|x| sign(x), and ē of the worker that averages a part:
+    For worker i's gradients g and residual e, its part's ē, and C(x) = mean|x| sign(x):
 
-        t < switch: m ← β₁ m + (1 - β₁) mean(g);   v ← β₂ v + (1 - β₂) mean(g)²
+        step < switch: m ← β₁ m + (1 - β₁) mean(g);   v ← β₂ v + (1 - β₂) mean(g)²
         later: x ← β₁ m + (1 - β₁) g + e;   d ← C(x);   e ← x - d
             y ← mean(d) + ē;   m ← C(y);   ē ← y - m
         g ← m / (√v + ε), at most as far as Adam can go

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from experiments.cli.errors import BadRequest
+from experiments.cli.terminal import Quiet
 from experiments.tasks.task import Data, Task
 from experiments.training.config import parse
 from experiments.training.defaults import takes
@@ -60,16 +61,6 @@ DIGITS = [
     *("--batch-size", "8", "--steps", "6", "--eval-every", "3", "--backend", "vmap"),
     *("--partition", "dirichlet:0.5", "--momentum", "0.9"),
 ]
-
-
-class Quiet:
-    """Progress that nobody sees."""
-
-    def step(self, done, loss):
-        pass
-
-    def line(self, text):
-        pass
 
 
 def run_of(*argv):

@@ -18,7 +18,6 @@ from experiments.study.network import Network
 from experiments.training.measurements import sends as sending
 from experiments.training.measurements.sends import Sends
 from syncalgos import Strategy, chain, collectives, communication, every
-from syncalgos.facts import facts_of
 
 PARAMS = {"w": np.zeros((4, 4), np.float32), "b": np.zeros(8, np.float32)}
 BYTES = 4 * (16 + 8)
@@ -459,7 +458,7 @@ REST = set(syncalgos.ALGORITHMS) - {name for name, _ in CASES.values()} - {"easg
 
 
 def late(name, arguments):
-    return facts_of(syncalgos.ALGORITHMS[name], arguments).late
+    return syncalgos.Facts.of(syncalgos.ALGORITHMS[name], arguments).late
 
 
 @pytest.mark.sample(3)
@@ -509,7 +508,7 @@ def test_delay_of_ones_own_strategy_is_its_parameter_of_that_name(arguments, del
     def mine(period=1, delay=None):
         return syncalgos.Strategy()
 
-    assert facts_of(mine, arguments).late == delay
+    assert syncalgos.Facts.of(mine, arguments).late == delay
 
 
 def test_ones_own_strategy_declares_its_delay():
@@ -517,8 +516,8 @@ def test_ones_own_strategy_declares_its_delay():
     def mine(lag=3, delay=9):
         return syncalgos.Strategy()
 
-    assert facts_of(mine, {}).late == 6
-    assert facts_of(mine, {"lag": 1}).late == 2
+    assert syncalgos.Facts.of(mine, {}).late == 6
+    assert syncalgos.Facts.of(mine, {"lag": 1}).late == 2
 
 
 # What others have published.

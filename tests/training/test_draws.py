@@ -4,20 +4,13 @@ import pytest
 
 from experiments.cli import factories
 from experiments.cli.factories import ALGORITHM
+from experiments.cli.terminal import Quiet
 from experiments.study.grid import Loader
 from experiments.training.measurements.draws import draws_from_seed
 from experiments.training.recording import record_config, train_and_record
 from experiments.training.run import make_run, reseeded
 
 FLAGS = ["--task", "tiny_tasks:drawing", "--workers", "4", "--steps", "20"]
-
-
-class Silent:
-    def step(self, done, loss):
-        pass
-
-    def line(self, text):
-        pass
 
 
 def ready(words, seed):
@@ -31,7 +24,7 @@ def draws(words):
 
 def trained(run, out):
     record_config(run, [], out, [])
-    _, summary = train_and_record(run, out, Silent(), lambda: 0)
+    _, summary = train_and_record(run, out, Quiet(), lambda: 0)
     return summary["params_sha256"]
 
 

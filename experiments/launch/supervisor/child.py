@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 from experiments.launch.child_process import ChildProcess
 from experiments.launch.supervisor.child_side import VARIABLE
 from experiments.launch.supervisor.group import Log, Rules
-from experiments.launch.supervisor.json_lines import decode
 from experiments.launch.supervisor.process_status import ProcessStatus
 
 LONGEST_LOOK = 0.5  # seconds between two looks that count as silence
@@ -148,7 +147,7 @@ class Child:
     def _take(self, lines: Iterable[tuple[str, bytes]]) -> None:
         for name, line in lines:
             if name == "reports":
-                self._take_report(decode(line) or {})
+                self._take_report(_decoded(line))
                 continue
             text = line.decode(errors="replace")
             if name == "stdout":
@@ -189,3 +188,12 @@ def is_halted(pid: int) -> bool:
         return False
     # The state follows the name, which is in brackets and may hold any character.
     return stat.rpartition(")")[2].split()[0] in ("T", "t")
+
+
+def _decoded(line: bytes) -> dict[str, Any]:
+    """Returns the message of a line; an empty one if it holds none."""
+    try:
+        message = json.loads(line)
+    except ValueError:
+        return {}
+    return message if isinstance(message, dict) else {}

@@ -11,7 +11,6 @@ from contextlib import suppress
 from typing import Any, NoReturn
 
 from experiments.exit_codes import TERMINATED
-from experiments.launch.supervisor.json_lines import encode
 
 VARIABLE = "SYNCALGOS_CHILD"
 BEAT = 0.5  # seconds between signs of life
@@ -129,7 +128,8 @@ class ChildSide:
 
     def _write(self, message: dict[str, Any], patience: float = 0.0) -> None:
         """Writes a line, or what finds room for it in so many seconds."""
-        rest, deadline = encode(message), time.monotonic() + patience
+        rest = json.dumps(message).encode() + b"\n"
+        deadline = time.monotonic() + patience
         # An error means that the supervisor is gone: `_end_with` ends this process.
         with self._lock, suppress(OSError):
             while rest and self._has_room(deadline):

@@ -10,9 +10,9 @@ import syncalgos
 from experiments.training.plan import Plan
 from experiments.training.records import Progress
 from syncalgos import Communication, Replica, TrainState
-from syncalgos.collectives import PyTree
 from syncalgos.combinators import introspection
 from syncalgos.combinators.decided import found
+from syncalgos.engine import inner_step
 from syncalgos.engine.state import of_one
 
 FARTHEST = 2**12  # steps within which the first sync is looked for
@@ -51,51 +51,55 @@ class Rounds(NamedTuple):
         return int(found[-1]) + 1 if len(found) else 0
 
 
-def ends_of(plan: Plan, params: PyTree, buffers: PyTree) -> np.ndarray | None:
-    """Returns whether each local step of a run ends a round: something is sent.
+def ends_of(
+    plan: Plan, replica: Replica, steps: int, sent: Communication | None = None
+) -> np.ndarray | None:
+    """Returns whether each local step ends a round: something is sent.
 
     Args:
         plan: of the run.
-        params: one plain model.
-        buffers: of that model.
+        replica: one worker's, arrays or their shapes.
+        steps: of a run.
+        sent: by the run's trainer in so many steps, where that is counted already.
 
     Returns:
         (steps,) booleans; None if only the run shows it.
     """
-
-    def start(params, buffers):
-        return Replica(params, plan.optimizer.init(params), buffers)
-
-    replica = jax.eval_shape(start, params, buffers)
-    return _ends(plan, replica, plan.config.steps)
-
-
-def _ends(plan: Plan, replica: Replica, steps: int) -> np.ndarray | None:
-    """As `ends_of`, by a replica's shapes and for any number of steps."""
-    # Shared tables are sent at every step, as the loss is that an optimizer looks at.
-    strategy = plan.algorithm if plan.task.kept == "shared" else plan.strategy
-    # One worker sends nothing, yet its rounds end.
-    workers = max(plan.config.workers, 2)
-    try:
-        sent = syncalgos.communication(strategy, replica, workers, steps)
-    except (ValueError, jax.errors.ConcretizationTypeError):
-        return None  # of the latter the engine tells, when it makes the first state
+    strategy, is_shared = plan.strategy, plan.task.kept == "shared"
+    # One worker sends nothing, yet its rounds end. Shared tables, and the loss that an
+    # optimizer looks at, are sent at every step.
+    if is_shared or plan.config.workers == 1 or _shares_loss(plan, replica):
+        sent, strategy = None, plan.algorithm if is_shared else strategy
+    if sent is None:
+        workers = max(plan.config.workers, 2)
+        try:
+            sent = syncalgos.communication(strategy, replica, workers, steps)
+        except (ValueError, jax.errors.ConcretizationTypeError):
+            return None  # of the latter the engine tells, when it makes the first state
     return np.diff(sent.per_step, prepend=0.0) > 0
 
 
-def planned(plan: Plan, state: TrainState, ends: np.ndarray | None) -> Rounds:
+def _shares_loss(plan: Plan, replica: Replica) -> bool:
+    """Whether workers share their loss, for an inner optimizer that looks at it."""
+    reduces = introspection.reduces(plan.strategy)
+    return reduces and inner_step.asks(plan.optimizer, replica, np.float32(0))
+
+
+def planned(plan: Plan, state: TrainState, ends: np.ndarray | None = None) -> Rounds:
     """Returns the rounds of a run.
 
     Args:
         plan: of the run.
         state: where the run starts.
-        ends: as `ends_of` has them.
+        ends: as `ends_of` has them, where they are known already.
     """
-    c = plan.config
+    c, replica = plan.config, of_one(state.replica)
     try:
         sent = plan.trainer.communication(state, c.steps)
     except ValueError:
         sent = None
+    if ends is None:
+        ends = ends_of(plan, replica, c.steps, sent)
     rounds = Rounds(
         sent=_count(plan, state, sent),
         is_fixed=sent is not None,
@@ -104,7 +108,7 @@ def planned(plan: Plan, state: TrainState, ends: np.ndarray | None) -> Rounds:
     )
     if ends is None or ends.any():
         return rounds
-    first = _first_sync(plan, of_one(state.replica))
+    first = _first_sync(plan, replica)
     out = [f"--steps {first} or more"] if first else []
     if "period" in c.arguments:
         out.append(f"--period {c.steps} or less")
@@ -137,7 +141,7 @@ def _first_sync(plan: Plan, replica: Replica) -> int | None:
     steps = plan.config.steps
     while steps < FARTHEST:
         steps = min(2 * steps, FARTHEST)
-        ends = _ends(plan, replica, steps)
+        ends = ends_of(plan, replica, steps)
         if ends is None:
             return None
         if ends.any():

@@ -8,7 +8,7 @@ import functools
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +21,8 @@ from syncalgos.engine.placement.parts import HeldPart, bounds_of, pieces_of
 Device = Any  # jax.Device, which type checkers do not take for a type
 DEVICES, LANES = WORKERS
 _NO_MESH = Mesh(np.empty((), object), ())
-_Function = TypeVar("_Function", bound=Callable)
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 class Layout(NamedTuple):
@@ -300,15 +301,15 @@ def on_words(change: Callable[[jax.Array], Any], keys: jax.Array) -> jax.Array:
     return jax.random.wrap_key_data(words, impl=jax.random.key_impl(keys))
 
 
-def outside_meshes(function: _Function) -> _Function:
+def outside_meshes(function: Callable[P, R]) -> Callable[P, R]:
     """Wraps a function to run as if the user's program had set no mesh."""
 
     @functools.wraps(function)
-    def outside(*args: Any, **kwargs: Any) -> Any:
+    def outside(*args: P.args, **kwargs: P.kwargs) -> R:
         # Inside `jax.set_mesh` jax maps over no other mesh than that.
         if jax.sharding.get_abstract_mesh().empty:
             return function(*args, **kwargs)
         with jax.set_mesh(_NO_MESH):
             return function(*args, **kwargs)
 
-    return cast(_Function, outside)
+    return outside
