@@ -31,6 +31,7 @@ jax.config.update("jax_num_cpu_devices", 3)
 if importlib.util.find_spec("jax_cuda13_plugin") is None:
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     jax.config.update("jax_platforms", os.environ["JAX_PLATFORMS"])
+jax.devices()  # before a run in this process asks for as many as there are cores
 
 # jax is imported, so the environment speaks to other processes alone.
 os.environ.update(SHARED)
