@@ -339,9 +339,12 @@ def test_killed_and_stopped_processes_and_a_killed_worker_lose_nothing(
         command.wait_for("its process was killed by SIGKILL; it begins anew")
         # One that makes nothing may die unseen before the study ends.
         until(dask.makers, "a process makes runs")
-        dask.worker_of(dask.makers()[0]).kill()
+        lost = dask.makers()[0]
+        dask.worker_of(lost).kill()
         command.wait_for(r"worker tcp://\S+ on \S+ is gone; it begins anew")
-        # Of the last worker, so that no other ends the study meanwhile.
+        # The killed worker's process outlives it for a moment; the one to stop is of
+        # the last worker, so that no other ends the study meanwhile.
+        until(lambda: lost not in dask.makers(), "the killed worker's process ends")
         until(dask.makers, "a process makes runs")
         os.kill(dask.makers()[0], signal.SIGSTOP)
         command.wait_for(r"no sign of life for 20 s \(it was stopped\); it begins anew")
