@@ -29,7 +29,6 @@ from experiments.study.report import tables
 from experiments.study.search_space import combinations
 from experiments.study.statistics import measure
 from experiments.training import records
-from experiments.training.config import parse
 
 # Columns of a table that need more than finals.jsonl.
 KEPT = "seconds", "steps_to_target", "syncs", "command"
@@ -39,17 +38,16 @@ def runs_of(config: StudyConfig, lines: Lines) -> Iterator[RunSet]:
     """Yields the runs of a study, as far as its records have them."""
     for number, variant in enumerate(config.variants, 1):
         own = [line for line in lines if line["label"] == variant.label]
-        for point, flags in variant.points.items():
-            words = [*variant.argv, *flags]
+        for point, common in config.points[variant.label].items():
             seeds = range(config.seeds)
-            made = RunSet(variant, number, point, words, config.folder, seeds)
+            made = RunSet(variant, number, point, common, config.folder, seeds)
             trials = [trial(config, made, x) for x in combinations(variant.budget)]
             done = _ended(made, own, reported=True)
             yield made._replace(
                 trials=[
                     x._replace(summaries=_ended(x, own, reported=False)) for x in trials
                 ],
-                config={"settings": {"steps": parse(words).steps}},
+                config={"settings": {"steps": common.steps}},
                 summaries=done,
             )
 

@@ -15,7 +15,7 @@ from experiments.cli.errors import BadRequest
 from experiments.cli.factories import ALGORITHM, TASK, Kind
 from experiments.cli.settings import Setting, settings_of
 from experiments.cli.signatures import Signature
-from experiments.cli.words import cleaned, nearest_flag
+from experiments.cli.words import as_words, cleaned, nearest_flag
 
 PROGRAM = "python -m experiments.run"
 PUBLISHED = Path(__file__).parent / "published.toml"
@@ -101,6 +101,26 @@ def parse(argv: Sequence[str], config: type[Config]) -> Config:
         raise BadRequest(_explain_unknown(unknown[0], own, parser))
     algorithm, task = (each.take(known) for each in own)
     return made(config, vars(known), {"arguments": algorithm, "task_arguments": task})
+
+
+def words_of(config: Any) -> list[str]:
+    """Returns the flags of experiments.run that say a config, without --seed.
+
+    What has its default is left out, but for the algorithm and the task.
+    """
+    said = {
+        name: value
+        for name, each in settings_of(type(config)).items()
+        if (value := getattr(config, name)) != each.default
+        or name in (ALGORITHM.flag, TASK.flag)
+    }
+    said.pop("seed", None)
+    given = config.arguments, config.task_arguments
+    named = own_of(config.algo, config.task, config.preset)
+    for own, values in zip(named, given, strict=True):
+        undefined, defaults = object(), own.defaults
+        said |= {k: x for k, x in values.items() if x != defaults.get(k, undefined)}
+    return as_words(said)
 
 
 def _named(words: Sequence[str]) -> Namespace:

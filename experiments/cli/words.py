@@ -103,3 +103,24 @@ def literal(text: str) -> int | float | str:
         except ValueError:
             continue
     return text
+
+
+def as_words(values: Mapping[str, Any]) -> list[str]:
+    """Returns values by flag as a command line has them; a list repeats its flag."""
+    words = []
+    for flag, value in values.items():
+        name = flag.replace("_", "-")
+        switches = {"true": f"--{name}", "false": f"--no-{name}"}
+        for text in map(_text, value if isinstance(value, list) else [value]):
+            switch = switches.get(text.lower())
+            words += [f"--{name}", text] if switch is None else [switch]
+    return words
+
+
+def _text(value: Any) -> str:
+    """Returns a value as the reader of its flag takes it."""
+    if isinstance(value, tuple):
+        return ",".join(map(str, value))
+    if isinstance(value, Mapping):
+        return ",".join(f"{name}={size}" for name, size in value.items())
+    return str(value)

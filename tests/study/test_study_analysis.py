@@ -55,9 +55,9 @@ def points(study):
     """Every algorithm at every value of the sweep, with its trials."""
     found = []
     for number, variant in enumerate(study.variants, 1):
-        for point in variant.points:
+        for point, common in study.points[variant.label].items():
             seeds = range(study.seeds)
-            runs = RunSet(variant, number, point, variant.argv, study.out, seeds)
+            runs = RunSet(variant, number, point, common, study.out, seeds)
             values = combinations(variant.budget)
             trials = [trial(study, runs, each) for each in values]
             found.append(runs._replace(trials=trials))

@@ -99,7 +99,7 @@ def _on_missing(config: StudyConfig, runs: Sequence[RunSet]) -> Iterator[str]:
     """Yields warnings about runs that failed."""
     for r in (x for made in runs for x in (made, *made.trials)):
         if count := len(r.seeds) - len(r.summaries):
-            trial = r.trial if r.share is not None else ""
+            trial = r.trial if r.is_trial else ""
             name = " ".join(x for x in (r.name, trial) if x)
             are = "is" if count == 1 else "are"
             yield say("missing", name=name, count=count, seeds=len(r.seeds), are=are)
