@@ -15,8 +15,16 @@ from experiments.study.analysis.quantities import (
     views_of,
 )
 from experiments.study.analysis.results import Report
-from experiments.study.report.axes import WORDS, Plot, Range, titled
-from experiments.study.report.charts import Chart, Line, draw_chart, legend_texts
+from experiments.study.report.charts import (
+    WORDS,
+    Chart,
+    Line,
+    Plot,
+    Range,
+    draw_chart,
+    legend_texts,
+    titled,
+)
 from experiments.study.report.styles import Styles
 
 
@@ -115,8 +123,7 @@ def plot(
     x = x_range(view, lines, y)
     if x is None:
         return None
-    name = formatting.sentence(quantity.name)
-    title = f"{titled(name, quantity.unit)} {view.title}"
+    title = f"{titled(quantity.name, quantity.unit)} {view.title}"
     target = None
     if report.target is not None and quantity.group == "measure":
         text = f"target {formatting.target(report)}"
@@ -131,7 +138,7 @@ def plot(
         f"{', '.join(last_figure(line, quantity) for line in lines)}.",
         note(report, quantity, view, chart),
         partial(draw_chart, chart),
-        name if view.folded else "",
+        formatting.sentence(quantity.name) if view.folded else "",
     )
 
 

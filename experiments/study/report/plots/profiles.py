@@ -8,8 +8,7 @@ import numpy as np
 from experiments.study.analysis.formatting import number
 from experiments.study.analysis.profiles import MOST, Profile, profiles, times_of
 from experiments.study.analysis.results import Report
-from experiments.study.report.axes import Plot, Range
-from experiments.study.report.charts import Chart, Line, draw_chart
+from experiments.study.report.charts import Chart, Line, Plot, Range, draw_chart
 from experiments.study.report.styles import Styles
 
 FAR = 32.0  # times as long as the fastest: the end of the axis
