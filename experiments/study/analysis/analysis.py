@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 
 from experiments.study import presets, tuning
-from experiments.study.analysis.comparison import against_baseline
-from experiments.study.analysis.ranking import default_target, rankings, timed
+from experiments.study.analysis.comparison import against_baseline, leader, rankings
 from experiments.study.analysis.rates import rates
 from experiments.study.analysis.results import ONE_NOMINAL, Curve, Report, Row
 from experiments.study.analysis.words import remarks
@@ -23,7 +22,18 @@ from experiments.study.analysis.words.answer import (
 from experiments.study.config import StudyConfig
 from experiments.study.grid import RunSet
 from experiments.study.network import Network, modelled_seconds
-from experiments.study.statistics import LOSS, Measure, Spread, band, measure, spread
+from experiments.study.statistics import (
+    LOSS,
+    ROUNDING,
+    Measure,
+    Spread,
+    band,
+    measure,
+    spread,
+)
+
+# Distance of the target from the baseline's measure, as a share of that.
+SHARE = 0.05
 
 
 def report(config: StudyConfig, runs: Sequence[RunSet], command: str) -> Report:
@@ -52,7 +62,7 @@ def report(config: StudyConfig, runs: Sequence[RunSet], command: str) -> Report:
     bases = [row for row in rows if row.label == baseline]
     target = config.target or default_target(bases, by)
     pairs = zip(rows, curves, strict=True)
-    rows = [timed(row, curve, by, target) for row, curve in pairs]
+    rows = [_timed(row, curve, by, target) for row, curve in pairs]
     points = rankings(rows, by)
     law, found = laws(scores)
     # Of a single variant a law is all that there is to say.
@@ -88,6 +98,45 @@ def edges(row: Row, scores: Sequence[tuning.Tuning]) -> list[str]:
     return [one.flag for one in own if one.at_edge]
 
 
+def default_target(rows: Sequence[Row], by: Measure) -> float | None:
+    """Returns a target 5 % from the baseline's measure, on the easier side.
+
+    Other rows do not move it. In a sweep the baseline's best row sets it.
+
+    Args:
+        rows: the baseline's.
+        by: the measure.
+    """
+    best = leader(rows, by)
+    if best is None or best.measure is None:
+        return None
+    margin = SHARE * abs(best.measure.mean)
+    target = by.side * best.measure.mean - margin
+    if not margin:
+        return by.side * target
+    unit = 10.0 ** (math.floor(math.log10(margin)) - 1)
+    # A mean may be a round number except for rounding: 1e-6 of a unit keeps it.
+    return by.side * round(math.floor(target / unit + 1e-6) * unit, 12)
+
+
+def _timed(row: Row, curve: Curve, by: Measure, target: float | None) -> Row:
+    """Returns the row with its modelled times, to the target and in all."""
+    at = None
+    if target is not None and by.key in curve.bands:
+        # The first evaluation at which the mean is that good.
+        least = by.side * target - ROUNDING * abs(target)
+        means = enumerate(curve.bands[by.key].mean)
+        at = next((i for i, x in means if by.side * x >= least), None)
+    return row._replace(
+        seconds={name: clock[-1] for name, clock in curve.seconds.items()},
+        to_target={
+            name: None if at is None else clock[at]
+            for name, clock in curve.seconds.items()
+        },
+        steps_to_target=None if at is None else curve.steps[at],
+    )
+
+
 def _step_seconds(given: float | None, runs: Sequence[RunSet]) -> tuple[float, str]:
     """Returns the seconds of one worker's local step, and their origin in words."""
     if given is not None:
@@ -121,43 +170,46 @@ def _curve(
     """Returns the curve of runs that did not diverge; an empty one without any."""
     # Diverged runs would bend the mean away from what the others reach.
     shown = [r.lines[seed] for seed in r.fine]
-    if not shown:
-        return Curve(r.variant.label, r.point, [], {}, None, {})
     # A run may have ended early: the longest has all evaluations.
-    longest = max(shown, key=len)
-    steps = [line["step"] for line in longest]
+    longest = max(shown, key=len, default=[])
+    values = {
+        key: [[line.get(key) for line in lines] for lines in shown]
+        for key in (longest[-1] if longest else ())
+    }
+    known = {
+        key: band(own)
+        for key, own in values.items()
+        if any(x is not None for lines in own for x in lines)
+    }
+    sent = known.get("bytes_per_worker")
+    if sent and any(x is None for own in values["bytes_per_worker"] for x in own):
+        sent = None
     beside = ("step", "bytes_per_worker", "seconds", "learning_rate")
-    keys = [k for k in longest[-1] if k not in beside]
-    bands = {}
-    for key in keys:
-        values = [[line.get(key) for line in lines] for lines in shown]
-        if any(x is not None for own in values for x in own):
-            bands[key] = band(values)
-    sent = [[line["bytes_per_worker"] for line in lines] for lines in shown]
-    is_counted = not any(x is None for own in sent for x in own)
-    seconds = {}
-    for network in networks if r.sends is not None else ():
-        clock = _clock(r, network, step_seconds, fused)
+    steps, seconds = [line["step"] for line in longest], {}
+    for network in networks if longest and r.sends is not None else ():
+        clocks = [
+            modelled_seconds(
+                sends,
+                network,
+                r.any["workers"],
+                step_seconds,
+                delay=r.any["sends"]["delay"],
+                fused=fused,
+                since=r.config["settings"]["sync_until"],
+            )
+            for sends in r.sends or ()
+        ]
+        # The mean over the seeds, if the data decide on what each of them sends.
+        clock = np.mean(clocks, axis=0)
         seconds[network.name] = [float(clock[step - 1]) for step in steps]
-    known = band(sent).mean if is_counted else None
-    return Curve(r.variant.label, r.point, steps, bands, known, seconds)
-
-
-def _clock(r: RunSet, network: Network, step_seconds: float, fused: bool) -> np.ndarray:
-    """Returns modelled seconds after each local step, the mean over the seeds."""
-    clocks = [
-        modelled_seconds(
-            sends,
-            network,
-            r.any["workers"],
-            step_seconds,
-            delay=r.any["sends"]["delay"],
-            fused=fused,
-            since=r.config["settings"]["sync_until"],
-        )
-        for sends in r.sends or ()
-    ]
-    return np.mean(clocks, axis=0)
+    return Curve(
+        r.variant.label,
+        r.point,
+        steps,
+        {key: own for key, own in known.items() if key not in beside},
+        sent and sent.mean,
+        seconds,
+    )
 
 
 def row_of(r: RunSet, by: Measure) -> Row:

@@ -48,7 +48,7 @@ def page(report: Report, plots: Sequence["Plot"], pictures: Mapping[str, str]) -
 
 def always_zero(quantity: quantities.Quantity, report: Report) -> bool:
     """Whether a quantity was measured, and is 0 at every evaluation."""
-    measured = any(quantity.key in curve.bands for curve in report.curves)
+    measured = any(quantity.by.key in curve.bands for curve in report.curves)
     return measured and quantities.is_empty(report, quantity)
 
 
