@@ -10,7 +10,7 @@ from studies import change
 
 from experiments.study import config, presets, tuning
 from experiments.study.analysis import analysis, formatting
-from experiments.study.analysis.words import remarks
+from experiments.study.report import tables
 from experiments.study.config import StudyConfig
 from experiments.study.grid import RunSet, trial
 from experiments.study.network import parse
@@ -837,7 +837,7 @@ def test_rates_are_compared_at_each_value_of_a_sweep(tmp_path):
 
 def test_the_screens_table_names_no_winner_at_one_nominal_rate(tmp_path):
     found = rated(study_of(tmp_path), [(0.05, 0.05), (0.05, 0.4)])
-    shown = remarks.summary(found, tmp_path).splitlines()
+    shown = tables.screen(found, tmp_path).splitlines()
     assert "against sync_sgd, at one nominal rate" in shown[1]
     assert "above by 1.0" in shown[3]
     assert shown[5].startswith("At one nominal rate no winner is named")

@@ -1,6 +1,8 @@
 """From the files of a study's runs to its report."""
 
 import math
+import os
+import platform
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -68,6 +70,7 @@ def report(config: StudyConfig, runs: Sequence[RunSet], command: str) -> Report:
     # Of a single variant a law is all that there is to say.
     is_law = bool(law) and len(config.variants) == 1
     told = [] if is_law else [answer(points, by, terms, times)]
+    machine = f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores"
     return Report(
         title=titled([x.label for x in config.variants], config.task),
         lead=law if is_law else lead(points, by, terms),
@@ -86,7 +89,7 @@ def report(config: StudyConfig, runs: Sequence[RunSet], command: str) -> Report:
         sweep=config.swept.flag if config.swept else "",
         tuning=scores,
         settings=remarks.settings(config.task, config.seeds, config.swept, runs),
-        environment=remarks.environment(runs[0].config["versions"]),
+        environment={**runs[0].config["versions"], "machine": machine},
         command=command,
         paper=presets.paper(config.preset) if config.preset in presets.NAMES else None,
     )

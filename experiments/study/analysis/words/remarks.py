@@ -1,16 +1,13 @@
-"""The words of a report: title, settings, remarks, and a summary for the screen."""
+"""The settings of a report, and the warnings that its reader needs."""
 
-import os
-import platform
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 from experiments.cli import terminal
 from experiments.study.analysis import formatting
 from experiments.study.analysis.formatting import PHRASES, counted, say
 from experiments.study.analysis.rates import further
-from experiments.study.analysis.results import Report, Row
+from experiments.study.analysis.results import Row
 from experiments.study.config import StudyConfig
 from experiments.study.grid import RunSet
 from experiments.study.search_space import Range
@@ -62,12 +59,6 @@ def _settings(config: Any) -> dict[str, Any]:
         "devices of a worker": terminal.mesh_text(config.get("mesh") or {}) or None,
         **{f"task: {k}": value for k, value in config["task_arguments"].items()},
     }
-
-
-def environment(versions: dict[str, str]) -> dict[str, str]:
-    """Returns versions and the machine."""
-    machine = f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores"
-    return {**versions, "machine": machine}
 
 
 def remarks(
@@ -130,7 +121,8 @@ def _on_tuning(
     budgets = {len(r.trials) for r in runs}
     if len(budgets) > 1:
         yield say("budgets")
-    tuned = ", --".join(_named(each.flags) for each in config.tuned)
+    flags = (" or --".join(each.flags) for each in config.tuned)
+    tuned = ", --".join(flags).replace("_", "-")
     if tuned and max(budgets) == 1:
         yield say("untuned", tuned=tuned)
     elif tuned:
@@ -141,11 +133,6 @@ def _on_tuning(
             tune_seeds=f"{config.tune_seeds} seed{'s'[: config.tune_seeds > 1]}",
             share=100 * config.tune_share,
         )
-
-
-def _named(flags: Sequence[str]) -> str:
-    """Returns "block-momentum or --slow-momentum"."""
-    return " or --".join(flag.replace("_", "-") for flag in flags)
 
 
 def _on_data(runs: Sequence[RunSet], by: Measure) -> Iterator[str]:
@@ -179,33 +166,3 @@ def _on_sends(runs: Sequence[RunSet]) -> Iterator[str]:
         yield say("unknown", unknown=", ".join(unknown))
     if (more := runs[0].any["not_counted"]) is not None:
         yield say("not_counted", not_counted=more)
-
-
-def summary(report: Report, out: Path) -> str:
-    """Returns the summary that a person reads on the screen."""
-    heads = ("", report.measure.name, formatting.against(report), "each sent")
-    rows = [(*heads, "lr -> effective lr")]
-    rows += [_cells(row, report.measure) for row in report.rows]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-        for row in rows
-    ]
-    notes = [f"note: {remark}" for remark in report.remarks]
-    texts = [report.title, *lines, "", report.headline, *report.sentences, *notes]
-    files = f"report: {out / 'report.html'}"
-    return "\n".join([*(text.rstrip() for text in texts), files])
-
-
-def _cells(row: Row, by: Measure) -> tuple[str, ...]:
-    """Returns the cells of a row of the screen's table."""
-    figure = formatting.spread(row.measure, by)
-    if row.diverged:
-        figure += f" ({row.diverged} of {row.seeds} diverged)"
-    return (
-        " ".join(x for x in (row.label, row.point) if x),
-        figure,
-        row.comparison.clause,
-        formatting.sent(row),
-        f"{formatting.nominal(row)} -> {terminal.rate(row.effective_lr)}",
-    )
