@@ -51,13 +51,12 @@ def report(config: StudyConfig, runs: Sequence[RunSet], command: str) -> Report:
     """
     by = measure(config.measure, [s for r in runs for s in r.summaries.values()])
     baseline = config.baseline or config.variants[0].label
-    rows = [row_of(r, by) for r in runs]
+    scores = [one for r in runs for one in tuning.report(r, by)]
+    rows = [row_of(r, by, scores) for r in runs]
     seconds, how = _step_seconds(config.step_time, runs)
     curves = [_curve(r, seconds, config.networks, config.fused) for r in runs]
     # At unlike learning rates a winner would be that of the rates.
     terms, times, unfair = rates(config, rows, command)
-    scores = [one for r in runs for one in tuning.report(r, by)]
-    rows = [row._replace(at_edge=edges(row, scores)) for row in rows]
     is_given = config.baseline is not None
     named = terms != ONE_NOMINAL
     rows, sentences = against_baseline(rows, baseline, by, named, is_given)
@@ -93,12 +92,6 @@ def report(config: StudyConfig, runs: Sequence[RunSet], command: str) -> Report:
         command=command,
         paper=presets.paper(config.preset) if config.preset in presets.NAMES else None,
     )
-
-
-def edges(row: Row, scores: Sequence[tuning.Tuning]) -> list[str]:
-    """Returns the flags of a row whose chosen value is at an end of its range."""
-    own = [one for one in scores if (one.label, one.point) == (row.label, row.point)]
-    return [one.flag for one in own if one.at_edge]
 
 
 def default_target(rows: Sequence[Row], by: Measure) -> float | None:
@@ -184,9 +177,8 @@ def _curve(
         for key, own in values.items()
         if any(x is not None for lines in own for x in lines)
     }
-    sent = known.get("bytes_per_worker")
-    if sent and any(x is None for own in values["bytes_per_worker"] for x in own):
-        sent = None
+    # Not known if that of one seed is not.
+    is_counted = r.bytes_per_worker is not None
     beside = ("step", "bytes_per_worker", "seconds", "learning_rate")
     steps, seconds = [line["step"] for line in longest], {}
     for network in networks if longest and r.sends is not None else ():
@@ -210,14 +202,15 @@ def _curve(
         r.point,
         steps,
         {key: own for key, own in known.items() if key not in beside},
-        sent and sent.mean,
+        known["bytes_per_worker"].mean if is_counted else None,
         seconds,
     )
 
 
-def row_of(r: RunSet, by: Measure) -> Row:
+def row_of(r: RunSet, by: Measure, scores: Sequence[tuning.Tuning]) -> Row:
     """Returns a row of the table, yet to be compared and timed."""
     s, final = r.any, r.final(by)
+    own = [x for x in scores if (x.label, x.point) == (r.variant.label, r.point)]
     return Row(
         label=r.variant.label,
         algo=r.variant.algo,
@@ -235,6 +228,7 @@ def row_of(r: RunSet, by: Measure) -> Row:
         syncs=s["syncs"] if r.fine else None,
         command=r.command,
         final=final,
+        at_edge=[x.flag for x in own if x.at_edge],
     )
 
 

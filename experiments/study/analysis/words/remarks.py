@@ -68,22 +68,30 @@ def remarks(
     by: Measure,
     scores: Sequence[Tuning],
     command: str,
-) -> list[str]:
-    """Returns the warnings that a reader of the figures needs."""
+) -> Iterator[str]:
+    """Yields the warnings that a reader of the figures needs."""
     gone = [row for row in rows if row.diverged]
-    found = [formatting.diverged(row) for row in gone]
-    # Said once, after the last of them.
-    if any(row.measure for row in gone):
-        found[-1] += f" {say('others')}"
+    for i, row in enumerate(gone, 1):
+        # Said once, after the last of them.
+        is_last = i == len(gone) and any(x.measure for x in gone)
+        yield formatting.diverged(row) + f" {say('others')}" * is_last
     if config.seeds < MIN_SEEDS:
-        found.append(say("few_seeds", seeds=counted(config.seeds), enough=MIN_SEEDS))
-    found += [*_on_missing(config, runs), *_on_tuning(config, runs, scores, command)]
-    shares = {
-        s["batch_size"] / s["workers"] for r in runs if (s := r.config["settings"])
-    }
+        yield say("few_seeds", seeds=counted(config.seeds), enough=MIN_SEEDS)
+    yield from _on_missing(config, runs)
+    yield from _on_tuning(config, runs, scores, command)
+    settings = [r.config["settings"] for r in runs]
+    shares = {s["batch_size"] / s["workers"] for s in settings}
     if len(shares) > 1 and config.step_time is None:
-        found.append(say("step_times"))
-    return [*found, *_on_data(runs, by), *_on_sends(runs)]
+        yield say("step_times")
+    # Shards follow from the seed and the number of workers.
+    if (kinds := {s["partition"] for s in settings}) != {"iid"}:
+        yield say("partition", partition=", ".join(sorted(kinds)))
+    sizes = {(r.point, r.config["settings"]["batch_size"]) for r in runs}
+    if len(sizes) > len({r.point for r in runs}):
+        yield say("batches")
+    if by not in (ACCURACY, LOSS):
+        yield say("measure", measure=by.name)
+    yield from _on_sends(runs)
 
 
 def _on_missing(config: StudyConfig, runs: Sequence[RunSet]) -> Iterator[str]:
@@ -133,19 +141,6 @@ def _on_tuning(
             tune_seeds=f"{config.tune_seeds} seed{'s'[: config.tune_seeds > 1]}",
             share=100 * config.tune_share,
         )
-
-
-def _on_data(runs: Sequence[RunSet], by: Measure) -> Iterator[str]:
-    """Yields warnings about what the workers see, and about the measure."""
-    # Shards follow from the seed and the number of workers.
-    kinds = {r.config["settings"]["partition"] for r in runs}
-    if kinds != {"iid"}:
-        yield say("partition", partition=", ".join(sorted(kinds)))
-    sizes = {(r.point, r.config["settings"]["batch_size"]) for r in runs}
-    if len(sizes) > len({r.point for r in runs}):
-        yield say("batches")
-    if by not in (ACCURACY, LOSS):
-        yield say("measure", measure=by.name)
 
 
 def _on_sends(runs: Sequence[RunSet]) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -16,39 +17,56 @@ from experiments.study.statistics import Measure
 from experiments.study.tuning import Tuning
 
 
+class Sweep(NamedTuple):
+    """The x axis of the swept values.
+
+    Attributes:
+        at: their places, by point.
+        ticks: their words.
+    """
+
+    at: Mapping[str, float]
+    ticks: Sequence[str]
+
+    @property
+    def range(self) -> Range:
+        """The range from the least to the greatest place."""
+        return Range(min(self.at.values()), max(self.at.values()))
+
+
 def plots(report: Report, styles: Styles) -> Iterator[Plot]:
     """The measure over the sweep; a figure of the trials of each tuned flag."""
-    points = [p for p in dict.fromkeys(row.point for row in report.rows) if p]
-    is_shown = points and any(row.measure for row in report.rows)
-    places, ticks = positions([point.partition("=")[2] for point in points])
-    at = dict(zip(points, places, strict=True)) if is_shown else {}
-    if is_shown:
-        yield sweep(report, styles, at, ticks)
+    swept = swept_values(report)
+    if swept.at and any(row.measure for row in report.rows):
+        yield sweep(report, styles, swept)
+    else:
+        swept = Sweep({}, [])
     for flag in dict.fromkeys(tuning.flag for tuning in report.tuning):
         tried = [tuning for tuning in report.tuning if tuning.flag == flag]
-        if swept := [tuning for tuning in tried if tuning.point in at]:
-            yield optima(report, styles, flag, swept, at, ticks)
+        if found := [tuning for tuning in tried if tuning.point in swept.at]:
+            yield optima(report, styles, swept, flag, found)
         yield trials(report, styles, flag, tried)
 
 
-def positions(texts: Sequence[str]) -> tuple[list[float], list[str]]:
+def swept_values(report: Report) -> Sweep:
     """Places of the swept values: even for words and for growth by factors."""
+    points = [p for p in dict.fromkeys(row.point for row in report.rows) if p]
+    texts = [point.partition("=")[2] for point in points]
     try:
-        values = [float(text) for text in texts]
+        places = [float(text) for text in texts]
     except ValueError:
-        return list(range(len(texts))), [charts.plain(text) for text in texts]
-    ticks = [number(x) for x in values]
+        ticks = [charts.plain(text) for text in texts]
+        return Sweep({point: i for i, point in enumerate(points)}, ticks)
+    ticks = [number(x) for x in places]
     # Workers, periods and rates are swept by factors.
-    if values and min(values) > 0 and max(values) >= 4 * min(values):
-        return [float(np.log(x)) for x in values], ticks
-    return values, ticks
+    if places and min(places) > 0 and max(places) >= 4 * min(places):
+        places = [float(np.log(x)) for x in places]
+    return Sweep(dict(zip(points, places, strict=True)), ticks)
 
 
-def sweep(
-    report: Report, styles: Styles, at: Mapping[str, float], ticks: Sequence[str]
-) -> Plot:
+def sweep(report: Report, styles: Styles, swept: Sweep) -> Plot:
     """The measure at the end against the swept value."""
-    measure, x = report.measure, Range(min(at.values()), max(at.values()))
+    measure, x = report.measure, swept.range
     rows = [row for row in report.rows if formatting.is_known(row)]
     title = f"{titled(measure.name, measure.unit)} by {report.sweep}"
     labels = [label for label in styles if any(row.label == label for row in rows)]
@@ -57,7 +75,7 @@ def sweep(
         # Side by side: deviations at one value would cover each other.
         shift = 0.02 * (i - (len(labels) - 1) / 2) * (x.high - x.low)
         own = [row for row in rows if row.label == label]
-        xs = [at[row.point] + shift for row in own if row.point]
+        xs = [swept.at[row.point] + shift for row in own if row.point]
         is_swept = bool(xs)
         # A line across is of an algorithm without the flag.
         own, xs = (own, xs) if is_swept else (own * 2, [ends.low, ends.high])
@@ -74,25 +92,19 @@ def sweep(
         title,
         f"{title}, at the end: {', '.join(reached)}.",
         f"All runs diverged: {', '.join(gone)}." if gone else "",
-        partial(draw_sweep, chart, [*at.values()], ticks),
+        partial(draw_sweep, chart, swept),
     )
 
 
 def optima(
-    report: Report,
-    styles: Styles,
-    flag: str,
-    found: Sequence[Tuning],
-    at: Mapping[str, float],
-    ticks: Sequence[str],
+    report: Report, styles: Styles, swept: Sweep, flag: str, found: Sequence[Tuning]
 ) -> Plot:
     """The best value of a tuned flag against the swept value."""
     labels = [label for label in styles if any(t.label == label for t in found)]
-    lines = [optimum([t for t in found if t.label == x], at) for x in labels]
+    lines = [optimum([t for t in found if t.label == x], swept.at) for x in labels]
     tried = [value for tuning in found for value in tuning.values]
     log = min(tried) > 0 and max(tried) >= 4 * min(tried)
-    x = Range(min(at.values()), max(at.values())).widened(0.1)
-    y = Range(min(tried), max(tried), log).widened(0.05)
+    x, y = swept.range.widened(0.1), Range(min(tried), max(tried), log).widened(0.05)
     title, texts = f"Best {flag} by {report.sweep}", {label: label for label in labels}
     chart = Chart(title, report.sweep, x, y, lines, styles, texts, bars=True)
     known = any(tuning.low is not None for tuning in found)
@@ -104,7 +116,7 @@ def optima(
         f"{title}, chosen on validation data: "
         f"{'; '.join(tip for line in lines for tip in line.tips)}.",
         bars if known else "",
-        partial(draw_sweep, chart, [*at.values()], ticks),
+        partial(draw_sweep, chart, swept),
     )
 
 
@@ -125,10 +137,10 @@ def optimum(found: Sequence[Tuning], at: Mapping[str, float]) -> Line:
     return Line(found[0].label, "", x, y, low, high, tips)
 
 
-def draw_sweep(chart: Chart, places: Sequence[float], ticks: Sequence[str]) -> Figure:
+def draw_sweep(chart: Chart, swept: Sweep) -> Figure:
     """Draws a line an algorithm, with ticks at the swept values."""
     figure = charts.draw_chart(chart)
-    figure.axes[0].set_xticks(places, ticks)
+    figure.axes[0].set_xticks([*swept.at.values()], swept.ticks)
     return figure
 
 
