@@ -19,7 +19,7 @@ from typing import Any
 from experiments.cli.words import literal
 from experiments.study import config as configs
 from experiments.study import presets, tuning
-from experiments.study.analysis.analysis import edges, row_of
+from experiments.study.analysis.analysis import row_of
 from experiments.study.analysis.comparison import against_baseline
 from experiments.study.analysis.results import Curve, Report
 from experiments.study.analysis.words.answer import titled
@@ -73,13 +73,8 @@ def report_of(config: StudyConfig, lines: Lines) -> Report:
     chosen: dict[tuple[str, str], dict[str, float]] = {}
     for one in scores:
         chosen.setdefault((one.label, one.point), {})[one.flag] = one.chosen
-    rows = [row_of(made, by) for made in runs]
-    rows = [
-        row._replace(
-            at_edge=edges(row, scores), tuned=chosen.get((row.label, row.point), {})
-        )
-        for row in rows
-    ]
+    rows = [row_of(made, by, scores) for made in runs]
+    rows = [x._replace(tuned=chosen.get((x.label, x.point), {})) for x in rows]
     is_given = config.baseline is not None
     rows, sentences = against_baseline(rows, baseline, by, True, is_given)
     return Report(

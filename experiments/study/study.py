@@ -25,10 +25,9 @@ from experiments.launch.cluster.connection import (
 from experiments.study import spec, tuning
 from experiments.study.analysis import analysis
 from experiments.study.analysis.results import Report
-from experiments.study.analysis.words import remarks
 from experiments.study.config import PROGRAM, StudyConfig
 from experiments.study.grid import Lines, Loader, RunSet, run_sets
-from experiments.study.report import events, write
+from experiments.study.report import events, tables, write
 from experiments.study.running import listing, own_files, versions
 from experiments.study.running.make import make_runs
 from experiments.study.running.plan import Plan
@@ -125,7 +124,7 @@ def _make(
         return code
     shown = report(config, argv, runs)
     write_all(config, shown, runs)
-    terminal.show(remarks.summary(shown, config.folder))
+    terminal.show(tables.screen(shown, config.folder))
     return exit_codes.FAILED if plan.failures else exit_codes.DONE
 
 
