@@ -3,8 +3,8 @@
 import dataclasses
 import os
 import sys
-import traceback
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
@@ -12,7 +12,6 @@ import jax
 
 from experiments import exit_codes
 from experiments.cli import exits, terminal
-from experiments.cli.errors import BadRequest
 from experiments.launch import gloo
 from experiments.launch.run_job import run_job
 from experiments.launch.supervisor.child_side import ChildSide
@@ -62,16 +61,8 @@ def supervise(config: RunConfig, argv: list[str], count: int) -> int:
 def run_as_member(member: ChildSide, argv: list[str], started: float) -> NoReturn:
     """Runs one of the processes of a run, under its supervisor, and ends it."""
     errors = exits.sole_output(member.process == 0)
-    try:
-        member.leave(_trained(member, argv, started))
-    except BadRequest as error:
-        member.refuse(f"error: {' '.join(str(error).split())}", error.code)
-    except Exception as error:
-        text = f"{type(error).__name__}: {error}".partition("\n")[0]
-        if gloo.is_loss(error):
-            member.lost(text)
-        traceback.print_exc(file=errors)
-        member.refuse(text, exit_codes.FAILED)
+    program = partial(_trained, member, argv, started)
+    member.leave(gloo.run_together(member, errors, program))
 
 
 def _trained(member: ChildSide, argv: list[str], started: float) -> int:
@@ -91,9 +82,8 @@ def _trained(member: ChildSide, argv: list[str], started: float) -> int:
         member.processes,
         member.init_timeout,
     )
-    if member.locals > 1:
-        gpus = config.mesh_devices(member.processes) or 1
-        gloo.take_devices(member.local, gpus)
+    gpus = config.mesh_devices(member.processes)
+    gloo.take_devices(member.local, member.locals, gpus)
     group = ProcessGroup(
         process=member.process,
         processes=member.processes,

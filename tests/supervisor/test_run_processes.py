@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
 
@@ -11,7 +10,7 @@ import pytest
 from commands import imported_by
 from fake_member import commands, left, pid_of, pids, until
 
-from experiments.launch.child_process import ChildProcess
+from experiments.launch.supervisor.child import Child
 from experiments.launch.supervisor.failure_policy import decide, stuck_lines
 from experiments.launch.supervisor.group import Rules
 from experiments.launch.supervisor.process_status import ProcessStatus, TrackedProcess
@@ -84,17 +83,18 @@ def test_run_that_diverged_everywhere_is_code_3(start):
 
 
 def test_lines_of_a_pipe_come_as_they_end_and_one_without_an_end_is_cut():
-    program = "print('a'); print(70_000 * 'x', end='', flush=True); "
-    words = [sys.executable, "-c", f"{program} import time; time.sleep(60)"]
-    child = ChildProcess(words, stdout=subprocess.PIPE)
+    program = (
+        "import sys, time; sys.stderr.write('a\\n' + 70_000 * 'x'); time.sleep(60)"
+    )
     lines = []
-    until(lambda: lines.extend(child.lines()) or len(lines) > 1, "two lines")
-    assert lines == [("stdout", b"a"), ("stdout", 65_536 * b"x")]
-    assert child.code is None
+    child = Child([sys.executable, "-c", program], {"process": 1}, lines.append)
+    until(lambda: child.poll(0.0, Rules()) or len(lines) > 1, "two lines")
+    assert lines == ["[1] a", f"[1] {65_536 * 'x'}"]
+    assert child.status.code is None
     child.kill()
     child.reap()
-    assert child.code == -signal.SIGKILL
-    assert [*child.last_lines()] == [("stdout", (70_000 - 65_536) * b"x")]
+    assert child.status.code == -signal.SIGKILL
+    assert lines[2:] == [f"[1] {(70_000 - 65_536) * 'x'}"]
 
 
 def test_supervisor_imports_neither_jax_nor_what_trains():

@@ -105,7 +105,6 @@ def run_member(
         # -P: a user's own module is the one that the worker has found.
         [sys.executable, "-P", "-m", "experiments.run", *argv],
         attributes,
-        attributes["process"] > 0,
         partial(outbox.add, "log"),
         Remote(folder, partial(outbox.add, "out"), lease, environ),
     )

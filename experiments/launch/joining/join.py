@@ -3,28 +3,41 @@
 import json
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import jax
 
 from experiments.launch import gloo
-from experiments.launch.addresses import (
-    address,
-    is_address,
-    listen,
-    own_address,
-    reach,
-)
+from experiments.launch.addresses import address, is_address, listen, own_address, reach
 from experiments.launch.cluster import inspection
-from experiments.launch.joining import agreement
-from experiments.launch.joining.agreement import Hello
 from experiments.launch.membership import Membership
+from experiments.launch.supervisor.group import processes
 from experiments.training import records
 from experiments.training.config import RunConfig
 from experiments.training.versions import versions
 
 LOSS = 20  # seconds without a sign of life before jax counts a process as lost
 SLACK = 30.0  # seconds by which jax waits longer than we, as it ends by an abort
+SHOWN = 3  # differences that are named
+
+
+class Hello(NamedTuple):
+    """The introduction of a process.
+
+    Attributes:
+        process: its number.
+        host: name, boot and network of its machine, which together identify it.
+        facts: the values on which all processes must agree, by the name that the user
+            knows, such as "--seed" or "jax"; JSON values, None where there is none.
+        out: the folder for the run's files, which process 0 chooses for those that say
+            none.
+    """
+
+    process: int
+    host: list[str]
+    facts: dict[str, Any]
+    out: str
 
 
 class Unconnected(Exception):
@@ -55,8 +68,7 @@ def join(
         _check_port(membership.coordinator, log)
     _connect(membership, config.init_timeout)
     hellos = _exchange(config, membership)
-    line = agreement.difference(hellos)
-    if line is not None:
+    if line := difference(hellos):
         # Together: else jax would report the first that leaves as lost.
         jax.distributed.shutdown()
         raise Unconnected(line)
@@ -101,12 +113,12 @@ def _check_port(coordinator: str, log: Callable[[str], None]) -> None:
 
 def _connect(membership: Membership, seconds: float) -> None:
     """Starts jax among the other processes."""
-    processes, process, where = membership
+    count, process, where = membership
     errors: list[Exception] = []
 
     def connect() -> None:
         try:
-            gloo.connect(where, process or 0, processes, seconds + SLACK, loss=LOSS)
+            gloo.connect(where, process or 0, count, seconds + SLACK, loss=LOSS)
         except Exception as error:  # of jax, of any kind, lost in this thread
             errors.append(error)
 
@@ -120,7 +132,7 @@ def _connect(membership: Membership, seconds: float) -> None:
         raise Unconnected(f"{where}: {line}{gloo.tls_hint()}")
     if thread.is_alive():
         raise Unconnected(
-            f"process {process} waited {seconds:g} s at {where} for all {processes} "
+            f"process {process} waited {seconds:g} s at {where} for all {count} "
             f"processes of this program{gloo.tls_hint()}"
         )
 
@@ -144,3 +156,33 @@ def _exchange(config: RunConfig, membership: Membership) -> list[Hello]:
         for i in range(membership.processes)
     ]
     return [Hello(*json.loads(text)) for text in texts]
+
+
+def difference(hellos: Sequence[Hello]) -> str | None:
+    """Reports the facts in which processes differ from process 0, in one line.
+
+    Args:
+        hellos: of all processes, in their order.
+
+    Returns:
+        The line; None if all agree.
+    """
+    first = hellos[0]
+    others = [hello.facts for hello in hellos if hello.facts != first.facts]
+    if not others:
+        return None
+    ids = [hello.process for hello in hellos if hello.facts == others[0]]
+    both = others[0], first.facts
+    names = [x for x in {**both[1], **both[0]} if both[0].get(x) != both[1].get(x)]
+    theirs, ours = (
+        ", ".join(_shown(name, facts.get(name)) for name in names[:SHOWN])
+        for facts in both
+    )
+    have = "have" if len(ids) > 1 else "has"
+    more = f" ({len(names) - SHOWN} more differ)" if len(names) > SHOWN else ""
+    return f"{processes(ids)} {have} {theirs}, but process 0 has {ours}{more}"
+
+
+def _shown(name: str, value: Any) -> str:
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return f"no {name}" if value is None else f"{name} {text}"

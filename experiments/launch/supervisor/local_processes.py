@@ -35,10 +35,7 @@ class LocalProcesses:
     def start(self, serial: int, attributes: list[dict[str, Any]]) -> None:
         """Starts all processes, once the earlier ones are gone."""
         self.kill()
-        self._children = [
-            Child(self.command, given, given["process"] > 0, self.log)
-            for given in attributes
-        ]
+        self._children = [Child(self.command, given, self.log) for given in attributes]
 
     def poll(self, now: float) -> list[ProcessStatus]:
         """Returns the status of each process."""

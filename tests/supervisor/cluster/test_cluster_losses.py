@@ -55,7 +55,7 @@ def test_process_ends_when_its_lease_is_not_renewed():
     shown = []
     given = Placement("", 1, [(0, 0, 1)], [None]).attributes(announced={})[0]
     remote = Remote(str(ROOT), shown.append, lease=2.0)
-    child = Child([sys.executable, "-c", WAITS], given, False, shown.append, remote)
+    child = Child([sys.executable, "-c", WAITS], given, shown.append, remote)
     try:
         for _ in range(25):  # longer than the lease
             child.poll(time.monotonic(), Rules())
@@ -78,7 +78,7 @@ def test_process_finds_the_modules_that_its_worker_does(monkeypatch, tmp_path):
     given = Placement("", 1, [(0, 0, 1)], [None]).attributes(announced={})[0]
     remote = Remote(str(ROOT), shown.append, lease=20.0)
     words = [sys.executable, "-P", "-c", "import only_there; print(only_there.x)"]
-    child = Child(words, given, False, shown.append, remote)
+    child = Child(words, given, shown.append, remote)
     until(lambda: child.poll(time.monotonic(), Rules()) or child.is_over, "it ends")
     assert shown == ["found"]
 
@@ -91,7 +91,7 @@ def test_process_has_the_commands_variables_where_its_host_has_none(monkeypatch)
     remote = Remote(str(ROOT), shown.append, 20.0, theirs)
     code = "import os; print(os.environ['OF_BOTH'], os.environ['OF_COMMAND'])"
     words = [sys.executable, "-c", code]
-    child = Child(words, given, False, shown.append, remote)
+    child = Child(words, given, shown.append, remote)
     until(lambda: child.poll(time.monotonic(), Rules()) or child.is_over, "it ends")
     assert shown == ["host command"]
 
