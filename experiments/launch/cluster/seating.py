@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from experiments.launch.addresses import joined_address
-from experiments.launch.cluster.roster import Roster
-from experiments.launch.cluster.workers import Expected, Seat, host_of
+from experiments.launch.cluster.workers import Expected, Roster, Seat, host_of
 from experiments.launch.supervisor.group import Log, Placement, numbered
 
 if TYPE_CHECKING:
@@ -44,7 +43,6 @@ class Seating:
         self._hosts = 0  # the number of hosts at the first attempt
         self._waits: float | None = None  # since when workers are missing
         self._said = ""  # the last line about that
-        self._said_folders: list[str] = []
         self._asked_again = ""  # the worker of process 0, before the start
 
     def find(
@@ -79,8 +77,11 @@ class Seating:
             return None
         self._asked_again = ""
         self.seats, self._waits, self._said = seats, None, ""
-        self._say_folders()
         hosts = [seat.host for seat in seats]
+        apart = dict.fromkeys(seat.host[0] for seat in seats if not seat.sees_out)
+        if apart:
+            where = ", ".join(f"{host}:{self._out}" for host in apart)
+            self._log(f"--out is not shared with this machine: files are in {where}")
         # Some algorithms' groups follow the number of hosts: a restart elsewhere must
         # not change the numbers.
         self._hosts = self._hosts or len(set(hosts))
@@ -90,14 +91,6 @@ class Seating:
             numbered(hosts),
             [name for name, *_ in hosts],
         )
-
-    def _say_folders(self) -> None:
-        """Says on which hosts the run's files are, if not on this one."""
-        apart = dict.fromkeys(seat.host[0] for seat in self.seats if not seat.sees_out)
-        if apart and [*apart] != self._said_folders:
-            where = ", ".join(f"{host}:{self._out}" for host in apart)
-            self._log(f"--out is not shared with this machine: files are in {where}")
-        self._said_folders = [*apart]
 
 
 def choose(

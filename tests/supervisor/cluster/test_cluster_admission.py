@@ -30,7 +30,7 @@ RUN += "--checkpoint-every 4"
 def seats(**hosts):
     """Workers by address: seats(a=2) are a0 and a1 on host a."""
     return {
-        f"{host}{i}": Seat(f"{host}{i}", (host,), 1, {}, "", "", "", {}, True, 0)
+        f"{host}{i}": Seat(f"{host}{i}", (host,), 1, {}, {}, False, "", True, 0)
         for host, count in hosts.items()
         for i in range(count)
     }
@@ -174,27 +174,35 @@ def test_nannies_start_workers_that_take_part(tmp_path):
         assert_same_end(dask.run(words).ended(), alone)
 
 
+CODE = {"experiments": "0", "mine": "3"}
+
+
 @pytest.mark.parametrize(
     "changes, line",
     [
         ({}, None),
-        ({"code": ""}, "it cannot import experiments: start it in the checkout"),
-        ({"loaded": "1"}, "its code in /there has changed since: start it again"),
-        ({"code": "1"}, "its code in /there differs from this command's"),
+        ({"is_stale": True}, "its code in /there has changed since: start it again"),
         ({"versions": {"python": "3", "jax": "1"}}, "it has jax 1, this command 2"),
-        ({"versions": {"python": "3"}}, "it has no jax, this command 2"),
+        ({"versions": {"python": "3", "jax": ""}}, "it has no jax, this command 2"),
         (
-            {"own": {"mine": None}},
-            "it cannot import mine: put it into PYTHONPATH there",
+            {"code": CODE | {"experiments": None}},
+            "it cannot import experiments: start it in its folder",
         ),
-        ({"own": {"mine": "4"}}, "its code of mine differs from this command's"),
+        (
+            {"code": CODE | {"experiments": "1"}},
+            "its code of experiments in /there differs from this command's",
+        ),
+        ({"code": CODE | {"mine": None}}, "it cannot import mine: start it in its"),
+        (
+            {"code": CODE | {"mine": "4"}},
+            "its code of mine differs from this command's",
+        ),
     ],
 )
 def test_workers_must_share_code_versions_and_modules(changes, line):
     versions = {"python": "3", "jax": "2"}
-    own = {"mine": "3"}
-    seat = Seat("a", ("b", "", ""), 1, versions, "0", "0", "/there", own, True, 0)
-    found = objection(seat._replace(**changes), Expected(versions, "0", own))
+    seat = Seat("a", ("b",), 1, versions, CODE, False, "/there", True, 0)
+    found = objection(seat._replace(**changes), Expected(versions, CODE))
     assert found == line or (line and found is not None and found.startswith(line))
 
 
@@ -219,7 +227,7 @@ def test_workers_that_differ_are_refused_by_name(tmp_path):
     refused = [x for x in ended.stderr.splitlines() if " is refused: " in x]
     host = socket.gethostname()
     for pid, reason in [
-        (dask.workers[1].pid, f"its code in {other} differs from this command's"),
+        (dask.workers[1].pid, f"its code of syncalgos in {other} differs from "),
         (dask.workers[2].pid, "it has numpy 0.1, this command "),
     ]:
         [line] = [x for x in refused if f"(pid {pid} on {host})" in x]
