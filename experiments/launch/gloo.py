@@ -36,8 +36,7 @@ def tls_variables() -> dict[str, str]:
 
 def check_tls() -> None:
     """Raises a BadRequest for certificates that jax would not use."""
-    given = tls_variables()
-    if not given:
+    if not (given := tls_variables()):
         return
     first = next(iter(given))
     if missing := [name for name in _TLS if name not in given]:
@@ -55,20 +54,13 @@ def check_tls() -> None:
             raise BadRequest(f"{name} {given[name]}: {error.strerror}") from error
 
 
-def tls_hint() -> str:
-    """Returns what else to look at where processes with certificates do not meet."""
-    if not tls_variables():
-        return ""
-    return (
-        "; TLS is on (JAX_MTLS_CERT_FILE): every process needs a certificate of one "
-        "authority, and process 0's must name the host of the coordinator"
-    )
-
-
 def hinted(code: int, log: Callable[[str], None]) -> int:
     """Returns a run's exit code; says more if processes with TLS did not meet."""
-    if code == UNCONNECTED and (hint := tls_hint()):
-        log(hint.removeprefix("; "))
+    if code == UNCONNECTED and tls_variables():
+        log(
+            "TLS is on (JAX_MTLS_CERT_FILE): every process needs a certificate of one "
+            "authority, and process 0's must name the host of the coordinator"
+        )
     return code
 
 

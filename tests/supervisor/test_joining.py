@@ -46,6 +46,7 @@ def test_flags_say_which_processes_there_are(command, expected):
         ("--distributed atuo", "did you mean 'auto'"),
         ("--process-id 1", "--process-id goes with --coordinator"),
         ("--num-processes 2", "--num-processes goes with --coordinator"),
+        ("--distributed auto --process-id 1", "--process-id goes with --coordinator"),
         ("--coordinator a:9999 --process-id 0", "goes with --num-processes"),
         ("--coordinator a:9999 --num-processes 2", "goes with --process-id"),
         (f"{BY_HAND} --process-id 4", "--process-id must be 0 to 3 of 4 processes"),

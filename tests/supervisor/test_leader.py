@@ -4,7 +4,7 @@ from experiments.launch.supervisor.group import Placement, Rules, Unplaced
 from experiments.launch.supervisor.leader import Leader
 from experiments.launch.supervisor.process_status import ProcessStatus
 
-TWO = Placement("hosta:9999", 2, [(0, 0, 1), (1, 0, 1)], names=["hosta", "hostb"])
+TWO = Placement("hosta:9999", [("hosta",), ("hostb",)], 2)
 
 
 class Played:
@@ -86,7 +86,7 @@ def test_lost_host_is_named_and_replaced():
         "restart 1 of 1",
     ]
     assert processes.kills == 1
-    processes.found = TWO._replace(names=["hosta", "hostc"])
+    processes.found = TWO._replace(hosts=[("hosta",), ("hostc",)])
     leader.tick(2.0)
     assert [each[0]["attempt"] for _, each in processes.started] == [0, 1]
     processes.change(1, gone="its worker left too")

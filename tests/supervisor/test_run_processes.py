@@ -241,7 +241,7 @@ def known(process, ended=None, **seen):
     """A process that trains, or that ended at this time."""
     seen = {"phase": "train", "step": 3, **seen}
     status = ProcessStatus(process, 100 + process, **seen)
-    return TrackedProcess(status, None, 0.0, ended)
+    return TrackedProcess(status, "", 0.0, ended)
 
 
 def judged(*members, asked=None, now):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from experiments.launch.addresses import joined_address
 from experiments.launch.cluster.workers import Expected, Roster, Seat, host_of
-from experiments.launch.supervisor.group import Log, Placement, numbered
+from experiments.launch.supervisor.group import Log, Placement
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -85,12 +85,8 @@ class Seating:
         # Some algorithms' groups follow the number of hosts: a restart elsewhere must
         # not change the numbers.
         self._hosts = self._hosts or len(set(hosts))
-        return Placement(
-            joined_address(host_of(seats[0].address), seats[0].port),
-            self._hosts,
-            numbered(hosts),
-            [name for name, *_ in hosts],
-        )
+        where = joined_address(host_of(seats[0].address), seats[0].port)
+        return Placement(where, hosts, self._hosts)
 
 
 def choose(

@@ -2,8 +2,8 @@
 
 import json
 import os
-import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import jax
@@ -114,27 +114,20 @@ def _check_port(coordinator: str, log: Callable[[str], None]) -> None:
 def _connect(membership: Membership, seconds: float) -> None:
     """Starts jax among the other processes."""
     count, process, where = membership
-    errors: list[Exception] = []
-
-    def connect() -> None:
-        try:
-            gloo.connect(where, process or 0, count, seconds + SLACK, loss=LOSS)
-        except Exception as error:  # of jax, of any kind, lost in this thread
-            errors.append(error)
-
     # In a thread: a signal is handled once the main one is back from C++, and jax ends
     # a wait by an abort.
-    thread = threading.Thread(target=connect, daemon=True)
-    thread.start()
-    thread.join(seconds)
-    if errors:
-        line = str(errors[0]).partition("\n")[0]
-        raise Unconnected(f"{where}: {line}{gloo.tls_hint()}")
-    if thread.is_alive():
+    words = (where, process or 0, count, seconds + SLACK, LOSS)
+    answer = ThreadPoolExecutor(1).submit(gloo.connect, *words)
+    try:
+        answer.result(seconds)
+    except TimeoutError:
         raise Unconnected(
             f"process {process} waited {seconds:g} s at {where} for all {count} "
-            f"processes of this program{gloo.tls_hint()}"
-        )
+            "processes of this program"
+        ) from None
+    except Exception as error:  # of jax, of any kind
+        line = str(error).partition("\n")[0]
+        raise Unconnected(f"{where}: {line}") from error
 
 
 def _exchange(config: RunConfig, membership: Membership) -> list[Hello]:

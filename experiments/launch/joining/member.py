@@ -87,7 +87,8 @@ class JoinedMember:
         try:
             hellos = join(config, self._membership, self._say)
         except Unconnected as error:
-            self.end(exit_codes.UNCONNECTED, str(error))
+            self._say(str(error))
+            signals.end(gloo.hinted(exit_codes.UNCONNECTED, self._say))
         is_leaving = threading.Event()
         watch = threading.Thread(target=self._watch, args=(is_leaving,), daemon=True)
         watch.start()

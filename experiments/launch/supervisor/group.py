@@ -38,16 +38,14 @@ class Placement(NamedTuple):
     Attributes:
         jax_coordinator: host:port for jax's own coordination service, where process 0
             runs.
-        hosts: the number of hosts.
-        places: for each process: its number, its number on its host, and the number of
-            processes on that host.
-        names: for each process the name of its host; None if there is only one.
+        hosts: for each process what identifies its host, first the name; () for the
+            only one.
+        host_count: the number of hosts at the first attempt.
     """
 
     jax_coordinator: str
-    hosts: int
-    places: list[tuple[int, int, int]]
-    names: list[str | None]
+    hosts: Sequence[tuple[str, ...]]
+    host_count: int
 
     def attributes(self, **shared: Any) -> list[dict[str, Any]]:
         """Returns the attributes of each process's `ChildSide`.
@@ -55,11 +53,11 @@ class Placement(NamedTuple):
         Args:
             shared: those that do not follow from the places.
         """
-        shared |= {"processes": len(self.places), "hosts": self.hosts}
+        shared |= {"processes": len(self.hosts), "hosts": self.host_count}
         shared |= {"jax_coordinator": self.jax_coordinator}
         return [
             {**shared, "process": process, "local": local, "locals": locals_}
-            for process, local, locals_ in self.places
+            for process, local, locals_ in numbered(self.hosts)
         ]
 
 

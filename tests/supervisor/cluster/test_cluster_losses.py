@@ -18,7 +18,7 @@ from kills import attack_clusters, newest
 from lasting import assert_same_end
 
 from experiments.launch.supervisor.child import Child, Remote
-from experiments.launch.supervisor.group import Placement, Rules
+from experiments.launch.supervisor.group import Rules
 
 HOST = re.escape(socket.gethostname())
 ENDLESS = RUN.replace("--steps 60", "--steps 1000000") + " --keep-checkpoints 1"
@@ -53,7 +53,7 @@ threading.Event().wait()
 
 def test_process_ends_when_its_lease_is_not_renewed():
     shown = []
-    given = Placement("", 1, [(0, 0, 1)], [None]).attributes(announced={})[0]
+    given = {"process": 0, "announced": {}}
     remote = Remote(str(ROOT), shown.append, lease=2.0)
     child = Child([sys.executable, "-c", WAITS], given, shown.append, remote)
     try:
@@ -75,7 +75,7 @@ def test_process_finds_the_modules_that_its_worker_does(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend("")  # of `python -m dask worker`
     shown = []
-    given = Placement("", 1, [(0, 0, 1)], [None]).attributes(announced={})[0]
+    given = {"process": 0, "announced": {}}
     remote = Remote(str(ROOT), shown.append, lease=20.0)
     words = [sys.executable, "-P", "-c", "import only_there; print(only_there.x)"]
     child = Child(words, given, shown.append, remote)
@@ -86,7 +86,7 @@ def test_process_finds_the_modules_that_its_worker_does(monkeypatch, tmp_path):
 def test_process_has_the_commands_variables_where_its_host_has_none(monkeypatch):
     monkeypatch.setenv("OF_BOTH", "host")
     shown = []
-    given = Placement("", 1, [(0, 0, 1)], [None]).attributes(announced={})[0]
+    given = {"process": 0, "announced": {}}
     theirs = {"OF_BOTH": "command", "OF_COMMAND": "command"}
     remote = Remote(str(ROOT), shown.append, 20.0, theirs)
     code = "import os; print(os.environ['OF_BOTH'], os.environ['OF_COMMAND'])"
