@@ -6,7 +6,7 @@ import signal
 import socket
 
 import pytest
-from fake_member import free_address
+from commands import free_address
 from faults import commands, listening, tagged, until
 
 from experiments.checkpoint.folder import steps

@@ -1,5 +1,7 @@
 """The leader of processes on other machines, which are played here."""
 
+import signal
+
 from experiments.launch.supervisor.group import Placement, Rules, Unplaced
 from experiments.launch.supervisor.leader import Leader
 from experiments.launch.supervisor.process_status import ProcessStatus
@@ -61,6 +63,13 @@ def test_processes_start_once_there_are_places_for_all():
     each = [{**shared, "process": i, "local": 0, "locals": 1} for i in (0, 1)]
     assert processes.started == [(1, each)]
     assert leader.code is None and not lines
+
+
+def test_signal_ends_a_command_that_waits_for_places():
+    leader, processes, lines = leading()
+    processes.found = None
+    leader.tick(0.0, [signal.SIGINT])
+    assert (leader.code, lines) == (130, [])
 
 
 def test_places_that_are_missing_end_the_run_with_4_and_after_a_start_with_75():

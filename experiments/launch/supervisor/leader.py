@@ -146,7 +146,7 @@ class Leader:
             self._again(decision, now)
 
     def _again(self, decision: Decision, now: float) -> None:
-        """Starts all processes again after a loss or a failed start, or ends the run."""
+        """Starts all again after a loss or a failed start of jax, or ends the run."""
         lines = decision.lines
         if decision.kind == "lost":
             limit = self._rules.max_restarts

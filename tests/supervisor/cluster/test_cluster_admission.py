@@ -18,9 +18,7 @@ from experiments.cli.errors import BadRequest
 from experiments.launch.cluster import connection
 from experiments.launch.cluster.seating import choose
 from experiments.launch.cluster.workers import Expected, Seat, objection
-from experiments.launch.membership import requested
 from experiments.launch.supervised import located
-from experiments.launch.supervisor.group import numbered
 from experiments.training.config import parse
 
 RUN = "--task tiny_tasks:drawing --workers 4 --steps 12 --eval-every 6 "
@@ -56,30 +54,6 @@ def test_processes_stay_on_their_workers_or_hosts():
     assert chosen(free, 4, before) == ["a0", "a2", "b2", "b1"]
     del free["a2"]
     assert chosen(free, 4, before) == ["a0", "c0", "b2", "b1"]
-
-
-def test_processes_are_numbered_on_each_host():
-    assert numbered([("a",), ("a",), ("b",)]) == [(0, 0, 2), (1, 1, 2), (2, 0, 1)]
-    assert numbered([("a",), ("b",), ("a",)]) == [(0, 0, 2), (1, 0, 1), (2, 1, 2)]
-
-
-@pytest.mark.parametrize(
-    "words, line",
-    [
-        ("--coordinator a:1 --process-id 0 --num-processes 2", "say one of them"),
-        ("--distributed auto", "say one of them"),
-        ("--processes 3", "8 workers do not divide over 3 processes"),
-        ("--processes 2 --backend vmap", "--backend vmap runs on one device"),
-    ],
-)
-def test_flags_that_do_not_go_with_a_scheduler_are_refused(words, line):
-    with pytest.raises(BadRequest, match=line):
-        requested(parse(["--scheduler", "tcp://127.0.0.1:1", *words.split()]))
-
-
-def test_one_process_may_be_on_a_cluster():
-    found = requested(parse(["--scheduler", "x", "--backend", "vmap"]))
-    assert found is not None and found.processes == 1
 
 
 def test_paths_are_those_that_the_command_means():
@@ -128,13 +102,21 @@ def test_scheduler_of_other_versions_is_told_in_one_line(monkeypatch, capfd):
     assert capfd.readouterr().err == ""
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("count, workers", [(1, 1), (2, 3)])
-def test_run_on_a_cluster_is_the_run_on_one_machine(count, workers, tmp_path):
+@pytest.mark.parametrize(
+    "count, workers, nanny",
+    [
+        pytest.param(1, 1, False, marks=pytest.mark.slow),
+        pytest.param(2, 3, False, marks=pytest.mark.slow),
+        pytest.param(2, 2, True, marks=pytest.mark.long),
+    ],
+)
+def test_run_on_a_cluster_is_the_run_on_one_machine(count, workers, nanny, tmp_path):
     words = f"{RUN} --processes {count}"
     environ = {"JAX_NUM_CPU_DEVICES": "1", "PYTHONPATH": OURS}
     alone = execute(words, tmp_path / "alone", **environ)
-    with cluster(tmp_path, workers=workers) as dask:
+    with cluster(tmp_path) as dask:
+        for _ in range(workers):
+            dask.worker(nanny=nanny)
         ended = dask.run(words).ended()
         assert_same_end(ended, alone)
         assert ended.summary["processes"] == count
@@ -161,17 +143,6 @@ def test_users_own_module_may_lie_in_the_folder_of_worker_and_command(tmp_path):
         words = RUN.replace("tiny_tasks", "mine")
         ended = dask.run(f"{words} --processes 2").ended()
     assert ended.code == 0, ended.stderr
-
-
-@pytest.mark.long
-def test_nannies_start_workers_that_take_part(tmp_path):
-    words = f"{RUN} --processes 2"
-    environ = {"JAX_NUM_CPU_DEVICES": "1", "PYTHONPATH": OURS}
-    alone = execute(words, tmp_path / "alone", **environ)
-    with cluster(tmp_path) as dask:
-        for _ in range(2):
-            dask.worker(nanny=True)
-        assert_same_end(dask.run(words).ended(), alone)
 
 
 CODE = {"experiments": "0", "mine": "3"}
