@@ -136,13 +136,13 @@ def connect(
     )
 
 
-def take_devices(number: int, sharing: int, count: int | None) -> None:
+def take_devices(number: int, sharing: int, count: int) -> None:
     """Takes GPUs of a host for one of its processes, before jax looks for devices.
 
     Args:
         number: of the process among those on this host.
         sharing: the number of those, which take as many GPUs each.
-        count: of the GPUs of one; None for a single one.
+        count: of the GPUs that the mesh of one needs; 0 without a mesh.
     """
     if sharing == 1:
         return

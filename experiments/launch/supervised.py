@@ -41,19 +41,11 @@ def supervise(config: RunConfig, argv: list[str], count: int) -> int:
     else:
         # Imports Dask, which the others need not.
         from experiments.launch.cluster.cluster_processes import ClusterProcesses
-        from experiments.launch.cluster.connection import Unreachable
 
         out = out.absolute()
-        try:
-            processes = ClusterProcesses(config, argv, out, rules, terminal.say)
-        except Unreachable as error:
-            terminal.say(str(error))
-            return exit_codes.UNCONNECTED
-    announced = {
-        "out": str(out),
-        "folder": str(Path.cwd()),
-        "environ": gloo.tls_variables(),
-    }
+        processes = ClusterProcesses(config, argv, out, rules, terminal.say)
+    tls = gloo.tls_variables()
+    announced = {"out": str(out), "folder": os.getcwd(), "environ": tls}
     code = run_processes(processes, announced, rules, terminal.say)
     return gloo.hinted(code, terminal.say)
 
@@ -76,23 +68,17 @@ def _trained(member: ChildSide, argv: list[str], started: float) -> int:
         overwrite=config.overwrite and not is_restart,
     )
     member.report("connect")
-    gloo.connect(
-        member.jax_coordinator,
-        member.process,
-        member.processes,
-        member.init_timeout,
-    )
-    gpus = config.mesh_devices(member.processes)
-    gloo.take_devices(member.local, member.locals, gpus)
+    where, count = member.jax_coordinator, member.processes
+    gloo.connect(where, member.process, count, member.init_timeout)
+    gloo.take_devices(member.local, member.locals, config.mesh_devices(count))
     group = ProcessGroup(
         process=member.process,
-        processes=member.processes,
+        processes=count,
         hosts=member.hosts,
         sharing=member.locals,
         announce=member.report,
         note=member.log if member.process else terminal.say,
     )
-
     if member.process and not member.local:
         member.log("has joined; process 0 shows how it goes")
 

@@ -9,8 +9,8 @@ from experiments.launch.joining.join import Hello, difference
 from experiments.launch.supervisor.group import numbered
 
 
-def hello(process, facts=None, host=("vm", "boot", "net")):
-    return Hello(process, list(host), facts or {}, "runs/1")
+def hello(facts):
+    return Hello(["vm", "boot", "net"], facts, "runs/1")
 
 
 @pytest.mark.parametrize(
@@ -34,13 +34,13 @@ def hello(process, facts=None, host=("vm", "boot", "net")):
     ids=["one", "two", "many", "none"],
 )
 def test_what_differs_is_named(facts, expected):
-    found = difference([hello(i, each) for i, each in enumerate(facts)])
+    found = difference([hello(each) for each in facts])
     assert found == expected
 
 
 def test_processes_that_differ_alike_are_named_together():
     seeds = [0, 1, 0, 1, 2]
-    hellos = [hello(i, {"--seed": seed}) for i, seed in enumerate(seeds)]
+    hellos = [hello({"--seed": seed}) for seed in seeds]
     line = "processes 1 and 3 have --seed 1, but process 0 has --seed 0"
     assert difference(hellos) == line
 

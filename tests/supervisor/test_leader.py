@@ -23,8 +23,8 @@ class Played:
             raise self.found
         return self.found
 
-    def start(self, serial, attributes):
-        self.started.append((serial, attributes))
+    def start(self, attributes):
+        self.started.append(attributes)
         self.seen = [ProcessStatus(i, 100 + i, "train", 3) for i in (0, 1)]
 
     def poll(self, now):
@@ -61,7 +61,7 @@ def test_processes_start_once_there_are_places_for_all():
     shared = {"processes": 2, "hosts": 2, "attempt": 0, "init_timeout": 60.0}
     shared |= {"announced": {"out": "runs/1"}, "jax_coordinator": "hosta:9999"}
     each = [{**shared, "process": i, "local": 0, "locals": 1} for i in (0, 1)]
-    assert processes.started == [(1, each)]
+    assert processes.started == [each]
     assert leader.code is None and not lines
 
 
@@ -97,7 +97,7 @@ def test_lost_host_is_named_and_replaced():
     assert processes.kills == 1
     processes.found = TWO._replace(hosts=[("hosta",), ("hostc",)])
     leader.tick(2.0)
-    assert [each[0]["attempt"] for _, each in processes.started] == [0, 1]
+    assert [each[0]["attempt"] for each in processes.started] == [0, 1]
     processes.change(1, gone="its worker left too")
     leader.tick(3.0)
     assert leader.code == 75

@@ -99,13 +99,18 @@ class ClusterProcesses:
             return None
         return self._seating.find(self._view.workers, self._view.idle, now)
 
-    def start(self, serial: int, attributes: list[dict[str, Any]]) -> None:
+    def start(self, attributes: list[dict[str, Any]]) -> None:
         """Starts a process on each of the workers that were found."""
-        self._serial = serial
+        self._serial += 1  # messages with an earlier one are stale
         for seat, given in zip(self._seating.seats, attributes, strict=True):
-            order = (self._topic, serial, self._argv, given, seat.folder, self._rules)
+            order = (self._topic, self._serial, self._argv, given, seat.folder)
             future = self._client.submit(
-                run_member, *order, workers=[seat.address], pure=False, retries=0
+                run_member,
+                *order,
+                self._rules,
+                workers=[seat.address],
+                pure=False,
+                retries=0,
             )
             status, now = ProcessStatus(given["process"], 0), time.monotonic()
             self._members.append(Member(seat.address, future, status, now))

@@ -59,7 +59,7 @@ class Seating:
         self._waits = now if self._waits is None else self._waits
         is_late = now - self._waits > PATIENCE
         # Those that are about to answer count: processes lie evenly over the hosts.
-        if not is_late and (self.roster.is_asking or not present):
+        if not is_late and (self.roster.asked or not present):
             return None
         free = {x: seat for x, seat in self.roster.seats.items() if x in idle}
         seats = choose(free, self._count, self.seats)

@@ -137,6 +137,7 @@ class Roster:
 
     Attributes:
         seats: the fit ones, by address.
+        asked: those that have not answered yet, by address.
     """
 
     def __init__(self, client: "Client", meant: Expected, out: Path, log: Log):
@@ -153,35 +154,30 @@ class Roster:
         self._meant = meant
         self._out = out
         self._log = log
-        self._asked: dict[str, Future[Seat]] = {}
+        self.asked: dict[str, Future[Seat]] = {}
         self._refused: set[str] = set()
         self._nonce: Path | None = None
 
     def update(self, present: Set[str]) -> None:
         """Takes answers, asks the new workers, and forgets those that have left."""
-        for address in [x for x, answer in self._asked.items() if answer.done()]:
-            self._take(address, self._asked.pop(address))
+        for address in [x for x, answer in self.asked.items() if answer.done()]:
+            self._take(address, self.asked.pop(address))
         # A worker may be started again at the address of the one that was refused.
         self._refused &= present
-        for address in {*self.seats, *self._asked} - present:
+        for address in {*self.seats, *self.asked} - present:
             self.forget(address)
-        for address in sorted(present - {*self.seats, *self._asked, *self._refused}):
-            self._asked[address] = answer = Future()
+        for address in sorted(present - {*self.seats, *self.asked, *self._refused}):
+            self.asked[address] = answer = Future()
             words = (address, str(self._hidden()), answer)
             # In a thread of its own, which a worker that is frozen would block.
             threading.Thread(target=self._ask, args=words, daemon=True).start()
-        if not self._asked:
+        if not self.asked:
             self.close()
-
-    @property
-    def is_asking(self) -> bool:
-        """Whether some workers have not answered yet."""
-        return bool(self._asked)
 
     def forget(self, address: str) -> None:
         """Has a worker asked again, if it is there."""
         self.seats.pop(address, None)
-        self._asked.pop(address, None)
+        self.asked.pop(address, None)
 
     def close(self) -> None:
         """Removes the file by which workers find whether they share the folder."""

@@ -26,7 +26,6 @@ class Hello(NamedTuple):
     """The introduction of a process.
 
     Attributes:
-        process: its number.
         host: name, boot and network of its machine, which together identify it.
         facts: the values on which all processes must agree, by the name that the user
             knows, such as "--seed" or "jax"; JSON values, None where there is none.
@@ -34,7 +33,6 @@ class Hello(NamedTuple):
             none.
     """
 
-    process: int
     host: list[str]
     facts: dict[str, Any]
     out: str
@@ -139,7 +137,7 @@ def _exchange(config: RunConfig, membership: Membership) -> list[Hello]:
     facts["--num-processes"] = membership.processes
     out = config.out or records.default_out(config.task, config.algo)
     process = membership.process or 0
-    hello = Hello(process, [*inspection.host()], facts | versions(), str(out))
+    hello = Hello([*inspection.host()], facts | versions(), str(out))
     # Not by a collective, which takes devices of all, and hangs where their number is
     # in doubt.
     store, milliseconds = gloo.store(), max(1000, round(config.init_timeout * 1000))
@@ -160,16 +158,15 @@ def difference(hellos: Sequence[Hello]) -> str | None:
     Returns:
         The line; None if all agree.
     """
-    first = hellos[0]
-    others = [hello.facts for hello in hellos if hello.facts != first.facts]
-    if not others:
+    first, *others = (hello.facts for hello in hellos)
+    other = next((facts for facts in others if facts != first), None)
+    if other is None:
         return None
-    ids = [hello.process for hello in hellos if hello.facts == others[0]]
-    both = others[0], first.facts
-    names = [x for x in {**both[1], **both[0]} if both[0].get(x) != both[1].get(x)]
+    ids = [i for i, hello in enumerate(hellos) if hello.facts == other]
+    names = [x for x in {**first, **other} if other.get(x) != first.get(x)]
     theirs, ours = (
         ", ".join(_shown(name, facts.get(name)) for name in names[:SHOWN])
-        for facts in both
+        for facts in (other, first)
     )
     have = "have" if len(ids) > 1 else "has"
     more = f" ({len(names) - SHOWN} more differ)" if len(names) > SHOWN else ""

@@ -78,11 +78,10 @@ class Processes(Protocol):
         """
         ...
 
-    def start(self, serial: int, attributes: list[dict[str, Any]]) -> None:
+    def start(self, attributes: list[dict[str, Any]]) -> None:
         """Starts all processes of an attempt; the earlier ones are gone.
 
         Args:
-            serial: number of the start; reports with an earlier one are stale.
             attributes: of each process's `ChildSide`.
         """
         ...

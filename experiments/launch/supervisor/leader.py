@@ -73,8 +73,8 @@ class Leader:
         self._log = log
         self._tracked: list[TrackedProcess] = []  # none while places are missing
         self._since = time.monotonic()  # the last start
-        self._serial = self._restarts = self._retries = 0
-        self._address = ""  # of jax's service
+        self._restarts = self._retries = 0
+        self._address = ""  # of jax's service at the last start
         self._asked: int | None = None  # the signal that was passed on
         self._warned: set[tuple[int, str, int | None]] = set()
 
@@ -94,7 +94,7 @@ class Leader:
             elif self.code is None:
                 self._gather(now)
         except Unplaced as error:
-            self._end(TERMINATED if self._serial else UNCONNECTED, [str(error)])
+            self._end(TERMINATED if self._address else UNCONNECTED, [str(error)])
 
     def _signal(self, number: int, statuses: Sequence[ProcessStatus]) -> None:
         """Passes a first signal on; ends at once on a second one."""
@@ -109,7 +109,6 @@ class Leader:
         placement = self._processes.gather(now)
         if placement is None:
             return
-        self._serial += 1
         self._address = placement.jax_coordinator
         self._tracked = [
             TrackedProcess(ProcessStatus(process, 0), "".join(host[:1]), now)
@@ -121,7 +120,7 @@ class Leader:
             announced=self._announced,
             init_timeout=self._rules.init_timeout,
         )
-        self._processes.start(self._serial, attributes)
+        self._processes.start(attributes)
 
     def _watch(self, statuses: Sequence[ProcessStatus], now: float) -> None:
         """Decides how the run goes on, and acts."""

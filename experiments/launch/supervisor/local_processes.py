@@ -31,7 +31,7 @@ class LocalProcesses:
         # Another one for each start: the last one's may linger, or have been taken.
         return Placement(f"127.0.0.1:{free_port()}", [()] * self.count, 1)
 
-    def start(self, serial: int, attributes: list[dict[str, Any]]) -> None:
+    def start(self, attributes: list[dict[str, Any]]) -> None:
         """Starts all processes, once the earlier ones are gone."""
         self.kill()
         self._children = [Child(self.command, given, self.log) for given in attributes]

@@ -76,7 +76,7 @@ def test_scheduler_that_is_not_there_is_code_4(tmp_path):
     ended = execute(words, tmp_path / "out")
     assert ended.code == 4
     [line] = ended.stderr.splitlines()
-    assert line.startswith(f"no scheduler answers at {address}")
+    assert line.startswith(f"error: no scheduler answers at {address}")
 
 
 def test_address_of_another_form_is_code_2(tmp_path):

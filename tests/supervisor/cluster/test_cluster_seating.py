@@ -76,7 +76,7 @@ class PlayedClient:
 def answered(roster, *present):
     """Updates a roster until all workers have answered."""
     roster.update({*present})
-    until(lambda: roster.update({*present}) or not roster.is_asking, "all answer")
+    until(lambda: roster.update({*present}) or not roster.asked, "all answer")
 
 
 def test_worker_that_is_started_again_at_its_address_is_asked_again(tmp_path):
