@@ -6,7 +6,7 @@ from experiments.launch.supervisor.group import Placement, Rules, Unplaced
 from experiments.launch.supervisor.leader import Leader
 from experiments.launch.supervisor.process_status import ProcessStatus
 
-TWO = Placement("hosta:9999", [("hosta",), ("hostb",)], 2)
+TWO = Placement("hosta:9999", [("hosta",), ("hostb",)])
 
 
 class Played:
@@ -95,13 +95,15 @@ def test_lost_host_is_named_and_replaced():
         "restart 1 of 1",
     ]
     assert processes.kills == 1
-    processes.found = TWO._replace(hosts=[("hosta",), ("hostc",)])
+    processes.found = TWO._replace(hosts=[("hosta",), ("hosta",)])
     leader.tick(2.0)
     assert [each[0]["attempt"] for each in processes.started] == [0, 1]
+    # As at first: groups that follow the hosts must not change.
+    assert [each[0]["hosts"] for each in processes.started] == [2, 2]
     processes.change(1, gone="its worker left too")
     leader.tick(3.0)
     assert leader.code == 75
-    assert lines[-1] == "process 1's host hostc is gone (its worker left too)"
+    assert lines[-1] == "process 1's host hosta is gone (its worker left too)"
 
 
 def test_killed_process_is_named_with_its_host():

@@ -103,14 +103,10 @@ class ClusterProcesses:
         """Starts a process on each of the workers that were found."""
         self._serial += 1  # messages with an earlier one are stale
         for seat, given in zip(self._seating.seats, attributes, strict=True):
-            order = (self._topic, self._serial, self._argv, given, seat.folder)
+            place = given, seat.folder, self._rules
+            order = (self._topic, self._serial, self._argv, *place)
             future = self._client.submit(
-                run_member,
-                *order,
-                self._rules,
-                workers=[seat.address],
-                pure=False,
-                retries=0,
+                run_member, *order, workers=[seat.address], pure=False, retries=0
             )
             status, now = ProcessStatus(given["process"], 0), time.monotonic()
             self._members.append(Member(seat.address, future, status, now))

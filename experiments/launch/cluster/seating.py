@@ -40,7 +40,6 @@ class Seating:
         self._count = count
         self._out = out
         self._log = log
-        self._hosts = 0  # the number of hosts at the first attempt
         self._waits: float | None = None  # since when workers are missing
         self._said = ""  # the last line about that
         self._asked_again = ""  # the worker of process 0, before the start
@@ -82,11 +81,8 @@ class Seating:
         if apart:
             where = ", ".join(f"{host}:{self._out}" for host in apart)
             self._log(f"--out is not shared with this machine: files are in {where}")
-        # Some algorithms' groups follow the number of hosts: a restart elsewhere must
-        # not change the numbers.
-        self._hosts = self._hosts or len(set(hosts))
         where = joined_address(host_of(seats[0].address), seats[0].port)
-        return Placement(where, hosts, self._hosts)
+        return Placement(where, hosts)
 
 
 def choose(

@@ -40,12 +40,10 @@ class Placement(NamedTuple):
             runs.
         hosts: for each process what identifies its host, first the name; () for the
             only one.
-        host_count: the number of hosts at the first attempt.
     """
 
     jax_coordinator: str
     hosts: Sequence[tuple[str, ...]]
-    host_count: int
 
     def attributes(self, **shared: Any) -> list[dict[str, Any]]:
         """Returns the attributes of each process's `ChildSide`.
@@ -53,7 +51,7 @@ class Placement(NamedTuple):
         Args:
             shared: those that do not follow from the places.
         """
-        shared |= {"processes": len(self.hosts), "hosts": self.host_count}
+        shared |= {"processes": len(self.hosts)}
         shared |= {"jax_coordinator": self.jax_coordinator}
         return [
             {**shared, "process": process, "local": local, "locals": locals_}

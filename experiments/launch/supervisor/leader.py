@@ -73,7 +73,7 @@ class Leader:
         self._log = log
         self._tracked: list[TrackedProcess] = []  # none while places are missing
         self._since = time.monotonic()  # the last start
-        self._restarts = self._retries = 0
+        self._restarts = self._retries = self._hosts = 0
         self._address = ""  # of jax's service at the last start
         self._asked: int | None = None  # the signal that was passed on
         self._warned: set[tuple[int, str, int | None]] = set()
@@ -110,12 +110,16 @@ class Leader:
         if placement is None:
             return
         self._address = placement.jax_coordinator
+        # Some algorithms' groups follow the number of hosts: a restart elsewhere must
+        # not change the numbers.
+        self._hosts = self._hosts or len(set(placement.hosts))
         self._tracked = [
             TrackedProcess(ProcessStatus(process, 0), "".join(host[:1]), now)
             for process, host in enumerate(placement.hosts)
         ]
         self._since, self._warned = now, set()
         attributes = placement.attributes(
+            hosts=self._hosts,
             attempt=self._restarts,
             announced=self._announced,
             init_timeout=self._rules.init_timeout,

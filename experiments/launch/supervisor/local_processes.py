@@ -29,7 +29,7 @@ class LocalProcesses:
     def gather(self, now: float) -> Placement:
         """Returns places on this machine, with a port that is free now."""
         # Another one for each start: the last one's may linger, or have been taken.
-        return Placement(f"127.0.0.1:{free_port()}", [()] * self.count, 1)
+        return Placement(f"127.0.0.1:{free_port()}", [()] * self.count)
 
     def start(self, attributes: list[dict[str, Any]]) -> None:
         """Starts all processes, once the earlier ones are gone."""

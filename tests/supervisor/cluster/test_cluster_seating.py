@@ -141,7 +141,7 @@ def game(tmp_path):
 
 def test_run_starts_where_all_workers_are_idle(game):
     assert game.find(A) is None
-    assert game.find(A, B) == ("a:4000", [("a",), ("a",)], 1)
+    assert game.find(A, B) == ("a:4000", [("a",), ("a",)])
     assert not game.lines
 
 
