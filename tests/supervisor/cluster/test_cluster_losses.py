@@ -150,12 +150,12 @@ def test_frozen_worker_counts_as_lost(whole, tmp_path):
         trains(command)
         pid = dask.member(0)
         frozen = dask.worker_of(pid)
-        frozen.send(signal.SIGSTOP)
+        frozen.kill(signal.SIGSTOP)
         command.wait_for("restart 1 of 1")
         # Two processes 0 would write the same files.
         assert not os.path.exists(f"/proc/{pid}/environ") or is_zombie(pid)
         ended = command.ended()
-        frozen.send(signal.SIGCONT)
+        frozen.kill(signal.SIGCONT)
     assert_same_end(ended, whole)
     assert re.search("process 0's host .* is gone", ended.stderr)
 
@@ -212,7 +212,7 @@ def test_processes_end_with_the_scheduler(number, line, tmp_path):
     with cluster(tmp_path, workers=2) as dask:
         command = dask.run(f"{ENDLESS} --max-restarts 3")
         trains(command)
-        dask.scheduler.send(number)
+        dask.scheduler.kill(number)
         until(lambda: not dask.members(), "the processes end", limit=40)
         ended = command.ended()
     assert ended.code == 75
