@@ -5,16 +5,18 @@ import ipaddress
 import re
 import socket
 import time
+from contextlib import suppress
 
 ATTEMPT = 3.0  # seconds for one attempt to connect
 PAUSE = 0.25  # seconds between two
 
 
-def address(text: str) -> tuple[str, int]:
+def address(text: str, name: str = "--coordinator") -> tuple[str, int]:
     """Splits HOST:PORT.
 
     Args:
         text: such as hosta:9999, 10.0.0.1:9999 or [::1]:9999.
+        name: of what it is, for the user.
 
     Returns:
         The host, without brackets, and the port.
@@ -25,8 +27,8 @@ def address(text: str) -> tuple[str, int]:
     match = re.fullmatch(r"(?:\[([^\[\]\s/]+)\]|([^:\[\]\s/]+)):(\d{1,5})", text)
     if match is None or not 0 < int(match[3]) < 65536:
         raise ValueError(
-            "--coordinator must be HOST:PORT, such as 10.0.0.1:9999 or [::1]:9999, "
-            f"got {text!r}"
+            f"{name} must be HOST:PORT, such as 10.0.0.1:9999 or [::1]:9999, got "
+            f"{text!r}"
         )
     return match[1] or match[2], int(match[3])
 
@@ -48,11 +50,15 @@ def own_address(host: str) -> str | None:
     # The user's text may be no name at all.
     except (OSError, UnicodeError):
         return None
-    meant = [str(place[0]) for *_, place in found]
-    if not is_address(host) and not host.startswith("localhost"):
-        # Many systems have their own name as 127.0.1.1 in /etc/hosts.
-        meant = [x for x in meant if not ipaddress.ip_address(x).is_loopback]
-    return next((x for x in meant if _is_own(x)), None)
+    # Many systems have their own name as 127.0.1.1 in /etc/hosts.
+    is_name = not is_address(host) and not host.startswith("localhost")
+    for meant in (str(place[0]) for *_, place in found):
+        if is_name and ipaddress.ip_address(meant).is_loopback:
+            continue
+        with suppress(OSError):  # listening there is the only sure test
+            listen(meant, 0).close()
+            return meant
+    return None
 
 
 def is_address(host: str) -> bool:
@@ -60,15 +66,6 @@ def is_address(host: str) -> bool:
     try:
         ipaddress.ip_address(host)
     except ValueError:
-        return False
-    return True
-
-
-def _is_own(host: str) -> bool:
-    """Whether this machine has an address; listening there is the only sure test."""
-    try:
-        listen(host, 0).close()
-    except OSError:
         return False
     return True
 
@@ -103,23 +100,20 @@ def listen(host: str | None, port: int) -> socket.socket:
     Raises:
         OSError: the port is in use, or not for this user.
     """
-    if host is not None:
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        return socket.create_server((host, port), family=family)
-    try:
-        return socket.create_server(
-            ("::", port), family=socket.AF_INET6, dualstack_ipv6=True
-        )
-    except ValueError:  # this platform has no socket for both families
-        return socket.create_server(("", port))
-    except OSError as error:
-        # IPv6 may be switched off.
-        if error.errno != errno.EADDRNOTAVAIL:
-            raise
-        return socket.create_server(("", port))
+    if host is None and socket.has_dualstack_ipv6():
+        try:
+            return socket.create_server(
+                ("::", port), family=socket.AF_INET6, dualstack_ipv6=True
+            )
+        except OSError as error:
+            # IPv6 may be switched off.
+            if error.errno != errno.EADDRNOTAVAIL:
+                raise
+    family = socket.AF_INET6 if ":" in (host or "") else socket.AF_INET
+    return socket.create_server((host or "", port), family=family)
 
 
-def free_port(host: str | None = "127.0.0.1") -> int:
-    """A port that is free now, at an address as `listen` takes it."""
+def free_port(host: str = "127.0.0.1") -> int:
+    """A port that is free now, at an address."""
     with listen(host, 0) as sock:
         return sock.getsockname()[1]

@@ -5,14 +5,16 @@ import inspect
 import os
 import re
 import socket
+import traceback
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn, Protocol, TextIO
 
 import jax
 
 from experiments.cli.errors import BadRequest
-from experiments.exit_codes import UNCONNECTED
+from experiments.cli.exits import printable
+from experiments.exit_codes import FAILED, UNCONNECTED
 from experiments.launch.addresses import address, joined_address, own_address
 
 _GONE = re.compile(
@@ -34,8 +36,7 @@ def tls_variables() -> dict[str, str]:
 
 def check_tls() -> None:
     """Raises a BadRequest for certificates that jax would not use."""
-    given = tls_variables()
-    if not given:
+    if not (given := tls_variables()):
         return
     first = next(iter(given))
     if missing := [name for name in _TLS if name not in given]:
@@ -53,27 +54,49 @@ def check_tls() -> None:
             raise BadRequest(f"{name} {given[name]}: {error.strerror}") from error
 
 
-def tls_hint() -> str:
-    """Returns what else to look at where processes with certificates do not meet."""
-    if not tls_variables():
-        return ""
-    return (
-        "; TLS is on (JAX_MTLS_CERT_FILE): every process needs a certificate of one "
-        "authority, and process 0's must name the host of the coordinator"
-    )
-
-
 def hinted(code: int, log: Callable[[str], None]) -> int:
     """Returns a run's exit code; says more if processes with TLS did not meet."""
-    if code == UNCONNECTED and (hint := tls_hint()):
-        log(hint.removeprefix("; "))
+    if code == UNCONNECTED and tls_variables():
+        log(
+            "TLS is on (JAX_MTLS_CERT_FILE): every process needs a certificate of one "
+            "authority, and process 0's must name the host of the coordinator"
+        )
     return code
 
 
-def is_loss(error: Exception) -> bool:
-    """Whether jax reports by an error that another process is gone."""
-    # It has no error type for that, and each backend words it in its own way.
-    return _GONE.search(str(error)) is not None
+class Member(Protocol):
+    """One of several processes, which ends at once and tells the others why."""
+
+    def refuse(self, text: str, code: int) -> NoReturn:
+        """Ends the run."""
+        ...
+
+    def lost(self, text: str) -> NoReturn:
+        """Ends this process because another one is gone."""
+        ...
+
+
+def run_together(member: Member, errors: TextIO, program: Callable[[], int]) -> int:
+    """Runs a program in one of several processes; its error ends all of them.
+
+    Args:
+        member: this process.
+        errors: gets the traceback of a bug.
+        program: returns the exit code.
+    """
+    try:
+        return program()
+    except BadRequest as error:
+        member.refuse(f"error: {' '.join(str(error).split())}", error.code)
+    except Exception as error:
+        text = f"{type(error).__name__}: {error}".partition("\n")[0]
+        # jax has no error type for a lost process, and each backend words it in its
+        # own way.
+        if _GONE.search(str(error)):
+            member.lost(text)
+        for line in traceback.format_exc().splitlines():
+            print(printable(line), file=errors, flush=True)
+        member.refuse(text, FAILED)
 
 
 def connect(
@@ -113,14 +136,18 @@ def connect(
     )
 
 
-def take_devices(number: int, count: int = 1) -> None:
+def take_devices(number: int, sharing: int, count: int) -> None:
     """Takes GPUs of a host for one of its processes, before jax looks for devices.
 
     Args:
-        number: of the process among those on this host, which take as many each.
-        count: of the GPUs.
+        number: of the process among those on this host.
+        sharing: the number of those, which take as many GPUs each.
+        count: of the GPUs that the mesh of one needs; 0 without a mesh.
     """
-    own = ",".join(str(number * count + i) for i in range(count))
+    if sharing == 1:
+        return
+    each = count or 1
+    own = ",".join(str(number * each + i) for i in range(each))
     for kind in ("cuda", "rocm"):
         jax.config.update(f"jax_{kind}_visible_devices", own)
 

@@ -30,25 +30,23 @@ def requested(config: RunConfig) -> Membership | None:
             that no number of devices could run.
     """
     try:
-        found = _membership(config)
+        found = _joining(config)
     except ValueError as error:
         raise BadRequest(str(error)) from error
+    if found is None and (config.processes > 1 or config.scheduler is not None):
+        found = Membership(config.processes)
+    if config.max_restarts and (found is None or found.process is not None):
+        raise BadRequest(
+            "--max-restarts restarts the processes of --processes or --scheduler: a "
+            "run of one process goes on by --resume, and processes that join each "
+            "other end with code 75, so that who started them starts them again"
+        )
     if found is None:
-        if config.max_restarts:
-            raise BadRequest(
-                "--max-restarts restarts the processes of --processes or --scheduler; "
-                "a run of one process goes on by the same command with --resume"
-            )
         return None
     if config.backend == "vmap" and found.processes > 1:
         raise BadRequest(
             "--backend vmap runs on one device, not in "
             f"{found.processes} processes: take pmap or shard_map"
-        )
-    if found.process is not None and config.max_restarts:
-        raise BadRequest(
-            "--max-restarts restarts processes that this command starts: those that "
-            "join each other end with code 75, and who started them starts them again"
         )
     devices = config.worker_devices
     if config.workers * devices % found.processes:
@@ -60,37 +58,32 @@ def requested(config: RunConfig) -> Membership | None:
     return found
 
 
-def _membership(c: RunConfig) -> Membership | None:
-    by_hand = {"--process-id": c.process_id, "--num-processes": c.num_processes}
-    given = [name for name, value in by_hand.items() if value is not None]
-    # Processes are started either here or elsewhere, never both.
-    ways = [c.processes != 1, c.coordinator is not None, c.distributed == "auto"]
-    if sum(ways) > 1:
+def _joining(c: RunConfig) -> Membership | None:
+    """Returns this process among those that are started elsewhere; None if it is not.
+
+    Raises:
+        ValueError: as `requested`.
+    """
+    starts = c.processes != 1 or c.scheduler is not None
+    if starts + (c.coordinator is not None) + (c.distributed == "auto") > 1:
         raise ValueError(
-            "--processes starts processes here, --coordinator and --distributed join "
-            "those that are started elsewhere: say one of them"
-        )
-    if c.scheduler is not None and (c.coordinator or c.distributed == "auto"):
-        raise ValueError(
-            "--scheduler starts processes on a cluster's workers, --coordinator and "
+            "--processes and --scheduler start processes, --coordinator and "
             "--distributed join those that are started elsewhere: say one of them"
         )
-    if c.coordinator is None:
-        if given:
-            raise ValueError(f"{given[0]} goes with --coordinator HOST:PORT")
-        if c.distributed == "auto":
-            return Membership(*schedulers.detected(c.init_timeout))
-        count = c.processes
-        is_alone = count == 1 and c.scheduler is None
-        return None if is_alone else Membership(count)
-    for name, value in by_hand.items():
-        if value is None:
-            raise ValueError(f"--coordinator goes with {name}")
-    address(c.coordinator)
-    count, number = c.num_processes, c.process_id
-    assert count is not None and number is not None  # as was just checked
-    if number >= count:
-        raise ValueError(
-            f"--process-id must be 0 to {count - 1} of {count} processes, got {number}"
-        )
-    return Membership(count, number, c.coordinator)
+    where, number, count = c.coordinator, c.process_id, c.num_processes
+    if where is not None and number is not None and count is not None:
+        address(where)
+        if number >= count:
+            raise ValueError(
+                f"--process-id must be 0 to {count - 1} of {count} processes, got "
+                f"{number}"
+            )
+        return Membership(count, number, where)
+    three = {"--coordinator": where, "--process-id": number, "--num-processes": count}
+    given = [name for name, value in three.items() if value is not None]
+    if given:
+        missing = next(name for name in three if name not in given)
+        raise ValueError(f"{given[0]} goes with {missing}")
+    if c.distributed == "auto":
+        return Membership(*schedulers.detected(c.init_timeout))
+    return None

@@ -21,52 +21,42 @@ def header(run: Run, is_batch_given: bool) -> list[str]:
         run: the one that starts.
         is_batch_given: whether the user has set the batch size.
     """
-    c, layout = run.config, run.facts
+    c, rounds, layout = run.config, run.rounds, run.facts
+    lines = [never_reached("--switch", c.arguments.get("switch"), c.steps)]
     # Said before the run: without a sync its figures are those of an untrained model.
-    vain = [never_reached("--switch", c.arguments.get("switch"), c.steps)]
-    if run.rounds.untrained:
-        vain.append(
-            f"the figures will be of the model as it is now: {run.rounds.untrained}"
+    if rounds.untrained:
+        lines.append(
+            f"the figures will be of the model as it is now: {rounds.untrained}"
         )
-    elif run.rounds.unsynced and c.workers > 1:
-        vain.append(f"no sync will come: {run.rounds.unsynced}")
-    batch = f"batch {c.batch_size} ({c.batch_size // c.workers} a worker)"
-    if not is_batch_given and c.batch_size != run.task.batch_size:
-        unit = batch_unit(c)
-        batch += f", the multiple of {unit} nearest to {run.task.batch_size}"
-    there, taken, text = len(jax.devices()), layout["devices"], ""
-    if c.devices is None and c.backend != "vmap" and 0 < there - taken < c.workers:
-        text = f" ({taken} of {there} devices divide them)"
-    no_rate = ""
-    if layout["effective_lr"] is None:
-        no_rate = ": twice the gradient does not move the model twice as far"
+    elif rounds.unsynced and c.workers > 1:
+        lines.append(f"no sync will come: {rounds.unsynced}")
     inner = run.trainer.layout.inner
-    idle = [
+    lines += [
         f"no leaf of the model is sharded over {name}: each of its {inner[name]} "
         "devices has all of it"
         for name in memory.whole_axes(run.state, inner)
     ]
-    return [
-        *filter(None, vain),
-        *idle,
-        f"{c.algo} on {c.task}: {c.steps} steps, {batch}, seed {c.seed}",
-        f"{terminal.layout_text(layout)}, backend {layout['backend']}{text}",
-        f"{c.optimizer}, learning rate {terminal.rate(c.lr)}, effective "
-        f"{terminal.rate(layout['effective_lr'])}{no_rate}",
-        *_untrained(run),
-    ]
-
-
-def _untrained(run: Run) -> list[str]:
-    """Says which evaluations come before the first sync."""
-    rounds, evaluated = run.rounds, run.config.evaluations[0]
-    if rounds.untrained or rounds.ends is None or rounds.center_step(evaluated):
-        return []
-    first = int(np.argmax(rounds.ends)) + 1
-    return [
-        f"the first sync comes after step {first}: test figures before it are of the "
-        "untrained model"
-    ]
+    batch = f"batch {c.batch_size} ({c.batch_size // c.workers} a worker)"
+    if not is_batch_given and c.batch_size != run.task.batch_size:
+        unit = batch_unit(c)
+        batch += f", the multiple of {unit} nearest to {run.task.batch_size}"
+    lines.append(f"{c.algo} on {c.task}: {c.steps} steps, {batch}, seed {c.seed}")
+    there, taken = len(jax.devices()), layout["devices"]
+    backend = f"{terminal.layout_text(layout)}, backend {layout['backend']}"
+    if c.devices is None and c.backend != "vmap" and 0 < there - taken < c.workers:
+        backend += f" ({taken} of {there} devices divide them)"
+    rates = f"{c.optimizer}, learning rate {terminal.rate(c.lr)}, effective "
+    rates += terminal.rate(layout["effective_lr"])
+    if layout["effective_lr"] is None:
+        rates += ": twice the gradient does not move the model twice as far"
+    lines += [backend, rates]
+    is_early = not (rounds.untrained or rounds.center_step(c.evaluations[0]))
+    if is_early and rounds.ends is not None:
+        lines.append(
+            f"the first sync comes after step {int(np.argmax(rounds.ends)) + 1}: test "
+            "figures before it are of the untrained model"
+        )
+    return [*filter(None, lines)]
 
 
 def after(run: Run, outcome: Outcome, center_step: int) -> list[str]:

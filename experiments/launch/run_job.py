@@ -97,24 +97,13 @@ def in_folder(
         manager = CheckpointManager(run, out / FOLDER, started, background)
         manager, progress = manager.resumed()
         run = manager.run  # and lets go of the state that it began with
-        _open_files(run, command, out, manager, progress)
+        try:
+            if run.group.is_first:
+                record_config(run, command, out, progress.lines)
+            manager.open(progress.step)  # which removes old checkpoints
+        except OSError as error:
+            raise BadRequest(f"--out {out}: {error.strerror}") from error
         yield run, progress, manager.save, background.wait
-
-
-def _open_files(
-    run: Run,
-    command: list[str],
-    out: Path,
-    manager: CheckpointManager,
-    progress: Progress,
-) -> None:
-    """Writes config.json, and removes old checkpoints; a BadRequest if it cannot."""
-    try:
-        if run.group.is_first:
-            record_config(run, command, out, progress.lines)
-        manager.open(progress.step)
-    except OSError as error:
-        raise BadRequest(f"--out {out}: {error.strerror}") from error
 
 
 def finish(

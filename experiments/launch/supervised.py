@@ -3,8 +3,8 @@
 import dataclasses
 import os
 import sys
-import traceback
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
@@ -12,7 +12,6 @@ import jax
 
 from experiments import exit_codes
 from experiments.cli import exits, terminal
-from experiments.cli.errors import BadRequest
 from experiments.launch import gloo
 from experiments.launch.run_job import run_job
 from experiments.launch.supervisor.child_side import ChildSide
@@ -42,19 +41,11 @@ def supervise(config: RunConfig, argv: list[str], count: int) -> int:
     else:
         # Imports Dask, which the others need not.
         from experiments.launch.cluster.cluster_processes import ClusterProcesses
-        from experiments.launch.cluster.connection import Unreachable
 
         out = out.absolute()
-        try:
-            processes = ClusterProcesses(config, argv, out, rules, terminal.say)
-        except Unreachable as error:
-            terminal.say(str(error))
-            return exit_codes.UNCONNECTED
-    announced = {
-        "out": str(out),
-        "folder": str(Path.cwd()),
-        "environ": gloo.tls_variables(),
-    }
+        processes = ClusterProcesses(config, argv, out, rules, terminal.say)
+    tls = gloo.tls_variables()
+    announced = {"out": str(out), "folder": os.getcwd(), "environ": tls}
     code = run_processes(processes, announced, rules, terminal.say)
     return gloo.hinted(code, terminal.say)
 
@@ -62,16 +53,8 @@ def supervise(config: RunConfig, argv: list[str], count: int) -> int:
 def run_as_member(member: ChildSide, argv: list[str], started: float) -> NoReturn:
     """Runs one of the processes of a run, under its supervisor, and ends it."""
     errors = exits.sole_output(member.process == 0)
-    try:
-        member.leave(_trained(member, argv, started))
-    except BadRequest as error:
-        member.refuse(f"error: {' '.join(str(error).split())}", error.code)
-    except Exception as error:
-        text = f"{type(error).__name__}: {error}".partition("\n")[0]
-        if gloo.is_loss(error):
-            member.lost(text)
-        traceback.print_exc(file=errors)
-        member.refuse(text, exit_codes.FAILED)
+    program = partial(_trained, member, argv, started)
+    member.leave(gloo.run_together(member, errors, program))
 
 
 def _trained(member: ChildSide, argv: list[str], started: float) -> int:
@@ -85,24 +68,17 @@ def _trained(member: ChildSide, argv: list[str], started: float) -> int:
         overwrite=config.overwrite and not is_restart,
     )
     member.report("connect")
-    gloo.connect(
-        member.jax_coordinator,
-        member.process,
-        member.processes,
-        member.init_timeout,
-    )
-    if member.locals > 1:
-        gpus = config.mesh_devices(member.processes) or 1
-        gloo.take_devices(member.local, gpus)
+    where, count = member.jax_coordinator, member.processes
+    gloo.connect(where, member.process, count, member.init_timeout)
+    gloo.take_devices(member.local, member.locals, config.mesh_devices(count))
     group = ProcessGroup(
         process=member.process,
-        processes=member.processes,
+        processes=count,
         hosts=member.hosts,
         sharing=member.locals,
         announce=member.report,
         note=member.log if member.process else terminal.say,
     )
-
     if member.process and not member.local:
         member.log("has joined; process 0 shows how it goes")
 

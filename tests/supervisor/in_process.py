@@ -1,16 +1,7 @@
-"""Work of the engine by each of N processes, by name.
-
-    python -c "import in_process; in_process.main()" PROCESS PROCESSES PORT FOLDER
-
-reads FOLDER/work.json, a list of [a function of WORK, its arguments], does each in turn
-and leaves the list of its results in FOLDER/PROCESS.pickle.
-"""
+"""Work of the engine by each of N processes: of a list, [a name, its arguments]."""
 
 import json
-import os
 import pickle
-import sys
-import traceback
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -296,18 +287,8 @@ WORK = {
 }
 
 
-def main():
-    """Ends by os._exit after an error: jax's shutdown waits for the other processes."""
-    process, processes, port, folder = sys.argv[1:]
-    try:
-        if int(processes) > 1:
-            at = f"127.0.0.1:{port}"
-            jax.distributed.initialize(at, int(processes), int(process))
-        work = json.loads(Path(folder, "work.json").read_text())
-        found = [WORK[name](**arguments) for name, arguments in work]
-        Path(folder, f"{process}.pickle").write_bytes(pickle.dumps(found))
-        if int(processes) > 1:
-            jax.distributed.shutdown()
-    except BaseException:
-        traceback.print_exc()
-        os._exit(1)
+def work(process, processes, folder):
+    """Does FOLDER/work.json, and leaves the results in FOLDER/PROCESS.pickle."""
+    work = json.loads(Path(folder, "work.json").read_text())
+    found = [WORK[name](**arguments) for name, arguments in work]
+    Path(folder, f"{process}.pickle").write_bytes(pickle.dumps(found))

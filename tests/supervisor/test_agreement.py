@@ -5,12 +5,12 @@ import os
 import pytest
 
 from experiments.launch.cluster import inspection
-from experiments.launch.joining import agreement
-from experiments.launch.joining.agreement import Hello
+from experiments.launch.joining.join import Hello, difference
+from experiments.launch.supervisor.group import numbered
 
 
-def hello(process, facts=None, host=("vm", "boot", "net")):
-    return Hello(process, list(host), facts or {}, "runs/1")
+def hello(facts):
+    return Hello(["vm", "boot", "net"], facts, "runs/1")
 
 
 @pytest.mark.parametrize(
@@ -34,20 +34,19 @@ def hello(process, facts=None, host=("vm", "boot", "net")):
     ids=["one", "two", "many", "none"],
 )
 def test_what_differs_is_named(facts, expected):
-    found = agreement.difference([hello(i, each) for i, each in enumerate(facts)])
+    found = difference([hello(each) for each in facts])
     assert found == expected
 
 
 def test_processes_that_differ_alike_are_named_together():
     seeds = [0, 1, 0, 1, 2]
-    hellos = [hello(i, {"--seed": seed}) for i, seed in enumerate(seeds)]
+    hellos = [hello({"--seed": seed}) for seed in seeds]
     line = "processes 1 and 3 have --seed 1, but process 0 has --seed 0"
-    assert agreement.difference(hellos) == line
+    assert difference(hellos) == line
 
 
 def test_networks_of_one_machine_are_hosts_of_their_own():
     a, b = ("vm", "boot", "net1"), ("vm", "boot", "net2")
-    hellos = [hello(i, host=host) for i, host in enumerate((a, b, a, a))]
-    assert agreement.places(hellos) == (2, [(0, 3), (0, 1), (1, 3), (2, 3)])
+    assert numbered([a, b, a, a]) == [(0, 0, 3), (1, 0, 1), (2, 1, 3), (3, 2, 3)]
     assert len(inspection.host()) == 3
     assert os.uname().nodename == inspection.host()[0]

@@ -28,7 +28,7 @@ def test_run_goes_on_without_the_host_whose_link_is_down(hosts, whole, tmp_path)
     here, there = hosts
     with cluster(tmp_path, 2, host=ADDRESSES[0], prefix=here) as dask:
         away = dask.worker(prefix=there, host=ADDRESSES[1])
-        until(lambda: "Registered to" in away.log.read_text(), "it joins")
+        until(lambda: "Registered to" in away.said, "it joins")
         command = dask.run(f"{RUN} --max-restarts 1")
         until(lambda: newest(command.run_out) >= 3, "step 3")
         assert dask.worker_of(dask.member(1)) is away

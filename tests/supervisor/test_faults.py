@@ -8,9 +8,8 @@ import time
 
 import numpy as np
 import pytest
-from commands import execute
-from fake_member import free_address
-from faults import commands, fill, is_halted, remount, small_disk, tagged, until
+from commands import execute, free_address
+from faults import commands, fill, remount, small_disk, until
 from kills import Victim, kill_after, kill_in_a_save, newest
 from lasting import assert_same_end, lines_of, run
 from tiny_tasks import EXAMPLES, LABELS
@@ -143,37 +142,24 @@ def test_disk_with_room_for_two_checkpoints_keeps_them_and_says_which(disk, wide
 
 
 @pytest.mark.slow
-def test_disk_without_any_room_is_told_and_the_summary_is_shown(disk, wide):
-    faults = AtLooks({5: lambda: fill(disk)})
-    ended = run(WIDE, disk / "out", faults)
-    assert faults.done == [5]
-    assert_not_written(ended, errno.ENOSPC)
-    (disk / "ballast").unlink()
-    assert_same_end(run(f"{WIDE} --resume", ended.out), wide)
-
-
-@pytest.mark.slow
-def test_disk_that_became_read_only_is_told_and_the_summary_is_shown(disk, wide):
-    faults = AtLooks({4: lambda: remount(disk, "ro")})
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS], ids=["full", "ro"])
+def test_disk_that_takes_no_file_is_told_and_the_summary_is_shown(number, disk, wide):
+    is_full = number == errno.ENOSPC
+    faults = AtLooks({4: lambda: fill(disk) if is_full else remount(disk, "ro")})
     ended = run(WIDE, disk / "out", faults)
     assert faults.done == [4]
-    assert_not_written(ended, errno.EROFS)
-    assert ended.stderr.count("metrics.jsonl") == 1  # told once, not at every line
-    remount(disk, "rw")
-    assert_same_end(run(f"{WIDE} --resume", ended.out), wide)
-
-
-def assert_not_written(ended, number):
-    """A run went to its end, though its files could not be written."""
     why = os.strerror(number)
     assert ended.code == 1
     assert not_saved(ended) == [(x, why) for x in ("6", "9", "11")]
     told = [x for x in ended.stderr.splitlines() if "not complete" in x]
     assert told == [f"--out {ended.out}: {why}: its files are not complete"]
+    assert ended.stderr.count("metrics.jsonl") == 1  # told once, not at every line
     assert "Traceback" not in ended.stderr
     assert re.search(r"^bmuf on tiny_tasks:drawing: 11 steps", ended.stdout)
     assert re.search(r"^  test loss +\d", ended.stdout, re.M)
     assert not (ended.out / "summary.json").exists()
+    (disk / "ballast").unlink() if is_full else remount(disk, "rw")
+    assert_same_end(run(f"{WIDE} --resume", ended.out), wide)
 
 
 def test_disk_that_comes_back_gets_what_it_missed(disk, wide):
@@ -269,18 +255,6 @@ def assert_lost(ended, number):
 
 
 @pytest.mark.slow
-def test_killed_process_is_named_and_restarted_to_the_same_end(start, of_two):
-    command = start(f"{TWO} --max-restarts 1")
-    in_training(command)
-    assert_named(command, 1, *lose(command, 1))
-    ended = command.ended()
-    assert "restart 1 of 1" in ended.stderr
-    assert ended.summary["resumed_at"][0] >= 40
-    assert_same_end(ended, of_two)
-    assert ended.stderr.count("was killed") == 1
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("number", [0, 2])
 def test_one_of_four_that_is_killed_is_named_and_ends_all(number, start):
     command = start(FOUR)
@@ -302,31 +276,6 @@ def test_four_survive_two_kills(start, of_four):
 
 
 @pytest.mark.slow
-def test_process_that_stays_stopped_is_named_and_then_lost(start):
-    command = start(FOUR)
-    in_training(command)
-    pid, since = lose(command, 3, signal.SIGSTOP)
-    command.wait_for(rf"process 3 \(pid {pid}\) is stopped: it has given no sign", 10)
-    assert is_halted(pid)
-    ended = command.ended(60)
-    assert 15 < time.monotonic() - since < 40
-    assert ended.code == 75
-    told = ended.stderr.splitlines()[-1]
-    assert told.startswith(f"process 3 (pid {pid}) gave no sign of life for 20 s")
-
-
-@pytest.mark.slow
-def test_no_process_survives_its_launcher(start):
-    command = start(FOUR)
-    in_training(command)
-    pids = [command.member(number) for number in range(4)]
-    assert len({*pids, command.pid}) == 5
-    command.kill()
-    assert command.process.wait(NOTICED) == -signal.SIGKILL
-    until(lambda: not {*pids} & {*tagged(command.tag)}, "they end", NOTICED)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "number, code", [(signal.SIGTERM, 75), (signal.SIGINT, 130)], ids=str
 )
@@ -344,19 +293,6 @@ def test_signal_to_the_launcher_saves_everywhere(number, code, start, of_two):
     again = start(f"{TWO} --resume").ended()
     assert again.summary["resumed_at"] == [step]
     assert_same_end(again, of_two)
-
-
-@pytest.mark.slow
-def test_second_signal_to_the_launcher_ends_all_at_once(start):
-    """While a process is stopped, the first one alone would end nothing."""
-    command = start(TWO)
-    in_training(command)
-    lose(command, 1, signal.SIGSTOP)
-    command.kill(signal.SIGINT)
-    time.sleep(1)  # two at the same moment are one to a process
-    assert command.process.poll() is None
-    command.kill(signal.SIGINT)
-    assert command.process.wait(NOTICED) == 130
 
 
 @pytest.mark.slow
@@ -430,16 +366,6 @@ def test_commands_that_disagree_end_with_one_line_each(start):
         assert ended.code == 4
         assert ended.stderr == "process 1 has --seed 1, but process 0 has --seed 0\n"
         assert ended.stdout == ""
-
-
-@pytest.mark.slow
-def test_command_that_waits_in_vain_says_so(start):
-    at = free_address()
-    ended = start(f"{by_hand(at, 0)} --init-timeout 3").ended()
-    assert ended.code == 4
-    assert ended.stderr == (
-        f"process 0 waited 3 s at {at} for all 2 processes of this program\n"
-    )
 
 
 # Losses that are not finite

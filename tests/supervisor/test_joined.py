@@ -3,12 +3,10 @@
 import re
 import signal
 import socket
-import subprocess
 import time
 
 import pytest
-from commands import PROGRAM, ROOT, environment
-from fake_member import free_address
+from commands import PROGRAM, ROOT, free_address, together
 from faults import commands, is_halted, until
 
 from experiments.checkpoint.folder import steps
@@ -70,17 +68,6 @@ def test_port_in_use_is_told_at_once(start):
     assert line == f"process 0 cannot listen on port {port}: Address already in use"
 
 
-@pytest.mark.slow
-def test_second_process_0_is_told_at_once_and_does_not_disturb(start, tmp_path):
-    at = free_address()
-    first = start(by_hand(at, 0, f"{RUN} --steps 16"))
-    assert reach(*address(at), 60) is None
-    line = refused(start(by_hand(at, 0), out=tmp_path / "other"))
-    assert line == f"process 0 cannot listen on port {at[10:]}: Address already in use"
-    second = start(by_hand(at, 1, f"{RUN} --steps 16"))
-    assert [first.ended().code, second.ended().code] == [0, 0]
-
-
 def test_address_of_another_machine_is_refused(start):
     line = refused(start(by_hand("203.0.113.7:9999", 0)))  # kept for documents
     assert line == (
@@ -124,17 +111,12 @@ def test_other_version_is_told(start, tmp_path):
     )
     at, words = free_address(), "--workers 4 --steps 16"
     first = start(by_hand(at, 0, words))
-    second = subprocess.run(
-        [*PROGRAM, *by_hand(at, 1, words).split()],
-        cwd=ROOT,
-        env=environment(JAX_NUM_CPU_DEVICES=1, PYTHONPATH=tmp_path),
-        capture_output=True,
-        encoding="utf-8",
-        timeout=60,
-    )
+    second = [*PROGRAM, *by_hand(at, 1, words).split()]
+    environ = {"JAX_NUM_CPU_DEVICES": 1, "PYTHONPATH": tmp_path}
+    [(code, _, errors)] = together([(second, environ)])
     line = refused(first)
     assert re.fullmatch(r"process 1 has optax 9\.9, but process 0 has optax \S+", line)
-    assert (second.returncode, second.stderr.strip()) == (4, line)
+    assert (code, errors.strip()) == (4, line)
 
 
 def test_restarts_are_left_to_who_started_the_processes(start):
@@ -229,22 +211,9 @@ def test_task_that_fails_on_one_process_ends_all_alike(when, code, start):
 @pytest.mark.slow
 def test_process_0_chooses_the_folder_for_those_that_say_none(tmp_path):
     at, words = free_address(), "--workers 4 --steps 16 --checkpoint-every 16"
-    started = [
-        subprocess.Popen(
-            [*PROGRAM, *by_hand(at, i, words).split()],
-            cwd=tmp_path,
-            env=environment(JAX_NUM_CPU_DEVICES=1, PYTHONPATH=ROOT),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
-        for i in (0, 1)
-    ]
-    try:
-        assert [process.wait(120) for process in started] == [0, 0]
-    finally:
-        for process in started:
-            process.kill()
+    environ = {"JAX_NUM_CPU_DEVICES": 1, "PYTHONPATH": ROOT}
+    both = [([*PROGRAM, *by_hand(at, i, words).split()], environ) for i in (0, 1)]
+    assert [code for code, *_ in together(both, cwd=tmp_path)] == [0, 0]
     [out] = (tmp_path / "runs").iterdir()
     assert sorted(x.name for x in (out / FOLDER).iterdir()) == [
         f"step-00000016.{i}-of-2.npz" for i in (0, 1)

@@ -4,12 +4,10 @@ import inspect
 import os
 import re
 import shutil
-import subprocess
-import sys
 
 import jax
 import pytest
-from commands import PROGRAM, ROOT, Run, environment, execute
+from commands import PROGRAM, ROOT, Run, execute, together
 
 from experiments.cli.errors import BadRequest
 from experiments.launch import gloo
@@ -27,6 +25,7 @@ BY_HAND = "--coordinator a:9999 --process-id 1 --num-processes 4"
         ("", None),
         ("--processes 1", None),
         ("--processes 4", Membership(4)),
+        ("--scheduler tcp://a:1 --backend vmap", Membership(1)),
         (BY_HAND, Membership(4, 1, "a:9999")),
         (f"{BY_HAND} --process-id 0", Membership(4, 0, "a:9999")),
     ],
@@ -43,9 +42,14 @@ def test_flags_say_which_processes_there_are(command, expected):
         ("--processes 2 --backend vmap", "vmap runs on one device, not in 2 processes"),
         (f"--processes 2 {BY_HAND}", "say one of them"),
         (f"--distributed auto {BY_HAND}", "say one of them"),
+        (f"--scheduler tcp://a:1 {BY_HAND}", "say one of them"),
+        ("--scheduler tcp://a:1 --distributed auto", "say one of them"),
+        ("--scheduler tcp://a:1 --processes 3", "8 workers do not divide over 3 proc"),
+        ("--scheduler tcp://a:1 --processes 2 --backend vmap", "runs on one device"),
         ("--distributed atuo", "did you mean 'auto'"),
         ("--process-id 1", "--process-id goes with --coordinator"),
         ("--num-processes 2", "--num-processes goes with --coordinator"),
+        ("--distributed auto --process-id 1", "--process-id goes with --coordinator"),
         ("--coordinator a:9999 --process-id 0", "goes with --num-processes"),
         ("--coordinator a:9999 --num-processes 2", "goes with --process-id"),
         (f"{BY_HAND} --process-id 4", "--process-id must be 0 to 3 of 4 processes"),
@@ -235,32 +239,15 @@ def test_processes_that_a_scheduler_started_find_each_other(scheduler, tmp_path)
     words += ["--out", str(tmp_path / "out")]
     # Bound to one core, XLA would round otherwise than on two.
     mpirun = "mpirun --bind-to none --allow-run-as-root --oversubscribe -n 2"
-    starts = {
-        "mpirun": [([*mpirun.split(), *words], {})],
-        **{
-            each.__name__: [(words, each(process)) for process in (0, 1)]
-            for each in (slurm, torch, skypilot)
-        },
-    }
-    processes = [
-        subprocess.Popen(
-            line,
-            cwd=ROOT,
-            env=environment(JAX_NUM_CPU_DEVICES=1, **variables),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=sys.stderr,
-            encoding="utf-8",
-        )
-        for line, variables in starts[scheduler]
-    ]
-    try:
-        printed = [process.communicate(timeout=120)[0] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    assert [process.returncode for process in processes] == [0] * len(processes)
-    assert sum("test accuracy" in text for text in printed) == 1  # the first speaks
+    starts = {"slurm": slurm, "torch": torch, "skypilot": skypilot}
+    if scheduler == "mpirun":
+        started = [([*mpirun.split(), *words], {})]
+    else:
+        started = [(words, starts[scheduler](process)) for process in (0, 1)]
+    ended = together([(x, {"JAX_NUM_CPU_DEVICES": 1, **y}) for x, y in started])
+    assert [code for code, *_ in ended] == [0] * len(started), ended
+    # The first speaks.
+    assert sum("test accuracy" in text for _, text, _ in ended) == 1
     ended = Run(0, "", "", tmp_path / "out")
     alone = execute(command, tmp_path / "alone")
     assert ended.summary["params_sha256"] == alone.summary["params_sha256"]

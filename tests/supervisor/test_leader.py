@@ -1,10 +1,12 @@
 """The leader of processes on other machines, which are played here."""
 
+import signal
+
 from experiments.launch.supervisor.group import Placement, Rules, Unplaced
 from experiments.launch.supervisor.leader import Leader
 from experiments.launch.supervisor.process_status import ProcessStatus
 
-TWO = Placement("hosta:9999", 2, [(0, 0, 1), (1, 0, 1)], names=["hosta", "hostb"])
+TWO = Placement("hosta:9999", [("hosta",), ("hostb",)])
 
 
 class Played:
@@ -21,8 +23,8 @@ class Played:
             raise self.found
         return self.found
 
-    def start(self, serial, attributes):
-        self.started.append((serial, attributes))
+    def start(self, attributes):
+        self.started.append(attributes)
         self.seen = [ProcessStatus(i, 100 + i, "train", 3) for i in (0, 1)]
 
     def poll(self, now):
@@ -59,8 +61,15 @@ def test_processes_start_once_there_are_places_for_all():
     shared = {"processes": 2, "hosts": 2, "attempt": 0, "init_timeout": 60.0}
     shared |= {"announced": {"out": "runs/1"}, "jax_coordinator": "hosta:9999"}
     each = [{**shared, "process": i, "local": 0, "locals": 1} for i in (0, 1)]
-    assert processes.started == [(1, each)]
+    assert processes.started == [each]
     assert leader.code is None and not lines
+
+
+def test_signal_ends_a_command_that_waits_for_places():
+    leader, processes, lines = leading()
+    processes.found = None
+    leader.tick(0.0, [signal.SIGINT])
+    assert (leader.code, lines) == (130, [])
 
 
 def test_places_that_are_missing_end_the_run_with_4_and_after_a_start_with_75():
@@ -86,13 +95,15 @@ def test_lost_host_is_named_and_replaced():
         "restart 1 of 1",
     ]
     assert processes.kills == 1
-    processes.found = TWO._replace(names=["hosta", "hostc"])
+    processes.found = TWO._replace(hosts=[("hosta",), ("hosta",)])
     leader.tick(2.0)
-    assert [each[0]["attempt"] for _, each in processes.started] == [0, 1]
+    assert [each[0]["attempt"] for each in processes.started] == [0, 1]
+    # As at first: groups that follow the hosts must not change.
+    assert [each[0]["hosts"] for each in processes.started] == [2, 2]
     processes.change(1, gone="its worker left too")
     leader.tick(3.0)
     assert leader.code == 75
-    assert lines[-1] == "process 1's host hostc is gone (its worker left too)"
+    assert lines[-1] == "process 1's host hosta is gone (its worker left too)"
 
 
 def test_killed_process_is_named_with_its_host():

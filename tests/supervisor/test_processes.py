@@ -6,31 +6,25 @@ does within a process, and float64 shows that nothing else differs.
 """
 
 import json
-import os
 import pickle
-import subprocess
-import sys
-import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple
 
 import jax
 import numpy as np
 import pytest
-from commands import CACHE, ROOT, environment
+from commands import CACHE, members
 from conftest import QUICK
 from in_process import HALF, STEPS, Seen, host, taken
 from problems import drawing
 
 import syncalgos
-from experiments.launch.addresses import free_port
 from syncalgos.engine.placement.layout import is_key
 from syncalgos.engine.placement.make_layout import BACKENDS
 
 NAMES = tuple(syncalgos.ALGORITHMS)
 SOME = NAMES[::6]  # of even places, whose first layout is a fast one
 ROUNDING = 1e-12  # of float64 after 8 steps: sums of workers in another order
-PROGRAM = [sys.executable, "-W", "error", "-c", "import in_process; in_process.main()"]
 
 
 class Group(NamedTuple):
@@ -57,52 +51,19 @@ def work(what, **arguments):
 def execute(group, folder):
     """Returns the results of each piece of work, for each process."""
     folder.joinpath("work.json").write_text(f"[{','.join(group.work)}]")
-    environ = environment(
+    members(
+        "in_process",
+        group.processes,
+        folder,
+        seconds=60 + 20 * len(group.work),
         JAX_ENABLE_X64=int(group.wide),
         JAX_NUM_CPU_DEVICES=group.devices,
-        JAX_CPU_COLLECTIVES_IMPLEMENTATION="gloo",
-        PYTHONPATH=os.pathsep.join(
-            [str(ROOT), str(ROOT / "tests/support"), str(ROOT / "tests/supervisor")]
-        ),
         XLA_FLAGS=" ".join(QUICK),
         **{CACHE: "false"},  # one process would find what the others compile
     )
-    arguments = [str(group.processes), str(free_port()), str(folder)]
-    outputs = [folder / f"{i}.txt" for i in range(group.processes)]
-    started = []
-    for i, path in enumerate(outputs):
-        with path.open("wb") as output:
-            process = subprocess.Popen(
-                [*PROGRAM, str(i), *arguments],
-                cwd=ROOT,
-                env=environ,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-            )
-        started.append(process)
-    codes = codes_of(started, seconds=60 + 20 * len(group.work))
-    said = "\n".join(f"{path.name}: {path.read_text()}" for path in outputs)
-    assert codes == [0] * group.processes, f"ended with {codes}\n{said}"
-    found = [pickle.loads(path.with_suffix(".pickle").read_bytes()) for path in outputs]
+    paths = [folder / f"{i}.pickle" for i in range(group.processes)]
+    found = [pickle.loads(path.read_bytes()) for path in paths]
     return [dict(zip(group.work, each, strict=True)) for each in found]
-
-
-def codes_of(processes, seconds):
-    """Waits for the exit codes; ends processes at the deadline, or after a failure."""
-    deadline = time.monotonic() + seconds
-    try:
-        while None in (codes := [process.poll() for process in processes]):
-            if any(codes):  # those that wait for the one that failed fail in turn
-                deadline = min(deadline, time.monotonic() + 10)
-            if time.monotonic() > deadline:
-                break
-            time.sleep(0.05)
-        return codes
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
 
 
 @pytest.fixture(scope="module")

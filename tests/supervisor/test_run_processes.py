@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
 
@@ -11,7 +10,7 @@ import pytest
 from commands import imported_by
 from fake_member import commands, left, pid_of, pids, until
 
-from experiments.launch.child_process import ChildProcess
+from experiments.launch.supervisor.child import Child
 from experiments.launch.supervisor.failure_policy import decide, stuck_lines
 from experiments.launch.supervisor.group import Rules
 from experiments.launch.supervisor.process_status import ProcessStatus, TrackedProcess
@@ -79,22 +78,19 @@ def test_process_that_is_done_waits_for_one_that_writes(start, tmp_path):
     assert command.ended() == (0, [])
 
 
-def test_run_that_diverged_everywhere_is_code_3(start):
-    assert start({"*": [*STEPS, "exit 3"]}).ended() == (3, [])
-
-
 def test_lines_of_a_pipe_come_as_they_end_and_one_without_an_end_is_cut():
-    program = "print('a'); print(70_000 * 'x', end='', flush=True); "
-    words = [sys.executable, "-c", f"{program} import time; time.sleep(60)"]
-    child = ChildProcess(words, stdout=subprocess.PIPE)
+    program = (
+        "import sys, time; sys.stderr.write('a\\n' + 70_000 * 'x'); time.sleep(60)"
+    )
     lines = []
-    until(lambda: lines.extend(child.lines()) or len(lines) > 1, "two lines")
-    assert lines == [("stdout", b"a"), ("stdout", 65_536 * b"x")]
-    assert child.code is None
+    child = Child([sys.executable, "-c", program], {"process": 1}, lines.append)
+    until(lambda: child.poll(0.0, Rules()) or len(lines) > 1, "two lines")
+    assert lines == ["[1] a", f"[1] {65_536 * 'x'}"]
+    assert child.status.code is None
     child.kill()
     child.reap()
-    assert child.code == -signal.SIGKILL
-    assert [*child.last_lines()] == [("stdout", (70_000 - 65_536) * b"x")]
+    assert child.status.code == -signal.SIGKILL
+    assert lines[2:] == [f"[1] {(70_000 - 65_536) * 'x'}"]
 
 
 def test_supervisor_imports_neither_jax_nor_what_trains():
@@ -121,19 +117,6 @@ def test_killed_process_is_named_at_once(start, tmp_path):
     assert lines == [f"process 1 (pid {pid}) was killed by SIGKILL at step 3"]
 
 
-def test_killed_process_is_named_before_those_that_noticed(start):
-    noticed = [*STEPS, "touch noticed", "lost a collective failed"]
-    plan = {"0": noticed, "1": [*STEPS, "wait noticed-0", "kill 9"]}
-    code, [line] = start(plan).ended()
-    assert code == 75 and "was killed by SIGKILL" in line
-
-
-def test_failed_collective_is_told_if_nobody_else_is_gone(start):
-    plan = {"0": HANG, "1": [*STEPS, "lost Gloo all-reduce failed: a peer is gone"]}
-    lines = ["process 1: Gloo all-reduce failed: a peer is gone"]
-    assert start(plan).ended() == (75, lines)
-
-
 def test_what_a_process_started_goes_with_it(start, tmp_path):
     command = start({"0": HANG, "1": ["helper", *HANG]})
     trained(tmp_path, 0, 1)
@@ -152,15 +135,6 @@ def test_lost_process_is_restarted(start, tmp_path):
     assert [told(tmp_path, i, 1)["attempt"] for i in (0, 1)] == [1, 1]
     addresses = [told(tmp_path, 1, attempt)["jax_coordinator"] for attempt in (0, 1)]
     assert addresses[0] != addresses[1]
-
-
-def test_restarts_come_to_an_end(start):
-    code, lines = start({"*": [*STEPS, "kill 9"]}, count=1, max_restarts=2).ended()
-    assert code == 75
-    assert lines[1::2] == ["restart 1 of 2", "restart 2 of 2"]
-    assert [line.partition(") ")[2] for line in lines[::2]] == [
-        "was killed by SIGKILL at step 3"
-    ] * 3
 
 
 def test_stopped_process_is_told_and_may_go_on(start, tmp_path):
@@ -241,7 +215,7 @@ def known(process, ended=None, **seen):
     """A process that trains, or that ended at this time."""
     seen = {"phase": "train", "step": 3, **seen}
     status = ProcessStatus(process, 100 + process, **seen)
-    return TrackedProcess(status, None, 0.0, ended)
+    return TrackedProcess(status, "", 0.0, ended)
 
 
 def judged(*members, asked=None, now):
@@ -254,6 +228,7 @@ def test_who_noticed_is_not_blamed_before_a_second_has_gone(noticed):
     assert judged(alive, first, now=10.9) is None
     late = judged(alive, first, now=11.0)
     assert late is not None and "process 1" in late.lines[0]
+    assert noticed.get("text", "") in late.lines[0]
     assert late.kind == ("unconnected" if "phase" in noticed else "lost")
     killed = judged(known(0, ended=10.5, code=-9), first, now=10.5)
     assert killed is not None and killed.kind == "lost"
@@ -273,6 +248,14 @@ def test_exception_that_a_loss_brought_about_is_not_blamed(said):
     refused = known(0, ended=10.0, code=2, said="refused", text="no such file")
     ended = judged(refused, known(1, ended=10.5, code=-9), now=10.5)
     assert ended is not None and ended == ("end", 2, ["process 0: no such file"])
+
+
+def test_loss_while_stopping_is_not_restarted():
+    killed, other = known(0, ended=10.0, code=-9), known(1)
+    line = "process 0 (pid 100) was killed by SIGKILL at step 3"
+    assert judged(killed, other, asked=signal.SIGTERM, now=10.0) == ("end", 75, [line])
+    stopped = known(1, said="stopped")
+    assert judged(killed, stopped, now=10.0) == ("end", 75, [line])
 
 
 @pytest.mark.parametrize(
@@ -362,18 +345,6 @@ def test_signal_stops_all_in_order(number, code, start, tmp_path):
     command.process.send_signal(number)
     assert command.ended() == (code, [])
     assert not left(tmp_path)
-
-
-@pytest.mark.slow
-def test_loss_while_stopping_is_not_restarted(start, tmp_path):
-    command = start({"0": HANG, "1": ["deaf", *HANG]}, max_restarts=1)
-    trained(tmp_path, 0, 1)
-    os.kill(pid_of(tmp_path, 0), signal.SIGSTOP)  # SIGTERM would end it
-    command.process.send_signal(signal.SIGTERM)
-    until((tmp_path / "heard-1").exists, "process 1 is asked to stop")
-    os.kill(pid_of(tmp_path, 0), signal.SIGKILL)
-    code, [line] = command.ended()
-    assert code == 75 and line.endswith("was killed by SIGKILL at step 3")
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 import pytest
-from commands import PROGRAM, ROOT, Run, environment, execute
+from commands import PROGRAM, ROOT, Run, environment, execute, together
 from faults import until
 
 from experiments.launch.addresses import free_port
@@ -141,21 +141,10 @@ def test_the_loop_of_the_page_runs_in_two_processes(tmp_path):
     [source] = re.findall(r"^```py\n(.*?)^```\n", page, re.MULTILINE | re.DOTALL)
     path = tmp_path / "loop.py"
     path.write_text(source.replace("9998", str(free_port())))
-    processes = [
-        subprocess.Popen(
-            [sys.executable, str(path), str(number)],
-            env=environment(PYTHONPATH=ROOT),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            encoding="utf-8",
-        )
-        for number in (0, 1)
+    commands = [
+        ([sys.executable, str(path), str(i)], {"PYTHONPATH": ROOT}) for i in (0, 1)
     ]
-    try:
-        printed = [process.communicate(timeout=120)[0] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
+    printed = [text for _, text, _ in together(commands)]
     results = [text.splitlines()[-1] for text in printed]  # behind what gloo says
     assert re.fullmatch(r"\[.*\] \d.*", results[0])
     assert results[0] == results[1]

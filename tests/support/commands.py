@@ -4,9 +4,12 @@ import json
 import os
 import re
 import shlex
+import signal
+import socket
 import subprocess
 import sys
 import time
+import traceback
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -71,6 +74,146 @@ def environment(**changes):
     fixed = {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "2", "COLUMNS": "1000"}
     changed = {**kept, **fixed, **SHARED, **changes}
     return {k: str(v) for k, v in changed.items() if v is not None}
+
+
+def until(condition, what, limit=TIMEOUT):
+    """Waits for a condition, and returns what it gave."""
+    deadline = time.monotonic() + limit
+    while not (found := condition()):
+        assert time.monotonic() < deadline, f"{what} in {limit} s"
+        time.sleep(0.005)
+    return found
+
+
+def free_address():
+    """An address where nobody listens."""
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        return f"127.0.0.1:{sock.getsockname()[1]}"
+
+
+class Command:
+    """A command that runs; its output goes to files."""
+
+    def __init__(self, words, folder, number, environ, cwd=ROOT):
+        self.out, self.err = (folder / f"{x}-{number}" for x in ("out", "err"))
+        with self.out.open("wb") as out, self.err.open("wb") as err:
+            self.process = subprocess.Popen(
+                words,
+                cwd=cwd,
+                env=environ,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+            )
+        self.pid = self.process.pid
+
+    @property
+    def said(self):
+        """The stderr so far."""
+        return self.err.read_text("utf-8")
+
+    def wait_for(self, pattern, limit=TIMEOUT):
+        """Waits for a text on stderr; returns the match."""
+        try:
+            return until(lambda: re.search(pattern, self.said), pattern, limit)
+        except AssertionError as error:
+            raise AssertionError(f"{error}; said so far:\n{self.said}") from None
+
+    def kill(self, number=signal.SIGKILL):
+        """Sends a signal to the command itself, which must be there."""
+        assert self.process.poll() is None
+        os.kill(self.pid, number)
+
+
+def together(commands, cwd=ROOT, timeout=TIMEOUT):
+    """Runs programs at the same time: (code, stdout, stderr) of each.
+
+    Args:
+        commands: the argv of each, and its variables.
+        cwd: the folder in which they run.
+        timeout: seconds.
+    """
+    started = [
+        subprocess.Popen(
+            words,
+            cwd=cwd,
+            env=environment(**environ),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            encoding="utf-8",
+        )
+        for words, environ in commands
+    ]
+    try:
+        said = [process.communicate(timeout=timeout) for process in started]
+    finally:
+        for process in started:
+            process.kill()
+    return [(x.returncode, *texts) for x, texts in zip(started, said, strict=True)]
+
+
+def members(module, processes, folder, seconds, **environ):
+    """Has processes that jax.distributed connects call the function `work` of a module.
+
+    All must end with 0; their output goes to FOLDER/NUMBER.txt.
+    """
+    program = f"import commands, {module}; commands.take_part({module}.work)"
+    words = [sys.executable, "-W", "error", "-c", program]
+    places = [
+        str(ROOT / x) for x in (".", "tests", "tests/support", "tests/supervisor")
+    ]
+    environ = environment(
+        JAX_CPU_COLLECTIVES_IMPLEMENTATION="gloo",
+        PYTHONPATH=os.pathsep.join(places),
+        **environ,
+    )
+    outputs, started = [folder / f"{i}.txt" for i in range(processes)], []
+    deadline, at = time.monotonic() + seconds, free_address()
+    try:
+        for i, path in enumerate(outputs):
+            arguments = map(str, (i, processes, at, folder))
+            with path.open("wb") as out:
+                process = subprocess.Popen(
+                    [*words, *arguments],
+                    cwd=ROOT,
+                    env=environ,
+                    stdin=subprocess.DEVNULL,
+                    stdout=out,
+                    stderr=out,
+                )
+            started.append(process)
+        while None in (codes := [process.poll() for process in started]):
+            if any(codes):  # those that wait for the one that failed fail in turn
+                deadline = min(deadline, time.monotonic() + 10)
+            if time.monotonic() > deadline:
+                break
+            time.sleep(0.05)
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
+    said = "\n".join(f"{path.name}: {path.read_text()}" for path in outputs)
+    assert codes == [0] * processes, f"ended with {codes}\n{said}"
+
+
+def take_part(work):
+    """Calls work(process, processes, folder) among the processes of `members`.
+
+    Ends by os._exit after an error: jax's shutdown waits for the other processes.
+    """
+    import jax
+
+    process, processes = map(int, sys.argv[1:3])
+    try:
+        if processes > 1:
+            jax.distributed.initialize(sys.argv[3], processes, process)
+        work(process, processes, Path(sys.argv[4]))
+        if processes > 1:
+            jax.distributed.shutdown()
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)
 
 
 def printed_by(program, cwd=ROOT, timeout=TIMEOUT, **environ):

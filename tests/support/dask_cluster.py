@@ -18,7 +18,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from commands import PROGRAM, ROOT, TIMEOUT, environment, execute
+from commands import PROGRAM, TIMEOUT, environment, execute
+from commands import Command as Started
 from faults import TAG, Command, members, tagged, until
 from lasting import OURS
 
@@ -39,41 +40,14 @@ def undisturbed(out):
     return ended
 
 
-class Node:
-    """A scheduler or a worker; its output goes to a file.
+class Node(Started):
+    """A scheduler or a worker."""
 
-    Attributes:
-        name: of the worker, as the scheduler knows it.
-        pid: of its process.
-    """
-
-    def __init__(self, words, name, folder, environ, prefix=()):
-        self.name, self.log = name, folder / f"{name}.log"
-        with self.log.open("wb") as log:
-            self.process = subprocess.Popen(
-                [*prefix, *DASK, *words],
-                cwd=ROOT,
-                env=environ,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-            )
-        self.pid = self.process.pid
-
-    def send(self, number):
-        """Sends it a signal; it must be there."""
-        assert self.process.poll() is None
-        os.kill(self.pid, number)
-
-    def kill(self):
-        """Kills it, and waits for its end."""
-        self.send(signal.SIGKILL)
-        self.process.wait(TIMEOUT)
-
-    def end(self):
-        """Kills it if it is there, even if it is stopped."""
-        if self.process.poll() is None:
-            self.kill()
+    def kill(self, number=signal.SIGKILL):
+        """Sends it a signal, and waits for the end of one that is killed."""
+        super().kill(number)
+        if number == signal.SIGKILL:
+            self.process.wait(TIMEOUT)
 
 
 class DaskCluster:
@@ -100,14 +74,7 @@ class DaskCluster:
         # Without this its pages are at all addresses, even by --no-dashboard.
         words += ["--dashboard-address", f"{self._host}:0"]
         words += [*self._flags, "--scheduler-file", str(self.file)]
-        self.scheduler = Node(
-            words,
-            "scheduler",
-            self.folder,
-            environment(**self._environ),
-            self._prefix,
-        )
-        self._nodes.append(self.scheduler)
+        self.scheduler = self._node(words, "scheduler", self._prefix, self._environ)
         # Dask opens the file before it writes into it.
         until(
             lambda: self.file.exists() and self.file.read_text().endswith("}"),
@@ -132,13 +99,16 @@ class DaskCluster:
         words += ["--death-timeout", "60"]
         words += ["--local-directory", str(self.folder / name), *self._flags]
         words += [self.address]
-        devices = {"JAX_NUM_CPU_DEVICES": self._devices}
-        all_of_it = environment(**{**self._environ, **devices, **environ})
+        environ = {"JAX_NUM_CPU_DEVICES": self._devices, **environ}
         before = self._prefix if prefix is None else prefix
-        node = Node(words, name, self.folder, all_of_it, before)
+        node = self._node(words, name, before, {**self._environ, **environ})
         self.workers.append(node)
-        self._nodes.append(node)
         return node
+
+    def _node(self, words, name, prefix, environ):
+        argv = [*prefix, *DASK, *words]
+        self._nodes.append(Node(argv, self.folder, name, environment(**environ)))
+        return self._nodes[-1]
 
     def run(self, words, out=None, devices=1, **environ):
         """Starts `experiments.run WORDS --scheduler ADDRESS`."""
@@ -186,7 +156,8 @@ class DaskCluster:
     def close(self):
         """Ends all that is left."""
         for node in reversed(self._nodes):
-            node.end()
+            if node.process.poll() is None:  # it may be stopped
+                node.kill()
         for pid in tagged(self.tag):
             os.kill(pid, signal.SIGKILL)
         for command in self.commands:

@@ -8,7 +8,6 @@ what it does, in words: see `_act`.
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -16,47 +15,23 @@ import time
 from contextlib import contextmanager
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+from commands import ROOT, until
+from commands import Command as Started
+
 LIMIT = 30  # seconds, of what takes one
 
 
-class Command:
-    """A command that runs; its output goes to files."""
+class Command(Started):
+    """A command that starts processes which follow a plan."""
 
     def __init__(self, folder, number, plan, settings):
-        self.out, self.err = (folder / f"{x}{number}" for x in ("out", "err"))
-        with self.out.open("wb") as out, self.err.open("wb") as err:
-            self.process = subprocess.Popen(
-                [sys.executable, __file__, json.dumps(plan), json.dumps(settings)],
-                cwd=folder,
-                env={**os.environ, "PYTHONPATH": str(ROOT)},
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=err,
-            )
+        words = [sys.executable, __file__, json.dumps(plan), json.dumps(settings)]
+        environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+        super().__init__(words, folder, number, environ, cwd=folder)
 
     def ended(self, limit=LIMIT):
         """The exit code, and the lines on stderr."""
-        code = self.process.wait(limit)
-        return code, self.err.read_text().splitlines()
-
-    def wait_for(self, text):
-        """Waits for a text on stderr."""
-        until(lambda: text in self.err.read_text(), text)
-
-
-def free_address():
-    """An address where nobody listens."""
-    with socket.create_server(("127.0.0.1", 0)) as sock:
-        return f"127.0.0.1:{sock.getsockname()[1]}"
-
-
-def until(condition, what):
-    """Waits for a condition."""
-    deadline = time.monotonic() + LIMIT
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.02)
+        return self.process.wait(limit), self.said.splitlines()
 
 
 @contextmanager

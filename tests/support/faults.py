@@ -3,19 +3,18 @@
 import ipaddress
 import json
 import os
-import re
 import shlex
 import shutil
 import signal
 import struct
 import subprocess
-import time
 import uuid
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from commands import PROGRAM, ROOT, TIMEOUT, Run, environment
+from commands import PROGRAM, TIMEOUT, Run, environment, until
+from commands import Command as Started
 from lasting import OURS
 
 from experiments.launch.supervisor.child_side import VARIABLE
@@ -23,50 +22,20 @@ from experiments.launch.supervisor.child_side import VARIABLE
 TAG = "SYNCALGOS_TEST"  # a variable of all that a test starts
 
 
-def until(condition, what, limit=TIMEOUT):
-    """Waits for a condition, and returns what it gave."""
-    deadline = time.monotonic() + limit
-    while not (found := condition()):
-        assert time.monotonic() < deadline, f"{what} in {limit} s"
-        time.sleep(0.005)
-    return found
-
-
-class Command:
-    """A command that runs; its output goes to files."""
+class Command(Started):
+    """A command that makes a run or a study."""
 
     def __init__(self, words, out, tag, number, devices, environ, program=PROGRAM):
         self.run_out, self.tag = out, tag
-        self.out, self.err = (out.with_name(f"{x}{number}") for x in ("out-", "err-"))
         given = {
             "JAX_NUM_CPU_DEVICES": devices,
             "PYTHONPATH": OURS,
             "XLA_FLAGS": os.environ.get("XLA_FLAGS"),
             TAG: tag,
         }
+        argv = [*program, *shlex.split(words), "--out", str(out)]
         environ = environment(**{**given, **environ})
-        with self.out.open("wb") as stdout, self.err.open("wb") as stderr:
-            self.process = subprocess.Popen(
-                [*program, *shlex.split(words), "--out", str(out)],
-                cwd=ROOT,
-                env=environ,
-                stdin=subprocess.DEVNULL,
-                stdout=stdout,
-                stderr=stderr,
-            )
-        self.pid = self.process.pid
-
-    @property
-    def said(self):
-        """The stderr so far."""
-        return self.err.read_text("utf-8")
-
-    def wait_for(self, pattern, limit=TIMEOUT):
-        """Waits for a text on stderr; returns the match."""
-        try:
-            return until(lambda: re.search(pattern, self.said), pattern, limit)
-        except AssertionError as error:
-            raise AssertionError(f"{error}; said so far:\n{self.said}") from None
+        super().__init__(argv, out.parent, number, environ)
 
     def ended(self, limit=TIMEOUT):
         """Its output, and its exit code."""
@@ -76,11 +45,6 @@ class Command:
     def member(self, number):
         """The pid of a process that it has started, once it has."""
         return until(lambda: members(self.tag).get(number), f"process {number}")
-
-    def kill(self, number=signal.SIGKILL):
-        """Sends a signal to the command itself, which must be there."""
-        assert self.process.poll() is None
-        os.kill(self.pid, number)
 
 
 def tagged(tag):

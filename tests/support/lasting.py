@@ -1,9 +1,4 @@
-"""Runs that are stopped and go on: in this process, and in several that are joined.
-
-    python -c "import lasting; lasting.main()" PROCESS PROCESSES PORT FOLDER
-
-makes the runs of FOLDER/work.json in turn and writes FOLDER/PROCESS.json.
-"""
+"""Runs that are stopped and go on: in this process, and in several that are joined."""
 
 import io
 import itertools
@@ -11,10 +6,7 @@ import json
 import os
 import shlex
 import signal
-import subprocess
-import sys
 import time
-import traceback
 from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
@@ -22,8 +14,7 @@ from typing import NamedTuple
 
 import jax
 import numpy as np
-from commands import ROOT, TIMEOUT, Run, environment
-from fake_member import free_address
+from commands import ROOT, TIMEOUT, Run, members
 
 from experiments.checkpoint.folder import load, steps
 from experiments.checkpoint.manager import FOLDER
@@ -32,8 +23,6 @@ from experiments.cli.factories import ALGORITHM
 from experiments.launch.run_job import run_job
 from experiments.training.config import parse
 from experiments.training.process_group import ALONE, ProcessGroup
-
-MEMBER = [sys.executable, "-W", "error", "-c", "import lasting; lasting.main()"]
 
 # Tasks of ours, for processes too.
 OURS = os.pathsep.join([str(ROOT), str(ROOT / "tests"), str(ROOT / "tests/support")])
@@ -160,31 +149,8 @@ class Work(NamedTuple):
 def joined(processes, works, folder):
     """Makes runs in processes of one device each: of each run, what process 0 saw."""
     folder.joinpath("work.json").write_text(json.dumps(works))
-    environ = environment(
-        JAX_NUM_CPU_DEVICES=1,
-        JAX_CPU_COLLECTIVES_IMPLEMENTATION="gloo",
-        PYTHONPATH=OURS,
-        XLA_FLAGS=os.environ["XLA_FLAGS"],
-    )
-    port = free_address().rpartition(":")[2]
-    started = []
-    try:
-        for i in range(processes):
-            with (folder / f"{i}.txt").open("wb") as output:
-                command = [*MEMBER, *map(str, (i, processes, port, folder))]
-                process = subprocess.Popen(
-                    command, cwd=ROOT, env=environ, stdout=output, stderr=output
-                )
-            started.append(process)
-        deadline = time.monotonic() + TIMEOUT + 20 * len(works)
-        while any(p.poll() is None for p in started):
-            assert time.monotonic() < deadline, said(folder)
-            assert not any(p.poll() for p in started), said(folder)
-            time.sleep(0.05)
-    finally:
-        for process in started:
-            process.kill()
-            process.wait()
+    environ = {"JAX_NUM_CPU_DEVICES": 1, "XLA_FLAGS": os.environ["XLA_FLAGS"]}
+    members("lasting", processes, folder, TIMEOUT + 20 * len(works), **environ)
     found = [json.loads((folder / f"{i}.json").read_text()) for i in range(processes)]
     codes = [[code for code, *_ in each] for each in found]
     assert codes == [codes[0]] * processes
@@ -193,25 +159,12 @@ def joined(processes, works, folder):
     ]
 
 
-def said(folder):
-    return "\n".join(f"{x.name}: {x.read_text()}" for x in folder.glob("*.txt"))
-
-
-def main():
-    """Ends by os._exit after an error: jax's shutdown waits for the other processes."""
-    process, processes, port = map(int, sys.argv[1:4])
-    folder = Path(sys.argv[4])
-    try:
-        jax.distributed.initialize(f"127.0.0.1:{port}", processes, process)
-        group = ProcessGroup(process, processes, hosts=1, sharing=processes)
-        seen = []
-        for work in json.loads((folder / "work.json").read_text()):
-            command, out, look = work
-            asked = look and process == processes - 1
-            ended = run(command, Path(out), signal_at(look) if asked else None, group)
-            seen.append(ended[:3])
-        (folder / f"{process}.json").write_text(json.dumps(seen))
-        jax.distributed.shutdown()
-    except BaseException:
-        traceback.print_exc()
-        os._exit(1)
+def work(process, processes, folder):
+    """Makes the runs of FOLDER/work.json in turn, and writes FOLDER/PROCESS.json."""
+    group = ProcessGroup(process, processes, hosts=1, sharing=processes)
+    seen = []
+    for command, out, look in json.loads((folder / "work.json").read_text()):
+        asked = look and process == processes - 1
+        ended = run(command, Path(out), signal_at(look) if asked else None, group)
+        seen.append(ended[:3])
+    (folder / f"{process}.json").write_text(json.dumps(seen))

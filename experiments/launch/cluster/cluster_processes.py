@@ -37,7 +37,6 @@ class Member:
         future: of the task that runs it.
         status: as the worker reported it last.
         heard: the time of its last message, or of the start.
-        is_known: whether there was a message.
         is_over: whether it has ended.
     """
 
@@ -45,8 +44,12 @@ class Member:
     future: "Future"
     status: ProcessStatus
     heard: float
-    is_known: bool = False
     is_over: bool = False
+
+    @property
+    def is_known(self) -> bool:
+        """Whether there was a message."""
+        return self.status.pid > 0
 
 
 class ClusterProcesses:
@@ -77,7 +80,7 @@ class ClusterProcesses:
         self._topic = f"syncalgos-{uuid.uuid4().hex}"
         self._view = ClusterView(client, config.scheduler, rules.loss)
         self._seating = Seating(client, config.processes, meant, out, log)
-        self._members: dict[int, Member] = {}
+        self._members: list[Member] = []
         self._serial = 0  # of the last start
         self._since = time.monotonic()  # the last attempt ended
         # Dask calls the handler in a thread of its own.
@@ -96,25 +99,24 @@ class ClusterProcesses:
             return None
         return self._seating.find(self._view.workers, self._view.idle, now)
 
-    def start(self, serial: int, attributes: list[dict[str, Any]]) -> None:
+    def start(self, attributes: list[dict[str, Any]]) -> None:
         """Starts a process on each of the workers that were found."""
-        self._serial = serial
+        self._serial += 1  # messages with an earlier one are stale
         for seat, given in zip(self._seating.seats, attributes, strict=True):
-            order = (self._topic, serial, self._argv, given, seat.folder, self._rules)
+            place = given, seat.folder, self._rules
+            order = (self._topic, self._serial, self._argv, *place)
             future = self._client.submit(
                 run_member, *order, workers=[seat.address], pure=False, retries=0
             )
-            status = ProcessStatus(given["process"], 0)
-            member = Member(seat.address, future, status, time.monotonic())
-            self._members[status.process] = member
+            status, now = ProcessStatus(given["process"], 0), time.monotonic()
+            self._members.append(Member(seat.address, future, status, now))
 
     def poll(self, now: float) -> list[ProcessStatus]:
         """Takes the messages of the workers; see `Processes.poll`."""
-        while self._inbox:
-            self._take(self._inbox.popleft(), now)
+        self._listen(now)
         if line := self._view.lost:
             raise Unplaced(line)
-        for member in self._members.values():
+        for member in self._members:
             if member.future.status == "error" and not member.is_over:
                 text = f"its Dask worker failed: {member.future.exception()!r}"
                 member.status = member.status._replace(
@@ -122,27 +124,36 @@ class ClusterProcesses:
                 )
                 member.is_over = True
             member.status = member.status._replace(gone=self._lost(member))
-        return [member.status for member in self._members.values()]
+        return [member.status for member in self._members]
 
     def signal(self, number: int) -> None:
         """Passes a signal on to each process."""
-        left = [m.address for m in self._members.values() if not m.is_over]
+        left = [member.address for member in self._members if not member.is_over]
+
+        def pass_on() -> None:
+            words = (signal_member, self._topic, number)
+            with suppress(*ENDS):  # the loss of the scheduler ends the run
+                self._client.run(*words, workers=left, on_error="ignore")
+
         # In a thread: a frozen worker would block it.
-        threading.Thread(target=self._pass_on, args=(number, left), daemon=True).start()
+        threading.Thread(target=pass_on, daemon=True).start()
 
     def kill(self) -> None:
         """Kills all processes; returns once each is gone, or its worker is."""
         # Process 0 last: it runs jax's service, without which the others abort.
-        first = [member for i, member in self._members.items() if i == 0]
-        others = [member for i, member in self._members.items() if i > 0]
-        for members in (others, first):
-            self._release(members)
-        for member in self._members.values():
+        for members in (self._members[1:], self._members[:1]):
+            began = time.monotonic()
+            for member in members:
+                member.future.release()  # which ends its process
+            while any(self._lingers(member, began) for member in members):
+                time.sleep(TICK)
+                self._listen(time.monotonic())
+        for member in self._members:
             # A worker that closes is there a while longer.
             is_cut = member.status.text == cut_line(member.address)
             if is_cut or self._lost(member):
                 self._seating.roster.forget(member.address)
-        self._members = {}
+        self._members = []
         self._since = time.monotonic()
 
     def close(self) -> None:
@@ -152,50 +163,38 @@ class ClusterProcesses:
         self._view.close()
         self._client.close(timeout=2)
 
-    def _pass_on(self, number: int, workers: list[str]) -> None:
-        words = (signal_member, self._topic, number)
-        with suppress(*ENDS):  # the loss of the scheduler ends the run
-            self._client.run(*words, workers=workers, on_error="ignore")
-
-    def _take(self, message: dict[str, Any], now: float) -> None:
-        """Takes a message of a worker, unless it is of an earlier start."""
-        if message["serial"] != self._serial:
-            return
-        for kind, text in message["lines"]:
-            if kind == "out":
-                print(printable(text), file=sys.stdout, flush=True)
-            else:
-                self._log(text)
-        status = ProcessStatus(**message["status"])
-        if (member := self._members.get(status.process)) is not None:
-            member.status, member.heard = status, now
-            member.is_known, member.is_over = True, message["is_over"]
+    def _listen(self, now: float) -> None:
+        """Takes the messages of the workers, but those of an earlier start."""
+        while self._inbox:
+            message = self._inbox.popleft()
+            if message["serial"] != self._serial:
+                continue
+            for kind, text in message["lines"]:
+                if kind == "out":
+                    print(printable(text), file=sys.stdout, flush=True)
+                else:
+                    self._log(text)
+            status = ProcessStatus(**message["status"])
+            if self._members:  # else the attempt is over
+                member = self._members[status.process]
+                member.status, member.heard = status, now
+                member.is_over = message["is_over"]
 
     def _lost(self, member: Member) -> str:
         """Why a process's worker counts as lost; "" while it does not."""
-        limit = self._rules.loss
-        if not member.is_known:
-            limit = max(limit, self._rules.init_timeout)
         if member.is_over:
             return ""
         if line := self._view.lost:
             return line
+        limit = self._rules.loss
+        if not member.is_known:
+            limit = max(limit, self._rules.init_timeout)
         name = f"its Dask worker {member.address}"
         if member.address not in self._view.workers:
             return f"{name} left"
         if time.monotonic() - member.heard > limit:
             return f"{name} gave no sign of life for {limit:g} s"
         return ""
-
-    def _release(self, members: list[Member]) -> None:
-        """Gives tasks back, which ends their processes, and waits until it has."""
-        began = time.monotonic()
-        for member in members:
-            member.future.release()
-        while any(self._lingers(member, began) for member in members):
-            time.sleep(TICK)
-            while self._inbox:
-                self._take(self._inbox.popleft(), time.monotonic())
 
     def _lingers(self, member: Member, released: float) -> bool:
         """Whether a process may still run after its task was given back."""

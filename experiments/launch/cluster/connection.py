@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, TypedDict
 from urllib.parse import urlsplit
 
 from experiments.cli.errors import BadRequest
+from experiments.exit_codes import UNCONNECTED
 from experiments.training import json_files
 
 if TYPE_CHECKING:
@@ -28,8 +29,10 @@ class SchedulerFile(TypedDict):
     address: str
 
 
-class Unreachable(Exception):
+class Unreachable(BadRequest):
     """No scheduler answers; the message is one line for the user."""
+
+    code = UNCONNECTED
 
 
 def check_installed(flag: str) -> None:

@@ -6,7 +6,6 @@ Imports no jax: a worker outlives many runs, whose processes start jax themselve
 import sys
 import time
 from collections.abc import Callable
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from experiments.launch.supervisor.child import Child, Remote
@@ -32,12 +31,7 @@ class Outbox:
         """Takes what sends a message."""
         self.lines: list[tuple[str, str]] = []
         self._send = send
-        self._last: ProcessStatus | None = None
-        self._sent = 0.0  # the time of the last message
-
-    def add(self, stream: str, text: str) -> None:
-        """Adds a line."""
-        self.lines.append((stream, text))
+        self._last: tuple[ProcessStatus | None, float] = None, 0.0  # and when it was
 
     def flush(self, status: ProcessStatus, is_over: bool = False) -> None:
         """Sends what is new, or a sign of life if it is time.
@@ -46,12 +40,11 @@ class Outbox:
             status: of the process.
             is_over: whether the process has ended: this is the last message.
         """
-        now = time.monotonic()
-        is_news = self.lines or is_over or status != self._last
-        if is_news or now - self._sent >= BEAT:
+        now, (last, sent) = time.monotonic(), self._last
+        if self.lines or is_over or status != last or now - sent >= BEAT:
             message = {"status": status._asdict(), "lines": self.lines}
             self._send({**message, "is_over": is_over})
-            self.lines, self._last, self._sent = [], status, now
+            self.lines, self._last = [], (status, now)
 
 
 class Contact:
@@ -101,13 +94,16 @@ def run_member(
     contact = Contact(worker)
     outbox = Outbox(lambda text: worker.log_event(topic, {"serial": serial, **text}))
     environ = attributes.get("announced", {}).get("environ", {})
+
+    def show(text: str) -> None:
+        outbox.lines.append(("out", text))
+
     child = _RUNNING[topic] = Child(
         # -P: a user's own module is the one that the worker has found.
         [sys.executable, "-P", "-m", "experiments.run", *argv],
         attributes,
-        attributes["process"] > 0,
-        partial(outbox.add, "log"),
-        Remote(folder, partial(outbox.add, "out"), lease, environ),
+        lambda text: outbox.lines.append(("log", text)),
+        Remote(folder, show, lease, environ),
     )
     try:
         while not child.is_over and is_wanted(worker, key) and contact.age() <= lease:

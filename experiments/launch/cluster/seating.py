@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from experiments.launch.addresses import joined_address
-from experiments.launch.cluster.roster import Roster
-from experiments.launch.cluster.workers import Expected, Seat, host_of
-from experiments.launch.supervisor.group import Log, Placement, numbered
+from experiments.launch.cluster.workers import Expected, Roster, Seat, host_of
+from experiments.launch.supervisor.group import Log, Placement
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -41,10 +40,8 @@ class Seating:
         self._count = count
         self._out = out
         self._log = log
-        self._hosts = 0  # the number of hosts at the first attempt
         self._waits: float | None = None  # since when workers are missing
         self._said = ""  # the last line about that
-        self._said_folders: list[str] = []
         self._asked_again = ""  # the worker of process 0, before the start
 
     def find(
@@ -61,7 +58,7 @@ class Seating:
         self._waits = now if self._waits is None else self._waits
         is_late = now - self._waits > PATIENCE
         # Those that are about to answer count: processes lie evenly over the hosts.
-        if not is_late and (self.roster.is_asking or not present):
+        if not is_late and (self.roster.asked or not present):
             return None
         free = {x: seat for x, seat in self.roster.seats.items() if x in idle}
         seats = choose(free, self._count, self.seats)
@@ -79,25 +76,13 @@ class Seating:
             return None
         self._asked_again = ""
         self.seats, self._waits, self._said = seats, None, ""
-        self._say_folders()
         hosts = [seat.host for seat in seats]
-        # Some algorithms' groups follow the number of hosts: a restart elsewhere must
-        # not change the numbers.
-        self._hosts = self._hosts or len(set(hosts))
-        return Placement(
-            joined_address(host_of(seats[0].address), seats[0].port),
-            self._hosts,
-            numbered(hosts),
-            [name for name, *_ in hosts],
-        )
-
-    def _say_folders(self) -> None:
-        """Says on which hosts the run's files are, if not on this one."""
-        apart = dict.fromkeys(seat.host[0] for seat in self.seats if not seat.sees_out)
-        if apart and [*apart] != self._said_folders:
+        apart = dict.fromkeys(seat.host[0] for seat in seats if not seat.sees_out)
+        if apart:
             where = ", ".join(f"{host}:{self._out}" for host in apart)
             self._log(f"--out is not shared with this machine: files are in {where}")
-        self._said_folders = [*apart]
+        where = joined_address(host_of(seats[0].address), seats[0].port)
+        return Placement(where, hosts)
 
 
 def choose(

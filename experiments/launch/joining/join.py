@@ -2,29 +2,40 @@
 
 import json
 import os
-import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple
 
 import jax
 
 from experiments.launch import gloo
-from experiments.launch.addresses import (
-    address,
-    is_address,
-    listen,
-    own_address,
-    reach,
-)
+from experiments.launch.addresses import address, is_address, listen, own_address, reach
 from experiments.launch.cluster import inspection
-from experiments.launch.joining import agreement
-from experiments.launch.joining.agreement import Hello
 from experiments.launch.membership import Membership
+from experiments.launch.supervisor.group import processes
 from experiments.training import records
 from experiments.training.config import RunConfig
 from experiments.training.versions import versions
 
 LOSS = 20  # seconds without a sign of life before jax counts a process as lost
 SLACK = 30.0  # seconds by which jax waits longer than we, as it ends by an abort
+SHOWN = 3  # differences that are named
+
+
+class Hello(NamedTuple):
+    """The introduction of a process.
+
+    Attributes:
+        host: name, boot and network of its machine, which together identify it.
+        facts: the values on which all processes must agree, by the name that the user
+            knows, such as "--seed" or "jax"; JSON values, None where there is none.
+        out: the folder for the run's files, which process 0 chooses for those that say
+            none.
+    """
+
+    host: list[str]
+    facts: dict[str, Any]
+    out: str
 
 
 class Unconnected(Exception):
@@ -55,8 +66,7 @@ def join(
         _check_port(membership.coordinator, log)
     _connect(membership, config.init_timeout)
     hellos = _exchange(config, membership)
-    line = agreement.difference(hellos)
-    if line is not None:
+    if line := difference(hellos):
         # Together: else jax would report the first that leaves as lost.
         jax.distributed.shutdown()
         raise Unconnected(line)
@@ -101,28 +111,21 @@ def _check_port(coordinator: str, log: Callable[[str], None]) -> None:
 
 def _connect(membership: Membership, seconds: float) -> None:
     """Starts jax among the other processes."""
-    processes, process, where = membership
-    errors: list[Exception] = []
-
-    def connect() -> None:
-        try:
-            gloo.connect(where, process or 0, processes, seconds + SLACK, loss=LOSS)
-        except Exception as error:  # of jax, of any kind, lost in this thread
-            errors.append(error)
-
+    count, process, where = membership
     # In a thread: a signal is handled once the main one is back from C++, and jax ends
     # a wait by an abort.
-    thread = threading.Thread(target=connect, daemon=True)
-    thread.start()
-    thread.join(seconds)
-    if errors:
-        line = str(errors[0]).partition("\n")[0]
-        raise Unconnected(f"{where}: {line}{gloo.tls_hint()}")
-    if thread.is_alive():
+    words = (where, process or 0, count, seconds + SLACK, LOSS)
+    answer = ThreadPoolExecutor(1).submit(gloo.connect, *words)
+    try:
+        answer.result(seconds)
+    except TimeoutError:
         raise Unconnected(
-            f"process {process} waited {seconds:g} s at {where} for all {processes} "
-            f"processes of this program{gloo.tls_hint()}"
-        )
+            f"process {process} waited {seconds:g} s at {where} for all {count} "
+            "processes of this program"
+        ) from None
+    except Exception as error:  # of jax, of any kind
+        line = str(error).partition("\n")[0]
+        raise Unconnected(f"{where}: {line}") from error
 
 
 def _exchange(config: RunConfig, membership: Membership) -> list[Hello]:
@@ -134,7 +137,7 @@ def _exchange(config: RunConfig, membership: Membership) -> list[Hello]:
     facts["--num-processes"] = membership.processes
     out = config.out or records.default_out(config.task, config.algo)
     process = membership.process or 0
-    hello = Hello(process, [*inspection.host()], facts | versions(), str(out))
+    hello = Hello([*inspection.host()], facts | versions(), str(out))
     # Not by a collective, which takes devices of all, and hangs where their number is
     # in doubt.
     store, milliseconds = gloo.store(), max(1000, round(config.init_timeout * 1000))
@@ -144,3 +147,32 @@ def _exchange(config: RunConfig, membership: Membership) -> list[Hello]:
         for i in range(membership.processes)
     ]
     return [Hello(*json.loads(text)) for text in texts]
+
+
+def difference(hellos: Sequence[Hello]) -> str | None:
+    """Reports the facts in which processes differ from process 0, in one line.
+
+    Args:
+        hellos: of all processes, in their order.
+
+    Returns:
+        The line; None if all agree.
+    """
+    first, *others = (hello.facts for hello in hellos)
+    other = next((facts for facts in others if facts != first), None)
+    if other is None:
+        return None
+    ids = [i for i, hello in enumerate(hellos) if hello.facts == other]
+    names = [x for x in {**first, **other} if other.get(x) != first.get(x)]
+    theirs, ours = (
+        ", ".join(_shown(name, facts.get(name)) for name in names[:SHOWN])
+        for facts in (other, first)
+    )
+    have = "have" if len(ids) > 1 else "has"
+    more = f" ({len(names) - SHOWN} more differ)" if len(names) > SHOWN else ""
+    return f"{processes(ids)} {have} {theirs}, but process 0 has {ours}{more}"
+
+
+def _shown(name: str, value: Any) -> str:
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return f"no {name}" if value is None else f"{name} {text}"

@@ -6,8 +6,8 @@ import os
 import signal
 import threading
 import time
-import traceback
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
@@ -15,12 +15,11 @@ import jax
 
 from experiments import exit_codes
 from experiments.cli import exits, signals
-from experiments.cli.errors import BadRequest
 from experiments.launch import gloo
-from experiments.launch.joining import agreement
 from experiments.launch.joining.join import Unconnected, join
 from experiments.launch.membership import Membership
 from experiments.launch.run_job import run_job
+from experiments.launch.supervisor.group import numbered
 from experiments.training.config import RunConfig
 from experiments.training.process_group import ProcessGroup
 
@@ -51,18 +50,8 @@ def run_joined(
     """
     member = JoinedMember(membership, stopped)
     _end_at_second_signal()
-    try:
-        return member.run(config, argv, started)
-    except Unconnected as error:
-        member.end(exit_codes.UNCONNECTED, str(error))
-    except BadRequest as error:
-        line = f"error: {' '.join(str(error).split())}"
-        member.refuse(error.code, line, line)
-    except Exception as error:
-        text = f"{type(error).__name__}: {error}".partition("\n")[0]
-        if gloo.is_loss(error):
-            member.lost(text)
-        member.refuse(exit_codes.FAILED, text, traceback.format_exc().rstrip())
+    program = partial(member.run, config, argv, started)
+    return gloo.run_together(member, member.errors, program)
 
 
 def _end_at_second_signal() -> None:
@@ -89,50 +78,53 @@ class JoinedMember:
     def __init__(self, membership: Membership, stopped: exits.Stopped):
         self._membership = membership
         self._process = membership.process or 0
-        self._errors = exits.sole_output(self._process == 0)
+        self.errors = exits.sole_output(self._process == 0)
         self._stopped = stopped
-        self._has_joined = False
-        self._is_leaving = threading.Event()
         self._ending = threading.Lock()
 
     def run(self, config: RunConfig, argv: list[str], started: float) -> int:
         """Joins, trains and leaves; returns the exit code."""
-        hellos = join(config, self._membership, self._say)
-        self._has_joined = True
-        watch = threading.Thread(target=self._watch, daemon=True)
+        try:
+            hellos = join(config, self._membership, self._say)
+        except Unconnected as error:
+            self._say(str(error))
+            signals.end(gloo.hinted(exit_codes.UNCONNECTED, self._say))
+        is_leaving = threading.Event()
+        watch = threading.Thread(target=self._watch, args=(is_leaving,), daemon=True)
         watch.start()
-        hosts, where = agreement.places(hellos)
-        local, sharing = where[self._process]
-        if sharing > 1:
-            gpus = config.mesh_devices(self._membership.processes) or 1
-            gloo.take_devices(local, gpus)
+        # Groups of `hierarchical` follow the hosts, not the processes: else two
+        # processes on one host would give other numbers than one.
+        hosts = [tuple(hello.host) for hello in hellos]
+        _, local, sharing = numbered(hosts)[self._process]
+        gloo.take_devices(local, sharing, config.mesh_devices(len(hellos)))
         if self._process:
             who = f"process {self._process} of {len(hellos)}"
             self._say(f"{who} has joined; process 0 shows how it goes")
         group = ProcessGroup(
             process=self._process,
             processes=len(hellos),
-            hosts=hosts,
+            hosts=len(set(hosts)),
             sharing=sharing,
             note=self._say,
         )
         config = dataclasses.replace(config, out=config.out or Path(hellos[0].out))
         code = run_job(config, argv, started, self._stopped, group)
-        self._is_leaving.set()
+        is_leaving.set()
         watch.join()
         jax.distributed.shutdown()
         return code
 
-    def refuse(self, code: int, reason: str, text: str) -> NoReturn:
+    def refuse(self, text: str, code: int) -> NoReturn:
         """Ends this process, and so the run; the others are told why."""
-        if self._has_joined:
+        if (store := gloo.store()) is not None:
             with suppress(RuntimeError):  # the service itself is gone
-                words = json.dumps([code, reason])
-                gloo.store().key_value_set(f"refusal/{self._process}", words)
+                store.key_value_set(
+                    f"refusal/{self._process}", json.dumps([code, text])
+                )
             self._linger()
         self.end(code, text)
 
-    def lost(self, error: str) -> NoReturn:
+    def lost(self, text: str) -> NoReturn:
         """Ends this process because another one is gone, or refused to go on."""
         count, process, where = self._membership
         others = [f"process {i}" for i in range(count) if i != process]
@@ -145,21 +137,20 @@ class JoinedMember:
         self._linger()
         number = self._stopped()
         code = exit_codes.stopped_by(number) if number else exit_codes.TERMINATED
-        self.end(code, f"{who} is gone ({error})")
+        self.end(code, f"{who} is gone ({text})")
 
     def end(self, code: int, text: str) -> NoReturn:
         """Ends this process at once, without a shutdown that waits for others."""
         # Several threads may notice the same.
         self._ending.acquire()
-        for line in text.splitlines():
-            self._say(line)
+        self._say(text)
         signals.end(code)
 
-    def _watch(self) -> None:
+    def _watch(self, is_leaving: threading.Event) -> None:
         """Ends this process once another one refused to go on."""
         # It may wait for the other one where neither gloo nor NCCL notices.
         with suppress(RuntimeError):  # the main thread, or jax, is about to notice
-            while not self._is_leaving.wait(GRACE):
+            while not is_leaving.wait(GRACE):
                 self._follow()
 
     def _follow(self) -> None:
@@ -185,4 +176,4 @@ class JoinedMember:
 
     def _say(self, text: str) -> None:
         """Shows the user a line, from any process."""
-        print(exits.printable(text), file=self._errors, flush=True)
+        print(exits.printable(text), file=self.errors, flush=True)

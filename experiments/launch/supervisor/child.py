@@ -2,20 +2,28 @@
 
 import json
 import os
+import queue
+import signal
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping
+import threading
+import time
+from collections.abc import Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
-from experiments.launch.child_process import ChildProcess
 from experiments.launch.supervisor.child_side import VARIABLE
 from experiments.launch.supervisor.group import Log, Rules
 from experiments.launch.supervisor.process_status import ProcessStatus
 
 LONGEST_LOOK = 0.5  # seconds between two looks that count as silence
+PIECE = 1 << 16  # bytes after which a line without an end is cut
+MOST_LINES = 1000  # that wait to be taken, before the process has to wait
+LAST_WORDS = 2.0  # seconds for the ends of pipes, which what it started may hold open
+REAPING = 5.0  # seconds; what a driver holds longer than that is left to the system
 
 
 class Remote(NamedTuple):
@@ -36,7 +44,9 @@ class Remote(NamedTuple):
 
 
 class Child:
-    """A process of a run: its pipes and its end.
+    """A process of a run: its pipes, which threads read, and its end.
+
+    Ctrl-C does not reach it, and a kill reaches all that it started.
 
     Attributes:
         status: its last reports, and the system's.
@@ -47,7 +57,6 @@ class Child:
         self,
         command: list[str],
         attributes: dict[str, Any],
-        is_prefixed: bool,
         log: Log,
         remote: Remote | None = None,
     ):
@@ -56,12 +65,12 @@ class Child:
         Args:
             command: its argv.
             attributes: of its `ChildSide`.
-            is_prefixed: print its stderr behind its number, instead of sharing ours.
-            log: prints a line.
+            log: prints a line; those of all processes but 0 follow their number.
             remote: None if its command is the one that calls this.
         """
         number = attributes["process"]
-        shared = None if remote is None else subprocess.PIPE
+        # Process 0 shares the streams of a command on the same machine.
+        stream = None if remote is None else subprocess.PIPE
         read_end, reports = os.pipe()
         life, self._life = os.pipe()
         os.set_blocking(self._life, False)
@@ -69,32 +78,44 @@ class Child:
         environ = dict(os.environ)
         if remote is not None:
             given["lease"] = remote.lease
-            environ = {**remote.environ, **environ, "PYTHONPATH": search_path()}
+            # Absolute paths, as its working folder may be another one.
+            path = os.pathsep.join(map(os.path.abspath, sys.path))
+            environ = {**remote.environ, **environ, "PYTHONPATH": path}
         environ[VARIABLE] = json.dumps(given)
-        self._process = ChildProcess(
+        self._process = subprocess.Popen(
             command,
             cwd=None if remote is None else remote.folder,
             env=environ,
             stdin=subprocess.DEVNULL,
             # The summary is process 0's alone.
-            stdout=shared if number == 0 else subprocess.DEVNULL,
-            stderr=subprocess.PIPE if is_prefixed else shared,
+            stdout=subprocess.DEVNULL if number else stream,
+            stderr=subprocess.PIPE if number else stream,
             pass_fds=(reports, life),
+            start_new_session=True,
         )
-        self._process.read("reports", os.fdopen(read_end, "rb"))
         os.close(reports)
         os.close(life)
         self.status = ProcessStatus(number, self._process.pid)
         self.is_over = False
         self._log = log
         self._remote = remote
-        self._show = log if remote is None else remote.out
-        # Whose line it is: the processes share one terminal.
-        self._prefix = f"[{number}] " if is_prefixed else ""
         self._renewed = 0.0  # the time at which its lease was
         self._polled: float | None = None
         self._quiet = 0.0  # seconds since its last report
         self._has_joined = False
+        self._lines: queue.Queue[tuple[str, bytes]] = queue.Queue(MOST_LINES)
+        pipes = {
+            "reports": os.fdopen(read_end, "rb"),
+            "out": self._process.stdout,
+            "err": self._process.stderr,
+        }
+        self._readers = [
+            threading.Thread(target=self._read, args=(name, pipe), daemon=True)
+            for name, pipe in pipes.items()
+            if pipe is not None
+        ]
+        for reader in self._readers:
+            reader.start()
 
     def poll(self, now: float, rules: Rules) -> None:
         """Finds whether the process ended, or gives no sign of life."""
@@ -103,81 +124,85 @@ class Child:
         # Not by the clock: after a pause of the supervisor, reports wait in the pipe.
         passed = 0.0 if self._polled is None else now - self._polled
         self._quiet, self._polled = self._quiet + min(passed, LONGEST_LOOK), now
-        self._take(self._process.lines())
-        if self._process.code is not None:
+        self._take_lines()
+        if self._process.poll() is not None:
             self._finish()
             return
-        self._renew(now)
+        if self._remote is not None and now - self._renewed >= 1:
+            self._renewed = now
+            with suppress(OSError):  # it has ended, or is stopped for a long time
+                os.write(self._life, b".")
         # Python may start slowly, as from a network's file system.
         limit = rules.loss if self._has_joined else max(rules.loss, rules.init_timeout)
         mute = self.status.mute or self._quiet > limit
         silent = self._has_joined and self._quiet > rules.silence
         halted = (silent or mute) and (self.status.halted or is_halted(self.status.pid))
         if mute and not self.status.mute:
-            self._process.kill()
+            self.kill()
         self.status = self.status._replace(silent=silent, halted=halted, mute=mute)
 
     def signal(self, number: int) -> None:
         """Passes a signal on to the process alone, not to those that it started."""
         if not self.is_over:
-            self._process.signal(number)
+            self._process.send_signal(number)
 
     def kill(self) -> None:
         """Kills the process and all that it started; `reap` follows."""
         if not self.is_over:
-            self._process.kill()
+            with suppress(OSError):
+                os.killpg(self.status.pid, signal.SIGKILL)
 
     def reap(self) -> None:
         """Waits for the end of the killed process."""
         if not self.is_over:
-            self._process.reap()
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(REAPING)
             self._finish()
 
     def _finish(self) -> None:
-        # Processes that it started end with it.
-        self._process.kill()
-        self._take(self._process.last_lines())
+        self.kill()  # those that it started end with it
+        deadline = time.monotonic() + LAST_WORDS
+        for reader in self._readers:
+            while reader.is_alive() and time.monotonic() < deadline:
+                self._take_lines()
+                reader.join(0.01)
+        self._take_lines()
         os.close(self._life)
         self.is_over = True
         # The announced code goes first: process 0 lingers, and is killed for it.
         announced = self.status.code
-        code = self._process.code if announced is None else announced
+        code = self._process.poll() if announced is None else announced
         self.status = self.status._replace(code=code, silent=False)
 
-    def _take(self, lines: Iterable[tuple[str, bytes]]) -> None:
-        for name, line in lines:
-            if name == "reports":
-                self._take_report(_decoded(line))
-                continue
-            text = line.decode(errors="replace")
-            if name == "stdout":
-                self._show(text)
-            else:
-                self._log(f"{self._prefix}{text}")
+    def _read(self, name: str, pipe: IO[bytes]) -> None:
+        with pipe:
+            for line in iter(partial(pipe.readline, PIECE), b""):
+                self._lines.put((name, line.removesuffix(b"\n")))
 
-    def _take_report(self, message: dict[str, Any]) -> None:
+    def _take_lines(self) -> None:
+        number = self.status.process
+        for _ in range(self._lines.qsize()):
+            name, line = self._lines.get()
+            text = line.decode(errors="replace")
+            if name == "reports":
+                self._take_report(text)
+            elif name == "out" and self._remote is not None:
+                self._remote.out(text)
+            else:
+                self._log(f"[{number}] {text}" if number else text)
+
+    def _take_report(self, text: str) -> None:
         self._quiet, self._has_joined = 0.0, True
+        try:
+            message = json.loads(text)
+        except ValueError:  # the pipe was too full for a whole line
+            return
         if "note" in message:
             number = self.status.process
             prefix = f"process {number}: " if number else ""
             self._log(f"{prefix}{message['note']}")
         else:
             self.status = self.status._replace(**message)
-
-    def _renew(self, now: float) -> None:
-        """Renews the lease of a remote command's process, once a second."""
-        if self._remote is not None and now - self._renewed >= 1:
-            self._renewed = now
-            with suppress(OSError):  # it has ended, or is stopped for a long time
-                os.write(self._life, b".")
-
-
-def search_path() -> str:
-    """Returns a PYTHONPATH by which a process finds the modules that this one does.
-
-    Paths are absolute, as its working folder may be another one.
-    """
-    return os.pathsep.join(map(os.path.abspath, sys.path))
 
 
 def is_halted(pid: int) -> bool:
@@ -188,12 +213,3 @@ def is_halted(pid: int) -> bool:
         return False
     # The state follows the name, which is in brackets and may hold any character.
     return stat.rpartition(")")[2].split()[0] in ("T", "t")
-
-
-def _decoded(line: bytes) -> dict[str, Any]:
-    """Returns the message of a line; an empty one if it holds none."""
-    try:
-        message = json.loads(line)
-    except ValueError:
-        return {}
-    return message if isinstance(message, dict) else {}

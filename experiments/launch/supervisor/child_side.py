@@ -15,6 +15,7 @@ from experiments.exit_codes import TERMINATED
 VARIABLE = "SYNCALGOS_CHILD"
 BEAT = 0.5  # seconds between signs of life
 LONGEST_TEXT = 2000  # characters of last words
+INSISTING = 1.0  # seconds for a message that must arrive
 LINGERING = 5  # seconds; the supervisor needs one or less to end the others
 
 
@@ -86,11 +87,11 @@ class ChildSide:
 
     def log(self, text: str) -> None:
         """Has the supervisor print a line."""
-        self._insist({"note": text})
+        self._write({"note": text[:LONGEST_TEXT]}, INSISTING)
 
     def stopped(self) -> None:
         """Announces that this process ends on request, by code 75 or 130."""
-        self._insist({"said": "stopped"})
+        self._write({"said": "stopped"}, INSISTING)
 
     def refuse(self, text: str, code: int) -> NoReturn:
         """Ends this process, and so the run.
@@ -99,11 +100,12 @@ class ChildSide:
             text: the reason, in one line; the same from all processes is printed once.
             code: the exit code of all commands, such as 2 or 4.
         """
-        self._insist({"said": "refused", "text": text, "code": code})
+        cut = text[:LONGEST_TEXT]
+        self._write({"said": "refused", "text": cut, "code": code}, INSISTING)
         if self.process == 0:
             # jax's service ends with process 0, and then the others abort with noise.
             time.sleep(LINGERING)
-        _exit(code)
+        self.leave(code)
 
     def lost(self, text: str) -> NoReturn:
         """Ends this process at once because another one is gone: code 75.
@@ -111,14 +113,17 @@ class ChildSide:
         Args:
             text: the error; shown if no other process is found gone.
         """
-        self._insist({"said": "lost", "text": text})
-        _exit(TERMINATED)
+        self._write({"said": "lost", "text": text[:LONGEST_TEXT]}, INSISTING)
+        self.leave(TERMINATED)
 
     def leave(self, code: int) -> NoReturn:
-        """Ends this process in order."""
+        """Ends this process without jax's shutdown, which would wait for others."""
         # Not by Python's own end, in which no thread gives signs of life: it took
         # seconds on a loaded machine, and the supervisor reported a silence.
-        _exit(code)
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError, ValueError):
+                stream.flush()
+        os._exit(code)
 
     def _beat(self) -> None:
         while True:
@@ -132,21 +137,11 @@ class ChildSide:
         deadline = time.monotonic() + patience
         # An error means that the supervisor is gone: `_end_with` ends this process.
         with self._lock, suppress(OSError):
-            while rest and self._has_room(deadline):
+            while (
+                rest and select.select([], [self._reports], [], max(0.0, patience))[1]
+            ):
                 rest = rest[os.write(self._reports, rest) :]
-
-    def _has_room(self, deadline: float) -> bool:
-        """Whether the pipe takes more, by then."""
-        patience = max(0.0, deadline - time.monotonic())
-        return bool(select.select([], [self._reports], [], patience)[1])
-
-    def _insist(self, message: dict[str, Any]) -> None:
-        """Writes a message that must arrive, for at most a second."""
-        cut = {
-            name: value[:LONGEST_TEXT] if isinstance(value, str) else value
-            for name, value in message.items()
-        }
-        self._write(cut, patience=1.0)
+                patience = deadline - time.monotonic()
 
 
 def join_supervisor() -> ChildSide | None:
@@ -159,14 +154,6 @@ def join_supervisor() -> ChildSide | None:
     return None if given is None else ChildSide(**json.loads(given))
 
 
-def _exit(code: int) -> NoReturn:
-    """Ends without jax's shutdown, which would wait for processes that are gone."""
-    for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError, ValueError):
-            stream.flush()
-    os._exit(code)
-
-
 def _end_with(supervisor: int, lease: float | None) -> NoReturn:
     """Ends this process, and those that it started, once the supervisor is gone."""
     # The read returns nothing when the other end closes, which the system does however
@@ -174,11 +161,6 @@ def _end_with(supervisor: int, lease: float | None) -> NoReturn:
     # must be gone by then.
     while select.select([supervisor], [], [], lease)[0] and os.read(supervisor, 4096):
         pass
-    end_all()
-
-
-def end_all() -> NoReturn:
-    """Ends this process, and those that it started, at once."""
     with suppress(OSError):
         os.killpg(os.getpid(), signal.SIGKILL)
     os._exit(TERMINATED)

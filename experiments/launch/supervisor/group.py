@@ -38,16 +38,12 @@ class Placement(NamedTuple):
     Attributes:
         jax_coordinator: host:port for jax's own coordination service, where process 0
             runs.
-        hosts: the number of hosts.
-        places: for each process: its number, its number on its host, and the number of
-            processes on that host.
-        names: for each process the name of its host; None if there is only one.
+        hosts: for each process what identifies its host, first the name; () for the
+            only one.
     """
 
     jax_coordinator: str
-    hosts: int
-    places: list[tuple[int, int, int]]
-    names: list[str | None]
+    hosts: Sequence[tuple[str, ...]]
 
     def attributes(self, **shared: Any) -> list[dict[str, Any]]:
         """Returns the attributes of each process's `ChildSide`.
@@ -55,11 +51,11 @@ class Placement(NamedTuple):
         Args:
             shared: those that do not follow from the places.
         """
-        shared |= {"processes": len(self.places), "hosts": self.hosts}
+        shared |= {"processes": len(self.hosts)}
         shared |= {"jax_coordinator": self.jax_coordinator}
         return [
             {**shared, "process": process, "local": local, "locals": locals_}
-            for process, local, locals_ in self.places
+            for process, local, locals_ in numbered(self.hosts)
         ]
 
 
@@ -80,11 +76,10 @@ class Processes(Protocol):
         """
         ...
 
-    def start(self, serial: int, attributes: list[dict[str, Any]]) -> None:
+    def start(self, attributes: list[dict[str, Any]]) -> None:
         """Starts all processes of an attempt; the earlier ones are gone.
 
         Args:
-            serial: number of the start; reports with an earlier one are stale.
             attributes: of each process's `ChildSide`.
         """
         ...

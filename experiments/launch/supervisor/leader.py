@@ -13,6 +13,7 @@ from experiments.exit_codes import (
     stopped_by,
 )
 from experiments.launch.supervisor import failure_policy
+from experiments.launch.supervisor.failure_policy import Decision
 from experiments.launch.supervisor.group import Log, Processes, Rules, Unplaced
 from experiments.launch.supervisor.process_status import (
     ProcessStatus,
@@ -70,10 +71,10 @@ class Leader:
         self._announced = announced
         self._rules = rules
         self._log = log
-        self._tracked: dict[int, TrackedProcess] = {}  # none while places are missing
+        self._tracked: list[TrackedProcess] = []  # none while places are missing
         self._since = time.monotonic()  # the last start
-        self._serial = self._restarts = self._retries = 0
-        self._address = ""  # of jax's service
+        self._restarts = self._retries = self._hosts = 0
+        self._address = ""  # of jax's service at the last start
         self._asked: int | None = None  # the signal that was passed on
         self._warned: set[tuple[int, str, int | None]] = set()
 
@@ -88,14 +89,12 @@ class Leader:
             statuses = self._processes.poll(now) if self._tracked else []
             for number in asked:
                 self._signal(number, statuses)
-            if self.code is not None:
-                return
-            if self._tracked:
+            if self.code is None and self._tracked:
                 self._watch(statuses, now)
-            else:
+            elif self.code is None:
                 self._gather(now)
         except Unplaced as error:
-            self._end(TERMINATED if self._serial else UNCONNECTED, [str(error)])
+            self._end(TERMINATED if self._address else UNCONNECTED, [str(error)])
 
     def _signal(self, number: int, statuses: Sequence[ProcessStatus]) -> None:
         """Passes a first signal on; ends at once on a second one."""
@@ -110,19 +109,22 @@ class Leader:
         placement = self._processes.gather(now)
         if placement is None:
             return
-        self._serial += 1
         self._address = placement.jax_coordinator
-        self._tracked = {
-            process: TrackedProcess(ProcessStatus(process, 0), name, now)
-            for process, name in enumerate(placement.names)
-        }
+        # Some algorithms' groups follow the number of hosts: a restart elsewhere must
+        # not change the numbers.
+        self._hosts = self._hosts or len(set(placement.hosts))
+        self._tracked = [
+            TrackedProcess(ProcessStatus(process, 0), "".join(host[:1]), now)
+            for process, host in enumerate(placement.hosts)
+        ]
         self._since, self._warned = now, set()
         attributes = placement.attributes(
+            hosts=self._hosts,
             attempt=self._restarts,
             announced=self._announced,
             init_timeout=self._rules.init_timeout,
         )
-        self._processes.start(self._serial, attributes)
+        self._processes.start(attributes)
 
     def _watch(self, statuses: Sequence[ProcessStatus], now: float) -> None:
         """Decides how the run goes on, and acts."""
@@ -133,7 +135,7 @@ class Leader:
             self._tracked[status.process] = after = known.updated(status, now)
             if line := silence_line(after, known.status, self._rules.silence):
                 self._log(line)
-        group = list(self._tracked.values())
+        group = self._tracked
         stuck = failure_policy.stuck_lines(group, now, self._rules.stuck)
         self._say(line for key, line in stuck.items() if key not in self._warned)
         self._warned |= stuck.keys()
@@ -141,39 +143,33 @@ class Leader:
         late = failure_policy.connect_timeout_line(group, now, self._rules.init_timeout)
         if decision is None and late is not None:
             self._end(UNCONNECTED, [f"{late} ({self._address})"])
-        elif decision is not None and decision.kind == "lost":
-            self._restart(decision.lines)
-        elif decision is not None and decision.kind == "unconnected":
-            self._reconnect(decision.lines, now)
-        elif decision is not None:
+        elif decision is not None and decision.kind == "end":
             self._end(decision.code, decision.lines)
+        elif decision is not None:
+            self._again(decision, now)
 
-    def _restart(self, lines: list[str]) -> None:
-        """Starts all processes again, from their checkpoint, or ends the run."""
-        limit = self._rules.max_restarts
-        if self._restarts >= limit:
-            self._end(TERMINATED, lines)
+    def _again(self, decision: Decision, now: float) -> None:
+        """Starts all again after a loss or a failed start of jax, or ends the run."""
+        lines = decision.lines
+        if decision.kind == "lost":
+            limit = self._rules.max_restarts
+            is_allowed = self._restarts < limit
+            self._restarts, self._retries = self._restarts + 1, 0
+            action = f"restart {self._restarts} of {limit}"
+        else:
+            # Between the search for a free port and its use another program may come.
+            where = f", while connecting through {self._address}"
+            lines = [f"{line}{where}" for line in lines]
+            is_quick = now - self._since < self._rules.init_timeout
+            is_allowed = is_quick and self._retries < RETRIES
+            self._retries += 1
+            action = "trying another port"
+        if not is_allowed:
+            self._end(decision.code, lines)
             return
-        self._restarts += 1
-        self._retries = 0
-        self._again([*lines, f"restart {self._restarts} of {limit}"])
-
-    def _reconnect(self, lines: list[str], now: float) -> None:
-        """Tries jax's start-up again on another port."""
-        # Between the search for a free port and its use another program may take it.
-        lines = [f"{line}, while connecting through {self._address}" for line in lines]
-        quick = now - self._since < self._rules.init_timeout
-        if self._retries >= RETRIES or not quick:
-            self._end(UNCONNECTED, lines)
-            return
-        self._retries += 1
-        self._again([*lines, "trying another port"])
-
-    def _again(self, lines: list[str]) -> None:
-        """Looks for places again: a lost host may have to be replaced."""
-        self._say(lines)
+        self._say([*lines, action])
         self._processes.kill()
-        self._tracked = {}
+        self._tracked = []  # a lost host may have to be replaced
 
     def _end(self, code: int, lines: list[str]) -> None:
         self._processes.kill()

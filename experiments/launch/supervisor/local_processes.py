@@ -29,16 +29,12 @@ class LocalProcesses:
     def gather(self, now: float) -> Placement:
         """Returns places on this machine, with a port that is free now."""
         # Another one for each start: the last one's may linger, or have been taken.
-        places = [(i, i, self.count) for i in range(self.count)]
-        return Placement(f"127.0.0.1:{free_port()}", 1, places, [None] * self.count)
+        return Placement(f"127.0.0.1:{free_port()}", [()] * self.count)
 
-    def start(self, serial: int, attributes: list[dict[str, Any]]) -> None:
+    def start(self, attributes: list[dict[str, Any]]) -> None:
         """Starts all processes, once the earlier ones are gone."""
         self.kill()
-        self._children = [
-            Child(self.command, given, given["process"] > 0, self.log)
-            for given in attributes
-        ]
+        self._children = [Child(self.command, given, self.log) for given in attributes]
 
     def poll(self, now: float) -> list[ProcessStatus]:
         """Returns the status of each process."""

@@ -44,13 +44,13 @@ class TrackedProcess(NamedTuple):
 
     Attributes:
         status: the last report on it.
-        host: name of its host; None if there is only one.
+        host: name of its host; "" if there is only one.
         since: time of its last change of phase or step.
         ended: time at which it was found ended or lost.
     """
 
     status: ProcessStatus
-    host: str | None
+    host: str
     since: float
     ended: float | None = None
 
@@ -98,9 +98,12 @@ def end_line(process: TrackedProcess, loss: float) -> str:
     if status.said in ("refused", "lost"):
         return f"process {status.process}: {' '.join(status.text.split())}"
     code = status.code or 0
-    if code < 0:
-        return f"{name} was killed by {signal_name(-code)}{place(status)}"
-    return f"{name} ended with exit code {code}{place(status)}"
+    how = (
+        f"was killed by {signal_name(-code)}"
+        if code < 0
+        else f"ended with exit code {code}"
+    )
+    return f"{name} {how}{place(status)}"
 
 
 def signal_name(number: int) -> str:
@@ -127,5 +130,5 @@ def silence_line(
 
 def _name(process: TrackedProcess) -> str:
     """Names a process: process 1 (pid 123 on hostb)."""
-    on = "" if process.host is None else f" on {process.host}"
+    on = f" on {process.host}" if process.host else ""
     return f"process {process.status.process} (pid {process.status.pid}{on})"

@@ -15,9 +15,8 @@ import jax
 
 from experiments.cli.errors import BadRequest
 from experiments.launch.cluster.connection import cluster, dashboard
-from experiments.launch.cluster.roster import Roster
 from experiments.launch.cluster.view import ClusterView
-from experiments.launch.cluster.workers import Seat, expected
+from experiments.launch.cluster.workers import Roster, Seat, expected
 from experiments.study.config import StudyConfig
 from experiments.study.grid import is_done
 from experiments.study.running import messages, versions

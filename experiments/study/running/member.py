@@ -97,7 +97,6 @@ def watched(
         # -P: a user's own module is the one that the worker has found.
         [sys.executable, "-P", "-m", "experiments.study.running.child"],
         {"process": 0, "announced": announced},
-        False,
         hear,
         Remote(here, take, None),
     )

@@ -18,9 +18,7 @@ from experiments.cli.errors import BadRequest
 from experiments.launch.cluster import connection
 from experiments.launch.cluster.seating import choose
 from experiments.launch.cluster.workers import Expected, Seat, objection
-from experiments.launch.membership import requested
 from experiments.launch.supervised import located
-from experiments.launch.supervisor.group import numbered
 from experiments.training.config import parse
 
 RUN = "--task tiny_tasks:drawing --workers 4 --steps 12 --eval-every 6 "
@@ -30,7 +28,7 @@ RUN += "--checkpoint-every 4"
 def seats(**hosts):
     """Workers by address: seats(a=2) are a0 and a1 on host a."""
     return {
-        f"{host}{i}": Seat(f"{host}{i}", (host,), 1, {}, "", "", "", {}, True, 0)
+        f"{host}{i}": Seat(f"{host}{i}", (host,), 1, {}, {}, False, "", True, 0)
         for host, count in hosts.items()
         for i in range(count)
     }
@@ -58,30 +56,6 @@ def test_processes_stay_on_their_workers_or_hosts():
     assert chosen(free, 4, before) == ["a0", "c0", "b2", "b1"]
 
 
-def test_processes_are_numbered_on_each_host():
-    assert numbered([("a",), ("a",), ("b",)]) == [(0, 0, 2), (1, 1, 2), (2, 0, 1)]
-    assert numbered([("a",), ("b",), ("a",)]) == [(0, 0, 2), (1, 0, 1), (2, 1, 2)]
-
-
-@pytest.mark.parametrize(
-    "words, line",
-    [
-        ("--coordinator a:1 --process-id 0 --num-processes 2", "say one of them"),
-        ("--distributed auto", "say one of them"),
-        ("--processes 3", "8 workers do not divide over 3 processes"),
-        ("--processes 2 --backend vmap", "--backend vmap runs on one device"),
-    ],
-)
-def test_flags_that_do_not_go_with_a_scheduler_are_refused(words, line):
-    with pytest.raises(BadRequest, match=line):
-        requested(parse(["--scheduler", "tcp://127.0.0.1:1", *words.split()]))
-
-
-def test_one_process_may_be_on_a_cluster():
-    found = requested(parse(["--scheduler", "x", "--backend", "vmap"]))
-    assert found is not None and found.processes == 1
-
-
 def test_paths_are_those_that_the_command_means():
     config = parse(["--out", "x", "--export", "x.safetensors", "--data-dir", "/data"])
     found = located(config, {"out": "/home/x", "folder": "/home"})
@@ -102,7 +76,7 @@ def test_scheduler_that_is_not_there_is_code_4(tmp_path):
     ended = execute(words, tmp_path / "out")
     assert ended.code == 4
     [line] = ended.stderr.splitlines()
-    assert line.startswith(f"no scheduler answers at {address}")
+    assert line.startswith(f"error: no scheduler answers at {address}")
 
 
 def test_address_of_another_form_is_code_2(tmp_path):
@@ -128,13 +102,21 @@ def test_scheduler_of_other_versions_is_told_in_one_line(monkeypatch, capfd):
     assert capfd.readouterr().err == ""
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("count, workers", [(1, 1), (2, 3)])
-def test_run_on_a_cluster_is_the_run_on_one_machine(count, workers, tmp_path):
+@pytest.mark.parametrize(
+    "count, workers, nanny",
+    [
+        pytest.param(1, 1, False, marks=pytest.mark.slow),
+        pytest.param(2, 3, False, marks=pytest.mark.slow),
+        pytest.param(2, 2, True, marks=pytest.mark.long),
+    ],
+)
+def test_run_on_a_cluster_is_the_run_on_one_machine(count, workers, nanny, tmp_path):
     words = f"{RUN} --processes {count}"
     environ = {"JAX_NUM_CPU_DEVICES": "1", "PYTHONPATH": OURS}
     alone = execute(words, tmp_path / "alone", **environ)
-    with cluster(tmp_path, workers=workers) as dask:
+    with cluster(tmp_path) as dask:
+        for _ in range(workers):
+            dask.worker(nanny=nanny)
         ended = dask.run(words).ended()
         assert_same_end(ended, alone)
         assert ended.summary["processes"] == count
@@ -163,38 +145,35 @@ def test_users_own_module_may_lie_in_the_folder_of_worker_and_command(tmp_path):
     assert ended.code == 0, ended.stderr
 
 
-@pytest.mark.long
-def test_nannies_start_workers_that_take_part(tmp_path):
-    words = f"{RUN} --processes 2"
-    environ = {"JAX_NUM_CPU_DEVICES": "1", "PYTHONPATH": OURS}
-    alone = execute(words, tmp_path / "alone", **environ)
-    with cluster(tmp_path) as dask:
-        for _ in range(2):
-            dask.worker(nanny=True)
-        assert_same_end(dask.run(words).ended(), alone)
+CODE = {"experiments": "0", "mine": "3"}
 
 
 @pytest.mark.parametrize(
     "changes, line",
     [
         ({}, None),
-        ({"code": ""}, "it cannot import experiments: start it in the checkout"),
-        ({"loaded": "1"}, "its code in /there has changed since: start it again"),
-        ({"code": "1"}, "its code in /there differs from this command's"),
+        ({"is_stale": True}, "its code in /there has changed since: start it again"),
         ({"versions": {"python": "3", "jax": "1"}}, "it has jax 1, this command 2"),
-        ({"versions": {"python": "3"}}, "it has no jax, this command 2"),
+        ({"versions": {"python": "3", "jax": ""}}, "it has no jax, this command 2"),
         (
-            {"own": {"mine": None}},
-            "it cannot import mine: put it into PYTHONPATH there",
+            {"code": CODE | {"experiments": None}},
+            "it cannot import experiments: start it in its folder",
         ),
-        ({"own": {"mine": "4"}}, "its code of mine differs from this command's"),
+        (
+            {"code": CODE | {"experiments": "1"}},
+            "its code of experiments in /there differs from this command's",
+        ),
+        ({"code": CODE | {"mine": None}}, "it cannot import mine: start it in its"),
+        (
+            {"code": CODE | {"mine": "4"}},
+            "its code of mine differs from this command's",
+        ),
     ],
 )
 def test_workers_must_share_code_versions_and_modules(changes, line):
     versions = {"python": "3", "jax": "2"}
-    own = {"mine": "3"}
-    seat = Seat("a", ("b", "", ""), 1, versions, "0", "0", "/there", own, True, 0)
-    found = objection(seat._replace(**changes), Expected(versions, "0", own))
+    seat = Seat("a", ("b",), 1, versions, CODE, False, "/there", True, 0)
+    found = objection(seat._replace(**changes), Expected(versions, CODE))
     assert found == line or (line and found is not None and found.startswith(line))
 
 
@@ -219,7 +198,7 @@ def test_workers_that_differ_are_refused_by_name(tmp_path):
     refused = [x for x in ended.stderr.splitlines() if " is refused: " in x]
     host = socket.gethostname()
     for pid, reason in [
-        (dask.workers[1].pid, f"its code in {other} differs from this command's"),
+        (dask.workers[1].pid, f"its code of syncalgos in {other} differs from "),
         (dask.workers[2].pid, "it has numpy 0.1, this command "),
     ]:
         [line] = [x for x in refused if f"(pid {pid} on {host})" in x]

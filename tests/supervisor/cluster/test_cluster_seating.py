@@ -1,12 +1,11 @@
 """Admission and places of workers, with a cluster that is played here."""
 
-import os
 import platform
 import signal
-import socket
 import subprocess
 import sys
 import threading
+from importlib import metadata
 from types import SimpleNamespace
 
 import pytest
@@ -14,12 +13,16 @@ from commands import environment
 from distributed.protocol.pickle import dumps, loads
 from faults import until
 
-from experiments.launch.cluster import cluster_processes, member, workers
+from experiments.launch.cluster import (
+    cluster_processes,
+    inspection,
+    member,
+    workers,
+)
 from experiments.launch.cluster.cluster_processes import ClusterProcesses
 from experiments.launch.cluster.member import run_member
-from experiments.launch.cluster.roster import Roster
 from experiments.launch.cluster.seating import Seating
-from experiments.launch.cluster.workers import Expected, Seat, expected
+from experiments.launch.cluster.workers import Expected, Roster, Seat, expected
 from experiments.launch.supervisor.group import Rules
 from experiments.launch.supervisor.process_status import (
     ProcessStatus,
@@ -28,8 +31,8 @@ from experiments.launch.supervisor.process_status import (
 )
 from experiments.training.config import parse
 
-MEANT = Expected({}, "0", {})
-FACTS = Seat("", ("a", "", ""), 1, {}, "0", "0", "/there", {}, True, 4000)
+MEANT = Expected({}, {"experiments": "0"})
+FACTS = Seat("", ("a",), 1, {}, MEANT.code, False, "/there", True, 4000)
 
 
 class PlayedClient:
@@ -73,11 +76,11 @@ class PlayedClient:
 def answered(roster, *present):
     """Updates a roster until all workers have answered."""
     roster.update({*present})
-    until(lambda: roster.update({*present}) or not roster.is_asking, "all answer")
+    until(lambda: roster.update({*present}) or not roster.asked, "all answer")
 
 
 def test_worker_that_is_started_again_at_its_address_is_asked_again(tmp_path):
-    lines, client = [], PlayedClient(a=FACTS._replace(loaded="1"))
+    lines, client = [], PlayedClient(a=FACTS._replace(is_stale=True))
     roster = Roster(client, MEANT, tmp_path / "out", lines.append)
     for _ in range(2):
         answered(roster, "a")
@@ -94,11 +97,10 @@ def test_worker_that_is_started_again_at_its_address_is_asked_again(tmp_path):
 def test_worker_of_another_python_is_refused_before_it_gets_bytecode(tmp_path):
     lines, client = [], PlayedClient("a")
     client.run = lambda function, **_: {"a": function()}
-    meant = Expected({"jax": "1", "python": "2.7"}, "0", {})
+    meant = Expected({"jax": "1", "python": "2.7"}, {})
     answered(Roster(client, meant, tmp_path / "out", lines.append), "a")
-    who = f"(pid {os.getpid()} on {socket.gethostname()})"
     has = f"it has python {platform.python_version()}, this command 2.7"
-    assert lines == [f"the Dask worker a {who} is refused: {has}"]
+    assert lines == [f"the Dask worker a is refused: {has}"]
 
 
 class Game:
@@ -139,7 +141,7 @@ def game(tmp_path):
 
 def test_run_starts_where_all_workers_are_idle(game):
     assert game.find(A) is None
-    assert game.find(A, B) == ("a:4000", 1, [(0, 0, 2), (1, 1, 2)], ["a", "a"])
+    assert game.find(A, B) == ("a:4000", [("a",), ("a",)])
     assert not game.lines
 
 
@@ -180,7 +182,7 @@ def test_locks_of_editors_are_no_code(monkeypatch, tmp_path):
     folder.mkdir()
     (folder / "__init__.py").write_text("x = 1\n")
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(workers, "PACKAGES", ("edited_package",))
+    monkeypatch.setattr(inspection, "PACKAGES", ("edited_package",))
     before = expected({}, ())
     (folder / ".#__init__.py").symlink_to("me@host.1234:5678")
     assert expected({}, ()) == before
@@ -246,8 +248,10 @@ def test_worker_is_asked_by_functions_that_need_not_our_code(monkeypatch, tmp_pa
     for name in ("alone.py", "mine/tasks.py"):
         (tmp_path / name).write_text("raise AssertionError('it is not imported')")
     monkeypatch.syspath_prepend(tmp_path)
-    names = ("alone:task", "mine.tasks:task", "not_there:task", "bmuf")
-    versions = {"python": platform.python_version(), "numpy": "2", "nothing": "1"}
+    (tmp_path / "mine" / "parts").mkdir()
+    (tmp_path / "mine" / "parts" / "__init__.py").write_text("")
+    names = ("alone:task", "mine.tasks:task", "bmuf")
+    versions = {"python": platform.python_version(), "numpy": metadata.version("numpy")}
     meant = expected(versions, names)
     worker, sent = SimpleNamespace(), []
 
@@ -259,11 +263,12 @@ def test_worker_is_asked_by_functions_that_need_not_our_code(monkeypatch, tmp_pa
     client = SimpleNamespace(run=run)
     found = workers.ask(client, "tcp://[::1]:1", meant, str(tmp_path / "alone.py"))
     assert found.sees_out and 0 < found.port < 65536
-    assert found.code == found.loaded == meant.code == worker.syncalgos_code
-    assert found.versions["nothing"] == "" and found.versions["numpy"]
-    assert found.own == meant.own
-    assert found.own["alone"] == found.own["mine.tasks"] != ""
-    assert found.own["not_there"] is None
+    assert found.code == meant.code and not found.is_stale
+    assert worker.syncalgos_code == [meant.code[x] for x in inspection.PACKAGES]
+    assert found.versions == versions
+    assert [*meant.code] == [*inspection.PACKAGES, "alone", "mine"]
+    absent = inspection.facts(["not-there"], ["not_there"])
+    assert (absent["versions"]["not-there"], absent["code"]["not_there"]) == ("", None)
     words = [sys.executable, "-c", "import pickle, sys; pickle.load(sys.stdin.buffer)"]
     elsewhere = {"cwd": tmp_path, "env": environment(PYTHONPATH=None)}
     subprocess.run(words, input=sent[1], check=True, **elsewhere)
