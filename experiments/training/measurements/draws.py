@@ -5,8 +5,9 @@ from dataclasses import replace
 import jax
 import numpy as np
 
+from experiments.cli.factories import TASK
 from experiments.training import optimizers
-from experiments.training.defaults import takes, task_takes
+from experiments.training.defaults import takes
 from experiments.training.run import Run
 from experiments.training.strategies import make_strategies
 from syncalgos import Replica, Strategy
@@ -21,7 +22,7 @@ def draws_from_seed(run: Run, seed: int) -> bool:
         return False
     # Parameters alone do not say it: `--reduce int8` draws, `--reduce mean` does
     # not. A task may make other data of another seed.
-    if task_takes(c, "seed"):
+    if takes(c, "seed", [TASK]):
         return True
     other = replace(c, seed=seed)
     schedule, optimizer = optimizers.inner(other, run.task.muon)
