@@ -143,18 +143,17 @@ def _is_of(path: Path, run_ids: Collection[str | None]) -> bool:
         return False
 
 
-def records_of_incomplete(folder: Path, step: int) -> list[dict[str, Any]]:
-    """Reads the records of a checkpoint's shards, if no layout has all; else none.
-
-    Raises:
-        Damaged: a shard is.
-        OSError: one cannot be read.
-    """
-    names = [name for name in _shard_names(folder) if name.step == step]
+def is_first_save(folder: Path) -> bool:
+    """Whether all that is there are shards of a first save that was cut short."""
+    names = _shard_names(folder)
     counts = Counter(name.of for name in names)
-    if any(count == of for of, count in counts.items()):
-        return []
-    return [shard_file.read_record(folder / name.file_name) for name in names]
+    if len({name.step for name in names}) > 1 or any(x == n for x, n in counts.items()):
+        return False
+    records = (shard_file.read_record(folder / name.file_name) for name in names)
+    try:
+        return all(record["progress"]["saved"] == 0 for record in records)
+    except (Damaged, OSError, LookupError, TypeError):
+        return False
 
 
 def identity(shard: Shard) -> dict[str, Any]:

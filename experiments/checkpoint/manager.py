@@ -233,7 +233,8 @@ def _check_begins(
         isinstance(x, OSError) and not isinstance(x, LASTING) for x in problems
     )
     is_useless = any(not isinstance(x, Incomplete) for x in problems)
-    is_useless |= bool(there) and not _is_first_save(folder, there)
+    # A first save that was cut short has lost nothing: the next one replaces it.
+    is_useless |= bool(there) and not checkpoints.is_first_save(folder)
     worst = run.group.largest(UNREAD if is_unread else USELESS if is_useless else 0)
     reason = problems[0] if problems else "another process cannot use its part"
     told = f"--resume: no checkpoint in {folder} can be used: {reason}; nothing is "
@@ -241,17 +242,6 @@ def _check_begins(
         raise MayPass(f"{told}removed: the same command tries again")
     if worst == USELESS:
         raise BadRequest(f"{told}removed: --overwrite begins anew")
-
-
-def _is_first_save(folder: Path, there: list[int]) -> bool:
-    """Whether all that is there are shards of a first save that was cut short."""
-    # It has lost nothing, and the run's next save of the step replaces them.
-    try:
-        begun = checkpoints.records_of_incomplete(folder, there[0])
-        saved = [content["progress"]["saved"] for content in begun]
-    except (Damaged, OSError, LookupError, TypeError):
-        return False
-    return len(there) == 1 and saved != [] and all(x == 0 for x in saved)
 
 
 def _agreed(

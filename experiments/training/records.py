@@ -7,7 +7,7 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -118,19 +118,26 @@ def check_writable(out: Path) -> None:
 
 def try_to_write(out: Path) -> None:
     """Raises an OSError if no file can be made in a folder; leaves nothing there."""
-    above = (out, *out.absolute().parents)
-    missing = [p for p in above if not p.exists()]
-    existing = next(p for p in above if p.exists())
+    existing = next(p for p in (out, *out.absolute().parents) if p.exists())
     if not existing.is_dir():
         reason = f"{existing} is a file, not a folder"
         raise NotADirectoryError(errno.ENOTDIR, reason)
     # Permissions do not say it: root may write anywhere, but not in /proc.
-    try:
-        out.mkdir(parents=True, exist_ok=True)
+    with made(out):
         tempfile.TemporaryFile(dir=out).close()
+
+
+@contextmanager
+def made(folder: Path) -> Iterator[None]:
+    """Makes a folder if needed; those that it made are removed if they stay empty."""
+    missing = [x for x in (folder, *folder.absolute().parents) if not x.exists()]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        yield
     finally:
-        for folder in (p for p in missing if p.exists()):
-            folder.rmdir()
+        with suppress(OSError):  # one holds something
+            for empty in missing:
+                empty.rmdir()
 
 
 def exported(out: Path) -> Path | None:

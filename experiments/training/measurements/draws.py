@@ -6,12 +6,12 @@ import jax
 import numpy as np
 
 from experiments.cli.factories import TASK
+from experiments.tasks.contract import over_workers
 from experiments.training import optimizers
 from experiments.training.defaults import takes
 from experiments.training.run import Run
 from experiments.training.strategies import make_strategies
 from syncalgos import Replica, Strategy
-from syncalgos.engine.placement.layout import DEVICES, LANES
 from syncalgos.engine.state import of_one
 
 
@@ -40,8 +40,7 @@ def _text(strategy: Strategy, replica: Replica, workers: int) -> str:
         replica, state = strategy.sync(replica._replace(params=grads), state, step)
         return strategy.center(replica.params, state)
 
-    over_lanes = jax.vmap(local_step, in_axes=(0, None), axis_name=LANES)
-    mapped = jax.vmap(over_lanes, in_axes=(0, None), axis_name=DEVICES)
+    mapped = over_workers(local_step, (0, None))
     shapes = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct((1, workers, *x.shape), x.dtype), replica
     )
