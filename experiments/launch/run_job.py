@@ -15,7 +15,7 @@ import syncalgos
 from experiments import exit_codes
 from experiments.checkpoint import lock
 from experiments.checkpoint.background import Background
-from experiments.checkpoint.manager import FOLDER, CheckpointManager
+from experiments.checkpoint.manager import FOLDER, restore
 from experiments.cli import terminal
 from experiments.cli.errors import BadRequest
 from experiments.cli.flags import PROGRAM
@@ -94,16 +94,15 @@ def in_folder(
     with held, Background() as background:
         if run.group.is_first:  # another command may have come before this one held it
             check_files(replace(run.config, out=out))
-        manager = CheckpointManager(run, out / FOLDER, started, background)
-        manager, progress = manager.resumed()
-        run = manager.run  # and lets go of the state that it began with
+        saver, progress = restore(run, out / FOLDER, started, background)
+        run = saver.run  # and lets go of the state that it began with
         try:
             if run.group.is_first:
                 record_config(run, command, out, progress.lines)
-            manager.open(progress.step)  # which removes old checkpoints
+            saver.open(progress.step)  # which removes old checkpoints
         except OSError as error:
             raise BadRequest(f"--out {out}: {error.strerror}") from error
-        yield run, progress, manager.save, background.wait
+        yield run, progress, saver.save, background.wait
 
 
 def finish(
