@@ -9,8 +9,8 @@ from commands import ROOT, TIMEOUT, environment
 
 import syncalgos
 from experiments.aiming.config import SETTINGS as OF_AIM
-from experiments.cli import factories, signatures
-from experiments.cli.factories import ALGORITHM, TASK
+from experiments.cli import factories
+from experiments.cli.factories import ALGORITHM, TASK, describe
 from experiments.cli.words import number, whole
 from experiments.study import config
 from experiments.study.config import SCALES
@@ -173,7 +173,7 @@ def test_version_and_list_are_shown_without_jax():
     assert code == 0
     for kind in (ALGORITHM, TASK):
         for name in kind.files:
-            summary = factories.describe(kind, name).doc.partition("\n")[0]
+            summary = describe(kind, name).summary
             assert any(x.split(maxsplit=1) == [name, summary] for x in out.splitlines())
 
 
@@ -199,16 +199,16 @@ def test_help_of_an_algorithm_and_a_task_needs_no_jax():
 
 @pytest.mark.parametrize("kind", [ALGORITHM, TASK], ids=lambda kind: kind.noun)
 def test_flags_read_from_source_are_those_of_the_factory(kind):
-    def told(signature):
-        return {
-            p.name: (p.default, factories.flag_kind(p).get("metavar"))
-            for p in factories.flag_parameters(kind, signature)
+    def told(factory):
+        return factory.doc, {
+            name: (p.default, factories.flag_kind(p).get("metavar"))
+            for name, p in factory.flags.items()
         }
 
     for name in kind.files:
-        factory = signatures.of(factories.named(kind, name))
-        assert told(factories.describe(kind, name)) == told(factory)
-        assert factories.describe(kind, name).doc == factory.doc
+        function = factories.named(kind, name)
+        read, asked = describe(kind, name), factories.of_function(kind, name, function)
+        assert told(read) == told(asked)
 
 
 def test_choices_of_flags_are_those_of_the_library():
