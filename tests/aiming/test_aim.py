@@ -14,7 +14,7 @@ import pytest
 from commands import ROOT, environment, load
 
 from experiments.aiming import config, times
-from experiments.aiming.report import comparison
+from experiments.aiming.report import comparison, records
 from experiments.aiming.targets import parse
 from experiments.cli.errors import BadRequest
 from experiments.study.network import Network
@@ -358,9 +358,9 @@ def row(when="sync", network="inside", size=1e9, **others):
     return {"when": when, "network": network, **sent, **fixed, **others}
 
 
-TPU = parse("tpu:v5e:2x4")._replace(
-    inside=Network("a", 1e9, 0.0), between=Network("b", 1e8, 0.0)
-)
+LINKS = {"inside": Network("a", 1e9, 0.0), "between": Network("b", 1e8, 0.0)}
+TPU = parse("tpu:v5e:2x4")
+TPU = TPU._replace(chip=TPU.chip._replace(**LINKS))
 
 
 def fragments(steps):
@@ -526,8 +526,8 @@ def test_a_difference_without_a_name_is_not_explained():
 
 def test_memory_that_is_missing_is_told_from_other_refusals():
     refused = "RESOURCE_EXHAUSTED: E1000: CompileTimeHbmOom: Ran out of memory on HBM"
-    assert comparison.is_too_large({"refused": refused})
-    assert not comparison.is_too_large({"refused": "INTERNAL: a bug"})
+    assert records.is_too_large({"refused": refused})
+    assert not records.is_too_large({"refused": "INTERNAL: a bug"})
 
 
 # TPUs
