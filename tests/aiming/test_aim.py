@@ -258,34 +258,6 @@ def test_one_algorithm_that_is_refused_does_not_end_the_others(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
-    [
-        ("", ["--target is missing", "tpu:v5e"]),
-        ("--target tpu:v7:4x4", ["unknown target", "did you mean", "cuda:h100"]),
-        ("--target cpu:8 --mesh fsdp=3", ["workers of 3 chips", "8 chips of cpu:8"]),
-        ("--target cpu:8 --batch-size 12", ["12 does not divide over 8 workers"]),
-        ("--target cpu:8 --backend pmap", ["only shard_map"]),
-        ("--target cpu:8 --workers 12", ["--workers 12", "8 chips"]),
-        ("--target cpu:8 --devices 0,1", ["--devices", "--target"]),
-        ("--target cpu:8 --out here", ["--out", "--json or --page"]),
-        ("--target cpu:8 --page found.txt", [".html or .md"]),
-        ("--target cpu:8 --processes 2", ["--processes", "--target"]),
-        ("--target cpu:8 --slices 2", ["only TPUs have slices"]),
-        ("--target cpu:8 --algo bmuf --algos all", ["say one"]),
-        ("--target cpu:8 --algo bmfu", ["did you mean 'bmuf'"]),
-        ("--target cpu:8 --mfu 2", ["--mfu must be at most 1"]),
-        ("--target cpu:8 --network fast", ["network 'fast'", "10gbe"]),
-        ("--target cpu:8 --json nowhere/a.json", ["there is no folder nowhere"]),
-    ],
-)
-def test_what_cannot_be_is_refused_in_a_line(words, told):
-    with pytest.raises(BadRequest) as refused:
-        config.read(words.split())
-    assert all(part in str(refused.value) for part in told)
-    assert "\n" not in str(refused.value)
-
-
-@pytest.mark.parametrize(
     ("flag", "name"),
     [("--json", "notes.txt"), ("--page", "README.md"), ("--page", "index.html")],
 )
