@@ -62,6 +62,23 @@ def _reader(convert: Callable[[str], Any], rule: str) -> Callable[[str], Any]:
     return read
 
 
+def one_of(values: Mapping[str, Any]) -> Callable[[str], Any]:
+    """Makes the reader of a word that stands for one of these values."""
+
+    def read(text):
+        try:
+            return values[checks.one_of("value", text, values)]
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    return read
+
+
+def or_none(read: Callable[[str], Any]) -> Callable[[str], Any]:
+    """Makes a reader that takes the word none, too."""
+    return lambda text: None if text.lower() == "none" else read(text)
+
+
 whole = _reader(int, "a whole number")
 number = _reader(float, "a number")
 indices = _reader(

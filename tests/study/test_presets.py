@@ -11,7 +11,7 @@ from small_tasks import folder_of
 
 import experiments.compare as compare
 import syncalgos
-from experiments.cli import factories, flags
+from experiments.cli import factories
 from experiments.cli.errors import BadRequest
 from experiments.study import config, grid, network, presets, spec
 from experiments.training.config import parse
@@ -29,7 +29,7 @@ def under(name, *argv):
     return config.read(["--preset", name, *argv])
 
 
-PUBLISHED = tomllib.loads(flags.PUBLISHED.read_text())
+PUBLISHED = tomllib.loads(factories.PUBLISHED.read_text())
 
 
 @pytest.mark.parametrize("name", PUBLISHED)

@@ -79,28 +79,6 @@ def test_algorithms_may_have_flags_and_labels(text, expected):
     assert spec.variants(text) == tuple(spec.Variant(*x) for x in expected)
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("", ["every algorithm needs a name"]),
-        ("bmuf,", ["every algorithm needs a name"]),
-        ("bmuf,,sync_sgd", ["every algorithm needs a name"]),
-        ("--period 4", ["every algorithm needs a name"]),
-        ("bmuf, --period 4", ["every algorithm needs a name"]),
-        ("=bmuf", ["'=bmuf' must be a label, = and a name"]),
-        ("A= bmuf", ["'A=' must be a label, = and a name"]),
-        ("'bmuf", ["quotation mark is not closed"]),
-        ("bmuf, sync_sgd, bmuf", ["'bmuf' twice", "other=bmuf"]),
-        ("A=bmuf, A=sync_sgd", ["'A' twice"]),
-    ],
-)
-def test_algorithms_without_a_name_or_of_one_label_are_refused(text, words):
-    with pytest.raises(BadRequest) as error:
-        spec.variants(text)
-    message = str(error.value)
-    assert "\n" not in message and all(word in message for word in words)
-
-
 def test_a_command_line_is_cut_before_each_flag():
     words = ["--lr", "0.1", "--no-nesterov", "--block_lr=2", "--clip-norm", "-1"]
     assert spec.flag_groups(words) == [
@@ -175,36 +153,6 @@ def test_values_of_a_narrow_range_differ():
     assert len(set(found.values)) == 28
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("", ["needs a flag and its values"]),
-        ("lr", ["needs a flag and its values", "lr=0.01:1:log:7"]),
-        ("lr=", ["needs a flag and its values"]),
-        ("=1,2", ["needs a flag and its values"]),
-        ("lr=1,,2", ["none be empty"]),
-        ("lr=1,2,1", ["must differ"]),
-        ("lr=1:2", ["LOW:HIGH:log:COUNT"]),
-        ("lr=1:2:cubic:3", ["LOW:HIGH:linear:COUNT"]),
-        ("lr=1:2:log:3:4", ["LOW:HIGH:log:COUNT"]),
-        ("lr=1:2:log:x", ["LOW:HIGH:log:COUNT"]),
-        ("lr=a:2:log:3", ["LOW:HIGH:log:COUNT"]),
-        ("lr=2:1:log:3", ["2 must be below 1"]),
-        ("lr=1:1:linear:3", ["1 must be below 1"]),
-        ("lr=0:inf:linear:3", ["must be below inf"]),
-        ("lr=0:1:log:3", ["begins above 0"]),
-        ("lr=-1:1:log:3", ["begins above 0"]),
-        ("lr=0.1:1:log:1", ["at least 2 values, got 1"]),
-    ],
-)
-def test_what_is_no_range_is_refused_in_one_line(text, words):
-    with pytest.raises(BadRequest) as error:
-        search_space.read("--tune", text)
-    message = str(error.value)
-    assert message.startswith("--tune") and "\n" not in message
-    assert all(word in message for word in words)
-
-
 # Which flags are whose.
 
 
@@ -242,46 +190,6 @@ def test_a_shared_flag_goes_to_those_that_have_it():
 def test_a_flag_applies_to_the_algorithms_that_take_it(flag, algos):
     decided = config_of("--algos=sync_sgd,bmuf,diloco")
     assert {v.algo for v in decided.variants if flag in v.known} == algos
-
-
-@pytest.mark.parametrize(
-    ("argv", "words"),
-    [
-        (["--algos=bmfu"], ["bmfu", "did you mean 'bmuf'"]),
-        (["--task=digit"], ["digit", "did you mean 'digits'"]),
-        (["--lrr", "0.1"], ["'--lrr'", "'--lr'"]),
-        (
-            ["--algos=sync_sgd", "--period", "4"],
-            ["none of sync_sgd", "belongs to", "bmuf"],
-        ),
-        (["--seed", "3"], ["--seed", "--seeds"]),
-        (["--export", "x"], ["--export", "single runs"]),
-        (["--sweep", "seed=1,2"], ["seed", "--seeds"]),
-        (["--sweep", "perid=1,2"], ["'--perid'", "did you mean '--period'"]),
-        (["--algos=sync_sgd", "--tune=period=1,2"], ["'--period'", "none of sync_sgd"]),
-        (["--tune", "optimizer=sgd,adam"], ["needs numbers", "'sgd'"]),
-        (["--tune", "lr=1,2", "--tune", "lr=3,4"], ["lr", "once only"]),
-        (["--tune", "lr=1,2", "--sweep", "lr=3,4"], ["lr", "once only"]),
-        (["--lr=0.1", "--tune=lr=1,2"], ["lr"]),  # given in vain
-        (["--period", "4", "--sweep=period=1,2"], ["period"]),
-        (["--algos=bmuf, A=bmuf --lr 3", "--tune=lr=1,2"], ["lr"]),
-        (["--algos=bmuf --seed 3"], ["--seed"]),
-        (["--algos=bmuf --task mnist"], ["--task"]),
-        (["stray"], ["unexpected argument 'stray'"]),
-    ],
-)
-def test_what_no_run_can_have_is_refused_in_one_line(argv, words):
-    with pytest.raises(BadRequest) as error:
-        config_of("--algos=sync_sgd,bmuf", *argv)
-    message = str(error.value)
-    assert "\n" not in message and all(word in message for word in words), message
-
-
-def test_an_algorithms_flags_that_it_lacks_are_refused_before_any_run(loader):
-    with pytest.raises(BadRequest, match="sync_sgd has no flag --period"):
-        grid.run_sets(config_of("--algos=bmuf,sync_sgd --period 4"), loader)
-    with pytest.raises(BadRequest, match="--lr: must be a number, got 'fast'"):
-        grid.run_sets(config_of("--lr", "fast"), loader)
 
 
 # What is tried.
@@ -385,20 +293,6 @@ def test_one_range_may_have_a_name_for_each_algorithm(loader):
         "--algos=bmuf,slowmo", "--tune=slow_momentum|block_momentum=0.5,0.9"
     )
     assert again.variants[0].budget[0].flag == "block_momentum"
-
-
-@pytest.mark.parametrize(
-    ("words", "told"),
-    [
-        (["--sweep=block_momentum|slow_momentum=0.5,0.9"], "varies one flag"),
-        (["--tune=block_momentum|=0.5,0.9"], "needs a flag and its values"),
-        (["--tune=lr|block_momentum=0.5,0.9", "--lr=1"], "--lr is given"),
-        (["--tune=lr|block_momentun=0.5,0.9"], "--block-momentun"),
-    ],
-)
-def test_a_range_of_several_names_that_cannot_be_is_refused(words, told):
-    with pytest.raises(BadRequest, match=told):
-        config_of("--algos=bmuf,slowmo", *words)
 
 
 def test_an_algorithm_without_any_tuned_flag_is_not_tried():

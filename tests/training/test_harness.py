@@ -11,7 +11,7 @@ import pytest
 import small_tasks
 
 import syncalgos
-from experiments.cli import factories, signatures
+from experiments.cli import factories
 from experiments.pipeline import sampler
 from experiments.tasks.task import held_out, losses
 from experiments.training import optimizers, records
@@ -323,8 +323,8 @@ def test_parameters_that_no_word_can_set_are_no_flags():
     def factory(period: int, rate=0.5, outer=optax.sgd(0.1), dtype=jnp.float32):  # noqa: B008
         return syncalgos.model_averaging(period)
 
-    found = factories.flag_parameters(factories.ALGORITHM, signatures.of(factory))
-    assert [p.name for p in found] == ["period", "rate"]
+    found = factories.of_function(factories.ALGORITHM, "own", factory)
+    assert [*found.flags] == ["period", "rate"]
 
 
 GIVEN = """
