@@ -75,7 +75,13 @@ def against_baseline(
         is_given: whether the baseline was named beforehand. If not, p-values are
             corrected for all pairs of rows.
     """
-    bases = [_counterpart(rows, row, baseline) for row in rows]
+    at = {row.point: row for row in rows if row.label == baseline}
+    # What is not swept is compared to a baseline at one value, but not at several.
+    alone = next(iter(at.values())) if len(at) == 1 else None
+    bases = [
+        at.get(row.point) or at.get("") or (None if row.point else alone)
+        for row in rows
+    ]
     pairs = [(a, b) for a, b in zip(rows, bases, strict=True) if b and b is not a]
     rest = [
         pair
@@ -97,15 +103,6 @@ def against_baseline(
             sentences.append(" ".join([said, *lost]))
         judged.append(row._replace(comparison=comparison))
     return judged, sentences
-
-
-def _counterpart(rows: Sequence[Row], row: Row, baseline: str) -> Row | None:
-    """Returns the baseline at the same value of the sweep, or without one."""
-    bases = [x for x in rows if x.label == baseline]
-    near = [x for x in bases if x.point in (row.point, "")]
-    if not near and not row.point and len(bases) == 1:
-        return bases[0]
-    return near[0] if near else None
 
 
 def rankings(rows: Sequence[Row], by: Measure) -> dict[str, Ranking]:
