@@ -119,26 +119,23 @@ def rankings(rows: Sequence[Row], by: Measure) -> dict[str, Ranking]:
     """
     points = by_point(rows)
     tops = {point: leader(group, by) for point, group in points.items()}
-    pairs, rest = [], []
-    for point, top in tops.items():
-        others = [row for row in points[point] if row is not top]
-        pairs += [(row, top) for row in others if top is not None]
-        rest += combinations(others, 2)
+    others = {
+        point: [row for row in points[point] if row is not top]
+        for point, top in tops.items()
+        if top is not None
+    }
+    pairs = [(x, top) for p, own in others.items() if (top := tops[p]) for x in own]
+    rest = [pair for own in others.values() for pair in combinations(own, 2)]
     comparisons = iter(compared(pairs, rest, by))
     found = {}
-    for point, top in tops.items():
+    for point, group in points.items():
         kinds, count = {kind: [] for kind in FINDINGS}, 0
-        for row in points[point]:
-            if top is None or row is top:
-                continue
+        for row in others.get(point, ()):
             comparison = next(comparisons)
-            count, kind = comparison.count, comparison.kind
-            if row.measure is None:
-                kind = "lost"
-            elif kind == "worse" and row.at_edge:
-                kind = "edge"
-            kinds[kind].append(row)
-        found[point] = Ranking(points[point], top, kinds, count)
+            count, kind = comparison.count, comparison.kind if row.measure else "lost"
+            is_edge = kind == "worse" and row.at_edge
+            kinds["edge" if is_edge else kind].append(row)
+        found[point] = Ranking(group, tops[point], kinds, count)
     return found
 
 
