@@ -640,43 +640,53 @@ def tuning_again(found):
     return config.read(shlex.split(found.remarks[0].partition(COMMAND)[2]))
 
 
-@pytest.mark.parametrize("seeds", [1, 3, 5])
-def test_a_comparison_at_one_nominal_rate_names_no_winner(make_study, seeds):
-    rates, words = [(0.05, 0.05), (0.05, 0.4)], ["--out", "x", "--workers", "2"]
-    found = rated(make_study(seeds=seeds), rates, words)
+NOMINAL = [(0.05, 0.05), (0.05, 0.4)]
+SWEPT_RATE = ["--sweep=lr=0.1,1", "--scale-lr=none"]
+
+
+@pytest.mark.parametrize(
+    ("seeds", "argv", "rates", "tuned"),
+    [
+        (1, [], NOMINAL, "lr=0.0031:0.8:log:9"),
+        (3, [], NOMINAL, "lr=0.0031:0.8:log:9"),
+        (5, [], NOMINAL, "lr=0.0031:0.8:log:9"),
+        # Rates are compared at each value of a sweep, which becomes what is tried.
+        (5, SWEPT_RATE, [(0.1, 0.1), (1.0, 1.0), (0.1, 0.8), (1.0, 8.0)], "lr=0.1,1"),
+    ],
+)
+def test_a_comparison_at_one_nominal_rate_names_no_winner(
+    make_study, seeds, argv, rates, tuned
+):
+    words = [*argv, "--out", "x", "--workers", "2"]
+    found = rated(make_study(*argv, seeds=seeds), rates, words)
     assert found.terms == "at one nominal rate"
-    assert "0.05 of sync_sgd to 0.4 of bmuf" in found.remarks[0]
-    tuned = f"{COMMAND} --workers 2 --tune lr=0.0031:0.8:log:9"
-    assert found.remarks[0].endswith(tuned)
+    kept = " ".join([COMMAND, *argv[1:], "--workers 2", "--tune", tuned])
+    assert found.remarks[0].endswith(kept)
     assert not NO_WINNER & words_of(found)
-    assert found.rows[1].comparison.clause.startswith("above by 1.0")
+    assert found.rows[-1].comparison.clause.startswith("above by ")
     assert found.numbers[1][0] == "8 times"
+    assert found.headline.count("no winner") == 1
     shown = tables.screen(found, make_study().out).splitlines()
     assert "against sync_sgd, at one nominal rate" in shown[1]
-    assert "above by 1.0" in shown[3]
-    assert shown[5].startswith("At one nominal rate no winner is named")
     (first, *_) = [x for x in shown if x.startswith("note: ")]
     assert first.startswith("note: Learning rates were not tuned")
-
-
-FAIR = [0.05, 0.05], [0.05, 0.4]
+    if not argv:
+        assert "0.05 of sync_sgd to 0.4 of bmuf" in found.remarks[0]
+        assert "above by 1.0" in shown[3]
 
 
 @pytest.mark.parametrize(
     ("argv", "rates"),
     [
         ([], [(0.05, 0.05), (0.05, 0.07)]),  # not far enough apart
-        (["--tune=lr=0.1,0.2"], FAIR),
-        (["--tune=block_lr|lr=0.1,0.2"], FAIR),  # one range tunes both
+        (["--tune=lr=0.1,0.2"], NOMINAL),
+        (["--tune=block_lr|lr=0.1,0.2"], NOMINAL),  # one range tunes both
         (["--algos=sync_sgd --lr 0.4,bmuf --lr 0.05"], [(0.4, 0.4), (0.05, 0.4)]),
         # One algorithm at several rates compares rates and means to.
         (["--algos=bmuf --lr 0.1,bmuf --lr 1"], [(0.1, 0.8), (1.0, 8.0)]),
         (["--algos=bmuf"], [(0.1, 0.8)]),
         # At each value of a sweep they are alike.
-        (
-            ["--sweep=lr=0.1,1", "--scale-lr=none"],
-            [(0.1, 0.1), (1.0, 1.0), (0.1, 0.1), (1.0, 1.0)],
-        ),
+        (SWEPT_RATE, [(0.1, 0.1), (1.0, 1.0)] * 2),
     ],
 )
 def test_a_fair_comparison_needs_no_word_on_rates(make_study, argv, rates):
@@ -689,17 +699,6 @@ def test_a_fair_comparison_needs_no_word_on_rates(make_study, argv, rates):
     assert not with_words(found, "Learning rates were")
     if len(found.rows) > 1:
         assert NO_WINNER & words_of(found)
-
-
-def test_rates_are_compared_at_each_value_of_a_sweep(make_study):
-    argv = ["--sweep=lr=0.1,1", "--scale-lr=none"]
-    rates = [(0.1, 0.1), (1.0, 1.0), (0.1, 0.8), (1.0, 8.0)]
-    found = rated(make_study(*argv), rates, argv)
-    assert found.terms == "at one nominal rate"
-    assert found.headline.count("no winner") == 1
-    assert found.remarks[0].endswith("--tune lr=0.1,1")
-    assert "--sweep" not in found.remarks[0]
-    assert not NO_WINNER & words_of(found)
 
 
 @pytest.mark.parametrize(
