@@ -31,13 +31,6 @@ def by_seed(values):
     return dict(enumerate(values))
 
 
-def difference(
-    mean, low: Any = None, high: Any = None, deviation=0.01, count=5, same_sign=True
-):
-    p = None if low is None else 0.5 if low <= 0 <= high else 1e-6
-    return Difference(mean, low, high, deviation, count, same_sign, p)
-
-
 def compared(values, baseline) -> Any:
     return paired(values, baseline)
 
@@ -46,17 +39,17 @@ def ends(found: Any) -> Any:
     return found.low, found.high
 
 
-def test_the_deviation_is_that_of_a_sample():
-    # 1, 2, 3, 6: squares of distances from 3 sum up to 4 + 1 + 0 + 9 = 14
-    assert spread([1, 2, 3, 6]) == Spread(3.0, pytest.approx(math.sqrt(14 / 3)), 4)
-
-
-def test_one_seed_has_no_deviation():
-    assert spread([0.5]) == Spread(0.5, None, 1)
-
-
-def test_equal_figures_deviate_by_exactly_zero():
-    assert spread([0.1, 0.1, 0.1]) == Spread(0.1, 0.0, 3)
+@pytest.mark.parametrize(
+    ("values", "mean", "deviation"),
+    [
+        # Squares of distances from 3 sum up to 4 + 1 + 0 + 9 = 14.
+        ([1, 2, 3, 6], 3.0, pytest.approx(math.sqrt(14 / 3))),
+        ([0.5], 0.5, None),
+        ([0.1, 0.1, 0.1], 0.1, 0.0),  # exactly
+    ],
+)
+def test_the_deviation_is_that_of_a_sample(values, mean, deviation):
+    assert spread(values) == Spread(mean, deviation, len(values))
 
 
 @given(st.lists(FIGURES, min_size=2, max_size=8), st.randoms())
@@ -74,17 +67,33 @@ def test_a_mean_of_nothing_or_of_what_is_not_finite_is_refused(values):
         spread(values)
 
 
-def test_only_seeds_that_both_have_are_paired():
-    found = paired({0: 5.0, 1: 7.0, 3: 100.0}, {1: 4.0, 0: 4.0, 2: -100.0})
-    # 5 - 4 and 7 - 4: mean 2, squares of distances from it 1 + 1
-    assert found == Difference(2.0, None, None, pytest.approx(math.sqrt(2)), 2, True)
+EIGHTHS = {seed: seed / 8 for seed in range(6)}
+MORE, LESS = ({s: x + gain for s, x in EIGHTHS.items()} for gain in (0.25, -0.25))
 
 
 @pytest.mark.parametrize(
-    ("values", "baseline"), [({}, {}), ({0: 1.0}, {}), ({0: 1.0}, {1: 1.0})]
+    ("values", "baseline", "expected"),
+    [
+        # Only seeds that both have. 5 - 4 and 7 - 4: squares from the mean 1 + 1.
+        (
+            {0: 5.0, 1: 7.0, 3: 100.0},
+            {1: 4.0, 0: 4.0, 2: -100.0},
+            (2.0, None, None, pytest.approx(math.sqrt(2)), 2, True),
+        ),
+        # Five times one test example more: nothing is known of chance.
+        (MORE, EIGHTHS, (0.25, None, None, 0.0, 6, True)),
+        (LESS, EIGHTHS, (-0.25, None, None, 0.0, 6, True)),
+        # Identical figures are certain to be equal.
+        (EIGHTHS, EIGHTHS, (0.0, 0.0, 0.0, 0.0, 6, True, 1.0)),
+        ({}, {}, None),
+        ({0: 1.0}, {}, None),
+        ({0: 1.0}, {1: 1.0}, None),
+    ],
 )
-def test_no_seed_in_common_is_no_difference(values, baseline):
-    assert paired(values, baseline) is None
+def test_seeds_are_paired_and_equal_differences_have_no_interval(
+    values, baseline, expected
+):
+    assert paired(values, baseline) == (expected and Difference(*expected))
 
 
 def test_five_pairs_have_an_interval_and_four_have_none():
@@ -108,12 +117,6 @@ def test_interval_and_p_value_are_those_of_scipys_paired_t_test(pairs, confidenc
     assert ends(found) == pytest.approx(tuple(expected.confidence_interval(confidence)))
 
 
-def test_more_confidence_is_a_wider_interval():
-    values, zeros = by_seed([1.0, 2.0, 4.0, 3.0, 7.0, 5.0]), by_seed([0.0] * 6)
-    at_80, at_95 = (ends(paired(values, zeros, level)) for level in (0.8, 0.95))
-    assert at_95[0] < at_80[0] < at_80[1] < at_95[1]
-
-
 @pytest.mark.parametrize("confidence", [0, 1, 95, math.nan])
 def test_a_confidence_that_is_no_probability_is_refused(confidence):
     with pytest.raises(ValueError, match="between 0 and 1, got"):
@@ -123,19 +126,6 @@ def test_a_confidence_that_is_no_probability_is_refused(confidence):
 def test_a_diverged_figure_among_the_pairs_is_refused():
     with pytest.raises(ValueError, match="finite"):
         paired({0: math.inf}, {0: 1.0})
-
-
-@pytest.mark.parametrize("amount", [0.25, -0.25])
-def test_equal_differences_have_no_interval(amount):
-    """Five times one test example more: nothing is known of chance."""
-    baseline = {seed: seed / 8 for seed in range(6)}
-    values = {seed: x + amount for seed, x in baseline.items()}
-    assert paired(values, baseline) == Difference(amount, None, None, 0.0, 6, True)
-
-
-def test_identical_figures_are_certain_to_be_equal():
-    values = {seed: seed / 8 for seed in range(6)}
-    assert paired(values, values) == Difference(0.0, 0.0, 0.0, 0.0, 6, True, 1.0)
 
 
 def test_differences_that_are_equal_but_for_rounding_have_no_interval():
@@ -208,9 +198,8 @@ def test_an_interval_is_scipys_at_every_scale(values, shift, scale):
 
 
 def with_p(*values):
-    return [
-        None if p is None else difference(0.1, 0.05, 0.15)._replace(p=p) for p in values
-    ]
+    known = Difference(0.1, 0.05, 0.15, 0.01, 5, True)
+    return [None if p is None else known._replace(p=p) for p in values]
 
 
 @pytest.mark.parametrize(
@@ -228,36 +217,12 @@ def test_p_values_are_corrected_as_holm_does(ps, expected):
     assert corrected(with_p(*ps)) == pytest.approx(expected)
 
 
-def test_equal_algorithms_are_rarely_told_apart_in_a_whole_study():
-    """Studies of 8 comparisons: one in 20, and without correction one in three."""
-    rng, zeros = np.random.default_rng(0), by_seed([0.0] * 6)
-    raw = held = 0
-    for _ in range(2000):
-        study = [paired(by_seed(x), zeros) for x in rng.normal(size=(8, 6))]
-        raw += any(d.p < 0.05 for d in study if d and d.p is not None)
-        held += any(p < 0.05 for p in corrected(study) if p is not None)
-    assert raw / 2000 > 0.25
-    assert held / 2000 == pytest.approx(0.05, abs=0.02)
-
-
-def test_a_band_is_the_mean_and_a_deviation_on_either_side():
-    mean, low, high = band([[1.0, 10.0], [3.0, 10.0]])
-    assert mean == [2.0, 10.0]
-    assert low == pytest.approx([2 - math.sqrt(2), 10.0])
-    assert high == pytest.approx([2 + math.sqrt(2), 10.0])
-
-
 def test_a_band_goes_on_with_the_seeds_that_have_a_figure():
     mean, low, high = band([[1.0, None, 5.0, math.inf], [3.0, 4.0], [2.0, None]])
     assert (mean[0], low[0], high[0]) == (2.0, 1.0, 3.0)
     assert (mean[1], low[1], high[1]) == (4.0, 4.0, 4.0)
     assert (mean[2], low[2], high[2]) == (5.0, 5.0, 5.0)
     assert all(math.isnan(x[3]) for x in (mean, low, high))
-
-
-@pytest.mark.parametrize("curves", [[], [[]], [[], []]])
-def test_a_band_of_nothing_is_empty(curves):
-    assert band(curves) == ([], [], [])
 
 
 @given(

@@ -41,26 +41,28 @@ BYTES = {"sync_sgd": 100, "sign_sgd": 100, "bmuf": 10}  # a step
 SENDS = {"sync_sgd": ALWAYS, "sign_sgd": ALWAYS, "bmuf": TENTH}
 
 
+def study_of(out, *argv, seeds=5) -> StudyConfig:
+    """A study of sync_sgd and bmuf, with the flags given."""
+    networks = ["--network", SLOW.name, "--network", FAST.name]
+    first = ["--algos=sync_sgd,bmuf", f"--step-time={STEP_TIME}", f"--seeds={seeds}"]
+    return config.parse([*first, *networks, f"--out={out}", *argv])
+
+
 @pytest.fixture
-def study_of(tmp_path):
-    """Makes a study of sync_sgd and bmuf with these flags, in a folder of its own."""
+def make_study(tmp_path):
+    """Makes a study as `study_of` does, in a folder of its own."""
     number = count()
-
-    def make(*argv, seeds=5) -> StudyConfig:
-        networks = ["--network", SLOW.name, "--network", FAST.name]
-        first = ["--algos=sync_sgd,bmuf", f"--step-time={STEP_TIME}"]
-        out = [f"--seeds={seeds}", f"--out={tmp_path / str(next(number))}"]
-        return config.parse([*first, *networks, *out, *argv])
-
-    return make
+    return lambda *argv, seeds=5: study_of(
+        tmp_path / str(next(number)), *argv, seeds=seeds
+    )
 
 
 @pytest.fixture
-def plain(study_of):
+def plain(make_study):
     """Makes the report of runs without a sweep, which end at these accuracies."""
 
     def make(sync, bmuf, *argv, command="", **given):
-        study = study_of(*argv, seeds=len(sync))
+        study = make_study(*argv, seeds=len(sync))
         finals = {("sync_sgd", ""): sync, ("bmuf", ""): bmuf}
         return analysis.report(study, made(study, finals, **given), command)
 
@@ -148,9 +150,9 @@ def test_rows_hold_mean_and_deviation_over_the_seeds(plain):
     assert found.title == "sync_sgd and bmuf on digits"
 
 
-def test_what_seeds_send_unlike_is_shown_as_their_mean(study_of):
+def test_what_seeds_send_unlike_is_shown_as_their_mean(make_study):
     """Data may decide on what is sent: see `decided`."""
-    study = study_of(seeds=2)
+    study = make_study(seeds=2)
     runs = made(study, {("sync_sgd", ""): (0.8, 0.9), ("bmuf", ""): (0.7, 0.9)})
     alike = analysis.report(study, runs, "command")
     bmuf = runs[1]
@@ -267,8 +269,8 @@ def test_the_target_is_a_share_of_the_baselines_or_as_given(
     assert [row.steps_to_target for row in found.rows] == steps
 
 
-def test_without_a_run_of_the_baseline_there_is_no_default_target(study_of):
-    study = study_of(seeds=1)
+def test_without_a_run_of_the_baseline_there_is_no_default_target(make_study):
+    study = make_study(seeds=1)
     runs = made(study, {("sync_sgd", ""): [0.9], ("bmuf", ""): [0.8]})
     runs[0].summaries[0]["diverged"] = True
     assert analysis.report(study, runs, "").target is None
@@ -287,10 +289,10 @@ def test_without_an_accuracy_the_loss_is_compared(plain):
 
 
 def test_the_measured_step_is_the_median_of_one_worker_with_a_device_to_itself(
-    study_of,
+    make_study,
 ):
     """2 devices of 2 workers take 6 s of 30 steps: 0.2 s; as lanes of one, 0.1 s."""
-    study = replace(study_of(seeds=3), step_time=None)
+    study = replace(make_study(seeds=3), step_time=None)
     runs = made(study, {("sync_sgd", ""): [0.8] * 3, ("bmuf", ""): [0.7] * 3})
     seconds, how = analysis.report(study, runs, "").step_seconds
     assert seconds == pytest.approx(0.2)
@@ -301,8 +303,8 @@ def test_the_measured_step_is_the_median_of_one_worker_with_a_device_to_itself(
     assert analysis.report(study, runs, "").step_seconds[0] == pytest.approx(0.1)
 
 
-def test_what_could_not_be_counted_has_no_time_and_the_report_says_so(study_of):
-    study = study_of(seeds=1)
+def test_what_could_not_be_counted_has_no_time_and_the_report_says_so(make_study):
+    study = make_study(seeds=1)
     lines = [line(step, 0.5, bytes_per_worker=None) for step in AT]
     sync, bmuf = points(study)
     write(bmuf.run(0), "bmuf", (), lines=lines, syncs=None, sends=None)
@@ -344,9 +346,9 @@ AT_EACH = {
     ],
 )
 def test_each_point_is_compared_to_the_baseline_at_that_point(
-    study_of, argv, finals, gains
+    make_study, argv, finals, gains
 ):
-    study = study_of(*argv, seeds=2)
+    study = make_study(*argv, seeds=2)
     found = analysis.report(study, made(study, finals), "")
     assert [(row.label, row.point) for row in found.rows] == [*finals]
     assert found.sweep == argv[0].split("=")[1]
@@ -363,11 +365,11 @@ def test_each_point_is_compared_to_the_baseline_at_that_point(
 
 
 @pytest.fixture
-def diverging(study_of):
+def diverging(make_study):
     """Makes the report of runs of which bmuf's of one seed diverged, with its lines."""
 
     def make(lines, seeds, lost=1):
-        study, found = study_of(seeds=seeds), []
+        study, found = make_study(seeds=seeds), []
         for point in points(study):
             for seed in point.seeds:
                 if (point.variant.algo, seed) == ("bmuf", lost):
@@ -437,8 +439,8 @@ def final(study, values):
     return found
 
 
-def test_the_best_mean_on_validation_data_is_chosen_and_none_that_diverged(study_of):
-    study = study_of("--tune=lr=0.3,0.1,0.2", "--tune-seeds=2", seeds=1)
+def test_the_best_mean_on_validation_data_is_chosen_and_none_that_diverged(make_study):
+    study = make_study("--tune=lr=0.3,0.1,0.2", "--tune-seeds=2", seeds=1)
     scores = {"0.1": (0.5, 0.6), "0.2": (0.2, 0.7), "0.3": (0.99, None)}
     edge = {"0.1": (0.5, 0.6), "0.2": (0.6, 0.7), "0.3": (0.7, 0.8)}
     tried(study, {"sync_sgd": scores, "bmuf": edge})
@@ -454,8 +456,8 @@ def chosen_values(made, key):
     return known(tuning.chosen(made, key)).values
 
 
-def test_of_equal_accuracies_the_lower_loss_is_chosen(study_of):
-    study = study_of("--tune=lr=0.1,0.2,0.3", "--tune-seeds=5", seeds=1)
+def test_of_equal_accuracies_the_lower_loss_is_chosen(make_study):
+    study = make_study("--tune=lr=0.1,0.2,0.3", "--tune-seeds=5", seeds=1)
     tried(study, {x: dict.fromkeys(("0.1", "0.2", "0.3"), [0.5] * 5) for x in BYTES})
     point = points(study)[0]
     for run in (each.run(s) for each in point.trials for s in range(1000, 1005)):
@@ -468,15 +470,15 @@ def test_of_equal_accuracies_the_lower_loss_is_chosen(study_of):
     assert chosen_values(point._replace(trials=[]), None) == {}
 
 
-def test_where_all_diverged_the_fewest_are_chosen(study_of):
-    study = study_of("--tune=lr=0.1,0.2", "--tune-seeds=2", seeds=1)
+def test_where_all_diverged_the_fewest_are_chosen(make_study):
+    study = make_study("--tune=lr=0.1,0.2", "--tune-seeds=2", seeds=1)
     scores = {"0.1": (None, None), "0.2": (0.1, None)}
     tried(study, {"sync_sgd": scores, "bmuf": scores})
     assert chosen_values(points(study)[0], None) == {"lr": "0.2"}
 
 
-def test_the_best_value_has_an_interval_from_five_seeds_on(study_of):
-    study = study_of("--tune=lr=0.1,0.2,0.3", "--tune-seeds=6", seeds=1)
+def test_the_best_value_has_an_interval_from_five_seeds_on(make_study):
+    study = make_study("--tune=lr=0.1,0.2,0.3", "--tune-seeds=6", seeds=1)
     clear = {"0.1": [0.5] * 6, "0.2": [0.9, 0.7, 0.8, 0.9, 0.7, 0.8], "0.3": [None] * 6}
     # 0.2 is the best where its one good seed is drawn twice or more: in 1 - (5/6)^6 -
     # (5/6)^5 = 26 % of resamples.
@@ -485,7 +487,7 @@ def test_the_best_value_has_an_interval_from_five_seeds_on(study_of):
     sync, bmuf = (tuning.report(p.read(), ACCURACY)[0] for p in points(study))
     assert (sync.low, sync.chosen, sync.high) == (0.2, 0.2, 0.2)
     assert (bmuf.low, bmuf.chosen, bmuf.high) == (0.1, 0.1, 0.2)
-    few = study_of("--tune=lr=0.1,0.2", "--tune-seeds=4", seeds=1)
+    few = make_study("--tune=lr=0.1,0.2", "--tune-seeds=4", seeds=1)
     tried(few, {x: {"0.1": [0.5] * 4, "0.2": [0.6] * 4} for x in BYTES})
     assert tuning.report(points(few)[0].read(), ACCURACY)[0].low is None
 
@@ -493,8 +495,8 @@ def test_the_best_value_has_an_interval_from_five_seeds_on(study_of):
 LAW = ["--algos=bmuf", "--tune=lr=0.1,0.2", "--sweep=period=2,4"]
 
 
-def test_a_law_is_the_answer_of_a_study_of_one_algorithm(study_of):
-    study = study_of(*LAW, "--tune-seeds=5", seeds=1)
+def test_a_law_is_the_answer_of_a_make_study_one_algorithm(make_study):
+    study = make_study(*LAW, "--tune-seeds=5", seeds=1)
     torn = [0.4] * 4 + [0.95]  # the best where the last seed is drawn once: 0.51 > 0.5
     for point, better in zip(points(study), ("0.1", "0.2"), strict=True):
         for each in point.trials:
@@ -509,8 +511,8 @@ def test_a_law_is_the_answer_of_a_study_of_one_algorithm(study_of):
     assert report.lead == "Best lr: 0.1 at period=2, 0.2 at period=4"
 
 
-def test_no_law_is_named_where_all_trials_diverged(study_of):
-    study = study_of(*LAW, "--tune-seeds=1", seeds=1)
+def test_no_law_is_named_where_all_trials_diverged(make_study):
+    study = make_study(*LAW, "--tune-seeds=1", seeds=1)
     tried(study, {"bmuf": {"0.1": [None], "0.2": [None]}})
     runs = final(study, ({"lr": "0.1"}, {"lr": "0.1"}))
     for r in runs:
@@ -520,8 +522,8 @@ def test_no_law_is_named_where_all_trials_diverged(study_of):
     assert "Best lr" not in report.headline
 
 
-def test_the_report_says_what_was_tuned_and_flags_an_edge(study_of):
-    study = study_of("--tune=lr=0.1:0.3:linear:3", "--tune=period=2,4", seeds=1)
+def test_the_report_says_what_was_tuned_and_flags_an_edge(make_study):
+    study = make_study("--tune=lr=0.1:0.3:linear:3", "--tune=period=2,4", seeds=1)
     fine = [f"{0.1 + 0.04 * i:.3g}" for i in range(6)]  # it lacks the period
     grid = {
         **{"0.1,2": [0.5], "0.2,2": [0.7], "0.3,2": [0.6]},
@@ -554,9 +556,9 @@ def test_the_report_says_what_was_tuned_and_flags_an_edge(study_of):
     ],
 )
 def test_one_value_is_not_called_tuned_and_unequal_budgets_are_said(
-    study_of, values, said, unsaid
+    make_study, values, said, unsaid
 ):
-    study = study_of(f"--tune=period={','.join(values)}", seeds=1)
+    study = make_study(f"--tune=period={','.join(values)}", seeds=1)
     tried(study, {"bmuf": {x: [0.1 * float(x)] for x in values}})
     report = analysis.report(study, final(study, ({}, {"period": "4"})), "")
     assert len(with_words(report, said)) == 1 and not with_words(report, unsaid)
@@ -587,15 +589,15 @@ def test_remarks_tell_what_to_take_care_of(plain, seeds, given, remark):
     assert len(with_words(found, remark)) == 1
 
 
-def test_a_fair_study_of_enough_seeds_needs_no_remark(plain):
+def test_a_fair_make_study_enough_seeds_needs_no_remark(plain):
     found = plain([0.8] * 5, [0.7] * 5)
     assert found.remarks == [] and found.tuning == [] and found.paper is None
     assert [row.tuned for row in found.rows] == [{}, {}]
 
 
 @pytest.mark.parametrize("given", [True, False])
-def test_one_time_of_a_step_for_unlike_batches_is_remarked_on(study_of, given):
-    study = study_of(seeds=1)
+def test_one_time_of_a_step_for_unlike_batches_is_remarked_on(make_study, given):
+    study = make_study(seeds=1)
     study = study if given else replace(study, step_time=None)
     runs = made(study, {("sync_sgd", ""): [0.8], ("bmuf", ""): [0.9]})
     runs[0].config["settings"]["batch_size"] *= 2
@@ -638,47 +640,57 @@ def tuning_again(found):
     return config.read(shlex.split(found.remarks[0].partition(COMMAND)[2]))
 
 
-@pytest.mark.parametrize("seeds", [1, 3, 5])
-def test_a_comparison_at_one_nominal_rate_names_no_winner(study_of, seeds):
-    rates, words = [(0.05, 0.05), (0.05, 0.4)], ["--out", "x", "--workers", "2"]
-    found = rated(study_of(seeds=seeds), rates, words)
+NOMINAL = [(0.05, 0.05), (0.05, 0.4)]
+SWEPT_RATE = ["--sweep=lr=0.1,1", "--scale-lr=none"]
+
+
+@pytest.mark.parametrize(
+    ("seeds", "argv", "rates", "tuned"),
+    [
+        (1, [], NOMINAL, "lr=0.0031:0.8:log:9"),
+        (3, [], NOMINAL, "lr=0.0031:0.8:log:9"),
+        (5, [], NOMINAL, "lr=0.0031:0.8:log:9"),
+        # Rates are compared at each value of a sweep, which becomes what is tried.
+        (5, SWEPT_RATE, [(0.1, 0.1), (1.0, 1.0), (0.1, 0.8), (1.0, 8.0)], "lr=0.1,1"),
+    ],
+)
+def test_a_comparison_at_one_nominal_rate_names_no_winner(
+    make_study, seeds, argv, rates, tuned
+):
+    words = [*argv, "--out", "x", "--workers", "2"]
+    found = rated(make_study(*argv, seeds=seeds), rates, words)
     assert found.terms == "at one nominal rate"
-    assert "0.05 of sync_sgd to 0.4 of bmuf" in found.remarks[0]
-    tuned = f"{COMMAND} --workers 2 --tune lr=0.0031:0.8:log:9"
-    assert found.remarks[0].endswith(tuned)
+    kept = " ".join([COMMAND, *argv[1:], "--workers 2", "--tune", tuned])
+    assert found.remarks[0].endswith(kept)
     assert not NO_WINNER & words_of(found)
-    assert found.rows[1].comparison.clause.startswith("above by 1.0")
+    assert found.rows[-1].comparison.clause.startswith("above by ")
     assert found.numbers[1][0] == "8 times"
-    shown = tables.screen(found, study_of().out).splitlines()
+    assert found.headline.count("no winner") == 1
+    shown = tables.screen(found, make_study().out).splitlines()
     assert "against sync_sgd, at one nominal rate" in shown[1]
-    assert "above by 1.0" in shown[3]
-    assert shown[5].startswith("At one nominal rate no winner is named")
     (first, *_) = [x for x in shown if x.startswith("note: ")]
     assert first.startswith("note: Learning rates were not tuned")
-
-
-FAIR = [0.05, 0.05], [0.05, 0.4]
+    if not argv:
+        assert "0.05 of sync_sgd to 0.4 of bmuf" in found.remarks[0]
+        assert "above by 1.0" in shown[3]
 
 
 @pytest.mark.parametrize(
     ("argv", "rates"),
     [
         ([], [(0.05, 0.05), (0.05, 0.07)]),  # not far enough apart
-        (["--tune=lr=0.1,0.2"], FAIR),
-        (["--tune=block_lr|lr=0.1,0.2"], FAIR),  # one range tunes both
+        (["--tune=lr=0.1,0.2"], NOMINAL),
+        (["--tune=block_lr|lr=0.1,0.2"], NOMINAL),  # one range tunes both
         (["--algos=sync_sgd --lr 0.4,bmuf --lr 0.05"], [(0.4, 0.4), (0.05, 0.4)]),
         # One algorithm at several rates compares rates and means to.
         (["--algos=bmuf --lr 0.1,bmuf --lr 1"], [(0.1, 0.8), (1.0, 8.0)]),
         (["--algos=bmuf"], [(0.1, 0.8)]),
         # At each value of a sweep they are alike.
-        (
-            ["--sweep=lr=0.1,1", "--scale-lr=none"],
-            [(0.1, 0.1), (1.0, 1.0), (0.1, 0.1), (1.0, 1.0)],
-        ),
+        (SWEPT_RATE, [(0.1, 0.1), (1.0, 1.0)] * 2),
     ],
 )
-def test_a_fair_comparison_needs_no_word_on_rates(study_of, argv, rates):
-    study = study_of(*argv)
+def test_a_fair_comparison_needs_no_word_on_rates(make_study, argv, rates):
+    study = make_study(*argv)
     if study.tune:
         lr = {"0.1": [0.5], "0.2": [0.4]}
         tried(study, {"sync_sgd": lr, "bmuf": lr})
@@ -687,17 +699,6 @@ def test_a_fair_comparison_needs_no_word_on_rates(study_of, argv, rates):
     assert not with_words(found, "Learning rates were")
     if len(found.rows) > 1:
         assert NO_WINNER & words_of(found)
-
-
-def test_rates_are_compared_at_each_value_of_a_sweep(study_of):
-    argv = ["--sweep=lr=0.1,1", "--scale-lr=none"]
-    rates = [(0.1, 0.1), (1.0, 1.0), (0.1, 0.8), (1.0, 8.0)]
-    found = rated(study_of(*argv), rates, argv)
-    assert found.terms == "at one nominal rate"
-    assert found.headline.count("no winner") == 1
-    assert found.remarks[0].endswith("--tune lr=0.1,1")
-    assert "--sweep" not in found.remarks[0]
-    assert not NO_WINNER & words_of(found)
 
 
 @pytest.mark.parametrize(
@@ -725,9 +726,9 @@ def test_rates_are_compared_at_each_value_of_a_sweep(study_of):
     ],
 )
 def test_the_terms_of_rates_are_said_and_the_command_tunes_them(
-    study_of, algos, rates, terms, again
+    make_study, algos, rates, terms, again
 ):
-    study = study_of(f"--algos={algos}")
+    study = make_study(f"--algos={algos}")
     baseline = study.variants[-1].label
     found = rated(study, rates, ["--baseline", shlex.quote(baseline)])
     assert found.terms == terms
@@ -740,11 +741,11 @@ def test_the_terms_of_rates_are_said_and_the_command_tunes_them(
         assert study.baseline is None
 
 
-def test_who_has_no_effective_rate_is_left_out_of_the_comparison_of_rates(study_of):
-    study = study_of("--algos=sync_sgd,bmuf,sign_sgd")
+def test_who_has_no_effective_rate_is_left_out_of_the_comparison_of_rates(make_study):
+    study = make_study("--algos=sync_sgd,bmuf,sign_sgd")
     found = rated(study, [(0.05, 0.05), (0.05, 0.4), (0.05, None)])
     assert found.terms and "(sign_sgd: none known)" in found.remarks[0]
-    study = study_of("--algos=sync_sgd,sign_sgd")
+    study = make_study("--algos=sync_sgd,sign_sgd")
     found = rated(study, [(0.05, 0.05), (0.05, None)])
     assert found.terms == "" and "of sign_sgd no effective one" in found.remarks[0]
 
@@ -759,10 +760,10 @@ def test_who_has_no_effective_rate_is_left_out_of_the_comparison_of_rates(study_
     ],
 )
 def test_no_winner_is_named_over_who_is_at_the_edge_of_the_range(
-    study_of, scores, range_, verdict
+    make_study, scores, range_, verdict
 ):
     words = ["--tune=lr=0.05:0.2:log:3", "--tune-seeds=1"]
-    study = study_of(*words)
+    study = make_study(*words)
     values = [trial.values["lr"] for trial in points(study)[0].trials]
     each = {"sync_sgd": (0.5, 0.7, 0.6), "bmuf": scores}
     tried(
@@ -790,8 +791,8 @@ def test_no_winner_is_named_over_who_is_at_the_edge_of_the_range(
 # What was run.
 
 
-def test_settings_and_environment_are_those_of_the_runs(study_of):
-    study = study_of("--sweep=period=2,4", seeds=2)
+def test_settings_and_environment_are_those_of_the_runs(make_study):
+    study = make_study("--sweep=period=2,4", seeds=2)
     sizes = {"train": 4000, "test": 1000}
     found = analysis.report(study, made(study, SWEPT, examples=sizes), "")
     expected = {
@@ -807,8 +808,8 @@ def test_settings_and_environment_are_those_of_the_runs(study_of):
     assert found.environment["syncalgos"] == "1.2.3"
 
 
-def test_a_presets_paper_is_in_its_report(study_of):
-    study = replace(study_of(seeds=1), preset="slowmo-table")
+def test_a_presets_paper_is_in_its_report(make_study):
+    study = replace(make_study(seeds=1), preset="slowmo-table")
     runs = made(study, {("sync_sgd", ""): [0.8], ("bmuf", ""): [0.7]})
     paper = analysis.report(study, runs, "").paper
     assert paper is not None and paper["preset"] == "slowmo-table"
@@ -817,8 +818,8 @@ def test_a_presets_paper_is_in_its_report(study_of):
     assert paper == presets.paper("slowmo-table")
 
 
-def test_every_line_of_every_run_says_what_it_is_of_and_has_a_name(study_of):
-    study = study_of("--sweep=period=2,4", "--algos=sync_sgd,B=bmuf", seeds=2)
+def test_every_line_of_every_run_says_what_it_is_of_and_has_a_name(make_study):
+    study = make_study("--sweep=period=2,4", "--algos=sync_sgd,B=bmuf", seeds=2)
     finals = {("B" if a == "bmuf" else a, point): x for (a, point), x in SWEPT.items()}
     runs = made(study, finals)
     lines = [*study_lines(runs)]

@@ -181,22 +181,17 @@ def _curve(
     is_counted = r.bytes_per_worker is not None
     beside = ("step", "bytes_per_worker", "seconds", "learning_rate")
     steps, seconds = [line["step"] for line in longest], {}
-    for network in networks if longest and r.sends is not None else ():
-        clocks = [
-            modelled_seconds(
-                sends,
-                network,
-                r.any["workers"],
-                step_seconds,
-                delay=r.any["sends"]["delay"],
-                fused=fused,
-                since=r.config["settings"]["sync_until"],
-            )
-            for sends in r.sends or ()
-        ]
-        # The mean over the seeds, if the data decide on what each of them sends.
-        clock = np.mean(clocks, axis=0)
-        seconds[network.name] = [float(clock[step - 1]) for step in steps]
+    if longest and r.sends is not None:
+        s, since = r.any, r.config["settings"]["sync_until"]
+        how = {"delay": s["sends"]["delay"], "fused": fused, "since": since}
+        for network in networks:
+            clocks = [
+                modelled_seconds(sends, network, s["workers"], step_seconds, **how)
+                for sends in r.sends
+            ]
+            # The mean over the seeds, if the data decide on what each of them sends.
+            clock = np.mean(clocks, axis=0)
+            seconds[network.name] = [float(clock[step - 1]) for step in steps]
     return Curve(
         r.variant.label,
         r.point,

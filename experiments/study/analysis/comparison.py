@@ -75,7 +75,13 @@ def against_baseline(
         is_given: whether the baseline was named beforehand. If not, p-values are
             corrected for all pairs of rows.
     """
-    bases = [_counterpart(rows, row, baseline) for row in rows]
+    at = {row.point: row for row in rows if row.label == baseline}
+    # What is not swept is compared to a baseline at one value, but not at several.
+    alone = next(iter(at.values())) if len(at) == 1 else None
+    bases = [
+        at.get(row.point) or at.get("") or (None if row.point else alone)
+        for row in rows
+    ]
     pairs = [(a, b) for a, b in zip(rows, bases, strict=True) if b and b is not a]
     rest = [
         pair
@@ -99,15 +105,6 @@ def against_baseline(
     return judged, sentences
 
 
-def _counterpart(rows: Sequence[Row], row: Row, baseline: str) -> Row | None:
-    """Returns the baseline at the same value of the sweep, or without one."""
-    bases = [x for x in rows if x.label == baseline]
-    near = [x for x in bases if x.point in (row.point, "")]
-    if not near and not row.point and len(bases) == 1:
-        return bases[0]
-    return near[0] if near else None
-
-
 def rankings(rows: Sequence[Row], by: Measure) -> dict[str, Ranking]:
     """Ranks rows by the differences of their final measures to the best.
 
@@ -122,26 +119,23 @@ def rankings(rows: Sequence[Row], by: Measure) -> dict[str, Ranking]:
     """
     points = by_point(rows)
     tops = {point: leader(group, by) for point, group in points.items()}
-    pairs, rest = [], []
-    for point, top in tops.items():
-        others = [row for row in points[point] if row is not top]
-        pairs += [(row, top) for row in others if top is not None]
-        rest += combinations(others, 2)
+    others = {
+        point: [row for row in points[point] if row is not top]
+        for point, top in tops.items()
+        if top is not None
+    }
+    pairs = [(x, top) for p, own in others.items() if (top := tops[p]) for x in own]
+    rest = [pair for own in others.values() for pair in combinations(own, 2)]
     comparisons = iter(compared(pairs, rest, by))
     found = {}
-    for point, top in tops.items():
+    for point, group in points.items():
         kinds, count = {kind: [] for kind in FINDINGS}, 0
-        for row in points[point]:
-            if top is None or row is top:
-                continue
+        for row in others.get(point, ()):
             comparison = next(comparisons)
-            count, kind = comparison.count, comparison.kind
-            if row.measure is None:
-                kind = "lost"
-            elif kind == "worse" and row.at_edge:
-                kind = "edge"
-            kinds[kind].append(row)
-        found[point] = Ranking(points[point], top, kinds, count)
+            count, kind = comparison.count, comparison.kind if row.measure else "lost"
+            is_edge = kind == "worse" and row.at_edge
+            kinds["edge" if is_edge else kind].append(row)
+        found[point] = Ranking(group, tops[point], kinds, count)
     return found
 
 

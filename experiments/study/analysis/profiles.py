@@ -49,27 +49,21 @@ def profiles(times: Times) -> list[Profile]:
     Workloads on which no algorithm reaches the target do not count. An algorithm that
     was not timed on a workload has not reached its target.
     """
-    reached = [
-        {label: t for label, t in own.items() if t is not None}
-        for own in times.values()
-    ]
+    reached = []
+    for own in times.values():
+        known = {label: t for label, t in own.items() if t is not None}
+        fastest = min(known.values(), default=0.0)
+        # All that take no time are the fastest.
+        reached.append({x: t / fastest if fastest else 1.0 for x, t in known.items()})
     reached = [own for own in reached if own]
     labels = dict.fromkeys(label for own in times.values() for label in own)
     found = []
     for label in labels if reached else ():
-        ratios = sorted(_ratio(own, label) for own in reached)
+        ratios = sorted(own.get(label, math.inf) for own in reached)
         # The share is a step function: each workload adds what is right of its ratio.
         areas = [max(MOST - ratio, 0.0) / (MOST - 1) for ratio in ratios]
         found.append(Profile(label, ratios, float(np.mean(areas))))
     return sorted(found, key=lambda profile: -profile.score)
-
-
-def _ratio(own: Mapping[str, float], label: str) -> float:
-    """Returns a time over the fastest one; inf where there is none."""
-    fastest = min(own.values())
-    if label not in own:
-        return math.inf
-    return own[label] / fastest if fastest else 1.0
 
 
 def times_of(rows: Sequence[Row]) -> Times:

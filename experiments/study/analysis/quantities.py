@@ -21,11 +21,6 @@ class Quantity(NamedTuple):
     group: str = "replicas"
     log: bool = False
 
-    @property
-    def name(self) -> str:
-        """The name in words."""
-        return self.by.name
-
 
 COSINE = "mean cosine between the workers' displacements"
 INSIDE = (

@@ -250,9 +250,8 @@ def draw_chart(chart: Chart) -> Figure:
     for point, axes in zip(points or [""], panes, strict=True):
         scale(axes, "x", chart.x)
         scale(axes, "y", chart.y)
-        for line in chart.lines:
-            if line.point in (point, ""):
-                draw_line(axes, line, chart)
+        for line in (x for x in chart.lines if x.point in (point, "")):
+            draw_line(axes, line, chart)
         if chart.target:
             axes.axhline(chart.target[0], **DOTTED)
     add_legend(figure, chart)

@@ -22,7 +22,7 @@ Number = tuple[str, str]
 
 
 class Cost(NamedTuple):
-    """What rows sent.
+    """The cost of some rows: bytes that they sent.
 
     Attributes:
         rows: those that sent least.

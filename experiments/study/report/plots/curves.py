@@ -72,10 +72,9 @@ def plots(report: Report, styles: Styles) -> Iterator[Plot]:
         if y is None or is_empty(report, quantity):
             continue
         many = quantity.group in ("measure", "loss") and quantity.by.key != "train_loss"
-        for view in views if many else views[:1]:
-            lines = lines_of(report, quantity, view)
-            if x := x_range(view, lines, y):
-                yield plot(report, quantity, view, lines, (x, y), styles)
+        shown = views if many else views[:1]
+        found = (plot(report, quantity, view, y, styles) for view in shown)
+        yield from filter(None, found)
 
 
 def lines_of(report: Report, quantity: Quantity, view: View) -> list[Line]:
@@ -160,15 +159,13 @@ def x_range(view: View, lines: Sequence[Line], y: Range) -> Range | None:
 
 
 def plot(
-    report: Report,
-    quantity: Quantity,
-    view: View,
-    lines: Sequence[Line],
-    ranges: tuple[Range, Range],
-    styles: Styles,
-) -> Plot:
-    """A metric against steps, bytes or time."""
-    by, (x, y) = quantity.by, ranges
+    report: Report, quantity: Quantity, view: View, y: Range, styles: Styles
+) -> Plot | None:
+    """A metric against steps, bytes or time; None without a positive x."""
+    by, lines = quantity.by, lines_of(report, quantity, view)
+    x = x_range(view, lines, y)
+    if x is None:
+        return None
     title = f"{titled(by.name, by.unit)} {view.title}"
     target = None
     if report.target is not None and quantity.group == "measure":
