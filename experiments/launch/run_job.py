@@ -97,13 +97,20 @@ def in_folder(
         manager = CheckpointManager(run, out / FOLDER, started, background)
         manager, progress = manager.resumed()
         run = manager.run  # and lets go of the state that it began with
-        try:
-            if run.group.is_first:
-                record_config(run, command, out, progress.lines)
-            manager.open(progress.step)  # which removes old checkpoints
-        except OSError as error:
-            raise BadRequest(f"--out {out}: {error.strerror}") from error
+        _open_files(manager, out, command, progress)
         yield run, progress, manager.save, background.wait
+
+
+def _open_files(
+    manager: CheckpointManager, out: Path, command: list[str], progress: Progress
+) -> None:
+    """Writes config.json, and removes old checkpoints; a BadRequest if it cannot."""
+    try:
+        if manager.run.group.is_first:
+            record_config(manager.run, command, out, progress.lines)
+        manager.open(progress.step)
+    except OSError as error:
+        raise BadRequest(f"--out {out}: {error.strerror}") from error
 
 
 def finish(
