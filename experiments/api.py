@@ -17,13 +17,13 @@ from experiments.cli.errors import BadRequest
 from experiments.cli.factories import OWN
 from experiments.cli.flags import own_of
 from experiments.cli.terminal import Quiet
+from experiments.cli.words import as_words
 from experiments.launch.run_job import finish, in_folder
 from experiments.study import config as study_config
 from experiments.study import study
 from experiments.study.analysis.results import Report
 from experiments.study.report import tables, write
 from experiments.study.running.make import make_runs
-from experiments.study.search_space import as_words
 from experiments.tasks.contract import check_task
 from experiments.tasks.task import Task
 from experiments.training.config import RunConfig
@@ -191,10 +191,9 @@ def _argv(
     if not isinstance(algos, str):
         labelled = (f"{shlex.quote(label)}={x}" for label, x in algos.items())
         algos = ", ".join(labelled)
-    argv = ["--algos", algos, "--seeds", str(seeds)]
-    for name, values in tune.items():
-        argv += ["--tune", f"{name}={values}"]
-    return [*argv, *as_words({name: str(x) for name, x in flags.items()})]
+    tuned = [f"{name}={values}" for name, values in tune.items()]
+    argv = as_words({"algos": algos, "seeds": seeds, "tune": tuned})
+    return [*argv, *as_words(flags)]
 
 
 def _never() -> int:

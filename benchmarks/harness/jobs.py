@@ -28,6 +28,7 @@ from experiments.study.grid import RunSet
 from experiments.study.running.messages import Made
 from experiments.study.running.plan import Plan, Share
 from experiments.study.spec import Variant
+from experiments.training.config import RunConfig
 
 COMPARE = [sys.executable, "-m", "experiments.compare"]
 STUDY = ["--algos", "sync_sgd,bmuf,diloco,easgd", "--seeds", "3"]
@@ -76,7 +77,7 @@ def measured(study: Path) -> tuple[list[RunSet], dict[str, Cell], dict[str, str]
         by_label.setdefault(label, []).append(command)
     sets, finals = [], {}
     for number, (label, commands) in enumerate(by_label.items()):
-        made = RunSet(Variant(label, ""), number, "", (), Path(), range(0))
+        made = RunSet(Variant(label, ""), number, "", RunConfig(), Path(), range(0))
         trials = [c for c in commands if "--validation" in c]
         [final] = [c for c in commands if "--validation" not in c]
         finals[label] = final
@@ -85,13 +86,18 @@ def measured(study: Path) -> tuple[list[RunSet], dict[str, Cell], dict[str, str]
                 seeds=range(len(cells[final].seconds)),
                 trials=[
                     made._replace(
-                        words=(c,), seeds=range(1000, 1001), values={"c": str(i)}
+                        common=_of(c), seeds=range(1000, 1001), values={"c": str(i)}
                     )
                     for i, c in enumerate(trials)
                 ],
             )
         )
     return sets, cells, finals
+
+
+def _of(command: str) -> RunConfig:
+    """Returns a config that stands for the runs of a command."""
+    return RunConfig(arguments={"command": command})
 
 
 def _command(row: Mapping[str, Any]) -> str:
@@ -117,7 +123,7 @@ def simulated(
         placed = [_placed(each, Path(folder)) for each in sets]
         plan = Plan(
             placed,
-            lambda made: made._replace(words=(finals[made.variant.label],)),
+            lambda made: made._replace(common=_of(finals[made.variant.label])),
         )
         now, busy, free, begun = 0.0, list[_Job](), workers, 0
         while not plan.is_over:
@@ -143,7 +149,7 @@ def _placed(made: RunSet, folder: Path) -> RunSet:
 
 def _seconds(share: Share, cells: Mapping[str, Cell], is_first: bool) -> float:
     """Returns the seconds of the first run of a share, which may compile."""
-    own = cells[share.runs.argv[0]]
+    own = cells[share.runs.common.arguments["command"]]
     return own.seconds[share.seeds[0] % 1000] + (own.compile if is_first else 0)
 
 
@@ -156,7 +162,10 @@ def bound(
     """Returns seconds below which no plan gets."""
     work = sum(x.compile + sum(x.seconds) for x in cells.values()) / workers
     chains = [
-        max((cells[trial.words[0]].longest for trial in made.trials), default=0.0)
+        max(
+            (cells[x.common.arguments["command"]].longest for x in made.trials),
+            default=0.0,
+        )
         + cells[finals[made.variant.label]].longest
         for made in sets
     ]

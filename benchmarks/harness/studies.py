@@ -19,7 +19,7 @@ from typing import Any
 from experiments.cli.words import literal
 from experiments.study import config as configs
 from experiments.study import presets, tuning
-from experiments.study.analysis.analysis import edges, row_of
+from experiments.study.analysis.analysis import row_of
 from experiments.study.analysis.comparison import against_baseline
 from experiments.study.analysis.results import Curve, Report
 from experiments.study.analysis.words.answer import titled
@@ -29,7 +29,6 @@ from experiments.study.report import tables
 from experiments.study.search_space import combinations
 from experiments.study.statistics import measure
 from experiments.training import records
-from experiments.training.config import parse
 
 # Columns of a table that need more than finals.jsonl.
 KEPT = "seconds", "steps_to_target", "syncs", "command"
@@ -39,17 +38,16 @@ def runs_of(config: StudyConfig, lines: Lines) -> Iterator[RunSet]:
     """Yields the runs of a study, as far as its records have them."""
     for number, variant in enumerate(config.variants, 1):
         own = [line for line in lines if line["label"] == variant.label]
-        for point, flags in variant.points.items():
-            words = [*variant.argv, *flags]
+        for point, common in config.points[variant.label].items():
             seeds = range(config.seeds)
-            made = RunSet(variant, number, point, words, config.folder, seeds)
+            made = RunSet(variant, number, point, common, config.folder, seeds)
             trials = [trial(config, made, x) for x in combinations(variant.budget)]
             done = _ended(made, own, reported=True)
             yield made._replace(
                 trials=[
                     x._replace(summaries=_ended(x, own, reported=False)) for x in trials
                 ],
-                config={"settings": {"steps": parse(words).steps}},
+                config={"settings": {"steps": common.steps}},
                 summaries=done,
             )
 
@@ -75,13 +73,8 @@ def report_of(config: StudyConfig, lines: Lines) -> Report:
     chosen: dict[tuple[str, str], dict[str, float]] = {}
     for one in scores:
         chosen.setdefault((one.label, one.point), {})[one.flag] = one.chosen
-    rows = [row_of(made, by) for made in runs]
-    rows = [
-        row._replace(
-            at_edge=edges(row, scores), tuned=chosen.get((row.label, row.point), {})
-        )
-        for row in rows
-    ]
+    rows = [row_of(made, by, scores) for made in runs]
+    rows = [x._replace(tuned=chosen.get((x.label, x.point), {})) for x in rows]
     is_given = config.baseline is not None
     rows, sentences = against_baseline(rows, baseline, by, True, is_given)
     return Report(

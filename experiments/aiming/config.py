@@ -294,7 +294,6 @@ def _workers(target: Target, variant: Variant) -> int:
         axes = ", ".join(f"{name}={size}" for name, size in known.mesh.items())
         raise BadRequest(
             f"--mesh {axes}: workers of {each} chips do not divide the "
-            f"{target.chips} chips of {target.text}"
-            + (f" × {target.slices} slices" if target.slices > 1 else "")
+            f"{target.chips} chips of {target.shown}"
         )
     return target.chips // each * (known.lanes or 1)

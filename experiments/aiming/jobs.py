@@ -13,7 +13,7 @@ from experiments.aiming.compiling import processes
 from experiments.aiming.config import AimConfig
 from experiments.aiming.report import content, files, formats
 from experiments.aiming.report.files import Known
-from experiments.aiming.report.records import Result, results
+from experiments.aiming.report.records import Result, outcome, results
 from experiments.cli import terminal
 from experiments.cli.errors import BadRequest
 
@@ -58,8 +58,7 @@ def _answers(config: AimConfig, known: Known) -> Iterator[list[dict[str, Any]]]:
     with Progress(*columns, console=console, transient=True, disable=is_hidden) as bar:
         task = bar.add_task("", total=len(jobs))
         for number, job in enumerate(jobs, 1):
-            slices = f" × {job.target.slices}" if job.target.slices > 1 else ""
-            name = f"{job.variant.label} for {job.target.text}{slices}"
+            name = f"{job.variant.label} for {job.target.shown}"
             bar.update(task, description=f"compiling {name}")
             answer = known.get(files.key_of(job))
             is_new = answer is None
@@ -73,8 +72,7 @@ def _answers(config: AimConfig, known: Known) -> Iterator[list[dict[str, Any]]]:
             if number == len(config.variants) and all("error" in x for x in answers):
                 raise BadRequest(answers[0]["error"])
             bar.update(task, completed=number)
-            how = content.outcome(answer)
-            terminal.above(bar, f"{number}/{len(jobs)} {name}: {how}")
+            terminal.above(bar, f"{number}/{len(jobs)} {name}: {outcome(answer)}")
             # What is known stands in its file already.
             if is_new or number == len(jobs):
                 yield answers

@@ -6,17 +6,14 @@ import math
 import re
 from typing import Any, NamedTuple
 
-from experiments.aiming import chips
-from experiments.aiming.chips import Chip
+from experiments.aiming.chips import CHIPS, CPU, PLATFORMS, Chip
 from experiments.cli.errors import BadRequest
-from experiments.study.network import Network
 from syncalgos import checks
 
 Device = Any  # jax.Device, which type checkers do not take for a type
-KNOWN = [f"{name}:{chip}" for name, of in chips.PLATFORMS.items() for chip in of]
 FORMS = (
-    f"{', '.join(x for x in KNOWN if x.startswith('tpu'))} with a slice's chips, such "
-    f"as tpu:v5e:16x16; {', '.join(x for x in KNOWN if x.startswith('cuda'))} with "
+    f"{', '.join(x for x in CHIPS if x.startswith('tpu'))} with a slice's chips, such "
+    f"as tpu:v5e:16x16; {', '.join(x for x in CHIPS if x.startswith('cuda'))} with "
     "hosts x GPUs, such as cuda:h100:4x8; cpu, cpu:8"
 )
 """The targets that `parse` takes, for a message."""
@@ -27,28 +24,30 @@ class Target(NamedTuple):
 
     Attributes:
         text: the target's name, such as "tpu:v5e:16x16"; the number of slices apart.
-        platform: "tpu", "cuda" or "cpu".
         chip: of which it is made.
         shape: the grid of a slice's chips; of cuda (hosts, GPUs of each); of cpu (n,).
         slices: of a TPU; 1 elsewhere.
-        inside: link within a slice or host; a chip's bandwidth each way.
-        between: link between slices or hosts; a chip's share of it each way.
-        sources: of the figures of the two links.
     """
 
     text: str
-    platform: str
     chip: Chip
     shape: tuple[int, ...]
     slices: int
-    inside: Network
-    between: Network
-    sources: tuple[str, ...]
+
+    @property
+    def platform(self) -> str:
+        """tpu, cuda or cpu."""
+        return self.chip.platform
 
     @property
     def chips(self) -> int:
         """The number of chips, of all slices."""
         return self.slices * math.prod(self.shape)
+
+    @property
+    def shown(self) -> str:
+        """Its name with the number of slices, if there are several."""
+        return self.text + (f" × {self.slices} slices" if self.slices > 1 else "")
 
 
 def parse(text: str, slices: int = 1) -> Target:
@@ -62,7 +61,7 @@ def parse(text: str, slices: int = 1) -> Target:
     Raises:
         ValueError: an unknown target or a shape that no slice or host has.
     """
-    name = text.strip().lower()
+    name, said = text.strip().lower(), f"target {checks.shown(text)}"
     platform, _, rest = name.partition(":")
     slices = checks.whole("--slices", slices, least=1)
     if slices > 1 and platform != "tpu":
@@ -70,72 +69,43 @@ def parse(text: str, slices: int = 1) -> Target:
     if platform == "cpu":
         if not re.fullmatch(r"([1-9]\d{0,3})?", rest):
             raise ValueError(
-                f"target {checks.shown(text)}: say cpu, or cpu:N with a number of "
-                "devices from 1 to 9999"
+                f"{said}: say cpu, or cpu:N with a number of devices from 1 to 9999"
             )
-        kind, shape = chips.CPU, (int(rest or 1),)
-        name = f"cpu:{shape[0]}"
-    else:
-        chip, _, grid = rest.partition(":")
-        kind = chips.PLATFORMS.get(platform, {}).get(chip)
-        if kind is None:
-            hint = checks.nearest(f"{platform}:{chip}", KNOWN) or _with_platform(name)
-            raise ValueError(
-                f"unknown target {checks.shown(text)}{hint} (known: {FORMS})"
-            )
-        if not re.fullmatch(r"[1-9]\d*(x[1-9]\d*)*", grid):
-            raise ValueError(
-                f"target {checks.shown(text)}: its shape must be numbers with x "
-                f"between them, such as {platform}:{chip}:{kind.example}"
-            )
-        shape = tuple(int(n) for n in grid.split("x"))
-        if why := _impossible(platform, kind, shape):
-            raise ValueError(f"target {name!r}: {why}")
-    links = kind.inside, kind.between, kind.sources
-    return Target(name, platform, kind.chip, shape, slices, *links)
+        count = int(rest or 1)
+        return Target(f"cpu:{count}", CPU, (count,), 1)
+    kind, _, grid = rest.partition(":")
+    chip = CHIPS.get(f"{platform}:{kind}")
+    if chip is None:
+        # A chip may be named without its platform.
+        whole = [x for x in CHIPS if CHIPS[x].name in name.split(":")]
+        hint = checks.nearest(f"{platform}:{kind}", CHIPS)
+        hint = hint or "".join(f"; did you mean {x!r}?" for x in whole[:1])
+        raise ValueError(f"unknown {said}{hint} (known: {FORMS})")
+    if not re.fullmatch(r"[1-9]\d*(x[1-9]\d*)*", grid):
+        raise ValueError(
+            f"{said}: its shape must be numbers with x between them, such as "
+            f"{platform}:{kind}:{chip.example}"
+        )
+    shape = tuple(int(n) for n in grid.split("x"))
+    if why := _impossible(chip, shape):
+        raise ValueError(f"{said}: {why}")
+    return Target(name, chip, shape, slices)
 
 
-def _with_platform(name: str) -> str:
-    """Suggests the target of a chip that is named without its platform."""
-    of_chip = {x.partition(":")[2]: x for x in KNOWN}
-    hints = [x for part, x in of_chip.items() if part in name.split(":")]
-    return f"; did you mean {hints[0]!r}?" if hints else ""
-
-
-def _impossible(platform: str, kind: chips.Kind, shape: tuple[int, ...]) -> str | None:
+def _impossible(chip: Chip, shape: tuple[int, ...]) -> str | None:
     """Returns why there are no slices or hosts of this shape, if there are none."""
-    axes = kind.example.count("x") + 1
+    axes, count = chip.example.count("x") + 1, math.prod(shape)
     if len(shape) != axes:
-        return f"{kind.chip.name} takes {axes} numbers, such as {kind.example}"
-    if platform == "cuda" and shape[1] > kind.most:
-        return f"a host has at most {kind.most} GPUs, got {shape[1]}"
-    count = math.prod(shape)
-    if platform == "tpu" and count > kind.most:
-        return f"a slice has at most {kind.most} chips, got {count}; see --slices"
+        return f"{chip.name} takes {axes} numbers, such as {chip.example}"
+    if chip.platform == "cuda":
+        of_host = f"a host has at most {chip.most} GPUs, got {shape[1]}"
+        return of_host if shape[1] > chip.most else None
+    if count > chip.most:
+        return f"a slice has at most {chip.most} chips, got {count}; see --slices"
     # A host holds 2 x 2 chips of a slice, or its only chip.
-    if platform == "tpu" and count > 1 and any(n % 2 for n in shape[:2]):
+    if count > 1 and any(n % 2 for n in shape[:2]):
         return "the first two numbers must be even, as hosts hold 2x2"
     return None
-
-
-_MISSING = {
-    "tpu": ("libtpu", "tpu-compiler"),
-    "cuda": ("jax_cuda13_plugin", "gpu-compiler"),
-}
-_QUIET = {"TF_CPP_MIN_LOG_LEVEL": "2"}
-_ENVIRONMENT = {
-    "tpu": {
-        "TPU_SKIP_MDS_QUERY": "1",  # no metadata server is asked
-        "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # no lock file: no TPU is opened
-        # Without these libtpu complains on stderr. They change no topology.
-        "TPU_WORKER_HOSTNAMES": "localhost",
-        "TPU_WORKER_ID": "0",
-        "TPU_ACCELERATOR_TYPE": "v5litepod-8",
-        "TPU_LOG_DIR": "disabled",
-    },
-    # Else the plug-in looks for libraries that only running a program needs.
-    "cuda": {"JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1"},
-}
 
 
 def environment(target: Target) -> dict[str, str]:
@@ -143,28 +113,29 @@ def environment(target: Target) -> dict[str, str]:
 
     No device but CPUs is opened, on machines that have others too.
     """
-    count = str(target.chips) if target.platform == "cpu" else "1"
-    known = {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": count}
-    return _QUIET | known | _ENVIRONMENT.get(target.platform, {})
+    return {
+        "TF_CPP_MIN_LOG_LEVEL": "2",
+        "JAX_PLATFORMS": "cpu",
+        "JAX_NUM_CPU_DEVICES": str(target.chips) if target.platform == "cpu" else "1",
+        **PLATFORMS[target.platform]["environment"],
+    }
 
 
 def check_compiler(target: Target) -> None:
     """Raises a BadRequest if the target's compiler is not installed."""
-    if target.platform not in _MISSING:
-        return
-    module, extra = _MISSING[target.platform]
-    if importlib.util.find_spec(module) is None:
+    known = PLATFORMS[target.platform].get("compiler")
+    if known and importlib.util.find_spec(known["module"]) is None:
         raise BadRequest(
             f"target {target.text!r}: its compiler is not installed: pip install -e "
-            f"'.[experiments,{extra}]'"
+            f"'.[experiments,{known['extra']}]'"
         )
 
 
 def compiler_version(target: Target) -> dict[str, str]:
     """Returns the version of the target's compiler by its package's name."""
-    if target.platform not in _MISSING:
+    if (known := PLATFORMS[target.platform].get("compiler")) is None:
         return {}
-    package = _MISSING[target.platform][0].replace("_", "-")
+    package = known["module"].replace("_", "-")
     return {package: importlib.metadata.version(package)}
 
 
@@ -207,10 +178,10 @@ def _topology(target: Target) -> dict:
             "platform": "cuda",
             "topology_name": target.chip.name,
             "topology": f"1x{hosts}x{each}",
-            "target_config": chips.PLATFORMS["cuda"][target.chip.name].description,
+            "target_config": target.chip.description,
         }
-    grid = "x".join(map(str, target.shape))
-    asked: dict = {"platform": "tpu", "topology_name": f"{target.chip.name}:{grid}"}
+    name = target.text.removeprefix("tpu:")
+    asked: dict = {"platform": "tpu", "topology_name": name}
     if target.slices > 1:
         asked["num_slices"] = target.slices
     if target.chip.name == "v4":  # a chip is one device, as jax has it on Cloud TPUs

@@ -65,7 +65,7 @@ def modelled(
         return None
     rows, peak = record["traffic"], mfu * (target.chip.flops or math.inf)
     compute = compute or flops["step"] / peak
-    links = {"inside": target.inside, "between": target.between}
+    links = {"inside": target.chip.inside, "between": target.chip.between}
     within = _seconds(traffic.of(rows, INSIDE, STEP), links)
     step = max(compute, within.hidden) + within.waited
     crossing = links

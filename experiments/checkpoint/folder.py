@@ -5,7 +5,7 @@ another number of processes. Hosts may share the folder or not.
 """
 
 import os
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection
 from itertools import count as counted
 from pathlib import Path
@@ -17,8 +17,7 @@ from experiments.checkpoint import shard_file
 from experiments.checkpoint.pieces import array_name
 from experiments.checkpoint.shard_file import Damaged, Shard, ShardName
 
-# Identical in the records of all shards of a checkpoint; earlier runs lack the ids.
-COMMON = ("run_id", "start_id", "settings")
+Check = Callable[[Shard], object]
 
 
 class Incomplete(Exception):
@@ -38,7 +37,7 @@ def load(
     step: int,
     first: int | None = None,
     count: int | None = None,
-    check: Callable[[Shard], object] | None = None,
+    check: Check = lambda shard: None,
 ) -> Shard:
     """Loads workers of a checkpoint, whatever shards they are in.
 
@@ -60,20 +59,18 @@ def load(
         Incomplete: shards that are needed are missing.
         OSError: a file cannot be read.
     """
-    found = [name for name in _shard_names(folder) if name.step == step]
-    if not found:
-        raise Incomplete(f"step-{step:08}: no part of it is there")
-    layouts = [
-        [name for name in found if name.of == of] for of in {x.of for x in found}
-    ]
+    layouts: dict[int, list[ShardName]] = defaultdict(list)
+    for name in _shard_names(folder):
+        if name.step == step:
+            layouts[name.of].append(name)
+    errors: list[Exception] = []
     # A killed run with another number of processes may have left an incomplete layout.
-    errors = []
-    for names in sorted(layouts, key=lambda x: (len(x) < x[0].of, x[0].of)):
+    for of in sorted(layouts, key=lambda of: (len(layouts[of]) < of, of)):
         try:
-            return _load_layout(folder, names, first or 0, count, check)
+            return _load_layout(folder, layouts[of], first or 0, count, check)
         except (Damaged, Incomplete) as error:
             errors.append(error)
-    raise errors[0]
+    raise errors[0] if errors else Incomplete(f"step-{step:08}: no part of it is there")
 
 
 def prune(
@@ -101,8 +98,7 @@ def prune(
     """
     # Steps of complete and of damaged checkpoints alike: only names are known here.
     found = [x for x in steps(folder) if newest is None or x <= newest]
-    for step in found[keep:]:
-        remove(folder, step, number, of, run_ids)
+    remove(folder, found[keep:], number, of, run_ids)
     for name in _file_names(folder):
         writer = shard_file.writer(name)
         if writer and (writer[0] == number or writer[1] != of):
@@ -111,19 +107,19 @@ def prune(
 
 def remove(
     folder: Path,
-    step: int,
+    steps: Collection[int],
     number: int,
     of: int,
     run_ids: Collection[str | None] | None = None,
 ) -> None:
-    """Removes a process's shard of a checkpoint, and those of other layouts.
+    """Removes a process's shards of checkpoints, and those of other layouts.
 
     Shards of runs with another number of processes count as its own: none of those is
     at work now.
 
     Args:
         folder: of the checkpoints.
-        step: of the checkpoint.
+        steps: of the checkpoints.
         number: of the process's shards.
         of: the number of shards.
         run_ids: of the runs that have written them, by their records; a shard whose
@@ -134,7 +130,7 @@ def remove(
     """
     for name in _shard_names(folder):
         path = folder / name.file_name
-        is_ours = name.step == step and (name.number == number or name.of != of)
+        is_ours = name.step in steps and (name.number == number or name.of != of)
         if is_ours and (run_ids is None or _is_of(path, run_ids)):
             path.unlink(missing_ok=True)
 
@@ -147,77 +143,63 @@ def _is_of(path: Path, run_ids: Collection[str | None]) -> bool:
         return False
 
 
-def records_of_incomplete(folder: Path, step: int) -> list[dict[str, Any]]:
-    """Reads the records of a checkpoint's shards, if no layout has all; else none.
-
-    Raises:
-        Damaged: a shard is.
-        OSError: one cannot be read.
-    """
-    names = [name for name in _shard_names(folder) if name.step == step]
-    if _is_complete(names):
-        return []
-    return [shard_file.read_record(folder / name.file_name) for name in names]
-
-
-def _is_complete(names: list[ShardName]) -> bool:
-    """Whether all shards of any layout are among those of a step."""
+def is_first_save(folder: Path) -> bool:
+    """Whether all that is there are shards of a first save that was cut short."""
+    names = _shard_names(folder)
     counts = Counter(name.of for name in names)
-    return any(count == of for of, count in counts.items())
+    if len({name.step for name in names}) > 1 or any(x == n for x, n in counts.items()):
+        return False
+    records = (shard_file.read_record(folder / name.file_name) for name in names)
+    try:
+        return all(record["progress"]["saved"] == 0 for record in records)
+    except (Damaged, OSError, LookupError, TypeError):
+        return False
+
+
+def identity(shard: Shard) -> dict[str, Any]:
+    """Returns what all shards of a checkpoint have in common.
+
+    Records of earlier versions lack the ids: that of the run, and of its start.
+    """
+    names = ("run_id", "start_id", "settings")
+    return {"workers": shard.workers, **{x: shard.record.get(x) for x in names}}
 
 
 def _load_layout(
-    folder: Path,
-    names: list[ShardName],
-    first: int,
-    count: int | None,
-    check: Callable[[Shard], object] | None,
+    folder: Path, names: list[ShardName], first: int, count: int | None, check: Check
 ) -> Shard:
     """Loads workers from few shards: they are large, and a process needs not all."""
-    of = names[0].of
     unread = {name.number: name for name in names}
+    taken: dict[ShardName, Shard] = {}
     damage: Damaged | None = None
-    taken: list[tuple[Shard, ShardName]] = []
-    lacking, stop, is_lacking = first, first, True
+    lacking, stop, is_spread = first, first, False
     # Workers are split evenly as a rule, and those wanted are often one shard's.
     guess = first // count if count else 0
     while unread:
         name = unread.pop(min(unread, key=lambda x: abs(x - guess)))
         try:
-            taken.append((_read_fitting(folder, name, taken, check), name))
+            shard = taken[name] = _read_fitting(folder, name, taken, check)
         except Damaged as error:
             # Other shards may hold the workers.
             damage = damage or error
             continue
-        lacking, stop = _lacking(taken, first, count)
-        is_lacking = lacking < stop
-        # Where workers span processes, all shards have pieces of them.
-        if not is_lacking and not (unread and _has_pieces(taken[0][0])):
+        stop = shard.workers if count is None else first + count
+        if stop > shard.workers:
+            has = f"{shard.workers} workers, none of them number {stop - 1}"
+            raise Incomplete(f"{name.file_name} is of {has}")
+        held = {worker for each in taken.values() for worker in each.held}
+        lacking = next((x for x in range(first, stop) if x not in held), None)
+        # Where workers span processes, all shards have pieces of their arrays.
+        is_spread = any(array_name(x) != x for x in shard.own)
+        if lacking is not None:
+            guess = lacking * name.of // shard.workers
+        elif unread and is_spread:
+            guess = min(unread)
+        else:
             break
-        guess = lacking * of // taken[0][0].workers if is_lacking else min(unread)
-    if taken and not is_lacking and not (damage and _has_pieces(taken[0][0])):
-        return _joined([shard for shard, _ in taken], first, stop)
+    if taken and lacking is None and not (damage and is_spread):
+        return _joined([*taken.values()], first, stop)
     raise damage or _incomplete(names)
-
-
-def _has_pieces(shard: Shard) -> bool:
-    """Whether workers span processes, so that others have pieces of their arrays."""
-    return any(array_name(name) != name for name in shard.own)
-
-
-def _lacking(
-    taken: list[tuple[Shard, ShardName]], first: int, count: int | None
-) -> tuple[int, int]:
-    """Returns the first worker that no shard holds yet, and the end of those wanted."""
-    shard, name = taken[-1]
-    stop = shard.workers if count is None else first + count
-    if stop > shard.workers:
-        has = f"{shard.workers} workers, none of them number {stop - 1}"
-        raise Incomplete(f"{name.file_name} is of {has}")
-    for held in sorted((shard.held for shard, _ in taken), key=lambda x: x.start):
-        if held.start <= first:
-            first = max(first, held.stop)
-    return first, stop
 
 
 def _incomplete(names: list[ShardName]) -> Incomplete:
@@ -234,40 +216,32 @@ def _incomplete(names: list[ShardName]) -> Incomplete:
 
 
 def _read_fitting(
-    folder: Path,
-    name: ShardName,
-    taken: list[tuple[Shard, ShardName]],
-    check: Callable[[Shard], object] | None,
+    folder: Path, name: ShardName, taken: dict[ShardName, Shard], check: Check
 ) -> Shard:
     """Reads a shard; raises Damaged if it is of another run than those taken."""
     shard = shard_file.read(folder / name.file_name)
     try:
-        if check is not None:
-            check(shard)
+        check(shard)
     except ValueError as error:
         raise Damaged(f"{name.file_name} is not usable: {error}") from error
-    for other, its in taken[:1]:
-        if shard.workers != other.workers:
+    for other in [*taken][:1]:
+        before, now = _common(taken[other]), _common(shard)
+        if differing := [x for x in before if now[x] != before[x]]:
             raise Damaged(
-                f"{name.file_name} is of {shard.workers} workers, {its.file_name} of "
-                f"{other.workers}"
+                f"{name.file_name} is of another run than {other.file_name}: its "
+                f"{differing[0]} differ"
             )
-        if _arrays(shard) != _arrays(other):
-            raise Damaged(f"{name.file_name} has other arrays than {its.file_name}")
-        if any(shard.record.get(x) != other.record.get(x) for x in COMMON):
-            raise Damaged(f"{name.file_name} is of another run than {its.file_name}")
     return shard
 
 
-def _arrays(shard: Shard) -> tuple[dict, dict]:
-    """Dtypes and shapes by name, those of `own` without their rows."""
-
-    def facts(name: str, x: np.ndarray, leading: int) -> tuple[Any, ...]:
-        return (x.dtype, None if array_name(name) != name else x.shape[leading:])
-
-    own = {array_name(name): facts(name, x, 1) for name, x in shard.own.items()}
-    shared = {array_name(name): facts(name, x, 0) for name, x in shard.shared.items()}
-    return own, shared
+def _common(shard: Shard) -> dict[str, Any]:
+    """Returns `identity`, and the dtypes and shapes of arrays, but for their rows."""
+    arrays = [
+        (rows, array_name(name), x.dtype, array_name(name) == name and x.shape[rows:])
+        for rows, part in enumerate((shard.shared, shard.own))  # axes of rows
+        for name, x in part.items()
+    ]
+    return {**identity(shard), "arrays": {*arrays}}
 
 
 def _joined(taken: list[Shard], first: int, stop: int) -> Shard:
@@ -280,19 +254,18 @@ def _joined(taken: list[Shard], first: int, stop: int) -> Shard:
             other.own.update(shard.own)
             other.shared.update(shard.shared)
             shard.own.clear()  # so that `other` alone holds them
-    taken, slices, done = [*by_workers.values()], [], first
-    for shard in taken:
+    slices, done = [], first
+    for shard in by_workers.values():
         start, end = (min(max(done, x), stop) for x in (shard.first, shard.held.stop))
-        slices.append(slice(start - shard.first, end - shard.first))
+        slices.append((shard, slice(start - shard.first, end - shard.first)))
         done = max(done, end)
+    whole = slices[0][0]
     # Leaf by leaf, each let go of: two copies of the state may not fit.
     own = {
-        name: np.concatenate(
-            [shard.own.pop(name)[x] for shard, x in zip(taken, slices, strict=True)]
-        )
-        for name in list(taken[0].own)
+        name: np.concatenate([shard.own.pop(name)[rows] for shard, rows in slices])
+        for name in list(whole.own)
     }
-    return taken[0]._replace(first=first, own=own)
+    return whole._replace(first=first, own=own)
 
 
 def _shard_names(folder: Path) -> list[ShardName]:

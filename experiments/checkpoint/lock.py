@@ -4,7 +4,7 @@ import errno
 import os
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -12,6 +12,7 @@ from filelock import FileLock, Timeout
 from experiments.cli.errors import BadRequest
 from experiments.cli.exits import say
 from experiments.cli.signals import before_the_end
+from experiments.training.records import made
 
 NAME = ".lock"  # in --out
 LONGEST = 200  # characters of what is said of a holder
@@ -29,27 +30,26 @@ def held(out: Path) -> Iterator[None]:
     Raises:
         BadRequest: another command holds the folder, or it cannot be written to.
     """
-    path, missing = out / NAME, []
+    path = out / NAME
     # The release may come from a signal, and the run from another thread.
     lock = FileLock(path, WAIT, thread_local=False, fallback_to_soft=False)
-    try:
-        missing += [x for x in (out, *out.absolute().parents) if not x.exists()]
-        out.mkdir(parents=True, exist_ok=True)
-        _acquire(lock, out)
-    except OSError as error:
-        _remove(missing)
-        raise BadRequest(f"--out {out}: {error.strerror}") from error
-    with suppress(OSError):  # a full disk
-        path.write_text(f"pid {os.getpid()} on {socket.gethostname()}")
 
-    def release():
+    def remove():
         with suppress(OSError):  # such as: it is read-only now
             path.unlink()
-        lock.release()
-        _remove(missing)
 
-    with before_the_end(release):
-        yield
+    with ExitStack() as held:
+        try:
+            held.enter_context(made(out))
+            _acquire(lock, out)
+        except OSError as error:
+            raise BadRequest(f"--out {out}: {error.strerror}") from error
+        held.callback(lock.release)
+        held.callback(remove)
+        with suppress(OSError):  # a full disk
+            path.write_text(f"pid {os.getpid()} on {socket.gethostname()}")
+        with before_the_end(held.pop_all().close):
+            yield
 
 
 def _acquire(lock: FileLock, out: Path) -> None:
@@ -74,10 +74,3 @@ def _acquire(lock: FileLock, out: Path) -> None:
             f"--out {out} cannot be locked ({error.strerror}): start no other command "
             "that writes there"
         )
-
-
-def _remove(folders: list[Path]) -> None:
-    """Removes folders, the innermost first, up to one that holds something."""
-    with suppress(OSError):
-        for folder in folders:
-            folder.rmdir()

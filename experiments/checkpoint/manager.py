@@ -5,6 +5,7 @@ import hashlib
 import json
 import secrets
 import time
+from collections.abc import Collection
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -16,13 +17,13 @@ import numpy as np
 from experiments.checkpoint import folder as checkpoints
 from experiments.checkpoint import record, same_run, state_arrays
 from experiments.checkpoint.background import Background
-from experiments.checkpoint.folder import COMMON, Incomplete
+from experiments.checkpoint.folder import Incomplete, identity
+from experiments.checkpoint.record import Record
 from experiments.checkpoint.shard_file import Damaged, Shard, write
 from experiments.cli import terminal
 from experiments.cli.errors import BadRequest, MayPass
 from experiments.training import records
 from experiments.training.loop import bytes_after
-from experiments.training.process_group import ProcessGroup
 from experiments.training.records import Progress
 from experiments.training.run import Run
 from experiments.training.versions import versions
@@ -37,8 +38,8 @@ USELESS, UNREAD = 1, 2
 LASTING = PermissionError, IsADirectoryError, NotADirectoryError
 
 
-class CheckpointManager(NamedTuple):
-    """Saves and restores one run.
+class Saver(NamedTuple):
+    """Saves one run as it goes.
 
     Attributes:
         run: the one that is saved.
@@ -54,8 +55,8 @@ class CheckpointManager(NamedTuple):
     folder: Path
     started: float
     background: Background
-    run_ids: tuple[str | None, ...] = ()
-    start_id: str = ""
+    run_ids: Collection[str | None]
+    start_id: str
 
     @property
     def _place(self) -> tuple[int, int]:
@@ -100,7 +101,8 @@ class CheckpointManager(NamedTuple):
                 progress.saved = shard.step
                 self.prune(shard.step)
             elif failure is None:  # without the other shards nobody can use it
-                checkpoints.remove(self.folder, shard.step, *self._place, self.run_ids)
+                step = [shard.step]
+                checkpoints.remove(self.folder, step, *self._place, self.run_ids)
 
     def _shard(self, state: TrainState, progress: Progress) -> Shard:
         """Returns what it takes to go on, as this process holds it."""
@@ -110,22 +112,21 @@ class CheckpointManager(NamedTuple):
         # The devices' own memory, which arrays on a CPU may be, goes to the next steps.
         held = jax.tree.map(state_arrays.owned, trainer.to_host(state))
         spent = progress.earlier_seconds + time.perf_counter() - self.started
-        now = dataclasses.replace(progress, earlier_seconds=spent)
-        kept = {
-            "run_id": progress.run_id,
-            "start_id": self.start_id,
-            "settings": run.config.values("run"),
-            "versions": versions(),
-            "sent": bytes_after(run.rounds.sent(progress), progress),
-            "progress": dataclasses.asdict(now),
-        }
+        kept = Record(
+            progress=dataclasses.replace(progress, earlier_seconds=spent),
+            settings=run.config.values("run"),
+            versions=versions(),
+            sent=bytes_after(run.rounds.sent(progress), progress),
+            run_id=progress.run_id,
+            start_id=self.start_id,
+        )
         return Shard(
             step=progress.step,
             workers=trainer.workers,
             first=trainer.layout.own_workers.start,
             own=state_arrays.own(held),
             shared=state_arrays.shared(held, center),
-            record=records.plain(kept),
+            record=records.plain(vars(kept) | {"progress": vars(kept.progress)}),
         )
 
     def prune(self, newest: int) -> None:
@@ -148,194 +149,181 @@ class CheckpointManager(NamedTuple):
         else:
             self.prune(newest)
 
-    def resumed(self) -> tuple["CheckpointManager", Progress]:
-        """Returns the manager of the run, which goes on if asked to, and its progress.
 
-        Raises:
-            BadRequest: the folder holds a checkpoint, or a config, of another run, or
-                checkpoints none of which can be used.
-        """
-        run, out, progress = self.run, self.folder.parent, Progress()
-        start_id = _drawn_id(run.group)
-        run_ids: tuple[str | None, ...] = ()
-        shard = self._newest_shard() if run.config.resume else None
-        if shard is not None:
-            run, progress = self._restored(shard)
-            run_ids = (shard.record.get("run_id"),)
+def restore(
+    run: Run, folder: Path, started: float, background: Background
+) -> tuple[Saver, Progress]:
+    """Returns what saves a run, which goes on if asked to, and its progress so far.
+
+    Args:
+        run: that can start.
+        folder: for its checkpoints.
+        started: as `Saver` has it, and background.
+
+    Raises:
+        BadRequest: the folder holds a checkpoint, or a config, of another run, or
+            checkpoints none of which can be used.
+    """
+    group, out, progress = run.group, folder.parent, Progress()
+    drawn = group.gather([secrets.randbits(31) for _ in range(4)])[0]
+    start_id = "".join(f"{int(x):08x}" for x in drawn)
+    run_ids: list[str | None] = []
+    if run.config.resume:
+        if (shard := _newest_shard(run, folder)) is not None:
+            run, progress = _restored(run, shard)
+            run_ids.append(shard.record.get("run_id"))
             terminal.say(f"going on from the checkpoint of step {progress.step}")
-        elif run.config.resume:
-            if run.group.is_first:
+        else:
+            if group.is_first:
                 same_run.check_config(out, run.config)
             terminal.say(f"no checkpoint in {out}: the run starts from the beginning")
-        elif not run.config.overwrite:
-            self._check_unused()
-        if not progress.run_id:
-            progress = dataclasses.replace(progress, run_id=start_id)
-        run_ids = (*run_ids, progress.run_id)
-        return self._replace(run=run, run_ids=run_ids, start_id=start_id), progress
-
-    def _check_unused(self) -> None:
-        """Raises a BadRequest if any process's folder holds checkpoints."""
+    elif not run.config.overwrite:
         try:
-            is_used = bool(checkpoints.steps(self.folder))
+            is_used = bool(checkpoints.steps(folder))
         except OSError:
             is_used = True  # they cannot be listed, and are not to be replaced
-        if self.run.group.largest(is_used):
+        if group.largest(is_used):
             raise BadRequest(
-                f"--out {self.folder.parent} already holds checkpoints: take another "
-                "folder, --resume to go on from them, or --overwrite"
+                f"--out {out} already holds checkpoints: take another folder, "
+                "--resume to go on from them, or --overwrite"
             )
+    progress.run_id = progress.run_id or start_id
+    run_ids.append(progress.run_id)
+    return Saver(run, folder, started, background, run_ids, start_id), progress
 
-    def _newest_shard(self) -> Shard | None:
-        """Returns the newest shard whose checkpoint all processes can use.
 
-        Returns:
-            None if there are no checkpoints.
+def _newest_shard(run: Run, folder: Path) -> Shard | None:
+    """Returns the newest shard whose checkpoint all processes can use.
 
-        Raises:
-            BadRequest: there are, and none of them can be used; MayPass if a file could
-                not be read for now.
-        """
-        group, step, shard = self.run.group, 2**31, None
-        there: list[int] = []
-        problems: list[Exception] = []
-        try:
-            there = checkpoints.steps(self.folder)
-        except OSError as error:
-            problems.append(error)
-        while shard is None and step >= 0:
-            older = (x for x in there if x < step)
-            # A host may lack the newest: they agree on one that all of them have.
-            step = group.smallest(max(older, default=-1))
-            shard = self._agreed(step, problems) if step >= 0 else None
-        if shard is None:
-            self._check_begins(there, problems)
-        return shard
+    Returns:
+        None if there are no checkpoints.
 
-    def _check_begins(self, there: list[int], problems: list[Exception]) -> None:
-        """Raises a BadRequest if a run from the beginning would replace checkpoints.
-
-        Args:
-            there: steps of those in this process's folder.
-            problems: why they could not be used.
-        """
-        is_unread = any(
-            isinstance(x, OSError) and not isinstance(x, LASTING) for x in problems
-        )
-        is_useless = any(not isinstance(x, Incomplete) for x in problems)
-        is_useless |= bool(there) and not self._is_first_save(there)
-        here = UNREAD if is_unread else USELESS if is_useless else 0
-        worst = self.run.group.largest(here)
-        if not worst:
-            return
-        reason = problems[0] if problems else "another process cannot use its part"
-        if not there and not problems:
-            reason = "there is none here, though other processes have some"
-        kind, advice = BadRequest, "--overwrite begins anew"
-        if worst == UNREAD:
-            kind, advice = MayPass, "the same command tries again"
-        raise kind(
-            f"--resume: no checkpoint in {self.folder} can be used: {reason}; nothing "
-            f"is removed: {advice}"
-        )
-
-    def _is_first_save(self, there: list[int]) -> bool:
-        """Whether all that is there are shards of a first save that was cut short."""
-        # It has lost nothing, and the run's next save of the step replaces them.
-        try:
-            begun = checkpoints.records_of_incomplete(self.folder, there[0])
-            saved = [content["progress"]["saved"] for content in begun]
-        except (Damaged, OSError, LookupError, TypeError):
-            return False
-        return len(there) == 1 and saved != [] and all(x == 0 for x in saved)
-
-    def _agreed(self, step: int, problems: list[Exception]) -> Shard | None:
-        """Returns this process's shard, if all processes have theirs of one run."""
-        run, group, shard = self.run, self.run.group, None
-        try:
-            shard = state_arrays.serving(run.trainer, run.state, self._read(step))
-        except (Damaged, Incomplete, OSError) as error:
-            problems.append(error)
-            group.note(f"the checkpoint of step {step} cannot be used: {error}")
-        if group.largest(shard is None) or shard is None:
-            return None
-        runs = group.gather(_fingerprint(shard))
-        if (runs == runs[0]).all():
+    Raises:
+        BadRequest: there are, and none of them can be used; MayPass if a file could not
+            be read for now.
+    """
+    step = 2**31
+    there: list[int] = []
+    problems: list[Exception] = []
+    try:
+        there = checkpoints.steps(folder)
+    except OSError as error:
+        problems.append(error)
+    while step >= 0:
+        # A host may lack the newest: they agree on one that all of them have.
+        step = run.group.smallest(max((x for x in there if x < step), default=-1))
+        shard = _agreed(run, folder, step, problems) if step >= 0 else None
+        if shard is not None:
             return shard
-        problems.append(Damaged("its parts are of several runs"))
-        if group.is_first:
-            group.note(f"the checkpoint of step {step} cannot be used: {problems[-1]}")
+    _check_begins(run, folder, there, problems)
+
+
+def _check_begins(
+    run: Run, folder: Path, there: list[int], problems: list[Exception]
+) -> None:
+    """Raises a BadRequest if a run from the beginning would replace checkpoints.
+
+    Args:
+        run: that would begin.
+        folder: of the checkpoints.
+        there: steps of those in this process's folder.
+        problems: why they could not be used.
+    """
+    is_unread = any(
+        isinstance(x, OSError) and not isinstance(x, LASTING) for x in problems
+    )
+    is_useless = any(not isinstance(x, Incomplete) for x in problems)
+    # A first save that was cut short has lost nothing: the next one replaces it.
+    is_useless |= bool(there) and not checkpoints.is_first_save(folder)
+    worst = run.group.largest(UNREAD if is_unread else USELESS if is_useless else 0)
+    reason = problems[0] if problems else "another process cannot use its part"
+    told = f"--resume: no checkpoint in {folder} can be used: {reason}; nothing is "
+    if worst == UNREAD:
+        raise MayPass(f"{told}removed: the same command tries again")
+    if worst == USELESS:
+        raise BadRequest(f"{told}removed: --overwrite begins anew")
+
+
+def _agreed(
+    run: Run, folder: Path, step: int, problems: list[Exception]
+) -> Shard | None:
+    """Returns this process's shard, if all processes have theirs of one run."""
+    group, shard = run.group, None
+    try:
+        shard = state_arrays.serving(run.trainer, run.state, _read(run, folder, step))
+    except (Damaged, Incomplete, OSError) as error:
+        problems.append(error)
+        group.note(f"the checkpoint of step {step} cannot be used: {error}")
+    if group.largest(shard is None) or shard is None:
         return None
+    # Numbers below 2³¹, which processes can exchange, that tell runs apart.
+    text = json.dumps(identity(shard), sort_keys=True).encode()
+    digest = np.frombuffer(hashlib.sha256(text).digest(), ">u4") >> 1
+    runs = group.gather(digest.astype(np.int64))
+    if (runs == runs[0]).all():
+        return shard
+    problems.append(Damaged("its parts are of several runs"))
+    if group.is_first:
+        group.note(f"the checkpoint of step {step} cannot be used: {problems[-1]}")
+    return None
 
-    def _read(self, step: int) -> Shard:
-        """Loads this process's workers; one, if the checkpoint has another number."""
-        rows = self.run.trainer.layout.own_workers
-        load = partial(checkpoints.load, self.folder, step, check=_record_of)
-        try:
-            shard = load(rows.start, len(rows))
-        except Incomplete:
-            shard = load(0, 1)
-            if shard.workers == self.run.trainer.workers:
-                raise
+
+def _read(run: Run, folder: Path, step: int) -> Shard:
+    """Loads this process's workers; one, if the checkpoint has another number."""
+    rows, workers = run.trainer.layout.own_workers, run.trainer.workers
+    load = partial(checkpoints.load, folder, step, check=_record_of)
+    try:
+        shard = load(rows.start, len(rows))
+        if shard.workers == workers:
             return shard
-        same = shard.workers == self.run.trainer.workers
-        return shard if same else load(0, 1)
-
-    def _restored(self, shard: Shard) -> tuple[Run, Progress]:
-        """Returns the run with a checkpoint's state, and the progress until then."""
-        run, c, trainer = self.run, self.run.config, self.run.trainer
-        found = _record_of(shard)
-        progress = found.progress
-        same = shard.workers == trainer.workers
-        if not same and not c.resume_center:
-            raise BadRequest(
-                f"--resume: the checkpoint of step {shard.step} is of {shard.workers} "
-                f"workers, not {trainer.workers}: --resume-center starts new replicas "
-                "from its center model"
-            )
-        if shard.step > c.steps:
-            raise BadRequest(
-                f"--resume: the checkpoint is of step {shard.step}, behind --steps "
-                f"{c.steps}"
-            )
-        same_run.check_settings(found.settings, c, same)
-        decisions = len(decided.found(run.state.sync))
-        if any(number >= decisions for _, number in progress.decided):
-            raise BadRequest(
-                f"--resume: the checkpoint of step {shard.step} has decisions that "
-                f"{c.algo} does not take"
-            )
-        if found.versions != versions() and run.group.is_first:
-            terminal.say("the checkpoint is of other versions: numbers may differ")
-        arrays = run.state, shard.own, shard.shared
-        try:
-            if same:
-                state = state_arrays.state(trainer, *arrays)
-            else:
-                state = state_arrays.restarted(trainer, c.seed, *arrays)
-        except state_arrays.Misfit as error:
-            raise BadRequest(f"--resume: {error}") from error
-        if not same:
-            progress.sent_before, progress.sent_since = found.sent, shard.step
-            progress.run_id = ""
-        progress.saved = shard.step
-        progress.resumed_at.append(shard.step)
-        return dataclasses.replace(run, state=state), progress
+    except Incomplete:
+        if load(0, 1).workers == workers:
+            raise
+    return load(0, 1)
 
 
-def _record_of(shard: Shard) -> record.Record:
+def _record_of(shard: Shard) -> Record:
     """Returns the record of a shard; raises a ValueError if it is not as written."""
     return record.read(shard.record, shard.step)
 
 
-def _drawn_id(group: ProcessGroup) -> str:
-    """Returns a random id of a run, the same in all processes."""
-    drawn = group.gather([secrets.randbits(31) for _ in range(4)])[0]
-    return "".join(f"{int(x):08x}" for x in drawn)
-
-
-def _fingerprint(shard: Shard) -> np.ndarray:
-    """Returns numbers below 2³¹, which processes can exchange, that tell runs apart."""
-    common = [shard.workers, *(shard.record.get(x) for x in COMMON)]
-    digest = hashlib.sha256(json.dumps(common, sort_keys=True).encode()).digest()
-    return (np.frombuffer(digest, ">u4") >> 1).astype(np.int64)
+def _restored(run: Run, shard: Shard) -> tuple[Run, Progress]:
+    """Returns the run with a checkpoint's state, and the progress until then."""
+    c, trainer = run.config, run.trainer
+    found = _record_of(shard)
+    progress = found.progress
+    same = shard.workers == trainer.workers
+    if not same and not c.resume_center:
+        raise BadRequest(
+            f"--resume: the checkpoint of step {shard.step} is of {shard.workers} "
+            f"workers, not {trainer.workers}: --resume-center starts new replicas from "
+            "its center model"
+        )
+    if shard.step > c.steps:
+        raise BadRequest(
+            f"--resume: the checkpoint is of step {shard.step}, behind --steps "
+            f"{c.steps}"
+        )
+    same_run.check_settings(found.settings, c, same)
+    decisions = len(decided.found(run.state.sync))
+    if any(number >= decisions for _, number in progress.decided):
+        raise BadRequest(
+            f"--resume: the checkpoint of step {shard.step} has decisions that "
+            f"{c.algo} does not take"
+        )
+    if found.versions != versions() and run.group.is_first:
+        terminal.say("the checkpoint is of other versions: numbers may differ")
+    arrays = run.state, shard.own, shard.shared
+    try:
+        if same:
+            state = state_arrays.state(trainer, *arrays)
+        else:
+            state = state_arrays.restarted(trainer, c.seed, *arrays)
+    except state_arrays.Misfit as error:
+        raise BadRequest(f"--resume: {error}") from error
+    if not same:
+        progress.sent_before, progress.sent_since = found.sent, shard.step
+        progress.run_id = ""
+    progress.saved = shard.step
+    progress.resumed_at.append(shard.step)
+    return dataclasses.replace(run, state=state), progress

@@ -11,7 +11,7 @@ import math
 import os
 import re
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -19,7 +19,7 @@ from typing import Any, BinaryIO, NamedTuple
 import ml_dtypes
 import numpy as np
 
-from experiments.training.records import sync_folder
+from experiments.training.records import replacing
 
 VERSION = 1  # of the format
 DIGEST = 64  # hexadecimal digits of a SHA-256
@@ -121,19 +121,16 @@ def write(folder: Path, shard: Shard, number: int, of: int) -> Path:
     _check(shard)
     if not 0 <= number < of:
         raise ValueError(f"there is no part {number} of {of}")
-    # Each process writes its own workers: sending them takes long on a slow link.
+    entries = _entries(shard)
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / ShardName(shard.step, number, of).file_name
-    unfinished = folder / unfinished_name(number, of)
-    unfinished.unlink(missing_ok=True)
-    try:
-        with unfinished.open("x+b") as file:
-            _write_archive(file, shard)
-        # Atomic: a reader finds the whole file or none.
-        unfinished.replace(path)
-    finally:
-        unfinished.unlink(missing_ok=True)
-    sync_folder(folder)
+    with replacing(path, folder / unfinished_name(number, of)) as file:
+        np.savez(file, **entries)  # pyright: ignore[reportArgumentType]
+        with zipfile.ZipFile(file, "a") as archive:
+            archive.comment = b"-" * DIGEST  # the place of the digest
+        digest = _digest(file)
+        file.seek(-DIGEST, os.SEEK_END)
+        file.write(digest)
     return path
 
 
@@ -159,7 +156,8 @@ def read(path: Path) -> Shard:
             )
         # A file of any content may have its SHA-256 at its end.
         with _of_any_content(path):
-            shard = _parse(zipfile.ZipFile(file))
+            file.seek(0)
+            shard = _parse(np.load(file))
     named = parse_name(path.name)
     if named and named.step != shard.step:
         raise Damaged(f"{path.name} is of step {shard.step}, not {named.step}")
@@ -174,7 +172,7 @@ def read_record(path: Path) -> dict[str, Any]:
         OSError: it cannot be read.
     """
     with path.open("rb") as file, _of_any_content(path):
-        record = _manifest(zipfile.ZipFile(file))["record"]
+        record = _manifest(np.load(file))["record"]
         if not isinstance(record, dict):
             raise ValueError("its record is no table of values")
         return record
@@ -209,61 +207,38 @@ def _check(shard: Shard) -> None:
         )
 
 
-def _write_archive(file: BinaryIO, shard: Shard) -> None:
-    """Writes the zip archive, and its digest into the place that its comment holds."""
-    with zipfile.ZipFile(file, "w") as archive:
-        archive.comment = b"-" * DIGEST
-        _fill(archive, shard)
-    digest = _digest(file)
-    file.seek(-DIGEST, os.SEEK_END)
-    file.write(digest)
-    file.flush()
-    # Before the file gets its name: a crash must not leave the name on other bytes.
-    os.fsync(file.fileno())
-
-
-def _fill(archive: zipfile.ZipFile, shard: Shard) -> None:
-    """Writes the leaves and the manifest that describes them."""
-    manifest: dict[str, Any] = {
-        "version": VERSION,
-        "step": shard.step,
-        "workers": shard.workers,
-        "first": shard.first,
-        "record": shard.record,
-    }
-    for kind, leaves in (("own", shard.own), ("shared", shard.shared)):
-        entries = manifest[kind] = []
-        for name, leaf in leaves.items():
+def _entries(shard: Shard) -> dict[str, np.ndarray]:
+    """Returns a file's arrays: the leaves, and the manifest that describes them."""
+    entries: dict[str, np.ndarray] = {}
+    manifest = {"version": VERSION, **shard._asdict(), "own": [], "shared": []}
+    for kind in ("own", "shared"):
+        for i, (name, leaf) in enumerate(getattr(shard, kind).items()):
             leaf = np.asarray(leaf, order="C")
             stored = leaf.view(_stored_as(leaf.dtype, name))
             # After a sync of 256 workers this makes the file 256 times smaller.
             once = kind == "own" and _rows_are_identical(stored)
-            _add(archive, f"{kind}/{len(entries)}", stored[:1] if once else stored)
+            entries[f"{kind}/{i}"] = stored[:1] if once else stored
             facts = {"dtype": leaf.dtype.name, "shape": leaf.shape, "once": once}
-            entries.append({"name": name, **facts})
-    _add(archive, "manifest", np.frombuffer(json.dumps(manifest).encode(), np.uint8))
+            manifest[kind].append({"name": name, **facts})
+    text = json.dumps(manifest).encode()
+    return {**entries, "manifest": np.frombuffer(text, np.uint8)}
 
 
-def _add(archive: zipfile.ZipFile, entry: str, stored: np.ndarray) -> None:
-    with archive.open(f"{entry}.npy", "w", force_zip64=True) as file:
-        np.lib.format.write_array(file, stored, allow_pickle=False)
-
-
-def _parse(archive: zipfile.ZipFile) -> Shard:
-    """Reads an archive; raises any error if it is not a shard."""
-    manifest = _manifest(archive)
+def _parse(entries: Mapping[str, np.ndarray]) -> Shard:
+    """Reads a file's arrays; raises any error if they are not a shard's."""
+    manifest = _manifest(entries)
     if manifest["version"] > VERSION:
         raise ValueError(
             f"it is of format {manifest['version']}, this version reads {VERSION}"
         )
     leaves = {
         kind: {
-            entry["name"]: _leaf(_stored(archive, f"{kind}/{i}"), entry)
+            entry["name"]: _leaf(entries[f"{kind}/{i}"], entry)
             for i, entry in enumerate(manifest[kind])
         }
         for kind in ("own", "shared")
     }
-    if len(archive.namelist()) != 1 + sum(map(len, leaves.values())):
+    if len(entries) != 1 + sum(map(len, leaves.values())):
         raise ValueError("it has entries that its manifest does not tell")
     numbers = (manifest[x] for x in ("step", "workers", "first"))
     shard = Shard(*numbers, **leaves, record=manifest["record"])
@@ -271,13 +246,8 @@ def _parse(archive: zipfile.ZipFile) -> Shard:
     return shard
 
 
-def _manifest(archive: zipfile.ZipFile) -> dict[str, Any]:
-    return json.loads(_stored(archive, "manifest").tobytes())
-
-
-def _stored(archive: zipfile.ZipFile, entry: str) -> np.ndarray:
-    with archive.open(f"{entry}.npy") as file:
-        return np.lib.format.read_array(file, allow_pickle=False)
+def _manifest(entries: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    return json.loads(entries["manifest"].tobytes())
 
 
 def _leaf(stored: np.ndarray, entry: dict[str, Any]) -> np.ndarray:

@@ -5,6 +5,7 @@ import ast
 import importlib
 import inspect
 import re
+import tomllib
 import types
 import typing
 from collections.abc import Callable, Mapping
@@ -13,15 +14,19 @@ from typing import Any, NamedTuple
 
 import syncalgos
 from experiments import tasks
-from experiments.cli import signatures
 from experiments.cli.errors import BadRequest, explained, place
-from experiments.cli.signatures import Signature
-from experiments.cli.words import literal, number, whole
+from experiments.cli.words import literal, number, one_of, or_none, whole
 from experiments.exit_codes import Terminated
 from syncalgos import checks
 
-Factory = Callable[..., Any]
 OWN = "your own"  # the name of what Python code has given as an object
+PUBLISHED = Path(__file__).parent / "published.toml"
+EMPTY = inspect.Parameter.empty
+# The names of types in factories' sources that need no import.
+TYPES = {"bool": bool, "float": float, "int": int, "str": str, "Any": Any}
+TYPES |= {"Literal": typing.Literal, "Callable": Callable, "__builtins__": {}}
+# A default that is no word: no flag can set the parameter.
+UNKNOWN = object()
 
 # The registry's names are those of its files, which need no import.
 _ALGORITHMS = sorted(Path(syncalgos.__file__).parent.glob("algorithms/[!_]*.py"))
@@ -64,20 +69,140 @@ TASK = Kind(
 )
 
 
-def describe(kind: Kind, name: str) -> Signature:
-    """Returns the signature of a registered factory, or of the user's own.
+class Factory(NamedTuple):
+    """A factory as the command line sees it.
 
-    Only the user's own is imported.
+    Attributes:
+        kind: algorithm or task.
+        name: a registered one, or package.module:factory.
+        parameters: with types as annotations, `empty` where they are not resolved.
+        doc: its docstring.
+    """
+
+    kind: Kind
+    name: str
+    parameters: list[inspect.Parameter]
+    doc: str
+
+    @property
+    def summary(self) -> str:
+        """The first line of its docstring."""
+        return self.doc.partition("\n")[0]
+
+    @property
+    def flags(self) -> dict[str, inspect.Parameter]:
+        """The parameters that become flags, by name: a word can set them."""
+        # Functions and arrays are for callers from Python: no word can say them.
+        words = bool | int | float | str | None
+        return {
+            p.name: p
+            for p in self.parameters
+            if p.name not in self.kind.passed
+            and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
+            and (p.default is EMPTY or isinstance(p.default, words))
+        }
+
+    @property
+    def defaults(self) -> dict[str, Any]:
+        """The defaults of its flags."""
+        found = {name: p.default for name, p in self.flags.items()}
+        return {name: x for name, x in found.items() if x is not EMPTY}
+
+    def published(self) -> "Factory":
+        """Returns the same with its paper's values for defaults (--preset paper)."""
+        # By default all have a period of 16: with a paper's 500 a short run would
+        # hardly sync, and of two algorithms one would mostly see their periods.
+        values = tomllib.loads(PUBLISHED.read_text()).get(self.name, {})
+        changed = [
+            p.replace(default=values.get(p.name, p.default)) for p in self.parameters
+        ]
+        return self._replace(parameters=changed)
+
+    def add_to(self, parser: argparse.ArgumentParser) -> None:
+        """Adds its flags to a parser, with the texts of its docstring.
+
+        Raises:
+            BadRequest: a parameter with the name of an existing flag.
+        """
+        group = parser.add_argument_group(f"flags of {self.name}", self.summary or None)
+        meanings = argument_texts(self.doc)
+        taken = {action.dest for action in parser._actions}
+        for name, parameter in self.flags.items():
+            if name in taken:
+                raise BadRequest(
+                    f"--{self.kind.flag} {self.name}: its parameter {name!r} has the "
+                    "name of another flag: rename it"
+                )
+            text = meanings.get(name, "").replace("%", "%%")
+            given: dict[str, Any] = {"required": True, "help": text}
+            if (default := parameter.default) is not EMPTY:
+                text = f"{text} (default: {str(default).lower()})".strip()
+                given = {"default": default, "help": text}
+            flag = f"--{name.replace('_', '-')}"
+            group.add_argument(flag, **given, **flag_kind(parameter))
+
+
+def describe(kind: Kind, name: str) -> Factory:
+    """Describes a registered factory, or the user's own.
+
+    Only the user's own is imported. Registered ones are read from their sources, as
+    importing them imports jax: an answer to a bad request takes a fifth of a second
+    instead of two.
 
     Raises:
         BadRequest: there is none.
     """
     if ":" in name or name == OWN:
-        return signatures.of(named(kind, name))
-    return signatures.in_source(kind.files[_known(kind, name)], name)
+        return of_function(kind, name, named(kind, name))
+    # A default or an annotation is evaluated where it needs no import. A test compares
+    # what is read here with the functions' own signatures.
+    module = ast.parse(kind.files[_known(kind, name)].read_text("utf-8"))
+    functions = (x for x in module.body if isinstance(x, ast.FunctionDef))
+    function = next(x for x in functions if x.name == name)
+    form = function.args
+    lacking = [None] * (len(form.args) - len(form.defaults))
+    defaults = [*lacking, *form.defaults, *form.kw_defaults]
+    parameters = [
+        inspect.Parameter(
+            argument.arg,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=EMPTY if default is None else _evaluated(default, UNKNOWN),
+            annotation=_evaluated(argument.annotation, EMPTY),
+        )
+        for argument, default in zip(
+            [*form.args, *form.kwonlyargs], defaults, strict=True
+        )
+    ]
+    return Factory(kind, name, parameters, ast.get_docstring(function) or "")
 
 
-def named(kind: Kind, name: str) -> Factory:
+def _evaluated(node: ast.expr | None, otherwise: Any) -> Any:
+    """Returns the value of an expression, or `otherwise` if it needs an import."""
+    if node is None:
+        return otherwise
+    # The sources are those of this checkout, and no names but TYPES are in reach.
+    try:
+        return eval(compile(ast.Expression(node), "factory", "eval"), dict(TYPES))
+    except NameError:
+        return otherwise
+
+
+def of_function(kind: Kind, name: str, function: Callable[..., Any]) -> Factory:
+    """Describes a function.
+
+    Raises:
+        TypeError, ValueError: it is no function, or has no signature.
+    """
+    parameters = inspect.signature(function).parameters.values()
+    try:
+        hints = typing.get_type_hints(function)
+    except (NameError, TypeError):  # only a type checker can resolve them
+        hints = {}
+    typed = [p.replace(annotation=hints.get(p.name, EMPTY)) for p in parameters]
+    return Factory(kind, name, typed, inspect.getdoc(function) or "")
+
+
+def named(kind: Kind, name: str) -> Callable[..., Any]:
     """Returns the factory of a registered name, or the user's package.module:factory.
 
     Raises:
@@ -145,7 +270,7 @@ def _functions(path: Path) -> list[str]:
     return [name for name in found if not name.startswith("_")]
 
 
-def _import(kind: Kind, name: str) -> Factory:
+def _import(kind: Kind, name: str) -> Callable[..., Any]:
     where = f"--{kind.flag} {name}"
     module, _, attribute = name.partition(":")
     if module.endswith(".py"):
@@ -173,37 +298,18 @@ def _import(kind: Kind, name: str) -> Factory:
     return names[attribute]
 
 
-def flag_parameters(kind: Kind, signature: Signature) -> list[inspect.Parameter]:
-    """Returns the parameters that become flags: a word can set them."""
-    # Functions and arrays are for callers from Python: no word can say them.
-    words = bool | int | float | str | None
-    return [
-        p
-        for p in signature.parameters
-        if p.name not in kind.passed
-        and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
-        and (p.default is p.empty or isinstance(p.default, words))
-    ]
-
-
 def flag_names(kind: Kind, name: str) -> set[str]:
     """Returns the names of a factory's flags."""
-    return {p.name for p in flag_parameters(kind, describe(kind, name))}
+    return {*describe(kind, name).flags}
 
 
 def defaults(kind: Kind, name: str) -> dict[str, Any]:
     """Returns the defaults of a factory's flags."""
-    return defaults_of(kind, describe(kind, name))
-
-
-def defaults_of(kind: Kind, signature: Signature) -> dict[str, Any]:
-    """Returns the defaults of the flags of a signature."""
-    parameters = flag_parameters(kind, signature)
-    return {p.name: p.default for p in parameters if p.default is not p.empty}
+    return describe(kind, name).defaults
 
 
 def passed_arguments(
-    kind: Kind, factory: Factory, offered: Mapping[str, Any]
+    kind: Kind, factory: Callable[..., Any], offered: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Returns the offered values that the factory has parameters for."""
     wanted = inspect.signature(factory).parameters
@@ -212,36 +318,6 @@ def passed_arguments(
         for name, value in offered.items()
         if name in kind.passed and name in wanted
     }
-
-
-def add_flags(
-    parser: argparse.ArgumentParser, kind: Kind, name: str, signature: Signature
-) -> None:
-    """Adds a factory's parameters to a parser, with the texts of its docstring.
-
-    Raises:
-        BadRequest: a parameter with the name of an existing flag.
-    """
-    summary = signature.doc.partition("\n")[0]
-    group = parser.add_argument_group(f"flags of {name}", summary or None)
-    meanings = argument_texts(signature.doc)
-    taken = {action.dest for action in parser._actions}
-    for parameter in flag_parameters(kind, signature):
-        if parameter.name in taken:
-            raise BadRequest(
-                f"--{kind.flag} {name}: its parameter {parameter.name!r} has the name "
-                "of another flag: rename it"
-            )
-        required = parameter.default is parameter.empty
-        text = meanings.get(parameter.name, "").replace("%", "%%")
-        shown = "" if required else f" (default: {parameter.default})".lower()
-        group.add_argument(
-            f"--{parameter.name.replace('_', '-')}",
-            default=None if required else parameter.default,
-            required=required,
-            help=(text + shown).strip(),
-            **flag_kind(parameter),
-        )
 
 
 def flag_kind(parameter: inspect.Parameter) -> dict[str, Any]:
@@ -255,28 +331,13 @@ def flag_kind(parameter: inspect.Parameter) -> dict[str, Any]:
         return {"action": argparse.BooleanOptionalAction}
     literals = [x for x in options if typing.get_origin(x) is typing.Literal]
     if literals:
-        choices = [*typing.get_args(literals[0]), *([None] if may_be_none else [])]
-        return choice({"none" if x is None else str(x): x for x in choices})
+        values = {str(x): x for x in typing.get_args(literals[0])}
+        values |= {"none": None} if may_be_none else {}
+        return {"type": one_of(values), "metavar": f"{{{','.join(values)}}}"}
     kinds = {float: (number, "X"), int: (whole, "N"), str: (str, "TEXT")}
     chosen = [kinds[kind] for kind in kinds if kind in options]
     convert, metavar = chosen[0] if chosen else (literal, "VALUE")
-    return {"type": _or_none(convert) if may_be_none else convert, "metavar": metavar}
-
-
-def choice(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the arguments of `add_argument` for a flag with one of these values."""
-
-    def convert(text: str) -> Any:
-        try:
-            return values[checks.one_of("value", text, values)]
-        except ValueError as error:
-            raise argparse.ArgumentTypeError(str(error)) from None
-
-    return {"type": convert, "metavar": f"{{{','.join(values)}}}"}
-
-
-def _or_none(convert: Callable[[str], Any]) -> Callable[[str], Any]:
-    return lambda text: None if text.lower() == "none" else convert(text)
+    return {"type": or_none(convert) if may_be_none else convert, "metavar": metavar}
 
 
 def argument_texts(doc: str) -> dict[str, str]:

@@ -1,24 +1,18 @@
 """The command line: common flags, and an algorithm's and a task's own."""
 
 import argparse
-import tomllib
 import typing
-from argparse import Namespace
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 import syncalgos
-from experiments.cli import factories
 from experiments.cli.errors import BadRequest
-from experiments.cli.factories import ALGORITHM, TASK, Kind
+from experiments.cli.factories import ALGORITHM, TASK, Factory, Kind, describe
 from experiments.cli.settings import Setting, settings_of
-from experiments.cli.signatures import Signature
-from experiments.cli.words import cleaned, nearest_flag
+from experiments.cli.words import as_words, cleaned, nearest_flag
 
 PROGRAM = "python -m experiments.run"
-PUBLISHED = Path(__file__).parent / "published.toml"
 PAPER = "paper"  # the preset of an algorithm's own flags
 Config = typing.TypeVar("Config")
 
@@ -45,35 +39,6 @@ class _Show(argparse.Action):
         parser.exit()
 
 
-class Own(NamedTuple):
-    """An algorithm or a task with flags of its own."""
-
-    kind: Kind
-    name: str
-    signature: Signature
-
-    def published(self) -> "Own":
-        """Returns the same with its paper's values for defaults (--preset paper)."""
-        # By default all have a period of 16: with a paper's 500 a short run would
-        # hardly sync, and of two algorithms one would mostly see their periods.
-        values = tomllib.loads(PUBLISHED.read_text()).get(self.name, {})
-        parameters = [
-            p.replace(default=values.get(p.name, p.default))
-            for p in self.signature.parameters
-        ]
-        return self._replace(signature=self.signature._replace(parameters=parameters))
-
-    @property
-    def defaults(self) -> dict[str, Any]:
-        """The defaults of its flags."""
-        return factories.defaults_of(self.kind, self.signature)
-
-    def take(self, known: Namespace) -> dict[str, Any]:
-        """Moves its flags out of all that are known."""
-        parameters = factories.flag_parameters(self.kind, self.signature)
-        return {p.name: vars(known).pop(p.name) for p in parameters}
-
-
 def parse(argv: Sequence[str], config: type[Config]) -> Config:
     """Reads the command line of a run; --help, --list and --version print and exit.
 
@@ -89,50 +54,66 @@ def parse(argv: Sequence[str], config: type[Config]) -> Config:
         BadRequest: with one line that says what was wrong and what is possible.
     """
     words, settings = cleaned(argv), settings_of(config)
-    early = _named(words)
-    if early.help and early.algo is None and early.task is None:
+    named = _named(words)
+    if named["help"] and not (named["algo"] or named["task"]):
         parser_of(settings).parse_args(["--help"])
-    if not early.help:  # common flags first: to look at others may import a module
+    if not named["help"]:  # common flags first: to look at others may import a module
         made(config, vars(parser_of(settings).parse_known_args(words)[0]))
-    own = _own_of(early, settings)
+    own = _own_of(named, settings)
     parser = parser_of(settings, own)
-    known, unknown = parser.parse_known_args(words)
+    namespace, unknown = parser.parse_known_args(words)
     if unknown:
         raise BadRequest(_explain_unknown(unknown[0], own, parser))
-    algorithm, task = (each.take(known) for each in own)
-    return made(config, vars(known), {"arguments": algorithm, "task_arguments": task})
+    known = vars(namespace)
+    algorithm, task = ({name: known.pop(name) for name in each.flags} for each in own)
+    return made(config, known, {"arguments": algorithm, "task_arguments": task})
 
 
-def _named(words: Sequence[str]) -> Namespace:
+def words_of(config: Any) -> list[str]:
+    """Returns the flags of experiments.run that say a config, without --seed.
+
+    What has its default is left out, but for the algorithm and the task.
+    """
+    said = {
+        name: value
+        for name, each in settings_of(type(config)).items()
+        if (value := getattr(config, name)) != each.default
+        or name in (ALGORITHM.flag, TASK.flag)
+    }
+    said.pop("seed", None)
+    given = config.arguments, config.task_arguments
+    named = own_of(config.algo, config.task, config.preset)
+    for own, values in zip(named, given, strict=True):
+        undefined, defaults = object(), own.defaults
+        said |= {k: x for k, x in values.items() if x != defaults.get(k, undefined)}
+    return as_words(said)
+
+
+def _named(words: Sequence[str]) -> dict[str, Any]:
     """Reads what decides which other flags there are."""
     # The factories' own flags are not known yet: all that is unknown passes.
     first = Parser(add_help=False, allow_abbrev=False)
     for flag in ("--algo", "--task", "--preset"):
         first.add_argument(flag)
     first.add_argument("-h", "--help", action="store_true")
-    return first.parse_known_args(words)[0]
+    return vars(first.parse_known_args(words)[0])
 
 
-def _own_of(named: Namespace, settings: Mapping[str, Setting]) -> list[Own]:
-    """Returns the algorithm and the task that are named, or the default ones.
-
-    Raises:
-        BadRequest: an unknown name, or a module that cannot be imported.
-    """
-    algo = named.algo or settings[ALGORITHM.flag].default
-    task = named.task or settings[TASK.flag].default
-    return own_of(algo, task, named.preset)
+def _own_of(named: Mapping[str, Any], settings: Mapping[str, Setting]) -> list[Factory]:
+    """Returns the algorithm and the task that are named, or the default ones."""
+    algo, task = (named[kind] or settings[kind].default for kind in ("algo", "task"))
+    return own_of(algo, task, named["preset"])
 
 
-def own_of(algo: str, task: str, preset: str | None) -> list[Own]:
+def own_of(algo: str, task: str, preset: str | None) -> list[Factory]:
     """Returns an algorithm and a task by their names; the preset may be PAPER.
 
     Raises:
         BadRequest: an unknown name, or a module that cannot be imported.
     """
-    made = Own(ALGORITHM, algo, factories.describe(ALGORITHM, algo))
-    made = made.published() if preset == PAPER else made
-    return [made, Own(TASK, task, factories.describe(TASK, task))]
+    algorithm = describe(ALGORITHM, algo)
+    algorithm = algorithm.published() if preset == PAPER else algorithm
+    return [algorithm, describe(TASK, task)]
 
 
 def parser_for(words: Sequence[str], config: type) -> Parser:
@@ -171,7 +152,7 @@ def made(
         raise BadRequest(str(error)) from None
 
 
-def parser_of(settings: Mapping[str, Setting], own: Sequence[Own] = ()) -> Parser:
+def parser_of(settings: Mapping[str, Setting], own: Sequence[Factory] = ()) -> Parser:
     """Returns the parser of all flags, those of `own` included."""
     # Abbreviations are off: a new flag would change what an old command means.
     parser = Parser(
@@ -194,7 +175,7 @@ def parser_of(settings: Mapping[str, Setting], own: Sequence[Own] = ()) -> Parse
     add_settings(parser, settings.values())
     # A user's own factory comes last, and is blamed for a name that is taken.
     for each in sorted(own, key=lambda each: ":" in each.name):
-        factories.add_flags(parser, *each)
+        each.add_to(parser)
     return parser
 
 
@@ -230,23 +211,22 @@ def catalogue() -> str:
     for kind in (ALGORITHM, TASK):
         lines.append(f"{kind.noun}s (--{kind.flag} NAME):")
         for name in kind.files:
-            summary = factories.describe(kind, name).doc.partition("\n")[0]
-            lines.append(f"  {name:<{width}}  {summary}")
+            lines.append(f"  {name:<{width}}  {describe(kind, name).summary}")
     return "\n".join([*lines, f"Flags of one: {PROGRAM} --algo NAME --help"])
 
 
-def _explain_unknown(word: str, own: Sequence[Own], parser: Parser) -> str:
+def _explain_unknown(word: str, own: Sequence[Factory], parser: Parser) -> str:
     flag = word.partition("=")[0]
     if not flag.startswith("--"):
         return f"unexpected argument {word!r}"
     parameter = flag.removeprefix("--no-").removeprefix("--").replace("-", "_")
-    for kind, name, _ in own:
-        if owners := owners_of(kind, parameter):
-            return f"{name} has no flag {flag}: it belongs to {', '.join(owners)}"
+    for each in own:
+        if owners := owners_of(each.kind, parameter):
+            return f"{each.name} has no flag {flag}: it belongs to {', '.join(owners)}"
     options = [option for action in parser._actions for option in action.option_strings]
     return f"unknown flag {flag!r}{nearest_flag(flag, options)} (see --help)"
 
 
 def owners_of(kind: Kind, parameter: str) -> list[str]:
     """Returns the registered algorithms, or tasks, that have a flag of a name."""
-    return [x for x in kind.files if parameter in factories.flag_names(kind, x)]
+    return [x for x in kind.files if parameter in describe(kind, x).flags]

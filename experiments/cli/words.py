@@ -62,6 +62,23 @@ def _reader(convert: Callable[[str], Any], rule: str) -> Callable[[str], Any]:
     return read
 
 
+def one_of(values: Mapping[str, Any]) -> Callable[[str], Any]:
+    """Makes the reader of a word that stands for one of these values."""
+
+    def read(text):
+        try:
+            return values[checks.one_of("value", text, values)]
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    return read
+
+
+def or_none(read: Callable[[str], Any]) -> Callable[[str], Any]:
+    """Makes a reader that takes the word none, too."""
+    return lambda text: None if text.lower() == "none" else read(text)
+
+
 whole = _reader(int, "a whole number")
 number = _reader(float, "a number")
 indices = _reader(
@@ -103,3 +120,24 @@ def literal(text: str) -> int | float | str:
         except ValueError:
             continue
     return text
+
+
+def as_words(values: Mapping[str, Any]) -> list[str]:
+    """Returns values by flag as a command line has them; a list repeats its flag."""
+    words = []
+    for flag, value in values.items():
+        name = flag.replace("_", "-")
+        switches = {"true": f"--{name}", "false": f"--no-{name}"}
+        for text in map(_text, value if isinstance(value, list) else [value]):
+            switch = switches.get(text.lower())
+            words += [f"--{name}", text] if switch is None else [switch]
+    return words
+
+
+def _text(value: Any) -> str:
+    """Returns a value as the reader of its flag takes it."""
+    if isinstance(value, tuple):
+        return ",".join(map(str, value))
+    if isinstance(value, Mapping):
+        return ",".join(f"{name}={size}" for name, size in value.items())
+    return str(value)

@@ -15,7 +15,7 @@ import syncalgos
 from experiments import exit_codes
 from experiments.checkpoint import lock
 from experiments.checkpoint.background import Background
-from experiments.checkpoint.manager import FOLDER, CheckpointManager
+from experiments.checkpoint.manager import FOLDER, Saver, restore
 from experiments.cli import terminal
 from experiments.cli.errors import BadRequest
 from experiments.cli.flags import PROGRAM
@@ -94,21 +94,20 @@ def in_folder(
     with held, Background() as background:
         if run.group.is_first:  # another command may have come before this one held it
             check_files(replace(run.config, out=out))
-        manager = CheckpointManager(run, out / FOLDER, started, background)
-        manager, progress = manager.resumed()
-        run = manager.run  # and lets go of the state that it began with
-        _open_files(manager, out, command, progress)
-        yield run, progress, manager.save, background.wait
+        saver, progress = restore(run, out / FOLDER, started, background)
+        run = saver.run  # and lets go of the state that it began with
+        _open_files(saver, out, command, progress)
+        yield run, progress, saver.save, background.wait
 
 
 def _open_files(
-    manager: CheckpointManager, out: Path, command: list[str], progress: Progress
+    saver: Saver, out: Path, command: list[str], progress: Progress
 ) -> None:
     """Writes config.json, and removes old checkpoints; a BadRequest if it cannot."""
     try:
-        if manager.run.group.is_first:
-            record_config(manager.run, command, out, progress.lines)
-        manager.open(progress.step)
+        if saver.run.group.is_first:
+            record_config(saver.run, command, out, progress.lines)
+        saver.open(progress.step)
     except OSError as error:
         raise BadRequest(f"--out {out}: {error.strerror}") from error
 

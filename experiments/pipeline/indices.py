@@ -8,9 +8,9 @@ import numpy as np
 from jax.experimental import checkify
 
 from experiments.pipeline.prefetch import gather
+from experiments.tasks.contract import over_workers
 from experiments.tasks.task import Arrays, Data, Task
 from syncalgos.collectives import PyTree
-from syncalgos.engine.placement.layout import DEVICES, LANES
 
 _OUT_OF_BOUNDS = re.compile(
     r"index (-?\d+) is out of bounds for axis \d+ with size (\d+)"
@@ -31,9 +31,7 @@ def check_indices(task: Task, params: PyTree, buffers: PyTree, data: Data) -> No
             key = jax.random.key(0)
             return task.apply(params, buffers, batch, key, train=False)[0]["loss"]
 
-        mapped = on_one_worker
-        for axis in (LANES, DEVICES):
-            mapped = jax.vmap(mapped, in_axes=(0, None), axis_name=axis)
+        mapped = over_workers(on_one_worker, (0, None))
         checked = checkify.checkify(mapped, errors=checkify.index_checks)
         try:
             # The values are dropped here, so that XLA leaves out the model.

@@ -16,13 +16,14 @@ from experiments.cli.errors import BadRequest
 from experiments.cli.factories import ALGORITHM
 from experiments.cli.flags import PAPER
 from experiments.cli.settings import Group, checked, flag, settings_of
-from experiments.cli.words import cleaned
+from experiments.cli.words import as_words, cleaned
 from experiments.launch.cluster.connection import check_installed
 from experiments.study import network, presets, search_space, spec
 from experiments.study.network import Network
 from experiments.study.search_space import MOST_RUNS, Range, Words
 from experiments.study.spec import Variant
 from experiments.training import config as training
+from experiments.training.config import RunConfig
 from syncalgos import checks
 
 PROGRAM = "python -m experiments.compare"
@@ -144,6 +145,21 @@ class StudyConfig:
         """The algorithms, with what their runs take of all flags."""
         varied = self.tuned, self.swept
         return spec.resolved(self.algos, self.task, self.shared, *varied, SETTINGS)
+
+    @cached_property
+    def points(self) -> dict[str, dict[str, RunConfig]]:
+        """The config of each variant's runs, by its label and the point of the sweep.
+
+        Raises:
+            BadRequest: flags that a run refuses.
+        """
+        return {
+            variant.label: {
+                point: training.parse([*variant.argv, *flags])
+                for point, flags in variant.points.items()
+            }
+            for variant in self.variants
+        }
 
     @cached_property
     def swept(self) -> Range | None:
@@ -316,9 +332,10 @@ def _check_runs(config: StudyConfig) -> None:
             "values of --tune or --sweep, or fewer seeds"
         )
     for variant in config.variants:
-        trials = [search_space.as_words(x) for x in variant.decisive_trials()]
-        for point, trial in product(variant.points.values(), trials or [()]):
+        trials = [as_words(x) for x in variant.decisive_trials()]
+        for point, trial in product(variant.points.values(), trials):
             training.parse([*variant.argv, *point, *trial])
+    _ = config.points
 
 
 def count_runs(config: StudyConfig) -> int:

@@ -5,20 +5,23 @@ import shlex
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from experiments.cli import factories
+from experiments.cli.errors import BadRequest
 from experiments.cli.factories import TASK
-from experiments.cli.flags import PROGRAM
+from experiments.cli.flags import PROGRAM, words_of
+from experiments.cli.words import as_words
 from experiments.study.config import SCALES, StudyConfig
 from experiments.study.network import HOPS
-from experiments.study.search_space import as_words, combinations, named
+from experiments.study.search_space import combinations, named
 from experiments.study.spec import Variant
 from experiments.study.statistics import Measure, is_fine
 from experiments.tasks.task import Data
 from experiments.training import reading
-from experiments.training.config import Settings, parse
+from experiments.training.config import RunConfig, Settings, parse
 from experiments.training.json_files import Damaged
 from experiments.training.measurements.sends import Sends, from_json
 from experiments.training.plan import Plan
@@ -26,6 +29,9 @@ from experiments.training.run import checked
 
 # Seeds of trials must be none of those that are reported.
 FIRST_TUNING_SEED = 1000
+
+# Fields that follow the first point of a sweep, so that all see as many samples.
+FOLLOWING = "batch_size", "steps", "lr"
 
 Lines = list[dict[str, Any]]
 
@@ -37,11 +43,10 @@ class RunSet(NamedTuple):
         variant: the variant.
         number: its place in --algos, from 1.
         point: value of the sweep, such as "workers=4"; "" without a sweep.
-        words: flags of experiments.run, without --seed and those of the values.
+        common: the config of all of them, but for the seed.
         out: the study's folder.
         seeds: seeds of the runs.
         values: values by flag that the runs try, or that were chosen.
-        share: of the training data, held out to choose by; None for runs to report.
         trials: run sets that try values for this one.
         config: content of the first run's config.json, once read.
         summaries: contents of summary.json by seed, once read.
@@ -51,11 +56,10 @@ class RunSet(NamedTuple):
     variant: Variant
     number: int
     point: str
-    words: Sequence[str]
+    common: RunConfig
     out: Path
     seeds: range
     values: Mapping[str, str] = {}
-    share: float | None = None
     trials: Sequence["RunSet"] = ()
     config: Mapping[str, Any] = {}
     summaries: Mapping[int, dict[str, Any]] = {}
@@ -76,15 +80,23 @@ class RunSet(NamedTuple):
         """The folder with a folder for each seed."""
         # The number keeps labels apart that have the same letters, as a+b and a-b.
         label = re.sub("[^A-Za-z0-9]+", "-", self.variant.label).strip("-")
-        kind = "runs" if self.share is None else "tuning"
+        kind = "tuning" if self.is_trial else "runs"
         own = Path(kind) / f"{self.number:02d}-{label}" / (self.point or "runs")
         return self.out / own / self.trial
 
     @property
+    def is_trial(self) -> bool:
+        """Whether they try values, on training data that is held out."""
+        return self.common.validation is not None
+
+    @property
     def argv(self) -> list[str]:
         """The flags of experiments.run, without --seed."""
-        held_out = [] if self.share is None else ["--validation", f"{self.share:g}"]
-        return [*self.words, *as_words(self.values), *held_out]
+        return words_of(self.common)
+
+    def config_of(self, seed: int) -> RunConfig:
+        """Returns the config of one run."""
+        return replace(self.common, seed=seed)
 
     @property
     def command(self) -> str:
@@ -189,13 +201,12 @@ class Loader:
     def __init__(self):
         self._data: dict[Any, Data] = {}
 
-    def plan(self, argv: Sequence[str], seed: int) -> tuple[Plan, Data]:
-        """Returns the plan and the data of a run with these flags.
+    def plan(self, config: RunConfig) -> tuple[Plan, Data]:
+        """Returns the plan and the data of a run.
 
         Raises:
-            BadRequest: flags that a run cannot have.
+            BadRequest: what a run cannot have.
         """
-        config = parse([*argv, "--seed", str(seed)])
         # Some tasks make their data from the seed or for the workers.
         offered = {"seed": config.seed, "workers": config.workers}
         factory = factories.named(TASK, config.task)
@@ -206,59 +217,73 @@ class Loader:
         return plan, self._data[key]
 
 
-def run_sets(config: StudyConfig, loader: Loader) -> list[RunSet]:
+def run_sets(study: StudyConfig, loader: Loader) -> list[RunSet]:
     """Returns every variant at every value of the sweep, with its trials.
 
     Each trains on as many samples as the first value does. Nothing is chosen yet, and
     nothing is written.
 
     Raises:
-        BadRequest: flags that a run cannot have.
+        BadRequest: what a run cannot have.
     """
-    each = enumerate(config.variants, 1)
-    return [r for number, x in each for r in _sets_of(config, loader, number, x)]
+    each = enumerate(study.variants, 1)
+    return [r for number, x in each for r in _sets_of(study, loader, number, x)]
 
 
 def _sets_of(
-    config: StudyConfig, loader: Loader, number: int, variant: Variant
+    study: StudyConfig, loader: Loader, number: int, variant: Variant
 ) -> Iterator[RunSet]:
     """Yields a variant at every value of the sweep, with its trials."""
-    seeds, base = range(config.seeds), None
-    for point, flags in variant.points.items():
-        words, base = _same_samples(config, [*variant.argv, *flags], loader, base)
-        made = RunSet(variant, number, point, words, config.folder, seeds)
+    base = None
+    for point, said in study.points[variant.label].items():
+        common, base = _same_samples(study, said, loader, base)
+        seeds = range(study.seeds)
+        made = RunSet(variant, number, point, common, study.folder, seeds)
         # Refused before any run, not after the hours of those before it.
         for values in variant.decisive_trials():
-            loader.plan(trial(config, made, values).argv, FIRST_TUNING_SEED)
+            loader.plan(trial(study, made, values).config_of(FIRST_TUNING_SEED))
         values = combinations(variant.budget)
-        yield made._replace(trials=[trial(config, made, each) for each in values])
+        yield made._replace(trials=[trial(study, made, each) for each in values])
 
 
 def _same_samples(
-    config: StudyConfig, argv: list[str], loader: Loader, base: Settings | None
-) -> tuple[list[str], Settings]:
-    """Returns the flags with batch, steps and rate that follow the first point's."""
-    if config.worker_batch is not None:
-        batch = config.worker_batch * parse(argv).workers
-        argv = [*argv, "--batch-size", str(batch)]
-    s = loader.plan(argv, 0)[0].config
+    study: StudyConfig, run: RunConfig, loader: Loader, base: Settings | None
+) -> tuple[RunConfig, Settings]:
+    """Returns a run whose batch, steps and rate follow the first point's."""
+    if study.worker_batch is not None:
+        run = _varied(run, batch_size=study.worker_batch * run.workers)
+    s = loader.plan(run)[0].config
     if base is None or s.batch_size == base.batch_size:
-        return argv, base or s
+        return run, base or s
     # Where the steps differ already, they are what is swept.
     if s.steps == base.steps:
         steps = max(1, round(base.steps * base.batch_size / s.batch_size))
-        argv = [*argv, "--steps", str(steps)]
-    if power := SCALES[config.scale_lr]:
+        run = _varied(run, steps=steps)
+    if power := SCALES[study.scale_lr]:
         rate = base.lr * (s.batch_size / base.batch_size) ** power
-        argv = [*argv, "--lr", f"{rate:.6g}"]
-    # The new flags may not fit each other, such as --warmup-steps and fewer steps.
-    loader.plan(argv, 0)
-    return argv, base
+        run = _varied(run, lr=float(f"{rate:.6g}"))
+    # They may not fit the task.
+    loader.plan(run)
+    return run, base
 
 
-def trial(config: StudyConfig, made: RunSet, values: Mapping[str, str]) -> RunSet:
+def _varied(run: RunConfig, **values: Any) -> RunConfig:
+    """Returns a config with other values; a BadRequest where they do not fit."""
+    try:
+        return replace(run, **values)
+    except ValueError as error:
+        raise BadRequest(str(error)) from None
+
+
+def trial(study: StudyConfig, made: RunSet, values: Mapping[str, str]) -> RunSet:
     """Returns the runs that try values, on held-out training data."""
+    variant, common = made.variant, made.common
+    tried = parse([*variant.argv, *variant.points[made.point], *as_words(values)])
+    follow = {name: getattr(common, name) for name in FOLLOWING if name not in values}
     # A part of the training data, the same for all seeds and variants. The runs to
     # report train on all of it.
-    seeds = range(FIRST_TUNING_SEED, FIRST_TUNING_SEED + config.tune_seeds)
-    return made._replace(seeds=seeds, values=values, share=config.tune_share)
+    share = float(f"{study.tune_share:g}")
+    seeds = range(FIRST_TUNING_SEED, FIRST_TUNING_SEED + study.tune_seeds)
+    return made._replace(
+        seeds=seeds, values=values, common=_varied(tried, **follow, validation=share)
+    )

@@ -7,7 +7,7 @@ from itertools import product
 from typing import NamedTuple
 
 from experiments.cli.errors import BadRequest
-from experiments.cli.words import literal
+from experiments.cli.words import as_words, literal
 
 Words = tuple[str, ...]
 # The most runs of a study, and so the most values of a range.
@@ -165,13 +165,3 @@ def combinations(ranges: Sequence[Range]) -> Iterator[dict[str, str]]:
 def named(values: Mapping[str, str]) -> str:
     """Returns values by flag as a name, such as "lr=0.1,period=4"; "" for none."""
     return ",".join(f"{flag}={value}" for flag, value in values.items())
-
-
-def as_words(values: Mapping[str, str]) -> list[str]:
-    """Returns values by flag as a command line has them."""
-    words = []
-    for flag, value in values.items():
-        name = flag.replace("_", "-")
-        switch = {"true": f"--{name}", "false": f"--no-{name}"}.get(value.lower())
-        words += [f"--{name}", value] if switch is None else [switch]
-    return words

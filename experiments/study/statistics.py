@@ -189,22 +189,15 @@ def paired(
             low, high, p = 0.0, 0.0, 1.0
         error = deviation / math.sqrt(count)  # 0 where tiny differences underflow
         if error and differences[-1] - differences[0] > ROUNDING * largest:
-            half, p = _student(mean, error, count, confidence)
+            from scipy.special import stdtr, stdtrit  # what --help must not wait for
+
+            half = float(stdtrit(count - 1, (1 + confidence) / 2)) * error
+            p = 2 * float(stdtr(count - 1, -abs(mean / error)))
             # An end that differs from 0 by rounding must not decide a verdict.
             ends = mean - half, mean + half
             low, high = (0.0 if abs(x) <= ROUNDING * largest else x for x in ends)
     same_sign = len(set(np.sign(differences))) == 1
     return Difference(mean, low, high, deviation, count, same_sign, p)
-
-
-def _student(
-    mean: float, error: float, count: int, confidence: float
-) -> tuple[float, float]:
-    """Returns half the width of Student's interval, and the p-value of a mean of 0."""
-    from scipy.special import stdtr, stdtrit
-
-    half = float(stdtrit(count - 1, (1 + confidence) / 2)) * error
-    return half, 2 * float(stdtr(count - 1, -abs(mean / error)))
 
 
 def corrected(differences: Sequence[Difference | None]) -> list[float | None]:
@@ -241,11 +234,13 @@ def band(curves: Sequence[Sequence[float | None]]) -> Band:
         A band as long as the longest curve. Where a run ends, the mean goes on over
         fewer seeds, and may jump.
     """
-    mean, low, high = [], [], []
-    for figures in zip_longest(*curves):
-        known = [x for x in figures if x is not None and math.isfinite(x)]
-        found = spread(known) if known else Spread(math.nan, None, 0)
-        mean.append(found.mean)
-        low.append(found.mean - (found.deviation or 0))
-        high.append(found.mean + (found.deviation or 0))
-    return Band(mean, low, high)
+    known = [
+        [x for x in figures if x is not None and math.isfinite(x)]
+        for figures in zip_longest(*curves)
+    ]
+    found = [spread(own) if own else Spread(math.nan, None, 0) for own in known]
+    return Band(
+        [x.mean for x in found],
+        [x.mean - (x.deviation or 0) for x in found],
+        [x.mean + (x.deviation or 0) for x in found],
+    )

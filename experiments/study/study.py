@@ -5,6 +5,7 @@ import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -24,17 +25,15 @@ from experiments.launch.cluster.connection import (
 from experiments.study import spec, tuning
 from experiments.study.analysis import analysis
 from experiments.study.analysis.results import Report
-from experiments.study.analysis.words import remarks
 from experiments.study.config import PROGRAM, StudyConfig
 from experiments.study.grid import Lines, Loader, RunSet, run_sets
-from experiments.study.report import events, write
+from experiments.study.report import events, tables, write
 from experiments.study.running import listing, own_files, versions
 from experiments.study.running.make import make_runs
 from experiments.study.running.plan import Plan
 from experiments.study.statistics import ACCURACY, measure
 from experiments.tasks.contract import check_apply, check_model
 from experiments.training import json_files, records
-from experiments.training.config import parse
 from experiments.training.devices import cores, use_cpu_devices, use_devices
 
 NAME = "study.json"
@@ -125,7 +124,7 @@ def _make(
         return code
     shown = report(config, argv, runs)
     write_all(config, shown, runs)
-    terminal.show(remarks.summary(shown, config.folder))
+    terminal.show(tables.screen(shown, config.folder))
     return exit_codes.FAILED if plan.failures else exit_codes.DONE
 
 
@@ -140,9 +139,7 @@ def _use_devices(config: StudyConfig) -> None:
     """Has the CPU devices that the runs need, before the first of them starts jax."""
     if config.devices_per_job is not None:
         return use_devices(config.devices_per_job)
-    runs = [
-        parse([*v.argv, *flags]) for v in config.variants for flags in v.points.values()
-    ]
+    runs = chain(*(points.values() for points in config.points.values()))
     # Jobs get as many, as do the runs without a mesh.
     if needed := max(run.mesh_devices() for run in runs):
         use_cpu_devices(max(needed, cores()))
@@ -242,7 +239,7 @@ def check_measure(
     if key is None and target is None:
         return
     first = planned[0]
-    plan, data = loader.plan(first.argv, first.seeds[0])
+    plan, data = loader.plan(first.config_of(first.seeds[0]))
     with explained(TASK.flag, plan.config.task):
         params, buffers = check_model(plan.task, first.seeds[0])
         values = check_apply(plan.task, params, buffers, data.test)

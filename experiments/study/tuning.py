@@ -1,6 +1,7 @@
 """Chooses the settings of each variant on validation data."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -55,7 +56,11 @@ def chosen(made: RunSet, measure_key: str | None) -> RunSet | None:
     if made.trials and not trials:
         return None
     by = measure(measure_key, [s for x in trials for s in x.summaries.values()])
-    return made._replace(values=_best(trials, by))
+    if not trials:
+        return made
+    best = _best(trials, by)
+    common = replace(best.common, validation=None)
+    return made._replace(values=best.values, common=common)
 
 
 def _tried(trials: Iterable[RunSet]) -> list[RunSet]:
@@ -63,9 +68,9 @@ def _tried(trials: Iterable[RunSet]) -> list[RunSet]:
     return [trial for trial in trials if trial.summaries]
 
 
-def _best(trials: Sequence[RunSet], by: Measure) -> Mapping[str, str]:
-    """Returns the best values by flag; none without trials."""
-    return max(trials, key=lambda x: _rank(x, by)).values if trials else {}
+def _best(trials: Sequence[RunSet], by: Measure) -> RunSet:
+    """Returns the trial with the best values."""
+    return max(trials, key=lambda x: _rank(x, by))
 
 
 def _rank(trial: RunSet, by: Measure) -> tuple[float, ...]:
@@ -86,7 +91,7 @@ def report(tuned: RunSet, by: Measure) -> list[Tuning]:
     """Returns the scores of a variant, flag by flag."""
     found, trials = [], _tried(tuned.trials)
     resampled = _best_of_resamples(trials, by)
-    for flag, value in _best(trials, by).items():
+    for flag, value in _best(trials, by).values.items() if trials else ():
         # A value's score is that of its best trial, over all other tuned flags.
         by_value: dict[str, RunSet] = {}
         for trial in sorted(trials, key=lambda x: _rank(x, by)):

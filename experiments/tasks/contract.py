@@ -1,6 +1,6 @@
 """Checks a user's task, and names the field that is wrong."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, get_args
 
@@ -206,8 +206,7 @@ def check_apply(task: Task, params: PyTree, buffers: PyTree, test: Arrays) -> se
         ]
 
     # Under both axes: a loss may name them, as for batch statistics of all workers.
-    over_lanes = jax.vmap(on_one_worker, axis_name=LANES)
-    found = jax.eval_shape(jax.vmap(over_lanes, axis_name=DEVICES), jnp.zeros((1, 1)))
+    found = jax.eval_shape(over_workers(on_one_worker), jnp.zeros((1, 1)))
     for values in found:
         shapes = {name: x.shape[2:] for name, x in values.items()}
         if "loss" not in shapes or any(shape != (2,) for shape in shapes.values()):
@@ -232,3 +231,10 @@ def _values(made: Any) -> dict[str, Any]:
         "apply must return (values, buffers), with values such as {'loss': (batch,)}, "
         f"got {checks.shown(made)}"
     )
+
+
+def over_workers(program: Callable[..., Any], in_axes: Any = 0) -> Callable[..., Any]:
+    """Maps a worker's program over (devices, lanes), by the engine's axes."""
+    for axis in (LANES, DEVICES):
+        program = jax.vmap(program, in_axes=in_axes, axis_name=axis)
+    return program

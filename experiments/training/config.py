@@ -288,19 +288,14 @@ class RunConfig:
 
     def _check_placement(self) -> None:
         """Raises a ValueError for flags that do not go with where the arrays lie."""
-        if self.sync_memory is not None and self.backend not in ("auto", "shard_map"):
+        given = {"--sync-memory": self.sync_memory, "--mesh": self.mesh}
+        takers = [flag for flag, value in given.items() if value is not None]
+        if takers and self.backend not in ("auto", "shard_map"):
             raise ValueError(
-                f"--backend {self.backend} has one kind of memory: --sync-memory takes "
-                "shard_map"
+                f"--backend {self.backend} has workers of one device, with one kind of "
+                f"memory: {takers[-1]} takes shard_map"
             )
-        if self.mesh is None:
-            return
-        if self.backend not in ("auto", "shard_map"):
-            raise ValueError(
-                f"--backend {self.backend} has workers of one device: --mesh takes "
-                "shard_map"
-            )
-        if self.devices is not None:
+        if self.mesh is not None and self.devices is not None:
             raise ValueError(
                 "--mesh takes the first devices there are: leave out --devices"
             )

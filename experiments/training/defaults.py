@@ -2,11 +2,12 @@
 
 import math
 import os
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 from experiments.cli import factories
-from experiments.cli.factories import ALGORITHM, TASK
+from experiments.cli.factories import ALGORITHM, TASK, Kind
 from experiments.tasks.task import Task
 from experiments.training.config import RunConfig, Settings, never_reached
 from syncalgos import Facts
@@ -62,20 +63,21 @@ def resolved(config: RunConfig, task: Task) -> Settings:
     return settings
 
 
-def takes(config: RunConfig, argument: str) -> bool:
-    """Whether the algorithm or the task has this parameter, which the run passes."""
-    kinds = ((ALGORITHM, config.algo), (TASK, config.task))
-    return any(_takes(kind, name, argument) for kind, name in kinds)
+def takes(
+    config: RunConfig, argument: str, kinds: Collection[Kind] = (ALGORITHM, TASK)
+) -> bool:
+    """Whether the algorithm or the task has this parameter, which the run passes.
 
-
-def task_takes(config: RunConfig, argument: str) -> bool:
-    """Whether the task has this parameter, which the run passes."""
-    return _takes(TASK, config.task, argument)
-
-
-def _takes(kind: factories.Kind, name: str, argument: str) -> bool:
-    factory = factories.named(kind, name)
-    return bool(factories.passed_arguments(kind, factory, {argument: 0}))
+    Args:
+        config: that names them.
+        argument: the parameter.
+        kinds: that of which to ask.
+    """
+    return any(
+        factories.passed_arguments(kind, factories.named(kind, name), {argument: 0})
+        for kind, name in ((ALGORITHM, config.algo), (TASK, config.task))
+        if kind in kinds
+    )
 
 
 def facts(config: RunConfig) -> Facts:

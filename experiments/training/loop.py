@@ -17,7 +17,6 @@ from experiments.pipeline import prefetch, sampler
 from experiments.tasks.contract import number
 from experiments.tasks.task import Task, held_out
 from experiments.training.measurements import displacements
-from experiments.training.measurements.rounds import Count
 from experiments.training.optimizers import in_force
 from experiments.training.process_group import ProcessGroup
 from experiments.training.records import Line, Progress
@@ -33,25 +32,7 @@ LEAST = 0.1  # a margin loss of 0 says nothing of those that follow
 UNREAD = 2**10  # in place of a signal's number: examples that cannot be read
 WANTED = ("loss", OF_WORKERS, METRIC)
 Save = Callable[[TrainState, Progress, bool], None]
-
-
-class Hooks(NamedTuple):
-    """Functions that the loop calls as it goes.
-
-    Attributes:
-        asked_to_stop: () -> the number of a signal, or 0; looked at before each
-            dispatch. All processes stop if one is asked.
-        has_trained: after each dispatch: from then on there is something to keep.
-        write: takes all lines of metrics.jsonl, of which the last is new.
-        save: (state, progress, last), where a checkpoint is due, the run's last or not.
-        sent: progress -> what each worker has sent.
-    """
-
-    asked_to_stop: Callable[[], int]
-    has_trained: Callable[[], None]
-    write: Callable[[list[Line]], None]
-    save: Save
-    sent: Count
+"""(state, progress, whether it is the run's last): called where a checkpoint is due."""
 
 
 class Outcome(NamedTuple):
@@ -84,7 +65,10 @@ def train(
     run: Run,
     progress: Progress,
     report: terminal.Report,
-    hooks: Hooks,
+    asked_to_stop: Callable[[], int],
+    has_trained: Callable[[], None],
+    write: Callable[[list[Line]], None],
+    save: Save,
 ) -> Outcome:
     """Trains to the end, to a divergence, or until asked to stop.
 
@@ -92,7 +76,11 @@ def train(
         run: to be trained; its state is given up.
         progress: what has been done by then; it grows.
         report: where progress is shown.
-        hooks: called on the way.
+        asked_to_stop: () -> the number of a signal, or 0; looked at before each
+            dispatch. All processes stop if one is asked.
+        has_trained: called after each dispatch: there is something to keep.
+        write: takes all lines of metrics.jsonl, of which the last is new.
+        save: of its checkpoints.
     """
     c, group = run.config, run.group
     to_evaluate, to_save = {*c.evaluations}, {*c.checkpoints}
@@ -101,7 +89,7 @@ def train(
     schedule = [*remaining(whole, progress.step)]
     test = _held_out(run)
     read, dispatch = _make_dispatch(run, schedule, test)
-    evaluate = _make_evaluation(run, hooks.sent, test)
+    evaluate = _make_evaluation(run, test)
     state = run.state
     outcome = Outcome(state, progress)
 
@@ -109,33 +97,37 @@ def train(
         line = evaluate(state, progress)
         report.line(terminal.evaluation_line(line, c.steps, c.lr, c.validation))
         progress.evaluated(line)
-        hooks.write(progress.lines)
+        write(progress.lines)
 
     for first, steps in schedule:
         batches, waited = read(first, steps)
-        asked, is_unread = hooks.asked_to_stop(), isinstance(batches, BadRequest)
-        # All processes stop at the same step if one is asked to, or cannot read. In the
-        # middle of a round, too: all replicas are in the checkpoint: nothing is lost.
+        asked, is_unread = asked_to_stop(), isinstance(batches, BadRequest)
+        # All processes stop at the same step if one is asked to, or cannot read. In
+        # the middle of a round, too: all replicas are in the checkpoint.
         if stopped := group.largest(UNREAD if is_unread else asked):
-            hooks.save(state, progress, True)
+            save(state, progress, True)
             if stopped == UNREAD:
                 _end_unread(batches, progress, group)
             outcome = outcome._replace(stopped=stopped)
             break
         state, metrics, seconds = dispatch(state, first, batches)
-        seconds += waited
-        hooks.has_trained()
-        decided = np.argwhere(metrics.get(METRIC, ())).tolist()
-        progress.stepped(metrics["loss"].tolist(), seconds, decided)
+        has_trained()
+        losses, decided = metrics["loss"], np.argwhere(metrics.get(METRIC, ()))
+        progress.stepped(losses.tolist(), seconds + waited, decided.tolist())
         progress.lane_form = run.trainer.lane_form
         report.step(progress.step, progress.losses[-1])
-        if (bad := first_diverged(metrics["loss"], progress.first_loss)) is not None:
-            outcome = _diverged(outcome, metrics, first, bad)
+        if (bad := first_diverged(losses, progress.first_loss)) is not None:
+            workers = ~np.isfinite(metrics[OF_WORKERS][bad])
+            outcome = outcome._replace(
+                diverged_at=first + bad,
+                too_large=float(losses[bad]),
+                not_finite=np.flatnonzero(workers).tolist(),
+            )
             break
         if progress.step in to_evaluate:
             record_evaluation(state)
         if progress.step in to_save:
-            hooks.save(state, progress, progress.step == c.steps)
+            save(state, progress, progress.step == c.steps)
     if progress.losses or not progress.lines:  # it ended between two evaluations
         record_evaluation(state)
     return outcome._replace(state=state)
@@ -150,17 +142,6 @@ def _end_unread(found: Any, progress: Progress, group: ProcessGroup) -> NoReturn
     if progress.step and progress.saved == progress.step:
         raise type(found)(f"{found}; --resume goes on after step {progress.step}")
     raise found
-
-
-def _diverged(
-    outcome: Outcome, metrics: dict[str, np.ndarray], first: int, bad: int
-) -> Outcome:
-    """Adds what diverged to an outcome: step `bad` of the dispatch from `first` on."""
-    return outcome._replace(
-        diverged_at=first + bad,
-        too_large=float(metrics["loss"][bad]),
-        not_finite=np.flatnonzero(~np.isfinite(metrics[OF_WORKERS][bad])).tolist(),
-    )
 
 
 def dispatches(ends: Iterable[int], most: int) -> Iterator[tuple[int, int]]:
@@ -265,7 +246,7 @@ def _make_dispatch(
     return read, dispatch
 
 
-def _make_evaluation(run: Run, count: Count, test: Batches) -> Callable[..., Line]:
+def _make_evaluation(run: Run, test: Batches) -> Callable[..., Line]:
     """Returns (state, progress) -> a line of metrics.jsonl."""
     c, trainer = run.config, run.trainer
     planned = {*c.evaluations}
@@ -280,14 +261,17 @@ def _make_evaluation(run: Run, count: Count, test: Batches) -> Callable[..., Lin
         with explained(TASK.flag, c.task):
             measured |= _figures(run.task, means["loss"])
         done, losses = progress.step, progress.losses
+        noted = displacements.figures(state) if c.displacements else {}
+        if done not in planned:  # those of a round that an evaluation told of
+            noted = dict.fromkeys(noted)
         return {
             "step": done,
             "train_loss": float(np.mean(losses)) if losses else None,
             **{f"test_{name}": x for name, x in {**measured, **means}.items()},
-            "bytes_per_worker": bytes_after(count(progress), progress),
+            "bytes_per_worker": bytes_after(run.rounds.sent(progress), progress),
             "divergence": trainer.divergence(state),
             "learning_rate": in_force(c, state.replica.opt_state, done),
-            **(_displacements(state, done in planned) if c.displacements else {}),
+            **noted,
             "seconds": round(progress.seconds, 6),
         }
 
@@ -303,12 +287,6 @@ def _figures(task: Task, loss: float) -> dict[str, float]:
         except ArithmeticError:  # the perplexity of a run that diverges
             found[name] = math.nan
     return found
-
-
-def _displacements(state: TrainState, planned: bool) -> dict[str, Any]:
-    """Returns the last round's figures; None where no evaluation was planned."""
-    found = displacements.figures(state)
-    return found if planned else dict.fromkeys(found)
 
 
 def bytes_after(sent: Communication | None, progress: Progress) -> float | int | None:

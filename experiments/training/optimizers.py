@@ -40,16 +40,8 @@ def inner(
     """
     c = config
     rate = schedule(c.schedule, c.lr, c.steps, c.warmup_steps)
-    optimizer = make(
-        c.optimizer,
-        rate,
-        c.momentum,
-        c.weight_decay,
-        c.clip_norm,
-        muon,
-        b1=c.b1,
-        b2=c.b2,
-    )
+    own = {"momentum": c.momentum, "b1": c.b1, "b2": c.b2}
+    optimizer = make(c.optimizer, rate, c.weight_decay, c.clip_norm, muon, **own)
     if c.schedule == "plateau":
         optimizer = optax.chain(optimizer, plateau(c.steps))
     return rate, optimizer
@@ -167,17 +159,16 @@ def _is_optimizer(parameters: Mapping[str, inspect.Parameter]) -> bool:
 def make(
     name: str,
     lr: Schedule,
-    momentum: float | None,
-    weight_decay: float | None,
-    clip_norm: float | None,
+    weight_decay: float | None = None,
+    clip_norm: float | None = None,
     muon: Callable[[PyTree], PyTree] | None = None,
-    **decays: float | None,
+    **own: float | None,
 ) -> optax.GradientTransformation:
     """Makes an inner optimizer: clip, then decay, then the optimizer.
 
     Optimizers that have a `weight_decay` of their own (adamw, muon) get it; for others
-    it enters before momentum, as in torch and optax. For `muon` see `Task.muon`. Those
-    of moments, `b1` and `b2`, are optax's own unless given.
+    it enters before momentum, as in torch and optax. For `muon` see `Task.muon`. What
+    is its own, `momentum`, `b1` and `b2`, is as optax has it unless given.
 
     Raises:
         ValueError: an unknown name, one that cannot be used here, or momentum or a
@@ -188,7 +179,6 @@ def make(
     factories = known()
     factory = factories[checks.one_of("optimizer", name, sorted(factories))]
     parameters = inspect.signature(factory).parameters
-    own = {"momentum": momentum, **decays}
     arguments: dict[str, Any] = {k: x for k, x in own.items() if x is not None}
     for argument in arguments:
         _check_takes(name, argument, factories)

@@ -15,12 +15,12 @@ from experiments.tasks.task import Task
 from experiments.training import records
 from experiments.training.config import SETTINGS, Settings
 from experiments.training.defaults import facts
-from experiments.training.loop import Hooks, Outcome, Save, train
+from experiments.training.loop import Outcome, Save, train
 from experiments.training.measurements import memory, sends
 from experiments.training.process_group import on_host
 from experiments.training.records import Line, Progress
 from experiments.training.run import Run
-from syncalgos import Communication, Replica
+from syncalgos import Replica
 from syncalgos.combinators import introspection
 
 
@@ -29,7 +29,7 @@ def train_and_record(
     out: Path | None,
     report: terminal.Report,
     asked_to_stop: Callable[[], int],
-    save: Save | None = None,
+    save: Save = lambda state, progress, last: None,
     progress: Progress | None = None,
     on_evaluation: Callable[[Line], None] | None = None,
 ) -> tuple[Outcome, dict[str, Any]]:
@@ -40,7 +40,7 @@ def train_and_record(
         out: the folder of `record_config`; None writes nothing.
         report: where progress is shown.
         asked_to_stop: looked at before each dispatch.
-        save: as in `Hooks`; None keeps no checkpoint.
+        save: of its checkpoints; there are none by default.
         progress: of a run that goes on.
         on_evaluation: takes each line of metrics.jsonl, in the first process.
     """
@@ -55,14 +55,15 @@ def train_and_record(
             on_evaluation(lines[-1])
 
     with keeping_results() as has_trained:
-        hooks = Hooks(
-            asked_to_stop=asked_to_stop,
-            has_trained=has_trained,
-            write=write,
-            save=save or (lambda state, progress, last: None),
-            sent=run.rounds.sent,
+        outcome = train(
+            run,
+            progress or Progress(),
+            report,
+            asked_to_stop,
+            has_trained,
+            write,
+            save,
         )
-        outcome = train(run, progress or Progress(), report, hooks)
     return outcome, summary_of(run, outcome)
 
 
@@ -92,6 +93,9 @@ def summary_of(run: Run, outcome: Outcome) -> dict[str, Any]:
     sha256 = params_sha256(run.trainer.center(outcome.state))
     decided = introspection.decides(run.strategy)
     moving = np.diff(sent.per_step[:steps], prepend=0.0) > 0 if sent else None
+    # For a model of their time.
+    shown = {} if sent is None else sends.to_json(sends.sends(sent))
+    delay = delay_of_sends(run.config, run.task)
     return {
         **run.facts,
         **{name: line[name] for name in line if name != "step"},
@@ -106,7 +110,7 @@ def summary_of(run: Run, outcome: Outcome) -> dict[str, Any]:
         "bytes_per_device": sends.each_device(total, run.config.worker_devices),
         "lane_form": progress.lane_form,
         "not_counted": run.task.sends or None,
-        "sends": None if sent is None else _sends(run, sent),
+        "sends": {**shown, "delay": delay} if shown else None,
         "center_step": run.rounds.center_step(steps),
         "export": None,
         "diverged": outcome.diverged_at is not None,
@@ -115,12 +119,6 @@ def summary_of(run: Run, outcome: Outcome) -> dict[str, Any]:
         "stopped": bool(outcome.stopped),
         "resumed_at": progress.resumed_at,
     }
-
-
-def _sends(run: Run, sent: Communication) -> dict[str, Any]:
-    """Returns the sends of each step and their delay, for a model of their time."""
-    delay = delay_of_sends(run.config, run.task)
-    return {**sends.to_json(sends.sends(sent)), "delay": delay}
 
 
 def delay_of_sends(config: Settings, task: Task) -> int:

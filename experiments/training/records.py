@@ -6,11 +6,12 @@ import math
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, BinaryIO, TypedDict
 
 from experiments.training import json_files
 
@@ -117,19 +118,26 @@ def check_writable(out: Path) -> None:
 
 def try_to_write(out: Path) -> None:
     """Raises an OSError if no file can be made in a folder; leaves nothing there."""
-    above = (out, *out.absolute().parents)
-    missing = [p for p in above if not p.exists()]
-    existing = next(p for p in above if p.exists())
+    existing = next(p for p in (out, *out.absolute().parents) if p.exists())
     if not existing.is_dir():
         reason = f"{existing} is a file, not a folder"
         raise NotADirectoryError(errno.ENOTDIR, reason)
     # Permissions do not say it: root may write anywhere, but not in /proc.
-    try:
-        out.mkdir(parents=True, exist_ok=True)
+    with made(out):
         tempfile.TemporaryFile(dir=out).close()
+
+
+@contextmanager
+def made(folder: Path) -> Iterator[None]:
+    """Makes a folder if needed; those that it made are removed if they stay empty."""
+    missing = [x for x in (folder, *folder.absolute().parents) if not x.exists()]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        yield
     finally:
-        for folder in (p for p in missing if p.exists()):
-            folder.rmdir()
+        with suppress(OSError):  # one holds something
+            for empty in missing:
+                empty.rmdir()
 
 
 def exported(out: Path) -> Path | None:
@@ -214,15 +222,27 @@ def write(path: Path, content: str | bytes) -> None:
     Raises:
         OSError: it cannot be written; what was there before still is.
     """
-    # A rename is atomic; the same folder is on the same file system.
-    unfinished = path.with_name(f".{path.name}.tmp")
-    data = content.encode() if isinstance(content, str) else content
+    # In the same folder, so on the same file system.
+    with replacing(path, path.with_name(f".{path.name}.tmp")) as file:
+        file.write(content.encode() if isinstance(content, str) else content)
+
+
+@contextmanager
+def replacing(path: Path, unfinished: Path) -> Iterator[BinaryIO]:
+    """Yields a new file that gets its name when all of it is on the disk.
+
+    Args:
+        path: of the file.
+        unfinished: its name until then, in the same folder; of that no file is left.
+    """
+    unfinished.unlink(missing_ok=True)
     try:
-        with unfinished.open("wb") as file:
-            file.write(data)
+        with unfinished.open("x+b") as file:
+            yield file
             file.flush()
             # Else the new name may reach the disk before what it names.
             os.fsync(file.fileno())
+        # Atomic: a reader finds the whole file or none.
         unfinished.replace(path)
     finally:
         unfinished.unlink(missing_ok=True)

@@ -25,7 +25,7 @@ from experiments.training.measurements.rounds import Rounds, ends_of, planned
 from experiments.training.plan import Plan, check_data, make_plan, make_trainer
 from experiments.training.process_group import ALONE, ProcessGroup
 from experiments.training.records import Progress
-from experiments.training.strategies import steady_strategy
+from experiments.training.strategies import make_algorithm
 from experiments.training.versions import commit, versions
 from syncalgos import DataParallel, Replica, Strategy, TrainState
 from syncalgos.collectives import PyTree
@@ -242,7 +242,7 @@ def _effective_lr(plan: Plan, params: PyTree, group: ProcessGroup) -> float | No
     try:
         steady = plan.algorithm
         if c.algo != OWN:
-            steady = steady_strategy(c, plan.optimizer, group.hosts, plan.task)
+            steady = make_algorithm(c, c.lr, plan.optimizer, group.hosts, plan.task)
         return effective_lr(steady, params, plan.optimizer, c.workers, c.lr)
     except Exception as error:  # one figure of the report must not end the run
         terminal.say(

@@ -1,6 +1,5 @@
 """The strategy of a run: its algorithm, and what common flags add to it."""
 
-from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -56,12 +55,11 @@ def make_strategies(
         BadRequest: what a strategy cannot be; a ValueError if it is one of ours.
     """
     if algorithm is None:
-        # A mean computes the same as row_sparse, for params of any shape.
-        reduce = {"reduce": "mean"} if _is_row_sparse(config) else {}
-        algorithm = _algorithm(config, reduce, schedule, optimizer, hosts, task)
-        if reduce:
-            reduce = {"reduce": _rows_of_a_step(config, algorithm, task)}
-            algorithm = _algorithm(config, reduce, schedule, optimizer, hosts, task)
+        own = schedule, optimizer, hosts, task
+        algorithm = make_algorithm(config, *own)
+        if config.arguments.get("reduce") == ROW_SPARSE:
+            rows = _rows_of_a_step(config, algorithm, task)
+            algorithm = make_algorithm(config, *own, reduce=rows)
     if config.sync_at_end:
         algorithm = _synced_at_end(config, algorithm)
     strategy = algorithm
@@ -90,24 +88,25 @@ def _synced_at_end(config: Settings, algorithm: Strategy) -> Strategy:
         ) from error
 
 
-def steady_strategy(
-    config: Settings, optimizer: optax.GradientTransformation, hosts: int, task: Task
-) -> Strategy:
-    """Makes the algorithm alone, for a constant learning rate."""
-    reduce = {"reduce": "mean"} if _is_row_sparse(config) else {}
-    return _algorithm(config, reduce, config.lr, optimizer, hosts, task)
-
-
-def _algorithm(
+def make_algorithm(
     config: Settings,
-    reduce: Mapping[str, Any],
     learning_rate: Schedule,
     optimizer: optax.GradientTransformation,
     hosts: int,
     task: Task,
+    reduce: Reducer | str = "mean",
 ) -> Strategy:
-    """Calls the algorithm's factory with its flags and what the harness passes."""
-    arguments = {**config.arguments, **reduce}
+    """Calls the algorithm's factory with its flags and what the harness passes.
+
+    Args:
+        config: the settings.
+        learning_rate: as for `make_strategies`, and all that follow.
+        reduce: in place of `--reduce row_sparse`. A mean computes the same, for params
+            of any shape.
+    """
+    arguments = {**config.arguments}
+    if arguments.get("reduce") == ROW_SPARSE:
+        arguments["reduce"] = reduce
     # Few leaves hold most of a model with stacked layers: fragments of whole leaves
     # would be of very different sizes.
     if "cut" in arguments and arguments["cut"] is None and task.stacked:
@@ -129,11 +128,6 @@ def _check_strategy(made: Any) -> None:
         raise ValueError(
             f"the factory must return a syncalgos.Strategy, got {checks.shown(made)}"
         )
-
-
-def _is_row_sparse(config: Settings) -> bool:
-    """Whether only the rows of tables that a step touches are to be sent."""
-    return config.arguments.get("reduce") == ROW_SPARSE
 
 
 def _rows_of_a_step(config: Settings, plain: Strategy, task: Task) -> Reducer:

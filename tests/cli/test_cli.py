@@ -1,6 +1,5 @@
 """Runs of the command line, as real processes: what they write, show and leave."""
 
-import inspect
 import os
 import pty
 import re
@@ -25,7 +24,6 @@ from commands import (
     two_at_a_time,
 )
 
-from experiments.cli import factories
 from syncalgos import ALGORITHMS
 
 
@@ -39,36 +37,6 @@ def commands(*ends, slow=()):
     """Parametrises over BASE with each of the ends."""
     long_tail = [pytest.param(f"{BASE} {x}", marks=pytest.mark.slow) for x in slow]
     return pytest.mark.parametrize("command", [f"{BASE} {x}" for x in ends] + long_tail)
-
-
-def test_help_names_every_algorithm_without_importing_jax(tmp_path):
-    watched = [sys.executable, "-X", "importtime", "-m", "experiments.run"]
-    run = execute("--help", tmp_path, watched)
-    assert run.code == 0
-    imported = {line.rpartition("|")[2].strip() for line in run.stderr.splitlines()}
-    assert "experiments.cli.flags" in imported
-    assert not {"jax", "optax", "sklearn"} & imported
-    for name in ALGORITHMS:
-        assert re.search(rf"\b{name}\b", run.stdout)
-
-
-@pytest.mark.sample(5, slow=5)
-@pytest.mark.parametrize("name", ALGORITHMS)
-def test_help_of_an_algorithm_explains_its_parameters(name, tmp_path):
-    run = execute(f"--algo {name} --help", tmp_path)
-    assert (run.code, run.stderr) == (0, "")
-    parameters = inspect.signature(ALGORITHMS[name]).parameters
-    own = [x for x in parameters if x not in factories.ALGORITHM.passed]
-    doc = inspect.getdoc(ALGORITHMS[name]) or ""
-    for parameter in own:
-        text = re.search(rf"\n    {parameter}: (.*(\n     .*)*)", doc)
-        assert text, f"the docstring does not explain {parameter}"
-        flag = f"--{parameter.replace('_', '-')}"
-        shown = re.search(rf"\n  {flag}[ ,](.*(\n   .*)*)", run.stdout)
-        assert shown, f"no flag {flag}"
-        assert " ".join(text[1].split()) in " ".join(shown[1].split())
-    for hidden in ("--axis", "--learning-rate"):
-        assert hidden not in run.stdout
 
 
 def test_default_run_learns_digits(tmp_path):

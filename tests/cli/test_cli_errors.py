@@ -1,170 +1,19 @@
 """Bad requests, folders and strategies of the user's own, as real processes."""
 
-import inspect
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from commands import BASE, ROOT, SUMMARY, execute, two_at_a_time
+from answers import MODULES, write_modules
+from commands import BASE, ROOT, SUMMARY, execute
 
-from experiments.compare import main as compare
 from experiments.run import main
-from syncalgos import ALGORITHMS
-
-MODULES = {
-    "broken": "raise OSError('out of\\nluck')",
-    "mine": '''
-import jax
-import syncalgos
-from syncalgos import Strategy, collectives
-
-
-def pull(period: int = 4, strength: float = 0.5) -> Strategy:
-    """Pulls replicas to their mean.
-
-    Args:
-        period: steps between pulls.
-        strength: how far replicas go,
-            where 1 is 100% of the way.
-    """
-
-    def nearer(x, mean):
-        return x + strength * (mean - x)
-
-    def sync(replica, state, step):
-        means = collectives.mean(replica.params)
-        params = jax.tree.map(nearer, replica.params, means)
-        return replica._replace(params=params), state
-
-    return syncalgos.every(period, Strategy(sync=sync))
-
-
-def number():
-    return 3
-
-
-def failing():
-    raise RuntimeError("out of ideas")
-
-
-def taken(workers=3):
-    return Strategy()
-
-
-def reshaping():
-    def sync(replica, state, step):
-        wider = jax.tree.map(lambda x: x[None], replica.params)
-        return replica._replace(params=wider), state
-
-    return Strategy(sync=sync)
-
-
-def branching():
-    def sync(replica, state, step):
-        return (replica, state) if step % 2 else (replica, ())
-
-    return Strategy(sync=sync)
-
-
-def narrowing():
-    def sync(replica, state, step):
-        half = jax.tree.map(lambda x: x.astype("bfloat16"), replica.params)
-        return replica._replace(params=half), state
-
-    return Strategy(sync=sync)
-''',
-}
-
-# Flags, and what the line must name.
-BAD = {
-    "--algo bmfu": ["unknown algorithm 'bmfu'; did you mean 'bmuf'?; your own: pack"],
-    "--algo xyz": ["'xyz'", *ALGORITHMS],
-    "--algo 'bmuf --nesterov'": ["'bmuf --nesterov'", "leave the quotation marks out"],
-    "--learning-rate 0.1": ["'--learning-rate': say --lr"],
-    "--epochs=3": ["'--epochs': say --steps"],
-    "--task digit": ["'digit'", "'digits'"],
-    "--backend pmpa": ["'pmpa'", "'pmap'", "shard_map", "vmap"],
-    "--optimizer adm": ["unknown optimizer 'adm'; did you mean 'adam'?"],
-    "--optimizer schedule_free_sgd": ["evaluates another", "adamw", "--schedule"],
-    "--schedule cosin": ["'cosin'", "'cosine'", "constant", "step"],
-    "--perido 4": ["'--perido'", "'--period'"],
-    "--stepps 4": ["'--stepps'", "'--steps'"],
-    "stray": ["'stray'"],
-    "--period 0": ["period", "at least 1", "got 0"],
-    "--period -1": ["period", "at least 1", "got -1"],
-    "--period 1.5": ["--period", "whole number", "'1.5'"],
-    "--period abc": ["--period", "whole number", "'abc'"],
-    "--block-momentum 1.0": ["block_momentum", "below 1", "got 1.0"],
-    "--block-momentum -0.1": ["block_momentum", "at least 0", "got -0.1"],
-    "--block-momentum nan": ["block_momentum", "got nan"],
-    "--workers 0": ["--workers", "at least 1", "got 0"],
-    "--workers 128 --batch-size 64": ["batch of 64", "128 workers"],
-    "--batch-size 100": ["batch of 100", "8 workers", "96 or 104"],
-    "--batch-size 1600": ["batch of 1600", "1438 examples"],
-    "--steps 0": ["--steps", "at least 1", "got 0"],
-    "--lr nan": ["--lr", "above 0", "got nan"],
-    "--lr inf": ["--lr", "finite", "got inf"],
-    "--lr -1": ["--lr", "above 0", "got -1"],
-    "--lr 0": ["--lr", "above 0", "got 0"],
-    "--devices 7": ["device 7", "0, 1"],
-    "--workers 7 --devices 0,1": ["7 workers", "2 devices"],
-    "--devices 0,0": ["distinct", "[0, 0]"],
-    "--devices 0,x": ["--devices", "'0,x'"],
-    "--seed -1": ["--seed", "at least 0", "got -1"],
-    "--optimizer adam --momentum 0.9": ["adam", "--momentum", "sgd"],
-    "--warmup-steps 40 --steps 32": ["--warmup-steps 40", "--steps 32"],
-    "--algo absent:pull": ["'absent'"],
-    "--algo mine:absent": ["'mine'", "'absent'"],
-    "--algo broken:pull": ["'broken'", "OSError: out of luck"],
-    "--algo mine:number": ["mine:number", "Strategy", "got 3"],
-    "--algo mine:failing": ["RuntimeError: out of ideas (mine.py:", " in failing)"],
-    "--algo mine:pul": ["'pul'", "'pull'"],
-    "--algo mine.py:pull": ["mine:pull, without .py"],
-    "--period 99999999999": ["period", "below 2**31"],
-    "--optimizer sm3 --schedule cosine": ["sm3", "schedule"],
-    "--algo mine:taken": ["mine:taken", "'workers'"],
-    "--algo diloco --reduce int3": ["'int3'", "'int8'", "int4", "int2", "bf16"],
-    "--algo gossip --topology rin": ["'rin'", "'ring'", "exponential"],
-    "--algo streaming_diloco --fragments 3": ["fragments", "period 16", "got 3"],
-    "--algo streaming_diloco --delay 4": ["delay", "below", "= 4", "got 4"],
-    "--opt-state-at-sync rest": ["'rest'", "'reset'", "keep", "average"],
-    "--algo sync_sgd --opt-state-at-sync reset": ["never syncs"],
-    "--ema 1": ["--ema", "below 1", "got 1"],
-}
-
-
-def owners(parameter):
-    """The algorithms that have it."""
-    return [
-        name
-        for name, factory in ALGORITHMS.items()
-        if parameter in inspect.signature(factory).parameters
-    ]
-
-
-BAD |= {
-    "--algo sync_sgd --period 4": ["sync_sgd", "--period", *owners("period")],
-    "--algo sync_sgd --no-nesterov": ["--no-nesterov", *owners("nesterov")],
-    "--outer-lr 1": ["bmuf has no", "--outer-lr", *owners("outer_lr")],
-}
 
 
 @pytest.fixture(scope="module")
 def modules(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("modules")
-    for name, source in MODULES.items():
-        (folder / f"{name}.py").write_text(source)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def run(request, tmp_path_factory, modules):
-    folder = tmp_path_factory.mktemp("runs")
-    # jax then writes a line for each compilation to stderr, where one line may be.
-    watched = {"PYTHONPATH": modules, "JAX_LOG_COMPILES": "1"}
-    with two_at_a_time(request, folder, **watched) as run:
-        yield run
+    return write_modules(tmp_path_factory.mktemp("modules"))
 
 
 def assert_refused(ended, *named):
@@ -177,44 +26,6 @@ def assert_refused(ended, *named):
     assert len(lines) == 1, lines[:3]
     for text in named:
         assert text in lines[0]
-
-
-@pytest.mark.sample(6, slow=12)
-@pytest.mark.parametrize("command, named", BAD.items(), ids=BAD)
-def test_bad_request_is_refused_in_one_line_before_any_compilation(run, command, named):
-    ended = run(command)
-    assert_refused(ended, *named)
-    assert not ended.out.exists()
-
-
-@pytest.mark.sample(1)
-@pytest.mark.parametrize(
-    "factory, change",
-    [("reshaping", "float32[1,"), ("narrowing", "bfloat16[")],
-)
-def test_strategy_that_changes_params_is_refused_by_leaf(
-    factory, change, modules, tmp_path
-):
-    out = tmp_path / "out"
-    ended = execute(f"--algo mine:{factory}", out, PYTHONPATH=modules)
-    assert_refused(ended, f"mine:{factory}", "replica.params[0]['b']", change)
-    assert not out.exists()
-
-
-@pytest.mark.parametrize(
-    ("words", "told"),
-    [
-        ("--algos bmuf diloco", "'diloco': say --algos 'bmuf, diloco'"),
-        ("bmuf diloco", "'bmuf': say --algos 'bmuf, diloco'"),
-        ("--learning-rate 1", "'--learning-rate' is a flag of none of sync_sgd, "),
-        ("--learning-rate 1", ": say --lr"),
-        ("--networks 1Gbps", "'--networks' is a flag of none of "),
-    ],
-)
-def test_study_is_refused_in_one_line(words, told, capsys, tmp_path):
-    assert compare([*words.split(), "--out", str(tmp_path / "out")]) == 2
-    [line] = capsys.readouterr().err.splitlines()
-    assert told in line
 
 
 def test_module_that_is_here_is_named_with_its_factories(monkeypatch, tmp_path, capsys):
@@ -235,26 +46,11 @@ def test_the_package_names_its_commands():
 
 
 @pytest.mark.slow
-def test_groups_that_do_not_divide_the_workers_are_refused(tmp_path):
-    ended = execute("--algo hierarchical --groups 3", tmp_path / "out")
-    assert_refused(ended, "8 workers", "3 groups")
-    assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.slow
 def test_form_that_the_strategy_cannot_take_is_refused_in_a_line(tmp_path):
     ended = execute(f"{BASE} --algo bmuf --lane-form merged", tmp_path / "out")
     assert ended.code == 2
     told = "error: --lane-form: lanes cannot run merged: the strategy does not take "
     assert ended.stderr.splitlines()[-1] == f"{told}the mean of all gradients"
-
-
-@pytest.mark.slow
-def test_strategy_that_raises_is_refused_with_its_place(modules, tmp_path):
-    lines = MODULES["mine"].splitlines()
-    line = 1 + next(i for i, text in enumerate(lines) if "if step % 2" in text)
-    ended = execute("--algo mine:branching", tmp_path / "out", PYTHONPATH=modules)
-    assert_refused(ended, f"mine.py:{line}: `", "use every(schedule, …)")
 
 
 def test_strategy_of_the_users_own_runs_with_its_parameters_as_flags(modules, tmp_path):

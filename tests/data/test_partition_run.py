@@ -144,8 +144,6 @@ def test_a_partition_that_the_data_lacks_is_refused_before_anything_compiles():
     with pytest.raises(BadRequest, match="not grouped by speaker") as error:
         run_of(*DIGITS, "--partition", "speaker")
     assert "iid, label, dirichlet:ALPHA" in str(error.value)
-    with pytest.raises(BadRequest, match="unknown --partition 'iid:2'"):
-        run_of(*DIGITS, "--partition", "iid:2")
 
 
 # Validation data.
@@ -176,17 +174,9 @@ def test_validation_data_does_not_follow_the_seed():
     np.testing.assert_array_equal(held[0]["number"], held[1]["number"])
 
 
-@pytest.mark.parametrize(
-    ("share", "message"),
-    [
-        ("0", "--validation must be above 0 and below 1, got 0"),
-        ("1", "--validation must be above 0 and below 1, got 1"),
-        ("0.001", "leaves 40 to train on and 0 to choose by"),
-    ],
-)
-def test_a_share_that_holds_out_nothing_or_all_is_refused(share, message):
-    with pytest.raises(BadRequest, match=message):
-        run_of(*COUNTING, *APART, "--validation", share)
+def test_a_share_that_holds_out_nothing_is_refused():
+    with pytest.raises(BadRequest, match="leaves 40 to train on and 0 to choose by"):
+        run_of(*COUNTING, *APART, "--validation", "0.001")
 
 
 def test_a_batch_larger_than_what_is_left_is_refused():

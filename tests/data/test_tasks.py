@@ -107,7 +107,9 @@ def global_batch(name, model=None):
     if "model" not in parameters:  # a function
         return {}
     model = model or SMALL[name].flags.get("model", parameters["model"].default)
-    return {**given, **({"batch_norm": "global"} if model in classify.RESNETS else {})}
+    # With remat, so that collectives are computed again for the gradient.
+    of_all = {"batch_norm": "global", "remat": True}
+    return {**given, **(of_all if model in classify.RESNETS else {})}
 
 
 def layouts():

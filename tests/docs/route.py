@@ -73,7 +73,7 @@ class Route:
             if value is None or not self._carries(path, value, held):
                 continue
             held |= {x.id for t in targets for x in ast.walk(t) if _is_name(x)}
-            returned |= isinstance(node, ast.Return)
+            returned |= isinstance(node, ast.Return | ast.Yield | ast.YieldFrom)
         return returned
 
     def _carries(self, path, expression, held) -> bool:
@@ -146,7 +146,9 @@ def _flow(node: ast.AST) -> tuple[ast.expr | None, list[ast.AST]]:
             return value, [target]
         case ast.withitem(context_expr=value, optional_vars=target):
             return value, [target] if target else []
-        case ast.Return(value=value):
+        case ast.Return(value=value) | ast.Yield(value=value):
+            return value, []
+        case ast.YieldFrom(value=value):
             return value, []
         case ast.If(test=value) | ast.While(test=value):
             return value, []

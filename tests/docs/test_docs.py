@@ -12,7 +12,7 @@ import pytest
 from commands import ROOT, environment
 
 import syncalgos
-from experiments.cli import factories, flags
+from experiments.cli import factories
 from experiments.tasks import TASKS
 
 PAGES = sorted(p for p in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
@@ -103,7 +103,7 @@ def test_defaults_that_the_docs_show_are_those_of_the_flags():
         if row := re.match(r"\| `(\w+) --([\w-]+)` \| (.+?) \|.*\|(.*)\|$", line):
             algo, flag, here, published = row.groups()
             shown.setdefault(algo, {})[flag.replace("-", "_")] = here, published.strip()
-    published = tomllib.loads(flags.PUBLISHED.read_text())
+    published = tomllib.loads(factories.PUBLISHED.read_text())
     assert published.keys() <= shown.keys()
     for algo, rows in shown.items():
         defaults = factories.defaults(factories.ALGORITHM, algo)

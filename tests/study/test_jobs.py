@@ -28,6 +28,7 @@ from experiments.study.running import member
 from experiments.study.running.messages import Made, Noted, Refused
 from experiments.study.running.plan import Plan
 from experiments.study.spec import Variant
+from experiments.training.config import RunConfig
 
 # Two variants, each at two rates on held-out data, then three seeds at the best.
 FLAGS = "--period 5 --seeds 3 --steps 20 --eval-every 10 --step-time 0.001"
@@ -76,10 +77,12 @@ def planned(folder, variants=2, seeds=3, trials=2):
 
     def run_set(number, **changes):
         variant = Variant(f"v{number}", "sync_sgd")
-        return RunSet(variant, number, "", (), folder, range(seeds))._replace(**changes)
+        own = RunSet(variant, number, "", RunConfig(), folder, range(seeds))
+        return own._replace(**changes)
 
     def trial(number, value):
-        return run_set(number, seeds=range(1000, 1001), values={"lr": value}, share=0.1)
+        held_out, own = RunConfig(validation=0.1), range(1000, 1001)
+        return run_set(number, common=held_out, seeds=own, values={"lr": value})
 
     values = [str(i / 10) for i in range(1, trials + 1)]
     return [
@@ -114,7 +117,7 @@ def test_each_run_is_handed_out_once_and_finals_after_their_own_trials(
             lost += 1
             plan.give_back(share)
             continue
-        if share.runs.share is None:
+        if not share.runs.is_trial:
             assert sum(x.startswith(f"{share.runs.name} ") for x in made) == trials
         made.append(share.name)
         plan.ended(share, Made(""))
@@ -299,7 +302,7 @@ def test_a_process_that_is_stopped_is_lost_and_one_that_is_busy_is_not(
         if stuck and Noted("waiting in load") in heard:
             os.kill(int(stuck[1]), signal.SIGSTOP)
 
-    first = ["--task", "tests.support.tiny_tasks:endless"], 0
+    first = ["--task", "tests.support.tiny_tasks:endless"]
     order = member.Order("study", str(ROOT), {}, {}, {}, first)
     ended = member.watched(order, tmp_path, hear, lambda: True)
     assert re.search(r"no sign of life for 3 s \(it was stopped\)$", ended.line)

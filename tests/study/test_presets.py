@@ -3,6 +3,7 @@
 import math
 import tomllib
 from dataclasses import replace
+from itertools import chain
 
 import optax
 import pytest
@@ -10,7 +11,7 @@ from small_tasks import folder_of
 
 import experiments.compare as compare
 import syncalgos
-from experiments.cli import factories, flags
+from experiments.cli import factories
 from experiments.cli.errors import BadRequest
 from experiments.study import config, grid, network, presets, spec
 from experiments.training.config import parse
@@ -28,7 +29,7 @@ def under(name, *argv):
     return config.read(["--preset", name, *argv])
 
 
-PUBLISHED = tomllib.loads(flags.PUBLISHED.read_text())
+PUBLISHED = tomllib.loads(factories.PUBLISHED.read_text())
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -100,11 +101,9 @@ def test_every_flag_of_a_preset_is_one_of_its_algorithms(name):
     for text in decided.network:
         network.parse(text)
     settings = {}
-    for variant in decided.variants:
-        for words in variant.points.values():
-            run = parse([*variant.argv, *words])
-            settings |= vars(run) | dict(run.arguments)
-            settings |= dict(run.task_arguments)
+    for run in chain(*(points.values() for points in decided.points.values())):
+        settings |= vars(run) | dict(run.arguments)
+        settings |= dict(run.task_arguments)
     for flag, value in content.items():
         if (name := flag.replace("-", "_")) not in config.SETTINGS:
             assert settings[name] == value
@@ -121,10 +120,8 @@ def test_every_run_of_a_preset_can_be_made_on_the_data(name):
     points = grid.run_sets(decided, loader)
     samples = set()
     for point in points:
-        s = loader.plan(point.argv, 0)[0].config
+        s = loader.plan(point.common)[0].config
         samples.add((point.variant.label, s.steps * s.batch_size))
-        for trial in point.trials:
-            parse(trial.argv)
     assert len(samples) == len(decided.variants)  # as many of each, if swept
 
 
@@ -167,7 +164,7 @@ def test_the_atlas_has_every_algorithm():
 def test_goyals_rate_grows_with_the_batch():
     decided = under("large-batch")
     points = grid.run_sets(decided, loader := grid.Loader())
-    settings = [loader.plan(point.argv, 0)[0].config for point in points]
+    settings = [loader.plan(point.common)[0].config for point in points]
     assert {s.batch_size // s.workers for s in settings} == {8}
     assert max(s.batch_size for s in settings) == 128
     for s in settings:

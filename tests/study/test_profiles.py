@@ -13,8 +13,8 @@ from benchmarks.harness import atlas
 from experiments.cli.errors import BadRequest
 from experiments.study.analysis.profiles import MOST, profiles, times_of
 from experiments.study.report import tables
+from experiments.study.report.plots import comparisons as tradeoff
 from experiments.study.report.plots import profiles as figures
-from experiments.study.report.plots import tradeoff
 from experiments.study.report.styles import styles
 from experiments.study.statistics import Spread
 

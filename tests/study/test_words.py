@@ -8,8 +8,12 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from experiments.study.analysis import formatting
-from experiments.study.analysis.comparison import against_baseline, in_words
-from experiments.study.analysis.ranking import leader, rankings
+from experiments.study.analysis.comparison import (
+    against_baseline,
+    in_words,
+    leader,
+    rankings,
+)
 from experiments.study.analysis.results import BY_DEFAULT, ONE_NOMINAL, Row
 from experiments.study.analysis.words.answer import (
     answer,

@@ -77,9 +77,7 @@ def crash_at(look):
 
 def flags_of(name, values):
     """An algorithm's flags, where there are values for its parameters."""
-    signature = factories.describe(ALGORITHM, name)
-    parameters = factories.flag_parameters(ALGORITHM, signature)
-    own = [p.name for p in parameters]
+    own = factories.flag_names(ALGORITHM, name)
     words = [f"--algo {name}"]
     for parameter, value in values.items():
         flag = parameter.replace("_", "-")

@@ -78,16 +78,24 @@ def test_a_field_is_compared_on_resume_unless_each_start_may_have_another(
     written = json.loads((tmp_path / "config.json").read_text())
     written["settings"][name] = "another"
     (tmp_path / "config.json").write_text(json.dumps(written))
-    free = (
-        SETTINGS[name].scope != "run" or name == "steps"
-    )  # constant: it may be longer
-    if free:
-        check_config(tmp_path, run.config)
+    if SETTINGS[name].scope != "run" or name == "steps":
+        check_config(tmp_path, run.config)  # its rate is constant: it may be longer
         return
     with pytest.raises(
         BadRequest, match=f"was made with --{SETTINGS[name].name} another"
     ):
         check_config(tmp_path, run.config)
+
+
+@pytest.mark.parametrize("changes", [{"schedule": "cosine"}, {"sync_at_end": True}])
+def test_a_run_whose_numbers_depend_on_its_length_stays_so_long(changes, run, tmp_path):
+    shorter = dataclasses.replace(
+        run, config=dataclasses.replace(run.config, **changes)
+    )
+    record_config(shorter, ["command"], tmp_path, [])
+    check_config(tmp_path, shorter.config)
+    with pytest.raises(BadRequest, match="was made with --steps 8, not 12"):
+        check_config(tmp_path, dataclasses.replace(shorter.config, steps=12))
 
 
 def test_a_run_older_than_a_flag_had_its_default(run, tmp_path):

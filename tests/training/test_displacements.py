@@ -64,6 +64,25 @@ def sync_steps(strategy, workers=WORKERS, params=None):
     return np.diff(sent.per_step, prepend=0) > 0
 
 
+def compared(strategy, sent, at=AT, **given):
+    """The figures, of a run that trained what it trains without being measured."""
+    plain, nothing = train(strategy, at, **given)
+    state, found = train(measured(strategy, sent, at), at, **given)
+    assert np.isnan(nothing).all()
+    same(state, plain)
+    return found
+
+
+def of_round(moved, ends):
+    """The figures of a round in which workers went so far, and where they came."""
+    pairs = [*itertools.combinations(moved, 2)]
+    with np.errstate(invalid="ignore"):  # of a worker that stays
+        cosines = [a @ b / np.linalg.norm(a) / np.linalg.norm(b) for a, b in pairs]
+    drift = np.sqrt(((ends - ends.mean(0)) ** 2).sum(1).mean())
+    cosine = np.mean(cosines) if pairs else np.nan
+    return np.linalg.norm(moved.mean(0)), cosine, drift
+
+
 def literal(module, monkeypatch, settings, syncs):
     """The figures at AT from a paper's recurrence, watched before and after syncs."""
     before, behind = [], [np.array([START] * WORKERS)]
@@ -83,15 +102,8 @@ def literal(module, monkeypatch, settings, syncs):
         if not ended:
             found.append((np.nan,) * 3)
             continue
-        began = ended[-2] + 1 if len(ended) > 1 else 0
-        moved = before[ended[-1]] - behind[began]
-        cosines = [
-            a @ b / np.linalg.norm(a) / np.linalg.norm(b)
-            for a, b in itertools.combinations(moved, 2)
-        ]
-        apart = before[ended[-1]] - before[ended[-1]].mean(0)
-        drift = np.sqrt((apart**2).sum(1).mean())
-        found.append((np.linalg.norm(moved.mean(0)), np.mean(cosines), drift))
+        began, end = behind[ended[-2] + 1 if ended[1:] else 0], before[ended[-1]]
+        found.append(of_round(end - began, end))
     return np.array(found)
 
 
@@ -125,12 +137,8 @@ def test_figures_are_those_of_a_literal_run_and_training_is_the_same(
     module = importlib.import_module(f"recurrences.{name}")
     expected = literal(module, monkeypatch, settings, syncs)
 
-    plain, nothing = train(strategy)
-    state, found = train(measured(strategy, sent, AT))
-
+    found = compared(strategy, sent)
     np.testing.assert_allclose(found, expected, rtol=ROUNDING, atol=ROUNDING)
-    assert np.isnan(nothing).all()
-    same(state, plain)
 
 
 def same(state, plain):
@@ -156,10 +164,8 @@ def test_backends_train_the_same_measured_or_not_and_agree(strategy, workers):
     sent, at, figures_of = sync_steps(strategy, workers), (6, 12), {}
     for backend in BACKENDS:
         with jax.enable_x64(False):
-            plain, _ = train(strategy, at, workers, backend)
-            state, found = train(measured(strategy, sent, at), at, workers, backend)
-        same(state, plain)
-        figures_of[backend] = found
+            given = {"workers": workers, "backend": backend}
+            figures_of[backend] = compared(strategy, sent, at, **given)
 
     # They round in another order: 1e-7 of params, in displacements of 1e-2 of them.
     for found in figures_of.values():
@@ -170,11 +176,9 @@ def test_dispatches_of_one_step_are_measured_too():
     strategy, at = bmuf(4), range(1, 9)
     sent = sync_steps(strategy)
 
-    plain, _ = train(strategy, at)
-    state, found = train(measured(strategy, sent, at), at)
+    found = compared(strategy, sent, at)
     _, in_a_loop = train(measured(strategy, sent, (4, 8)), (4, 8))
 
-    same(state, plain)
     assert np.isnan(found[:3]).all()
     np.testing.assert_allclose(found[[3, 7]], in_a_loop, rtol=ROUNDING)
     np.testing.assert_array_equal(found[4:7], found[[3, 3, 3]])
@@ -195,10 +199,7 @@ def test_phases_and_company_are_measured(strategy, syncs):
     sent = sync_steps(strategy, params=replica)
     assert np.flatnonzero(sent).tolist() == list(syncs)
 
-    plain, _ = train(strategy)
-    state, found = train(measured(strategy, sent, AT))
-
-    same(state, plain)
+    found = compared(strategy, sent)
     ended = [sum(step < done for step in syncs) for done in AT]
     assert (np.isfinite(found).all(1) == np.greater(ended, 0)).all()
     changed = np.any(np.diff(found, axis=0) != 0, axis=1) & np.isfinite(found[1:, 0])
@@ -210,57 +211,39 @@ def drift(params, batch):
     return jnp.sum(params["x"] * jnp.mean(batch[0], axis=0))
 
 
-def drifting(rows, dtype=float, workers=None):
+def drifting(rows, dtype=float):
     """Figures after one round of two steps in which worker i goes along -rows[i]."""
     rows = np.asarray(rows, float)
-    workers = workers or len(rows)
-    batches = (np.stack([rows] * STEPS),)
     strategy = model_averaging(2)
     sent = sync_steps(strategy, 2)  # one worker sends nothing, yet its rounds end
     _, found = train(
         measured(strategy, sent, (2,)),
         (2,),
-        workers,
+        len(rows),
         loss=drift,
         optimizer=optax.sgd(0.5),
-        batches=batches,
+        batches=(np.stack([rows] * STEPS),),
         params={"x": jnp.ones(rows.shape[1], dtype)},
     )
     return found[0]
 
 
-def test_workers_that_see_the_same_have_cosine_1():
-    norm, cosine, _ = drifting([[3.0, 4.0]] * 3)
-
-    assert norm == pytest.approx(5.0, rel=ROUNDING)  # two steps of 0.5
-    assert cosine == pytest.approx(1.0, rel=ROUNDING)
-    assert cosine <= 1
-
-
-def test_orthogonal_drifts_have_cosine_0_whatever_their_lengths():
-    norm, cosine, _ = drifting(np.diag([3.0, 6.0, 12.0]))
-
-    assert norm == pytest.approx(np.sqrt(1 + 4 + 16), rel=ROUNDING)
-    assert abs(cosine) <= ROUNDING
+DRIFTS = {  # and their cosine
+    "the same": ([[3.0, 4.0]] * 3, 1),
+    "orthogonal, of other lengths": (np.diag([3.0, 6.0, 12.0]), 0),
+    "opposite": ([[1.0, 2.0], [-1.0, -2.0]], -1),
+    "one stays": ([[0.0, 0.0], [3.0, 4.0]], np.nan),
+    "one worker": ([[3.0, 4.0]], np.nan),
+}
 
 
-def test_opposite_drifts_have_cosine_minus_1_and_no_pseudo_gradient():
-    expected = (0, -1, np.sqrt(5))
-    assert drifting([[1.0, 2.0], [-1.0, -2.0]]) == pytest.approx(expected, abs=ROUNDING)
-
-
-def test_a_worker_that_stays_has_no_cosine():
-    norm, cosine, drift = drifting([[0.0, 0.0], [3.0, 4.0]])
-
-    assert norm == drift == pytest.approx(2.5, rel=ROUNDING)
-    assert np.isnan(cosine)
-
-
-def test_one_worker_has_a_pseudo_gradient_and_no_cosine():
-    norm, cosine, _ = drifting([[3.0, 4.0]])
-
-    assert norm == pytest.approx(5.0, rel=ROUNDING)
-    assert np.isnan(cosine)
+@pytest.mark.parametrize(("rows", "cosine"), DRIFTS.values(), ids=DRIFTS)
+def test_figures_of_drifts_by_hand(rows, cosine):
+    found, moved = drifting(rows), np.asarray(rows)  # two steps of 0.5
+    assert found[1] == pytest.approx(cosine, abs=ROUNDING, nan_ok=True)
+    assert not found[1] > 1
+    expected = of_round(moved, moved)
+    np.testing.assert_allclose(found, expected, rtol=ROUNDING, atol=ROUNDING)
 
 
 def test_params_that_are_not_finite_give_no_finite_figure():
@@ -278,12 +261,7 @@ def test_short_floats_are_measured_in_float32(dtype):
 
 def test_nothing_is_measured_where_nothing_is_sent():
     strategy = syncalgos.Strategy()
-
-    plain, _ = train(strategy)
-    state, found = train(measured(strategy, sync_steps(strategy), AT))
-
-    same(state, plain)
-    assert np.isnan(found).all()
+    assert np.isnan(compared(strategy, sync_steps(strategy))).all()
 
 
 def test_no_round_is_measured_that_no_evaluation_tells_of():

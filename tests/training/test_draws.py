@@ -6,6 +6,7 @@ from experiments.cli import factories
 from experiments.cli.factories import ALGORITHM
 from experiments.cli.terminal import Quiet
 from experiments.study.grid import Loader
+from experiments.training.config import RunConfig, parse
 from experiments.training.measurements.draws import draws_from_seed
 from experiments.training.recording import record_config, train_and_record
 from experiments.training.run import make_run, reseeded
@@ -14,7 +15,8 @@ FLAGS = ["--task", "tiny_tasks:drawing", "--workers", "4", "--steps", "20"]
 
 
 def ready(words, seed):
-    return make_run(*Loader().plan([*FLAGS, *words.split()], seed))
+    config = parse([*FLAGS, *words.split(), "--seed", str(seed)])
+    return make_run(*Loader().plan(config))
 
 
 def draws(words):
@@ -52,9 +54,7 @@ def test_a_seed_is_in_the_program_where_it_is_drawn_from(words, expected):
 
 
 def test_a_task_that_takes_the_seed_may_have_other_data():
-    run = make_run(
-        *Loader().plan(["--task", "tiny_tasks:unlucky", "--algo", "bmuf"], 0)
-    )
+    run = make_run(*Loader().plan(RunConfig(task="tiny_tasks:unlucky", algo="bmuf")))
     assert draws_from_seed(run, 2)
 
 

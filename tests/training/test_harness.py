@@ -8,11 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+import small_tasks
 
 import syncalgos
-from experiments.cli import factories, signatures
+from experiments.cli import factories
 from experiments.pipeline import sampler
-from experiments.tasks.digits import digits as digits_task
 from experiments.tasks.task import held_out, losses
 from experiments.training import optimizers, records
 from experiments.training.config import parse
@@ -62,23 +62,6 @@ def test_stream_is_a_function_of_seed_and_step_alone():
     assert (sampler.rows(4, 0, 100, 10, 37) != whole).any()
 
 
-def test_stream_of_another_worker_count_is_the_same():
-    """The batch is cut, not drawn, by workers: rows know nothing of them."""
-    task = digits_task()
-    digits = task.load()
-    params, buffers = task.init(jax.random.key(0))
-    data_seen = []
-    for workers in (1, 4):
-        trainer = syncalgos.DataParallel(
-            losses(task)[0], optax.sgd(0.1), syncalgos.sync_sgd(), workers, "vmap"
-        )
-        state = trainer.init(params, buffers)
-        rows = sampler.rows(0, 0, 5, 16, len(digits.train["y"]))
-        _, metrics = trainer.run(state, rows, trainer.place(digits.train))
-        data_seen.append(np.asarray(metrics["loss"]))
-    np.testing.assert_allclose(*data_seen, rtol=1e-5)  # rounding of the mean
-
-
 @pytest.mark.parametrize("workers", [1, 3, 7, 8, 64])
 @pytest.mark.parametrize("batch", [1024, 50])
 def test_every_held_out_example_counts_once(workers, batch):
@@ -90,26 +73,28 @@ def test_every_held_out_example_counts_once(workers, batch):
     np.testing.assert_array_equal(np.sort(rows[rows < 360]), np.arange(360))
 
 
-def test_evaluation_does_not_depend_on_the_workers():
-    task = digits_task()
-    digits = task.load()
+def test_neither_training_nor_evaluation_depends_on_the_workers():
+    """A batch is cut, not drawn, by workers: rows know nothing of them."""
+    task = small_tasks.make("digits")
+    data = task.load()
     params, buffers = task.init(jax.random.key(0))
-    logits_loss, _ = task.apply(params, buffers, digits.test, None, train=False)
-    expected = {name: float(np.mean(x)) for name, x in logits_loss.items()}
-    for workers in (1, 7, 64):
+    on_test, _ = task.apply(params, buffers, data.test, None, train=False)
+    losses_seen = []
+    for workers in (1, 7):
+        train_loss, eval_loss = losses(task)
         trainer = syncalgos.DataParallel(
-            losses(task)[0],
-            optax.sgd(0.1),
-            syncalgos.sync_sgd(),
-            workers,
-            "vmap",
-            eval_loss=losses(task)[1],
+            *(train_loss, optax.sgd(0.1), syncalgos.sync_sgd(), workers, "vmap"),
+            eval_loss=eval_loss,
         )
-        data, rows = held_out(digits.test, workers)
         state = trainer.init(params, buffers)
-        metrics = trainer.evaluate(state, rows, trainer.place(data))
-        means = {name: float(np.mean(x)) for name, x in metrics.items()}
-        assert means == pytest.approx(expected, rel=1e-5)
+        test, rows = held_out(data.test, workers)
+        metrics = trainer.evaluate(state, rows, trainer.place(test))
+        for name, x in on_test.items():
+            assert np.mean(metrics[name]) == pytest.approx(float(np.mean(x)), rel=1e-5)
+        rows = sampler.rows(0, 0, 5, 14, data.examples)
+        _, metrics = trainer.run(state, rows, trainer.place(data.train))
+        losses_seen.append(np.asarray(metrics["loss"]))
+    np.testing.assert_allclose(*losses_seen, rtol=1e-5)  # rounding of the mean
 
 
 @pytest.mark.parametrize(
@@ -136,20 +121,22 @@ def test_a_run_that_goes_on_takes_the_dispatches_that_are_left(step):
     assert sum(steps for _, steps in left) == 100 - step
 
 
-def test_first_diverged_loss_is_found():
-    assert first_diverged(np.array([1.0, 999, 1000]), 1.0) is None
-    assert first_diverged(np.array([1.0, 1000.5, np.nan]), 1.0) == 1
-    assert first_diverged(np.array([1.0, np.nan, 2000]), 1.0) == 1
-    assert first_diverged(np.array([np.inf]), np.inf) == 0
-
-
-def test_a_first_loss_of_nothing_sets_no_limit():
-    """As of a margin loss, whose first batch may lie beyond the margin."""
-    losses = np.array([0.0, 0.156, 2.5, 99.0])
-    assert first_diverged(losses, 0.0) is None
-    assert first_diverged(losses, 1e-4) is None
-    assert first_diverged(np.array([0.0, 101.0]), 0.0) == 1
-    assert first_diverged(np.array([0.0, np.nan]), 0.0) == 1
+@pytest.mark.parametrize(
+    ("losses", "first", "expected"),
+    [
+        ([1.0, 999, 1000], 1.0, None),
+        ([1.0, 1000.5, np.nan], 1.0, 1),
+        ([1.0, np.nan, 2000], 1.0, 1),
+        ([np.inf], np.inf, 0),
+        # A margin loss, whose first batch may lie beyond the margin, sets no limit.
+        ([0.0, 0.156, 2.5, 99.0], 0.0, None),
+        ([0.0, 0.156, 2.5, 99.0], 1e-4, None),
+        ([0.0, 101.0], 0.0, 1),
+        ([0.0, np.nan], 0.0, 1),
+    ],
+)
+def test_first_diverged_loss_is_found(losses, first, expected):
+    assert first_diverged(np.array(losses), first) == expected
 
 
 @pytest.mark.parametrize(
@@ -160,47 +147,34 @@ def test_nearest_multiple(n, of, expected):
     assert nearest_multiple(n, of) == expected
 
 
-def rates(*arguments, steps):
-    made = optimizers.schedule(*arguments)
-    return [float(made(t)) if callable(made) else made for t in range(steps)]
+COSINE = [0.5 * (1 + np.cos(np.pi * t / 8)) for t in range(8)]
+STEPS = [1, 1, 1, 1, 0.1, 0.1, 0.01, 0.01]
 
 
-def test_schedules():
-    assert optimizers.schedule("constant", 0.1, 10, 0) == 0.1
-    np.testing.assert_allclose(
-        rates("constant", 0.4, 8, 4, steps=8), [0.1, 0.2, 0.3, 0.4, 0.4, 0.4, 0.4, 0.4]
-    )
-    np.testing.assert_allclose(
-        rates("step", 1.0, 8, 0, steps=8), [1, 1, 1, 1, 0.1, 0.1, 0.01, 0.01], 1e-5
-    )
-    np.testing.assert_allclose(
-        rates("step", 1.0, 8, 2, steps=8), [0.5, 1, 1, 1, 0.1, 0.1, 0.01, 0.01], 1e-5
-    )
-    assert rates("step", 0.1, 1, 0, steps=1) == pytest.approx([0.1])
-    assert rates("step", 1.0, 2, 0, steps=2) == pytest.approx([1.0, 0.1])
-    cosine = [0.5 * (1 + np.cos(np.pi * t / 8)) for t in range(8)]
-    np.testing.assert_allclose(rates("cosine", 1.0, 8, 0, steps=8), cosine, 1e-5)
-    np.testing.assert_allclose(
-        rates("cosine", 1.0, 10, 2, steps=10), [0.5, 1.0, *cosine], 1e-5
-    )
-
-
-@pytest.mark.parametrize("name", ["sm3", "rprop"])
-def test_optimizer_that_takes_no_schedule_is_refused(name):
-    decaying = optimizers.schedule("cosine", 0.1, 10, 0)
-    with pytest.raises(ValueError, match=f"{name} does not take a schedule"):
-        optimizers.make(name, decaying, None, None, None)
-
-
-def one_step(optimizer, params, grads):
-    told = optax.with_extra_args_support(optimizer)
-    updates, _ = told.update(grads, told.init(params), params, value=1.0)
-    return updates
+@pytest.mark.parametrize(
+    ("name", "lr", "warmup_steps", "expected"),
+    [
+        ("constant", 0.1, 0, [0.1] * 10),
+        ("constant", 0.4, 4, [0.1, 0.2, 0.3, 0.4, 0.4, 0.4, 0.4, 0.4]),
+        ("step", 1.0, 0, STEPS),
+        ("step", 1.0, 2, [0.5, *STEPS[1:]]),
+        ("step", 0.1, 0, [0.1]),
+        ("step", 1.0, 0, [1.0, 0.1]),
+        ("cosine", 1.0, 0, COSINE),
+        ("cosine", 1.0, 2, [0.5, 1.0, *COSINE]),
+    ],
+)
+def test_schedules(name, lr, warmup_steps, expected):
+    made = optimizers.schedule(name, lr, len(expected), warmup_steps)
+    found = [made(t) if callable(made) else made for t in range(len(expected))]
+    np.testing.assert_allclose(found, expected, 1e-5)
 
 
 def test_weight_decay_enters_before_momentum_and_clipping_before_both():
     params, grads = {"w": jnp.full(4, 2.0)}, {"w": jnp.full(4, 3.0)}  # norm 6
-    optimizer = optimizers.make("sgd", 0.1, 0.9, 0.5, 1.5)
+    optimizer = optimizers.make(
+        "sgd", 0.1, momentum=0.9, weight_decay=0.5, clip_norm=1.5
+    )
     state, velocity, w = optimizer.init(params), 0.0, 2.0
     for _ in range(3):
         updates, state = optimizer.update(grads, state, params)
@@ -210,21 +184,17 @@ def test_weight_decay_enters_before_momentum_and_clipping_before_both():
         np.testing.assert_allclose(params["w"], np.full(4, w), rtol=1e-6)
 
 
-def test_weight_decay_goes_to_an_optimizer_that_has_its_own():
-    params, grads = {"w": jnp.full(4, 2.0)}, {"w": jnp.full(4, 3.0)}
-    ours = one_step(optimizers.make("adamw", 0.1, None, 0.5, None), params, grads)
-    theirs = one_step(optax.adamw(0.1, weight_decay=0.5), params, grads)
-    np.testing.assert_array_equal(ours["w"], theirs["w"])
-    ours = one_step(optimizers.make("adamw", 0.1, None, None, None), params, grads)
-    theirs = one_step(optax.adamw(0.1), params, grads)
-    np.testing.assert_array_equal(ours["w"], theirs["w"])
-
-
-@pytest.mark.parametrize("name", ["adam", "adamw", "lion"])
-def test_decays_of_moments_go_to_the_optimizer(name):
+@pytest.mark.parametrize(
+    ("name", "given"),
+    [
+        *((name, {"b1": 0.5, "b2": 0.7}) for name in ("adam", "adamw", "lion")),
+        *(("adamw", given) for given in ({}, {"weight_decay": 0.5})),
+    ],
+)
+def test_what_an_optimizer_has_of_its_own_is_given_to_it(name, given):
     params, grads = {"w": jnp.full(4, 2.0)}, {"w": jnp.arange(4.0)}
-    made = optimizers.make(name, 0.1, None, None, None, b1=0.5, b2=0.7)
-    theirs = getattr(optax, name)(0.1, b1=0.5, b2=0.7)
+    made = optimizers.make(name, 0.1, **given)
+    theirs = getattr(optax, name)(0.1, **given)
     own, other = made.init(params), theirs.init(params)
     for _ in range(3):
         updates, own = made.update(grads, own, params)
@@ -232,23 +202,24 @@ def test_decays_of_moments_go_to_the_optimizer(name):
         np.testing.assert_array_equal(updates["w"], expected["w"])
 
 
-def test_a_decay_that_an_optimizer_lacks_is_refused():
-    with pytest.raises(ValueError, match=r"sgd takes no --b2 \(these do: .*adam, "):
-        optimizers.make("sgd", 0.1, None, None, None, b2=0.9)
+COSINE_RATE = optimizers.schedule("cosine", 0.1, 10, 0)
 
 
 @pytest.mark.parametrize(
-    ("name", "message"),
+    ("name", "rate", "given", "message"),
     [
-        ("lookahead", "optimizer lookahead .*: say --algo lookahead"),
-        ("lbfgs", "optimizer lbfgs searches along a line"),
-        ("schedule_free_sgd", "optimizer schedule_free_sgd .* evaluates another"),
-        ("schedule_fre", "unknown optimizer 'schedule_fre'"),
+        ("sm3", COSINE_RATE, {}, "optimizer sm3 does not take a schedule"),
+        ("rprop", COSINE_RATE, {}, "optimizer rprop does not take a schedule"),
+        ("sgd", 0.1, {"b2": 0.9}, r"optimizer sgd takes no --b2 \(these do: .*adam, "),
+        ("lookahead", 0.1, {}, "optimizer lookahead .*: say --algo lookahead"),
+        ("lbfgs", 0.1, {}, "optimizer lbfgs searches along a line"),
+        ("schedule_free_sgd", 0.1, {}, "optimizer schedule_free_sgd .* another"),
+        ("schedule_fre", 0.1, {}, "unknown optimizer 'schedule_fre'"),
     ],
 )
-def test_an_optimizer_that_cannot_be_an_inner_one_says_why(name, message):
+def test_an_optimizer_that_cannot_be_used_so_says_why(name, rate, given, message):
     with pytest.raises(ValueError, match=f"^{message}"):
-        optimizers.make(name, 0.1, None, None, None)
+        optimizers.make(name, rate, **given)
 
 
 @pytest.mark.sample(10)
@@ -256,9 +227,24 @@ def test_an_optimizer_that_cannot_be_an_inner_one_says_why(name, message):
 @pytest.mark.parametrize("name", sorted(optimizers.known()))
 def test_every_offered_optimizer_takes_a_step(name):
     params = {"w": jnp.ones((4, 3)), "b": jnp.zeros(3)}
-    optimizer = optimizers.make(name, 0.1, None, None, None)
-    updates = one_step(optimizer, params, jax.tree.map(jnp.ones_like, params))
+    optimizer = optax.with_extra_args_support(optimizers.make(name, 0.1))
+    grads = jax.tree.map(jnp.ones_like, params)
+    updates, _ = optimizer.update(grads, optimizer.init(params), params, value=1.0)
     assert jax.tree.structure(updates) == jax.tree.structure(params)
+
+
+def fixed_kinds():
+    """A strategy that knows the shapes and dtypes of the params it is for."""
+
+    def init(params):
+        return {"sum": jnp.zeros((30, 20), jnp.float32)}
+
+    def sync(replica, state, step):
+        mean = collectives.mean(replica.params)
+        total = {"sum": state["sum"] + mean["w"] * jax.lax.rem(step, jnp.int32(4))}
+        return replica._replace(params=mean), total
+
+    return every(4, Strategy(init=init, sync=sync))
 
 
 @pytest.mark.sample(5)
@@ -285,6 +271,7 @@ def test_every_offered_optimizer_takes_a_step(name):
         (syncalgos.co2(8, 0.6, 0.4, penalty=False), 2, 1),
         (syncalgos.muloco(8), 2, 4.5),
         (syncalgos.edit(8), 2, 0.8 / 0.15),
+        (fixed_kinds(), 4, 1),
     ],
 )
 def test_effective_lr_is_the_one_in_closed_form(strategy, workers, times):
@@ -294,9 +281,10 @@ def test_effective_lr_is_the_one_in_closed_form(strategy, workers, times):
 
 def test_effective_lr_is_that_of_most_entries():
     def reduce(grads, replica, state, step):
-        return {"w": grads["w"], "b": 100 * grads["b"]}, state
+        return {**grads, "b": 100 * grads["b"]}, state
 
     params = {"w": np.zeros((30, 33), np.float32), "b": np.zeros(10, np.float32)}
+    params["none"] = np.zeros((0, 3), np.float32)
     found = effective_lr(Strategy(reduce=reduce), params, optax.sgd(0.1), 2, 0.02)
     assert found == pytest.approx(0.02 * (990 + 100 * 10) / 1000, rel=1e-3)
 
@@ -325,25 +313,6 @@ def test_effective_lr_is_nan_where_movement_never_gets_steady():
     assert found is not None and np.isnan(found)
 
 
-def fixed_kinds():
-    """A strategy that knows the shapes and dtypes of the params it is for."""
-
-    def init(params):
-        return {"sum": jnp.zeros((30, 20), jnp.float32)}
-
-    def sync(replica, state, step):
-        mean = collectives.mean(replica.params)
-        total = {"sum": state["sum"] + mean["w"] * jax.lax.rem(step, jnp.int32(4))}
-        return replica._replace(params=mean), total
-
-    return every(4, Strategy(init=init, sync=sync))
-
-
-def test_effective_lr_of_a_strategy_that_knows_its_shapes():
-    found = effective_lr(fixed_kinds(), PARAMS, optax.sgd(0.1), 4, 0.02)
-    assert found == pytest.approx(0.02, rel=1e-3)
-
-
 def test_help_texts_come_from_the_docstring():
     texts = factories.argument_texts(inspect.getdoc(syncalgos.bmuf) or "")
     assert list(texts) == ["period", "block_momentum", "block_lr", "nesterov", "axis"]
@@ -354,8 +323,8 @@ def test_parameters_that_no_word_can_set_are_no_flags():
     def factory(period: int, rate=0.5, outer=optax.sgd(0.1), dtype=jnp.float32):  # noqa: B008
         return syncalgos.model_averaging(period)
 
-    found = factories.flag_parameters(factories.ALGORITHM, signatures.of(factory))
-    assert [p.name for p in found] == ["period", "rate"]
+    found = factories.of_function(factories.ALGORITHM, "own", factory)
+    assert [*found.flags] == ["period", "rate"]
 
 
 GIVEN = """
@@ -389,9 +358,3 @@ def test_factory_gets_what_the_run_has(tmp_path, monkeypatch):
 def test_numbers_that_are_not_finite_are_null():
     line = {"a": float("nan"), "b": [float("inf"), 1.5], "c": {"d": -float("inf")}}
     assert records.plain(line) == {"a": None, "b": [None, 1.5], "c": {"d": None}}
-
-
-def test_effective_lr_of_a_model_with_a_leaf_of_size_0():
-    params = {**PARAMS, "none": np.zeros((0, 3), np.float32)}
-    found = effective_lr(syncalgos.bmuf(4), params, optax.sgd(0.1), 2, 0.02)
-    assert found == pytest.approx(0.04, rel=1e-3)

@@ -16,6 +16,7 @@ from faults import commands, until
 from lasting import files, run
 
 import experiments.compare as compare
+from experiments import run as command_line
 from experiments.checkpoint import lock
 from experiments.checkpoint.folder import steps
 from experiments.checkpoint.manager import FOLDER
@@ -77,15 +78,20 @@ def test_processes_are_refused_and_restarted_processes_are_not(start, tmp_path):
     assert first.ended().code == 75
 
 
-@pytest.mark.parametrize("flags", ["", "--resume"])
-def test_run_is_refused_before_it_touches_anything(flags, tmp_path):
+@pytest.mark.parametrize(
+    ("main", "words"),
+    [
+        *((command_line.main, f"{TINY} --steps 4 {x}") for x in ("", "--resume")),
+        *((compare.main, f"{STUDY} {x}") for x in ("", "--overwrite")),
+    ],
+)
+def test_command_is_refused_before_it_touches_anything(main, words, tmp_path, capsys):
     out = tmp_path / "out"
     with lock.held(out):
-        (out / "other").touch()
+        (out / "study.json").write_text("{}")
         before = files(out)
-        ended = run(f"{TINY} --steps 4 {flags}", out)
-        assert ended.code == 2
-        assert_refused(ended.stderr, out, os.getpid())
+        assert main([*shlex.split(words), "--out", str(out)]) == 2
+        assert_refused(capsys.readouterr().err, out, os.getpid())
         assert files(out) == before
 
 
@@ -105,18 +111,6 @@ def test_run_that_another_command_has_made_meanwhile_is_not_replaced(
     assert ended.code == 2
     assert ended.stderr.startswith(f"error: --out {out} already holds a run (summary.")
     assert files(out) == {"summary.json": b"{}"}
-
-
-@pytest.mark.parametrize("flags", ["", "--overwrite"])
-def test_study_is_refused_before_it_touches_anything(flags, tmp_path, capsys):
-    out = tmp_path / "out"
-    argv = [*shlex.split(f"{STUDY} {flags}"), "--out", str(out)]
-    with lock.held(out):
-        (out / "study.json").write_text("{}")
-        before = files(out)
-        assert compare.main(argv) == 2
-        assert_refused(capsys.readouterr().err, out, os.getpid())
-        assert files(out) == before
 
 
 @pytest.mark.slow

@@ -19,15 +19,16 @@ from small_tasks import SMALL, folder_of, make
 from tiny_tasks import shared
 
 from experiments.checkpoint import shard_file
-from experiments.cli.errors import BadRequest
 from experiments.tasks.contract import check_axes
+from experiments.tasks.task import Task
 from experiments.training.config import RunConfig, parse
 from experiments.training.export import load
 from experiments.training.recording import params_sha256
 
 TINY = "--task tiny_tasks:shared --optimizer adam --workers 2 --steps 11"
 TINY += " --batch-size 12 --eval-every 4 --checkpoint-every 3 --algo bmuf --period 4"
-OWN = f"--task {__name__}"
+OWN = f"--task {__name__}:ruled"
+COMPARE = [sys.executable, "-m", "experiments.compare"]
 STOP = 8  # the look that stops a run after seven steps
 ROUNDING = 1e-4  # of float32 after 11 steps of adam: sums in another order
 COMPARED = ("train_loss", "test_loss", "test_accuracy", "divergence")
@@ -52,30 +53,6 @@ def test_mesh_is_read_by_axis_in_order():
     assert parse([]).mesh is None and parse([]).worker_devices == 1
     with pytest.raises(TypeError):
         config.mesh["fsdp"] = 3  # pyright: ignore
-
-
-@pytest.mark.parametrize(
-    ("words", "told"),
-    [
-        ("--mesh fsdp", ["such as fsdp=2,tensor=2", "got 'fsdp'"]),
-        ("--mesh fsdp=", ["such as", "got 'fsdp='"]),
-        ("--mesh =2", ["names and sizes of axes"]),
-        ("--mesh fsdp=two", ["such as"]),
-        ("--mesh fsdp=2,fsdp=2", ["each name once"]),
-        ("--mesh 2=fsdp", ["such as"]),
-        ("--mesh fsdp=0", ["fsdp", "at least 1, got 0"]),
-        ("--mesh lanes=2", ["'lanes' is an axis of the workers"]),
-        ("--mesh fsdp=2 --backend pmap", ["--backend pmap", "--mesh takes shard_map"]),
-        ("--mesh fsdp=2 --backend vmap", ["--backend vmap"]),
-        ("--mesh fsdp=2 --devices 0,1", ["leave out --devices"]),
-    ],
-)
-def test_a_mesh_that_cannot_be_is_refused_in_a_line(words, told):
-    with pytest.raises(BadRequest) as refused:
-        parse(words.split())
-    [line] = str(refused.value).splitlines()
-    for text in told:
-        assert text in line
 
 
 def test_a_config_made_in_python_is_checked_alike():
@@ -165,52 +142,67 @@ def test_the_error_of_a_task_without_rules_names_all_that_have():
 
 # Refused before data is read, or anything compiles
 
+RULES = {
+    "nothing": lambda path, shape, sizes: None,
+    "foreign": lambda path, shape, sizes: P(
+        "tensor"
+    ),  # another axis, or too much of it
+    "raising": lambda path, shape, sizes: sizes["other"],
+    "whole": lambda path, shape, sizes: P(),
+}
 
-@pytest.mark.parametrize(
-    ("words", "told"),
-    [
-        ("--task digits --mesh tensor=2", ["task digits has rules for fsdp, not"]),
-        ("--task digits --mesh fspd=2", ["not for fspd", "mean 'fsdp'"]),
-        ("--task tiny_tasks:endless --mesh fsdp=2", ["endless has no rules"]),
-        (
-            "--task digits --workers 8 --lanes 2 --mesh fsdp=2",
-            ["8 devices", "there are 3", "fewer workers", "more lanes"],
-        ),
-        ("--task digits --mesh fsdp=4", ["4 devices", "there are 3", "smaller mesh"]),
-        (
-            "--task digits --workers 2 --mesh fsdp=2 --batch-size 6",
-            ["cut 3 examples into 2 parts", "multiple of 4, such as 4"],
-        ),
-        (f"{OWN}:ruleless --mesh fsdp=2", ["PartitionSpec", "'bias'", "None"]),
-        (f"{OWN}:foreign --mesh fsdp=2", ["axis in shardings of 'bias'", "'tensor'"]),
-        (
-            f"{OWN}:foreign --workers 1 --mesh tensor=3",
-            ["'in'", "(4, 6)", "tensor = 3"],
-        ),
-        (f"{OWN}:raising --mesh fsdp=2", ["KeyError", "test_mesh_runs.py:"]),
+
+def ruled(rule: str) -> Task:
+    """A task with a rule of ours."""
+    return shared()._replace(shardings=RULES[rule])
+
+
+MEMORY = "--task tiny_tasks:shared --workers 2 --sync-memory pinned_host"
+REFUSED = {
+    "--mesh fsdp": ["such as fsdp=2,tensor=2", "got 'fsdp'"],
+    "--mesh fsdp=": ["such as", "got 'fsdp='"],
+    "--mesh =2": ["names and sizes of axes"],
+    "--mesh fsdp=two": ["such as"],
+    "--mesh fsdp=2,fsdp=2": ["each name once"],
+    "--mesh 2=fsdp": ["such as"],
+    "--mesh fsdp=0": ["fsdp", "at least 1, got 0"],
+    "--mesh lanes=2": ["'lanes' is an axis of the workers"],
+    "--mesh fsdp=2 --backend pmap": ["--backend pmap", "--mesh takes shard_map"],
+    "--mesh fsdp=2 --backend vmap": ["--backend vmap"],
+    "--mesh fsdp=2 --devices 0,1": ["leave out --devices"],
+    "--task digits --mesh tensor=2": ["task digits has rules for fsdp, not"],
+    "--task digits --mesh fspd=2": ["not for fspd", "mean 'fsdp'"],
+    "--task tiny_tasks:endless --mesh fsdp=2": ["endless has no rules"],
+    "--task digits --workers 8 --lanes 2 --mesh fsdp=2": [
+        *("8 devices", "there are 3", "fewer workers", "more lanes")
     ],
-)
-def test_a_mesh_that_does_not_fit_is_refused_in_a_line(words, told, tmp_path):
+    "--task digits --mesh fsdp=4": ["4 devices", "there are 3", "smaller mesh"],
+    "--task digits --workers 2 --mesh fsdp=2 --batch-size 6": [
+        *("cut 3 examples into 2 parts", "multiple of 4, such as 4")
+    ],
+    f"{OWN} --rule nothing --mesh fsdp=2": ["PartitionSpec", "'bias'", "None"],
+    f"{OWN} --rule foreign --mesh fsdp=2": [
+        *("axis in shardings of 'bias'", "'tensor'")
+    ],
+    f"{OWN} --rule foreign --workers 1 --mesh tensor=3": [
+        *("'in'", "(4, 6)", "tensor = 3")
+    ],
+    f"{OWN} --rule raising --mesh fsdp=2": ["KeyError", "test_mesh_runs.py:"],
+    f"{MEMORY} --algo bmuf --backend pmap": ["--backend pmap", "--sync-memory takes"],
+    f"{MEMORY} --algo sync_sgd": ["this strategy reduces gradients"],
+    f"{MEMORY} --algo bmuf --sync-memory hostt": [
+        *("unknown sync_memory", "pinned_host")
+    ],
+}
+
+
+@pytest.mark.parametrize("words", REFUSED)
+def test_a_mesh_or_memory_that_cannot_be_is_refused_in_a_line(words, tmp_path):
     ended = run(words, tmp_path / "out")
     assert ended.code == 2 and not ended.out.exists()
     [line] = ended.stderr.splitlines()
-    for text in told:
+    for text in REFUSED[words]:
         assert text in line
-
-
-def ruleless():
-    """A task whose rule gives nothing."""
-    return shared()._replace(shardings=lambda path, shape, sizes: None)
-
-
-def foreign():
-    """A task whose rule is made for another axis, and asks for too much of it."""
-    return shared()._replace(shardings=lambda path, shape, sizes: P("tensor"))
-
-
-def raising():
-    """A task whose rule raises."""
-    return shared()._replace(shardings=lambda path, shape, sizes: sizes["other"])
 
 
 # Runs
@@ -267,30 +259,10 @@ def test_memory_without_a_mesh_takes_the_backend_that_knows_it(tmp_path):
     assert ended.config["backend"] == "shard_map"
 
 
-@pytest.mark.parametrize(
-    ("words", "told"),
-    [
-        ("--algo bmuf --backend pmap", ["--backend pmap", "--sync-memory takes"]),
-        ("--algo sync_sgd", ["this strategy reduces gradients"]),
-        ("--algo bmuf --sync-memory hostt", ["unknown sync_memory", "pinned_host"]),
-    ],
-)
-def test_memory_that_cannot_be_is_refused_in_a_line(words, told, tmp_path):
-    shared = "--task tiny_tasks:shared --workers 2 --sync-memory pinned_host"
-    ended = run(f"{shared} {words}", tmp_path / "out")
-    assert ended.code == 2 and ended.stderr.count("\n") == 1
-    assert all(part in ended.stderr for part in told)
-
-
 def test_an_axis_over_which_nothing_lies_is_said(tmp_path):
-    words = f"{TINY} {OWN}:whole --mesh fsdp=2 --steps 1 --eval-every 1"
+    words = f"{TINY} {OWN} --rule whole --mesh fsdp=2 --steps 1 --eval-every 1"
     ended = run(words, tmp_path / "out")
     assert "no leaf of the model is sharded over fsdp" in ended.stderr
-
-
-def whole():
-    """A task whose rule shards nothing."""
-    return shared()._replace(shardings=lambda path, shape, sizes: P())
 
 
 # Checkpoints
@@ -305,29 +277,31 @@ def stopped(tmp_path_factory):
     return ended
 
 
-def resumed(stopped, folder, words):
-    """Goes on in a copy of the stopped run's folder."""
-    out = shutil.copytree(stopped.out, folder / "out")
-    ended = run(f"{TINY} {words} --resume", out)
-    assert "going on from the checkpoint of step 7" in ended.stderr, ended.stderr
+def resumed(source, folder, words, step=7, resume="--resume", run=run):
+    """Goes on in a copy of a run's folder, from a step of its checkpoints."""
+    out = shutil.copytree(source.out, folder / "resumed")
+    for path in (out / "checkpoints").glob("step-*"):
+        if int(path.name[5:13]) > step:
+            path.unlink()
+    ended = run(f"{words} {resume}", out)
+    assert f"going on from the checkpoint of step {step}\n" in ended.stderr
     return ended
 
 
 def test_a_run_with_a_mesh_goes_on_bit_for_bit(meshed, stopped, tmp_path):
-    assert_same_end(resumed(stopped, tmp_path, "--mesh fsdp=2"), meshed)
+    assert_same_end(resumed(stopped, tmp_path, f"{TINY} --mesh fsdp=2"), meshed)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("words", ["--mesh fsdp=3", "--mesh fsdp=1", ""])
 def test_a_run_goes_on_with_another_mesh_or_none(words, plain, stopped, tmp_path):
-    assert_close_end(resumed(stopped, tmp_path, words), plain)
+    assert_close_end(resumed(stopped, tmp_path, f"{TINY} {words}"), plain)
 
 
 @pytest.mark.slow
 def test_a_run_without_a_mesh_goes_on_with_one(plain, tmp_path):
-    out = tmp_path / "stopped" / "out"
-    left = run(TINY, out, signal_at(STOP))
-    assert_close_end(resumed(left, tmp_path, "--mesh fsdp=2"), plain)
+    left = run(TINY, tmp_path / "out", signal_at(STOP))
+    assert_close_end(resumed(left, tmp_path, f"{TINY} --mesh fsdp=2"), plain)
 
 
 # Real processes, with virtual devices of their own
@@ -374,8 +348,7 @@ def test_two_processes_train_as_one(feed, tmp_path):
     both = of_devices(f"{words} --processes 2", tmp_path / "both")
     assert_close_end(both, alone)
     assert (both.summary["processes"], both.summary["devices"]) == (2, 4)
-    ended = of_devices(f"{words} --steps 14 --resume", tmp_path / "both")
-    assert "going on from the checkpoint of step 11" in ended.stderr
+    resumed(both, tmp_path, f"{words} --steps 14", 11, run=of_devices)
 
 
 # A worker over two processes
@@ -425,42 +398,23 @@ def of_whole(ended):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("words", "same"),
-    [
-        (SPAN, True),
-        (SPANNING, False),
-        (f"{SPANNING} --mesh fsdp=3", False),
-    ],
-)
-def test_it_goes_on_bit_for_bit_and_on_other_meshes(
-    words, same, spanned, of_one, tmp_path
-):
-    out = shutil.copytree(spanned.out, tmp_path / "out")
-    for newer in (out / "checkpoints").glob("step-00000011.*"):
-        newer.unlink()
-    ended = of_devices(f"{words} --resume", out)
-    assert "going on from the checkpoint of step 9" in ended.stderr, ended.stderr
-    if same:
+@pytest.mark.parametrize("words", [SPAN, SPANNING, f"{SPANNING} --mesh fsdp=3"])
+def test_it_goes_on_bit_for_bit_and_on_other_meshes(words, spanned, of_one, tmp_path):
+    ended = resumed(spanned, tmp_path, words, 9, run=of_devices)
+    if words == SPAN:
         assert_same_end(ended, spanned)
-    else:
-        assert_close_end(ended, of_one)
+    assert_close_end(ended, of_one)
 
 
 @pytest.mark.slow
 def test_a_run_of_one_device_goes_on_over_two_processes(of_one, tmp_path):
-    out = shutil.copytree(of_one.out, tmp_path / "out")
-    for newer in (out / "checkpoints").glob("step-00000011.*"):
-        newer.unlink()
-    assert_close_end(of_devices(f"{SPAN} --resume", out), of_one)
+    assert_close_end(resumed(of_one, tmp_path, SPAN, 9, run=of_devices), of_one)
 
 
 @pytest.mark.slow
 def test_other_workers_start_from_the_center_of_one_over_processes(spanned, tmp_path):
-    out = shutil.copytree(spanned.out, tmp_path / "out")
-    ended = of_devices(f"{TINY} --steps 14 --resume-center", out)
-    assert ended.code == 0, ended.stderr
-    assert "going on from the checkpoint of step 11" in ended.stderr
+    words, resume = f"{TINY} --steps 14", "--resume-center"
+    assert resumed(spanned, tmp_path, words, 11, resume, of_devices).code == 0
 
 
 @pytest.mark.slow
@@ -497,9 +451,8 @@ def test_a_killed_process_of_a_worker_is_restarted_to_the_same_end(tmp_path):
 @pytest.mark.parametrize("more", ["", "--jobs 2"])
 def test_variants_of_a_study_may_have_meshes(more, tmp_path):
     words = "--task tiny_tasks:shared --seeds 2 --workers 2 --batch-size 8 --steps 4"
-    words += " --algos 'Plain=bmuf, Meshed=bmuf --mesh fsdp=2'"
-    program = [sys.executable, "-m", "experiments.compare"]
-    ended = of_devices(f"{words} {more}", tmp_path / "out", program=program)
+    words += f" --algos 'Plain=bmuf, Meshed=bmuf --mesh fsdp=2' {more}"
+    ended = of_devices(words, tmp_path / "out", program=COMPARE)
     assert ended.code == 0, ended.stderr
     found = {
         x["label"]: x["test_loss"]
@@ -514,6 +467,5 @@ def test_variants_of_a_study_may_have_meshes(more, tmp_path):
 @pytest.mark.slow
 def test_a_job_with_too_few_devices_is_refused(tmp_path):
     words = "--task tiny_tasks:shared --algos 'bmuf --mesh fsdp=2' --devices-per-job 1"
-    program = [sys.executable, "-m", "experiments.compare"]
-    ended = of_devices(words, tmp_path / "out", program=program)
+    ended = of_devices(words, tmp_path / "out", program=COMPARE)
     assert ended.code == 2 and "need 2 devices, and there are 1" in ended.stderr

@@ -59,14 +59,16 @@ def hung_up():
 WAYS = [left, full, hung_up]
 
 
+def environ():
+    return environment(PYTHONPATH=OURS, TERM="xterm", XLA_FLAGS=os.environ["XLA_FLAGS"])
+
+
 def started(words, out, program=PROGRAM, shell="exec", **streams):
     """A command that has ended; its stderr or stdout may be broken."""
     ended = subprocess.run(
         ["sh", "-c", f'{shell} "$@"', "sh", *program, *words.split(), "--out", out],
         cwd=ROOT,
-        env=environment(
-            PYTHONPATH=OURS, TERM="xterm", XLA_FLAGS=os.environ["XLA_FLAGS"]
-        ),
+        env=environ(),
         **{"stdin": subprocess.DEVNULL, "stdout": -1, "stderr": -1, **streams},
         encoding="utf-8",
         timeout=TIMEOUT,
@@ -86,22 +88,23 @@ def assert_complete(ended, whole):
     assert ended.summary["params_sha256"] == whole.summary["params_sha256"]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("broken", WAYS)
-def test_broken_stderr_stops_no_run(broken, whole, tmp_path):
-    with broken() as end:
-        ended = started(TINY, tmp_path / "out", stderr=end)
-    assert_complete(ended, whole)
-    assert ended.stdout.startswith("bmuf on tiny_tasks:drawing: 11 steps")
+BROKEN = [
+    *((way, {stream}, 1) for way in WAYS for stream in ("stdout", "stderr")),
+    *((way, {"stdout", "stderr"}, 2) for way in WAYS[:2]),
+]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("broken", WAYS)
-def test_broken_stdout_stops_no_run(broken, whole, tmp_path):
+@pytest.mark.parametrize(("broken", "streams", "processes"), BROKEN)
+def test_broken_output_stops_no_run(broken, streams, processes, whole, tmp_path):
+    words = TINY if processes == 1 else f"{TINY} --processes {processes}"
     with broken() as end:
-        ended = started(TINY, tmp_path / "out", stdout=end)
+        ended = started(words, tmp_path / "out", **dict.fromkeys(streams, end))
     assert_complete(ended, whole)
-    assert ended.stderr.splitlines()[-1].startswith("the figures are of")
+    if "stdout" not in streams:  # what is not broken says all
+        assert ended.stdout.startswith("bmuf on tiny_tasks:drawing: 11 steps")
+    if "stderr" not in streams:
+        assert ended.stderr.splitlines()[-1].startswith("the figures are of")
 
 
 @pytest.mark.slow
@@ -110,9 +113,7 @@ def test_terminal_that_is_closed_while_it_shows_a_bar_stops_no_run(whole, tmp_pa
     process = subprocess.Popen(
         [*PROGRAM, *TINY.split(), "--out", tmp_path / "out"],
         cwd=ROOT,
-        env=environment(
-            PYTHONPATH=OURS, TERM="xterm", XLA_FLAGS=os.environ["XLA_FLAGS"]
-        ),
+        env=environ(),
         stdin=subprocess.DEVNULL,
         stdout=end,
         stderr=end,
@@ -135,16 +136,7 @@ def test_closed_streams_stop_no_run(processes, whole, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("broken", [left, full])
-def test_broken_output_stops_no_run_of_two_processes(broken, whole, tmp_path):
-    with broken() as end:
-        words = f"{TINY} --processes 2"
-        ended = started(words, tmp_path / "out", stdout=end, stderr=end)
-    assert_complete(ended, whole)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("broken", [left, full, hung_up])
+@pytest.mark.parametrize("broken", WAYS)
 def test_broken_output_stops_no_study(broken, tmp_path):
     with broken() as end:
         ended = started(STUDY, tmp_path / "out", COMPARE, stdout=end, stderr=end)

@@ -20,7 +20,6 @@ from lasting import (
     flags_of,
     joined,
     last_part,
-    lines_of,
     run,
     signal_at,
 )
@@ -36,7 +35,6 @@ from syncalgos import ALGORITHMS, DataParallel, Replica
 
 NAMES = tuple(ALGORITHMS)
 OPTIMIZER = optax.adam(0.1)
-ALONE = ("scaffold",)  # rich in state: tried first
 
 # Of rounds of four steps and epochs of five, seven steps end neither.
 TINY = "--task tiny_tasks:drawing --workers 2 --optimizer adam --steps 11"
@@ -70,14 +68,13 @@ def out(stopped, tmp_path):
 # Every algorithm
 
 
-def names(fast):
-    def tier(number, name):
-        return pytest.mark.slow if number % 3 == 0 else pytest.mark.long
-
-    return [
-        pytest.param(x, marks=() if x in fast else tier(i, x))
-        for i, x in enumerate(NAMES)
-    ]
+def assert_goes_on(out, whole, step=7, command=BMUF):
+    """The run of a folder goes on from a step, and ends as one that was not stopped."""
+    ended = run(f"{command} --resume", out)
+    assert f"going on from the checkpoint of step {step}\n" in ended.stderr
+    assert ended.summary["resumed_at"][-1] == step
+    assert_same_end(ended, whole)
+    return ended
 
 
 @pytest.mark.sample(2)
@@ -110,14 +107,11 @@ def test_state_of_an_algorithm_comes_back_from_its_file(name, tmp_path):
         assert_same_bits(actual[leaf], expected[leaf], leaf)
 
 
-def assert_resumed_is_whole(command, whole, tmp_path, look=STOP):
+def assert_resumed_is_whole(command, tmp_path, look=STOP):
     """A run that was stopped after seven steps ends as one that was not."""
     left = run(command, tmp_path / "stopped", signal_at(look))
     assert left.code == 75, left.stderr
-    ended = run(f"{command} --resume", left.out)
-    assert "going on from the checkpoint of step 7" in ended.stderr
-    assert ended.summary["resumed_at"] == [7]
-    assert_same_end(ended, whole)
+    assert_goes_on(left.out, run(command, tmp_path / "whole"), command=command)
 
 
 def by(name):
@@ -125,16 +119,8 @@ def by(name):
     return f"{TINY} {flags_of(name, parameters(name))}"
 
 
-@pytest.fixture(scope="module")
-def whole_by(tmp_path_factory):
-    """name -> the run by an algorithm, made once."""
-    folder = tmp_path_factory.mktemp("by")
-    return functools.cache(lambda name: run(by(name), folder / name))
-
-
-@pytest.mark.parametrize("name", names(fast=ALONE))
-def test_resumed_run_of_an_algorithm_is_the_uninterrupted_one(name, whole_by, tmp_path):
-    assert_resumed_is_whole(by(name), whole_by(name), tmp_path)
+def test_resumed_run_of_an_algorithm_rich_in_state_is_the_uninterrupted_one(tmp_path):
+    assert_resumed_is_whole(by("scaffold"), tmp_path)
 
 
 @pytest.fixture(scope="module")
@@ -209,8 +195,7 @@ KINDS = {  # flags, and the look after seven steps
 def test_resumed_run_with_more_to_carry_is_the_uninterrupted_one(
     command, look, tmp_path
 ):
-    whole = run(command, tmp_path / "whole")
-    assert_resumed_is_whole(command, whole, tmp_path, look)
+    assert_resumed_is_whole(command, tmp_path, look)
 
 
 TASKS = {
@@ -231,7 +216,7 @@ def test_resumed_run_of_a_task_is_the_uninterrupted_one(task, tmp_path):
         words += f" --{flag.replace('_', '-')} {value}"
     command = f"--task {task} {words} --workers 2 --algo bmuf --period 4 --steps 9"
     command += " --eval-every 4 --checkpoint-every 6 --dispatch-steps 1"
-    assert_resumed_is_whole(command, run(command, tmp_path / "whole"), tmp_path)
+    assert_resumed_is_whole(command, tmp_path)
 
 
 # Other devices and processes
@@ -280,21 +265,17 @@ def test_processes_take_over_from_each_other(in_two, tmp_path):
     assert_near(four, whole)
 
 
-def assert_refused(out, command, told):
-    """The command ends with this line, and leaves the folder as it was."""
-    before = files(out)
+def assert_refused(out, command, told, code=2):
+    """The command ends with a line that begins so, and leaves all as it was."""
+    before = files(out.parent)
     ended = run(command, out)
-    assert (ended.code, ended.stderr) == (2, f"error: --resume: {told}\n")
-    assert files(out) == before
+    assert ended.code == code
+    [line] = ended.stderr.splitlines()
+    assert line.startswith(f"error: {told}"), line
+    assert files(out.parent) == before
 
 
 # Other numbers of workers
-
-
-def test_another_number_of_workers_is_refused_and_nothing_touched(out):
-    told = "the checkpoint of step 7 is of 2 workers, not 4: "
-    told += "--resume-center starts new replicas from its center model"
-    assert_refused(out, f"{BMUF} --workers 4 --resume", told)
 
 
 @pytest.mark.parametrize("workers", [1, 4])
@@ -358,9 +339,7 @@ def test_new_workers_go_on_after_another_stop(out, tmp_path):
     copy, four = shutil.copytree(out, tmp_path / "copy"), f"{BMUF} --workers 4"
     whole = run(f"{four} --resume-center", copy)
     assert run(f"{four} --resume-center", out, signal_at(3)).code == 75
-    ended = run(f"{four} --resume", out)
-    assert ended.summary["resumed_at"] == [7, 9]
-    assert_same_end(ended, whole)
+    assert assert_goes_on(out, whole, 9, four).summary["resumed_at"] == [7, 9]
 
 
 # Nothing to go on from
@@ -421,9 +400,7 @@ def test_checkpoints_that_cannot_be_read_now_are_left_for_later(out, whole, tmp_
     there.rename(away)
     assert_none_serves(out, 75, "the same command tries again")
     away.rename(there)
-    ended = run(f"{BMUF} --resume", out)
-    assert ended.summary["resumed_at"] == [7]
-    assert_same_end(ended, whole)
+    assert_goes_on(out, whole)
 
 
 def only_half(source, out, step):
@@ -463,14 +440,7 @@ def test_processes_of_which_one_can_use_no_checkpoint_all_refuse(
 def test_checkpoints_alone_are_a_run_that_is_not_replaced(out):
     for path in out.glob("*.json*"):
         path.unlink()
-    before = files(out)
-    ended = run(BMUF, out)
-    assert (ended.code, ended.stderr) == (
-        2,
-        f"error: --out {out} already holds checkpoints: take another folder, --resume "
-        "to go on from them, or --overwrite\n",
-    )
-    assert files(out) == before
+    assert_refused(out, BMUF, f"--out {out} already holds checkpoints: take another ")
 
 
 def test_checkpoints_of_another_run_stay(stopped, reseeded, out, whole):
@@ -487,51 +457,43 @@ def test_record_that_is_not_as_written_is_told_and_the_one_before_serves(out, wh
     part = load(out / FOLDER, 7)
     part.record["progress"].update(new=1)
     path = write(out / FOLDER, part, 0, 1)
-    ended = run(f"{BMUF} --resume", out)
-    first, second, *_ = ended.stderr.splitlines()
+    first = assert_goes_on(out, whole, 6).stderr.splitlines()[0]
     assert first.startswith(f"the checkpoint of step 7 cannot be used: {path.name} is ")
     assert first.endswith("its record: 'progress' has the unknown key 'new'")
-    assert second == "going on from the checkpoint of step 6"
-    assert_same_end(ended, whole)
 
 
-def test_without_a_checkpoint_another_run_is_not_replaced(stopped, tmp_path):
-    out = tmp_path / "out"
-    shutil.copytree(stopped.out, out)
+def test_without_a_checkpoint_another_run_is_not_replaced(out):
     shutil.rmtree(out / FOLDER)
-    told = "the run was made with --period 4, not 2"
+    told = "--resume: the run was made with --period 4, not 2"
     assert_refused(out, f"{BMUF} --period 2 --resume", told)
 
 
 # Another run than before
 
 
-OTHERS = {
-    "--lr 0.1": "--lr 0.05, not 0.1",
-    "--algo diloco": "--algo bmuf, not diloco",
-    "--period 2": "--period 4, not 2",
-    "--task digits": "--task tiny_tasks:drawing, not digits",
-    "--seed 1": "--seed 0, not 1",
-}
-MORE = {
-    "--width 7": "--width 6, not 7",
-    "--batch-size 16": "--batch-size 8, not 16",
-    "--optimizer sgd": "--optimizer adam, not sgd",
-    "--partition label": "--partition iid, not label",
-    "--displacements": "--displacements False, not True",
-    "--schedule cosine": "--schedule constant, not cosine",
+REFUSED = {  # flags of the common kind, of an algorithm and of a task
+    "--lr 0.1 --resume": "the run was made with --lr 0.05, not 0.1",
+    "--algo diloco --resume": "the run was made with --algo bmuf, not diloco",
+    "--period 2 --resume": "the run was made with --period 4, not 2",
+    "--width 7 --resume": "the run was made with --width 6, not 7",
+    "--task digits --resume": "the run was made with --task tiny_tasks:drawing, not di",
+    "--steps 6 --resume": "the checkpoint is of step 7, behind --steps 6",
+    "--workers 4 --resume": (
+        "the checkpoint of step 7 is of 2 workers, not 4: --resume-center starts new "
+        "replicas from its center model"
+    ),
+    **dict.fromkeys(
+        ("--resume --overwrite", "--resume-center --overwrite"),
+        "goes on with a run, --overwrite begins it anew: say one of them",
+    ),
 }
 
 
-@pytest.mark.parametrize(
-    "flags, told",
-    [
-        *OTHERS.items(),
-        *(pytest.param(*pair, marks=pytest.mark.slow) for pair in MORE.items()),
-    ],
-)
-def test_settings_that_differ_are_refused_and_nothing_touched(flags, told, out):
-    assert_refused(out, f"{BMUF} {flags} --resume", f"the run was made with {told}")
+@pytest.mark.parametrize("flags", REFUSED)
+def test_flags_of_another_run_are_refused_and_nothing_touched(flags, out):
+    told = REFUSED[flags]
+    colon = "" if "--overwrite" in told else ":"
+    assert_refused(out, f"{BMUF} {flags}", f"--resume{colon} {told}")
 
 
 def test_settings_on_which_no_number_depends_may_differ(out, whole):
@@ -541,36 +503,12 @@ def test_settings_on_which_no_number_depends_may_differ(out, whole):
     assert_same_end(ended, whole)
 
 
-def test_fewer_steps_than_are_done_are_refused(out):
-    told = "the checkpoint is of step 7, behind --steps 6"
-    assert_refused(out, f"{BMUF} --steps 6 --resume", told)
-
-
 @pytest.mark.slow
 def test_longer_run_goes_on_where_the_rate_is_constant(tmp_path):
     short = run(f"{BMUF} --steps 8", tmp_path / "out")
     assert short.code == 0
-    ended = run(f"{BMUF} --steps 12 --resume", short.out)
-    assert ended.summary["resumed_at"] == [8]
-    assert_same_end(ended, run(f"{BMUF} --steps 12", tmp_path / "whole"))
-
-
-def test_longer_run_is_refused_where_the_rate_depends_on_its_length(tmp_path):
-    command = f"{BMUF} --schedule cosine"
-    out = tmp_path / "out"
-    run(command, out, signal_at(STOP))
-    told = "the run was made with --steps 11, not 12"
-    assert_refused(out, f"{command} --steps 12 --resume", told)
-
-
-def test_resume_with_overwrite_is_refused(out):
-    before = files(out)
-    for flag in ("--resume", "--resume-center"):
-        ended = run(f"{BMUF} {flag} --overwrite", out)
-        assert ended.code == 2
-        assert ended.stderr.count("\n") == 1
-        assert "--resume goes on with a run, --overwrite begins it anew" in ended.stderr
-    assert files(out) == before
+    whole = run(f"{BMUF} --steps 12", tmp_path / "whole")
+    assert_goes_on(short.out, whole, 8, f"{BMUF} --steps 12")
 
 
 # Ends, and what they leave
@@ -578,9 +516,8 @@ def test_resume_with_overwrite_is_refused(out):
 
 def test_finished_run_that_is_resumed_says_the_same(whole, tmp_path):
     out = shutil.copytree(whole.out, tmp_path / "out")
-    ended = run(f"{BMUF} --resume", out)
+    ended = assert_goes_on(out, whole, 11)
     assert ended.lines == whole.lines
-    assert_same_end(ended, whole)
     new, old = ended.summary, whole.summary
     assert (new["resumed_at"], old["resumed_at"]) == ([11], [])
     assert new["total_seconds"] >= old["total_seconds"]
@@ -590,20 +527,10 @@ def test_finished_run_that_is_resumed_says_the_same(whole, tmp_path):
     assert all(new[name] == old[name] for name in old if name not in others)
 
 
-@pytest.mark.sample(1)
-@pytest.mark.parametrize("keep", [1, 2])
-def test_so_many_checkpoints_are_kept(keep, out):
-    ended = run(f"{BMUF} --keep-checkpoints {keep} --resume", out)
-    assert ended.code == 0
-    assert [*files(out / FOLDER)] == [
-        ShardName(step, 0, 1).file_name for step in (9, 11)[-keep:]
-    ]
-
-
 def test_overwrite_removes_checkpoints(out, whole):
     run(f"{BMUF} --overwrite", out, signal_at(3))
     assert steps(out / FOLDER) == [2]
-    assert_same_end(run(f"{BMUF} --resume", out), whole)
+    assert_goes_on(out, whole, 2)
 
 
 @pytest.mark.sample(1)
@@ -617,8 +544,7 @@ def test_signal_saves_though_no_checkpoint_was_asked(number, code, whole, tmp_pa
     assert steps(left.out / FOLDER) == [7]
     assert "stopped after step 7 of 11: --resume goes on" in left.stderr
     assert left.summary["stopped"] is True
-    ended = run(f"{command} --checkpoint-every 11 --resume", left.out)
-    assert_same_end(ended, whole)
+    assert_goes_on(left.out, whole, command=f"{command} --checkpoint-every 11")
 
 
 def test_run_without_checkpoints_leaves_no_folder_for_them(tmp_path):
@@ -634,9 +560,7 @@ def test_crash_costs_what_came_after_the_last_checkpoint(whole, tmp_path):
         run(BMUF, out, crash_at(6))
     assert not (out / "summary.json").exists()
     assert [json.loads(x)["step"] for x in read(out / "metrics.jsonl")] == [4]
-    ended = run(f"{BMUF} --resume", out)
-    assert ended.summary["resumed_at"] == [3]
-    assert_same_end(ended, whole)
+    assert_goes_on(out, whole, 3)
 
 
 def read(path):
@@ -665,29 +589,17 @@ def test_broken_files_are_made_good(kind, whole, tmp_path):
     """The run is done: with nothing to train, this is quick."""
     out = shutil.copytree(whole.out, tmp_path / "out")
     BROKEN[kind](out)
-    ended = run(f"{BMUF} --resume", out)
+    ended = assert_goes_on(out, whole, 11)
     assert ended.lines == whole.lines
-    assert_same_end(ended, whole)
     assert ended.config["settings"]["resume"] is True
-
-
-def test_lines_after_the_checkpoint_are_made_anew(whole, out):
-    """The stop's own line is none of the run's."""
-    assert [json.loads(x)["step"] for x in read(out / "metrics.jsonl")] == [4, 7]
-    torn(out / "metrics.jsonl")
-    ended = run(f"{BMUF} --resume", out)
-    assert lines_of(ended) == lines_of(whole)
 
 
 def test_file_of_another_is_no_export_of_a_run_that_goes_on(out, tmp_path):
     path = tmp_path / "theirs.safetensors"
     path.write_bytes(b"theirs")
     for folder in (out, tmp_path / "new"):
-        before = files(tmp_path)
-        ended = run(f"{BMUF} --resume --export {path}", folder)
-        assert ended.code == 2
-        assert ended.stderr.startswith(f"error: --export {path} exists: ")
-        assert files(tmp_path) == before and not (tmp_path / "new").exists()
+        command = f"{BMUF} --resume --export {path}"
+        assert_refused(folder, command, f"--export {path} exists: ")
 
 
 def test_run_that_goes_on_replaces_its_own_export(tmp_path):
@@ -714,23 +626,14 @@ def reseeded(tmp_path_factory):
     return run(f"{BMUF} --seed 1", out, signal_at(STOP))
 
 
-@pytest.mark.sample(1)
-@pytest.mark.parametrize("other", ["stopped", "reseeded"])
-def test_parts_of_two_runs_are_damage(other, stopped, whole, out, request, tmp_path):
+def test_parts_of_two_runs_of_one_command_are_damage(stopped, whole, out, tmp_path):
     (out / FOLDER / ShardName(7, 0, 1).file_name).unlink()
     split(stopped, out / FOLDER, 0)
-    if other == "stopped":  # the same command
-        again = run(BMUF, tmp_path / "again", signal_at(STOP))
-    else:
-        again = request.getfixturevalue(other)
-    split(again, out / FOLDER, 1)
-    ended = run(f"{BMUF} --resume", out)
-    first = ended.stderr.splitlines()[0]
+    split(run(BMUF, tmp_path / "again", signal_at(STOP)), out / FOLDER, 1)
+    first = assert_goes_on(out, whole, 6).stderr.splitlines()[0]
     names = [ShardName(7, number, 2).file_name for number in (1, 0)]
-    told = f"{names[0]} is of another run than {names[1]}"
+    told = f"{names[0]} is of another run than {names[1]}: its run_id differ"
     assert first == f"the checkpoint of step 7 cannot be used: {told}"
-    assert ended.summary["resumed_at"] == [6]
-    assert_same_end(ended, whole)
 
 
 @pytest.mark.slow
@@ -763,29 +666,16 @@ def test_run_with_new_workers_is_another(stopped, out):
     assert run_id(ended) != run_id(stopped)
 
 
-def test_checkpoint_of_a_run_without_an_id_serves(whole, out):
+def test_checkpoint_of_before_ids_and_flags_serves(whole, out):
     for step in steps(out / FOLDER):
         part = load(out / FOLDER, step)
-        del part.record["run_id"]
+        del part.record["run_id"], part.record["settings"]["nesterov"]
         for name in ("run_id", "saved"):
             del part.record["progress"][name]
         write(out / FOLDER, part, 0, 1)
-    ended = run(f"{BMUF} --resume", out)
-    assert ended.summary["resumed_at"] == [7]
-    assert run_id(ended)
-    assert_same_end(ended, whole)
-
-
-def test_checkpoint_from_before_a_flag_was_there_has_its_default(whole, out):
-    for step in steps(out / FOLDER):
-        part = load(out / FOLDER, step)
-        del part.record["settings"]["nesterov"]
-        write(out / FOLDER, part, 0, 1)
-    refused = run(f"{BMUF} --nesterov --resume", out)
-    assert refused.stderr.endswith("was made with --nesterov False, not True\n")
-    ended = run(f"{BMUF} --resume", out)
-    assert ended.summary["resumed_at"] == [7]
-    assert_same_end(ended, whole)
+    told = "--resume: the run was made with --nesterov False, not True"
+    assert_refused(out, f"{BMUF} --nesterov --resume", told)
+    assert run_id(assert_goes_on(out, whole))
 
 
 # Damage
@@ -829,10 +719,8 @@ def test_damage_is_told_and_the_checkpoint_before_serves(
     name = ShardName(7, number, of).file_name
     damage(out / FOLDER / name)
     kept = {x: data for x, data in files(out / FOLDER).items() if x == name}
-    ended = run(f"{BMUF} --resume", out)
+    ended = assert_goes_on(out, whole, 6)
     assert kept.items() <= files(out / FOLDER).items()
     if damage is not Path.unlink or of > 1:  # else there is nothing to be told
         first = ended.stderr.splitlines()[0]
         assert first.startswith(f"the checkpoint of step 7 cannot be used: {name} is ")
-    assert "going on from the checkpoint of step 6" in ended.stderr
-    assert_same_end(ended, whole)

@@ -1,10 +1,9 @@
 """One algorithm compiled for one target, and what the program says."""
 
-import dataclasses
 import math
 import time
 from collections import Counter
-from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -29,6 +28,15 @@ from syncalgos.engine import ahead
 from syncalgos.engine.ahead import Lowered
 
 LEAVES = 8  # of the largest that are listed
+MEMORY = {  # of a chip, and that its host holds for it, by jax's names
+    "arguments": "argument_size_in_bytes",
+    "outputs": "output_size_in_bytes",
+    "aliased": "alias_size_in_bytes",
+    "temporary": "temp_size_in_bytes",
+    "code": "generated_code_size_in_bytes",
+    "host_arguments": "host_argument_size_in_bytes",
+    "host_temporary": "host_temp_size_in_bytes",
+}
 Form = dict[str, Any]
 
 
@@ -59,8 +67,7 @@ def compiled(config: RunConfig, target: Target, form: Form | None) -> dict[str, 
     except ValueError as error:
         raise BadRequest(str(error)) from error
     feed = parts.config.feed or loading.default_feed(data)
-    config = dataclasses.replace(parts.config, feed=feed)
-    parts = dataclasses.replace(parts, config=config)
+    parts = replace(parts, config=replace(parts.config, feed=feed))
     lowered, seconds = _lower(parts, form)
     return {
         **_facts(parts, lowered, target),
@@ -98,20 +105,9 @@ def stand_in(form: Form) -> Data:
         name: np.broadcast_to(np.zeros((), dtype), (form["examples"], *shape))
         for name, (shape, dtype) in form["train"].items()
     }
-    return Data(_Source(train) if form["is_source"] else train, {})
-
-
-class _Source:
-    """Examples one by one, in place of a task's own source."""
-
-    def __init__(self, arrays: Mapping[str, np.ndarray]):
-        self._arrays = arrays
-
-    def __len__(self) -> int:
-        return len(next(iter(self._arrays.values())))
-
-    def __getitem__(self, number: int) -> dict[str, np.ndarray]:
-        return {name: x[number] for name, x in self._arrays.items()}
+    if form["is_source"]:
+        train = [{name: x[0] for name, x in train.items()}] * form["examples"]
+    return Data(train, {})
 
 
 def steps_of(config: Settings) -> int:
@@ -234,30 +230,17 @@ def _compile(parts: Plan, lowered: Lowered) -> dict[str, Any]:
     try:
         program, text = compiler.compiled(lowered.program)
     except jax.errors.JaxRuntimeError as error:
-        seconds = time.perf_counter() - start
         amounts = compiler.memory_needed(error)
-        needed = None if amounts is None else int(amounts[0])
-        refused = {"refused": str(error), "needed": needed}
-        return {"compile_seconds": seconds, **refused, "traffic": None}
-    seconds = time.perf_counter() - start
-    program_read = hlo.read(text)
+        return {
+            "compile_seconds": time.perf_counter() - start,
+            "refused": str(error),
+            "needed": None if amounts is None else int(amounts[0]),
+            "traffic": None,
+        }
+    seconds, found = time.perf_counter() - start, program.memory_analysis()
+    read = hlo.read(text)
     return {
         "compile_seconds": seconds,
-        "memory": _memory(program.memory_analysis()),
-        "traffic": traffic.traffic(program_read, layout.devices, layout.devices_each),
-    }
-
-
-def _memory(found: Any) -> dict[str, int] | None:
-    """Returns the bytes that a chip holds, and those that its host does for it."""
-    if found is None:
-        return None
-    return {
-        "arguments": found.argument_size_in_bytes,
-        "outputs": found.output_size_in_bytes,
-        "aliased": found.alias_size_in_bytes,
-        "temporary": found.temp_size_in_bytes,
-        "code": found.generated_code_size_in_bytes,
-        "host_arguments": found.host_argument_size_in_bytes,
-        "host_temporary": found.host_temp_size_in_bytes,
+        "memory": found and {k: getattr(found, x) for k, x in MEMORY.items()},
+        "traffic": traffic.traffic(read, layout.devices, layout.devices_each),
     }

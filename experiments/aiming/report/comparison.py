@@ -139,14 +139,3 @@ def _gathered_by_sums(differing: Iterable[Beside]) -> tuple[float, float] | None
         return None
     less, more = -by_kind["all_gather"], by_kind["all_reduce"]
     return (less, more) if 0 < less <= more <= WIDENED * less else None
-
-
-def is_too_large(answer: Mapping[str, Any]) -> bool:
-    """Whether the compiler refused a program for want of memory."""
-    text = answer.get("refused") or ""
-    return "RESOURCE_EXHAUSTED" in text or "out of memory" in text.lower()
-
-
-def first_line(refused: str) -> str:
-    """Returns the first line of a compiler's refusal, without a trace."""
-    return next((x.strip() for x in refused.splitlines() if x.strip()), "no reason")

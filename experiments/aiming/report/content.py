@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 
 from experiments.aiming import traffic
 from experiments.aiming.config import NOT_HERE, PROGRAM, AimConfig
-from experiments.aiming.report import comparison
-from experiments.aiming.report.records import Result
+from experiments.aiming.report.records import Result, compilers_words, outcome
 from experiments.aiming.targets import Target
 from experiments.aiming.times import Times, shares
 from experiments.aiming.traffic import ACROSS, STEP, SYNC
@@ -85,21 +84,17 @@ def page(config: AimConfig, argv: Sequence[str], results: Sequence[Result]) -> P
         argv: its flags, by which it is repeated.
         results: of all programs, target by target.
     """
+    done = [x for x in results if x.is_done]
+    known = [x.fits for x in done if x.fits is not None]
+    fitting = f", {sum(known)} of {len(known)} fit" if known else ""
     by_target = groupby(results, lambda result: result.job.target)
     return Page(
         title=f"{config.task} {NOT_HERE}",
-        headline=_headline(results),
+        headline=f"{len(done)} of {len(results)} programs compile{fitting}.",
         command=shlex.join([*PROGRAM.split(), *argv]),
         versions=_versions(results),
         sections=[_section(config, target, [*group]) for target, group in by_target],
     )
-
-
-def _headline(results: Sequence[Result]) -> str:
-    done = [x for x in results if x.is_done]
-    known = [x.fits for x in done if x.fits is not None]
-    line = f"{len(done)} of {len(results)} programs compile"
-    return f"{line}, {sum(known)} of {len(known)} fit." if known else f"{line}."
 
 
 def _versions(results: Iterable[Result]) -> list[str]:
@@ -115,18 +110,18 @@ def _versions(results: Iterable[Result]) -> list[str]:
 
 
 def _section(config: AimConfig, target: Target, results: list[Result]) -> Section:
-    done = [(_label(x), x) for x in results if x.is_done]
+    done = [(x.label, x) for x in results if x.is_done]
     tables = [_table("read off the program", READ, done)]
     between = (f"with {x.name} between workers" for x in config.networks)
     for i, links in enumerate(("with its own links", *between)):
-        timed = [(_label(x), x.times[i]) for x in results if x.times]
+        timed = [(x.label, x.times[i]) for x in results if x.times]
         tables.append(_table(f"modelled, {links}", MODELLED, timed))
-    programs = [
-        Program(_label(x), x.is_asked, _reason(x), _details(x), _traffic(x))
-        for x in results
-    ]
-    tables = [table for table in tables if table.rows]
-    return Section(_head(target, results), tables, programs, _notes(target, config))
+    return Section(
+        head=_head(target, results),
+        tables=[table for table in tables if table.rows],
+        programs=[_program(x) for x in results],
+        notes=_notes(target, config),
+    )
 
 
 def _table(
@@ -138,16 +133,11 @@ def _table(
     return Table(title, ["algorithm", *columns], rows)
 
 
-def _label(result: Result) -> str:
-    return result.job.variant.label + ("" if result.is_asked else " (for comparison)")
-
-
 def _head(target: Target, results: Iterable[Result]) -> str:
-    slices = f" × {target.slices} slices" if target.slices > 1 else ""
     limit, peak = target.chip.memory, target.chip.flops
     figures = [] if limit is None else [f"{size(limit)} of memory"]
     figures += [] if peak is None else [f"{peak / 1e12:g} TFLOP/s"]
-    line = f"{target.text}{slices}: {_several(target.chips, 'chip')}"
+    line = f"{target.shown}: {_several(target.chips, 'chip')}"
     line += f" of {' and '.join(figures)}" if figures else ""
     done = next((x.answer for x in results if "workers" in x.answer), None)
     if done is None:
@@ -228,33 +218,35 @@ MODELLED: Mapping[str, Callable[[Times], str]] = {
 }
 
 
-def _traffic(result: Result) -> Table:
+def _program(result: Result) -> Program:
+    """Returns the details of a program, or why there is none."""
+    reason = lines = [outcome(result.answer)]
+    if result.is_done:
+        ledger = _of_ledger(result)
+        is_equal = result.comparison is None or result.comparison.is_equal
+        reason, lines = [] if is_equal else ledger, [*_of_memory(result), *ledger]
+    table = _traffic(result.answer.get("traffic") or ())
+    return Program(result.label, result.is_asked, "; ".join(reason), lines, table)
+
+
+def _traffic(rows: Iterable[traffic.Row]) -> Table:
     """Returns the collectives of a program, those of all branches together."""
     merged = defaultdict(Counter)
-    for row in result.answer.get("traffic") or ():
-        names = [row[name] for name in ("scope", "when", "network", "kind")]
-        key = (*names, " ".join(row["dtypes"]), str(row["group"]))
+    for row in rows:
+        names = row["scope"], row["when"], row["network"], row["kind"]
+        key = *names, " ".join(row["dtypes"]), str(row["group"])
         merged[key].update({x: row[x] for x in ("calls", "bytes", "overlapped")})
-    heads = ["scope", "each", "network", "kind", "type", "calls", "group", "bytes"]
-    rows = [
-        [
-            *key[:-1],
-            str(x["calls"]),
-            key[-1],
-            size(x["bytes"]),
-            f"{x['overlapped']} of {x['calls']}" if x["overlapped"] else "no",
-        ]
-        for key, x in sorted(merged.items())
-    ]
-    return Table("collectives", [*heads, "overlapped"], rows)
+    cells = []
+    for (*names, group), x in sorted(merged.items()):
+        beside = f"{x['overlapped']} of {x['calls']}" if x["overlapped"] else "no"
+        cells.append([*names, str(x["calls"]), group, size(x["bytes"]), beside])
+    heads = "scope each network kind type calls group bytes overlapped"
+    return Table("collectives", heads.split(), cells)
 
 
-def _details(result: Result) -> list[str]:
-    """Returns lines about what a chip holds, and about the ledger."""
-    answer = result.answer
-    if not result.is_done:
-        return [outcome(answer)]
-    lines = []
+def _of_memory(result: Result) -> list[str]:
+    """Returns lines about what a chip holds."""
+    answer, lines = result.answer, []
     if memory := answer.get("memory"):
         shown = {name: size(count) for name, count in memory.items()}
         lines.append(
@@ -268,11 +260,10 @@ def _details(result: Result) -> list[str]:
     parts = (f"{noun} {size(answer['state'][x])}" for x, noun in names.items())
     lines.append(f"of the arguments: {', '.join(parts)}")
     if result.fits is False:
-        if answer.get("refused"):
-            lines.append(f"the compiler: {comparison.first_line(answer['refused'])}")
+        lines += filter(None, [compilers_words(answer)])
         leaves = [f"{x['name']} {size(x['bytes'])}" for x in answer["largest"]]
         lines.append(f"largest leaves on a chip: {', '.join(leaves)}")
-    return [*lines, *_of_ledger(result)]
+    return lines
 
 
 def _of_ledger(result: Result) -> list[str]:
@@ -292,44 +283,21 @@ def _of_ledger(result: Result) -> list[str]:
     return [*lines, *(compared.why or ("the difference is not explained",))]
 
 
-def _reason(result: Result) -> str:
-    if not result.is_done:
-        return outcome(result.answer)
-    is_equal = result.comparison is None or result.comparison.is_equal
-    return "" if is_equal else "; ".join(_of_ledger(result))
-
-
-def outcome(answer: Mapping[str, Any]) -> str:
-    """Returns in a line how a compilation ended."""
-    if "error" in answer:
-        return f"refused: {answer['error']}"
-    if "failed" in answer:
-        return f"failed: {answer['failed']}"
-    if "timeout" in answer:
-        return f"given up after {answer['timeout']:g} s (--timeout)"
-    seconds = f"{answer['compile_seconds']:.1f} s"
-    if comparison.is_too_large(answer):
-        return f"does not fit, as the compiler said after {seconds}"
-    if answer.get("refused"):
-        return f"the compiler: {comparison.first_line(answer['refused'])}"
-    return f"compiled in {seconds}"
-
-
 def _notes(target: Target, config: AimConfig) -> list[str]:
     """Returns what a reader of a target's tables must know."""
-    chip = f"{target.chip.name}: {target.chip.source}"
+    chip = target.chip
+    notes = [f"{chip.name}: {chip.source}"]
     compute = f"products at {config.mfu:g} of the peak (--mfu)"
     if config.step_time is not None:
         compute = f"{duration(config.step_time)} a local step (--step-time)"
-    elif target.chip.flops is None:
-        return [chip, "no times: the chip has no published peak; give --step-time"]
-    links = ("inside", target.inside), ("between", target.between)
-    return [
-        chip,
-        f"modelled: {compute}, then the sends that are waited for",
-        *(
-            f"{name}: {x.name}, {size(x.bandwidth)}/s, {duration(x.latency)} a hop; "
-            f"{source}"
-            for (name, x), source in zip(links, target.sources, strict=True)
-        ),
-    ]
+    elif chip.flops is None:
+        return [
+            *notes,
+            "no times: the chip has no published peak; give --step-time",
+        ]
+    notes.append(f"modelled: {compute}, then the sends that are waited for")
+    links = {"inside": chip.inside, "between": chip.between}
+    for (name, x), source in zip(links.items(), chip.link_sources, strict=True):
+        link = f"{size(x.bandwidth)}/s, {duration(x.latency)} a hop"
+        notes.append(f"{name}: {x.name}, {link}; {source}")
+    return notes

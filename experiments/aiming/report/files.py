@@ -135,12 +135,12 @@ def write_json(
         known: what a file that --reuse names, too, keeps beside them.
     """
     if config.json is not None:
-        command = json.dumps([*PROGRAM.split(), *argv])
         reached = {key_of(x.job) for x in found}
         is_kept = config.json in config.reuse
         kept = [x for key, x in known.items() if is_kept and key not in reached]
         # A line each, so that files of many programs can be compared.
         programs = ",\n".join(json.dumps(x) for x in [*map(as_json, found), *kept])
+        command = json.dumps([*PROGRAM.split(), *argv])
         text = f'{{"command": {command},\n"programs": [\n{programs}\n]}}\n'
         _write(config.json, text)
 
@@ -164,18 +164,25 @@ def _write(path: Path, text: str) -> None:
 
 def as_json(result: Result) -> dict[str, Any]:
     """Returns a result as JSON has it: bytes and seconds, nothing rounded."""
-    compared, target = result.comparison, result.job.target
+    target, compared = result.job.target, result.comparison
+    chip, of_chip = target.chip, ("name", "memory", "flops", "source")
     content = {
         # An answer of --reuse has what follows, too, of other figures or networks.
         **result.answer,
         "target": {
-            **target._asdict(),
+            "text": target.text,
+            "platform": chip.platform,
+            "chip": {name: getattr(chip, name) for name in of_chip},
+            "shape": target.shape,
+            "slices": target.slices,
+            "inside": chip.inside._asdict(),
+            "between": chip.between._asdict(),
+            "sources": chip.link_sources,
             "chips": target.chips,
-            **{x: getattr(target, x)._asdict() for x in ("chip", "inside", "between")},
         },
         "label": result.job.variant.label,
         "algo": result.job.variant.algo,
-        "argv": [*result.job.argv],
+        "argv": result.job.argv,
         "is_asked": result.is_asked,
         "fits": result.fits,
         "chip_bytes": result.held,
@@ -183,7 +190,7 @@ def as_json(result: Result) -> dict[str, Any]:
         "compared": compared
         and {
             "is_equal": compared.is_equal,
-            "why": [*compared.why],
+            "why": compared.why,
             "rows": [row._asdict() for row in compared.rows],
         },
     }

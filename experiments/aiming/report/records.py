@@ -7,7 +7,6 @@ from experiments.aiming import times
 from experiments.aiming.config import AimConfig, Job, is_baseline
 from experiments.aiming.report import comparison
 from experiments.aiming.report.comparison import Comparison
-from experiments.aiming.targets import Target
 from experiments.aiming.times import Times
 
 
@@ -30,10 +29,14 @@ class Result(NamedTuple):
     comparison: Comparison | None
 
     @property
+    def label(self) -> str:
+        """Its name in tables."""
+        return self.job.variant.label + ("" if self.is_asked else " (for comparison)")
+
+    @property
     def is_done(self) -> bool:
         """Whether the compiler had its say, be it that the run does not fit."""
-        refused = self.answer.get("refused")
-        is_told = not refused or comparison.is_too_large(self.answer)
+        is_told = not self.answer.get("refused") or is_too_large(self.answer)
         return "compile_seconds" in self.answer and is_told
 
     @property
@@ -52,40 +55,59 @@ class Result(NamedTuple):
     def fits(self) -> bool | None:
         """Whether they are no more than the chip has; None if that is not known."""
         if self.answer.get("refused"):
-            return False if comparison.is_too_large(self.answer) else None
+            return False if is_too_large(self.answer) else None
         limit = self.job.target.chip.memory
         return None if self.held is None or limit is None else self.held <= limit
+
+
+def is_too_large(answer: Mapping[str, Any]) -> bool:
+    """Whether the compiler refused a program for want of memory."""
+    text = answer.get("refused") or ""
+    return "RESOURCE_EXHAUSTED" in text or "out of memory" in text.lower()
+
+
+def outcome(answer: Mapping[str, Any]) -> str:
+    """Returns in a line how a compilation ended."""
+    if "error" in answer:
+        return f"refused: {answer['error']}"
+    if "failed" in answer:
+        return f"failed: {answer['failed']}"
+    if "timeout" in answer:
+        return f"given up after {answer['timeout']:g} s (--timeout)"
+    seconds = f"{answer['compile_seconds']:.1f} s"
+    if is_too_large(answer):
+        return f"does not fit, as the compiler said after {seconds}"
+    return compilers_words(answer) or f"compiled in {seconds}"
+
+
+def compilers_words(answer: Mapping[str, Any]) -> str:
+    """Returns the first line of a compiler's refusal, without a trace; "" if none."""
+    lines = [x.strip() for x in (answer.get("refused") or "").splitlines()]
+    return f"the compiler: {next(filter(None, lines), 'no reason')}" if lines else ""
 
 
 def results(
     config: AimConfig, answers: Sequence[Mapping[str, Any]]
 ) -> tuple[Result, ...]:
     """Returns the results of the first jobs, in their order, as many as answers."""
-    unrelated = []
+    found = []
     for job, answer in zip(config.jobs, answers, strict=False):
         arguments = answer, job.target, config.mfu, job.config.arguments
         # On the target's own links first.
         modelled = [
-            times.modelled(*arguments, network=network, step_seconds=config.step_time)
+            times.modelled(*arguments, network, config.step_time)
             for network in (None, *config.networks)
         ]
-        unrelated.append(
-            Result(
-                job,
-                answer,
-                job.variant in config.variants,
-                tuple(x for x in modelled if x is not None),
-                comparison.compared(answer),
-            )
-        )
-    baselines = {x.job.target: x for x in unrelated if is_baseline(x.job.variant)}
-    return tuple(x._replace(times=_faster(x, baselines)) for x in unrelated)
+        known = tuple(x for x in modelled if x is not None)
+        is_asked = job.variant in config.variants
+        compared = comparison.compared(answer)
+        found.append(Result(job, answer, is_asked, known, compared))
+    baselines = {x.job.target: x.times for x in found if is_baseline(x.job.variant)}
+    return tuple(_sped_up(x, baselines.get(x.job.target, ())) for x in found)
 
 
-def _faster(result: Result, baselines: Mapping[Target, Result]) -> tuple[Times, ...]:
-    """Returns the times of a result with their speed-up over sync_sgd."""
-    baseline = baselines.get(result.job.target)
-    if baseline is None or len(baseline.times) != len(result.times):
-        return result.times
-    pairs = zip(result.times, baseline.times, strict=True)
-    return tuple(x._replace(speed_up=y.mean / x.mean) for x, y in pairs)
+def _sped_up(result: Result, baseline: Sequence[Times]) -> Result:
+    """Returns a result with its speed-up over the baseline, where that has times."""
+    pairs = zip(result.times, baseline, strict=False)
+    faster = tuple(x._replace(speed_up=y.mean / x.mean) for x, y in pairs)
+    return result._replace(times=faster or result.times)

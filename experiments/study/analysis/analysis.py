@@ -1,6 +1,8 @@
 """From the files of a study's runs to its report."""
 
 import math
+import os
+import platform
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -8,8 +10,7 @@ from typing import Any
 import numpy as np
 
 from experiments.study import presets, tuning
-from experiments.study.analysis.comparison import against_baseline
-from experiments.study.analysis.ranking import default_target, rankings, timed
+from experiments.study.analysis.comparison import against_baseline, leader, rankings
 from experiments.study.analysis.rates import rates
 from experiments.study.analysis.results import ONE_NOMINAL, Curve, Report, Row
 from experiments.study.analysis.words import remarks
@@ -23,7 +24,18 @@ from experiments.study.analysis.words.answer import (
 from experiments.study.config import StudyConfig
 from experiments.study.grid import RunSet
 from experiments.study.network import Network, modelled_seconds
-from experiments.study.statistics import LOSS, Measure, Spread, band, measure, spread
+from experiments.study.statistics import (
+    LOSS,
+    ROUNDING,
+    Measure,
+    Spread,
+    band,
+    measure,
+    spread,
+)
+
+# Distance of the target from the baseline's measure, as a share of that.
+SHARE = 0.05
 
 
 def report(config: StudyConfig, runs: Sequence[RunSet], command: str) -> Report:
@@ -39,25 +51,25 @@ def report(config: StudyConfig, runs: Sequence[RunSet], command: str) -> Report:
     """
     by = measure(config.measure, [s for r in runs for s in r.summaries.values()])
     baseline = config.baseline or config.variants[0].label
-    rows = [row_of(r, by) for r in runs]
+    scores = [one for r in runs for one in tuning.report(r, by)]
+    rows = [row_of(r, by, scores) for r in runs]
     seconds, how = _step_seconds(config.step_time, runs)
     curves = [_curve(r, seconds, config.networks, config.fused) for r in runs]
     # At unlike learning rates a winner would be that of the rates.
     terms, times, unfair = rates(config, rows, command)
-    scores = [one for r in runs for one in tuning.report(r, by)]
-    rows = [row._replace(at_edge=edges(row, scores)) for row in rows]
     is_given = config.baseline is not None
     named = terms != ONE_NOMINAL
     rows, sentences = against_baseline(rows, baseline, by, named, is_given)
     bases = [row for row in rows if row.label == baseline]
     target = config.target or default_target(bases, by)
     pairs = zip(rows, curves, strict=True)
-    rows = [timed(row, curve, by, target) for row, curve in pairs]
+    rows = [_timed(row, curve, by, target) for row, curve in pairs]
     points = rankings(rows, by)
     law, found = laws(scores)
     # Of a single variant a law is all that there is to say.
     is_law = bool(law) and len(config.variants) == 1
     told = [] if is_law else [answer(points, by, terms, times)]
+    machine = f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores"
     return Report(
         title=titled([x.label for x in config.variants], config.task),
         lead=law if is_law else lead(points, by, terms),
@@ -76,16 +88,49 @@ def report(config: StudyConfig, runs: Sequence[RunSet], command: str) -> Report:
         sweep=config.swept.flag if config.swept else "",
         tuning=scores,
         settings=remarks.settings(config.task, config.seeds, config.swept, runs),
-        environment=remarks.environment(runs[0].config["versions"]),
+        environment={**runs[0].config["versions"], "machine": machine},
         command=command,
         paper=presets.paper(config.preset) if config.preset in presets.NAMES else None,
     )
 
 
-def edges(row: Row, scores: Sequence[tuning.Tuning]) -> list[str]:
-    """Returns the flags of a row whose chosen value is at an end of its range."""
-    own = [one for one in scores if (one.label, one.point) == (row.label, row.point)]
-    return [one.flag for one in own if one.at_edge]
+def default_target(rows: Sequence[Row], by: Measure) -> float | None:
+    """Returns a target 5 % from the baseline's measure, on the easier side.
+
+    Other rows do not move it. In a sweep the baseline's best row sets it.
+
+    Args:
+        rows: the baseline's.
+        by: the measure.
+    """
+    best = leader(rows, by)
+    if best is None or best.measure is None:
+        return None
+    margin = SHARE * abs(best.measure.mean)
+    target = by.side * best.measure.mean - margin
+    if not margin:
+        return by.side * target
+    unit = 10.0 ** (math.floor(math.log10(margin)) - 1)
+    # A mean may be a round number except for rounding: 1e-6 of a unit keeps it.
+    return by.side * round(math.floor(target / unit + 1e-6) * unit, 12)
+
+
+def _timed(row: Row, curve: Curve, by: Measure, target: float | None) -> Row:
+    """Returns the row with its modelled times, to the target and in all."""
+    at = None
+    if target is not None and by.key in curve.bands:
+        # The first evaluation at which the mean is that good.
+        least = by.side * target - ROUNDING * abs(target)
+        means = enumerate(curve.bands[by.key].mean)
+        at = next((i for i, x in means if by.side * x >= least), None)
+    return row._replace(
+        seconds={name: clock[-1] for name, clock in curve.seconds.items()},
+        to_target={
+            name: None if at is None else clock[at]
+            for name, clock in curve.seconds.items()
+        },
+        steps_to_target=None if at is None else curve.steps[at],
+    )
 
 
 def _step_seconds(given: float | None, runs: Sequence[RunSet]) -> tuple[float, str]:
@@ -121,48 +166,51 @@ def _curve(
     """Returns the curve of runs that did not diverge; an empty one without any."""
     # Diverged runs would bend the mean away from what the others reach.
     shown = [r.lines[seed] for seed in r.fine]
-    if not shown:
-        return Curve(r.variant.label, r.point, [], {}, None, {})
     # A run may have ended early: the longest has all evaluations.
-    longest = max(shown, key=len)
-    steps = [line["step"] for line in longest]
+    longest = max(shown, key=len, default=[])
+    values = {
+        key: [[line.get(key) for line in lines] for lines in shown]
+        for key in (longest[-1] if longest else ())
+    }
+    known = {
+        key: band(own)
+        for key, own in values.items()
+        if any(x is not None for lines in own for x in lines)
+    }
+    # Not known if that of one seed is not.
+    is_counted = r.bytes_per_worker is not None
     beside = ("step", "bytes_per_worker", "seconds", "learning_rate")
-    keys = [k for k in longest[-1] if k not in beside]
-    bands = {}
-    for key in keys:
-        values = [[line.get(key) for line in lines] for lines in shown]
-        if any(x is not None for own in values for x in own):
-            bands[key] = band(values)
-    sent = [[line["bytes_per_worker"] for line in lines] for lines in shown]
-    is_counted = not any(x is None for own in sent for x in own)
-    seconds = {}
-    for network in networks if r.sends is not None else ():
-        clock = _clock(r, network, step_seconds, fused)
+    steps, seconds = [line["step"] for line in longest], {}
+    for network in networks if longest and r.sends is not None else ():
+        clocks = [
+            modelled_seconds(
+                sends,
+                network,
+                r.any["workers"],
+                step_seconds,
+                delay=r.any["sends"]["delay"],
+                fused=fused,
+                since=r.config["settings"]["sync_until"],
+            )
+            for sends in r.sends or ()
+        ]
+        # The mean over the seeds, if the data decide on what each of them sends.
+        clock = np.mean(clocks, axis=0)
         seconds[network.name] = [float(clock[step - 1]) for step in steps]
-    known = band(sent).mean if is_counted else None
-    return Curve(r.variant.label, r.point, steps, bands, known, seconds)
+    return Curve(
+        r.variant.label,
+        r.point,
+        steps,
+        {key: own for key, own in known.items() if key not in beside},
+        known["bytes_per_worker"].mean if is_counted else None,
+        seconds,
+    )
 
 
-def _clock(r: RunSet, network: Network, step_seconds: float, fused: bool) -> np.ndarray:
-    """Returns modelled seconds after each local step, the mean over the seeds."""
-    clocks = [
-        modelled_seconds(
-            sends,
-            network,
-            r.any["workers"],
-            step_seconds,
-            delay=r.any["sends"]["delay"],
-            fused=fused,
-            since=r.config["settings"]["sync_until"],
-        )
-        for sends in r.sends or ()
-    ]
-    return np.mean(clocks, axis=0)
-
-
-def row_of(r: RunSet, by: Measure) -> Row:
+def row_of(r: RunSet, by: Measure, scores: Sequence[tuning.Tuning]) -> Row:
     """Returns a row of the table, yet to be compared and timed."""
     s, final = r.any, r.final(by)
+    own = [x for x in scores if (x.label, x.point) == (r.variant.label, r.point)]
     return Row(
         label=r.variant.label,
         algo=r.variant.algo,
@@ -180,6 +228,7 @@ def row_of(r: RunSet, by: Measure) -> Row:
         syncs=s["syncs"] if r.fine else None,
         command=r.command,
         final=final,
+        at_edge=[x.flag for x in own if x.at_edge],
     )
 
 

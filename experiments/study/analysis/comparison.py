@@ -1,13 +1,16 @@
-"""Compares rows by their paired differences, and phrases what a comparison says."""
+"""Compares rows by their paired differences: to the baseline, and to the best."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import combinations
+from typing import NamedTuple
 
-from experiments.study.analysis.formatting import diverged, fixed, places_of
+from experiments.study.analysis import formatting
+from experiments.study.analysis.formatting import PHRASES, fixed, places_of
 from experiments.study.analysis.results import Comparison, Row
 from experiments.study.statistics import (
     LEVEL,
     MIN_SEEDS,
+    ROUNDING,
     Difference,
     Measure,
     corrected,
@@ -15,8 +18,48 @@ from experiments.study.statistics import (
 )
 
 UNSEEN = "no difference seen"
+FINDINGS = PHRASES["standing"]
 
 Pairs = Sequence[tuple[Row, Row]]
+
+
+class Ranking(NamedTuple):
+    """Rows by their standing to the best of them.
+
+    Attributes:
+        rows: all, in the order of --algos.
+        top: the best; None where all runs diverged.
+        kinds: the others by the kind of their comparison to the best, or "lost" where
+            all their runs diverged, in the order of FINDINGS.
+        comparisons: how many p-values were corrected for.
+    """
+
+    rows: Sequence[Row]
+    top: Row | None
+    kinds: Mapping[str, Sequence[Row]]
+    comparisons: int
+
+    @property
+    def best(self) -> list[Row]:
+        """The best row, and all that are not known to be worse."""
+        alike = ("better", "doubtful", "unseen", "few")
+        rows = [row for kind in alike for row in self.kinds[kind]]
+        return rows if self.top is None else [self.top, *rows]
+
+
+def by_point(rows: Sequence[Row]) -> dict[str, list[Row]]:
+    """Returns the rows to compare with one another, at each value of a sweep."""
+    points = [p for p in dict.fromkeys(row.point for row in rows) if p]
+    # A variant without the swept flag is compared at every value.
+    return {p: [x for x in rows if x.point in (p, "")] for p in points or [""]}
+
+
+def leader(rows: Sequence[Row], by: Measure) -> Row | None:
+    """Returns the row with the best mean, the first of equal ones; None without any."""
+    means = [(by.side * r.measure.mean, r) for r in rows if r.measure is not None]
+    best = max((mean for mean, _ in means), default=0.0)
+    least = best - ROUNDING * abs(best)
+    return next((row for mean, row in means if mean >= least), None)
 
 
 def against_baseline(
@@ -34,8 +77,13 @@ def against_baseline(
     """
     bases = [_counterpart(rows, row, baseline) for row in rows]
     pairs = [(a, b) for a, b in zip(rows, bases, strict=True) if b and b is not a]
-    rest = [x for x in all_pairs(rows) if baseline not in (x[0].label, x[1].label)]
-    comparisons = iter(compared(pairs, [] if is_given else rest, by, named))
+    rest = [
+        pair
+        for group in by_point(rows).values()
+        for pair in combinations(group, 2)
+        if not is_given and baseline not in (pair[0].label, pair[1].label)
+    ]
+    comparisons = iter(compared(pairs, rest, by, named))
     judged, sentences = [], []
     for row, base in zip(rows, bases, strict=True):
         if base is None:
@@ -44,7 +92,7 @@ def against_baseline(
             comparison = Comparison("baseline")
         else:
             comparison = next(comparisons)
-            lost = [diverged(x) for x in (row, base) if x.diverged]
+            lost = [formatting.diverged(x) for x in (row, base) if x.diverged]
             said = f"{row.name} against {base.name}: {comparison.sentence}"
             sentences.append(" ".join([said, *lost]))
         judged.append(row._replace(comparison=comparison))
@@ -60,16 +108,41 @@ def _counterpart(rows: Sequence[Row], row: Row, baseline: str) -> Row | None:
     return near[0] if near else None
 
 
-def by_point(rows: Sequence[Row]) -> dict[str, list[Row]]:
-    """Returns the rows to compare with one another, at each value of a sweep."""
-    points = [p for p in dict.fromkeys(row.point for row in rows) if p]
-    # A variant without the swept flag is compared at every value.
-    return {p: [x for x in rows if x.point in (p, "")] for p in points or [""]}
+def rankings(rows: Sequence[Row], by: Measure) -> dict[str, Ranking]:
+    """Ranks rows by the differences of their final measures to the best.
 
+    P-values are corrected for all pairs of rows: each might have been the best.
 
-def all_pairs(rows: Sequence[Row]) -> list[tuple[Row, Row]]:
-    """Returns all pairs of rows that are compared with one another."""
-    return [x for group in by_point(rows).values() for x in combinations(group, 2)]
+    Args:
+        rows: rows of the table.
+        by: the measure.
+
+    Returns:
+        A ranking for each value of a sweep; one for "" without a sweep.
+    """
+    points = by_point(rows)
+    tops = {point: leader(group, by) for point, group in points.items()}
+    pairs, rest = [], []
+    for point, top in tops.items():
+        others = [row for row in points[point] if row is not top]
+        pairs += [(row, top) for row in others if top is not None]
+        rest += combinations(others, 2)
+    comparisons = iter(compared(pairs, rest, by))
+    found = {}
+    for point, top in tops.items():
+        kinds, count = {kind: [] for kind in FINDINGS}, 0
+        for row in points[point]:
+            if top is None or row is top:
+                continue
+            comparison = next(comparisons)
+            count, kind = comparison.count, comparison.kind
+            if row.measure is None:
+                kind = "lost"
+            elif kind == "worse" and row.at_edge:
+                kind = "edge"
+            kinds[kind].append(row)
+        found[point] = Ranking(points[point], top, kinds, count)
+    return found
 
 
 def compared(
@@ -87,16 +160,11 @@ def compared(
     """
     differences = [paired(a.final, b.final) for a, b in (*pairs, *rest)]
     p_values = corrected(differences)
-    count = sum(p is not None for p in p_values)
-    return [
-        in_words(d, by, p, count, named and not _loser(a, b, d, by).at_edge)
-        for (a, b), d, p in zip(pairs, differences, p_values, strict=False)
-    ]
-
-
-def _loser(row: Row, other: Row, difference: Difference | None, by: Measure) -> Row:
-    """Returns the worse of two rows."""
-    return row if difference and by.side * difference.mean < 0 else other
+    count, found = sum(p is not None for p in p_values), []
+    for (a, b), difference, p in zip(pairs, differences, p_values, strict=False):
+        loser = a if difference and by.side * difference.mean < 0 else b
+        found.append(in_words(difference, by, p, count, named and not loser.at_edge))
+    return found
 
 
 def in_words(
@@ -117,49 +185,35 @@ def in_words(
     """
     if difference is None:
         return Comparison("nothing to compare: no seed in common", kind="few")
-    mean, low, high, deviation, seeds, *_ = difference
+    mean, low, high, deviation, seeds, same_sign, _ = difference
     is_better = by.side * mean > 0
+    kind = verdict = "better" if is_better else "worse"
     if low is None or high is None:
-        kind = "few"
+        kind, verdict = "few", "ahead" if is_better else "behind"
     elif low <= 0 <= high:
         kind = "unseen"
     elif p is not None and p >= LEVEL:
         kind = "doubtful"
-    else:
-        kind = "better" if is_better else "worse"
-    if mean == 0:
-        verdict = UNSEEN if deviation else "equal"
-    elif kind in ("unseen", "doubtful"):
+    is_hidden = mean == 0 or kind in ("unseen", "doubtful")
+    # Where no difference is seen, the interval is that of the row - the other.
+    amount, basis = figures(difference, by, 1 if is_hidden else mean)
+    note = f" ({seeds} seeds, 95 % interval)"
+    if mean == 0 and not deviation:
+        verdict, note = "equal", ""
+    elif is_hidden:
         verdict = UNSEEN + " after correction" * (kind == "doubtful")
     elif not named:
         verdict = "above" if mean > 0 else "below"
-    elif kind == "few":
-        verdict = "ahead" if is_better else "behind"
-    else:
-        verdict = kind
-    is_unseen = verdict.startswith(UNSEEN)
-    # Where no difference is seen, the interval is that of the row - the other.
-    amount, basis = figures(difference, by, 1 if is_unseen else mean)
-    note = f" ({seeds} seeds, 95 % interval)"
-    if kind == "few":
+    if kind == "few" and note:
         note = ": equal differences have no interval"
         note = note if seeds >= MIN_SEEDS else ": too few for an interval"
-    if verdict == "equal":
-        note = ""
     if kind == "few" or verdict == "equal":
-        basis = _where(difference)
-    amount = "" if is_unseen or verdict == "equal" else amount
-    p = p if count > 1 else None
+        few = {1: "on one seed", 2: "in both seeds"}
+        basis = few.get(seeds, f"in all {seeds} seeds")
+        if not same_sign:
+            basis = f"in the mean of {seeds} seeds" + " (not in all)" * (mean != 0)
+    amount, p = "" if is_hidden else amount, p if count > 1 else None
     return Comparison(verdict, kind, difference, p, count, amount, basis, note)
-
-
-def _where(difference: Difference) -> str:
-    """Returns the seeds that have this difference."""
-    mean, count = difference.mean, difference.count
-    if not difference.same_sign:
-        return f"in the mean of {count} seeds" + " (not in all)" * (mean != 0)
-    few = {1: "on one seed", 2: "in both seeds"}
-    return few.get(count, f"in all {count} seeds")
 
 
 def figures(difference: Difference, by: Measure, side: float) -> tuple[str, str]:
@@ -172,10 +226,10 @@ def figures(difference: Difference, by: Measure, side: float) -> tuple[str, str]
     """
     factor = by.scale if side > 0 else -by.scale
     mean, low, high = factor * difference.mean, difference.low, difference.high
-    if low is None or high is None:
-        return f"{fixed(mean, places_of(mean))} {by.difference_unit}".rstrip(), ""
-    # Digits follow the interval: finer ones mean nothing.
-    places = places_of(by.scale * (high - low) / 2)
-    ends = [fixed(x, places) for x in sorted((factor * low, factor * high))]
-    amount = f"{fixed(mean, places)} {by.difference_unit}".rstrip()
-    return amount, f"[{', '.join(ends)}]"
+    places, interval = places_of(mean), ""
+    if low is not None and high is not None:
+        # Digits follow the interval: finer ones mean nothing.
+        places = places_of(by.scale * (high - low) / 2)
+        ends = [fixed(x, places) for x in sorted((factor * low, factor * high))]
+        interval = f"[{', '.join(ends)}]"
+    return f"{fixed(mean, places)} {by.difference_unit}".rstrip(), interval

@@ -41,6 +41,11 @@ def known(x: float | None) -> bool:
     return x is not None and math.isfinite(x)
 
 
+def is_known(row: Row) -> bool:
+    """Whether a row has a mean to draw."""
+    return row.measure is not None and known(row.measure.mean)
+
+
 def shown(x: float, measure: Measure) -> str:
     """Returns a value of the measure, scaled, without its unit."""
     places = 2 if measure.scale == 100 else 4
@@ -98,13 +103,6 @@ def ends(rows: Sequence[Row], by: Measure) -> str:
     means = [row.measure.mean for row in rows if row.measure]
     limits = dict.fromkeys(shown(x, by) for x in (min(means), max(means)))
     return with_unit(" to ".join(limits), by)
-
-
-def lost(report: Report, label: str) -> str:
-    """Returns the number of a variant's runs that diverged; "" for none."""
-    rows = [row for row in report.rows if row.label == label]
-    diverged, runs = sum(r.diverged for r in rows), sum(r.seeds for r in rows)
-    return f"{diverged} of {runs} diverged" if diverged else ""
 
 
 def diverged(row: Row) -> str:

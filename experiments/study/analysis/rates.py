@@ -38,57 +38,49 @@ def rates(
         differ, "" elsewhere; the largest effective rate by the smallest; and remarks,
         with the command that tunes the rates.
     """
+    is_tuned = any("lr" in each.flags for each in config.tuned)
     # One algorithm at several rates is a study of rates.
-    is_of_rates = len(_without_lr(config.variants)) < 2
-    if is_of_rates or any("lr" in each.flags for each in config.tuned):
+    if is_tuned or len(_without_lr(config.variants)) < 2:
         return "", 1.0, []
     groups = [*by_point(rows).values()]
-    widest = max(groups, key=_times)
-    times = _times(widest)
-    way_out = (
-        f"To choose the best rate of each: {tuning_command(config, rows, command)}"
-    )
-    if times > APART:
-        unfair = [group for group in groups if _times(group) > APART]
-        one_nominal = all(len({r.lr for r in group}) == 1 for group in unfair)
-        terms = ONE_NOMINAL if one_nominal else _given(config)
-        return terms, times, [f"{_unfair(widest, terms, times)} {way_out}"]
-    if max(len(_effective(group)) for group in groups) > 1:
+    unfair = [group for group in groups if _times(group) > APART]
+    if not unfair and max(len(_effective(group)) for group in groups) > 1:
         return "", 1.0, []
-    names = [r.name for r in groups[0] if r.name not in _effective(groups[0])]
-    return "", 1.0, [f"{say('rates_unknown', names=', '.join(names))} {way_out}"]
-
-
-def _given(config: StudyConfig) -> str:
-    """Returns the terms of rates that differ and were not tuned."""
-    swept = config.swept is not None and config.swept.flag == "lr"
-    given = any("lr" in variant.parameters for variant in config.variants)
-    return BY_HAND if swept or given else BY_DEFAULT
+    widest = max(groups, key=_times)
+    known, times, terms = _effective(widest), _times(widest), ""
+    others = ", ".join(r.name for r in widest if r.name not in known)
+    remark = say("rates_unknown", names=others)
+    if unfair:
+        is_given = any("lr" in variant.parameters for variant in config.variants)
+        is_swept = config.swept is not None and config.swept.flag == "lr"
+        terms = BY_HAND if is_swept or is_given else BY_DEFAULT
+        if all(len({r.lr for r in group}) == 1 for group in unfair):
+            terms = ONE_NOMINAL
+        order = sorted(known, key=known.__getitem__)
+        low, *_, high = (f"{number(known[name])} of {name}" for name in order)
+        remark = say(
+            "unfair",
+            terms=terms,
+            at=f" {number(widest[0].lr)}," if terms == ONE_NOMINAL else "",
+            times=factor(times),
+            low=low,
+            high=high,
+            less=f" ({others}: none known)" if others else "",
+        )
+    way_out = tuning_command(config, rows, command)
+    return terms, times, [f"{remark} To choose the best rate of each: {way_out}"]
 
 
 def _effective(group: Sequence[Row]) -> dict[str, float]:
-    """Returns the effective rates by name, in order; sign methods have none."""
+    """Returns the effective rates by name; sign methods have none."""
     found = {r.name: r.effective_lr for r in group}
-    known = {k: x for k, x in found.items() if x is not None and 0 < x < math.inf}
-    return dict(sorted(known.items(), key=lambda each: each[1]))
+    return {k: x for k, x in found.items() if x is not None and 0 < x < math.inf}
 
 
 def _times(group: Sequence[Row]) -> float:
     """Returns the largest effective rate by the smallest."""
-    found = [*_effective(group).values()]
-    return found[-1] / found[0] if found else 1.0
-
-
-def _unfair(group: Sequence[Row], terms: str, times: float) -> str:
-    """Returns the first remark of a comparison at unlike rates."""
-    known = _effective(group)
-    names = [*known]
-    low, high = (f"{number(known[x])} of {x}" for x in (names[0], names[-1]))
-    others = [r.name for r in group if r.name not in known]
-    less = f" ({', '.join(others)}: none known)" if others else ""
-    at = f" {number(group[0].lr)}," if terms == ONE_NOMINAL else ""
-    ends = {"low": low, "high": high, "less": less}
-    return say("unfair", terms=terms, at=at, times=factor(times), **ends)
+    found = _effective(group).values() or [1.0]
+    return max(found) / min(found)
 
 
 def factor(times: float) -> str:
@@ -176,13 +168,10 @@ def _without_lr(variants: Sequence[Variant]) -> list[str]:
         own = [group for group in variant.own_flags if parameter(group[0]) != "lr"]
         words = (variant.algo, *chain(*own))
         default = variant.label == " ".join([variant.algo, *variant.words])
-        label = "" if default else f"{_quoted(variant.label)}="
+        label = shlex.quote(variant.label)
+        # In double quotes where that can be: the whole of --algos has single ones.
+        if label != variant.label and not set(variant.label) & set("\"$`\\'"):
+            label = f'"{variant.label}"'
+        label = "" if default else f"{label}="
         found.setdefault(words, label + shlex.join(words))
     return list(found.values())
-
-
-def _quoted(label: str) -> str:
-    """Returns a label in double quotes: the whole of --algos has single ones."""
-    quoted = shlex.quote(label)
-    plain = quoted == label or set(label) & set("\"$`\\'")
-    return quoted if plain else f'"{label}"'

@@ -6,6 +6,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from experiments.cli.words import as_words
 from experiments.study import search_space
 from experiments.study.search_space import Words
 from experiments.study.spec import flag_groups, parameter
@@ -55,10 +56,6 @@ def _sets(group: Words) -> set[str]:
 
 def words(table: Mapping[str, Any]) -> list[str]:
     """Returns a table of flags as a command line has them."""
-    found = []
-    for flag, value in table.items():
-        # A flag with several values is repeated; --algos has them in one.
-        several = value if isinstance(value, list) else [value]
-        several = [", ".join(several)] if flag == "algos" else several
-        found += chain(*(search_space.as_words({flag: str(x)}) for x in several))
-    return found
+    # A flag with several values is repeated, but --algos has them in one.
+    joined = {"algos": ", ".join(table["algos"])} if "algos" in table else {}
+    return as_words({**table, **joined})

@@ -21,30 +21,18 @@ def write_events(
     Raises:
         OSError: a file cannot be written.
     """
-    for name, lines in runs:
-        _write_run(folder / name, lines)
-
-
-def _write_run(folder: Path, lines: Iterable[Mapping[str, Any]]) -> None:
-    """Writes the scalars of one run."""
     from tensorboardX import SummaryWriter
 
-    folder.mkdir(parents=True, exist_ok=True)
-    for earlier in folder.glob("events.out.tfevents.*"):
-        # TensorBoard would show both.
-        earlier.unlink()
-    scalars = (
-        (key, value, line["step"], line.get("seconds") or 0.0)
-        for line in lines
-        for key, value in line.items()
-        if key != "step" and measured(value)
-    )
-    with SummaryWriter(str(folder)) as writer:
-        for scalar in scalars:
-            writer.add_scalar(*scalar)
-
-
-def measured(value: Any) -> bool:
-    """Whether it is a finite number."""
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    return number and math.isfinite(value)
+    for name, lines in runs:
+        own = folder / name
+        own.mkdir(parents=True, exist_ok=True)
+        for earlier in own.glob("events.out.tfevents.*"):
+            # TensorBoard would show both.
+            earlier.unlink()
+        with SummaryWriter(str(own)) as writer:
+            for line in lines:
+                at = line["step"], line.get("seconds") or 0.0
+                for key, value in line.items():
+                    is_number = type(value) in (int, float) and math.isfinite(value)
+                    if key != "step" and is_number:
+                        writer.add_scalar(key, value, *at)

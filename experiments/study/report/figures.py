@@ -12,15 +12,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from experiments.study.analysis.results import Report
-from experiments.study.report.axes import Plot, plain
-from experiments.study.report.charts import TIPS
-from experiments.study.report.plots import (
-    comparisons,
-    curves,
-    profiles,
-    tradeoff,
-    trials,
-)
+from experiments.study.report.charts import TIPS, Plot, plain
+from experiments.study.report.plots import comparisons, curves, flags, profiles
 from experiments.study.report.styles import TEMPLATES, VARIABLES, styles
 from experiments.training import records
 
@@ -42,7 +35,7 @@ def plots(report: Report) -> list[Plot]:
     """The figures that the report has something to see for, named as files."""
     look = styles({row.label: row.algo for row in report.rows})
     found: list[Plot] = []
-    for module in (comparisons, tradeoff, curves, profiles, trials):
+    for module in (comparisons, curves, profiles, flags):
         for plot in module.plots(report, look):
             slug = re.sub(r"[^a-z0-9]+", "-", plot.name.lower()).strip("-")
             same = [x for x in found if x.name.partition("--")[0] == slug]

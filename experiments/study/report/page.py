@@ -12,7 +12,7 @@ from experiments.study.analysis.results import Report
 from experiments.study.report.styles import CSS, VARIABLES, styles, templates
 
 if TYPE_CHECKING:
-    from experiments.study.report.axes import Plot  # imports matplotlib
+    from experiments.study.report.charts import Plot  # imports matplotlib
 
 # Spaces between a figure and its unit, around ± and within an interval.
 TIED = re.compile(
@@ -48,7 +48,7 @@ def page(report: Report, plots: Sequence["Plot"], pictures: Mapping[str, str]) -
 
 def always_zero(quantity: quantities.Quantity, report: Report) -> bool:
     """Whether a quantity was measured, and is 0 at every evaluation."""
-    measured = any(quantity.key in curve.bands for curve in report.curves)
+    measured = any(quantity.by.key in curve.bands for curve in report.curves)
     return measured and quantities.is_empty(report, quantity)
 
 

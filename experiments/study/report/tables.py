@@ -1,7 +1,8 @@
-"""A report's table as Markdown, to be read, and as CSV, to be computed with."""
+"""A report's table in words, on the screen and as Markdown, and in figures, as CSV."""
 
 import csv as files
 import io
+from pathlib import Path
 from typing import Any
 
 from experiments.cli.terminal import rate
@@ -13,14 +14,54 @@ DIFFERENCE = {k: k for k in ("mean", "low", "high")}
 DIFFERENCE |= {"sd": "deviation", "pairs": "count"}
 
 
+def cells(report: Report, row: Row, times: bool = True) -> dict[str, str]:
+    """The words of a row by their heads, with or without modelled times."""
+    measure = formatting.spread(row.measure, report.measure)
+    gone = row.diverged and not row.measure
+    found = {"algorithm": row.label}
+    if report.sweep:
+        found[report.sweep] = formatting.point_text(row.point).partition(" ")[2]
+    found[report.measure.name] = "all diverged" if gone else measure
+    found[formatting.against(report)] = row.comparison.clause
+    if any(each.comparison.p is not None for each in report.rows):
+        found["corrected"] = row.comparison.p_text
+    found["each worker sent"] = formatting.sent(row)
+    for network in report.networks if times else ():
+        seconds = row.seconds.get(network.name)
+        found[f"time, {network.name}"] = formatting.duration(seconds)
+    if report.target is not None and times:
+        goal = formatting.target(report)
+        found[f"steps until {goal}"] = formatting.until_step(row)
+        for network in report.networks:
+            until = formatting.until(row, network.name)
+            found[f"until {goal}, {network.name}"] = until
+    rates = {"lr": formatting.nominal(row), "effective lr": rate(row.effective_lr)}
+    return found | rates | {"seeds": str(row.seeds), "diverged": str(row.diverged)}
+
+
+def screen(report: Report, out: Path) -> str:
+    """The summary that a person reads on the screen."""
+    rows = [cells(report, row, times=False) for row in report.rows]
+    lines = [list(rows[0]), *(list(row.values()) for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    table = [
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True))
+        for line in lines
+    ]
+    notes = [f"note: {remark}" for remark in report.remarks]
+    texts = [report.title, *table, "", report.headline, *report.sentences, *notes]
+    files = f"report: {out / 'report.html'}"
+    return "\n".join([*(text.rstrip() for text in texts), files])
+
+
 def markdown(report: Report) -> str:
     """The headline, the table, and what a reader must know."""
-    rows = [markdown_row(report, row) for row in report.rows]
+    rows = [cells(report, row) for row in report.rows]
     left = {"algorithm", report.sweep, formatting.against(report)}
     aligned = ["---" if head in left else "--:" for head in rows[0]]
     lines = [list(rows[0]), aligned, *(list(row.values()) for row in rows)]
-    cells = [[one_line(text).replace("|", "\\|") for text in line] for line in lines]
-    table = "\n".join(f"| {' | '.join(line)} |" for line in cells)
+    escaped = [[one_line(text).replace("|", "\\|") for text in line] for line in lines]
+    table = "\n".join(f"| {' | '.join(line)} |" for line in escaped)
     remarks = "\n".join(f"- {with_code(remark)}" for remark in report.remarks)
     parts = [f"# {one_line(report.title)}", one_line(report.headline), table, remarks]
     return "\n\n".join(part for part in parts if part) + "\n"
@@ -37,31 +78,6 @@ def with_code(text: str) -> str:
     if found is None:
         return one_line(text)
     return f"{one_line(found.string[: found.start()])} `{found[0]}`"
-
-
-def markdown_row(report: Report, row: Row) -> dict[str, str]:
-    """The cells of a row by their heads."""
-    measure = formatting.spread(row.measure, report.measure)
-    gone = row.diverged and not row.measure
-    cells = {"algorithm": row.label}
-    if report.sweep:
-        cells[report.sweep] = formatting.point_text(row.point).partition(" ")[2]
-    cells[report.measure.name] = "all diverged" if gone else measure
-    cells[formatting.against(report)] = row.comparison.clause
-    if any(each.comparison.p is not None for each in report.rows):
-        cells["corrected"] = row.comparison.p_text
-    cells["each worker sent"] = formatting.sent(row)
-    for network in report.networks:
-        seconds = row.seconds.get(network.name)
-        cells[f"time, {network.name}"] = formatting.duration(seconds)
-    if report.target is not None:
-        goal = formatting.target(report)
-        cells[f"steps until {goal}"] = formatting.until_step(row)
-        for network in report.networks:
-            until = formatting.until(row, network.name)
-            cells[f"until {goal}, {network.name}"] = until
-    rates = {"lr": formatting.nominal(row), "effective lr": rate(row.effective_lr)}
-    return cells | rates | {"seeds": str(row.seeds), "diverged": str(row.diverged)}
 
 
 def csv(report: Report) -> str:

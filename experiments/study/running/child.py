@@ -16,6 +16,7 @@ from experiments.cli.errors import BadRequest
 from experiments.launch.supervisor.child_side import join_supervisor
 from experiments.study.running.member import Order
 from experiments.study.running.messages import Ended, Message, Noted, Ready, encode
+from experiments.training.config import parse
 
 if TYPE_CHECKING:
     from experiments.study.grid import Loader
@@ -67,7 +68,7 @@ def _make(order: Order, write: Write) -> None:
         write(_ready(order, loader))
     except Exception as error:
         return write(Ended(described(error).line, "worker"))
-    maker = Maker(loader, order.argv)
+    maker = Maker(loader, parse(order.argv))
     for seed in order.seeds:
         folder = Path(order.folder or "", f"seed-{seed}")
         try:
@@ -89,8 +90,7 @@ def _ready(order: Order, loader: "Loader") -> Ready:
     for name, digest in versions.of_modules(f"{name}:" for name in order.own).items():
         if digest != order.own[name]:
             raise BadRequest(f"its code of {name} differs from the command's")
-    argv, seed = order.first
-    devices = loader.plan(argv, seed)[0].trainer.layout.devices
+    devices = loader.plan(parse(order.first))[0].trainer.layout.devices
     return Ready(f"{len(devices)} {devices[0].platform}")
 
 

@@ -126,7 +126,7 @@ class Jobs:
             settings={name: getattr(jax.config, name) for name in SETTINGS},
             own=versions.of_modules(config.factories),
             # One that this command has loaded itself.
-            first=(first.argv, first.seeds[0]),
+            first=[*first.argv, "--seed", str(first.seeds[0])],
         )
         meant = expected(of_packages(), config.factories)
         self._client, self._plan, self._bar = client, plan, bar

@@ -55,7 +55,7 @@ def _make_here(
 ) -> None:
     """Makes all runs of a plan in this process, one after the other."""
     while (share := plan.take()) is not None:
-        maker = Maker(loader, share.runs.argv)
+        maker = Maker(loader, share.runs.common)
         while share.seeds:
             # Before the first run nothing would be lost: the signal ends the process.
             if bar.made and asked_to_stop():

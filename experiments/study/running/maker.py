@@ -3,20 +3,22 @@
 import secrets
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from experiments.checkpoint import lock
 from experiments.cli import terminal
 from experiments.cli.errors import BadRequest
-from experiments.cli.flags import PROGRAM
+from experiments.cli.flags import PROGRAM, words_of
 from experiments.launch.supervisor.child_side import LONGEST_TEXT
 from experiments.study.grid import Loader, is_done
 from experiments.study.running import own_files
 from experiments.study.running.messages import Made, News, Noted, Refused, Stepped
 from experiments.training import records
+from experiments.training.config import RunConfig
 from experiments.training.measurements.draws import draws_from_seed
 from experiments.training.recording import record_config, train_and_record
 from experiments.training.run import Run, make_run, reseeded
@@ -47,11 +49,12 @@ class Maker:
 
     Args:
         loader: makes plans, and keeps their data.
-        argv: flags of experiments.run, without --seed.
+        common: the config of the runs, but for the seed.
     """
 
-    def __init__(self, loader: Loader, argv: Sequence[str]):
-        self._loader, self._argv = loader, argv
+    def __init__(self, loader: Loader, common: RunConfig):
+        self._loader, self._common = loader, common
+        self._words = [*PROGRAM.split(), *words_of(common), "--seed"]
         self._last: Run | None = None
         self._draws: bool | None = None  # None: not known yet
 
@@ -82,8 +85,7 @@ class Maker:
                 start = "the figures will be of the model as it was at the start"
                 report(Noted(f"{start}: {why}"))
             with unfinished(folder) as place:
-                command = [*PROGRAM.split(), *self._argv, "--seed", str(seed)]
-                record_config(run, command, place, [])
+                record_config(run, [*self._words, str(seed)], place, [])
                 shown = _Steps(run.config.steps, report)
                 outcome, summary = train_and_record(run, place, shown, asked_to_stop)
                 if outcome.stopped:
@@ -107,7 +109,7 @@ class Maker:
         # Seeds in turn cost one compilation, as seeds in a stack would: on CPU the
         # lanes fill the cores already.
         if last is None or self._draws:
-            return make_run(*self._loader.plan(self._argv, seed))
+            return make_run(*self._loader.plan(replace(self._common, seed=seed)))
         return reseeded(last, seed)
 
 

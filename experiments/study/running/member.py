@@ -32,7 +32,7 @@ class Order(NamedTuple):
         environment: variables of the process: its devices and threads, XLA's flags.
         settings: those of jax.
         own: digests of the user's own modules, by name.
-        first: flags and a seed of the study, whose data every process must load.
+        first: flags of a run of the study, whose data every process must load.
         argv: flags of experiments.run, without --seed.
         seeds: of the runs, in their order.
         folder: in which each gets a folder; None sends their files.
@@ -43,7 +43,7 @@ class Order(NamedTuple):
     environment: Mapping[str, str]
     settings: Mapping[str, Any]
     own: Mapping[str, str]
-    first: tuple[Sequence[str], int]
+    first: Sequence[str]
     argv: Sequence[str] = ()
     seeds: Sequence[int] = ()
     folder: str | None = None

@@ -52,7 +52,7 @@ class Share:
     def name(self) -> str:
         """The first run, for the user."""
         runs = self.runs
-        trial = runs.trial if runs.share is not None else ""
+        trial = runs.trial if runs.is_trial else ""
         cell = " ".join(x for x in (runs.variant.label, runs.point, trial) if x)
         return f"{cell}, seed {self.seeds[0]}"
 

@@ -5,12 +5,13 @@ from dataclasses import replace
 import jax
 import numpy as np
 
+from experiments.cli.factories import TASK
+from experiments.tasks.contract import over_workers
 from experiments.training import optimizers
-from experiments.training.defaults import takes, task_takes
+from experiments.training.defaults import takes
 from experiments.training.run import Run
 from experiments.training.strategies import make_strategies
 from syncalgos import Replica, Strategy
-from syncalgos.engine.placement.layout import DEVICES, LANES
 from syncalgos.engine.state import of_one
 
 
@@ -21,7 +22,7 @@ def draws_from_seed(run: Run, seed: int) -> bool:
         return False
     # Parameters alone do not say it: `--reduce int8` draws, `--reduce mean` does
     # not. A task may make other data of another seed.
-    if task_takes(c, "seed"):
+    if takes(c, "seed", [TASK]):
         return True
     other = replace(c, seed=seed)
     schedule, optimizer = optimizers.inner(other, run.task.muon)
@@ -39,8 +40,7 @@ def _text(strategy: Strategy, replica: Replica, workers: int) -> str:
         replica, state = strategy.sync(replica._replace(params=grads), state, step)
         return strategy.center(replica.params, state)
 
-    over_lanes = jax.vmap(local_step, in_axes=(0, None), axis_name=LANES)
-    mapped = jax.vmap(over_lanes, in_axes=(0, None), axis_name=DEVICES)
+    mapped = over_workers(local_step, (0, None))
     shapes = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct((1, workers, *x.shape), x.dtype), replica
     )

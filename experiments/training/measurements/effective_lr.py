@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from experiments.tasks.contract import over_workers
 from syncalgos import Replica, Strategy, collectives
 from syncalgos.collectives import PyTree
-from syncalgos.engine.placement.layout import DEVICES, LANES
 
 CHUNK, MOST_STEPS = 512, 2**17
 
@@ -106,21 +106,17 @@ def _make_runner(strategy, params, optimizer, workers, lr) -> tuple[Any, Any]:
         own = jax.tree.map(jnp.asarray, params)
         return Replica(own, optimizer.init(own)), strategy.init(own)
 
-    def mapped(program, in_axes):
-        over_lanes = jax.vmap(program, in_axes=in_axes, axis_name=LANES)
-        return jax.jit(jax.vmap(over_lanes, in_axes=in_axes, axis_name=DEVICES))
-
     def steps(gradient, carry, first):
         numbers = first + np.arange(CHUNK, dtype=np.int32)
         return jax.lax.scan(partial(local_step, gradient), carry, numbers)
 
-    run = mapped(steps, (None, 0, None))
+    run = jax.jit(over_workers(steps, (None, 0, None)))
 
     def first_worker(gradient, carry, first):
         carry, track = run(gradient, carry, first)
         return carry, np.asarray(track)[0, 0]  # on the host: no program of its own
 
-    return mapped(start, 0)(np.zeros((1, workers))), first_worker
+    return jax.jit(over_workers(start))(np.zeros((1, workers))), first_worker
 
 
 def _limit(track: np.ndarray, tolerance: float) -> float:

@@ -2,20 +2,12 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from experiments.cli.terminal import size
-from experiments.study.analysis.comparison import figures
-from experiments.study.analysis.formatting import (
-    around,
-    counted,
-    ends,
-    named,
-    number,
-    sentence,
-    shown,
-    with_unit,
-)
-from experiments.study.analysis.ranking import FINDINGS, Ranking, leader
+from experiments.study.analysis import formatting
+from experiments.study.analysis.comparison import FINDINGS, Ranking, figures, leader
+from experiments.study.analysis.formatting import counted, ends, named, number, sentence
 from experiments.study.analysis.rates import factor
 from experiments.study.analysis.results import ONE_NOMINAL, Row
 from experiments.study.statistics import Measure, paired
@@ -27,6 +19,22 @@ LONGEST = 40
 
 Points = Mapping[str, Ranking]
 Number = tuple[str, str]
+
+
+class Cost(NamedTuple):
+    """What rows sent.
+
+    Attributes:
+        rows: those that sent least.
+        least: bytes that each of their workers sent.
+        most: the row that sent most of all.
+        part: the least as a part of the most, in words; "" if that is no saving.
+    """
+
+    rows: Sequence[Row]
+    least: float
+    most: Row
+    part: str
 
 
 def lead(points: Points, by: Measure, terms: str) -> str:
@@ -134,16 +142,16 @@ def headline(ranking: Ranking, by: Measure, is_ranked: bool = True) -> str:
         return f"All runs of {listed([row.label for row in rows])} diverged."
     if not is_ranked:
         fine = [row for row in rows if row.measure is not None]
-        return f"the mean {by.name} is {ends(fine, by)}.{_cost(rows, fine)}"
+        return f"the mean {by.name} is {ends(fine, by)}.{_spent(rows, fine)}"
     findings = [
         FINDINGS[kind].format(_several(those), count=comparisons)
         for kind, those in kinds.items()
         if those
     ] or ["there is nothing to compare it to"]
     mean, deviation, count = top.measure
-    best = around(by.scale * mean, by.scale * (deviation or 0.0), by.unit)
+    best = formatting.around(by.scale * mean, by.scale * (deviation or 0.0), by.unit)
     first = f"{_several([top])} has the best {by.name}, {best} ({counted(count)})"
-    return f"{first}: {'; '.join(findings)}.{_cost(rows, ranking.best)}"
+    return f"{first}: {'; '.join(findings)}.{_spent(rows, ranking.best)}"
 
 
 def _several(rows: Sequence[Row]) -> str:
@@ -157,34 +165,30 @@ def _several(rows: Sequence[Row]) -> str:
     return listed([row.label + text for row, text in zip(rows, lost, strict=True)])
 
 
-def _cost(rows: Sequence[Row], pool: Sequence[Row]) -> str:
-    """Returns the least that the pool sent, as a part of the most that any row sent."""
-    cheapest, most = _least(rows, pool)
-    if not cheapest:
+def _spent(rows: Sequence[Row], pool: Sequence[Row]) -> str:
+    """Returns the cost of the pool as a sentence."""
+    if (cost := cost_of(rows, pool)) is None:
         return ""
-    first = cheapest[0]
-    who = f"Of these, {listed([row.label for row in cheapest])} sent least:"
+    first = cost.rows[0]
+    who = f"Of these, {listed([row.label for row in cost.rows])} sent least:"
     who = "It sent" if len(pool) == 1 else who
-    part = _part(first, most)
+    share = f", {cost.part} of what {cost.most.label} sent" if cost.part else ""
     # So many syncs explain a share that is no round one.
-    is_rare = part and first.syncs and first.syncs < first.steps
-    how = f": {first.syncs} syncs in {first.steps} steps" if is_rare else ""
-    share = f", {part} of what {most.label} sent{how}" if part else ""
-    return f" {who} {size(first.bytes_per_worker or 0.0)} per worker{share}."
+    if share and first.syncs and first.syncs < first.steps:
+        share += f": {first.syncs} syncs in {first.steps} steps"
+    return f" {who} {size(cost.least)} per worker{share}."
 
 
-def _least(rows: Sequence[Row], pool: Sequence[Row]) -> tuple[list[Row], Row]:
-    """Returns the rows of the pool that sent least, and the row that sent most."""
+def cost_of(rows: Sequence[Row], pool: Sequence[Row]) -> Cost | None:
+    """Returns the least that the pool sent, beside the most that any row sent."""
     sent = [(x, row) for row in rows if (x := row.bytes_per_worker) is not None]
-    least = min((x for x, row in sent if row in pool), default=None)
-    most = max(sent, key=lambda each: each[0], default=(0.0, rows[0]))[1]
-    return [row for x, row in sent if row in pool and x == least], most
-
-
-def _part(least: Row, most: Row) -> str:
-    """Returns what one row sent as a part of another's; "" if that is no saving."""
-    low, high = least.bytes_per_worker, most.bytes_per_worker
-    return share(low / high) if low and high and low < high else ""
+    own = [x for x, row in sent if row in pool]
+    if not own:
+        return None
+    least, (high, most) = min(own), max(sent, key=lambda each: each[0])
+    cheapest = [row for x, row in sent if row in pool and x == least]
+    part = share(least / high) if 0 < least < high else ""
+    return Cost(cheapest, least, most, part)
 
 
 def share(part: float) -> str:
@@ -213,43 +217,35 @@ def numbers(
         terms: terms of the comparison.
         times: ratio of the largest to the smallest effective learning rate.
     """
-    top = leader(rows, by)
+    top, is_swept = leader(rows, by), len(points) > 1
     if top is None or top.measure is None:
         return []
     fine, pool = [row for row in rows if row.measure], next(iter(points.values())).best
-    value = with_unit(shown(top.measure.mean, by), by), f"{by.name} of {named(top)}"
+    reached = formatting.with_unit(formatting.shown(top.measure.mean, by), by)
     span = ends(fine, by), f"{by.name}, lowest and highest"
+    found = [(reached, f"{by.name} of {named(top)}")]
     if terms == ONE_NOMINAL:
         found, pool = [span, (factor(times), "between effective learning rates")], fine
-    elif len(points) > 1:
-        found = [value, span]
+    elif is_swept:
+        found.append(span)
     else:
         # The baseline has no difference to itself: then the next best shows the gap.
         pairs = [row for row in fine if row.comparison.difference]
         best = top if top in pairs else leader(pairs, by)
-        found = [value, *([] if best is None else [_difference(best, baseline)])]
-    return [*found, *_sent(rows, pool, is_swept=len(points) > 1)]
-
-
-def _difference(row: Row, baseline: str) -> Number:
-    """Returns the difference of a row to the baseline."""
-    said = row.comparison
-    about = f"{row.label} against {baseline}: {said.verdict} {said.basis}"
-    return said.amount or "none seen", about
-
-
-def _sent(rows: Sequence[Row], pool: Sequence[Row], is_swept: bool) -> list[Number]:
-    """Returns the least that the pool sent; of a sweep the least and the most."""
-    cheapest, most = _least(rows, rows if is_swept else pool)
-    if not cheapest:
-        return []
-    least = cheapest[0]
-    low, high = (size(x.bytes_per_worker or 0.0) for x in (least, most))
-    if is_swept:
-        return [(" to ".join(dict.fromkeys((low, high))), "sent by each worker")]
-    if part := _part(least, most):
-        return [(part, f"of what {named(most)} sent: {named(least)}, {low}")]
-    return [(low, f"sent by each worker of {named(least)}")]
+        if best is not None:
+            said, who = best.comparison, f"{best.label} against {baseline}"
+            about = f"{who}: {said.verdict} {said.basis}"
+            found.append((said.amount or "none seen", about))
+    if cost := cost_of(rows, rows if is_swept else pool):
+        least, most = cost.rows[0], cost.most
+        low, high = size(cost.least), size(most.bytes_per_worker or 0.0)
+        sent = low, f"sent by each worker of {named(least)}"
+        if is_swept:
+            sent = " to ".join(dict.fromkeys((low, high))), "sent by each worker"
+        elif cost.part:
+            sent = cost.part, f"of what {named(most)} sent: {named(least)}, {low}"
+        found.append(sent)
+    return found
 
 
 def laws(scores: Sequence[Tuning]) -> tuple[str, list[str]]:
@@ -273,10 +269,8 @@ def laws(scores: Sequence[Tuning]) -> tuple[str, list[str]]:
         if len(own) > 1:
             values = ", ".join(f"{_best(x)} at {x.point}" for x in own)
             sentences.append(f"Best {flag} of {label}: {values}.")
-            first, last = (
-                f"{number(x.chosen)} at {x.point}" for x in own[:: len(own) - 1]
-            )
-            line = line or f"Best {flag}: {first}, {last}"
+            ends = [f"{number(x.chosen)} at {x.point}" for x in (own[0], own[-1])]
+            line = line or f"Best {flag}: {', '.join(ends)}"
     return line, sentences
 
 

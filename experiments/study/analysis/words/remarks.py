@@ -1,16 +1,13 @@
-"""The words of a report: title, settings, remarks, and a summary for the screen."""
+"""The settings of a report, and the warnings that its reader needs."""
 
-import os
-import platform
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 from experiments.cli import terminal
 from experiments.study.analysis import formatting
 from experiments.study.analysis.formatting import PHRASES, counted, say
 from experiments.study.analysis.rates import further
-from experiments.study.analysis.results import Report, Row
+from experiments.study.analysis.results import Row
 from experiments.study.config import StudyConfig
 from experiments.study.grid import RunSet
 from experiments.study.search_space import Range
@@ -64,12 +61,6 @@ def _settings(config: Any) -> dict[str, Any]:
     }
 
 
-def environment(versions: dict[str, str]) -> dict[str, str]:
-    """Returns versions and the machine."""
-    machine = f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores"
-    return {**versions, "machine": machine}
-
-
 def remarks(
     config: StudyConfig,
     runs: Sequence[RunSet],
@@ -77,29 +68,37 @@ def remarks(
     by: Measure,
     scores: Sequence[Tuning],
     command: str,
-) -> list[str]:
-    """Returns the warnings that a reader of the figures needs."""
+) -> Iterator[str]:
+    """Yields the warnings that a reader of the figures needs."""
     gone = [row for row in rows if row.diverged]
-    found = [formatting.diverged(row) for row in gone]
-    # Said once, after the last of them.
-    if any(row.measure for row in gone):
-        found[-1] += f" {say('others')}"
+    for i, row in enumerate(gone, 1):
+        # Said once, after the last of them.
+        is_last = i == len(gone) and any(x.measure for x in gone)
+        yield formatting.diverged(row) + f" {say('others')}" * is_last
     if config.seeds < MIN_SEEDS:
-        found.append(say("few_seeds", seeds=counted(config.seeds), enough=MIN_SEEDS))
-    found += [*_on_missing(config, runs), *_on_tuning(config, runs, scores, command)]
-    shares = {
-        s["batch_size"] / s["workers"] for r in runs if (s := r.config["settings"])
-    }
+        yield say("few_seeds", seeds=counted(config.seeds), enough=MIN_SEEDS)
+    yield from _on_missing(config, runs)
+    yield from _on_tuning(config, runs, scores, command)
+    settings = [r.config["settings"] for r in runs]
+    shares = {s["batch_size"] / s["workers"] for s in settings}
     if len(shares) > 1 and config.step_time is None:
-        found.append(say("step_times"))
-    return [*found, *_on_data(runs, by), *_on_sends(runs)]
+        yield say("step_times")
+    # Shards follow from the seed and the number of workers.
+    if (kinds := {s["partition"] for s in settings}) != {"iid"}:
+        yield say("partition", partition=", ".join(sorted(kinds)))
+    sizes = {(r.point, r.config["settings"]["batch_size"]) for r in runs}
+    if len(sizes) > len({r.point for r in runs}):
+        yield say("batches")
+    if by not in (ACCURACY, LOSS):
+        yield say("measure", measure=by.name)
+    yield from _on_sends(runs)
 
 
 def _on_missing(config: StudyConfig, runs: Sequence[RunSet]) -> Iterator[str]:
     """Yields warnings about runs that failed."""
     for r in (x for made in runs for x in (made, *made.trials)):
         if count := len(r.seeds) - len(r.summaries):
-            trial = r.trial if r.share is not None else ""
+            trial = r.trial if r.is_trial else ""
             name = " ".join(x for x in (r.name, trial) if x)
             are = "is" if count == 1 else "are"
             yield say("missing", name=name, count=count, seeds=len(r.seeds), are=are)
@@ -130,7 +129,8 @@ def _on_tuning(
     budgets = {len(r.trials) for r in runs}
     if len(budgets) > 1:
         yield say("budgets")
-    tuned = ", --".join(_named(each.flags) for each in config.tuned)
+    flags = (" or --".join(each.flags) for each in config.tuned)
+    tuned = ", --".join(flags).replace("_", "-")
     if tuned and max(budgets) == 1:
         yield say("untuned", tuned=tuned)
     elif tuned:
@@ -141,24 +141,6 @@ def _on_tuning(
             tune_seeds=f"{config.tune_seeds} seed{'s'[: config.tune_seeds > 1]}",
             share=100 * config.tune_share,
         )
-
-
-def _named(flags: Sequence[str]) -> str:
-    """Returns "block-momentum or --slow-momentum"."""
-    return " or --".join(flag.replace("_", "-") for flag in flags)
-
-
-def _on_data(runs: Sequence[RunSet], by: Measure) -> Iterator[str]:
-    """Yields warnings about what the workers see, and about the measure."""
-    # Shards follow from the seed and the number of workers.
-    kinds = {r.config["settings"]["partition"] for r in runs}
-    if kinds != {"iid"}:
-        yield say("partition", partition=", ".join(sorted(kinds)))
-    sizes = {(r.point, r.config["settings"]["batch_size"]) for r in runs}
-    if len(sizes) > len({r.point for r in runs}):
-        yield say("batches")
-    if by not in (ACCURACY, LOSS):
-        yield say("measure", measure=by.name)
 
 
 def _on_sends(runs: Sequence[RunSet]) -> Iterator[str]:
@@ -179,33 +161,3 @@ def _on_sends(runs: Sequence[RunSet]) -> Iterator[str]:
         yield say("unknown", unknown=", ".join(unknown))
     if (more := runs[0].any["not_counted"]) is not None:
         yield say("not_counted", not_counted=more)
-
-
-def summary(report: Report, out: Path) -> str:
-    """Returns the summary that a person reads on the screen."""
-    heads = ("", report.measure.name, formatting.against(report), "each sent")
-    rows = [(*heads, "lr -> effective lr")]
-    rows += [_cells(row, report.measure) for row in report.rows]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-        for row in rows
-    ]
-    notes = [f"note: {remark}" for remark in report.remarks]
-    texts = [report.title, *lines, "", report.headline, *report.sentences, *notes]
-    files = f"report: {out / 'report.html'}"
-    return "\n".join([*(text.rstrip() for text in texts), files])
-
-
-def _cells(row: Row, by: Measure) -> tuple[str, ...]:
-    """Returns the cells of a row of the screen's table."""
-    figure = formatting.spread(row.measure, by)
-    if row.diverged:
-        figure += f" ({row.diverged} of {row.seeds} diverged)"
-    return (
-        " ".join(x for x in (row.label, row.point) if x),
-        figure,
-        row.comparison.clause,
-        formatting.sent(row),
-        f"{formatting.nominal(row)} -> {terminal.rate(row.effective_lr)}",
-    )

@@ -2,22 +2,65 @@
 
 from collections.abc import Iterator, Sequence
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 
 from experiments.study.analysis import formatting
-from experiments.study.analysis.formatting import around
-from experiments.study.analysis.quantities import (
-    Quantity,
-    View,
-    is_empty,
-    quantities,
-    views_of,
-)
-from experiments.study.analysis.results import Report
-from experiments.study.report.axes import WORDS, Plot, Range, titled
-from experiments.study.report.charts import Chart, Line, draw_chart, legend_texts
+from experiments.study.analysis.quantities import Quantity, is_empty, quantities
+from experiments.study.analysis.results import Curve, Report
+from experiments.study.report import charts
+from experiments.study.report.charts import Chart, Line, Plot, Range, titled
 from experiments.study.report.styles import Styles
+
+
+class View(NamedTuple):
+    """The x axis that a metric is drawn against.
+
+    Attributes:
+        slug: part of the file's name.
+        name: name in words.
+        title: addition to a title, such as "on 10 GbE".
+        kind: kind of its tick labels: plain, bytes or time.
+        network: that the time is modelled on; "" for other kinds.
+        folded: whether it is shown only on demand.
+    """
+
+    slug: str
+    name: str
+    title: str
+    kind: str
+    network: str = ""
+    folded: bool = False
+
+    def values(self, curve: Curve) -> Sequence[float] | None:
+        """Returns the values at a curve's evaluations; None if they are not known."""
+        if self.kind == "time":
+            return curve.seconds.get(self.network)
+        return curve.bytes_per_worker if self.kind == "bytes" else curve.steps
+
+
+def views_of(report: Report) -> list[View]:
+    """Returns steps, bytes, and the time on each network.
+
+    Only the slowest network is unfolded: there the bytes cost most.
+    """
+    # The last value of a curve is that of the whole run.
+    most = {
+        n.name: max(
+            (c.seconds.get(n.name, [0.0])[-1] for c in report.curves), default=0
+        )
+        for n in report.networks
+    }
+    slowest = max(most, key=lambda name: most[name], default=None)
+    return [
+        View("steps", "local steps", "by steps", "plain"),
+        View("bytes", "bytes sent by each worker", "by bytes sent", "bytes"),
+        *(
+            View(f"time {n}", "modelled time", f"on {n}", "time", n, n != slowest)
+            for n in most
+        ),
+    ]
 
 
 def plots(report: Report, styles: Styles) -> Iterator[Plot]:
@@ -28,24 +71,28 @@ def plots(report: Report, styles: Styles) -> Iterator[Plot]:
         y = range_of(quantity, lines_of(report, quantity, views[0]))
         if y is None or is_empty(report, quantity):
             continue
-        many = quantity.group in ("measure", "loss") and quantity.key != "train_loss"
-        shown = views if many else views[:1]
-        found = (plot(report, quantity, view, y, styles) for view in shown)
-        yield from filter(None, found)
+        many = quantity.group in ("measure", "loss") and quantity.by.key != "train_loss"
+        for view in views if many else views[:1]:
+            lines = lines_of(report, quantity, view)
+            if x := x_range(view, lines, y):
+                yield plot(report, quantity, view, lines, (x, y), styles)
 
 
 def lines_of(report: Report, quantity: Quantity, view: View) -> list[Line]:
     """The curves with a figure to show."""
-    lines = []
+    lines, by, words = [], quantity.by, charts.WORDS[view.kind]
     for curve in report.curves:
-        band, x = curve.bands.get(quantity.key), view.values(curve)
+        band, x = curve.bands.get(by.key), view.values(curve)
         if not band or not x:
             continue
         at = finite(x)
-        mean, low, high = (finite(values) * quantity.scale for values in band)
+        mean, low, high = (finite(values) * by.scale for values in band)
+        places = [
+            f"{x:,.0f} {view.name}" if view.kind == "plain" else words(x) for x in at
+        ]
         tips = [
-            f"{curve.label}: {around(y, deviation, quantity.unit)} {place(view, x)}"
-            for y, deviation, x in zip(mean, high - mean, at, strict=True)
+            f"{curve.label}: {formatting.around(y, deviation, by.unit)} after {place}"
+            for y, deviation, place in zip(mean, high - mean, places, strict=True)
         ]
         every = max(1, len(at) // 8)
         lines += [Line(curve.label, curve.point, at, mean, low, high, tips, every)]
@@ -59,22 +106,25 @@ def finite(values: Sequence[float | None]) -> np.ndarray:
     return np.where(np.isfinite(array), array, np.nan)
 
 
-def place(view: View, x: float) -> str:
-    """A place on the axis in words: "after 480 local steps"."""
-    steps = f"{x:,.0f} {view.name}"
-    return f"after {steps if view.kind == 'plain' else WORDS[view.kind](x)}"
-
-
 def range_of(quantity: Quantity, lines: Sequence[Line]) -> Range | None:
     """The range of y that shows the differences; None without a line.
 
     The first quarter of a run may begin outside, where all figures are far from those
-    that are compared. So may a run that diverges.
+    that are compared. So may a run that diverges: it is far from the best line by the
+    measure of that line's own extent.
     """
     if not lines:
         return None
-    settled = [settled_part(line) for line in lines]
-    fence = np.inf if quantity.bounded else fence_of([mean for mean, *_ in settled])
+    settled, fence = [], np.inf
+    for line in lines:
+        rows = np.stack([line.y, line.low, line.high])
+        late = line.x >= 0.25 * np.nanmax(line.x)
+        rows = rows[:, late] if np.isfinite(line.y[late]).any() else rows
+        settled.append(rows)
+        middle, extent = np.nanmedian(rows[0]), np.nanmax(rows[0]) - np.nanmin(rows[0])
+        most = float(middle + 8 * max(extent, abs(middle) / 2))
+        if most > 0 and not quantity.by.higher_is_better:
+            fence = min(fence, most)
     rows = np.concatenate(settled, axis=1)
     # The comparison is false for gaps, too.
     rows = rows[:, rows[0] <= fence]
@@ -86,53 +136,6 @@ def range_of(quantity: Quantity, lines: Sequence[Line]) -> Range | None:
     if rows[0].min() >= 0 and low < max(0.2 * high, margin):
         return Range(0.0, high + margin)
     return Range(low - margin, high + margin)
-
-
-def fence_of(means: Sequence[np.ndarray]) -> float:
-    """The value that only diverging lines exceed.
-
-    That is far from the best line by the measure of its own extent.
-    """
-    fences = []
-    for mean in means:
-        middle, extent = np.nanmedian(mean), np.nanmax(mean) - np.nanmin(mean)
-        fences += [float(middle + 8 * max(extent, abs(middle) / 2))]
-    return min((fence for fence in fences if fence > 0), default=np.inf)
-
-
-def settled_part(line: Line) -> np.ndarray:
-    """Mean, low and high after the first quarter of the steps, as rows."""
-    late = line.x >= 0.25 * np.nanmax(line.x)
-    rows = np.stack([line.y, line.low, line.high])
-    return rows[:, late] if np.isfinite(line.y[late]).any() else rows
-
-
-def plot(
-    report: Report, quantity: Quantity, view: View, y: Range, styles: Styles
-) -> Plot | None:
-    """A metric against steps, bytes or time; None without a positive x."""
-    lines = lines_of(report, quantity, view)
-    x = x_range(view, lines, y)
-    if x is None:
-        return None
-    name = formatting.sentence(quantity.name)
-    title = f"{titled(name, quantity.unit)} {view.title}"
-    target = None
-    if report.target is not None and quantity.group == "measure":
-        text = f"target {formatting.target(report)}"
-        target = report.target * quantity.scale, text
-    below, labels = view.name + " (log)" * x.log, legend_texts(report)
-    chart = Chart(title, below, x.widened(0.03), y, lines, styles, labels, target)
-    return Plot(
-        f"{quantity.key} by {view.slug}",
-        quantity.group,
-        title,
-        f"{title}, mean and standard deviation over the seeds. At the end: "
-        f"{', '.join(last_figure(line, quantity) for line in lines)}.",
-        note(report, quantity, view, chart),
-        partial(draw_chart, chart),
-        name if view.folded else "",
-    )
 
 
 def x_range(view: View, lines: Sequence[Line], y: Range) -> Range | None:
@@ -156,21 +159,47 @@ def x_range(view: View, lines: Sequence[Line], y: Range) -> Range | None:
     return Range(float(np.nanmin(xs)), float(np.nanmax(xs)), log, view.kind)
 
 
-def last_figure(line: Line, quantity: Quantity) -> str:
-    """The last figure of a line, in words."""
-    last = float(f"{line.y[np.isfinite(line.y)][-1]:.4g}")
-    value = f"{formatting.number(last)} {quantity.unit}".rstrip()
-    return f"{formatting.named(line)} {value}"
+def plot(
+    report: Report,
+    quantity: Quantity,
+    view: View,
+    lines: Sequence[Line],
+    ranges: tuple[Range, Range],
+    styles: Styles,
+) -> Plot:
+    """A metric against steps, bytes or time."""
+    by, (x, y) = quantity.by, ranges
+    title = f"{titled(by.name, by.unit)} {view.title}"
+    target = None
+    if report.target is not None and quantity.group == "measure":
+        target = report.target * by.scale, f"target {formatting.target(report)}"
+    below, texts = view.name + " (log)" * x.log, charts.legend_texts(report)
+    chart = Chart(title, below, x.widened(0.03), y, lines, styles, texts, target)
+    last = [(line, line.y[np.isfinite(line.y)][-1]) for line in lines]
+    ends = [
+        f"{formatting.named(line)} {formatting.number(float(f'{end:.4g}'))} {by.unit}"
+        for line, end in last
+    ]
+    return Plot(
+        f"{by.key} by {view.slug}",
+        quantity.group,
+        title,
+        f"{title}, mean and standard deviation over the seeds. At the end: "
+        f"{', '.join(end.rstrip() for end in ends)}.",
+        note(report, quantity, view, chart),
+        partial(charts.draw_chart, chart),
+        formatting.sentence(by.name) if view.folded else "",
+    )
 
 
 def note(report: Report, quantity: Quantity, view: View, chart: Chart) -> str:
     """Names all that the figure leaves out: a missing line is no missing run."""
+    drawn = {line.label for line in chart.lines}
     texts = [(line.label, reason(line, chart, view)) for line in chart.lines]
-    drawn = {label for label, _ in texts}
     texts += [
         (curve.label, f"{view.name}: not known")
         for curve in report.curves
-        if quantity.key in curve.bands and curve.label not in drawn
+        if quantity.by.key in curve.bands and curve.label not in drawn
     ]
     notes = dict.fromkeys(f"{label}: {text}" for label, text in texts if text)
     return ". ".join(notes) + "." if notes else ""

@@ -8,8 +8,7 @@ import numpy as np
 from experiments.study.analysis.formatting import number
 from experiments.study.analysis.profiles import MOST, Profile, profiles, times_of
 from experiments.study.analysis.results import Report
-from experiments.study.report.axes import Plot, Range
-from experiments.study.report.charts import Chart, Line, draw_chart
+from experiments.study.report.charts import Chart, Line, Plot, Range, draw_chart
 from experiments.study.report.styles import Styles
 
 FAR = 32.0  # times as long as the fastest: the end of the axis
@@ -61,14 +60,13 @@ def plot(found: Sequence[Profile], styles: Styles, workloads: str) -> Plot:
 def line_of(profile: Profile) -> Line:
     """A line with a step at each workload, across the whole axis."""
     ends = [x for x in dict.fromkeys(profile.ratios) if x <= FAR]
-    x, y, tips = [], [], []
-    before = 0.0
-    for at in dict.fromkeys([1.0, *ends, FAR]):
-        share = profile.share(at)
-        text = f"{profile.label}: {share:.0%} within {number(at)} times the fastest"
-        x += [at, at]
-        y += [before, share]
-        tips += [text, text]
-        before = share
-    xs, ys = np.array(x[1:]), np.array(y[1:])
-    return Line(profile.label, "", xs, ys, ys, ys, tips[1:], max(1, len(xs) // 4))
+    at = [*dict.fromkeys([1.0, *ends, FAR])]
+    # A step goes up at its place: every place stands there with both of its shares.
+    x, shares = np.repeat(at, 2)[1:], [profile.share(place) for place in at]
+    y, every = np.repeat(shares, 2)[:-1], max(1, len(x) // 4)
+    tips = [
+        f"{profile.label}: {profile.share(place):.0%} within {number(place)} times the "
+        "fastest"
+        for place in x.tolist()
+    ]
+    return Line(profile.label, "", x, y, y, y, tips, every)

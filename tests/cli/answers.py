@@ -1,0 +1,114 @@
+"""Commands that a process answers one after the other, and modules of a user's own."""
+
+import json
+import subprocess
+import sys
+
+from commands import ROOT, TIMEOUT, environment
+
+ANSWER = """
+import contextlib, importlib, io, json, shlex, sys
+answers, slow = [], {"jax", "optax", "sklearn", "grain", "safetensors"}
+for asked in json.load(sys.stdin):
+    name, _, command = asked.partition(" ")
+    main = importlib.import_module(f"experiments.{name}").main
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            code = main(shlex.split(command))
+        except SystemExit as exit:
+            code = exit.code
+    imported = sorted(slow & {*sys.modules})
+    answers.append([code, out.getvalue(), err.getvalue(), imported])
+print(json.dumps(answers))
+"""
+
+MODULES = {
+    "broken": "raise OSError('out of\\nluck')",
+    "mine": '''
+import jax
+import syncalgos
+from syncalgos import Strategy, collectives
+
+
+def pull(period: int = 4, strength: float = 0.5) -> Strategy:
+    """Pulls replicas to their mean.
+
+    Args:
+        period: steps between pulls.
+        strength: how far replicas go,
+            where 1 is 100% of the way.
+    """
+
+    def nearer(x, mean):
+        return x + strength * (mean - x)
+
+    def sync(replica, state, step):
+        means = collectives.mean(replica.params)
+        params = jax.tree.map(nearer, replica.params, means)
+        return replica._replace(params=params), state
+
+    return syncalgos.every(period, Strategy(sync=sync))
+
+
+def number():
+    return 3
+
+
+def failing():
+    raise RuntimeError("out of ideas")
+
+
+def taken(workers=3):
+    return Strategy()
+
+
+def reshaping():
+    def sync(replica, state, step):
+        wider = jax.tree.map(lambda x: x[None], replica.params)
+        return replica._replace(params=wider), state
+
+    return Strategy(sync=sync)
+
+
+def branching():
+    def sync(replica, state, step):
+        return (replica, state) if step % 2 else (replica, ())
+
+    return Strategy(sync=sync)
+
+
+def narrowing():
+    def sync(replica, state, step):
+        half = jax.tree.map(lambda x: x.astype("bfloat16"), replica.params)
+        return replica._replace(params=half), state
+
+    return Strategy(sync=sync)
+''',
+}
+
+
+def write_modules(folder):
+    for name, source in MODULES.items():
+        (folder / f"{name}.py").write_text(source)
+    return folder
+
+
+def answered(asked, cwd=ROOT, **environ):
+    """Answers commands such as "run --algo bmuf" in a fresh process.
+
+    Returns:
+        The exit code, stdout and stderr of each, and the slow modules, jax among them,
+        that were imported by then.
+    """
+    ended = subprocess.run(
+        [sys.executable, "-c", ANSWER],
+        cwd=cwd,
+        env=environment(**environ),
+        input=json.dumps([*asked]),
+        capture_output=True,
+        encoding="utf-8",
+        timeout=TIMEOUT,
+    )
+    assert ended.returncode == 0, ended.stderr
+    return json.loads(ended.stdout)

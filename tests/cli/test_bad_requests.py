@@ -1,0 +1,352 @@
+"""Requests that cannot be met: each is answered in one line, and leaves nothing.
+
+A new row is a command and what its line must name. `EARLY` is answered before jax is
+imported, `LATER` before anything is compiled.
+"""
+
+import inspect
+import os
+
+import pytest
+from answers import MODULES, answered, write_modules
+from commands import ROOT
+
+from experiments.aiming.config import SETTINGS as OF_AIM
+from experiments.cli import factories
+from experiments.cli.factories import ALGORITHM, TASK
+from experiments.cli.words import number, whole
+from experiments.study.config import SETTINGS as OF_COMPARE
+from experiments.tasks import TASKS
+from experiments.training.config import SETTINGS
+from syncalgos import ALGORITHMS
+
+# Numbers to which nothing sets an upper end: a run diverges, or a model says so.
+ENDLESS = {"lr", "weight-decay", "clip-norm", "target", "step-time", "timeout"}
+
+
+def impossible(setting):
+    """Words that a setting refuses, as its row in the table says."""
+    if setting.choices:
+        return ["nonsense"]
+    if setting.read is whole:
+        most = setting.below or 2**31
+        return [str(setting.least - 1), "1.5", str(most), str(2**31), str(10**30)]
+    bounds = [setting.above, setting.below]
+    if setting.least is not None:
+        bounds.append(setting.least - 1)
+    found = [str(x) for x in bounds if x is not None]
+    if setting.name not in ENDLESS:
+        found.append("1e300")
+    return [*found, "nan", "inf", "-inf", "much"] if setting.read is number else []
+
+
+RANGES = {
+    f"{command} --{setting.name}={word}": [f"--{setting.name}"]
+    for command, table in (("run", SETTINGS), ("compare", OF_COMPARE), ("aim", OF_AIM))
+    for setting in table.values()
+    for word in impossible(setting)
+}
+EMPTY = {
+    f"{command} --{flag}{between}''": [f"--{flag} ''", "empty", "unset variable"]
+    for command, flags in (
+        ("run", "algo task out steps period partition data-dir model"),
+        ("compare", "algos task out measure network tune lr"),
+    )
+    for flag in flags.split()
+    for between in (" ", "=")
+}
+
+
+def owners(kind, parameter):
+    """The algorithms, or tasks, that have it."""
+    made = {name: factories.named(kind, name) for name in kind.files}
+    return [x for x in made if parameter in inspect.signature(made[x]).parameters]
+
+
+BOTH = "one algorithm", "experiments.compare --algos bmuf,diloco"
+NAMELESS = ["every algorithm needs a name"]
+NO_RANGE = ["--tune", "needs a flag and its values"]
+RANGE = ["--tune", "LOW:HIGH:log:COUNT"]
+KINDS = ["unknown --partition", "iid", "speaker", "dirichlet:0.1"]
+EARLY = RANGES | EMPTY
+EARLY |= {
+    # Names.
+    "run --algo bmfu": ["unknown algorithm 'bmfu'; did you mean 'bmuf'?; your own: pa"],
+    "run --algo BMUF": ["did you mean 'bmuf'"],
+    "run --algo xyz": ["'xyz'", *ALGORITHMS],
+    "run --algo bmuf,diloco": BOTH,
+    "run --algo 'bmuf --nesterov'": ["'bmuf --nesterov'", "leave the quotation marks"],
+    "run --algo absent:pull": ["'absent'"],
+    "run --algo broken:pull": ["'broken'", "OSError: out of luck"],
+    "run --algo mine.py:pull": ["mine:pull, without .py"],
+    "run --task shakespear": ["'shakespear'", "'shakespeare'", *TASKS],
+    "run --task digits,mnist": ["one task", "'digits,mnist'"],
+    "run --backend pmpa": ["'pmpa'", "'pmap'", "shard_map", "vmap"],
+    "run --schedule cosin": ["'cosin'", "'cosine'", "constant", "step"],
+    "run --opt-state-at-sync rest": ["'rest'", "'reset'", "keep", "average"],
+    "run --task digits --feed disk": ["'disk'", "device", "host"],
+    # Flags, and whose they are.
+    "run stray": ["'stray'"],
+    "run --learning-rate 0.1": ["'--learning-rate': say --lr"],
+    "run --epochs=3": ["'--epochs': say --steps"],
+    "run --perido 4": ["'--perido'", "did you mean '--period'"],
+    "run --stepps 4": ["'--stepps'", "'--steps'"],
+    "run --Steps 4": ["did you mean '--steps'"],
+    "run --algo sync_sgd --period 4": ["sync_sgd has no", *owners(ALGORITHM, "period")],
+    "run --algo sync_sgd --no-nesterov": ["--no-n", *owners(ALGORITHM, "nesterov")],
+    "run --outer-lr 1": ["bmuf has no flag --out", *owners(ALGORITHM, "outer_lr")],
+    "run --task digits --remat": ["digits has no flag --r", *owners(TASK, "remat")],
+    "run --task shakespeare --batch-norm global": owners(TASK, "batch_norm"),
+    "run --task mnist --context 8": ["mnist has no flag --c", *owners(TASK, "context")],
+    # An algorithm's and a task's own values.
+    "run --period 1.5": ["--period", "whole number", "'1.5'"],
+    "run --period abc": ["--period", "whole number", "'abc'"],
+    "run --algo gossip --topology rin": ["'rin'", "'ring'", "exponential"],
+    "run --algo sparseloco --bits 3": ["--bits", "'3'", "8, 4, 2, none"],
+    "run --task shakespeare --model resnet20": ["--model", "'resnet20'", "gpt"],
+    "run --task digits --model lenet": ["--model", "'lenet'", "mlp"],
+    "run --task mnist --model lent": ["--model", "'lent'", "lenet, resnet20, mlp"],
+    "run --task cifar10 --model resnet50": ["--model", "'resnet50'", "resnet20"],
+    "run --task mnist1d --model lenet": ["--model", "'lenet'", "cnn, mlp, logistic"],
+    "run --task mnist --batch-norm local": ["'local'", "worker, global"],
+    "run --task spoken_digits --hidden 1.5": ["--hidden", "whole number", "'1.5'"],
+    "run --task embeddings --tables striped": ["--tables", "striped", "sharded"],
+    "run --task embeddings --algo bmuf --reduce row_sparse": ["bmuf", "--reduce"],
+    # Numbers, and what does not fit together.
+    "run --workers 0": ["--workers", "at least 1", "got 0"],
+    "run --lr nan": ["--lr", "above 0", "got nan"],
+    "run --lr inf": ["--lr", "finite", "got inf"],
+    "run --ema 1": ["--ema", "below 1", "got 1"],
+    "run --devices 0,x": ["--devices", "'0,x'"],
+    "run --workers 128 --batch-size 64": ["batch of 64", "128 workers"],
+    "run --batch-size 100": ["batch of 100", "8 workers", "96 or 104"],
+    "run --batch-size 64 --accumulate 3": ["8 examples", "3 microbatches", "48 or 72"],
+    "run --steps 32 --warmup-steps 40": ["--warmup-steps 40", "--steps 32"],
+    "run --steps 32 --sync-until 32": ["--sync-until 32", "--steps 32", "sync_sgd"],
+    "run --partition dirichlet": ["ALPHA must be", "above 0", "got ''"],
+    "run --partition dirichlet:x": ["ALPHA must be", "got 'x'"],
+    "run --partition dirichlet:0": ["--partition", "above 0", "got 0"],
+    "run --partition dirichlet:-1": ["above 0", "got -1"],
+    "run --partition dirichlet:nan": ["ALPHA must be", "nan"],
+    "run --partition dirichlet:1e300": ["below 1e+09"],
+    "run --partition dirchlet:0.1": [*KINDS, "did you mean 'dirichlet'"],
+    "run --partition iid:3": ["unknown --partition 'iid:3'", "did you mean 'iid'"],
+    "run --partition 'by label'": ["unknown --partition 'by label'"],
+    "run --resume --overwrite": ["--resume", "--overwrite"],
+    "run --resume": ["--resume", "--out"],
+    "run --resume-center --steps 8": ["--resume", "--out"],
+    "run --max-restarts 3": ["--processes", "--scheduler", "--resume"],
+    "run --processes 3": ["8 workers", "3 processes"],
+    "run --processes 2 --backend vmap": ["--backend vmap", "2 processes"],
+    "run --coordinator a:99": ["--coordinator", "--process-id"],
+    "run --process-id 1": ["--process-id", "--coordinator"],
+    # The algorithms of a study.
+    "compare --algos bmfu": ["'bmfu'", "did you mean 'bmuf'"],
+    "compare --algos bmuf,": NAMELESS,
+    "compare --algos bmuf,,sync_sgd": NAMELESS,
+    "compare --algos '--period 4'": NAMELESS,
+    "compare --algos 'bmuf, --period 4'": NAMELESS,
+    "compare --algos =bmuf": ["'=bmuf' must be a label, = and a name"],
+    "compare --algos 'A= bmuf'": ["'A=' must be a label, = and a name"],
+    "compare --algos 'bmuf, sync_sgd, bmuf'": ["'bmuf' twice", "other=bmuf"],
+    "compare --algos A=bmuf,A=diloco": ["'A'", "twice", "other=bmuf"],
+    '''compare --algos "'bmuf"''': ["quotation mark is not closed"],
+    "compare --algos bmuf diloco": ["'diloco': say --algos 'bmuf, diloco'"],
+    "compare bmuf diloco": ["'bmuf': say --algos 'bmuf, diloco'"],
+    "compare --algos bmuf stray": ["unexpected argument 'stray'"],
+    # Flags of its runs.
+    "compare --task=digit": ["digit", "did you mean 'digits'"],
+    "compare --lrr 0.1": ["'--lrr'", "'--lr'"],
+    "compare --learning-rate 1": ["is a flag of none of sync_sgd, ", ": say --lr"],
+    "compare --networks 1Gbps": ["'--networks' is a flag of none of "],
+    "compare --algos 'bmuf --perod 8'": ["'--perod'", "'--period'"],
+    "compare --algos 'bmuf --period \"\"'": ["--period ''", "empty"],
+    "compare --algos sync_sgd --period 8": ["none of sync_sgd", "belongs to", "bmuf"],
+    "compare --algos 'bmuf,sync_sgd --period 4'": ["sync_sgd has no flag --period"],
+    "compare --seed 3": ["--seed", "--seeds"],
+    "compare --export x": ["--export", "single runs"],
+    "compare --algos='bmuf --seed 3'": ["--seed"],
+    "compare --algos='bmuf --task mnist'": ["--task"],
+    "compare --lr fast": ["--lr", "must be a number", "'fast'"],
+    "compare --baseline nope": ["--baseline", "'nope'"],
+    "compare --network 10gb": ["'10gb'", "'10gbe'"],
+    "compare --preset slowmo-tabel": ["'slowmo-tabel'", "'slowmo-table'"],
+    "compare --seeds 5000": ["15,024 runs", "10,000"],
+    # What it varies.
+    "compare --tune lr": [*NO_RANGE, "lr=0.01:1:log:7"],
+    "compare --tune lr=": NO_RANGE,
+    "compare --tune =1,2": NO_RANGE,
+    "compare --tune lr=1,,2": ["--tune", "none be empty"],
+    "compare --tune lr=1,2,1": ["--tune", "must differ"],
+    "compare --tune lr=1:2": RANGE,
+    "compare --tune lr=1:2:cubic:3": ["--tune", "LOW:HIGH:linear:COUNT"],
+    "compare --tune lr=1:2:log:3:4": RANGE,
+    "compare --tune lr=1:2:log:x": RANGE,
+    "compare --tune lr=a:2:log:3": RANGE,
+    "compare --tune lr=2:1:log:3": ["--tune", "2 must be below 1"],
+    "compare --tune lr=1:1:linear:3": ["--tune", "1 must be below 1"],
+    "compare --tune lr=0:inf:linear:3": ["--tune", "must be below inf"],
+    "compare --tune lr=0:1:log:3": ["--tune", "begins above 0"],
+    "compare --tune lr=-1:1:log:3": ["--tune", "begins above 0"],
+    "compare --tune lr=0.1:1:log:1": ["--tune", "at least 2 values, got 1"],
+    "compare --tune foo=1,2": ["'--foo'", "none of"],
+    "compare --tune lr=-1,1": ["--lr", "above 0", "-1"],
+    "compare --tune optimizer=sgd,adam": ["needs numbers", "'sgd'"],
+    "compare --tune lr=0.1:1:log:100000": ["100,000 values", "at most 10,000 runs"],
+    "compare --tune lr=0.1:1:log:5000": ["15,015 runs", "10,000"],
+    "compare --tune lr=0.1:1:log:99 --tune block-lr=0.1:1:log:99": ["runs", "10,000"],
+    "compare --tune lr=1,2 --tune lr=3,4": ["lr", "once only"],
+    "compare --tune lr=1,2 --sweep lr=3,4": ["lr", "once only"],
+    "compare --lr=0.1 --tune=lr=1,2": ["--lr is given"],  # in vain
+    "compare --algos='bmuf, A=bmuf --lr 3' --tune=lr=1,2": ["--lr is given"],
+    "compare --period 4 --sweep=period=1,2": ["--period is given"],
+    "compare --algos=sync_sgd --tune=period=1,2": ["'--period'", "none of sync_sgd"],
+    "compare --sweep seed=1,2": ["seed", "--seeds"],
+    "compare --sweep perid=1,2": ["'--perid'", "did you mean '--period'"],
+    "compare --sweep workers=1,0": ["--workers", "at least 1"],
+    "compare --algos bmuf --sweep='block_momentum|period=1,2'": ["varies one flag"],
+    "compare --algos bmuf --tune='block_momentum|=0.5,0.9'": NO_RANGE,
+    "compare --algos bmuf --tune='lr|block_momentum=1,2' --lr=1": ["--lr is given"],
+    "compare --algos bmuf --tune='lr|block_momentun=1,2'": ["--block-momentun"],
+    # Machines, and what is compiled for them.
+    "aim": ["--target is missing", "tpu:v5e"],
+    "aim --target tpu:v7:4x4": ["unknown target", "did you mean", "cuda:h100"],
+    "aim --target tpu:v55e:4x4": ["did you mean 'tpu:v5e'?"],
+    "aim --target h100:4x8": ["did you mean 'cuda:h100'?"],
+    "aim --target quantum": ["tpu:v4, tpu:v5e, tpu:v5p, tpu:v6e", "a100, cuda:h100, c"],
+    "aim --target cpu:8,": ["cpu, cpu:8"],
+    "aim --target tpu:v5e": ["such as tpu:v5e:4x4"],
+    "aim --target tpu:v5e:4*4": ["such as tpu:v5e:4x4"],
+    "aim --target tpu:v5e:0x4": ["such as tpu:v5e:4x4"],
+    "aim --target tpu:v5p:4x4": ["takes 3 numbers, such as 4x4x4"],
+    "aim --target tpu:v5e:3x4": ["must be even"],
+    "aim --target tpu:v5e:32x16": ["at most 256 chips, got 512; see --slices"],
+    "aim --target cuda:h100:2x16": ["at most 8 GPUs, got 16"],
+    "aim --target cpu:0": ["cpu:N"],
+    "aim --target cpu:many": ["cpu:N"],
+    "aim --target tpu:v5e:4x4 --slices 0": ["--slices", "whole number of at least 1"],
+    "aim --target cuda:h100:4x8 --slices 2": ["only TPUs have slices"],
+    "aim --target cpu:8 --mesh fsdp=3": ["workers of 3 chips", "8 chips of cpu:8"],
+    "aim --target cpu:8 --batch-size 12": ["12 does not divide over 8 workers"],
+    "aim --target cpu:8 --backend pmap": ["only shard_map"],
+    "aim --target cpu:8 --workers 12": ["--workers 12", "8 chips"],
+    "aim --target cpu:8 --devices 0,1": ["--devices", "--target"],
+    "aim --target cpu:8 --out here": ["--out", "--json or --page"],
+    "aim --target cpu:8 --page found.txt": [".html or .md"],
+    "aim --target cpu:8 --json nowhere/a.json": ["there is no folder nowhere"],
+    "aim --target cpu:8 --processes 2": ["--processes", "--target"],
+    "aim --target cpu:8 --algo bmuf --algos all": ["say one"],
+    "aim --target cpu:8 --algo bmfu": ["did you mean 'bmuf'"],
+    "aim --target cpu:8 --mfu 2": ["--mfu must be at most 1"],
+    "aim --target cpu:8 --network fast": ["network 'fast'", "10gbe"],
+}
+LINE = 1 + MODULES["mine"].partition("if step % 2")[0].count("\n")
+ROW_SPARSE = "run --task embeddings --algo sync_sgd --reduce row_sparse"
+TRIED = {  # on a model, which has to be drawn
+    "run --algo mine:reshaping": ["mine:reshaping", "params[0]['b']", "float32[1,"],
+    "run --algo mine:narrowing": ["mine:narrowing", "params[0]['b']", "bfloat16["],
+    "run --algo mine:branching": [f"mine.py:{LINE}: `", "use every(schedule, …)"],
+}
+LATER = {
+    **TRIED,
+    # A strategy or a task that is none, and where it failed.
+    "run --algo mine:absent": ["'mine'", "'absent'"],
+    "run --algo mine:pul": ["'pul'", "'pull'"],
+    "run --algo mine:number": ["mine:number", "Strategy", "got 3"],
+    "run --algo mine:taken": ["mine:taken", "'workers'"],
+    "run --algo mine:failing": ["RuntimeError: out of ideas (mine.py:", " in failing)"],
+    # An algorithm's own values.
+    "run --period 0": ["period", "at least 1", "got 0"],
+    "run --period 99999999999": ["period", "below 2**31"],
+    "run --block-momentum 1.0": ["block_momentum", "below 1", "got 1.0"],
+    "run --block-momentum -0.1": ["block_momentum", "at least 0", "got -0.1"],
+    "run --block-momentum nan": ["block_momentum", "got nan"],
+    "run --algo diloco --reduce int3": ["'int3'", "'int8'", "int4", "int2", "bf16"],
+    "run --algo hierarchical --groups 3": ["8 workers", "3 groups"],
+    "run --algo streaming_diloco --fragments 3": ["fragments", "period 16", "got 3"],
+    "run --algo streaming_diloco --delay 4": ["delay", "below", "= 4", "got 4"],
+    "run --algo sync_sgd --opt-state-at-sync reset": ["never syncs"],
+    # Optimizers and devices.
+    "run --optimizer adm": ["unknown optimizer 'adm'; did you mean 'adam'?"],
+    "run --optimizer schedule_free_sgd": ["evaluates another", "adamw", "--schedule"],
+    "run --optimizer adam --momentum 0.9": ["adam", "--momentum", "sgd"],
+    "run --optimizer sm3 --schedule cosine": ["sm3", "schedule"],
+    "run --devices 7": ["device 7", "0, 1"],
+    "run --devices 0,0": ["distinct", "[0, 0]"],
+    "run --workers 7 --devices 0,1": ["7 workers", "2 devices"],
+    "run --batch-size 1600": ["batch of 1600", "1438 examples"],
+    "run --export model.bin": ["--export model.bin", ".safetensors"],
+    "run --export model": ["--export model", ".safetensors"],
+    # A task's own values.
+    "run --task mnist --remat": ["--remat", "'lenet'", "resnet20"],
+    "run --task mnist --batch-norm global": ["--batch-norm", "'lenet'", "resnet20"],
+    "run --task shakespeare --heads 3": ["--heads 3", "--width 128"],
+    "run --task shakespeare --context 0": ["--context", "at least 1", "got 0"],
+    "run --task shakespeare --layers 0": ["--layers", "at least 1", "got 0"],
+    "run --task spoken_digits --frames 0": ["--frames", "at least 1", "got 0"],
+    "run --task spoken_digits --frames 100000": ["--frames", "at most", "got 100000"],
+    "run --task embeddings --order 1": ["--order", "at least 2", "got 1"],
+    "run --task embeddings --negatives -1": ["--negatives", "at least 0", "got -1"],
+    "run --task embeddings --tables sharded --negatives 0": ["--negatives 0: a"],
+    "run --task embeddings --tables sharded --clip-norm 1": ["--clip-norm", "sharded"],
+    f"{ROW_SPARSE} --task digits": ["row_sparse", "embeddings"],
+    f"{ROW_SPARSE} --algo diloco": ["sync_sgd", "not diloco"],
+    f"{ROW_SPARSE} --tables sharded": ["row_sparse", "replicated", "sharded"],
+    f"{ROW_SPARSE} --tables shared": ["row_sparse", "replicated", "shared"],
+    "run --task imagenet_synthetic --image-size 31": ["--image-size", "least 32", "31"],
+    "run --task imagenet_synthetic --classes 1001": ["--classes", "1000", "1001"],
+    "run --task imagenet_synthetic --examples 8": ["batch of 16", "(8 examples)"],
+    "run --task imagenet_synthetic --feed device": ["--feed device", "on the host"],
+    "run --task quadratic --noise=-1": ["--noise", "-1"],
+    "run --task quadratic --condition 0.5": ["--condition", "0.5"],
+    "run --task quadratic --dimensions 0": ["--dimensions", "0"],
+}
+
+
+def refused(asked, folder, **environ):
+    """The answers to bad requests, by command.
+
+    They come in an empty folder, which they leave empty, without data and network.
+    """
+    modules, empty = folder / "modules", folder / "empty"
+    for made in (modules, empty):
+        made.mkdir()
+    path = os.pathsep.join(map(str, (ROOT, write_modules(modules))))
+    nowhere = {"http_proxy": "http://127.0.0.1:9", "https_proxy": "http://127.0.0.1:9"}
+    environ |= {"PYTHONPATH": path, "SYNCALGOS_DATA": folder / "none", **nowhere}
+    answers = answered(asked, empty, **environ)
+    assert not [*empty.iterdir()]
+    return dict(zip(asked, answers, strict=True))
+
+
+@pytest.fixture(scope="module")
+def early(tmp_path_factory):
+    return refused(EARLY, tmp_path_factory.mktemp("early"))
+
+
+@pytest.fixture(scope="module")
+def later(tmp_path_factory):
+    # jax then writes a line for each compilation, where one line may be.
+    return refused(LATER, tmp_path_factory.mktemp("later"), JAX_LOG_COMPILES="1")
+
+
+def assert_told(answer, named, is_tried=False):
+    code, out, err, _ = answer
+    assert (code, out) == (2, "")
+    # An optimizer is tried out on shapes alone, of which jax writes a line too.
+    lines = [x for x in err.splitlines() if not x.startswith("Finished tracing")]
+    [line] = lines[-1:] if is_tried else lines
+    assert line.startswith("error: ")
+    for text in named:
+        assert text in line
+
+
+@pytest.mark.parametrize(("command", "named"), EARLY.items(), ids=EARLY)
+def test_bad_request_is_refused_in_a_line_before_jax_is_imported(command, named, early):
+    assert_told(early[command], named)
+    assert early[command][-1] == []
+
+
+@pytest.mark.parametrize(("command", "named"), LATER.items(), ids=LATER)
+def test_bad_request_is_refused_in_a_line_before_any_compilation(command, named, later):
+    assert_told(later[command], named, command in TRIED)
