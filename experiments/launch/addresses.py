@@ -76,18 +76,22 @@ def reach(host: str, port: int, seconds: float) -> str | None:
     Returns:
         None; the reason if nobody does in time.
     """
-    deadline, reason = time.monotonic() + seconds, "timed out"
-    while time.monotonic() < deadline:
-        try:
-            with socket.create_connection((host, port), ATTEMPT) as sock:
-                # Where nobody listens, a connection may meet itself.
-                if sock.getsockname() != sock.getpeername():
-                    return None
-        # The user's text may be no name at all.
-        except (OSError, UnicodeError) as error:
-            reason = getattr(error, "strerror", None) or str(error)
+    deadline = time.monotonic() + seconds
+    while (reason := _refusal(host, port)) and time.monotonic() < deadline:
         time.sleep(PAUSE)
     return reason
+
+
+def _refusal(host: str, port: int) -> str | None:
+    """Returns why an address cannot be connected to; None if it can."""
+    try:
+        with socket.create_connection((host, port), ATTEMPT) as sock:
+            # Where nobody listens, a connection may meet itself.
+            is_own = sock.getsockname() == sock.getpeername()
+            return "nobody listens" if is_own else None
+    # The user's text may be no name at all.
+    except (OSError, UnicodeError) as error:
+        return getattr(error, "strerror", None) or str(error)
 
 
 def listen(host: str | None, port: int) -> socket.socket:
@@ -100,17 +104,18 @@ def listen(host: str | None, port: int) -> socket.socket:
     Raises:
         OSError: the port is in use, or not for this user.
     """
-    if host is None and socket.has_dualstack_ipv6():
-        try:
-            return socket.create_server(
-                ("::", port), family=socket.AF_INET6, dualstack_ipv6=True
-            )
-        except OSError as error:
-            # IPv6 may be switched off.
-            if error.errno != errno.EADDRNOTAVAIL:
-                raise
-    family = socket.AF_INET6 if ":" in (host or "") else socket.AF_INET
-    return socket.create_server((host or "", port), family=family)
+    is_dual = host is None and socket.has_dualstack_ipv6()
+    is_wide = is_dual or ":" in (host or "")
+    family = socket.AF_INET6 if is_wide else socket.AF_INET
+    try:
+        return socket.create_server(
+            (host or "", port), family=family, dualstack_ipv6=is_dual
+        )
+    except OSError as error:
+        # IPv6 may be switched off.
+        if not is_dual or error.errno != errno.EADDRNOTAVAIL:
+            raise
+    return socket.create_server(("", port))
 
 
 def free_port(host: str = "127.0.0.1") -> int:

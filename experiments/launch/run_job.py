@@ -15,7 +15,7 @@ import syncalgos
 from experiments import exit_codes
 from experiments.checkpoint import lock
 from experiments.checkpoint.background import Background
-from experiments.checkpoint.manager import FOLDER, restore
+from experiments.checkpoint.manager import FOLDER, Saver, restore
 from experiments.cli import terminal
 from experiments.cli.errors import BadRequest
 from experiments.cli.flags import PROGRAM
@@ -96,13 +96,20 @@ def in_folder(
             check_files(replace(run.config, out=out))
         saver, progress = restore(run, out / FOLDER, started, background)
         run = saver.run  # and lets go of the state that it began with
-        try:
-            if run.group.is_first:
-                record_config(run, command, out, progress.lines)
-            saver.open(progress.step)  # which removes old checkpoints
-        except OSError as error:
-            raise BadRequest(f"--out {out}: {error.strerror}") from error
+        _open_files(saver, out, command, progress)
         yield run, progress, saver.save, background.wait
+
+
+def _open_files(
+    saver: Saver, out: Path, command: list[str], progress: Progress
+) -> None:
+    """Writes config.json, and removes old checkpoints; a BadRequest if it cannot."""
+    try:
+        if saver.run.group.is_first:
+            record_config(saver.run, command, out, progress.lines)
+        saver.open(progress.step)
+    except OSError as error:
+        raise BadRequest(f"--out {out}: {error.strerror}") from error
 
 
 def finish(

@@ -7,17 +7,11 @@ from experiments.launch.addresses import address, joined_address
 Place = tuple[int, int, str]
 """The number of processes, the number of this one, and HOST:PORT of process 0."""
 
-# Of torchrun, Kubeflow and others, then of SkyPilot: the number of a process, that of
-# all, process 0's host, which comes first, and its port.
-VARIABLES = (
-    ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
-    (
-        "SKYPILOT_NODE_RANK",
-        "SKYPILOT_NUM_NODES",
-        "SKYPILOT_NODE_IPS",
-        "JAX_COORDINATOR_PORT",
-    ),
-)
+# Variables with the number of a process, that of all, process 0's host, which comes
+# first, and its port: of torchrun, Kubeflow and others, and of SkyPilot.
+TORCH = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+SKYPILOT = ("SKYPILOT_NODE_RANK", "SKYPILOT_NUM_NODES", "SKYPILOT_NODE_IPS")
+SKYPILOT += ("JAX_COORDINATOR_PORT",)
 PORT = "9999"  # where nobody says another
 
 
@@ -33,7 +27,7 @@ def detected(seconds: float) -> Place:
     Raises:
         ValueError: nobody has set it, or not well.
     """
-    for names in VARIABLES:
+    for names in (TORCH, SKYPILOT):
         if all(os.environ.get(name, "").split() for name in names[:3]):
             count, number, where = _by_variables(*names)
             break
@@ -48,19 +42,22 @@ def detected(seconds: float) -> Place:
     return count, number, where
 
 
-def _by_variables(number: str, count: str, hosts: str, port: str) -> Place:
+def _by_variables(rank: str, size: str, hosts: str, port: str) -> Place:
     """Returns what variables of these names say."""
-    values = {number: "", count: "", port: PORT}
-    for name, default in values.items():
-        values[name] = text = os.environ.get(name) or default
-        if not text.isdecimal():
-            raise ValueError(
-                f"--distributed auto: {name} must be a whole number, got {text!r}"
-            )
     # torchrun itself listens at its port, for a store of its own.
-    shift = number == "RANK" and "TORCHELASTIC_RUN_ID" in os.environ
-    where = joined_address(os.environ[hosts].split()[0], int(values[port]) + shift)
-    return int(values[count]), int(values[number]), where
+    shift = rank == TORCH[0] and "TORCHELASTIC_RUN_ID" in os.environ
+    host = os.environ[hosts].split()[0]
+    return _whole(size), _whole(rank), joined_address(host, _whole(port, PORT) + shift)
+
+
+def _whole(name: str, default: str = "") -> int:
+    """Reads a variable; a ValueError if it holds no whole number."""
+    text = os.environ.get(name) or default
+    if not text.isdecimal():
+        raise ValueError(
+            f"--distributed auto: {name} must be a whole number, got {text!r}"
+        )
+    return int(text)
 
 
 def _by_jax(seconds: float) -> Place:
@@ -76,10 +73,9 @@ def _by_jax(seconds: float) -> Place:
         line = f"--distributed auto: {type(error).__name__}: {error}"
         raise ValueError(line) from error
     if where is None or count is None or number is None:
-        torch, skypilot = (", ".join(names) for names in VARIABLES)
         raise ValueError(
-            f"--distributed auto finds none of these around this process: {torch} "
-            f"(torchrun, Kubeflow), {skypilot}, Slurm, Open MPI, Kubernetes; say "
-            "--coordinator, --process-id and --num-processes"
+            "--distributed auto finds none of these around this process: "
+            f"{', '.join(TORCH)} (torchrun, Kubeflow), {', '.join(SKYPILOT)}, Slurm, "
+            "Open MPI, Kubernetes; say --coordinator, --process-id and --num-processes"
         )
     return count, number, where

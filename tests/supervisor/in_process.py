@@ -178,13 +178,6 @@ def of_rows(backend, workers, devices=None):
     return train(trainer, drawing.start(trainer), ROWS, data)[1]
 
 
-def of_batches(backend, workers, devices=None):
-    """Trains on the batches that those rows are."""
-    trainer = drawing.make_trainer(backend, workers, devices)
-    batches = tuple(x[0][ROWS] for x in drawing.make_batches(1, EXAMPLES))
-    return train(trainer, drawing.start(trainer), batches)[1]
-
-
 def of_tables(backend, workers, devices=None):
     """Trains tables sharded over the workers of all processes."""
     strategy = two_tables.STRATEGIES["bmuf"]
@@ -282,7 +275,7 @@ WORK = {
     f.__name__: f
     for f in (
         *(algorithm, alone, debugged, go_on),
-        *(of_batches, of_draws, of_meshes, of_rows, of_tables, refusals),
+        *(of_draws, of_meshes, of_rows, of_tables, refusals),
     )
 }
 

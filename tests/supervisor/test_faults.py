@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from commands import execute, free_address
 from faults import commands, fill, remount, small_disk, until
-from kills import Victim, kill_after, kill_in_a_save, newest
+from kills import newest
 from lasting import assert_same_end, lines_of, run
 from tiny_tasks import EXAMPLES, LABELS
 
@@ -35,42 +35,6 @@ def _in_turn(monkeypatch):
 def start(tmp_path):
     with commands(tmp_path) as start:
         yield start
-
-
-# Kills at any moment
-
-HEAVY = "--task tiny_tasks:heavy --workers 2 --optimizer adam --algo bmuf --period 4 "
-HEAVY += "--steps 40 --eval-every 7 --checkpoint-every 1"
-
-
-@pytest.fixture(scope="module")
-def heavy(tmp_path_factory):
-    """The run without a kill."""
-    ended = run(HEAVY, tmp_path_factory.mktemp("heavy") / "out")
-    assert ended.code == 0, ended.stderr
-    return ended
-
-
-def goes_on(start, command):
-    """Starts it, and waits until it has looked for checkpoints."""
-    started = start(command)
-    started.wait_for("going on from|from the beginning")
-    return Victim(started, started.pid)
-
-
-@pytest.mark.slow
-def test_killed_run_is_resumed_to_the_same_end(start, heavy):
-    victim = goes_on(start, f"{HEAVY} --resume")
-    until(lambda: newest(victim.command.run_out) >= 3, "step 3")
-    assert kill_in_a_save(victim)
-    assert victim.command.process.wait(NOTICED) == -signal.SIGKILL
-    assert victim.is_saving  # as it seems
-    victim = goes_on(start, f"{HEAVY} --resume")
-    assert kill_after(victim, newest(victim.command.run_out) + 5, 0.01)
-    ended = start(f"{HEAVY} --resume").ended()
-    assert len(ended.summary["resumed_at"]) == 2
-    assert_same_end(ended, heavy)
-    assert not victim.is_saving
 
 
 # Disks

@@ -170,17 +170,11 @@ def engine_piece(backend, name):
     return work(what, backend=backend, workers=workers, devices=devices)
 
 
-def batches_piece(backend):
-    return work("of_batches", backend=backend, workers=4, devices=FIRST)
-
-
 def engine_groups(backend, fast):
     """Several processes, which do more, and one."""
     names = [name for name in ENGINE if name in FAST or not fast]
     todo = tuple(engine_piece(backend, name) for name in names)
-    more = batches_piece(backend), ALONE["pmap"], ALONE["vmap"]
-    if not fast:
-        more = batches_piece(backend), ALONE["shard_map"]
+    more = (ALONE["pmap"], ALONE["vmap"]) if fast else (ALONE["shard_map"],)
     if (backend, fast) == ("shard_map", False):
         todo = (*todo, MESHED)
     return Group(2, 2, todo + more), Group(1, 4, todo)
@@ -215,15 +209,6 @@ def test_workers_that_are_meshes_may_lie_in_a_process_or_span_several(start):
             x for x in each[MESHED].values() if isinstance(x, list)
         ]:
             np.testing.assert_array_equal(again, unbroken)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("backend", ["pmap", "shard_map"])
-def test_rows_of_placed_data_are_the_batches(start, backend):
-    several, _ = engine_groups(backend, fast=backend == "pmap")
-    found = start(several).result()
-    rows = joined([each[engine_piece(backend, "rows")] for each in found])
-    assert_same(joined([each[batches_piece(backend)] for each in found]), rows)
 
 
 @pytest.mark.slow

@@ -281,15 +281,11 @@ def main():
         with tempfile.TemporaryDirectory() as top:
             return min(attack_clusters(flags.cluster, flags.seed, Path(top)), 1)
     names, failed, done = list(ALGORITHMS), [], Counter()
-    plan = [  # which algorithm, how, whether of two processes
-        (names[i % len(names)], KINDS[(i + i // len(names)) % len(KINDS)], i % 5 == 4)
-        for i in range(flags.kills)
-    ]
-    for name in names:
-        alone, together = (
-            [kind for other, kind, two in plan if other == name and two == of_two]
-            for of_two in (False, True)
-        )
+    plan = {name: ([], []) for name in names}  # kinds of kills: of one process, of two
+    for i in range(flags.kills):
+        kinds = plan[names[i % len(names)]][i % 5 == 4]
+        kinds.append(KINDS[(i + i // len(names)) % len(KINDS)])
+    for name, (alone, together) in plan.items():
         draw = random.Random(f"{flags.seed} {name}")
         with tempfile.TemporaryDirectory() as top:
             folder = Path(top)
@@ -300,14 +296,9 @@ def main():
                 failed.append(name)
                 print(f"{name}: FAILED: {error}", flush=True)
                 continue
-        print(
-            f"{name}: the same end after {len(alone)} kills of one process, and "
-            f"{len(together)} of one of two",
-            flush=True,
-        )
-        done.update(alone)
-        done.update(f"{kind}, of two processes" for kind in together)
-    print(f"{sum(done.values())} kills: {dict(done)}; failed: {failed or 'none'}")
+        print(f"{name}: the same end after {alone}, of two {together}", flush=True)
+        done.update([*alone, *(f"{kind}, of two processes" for kind in together)])
+    print(f"{done.total()} kills: {dict(done)}; failed: {failed or 'none'}")
     return 1 if failed else 0
 
 

@@ -93,23 +93,6 @@ def shared(width: int = 6) -> Task:
     return drawing(width)._replace(shardings=shardings)
 
 
-def heavy(size: int = 250_000) -> Task:
-    """A model whose checkpoints take long to write.
-
-    Args:
-        size: of its params.
-    """
-
-    def apply(params, buffers, batch, key, train):
-        error = params["table"][batch["y"]] - batch["x"].mean(1)
-        return {"loss": error**2 + 1e-3 * jnp.sum(params["table"] ** 2)}, buffers
-
-    def init(key):
-        return {"table": jax.random.normal(key, (size,)) / size}, ()
-
-    return _task(init, apply)
-
-
 def poisoned(at: int = 5) -> Task:
     """A task whose loss is not finite from a step on, where an example has label 1.
 

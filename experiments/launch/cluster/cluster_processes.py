@@ -167,18 +167,20 @@ class ClusterProcesses:
         """Takes the messages of the workers, but those of an earlier start."""
         while self._inbox:
             message = self._inbox.popleft()
-            if message["serial"] != self._serial:
-                continue
-            for kind, text in message["lines"]:
-                if kind == "out":
-                    print(printable(text), file=sys.stdout, flush=True)
-                else:
-                    self._log(text)
-            status = ProcessStatus(**message["status"])
-            if self._members:  # else the attempt is over
-                member = self._members[status.process]
-                member.status, member.heard = status, now
-                member.is_over = message["is_over"]
+            if message["serial"] == self._serial:
+                self._take(message, now)
+
+    def _take(self, message: dict[str, Any], now: float) -> None:
+        for kind, text in message["lines"]:
+            if kind == "out":
+                print(printable(text), file=sys.stdout, flush=True)
+            else:
+                self._log(text)
+        status = ProcessStatus(**message["status"])
+        if self._members:  # else the attempt is over
+            member = self._members[status.process]
+            member.status, member.heard = status, now
+            member.is_over = message["is_over"]
 
     def _lost(self, member: Member) -> str:
         """Why a process's worker counts as lost; "" while it does not."""

@@ -6,8 +6,6 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
-import jax
-
 from experiments.launch import gloo
 from experiments.launch.addresses import address, is_address, listen, own_address, reach
 from experiments.launch.cluster import inspection
@@ -39,13 +37,13 @@ class Hello(NamedTuple):
 
 
 class Unconnected(Exception):
-    """The processes do not find each other, or differ; the message is one line."""
+    """The processes do not find each other; the message is one line."""
 
 
 def join(
     config: RunConfig, membership: Membership, log: Callable[[str], None]
 ) -> list[Hello]:
-    """Joins the other processes.
+    """Joins the other processes, which may differ.
 
     Args:
         config: on which all must agree.
@@ -56,7 +54,7 @@ def join(
         The introductions of all processes, in their order.
 
     Raises:
-        Unconnected: they are not there, or differ. In other cases jax aborts.
+        Unconnected: they are not there. In other cases jax aborts.
         BadRequest: certificates that jax would not use.
     """
     gloo.check_tls()
@@ -65,12 +63,7 @@ def join(
     else:
         _check_port(membership.coordinator, log)
     _connect(membership, config.init_timeout)
-    hellos = _exchange(config, membership)
-    if line := difference(hellos):
-        # Together: else jax would report the first that leaves as lost.
-        jax.distributed.shutdown()
-        raise Unconnected(line)
-    return hellos
+    return _exchange(config, membership)
 
 
 def _find(membership: Membership, seconds: float) -> None:

@@ -16,7 +16,7 @@ import jax
 from experiments import exit_codes
 from experiments.cli import exits, signals
 from experiments.launch import gloo
-from experiments.launch.joining.join import Unconnected, join
+from experiments.launch.joining.join import Unconnected, difference, join
 from experiments.launch.membership import Membership
 from experiments.launch.run_job import run_job
 from experiments.launch.supervisor.group import numbered
@@ -89,6 +89,10 @@ class JoinedMember:
         except Unconnected as error:
             self._say(str(error))
             signals.end(gloo.hinted(exit_codes.UNCONNECTED, self._say))
+        if line := difference(hellos):
+            # Together: else jax would report the first that leaves as lost.
+            jax.distributed.shutdown()
+            self.end(exit_codes.UNCONNECTED, line)
         is_leaving = threading.Event()
         watch = threading.Thread(target=self._watch, args=(is_leaving,), daemon=True)
         watch.start()

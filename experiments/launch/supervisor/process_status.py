@@ -98,12 +98,9 @@ def end_line(process: TrackedProcess, loss: float) -> str:
     if status.said in ("refused", "lost"):
         return f"process {status.process}: {' '.join(status.text.split())}"
     code = status.code or 0
-    how = (
-        f"was killed by {signal_name(-code)}"
-        if code < 0
-        else f"ended with exit code {code}"
-    )
-    return f"{name} {how}{place(status)}"
+    if code < 0:
+        return f"{name} was killed by {signal_name(-code)}{place(status)}"
+    return f"{name} ended with exit code {code}{place(status)}"
 
 
 def signal_name(number: int) -> str:
