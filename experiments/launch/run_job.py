@@ -97,8 +97,7 @@ def in_folder(
         saver, progress = restore(run, out / FOLDER, started, background)
         run = saver.run  # and lets go of the state that it began with
         try:
-            if run.group.is_first:
-                record_config(run, command, out, progress.lines)
+            record_config(run, command, out, progress.lines)
             saver.open(progress.step)
         except OSError as error:
             raise BadRequest(f"--out {out}: {error.strerror}") from error

@@ -477,7 +477,7 @@ REFUSED = {  # flags of the common kind, of an algorithm and of a task
     "--period 2 --resume": "the run was made with --period 4, not 2",
     "--width 7 --resume": "the run was made with --width 6, not 7",
     "--task digits --resume": "the run was made with --task tiny_tasks:drawing, not di",
-    "--steps 6 --resume": "the checkpoint is of step 7, behind --steps 6",
+    "--steps 6 --resume": "the checkpoint of step 7 is behind --steps 6",
     "--workers 4 --resume": (
         "the checkpoint of step 7 is of 2 workers, not 4: --resume-center starts new "
         "replicas from its center model"
