@@ -150,6 +150,141 @@ class Saver(NamedTuple):
             self.prune(newest)
 
 
+class Checkpoints(NamedTuple):
+    """The checkpoints that a run may go on from.
+
+    Attributes:
+        run: that can start.
+        folder: of its checkpoints.
+    """
+
+    run: Run
+    folder: Path
+
+    def newest(self) -> Shard | None:
+        """Returns the newest shard whose checkpoint all processes can use.
+
+        Returns:
+            None if there are no checkpoints.
+
+        Raises:
+            BadRequest: there are, and none of them can be used; MayPass if a file could
+                not be read for now.
+        """
+        step = 2**31
+        there: list[int] = []
+        problems: list[Exception] = []
+        try:
+            there = checkpoints.steps(self.folder)
+        except OSError as error:
+            problems.append(error)
+        while step >= 0:
+            # A host may lack the newest: they agree on one that all of them have.
+            older = (x for x in there if x < step)
+            step = self.run.group.smallest(max(older, default=-1))
+            shard = self._agreed(step, problems) if step >= 0 else None
+            if shard is not None:
+                return shard
+        self._check_begins(there, problems)
+
+    def _check_begins(self, there: list[int], problems: list[Exception]) -> None:
+        """Raises a BadRequest if a run from the beginning would replace checkpoints.
+
+        Args:
+            there: steps of those in this process's folder.
+            problems: why they could not be used.
+        """
+        is_unread = any(
+            isinstance(x, OSError) and not isinstance(x, LASTING) for x in problems
+        )
+        is_useless = any(not isinstance(x, Incomplete) for x in problems)
+        # A first save that was cut short has lost nothing: the next one replaces it.
+        is_useless |= bool(there) and not checkpoints.is_first_save(self.folder)
+        here = UNREAD if is_unread else USELESS if is_useless else 0
+        worst = self.run.group.largest(here)
+        reason = problems[0] if problems else "another process cannot use its part"
+        told = f"--resume: no checkpoint in {self.folder} can be used: {reason}; "
+        if worst == UNREAD:
+            raise MayPass(f"{told}nothing is removed: the same command tries again")
+        if worst == USELESS:
+            raise BadRequest(f"{told}nothing is removed: --overwrite begins anew")
+
+    def _agreed(self, step: int, problems: list[Exception]) -> Shard | None:
+        """Returns this process's shard, if all processes have theirs of one run."""
+        run, group, shard = self.run, self.run.group, None
+        try:
+            shard = state_arrays.serving(run.trainer, run.state, self._read(step))
+        except (Damaged, Incomplete, OSError) as error:
+            problems.append(error)
+            group.note(f"the checkpoint of step {step} cannot be used: {error}")
+        if group.largest(shard is None) or shard is None:
+            return None
+        # Numbers below 2³¹, which processes can exchange, that tell runs apart.
+        text = json.dumps(identity(shard), sort_keys=True).encode()
+        digest = np.frombuffer(hashlib.sha256(text).digest(), ">u4") >> 1
+        runs = group.gather(digest.astype(np.int64))
+        if (runs == runs[0]).all():
+            return shard
+        problems.append(Damaged("its parts are of several runs"))
+        if group.is_first:
+            group.note(f"the checkpoint of step {step} cannot be used: {problems[-1]}")
+        return None
+
+    def _read(self, step: int) -> Shard:
+        """Loads this process's workers; one, if the checkpoint has another number."""
+        trainer = self.run.trainer
+        rows, workers = trainer.layout.own_workers, trainer.workers
+        load = partial(checkpoints.load, self.folder, step, check=_record_of)
+        try:
+            shard = load(rows.start, len(rows))
+            if shard.workers == workers:
+                return shard
+        except Incomplete:
+            if load(0, 1).workers == workers:
+                raise
+        return load(0, 1)
+
+    def restored(self, shard: Shard) -> tuple[Run, Progress]:
+        """Returns the run with a checkpoint's state, and the progress until then."""
+        run, c, trainer = self.run, self.run.config, self.run.trainer
+        found = _record_of(shard)
+        progress = found.progress
+        same = shard.workers == trainer.workers
+        told = f"--resume: the checkpoint of step {shard.step}"
+        if not same and not c.resume_center:
+            raise BadRequest(
+                f"{told} is of {shard.workers} workers, not {trainer.workers}: "
+                "--resume-center starts new replicas from its center model"
+            )
+        if shard.step > c.steps:
+            raise BadRequest(f"{told} is behind --steps {c.steps}")
+        same_run.check_settings(found.settings, c, same)
+        decisions = len(decided.found(run.state.sync))
+        if any(number >= decisions for _, number in progress.decided):
+            raise BadRequest(f"{told} has decisions that {c.algo} does not take")
+        if found.versions != versions() and run.group.is_first:
+            terminal.say("the checkpoint is of other versions: numbers may differ")
+        arrays = run.state, shard.own, shard.shared
+        try:
+            if same:
+                state = state_arrays.state(trainer, *arrays)
+            else:
+                state = state_arrays.restarted(trainer, c.seed, *arrays)
+        except state_arrays.Misfit as error:
+            raise BadRequest(f"--resume: {error}") from error
+        if not same:
+            progress.sent_before, progress.sent_since = found.sent, shard.step
+            progress.run_id = ""
+        progress.saved = shard.step
+        progress.resumed_at.append(shard.step)
+        return dataclasses.replace(run, state=state), progress
+
+
+def _record_of(shard: Shard) -> Record:
+    """Returns the record of a shard; raises a ValueError if it is not as written."""
+    return record.read(shard.record, shard.step)
+
+
 def restore(
     run: Run, folder: Path, started: float, background: Background
 ) -> tuple[Saver, Progress]:
@@ -165,18 +300,21 @@ def restore(
             checkpoints none of which can be used.
     """
     group, out, progress = run.group, folder.parent, Progress()
+    found = Checkpoints(run, folder)
     drawn = group.gather([secrets.randbits(31) for _ in range(4)])[0]
     start_id = "".join(f"{int(x):08x}" for x in drawn)
     run_ids: list[str | None] = []
+    shard = None
     if run.config.resume:
-        if (shard := _newest_shard(run, folder)) is not None:
-            run, progress = _restored(run, shard)
-            run_ids.append(shard.record.get("run_id"))
-            terminal.say(f"going on from the checkpoint of step {progress.step}")
-        else:
-            if group.is_first:
-                same_run.check_config(out, run.config)
-            terminal.say(f"no checkpoint in {out}: the run starts from the beginning")
+        shard = found.newest()
+    if shard is not None:
+        run, progress = found.restored(shard)
+        run_ids.append(shard.record.get("run_id"))
+        terminal.say(f"going on from the checkpoint of step {progress.step}")
+    elif run.config.resume:
+        if group.is_first:
+            same_run.check_config(out, run.config)
+        terminal.say(f"no checkpoint in {out}: the run starts from the beginning")
     elif not run.config.overwrite:
         try:
             is_used = bool(checkpoints.steps(folder))
@@ -190,140 +328,3 @@ def restore(
     progress.run_id = progress.run_id or start_id
     run_ids.append(progress.run_id)
     return Saver(run, folder, started, background, run_ids, start_id), progress
-
-
-def _newest_shard(run: Run, folder: Path) -> Shard | None:
-    """Returns the newest shard whose checkpoint all processes can use.
-
-    Returns:
-        None if there are no checkpoints.
-
-    Raises:
-        BadRequest: there are, and none of them can be used; MayPass if a file could not
-            be read for now.
-    """
-    step = 2**31
-    there: list[int] = []
-    problems: list[Exception] = []
-    try:
-        there = checkpoints.steps(folder)
-    except OSError as error:
-        problems.append(error)
-    while step >= 0:
-        # A host may lack the newest: they agree on one that all of them have.
-        step = run.group.smallest(max((x for x in there if x < step), default=-1))
-        shard = _agreed(run, folder, step, problems) if step >= 0 else None
-        if shard is not None:
-            return shard
-    _check_begins(run, folder, there, problems)
-
-
-def _check_begins(
-    run: Run, folder: Path, there: list[int], problems: list[Exception]
-) -> None:
-    """Raises a BadRequest if a run from the beginning would replace checkpoints.
-
-    Args:
-        run: that would begin.
-        folder: of the checkpoints.
-        there: steps of those in this process's folder.
-        problems: why they could not be used.
-    """
-    is_unread = any(
-        isinstance(x, OSError) and not isinstance(x, LASTING) for x in problems
-    )
-    is_useless = any(not isinstance(x, Incomplete) for x in problems)
-    # A first save that was cut short has lost nothing: the next one replaces it.
-    is_useless |= bool(there) and not checkpoints.is_first_save(folder)
-    worst = run.group.largest(UNREAD if is_unread else USELESS if is_useless else 0)
-    reason = problems[0] if problems else "another process cannot use its part"
-    told = f"--resume: no checkpoint in {folder} can be used: {reason}; nothing is "
-    if worst == UNREAD:
-        raise MayPass(f"{told}removed: the same command tries again")
-    if worst == USELESS:
-        raise BadRequest(f"{told}removed: --overwrite begins anew")
-
-
-def _agreed(
-    run: Run, folder: Path, step: int, problems: list[Exception]
-) -> Shard | None:
-    """Returns this process's shard, if all processes have theirs of one run."""
-    group, shard = run.group, None
-    try:
-        shard = state_arrays.serving(run.trainer, run.state, _read(run, folder, step))
-    except (Damaged, Incomplete, OSError) as error:
-        problems.append(error)
-        group.note(f"the checkpoint of step {step} cannot be used: {error}")
-    if group.largest(shard is None) or shard is None:
-        return None
-    # Numbers below 2³¹, which processes can exchange, that tell runs apart.
-    text = json.dumps(identity(shard), sort_keys=True).encode()
-    digest = np.frombuffer(hashlib.sha256(text).digest(), ">u4") >> 1
-    runs = group.gather(digest.astype(np.int64))
-    if (runs == runs[0]).all():
-        return shard
-    problems.append(Damaged("its parts are of several runs"))
-    if group.is_first:
-        group.note(f"the checkpoint of step {step} cannot be used: {problems[-1]}")
-    return None
-
-
-def _read(run: Run, folder: Path, step: int) -> Shard:
-    """Loads this process's workers; one, if the checkpoint has another number."""
-    rows, workers = run.trainer.layout.own_workers, run.trainer.workers
-    load = partial(checkpoints.load, folder, step, check=_record_of)
-    try:
-        shard = load(rows.start, len(rows))
-        if shard.workers == workers:
-            return shard
-    except Incomplete:
-        if load(0, 1).workers == workers:
-            raise
-    return load(0, 1)
-
-
-def _record_of(shard: Shard) -> Record:
-    """Returns the record of a shard; raises a ValueError if it is not as written."""
-    return record.read(shard.record, shard.step)
-
-
-def _restored(run: Run, shard: Shard) -> tuple[Run, Progress]:
-    """Returns the run with a checkpoint's state, and the progress until then."""
-    c, trainer = run.config, run.trainer
-    found = _record_of(shard)
-    progress = found.progress
-    same = shard.workers == trainer.workers
-    if not same and not c.resume_center:
-        raise BadRequest(
-            f"--resume: the checkpoint of step {shard.step} is of {shard.workers} "
-            f"workers, not {trainer.workers}: --resume-center starts new replicas from "
-            "its center model"
-        )
-    if shard.step > c.steps:
-        raise BadRequest(
-            f"--resume: the checkpoint is of step {shard.step}, behind --steps "
-            f"{c.steps}"
-        )
-    same_run.check_settings(found.settings, c, same)
-    decisions = len(decided.found(run.state.sync))
-    if any(number >= decisions for _, number in progress.decided):
-        raise BadRequest(
-            f"--resume: the checkpoint of step {shard.step} has decisions that "
-            f"{c.algo} does not take"
-        )
-    if found.versions != versions() and run.group.is_first:
-        terminal.say("the checkpoint is of other versions: numbers may differ")
-    arrays = run.state, shard.own, shard.shared
-    try:
-        if same:
-            state = state_arrays.state(trainer, *arrays)
-        else:
-            state = state_arrays.restarted(trainer, c.seed, *arrays)
-    except state_arrays.Misfit as error:
-        raise BadRequest(f"--resume: {error}") from error
-    if not same:
-        progress.sent_before, progress.sent_since = found.sent, shard.step
-        progress.run_id = ""
-    progress.saved = shard.step
-    progress.resumed_at.append(shard.step)
-    return dataclasses.replace(run, state=state), progress

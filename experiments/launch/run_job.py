@@ -105,8 +105,7 @@ def _open_files(
 ) -> None:
     """Writes config.json, and removes old checkpoints; a BadRequest if it cannot."""
     try:
-        if saver.run.group.is_first:
-            record_config(saver.run, command, out, progress.lines)
+        record_config(saver.run, command, out, progress.lines)
         saver.open(progress.step)
     except OSError as error:
         raise BadRequest(f"--out {out}: {error.strerror}") from error

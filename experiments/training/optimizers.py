@@ -181,7 +181,16 @@ def make(
     parameters = inspect.signature(factory).parameters
     arguments: dict[str, Any] = {k: x for k, x in own.items() if x is not None}
     for argument in arguments:
-        _check_takes(name, argument, factories)
+        takers = [
+            taker
+            for taker, other in sorted(factories.items())
+            if argument in inspect.signature(other).parameters
+        ]
+        if name not in takers:
+            raise ValueError(
+                f"optimizer {name} takes no --{argument} (these do: "
+                f"{', '.join(takers)})"
+            )
     before = []
     if clip_norm is not None:
         before.append(optax.clip_by_global_norm(clip_norm))
@@ -207,16 +216,3 @@ def make(
         return optimizer
     arguments[MUON_LEAVES] = muon  # only now: it may know the task's own params alone
     return made()
-
-
-def _check_takes(name: str, argument: str, factories: Mapping[str, Callable]) -> None:
-    """Raises a ValueError unless the optimizer takes an argument."""
-    takers = [
-        taker
-        for taker, factory in sorted(factories.items())
-        if argument in inspect.signature(factory).parameters
-    ]
-    if name not in takers:
-        raise ValueError(
-            f"optimizer {name} takes no --{argument} (these do: {', '.join(takers)})"
-        )

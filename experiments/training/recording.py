@@ -70,9 +70,13 @@ def train_and_record(
 def record_config(run: Run, command: list[str], out: Path, lines: list[Line]) -> None:
     """Writes config.json and the lines so far; an earlier run's files are removed.
 
+    The first process does.
+
     Raises:
         OSError: it cannot be written.
     """
+    if not run.group.is_first:
+        return
     config = {
         **run.facts,
         "command": command,

@@ -135,9 +135,14 @@ def made(folder: Path) -> Iterator[None]:
         folder.mkdir(parents=True, exist_ok=True)
         yield
     finally:
-        with suppress(OSError):  # one holds something
-            for empty in missing:
-                empty.rmdir()
+        _remove_empty(missing)
+
+
+def _remove_empty(folders: list[Path]) -> None:
+    """Removes folders, the innermost first, up to one that holds something."""
+    with suppress(OSError):
+        for folder in folders:
+            folder.rmdir()
 
 
 def exported(out: Path) -> Path | None:

@@ -345,23 +345,14 @@ def test_new_workers_go_on_after_another_stop(out, tmp_path):
 # Nothing to go on from
 
 
-@pytest.mark.sample(1)
-@pytest.mark.parametrize("there", ["no folder", "an empty folder", "no checkpoint"])
-def test_without_a_checkpoint_a_run_starts_from_the_beginning(
-    there, whole, stopped, tmp_path
-):
-    out = tmp_path / "out"
-    if there == "an empty folder":
-        out.mkdir()
-    elif there == "no checkpoint":
-        shutil.copytree(stopped.out, out)
-        shutil.rmtree(out / FOLDER)
-    ended = run(f"{BMUF} --resume", out)
-    assert ended.stderr.startswith(
-        f"no checkpoint in {out}: the run starts from the beginning\n"
-    )
-    assert ended.summary["resumed_at"] == []
-    assert_same_end(ended, whole)
+def test_without_a_checkpoint_a_run_starts_from_the_beginning(whole, out, tmp_path):
+    shutil.rmtree(out / FOLDER)
+    for folder in (out, tmp_path / "new"):
+        ended = run(f"{BMUF} --resume", folder)
+        told = f"no checkpoint in {folder}: the run starts from the beginning\n"
+        assert ended.stderr.startswith(told)
+        assert ended.summary["resumed_at"] == []
+        assert_same_end(ended, whole)
 
 
 def assert_none_serves(out, code, advice, of=1, command=BMUF):
@@ -477,7 +468,7 @@ REFUSED = {  # flags of the common kind, of an algorithm and of a task
     "--period 2 --resume": "the run was made with --period 4, not 2",
     "--width 7 --resume": "the run was made with --width 6, not 7",
     "--task digits --resume": "the run was made with --task tiny_tasks:drawing, not di",
-    "--steps 6 --resume": "the checkpoint is of step 7, behind --steps 6",
+    "--steps 6 --resume": "the checkpoint of step 7 is behind --steps 6",
     "--workers 4 --resume": (
         "the checkpoint of step 7 is of 2 workers, not 4: --resume-center starts new "
         "replicas from its center model"

@@ -66,9 +66,12 @@ def ends_of(
         (steps,) booleans; None if only the run shows it.
     """
     strategy, is_shared = plan.strategy, plan.task.kept == "shared"
+    # An inner optimizer may look at the loss, which workers that reduce then share.
+    reduces = introspection.reduces(strategy)
+    shares_loss = reduces and inner_step.asks(plan.optimizer, replica, np.float32(0))
     # One worker sends nothing, yet its rounds end. Shared tables, and the loss that an
     # optimizer looks at, are sent at every step.
-    if is_shared or plan.config.workers == 1 or _shares_loss(plan, replica):
+    if is_shared or plan.config.workers == 1 or shares_loss:
         sent, strategy = None, plan.algorithm if is_shared else strategy
     if sent is None:
         workers = max(plan.config.workers, 2)
@@ -77,12 +80,6 @@ def ends_of(
         except (ValueError, jax.errors.ConcretizationTypeError):
             return None  # of the latter the engine tells, when it makes the first state
     return np.diff(sent.per_step, prepend=0.0) > 0
-
-
-def _shares_loss(plan: Plan, replica: Replica) -> bool:
-    """Whether workers share their loss, for an inner optimizer that looks at it."""
-    reduces = introspection.reduces(plan.strategy)
-    return reduces and inner_step.asks(plan.optimizer, replica, np.float32(0))
 
 
 def planned(plan: Plan, state: TrainState, ends: np.ndarray | None = None) -> Rounds:
