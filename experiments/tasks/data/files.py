@@ -108,16 +108,11 @@ def _download(file: File, path: Path, convert: Convert | None) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with handling(_stop, left=(None, signal.SIG_IGN)), _alone(path) as part:
-            if path.exists():  # another process has made it meanwhile
-                return
-            for url in file.urls:
-                try:
-                    _make(file, part, url, convert)
-                except ValueError as error:
-                    problems.append(f"{url}: {error}")
-                    continue
+            # Another process may have made it meanwhile.
+            if not path.exists() and _is_made(file, part, convert, problems):
                 part.replace(path)  # complete: no reader ever finds half a file
-                return
+        if path.exists():
+            return
     except OSError as error:
         problems.append(f"{path.parent} cannot be written: {error.strerror or error}")
     finally:
@@ -145,6 +140,20 @@ def _alone(path: Path) -> Iterator[Path]:
             part.unlink(missing_ok=True)
             held.unlink(missing_ok=True)
         lock.release()
+
+
+def _is_made(
+    file: File, part: Path, convert: Convert | None, problems: list[str]
+) -> bool:
+    """Makes a file from the first source that serves it; adds why others did not."""
+    for url in file.urls:
+        try:
+            _make(file, part, url, convert)
+        except ValueError as error:
+            problems.append(f"{url}: {error}")
+        else:
+            return True
+    return False
 
 
 def _make(file: File, part: Path, url: str, convert: Convert | None) -> None:
@@ -194,8 +203,12 @@ def _receive(url: str, part: Path, most: int, total: int | None) -> None:
         task = bar.add_task("", total=total)
         for chunk in response.iter_content(1 << 16):
             bar.advance(task, out.write(chunk))
-            if out.tell() > most:
-                raise ValueError(f"it sends more than {most} bytes")
+            _check_size(out.tell(), most)
+
+
+def _check_size(size: int, most: int) -> None:
+    if size > most:
+        raise ValueError(f"it sends more than {most} bytes")
 
 
 def _reason(error: OSError) -> str:
