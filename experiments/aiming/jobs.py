@@ -1,11 +1,9 @@
 """Compiles all programs that were asked for, and reports what was found."""
 
-import sys
 from collections.abc import Iterator
 from typing import Any
 
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TimeElapsedColumn
+from rich.progress import BarColumn, TimeElapsedColumn
 
 from experiments import exit_codes
 from experiments.aiming import targets
@@ -54,8 +52,7 @@ def _answers(config: AimConfig, known: Known) -> Iterator[list[dict[str, Any]]]:
         if files.key_of(job) not in known:
             targets.check_compiler(job.target)
     columns = ("{task.description}", BarColumn(), TimeElapsedColumn())
-    console, is_hidden = Console(stderr=True), not sys.stderr.isatty()
-    with Progress(*columns, console=console, transient=True, disable=is_hidden) as bar:
+    with terminal.bar(*columns) as bar:
         task = bar.add_task("", total=len(jobs))
         for number, job in enumerate(jobs, 1):
             name = f"{job.variant.label} for {job.target.shown}"

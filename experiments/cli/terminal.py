@@ -11,6 +11,7 @@ from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
     Progress,
+    ProgressColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
@@ -69,18 +70,16 @@ class _Bar:
 def report(steps: int) -> Iterator[Report]:
     """Yields a progress bar if stderr is a terminal, plain lines otherwise."""
     columns = ("{task.description}", BarColumn(), MofNCompleteColumn(), "steps")
-    columns += (
-        "{task.fields[loss]}",
-        TimeElapsedColumn(),
-        "left",
-        TimeRemainingColumn(),
-    )
+    columns += ("{task.fields[loss]}", TimeElapsedColumn(), "left")
+    with bar(*columns, TimeRemainingColumn()) as progress:
+        yield _Bar(progress, steps)
+
+
+def bar(*columns: str | ProgressColumn) -> Progress:
+    """Makes a bar on stderr, which is seen on a terminal alone."""
     # stdout is the summary's alone, so that it can be piped.
     console, is_hidden = Console(stderr=True), not sys.stderr.isatty()
-    with Progress(
-        *columns, console=console, transient=True, disable=is_hidden
-    ) as progress:
-        yield _Bar(progress, steps)
+    return Progress(*columns, console=console, transient=True, disable=is_hidden)
 
 
 def above(bar: Progress, text: str) -> None:

@@ -1,11 +1,12 @@
 """Parts that image tasks share: models by name, cross-entropy and accuracy."""
 
+import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 
 from experiments.tasks import muon
@@ -15,6 +16,9 @@ from syncalgos.collectives import Axis, PyTree
 
 BatchNorm = Literal["worker", "global"]
 RESNETS = {"resnet20": resnet.RESNET20, "resnet50": resnet.RESNET50}
+
+
+OF_TASK = ("init", "sends", "stacked", "shardings")  # fields of a Network and a Task
 
 
 class Network(NamedTuple):
@@ -33,6 +37,28 @@ class Network(NamedTuple):
     stacked: PyTree = 0
     sends: str = ""
     shardings: Shardings | None = None
+
+
+def without_buffers(
+    init: Callable[[jax.Array], PyTree],
+    apply: Callable[[PyTree, jax.Array], jax.Array],
+    shardings: Shardings | None = None,
+) -> Network:
+    """Makes a network of a model that has no buffers: init(key), apply(params, x)."""
+    return Network(
+        init=lambda key: (init(key), ()),
+        apply=lambda params, buffers, x, train: (apply(params, x), buffers),
+        shardings=shardings,
+    )
+
+
+def perceptron(*sizes: int) -> Network:
+    """Makes a multilayer perceptron, which takes images as rows of their pixels."""
+    return without_buffers(
+        lambda key: mlp.init(key, sizes),
+        lambda params, x: mlp.apply(params, x.reshape(len(x), -1)),
+        sharding.MATRICES,
+    )
 
 
 def network(
@@ -74,42 +100,29 @@ def network(
                 "use resnet20"
             )
     if model == "lenet":
-        return Network(
-            init=lambda key: (lenet.init(key, classes, shape[-1]), ()),
-            apply=lambda params, buffers, x, train: (lenet.apply(params, x), buffers),
-        )
-    return Network(
-        init=lambda key: (mlp.init(key, (int(np.prod(shape)), 128, 128, classes)), ()),
-        apply=lambda params, buffers, x, train: (
-            mlp.apply(params, x.reshape(len(x), -1)),
-            buffers,
-        ),
-        shardings=sharding.MATRICES,
-    )
+        init = partial(lenet.init, classes=classes, channels=shape[-1])
+        return without_buffers(init, lenet.apply)
+    return perceptron(math.prod(shape), 128, 128, classes)
 
 
 def fields(
-    network: Network, prepare: Callable[[jax.Array, jax.Array, bool], jax.Array]
+    network: Network,
+    prepare: Callable[[jax.Array, jax.Array, bool], jax.Array] | None = None,
 ) -> dict[str, Any]:
     """Returns the fields of a Task that follow from its model.
 
     Args:
         network: the model.
-        prepare: (images, key, train) -> its inputs.
+        prepare: (images, key, train) -> its inputs; None takes them as they are.
     """
 
     def apply(params, buffers, batch, key, train):
-        x = prepare(batch["x"], key, train)
+        x = batch["x"] if prepare is None else prepare(batch["x"], key, train)
         logits, buffers = network.apply(params, buffers, x, train)
         return values(logits, batch["y"]), buffers
 
-    return {
-        "init": network.init,
-        "apply": apply,
-        "sends": network.sends,
-        "stacked": network.stacked,
-        "shardings": network.shardings,
-        "muon": muon.dimension_numbers,
+    return {"apply": apply, "muon": muon.dimension_numbers} | {
+        name: getattr(network, name) for name in OF_TASK
     }
 
 

@@ -6,12 +6,8 @@ from typing import Literal
 
 import numpy as np
 
-from experiments.tasks import muon
-from experiments.tasks.classify import values
+from experiments.tasks.classify import fields, labelled, perceptron
 from experiments.tasks.task import Data, Task
-from models import mlp, sharding
-
-SIZES = (64, 128, 128, 10)
 
 
 def digits(model: Literal["mlp"] = "mlp") -> Task:
@@ -24,15 +20,12 @@ def digits(model: Literal["mlp"] = "mlp") -> Task:
     the copy in scikit-learn.
     """
     return Task(
-        init=lambda key: (mlp.init(key, SIZES), ()),
-        apply=_apply,
+        **fields(perceptron(64, 128, 128, 10)),
         load=_load,
         batch_size=64,
         steps=480,
         lr={"sgd": 0.05, "": 1e-3},
         dispatch_steps=48,
-        muon=muon.dimension_numbers,
-        shardings=sharding.MATRICES,
     )
 
 
@@ -44,11 +37,8 @@ def _load() -> Data:
     x = np.asarray(images, np.float32)[order] / 16
     y = np.asarray(labels, np.int32)[order]
     held_out = len(labels) // 5
-    return Data(
-        train={"x": x[held_out:], "y": y[held_out:]},
-        test={"x": x[:held_out], "y": y[:held_out]},
-        groups={"label": y[held_out:]},
-    )
+    test = {"x": x[:held_out], "y": y[:held_out]}
+    return labelled({"x": x[held_out:], "y": y[held_out:]}, test)
 
 
 def _table() -> tuple[np.ndarray, np.ndarray]:
@@ -66,7 +56,3 @@ def _table() -> tuple[np.ndarray, np.ndarray]:
 
     images, labels = load_digits(return_X_y=True)
     return np.asarray(images), np.asarray(labels)
-
-
-def _apply(params, buffers, batch, key, train):
-    return values(mlp.apply(params, batch["x"]), batch["y"]), buffers

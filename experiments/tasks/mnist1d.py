@@ -1,15 +1,13 @@
 """MNIST-1D: digits as curves of 40 numbers, made by the package mnist1d."""
 
-import functools
 import random
 from typing import Literal
 
 import numpy as np
 
-from experiments.tasks import muon
-from experiments.tasks.classify import labelled, values
+from experiments.tasks.classify import fields, labelled, perceptron, without_buffers
 from experiments.tasks.task import Data, Task
-from models import convolution_1d, mlp, sharding
+from models import convolution_1d
 
 LENGTH, CLASSES = 40, 10
 # Layers of a multilayer perceptron; logistic regression is one layer.
@@ -29,24 +27,17 @@ def mnist1d(model: Literal["cnn", "mlp", "logistic"] = "cnn") -> Task:
     Source: Greydanus and Kobak, "Scaling down deep learning with MNIST-1D", 2020.
     """
     if model == "cnn":
-        init, logits = convolution_1d.init, convolution_1d.apply
+        network = without_buffers(convolution_1d.init, convolution_1d.apply)
     else:
-        init, logits = functools.partial(mlp.init, sizes=SIZES[model]), mlp.apply
-
-    def apply(params, buffers, batch, key, train):
-        return values(logits(params, batch["x"]), batch["y"]), buffers
-
+        network = perceptron(*SIZES[model])
     return Task(
-        init=lambda key: (init(key), ()),
-        apply=apply,
+        **fields(network),
         load=_load,
         batch_size=64,
         steps=1200,
         lr={"sgd": 0.05, "": 0.003},
         momentum=0.9,
         dispatch_steps=60,
-        muon=muon.dimension_numbers,
-        shardings=None if model == "cnn" else sharding.MATRICES,
     )
 
 

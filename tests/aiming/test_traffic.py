@@ -12,15 +12,9 @@ import pytest
 from commands import ROOT, environment
 
 from experiments.aiming import hlo
+from experiments.aiming.chips import PLATFORMS
 from experiments.aiming.traffic import traffic
 
-needs_libtpu = pytest.mark.skipif(
-    importlib.util.find_spec("libtpu") is None, reason="libtpu is not installed"
-)
-needs_cuda = pytest.mark.skipif(
-    importlib.util.find_spec("jax_cuda13_plugin") is None,
-    reason="jax's CUDA plug-in is not installed",
-)
 PARAMS = 4 * 4 * 256 * 256  # bytes of the model of compiled.py
 PROGRAM = "tests/aiming/compiled.py"
 AVERAGING = {"sync_sgd": "step", "bmuf": "sync"}
@@ -130,6 +124,9 @@ def test_a_group_of_one_sends_nothing():
 @functools.cache
 def compiled(text, slices=1, each=1, names=(*AVERAGING,)):
     """Rows by algorithm, from a process of its own."""
+    module = PLATFORMS[text.partition(":")[0]].get("compiler", {}).get("module")
+    if module and importlib.util.find_spec(module) is None:
+        pytest.skip(f"{module} is not installed: no compiler for {text}")
     ended = subprocess.run(
         [sys.executable, PROGRAM, text, str(slices), str(each), *names],
         cwd=ROOT,
@@ -153,15 +150,45 @@ def across(rows, when):
     return found
 
 
+def reduced(network, workers, size):
+    return {(network, "all_reduce", workers): 2 * (workers - 1) / workers * size}
+
+
+SCATTERED = {  # over the 4 workers of a slice, reduced by the hosts, gathered
+    ("inside", "reduce_scatter", 4): 3 / 4 * PARAMS / 2,
+    ("between", "all_reduce", 2): 2 * 1 / 2 * PARAMS / 2 / 4,
+    ("inside", "all_gather", 4): 3 / 4 * PARAMS / 2,
+}
+
+
 @pytest.mark.parametrize(("name", "when"), AVERAGING.items())
-@pytest.mark.parametrize("each", [1, 2])
-def test_cpu_workers_average_their_shards_once(name, when, each):
-    rows = compiled("cpu:8", each=each)[name]
-    workers = 8 // each
-    bytes_ = 2 * (workers - 1) / workers * PARAMS / each
-    assert across(rows, when) == {("inside", "all_reduce", workers): bytes_}
-    other = {"step", "sync"} - {when}
-    assert across(rows, other.pop()) == {}
+@pytest.mark.parametrize(
+    ("text", "slices", "each", "owed"),
+    [
+        ("cpu:8", 1, 1, reduced("inside", 8, PARAMS)),
+        ("cpu:8", 1, 2, reduced("inside", 4, PARAMS / 2)),
+        ("tpu:v5e:2x4", 1, 2, reduced("inside", 4, PARAMS / 2)),
+        ("tpu:v5e:2x4", 2, 2, SCATTERED),
+        ("cuda:h100:2x4", 1, 4, reduced("between", 2, PARAMS / 4)),
+    ],
+)
+def test_workers_average_their_shards_once(name, when, text, slices, each, owed):
+    rows = compiled(text, slices, each)[name]
+    assert across(rows, when) == owed
+    [other] = {"step", "sync"} - {when}
+    assert across(rows, other) == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "owed"),
+    [
+        ("bmuf", reduced("between", 2, PARAMS / 4)),
+        ("gossip", {("between", "permute", 2): PARAMS / 4}),  # to one peer
+    ],
+)
+def test_workers_that_are_slices_send_their_shards_over_the_network(name, owed):
+    rows = compiled("tpu:v5e:2x2", 2, 4, ("bmuf", "gossip"))[name]
+    assert (across(rows, "step") or across(rows, "sync")) == owed
 
 
 def test_layers_of_a_loop_count_as_often_as_they_run():
@@ -173,49 +200,6 @@ def test_layers_of_a_loop_count_as_often_as_they_run():
     assert sum(x["calls"] for x in inside) >= 4
 
 
-@needs_libtpu
-@pytest.mark.parametrize(("name", "when"), AVERAGING.items())
-def test_tpu_workers_of_a_slice_average_once(name, when):
-    rows = compiled("tpu:v5e:2x4", each=2)[name]
-    bytes_ = 2 * (4 - 1) / 4 * PARAMS / 2
-    assert across(rows, when) == {("inside", "all_reduce", 4): bytes_}
-
-
-@needs_libtpu
-@pytest.mark.parametrize(("name", "when"), AVERAGING.items())
-def test_tpu_slices_send_each_other_what_each_chip_has_reduced(name, when):
-    """Scattered over the 4 workers of a slice, reduced by the hosts, gathered."""
-    rows = compiled("tpu:v5e:2x4", slices=2, each=2)[name]
-    shard = PARAMS / 2
-    assert across(rows, when) == {
-        ("inside", "reduce_scatter", 4): 3 / 4 * shard,
-        ("between", "all_reduce", 2): 2 * 1 / 2 * shard / 4,
-        ("inside", "all_gather", 4): 3 / 4 * shard,
-    }
-
-
-@needs_libtpu
-def test_tpu_workers_that_are_slices_send_their_shards_over_the_network():
-    rows = compiled("tpu:v5e:2x2", slices=2, each=4)["bmuf"]
-    assert across(rows, "sync") == {("between", "all_reduce", 2): PARAMS / 4}
-
-
-@needs_libtpu
-def test_tpu_gossip_sends_to_one_peer_of_another_slice():
-    rows = compiled("tpu:v5e:2x2", slices=2, each=4, names=("gossip",))["gossip"]
-    found = across(rows, "step") or across(rows, "sync")
-    assert found == {("between", "permute", 2): PARAMS / 4}
-
-
-@needs_cuda
-@pytest.mark.parametrize(("name", "when"), AVERAGING.items())
-def test_gpu_workers_that_are_hosts_average_their_shards_once(name, when):
-    rows = compiled("cuda:h100:2x4", each=4)[name]
-    bytes_ = 2 * 1 / 2 * PARAMS / 4
-    assert across(rows, when) == {("between", "all_reduce", 2): bytes_}
-
-
-@needs_cuda
 def test_gpu_workers_of_a_host_use_as_many_rings_as_they_are():
     rows = compiled("cuda:h100:2x4")["bmuf"]
     [row] = [x for x in rows if x["when"] == "sync"]

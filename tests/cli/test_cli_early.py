@@ -31,7 +31,7 @@ ASKED = {  # all in one process, where nothing slow may be imported
 
 @pytest.fixture(scope="module")
 def shown():
-    """What each command prints."""
+    """Returns what each command prints, by command."""
     answers = answered(ASKED)
     assert {(code, err, *slow) for code, _, err, slow in answers} == {(0, "")}
     return {asked: out for asked, (_, out, *_) in zip(ASKED, answers, strict=True)}

@@ -1,12 +1,10 @@
 """Partitions: the examples of each worker, and their order."""
 
 import numpy as np
-import optax
 import pytest
 import scipy.stats
 from small_tasks import on_real_data
 
-import syncalgos
 from experiments.pipeline import partition, sampler
 
 RNG = np.random.default_rng(0)
@@ -228,24 +226,3 @@ def test_orders_of_256_workers_are_drawn_once_not_at_every_dispatch(monkeypatch)
 def test_a_batch_that_shards_do_not_divide_is_refused():
     with pytest.raises(ValueError, match="batch of 10 does not divide over 3 shards"):
         sampler.rows_of_shards(0, 0, 1, 10, [np.arange(5)] * 3)
-
-
-def test_a_worker_trains_on_its_own_shard():
-    """One step of SGD from 0 to the mean of what it saw: its own number."""
-    workers, examples = 6, 60
-    owner = np.random.default_rng(2).permutation(np.arange(examples) % workers)
-    parts = dealt("who", {"who": owner}, examples, workers, 0)
-    rank = [int(owner[part[0]]) for part in parts]
-    assert sorted(rank) == list(range(workers))
-
-    def loss(params, buffers, batch, key):
-        return ((params - batch["x"]) ** 2).mean() / 2, (buffers, {})
-
-    trainer = syncalgos.DataParallel(
-        loss, optax.sgd(1.0), syncalgos.model_averaging(period=9), workers, "pmap"
-    )
-    state = trainer.init(np.float32(0), ())
-    rows = sampler.rows_of_shards(0, 0, 1, 4 * workers, parts)
-    data = trainer.place({"x": owner.astype(np.float32)})
-    state, _ = trainer.run(state, rows, data)
-    np.testing.assert_array_equal(np.asarray(state.replica.params).reshape(-1), rank)

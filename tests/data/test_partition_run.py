@@ -110,17 +110,30 @@ def test_a_worker_trains_on_examples_of_its_own_shard_alone(kind, held):
         assert set(own[inside]) <= {rounds, rounds + 1}
 
 
-@BOTH
-def test_by_label_two_workers_of_four_labels_have_two_each(held):
-    _, counts, _ = counted("--partition", "label", *held)
-    seen = [set(np.flatnonzero(own) % 4) for own in counts]
-    assert [len(labels) for labels in seen] == [2, 2] and not seen[0] & seen[1]
+@pytest.mark.parametrize(
+    ("words", "group"),
+    [
+        ("label", lambda i: i % 4),
+        ("label --validation 0.1", lambda i: i % 4),
+        ("speaker", lambda i: i // 10),
+    ],
+)
+def test_two_workers_of_four_groups_have_two_each(words, group):
+    _, counts, _ = counted("--partition", *words.split())
+    first, second = (set(group(np.flatnonzero(own))) for own in counts)
+    assert len(first) == len(second) == 2 and not first & second
 
 
-def test_by_speaker_two_workers_of_four_speakers_hear_two_each():
-    _, counts, _ = counted("--partition", "speaker")
-    heard = [set(np.flatnonzero(own) // 10) for own in counts]
-    assert [len(speakers) for speakers in heard] == [2, 2] and not heard[0] & heard[1]
+def test_a_partition_follows_the_runs_seed():
+    words = (*COUNTING, *APART, "--partition", "label")
+    first, again, other = (run_of(*words, "--seed", x) for x in ("1", "1", "2"))
+    dealt_anew = reseeded(first, 2)
+    assert (first.config.seed, dealt_anew.config.seed) == (1, 2)
+    for one, same in ((first, again), (dealt_anew, other)):
+        for mine, its in zip(one.shards, same.shards, strict=True):
+            np.testing.assert_array_equal(mine, its)
+    pairs = zip(first.shards, other.shards, strict=True)
+    assert any(set(a) != set(b) for a, b in pairs)
 
 
 def test_without_a_partition_workers_share_one_stream_of_all_examples():
@@ -128,16 +141,6 @@ def test_without_a_partition_workers_share_one_stream_of_all_examples():
     assert plan.shards is None
     np.testing.assert_array_equal(counts.sum(0), WORKERS * DRAWN / EXAMPLES)
     assert (counts > 0).all(1).sum() == 0 and (counts[0] * counts[1]).any()
-
-
-def test_a_partition_follows_the_runs_seed():
-    first, again, other = (
-        run_of(*COUNTING, *APART, "--partition", "label", "--seed", seed).shards
-        for seed in ("1", "1", "2")
-    )
-    for one, same in zip(first, again, strict=True):
-        np.testing.assert_array_equal(one, same)
-    assert any(set(a) != set(b) for a, b in zip(first, other, strict=True))
 
 
 def test_a_partition_that_the_data_lacks_is_refused_before_anything_compiles():
@@ -226,15 +229,6 @@ def test_another_seed_of_a_compiled_run_says_so_in_its_files():
     # A program's memory is known when it is compiled; all else is of the run.
     timed = ("seconds", "steps_per_second")
     assert without(summary, *timed) == without(expected, *timed)
-
-
-def test_another_seed_deals_the_data_anew():
-    first = run_of(*COUNTING, *APART, "--partition", "label")
-    second = reseeded(first, 4)
-    expected = run_of(*COUNTING, *APART, "--partition", "label", "--seed", "4").shards
-    for one, other in zip(second.shards, expected, strict=True):
-        np.testing.assert_array_equal(one, other)
-    assert first.config.seed == 0 and second.config.seed == 4
 
 
 @pytest.mark.parametrize(

@@ -464,18 +464,6 @@ def test_pictures_of_one_class_share_a_pattern():
     np.testing.assert_array_equal(nearest, data.test["y"])  # held out: alike
 
 
-@pytest.mark.parametrize("loss", [0.0, 1.0, 4.5])
-def test_figures_are_the_perplexity_and_the_bits_of_a_loss(loss):
-    by_words, by_characters = (
-        small_tasks.make(name).figures for name in ("embeddings", "shakespeare")
-    )
-    assert by_words.keys() == {"perplexity"}
-    assert by_characters.keys() == {"bits_per_character"}
-    assert by_words["perplexity"](loss) == pytest.approx(np.exp(loss))
-    bits = by_characters["bits_per_character"](loss)
-    assert 2**bits == pytest.approx(np.exp(loss))
-
-
 def held_out_text(split):
     codes, _ = split(text.text(folder_of("shakespeare")))
     return text.split(codes)[1]

@@ -61,7 +61,7 @@ def compiled(config: RunConfig, target: Target, form: Form | None) -> dict[str, 
         is_batch_given = config.batch_size is not None
         machines = len({targets.place_of(device) for device in devices})
         parts = make_plan(config, machines, devices)
-        form = form or form_of(_data_of(parts))
+        form = form or _form(parts)
         data = stand_in(form)
         check_data(parts.config, data, is_batch_given)
     except ValueError as error:
@@ -78,16 +78,13 @@ def compiled(config: RunConfig, target: Target, form: Form | None) -> dict[str, 
     }
 
 
-def _data_of(parts: Plan) -> Data:
-    """Returns the task's data, which is read only where it has to be."""
+def _form(parts: Plan) -> Form:
+    """Returns the shapes of the task's data, which is read only where it has to be."""
     c, blank = parts.config, parts.task.blank
     if blank is not None and c.validation is None:
-        return blank()
-    return loading.load(parts.task, c.task, c.validation)
-
-
-def form_of(data: Data) -> Form:
-    """Returns the shapes of a task's data, as JSON has them."""
+        data = blank()
+    else:
+        data = loading.load(parts.task, c.task, c.validation)
     train: Any = data.train
     is_source = not isinstance(train, dict)
     one = train[0] if is_source else {name: x[0] for name, x in train.items()}

@@ -93,19 +93,24 @@ def known(config: AimConfig) -> Known:
     Raises:
         BadRequest: a file that is none of --json, or is damaged.
     """
-    found = {}
-    for path in config.reuse:
-        try:
-            for one in json_files.read(path, Programs)["programs"]:
-                if "compile_seconds" in one:
-                    _check(path, one)
-                    target = one["target"]
-                    found[target["text"], target["slices"], *one["argv"]] = one
-        except OSError as error:
-            raise BadRequest(f"--reuse {path}: {error.strerror or error}") from None
-        except json_files.Damaged as error:
-            raise BadRequest(f"--reuse {error}: it is no file of --json") from None
-    return found
+    programs = [x for path in config.reuse for x in _compiled(path)]
+    return {
+        (x["target"]["text"], x["target"]["slices"], *x["argv"]): x for x in programs
+    }
+
+
+def _compiled(path: Path) -> list[dict[str, Any]]:
+    """Returns the programs of a file that were compiled, checked."""
+    try:
+        programs = json_files.read(path, Programs)["programs"]
+        compiled = [x for x in programs if "compile_seconds" in x]
+        for one in compiled:
+            _check(path, one)
+    except OSError as error:
+        raise BadRequest(f"--reuse {path}: {error.strerror or error}") from None
+    except json_files.Damaged as error:
+        raise BadRequest(f"--reuse {error}: it is no file of --json") from None
+    return compiled
 
 
 def _check(path: Path, one: dict[str, Any]) -> None:

@@ -108,25 +108,22 @@ def _download(file: File, path: Path, convert: Convert | None) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with handling(_stop, left=(None, signal.SIG_IGN)), _alone(path) as part:
-            is_made = _try_sources(file, path, part, convert, problems)
-        if is_made:
+            # Another process may have made it meanwhile.
+            if not path.exists() and _is_made(file, part, convert, problems):
+                part.replace(path)  # complete: no reader ever finds half a file
+        if path.exists():
             return
     except OSError as error:
         problems.append(f"{path.parent} cannot be written: {error.strerror or error}")
     finally:
-        _remove_empty(missing)
+        with suppress(OSError):  # the innermost first, up to one that holds something
+            for folder in missing:
+                folder.rmdir()
     it = "it" if convert is None else "it, or the very file of that address,"
     raise ValueError(
         f"{file.path} is missing and cannot be downloaded ({'; '.join(problems)}): put "
         f"{it} in {path.parent} ({file.size} bytes, SHA-256 {file.sha256})"
     )
-
-
-def _remove_empty(folders: Sequence[Path]) -> None:
-    """Removes folders, the innermost first, up to one that holds something."""
-    with suppress(OSError):
-        for folder in folders:
-            folder.rmdir()
 
 
 @contextmanager
@@ -145,53 +142,49 @@ def _alone(path: Path) -> Iterator[Path]:
         lock.release()
 
 
-def _try_sources(
-    file: File, path: Path, part: Path, convert: Convert | None, problems: list[str]
+def _is_made(
+    file: File, part: Path, convert: Convert | None, problems: list[str]
 ) -> bool:
     """Makes a file from the first source that serves it; adds why others did not."""
-    if path.exists():  # another process has made it meanwhile
-        return True
     for url in file.urls:
-        served = part.with_name(url.rpartition("/")[2])
-        if convert is not None and served.exists():
-            host, source = served, served
+        try:
+            _make(file, part, url, convert)
+        except ValueError as error:
+            problems.append(f"{url}: {error}")
         else:
-            host, source = urlsplit(url).hostname, url
-            size = decimal(file.size, precision=3)
-            _say(f"downloading {file.path} ({size}) from {host}")
-        problem = _problem(part, file, convert, source)
-        if not problem:
-            part.replace(path)  # complete: no reader ever finds half a file
             return True
-        _say(f"{host}: {problem}")
-        problems.append(f"{url}: {problem}")
     return False
 
 
-def _problem(
-    part: Path, file: File, convert: Convert | None, source: str | Path
-) -> str:
-    """Makes the part from a file or an address; returns what is wrong, or ""."""
+def _make(file: File, part: Path, url: str, convert: Convert | None) -> None:
+    """Makes a file from an address, or from what lies beside it under its name.
+
+    Raises:
+        ValueError: what is wrong with what it has made, or with the source.
+    """
     from requests import RequestException
 
+    served = part.with_name(url.rpartition("/")[2])
+    is_here = convert is not None and served.exists()
+    host = served if is_here else urlsplit(url).hostname
     try:
-        if isinstance(source, str):
+        if not is_here:
+            size = decimal(file.size, precision=3)
+            _say(f"downloading {file.path} ({size}) from {host}")
             # The size of a download to be converted is not pinned: it gets more room.
             total = file.size if convert is None else None
-            _receive(source, part, total or 2 * file.size, total)
+            _receive(url, part, total or 2 * file.size, total)
         if convert is not None:
-            part.write_bytes(convert(part if isinstance(source, str) else source))
-    except RequestException as error:
-        return _reason(error)
-    except ValueError as error:
-        return str(error)
-    with part.open("rb+") as made:
-        os.fsync(made.fileno())
-    found = sha256(part)
-    if found == file.sha256:
-        return ""
-    is_download = isinstance(source, str)
-    return f"{'its SHA-256 is' if is_download else 'what it makes has SHA-256'} {found}"
+            part.write_bytes(convert(served if is_here else part))
+        with part.open("rb+") as made:
+            os.fsync(made.fileno())
+        if (found := sha256(part)) != file.sha256:
+            what = "what it makes has SHA-256" if is_here else "its SHA-256 is"
+            raise ValueError(f"{what} {found}")
+    except (RequestException, ValueError) as error:
+        why = _reason(error) if isinstance(error, RequestException) else str(error)
+        _say(f"{host}: {why}")
+        raise ValueError(why) from error
 
 
 def _receive(url: str, part: Path, most: int, total: int | None) -> None:
@@ -208,19 +201,14 @@ def _receive(url: str, part: Path, most: int, total: int | None) -> None:
     ):
         response.raise_for_status()
         task = bar.add_task("", total=total)
-        for chunk in _bounded(response.iter_content(1 << 16), most):
-            out.write(chunk)
-            bar.advance(task, len(chunk))
+        for chunk in response.iter_content(1 << 16):
+            bar.advance(task, out.write(chunk))
+            _check_size(out.tell(), most)
 
 
-def _bounded(chunks: Iterator[bytes], most: int) -> Iterator[bytes]:
-    """Yields chunks; raises a ValueError where they are more than so many bytes."""
-    size = 0
-    for chunk in chunks:
-        size += len(chunk)
-        if size > most:
-            raise ValueError(f"it sends more than {most} bytes")
-        yield chunk
+def _check_size(size: int, most: int) -> None:
+    if size > most:
+        raise ValueError(f"it sends more than {most} bytes")
 
 
 def _reason(error: OSError) -> str:
