@@ -36,32 +36,99 @@ def cases():
                 yield pytest.param(backend, devices, lanes)
 
 
-@pytest.mark.parametrize(("backend", "devices", "lanes"), list(cases()))
-def test_collectives_match_numpy(backend, devices, lanes):
-    workers = devices * lanes
-    values = np.random.default_rng(0).normal(size=(workers, 3)).astype(np.float32)
-    shifts = (0, 1, 2, lanes, workers - 1, workers + 1, -1)
+def groups_of(workers):
+    return [n for n in range(1, workers + 1) if workers % n == 0]
 
-    def everything(x):
-        return {
-            "index": collectives.index(),
-            "size": np.int32(collectives.size()),
-            "mean": collectives.mean(x),
-            "agreed": collectives.agreed(x),
-            "gather": collectives.gather({"x": x})["x"],
-            "shift": [collectives.shift(x, by) for by in shifts],
-        }
 
-    result = over_workers(everything, values, backend, devices)
-    mean = np.broadcast_to(values.astype(np.float64).mean(0), values.shape)
+def permutations_of(workers):
+    rng = np.random.default_rng(workers)
+    identity, turned = np.arange(workers), np.roll(np.arange(workers), 1)
+    return [identity, turned, *(rng.permutation(workers) for _ in range(3))]
+
+
+def shifts_of(workers):
+    return 0, 1, 2, workers // 2, workers - 1, workers, workers + 1, -1
+
+
+def means_of_groups(values, groups):
+    of_groups = values.reshape(groups, -1, *values.shape[1:])
+    members = len(values) // groups
+    return np.repeat(of_groups.astype(np.float64).mean(1), members, axis=0)
+
+
+def inputs_of(workers):
+    """Each worker's values, and its rows and codes for each of the others."""
+    rng = np.random.default_rng(0)
+    values = rng.normal(size=(workers, 3)).astype(np.float32)
+    rows = rng.normal(size=(workers, workers, 2)).astype(np.float32)
+    return values, rows, rng.integers(0, 256, (workers, workers), dtype=np.uint8)
+
+
+def everything(own, axis=collectives.WORKERS):
+    """One worker's results of all collectives."""
+    (x, rows, codes), workers = own, collectives.size(axis)
+    permutations = permutations_of(workers)
+
+    def exchange(chosen):
+        return collectives.exchange({"x": x}, permutations, chosen, axis)["x"]
+
+    return {
+        "index": collectives.index(axis),
+        "size": np.int32(workers),
+        "mean": collectives.mean(x, axis),
+        "agreed": collectives.agreed(x, axis),
+        "groups": [
+            collectives.group_mean({"x": x}, n, axis)["x"] for n in groups_of(workers)
+        ],
+        "gather": collectives.gather({"x": x}, axis)["x"],
+        "shift": [collectives.shift(x, by, axis) for by in shifts_of(workers)],
+        "exchange": jax.lax.map(exchange, np.arange(len(permutations))),
+        "turned": collectives.all_to_all((rows, codes), axis),
+    }
+
+
+def assert_all_match(result, inputs):
+    """Compares all workers' results with NumPy's."""
+    values, rows, codes = inputs
+    workers = len(values)
     np.testing.assert_array_equal(result["index"], np.arange(workers))
     np.testing.assert_array_equal(result["size"], np.full(workers, workers))
-    np.testing.assert_allclose(result["mean"], mean, rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(result["agreed"], mean, rtol=1e-5, atol=1e-6)
+    means = [result["mean"], result["agreed"], *result["groups"]]
+    for mean, groups in zip(means, (1, 1, *groups_of(workers)), strict=True):
+        expected = means_of_groups(values, groups)
+        np.testing.assert_allclose(mean, expected, rtol=1e-5, atol=1e-6)
     for row in result["gather"]:
         np.testing.assert_array_equal(row, values)
-    for by, shifted in zip(shifts, result["shift"], strict=True):
+    for by, shifted in zip(shifts_of(workers), result["shift"], strict=True):
         np.testing.assert_array_equal(shifted, np.roll(values, -by, axis=0))
+    for chosen, sources in enumerate(permutations_of(workers)):
+        np.testing.assert_array_equal(result["exchange"][:, chosen], values[sources])
+    of_rows, of_codes = result["turned"]
+    np.testing.assert_array_equal(of_rows, rows.swapaxes(0, 1))
+    np.testing.assert_array_equal(of_codes, codes.T)
+    assert of_codes.dtype == np.uint8
+
+
+# In layouts of several lanes a group is some lanes of a device, some whole devices, or
+# (2 × 3 workers in 3 groups, 3 × 2 in 2) parts of several.
+@pytest.mark.parametrize(("backend", "devices", "lanes"), list(cases()))
+def test_collectives_match_numpy(backend, devices, lanes):
+    inputs = inputs_of(devices * lanes)
+    assert_all_match(over_workers(everything, inputs, backend, devices), inputs)
+
+
+@pytest.mark.parametrize(
+    ("mapped", "workers"),
+    [
+        (lambda program: jax.pmap(program, axis_name="batch"), 3),
+        (lambda program: jax.jit(jax.vmap(program, axis_name="batch")), 6),
+    ],
+    ids=["pmap", "vmap"],
+)
+def test_collectives_take_one_axis_name(mapped, workers):
+    inputs = inputs_of(workers)
+    result = mapped(lambda own: everything(own, "batch"))(inputs)
+    assert_all_match(jax.tree.map(np.asarray, result), inputs)
 
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, np.float16])
@@ -79,29 +146,6 @@ def test_short_floats_of_lanes_are_summed_before_they_are_rounded(lanes, dtype):
         np.testing.assert_allclose(np.float64(found), exact, rtol=rounded_twice)
 
 
-def groups_of(workers):
-    return [n for n in range(1, workers + 1) if workers % n == 0]
-
-
-def permutations_of(workers):
-    rng = np.random.default_rng(workers)
-    identity, turned = np.arange(workers), np.roll(np.arange(workers), 1)
-    return [identity, turned, *(rng.permutation(workers) for _ in range(3))]
-
-
-def each_exchange(x, permutations, axis=collectives.WORKERS):
-    def exchange(chosen):
-        return collectives.exchange({"x": x}, permutations, chosen, axis)["x"]
-
-    return jax.lax.map(exchange, np.arange(len(permutations)))
-
-
-def means_of_groups(values, groups):
-    of_groups = values.reshape(groups, -1, *values.shape[1:])
-    members = len(values) // groups
-    return np.repeat(of_groups.astype(np.float64).mean(1), members, axis=0)
-
-
 def test_lanes_are_summed_in_the_form_of_the_devices_that_will_do_it():
     lanes = jnp.ones((4, collectives.SUMMED))
 
@@ -115,36 +159,6 @@ def test_lanes_are_summed_in_the_form_of_the_devices_that_will_do_it():
 
     assert "while" in traced("cpu") or "scan" in traced("cpu")
     assert "while" not in traced("tpu") and "scan" not in traced("tpu")
-
-
-# In layouts of several lanes a group is some lanes of a device, some whole devices, or
-# (2 × 3 workers in 3 groups, 3 × 2 in 2) parts of several.
-@pytest.mark.parametrize(("backend", "devices", "lanes"), list(cases()))
-def test_collectives_among_some_workers_match_numpy(backend, devices, lanes):
-    workers = devices * lanes
-    rng = np.random.default_rng(0)
-    values = rng.normal(size=(workers, 3)).astype(np.float32)
-    rows = rng.normal(size=(workers, workers, 2)).astype(np.float32)
-    codes = rng.integers(0, 256, size=(workers, workers), dtype=np.uint8)
-    permutations = permutations_of(workers)
-
-    def everything(own):
-        x, rows, codes = own
-        means = [collectives.group_mean({"x": x}, n)["x"] for n in groups_of(workers)]
-        exchanged = each_exchange(x, permutations)
-        return means, exchanged, collectives.all_to_all((rows, codes))
-
-    means, exchanged, (of_rows, of_codes) = over_workers(
-        everything, (values, rows, codes), backend, devices
-    )
-    for groups, mean in zip(groups_of(workers), means, strict=True):
-        expected = means_of_groups(values, groups)
-        np.testing.assert_allclose(mean, expected, rtol=1e-5, atol=1e-6)
-    for chosen, sources in enumerate(permutations):
-        np.testing.assert_array_equal(exchanged[:, chosen], values[sources])
-    np.testing.assert_array_equal(of_rows, rows.swapaxes(0, 1))
-    np.testing.assert_array_equal(of_codes, codes.T)
-    assert of_codes.dtype == np.uint8
 
 
 @pytest.mark.parametrize("groups", [4, 12])
@@ -177,52 +191,6 @@ def test_mean_keeps_counts_and_keys():
     np.testing.assert_array_equal(
         result["key"], np.broadcast_to(jax.random.key_data(jax.random.key(7)), (4, 2))
     )
-
-
-def test_collectives_take_one_axis_name():
-    values = np.arange(6.0).reshape(3, 2)
-
-    def program(x):
-        return (
-            collectives.mean(x, "batch"),
-            collectives.gather(x, "batch"),
-            collectives.shift(x, 1, "batch"),
-        )
-
-    mean, gathered, shifted = jax.pmap(program, axis_name="batch")(values)
-    np.testing.assert_allclose(mean, np.broadcast_to(values.mean(0), (3, 2)), 1e-6)
-    np.testing.assert_array_equal(gathered, np.broadcast_to(values, (3, 3, 2)))
-    np.testing.assert_array_equal(shifted, np.roll(values, -1, axis=0))
-
-
-def in_a_pmap(program, values):
-    return jax.pmap(program, axis_name="batch")(values)
-
-
-def in_a_vmap(program, values):
-    return jax.jit(jax.vmap(program, axis_name="batch"))(values)
-
-
-@pytest.mark.parametrize(("mapped", "workers"), [(in_a_pmap, 3), (in_a_vmap, 6)])
-def test_collectives_among_some_workers_take_one_axis_name(mapped, workers):
-    values = np.random.default_rng(0).normal(size=(workers, workers, 2))
-    values = values.astype(np.float32)
-    permutations = permutations_of(workers)
-
-    def program(x):
-        return (
-            [collectives.group_mean(x, n, "batch") for n in groups_of(workers)],
-            each_exchange(x, permutations, "batch"),
-            collectives.all_to_all(x, "batch"),
-        )
-
-    means, exchanged, turned = mapped(program, values)
-    for groups, mean in zip(groups_of(workers), means, strict=True):
-        expected = means_of_groups(values, groups)
-        np.testing.assert_allclose(mean, expected, rtol=1e-5, atol=1e-6)
-    for chosen, sources in enumerate(permutations):
-        np.testing.assert_array_equal(exchanged[:, chosen], values[sources])
-    np.testing.assert_array_equal(turned, values.swapaxes(0, 1))
 
 
 @pytest.mark.parametrize("sizes", [(4, 2), (2, 4), (2, 2, 2)])

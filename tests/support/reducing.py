@@ -71,7 +71,7 @@ ROUNDING = {
 }
 
 SHAPES = {"empty": (0, 3), "matrix": (27, 19), "scalar": ()}
-ZEROS, SPOILED = 3, 4  # the steps of `outcome` whose updates are not random
+ZEROS, SPOILED = 3, 4  # the steps of `reduced` whose updates are not random
 
 
 def run(reducer, updates, steps=None, backend="vmap", devices=1):
@@ -80,7 +80,7 @@ def run(reducer, updates, steps=None, backend="vmap", devices=1):
     layout = make_layout(workers, backend, range(devices))
     steps = jnp.array(range(count) if steps is None else steps)
 
-    def program(own, shared):
+    def program(own, steps):
         def one(state, inputs):
             step, grads = inputs
             combined, sent, state = reducer.combine(grads, state, step)
@@ -96,8 +96,19 @@ def run(reducer, updates, steps=None, backend="vmap", devices=1):
         return np.moveaxis(np.asarray(x).reshape(workers, count, *x.shape[3:]), 0, 1)
 
     own = jax.tree.map(lay_out, updates)
-    result = on_workers(layout, program, own)
+    result = on_workers(layout, program, own, steps)
     return jax.tree.map(collect, jax.block_until_ready(result))
+
+
+def of_gradients(strategy):
+    """The reducer that a strategy applies to gradients."""
+
+    def combine(updates, state, step):
+        replica = Replica(updates)
+        combined, state = strategy.reduce(updates, replica, state, step)
+        return combined, updates, state
+
+    return Reducer(combine, strategy.init)
 
 
 def side_by_side(several):
@@ -123,17 +134,22 @@ def normal_tree(steps=1, workers=3, **shapes):
 
 
 @functools.cache
-def outcome(name):
-    """Returns updates, combined and sent.
+def reduced(name):
+    """Returns updates, combined, sent, and the states.
 
-    Updates are random, then zeros, then one entry of worker 1 is NaN.
+    Updates are random, then zeros, then one entry of worker 1 is NaN, then random.
     """
-    updates = normal_tree(5, **SHAPES)
+    updates = normal_tree(6, **SHAPES)
     for x in updates.values():
         x[ZEROS] = 0
-        x.reshape(5, 3, -1)[SPOILED, 1, :1] = np.nan
-    updates["count"] = np.arange(15, dtype=np.int32).reshape(5, 3)
-    return updates, *run(REDUCERS[name], updates)[:2]
+        x.reshape(6, 3, -1)[SPOILED, 1, :1] = np.nan
+    updates["count"] = np.arange(18, dtype=np.int32).reshape(6, 3)
+    return updates, *run(REDUCERS[name], updates)
+
+
+def outcome(name):
+    """Returns updates, combined and sent."""
+    return reduced(name)[:3]
 
 
 def each_leaf(*trees):

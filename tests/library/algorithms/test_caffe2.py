@@ -39,13 +39,12 @@ def squared_loss(params, batch):
     return jnp.mean((output - label) ** 2) / 2
 
 
-def optimizer(momentum, weight_decay):
-    return optax.chain(
-        optax.add_decayed_weights(weight_decay), optax.sgd(LR, momentum=momentum)
-    )
+OPTIMIZER = optax.chain(
+    optax.add_decayed_weights(WEIGHT_DECAY), optax.sgd(LR, momentum=MOMENTUM)
+)
 
 
-def on_one_machine(momentum, weight_decay, global_batch=64):
+def on_one_machine(global_batch):
     """The same training in float64 NumPy, with the gradient by hand."""
     params = {name: x.astype(float) for name, x in initial_params().items()}
     velocity = {"weight": np.zeros(16), "bias": 0.0}
@@ -54,8 +53,8 @@ def on_one_machine(momentum, weight_decay, global_batch=64):
         error = (output - label) * output * (1 - output) / global_batch
         grads = {"weight": error @ x, "bias": error.sum()}
         for name, grad in grads.items():
-            velocity[name] *= momentum
-            velocity[name] += grad + weight_decay * params[name]
+            velocity[name] *= MOMENTUM
+            velocity[name] += grad + WEIGHT_DECAY * params[name]
             params[name] = params[name] - LR * velocity[name]
     return params
 
@@ -72,37 +71,19 @@ def assert_replicas_equal(state, expected):
         np.testing.assert_allclose(replicas, values, rtol=0, atol=TOLERANCE)
 
 
-@pytest.mark.sample(4)
-@pytest.mark.parametrize(
-    "momentum, weight_decay", [(0.0, 0.0), (MOMENTUM, WEIGHT_DECAY)]
-)
-@pytest.mark.parametrize("workers", [1, 2, 4, 8, 16])
-def test_params_are_the_same_for_any_number_of_workers(workers, momentum, weight_decay):
-    trainer = syncalgos.DataParallel(
-        squared_loss,
-        optimizer(momentum, weight_decay),
-        syncalgos.sync_sgd(),
-        workers,
-    )
-    assert_replicas_equal(train(trainer), on_one_machine(momentum, weight_decay))
+SOME = [[0], [0, 1], [0, 2], [1, 2], [2, 0], [0, 1, 2]]
+PLACES = [(workers, "auto", None) for workers in (1, 2, 4, 8, 16)]
+PLACES += [(6, backend, x) for backend in ("pmap", "shard_map") for x in SOME]
 
 
-@pytest.mark.sample(4)
-@pytest.mark.parametrize("backend", ["pmap", "shard_map"])
-@pytest.mark.parametrize(
-    "devices", [[0], [0, 1], [0, 2], [1, 2], [2, 0], [0, 1, 2]], ids=str
-)
-def test_params_are_the_same_on_any_devices(devices, backend):
+@pytest.mark.sample(7)
+@pytest.mark.parametrize(("workers", "backend", "devices"), PLACES, ids=str)
+def test_params_are_the_same_for_any_workers_on_any_devices(workers, backend, devices):
+    batch = 66 if workers == 6 else 64
     trainer = syncalgos.DataParallel(
-        squared_loss,
-        optimizer(MOMENTUM, WEIGHT_DECAY),
-        syncalgos.sync_sgd(),
-        workers=6,
-        backend=backend,
-        devices=devices,
+        squared_loss, OPTIMIZER, syncalgos.sync_sgd(), workers, backend, devices
     )
-    expected = on_one_machine(MOMENTUM, WEIGHT_DECAY, global_batch=66)
-    assert_replicas_equal(train(trainer, global_batch=66), expected)
+    assert_replicas_equal(train(trainer, batch), on_one_machine(batch))
 
 
 @pytest.mark.sample(3)
@@ -111,7 +92,7 @@ def test_params_are_the_same_on_any_devices(devices, backend):
 def test_replicas_live_on_the_chosen_devices_in_their_order(devices, backend):
     trainer = syncalgos.DataParallel(
         squared_loss,
-        optimizer(MOMENTUM, WEIGHT_DECAY),
+        OPTIMIZER,
         syncalgos.bmuf(period=5),
         workers=6,
         backend=backend,

@@ -5,8 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from reducing import follow
 
-import syncalgos
+import syncalgos as sa
 
 MOVES = np.array([[0.3, 0.4], [0.6, 0.8], [3.0, 4.0]])  # norms 0.5, 1 and 5
 # exp(-norm), as shares of their sum, and the mean, by NumPy apart.
@@ -23,18 +24,8 @@ def after_rounds(moves, wide=True, **settings):
     """
     settings = {"outer_lr": 1, "outer_momentum": 0, **settings}
     with jax.enable_x64(wide):
-        trainer = syncalgos.DataParallel(
-            syncalgos.stateless(lambda params, move: jnp.mean(move @ params["x"])),
-            optax.sgd(1.0),
-            syncalgos.edit(1, **settings),
-            len(MOVES),
-            "vmap",
-        )
-        state, seen = trainer.init({"x": jnp.zeros(2)}), []
-        for move in moves:
-            state, _ = trainer.run(state, jnp.asarray(move, float)[None])
-            seen.append(np.asarray(state.replica.params["x"])[0])
-    return np.array(seen)
+        starts, moves = np.zeros(MOVES.shape), np.asarray(moves)
+        return follow(sa.edit(1, **settings), optax.sgd(1.0), starts, moves)
 
 
 def assert_all(replicas, expected):
@@ -106,6 +97,6 @@ def test_norms_that_differ_by_rounding_are_alike():
 
 def test_a_mask_may_leave_nothing_to_screen():
     """A model with fewer leaves than fragments has an empty one."""
-    strategy = syncalgos.masked(syncalgos.edit(1), lambda params: {"x": False})
-    sent = syncalgos.communication(strategy, {"x": jnp.zeros(2)}, 3, 2)
+    strategy = sa.masked(sa.edit(1), lambda params: {"x": False})
+    sent = sa.communication(strategy, {"x": jnp.zeros(2)}, 3, 2)
     assert sent.bytes_per_worker == 0

@@ -1,119 +1,296 @@
-"""Algorithms that theory says are the same, trained side by side in float64.
+"""Algorithms that theory says are the same, and where training comes to rest.
 
-The oracle is another strategy, an optax optimizer in a plain loop, or a few lines of
-NumPy. Centers are compared at block ends, after local steps 4, 8 and 12.
+In float64, on quadratic losses. The oracle is another strategy, an optax optimizer in a
+plain loop, or a few lines of NumPy; what theory keeps apart differs by CLEARLY.
 """
 
+import functools
+from typing import Any, NamedTuple
+
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
+import problems
 import pytest
-from problems import (
+from problems import relative_error
+from problems.quadratics import (
+    CURVATURE,
+    LR,
+    MINIMUM,
+    NOISE,
+    ROUNDING,
+    SIZE,
+    START,
+    ByHand,
+    assert_replicas,
+    assert_same,
     flatten,
-    gradient,
-    initial_params,
-    loss,
-    make_batches,
-    relative_error,
     train,
 )
 
-import syncalgos
-from syncalgos import after, average, chain, every, outer_step, reset, until
+import syncalgos as sa
 
 pytestmark = pytest.mark.usefixtures("float64")
 
 PERIOD = 4
-LR = 0.2
+SGD = optax.sgd(LR)
 HEAVY_BALL = optax.sgd(LR, momentum=0.9)
 COSINE = optax.cosine_decay_schedule(LR, 16)
-
-# Float64 rounds at 1e-16; sums of a few hundred terms in another order, carried through
-# 12 steps, stay below 1e-14. What theory keeps apart differs by more than CLEARLY.
-ROUNDING = 1e-12
+SCHEDULED = optax.sgd(COSINE, momentum=0.9)
 CLEARLY = 1e-2
 
+trained = functools.cache(train)
+SYNCHRONOUS = sa.sync_sgd()
+AVERAGED = {period: sa.model_averaging(period) for period in (1, PERIOD, 6, 8)}
+DILOCO = sa.diloco(PERIOD)
 
-def assert_same_centers(strategy, other, optimizer=HEAVY_BALL, other_optimizer=None):
-    expected = train(other, other_optimizer or optimizer).centers
-    actual = train(strategy, optimizer).centers
-    assert relative_error(actual, expected) <= ROUNDING
 
+class Pair(NamedTuple):
+    """Two strategies that train alike.
 
-def local_steps(workers, steps, lr=lambda step: LR, synced=lambda step: False):
-    """Yields (step, θ, m): every worker after its own heavy-ball step, in NumPy.
-
-    Gradients are averaged at steps where `synced`. The caller may replace entries of
-    the lists θ and m: the next step starts from them.
+    Attributes:
+        optimizer: the inner one of both, or of the first.
+        other_optimizer: that of the second.
+        period: centers are compared at its multiples; inside a round they may differ.
+        slow: another value of one that the default run has.
     """
-    start = flatten(initial_params())
-    theta, momentum = [start] * workers, [0 * start] * workers
-    batches = zip(*make_batches(steps), strict=True)
-    for step, (x, target) in enumerate(batches):
-        parts = zip(np.split(x, workers), np.split(target, workers), strict=True)
-        grads = [gradient(t, *part) for t, part in zip(theta, parts, strict=True)]
-        if synced(step):
-            grads = [np.mean(grads, axis=0)] * workers
-        for i in range(workers):
-            momentum[i] = 0.9 * momentum[i] + grads[i]
-            theta[i] = theta[i] - lr(step) * momentum[i]
-        yield step, theta, momentum
+
+    one: sa.Strategy
+    other: sa.Strategy
+    optimizer: Any = HEAVY_BALL
+    other_optimizer: Any = None
+    workers: int = 4
+    period: int = 1
+    slow: bool = False
+
+
+def outer(optimizer, *reduce):
+    """A step of an outer optimizer at the end of each round."""
+    return sa.every(PERIOD, sa.outer_step(optimizer, *reduce))
+
+
+PAIRS: dict[str, Pair] = {
+    **{
+        f"model averaging of period one is synchronous, {name}": Pair(
+            AVERAGED[1], SYNCHRONOUS, optimizer, slow=name in ("sgd", "cosine")
+        )
+        for name, optimizer in {
+            "sgd": SGD,
+            "momentum": HEAVY_BALL,
+            "cosine": optax.sgd(COSINE),
+            "nesterov": optax.sgd(COSINE, momentum=0.9, nesterov=True),
+        }.items()
+    },
+    **{
+        f"bmuf without block momentum averages, nesterov {nesterov}": Pair(
+            sa.bmuf(PERIOD, 0, 1, nesterov=nesterov), AVERAGED[PERIOD], period=PERIOD
+        )
+        for nesterov in (False, True)
+    },
+    "bmuf of one worker is plain SGD": Pair(
+        sa.bmuf(PERIOD), sa.Strategy(), workers=1, period=PERIOD
+    ),
+    **{
+        f"bmuf of period one is a synchronous heavy ball, {block_lr}": Pair(
+            sa.bmuf(1, block_momentum=0.8, block_lr=block_lr),
+            SYNCHRONOUS,
+            SGD,
+            optax.sgd(LR * block_lr, momentum=0.8),
+            slow=block_lr != 0.4,
+        )
+        for block_lr in (1.0, 0.4, 1.7)
+    },
+    "model averaging is an outer step": Pair(
+        AVERAGED[PERIOD], outer(optax.sgd(1.0)), period=PERIOD
+    ),
+    "bmuf is an outer step": Pair(
+        sa.bmuf(PERIOD, 0.8, 0.7), outer(optax.sgd(0.7, momentum=0.8))
+    ),
+    "diloco is an outer step": Pair(
+        sa.diloco(PERIOD, 0.6, 0.8), outer(optax.sgd(0.6, momentum=0.8, nesterov=True))
+    ),
+    "streaming diloco of one fragment is diloco": Pair(
+        sa.streaming_diloco(PERIOD, 1), DILOCO
+    ),
+    "streaming diloco of one fragment is diloco, with other values": Pair(
+        sa.streaming_diloco(PERIOD, 1, outer_lr=0.4, outer_momentum=0.6),
+        sa.diloco(PERIOD, outer_lr=0.4, outer_momentum=0.6),
+    ),
+    "hierarchical of one group averages by its inner period": Pair(
+        sa.hierarchical(8, PERIOD, groups=1), AVERAGED[PERIOD]
+    ),
+    "hierarchical of groups of one worker averages": Pair(
+        sa.hierarchical(PERIOD, 2, groups=4), AVERAGED[PERIOD]
+    ),
+    **{
+        f"{groups} groups of {workers} workers lie on {hosts} whole hosts": Pair(
+            sa.hierarchical(8, PERIOD, hosts=hosts),
+            sa.hierarchical(8, PERIOD, groups=groups),
+            workers=workers,
+            slow=(groups > 2 and workers == 8) or hosts == 1,
+        )
+        for workers, hosts, groups in [
+            (8, 4, 4),
+            (8, 2, 2),
+            (8, 1, 2),
+            (6, 3, 3),
+            (4, 1, 2),
+        ]
+    },
+    **{
+        f"push-sum of {workers} workers without failures is gossip": Pair(
+            sa.push_sum(), sa.gossip(), workers=workers
+        )
+        for workers in (3, 4)
+    },
+    # The ring mixes after the local step.
+    "choco-sgd that loses nothing is gossip": Pair(
+        sa.choco_sgd(density=1, consensus=1), sa.gossip_pga(10**6, "ring")
+    ),
+    "three workers on a ring are all neighbours": Pair(
+        sa.gossip_pga(PERIOD, "ring"), sa.average(), workers=3
+    ),
+    "gossip-pga of period one averages": Pair(sa.gossip_pga(1), AVERAGED[1]),
+    # A proximal term has nothing to pull where each step starts from the average.
+    "fedprox of period one averages": Pair(sa.fedprox(1), AVERAGED[1]),
+    **{
+        f"slowmo at a constant learning rate is bmuf, {slow_lr}": Pair(
+            sa.slowmo(PERIOD, 0.8, slow_lr, learning_rate=LR),
+            sa.bmuf(PERIOD, block_momentum=0.8, block_lr=slow_lr),
+            slow=slow_lr == 1,
+        )
+        for slow_lr in (1.0, 0.4)
+    },
+    **{
+        f"slowmo of period one is a heavy ball under a schedule, {slow_lr}": Pair(
+            sa.slowmo(1, 0.8, slow_lr, learning_rate=COSINE),
+            SYNCHRONOUS,
+            optax.sgd(COSINE),
+            optax.sgd(lambda step, rate=slow_lr: rate * COSINE(step), momentum=0.8),
+            slow=slow_lr == 1,
+        )
+        for slow_lr in (1.0, 0.4)
+    },
+    # Rounds take the fewest steps, or (0.25 / 0.1)² = 6.25, rounded down, if more.
+    **{
+        f"qsr of at least {fewest} steps averages by {period}": Pair(
+            sa.qsr(fewest, growth=0.25, learning_rate=LR),
+            AVERAGED[period],
+            slow=fewest == 1,
+        )
+        for fewest, period in [(PERIOD, 6), (1, 6), (8, 8)]
+    },
+    "fedavg of all workers averages": Pair(
+        sa.fedavg(PERIOD, fraction=1), AVERAGED[PERIOD]
+    ),
+    "lookahead is bmuf without block momentum": Pair(
+        sa.lookahead(PERIOD, slow_lr=0.3),
+        sa.bmuf(PERIOD, block_momentum=0, block_lr=0.3),
+    ),
+    "muloco is diloco with other values": Pair(
+        sa.muloco(PERIOD), sa.diloco(PERIOD, 0.9, 0.8)
+    ),
+    "plain co2 takes the mean displacement of the last round": Pair(
+        sa.co2(PERIOD, outer_momentum=0, penalty=False),
+        outer(optax.sgd(1.0), sa.reducers.late()),
+    ),
+    "diloco-x of full rank is diloco a round late": Pair(
+        sa.diloco_x(PERIOD, rank=9, min_rate=0),
+        outer(optax.sgd(0.4, momentum=0.5, nesterov=True), sa.reducers.late()),
+    ),
+    # Its own outer gradient is the mean, and arrives at once.
+    "eager diloco of one worker is diloco": Pair(
+        sa.eager_diloco(PERIOD, outer_lr=0.6, outer_momentum=0.8),
+        sa.diloco(PERIOD, 0.6, 0.8),
+        workers=1,
+    ),
+    # It is its own partner: nothing pulls it to other slow params.
+    "noloco of one worker is an outer heavy ball": Pair(
+        sa.noloco(PERIOD, outer_lr=0.6, outer_momentum=0.8, consensus=0.9),
+        outer(optax.sgd(0.6, momentum=0.8)),
+        workers=1,
+    ),
+    # All entries are sent: no residual is left to decay.
+    **{
+        f"dense sparseloco is an outer SGD step, decay {decay}": Pair(
+            sa.sparseloco(PERIOD, density=1, decay=decay, outer_lr=0.6, bits=None),
+            outer(optax.sgd(0.6)),
+            slow=decay == 1,
+        )
+        for decay in (0.3, 1.0)
+    },
+    "post-local SGD from the first step on averages": Pair(
+        sa.post_local_sgd(0, PERIOD), AVERAGED[PERIOD]
+    ),
+    "dense sparta averages": Pair(
+        sa.sparta(density=1, period=PERIOD), AVERAGED[PERIOD]
+    ),
+    # Its control is also the mean of the controls: they cancel.
+    "scaffold of one worker is plain SGD": Pair(
+        sa.scaffold(PERIOD, learning_rate=LR), sa.Strategy(), workers=1
+    ),
+    # The kernel is a 3 × 4 matrix; as one chunk it has 12 components.
+    **{
+        f"{name} that loses nothing is synchronous": Pair(lossless, SYNCHRONOUS)
+        for name, lossless in {
+            "topk_sgd": sa.topk_sgd(density=1),
+            "powersgd": sa.powersgd(rank=3, min_rate=0),
+            "demo": sa.demo(decay=0, top_k=12),
+            "post_local_sgd": sa.post_local_sgd(10**6, PERIOD),
+            "masked": sa.masked(sa.sync_sgd(), True),
+        }.items()
+    },
+}
+
+
+@pytest.mark.parametrize(
+    "pair",
+    [
+        pytest.param(pair, id=name, marks=[pytest.mark.slow] * pair.slow)
+        for name, pair in PAIRS.items()
+    ],
+)
+def test_identity(pair):
+    one = train(pair.one, pair.optimizer, pair.workers)
+    optimizer = pair.other_optimizer or pair.optimizer
+    other = trained(pair.other, optimizer, pair.workers)
+    assert_replicas(one, other.replicas)
+    ends = slice(pair.period - 1, None, pair.period)
+    assert relative_error(one.centers[ends], other.centers[ends]) <= ROUNDING
+
+
+# Else the identities would say little.
+APART = {
+    "synchronous": SYNCHRONOUS,
+    **{f"averaged by {period}": AVERAGED[period] for period in (PERIOD, 6)},
+    "bmuf": sa.bmuf(PERIOD),
+    "nesterov": sa.bmuf(PERIOD, nesterov=True),
+    "diloco": DILOCO,
+    "topk_sgd": sa.topk_sgd(density=0.5),
+    "powersgd": sa.powersgd(rank=2, min_rate=0),
+    "demo": sa.demo(decay=0, top_k=3),
+}
 
 
 def test_different_algorithms_end_clearly_apart():
-    strategies = [
-        syncalgos.sync_sgd(),
-        syncalgos.model_averaging(PERIOD),
-        syncalgos.bmuf(PERIOD),
-        syncalgos.bmuf(PERIOD, nesterov=True),
-        syncalgos.diloco(PERIOD),
-    ]
-    ends = [train(strategy, HEAVY_BALL).centers[-1:] for strategy in strategies]
+    ends = [trained(each, HEAVY_BALL, 4).centers[-1:] for each in APART.values()]
     for i, end in enumerate(ends):
         assert all(relative_error(end, other) > CLEARLY for other in ends[:i])
 
 
-@pytest.mark.sample(2)
-@pytest.mark.parametrize(
-    "optimizer",
-    [
-        optax.sgd(LR),
-        HEAVY_BALL,
-        optax.sgd(COSINE),
-        optax.sgd(COSINE, momentum=0.9, nesterov=True),
-    ],
-    ids=["sgd", "momentum", "cosine", "cosine-nesterov"],
-)
-def test_model_averaging_of_period_one_is_sync_sgd(optimizer):
-    assert_same_centers(syncalgos.model_averaging(1), syncalgos.sync_sgd(), optimizer)
-
-
-@pytest.mark.parametrize("nesterov", [False, True])
-def test_bmuf_with_zero_block_momentum_is_model_averaging(nesterov):
-    bmuf = syncalgos.bmuf(PERIOD, block_momentum=0, block_lr=1, nesterov=nesterov)
-    assert_same_centers(bmuf, syncalgos.model_averaging(PERIOD))
-
-
-def test_bmuf_with_one_worker_and_default_momentum_is_plain_sgd():
-    plain = [theta[0] for _, theta, _ in local_steps(workers=1, steps=12)]
-    bmuf = train(syncalgos.bmuf(PERIOD), HEAVY_BALL, workers=1)
-    assert relative_error(bmuf.centers, np.array(plain[3::PERIOD])) <= ROUNDING
-
-
-@pytest.mark.parametrize("block_lr", [1.0, 0.4, 1.7])
-def test_bmuf_of_period_one_is_sync_heavy_ball(block_lr):
-    assert_same_centers(
-        syncalgos.bmuf(1, block_momentum=0.8, block_lr=block_lr),
-        syncalgos.sync_sgd(),
-        optax.sgd(LR),
-        optax.sgd(LR * block_lr, momentum=0.8),
-    )
-
-
 def test_bmuf_of_period_one_is_not_heavy_ball_under_a_schedule():
-    bmuf = train(syncalgos.bmuf(1, block_momentum=0.8), optax.sgd(COSINE))
-    heavy_ball = train(syncalgos.sync_sgd(), optax.sgd(COSINE, momentum=0.8))
-    assert relative_error(bmuf.centers[-1:], heavy_ball.centers[-1:]) > CLEARLY
+    filtered = train(sa.bmuf(1, block_momentum=0.8), optax.sgd(COSINE))
+    heavy_ball = train(SYNCHRONOUS, optax.sgd(COSINE, momentum=0.8))
+    assert relative_error(filtered.centers[-1], heavy_ball.centers[-1]) > CLEARLY
+
+
+def test_slowmo_is_not_bmuf_under_a_schedule():
+    slow = train(sa.slowmo(PERIOD, 0.8, learning_rate=COSINE), SCHEDULED)
+    filtered = train(sa.bmuf(PERIOD, block_momentum=0.8), SCHEDULED)
+    # The first block, of zero velocity before, is the same for both.
+    assert relative_error(slow.centers[:4], filtered.centers[:4]) <= ROUNDING
+    assert relative_error(slow.centers[-1], filtered.centers[-1]) > CLEARLY
 
 
 @pytest.mark.sample(1)
@@ -123,67 +300,46 @@ def test_bmuf_of_period_one_is_not_heavy_ball_under_a_schedule():
 def test_starts_of_nesterov_bmuf_are_those_of_an_outer_nesterov_step(
     block_lr, block_momentum
 ):
-    outer = optax.sgd(block_lr, momentum=block_momentum, nesterov=True)
-    stepped = train(every(PERIOD, outer_step(outer)), HEAVY_BALL)
-    bmuf = train(
-        syncalgos.bmuf(PERIOD, block_momentum, block_lr, nesterov=True), HEAVY_BALL
+    nesterov = optax.sgd(block_lr, momentum=block_momentum, nesterov=True)
+    stepped = train(outer(nesterov), HEAVY_BALL)
+    filtered = train(
+        sa.bmuf(PERIOD, block_momentum, block_lr, nesterov=True), HEAVY_BALL
     )
-    assert relative_error(bmuf.replicas, stepped.replicas) <= ROUNDING
-    assert relative_error(bmuf.centers[-1:], stepped.centers[-1:]) > CLEARLY
+    assert_replicas(filtered, stepped.replicas)
+    assert relative_error(filtered.centers[-1:], stepped.centers[-1:]) > CLEARLY
 
 
-@pytest.mark.sample(1)
-@pytest.mark.parametrize(
-    "strategy, outer",
-    [
-        (syncalgos.model_averaging(PERIOD), optax.sgd(1.0)),
-        (syncalgos.bmuf(PERIOD, 0.8, 0.7), optax.sgd(0.7, momentum=0.8)),
-        (
-            syncalgos.diloco(PERIOD, 0.6, 0.8),
-            optax.sgd(0.6, momentum=0.8, nesterov=True),
-        ),
-    ],
-    ids=["model_averaging", "bmuf", "diloco"],
-)
-def test_algorithm_is_a_step_of_an_outer_optimizer(strategy, outer):
-    assert_same_centers(strategy, every(PERIOD, outer_step(outer)))
-
-
-def test_outer_sgd_step_of_one_worker_is_lookahead():
+def test_outer_sgd_step_of_one_worker_is_optax_lookahead():
     optimizer = optax.lookahead(HEAVY_BALL, sync_period=PERIOD, slow_step_size=0.3)
-    params = optax.LookaheadParams.init_synced(initial_params())
+    params = optax.LookaheadParams.init_synced(jnp.asarray(START))
     state = optimizer.init(params)
     slow = []
-    for batch in zip(*make_batches(12), strict=True):
-        grads = jax.grad(loss)(params.fast, batch)
+    for noise in NOISE[:12, 0]:
+        grads = CURVATURE[0] * (params.fast - MINIMUM[0]) + noise
         updates, state = optimizer.update(grads, state, params)
         params = jax.tree.map(np.add, params, updates)
-        slow.append(flatten(params.slow))
-
-    one = train(every(PERIOD, outer_step(optax.sgd(0.3))), HEAVY_BALL, workers=1)
-    assert relative_error(one.centers, np.array(slow[3::PERIOD])) <= ROUNDING
-
-
-@pytest.mark.sample(2)
-@pytest.mark.parametrize("workers", [1, 2, 4, 8, 16])
-def test_sync_sgd_does_not_depend_on_the_number_of_workers(workers):
-    whole = [t[0] for _, t, _ in local_steps(1, steps=12)]
-    many = train(syncalgos.sync_sgd(), HEAVY_BALL, workers)
-    assert relative_error(many.centers, np.array(whole[3::PERIOD])) <= ROUNDING
+        slow.append(params.slow)
+    one = train(outer(optax.sgd(0.3)), HEAVY_BALL, workers=1)
+    assert relative_error(one.centers[3::4], np.array(slow)[3::4]) <= ROUNDING
 
 
 # The strategy, and how far its center goes for a block's move and the new velocity
 # (μ times the old one + the move): heavy ball, and Nesterov's look-ahead from it.
 OUTER = {
     "bmuf": (
-        syncalgos.bmuf(PERIOD, block_momentum=0.8, block_lr=0.7),
+        sa.bmuf(PERIOD, block_momentum=0.8, block_lr=0.7),
         lambda move, velocity: 0.7 * velocity,
     ),
     "diloco": (
-        syncalgos.diloco(PERIOD, outer_lr=0.7, outer_momentum=0.8),
+        sa.diloco(PERIOD, outer_lr=0.7, outer_momentum=0.8),
         lambda move, velocity: 0.7 * (move + 0.8 * velocity),
     ),
 }
+
+
+def synced_where(synced):
+    """Averages the workers' gradients at some steps."""
+    return lambda grads, step: grads * 0 + grads.mean(0) if synced(step) else grads
 
 
 @pytest.mark.sample(3)
@@ -193,21 +349,23 @@ OUTER = {
 def test_strategy_after_s_starts_from_the_synchronous_model(name, synced_first, s):
     """The first block is shorter if the period does not divide s."""
     strategy, update = OUTER[name]
-    anchor, velocity, expected = flatten(initial_params()), 0, []
-    for step, theta, _ in local_steps(3, 12, synced=lambda step: step < s):
+    anchor, velocity, expected = START, 0, []
+    for step, theta, _ in ByHand(
+        momentum=0.9, combine=synced_where(lambda step: step < s)
+    ):
         if step < s:
-            anchor = theta[0]
+            anchor = theta[0].copy()
         elif (step + 1) % PERIOD == 0:
-            move = np.mean(theta, axis=0) - anchor
+            move = theta.mean(0) - anchor
             velocity = 0.8 * velocity + move
             anchor = anchor + update(move, velocity)
-            theta[:] = [anchor] * 3
+            theta[:] = anchor
         expected.append(anchor)
 
-    members = [until(s, syncalgos.sync_sgd()), after(s, strategy)]
-    switched = chain(*(members if synced_first else members[::-1]))
-    trained = train(switched, HEAVY_BALL, at=range(1, 13))
-    assert relative_error(trained.centers, np.array(expected)) <= ROUNDING
+    members = [sa.until(s, sa.sync_sgd()), sa.after(s, strategy)]
+    switched = sa.chain(*(members if synced_first else members[::-1]))
+    centers = train(switched, HEAVY_BALL).centers
+    assert relative_error(centers, np.array(expected)) <= ROUNDING
 
 
 @pytest.mark.sample(1)
@@ -217,58 +375,201 @@ def test_strategy_after_s_starts_from_what_a_later_member_leaves(s):
 
     Anchors from before would leave the replicas apart.
     """
-    bmuf, sgd = after(s, syncalgos.bmuf(PERIOD, 0.8, 0.7)), optax.sgd(LR)
-    averaged = train(chain(bmuf, until(s, syncalgos.model_averaging(1))), sgd)
-    synced = train(chain(until(s, syncalgos.sync_sgd()), bmuf), sgd)
-    assert relative_error(averaged.centers, synced.centers) <= ROUNDING
-    assert relative_error(averaged.replicas[-1], synced.replicas[-1]) <= ROUNDING
+    late = sa.after(s, sa.bmuf(PERIOD, 0.8, 0.7))
+    averaged = train(sa.chain(late, sa.until(s, sa.model_averaging(1))))
+    assert_same(averaged, train(sa.chain(sa.until(s, sa.sync_sgd()), late)))
 
 
 @pytest.mark.parametrize("s", [6, 8])
 def test_center_of_strategy_until_s_is_the_current_model_afterwards(s):
-    w, velocity, expected = flatten(initial_params()), 0, []
-    for step, theta, _ in local_steps(3, 12, synced=lambda step: step >= s):
+    w, velocity, expected = START, 0, []
+    for step, theta, _ in ByHand(
+        momentum=0.9, combine=synced_where(lambda step: step >= s)
+    ):
         if step >= s:
-            w = np.mean(theta, axis=0)
+            w = theta.mean(0)
         elif (step + 1) % PERIOD == 0:
-            velocity = 0.8 * velocity + 0.7 * (np.mean(theta, axis=0) - w)
+            velocity = 0.8 * velocity + 0.7 * (theta.mean(0) - w)
             w = w + velocity
-            theta[:] = [w] * 3
+            theta[:] = w
         expected.append(w)
 
-    bmuf = until(s, syncalgos.bmuf(PERIOD, 0.8, 0.7))
-    switched = chain(bmuf, after(s, syncalgos.sync_sgd()))
-    trained = train(switched, HEAVY_BALL, at=range(1, 13))
-    assert relative_error(trained.centers, np.array(expected)) <= ROUNDING
+    early = sa.until(s, sa.bmuf(PERIOD, 0.8, 0.7))
+    centers = train(sa.chain(early, sa.after(s, sa.sync_sgd())), HEAVY_BALL).centers
+    assert relative_error(centers, np.array(expected)) <= ROUNDING
 
 
 @pytest.mark.parametrize("last_two", [["bmuf", "diloco"], ["diloco", "bmuf"]])
 def test_center_of_a_chain_is_that_of_the_last_with_its_own(last_two):
     """The average has no center: inside a block the center is the last start."""
     members = [OUTER[name][0] for name in last_two]
-    trained = train(chain(*members, average()), optax.sgd(LR), at=(2, 4, 6))
-    assert relative_error(trained.centers[2], trained.replicas[1]) <= ROUNDING
-    assert relative_error(trained.centers[2], trained.replicas[2]) > CLEARLY
-
-
-SCHEDULED = optax.sgd(COSINE, momentum=0.9)
+    seen = train(sa.chain(*members, sa.average()))
+    assert relative_error(seen.centers[5], seen.replicas[3]) <= ROUNDING
+    assert relative_error(seen.centers[5], seen.replicas[5]) > CLEARLY
 
 
 @pytest.mark.parametrize(
     "member, kept",
-    [(reset(SCHEDULED), 0), (average("opt_state"), 1)],
+    [(sa.reset(SCHEDULED), 0), (sa.average("opt_state"), 1)],
     ids=["reset", "average"],
 )
 def test_momentum_at_an_average_of_params_is_the_users_choice(member, kept):
     """The schedule counts on: reset zeroes momentum alone."""
-    expected = []
-    for step, theta, momentum in local_steps(
-        3, 12, lr=lambda step: LR * (1 + np.cos(np.pi * step / 16)) / 2
-    ):
-        if (step + 1) % PERIOD == 0:
-            theta[:] = [np.mean(theta, axis=0)] * 3
-            momentum[:] = [kept * np.mean(momentum, axis=0)] * 3
-            expected.append(theta[0])
+    own = ByHand(momentum=0.9, lr=lambda step: LR * (1 + np.cos(np.pi * step / 16)) / 2)
+    for _, theta, momentum in own.ends(PERIOD):
+        theta[:] = theta.mean(0)
+        momentum[:] = kept * momentum.mean(0)
+    seen = train(sa.every(PERIOD, sa.chain(sa.average(), member)), SCHEDULED)
+    assert_replicas(seen, own.replicas)
 
-    trained = train(every(PERIOD, chain(average(), member)), SCHEDULED)
-    assert relative_error(trained.centers, np.array(expected)) <= ROUNDING
+
+def test_streaming_diloco_takes_an_outer_step_of_each_fragment_in_turn():
+    """The second of two fragments syncs as DiLoCo, the first half a period earlier."""
+    streamed = train(sa.streaming_diloco(PERIOD, 2), HEAVY_BALL)
+    whole = train(sa.diloco(PERIOD), HEAVY_BALL)
+    early = train(sa.every(PERIOD, sa.diloco(1), offset=PERIOD // 2), HEAVY_BALL)
+    last = np.arange(SIZE) >= 16  # of three leaves, the last one
+    for seen in ("replicas", "centers"):
+        actual, late, soon = (getattr(x, seen) for x in (streamed, whole, early))
+        expected = np.where(last, late, soon)
+        assert relative_error(actual, expected) <= ROUNDING
+
+
+def test_hierarchical_refuses_groups_that_span_hosts():
+    with pytest.raises(ValueError, match=r"2 groups on 4 hosts .* a multiple of 4"):
+        sa.hierarchical(groups=2, hosts=4)
+    with pytest.raises(ValueError, match="6 workers do not divide over 4 hosts"):
+        train(sa.hierarchical(8, PERIOD, hosts=4), HEAVY_BALL, workers=6)
+
+
+def test_des_loc_of_equal_periods_averages_params_and_moments_together():
+    adam = optax.adam(LR)
+    desynced = train(sa.des_loc(PERIOD, PERIOD, PERIOD), adam)
+    together = train(
+        sa.every(PERIOD, sa.chain(sa.average(), sa.average("opt_state"))), adam
+    )
+    assert_same(desynced, together)
+    for moment in ("mu", "nu"):
+        actual, expected = (
+            flatten(getattr(trained.replica.opt_state[0], moment), lead=2)
+            for trained in (desynced, together)
+        )
+        assert relative_error(actual, expected) <= ROUNDING
+    # Else neither the averages nor their absence would show.
+    apart = train(sa.model_averaging(PERIOD), adam)
+    assert relative_error(desynced.centers[-1], apart.centers[-1]) > CLEARLY / 10
+
+
+@pytest.mark.parametrize("wide", [True, False], ids=["float64", "float32"])
+@pytest.mark.parametrize(
+    ("growth", "rate", "steps"),
+    [(0.01, 0.001, 100), (0.02, 0.004, 25), (0.29, 0.005, 3364), (0.0999, 0.01, 99)],
+)
+def test_qsr_takes_a_whole_ratio_for_whole(growth, rate, steps, wide):
+    """(0.01 / 0.001)² is below 100 in float32, and (0.29 / 0.005)² below 3364."""
+    with jax.enable_x64(wide):
+        for each in (rate, lambda step: jnp.float32(rate)):
+            acts = sa.qsr(1, growth, each).acts
+            assert acts is not None
+            assert [bool(acts(steps - 2)), bool(acts(steps - 1))] == [False, True]
+
+
+@pytest.mark.parametrize("doublings", [1, 2, 3])
+def test_gossip_reaches_the_exact_mean_in_the_steps_of_its_graph(doublings):
+    """Without training, of 2^k workers in k steps: sums of small integers are exact."""
+    workers = 2**doublings
+    start = np.random.default_rng(0).integers(-64, 64, size=(workers, SIZE)) * 1.0
+    frozen = optax.set_to_zero()
+    still = train(sa.gossip(), frozen, workers, steps=doublings, start=start)
+    mean = np.broadcast_to(start.mean(0), start.shape)
+    np.testing.assert_array_equal(still.replicas[-1], mean)
+    if doublings > 1:
+        assert relative_error(still.replicas[-2], mean) > CLEARLY
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        sa.easgd(PERIOD),
+        sa.eager_diloco(PERIOD),
+        sa.noloco(PERIOD),
+        sa.push_sum(drop=0.5),
+        sa.masked(sa.bmuf(PERIOD), {"body": True, "head": False}),
+        sa.delayed(sa.bmuf(PERIOD), 2),
+    ],
+    ids=["easgd", "eager_diloco", "noloco", "push_sum", "masked", "delayed"],
+)
+def test_all_workers_name_the_same_center_while_their_replicas_differ(strategy):
+    trained = train(strategy)
+    assert np.ptp(trained.replicas, axis=1).max() > CLEARLY
+    assert trained.disagreement <= ROUNDING
+
+
+# Where training comes to rest, without noise. The workers' losses differ: of worker i,
+# entry by entry, h (x - b)² / 2. A local step at learning rate η multiplies x - b by
+# ρ = 1 - η h. The minimum of their mean loss is Σ h b / Σ h.
+H, B = CURVATURE[:4], MINIMUM[:4]
+UNBIASED = (H * B).sum(0) / H.sum(0)
+
+
+def at_rest(strategy, lr, steps):
+    """The center once it is the same from one period to the next."""
+    centers = train(
+        strategy, optax.sgd(lr), steps=steps, noise=np.zeros((steps, 8, SIZE))
+    ).centers
+    assert relative_error(centers[-1], centers[-1 - PERIOD]) <= ROUNDING
+    return centers[-1]
+
+
+def test_model_averaging_rests_at_a_point_of_its_own():
+    """A round takes x to b + ρ^K (x - b); their mean is x where Σ (1 - ρ^K)(x - b) = 0.
+
+    So that b is weighed by 1 - ρ^K, and by h as in the mean loss for K = 1 only.
+    """
+    weight = 1 - (1 - 0.5 * H) ** PERIOD
+    expected = (weight * B).sum(0) / weight.sum(0)
+    center = at_rest(sa.model_averaging(PERIOD), lr=0.5, steps=400)
+    assert relative_error(center, expected) <= ROUNDING
+    assert relative_error(center, UNBIASED) > CLEARLY
+
+
+@pytest.mark.parametrize("period", [1, PERIOD])
+def test_easgd_rests_at_a_point_of_its_own(period):
+    """With σ = ρ^(p-1) of the p - 1 plain steps after an elastic one from y:
+
+    y - b = σ (ρ (y - b) - α (y - c)), so y = (w b + α σ c) / (w + α σ), w = 1 - σ ρ.
+    The center c is the mean of these y: b is weighed by w / (w + α σ). For p = 1 that
+    is h / (η h + α), where the mean loss has h.
+    """
+    alpha, rho = 0.9 / 4, 1 - 0.5 * H
+    sigma = rho ** (period - 1)
+    w = 1 - sigma * rho
+    weight = w / (w + alpha * sigma)
+    expected = (weight * B).sum(0) / weight.sum(0)
+    center = at_rest(sa.easgd(period, beta=0.9), lr=0.5, steps=2000)
+    assert relative_error(center, expected) <= ROUNDING
+    assert relative_error(center, UNBIASED) > CLEARLY
+
+
+def test_plain_co2_first_moves_by_the_average_of_the_round_before():
+    plain = sa.co2(PERIOD, outer_momentum=0, penalty=False)
+    moved = train(plain, HEAVY_BALL).replicas[2 * PERIOD - 1]
+    averages = trained(AVERAGED[PERIOD], HEAVY_BALL, 4).replicas[PERIOD - 1]
+    assert relative_error(moved, averages) <= ROUNDING
+
+
+@pytest.mark.slow
+def test_diloco_trains_with_muon_inside():
+    """MuLoCo: Muon steps for the 2-D kernel, Adam's for the rest."""
+    muon = optax.contrib.muon(0.02)
+    trained = problems.train(sa.diloco(PERIOD), muon, workers=4, at=(20, 40, 60))
+    x, target = problems.make_batches(1, global_batch=960, seed=2)
+
+    def test_loss(vector):
+        params = problems.unflatten(vector)
+        return float(problems.loss(params, (x[0], target[0])))
+
+    start = test_loss(problems.flatten(problems.initial_params()))
+    losses = [start, *map(test_loss, trained.centers)]
+    assert losses[-1] < 0.5 * start
+    assert losses == sorted(losses, reverse=True)

@@ -8,19 +8,7 @@ import pytest
 from problems import relative_error, train
 from recurrences import LR, MOMENTUM, START, STEPS, TARGET, X, async_diloco
 
-import syncalgos
-from syncalgos import (
-    DataParallel,
-    average,
-    chain,
-    decided,
-    delayed,
-    every,
-    paced,
-    participating,
-    sampled,
-    stateless,
-)
+import syncalgos as sa
 from syncalgos.combinators import asynchrony
 
 pytestmark = pytest.mark.usefixtures("float64")
@@ -72,7 +60,7 @@ def test_an_update_that_is_not_finite_leaves_the_server_as_it_was():
 def test_one_worker_that_waits_for_nobody_is_diloco():
     plain, alone = (
         train(make(period=4), optax.sgd(LR, momentum=MOMENTUM), workers=1)
-        for make in (syncalgos.diloco, syncalgos.async_diloco)
+        for make in (sa.diloco, sa.async_diloco)
     )
     assert relative_error(alone.centers, plain.centers) <= ROUNDING
 
@@ -85,7 +73,7 @@ def test_the_optimizers_state_rests_as_its_worker_does(workers):
     zeros = [np.zeros_like(START) for _ in range(workers)]
     by_hand = async_diloco.recurrence(workers, momentum=zeros, **settings)
     path = [(center, list(theta)) for center, theta in by_hand]
-    strategy = syncalgos.async_diloco(**settings, optimizer=optimizer)
+    strategy = sa.async_diloco(**settings, optimizer=optimizer)
     trained = train(strategy, optimizer, workers, at=(7, STEPS), batches=(X, TARGET))
     for number, step in enumerate((7, STEPS)):
         center, theta = path[step - 1]
@@ -96,11 +84,11 @@ def test_the_optimizers_state_rests_as_its_worker_does(workers):
 def test_a_start_in_step_leaves_the_optimizers_state_to_who_rests_first():
     """Momentum under a constant gradient only grows; one made anew would be 0."""
     optimizer = optax.sgd(LR, momentum=MOMENTUM)
-    late = syncalgos.async_diloco(4, slowest=0.25, optimizer=optimizer)
-    start = syncalgos.until(8, syncalgos.sync_sgd())
-    strategy = chain(start, syncalgos.after(8, late))
-    loss = stateless(lambda params, batch: jnp.sum(params * batch[0]))
-    trainer = DataParallel(loss, optimizer, strategy, 4, "vmap")
+    late = sa.async_diloco(4, slowest=0.25, optimizer=optimizer)
+    start = sa.until(8, sa.sync_sgd())
+    strategy = sa.chain(start, sa.after(8, late))
+    loss = sa.stateless(lambda params, batch: jnp.sum(params * batch[0]))
+    trainer = sa.DataParallel(loss, optimizer, strategy, 4, "vmap")
     state, _ = trainer.run(trainer.init(jnp.zeros(1)), jnp.ones((8, 4, 1)))
     before = np.ravel(state.replica.opt_state[0].trace)
     state, _ = trainer.run(state, jnp.ones((2, 4, 1)))
@@ -135,33 +123,36 @@ def test_paced_rounds_end_at_almost_the_same_time():
 )
 def test_what_cannot_be_is_refused(settings, message):
     with pytest.raises(ValueError, match=message):
-        train(syncalgos.async_diloco(2, **settings), optax.sgd(LR), 4, at=(2,))
+        train(sa.async_diloco(2, **settings), optax.sgd(LR), 4, at=(2,))
 
 
 @pytest.mark.parametrize(
     ("around", "name"),
     [
-        (lambda strategy: every(4, strategy), "when"),
-        (lambda strategy: every(4, chain(average("buffers"), strategy)), "when"),
-        (lambda strategy: every(4, paced(strategy, [4, 2])), "when"),
-        (lambda strategy: delayed(strategy, 1), "delayed"),
-        (lambda strategy: participating(strategy, sampled(0.5)), "participating"),
-        (lambda strategy: decided(lambda *_: True, strategy), "decided"),
+        (lambda strategy: sa.every(4, strategy), "when"),
+        (
+            lambda strategy: sa.every(4, sa.chain(sa.average("buffers"), strategy)),
+            "when",
+        ),
+        (lambda strategy: sa.every(4, sa.paced(strategy, [4, 2])), "when"),
+        (lambda strategy: sa.delayed(strategy, 1), "delayed"),
+        (lambda strategy: sa.participating(strategy, sa.sampled(0.5)), "participating"),
+        (lambda strategy: sa.decided(lambda *_: True, strategy), "decided"),
     ],
 )
 def test_what_would_let_slow_workers_run_is_refused(around, name):
     with pytest.raises(ValueError, match=f"{name}: this strategy acts at every local"):
-        around(syncalgos.async_diloco(4, slowest=0.5))
+        around(sa.async_diloco(4, slowest=0.5))
 
 
-@pytest.mark.parametrize("around", [syncalgos.until, syncalgos.after])
+@pytest.mark.parametrize("around", [sa.until, sa.after])
 def test_phases_hold_slow_workers_back(around):
     """Four steps of the phase move a worker of half the speed by two."""
-    strategy = syncalgos.async_diloco(99, slowest=0.5)
-    trainer = DataParallel(
-        stateless(lambda params, batch: params["w"] - params["w"] * batch.mean()),
+    strategy = sa.async_diloco(99, slowest=0.5)
+    trainer = sa.DataParallel(
+        sa.stateless(lambda params, batch: params["w"] - params["w"] * batch.mean()),
         optax.sgd(1.0),
-        around(4 if around is syncalgos.until else 0, strategy),
+        around(4 if around is sa.until else 0, strategy),
         2,
         "vmap",
     )

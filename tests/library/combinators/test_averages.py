@@ -9,28 +9,7 @@ from problems import relative_error
 from problems.linear import BATCHES, make_params, make_trainer
 from problems.quadratics import LR, ROUNDING, START, train, unflatten
 
-import syncalgos
-from syncalgos import (
-    Strategy,
-    after,
-    at_syncs,
-    average,
-    bmuf,
-    chain,
-    communication,
-    delayed,
-    ema,
-    every,
-    gossip,
-    masked,
-    model_averaging,
-    noloco,
-    participating,
-    reset,
-    sampled,
-    sync_sgd,
-    until,
-)
+import syncalgos as sa
 
 pytestmark = pytest.mark.usefixtures("float64")
 
@@ -38,13 +17,13 @@ DECAY = 0.9
 BODY = {"body": True, "head": False}
 HEAVY_BALL = optax.sgd(LR, momentum=0.9)
 STRATEGIES = {
-    "plain": Strategy(),
-    "sync_sgd": sync_sgd(),
-    "bmuf": bmuf(4, 0.6, nesterov=True),
-    "noloco": noloco(4),
-    "gossip ring": gossip("ring"),
-    "masked": masked(bmuf(4), BODY),
-    "phases": chain(until(3, sync_sgd()), after(3, bmuf(4))),
+    "plain": sa.Strategy(),
+    "sync_sgd": sa.sync_sgd(),
+    "bmuf": sa.bmuf(4, 0.6, nesterov=True),
+    "noloco": sa.noloco(4),
+    "gossip ring": sa.gossip("ring"),
+    "masked": sa.masked(sa.bmuf(4), BODY),
+    "phases": sa.chain(sa.until(3, sa.sync_sgd()), sa.after(3, sa.bmuf(4))),
 }
 
 
@@ -53,7 +32,7 @@ def test_average_of_2_3_4_from_1_is_as_worked_out():
         params = jax.tree.map(lambda x: 0 * x + step + 2, replica.params)
         return replica._replace(params=params), state
 
-    moved = ema(Strategy(sync=move), DECAY)
+    moved = sa.ema(sa.Strategy(sync=move), DECAY)
     centers = train(moved, steps=3, start=np.ones_like(START)).centers
     np.testing.assert_allclose(centers[:, 0], [1.1, 1.29, 1.561], rtol=1e-12)
 
@@ -63,7 +42,7 @@ def test_average_of_2_3_4_from_1_is_as_worked_out():
 def test_center_follows_the_replicas_which_train_as_before(name):
     strategy = STRATEGIES[name]
     plain = train(strategy, HEAVY_BALL)
-    followed = train(ema(strategy, DECAY), HEAVY_BALL)
+    followed = train(sa.ema(strategy, DECAY), HEAVY_BALL)
     np.testing.assert_array_equal(followed.replicas, plain.replicas)
     center, expected = START, []
     for replicas in plain.replicas:
@@ -77,22 +56,22 @@ def test_center_follows_the_replicas_which_train_as_before(name):
 def test_nothing_more_is_sent(name):
     params = unflatten(START)
     sent = [
-        communication(each, params, workers=4, steps=12)
-        for each in (STRATEGIES[name], ema(STRATEGIES[name], DECAY))
+        sa.communication(each, params, workers=4, steps=12)
+        for each in (STRATEGIES[name], sa.ema(STRATEGIES[name], DECAY))
     ]
     np.testing.assert_array_equal(sent[0].per_step, sent[1].per_step)
     assert sent[0].calls == sent[1].calls
 
 
-MOMENTUM_RESET = reset(HEAVY_BALL)
+MOMENTUM_RESET = sa.reset(HEAVY_BALL)
 AROUND = {
-    "every": (lambda s: every(4, s), average()),
-    "delayed": (lambda s: delayed(s, 2), model_averaging(4)),
+    "every": (lambda s: sa.every(4, s), sa.average()),
+    "delayed": (lambda s: sa.delayed(s, 2), sa.model_averaging(4)),
     "participating": (
-        lambda s: participating(s, sampled(0.5)),
-        model_averaging(4),
+        lambda s: sa.participating(s, sa.sampled(0.5)),
+        sa.model_averaging(4),
     ),
-    "at_syncs": (lambda s: at_syncs(s, MOMENTUM_RESET), bmuf(4)),
+    "at_syncs": (lambda s: sa.at_syncs(s, MOMENTUM_RESET), sa.bmuf(4)),
 }
 
 
@@ -100,8 +79,8 @@ AROUND = {
 @pytest.mark.parametrize("name", AROUND)
 def test_the_clock_is_the_local_step_inside_other_combinators_too(name):
     around, strategy = AROUND[name]
-    inside = train(around(ema(strategy, DECAY)), HEAVY_BALL)
-    outside = train(ema(around(strategy), DECAY), HEAVY_BALL)
+    inside = train(around(sa.ema(strategy, DECAY)), HEAVY_BALL)
+    outside = train(sa.ema(around(strategy), DECAY), HEAVY_BALL)
     np.testing.assert_array_equal(inside.replicas, outside.replicas)
     np.testing.assert_array_equal(inside.centers, outside.centers)
 
@@ -113,11 +92,9 @@ def test_average_of_bfloat16_params_takes_moves_below_their_8_bits():
         )
         for n in (1, 2)
     )
-    to_two = Strategy(
-        sync=lambda replica, state, step: (syncalgos.Replica(twos), state)
-    )
-    strategy = ema(to_two, decay=0.999)
-    replica, state = syncalgos.Replica(ones), strategy.init(ones)
+    to_two = sa.Strategy(sync=lambda replica, state, step: (sa.Replica(twos), state))
+    strategy = sa.ema(to_two, decay=0.999)
+    replica, state = sa.Replica(ones), strategy.init(ones)
     for step in range(3):
         replica, state = strategy.sync(replica, state, step)
     for held in jax.tree.leaves(state.average):
@@ -128,9 +105,9 @@ def test_average_of_bfloat16_params_takes_moves_below_their_8_bits():
 @pytest.mark.slow
 def test_gradients_may_still_be_merged():
     with jax.enable_x64(False):
-        merged = make_trainer(ema(sync_sgd(), DECAY), devices=[0])
+        merged = make_trainer(sa.ema(sa.sync_sgd(), DECAY), devices=[0])
         vectorized = make_trainer(
-            ema(sync_sgd(), DECAY), devices=[0], lane_form="vectorized"
+            sa.ema(sa.sync_sgd(), DECAY), devices=[0], lane_form="vectorized"
         )
         centers = []
         for trainer in (merged, vectorized):
@@ -143,10 +120,10 @@ def test_gradients_may_still_be_merged():
 
 def test_what_is_no_strategy_or_no_decay_is_refused():
     with pytest.raises(ValueError, match=r"ema: expected a Strategy.*call it: bmuf"):
-        ema(bmuf, 0.9)
+        sa.ema(sa.bmuf, 0.9)
     for decay in (1, -0.1, float("nan"), "abc"):
         with pytest.raises(ValueError, match=f"ema: decay must be .*{decay}"):
-            ema(bmuf(), decay)
+            sa.ema(sa.bmuf(), decay)
 
 
 @pytest.mark.parametrize("dtype", [jnp.float8_e4m3fn, jnp.float8_e5m2])
@@ -154,11 +131,11 @@ def test_floats_of_8_bits_are_averaged_in_float32(dtype):
     def loss(params, buffers, batch, key):
         return jnp.sum(params["w"] ** 2), (buffers, {})
 
-    trainer = syncalgos.DataParallel(loss, optax.sgd(0.1), syncalgos.bmuf(2), 2, "vmap")
+    trainer = sa.DataParallel(loss, optax.sgd(0.1), sa.bmuf(2), 2, "vmap")
     state = trainer.init({"w": jnp.ones(2)}, buffers={"scale": jnp.full(3, 1.5, dtype)})
     state, _ = trainer.run(state, np.zeros((2, 2), np.float32))
     center = trainer.center(state).buffers["scale"]
     assert center.dtype == dtype
     np.testing.assert_array_equal(np.float32(center), 1.5)
-    anchor = syncalgos.bmuf(2).init({"w": jnp.ones(2, dtype)})
+    anchor = sa.bmuf(2).init({"w": jnp.ones(2, dtype)})
     assert {x.dtype for x in jax.tree.leaves(anchor)} == {jnp.dtype(jnp.float32)}

@@ -7,18 +7,7 @@ import optax
 import pytest
 from optax import contrib
 
-import syncalgos
-from syncalgos import (
-    Replica,
-    Strategy,
-    after,
-    average,
-    chain,
-    every,
-    reset,
-    until,
-    when,
-)
+import syncalgos as sa
 
 WORKERS = 3
 
@@ -30,7 +19,7 @@ def marking(name, log_of=None):
         params = {**replica.params, name: replica.params[name] + 1}
         return replica._replace(params=params), state + 1
 
-    return Strategy(init=lambda params: jnp.int32(0), sync=sync)
+    return sa.Strategy(init=lambda params: jnp.int32(0), sync=sync)
 
 
 def follow(strategy, params, steps, opt_state=()):
@@ -38,7 +27,7 @@ def follow(strategy, params, steps, opt_state=()):
     add_axis = jax.tree.map(lambda x: jnp.asarray(x, float), params)
 
     def worker(params):
-        replica, state = Replica(params, opt_state), strategy.init(params)
+        replica, state = sa.Replica(params, opt_state), strategy.init(params)
         history = []
         for step in range(steps):
             grads, state = strategy.reduce(params, replica, state, jnp.int32(step))
@@ -66,7 +55,7 @@ def history_of(strategy, name="a", steps=8, params=None):
 
 def test_default_strategy_keeps_everything():
     params = {"a": np.arange(3.0)}
-    for strategy in (Strategy(), chain()):
+    for strategy in (sa.Strategy(), sa.chain()):
         for replica, _, center, grads in follow(strategy, params, 3):
             np.testing.assert_array_equal(replica.params["a"], [params["a"]])
             np.testing.assert_array_equal(grads["a"], [params["a"]])
@@ -74,45 +63,54 @@ def test_default_strategy_keeps_everything():
 
 
 def test_every_acts_after_steps_period_and_its_multiples():
-    assert history_of(every(3, marking("a"))) == [0, 0, 1, 1, 1, 2, 2, 2]
-    assert history_of(every(1, marking("a"))) == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert history_of(sa.every(3, marking("a"))) == [0, 0, 1, 1, 1, 2, 2, 2]
+    assert history_of(sa.every(1, marking("a"))) == [1, 2, 3, 4, 5, 6, 7, 8]
 
 
 def test_when_asks_the_step():
-    odd = when(lambda step: step % 2 == 1, marking("a"))
+    odd = sa.when(lambda step: step % 2 == 1, marking("a"))
     assert history_of(odd) == [0, 1, 1, 2, 2, 3, 3, 4]
 
 
 def test_every_reduces_at_the_same_steps_as_it_syncs():
-    strategy = every(2, syncalgos.sync_sgd())
+    strategy = sa.every(2, sa.sync_sgd())
     params = {"a": np.arange(3.0)}
     grads = [np.asarray(g["a"][0]) for *_, g in follow(strategy, params, 4)]
     np.testing.assert_array_equal(grads, [[0, 1, 2], [1, 1, 1], [0, 1, 2], [1, 1, 1]])
 
 
 def test_until_and_after_split_the_steps():
-    both = chain(until(3, marking("a")), after(3, marking("b")))
+    both = sa.chain(sa.until(3, marking("a")), sa.after(3, marking("b")))
     assert history_of(both, "a", 6) == [1, 2, 3, 3, 3, 3]
     assert history_of(both, "b", 6) == [0, 0, 0, 1, 2, 3]
 
 
 def test_after_counts_periods_on_the_absolute_clock():
-    assert history_of(after(3, every(4, marking("a")))) == [0, 0, 0, 1, 1, 1, 1, 2]
+    assert history_of(sa.after(3, sa.every(4, marking("a")))) == [
+        0,
+        0,
+        0,
+        1,
+        1,
+        1,
+        1,
+        2,
+    ]
 
 
 def test_chain_applies_its_members_in_order():
-    double = Strategy(
+    double = sa.Strategy(
         sync=lambda r, s, t: (
             r._replace(params=jax.tree.map(lambda x: 2 * x, r.params)),
             s,
         )
     )
-    assert history_of(chain(marking("a"), double), steps=3) == [2, 6, 14]
-    assert history_of(chain(double, marking("a")), steps=3) == [1, 3, 7]
+    assert history_of(sa.chain(marking("a"), double), steps=3) == [2, 6, 14]
+    assert history_of(sa.chain(double, marking("a")), steps=3) == [1, 3, 7]
 
 
 def own_center(value):
-    return Strategy(
+    return sa.Strategy(
         center=lambda params, state: jax.tree.map(lambda x: 0 * x + value, params)
     )
 
@@ -120,16 +118,16 @@ def own_center(value):
 @pytest.mark.parametrize(
     ("strategy", "expected"),
     [
-        (chain(own_center(5), syncalgos.sync_sgd()), 5),  # defaults are skipped
-        (chain(syncalgos.sync_sgd(), own_center(5)), 5),
-        (chain(own_center(5), own_center(7)), 7),  # the last of its own
-        (chain(own_center(7), chain(own_center(5), average())), 5),
-        (chain(own_center(7), chain(average(), syncalgos.sync_sgd())), 7),
-        (chain(own_center(7), every(4, average())), 7),
-        (every(4, own_center(5)), 5),
-        (chain(average("buffers"), syncalgos.sync_sgd()), 1),  # else the mean
-        (every(4, chain(average("buffers"))), 1),
-        (chain(), 1),
+        (sa.chain(own_center(5), sa.sync_sgd()), 5),  # defaults are skipped
+        (sa.chain(sa.sync_sgd(), own_center(5)), 5),
+        (sa.chain(own_center(5), own_center(7)), 7),  # the last of its own
+        (sa.chain(own_center(7), sa.chain(own_center(5), sa.average())), 5),
+        (sa.chain(own_center(7), sa.chain(sa.average(), sa.sync_sgd())), 7),
+        (sa.chain(own_center(7), sa.every(4, sa.average())), 7),
+        (sa.every(4, own_center(5)), 5),
+        (sa.chain(sa.average("buffers"), sa.sync_sgd()), 1),  # else the mean
+        (sa.every(4, sa.chain(sa.average("buffers"))), 1),
+        (sa.chain(), 1),
     ],
 )
 def test_center_of_a_chain_is_the_last_of_its_own_else_the_mean(strategy, expected):
@@ -139,16 +137,16 @@ def test_center_of_a_chain_is_the_last_of_its_own_else_the_mean(strategy, expect
 
 def test_center_does_not_go_stale_outside_a_phase():
     """BMUF before `after` and beyond `until` has the current model as its center."""
-    moving = Strategy(
+    moving = sa.Strategy(
         sync=lambda r, s, t: (r._replace(params={"a": r.params["a"] + 1}), s)
     )
     params = {"a": np.zeros(WORKERS)}
-    late = chain(moving, after(3, syncalgos.bmuf(4, 0.5)))
+    late = sa.chain(moving, sa.after(3, sa.bmuf(4, 0.5)))
     centers = [float(c["a"][0, 0]) for _, _, c, _ in follow(late, params, 8)]
     # Steps 0-2: the current model. The first block, steps 3 alone: 3 + (4 - 3). The
     # second from 4: velocity 0.5 · 1 + (8 - 4).
     assert centers == [1, 2, 3, 4, 4, 4, 4, 4 + 4.5]
-    early = chain(until(4, syncalgos.bmuf(2, 0.5)), moving)
+    early = sa.chain(sa.until(4, sa.bmuf(2, 0.5)), moving)
     centers = [float(c["a"][0, 0]) for _, _, c, _ in follow(early, params, 6)]
     assert (
         centers[4:]
@@ -157,15 +155,17 @@ def test_center_does_not_go_stale_outside_a_phase():
 
 
 def test_until_keeps_the_state_of_a_strategy_without_a_center():
-    history = follow(until(3, marking("a")), ones("a", "b"), 6)
+    history = follow(sa.until(3, marking("a")), ones("a", "b"), 6)
     assert [int(state[0, 0]) for _, state, *_ in history] == [1, 2, 3, 3, 3, 3]
 
 
 def test_mean_of_a_chain_is_over_the_axis_of_its_members():
     strategies = [
-        every(16, chain(average(axis="batch"), reset(optax.sgd(0.1)))),
-        chain(reset(optax.sgd(0.1)), average("buffers", axis="batch"), Strategy()),
-        Strategy(center=syncalgos.MeanCenter("batch")),
+        sa.every(16, sa.chain(sa.average(axis="batch"), sa.reset(optax.sgd(0.1)))),
+        sa.chain(
+            sa.reset(optax.sgd(0.1)), sa.average("buffers", axis="batch"), sa.Strategy()
+        ),
+        sa.Strategy(center=sa.MeanCenter("batch")),
     ]
     for strategy in strategies:
         center = jax.vmap(
@@ -178,20 +178,26 @@ def test_average_touches_only_its_field():
     params, optimizer = {"a": np.arange(3.0)}, optax.adam(0.1)
     state = optimizer.init({"a": jnp.float32(0)})
     for field in ("params", "opt_state", "buffers"):
-        [(replica, *_)] = follow(average(field), params, 1, state)
+        [(replica, *_)] = follow(sa.average(field), params, 1, state)
         mean = np.full((1, 3), 1.0) if field == "params" else [params["a"]]
         np.testing.assert_array_equal(replica.params["a"], mean)
         assert replica.opt_state[0].count.dtype == jnp.int32
 
 
+ONES = {"a": jnp.ones(3)}
+
+
+def reset_after(updates, optimizer, **given):
+    """The state of an optimizer that was reset after some updates along ones."""
+    state = optimizer.init(ONES)
+    for _ in range(updates):
+        _, state = optimizer.update(ONES, state, ONES, **given)
+    return sa.reset(optimizer).sync(sa.Replica(ONES, state), (), 3)[0].opt_state
+
+
 def test_reset_restarts_momentum_and_keeps_the_schedule():
     optimizer = optax.sgd(optax.cosine_decay_schedule(1.0, 10), momentum=0.9)
-    params = {"a": jnp.ones(3)}
-    state = optimizer.init(params)
-    for _ in range(4):
-        _, state = optimizer.update(params, state, params)
-    replica, _ = reset(optimizer).sync(Replica(params, state), (), 3)
-    trace, schedule = replica.opt_state
+    trace, schedule = reset_after(4, optimizer)
     np.testing.assert_array_equal(trace.trace["a"], np.zeros(3))
     assert int(schedule.count) == 4
 
@@ -202,12 +208,7 @@ def test_reset_keeps_what_counts_steps_and_remembers_losses():
         optax.adamw(0.1, weight_decay=optax.linear_schedule(1.0, 0.0, 10)),
         contrib.reduce_on_plateau(factor=0.5, patience=2),
     )
-    params = {"a": jnp.ones(3)}
-    state = optimizer.init(params)
-    for _ in range(4):
-        _, state = optimizer.update(params, state, params, value=1.0)
-    replica, _ = reset(optimizer).sync(Replica(params, state), (), 3)
-    noise, adam, plateau = replica.opt_state
+    noise, adam, plateau = reset_after(4, optimizer, value=1.0)
     np.testing.assert_array_equal(adam[0].mu["a"], np.zeros(3))
     assert int(noise.count) == int(adam[1].count) == 4
     assert float(plateau.scale) == 0.5
@@ -229,7 +230,9 @@ def test_reset_keeps_accumulated_gradients(accumulating):
         updates, state = accumulating.update(jnp.ones(3), state, params)
         params = optax.apply_updates(params, updates)
         if step % 2:
-            replica, _ = reset(accumulating).sync(Replica(params, state), (), step)
+            replica, _ = sa.reset(accumulating).sync(
+                sa.Replica(params, state), (), step
+            )
             state = replica.opt_state
     np.testing.assert_allclose(params, np.full(3, 1 - 4 * 0.1), rtol=1e-6)
 
@@ -239,81 +242,76 @@ def test_reset_keeps_accumulated_gradients(accumulating):
     [optax.transforms.conditionally_transform, optax.transforms.conditionally_mask],
 )
 def test_reset_keeps_the_step_that_a_condition_goes_by(conditional):
-    optimizer = conditional(optax.sgd(0.1, momentum=0.9), lambda step: step < 3)
-    params = jnp.ones(3)
-    state = optimizer.init(params)
-    for _ in range(2):
-        _, state = optimizer.update(params, state, params)
-    replica, _ = reset(optimizer).sync(Replica(params, state), (), 3)
-    assert replica.opt_state.step == 2
-    np.testing.assert_array_equal(replica.opt_state.inner_state[0].trace, np.zeros(3))
+    momentum = optax.sgd(0.1, momentum=0.9)
+    state = reset_after(2, conditional(momentum, lambda step: step < 3))
+    assert state.step == 2
+    np.testing.assert_array_equal(state.inner_state[0].trace["a"], np.zeros(3))
 
 
 def test_reset_restarts_momentum_inside_of_accumulation():
     optimizer = optax.MultiSteps(optax.sgd(0.1, momentum=0.9), 2)
-    optimizer = optimizer.gradient_transformation()
-    params = jnp.ones(3)
-    state = optimizer.init(params)
-    for _ in range(3):
-        _, state = optimizer.update(jnp.ones(3), state, params)
-    replica, _ = reset(optimizer).sync(Replica(params, state), (), 3)
-    assert replica.opt_state.mini_step == replica.opt_state.gradient_step == 1
-    np.testing.assert_array_equal(replica.opt_state.acc_grads, np.ones(3))
-    np.testing.assert_array_equal(
-        replica.opt_state.inner_opt_state[0].trace, np.zeros(3)
-    )
+    state = reset_after(3, optimizer.gradient_transformation())
+    assert state.mini_step == state.gradient_step == 1
+    np.testing.assert_array_equal(state.acc_grads["a"], np.ones(3))
+    np.testing.assert_array_equal(state.inner_opt_state[0].trace["a"], np.zeros(3))
 
 
 def test_reset_keeps_injected_hyperparameters():
     schedule = optax.linear_schedule(1.0, 0.0, 10)
     optimizer = optax.inject_hyperparams(optax.sgd)(schedule, momentum=0.9)
-    params = {"a": jnp.ones(3)}
-    state = optimizer.init(params)
-    for _ in range(4):
-        _, state = optimizer.update(params, state, params)
-    replica, _ = reset(optimizer).sync(Replica(params, state), (), 3)
-    np.testing.assert_array_equal(
-        replica.opt_state.inner_state[0].trace["a"], np.zeros(3)
-    )
-    updates, _ = optimizer.update(params, replica.opt_state, params)
+    state = reset_after(4, optimizer)
+    np.testing.assert_array_equal(state.inner_state[0].trace["a"], np.zeros(3))
+    updates, _ = optimizer.update(ONES, state, ONES)
     np.testing.assert_allclose(updates["a"], np.full(3, -0.6), rtol=1e-6)
 
 
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: chain(syncalgos.bmuf), r"chain: expected a Strategy, .*bmuf\(\)"),
-        (lambda: chain(average(), 3), "chain: expected a Strategy, got 3"),
-        (lambda: every(average(), 3), "period must be a whole number of at least 1"),
-        (lambda: every(3, 3), "every: expected a Strategy, got 3"),
-        (lambda: every(0, average()), "period must be .* at least 1, got 0"),
-        (lambda: every(2.0, average()), "period must be .* at least 1, got 2.0"),
-        (lambda: every(np.array([3]), average()), r"period must be .*, got array\("),
-        (lambda: every(jnp.float32(3), average()), "period must be a whole number"),
-        (lambda: when(3, average()), "active must be a function, got 3"),
-        (lambda: until(-1, average()), "until: s must be .* at least 0, got -1"),
-        (lambda: after("x", average()), "after: s must be .* at least 0, got 'x'"),
+        (lambda: sa.chain(sa.bmuf), r"chain: expected a Strategy, .*bmuf\(\)"),
+        (lambda: sa.chain(sa.average(), 3), "chain: expected a Strategy, got 3"),
         (
-            lambda: average("parms"),
+            lambda: sa.every(sa.average(), 3),
+            "period must be a whole number of at least 1",
+        ),
+        (lambda: sa.every(3, 3), "every: expected a Strategy, got 3"),
+        (lambda: sa.every(0, sa.average()), "period must be .* at least 1, got 0"),
+        (lambda: sa.every(2.0, sa.average()), "period must be .* at least 1, got 2.0"),
+        (
+            lambda: sa.every(np.array([3]), sa.average()),
+            r"period must be .*, got array\(",
+        ),
+        (
+            lambda: sa.every(jnp.float32(3), sa.average()),
+            "period must be a whole number",
+        ),
+        (lambda: sa.when(3, sa.average()), "active must be a function, got 3"),
+        (lambda: sa.until(-1, sa.average()), "until: s must be .* at least 0, got -1"),
+        (
+            lambda: sa.after("x", sa.average()),
+            "after: s must be .* at least 0, got 'x'",
+        ),
+        (
+            lambda: sa.average("parms"),
             "unknown field of Replica 'parms'; did you mean 'params'",
         ),
-        (lambda: every(2**40, average()), r"period must be below 2\*\*31"),
+        (lambda: sa.every(2**40, sa.average()), r"period must be below 2\*\*31"),
         (
-            lambda: syncalgos.outer_step(optax.sgd),
+            lambda: sa.outer_step(optax.sgd),
             r"outer_step: outer must.*call it: sgd",
         ),
-        (lambda: syncalgos.outer_step(0.7), "must be an optax optimizer, got 0.7"),
-        (lambda: reset(3), "reset: optimizer must be an optax optimizer, got 3"),
+        (lambda: sa.outer_step(0.7), "must be an optax optimizer, got 0.7"),
+        (lambda: sa.reset(3), "reset: optimizer must be an optax optimizer, got 3"),
         (
-            lambda: reset(optax.MultiSteps(optax.sgd(0.1), 2)),
+            lambda: sa.reset(optax.MultiSteps(optax.sgd(0.1), 2)),
             r"pass its \.gradient_transformation\(\)",
         ),
         (
-            lambda: average(reduce=3),
+            lambda: sa.average(reduce=3),
             "average: expected an optax GradientTransformation",
         ),
         (
-            lambda: syncalgos.reduce_with(lambda tree: tree),
+            lambda: sa.reduce_with(lambda tree: tree),
             r"factory with a keyword axis, got .*optax.stateless",
         ),
     ],
@@ -324,7 +322,7 @@ def test_bad_arguments_are_refused(make, message):
 
 
 def test_average_refuses_a_reducer_with_state_on_another_field():
-    strategy = average("buffers", optax.trace(0.9))
+    strategy = sa.average("buffers", optax.trace(0.9))
     with pytest.raises(ValueError, match="reducer with state cannot average buffers"):
         strategy.init({"a": jnp.ones(3)})
 
@@ -332,8 +330,8 @@ def test_average_refuses_a_reducer_with_state_on_another_field():
 def test_reducers_may_be_made_or_to_be_made():
     params = {"a": np.arange(3.0)}
     results = [
-        follow(syncalgos.reduce_with(reducer), params, 1)[0][-1]["a"]
-        for reducer in (syncalgos.mean, syncalgos.mean())
+        follow(sa.reduce_with(reducer), params, 1)[0][-1]["a"]
+        for reducer in (sa.mean, sa.mean())
     ]
     np.testing.assert_array_equal(results[0], np.ones((1, 3)))
     np.testing.assert_array_equal(*results)
@@ -342,9 +340,9 @@ def test_reducers_may_be_made_or_to_be_made():
 def test_short_params_keep_small_moves_by_an_outer_step_of_one():
     """One of four moves by 1/256 a step, the mean by a quarter of half a unit at 1."""
     found = []
-    for strategy in (average(), syncalgos.outer_step(optax.sgd(1.0))):
-        trainer = syncalgos.DataParallel(
-            syncalgos.stateless(lambda params, batch: params * jnp.mean(batch)),
+    for strategy in (sa.average(), sa.outer_step(optax.sgd(1.0))):
+        trainer = sa.DataParallel(
+            sa.stateless(lambda params, batch: params * jnp.mean(batch)),
             optax.sgd(1 / 256),
             strategy,
             4,

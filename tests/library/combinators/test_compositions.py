@@ -14,6 +14,7 @@ import optax
 import pytest
 from hypothesis import Phase, event, given, note, settings
 from hypothesis import strategies as st
+from owed import make, parameters
 from problems.held import Held
 
 import syncalgos as sa
@@ -39,61 +40,33 @@ class Leaf(NamedTuple):
     decides: bool = False
 
 
+# Algorithms that decide by values.
+DECIDING = {"choco_sgd", "demo", "dgc", "diloco_x", "distributed_lion", "edit", "loco"}
+DECIDING |= {"dynamic_averaging", "one_bit_adam", "powersgd", "quantized_sgd"}
+DECIDING |= {"sign_sgd", "signum", "sparseloco", "topk_sgd"}
+
+
+def algorithm(name):
+    """An algorithm, with any period."""
+    period = ", period={n}" if "period" in parameters(name) else ""
+    return Leaf(f"make('{name}'{period})", decides=name in DECIDING)
+
+
 LEAVES = [
+    *map(algorithm, sa.ALGORITHMS),
     Leaf("sa.Strategy()"),
-    Leaf("sa.sync_sgd()"),
     Leaf("sa.average()"),
     Leaf("sa.average('opt_state')"),
     Leaf("sa.average('buffers')"),
     Leaf("sa.reset(optimizer)"),
-    Leaf("sa.model_averaging({n})"),
-    Leaf("sa.post_local_sgd({n}, {n})"),
-    Leaf("sa.hierarchical({n}, {n})"),
-    Leaf("sa.fedavg({n})"),
-    Leaf("sa.qsr({n}, learning_rate=0.1)"),
-    Leaf("sa.des_loc({n})"),
-    Leaf("sa.bmuf({n})"),
     Leaf("sa.bmuf({n}, 0.5, nesterov=True)"),
-    Leaf("sa.slowmo({n}, learning_rate=0.1)"),
-    Leaf("sa.diloco({n})"),
     Leaf("sa.outer_step(optax.adam(0.1))"),
     Leaf("sa.streaming_diloco(4, 2, delay=1, alpha=0.5)"),
-    Leaf("sa.eager_diloco({n})"),
-    Leaf("sa.noloco({n})"),
-    Leaf("sa.easgd({n})"),
-    Leaf("sa.gossip()"),
     Leaf("sa.gossip('ring')"),
     Leaf("sa.push_sum(drop=0.3)"),
-    Leaf("sa.scaffold({n}, learning_rate=0.1)"),
-    Leaf("sa.sparta(0.5)"),
-    Leaf("sa.powersgd({n})", decides=True),
-    Leaf("sa.demo(chunk=2, top_k=2)", decides=True),
-    Leaf("sa.sparseloco({n}, 0.5)", decides=True),
-    Leaf("sa.topk_sgd(0.5)", decides=True),
-    Leaf("sa.sign_sgd()", decides=True),
-    Leaf("sa.sign_sgd(majority=True)", decides=True),
-    Leaf("sa.quantized_sgd()", decides=True),
-    Leaf("sa.lookahead({n})"),
-    Leaf("sa.fedopt({n})"),
-    Leaf("sa.overlap_local_sgd({n})"),
-    Leaf("sa.co2({n})"),
-    Leaf("sa.muloco({n}, reduce='int4', decay=0.9)", decides=True),
-    Leaf("sa.edit({n})", decides=True),
-    Leaf("sa.diloco_x({n}, min_rate=0)", decides=True),
     Leaf("sa.async_diloco({n}, slowest=0.4)"),
-    Leaf("sa.dynamic_averaging({n}, 1e-3)", decides=True),
-    Leaf("sa.gossip_pga({n}, 'ring')"),
-    Leaf("sa.d2()"),
-    Leaf("sa.gradient_tracking()"),
-    Leaf("sa.choco_sgd(0.5)", decides=True),
-    Leaf("sa.fedprox({n})"),
-    Leaf("sa.feddyn({n})"),
-    Leaf("sa.scaffnew({n}, learning_rate=0.1)"),
-    Leaf("sa.dgc(0.3, warmup={n})", decides=True),
-    Leaf("sa.signum()", decides=True),
-    Leaf("sa.distributed_lion(majority=False)", decides=True),
-    Leaf("sa.one_bit_adam({n})", decides=True),
-    Leaf("sa.loco()", decides=True),
+    Leaf("sa.muloco({n}, reduce='int4', decay=0.9)", decides=True),
+    Leaf("sa.sign_sgd(majority=True)", decides=True),
     Leaf("sa.reduce_with('median')", decides=True),
     Leaf("sa.reduce_with('bf16')", decides=True),
     Leaf("sa.outer_step(optax.sgd(0.5), 'int8')", decides=True),
@@ -218,7 +191,7 @@ def agree(draw):
         is_leaf=lambda node: isinstance(node, tuple),
     )
     optimizer = optax.sgd(0.1, momentum=0.5)
-    names = {"optimizer": optimizer, "workers": workers}
+    names = {"make": make, "optimizer": optimizer, "workers": workers}
     found = []
     for backend in BACKENDS:
         try:

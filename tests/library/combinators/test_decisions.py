@@ -12,26 +12,7 @@ from lasting import lines_of, run, signal_at
 from owed import PERIOD, make
 from problems.linear import BATCHES, make_params, make_trainer
 
-import syncalgos
-from syncalgos import (
-    Replica,
-    Strategy,
-    after,
-    at_syncs,
-    average,
-    chain,
-    collectives,
-    decided,
-    delayed,
-    every,
-    masked,
-    outer_step,
-    participating,
-    reset,
-    sampled,
-    sync_sgd,
-    until,
-)
+import syncalgos as sa
 from syncalgos.engine.placement.make_layout import BACKENDS
 
 PARAMS = 4 * 7  # bytes of the linear model
@@ -46,7 +27,7 @@ def far(replica, state, step):
 def at(steps):
     """A vote at some steps, of worker 1 alone."""
     return lambda replica, state, step: (
-        (jnp.isin(step, jnp.array(steps))) & (collectives.index() == 1)
+        (jnp.isin(step, jnp.array(steps))) & (sa.collectives.index() == 1)
     )
 
 
@@ -67,7 +48,7 @@ def trained(strategy, parts=(STEPS,), **options):
 
 
 def test_one_worker_that_asks_lets_all_sync_and_each_sync_is_counted():
-    strategy = decided(at([2, 3, 7]), average())
+    strategy = sa.decided(at([2, 3, 7]), sa.average())
     trainer = make_trainer(strategy)
     state, apart, told = trainer.init(make_params()), [], []
     for step in range(STEPS):
@@ -88,7 +69,7 @@ def test_one_worker_that_asks_lets_all_sync_and_each_sync_is_counted():
 
 @pytest.mark.slow
 def test_all_backends_and_forms_and_dispatches_decide_alike():
-    strategy = every(2, decided(far, average()))
+    strategy = sa.every(2, sa.decided(far, sa.average()))
     *_, expected = trained(strategy, backend="vmap", lane_form="vectorized")
     assert 1 < expected.sum() < STEPS // 2  # the data have a say
     assert not expected[::2].any()
@@ -99,8 +80,8 @@ def test_all_backends_and_forms_and_dispatches_decide_alike():
 
 
 def test_merged_lanes_report_what_is_decided():
-    both = sync_sgd()._replace(sync=decided(far, average()).sync)
-    both = both._replace(init=lambda params: decided(far, average()).init(params))
+    both = sa.sync_sgd()._replace(sync=sa.decided(far, sa.average()).sync)
+    both = both._replace(init=lambda params: sa.decided(far, sa.average()).init(params))
     *_, vectorized = trained(both, lane_form="vectorized")
     *_, merged = trained(both, lane_form="merged")
     np.testing.assert_array_equal(merged, vectorized)
@@ -121,7 +102,7 @@ def sums_outside_of_branches(jaxpr):
 
 def test_a_sync_that_is_not_decided_on_stays_a_branch_in_lanes():
     """Under vmap a branch on what differs between lanes would compute both arms."""
-    strategy = decided(far, average())
+    strategy = sa.decided(far, sa.average())
 
     def sync(replica, state):
         return strategy.sync(replica, state, 0)
@@ -131,7 +112,7 @@ def test_a_sync_that_is_not_decided_on_stays_a_branch_in_lanes():
         lambda x: jnp.stack([x] * 3), (make_params(), strategy.init(make_params()))
     )
     jaxpr = jax.make_jaxpr(lanes, axis_env=[("devices", 2)])(
-        Replica(of_three[0]), of_three[1]
+        sa.Replica(of_three[0]), of_three[1]
     )
     assert sums_outside_of_branches(jaxpr.jaxpr) == [3]  # the votes of the lanes
 
@@ -140,9 +121,11 @@ def test_a_sync_that_is_not_decided_on_stays_a_branch_in_lanes():
 def test_decisions_in_phases_chains_and_masks_are_counted():
     """At the first step of a phase too, which makes its state anew."""
     mask = {"w": True, "b": False}
-    late = after(4, masked(decided(at([4, 7]), average()), mask))
-    strategy = chain(
-        until(4, sync_sgd()), late, every(3, decided(at([5]), average("opt_state")))
+    late = sa.after(4, sa.masked(sa.decided(at([4, 7]), sa.average()), mask))
+    strategy = sa.chain(
+        sa.until(4, sa.sync_sgd()),
+        late,
+        sa.every(3, sa.decided(at([5]), sa.average("opt_state"))),
     )
     trainer, state, told = trained(strategy)
     np.testing.assert_array_equal(np.flatnonzero(told[:, 0]), [4, 7])
@@ -158,7 +141,9 @@ def test_decisions_in_phases_chains_and_masks_are_counted():
 def test_at_syncs_acts_where_it_is_decided_to_sync():
     optimizer = optax.sgd(0.05, momentum=0.9)
     trace = []
-    strategy = at_syncs(every(2, decided(at([3, 4, 9]), average())), reset(optimizer))
+    strategy = sa.at_syncs(
+        sa.every(2, sa.decided(at([3, 4, 9]), sa.average())), sa.reset(optimizer)
+    )
     trainer = make_trainer(strategy)
     state = trainer.init(make_params())
     for step in range(STEPS):
@@ -169,9 +154,9 @@ def test_at_syncs_acts_where_it_is_decided_to_sync():
 
 
 def test_center_of_what_is_decided_is_the_strategys_own():
-    outer = outer_step(optax.sgd(1.0))
-    trainer, state, told = trained(decided(at([5]), outer))
-    _, whole, _ = trained(decided(at([5]), outer), (6,))
+    outer = sa.outer_step(optax.sgd(1.0))
+    trainer, state, told = trained(sa.decided(at([5]), outer))
+    _, whole, _ = trained(sa.decided(at([5]), outer), (6,))
     assert told.sum() == 1
     for x, y in zip(
         *(jax.tree.leaves(trainer.center(s).params) for s in (state, whole)),
@@ -181,26 +166,35 @@ def test_center_of_what_is_decided_is_the_strategys_own():
 
 
 def test_what_is_decided_cannot_be_counted_without_the_decisions():
-    strategy = every(2, decided(far, average()))
+    strategy = sa.every(2, sa.decided(far, sa.average()))
     with pytest.raises(ValueError, match=r"depends on more .* metrics\['decided'\]"):
-        syncalgos.communication(strategy, make_params(), 4, STEPS)
+        sa.communication(strategy, make_params(), 4, STEPS)
     with pytest.raises(ValueError, match=r"\(12, 1\) booleans, got shape \(5, 1\)"):
         taken = np.zeros((5, 1), bool)
-        syncalgos.communication(strategy, make_params(), 4, STEPS, taken=taken)
+        sa.communication(strategy, make_params(), 4, STEPS, taken=taken)
 
 
 @pytest.mark.sample(4)
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: decided(3, average()), "vote must be a function, got 3"),
-        (lambda: decided(far, average), r"expected a Strategy, .*call it: average\(\)"),
-        (lambda: decided(far, sync_sgd()), "does not reduce gradients is needed"),
-        (lambda: decided(far, Strategy()), "a strategy that syncs"),
-        (lambda: decided(far, delayed(every(4, average()), 2)), "acts at every step"),
-        (lambda: delayed(every(4, decided(far, average())), 2), "the data decide on"),
+        (lambda: sa.decided(3, sa.average()), "vote must be a function, got 3"),
         (
-            lambda: participating(decided(far, average()), sampled(0.5)),
+            lambda: sa.decided(far, sa.average),
+            r"expected a Strategy, .*call it: average\(\)",
+        ),
+        (lambda: sa.decided(far, sa.sync_sgd()), "does not reduce gradients is needed"),
+        (lambda: sa.decided(far, sa.Strategy()), "a strategy that syncs"),
+        (
+            lambda: sa.decided(far, sa.delayed(sa.every(4, sa.average()), 2)),
+            "acts at every step",
+        ),
+        (
+            lambda: sa.delayed(sa.every(4, sa.decided(far, sa.average())), 2),
+            "the data decide on",
+        ),
+        (
+            lambda: sa.participating(sa.decided(far, sa.average()), sa.sampled(0.5)),
             "participating: the data decide on when this strategy syncs",
         ),
     ],
@@ -211,11 +205,11 @@ def test_what_cannot_be_decided_on_is_refused(make, message):
 
 
 def test_a_model_that_is_not_finite_asks_for_an_average():
-    strategy = syncalgos.dynamic_averaging(1, 1e3, axis="workers")
+    strategy = sa.dynamic_averaging(1, 1e3, axis="workers")
 
     def sync(x):
         state = strategy.init({"w": jnp.zeros(2)})
-        return strategy.sync(Replica({"w": x}), state, jnp.int32(0))[0].params["w"]
+        return strategy.sync(sa.Replica({"w": x}), state, jnp.int32(0))[0].params["w"]
 
     models = jnp.array([[np.nan, 0.0], [2.0, 4.0]])
     [first, second] = jax.vmap(sync, axis_name="workers")(models)

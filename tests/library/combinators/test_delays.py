@@ -12,9 +12,10 @@ from problems.quadratics import (
     SIZE,
     START,
     STEPS,
+    ByHand,
     assert_replicas,
+    assert_same,
     flatten,
-    local_steps,
     train,
     unflatten,
 )
@@ -55,27 +56,25 @@ def test_without_a_delay_a_share_of_the_local_value_stays():
 
 def averaged_late(period, delay, alpha, steps=STEPS):
     """The replicas after each step; a result arrives before the next one is sent."""
-    under_way, replicas = {}, []
-    for step, theta, _ in local_steps(steps=steps):
+    under_way, own = {}, ByHand(steps=steps)
+    for step, theta, _ in own:
         if (step + 1) % period == 0 and not delay:
             under_way[step] = theta.mean(0)
         if step in under_way:
             theta[:] = (1 - alpha) * under_way[step] + alpha * theta
         if (step + 1) % period == 0:
             under_way[step + delay] = theta.mean(0)
-        replicas.append(theta.copy())
-    return replicas
+    return own.replicas
 
 
 def averaged_late_by_addition(period, delay, alpha, steps=STEPS):
     """A mean's difference from a worker is added to the worker's params, late."""
-    under_way, replicas = {}, []
-    for step, theta, _ in local_steps(steps=steps):
+    under_way, own = {}, ByHand(steps=steps)
+    for step, theta, _ in own:
         theta += (1 - alpha) * under_way.get(step, 0)
         if (step + 1) % period == 0:
             under_way[step + delay] = theta.mean(0) - theta
-        replicas.append(theta.copy())
-    return replicas
+    return own.replicas
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.5])
@@ -178,7 +177,7 @@ def test_delayed_reduction_gives_gradients_of_that_many_steps_ago(delay):
         sent.append(grads.mean(0))
         return sent[-1 - delay] if step >= delay else np.zeros(SIZE)
 
-    expected = [theta.copy() for _, theta, _ in local_steps(combine=late)]
+    expected = ByHand(combine=late).replicas
     assert_replicas(train(delayed(sync_sgd(), delay)), expected)
 
 
@@ -213,17 +212,16 @@ def test_center_of_a_delayed_strategy_is_that_of_the_last_arrival(
     strategy, by_hand, delay
 ):
     block, under_way, center = by_hand(), {}, START
-    replicas, centers = [], []
-    for step, theta, _ in local_steps(steps=16):
+    own, centers = ByHand(steps=16), []
+    for step, theta, _ in own:
         if step in under_way:
             theta[:] = center = under_way[step]
         if (step + 1) % 4 == 0:
             under_way[step + delay] = block(theta.mean(0))
-        replicas.append(theta.copy())
         centers.append(center)
 
     trained = train(delayed(strategy, delay), steps=16)
-    assert_replicas(trained, replicas)
+    assert_replicas(trained, own.replicas)
     assert relative_error(trained.centers, np.array(centers)) <= ROUNDING
 
 
@@ -246,72 +244,68 @@ AT_ONCE = {
 def test_what_happens_to_the_optimizer_takes_effect_at_once(kind, together):
     """Neither are params rewound to when it was sent, nor gradients held back."""
     member, effect = AT_ONCE[kind]
-    under_way, expected = {}, []
-    for step, theta, momentum in local_steps(momentum=0.9):
+    under_way, own = {}, ByHand(momentum=0.9)
+    for step, theta, momentum in own:
         if step in under_way:
             theta[:] = under_way[step]
         if (step + 1) % 4 == 0:
             under_way[step + 2] = theta.mean(0)
             momentum[:] = effect(momentum)
-        expected.append(theta.copy())
 
     apart = chain(model_averaging(4), every(4, member))
     strategy = every(4, chain(average(), member)) if together else apart
-    assert_replicas(train(delayed(strategy, 2), MOMENTUM), expected)
+    assert_replicas(train(delayed(strategy, 2), MOMENTUM), own.replicas)
 
 
 def test_a_delayed_reset_leaves_params_alone():
-    expected = []
-    for step, theta, momentum in local_steps(momentum=0.9):
-        if (step + 1) % 4 == 0:
-            momentum[:] = 0
-        expected.append(theta.copy())
-    assert_replicas(train(delayed(every(4, reset(MOMENTUM)), 2), MOMENTUM), expected)
+    own = ByHand(momentum=0.9)
+    for _, _, momentum in own.ends():
+        momentum[:] = 0
+    trained = train(delayed(every(4, reset(MOMENTUM)), 2), MOMENTUM)
+    assert_replicas(trained, own.replicas)
 
 
 def test_leaves_that_a_delayed_strategy_does_not_touch_train_on():
     """In one gate with another, the part of one arrives, and the rest stays."""
     body = np.arange(SIZE) < 16
-    under_way, expected = {}, []
-    for step, theta, _ in local_steps():
+    under_way, own = {}, ByHand()
+    for step, theta, _ in own:
         if step in under_way:
             theta[:, body] = under_way[step]
         if (step + 1) % 4 == 0:
             under_way[step + 2] = theta[:, body].mean(0)
-        expected.append(theta.copy())
 
     part = masked(average(), {"body": True, "head": False})
     for strategy in (every(4, chain(part, average("buffers"))), every(4, part)):
-        assert_replicas(train(delayed(strategy, 2)), expected)
+        assert_replicas(train(delayed(strategy, 2)), own.replicas)
+
+
+def averaged_late_after(first, **settings):
+    """The replicas where averages begin at a step, and arrive two steps later."""
+    under_way, own = {}, ByHand(**settings)
+    for step, theta, _ in own:
+        if step in under_way:
+            theta[:] = under_way[step]
+        if step >= first and (step + 1) % 4 == 0:
+            under_way[step + 2] = theta.mean(0)
+    return own.replicas
 
 
 def test_a_delayed_phase_gives_nothing_before_something_was_sent_in_it():
     """Step 3 ends a period before the phase: nothing arrives from it at step 5."""
-    under_way, expected = {}, []
-    for step, theta, _ in local_steps():
-        if step in under_way:
-            theta[:] = under_way[step]
-        if step >= 4 and (step + 1) % 4 == 0:
-            under_way[step + 2] = theta.mean(0)
-        expected.append(theta.copy())
-    trained = train(delayed(syncalgos.after(4, model_averaging(4)), 2))
-    assert_replicas(trained, expected)
+    strategy = delayed(syncalgos.after(4, model_averaging(4)), 2)
+    assert_replicas(train(strategy), averaged_late_after(4))
 
 
 def test_delayed_post_local_sgd_delays_gradients_first_and_models_later():
-    sent, under_way, expected = [], {}, []
+    sent = []
 
     def late(grads, step):
         sent.append(grads.mean(0))
         late = sent[-3] if step >= 2 else np.zeros(SIZE)
         return late if step < 4 else grads
 
-    for step, theta, _ in local_steps(combine=late):
-        if step in under_way:
-            theta[:] = under_way[step]
-        if step >= 4 and (step + 1) % 4 == 0:
-            under_way[step + 2] = theta.mean(0)
-        expected.append(theta.copy())
+    expected = averaged_late_after(4, combine=late)
     assert_replicas(train(delayed(post_local_sgd(4, 4), 2)), expected)
 
 
@@ -322,11 +316,9 @@ def test_gate_around_a_delayed_strategy_says_when_it_sends():
 
 def test_streaming_diloco_of_one_fragment_with_a_delay_is_delayed_diloco():
     """It is sent so many steps before the end of its period, to arrive there."""
-    streamed = train(streaming_diloco(4, 1, delay=2, alpha=0.25))
     sent = every(4, diloco(1), offset=2)
-    other = train(delayed(sent, 2, alpha=0.25))
-    assert relative_error(streamed.replicas, other.replicas) <= ROUNDING
-    assert relative_error(streamed.centers, other.centers) <= ROUNDING
+    streamed = train(streaming_diloco(4, 1, delay=2, alpha=0.25))
+    assert_same(streamed, train(delayed(sent, 2, alpha=0.25)))
 
 
 @pytest.mark.parametrize(

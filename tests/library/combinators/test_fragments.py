@@ -3,7 +3,7 @@
 import jax
 import numpy as np
 import pytest
-from problems.quadratics import ROUNDING, START, flatten, local_steps, train, unflatten
+from problems.quadratics import ROUNDING, START, ByHand, flatten, train, unflatten
 from reducing import shapes_of
 
 from models import gpt
@@ -96,14 +96,12 @@ def in_rows():
 
 def test_mask_of_slices_averages_those_rows_alone():
     with jax.enable_x64(True):
-        expected = []
-        for step, theta, _ in local_steps():
-            if (step + 1) % 4 == 0:
-                theta[:, in_rows()] = theta[:, in_rows()].mean(0)
-            expected.append(theta.copy())
+        own = ByHand()
+        for _, theta, _ in own.ends():
+            theta[:, in_rows()] = theta[:, in_rows()].mean(0)
         trained = train(masked(model_averaging(4), ROWS))
-    np.testing.assert_allclose(trained.replicas, expected, atol=ROUNDING)
-    means = np.mean(expected, axis=1)
+    np.testing.assert_allclose(trained.replicas, own.replicas, atol=ROUNDING)
+    means = own.replicas.mean(1)
     np.testing.assert_allclose(trained.centers, means, atol=ROUNDING)
 
 

@@ -83,7 +83,7 @@ def apart(optimizer, strategy):
     return fields
 
 
-@pytest.mark.sample(1)
+@pytest.mark.sample(1, slow=9)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_first_and_second_moments_are_averaged_at_their_own_periods(name):
     optimizer, first, second = OPTIMIZERS[name]

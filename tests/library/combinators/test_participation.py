@@ -11,9 +11,10 @@ from problems.quadratics import (
     ROUNDING,
     SIZE,
     START,
+    ByHand,
     assert_replicas,
+    assert_same,
     flatten,
-    local_steps,
     train,
     unflatten,
 )
@@ -59,9 +60,10 @@ def by_round(step, workers):
     return jnp.asarray(ROUNDS)[step // 4]
 
 
-def assert_same(actual, expected):
-    assert relative_error(actual.replicas, expected.replicas) <= ROUNDING
-    assert relative_error(actual.centers, expected.centers) <= ROUNDING
+def weighted(models, step):
+    """The mean of those who take part, by their weights."""
+    weights = ROUNDS[step // 4]
+    return weights @ models / weights.sum()
 
 
 STRATEGIES = {
@@ -83,13 +85,11 @@ def test_strategy_that_all_take_part_in_is_the_strategy(name, stale):
 
 
 def test_average_is_the_weighted_mean_of_those_who_take_part():
-    expected = []
-    for step, theta, _ in local_steps():
-        if (step + 1) % 4 == 0:
-            weights = ROUNDS[step // 4]
-            theta[:] = weights @ theta / weights.sum()
-        expected.append(theta.copy())
-    assert_replicas(train(participating(model_averaging(4), by_round)), expected)
+    own = ByHand()
+    for step, theta, _ in own.ends():
+        theta[:] = weighted(theta, step)
+    trained = train(participating(model_averaging(4), by_round))
+    assert_replicas(trained, own.replicas)
 
 
 @pytest.mark.parametrize(
@@ -98,27 +98,22 @@ def test_average_is_the_weighted_mean_of_those_who_take_part():
 )
 def test_schedules_in_one_another_weigh_by_both(around):
     """Each has a state, which what is around it must not look past."""
-    common, expected = START, []
-    for step, theta, _ in local_steps():
-        if (step + 1) % 4 == 0:
-            other = np.array([2.0, 1.0, 1.0, 4.0])
-            share = 4 * ROUNDS[step // 4] / ROUNDS[step // 4].sum()
-            share = share * 4 * other / other.sum()
-            common = np.mean(common + share[:, None] * (theta - common), 0)
-            theta[:] = common
-        expected.append(theta.copy())
+    common, own, other = START, ByHand(), np.array([2.0, 1.0, 1.0, 4.0])
+    for step, theta, _ in own.ends():
+        share = 4 * ROUNDS[step // 4] / ROUNDS[step // 4].sum()
+        share = share * 4 * other / other.sum()
+        common = np.mean(common + share[:, None] * (theta - common), 0)
+        theta[:] = common
     inner = participating(model_averaging(4), by_round)
-    both = participating(inner, lambda step, workers: jnp.array([2.0, 1.0, 1.0, 4.0]))
-    assert_replicas(train(around(both)), expected)
+    both = participating(inner, lambda step, workers: jnp.asarray(other))
+    assert_replicas(train(around(both)), own.replicas)
 
 
 def test_bmuf_filters_the_weighted_mean_of_those_who_take_part():
     w, velocity, centers = START, np.zeros(SIZE), []
-    for step, theta, _ in local_steps():
+    for step, theta, _ in ByHand():
         if (step + 1) % 4 == 0:
-            weights = ROUNDS[step // 4]
-            mean = weights @ theta / weights.sum()
-            velocity = 0.8 * velocity + 0.7 * (mean - w)
+            velocity = 0.8 * velocity + 0.7 * (weighted(theta, step) - w)
             w = w + velocity
             theta[:] = w
         centers.append(w)
@@ -129,11 +124,7 @@ def test_bmuf_filters_the_weighted_mean_of_those_who_take_part():
 
 
 def test_gradients_are_weighted_at_each_step():
-    def weighted(grads, step):
-        weights = ROUNDS[step // 4]
-        return weights @ grads / weights.sum()
-
-    expected = [theta.copy() for _, theta, _ in local_steps(combine=weighted)]
+    expected = ByHand(combine=weighted).replicas
     assert_replicas(train(participating(sync_sgd(), by_round)), expected)
 
 
@@ -162,6 +153,7 @@ WEIGHED = {
 }
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", WEIGHED)
 def test_weights_reach_all_that_is_made_of_the_workers(name):
     """Means by 3 : 1, and none of 30 and 40, whose gradients would be ten times."""
@@ -302,10 +294,8 @@ del IN_VAIN["sync_sgd"]
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("name", IN_VAIN)
 def test_round_in_which_nobody_takes_part_goes_on(name):
-    trained = train(in_vain(IN_VAIN[name]))
     without = train(when(lambda step: step // 4 != 1, IN_VAIN[name]))
-    assert relative_error(trained.replicas, without.replicas) <= ROUNDING
-    assert relative_error(trained.centers, without.centers) <= ROUNDING
+    assert_same(train(in_vain(IN_VAIN[name])), without)
 
 
 def test_gradients_of_a_step_in_which_nobody_takes_part_are_zero():
@@ -327,16 +317,13 @@ def test_nothing_is_sent_in_a_round_in_which_nobody_takes_part(strategy, steps):
 
 
 def test_stale_workers_keep_their_model_and_hand_in_all_later():
-    common, start, expected = START, np.tile(START, (4, 1)), []
-    for step, theta, _ in local_steps():
-        if (step + 1) % 4 == 0:
-            weights = ROUNDS[step // 4]
-            common = common + weights @ (theta - start) / weights.sum()
-            theta[weights > 0] = start[weights > 0] = common
-        expected.append(theta.copy())
-
+    common, start, own = START, np.tile(START, (4, 1)), ByHand()
+    for step, theta, _ in own.ends():
+        common = common + weighted(theta - start, step)
+        takes_part = ROUNDS[step // 4] > 0
+        theta[takes_part] = start[takes_part] = common
     trained = train(participating(model_averaging(4), by_round, stale=True))
-    assert_replicas(trained, expected)
+    assert_replicas(trained, own.replicas)
     # Worker 2 skips two rounds: it trains on from its own model all the while.
     alone = train(syncalgos.Strategy(), steps=8)
     assert relative_error(trained.replicas[7, 2], alone.replicas[7, 2]) <= ROUNDING
@@ -344,15 +331,12 @@ def test_stale_workers_keep_their_model_and_hand_in_all_later():
 
 def test_stale_workers_see_no_change_in_a_round_without_anybody():
     strategy = participating(model_averaging(4), nobody_in_the_second_round, stale=True)
-    trained = train(strategy)
-    expected, common, start = [], START, START
-    for step, theta, _ in local_steps():
+    common, own = START, ByHand()
+    for step, theta, _ in own:
         if step in (3, 11):
-            common = common + (theta - start).mean(0)
-            start = common
+            common = common + (theta - common).mean(0)
             theta[:] = common
-        expected.append(theta.copy())
-    assert_replicas(trained, expected)
+    assert_replicas(train(strategy), own.replicas)
 
 
 def test_sampled_draws_its_share_of_the_workers():
@@ -381,15 +365,19 @@ def test_sampled_draws_anew_at_each_step_and_for_each_seed():
     assert abs(draws.mean((0, 1)) - 0.5).max() < 5 * 0.5 / np.sqrt(200)
 
 
+def means_of_drawn(drawn):
+    """The replicas where all take the mean of those drawn at the end of a round."""
+    own = ByHand()
+    for step, theta, _ in own.ends():
+        theta[:] = theta[drawn[step]].mean(0)
+    return own.replicas
+
+
 def test_fedavg_averages_the_workers_that_are_drawn_on_all():
     drawn = np.array([sampled(0.5, 7)(step, 4) for step in range(12)])
-    expected = []
-    for step, theta, _ in local_steps():
-        if (step + 1) % 4 == 0:
-            theta[:] = theta[drawn[step]].mean(0)
-        expected.append(theta.copy())
     assert len({tuple(row) for row in drawn[3::4]}) > 1
-    assert_replicas(train(fedavg(4, fraction=0.5, seed=7)), expected)
+    trained = train(fedavg(4, fraction=0.5, seed=7))
+    assert_replicas(trained, means_of_drawn(drawn))
 
 
 def test_fedavg_never_copies_one_of_several_models_to_all():
@@ -397,28 +385,19 @@ def test_fedavg_never_copies_one_of_several_models_to_all():
     drawn = np.array([sampled(0.1, least=2)(step, 4) for step in range(12)])
     assert (drawn.sum(1) == 2).all()
     assert sampled(0.1, least=2)(0, 1).tolist() == [True]
-    expected = []
-    for step, theta, _ in local_steps():
-        if (step + 1) % 4 == 0:
-            theta[:] = theta[drawn[step]].mean(0)
-        expected.append(theta.copy())
-    assert_replicas(train(fedavg(4)), expected)
+    assert_replicas(train(fedavg(4)), means_of_drawn(drawn))
 
 
 @pytest.mark.parametrize("together", [True, False], ids=["one gate", "gates apart"])
 def test_reset_in_a_chain_is_for_all_workers(together):
-    expected = []
-    for step, theta, momentum in local_steps(momentum=0.9):
-        if (step + 1) % 4 == 0:
-            weights = ROUNDS[step // 4]
-            theta[:] = weights @ theta / weights.sum()
-            momentum[:] = 0
-        expected.append(theta.copy())
-
+    own = ByHand(momentum=0.9)
+    for step, theta, momentum in own.ends():
+        theta[:] = weighted(theta, step)
+        momentum[:] = 0
     apart = chain(model_averaging(4), every(4, reset(MOMENTUM)))
     joined = every(4, chain(average(), reset(MOMENTUM)))
     strategy = participating(joined if together else apart, by_round)
-    assert_replicas(train(strategy, MOMENTUM), expected)
+    assert_replicas(train(strategy, MOMENTUM), own.replicas)
 
 
 @pytest.mark.parametrize(
@@ -426,8 +405,7 @@ def test_reset_in_a_chain_is_for_all_workers(together):
     [delayed(model_averaging(4), 2), syncalgos.streaming_diloco(4, 2, delay=1)],
 )
 def test_delayed_strategy_that_all_take_part_in_is_the_strategy(strategy):
-    everybody = participating(strategy, lambda step, workers: jnp.ones(workers))
-    assert_same(train(everybody), train(strategy))
+    assert_same(train(participating(strategy, all_alike)), train(strategy))
 
 
 def test_each_member_of_a_combination_takes_part_on_its_own():
@@ -438,25 +416,22 @@ def test_each_member_of_a_combination_takes_part_on_its_own():
 
 
 def test_post_local_sgd_weighs_gradients_first_and_models_later():
-    def weighted(grads, step):
-        weights = ROUNDS[step // 4]
-        return weights @ grads / weights.sum() if step < 4 else grads
+    def at_first(grads, step):
+        return weighted(grads, step) if step < 4 else grads
 
-    expected = []
-    for step, theta, _ in local_steps(combine=weighted):
-        if step >= 4 and (step + 1) % 4 == 0:
-            weights = ROUNDS[step // 4]
-            theta[:] = weights @ theta / weights.sum()
-        expected.append(theta.copy())
-    assert_replicas(train(participating(post_local_sgd(4, 4), by_round)), expected)
+    own = ByHand(combine=at_first)
+    for step, theta, _ in own.ends():
+        theta[:] = weighted(theta, step) if step >= 4 else theta
+    trained = train(participating(post_local_sgd(4, 4), by_round))
+    assert_replicas(trained, own.replicas)
 
 
 def at_own_speed(local_steps_of_each, filtered):
     """Model averaging, or BMUF: the replicas after each step, and the block's start."""
     quotas = np.array(local_steps_of_each)
-    w, velocity = START, np.zeros(SIZE)
-    replicas, held, done = [], np.tile(START, (4, 1)), 0
-    for step, theta, _ in local_steps():
+    w, velocity, own = START, np.zeros(SIZE), ByHand()
+    held, done = np.tile(START, (4, 1)), 0
+    for step, theta, _ in own:
         theta[done >= quotas] = held[done >= quotas]
         done += 1
         if (step + 1) % 4 == 0:
@@ -464,8 +439,7 @@ def at_own_speed(local_steps_of_each, filtered):
             w, done = w + velocity, 0
             theta[:] = w
         held = theta.copy()
-        replicas.append(held)
-    return replicas
+    return own.replicas
 
 
 @pytest.mark.parametrize(
@@ -488,15 +462,14 @@ def test_paced_with_enough_local_steps_is_the_strategy():
 def test_paced_counts_rounds_of_a_schedule():
     """Rounds of 2, 4 and 6 steps: who takes 3 misses one step, then three."""
     strategy = every(lambda step: 2 + step, average())
-    ends, held, done, expected = (1, 5), np.tile(START, (4, 1)), 0, []
-    for step, theta, _ in local_steps():
+    held, done, own = np.tile(START, (4, 1)), 0, ByHand()
+    for step, theta, _ in own:
         theta[2:] = theta[2:] if done < 3 else held[2:]
         done += 1
-        if step in ends:
+        if step in (1, 5):
             theta[:], done = theta.mean(0), 0
         held = theta.copy()
-        expected.append(held)
-    assert_replicas(train(paced(strategy, [9, 9, 3, 3])), expected)
+    assert_replicas(train(paced(strategy, [9, 9, 3, 3])), own.replicas)
 
 
 @pytest.mark.parametrize(

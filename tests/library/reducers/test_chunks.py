@@ -9,6 +9,9 @@ from reducing import CLOSE, assert_close, normal, run
 from syncalgos import communication, demo, sparseloco
 from syncalgos.reducers import chunked_top_k, chunks, dct, hops
 
+encode = jax.jit(chunks.encode, static_argnums=0)
+decode = jax.jit(chunks.decode, static_argnums=(0, 2))
+
 
 def test_indices_of_12_bits_are_packed_as_the_authors_pack_them():
     indices = jnp.array([1, 2, 4095, 0, 300, 4000])
@@ -29,10 +32,10 @@ def test_packed_indices_are_read_as_they_were(count):
 def test_bins_are_those_of_the_authors():
     """Codes 1 1 2 2 2 2 3 3 over six standard deviations; the means are the table."""
     values = jnp.array([-3.0, -1.0, -0.5, 0.5, 1.0, 2.0, 4.0, 5.0])
-    code = chunks.encode(2, values)
+    code = encode(2, values)
     assert hops.unpack(code[0], 2).tolist() == [1, 1, 2, 2, 2, 2, 3, 3]
     np.testing.assert_allclose(code[1][1:], [-2.0, 0.75, 4.5], rtol=CLOSE)
-    decoded = chunks.decode(2, code, values.shape)
+    decoded = decode(2, code, values.shape)
     expected = [-2.0, -2.0, 0.75, 0.75, 0.75, 0.75, 4.5, 4.5]
     np.testing.assert_allclose(decoded, expected, rtol=CLOSE)
 
@@ -40,9 +43,9 @@ def test_bins_are_those_of_the_authors():
 @pytest.mark.parametrize("bits", [8, 4, 2])
 def test_bins_keep_the_sum_of_what_is_sent(bits):
     values = np.float64(normal((600,), workers=1)[0, 0] + 3)
-    code = chunks.encode(bits, jnp.float32(values))
+    code = encode(bits, jnp.float32(values))
     assert code[0].size == 600 * bits // 8
-    decoded = np.float64(chunks.decode(bits, code, values.shape))
+    decoded = np.float64(decode(bits, code, values.shape))
     assert decoded.sum() == pytest.approx(values.sum(), rel=1e-5)
     width = 6 * np.std(values, ddof=1) / 2**bits
     inside = np.abs(values - values.mean()) < 2.5 * np.std(values)  # else in the last
@@ -51,7 +54,7 @@ def test_bins_keep_the_sum_of_what_is_sent(bits):
 
 def test_equal_values_have_a_bin_of_their_own():
     values = jnp.full(9, 0.25)
-    decoded = chunks.decode(2, chunks.encode(2, values), values.shape)
+    decoded = decode(2, encode(2, values), values.shape)
     np.testing.assert_allclose(decoded, values, rtol=CLOSE)
 
 

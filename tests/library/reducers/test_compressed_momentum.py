@@ -4,50 +4,33 @@ Against one another and the papers' figures; their recurrences are tested with a
 """
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from problems.quadratics import train
+from reducing import of_gradients, run
 
 import syncalgos
-from syncalgos import Replica
 
 GRADS = np.array([[1.0, -1.0, 0.0, 0.5], [2.0, 1.0, 0.0, -0.5], [-1.0, -3.0, 0.0, 0.0]])
 
 
-def steps(strategy, grads, first=0):
-    """Reduces gradients (steps, workers, …); returns what comes out, and the state.
-
-    Both of every worker, (workers, steps, …), after each step.
-    """
-
-    def worker(own):
-        def one(state, now):
-            step, g = now
-            combined, state = strategy.reduce(
-                g, Replica(jnp.zeros_like(g)), state, step
-            )
-            return state, (combined, state)
-
-        start = strategy.init(jnp.zeros_like(own[0]))
-        return jax.lax.scan(one, start, (first + jnp.arange(len(own)), own))[1]
-
-    lanes = jax.vmap(worker, axis_name="lanes")
-    both = jax.jit(jax.vmap(lanes, axis_name="devices"))
-    own = np.asarray(grads, np.float32).swapaxes(0, 1)[None]
-    return jax.tree.map(lambda x: np.asarray(x)[0], both(own))
+def reduced(strategy, grads, first=0):
+    """What comes out of gradients, and the state behind it: (steps, workers, …)."""
+    steps = range(first, first + len(grads))
+    combined, _, state = run(of_gradients(strategy), np.float32(grads), steps)
+    return combined, state
 
 
 @pytest.mark.parametrize("majority", [True, False])
 def test_first_step_of_distributed_lion_is_the_papers(majority):
     """Signs of 0 and ties are drawn, and differ."""
     strategy = syncalgos.distributed_lion(majority=majority)
-    combined, momentum = steps(strategy, GRADS[None])
+    combined, momentum = reduced(strategy, GRADS[None])
     expected = [1, -1] if majority else [1 / 3, -1 / 3]
     np.testing.assert_allclose(combined[0, 0, :2], expected, rtol=1e-6)
     levels = [1] if majority else [1 / 3, 1]
     assert np.isclose(np.abs(combined[0, 0, 2:, None]), levels).any(1).all()
-    np.testing.assert_allclose(momentum[:, 0], 0.01 * GRADS, rtol=1e-5)
+    np.testing.assert_allclose(momentum[0], 0.01 * GRADS, rtol=1e-5)
 
 
 def test_signum_without_momentum_is_sign_sgd_by_majority():
@@ -60,10 +43,10 @@ def test_signum_without_momentum_is_sign_sgd_by_majority():
 def test_a_sign_of_nan_shows_on_all_workers_and_leaves_no_momentum(name):
     grads = np.tile(GRADS, (4, 1, 1))
     grads[2, 1, 3] = np.nan
-    combined, momentum = steps(syncalgos.ALGORITHMS[name](), grads)
-    assert np.isnan(combined[:, 2]).all()
-    assert np.isfinite(combined[:, [0, 1, 3]]).all()
-    np.testing.assert_array_equal(momentum[:, 2], momentum[:, 1])
+    combined, momentum = reduced(syncalgos.ALGORITHMS[name](), grads)
+    assert np.isnan(combined[2]).all()
+    assert np.isfinite(combined[[0, 1, 3]]).all()
+    np.testing.assert_array_equal(momentum[2], momentum[1])
 
 
 # What the authors' code (synxlin/deep-gradient-compression) makes of three gradients,
@@ -78,19 +61,19 @@ SENT = [
 
 def test_dgc_sends_what_the_authors_code_does():
     strategy = syncalgos.dgc(density=0.3, warmup=0)
-    combined, state = steps(strategy, COLUMN)
+    combined, state = reduced(strategy, COLUMN)
     for step, (place, value, u, v) in enumerate(SENT):
         sent = np.zeros(3)
         sent[place] = value
-        found = combined[0, step], state.momentum[0, step], state.unsent[0, step]
+        found = combined[step, 0], state.momentum[step, 0], state.unsent[step, 0]
         for x, y in zip(found, (sent, u, v), strict=True):
             np.testing.assert_allclose(x.ravel(), y, rtol=1e-5)
 
 
 def test_dgc_clips_to_its_norm_over_the_root_of_the_workers():
     strategy = syncalgos.dgc(density=1.0, local_clip=2.0, warmup=0)
-    combined, _ = steps(strategy, np.float32([[[[3], [4]]] * 4]))
-    np.testing.assert_allclose(combined[:, 0, :, 0], [[0.6, 0.8]] * 4, rtol=1e-6)
+    combined, _ = reduced(strategy, np.float32([[[[3], [4]]] * 4]))
+    np.testing.assert_allclose(combined[0, :, :, 0], [[0.6, 0.8]] * 4, rtol=1e-6)
 
 
 # Two workers' gradients; the means of the last entry are 0.
@@ -101,8 +84,8 @@ TWO = np.array([[1.0, -2.0, 0.5, 0.5], [2.0, 1.0, -0.25, -0.5]])
 def test_one_bit_adam_warms_up_as_adam_without_bias_correction():
     """Figures of a literal run, at a learning rate of 0.01."""
     grads = [[[1, -2, 0.5, 0], [2, 1, -0.25, 1]]] * np.array([1, 1.5]).reshape(2, 1, 1)
-    combined, _ = steps(syncalgos.one_bit_adam(2), grads)
-    moved = -0.01 * combined[0].cumsum(0)
+    combined, _ = reduced(syncalgos.one_bit_adam(2), grads)
+    moved = -0.01 * combined[:, 0].cumsum(0)
     after = [
         [-0.0316227699, 0.0316227566, -0.0316226966, -0.0316227566],
         [-0.0737280282, 0.073728005, -0.0737279007, -0.073728005],
@@ -114,16 +97,16 @@ def test_one_bit_adam_leaves_entries_without_a_variance():
     """Divided by ε alone, signs would move them by some ten millions."""
     grads = np.tile(TWO, (8, 1, 1))
     grads[4:, 1, 3] = 5
-    combined, state = steps(syncalgos.one_bit_adam(4), grads)
+    combined, state = reduced(syncalgos.one_bit_adam(4), grads)
     np.testing.assert_array_equal(combined[:, :, 3], 0)
     assert np.abs(combined).max() < 7.28  # (1 - β₁) / √((1 - β₂) (1 - β₁² / β₂))
     np.testing.assert_array_equal(state.residual[:, :, 3], 0)
 
 
 def test_one_bit_adam_that_never_warmed_up_takes_its_first_mean_for_a_scale():
-    combined, state = steps(syncalgos.one_bit_adam(4), [TWO, TWO], first=4)
+    combined, state = reduced(syncalgos.one_bit_adam(4), [TWO, TWO], first=4)
     assert all(np.isfinite(x).all() for x in jax.tree.leaves(state))
-    np.testing.assert_allclose(np.abs(combined[:, 0]), 0.1, rtol=1e-5)  # 1 - β₁
+    np.testing.assert_allclose(np.abs(combined[0]), 0.1, rtol=1e-5)  # 1 - β₁
     assert np.abs(combined).max() < 1
 
 
@@ -138,19 +121,19 @@ LOCO = [
 def test_loco_of_one_worker_is_its_first_hop():
     """The second hop finds all entries on levels, and loses nothing."""
     grads = np.tile([1, -0.3, 0.07, 0.02], (3, 1, 1))
-    combined, state = steps(syncalgos.loco(), grads)
+    combined, state = reduced(syncalgos.loco(), grads)
     for step, (sent, residual) in enumerate(LOCO):
-        np.testing.assert_allclose(combined[0, step], sent, atol=1e-6)
-        np.testing.assert_allclose(state.residual[0, step], residual, atol=1e-6)
+        np.testing.assert_allclose(combined[step, 0], sent, atol=1e-6)
+        np.testing.assert_allclose(state.residual[step, 0], residual, atol=1e-6)
     np.testing.assert_allclose(state.of_part, 0, atol=1e-7)
 
 
 def test_loco_sends_all_there_was_but_its_residuals():
     """Σ sent = Σ g - e / (1 - β), on both hops; a reset loses e."""
     grads = np.random.default_rng(0).normal(size=(6, 3, 9))
-    combined, state = steps(syncalgos.loco(beta=0.75, reset_period=5), grads)
-    owed = grads.mean(1).cumsum(0) - combined[0].cumsum(0)
-    kept = state.residual.mean(0) + state.of_part.swapaxes(0, 1).reshape(6, 9)
+    combined, state = reduced(syncalgos.loco(beta=0.75, reset_period=5), grads)
+    owed = grads.mean(1).cumsum(0) - combined[:, 0].cumsum(0)
+    kept = state.residual.mean(1) + state.of_part.reshape(6, 9)
     np.testing.assert_allclose(owed[:4], 4 * kept[:4], atol=1e-5)
     np.testing.assert_array_equal(kept[4], 0)
     np.testing.assert_allclose(owed[5] - owed[4], 4 * kept[5], atol=1e-5)

@@ -163,34 +163,20 @@ def by_kind(sent):
     return {kind: part.bytes_per_worker for kind, part in sent.by_collective.items()}
 
 
-@pytest.mark.sample(30)
+@pytest.mark.sample(20)
 @pytest.mark.parametrize("workers", WORKERS)
 @pytest.mark.parametrize("name", CASES)
-def test_bytes_match_a_hand_count(name, workers):
+def test_bytes_match_a_hand_count_along_any_axis_and_with_feedback(name, workers):
     make, expected = CASES[name]
-    sent = count(syncalgos.reduce_with(make()), workers, steps=3)
     a_step = total(expected(workers))
-    assert by_kind(sent) == {kind: float(3 * size) for kind, size in a_step.items()}
-    assert sent.bytes_per_worker == float(3 * sum(a_step.values()))
-    assert sent.syncs == (3 if workers > 1 else 0)
-
-
-@pytest.mark.parametrize("name", [n for n in CASES if n not in UNFED])
-def test_error_feedback_sends_what_its_reducer_sends(name):
-    make, expected = CASES[name]
-    fed = reducers.error_feedback(make())
-    assert by_kind(count(syncalgos.reduce_with(fed), 3)) == {
-        kind: float(size) for kind, size in total(expected(3)).items()
-    }
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_bytes_are_the_same_along_one_axis(name):
-    make, expected = CASES[name]
-    one = syncalgos.reduce_with(make(axis="batch"))
-    assert by_kind(count(one, 3, axis="batch")) == {
-        kind: float(size) for kind, size in total(expected(3)).items()
-    }
+    ways = [(make(), {}), (make(axis="batch"), {"axis": "batch"})]
+    if name not in UNFED:
+        ways.append((reducers.error_feedback(make()), {}))
+    for reducer, axis in ways:
+        sent = count(syncalgos.reduce_with(reducer), workers, steps=3, **axis)
+        assert by_kind(sent) == {kind: float(3 * size) for kind, size in a_step.items()}
+        assert sent.bytes_per_worker == float(3 * sum(a_step.values()))
+        assert sent.syncs == (3 if workers > 1 else 0)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from reducing import assert_close, normal, run, side_by_side
+from reducing import assert_close, normal, of_gradients, run, side_by_side
 
 import syncalgos
 from syncalgos import outer_step, reduce_with, reducers
@@ -25,17 +25,6 @@ from syncalgos.reducers import (
     top_k,
     trimmed,
 )
-
-
-def of_gradients(strategy):
-    """The reducer that a strategy applies to gradients."""
-
-    def combine(updates, state, step):
-        replica = syncalgos.Replica(updates)
-        combined, state = strategy.reduce(updates, replica, state, step)
-        return combined, updates, state
-
-    return Reducer(combine, strategy.init)
 
 
 def of_outer_deltas(strategy):

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from commands import load
-from reducing import assert_close, normal, run, shapes_of
+from reducing import assert_close, normal, of_gradients, run, shapes_of
 from tiny_tasks import drawing
 
 import syncalgos
@@ -29,14 +29,7 @@ def apart(stack):
 
 def reduced(factory, stacked=0):
     """A strategy's reduce as a reducer."""
-    strategy = factory(stacked=stacked)
-
-    def combine(grads, state, step):
-        replica = syncalgos.Replica(grads)
-        combined, state = strategy.reduce(grads, replica, state, step)
-        return combined, combined, state
-
-    return reducers.Reducer(combine, strategy.init)
+    return of_gradients(factory(stacked=stacked))
 
 
 def mixed(factory, stacked=0):

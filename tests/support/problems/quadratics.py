@@ -53,22 +53,55 @@ def unflatten(vectors):
     return _FORM.unflatten([part.reshape((*lead, *shape)) for part, shape in pairs])
 
 
-def local_steps(
-    workers=4, steps=STEPS, momentum=0.0, combine=lambda grads, step: grads
-):
-    """Yields (step, θ, m) after every worker's own heavy-ball step, in NumPy.
+class ByHand:
+    """Every worker's own heavy-ball steps in NumPy, and what a test makes of them.
 
-    `combine` makes of the workers' gradients those that they step along. The caller may
-    write to θ and m, (workers, SIZE): the next step starts from them.
+    Going through it gives (step, θ, m) after each local step. The caller may write to θ
+    and m, (workers, SIZE): the next step starts from them.
+
+    Args:
+        workers: at most 8.
+        steps: local steps.
+        momentum: of the heavy balls.
+        combine: makes of the workers' gradients those that they step along.
+        lr: step -> the learning rate.
     """
-    theta = np.tile(START, (workers, 1))
-    velocity = np.zeros_like(theta)
-    for step in range(steps):
-        apart = theta - MINIMUM[:workers]
-        grads = CURVATURE[:workers] * apart + NOISE[step, :workers]
-        velocity[:] = momentum * velocity + combine(grads, step)
-        theta -= LR * velocity
-        yield step, theta, velocity
+
+    def __init__(
+        self,
+        workers=4,
+        steps=STEPS,
+        momentum=0.0,
+        combine=lambda grads, step: grads,
+        lr=lambda step: LR,
+    ):
+        self._steps = self._walk(workers, steps, momentum, combine, lr)
+        self._seen = []
+
+    def _walk(self, workers, steps, momentum, combine, lr):
+        theta = np.tile(START, (workers, 1))
+        velocity = np.zeros_like(theta)
+        for step in range(steps):
+            apart = theta - MINIMUM[:workers]
+            grads = CURVATURE[:workers] * apart + NOISE[step, :workers]
+            velocity[:] = momentum * velocity + combine(grads, step)
+            theta -= lr(step) * velocity
+            yield step, theta, velocity
+            self._seen.append(theta.copy())
+
+    def __iter__(self):
+        return self._steps
+
+    def ends(self, period=4):
+        """Gives the last step of each period; those between are taken too."""
+        return (now for now in self if (now[0] + 1) % period == 0)
+
+    @property
+    def replicas(self):
+        """The models that all steps leave, (steps, workers, SIZE)."""
+        for _ in self:
+            pass
+        return np.array(self._seen)
 
 
 class Trained(NamedTuple):
@@ -171,4 +204,10 @@ def train(
 
 def assert_replicas(trained, expected):
     """The workers' models after each step are the oracle's, to rounding."""
-    assert relative_error(trained.replicas, np.array(expected)) <= ROUNDING
+    assert relative_error(trained.replicas, expected) <= ROUNDING
+
+
+def assert_same(trained, other):
+    """The workers' models and their center after each step are another's."""
+    assert_replicas(trained, other.replicas)
+    assert relative_error(trained.centers, other.centers) <= ROUNDING
