@@ -78,8 +78,8 @@ class Route:
 
     def _carries(self, path, expression, held) -> bool:
         """Whether a value has what is followed; enters the calls that take it."""
-        if isinstance(expression, ast.Lambda):
-            return False
+        if isinstance(expression, ast.Lambda):  # it is called somewhere
+            return self._carries(path, expression.body, held)
         if not isinstance(expression, ast.Call):
             if _is_name(expression):
                 return expression.id in held
@@ -89,6 +89,9 @@ class Route:
             children = list(ast.iter_child_nodes(expression))
             found = any([self._carries(path, x, held) for x in children])
             return found and isinstance(expression, _PASSED_ON)
+        if _is_name(expression.func) and expression.func.id == "partial":
+            called, *given = expression.args
+            expression = ast.Call(called, given, expression.keywords)
         taken = [self._carries(path, x, held) for x in expression.args]
         # A list: several **mappings have the same name, None.
         named = [
