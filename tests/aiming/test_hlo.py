@@ -53,6 +53,13 @@ def test_all_reduce_of_several_arrays():
         ),
         ("f32[8] all-to-all(%q), dimensions={0}", "all_to_all", 32, Fraction(7, 8)),
         ("f32[4] all-reduce(%p), to_apply=%add", "all_reduce", 16, Fraction(14, 8)),
+        # Operands may be written with their types.
+        (
+            "f32[4]{0:T(8,128)} all-reduce(f32[4]{0:T(8,128)} %p)",
+            "all_reduce",
+            16,
+            Fraction(14, 8),
+        ),
     ],
 )
 def test_bytes_are_those_of_rings(line, kind, size, part):
@@ -65,17 +72,6 @@ def test_bytes_are_those_of_rings(line, kind, size, part):
     )
     assert (found.kind, found.bytes) == (kind, part * size)
     assert found.groups == [[0, 1, 2, 3, 4, 5, 6, 7]]
-
-
-def test_operands_may_be_written_with_their_types():
-    found = only(
-        program("""
-        %p = f32[4,2]{1,0:T(8,128)} parameter(0)
-        %x = f32[4,2]{1,0:T(8,128)} all-reduce(f32[4,2]{1,0:T(8,128)} %p), \
-replica_groups={{0,1}}, to_apply=%add
-        """)
-    )
-    assert found.bytes == 32
 
 
 @pytest.mark.parametrize(
