@@ -4,7 +4,9 @@ import itertools
 import math
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from models import ngram
@@ -163,3 +165,37 @@ def test_an_order_without_context_is_refused(order):
     message = f"^ngram: order must be at least 2, got {order}$"
     with pytest.raises(ValueError, match=message):
         ngram.init(jax.random.key(0), VOCABULARY, WIDTH, order)
+
+
+@pytest.mark.slow
+def test_training_on_sampled_loss_finds_the_words_frequencies():
+    """One context, words of unequal frequency: the full loss falls to their entropy."""
+    p = np.array([0.5, 0.2, 0.1, 0.1, 0.05, 0.05, 0, 0, 0])
+    optimizer, batch, k = optax.adam(0.03), 256, 6
+    contexts = jnp.zeros((batch, ORDER - 1), jnp.int32)
+
+    def loss(params, targets, negatives):
+        losses = ngram.sampled_loss(params, contexts, targets, negatives, np.log(Q))
+        return losses.mean()
+
+    def step(carry, key):
+        params, opt_state = carry
+        keys = jax.random.split(key)
+        targets = jax.random.choice(keys[0], VOCABULARY, (batch,), p=p)
+        negatives = jax.random.choice(keys[1], VOCABULARY, (k,), p=Q)
+        grads = jax.grad(loss)(params, targets, negatives)
+        updates, opt_state = optimizer.update(grads, opt_state)
+        return (optax.apply_updates(params, updates), opt_state), None
+
+    params = ngram.init(jax.random.key(0), VOCABULARY, WIDTH, ORDER)
+    carry = params, optimizer.init(params)
+    keys = jax.random.split(jax.random.key(1), 300)
+    (trained, _), _ = jax.jit(lambda c, k: jax.lax.scan(step, c, k))(carry, keys)
+
+    def expected_loss(params):
+        every = ngram.full_loss(params, contexts[:VOCABULARY], np.arange(VOCABULARY))
+        return p @ every
+
+    entropy = -(p[:6] * np.log(p[:6])).sum()
+    assert expected_loss(params) > entropy + 0.5
+    assert expected_loss(trained) < entropy + 0.15
