@@ -17,11 +17,6 @@ def ready(words, seed):
     return make_run(*Loader().plan([*FLAGS, *words.split()], seed))
 
 
-def draws(words):
-    run = ready(f"--algo {words}", 0)
-    return draws_from_seed(run, 1)
-
-
 def trained(run, out):
     record_config(run, [], out, [])
     _, summary = train_and_record(run, out, Quiet(), lambda: 0)
@@ -48,14 +43,11 @@ def taking_seeds():
     ],
 )
 def test_a_seed_is_in_the_program_where_it_is_drawn_from(words, expected):
-    assert draws(words) is expected
+    assert draws_from_seed(ready(f"--algo {words}", 0), 1) is expected
 
 
 def test_a_task_that_takes_the_seed_may_have_other_data():
-    run = make_run(
-        *Loader().plan(["--task", "tiny_tasks:unlucky", "--algo", "bmuf"], 0)
-    )
-    assert draws_from_seed(run, 2)
+    assert draws_from_seed(ready("--task tiny_tasks:unlucky --algo bmuf", 0), 2)
 
 
 @pytest.mark.slow
