@@ -70,17 +70,19 @@ def test_a_run_with_a_folder_leaves_the_commands_files_and_goes_on(command, tmp_
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("changes", "given", "message"),
     [
-        ({"resume": True}, "say out"),
-        ({"export": Path("model.safetensors")}, "say out"),
-        ({"processes": 2}, "in this process alone"),
-        ({"algo": "nothing"}, "unknown algorithm 'nothing'"),
+        ({"resume": True}, {}, "say out"),
+        ({"export": Path("model.safetensors")}, {}, "say out"),
+        ({"processes": 2}, {}, "in this process alone"),
+        ({"algo": "nothing"}, {}, "unknown algorithm 'nothing'"),
+        ({}, {"strategy": syncalgos.bmuf}, r"call it: bmuf\(\)"),
+        ({}, {"task": "digits"}, "Task"),
     ],
 )
-def test_what_a_call_cannot_make_is_refused_in_a_line(changes, message):
+def test_what_a_call_cannot_make_is_refused_in_a_line(changes, given, message):
     with pytest.raises(BadRequest, match=message):
-        train(replace(TINY, **changes))
+        train(replace(TINY, **changes), **given)
 
 
 def test_a_preset_gives_an_algorithm_its_papers_flags():
@@ -89,13 +91,6 @@ def test_a_preset_gives_an_algorithm_its_papers_flags():
     summary = train(config).summary
     assert summary["arguments"] == paper.arguments
     assert summary["arguments"] != parse(["--algo", "slowmo"]).arguments
-
-
-def test_what_is_no_task_or_strategy_is_refused():
-    with pytest.raises(BadRequest, match=r"call it: bmuf\(\)"):
-        train(TINY, strategy=syncalgos.bmuf)  # pyright: ignore[reportArgumentType]
-    with pytest.raises(BadRequest, match="Task"):
-        train(TINY, task="digits")  # pyright: ignore[reportArgumentType]
 
 
 def test_a_comparison_has_the_commands_table_and_page(tmp_path):

@@ -6,7 +6,7 @@ from experiments.cli import factories
 from experiments.cli.factories import ALGORITHM
 from experiments.cli.terminal import Quiet
 from experiments.study.grid import Loader
-from experiments.training.config import RunConfig, parse
+from experiments.training.config import parse
 from experiments.training.measurements.draws import draws_from_seed
 from experiments.training.recording import record_config, train_and_record
 from experiments.training.run import make_run, reseeded
@@ -17,11 +17,6 @@ FLAGS = ["--task", "tiny_tasks:drawing", "--workers", "4", "--steps", "20"]
 def ready(words, seed):
     config = parse([*FLAGS, *words.split(), "--seed", str(seed)])
     return make_run(*Loader().plan(config))
-
-
-def draws(words):
-    run = ready(f"--algo {words}", 0)
-    return draws_from_seed(run, 1)
 
 
 def trained(run, out):
@@ -50,12 +45,11 @@ def taking_seeds():
     ],
 )
 def test_a_seed_is_in_the_program_where_it_is_drawn_from(words, expected):
-    assert draws(words) is expected
+    assert draws_from_seed(ready(f"--algo {words}", 0), 1) is expected
 
 
 def test_a_task_that_takes_the_seed_may_have_other_data():
-    run = make_run(*Loader().plan(RunConfig(task="tiny_tasks:unlucky", algo="bmuf")))
-    assert draws_from_seed(run, 2)
+    assert draws_from_seed(ready("--task tiny_tasks:unlucky --algo bmuf", 0), 2)
 
 
 @pytest.mark.slow

@@ -77,11 +77,17 @@ def assert_goes_on(out, whole, step=7, command=BMUF):
     return ended
 
 
+def engine(name, workers=4):
+    """The engine of an algorithm, its first state, and batches."""
+    trainer = DataParallel(loss, OPTIMIZER, make(name), workers, "vmap")
+    params, batches = problem()
+    return trainer, trainer.init(params, {"seen": np.zeros(())}), batches
+
+
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("name", NAMES)
 def test_state_of_an_algorithm_comes_back_from_its_file(name, tmp_path):
-    trainer = DataParallel(loss, OPTIMIZER, make(name), 4, "vmap")
-    params, batches = problem()
+    trainer, state, batches = engine(name)
 
     def advanced(state, first, stop):
         for step in range(first, stop):
@@ -89,22 +95,23 @@ def test_state_of_an_algorithm_comes_back_from_its_file(name, tmp_path):
             state, _ = trainer.run(state, batch)
         return state
 
-    state = advanced(trainer.init(params, {"seen": np.zeros(())}), 0, PERIOD + 1)
-    held, center = trainer.to_host(state), Replica(params, (), ())  # any will do
-    part = Shard(5, 4, 0, state_arrays.own(held), state_arrays.shared(held, center), {})
-    write(tmp_path, part, 0, 1)
-    end = trainer.to_host(advanced(state, PERIOD + 1, 2 * PERIOD))
+    def arrays(state):
+        held, center = trainer.to_host(state), Replica((), (), ())  # of no interest
+        return state_arrays.own(held), state_arrays.shared(held, center)
 
-    other = jax.tree.map(np.zeros_like, params)
+    state = advanced(state, 0, PERIOD + 1)
+    write(tmp_path, Shard(5, 4, 0, *arrays(state), {}), 0, 1)
+    expected = arrays(advanced(state, PERIOD + 1, 2 * PERIOD))
+
+    other = jax.tree.map(np.zeros_like, problem()[0])
     like = trainer.init(other, {"seen": np.ones(())}, seed=1)
     found = load(tmp_path, 5)
     state = state_arrays.state(trainer, like, found.own, found.shared)
-    again = trainer.to_host(advanced(state, PERIOD + 1, 2 * PERIOD))
-    expected = state_arrays.own(end) | state_arrays.shared(end, center)
-    actual = state_arrays.own(again) | state_arrays.shared(again, center)
-    assert actual.keys() == expected.keys()
-    for leaf in expected:
-        assert_same_bits(actual[leaf], expected[leaf], leaf)
+    actual = arrays(advanced(state, PERIOD + 1, 2 * PERIOD))
+    for again, whole in zip(actual, expected, strict=True):
+        assert again.keys() == whole.keys()
+        for leaf in whole:
+            assert_same_bits(again[leaf], whole[leaf], leaf)
 
 
 def assert_resumed_is_whole(command, tmp_path, look=STOP):
@@ -292,19 +299,13 @@ def test_new_workers_start_from_the_center(workers, stopped, out):
 @pytest.mark.sample(0, slow=15)
 @pytest.mark.parametrize("name", NAMES)
 def test_center_of_an_algorithm_is_where_new_workers_start(name):
-    params, batches = problem()
-    states, trainers = [], []
-    for workers in (4, 3):
-        trainer = DataParallel(loss, OPTIMIZER, make(name), workers, "vmap")
-        trainers.append(trainer)
-        states.append(trainer.init(params, {"seen": np.zeros(())}))
-    before, _ = trainers[0].run(states[0], jax.tree.map(lambda x: x[:6], batches))
-    held, center = trainers[0].to_host(before), trainers[0].center(before)
+    trainer, state, batches = engine(name)
+    new, like, _ = engine(name, workers=3)
+    before, _ = trainer.run(state, jax.tree.map(lambda x: x[:6], batches))
+    held, center = trainer.to_host(before), trainer.center(before)
     one = {name: x[:1] for name, x in state_arrays.own(held).items()}
-    new = trainers[1]
-    state = state_arrays.restarted(
-        new, 0, states[1], one, state_arrays.shared(held, center)
-    )
+    shared = state_arrays.shared(held, center)
+    state = state_arrays.restarted(new, 0, like, one, shared)
     found = new.center(state)
     for x, y in zip(jax.tree.leaves(found), jax.tree.leaves(center), strict=True):
         # The mean over three equal replicas is rounded.
