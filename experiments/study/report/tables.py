@@ -42,7 +42,11 @@ def cells(report: Report, row: Row, times: bool = True) -> dict[str, str]:
 def screen(report: Report, out: Path) -> str:
     """The summary that a person reads on the screen."""
     rows = [cells(report, row, times=False) for row in report.rows]
-    lines = [list(rows[0]), *(list(row.values()) for row in rows)]
+    # So that it fits a terminal: the sentences say how many seeds all have.
+    said = {"seeds"} if len({row["seeds"] for row in rows}) == 1 else set()
+    said |= set() if any(row["diverged"] != "0" for row in rows) else {"diverged"}
+    heads = [head for head in rows[0] if head not in said]
+    lines = [heads, *([row[head] for head in heads] for row in rows)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     table = [
         "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True))
