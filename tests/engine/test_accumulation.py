@@ -90,17 +90,22 @@ def test_microbatches_are_consecutive_and_hand_buffers_on():
     assert_close(metrics["mean"], np.reshape(seen, (12, 3)).mean(1))
 
 
-@pytest.mark.parametrize("k", [1, 2])
-def test_each_microbatch_draws_from_its_own_key(k):
+@pytest.mark.parametrize(
+    ("backend", "k"), [("pmap", 1), ("shard_map", 1), ("vmap", 1), ("vmap", 2)]
+)
+def test_each_worker_step_and_microbatch_draws_from_its_own_key(backend, k):
     """The key of the step itself, where there is one microbatch."""
 
     def drawing(params, buffers, batch, key):
         drawn = jnp.roll(buffers["drawn"], -1).at[-1].set(jax.random.uniform(key))
         return jnp.sum(params["w"]) * 0.0, ({"drawn": drawn}, {})
 
-    trainer = make_trainer(loss=drawing, accumulate=k)
-    state = trainer.init(make_params(), {"drawn": np.zeros(2 * k)}, seed=5)
+    trainer = make_trainer(backend=backend, loss=drawing, accumulate=k)
+    other, state = (
+        trainer.init(make_params(), {"drawn": np.zeros(2 * k)}, seed) for seed in (6, 5)
+    )
     of_run = state.key
+    assert of_run != other.key
     state, _ = trainer.run(state, wide(BATCHES["y"][:2]))
     drawn = np.reshape(state.replica.buffers["drawn"], (4, 2, k))
     for worker in range(4):

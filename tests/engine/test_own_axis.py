@@ -1,15 +1,22 @@
-"""Every algorithm in a loop of one's own, over an axis of one's own."""
+"""Every algorithm, and one written here, in a loop and over an axis of one's own."""
+
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from jax.sharding import AxisType, PartitionSpec
+import tiny_tasks
+from lasting import run
+from mapped import shard_mapped
 from owed import PERIOD, make, owed
 from problems.linear import make_params, plain_loss
 
 import syncalgos
+from experiments.pipeline import sampler
+from experiments.tasks.task import losses
+from experiments.training.recording import params_sha256
 from syncalgos import Replica
 
 WORKERS, STEPS = 3, 2 * PERIOD
@@ -53,33 +60,14 @@ def own_loop(strategy, optimizer):
     return train
 
 
-def shard_mapped(loop, axis_name, check_vma=False):
-    """`loop` over the devices, as jax.vmap maps it."""
-    mesh = jax.make_mesh((WORKERS,), (axis_name,), axis_types=(AxisType.Auto,))
-
-    def on_one(batches):
-        center = loop(jax.tree.map(lambda x: x[0], batches))
-        return jax.tree.map(lambda x: x[None], center)
-
-    spec = PartitionSpec(axis_name)
-    mapped = jax.shard_map(
-        on_one, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=check_vma
-    )
-    return jax.jit(mapped)
-
-
-@pytest.mark.sample(5, slow=45)
-@pytest.mark.parametrize("mapped", [jax.vmap, jax.pmap, shard_mapped])
-@pytest.mark.parametrize("name", syncalgos.ALGORITHMS)
-def test_own_loop_trains_as_the_engine_does(name, mapped):
-    optimizer = owed(name).optimizer
+def assert_trains_alike(factory, mapped, optimizer):
     trainer = syncalgos.DataParallel(
-        syncalgos.stateless(plain_loss), optimizer, make(name), WORKERS, devices=[0]
+        syncalgos.stateless(plain_loss), optimizer, factory(), WORKERS, devices=[0]
     )
     state, _ = trainer.run(trainer.init(make_params()), BATCHES)
     expected = trainer.center(state).params
 
-    loop = own_loop(make(name, axis="batch"), optimizer)
+    loop = own_loop(factory(axis="batch"), optimizer)
     center = mapped(loop, axis_name="batch")(of_workers())
     mean = jax.tree.map(lambda x: np.mean(x, axis=0), center)
     for ours, theirs in zip(*map(jax.tree.leaves, (mean, expected)), strict=True):
@@ -87,7 +75,72 @@ def test_own_loop_trains_as_the_engine_does(name, mapped):
         np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.sample(6, slow=40)
+@pytest.mark.sample(5, slow=30)
+@pytest.mark.parametrize("mapped", [jax.vmap, jax.pmap, shard_mapped])
+@pytest.mark.parametrize("name", syncalgos.ALGORITHMS)
+def test_own_loop_trains_as_the_engine_does(name, mapped):
+    assert_trains_alike(partial(make, name), mapped, owed(name).optimizer)
+
+
+# An elastic pull towards the mean, as a user would write it.
+SOURCE = '''
+import jax
+from syncalgos import Strategy, collectives, every
+
+
+def pulled(period: int = 4, pull: float = 0.5, axis=collectives.WORKERS):
+    """Pulls each replica towards the mean.
+
+    Args:
+        period: local steps between two pulls.
+        pull: how far, from 0 (not at all) to 1 (the mean).
+    """
+
+    def sync(replica, state, step):
+        mean = collectives.mean(replica.params, axis)
+        params = jax.tree.map(lambda p, m: p + pull * (m - p), replica.params, mean)
+        return replica._replace(params=params), state + 1
+
+    def center(params, state):
+        return collectives.mean(params, axis)
+
+    return every(period, Strategy(init=lambda p: 0, sync=sync, center=center))
+'''
+
+
+def pulled(**axis):
+    names = {}
+    exec(SOURCE, names)
+    return names["pulled"](**axis)
+
+
+def test_a_strategy_of_ones_own_trains_as_in_the_engine():
+    assert_trains_alike(pulled, jax.pmap, owed("bmuf").optimizer)
+
+
+@pytest.mark.slow
+def test_a_strategy_of_ones_own_gives_the_same_numbers_on_the_command_line(
+    tmp_path, monkeypatch
+):
+    """Those of the engine, on the same rows and from the same start."""
+    (tmp_path / "strategies.py").write_text(SOURCE)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("JAX_NUM_CPU_DEVICES", "3")  # as they are
+    words = "--task tiny_tasks:drawing --algo strategies:pulled --workers 2 --seed 3"
+    ended = run(f"{words} --steps 11 --lr 0.1 --devices 0,1", tmp_path / "out")
+    assert ended.code == 0, ended.stderr
+    task = tiny_tasks.drawing()
+    data = task.load().train
+    trainer = syncalgos.DataParallel(
+        losses(task)[0], optax.sgd(0.1), pulled(), 2, devices=[0, 1]
+    )
+    state = trainer.init(*task.init(jax.random.key(3)), 3)
+    rows = sampler.rows(3, 0, 11, tiny_tasks.BATCH, tiny_tasks.EXAMPLES)
+    state, _ = trainer.run(state, rows, trainer.place(data))
+    assert ended.summary["params_sha256"] == params_sha256(trainer.center(state))
+
+
+@pytest.mark.sample(6, slow=12)
 @pytest.mark.parametrize("name", syncalgos.ALGORITHMS)
 def test_a_checked_shard_map_is_refused_in_one_line(name):
     """With it on, gradients of what all devices share are summed over them."""
@@ -96,7 +149,7 @@ def test_a_checked_shard_map_is_refused_in_one_line(name):
         shard_mapped(loop, "batch", check_vma=True)(of_workers())
 
 
-@pytest.mark.sample(6, slow=40)
+@pytest.mark.sample(6, slow=12)
 @pytest.mark.parametrize("name", syncalgos.ALGORITHMS)
 def test_a_strategy_of_another_axis_is_told_to_name_it(name):
     loop = own_loop(make(name), owed(name).optimizer)

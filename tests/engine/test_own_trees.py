@@ -62,24 +62,23 @@ def trained(strategy, backend, wrap=lambda tree: tree, unwrap=lambda tree: tree)
     return unwrap(trainer.center(state).params)
 
 
-@pytest.mark.sample(1)
+BMUF, SYNCHRONOUS = sa.bmuf(2), sa.sync_sgd()
+
+
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(
-    "strategy", [sa.bmuf(2), sa.sync_sgd()], ids=["bmuf", "sync_sgd"]
+    ("strategy", "plain"),
+    [(BMUF, BMUF), (SYNCHRONOUS, SYNCHRONOUS), (held_inside(BMUF), BMUF)],
+    ids=["bmuf", "sync_sgd", "state"],
 )
-def test_params_may_be_a_class_that_cannot_be_compared(strategy, backend):
-    expected = trained(strategy, backend)
+def test_params_and_state_may_be_classes_that_cannot_be_compared(
+    strategy, plain, backend
+):
+    expected = trained(plain, backend)
     found = trained(strategy, backend, Held, lambda held: held.tree)
     np.testing.assert_array_equal(found["w"], expected["w"])
     assert np.abs(found["w"]).max() > 0.1
-
-
-@pytest.mark.sample(1)
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_a_strategys_state_may_be_a_class_that_cannot_be_compared(backend):
-    expected = trained(sa.bmuf(2), backend)
-    found = trained(held_inside(sa.bmuf(2)), backend)
-    np.testing.assert_array_equal(found["w"], expected["w"])
 
 
 class Normed(eqx.Module):

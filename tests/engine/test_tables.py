@@ -7,8 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from jax.sharding import Mesh, PartitionSpec
-from mapped import on_workers
+from mapped import on_workers, shard_mapped
 from problems.two_tables import (
     BATCH,
     BATCHES,
@@ -25,17 +24,7 @@ from problems.two_tables import (
     make,
 )
 
-import syncalgos
-from syncalgos import (
-    average,
-    bmuf,
-    chain,
-    every,
-    lookup,
-    masked,
-    model_averaging,
-    sync_sgd,
-)
+import syncalgos as sa
 from syncalgos.engine.placement.make_layout import BACKENDS, make_layout
 
 pytestmark = pytest.mark.usefixtures("float64")
@@ -134,7 +123,7 @@ def assert_close(actual, expected):
 @functools.cache
 def unsharded():
     """The center and the losses of a whole table on one worker."""
-    return train(make(sync_sgd(), 1, look=take, sharded=None))[1:]
+    return train(make(sa.sync_sgd(), 1, look=take, sharded=None))[1:]
 
 
 def cases():
@@ -150,7 +139,7 @@ def cases():
 @pytest.mark.parametrize(("backend", "workers"), list(cases()))
 def test_sharded_tables_train_as_whole_ones_under_synchronous_sgd(backend, workers):
     losses, center = unsharded()
-    trainer = make(sync_sgd(), workers, backend)
+    trainer = make(sa.sync_sgd(), workers, backend)
     state, own_losses, own_center = train(trainer)
     assert_close((own_losses, own_center), (losses, center))
     assert np.abs(center["words"] - START["words"]).max() > CLEARLY
@@ -171,7 +160,9 @@ def test_tables_step_synchronously_beside_what_the_strategy_does(name):
 
 
 def test_a_whole_table_may_step_synchronously_beside_an_averaged_rest():
-    strategy = chain(masked(sync_sgd(), TABLES), masked(model_averaging(PERIOD), REST))
+    strategy = sa.chain(
+        sa.masked(sa.sync_sgd(), TABLES), sa.masked(sa.model_averaging(PERIOD), REST)
+    )
     _, losses, center = train(make(strategy, look=take, sharded=None))
     expected, _, expected_losses = literal("average", workers=4)
     assert_close((center, losses), (expected, np.array(expected_losses)))
@@ -179,7 +170,7 @@ def test_a_whole_table_may_step_synchronously_beside_an_averaged_rest():
 
 def test_center_is_the_strategys_own_between_syncs():
     """BMUF's center is the last sync's; the tables are the last step's."""
-    trainer = make(bmuf(STEPS + 1), workers=2)
+    trainer = make(sa.bmuf(STEPS + 1), workers=2)
     state, _, center = train(trainer)
     assert_close(center["rest"], START["rest"])
     words = np.asarray(state.replica.params["words"])
@@ -189,7 +180,7 @@ def test_center_is_the_strategys_own_between_syncs():
 
 
 def test_each_worker_holds_its_rows_only():
-    trainer = make(bmuf(PERIOD), optimizer=optax.adam(0.1))
+    trainer = make(sa.bmuf(PERIOD), optimizer=optax.adam(0.1))
     state = trainer.init(START)
     words = np.asarray(state.replica.params["words"])
     np.testing.assert_array_equal(words.reshape(ROWS, 3), START["words"])
@@ -203,7 +194,7 @@ def test_each_worker_holds_its_rows_only():
 
 
 def test_divergence_is_that_of_what_has_replicas():
-    trainer = make(syncalgos.Strategy())
+    trainer = make(sa.Strategy())
     state, *_ = train(trainer)
     rest = jax.tree.map(lambda x: np.reshape(x, (4, -1)), state.replica.params["rest"])
     vectors = np.concatenate(jax.tree.leaves(rest), axis=1)
@@ -212,17 +203,17 @@ def test_divergence_is_that_of_what_has_replicas():
     assert expected > CLEARLY
     assert_close(trainer.divergence(state), expected)
     everything = make(
-        sync_sgd(), sharded={**TABLES, "rest": {"bias": False, "kernel": False}}
+        sa.sync_sgd(), sharded={**TABLES, "rest": {"bias": False, "kernel": False}}
     )
     assert everything.divergence(train(everything)[0]) <= ROUNDING
 
 
 def test_a_model_of_tables_alone_leaves_nothing_to_the_strategy():
     def loss(params, batch):
-        return jnp.mean((lookup(params["scale"], batch[0]) - batch[2]) ** 2)
+        return jnp.mean((sa.lookup(params["scale"], batch[0]) - batch[2]) ** 2)
 
-    trainer = syncalgos.DataParallel(
-        syncalgos.stateless(loss), OPTIMIZER, bmuf(PERIOD), 4, sharded=True
+    trainer = sa.DataParallel(
+        sa.stateless(loss), OPTIMIZER, sa.bmuf(PERIOD), 4, sharded=True
     )
     state = trainer.init({"scale": START["scale"]})
     state, _ = trainer.run(state, tuple(x[:1] for x in BATCHES))
@@ -235,7 +226,7 @@ def test_a_model_of_tables_alone_leaves_nothing_to_the_strategy():
 
 
 def test_what_is_sent_for_tables_is_none_of_the_strategys():
-    whole, parts = make(sync_sgd(), look=take, sharded=None), make(sync_sgd())
+    whole, parts = make(sa.sync_sgd(), look=take, sharded=None), make(sa.sync_sgd())
     sent = [t.communication(t.init(START), 3) for t in (whole, parts)]
     ring = 2 * 3 / 4 * 8  # bytes that one of four sends of each number
     assert sent[0].bytes_per_worker == 3 * ring * (4 + 4 * ROWS)
@@ -246,25 +237,25 @@ def test_what_is_sent_for_tables_is_none_of_the_strategys():
 def test_averages_of_opt_state_do_not_mix_rows(make_optimizer):
     """Under synchronous SGD the moments of the rest agree: their mean is no change."""
     optimizer = make_optimizer(0.1)
-    averaging = chain(sync_sgd(), every(PERIOD, average("opt_state")))
-    plain = train(make(sync_sgd(), optimizer=optimizer))[2]
+    averaging = sa.chain(sa.sync_sgd(), sa.every(PERIOD, sa.average("opt_state")))
+    plain = train(make(sa.sync_sgd(), optimizer=optimizer))[2]
     assert_close(train(make(averaging, optimizer=optimizer))[2], plain)
 
 
 def test_strategy_that_reshapes_what_it_sees_of_opt_state_is_refused():
-    strategy = syncalgos.Strategy(sync=lambda r, s, t: (r._replace(opt_state=()), s))
+    strategy = sa.Strategy(sync=lambda r, s, t: (r._replace(opt_state=()), s))
     with pytest.raises(ValueError, match="sync changes the structure of replica"):
         make(strategy).init(START)
 
 
 def test_sharded_tables_take_microbatches():
-    cut = train(make(bmuf(PERIOD, 0.5), accumulate=3))
+    cut = train(make(sa.bmuf(PERIOD, 0.5), accumulate=3))
     expected, _, losses = literal("bmuf", workers=4)
     assert_close((cut[2], cut[1]), (expected, np.array(losses)))
 
 
 def test_nothing_is_compiled_twice():
-    trainer = make(bmuf(PERIOD))
+    trainer = make(sa.bmuf(PERIOD))
     state, *_ = train(trainer)
     seconds = trainer.compile_seconds
     state, _ = trainer.run(state, tuple(x[: STEPS // 2] for x in BATCHES))
@@ -278,7 +269,7 @@ def by_name(params):
 
 @pytest.mark.parametrize("mask", [by_name, {**TABLES, "scale": np.True_}], ids=[0, 1])
 def test_masks_may_be_functions_and_numpy_booleans(mask):
-    trainer = make(sync_sgd(), sharded=mask)
+    trainer = make(sa.sync_sgd(), sharded=mask)
     assert trainer.init(START).replica.params["words"].shape == (1, 4, 3, 3)
 
 
@@ -302,7 +293,7 @@ def test_masks_may_be_functions_and_numpy_booleans(mask):
     ],
 )
 def test_masks_and_tables_that_do_not_fit_are_refused(sharded, workers, message):
-    trainer = make(sync_sgd(), workers, sharded=sharded)
+    trainer = make(sa.sync_sgd(), workers, sharded=sharded)
     with pytest.raises(ValueError, match=message):
         trainer.init(START)
     assert trainer.compile_seconds == 0
@@ -318,7 +309,7 @@ def test_masks_and_tables_that_do_not_fit_are_refused(sharded, workers, message)
 )
 def test_lookups_of_other_kinds_are_refused(part, ids, message):
     with pytest.raises(ValueError, match=message):
-        lookup(part, ids)
+        sa.lookup(part, ids)
 
 
 def over_workers(program, own, workers, backend):
@@ -339,6 +330,7 @@ def bits(x):
 DTYPES = ("float16", "bfloat16", "float32", "float64")
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("workers", [1, 4])
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_lookup_is_the_rows_of_the_table_bit_for_bit(backend, workers):
@@ -357,7 +349,9 @@ def test_lookup_is_the_rows_of_the_table_bit_for_bit(backend, workers):
 
     def program(own):
         parts, asked = own
-        return [{n: lookup(parts[d], ids) for n, ids in asked.items()} for d in DTYPES]
+        return [
+            {n: sa.lookup(parts[d], ids) for n, ids in asked.items()} for d in DTYPES
+        ]
 
     parts = {d: np.stack(np.split(x, workers)) for d, x in tables.items()}
     found = over_workers(program, (parts, asked), workers, backend)
@@ -374,7 +368,7 @@ def test_rows_outside_of_the_table_are_nan_and_take_no_gradient():
 
     def program(own):
         part, ids = own
-        rows, pullback = jax.vjp(lambda part: lookup(part, ids), part)
+        rows, pullback = jax.vjp(lambda part: sa.lookup(part, ids), part)
         return rows, pullback(jnp.ones_like(rows))[0]
 
     rows, grads = over_workers(program, (np.stack(parts), ids), 4, "vmap")
@@ -399,7 +393,7 @@ def loss_gradient(axis):
         part, kernel, first, second, target = own
 
         def loss(part):
-            rows = lookup(part, first, axis) * jnp.sin(lookup(part, second, axis))
+            rows = sa.lookup(part, first, axis) * jnp.sin(sa.lookup(part, second, axis))
             return jnp.mean((rows @ kernel - target) ** 3)
 
         return jax.grad(loss)(part)
@@ -425,37 +419,18 @@ def gradient_problem(workers=4):
 BY_DIFFERENCES = 1e-8
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_gradient_is_that_of_the_mean_loss_by_finite_differences(backend):
     own, expected = gradient_problem()
-    grads = over_workers(loss_gradient(syncalgos.WORKERS), own, 4, backend)
+    grads = over_workers(loss_gradient(sa.WORKERS), own, 4, backend)
     assert np.abs(expected).max() > 0.1
     np.testing.assert_allclose(grads.reshape(ROWS, 3), expected, atol=BY_DIFFERENCES)
 
 
-def shard_mapped(program):
-    """One worker on a device."""
-
-    def on_block(own):
-        return program(jax.tree.map(lambda x: x[0], own))[None]
-
-    mesh, split = Mesh(np.array(jax.devices()[:3]), "batch"), PartitionSpec("batch")
-    return jax.jit(
-        jax.shard_map(
-            on_block, mesh=mesh, in_specs=split, out_specs=split, check_vma=False
-        )
-    )
-
-
-OWN_LOOPS = {
-    "pmap": lambda program: jax.pmap(program, axis_name="batch"),
-    "shard_map": shard_mapped,
-    "vmap": lambda program: jax.vmap(program, axis_name="batch"),
-}
-
-
-@pytest.mark.parametrize("mapped", OWN_LOOPS.values(), ids=OWN_LOOPS)
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("mapped", [jax.vmap, jax.pmap, shard_mapped])
 def test_lookup_works_over_an_axis_of_ones_own(mapped):
     own, expected = gradient_problem(workers=3)
-    grads = np.asarray(mapped(loss_gradient("batch"))(own))
+    grads = np.asarray(mapped(loss_gradient("batch"), axis_name="batch")(own))
     np.testing.assert_allclose(grads.reshape(ROWS, 3), expected, atol=BY_DIFFERENCES)

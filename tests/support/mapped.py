@@ -2,6 +2,9 @@
 
 from functools import partial
 
+import jax
+from jax.sharding import AxisType, PartitionSpec
+
 from syncalgos.engine.placement.backends import over_devices, vectorized
 from syncalgos.engine.program import Inputs, Outputs
 
@@ -23,3 +26,18 @@ def spread(layout, program):
 def on_workers(layout, program, own, shared=()):
     """Runs such a program; own and the result lead with (devices, lanes)."""
     return spread(layout, program)(own, Inputs(shared)).own
+
+
+def shard_mapped(program, axis_name, workers=3, check_vma=False):
+    """Maps one worker's program over as many devices, as jax.vmap maps it."""
+    mesh = jax.make_mesh((workers,), (axis_name,), axis_types=(AxisType.Auto,))
+
+    def on_one(own):
+        result = program(jax.tree.map(lambda x: x[0], own))
+        return jax.tree.map(lambda x: x[None], result)
+
+    spec = PartitionSpec(axis_name)
+    mapped = jax.shard_map(
+        on_one, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=check_vma
+    )
+    return jax.jit(mapped)

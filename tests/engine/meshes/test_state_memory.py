@@ -19,7 +19,7 @@ from syncalgos.combinators import introspection
 from syncalgos.engine.ahead import lower
 
 HOST = "pinned_host"
-FAST = ("bmuf", "streaming_diloco", "overlap_local_sgd")
+HELD = ("bmuf", "diloco", "slowmo", "streaming_diloco", "overlap_local_sgd")
 ROUNDING = 2e-6  # of lanes that are held once, or not
 
 
@@ -68,15 +68,13 @@ def trained(name, **given):
     return trainer, state, jax.tree.map(np.asarray, seen)
 
 
+@pytest.mark.sample(5, slow=30)
 @pytest.mark.parametrize("given", [{}, {"workers": 6}, ON_A_MESH])
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(x, marks=() if x in FAST else pytest.mark.slow) for x in RESTING],
-)
+@pytest.mark.parametrize("name", RESTING)
 def test_a_state_in_the_hosts_memory_changes_no_number(name, given):
     trainer, state, seen = trained(name, sync_memory=HOST, **given)
     assert kinds(state.sync) <= {HOST}
-    assert kinds(state.sync) or name not in FAST
+    assert kinds(state.sync) or name not in HELD
     assert kinds(state.replica) == {"device"}
     expected = trained(name, **given)[2]
     for mine, other in zip(*map(jax.tree.leaves, (seen, expected)), strict=True):
@@ -88,7 +86,7 @@ def test_a_state_in_the_hosts_memory_changes_no_number(name, given):
 
 
 def test_most_algorithms_that_rest_have_a_state_there():
-    assert {"bmuf", "diloco", "slowmo", "streaming_diloco"} <= {*RESTING}
+    assert {*HELD} <= {*RESTING}
 
 
 def refuses(line, call):
@@ -126,6 +124,7 @@ def shapes(tree):
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), tree)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("given", [{}, {"workers": 6}, ON_A_MESH])
 @pytest.mark.parametrize("memory", [None, HOST])
 def test_a_program_from_shapes_is_the_one_that_runs(given, memory):

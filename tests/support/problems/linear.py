@@ -1,5 +1,7 @@
 """A small linear regression, for tests of the engine."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -39,3 +41,9 @@ def make_trainer(strategy=None, workers=4, backend="auto", loss=None, **rest):
     return DataParallel(
         loss or stateless(plain_loss), optimizer, strategy, workers, backend, **rest
     )
+
+
+@functools.cache
+def plain_trainer():
+    """The same one for all tests, for which its programs compile once."""
+    return make_trainer()
