@@ -80,7 +80,7 @@ def run(reducer, updates, steps=None, backend="vmap", devices=1):
     layout = make_layout(workers, backend, range(devices))
     steps = jnp.array(range(count) if steps is None else steps)
 
-    def program(own, shared):
+    def program(own, steps):
         def one(state, inputs):
             step, grads = inputs
             combined, sent, state = reducer.combine(grads, state, step)
@@ -96,7 +96,7 @@ def run(reducer, updates, steps=None, backend="vmap", devices=1):
         return np.moveaxis(np.asarray(x).reshape(workers, count, *x.shape[3:]), 0, 1)
 
     own = jax.tree.map(lay_out, updates)
-    result = on_workers(layout, program, own)
+    result = on_workers(layout, program, own, steps)
     return jax.tree.map(collect, jax.block_until_ready(result))
 
 

