@@ -122,7 +122,7 @@ def test_a_strategy_of_ones_own_trains_as_in_the_engine():
 def test_a_strategy_of_ones_own_gives_the_same_numbers_on_the_command_line(
     tmp_path, monkeypatch
 ):
-    """Those of the engine, on the same rows and from the same start."""
+    """The engine trains on the same rows and from the same start."""
     (tmp_path / "strategies.py").write_text(SOURCE)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("JAX_NUM_CPU_DEVICES", "3")  # as they are

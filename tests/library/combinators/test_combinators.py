@@ -12,7 +12,7 @@ import syncalgos as sa
 WORKERS = 3
 
 
-def marking(name, log_of=None):
+def marking(name):
     """A strategy that adds 1 to its own entry of params at each sync."""
 
     def sync(replica, state, step):

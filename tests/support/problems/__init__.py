@@ -29,8 +29,8 @@ def unflatten(vector):
     }
 
 
-def initial_params(seed=0):
-    return unflatten(np.random.default_rng(seed).normal(size=_STOPS[-1]))
+def initial_params():
+    return unflatten(np.random.default_rng(0).normal(size=_STOPS[-1]))
 
 
 def make_batches(steps, global_batch=48, seed=1):
@@ -66,11 +66,10 @@ def gradient(vector, x, target):
 
 
 class Trained(NamedTuple):
-    """The models after each of the steps asked for, and the last state."""
+    """The models after each of the steps asked for."""
 
     centers: np.ndarray  # (times, size)
     replicas: np.ndarray  # (times, workers, size)
-    state: syncalgos.TrainState
 
 
 def train(
@@ -79,7 +78,6 @@ def train(
     workers=3,
     at=(4, 8, 12),
     batches=None,
-    params=None,
     backend="vmap",
 ):
     """Trains on the batches in turn and looks at the model after the steps `at`.
@@ -90,14 +88,14 @@ def train(
     trainer = syncalgos.DataParallel(
         syncalgos.stateless(loss), optimizer, strategy, workers, backend
     )
-    state = trainer.init(initial_params() if params is None else params)
+    state = trainer.init(initial_params())
     centers, replicas = [], []
     for start, stop in zip((0, *at), at, strict=False):
         state, _ = trainer.run(state, (x[start:stop], target[start:stop]))
         centers.append(flatten(trainer.center(state).params))
         apart = flatten(state.replica.params, lead=2)  # (devices, lanes, size)
         replicas.append(apart.reshape(workers, -1))
-    return Trained(np.array(centers), np.array(replicas), state)
+    return Trained(np.array(centers), np.array(replicas))
 
 
 def relative_error(actual, expected):
