@@ -1,4 +1,4 @@
-"""What follows a strategy's own syncs, wherever they take effect."""
+"""Tests of `at_syncs`: another strategy wherever the syncs of one take effect."""
 
 import numpy as np
 import optax

@@ -15,7 +15,7 @@ GRADS = np.array([[1.0, -1.0, 0.0, 0.5], [2.0, 1.0, 0.0, -0.5], [-1.0, -3.0, 0.0
 
 
 def reduced(strategy, grads, first=0):
-    """What comes out of gradients, and the state behind it: (steps, workers, …)."""
+    """Reduces gradients; returns results and states, both (steps, workers, …)."""
     steps = range(first, first + len(grads))
     combined, _, state = run(of_gradients(strategy), np.float32(grads), steps)
     return combined, state
