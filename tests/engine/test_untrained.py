@@ -67,7 +67,7 @@ def test_no_sync_is_told_where_a_center_waits_for_one(words, told):
     assert never(words) == told
 
 
-@pytest.mark.sample(1, slow=15)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_the_way_out_of_any_algorithm_leads_out(name):
     """The period of a sync is found by counting what is sent."""

@@ -32,7 +32,7 @@ def cases():
                 yield pytest.param(*case, id=f"{name}-{number}-{workers}", marks=marks)
 
 
-@pytest.mark.sample(16, slow=90)
+@pytest.mark.sample(16, slow=120)
 @pytest.mark.parametrize(("recurrence", "name", "settings", "workers"), list(cases()))
 def test_algorithm_matches_its_recurrence(recurrence, name, settings, workers):
     optimizer = optax.sgd(settings.get("learning_rate", LR), momentum=MOMENTUM)
