@@ -15,8 +15,8 @@ from experiments.cli import exits, terminal
 from experiments.launch import gloo
 from experiments.launch.run_job import run_job
 from experiments.launch.supervisor.child_side import ChildSide
-from experiments.launch.supervisor.group import Rules
 from experiments.launch.supervisor.leader import run_processes
+from experiments.launch.supervisor.limits import Limits
 from experiments.launch.supervisor.local_processes import LocalProcesses
 from experiments.training import records
 from experiments.training.config import RunConfig, parse
@@ -34,19 +34,19 @@ def supervise(config: RunConfig, argv: list[str], count: int) -> int:
     """
     # The processes make it seconds later: its name alone keeps other commands out.
     out = config.out or records.default_out(config.task, config.algo, os.getpid())
-    rules = Rules(init_timeout=config.init_timeout, max_restarts=config.max_restarts)
+    limits = Limits(init_timeout=config.init_timeout, max_restarts=config.max_restarts)
     if config.scheduler is None:
         command = [sys.executable, "-m", "experiments.run", *argv]
-        processes = LocalProcesses(count, command, rules, terminal.say)
+        processes = LocalProcesses(count, command, limits, terminal.say)
     else:
         # Imports Dask, which the others need not.
         from experiments.launch.cluster.cluster_processes import ClusterProcesses
 
         out = out.absolute()
-        processes = ClusterProcesses(config, argv, out, rules, terminal.say)
+        processes = ClusterProcesses(config, argv, out, limits, terminal.say)
     tls = gloo.tls_variables()
     announced = {"out": str(out), "folder": os.getcwd(), "environ": tls}
-    code = run_processes(processes, announced, rules, terminal.say)
+    code = run_processes(processes, announced, limits, terminal.say)
     return gloo.hinted(code, terminal.say)
 
 

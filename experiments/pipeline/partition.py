@@ -17,7 +17,7 @@ def check(kind: str) -> None:
         kind: iid, dirichlet:ALPHA, or a group's name. `shards` checks that the data has
             the group.
     """
-    _alpha(kind)
+    _read_kind(kind)
 
 
 def shards(
@@ -52,7 +52,7 @@ def shards(
     "Measuring the effects of non-identical data distribution for federated visual
     classification", 2019, which draws labels of each worker.
     """
-    alpha = _alpha(kind)
+    alpha = _read_kind(kind)
     if kind == "iid":
         return None
     needed = kind if alpha is None else "label"
@@ -101,7 +101,7 @@ def _dirichlet(
     )
 
 
-def _alpha(kind: str) -> float | None:
+def _read_kind(kind: str) -> float | None:
     """Returns a Dirichlet partition's ALPHA, else None; refuses unknown kinds."""
     name, colon, text = kind.partition(":")
     if name == "dirichlet":

@@ -22,7 +22,7 @@ from benchmarks.harness.jobs import RECORDS, bound, measured, simulated
 from experiments.compare import main
 from experiments.launch.cluster.connection import cluster as dask_of_command
 from experiments.launch.cluster.connection import dashboard
-from experiments.launch.supervisor.group import Rules
+from experiments.launch.supervisor.limits import Limits
 from experiments.study.grid import RunSet
 from experiments.study.running import member
 from experiments.study.running.messages import Made, Noted, Refused
@@ -290,7 +290,7 @@ def test_jobs_here_make_the_same_study(serial, devices, flag, tmp_path):
 def test_a_process_that_is_stopped_is_lost_and_one_that_is_busy_is_not(
     tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(member, "RULES", Rules(loss=3.0))
+    monkeypatch.setattr(member, "LIMITS", Limits(lost_after=3.0))
     monkeypatch.setattr(member, "STUCK", 4.0)
     heard = []
 

@@ -2,8 +2,9 @@
 
 import signal
 
-from experiments.launch.supervisor.group import Placement, Rules, Unplaced
+from experiments.launch.supervisor.group import Placement, Unplaced
 from experiments.launch.supervisor.leader import Leader
+from experiments.launch.supervisor.limits import Limits
 from experiments.launch.supervisor.process_status import ProcessStatus
 
 TWO = Placement("hosta:9999", [("hosta",), ("hostb",)])
@@ -44,10 +45,10 @@ class Played:
         pass
 
 
-def leading(**rules):
+def leading(**limits):
     """A leader, the processes that it leads, and its lines."""
     processes, lines = Played(), []
-    leader = Leader(processes, {"out": "runs/1"}, Rules(**rules), lines.append)
+    leader = Leader(processes, {"out": "runs/1"}, Limits(**limits), lines.append)
     return leader, processes, lines
 
 

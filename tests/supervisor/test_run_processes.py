@@ -12,7 +12,7 @@ from fake_member import commands, left, pid_of, pids, until
 
 from experiments.launch.supervisor.child import Child
 from experiments.launch.supervisor.failure_policy import decide, stuck_lines
-from experiments.launch.supervisor.group import Rules
+from experiments.launch.supervisor.limits import Limits
 from experiments.launch.supervisor.process_status import ProcessStatus, TrackedProcess
 
 STEPS = ["at connect", "at prepare", "steps 3"]
@@ -84,7 +84,7 @@ def test_lines_of_a_pipe_come_as_they_end_and_one_without_an_end_is_cut():
     )
     lines = []
     child = Child([sys.executable, "-c", program], {"process": 1}, lines.append)
-    until(lambda: child.poll(0.0, Rules()) or len(lines) > 1, "two lines")
+    until(lambda: child.poll(0.0, Limits()) or len(lines) > 1, "two lines")
     assert lines == ["[1] a", f"[1] {65_536 * 'x'}"]
     assert child.status.code is None
     child.kill()
@@ -138,7 +138,7 @@ def test_lost_process_is_restarted(start, tmp_path):
 
 
 def test_stopped_process_is_told_and_may_go_on(start, tmp_path):
-    command = start({"*": [*HANG[:-1], "wait go"]}, silence=1)
+    command = start({"*": [*HANG[:-1], "wait go"]}, warned_after=1)
     trained(tmp_path, 0, 1)
     pid = pid_of(tmp_path, 1)
     os.kill(pid, signal.SIGSTOP)
@@ -155,7 +155,7 @@ def test_stopped_process_is_told_and_may_go_on(start, tmp_path):
 
 
 def test_process_that_stays_stopped_is_lost(start, tmp_path):
-    command = start({"*": HANG}, silence=1, loss=2)
+    command = start({"*": HANG}, warned_after=1, lost_after=2)
     trained(tmp_path, 0, 1)
     pid = pid_of(tmp_path, 1)
     os.kill(pid, signal.SIGSTOP)
@@ -169,7 +169,7 @@ def test_process_that_stays_stopped_is_lost(start, tmp_path):
 def test_process_for_which_others_wait_is_told_once(start, tmp_path):
     slow = ["at prepare", "steps 3", "at evaluate 3", "touch trained", "wait go"]
     plan = {"0": ["at prepare", "steps 5", "touch trained", "wait go"], "1": slow}
-    command = start(plan, stuck=0.5)
+    command = start(plan, stuck_after=0.5)
     trained(tmp_path, 0, 1)
     command.wait_for("wait for it")
     time.sleep(1)
@@ -219,7 +219,7 @@ def known(process, ended=None, **seen):
 
 
 def judged(*members, asked=None, now):
-    return decide(members, asked, now, Rules())
+    return decide(members, asked, now, Limits())
 
 
 @pytest.mark.parametrize("noticed", NOTICED, ids=["lost", "75", "SIGABRT", "SIGSEGV"])

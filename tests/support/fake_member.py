@@ -39,8 +39,8 @@ def commands(folder):
     """Yields start(plan, …), which starts a command; in the end nobody may be left."""
     started = []
 
-    def start(plan, count=2, announced=None, **rules):
-        settings = {"count": count, "announced": announced or {}, "rules": rules}
+    def start(plan, count=2, announced=None, **limits):
+        settings = {"count": count, "announced": announced or {}, "limits": limits}
         started.append(Command(folder, len(started), plan, settings))
         return started[-1]
 
@@ -91,14 +91,14 @@ def _words(pid):
 
 def _supervise(plan, settings):
     from experiments.cli.exits import say
-    from experiments.launch.supervisor.group import Rules
     from experiments.launch.supervisor.leader import run_processes
+    from experiments.launch.supervisor.limits import Limits
     from experiments.launch.supervisor.local_processes import LocalProcesses
 
-    rules = Rules(**settings["rules"])
+    limits = Limits(**settings["limits"])
     command = [sys.executable, __file__, plan]
-    processes = LocalProcesses(settings["count"], command, rules, say)
-    return run_processes(processes, settings["announced"], rules, say)
+    processes = LocalProcesses(settings["count"], command, limits, say)
+    return run_processes(processes, settings["announced"], limits, say)
 
 
 def _take_part(plan):

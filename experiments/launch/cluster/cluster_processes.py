@@ -16,7 +16,8 @@ from experiments.launch.cluster.member import cut_line, run_member, signal_membe
 from experiments.launch.cluster.seating import Seating
 from experiments.launch.cluster.view import ENDS, ClusterView
 from experiments.launch.cluster.workers import expected
-from experiments.launch.supervisor.group import Log, Placement, Rules, Unplaced
+from experiments.launch.supervisor.group import Log, Placement, Unplaced
+from experiments.launch.supervisor.limits import Limits
 from experiments.launch.supervisor.process_status import ProcessStatus
 from experiments.training.config import RunConfig
 from experiments.training.versions import versions
@@ -56,7 +57,7 @@ class ClusterProcesses:
     """Processes on the workers of a Dask cluster; see `Processes`."""
 
     def __init__(
-        self, config: RunConfig, argv: list[str], out: Path, rules: Rules, log: Log
+        self, config: RunConfig, argv: list[str], out: Path, limits: Limits, log: Log
     ):
         """Connects to the scheduler, and starts to look at the cluster.
 
@@ -64,7 +65,7 @@ class ClusterProcesses:
             config: of the run, with a scheduler.
             argv: its flags as given.
             out: the run's folder.
-            rules: limits on waiting and restarts.
+            limits: limits on waiting and restarts.
             log: shows the user a line.
 
         Raises:
@@ -72,13 +73,13 @@ class ClusterProcesses:
             Unreachable: no scheduler answers.
         """
         assert config.scheduler is not None  # as the caller has checked
-        self._client = client = connect(config.scheduler, rules.init_timeout)
+        self._client = client = connect(config.scheduler, limits.init_timeout)
         meant = expected(versions(), (config.algo, config.task))
         self._argv = argv
-        self._rules = rules
+        self._limits = limits
         self._log = log
         self._topic = f"syncalgos-{uuid.uuid4().hex}"
-        self._view = ClusterView(client, config.scheduler, rules.loss)
+        self._view = ClusterView(client, config.scheduler, limits.lost_after)
         self._seating = Seating(client, config.processes, meant, out, log)
         self._members: list[Member] = []
         self._serial = 0  # of the last start
@@ -103,7 +104,7 @@ class ClusterProcesses:
         """Starts a process on each of the workers that were found."""
         self._serial += 1  # messages with an earlier one are stale
         for seat, given in zip(self._seating.seats, attributes, strict=True):
-            place = given, seat.folder, self._rules
+            place = given, seat.folder, self._limits
             order = (self._topic, self._serial, self._argv, *place)
             future = self._client.submit(
                 run_member, *order, workers=[seat.address], pure=False, retries=0
@@ -188,9 +189,9 @@ class ClusterProcesses:
             return ""
         if line := self._view.lost:
             return line
-        limit = self._rules.loss
+        limit = self._limits.lost_after
         if not member.is_known:
-            limit = max(limit, self._rules.init_timeout)
+            limit = max(limit, self._limits.init_timeout)
         name = f"its Dask worker {member.address}"
         if member.address not in self._view.workers:
             return f"{name} left"

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from experiments.launch.supervisor.child import Child, Remote
-from experiments.launch.supervisor.group import Rules
+from experiments.launch.supervisor.limits import Limits
 from experiments.launch.supervisor.process_status import ProcessStatus
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def run_member(
     argv: list[str],
     attributes: dict[str, Any],
     folder: str,
-    rules: Rules,
+    limits: Limits,
 ) -> None:
     """Runs one process of a run to its end; the task of a Dask worker.
 
@@ -82,7 +82,7 @@ def run_member(
         argv: the flags of the command.
         attributes: of the process's `ChildSide`.
         folder: the checkout on the worker's host.
-        rules: limits.
+        limits: limits.
     """
     from distributed import get_worker
 
@@ -90,7 +90,7 @@ def run_member(
     key = worker.get_current_task()
     # What is cut off counts as lost after `loss`: its process must be gone by then, as
     # another one writes the same files.
-    lease = 0.75 * rules.loss
+    lease = 0.75 * limits.lost_after
     contact = Contact(worker)
     outbox = Outbox(lambda text: worker.log_event(topic, {"serial": serial, **text}))
     environ = attributes.get("announced", {}).get("environ", {})
@@ -107,7 +107,7 @@ def run_member(
     )
     try:
         while not child.is_over and is_wanted(worker, key) and contact.age() <= lease:
-            child.poll(time.monotonic(), rules)
+            child.poll(time.monotonic(), limits)
             outbox.flush(child.status)
             time.sleep(TICK)
     finally:

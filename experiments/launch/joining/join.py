@@ -15,7 +15,7 @@ from experiments.training import records
 from experiments.training.config import RunConfig
 from experiments.training.versions import versions
 
-LOSS = 20  # seconds without a sign of life before jax counts a process as lost
+LOST_AFTER = 20  # seconds without a sign of life before jax counts a process as lost
 SLACK = 30.0  # seconds by which jax waits longer than we, as it ends by an abort
 SHOWN = 3  # differences that are named
 
@@ -107,7 +107,7 @@ def _connect(membership: Membership, seconds: float) -> None:
     count, process, where = membership
     # In a thread: a signal is handled once the main one is back from C++, and jax ends
     # a wait by an abort.
-    words = (where, process or 0, count, seconds + SLACK, LOSS)
+    words = (where, process or 0, count, seconds + SLACK, LOST_AFTER)
     answer = ThreadPoolExecutor(1).submit(gloo.connect, *words)
     try:
         answer.result(seconds)

@@ -16,7 +16,8 @@ from types import MappingProxyType
 from typing import IO, Any, NamedTuple
 
 from experiments.launch.supervisor.child_side import VARIABLE
-from experiments.launch.supervisor.group import Log, Rules
+from experiments.launch.supervisor.group import Log
+from experiments.launch.supervisor.limits import Limits
 from experiments.launch.supervisor.process_status import ProcessStatus
 
 LONGEST_LOOK = 0.5  # seconds between two looks that count as silence
@@ -117,7 +118,7 @@ class Child:
         for reader in self._readers:
             reader.start()
 
-    def poll(self, now: float, rules: Rules) -> None:
+    def poll(self, now: float, limits: Limits) -> None:
         """Finds whether the process ended, or gives no sign of life."""
         if self.is_over:
             return
@@ -133,9 +134,11 @@ class Child:
             with suppress(OSError):  # it has ended, or is stopped for a long time
                 os.write(self._life, b".")
         # Python may start slowly, as from a network's file system.
-        limit = rules.loss if self._has_joined else max(rules.loss, rules.init_timeout)
+        limit = limits.lost_after
+        if not self._has_joined:
+            limit = max(limit, limits.init_timeout)
         mute = self.status.mute or self._quiet > limit
-        silent = self._has_joined and self._quiet > rules.silence
+        silent = self._has_joined and self._quiet > limits.warned_after
         halted = (silent or mute) and (self.status.halted or is_halted(self.status.pid))
         if mute and not self.status.mute:
             self.kill()

@@ -6,7 +6,8 @@ from typing import Literal, NamedTuple
 
 from experiments import exit_codes
 from experiments.exit_codes import INTERRUPTED, SIGNALS, TERMINATED, stopped_by
-from experiments.launch.supervisor.group import Rules, processes
+from experiments.launch.supervisor.group import processes
+from experiments.launch.supervisor.limits import Limits
 from experiments.launch.supervisor.process_status import TrackedProcess, end_line, place
 
 # Seconds for the culprit to be found, or for others to end alike: the processes that
@@ -31,7 +32,7 @@ class Decision(NamedTuple):
 
 
 def decide(
-    group: Sequence[TrackedProcess], asked: int | None, now: float, rules: Rules
+    group: Sequence[TrackedProcess], asked: int | None, now: float, limits: Limits
 ) -> Decision | None:
     """Decides whether a run goes on.
 
@@ -39,7 +40,7 @@ def decide(
         group: all its processes.
         asked: the signal that was passed on to some of them.
         now: time.monotonic().
-        rules: the limits on silence.
+        limits: the limits on silence.
 
     Returns:
         The next action; None while the run goes on.
@@ -55,15 +56,15 @@ def decide(
     is_over = len(ended) == len(group)
     # A lost process can cause an exception in another one, but never a refusal.
     if lost and all(p.status.code == exit_codes.FAILED for p in failed):
-        return _loss([end_line(lost[0], rules.loss)], stopping, asked)
+        return _loss([end_line(lost[0], limits.lost_after)], stopping, asked)
     first = (failed or suspects or [None])[0]
     # The end of others may have caused this one, and be known a moment later.
     if first and not is_over and now - (first.ended or 0.0) < GRACE:
         return None
     if failed:
-        return _failure(failed, len(group), rules)
+        return _failure(failed, len(group), limits)
     if suspects:
-        lines = [end_line(suspects[0], rules.loss)]
+        lines = [end_line(suspects[0], limits.lost_after)]
         if any(p.status.phase == "connect" for p in suspects) and not stopping:
             return Decision("unconnected", exit_codes.UNCONNECTED, lines)
         return _loss(lines, stopping, asked)
@@ -102,7 +103,7 @@ def _loss(lines: list[str], stopping: bool, asked: int | None) -> Decision:
     return Decision("end", stopped_by(asked or signal.SIGTERM), lines)
 
 
-def _failure(failed: list[TrackedProcess], count: int, rules: Rules) -> Decision:
+def _failure(failed: list[TrackedProcess], count: int, limits: Limits) -> Decision:
     """Ends a run in which a process refused to go on, or raised an exception."""
     first = failed[0].status
     refusals: dict[str, list[int]] = {}
@@ -114,7 +115,7 @@ def _failure(failed: list[TrackedProcess], count: int, rules: Rules) -> Decision
         for text, ids in refusals.items()
     ]
     if first.said != "refused":
-        lines.append(end_line(failed[0], rules.loss))
+        lines.append(end_line(failed[0], limits.lost_after))
     return Decision("end", first.code or 0, lines)
 
 

@@ -9,25 +9,6 @@ Log = Callable[[str], None]
 """Shows the user a line."""
 
 
-class Rules(NamedTuple):
-    """Limits in seconds, and the number of restarts.
-
-    Attributes:
-        init_timeout: for all processes to find each other.
-        max_restarts: lost processes that a run survives.
-        silence: without a sign of life before the user is warned.
-        loss: without a sign of life before a process, or a host, counts as lost.
-        stuck: of waiting for one process before the user is warned.
-    """
-
-    init_timeout: float = 60.0
-    # A loss is then exit code 75, which schedulers understand.
-    max_restarts: int = 0
-    silence: float = 3.0
-    loss: float = 20.0
-    stuck: float = 30.0
-
-
 class Unplaced(Exception):
     """A run has no place, and will find none; the message is one line for the user."""
 

@@ -14,7 +14,8 @@ from experiments.exit_codes import (
 )
 from experiments.launch.supervisor import failure_policy
 from experiments.launch.supervisor.failure_policy import Decision
-from experiments.launch.supervisor.group import Log, Processes, Rules, Unplaced
+from experiments.launch.supervisor.group import Log, Processes, Unplaced
+from experiments.launch.supervisor.limits import Limits
 from experiments.launch.supervisor.process_status import (
     ProcessStatus,
     TrackedProcess,
@@ -27,7 +28,7 @@ TICK = 0.03  # seconds between two looks
 
 
 def run_processes(
-    processes: Processes, announced: dict[str, Any], rules: Rules, log: Log
+    processes: Processes, announced: dict[str, Any], limits: Limits, log: Log
 ) -> int:
     """Starts, watches and restarts processes until they end.
 
@@ -37,7 +38,7 @@ def run_processes(
         processes: on this machine, or on others; each calls
             `child_side.join_supervisor`.
         announced: the values that this command sends to all; JSON, below 100 kB.
-        rules: limits on waiting and restarts.
+        limits: limits on waiting and restarts.
         log: shows the user a line, which may hold any text.
 
     Returns:
@@ -46,7 +47,7 @@ def run_processes(
     """
     # In processes of their own: jax aborts in C++ when another one is lost, and hangs
     # when one never comes. Exit code, last line and signals stay with this command.
-    leader = Leader(processes, announced, rules, log)
+    leader = Leader(processes, announced, limits, log)
     received: list[int] = []
     with handling(lambda number, _: received.append(number)), closing(processes):
         while leader.code is None:
@@ -64,12 +65,12 @@ class Leader:
     """
 
     def __init__(
-        self, processes: Processes, announced: dict[str, Any], rules: Rules, log: Log
+        self, processes: Processes, announced: dict[str, Any], limits: Limits, log: Log
     ):
         self.code: int | None = None
         self._processes = processes
         self._announced = announced
-        self._rules = rules
+        self._limits = limits
         self._log = log
         self._tracked: list[TrackedProcess] = []  # none while places are missing
         self._since = time.monotonic()  # the last start
@@ -122,7 +123,7 @@ class Leader:
             hosts=self._hosts,
             attempt=self._restarts,
             announced=self._announced,
-            init_timeout=self._rules.init_timeout,
+            init_timeout=self._limits.init_timeout,
         )
         self._processes.start(attributes)
 
@@ -133,14 +134,16 @@ class Leader:
             if known.status == status or known.status.gone:
                 continue
             self._tracked[status.process] = after = known.updated(status, now)
-            if line := silence_line(after, known.status, self._rules.silence):
+            if line := silence_line(after, known.status, self._limits.warned_after):
                 self._log(line)
         group = self._tracked
-        stuck = failure_policy.stuck_lines(group, now, self._rules.stuck)
+        stuck = failure_policy.stuck_lines(group, now, self._limits.stuck_after)
         self._say(line for key, line in stuck.items() if key not in self._warned)
         self._warned |= stuck.keys()
-        decision = failure_policy.decide(group, self._asked, now, self._rules)
-        late = failure_policy.connect_timeout_line(group, now, self._rules.init_timeout)
+        decision = failure_policy.decide(group, self._asked, now, self._limits)
+        late = failure_policy.connect_timeout_line(
+            group, now, self._limits.init_timeout
+        )
         if decision is None and late is not None:
             self._end(UNCONNECTED, [f"{late} ({self._address})"])
         elif decision is not None and decision.kind == "end":
@@ -152,7 +155,7 @@ class Leader:
         """Starts all again after a loss or a failed start of jax, or ends the run."""
         lines = decision.lines
         if decision.kind == "lost":
-            limit = self._rules.max_restarts
+            limit = self._limits.max_restarts
             is_allowed = self._restarts < limit
             self._restarts, self._retries = self._restarts + 1, 0
             action = f"restart {self._restarts} of {limit}"
@@ -160,7 +163,7 @@ class Leader:
             # Between the search for a free port and its use another program may come.
             where = f", while connecting through {self._address}"
             lines = [f"{line}{where}" for line in lines]
-            is_quick = now - self._since < self._rules.init_timeout
+            is_quick = now - self._since < self._limits.init_timeout
             is_allowed = is_quick and self._retries < RETRIES
             self._retries += 1
             action = "trying another port"

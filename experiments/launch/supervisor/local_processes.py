@@ -5,7 +5,8 @@ from typing import Any
 
 from experiments.launch.addresses import free_port
 from experiments.launch.supervisor.child import Child
-from experiments.launch.supervisor.group import Log, Placement, Rules
+from experiments.launch.supervisor.group import Log, Placement
+from experiments.launch.supervisor.limits import Limits
 from experiments.launch.supervisor.process_status import ProcessStatus
 
 
@@ -16,13 +17,13 @@ class LocalProcesses:
     Attributes:
         count: the number of processes.
         command: argv of one process.
-        rules: limits.
+        limits: limits.
         log: prints a line.
     """
 
     count: int
     command: list[str]
-    rules: Rules
+    limits: Limits
     log: Log
     _children: list[Child] = field(default_factory=list)
 
@@ -39,7 +40,7 @@ class LocalProcesses:
     def poll(self, now: float) -> list[ProcessStatus]:
         """Returns the status of each process."""
         for child in self._children:
-            child.poll(now, self.rules)
+            child.poll(now, self.limits)
         return [child.status for child in self._children]
 
     def signal(self, number: int) -> None:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 # Seconds.
 TICK = 0.05  # between two looks at messages
-LOSS = 60.0  # without an answer after which a scheduler counts as lost
+SCHEDULER_LOST_AFTER = 60.0  # without an answer after which a scheduler counts as lost
 FAREWELL = 5.0  # for the workers to end their processes
 # After a job's end by the fault of, for its worker; one that retires is to leave.
 RESTS = {"run": 0.0, "worker": math.inf, "nobody": 5.0}
@@ -130,7 +130,9 @@ class Jobs:
         )
         meant = expected(of_packages(), config.factories)
         self._client, self._plan, self._bar = client, plan, bar
-        self._view = ClusterView(client, config.scheduler or "of this command", LOSS)
+        self._view = ClusterView(
+            client, config.scheduler or "of this command", SCHEDULER_LOST_AFTER
+        )
         self._roster = Roster(client, meant, config.folder.absolute(), bar.say)
         self._jobs = dict[str, Job]()  # by the key of their task
         self._lingering = set[str]()  # keys of tasks whose process may run

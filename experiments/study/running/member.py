@@ -13,14 +13,14 @@ from typing import Any, NamedTuple
 
 from experiments.launch.cluster.member import is_wanted
 from experiments.launch.supervisor.child import Child, Remote
-from experiments.launch.supervisor.group import Rules
+from experiments.launch.supervisor.limits import Limits
 from experiments.launch.supervisor.process_status import signal_name
 from experiments.study.running import messages
 from experiments.study.running.messages import Ended, Made, Message, Noted
 
 TICK = 0.05  # seconds between two looks
 STUCK = 600.0  # seconds without a step before the user hears of it
-RULES = Rules()
+LIMITS = Limits()
 
 
 class Order(NamedTuple):
@@ -105,7 +105,7 @@ def watched(
         while not child.is_over and not child.status.mute:
             if not is_wanted():
                 return Ended("its worker has given it up", "nobody")
-            child.poll(time.monotonic(), RULES)
+            child.poll(time.monotonic(), LIMITS)
             # Such as by a dead mount, or a deadlock; some compile for that long.
             if time.monotonic() - moved > STUCK:
                 moved = math.inf
@@ -116,7 +116,7 @@ def watched(
         child.reap()
     if child.status.mute:
         why = " (it was stopped)" if child.status.halted else ""
-        return Ended(f"{pid} gave no sign of life for {RULES.loss:g} s{why}")
+        return Ended(f"{pid} gave no sign of life for {LIMITS.lost_after:g} s{why}")
     code = child.status.code or 0
     how = f"was killed by {signal_name(-code)}" if code < 0 else f"ended with {code}"
     return Ended(f"its process {how}{': ' if last_words else ''}{last_words}")

@@ -18,7 +18,7 @@ from kills import attack_clusters, newest
 from lasting import assert_same_end
 
 from experiments.launch.supervisor.child import Child, Remote
-from experiments.launch.supervisor.group import Rules
+from experiments.launch.supervisor.limits import Limits
 
 HOST = re.escape(socket.gethostname())
 ENDLESS = RUN.replace("--steps 60", "--steps 1000000") + " --keep-checkpoints 1"
@@ -58,7 +58,7 @@ def test_process_ends_when_its_lease_is_not_renewed():
     child = Child([sys.executable, "-c", WAITS], given, shown.append, remote)
     try:
         for _ in range(25):  # longer than the lease
-            child.poll(time.monotonic(), Rules())
+            child.poll(time.monotonic(), Limits())
             time.sleep(0.1)
         assert child.status.code is None and shown == ["started"]
         until(lambda: is_zombie(child.status.pid), "it ends", limit=20)
@@ -161,7 +161,7 @@ def test_frozen_worker_counts_as_lost(whole, tmp_path):
 
 
 def polled(child):
-    child.poll(time.monotonic(), Rules())
+    child.poll(time.monotonic(), Limits())
     return child
 
 

@@ -23,7 +23,7 @@ from experiments.launch.cluster.cluster_processes import ClusterProcesses
 from experiments.launch.cluster.member import run_member
 from experiments.launch.cluster.seating import Seating
 from experiments.launch.cluster.workers import Expected, Roster, Seat, expected
-from experiments.launch.supervisor.group import Rules
+from experiments.launch.supervisor.limits import Limits
 from experiments.launch.supervisor.process_status import (
     ProcessStatus,
     TrackedProcess,
@@ -195,7 +195,7 @@ def test_signal_after_the_loss_of_the_scheduler_makes_no_noise(monkeypatch, tmp_
     monkeypatch.setattr(threading, "excepthook", noise.append)
     config = parse(["--scheduler", "tcp://a:1", "--processes", "2"])
     monkeypatch.setattr(cluster_processes, "connect", lambda *_: PlayedClient())
-    processes = ClusterProcesses(config, [], tmp_path, Rules(), noise.append)
+    processes = ClusterProcesses(config, [], tmp_path, Limits(), noise.append)
     before = threading.active_count()
     processes.signal(signal.SIGTERM)
     until(lambda: threading.active_count() <= before, "the signal is passed on")
@@ -209,7 +209,7 @@ class PlayedChild:
     def __init__(self, *given):
         self.status, self.is_over = ProcessStatus(1, 123, "train", 7), False
 
-    def poll(self, now, rules):
+    def poll(self, now, limits):
         """Finds nothing new."""
 
     def kill(self):
@@ -235,7 +235,7 @@ def test_worker_that_closes_is_named_for_the_end_of_its_process(
     )
     monkeypatch.setattr("distributed.get_worker", lambda: worker)
     monkeypatch.setattr(member, "Child", PlayedChild)
-    run_member("topic", 1, [], {"process": 1}, "/there", Rules())
+    run_member("topic", 1, [], {"process": 1}, "/there", Limits())
     status = ProcessStatus(**sent[-1]["status"])
     line = end_line(TrackedProcess(status, "b", 0.0, 0.0), 20.0)
     closes = f"process 1: its Dask worker {A} closes, or has lost the scheduler"
