@@ -124,7 +124,10 @@ def write(folder: Path, shard: Shard, number: int, of: int) -> Path:
     entries = _entries(shard)
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / ShardName(shard.step, number, of).file_name
-    with replacing(path, folder / unfinished_name(number, of)) as file:
+    unfinished = folder / unfinished_name(number, of)
+    # A file of its own: a killed process may not have let go of the last one yet.
+    unfinished.unlink(missing_ok=True)
+    with replacing(path, unfinished) as file:
         np.savez(file, **entries)  # pyright: ignore[reportArgumentType]
         with zipfile.ZipFile(file, "a") as archive:
             archive.comment = b"-" * DIGEST  # the place of the digest

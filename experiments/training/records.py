@@ -240,9 +240,8 @@ def replacing(path: Path, unfinished: Path) -> Iterator[BinaryIO]:
         path: of the file.
         unfinished: its name until then, in the same folder; of that no file is left.
     """
-    unfinished.unlink(missing_ok=True)
     try:
-        with unfinished.open("x+b") as file:
+        with unfinished.open("w+b") as file:
             yield file
             file.flush()
             # Else the new name may reach the disk before what it names.
