@@ -141,9 +141,8 @@ class Leader:
         self._say(line for key, line in stuck.items() if key not in self._warned)
         self._warned |= stuck.keys()
         decision = failure_policy.decide(group, self._asked, now, self._limits)
-        late = failure_policy.connect_timeout_line(
-            group, now, self._limits.init_timeout
-        )
+        seconds = self._limits.init_timeout
+        late = failure_policy.connect_timeout_line(group, now, seconds)
         if decision is None and late is not None:
             self._end(UNCONNECTED, [f"{late} ({self._address})"])
         elif decision is not None and decision.kind == "end":
