@@ -232,6 +232,7 @@ def is_running(process):
         return False
 
 
+@pytest.mark.slow
 def test_one_algorithm_that_is_refused_does_not_end_the_others(tmp_path):
     out = tmp_path / "found.json"
     words = "--target cpu:2 --algos 'sync_sgd --sync-memory pinned_host, bmuf'"

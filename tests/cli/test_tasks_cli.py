@@ -50,7 +50,7 @@ TINY = {
     "quadratic": "--dimensions 4",
     "rosenbrock": "--noise 0.5",
 }
-FAST = ("shakespeare", "embeddings")
+FAST = ("embeddings",)
 FUNCTIONS = ("quadratic", "rosenbrock")
 FIGURES = {  # of a loss in nats
     "shakespeare": ("bits_per_character", lambda nats: nats / math.log(2)),

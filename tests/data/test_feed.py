@@ -265,6 +265,7 @@ def test_host_fed_process_ends_when_it_is_done(words, code, steps, module, tmp_p
     assert ended.summary["steps"] in steps
 
 
+@pytest.mark.slow
 def test_run_whose_source_raises_keeps_what_was_trained(module, tmp_path):
     bad = int(sampler.rows(0, 5, 1, 8, 64)[0, 0])
     assert bad not in sampler.rows(0, 0, 5, 8, 64)

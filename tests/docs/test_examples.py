@@ -37,7 +37,7 @@ TRAINED = {  # programs, and how many trained models each of them tests
 }
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", TRAINED)
 def test_models_of_an_example_learn_the_digits(name):
     accuracies = numbers("test accuracy", printed(name))
@@ -69,6 +69,7 @@ def test_two_processes_end_with_one_center():
     assert found and found.groups()[:2] == found.groups()[2:]
 
 
+@pytest.mark.slow
 def test_resumed_training_ends_with_the_bits_of_the_uninterrupted_one():
     (first, one), (second, other) = map(str.split, printed("resume.py").splitlines())
     assert (first, second) == ("uninterrupted", "resumed")
@@ -76,6 +77,7 @@ def test_resumed_training_ends_with_the_bits_of_the_uninterrupted_one():
     assert re.fullmatch("[0-9a-f]{64}", one)
 
 
+@pytest.mark.slow
 def test_reducer_of_two_bits_sends_them_and_a_scale_a_leaf_to_each_worker():
     mean, ternary = (
         numbers("accuracy [0-9.]+,", line)[0]
@@ -85,6 +87,7 @@ def test_reducer_of_two_bits_sends_them_and_a_scale_a_leaf_to_each_worker():
     assert ternary == SYNCS * 3 * sum(leaf * 2 / 8 + 4 for leaf in LEAVES)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["one_worker.py", "outer_optimizer.py"])
 def test_best_rate_is_that_of_the_least_validation_loss(name):
     text = printed(name)
@@ -103,6 +106,7 @@ def test_a_strategy_of_ones_own_in_the_harness_has_the_bits_of_the_named_one():
     assert "the same bits as diloco" in printed("harness.py")
 
 
+@pytest.mark.slow
 def test_outer_steps_of_one_worker_end_about_where_the_inner_optimizer_does():
     alone, with_outer_steps = numbers("test loss", printed("one_worker.py"))
     # The program prints what it finds: neither has to be better.
