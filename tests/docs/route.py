@@ -149,10 +149,8 @@ def _flow(node: ast.AST) -> tuple[ast.expr | None, list[ast.AST]]:
             return value, [target]
         case ast.withitem(context_expr=value, optional_vars=target):
             return value, [target] if target else []
-        case ast.Return(value=value) | ast.Yield(value=value):
-            return value, []
-        case ast.YieldFrom(value=value):
-            return value, []
+        case ast.Return() | ast.Yield() | ast.YieldFrom():
+            return node.value, []
         case ast.If(test=value) | ast.While(test=value):
             return value, []
         # Such as found.append(value): the list has it then.

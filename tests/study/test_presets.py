@@ -102,8 +102,7 @@ def test_every_flag_of_a_preset_is_one_of_its_algorithms(name):
         network.parse(text)
     settings = {}
     for run in chain(*(points.values() for points in decided.points.values())):
-        settings |= vars(run) | dict(run.arguments)
-        settings |= dict(run.task_arguments)
+        settings |= vars(run) | dict(run.arguments) | dict(run.task_arguments)
     for flag, value in content.items():
         if (name := flag.replace("-", "_")) not in config.SETTINGS:
             assert settings[name] == value

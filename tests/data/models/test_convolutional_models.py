@@ -406,26 +406,24 @@ def test_evaluation_takes_the_buffers_and_leaves_them(rng):
 def test_resnet20_fits_32_images(rng):
     x = rng.normal(size=(32, 8, 8, 3)).astype(np.float32)
     y = rng.integers(0, 10, 32)
+    cross_entropy = optax.softmax_cross_entropy_with_integer_labels
     optimizer = optax.sgd(0.2, momentum=0.9)
 
     def loss(params, buffers):
         logits, buffers = resnet.apply(resnet.RESNET20, params, buffers, x, True)
-        losses = optax.softmax_cross_entropy_with_integer_labels(logits, y)
-        return losses.mean(), buffers
+        return jnp.mean(cross_entropy(logits, y)), buffers
+
+    gradients = jax.value_and_grad(loss, has_aux=True)
 
     @jax.jit
     def train(params, buffers):
         def step(carry, _):
             params, buffers, opt_state = carry
-            (value, buffers), grads = jax.value_and_grad(loss, has_aux=True)(
-                params, buffers
-            )
+            (value, buffers), grads = gradients(params, buffers)
             updates, opt_state = optimizer.update(grads, opt_state)
-            params = optax.apply_updates(params, updates)
-            return (params, buffers, opt_state), value
+            return (optax.apply_updates(params, updates), buffers, opt_state), value
 
-        carry = (params, buffers, optimizer.init(params))
-        return lax.scan(step, carry, length=20)[1]
+        return lax.scan(step, (params, buffers, optimizer.init(params)), length=20)[1]
 
     losses = train(*resnet.init(jax.random.key(0), resnet.RESNET20, 10))
     assert losses[0] > np.log(10) / 2
