@@ -298,11 +298,6 @@ def _import(kind: Kind, name: str) -> Callable[..., Any]:
     return names[attribute]
 
 
-def flag_names(kind: Kind, name: str) -> set[str]:
-    """Returns the names of a factory's flags."""
-    return {*describe(kind, name).flags}
-
-
 def defaults(kind: Kind, name: str) -> dict[str, Any]:
     """Returns the defaults of a factory's flags."""
     return describe(kind, name).defaults

@@ -79,8 +79,8 @@ class Variant(NamedTuple):
     ) -> "Variant":
         """Returns the variant with what its runs take; the arguments as `resolved`."""
         known = SETTINGS.keys() - taken.keys()
-        known |= factories.flag_names(ALGORITHM, self.algo)
-        known |= factories.flag_names(TASK, task)
+        known |= factories.describe(ALGORITHM, self.algo).flags.keys()
+        known |= factories.describe(TASK, task).flags.keys()
         run = ("--algo", self.algo, "--task", task, *added)
         shares = chain(*(group for group in shared if parameter(group[0]) in known))
         own = [(r, next((x for x in r.flags if x in known), None)) for r in tuned]

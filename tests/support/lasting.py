@@ -20,6 +20,7 @@ from experiments.checkpoint.folder import load, steps
 from experiments.checkpoint.manager import FOLDER
 from experiments.cli import exits, factories
 from experiments.cli.factories import ALGORITHM
+from experiments.cli.words import as_words
 from experiments.launch.run_job import run_job
 from experiments.training.config import parse
 from experiments.training.process_group import ALONE, ProcessGroup
@@ -77,17 +78,9 @@ def crash_at(look):
 
 def flags_of(name, values):
     """An algorithm's flags, where there are values for its parameters."""
-    own = factories.flag_names(ALGORITHM, name)
-    words = [f"--algo {name}"]
-    for parameter, value in values.items():
-        flag = parameter.replace("_", "-")
-        if parameter not in own or value is None:
-            continue
-        if isinstance(value, bool):
-            words.append(f"--{'' if value else 'no-'}{flag}")
-        else:
-            words.append(f"--{flag} {value}")
-    return " ".join(words)
+    own = factories.describe(ALGORITHM, name).flags
+    said = {k: x for k, x in values.items() if k in own and x is not None}
+    return " ".join(as_words({"algo": name, **said}))
 
 
 def lines_of(ended):

@@ -43,9 +43,11 @@ def screen(report: Report, out: Path) -> str:
     """The summary that a person reads on the screen."""
     rows = [cells(report, row, times=False) for row in report.rows]
     # So that it fits a terminal: the sentences say how many seeds all have.
-    said = {"seeds"} if len({row["seeds"] for row in rows}) == 1 else set()
-    said |= set() if any(row["diverged"] != "0" for row in rows) else {"diverged"}
-    heads = [head for head in rows[0] if head not in said]
+    is_said = {
+        "seeds": len({row["seeds"] for row in rows}) == 1,
+        "diverged": all(row["diverged"] == "0" for row in rows),
+    }
+    heads = [head for head in rows[0] if not is_said.get(head)]
     lines = [heads, *([row[head] for head in heads] for row in rows)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     table = [
