@@ -43,7 +43,7 @@ COLUMNS = {
 
 # Where defaults would not sync regularly in short runs, or not in groups.
 OWN: dict[str, dict[str, Any]] = {
-    "post_local_sgd": {"switch": 1},
+    "post_local_sgd": {"dense_steps": 1},
     "qsr": {"growth": LR},  # no round longer than the period
 }
 

@@ -19,7 +19,7 @@ def show(line):
 
 
 outer = optax.sgd(0.7, momentum=0.9, nesterov=True)
-own = syncalgos.every(16, syncalgos.outer_step(outer))
+own = syncalgos.every(syncalgos.outer_step(outer), 16)
 run = train(config, strategy=own, on_evaluation=show)
 named = train(RunConfig(**{**vars(config), "algo": "diloco"}))
 

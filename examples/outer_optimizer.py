@@ -33,7 +33,7 @@ def nesterov(rate):
 
 def adam(rate):
     outer = optax.adam(rate, b2=0.95)  # shorter than usual, for 20 outer steps
-    return syncalgos.every(PERIOD, syncalgos.outer_step(outer))
+    return syncalgos.every(syncalgos.outer_step(outer), PERIOD)
 
 
 images, labels = load_digits(return_X_y=True)

@@ -7,6 +7,7 @@ takes most of a second to import, and a command line can refuse a flag without i
 from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
+from warnings import warn
 
 __version__ = "0.2.0"
 
@@ -22,6 +23,13 @@ else:
         public = {key: value for key, value in names.items() if key[0] != "_"}
         public["__all__"] = [*public]
         globals().update(public)
+        if name == "mean":
+            warn(
+                "syncalgos.mean ends with 0.4: write syncalgos.reducers.mean",
+                DeprecationWarning,
+                stacklevel=2,
+            )
+            return public["reducers"].mean
         if name not in public:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         return public[name]

@@ -26,13 +26,12 @@ from syncalgos.engine.data_parallel import DataParallel as DataParallel
 from syncalgos.engine.data_parallel import TrainState as TrainState
 from syncalgos.engine.losses import per_example as per_example
 from syncalgos.engine.losses import stateless as stateless
+from syncalgos.engine.placement.make_layout import Placement as Placement
 from syncalgos.engine.sharded_tables import lookup as lookup
-from syncalgos.facts import Facts as Facts
-from syncalgos.facts import declares as declares
 from syncalgos.ledger.counting import Communication as Communication
 from syncalgos.ledger.counting import communication as communication
 from syncalgos.one_worker import as_optimizer as as_optimizer
-from syncalgos.reducers import mean as mean
 from syncalgos.strategy import MeanCenter as MeanCenter
+from syncalgos.strategy import MeanOfGrads as MeanOfGrads
 from syncalgos.strategy import Replica as Replica
 from syncalgos.strategy import Strategy as Strategy

@@ -17,17 +17,6 @@ LearningRate = float | Callable[[Any], Any]
 MOST_LISTED = 12  # names beside one that is close
 
 
-class _Required:
-    """The type of REQUIRED."""
-
-    def __repr__(self) -> str:
-        return "REQUIRED"
-
-
-REQUIRED: Any = _Required()
-"""The default of a parameter that must be given, behind others that have a default."""
-
-
 def shown(value: Any) -> str:
     """Returns the value as an error shows it: its repr, 60 characters of one line."""
     text = " ".join(repr(value).split())
@@ -159,15 +148,10 @@ def learning_rate(where: str, value: LearningRate) -> Callable[[Any], Any]:
         The learning rate as a schedule.
 
     Raises:
-        ValueError: REQUIRED, which was not replaced, or no finite number above 0.
+        ValueError: no finite number above 0.
     """
     if callable(value):
         return value
-    if value is REQUIRED:
-        raise ValueError(
-            f"{where}: learning_rate must be given, that of the inner optimizer: a "
-            "number above 0 or a schedule"
-        )
     import jax.numpy as jnp
 
     number = real(f"{where}: learning_rate", value, above=0)

@@ -7,7 +7,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from syncalgos.collectives import WORKERS, Axis, PyTree
+from syncalgos.collectives import Axis, PyTree
+from syncalgos.combinators.introspection import axis_of
+from syncalgos.former_calls import accepts_former, axis_of_member
 from syncalgos.strategy import (
     Replica,
     Strategy,
@@ -33,8 +35,9 @@ class OptimizerState(NamedTuple):
     step: jax.Array
 
 
+@accepts_former("strategy inner axis", changed=axis_of_member)
 def as_optimizer(
-    strategy: Strategy, inner: optax.GradientTransformation, axis: Axis = WORKERS
+    strategy: Strategy, inner: optax.GradientTransformation
 ) -> optax.GradientTransformationExtraArgs:
     """Makes the outer loop of a strategy an optimizer, for training without workers.
 
@@ -50,8 +53,8 @@ def as_optimizer(
 
     Args:
         strategy: what a worker does; it sees one worker along its axis.
-        inner: the inner optimizer; it gets the update's extra arguments.
-        axis: the mapped axis or axes for which the strategy was made.
+        inner: the inner optimizer; it gets the update's extra arguments. A strategy
+            that `sees_loss` sees the one that is named `value`.
 
     Returns:
         A GradientTransformation that needs params. State: the inner optimizer's, the
@@ -70,7 +73,7 @@ def as_optimizer(
     if not isinstance(inner, optax.GradientTransformation):
         kind = type(inner).__name__
         raise ValueError(f"as_optimizer: inner must be an optax optimizer, got {kind}")
-    extended = optax.with_extra_args_support(inner)
+    extended, axis = optax.with_extra_args_support(inner), axis_of(strategy)
 
     def init(params: PyTree) -> OptimizerState:
         check_params(params)
@@ -82,14 +85,20 @@ def as_optimizer(
     ) -> tuple[PyTree, OptimizerState]:
         if params is None:
             raise ValueError("as_optimizer: say update(grads, state, params)")
+        if strategy.sees_loss and "value" not in extra:
+            raise ValueError(
+                "as_optimizer: this strategy sees the loss: say update(grads, state, "
+                "params, value=loss)"
+            )
+        loss = extra["value"] if strategy.sees_loss else ()
 
         def stepped() -> tuple[Replica, PyTree]:
-            replica = Replica(params, state.inner)
+            replica = Replica(params, state.inner, loss=loss)
             grads, sync = apply_reduce(
                 strategy, updates, replica, state.sync, state.step
             )
             moves, own = extended.update(grads, state.inner, params, **extra)
-            replica = Replica(optax.apply_updates(params, moves), own)
+            replica = Replica(optax.apply_updates(params, moves), own, loss=loss)
             return apply_sync(strategy, replica, sync, state.step)
 
         replica, sync = alone(stepped, axis)

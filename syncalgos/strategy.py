@@ -16,6 +16,7 @@ from syncalgos import checks, collectives
 from syncalgos.collectives import WORKERS as WORKERS
 from syncalgos.collectives import Axis as Axis
 from syncalgos.collectives import PyTree as PyTree
+from syncalgos.dtypes import wide_dtype
 
 
 class Replica(NamedTuple):
@@ -25,11 +26,14 @@ class Replica(NamedTuple):
         params: the trained parameters, a pytree of float arrays.
         opt_state: the inner optimizer's state.
         buffers: state that is not trained, such as batch statistics.
+        loss: the loss of this worker's local step, a float scalar, during a step of a
+            strategy that `sees_loss`; () otherwise.
     """
 
     params: PyTree
     opt_state: PyTree = ()
     buffers: PyTree = ()
+    loss: Any = ()
 
     if not TYPE_CHECKING:
 
@@ -62,6 +66,9 @@ class MeanOfGrads(NamedTuple):
     """A reduce that is declared to return the plain mean over all workers.
 
     The engine then computes one gradient over the merged batches of a device's lanes.
+
+    Attributes:
+        call: (grads, replica, state, step) -> (grads, state).
     """
 
     call: Callable[..., tuple[PyTree, PyTree]]
@@ -90,10 +97,14 @@ def _no_state(params: PyTree) -> PyTree:
 
 
 class Strategy(NamedTuple):
-    """Four functions by which the workers' replicas agree, and the steps of the syncs.
+    """Four functions by which the workers' replicas agree, and what they declare.
 
     `step` counts local steps from 0 and is the same on all workers. Gradients, replicas
     and state keep their structure, shapes and dtypes.
+
+    The fields from `acts` on are declarations: what the functions do, and nobody can
+    see without running them. Each may be left out, and combinators hand them on.
+    `reduce=MeanOfGrads(…)` and `center=MeanCenter(…)` declare a function to be a mean.
 
     Attributes:
         init: params -> state; default: none.
@@ -105,11 +116,20 @@ class Strategy(NamedTuple):
         acts: step -> whether sync may do anything then, a scalar boolean found by jax
             operations from the step alone; None: it may at every step. At any other
             step sync must return exactly what it was given, and send nothing.
+        sees_loss: whether it reads `replica.loss`.
+        axis: the mapped axis or axes over which the workers lie, for the combinators
+            around it; None: those of a MeanCenter, else WORKERS.
+        late: local steps until a message is used; 0: the workers wait for it.
+        unit_steps: whether entries move by about the learning rate, whatever the
+            gradient, as with Adam.
+        own_momentum: whether a momentum of its own takes the place of the inner
+            optimizer's.
 
     `acts` is a promise, which sync keeps by itself: `every` and `when` make a sync that
     does, and declare it. Replace both together: `_replace(sync=…, acts=…)`. Where it is
     declared, `at_syncs` and `delayed` know the steps of the syncs, and the engine may
-    run several local steps of one worker, then those of the next.
+    run several local steps of one worker, then those of the next. The last three tell
+    the command line its defaults, and the time that a network takes.
     """
 
     init: Callable[[PyTree], PyTree] = _no_state
@@ -117,6 +137,11 @@ class Strategy(NamedTuple):
     sync: Callable[[Replica, PyTree, Any], tuple[Any, Any]] = keep_replica
     center: Callable[[PyTree, PyTree], PyTree] = MeanCenter()
     acts: Callable[[Any], Any] | None = None
+    sees_loss: bool = False
+    axis: Axis | None = None
+    late: int = 0
+    unit_steps: bool = False
+    own_momentum: bool = False
 
 
 def check_strategy(where: str, strategy: Any) -> None:
@@ -266,6 +291,16 @@ def _checked(
         raise ValueError(f"{changer} must return ({what}, state), got {got}")
     first = require_same(changer, what, first, pair[0])
     return first, require_same(changer, "state", state, pair[1])
+
+
+def loss_dtype(params: PyTree) -> Any:
+    """The dtype in which a strategy and an optimizer get the loss of such params."""
+    return jnp.result_type(*(wide_dtype(x.dtype) for x in jax.tree.leaves(params)))
+
+
+def loss_like(strategy: Strategy, params: PyTree) -> Any:
+    """A loss as this strategy sees it, before any step: 0, or () where it does not."""
+    return jnp.zeros((), loss_dtype(params)) if strategy.sees_loss else ()
 
 
 def changes_params(

@@ -45,8 +45,10 @@ def by_engine(
         syncalgos.model_averaging(PERIOD),
         workers=workers,
         backend="shard_map",
-        mesh=None if devices is None else {FSDP: devices},
-        shardings=None if devices is None else mesh_by_hand.shardings,
+        placement=syncalgos.Placement(
+            mesh=None if devices is None else {FSDP: devices},
+            shardings=None if devices is None else mesh_by_hand.shardings,
+        ),
     )
     state, data = trainer.init(work.params), trainer.place(work.data)
 

@@ -108,8 +108,7 @@ def _trained(
         strategy,
         workers=WORKERS,
         backend="shard_map",
-        mesh={FSDP: devices},
-        shardings=shardings,
+        placement=syncalgos.Placement(mesh={FSDP: devices}, shardings=shardings),
     )
     state = trainer.init(params)
     bytes_of = {f"{part}_bytes": x for part, x in device_bytes(state).items()}

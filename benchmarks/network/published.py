@@ -125,7 +125,9 @@ def sent(
     strategy: Strategy, params: Sequence[jax.ShapeDtypeStruct], workers: int, steps: int
 ) -> Sends:
     """Returns what a worker sends in so many local steps, by the ledger."""
-    return sends(syncalgos.communication(strategy, [*params], workers, steps))
+    return sends(
+        syncalgos.communication(strategy, [*params], workers=workers, steps=steps)
+    )
 
 
 def computing(

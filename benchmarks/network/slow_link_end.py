@@ -30,8 +30,8 @@ HOPS = 100  # all-reduces by which a hop is timed
 
 STRATEGIES = {
     "sync_sgd": syncalgos.sync_sgd(),
-    "bf16": syncalgos.sync_sgd("bf16"),
-    "int8": syncalgos.sync_sgd("int8"),
+    "bf16": syncalgos.sync_sgd(reduce="bf16"),
+    "int8": syncalgos.sync_sgd(reduce="int8"),
     "topk_sgd": syncalgos.topk_sgd(),
     "powersgd": syncalgos.powersgd(),
     "model_averaging": syncalgos.model_averaging(PERIOD),
@@ -66,7 +66,7 @@ class Training:
             optax.sgd(LR),
             STRATEGIES[algo],
             workers=workers,
-            devices=devices,
+            placement=syncalgos.Placement(devices=devices),
         )
         self.state = self.trainer.init(mlp.init(jax.random.key(0), SIZES))
         sent = self.trainer.communication(self.state, PERIOD, workers=2)

@@ -47,7 +47,9 @@ def counted(make: Callable[..., syncalgos.Strategy]) -> Traffic:
     replica = syncalgos.Replica(MODEL, jax.eval_shape(OPTIMIZER.init, MODEL))
 
     def a_step(taken=None) -> float:
-        counts = syncalgos.communication(strategy, replica, WORKERS, STEPS, taken=taken)
+        counts = syncalgos.communication(
+            strategy, replica, workers=WORKERS, steps=STEPS, taken=taken
+        )
         return counts.bytes_per_worker / STEPS
 
     if introspection.decides(strategy):

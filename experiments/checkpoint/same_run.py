@@ -51,6 +51,8 @@ def check_settings(before: dict[str, Any], config: RunConfig, same: bool) -> Non
     common = {x.parameter: x.default for x in SETTINGS.values() if x.scope == "run"}
     for kind, name in ((ALGORITHM, config.algo), (TASK, config.task)):
         common |= factories.defaults(kind, name)
+    own = factories.describe(ALGORITHM, config.algo)
+    before = own.current(before, factories.FORMER)
     before = records.plain(common) | before
     free = set() if same else {"workers", "batch_size", "accumulate"}
     # A longer run begins as a shorter one does, unless that ended in a sync of its own.

@@ -25,6 +25,10 @@ EMPTY = inspect.Parameter.empty
 # The names of types in factories' sources that need no import.
 TYPES = {"bool": bool, "float": float, "int": int, "str": str, "Any": Any}
 TYPES |= {"Literal": typing.Literal, "Callable": Callable, "__builtins__": {}}
+# Flags of algorithms whose parameters have the names of the inner optimizer's flags.
+SPELLED = {"b1": "beta1", "b2": "beta2"}
+# Flags and arguments of 0.2, which old files and commands have.
+FORMER = {"switch": "dense_steps", "warmup": "dense_steps"}
 # A default that is no word: no flag can set the parameter.
 UNKNOWN = object()
 
@@ -75,7 +79,8 @@ class Factory(NamedTuple):
     Attributes:
         kind: algorithm or task.
         name: a registered one, or package.module:factory.
-        parameters: with types as annotations, `empty` where they are not resolved.
+        parameters: by the names of their flags, with types as annotations, `empty`
+            where they are not resolved.
         doc: its docstring.
     """
 
@@ -108,6 +113,16 @@ class Factory(NamedTuple):
         found = {name: p.default for name, p in self.flags.items()}
         return {name: x for name, x in found.items() if x is not EMPTY}
 
+    def current(
+        self, arguments: Mapping[str, Any], names: Mapping[str, str]
+    ) -> dict[str, Any]:
+        """Returns arguments by the names of its flags, some of which have others."""
+        known = {p.name for p in self.parameters}
+        return {
+            names[k] if k not in known and names.get(k) in known else k: x
+            for k, x in arguments.items()
+        }
+
     def published(self) -> "Factory":
         """Returns the same with its paper's values for defaults (--preset paper)."""
         # By default all have a period of 16: with a paper's 500 a short run would
@@ -125,7 +140,8 @@ class Factory(NamedTuple):
             BadRequest: a parameter with the name of an existing flag.
         """
         group = parser.add_argument_group(f"flags of {self.name}", self.summary or None)
-        meanings = argument_texts(self.doc)
+        texts = argument_texts(self.doc)
+        meanings = texts | {flag: texts.get(x, "") for x, flag in SPELLED.items()}
         taken = {action.dest for action in parser._actions}
         for name, parameter in self.flags.items():
             if name in taken:
@@ -138,8 +154,11 @@ class Factory(NamedTuple):
             if (default := parameter.default) is not EMPTY:
                 text = f"{text} (default: {str(default).lower()})".strip()
                 given = {"default": default, "help": text}
-            flag = f"--{name.replace('_', '-')}"
-            group.add_argument(flag, **given, **flag_kind(parameter))
+            kind = flag_kind(parameter)
+            group.add_argument(f"--{name.replace('_', '-')}", **given, **kind)
+            hidden = {"help": argparse.SUPPRESS, "default": argparse.SUPPRESS}
+            for old in (old for old, new in FORMER.items() if new == name):
+                group.add_argument(f"--{old}", dest=name, **hidden, **kind)
 
 
 def describe(kind: Kind, name: str) -> Factory:
@@ -173,7 +192,16 @@ def describe(kind: Kind, name: str) -> Factory:
             [*form.args, *form.kwonlyargs], defaults, strict=True
         )
     ]
-    return Factory(kind, name, parameters, ast.get_docstring(function) or "")
+    return _factory(kind, name, parameters, ast.get_docstring(function) or "")
+
+
+def _factory(
+    kind: Kind, name: str, parameters: list[inspect.Parameter], doc: str
+) -> Factory:
+    """Makes a Factory, whose parameters have the names of their flags."""
+    if kind is ALGORITHM:
+        parameters = [p.replace(name=SPELLED.get(p.name, p.name)) for p in parameters]
+    return Factory(kind, name, parameters, doc)
 
 
 def _evaluated(node: ast.expr | None, otherwise: Any) -> Any:
@@ -199,7 +227,7 @@ def of_function(kind: Kind, name: str, function: Callable[..., Any]) -> Factory:
     except (NameError, TypeError):  # only a type checker can resolve them
         hints = {}
     typed = [p.replace(annotation=hints.get(p.name, EMPTY)) for p in parameters]
-    return Factory(kind, name, typed, inspect.getdoc(function) or "")
+    return _factory(kind, name, typed, inspect.getdoc(function) or "")
 
 
 def named(kind: Kind, name: str) -> Callable[..., Any]:
@@ -236,7 +264,9 @@ def call(
     """
     with explained(kind.flag, name):
         factory = named(kind, name)
-        made = factory(**arguments, **passed_arguments(kind, factory, offered))
+        names = {flag: x for x, flag in SPELLED.items() if kind is ALGORITHM}
+        given = {names.get(flag, flag): x for flag, x in arguments.items()}
+        made = factory(**given, **passed_arguments(kind, factory, offered))
         check(made)
     return made
 

@@ -22,7 +22,7 @@ def header(run: Run, is_batch_given: bool) -> list[str]:
         is_batch_given: whether the user has set the batch size.
     """
     c, rounds, layout = run.config, run.rounds, run.facts
-    lines = [never_reached("--switch", c.arguments.get("switch"), c.steps)]
+    lines = [never_reached("--dense-steps", c.arguments.get("dense_steps"), c.steps)]
     # Said before the run: without a sync its figures are those of an untrained model.
     if rounds.untrained:
         lines.append(
@@ -101,7 +101,7 @@ def _way_to_sync(run: Run, steps: int) -> str:
     if steps < run.config.steps:
         return ""
     try:
-        at_end(steps, run.algorithm)
+        at_end(run.algorithm, steps)
     except ValueError:
         return ""
     return " (--sync-at-end syncs after them, too)"

@@ -178,7 +178,7 @@ def modelled_seconds(
         workers: number for which `sends` was counted; one worker only computes.
         step_seconds: seconds of computation of one local step.
         delay: local steps that a message may take, at least 0 (see
-            `syncalgos.Facts.late`).
+            `syncalgos.Strategy.late`).
         fused: as in `cost`.
         since: first local step, from 0, to which the delay applies, as after
             --sync-until.

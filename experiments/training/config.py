@@ -16,7 +16,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
 
-from experiments.cli import flags
+from experiments.cli import factories, flags
 from experiments.cli.factories import ALGORITHM, TASK
 from experiments.cli.settings import Group, Setting, checked, flag, settings_of
 from experiments.tasks import Schedule
@@ -264,6 +264,10 @@ class RunConfig:
     def __post_init__(self) -> None:
         """Raises a ValueError for a field out of its range, or two that do not fit."""
         checked(SETTINGS, self)
+        if {*self.arguments} & {*factories.SPELLED, *factories.FORMER}:
+            own = factories.describe(factories.ALGORITHM, self.algo)
+            names = factories.SPELLED | factories.FORMER
+            object.__setattr__(self, "arguments", own.current(self.arguments, names))
         for name in ("arguments", "task_arguments", "mesh"):  # frozen, like the rest
             if (mapping := getattr(self, name)) is not None:
                 object.__setattr__(self, name, MappingProxyType(dict(mapping)))

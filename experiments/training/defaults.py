@@ -8,21 +8,26 @@ from typing import Any
 
 from experiments.cli import factories
 from experiments.cli.factories import ALGORITHM, TASK, Kind
+from experiments.cli.flags import own_of as factories_of
 from experiments.tasks.task import Task
 from experiments.training.config import RunConfig, Settings, never_reached
-from syncalgos import Facts
+from syncalgos import Strategy
 from syncalgos.engine.placement.make_layout import default_batch_axes
 
 
-def resolved(config: RunConfig, task: Task) -> Settings:
+def resolved(config: RunConfig, task: Task, algorithm: Strategy) -> Settings:
     """Returns the settings of a config, with every default filled in.
+
+    Args:
+        config: as the user has said it.
+        task: that is trained.
+        algorithm: what declares how its steps move; see `Strategy`.
 
     Raises:
         ValueError: a combination that the task, or the algorithm, cannot have.
     """
-    own = facts(config)
     # Momentum and decay belong to the optimizer that the task was tuned with.
-    inner = _inner(config, task, own)
+    inner = _inner(config, task, algorithm)
     if inner["clip_norm"] is not None and task.kept == "sharded":
         raise ValueError(
             "--clip-norm with --tables sharded: each worker holds other rows, whose "
@@ -30,7 +35,7 @@ def resolved(config: RunConfig, task: Task) -> Settings:
         )
     # A task's rate for Adam is the default where entries move as by Adam (digits:
     # 0.001), not that for SGD (0.05), and its momentum for SGD does not apply.
-    kind = config.algo if own.unit_steps else str(inner["optimizer"])
+    kind = config.algo if algorithm.unit_steps else str(inner["optimizer"])
     lr = config.lr or task.lr.get(kind) or task.lr.get("")
     if lr is None:
         raise ValueError(f"{config.task} has no --lr for {kind}: say one")
@@ -53,7 +58,7 @@ def resolved(config: RunConfig, task: Task) -> Settings:
     }
     # The fields are checked again beside each other.
     settings = Settings(**{**vars(config), **filled})
-    _check_switch(settings)
+    _check_dense_steps(settings)
     # A plateau lives in the inner optimizer's state, where an algorithm cannot see it.
     if settings.schedule == "plateau" and takes(settings, "learning_rate"):
         raise ValueError(
@@ -80,12 +85,7 @@ def takes(
     )
 
 
-def facts(config: RunConfig) -> Facts:
-    """Returns what a config's algorithm declares of itself."""
-    return Facts.of(factories.named(ALGORITHM, config.algo), config.arguments)
-
-
-def _inner(config: RunConfig, task: Task, own: Facts) -> dict[str, Any]:
+def _inner(config: RunConfig, task: Task, own: Strategy) -> dict[str, Any]:
     """Returns the inner optimizer and what goes with it, by field."""
     names = ("optimizer", "momentum", "weight_decay", "clip_norm")
     given = {name: getattr(config, name) for name in names}
@@ -96,14 +96,15 @@ def _inner(config: RunConfig, task: Task, own: Facts) -> dict[str, Any]:
     return {k: getattr(task, k) if x is None else x for k, x in given.items()}
 
 
-def _check_switch(config: Settings) -> None:
-    """Raises a ValueError if --switch is given a step that never comes.
+def _check_dense_steps(config: Settings) -> None:
+    """Raises a ValueError if --dense-steps is given a step that never comes.
 
     Its default may be such a step, as in a short trial; the header says so.
     """
-    switch = config.arguments.get("switch")
-    late = never_reached("--switch", switch, config.steps)
-    if late and switch != factories.defaults(ALGORITHM, config.algo).get("switch"):
+    steps = config.arguments.get("dense_steps")
+    late = never_reached("--dense-steps", steps, config.steps)
+    [usual, _] = factories_of(config.algo, config.task, config.preset)
+    if late and steps != usual.defaults.get("dense_steps"):
         raise ValueError(late)
 
 

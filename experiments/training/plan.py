@@ -14,8 +14,8 @@ from experiments.tasks.task import Data, Task, losses
 from experiments.training import optimizers
 from experiments.training.config import RunConfig, Settings
 from experiments.training.defaults import batch_unit, nearest_multiple, resolved
-from experiments.training.strategies import make_strategies
-from syncalgos import WORKERS, DataParallel, Strategy
+from experiments.training.strategies import declaring, make_strategies
+from syncalgos import WORKERS, DataParallel, Placement, Strategy
 from syncalgos.combinators import introspection
 from syncalgos.engine.placement.layout import Device
 
@@ -63,7 +63,8 @@ def make_plan(
             ours.
     """
     task = make_task(config) if task is None else task
-    settings = resolved(config, task)
+    algorithm = strategy or declaring(config, task)
+    settings = resolved(config, task, algorithm)
     _check_mesh(settings, task)
     schedule, optimizer = optimizers.inner(settings, task.muon)
     strategies = make_strategies(settings, schedule, optimizer, hosts, task, strategy)
@@ -152,25 +153,28 @@ def make_trainer(
     train_loss, eval_loss = losses(task)
     given = config.devices if devices is None else devices
     # Rows in parts are no replicas: the engine keeps the strategy away from them.
-    sharded = None
+    tables = None
     if task.tables is not None and task.kept == "sharded":
-        sharded = jax.tree.map(bool, task.tables.names)
+        tables = jax.tree.map(bool, task.tables.names)
+    placement = Placement(
+        devices=None if given is None else [*given],
+        lanes=config.lanes,
+        lane_form=config.lane_form,
+        mesh=None if config.mesh is None else dict(config.mesh),
+        shardings=_shardings(config, task),
+        sync_memory=config.sync_memory,
+    )
     return DataParallel(
         train_loss,
         optimizer,
         strategy,
         workers=config.workers,
         backend=config.backend,
-        mesh=None if config.mesh is None else dict(config.mesh),
-        shardings=_shardings(config, task),
-        devices=None if given is None else [*given],
         eval_loss=eval_loss,
         accumulate=config.accumulate,
-        sharded=sharded,
-        lanes=config.lanes,
-        lane_form=config.lane_form,
+        tables=tables,
         each_worker=True,
-        sync_memory=config.sync_memory,
+        placement=placement,
     )
 
 

@@ -14,13 +14,12 @@ from experiments.cli.signals import keeping_results
 from experiments.tasks.task import Task
 from experiments.training import records
 from experiments.training.config import SETTINGS, Settings
-from experiments.training.defaults import facts
 from experiments.training.loop import Outcome, Save, train
 from experiments.training.measurements import memory, sends
 from experiments.training.process_group import on_host
 from experiments.training.records import Line, Progress
 from experiments.training.run import Run
-from syncalgos import Replica
+from syncalgos import Replica, Strategy
 from syncalgos.combinators import introspection
 
 
@@ -99,7 +98,7 @@ def summary_of(run: Run, outcome: Outcome) -> dict[str, Any]:
     moving = np.diff(sent.per_step[:steps], prepend=0.0) > 0 if sent else None
     # For a model of their time.
     shown = {} if sent is None else sends.to_json(sends.sends(sent))
-    delay = delay_of_sends(run.config, run.task)
+    delay = delay_of_sends(run.config, run.task, run.algorithm)
     return {
         **run.facts,
         **{name: line[name] for name in line if name != "step"},
@@ -125,11 +124,11 @@ def summary_of(run: Run, outcome: Outcome) -> dict[str, Any]:
     }
 
 
-def delay_of_sends(config: Settings, task: Task) -> int:
+def delay_of_sends(config: Settings, task: Task, algorithm: Strategy) -> int:
     """Returns the local steps that a run's messages may take; 0: it waits for them."""
     # An average of the optimizer's state, and shared tables, are used at once.
     waits = config.opt_state_at_sync == "average" or task.kept == "shared"
-    return 0 if waits else facts(config).late
+    return 0 if waits else algorithm.late
 
 
 def params_sha256(replica: Replica) -> str:

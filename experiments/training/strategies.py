@@ -10,7 +10,7 @@ from experiments.cli.errors import BadRequest
 from experiments.cli.factories import ALGORITHM
 from experiments.tasks.task import Tables, Task
 from experiments.training import optimizers
-from experiments.training.config import Settings
+from experiments.training.config import RunConfig, Settings
 from experiments.training.optimizers import Schedule
 from syncalgos import (
     WORKERS,
@@ -75,21 +75,26 @@ def make_strategies(
         at_sync = optimizers.AT_SYNC[config.opt_state_at_sync](optimizer)
         strategy = at_syncs(strategy, at_sync)
     if n := config.sync_until:
-        strategy = chain(until(n, sync_sgd()), after(n, strategy))
+        strategy = chain(until(sync_sgd(), n), after(strategy, n))
     return strategy if config.ema is None else ema(strategy, config.ema), algorithm
 
 
 def _synced_at_end(config: Settings, algorithm: Strategy) -> Strategy:
     try:
-        return at_end(config.steps, algorithm)
+        return at_end(algorithm, config.steps)
     except ValueError as error:
         raise BadRequest(
             f"--sync-at-end with --algo {config.algo}: {error}".replace(" at_end:", "")
         ) from error
 
 
+def declaring(config: RunConfig, task: Task) -> Strategy:
+    """Makes a config's algorithm for what it declares, before its rate is known."""
+    return make_algorithm(config, lambda step: 1.0, optax.sgd(1.0), 1, task)
+
+
 def make_algorithm(
-    config: Settings,
+    config: RunConfig,
     learning_rate: Schedule,
     optimizer: optax.GradientTransformation,
     hosts: int,

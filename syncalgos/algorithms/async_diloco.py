@@ -11,6 +11,7 @@ from syncalgos.strategy import WORKERS, Axis, Strategy
 
 def async_diloco(
     period: int = 16,
+    *,
     outer_lr: float = 0.7,
     outer_momentum: float = 0.9,
     slowest: float = 0.5,

@@ -21,6 +21,7 @@ class BMUFState(NamedTuple):
 
 def bmuf(
     period: int = 16,
+    *,
     block_momentum: float | None = None,
     block_lr: float = 1.0,
     nesterov: bool = False,
@@ -84,4 +85,4 @@ def bmuf(
         state = BMUFState(*over_leaves(block, 2, *state, mean, replica.params))
         return restart(replica, jax.tree.map(start, *state)), state
 
-    return every(period, Strategy(init, sync=sync, center=shipped("center")))
+    return every(Strategy(init, sync=sync, center=shipped("center"), axis=axis), period)

@@ -18,6 +18,7 @@ class ChocoState(NamedTuple):
 
 
 def choco_sgd(
+    *,
     density: float = 0.1,
     consensus: float | None = None,
     stacked: stacking.Stacked = 0,

@@ -10,7 +10,6 @@ from syncalgos import checks
 from syncalgos.algorithms._anchors import outer_rates
 from syncalgos.combinators.primitives import outer_step
 from syncalgos.combinators.schedule import every
-from syncalgos.facts import Facts, declares
 from syncalgos.reducers import late
 from syncalgos.strategy import WORKERS, Axis, PyTree, Strategy
 
@@ -21,9 +20,9 @@ class MomentumState(NamedTuple):
     momentum: PyTree
 
 
-@declares(lambda period, **_: Facts(late=period))
 def co2(
     period: int = 16,
+    *,
     outer_lr: float = 1.0,
     outer_momentum: float = 0.5,
     clip: float | None = None,
@@ -91,4 +90,4 @@ def co2(
         return step_along(momentum), MomentumState(momentum)
 
     outer = optax.GradientTransformation(init, update)
-    return every(period, outer_step(outer, late(axis=axis), axis))
+    return every(outer_step(outer, late(axis=axis), axis), period)._replace(late=period)

@@ -18,7 +18,7 @@ class D2State(NamedTuple):
     correction: PyTree
 
 
-def d2(mixing: float = 0.5, axis: Axis = WORKERS) -> Strategy:
+def d2(*, mixing: float = 0.5, axis: Axis = WORKERS) -> Strategy:
     """D², or exact diffusion: gossip on a ring, corrected for its past mixing.
 
     After every local step, for params θ, c zero at first, W the weights of a ring (1/3

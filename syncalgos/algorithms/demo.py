@@ -5,13 +5,12 @@ import jax.numpy as jnp
 
 from syncalgos import checks
 from syncalgos.dtypes import if_finite, narrow, widen, zeros
-from syncalgos.facts import Facts, declares
 from syncalgos.reducers import dct, stacking
 from syncalgos.strategy import WORKERS, Axis, MeanCenter, Strategy
 
 
-@declares(lambda sign, **_: Facts(unit_steps=sign))
 def demo(
+    *,
     decay: float = 0.999,
     chunk: int = 64,
     top_k: int = 32,
@@ -79,4 +78,4 @@ def demo(
         combined = jax.tree.map(jnp.sign, combined) if sign else combined
         return narrow(combined, grads), left
 
-    return Strategy(zeros, reduce, center=MeanCenter(axis))
+    return Strategy(zeros, reduce, center=MeanCenter(axis), unit_steps=sign)

@@ -10,6 +10,7 @@ from syncalgos.strategy import WORKERS, Axis, MeanCenter, Strategy
 
 def des_loc(
     period: int = 16,
+    *,
     first_period: int | None = None,
     second_period: int | None = None,
     axis: Axis = WORKERS,
@@ -60,7 +61,7 @@ def des_loc(
         return Strategy(sync=sync, center=MeanCenter(axis))
 
     return chain(
-        every(period, average(axis=axis)),
-        every(first, average_moments(1)),
-        every(second, average_moments(2)),
+        every(average(axis=axis), period),
+        every(average_moments(1), first),
+        every(average_moments(2), second),
     )

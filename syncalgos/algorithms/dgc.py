@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from syncalgos import checks, collectives, facts, reducers
+from syncalgos import checks, collectives, reducers
 from syncalgos.dtypes import if_finite, narrow, widen, zeros
 from syncalgos.reducers import stacking
 from syncalgos.reducers.reducer import over_leaves
@@ -21,12 +21,12 @@ class DgcState(NamedTuple):
     unsent: PyTree
 
 
-@facts.declares(lambda **_: facts.Facts(own_momentum=True))
 def dgc(
+    *,
     density: float = 0.001,
     local_momentum: float = 0.9,
     local_clip: float | None = None,
-    warmup: int = 100,
+    dense_steps: int = 100,
     stacked: stacking.Stacked = 0,
     axis: Axis = WORKERS,
 ) -> Strategy:
@@ -42,8 +42,8 @@ def dgc(
         density: the share of a leaf that is sent, rounded up; above 0, at most 1.
         local_momentum: m, in place of the inner optimizer's; at least 0 and below 1.
         local_clip: √workers times the largest norm of a worker's gradients; above 0.
-        warmup: local steps over which the density falls, 1/4, 1/16, 1/64 and 1/256 for
-            a quarter of them each, down to `density`; four epochs in the paper.
+        dense_steps: local steps over which the density falls, 1/4, 1/16, 1/64 and 1/256
+            for a quarter of them each, down to `density`; four epochs in the paper.
         stacked: which leaves hold several layers, sent as leaves are (see `Stacked`).
         axis: the mapped axis or axes over which the workers lie.
 
@@ -62,9 +62,9 @@ def dgc(
     m = checks.real("dgc: local_momentum", local_momentum, least=0, below=1)
     if local_clip is not None:
         local_clip = checks.real("dgc: local_clip", local_clip, above=0)
-    warmup = checks.whole("dgc: warmup", warmup, least=0)
+    dense_steps = checks.whole("dgc: dense_steps", dense_steps, least=0)
     stacked = stacking.check("dgc: stacked", stacked)
-    falling = [max(density, 4.0**-i) for i in range(1, 5)] if warmup else []
+    falling = [max(density, 4.0**-i) for i in range(1, 5)] if dense_steps else []
     densities = sorted({density, *falling}, reverse=True)
 
     def init(params):
@@ -92,9 +92,9 @@ def dgc(
             # Independent gradients of N workers add up to √N times the norm of one.
             most = local_clip / collectives.size(axis) ** 0.5
             own, _ = optax.clip_by_global_norm(most).update(own, optax.EmptyState())
-        quarter = jnp.minimum(step, warmup) * 4 // max(warmup, 1)
+        quarter = jnp.minimum(step, dense_steps) * 4 // max(dense_steps, 1)
         ways = [partial(send, each) for each in densities]
         combined, *new = jax.lax.switch(quarter, ways, own, state)
         return narrow(combined, grads), if_finite(combined, DgcState(*new), state)
 
-    return Strategy(init, reduce, center=MeanCenter(axis))
+    return Strategy(init, reduce, center=MeanCenter(axis), own_momentum=True)

@@ -9,6 +9,7 @@ from syncalgos.strategy import WORKERS, Axis, Strategy
 
 def diloco(
     period: int = 16,
+    *,
     outer_lr: float = 0.7,
     outer_momentum: float = 0.9,
     reduce: AnyReducer = "mean",
@@ -48,4 +49,4 @@ def diloco(
     """
     outer = nesterov_sgd("diloco", outer_lr, outer_momentum)
     reducer = resolve("diloco", reduce, axis, seed)
-    return every(period, outer_step(outer, reducer, axis))
+    return every(outer_step(outer, reducer, axis), period)

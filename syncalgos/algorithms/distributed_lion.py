@@ -7,15 +7,14 @@ import jax.numpy as jnp
 
 from syncalgos import checks, collectives, reducers
 from syncalgos.dtypes import if_finite, narrow, widen, zeros
-from syncalgos.facts import Facts, declares
 from syncalgos.strategy import WORKERS, Axis, MeanCenter, Strategy
 
 
-@declares(lambda **_: Facts(unit_steps=True))
 def distributed_lion(
-    beta1: float = 0.9,
-    beta2: float = 0.99,
-    majority: bool = True,
+    *,
+    b1: float = 0.9,
+    b2: float = 0.99,
+    majority: bool = False,
     seed: int = 0,
     axis: Axis = WORKERS,
 ) -> Strategy:
@@ -23,13 +22,13 @@ def distributed_lion(
 
     At every local step, for worker i's gradients g and its momentum m:
 
-        d ← sign(β₁ m + (1 - β₁) g);   m ← β₂ m + (1 - β₂) g;   g ← sign(Σ d)
+        d ← sign(β₁ m + (1 - β₁) g);   m ← β₂ m + (1 - β₂) g;   g ← mean(d)
 
-    or, without `majority`, g ← mean(d).
+    or, with `majority`, g ← sign(Σ d).
 
     Args:
-        beta1: β₁, the share of momentum in the direction, at least 0 and below 1.
-        beta2: β₂, the decay of the momentum, at least 0 and below 1.
+        b1: β₁, the share of momentum in the direction, at least 0 and below 1.
+        b2: β₂, the decay of the momentum, at least 0 and below 1.
         majority: step along the sign of most workers; else along their mean sign.
         seed: seeds the signs of 0 and of ties, which are drawn.
         axis: the mapped axis or axes over which the workers lie.
@@ -51,8 +50,8 @@ def distributed_lion(
     Source: Liu et al., "Communication efficient distributed training with Distributed
     Lion", NeurIPS 2024, algorithm 1.
     """
-    beta1 = checks.real("distributed_lion: beta1", beta1, least=0, below=1)
-    beta2 = checks.real("distributed_lion: beta2", beta2, least=0, below=1)
+    b1 = checks.real("distributed_lion: b1", b1, least=0, below=1)
+    b2 = checks.real("distributed_lion: b2", b2, least=0, below=1)
     # A sign of 0 is drawn: taken as + or -, as in published codes, it would move leaves
     # without a gradient by the learning rate at every step.
     most = partial(reducers.sign, majority=True) if majority else reducers.tally
@@ -64,12 +63,12 @@ def distributed_lion(
         )
 
     def reduce(grads, replica, momentum, step):
-        signs, _, _ = votes.combine(mixed(beta1, momentum, grads), (), step)
+        signs, _, _ = votes.combine(mixed(b1, momentum, grads), (), step)
         # Signs hide what is not finite: one number beside the bits says it to all.
         bad = if_finite(grads, jnp.float32(0), jnp.float32(jnp.nan))
         bad = collectives.mean(bad, axis)
         combined = jax.tree.map(lambda x: x + bad.astype(x.dtype), signs)
-        new = if_finite(combined, mixed(beta2, momentum, grads), momentum)
+        new = if_finite(combined, mixed(b2, momentum, grads), momentum)
         return narrow(combined, grads), new
 
-    return Strategy(zeros, reduce, center=MeanCenter(axis))
+    return Strategy(zeros, reduce, center=MeanCenter(axis), unit_steps=True)

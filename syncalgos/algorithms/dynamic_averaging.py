@@ -20,7 +20,7 @@ class DynamicState(NamedTuple):
 
 
 def dynamic_averaging(
-    period: int = 16, bound: float = 0.1, axis: Axis = WORKERS
+    period: int = 16, *, bound: float = 0.1, axis: Axis = WORKERS
 ) -> Strategy:
     """Dynamic averaging: models are averaged once one has moved too far.
 
@@ -65,4 +65,4 @@ def dynamic_averaging(
     average = Strategy(
         lambda params: DynamicState(widen(params)), sync=sync, center=MeanCenter(axis)
     )
-    return every(period, decided(vote, average, axis))
+    return every(decided(average, vote), period)

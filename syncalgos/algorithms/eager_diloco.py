@@ -9,7 +9,6 @@ from syncalgos import collectives
 from syncalgos.algorithms import _anchors
 from syncalgos.combinators.schedule import every
 from syncalgos.dtypes import widen, zeros
-from syncalgos.facts import Facts, declares
 from syncalgos.strategy import WORKERS, Axis, PyTree, Strategy
 
 
@@ -22,9 +21,9 @@ class EagerState(NamedTuple):
     mean: PyTree
 
 
-@declares(lambda period, **_: Facts(late=period))
 def eager_diloco(
     period: int = 16,
+    *,
     outer_lr: float = 0.4,
     outer_momentum: float = 0.9,
     axis: Axis = WORKERS,
@@ -78,4 +77,5 @@ def eager_diloco(
         return _anchors.restart(replica, anchor), state
 
     center = _anchors.shipped("anchor", axis)
-    return every(period, Strategy(init, sync=sync, center=center))
+    whole = Strategy(init, sync=sync, center=center, axis=axis, late=period)
+    return every(whole, period)

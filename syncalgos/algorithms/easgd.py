@@ -20,7 +20,7 @@ class EASGDState(NamedTuple):
     pull: PyTree
 
 
-def easgd(period: int = 16, beta: float = 0.9, axis: Axis = WORKERS) -> Strategy:
+def easgd(period: int = 16, *, beta: float = 0.9, axis: Axis = WORKERS) -> Strategy:
     """Elastic averaging SGD: a spring between every replica and a moving center.
 
     In every `period`-th local step, for N workers' params θ and their inner updates u
@@ -68,4 +68,4 @@ def easgd(period: int = 16, beta: float = 0.9, axis: Axis = WORKERS) -> Strategy
         pulled = jax.tree.map(jnp.subtract, widen(replica.params), state.pull)
         return restart(replica, pulled), state
 
-    return every(period, Strategy(init, reduce, sync, shipped("center")))
+    return every(Strategy(init, reduce, sync, shipped("center"), axis=axis), period)

@@ -23,6 +23,7 @@ class EditState(NamedTuple):
 
 def edit(
     period: int = 16,
+    *,
     outer_lr: float = 0.8,
     outer_momentum: float = 0.85,
     threshold: float = 3.0,
@@ -92,4 +93,6 @@ def edit(
         anchor, velocity = over_leaves(outer, 2, *state[:2], g, on_any)
         return _anchors.restart(replica, anchor), EditState(anchor, velocity, seen)
 
-    return every(period, Strategy(init, sync=sync, center=_anchors.shipped("anchor")))
+    return every(
+        Strategy(init, sync=sync, center=_anchors.shipped("anchor"), axis=axis), period
+    )

@@ -7,7 +7,7 @@ from syncalgos.strategy import WORKERS, Axis, Strategy
 
 
 def fedavg(
-    period: int = 16, fraction: float = 0.1, seed: int = 0, axis: Axis = WORKERS
+    period: int = 16, *, fraction: float = 1.0, seed: int = 0, axis: Axis = WORKERS
 ) -> Strategy:
     """Federated averaging: each round averages the models of a few workers drawn anew.
 
@@ -39,5 +39,5 @@ def fedavg(
     """
     fraction = checks.share("fedavg: fraction", fraction)
     # One worker of few would copy its model to all.
-    schedule = sampled(fraction, seed, least=2)
-    return participating(model_averaging(period, axis), schedule, axis=axis)
+    schedule = sampled(fraction, seed=seed, least=2)
+    return participating(model_averaging(period, axis=axis), schedule)

@@ -19,7 +19,9 @@ class FedDynState(NamedTuple):
     moved: PyTree
 
 
-def feddyn(period: int = 16, proximal: float = 0.1, axis: Axis = WORKERS) -> Strategy:
+def feddyn(
+    period: int = 16, *, proximal: float = 0.1, axis: Axis = WORKERS
+) -> Strategy:
     """FedDyn: a pull to the last model, and a linear term that undoes its bias.
 
     At every local step, for worker i's gradients g, params θ that began at x, and h,
@@ -71,4 +73,6 @@ def feddyn(period: int = 16, proximal: float = 0.1, axis: Axis = WORKERS) -> Str
         anchor = collectives.mean(jax.tree.map(jnp.add, params, moved), axis)
         return restart(replica, anchor), FedDynState(anchor, moved)
 
-    return sync_every(period, Strategy(init, reduce, sync, shipped("anchor")))
+    return sync_every(
+        Strategy(init, reduce, sync, shipped("anchor"), axis=axis), period
+    )

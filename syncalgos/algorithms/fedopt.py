@@ -14,9 +14,9 @@ from syncalgos.strategy import WORKERS, Axis, PyTree, Strategy
 
 # The second moment v, after the square s of an outer gradient.
 SECOND_MOMENTS = {
-    "adam": lambda v, s, beta2: beta2 * v + (1 - beta2) * s,
-    "yogi": lambda v, s, beta2: v - (1 - beta2) * s * jnp.sign(v - s),
-    "adagrad": lambda v, s, beta2: v + s,
+    "adam": lambda v, s, b2: b2 * v + (1 - b2) * s,
+    "yogi": lambda v, s, b2: v - (1 - b2) * s * jnp.sign(v - s),
+    "adagrad": lambda v, s, b2: v + s,
 }
 
 
@@ -29,10 +29,11 @@ class MomentsState(NamedTuple):
 
 def fedopt(
     period: int = 16,
+    *,
     method: Literal["adam", "yogi", "adagrad"] = "adam",
     outer_lr: float = 0.1,
-    beta1: float = 0.9,
-    beta2: float = 0.99,
+    b1: float = 0.9,
+    b2: float = 0.99,
     tau: float = 1e-3,
     axis: Axis = WORKERS,
 ) -> Strategy:
@@ -50,8 +51,8 @@ def fedopt(
         method: how v follows Δ²: adam, yogi or adagrad.
         outer_lr: η, about how far an entry moves in a round, above 0; tuned for each
             task in the paper.
-        beta1: β₁, the decay of m, at least 0 and below 1; 0 in the paper's FedAdagrad.
-        beta2: β₂, the decay of v in adam and yogi, at least 0 and below 1.
+        b1: β₁, the decay of m, at least 0 and below 1; 0 in the paper's FedAdagrad.
+        b2: β₂, the decay of v in adam and yogi, at least 0 and below 1.
         tau: τ, above 0: displacements far below it are scaled by η / τ.
         axis: the mapped axis or axes over which the workers lie.
 
@@ -72,8 +73,8 @@ def fedopt(
     """
     checks.one_of("method of fedopt", method, SECOND_MOMENTS)
     lr = checks.real("fedopt: outer_lr", outer_lr, above=0)
-    beta1 = checks.real("fedopt: beta1", beta1, least=0, below=1)
-    beta2 = checks.real("fedopt: beta2", beta2, least=0, below=1)
+    b1 = checks.real("fedopt: b1", b1, least=0, below=1)
+    b2 = checks.real("fedopt: b2", b2, least=0, below=1)
     tau = checks.real("fedopt: tau", tau, above=0)
 
     def init(params):
@@ -82,8 +83,8 @@ def fedopt(
         return MomentsState(first, jax.tree.map(lambda x: x + tau**2, first))
 
     def adapt(g, m, v):  # g = -Δ
-        m = beta1 * m - (1 - beta1) * g
-        v = SECOND_MOMENTS[method](v, g * g, beta2)
+        m = b1 * m - (1 - b1) * g
+        v = SECOND_MOMENTS[method](v, g * g, b2)
         return lr * m / (jnp.sqrt(v) + tau), m, v
 
     def update(updates, state, params=None):
@@ -91,4 +92,4 @@ def fedopt(
         return steps, MomentsState(*moments)
 
     outer = optax.GradientTransformation(init, update)
-    return every(period, outer_step(outer, axis=axis))
+    return every(outer_step(outer, axis=axis), period)

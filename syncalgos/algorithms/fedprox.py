@@ -16,7 +16,9 @@ class FedProxState(NamedTuple):
     anchor: PyTree
 
 
-def fedprox(period: int = 16, proximal: float = 0.01, axis: Axis = WORKERS) -> Strategy:
+def fedprox(
+    period: int = 16, *, proximal: float = 0.01, axis: Axis = WORKERS
+) -> Strategy:
     """FedProx: model averaging of local losses with a proximal term, (μ / 2) |θ - x|².
 
     At every local step, for gradients g and params θ that began at x, and after every
@@ -63,4 +65,4 @@ def fedprox(period: int = 16, proximal: float = 0.01, axis: Axis = WORKERS) -> S
         params = collectives.mean(replica.params, axis)
         return replica._replace(params=params), FedProxState(widen(params))
 
-    return sync_every(period, Strategy(init, reduce, sync, MeanCenter(axis)))
+    return sync_every(Strategy(init, reduce, sync, MeanCenter(axis)), period)

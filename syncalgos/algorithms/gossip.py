@@ -10,13 +10,11 @@ from syncalgos.algorithms._anchors import restart
 from syncalgos.collectives import topology as peers
 from syncalgos.combinators.chain import chain
 from syncalgos.dtypes import zeros
-from syncalgos.facts import Facts, declares
 from syncalgos.strategy import WORKERS, Axis, MeanCenter, Strategy
 
 
-# A ring mixes the params before a local step, which travel during it.
-@declares(lambda topology, **_: Facts(late=int(topology == "ring")))
 def gossip(
+    *,
     topology: Literal["exponential", "ring"] = "exponential",
     mix_opt_state: bool = False,
     axis: Axis = WORKERS,
@@ -64,7 +62,8 @@ def gossip(
         opt_state = peers.mix(replica.opt_state, topology, step, axis)
         return replica._replace(opt_state=opt_state), state
 
-    return chain(of_params, Strategy(sync=sync, center=MeanCenter(axis)))
+    of_state = Strategy(sync=sync, center=MeanCenter(axis), late=of_params.late)
+    return chain(of_params, of_state)
 
 
 def _exponential(axis: Axis) -> Strategy:
@@ -76,11 +75,12 @@ def _exponential(axis: Axis) -> Strategy:
 
 
 def _ring(axis: Axis) -> Strategy:
-    # D-PSGD mixes the params as they are before the step: only reduce sees those.
+    # D-PSGD mixes the params as they are before the step, during which they travel:
+    # only reduce sees those.
     def reduce(grads, replica, state, step):
         return grads, peers.ring_moves(replica.params, axis)
 
     def sync(replica, state, step):
         return restart(replica, jax.tree.map(jnp.add, replica.params, state)), state
 
-    return Strategy(zeros, reduce, sync, MeanCenter(axis))
+    return Strategy(zeros, reduce, sync, MeanCenter(axis), late=1)

@@ -12,6 +12,7 @@ from syncalgos.strategy import WORKERS, Axis, MeanCenter, Strategy
 
 def gossip_pga(
     period: int = 16,
+    *,
     topology: Literal["exponential", "ring"] = "exponential",
     axis: Axis = WORKERS,
 ) -> Strategy:
@@ -52,6 +53,6 @@ def gossip_pga(
     mixing = Strategy(sync=sync, center=MeanCenter(axis))
     # Never both in one step: the average would make the exchange before it useless.
     return chain(
-        when(lambda step: (step + 1) % period != 0, mixing),
-        every(period, average(axis=axis)),
+        when(mixing, lambda step: (step + 1) % period != 0),
+        every(average(axis=axis), period),
     )

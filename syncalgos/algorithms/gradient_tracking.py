@@ -8,7 +8,6 @@ import jax.numpy as jnp
 from syncalgos.algorithms._anchors import restart
 from syncalgos.collectives import topology
 from syncalgos.dtypes import if_finite, narrow, widen, zeros
-from syncalgos.facts import Facts, declares
 from syncalgos.strategy import WORKERS, Axis, MeanCenter, PyTree, Strategy
 
 
@@ -20,8 +19,7 @@ class TrackingState(NamedTuple):
 
 
 # Old params travel, too, and gradients are used a step later.
-@declares(lambda **_: Facts(late=1))
-def gradient_tracking(axis: Axis = WORKERS) -> Strategy:
+def gradient_tracking(*, axis: Axis = WORKERS) -> Strategy:
     """Gradient tracking: each worker steps along an estimate of the mean gradient.
 
     In every local step, for gradients g at params θ, c zero at first, W the weights of
@@ -65,4 +63,4 @@ def gradient_tracking(axis: Axis = WORKERS) -> Strategy:
         mixed = jax.tree.map(jnp.add, replica.params, state.moves)
         return restart(replica, mixed), state
 
-    return Strategy(init, reduce, sync, MeanCenter(axis))
+    return Strategy(init, reduce, sync, MeanCenter(axis), late=1)

@@ -13,6 +13,7 @@ from syncalgos.strategy import WORKERS, Axis, Strategy
 
 def hierarchical(
     period: int = 16,
+    *,
     inner_period: int = 4,
     groups: int | None = None,
     hosts: int = 1,
@@ -65,10 +66,10 @@ def hierarchical(
         return collectives.group_mean(params, chosen, axis)
 
     inner = when(
-        lambda step: ((step + 1) % inner_period == 0) & ((step + 1) % period != 0),
         average(reduce=optax.stateless(group_mean), axis=axis),
+        lambda step: ((step + 1) % inner_period == 0) & ((step + 1) % period != 0),
     )
-    return chain(inner, every(period, average(axis=axis)))
+    return chain(inner, every(average(axis=axis), period))
 
 
 def _near_root(workers: int, hosts: int) -> int:

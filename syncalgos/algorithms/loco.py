@@ -8,6 +8,7 @@ from syncalgos.strategy import WORKERS, Axis, Strategy
 
 
 def loco(
+    *,
     bits: Literal[8, 4, 2] = 4,
     beta: float = 0.8,
     reset_period: int = 1024,

@@ -8,7 +8,9 @@ from syncalgos.combinators.schedule import every
 from syncalgos.strategy import WORKERS, Axis, Strategy
 
 
-def lookahead(period: int = 16, slow_lr: float = 0.5, axis: Axis = WORKERS) -> Strategy:
+def lookahead(
+    period: int = 16, *, slow_lr: float = 0.5, axis: Axis = WORKERS
+) -> Strategy:
     """Lookahead: a slow model goes part of the way to the average of the fast ones.
 
     After every `period` local steps, for workers' params θ that started from φ:
@@ -36,4 +38,4 @@ def lookahead(period: int = 16, slow_lr: float = 0.5, axis: Axis = WORKERS) -> S
     """
     share = checks.share("lookahead: slow_lr", slow_lr)
     # Plain SGD with rate α on the pseudo-gradient φ - mean(θ) goes α of the way.
-    return every(period, outer_step(optax.sgd(share), axis=axis))
+    return every(outer_step(optax.sgd(share), axis=axis), period)

@@ -5,7 +5,7 @@ from syncalgos.combinators.schedule import every
 from syncalgos.strategy import WORKERS, Axis, Strategy
 
 
-def model_averaging(period: int = 16, axis: Axis = WORKERS) -> Strategy:
+def model_averaging(period: int = 16, *, axis: Axis = WORKERS) -> Strategy:
     """Model averaging (local SGD): average the models every few steps.
 
     After every `period` local steps, for workers' params θ:
@@ -29,4 +29,4 @@ def model_averaging(period: int = 16, axis: Axis = WORKERS) -> Strategy:
     perceptron", NAACL 2010; Stich, "Local SGD converges fast and communicates little",
     ICLR 2019, algorithm 1.
     """
-    return every(period, average(axis=axis))
+    return every(average(axis=axis), period)

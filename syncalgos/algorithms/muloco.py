@@ -9,6 +9,7 @@ from syncalgos.strategy import WORKERS, Axis, Strategy
 
 def muloco(
     period: int = 16,
+    *,
     outer_lr: float = 0.9,
     outer_momentum: float = 0.8,
     reduce: reducers.AnyReducer = "mean",
@@ -59,4 +60,4 @@ def muloco(
         decay = checks.share("muloco: decay", decay)
         # The authors' code multiplies what is fed back by η twice; here it is once.
         reducer = reducers.error_feedback(reducer, decay, axis=axis)
-    return every(period, outer_step(outer, reducer, axis))
+    return every(outer_step(outer, reducer, axis), period)

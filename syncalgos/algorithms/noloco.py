@@ -23,6 +23,7 @@ class NoLoCoState(NamedTuple):
 
 def noloco(
     period: int = 16,
+    *,
     outer_lr: float = 0.7,
     outer_momentum: float = 0.5,
     consensus: float = 0.7,
@@ -78,4 +79,6 @@ def noloco(
         state = NoLoCoState(*over_leaves(slow_step, 2, *state, *pair))
         return restart(replica, state.slow), state
 
-    return every(period, Strategy(init, sync=sync, center=shipped("slow", axis)))
+    return every(
+        Strategy(init, sync=sync, center=shipped("slow", axis), axis=axis), period
+    )

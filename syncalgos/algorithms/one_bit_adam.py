@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from syncalgos import checks, collectives, facts
+from syncalgos import checks, collectives
 from syncalgos.dtypes import if_finite, narrow, widen, zeros
 from syncalgos.reducers import hops, signs, stacking
 from syncalgos.reducers.reducer import over_leaves
@@ -23,11 +23,11 @@ class OneBitAdamState(NamedTuple):
     of_part: PyTree
 
 
-@facts.declares(lambda **_: facts.Facts(unit_steps=True))
 def one_bit_adam(
-    switch: int = 100,
-    beta1: float = 0.9,
-    beta2: float = 0.999,
+    *,
+    dense_steps: int = 100,
+    b1: float = 0.9,
+    b2: float = 0.999,
     eps: float = 1e-8,
     axis: Axis = WORKERS,
 ) -> Strategy:
@@ -35,15 +35,15 @@ def one_bit_adam(
 
     For worker i's gradients g and residual e, its part's ē, and C(x) = mean|x| sign(x):
 
-        step < switch: m ← β₁ m + (1 - β₁) mean(g);   v ← β₂ v + (1 - β₂) mean(g)²
+        step < dense_steps: m ← β₁ m + (1 - β₁) mean(g);   v ← β₂ v + (1 - β₂) mean(g)²
         later: x ← β₁ m + (1 - β₁) g + e;   d ← C(x);   e ← x - d
             y ← mean(d) + ē;   m ← C(y);   ē ← y - m
         g ← m / (√v + ε), at most as far as Adam can go
 
     Args:
-        switch: the first local step with v frozen and signs sent, at least 1.
-        beta1: β₁, the decay of the momentum, at least 0 and below 1.
-        beta2: β₂, the decay of the variance, at least 0 and below 1.
+        dense_steps: the first local step with v frozen and signs sent, at least 1.
+        b1: β₁, the decay of the momentum, at least 0 and below 1.
+        b2: β₂, the decay of the variance, at least 0 and below 1.
         eps: ε, added to the variance's root, above 0.
         axis: the mapped axis or axes over which the workers lie.
 
@@ -57,13 +57,14 @@ def one_bit_adam(
 
     The inner optimizer is plain SGD, at Adam's learning rate. Bias is not corrected, as
     in the paper. Entries with a small v would move far along signs: a step is at most
-    Adam's longest, and 0 where v is 0. A start after `switch` takes v from its first m.
+    Adam's longest, and 0 where v is 0. A start after `dense_steps` takes v from the
+    first m.
 
     Source: Tang et al., "1-bit Adam", ICML 2021, algorithm 1.
     """
-    switch = checks.whole("one_bit_adam: switch", switch, least=1)
-    b1 = checks.real("one_bit_adam: beta1", beta1, least=0, below=1)
-    b2 = checks.real("one_bit_adam: beta2", beta2, least=0, below=1)
+    dense_steps = checks.whole("one_bit_adam: dense_steps", dense_steps, least=1)
+    b1 = checks.real("one_bit_adam: b1", b1, least=0, below=1)
+    b2 = checks.real("one_bit_adam: b2", b2, least=0, below=1)
     eps = checks.real("one_bit_adam: eps", eps, above=0)
     # By Cauchy and Schwarz. Unbounded, an MLP on digits diverged within 13 steps.
     most = (1 - b1) / ((1 - b2) * (1 - b1**2 / b2)) ** 0.5 if b1**2 < b2 else jnp.inf
@@ -92,9 +93,9 @@ def one_bit_adam(
         return over_leaves(leaf, 4, grads, *state, stacking.pieces_like(0, grads))
 
     def reduce(grads, replica, state, step):
-        both = jax.lax.cond(step < switch, adam, one_bit, widen(grads), state)
+        both = jax.lax.cond(step < dense_steps, adam, one_bit, widen(grads), state)
         steps = jax.tree.map(lambda m, v: m / (jnp.sqrt(v) + eps), *both[:2])
         steps = optax.tree.clip(steps, -most, most)
         return narrow(steps, grads), if_finite(both[:2], OneBitAdamState(*both), state)
 
-    return Strategy(init, reduce, center=MeanCenter(axis))
+    return Strategy(init, reduce, center=MeanCenter(axis), unit_steps=True)

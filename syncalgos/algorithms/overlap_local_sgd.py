@@ -8,7 +8,6 @@ from syncalgos import checks, collectives
 from syncalgos.algorithms._anchors import restart
 from syncalgos.combinators.schedule import every
 from syncalgos.dtypes import widen, zeros
-from syncalgos.facts import Facts, declares
 from syncalgos.reducers.reducer import over_leaves
 from syncalgos.strategy import WORKERS, Axis, MeanCenter, PyTree, Strategy
 
@@ -20,9 +19,9 @@ class OverlapState(NamedTuple):
     velocity: PyTree
 
 
-@declares(lambda period, **_: Facts(late=period))
 def overlap_local_sgd(
     period: int = 16,
+    *,
     pull: float = 0.6,
     anchor_momentum: float = 0.7,
     axis: Axis = WORKERS,
@@ -75,4 +74,5 @@ def overlap_local_sgd(
         mean = collectives.mean(widen(replica.params), axis)
         return replica, OverlapState(*over_leaves(follow, 2, *state, mean))
 
-    return every(period, Strategy(init, sync=sync, center=MeanCenter(axis)))
+    whole = Strategy(init, sync=sync, center=MeanCenter(axis), late=period)
+    return every(whole, period)

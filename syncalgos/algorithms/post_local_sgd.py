@@ -9,17 +9,17 @@ from syncalgos.strategy import WORKERS, Axis, Strategy
 
 
 def post_local_sgd(
-    switch: int = 100, period: int = 16, axis: Axis = WORKERS
+    *, dense_steps: int = 100, period: int = 16, axis: Axis = WORKERS
 ) -> Strategy:
     """Post-local SGD: synchronous SGD, then model averaging from a step on.
 
     For workers' gradients g and params θ, at local steps t = 0, 1, …:
 
-        t < switch: g ← mean(g);   later, after local steps that are multiples of
+        t < dense_steps: g ← mean(g);   later, after local steps that are multiples of
         `period`: θ ← mean(θ)
 
     Args:
-        switch: the first local step without synchronous gradients, at least 0.
+        dense_steps: the first local step without synchronous gradients, at least 0.
         period: local steps between two averages, at least 1, on the absolute clock.
         axis: the mapped axis or axes over which the workers lie.
 
@@ -31,14 +31,15 @@ def post_local_sgd(
     Raises:
         ValueError: a parameter outside its range.
 
-    The paper switches at the first decay of the learning rate, halfway.
+    The paper dense_stepses at the first decay of the learning rate, halfway.
 
     Source: Lin, Stich, Patel and Jaggi, "Don't use large mini-batches, use local SGD",
     ICLR 2020 (2018), section 3.
     """
-    switch = checks.whole("post_local_sgd: switch", switch, least=0)
+    dense_steps = checks.whole("post_local_sgd: dense_steps", dense_steps, least=0)
     # The period stays on the absolute clock. torch's hook also goes on averaging
-    # gradients inside a machine after the switch.
+    # gradients inside a machine after `dense_steps`.
     return chain(
-        until(switch, sync_sgd(axis=axis)), after(switch, model_averaging(period, axis))
+        until(sync_sgd(axis=axis), dense_steps),
+        after(model_averaging(period, axis=axis), dense_steps),
     )

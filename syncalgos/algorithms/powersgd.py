@@ -9,6 +9,7 @@ from syncalgos.strategy import WORKERS, Axis, Strategy
 
 
 def powersgd(
+    *,
     rank: int = 2,
     seed: int = 0,
     min_rate: float = 2.0,
@@ -56,4 +57,4 @@ def powersgd(
     # the residual at its first step.
     if not start:
         return low_rank
-    return chain(until(start, reduce_with("mean", axis)), after(start, low_rank))
+    return chain(until(reduce_with("mean", axis), start), after(low_rank, start))

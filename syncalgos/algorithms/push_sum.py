@@ -20,7 +20,7 @@ class PushSumState(NamedTuple):
     weight: jax.Array
 
 
-def push_sum(drop: float = 0.0, seed: int = 0, axis: Axis = WORKERS) -> Strategy:
+def push_sum(*, drop: float = 0.0, seed: int = 0, axis: Axis = WORKERS) -> Strategy:
     """Stochastic gradient push: push-sum gossip, exact over one-way links that fail.
 
     After local step t, for N workers (indices modulo N), the inner update u, params z
@@ -71,4 +71,4 @@ def push_sum(drop: float = 0.0, seed: int = 0, axis: Axis = WORKERS) -> Strategy
         x, w = jax.tree.map(lambda a, s, new: a - s + new, own, sent, arrived)
         return restart(replica, jax.tree.map(lambda x: x / w, x)), PushSumState(x, w)
 
-    return Strategy(init, sync=sync, center=shipped("numerators", axis))
+    return Strategy(init, sync=sync, center=shipped("numerators", axis), axis=axis)

@@ -14,8 +14,9 @@ from syncalgos.strategy import WORKERS, Axis, Strategy
 
 def qsr(
     period: int = 16,
+    *,
     growth: float = 0.2,
-    learning_rate: checks.LearningRate = checks.REQUIRED,
+    learning_rate: checks.LearningRate,
     axis: Axis = WORKERS,
 ) -> Strategy:
     """Local SGD by the quadratic synchronization rule: longer rounds at a lower rate.
@@ -62,4 +63,4 @@ def qsr(
         # In float32 (0.01 / 0.001)² is below 100: rates are known to their rounding.
         return jnp.maximum(period, jnp.floor((growth / eta) ** 2 * (1 + 1e-6)))
 
-    return every(length, average(axis=axis))
+    return every(average(axis=axis), length)

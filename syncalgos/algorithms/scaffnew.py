@@ -21,7 +21,8 @@ class ScaffnewState(NamedTuple):
 
 def scaffnew(
     period: int = 16,
-    learning_rate: checks.LearningRate = checks.REQUIRED,
+    *,
+    learning_rate: checks.LearningRate,
     seed: int = 0,
     axis: Axis = WORKERS,
 ) -> Strategy:
@@ -83,4 +84,4 @@ def scaffnew(
         )
         return restart(replica, mean), ScaffnewState(narrow(control, state.control))
 
-    return sync_when(falls, Strategy(init, reduce, sync, MeanCenter(axis)))
+    return sync_when(Strategy(init, reduce, sync, MeanCenter(axis)), falls)

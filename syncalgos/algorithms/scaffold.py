@@ -22,9 +22,7 @@ class ScaffoldState(NamedTuple):
 
 
 def scaffold(
-    period: int = 16,
-    learning_rate: checks.LearningRate = checks.REQUIRED,
-    axis: Axis = WORKERS,
+    period: int = 16, *, learning_rate: checks.LearningRate, axis: Axis = WORKERS
 ) -> Strategy:
     """SCAFFOLD: control variates take the drift out of local steps.
 
@@ -84,4 +82,4 @@ def scaffold(
         replica, zero = restart(replica, mean), jnp.zeros_like(state.distance)
         return replica, ScaffoldState(widen(replica.params), control, own, zero)
 
-    return sync_every(period, Strategy(init, reduce, sync, MeanCenter(axis)))
+    return sync_every(Strategy(init, reduce, sync, MeanCenter(axis)), period)

@@ -2,17 +2,12 @@
 
 from syncalgos import reducers
 from syncalgos.combinators.primitives import reduce_with
-from syncalgos.facts import Facts, declares
 from syncalgos.reducers.stacking import Stacked
 from syncalgos.strategy import WORKERS, Axis, Strategy
 
 
-@declares(lambda majority, **_: Facts(unit_steps=majority))
 def sign_sgd(
-    majority: bool = False,
-    seed: int = 0,
-    stacked: Stacked = 0,
-    axis: Axis = WORKERS,
+    *, majority: bool = False, seed: int = 0, stacked: Stacked = 0, axis: Axis = WORKERS
 ) -> Strategy:
     """Sign SGD: scaled signs of the gradients with error feedback, or a majority vote.
 
@@ -51,6 +46,6 @@ def sign_sgd(
     """
     # A vote has no magnitude, so there is no loss to feed back.
     signs = reducers.sign(majority, seed, stacked, axis)
-    return reduce_with(
-        signs if majority else reducers.error_feedback(signs, axis=axis), axis
-    )
+    if not majority:
+        return reduce_with(reducers.error_feedback(signs, axis=axis), axis)
+    return reduce_with(signs, axis)._replace(unit_steps=True)

@@ -2,13 +2,11 @@
 
 from syncalgos import checks
 from syncalgos.algorithms.distributed_lion import distributed_lion
-from syncalgos.facts import Facts, declares
 from syncalgos.strategy import WORKERS, Axis, Strategy
 
 
-@declares(lambda **_: Facts(unit_steps=True))
 def signum(
-    local_momentum: float = 0.9, seed: int = 0, axis: Axis = WORKERS
+    *, local_momentum: float = 0.9, seed: int = 0, axis: Axis = WORKERS
 ) -> Strategy:
     """Signum: signSGD, with each worker's momentum taken before the vote.
 
@@ -42,4 +40,4 @@ def signum(
     """
     beta = checks.real("signum: local_momentum", local_momentum, least=0, below=1)
     # With one β, Lion's direction is its new momentum.
-    return distributed_lion(beta, beta, seed=seed, axis=axis)
+    return distributed_lion(b1=beta, b2=beta, majority=True, seed=seed, axis=axis)

@@ -21,9 +21,10 @@ class SlowMoState(NamedTuple):
 
 def slowmo(
     period: int = 16,
+    *,
     slow_momentum: float = 0.5,
     slow_lr: float = 1.0,
-    learning_rate: checks.LearningRate = checks.REQUIRED,
+    learning_rate: checks.LearningRate,
     axis: Axis = WORKERS,
 ) -> Strategy:
     """SlowMo: momentum on the average of the models, in units of the learning rate.
@@ -78,4 +79,4 @@ def slowmo(
         new = narrow(new, state)
         return restart(replica, new.anchor), new
 
-    return every(period, Strategy(init, sync=sync, center=shipped("anchor")))
+    return every(Strategy(init, sync=sync, center=shipped("anchor"), axis=axis), period)

@@ -13,6 +13,7 @@ from syncalgos.strategy import WORKERS, Axis, Strategy
 
 def sparseloco(
     period: int = 16,
+    *,
     density: float = 1 / 64,
     decay: float = 0.95,
     outer_lr: float = 1.0,
@@ -65,4 +66,4 @@ def sparseloco(
     # worker's values to the median of their norms.
     largest = reducers.chunked_top_k(density, bits, chunk, stacked, axis)
     feedback = reducers.error_feedback(largest, decay, axis=axis)
-    return every(period, outer_step(optax.sgd(lr), feedback, axis))
+    return every(outer_step(optax.sgd(lr), feedback, axis), period)

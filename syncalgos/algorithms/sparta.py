@@ -8,7 +8,7 @@ from syncalgos.strategy import WORKERS, Axis, MeanCenter, Strategy
 
 
 def sparta(
-    density: float = 0.005, period: int = 1, seed: int = 0, axis: Axis = WORKERS
+    *, density: float = 0.005, period: int = 1, seed: int = 0, axis: Axis = WORKERS
 ) -> Strategy:
     """SPARTA: sparse averaging of a few entries of the models, drawn anew each time.
 
@@ -49,4 +49,4 @@ def sparta(
         )
         return replica._replace(params=params), state
 
-    return every(period, Strategy(sync=sync, center=MeanCenter(axis)))
+    return every(Strategy(sync=sync, center=MeanCenter(axis)), period)

@@ -18,6 +18,7 @@ from syncalgos.strategy import WORKERS, Axis, Strategy
 
 def streaming_diloco(
     period: int = 16,
+    *,
     fragments: int = 4,
     outer_lr: float = 0.7,
     outer_momentum: float = 0.9,
@@ -79,9 +80,9 @@ def streaming_diloco(
     # One outer optimizer each: torchft's example shares one, which moves them all.
     def fragment(number: int) -> Strategy:
         step = outer_step(outer, resolve("streaming_diloco", reduce, axis, seed), axis)
-        sent = every(period, step, offset=((number + 1) * apart - delay) % period)
+        sent = every(step, period, offset=((number + 1) * apart - delay) % period)
         own = partial(cuts.mask, number, fragments, by, stacked)
-        return masked(delayed(sent, delay, alpha), own, axis)
+        return masked(delayed(sent, delay, alpha=alpha), own)
 
     return chain(*map(fragment, range(fragments)))
 

@@ -6,7 +6,7 @@ from syncalgos.strategy import WORKERS, Axis, Strategy
 
 
 def sync_sgd(
-    reduce: AnyReducer = "mean", seed: int = 0, axis: Axis = WORKERS
+    *, reduce: AnyReducer = "mean", seed: int = 0, axis: Axis = WORKERS
 ) -> Strategy:
     """Synchronous SGD: every worker steps along the mean gradient.
 

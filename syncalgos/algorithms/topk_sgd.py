@@ -7,7 +7,7 @@ from syncalgos.strategy import WORKERS, Axis, Strategy
 
 
 def topk_sgd(
-    density: float = 0.01, stacked: Stacked = 0, axis: Axis = WORKERS
+    *, density: float = 0.01, stacked: Stacked = 0, axis: Axis = WORKERS
 ) -> Strategy:
     """Top-k SGD: the gradients' largest entries, with error feedback.
 

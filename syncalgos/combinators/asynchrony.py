@@ -139,6 +139,7 @@ def asynchronous(
         # It acts at every step, to hold slower workers back; only arrivals land.
         sync=Combination(sync, lands=lands, steady=True),
         center=lambda params, state: narrow(state.server.params, params),
+        axis=axis,
     )
 
 

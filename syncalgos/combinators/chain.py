@@ -3,7 +3,7 @@
 import functools
 from collections.abc import Callable
 
-from syncalgos.collectives import WORKERS, PyTree
+from syncalgos.collectives import PyTree
 from syncalgos.combinators import introspection
 from syncalgos.strategy import MeanCenter, Strategy, check_strategy, keep_grads
 
@@ -50,6 +50,11 @@ def chain(*strategies: Strategy) -> Strategy:
         ),
         _chained_center(strategies),
         introspection.at_any(*map(introspection.acting_steps, strategies)),
+        sees_loss=any(each.sees_loss for each in strategies),
+        axis=introspection.axis_of(*strategies),
+        late=min((each.late for each in strategies), default=0),
+        unit_steps=any(each.unit_steps for each in strategies),
+        own_momentum=any(each.own_momentum for each in strategies),
     )
 
 
@@ -68,6 +73,5 @@ def _chained_center(
 
     if None in means:
         return functools.partial(over, None)
-    axes = [mean.axis for mean in means if mean and mean.axis != WORKERS]
     parts = over if any(map(introspection.has_center, strategies)) else None
-    return MeanCenter(axes[-1] if axes else WORKERS, parts)
+    return MeanCenter(introspection.axis_of(*strategies), parts)

@@ -9,9 +9,10 @@ import jax.numpy as jnp
 from jax import lax
 
 from syncalgos import checks, collectives
-from syncalgos.collectives import WORKERS, Axis, PyTree
+from syncalgos.collectives import PyTree
 from syncalgos.combinators import introspection
 from syncalgos.combinators.chain import chain
+from syncalgos.former_calls import accepts_former, axis_of_member
 from syncalgos.strategy import Replica, Strategy, apply_sync, check_strategy
 
 Vote = Callable[[Replica, PyTree, Any], Any]
@@ -38,18 +39,19 @@ class DecidedState(NamedTuple):
     decision: Decision
 
 
-def decided(vote: Vote, strategy: Strategy, axis: Axis = WORKERS) -> Strategy:
+@accepts_former("vote strategy axis", changed=axis_of_member, swaps=True)
+def decided(strategy: Strategy, vote: Vote) -> Strategy:
     """Applies a sync only where a worker asks for it, by its own data.
 
     At every step each worker votes, and one number is all-reduced. If any worker asks
     for a sync, all sync, so that none waits for the others; else nothing more is sent.
-    `every` belongs around it: `every(16, decided(…))` votes after every 16 local steps.
+    `every` belongs around it: `every(decided(…), 16)` votes after every 16 local steps.
 
     Args:
-        vote: (replica, state, step) -> whether this worker asks for a sync: a scalar
-            boolean, which may differ between workers. The state is the strategy's.
         strategy: what to apply; it must sync, and reduce no gradients.
-        axis: the mapped axis or axes over which the workers lie.
+        vote: (replica, state, step) -> whether this worker asks for a sync: a scalar
+            boolean, which may differ between workers. The state is the strategy's. For
+            a vote that reads `replica.loss` the strategy must declare `sees_loss`.
 
     Returns:
         A Strategy. State: the strategy's, and the step of the last decision.
@@ -74,11 +76,12 @@ def decided(vote: Vote, strategy: Strategy, axis: Axis = WORKERS) -> Strategy:
         raise ValueError(
             "decided: this strategy acts at every step, as delayed and paced ones do"
         )
-    return _decided(vote, strategy, Strategy(), axis)
+    return _decided(strategy, vote, Strategy())
 
 
-def _decided(vote: Vote, strategy: Strategy, then: Strategy, axis: Axis) -> Strategy:
+def _decided(strategy: Strategy, vote: Vote, then: Strategy) -> Strategy:
     """`decided`, with a strategy that is applied behind it at the same steps."""
+    axis = introspection.axis_of(strategy)
 
     def init(params):
         none = Decision(jnp.int32(-1))
@@ -107,9 +110,12 @@ def _decided(vote: Vote, strategy: Strategy, then: Strategy, axis: Axis) -> Stra
     whole = introspection.Combination(
         sync,
         lands=partial(introspection.lands, strategy),
-        behind=lambda extra: _decided(vote, strategy, chain(then, extra), axis),
+        behind=lambda extra: _decided(strategy, vote, chain(then, extra)),
     )
-    return Strategy(init, sync=whole, center=introspection.inner_center(strategy))
+    center = introspection.inner_center(strategy)
+    sees_loss = strategy.sees_loss or then.sees_loss
+    whole = strategy._replace(init=init, sync=whole, center=center)
+    return whole._replace(acts=None, sees_loss=sees_loss)
 
 
 @jax.jit

@@ -14,6 +14,7 @@ from syncalgos.collectives import PyTree
 from syncalgos.combinators import introspection
 from syncalgos.combinators.schedule import Period, when
 from syncalgos.dtypes import narrow, select, widen
+from syncalgos.former_calls import accepts_former
 from syncalgos.strategy import (
     Strategy,
     apply_sync,
@@ -48,8 +49,9 @@ class DelayedState(NamedTuple):
 Arrival = Literal["replace", "add"]
 
 
+@accepts_former()
 def delayed(
-    strategy: Strategy, delay: int, alpha: float = 0.0, arrival: Arrival = "replace"
+    strategy: Strategy, delay: int, *, alpha: float = 0.0, arrival: Arrival = "replace"
 ) -> Strategy:
     """Delays what a strategy sends: sent at local step t, it arrives at t + delay.
 
@@ -111,8 +113,8 @@ def delayed(
 
     def delay_member(member):
         for active in reversed(gates):
-            member = when(active, member)
-        return delayed(member, delay, alpha, arrival)
+            member = when(member, active)
+        return delayed(member, delay, alpha=alpha, arrival=arrival)
 
     return introspection.rebuilt(member, delay_member)
 
@@ -214,9 +216,9 @@ class _Delay(NamedTuple):
     def sync(self, replica, state, step):
         """Receives the result that arrives, then sends the next."""
         # What arrives comes first: a sync sees the params that it left behind.
-        receiver = when(self.arrives, Strategy(sync=self.receive))
+        receiver = when(Strategy(sync=self.receive), self.arrives)
         replica, state = receiver.sync(replica, state, step)
-        return when(self.is_sent, Strategy(sync=self.send)).sync(replica, state, step)
+        return when(Strategy(sync=self.send), self.is_sent).sync(replica, state, step)
 
     def receive(self, replica, state, step):
         """Takes the result of its slot into the params."""
@@ -268,7 +270,7 @@ def _delayed(strategy, gates, sender, delay, alpha, arrival) -> Strategy:
     late = introspection.Combination(
         made.sync,
         (strategy,),
-        lambda change: delayed(change(strategy), delay, alpha, arrival),
+        lambda change: delayed(change(strategy), delay, alpha=alpha, arrival=arrival),
         made.arrives,
         clocked=True,
         delays=True,
@@ -276,12 +278,13 @@ def _delayed(strategy, gates, sender, delay, alpha, arrival) -> Strategy:
     syncs = introspection.ever_syncs(sender)
     acts = introspection.at_any(introspection.acting_steps(strategy), made.arrives)
     centered = introspection.has_center(strategy)
-    return Strategy(
-        made.init,
-        made.reduce if introspection.reduces(strategy) else keep_grads,
-        late if syncs else keep_replica,
-        (lambda params, state: state.center) if centered else strategy.center,
-        acts if syncs else None,
+    return strategy._replace(
+        init=made.init,
+        reduce=made.reduce if introspection.reduces(strategy) else keep_grads,
+        sync=late if syncs else keep_replica,
+        center=(lambda params, state: state.center) if centered else strategy.center,
+        acts=acts if syncs else None,
+        late=strategy.late + delay,
     )
 
 

@@ -5,9 +5,10 @@ from typing import NamedTuple
 import jax
 
 from syncalgos import checks, collectives
-from syncalgos.combinators.introspection import Combination, inner_reduce
+from syncalgos.combinators.introspection import Combination, axis_of, inner_reduce
 from syncalgos.dtypes import narrow, widen
-from syncalgos.strategy import WORKERS, Axis, PyTree, Strategy, check_strategy
+from syncalgos.former_calls import accepts_former, axis_of_member
+from syncalgos.strategy import PyTree, Strategy, check_strategy
 
 
 class EmaState(NamedTuple):
@@ -22,7 +23,8 @@ class EmaState(NamedTuple):
     average: PyTree
 
 
-def ema(strategy: Strategy, decay: float, axis: Axis = WORKERS) -> Strategy:
+@accepts_former("strategy decay axis", changed=axis_of_member)
+def ema(strategy: Strategy, decay: float) -> Strategy:
     """Makes an exponential moving average of the replicas the center of a strategy.
 
     After every local step, and after its sync, for a worker's params θ and its average
@@ -33,7 +35,6 @@ def ema(strategy: Strategy, decay: float, axis: Axis = WORKERS) -> Strategy:
     Args:
         strategy: any. Its training is not changed.
         decay: d, at least 0 and below 1: 1 / (1 - d) is how many steps it looks back.
-        axis: the mapped axis or axes over which the workers lie.
 
     Returns:
         A Strategy. State: the strategy's, and c, shaped like params, at least float32,
@@ -52,6 +53,7 @@ def ema(strategy: Strategy, decay: float, axis: Axis = WORKERS) -> Strategy:
     """
     check_strategy("ema", strategy)
     decay = checks.real("ema: decay", decay, least=0, below=1)
+    axis = axis_of(strategy)
 
     def init(params):
         return EmaState(strategy.init(params), widen(params))
@@ -71,14 +73,12 @@ def ema(strategy: Strategy, decay: float, axis: Axis = WORKERS) -> Strategy:
     def center(params, state):
         return narrow(collectives.mean(state.average, axis), params)
 
-    return Strategy(
-        init,
-        inner_reduce(strategy),
-        Combination(
-            sync,
-            (strategy,),
-            lambda change: ema(change(strategy), decay, axis),
-            clocked=True,
+    return strategy._replace(
+        init=init,
+        reduce=inner_reduce(strategy),
+        sync=Combination(
+            sync, (strategy,), lambda change: ema(change(strategy), decay), clocked=True
         ),
-        center,
+        center=center,
+        acts=None,
     )

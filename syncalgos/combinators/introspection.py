@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-from syncalgos.collectives import PyTree
+from syncalgos.collectives import WORKERS, Axis, PyTree
 from syncalgos.strategy import MeanCenter, MeanOfGrads, Replica, Strategy, apply_reduce
 from syncalgos.strategy import keep_grads as keep_grads
 from syncalgos.strategy import keep_replica as keep_replica
@@ -252,6 +252,14 @@ def takes_mean(strategy: Strategy) -> bool:
 def mean_center(strategy: Strategy) -> MeanCenter | None:
     """The strategy's center, if that is the mean of the replicas for some leaves."""
     return strategy.center if isinstance(strategy.center, MeanCenter) else None
+
+
+def axis_of(*strategies: Strategy) -> Axis:
+    """The axis or axes of strategies: the last that are not WORKERS, if any are."""
+    means = [mean_center(strategy) for strategy in strategies]
+    pairs = zip(strategies, means, strict=True)
+    axes = [x.axis or (mean.axis if mean else WORKERS) for x, mean in pairs]
+    return next((axis for axis in reversed(axes) if axis != WORKERS), WORKERS)
 
 
 def has_center(strategy: Strategy) -> bool:

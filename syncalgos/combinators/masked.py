@@ -9,17 +9,15 @@ import numpy as np
 import optax
 
 from syncalgos import checks
-from syncalgos.collectives import WORKERS, Axis, PyTree
+from syncalgos.collectives import PyTree
 from syncalgos.combinators import introspection
+from syncalgos.former_calls import accepts_former, axis_of_member
 from syncalgos.reducers.stacking import shards
 from syncalgos.strategy import MeanCenter, Strategy, check_strategy, keep_grads
 
 
-def masked(
-    strategy: Strategy,
-    mask: PyTree | Callable[[PyTree], PyTree],
-    axis: Axis = WORKERS,
-) -> Strategy:
+@accepts_former("strategy mask axis", changed=axis_of_member)
+def masked(strategy: Strategy, mask: PyTree | Callable[[PyTree], PyTree]) -> Strategy:
     """Applies a strategy to a part of the params and their gradients.
 
     The other leaves are neither sent nor changed: personal layers, tables that are not
@@ -31,7 +29,6 @@ def masked(
         mask: True for the leaves it applies to, or a slice of the rows along the first
             axis, such as some of a stack of layers: a tree like params, or one for
             whole subtrees; or params -> such a tree.
-        axis: the mapped axis or axes over which the center of the others is averaged.
 
     Returns:
         A Strategy. State: the strategy's, for its part of the params. Its own center
@@ -75,14 +72,14 @@ def masked(
         center = introspection.center_over(strategy, rest_of_own, own, state)
         return merge(center, rest)
 
-    return Strategy(
+    return strategy._replace(
         init=lambda params: strategy.init(part(params, params)),
         reduce=reduce if introspection.reduces(strategy) else keep_grads,
         sync=introspection.Combination(
-            sync, (strategy,), lambda change: masked(change(strategy), mask, axis)
+            sync, (strategy,), lambda change: masked(change(strategy), mask)
         ),
         # In a chain such centers are laid over one another, leaf by leaf.
-        center=MeanCenter(axis, over)
+        center=MeanCenter(introspection.axis_of(strategy), over)
         if introspection.has_center(strategy)
         else strategy.center,
         acts=introspection.acting_steps(strategy),

@@ -11,10 +11,11 @@ import numpy as np
 from jax import lax
 
 from syncalgos import checks, collectives
-from syncalgos.collectives import WORKERS, Axis, PyTree
+from syncalgos.collectives import Axis, PyTree
 from syncalgos.combinators import introspection
 from syncalgos.combinators.schedule import when
 from syncalgos.dtypes import narrow, select, widen
+from syncalgos.former_calls import accepts_former, axis_of_member
 from syncalgos.keys import common_key
 from syncalgos.strategy import (
     Strategy,
@@ -29,7 +30,8 @@ from syncalgos.strategy import (
 Schedule = Callable[[Any, int], Any]
 
 
-def sampled(fraction: float, seed: int = 0, least: int = 1) -> Schedule:
+@accepts_former()
+def sampled(fraction: float, *, seed: int = 0, least: int = 1) -> Schedule:
     """Draws a share of the workers at each sync, as a schedule of `participating`.
 
     Args:
@@ -68,11 +70,9 @@ class ParticipatingState(NamedTuple):
     strategy: PyTree
 
 
+@accepts_former("strategy schedule stale axis", changed=axis_of_member)
 def participating(
-    strategy: Strategy,
-    schedule: Schedule,
-    stale: bool = False,
-    axis: Axis = WORKERS,
+    strategy: Strategy, schedule: Schedule, *, stale: bool = False
 ) -> Strategy:
     """Simulates workers that skip rounds, and combines the others by weighted means.
 
@@ -96,7 +96,6 @@ def participating(
         stale: whether a worker that skips keeps its model, and hands in all its steps
             when it next takes part, as a slow worker does. Otherwise it starts from the
             new model together with the others.
-        axis: the mapped axis or axes over which the workers lie.
 
     Returns:
         A Strategy. State: the strategy's, c, and s if stale, shaped like params. A
@@ -120,6 +119,7 @@ def participating(
     if not callable(schedule):
         got = checks.shown(schedule)
         raise ValueError(f"participating: schedule must be a function, got {got}")
+    axis = introspection.axis_of(strategy)
     return introspection.innermost(
         lambda member: _participating(member, schedule, stale, axis), strategy
     )
@@ -159,7 +159,7 @@ def _participating(strategy, schedule, stale, axis) -> Strategy:
 
     # A whole, as its state is one: others must not take its members apart.
     landing = partial(introspection.lands, strategy)
-    gated = introspection.combination(when(landing, Strategy(sync=sync))).call
+    gated = introspection.combination(when(Strategy(sync=sync), landing)).call
     return strategy._replace(
         init=init,
         reduce=keep_grads if syncs else reduce,
@@ -298,9 +298,8 @@ class PacedState(NamedTuple):
     params: PyTree
 
 
-def paced(
-    strategy: Strategy, local_steps: Sequence[int], axis: Axis = WORKERS
-) -> Strategy:
+@accepts_former("strategy local_steps axis", changed=axis_of_member)
+def paced(strategy: Strategy, local_steps: Sequence[int]) -> Strategy:
     """Simulates workers of different speeds, by fewer local steps in a round.
 
     A worker that has done its steps keeps its params until the next sync. Its optimizer
@@ -311,7 +310,6 @@ def paced(
     Args:
         strategy: any that syncs.
         local_steps: each worker's steps between two syncs, at least 0.
-        axis: the mapped axis or axes over which the workers lie.
 
     Returns:
         A Strategy. State: the strategy's, a copy of params, and a count.
@@ -328,6 +326,7 @@ def paced(
         raise ValueError(f"paced: local_steps must be one for each worker, got {got}")
     label = "paced: each of local_steps"
     quotas = [checks.whole(label, quota, least=0) for quota in local_steps]
+    axis = introspection.axis_of(strategy)
 
     def init(params):
         workers = collectives.size(axis)
@@ -353,7 +352,7 @@ def paced(
         sync=introspection.Combination(
             sync,
             (strategy,),
-            lambda change: paced(change(strategy), quotas, axis),
+            lambda change: paced(change(strategy), quotas),
             clocked=True,
             rounds=(introspection.Rounds(moves_at_all, None),) if 0 in quotas else (),
         ),

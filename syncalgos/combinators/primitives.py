@@ -1,7 +1,7 @@
 """Small strategies to compose, each on gradients or on one field of the replica.
 
 The treatment of optimizer state and batch statistics at a sync is composed by the user,
-`every(16, chain(average(), reset(optimizer)))`, and is no flag of each algorithm.
+`every(chain(average(), reset(optimizer)), 16)`, and is no flag of each algorithm.
 """
 
 from functools import partial
@@ -81,7 +81,8 @@ def average(
     Raises:
         ValueError: an unknown field, or a reducer with state on another than params.
     """
-    checks.one_of("field of Replica", field, Replica._fields)
+    fields = [name for name in Replica._fields if name != "loss"]
+    checks.one_of("field of Replica", field, fields)
     reducer = resolve("average", reduce, axis)
 
     def init(params):
@@ -175,7 +176,7 @@ def _behind(strategy: Strategy, extra: Strategy) -> Strategy:
     """`at_syncs`, without its checks."""
     # Where the data decide, only the inside of the branch knows of a sync.
     if not introspection.decides(strategy):
-        return chain(strategy, when(partial(introspection.lands, strategy), extra))
+        return chain(strategy, when(extra, partial(introspection.lands, strategy)))
     behind = introspection.combination(strategy).behind
     if behind is not None:
         return behind(extra)
@@ -294,4 +295,5 @@ def outer_step(
         init=init,
         sync=sync,
         center=lambda params, state: narrow(state.anchor, params),
+        axis=axis,
     )

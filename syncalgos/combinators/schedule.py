@@ -12,6 +12,7 @@ from jax import lax
 from syncalgos import checks
 from syncalgos.collectives import PyTree
 from syncalgos.combinators import introspection
+from syncalgos.former_calls import accepts_former
 from syncalgos.strategy import (
     Replica,
     Strategy,
@@ -30,13 +31,14 @@ LONGEST = 2**30
 """Local steps in a round that has no end."""
 
 
-def when(active: introspection.Steps, strategy: Strategy) -> Strategy:
+@accepts_former("active strategy", swaps=True)
+def when(strategy: Strategy, active: introspection.Steps) -> Strategy:
     """Applies a strategy only at steps where `active(step)`; else nothing is sent.
 
     Args:
-        active: local step -> whether to act: a scalar boolean, the same on all workers.
         strategy: what to apply. `delayed`, `paced` and `ema` go on at every step: the
             condition applies to the strategy inside of them.
+        active: local step -> whether to act: a scalar boolean, the same on all workers.
 
     Returns:
         A Strategy. State: the strategy's. It acts where `active` holds and the
@@ -50,14 +52,14 @@ def when(active: introspection.Steps, strategy: Strategy) -> Strategy:
         raise ValueError(f"when: active must be a function, got {checks.shown(active)}")
     check_strategy("when", strategy)
     introspection.check_not_steady("when", strategy)
-    return _when(active, strategy)
+    return _when(strategy, active)
 
 
-def _when(active: introspection.Steps, strategy: Strategy) -> Strategy:
+def _when(strategy: Strategy, active: introspection.Steps) -> Strategy:
     """`when`, without its checks."""
     if introspection.is_clocked(strategy):
         # Around it, a delayed result would wait for the next period.
-        return introspection.rebuilt(strategy, functools.partial(_when, active))
+        return introspection.rebuilt(strategy, lambda member: _when(member, active))
 
     def reduce(grads, replica, state, step):
         return lax.cond(
@@ -77,7 +79,7 @@ def _when(active: introspection.Steps, strategy: Strategy) -> Strategy:
         # A sync that keeps everything needs no branch.
         sync if introspection.ever_acts(strategy) else keep_replica,
         (strategy,),
-        lambda change: _when(active, change(strategy)),
+        lambda change: _when(change(strategy), active),
         condition=active,
     )
     return strategy._replace(
@@ -121,16 +123,17 @@ class WithLast(NamedTuple):
         return jnp.logical_or(self.steps(step), step == self.last)
 
 
+@accepts_former("period strategy offset", swaps=True)
 def every(
-    period: int | Callable[[Any], Any], strategy: Strategy, offset: int = 0
+    strategy: Strategy, period: int | Callable[[Any], Any], *, offset: int = 0
 ) -> Strategy:
     """Applies a strategy after local steps period, 2 · period, …
 
     Args:
+        strategy: what to apply.
         period: local steps between syncs, at least 1, on the absolute clock. Or a
             schedule, local step -> steps, of jax operations: asked at the first step of
             a round for its length, taken down to a whole number and up to 1.
-        strategy: what to apply.
         offset: with it, after local steps offset, offset + period, …; below period.
 
     Returns:
@@ -144,7 +147,7 @@ def every(
         check_strategy("every", strategy)
         if offset:
             raise ValueError(f"every: a schedule takes no offset, got {offset}")
-        return when(scheduled(period), strategy)
+        return when(strategy, scheduled(period))
     period = checks.whole("period", period, least=1)
     check_strategy("every", strategy)
     offset = checks.whole("every: offset", offset, least=0)
@@ -152,28 +155,28 @@ def every(
         raise ValueError(
             f"every: offset must be below the period of {period}, got {offset}"
         )
-    return strategy if period == 1 else when(Period(period, offset), strategy)
+    return strategy if period == 1 else when(strategy, Period(period, offset))
 
 
-def sync_every(period: int, strategy: Strategy) -> Strategy:
+def sync_every(strategy: Strategy, period: int) -> Strategy:
     """`every` for the sync alone: the reduction acts at all steps."""
-    return _sync_gated(functools.partial(every, period), strategy)
+    return _sync_gated(strategy, every(strategy._replace(reduce=keep_grads), period))
 
 
-def sync_when(active: introspection.Steps, strategy: Strategy) -> Strategy:
+def sync_when(strategy: Strategy, active: introspection.Steps) -> Strategy:
     """`when` for the sync alone: the reduction acts at all steps."""
-    return _sync_gated(functools.partial(when, active), strategy)
+    return _sync_gated(strategy, when(strategy._replace(reduce=keep_grads), active))
 
 
-def _sync_gated(gate: Callable[[Strategy], Strategy], strategy: Strategy) -> Strategy:
+def _sync_gated(strategy: Strategy, gated: Strategy) -> Strategy:
     """A whole: its members would lack the reduction, which shares their state."""
-    gated = gate(strategy._replace(reduce=keep_grads))
     landing = functools.partial(introspection.lands, gated)
     sync = introspection.Combination(gated.sync, lands=landing)
     return strategy._replace(sync=sync, acts=gated.acts)
 
 
-def until(s: int, strategy: Strategy) -> Strategy:
+@accepts_former("s strategy", swaps=True)
+def until(strategy: Strategy, s: int) -> Strategy:
     """Applies a strategy at steps 0 … s-1.
 
     Where it has a center of its own, its state is `init` of the current params from
@@ -181,8 +184,8 @@ def until(s: int, strategy: Strategy) -> Strategy:
     It is each worker's own where replicas differ; `DataParallel` averages it.
 
     Args:
-        s: local steps, at least 0.
         strategy: what to apply.
+        s: local steps, at least 0.
 
     Returns:
         A Strategy. State: the strategy's.
@@ -193,22 +196,23 @@ def until(s: int, strategy: Strategy) -> Strategy:
     s = checks.whole("until: s", s, least=0)
     check_strategy("until", strategy)
     return _phase(
-        lambda step: step < s, strategy, lambda change: until(s, change(strategy))
+        lambda step: step < s, strategy, lambda change: until(change(strategy), s)
     )
 
 
-def after(s: int, strategy: Strategy) -> Strategy:
+@accepts_former("s strategy", swaps=True)
+def after(strategy: Strategy, s: int) -> Strategy:
     """Applies a strategy at steps s, s+1, …, its anchors starting at step s.
 
     Its state is made anew by `init` from the params held at step s. Where the strategy
     has a center of its own, its state follows the params before s, so that the center
     is the current model. The replicas should agree at step s, as they do after a sync
     at s-1; else each worker's anchor starts from its own replica. `every` belongs
-    inside, `after(s, every(period, …))`.
+    inside, `after(every(…, period), s)`.
 
     Args:
-        s: local steps, at least 0.
         strategy: what to apply.
+        s: local steps, at least 0.
 
     Returns:
         A Strategy. State: the strategy's.
@@ -219,7 +223,7 @@ def after(s: int, strategy: Strategy) -> Strategy:
     s = checks.whole("after: s", s, least=0)
     check_strategy("after", strategy)
     phase = _phase(
-        lambda step: step >= s, strategy, lambda change: after(s, change(strategy))
+        lambda step: step >= s, strategy, lambda change: after(change(strategy), s)
     )
 
     def reduce(grads, replica, state, step):
@@ -245,7 +249,7 @@ def _phase(
     rebuild: Callable[[introspection.Change], Strategy],
 ) -> Strategy:
     """`when`, but with a center that outside its steps is the current params."""
-    gated = _when(active, strategy)
+    gated = _when(strategy, active)
     follows = introspection.has_center(strategy)
 
     def following(replica, state, step):
@@ -270,7 +274,8 @@ def _phase(
     return gated._replace(sync=sync, acts=acts if follows else gated.acts)
 
 
-def at_end(steps: int, strategy: Strategy) -> Strategy:
+@accepts_former("steps strategy", swaps=True)
+def at_end(strategy: Strategy, steps: int) -> Strategy:
     """Syncs after the last local step of a training, too.
 
     A training of 240 local steps with a period of 64 has its last sync after 192: the
@@ -278,8 +283,8 @@ def at_end(steps: int, strategy: Strategy) -> Strategy:
     well, in the middle of a round. It sends as much as any other, and is counted.
 
     Args:
-        steps: local steps of the training, at least 1.
         strategy: whose syncs are made by `every`, be it inside of other combinators.
+        steps: local steps of the training, at least 1.
 
     Returns:
         A Strategy. State: the strategy's. One that never syncs, or does at that step
@@ -296,7 +301,7 @@ def at_end(steps: int, strategy: Strategy) -> Strategy:
     introspection.check_undecided("at_end", strategy)
     if not introspection.ever_syncs(strategy):
         return strategy
-    ending = _with_last(last, strategy)
+    ending = _with_last(strategy, last)
     if not introspection.lands(ending, last):
         raise ValueError(
             f"at_end: this strategy cannot sync after step {steps}: its rounds are not "
@@ -305,15 +310,18 @@ def at_end(steps: int, strategy: Strategy) -> Strategy:
     return ending
 
 
-def _with_last(last: int, strategy: Strategy) -> Strategy:
+def _with_last(strategy: Strategy, last: int) -> Strategy:
     """The same strategy, of which each period has one step more."""
     made = introspection.combination(strategy)
     if made.delays:
         raise ValueError("at_end: delayed, the last step's results would not arrive")
-    change = functools.partial(_with_last, last)
+
+    def change(member):
+        return _with_last(member, last)
+
     if isinstance(made.condition, Period | Schedule):
         [member] = made.members
-        return _when(WithLast(made.condition, last), change(member))
+        return _when(change(member), WithLast(made.condition, last))
     return introspection.rebuilt(strategy, change) if made.members else strategy
 
 

@@ -13,6 +13,7 @@ from jax.core import Tracer
 
 from syncalgos import checks
 from syncalgos.collectives import PyTree
+from syncalgos.engine.losses import Loss, stateless
 from syncalgos.engine.placement.layout import Layout
 
 
@@ -151,13 +152,19 @@ def check_plateau(opt_state: PyTree) -> None:
         )
 
 
-def check_loss(loss: Any) -> None:
-    """Raises a ValueError unless it can be called in the engine's form."""
-    if checks.misfit(loss, ["params", "buffers", "batch", "key"]):
-        raise ValueError(
-            "loss must be a function of (params, buffers, batch, key); "
-            "syncalgos.stateless lifts a loss(params, batch)"
-        )
+def full_loss(loss: Any) -> Loss:
+    """Returns a loss in the engine's form; a ValueError for what is none.
+
+    A plain loss is one that does not take four arguments, and does take two.
+    """
+    if not checks.misfit(loss, ["params", "buffers", "batch", "key"]):
+        return loss
+    if not checks.misfit(loss, ["params", "batch"]):
+        return stateless(loss)
+    raise ValueError(
+        "loss must be a function of (params, batch) or of (params, buffers, batch, "
+        f"key), got {checks.shown(loss)}"
+    )
 
 
 def check_batches(

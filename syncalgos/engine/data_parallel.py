@@ -1,7 +1,7 @@
 """The engine: one loss, one inner optimizer, one strategy, many workers."""
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -12,12 +12,10 @@ from syncalgos import checks
 from syncalgos.engine import arguments, inner_step, sharded_tables, worker
 from syncalgos.engine.compiled import Compiled
 from syncalgos.engine.lanes import selection
-from syncalgos.engine.losses import Loss
-from syncalgos.engine.placement import shardings as placement
-from syncalgos.engine.placement import state_memory
-from syncalgos.engine.placement.layout import Device, outside_meshes
-from syncalgos.engine.placement.make_layout import AnyMesh, make_layout
-from syncalgos.engine.placement.shardings import Shardings
+from syncalgos.engine.losses import Loss, PlainLoss
+from syncalgos.engine.placement import shardings, state_memory
+from syncalgos.engine.placement.layout import outside_meshes
+from syncalgos.engine.placement.make_layout import USUAL, Placement, make_layout
 from syncalgos.engine.program import Model, Own, Shared
 from syncalgos.engine.state import (
     StepCount,
@@ -28,10 +26,17 @@ from syncalgos.engine.state import (
     put_back,
     waits_untrained,
 )
+from syncalgos.former_calls import Arguments, accepts_former
 from syncalgos.ledger.counting import Communication
 from syncalgos.reducers.reducer import check_optimizer
 from syncalgos.reducers.stacking.shards import Sharding
 from syncalgos.strategy import PyTree, Replica, Strategy, check_params, check_strategy
+
+
+def _placed(given: Arguments) -> Arguments:
+    """Arguments of 0.2, of which those of a Placement stood beside the others."""
+    flat = {k: given.pop(k) for k in Placement._fields if k in given}
+    return given | {"placement": Placement(**flat)} if flat else given
 
 
 class DataParallel:
@@ -43,7 +48,7 @@ class DataParallel:
     Args:
         loss: (params, buffers, batch, key) -> (scalar, (buffers, metrics)), a mean over
             its batch; metrics is a dict, to which "loss" is added. The key differs
-            between workers and steps. `stateless` lifts a plain loss.
+            between workers and steps. Or a plain (params, batch) -> scalar.
         optimizer: the inner optimizer, any optax GradientTransformation. One with extra
             arguments gets the loss as `value`: the worker's own, or the mean over the
             workers if the strategy reduces gradients.
@@ -51,33 +56,19 @@ class DataParallel:
         workers: their number, at least 1.
         backend: pmap, shard_map, vmap (one device), or auto: pmap in one process where
             this jax has it, and else shard_map. All give the same numbers.
-        devices: devices or indices into `jax.devices()`, any subset in any order, which
-            divides the workers; None takes the largest number that does.
         eval_loss: the loss for `evaluate` where it differs (no dropout, running batch
             statistics); None means `loss`.
         accumulate: microbatches of a worker's part of each training batch, one after
             the other to save memory. Gradients and metrics are the means over them;
             buffers go from one to the next; microbatch i draws from fold_in(key, i).
-        sharded: which leaves of params are tables sharded by rows over the workers (see
+        tables: which leaves of params are tables sharded by rows over the workers (see
             `lookup`): a tree of booleans, or params -> such a tree. The strategy does
             not see them, nor their rows in opt_state. The inner optimizer sees a
             worker's rows alone: norms, such as those of clipping, are over those.
-        lanes: workers of a device; devices=None then takes as many devices as needed.
-        lane_form: how a device runs its lanes: "vectorized", "sequential" or "merged"
-            (see `syncalgos.engine.lanes.execution`), alike up to rounding. None takes
-            the fastest known one, "merged" only if the loss is seen to be a mean over
-            its batch.
         each_worker: whether the metrics of `run` also hold "worker_loss", (steps,
             workers). With lane_form="merged" and a scalar loss, lanes have the mean
             over those of their device.
-        mesh: the axes within a worker that is several devices, such as {"fsdp": 2}, or
-            a jax.sharding.Mesh whose axis "devices" is over the workers; by shard_map.
-        shardings: how params are cut over these axes (see `Shardings`); None: as those
-            given to `init` are. What is shaped like params is cut alike.
-        batch_axes: those over which a worker's part of a batch is cut; None means all
-            but axes named "tensor", "model" or "tp".
-        sync_memory: the kind of memory where the strategy's arrays lie between syncs,
-            such as "pinned_host"; None: the device's. By shard_map.
+        placement: devices, lanes, meshes and memories, where the defaults do not do.
 
     Attributes:
         layout: where the workers live.
@@ -91,48 +82,46 @@ class DataParallel:
         ValueError: an argument that is unknown, out of range, or does not divide.
     """
 
+    @accepts_former(
+        "self loss optimizer strategy workers backend devices eval_loss accumulate "
+        "sharded lanes lane_form each_worker mesh shardings batch_axes sync_memory",
+        renamed={"sharded": "tables"},
+        changed=_placed,
+    )
     def __init__(
         self,
-        loss: Loss,
+        loss: Loss | PlainLoss,
         optimizer: optax.GradientTransformation,
         strategy: Strategy,
+        *,
         workers: int = 8,
         backend: str = "auto",
-        devices: Sequence[Device | int] | None = None,
-        eval_loss: Loss | None = None,
+        eval_loss: Loss | PlainLoss | None = None,
         accumulate: int = 1,
-        sharded: sharded_tables.Mask | None = None,
-        lanes: int | None = None,
-        lane_form: str | None = None,
+        tables: sharded_tables.Mask | None = None,
         each_worker: bool = False,
-        mesh: AnyMesh | None = None,
-        shardings: Shardings | None = None,
-        batch_axes: Sequence[str] | None = None,
-        sync_memory: str | None = None,
+        placement: Placement = USUAL,
     ):
         check_strategy("DataParallel", strategy)
         check_optimizer("optimizer", optimizer)
-        losses = loss, eval_loss or loss
-        for each in losses:
-            arguments.check_loss(each)
-        layout = make_layout(
-            workers, backend, devices, lanes, mesh, batch_axes, sync_memory
-        )
-        self.layout = state_memory.chosen(sync_memory, layout, strategy)
-        self._shardings = placement.Asked(shardings, self.layout)
+        arguments.check_kind("placement", placement, Placement)
+        losses = arguments.full_loss(loss), arguments.full_loss(eval_loss or loss)
+        layout = make_layout(workers, backend, placement)
+        self.layout = state_memory.chosen(placement.sync_memory, layout, strategy)
+        self._shardings = shardings.Asked(placement.shardings, self.layout)
         self.workers = self.layout.workers
         accumulate = checks.whole("accumulate", accumulate, least=1)
-        if sharded is not None:
-            strategy = sharded_tables.beside(strategy, sharded, optimizer)
-        lane_form = selection.checked(lane_form)
+        if tables is not None:
+            strategy = sharded_tables.beside(strategy, tables, optimizer)
+        lane_form = selection.checked(placement.lane_form)
         each = self.workers if each_worker else 0
-        made = *losses, optimizer, strategy, accumulate, sharded, each, self.workers
+        made = *losses, optimizer, strategy, accumulate, tables, each, self.workers
         self._worker = worker.Worker(*made)
         self._compiled = Compiled(self._worker, self.layout, lane_form)
         self._steps = StepCount()
         self._form: tuple[Any, ...] = ()  # the structure of states of this trainer
         # Sharded tables are in the center at every step.
-        self._may_be_untrained = sharded is None
+        self._may_be_untrained = tables is None
 
     @property
     def compile_seconds(self) -> float:
@@ -262,10 +251,12 @@ class DataParallel:
         call = self._compiled.of_params(worker.DIVERGENCE, own)
         return float(self._compiled.run(call).common)
 
+    @accepts_former()
     def communication(
         self,
         state: TrainState,
         steps: int,
+        *,
         workers: int | None = None,
         taken: ArrayLike | None = None,
     ) -> Communication:
@@ -343,7 +334,7 @@ class DataParallel:
         arguments.check_untraced(state.step)
         form = (jax.tree.structure(state.own),)
         if form != self._form:
-            sharding = placement.of_state(state.replica.params, self.layout)
+            sharding = shardings.of_state(state.replica.params, self.layout)
             self._check_made("state", of_one(state.own), sharding)
             self._form = form
 

@@ -10,13 +10,19 @@ from jax.typing import ArrayLike
 
 from syncalgos import collectives
 from syncalgos.combinators import introspection
-from syncalgos.dtypes import wide_dtype
 from syncalgos.engine.placement.layout import Layout
 from syncalgos.engine.placement.shardings import of_state
 from syncalgos.engine.state import of_one
 from syncalgos.ledger.counting import Communication, counter
 from syncalgos.reducers.stacking.shards import known
-from syncalgos.strategy import WORKERS, Axis, PyTree, Replica, Strategy
+from syncalgos.strategy import (
+    WORKERS,
+    Axis,
+    PyTree,
+    Replica,
+    Strategy,
+    loss_dtype,
+)
 
 
 def stepped(
@@ -48,8 +54,7 @@ def optimizer_loss(
     Where the strategy may reduce gradients, the mean over the workers; else the
     worker's own, and nothing is sent. Nor is it where the optimizer ignores the loss.
     """
-    kinds = [wide_dtype(x.dtype) for x in jax.tree.leaves(replica.params)]
-    loss = jnp.asarray(loss, jnp.result_type(*kinds))
+    loss = jnp.asarray(loss, loss_dtype(replica.params))
     # Always its own would be wrong under sync_sgd: workers would cut their rates at
     # different steps, and replicas drift apart. Always the mean would send at each
     # local step of an algorithm whose point is not to.

@@ -46,9 +46,11 @@ def refuse(strategy: Strategy, replica: Replica, state: PyTree, step: Any) -> No
     if collectives.size() == 1:
         return
     grads, rest = len(jax.tree.leaves(replica.params)), len(jax.tree.leaves(replica))
+    loss = len(jax.tree.leaves(replica.loss))  # the last of a replica
+    own = [True] * grads + [False] * (rest - loss) + [True] * loss
     differs, before = [False] * len(jaxpr.outvars[rest:]), None
     while differs != before:  # until no further leaf of the state differs
-        before, inputs = differs, [True] * grads + [False] * rest + differs + [False]
+        before, inputs = differs, [*own, *differs, False]
         differs = _results(jaxpr, inputs)[rest:]  # as many as before, and more
 
 

@@ -14,6 +14,7 @@ from syncalgos.collectives import PyTree
 Loss = Callable[
     [PyTree, PyTree, PyTree, jax.Array], tuple[Any, tuple[PyTree, dict[str, Any]]]
 ]
+PlainLoss = Callable[[PyTree, PyTree], Any]
 OF_WORKERS = "worker_loss"
 
 
@@ -24,15 +25,15 @@ class _Stateless(NamedTuple):
         value = self.plain(params, batch)
         if isinstance(value, tuple | list):
             raise ValueError(
-                f"stateless: the loss returned {len(value)} values, not a scalar; with "
+                f"a plain loss returned {len(value)} values, not a scalar; with "
                 "metrics write loss(params, buffers, batch, key), which returns "
                 "(scalar, (buffers, metrics)), and give it as it is"
             )
         return value, (buffers, {})
 
 
-def stateless(loss: Callable[[PyTree, PyTree], Any]) -> Loss:
-    """Lifts a plain `loss(params, batch) -> scalar` to the engine's form."""
+def stateless(loss: PlainLoss) -> Loss:
+    """Lifts a plain `loss(params, batch) -> scalar`, as `DataParallel` itself does."""
     return _Stateless(loss)
 
 
@@ -163,7 +164,7 @@ def _checked(loss: Loss, params, buffers, batch, key) -> Any:
     except (TypeError, ValueError):
         raise ValueError(
             "loss must return (scalar, (buffers, metrics)) with a dict of metrics; "
-            "syncalgos.stateless lifts a loss(params, batch) that returns a scalar"
+            "a loss(params, batch) returns a scalar"
         ) from None
     if not isinstance(value, jax.Array | np.ndarray | np.generic | float | int):
         raise ValueError(

@@ -26,6 +26,8 @@ from syncalgos.strategy import (
     Strategy,
     apply_reduce,
     apply_sync,
+    loss_dtype,
+    loss_like,
     require_same,
     strong,
 )
@@ -116,7 +118,7 @@ class Worker(NamedTuple):
     def updated(self, replica: Replica, found: Found, loss: Any) -> Replica:
         """The replica after the inner optimizer's step, which may look at the loss."""
         stepped = inner_step.stepped(self.optimizer, replica, found.grads, loss)
-        stepped = shards.kept(Replica(*stepped, found.buffers))
+        stepped = shards.kept(Replica(*stepped, found.buffers, replica.loss))
         return require_same("a local step", "replica", replica, stepped)
 
     def local_step(
@@ -125,6 +127,9 @@ class Worker(NamedTuple):
         """Takes a local step, up to the sync; returns metrics, too."""
         key = _draw(shared.key, step, me)
         found = self.gradients(own.replica, batch, key, shared.data, me)
+        if self.strategy.sees_loss:
+            loss = jnp.asarray(found.metrics["loss"], loss_dtype(own.replica.params))
+            own = own._replace(replica=own.replica._replace(loss=loss))
         share = self.share(step, me)
         with collectives.counting(share):
             loss = self.optimizer_loss(own.replica, found.metrics["loss"])
@@ -173,7 +178,8 @@ def init(worker: Worker, number: jax.Array, inputs: Inputs) -> Outputs:
     own = shards.kept(Own(replica, strong(worker.strategy.init(params))))
     # For their checks alone, so that a strategy is refused before anything is compiled.
     # The compiler drops what nothing uses.
-    lone_branches.refuse(worker.strategy, replica, own.sync, jnp.int32(0))
+    seen = replica._replace(loss=loss_like(worker.strategy, params))
+    lone_branches.refuse(worker.strategy, seen, own.sync, jnp.int32(0))
     center(worker, own, Inputs(Shared(jnp.int32(0))))
     return Outputs(own, Shared(jnp.int32(0), model.key))
 
@@ -187,6 +193,7 @@ def run(worker: Worker, own: Own, inputs: Inputs) -> Outputs:
         own, step = carry
         own, metrics = worker.local_step(own, batch, shared, step, me)
         own = shards.kept(Own(*apply_sync(worker.strategy, *own, step)))
+        own = own._replace(replica=own.replica._replace(loss=()))
         metrics = {**metrics, **decided.noted(own.sync, step)}
         # Averaged over the lanes in each step: over all steps at once, the order of
         # summation would depend on how many they are, and so would the bits.
@@ -213,9 +220,9 @@ def evaluate(worker: Worker, own: Own, inputs: Inputs) -> Outputs:
 
 def center(worker: Worker, own: Own, inputs: Inputs) -> Outputs:
     """The model to ship: its tables whole, and identical on all workers."""
-    params, _, buffers = worker.model(own, inputs.shared.step)
-    params = sharded_tables.whole(worker.sharded, params)
-    return Outputs((), Replica(params, (), jax.tree.map(_of_first, buffers)))
+    model = worker.model(own, inputs.shared.step)
+    params = sharded_tables.whole(worker.sharded, model.params)
+    return Outputs((), Replica(params, (), jax.tree.map(_of_first, model.buffers)))
 
 
 def divergence(worker: Worker, own: Own, inputs: Inputs) -> Outputs:

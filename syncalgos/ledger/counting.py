@@ -12,8 +12,10 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from syncalgos import checks
-from syncalgos.collectives import WORKERS, Axis, PyTree
+from syncalgos.collectives import PyTree
 from syncalgos.combinators import decided
+from syncalgos.combinators.introspection import axis_of
+from syncalgos.former_calls import accepts_former, axis_of_member
 from syncalgos.ledger.traced import Branches, Walk, add_up
 from syncalgos.strategy import (
     Replica,
@@ -22,6 +24,7 @@ from syncalgos.strategy import (
     apply_sync,
     check_params,
     check_strategy,
+    loss_like,
 )
 
 
@@ -88,12 +91,13 @@ class Sends(NamedTuple):
     branched: Counter
 
 
+@accepts_former("strategy replica workers steps axis taken", changed=axis_of_member)
 def communication(
     strategy: Strategy,
     replica: Replica | PyTree,
+    *,
     workers: int,
     steps: int,
-    axis: Axis = WORKERS,
     taken: ArrayLike | None = None,
 ) -> Communication:
     """Counts what each worker sends, exactly, from the jaxpr with one lane per device.
@@ -108,7 +112,6 @@ def communication(
             `DataParallel.communication`).
         workers: N, at least 1.
         steps: local steps, at least 1.
-        axis: the axis or axes for which the strategy was made.
         taken: for a strategy that is `decided`, the decisions of a run,
             metrics["decided"]: (steps, decisions) booleans.
 
@@ -119,7 +122,7 @@ def communication(
         ValueError: a strategy whose sends depend on more than the step and what was
             decided; no decisions where there are some, or of another shape.
     """
-    return counter(strategy, replica, workers, steps, axis)(taken)
+    return counter(strategy, replica, workers, steps)(taken)
 
 
 def counter(
@@ -127,7 +130,6 @@ def counter(
     replica: Replica | PyTree,
     workers: int,
     steps: int,
-    axis: Axis = WORKERS,
 ) -> Callable[[ArrayLike | None], Communication]:
     """Returns `communication` as a function of the decisions, compiled once.
 
@@ -136,7 +138,6 @@ def counter(
         replica: one worker's replica, or its params alone; arrays or their shapes.
         workers: N, at least 1.
         steps: local steps, at least 1.
-        axis: the axis or axes for which the strategy was made.
 
     Returns:
         decisions, (steps, decisions) booleans, or None -> a Communication.
@@ -147,24 +148,22 @@ def counter(
     check_strategy("communication", strategy)
     workers = checks.whole("workers", workers, least=1)
     steps = checks.whole("steps", steps, least=1)
-    walk = _trace(strategy, replica, workers, axis)
+    walk = _trace(strategy, replica, workers)
     count = _counted_by_step(walk, steps)
     return lambda taken: _tally(*count(_checked(taken, steps, len(walk.places))))
 
 
-def of_branches(
-    strategy: Strategy, replica: Replica | PyTree, workers: int, axis: Axis = WORKERS
-) -> Sends:
+def of_branches(strategy: Strategy, replica: Replica | PyTree, workers: int) -> Sends:
     """Counts what a worker sends in a step and in each of its branches, taken once.
 
     Args:
-        strategy, replica, workers, axis: as `communication`.
+        strategy, replica, workers: as `communication`.
 
     Raises:
         ValueError: a strategy that sends in a branch which depends on more than the
             step and what is `decided`.
     """
-    walk = _trace(strategy, replica, workers, axis)
+    walk = _trace(strategy, replica, workers)
     # What is decided is known, whatever it is.
     walk.take(jnp.int32(0), [jnp.int32(0)] * len(walk.places))
     always = [note for note in walk.notes if not isinstance(note, Branches)]
@@ -190,13 +189,14 @@ def _checked(taken: Any, steps: int, decisions: int) -> np.ndarray:
     return taken
 
 
-def _trace(
-    strategy: Strategy, replica: Replica | PyTree, workers: int, axis: Axis
-) -> Walk:
+def _trace(strategy: Strategy, replica: Replica | PyTree, workers: int) -> Walk:
     """Traces a step, from shapes alone."""
     replica = replica if isinstance(replica, Replica) else Replica(replica)
     replica = jax.tree.map(_shape_of, replica)
     check_params(replica.params)
+    loss = jax.eval_shape(lambda: loss_like(strategy, replica.params))
+    replica = replica._replace(loss=loss)
+    axis = axis_of(strategy)
     outer, *inner = (axis,) if isinstance(axis, str) else axis
     sizes = {outer: workers, **dict.fromkeys(inner, 1)}
     # One lane on each device, so that every worker sends to the others by the network.
@@ -216,8 +216,8 @@ def _trace(
         return Walk(jaxpr, [before + place for place in decided.found(state)], sizes)
     except NameError as error:  # of jax, for an axis that is not mapped
         raise ValueError(
-            f"communication: {error}; name the axis that the strategy was made for, "
-            "axis=…"
+            f"communication: {error}; a strategy over another axis than WORKERS must "
+            "declare it: Strategy(…, axis=…)"
         ) from None
 
 

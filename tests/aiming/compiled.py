@@ -44,10 +44,9 @@ def rows(target, each, name):
         syncalgos.stateless(loss),
         optax.adam(1e-3),
         getattr(syncalgos, name)(),
-        workers,
+        workers=workers,
         backend="shard_map",
-        mesh=mesh,
-        shardings=PartitionSpec(None, "fsdp"),
+        placement=syncalgos.Placement(mesh=mesh, shardings=PartitionSpec(None, "fsdp")),
     )
     params = jax.ShapeDtypeStruct((LAYERS, SIZE, SIZE), jnp.float32)
     batch = jax.ShapeDtypeStruct((STEPS, 2 * len(devices), SIZE), jnp.float32)

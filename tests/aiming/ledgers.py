@@ -50,8 +50,8 @@ def trainer_of(name, workers, devices):
         syncalgos.stateless(meshed.loss),
         owed(name).optimizer,
         meshed.algorithm(name),
-        workers,
-        "shard_map",
+        workers=workers,
+        backend="shard_map",
         **how,
     )
 

@@ -78,7 +78,11 @@ def test_noise_is_of_the_gradient_alone_and_falls_with_the_batch(name, count):
 def test_each_worker_has_noise_of_its_own():
     task = quadratic(noise=1.0)
     trainer = syncalgos.DataParallel(
-        losses(task)[0], optax.sgd(0.1), syncalgos.model_averaging(8), 4, "vmap"
+        losses(task)[0],
+        optax.sgd(0.1),
+        syncalgos.model_averaging(8),
+        workers=4,
+        backend="vmap",
     )
     state = trainer.init(*task.init(jax.random.key(0)))
     batches = {"number": np.zeros((1, 4), np.int32)}

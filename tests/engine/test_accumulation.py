@@ -36,7 +36,7 @@ def loss(params, buffers, batch, key):
 def train(backend, optimizer, resident, **options):
     """Returns the center, all replicas and the metrics of 12 steps, and evaluation."""
     trainer = syncalgos.DataParallel(
-        loss, optimizer, syncalgos.bmuf(3), 4, backend, **options
+        loss, optimizer, syncalgos.bmuf(3), workers=4, backend=backend, **options
     )
     state = trainer.init(wide(make_params()), {"seen": np.zeros(6)})
     batches, data = wide(BATCHES), None
@@ -131,7 +131,7 @@ def test_gradients_of_short_floats_are_summed_in_float32():
         syncalgos.stateless(linear),
         optax.sgd(1.0),
         syncalgos.sync_sgd(),
-        1,
+        workers=1,
         accumulate=4,
     )
     state, _ = trainer.run(trainer.init({"w": jnp.zeros((), jnp.bfloat16)}), grads)

@@ -194,8 +194,8 @@ def test_numpy_numbers_as_parameters_widen_nothing():
     params = jax.tree.map(lambda x: jnp.asarray(x, jnp.bfloat16), make_params())
     half = np.float64(0.5)
     strategies = [
-        syncalgos.bmuf(2, half, half),
-        syncalgos.diloco(np.int64(2), half, half),
+        syncalgos.bmuf(2, block_momentum=half, block_lr=half),
+        syncalgos.diloco(np.int64(2), outer_lr=half, outer_momentum=half),
     ]
     for strategy in strategies:
         state = make_trainer(strategy, backend="vmap").init(params)

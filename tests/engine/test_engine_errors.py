@@ -206,7 +206,9 @@ def test_optimizer_of_another_kind_is_refused(optimizer, hint):
     ],
 )
 def test_an_optimizer_that_no_worker_can_run_is_refused(optimizer, message):
-    trainer = sa.DataParallel(sa.stateless(plain_loss), optimizer, sa.sync_sgd(), 2)
+    trainer = sa.DataParallel(
+        sa.stateless(plain_loss), optimizer, sa.sync_sgd(), workers=2
+    )
     refuses(f"^optimizer: .*{message}", lambda: trainer.init(PARAMS))
 
 
@@ -313,7 +315,7 @@ def widen(x):
 )
 @pytest.mark.parametrize("period", [1, 4])
 def test_strategy_that_changes_shapes_is_refused_by_leaf(strategy, message, period):
-    trainer = make_trainer(sa.every(period, strategy))
+    trainer = make_trainer(sa.every(strategy, period))
     refuses(message, lambda: trainer.init(PARAMS))
 
 
@@ -324,7 +326,7 @@ PYTHON_IF = r"test_engine_errors.py:\d+: `.*step .*4.*` asks .*use every\(schedu
     ("strategy", "message"),
     [
         (sa.Strategy(sync=lambda r, s, step: (r if step % 4 else None, s)), PYTHON_IF),
-        (sa.when(lambda step: step + 1 in (4, 8), sa.average()), PYTHON_IF),
+        (sa.when(sa.average(), lambda step: step + 1 in (4, 8)), PYTHON_IF),
         (
             sa.masked(sa.bmuf(2), {"w": True}),
             r"mask must be a tree like params: masked: mask\['b'\] is missing",
@@ -338,7 +340,7 @@ PYTHON_IF = r"test_engine_errors.py:\d+: `.*step .*4.*` asks .*use every\(schedu
             r"masked: mask\['w'\] is dict, not array",
         ),
         (sa.bmuf(axis="batch"), r"axis is syncalgos\.WORKERS"),
-        (sa.every(2, sa.reset(optax.adam(0.1))), "very inner optimizer"),
+        (sa.every(sa.reset(optax.adam(0.1)), 2), "very inner optimizer"),
     ],
     ids=["if", "if in when", "lacking", "new", "deeper", "axis", "reset"],
 )
@@ -443,7 +445,7 @@ def test_params_are_said_to_be_where_they_are():
 def test_state_of_another_trainer_is_refused_by_name(strategy, optimizer, message):
     first = plain_trainer()
     state = first.init(PARAMS)
-    other = sa.DataParallel(sa.stateless(plain_loss), optimizer, strategy, 4)
+    other = sa.DataParallel(sa.stateless(plain_loss), optimizer, strategy, workers=4)
     for use in (
         *(other.center, lambda x: other.run(x, BATCHES)),
         lambda x: other.from_host(first.to_host(x)),
@@ -538,7 +540,7 @@ def looping_mean(replica, state, step):
         (averaging_if(lambda total, state, step: total > 1), "branch"),
         (averaging_if(lambda total, state, step: state["sum"] > 1), "branch"),
         (averaging_if(lambda *_: sa.collectives.index() == 0), "branch"),
-        (sa.every(4, averaging_if(lambda total, state, step: total > 1)), "branch"),
+        (sa.every(averaging_if(lambda total, state, step: total > 1), 4), "branch"),
         (sa.Strategy(sync=looping_mean), "loop"),
     ],
     ids=["params", "state", "index", "inside every", "loop"],
@@ -558,7 +560,7 @@ def test_a_collective_that_only_some_workers_reach_is_refused(strategy, what, ba
         sa.chain(sa.sync_sgd(), averaging_if(lambda total, state, step: total > 1)),
         sa.chain(
             sa.model_averaging(2),
-            sa.every(2, averaging_if(lambda total, state, step: total > 1)),
+            sa.every(averaging_if(lambda total, state, step: total > 1), 2),
         ),
     ],
     ids=["step", "counter", "agreed number", "equal replicas", "agreed model"],
@@ -567,7 +569,7 @@ def test_a_branch_that_all_workers_take_may_hold_a_collective(strategy):
     assert make_trainer(strategy).init(PARAMS).step == 0
 
 
-PHASES = sa.chain(sa.until(9, sa.sync_sgd()), sa.after(9, sa.bmuf(3)))
+PHASES = sa.chain(sa.until(sa.sync_sgd(), 9), sa.after(sa.bmuf(3), 9))
 
 
 @pytest.mark.parametrize(
@@ -612,11 +614,11 @@ def test_an_untrained_center_is_warned_of_once(strategy, untrained):
 )
 def test_functions_of_other_arguments_are_refused(fields, message):
     with pytest.raises(ValueError, match=message):
-        sa.every(2, sa.Strategy(**fields))
+        sa.every(sa.Strategy(**fields), 2)
 
 
 def test_functions_that_tell_no_signature_are_taken():
-    assert isinstance(sa.every(2, sa.Strategy(init=iter)), sa.Strategy)
+    assert isinstance(sa.every(sa.Strategy(init=iter), 2), sa.Strategy)
 
 
 def test_steps_that_would_wrap_are_refused():

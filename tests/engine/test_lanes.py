@@ -525,7 +525,7 @@ def test_what_follows_from_means_is_replicated():
     replica, sync = replicated(syncalgos.bmuf(3))
     assert all(jax.tree.leaves(sync)) and not any(jax.tree.leaves(replica))
     assert all(jax.tree.leaves(replicated(syncalgos.sync_sgd())))
-    replica, sync = replicated(syncalgos.powersgd(1))
+    replica, sync = replicated(syncalgos.powersgd(rank=1))
     assert all(jax.tree.leaves(replica)) and not all(jax.tree.leaves(sync))
 
 

@@ -63,7 +63,7 @@ def trained(strategy, backend="vmap", workers=WORKERS, loss=None, **options):
     """Returns the trainer and the params of all workers, (workers, 7)."""
     loss = sa.stateless(plain_loss) if loss is None else loss
     trainer = sa.DataParallel(
-        loss, scaled_by_loss(), strategy, workers, backend, **options
+        loss, scaled_by_loss(), strategy, workers=workers, backend=backend, **options
     )
     state, _ = trainer.run(trainer.init(wide(make_params())), wide(BATCHES))
     params = [np.asarray(state.replica.params[k]) for k in ("w", "b")]
@@ -74,7 +74,7 @@ EXPECTED = {"local": by_hand(synchronous=False), "synchronous": by_hand(True)}
 
 
 def strategies(kind):
-    return {"local": sa.every(3, sa.average()), "synchronous": sa.sync_sgd()}[kind]
+    return {"local": sa.every(sa.average(), 3), "synchronous": sa.sync_sgd()}[kind]
 
 
 CASES = [
@@ -115,7 +115,11 @@ def test_optimizers_that_do_not_look_at_the_loss_send_none():
     """Though optax's chains, muon and apply_if_finite all take extra arguments."""
     for optimizer in (optax.adam(0.1), optax.apply_if_finite(optax.sgd(0.1), 3)):
         trainer = sa.DataParallel(
-            sa.stateless(plain_loss), optimizer, sa.sync_sgd(), 2, "vmap"
+            sa.stateless(plain_loss),
+            optimizer,
+            sa.sync_sgd(),
+            workers=2,
+            backend="vmap",
         )
         state = trainer.init(wide(make_params()))
         assert trainer.communication(state, 1).bytes_per_worker == PARAMS
@@ -132,7 +136,11 @@ def keeping_the_loss():
 
 def test_a_loss_that_is_only_kept_is_shared_too():
     trainer = sa.DataParallel(
-        sa.stateless(plain_loss), keeping_the_loss(), sa.sync_sgd(), WORKERS, "vmap"
+        sa.stateless(plain_loss),
+        keeping_the_loss(),
+        sa.sync_sgd(),
+        workers=WORKERS,
+        backend="vmap",
     )
     state, _ = trainer.run(trainer.init(wide(make_params())), wide(BATCHES))
     kept = np.ravel(state.replica.opt_state)
@@ -146,9 +154,9 @@ FOLLOWING = optax.chain(
 
 def test_a_plateau_is_refused_where_each_worker_would_follow_its_own_loss():
     """One of unlike data would lower its rate for good while others keep theirs."""
-    for strategy in (sa.bmuf(4), sa.every(3, sa.average())):
+    for strategy in (sa.bmuf(4), sa.every(sa.average(), 3)):
         trainer = sa.DataParallel(
-            sa.stateless(plain_loss), FOLLOWING, strategy, WORKERS
+            sa.stateless(plain_loss), FOLLOWING, strategy, workers=WORKERS
         )
         with pytest.raises(ValueError, match=r"reduce_on_plateau .* each worker's own"):
             trainer.init(wide(make_params()))
@@ -158,7 +166,9 @@ def test_a_plateau_is_refused_where_each_worker_would_follow_its_own_loss():
     ("strategy", "workers"), [(sa.sync_sgd(), WORKERS), (sa.bmuf(4), 1)]
 )
 def test_reduce_on_plateau_reduces(strategy, workers):
-    trainer = sa.DataParallel(sa.stateless(plain_loss), FOLLOWING, strategy, workers)
+    trainer = sa.DataParallel(
+        sa.stateless(plain_loss), FOLLOWING, strategy, workers=workers
+    )
     state, _ = trainer.run(trainer.init(wide(make_params())), wide(BATCHES))
     plateau = state.replica.opt_state[-1]
     assert (np.asarray(plateau.scale) < 0.2).all()

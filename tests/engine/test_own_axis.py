@@ -62,7 +62,11 @@ def own_loop(strategy, optimizer):
 
 def assert_trains_alike(factory, mapped, optimizer):
     trainer = syncalgos.DataParallel(
-        syncalgos.stateless(plain_loss), optimizer, factory(), WORKERS, devices=[0]
+        syncalgos.stateless(plain_loss),
+        optimizer,
+        factory(),
+        workers=WORKERS,
+        placement=syncalgos.Placement(devices=[0]),
     )
     state, _ = trainer.run(trainer.init(make_params()), BATCHES)
     expected = trainer.center(state).params
@@ -132,7 +136,11 @@ def test_a_strategy_of_ones_own_gives_the_same_numbers_on_the_command_line(
     task = tiny_tasks.drawing()
     data = task.load().train
     trainer = syncalgos.DataParallel(
-        losses(task)[0], optax.sgd(0.1), pulled(), 2, devices=[0, 1]
+        losses(task)[0],
+        optax.sgd(0.1),
+        pulled(),
+        workers=2,
+        placement=syncalgos.Placement(devices=[0, 1]),
     )
     state = trainer.init(*task.init(jax.random.key(3)), 3)
     rows = sampler.rows(3, 0, 11, tiny_tasks.BATCH, tiny_tasks.EXAMPLES)

@@ -124,7 +124,9 @@ MODELS = {
 
 def train(model, strategy, workers=4, backend="pmap"):
     """Returns the center and each step's loss."""
-    trainer = DataParallel(model.loss, optax.sgd(LR), strategy, workers, backend)
+    trainer = DataParallel(
+        model.loss, optax.sgd(LR), strategy, workers=workers, backend=backend
+    )
     state = trainer.init(model.params, model.buffers)
     state, metrics = trainer.run(state, BATCHES)
     return trainer.center(state), np.asarray(metrics["loss"])
@@ -195,7 +197,7 @@ def test_bytes_leave_out_what_batch_statistics_send():
     sent = []
     for axis_name in (None, WORKERS):
         model = of_linen(0.0, axis_name)
-        trainer = DataParallel(model.loss, optax.sgd(LR), sync_sgd(), 4)
+        trainer = DataParallel(model.loss, optax.sgd(LR), sync_sgd(), workers=4)
         state = trainer.init(model.params, model.buffers)
         sent.append(trainer.communication(state, steps=3).per_step.tolist())
     assert sent[0] == sent[1] and sent[0][0] > 0
@@ -455,7 +457,9 @@ def test_a_modules_own_random_state_draws_apart_on_each_worker(backend):
         return params.sum(), (nnx.state(dropout), {"masks": masks})
 
     def masks(workers, steps=3):
-        trainer = DataParallel(loss, optax.sgd(LR), bmuf(2), workers, backend)
+        trainer = DataParallel(
+            loss, optax.sgd(LR), bmuf(2), workers=workers, backend=backend
+        )
         state = trainer.init(np.ones(1, np.float32), buffers)
         batches = np.tile(np.arange(workers), (steps, 1))
         state, metrics = trainer.run(state, batches)

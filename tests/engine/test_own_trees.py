@@ -49,8 +49,8 @@ def trained(strategy, backend, wrap=lambda tree: tree, unwrap=lambda tree: tree)
         sa.stateless(lambda params, batch: loss(unwrap(params), batch)),
         optax.sgd(0.1, momentum=0.9),
         strategy,
-        6,
-        backend,
+        workers=6,
+        backend=backend,
     )
     state = trainer.init(wrap(start()))
     state, _ = trainer.run(state, jax.tree.map(lambda x: x[:4], BATCHES))
@@ -109,7 +109,9 @@ def test_an_equinox_model_with_batch_norm_trains(backend):
         predicted, buffers = forward(batch["x"], buffers)
         return jnp.mean((predicted - batch["y"]) ** 2), (buffers, {})
 
-    trainer = sa.DataParallel(loss, optax.sgd(0.1), sa.model_averaging(2), 3, backend)
+    trainer = sa.DataParallel(
+        loss, optax.sgd(0.1), sa.model_averaging(2), workers=3, backend=backend
+    )
     state = trainer.init(params, buffers)
     rows = jax.tree.map(lambda x: np.tile(x, (9, *[1] * (x.ndim - 1))), BATCHES)
     state, metrics = trainer.run(state, rows)

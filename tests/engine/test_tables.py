@@ -25,7 +25,7 @@ from problems.two_tables import (
 )
 
 import syncalgos as sa
-from syncalgos.engine.placement.make_layout import BACKENDS, make_layout
+from syncalgos.engine.placement.make_layout import BACKENDS, Placement, make_layout
 
 pytestmark = pytest.mark.usefixtures("float64")
 
@@ -213,7 +213,7 @@ def test_a_model_of_tables_alone_leaves_nothing_to_the_strategy():
         return jnp.mean((sa.lookup(params["scale"], batch[0]) - batch[2]) ** 2)
 
     trainer = sa.DataParallel(
-        sa.stateless(loss), OPTIMIZER, sa.bmuf(PERIOD), 4, sharded=True
+        sa.stateless(loss), OPTIMIZER, sa.bmuf(PERIOD), workers=4, tables=True
     )
     state = trainer.init({"scale": START["scale"]})
     state, _ = trainer.run(state, tuple(x[:1] for x in BATCHES))
@@ -237,7 +237,7 @@ def test_what_is_sent_for_tables_is_none_of_the_strategys():
 def test_averages_of_opt_state_do_not_mix_rows(make_optimizer):
     """Under synchronous SGD the moments of the rest agree: their mean is no change."""
     optimizer = make_optimizer(0.1)
-    averaging = sa.chain(sa.sync_sgd(), sa.every(PERIOD, sa.average("opt_state")))
+    averaging = sa.chain(sa.sync_sgd(), sa.every(sa.average("opt_state"), PERIOD))
     plain = train(make(sa.sync_sgd(), optimizer=optimizer))[2]
     assert_close(train(make(averaging, optimizer=optimizer))[2], plain)
 
@@ -249,7 +249,7 @@ def test_strategy_that_reshapes_what_it_sees_of_opt_state_is_refused():
 
 
 def test_sharded_tables_take_microbatches():
-    cut = train(make(sa.bmuf(PERIOD, 0.5), accumulate=3))
+    cut = train(make(sa.bmuf(PERIOD, block_momentum=0.5), accumulate=3))
     expected, _, losses = literal("bmuf", workers=4)
     assert_close((cut[2], cut[1]), (expected, np.array(losses)))
 
@@ -315,7 +315,7 @@ def test_lookups_of_other_kinds_are_refused(part, ids, message):
 def over_workers(program, own, workers, backend):
     """Runs one worker's program; leaves lead with the workers, in and out."""
     devices = [0, 1] if workers % 2 == 0 and backend != "vmap" else [0]
-    layout = make_layout(workers, backend, devices)
+    layout = make_layout(workers, backend, Placement(devices))
     own = jax.tree.map(lambda x: x.reshape(*layout.shape, *x.shape[1:]), own)
     result = on_workers(layout, lambda own, _: program(own), own)
     jax.block_until_ready(result)

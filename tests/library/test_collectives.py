@@ -8,7 +8,7 @@ from jax.sharding import AbstractDevice, AbstractMesh
 from mapped import on_workers
 
 from syncalgos import collectives
-from syncalgos.engine.placement.make_layout import BACKENDS, make_layout
+from syncalgos.engine.placement.make_layout import BACKENDS, Placement, make_layout
 
 LAYOUTS = [(1, 1), (1, 5), (2, 1), (2, 4), (3, 1), (3, 2), (2, 3)]
 
@@ -16,7 +16,7 @@ LAYOUTS = [(1, 1), (1, 5), (2, 1), (2, 4), (3, 1), (3, 2), (2, 3)]
 def over_workers(function, values, backend, devices):
     """Applies a collective to each worker's values; returns all workers' results."""
     workers = len(jax.tree.leaves(values)[0])
-    layout = make_layout(workers, backend, range(devices))
+    layout = make_layout(workers, backend, Placement(range(devices)))
 
     def program(own, shared):
         return function(own)

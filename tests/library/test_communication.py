@@ -24,7 +24,9 @@ def syncing(action, **fields):
 
 
 def count(strategy, workers=4, steps=1, **rest):
-    return syncalgos.communication(strategy, PARAMS, workers, steps, **rest)
+    return syncalgos.communication(
+        strategy, PARAMS, workers=workers, steps=steps, **rest
+    )
 
 
 def test_ring_all_reduce():
@@ -62,7 +64,7 @@ def test_gather_sends_its_part_to_all_others():
 def test_gossip_of_opt_state_sends_its_floats_too(topology, peers):
     """Adam's moments are twice the params; its count is no float, and stays."""
     replica = syncalgos.Replica(PARAMS, optax.adam(0.1).init(PARAMS))
-    strategy = syncalgos.gossip(topology, mix_opt_state=True)
+    strategy = syncalgos.gossip(topology=topology, mix_opt_state=True)
     sent = syncalgos.communication(strategy, replica, workers=5, steps=3)
     assert sent.bytes_per_worker == 3 * peers * 3 * BYTES
 
@@ -89,9 +91,9 @@ def test_one_worker_sends_nothing():
 
 
 def test_nested_branches_are_picked_by_the_step():
-    inner = syncalgos.every(2, syncalgos.average())
+    inner = syncalgos.every(syncalgos.average(), 2)
     strategy = syncalgos.chain(
-        syncalgos.until(4, syncalgos.sync_sgd()), syncalgos.after(4, inner)
+        syncalgos.until(syncalgos.sync_sgd(), 4), syncalgos.after(inner, 4)
     )
     sent = count(strategy, workers=2, steps=9)
     moved = np.diff(sent.per_step, prepend=0) / BYTES  # a ring of two sends all once
@@ -101,8 +103,8 @@ def test_nested_branches_are_picked_by_the_step():
 
 def test_calls_are_counted_by_the_step_for_all_and_for_each_collective():
     strategy = syncalgos.chain(
-        syncalgos.every(2, syncalgos.average()),
-        syncalgos.every(3, syncing(lambda p, step: collectives.shift(p, 1))),
+        syncalgos.every(syncalgos.average(), 2),
+        syncalgos.every(syncing(lambda p, step: collectives.shift(p, 1)), 3),
     )
     sent = count(strategy, workers=4, steps=6)  # two arrays: two calls each time
     np.testing.assert_array_equal(sent.calls_per_step, [0, 2, 4, 6, 6, 10])
@@ -119,7 +121,7 @@ def test_random_schedule_that_depends_on_the_step_alone_is_counted():
         return jax.random.bernoulli(jax.random.fold_in(jax.random.key(3), step))
 
     steps = 50
-    sent = count(syncalgos.when(active, syncalgos.average()), workers=2, steps=steps)
+    sent = count(syncalgos.when(syncalgos.average(), active), workers=2, steps=steps)
     draws = [bool(active(step)) for step in range(steps)]
     np.testing.assert_array_equal(np.diff(sent.per_step, prepend=0) > 0, draws)
     assert sent.syncs == sum(draws)
@@ -175,7 +177,7 @@ def test_optimizer_state_and_dtypes_count_with_their_own_size():
     optimizer = optax.sgd(0.1, momentum=0.9, accumulator_dtype=jnp.float32)
     replica = syncalgos.Replica(params, optimizer.init(params))
     strategy = syncalgos.chain(syncalgos.average(), syncalgos.average("opt_state"))
-    sent = syncalgos.communication(strategy, replica, 2, 1)
+    sent = syncalgos.communication(strategy, replica, workers=2, steps=1)
     assert sent.bytes_per_worker == 16 * (2 + 4)
 
 
@@ -183,7 +185,9 @@ def test_trainer_counts_what_its_state_holds():
     strategy = syncalgos.chain(syncalgos.average(), syncalgos.average("opt_state"))
     loss = syncalgos.stateless(lambda params, batch: jnp.sum(params["w"]) * 0)
     optimizer = optax.sgd(0.1, momentum=0.9)
-    trainer = syncalgos.DataParallel(loss, optimizer, strategy, 4, "vmap")
+    trainer = syncalgos.DataParallel(
+        loss, optimizer, strategy, workers=4, backend="vmap"
+    )
     state = trainer.init(PARAMS)
     assert trainer.communication(state, 3).bytes_per_worker == 3 * 2 * 1.5 * BYTES
     assert trainer.communication(state, 3, workers=2).bytes_per_worker == 6 * BYTES
@@ -192,20 +196,20 @@ def test_trainer_counts_what_its_state_holds():
 def test_integer_params_are_named():
     with pytest.raises(ValueError, match=r"params\['n'\] is of dtype int32"):
         syncalgos.communication(
-            syncalgos.sync_sgd(), {"n": np.zeros(3, np.int32)}, 2, 1
+            syncalgos.sync_sgd(), {"n": np.zeros(3, np.int32)}, workers=2, steps=1
         )
 
 
 def test_strategy_over_another_axis_is_refused_where_none_is_named():
     with pytest.raises(
-        ValueError, match=r"'batch' is mapped here; name the axis .*axis=…"
+        ValueError, match=r"'batch' is mapped here; .*declare it: Strategy\(…, axis=…\)"
     ):
-        count(syncalgos.bmuf(2, axis="batch"))
+        count(syncalgos.bmuf(2, axis="batch")._replace(axis=None))
 
 
 def test_shapes_will_do_for_arrays():
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), PARAMS)
-    sent = syncalgos.communication(syncalgos.sync_sgd(), shapes, 2, 1)
+    sent = syncalgos.communication(syncalgos.sync_sgd(), shapes, workers=2, steps=1)
     assert sent.bytes_per_worker == BYTES
 
 

@@ -96,9 +96,9 @@ def test_nothing_and_keys_are_moved_between_processes(between_processes):
 def test_messages_send_the_same_bytes(between_processes, name):
     params = {"w": jnp.ones((40, 5)), "b": jnp.ones(5)}
     strategy = getattr(sa, name)()
-    plain = sa.communication(strategy, params, 4, 3)
+    plain = sa.communication(strategy, params, workers=4, steps=3)
     between_processes(64, 10_000)
-    cut = sa.communication(strategy, params, 4, 3)
+    cut = sa.communication(strategy, params, workers=4, steps=3)
     assert cut.bytes_per_worker == plain.bytes_per_worker
     assert set(cut.by_collective) == set(plain.by_collective)
     assert cut.calls != plain.calls
@@ -107,7 +107,7 @@ def test_messages_send_the_same_bytes(between_processes, name):
 def test_powersgd_calls_twice_between_processes(between_processes):
     params = [jnp.ones((40, 30)), jnp.ones((30, 40)), jnp.ones(5)]
     between_processes(40_000, 2**20)
-    assert sa.communication(sa.powersgd(), params, 4, 3).calls == 2 * 3
+    assert sa.communication(sa.powersgd(), params, workers=4, steps=3).calls == 2 * 3
 
 
 @hypothesis.given(

@@ -51,7 +51,9 @@ def test_it_trains_as_the_engine_does_with_one_worker(name):
     inner, strategy = owed(name).optimizer, make(name)
     optimizer = syncalgos.as_optimizer(strategy, inner)
     own, _ = trained(optimizer, PARAMS, data())
-    trainer = syncalgos.DataParallel(syncalgos.stateless(loss), inner, strategy, 1)
+    trainer = syncalgos.DataParallel(
+        syncalgos.stateless(loss), inner, strategy, workers=1
+    )
     state, _ = trainer.run(trainer.init(PARAMS), data())
     theirs = jax.tree.map(lambda x: np.asarray(x)[0, 0], state.replica.params)
     for x, y in zip(*map(jax.tree.leaves, (own, theirs)), strict=True):
@@ -119,7 +121,7 @@ def test_between_syncs_the_outer_step_is_not_computed():
 def test_an_axis_of_ones_own():
     for axis in ("batch", ("hosts", "batch")):
         strategy = syncalgos.model_averaging(period=2, axis=axis)
-        optimizer = syncalgos.as_optimizer(strategy, optax.sgd(0.1), axis=axis)
+        optimizer = syncalgos.as_optimizer(strategy, optax.sgd(0.1))
         own, _ = trained(optimizer, PARAMS, data())
         plain, _ = trained(optax.sgd(0.1), PARAMS, data())
         for key in own:

@@ -43,7 +43,11 @@ def keeps_the_model(name, tree, dtype, workers, seed):
     )
     batches = rng.normal(size=(2 * PERIOD, 2 * workers)).astype(np.float32)
     trainer = syncalgos.DataParallel(
-        syncalgos.stateless(loss), owed(name).optimizer, make(name), workers, "vmap"
+        syncalgos.stateless(loss),
+        owed(name).optimizer,
+        make(name),
+        workers=workers,
+        backend="vmap",
     )
     state, metrics = trainer.run(trainer.init(params), batches)
     center = trainer.center(state).params

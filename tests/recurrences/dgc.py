@@ -12,10 +12,10 @@ from recurrences import START, local_steps, mean
 from recurrences.topk_sgd import largest
 
 SETTINGS = [
-    {"warmup": 0},
-    {"density": 0.3, "warmup": 0},
-    {"density": 0.02, "warmup": 9, "local_momentum": 0.6},
-    {"density": 0.2, "warmup": 8, "local_clip": 0.5},
+    {"dense_steps": 0},
+    {"density": 0.3, "dense_steps": 0},
+    {"density": 0.02, "dense_steps": 9, "local_momentum": 0.6},
+    {"density": 0.2, "dense_steps": 8, "local_clip": 0.5},
 ]
 IS_MATRIX = {name: leaf.ndim >= 2 for name, leaf in unflatten(START).items()}
 
@@ -25,14 +25,14 @@ def recurrence(
     density=0.001,
     local_momentum=0.9,
     local_clip=None,
-    warmup=100,
+    dense_steps=100,
 ):
     u = np.zeros((workers, START.size))
     v = np.zeros_like(u)
 
     def share(step):
         """1/4, 1/16, … each for a quarter of the warm-up."""
-        quarter = 4 * step // warmup if step < warmup else None
+        quarter = 4 * step // dense_steps if step < dense_steps else None
         return density if quarter is None else max(density, 0.25 ** (1 + quarter))
 
     def combine(grads, theta, step):

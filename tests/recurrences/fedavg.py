@@ -10,13 +10,13 @@ from recurrences import PERIOD, draw_key, local_steps, mean
 
 SETTINGS = [
     {"period": PERIOD},
+    {"period": PERIOD, "fraction": 0.1},
     {"period": PERIOD, "fraction": 0.5, "seed": 1},
     {"period": 3, "fraction": 0.75, "seed": 2},
-    {"period": PERIOD, "fraction": 1.0},
 ]
 
 
-def recurrence(workers, period, fraction=0.1, seed=0):
+def recurrence(workers, period, fraction=1.0, seed=0):
     clients = min(workers, max(2, round(fraction * workers)))
     for step, theta in local_steps(workers):
         end = step - step % period + period - 1

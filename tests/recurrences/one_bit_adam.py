@@ -8,9 +8,9 @@ from recurrences import SIZES, START, by_leaf, local_steps, mean
 
 # Once v is frozen this problem needs shorter steps than 1 / √v: a large ε, or a bound.
 SETTINGS = [
-    {"switch": 4, "eps": 1.0},
-    {"switch": 3, "beta2": 0.9},
-    {"switch": 6, "beta1": 0.5, "beta2": 0.9, "eps": 0.5},
+    {"dense_steps": 4, "eps": 1.0},
+    {"dense_steps": 3, "b2": 0.9},
+    {"dense_steps": 6, "b1": 0.5, "b2": 0.9, "eps": 0.5},
     {},
 ]
 
@@ -19,7 +19,7 @@ def scaled_sign(x):
     return np.mean(np.abs(x)) * np.where(x >= 0, 1.0, -1.0) if x.size else x
 
 
-def recurrence(workers, switch=100, beta1=0.9, beta2=0.999, eps=1e-8):
+def recurrence(workers, dense_steps=100, b1=0.9, b2=0.999, eps=1e-8):
     m, v, server = (np.zeros_like(START) for _ in range(3))
     e = np.zeros((workers, START.size))
     parts = [ceil(size / workers) for size in SIZES]
@@ -36,17 +36,17 @@ def recurrence(workers, switch=100, beta1=0.9, beta2=0.999, eps=1e-8):
 
     def combine(grads, theta, step):
         g = np.array(grads)
-        if step < switch:
-            m[:] = beta1 * m + (1 - beta1) * mean(g)
-            v[:] = beta2 * v + (1 - beta2) * mean(g) ** 2
+        if step < dense_steps:
+            m[:] = b1 * m + (1 - b1) * mean(g)
+            v[:] = b2 * v + (1 - b2) * mean(g) ** 2
         else:
-            x = beta1 * m + (1 - beta1) * g + e
+            x = b1 * m + (1 - b1) * g + e
             sent = np.array([compressed(own) for own in x])
             e[:] = x - sent
             y = mean(sent) + server
             m[:] = compressed(y)
             server[:] = y - m
-        most = (1 - beta1) / np.sqrt((1 - beta2) * (1 - beta1**2 / beta2))
+        most = (1 - b1) / np.sqrt((1 - b2) * (1 - b1**2 / b2))
         return [np.clip(m / (np.sqrt(v) + eps), -most, most)] * workers
 
     for _, theta in local_steps(workers, combine=combine):

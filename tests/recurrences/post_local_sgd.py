@@ -3,17 +3,17 @@
 from recurrences import PERIOD, local_steps, mean
 
 SETTINGS = [
-    {"switch": 5, "period": PERIOD},
-    {"switch": 0, "period": PERIOD},
-    {"switch": 4, "period": 3},
+    {"dense_steps": 5, "period": PERIOD},
+    {"dense_steps": 0, "period": PERIOD},
+    {"dense_steps": 4, "period": 3},
 ]
 
 
-def recurrence(workers, switch, period):
+def recurrence(workers, dense_steps, period):
     def synchronous_first(grads, theta, step):
-        return [mean(grads)] * workers if step < switch else grads
+        return [mean(grads)] * workers if step < dense_steps else grads
 
     for step, theta in local_steps(workers, combine=synchronous_first):
-        if step >= switch and (step + 1) % period == 0:
+        if step >= dense_steps and (step + 1) % period == 0:
             theta[:] = [mean(theta)] * workers
         yield mean(theta), theta

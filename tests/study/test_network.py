@@ -17,7 +17,7 @@ from experiments.study import network as net
 from experiments.study.network import Network
 from experiments.training.measurements import sends as sending
 from experiments.training.measurements.sends import Sends
-from syncalgos import Strategy, chain, collectives, communication, every
+from syncalgos import Strategy, chain, collectives, communication, delayed, every
 
 PARAMS = {"w": np.zeros((4, 4), np.float32), "b": np.zeros(8, np.float32)}
 BYTES = 4 * (16 + 8)
@@ -27,7 +27,9 @@ SETTINGS = settings(max_examples=60, deadline=None)
 
 
 def sent(strategy, workers=4, steps=6, params=PARAMS, taken=None):
-    return sending.sends(communication(strategy, params, workers, steps, taken=taken))
+    return sending.sends(
+        communication(strategy, params, workers=workers, steps=steps, taken=taken)
+    )
 
 
 def syncing(action):
@@ -130,8 +132,8 @@ def test_what_is_no_network_is_refused_in_one_line_that_says_what_is(text, why):
 
 def test_sends_hold_each_kind_of_step_once():
     strategy = chain(
-        every(2, syncalgos.average()),
-        every(3, syncing(lambda params: collectives.shift(params, 1))),
+        every(syncalgos.average(), 2),
+        every(syncing(lambda params: collectives.shift(params, 1)), 3),
     )
     ring, permute = (1.5 * BYTES, 2), (float(BYTES), 2)  # of 4 workers; two arrays
     kinds, steps = sent(strategy, workers=4, steps=6)
@@ -168,7 +170,7 @@ def test_steps_that_send_alike_are_one_kind_where_a_ring_cuts_unevenly(workers):
 
 
 def test_sends_survive_json_exactly_and_compactly():
-    strategy = every(16, syncalgos.average())
+    strategy = every(syncalgos.average(), 16)
     original = sent(strategy, workers=7, steps=10_000)
     text = json.dumps(sending.to_json(original))
     assert sending.from_json(json.loads(text)) == original
@@ -252,7 +254,7 @@ def test_collective_costs_what_the_literature_says(p, action, expected, request)
         return replica._replace(params=params), state
 
     axis = "workers" if own_axis else syncalgos.WORKERS
-    counted = communication(Strategy(sync=sync), params, p, 1, axis)
+    counted = communication(Strategy(sync=sync, axis=axis), params, workers=p, steps=1)
     kinds, (kind,) = sending.sends(counted)
     assert net.cost(kinds[kind], LINK, p) == pytest.approx(expected(p), rel=1e-6)
 
@@ -279,7 +281,7 @@ def test_every_algorithms_collectives_have_a_cost():
 
 
 def test_without_delay_computation_and_communication_add_up():
-    sends = sent(every(2, syncalgos.average()), workers=2, steps=4)
+    sends = sent(every(syncalgos.average(), 2), workers=2, steps=4)
     exchange = BYTES / 1000 + 2 * 0.25 * 2  # two hops of each of two arrays
     seconds = net.modelled_seconds(sends, LINK, 2, step_seconds=3.0)
     expected = [3, 6 + exchange, 9 + exchange, 12 + 2 * exchange]
@@ -432,7 +434,7 @@ def steps_on_the_way(strategy, steps=12, taken=None, watched=0):
             train(strategy, workers=2, steps=steps, noise=n) for n in (NOISE, noise)
         )
         params = unflatten(START)
-        counted = communication(strategy, params, 2, steps, taken=taken)
+        counted = communication(strategy, params, workers=2, steps=steps, taken=taken)
     changed = (usual.replicas[:, watched] != other.replicas[:, watched]).any(1)
     return np.argmax(changed) - np.argmax(counted.per_step > 0), changed.any()
 
@@ -457,17 +459,13 @@ LATER = {"async_diloco": 1}
 REST = set(syncalgos.ALGORITHMS) - {name for name, _ in CASES.values()} - {"easgd"}
 
 
-def late(name, arguments):
-    return syncalgos.Facts.of(syncalgos.ALGORITHMS[name], arguments).late
-
-
 @pytest.mark.sample(3)
 @pytest.mark.parametrize(("name", "changes"), CASES.values(), ids=CASES)
 def test_delay_is_the_one_with_which_sends_take_effect(name, changes):
-    arguments = {**parameters(name), **changes}
-    steps, is_seen = steps_on_the_way(make(name, **changes))
+    strategy = make(name, **changes)
+    steps, is_seen = steps_on_the_way(strategy)
     assert is_seen
-    assert late(name, arguments) == steps
+    assert strategy.late == steps
 
 
 @pytest.mark.slow
@@ -477,7 +475,7 @@ def test_all_other_algorithms_wait_for_what_they_send(name):
         make(name), taken=owed(name).taken(12), watched=LATER.get(name, 0)
     )
     assert is_seen
-    assert steps == late(name, parameters(name)) == 0
+    assert steps == make(name).late == 0
 
 
 def test_easgd_waits_as_its_center_takes_effect_at_once():
@@ -488,36 +486,21 @@ def test_easgd_waits_as_its_center_takes_effect_at_once():
     )
     first = parameters("easgd")["period"] - 1
     assert np.argmax((usual != other).any(1)) == first
-    assert late("easgd", parameters("easgd")) == 0
+    assert make("easgd").late == 0
 
 
 @pytest.mark.parametrize(
-    ("arguments", "delay"),
+    ("strategy", "late"),
     [
-        ({"delay": 5}, 5),
-        ({"delay": 0}, 0),
-        ({}, 0),
-        ({"period": 8}, 0),
-        ({"delay": 0.5}, 0),  # of something else
-        ({"delay": True}, 0),
-        ({"delay": None}, 0),
-        ({"delay": -1}, 0),
+        (delayed(every(syncalgos.average(), 8), 5), 5),
+        (every(syncalgos.average(), 8), 0),
+        (chain(delayed(every(syncalgos.average(), 8), 5), syncalgos.sync_sgd()), 0),
+        (syncalgos.streaming_diloco(8, fragments=2, delay=3), 3),
+        (syncalgos.masked(Strategy(late=6), True), 6),
     ],
 )
-def test_delay_of_ones_own_strategy_is_its_parameter_of_that_name(arguments, delay):
-    def mine(period=1, delay=None):
-        return syncalgos.Strategy()
-
-    assert syncalgos.Facts.of(mine, arguments).late == delay
-
-
-def test_ones_own_strategy_declares_its_delay():
-    @syncalgos.declares(lambda lag, **_: syncalgos.Facts(late=2 * lag))
-    def mine(lag=3, delay=9):
-        return syncalgos.Strategy()
-
-    assert syncalgos.Facts.of(mine, {}).late == 6
-    assert syncalgos.Facts.of(mine, {"lag": 1}).late == 2
+def test_a_strategy_declares_when_its_messages_are_used(strategy, late):
+    assert strategy.late == late
 
 
 # What others have published.

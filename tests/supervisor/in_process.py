@@ -15,7 +15,7 @@ from owed import PERIOD, make, owed
 from problems import conformance, drawing, linear, two_tables
 
 import syncalgos
-from syncalgos import DataParallel, TrainState
+from syncalgos import DataParallel, Placement, TrainState
 from syncalgos.engine.placement.layout import is_key
 
 HALF, STEPS = 4, 8
@@ -120,7 +120,7 @@ def of_draws(backend, workers, devices=None):
     """Trains with workers that talk to a peer, in groups, and by gathering parts."""
     strategy = syncalgos.chain(
         syncalgos.gossip(),
-        syncalgos.hierarchical(4, 2),
+        syncalgos.hierarchical(4, inner_period=2),
         syncalgos.diloco(2, reduce="int4", seed=5),
     )
     trainer = drawing.make_trainer(backend, workers, devices, strategy)
@@ -143,17 +143,18 @@ def of_meshes():
         return jnp.mean((hidden @ params["out"] - batch["y"]) ** 2)
 
     found = {}
-    for strategy in (syncalgos.bmuf(2), syncalgos.topk_sgd(0.3)):
+    for strategy in (syncalgos.bmuf(2), syncalgos.topk_sgd(density=0.3)):
         for workers, axes in MESHES:
             names = [*axes, None][:2]
             trainer = DataParallel(
                 syncalgos.stateless(loss),
                 optax.sgd(0.1, momentum=0.9),
                 strategy,
-                workers,
-                "shard_map",
-                mesh=axes,
-                shardings={"in": P(*names[::-1]), "out": P(*names)},
+                workers=workers,
+                backend="shard_map",
+                placement=Placement(
+                    mesh=axes, shardings={"in": P(*names[::-1]), "out": P(*names)}
+                ),
             )
             rows = trainer.layout.own_rows(16)
             mine = jax.tree.map(lambda x, rows=rows: x[:, rows], batches)

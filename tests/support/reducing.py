@@ -14,7 +14,7 @@ from jax import lax
 from mapped import on_workers
 
 from syncalgos import Replica, reducers
-from syncalgos.engine.placement.make_layout import make_layout
+from syncalgos.engine.placement.make_layout import Placement, make_layout
 from syncalgos.reducers import (
     Reducer,
     clipped,
@@ -77,7 +77,7 @@ ZEROS, SPOILED = 3, 4  # the steps of `reduced` whose updates are not random
 def run(reducer, updates, steps=None, backend="vmap", devices=1):
     """Combines step by step; returns (combined, sent, state), the state after each."""
     count, workers = jax.tree.leaves(updates)[0].shape[:2]
-    layout = make_layout(workers, backend, range(devices))
+    layout = make_layout(workers, backend, Placement(range(devices)))
     steps = jnp.array(range(count) if steps is None else steps)
 
     def program(own, steps):

@@ -44,9 +44,9 @@ def train(strategy, at=AT, workers=WORKERS, backend="vmap", **given):
         syncalgos.stateless(given.get("loss", loss)),
         given.get("optimizer", optax.sgd(LR, momentum=MOMENTUM)),
         strategy,
-        workers,
-        backend,
-        sharded=given.get("sharded"),
+        workers=workers,
+        backend=backend,
+        tables=given.get("sharded"),
     )
     batches = given.get("batches", (X, TARGET))
     state = trainer.init(given.get("params", initial_params()))
@@ -60,7 +60,7 @@ def train(strategy, at=AT, workers=WORKERS, backend="vmap", **given):
 def sync_steps(strategy, workers=WORKERS, params=None):
     """At which steps anything is sent."""
     params = initial_params() if params is None else params
-    sent = communication(strategy, params, workers, STEPS)
+    sent = communication(strategy, params, workers=workers, steps=STEPS)
     return np.diff(sent.per_step, prepend=0) > 0
 
 
@@ -188,7 +188,7 @@ def test_dispatches_of_one_step_are_measured_too():
 @pytest.mark.parametrize(
     ("strategy", "syncs"),
     [
-        (chain(until(5, sync_sgd()), after(5, bmuf(4))), (0, 1, 2, 3, 4, 7, 11)),
+        (chain(until(sync_sgd(), 5), after(bmuf(4), 5)), (0, 1, 2, 3, 4, 7, 11)),
         (at_syncs(bmuf(4), average("opt_state")), (3, 7, 11)),
     ],
 )
@@ -266,12 +266,14 @@ def test_nothing_is_measured_where_nothing_is_sent():
 
 def test_no_round_is_measured_that_no_evaluation_tells_of():
     strategy = bmuf(2)
-    counted = communication(strategy, initial_params(), WORKERS, STEPS)
+    counted = communication(strategy, initial_params(), workers=WORKERS, steps=STEPS)
     sent = np.diff(counted.per_step, prepend=0) > 0
 
     for evaluated, rounds in (((), 0), ((1,), 0), ((5,), 1), ((8, 9, 12), 2)):
         noting = measured(strategy, sent, evaluated)
-        all_of_it = communication(noting, initial_params(), WORKERS, STEPS)
+        all_of_it = communication(
+            noting, initial_params(), workers=WORKERS, steps=STEPS
+        )
         more = all_of_it.bytes_per_worker - counted.bytes_per_worker
         params = 2 * (WORKERS - 1) / WORKERS * START.nbytes
         flags = 3 * 2 * (WORKERS - 1) / WORKERS * 8  # three scalars at most
@@ -288,7 +290,11 @@ def test_the_center_is_that_of_the_plain_strategy(own):
     centers = []
     for strategy in (own, noting):
         trainer = syncalgos.DataParallel(
-            syncalgos.stateless(loss), optax.sgd(LR), strategy, WORKERS, "vmap"
+            syncalgos.stateless(loss),
+            optax.sgd(LR),
+            strategy,
+            workers=WORKERS,
+            backend="vmap",
         )
         state, _ = trainer.run(trainer.init(initial_params()), (X[:6], TARGET[:6]))
         centers.append(trainer.center(state).params)

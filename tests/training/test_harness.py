@@ -244,7 +244,7 @@ def fixed_kinds():
         total = {"sum": state["sum"] + mean["w"] * jax.lax.rem(step, jnp.int32(4))}
         return replica._replace(params=mean), total
 
-    return every(4, Strategy(init=init, sync=sync))
+    return every(Strategy(init=init, sync=sync), 4)
 
 
 @pytest.mark.sample(5)
@@ -256,19 +256,19 @@ def fixed_kinds():
         (syncalgos.bmuf(16), 8, 8),
         (syncalgos.bmuf(16), 1, 1),
         (syncalgos.bmuf(16), 256, 256),
-        (syncalgos.bmuf(10, 0.9, 0.5), 4, 5),
-        (syncalgos.bmuf(10, 0.9, 0.5, nesterov=True), 4, 5),
+        (syncalgos.bmuf(10, block_momentum=0.9, block_lr=0.5), 4, 5),
+        (syncalgos.bmuf(10, block_momentum=0.9, block_lr=0.5, nesterov=True), 4, 5),
         (syncalgos.diloco(), 8, 7),
         (syncalgos.diloco(period=500), 2, 7),
         (syncalgos.diloco(period=5000), 2, 7),
         (syncalgos.async_diloco(slowest=0.5), 3, 7 * 0.75),
         (syncalgos.dynamic_averaging(bound=1e-3), 3, 1),
-        (every(5, outer_step(optax.sgd(0.3))), 2, 0.3),
+        (every(outer_step(optax.sgd(0.3)), 5), 2, 0.3),
         (syncalgos.lookahead(8), 2, 0.5),
         (syncalgos.overlap_local_sgd(8), 2, 0.4 / 0.58),
         (syncalgos.overlap_local_sgd(8, anchor_momentum=0), 2, 0.4),
         (syncalgos.co2(8), 2, 1),  # Λ settles at 2
-        (syncalgos.co2(8, 0.6, 0.4, penalty=False), 2, 1),
+        (syncalgos.co2(8, outer_lr=0.6, outer_momentum=0.4, penalty=False), 2, 1),
         (syncalgos.muloco(8), 2, 4.5),
         (syncalgos.edit(8), 2, 0.8 / 0.15),
         (fixed_kinds(), 4, 1),
@@ -300,7 +300,7 @@ def sign_step():
     "strategy",
     [
         sign_step(),
-        every(4, outer_step(optax.adam(0.1))),  # its step does not grow with gradients
+        every(outer_step(optax.adam(0.1)), 4),  # its step does not grow with gradients
     ],
 )
 def test_effective_lr_is_none_where_there_is_none(strategy):
@@ -308,7 +308,7 @@ def test_effective_lr_is_none_where_there_is_none(strategy):
 
 
 def test_effective_lr_is_nan_where_movement_never_gets_steady():
-    faster_and_faster = every(4, outer_step(optax.sgd(0.1, momentum=1.0)))
+    faster_and_faster = every(outer_step(optax.sgd(0.1, momentum=1.0)), 4)
     found = effective_lr(faster_and_faster, PARAMS, optax.sgd(0.1), 4, 0.02)
     assert found is not None and np.isnan(found)
 

@@ -101,7 +101,11 @@ def test_one_worker_with_muon_is_optax_alone():
         return sum(jnp.vdot(params[name], batch[name]) for name in params)
 
     trainer = syncalgos.DataParallel(
-        syncalgos.stateless(loss), optimizer, syncalgos.sync_sgd(), 1, "vmap"
+        syncalgos.stateless(loss),
+        optimizer,
+        syncalgos.sync_sgd(),
+        workers=1,
+        backend="vmap",
     )
     batches = jax.tree.map(lambda x: x[:, None], grads)
     state, _ = trainer.run(trainer.init(params), batches)

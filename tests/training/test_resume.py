@@ -79,7 +79,7 @@ def assert_goes_on(out, whole, step=7, command=BMUF):
 
 def engine(name, workers=4):
     """The engine of an algorithm, its first state, and batches."""
-    trainer = DataParallel(loss, OPTIMIZER, make(name), workers, "vmap")
+    trainer = DataParallel(loss, OPTIMIZER, make(name), workers=workers, backend="vmap")
     params, batches = problem()
     return trainer, trainer.init(params, {"seen": np.zeros(())}), batches
 

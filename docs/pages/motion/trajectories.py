@@ -116,9 +116,8 @@ def record(name: str, steps: int = STEPS, seed: int = 0) -> Recorded:
     sent = syncalgos.communication(
         strategy,
         replica,
-        len(data),
-        steps,
-        axis=AXIS,
+        workers=len(data),
+        steps=steps,
         taken=np.stack(decided, axis=1) if decided else None,
     )
     return Recorded(

@@ -11,6 +11,7 @@ import optax
 from experiments.tasks.contract import over_workers
 from syncalgos import Replica, Strategy, collectives
 from syncalgos.collectives import PyTree
+from syncalgos.strategy import loss_like
 
 CHUNK, MOST_STEPS = 512, 2**17
 
@@ -104,7 +105,8 @@ def _make_runner(strategy, params, optimizer, workers, lr) -> tuple[Any, Any]:
 
     def start(_):
         own = jax.tree.map(jnp.asarray, params)
-        return Replica(own, optimizer.init(own)), strategy.init(own)
+        replica = Replica(own, optimizer.init(own), loss=loss_like(strategy, own))
+        return replica, strategy.init(own)
 
     def steps(gradient, carry, first):
         numbers = first + np.arange(CHUNK, dtype=np.int32)

@@ -76,7 +76,9 @@ def ends_of(
     if sent is None:
         workers = max(plan.config.workers, 2)
         try:
-            sent = syncalgos.communication(strategy, replica, workers, steps)
+            sent = syncalgos.communication(
+                strategy, replica, workers=workers, steps=steps
+            )
         except (ValueError, jax.errors.ConcretizationTypeError):
             return None  # of the latter the engine tells, when it makes the first state
     return np.diff(sent.per_step, prepend=0.0) > 0

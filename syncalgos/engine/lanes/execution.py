@@ -19,7 +19,7 @@ from syncalgos.engine.placement.backends import Replicated, held_once
 from syncalgos.engine.placement.layout import DEVICES, LANES
 from syncalgos.engine.program import Inputs, Outputs, Own, Trained
 from syncalgos.engine.worker import Worker, accumulated, over_steps
-from syncalgos.strategy import PyTree, apply_sync, keep_grads
+from syncalgos.strategy import PyTree, apply_sync, keep_grads, loss_like
 
 
 class _Rounds(NamedTuple):
@@ -49,8 +49,12 @@ def sequential(
     # Known to keep gradients: between syncs lanes share nothing.
     worker = worker._replace(strategy=worker.strategy._replace(reduce=keep_grads))
     held, axes = held_once(own, replicated, lanes)
-    held = held._replace(replica=own.replica)  # each lane's, read one by one
-    axes = axes._replace(replica=jax.tree.map(lambda _: 0, own.replica))
+    # Each lane's, read one by one. The loss of a round's last step is kept to its sync.
+    loss = loss_like(worker.strategy, own.replica.params)
+    loss = jax.tree.map(lambda x: jnp.zeros(lanes, x.dtype), loss)
+    seen = own.replica._replace(loss=loss)
+    held = held._replace(replica=seen)
+    axes = axes._replace(replica=jax.tree.map(lambda _: 0, seen))
     one_lane = partial(_lane_steps, worker, lanes, inputs, collectives.index(DEVICES))
     ends = _round_ends(worker, first, inputs.batches)
     # Typed as the bounds of a round are: the loops' counters then have one dtype.
@@ -78,7 +82,9 @@ def sequential(
     carry = lax.while_loop(lambda carry: carry.start < steps, one_round, carry)
     means = narrow(jax.tree.map(lambda x: x / lanes, carry.totals), none)
     metrics = {**collectives.mean(means, DEVICES), **carry.decided}
-    return Outputs(_in_all(carry.own, axes, lanes), Trained(first + steps, metrics))
+    own = _in_all(carry.own, axes, lanes)
+    own = own._replace(replica=own.replica._replace(loss=()))
+    return Outputs(own, Trained(first + steps, metrics))
 
 
 def merged(

@@ -20,7 +20,7 @@ from syncalgos.engine.program import Inputs, Own
 from syncalgos.engine.state import of_one
 from syncalgos.engine.worker import Found, Worker
 from syncalgos.jaxprs import equations
-from syncalgos.strategy import apply_reduce
+from syncalgos.strategy import apply_reduce, loss_like
 
 FORMS = VECTORIZED, SEQUENTIAL, MERGED = "vectorized", "sequential", "merged"
 OLD_NAMES = {"together": VECTORIZED, "in-turn": SEQUENTIAL, "joined": MERGED}
@@ -121,6 +121,7 @@ def choose(
         (loss.draws, "the loss draws from each worker's own key"),
         talks,
         (not identical, "the replicas are not known to be identical"),
+        (worker.strategy.sees_loss, "the strategy sees each worker's own loss"),
     ]
     if form == SEQUENTIAL:
         keeps = keeps_gradients(worker, layout, own)
@@ -213,7 +214,8 @@ def keeps_gradients(worker: Worker, layout: Layout, own: Own) -> bool:
     def reduce(grads, sync, replica, step):
         return apply_reduce(worker.strategy, grads, replica, sync, step)
 
-    given = replica.params, sync, replica, np.int32(0)
+    loss = jax.eval_shape(lambda: loss_like(worker.strategy, replica.params))
+    given = replica.params, sync, replica._replace(loss=loss), np.int32(0)
     jaxpr = traces.traced(reduce, layout, *given)[0].jaxpr
     kept = zip(jaxpr.outvars, jaxpr.invars, strict=False)
     return not jaxpr.effects and all(x is y for x, y in kept)

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from operator import attrgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -12,6 +12,7 @@ from jax.sharding import Mesh
 
 from syncalgos import checks
 from syncalgos.engine.placement.layout import DEVICES, LANES, Device, Layout
+from syncalgos.engine.placement.shardings import Shardings
 
 BACKENDS = ("pmap", "shard_map", "vmap")
 AUTO = "auto"
@@ -23,28 +24,47 @@ AnyMesh = Mesh | Mapping[str, int]
 Axes = tuple[tuple[str, int], ...]
 
 
-def make_layout(
-    workers: int,
-    backend: str,
-    devices: Sequence[Device | int] | None,
-    lanes: int | None = None,
-    mesh: AnyMesh | None = None,
-    batch_axes: Sequence[str] | None = None,
-    sync_memory: str | None = None,
-) -> Layout:
+class Placement(NamedTuple):
+    """Where workers and arrays lie, if not where `DataParallel` puts them by itself.
+
+    Attributes:
+        devices: devices or indices into `jax.devices()`, any subset in any order, which
+            divides the workers; None takes the largest number that does.
+        lanes: workers of a device; devices=None then takes as many devices as needed.
+        lane_form: how a device runs its lanes: "vectorized", "sequential" or "merged"
+            (see `syncalgos.engine.lanes.execution`), alike up to rounding. None takes
+            the fastest known one, "merged" only if the loss is seen to be a mean over
+            its batch.
+        mesh: the axes within a worker that is several devices, such as {"fsdp": 2}, or
+            a jax.sharding.Mesh whose axis "devices" is over the workers; by shard_map.
+        shardings: how params are cut over these axes (see `Shardings`); None: as those
+            given to `init` are. What is shaped like params is cut alike.
+        batch_axes: those over which a worker's part of a batch is cut; None means all
+            but axes named "tensor", "model" or "tp".
+        sync_memory: the kind of memory where the strategy's arrays lie between syncs,
+            such as "pinned_host"; None: the device's. By shard_map.
+    """
+
+    devices: Sequence[Device | int] | None = None
+    lanes: int | None = None
+    lane_form: str | None = None
+    mesh: AnyMesh | None = None
+    shardings: Shardings | None = None
+    batch_axes: Sequence[str] | None = None
+    sync_memory: str | None = None
+
+
+USUAL = Placement()
+
+
+def make_layout(workers: int, backend: str, placement: Placement = USUAL) -> Layout:
     """Lays workers over devices.
 
     Args:
         workers: their number, at least 1.
         backend: pmap, shard_map, vmap (one device), or auto, which takes pmap in one
             process where this jax has it, and else shard_map.
-        devices: devices or indices into `jax.devices()`, any subset in any order; None
-            takes the largest number of devices that divides the workers.
-        lanes: workers of a device; devices=None takes the first workers / lanes.
-        mesh: the axes within a worker; None: a worker is a device.
-        batch_axes: those over which a worker's batch is cut; None: all but
-            TENSOR_AXES.
-        sync_memory: where the strategy's arrays lie; not None takes shard_map.
+        placement: its devices, lanes, mesh, batch_axes and sync_memory.
 
     In several processes, devices=None takes as many of each.
 
@@ -52,6 +72,8 @@ def make_layout(
         ValueError: an unknown argument, or devices or lanes that do not divide the
             workers.
     """
+    devices, lanes, mesh = placement.devices, placement.lanes, placement.mesh
+    batch_axes, sync_memory = placement.batch_axes, placement.sync_memory
     workers = checks.whole("workers", workers, least=1)
     checks.one_of("backend", backend, (AUTO, *BACKENDS))
     if backend == AUTO and (mesh is not None or sync_memory is not None):

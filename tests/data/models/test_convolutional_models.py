@@ -15,7 +15,7 @@ from mapped import on_workers
 
 from models import batch_norm, convolution, lenet, resnet
 from syncalgos import WORKERS
-from syncalgos.engine.placement.make_layout import make_layout
+from syncalgos.engine.placement.make_layout import Placement, make_layout
 
 CLEARLY = 1e-2
 SPECS = {"resnet20": resnet.RESNET20, "resnet50": resnet.RESNET50}
@@ -224,7 +224,7 @@ def test_batch_norm_keeps_statistics_in_float32(dtype, mean, atol, rng):
 def gradients_of_workers(loss, params, batch, backend, shape):
     """The mean of the workers' gradients, and each worker's loss and buffers."""
     devices, lanes = shape
-    layout = make_layout(devices * lanes, backend, range(devices))
+    layout = make_layout(devices * lanes, backend, Placement(range(devices)))
 
     def program(own, shared):
         (value, buffers), grads = jax.value_and_grad(loss, has_aux=True)(shared, own)

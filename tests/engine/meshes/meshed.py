@@ -131,8 +131,8 @@ def trained(name, layout, on_mesh):
         syncalgos.stateless(lambda params, batch: loss(join(params), batch)),
         owed(name).optimizer,
         strategy,
-        workers,
-        "shard_map",
+        workers=workers,
+        backend="shard_map",
         **how,
     )
     state, metrics = trainer.run(trainer.init(params), batches)

@@ -118,7 +118,7 @@ def trainer_of(loss=small_loss, optimizer=None, strategy=None, workers=1, **give
         syncalgos.stateless(loss),
         optimizer or optax.adam(0.1),
         strategy or syncalgos.bmuf(period=2),
-        workers,
+        workers=workers,
         **given,
     )
 

@@ -68,15 +68,15 @@ POST_LOCAL = {
 
 def one_step_off(switch, period):
     """Post-local SGD by PyTorch's clock."""
-    late = syncalgos.every(period, syncalgos.average(), (switch + 1) % period)
-    early = syncalgos.until(switch, syncalgos.sync_sgd())
-    return syncalgos.chain(early, syncalgos.after(switch, late))
+    late = syncalgos.every(syncalgos.average(), period, offset=(switch + 1) % period)
+    early = syncalgos.until(syncalgos.sync_sgd(), switch)
+    return syncalgos.chain(early, syncalgos.after(late, switch))
 
 
 @pytest.mark.parametrize(
     ("strategy", "figures"),
     [
-        (syncalgos.post_local_sgd(3, 4), POST_LOCAL[3, 4]),
+        (syncalgos.post_local_sgd(dense_steps=3, period=4), POST_LOCAL[3, 4]),
         (one_step_off(4, 3), POST_LOCAL[4, 3]),
     ],
     ids=["clocks that agree", "another offset"],
@@ -113,7 +113,9 @@ TORCHFT = {
 @pytest.mark.parametrize("settings", TORCHFT)
 def test_streaming_diloco_matches_torchfts(settings):
     period, fragments, delay, alpha = settings
-    strategy = syncalgos.streaming_diloco(period, fragments, delay=delay, alpha=alpha)
+    strategy = syncalgos.streaming_diloco(
+        period, fragments=fragments, delay=delay, alpha=alpha
+    )
     params = least_squares(strategy, optax.adamw(0.1, weight_decay=0.1), 12)
     assert_after(params, TORCHFT[settings])
 
@@ -130,5 +132,10 @@ NOLOCO = {
 
 def test_noloco_matches_its_authors_code():
     """Two workers are each other's partners at all syncs."""
-    params = least_squares(syncalgos.noloco(2, 0.7, 0.5), optax.adam(0.1), 6, (1, 2))
+    params = least_squares(
+        syncalgos.noloco(2, outer_lr=0.7, outer_momentum=0.5),
+        optax.adam(0.1),
+        6,
+        (1, 2),
+    )
     assert_after(params, NOLOCO)

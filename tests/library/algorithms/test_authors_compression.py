@@ -112,7 +112,7 @@ DEMO_GRADS = {
 
 
 def demo_steps(**settings):
-    strategy = syncalgos.demo(0.9, 4, 2, **settings)
+    strategy = syncalgos.demo(decay=0.9, chunk=4, top_k=2, **settings)
     starts = jax.tree.map(lambda x: np.zeros_like(x[0]), DEMO_GRADS)
     return follow(strategy, optax.sgd(0.5), starts, DEMO_GRADS)
 
@@ -189,6 +189,6 @@ def test_sparseloco_matches_its_authors_rounds(workers, density, expected):
     grads = wave(4, 1, 4, 4, phase=6.0)
     grads = np.concatenate([grads, grads[:, :, ::-1]], axis=1)[:, :workers]
     starts = np.stack([wave(4, 4, phase=5.0)] * workers)
-    strategy = syncalgos.sparseloco(1, density)
+    strategy = syncalgos.sparseloco(1, density=density)
     params = follow(strategy, optax.sgd(1.0), starts, grads)
     assert_close(params[-1], np.stack([expected] * workers), SAME)

@@ -81,7 +81,12 @@ PLACES += [(6, backend, x) for backend in ("pmap", "shard_map") for x in SOME]
 def test_params_are_the_same_for_any_workers_on_any_devices(workers, backend, devices):
     batch = 66 if workers == 6 else 64
     trainer = syncalgos.DataParallel(
-        squared_loss, OPTIMIZER, syncalgos.sync_sgd(), workers, backend, devices
+        squared_loss,
+        OPTIMIZER,
+        syncalgos.sync_sgd(),
+        workers=workers,
+        backend=backend,
+        placement=syncalgos.Placement(devices=devices),
     )
     assert_replicas_equal(train(trainer, batch), on_one_machine(batch))
 
@@ -96,7 +101,7 @@ def test_replicas_live_on_the_chosen_devices_in_their_order(devices, backend):
         syncalgos.bmuf(period=5),
         workers=6,
         backend=backend,
-        devices=devices,
+        placement=syncalgos.Placement(devices=devices),
     )
     initial = trainer.init(initial_params())
     trained, _ = trainer.run(initial, make_batches(66))
@@ -119,7 +124,11 @@ def test_worker_trains_on_its_slice_on_any_devices(devices):
     def replicas(devices):
         alone = syncalgos.Strategy()  # nothing is sent
         trainer = syncalgos.DataParallel(
-            squared_loss, optax.sgd(LR), alone, workers=6, devices=devices
+            squared_loss,
+            optax.sgd(LR),
+            alone,
+            workers=6,
+            placement=syncalgos.Placement(devices=devices),
         )
         weight = train(trainer, global_batch=66).replica.params["weight"]
         return np.reshape(weight, (6, 16))

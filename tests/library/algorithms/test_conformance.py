@@ -28,7 +28,12 @@ def train(strategy, backend, workers, dtype=np.float32, optimizer=SGD):
     params, batches = problem(dtype)
     devices = [0, 1] if backend != "vmap" and workers % 2 == 0 else [0]
     trainer = syncalgos.DataParallel(
-        loss, optimizer, strategy, workers, backend, devices
+        loss,
+        optimizer,
+        strategy,
+        workers=workers,
+        backend=backend,
+        placement=syncalgos.Placement(devices=devices),
     )
     state = trainer.init(params, {"seen": np.zeros(())})
     states = [jax.tree.map(np.asarray, state._replace(key=()))]
@@ -111,7 +116,9 @@ def test_replicas_drift_apart_between_syncs(name):
     """A sync that acted at the wrong steps would not show in its results alone."""
     params, batches = problem()
     optimizer = owed(name).optimizer
-    trainer = syncalgos.DataParallel(loss, optimizer, make(name), 4, "vmap")
+    trainer = syncalgos.DataParallel(
+        loss, optimizer, make(name), workers=4, backend="vmap"
+    )
     state = trainer.init(params, {"seen": np.zeros(())})
     agreed = []
     for step in range(2 * PERIOD):
@@ -128,7 +135,7 @@ def test_replicas_drift_apart_between_syncs(name):
 def test_communication_is_what_the_algorithm_owes(name, workers):
     taken = owed(name).taken(2 * PERIOD)
     sent = syncalgos.communication(
-        make(name), problem()[0], workers, 2 * PERIOD, taken=taken
+        make(name), problem()[0], workers=workers, steps=2 * PERIOD, taken=taken
     )
     assert sent.bytes_per_worker == pytest.approx(owed(name).sent(workers))
     expected = owed(name).sends_at if workers > 1 else ()
@@ -161,7 +168,9 @@ def test_float32_params_stay_float32_where_float64_is_on(name):
     with jax.enable_x64(True):
         for strategy in rates:  # traced step by step: changed dtypes are refused
             taken = owed(name).taken(2 * PERIOD)
-            syncalgos.communication(strategy, problem()[0], 2, 2 * PERIOD, taken=taken)
+            syncalgos.communication(
+                strategy, problem()[0], workers=2, steps=2 * PERIOD, taken=taken
+            )
 
 
 EVERY_PARAMETER = [(name, p) for name in NAMES for p in parameters(name)]
@@ -222,7 +231,9 @@ def test_a_batch_that_is_not_finite_is_survived(name):
     params, batches = problem()
     # Of two workers: fedavg leaves one of the three out of a round, and of its loss.
     batches["x"][1, [0, -1]] = np.nan
-    trainer = syncalgos.DataParallel(loss, optimizer, make(name), 3, "vmap")
+    trainer = syncalgos.DataParallel(
+        loss, optimizer, make(name), workers=3, backend="vmap"
+    )
     state, metrics = trainer.run(trainer.init(params, {"seen": np.zeros(())}), batches)
     assert not np.isfinite(metrics["loss"][1])
     assert np.isfinite(metrics["loss"][2:]).all()

@@ -98,5 +98,5 @@ def test_norms_that_differ_by_rounding_are_alike():
 def test_a_mask_may_leave_nothing_to_screen():
     """A model with fewer leaves than fragments has an empty one."""
     strategy = sa.masked(sa.edit(1), lambda params: {"x": False})
-    sent = sa.communication(strategy, {"x": jnp.zeros(2)}, 3, 2)
+    sent = sa.communication(strategy, {"x": jnp.zeros(2)}, workers=3, steps=2)
     assert sent.bytes_per_worker == 0

@@ -67,7 +67,7 @@ class Pair(NamedTuple):
 
 def outer(optimizer, *reduce):
     """A step of an outer optimizer at the end of each round."""
-    return sa.every(PERIOD, sa.outer_step(optimizer, *reduce))
+    return sa.every(sa.outer_step(optimizer, *reduce), PERIOD)
 
 
 PAIRS: dict[str, Pair] = {
@@ -84,7 +84,9 @@ PAIRS: dict[str, Pair] = {
     },
     **{
         f"bmuf without block momentum averages, nesterov {nesterov}": Pair(
-            sa.bmuf(PERIOD, 0, 1, nesterov=nesterov), AVERAGED[PERIOD], period=PERIOD
+            sa.bmuf(PERIOD, block_momentum=0, block_lr=1, nesterov=nesterov),
+            AVERAGED[PERIOD],
+            period=PERIOD,
         )
         for nesterov in (False, True)
     },
@@ -105,28 +107,30 @@ PAIRS: dict[str, Pair] = {
         AVERAGED[PERIOD], outer(optax.sgd(1.0)), period=PERIOD
     ),
     "bmuf is an outer step": Pair(
-        sa.bmuf(PERIOD, 0.8, 0.7), outer(optax.sgd(0.7, momentum=0.8))
+        sa.bmuf(PERIOD, block_momentum=0.8, block_lr=0.7),
+        outer(optax.sgd(0.7, momentum=0.8)),
     ),
     "diloco is an outer step": Pair(
-        sa.diloco(PERIOD, 0.6, 0.8), outer(optax.sgd(0.6, momentum=0.8, nesterov=True))
+        sa.diloco(PERIOD, outer_lr=0.6, outer_momentum=0.8),
+        outer(optax.sgd(0.6, momentum=0.8, nesterov=True)),
     ),
     "streaming diloco of one fragment is diloco": Pair(
-        sa.streaming_diloco(PERIOD, 1), DILOCO
+        sa.streaming_diloco(PERIOD, fragments=1), DILOCO
     ),
     "streaming diloco of one fragment is diloco, with other values": Pair(
-        sa.streaming_diloco(PERIOD, 1, outer_lr=0.4, outer_momentum=0.6),
+        sa.streaming_diloco(PERIOD, fragments=1, outer_lr=0.4, outer_momentum=0.6),
         sa.diloco(PERIOD, outer_lr=0.4, outer_momentum=0.6),
     ),
     "hierarchical of one group averages by its inner period": Pair(
-        sa.hierarchical(8, PERIOD, groups=1), AVERAGED[PERIOD]
+        sa.hierarchical(8, inner_period=PERIOD, groups=1), AVERAGED[PERIOD]
     ),
     "hierarchical of groups of one worker averages": Pair(
-        sa.hierarchical(PERIOD, 2, groups=4), AVERAGED[PERIOD]
+        sa.hierarchical(PERIOD, inner_period=2, groups=4), AVERAGED[PERIOD]
     ),
     **{
         f"{groups} groups of {workers} workers lie on {hosts} whole hosts": Pair(
-            sa.hierarchical(8, PERIOD, hosts=hosts),
-            sa.hierarchical(8, PERIOD, groups=groups),
+            sa.hierarchical(8, inner_period=PERIOD, hosts=hosts),
+            sa.hierarchical(8, inner_period=PERIOD, groups=groups),
             workers=workers,
             slow=(groups > 2 and workers == 8) or hosts == 1,
         )
@@ -146,17 +150,17 @@ PAIRS: dict[str, Pair] = {
     },
     # The ring mixes after the local step.
     "choco-sgd that loses nothing is gossip": Pair(
-        sa.choco_sgd(density=1, consensus=1), sa.gossip_pga(10**6, "ring")
+        sa.choco_sgd(density=1, consensus=1), sa.gossip_pga(10**6, topology="ring")
     ),
     "three workers on a ring are all neighbours": Pair(
-        sa.gossip_pga(PERIOD, "ring"), sa.average(), workers=3
+        sa.gossip_pga(PERIOD, topology="ring"), sa.average(), workers=3
     ),
     "gossip-pga of period one averages": Pair(sa.gossip_pga(1), AVERAGED[1]),
     # A proximal term has nothing to pull where each step starts from the average.
     "fedprox of period one averages": Pair(sa.fedprox(1), AVERAGED[1]),
     **{
         f"slowmo at a constant learning rate is bmuf, {slow_lr}": Pair(
-            sa.slowmo(PERIOD, 0.8, slow_lr, learning_rate=LR),
+            sa.slowmo(PERIOD, slow_momentum=0.8, slow_lr=slow_lr, learning_rate=LR),
             sa.bmuf(PERIOD, block_momentum=0.8, block_lr=slow_lr),
             slow=slow_lr == 1,
         )
@@ -164,7 +168,7 @@ PAIRS: dict[str, Pair] = {
     },
     **{
         f"slowmo of period one is a heavy ball under a schedule, {slow_lr}": Pair(
-            sa.slowmo(1, 0.8, slow_lr, learning_rate=COSINE),
+            sa.slowmo(1, slow_momentum=0.8, slow_lr=slow_lr, learning_rate=COSINE),
             SYNCHRONOUS,
             optax.sgd(COSINE),
             optax.sgd(lambda step, rate=slow_lr: rate * COSINE(step), momentum=0.8),
@@ -189,7 +193,7 @@ PAIRS: dict[str, Pair] = {
         sa.bmuf(PERIOD, block_momentum=0, block_lr=0.3),
     ),
     "muloco is diloco with other values": Pair(
-        sa.muloco(PERIOD), sa.diloco(PERIOD, 0.9, 0.8)
+        sa.muloco(PERIOD), sa.diloco(PERIOD, outer_lr=0.9, outer_momentum=0.8)
     ),
     "plain co2 takes the mean displacement of the last round": Pair(
         sa.co2(PERIOD, outer_momentum=0, penalty=False),
@@ -202,7 +206,7 @@ PAIRS: dict[str, Pair] = {
     # Its own outer gradient is the mean, and arrives at once.
     "eager diloco of one worker is diloco": Pair(
         sa.eager_diloco(PERIOD, outer_lr=0.6, outer_momentum=0.8),
-        sa.diloco(PERIOD, 0.6, 0.8),
+        sa.diloco(PERIOD, outer_lr=0.6, outer_momentum=0.8),
         workers=1,
     ),
     # It is its own partner: nothing pulls it to other slow params.
@@ -221,7 +225,7 @@ PAIRS: dict[str, Pair] = {
         for decay in (0.3, 1.0)
     },
     "post-local SGD from the first step on averages": Pair(
-        sa.post_local_sgd(0, PERIOD), AVERAGED[PERIOD]
+        sa.post_local_sgd(dense_steps=0, period=PERIOD), AVERAGED[PERIOD]
     ),
     "dense sparta averages": Pair(
         sa.sparta(density=1, period=PERIOD), AVERAGED[PERIOD]
@@ -237,7 +241,7 @@ PAIRS: dict[str, Pair] = {
             "topk_sgd": sa.topk_sgd(density=1),
             "powersgd": sa.powersgd(rank=3, min_rate=0),
             "demo": sa.demo(decay=0, top_k=12),
-            "post_local_sgd": sa.post_local_sgd(10**6, PERIOD),
+            "post_local_sgd": sa.post_local_sgd(dense_steps=10**6, period=PERIOD),
             "masked": sa.masked(sa.sync_sgd(), True),
         }.items()
     },
@@ -286,7 +290,7 @@ def test_bmuf_of_period_one_is_not_heavy_ball_under_a_schedule():
 
 
 def test_slowmo_is_not_bmuf_under_a_schedule():
-    slow = train(sa.slowmo(PERIOD, 0.8, learning_rate=COSINE), SCHEDULED)
+    slow = train(sa.slowmo(PERIOD, slow_momentum=0.8, learning_rate=COSINE), SCHEDULED)
     filtered = train(sa.bmuf(PERIOD, block_momentum=0.8), SCHEDULED)
     # The first block, of zero velocity before, is the same for both.
     assert relative_error(slow.centers[:4], filtered.centers[:4]) <= ROUNDING
@@ -303,7 +307,10 @@ def test_starts_of_nesterov_bmuf_are_those_of_an_outer_nesterov_step(
     nesterov = optax.sgd(block_lr, momentum=block_momentum, nesterov=True)
     stepped = train(outer(nesterov), HEAVY_BALL)
     filtered = train(
-        sa.bmuf(PERIOD, block_momentum, block_lr, nesterov=True), HEAVY_BALL
+        sa.bmuf(
+            PERIOD, block_momentum=block_momentum, block_lr=block_lr, nesterov=True
+        ),
+        HEAVY_BALL,
     )
     assert_replicas(filtered, stepped.replicas)
     assert relative_error(filtered.centers[-1:], stepped.centers[-1:]) > CLEARLY
@@ -362,7 +369,7 @@ def test_strategy_after_s_starts_from_the_synchronous_model(name, synced_first, 
             theta[:] = anchor
         expected.append(anchor)
 
-    members = [sa.until(s, sa.sync_sgd()), sa.after(s, strategy)]
+    members = [sa.until(sa.sync_sgd(), s), sa.after(strategy, s)]
     switched = sa.chain(*(members if synced_first else members[::-1]))
     centers = train(switched, HEAVY_BALL).centers
     assert relative_error(centers, np.array(expected)) <= ROUNDING
@@ -375,9 +382,9 @@ def test_strategy_after_s_starts_from_what_a_later_member_leaves(s):
 
     Anchors from before would leave the replicas apart.
     """
-    late = sa.after(s, sa.bmuf(PERIOD, 0.8, 0.7))
-    averaged = train(sa.chain(late, sa.until(s, sa.model_averaging(1))))
-    assert_same(averaged, train(sa.chain(sa.until(s, sa.sync_sgd()), late)))
+    late = sa.after(sa.bmuf(PERIOD, block_momentum=0.8, block_lr=0.7), s)
+    averaged = train(sa.chain(late, sa.until(sa.model_averaging(1), s)))
+    assert_same(averaged, train(sa.chain(sa.until(sa.sync_sgd(), s), late)))
 
 
 @pytest.mark.parametrize("s", [6, 8])
@@ -394,8 +401,8 @@ def test_center_of_strategy_until_s_is_the_current_model_afterwards(s):
             theta[:] = w
         expected.append(w)
 
-    early = sa.until(s, sa.bmuf(PERIOD, 0.8, 0.7))
-    centers = train(sa.chain(early, sa.after(s, sa.sync_sgd())), HEAVY_BALL).centers
+    early = sa.until(sa.bmuf(PERIOD, block_momentum=0.8, block_lr=0.7), s)
+    centers = train(sa.chain(early, sa.after(sa.sync_sgd(), s)), HEAVY_BALL).centers
     assert relative_error(centers, np.array(expected)) <= ROUNDING
 
 
@@ -419,15 +426,15 @@ def test_momentum_at_an_average_of_params_is_the_users_choice(member, kept):
     for _, theta, momentum in own.ends(PERIOD):
         theta[:] = theta.mean(0)
         momentum[:] = kept * momentum.mean(0)
-    seen = train(sa.every(PERIOD, sa.chain(sa.average(), member)), SCHEDULED)
+    seen = train(sa.every(sa.chain(sa.average(), member), PERIOD), SCHEDULED)
     assert_replicas(seen, own.replicas)
 
 
 def test_streaming_diloco_takes_an_outer_step_of_each_fragment_in_turn():
     """The second of two fragments syncs as DiLoCo, the first half a period earlier."""
-    streamed = train(sa.streaming_diloco(PERIOD, 2), HEAVY_BALL)
+    streamed = train(sa.streaming_diloco(PERIOD, fragments=2), HEAVY_BALL)
     whole = train(sa.diloco(PERIOD), HEAVY_BALL)
-    early = train(sa.every(PERIOD, sa.diloco(1), offset=PERIOD // 2), HEAVY_BALL)
+    early = train(sa.every(sa.diloco(1), PERIOD, offset=PERIOD // 2), HEAVY_BALL)
     last = np.arange(SIZE) >= 16  # of three leaves, the last one
     for seen in ("replicas", "centers"):
         actual, late, soon = (getattr(x, seen) for x in (streamed, whole, early))
@@ -439,14 +446,16 @@ def test_hierarchical_refuses_groups_that_span_hosts():
     with pytest.raises(ValueError, match=r"2 groups on 4 hosts .* a multiple of 4"):
         sa.hierarchical(groups=2, hosts=4)
     with pytest.raises(ValueError, match="6 workers do not divide over 4 hosts"):
-        train(sa.hierarchical(8, PERIOD, hosts=4), HEAVY_BALL, workers=6)
+        train(sa.hierarchical(8, inner_period=PERIOD, hosts=4), HEAVY_BALL, workers=6)
 
 
 def test_des_loc_of_equal_periods_averages_params_and_moments_together():
     adam = optax.adam(LR)
-    desynced = train(sa.des_loc(PERIOD, PERIOD, PERIOD), adam)
+    desynced = train(
+        sa.des_loc(PERIOD, first_period=PERIOD, second_period=PERIOD), adam
+    )
     together = train(
-        sa.every(PERIOD, sa.chain(sa.average(), sa.average("opt_state"))), adam
+        sa.every(sa.chain(sa.average(), sa.average("opt_state")), PERIOD), adam
     )
     assert_same(desynced, together)
     for moment in ("mu", "nu"):
@@ -469,7 +478,7 @@ def test_qsr_takes_a_whole_ratio_for_whole(growth, rate, steps, wide):
     """(0.01 / 0.001)² is below 100 in float32, and (0.29 / 0.005)² below 3364."""
     with jax.enable_x64(wide):
         for each in (rate, lambda step: jnp.float32(rate)):
-            acts = sa.qsr(1, growth, each).acts
+            acts = sa.qsr(1, growth=growth, learning_rate=each).acts
             assert acts is not None
             assert [bool(acts(steps - 2)), bool(acts(steps - 1))] == [False, True]
 

@@ -78,8 +78,8 @@ PGA = [
     [
         (syncalgos.d2(axis="ring"), D2_HALF),
         (syncalgos.d2(mixing=1, axis="ring"), D2_WHOLE),
-        (syncalgos.gradient_tracking("ring"), TRACKING),
-        (syncalgos.gossip_pga(4, "ring", axis="ring"), PGA),
+        (syncalgos.gradient_tracking(axis="ring"), TRACKING),
+        (syncalgos.gossip_pga(4, topology="ring", axis="ring"), PGA),
     ],
     ids=["d2", "d2 of W itself", "gradient_tracking", "gossip_pga"],
 )
@@ -114,7 +114,7 @@ def test_choco_sgd_stays_together_at_its_default_step(density):
         key = own_key(0, step, "ring")
         return jax.random.normal(key, grads.shape, grads.dtype), state
 
-    strategy = syncalgos.choco_sgd(density, axis="ring")
+    strategy = syncalgos.choco_sgd(density=density, axis="ring")
     drifting = syncalgos.chain(syncalgos.Strategy(reduce=noise), strategy)
     anywhere = np.zeros((8, 100))
     params, _ = replicas(drifting, 1500, anywhere, anywhere)
@@ -129,20 +129,20 @@ CENTERS = {
         [1.0946000254, 1.222840217, 1.3702397349],
     ),
     "fedyogi": (
-        syncalgos.fedopt(2, "yogi", axis="ring"),
+        syncalgos.fedopt(2, method="yogi", axis="ring"),
         [1.0945986465, 1.2224815392, 1.3689967061],
     ),
     "fedadagrad": (
-        syncalgos.fedopt(2, "adagrad", beta1=0, axis="ring"),
+        syncalgos.fedopt(2, method="adagrad", b1=0, axis="ring"),
         [1.0994459876, 1.1638518066, 1.2133043857],
     ),
     "lookahead": (syncalgos.lookahead(2, axis="ring"), [1.09, 1.167625, 1.2345765625]),
     "fedprox": (
-        syncalgos.fedprox(2, 0.5, axis="ring"),
+        syncalgos.fedprox(2, proximal=0.5, axis="ring"),
         [1.175, 1.3031875, 1.3970848438],
     ),
     "feddyn": (
-        syncalgos.feddyn(2, 0.5, axis="ring"),
+        syncalgos.feddyn(2, proximal=0.5, axis="ring"),
         [1.35, 1.657125, 1.8547634375, 1.9293307789],
     ),
 }
@@ -200,9 +200,9 @@ EXACT = {
     # Its controls take the workers' differences out of the local steps.
     "scaffold": syncalgos.scaffold(2, learning_rate=LR, axis="ring"),
     "d2": syncalgos.d2(axis="ring"),
-    "gradient_tracking": syncalgos.gradient_tracking("ring"),
-    "scaffnew": syncalgos.scaffnew(2, LR, axis="ring"),
-    "feddyn": syncalgos.feddyn(2, 0.5, axis="ring"),
+    "gradient_tracking": syncalgos.gradient_tracking(axis="ring"),
+    "scaffnew": syncalgos.scaffnew(2, learning_rate=LR, axis="ring"),
+    "feddyn": syncalgos.feddyn(2, proximal=0.5, axis="ring"),
 }
 
 
@@ -215,10 +215,10 @@ def test_exact_methods_rest_at_the_minimum_of_the_mean_loss(name):
 
 
 BIASED = {
-    "gossip": syncalgos.gossip("ring", axis="ring"),
-    "gossip_pga": syncalgos.gossip_pga(4, "ring", axis="ring"),
-    "choco_sgd": syncalgos.choco_sgd(1, 1, axis="ring"),
-    "fedprox": syncalgos.fedprox(2, 0.5, axis="ring"),
+    "gossip": syncalgos.gossip(topology="ring", axis="ring"),
+    "gossip_pga": syncalgos.gossip_pga(4, topology="ring", axis="ring"),
+    "choco_sgd": syncalgos.choco_sgd(density=1, consensus=1, axis="ring"),
+    "fedprox": syncalgos.fedprox(2, proximal=0.5, axis="ring"),
 }
 
 

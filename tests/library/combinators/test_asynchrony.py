@@ -85,10 +85,10 @@ def test_a_start_in_step_leaves_the_optimizers_state_to_who_rests_first():
     """Momentum under a constant gradient only grows; one made anew would be 0."""
     optimizer = optax.sgd(LR, momentum=MOMENTUM)
     late = sa.async_diloco(4, slowest=0.25, optimizer=optimizer)
-    start = sa.until(8, sa.sync_sgd())
-    strategy = sa.chain(start, sa.after(8, late))
+    start = sa.until(sa.sync_sgd(), 8)
+    strategy = sa.chain(start, sa.after(late, 8))
     loss = sa.stateless(lambda params, batch: jnp.sum(params * batch[0]))
-    trainer = sa.DataParallel(loss, optimizer, strategy, 4, "vmap")
+    trainer = sa.DataParallel(loss, optimizer, strategy, workers=4, backend="vmap")
     state, _ = trainer.run(trainer.init(jnp.zeros(1)), jnp.ones((8, 4, 1)))
     before = np.ravel(state.replica.opt_state[0].trace)
     state, _ = trainer.run(state, jnp.ones((2, 4, 1)))
@@ -129,15 +129,15 @@ def test_what_cannot_be_is_refused(settings, message):
 @pytest.mark.parametrize(
     ("around", "name"),
     [
-        (lambda strategy: sa.every(4, strategy), "when"),
+        (lambda strategy: sa.every(strategy, 4), "when"),
         (
-            lambda strategy: sa.every(4, sa.chain(sa.average("buffers"), strategy)),
+            lambda strategy: sa.every(sa.chain(sa.average("buffers"), strategy), 4),
             "when",
         ),
-        (lambda strategy: sa.every(4, sa.paced(strategy, [4, 2])), "when"),
+        (lambda strategy: sa.every(sa.paced(strategy, [4, 2]), 4), "when"),
         (lambda strategy: sa.delayed(strategy, 1), "delayed"),
         (lambda strategy: sa.participating(strategy, sa.sampled(0.5)), "participating"),
-        (lambda strategy: sa.decided(lambda *_: True, strategy), "decided"),
+        (lambda strategy: sa.decided(strategy, lambda *_: True), "decided"),
     ],
 )
 def test_what_would_let_slow_workers_run_is_refused(around, name):
@@ -152,9 +152,9 @@ def test_phases_hold_slow_workers_back(around):
     trainer = sa.DataParallel(
         sa.stateless(lambda params, batch: params["w"] - params["w"] * batch.mean()),
         optax.sgd(1.0),
-        around(4 if around is sa.until else 0, strategy),
-        2,
-        "vmap",
+        around(strategy, 4 if around is sa.until else 0),
+        workers=2,
+        backend="vmap",
     )
     state, _ = trainer.run(trainer.init({"w": jnp.zeros(())}), np.zeros((4, 2)))
     np.testing.assert_array_equal(state.replica.params["w"].ravel(), [-4, -2])

@@ -27,15 +27,15 @@ SYNCS = {
     "gossip": (sa.gossip(), list(range(1, 17))),
     "easgd": (sa.easgd(4), [4, 8, 12, 16]),
     "scaffold": (sa.scaffold(4, learning_rate=LR), [4, 8, 12, 16]),
-    "fedavg": (sa.fedavg(4, 0.5), [4, 8, 12, 16]),
+    "fedavg": (sa.fedavg(4, fraction=0.5), [4, 8, 12, 16]),
     "paced": (sa.paced(sa.model_averaging(4), [4, 1]), [4, 8, 12, 16]),
-    "schedule": (sa.every(lambda step: 2 + step, sa.average()), [2, 6, 14]),
-    "until": (sa.until(9, sa.bmuf(4)), [4, 8]),
-    "after": (sa.after(9, sa.bmuf(4)), [12, 16]),
-    "post_local_sgd": (sa.post_local_sgd(6, 4), [8, 12, 16]),
-    "hierarchical": (sa.hierarchical(6, 4, groups=1), [4, 6, 8, 12, 16]),
-    "streaming_diloco": (sa.streaming_diloco(8, 2), [4, 8, 12, 16]),
-    "with a delay": (sa.streaming_diloco(8, 2, delay=1), [4, 8, 12, 16]),
+    "schedule": (sa.every(sa.average(), lambda step: 2 + step), [2, 6, 14]),
+    "until": (sa.until(sa.bmuf(4), 9), [4, 8]),
+    "after": (sa.after(sa.bmuf(4), 9), [12, 16]),
+    "post_local_sgd": (sa.post_local_sgd(dense_steps=6, period=4), [8, 12, 16]),
+    "hierarchical": (sa.hierarchical(6, inner_period=4, groups=1), [4, 6, 8, 12, 16]),
+    "streaming_diloco": (sa.streaming_diloco(8, fragments=2), [4, 8, 12, 16]),
+    "with a delay": (sa.streaming_diloco(8, fragments=2, delay=1), [4, 8, 12, 16]),
     "delayed": (sa.delayed(sa.model_averaging(4), 2), [6, 10, 14]),
     "delayed chain": (
         sa.delayed(sa.chain(sa.model_averaging(4), sa.model_averaging(6)), 1),
@@ -61,7 +61,7 @@ def test_at_syncs_acts_where_syncs_take_effect(name):
 def test_at_syncs_of_a_period_is_a_chain_of_that_period(extra):
     apart = train(sa.at_syncs(sa.model_averaging(PERIOD), extra), HEAVY_BALL)
     assert_same(
-        apart, train(sa.every(PERIOD, sa.chain(sa.average(), extra)), HEAVY_BALL)
+        apart, train(sa.every(sa.chain(sa.average(), extra), PERIOD), HEAVY_BALL)
     )
     plain = train(sa.model_averaging(PERIOD), HEAVY_BALL)
     assert relative_error(apart.centers[-1], plain.centers[-1]) > CLEARLY
@@ -85,8 +85,8 @@ def test_at_syncs_of_a_delayed_strategy_restarts_momentum_when_results_arrive():
     "strategy",
     [
         sa.sync_sgd(),
-        sa.every(4, sa.sync_sgd()),
-        sa.until(4, sa.masked(sa.sync_sgd(), True)),
+        sa.every(sa.sync_sgd(), 4),
+        sa.until(sa.masked(sa.sync_sgd(), True), 4),
         sa.chain(sa.sync_sgd(), sa.topk_sgd()),
         sa.delayed(sa.sync_sgd(), 2),
     ],

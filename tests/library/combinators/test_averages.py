@@ -19,11 +19,11 @@ HEAVY_BALL = optax.sgd(LR, momentum=0.9)
 STRATEGIES = {
     "plain": sa.Strategy(),
     "sync_sgd": sa.sync_sgd(),
-    "bmuf": sa.bmuf(4, 0.6, nesterov=True),
+    "bmuf": sa.bmuf(4, block_momentum=0.6, nesterov=True),
     "noloco": sa.noloco(4),
-    "gossip ring": sa.gossip("ring"),
+    "gossip ring": sa.gossip(topology="ring"),
     "masked": sa.masked(sa.bmuf(4), BODY),
-    "phases": sa.chain(sa.until(3, sa.sync_sgd()), sa.after(3, sa.bmuf(4))),
+    "phases": sa.chain(sa.until(sa.sync_sgd(), 3), sa.after(sa.bmuf(4), 3)),
 }
 
 
@@ -65,7 +65,7 @@ def test_nothing_more_is_sent(name):
 
 MOMENTUM_RESET = sa.reset(HEAVY_BALL)
 AROUND = {
-    "every": (lambda s: sa.every(4, s), sa.average()),
+    "every": (lambda s: sa.every(s, 4), sa.average()),
     "delayed": (lambda s: sa.delayed(s, 2), sa.model_averaging(4)),
     "participating": (
         lambda s: sa.participating(s, sa.sampled(0.5)),
@@ -131,7 +131,9 @@ def test_floats_of_8_bits_are_averaged_in_float32(dtype):
     def loss(params, buffers, batch, key):
         return jnp.sum(params["w"] ** 2), (buffers, {})
 
-    trainer = sa.DataParallel(loss, optax.sgd(0.1), sa.bmuf(2), 2, "vmap")
+    trainer = sa.DataParallel(
+        loss, optax.sgd(0.1), sa.bmuf(2), workers=2, backend="vmap"
+    )
     state = trainer.init({"w": jnp.ones(2)}, buffers={"scale": jnp.full(3, 1.5, dtype)})
     state, _ = trainer.run(state, np.zeros((2, 2), np.float32))
     center = trainer.center(state).buffers["scale"]

@@ -63,30 +63,30 @@ def test_default_strategy_keeps_everything():
 
 
 def test_every_acts_after_steps_period_and_its_multiples():
-    assert history_of(sa.every(3, marking("a"))) == [0, 0, 1, 1, 1, 2, 2, 2]
-    assert history_of(sa.every(1, marking("a"))) == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert history_of(sa.every(marking("a"), 3)) == [0, 0, 1, 1, 1, 2, 2, 2]
+    assert history_of(sa.every(marking("a"), 1)) == [1, 2, 3, 4, 5, 6, 7, 8]
 
 
 def test_when_asks_the_step():
-    odd = sa.when(lambda step: step % 2 == 1, marking("a"))
+    odd = sa.when(marking("a"), lambda step: step % 2 == 1)
     assert history_of(odd) == [0, 1, 1, 2, 2, 3, 3, 4]
 
 
 def test_every_reduces_at_the_same_steps_as_it_syncs():
-    strategy = sa.every(2, sa.sync_sgd())
+    strategy = sa.every(sa.sync_sgd(), 2)
     params = {"a": np.arange(3.0)}
     grads = [np.asarray(g["a"][0]) for *_, g in follow(strategy, params, 4)]
     np.testing.assert_array_equal(grads, [[0, 1, 2], [1, 1, 1], [0, 1, 2], [1, 1, 1]])
 
 
 def test_until_and_after_split_the_steps():
-    both = sa.chain(sa.until(3, marking("a")), sa.after(3, marking("b")))
+    both = sa.chain(sa.until(marking("a"), 3), sa.after(marking("b"), 3))
     assert history_of(both, "a", 6) == [1, 2, 3, 3, 3, 3]
     assert history_of(both, "b", 6) == [0, 0, 0, 1, 2, 3]
 
 
 def test_after_counts_periods_on_the_absolute_clock():
-    assert history_of(sa.after(3, sa.every(4, marking("a")))) == [
+    assert history_of(sa.after(sa.every(marking("a"), 4), 3)) == [
         0,
         0,
         0,
@@ -123,10 +123,10 @@ def own_center(value):
         (sa.chain(own_center(5), own_center(7)), 7),  # the last of its own
         (sa.chain(own_center(7), sa.chain(own_center(5), sa.average())), 5),
         (sa.chain(own_center(7), sa.chain(sa.average(), sa.sync_sgd())), 7),
-        (sa.chain(own_center(7), sa.every(4, sa.average())), 7),
-        (sa.every(4, own_center(5)), 5),
+        (sa.chain(own_center(7), sa.every(sa.average(), 4)), 7),
+        (sa.every(own_center(5), 4), 5),
         (sa.chain(sa.average("buffers"), sa.sync_sgd()), 1),  # else the mean
-        (sa.every(4, sa.chain(sa.average("buffers"))), 1),
+        (sa.every(sa.chain(sa.average("buffers")), 4), 1),
         (sa.chain(), 1),
     ],
 )
@@ -141,12 +141,12 @@ def test_center_does_not_go_stale_outside_a_phase():
         sync=lambda r, s, t: (r._replace(params={"a": r.params["a"] + 1}), s)
     )
     params = {"a": np.zeros(WORKERS)}
-    late = sa.chain(moving, sa.after(3, sa.bmuf(4, 0.5)))
+    late = sa.chain(moving, sa.after(sa.bmuf(4, block_momentum=0.5), 3))
     centers = [float(c["a"][0, 0]) for _, _, c, _ in follow(late, params, 8)]
     # Steps 0-2: the current model. The first block, steps 3 alone: 3 + (4 - 3). The
     # second from 4: velocity 0.5 · 1 + (8 - 4).
     assert centers == [1, 2, 3, 4, 4, 4, 4, 4 + 4.5]
-    early = sa.chain(sa.until(4, sa.bmuf(2, 0.5)), moving)
+    early = sa.chain(sa.until(sa.bmuf(2, block_momentum=0.5), 4), moving)
     centers = [float(c["a"][0, 0]) for _, _, c, _ in follow(early, params, 6)]
     assert (
         centers[4:]
@@ -155,13 +155,13 @@ def test_center_does_not_go_stale_outside_a_phase():
 
 
 def test_until_keeps_the_state_of_a_strategy_without_a_center():
-    history = follow(sa.until(3, marking("a")), ones("a", "b"), 6)
+    history = follow(sa.until(marking("a"), 3), ones("a", "b"), 6)
     assert [int(state[0, 0]) for _, state, *_ in history] == [1, 2, 3, 3, 3, 3]
 
 
 def test_mean_of_a_chain_is_over_the_axis_of_its_members():
     strategies = [
-        sa.every(16, sa.chain(sa.average(axis="batch"), sa.reset(optax.sgd(0.1)))),
+        sa.every(sa.chain(sa.average(axis="batch"), sa.reset(optax.sgd(0.1))), 16),
         sa.chain(
             sa.reset(optax.sgd(0.1)), sa.average("buffers", axis="batch"), sa.Strategy()
         ),
@@ -271,31 +271,31 @@ def test_reset_keeps_injected_hyperparameters():
         (lambda: sa.chain(sa.bmuf), r"chain: expected a Strategy, .*bmuf\(\)"),
         (lambda: sa.chain(sa.average(), 3), "chain: expected a Strategy, got 3"),
         (
-            lambda: sa.every(sa.average(), 3),
+            lambda: sa.every(sa.average(), sa.average()),
             "period must be a whole number of at least 1",
         ),
         (lambda: sa.every(3, 3), "every: expected a Strategy, got 3"),
-        (lambda: sa.every(0, sa.average()), "period must be .* at least 1, got 0"),
-        (lambda: sa.every(2.0, sa.average()), "period must be .* at least 1, got 2.0"),
+        (lambda: sa.every(sa.average(), 0), "period must be .* at least 1, got 0"),
+        (lambda: sa.every(sa.average(), 2.0), "period must be .* at least 1, got 2.0"),
         (
-            lambda: sa.every(np.array([3]), sa.average()),
+            lambda: sa.every(sa.average(), np.array([3])),
             r"period must be .*, got array\(",
         ),
         (
-            lambda: sa.every(jnp.float32(3), sa.average()),
+            lambda: sa.every(sa.average(), jnp.float32(3)),
             "period must be a whole number",
         ),
-        (lambda: sa.when(3, sa.average()), "active must be a function, got 3"),
-        (lambda: sa.until(-1, sa.average()), "until: s must be .* at least 0, got -1"),
+        (lambda: sa.when(sa.average(), 3), "active must be a function, got 3"),
+        (lambda: sa.until(sa.average(), -1), "until: s must be .* at least 0, got -1"),
         (
-            lambda: sa.after("x", sa.average()),
+            lambda: sa.after(sa.average(), "x"),
             "after: s must be .* at least 0, got 'x'",
         ),
         (
             lambda: sa.average("parms"),
             "unknown field of Replica 'parms'; did you mean 'params'",
         ),
-        (lambda: sa.every(2**40, sa.average()), r"period must be below 2\*\*31"),
+        (lambda: sa.every(sa.average(), 2**40), r"period must be below 2\*\*31"),
         (
             lambda: sa.outer_step(optax.sgd),
             r"outer_step: outer must.*call it: sgd",
@@ -331,7 +331,7 @@ def test_reducers_may_be_made_or_to_be_made():
     params = {"a": np.arange(3.0)}
     results = [
         follow(sa.reduce_with(reducer), params, 1)[0][-1]["a"]
-        for reducer in (sa.mean, sa.mean())
+        for reducer in (sa.reducers.mean, sa.reducers.mean())
     ]
     np.testing.assert_array_equal(results[0], np.ones((1, 3)))
     np.testing.assert_array_equal(*results)
@@ -345,8 +345,8 @@ def test_short_params_keep_small_moves_by_an_outer_step_of_one():
             sa.stateless(lambda params, batch: params * jnp.mean(batch)),
             optax.sgd(1 / 256),
             strategy,
-            4,
-            "vmap",
+            workers=4,
+            backend="vmap",
         )
         batches = jnp.zeros((128, 4), jnp.bfloat16).at[:, 0].set(1)
         state = trainer.init(jnp.ones((), jnp.bfloat16))

@@ -161,7 +161,9 @@ def loss(params, buffers, batch, key):
 
 def trained(strategy, params, workers, optimizer, backend):
     """Everything that a run leaves behind: replicas, losses, the center."""
-    trainer = sa.DataParallel(loss, optimizer, strategy, workers, backend)
+    trainer = sa.DataParallel(
+        loss, optimizer, strategy, workers=workers, backend=backend
+    )
     state = trainer.init(params, jnp.zeros(()))
     rng = np.random.default_rng(0)
     state, metrics = trainer.run(state, rng.normal(size=(STEPS, BATCH * workers)))
@@ -175,7 +177,9 @@ def counted(strategy, params, workers):
     """Counts what is sent, or says in a line why that cannot be."""
     replica = sa.Replica(params, optax.sgd(0.1, momentum=0.5).init(params), 0.0)
     try:
-        assert sa.communication(strategy, replica, workers, STEPS).calls >= 0
+        assert (
+            sa.communication(strategy, replica, workers=workers, steps=STEPS).calls >= 0
+        )
     except ValueError as error:
         assert "\n" not in str(error)
 

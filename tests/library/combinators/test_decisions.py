@@ -48,7 +48,7 @@ def trained(strategy, parts=(STEPS,), **options):
 
 
 def test_one_worker_that_asks_lets_all_sync_and_each_sync_is_counted():
-    strategy = sa.decided(at([2, 3, 7]), sa.average())
+    strategy = sa.decided(sa.average(), at([2, 3, 7]))
     trainer = make_trainer(strategy)
     state, apart, told = trainer.init(make_params()), [], []
     for step in range(STEPS):
@@ -69,7 +69,7 @@ def test_one_worker_that_asks_lets_all_sync_and_each_sync_is_counted():
 
 @pytest.mark.slow
 def test_all_backends_and_forms_and_dispatches_decide_alike():
-    strategy = sa.every(2, sa.decided(far, sa.average()))
+    strategy = sa.every(sa.decided(sa.average(), far), 2)
     *_, expected = trained(strategy, backend="vmap", lane_form="vectorized")
     assert 1 < expected.sum() < STEPS // 2  # the data have a say
     assert not expected[::2].any()
@@ -80,8 +80,8 @@ def test_all_backends_and_forms_and_dispatches_decide_alike():
 
 
 def test_merged_lanes_report_what_is_decided():
-    both = sa.sync_sgd()._replace(sync=sa.decided(far, sa.average()).sync)
-    both = both._replace(init=lambda params: sa.decided(far, sa.average()).init(params))
+    both = sa.sync_sgd()._replace(sync=sa.decided(sa.average(), far).sync)
+    both = both._replace(init=lambda params: sa.decided(sa.average(), far).init(params))
     *_, vectorized = trained(both, lane_form="vectorized")
     *_, merged = trained(both, lane_form="merged")
     np.testing.assert_array_equal(merged, vectorized)
@@ -102,7 +102,7 @@ def sums_outside_of_branches(jaxpr):
 
 def test_a_sync_that_is_not_decided_on_stays_a_branch_in_lanes():
     """Under vmap a branch on what differs between lanes would compute both arms."""
-    strategy = sa.decided(far, sa.average())
+    strategy = sa.decided(sa.average(), far)
 
     def sync(replica, state):
         return strategy.sync(replica, state, 0)
@@ -121,11 +121,11 @@ def test_a_sync_that_is_not_decided_on_stays_a_branch_in_lanes():
 def test_decisions_in_phases_chains_and_masks_are_counted():
     """At the first step of a phase too, which makes its state anew."""
     mask = {"w": True, "b": False}
-    late = sa.after(4, sa.masked(sa.decided(at([4, 7]), sa.average()), mask))
+    late = sa.after(sa.masked(sa.decided(sa.average(), at([4, 7])), mask), 4)
     strategy = sa.chain(
-        sa.until(4, sa.sync_sgd()),
+        sa.until(sa.sync_sgd(), 4),
         late,
-        sa.every(3, sa.decided(at([5]), sa.average("opt_state"))),
+        sa.every(sa.decided(sa.average("opt_state"), at([5])), 3),
     )
     trainer, state, told = trained(strategy)
     np.testing.assert_array_equal(np.flatnonzero(told[:, 0]), [4, 7])
@@ -142,7 +142,7 @@ def test_at_syncs_acts_where_it_is_decided_to_sync():
     optimizer = optax.sgd(0.05, momentum=0.9)
     trace = []
     strategy = sa.at_syncs(
-        sa.every(2, sa.decided(at([3, 4, 9]), sa.average())), sa.reset(optimizer)
+        sa.every(sa.decided(sa.average(), at([3, 4, 9])), 2), sa.reset(optimizer)
     )
     trainer = make_trainer(strategy)
     state = trainer.init(make_params())
@@ -155,8 +155,8 @@ def test_at_syncs_acts_where_it_is_decided_to_sync():
 
 def test_center_of_what_is_decided_is_the_strategys_own():
     outer = sa.outer_step(optax.sgd(1.0))
-    trainer, state, told = trained(sa.decided(at([5]), outer))
-    _, whole, _ = trained(sa.decided(at([5]), outer), (6,))
+    trainer, state, told = trained(sa.decided(outer, at([5])))
+    _, whole, _ = trained(sa.decided(outer, at([5])), (6,))
     assert told.sum() == 1
     for x, y in zip(
         *(jax.tree.leaves(trainer.center(s).params) for s in (state, whole)),
@@ -166,35 +166,35 @@ def test_center_of_what_is_decided_is_the_strategys_own():
 
 
 def test_what_is_decided_cannot_be_counted_without_the_decisions():
-    strategy = sa.every(2, sa.decided(far, sa.average()))
+    strategy = sa.every(sa.decided(sa.average(), far), 2)
     with pytest.raises(ValueError, match=r"depends on more .* metrics\['decided'\]"):
-        sa.communication(strategy, make_params(), 4, STEPS)
+        sa.communication(strategy, make_params(), workers=4, steps=STEPS)
     with pytest.raises(ValueError, match=r"\(12, 1\) booleans, got shape \(5, 1\)"):
         taken = np.zeros((5, 1), bool)
-        sa.communication(strategy, make_params(), 4, STEPS, taken=taken)
+        sa.communication(strategy, make_params(), workers=4, steps=STEPS, taken=taken)
 
 
 @pytest.mark.sample(4)
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: sa.decided(3, sa.average()), "vote must be a function, got 3"),
+        (lambda: sa.decided(sa.average(), 3), "vote must be a function, got 3"),
         (
-            lambda: sa.decided(far, sa.average),
+            lambda: sa.decided(sa.average, far),
             r"expected a Strategy, .*call it: average\(\)",
         ),
-        (lambda: sa.decided(far, sa.sync_sgd()), "does not reduce gradients is needed"),
-        (lambda: sa.decided(far, sa.Strategy()), "a strategy that syncs"),
+        (lambda: sa.decided(sa.sync_sgd(), far), "does not reduce gradients is needed"),
+        (lambda: sa.decided(sa.Strategy(), far), "a strategy that syncs"),
         (
-            lambda: sa.decided(far, sa.delayed(sa.every(4, sa.average()), 2)),
+            lambda: sa.decided(sa.delayed(sa.every(sa.average(), 4), 2), far),
             "acts at every step",
         ),
         (
-            lambda: sa.delayed(sa.every(4, sa.decided(far, sa.average())), 2),
+            lambda: sa.delayed(sa.every(sa.decided(sa.average(), far), 4), 2),
             "the data decide on",
         ),
         (
-            lambda: sa.participating(sa.decided(far, sa.average()), sa.sampled(0.5)),
+            lambda: sa.participating(sa.decided(sa.average(), far), sa.sampled(0.5)),
             "participating: the data decide on when this strategy syncs",
         ),
     ],
@@ -205,7 +205,7 @@ def test_what_cannot_be_decided_on_is_refused(make, message):
 
 
 def test_a_model_that_is_not_finite_asks_for_an_average():
-    strategy = sa.dynamic_averaging(1, 1e3, axis="workers")
+    strategy = sa.dynamic_averaging(1, bound=1e3, axis="workers")
 
     def sync(x):
         state = strategy.init({"w": jnp.zeros(2)})

@@ -50,7 +50,9 @@ def test_delay_of_zero_is_the_strategy_itself():
 
 def test_without_a_delay_a_share_of_the_local_value_stays():
     """As in torchft, which mixes on arrival whatever the delay is."""
-    trained = train(delayed(chain(model_averaging(4), reset(optax.sgd(LR))), 0, 0.25))
+    trained = train(
+        delayed(chain(model_averaging(4), reset(optax.sgd(LR))), 0, alpha=0.25)
+    )
     assert_replicas(trained, averaged_late(4, 0, 0.25))
 
 
@@ -80,7 +82,7 @@ def averaged_late_by_addition(period, delay, alpha, steps=STEPS):
 @pytest.mark.parametrize("alpha", [0.0, 0.5])
 @pytest.mark.parametrize("delay", [1, 2, 3])
 def test_what_is_sent_at_a_step_arrives_delay_steps_later(delay, alpha):
-    trained = train(delayed(model_averaging(4), delay, alpha), steps=16)
+    trained = train(delayed(model_averaging(4), delay, alpha=alpha), steps=16)
     assert_replicas(trained, averaged_late(4, delay, alpha, steps=16))
 
 
@@ -92,7 +94,7 @@ def test_what_is_sent_at_a_step_arrives_delay_steps_later(delay, alpha):
 def test_what_arrives_is_added_while_several_results_are_under_way(
     period, delay, alpha
 ):
-    strategy = delayed(model_averaging(period), delay, alpha, arrival="add")
+    strategy = delayed(model_averaging(period), delay, alpha=alpha, arrival="add")
     trained = train(strategy, steps=20)
     expected = averaged_late_by_addition(period, delay, alpha, steps=20)
     assert_replicas(trained, expected)
@@ -102,13 +104,13 @@ def test_what_arrives_is_added_while_several_results_are_under_way(
 def test_schedules_and_conditions_are_delayed_as_periods_are():
     """No period tells how many of these results can be under way."""
     for strategy in (
-        every(lambda step: 4, average()),
-        syncalgos.when(lambda step: step % 4 == 3, average()),
-        every(2, every(4, average())),
+        every(average(), lambda step: 4),
+        syncalgos.when(average(), lambda step: step % 4 == 3),
+        every(every(average(), 4), 2),
     ):
-        trained = train(delayed(strategy, 3, 0.5), steps=16)
+        trained = train(delayed(strategy, 3, alpha=0.5), steps=16)
         assert_replicas(trained, averaged_late(4, 3, 0.5, steps=16))
-        trained = train(delayed(strategy, 6, 0.5, arrival="add"), steps=16)
+        trained = train(delayed(strategy, 6, alpha=0.5, arrival="add"), steps=16)
         expected = averaged_late_by_addition(4, 6, 0.5, steps=16)
         assert_replicas(trained, expected)
 
@@ -117,10 +119,10 @@ def test_schedules_and_conditions_are_delayed_as_periods_are():
     "strategy",
     [
         delayed(model_averaging(4), 4),
-        delayed(diloco(4), 8, 0.5),
-        delayed(every(lambda step: 4, average()), 6),
-        delayed(syncalgos.when(lambda step: step % 4 == 3, average()), 4),
-        every(4, delayed(average(), 5)),
+        delayed(diloco(4), 8, alpha=0.5),
+        delayed(every(average(), lambda step: 4), 6),
+        delayed(syncalgos.when(average(), lambda step: step % 4 == 3), 4),
+        every(delayed(average(), 5), 4),
         delayed(chain(model_averaging(8), average()), 1),
     ],
 )
@@ -133,7 +135,8 @@ def test_results_that_would_replace_all_local_steps_are_refused(strategy):
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("delay", [4, 8, 9])
 @pytest.mark.parametrize(
-    "strategy, times", [(model_averaging(4), 1), (diloco(4), 7), (bmuf(4, 0.5), 2)]
+    "strategy, times",
+    [(model_averaging(4), 1), (diloco(4), 7), (bmuf(4, block_momentum=0.5), 2)],
 )
 def test_added_results_keep_all_of_a_steady_drift(strategy, times, delay):
     late = delayed(strategy, delay, arrival="add")
@@ -153,9 +156,11 @@ def test_added_results_keep_all_of_a_steady_drift(strategy, times, delay):
 )
 def test_replicas_agree_below_the_bound_on_added_results(delay, alpha, agree):
     """They part in the first round, in which gradients differ; 0 is all that follow."""
-    strategy = delayed(model_averaging(4), delay, alpha, arrival="add")
+    strategy = delayed(model_averaging(4), delay, alpha=alpha, arrival="add")
     loss = syncalgos.stateless(lambda params, batch: jnp.sum(params * batch))
-    trainer = syncalgos.DataParallel(loss, optax.sgd(LR), strategy, 4, "vmap")
+    trainer = syncalgos.DataParallel(
+        loss, optax.sgd(LR), strategy, workers=4, backend="vmap"
+    )
     apart = np.arange(4.0) * (np.arange(2000) < 4)[:, None]
     state, _ = trainer.run(trainer.init(jnp.zeros(())), apart)
     assert (trainer.divergence(state) < 1e-3) == agree
@@ -164,7 +169,7 @@ def test_replicas_agree_below_the_bound_on_added_results(delay, alpha, agree):
 @pytest.mark.parametrize("alpha", [0.0, 0.5])
 @pytest.mark.parametrize("delay", [1, 3])
 def test_replacing_takes_the_local_steps_under_way_off_the_effective_rate(delay, alpha):
-    late = delayed(model_averaging(8), delay, alpha)
+    late = delayed(model_averaging(8), delay, alpha=alpha)
     found = effective_lr(late, unflatten(START), optax.sgd(LR), 4, LR)
     assert found == pytest.approx(LR * (1 - (1 - alpha) * delay / 8), rel=1e-3)
 
@@ -205,7 +210,10 @@ class NumPyDiLoCo(NumPyBMUF):
 @pytest.mark.parametrize("delay", [2, 3])
 @pytest.mark.parametrize(
     ("strategy", "by_hand"),
-    [(bmuf(4, 0.8, 0.7), NumPyBMUF), (diloco(4, 0.7, 0.8), NumPyDiLoCo)],
+    [
+        (bmuf(4, block_momentum=0.8, block_lr=0.7), NumPyBMUF),
+        (diloco(4, outer_lr=0.7, outer_momentum=0.8), NumPyDiLoCo),
+    ],
     ids=["bmuf", "diloco"],
 )
 def test_center_of_a_delayed_strategy_is_that_of_the_last_arrival(
@@ -252,8 +260,8 @@ def test_what_happens_to_the_optimizer_takes_effect_at_once(kind, together):
             under_way[step + 2] = theta.mean(0)
             momentum[:] = effect(momentum)
 
-    apart = chain(model_averaging(4), every(4, member))
-    strategy = every(4, chain(average(), member)) if together else apart
+    apart = chain(model_averaging(4), every(member, 4))
+    strategy = every(chain(average(), member), 4) if together else apart
     assert_replicas(train(delayed(strategy, 2), MOMENTUM), own.replicas)
 
 
@@ -261,7 +269,7 @@ def test_a_delayed_reset_leaves_params_alone():
     own = ByHand(momentum=0.9)
     for _, _, momentum in own.ends():
         momentum[:] = 0
-    trained = train(delayed(every(4, reset(MOMENTUM)), 2), MOMENTUM)
+    trained = train(delayed(every(reset(MOMENTUM), 4), 2), MOMENTUM)
     assert_replicas(trained, own.replicas)
 
 
@@ -276,7 +284,7 @@ def test_leaves_that_a_delayed_strategy_does_not_touch_train_on():
             under_way[step + 2] = theta[:, body].mean(0)
 
     part = masked(average(), {"body": True, "head": False})
-    for strategy in (every(4, chain(part, average("buffers"))), every(4, part)):
+    for strategy in (every(chain(part, average("buffers")), 4), every(part, 4)):
         assert_replicas(train(delayed(strategy, 2)), own.replicas)
 
 
@@ -293,7 +301,7 @@ def averaged_late_after(first, **settings):
 
 def test_a_delayed_phase_gives_nothing_before_something_was_sent_in_it():
     """Step 3 ends a period before the phase: nothing arrives from it at step 5."""
-    strategy = delayed(syncalgos.after(4, model_averaging(4)), 2)
+    strategy = delayed(syncalgos.after(model_averaging(4), 4), 2)
     assert_replicas(train(strategy), averaged_late_after(4))
 
 
@@ -306,18 +314,20 @@ def test_delayed_post_local_sgd_delays_gradients_first_and_models_later():
         return late if step < 4 else grads
 
     expected = averaged_late_after(4, combine=late)
-    assert_replicas(train(delayed(post_local_sgd(4, 4), 2)), expected)
+    assert_replicas(
+        train(delayed(post_local_sgd(dense_steps=4, period=4), 2)), expected
+    )
 
 
 def test_gate_around_a_delayed_strategy_says_when_it_sends():
-    trained = train(every(4, delayed(average(), 2, 0.5)), steps=16)
+    trained = train(every(delayed(average(), 2, alpha=0.5), 4), steps=16)
     assert_replicas(trained, averaged_late(4, 2, 0.5, steps=16))
 
 
 def test_streaming_diloco_of_one_fragment_with_a_delay_is_delayed_diloco():
     """It is sent so many steps before the end of its period, to arrive there."""
-    sent = every(4, diloco(1), offset=2)
-    streamed = train(streaming_diloco(4, 1, delay=2, alpha=0.25))
+    sent = every(diloco(1), 4, offset=2)
+    streamed = train(streaming_diloco(4, fragments=1, delay=2, alpha=0.25))
     assert_same(streamed, train(delayed(sent, 2, alpha=0.25)))
 
 
@@ -334,7 +344,7 @@ def test_bytes_are_counted_at_the_step_that_sends(strategy):
 
 
 def test_a_result_replaces_a_model_that_is_not_finite():
-    strategy = delayed(every(2, average(reduce="median", axis="workers")), 1)
+    strategy = delayed(every(average(reduce="median", axis="workers"), 2), 1)
 
     def follow(x):
         replica = syncalgos.Replica({"w": x})
@@ -349,7 +359,9 @@ def test_a_result_replaces_a_model_that_is_not_finite():
 
 def test_delayed_bfloat16_keeps_its_dtype_and_mixes_in_float32():
     """Half of the mean of the models after step 2 arrives at step 4."""
-    trained = train(delayed(model_averaging(3), 2, 0.5), dtype=jnp.bfloat16, steps=5)
+    trained = train(
+        delayed(model_averaging(3), 2, alpha=0.5), dtype=jnp.bfloat16, steps=5
+    )
     plain = train(syncalgos.Strategy(), dtype=jnp.bfloat16, steps=5)
     leaves = jax.tree.leaves(trained.replica.params)
     assert all(leaf.dtype == jnp.bfloat16 for leaf in leaves)
@@ -368,9 +380,18 @@ def test_delayed_bfloat16_keeps_its_dtype_and_mixes_in_float32():
         (lambda: delayed(bmuf, 1), r"delayed: expected a Strategy.*bmuf\(\)"),
         (lambda: delayed(bmuf(), -1), "delayed: delay must be .* at least 0, got -1"),
         (lambda: delayed(bmuf(), 1.5), "delayed: delay must be a whole number"),
-        (lambda: delayed(bmuf(), 1, 1.5), "delayed: alpha must be at most 1, got 1.5"),
-        (lambda: delayed(bmuf(), 1, -0.1), "delayed: alpha must be .* at least 0"),
-        (lambda: delayed(bmuf(), 0, 2.0), "delayed: alpha must be at most 1, got 2.0"),
+        (
+            lambda: delayed(bmuf(), 1, alpha=1.5),
+            "delayed: alpha must be at most 1, got 1.5",
+        ),
+        (
+            lambda: delayed(bmuf(), 1, alpha=-0.1),
+            "delayed: alpha must be .* at least 0",
+        ),
+        (
+            lambda: delayed(bmuf(), 0, alpha=2.0),
+            "delayed: alpha must be at most 1, got 2.0",
+        ),
         (
             lambda: delayed(bmuf(), 1, arrival="ad"),
             "unknown arrival of delayed 'ad'",

@@ -16,7 +16,7 @@ GPT2 = shapes_of(lambda key: gpt.init(key, 50257, 1024, 768, 12))
 
 def shares(cut):
     """Per cent of GPT-2's bytes that are sent by each of four steps."""
-    strategy = streaming(4, 4, cut=cut, stacked=gpt.STACKED)
+    strategy = streaming(4, fragments=4, cut=cut, stacked=gpt.STACKED)
     sent = communication(strategy, GPT2, workers=2, steps=4)
     dense = 4 * sum(np.prod(x.shape) for x in jax.tree.leaves(GPT2))
     assert sent.bytes_per_worker == dense
@@ -107,7 +107,10 @@ def test_mask_of_slices_averages_those_rows_alone():
 
 def test_rows_that_are_masked_have_the_center_of_their_strategy():
     with jax.enable_x64(True):
-        part, whole = train(masked(bmuf(4, 0.8), ROWS)), train(bmuf(4, 0.8))
+        part, whole = (
+            train(masked(bmuf(4, block_momentum=0.8), ROWS)),
+            train(bmuf(4, block_momentum=0.8)),
+        )
     rows, rest = in_rows(), ~in_rows()
     # After the first block: so far they had the same local steps.
     np.testing.assert_allclose(part.centers[3][rows], whole.centers[3][rows], ROUNDING)
@@ -123,5 +126,5 @@ def test_rows_of_a_leaf_without_axes_are_refused():
 
 def test_rows_that_are_not_masked_are_not_sent():
     params = jax.tree.map(np.float32, unflatten(START))
-    sent = communication(masked(model_averaging(4), ROWS), params, 2, 8)
+    sent = communication(masked(model_averaging(4), ROWS), params, workers=2, steps=8)
     assert sent.bytes_per_worker == 2 * 4 * in_rows().sum()  # two syncs, a ring of two

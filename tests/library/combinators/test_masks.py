@@ -79,7 +79,7 @@ def test_masked_leaves_opt_state_and_buffers_whole():
 
     momentum = optax.sgd(LR, momentum=0.9)
     trained = train(
-        sa.masked(sa.every(4, sa.average("opt_state")), BODY_MASK), momentum
+        sa.masked(sa.every(sa.average("opt_state"), 4), BODY_MASK), momentum
     )
     trace = flatten(trained.replica.opt_state[0].trace, lead=2)
     assert relative_error(trace, np.array(expected)) <= ROUNDING
@@ -87,7 +87,7 @@ def test_masked_leaves_opt_state_and_buffers_whole():
 
 # BMUF of the body and synchronous SGD of the head, in all orders of the members, and
 # chained at once or by parts. One after the other they change disjoint leaves.
-BMUF = sa.masked(sa.bmuf(4, 0.8, 0.7), BODY_MASK)
+BMUF = sa.masked(sa.bmuf(4, block_momentum=0.8, block_lr=0.7), BODY_MASK)
 SYNC = sa.masked(sa.sync_sgd(), HEAD_MASK)
 CHAINS = {
     "bmuf first": sa.chain(BMUF, SYNC),
@@ -197,20 +197,20 @@ def test_personal_layers_are_not_sent():
 
 @pytest.mark.parametrize("block", [sa.bmuf(1), sa.average()], ids=["bmuf", "average"])
 def test_personal_layers_are_not_sent_by_what_combines_masked(block):
-    strategy = sa.delayed(sa.every(4, sa.masked(block, BODY_MASK)), 2)
+    strategy = sa.delayed(sa.every(sa.masked(block, BODY_MASK), 4), 2)
     sent = sa.communication(strategy, unflatten(START), workers=2, steps=8)
     assert sent.bytes_per_worker == 2 * 8 * BODY.sum()
 
 
 def test_masked_every_is_every_masked():
-    for block in (sa.bmuf(1, 0.8), sa.diloco(1)):
-        outside = sa.every(4, sa.masked(block, BODY_MASK))
-        assert_same(train(outside), train(sa.masked(sa.every(4, block), BODY_MASK)))
+    for block in (sa.bmuf(1, block_momentum=0.8), sa.diloco(1)):
+        outside = sa.every(sa.masked(block, BODY_MASK), 4)
+        assert_same(train(outside), train(sa.masked(sa.every(block, 4), BODY_MASK)))
 
 
 @pytest.mark.parametrize(
     "outside",
-    [sa.masked(sa.bmuf(4), BODY_MASK), sa.every(4, sa.masked(sa.bmuf(1), BODY_MASK))],
+    [sa.masked(sa.bmuf(4), BODY_MASK), sa.every(sa.masked(sa.bmuf(1), BODY_MASK), 4)],
     ids=["masked every", "every masked"],
 )
 def test_delayed_masked_is_masked_delayed(outside):
@@ -221,7 +221,7 @@ def test_delayed_masked_is_masked_delayed(outside):
 def test_masked_works_in_a_loop_of_ones_own_over_a_single_axis():
     def parts(**axis):
         return sa.chain(
-            sa.masked(sa.bmuf(4, **axis), BODY_MASK, **axis),
+            sa.masked(sa.bmuf(4, **axis), BODY_MASK),
             sa.masked(sa.sync_sgd(**axis), HEAD_MASK),
         )
 

@@ -70,7 +70,9 @@ OPTIMIZERS = {
 
 def apart(optimizer, strategy):
     """The fields of the optimizer's state in which workers differ after two steps."""
-    trainer = DataParallel(stateless(loss), optimizer, strategy, 3, "vmap")
+    trainer = DataParallel(
+        stateless(loss), optimizer, strategy, workers=3, backend="vmap"
+    )
     state, _ = trainer.run(trainer.init(PARAMS), BATCHES)
     leaves = jax.tree_util.tree_leaves_with_path(state.replica.opt_state)
     fields = set()
@@ -87,10 +89,16 @@ def apart(optimizer, strategy):
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_first_and_second_moments_are_averaged_at_their_own_periods(name):
     optimizer, first, second = OPTIMIZERS[name]
-    everything = apart(optimizer, des_loc(99, 99, 99))
+    everything = apart(optimizer, des_loc(99, first_period=99, second_period=99))
     assert first | second <= everything
-    assert apart(optimizer, des_loc(99, 2, 99)) == everything - first
-    assert apart(optimizer, des_loc(99, 99, 2)) == everything - second
+    assert (
+        apart(optimizer, des_loc(99, first_period=2, second_period=99))
+        == everything - first
+    )
+    assert (
+        apart(optimizer, des_loc(99, first_period=99, second_period=2))
+        == everything - second
+    )
 
 
 def test_an_optimizer_without_moments_is_local_sgd():
@@ -102,6 +110,8 @@ def test_an_optimizer_without_moments_is_local_sgd():
     [(contrib.madgrad(0.1), "MadgradState"), (contrib.cocob(), "COCOBState")],
 )
 def test_an_optimizer_whose_moments_are_not_known_is_refused(optimizer, name):
-    trainer = DataParallel(stateless(loss), optimizer, des_loc(4), 3, "vmap")
+    trainer = DataParallel(
+        stateless(loss), optimizer, des_loc(4), workers=3, backend="vmap"
+    )
     with pytest.raises(ValueError, match=rf"state \({name}\) has no moments .* known"):
         trainer.init(PARAMS)

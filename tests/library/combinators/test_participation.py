@@ -81,7 +81,7 @@ STRATEGIES = {
 )
 def test_strategy_that_all_take_part_in_is_the_strategy(name, stale):
     strategy = STRATEGIES[name]
-    assert_same(train(participating(strategy, all_alike, stale)), train(strategy))
+    assert_same(train(participating(strategy, all_alike, stale=stale)), train(strategy))
 
 
 def test_average_is_the_weighted_mean_of_those_who_take_part():
@@ -94,7 +94,7 @@ def test_average_is_the_weighted_mean_of_those_who_take_part():
 
 @pytest.mark.parametrize(
     "around",
-    [lambda both: both, lambda both: when(lambda step: True, both), chain],
+    [lambda both: both, lambda both: when(both, lambda step: True), chain],
 )
 def test_schedules_in_one_another_weigh_by_both(around):
     """Each has a state, which what is around it must not look past."""
@@ -118,7 +118,7 @@ def test_bmuf_filters_the_weighted_mean_of_those_who_take_part():
             theta[:] = w
         centers.append(w)
 
-    trained = train(participating(bmuf(4, 0.8, 0.7), by_round))
+    trained = train(participating(bmuf(4, block_momentum=0.8, block_lr=0.7), by_round))
     assert relative_error(trained.centers, np.array(centers)) <= ROUNDING
     assert relative_error(trained.replicas[3::4, 0], np.array(centers[3::4])) < ROUNDING
 
@@ -144,10 +144,10 @@ def running(params, buffers, batch, key):
 
 
 WEIGHED = {
-    "average": chain(model_averaging(2), every(2, average("opt_state"))),
-    "bmuf": bmuf(2, 0, 1),
-    "fedavg": fedavg(2, 1.0),
-    "one gate": every(2, chain(average(), average("opt_state"), average("buffers"))),
+    "average": chain(model_averaging(2), every(average("opt_state"), 2)),
+    "bmuf": bmuf(2, block_momentum=0, block_lr=1),
+    "fedavg": fedavg(2, fraction=1.0),
+    "one gate": every(chain(average(), average("opt_state"), average("buffers")), 2),
     "gradients": sync_sgd(),
     "stale": None,
 }
@@ -162,8 +162,8 @@ def test_weights_reach_all_that_is_made_of_the_workers(name):
         running,
         optax.sgd(0.1, momentum=0.5),
         participating(strategy, three_to_one, stale=name == "stale"),
-        4,
-        "vmap",
+        workers=4,
+        backend="vmap",
     )
     buffers = {"mean": jnp.zeros(()), "key": jax.random.key(0)}
     state = trainer.init(jnp.zeros(()), buffers)
@@ -192,7 +192,9 @@ def test_weights_reach_all_that_is_made_of_the_workers(name):
 
 def test_a_paced_worker_without_steps_is_in_no_buffers_and_no_metrics():
     strategy = paced(model_averaging(2), [2, 1, 0, 0])
-    trainer = syncalgos.DataParallel(running, optax.sgd(0.1), strategy, 4, "vmap")
+    trainer = syncalgos.DataParallel(
+        running, optax.sgd(0.1), strategy, workers=4, backend="vmap"
+    )
     buffers = {"mean": jnp.zeros(()), "key": jax.random.key(0)}
     state = trainer.init(jnp.zeros(()), buffers)
     state, metrics = trainer.run(state, np.tile(OF_WORKERS, (2, 1)))
@@ -206,7 +208,9 @@ def test_evaluate_takes_the_weighted_buffers():
         return buffers + 0 * params * batch.mean(), (batch.mean(), {})
 
     strategy = participating(model_averaging(2), three_to_one)
-    trainer = syncalgos.DataParallel(loss, optax.sgd(0.1), strategy, 4, "vmap")
+    trainer = syncalgos.DataParallel(
+        loss, optax.sgd(0.1), strategy, workers=4, backend="vmap"
+    )
     state = trainer.init(jnp.zeros(()), jnp.zeros(()))
     state, _ = trainer.run(state, OF_WORKERS[None])
     assert trainer.evaluate(state, OF_WORKERS[None])["loss"][0] == 1.25
@@ -227,8 +231,8 @@ def test_a_worker_that_skips_keeps_its_residual(name):
     def second_skips(step, workers):
         return jnp.where((step == 1) & (jnp.arange(workers) == 1), 0.0, 1.0)
 
-    reduced = syncalgos.reduce_with(FEEDBACK[name]("workers"))
-    strategy = participating(reduced, second_skips, axis="workers")
+    reduced = syncalgos.reduce_with(FEEDBACK[name]("workers"), "workers")
+    strategy = participating(reduced, second_skips)
 
     def step(grads, state, number):
         return strategy.reduce(grads, syncalgos.Replica(grads), state, number)
@@ -256,8 +260,8 @@ NO_MEANS = {
     "mean signs": syncalgos.distributed_lion(majority=False),
     "demo": syncalgos.demo(chunk=4, top_k=1),
     "dgc": syncalgos.dgc(),
-    "one_bit_adam": syncalgos.one_bit_adam(1),
-    "groups": syncalgos.hierarchical(4, 2, 2),
+    "one_bit_adam": syncalgos.one_bit_adam(dense_steps=1),
+    "groups": syncalgos.hierarchical(4, inner_period=2, groups=2),
     "gossip": syncalgos.gossip(),
     "choco_sgd": chain(syncalgos.choco_sgd()),
     "noloco": syncalgos.noloco(2),
@@ -285,8 +289,8 @@ def in_vain(strategy):
 IN_VAIN = {
     **STRATEGIES,
     "part of a model": masked(bmuf(4), {"body": True, "head": True}),
-    "in one gate": every(4, chain(average("buffers"), average())),
-    "in gates apart": chain(model_averaging(4), every(4, average("buffers"))),
+    "in one gate": every(chain(average("buffers"), average()), 4),
+    "in gates apart": chain(model_averaging(4), every(average("buffers"), 4)),
 }
 del IN_VAIN["sync_sgd"]
 
@@ -294,7 +298,7 @@ del IN_VAIN["sync_sgd"]
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("name", IN_VAIN)
 def test_round_in_which_nobody_takes_part_goes_on(name):
-    without = train(when(lambda step: step // 4 != 1, IN_VAIN[name]))
+    without = train(when(IN_VAIN[name], lambda step: step // 4 != 1))
     assert_same(train(in_vain(IN_VAIN[name])), without)
 
 
@@ -355,7 +359,7 @@ def test_sampled_draws_anew_at_each_step_and_for_each_seed():
     @jax.jit
     @jax.vmap
     def drawn(step):
-        return [sampled(0.5, seed)(step, 8) for seed in (0, 1)]
+        return [sampled(0.5, seed=seed)(step, 8) for seed in (0, 1)]
 
     draws = np.array(drawn(jnp.arange(100)))  # (seeds, steps, workers)
     # 70 sets of 4 of 8 workers: as good as never the same twice in a row.
@@ -374,18 +378,18 @@ def means_of_drawn(drawn):
 
 
 def test_fedavg_averages_the_workers_that_are_drawn_on_all():
-    drawn = np.array([sampled(0.5, 7)(step, 4) for step in range(12)])
+    drawn = np.array([sampled(0.5, seed=7)(step, 4) for step in range(12)])
     assert len({tuple(row) for row in drawn[3::4]}) > 1
     trained = train(fedavg(4, fraction=0.5, seed=7))
     assert_replicas(trained, means_of_drawn(drawn))
 
 
 def test_fedavg_never_copies_one_of_several_models_to_all():
-    """At its default fraction of 0.1, which of 4 workers is 0."""
+    """At the paper's fraction of 0.1, which of 4 workers is 0."""
     drawn = np.array([sampled(0.1, least=2)(step, 4) for step in range(12)])
     assert (drawn.sum(1) == 2).all()
     assert sampled(0.1, least=2)(0, 1).tolist() == [True]
-    assert_replicas(train(fedavg(4)), means_of_drawn(drawn))
+    assert_replicas(train(fedavg(4, fraction=0.1)), means_of_drawn(drawn))
 
 
 @pytest.mark.parametrize("together", [True, False], ids=["one gate", "gates apart"])
@@ -394,15 +398,18 @@ def test_reset_in_a_chain_is_for_all_workers(together):
     for step, theta, momentum in own.ends():
         theta[:] = weighted(theta, step)
         momentum[:] = 0
-    apart = chain(model_averaging(4), every(4, reset(MOMENTUM)))
-    joined = every(4, chain(average(), reset(MOMENTUM)))
+    apart = chain(model_averaging(4), every(reset(MOMENTUM), 4))
+    joined = every(chain(average(), reset(MOMENTUM)), 4)
     strategy = participating(joined if together else apart, by_round)
     assert_replicas(train(strategy, MOMENTUM), own.replicas)
 
 
 @pytest.mark.parametrize(
     "strategy",
-    [delayed(model_averaging(4), 2), syncalgos.streaming_diloco(4, 2, delay=1)],
+    [
+        delayed(model_averaging(4), 2),
+        syncalgos.streaming_diloco(4, fragments=2, delay=1),
+    ],
 )
 def test_delayed_strategy_that_all_take_part_in_is_the_strategy(strategy):
     assert_same(train(participating(strategy, all_alike)), train(strategy))
@@ -411,7 +418,7 @@ def test_delayed_strategy_that_all_take_part_in_is_the_strategy(strategy):
 def test_each_member_of_a_combination_takes_part_on_its_own():
     mask = {"body": True, "head": False}
     outside = participating(masked(delayed(bmuf(4), 2), mask), by_round)
-    inside = masked(delayed(every(4, participating(bmuf(1), by_round)), 2), mask)
+    inside = masked(delayed(every(participating(bmuf(1), by_round), 4), 2), mask)
     assert_same(train(outside), train(inside))
 
 
@@ -422,7 +429,7 @@ def test_post_local_sgd_weighs_gradients_first_and_models_later():
     own = ByHand(combine=at_first)
     for step, theta, _ in own.ends():
         theta[:] = weighted(theta, step) if step >= 4 else theta
-    trained = train(participating(post_local_sgd(4, 4), by_round))
+    trained = train(participating(post_local_sgd(dense_steps=4, period=4), by_round))
     assert_replicas(trained, own.replicas)
 
 
@@ -443,7 +450,8 @@ def at_own_speed(local_steps_of_each, filtered):
 
 
 @pytest.mark.parametrize(
-    ("strategy", "filtered"), [(model_averaging(4), False), (bmuf(4, 0.8), True)]
+    ("strategy", "filtered"),
+    [(model_averaging(4), False), (bmuf(4, block_momentum=0.8), True)],
 )
 def test_paced_workers_take_fewer_local_steps_and_then_stand_still(strategy, filtered):
     quotas = [4, 2, 1, 0]
@@ -461,7 +469,7 @@ def test_paced_with_enough_local_steps_is_the_strategy():
 
 def test_paced_counts_rounds_of_a_schedule():
     """Rounds of 2, 4 and 6 steps: who takes 3 misses one step, then three."""
-    strategy = every(lambda step: 2 + step, average())
+    strategy = every(average(), lambda step: 2 + step)
     held, done, own = np.tile(START, (4, 1)), 0, ByHand()
     for step, theta, _ in own:
         theta[2:] = theta[2:] if done < 3 else held[2:]
@@ -478,7 +486,7 @@ def test_paced_counts_rounds_of_a_schedule():
         (lambda: sampled(0), "sampled: fraction must be .* above 0, got 0"),
         (lambda: sampled(1.5), "sampled: fraction must be at most 1, got 1.5"),
         (lambda: sampled(0.5, least=0), "sampled: least must be .* at least 1, got 0"),
-        (lambda: fedavg(4, 0), "fedavg: fraction must be .* above 0, got 0"),
+        (lambda: fedavg(4, fraction=0), "fedavg: fraction must be .* above 0, got 0"),
         (lambda: participating(bmuf, all_alike), "participating: expected a Strategy"),
         (lambda: participating(bmuf(), 0.5), "schedule must be a function, got 0.5"),
         (lambda: paced(bmuf, [1]), "paced: expected a Strategy"),
@@ -527,8 +535,8 @@ def test_a_worker_that_skips_may_have_diverged(strategy):
         syncalgos.stateless(loss),
         optax.sgd(0.1),
         participating(strategy, others),
-        4,
-        "vmap",
+        workers=4,
+        backend="vmap",
     )
     batches = np.ones((4, 4), np.float32)
     batches[:, 0] = np.nan
@@ -538,8 +546,8 @@ def test_a_worker_that_skips_may_have_diverged(strategy):
 
 def test_participation_trains_in_a_loop_of_ones_own_over_a_single_axis():
     def slow_and_seldom(**axis):
-        seldom = participating(bmuf(4, **axis), by_round, stale=True, **axis)
-        return paced(seldom, [4, 3, 2, 1], **axis)
+        seldom = participating(bmuf(4, **axis), by_round, stale=True)
+        return paced(seldom, [4, 3, 2, 1])
 
     own = train(slow_and_seldom(axis="batch"), axis="batch")
     assert_same(own, train(slow_and_seldom()))

@@ -62,12 +62,12 @@ SCHEDULES = {
 def test_scheduled_rounds_end_after_as_many_steps_as_asked_at_their_start(length):
     expected = ends_by_hand(length, 200)
     assert len(expected) >= 2
-    assert ends_seen(sa.every(length, MARK), 200) == expected
+    assert ends_seen(sa.every(MARK, length), 200) == expected
 
 
 @pytest.mark.parametrize("endless", [math.inf, math.nan])
 def test_round_of_infinite_or_undefined_length_does_not_end(endless):
-    schedule = sa.every(lambda s: jnp.where(s < 20, 6.0, endless), MARK)
+    schedule = sa.every(MARK, lambda s: jnp.where(s < 20, 6.0, endless))
     assert ends_seen(schedule, 500) == [5, 11, 17, 23]
     assert ends_seen(schedule, 100, first=TABLED + 500) == []
 
@@ -75,21 +75,21 @@ def test_round_of_infinite_or_undefined_length_does_not_end(endless):
 @pytest.mark.parametrize(
     ("strategy", "ends"),
     [
-        (sa.every(7, MARK), [6, 13, 19]),
-        (sa.every(lambda s: 1 + s // 5, MARK), [*range(5), 6, 8, 10, 13, 16, 19]),
-        (sa.every(5, MARK), [4, 9, 14, 19]),
-        (sa.every(3, MARK, offset=1), [0, 3, 6, 9, 12, 15, 18, 19]),
-        (sa.chain(sa.every(9, MARK), sa.every(16, MARK)), [8, 15, 17, 19]),
+        (sa.every(MARK, 7), [6, 13, 19]),
+        (sa.every(MARK, lambda s: 1 + s // 5), [*range(5), 6, 8, 10, 13, 16, 19]),
+        (sa.every(MARK, 5), [4, 9, 14, 19]),
+        (sa.every(MARK, 3, offset=1), [0, 3, 6, 9, 12, 15, 18, 19]),
+        (sa.chain(sa.every(MARK, 9), sa.every(MARK, 16)), [8, 15, 17, 19]),
         (
-            sa.chain(sa.when(lambda s: s < 2, MARK), sa.every(9, MARK)),
+            sa.chain(sa.when(MARK, lambda s: s < 2), sa.every(MARK, 9)),
             [0, 1, 8, 17, 19],
         ),
-        (sa.after(4, sa.every(9, MARK)), [8, 17, 19]),
-        (sa.ema(sa.every(7, MARK), 0.5), [6, 13, 19]),
+        (sa.after(sa.every(MARK, 9), 4), [8, 17, 19]),
+        (sa.ema(sa.every(MARK, 7), 0.5), [6, 13, 19]),
     ],
 )
 def test_a_sync_at_the_end_is_one_more_and_no_other(strategy, ends):
-    ending = sa.at_end(20, strategy)
+    ending = sa.at_end(strategy, 20)
     seen = [step for step in range(20) if introspection.lands(ending, step)]
     assert seen == ends
     if strategy.init({}) == ():
@@ -100,7 +100,10 @@ def test_a_sync_at_the_end_is_one_more_and_no_other(strategy, ends):
 @pytest.mark.parametrize(
     ("strategy", "then"),
     [
-        (sa.bmuf(4, 0.5, nesterov=True), sa.bmuf(2, 0.5, nesterov=True)),
+        (
+            sa.bmuf(4, block_momentum=0.5, nesterov=True),
+            sa.bmuf(2, block_momentum=0.5, nesterov=True),
+        ),
         (sa.diloco(4), sa.diloco(2)),
         (sa.slowmo(4, learning_rate=0.1), sa.slowmo(2, learning_rate=0.1)),
     ],
@@ -112,12 +115,14 @@ def test_a_sync_at_the_end_is_that_of_a_shorter_last_round(strategy, then):
     loss = sa.stateless(lambda p, x: jnp.mean((x @ p["w"] - x.sum(1)) ** 2))
 
     def trainer(strategy):
-        return sa.DataParallel(loss, optax.sgd(0.1), strategy, 3, "vmap")
+        return sa.DataParallel(
+            loss, optax.sgd(0.1), strategy, workers=3, backend="vmap"
+        )
 
     def start():
         return trainer(strategy).init({"w": np.zeros(3, np.float32)})
 
-    ending = trainer(sa.at_end(10, strategy))
+    ending = trainer(sa.at_end(strategy, 10))
     state, _ = ending.run(start(), batches)
     other, _ = trainer(strategy).run(start(), batches[:8])
     other, _ = trainer(then).run(other, batches[8:])
@@ -134,7 +139,7 @@ def test_a_sync_at_the_end_is_that_of_a_shorter_last_round(strategy, then):
 @pytest.mark.parametrize("name", ["sync_sgd", "gossip", "topk_sgd"])
 def test_a_strategy_that_acts_at_every_step_needs_no_sync_at_the_end(name):
     strategy = sa.ALGORITHMS[name]()
-    assert sa.at_end(20, strategy) is strategy
+    assert sa.at_end(strategy, 20) is strategy
 
 
 @pytest.mark.parametrize(
@@ -142,10 +147,10 @@ def test_a_strategy_that_acts_at_every_step_needs_no_sync_at_the_end(name):
     [
         (sa.scaffold(8, learning_rate=0.1), "after step 20: its rounds are not"),
         (
-            sa.when(lambda s: s % 8 == 7, sa.average()),
+            sa.when(sa.average(), lambda s: s % 8 == 7),
             "after step 20: its rounds are not",
         ),
-        (sa.delayed(sa.every(8, sa.average()), 2), "results would not arrive"),
+        (sa.delayed(sa.every(sa.average(), 8), 2), "results would not arrive"),
         (sa.dynamic_averaging(), "the data decide on when"),
         (sa.async_diloco(), "acts at every local step, as async_diloco"),
         (sa.every, "at_end: expected a Strategy"),
@@ -154,13 +159,13 @@ def test_a_strategy_that_acts_at_every_step_needs_no_sync_at_the_end(name):
 )
 def test_a_sync_at_the_end_that_has_no_meaning_is_refused(strategy, message):
     with pytest.raises(ValueError, match=message):
-        sa.at_end(20, strategy)
+        sa.at_end(strategy, 20)
     if strategy is not sa.every and "rounds" in message:  # its own last sync is there
-        assert sa.at_end(16, strategy)
+        assert sa.at_end(strategy, 16)
 
 
 def test_minus_infinity_is_a_round_of_one_step():
-    schedule = sa.every(lambda s: jnp.where(s < 6, 3, -jnp.inf), MARK)
+    schedule = sa.every(MARK, lambda s: jnp.where(s < 6, 3, -jnp.inf))
     assert ends_seen(schedule, 12) == [2, 5, 6, 7, 8, 9, 10, 11]
 
 
@@ -181,17 +186,17 @@ def test_minus_infinity_is_a_round_of_one_step():
 def test_scheduled_rounds_go_on_beyond_the_table(length, first):
     steps = 1000
     expected = ends_by_hand(length, steps, first)
-    assert ends_seen(sa.every(length, MARK), steps, first) == expected
+    assert ends_seen(sa.every(MARK, length), steps, first) == expected
 
 
 def test_round_longer_than_the_table_ends():
-    strategy = sa.every(lambda s: TABLED + 1000, MARK)
+    strategy = sa.every(MARK, lambda s: TABLED + 1000)
     assert ends_seen(strategy, 3000, first=TABLED - 1000) == [TABLED + 999]
     assert ends_seen(strategy, 10, first=2 * TABLED + 1995) == [2 * TABLED + 1999]
 
 
 def test_rounds_do_not_depend_on_where_training_resumes():
-    strategy = sa.every(SCHEDULES["growing"], MARK)
+    strategy = sa.every(MARK, SCHEDULES["growing"])
     whole = ends_seen(strategy, 150)
     for first in (1, 37, 38, 100):
         resumed = ends_seen(strategy, 150 - first, first)
@@ -202,12 +207,12 @@ def test_rounds_do_not_depend_on_where_training_resumes():
 def test_every_with_an_offset_acts_after_it_and_each_period_later(offset):
     after_steps = range(offset or 5, 31, 5)  # counted from 1
     ends = [step - 1 for step in after_steps]
-    assert ends_seen(sa.every(5, MARK, offset=offset), 30) == ends
+    assert ends_seen(sa.every(MARK, 5, offset=offset), 30) == ends
 
 
 def test_period_and_schedule_can_be_nested():
     """Every second step that ends a round: those at odd steps."""
-    nested = sa.every(2, sa.every(lambda s: 3, MARK))
+    nested = sa.every(sa.every(MARK, lambda s: 3), 2)
     assert ends_seen(nested, 20) == [5, 11, 17]
 
 
@@ -218,10 +223,10 @@ def test_period_and_schedule_can_be_nested():
 def test_communication_counts_the_ends_of_rounds(period, offset):
     params = {"w": np.zeros((4, 4), np.float32)}
     sent = sa.communication(
-        sa.every(period, sa.average(), offset), params, 2, steps=100
+        sa.every(sa.average(), period, offset=offset), params, workers=2, steps=100
     )
     moved = np.diff(sent.per_step, prepend=0)
-    ends = ends_seen(sa.every(period, MARK, offset), 100)
+    ends = ends_seen(sa.every(MARK, period, offset=offset), 100)
     assert np.flatnonzero(moved).tolist() == ends
     assert set(moved[ends]) == {64}  # a ring of two sends all once
     assert sent.syncs == len(ends)
@@ -238,7 +243,7 @@ def test_scheduled_rounds_compile_once():
     trainer = sa.DataParallel(
         sa.stateless(lambda params, batch: jnp.mean(params["w"] * batch)),
         optax.sgd(0.1),
-        sa.every(length, sa.bmuf(1)),
+        sa.every(sa.bmuf(1), length),
         workers=2,
     )
     state = trainer.init({"w": np.ones(3, np.float32)})
@@ -254,12 +259,12 @@ def test_scheduled_rounds_compile_once():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: sa.every(5, MARK, offset=5), "offset must be below the period of 5"),
-        (lambda: sa.every(5, MARK, offset=-1), "every: offset must be .* at least 0"),
-        (lambda: sa.every(5, MARK, offset=0.5), "every: offset must be a whole number"),
-        (lambda: sa.every(lambda s: 5, MARK, offset=1), "a schedule takes no offset"),
-        (lambda: sa.every(lambda s: 5, sa.bmuf), "every: expected a Strategy"),
-        (lambda: sa.every(0.5, MARK), "period must be a whole number of at least 1"),
+        (lambda: sa.every(MARK, 5, offset=5), "offset must be below the period of 5"),
+        (lambda: sa.every(MARK, 5, offset=-1), "every: offset must be .* at least 0"),
+        (lambda: sa.every(MARK, 5, offset=0.5), "every: offset must be a whole number"),
+        (lambda: sa.every(MARK, lambda s: 5, offset=1), "a schedule takes no offset"),
+        (lambda: sa.every(sa.bmuf, lambda s: 5), "every: expected a Strategy"),
+        (lambda: sa.every(MARK, 0.5), "period must be a whole number of at least 1"),
     ],
 )
 def test_bad_arguments_are_refused(make, message):

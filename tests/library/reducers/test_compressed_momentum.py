@@ -60,7 +60,7 @@ SENT = [
 
 
 def test_dgc_sends_what_the_authors_code_does():
-    strategy = syncalgos.dgc(density=0.3, warmup=0)
+    strategy = syncalgos.dgc(density=0.3, dense_steps=0)
     combined, state = reduced(strategy, COLUMN)
     for step, (place, value, u, v) in enumerate(SENT):
         sent = np.zeros(3)
@@ -71,7 +71,7 @@ def test_dgc_sends_what_the_authors_code_does():
 
 
 def test_dgc_clips_to_its_norm_over_the_root_of_the_workers():
-    strategy = syncalgos.dgc(density=1.0, local_clip=2.0, warmup=0)
+    strategy = syncalgos.dgc(density=1.0, local_clip=2.0, dense_steps=0)
     combined, _ = reduced(strategy, np.float32([[[[3], [4]]] * 4]))
     np.testing.assert_allclose(combined[0, :, :, 0], [[0.6, 0.8]] * 4, rtol=1e-6)
 
@@ -84,7 +84,7 @@ TWO = np.array([[1.0, -2.0, 0.5, 0.5], [2.0, 1.0, -0.25, -0.5]])
 def test_one_bit_adam_warms_up_as_adam_without_bias_correction():
     """Figures of a literal run, at a learning rate of 0.01."""
     grads = [[[1, -2, 0.5, 0], [2, 1, -0.25, 1]]] * np.array([1, 1.5]).reshape(2, 1, 1)
-    combined, _ = reduced(syncalgos.one_bit_adam(2), grads)
+    combined, _ = reduced(syncalgos.one_bit_adam(dense_steps=2), grads)
     moved = -0.01 * combined[:, 0].cumsum(0)
     after = [
         [-0.0316227699, 0.0316227566, -0.0316226966, -0.0316227566],
@@ -97,14 +97,16 @@ def test_one_bit_adam_leaves_entries_without_a_variance():
     """Divided by ε alone, signs would move them by some ten millions."""
     grads = np.tile(TWO, (8, 1, 1))
     grads[4:, 1, 3] = 5
-    combined, state = reduced(syncalgos.one_bit_adam(4), grads)
+    combined, state = reduced(syncalgos.one_bit_adam(dense_steps=4), grads)
     np.testing.assert_array_equal(combined[:, :, 3], 0)
     assert np.abs(combined).max() < 7.28  # (1 - β₁) / √((1 - β₂) (1 - β₁² / β₂))
     np.testing.assert_array_equal(state.residual[:, :, 3], 0)
 
 
 def test_one_bit_adam_that_never_warmed_up_takes_its_first_mean_for_a_scale():
-    combined, state = reduced(syncalgos.one_bit_adam(4), [TWO, TWO], first=4)
+    combined, state = reduced(
+        syncalgos.one_bit_adam(dense_steps=4), [TWO, TWO], first=4
+    )
     assert all(np.isfinite(x).all() for x in jax.tree.leaves(state))
     np.testing.assert_allclose(np.abs(combined[0]), 0.1, rtol=1e-5)  # 1 - β₁
     assert np.abs(combined).max() < 1

@@ -86,8 +86,8 @@ def test_an_even_number_of_voters_comes_to_rest_at_the_minimum(workers):
         stateless(lambda x, batch: 0.5 * jnp.sum((x - jnp.mean(batch, 0)) ** 2)),
         optax.sgd(0.02),
         sign_sgd(majority=True),
-        workers,
-        "vmap",
+        workers=workers,
+        backend="vmap",
     )
     state = trainer.init(np.zeros(DRAWN, np.float32))
     state, _ = trainer.run(state, noise.astype(np.float32))

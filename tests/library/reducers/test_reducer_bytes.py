@@ -19,7 +19,7 @@ from mapped import spread
 
 import syncalgos
 from syncalgos import reducers
-from syncalgos.engine.placement.make_layout import make_layout
+from syncalgos.engine.placement.make_layout import Placement, make_layout
 from syncalgos.engine.program import Inputs
 
 SHAPES = {"bias": (7,), "embedding": (300, 12), "kernel": (16, 24), "scale": ()}
@@ -156,7 +156,9 @@ UNFED = ("median", "trimmed", "clipped", "low_bit")
 
 
 def count(strategy, workers, steps=1, dtype=jnp.float32, **rest):
-    return syncalgos.communication(strategy, params(dtype), workers, steps, **rest)
+    return syncalgos.communication(
+        strategy, params(dtype), workers=workers, steps=steps, **rest
+    )
 
 
 def by_kind(sent):
@@ -173,7 +175,7 @@ def test_bytes_match_a_hand_count_along_any_axis_and_with_feedback(name, workers
     if name not in UNFED:
         ways.append((reducers.error_feedback(make()), {}))
     for reducer, axis in ways:
-        sent = count(syncalgos.reduce_with(reducer), workers, steps=3, **axis)
+        sent = count(syncalgos.reduce_with(reducer, **axis), workers, steps=3)
         assert by_kind(sent) == {kind: float(3 * size) for kind, size in a_step.items()}
         assert sent.bytes_per_worker == float(3 * sum(a_step.values()))
         assert sent.syncs == (3 if workers > 1 else 0)
@@ -201,7 +203,7 @@ def test_bytes_match_a_hand_count_along_any_axis_and_with_feedback(name, workers
 def test_round_sizes_send_what_the_docstring_says(make, per_entry, workers):
     entries = 512 * 2 * 3 * 8
     sent = syncalgos.communication(
-        syncalgos.reduce_with(make()), jnp.zeros(entries), workers, 1
+        syncalgos.reduce_with(make()), jnp.zeros(entries), workers=workers, steps=1
     )
     assert sent.bytes_per_worker == float(per_entry(workers) * entries)
 
@@ -228,7 +230,7 @@ def test_bfloat16_gradients_are_sent_as(reducer, bytes_sent):
 
 def test_outer_step_sends_float32_at_syncs_alone():
     outer = syncalgos.outer_step(optax.sgd(0.7), "mean")
-    sent = count(syncalgos.every(4, outer), 3, steps=9, dtype=jnp.bfloat16)
+    sent = count(syncalgos.every(outer, 4), 3, steps=9, dtype=jnp.bfloat16)
     at_a_sync = float(2 * sum(SIZES) * Fraction(4, 3) * 2)
     moved = np.diff(sent.per_step, prepend=0)
     np.testing.assert_allclose(moved, at_a_sync * np.isin(np.arange(9), [3, 7]), 1e-12)
@@ -236,7 +238,7 @@ def test_outer_step_sends_float32_at_syncs_alone():
 
 def compiled_bytes(reducer, backend):
     """Operand bytes by collective of a step, as XLA compiles it for two CPU devices."""
-    layout = make_layout(2, backend, range(2))  # a lane on each
+    layout = make_layout(2, backend, Placement(range(2)))  # a lane on each
 
     def program(own, shared):
         return reducer.update(own, reducer.init(own), step=3)[0]

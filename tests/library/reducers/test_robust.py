@@ -103,9 +103,9 @@ def test_training_by_name_survives_a_wrong_worker(name):
     trainer = syncalgos.DataParallel(
         syncalgos.stateless(lambda x, batch: jnp.mean((x - batch) ** 2) / 2),
         optax.sgd(0.1),
-        syncalgos.sync_sgd(name),
-        5,
-        "vmap",
+        syncalgos.sync_sgd(reduce=name),
+        workers=5,
+        backend="vmap",
     )
     state, _ = trainer.run(trainer.init(np.float32(0.0)), batches)
     assert trainer.center(state).params == pytest.approx(REST[name], rel=1e-4)

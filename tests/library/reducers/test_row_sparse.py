@@ -172,7 +172,11 @@ def test_gradients_of_tables_that_share_rows_are_the_dense_ones(rows, tables, ba
     reducer = row_sparse(rows, tables)
     with jax.enable_x64(True):
         trainer = syncalgos.DataParallel(
-            pairs_loss, optax.sgd(LR), syncalgos.sync_sgd(reducer), 3, backend
+            pairs_loss,
+            optax.sgd(LR),
+            syncalgos.sync_sgd(reduce=reducer),
+            workers=3,
+            backend=backend,
         )
         state, _ = trainer.run(trainer.init(START), (FIRST, SECOND, TARGET))
         trained = trainer.center(state).params

@@ -44,9 +44,9 @@ def mixed(factory, stacked=0):
 
 
 REDUCERS = {
-    "demo": partial(reduced, partial(syncalgos.demo, 0.9, chunk=4, top_k=3)),
-    "dgc": partial(reduced, partial(syncalgos.dgc, 0.3, warmup=0)),
-    "choco_sgd": partial(mixed, partial(syncalgos.choco_sgd, 0.3)),
+    "demo": partial(reduced, partial(syncalgos.demo, decay=0.9, chunk=4, top_k=3)),
+    "dgc": partial(reduced, partial(syncalgos.dgc, density=0.3, dense_steps=0)),
+    "choco_sgd": partial(mixed, partial(syncalgos.choco_sgd, density=0.3)),
     "sign": reducers.sign,
     "chunked_top_k": partial(reducers.chunked_top_k, 0.3, 2, 16),
     "top_k": partial(reducers.top_k, 0.3),
@@ -115,7 +115,7 @@ def test_powersgd_of_rank_2_sends_so_many_per_cent_of_dense(name):
     make, stacked, per_cent = MODELS[name]
     params = make()
     dense = 4 * sum(math.prod(x.shape) for x in jax.tree.leaves(params))
-    strategy = powersgd(2, stacked=stacked)
+    strategy = powersgd(rank=2, stacked=stacked)
     sent = communication(strategy, params, workers=2, steps=1)  # a ring sends all once
     assert 100 * sent.bytes_per_worker / dense == pytest.approx(per_cent, rel=2e-3)
 
@@ -123,7 +123,12 @@ def test_powersgd_of_rank_2_sends_so_many_per_cent_of_dense(name):
 def test_powersgd_sends_a_matrix_whole_that_its_rank_halves_at_best():
     def sent(rows, columns, **settings):
         shape = jax.ShapeDtypeStruct((rows, columns), jnp.float32)
-        return communication(powersgd(2, **settings), shape, 2, 1).bytes_per_worker / 4
+        return (
+            communication(
+                powersgd(rank=2, **settings), shape, workers=2, steps=1
+            ).bytes_per_worker
+            / 4
+        )
 
     assert sent(8, 8) == 64  # 2 (8 + 8) is the half
     assert sent(8, 9) == 2 * (8 + 9)
@@ -132,7 +137,9 @@ def test_powersgd_sends_a_matrix_whole_that_its_rank_halves_at_best():
 
 
 def test_powersgd_averages_its_first_steps():
-    sent = communication(powersgd(1, dense_steps=3), jnp.zeros((16, 16)), 2, 5)
+    sent = communication(
+        powersgd(rank=1, dense_steps=3), jnp.zeros((16, 16)), workers=2, steps=5
+    )
     assert np.diff(sent.per_step, prepend=0).tolist() == [1024] * 3 + [128] * 2
 
 

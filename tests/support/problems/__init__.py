@@ -86,7 +86,7 @@ def train(
     """
     x, target = make_batches(at[-1]) if batches is None else batches
     trainer = syncalgos.DataParallel(
-        syncalgos.stateless(loss), optimizer, strategy, workers, backend
+        syncalgos.stateless(loss), optimizer, strategy, workers=workers, backend=backend
     )
     state = trainer.init(initial_params())
     centers, replicas = [], []

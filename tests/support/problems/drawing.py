@@ -6,7 +6,7 @@ import optax
 
 import problems
 import syncalgos
-from syncalgos import DataParallel
+from syncalgos import DataParallel, Placement
 
 
 def loss(params, buffers, batch, key):
@@ -36,11 +36,11 @@ def make_trainer(backend, workers, devices, strategy=None):
         loss,
         optax.adam(0.01),
         syncalgos.bmuf(2) if strategy is None else strategy,
-        workers,
-        backend,
-        devices,
+        workers=workers,
+        backend=backend,
         eval_loss=calm_loss,
         accumulate=2,
+        placement=Placement(devices=devices),
     )
 
 

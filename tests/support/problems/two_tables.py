@@ -36,7 +36,7 @@ OPTIMIZER = optax.sgd(LR, momentum=MOMENTUM)
 STRATEGIES = {
     "average": model_averaging(PERIOD),
     "bmuf": bmuf(PERIOD, block_momentum=0.5),
-    "reset": chain(model_averaging(PERIOD), every(PERIOD, reset(OPTIMIZER))),
+    "reset": chain(model_averaging(PERIOD), every(reset(OPTIMIZER), PERIOD)),
 }
 
 
