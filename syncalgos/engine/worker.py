@@ -127,9 +127,7 @@ class Worker(NamedTuple):
         """Takes a local step, up to the sync; returns metrics, too."""
         key = _draw(shared.key, step, me)
         found = self.gradients(own.replica, batch, key, shared.data, me)
-        if self.strategy.sees_loss:
-            loss = jnp.asarray(found.metrics["loss"], loss_dtype(own.replica.params))
-            own = own._replace(replica=own.replica._replace(loss=loss))
+        own = own._replace(replica=self.seeing(own.replica, found.metrics["loss"]))
         share = self.share(step, me)
         with collectives.counting(share):
             loss = self.optimizer_loss(own.replica, found.metrics["loss"])
@@ -142,6 +140,12 @@ class Worker(NamedTuple):
         return own, metrics | {
             k: x for k, x in found.metrics.items() if k == OF_WORKERS
         }
+
+    def seeing(self, replica: Replica, loss: Any) -> Replica:
+        """The replica with the loss of its step, where the strategy sees it."""
+        if not self.strategy.sees_loss:
+            return replica
+        return replica._replace(loss=jnp.asarray(loss, loss_dtype(replica.params)))
 
     def share(self, step: Any, me: Any) -> jax.Array | None:
         """A worker's share in the means of a step's round; None: all count alike."""

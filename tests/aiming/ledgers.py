@@ -21,6 +21,7 @@ import meshed  # noqa: E402
 import numpy as np  # noqa: E402
 from jax.sharding import Mesh  # noqa: E402
 from owed import owed  # noqa: E402
+from placed import placed  # noqa: E402
 
 import syncalgos  # noqa: E402
 from experiments.aiming import hlo  # noqa: E402
@@ -52,7 +53,7 @@ def trainer_of(name, workers, devices):
         meshed.algorithm(name),
         workers=workers,
         backend="shard_map",
-        **how,
+        **placed(how),
     )
 
 

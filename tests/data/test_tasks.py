@@ -9,6 +9,7 @@ import optax
 import pytest
 import scipy.stats
 import small_tasks
+from placed import placed
 from small_tasks import SMALL, folder_of, on_real_data
 
 import syncalgos
@@ -80,8 +81,8 @@ def start_of(task):
 def train(task, batches, workers=1, backend="vmap", **options):
     """Returns the center, the metrics and the engine after synchronous steps."""
     trainer = syncalgos.DataParallel(
-        *(losses(task)[0], optax.sgd(LR, momentum=0.9), syncalgos.sync_sgd(), workers),
-        **{"backend": backend, **options},
+        *(losses(task)[0], optax.sgd(LR, momentum=0.9), syncalgos.sync_sgd()),
+        **placed({"workers": workers, "backend": backend, **options}),
     )
     state, metrics = trainer.run(trainer.init(*start_of(task)), batches)
     center, metrics = jax.device_get((trainer.center(state), metrics))

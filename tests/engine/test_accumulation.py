@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from placed import placed
 from problems.linear import (
     BATCHES,
     DATA,
@@ -36,7 +37,12 @@ def loss(params, buffers, batch, key):
 def train(backend, optimizer, resident, **options):
     """Returns the center, all replicas and the metrics of 12 steps, and evaluation."""
     trainer = syncalgos.DataParallel(
-        loss, optimizer, syncalgos.bmuf(3), workers=4, backend=backend, **options
+        loss,
+        optimizer,
+        syncalgos.bmuf(3),
+        workers=4,
+        backend=backend,
+        **placed(options),
     )
     state = trainer.init(wide(make_params()), {"seen": np.zeros(6)})
     batches, data = wide(BATCHES), None
@@ -148,7 +154,7 @@ def memory_of_training(resident, **options):
 
     trainer = syncalgos.DataParallel(
         *(syncalgos.stateless(wide_layer), optax.sgd(0.1), syncalgos.sync_sgd()),
-        **{"workers": 2, "backend": "vmap", **options},
+        **placed({"workers": 2, "backend": "vmap", **options}),
     )
     params = {"in": np.ones((4, 256)), "out": np.ones(256)}
     batches, data = np.ones((2, 512, 4)), None

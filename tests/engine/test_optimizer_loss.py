@@ -6,6 +6,7 @@ import numpy as np
 import optax
 import pytest
 from lasting import run
+from placed import placed
 from problems.linear import BATCHES, make_params, plain_loss, wide
 
 import syncalgos as sa
@@ -63,7 +64,12 @@ def trained(strategy, backend="vmap", workers=WORKERS, loss=None, **options):
     """Returns the trainer and the params of all workers, (workers, 7)."""
     loss = sa.stateless(plain_loss) if loss is None else loss
     trainer = sa.DataParallel(
-        loss, scaled_by_loss(), strategy, workers=workers, backend=backend, **options
+        loss,
+        scaled_by_loss(),
+        strategy,
+        workers=workers,
+        backend=backend,
+        **placed(options),
     )
     state, _ = trainer.run(trainer.init(wide(make_params())), wide(BATCHES))
     params = [np.asarray(state.replica.params[k]) for k in ("w", "b")]

@@ -123,7 +123,7 @@ def assert_close(actual, expected):
 @functools.cache
 def unsharded():
     """The center and the losses of a whole table on one worker."""
-    return train(make(sa.sync_sgd(), 1, look=take, sharded=None))[1:]
+    return train(make(sa.sync_sgd(), 1, look=take, tables=None))[1:]
 
 
 def cases():
@@ -163,7 +163,7 @@ def test_a_whole_table_may_step_synchronously_beside_an_averaged_rest():
     strategy = sa.chain(
         sa.masked(sa.sync_sgd(), TABLES), sa.masked(sa.model_averaging(PERIOD), REST)
     )
-    _, losses, center = train(make(strategy, look=take, sharded=None))
+    _, losses, center = train(make(strategy, look=take, tables=None))
     expected, _, expected_losses = literal("average", workers=4)
     assert_close((center, losses), (expected, np.array(expected_losses)))
 
@@ -203,7 +203,7 @@ def test_divergence_is_that_of_what_has_replicas():
     assert expected > CLEARLY
     assert_close(trainer.divergence(state), expected)
     everything = make(
-        sa.sync_sgd(), sharded={**TABLES, "rest": {"bias": False, "kernel": False}}
+        sa.sync_sgd(), tables={**TABLES, "rest": {"bias": False, "kernel": False}}
     )
     assert everything.divergence(train(everything)[0]) <= ROUNDING
 
@@ -226,7 +226,7 @@ def test_a_model_of_tables_alone_leaves_nothing_to_the_strategy():
 
 
 def test_what_is_sent_for_tables_is_none_of_the_strategys():
-    whole, parts = make(sa.sync_sgd(), look=take, sharded=None), make(sa.sync_sgd())
+    whole, parts = make(sa.sync_sgd(), look=take, tables=None), make(sa.sync_sgd())
     sent = [t.communication(t.init(START), 3) for t in (whole, parts)]
     ring = 2 * 3 / 4 * 8  # bytes that one of four sends of each number
     assert sent[0].bytes_per_worker == 3 * ring * (4 + 4 * ROWS)
@@ -269,7 +269,7 @@ def by_name(params):
 
 @pytest.mark.parametrize("mask", [by_name, {**TABLES, "scale": np.True_}], ids=[0, 1])
 def test_masks_may_be_functions_and_numpy_booleans(mask):
-    trainer = make(sa.sync_sgd(), sharded=mask)
+    trainer = make(sa.sync_sgd(), tables=mask)
     assert trainer.init(START).replica.params["words"].shape == (1, 4, 3, 3)
 
 
@@ -293,7 +293,7 @@ def test_masks_may_be_functions_and_numpy_booleans(mask):
     ],
 )
 def test_masks_and_tables_that_do_not_fit_are_refused(sharded, workers, message):
-    trainer = make(sa.sync_sgd(), workers, sharded=sharded)
+    trainer = make(sa.sync_sgd(), workers, tables=sharded)
     with pytest.raises(ValueError, match=message):
         trainer.init(START)
     assert trainer.compile_seconds == 0

@@ -89,7 +89,7 @@ def test_the_way_out_of_any_algorithm_leads_out(name):
         ("--sync-until 99", "--sync-until 99 is not below --steps 11"),  # the task's
         (
             "--algo post_local_sgd --switch 20 --steps 20",
-            "--switch 20 is not below --steps 20",
+            "--dense-steps 20 is not below --steps 20",
         ),
         ("--warmup-steps 12", "--warmup-steps 12 is above --steps 11"),
     ],
@@ -104,7 +104,7 @@ def test_a_phase_that_the_run_does_not_hold_is_refused_with_both_numbers(words, 
     [
         ("--algo sign_sgd", 0.05),
         ("--algo signum", 1e-3),
-        ("--algo one_bit_adam --switch 3", 1e-3),
+        ("--algo one_bit_adam --dense-steps 3", 1e-3),
         ("--algo signum --optimizer adam", 1e-3),
         ("--algo signum --lr 0.2", 0.2),
     ],
@@ -155,11 +155,11 @@ def test_a_sync_at_the_end_is_refused_by_flag_and_algorithm():
 
 
 @pytest.mark.slow
-def test_a_default_switch_beyond_a_short_run_is_told(tmp_path):
+def test_default_dense_steps_beyond_a_short_run_is_told(tmp_path):
     ended = run(f"{TINY} --steps 2 --algo post_local_sgd", tmp_path / "out")
     assert ended.code == 0
     first = ended.stderr.splitlines()[0]
-    assert first.startswith("--switch 100 is not below --steps 2: all steps")
+    assert first.startswith("--dense-steps 100 is not below --steps 2: all steps")
 
 
 @pytest.mark.sample(1)

@@ -90,16 +90,16 @@ def measured(
         return _holds(begins, step + 1) | _holds(ends, step)
 
     # The engine runs the strategy in the same form as without us.
-    return Strategy(
-        init,
-        introspection.inner_reduce(strategy),
-        Combination(
+    return strategy._replace(
+        init=init,
+        reduce=introspection.inner_reduce(strategy),
+        sync=Combination(
             sync,
             (strategy,),
             lambda change: measured(change(strategy), sync_steps, evaluated, axis),
         ),
-        introspection.inner_center(strategy),
-        introspection.at_any(introspection.acting_steps(strategy), notes),
+        center=introspection.inner_center(strategy),
+        acts=introspection.at_any(introspection.acting_steps(strategy), notes),
     )
 
 

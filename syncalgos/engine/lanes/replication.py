@@ -105,11 +105,13 @@ def replicated_leaves(worker: Worker, layout: Layout, own: Own) -> tuple[bool, .
     def local_step(number, step, leaves):
         replica, sync = form.unflatten(leaves)
         grads = jax.tree.map(lambda x: x + number.astype(x.dtype), replica.params)
+        replica = worker.seeing(replica, number)
         grads, sync = apply_reduce(worker.strategy, grads, replica, sync, step)
         loss = worker.optimizer_loss(replica, number.astype(float))
         found = Found(grads, replica.buffers, {})
         stepped = worker.updated(replica, found, loss)
-        return apply_sync(worker.strategy, stepped, sync, step)
+        synced, sync = apply_sync(worker.strategy, stepped, sync, step)
+        return synced._replace(loss=()), sync
 
     step = jax.ShapeDtypeStruct((), jnp.int32)
     numbers = _in(layout, step)

@@ -7,6 +7,7 @@ import optax
 import pytest
 from jax import lax
 from jax.extend import core
+from placed import placed
 
 import syncalgos
 from models import lstm, sharding
@@ -220,7 +221,7 @@ def trained(strategy, loss=mean_loss, **options):
         shapes = {"x": (4, 8, FRAMES, INPUTS), "y": (4, 8, FRAMES, OUTPUTS)}
         batches = {name: rng.normal(size=shape) for name, shape in shapes.items()}
         trainer = syncalgos.DataParallel(
-            syncalgos.stateless(loss), optax.sgd(0.1), strategy, **options
+            syncalgos.stateless(loss), optax.sgd(0.1), strategy, **placed(options)
         )
         params = lstm.init(jax.random.key(1), INPUTS, HIDDEN, OUTPUTS, layers=2)
         state, _ = trainer.run(trainer.init(params), jax.tree.map(np.float32, batches))

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec as P
 from owed import PERIOD, make, owed
+from placed import placed
 
 import syncalgos
 from experiments.aiming import hlo
@@ -133,7 +134,7 @@ def trained(name, layout, on_mesh):
         strategy,
         workers=workers,
         backend="shard_map",
-        **how,
+        **placed(how),
     )
     state, metrics = trainer.run(trainer.init(params), batches)
     held = jax.vmap(join)(trainer.to_host(state).replica.params)

@@ -22,6 +22,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from lasting import OURS
 from owed import owed
+from placed import placed
 
 import syncalgos
 from syncalgos import ALGORITHMS
@@ -119,7 +120,7 @@ def trainer_of(loss=small_loss, optimizer=None, strategy=None, workers=1, **give
         optimizer or optax.adam(0.1),
         strategy or syncalgos.bmuf(period=2),
         workers=workers,
-        **given,
+        **placed(given),
     )
 
 

@@ -12,6 +12,7 @@ import optax
 import pytest
 from jax.sharding import PartitionSpec as P
 from owed import PERIOD, make, owed
+from placed import placed
 
 import syncalgos
 from syncalgos import ALGORITHMS
@@ -37,7 +38,7 @@ def trainer_of(strategy, optimizer=None, **given):
     given = {"workers": 3, "backend": "shard_map", **given}
     optimizer = optimizer or optax.adam(0.1)
     return syncalgos.DataParallel(
-        syncalgos.stateless(loss), optimizer, strategy, **given
+        syncalgos.stateless(loss), optimizer, strategy, **placed(given)
     )
 
 

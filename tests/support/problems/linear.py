@@ -6,9 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from placed import placed
 
 import syncalgos
-from syncalgos import DataParallel, Placement, stateless
+from syncalgos import DataParallel, stateless
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(200, 6)).astype(np.float32)
@@ -38,15 +39,13 @@ def plain_loss(params, batch):
 def make_trainer(strategy=None, workers=4, backend="auto", loss=None, **rest):
     strategy = syncalgos.bmuf(3) if strategy is None else strategy
     optimizer = optax.sgd(0.05, momentum=0.9)
-    where = {name: rest.pop(name) for name in Placement._fields if name in rest}
     return DataParallel(
         loss or stateless(plain_loss),
         optimizer,
         strategy,
         workers=workers,
         backend=backend,
-        placement=Placement(**where),
-        **rest,
+        **placed(rest),
     )
 
 

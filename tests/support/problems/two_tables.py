@@ -3,6 +3,7 @@
 import jax.numpy as jnp
 import numpy as np
 import optax
+from placed import placed
 
 import syncalgos
 from syncalgos import bmuf, chain, every, lookup, model_averaging, reset
@@ -40,8 +41,8 @@ STRATEGIES = {
 }
 
 
-def make(strategy, workers=4, backend="vmap", look=lookup, sharded=TABLES, **rest):
+def make(strategy, workers=4, backend="vmap", look=lookup, tables=TABLES, **rest):
     return syncalgos.DataParallel(
-        *(loss_with(look), rest.pop("optimizer", OPTIMIZER), strategy, workers),
-        **{"backend": backend, "sharded": sharded, **rest},
+        *(loss_with(look), rest.pop("optimizer", OPTIMIZER), strategy),
+        **placed({"workers": workers, "backend": backend, "tables": tables, **rest}),
     )

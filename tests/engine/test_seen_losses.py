@@ -1,0 +1,181 @@
+"""A strategy that declares it sees the loss of each worker's own step."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import syncalgos as sa
+from syncalgos import collectives
+from syncalgos.engine.placement.make_layout import BACKENDS
+from syncalgos.strategy import Replica, Strategy
+
+WORKERS, STEPS, LR = 4, 12, 0.1
+rng = np.random.default_rng(3)
+TARGETS = rng.normal(size=(STEPS, WORKERS)).astype(np.float32)
+
+
+def loss(params, batch):
+    return jnp.mean((params["w"] - batch) ** 2)
+
+
+def averaging_those_whose_loss_fell():
+    """State: the loss at the last sync."""
+
+    def sync(replica, last, step):
+        fell = jnp.where(replica.loss < last, 1.0, 0.0)
+        count = collectives.mean(fell)
+        mean = collectives.mean(fell * replica.params["w"]) / jnp.maximum(count, 1e-9)
+        w = jnp.where(count > 0, mean, replica.params["w"])
+        return replica._replace(params={"w": w}), replica.loss
+
+    def init(params):
+        return jnp.float32(jnp.inf)
+
+    return Strategy(init, sync=sync, sees_loss=True)
+
+
+def recurrence(period):
+    """Yields the params of all workers after each step."""
+    w, last = np.zeros(WORKERS), np.full(WORKERS, np.inf)
+    for step, target in enumerate(TARGETS.astype(float)):
+        losses = (w - target) ** 2
+        w = w - LR * 2 * (w - target)
+        if (step + 1) % period == 0:
+            fell = losses < last
+            last = losses
+            w = np.full(WORKERS, w[fell].mean()) if fell.any() else w
+        yield w
+
+
+def trained(strategy, backend="vmap", form=None, optimizer=None, parts=(STEPS,)):
+    trainer = sa.DataParallel(
+        loss,
+        optimizer or optax.sgd(LR),
+        strategy,
+        workers=WORKERS,
+        backend=backend,
+        placement=sa.Placement(lane_form=form),
+    )
+    state = trainer.init({"w": jnp.zeros(())})
+    for part in np.split(TARGETS, np.cumsum(parts)[:-1]):
+        state, metrics = trainer.run(state, part)
+    assert state.replica.loss == ()
+    return np.ravel(state.replica.params["w"]), trainer, state
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("form", ["vectorized", "sequential"])
+@pytest.mark.parametrize("period", [1, 4])
+def test_workers_whose_loss_fell_are_averaged(backend, form, period):
+    strategy = sa.every(averaging_those_whose_loss_fell(), period)
+    if form == "sequential" and period == 1:
+        strategy = strategy._replace(acts=lambda step: step >= 0)
+    for parts in ((STEPS,), (5, STEPS - 5)):
+        own, *_ = trained(strategy, backend, form, parts=parts)
+        np.testing.assert_allclose(own, [*recurrence(period)][-1], rtol=2e-5)
+
+
+def test_the_loss_passes_through_combinators():
+    plain = sa.every(averaging_those_whose_loss_fell(), 4)
+    expected, *_ = trained(plain)
+    for around in (
+        sa.chain(plain, sa.reset(optax.sgd(LR))),
+        sa.masked(plain, True),
+        sa.at_syncs(plain, sa.reset(optax.sgd(LR))),
+        sa.ema(plain, 0.5),
+        sa.until(plain, STEPS),
+        sa.after(plain, 0),
+        sa.delayed(plain, 0),
+    ):
+        assert around.sees_loss
+        np.testing.assert_array_equal(trained(around)[0], expected)
+
+
+def test_a_vote_may_go_by_the_loss():
+    def rose(replica, state, step):
+        return replica.loss > 2.0
+
+    member = sa.average()._replace(sees_loss=True)
+    trainer = trained(sa.decided(member, rose))[1]
+    state, metrics = trainer.run(trainer.init({"w": jnp.zeros(())}), TARGETS)
+    w, expected = np.zeros(WORKERS), []
+    for target in TARGETS:
+        expected.append(((w - target) ** 2 > 2.0).any())
+        w = w - LR * 2 * (w - target)
+        w = np.full(WORKERS, w.mean()) if expected[-1] else w
+    assert 0 < sum(expected) < STEPS
+    np.testing.assert_array_equal(metrics["decided"][:, 0], expected)
+
+
+def test_a_reduction_may_weigh_gradients_by_the_loss():
+    def reduce(grads, replica, state, step):
+        weights = collectives.mean(replica.loss)
+        mean = collectives.mean(jax.tree.map(lambda g: g * replica.loss, grads))
+        return jax.tree.map(lambda g: g / weights, mean), state
+
+    own, *_ = trained(Strategy(reduce=reduce, sees_loss=True))
+    w = 0.0
+    for target in TARGETS.astype(float):
+        losses, grads = (w - target) ** 2, 2 * (w - target)
+        w -= LR * (losses * grads).sum() / losses.sum()
+    np.testing.assert_allclose(own, w, rtol=1e-5)
+
+
+def test_it_is_counted_as_without():
+    strategy = sa.every(averaging_those_whose_loss_fell(), 4)
+    params = {"w": np.zeros((), np.float32)}
+    sent = sa.communication(strategy, params, workers=WORKERS, steps=8)
+    assert (sent.syncs, sent.calls) == (2, 4)
+    _, trainer, state = trained(strategy)
+    assert trainer.communication(state, 8).bytes_per_worker == sent.bytes_per_worker
+
+
+def test_the_loss_is_given_before_anything_else_is_sent_or_kept():
+    _, _, state = trained(averaging_those_whose_loss_fell())
+    _, _, plain = trained(sa.average())
+    assert len(jax.tree.leaves(state)) == len(jax.tree.leaves(plain)) + 1  # its own
+
+
+def test_merged_lanes_have_no_loss_of_each_worker():
+    strategy = sa.sync_sgd()._replace(
+        sync=averaging_those_whose_loss_fell().sync,
+        init=averaging_those_whose_loss_fell().init,
+        sees_loss=True,
+    )
+    with pytest.raises(ValueError, match="the strategy sees each worker's own loss"):
+        trained(strategy, form="merged")
+    assert trained(strategy)[1].lane_form == "vectorized"
+
+
+def test_a_branch_on_the_own_loss_must_not_send():
+    def sync(replica, state, step):
+        params = jax.lax.cond(
+            replica.loss > 1,
+            lambda: collectives.mean(replica.params),
+            lambda: replica.params,
+        )
+        return replica._replace(params=params), state
+
+    with pytest.raises(ValueError, match="a branch on a worker's own data"):
+        trained(Strategy(sync=sync, sees_loss=True))
+
+
+def test_it_needs_no_workers():
+    strategy = sa.every(averaging_those_whose_loss_fell(), 2)
+    optimizer = sa.as_optimizer(strategy, optax.sgd(LR))
+    params = {"w": jnp.zeros(())}
+    state = optimizer.init(params)
+    value, grads = jax.value_and_grad(loss)(params, TARGETS[0])
+    with pytest.raises(ValueError, match="value=loss"):
+        optimizer.update(grads, state, params)
+    for _ in range(2):
+        updates, state = optimizer.update(grads, state, params, value=value)
+    assert float(state.sync) == float(value)
+
+
+def test_it_is_a_field_that_others_do_not_have():
+    assert Replica({}) == ({}, (), (), ())
+    with pytest.raises(ValueError, match="field of Replica"):
+        sa.average("loss")

@@ -1,0 +1,10 @@
+"""Options of a trainer in one dictionary, from which a Placement is made."""
+
+from syncalgos import Placement
+
+
+def placed(options):
+    """Options for DataParallel, with those of a Placement in one."""
+    where = {k: x for k, x in options.items() if k in Placement._fields}
+    rest = {k: x for k, x in options.items() if k not in where}
+    return rest | {"placement": Placement(**where)}
