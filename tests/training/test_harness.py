@@ -333,7 +333,7 @@ given = []
 
 def factory(period: int, learning_rate, optimizer, seed, axis):
     given.append((period, learning_rate, optimizer, seed, axis))
-    return syncalgos.every(period, syncalgos.reset(optimizer))
+    return syncalgos.every(syncalgos.reset(optimizer), period)
 """
 
 
@@ -345,7 +345,8 @@ def test_factory_gets_what_the_run_has(tmp_path, monkeypatch):
     plan = prepare(parse([*words.split(), "--schedule", "cosine"]))
     import strategies  # pyright: ignore[reportMissingImports]
 
-    scheduled, steady = strategies.given
+    declaring, scheduled, steady = strategies.given
+    assert declaring[0] == 4
     assert scheduled[0] == 4
     assert float(scheduled[1](0)) == pytest.approx(0.3)
     assert float(scheduled[1](plan.config.steps)) == pytest.approx(0)
