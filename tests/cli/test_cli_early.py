@@ -70,7 +70,7 @@ def test_help_of_a_factory_explains_its_parameters(kind, shown):
         for parameter in parameters.keys() - kind.passed:
             text = re.search(rf"\n    {parameter}: (.*(\n     .*)*)", doc)
             assert text, f"the docstring does not explain {parameter}"
-            flag = factories.SPELLED.get(parameter, parameter).replace("_", "-")
+            flag = (factories.SPELLED.get(parameter) or parameter).replace("_", "-")
             line = re.search(rf"\n  --{flag}[ ,](.*(\n   .*)*)", told)
             assert line, f"no flag --{flag}"
             assert " ".join(text[1].split()) in " ".join(line[1].split())
