@@ -86,7 +86,7 @@ class Training:
     def __init__(self, strategy: syncalgos.Strategy, workers: int, model: str = "mlp"):
         self.work = WORK[model]()
         self.trainer = syncalgos.DataParallel(
-            syncalgos.stateless(self.work.loss),
+            self.work.loss,
             optax.sgd(LR),
             strategy,
             workers=workers,

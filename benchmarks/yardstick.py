@@ -80,7 +80,7 @@ WARMUPS = 2  # a loop by hand compiles twice: for NumPy state, then for its own
 def by_engine(work: Work, algorithm: str, workers: int) -> tuple[Callable, Any]:
     """Returns go(step, data, rows) -> losses, and the trainer."""
     trainer = syncalgos.DataParallel(
-        syncalgos.stateless(work.loss),
+        work.loss,
         optax.sgd(LR),
         ALGORITHMS[algorithm](),
         workers=workers,

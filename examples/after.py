@@ -32,8 +32,7 @@ def loss(params, batch):
 
 optimizer = optax.adam(3e-3)
 strategy = syncalgos.diloco(period=20)
-each = syncalgos.stateless(loss)
-trainer = syncalgos.DataParallel(each, optimizer, strategy, workers=4)
+trainer = syncalgos.DataParallel(loss, optimizer, strategy, workers=4)
 
 params = {"in": rng.normal(0, 0.1, (64, 64)), "out": rng.normal(0, 0.1, (64, 10))}
 params = jax.tree.map(np.float32, params)

@@ -65,8 +65,7 @@ params = jax.tree.map(np.float32, params)
 outer = optax.sgd(0.7, momentum=0.9, nesterov=True)
 for name, reducer in {"mean": "mean", "ternary": error_feedback(ternary())}.items():
     strategy = syncalgos.every(syncalgos.outer_step(outer, reducer), PERIOD)
-    each = syncalgos.stateless(loss)
-    trainer = syncalgos.DataParallel(each, optax.sgd(0.05), strategy, workers=4)
+    trainer = syncalgos.DataParallel(loss, optax.sgd(0.05), strategy, workers=4)
     state, _ = trainer.run(trainer.init(params), {"x": x[rows], "y": y[rows]})
     hits = logits(trainer.center(state).params, x[test]).argmax(-1) == y[test]
     sent = trainer.communication(state, STEPS).bytes_per_worker

@@ -48,7 +48,7 @@ rng = np.random.default_rng(0)
 train, test = np.split(rng.permutation(len(y)), [1500])
 
 trainer = syncalgos.DataParallel(
-    syncalgos.stateless(loss),  # lifts a loss without buffers, key and metrics
+    loss,
     optax.adam(3e-3),
     syncalgos.diloco(period=20),
     workers=4,

@@ -47,8 +47,7 @@ params = jax.tree.map(np.float32, params)
 
 def trained(strategy):
     """Returns the center after training by a strategy."""
-    each = syncalgos.stateless(loss)
-    trainer = syncalgos.DataParallel(each, optax.sgd(0.05), strategy, workers=4)
+    trainer = syncalgos.DataParallel(loss, optax.sgd(0.05), strategy, workers=4)
     state, _ = trainer.run(trainer.init(params), {"x": x[rows], "y": y[rows]})
     return trainer.center(state).params
 

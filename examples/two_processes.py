@@ -44,8 +44,8 @@ def train(number, address):
     rows = rng.choice(learned, (400, 128))  # (steps, batch of all workers together)
     params = {"in": rng.normal(0, 0.1, (64, 64)), "out": rng.normal(0, 0.1, (64, 10))}
 
-    each, strategy = syncalgos.stateless(loss), syncalgos.diloco(period=20)
-    trainer = syncalgos.DataParallel(each, optax.adam(3e-3), strategy, workers=4)
+    strategy = syncalgos.diloco(period=20)
+    trainer = syncalgos.DataParallel(loss, optax.adam(3e-3), strategy, workers=4)
     rows = rows[:, trainer.layout.own_rows(128)]  # (steps, this process's part)
     state = trainer.init(jax.tree.map(np.float32, params))
     state, _ = trainer.run(state, {"x": x[rows], "y": y[rows]})

@@ -40,7 +40,7 @@ def by_engine(
 ) -> Callable[[np.ndarray], np.ndarray]:
     """Returns go(rows) -> losses; devices=None gives each worker one and no mesh."""
     trainer = syncalgos.DataParallel(
-        syncalgos.stateless(work.loss),
+        work.loss,
         optax.sgd(LR),
         syncalgos.model_averaging(PERIOD),
         workers=workers,

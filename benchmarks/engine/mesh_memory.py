@@ -103,7 +103,7 @@ def _trained(
         ).mean()
 
     trainer = syncalgos.DataParallel(
-        syncalgos.stateless(loss),
+        loss,
         optax.adam(1e-4),
         strategy,
         workers=WORKERS,

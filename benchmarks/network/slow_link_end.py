@@ -62,7 +62,7 @@ class Training:
 
     def __init__(self, algo: str, workers: int, devices: Sequence[Any]):
         self.trainer = syncalgos.DataParallel(
-            syncalgos.stateless(loss),
+            loss,
             optax.sgd(LR),
             STRATEGIES[algo],
             workers=workers,

@@ -34,7 +34,7 @@ def train(task: work.Task, own: slice = slice(None), **options: Any) -> float:
         options: of `DataParallel`.
     """
     trainer = syncalgos.DataParallel(
-        syncalgos.stateless(mlp_loss),
+        mlp_loss,
         optax.sgd(work.LR),
         STRATEGIES[task.algorithm](),
         **{"workers": task.workers, **options},

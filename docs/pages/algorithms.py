@@ -185,7 +185,11 @@ def example(name: str) -> str:
     return f"""\
 import numpy as np, optax, syncalgos
 
-loss = syncalgos.stateless(lambda params, x: ((params["w"] - x) ** 2).mean())
+
+def loss(params, x):
+    return ((params["w"] - x) ** 2).mean()
+
+
 strategy = syncalgos.{name}({given})
 trainer = syncalgos.DataParallel(loss, optax.sgd(0.1), strategy, workers=8)
 state = trainer.init({{"w": np.zeros((4, 4), np.float32)}})

@@ -56,7 +56,7 @@ class Setup(NamedTuple):
 # Of two entries one is sent: the least that compression can leave out.
 HALF = {"density": 0.5}
 SETUPS = {
-    "post_local_sgd": Setup({"switch": 32}),
+    "post_local_sgd": Setup({"dense_steps": 32}),
     "hierarchical": Setup({"inner_period": 4, "groups": 2}),
     "fedavg": Setup({"fraction": 0.5}),
     "fedprox": Setup({"proximal": 0.5}),
@@ -64,7 +64,7 @@ SETUPS = {
     "des_loc": Setup(optimizer=optax.adam, rate=0.12, last=0.1),
     "dynamic_averaging": Setup({"bound": 0.15}),
     "bmuf": Setup({"block_momentum": 0.5}),
-    "fedopt": Setup({"outer_lr": 0.15, "beta1": 0.5, "tau": 0.1}),
+    "fedopt": Setup({"outer_lr": 0.15, "b1": 0.5, "tau": 0.1}),
     "diloco": Setup({"outer_momentum": 0.6}),
     "muloco": Setup({"outer_momentum": 0.5}, optax.contrib.muon, 0.06, 0.1),
     "edit": Setup({"outer_momentum": 0.6}),
@@ -80,10 +80,10 @@ SETUPS = {
     "sparseloco": Setup({"density": 0.5, "chunk": 2}),
     "powersgd": Setup({"rank": 1}, shape=(6, 6)),
     "topk_sgd": Setup(HALF),
-    "dgc": Setup({"density": 0.5, "local_momentum": 0.5, "warmup": 0}, rate=0.08),
+    "dgc": Setup({"density": 0.5, "local_momentum": 0.5, "dense_steps": 0}, rate=0.08),
     "signum": Setup(rate=0.06, last=0.1),
     "distributed_lion": Setup(rate=0.06, last=0.1),
-    "one_bit_adam": Setup({"switch": 32}, rate=0.06, last=0.1),
+    "one_bit_adam": Setup({"dense_steps": 32}, rate=0.06, last=0.1),
     "quantized_sgd": Setup({"bits": 2}, shape=(6, 6)),
     "loco": Setup({"bits": 2}, shape=(6, 6)),
 }

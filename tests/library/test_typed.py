@@ -1,0 +1,28 @@
+"""The calls for a strict type checker use every public name, and run."""
+
+import ast
+from pathlib import Path
+
+import typed
+
+import syncalgos
+
+
+def test_every_public_name_is_used():
+    tree = ast.parse(Path(typed.__file__).read_text())
+    nodes = (node for node in ast.walk(tree) if isinstance(node, ast.Attribute))
+    used = {node.attr for node in nodes if ast.unparse(node.value) == "sa"}
+    assert used == {name for name in dir(syncalgos) if name[0] != "_"}
+
+
+def test_every_algorithm_is_made():
+    assert len(typed.STRATEGIES) == len(syncalgos.ALGORITHMS)
+
+
+def test_what_is_typed_runs():
+    center, sent = typed.trained()
+    assert center.params["w"].shape == (4,)
+    assert sent.syncs == 1
+    assert len(typed.trainers()) == 6
+    assert all(count > 0 for count in typed.sent())
+    assert typed.alone()["w"].shape == (4,)

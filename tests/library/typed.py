@@ -1,0 +1,225 @@
+# pyright: strict, reportMissingTypeStubs=false
+"""Every public name, used as the docs use it, for a strict type checker."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.sharding import PartitionSpec
+
+import syncalgos as sa
+
+STRATEGIES: list[sa.Strategy] = [
+    sa.sync_sgd(reduce="int8"),
+    sa.model_averaging(period=16),
+    sa.post_local_sgd(dense_steps=100, period=16),
+    sa.hierarchical(16, inner_period=4, groups=2),
+    sa.fedavg(16, fraction=0.5),
+    sa.fedprox(16, proximal=0.1),
+    sa.qsr(4, growth=0.2, learning_rate=optax.constant_schedule(0.1)),
+    sa.des_loc(16, first_period=48),
+    sa.dynamic_averaging(16, bound=0.2),
+    sa.bmuf(period=16, block_momentum=0.5),
+    sa.slowmo(16, slow_momentum=0.7, learning_rate=0.1),
+    sa.lookahead(5, slow_lr=0.5),
+    sa.fedopt(16, method="yogi", b1=0.9),
+    sa.overlap_local_sgd(2, pull=0.5),
+    sa.co2(16, outer_momentum=0.3, clip=1.0),
+    sa.diloco(16, reduce=sa.reducers.error_feedback(sa.reducers.top_k(0.01))),
+    sa.muloco(16, outer_lr=0.7, reduce=sa.reducers.bf16),
+    sa.edit(16, clip=1.0),
+    sa.streaming_diloco(16, fragments=2, cut="layers"),
+    sa.eager_diloco(16, outer_lr=0.5),
+    sa.diloco_x(16, rank=8),
+    sa.async_diloco(16, slowest=0.25, optimizer=optax.sgd(0.1)),
+    sa.noloco(16, consensus=0.6),
+    sa.easgd(16, beta=0.8),
+    sa.gossip(topology="ring"),
+    sa.gossip_pga(6, topology="exponential"),
+    sa.d2(mixing=0.5),
+    sa.gradient_tracking(axis="workers"),
+    sa.choco_sgd(density=0.01, consensus=0.02),
+    sa.push_sum(drop=0.1),
+    sa.scaffold(16, learning_rate=0.1),
+    sa.scaffnew(16, learning_rate=0.1),
+    sa.feddyn(16, proximal=0.1),
+    sa.sparta(density=0.01, period=2),
+    sa.demo(decay=0.9, sign=True),
+    sa.sparseloco(16, density=0.1, bits=4),
+    sa.powersgd(rank=2),
+    sa.topk_sgd(density=0.1),
+    sa.dgc(density=0.01, dense_steps=0),
+    sa.sign_sgd(majority=True),
+    sa.signum(local_momentum=0.8),
+    sa.distributed_lion(b1=0.9, b2=0.98),
+    sa.one_bit_adam(dense_steps=32, b2=0.99),
+    sa.quantized_sgd(bits=4),
+    sa.loco(bits=4, beta=0.9),
+]
+BY_NAME: sa.Strategy = sa.ALGORITHMS["diloco"](period=8)
+
+
+def vote(replica: sa.Replica, state: Any, step: jax.Array) -> jax.Array:
+    return replica.loss > 1.0
+
+
+def rounds(step: Any) -> Any:
+    return jnp.where(step < 1000, 16, 32)
+
+
+def odd(step: Any) -> Any:
+    return step % 2 == 1
+
+
+INNER = optax.sgd(0.1, momentum=0.9)
+OUTER = optax.sgd(0.7, momentum=0.9, nesterov=True)
+COMBINED: list[sa.Strategy] = [
+    sa.every(sa.chain(sa.average(), sa.average("opt_state")), 16, offset=4),
+    sa.every(sa.average("params", sa.reducers.median), rounds),
+    sa.when(sa.average(), odd),
+    sa.chain(sa.until(sa.sync_sgd(), 100), sa.after(sa.bmuf(16), 100)),
+    sa.at_end(sa.diloco(16), 100),
+    sa.every(sa.decided(sa.average()._replace(sees_loss=True), vote), 16),
+    sa.delayed(sa.every(sa.outer_step(OUTER, "int4"), 64), 8, arrival="add"),
+    sa.masked(sa.diloco(64), {"w": True, "b": False}),
+    sa.ema(sa.bmuf(16), decay=0.999),
+    sa.participating(sa.fedavg(16), sa.sampled(0.5, seed=1), stale=True),
+    sa.paced(sa.model_averaging(16), [16, 8]),
+    sa.at_syncs(sa.model_averaging(16), sa.reset(INNER)),
+    sa.reduce_with(
+        sa.reducers.error_feedback(sa.reducers.quantized(4)), axis=sa.WORKERS
+    ),
+]
+
+
+def leaning(keep: float = 0.5) -> sa.Strategy:
+    """A strategy by hand, with declarations."""
+
+    def init(params: Any) -> jax.Array:
+        return jnp.float32(jnp.inf)
+
+    def leaf(own: jax.Array, mean: jax.Array) -> jax.Array:
+        return keep * own + (1 - keep) * mean
+
+    def acts(step: jax.Array) -> jax.Array:
+        return step >= 0
+
+    def sync(
+        replica: sa.Replica, state: Any, step: jax.Array
+    ) -> tuple[sa.Replica, Any]:
+        means = sa.collectives.mean(replica.params)
+        params = jax.tree.map(leaf, replica.params, means)
+        return replica._replace(params=params), replica.loss
+
+    return sa.Strategy(
+        init,
+        sync=sync,
+        center=sa.MeanCenter(sa.WORKERS),
+        acts=acts,
+        sees_loss=True,
+        axis=sa.WORKERS,
+        late=0,
+        unit_steps=False,
+        own_momentum=False,
+    )
+
+
+def mean_of_grads(
+    grads: Any, replica: sa.Replica, state: Any, step: jax.Array
+) -> tuple[Any, Any]:
+    return sa.collectives.mean(grads), state
+
+
+MEANS = sa.Strategy(reduce=sa.MeanOfGrads(mean_of_grads))
+
+
+def plain(params: Any, batch: Any) -> jax.Array:
+    return jnp.mean((batch @ params["w"]) ** 2)
+
+
+def full(
+    params: Any, buffers: Any, batch: Any, key: jax.Array
+) -> tuple[jax.Array, tuple[Any, dict[str, Any]]]:
+    loss = plain(params, batch)
+    return loss, (buffers, {"norm": jnp.sqrt(loss)})
+
+
+def values(
+    params: Any, buffers: Any, batch: Any, key: jax.Array
+) -> tuple[dict[str, jax.Array], Any]:
+    return {"loss": (batch @ params["w"]) ** 2}, buffers
+
+
+def of_table(params: Any, ids: jax.Array) -> jax.Array:
+    return jnp.mean(sa.lookup(params["table"], ids))
+
+
+LOSSES = plain, full, sa.per_example(values), sa.stateless(plain)
+PARAMS = {"w": np.zeros(4, np.float32)}
+
+
+def trained() -> tuple[sa.Replica, sa.Communication]:
+    """Trains for two steps."""
+    strategy = sa.every(leaning(), 2)
+    trainer = sa.DataParallel(plain, optax.sgd(0.1), strategy, workers=2)
+    state: sa.TrainState = trainer.init(PARAMS, seed=1)
+    batches = np.ones((2, 4, 4), np.float32)
+    state, metrics = trainer.run(state, batches)
+    evaluated = trainer.evaluate(state, batches)
+    assert metrics["loss"].shape == evaluated["loss"].shape
+    assert trainer.divergence(state) >= 0
+    state = trainer.from_host(trainer.to_host(state))
+    data = trainer.place(batches[0])
+    state, _ = trainer.run(state, np.zeros((2, 4), np.int32), data)
+    return trainer.center(state), trainer.communication(state, steps=2, workers=8)
+
+
+def trainers() -> list[sa.DataParallel]:
+    """Makes trainers, without training."""
+    placement = sa.Placement(
+        mesh={"fsdp": 1}, shardings={"w": PartitionSpec("fsdp")}, batch_axes=()
+    )
+    made = [sa.DataParallel(loss, INNER, sa.bmuf(16), workers=2) for loss in LOSSES]
+    return [
+        *made,
+        sa.DataParallel(
+            full,
+            INNER,
+            sa.diloco(16),
+            workers=2,
+            eval_loss=plain,
+            accumulate=2,
+            each_worker=True,
+            placement=placement,
+        ),
+        sa.DataParallel(
+            of_table,
+            INNER,
+            sa.bmuf(16),
+            workers=2,
+            backend="vmap",
+            tables={"table": True},
+            placement=sa.Placement(lanes=2, lane_form="vectorized", devices=[0]),
+        ),
+    ]
+
+
+def sent() -> list[float]:
+    """Counts bytes, with and without a decision."""
+    decided = sa.decided(sa.average()._replace(sees_loss=True), vote)
+    taken = np.array([[True], [False]])
+    counts = [
+        sa.communication(sa.diloco(16), PARAMS, workers=8, steps=32),
+        sa.communication(decided, PARAMS, workers=8, steps=2, taken=taken),
+    ]
+    return [each.bytes_per_worker for each in counts]
+
+
+def alone() -> Any:
+    """Takes a step of a strategy as an optimizer."""
+    optimizer = sa.as_optimizer(sa.lookahead(5), optax.adam(0.1))
+    state = optimizer.init(PARAMS)
+    updates, state = optimizer.update(PARAMS, state, PARAMS)
+    return optax.apply_updates(PARAMS, updates)
