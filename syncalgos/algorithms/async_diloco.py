@@ -36,7 +36,7 @@ def async_diloco(
         slowest: speed of the last worker, above 0 and at most 1; that of the first is
             1, and the others' fall evenly between.
         dynamic_steps: a worker of speed s makes ⌊s H⌋ local steps a round, at least 1.
-        buffer: B, updates per step of the momentum, at least 1; None means workers.
+        buffer: B, updates per momentum step, at least 1; None means one per worker.
         early_momentum: c, the share of the momentum applied at all other updates, at
             least 0 and at most 1 / B.
         optimizer: the inner optimizer, whose state then rests while its worker does;
