@@ -88,6 +88,7 @@ def page(
         "## In the atlas",
         measured(name, tables),
         "## Try it",
+        f"```pycon\n{doc.example}\n```" if doc.example else "",
         f"```python\n{example(name)}```",
         f"On the command line:\n\n```sh\n{command(name)}\n```",
         "## The code",

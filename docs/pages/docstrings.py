@@ -2,13 +2,14 @@
 
 import inspect
 import re
+import textwrap
 from collections.abc import Callable
 from typing import NamedTuple
 
 import syncalgos
 from experiments.cli.factories import argument_texts
 
-SECTIONS = ("Args", "Returns", "Raises")
+SECTIONS = ("Args", "Returns", "Raises", "Example")
 
 
 class Docstring(NamedTuple):
@@ -21,6 +22,7 @@ class Docstring(NamedTuple):
         returns: what the strategy holds and sends.
         raises: what is refused.
         notes: paragraphs after the sections.
+        example: a session of Python, with what it prints.
         source: the paper.
     """
 
@@ -30,6 +32,7 @@ class Docstring(NamedTuple):
     returns: str
     raises: str
     notes: list[str]
+    example: str
     source: str
 
 
@@ -56,6 +59,7 @@ def parsed(function: Callable) -> Docstring:
         joined(sections.get("Returns", "")),
         joined(sections.get("Raises", "")),
         notes,
+        textwrap.dedent(sections.get("Example", "")),
         source,
     )
 

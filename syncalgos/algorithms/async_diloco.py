@@ -35,10 +35,8 @@ def async_diloco(
         outer_momentum: β, the outer Nesterov momentum, at least 0 and below 1.
         slowest: speed of the last worker, above 0 and at most 1; that of the first is
             1, and the others' fall evenly between.
-        dynamic_steps: a worker of speed s makes s H local steps in a round, rounded
-            down, at least 1.
-        buffer: B, updates per step of the momentum, at least 1; None means the number
-            of workers.
+        dynamic_steps: a worker of speed s makes ⌊s H⌋ local steps a round, at least 1.
+        buffer: B, updates per momentum step, at least 1; None means one per worker.
         early_momentum: c, the share of the momentum applied at all other updates, at
             least 0 and at most 1 / B.
         optimizer: the inner optimizer, whose state then rests while its worker does;
@@ -58,6 +56,14 @@ def async_diloco(
     some steps of. A steady drift moves the center mean(speed) η / (1 - β) times as far
     as plain averaging without waiting. Simultaneous updates are applied in the order of
     the workers.
+
+    Example:
+        >>> import numpy as np
+        >>> from syncalgos import async_diloco, communication
+        >>> strategy = async_diloco(3, slowest=0.75)
+        >>> sent = communication(strategy, np.ones(9), workers=2, steps=12)
+        >>> np.flatnonzero(np.diff(sent.per_step, prepend=0)) + 1
+        array([ 3,  4,  6,  8,  9, 12])
 
     Source: Liu et al., "Asynchronous local-SGD training for language modeling", 2024,
     algorithm 3, and DyLU (dynamic_steps).

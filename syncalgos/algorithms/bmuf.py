@@ -50,8 +50,20 @@ def bmuf(
 
     A steady drift moves the center ζ / (1 - μ) times as far as plain averaging. With
     nesterov a block's update is measured from the look-ahead point; measured from w the
-    recursion diverges for μ ≥ 1/2. Published codes differ from the paper here: see
-    docs/algorithms.md.
+    recursion diverges for μ ≥ 1/2. Published codes differ here: see docs/algorithms.md.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import optax
+        >>> from syncalgos import DataParallel, bmuf
+        >>> def drift(w, x):
+        ...     return -w * x.mean()
+        >>> for strategy in (bmuf(4, block_momentum=0.0), bmuf(4, block_momentum=0.5)):
+        ...     trainer = DataParallel(drift, optax.sgd(0.1), strategy, workers=4)
+        ...     state, _ = trainer.run(trainer.init(jnp.float32(0)), jnp.ones((40, 4)))
+        ...     print(round(float(trainer.center(state).params), 2))
+        4.0
+        7.2
 
     Source: Chen and Huo, "Scalable training of deep learning machines by incremental
     block training with intra-block parallel optimization and blockwise model-update

@@ -60,6 +60,13 @@ def co2(
     moves the center α / ((1 - β) Λ) times as far as plain averaging, at the Λ that it
     settles at: once as far with the defaults.
 
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from syncalgos import co2, communication
+        >>> sent = communication(co2(8), jnp.ones(1000), workers=8, steps=32)
+        >>> co2(8).late, sent.syncs, sent.bytes_per_worker
+        (8, 4, 28000.0)
+
     Source: Sun et al., "CO2: efficient distributed training with full
     communication-computation overlap", ICLR 2024, algorithm 1. Λ, with norms over all
     params, is this library's reading of the staleness gap penalty: see

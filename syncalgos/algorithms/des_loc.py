@@ -41,6 +41,16 @@ def des_loc(
 
     The paper averages before a local step, here it is after the step before.
 
+    Example:
+        >>> import numpy as np
+        >>> import optax
+        >>> from syncalgos import Replica, communication, des_loc
+        >>> params = np.ones(1000, np.float32)
+        >>> replica = Replica(params, optax.adam(0.1).init(params))
+        >>> sent = communication(des_loc(2), replica, workers=8, steps=12)
+        >>> np.diff(sent.per_step, prepend=0)[1::2]
+        array([ 7000.,  7000., 14000.,  7000.,  7000., 21000.])
+
     Source: Iacob et al., "DES-LOC: desynced low communication adaptive optimizers",
     2025, algorithm 1; its periods of 1 : 3 : 6.
     """

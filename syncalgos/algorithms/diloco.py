@@ -41,8 +41,20 @@ def diloco(
         ValueError: a parameter outside its range.
 
     A steady drift moves the center η / (1 - μ) times as far as plain averaging: 7 times
-    with the defaults. The paper's inner optimizer is AdamW.
-    For another outer optimizer: `every(period, outer_step(optimizer))`.
+    with the defaults. The paper's inner optimizer is AdamW. Another outer optimizer:
+    `every(outer_step(optimizer), period)`.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import optax
+        >>> from syncalgos import DataParallel, diloco
+        >>> def loss(w, x):
+        ...     return ((w - x) ** 2).mean()
+        >>> trainer = DataParallel(loss, optax.sgd(0.01), diloco(10), workers=4)
+        >>> state = trainer.init(jnp.float32(0))
+        >>> state, _ = trainer.run(state, jnp.tile(jnp.arange(4.0), (1000, 1)))
+        >>> round(float(trainer.center(state).params), 3)
+        1.5
 
     Source: Douillard et al., "DiLoCo: distributed low-communication training of
     language models", 2023, algorithm 1.

@@ -55,6 +55,18 @@ def diloco_x(
     rank is fixed; the paper rounds factors to 4 bits, and adapts rank and period to the
     gradients.
 
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from syncalgos import communication, diloco_x
+        >>> params = jnp.ones((256, 256))
+        >>> for rank in (1, 4, 16):
+        ...     strategy = diloco_x(16, rank=rank)
+        ...     sent = communication(strategy, params, workers=8, steps=16)
+        ...     print(rank, sent.bytes_per_worker)
+        1 3584.0
+        4 14336.0
+        16 57344.0
+
     Source: Qi et al., "DiLoCoX: a low-communication large-scale training framework for
     decentralized cluster", 2025.
     """

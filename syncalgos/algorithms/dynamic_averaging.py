@@ -45,6 +45,18 @@ def dynamic_averaging(
     After each vote the replicas' mean squared distance to their mean is at most Δ. The
     right Δ grows with the size of the model and the square of the learning rate.
 
+    Example:
+        >>> import numpy as np
+        >>> from syncalgos import communication, dynamic_averaging
+        >>> params, taken = np.ones(1000, np.float32), np.zeros((16, 1), bool)
+        >>> for taken[7] in (False, True):
+        ...     sent = communication(
+        ...         dynamic_averaging(8), params, workers=8, steps=16, taken=taken
+        ...     )
+        ...     print(sent.bytes_per_worker)
+        14.0
+        7014.0
+
     Source: Kamp, Adilova, Sicking, Hüger, Schlicht, Wirtz and Wrobel, "Efficient
     decentralized deep learning by dynamic model averaging", ECML PKDD 2018: its local
     condition. The paper first tries to mend a violation with some of the models.

@@ -54,6 +54,15 @@ def eager_diloco(
     Replicas do not agree: each is ahead by its own gradient. In the first round nothing
     has arrived from the others.
 
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from syncalgos import communication, diloco, eager_diloco
+        >>> for strategy in (diloco(16), eager_diloco(16)):
+        ...     sent = communication(strategy, jnp.ones(1000), workers=8, steps=32)
+        ...     print(strategy.late, sent.bytes_per_worker)
+        0 14000.0
+        16 14000.0
+
     Source: Kale, Douillard and Donchev, "Eager updates for overlapped communication and
     computation in DiLoCo", 2025, algorithm 3.
     """

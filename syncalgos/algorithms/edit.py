@@ -5,7 +5,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 
 from syncalgos import checks
-from syncalgos.algorithms import _anchors
+from syncalgos.algorithms._anchors import outer_rates, pseudo_gradient, restart, shipped
 from syncalgos.combinators.schedule import every
 from syncalgos.dtypes import widen, zeros
 from syncalgos.reducers.reducer import over_leaves
@@ -44,8 +44,7 @@ def edit(
         period: local steps between two outer steps, at least 1.
         outer_lr: η, the outer learning rate, above 0.
         outer_momentum: μ, the outer Nesterov momentum, at least 0 and below 1.
-        threshold: δ, standard deviations above its mean beyond which a norm is unusual,
-            above 0.
+        threshold: δ, above 0; norms are usual up to mean + δ standard deviations.
         clip: φ, the largest norm of a leaf of g, above 0.
         rate: α, weight of the newest norm in mean and deviation, above 0, at most 1.
         trusted: syncs before a norm can be unusual, at least 1; 120 by default in the
@@ -61,16 +60,21 @@ def edit(
     Raises:
         ValueError: a parameter outside its range.
 
-    A leaf that is unusual on all workers returns to the anchor; NaN and infinity are
-    always unusual. All other norms enter the mean and deviation, as in the authors'
-    code, so that norms that have grown for good soon are usual again. A steady drift
-    moves the center η / (1 - μ) times as far as plain averaging, below the clip. The
-    paper begins with synchronous steps.
+    A leaf that is unusual on all workers returns to the anchor. NaN and infinity are
+    always unusual. Other norms enter mean and deviation, as in the authors' code: those
+    that grow for good soon are usual. A steady drift moves the center η / (1 - μ) times
+    as far as plain averaging, below the clip. The paper begins with synchronous steps.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from syncalgos import communication, edit
+        >>> communication(edit(), jnp.ones(9), workers=8, steps=16).by_collective.keys()
+        dict_keys(['all_gather', 'all_reduce'])
 
     Source: Cheng et al., "EDiT: a local-SGD-based efficient distributed training method
     for large language models", ICLR 2025, the pseudo-gradient penalty.
     """
-    lr, mu = _anchors.outer_rates("edit", outer_lr, outer_momentum)
+    lr, mu = outer_rates("edit", outer_lr, outer_momentum)
     screen = Screen(
         threshold=checks.real("edit: threshold", threshold, above=0),
         rate=checks.share("edit: rate", rate),
@@ -88,11 +92,9 @@ def edit(
         return jnp.where(on_any, x - lr * (g + mu * m), x), m
 
     def sync(replica, state, step):
-        moves = _anchors.pseudo_gradient(state.anchor, replica.params)
+        moves = pseudo_gradient(state.anchor, replica.params)
         g, on_any, seen = screened_mean(moves, state.seen, screen, axis)
         anchor, velocity = over_leaves(outer, 2, *state[:2], g, on_any)
-        return _anchors.restart(replica, anchor), EditState(anchor, velocity, seen)
+        return restart(replica, anchor), EditState(anchor, velocity, seen)
 
-    return every(
-        Strategy(init, sync=sync, center=_anchors.shipped("anchor"), axis=axis), period
-    )
+    return every(Strategy(init, sync=sync, center=shipped("anchor"), axis=axis), period)

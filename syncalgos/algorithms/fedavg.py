@@ -34,6 +34,14 @@ def fedavg(
     algorithm, not its savings. The paper's C of 0.1 is of 100 clients and rounds to at
     least one; a single model would be no average.
 
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from syncalgos import communication, fedavg
+        >>> strategy = fedavg(16, fraction=0.25)
+        >>> sent = communication(strategy, jnp.ones(1000), workers=8, steps=16)
+        >>> sent.syncs, sent.bytes_per_worker
+        (1, 7000.0)
+
     Source: McMahan et al., "Communication-efficient learning of deep networks from
     decentralized data", AISTATS 2017, algorithm 1.
     """

@@ -43,6 +43,20 @@ def fedprox(
 
     An inner optimizer that normalizes gradients, such as Adam, normalizes the pull too.
 
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import optax
+        >>> from syncalgos import DataParallel, fedprox
+        >>> def loss(w, x):
+        ...     return ((w - x) ** 2).mean()
+        >>> for strategy in (fedprox(proximal=0.01), fedprox(proximal=1.0)):
+        ...     trainer = DataParallel(loss, optax.sgd(0.1), strategy, workers=4)
+        ...     state = trainer.init(jnp.float32(0))
+        ...     state, _ = trainer.run(state, jnp.tile(jnp.arange(4.0), (15, 1)))
+        ...     print(round(trainer.divergence(state), 2))
+        1.07
+        0.74
+
     Source: Li et al., "Federated optimization in heterogeneous networks", MLSys 2020
     (2018), algorithm 2, all workers.
     """

@@ -45,6 +45,15 @@ def hierarchical(
         ValueError: a parameter outside its range, or groups that would span hosts; when
             it is traced, workers that do not divide into groups or hosts.
 
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import numpy as np
+        >>> from syncalgos import communication, hierarchical
+        >>> strategy = hierarchical(8, inner_period=2, groups=4)
+        >>> sent = communication(strategy, jnp.ones(1000), workers=16, steps=8)
+        >>> np.diff(sent.per_step, prepend=0)
+        array([   0., 6000.,    0., 6000.,    0., 6000.,    0., 7500.])
+
     Source: Lin, Stich, Patel and Jaggi, "Don't use large mini-batches, use local SGD",
     ICLR 2020 (2018), section 5.
     """

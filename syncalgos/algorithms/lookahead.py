@@ -33,6 +33,22 @@ def lookahead(
     A steady drift moves the center α times as far as plain averaging. With one worker
     this is `optax.lookahead`, as a strategy.
 
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import optax
+        >>> from syncalgos import as_optimizer, lookahead
+        >>> optimizer = as_optimizer(lookahead(2, slow_lr=0.5), optax.sgd(1.0))
+        >>> w = jnp.float32(0)
+        >>> state = optimizer.init(w)
+        >>> for _ in range(4):
+        ...     updates, state = optimizer.update(jnp.float32(-1), state, w)
+        ...     w = optax.apply_updates(w, updates)
+        ...     print(float(w))
+        1.0
+        1.0
+        2.0
+        2.0
+
     Source: Zhang, Lucas, Hinton and Ba, "Lookahead optimizer: k steps forward, 1 step
     back", NeurIPS 2019, algorithm 1, with the workers' average as the fast model.
     """

@@ -48,8 +48,18 @@ def muloco(
         ValueError: a parameter outside its range.
 
     A steady drift moves the center η / (1 - μ) times as far as plain averaging: 4.5
-    times with the defaults. The inner optimizer is the caller's: `optax.contrib.muon`,
-    on the command line `--optimizer muon`.
+    times with the defaults. The inner optimizer is the caller's: `optax.contrib.muon`.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from syncalgos import communication, muloco
+        >>> for reduce in ("mean", "int8", "int2"):
+        ...     strategy = muloco(30, reduce=reduce, decay=0.9)
+        ...     sent = communication(strategy, jnp.ones((64, 64)), workers=8, steps=30)
+        ...     print(reduce, sent.bytes_per_worker)
+        mean 28672.0
+        int8 7224.0
+        int2 1848.0
 
     Source: Thérien et al., "MuLoCo: Muon is a practical inner optimizer for DiLoCo",
     2025, algorithm 1; η and μ as in the authors' code.

@@ -56,6 +56,16 @@ def noloco(
 
     Replicas do not agree. With an odd number of workers one sits out each sync.
 
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from syncalgos import communication, noloco
+        >>> params = jnp.ones(1000)
+        >>> for workers in (4, 16):
+        ...     sent = communication(noloco(), params, workers=workers, steps=16)
+        ...     print(workers, *sent.by_collective, sent.bytes_per_worker)
+        4 permute 8000.0
+        16 permute 8000.0
+
     Source: Kolehmainen et al., "NoLoCo: no-all-reduce low communication training method
     for large models", 2025, equation 2, signs and γ as in the authors' code.
     """

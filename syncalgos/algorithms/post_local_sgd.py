@@ -31,7 +31,15 @@ def post_local_sgd(
     Raises:
         ValueError: a parameter outside its range.
 
-    The paper dense_stepses at the first decay of the learning rate, halfway.
+    The paper goes local at the first decay of the learning rate, halfway.
+
+    Example:
+        >>> import numpy as np
+        >>> from syncalgos import communication, post_local_sgd
+        >>> strategy = post_local_sgd(dense_steps=3, period=8)
+        >>> sent = communication(strategy, np.ones(1000), workers=8, steps=24)
+        >>> np.flatnonzero(np.diff(sent.per_step, prepend=0)) + 1
+        array([ 1,  2,  3,  8, 16, 24])
 
     Source: Lin, Stich, Patel and Jaggi, "Don't use large mini-batches, use local SGD",
     ICLR 2020 (2018), section 3.

@@ -42,6 +42,16 @@ def qsr(
 
     While the learning rate first rises, its peak counts, as in the paper.
 
+    Example:
+        >>> import numpy as np
+        >>> import optax
+        >>> from syncalgos import communication, qsr
+        >>> rate = optax.piecewise_constant_schedule(0.1, {16: 0.5, 32: 0.5})
+        >>> strategy = qsr(4, growth=0.2, learning_rate=rate)
+        >>> sent = communication(strategy, np.ones(1000), workers=8, steps=64)
+        >>> np.flatnonzero(np.diff(sent.per_step, prepend=0)) + 1
+        array([ 4,  8, 12, 16, 32])
+
     Source: Gu et al., "A quadratic synchronization rule for distributed deep learning",
     ICLR 2024, equation 2.
     """

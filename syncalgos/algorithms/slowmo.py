@@ -53,6 +53,17 @@ def slowmo(
     BMUF's velocity, u does not carry an old learning rate on. At γ = 0 the models are
     averaged, and u decays.
 
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import optax
+        >>> from syncalgos import Replica, at_syncs, communication, reset, slowmo
+        >>> params, optimizer = jnp.ones(1000), optax.sgd(0.1, momentum=0.9)
+        >>> replica = Replica(params, optimizer.init(params))
+        >>> strategy = slowmo(16, learning_rate=0.1)
+        >>> both = at_syncs(strategy, reset(optimizer))
+        >>> communication(both, replica, workers=8, steps=16).bytes_per_worker
+        7000.0
+
     Source: Wang, Tantia, Ballas and Rabbat, "SlowMo: improving communication-efficient
     distributed SGD with slow momentum", ICLR 2020 (2019), algorithm 1.
     """

@@ -53,8 +53,7 @@ def streaming_diloco(
         cut: the parts: leaves, as many consecutive leaves each; bytes, as many bytes
             each, cut between rows; layers, every F-th stacked layer, as in the paper,
             other leaves in the smallest part; in Python also params -> each leaf's
-            fragment, from 0. None means leaves, on the command line bytes if layers are
-            stacked.
+            fragment, from 0. None means leaves.
         stacked: which leaves hold several layers (see `syncalgos.reducers.stacking`).
         axis: the mapped axis or axes over which the workers lie.
 
@@ -66,6 +65,15 @@ def streaming_diloco(
     Raises:
         ValueError: a parameter outside its range.
 
+    Example:
+        >>> import numpy as np
+        >>> from syncalgos import communication, streaming_diloco
+        >>> strategy = streaming_diloco(8, fragments=2, delay=1)
+        >>> params = [np.ones(9), np.ones(9)]
+        >>> sent = communication(strategy, params, workers=8, steps=16)
+        >>> np.flatnonzero(np.diff(sent.per_step, prepend=0)) + 1
+        array([ 3,  7, 11, 15])
+
     Source: Douillard et al., "Streaming DiLoCo with overlapping communication", 2025,
     algorithm 2; fragments and phases as in torchft.
     """
@@ -73,7 +81,7 @@ def streaming_diloco(
     period = checks.whole("period", period, least=1)
     fragments = checks.whole("streaming_diloco: fragments", fragments, least=1)
     delay = checks.whole("streaming_diloco: delay", delay, least=0)
-    apart = _steps_between(period, fragments, delay)
+    apart = cuts.steps_between(period, fragments, delay)
     by = cuts.check("leaves" if cut is None else cut)
     stacking.check("streaming_diloco: stacked", stacked)
 
@@ -85,17 +93,3 @@ def streaming_diloco(
         return masked(delayed(sent, delay, alpha=alpha), own)
 
     return chain(*map(fragment, range(fragments)))
-
-
-def _steps_between(period: int, fragments: int, delay: int) -> int:
-    """Local steps between two fragments' syncs, or a ValueError."""
-    if period % fragments:
-        raise ValueError(
-            f"fragments must be a divisor of the period {period}, got {fragments}"
-        )
-    apart = period // fragments
-    if delay >= apart:
-        raise ValueError(
-            f"delay must be below period / fragments = {apart}, got {delay}"
-        )
-    return apart

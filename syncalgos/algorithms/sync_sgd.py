@@ -16,8 +16,8 @@ def sync_sgd(
 
     Args:
         reduce: how gradients are sent: mean, bf16, fp16, int8, int4 or int2; or median,
-            trimmed or clipped, robust against wrong workers; on the command line also
-            row_sparse, for a task with tables; in Python also a reducer of one's own.
+            trimmed or clipped, robust against wrong workers; in Python also a reducer
+            of one's own.
         seed: seeds the random rounding to int8, int4 or int2.
         axis: the mapped axis or axes over which the workers lie.
 
@@ -29,6 +29,20 @@ def sync_sgd(
 
     Raises:
         ValueError: an unknown reducer.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import optax
+        >>> from syncalgos import DataParallel, sync_sgd
+        >>> def loss(w, x):
+        ...     return ((w - x) ** 2).mean()
+        >>> for n in (1, 4):
+        ...     trainer = DataParallel(loss, optax.sgd(0.1), sync_sgd(), workers=n)
+        ...     state = trainer.init(jnp.float32(0))
+        ...     state, _ = trainer.run(state, jnp.tile(jnp.arange(8.0), (3, 1)))
+        ...     print(round(float(trainer.center(state).params), 3))
+        1.708
+        1.708
 
     Source: Chen et al., "Revisiting distributed synchronous SGD", 2016.
     """

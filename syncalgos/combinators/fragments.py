@@ -32,6 +32,30 @@ def check(cut: Cut) -> Cut:
     return cut if callable(cut) else checks.one_of("cut", cut, CUTS)
 
 
+def steps_between(period: int, fragments: int, delay: int) -> int:
+    """Returns the local steps between two fragments' syncs.
+
+    Args:
+        period: local steps between two syncs of a fragment.
+        fragments: the number of fragments.
+        delay: local steps until what was sent arrives.
+
+    Raises:
+        ValueError: fragments that do not divide the period, or a delay that reaches the
+            next fragment's sync.
+    """
+    if period % fragments:
+        raise ValueError(
+            f"fragments must be a divisor of the period {period}, got {fragments}"
+        )
+    apart = period // fragments
+    if delay >= apart:
+        raise ValueError(
+            f"delay must be below period / fragments = {apart}, got {delay}"
+        )
+    return apart
+
+
 def mask(
     number: int, fragments: int, cut: Cut, stacked: Stacked, params: PyTree
 ) -> PyTree:
