@@ -24,8 +24,8 @@ class Parameter(NamedTuple):
 
     @property
     def required(self) -> bool:
-        """Whether it has no default, or one that only says so."""
-        return not self.default or self.default.endswith("REQUIRED")
+        """Whether it has no default."""
+        return not self.default
 
     def __str__(self) -> str:
         kind = f": {self.kind}" if self.kind else ""

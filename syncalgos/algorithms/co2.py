@@ -38,8 +38,7 @@ def co2(
         G ← mean(x - θ), of the old x, used a round later
 
     Args:
-        period: τ, local steps between two outer steps, at least 1; 48 by default in the
-            authors' code.
+        period: τ, local steps between two outer steps, at least 1; the authors' is 48.
         outer_lr: α, above 0.
         outer_momentum: β, at least 0 and below 1; the authors' code has 0 to 0.6, more
             for more workers.
@@ -97,4 +96,5 @@ def co2(
         return step_along(momentum), MomentumState(momentum)
 
     outer = optax.GradientTransformation(init, update)
-    return every(outer_step(outer, late(axis=axis), axis), period)._replace(late=period)
+    step = outer_step(outer, late(axis=axis), axis=axis)
+    return every(step, period)._replace(late=period)

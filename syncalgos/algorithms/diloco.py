@@ -61,4 +61,4 @@ def diloco(
     """
     outer = nesterov_sgd("diloco", outer_lr, outer_momentum)
     reducer = resolve("diloco", reduce, axis, seed)
-    return every(outer_step(outer, reducer, axis), period)
+    return every(outer_step(outer, reducer, axis=axis), period)

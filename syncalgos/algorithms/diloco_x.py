@@ -75,5 +75,5 @@ def diloco_x(
     compressed = reducers.power_sgd(rank, seed, min_rate, stacked, axis)
     # Feedback inside of late: a residual pairs with what was sent at the same call.
     feedback = reducers.error_feedback(compressed, axis=axis)
-    step = outer_step(outer, reducers.late(feedback, axis=axis), axis)
+    step = outer_step(outer, reducers.late(feedback, axis=axis), axis=axis)
     return every(step, period)._replace(late=period)

@@ -47,4 +47,4 @@ def loco(
     """
     # Errors are float32, in DeepSpeed 8 bits. The second rounding is that of the mean
     # on its way to all; DeepSpeed sums inside a node before it rounds.
-    return reduce_with(reducers.low_bit(bits, beta, reset_period, axis), axis)
+    return reduce_with(reducers.low_bit(bits, beta, reset_period, axis), axis=axis)

@@ -70,4 +70,4 @@ def muloco(
         decay = checks.share("muloco: decay", decay)
         # The authors' code multiplies what is fed back by η twice; here it is once.
         reducer = reducers.error_feedback(reducer, decay, axis=axis)
-    return every(outer_step(outer, reducer, axis), period)
+    return every(outer_step(outer, reducer, axis=axis), period)

@@ -52,9 +52,9 @@ def powersgd(
     """
     start = checks.whole("powersgd: dense_steps", dense_steps, least=0)
     low_rank = reducers.power_sgd(rank, seed, min_rate, stacked, axis)
-    low_rank = reduce_with(reducers.error_feedback(low_rank, axis=axis), axis)
+    low_rank = reduce_with(reducers.error_feedback(low_rank, axis=axis), axis=axis)
     # The authors' package waits 100 steps, PyTorch's hook 1,000. `after` makes Q and
     # the residual at its first step.
     if not start:
         return low_rank
-    return chain(until(reduce_with("mean", axis), start), after(low_rank, start))
+    return chain(until(reduce_with("mean", axis=axis), start), after(low_rank, start))

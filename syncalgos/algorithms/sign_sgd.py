@@ -47,5 +47,5 @@ def sign_sgd(
     # A vote has no magnitude, so there is no loss to feed back.
     signs = reducers.sign(majority, seed, stacked, axis)
     if not majority:
-        return reduce_with(reducers.error_feedback(signs, axis=axis), axis)
-    return reduce_with(signs, axis)._replace(unit_steps=True)
+        return reduce_with(reducers.error_feedback(signs, axis=axis), axis=axis)
+    return reduce_with(signs, axis=axis)._replace(unit_steps=True)

@@ -66,4 +66,4 @@ def sparseloco(
     # worker's values to the median of their norms.
     largest = reducers.chunked_top_k(density, bits, chunk, stacked, axis)
     feedback = reducers.error_feedback(largest, decay, axis=axis)
-    return every(outer_step(optax.sgd(lr), feedback, axis), period)
+    return every(outer_step(optax.sgd(lr), feedback, axis=axis), period)

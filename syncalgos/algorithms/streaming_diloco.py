@@ -87,7 +87,9 @@ def streaming_diloco(
 
     # One outer optimizer each: torchft's example shares one, which moves them all.
     def fragment(number: int) -> Strategy:
-        step = outer_step(outer, resolve("streaming_diloco", reduce, axis, seed), axis)
+        step = outer_step(
+            outer, resolve("streaming_diloco", reduce, axis, seed), axis=axis
+        )
         sent = every(step, period, offset=((number + 1) * apart - delay) % period)
         own = partial(cuts.mask, number, fragments, by, stacked)
         return masked(delayed(sent, delay, alpha=alpha), own)

@@ -46,4 +46,4 @@ def sync_sgd(
 
     Source: Chen et al., "Revisiting distributed synchronous SGD", 2016.
     """
-    return reduce_with(resolve("sync_sgd", reduce, axis, seed), axis)
+    return reduce_with(resolve("sync_sgd", reduce, axis, seed), axis=axis)

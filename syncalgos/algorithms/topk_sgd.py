@@ -39,4 +39,4 @@ def topk_sgd(
     """
     # Without feedback entries that are never among the largest would never move.
     largest = reducers.top_k(density, stacked=stacked, axis=axis)
-    return reduce_with(reducers.error_feedback(largest, axis=axis), axis)
+    return reduce_with(reducers.error_feedback(largest, axis=axis), axis=axis)

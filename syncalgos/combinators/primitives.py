@@ -17,6 +17,7 @@ from syncalgos.combinators import introspection
 from syncalgos.combinators.chain import chain
 from syncalgos.combinators.schedule import when
 from syncalgos.dtypes import narrow, widen
+from syncalgos.former_calls import accepts_former
 from syncalgos.reducers import AnyReducer
 from syncalgos.reducers.reducer import check_optimizer
 from syncalgos.reducers.resolve import resolve
@@ -29,7 +30,8 @@ from syncalgos.strategy import (
 )
 
 
-def reduce_with(transformation: AnyReducer, axis: Axis = WORKERS) -> Strategy:
+@accepts_former()
+def reduce_with(transformation: AnyReducer, *, axis: Axis = WORKERS) -> Strategy:
     """Transforms the gradients at every step, before the inner optimizer.
 
     Args:
@@ -59,9 +61,11 @@ def reduce_with(transformation: AnyReducer, axis: Axis = WORKERS) -> Strategy:
     )
 
 
+@accepts_former()
 def average(
     field: str = "params",
     reduce: AnyReducer = reducers.mean,
+    *,
     axis: Axis = WORKERS,
 ) -> Strategy:
     """Averages one field of the replica at each sync.
@@ -242,9 +246,11 @@ class OuterState(NamedTuple):
     reducer: PyTree
 
 
+@accepts_former()
 def outer_step(
     outer: optax.GradientTransformation,
     reduce: AnyReducer = reducers.mean,
+    *,
     axis: Axis = WORKERS,
 ) -> Strategy:
     """Takes a step of an outer optimizer on the pseudo-gradient, at each sync.

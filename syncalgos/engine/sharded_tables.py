@@ -18,12 +18,14 @@ from jax import lax
 from syncalgos import checks, collectives
 from syncalgos.combinators.masked import masked
 from syncalgos.dtypes import wide_dtype, widen
+from syncalgos.former_calls import accepts_former
 from syncalgos.strategy import WORKERS, Axis, PyTree, Strategy, apply_sync
 
 Mask = PyTree | Callable[[PyTree], PyTree]
 
 
-def lookup(part: jax.Array, ids: Any, axis: Axis = WORKERS) -> jax.Array:
+@accepts_former()
+def lookup(part: jax.Array, ids: Any, *, axis: Axis = WORKERS) -> jax.Array:
     """The rows of a sharded table that this worker asks for, bit for bit `table[ids]`.
 
     All workers must call it, with as many ids each. A worker gathers the others' ids,

@@ -393,7 +393,9 @@ def loss_gradient(axis):
         part, kernel, first, second, target = own
 
         def loss(part):
-            rows = sa.lookup(part, first, axis) * jnp.sin(sa.lookup(part, second, axis))
+            rows = sa.lookup(part, first, axis=axis) * jnp.sin(
+                sa.lookup(part, second, axis=axis)
+            )
             return jnp.mean((rows @ kernel - target) ** 3)
 
         return jax.grad(loss)(part)

@@ -42,6 +42,9 @@ CALLS = {
     ),
     "dgc(dense_steps=3)": lambda: sa.dgc(warmup=3),
     "sync_sgd(reduce='int8')": lambda: sa.sync_sgd("int8"),
+    "average('buffers', axis=axis)": lambda: sa.average(
+        "buffers", sa.reducers.mean, sa.WORKERS
+    ),
     "every(strategy, 4, offset=1)": lambda: sa.every(4, sa.average(), 1),
     "when(strategy, active)": lambda: sa.when(lambda step: step == 3, sa.average()),
     "until(strategy, 4)": lambda: sa.until(4, sa.average()),

@@ -167,7 +167,6 @@ OWED = {
 VALUES: dict[str, Any] = {
     "period": PERIOD,
     "learning_rate": 0.1,
-    "switch": PERIOD,
     "inner_period": 2,
     "fraction": 0.5,
     "density": 0.3,
@@ -177,14 +176,17 @@ VALUES: dict[str, Any] = {
     "slowest": 1.0,
     "first_period": 2 * PERIOD,
     "second_period": 2 * PERIOD,
-    "warmup": 2 * PERIOD,
     "reset_period": PERIOD,
 }
 
 VALUES_OF = {
+    ("post_local_sgd", "dense_steps"): PERIOD,
+    ("one_bit_adam", "dense_steps"): PERIOD,
+    ("dgc", "dense_steps"): 2 * PERIOD,
+    ("distributed_lion", "majority"): True,
     ("sparta", "period"): 1,  # it averages a little at every step
     ("diloco_x", "rank"): 1,  # 2 of (5, 3) is nearly all
-    ("dgc", "density"): 0.1,  # below that of its warm-up
+    ("dgc", "density"): 0.1,  # below that of its dense steps
     ("streaming_diloco", "cut"): "leaves",
     ("qsr", "growth"): 0.05,  # too little to lengthen the first round
 }

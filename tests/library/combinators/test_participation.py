@@ -231,7 +231,7 @@ def test_a_worker_that_skips_keeps_its_residual(name):
     def second_skips(step, workers):
         return jnp.where((step == 1) & (jnp.arange(workers) == 1), 0.0, 1.0)
 
-    reduced = syncalgos.reduce_with(FEEDBACK[name]("workers"), "workers")
+    reduced = syncalgos.reduce_with(FEEDBACK[name]("workers"), axis="workers")
     strategy = participating(reduced, second_skips)
 
     def step(grads, state, number):
