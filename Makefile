@@ -1,4 +1,4 @@
-.PHONY: check lint fast slow format bench structure docs
+.PHONY: check lint fast slow format bench structure table docs
 
 check: lint
 	python -m pytest -n 2 --dist loadfile
@@ -23,6 +23,9 @@ bench:
 
 structure:
 	python tests/docs/structure.py
+
+table:
+	PYTHONPATH=.:docs python -m pages.table
 
 # Notebooks show what is on stderr: a compiler for TPUs would look for one, and say so.
 docs:

@@ -42,7 +42,8 @@ def easgd(period: int = 16, *, beta: float = 0.9, axis: Axis = WORKERS) -> Strat
         ValueError: a parameter outside its range.
 
     Replicas do not agree: they explore around c. Gradient and spring act at the same
-    old θ; an exchange after the local step has another fixed point.
+    old θ; an exchange after the local step has another fixed point. A steady drift
+    moves the center N / (N + 1) times as far as plain averaging.
 
     Source: Zhang, Choromanska and LeCun, "Deep learning with elastic averaging SGD",
     NeurIPS 2015, equations 3 and 4.

@@ -54,7 +54,7 @@ def edit(
     Returns:
         A Strategy. State: the anchor and m, shaped like params, at least float32,
         identical on all workers; three numbers per leaf, each worker's own. A sync
-        sends params once and gathers a norm per leaf. The center is the anchor.
+        sends params once, and a norm per leaf to all. The center is the anchor.
         opt_state and buffers stay local.
 
     Raises:

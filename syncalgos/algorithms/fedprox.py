@@ -41,7 +41,9 @@ def fedprox(
     Raises:
         ValueError: a parameter outside its range.
 
-    An inner optimizer that normalizes gradients, such as Adam, normalizes the pull too.
+    A steady drift moves the center (1 - (1 - μ lr)^H) / (H μ lr) times as far as plain
+    averaging in H = `period` steps of SGD. An inner optimizer that normalizes
+    gradients, such as Adam, normalizes the pull too.
 
     Example:
         >>> import jax.numpy as jnp

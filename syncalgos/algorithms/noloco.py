@@ -54,7 +54,8 @@ def noloco(
     Raises:
         ValueError: a parameter outside its range.
 
-    Replicas do not agree. With an odd number of workers one sits out each sync.
+    Replicas do not agree. With an odd number of workers one sits out each sync. A
+    steady drift moves the center β / (1 - α) times as far as plain averaging.
 
     Example:
         >>> import jax.numpy as jnp

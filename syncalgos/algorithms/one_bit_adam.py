@@ -56,9 +56,8 @@ def one_bit_adam(
         ValueError: a parameter outside its range.
 
     The inner optimizer is plain SGD, at Adam's learning rate. Bias is not corrected, as
-    in the paper. Entries with a small v would move far along signs: a step is at most
-    Adam's longest, and 0 where v is 0. A start after `dense_steps` takes v from the
-    first m.
+    in the paper. Signs would move entries with a small v far: a step is at most Adam's
+    longest, and 0 where v is 0. A start after `dense_steps` takes v from the first m.
 
     Source: Tang et al., "1-bit Adam", ICML 2021, algorithm 1.
     """

@@ -15,8 +15,8 @@ def post_local_sgd(
 
     For workers' gradients g and params θ, at local steps t = 0, 1, …:
 
-        t < dense_steps: g ← mean(g);   later, after local steps that are multiples of
-        `period`: θ ← mean(θ)
+        t < dense_steps: g ← mean(g)
+        later, after multiples of `period`: θ ← mean(θ)
 
     Args:
         dense_steps: the first local step without synchronous gradients, at least 0.

@@ -65,6 +65,9 @@ def streaming_diloco(
     Raises:
         ValueError: a parameter outside its range.
 
+    A steady drift moves the center η / (1 - μ) times as far as plain averaging, without
+    `delay` and `alpha`.
+
     Example:
         >>> import numpy as np
         >>> from syncalgos import communication, streaming_diloco

@@ -32,7 +32,7 @@ def explained_trace() -> Iterator[None]:
         at = ours[-1]
         raise ValueError(
             f"{at.filename}:{at.lineno}: `{at.line}` asks for a value that is unknown "
-            "while a strategy is traced: use every(schedule, …), jnp.where or lax.cond"
+            "while a strategy is traced: use every(…, schedule), jnp.where or lax.cond"
         ) from None
     except NameError as error:
         if "axis name" not in str(error):

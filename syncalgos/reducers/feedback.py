@@ -101,7 +101,7 @@ def late(
 ) -> optax.GradientTransformationExtraArgs:
     """A reducer whose result arrives one call later; zeros at the first call.
 
-    In `every(H, outer_step(outer, late()))` outer gradients have a whole round to
+    In `every(outer_step(outer, late()), H)` outer gradients have a whole round to
     arrive, while the workers train on.
 
     Args:

@@ -305,7 +305,7 @@ ROW_SPARSE = "run --task embeddings --algo sync_sgd --reduce row_sparse"
 TRIED = {  # on a model, which has to be drawn
     "run --algo mine:reshaping": ["mine:reshaping", "params[0]['b']", "float32[1,"],
     "run --algo mine:narrowing": ["mine:narrowing", "params[0]['b']", "bfloat16["],
-    "run --algo mine:branching": [f"mine.py:{LINE}: `", "use every(schedule, …)"],
+    "run --algo mine:branching": [f"mine.py:{LINE}: `", "use every(…, schedule)"],
 }
 LATER = {
     **TRIED,

@@ -42,7 +42,7 @@ CALLS = {
     ),
     "dgc(dense_steps=3)": lambda: sa.dgc(warmup=3),
     "sync_sgd(reduce='int8')": lambda: sa.sync_sgd("int8"),
-    "average('buffers', axis=axis)": lambda: sa.average(
+    "average('buffers', reduce, axis=axis)": lambda: sa.average(
         "buffers", sa.reducers.mean, sa.WORKERS
     ),
     "every(strategy, 4, offset=1)": lambda: sa.every(4, sa.average(), 1),

@@ -25,7 +25,7 @@ Axes = tuple[tuple[str, int], ...]
 
 
 class Placement(NamedTuple):
-    """Where workers and arrays lie, if not where `DataParallel` puts them by itself.
+    """Places for workers and arrays, other than those that `DataParallel` takes.
 
     Attributes:
         devices: devices or indices into `jax.devices()`, any subset in any order, which

@@ -41,17 +41,18 @@ def project(tmp_path_factory):
         shutil.copy(ROOT / file, copy / file)
     before = snapshot(copy)
 
-    algorithm, registry, recurrence, row, formula, line = blocks_of_the_page()
+    algorithm, registry, recurrence, formula, line = blocks_of_the_page()
     (copy / "syncalgos/algorithms/lagging.py").write_text(algorithm)
     imported, entry = registry.splitlines()
     names = copy / "syncalgos/algorithms/__init__.py"
     insert(names, imported, "from syncalgos.algorithms.model")
     insert(names, entry, "}")
     (copy / "tests/recurrences/lagging.py").write_text(recurrence)
-    insert(copy / "docs/algorithms.md", row.strip(), "| `quantized_sgd`")
     formulas = copy / "docs/formulas.toml"
     formulas.write_text(f"{formulas.read_text()}\n{formula}")
     insert(copy / "CHANGELOG.md", line.strip(), "- Reducers")
+    made = run(copy, "-m", "pages.table")
+    assert made.returncode == 0, made.stderr
 
     after = snapshot(copy)
     changed = {name for name in after if after[name] != before.get(name)}
@@ -63,7 +64,7 @@ def run(copy, *arguments):
     return subprocess.run(
         [sys.executable, *arguments],
         cwd=copy,
-        env={**os.environ, "PYTHONPATH": str(copy)},
+        env={**os.environ, "PYTHONPATH": f"{copy}:{copy / 'docs'}"},
         capture_output=True,
         text=True,
     )
