@@ -66,6 +66,19 @@ def as_optimizer(
         ValueError: no Strategy, no optimizer, params that cannot be trained, or an
             update without params.
 
+    Example:
+        >>> import jax
+        >>> import optax
+        >>> from syncalgos import as_optimizer, lookahead
+        >>> optimizer = as_optimizer(lookahead(2, slow_lr=0.5), optax.sgd(1.0))
+        >>> params = jax.numpy.float32(0)
+        >>> state = optimizer.init(params)
+        >>> for _ in range(2):
+        ...     updates, state = optimizer.update(-1.0 + 0 * params, state, params)
+        ...     params = optax.apply_updates(params, updates)
+        >>> float(params)  # half of the way
+        1.0
+
     Source: Kallusky et al., "SNOO: step-K Nesterov outer optimizer", 2025,
     arXiv:2510.15830, which is `diloco` of one worker; its momentum 0 is Lookahead.
     """

@@ -28,6 +28,13 @@ class Replica(NamedTuple):
         buffers: state that is not trained, such as batch statistics.
         loss: the loss of this worker's local step, a float scalar, during a step of a
             strategy that `sees_loss`; () otherwise.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from syncalgos import Replica
+        >>> replica = Replica({"w": jnp.ones(2)})
+        >>> replica._replace(params={"w": jnp.zeros(2)}).params["w"]
+        Array([0., 0.], dtype=float32)
     """
 
     params: PyTree
@@ -52,6 +59,15 @@ class MeanCenter(NamedTuple):
         over: (mean, params, state) -> the center, for a strategy with a center for
             some leaves alone: it replaces these in the mean of the others. None: the
             mean is the center.
+
+    Example:
+        >>> import jax
+        >>> import jax.numpy as jnp
+        >>> from syncalgos import MeanCenter
+        >>> center = MeanCenter("workers")
+        >>> replicas = jnp.array([1.0, 3.0])
+        >>> jax.vmap(center, axis_name="workers", in_axes=(0, None))(replicas, ())
+        Array([2., 2.], dtype=float32)
     """
 
     axis: Axis = WORKERS
@@ -69,6 +85,12 @@ class MeanOfGrads(NamedTuple):
 
     Attributes:
         call: (grads, replica, state, step) -> (grads, state).
+
+    Example:
+        >>> from syncalgos import MeanOfGrads, Strategy, collectives
+        >>> def mean(grads, replica, state, step):
+        ...     return collectives.mean(grads), state
+        >>> strategy = Strategy(reduce=MeanOfGrads(mean))
     """
 
     call: Callable[..., tuple[PyTree, PyTree]]
@@ -130,6 +152,21 @@ class Strategy(NamedTuple):
     declared, `at_syncs` and `delayed` know the steps of the syncs, and the engine may
     run several local steps of one worker, then those of the next. The last three tell
     the command line its defaults, and the time that a network takes.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import optax
+        >>> from syncalgos import DataParallel, Strategy, collectives
+        >>> def pull(replica, state, step):
+        ...     mean = collectives.mean(replica.params)
+        ...     return replica._replace(params=(replica.params + mean) / 2), state
+        >>> loss = lambda x, batch: -x * batch.mean()
+        >>> strategy = Strategy(sync=pull)
+        >>> trainer = DataParallel(loss, optax.sgd(1.0), strategy, workers=2)
+        >>> state = trainer.init(jnp.float32(0))
+        >>> state, _ = trainer.run(state, jnp.array([[0.0, 4.0]]))
+        >>> state.replica.params.ravel()
+        Array([1., 3.], dtype=float32)
     """
 
     init: Callable[[PyTree], PyTree] = _no_state

@@ -21,6 +21,14 @@ def chain(*strategies: Strategy) -> Strategy:
 
     Raises:
         ValueError: an argument that is no Strategy.
+
+    Example:
+        >>> import optax
+        >>> from syncalgos import average, chain, communication, every, reset
+        >>> agree = chain(average(), reset(optax.sgd(0.1)))
+        >>> strategy = every(agree, 16)
+        >>> [strategy.acts(step) for step in (14, 15)]
+        [False, True]
     """
     for strategy in strategies:
         check_strategy("chain", strategy)

@@ -62,6 +62,17 @@ def decided(strategy: Strategy, vote: Vote) -> Strategy:
         ValueError: no Strategy, one that reduces gradients, never syncs, or acts at
             every step (`delayed`, `paced`, `async_diloco`), or a vote that is no
             function.
+
+    Example:
+        >>> import numpy as np
+        >>> from syncalgos import average, communication, decided
+        >>> far = lambda replica, state, step: abs(replica.params).max() > 1
+        >>> strategy = decided(average(), far)
+        >>> taken = np.array([[False], [True]])  # of a run, metrics["decided"]
+        >>> model = np.ones(10, np.float32)
+        >>> sent = communication(strategy, model, workers=2, steps=2, taken=taken)
+        >>> sent.per_step  # a vote at each step, then a vote and an average
+        array([ 4., 48.])
     """
     if not callable(vote):
         raise ValueError(f"decided: vote must be a function, got {checks.shown(vote)}")

@@ -91,6 +91,16 @@ def delayed(
     replicas stay together if 1 - α is below 2 sin(π / (4 m + 2)): 1 for one result,
     0.62 for two.
 
+    Example:
+        >>> import numpy as np
+        >>> from syncalgos import bmuf, communication, delayed
+        >>> strategy = delayed(bmuf(8), 3)
+        >>> strategy.late
+        3
+        >>> sent = communication(strategy, np.ones(10, np.float32), workers=2, steps=16)
+        >>> np.flatnonzero(np.diff(sent.per_step, prepend=0)) + 1  # as it is sent
+        array([ 8, 16])
+
     Source: Douillard et al., "Streaming DiLoCo with overlapping communication", 2025,
     algorithm 2.
     """

@@ -48,6 +48,17 @@ def ema(strategy: Strategy, decay: float) -> Strategy:
     every algorithm and period. The strategy's own center is not used. Where params
     drift steadily, c is d / (1 - d) steps behind.
 
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import optax
+        >>> from syncalgos import DataParallel, ema, sync_sgd
+        >>> loss = lambda x, batch: -x * batch.mean()
+        >>> strategy = ema(sync_sgd(), 0.5)
+        >>> trainer = DataParallel(loss, optax.sgd(1.0), strategy, workers=2)
+        >>> state, _ = trainer.run(trainer.init(jnp.float32(0)), jnp.ones((2, 2)))
+        >>> float(trainer.center(state).params)  # of 0, 1 and 2
+        1.25
+
     Source: Polyak and Juditsky, "Acceleration of stochastic approximation by
     averaging", SIAM J. Control Optim. 1992, with exponential weights.
     """

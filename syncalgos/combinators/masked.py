@@ -38,6 +38,14 @@ def masked(strategy: Strategy, mask: PyTree | Callable[[PyTree], PyTree]) -> Str
     Raises:
         ValueError: no Strategy; when its state is made, a mask that is no tree of
             booleans and slices for these params.
+
+    Example:
+        >>> import numpy as np
+        >>> from syncalgos import bmuf, communication, masked
+        >>> model = {"body": np.ones(90, np.float32), "head": np.ones(10, np.float32)}
+        >>> personal = masked(bmuf(4), {"body": True, "head": False})
+        >>> communication(personal, model, workers=2, steps=4).bytes_per_worker
+        360.0
     """
     check_strategy("masked", strategy)
 

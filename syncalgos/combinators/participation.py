@@ -44,6 +44,12 @@ def sampled(fraction: float, *, seed: int = 0, least: int = 1) -> Schedule:
 
     Raises:
         ValueError: a parameter outside its range.
+
+    Example:
+        >>> from syncalgos import sampled
+        >>> draw = sampled(0.5, seed=0)
+        >>> [int(draw(step, 8).sum()) for step in range(3)]
+        [4, 4, 4]
     """
     fraction = checks.share("sampled: fraction", fraction)
     seed = checks.whole("seed", seed, least=0)
@@ -109,6 +115,19 @@ def participating(
             is traced, a strategy of the library's that combines by no mean, as votes,
             medians and gossip do, or sends its own momentum. One of your own says so by
             `syncalgos.collectives.no_mean`.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import optax
+        >>> from syncalgos import DataParallel, model_averaging, participating
+        >>> first_is_away = lambda step, workers: jnp.arange(workers) > 0
+        >>> strategy = participating(model_averaging(1), first_is_away)
+        >>> loss = lambda x, batch: -x * batch.mean()
+        >>> trainer = DataParallel(loss, optax.sgd(1.0), strategy, workers=3)
+        >>> moves = jnp.array([[9.0, 1.0, 2.0]])
+        >>> state, _ = trainer.run(trainer.init(jnp.float32(0)), moves)
+        >>> float(trainer.center(state).params)
+        1.5
 
     Source: McMahan et al., "Communication-efficient learning of deep networks from
     decentralized data", AISTATS 2017 (FedAvg).
@@ -317,6 +336,17 @@ def paced(strategy: Strategy, local_steps: Sequence[int]) -> Strategy:
     Raises:
         ValueError: no Strategy, one that never syncs, or counts that are no whole
             numbers; when its state is made, another number of counts than workers.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import optax
+        >>> from syncalgos import DataParallel, model_averaging, paced
+        >>> strategy = paced(model_averaging(4), [4, 2])  # the second is half as fast
+        >>> loss = lambda x, batch: -x * batch.mean()
+        >>> trainer = DataParallel(loss, optax.sgd(1.0), strategy, workers=2)
+        >>> state, _ = trainer.run(trainer.init(jnp.float32(0)), jnp.ones((4, 2)))
+        >>> float(trainer.center(state).params)
+        3.0
     """
     check_strategy("paced", strategy)
     if not introspection.ever_syncs(strategy):

@@ -46,6 +46,17 @@ def reduce_with(transformation: AnyReducer, *, axis: Axis = WORKERS) -> Strategy
 
     Raises:
         ValueError: an unknown name, or an argument of another kind.
+
+    Example:
+        >>> import numpy as np
+        >>> from syncalgos import communication, reduce_with
+        >>> model = np.ones(1000, np.float32)
+        >>> for reducer in ("mean", "bf16", "int8"):
+        ...     sent = communication(reduce_with(reducer), model, workers=2, steps=1)
+        ...     print(reducer, sent.bytes_per_worker)
+        mean 4000.0
+        bf16 2000.0
+        int8 1008.0
     """
     reducer = resolve("reduce_with", transformation, axis)
 
@@ -84,6 +95,14 @@ def average(
 
     Raises:
         ValueError: an unknown field, or a reducer with state on another than params.
+
+    Example:
+        >>> import numpy as np
+        >>> from syncalgos import average, communication, every
+        >>> strategy = every(average(reduce="bf16"), 8)
+        >>> model = np.ones(10, np.float32)
+        >>> communication(strategy, model, workers=2, steps=16).bytes_per_worker
+        40.0
     """
     fields = [name for name in Replica._fields if name != "loss"]
     checks.one_of("field of Replica", field, fields)
@@ -119,6 +138,17 @@ def reset(optimizer: optax.GradientTransformation) -> Strategy:
     Raises:
         ValueError: no optimizer; when it is traced, another optimizer than that of
             opt_state.
+
+    Example:
+        >>> import jax
+        >>> import optax
+        >>> from syncalgos import Replica, reset
+        >>> optimizer = optax.sgd(0.1, momentum=0.9)
+        >>> opt_state = optimizer.update(1.0, optimizer.init(0.0))[1]
+        >>> strategy = reset(optimizer)
+        >>> replica, _ = strategy.sync(Replica(0.0, opt_state), (), 0)
+        >>> [float(x) for x in jax.tree.leaves((opt_state, replica.opt_state))]
+        [1.0, 0.0]
     """
 
     check_optimizer("reset: optimizer", optimizer)
@@ -165,6 +195,14 @@ def at_syncs(strategy: Strategy, extra: Strategy) -> Strategy:
 
     Raises:
         ValueError: a strategy that never syncs, but reduces gradients.
+
+    Example:
+        >>> import optax
+        >>> from syncalgos import at_syncs, bmuf, reset
+        >>> optimizer = optax.sgd(0.1, momentum=0.9)
+        >>> strategy = at_syncs(bmuf(4), reset(optimizer))
+        >>> [bool(strategy.acts(step)) for step in range(4)]
+        [False, False, False, True]
     """
     for each in (strategy, extra):
         check_strategy("at_syncs", each)
@@ -273,6 +311,19 @@ def outer_step(
 
     Raises:
         ValueError: an outer optimizer or a reducer of another kind.
+
+    Example:
+        >>> import numpy as np
+        >>> import optax
+        >>> from syncalgos import communication, every, outer_step
+        >>> nesterov = optax.sgd(0.7, momentum=0.9, nesterov=True)
+        >>> diloco = every(outer_step(nesterov), 4)
+        >>> adaptive = every(outer_step(optax.adam(0.1), reduce="int8"), 4)
+        >>> model = np.ones(1000, np.float32)
+        >>> for strategy in (diloco, adaptive):
+        ...     print(communication(strategy, model, workers=2, steps=8).bytes_per_worker)
+        8000.0
+        2016.0
 
     Source: Reddi et al., "Adaptive federated optimization", ICLR 2021, algorithm 1
     (FedOpt); Douillard et al., "DiLoCo", 2023.

@@ -47,6 +47,14 @@ def when(strategy: Strategy, active: introspection.Steps) -> Strategy:
     Raises:
         ValueError: an argument of another kind, or a strategy that must act at every
             step, as `async_diloco`.
+
+    Example:
+        >>> import numpy as np
+        >>> from syncalgos import average, communication, when
+        >>> strategy = when(average(), lambda step: step == 3)
+        >>> sent = communication(strategy, np.ones(10, np.float32), workers=2, steps=6)
+        >>> sent.per_step
+        array([ 0.,  0.,  0., 40., 40., 40.])
     """
     if not callable(active):
         raise ValueError(f"when: active must be a function, got {checks.shown(active)}")
@@ -142,6 +150,14 @@ def every(
     Raises:
         ValueError: a period that is no whole number of at least 1, an offset outside
             0 … period - 1, or a strategy that must act at every step.
+
+    Example:
+        >>> import numpy as np
+        >>> from syncalgos import average, communication, every
+        >>> strategy = every(average(), 4)
+        >>> sent = communication(strategy, np.ones(10, np.float32), workers=2, steps=12)
+        >>> np.flatnonzero(np.diff(sent.per_step, prepend=0)) + 1
+        array([ 4,  8, 12])
     """
     if callable(period):
         check_strategy("every", strategy)
@@ -192,6 +208,14 @@ def until(strategy: Strategy, s: int) -> Strategy:
 
     Raises:
         ValueError: s that is no whole number of at least 0.
+
+    Example:
+        >>> import numpy as np
+        >>> from syncalgos import after, bmuf, chain, communication, sync_sgd, until
+        >>> strategy = chain(until(sync_sgd(), 3), after(bmuf(4), 3))
+        >>> sent = communication(strategy, np.ones(10, np.float32), workers=2, steps=8)
+        >>> np.flatnonzero(np.diff(sent.per_step, prepend=0)) + 1
+        array([1, 2, 3, 4, 8])
     """
     s = checks.whole("until: s", s, least=0)
     check_strategy("until", strategy)
@@ -219,6 +243,14 @@ def after(strategy: Strategy, s: int) -> Strategy:
 
     Raises:
         ValueError: s that is no whole number of at least 0.
+
+    Example:
+        >>> import numpy as np
+        >>> from syncalgos import after, communication, diloco
+        >>> strategy = after(diloco(4), 6)
+        >>> sent = communication(strategy, np.ones(10, np.float32), workers=2, steps=16)
+        >>> np.flatnonzero(np.diff(sent.per_step, prepend=0)) + 1
+        array([ 8, 12, 16])
     """
     s = checks.whole("after: s", s, least=0)
     check_strategy("after", strategy)
@@ -294,6 +326,14 @@ def at_end(strategy: Strategy, steps: int) -> Strategy:
         ValueError: a number of steps below 1, or a strategy whose syncs at other steps
             have no meaning: delayed, of workers that do not wait, decided by the data,
             or of rounds of a fixed length, such as scaffold.
+
+    Example:
+        >>> import numpy as np
+        >>> from syncalgos import at_end, bmuf, communication
+        >>> strategy = at_end(bmuf(4), 10)
+        >>> sent = communication(strategy, np.ones(10, np.float32), workers=2, steps=10)
+        >>> np.flatnonzero(np.diff(sent.per_step, prepend=0)) + 1
+        array([ 4,  8, 10])
     """
     last = checks.whole("at_end: steps", steps, least=1) - 1
     check_strategy("at_end", strategy)

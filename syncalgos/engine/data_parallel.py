@@ -80,6 +80,24 @@ class DataParallel:
 
     Raises:
         ValueError: an argument that is unknown, out of range, or does not divide.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import numpy as np
+        >>> import optax
+        >>> from syncalgos import DataParallel, diloco
+        >>> x = np.random.default_rng(0).normal(size=(64, 32, 3)).astype(np.float32)
+        >>> y = x @ np.array([1.0, 2.0, 3.0], np.float32)
+        >>> def loss(w, batch):
+        ...     x, y = batch
+        ...     return ((x @ w - y) ** 2).mean()
+        >>> trainer = DataParallel(loss, optax.sgd(0.1), diloco(8), workers=4)
+        >>> state = trainer.init(jnp.zeros(3))
+        >>> state, metrics = trainer.run(state, (x, y))  # 64 steps of batch 32
+        >>> metrics["loss"].shape, bool(metrics["loss"][-1] < 0.01)
+        ((64,), True)
+        >>> np.asarray(trainer.center(state).params).round(1)
+        array([1., 2., 3.], dtype=float32)
     """
 
     @accepts_former(

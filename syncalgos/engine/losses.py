@@ -33,7 +33,14 @@ class _Stateless(NamedTuple):
 
 
 def stateless(loss: PlainLoss) -> Loss:
-    """Lifts a plain `loss(params, batch) -> scalar`, as `DataParallel` itself does."""
+    """Lifts a plain `loss(params, batch) -> scalar`, as `DataParallel` itself does.
+
+    Example:
+        >>> from syncalgos import stateless
+        >>> loss = stateless(lambda params, batch: (params - batch) ** 2)
+        >>> loss(1.0, (), 3.0, None)
+        (4.0, ((), {}))
+    """
     return _Stateless(loss)
 
 
@@ -75,6 +82,17 @@ def per_example(
     Args:
         values: (params, buffers, batch, key) -> ({"loss": (batch,), ...}, buffers). The
             values of an example must not depend on the others, unless by buffers.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from syncalgos import per_example
+        >>> @per_example
+        ... def loss(params, buffers, batch, key):
+        ...     apart = batch - params
+        ...     return {"loss": apart**2, "hit": apart < 1}, buffers
+        >>> value, (buffers, metrics) = loss(1.0, (), jnp.array([1.0, 3.0]), None)
+        >>> float(value), float(metrics["hit"])
+        (2.0, 0.5)
     """
     return _PerExample(values)
 

@@ -46,6 +46,20 @@ def lookup(part: jax.Array, ids: Any, *, axis: Axis = WORKERS) -> jax.Array:
 
     Raises:
         ValueError: a part that is no float array with rows, ids that are no integers.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import optax
+        >>> from syncalgos import DataParallel, lookup, sync_sgd
+        >>> def loss(params, ids):
+        ...     return lookup(params["table"], ids).mean()
+        >>> tables = {"table": True}
+        >>> sgd = optax.sgd(1.0)
+        >>> trainer = DataParallel(loss, sgd, sync_sgd(), workers=2, tables=tables)
+        >>> state = trainer.init({"table": jnp.zeros(4)})
+        >>> state, _ = trainer.run(state, jnp.array([[0, 3]]))
+        >>> trainer.center(state).params["table"]
+        Array([-0.5,  0. ,  0. , -0.5], dtype=float32)
     """
     part, ids = jnp.asarray(part), jnp.asarray(ids)
     if not part.ndim or not jnp.issubdtype(part.dtype, np.floating):

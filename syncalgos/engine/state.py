@@ -30,6 +30,17 @@ class TrainState(NamedTuple):
         key: the key from which each worker's key of each step is folded.
 
     One plain model, to evaluate and ship, is `trainer.center(state)`.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import optax
+        >>> from syncalgos import DataParallel, bmuf
+        >>> loss = lambda params, batch: (params - batch).mean() ** 2
+        >>> trainer = DataParallel(loss, optax.sgd(0.1), bmuf(4), workers=6)
+        >>> state = trainer.init(jnp.float32(0))
+        >>> state, _ = trainer.run(state, jnp.ones((4, 6)))
+        >>> int(state.step), state.replica.params.size
+        (4, 6)
     """
 
     replica: Replica

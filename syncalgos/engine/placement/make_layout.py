@@ -43,6 +43,16 @@ class Placement(NamedTuple):
             but axes named "tensor", "model" or "tp".
         sync_memory: the kind of memory where the strategy's arrays lie between syncs,
             such as "pinned_host"; None: the device's. By shard_map.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import optax
+        >>> from syncalgos import DataParallel, Placement, bmuf
+        >>> loss = lambda params, batch: (params - batch).mean() ** 2
+        >>> where = Placement(devices=[0])
+        >>> trainer = DataParallel(loss, optax.sgd(0.1), bmuf(4), placement=where)
+        >>> trainer.layout.lanes
+        8
     """
 
     devices: Sequence[Device | int] | None = None
