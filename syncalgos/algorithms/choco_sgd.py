@@ -53,6 +53,14 @@ def choco_sgd(
     γ above 4 × density they may drift apart for good. x̂ starts at the params, which
     must be equal on all workers; in the paper it starts at 0.
 
+    Example:
+        >>> import numpy as np
+        >>> from syncalgos import choco_sgd, communication
+        >>> model = np.ones(1000, np.float32)
+        >>> sent = communication(choco_sgd(density=0.01), model, workers=8, steps=1)
+        >>> sent.bytes_per_worker  # to each neighbour 10 values and their indices
+        120.0
+
     Source: Koloskova, Stich and Jaggi, "Decentralized stochastic optimization and
     gossip algorithms with compressed communication", ICML 2019, algorithm 2.
     """

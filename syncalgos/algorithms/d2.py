@@ -44,6 +44,13 @@ def d2(*, mixing: float = 0.5, axis: Axis = WORKERS) -> Strategy:
     Replicas do not agree. With plain SGD inside and without noise they converge to the
     minimum of the mean loss, unlike `gossip`. Workers must start equal.
 
+    Example:
+        >>> import numpy as np
+        >>> from syncalgos import communication, d2
+        >>> sent = communication(d2(), np.ones(100, np.float32), workers=8, steps=1)
+        >>> sent.bytes_per_worker, [*sent.by_collective]
+        (800.0, ['permute'])
+
     Source: Tang et al., "D²: decentralized training over decentralized data", ICML
     2018, algorithm 1; Yuan et al., "Exact diffusion for distributed optimization and
     learning", 2018.

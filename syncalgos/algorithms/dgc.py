@@ -56,6 +56,14 @@ def dgc(
 
     Entries sent at every step move at the learning rate, rare ones 1 / (1 - m) times.
 
+    Example:
+        >>> import numpy as np
+        >>> from syncalgos import communication, dgc
+        >>> matrix = np.ones((100, 100), np.float32)
+        >>> sent = communication(dgc(dense_steps=4), matrix, workers=2, steps=5)
+        >>> np.diff(sent.per_step, prepend=0)
+        array([15000.,  3750.,   942.,   240.,    60.])
+
     Source: Lin et al., "Deep gradient compression", ICLR 2018; the authors' code.
     """
     density = checks.share("dgc: density", density)

@@ -47,6 +47,17 @@ def distributed_lion(
     times smaller than SGD's. In the published code the sign of 0 is -, which moves
     entries without a gradient by the learning rate at every step.
 
+    Example:
+        >>> import numpy as np
+        >>> from syncalgos import communication, distributed_lion
+        >>> model = np.ones(8000, np.float32)
+        >>> for majority in (False, True):
+        ...     strategy = distributed_lion(majority=majority)
+        ...     sent = communication(strategy, model, workers=2, steps=1)
+        ...     print(majority, sent.bytes_per_worker)
+        False 4504.0
+        True 1004.0
+
     Source: Liu et al., "Communication efficient distributed training with Distributed
     Lion", NeurIPS 2024, algorithm 1.
     """

@@ -45,6 +45,16 @@ def easgd(period: int = 16, *, beta: float = 0.9, axis: Axis = WORKERS) -> Strat
     old θ; an exchange after the local step has another fixed point. A steady drift
     moves the center N / (N + 1) times as far as plain averaging.
 
+    Example:
+        >>> import numpy as np
+        >>> from syncalgos import bmuf, communication, easgd
+        >>> model = np.ones(10, np.float32)
+        >>> for strategy in (easgd(8), bmuf(8)):  # the same bytes
+        ...     sent = communication(strategy, model, workers=4, steps=16)
+        ...     print(sent.syncs, sent.bytes_per_worker)
+        2 120.0
+        2 120.0
+
     Source: Zhang, Choromanska and LeCun, "Deep learning with elastic averaging SGD",
     NeurIPS 2015, equations 3 and 4.
     """

@@ -49,6 +49,14 @@ def feddyn(
     averaging: with a small α and few local steps x overshoots. Workers with different
     data converge to the minimum of their mean loss.
 
+    Example:
+        >>> import numpy as np
+        >>> from syncalgos import communication, feddyn
+        >>> model = np.ones(100, np.float32)
+        >>> sent = communication(feddyn(8), model, workers=2, steps=16)
+        >>> sent.syncs, sent.bytes_per_worker  # params alone: no variate is sent
+        (2, 800.0)
+
     Source: Acar et al., "Federated learning based on dynamic regularization", ICLR
     2021, algorithm 1, all workers.
     """

@@ -48,6 +48,17 @@ def gossip(
     Replicas do not agree. Without training, the exponential graph of 2ᵏ workers reaches
     the exact mean in k steps.
 
+    Example:
+        >>> import numpy as np
+        >>> from syncalgos import communication, gossip
+        >>> model = np.ones(100, np.float32)
+        >>> for graph in ("exponential", "ring"):
+        ...     strategy = gossip(topology=graph)
+        ...     sent = communication(strategy, model, workers=8, steps=1)
+        ...     print(graph, sent.bytes_per_worker, strategy.late)
+        exponential 400.0 0
+        ring 800.0 1
+
     Source: Ying et al., "Exponential graph is provably efficient for decentralized deep
     training", NeurIPS 2021, which mixes momentum too; ring: Lian et al., "Can
     decentralized algorithms outperform centralized algorithms?", NeurIPS 2017,

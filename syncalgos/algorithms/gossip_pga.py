@@ -40,6 +40,14 @@ def gossip_pga(
 
     The ring mixes the params after the step; `gossip` mixes those before it.
 
+    Example:
+        >>> import numpy as np
+        >>> from syncalgos import communication, gossip_pga
+        >>> model = np.ones(100, np.float32)
+        >>> sent = communication(gossip_pga(4), model, workers=8, steps=4)
+        >>> np.diff(sent.per_step, prepend=0)
+        array([400., 400., 400., 700.])
+
     Source: Chen et al., "Accelerating gossip SGD with periodic global averaging", ICML
     2021.
     """

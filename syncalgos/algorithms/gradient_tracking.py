@@ -42,6 +42,14 @@ def gradient_tracking(*, axis: Axis = WORKERS) -> Strategy:
     minimum of the mean loss, unlike `gossip`. A worker's gradient that is not finite
     counts as 0 for the others.
 
+    Example:
+        >>> import numpy as np
+        >>> from syncalgos import communication, gradient_tracking
+        >>> model = np.ones(100, np.float32)
+        >>> sent = communication(gradient_tracking(), model, workers=8, steps=1)
+        >>> sent.bytes_per_worker / model.nbytes  # two arrays to two peers
+        4.0
+
     Source: Nedić, Olshevsky and Shi, "Achieving geometric convergence for distributed
     optimization over time-varying graphs", SIAM J. Optim. 2017 (DIGing); Pu and Nedić,
     "Distributed stochastic gradient tracking methods", 2020.

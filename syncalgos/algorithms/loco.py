@@ -42,6 +42,14 @@ def loco(
     This is error feedback at a gain of 1 - β: losses are made up for 1 / (1 - β) times
     as late, and those still owed at a reset never are. The paper keeps e in 8 bits.
 
+    Example:
+        >>> import numpy as np
+        >>> from syncalgos import communication, loco
+        >>> model = np.ones(8000, np.float32)
+        >>> sent = communication(loco(bits=4), model, workers=2, steps=1)
+        >>> sent.bytes_per_worker, [*sent.by_collective]
+        (4064.0, ['all_gather', 'all_to_all'])
+
     Source: Xie, Lin, Toh and Zhou, "LoCo: low-bit communication adaptor for large-scale
     model training", TPAMI 2025 (2024).
     """

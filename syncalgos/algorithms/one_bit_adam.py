@@ -59,6 +59,14 @@ def one_bit_adam(
     in the paper. Signs would move entries with a small v far: a step is at most Adam's
     longest, and 0 where v is 0. A start after `dense_steps` takes v from the first m.
 
+    Example:
+        >>> import numpy as np
+        >>> from syncalgos import communication, one_bit_adam
+        >>> model = np.ones(8000, np.float32)
+        >>> sent = communication(one_bit_adam(dense_steps=1), model, workers=2, steps=2)
+        >>> np.diff(sent.per_step, prepend=0)
+        array([32000.,  1008.])
+
     Source: Tang et al., "1-bit Adam", ICML 2021, algorithm 1.
     """
     dense_steps = checks.whole("one_bit_adam: dense_steps", dense_steps, least=1)

@@ -47,6 +47,17 @@ def powersgd(
     and outputs last. The authors' first code has e ← M - P̂ Qᵀ, which adds the workers'
     differences to e: the gradients are the same, but e wanders.
 
+    Example:
+        >>> import numpy as np
+        >>> from syncalgos import communication, powersgd
+        >>> matrix = np.ones((100, 100), np.float32)
+        >>> for rank in (1, 2, 4):
+        ...     sent = communication(powersgd(rank=rank), matrix, workers=2, steps=1)
+        ...     print(rank, sent.bytes_per_worker / matrix.nbytes)
+        1 0.02
+        2 0.04
+        4 0.08
+
     Source: Vogels, Karimireddy and Jaggi, "PowerSGD: practical low-rank gradient
     compression for distributed optimization", NeurIPS 2019, algorithms 1 and 2.
     """

@@ -47,6 +47,14 @@ def push_sum(*, drop: float = 0.0, seed: int = 0, axis: Axis = WORKERS) -> Strat
     Replicas do not agree. Without failures all w stay 1, which is `gossip`. With them
     plain gossip would drift: its matrix would no longer keep the mean.
 
+    Example:
+        >>> import numpy as np
+        >>> from syncalgos import communication, push_sum
+        >>> model = np.ones(100, np.float32)
+        >>> sent = communication(push_sum(drop=0.1), model, workers=8, steps=1)
+        >>> sent.bytes_per_worker - model.nbytes  # the weight
+        4.0
+
     Source: Assran, Loizou, Ballas and Rabbat, "Stochastic gradient push for distributed
     deep learning", ICML 2019 (2018), algorithm 1.
     """

@@ -32,6 +32,18 @@ def quantized_sgd(
 
     Both roundings are unbiased.
 
+    Example:
+        >>> import numpy as np
+        >>> from syncalgos import communication, quantized_sgd
+        >>> model = np.ones(8000, np.float32)
+        >>> for bits in (8, 4, 2):
+        ...     strategy = quantized_sgd(bits=bits)
+        ...     sent = communication(strategy, model, workers=2, steps=1)
+        ...     print(bits, sent.bytes_per_worker)
+        8 8064.0
+        4 4064.0
+        2 2064.0
+
     Source: Alistarh et al., "QSGD: communication-efficient SGD via gradient
     quantization and encoding", NeurIPS 2017; 2 bits: Wen et al., "TernGrad", NeurIPS
     2017.

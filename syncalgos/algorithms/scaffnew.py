@@ -53,6 +53,14 @@ def scaffnew(
     minimum of their mean loss, for half of what `scaffold` sends. Momentum inside makes
     a step longer than γ times a gradient, which may diverge.
 
+    Example:
+        >>> import numpy as np
+        >>> from syncalgos import communication, scaffnew
+        >>> strategy = scaffnew(4, learning_rate=0.1)
+        >>> sent = communication(strategy, np.ones(10), workers=2, steps=400)
+        >>> 80 < sent.syncs < 120  # at random steps, of which every fourth is expected
+        True
+
     Source: Mishchenko et al., "ProxSkip: yes! local gradient steps provably lead to
     communication acceleration! finally!", ICML 2022, algorithm 2.
     """

@@ -50,6 +50,16 @@ def scaffold(
     unlike with model averaging. Momentum inside makes it larger than a gradient, which
     may diverge.
 
+    Example:
+        >>> import numpy as np
+        >>> from syncalgos import communication, model_averaging, scaffold
+        >>> model = np.ones(100, np.float32)
+        >>> for strategy in (scaffold(8, learning_rate=0.1), model_averaging(8)):
+        ...     sent = communication(strategy, model, workers=2, steps=8)
+        ...     print(sent.bytes_per_worker)
+        800.0
+        400.0
+
     Source: Karimireddy et al., "SCAFFOLD: stochastic controlled averaging for federated
     learning", ICML 2020 (2019), algorithm 1, option II, all workers, global rate 1.
     """

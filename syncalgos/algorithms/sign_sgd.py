@@ -39,6 +39,16 @@ def sign_sgd(
     gradient out by `masked`. The residual is that of g, in the papers that of η g (see
     `topk_sgd`).
 
+    Example:
+        >>> import numpy as np
+        >>> from syncalgos import communication, sign_sgd
+        >>> model = np.ones(1000, np.float32)
+        >>> for strategy in (sign_sgd(), sign_sgd(majority=True)):
+        ...     sent = communication(strategy, model, workers=8, steps=1)
+        ...     print(sent.bytes_per_worker, [*sent.by_collective], strategy.unit_steps)
+        903.0 ['all_gather'] False
+        224.0 ['all_gather', 'all_to_all'] True
+
     Source: Karimireddy et al., "Error feedback fixes SignSGD and other gradient
     compression schemes", ICML 2019, algorithm 2; Seide et al., "1-bit stochastic
     gradient descent", Interspeech 2014; majority: Bernstein et al., "signSGD:

@@ -33,6 +33,14 @@ def signum(
     SGD's. The inner optimizer is SGD without momentum. In the published code the sign
     of 0, and that of a tie, is +.
 
+    Example:
+        >>> import numpy as np
+        >>> from syncalgos import communication, signum
+        >>> model = np.ones(8000, np.float32)
+        >>> sent = communication(signum(), model, workers=2, steps=1)
+        >>> round(model.nbytes / sent.bytes_per_worker)  # times less than its gradients
+        32
+
     Source: Bernstein, Wang, Azizzadenesheli and Anandkumar, "signSGD: compressed
     optimisation for non-convex problems", ICML 2018, algorithm 3; Bernstein, Zhao,
     Azizzadenesheli and Anandkumar, "signSGD with majority vote is communication

@@ -35,6 +35,14 @@ def sparta(
     authors' code draws each entry by itself, with this probability; a fixed number of
     entries has a fixed shape.
 
+    Example:
+        >>> import numpy as np
+        >>> from syncalgos import communication, sparta
+        >>> model = np.ones(1000, np.float32)
+        >>> sent = communication(sparta(density=0.005), model, workers=2, steps=1)
+        >>> sent.bytes_per_worker / model.nbytes
+        0.005
+
     Source: Baioumy and Cheema, "SPARTA: distributed training with sparse parameter
     averaging", 2025; EXO Gym.
     """

@@ -33,6 +33,16 @@ def topk_sgd(
     The papers keep the residual of η g, which is the same at a constant learning rate
     η. Here it is that of g: a late entry moves at the rate of the step that sends it.
 
+    Example:
+        >>> import numpy as np
+        >>> from syncalgos import communication, topk_sgd
+        >>> model = np.ones(1000, np.float32)
+        >>> for workers in (2, 8):  # gathered from all: more workers send more
+        ...     sent = communication(topk_sgd(), model, workers=workers, steps=1)
+        ...     print(workers, sent.bytes_per_worker)
+        2 60.0
+        8 420.0
+
     Source: Stich, Cordonnier and Jaggi, "Sparsified SGD with memory", NeurIPS 2018,
     algorithm 2; Aji and Heafield, "Sparse communication for distributed gradient
     descent", EMNLP 2017.

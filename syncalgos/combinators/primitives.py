@@ -321,7 +321,8 @@ def outer_step(
         >>> adaptive = every(outer_step(optax.adam(0.1), reduce="int8"), 4)
         >>> model = np.ones(1000, np.float32)
         >>> for strategy in (diloco, adaptive):
-        ...     print(communication(strategy, model, workers=2, steps=8).bytes_per_worker)
+        ...     sent = communication(strategy, model, workers=2, steps=8)
+        ...     print(sent.bytes_per_worker)
         8000.0
         2016.0
 
