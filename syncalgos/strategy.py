@@ -5,7 +5,8 @@ worker's view and communicates only through collectives over named axes.
 """
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
@@ -150,8 +151,8 @@ class Strategy(NamedTuple):
     `acts` is a promise, which sync keeps by itself: `every` and `when` make a sync that
     does, and declare it. Replace both together: `_replace(sync=…, acts=…)`. Where it is
     declared, `at_syncs` and `delayed` know the steps of the syncs, and the engine may
-    run several local steps of one worker, then those of the next. The last three tell
-    the command line its defaults, and the time that a network takes.
+    run several local steps of one worker, then those of the next. The last three change
+    no step: they are for those who choose rates, or model the time of a network.
 
     Example:
         >>> import jax.numpy as jnp
@@ -291,7 +292,8 @@ def apply_reduce(
     Raises:
         ValueError: a result of another form; it names the first leaf that differs.
     """
-    pair = strategy.reduce(grads, replica, state, step)
+    with _seeing(strategy):
+        pair = strategy.reduce(grads, replica, state, step)
     return _checked("reduce", "grads", grads, state, pair)
 
 
@@ -312,8 +314,20 @@ def apply_sync(
     Raises:
         ValueError: a result of another form; it names the first leaf that differs.
     """
-    pair = strategy.sync(replica, state, step)
+    with _seeing(strategy):
+        pair = strategy.sync(replica, state, step)
     return _checked("sync", "replica", replica, state, pair)
+
+
+@contextmanager
+def _seeing(strategy: Strategy) -> Iterator[None]:
+    """Adds to an error that a strategy may have taken a loss which it is not shown."""
+    try:
+        yield
+    except TypeError as error:
+        if not strategy.sees_loss and "tuple" in str(error):
+            error.add_note("replica.loss is () without Strategy(…, sees_loss=True)")
+        raise
 
 
 def _checked(

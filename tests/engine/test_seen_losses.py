@@ -179,3 +179,10 @@ def test_it_is_a_field_that_others_do_not_have():
     assert Replica({}) == ({}, (), (), ())
     with pytest.raises(ValueError, match="field of Replica"):
         sa.average("loss")
+
+
+def test_what_it_lacks_is_said_where_it_was_not_declared():
+    undeclared = averaging_those_whose_loss_fell()._replace(sees_loss=False)
+    with pytest.raises(TypeError) as caught:
+        trained(undeclared)
+    assert "sees_loss=True" in caught.value.__notes__[0]
