@@ -17,14 +17,15 @@ def chain(*strategies: Strategy) -> Strategy:
     Returns:
         A Strategy. State: the tuple of theirs. Its center is that of the last one that
         defines its own, else the mean of the replicas: leaf by leaf, where members are
-        `masked`. It acts at each step at which a member does.
+        `masked`. It acts at each step at which a member does, declares what any of them
+        does, and is `late` by the least of theirs.
 
     Raises:
         ValueError: an argument that is no Strategy.
 
     Example:
         >>> import optax
-        >>> from syncalgos import average, chain, communication, every, reset
+        >>> from syncalgos import average, chain, every, reset
         >>> agree = chain(average(), reset(optax.sgd(0.1)))
         >>> strategy = every(agree, 16)
         >>> [strategy.acts(step) for step in (14, 15)]

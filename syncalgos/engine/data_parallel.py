@@ -35,8 +35,11 @@ from syncalgos.strategy import PyTree, Replica, Strategy, check_params, check_st
 
 def _placed(given: Arguments) -> Arguments:
     """Arguments of 0.2, of which those of a Placement stood beside the others."""
-    flat = {k: given.pop(k) for k in Placement._fields if k in given}
-    return given | {"placement": Placement(**flat)} if flat else given
+    flat = {k: x for k, x in given.items() if k in Placement._fields}
+    if not flat or "placement" in given:
+        return given
+    rest = {k: x for k, x in given.items() if k not in flat}
+    return rest | {"placement": Placement(**flat)}
 
 
 class DataParallel:

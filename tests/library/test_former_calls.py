@@ -141,6 +141,12 @@ def test_a_mean_is_a_reducer():
         (lambda: sa.bmuf(4, 0.5, block_momentum=0.5), "positional"),
         (lambda: sa.every(sa.bmuf(4)), "period"),
         (lambda: sa.slowmo(4), "learning_rate"),
+        (
+            lambda: sa.DataParallel(
+                loss, optax.sgd(1.0), sa.bmuf(), lanes=4, placement=sa.Placement()
+            ),
+            "lanes",
+        ),
     ],
 )
 def test_wrong_arguments_are_pythons_own_errors(call, message):

@@ -61,6 +61,12 @@ def public(module: ModuleType, prefix: str = "") -> set[str]:
     }
 
 
+def test_the_reference_begins_with_the_whole_surface():
+    shown = re.findall(r"\w+", (REFERENCE / "index.md").read_text())
+    names = {name for name in dir(syncalgos) if name[0] != "_"}
+    assert names - {*syncalgos.ALGORITHMS} <= {*shown}
+
+
 def test_every_public_name_has_a_place_in_the_reference():
     shown = set(syncalgos.ALGORITHMS)
     for page in REFERENCE.glob("*.md"):
