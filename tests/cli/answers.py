@@ -48,7 +48,7 @@ def pull(period: int = 4, strength: float = 0.5) -> Strategy:
         params = jax.tree.map(nearer, replica.params, means)
         return replica._replace(params=params), state
 
-    return syncalgos.every(period, Strategy(sync=sync))
+    return syncalgos.every(Strategy(sync=sync), period)
 
 
 def number():

@@ -108,7 +108,7 @@ def pulled(period: int = 4, pull: float = 0.5, axis=collectives.WORKERS):
     def center(params, state):
         return collectives.mean(params, axis)
 
-    return every(period, Strategy(init=lambda p: 0, sync=sync, center=center))
+    return every(Strategy(init=lambda p: 0, sync=sync, center=center), period)
 '''
 
 

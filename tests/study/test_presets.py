@@ -42,10 +42,9 @@ def test_papers_values_are_taken_for_own_flags(name):
     other = flag.replace("_", "-")
     said = f"--no-{other}" if value is True else f"--{other}=1"
     assert parse([*words, said]).arguments[flag] in (1, False)
-    factory = syncalgos.ALGORITHMS[name]
     offered = {"learning_rate": 0.1, "optimizer": optax.sgd(0.1)}
-    given = factories.passed_arguments(factories.ALGORITHM, factory, offered)
-    assert isinstance(factory(**found, **given), syncalgos.Strategy)
+    made = factories.call(factories.ALGORITHM, name, found, offered, lambda made: None)
+    assert isinstance(made, syncalgos.Strategy)
 
 
 def test_papers_values_may_be_compared_with_defaults():

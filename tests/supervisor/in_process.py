@@ -110,7 +110,9 @@ def algorithm(name, backend, workers):
     assert 2 * PERIOD == STEPS
     params, batches = conformance.problem(jnp.result_type(float))
     trainer = DataParallel(
-        *(conformance.loss, owed(name).optimizer, make(name), workers, backend)
+        *(conformance.loss, owed(name).optimizer, make(name)),
+        workers=workers,
+        backend=backend,
     )
     state = trainer.init(params, {"seen": np.zeros(())})
     return train(trainer, state, batches)[1]

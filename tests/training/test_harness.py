@@ -83,7 +83,9 @@ def test_neither_training_nor_evaluation_depends_on_the_workers():
     for workers in (1, 7):
         train_loss, eval_loss = losses(task)
         trainer = syncalgos.DataParallel(
-            *(train_loss, optax.sgd(0.1), syncalgos.sync_sgd(), workers, "vmap"),
+            *(train_loss, optax.sgd(0.1), syncalgos.sync_sgd()),
+            workers=workers,
+            backend="vmap",
             eval_loss=eval_loss,
         )
         state = trainer.init(params, buffers)
