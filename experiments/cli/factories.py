@@ -8,7 +8,7 @@ import re
 import tomllib
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -157,8 +157,9 @@ class Factory(NamedTuple):
             kind = flag_kind(parameter)
             group.add_argument(f"--{name.replace('_', '-')}", **given, **kind)
             hidden = {"help": argparse.SUPPRESS, "default": argparse.SUPPRESS}
-            for old in (old for old, new in FORMER.items() if new == name):
-                group.add_argument(f"--{old}", dest=name, **hidden, **kind)
+            for old, new in FORMER.items():
+                if new == name and old not in self.flags:
+                    group.add_argument(f"--{old}", dest=name, **hidden, **kind)
 
 
 def describe(kind: Kind, name: str) -> Factory:
@@ -199,9 +200,15 @@ def _factory(
     kind: Kind, name: str, parameters: list[inspect.Parameter], doc: str
 ) -> Factory:
     """Makes a Factory, whose parameters have the names of their flags."""
-    if kind is ALGORITHM:
-        parameters = [p.replace(name=SPELLED.get(p.name, p.name)) for p in parameters]
-    return Factory(kind, name, parameters, doc)
+    names = spellings([p.name for p in parameters])
+    renamed = [p.replace(name=names.get(p.name, p.name)) for p in parameters]
+    return Factory(kind, name, renamed, doc)
+
+
+def spellings(names: Collection[str]) -> dict[str, str]:
+    """Returns the flags of those parameters that have a flag of another name."""
+    own = {k: x for k, x in SPELLED.items() if k in names}
+    return {k: x for k, x in own.items() if x not in names}
 
 
 def _evaluated(node: ast.expr | None, otherwise: Any) -> Any:
@@ -264,7 +271,8 @@ def call(
     """
     with explained(kind.flag, name):
         factory = named(kind, name)
-        names = {flag: x for x, flag in SPELLED.items() if kind is ALGORITHM}
+        spelled = spellings(inspect.signature(factory).parameters)
+        names = {flag: name for name, flag in spelled.items()}
         given = {names.get(flag, flag): x for flag, x in arguments.items()}
         made = factory(**given, **passed_arguments(kind, factory, offered))
         check(made)

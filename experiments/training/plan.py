@@ -63,7 +63,7 @@ def make_plan(
             ours.
     """
     task = make_task(config) if task is None else task
-    algorithm = strategy or declaring(config, task)
+    algorithm = declaring(config, task) if strategy is None else strategy
     settings = resolved(config, task, algorithm)
     _check_mesh(settings, task)
     schedule, optimizer = optimizers.inner(settings, task.muon)

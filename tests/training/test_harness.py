@@ -1,5 +1,6 @@
 """The harness's parts: batches, schedules, evaluation, effective learning rates."""
 
+import argparse
 import inspect
 import os
 
@@ -327,6 +328,21 @@ def test_parameters_that_no_word_can_set_are_no_flags():
 
     found = factories.of_function(factories.ALGORITHM, "own", factory)
     assert [*found.flags] == ["period", "rate"]
+
+
+@pytest.mark.parametrize("names", [("b1",), ("beta1",), ("beta1", "switch")])
+def test_a_factory_of_ones_own_may_have_any_of_these_names(names):
+    """`--b1` is the inner optimizer's, and `--switch` was a flag of 0.2."""
+    taken = ", ".join(f"{name}=0.5" for name in (*names, "dense_steps"))
+    scope = {}
+    exec(f"def factory({taken}): return dict(locals())", scope)
+    own = factories.of_function(factories.ALGORITHM, "own", scope["factory"])
+    parser = argparse.ArgumentParser()
+    own.add_to(parser)
+    words = [f"--{name.replace('_', '-')}=0.25" for name in own.flags]
+    found = vars(parser.parse_args(words))
+    assert found == dict.fromkeys(own.flags, 0.25)
+    assert "b1" not in found
 
 
 GIVEN = """
