@@ -124,6 +124,8 @@ def signature(name: str, make: Callable, doc: Docstring) -> str:
     short = ", ".join(str(x._replace(kind="")) for x in found)
     entries = [f"```{{py:function}} syncalgos.{name}({short})\n```"]
     for parameter in found:
+        if parameter.name == "*":
+            continue
         default = "required" if parameter.required else f"default `{parameter.default}`"
         entries.append(
             f"`{parameter.name}`: `{parameter.kind}`, {default}\n"

@@ -1,5 +1,6 @@
 """The documentation as a site: nothing left out, nothing broken, readable anywhere."""
 
+import inspect
 import re
 import shutil
 import subprocess
@@ -43,6 +44,14 @@ def test_formulas_have_the_letters_of_the_docstring(name):
         for letter, command in GREEK.items():
             found = re.search(rf"\\{command}(?![a-z])", typeset)
             assert (letter in plain) == bool(found), letter
+
+
+@pytest.mark.parametrize("name", syncalgos.ALGORITHMS)
+def test_page_of_an_algorithm_lists_its_parameters(name):
+    make = syncalgos.ALGORITHMS[name]
+    text = algorithms.signature(name, make, docstrings.parsed(make))
+    shown = re.findall(r"^`(\w+)`: `.+`, (?:default|required)", text, re.MULTILINE)
+    assert shown == [*inspect.signature(make).parameters]
 
 
 @pytest.mark.sample(2, slow=8)
