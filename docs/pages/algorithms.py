@@ -88,8 +88,7 @@ def page(
         "## In the atlas",
         measured(name, tables),
         "## Try it",
-        f"```pycon\n{doc.example}\n```" if doc.example else "",
-        f"```python\n{example(name)}```",
+        f"```pycon\n{doc.example}\n```",
         f"On the command line:\n\n```sh\n{command(name)}\n```",
         "## The code",
         code(make),
@@ -181,26 +180,6 @@ def measured(name: str, tables: atlas.Tables) -> str:
     )
 
 
-def example(name: str) -> str:
-    """Returns a program that trains with the algorithm."""
-    needs_rate = traffic.needs_rate(syncalgos.ALGORITHMS[name])
-    given = f"learning_rate={traffic.LEARNING_RATE}" if needs_rate else ""
-    return f"""\
-import numpy as np, optax, syncalgos
-
-
-def loss(params, x):
-    return ((params["w"] - x) ** 2).mean()
-
-
-strategy = syncalgos.{name}({given})
-trainer = syncalgos.DataParallel(loss, optax.sgd(0.1), strategy, workers=8)
-state = trainer.init({{"w": np.zeros((4, 4), np.float32)}})
-state, metrics = trainer.run(state, np.ones((320, 8, 4, 4), np.float32))
-print(trainer.center(state).params["w"])
-"""
-
-
 def command(name: str) -> str:
     """Returns the command line of a run."""
     return f"python -m experiments.run --algo {name}"
@@ -212,7 +191,9 @@ def code(make: Callable) -> str:
     lines = inspect.getsource(make).splitlines()
     docstring = tree.body[0]
     kept = lines[: docstring.lineno - 1] + lines[docstring.end_lineno :]
-    path = Path(inspect.getsourcefile(make) or "").relative_to(DOCS.parent)
+    path = Path(inspect.getsourcefile(inspect.unwrap(make)) or "").relative_to(
+        DOCS.parent
+    )
     return (
         f"`{path}`, without its docstring:\n\n```python\n"
         + "\n".join(kept).rstrip()
