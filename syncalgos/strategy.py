@@ -88,10 +88,14 @@ class MeanOfGrads(NamedTuple):
         call: (grads, replica, state, step) -> (grads, state).
 
     Example:
-        >>> from syncalgos import MeanOfGrads, Strategy, collectives
+        >>> import numpy as np
+        >>> from syncalgos import MeanOfGrads, Strategy, collectives, communication
         >>> def mean(grads, replica, state, step):
         ...     return collectives.mean(grads), state
         >>> strategy = Strategy(reduce=MeanOfGrads(mean))
+        >>> model = np.ones(10, np.float32)
+        >>> communication(strategy, model, workers=2, steps=3).per_step
+        array([ 40.,  80., 120.])
     """
 
     call: Callable[..., tuple[PyTree, PyTree]]

@@ -18,7 +18,7 @@ def distributed_lion(
     seed: int = 0,
     axis: Axis = WORKERS,
 ) -> Strategy:
-    """Distributed Lion: workers vote with the signs of their own momentum.
+    """Distributed Lion: the signs of workers' own momentum, averaged or voted on.
 
     At every local step, for worker i's gradients g and its momentum m:
 

@@ -90,9 +90,9 @@ def participating(
     in place of θ: the mean over all workers is then the weighted mean over those who
     take part. Gradients are multiplied by N w / Σw at each step. Where nobody takes
     part, nothing is sent: gradients are zero, and the round lasts to the next sync.
-    Optimizer state and buffers that are averaged (see `average`) are weighted alike. So
-    are, by the weights of the round, a center that is the mean of replicas
-    and, in `DataParallel`, the center's buffers and the metrics.
+    Optimizer state and buffers that are averaged (see `average`) are weighted alike.
+    The weights of the round also weight a center that is the mean of replicas and, in
+    `DataParallel`, the center's buffers and the metrics.
 
     Args:
         strategy: one that combines replicas or gradients by a mean. In a `chain`, every

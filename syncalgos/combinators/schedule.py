@@ -319,8 +319,8 @@ def at_end(strategy: Strategy, steps: int) -> Strategy:
         steps: local steps of the training, at least 1.
 
     Returns:
-        A Strategy. State: the strategy's. One that never syncs, or does at that step
-        anyway, stays as it is.
+        A Strategy. State: the strategy's. A strategy that never syncs, or syncs at that
+        step anyway, is returned as it is.
 
     Raises:
         ValueError: a number of steps below 1, or a strategy whose syncs at other steps

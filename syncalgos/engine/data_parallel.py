@@ -71,7 +71,7 @@ class DataParallel:
         each_worker: whether the metrics of `run` also hold "worker_loss", (steps,
             workers). With lane_form="merged" and a scalar loss, lanes have the mean
             over those of their device.
-        placement: devices, lanes, meshes and memories, where the defaults do not do.
+        placement: devices, lanes, meshes and memories, in place of the default ones.
 
     Attributes:
         layout: where the workers live.

@@ -41,16 +41,16 @@ class Placement(NamedTuple):
             given to `init` are. What is shaped like params is cut alike.
         batch_axes: those over which a worker's part of a batch is cut; None means all
             but axes named "tensor", "model" or "tp".
-        sync_memory: the kind of memory where the strategy's arrays lie between syncs,
-            such as "pinned_host"; None: the device's. By shard_map.
+        sync_memory: the kind of memory that holds the strategy's arrays between syncs,
+            such as "pinned_host"; None: the device's. It takes shard_map.
 
     Example:
-        >>> import jax.numpy as jnp
         >>> import optax
         >>> from syncalgos import DataParallel, Placement, bmuf
         >>> loss = lambda params, batch: (params - batch).mean() ** 2
         >>> where = Placement(devices=[0])
-        >>> trainer = DataParallel(loss, optax.sgd(0.1), bmuf(4), placement=where)
+        >>> sgd = optax.sgd(0.1)
+        >>> trainer = DataParallel(loss, sgd, bmuf(4), workers=8, placement=where)
         >>> trainer.layout.lanes
         8
     """
