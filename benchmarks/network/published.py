@@ -55,12 +55,22 @@ class Method(NamedTuple):
 METHODS = {
     "data-parallel": Method(lambda *_: syncalgos.sync_sgd()),
     "DiLoCo": Method(lambda period, _: syncalgos.diloco(period, reduce="bf16")),
-    "streaming": Method(lambda *x: syncalgos.streaming_diloco(*x, reduce="bf16")),
+    "streaming": Method(
+        lambda period, parts: syncalgos.streaming_diloco(
+            period, fragments=parts, reduce="bf16"
+        )
+    ),
     "streaming, a step late": Method(
-        lambda *x: syncalgos.streaming_diloco(*x, delay=1, reduce="bf16"), 1
+        lambda period, parts: syncalgos.streaming_diloco(
+            period, fragments=parts, delay=1, reduce="bf16"
+        ),
+        1,
     ),
     "streaming, a step late, 4 bits": Method(
-        lambda *x: syncalgos.streaming_diloco(*x, delay=1, reduce="int4"), 1
+        lambda period, parts: syncalgos.streaming_diloco(
+            period, fragments=parts, delay=1, reduce="int4"
+        ),
+        1,
     ),
 }
 MODELS = {
