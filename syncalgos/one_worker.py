@@ -17,6 +17,7 @@ from syncalgos.strategy import (
     apply_sync,
     check_params,
     check_strategy,
+    seeing,
     strong,
 )
 
@@ -103,15 +104,15 @@ def as_optimizer(
                 "as_optimizer: this strategy sees the loss: say update(grads, state, "
                 "params, value=loss)"
             )
-        loss = extra["value"] if strategy.sees_loss else ()
 
         def stepped() -> tuple[Replica, PyTree]:
-            replica = Replica(params, state.inner, loss=loss)
+            replica = seeing(strategy, Replica(params, state.inner), extra.get("value"))
             grads, sync = apply_reduce(
                 strategy, updates, replica, state.sync, state.step
             )
             moves, own = extended.update(grads, state.inner, params, **extra)
-            replica = Replica(optax.apply_updates(params, moves), own, loss=loss)
+            stepped = optax.apply_updates(params, moves)
+            replica = replica._replace(params=stepped, opt_state=own)
             return apply_sync(strategy, replica, sync, state.step)
 
         replica, sync = alone(stepped, axis)

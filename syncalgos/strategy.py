@@ -353,9 +353,11 @@ def loss_dtype(params: PyTree) -> Any:
     return jnp.result_type(*(wide_dtype(x.dtype) for x in jax.tree.leaves(params)))
 
 
-def loss_like(strategy: Strategy, params: PyTree) -> Any:
-    """A loss as this strategy sees it, before any step: 0, or () where it does not."""
-    return jnp.zeros((), loss_dtype(params)) if strategy.sees_loss else ()
+def seeing(strategy: Strategy, replica: Replica, loss: Any = 0.0) -> Replica:
+    """Returns the replica with the loss of its step, where the strategy sees it."""
+    if not strategy.sees_loss:
+        return replica
+    return replica._replace(loss=jnp.asarray(loss, loss_dtype(replica.params)))
 
 
 def changes_params(

@@ -49,11 +49,9 @@ def check_settings(before: dict[str, Any], config: RunConfig, same: bool) -> Non
     now = records.plain(config.values("run"))
     # A run that was begun before there was a flag had the flag's default.
     common = {x.parameter: x.default for x in SETTINGS.values() if x.scope == "run"}
-    for kind, name in ((ALGORITHM, config.algo), (TASK, config.task)):
-        common |= factories.defaults(kind, name)
-    own = factories.describe(ALGORITHM, config.algo)
-    before = own.current(before, factories.FORMER)
-    before = records.plain(common) | before
+    algorithm = factories.describe(ALGORITHM, config.algo)
+    common |= algorithm.defaults | factories.defaults(TASK, config.task)
+    before = records.plain(common) | algorithm.current(before, factories.FORMER)
     free = set() if same else {"workers", "batch_size", "accumulate"}
     # A longer run begins as a shorter one does, unless that ended in a sync of its own.
     if config.schedule == "constant" and not config.sync_at_end:

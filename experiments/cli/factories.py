@@ -141,7 +141,7 @@ class Factory(NamedTuple):
         """
         group = parser.add_argument_group(f"flags of {self.name}", self.summary or None)
         texts = argument_texts(self.doc)
-        meanings = texts | {flag: texts.get(x, "") for x, flag in SPELLED.items()}
+        meanings = {SPELLED[x]: texts[x] for x in SPELLED.keys() & texts} | texts
         taken = {action.dest for action in parser._actions}
         for name, parameter in self.flags.items():
             if name in taken:

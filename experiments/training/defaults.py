@@ -103,8 +103,10 @@ def _check_dense_steps(config: Settings) -> None:
     """
     steps = config.arguments.get("dense_steps")
     late = never_reached("--dense-steps", steps, config.steps)
-    [usual, _] = factories_of(config.algo, config.task, config.preset)
-    if late and steps != usual.defaults.get("dense_steps"):
+    if not late:
+        return
+    usual, _ = factories_of(config.algo, config.task, config.preset)
+    if steps != usual.defaults.get("dense_steps"):
         raise ValueError(late)
 
 

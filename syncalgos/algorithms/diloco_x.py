@@ -11,6 +11,8 @@ from syncalgos.strategy import WORKERS, Axis, Strategy
 def diloco_x(
     period: int = 16,
     *,
+    # A round of delay lowers the limit of stability: these reach 97.2 % on digits,
+    # DiLoCo's 0.7 and 0.9 48 %.
     outer_lr: float = 0.4,
     outer_momentum: float = 0.5,
     rank: int = 4,

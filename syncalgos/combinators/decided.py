@@ -123,10 +123,13 @@ def _decided(strategy: Strategy, vote: Vote, then: Strategy) -> Strategy:
         lands=partial(introspection.lands, strategy),
         behind=lambda extra: _decided(strategy, vote, chain(then, extra)),
     )
-    center = introspection.inner_center(strategy)
-    sees_loss = strategy.sees_loss or then.sees_loss
-    whole = strategy._replace(init=init, sync=whole, center=center)
-    return whole._replace(acts=None, sees_loss=sees_loss)
+    return strategy._replace(
+        init=init,
+        sync=whole,
+        center=introspection.inner_center(strategy),
+        acts=None,
+        sees_loss=strategy.sees_loss or then.sees_loss,
+    )
 
 
 @jax.jit

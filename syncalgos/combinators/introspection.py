@@ -256,10 +256,12 @@ def mean_center(strategy: Strategy) -> MeanCenter | None:
 
 def axis_of(*strategies: Strategy) -> Axis:
     """The axis or axes of strategies: the last that are not WORKERS, if any are."""
-    means = [mean_center(strategy) for strategy in strategies]
-    pairs = zip(strategies, means, strict=True)
-    axes = [x.axis or (mean.axis if mean else WORKERS) for x, mean in pairs]
-    return next((axis for axis in reversed(axes) if axis != WORKERS), WORKERS)
+    for strategy in reversed(strategies):
+        mean = mean_center(strategy)
+        axis = strategy.axis or (mean.axis if mean else WORKERS)
+        if axis != WORKERS:
+            return axis
+    return WORKERS
 
 
 def has_center(strategy: Strategy) -> bool:

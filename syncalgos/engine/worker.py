@@ -26,9 +26,8 @@ from syncalgos.strategy import (
     Strategy,
     apply_reduce,
     apply_sync,
-    loss_dtype,
-    loss_like,
     require_same,
+    seeing,
     strong,
 )
 
@@ -127,7 +126,8 @@ class Worker(NamedTuple):
         """Takes a local step, up to the sync; returns metrics, too."""
         key = _draw(shared.key, step, me)
         found = self.gradients(own.replica, batch, key, shared.data, me)
-        own = own._replace(replica=self.seeing(own.replica, found.metrics["loss"]))
+        seen = seeing(self.strategy, own.replica, found.metrics["loss"])
+        own = own._replace(replica=seen)
         share = self.share(step, me)
         with collectives.counting(share):
             loss = self.optimizer_loss(own.replica, found.metrics["loss"])
@@ -140,12 +140,6 @@ class Worker(NamedTuple):
         return own, metrics | {
             k: x for k, x in found.metrics.items() if k == OF_WORKERS
         }
-
-    def seeing(self, replica: Replica, loss: Any) -> Replica:
-        """The replica with the loss of its step, where the strategy sees it."""
-        if not self.strategy.sees_loss:
-            return replica
-        return replica._replace(loss=jnp.asarray(loss, loss_dtype(replica.params)))
 
     def share(self, step: Any, me: Any) -> jax.Array | None:
         """A worker's share in the means of a step's round; None: all count alike."""
@@ -182,7 +176,7 @@ def init(worker: Worker, number: jax.Array, inputs: Inputs) -> Outputs:
     own = shards.kept(Own(replica, strong(worker.strategy.init(params))))
     # For their checks alone, so that a strategy is refused before anything is compiled.
     # The compiler drops what nothing uses.
-    seen = replica._replace(loss=loss_like(worker.strategy, params))
+    seen = seeing(worker.strategy, replica)
     lone_branches.refuse(worker.strategy, seen, own.sync, jnp.int32(0))
     center(worker, own, Inputs(Shared(jnp.int32(0))))
     return Outputs(own, Shared(jnp.int32(0), model.key))

@@ -24,7 +24,7 @@ from syncalgos.strategy import (
     apply_sync,
     check_params,
     check_strategy,
-    loss_like,
+    seeing,
 )
 
 
@@ -212,8 +212,7 @@ def _trace(strategy: Strategy, replica: Replica | PyTree, workers: int) -> Walk:
     replica = replica if isinstance(replica, Replica) else Replica(replica)
     replica = jax.tree.map(_shape_of, replica)
     check_params(replica.params)
-    loss = jax.eval_shape(lambda: loss_like(strategy, replica.params))
-    replica = replica._replace(loss=loss)
+    replica = seeing(strategy, replica)
     axis = axis_of(strategy)
     outer, *inner = (axis,) if isinstance(axis, str) else axis
     sizes = {outer: workers, **dict.fromkeys(inner, 1)}

@@ -139,11 +139,8 @@ def test_the_loss_is_given_before_anything_else_is_sent_or_kept():
 
 
 def test_merged_lanes_have_no_loss_of_each_worker():
-    strategy = sa.sync_sgd()._replace(
-        sync=averaging_those_whose_loss_fell().sync,
-        init=averaging_those_whose_loss_fell().init,
-        sees_loss=True,
-    )
+    reduce = sa.sync_sgd().reduce
+    strategy = averaging_those_whose_loss_fell()._replace(reduce=reduce)
     with pytest.raises(ValueError, match="the strategy sees each worker's own loss"):
         trained(strategy, form="merged")
     assert trained(strategy)[1].lane_form == "vectorized"

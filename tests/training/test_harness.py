@@ -336,9 +336,11 @@ def test_a_factory_of_ones_own_may_have_any_of_these_names(names):
     taken = ", ".join(f"{name}=0.5" for name in (*names, "dense_steps"))
     scope = {}
     exec(f"def factory({taken}): return dict(locals())", scope)
+    scope["factory"].__doc__ = f"Mine.\n\nArgs:\n    {names[0]}: the share.\n"
     own = factories.of_function(factories.ALGORITHM, "own", scope["factory"])
     parser = argparse.ArgumentParser()
     own.add_to(parser)
+    assert "the share." in parser.format_help()
     words = [f"--{name.replace('_', '-')}=0.25" for name in own.flags]
     found = vars(parser.parse_args(words))
     assert found == dict.fromkeys(own.flags, 0.25)

@@ -13,7 +13,7 @@ from experiments.training.run import Run
 from experiments.training.strategies import make_strategies
 from syncalgos import Replica, Strategy
 from syncalgos.engine.state import of_one
-from syncalgos.strategy import loss_like
+from syncalgos.strategy import seeing
 
 
 def draws_from_seed(run: Run, seed: int) -> bool:
@@ -36,7 +36,7 @@ def _text(strategy: Strategy, replica: Replica, workers: int) -> str:
     """Returns a local step of a strategy as lowered, with all its constants."""
 
     def local_step(replica, step):
-        replica = replica._replace(loss=loss_like(strategy, replica.params))
+        replica = seeing(strategy, replica)
         state = strategy.init(replica.params)
         grads, state = strategy.reduce(replica.params, replica, state, step)
         replica, state = strategy.sync(replica._replace(params=grads), state, step)

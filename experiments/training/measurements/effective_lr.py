@@ -11,7 +11,7 @@ import optax
 from experiments.tasks.contract import over_workers
 from syncalgos import Replica, Strategy, collectives
 from syncalgos.collectives import PyTree
-from syncalgos.strategy import loss_like
+from syncalgos.strategy import seeing
 
 CHUNK, MOST_STEPS = 512, 2**17
 
@@ -105,7 +105,7 @@ def _make_runner(strategy, params, optimizer, workers, lr) -> tuple[Any, Any]:
 
     def start(_):
         own = jax.tree.map(jnp.asarray, params)
-        replica = Replica(own, optimizer.init(own), loss=loss_like(strategy, own))
+        replica = seeing(strategy, Replica(own, optimizer.init(own)))
         return replica, strategy.init(own)
 
     def steps(gradient, carry, first):

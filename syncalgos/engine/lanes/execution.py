@@ -19,7 +19,7 @@ from syncalgos.engine.placement.backends import Replicated, held_once
 from syncalgos.engine.placement.layout import DEVICES, LANES
 from syncalgos.engine.program import Inputs, Outputs, Own, Trained
 from syncalgos.engine.worker import Worker, accumulated, over_steps
-from syncalgos.strategy import PyTree, apply_sync, keep_grads, loss_like
+from syncalgos.strategy import PyTree, apply_sync, keep_grads, seeing
 
 
 class _Rounds(NamedTuple):
@@ -50,9 +50,7 @@ def sequential(
     worker = worker._replace(strategy=worker.strategy._replace(reduce=keep_grads))
     held, axes = held_once(own, replicated, lanes)
     # Each lane's, read one by one. The loss of a round's last step is kept to its sync.
-    loss = loss_like(worker.strategy, own.replica.params)
-    loss = jax.tree.map(lambda x: jnp.zeros(lanes, x.dtype), loss)
-    seen = own.replica._replace(loss=loss)
+    seen = seeing(worker.strategy, own.replica, jnp.zeros(lanes))
     held = held._replace(replica=seen)
     axes = axes._replace(replica=jax.tree.map(lambda _: 0, seen))
     one_lane = partial(_lane_steps, worker, lanes, inputs, collectives.index(DEVICES))

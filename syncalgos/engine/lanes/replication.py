@@ -17,7 +17,7 @@ from syncalgos.engine.placement.layout import DEVICES, LANES, Layout, is_key
 from syncalgos.engine.program import Inputs, Model, Outputs, Own, Program
 from syncalgos.engine.state import of_one
 from syncalgos.engine.worker import INIT, Found, Worker
-from syncalgos.strategy import WORKERS, PyTree, apply_reduce, apply_sync
+from syncalgos.strategy import WORKERS, PyTree, apply_reduce, apply_sync, seeing
 
 
 def differ(x: Any, y: Any) -> Any:
@@ -105,7 +105,7 @@ def replicated_leaves(worker: Worker, layout: Layout, own: Own) -> tuple[bool, .
     def local_step(number, step, leaves):
         replica, sync = form.unflatten(leaves)
         grads = jax.tree.map(lambda x: x + number.astype(x.dtype), replica.params)
-        replica = worker.seeing(replica, number)
+        replica = seeing(worker.strategy, replica, number)
         grads, sync = apply_reduce(worker.strategy, grads, replica, sync, step)
         loss = worker.optimizer_loss(replica, number.astype(float))
         found = Found(grads, replica.buffers, {})

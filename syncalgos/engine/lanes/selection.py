@@ -20,7 +20,7 @@ from syncalgos.engine.program import Inputs, Own
 from syncalgos.engine.state import of_one
 from syncalgos.engine.worker import Found, Worker
 from syncalgos.jaxprs import equations
-from syncalgos.strategy import apply_reduce, loss_like
+from syncalgos.strategy import apply_reduce, seeing
 
 FORMS = VECTORIZED, SEQUENTIAL, MERGED = "vectorized", "sequential", "merged"
 OLD_NAMES = {"together": VECTORIZED, "in-turn": SEQUENTIAL, "joined": MERGED}
@@ -214,8 +214,7 @@ def keeps_gradients(worker: Worker, layout: Layout, own: Own) -> bool:
     def reduce(grads, sync, replica, step):
         return apply_reduce(worker.strategy, grads, replica, sync, step)
 
-    loss = jax.eval_shape(lambda: loss_like(worker.strategy, replica.params))
-    given = replica.params, sync, replica._replace(loss=loss), np.int32(0)
+    given = replica.params, sync, seeing(worker.strategy, replica), np.int32(0)
     jaxpr = traces.traced(reduce, layout, *given)[0].jaxpr
     kept = zip(jaxpr.outvars, jaxpr.invars, strict=False)
     return not jaxpr.effects and all(x is y for x, y in kept)
