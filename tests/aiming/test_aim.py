@@ -509,7 +509,7 @@ def test_what_does_not_fit_names_its_largest_leaves(tmp_path):
 EXAMPLES, OF_GPT2 = (
     re.findall(
         r"^python -m experiments\.aim (.*)$",
-        (ROOT / "docs" / page).read_text(),
+        (ROOT / "docs" / page).read_text().replace("\\\n", " "),
         re.MULTILINE,
     )
     for page in ("aim.md", "gpt2.md")
