@@ -1,6 +1,6 @@
-"""How many times as fast as each peer: `python -m benchmarks.peers.figure`.
+"""A bar chart of docs/records/peers.jsonl: `python -m benchmarks.peers.figure`.
 
-Draws the medians of docs/records/peers.jsonl as bars, beside that file.
+Each bar says how many times as fast as a peer syncalgos is, by medians.
 """
 
 import json
@@ -34,6 +34,7 @@ def draw(times: Mapping[str, float]) -> Figure:
 
 
 def main() -> None:
+    """Writes the chart beside the records."""
     lines = map(json.loads, RECORDS.read_text().splitlines())
     medians = {
         f"{NAMES.get(x['peer'], x['peer'])} {x['algorithm']}": x["syncalgos_to_peer"][1]
