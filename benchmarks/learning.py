@@ -102,8 +102,8 @@ def found(made: dict[str, dict[str, Any]], flags: str) -> dict[str, Any] | None:
 def table(made: dict[str, dict[str, Any]]) -> str:
     """Returns a row a task and number of workers, with a column an algorithm."""
     rows = [
-        f"| task | figure | steps | workers | {' | '.join(ALGORITHMS)} |",
-        "|---" * (4 + len(ALGORITHMS)) + "|",
+        f"| task | workers | {' | '.join(ALGORITHMS)} |",
+        "|---" * (2 + len(ALGORITHMS)) + "|",
     ]
     for task, figure in TASKS.items():
         for workers in WORKERS:
@@ -111,7 +111,8 @@ def table(made: dict[str, dict[str, Any]]) -> str:
             shown = [f"{one[figure]:.4g}" if one else "" for one in runs]
             steps = next((str(one["steps"]) for one in runs if one), "")
             name = figure.removeprefix("test_").replace("_", " ")
-            cells = [task, name, steps, str(workers), *shown]
+            head = f"{task}: {name}, {steps} steps" if workers == WORKERS[0] else ""
+            cells = [head, str(workers), *shown]
             rows.append(f"| {' | '.join(cells)} |")
     return "\n".join(rows)
 

@@ -207,48 +207,28 @@ class Runs:
 
 def compared(records: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
     """Yields, for each record of a limited link, both times and their ratio."""
-    free = {
-        one["algorithm"]: median(one["seconds"]) / one["steps"]
-        for one in records
-        if one["rate"] is None
-    }
     for one in records:
         if one["rate"] is None:
             continue
-        own = median(one["alone"]) / one["steps"]
         link = parse(f"{one['rate']}Mbit/s, {one['latency']}ms, gloo")
         of_row = sends.from_json(one["sends"])
         seconds = modelled_seconds(of_row, link, 2, 0.0)[-1] + cost(METRICS, link, 2)
         modelled = seconds / one["steps"]
-        took = [x / one["steps"] - own for x in one["seconds"]]
-        yield {
-            **one,
-            "own": own,
-            "free": free[one["algorithm"]] - own,
-            "took": [f(took) for f in (min, median, max)],
-            "modelled": modelled,
-            "ratio": median(took) / modelled,
-        }
-
-
-COLUMNS = {
-    "Mbit/s": lambda one: f"{one['rate']:g}",
-    "latency, ms": lambda one: f"{one['latency']:g}",
-    "algorithm": "algorithm",
-    "computation, ms": lambda one: f"{1000 * one['own']:.3g}",
-    "communication without limit, ms": lambda one: f"{1000 * one['free']:.3g}",
-    "communication, ms (minimum, median, maximum)": lambda one: ", ".join(
-        f"{1000 * x:.3g}" for x in one["took"]
-    ),
-    "modelled, ms": lambda one: f"{1000 * one['modelled']:.3g}",
-    "measured / modelled": lambda one: f"{one['ratio']:.2f}",
-}
+        took = (median(one["seconds"]) - median(one["alone"])) / one["steps"]
+        yield {**one, "took": took, "ratio": took / modelled}
 
 
 def table(records: Sequence[Mapping[str, Any]]) -> str:
-    """Returns the table of all records, link by link."""
-    rows = sorted(compared(records), key=lambda one: (-one["rate"], one["latency"]))
-    return table_of(COLUMNS, rows)
+    """Returns ms a step, and times the modelled ones: a link a column."""
+    rows: dict[str, dict[str, str]] = {}
+    for one in sorted(compared(records), key=lambda x: (-x["rate"], x["latency"])):
+        row = rows.setdefault(one["algorithm"], {"algorithm": one["algorithm"]})
+        # Three digits, without an exponent.
+        took = float(f"{1000 * one['took']:.3g}")
+        link = f"{one['rate']:g} Mbit/s, {one['latency']:g} ms"
+        row[link] = f"{took:,g} ({one['ratio']:.2f})"
+    columns = {name: name for row in rows.values() for name in row}
+    return table_of(columns, [*rows.values()])
 
 
 def numbers(text: str) -> list[float]:
