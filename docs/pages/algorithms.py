@@ -173,10 +173,10 @@ def measured(name: str, tables: atlas.Tables) -> str:
     if not rows:
         return "The atlas has no row of it yet."
     return (
-        "Every algorithm has as many trials: on MNIST-1D of its learning rate and one "
-        "number of its own, elsewhere of the rate, with the defaults of 0.2. Mean ± "
-        "standard deviation of 25 seeds on MNIST-1D, else of 5, and the 95 % interval "
-        "of the difference.\n\n" + rows
+        "Every algorithm has as many trials: of its learning rate and one number of "
+        "its own, on the GPT of the rate, with the defaults of 0.2. Mean ± standard "
+        "deviation of 25 seeds, on the GPT of 5, and the 95 % interval of the "
+        "difference.\n\n" + rows
     )
 
 

@@ -43,6 +43,8 @@ NAME = "study.json"
 FINAL = "train_loss", "diverged", "bytes_per_worker", "lr", "effective_lr"
 # Of the code that made a run; earlier runs do not say it.
 FINAL += "commit", "versions"
+# A field of the others that says nothing.
+NOT_DIVERGED = "diverged_at", None
 
 
 class Study(TypedDict):
@@ -181,10 +183,11 @@ def write_all(config: StudyConfig, found: Report, runs: list[RunSet]) -> None:
     out = config.folder
     records.write_lines(out / "metrics.jsonl", study_lines(runs))
     finals = [*final_lines(runs)]
-    # Half of a line's bytes, and mostly those of the line before.
+    # More than half of a line's bytes, and mostly those of the line before.
     for line, before in zip(finals[:0:-1], finals[-2::-1], strict=True):
-        if line.get("versions") == before.get("versions"):
-            line.pop("versions", None)
+        for key in ("commit", "versions"):
+            if line.get(key) == before.get(key):
+                line.pop(key, None)
     records.write_lines(out / "finals.jsonl", finals)
     write.write(found, out)
     track(config, found, runs, [out / "report.html", out / "table.md"])
@@ -239,7 +242,9 @@ def final_lines(runs: Iterable[RunSet]) -> Iterator[dict[str, Any]]:
             own = _name(r) | {name: literal(value) for name, value in r.values.items()}
             for seed, summary in r.summaries.items():
                 kept = {
-                    k: x for k, x in summary.items() if k.startswith(("test_", *FINAL))
+                    k: x
+                    for k, x in summary.items()
+                    if k.startswith(("test_", *FINAL)) and (k, x) != NOT_DIVERGED
                 }
                 yield {**own, "seed": seed, "reported": r is made, **kept}
 
