@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from itertools import chain
+from itertools import chain, product
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -43,8 +43,6 @@ NAME = "study.json"
 FINAL = "train_loss", "diverged", "bytes_per_worker", "lr", "effective_lr"
 # Of the code that made a run; earlier runs do not say it.
 FINAL += "commit", "versions"
-# A field of the others that says nothing.
-NOT_DIVERGED = "diverged_at", None
 
 
 class Study(TypedDict):
@@ -184,10 +182,10 @@ def write_all(config: StudyConfig, found: Report, runs: list[RunSet]) -> None:
     records.write_lines(out / "metrics.jsonl", study_lines(runs))
     finals = [*final_lines(runs)]
     # More than half of a line's bytes, and mostly those of the line before.
-    for line, before in zip(finals[:0:-1], finals[-2::-1], strict=True):
-        for key in ("commit", "versions"):
-            if line.get(key) == before.get(key):
-                line.pop(key, None)
+    pairs = [*zip(finals[:0:-1], finals[-2::-1], strict=True)]
+    for key, (line, before) in product(("commit", "versions"), pairs):
+        if line.get(key) == before.get(key):
+            line.pop(key, None)
     records.write_lines(out / "finals.jsonl", finals)
     write.write(found, out)
     track(config, found, runs, [out / "report.html", out / "table.md"])
@@ -241,11 +239,8 @@ def final_lines(runs: Iterable[RunSet]) -> Iterator[dict[str, Any]]:
         for r in (*made.trials, made):
             own = _name(r) | {name: literal(value) for name, value in r.values.items()}
             for seed, summary in r.summaries.items():
-                kept = {
-                    k: x
-                    for k, x in summary.items()
-                    if k.startswith(("test_", *FINAL)) and (k, x) != NOT_DIVERGED
-                }
+                keys = [k for k in summary if k in FINAL or k.startswith("test_")]
+                kept = {k: summary[k] for k in keys}
                 yield {**own, "seed": seed, "reported": r is made, **kept}
 
 
