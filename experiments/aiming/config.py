@@ -49,6 +49,7 @@ TAKEN |= {
     "devices": "--target, whose chips are the devices",
     "displacements": "nothing: what a run measures is left out",
     "help": "experiments.run --algo NAME --help",
+    "help_all": "experiments.run --algo NAME --help-all",
 }
 
 
@@ -246,7 +247,7 @@ def parser() -> argparse.ArgumentParser:
         description="Compile a run for machines that are not here: what fits, what is "
         "sent over which network, and how long it takes by a model. Nothing trains.",
         epilog="All other flags are those of experiments.run: see "
-        f"{flags.PROGRAM} --help",
+        f"{flags.PROGRAM} --help-all",
     )
     flags.add_version(made)
     flags.add_settings(made, SETTINGS.values())

@@ -2,7 +2,7 @@
 
 import argparse
 import typing
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -39,26 +39,32 @@ class _Show(argparse.Action):
         parser.exit()
 
 
-def parse(argv: Sequence[str], config: type[Config]) -> Config:
+def parse(argv: Sequence[str], config: type[Config], basic: Collection[str]) -> Config:
     """Reads the command line of a run; --help, --list and --version print and exit.
 
-    What can be known without jax is refused here, and jax is not imported, unless a
-    module of the user's own does.
+    --help shows the flags that are needed most, and those of a named algorithm or task;
+    --help-all shows all flags. What can be known without jax is refused here, and jax
+    is not imported, unless a module of the user's own does.
 
     Args:
         argv: the flags.
         config: whose fields are the common flags; it has `arguments` of the algorithm
             and `task_arguments`, too.
+        basic: the fields that are needed most.
 
     Raises:
         BadRequest: with one line that says what was wrong and what is possible.
     """
     words, settings = cleaned(argv), settings_of(config)
     named = _named(words)
-    if named["help"] and not (named["algo"] or named["task"]):
-        parser_of(settings).parse_args(["--help"])
-    if not named["help"]:  # common flags first: to look at others may import a module
-        made(config, vars(parser_of(settings).parse_known_args(words)[0]))
+    if named["help"] or named["help_all"]:
+        own = [each for each in _own_of(named, settings) if named[each.kind.flag]]
+        parser = parser_of(settings, own)  # refuses a flag that two have
+        if not named["help_all"]:
+            parser = parser_of(shortened(settings, basic), own)
+        parser.parse_args(["--help"])
+    # Common flags first: to look at others may import a module.
+    made(config, vars(parser_of(settings).parse_known_args(words)[0]))
     own = _own_of(named, settings)
     parser = parser_of(settings, own)
     namespace, unknown = parser.parse_known_args(words)
@@ -96,7 +102,21 @@ def _named(words: Sequence[str]) -> dict[str, Any]:
     for flag in ("--algo", "--task", "--preset"):
         first.add_argument(flag)
     first.add_argument("-h", "--help", action="store_true")
+    first.add_argument("--help-all", action="store_true")
     return vars(first.parse_known_args(words)[0])
+
+
+def shortened(
+    settings: Mapping[str, Setting], basic: Collection[str]
+) -> dict[str, Setting]:
+    """Returns some settings, as --help shows them: in one group, with few choices."""
+    return {
+        name: each._replace(
+            group=None, choices=() if len(each.choices) > 9 else each.choices
+        )
+        for name, each in settings.items()
+        if name in basic
+    }
 
 
 def _own_of(named: Mapping[str, Any], settings: Mapping[str, Setting]) -> list[Factory]:
@@ -159,12 +179,12 @@ def parser_of(settings: Mapping[str, Setting], own: Sequence[Factory] = ()) -> P
         prog=PROGRAM,
         usage=f"{PROGRAM} [--algo NAME] [--task NAME] [flags]",
         allow_abbrev=False,
-        description="Train one model on many workers that agree by an algorithm.",
+        description="Train one model on many workers, synchronized by an algorithm.",
         epilog=None
         if own
-        else "Flags of an algorithm and of a task: "
-        f"{PROGRAM} --algo NAME --task NAME --help",
+        else "Flags of an algorithm: --algo NAME --help; of a task: --task NAME --help",
     )
+    add_help_all(parser)
     add_version(parser)
     parser.add_argument(
         "--list",
@@ -177,6 +197,11 @@ def parser_of(settings: Mapping[str, Setting], own: Sequence[Factory] = ()) -> P
     for each in sorted(own, key=lambda each: ":" in each.name):
         each.add_to(parser)
     return parser
+
+
+def add_help_all(parser: argparse.ArgumentParser) -> None:
+    """Adds --help-all to the parser of all flags."""
+    parser.add_argument("--help-all", action="help", help="show all flags, and exit")
 
 
 def add_version(parser: argparse.ArgumentParser) -> None:
@@ -224,7 +249,7 @@ def _explain_unknown(word: str, own: Sequence[Factory], parser: Parser) -> str:
         if owners := owners_of(each.kind, parameter):
             return f"{each.name} has no flag {flag}: it belongs to {', '.join(owners)}"
     options = [option for action in parser._actions for option in action.option_strings]
-    return f"unknown flag {flag!r}{nearest_flag(flag, options)} (see --help)"
+    return f"unknown flag {flag!r}{nearest_flag(flag, options)} (see --help-all)"
 
 
 def owners_of(kind: Kind, parameter: str) -> list[str]:

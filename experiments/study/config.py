@@ -3,7 +3,7 @@
 import argparse
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
@@ -14,7 +14,7 @@ from experiments.cli import flags
 from experiments.cli.errors import BadRequest
 from experiments.cli.factories import ALGORITHM
 from experiments.cli.flags import PAPER
-from experiments.cli.settings import Group, checked, flag, settings_of
+from experiments.cli.settings import Group, Setting, checked, flag, settings_of
 from experiments.cli.words import as_words, cleaned
 from experiments.launch.cluster.connection import check_installed
 from experiments.study import network, presets, search_space, spec
@@ -29,6 +29,10 @@ from syncalgos import checks
 PROGRAM = "python -m experiments.compare"
 # The study without flags compares algorithms, not rates.
 TUNED = "lr=0.0125:1.6:log:8"
+BASIC = (  # of the flags, those that are needed most
+    *("algos", "preset", "task", "seeds", "sweep"),
+    *("tune", "target", "network", "jobs", "out"),
+)
 DECISIVE = "algos", "preset", "task", "sweep", "worker_batch", "scale_lr"
 MOST_JOBS = 1025  # and devices of one: all are started on this machine
 # Powers of the global batch that the learning rate follows.
@@ -44,75 +48,84 @@ class StudyConfig:
     """
 
     algos: str = flag(
-        "algorithms; each may have flags and a label: 'sync_sgd, NBM=bmuf --nesterov'",
+        "algorithms to compare, each with optional flags and label: 'sync_sgd, "
+        "NBM=bmuf --nesterov'",
         "sync_sgd,model_averaging,bmuf",
         group=Group("what is compared"),
         metavar="A,B,…",
     )
     preset: str | None = flag(
-        "a published comparison, which any flag overrides; or paper: each "
+        "a published comparison, whose settings other flags override; or paper: each "
         "algorithm's own flags from its paper",
         choices=(*presets.NAMES, PAPER),
     )
-    task: str = flag("see experiments.run --list", training.SETTINGS["task"].default)
-    seeds: int = flag("runs of each, from seeds 0 to N - 1", 5, least=1)
+    task: str = flag(
+        "the model and its data; see experiments.run --list",
+        training.SETTINGS["task"].default,
+    )
+    seeds: int = flag("runs of each algorithm, with seeds 0 to N - 1", 5, least=1)
     sweep: str | None = flag(
-        "also vary one flag, such as workers=1,2,4,8, at fixed samples",
+        "also vary one flag, such as workers=1,2,4,8, at a fixed number of samples",
         metavar="FLAG=…",
     )
     worker_batch: int | None = flag(
-        "batch of each worker; the global batch then grows with them", least=1
+        "batch size of each worker; the global batch grows with their number", least=1
     )
     scale_lr: Literal["none", "linear", "sqrt"] = flag(
-        "how --lr follows the global batch of a sweep", "none"
+        "how --lr scales with the global batch in a sweep", "none"
     )
 
     tune: tuple[str, ...] = flag(
-        "choose it for each algorithm on validation data, over LOW:HIGH:log:COUNT, "
+        "choose a flag for each algorithm on validation data, from LOW:HIGH:log:COUNT, "
         "LOW:HIGH:linear:COUNT or a list; may be repeated",
         (),
         group=Group("tuning"),
         metavar="FLAG=…",
         otherwise=f"{TUNED}, if no flag changes the runs",
     )
-    tune_seeds: int = flag("runs for each value that is tried", 1, least=1)
+    tune_seeds: int = flag("runs for each value tried", 1, least=1)
     tune_share: float = flag(
-        "of the training data, held out to choose by", 0.1, above=0, below=1
+        "share of the training data held out for tuning", 0.1, above=0, below=1
     )
 
     baseline: str | None = flag(
-        "compare to it", otherwise="the first", group=Group("report"), metavar="LABEL"
+        "the variant that all others are compared with",
+        otherwise="the first",
+        group=Group("report"),
+        metavar="LABEL",
     )
     measure: str | None = flag(
-        "compare by it, such as test_loss",
+        "the result to compare, such as test_loss",
         otherwise="test_accuracy, where there is one",
     )
     target: float | None = flag(
-        "of time to target, such as 0.95", otherwise="near the baseline's", above=0
+        "value that the time to target is measured to, such as 0.95",
+        otherwise="near the baseline's",
+        above=0,
     )
     network: tuple[str, ...] = flag(
-        "model time on it: '100Mbit/s, 20ms' or a preset; may be repeated",
+        "model the time on a network: '100Mbit/s, 20ms' or a preset; may be repeated",
         (),
         otherwise="all presets",
         metavar="NET",
     )
     fused: bool = flag(
-        "model all arrays of a sync as one message, as buckets do", False
+        "model all arrays of a sync as one message, as bucketing does", False
     )
     step_time: float | None = flag(
-        "seconds of a worker's local step",
+        "seconds per local step of a worker",
         otherwise="as measured",
         metavar="S",
         above=0,
     )
     track: tuple[str, ...] = flag(
-        f"show runs and report in {', '.join(trackers.KINDS)}; may be repeated",
+        f"show the runs and the report in {', '.join(trackers.KINDS)}; may be repeated",
         (),
         otherwise="none",
     )
 
     jobs: int = flag(
-        "runs made at a time, by a cluster on this machine",
+        "number of runs at a time, on a cluster on this machine",
         1,
         group=Group("jobs"),
         least=1,
@@ -124,15 +137,14 @@ class StudyConfig:
         metavar="ADDRESS",
     )
     devices_per_job: int | None = flag(
-        "CPU devices, and threads, of each run",
-        otherwise="all",
-        least=1,
-        below=MOST_JOBS,
+        "CPU devices, and threads, per run", otherwise="all", least=1, below=MOST_JOBS
     )
-    list: bool = flag("print the missing runs, a command a line, and make none", False)
+    list: bool = flag(
+        "print the commands of the missing runs, one per line, and run none", False
+    )
 
     out: Path | None = flag(
-        "folder; the same command finds it again",
+        "folder of the study, where the same command continues it",
         otherwise="in runs/",
         group=Group("files"),
     )
@@ -248,6 +260,8 @@ def parse(argv: Sequence[str]) -> StudyConfig:
         BadRequest: a value out of range, in one line.
     """
     words, made = cleaned(argv), parser()
+    if {"-h", "--help"} & {*words}:
+        parser(flags.shortened(SETTINGS, BASIC)).parse_args(["--help"])
     words = ["--track=tensorboard" if x == "--tensorboard" else x for x in words]
     known, rest = made.parse_known_args(words)
     if known.preset in presets.NAMES:
@@ -274,18 +288,19 @@ def parser_for(words: list[str]) -> argparse.ArgumentParser:
     return made
 
 
-def parser() -> argparse.ArgumentParser:
-    """Returns the parser of a study's own flags."""
+def parser(settings: Mapping[str, Setting] = SETTINGS) -> argparse.ArgumentParser:
+    """Returns the parser of a study's own flags, or of some of them."""
     made = flags.Parser(
         prog=PROGRAM,
         usage=f"{PROGRAM} [--algos A,B,…] [--task NAME] [flags]",
         allow_abbrev=False,
         description="Compare algorithms on the same batches, over several seeds.",
         epilog="All other flags are those of experiments.run, for every algorithm that "
-        f"has them: see {flags.PROGRAM} --help",
+        f"has them: see {flags.PROGRAM} --help-all",
     )
+    flags.add_help_all(made)
     flags.add_version(made)
-    flags.add_settings(made, SETTINGS.values())
+    flags.add_settings(made, settings.values())
     return made
 
 

@@ -18,7 +18,10 @@ from experiments.training.records import MeasuredLine
 
 # Flags of single runs that a study sets itself, and the flag that takes their place.
 TAKEN = {name: each.study for name, each in SETTINGS.items() if each.study}
-TAKEN |= {"help": "experiments.run --algo NAME --help"}
+TAKEN |= {
+    name: f"experiments.run --algo NAME --{name.replace('_', '-')}"
+    for name in ("help", "help_all")
+}
 # What a study's records say of a run by themselves: no parameter's values fit in.
 RECORDED = {"label", "algo", "algorithm", "seed", "reported", "diverged"}
 RECORDED |= {"effective_lr", "commit", "versions", *MeasuredLine.__annotations__}

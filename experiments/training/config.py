@@ -32,6 +32,10 @@ PROCESSES = Group(
     "processes", "start", "nothing: each run of a study is in one process"
 )
 OWN = "or your own as package.module:factory"
+BASIC = (  # of the flags, those that are needed most
+    *("algo", "task", "steps", "batch_size", "lr"),
+    *("optimizer", "seed", "workers", "out", "track"),
+)
 MOST_STEPS = 10**8  # what each step sends is kept: 70 bytes a step
 MOST_PROCESSES = 10_000  # all are started before one can refuse
 MOST_SECONDS = 1e6  # beyond, C's numbers of milliseconds overflow
@@ -52,12 +56,12 @@ class RunConfig:
     """
 
     algo: str = flag(
-        f"how the workers agree: {', '.join(ALGORITHM.files)}, {OWN}",
+        f"how the workers synchronize: {', '.join(ALGORITHM.files)}, {OWN}",
         "bmuf",
         study="--algos",
     )
     task: str = flag(
-        f"what is trained on what: {', '.join(TASK.files)}, {OWN}",
+        f"the model and its data: {', '.join(TASK.files)}, {OWN}",
         "digits",
         study="--task of the study, outside of --algos",
     )
@@ -70,25 +74,22 @@ class RunConfig:
         below=MOST_STEPS,
     )
     batch_size: int | None = flag(
-        "global batch of all workers", otherwise=TASKS, least=1
+        "global batch size, divided among the workers", otherwise=TASKS, least=1
     )
     lr: float | None = flag(
         "learning rate of the inner optimizer", otherwise=TASKS, above=0
     )
     optimizer: str | None = flag(
-        "inner optimizer: sgd, adam, adamw, muon, … of optax", otherwise=TASKS
+        "inner optimizer of optax: sgd, adam, adamw, muon, …", otherwise=TASKS
     )
     momentum: float | None = flag(
-        "momentum of an inner optimizer that has one", otherwise=TASKS, least=0, below=1
+        "momentum of the inner optimizer", otherwise=TASKS, least=0, below=1
     )
     b1: float | None = flag(
-        "decay of the first moments of one that has them, such as adam",
-        otherwise="the optimizer's",
-        least=0,
-        below=1,
+        "Adam's first-moment decay", otherwise="the optimizer's", least=0, below=1
     )
     b2: float | None = flag(
-        "decay of its second moments", otherwise="the optimizer's", least=0, below=1
+        "Adam's second-moment decay", otherwise="the optimizer's", least=0, below=1
     )
     weight_decay: float | None = flag(
         "weight decay", otherwise=f"{TASKS}, or the optimizer's", least=0
@@ -96,98 +97,111 @@ class RunConfig:
     clip_norm: float | None = flag(
         "clip gradients to this global norm", otherwise=TASKS, above=0
     )
-    schedule: Schedule | None = flag("the learning rate over the run", otherwise=TASKS)
+    schedule: Schedule | None = flag(
+        "how the learning rate changes during the run", otherwise=TASKS
+    )
     warmup_steps: int | None = flag(
-        "local steps over which the learning rate rises", otherwise=TASKS, least=0
+        "local steps of learning-rate warmup", otherwise=TASKS, least=0
     )
     accumulate: int = flag(
-        "microbatches into which a worker's batch is split", 1, least=1
+        "microbatches into which each worker's batch is split", 1, least=1
     )
     seed: int = flag(
-        "of the model, the batches and all that is drawn", 0, least=0, study="--seeds"
+        "seed for initialization, batch order and all random draws",
+        0,
+        least=0,
+        study="--seeds",
     )
     init_from: Path | None = flag(
-        "start from this model, a .safetensors file of --export", otherwise="a new one"
+        "start from this model, a .safetensors file written by --export",
+        otherwise="a new one",
     )
     eval_every: int | None = flag(
-        "steps between evaluations", otherwise="a tenth", least=1, scope="start"
+        "local steps between evaluations",
+        otherwise="a tenth of the run",
+        least=1,
+        scope="start",
     )
     dispatch_steps: int | None = flag(
-        "local steps per dispatch", otherwise=TASKS, least=1, scope="start"
+        "local steps per compiled call", otherwise=TASKS, least=1, scope="start"
     )
 
     preset: str | None = flag(
-        "take an algorithm's own flags from its paper, where that says otherwise",
+        "use the paper's values of the algorithm's own flags where they differ",
         group=Group("workers"),
         choices=(flags.PAPER,),
         scope="start",
     )
-    workers: int = flag("how many workers train; they share the devices", 8, least=1)
+    workers: int = flag("number of workers; they share the devices", 8, least=1)
     backend: Literal["auto", "pmap", "shard_map", "vmap"] = flag(
-        "how workers are mapped; auto takes pmap, or shard_map in several "
-        "processes, with --mesh or --sync-memory; vmap runs on one device",
+        "how workers are mapped to devices; auto is pmap, but shard_map in several "
+        "processes and with --mesh or --sync-memory; vmap runs on one device",
         "auto",
         scope="start",
     )
     mesh: Mapping[str, int] | None = flag(
-        "axes of a worker's devices, which share its model: fsdp=2,tensor=2",
+        "axes of the devices that share a worker's model, such as fsdp=2,tensor=2",
         otherwise="one device",
         scope="start",
     )
     devices: tuple[int, ...] | None = flag(
-        "device indices, such as 0,2,1",
+        "indices of the devices to use, such as 0,2,1",
         otherwise="all that fit",
         metavar="I,J,…",
         scope="start",
     )
     lanes: int | None = flag(
-        "workers of a device", otherwise="as few as possible", least=1, scope="start"
+        "workers per device", otherwise="as few as possible", least=1, scope="start"
     )
     lane_form: Literal["vectorized", "sequential", "merged"] | None = flag(
-        "how a device runs them",
+        "how a device runs its workers",
         otherwise="the fastest",
         spellings=LANE_FORMS,
         scope="start",
     )
     sync_memory: str | None = flag(
-        "where the algorithm's arrays lie between syncs: pinned_host",
+        "where the algorithm's arrays are stored between syncs: pinned_host",
         otherwise="the device's",
         metavar="KIND",
         scope="start",
     )
     sync_until: int = flag("train synchronously for this many steps first", 0, least=0)
     sync_at_end: bool = flag(
-        "sync after the last step, too, in the middle of a round", False
+        "also sync after the last step if it is in the middle of a round", False
     )
     opt_state_at_sync: Literal["keep", "reset", "average"] = flag(
-        "what becomes of the inner optimizer's state", "keep"
+        "what happens to the inner optimizer's state at a sync", "keep"
     )
     ema: float | None = flag(
-        "ship a moving average of params; its decay", above=0, below=1
+        "ship a moving average of the params, with this decay", above=0, below=1
     )
     displacements: bool = flag(
-        "measure how far and how alike workers go (a copy of params)",
+        "measure how far and how much alike workers move (keeps a copy of the params)",
         False,
         study="nothing: it is always on",
     )
 
     data_dir: Path | None = flag(
-        "folder of data sets",
+        "folder of the data sets",
         otherwise="$SYNCALGOS_DATA, or a cache",
         group=Group("data"),
         scope="process",
     )
     partition: str = flag(
-        "a worker's examples: iid, label, speaker, dirichlet:A", "iid", metavar="KIND"
+        "how workers divide the examples: iid, label, speaker, dirichlet:A",
+        "iid",
+        metavar="KIND",
     )
     validation: float | None = flag(
-        "test on this share of the training data instead",
+        "evaluate on this share of the training data instead of the test data",
         above=0,
         below=1,
         study="--tune-share",
     )
     feed: Literal["device", "host"] | None = flag(
-        "where training data comes from", otherwise="device, if it fits", scope="start"
+        "where training data is stored during the run",
+        otherwise="device, if it fits",
+        scope="start",
     )
 
     out: Path | None = flag(
@@ -208,7 +222,7 @@ class RunConfig:
         study="experiments.run --export with the report's command",
     )
     track: tuple[str, ...] = flag(
-        f"follow the run with {', '.join(trackers.KINDS)}; may be repeated",
+        f"follow the run in {', '.join(trackers.KINDS)}; may be repeated",
         (),
         otherwise="none",
         scope="process",
@@ -218,24 +232,25 @@ class RunConfig:
         "local steps between checkpoints in --out", least=1
     )
     keep_checkpoints: int = flag(
-        "how many of the newest are kept", 3, least=1, scope="process"
+        "how many of the newest checkpoints to keep", 3, least=1, scope="process"
     )
     keep: Literal["last", "best"] = flag(
         "best: --export writes the model of the best evaluation, by test accuracy or "
-        "else loss, and its checkpoint, if there is one, is kept beside the newest",
+        "else by loss, and its checkpoint, if any, is kept beside the newest ones",
         "last",
         scope="process",
         study="experiments.run --keep with the report's command",
     )
     resume: bool = flag(
-        "go on from the newest checkpoint in --out, if there is one", False
+        "continue from the newest checkpoint in --out, if there is one", False
     )
     resume_center: bool = flag(
-        "the same; with another number of workers, from its center model", False
+        "like --resume, but with a different number of workers, from the center model",
+        False,
     )
 
     processes: int = flag(
-        "train in so many processes, started here or by --scheduler",
+        "number of processes to train in, started here or by --scheduler",
         1,
         group=PROCESSES,
         least=1,
@@ -249,29 +264,33 @@ class RunConfig:
         study="--scheduler of the study, outside of --algos",
     )
     coordinator: str | None = flag(
-        "where process 0 is, to join processes that are started one by one",
+        "address of process 0, to join processes that are started one by one",
         metavar="HOST:PORT",
         scope="process",
     )
     process_id: int | None = flag(
-        "with --coordinator: which this one is, from 0", least=0, scope="process"
+        "with --coordinator: the number of this process, from 0",
+        least=0,
+        scope="process",
     )
-    num_processes: int | None = flag("with --coordinator: how many there are", least=1)
+    num_processes: int | None = flag(
+        "with --coordinator: how many processes there are", least=1
+    )
     distributed: Literal["none", "auto"] = flag(
-        "auto joins as torchrun, Kubeflow, SkyPilot, Slurm, Open MPI or Kubernetes "
-        "has started the processes",
+        "auto joins the processes that torchrun, Kubeflow, SkyPilot, Slurm, Open MPI "
+        "or Kubernetes has started",
         "none",
     )
     init_timeout: float = flag(
-        "seconds for all processes to find each other",
+        "seconds to wait for all processes to find each other",
         60.0,
         above=0,
         below=MOST_SECONDS,
         scope="process",
     )
     max_restarts: int = flag(
-        "how many lost processes a run survives by restarts; those that join each "
-        "other are restarted by who started them",
+        "how many times the run restarts after losing a process; processes that join "
+        "each other are restarted by whatever started them",
         0,
         least=0,
         scope="process",
@@ -389,7 +408,7 @@ def parse(argv: Sequence[str]) -> RunConfig:
     Raises:
         BadRequest: with one line that says what was wrong and what is possible.
     """
-    return flags.parse(argv, RunConfig)
+    return flags.parse(argv, RunConfig, BASIC)
 
 
 def _multiples(period: int, steps: int) -> list[int]:

@@ -269,6 +269,7 @@ EARLY |= {
     "compare --algos 'sync_sgd --algo bmuf'": ["--algo"],
     "compare --algos 'sync_sgd --task digits'": ["--task"],
     "compare --algos 'sync_sgd --help'": ["--help"],
+    "compare --algos 'sync_sgd --help-all'": ["--help-all"],
     "compare --algos 'sync_sgd --seeds 3'": ["--seeds"],
     "compare --worker-batch 8 --batch-size 64": ["--worker-batch", "--batch-size"],
     "compare --worker-batch 8 --sweep batch-size=8,16": ["--worker-batch", "batch"],

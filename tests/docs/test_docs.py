@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tomllib
 
+import optax
 import pytest
 from commands import ROOT, environment
 from pages import table
@@ -172,3 +173,20 @@ def test_changelog_opens_with_the_next_or_this_version_and_names_every_algorithm
     assert first.startswith(("Unreleased\n", f"{syncalgos.__version__} ("))
     for name in syncalgos.ALGORITHMS:
         assert f"`{name}`" in changelog
+
+
+def test_other_names_lead_to_code_that_runs_or_to_a_composition():
+    page = (ROOT / "docs" / "algorithms.md").read_text()
+    section = page.partition("## Other names\n")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| (.+) \| (.+) \|$", section, re.MULTILINE)[1:]
+    assert rows == sorted(rows, key=lambda row: row[0].lower())
+    headings = (ROOT / "docs" / "compositions.md").read_text().lower()
+    names = vars(syncalgos) | {"optax": optax}
+    for _, here in rows:
+        calls = re.findall(r"`(.+?)`", here)
+        links = re.findall(r"\(compositions\.md#([\w-]+)\)", here)
+        assert calls or links
+        for call in calls:
+            eval(call, names)
+        for link in links:
+            assert f"\n## {link}\n" in headings

@@ -201,7 +201,7 @@ def test_stdout_answers_and_stderr_has_a_line_a_run_with_the_time_left(small):
 
 def test_help_names_the_flags_without_importing_jax(tmp_path):
     watched = [sys.executable, "-X", "importtime", "-m", "experiments.compare"]
-    ended = execute("--help", tmp_path, watched)
+    ended = execute("--help-all", tmp_path, watched)
     assert ended.code == 0
     imported = {x.rpartition("|")[2].strip() for x in ended.stderr.splitlines()}
     assert "experiments.study.config" in imported
