@@ -48,7 +48,7 @@ toc_object_entries_show_parents = "hide"
 python_maximum_signature_line_length = 60
 
 html_theme = "sphinx_book_theme"
-html_title = "syncalgos"
+html_title = f"syncalgos {version}"
 html_favicon = "static/icon.svg"
 html_static_path = ["static"]
 html_css_files = ["site.css"]
@@ -63,6 +63,8 @@ html_theme_options = {
     "show_navbar_depth": 1,
     "use_download_button": False,
     "use_fullscreen_button": False,
+    "repository_url": "https://github.com/syncalgos/syncalgos",
+    "use_repository_button": True,
     "show_toc_level": 2,
     "navbar_persistent": [],  # the sidebar has the search
     "primary_sidebar_end": [],
@@ -71,8 +73,16 @@ html_theme_options = {
 }
 # Pages on which the name of an algorithm is a link to its page.
 NAMING = ("algorithms", "choosing", "index", "start")
-# Pages whose own pages stand in a folder of the same name.
-CHILDREN = {"studies": "studies/*", "wire": "wire/*"}
+# Pages that are folded below another in the sidebar.
+CHILDREN = {
+    "frameworks": "from-flax-and-optax own-loop stacked-state orbax hyperparameters",
+    "strategies": "compositions adding-an-algorithm",
+    "comparing": "trackers",
+    "studies": "studies/*",
+    "many-hosts": "dask-cluster",
+    "aim": "wire gpt2",
+    "wire": "wire/*",
+}
 
 
 def write_pictures() -> None:
@@ -107,7 +117,8 @@ def read_source(app, docname: str, source: list[str]) -> None:
     if docname.startswith("wire/"):  # made by experiments.aim, without a title
         source[0] = f"# {docname}\n\n{source[0]}"
     if docname in CHILDREN:
-        source[0] += f"\n```{{toctree}}\n:hidden:\n:glob:\n\n{CHILDREN[docname]}\n```\n"
+        pages = CHILDREN[docname].replace(" ", "\n")
+        source[0] += f"\n```{{toctree}}\n:hidden:\n:glob:\n\n{pages}\n```\n"
 
 
 def read_docstring(app, what, name, obj, options, lines: list[str]) -> None:

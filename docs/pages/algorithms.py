@@ -2,7 +2,7 @@
 
 import inspect
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -53,6 +53,8 @@ def pages(made: Path) -> dict[str, str]:
     latex, counts = typeset(), traffic.sent()
     tables = atlas.read_all(DOCS / "studies")
     texts = {"algorithms/index.md": index(latex, counts)}
+    for family in FAMILIES:
+        texts[f"algorithms/{slug(family)}.md"] = group(family, latex, counts)
     for name in syncalgos.ALGORITHMS:
         picture = made / PICTURES / f"{name}.svg"
         texts[f"algorithms/{name}.md"] = page(
@@ -212,15 +214,37 @@ def index(latex: dict[str, Formulas], counts: dict[str, traffic.Traffic]) -> str
         f"The second column is what each of {traffic.WORKERS} workers sends a step, on "
         f"average, for a model of {model} and with the defaults.",
     ]
-    for family in FAMILIES:
-        rows = [
-            f"| [{name}]({name}.md) | {size(counts[name].most)} | "
-            f"{markdown(parsed(syncalgos.ALGORITHMS[name]).summary)} |"
-            for name in syncalgos.ALGORITHMS
-            if latex[name].family == family
-        ]
-        head = "| algorithm | a step | in a line |\n|---|---|---|"
-        parts.append(f"## {family}\n\n" + "\n".join([head, *rows]))
-    toctree = "\n".join(sorted(latex))
-    parts.append(f"```{{toctree}}\n:hidden:\n\n{toctree}\n```")
-    return "\n\n".join(parts) + "\n"
+    parts += [f"## {x}\n\n{rows(x, latex, counts)}" for x in FAMILIES]
+    return "\n\n".join([*parts, toctree(map(slug, FAMILIES))])
+
+
+def group(
+    family: str, latex: dict[str, Formulas], counts: dict[str, traffic.Traffic]
+) -> str:
+    """Returns the page of a family, below which the menu has its algorithms."""
+    names = (name for name, entry in latex.items() if entry.family == family)
+    head = f"# {family}\n\n[All algorithms](index.md)"
+    return "\n\n".join([head, rows(family, latex, counts), toctree(sorted(names))])
+
+
+def rows(
+    family: str, latex: dict[str, Formulas], counts: dict[str, traffic.Traffic]
+) -> str:
+    """Returns the table of a family."""
+    lines = [
+        f"| [{name}]({name}.md) | {size(counts[name].most)} | "
+        f"{markdown(parsed(syncalgos.ALGORITHMS[name]).summary)} |"
+        for name in syncalgos.ALGORITHMS
+        if latex[name].family == family
+    ]
+    return "\n".join(["| algorithm | a step | in a line |\n|---|---|---|", *lines])
+
+
+def slug(family: str) -> str:
+    """Returns the name of a family's page."""
+    return family.lower().replace(" ", "-")
+
+
+def toctree(pages: Iterable[str]) -> str:
+    """Returns a hidden table of contents."""
+    return "```{toctree}\n:hidden:\n\n" + "\n".join(pages) + "\n```\n"

@@ -91,4 +91,4 @@ def linked(part: str) -> str:
         name = part.strip("`")
         return f"{{py:obj}}`~syncalgos.{name}`" if name in dir(syncalgos) else part
     escaped = re.sub(r"([*<$])", r"\\\1", part)
-    return re.sub(r"docs/([\w-]+\.md)", r"[\1](/\1)", escaped)
+    return re.sub(r"docs/([\w-]+\.md)", r"[](/\1)", escaped)

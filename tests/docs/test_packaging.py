@@ -73,7 +73,7 @@ def test_links_of_the_shown_readme_need_no_checkout(wheel):
     assert len(links) == len(here) > 0
     for link, path in zip(links, here, strict=True):
         assert link.startswith(("https://", "#")), link
-        assert link.endswith(path)
+        assert link.endswith(path) and ("//raw." in link) == path.endswith(".svg")
 
 
 def test_package_says_what_it_holds_and_where_its_command_line_is():
