@@ -19,6 +19,7 @@ from syncalgos.algorithms.dynamic_averaging import (
 from syncalgos.algorithms.eager_diloco import eager_diloco as eager_diloco
 from syncalgos.algorithms.easgd import easgd as easgd
 from syncalgos.algorithms.edit import edit as edit
+from syncalgos.algorithms.ef21 import ef21 as ef21
 from syncalgos.algorithms.fedavg import fedavg as fedavg
 from syncalgos.algorithms.feddyn import feddyn as feddyn
 from syncalgos.algorithms.fedopt import fedopt as fedopt
@@ -96,6 +97,7 @@ ALGORITHMS: dict[str, _Callable[..., _Strategy]] = {
     "powersgd": powersgd,
     "topk_sgd": topk_sgd,
     "dgc": dgc,
+    "ef21": ef21,
     "sign_sgd": sign_sgd,
     "signum": signum,
     "distributed_lion": distributed_lion,

@@ -137,6 +137,8 @@ OWED = {
         ALL,
         lambda n: gathered(n, 6 * (2 * 5 + 6 * 3)) + 2 * PERIOD * ring(n, 4 * (3 + 1)),
     ),
+    # Values and indices of 16 bits.
+    "ef21": synchronous(lambda n: gathered(n, 6 * sum(CHOSEN))),
     # A bit per entry in whole bytes, and a scale of each leaf.
     "sign_sgd": synchronous(lambda n: gathered(n, (1 + 2 + 1 + 1) + 4 * 4)),
     # A bit per entry of a worker's part, twice, and a number that is NaN or 0.

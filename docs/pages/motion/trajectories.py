@@ -81,6 +81,7 @@ SETUPS = {
     "powersgd": Setup({"rank": 1}, shape=(6, 6)),
     "topk_sgd": Setup(HALF),
     "dgc": Setup({"density": 0.5, "local_momentum": 0.5, "dense_steps": 0}, rate=0.08),
+    "ef21": Setup({"density": 0.5, "local_momentum": 0.5}),
     "signum": Setup(rate=0.06, last=0.1),
     "distributed_lion": Setup(rate=0.06, last=0.1),
     "one_bit_adam": Setup({"dense_steps": 32}, rate=0.06, last=0.1),

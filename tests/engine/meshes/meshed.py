@@ -34,8 +34,9 @@ LAYOUTS = {
     "2x2x2": (4, 2, {"fsdp": 4}),
 }
 # Their reducers act on each shard, as if it were a leaf of its own.
-ON_SHARDS = {"choco_sgd", "demo", "dgc", "distributed_lion", "loco", "one_bit_adam"}
-ON_SHARDS |= {"quantized_sgd", "sign_sgd", "signum", "sparseloco", "sparta", "topk_sgd"}
+ON_SHARDS = {"choco_sgd", "demo", "dgc", "distributed_lion", "ef21", "loco"}
+ON_SHARDS |= {"one_bit_adam", "quantized_sgd", "sign_sgd", "signum", "sparseloco"}
+ON_SHARDS |= {"sparta", "topk_sgd"}
 # First factors are drawn by the leaf's number; at full rank the mean is exact.
 LOW_RANK = {"powersgd", "diloco_x"}
 

@@ -41,8 +41,8 @@ class Leaf(NamedTuple):
 
 
 # Algorithms that decide by values.
-DECIDING = {"choco_sgd", "demo", "dgc", "diloco_x", "distributed_lion", "edit", "loco"}
-DECIDING |= {"dynamic_averaging", "one_bit_adam", "powersgd", "quantized_sgd"}
+DECIDING = {"choco_sgd", "demo", "dgc", "diloco_x", "distributed_lion", "edit", "ef21"}
+DECIDING |= {"loco", "dynamic_averaging", "one_bit_adam", "powersgd", "quantized_sgd"}
 DECIDING |= {"sign_sgd", "signum", "sparseloco", "topk_sgd"}
 
 
