@@ -12,6 +12,7 @@ from syncalgos.algorithms.des_loc import des_loc as des_loc
 from syncalgos.algorithms.dgc import dgc as dgc
 from syncalgos.algorithms.diloco import diloco as diloco
 from syncalgos.algorithms.diloco_x import diloco_x as diloco_x
+from syncalgos.algorithms.dion import dion as dion
 from syncalgos.algorithms.distributed_lion import distributed_lion as distributed_lion
 from syncalgos.algorithms.dynamic_averaging import (
     dynamic_averaging as dynamic_averaging,
@@ -95,6 +96,7 @@ ALGORITHMS: dict[str, _Callable[..., _Strategy]] = {
     "demo": demo,
     "sparseloco": sparseloco,
     "powersgd": powersgd,
+    "dion": dion,
     "topk_sgd": topk_sgd,
     "dgc": dgc,
     "ef21": ef21,

@@ -79,6 +79,7 @@ SETUPS = {
     "demo": Setup({"decay": 0.9, "chunk": 2, "top_k": 1}, rate=0.06),
     "sparseloco": Setup({"density": 0.5, "chunk": 2}),
     "powersgd": Setup({"rank": 1}, shape=(6, 6)),
+    "dion": Setup(rate=0.06, last=0.1, shape=(6, 6)),
     "topk_sgd": Setup(HALF),
     "dgc": Setup({"density": 0.5, "local_momentum": 0.5, "dense_steps": 0}, rate=0.08),
     "ef21": Setup({"density": 0.5, "local_momentum": 0.5}),
