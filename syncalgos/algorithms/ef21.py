@@ -38,8 +38,9 @@ def ef21(
 
     What is not sent is not added up: it shows in the next M - G. In the papers M and G
     begin as the gradients of the first params, sent whole; here they begin as zeros, so
-    that about 1 / density steps pass until most entries move. Another compressor:
-    `reduce_with(reducers.ef21(reducers.power_sgd(4)))`.
+    that about 1 / density steps pass until most entries move. M takes the place of the
+    inner optimizer's momentum, at the learning rate of plain SGD; around Muon this is
+    EF21-Muon. Another compressor: `reduce_with(reducers.ef21(reducers.power_sgd(4)))`.
 
     Example:
         >>> import numpy as np
