@@ -12,6 +12,7 @@ from syncalgos.algorithms.des_loc import des_loc as des_loc
 from syncalgos.algorithms.dgc import dgc as dgc
 from syncalgos.algorithms.diloco import diloco as diloco
 from syncalgos.algorithms.diloco_x import diloco_x as diloco_x
+from syncalgos.algorithms.dion import dion as dion
 from syncalgos.algorithms.distributed_lion import distributed_lion as distributed_lion
 from syncalgos.algorithms.dynamic_averaging import (
     dynamic_averaging as dynamic_averaging,
@@ -19,6 +20,7 @@ from syncalgos.algorithms.dynamic_averaging import (
 from syncalgos.algorithms.eager_diloco import eager_diloco as eager_diloco
 from syncalgos.algorithms.easgd import easgd as easgd
 from syncalgos.algorithms.edit import edit as edit
+from syncalgos.algorithms.ef21 import ef21 as ef21
 from syncalgos.algorithms.fedavg import fedavg as fedavg
 from syncalgos.algorithms.feddyn import feddyn as feddyn
 from syncalgos.algorithms.fedopt import fedopt as fedopt
@@ -94,8 +96,10 @@ ALGORITHMS: dict[str, _Callable[..., _Strategy]] = {
     "demo": demo,
     "sparseloco": sparseloco,
     "powersgd": powersgd,
+    "dion": dion,
     "topk_sgd": topk_sgd,
     "dgc": dgc,
+    "ef21": ef21,
     "sign_sgd": sign_sgd,
     "signum": signum,
     "distributed_lion": distributed_lion,

@@ -49,8 +49,7 @@ def fedopt(
     Args:
         period: local steps between two outer steps, at least 1.
         method: how v follows Δ²: adam, yogi or adagrad.
-        outer_lr: η, about an entry's move in a round, above 0; the paper tunes it, and
-            Flower has 0.1.
+        outer_lr: η, about an entry's move in a round, above 0; the paper tunes it.
         b1: β₁, the decay of m, at least 0 and below 1; 0 in the paper's FedAdagrad.
         b2: β₂, the decay of v in adam and yogi, at least 0 and below 1.
         tau: τ, above 0: displacements far below it are scaled by η / τ.
@@ -66,7 +65,7 @@ def fedopt(
 
     The bias of m and v is not corrected, unlike in optax's adam. The step does not grow
     with the inner learning rate: a steady Δ far above τ moves an entry by η per round,
-    with adam and yogi. The paper's inner optimizer is SGD.
+    with adam and yogi.
 
     Example:
         >>> import jax.numpy as jnp
@@ -74,8 +73,7 @@ def fedopt(
         >>> fedopt(tau=0.1).init(jnp.zeros(2)).outer.second.round(3)
         Array([0.01, 0.01], dtype=float32)
 
-    Source: Reddi et al., "Adaptive federated optimization", ICLR 2021, algorithm 2, all
-    workers.
+    Source: Reddi et al., "Adaptive federated optimization", ICLR 2021, algorithm 2.
     """
     checks.one_of("method of fedopt", method, SECOND_MOMENTS)
     lr = checks.real("fedopt: outer_lr", outer_lr, above=0)

@@ -12,6 +12,7 @@ from syncalgos.reducers.dense import fp16 as fp16
 from syncalgos.reducers.dense import low_bit as low_bit
 from syncalgos.reducers.dense import mean as mean
 from syncalgos.reducers.dense import quantized as quantized
+from syncalgos.reducers.feedback import ef21 as ef21
 from syncalgos.reducers.feedback import error_feedback as error_feedback
 from syncalgos.reducers.feedback import late as late
 from syncalgos.reducers.low_rank import power_sgd as power_sgd

@@ -52,13 +52,8 @@ def error_feedback(
     Cordonnier and Jaggi, "Sparsified SGD with memory", NeurIPS 2018; with decay: Sarfi
     et al., "SparseLoCo", 2025.
     """
-    made = resolve("error_feedback", reducer, axis, seed)
+    made = _fed("error_feedback", reducer, axis, seed)
     decay = checks.share("error_feedback: decay", decay)
-    if not getattr(made, "takes_feedback", True):
-        raise ValueError(
-            "error_feedback: median, trimmed and clipped lose nothing that could be "
-            "sent later, and low_bit has feedback of its own: use them alone"
-        )
 
     def init(params):
         return FeedbackState(zeros(params), made.init(params))
@@ -72,11 +67,7 @@ def error_feedback(
         takes = collectives.takes_part()
         if takes is not True:  # one that skips a round sends nothing
             owed = jax.tree.map(lambda x: jnp.where(takes, x, 0), owed)
-        if isinstance(made, Reducer):
-            combined, sent, inner = made.combine(owed, state.reducer, step)
-        else:
-            combined, inner = made.update(owed, state.reducer, None, step=step)
-            sent = combined
+        combined, sent, inner = _combine(made, owed, state.reducer, step)
 
         # An entry that is not finite may not have been sent, and would stay for good.
         def left(x, mine, e):
@@ -87,6 +78,117 @@ def error_feedback(
         return narrow(combined, updates), narrow(sent, updates), state
 
     return Reducer(combine, init)
+
+
+class Ef21State(NamedTuple):
+    """State of `ef21`.
+
+    Attributes:
+        momentum: this worker's momentum M.
+        known: G, what the others know of M.
+        mean: the mean of all workers' G.
+        reducer: the reducer's own state.
+    """
+
+    momentum: PyTree
+    known: PyTree
+    mean: PyTree
+    reducer: PyTree
+
+
+def ef21(
+    reducer: AnyReducer,
+    local_momentum: float = 0.9,
+    seed: int = 0,
+    axis: Axis = WORKERS,
+) -> Reducer:
+    """A reducer of momentum, which sends what the others do not know of it yet.
+
+    With M a worker's momentum, G what the others know of it, and `sent` the part of its
+    own input that a worker sent:
+
+        M ← β M + (1 - β) x;   c ← reducer(M - G);   G ← G + sent
+        combined ← combined + c
+
+    so that `combined` is the mean of all G.
+
+    Args:
+        reducer: any reducer, its factory, or a name (see `AnyReducer`). One that is no
+            `Reducer` is taken to have sent its result.
+        local_momentum: β, the decay of M, at least 0 and below 1; 0 is EF21.
+        seed: seeds a random reducer that is given by its factory or name.
+        axis: the mapped axis or axes over which the workers lie.
+
+    Returns:
+        A Reducer. State: M and G, each worker's own, and the mean of all G, identical
+        on all, shaped like params, at least float32; and the reducer's. None changes at
+        a step whose result is not finite. It sends as much as the reducer.
+
+    Raises:
+        ValueError: a momentum outside its range, or a reducer that takes no feedback.
+
+    With `optax.contrib.muon(rate, beta=0, nesterov=False)` it is EF21-Muon, whose
+    server sends all. `combined` strays from the mean of all G where a reducer rounds
+    its mean once more, as `quantized` does, or takes a vote.
+
+    Source: Richtárik, Sokolov and Fatkhullin, "EF21: a new, simpler, theoretically
+    better, and practically faster error feedback", NeurIPS 2021; Fatkhullin, Tyurin and
+    Richtárik, "Momentum provably improves error feedback!", NeurIPS 2023; Gruntkowska
+    et al., "Error feedback for Muon and friends", 2025.
+    """
+    made = _fed("ef21", reducer, axis, seed)
+    beta = checks.real("ef21: local_momentum", local_momentum, least=0, below=1)
+
+    def init(params):
+        zero = zeros(params)
+        return Ef21State(zero, zero, zero, made.init(params))
+
+    def combine(updates, state, step):
+        collectives.no_mean("a mean of the workers' own momenta")
+
+        def average(m, x):
+            # Counts and other integers have no momentum.
+            floats = jnp.issubdtype(x.dtype, jnp.floating)
+            return beta * m + (1 - beta) * x if floats else x
+
+        momentum = jax.tree.map(average, state.momentum, widen(updates))
+        unknown = jax.tree.map(jnp.subtract, momentum, state.known)
+        change, sent, inner = _combine(made, unknown, state.reducer, step)
+
+        # An entry that is not finite may not have been sent, and would stay for good.
+        def kept(m, old):
+            return jnp.where(jnp.isfinite(m), m, old)
+
+        momentum = jax.tree.map(kept, momentum, state.momentum)
+        known = jax.tree.map(jnp.add, state.known, sent)
+        mean = jax.tree.map(jnp.add, state.mean, change)
+        new = if_finite(mean, Ef21State(momentum, known, mean, inner), state)
+        return narrow(mean, updates), narrow(known, updates), new
+
+    return Reducer(combine, init, takes_feedback=False)
+
+
+def _fed(
+    where: str, reducer: AnyReducer, axis: Axis, seed: int
+) -> optax.GradientTransformationExtraArgs:
+    """Returns the reducer; raises a ValueError for one that takes no feedback."""
+    made = resolve(where, reducer, axis, seed)
+    if not getattr(made, "takes_feedback", True):
+        raise ValueError(
+            f"{where}: median, trimmed and clipped lose nothing that could be sent "
+            "later, and low_bit and ef21 have feedback of their own: use them alone"
+        )
+    return made
+
+
+def _combine(
+    made: optax.GradientTransformationExtraArgs, updates: PyTree, state: PyTree, step
+) -> tuple[PyTree, PyTree, PyTree]:
+    """Returns (combined, sent, state); one that is no Reducer sends its result."""
+    if isinstance(made, Reducer):
+        return made.combine(updates, state, step)
+    combined, state = made.update(updates, state, None, step=step)
+    return combined, combined, state
 
 
 class LateState(NamedTuple):

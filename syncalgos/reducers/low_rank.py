@@ -1,15 +1,17 @@
 """Reducers that send a matrix as the product of two thin ones."""
 
 import math
+from collections.abc import Callable
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 
 from syncalgos import checks
 from syncalgos.collectives import WORKERS, Axis
-from syncalgos.dtypes import if_finite, widen
+from syncalgos.dtypes import if_finite, root, widen
 from syncalgos.reducers import stacking
-from syncalgos.reducers.reducer import Reducer, is_sent
+from syncalgos.reducers.reducer import Reducer, is_sent, share_of
 from syncalgos.reducers.stacking import Stacked
 
 
@@ -55,11 +57,61 @@ def power_sgd(
     checks.untraced("power_sgd: min_rate", min_rate)
     min_rate = checks.real("power_sgd: min_rate", min_rate, least=0)
     stacked = stacking.check("power_sgd: stacked", stacked)
+    return _iterated(partial(_rank, rank, min_rate), _product, seed, stacked, axis)
+
+
+def orthonormal_steps(
+    rank_fraction: float, seed: int = 0, stacked: Stacked = 0, axis: Axis = WORKERS
+) -> Reducer:
+    """Steps of Dion: what `power_sgd` sends, at singular values of about 1.
+
+    With P̂ and Q as there:
+
+        combined = √(columns / rows) P̂ (Q, each column divided by its norm)ᵀ
+
+    Of its own M a worker has then sent P̂ P̂ᵀ M, whose mean is P̂ Qᵀ.
+
+    Args:
+        rank_fraction: the rank as a share of a matrix's shorter side, rounded up; above
+            0, at most 1.
+        seed: seeds the first Q, normal and alike on all workers.
+        stacked: which leaves hold several layers, each a matrix with its own Q (see
+            `Stacked`).
+        axis: the mapped axis or axes over which the workers lie.
+
+    Returns:
+        A Reducer. State, and what is sent: those of `power_sgd`. All other leaves are
+        averaged.
+    """
+
+    def rank(layer):
+        sides = math.prod(layer[:-1]), *layer[-1:]
+        return share_of(rank_fraction, min(sides)) if len(layer) > 1 else 0
+
+    return _iterated(rank, _unit_product, seed, stacked, axis)
+
+
+def _iterated(
+    rank: Callable[[tuple[int, ...]], int],
+    product: Callable[[jax.Array, jax.Array, jax.Array], jax.Array],
+    seed: int,
+    stacked: Stacked,
+    axis: Axis,
+) -> Reducer:
+    """A reducer by one power iteration a step.
+
+    Args:
+        rank: the shape of a layer -> the rank at which it is sent; 0 if it is averaged.
+        product: P̂, Q and a layer -> what is combined of it.
+        seed: seeds the first Q.
+        stacked: which leaves hold several layers.
+        axis: the mapped axis or axes over which the workers lie.
+    """
 
     def init(params):
         def first(number, x, pieces):
             leading, layer = pieces.leading(x.shape)
-            r = _rank(rank, min_rate, layer) if is_sent(x) else 0
+            r = rank(layer) if is_sent(x) else 0
             if not r:
                 return ()
             key = jax.random.fold_in(jax.random.key(seed), number)
@@ -96,7 +148,7 @@ def power_sgd(
         combined, sent, new = [*leaves], [*leaves], [*state]
         for i, x in zip(rest, dense, strict=True):
             combined[i] = x
-        found = each(_product, ps, qs, layers), each(_product, ps, shares, layers)
+        found = each(product, ps, qs, layers), each(_product, ps, shares, layers)
         kept = each(_kept, qs, [state[i] for i in thin])
         for i, own, mean, mine, q in zip(thin, owns, *found, kept, strict=True):
             combined[i], sent[i], new[i] = own.join(mean), own.join(mine), q
@@ -124,6 +176,13 @@ def _share(x: jax.Array, p: jax.Array) -> jax.Array:
 def _product(p: jax.Array, q: jax.Array, like: jax.Array) -> jax.Array:
     """Returns P̂ Qᵀ in the shape and dtype of a layer."""
     return (p @ q.T).reshape(like.shape).astype(like.dtype)
+
+
+def _unit_product(p: jax.Array, q: jax.Array, like: jax.Array) -> jax.Array:
+    """Returns √(columns / rows) P̂ Qᵀ, of Q with columns of norm 1."""
+    q = q / (root(jnp.sum(q**2, axis=0, keepdims=True)) + 1e-8)
+    scale = (like.shape[-1] / math.prod(like.shape[:-1])) ** 0.5
+    return _product(scale * p, q, like)
 
 
 def _kept(new: jax.Array, q: jax.Array) -> jax.Array:

@@ -31,7 +31,8 @@ class Reducer(optax.GradientTransformationExtraArgs):
             votes it is the majority, for robust reducers their estimate.
         mean_over: the axis of a plain mean; None for any other reducer.
         takes_feedback: whether `error_feedback` may be around it. Values that a robust
-            reducer leaves out are no loss to make up for, and `low_bit` has its own.
+            reducer leaves out are no loss to make up for; `low_bit` and `ef21` have
+            their own.
     """
 
     combine: Callable[[PyTree, PyTree, Any], tuple[PyTree, PyTree, PyTree]]

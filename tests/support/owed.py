@@ -129,6 +129,8 @@ OWED = {
     "sparseloco": Owed(sent=lambda n: 2 * gathered(n, 3 * (2 + 4) + (8 + 2 + 4 * 4))),
     # At any rate: rank 2 of (5, 3), rank 1 of (3, 1); vectors and scalars whole.
     "powersgd": synchronous(lambda n: ring(n, 4 * (2 * (5 + 3) + (3 + 1) + 3 + 1))),
+    # At half the rank: rank 2 of (5, 3), rank 1 of (3, 1); vectors and scalars whole.
+    "dion": synchronous(lambda n: ring(n, 4 * (2 * (5 + 3) + (3 + 1) + 3 + 1))),
     # Values and indices of 16 bits.
     "topk_sgd": synchronous(lambda n: gathered(n, 6 * sum(CHOSEN))),
     # Of the two matrices 4 + 1 entries in two steps, 2 + 1 later; the others whole.
@@ -137,6 +139,8 @@ OWED = {
         ALL,
         lambda n: gathered(n, 6 * (2 * 5 + 6 * 3)) + 2 * PERIOD * ring(n, 4 * (3 + 1)),
     ),
+    # Values and indices of 16 bits.
+    "ef21": synchronous(lambda n: gathered(n, 6 * sum(CHOSEN))),
     # A bit per entry in whole bytes, and a scale of each leaf.
     "sign_sgd": synchronous(lambda n: gathered(n, (1 + 2 + 1 + 1) + 4 * 4)),
     # A bit per entry of a worker's part, twice, and a number that is NaN or 0.
@@ -186,6 +190,7 @@ VALUES_OF = {
     ("distributed_lion", "majority"): True,
     ("sparta", "period"): 1,  # it averages a little at every step
     ("diloco_x", "rank"): 1,  # 2 of (5, 3) is nearly all
+    ("dion", "rank_fraction"): 0.5,
     ("dgc", "density"): 0.1,  # below that of its dense steps
     ("streaming_diloco", "cut"): "leaves",
     ("qsr", "growth"): 0.05,  # too little to lengthen the first round

@@ -18,6 +18,7 @@ from syncalgos.engine.placement.make_layout import Placement, make_layout
 from syncalgos.reducers import (
     Reducer,
     clipped,
+    ef21,
     low_bit,
     median,
     power_sgd,
@@ -55,6 +56,7 @@ REDUCERS = {
     "trimmed": trimmed(0.2),
     "clipped": clipped(2.0),
     "low_bit": low_bit(),
+    "ef21": ef21(top_k(0.3)),
 }
 UNFED = [n for n, reducer in REDUCERS.items() if not reducer.takes_feedback]
 ROBUST = ["median", "trimmed", "clipped"]

@@ -34,10 +34,13 @@ LAYOUTS = {
     "2x2x2": (4, 2, {"fsdp": 4}),
 }
 # Their reducers act on each shard, as if it were a leaf of its own.
-ON_SHARDS = {"choco_sgd", "demo", "dgc", "distributed_lion", "loco", "one_bit_adam"}
-ON_SHARDS |= {"quantized_sgd", "sign_sgd", "signum", "sparseloco", "sparta", "topk_sgd"}
+ON_SHARDS = {"choco_sgd", "demo", "dgc", "dion", "distributed_lion", "ef21"}
+ON_SHARDS |= {"loco", "one_bit_adam", "quantized_sgd", "sign_sgd", "signum"}
+ON_SHARDS |= {"sparseloco", "sparta", "topk_sgd"}
 # First factors are drawn by the leaf's number; at full rank the mean is exact.
 LOW_RANK = {"powersgd", "diloco_x"}
+# They decide the steps at any rank: those of all shards are begun alike.
+FROM_FACTORS = {"dion"}
 
 
 def model():
@@ -112,9 +115,24 @@ def in_pieces(params, axes, specs):
 
 def algorithm(name):
     """The algorithm, as it is compared."""
+    if name in FROM_FACTORS:
+        return begun_alike(make(name))
     if name not in LOW_RANK:
         return make(name)
     return make(name, rank=16, min_rate=0)
+
+
+def begun_alike(strategy):
+    """The strategy, with the first columns of the identity for first factors."""
+
+    def first(q):
+        return jnp.broadcast_to(jnp.eye(*q.shape[-2:]), q.shape)
+
+    def init(params):
+        state = strategy.init(params)
+        return state._replace(factors=jax.tree.map(first, state.factors))
+
+    return strategy._replace(init=init)
 
 
 def trained(name, layout, on_mesh):

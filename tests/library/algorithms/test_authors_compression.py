@@ -80,6 +80,31 @@ def test_power_sgd_matches_pytorchs_hook():
     assert_close(combined["bias"][-1], [BIAS, BIAS], SAME)
 
 
+# microsoft/dion 0a059a4, dion_update of dion_reference.py on NumPy arrays in float64,
+# with qr_method="qr", transpose=True and compressed_all_reduce=True, lr=0.5, mu=0.9: of
+# a matrix from 0 the transpose, after four steps, each of two workers' gradients.
+DION = [
+    [-0.5068017, -0.0918253, -0.9275871],
+    [-0.2618491, 0.0713356, 0.376291],
+    [-0.2527416, -0.1047262, 0.0242818],
+    [-0.538599, -0.1399945, -0.6723028],
+    [-0.7289088, 0.4117404, 0.8287275],
+]
+
+
+def test_dion_matches_its_authors_code():
+    """Their momenta hold the workers' differences; the steps are the same."""
+    strategy = syncalgos.dion(rank_fraction=2 / 3, local_momentum=0.9)
+
+    def init(params):
+        return strategy.init(params)._replace(factors=[wave(3, 2, phase=1.0)])
+
+    starts = np.zeros((2, 5, 3), np.float32)
+    steps = strategy._replace(init=init)
+    params = follow(steps, optax.sgd(0.5), starts, wave(4, 2, 5, 3))
+    assert_close(params[-1], np.stack([DION] * 2), SAME)
+
+
 # bloc97/DeMo 0e48145, DeMo(lr=0.5, compression_decay=0.9, compression_topk=2,
 # compression_chunk=4) of two params from 0: over lr, after four steps; and, of lr times
 # the gradients, what it decodes in the fourth, of which it takes the signs.

@@ -240,6 +240,7 @@ PAIRS: dict[str, Pair] = {
         for name, lossless in {
             "topk_sgd": sa.topk_sgd(density=1),
             "powersgd": sa.powersgd(rank=3, min_rate=0),
+            "ef21": sa.ef21(density=1, local_momentum=0),
             "demo": sa.demo(decay=0, top_k=12),
             "post_local_sgd": sa.post_local_sgd(dense_steps=10**6, period=PERIOD),
             "masked": sa.masked(sa.sync_sgd(), True),

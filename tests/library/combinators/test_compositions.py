@@ -41,9 +41,9 @@ class Leaf(NamedTuple):
 
 
 # Algorithms that decide by values.
-DECIDING = {"choco_sgd", "demo", "dgc", "diloco_x", "distributed_lion", "edit", "loco"}
-DECIDING |= {"dynamic_averaging", "one_bit_adam", "powersgd", "quantized_sgd"}
-DECIDING |= {"sign_sgd", "signum", "sparseloco", "topk_sgd"}
+DECIDING = {"choco_sgd", "demo", "dgc", "diloco_x", "distributed_lion", "dion", "ef21"}
+DECIDING |= {"dynamic_averaging", "edit", "loco", "one_bit_adam", "powersgd"}
+DECIDING |= {"quantized_sgd", "sign_sgd", "signum", "sparseloco", "topk_sgd"}
 
 
 def algorithm(name):

@@ -260,6 +260,8 @@ NO_MEANS = {
     "mean signs": syncalgos.distributed_lion(majority=False),
     "demo": syncalgos.demo(chunk=4, top_k=1),
     "dgc": syncalgos.dgc(),
+    "dion": syncalgos.dion(),
+    "ef21": syncalgos.ef21(),
     "one_bit_adam": syncalgos.one_bit_adam(dense_steps=1),
     "groups": syncalgos.hierarchical(4, inner_period=2, groups=2),
     "gossip": syncalgos.gossip(),

@@ -5,9 +5,10 @@ Against one another and the papers' figures; their recurrences are tested with a
 
 import jax
 import numpy as np
+import optax.contrib
 import pytest
 from problems.quadratics import train
-from reducing import of_gradients, run
+from reducing import assert_close, follow, of_gradients, run, wave
 
 import syncalgos
 
@@ -74,6 +75,20 @@ def test_dgc_clips_to_its_norm_over_the_root_of_the_workers():
     strategy = syncalgos.dgc(density=1.0, local_clip=2.0, dense_steps=0)
     combined, _ = reduced(strategy, np.float32([[[[3], [4]]] * 4]))
     np.testing.assert_allclose(combined[0, :, :, 0], [[0.6, 0.8]] * 4, rtol=1e-6)
+
+
+def test_ef21_muon_without_compression_is_muon():
+    """Muon's scale of a matrix is 1, with bias corrected or not."""
+    grads = {"w": wave(5, 3, 6, 4)}
+    starts = {"w": np.zeros((3, 6, 4), np.float32)}
+
+    def params(strategy, **momentum):
+        muon = optax.contrib.muon(0.1, nesterov=False, **momentum)
+        return follow(strategy, muon, starts, grads)["w"]
+
+    found = params(syncalgos.ef21(density=1.0, local_momentum=0.8), beta=0.0)
+    assert_close(found, params(syncalgos.sync_sgd(), beta=0.8), 1e-4)
+    assert np.abs(found[-1]).max() > 0.1
 
 
 # Two workers' gradients; the means of the last entry are 0.

@@ -21,7 +21,7 @@ from reducing import (
     side_by_side,
 )
 
-from syncalgos.reducers import error_feedback, random_k, top_k
+from syncalgos.reducers import ef21, error_feedback, power_sgd, random_k, top_k
 
 # Each half of the one left out is there alone.
 FED = [n for n in REDUCERS if n not in ("top_k-int4", *UNFED)]
@@ -134,4 +134,37 @@ def test_an_entry_that_is_not_finite_and_not_sent_is_not_kept():
     x[2, 1, :48] = np.nan
     combined, _, state = run(error_feedback(random_k(0.05)), x)
     assert np.isfinite(state.residual).all()
+    assert np.isfinite(combined[3:]).all()
+
+
+@pytest.mark.parametrize(
+    "reducer", [top_k(0.3), random_k(0.3), power_sgd(2, min_rate=0), top_k(0.3, bits=4)]
+)
+def test_ef21_of_steady_gradients_comes_to_their_mean(reducer):
+    """What is sent shrinks, and with it what is lost, but for float32's rounding."""
+    x = np.broadcast_to(normal((6, 5)), (60, 3, 6, 5))
+    combined, known, _ = run(ef21(reducer, local_momentum=0.0), x)
+    assert_close(combined[-1], mean_over_workers(x[-1:])[0], 1e-5)
+    assert_close(known[-1], x[-1], 1e-5)
+    assert relative(combined[0], mean_over_workers(x[:1])[0]) > 0.1
+
+
+def relative(x, y):
+    return np.linalg.norm(x - y) / np.linalg.norm(y)
+
+
+def test_ef21_keeps_integers():
+    updates = {"count": np.arange(6, dtype=np.int32).reshape(2, 3), "x": normal((4,))}
+    updates["x"] = np.repeat(updates["x"], 2, axis=0)
+    combined, known, _ = run(ef21(top_k(0.3)), updates)
+    for tree in (combined, known):
+        np.testing.assert_array_equal(tree["count"], updates["count"])
+        assert tree["count"].dtype == np.int32
+
+
+def test_a_momentum_of_ef21_that_is_not_finite_and_not_sent_is_not_kept():
+    x = normal((64,), steps=6)
+    x[2, 1, :48] = np.nan
+    combined, _, state = run(ef21(random_k(0.05)), x)
+    assert np.isfinite(state.momentum).all()
     assert np.isfinite(combined[3:]).all()

@@ -151,8 +151,12 @@ CASES = {
         reducers.low_bit,
         lambda n: in_parts(n, functools.partial(levels, 4)),
     ),
+    "ef21": (
+        lambda **axis: reducers.ef21(functools.partial(reducers.random_k, 0.3), **axis),
+        lambda n: [all_reduce(n, 4 * k) for k in chosen(0.3)],
+    ),
 }
-UNFED = ("median", "trimmed", "clipped", "low_bit")
+UNFED = ("median", "trimmed", "clipped", "low_bit", "ef21")
 
 
 def count(strategy, workers, steps=1, dtype=jnp.float32, **rest):

@@ -1,0 +1,110 @@
+"""Dion: orthonormal steps of low rank, along momentum with error feedback."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from syncalgos import checks, collectives
+from syncalgos.dtypes import if_finite, narrow, widen, zeros
+from syncalgos.reducers import low_rank, stacking
+from syncalgos.reducers.reducer import over_leaves
+from syncalgos.strategy import WORKERS, Axis, MeanCenter, PyTree, Strategy
+
+
+class DionState(NamedTuple):
+    """The momentum, M or Lion's m, and Q of each matrix."""
+
+    momentum: PyTree
+    factors: PyTree
+
+
+def dion(
+    *,
+    rank_fraction: float = 0.25,
+    local_momentum: float = 0.95,
+    seed: int = 0,
+    stacked: stacking.Stacked = 0,
+    axis: Axis = WORKERS,
+) -> Strategy:
+    """Dion: orthonormal steps of low rank for matrices, Lion for all other leaves.
+
+    At every local step, for each matrix of worker i's gradients g, its momentum M, and
+    Q from the last step, P̂ the orthonormal columns of P:
+
+        B ← M + g;   P ← mean(B Q);   R ← mean(Bᵀ P̂);   M ← B - (1 - μ) P̂ P̂ᵀ B
+        Q ← R, each column divided by its norm;   g ← √(columns / rows) P̂ Qᵀ
+        all other leaves: d ← 0.95 m + 0.05 mean(g);   m ← 0.98 m + 0.02 mean(g)
+            g ← sign(d)
+
+    Args:
+        rank_fraction: the columns of P and Q as a share of a matrix's shorter side,
+            rounded up; above 0, at most 1.
+        local_momentum: μ, the share of what was sent that M keeps, at least 0 and below
+            1.
+        seed: seeds the first Q, alike on all workers.
+        stacked: which leaves hold several layers, each a matrix of its own (see
+            `syncalgos.reducers.stacking`).
+        axis: the mapped axis or axes over which the workers lie.
+
+    Returns:
+        A Strategy. State: M, each worker's own, m and Q, identical on all, at least
+        float32. A step sends P and R of each matrix, r (rows + columns) numbers for r
+        columns, and all of other leaves. Replicas stay identical.
+
+    Raises:
+        ValueError: a parameter outside its range.
+
+    The inner optimizer is plain SGD, at a rate of 0.02 in the paper, whatever the size
+    of the model. The authors take Lion for embeddings and the last layer, too:
+    `chain(masked(dion(), hidden), masked(distributed_lion(), others))` does so.
+
+    A leaf is the matrix (all axes but the last, the last); the authors' code takes P of
+    the longer side. It has M ← B - (1 - μ) P̂ Rᵀ, which adds the workers' differences
+    to M: the steps are the same, but M wanders.
+
+    Example:
+        >>> import numpy as np
+        >>> from syncalgos import communication, dion
+        >>> matrix = np.ones((128, 128), np.float32)
+        >>> for fraction in (1 / 4, 1 / 16):
+        ...     strategy = dion(rank_fraction=fraction)
+        ...     sent = communication(strategy, matrix, workers=2, steps=1)
+        ...     print(sent.bytes_per_worker / matrix.nbytes)
+        0.5
+        0.125
+
+    Source: Ahn et al., "Dion: distributed orthonormalized updates", 2025, and the
+    authors' code.
+    """
+    checks.untraced("dion: rank_fraction", rank_fraction)
+    rank_fraction = checks.share("dion: rank_fraction", rank_fraction)
+    mu = checks.real("dion: local_momentum", local_momentum, least=0, below=1)
+    stacked = stacking.check("dion: stacked", stacked)
+    unit = low_rank.orthonormal_steps(rank_fraction, checks.seed(seed), stacked, axis)
+
+    def init(params):
+        return DionState(zeros(params), unit.init(params))
+
+    def is_matrix(x, pieces):
+        return x.ndim - pieces.layers > 1
+
+    def owed(g, m, pieces):
+        return m + g if is_matrix(g, pieces) else g
+
+    def leaf(g, b, sent, m, pieces):
+        if is_matrix(g, pieces):
+            return g, b - (1 - mu) * sent
+        return jnp.sign(0.95 * m + 0.05 * g), 0.98 * m + 0.02 * g
+
+    def reduce(grads, replica, state, step):
+        collectives.no_mean("a mean of the workers' own momenta")
+        pieces = stacking.pieces_like(stacked, grads)
+        own = jax.tree.map(owed, widen(grads), state.momentum, pieces)
+        combined, sent, factors = unit.combine(own, state.factors, step)
+        trees = combined, own, sent, state.momentum, pieces
+        steps, momentum = over_leaves(leaf, 2, *trees)
+        new = if_finite(combined, DionState(momentum, factors), state)
+        return narrow(steps, grads), new
+
+    return Strategy(init, reduce, center=MeanCenter(axis), own_momentum=True)
