@@ -38,6 +38,7 @@ from syncalgos.algorithms.one_bit_adam import one_bit_adam as one_bit_adam
 from syncalgos.algorithms.overlap_local_sgd import (
     overlap_local_sgd as overlap_local_sgd,
 )
+from syncalgos.algorithms.palsgd import palsgd as palsgd
 from syncalgos.algorithms.post_local_sgd import post_local_sgd as post_local_sgd
 from syncalgos.algorithms.powersgd import powersgd as powersgd
 from syncalgos.algorithms.push_sum import push_sum as push_sum
@@ -78,6 +79,7 @@ ALGORITHMS: dict[str, _Callable[..., _Strategy]] = {
     "streaming_diloco": streaming_diloco,
     "eager_diloco": eager_diloco,
     "diloco_x": diloco_x,
+    "palsgd": palsgd,
     "async_diloco": async_diloco,
     "noloco": noloco,
     "easgd": easgd,

@@ -102,6 +102,8 @@ OWED = {
     # Four fragments, one a step.
     "streaming_diloco": Owed(NONE, ALL),
     "eager_diloco": Owed(NONE),
+    # The pull of step 5 begins at the anchor, and ends there.
+    "palsgd": Owed((3, 4, 7)),
     # And a norm of each leaf.
     "edit": Owed(sent=lambda n: 2 * (ring(n, PARAMS) + gathered(n, 4 * len(SIZES)))),
     # Rank 1 of (5, 3) and (3, 1); vectors and scalars whole.
