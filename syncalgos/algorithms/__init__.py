@@ -41,6 +41,7 @@ from syncalgos.algorithms.overlap_local_sgd import (
 from syncalgos.algorithms.palsgd import palsgd as palsgd
 from syncalgos.algorithms.post_local_sgd import post_local_sgd as post_local_sgd
 from syncalgos.algorithms.powersgd import powersgd as powersgd
+from syncalgos.algorithms.pulseloco import pulseloco as pulseloco
 from syncalgos.algorithms.push_sum import push_sum as push_sum
 from syncalgos.algorithms.qsr import qsr as qsr
 from syncalgos.algorithms.quantized_sgd import quantized_sgd as quantized_sgd
@@ -95,6 +96,7 @@ ALGORITHMS: dict[str, _Callable[..., _Strategy]] = {
     "sparta": sparta,
     "demo": demo,
     "sparseloco": sparseloco,
+    "pulseloco": pulseloco,
     "powersgd": powersgd,
     "topk_sgd": topk_sgd,
     "dgc": dgc,

@@ -43,7 +43,7 @@ class Leaf(NamedTuple):
 # Algorithms that decide by values.
 DECIDING = {"choco_sgd", "demo", "dgc", "diloco_x", "distributed_lion", "edit", "loco"}
 DECIDING |= {"dynamic_averaging", "one_bit_adam", "powersgd", "quantized_sgd"}
-DECIDING |= {"sign_sgd", "signum", "sparseloco", "topk_sgd"}
+DECIDING |= {"pulseloco", "sign_sgd", "signum", "sparseloco", "topk_sgd"}
 
 
 def algorithm(name):
