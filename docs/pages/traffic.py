@@ -10,7 +10,7 @@ import numpy as np
 import optax
 
 import syncalgos
-from syncalgos.combinators import introspection
+from syncalgos.combinators.decided import found
 
 WORKERS = 8
 # So many that a start without compression or local steps weighs little in the mean.
@@ -28,8 +28,8 @@ class Traffic(NamedTuple):
     """The mean of what a worker sends in a step, in bytes.
 
     Attributes:
-        least: if no vote asks for a sync.
-        most: if each of them does.
+        least: if no vote asks for a sync, or nothing is chosen.
+        most: if each of them does, or all is.
     """
 
     least: float
@@ -52,9 +52,13 @@ def counted(make: Callable[..., syncalgos.Strategy]) -> Traffic:
         )
         return counts.bytes_per_worker / STEPS
 
-    if introspection.decides(strategy):
-        never, always = np.zeros((STEPS, 1), bool), np.ones((STEPS, 1), bool)
-        return Traffic(a_step(never), a_step(always))
+    axes = [(name, 1) for name in syncalgos.WORKERS]
+    init = jax.make_jaxpr(strategy.init, axis_env=axes, return_shape=True)
+    if decisions := len(found(init(MODEL)[1])):
+        taken = np.zeros((STEPS, decisions), bool)
+        least = a_step(taken)
+        taken[:, 0] = True  # of several decisions: to send params whole
+        return Traffic(least, a_step(taken))
     mean = a_step()
     return Traffic(mean, mean)
 

@@ -40,8 +40,10 @@ from syncalgos.algorithms.one_bit_adam import one_bit_adam as one_bit_adam
 from syncalgos.algorithms.overlap_local_sgd import (
     overlap_local_sgd as overlap_local_sgd,
 )
+from syncalgos.algorithms.palsgd import palsgd as palsgd
 from syncalgos.algorithms.post_local_sgd import post_local_sgd as post_local_sgd
 from syncalgos.algorithms.powersgd import powersgd as powersgd
+from syncalgos.algorithms.pulseloco import pulseloco as pulseloco
 from syncalgos.algorithms.push_sum import push_sum as push_sum
 from syncalgos.algorithms.qsr import qsr as qsr
 from syncalgos.algorithms.quantized_sgd import quantized_sgd as quantized_sgd
@@ -80,6 +82,7 @@ ALGORITHMS: dict[str, _Callable[..., _Strategy]] = {
     "streaming_diloco": streaming_diloco,
     "eager_diloco": eager_diloco,
     "diloco_x": diloco_x,
+    "palsgd": palsgd,
     "async_diloco": async_diloco,
     "noloco": noloco,
     "easgd": easgd,
@@ -95,6 +98,7 @@ ALGORITHMS: dict[str, _Callable[..., _Strategy]] = {
     "sparta": sparta,
     "demo": demo,
     "sparseloco": sparseloco,
+    "pulseloco": pulseloco,
     "powersgd": powersgd,
     "dion": dion,
     "topk_sgd": topk_sgd,

@@ -101,7 +101,7 @@ def _decided(strategy: Strategy, vote: Vote, then: Strategy) -> Strategy:
     def act(replica, state, step):
         replica, own = apply_sync(strategy, replica, state.strategy, step)
         replica, behind = apply_sync(then, replica, state.then, step)
-        return replica, DecidedState(own, behind, Decision(jnp.int32(step)))
+        return replica, DecidedState(own, behind, state.decision)
 
     def sync(replica, state, step):
         asks = jnp.asarray(vote(replica, state.strategy, step), jnp.float32)
@@ -111,11 +111,14 @@ def _decided(strategy: Strategy, vote: Vote, then: Strategy) -> Strategy:
         # Any worker decides, as in Kamp's protocol. For a criterion of all, such as a
         # mean distance, `vote` all-reduces a number of its own: 4 bytes more.
         now = collectives.mean(asks, axis) > 0
-        return lax.cond(
-            _by_data(now, state.decision.at == step),
+        (replica, state), decision = branch(
+            now,
+            state.decision,
+            step,
             lambda: act(replica, state, step),
             lambda: (replica, state),
         )
+        return replica, state._replace(decision=decision)
 
     # A whole, as the vote reads the state of the strategy inside.
     whole = introspection.Combination(
@@ -130,6 +133,30 @@ def _decided(strategy: Strategy, vote: Vote, then: Strategy) -> Strategy:
         acts=None,
         sees_loss=strategy.sees_loss or then.sees_loss,
     )
+
+
+def branch(
+    asked: jax.Array,
+    last: Decision,
+    step: Any,
+    act: Callable[[], Any],
+    rest: Callable[[], Any],
+) -> tuple[Any, Decision]:
+    """Takes one of two branches by data, and notes it for the ledger.
+
+    Args:
+        asked: whether to act, a scalar boolean. It must be the same on all workers, as
+            what a collective returns is.
+        last: the decision before this one.
+        step: the local step.
+        act: what to return then.
+        rest: what to return else; it sends nothing.
+
+    Returns:
+        (the result, the decision).
+    """
+    now = _by_data(asked, last.at == step)
+    return lax.cond(now, act, rest), Decision(jnp.where(now, step, last.at))
 
 
 @jax.jit

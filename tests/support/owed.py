@@ -39,21 +39,21 @@ class Owed(NamedTuple):
         sends_at: the local steps, from 0, in which anything is sent.
         sent: workers -> bytes that each sends in all.
         optimizer: the inner one, for an algorithm that means a certain kind.
-        decided: for one that decides on its syncs by data, whether it does at each
-            local step.
+        decided: for one that decides on what it sends by data, what at each local step:
+            a row of as many booleans as it has decisions.
     """
 
     agree_after: tuple[int, ...] = (PERIOD - 1, 2 * PERIOD - 1)
     sends_at: tuple[int, ...] = (PERIOD - 1, 2 * PERIOD - 1)
     sent: Callable[[int], float] = lambda n: 2 * ring(n, PARAMS)
     optimizer: optax.GradientTransformation = optax.sgd(0.1, momentum=0.9)
-    decided: tuple[bool, ...] | None = None
+    decided: tuple[tuple[bool, ...], ...] | None = None
 
     def taken(self, steps: int) -> np.ndarray | None:
         """The `taken` of `communication` for so many steps."""
         if self.decided is None:
             return None
-        return np.resize(self.decided, (steps, 1))
+        return np.resize(self.decided, (steps, len(self.decided[0])))
 
 
 def synchronous(sent: Callable[[int], float]) -> Owed:
@@ -95,13 +95,15 @@ OWED = {
     ),
     # A bound that a worker exceeds by every fourth step, where all vote by one number.
     "dynamic_averaging": Owed(
-        sent=lambda n: 2 * ring(n, PARAMS + 4), decided=((False,) * 3 + (True,)) * 2
+        sent=lambda n: 2 * ring(n, PARAMS + 4), decided=((False,),) * 3 + ((True,),)
     ),
     # Moments are counted with a replica that has them: see test_communication.py.
     "des_loc": Owed(optimizer=optax.adam(0.1)),
     # Four fragments, one a step.
     "streaming_diloco": Owed(NONE, ALL),
     "eager_diloco": Owed(NONE),
+    # The pull of step 5 begins at the anchor, and ends there.
+    "palsgd": Owed((3, 4, 7)),
     # And a norm of each leaf.
     "edit": Owed(sent=lambda n: 2 * (ring(n, PARAMS) + gathered(n, 4 * len(SIZES)))),
     # Rank 1 of (5, 3) and (3, 1); vectors and scalars whole.
@@ -127,6 +129,16 @@ OWED = {
     "demo": synchronous(lambda n: gathered(n, 6 * (2 + 2 + 2)) + ring(n, 4)),
     # Indices of 12 bits and, but for single values, bins of 2 and a table, in bytes.
     "sparseloco": Owed(sent=lambda n: 2 * gathered(n, 3 * (2 + 4) + (8 + 2 + 4 * 4))),
+    # A count; then values and indices of 16 bits of 1 + 4 entries, or params whole.
+    "pulseloco": Owed(
+        sent=lambda n: gathered(n, 4 + 5 * 6) + gathered(n, 4) + ring(n, PARAMS),
+        decided=(
+            *((False,) * 6,) * 3,
+            (False, True, False, True, False, False),
+            *((False,) * 6,) * 3,
+            (True, False, False, False, False, False),
+        ),
+    ),
     # At any rate: rank 2 of (5, 3), rank 1 of (3, 1); vectors and scalars whole.
     "powersgd": synchronous(lambda n: ring(n, 4 * (2 * (5 + 3) + (3 + 1) + 3 + 1))),
     # At half the rank: rank 2 of (5, 3), rank 1 of (3, 1); vectors and scalars whole.

@@ -294,6 +294,18 @@ def test_effective_lr_is_the_one_in_closed_form(strategy, workers, times):
     assert found == pytest.approx(0.02 * times, rel=1e-3)
 
 
+@pytest.mark.parametrize(
+    ("strategy", "times"),
+    [
+        # Of 16 steps, κ lr = 0.01 pulls back from each as fedprox does on average.
+        (syncalgos.palsgd(learning_rate=0.02), 7 * (1 - 0.99**16) / 0.16),
+        (syncalgos.async_diloco(slowest=0.5), 0.75 * 0.7 / 0.6),
+    ],
+)
+def test_effective_lr_of_uneven_steps_is_near(strategy, times):
+    assert rate_of(strategy, 8) == pytest.approx(0.02 * times, rel=1e-2)
+
+
 def test_effective_lr_is_that_of_most_entries():
     def reduce(grads, replica, state, step):
         return {**grads, "b": 100 * grads["b"]}, state

@@ -70,6 +70,7 @@ SETUPS = {
     "edit": Setup({"outer_momentum": 0.6}),
     "streaming_diloco": Setup({"outer_momentum": 0.6, "fragments": 2}, leaves=2),
     "eager_diloco": Setup({"outer_momentum": 0.5}),
+    "palsgd": Setup({"outer_momentum": 0.6}),
     "async_diloco": Setup({"outer_momentum": 0.5}),
     "co2": Setup({"outer_momentum": 0.3}),
     # Gossip of gradients is stable at low rates alone; momentum makes up for it.

@@ -125,10 +125,11 @@ def planned(plan: Plan, state: TrainState, ends: np.ndarray | None = None) -> Ro
 
 def _count(plan: Plan, state: TrainState, sent: Communication | None) -> Count:
     """Returns the count of what is sent, by decisions of the data so far."""
-    if sent is not None or not introspection.decides(plan.method.strategy):
+    decisions = len(found(state.sync))
+    if sent is not None or not decisions:
         return lambda progress: sent
     of_taken = plan.trainer.counter(state, plan.config.steps)
-    taken = np.zeros((plan.config.steps, len(found(state.sync))), bool)
+    taken = np.zeros((plan.config.steps, decisions), bool)
 
     def count_taken(progress):
         now = taken.copy()  # later steps count as without a sync

@@ -121,6 +121,9 @@ PAIRS: dict[str, Pair] = {
         sa.streaming_diloco(PERIOD, fragments=1, outer_lr=0.4, outer_momentum=0.6),
         sa.diloco(PERIOD, outer_lr=0.4, outer_momentum=0.6),
     ),
+    "palsgd that never pulls is diloco": Pair(
+        sa.palsgd(PERIOD, learning_rate=LR, chance=1e-15), DILOCO
+    ),
     "hierarchical of one group averages by its inner period": Pair(
         sa.hierarchical(8, inner_period=PERIOD, groups=1), AVERAGED[PERIOD]
     ),

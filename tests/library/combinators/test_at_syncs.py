@@ -27,6 +27,7 @@ SYNCS = {
     "gossip": (sa.gossip(), list(range(1, 17))),
     "easgd": (sa.easgd(4), [4, 8, 12, 16]),
     "scaffold": (sa.scaffold(4, learning_rate=LR), [4, 8, 12, 16]),
+    "palsgd": (sa.palsgd(4, learning_rate=LR), [4, 8, 12, 16]),
     "fedavg": (sa.fedavg(4, fraction=0.5), [4, 8, 12, 16]),
     "paced": (sa.paced(sa.model_averaging(4), [4, 1]), [4, 8, 12, 16]),
     "schedule": (sa.every(sa.average(), lambda step: 2 + step), [2, 6, 14]),

@@ -43,7 +43,8 @@ class Leaf(NamedTuple):
 # Algorithms that decide by values.
 DECIDING = {"choco_sgd", "demo", "dgc", "diloco_x", "distributed_lion", "dion", "ef21"}
 DECIDING |= {"dynamic_averaging", "edit", "loco", "one_bit_adam", "powersgd"}
-DECIDING |= {"quantized_sgd", "sign_sgd", "signum", "sparseloco", "topk_sgd"}
+DECIDING |= {"pulseloco", "quantized_sgd", "sign_sgd", "signum", "sparseloco"}
+DECIDING |= {"topk_sgd"}
 
 
 def algorithm(name):

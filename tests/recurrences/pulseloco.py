@@ -1,0 +1,37 @@
+"""Miahi and Belilovsky 2026, PULSELoCo, as in the authors' code (version 6)."""
+
+import numpy as np
+
+from recurrences import PERIOD, START, local_steps, mean
+
+# At a slow outer rate more of the moves stay below what bfloat16 shows.
+SETTINGS = [
+    {"period": PERIOD},
+    {"period": 1, "outer_lr": 0.05, "outer_momentum": 0.5},
+]
+
+
+def bfloat16(x):
+    """Rounds to 8 bits, to even between two, by the bits of float32."""
+    bits = np.asarray(x, np.float32).view(np.uint32)
+    bits = bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))
+    return (bits & np.uint32(0xFFFF0000)).view(np.float32)
+
+
+def recurrence(workers, period, outer_lr=0.7, outer_momentum=0.9):
+    anchor, velocity = START, np.zeros_like(START)
+    residual = [np.zeros_like(START)] * workers
+    for step, theta in local_steps(workers):
+        if (step + 1) % period == 0:
+            sent = []
+            for i in range(workers):
+                s = residual[i] + anchor - theta[i]
+                gate = bfloat16(anchor) != bfloat16(anchor - s)
+                sent.append(np.where(gate, s, 0))
+                residual[i] = np.where(gate, 0, s)
+            pseudo_gradient = mean(sent)
+            velocity = outer_momentum * velocity + pseudo_gradient
+            look_ahead = pseudo_gradient + outer_momentum * velocity
+            anchor = anchor - outer_lr * look_ahead
+            theta[:] = [anchor] * workers
+        yield anchor, theta
