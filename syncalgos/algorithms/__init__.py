@@ -19,12 +19,14 @@ from syncalgos.algorithms.dynamic_averaging import (
 from syncalgos.algorithms.eager_diloco import eager_diloco as eager_diloco
 from syncalgos.algorithms.easgd import easgd as easgd
 from syncalgos.algorithms.edit import edit as edit
+from syncalgos.algorithms.ema_nesterov import ema_nesterov as ema_nesterov
 from syncalgos.algorithms.fedavg import fedavg as fedavg
 from syncalgos.algorithms.feddyn import feddyn as feddyn
 from syncalgos.algorithms.fedopt import fedopt as fedopt
 from syncalgos.algorithms.fedprox import fedprox as fedprox
 from syncalgos.algorithms.gossip import gossip as gossip
 from syncalgos.algorithms.gossip_pga import gossip_pga as gossip_pga
+from syncalgos.algorithms.gpa import gpa as gpa
 from syncalgos.algorithms.gradient_tracking import (
     gradient_tracking as gradient_tracking,
 )
@@ -58,6 +60,8 @@ from syncalgos.strategy import Strategy as _Strategy
 
 ALGORITHMS: dict[str, _Callable[..., _Strategy]] = {
     "sync_sgd": sync_sgd,
+    "gpa": gpa,
+    "ema_nesterov": ema_nesterov,
     "model_averaging": model_averaging,
     "post_local_sgd": post_local_sgd,
     "hierarchical": hierarchical,

@@ -83,7 +83,9 @@ SMALL_STEPS = optax.sgd(0.003)
 CHOSEN = [1, 5, 1, 1]
 
 OWED = {
-    "sync_sgd": synchronous(lambda n: ring(n, PARAMS)),
+    **dict.fromkeys(
+        ("sync_sgd", "gpa", "ema_nesterov"), synchronous(lambda n: ring(n, PARAMS))
+    ),
     # Synchronous until step 4.
     "post_local_sgd": Owed(
         (0, 1, 2, 3, 7), (0, 1, 2, 3, 7), lambda n: 5 * ring(n, PARAMS)
