@@ -123,7 +123,7 @@ def as_optimizer(
 
 
 def center_of(strategy: Strategy, state: Any, params: PyTree) -> PyTree:
-    """Returns the center, the model to evaluate and ship, of a loop with `as_optimizer`.
+    """Returns the center, the model to evaluate, of a loop with `as_optimizer`.
 
     Args:
         strategy: the one that `as_optimizer` was given.

@@ -90,9 +90,9 @@ def ema_nesterov(
         ahead = params_of(state, step)
         back = pseudo_gradient(ahead, replica.params)
         highest = jnp.maximum(state.highest, jnp.maximum(rate(step), rate(step + 1)))
-        moved = over_leaves(leaf, 2, *state[:2], ahead, back)
-        new = narrow(EmaNesterovState(*moved, highest), state)
-        return restart(replica, narrow(params_of(new, step + 1), new.model)), new
+        model, m = over_leaves(leaf, 2, *state[:2], ahead, back)
+        new = narrow(EmaNesterovState(model, m, highest), state)
+        return restart(replica, params_of(new, step + 1)), new
 
     reduce = reduce_with("mean", axis=axis).reduce
     return Strategy(init, reduce, sync, shipped("model"), axis=axis)

@@ -19,9 +19,7 @@ class GpaState(NamedTuple):
     fast: PyTree
 
 
-def gpa(
-    *, decay: float = 0.98, mixing: float = 0.7, axis: Axis = WORKERS
-) -> Strategy:
+def gpa(*, decay: float = 0.98, mixing: float = 0.7, axis: Axis = WORKERS) -> Strategy:
     """GPA, generalized primal averaging: DiLoCo of one worker, smoothed.
 
     At every local step, for workers' gradients g at their params y, which the inner

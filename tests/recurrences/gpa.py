@@ -1,4 +1,4 @@
-"""Defazio et al. 2025: y = μ_y x + (1 - μ_y) z; z ← z + d(y); x ← μ_x x + (1 - μ_x) z."""
+"""Defazio et al. 2025, primal averaging of the way d(y) of any optimizer."""
 
 from recurrences import START, local_steps, mean
 
