@@ -38,8 +38,8 @@ def ema_nesterov(
 
     Args:
         decay: γ, the decay of the average move, at least 0 and below 1.
-        lookahead: β at the highest learning rate, in average moves, at least 0; 0.3 and
-            0.6 in published runs.
+        lookahead: β at the highest learning rate, at least 0 and below 1; 0.3 and 0.6
+            in published runs.
         learning_rate: of the inner optimizer: a number above 0 or a schedule.
         axis: the mapped axis or axes over which the workers lie.
 
@@ -51,9 +51,10 @@ def ema_nesterov(
     Raises:
         ValueError: a parameter outside its range.
 
-    It is meant for one worker (see `as_optimizer`); several take the steps of one. With
-    a γ of 0 and a constant rate it is Nesterov's method with momentum β. The paper has
-    β 0 during warmup and in the last steps: so it is where the schedule is 0.
+    It is meant for one worker (see `as_optimizer`); several take the steps of one. A
+    steady drift goes 1 / (1 - β) times as far as without. With a γ of 0 and a constant
+    rate it is Nesterov's momentum β. The paper has a β of 0 during warmup and in the
+    last steps: so it is where the schedule is 0.
 
     Example:
         >>> import jax.numpy as jnp
@@ -72,7 +73,7 @@ def ema_nesterov(
     deep learning optimization", 2026, arXiv:2605.25395; modded-nanogpt, records 39, 40.
     """
     decay = checks.real("ema_nesterov: decay", decay, least=0, below=1)
-    lookahead = checks.real("ema_nesterov: lookahead", lookahead, least=0)
+    lookahead = checks.real("ema_nesterov: lookahead", lookahead, least=0, below=1)
     rate = checks.learning_rate("ema_nesterov", learning_rate)
 
     def params_of(state, step):

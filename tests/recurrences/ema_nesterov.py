@@ -12,7 +12,7 @@ def warmed_up(step):
 
 SETTINGS = [
     {"learning_rate": falling, "decay": 0.9},
-    {"learning_rate": LR, "lookahead": 1.5, "decay": 0.5},
+    {"learning_rate": LR, "lookahead": 0.9, "decay": 0.5},
     {"learning_rate": warmed_up, "decay": 0.8},
 ]
 
