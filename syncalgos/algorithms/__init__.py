@@ -55,6 +55,7 @@ from syncalgos.algorithms.sparta import sparta as sparta
 from syncalgos.algorithms.streaming_diloco import streaming_diloco as streaming_diloco
 from syncalgos.algorithms.sync_sgd import sync_sgd as sync_sgd
 from syncalgos.algorithms.topk_sgd import topk_sgd as topk_sgd
+from syncalgos.algorithms.zero_one_adam import zero_one_adam as zero_one_adam
 from syncalgos.former_calls import accepts_former as _accepts_former
 from syncalgos.strategy import Strategy as _Strategy
 
@@ -104,6 +105,7 @@ ALGORITHMS: dict[str, _Callable[..., _Strategy]] = {
     "signum": signum,
     "distributed_lion": distributed_lion,
     "one_bit_adam": one_bit_adam,
+    "zero_one_adam": zero_one_adam,
     "quantized_sgd": quantized_sgd,
     "loco": loco,
 }
