@@ -31,6 +31,7 @@ from syncalgos.engine.sharded_tables import lookup as lookup
 from syncalgos.ledger.counting import Communication as Communication
 from syncalgos.ledger.counting import communication as communication
 from syncalgos.one_worker import as_optimizer as as_optimizer
+from syncalgos.one_worker import center_of as center_of
 from syncalgos.stacked_state import stacked as stacked
 from syncalgos.strategy import MeanCenter as MeanCenter
 from syncalgos.strategy import MeanOfGrads as MeanOfGrads

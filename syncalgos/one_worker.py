@@ -61,7 +61,7 @@ def as_optimizer(
         A GradientTransformation that needs params. State: the inner optimizer's, the
         strategy's, and the local step. After a sync of diloco, slowmo, lookahead or
         classical bmuf params are the center, the model to evaluate; between syncs they
-        are the worker's own.
+        are the worker's own. `center_of` returns it at any step, for any strategy.
 
     Raises:
         ValueError: no Strategy, no optimizer, params that cannot be trained, or an
@@ -120,6 +120,47 @@ def as_optimizer(
         return moves, OptimizerState(replica.opt_state, sync, state.step + 1)
 
     return optax.GradientTransformationExtraArgs(init, update)
+
+
+def center_of(strategy: Strategy, state: Any, params: PyTree) -> PyTree:
+    """Returns the center, the model to evaluate, of a loop with `as_optimizer`.
+
+    Args:
+        strategy: the one that `as_optimizer` was given.
+        state: the optimizer's, also one of `optax.chain` around it.
+        params: those that the loop trains.
+
+    Returns:
+        A model, shaped like params.
+
+    Raises:
+        ValueError: no Strategy, or a state without that of one `as_optimizer`.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import optax
+        >>> from syncalgos import as_optimizer, center_of, ema, sync_sgd
+        >>> averaged = ema(sync_sgd(), 0.5)
+        >>> optimizer = as_optimizer(averaged, optax.sgd(1.0))
+        >>> params = jnp.float32(0)
+        >>> state = optimizer.init(params)
+        >>> updates, state = optimizer.update(jnp.float32(-1), state, params)
+        >>> params = optax.apply_updates(params, updates)
+        >>> float(params), float(center_of(averaged, state, params))
+        (1.0, 0.5)
+    """
+    check_strategy("center_of", strategy)
+
+    def is_own(node: Any) -> bool:
+        return isinstance(node, OptimizerState)
+
+    own = [x for x in jax.tree.leaves(state, is_leaf=is_own) if is_own(x)]
+    if len(own) != 1:
+        raise ValueError(
+            "center_of: state must hold that of one as_optimizer, got that of "
+            f"{len(own)}"
+        )
+    return alone(lambda: strategy.center(params, own[0].sync), axis_of(strategy))
 
 
 def alone(function: Callable[[], PyTree], axis: Axis) -> PyTree:

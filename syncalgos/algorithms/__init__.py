@@ -21,12 +21,14 @@ from syncalgos.algorithms.eager_diloco import eager_diloco as eager_diloco
 from syncalgos.algorithms.easgd import easgd as easgd
 from syncalgos.algorithms.edit import edit as edit
 from syncalgos.algorithms.ef21 import ef21 as ef21
+from syncalgos.algorithms.ema_nesterov import ema_nesterov as ema_nesterov
 from syncalgos.algorithms.fedavg import fedavg as fedavg
 from syncalgos.algorithms.feddyn import feddyn as feddyn
 from syncalgos.algorithms.fedopt import fedopt as fedopt
 from syncalgos.algorithms.fedprox import fedprox as fedprox
 from syncalgos.algorithms.gossip import gossip as gossip
 from syncalgos.algorithms.gossip_pga import gossip_pga as gossip_pga
+from syncalgos.algorithms.gpa import gpa as gpa
 from syncalgos.algorithms.gradient_tracking import (
     gradient_tracking as gradient_tracking,
 )
@@ -57,11 +59,14 @@ from syncalgos.algorithms.sparta import sparta as sparta
 from syncalgos.algorithms.streaming_diloco import streaming_diloco as streaming_diloco
 from syncalgos.algorithms.sync_sgd import sync_sgd as sync_sgd
 from syncalgos.algorithms.topk_sgd import topk_sgd as topk_sgd
+from syncalgos.algorithms.zero_one_adam import zero_one_adam as zero_one_adam
 from syncalgos.former_calls import accepts_former as _accepts_former
 from syncalgos.strategy import Strategy as _Strategy
 
 ALGORITHMS: dict[str, _Callable[..., _Strategy]] = {
     "sync_sgd": sync_sgd,
+    "gpa": gpa,
+    "ema_nesterov": ema_nesterov,
     "model_averaging": model_averaging,
     "post_local_sgd": post_local_sgd,
     "hierarchical": hierarchical,
@@ -108,6 +113,7 @@ ALGORITHMS: dict[str, _Callable[..., _Strategy]] = {
     "signum": signum,
     "distributed_lion": distributed_lion,
     "one_bit_adam": one_bit_adam,
+    "zero_one_adam": zero_one_adam,
     "quantized_sgd": quantized_sgd,
     "loco": loco,
 }

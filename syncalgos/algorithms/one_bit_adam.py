@@ -1,27 +1,11 @@
 """1-bit Adam: once its variance is frozen, momentum is sent as signs."""
 
-from functools import partial
-from typing import NamedTuple
-
 import jax
-import jax.numpy as jnp
-import optax
 
 from syncalgos import checks, collectives
-from syncalgos.combinators.moments import largest_step
-from syncalgos.dtypes import if_finite, narrow, root, widen, zeros
-from syncalgos.reducers import hops, signs, stacking
-from syncalgos.reducers.reducer import over_leaves
-from syncalgos.strategy import WORKERS, Axis, MeanCenter, PyTree, Strategy
-
-
-class OneBitAdamState(NamedTuple):
-    """Adam's m and v, the residual e, and ē of the part that this worker averages."""
-
-    first: PyTree
-    second: PyTree
-    residual: PyTree
-    of_part: PyTree
+from syncalgos.algorithms._one_bit import begun, checked, in_signs
+from syncalgos.dtypes import if_finite, narrow, widen
+from syncalgos.strategy import WORKERS, Axis, MeanCenter, Strategy
 
 
 def one_bit_adam(
@@ -71,38 +55,21 @@ def one_bit_adam(
     Source: Tang et al., "1-bit Adam", ICML 2021, algorithm 1.
     """
     dense_steps = checks.whole("one_bit_adam: dense_steps", dense_steps, least=1)
-    b1 = checks.real("one_bit_adam: b1", b1, least=0, below=1)
-    b2 = checks.real("one_bit_adam: b2", b2, least=0, below=1)
-    eps = checks.real("one_bit_adam: eps", eps, above=0)
-    most = largest_step(b1, b2)
+    own = checked("one_bit_adam", b1, b2, eps)
 
     def init(params):
-        zero = zeros(params)
-        return OneBitAdamState(zero, zero, zero, hops.own_parts(zero, axis))
+        return begun(params, axis)
 
     def adam(grads, state):
-        def leaf(g, m, v):
-            return b1 * m + (1 - b1) * g, b2 * v + (1 - b2) * g**2
-
         mean = collectives.mean(grads, axis)
-        return (*over_leaves(leaf, 2, mean, *state[:2]), *state[2:])
+        first = own.first_of(state.first, mean)
+        return state._replace(first=first, second=own.second_of(state.second, mean))
 
     def one_bit(grads, state):
-        known = jnp.any(jnp.array([jnp.any(v) for v in jax.tree.leaves(state.second)]))
-
-        def leaf(g, m, v, e, part, pieces):
-            x = b1 * m + (1 - b1) * g + e
-            own = *map(pieces.split, (x, (v > 0) | ~known)), part
-            *own, part = pieces.each(partial(signs.twice, axis=axis))(*own)
-            m, e = map(pieces.join, own)
-            return m, jnp.where(known, v, (m / (1 - b1)) ** 2), e, part
-
-        return over_leaves(leaf, 4, grads, *state, stacking.pieces_like(0, grads))
+        return in_signs(own.first_of(state.first, grads), 1, own.b1, state, axis)
 
     def reduce(grads, replica, state, step):
-        both = jax.lax.cond(step < dense_steps, adam, one_bit, widen(grads), state)
-        steps = jax.tree.map(lambda m, v: m / (root(v) + eps), *both[:2])
-        steps = optax.tree.clip(steps, -most, most)
-        return narrow(steps, grads), if_finite(both[:2], OneBitAdamState(*both), state)
+        new = jax.lax.cond(step < dense_steps, adam, one_bit, widen(grads), state)
+        return narrow(own.steps(*new[:2]), grads), if_finite(new[:2], new, state)
 
     return Strategy(init, reduce, center=MeanCenter(axis), unit_steps=True)

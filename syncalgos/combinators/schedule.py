@@ -178,7 +178,7 @@ def every(
     return strategy if period == 1 else when(strategy, Period(period, offset))
 
 
-def sync_every(strategy: Strategy, period: int) -> Strategy:
+def sync_every(strategy: Strategy, period: int | Callable[[Any], Any]) -> Strategy:
     """`every` for the sync alone: the reduction acts at all steps."""
     return _sync_gated(strategy, every(strategy._replace(reduce=keep_grads), period))
 

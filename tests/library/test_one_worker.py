@@ -118,6 +118,42 @@ def test_between_syncs_the_outer_step_is_not_computed():
     assert "cond[" in str(program)  # a select would compute both
 
 
+@pytest.mark.parametrize("name", ["gpa", "ema_nesterov", "diloco", "easgd"])
+def test_center_is_that_of_the_engine(name):
+    inner, strategy = owed(name).optimizer, make(name)
+    optimizer = optax.chain(optax.identity(), syncalgos.as_optimizer(strategy, inner))
+    params, state = trained(optimizer, PARAMS, data(steps=6))
+    trainer = syncalgos.DataParallel(loss, inner, strategy, workers=1)
+    theirs, _ = trainer.run(trainer.init(PARAMS), data(steps=6))
+    for x, y in zip(
+        jax.tree.leaves(syncalgos.center_of(strategy, state, params)),
+        jax.tree.leaves(trainer.center(theirs).params),
+        strict=True,
+    ):
+        np.testing.assert_allclose(x, y, rtol=2e-5, atol=2e-6)
+    with pytest.raises(ValueError, match="one as_optimizer, got that of 0"):
+        syncalgos.center_of(strategy, inner.init(params), params)
+
+
+@pytest.mark.parametrize("name", ["gpa", "ema_nesterov"])
+def test_averages_of_bfloat16_params_are_those_of_float32(name):
+    """Steps of 2^-6 are exact in bfloat16 below 2, the averages' moves are not."""
+    optimizer = syncalgos.as_optimizer(make(name), optax.sgd(2.0**-6))
+
+    def after(dtype):
+        params = jnp.ones(3, dtype)
+        state = optimizer.init(params)
+        for _ in range(32):
+            updates, state = optimizer.update(-jnp.ones_like(params), state, params)
+            params = optax.apply_updates(params, updates)
+        assert params.dtype == dtype
+        return jax.tree.leaves(state.sync)
+
+    for x, y in zip(after(jnp.bfloat16), after(jnp.float32), strict=True):
+        assert x.dtype == jnp.float32
+        np.testing.assert_allclose(x, y, rtol=1e-6)
+
+
 def test_an_axis_of_ones_own():
     for axis in ("batch", ("hosts", "batch")):
         strategy = syncalgos.model_averaging(period=2, axis=axis)

@@ -13,6 +13,8 @@ import syncalgos as sa
 
 STRATEGIES: list[sa.Strategy] = [
     sa.sync_sgd(reduce="int8"),
+    sa.gpa(decay=0.9, mixing=0.7),
+    sa.ema_nesterov(lookahead=0.6, learning_rate=0.1),
     sa.model_averaging(period=16),
     sa.post_local_sgd(dense_steps=100, period=16),
     sa.hierarchical(16, inner_period=4, groups=2),
@@ -55,6 +57,7 @@ STRATEGIES: list[sa.Strategy] = [
     sa.signum(local_momentum=0.8),
     sa.distributed_lion(b1=0.9, b2=0.98),
     sa.one_bit_adam(dense_steps=32, b2=0.99),
+    sa.zero_one_adam(variance_steps=32, learning_rate=0.1),
     sa.quantized_sgd(bits=4),
     sa.loco(bits=4, beta=0.9),
 ]

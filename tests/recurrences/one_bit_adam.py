@@ -19,20 +19,20 @@ def scaled_sign(x):
     return np.mean(np.abs(x)) * np.where(x >= 0, 1.0, -1.0) if x.size else x
 
 
+def compressed(x, workers):
+    """C(x), by the workers' parts of each leaf."""
+
+    def of_leaf(number, leaf):
+        part, flat = ceil(SIZES[number] / workers), leaf.ravel()
+        cut = [flat[j * part : (j + 1) * part] for j in range(workers)]
+        return np.concatenate([scaled_sign(c) for c in cut])
+
+    return by_leaf(of_leaf, x)
+
+
 def recurrence(workers, dense_steps=100, b1=0.9, b2=0.999, eps=1e-8):
     m, v, server = (np.zeros_like(START) for _ in range(3))
     e = np.zeros((workers, START.size))
-    parts = [ceil(size / workers) for size in SIZES]
-
-    def compressed(x):
-        """C(x), by the parts of each leaf."""
-
-        def of_leaf(number, leaf):
-            part, flat = parts[number], leaf.ravel()
-            cut = [flat[j * part : (j + 1) * part] for j in range(workers)]
-            return np.concatenate([scaled_sign(c) for c in cut])
-
-        return by_leaf(of_leaf, x)
 
     def combine(grads, theta, step):
         g = np.array(grads)
@@ -41,10 +41,10 @@ def recurrence(workers, dense_steps=100, b1=0.9, b2=0.999, eps=1e-8):
             v[:] = b2 * v + (1 - b2) * mean(g) ** 2
         else:
             x = b1 * m + (1 - b1) * g + e
-            sent = np.array([compressed(own) for own in x])
+            sent = np.array([compressed(own, workers) for own in x])
             e[:] = x - sent
             y = mean(sent) + server
-            m[:] = compressed(y)
+            m[:] = compressed(y, workers)
             server[:] = y - m
         most = (1 - b1) / np.sqrt((1 - b2) * (1 - b1**2 / b2))
         return [np.clip(m / (np.sqrt(v) + eps), -most, most)] * workers

@@ -83,7 +83,9 @@ SMALL_STEPS = optax.sgd(0.003)
 CHOSEN = [1, 5, 1, 1]
 
 OWED = {
-    "sync_sgd": synchronous(lambda n: ring(n, PARAMS)),
+    **dict.fromkeys(
+        ("sync_sgd", "gpa", "ema_nesterov"), synchronous(lambda n: ring(n, PARAMS))
+    ),
     # Synchronous until step 4.
     "post_local_sgd": Owed(
         (0, 1, 2, 3, 7), (0, 1, 2, 3, 7), lambda n: 5 * ring(n, PARAMS)
@@ -169,6 +171,16 @@ OWED = {
         ),
         SMALL_STEPS,
     ),
+    # Gradients at steps 1, 2 and 4, and as above at the syncs after 1 to 4 and 8.
+    "zero_one_adam": Owed(
+        (0, 1, 2, 3, 7),
+        (0, 1, 2, 3, 7),
+        lambda n: (
+            3 * ring(n, PARAMS)
+            + 5 * 2 * (n - 1) * sum(-(-size // n // 8) + 4 for size in SIZES)
+        ),
+        SMALL_STEPS,
+    ),
     # Twice: half a byte per entry of a worker's part, and the part's scale.
     "loco": synchronous(
         lambda n: 2 * (n - 1) * sum(-(-size // n // 2) + 4 for size in SIZES)
@@ -198,6 +210,9 @@ VALUES: dict[str, Any] = {
 VALUES_OF = {
     ("post_local_sgd", "dense_steps"): PERIOD,
     ("one_bit_adam", "dense_steps"): PERIOD,
+    ("zero_one_adam", "variance_steps"): PERIOD,
+    ("zero_one_adam", "refreshes"): 1,
+    ("zero_one_adam", "learning_rate"): 0.003,
     ("dgc", "dense_steps"): 2 * PERIOD,
     ("distributed_lion", "majority"): True,
     ("sparta", "period"): 1,  # it averages a little at every step

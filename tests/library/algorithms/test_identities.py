@@ -195,6 +195,13 @@ PAIRS: dict[str, Pair] = {
         sa.lookahead(PERIOD, slow_lr=0.3),
         sa.bmuf(PERIOD, block_momentum=0, block_lr=0.3),
     ),
+    "gpa of equal shares is Nesterov's momentum": Pair(
+        sa.gpa(decay=0.8, mixing=0.8),
+        sa.ema_nesterov(decay=0.0, lookahead=0.8, learning_rate=LR / 5),
+        optax.sgd(LR),
+        optax.sgd(LR / 5),
+    ),
+    "gpa without an average is synchronous": Pair(sa.gpa(decay=0.0), SYNCHRONOUS),
     "muloco is diloco with other values": Pair(
         sa.muloco(PERIOD), sa.diloco(PERIOD, outer_lr=0.9, outer_momentum=0.8)
     ),
@@ -318,6 +325,14 @@ def test_starts_of_nesterov_bmuf_are_those_of_an_outer_nesterov_step(
     )
     assert_replicas(filtered, stepped.replicas)
     assert relative_error(filtered.centers[-1:], stepped.centers[-1:]) > CLEARLY
+
+
+def test_ema_nesterov_of_the_last_move_trains_as_optax_nesterov_does():
+    strategy = sa.ema_nesterov(decay=0.0, lookahead=0.8, learning_rate=LR)
+    ahead = train(strategy, SGD)
+    nesterov = train(SYNCHRONOUS, optax.sgd(LR, momentum=0.8, nesterov=True))
+    assert_replicas(ahead, nesterov.replicas)
+    assert relative_error(ahead.centers, nesterov.centers) > CLEARLY
 
 
 def test_outer_sgd_step_of_one_worker_is_optax_lookahead():

@@ -1,0 +1,90 @@
+"""What 1-bit Adam and 0/1 Adam share: their moments, and a mean sent as signs."""
+
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from syncalgos import checks
+from syncalgos.collectives import Axis, PyTree
+from syncalgos.combinators.moments import largest_step
+from syncalgos.dtypes import root, zeros
+from syncalgos.reducers import hops, signs, stacking
+from syncalgos.reducers.reducer import over_leaves
+
+
+class OneBitAdamState(NamedTuple):
+    """Adam's m and v, the residual e, and ē of the part that this worker averages."""
+
+    first: PyTree
+    second: PyTree
+    residual: PyTree
+    of_part: PyTree
+
+
+class Adam(NamedTuple):
+    """Adam's numbers, checked."""
+
+    b1: float
+    b2: float
+    eps: float
+
+    def first_of(self, m: PyTree, g: PyTree) -> PyTree:
+        """m after a gradient g."""
+        return jax.tree.map(lambda m, g: self.b1 * m + (1 - self.b1) * g, m, g)
+
+    def second_of(self, v: PyTree, g: PyTree) -> PyTree:
+        """v after a gradient g."""
+        return jax.tree.map(lambda v, g: self.b2 * v + (1 - self.b2) * g**2, v, g)
+
+    def steps(self, first: PyTree, second: PyTree) -> PyTree:
+        """m / (√v + ε), at most as far as Adam can go."""
+        steps = jax.tree.map(lambda m, v: m / (root(v) + self.eps), first, second)
+        most = largest_step(self.b1, self.b2)
+        return optax.tree.clip(steps, -most, most)
+
+
+def checked(where: str, b1: float, b2: float, eps: float) -> Adam:
+    """Returns Adam's numbers, or raises a ValueError for one outside its range."""
+    return Adam(
+        checks.real(f"{where}: b1", b1, least=0, below=1),
+        checks.real(f"{where}: b2", b2, least=0, below=1),
+        checks.real(f"{where}: eps", eps, above=0),
+    )
+
+
+def begun(params: PyTree, axis: Axis) -> OneBitAdamState:
+    """The state before the first step."""
+    zero = zeros(params)
+    return OneBitAdamState(zero, zero, zero, hops.own_parts(zero, axis))
+
+
+def in_signs(
+    x: PyTree, unit: jax.Array | float, b1: float, state: OneBitAdamState, axis: Axis
+) -> OneBitAdamState:
+    """Averages the workers' momenta as signs, with error feedback of both hops.
+
+    Args:
+        x: this worker's.
+        unit: what `x` is divided by to be a momentum.
+        b1: the decay of the momentum.
+        state: entries with a v of 0 stay 0; where all are, v is taken from the mean.
+        axis: the mapped axis or axes over which the workers lie.
+
+    Returns:
+        The state with the mean as its first moments.
+    """
+    unit = jnp.where(unit > 0, unit, 1)  # a schedule may end at 0
+    known = jnp.any(jnp.array([jnp.any(v) for v in jax.tree.leaves(state.second)]))
+
+    def leaf(x, v, e, part, pieces):
+        own = *map(pieces.split, (x + e, (v > 0) | ~known)), part
+        *own, part = pieces.each(partial(signs.twice, axis=axis))(*own)
+        m, e = map(pieces.join, own)
+        m = m / unit
+        return m, jnp.where(known, v, (m / (1 - b1)) ** 2), e, part
+
+    pieces = stacking.pieces_like(0, x)
+    return OneBitAdamState(*over_leaves(leaf, 4, x, *state[1:], pieces))

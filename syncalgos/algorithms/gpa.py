@@ -1,0 +1,84 @@
+"""GPA: gradients between a fast model and its moving average, which is evaluated."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from syncalgos import checks
+from syncalgos.algorithms._anchors import pseudo_gradient, restart, shipped
+from syncalgos.combinators.primitives import reduce_with
+from syncalgos.dtypes import narrow, widen
+from syncalgos.strategy import WORKERS, Axis, PyTree, Strategy
+
+
+class GpaState(NamedTuple):
+    """The average x and the fast model z."""
+
+    average: PyTree
+    fast: PyTree
+
+
+def gpa(*, decay: float = 0.98, mixing: float = 0.7, axis: Axis = WORKERS) -> Strategy:
+    """GPA, generalized primal averaging: DiLoCo of one worker, smoothed.
+
+    At every local step, for workers' gradients g at their params y, which the inner
+    optimizer moves by d:
+
+        g ← mean(g)
+        z ← z + d;   x ← μx x + (1 - μx) z;   y ← μy x + (1 - μy) z
+
+    Args:
+        decay: μx, the decay of the average x, at least 0 and below 1: 1 / (1 - μx) is
+            how many steps it looks back; 0.9967 in the paper, for long runs.
+        mixing: μy, the share of x in the params y, above 0 and at most 1.
+        axis: the mapped axis or axes over which the workers lie.
+
+    Returns:
+        A Strategy. State: x and z, shaped like params, at least float32, identical on
+        all workers. Each step sends gradients once. Replicas stay identical. The
+        center is x.
+
+    Raises:
+        ValueError: a parameter outside its range.
+
+    It is meant for one worker, whose optimizer it smooths (see `as_optimizer`); several
+    take the steps of one. At μx = 0 it is plain training. DiLoCo of one worker with
+    momentum μ and period H corresponds to μx = μ^(1/H): 0.9967 is that of 0.9 and 32.
+    In the paper weight decay shrinks z; here it is the inner optimizer's, of y.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import optax
+        >>> from syncalgos import as_optimizer, center_of, gpa
+        >>> strategy = gpa(decay=0.5, mixing=0.5)
+        >>> optimizer = as_optimizer(strategy, optax.sgd(1.0))
+        >>> y = jnp.float32(0)
+        >>> state = optimizer.init(y)
+        >>> for _ in range(2):
+        ...     updates, state = optimizer.update(jnp.float32(-1), state, y)
+        ...     y = optax.apply_updates(y, updates)
+        >>> float(y), float(center_of(strategy, state, y))  # z is 2
+        (1.625, 1.25)
+
+    Source: Defazio et al., "Smoothing DiLoCo with primal averaging for faster training
+    of LLMs", 2025, arXiv:2512.17131, and its authors' code.
+    """
+    decay = checks.real("gpa: decay", decay, least=0, below=1)
+    mixing = checks.share("gpa: mixing", mixing)
+    mean = reduce_with("mean", axis=axis)
+
+    def params_of(state):
+        return jax.tree.map(lambda x, z: z + mixing * (x - z), *state)
+
+    def init(params):
+        return GpaState(widen(params), widen(params))
+
+    def sync(replica, state, step):
+        back = pseudo_gradient(params_of(state), replica.params)
+        fast = jax.tree.map(jnp.subtract, state.fast, back)
+        average = jax.tree.map(lambda x, z: z + decay * (x - z), state.average, fast)
+        new = narrow(GpaState(average, fast), state)
+        return restart(replica, params_of(new)), new
+
+    return Strategy(init, mean.reduce, sync, shipped("average"), axis=axis)

@@ -1,0 +1,109 @@
+"""0/1 Adam: local steps of Adam, a variance that is refreshed rarely, sums of signs."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from syncalgos import checks, collectives
+from syncalgos.algorithms._anchors import restart, shipped
+from syncalgos.algorithms._one_bit import OneBitAdamState, begun, checked, in_signs
+from syncalgos.combinators.schedule import sync_every
+from syncalgos.dtypes import if_finite, narrow, widen, zeros
+from syncalgos.strategy import WORKERS, Axis, PyTree, Strategy
+
+
+class ZeroOneAdamState(NamedTuple):
+    """Adam's own, the anchor x, and the round's sums u of γ m and of γ."""
+
+    adam: OneBitAdamState
+    anchor: PyTree
+    sum: PyTree
+    rates: jax.Array
+
+
+def zero_one_adam(
+    *,
+    variance_steps: int = 100,
+    refreshes: int = 16,
+    period: int = 16,
+    b1: float = 0.9,
+    b2: float = 0.999,
+    eps: float = 1e-8,
+    learning_rate: checks.LearningRate,
+    axis: Axis = WORKERS,
+) -> Strategy:
+    """0/1 Adam: local steps of Adam, whose summed momenta are averaged as signs.
+
+    At every local step, for gradients g, and after each of the first `variance_steps`,
+    later of `period`, for params θ that began at x, with the signs of `one_bit_adam`:
+
+        at a refresh: v ← β₂ v + (1 - β₂) mean(g)²
+        m ← β₁ m + (1 - β₁) g;   u ← u + γ m;   g ← m / (√v + ε)
+        ū ← signs(u);   m ← ū / Σγ;   x, θ ← x - ū / (√v + ε);   u ← 0
+
+    Args:
+        variance_steps: the first local step of rounds with v frozen, at least 1.
+        refreshes: κ, of v until their interval, which is 1 first, doubles; at least 1.
+        period: local steps between two syncs in the end, at least 1.
+        b1: β₁, the decay of the momentum, at least 0 and below 1.
+        b2: β₂, the decay of the variance, at least 0 and below 1.
+        eps: ε, added to the variance's root, above 0.
+        learning_rate: γ, of the inner optimizer: a number above 0 or a schedule.
+        axis: the mapped axis or axes over which the workers lie.
+
+    Returns:
+        A Strategy. State: that of `one_bit_adam`, x, u and Σγ. A sync sends a bit per
+        entry twice, and a scale per part of a leaf; a refresh gradients. Center: x.
+
+    Raises:
+        ValueError: a parameter outside its range.
+
+    The inner optimizer is plain SGD. In the paper the period doubles up to 16.
+
+    Example:
+        >>> import numpy as np
+        >>> from syncalgos import communication, zero_one_adam
+        >>> model = np.ones(8000, np.float32)
+        >>> strategy = zero_one_adam(variance_steps=1, period=2, learning_rate=0.1)
+        >>> sent = communication(strategy, model, workers=2, steps=3)
+        >>> np.diff(sent.per_step, prepend=0)
+        array([33008.,     0.,  1008.])
+
+    Source: Lu et al., "Maximizing communication efficiency for large-scale training via
+    0/1 Adam", ICLR 2023 (2022), algorithm 1, with m after g as in DeepSpeed.
+    """
+    where = "zero_one_adam"
+    variance_steps = checks.whole(f"{where}: variance_steps", variance_steps, least=1)
+    refreshes = checks.whole(f"{where}: refreshes", refreshes, least=1)
+    period = checks.whole(f"{where}: period", period, least=1)
+    own, rate = checked(where, b1, b2, eps), checks.learning_rate(where, learning_rate)
+
+    def init(params):
+        start = begun(params, axis)
+        return ZeroOneAdamState(start, widen(params), zeros(params), jnp.zeros(()))
+
+    def reduce(grads, replica, state, step):
+        g, (m, v, *errors) = widen(grads), state.adam
+        g = if_finite(g, g, zeros(g))
+        # The largest power of two, of whose halves there were enough refreshes.
+        interval = 1 << (31 - jax.lax.clz(step // refreshes + jnp.int32(1)))
+        due = (step < variance_steps) & ((step + refreshes) % interval == 0)
+        m = own.first_of(m, g)
+        v = jax.lax.cond(
+            due, lambda: own.second_of(v, collectives.mean(g, axis)), lambda: v
+        )
+        total = jax.tree.map(lambda u, m: u + rate(step) * m, state.sum, m)
+        adam, rates = OneBitAdamState(m, v, *errors), state.rates + rate(step)
+        new = ZeroOneAdamState(adam, state.anchor, total, rates)
+        return narrow(own.steps(m, v), grads), narrow(new, state)
+
+    def sync(replica, state, step):
+        adam = in_signs(state.sum, state.rates, own.b1, state.adam, axis)
+        moves = jax.tree.map(lambda d: state.rates * d, own.steps(*adam[:2]))
+        anchor = jax.tree.map(jnp.subtract, state.anchor, moves)
+        new = ZeroOneAdamState(adam, anchor, zeros(anchor), jnp.zeros(()))
+        return restart(replica, anchor), narrow(new, state)
+
+    made = Strategy(init, reduce, sync, shipped("anchor"), axis=axis, unit_steps=True)
+    return sync_every(made, lambda step: jnp.where(step < variance_steps, 1, period))
