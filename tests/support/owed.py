@@ -203,6 +203,10 @@ OTHER_VALUES: dict[Any, Any] = {
     "early_momentum": 0.2,
     "optimizer": optax.sgd(0.1, momentum=0.9),
     "topology": "ring",
+    **{
+        (name, "topology"): "complete"
+        for name in ("d2", "gradient_tracking", "choco_sgd")
+    },
     "reduce": "int4",
     "method": "yogi",
     "clip": 0.01,

@@ -155,6 +155,9 @@ PAIRS: dict[str, Pair] = {
     "three workers on a ring are all neighbours": Pair(
         sa.gossip_pga(PERIOD, topology="ring"), sa.average(), workers=3
     ),
+    "gossip on a complete graph averages": Pair(
+        sa.gossip_pga(10**6, topology="complete"), sa.average()
+    ),
     "gossip-pga of period one averages": Pair(sa.gossip_pga(1), AVERAGED[1]),
     # A proximal term has nothing to pull where each step starts from the average.
     "fedprox of period one averages": Pair(sa.fedprox(1), AVERAGED[1]),
