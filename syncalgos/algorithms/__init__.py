@@ -41,6 +41,7 @@ from syncalgos.algorithms.overlap_local_sgd import (
 from syncalgos.algorithms.post_local_sgd import post_local_sgd as post_local_sgd
 from syncalgos.algorithms.powersgd import powersgd as powersgd
 from syncalgos.algorithms.push_sum import push_sum as push_sum
+from syncalgos.algorithms.qg_dsgdm import qg_dsgdm as qg_dsgdm
 from syncalgos.algorithms.qsr import qsr as qsr
 from syncalgos.algorithms.quantized_sgd import quantized_sgd as quantized_sgd
 from syncalgos.algorithms.scaffnew import scaffnew as scaffnew
@@ -87,6 +88,7 @@ ALGORITHMS: dict[str, _Callable[..., _Strategy]] = {
     "gradient_tracking": gradient_tracking,
     "choco_sgd": choco_sgd,
     "push_sum": push_sum,
+    "qg_dsgdm": qg_dsgdm,
     "scaffold": scaffold,
     "scaffnew": scaffnew,
     "feddyn": feddyn,

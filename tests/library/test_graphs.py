@@ -187,6 +187,7 @@ FACTORIES = {
     "gradient_tracking": lambda graph: sa.gradient_tracking(topology=graph),
     "d2": lambda graph: sa.d2(topology=graph),
     "push_sum": lambda graph: sa.push_sum(topology=graph),
+    "qg_dsgdm": lambda graph: sa.qg_dsgdm(topology=graph, learning_rate=0.1),
 }
 SENT = {"gradient_tracking": 800, "push_sum": 404}  # by gossip: its params, 400 bytes
 

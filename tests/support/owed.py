@@ -120,6 +120,7 @@ OWED = {
     "gradient_tracking": peers(2 * 2 * PARAMS),
     "choco_sgd": peers(2 * 6 * sum(CHOSEN)),  # values and indices of 16 bits
     "push_sum": peers(PARAMS + 4),  # and the weight
+    "qg_dsgdm": peers(2 * PARAMS),
     "scaffold": Owed(sent=lambda n: 2 * ring(n, 2 * PARAMS)),
     "scaffnew": Owed((1, 4), (1, 4)),  # as the coin of seed 0 falls
     "sparta": Owed(NONE, ALL, lambda n: 2 * PERIOD * ring(n, 4 * sum(CHOSEN))),
@@ -205,7 +206,7 @@ OTHER_VALUES: dict[Any, Any] = {
     "topology": "ring",
     **{
         (name, "topology"): "complete"
-        for name in ("d2", "gradient_tracking", "choco_sgd")
+        for name in ("d2", "gradient_tracking", "choco_sgd", "qg_dsgdm")
     },
     "reduce": "int4",
     "method": "yogi",

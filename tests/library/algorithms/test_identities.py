@@ -158,6 +158,10 @@ PAIRS: dict[str, Pair] = {
     "gossip on a complete graph averages": Pair(
         sa.gossip_pga(10**6, topology="complete"), sa.average()
     ),
+    "quasi-global momentum without momentum is gossip": Pair(
+        sa.qg_dsgdm(local_momentum=0, topology="torus", learning_rate=LR),
+        sa.gossip_pga(10**6, topology="torus"),
+    ),
     "gossip-pga of period one averages": Pair(sa.gossip_pga(1), AVERAGED[1]),
     # A proximal term has nothing to pull where each step starts from the average.
     "fedprox of period one averages": Pair(sa.fedprox(1), AVERAGED[1]),
