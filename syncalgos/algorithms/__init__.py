@@ -23,6 +23,7 @@ from syncalgos.algorithms.fedavg import fedavg as fedavg
 from syncalgos.algorithms.feddyn import feddyn as feddyn
 from syncalgos.algorithms.fedopt import fedopt as fedopt
 from syncalgos.algorithms.fedprox import fedprox as fedprox
+from syncalgos.algorithms.gasloc import gasloc as gasloc
 from syncalgos.algorithms.gossip import gossip as gossip
 from syncalgos.algorithms.gossip_pga import gossip_pga as gossip_pga
 from syncalgos.algorithms.gradient_tracking import (
@@ -81,6 +82,7 @@ ALGORITHMS: dict[str, _Callable[..., _Strategy]] = {
     "diloco_x": diloco_x,
     "async_diloco": async_diloco,
     "noloco": noloco,
+    "gasloc": gasloc,
     "easgd": easgd,
     "gossip": gossip,
     "gossip_pga": gossip_pga,

@@ -188,6 +188,7 @@ FACTORIES = {
     "d2": lambda graph: sa.d2(topology=graph),
     "push_sum": lambda graph: sa.push_sum(topology=graph),
     "qg_dsgdm": lambda graph: sa.qg_dsgdm(topology=graph, learning_rate=0.1),
+    "gasloc": lambda graph: sa.gasloc(1, topology=graph),
 }
 SENT = {"gradient_tracking": 800, "push_sum": 404}  # by gossip: its params, 400 bytes
 
@@ -260,6 +261,8 @@ def test_algorithms_refuse_what_their_theory_does_not_allow():
         sa.d2(topology=graphs.ONE_WAY)
     with pytest.raises(ValueError, match="must not change, got 2 matrices"):
         sa.choco_sgd(topology=[graphs.WEIGHTS, graphs.WEIGHTS])
+    with pytest.raises(ValueError, match="unknown topology 'exponential'"):
+        sa.gasloc(topology="exponential")
     with pytest.raises(ValueError, match=r"keep a share: weight \[0, 0\] is 0"):
         sa.push_sum(topology=[[0.0, 1.0], [1.0, 0.0]])
     sa.push_sum(topology=WRONG_ROW / WRONG_ROW.sum(0))  # columns suffice

@@ -110,6 +110,7 @@ OWED = {
     # Of equal speeds: all arrive together, and leave one after the other.
     "async_diloco": Owed(NONE, sent=lambda n: 2 * gathered(n, PARAMS)),
     "noloco": Owed(NONE, sent=lambda n: 2 * 2 * PARAMS * (n > 1)),
+    "gasloc": Owed(NONE, sent=lambda n: 2 * 2 * PARAMS * (n > 1)),
     "easgd": Owed(NONE),
     "gossip": peers(PARAMS),
     # An all-reduce instead, after steps 4 and 8.
@@ -206,7 +207,7 @@ OTHER_VALUES: dict[Any, Any] = {
     "topology": "ring",
     **{
         (name, "topology"): "complete"
-        for name in ("d2", "gradient_tracking", "choco_sgd", "qg_dsgdm")
+        for name in ("d2", "gradient_tracking", "choco_sgd", "qg_dsgdm", "gasloc")
     },
     "reduce": "int4",
     "method": "yogi",
