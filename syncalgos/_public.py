@@ -4,6 +4,7 @@ from syncalgos import collectives as collectives
 from syncalgos import reducers as reducers
 from syncalgos.algorithms import *  # noqa: F403  every algorithm, and ALGORITHMS
 from syncalgos.collectives import WORKERS as WORKERS
+from syncalgos.collectives.graphs import graph as graph
 from syncalgos.combinators.chain import chain as chain
 from syncalgos.combinators.decided import decided as decided
 from syncalgos.combinators.delayed import delayed as delayed

@@ -11,11 +11,19 @@ import math
 import operator
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 LearningRate = float | Callable[[Any], Any]
 """A number, or an optax schedule: local step -> learning rate."""
 
+_Mutual = Literal["ring", "torus", "hypercube", "star", "complete", "erdos_renyi"]
+_OneWay = Literal["exponential", "static_exponential"]
+
+Topology = Literal[_OneWay, _Mutual] | Any
+"""A graph of workers: its name, or what else `syncalgos.graph` takes from Python."""
+
+Symmetric = _Mutual | Any
+"""A graph whose workers hear each other with the same weights."""
 
 MOST_LISTED = 12  # names beside one that is close
 

@@ -25,6 +25,7 @@ EMPTY = inspect.Parameter.empty
 # The names of types in factories' sources that need no import.
 TYPES = {"bool": bool, "float": float, "int": int, "str": str, "Any": Any}
 TYPES |= {"Literal": typing.Literal, "Callable": Callable, "__builtins__": {}}
+TYPES |= {"checks": checks}
 # Flags of algorithms whose parameters have the names of the inner optimizer's flags.
 SPELLED = {"b1": "beta1", "b2": "beta2"}
 # Flags and arguments of 0.2, which old files and commands have.

@@ -26,6 +26,7 @@ from syncalgos.algorithms.fedavg import fedavg as fedavg
 from syncalgos.algorithms.feddyn import feddyn as feddyn
 from syncalgos.algorithms.fedopt import fedopt as fedopt
 from syncalgos.algorithms.fedprox import fedprox as fedprox
+from syncalgos.algorithms.gasloc import gasloc as gasloc
 from syncalgos.algorithms.gossip import gossip as gossip
 from syncalgos.algorithms.gossip_pga import gossip_pga as gossip_pga
 from syncalgos.algorithms.gpa import gpa as gpa
@@ -47,6 +48,7 @@ from syncalgos.algorithms.post_local_sgd import post_local_sgd as post_local_sgd
 from syncalgos.algorithms.powersgd import powersgd as powersgd
 from syncalgos.algorithms.pulseloco import pulseloco as pulseloco
 from syncalgos.algorithms.push_sum import push_sum as push_sum
+from syncalgos.algorithms.qg_dsgdm import qg_dsgdm as qg_dsgdm
 from syncalgos.algorithms.qsr import qsr as qsr
 from syncalgos.algorithms.quantized_sgd import quantized_sgd as quantized_sgd
 from syncalgos.algorithms.scaffnew import scaffnew as scaffnew
@@ -90,6 +92,7 @@ ALGORITHMS: dict[str, _Callable[..., _Strategy]] = {
     "palsgd": palsgd,
     "async_diloco": async_diloco,
     "noloco": noloco,
+    "gasloc": gasloc,
     "easgd": easgd,
     "gossip": gossip,
     "gossip_pga": gossip_pga,
@@ -97,6 +100,7 @@ ALGORITHMS: dict[str, _Callable[..., _Strategy]] = {
     "gradient_tracking": gradient_tracking,
     "choco_sgd": choco_sgd,
     "push_sum": push_sum,
+    "qg_dsgdm": qg_dsgdm,
     "scaffold": scaffold,
     "scaffnew": scaffnew,
     "feddyn": feddyn,

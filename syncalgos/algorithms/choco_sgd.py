@@ -2,7 +2,8 @@
 
 from typing import NamedTuple
 
-from syncalgos import checks, collectives
+from syncalgos import checks
+from syncalgos.collectives import topology as peers
 from syncalgos.dtypes import widen, zeros
 from syncalgos.reducers import stacking
 from syncalgos.reducers.reducer import is_sent, over_leaves
@@ -21,43 +22,44 @@ def choco_sgd(
     *,
     density: float = 0.1,
     consensus: float | None = None,
+    topology: checks.Symmetric = "ring",
     stacked: stacking.Stacked = 0,
     axis: Axis = WORKERS,
 ) -> Strategy:
-    """CHOCO-SGD: gossip on a ring that sends only the largest changes.
+    """CHOCO-SGD: gossip that sends only the largest changes.
 
     After every local step, for worker i's params θ, the copy x̂ of them that its
-    neighbours hold, and W the weights of a ring (1/3 for a worker and each neighbour):
+    neighbours hold, and W the weights of the graph, of a ring 1/3 for each:
 
         q ← TopK(θ - x̂);   x̂ ← x̂ + q;   θ ← θ + γ (W x̂ - x̂)
 
     Args:
-        density: the share of a leaf's entries that is sent, rounded up; above 0, at
-            most 1.
+        density: the share of a leaf that is sent, rounded up; above 0, at most 1.
         consensus: γ, the step towards the neighbours, above 0, at most 1; None means 2
             × density, at most 1.
-        stacked: which leaves hold several layers, each compressed as a leaf (see
-            `Stacked`).
+        topology: the graph of neighbours: ring, torus, hypercube, star, complete or
+            erdos_renyi; in Python also edges, or symmetric weights (see `graph`).
+        stacked: which leaves hold several layers, each sent as a leaf (see `Stacked`).
         axis: the mapped axis or axes over which the workers lie.
 
     Returns:
         A Strategy. State: x̂ and W x̂ - x̂, shaped like params, at least float32, each
-        worker's own. A step sends the values of q and their indices to two neighbours,
-        of 16 bits in leaves of at most 65,536 entries, else of 32. The center is the
-        mean of the replicas. opt_state and buffers stay local.
+        worker's own. A step sends each neighbour the values of q and their indices, of
+        16 bits in leaves of at most 65,536 entries, else of 32. The center is the mean
+        of the replicas. opt_state and buffers stay local.
 
     Raises:
-        ValueError: a parameter outside its range.
+        ValueError: a parameter outside its range, or a graph of other workers.
 
     Replicas do not agree. Mixing keeps their mean, whatever the compression loses. With
-    γ above 4 × density they may drift apart for good. x̂ starts at the params, which
-    must be equal on all workers; in the paper it starts at 0.
+    γ above 4 × density they may drift apart for good. x̂ starts at the params, equal on
+    all workers; in the paper at 0.
 
     Example:
         >>> import numpy as np
         >>> from syncalgos import choco_sgd, communication
-        >>> model = np.ones(1000, np.float32)
-        >>> sent = communication(choco_sgd(density=0.01), model, workers=8, steps=1)
+        >>> model, strategy = np.ones(1000, np.float32), choco_sgd(density=0.01)
+        >>> sent = communication(strategy, model, workers=8, steps=1)
         >>> sent.bytes_per_worker  # to each neighbour 10 values and their indices
         120.0
 
@@ -69,24 +71,25 @@ def choco_sgd(
     # and 16 workers stayed together up to γ = 0.4 at a density of 0.1, 0.05 at 0.01.
     gamma = min(1.0, 2 * density) if consensus is None else consensus
     gamma = checks.share("choco_sgd: consensus", gamma)
+    graph = peers.check("choco_sgd", topology, fixed=True, symmetric=True)
     stacked = stacking.check("choco_sgd: stacked", stacked)
 
-    # From 0, as in the paper, the params themselves would have to be sent first.
+    # From 0 the params themselves would have to be sent first.
     def init(params):
         return ChocoState(widen(params), zeros(params))
 
     def mix(x, known, apart):
         chosen = largest(x.astype(known.dtype) - known, density)
-        around = [collectives.shift(chosen, by, axis) for by in (-1, 1)]
-        sent = (chosen, *around)
-        q, left, right = (placed(values, indices, known) for values, indices in sent)
-        known, apart = known + q, apart + ((left - q) + (right - q)) / 3
+        (links,) = peers.links(graph, axis)
+        sent = [chosen, *(peers.hear(chosen, link, axis) for link in links)]
+        q, *others = (placed(values, indices, known) for values, indices in sent)
+        known, apart = known + q, apart + peers.pull(q, others, links, axis)
         return (x + gamma * apart).astype(x.dtype), known, apart
 
     def leaf(x, known, apart, pieces):
-        own = x, known, apart
         if not is_sent(x):
-            return own
+            return x, known, apart
+        own = x, known, apart
         return tuple(map(pieces.join, pieces.each(mix)(*map(pieces.split, own))))
 
     def sync(replica, state, step):

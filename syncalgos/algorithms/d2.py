@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from syncalgos import checks
 from syncalgos.algorithms._anchors import restart
-from syncalgos.collectives import topology
+from syncalgos.collectives import topology as peers
 from syncalgos.dtypes import widen, zeros
 from syncalgos.strategy import WORKERS, Axis, MeanCenter, PyTree, Strategy
 
@@ -18,28 +18,38 @@ class D2State(NamedTuple):
     correction: PyTree
 
 
-def d2(*, mixing: float = 0.5, axis: Axis = WORKERS) -> Strategy:
-    """D², or exact diffusion: gossip on a ring, corrected for its past mixing.
+def d2(
+    *,
+    mixing: float = 0.5,
+    topology: checks.Symmetric = "ring",
+    axis: Axis = WORKERS,
+) -> Strategy:
+    """D², or exact diffusion: gossip that is corrected for its past mixing.
 
-    After every local step, for params θ, c zero at first, W the weights of a ring (1/3
-    for a worker and each neighbour), and V = (1 - m) I + m W with the identity I:
+    After every local step, for params θ, c zero at first, W the weights of the graph
+    (of a ring 1/3 for a worker and each neighbour), and V = (1 - m) I + m W with the
+    identity I:
 
         φ ← θ + c;   c ← c + (V φ - φ);   θ ← V φ
 
     With the inner updates u this is xₜ₊₁ = V (2 xₜ - xₜ₋₁ + uₜ - uₜ₋₁).
 
     Args:
-        mixing: m, the share of the ring's weights W in V, above 0, at most 1; at 1 an
-            even number of workers is at the edge of stability.
+        mixing: m, the share of the weights W in V, above 0, at most 1; at 1 a ring of
+            an even number of workers is at the edge of stability.
+        topology: the graph of neighbours: ring, torus, hypercube, star, complete or
+            erdos_renyi; in Python also edges, or weights that are symmetric and do not
+            change (see `graph`).
         axis: the mapped axis or axes over which the workers lie.
 
     Returns:
         A Strategy. State: c, shaped like params, at least float32, each worker's own. A
-        step sends φ to two neighbours, in float32 at least. The center is the mean of
+        step sends φ to each neighbour, in float32 at least. The center is the mean of
         the replicas. opt_state and buffers stay local.
 
     Raises:
-        ValueError: a parameter outside its range.
+        ValueError: a parameter outside its range, or a graph of another number of
+            workers.
 
     Replicas do not agree. With plain SGD inside and without noise they converge to the
     minimum of the mean loss, unlike `gossip`. Workers must start equal.
@@ -56,6 +66,8 @@ def d2(*, mixing: float = 0.5, axis: Axis = WORKERS) -> Strategy:
     learning", 2018.
     """
     mixing = checks.share("d2: mixing", mixing)
+    # With links of one way V has complex eigenvalues, and the workers drift apart.
+    graph = peers.check("d2", topology, fixed=True, symmetric=True)
 
     def init(params):
         return D2State(zeros(params))
@@ -64,7 +76,7 @@ def d2(*, mixing: float = 0.5, axis: Axis = WORKERS) -> Strategy:
     # the mean of c stays 0 but for rounding.
     def sync(replica, state, step):
         shifted = jax.tree.map(jnp.add, widen(replica.params), state.correction)
-        moves = topology.ring_moves(shifted, axis)
+        moves = peers.moves(shifted, graph, step, axis)
         moves = jax.tree.map(lambda move: mixing * move, moves)
         correction = jax.tree.map(jnp.add, state.correction, moves)
         mixed = jax.tree.map(jnp.add, shifted, moves)

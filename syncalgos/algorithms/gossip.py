@@ -1,7 +1,5 @@
 """Gossip: every worker averages with its neighbours only."""
 
-from typing import Literal
-
 import jax
 import jax.numpy as jnp
 
@@ -15,35 +13,38 @@ from syncalgos.strategy import WORKERS, Axis, MeanCenter, Strategy
 
 def gossip(
     *,
-    topology: Literal["exponential", "ring"] = "exponential",
+    topology: checks.Topology = "exponential",
     mix_opt_state: bool = False,
     axis: Axis = WORKERS,
 ) -> Strategy:
-    """Gossip: at every local step, each worker averages with one or two neighbours.
+    """Gossip: at every local step, each worker averages with its neighbours.
 
     exponential: after local step t, for N workers, modulo N:
 
         θᵢ ← (θᵢ + θⱼ) / 2,   j = i + 2^(t mod ⌈log₂ N⌉)
 
-    ring (D-PSGD): in the local step, from the old params θ, with the inner update u:
+    any other graph (D-PSGD): in the local step, from the old params θ, with its weights
+    W, of a ring 1/3 for a worker and each neighbour, and the inner update u:
 
-        θᵢ ← (θᵢ₋₁ + θᵢ + θᵢ₊₁) / 3 + uᵢ
+        θᵢ ← Σⱼ Wᵢⱼ θⱼ + uᵢ
 
     Args:
-        topology: the graph of neighbours: exponential (one peer a step, in turn) or
-            ring.
+        topology: the graph of neighbours: exponential (one peer a step, in turn),
+            static_exponential (all of these at each step), ring, torus, hypercube,
+            star, complete or erdos_renyi; in Python also edges or weights (see
+            `graph`).
         mix_opt_state: average the floats of the inner optimizer's state, such as its
             momentum, with the same neighbours after the step.
         axis: the mapped axis or axes over which the workers lie.
 
     Returns:
-        A Strategy. State: none; for the ring the move of the mixing, shaped like
-        params. A step sends params to one (exponential) or two (ring) neighbours, and
-        with mix_opt_state the floats of opt_state too. The center is the mean of the
-        replicas. buffers stay local, and so does opt_state without mix_opt_state.
+        A Strategy. State: none for exponential, else the move of the mixing, shaped
+        like params. A step sends params to each neighbour, and with mix_opt_state the
+        floats of opt_state too. The center is the mean of the replicas. buffers stay
+        local, and so does opt_state without mix_opt_state.
 
     Raises:
-        ValueError: an unknown topology.
+        ValueError: a graph that is unknown, or of another number of workers.
 
     Replicas do not agree. Without training, the exponential graph of 2ᵏ workers reaches
     the exact mean in k steps.
@@ -64,32 +65,33 @@ def gossip(
     decentralized algorithms outperform centralized algorithms?", NeurIPS 2017,
     algorithm 1.
     """
-    checks.one_of("topology", topology, peers.TOPOLOGIES)
-    of_params = _ring(axis) if topology == "ring" else _exponential(axis)
+    graph = peers.check("gossip", topology)
+    way = _after if peers.named(graph, "exponential") else _beside
+    of_params = way(graph, axis)
     if not mix_opt_state:
         return of_params
 
     def sync(replica, state, step):
-        opt_state = peers.mix(replica.opt_state, topology, step, axis)
+        opt_state = peers.mix(replica.opt_state, graph, step, axis)
         return replica._replace(opt_state=opt_state), state
 
     of_state = Strategy(sync=sync, center=MeanCenter(axis), late=of_params.late)
     return chain(of_params, of_state)
 
 
-def _exponential(axis: Axis) -> Strategy:
+def _after(graph: peers.Topology, axis: Axis) -> Strategy:
     def sync(replica, state, step):
-        params = peers.mix(replica.params, "exponential", step, axis)
+        params = peers.mix(replica.params, graph, step, axis)
         return replica._replace(params=params), state
 
     return Strategy(sync=sync, center=MeanCenter(axis))
 
 
-def _ring(axis: Axis) -> Strategy:
+def _beside(graph: peers.Topology, axis: Axis) -> Strategy:
     # D-PSGD mixes the params as they are before the step, during which they travel:
     # only reduce sees those.
     def reduce(grads, replica, state, step):
-        return grads, peers.ring_moves(replica.params, axis)
+        return grads, peers.moves(replica.params, graph, step, axis)
 
     def sync(replica, state, step):
         return restart(replica, jax.tree.map(jnp.add, replica.params, state)), state

@@ -1,7 +1,5 @@
 """Gossip with a global average every so often."""
 
-from typing import Literal
-
 from syncalgos import checks
 from syncalgos.collectives import topology as peers
 from syncalgos.combinators.chain import chain
@@ -13,7 +11,7 @@ from syncalgos.strategy import WORKERS, Axis, MeanCenter, Strategy
 def gossip_pga(
     period: int = 16,
     *,
-    topology: Literal["exponential", "ring"] = "exponential",
+    topology: checks.Topology = "exponential",
     axis: Axis = WORKERS,
 ) -> Strategy:
     """Gossip with periodic global averaging.
@@ -22,23 +20,26 @@ def gossip_pga(
 
         θᵢ ← mean(θ)                             if `period` divides t + 1
         θᵢ ← (θᵢ + θⱼ) / 2,  j = i + 2^(t mod ⌈log₂ N⌉)   else, exponential
-        θᵢ ← (θᵢ₋₁ + θᵢ + θᵢ₊₁) / 3              else, ring
+        θᵢ ← Σⱼ Wᵢⱼ θⱼ                           else, a graph of weights W
 
     Args:
         period: local steps between two averages over all workers, at least 1.
         topology: the graph of neighbours at all other steps: exponential (one peer a
-            step, in turn) or ring.
+            step, in turn), static_exponential (all of these at each step), ring, torus,
+            hypercube, star, complete or erdos_renyi; in Python also edges or weights
+            (see `graph`).
         axis: the mapped axis or axes over which the workers lie.
 
     Returns:
-        A Strategy. No state. A step sends params to one (exponential) or two (ring)
-        neighbours; every `period` steps, by an all-reduce instead. The center is the
-        mean of the replicas. opt_state and buffers stay local.
+        A Strategy. No state. A step sends params to each neighbour; every `period`
+        steps, by an all-reduce instead. The center is the mean of the replicas.
+        opt_state and buffers stay local.
 
     Raises:
         ValueError: a parameter outside its range.
 
-    The ring mixes the params after the step; `gossip` mixes those before it.
+    All graphs mix the params after the step; in `gossip` most mix those before it. A
+    ring weighs a worker and each neighbour by 1/3.
 
     Example:
         >>> import numpy as np
@@ -52,10 +53,10 @@ def gossip_pga(
     2021.
     """
     period = checks.whole("period", period, least=1)
-    checks.one_of("topology", topology, peers.TOPOLOGIES)
+    graph = peers.check("gossip_pga", topology)
 
     def sync(replica, state, step):
-        params = peers.mix(replica.params, topology, step, axis)
+        params = peers.mix(replica.params, graph, step, axis)
         return replica._replace(params=params), state
 
     mixing = Strategy(sync=sync, center=MeanCenter(axis))

@@ -5,8 +5,9 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from syncalgos import checks
 from syncalgos.algorithms._anchors import restart
-from syncalgos.collectives import topology
+from syncalgos.collectives import topology as peers
 from syncalgos.dtypes import if_finite, narrow, widen, zeros
 from syncalgos.strategy import WORKERS, Axis, MeanCenter, PyTree, Strategy
 
@@ -19,24 +20,33 @@ class TrackingState(NamedTuple):
 
 
 # Old params travel, too, and gradients are used a step later.
-def gradient_tracking(*, axis: Axis = WORKERS) -> Strategy:
+def gradient_tracking(
+    *, topology: checks.Topology = "ring", axis: Axis = WORKERS
+) -> Strategy:
     """Gradient tracking: each worker steps along an estimate of the mean gradient.
 
     In every local step, for gradients g at params θ, c zero at first, W the weights of
-    a ring (1/3 for a worker and each neighbour), and u the inner update along y:
+    the graph (of a ring 1/3 for a worker and each neighbour), and u the inner update
+    along y:
 
         y ← g + c;   c ← c + (W y - y);   θ ← W θ + u
 
     This is y ← W y + g - (g of the step before): the mean of y is always that of g.
 
     Args:
+        topology: the graph of neighbours: ring, torus, hypercube, star, complete,
+            erdos_renyi, exponential (one peer a step, in turn) or static_exponential
+            (all of these at each step); in Python also edges or weights (see `graph`).
         axis: the mapped axis or axes over which the workers lie.
 
     Returns:
         A Strategy. State: c and the mixing's move of the params, shaped like params, at
         least float32, each worker's own. A step sends θ, and y in float32 at least, to
-        two neighbours. The center is the mean of the replicas. opt_state and buffers
+        each neighbour. The center is the mean of the replicas. opt_state and buffers
         stay local.
+
+    Raises:
+        ValueError: a graph that is unknown, or of another number of workers.
 
     Replicas do not agree. With plain SGD inside and without noise they converge to the
     minimum of the mean loss, unlike `gossip`. A worker's gradient that is not finite
@@ -54,6 +64,7 @@ def gradient_tracking(*, axis: Axis = WORKERS) -> Strategy:
     optimization over time-varying graphs", SIAM J. Optim. 2017 (DIGing); Pu and Nedić,
     "Distributed stochastic gradient tracking methods", 2020.
     """
+    graph = peers.check("gradient_tracking", topology)
 
     def init(params):
         return TrackingState(zeros(params), zeros(params))
@@ -63,7 +74,7 @@ def gradient_tracking(*, axis: Axis = WORKERS) -> Strategy:
         tracked = jax.tree.map(jnp.add, widen(grads), state.correction)
         # Its own gradient, so each worker decides for itself; the mean of c stays 0.
         finite = if_finite(grads, tracked, state.correction)
-        changes, moves = topology.ring_moves((finite, replica.params), axis)
+        changes, moves = peers.moves((finite, replica.params), graph, step, axis)
         correction = jax.tree.map(jnp.add, state.correction, changes)
         return narrow(tracked, grads), TrackingState(correction, moves)
 

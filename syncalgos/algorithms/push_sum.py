@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from syncalgos import checks
 from syncalgos.algorithms._anchors import restart, shipped
-from syncalgos.collectives import topology
+from syncalgos.collectives import topology as peers
 from syncalgos.dtypes import narrow, widen
 from syncalgos.keys import own_key
 from syncalgos.strategy import WORKERS, Axis, PyTree, Strategy
@@ -20,29 +20,42 @@ class PushSumState(NamedTuple):
     weight: jax.Array
 
 
-def push_sum(*, drop: float = 0.0, seed: int = 0, axis: Axis = WORKERS) -> Strategy:
+def push_sum(
+    *,
+    drop: float = 0.0,
+    topology: checks.Topology = "exponential",
+    seed: int = 0,
+    axis: Axis = WORKERS,
+) -> Strategy:
     """Stochastic gradient push: push-sum gossip, exact over one-way links that fail.
 
-    After local step t, for N workers (indices modulo N), the inner update u, params z
-    that are x / w, and s, 1/2 for a worker that sends at this step, else 0:
+    After every local step, for the inner update u, params z that are x / w, and the
+    shares S of their sums that workers give, Sᵢⱼ of worker j to worker i:
 
-        x ← x + u;   (x, w)ᵢ ← (1 - sᵢ) (x, w)ᵢ + sⱼ (x, w)ⱼ;   z ← x / w
-        j = i + 2^(t mod ⌈log₂ N⌉)
+        x ← x + u;   (x, w)ᵢ ← Σⱼ Sᵢⱼ (x, w)ⱼ;   z ← x / w
+
+    exponential, after step t, for N workers, modulo N: each keeps a half, and worker i
+    gets the other half of worker i + 2^(t mod ⌈log₂ N⌉).
 
     Args:
         drop: the share of steps at which a worker fails to send, at least 0 and below
             1; it then keeps its whole sum, so nothing is lost.
+        topology: who gives to whom: exponential (one peer a step, in turn),
+            static_exponential (all of these at each step), ring, torus, hypercube,
+            star, complete or erdos_renyi; in Python also edges, or weights S of which
+            only columns need add up to 1 (see `graph`).
         seed: seeds the failures, which differ between workers.
         axis: the mapped axis or axes over which the workers lie.
 
     Returns:
         A Strategy. State: x, shaped like params, at least float32, and w, each worker's
-        own. A step sends x and w, each once, to one peer; failures count as sent. The
+        own. A step sends x and w to each peer; failures count as sent. The
         center is the mean of x, which no failure shifts. opt_state and buffers stay
         local.
 
     Raises:
-        ValueError: a parameter outside its range.
+        ValueError: a parameter outside its range, or a graph of another number of
+            workers.
 
     Replicas do not agree. Without failures all w stay 1, which is `gossip`. With them
     plain gossip would drift: its matrix would no longer keep the mean.
@@ -59,24 +72,23 @@ def push_sum(*, drop: float = 0.0, seed: int = 0, axis: Axis = WORKERS) -> Strat
     deep learning", ICML 2019 (2018), algorithm 1.
     """
     drop = checks.real("push_sum: drop", drop, least=0, below=1)
+    graph = peers.check("push_sum", topology, columns=True, keeps=True)
     seed = checks.seed(seed)
 
     def init(params):
         return PushSumState(widen(params), jnp.ones((), float))
 
     def sends(step):
-        return jnp.where(jax.random.uniform(own_key(seed, step, axis)) < drop, 0.0, 0.5)
+        if not checks.is_traced(drop) and not drop:
+            return True
+        return jax.random.uniform(own_key(seed, step, axis)) >= drop
 
     def sync(replica, state, step):
         x, w = state
         # u, from z as the worker had it, in its dtype.
         updates = jax.tree.map(lambda z, x: z - narrow(x / w, z), replica.params, x)
         own = jax.tree.map(jnp.add, x, updates), w
-        share = sends(step) if checks.is_traced(drop) or drop else 0.5
-        sent = jax.tree.map(lambda a: share * a, own)
-        arrived = topology.of_exponential_graph(sent, step, axis)
-        # What is not sent stays in the own sum: the total of x and w never changes.
-        x, w = jax.tree.map(lambda a, s, new: a - s + new, own, sent, arrived)
+        x, w = peers.push(own, sends(step), graph, step, axis)
         return restart(replica, jax.tree.map(lambda x: x / w, x)), PushSumState(x, w)
 
     return Strategy(init, sync=sync, center=shipped("numerators", axis), axis=axis)

@@ -1,6 +1,7 @@
 """Peers that exchange at a step, in methods without a global mean."""
 
 import math
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -10,10 +11,14 @@ import numpy as np
 
 from syncalgos import collectives
 from syncalgos.collectives import Axis, PyTree
+from syncalgos.collectives.graphs import check as check
+from syncalgos.collectives.graphs import named as named
+from syncalgos.collectives.matchings import Link, links_of
 from syncalgos.dtypes import narrow, on_floats, widen
 from syncalgos.keys import common_key
 
-TOPOLOGIES = ("exponential", "ring")
+Topology = str | np.ndarray
+"""What `check` returns of a graph."""
 
 MATCHINGS = 16
 """Random pairings to draw from, each of which is compiled."""
@@ -50,31 +55,122 @@ def of_random_pair(tree: PyTree, step: Any, seed: int, axis: Axis) -> PyTree:
     return collectives.exchange(tree, matchings, drawn, axis)
 
 
-def ring_moves(tree: PyTree, axis: Axis) -> PyTree:
-    """Returns the move of each leaf to its average with both neighbours on a ring.
+def links(topology: Topology, axis: Axis) -> list[list[Link]]:
+    """Returns the links of each step of a period.
+
+    Args:
+        topology: what `check` returned.
+        axis: the mapped axis or axes over which the workers lie.
+
+    Raises:
+        ValueError: a graph of another number of workers.
+    """
+    return links_of(topology, collectives.size(axis))
+
+
+def hear(tree: PyTree, link: Link, axis: Axis) -> PyTree:
+    """Returns what this worker's peer of a link holds."""
+    workers = len(link.sources)
+    ahead = (link.sources - np.arange(workers)) % workers
+    if (ahead == ahead[0]).all():
+        return collectives.shift(tree, int(ahead[0]), axis)
+    return collectives.exchange(tree, [[*map(int, link.sources)]], 0, axis)
+
+
+def weigh(link: Link, axis: Axis) -> Callable[[jax.Array], jax.Array]:
+    """Returns a function: values of a link -> these times this worker's weight."""
+    # Quotients by a number that XLA does not know: of others it makes products, joins
+    # them with the addition behind (fma), and rounds otherwise where that is not fused.
+    # It knows those of a ring, so that its runs go on as they began.
+    if link.constant:
+        return lambda x: x / float(1 / link.weights[0])
+    heard, least = link.weights > 0, np.where(link.weights > 0, link.weights, 1)
+    mine = collectives.index(axis)
+    hears, by = jnp.asarray(heard)[mine], jnp.asarray(1 / least)[mine]
+    by = jax.lax.optimization_barrier(by)
+    return lambda x: jnp.where(hears, x / by.astype(x.dtype), 0)
+
+
+def pull(
+    own: jax.Array, others: list[jax.Array], links: list[Link], axis: Axis
+) -> jax.Array:
+    """Returns W x - x of one array, for what this worker and its peers hold."""
+    parts, weights = [y - own for y in others], np.array([x.weights for x in links])
+    if weights.size and (weights == weights.flat[0]).all():
+        return weigh(links[0], axis)(sum(parts[1:], parts[0]))
+    parts = [weigh(link, axis)(x) for link, x in zip(links, parts, strict=True)]
+    return sum(parts, jnp.zeros_like(own))
+
+
+def moves(tree: PyTree, topology: Topology, step: Any, axis: Axis) -> PyTree:
+    """Returns the move of each leaf to its average with those of the worker's peers.
 
     Args:
         tree: arrays of floats.
+        topology: what `check` returned.
+        step: the local step, which chooses the weights of a graph that changes.
         axis: the mapped axis or axes over which the workers lie.
 
     Returns:
-        W x - x, at least in float32, for the matrix W of weights 1/3 for the worker
-        itself and each neighbour. It is exactly 0 where all hold the same.
+        W x - x, at least in float32, for the weights W. It is exactly 0 where all hold
+        the same.
     """
-    left, right = (collectives.shift(tree, by, axis) for by in (-1, 1))
-    # Each quotient by itself: XLA would join the last product of a sum with an addition
-    # (fma), and round differently where the sum is fused and where it is not.
-    return jax.tree.map(
-        lambda x, a, b: (a - x) / 3 + (b - x) / 3, widen(tree), left, right
-    )
+
+    def along(chosen, tree):
+        own, total = widen(tree), None
+        for link in chosen:
+            heard, part = hear(tree, link, axis), weigh(link, axis)
+            pulls = jax.tree.map(lambda x, y, part=part: part(y - x), own, heard)
+            total = pulls if total is None else jax.tree.map(jnp.add, total, pulls)
+        return jax.tree.map(jnp.zeros_like, own) if total is None else total
+
+    return _at_step(along, topology, step, axis, tree)
 
 
-def mix(tree: PyTree, topology: str, step: Any, axis: Axis) -> PyTree:
-    """Averages a tree with the worker's peer at a step, or with both neighbours.
+def push(
+    tree: PyTree, sends: jax.Array | bool, topology: Topology, step: Any, axis: Axis
+) -> PyTree:
+    """Gives shares of sums to the worker's peers, and takes those that they give.
+
+    Args:
+        tree: sums, arrays of floats.
+        sends: whether this worker gives any; else it keeps its whole sums.
+        topology: what `check` returned; only columns need add up to 1.
+        step: the local step, which chooses the weights of a graph that changes.
+        axis: the mapped axis or axes over which the workers lie.
+
+    Returns:
+        W x for the weights W. Over the workers the total of each sum stays.
+    """
+
+    def along(chosen, tree):
+        total = tree
+        for link in chosen:
+            # Weights of those who hear: source j gives to worker order[j].
+            order = np.argsort(link.sources)
+            part = weigh(Link(link.sources, link.weights[order]), axis)
+            gives = jax.tree.map(
+                lambda x, part=part: jnp.where(sends, part(x), 0), tree
+            )
+            gets = hear(gives, link, axis)
+            total = jax.tree.map(take, total, gives, gets)
+        return total
+
+    def take(total, gives, gets):
+        # Half of a sum leaves exactly the other half. Where all hold and give the same,
+        # the difference is exactly 0.
+        halves = named(topology, "exponential")
+        return total - gives + gets if halves else total + (gets - gives)
+
+    return _at_step(along, topology, step, axis, tree)
+
+
+def mix(tree: PyTree, topology: Topology, step: Any, axis: Axis) -> PyTree:
+    """Averages a tree with those of the worker's peers at a step.
 
     Args:
         tree: arrays; leaves that are no floats, such as counts, are kept.
-        topology: one of TOPOLOGIES.
+        topology: what `check` returned.
         step: the local step.
         axis: the mapped axis or axes over which the workers lie.
 
@@ -83,12 +179,29 @@ def mix(tree: PyTree, topology: str, step: Any, axis: Axis) -> PyTree:
     """
 
     def mixed(own):
-        if topology == "ring":
-            return narrow(jax.tree.map(jnp.add, own, ring_moves(own, axis)), own)
-        peer = of_exponential_graph(own, step, axis)
-        return [(x + y) / 2 for x, y in zip(own, peer, strict=True)]
+        if named(topology, "exponential"):
+            peer = of_exponential_graph(own, step, axis)
+            return [(x + y) / 2 for x, y in zip(own, peer, strict=True)]
+        pulls = moves(own, topology, step, axis)
+        return narrow(jax.tree.map(jnp.add, own, pulls), own)
 
     return on_floats(mixed, tree)
+
+
+def _at_step(
+    along: Callable[[list[Link], PyTree], PyTree],
+    topology: Topology,
+    step: Any,
+    axis: Axis,
+    tree: PyTree,
+) -> PyTree:
+    """Applies a function to the links of a step and a tree."""
+    ways = [partial(along, chosen) for chosen in links(topology, axis)]
+    return (
+        ways[0](tree)
+        if len(ways) == 1
+        else jax.lax.switch(step % len(ways), ways, tree)
+    )
 
 
 def _matching(workers: int, seed: int, number: int) -> tuple[int, ...]:

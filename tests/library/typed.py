@@ -39,6 +39,7 @@ STRATEGIES: list[sa.Strategy] = [
     sa.noloco(16, consensus=0.6),
     sa.easgd(16, beta=0.8),
     sa.gossip(topology="ring"),
+    sa.gossip(topology=sa.graph([(0, 1), (1, 2)], workers=3).weights),
     sa.gossip_pga(6, topology="exponential"),
     sa.d2(mixing=0.5),
     sa.gradient_tracking(axis="workers"),

@@ -1,13 +1,21 @@
-"""Koloskova 2019, algorithm 2, on a ring with top-k of each leaf."""
+"""Koloskova 2019, algorithm 2, with top-k of each leaf."""
 
 from math import ceil
 
 import numpy as np
 
 from recurrences import START, by_leaf, local_steps, mean
-from recurrences.gossip import ring_mean
+from recurrences.graphs import EDGES, WEIGHTS, mixed
 
-SETTINGS = [{}, {"density": 0.3, "consensus": 0.4}, {"density": 1.0, "consensus": 1.0}]
+SETTINGS = [
+    {},
+    {"density": 0.3, "consensus": 0.4},
+    {"density": 1.0, "consensus": 1.0},
+    {"topology": "complete", "density": 0.3},
+    {"topology": WEIGHTS, "density": 0.3},
+    {"topology": "star", "density": 0.3},
+    {"topology": EDGES, "density": 0.3},
+]
 
 
 def largest(vector, density):
@@ -22,13 +30,13 @@ def largest(vector, density):
     return by_leaf(leaf, vector)
 
 
-def recurrence(workers, density=0.1, consensus=None):
+def recurrence(workers, density=0.1, consensus=None, topology="ring"):
     consensus = min(1, 2 * density) if consensus is None else consensus
     known = [START] * workers  # in the paper it starts at 0
     for _, theta in local_steps(workers):
         for i in range(workers):
             known[i] = known[i] + largest(theta[i] - known[i], density)
+        around = mixed(known, topology)
         for i in range(workers):
-            pull = ring_mean(known, i) - known[i]
-            theta[i] = theta[i] + consensus * pull
+            theta[i] = theta[i] + consensus * (around[i] - known[i])
         yield mean(theta), theta

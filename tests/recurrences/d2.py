@@ -1,15 +1,23 @@
 """Tang 2018, algorithm 1: xₜ₊₁ = V (2 xₜ - xₜ₋₁ + uₜ - uₜ₋₁), x₁ = V (x₀ + u₀).
 
-V is the ring's matrix mixed with the identity, u the inner updates.
+V is the graph's matrix mixed with the identity, u the inner updates.
 """
 
 from recurrences import START, local_steps, mean
-from recurrences.gossip import ring_mean
+from recurrences.graphs import EDGES, WEIGHTS, mixed
 
-SETTINGS = [{}, {"mixing": 1.0}, {"mixing": 0.3}]
+SETTINGS = [
+    {},
+    {"mixing": 1.0},
+    {"mixing": 0.3},
+    {"topology": "complete"},
+    {"topology": WEIGHTS},
+    {"topology": "star"},
+    {"topology": EDGES},
+]
 
 
-def recurrence(workers, mixing=0.5):
+def recurrence(workers, mixing=0.5, topology="ring"):
     old, older, old_updates = [START] * workers, None, None
     for _, theta in local_steps(workers):
         updates = [theta[i] - old[i] for i in range(workers)]
@@ -20,7 +28,8 @@ def recurrence(workers, mixing=0.5):
                 2 * old[i] - older[i] + updates[i] - old_updates[i]
                 for i in range(workers)
             ]
+        around = mixed(ahead, topology)
         for i in range(workers):
-            theta[i] = (1 - mixing) * ahead[i] + mixing * ring_mean(ahead, i)
+            theta[i] = (1 - mixing) * ahead[i] + mixing * around[i]
         old, older, old_updates = list(theta), old, updates
         yield mean(theta), theta

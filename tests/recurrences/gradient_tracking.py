@@ -1,26 +1,33 @@
-"""Nedić 2017, DIGing: y ← W y + g - (g before), x ← W x + u along y, on a ring."""
+"""Nedić 2017, DIGing: y ← W y + g - (g before), x ← W x + u along y."""
 
 import numpy as np
 
 from recurrences import START, local_steps, mean
-from recurrences.gossip import ring_mean
+from recurrences.graphs import CHANGING, EDGES, mixed
 
-SETTINGS = [{}]
+SETTINGS = [
+    {},
+    {"topology": "exponential"},
+    {"topology": CHANGING},
+    {"topology": "star"},
+    {"topology": EDGES},
+]
 
 
-def recurrence(workers):
+def recurrence(workers, topology="ring"):
     tracked = [np.zeros_like(START)] * workers
     before, old = list(tracked), [START] * workers
 
+    # c is mixed in the step that made it: with W of that step, W y + g - g before.
     def tracking(grads, theta, step):
-        mixed = [ring_mean(tracked, i) for i in range(workers)]
-        tracked[:] = [mixed[i] + grads[i] - before[i] for i in range(workers)]
+        around = mixed(tracked, topology, step - 1)
+        tracked[:] = [around[i] + grads[i] - before[i] for i in range(workers)]
         before[:] = grads
         return tracked
 
-    for _, theta in local_steps(workers, combine=tracking):
-        new = list(theta)
+    for step, theta in local_steps(workers, combine=tracking):
+        new, around = list(theta), mixed(old, topology, step)
         for i in range(workers):
-            theta[i] = ring_mean(old, i) + (new[i] - old[i])
+            theta[i] = around[i] + (new[i] - old[i])
         old = list(theta)
         yield mean(theta), theta

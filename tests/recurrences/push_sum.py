@@ -1,26 +1,32 @@
-"""Assran 2019, algorithm 1, on the one-peer exponential graph."""
+"""Assran 2019, algorithm 1, of any column-stochastic weights."""
 
 import jax
 import numpy as np
 
 from recurrences import START, draw_key, local_steps, mean
-from recurrences.gossip import peer
+from recurrences.graphs import COLUMNS, matrix
 
-SETTINGS = [{}, {"drop": 0.4}, {"drop": 0.7, "seed": 5}]
+SETTINGS = [
+    {},
+    {"drop": 0.4},
+    {"drop": 0.7, "seed": 5},
+    {"topology": "ring"},
+    {"topology": COLUMNS},
+    {"topology": "ring", "drop": 0.4},
+    {"topology": COLUMNS, "drop": 0.4},
+    {"topology": "star", "drop": 0.4},
+]
 
 
-def recurrence(workers, drop=0.0, seed=0):
+def recurrence(workers, drop=0.0, topology="exponential", seed=0):
     x, w, z = [START] * workers, np.ones(workers), [START] * workers
     for step, theta in local_steps(workers):
-        share = np.full(workers, 0.5)  # what each gives to the one who hears it
+        shares = np.array(matrix(topology, step, workers))
         for i in range(workers):
             if jax.random.uniform(draw_key(seed, step, i)) < drop:
-                share[i] = 0
-        x = [x[i] + theta[i] - z[i] for i in range(workers)]
-        if workers > 1:
-            pairs = [(i, peer(i, step, workers)) for i in range(workers)]
-            x = [(1 - share[i]) * x[i] + share[j] * x[j] for i, j in pairs]
-            w = [(1 - share[i]) * w[i] + share[j] * w[j] for i, j in pairs]
+                shares[:, i] = np.eye(workers)[i]  # it fails, and keeps all
+        x = shares @ [x[i] + theta[i] - z[i] for i in range(workers)]
+        w = shares @ w
         z = [x[i] / w[i] for i in range(workers)]
         theta[:] = z
         yield mean(x), theta

@@ -114,6 +114,7 @@ OWED = {
     # Of equal speeds: all arrive together, and leave one after the other.
     "async_diloco": Owed(NONE, sent=lambda n: 2 * gathered(n, PARAMS)),
     "noloco": Owed(NONE, sent=lambda n: 2 * 2 * PARAMS * (n > 1)),
+    "gasloc": Owed(NONE, sent=lambda n: 2 * 2 * PARAMS * (n > 1)),
     "easgd": Owed(NONE),
     "gossip": peers(PARAMS),
     # An all-reduce instead, after steps 4 and 8.
@@ -124,6 +125,7 @@ OWED = {
     "gradient_tracking": peers(2 * 2 * PARAMS),
     "choco_sgd": peers(2 * 6 * sum(CHOSEN)),  # values and indices of 16 bits
     "push_sum": peers(PARAMS + 4),  # and the weight
+    "qg_dsgdm": peers(2 * PARAMS),
     "scaffold": Owed(sent=lambda n: 2 * ring(n, 2 * PARAMS)),
     "scaffnew": Owed((1, 4), (1, 4)),  # as the coin of seed 0 falls
     "sparta": Owed(NONE, ALL, lambda n: 2 * PERIOD * ring(n, 4 * sum(CHOSEN))),
@@ -235,6 +237,10 @@ OTHER_VALUES: dict[Any, Any] = {
     "early_momentum": 0.2,
     "optimizer": optax.sgd(0.1, momentum=0.9),
     "topology": "ring",
+    **{
+        (name, "topology"): "complete"
+        for name in ("d2", "gradient_tracking", "choco_sgd", "qg_dsgdm", "gasloc")
+    },
     "reduce": "int4",
     "method": "yogi",
     "clip": 0.01,

@@ -158,6 +158,21 @@ PAIRS: dict[str, Pair] = {
     "three workers on a ring are all neighbours": Pair(
         sa.gossip_pga(PERIOD, topology="ring"), sa.average(), workers=3
     ),
+    "gossip on a complete graph averages": Pair(
+        sa.gossip_pga(10**6, topology="complete"), sa.average()
+    ),
+    "quasi-global momentum without momentum is gossip": Pair(
+        sa.qg_dsgdm(local_momentum=0, topology="torus", learning_rate=LR),
+        sa.gossip_pga(10**6, topology="torus"),
+    ),
+    "gasloc of a complete graph without momentum is diloco": Pair(
+        sa.gasloc(PERIOD, topology="complete", outer_momentum=0),
+        sa.diloco(PERIOD, outer_momentum=0),
+        period=PERIOD,
+    ),
+    "gasloc of one worker is diloco": Pair(
+        sa.gasloc(PERIOD), DILOCO, workers=1, period=PERIOD
+    ),
     "gossip-pga of period one averages": Pair(sa.gossip_pga(1), AVERAGED[1]),
     # A proximal term has nothing to pull where each step starts from the average.
     "fedprox of period one averages": Pair(sa.fedprox(1), AVERAGED[1]),

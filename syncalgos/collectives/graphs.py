@@ -1,0 +1,303 @@
+"""Graphs of workers: their weights from names, edges or matrices, and their gaps.
+
+Weights are (period, N, N): of the step t, W[t % period, i, j] is what worker i takes of
+worker j's values.
+"""
+
+import math
+from typing import Any, NamedTuple, get_args
+
+import numpy as np
+
+from syncalgos import checks
+
+NAMES = get_args(get_args(checks.Topology)[0])
+SYMMETRIC = get_args(get_args(checks.Symmetric)[0])
+
+OFF = 1e-5
+"""How far from 1 the sums of weights may be: those of float32 are rounded."""
+
+
+class Graph(NamedTuple):
+    """A graph of workers.
+
+    Attributes:
+        weights: W, (N, N), or (period, N, N) of a graph that changes; worker i takes
+            W[i, j] of worker j's values.
+        gap: 1 - the second-largest absolute eigenvalue of W, or of the product of a
+            whole period.
+        degree: how many peers the busiest worker sends to, at most, in a step.
+    """
+
+    weights: np.ndarray
+    gap: float
+    degree: int
+
+
+def graph(topology: Any, workers: int, *, seed: int = 0) -> Graph:
+    """Returns the weights, the spectral gap and the degree of a graph of workers.
+
+    Args:
+        topology: what algorithms take: a name, a matrix of weights, edges, or a
+            sequence of matrices.
+        workers: N, at least 1.
+        seed: of the edges of erdos_renyi.
+
+    Returns:
+        A Graph: `weights`, (N, N), or (period, N, N) of a graph that changes; `gap`, 1
+        minus the second-largest absolute eigenvalue of the weights, or of the product
+        of a whole period; `degree`, the most peers that a worker sends to in a step.
+
+    Raises:
+        ValueError: an unknown name, weights whose columns do not add up to 1, or
+            another number of workers.
+
+    With each mixing the distance of the workers from their mean falls to 1 - gap times,
+    in the long run: a gap of 1 is the exact mean, and of 0 some never hear of others.
+
+    Example:
+        >>> from syncalgos import graph
+        >>> for name in ("ring", "hypercube", "complete"):
+        ...     found = graph(name, 8)
+        ...     print(name, round(found.gap, 3), found.degree)
+        ring 0.195 2
+        hypercube 0.5 3
+        complete 1.0 7
+        >>> graph([(0, 1), (1, 2)], 3).weights.round(2).tolist()
+        [[0.67, 0.33, 0.0], [0.33, 0.33, 0.33], [0.0, 0.33, 0.67]]
+    """
+    workers = checks.whole("workers", workers, least=1)
+    seed = checks.whole("seed", seed, least=0)
+    given = check("graph", topology, columns=True)
+    weights = weights_of(given, workers, seed)
+    among = np.linalg.multi_dot([*weights[::-1], np.eye(workers)])
+    sizes = np.sort(np.abs(np.linalg.eigvals(among)))
+    heard = (weights > 0) & ~np.eye(workers, dtype=bool)
+    degree = max(heard.sum(1).max(), heard.sum(2).max())
+    degree = 2 if _doubled(given, workers) else degree
+    gap = 1 - float(sizes[-2]) if workers > 1 else 1.0
+    return Graph(weights[0] if len(weights) == 1 else weights, gap, int(degree))
+
+
+def check(
+    where: str,
+    topology: Any,
+    *,
+    fixed: bool = False,
+    symmetric: bool = False,
+    columns: bool = False,
+    keeps: bool = False,
+) -> str | np.ndarray:
+    """Checks a graph, as far as that needs no number of workers.
+
+    Args:
+        where: the function that was called, for the message.
+        topology: a name; a matrix of weights, (N, N); edges, (E, 2) whole numbers; or a
+            sequence of matrices, (period, N, N).
+        fixed: refuse graphs that change.
+        symmetric: refuse weights that are not the same both ways.
+        columns: let rows have any sum.
+        keeps: refuse a worker that takes nothing of its own values.
+
+    Returns:
+        The name, edges (E, 2), or weights (period, N, N).
+
+    Raises:
+        ValueError: a graph that cannot be used.
+    """
+    if isinstance(topology, str):
+        return checks.one_of("topology", topology, SYMMETRIC if symmetric else NAMES)
+    label = f"{where}: topology"
+    checks.untraced(label, topology)
+    try:
+        given = np.asarray(topology)
+    except ValueError:  # rows of different lengths
+        given = np.asarray(None)
+    if given.dtype.kind not in "iuf":
+        raise ValueError(
+            f"{label} must be a name, a matrix of weights, edges (i, j), or a sequence "
+            f"of matrices, such as [f(t) for t in range(period)], got "
+            f"{checks.shown(topology)}"
+        )
+    if given.ndim == 2 and given.shape[1] == 2 and given.dtype.kind in "iu":
+        return _edges(label, given)
+    weights = given.astype(np.float64)
+    weights = weights[None] if weights.ndim == 2 else weights
+    if weights.ndim != 3 or weights.shape[1] != weights.shape[2] or not weights.size:
+        raise ValueError(
+            f"{label} must be a matrix (workers, workers), or several of them, got "
+            f"shape {given.shape}"
+        )
+    if fixed and len(weights) > 1:
+        raise ValueError(f"{label} must not change, got {len(weights)} matrices")
+    _stochastic(label, weights, columns)
+    if keeps and (bad := np.argwhere(weights.diagonal(0, 1, 2) == 0)).size:
+        worker = bad[0, 1]
+        raise ValueError(
+            f"{label}: a worker must keep a share: weight [{worker}, {worker}] is 0"
+        )
+    if symmetric:
+        _both_ways(label, weights)
+    return weights
+
+
+def _edges(label: str, edges: np.ndarray) -> np.ndarray:
+    for i, j in edges.tolist():
+        if i == j or min(i, j) < 0:
+            raise ValueError(
+                f"{label}: an edge joins two workers, numbered from 0, got {(i, j)}"
+            )
+    return edges
+
+
+def _stochastic(label: str, weights: np.ndarray, columns: bool) -> None:
+    """Refuses weights below 0, and sums other than 1, of columns and of rows."""
+
+    def place(of_matrix: Any) -> str:
+        step, *rest = of_matrix
+        at = f" of matrix {step}" if len(weights) > 1 else ""
+        return f"[{', '.join(map(str, rest))}]{at}"
+
+    bad = np.argwhere(~(weights >= 0))
+    if len(bad):
+        value = weights[tuple(bad[0])]
+        raise ValueError(
+            f"{label}: weight {place(bad[0])} is {value:g}, not at least 0"
+        )
+    sums = {"column": weights.sum(1)} if columns else {}
+    sums |= {} if columns else {"row": weights.sum(2), "column": weights.sum(1)}
+    for what, total in sums.items():
+        bad = np.argwhere(~(np.abs(total - 1) <= OFF))
+        if len(bad):
+            value = total[tuple(bad[0])]
+            raise ValueError(
+                f"{label}: {what} {place(bad[0])} adds up to {value:g}, not 1"
+            )
+
+
+def _both_ways(label: str, weights: np.ndarray) -> None:
+    bad = np.argwhere(np.abs(weights - weights.swapaxes(1, 2)) > OFF)
+    if len(bad):
+        step, i, j = bad[0].tolist()
+        there, back = weights[step, i, j], weights[step, j, i]
+        raise ValueError(
+            f"{label} must be symmetric: weight [{i}, {j}] is {there:g}, but "
+            f"[{j}, {i}] is {back:g}"
+        )
+
+
+def weights_of(given: str | np.ndarray, workers: int, seed: int = 0) -> np.ndarray:
+    """Returns the weights of so many workers, (period, N, N).
+
+    Args:
+        given: what `check` returned.
+        workers: N.
+        seed: of the edges of erdos_renyi.
+
+    Raises:
+        ValueError: a graph of another number of workers.
+    """
+    if not isinstance(given, str) and given.ndim == 3:
+        if given.shape[1] != workers:
+            raise ValueError(
+                f"topology: the weights are of {given.shape[1]} workers, but there are "
+                f"{workers}"
+            )
+        return given
+    if not isinstance(given, str):
+        if given.size and given.max() >= workers:
+            raise ValueError(
+                f"topology: an edge goes to worker {given.max()}, but the last of "
+                f"{workers} is {workers - 1}"
+            )
+        return _metropolis(_among(given, workers))[None]
+    if _doubled(given, workers):
+        return np.array([[[1, 2], [2, 1]]]) / 3
+    if given == "exponential":
+        return np.stack([_hearing([by], workers) for by in _powers(workers) or [0]])
+    if given == "static_exponential":
+        return _hearing(_powers(workers), workers)[None]
+    if given == "erdos_renyi":
+        return _metropolis(_erdos_renyi(workers, seed))[None]
+    if given == "hypercube" and workers & (workers - 1):
+        raise ValueError(
+            f"topology: a hypercube has 2, 4, 8, … workers, but there are {workers}"
+        )
+    edges = np.array(EDGES[given](workers), int).reshape(-1, 2)
+    return _metropolis(_among(edges, workers))[None]
+
+
+def named(given: str | np.ndarray, name: str) -> bool:
+    """Whether a graph, as `check` returned it, is the one of this name."""
+    return isinstance(given, str) and given == name
+
+
+def _doubled(given: str | np.ndarray, workers: int) -> bool:
+    """Whether both neighbours on a ring are the same worker."""
+    return named(given, "ring") and workers == 2
+
+
+def _powers(workers: int) -> list[int]:
+    return [2**k for k in range(math.ceil(math.log2(workers)))]
+
+
+def _hearing(shifts: list[int], workers: int) -> np.ndarray:
+    """The weights where each worker hears those ahead of it, all weighing the same."""
+    one = np.eye(workers)
+    return sum((np.roll(one, by, 1) for by in shifts), one) / (1 + len(shifts))
+
+
+def _ring(workers: int) -> list[tuple[int, int]]:
+    return [(i, (i + 1) % workers) for i in range(workers)]
+
+
+def _torus(workers: int) -> list[tuple[int, int]]:
+    """The edges of a grid, as near to a square as may be, whose ends are joined."""
+    rows = max(d for d in range(1, math.isqrt(workers) + 1) if workers % d == 0)
+    length = workers // rows
+    along = [
+        (r * length + i, r * length + j) for r in range(rows) for i, j in _ring(length)
+    ]
+    across = [
+        (i * length + c, j * length + c) for c in range(length) for i, j in _ring(rows)
+    ]
+    return along + across
+
+
+EDGES = {
+    "ring": _ring,
+    "torus": _torus,
+    "hypercube": lambda n: [(i, i ^ by) for i in range(n) for by in _powers(n)],
+    "star": lambda n: [(0, i) for i in range(1, n)],
+    "complete": lambda n: [(i, j) for i in range(n) for j in range(i)],
+}
+
+
+def _among(edges: np.ndarray, workers: int) -> np.ndarray:
+    """Which workers are neighbours, (N, N) booleans, nobody its own."""
+    joined = np.zeros((workers, workers), bool)
+    joined[edges[:, 0], edges[:, 1]] = joined[edges[:, 1], edges[:, 0]] = True
+    return joined & ~np.eye(workers, dtype=bool)
+
+
+def _erdos_renyi(workers: int, seed: int) -> np.ndarray:
+    """Neighbours with chance 2 ln N / N, drawn until all workers are connected."""
+    chance = min(1.0, 2 * math.log(workers) / workers)
+    attempt = 0
+    while True:
+        rng = np.random.default_rng([seed, attempt])
+        above = np.triu(rng.random((workers, workers)) < chance, 1)
+        joined = above | above.T
+        reached = joined | np.eye(workers, dtype=bool)
+        for _ in _powers(workers):
+            reached = reached @ reached
+        if reached.all():
+            return joined
+        attempt += 1
+
+
+def _metropolis(joined: np.ndarray) -> np.ndarray:
+    """Metropolis-Hastings weights: 1 / (1 + the larger degree) for each neighbour."""
+    degree = joined.sum(1)
+    weights = joined / (1 + np.maximum.outer(degree, degree))
+    return weights + np.diag(1 - weights.sum(1))

@@ -1,0 +1,111 @@
+"""The permutations by which workers hear their peers: as few as the largest degree."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from syncalgos.collectives.graphs import named, weights_of
+
+
+class Link(NamedTuple):
+    """A permutation of the workers, in which each hears one.
+
+    Attributes:
+        sources: (N,) whom worker i hears; itself where it hears nobody.
+        weights: (N,) what it takes of that worker's values; 0 where of none.
+        constant: whether programs have the weights as constants, as those of a ring.
+    """
+
+    sources: np.ndarray
+    weights: np.ndarray
+    constant: bool = False
+
+
+def links_of(given: str | np.ndarray, workers: int) -> list[list[Link]]:
+    """Returns the links of each step of a period.
+
+    Args:
+        given: what `graphs.check` returned.
+        workers: N.
+
+    Raises:
+        ValueError: a graph of another number of workers.
+    """
+    found = [_links(weights) for weights in weights_of(given, workers)]
+    if not named(given, "ring"):
+        return found
+    if workers == 2:  # each is both neighbours of the other
+        found = [[Link(np.array([1, 0]), np.full(2, 1 / 3))] * 2]
+    return [[link._replace(constant=True) for link in found[0]]]
+
+
+def _links(weights: np.ndarray) -> list[Link]:
+    """Cuts the weights of other workers into links, as many as the largest degree."""
+    workers = len(weights)
+    everyone = np.arange(workers)
+    left = weights.copy()
+    np.fill_diagonal(left, 0)
+    # Shifts first: over several lanes of several devices other permutations gather all.
+    # Each takes one from the degree of every worker.
+    permutations = []
+    for by in range(1, workers):
+        sources = (everyone - by) % workers
+        if (left[everyone, sources] > 0).all():
+            permutations.append(sources)
+            left[everyone, sources] = 0
+    permutations += _colored(left > 0)
+    left = weights.copy()
+    np.fill_diagonal(left, 0)
+    found = []
+    for sources in permutations:
+        found.append(Link(sources, left[everyone, sources]))
+        left[everyone, sources] = 0  # what only fills a permutation up weighs nothing
+    return found
+
+
+def _colored(heard: np.ndarray) -> list[np.ndarray]:
+    """Cuts pairs (hearer, source) into as few permutations as the largest degree.
+
+    Args:
+        heard: (N, N) booleans.
+
+    A bipartite graph has an edge coloring of as many colors as its largest degree
+    (König). Each pair takes a color that is free at both its ends; where none is, two
+    colors change places on a path from one end, which never reaches the other.
+    """
+    workers = len(heard)
+    ins, outs = heard.sum(1), heard.sum(0)
+    colors = int(max(ins.max(), outs.max()))
+    hears = np.full((workers, colors), -1)  # by hearer and color
+    told = np.full((workers, colors), -1)  # by source and color
+    # Idle workers hear themselves, so that nothing is sent for them.
+    idle = np.repeat(np.arange(workers), colors - np.maximum(ins, outs))
+    pairs = [*np.argwhere(heard).tolist(), *np.stack([idle, idle], 1).tolist()]
+    for hearer, source in pairs:
+        one = int(np.argmin(hears[hearer]))
+        other = int(np.argmin(told[source]))
+        if told[source, one] >= 0:
+            _swap(hears, told, source, one, other)
+        hears[hearer, one], told[source, one] = source, hearer
+    for color in range(colors):
+        hearers, sources = (np.flatnonzero(x[:, color] < 0) for x in (hears, told))
+        hears[hearers, color] = sources
+    return [*hears.T.copy()]
+
+
+def _swap(
+    hears: np.ndarray, told: np.ndarray, source: int, one: int, other: int
+) -> None:
+    """Exchanges two colors on the path from a source, where `other` is free."""
+    path, color = [], one
+    while (hearer := told[source, color]) >= 0:
+        path.append((hearer, source, one))
+        if (following := hears[hearer, other]) < 0:
+            break
+        source = following
+        path.append((hearer, source, other))
+    for hearer, source, color in path:
+        hears[hearer, color] = told[source, color] = -1
+    for hearer, source, color in path:
+        color = other if color == one else one
+        hears[hearer, color], told[source, color] = source, hearer

@@ -1,0 +1,268 @@
+"""Graphs of workers: weights by definition, gaps in closed form, mixing by permutes."""
+
+from math import cos, pi
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from mapped import on_workers
+from recurrences import graphs
+
+import syncalgos as sa
+from syncalgos.collectives import matchings, topology
+from syncalgos.engine.placement.make_layout import Placement, make_layout
+
+BY_DEFINITION = (
+    "ring",
+    "hypercube",
+    "star",
+    "complete",
+    "exponential",
+    "static_exponential",
+)
+SIZES = (1, 2, 3, 4, 5, 8, 16)
+
+
+@pytest.mark.parametrize("name", BY_DEFINITION)
+def test_named_graphs_have_the_weights_of_their_definitions(name):
+    for workers in SIZES:
+        if name == "hypercube" and workers & (workers - 1):
+            continue
+        found = sa.graph(name, workers).weights.reshape(-1, workers, workers)
+        for step in range(2 * len(found)):
+            expected = graphs.matrix(name, step, workers)
+            np.testing.assert_allclose(found[step % len(found)], expected, atol=1e-15)
+
+
+@pytest.mark.parametrize(
+    ("workers", "rows"), [(4, 2), (6, 2), (12, 3), (16, 4), (7, 1)]
+)
+def test_a_torus_is_a_grid_whose_ends_are_joined(workers, rows):
+    length, pairs = workers // rows, []
+    for i in range(workers):
+        row, column = divmod(i, length)
+        pairs.append((i, row * length + (column + 1) % length))
+        pairs.append((i, (row + 1) % rows * length + column))
+    expected = graphs.metropolis(pairs, workers)
+    found = sa.graph("torus", workers).weights
+    np.testing.assert_allclose(found, expected, atol=1e-15)
+
+
+def test_erdos_renyi_graphs_are_connected_and_drawn_by_the_seed():
+    drawn = [sa.graph("erdos_renyi", 16, seed=seed) for seed in range(4)]
+    assert all(each.gap > 0.01 for each in drawn)
+    assert len({each.weights.tobytes() for each in drawn}) == 4
+    again = sa.graph("erdos_renyi", 16, seed=3).weights
+    np.testing.assert_array_equal(drawn[3].weights, again)
+    for each in drawn:
+        pairs = np.argwhere(each.weights).tolist()
+        expected = graphs.metropolis(pairs, 16)
+        np.testing.assert_allclose(each.weights, expected, atol=1e-15)
+
+
+GAPS = {  # for n workers; a torus of k² is the product of two rings
+    "ring": lambda n: 2 / 3 * (1 - cos(2 * pi / n)),
+    "hypercube": lambda n: 2 / (n.bit_length()),
+    "star": lambda n: 1 / n,
+    "complete": lambda n: 1,
+    "torus": lambda n: 2 / 5 * (1 - cos(2 * pi / n**0.5)),
+    "exponential": lambda n: 1,  # of 2ᵏ workers the exact mean in k steps
+    "static_exponential": lambda n: 2 / (n.bit_length()),
+}
+
+
+@pytest.mark.parametrize("name", GAPS)
+@pytest.mark.parametrize("workers", [16, 64])
+def test_gaps_are_those_of_closed_forms(name, workers):
+    assert sa.graph(name, workers).gap == pytest.approx(GAPS[name](workers), abs=1e-9)
+
+
+# Weights and pairs, drawn.
+
+
+@st.composite
+def one_way(draw, workers):
+    """A doubly stochastic matrix: some permutations, weighed."""
+    count = draw(st.integers(1, 4))
+    drawn = [draw(st.permutations(range(workers))) for _ in range(count)]
+    shares = np.array([draw(st.integers(1, 5)) for _ in drawn], float)
+    weights = np.zeros((workers, workers))
+    for sources, share in zip(drawn, shares / shares.sum(), strict=True):
+        weights[np.arange(workers), sources] += share
+    return weights
+
+
+@st.composite
+def edges(draw, workers):
+    """The weights of edges."""
+    ends = st.tuples(st.integers(0, workers - 1), st.integers(0, workers - 1))
+    pairs = draw(st.lists(ends.filter(lambda pair: pair[0] != pair[1]), min_size=1))
+    return sa.graph(pairs, workers).weights
+
+
+def drawn_weights(workers):
+    return st.one_of(one_way(workers), edges(workers))
+
+
+def most_peers(weights):
+    heard = (weights > 0) & ~np.eye(len(weights), dtype=bool)
+    return max(heard.sum(0).max(), heard.sum(1).max())
+
+
+@settings(max_examples=60, derandomize=True)
+@given(st.data(), st.integers(2, 12))
+def test_weights_are_cut_into_as_many_permutations_as_the_largest_degree(data, workers):
+    weights = data.draw(drawn_weights(workers))
+    links = matchings.links_of(weights[None], workers)[0]
+    assert len(links) == most_peers(weights)
+    together = np.diag(np.diag(weights))
+    for link in links:
+        assert sorted(link.sources) == list(range(workers))
+        together[np.arange(workers), link.sources] += link.weights
+    np.testing.assert_allclose(together, weights, atol=1e-15)
+    # Where all links go both ways nothing is sent that nobody takes.
+    if (weights == weights.T).all():
+        everyone = np.arange(workers)
+        assert all(((x.weights > 0) | (x.sources == everyone)).all() for x in links)
+
+
+def moved(values, weights):
+    def of_one(x):
+        return topology.moves(x, weights[None], 0, "workers")
+
+    return jax.vmap(of_one, axis_name="workers")(values)
+
+
+@settings(max_examples=20, derandomize=True)
+@given(st.data(), st.sampled_from([3, 4, 6]), st.integers(0, 99))
+def test_mixing_by_permutes_is_the_dense_product(data, workers, seed):
+    weights = data.draw(drawn_weights(workers))
+    values = np.random.default_rng(seed).normal(size=(workers, 5)).astype(np.float32)
+    expected = weights @ values.astype(np.float64) - values
+    found = moved(jnp.asarray(values), weights)
+    np.testing.assert_allclose(found, expected, atol=2e-6)
+    # All hold the same: nothing moves, exactly.
+    alike = jnp.asarray(np.tile(values[:1], (workers, 1)))
+    np.testing.assert_array_equal(moved(alike, weights), np.zeros((workers, 5)))
+
+
+NAMED = ("static_exponential", "torus", "erdos_renyi", "complete", "exponential")
+LAYOUTS = [("pmap", 3, 2), ("shard_map", 2, 3), ("pmap", 2, 3)]
+
+
+@pytest.mark.parametrize(("backend", "devices", "lanes"), LAYOUTS)
+def test_mixing_is_the_same_on_devices_and_lanes(backend, devices, lanes):
+    rng = np.random.default_rng(1)
+    values = rng.normal(size=(6, 7)).astype(np.float32)
+
+    def program(own, shared):
+        found = [topology.moves(own, name, 1, sa.WORKERS) for name in NAMED]
+        pushed = [topology.push(own, True, name, 1, sa.WORKERS) for name in NAMED]
+        return found, pushed
+
+    def on(backend, devices, lanes):
+        layout = make_layout(6, backend, Placement(range(devices)))
+        own = values.reshape(*layout.shape, 7)
+        result = jax.block_until_ready(on_workers(layout, program, own))
+        return [np.asarray(x).reshape(6, 7) for x in jax.tree.leaves(result)]
+
+    here, there = on("vmap", 1, 6), on(backend, devices, lanes)
+    for one, other in zip(here, there, strict=True):
+        np.testing.assert_array_equal(one, other)
+    for name, move, pushed in zip(NAMED, here[:5], here[5:], strict=True):
+        found = sa.graph(name, 6).weights
+        weights = found if found.ndim == 2 else found[1]
+        wide = values.astype(np.float64)
+        np.testing.assert_allclose(move, weights @ wide - wide, atol=2e-6)
+        np.testing.assert_allclose(pushed, weights @ wide, atol=2e-6)
+
+
+PARAMS = {"w": np.ones((10, 10), np.float32)}
+FACTORIES = {
+    "gossip": lambda graph: sa.gossip(topology=graph),
+    "gradient_tracking": lambda graph: sa.gradient_tracking(topology=graph),
+    "d2": lambda graph: sa.d2(topology=graph),
+    "push_sum": lambda graph: sa.push_sum(topology=graph),
+    "qg_dsgdm": lambda graph: sa.qg_dsgdm(topology=graph, learning_rate=0.1),
+    "gasloc": lambda graph: sa.gasloc(1, topology=graph),
+}
+SENT = {"gradient_tracking": 800, "push_sum": 404}  # by gossip: its params, 400 bytes
+
+
+@pytest.mark.parametrize("name", FACTORIES)
+@pytest.mark.parametrize("graph", ["torus", "star", "complete", [(0, 1), (1, 2)]])
+def test_each_peer_is_sent_the_params_once(name, graph):
+    strategy = FACTORIES[name](graph)
+    sent = sa.communication(strategy, PARAMS, workers=12, steps=3)
+    degree = sa.graph(graph, 12).degree
+    assert sent.bytes_per_worker == 3 * degree * SENT.get(name, 400)
+    assert [*sent.by_collective] == ["permute"]
+
+
+def test_a_graph_that_changes_sends_what_each_step_needs():
+    weights = np.stack([sa.graph(name, 8).weights for name in ("ring", "complete")])
+    sent = sa.communication(
+        sa.gossip_pga(4, topology=weights), PARAMS, workers=8, steps=4
+    )
+    assert np.diff(sent.per_step, prepend=0).tolist() == [800, 2800, 800, 700]
+    assert sa.graph(weights, 8).gap == pytest.approx(1)
+
+
+WRONG_ROW = np.array([[0.5, 0.5], [0.4, 0.5]])
+REFUSED = {
+    "unknown topology 'rin'; did you mean 'ring'": "rin",
+    r"row \[1\] adds up to 0.9, not 1": WRONG_ROW,
+    r"column \[0\] adds up to 1.1, not 1": [[0.6, 0.4], [0.5, 0.5]],
+    r"column \[0\] of matrix 1 adds up": [np.eye(2), [[0.5, 0.5], [0.0, 1.0]]],
+    r"weight \[0, 1\] is -0.5, not at least 0": [[1.5, -0.5], [-0.5, 1.5]],
+    r"weight \[0, 0\] is nan": [[np.nan, 1.0], [1.0, 0.0]],
+    r"matrix \(workers, workers\), or several of them, got shape \(2, 3\)": np.ones(
+        (2, 3)
+    ),
+    r"an edge joins two workers, numbered from 0, got \(1, 1\)": [(0, 1), (1, 1)],
+    r"such as \[f\(t\) for t in range\(period\)\], got": lambda step: np.eye(2),
+}
+
+
+@pytest.mark.parametrize("message", REFUSED)
+def test_a_graph_that_cannot_be_used_is_refused_at_once(message):
+    with pytest.raises(ValueError, match=message) as error:
+        sa.gossip(topology=REFUSED[message])
+    assert "\n" not in str(error.value)
+
+
+ELSEWHERE = {
+    "the weights are of 4 workers, but there are 6": graphs.WEIGHTS,
+    "an edge goes to worker 7, but the last of 6 is 5": [(0, 7)],
+    "a hypercube has 2, 4, 8, … workers, but there are 6": "hypercube",
+}
+
+
+@pytest.mark.parametrize("message", ELSEWHERE)
+def test_a_graph_of_other_workers_is_refused_before_anything_is_compiled(message):
+    def loss(params, batch):
+        return (params["w"] * batch).sum()
+
+    strategy = sa.gossip(topology=ELSEWHERE[message])
+    with pytest.raises(ValueError, match=message) as error:
+        trainer = sa.DataParallel(
+            loss, optax.sgd(0.1), strategy, workers=6, backend="vmap"
+        )
+        trainer.init(PARAMS)
+    assert "\n" not in str(error.value)
+
+
+def test_algorithms_refuse_what_their_theory_does_not_allow():
+    with pytest.raises(ValueError, match=r"symmetric: weight \[0, 1\] is 0.6, but \[1"):
+        sa.d2(topology=graphs.ONE_WAY)
+    with pytest.raises(ValueError, match="must not change, got 2 matrices"):
+        sa.choco_sgd(topology=[graphs.WEIGHTS, graphs.WEIGHTS])
+    with pytest.raises(ValueError, match="unknown topology 'exponential'"):
+        sa.gasloc(topology="exponential")
+    with pytest.raises(ValueError, match=r"keep a share: weight \[0, 0\] is 0"):
+        sa.push_sum(topology=[[0.0, 1.0], [1.0, 0.0]])
+    sa.push_sum(topology=WRONG_ROW / WRONG_ROW.sum(0))  # columns suffice
