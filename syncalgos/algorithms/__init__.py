@@ -28,6 +28,7 @@ from syncalgos.algorithms.gossip_pga import gossip_pga as gossip_pga
 from syncalgos.algorithms.gradient_tracking import (
     gradient_tracking as gradient_tracking,
 )
+from syncalgos.algorithms.heloco import heloco as heloco
 from syncalgos.algorithms.hierarchical import hierarchical as hierarchical
 from syncalgos.algorithms.loco import loco as loco
 from syncalgos.algorithms.lookahead import lookahead as lookahead
@@ -79,6 +80,7 @@ ALGORITHMS: dict[str, _Callable[..., _Strategy]] = {
     "eager_diloco": eager_diloco,
     "diloco_x": diloco_x,
     "async_diloco": async_diloco,
+    "heloco": heloco,
     "noloco": noloco,
     "easgd": easgd,
     "gossip": gossip,

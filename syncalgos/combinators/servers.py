@@ -5,7 +5,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from syncalgos.dtypes import if_finite, narrow, widen, zeros
+from syncalgos.dtypes import if_finite, narrow, norm, widen, zeros
 from syncalgos.reducers.reducer import over_leaves
 from syncalgos.strategy import PyTree
 
@@ -74,3 +74,86 @@ def delayed_nesterov(
     x, m, d = over_leaves(step, 3, *server[:3], update)
     new = Server(x, m, d, (server.arrived + 1) % buffer)
     return if_finite(update, narrow(new, server), server)
+
+
+class Averaging(NamedTuple):
+    """The server of `averaging_nesterov`: the model θ, and the momentum m, a mean."""
+
+    params: PyTree
+    velocity: PyTree
+
+
+def new_averaging(params: PyTree) -> Averaging:
+    """Makes a server, at least float32, before any update."""
+    return Averaging(widen(params), zeros(params))
+
+
+def averaging_nesterov(
+    server: Averaging, update: PyTree, lr: float, momentum: float
+) -> Averaging:
+    """Applies an update Δ to the server, unless Δ is not finite.
+
+    m ← μ m + (1 - μ) Δ;   θ ← θ - η (Δ + μ m)
+
+    Args:
+        server: the server before the update.
+        update: Δ, start - end of a worker's round, shaped like params.
+        lr: η, above 0.
+        momentum: μ, at least 0 and below 1.
+
+    Returns:
+        The server after the update.
+    """
+
+    def step(x, m, u):
+        m = momentum * m + (1 - momentum) * u
+        return x - lr * (u + momentum * m), m
+
+    new = Averaging(*over_leaves(step, 2, *server, update))
+    return if_finite(update, narrow(new, server), server)
+
+
+TINY = 1e-8
+"""The norm below which a leaf has no direction."""
+
+SHRINK_CAP, DOUBT = 0.5, 3.0  # b and κ, table 3
+
+
+def turned(
+    update: PyTree, velocity: PyTree, aligned: float, shrink: float, turn: float
+) -> PyTree:
+    """Turns each leaf Δ of an update towards the momentum m, unless they agree.
+
+    With c the cosine between Δ and m, and f = |Δ| / (|Δ| + κ |m|):
+
+        c ≥ a: Δ;   c < 0: Δ - min(-s c f, b) c |Δ| m / |m|
+        else: as long as Δ, along (1 - l) Δ / |Δ| + l m / |m|, l = min(r (1 - c) f, 1)
+
+    Args:
+        update: Δ.
+        velocity: m, shaped like the update.
+        aligned: a.
+        shrink: s, at least 0.
+        turn: r, at least 0.
+
+    Returns:
+        The update. A leaf is kept where it or its momentum is 0.
+
+    Source: Asif et al., "HeLoCo: efficient asynchronous low-communication training
+    under data and device heterogeneity", 2026, algorithm 2, with b = 0.5 and κ = 3.
+    """
+
+    def leaf(x, m):
+        size, along = norm(x), norm(m)
+        u, v = x / jnp.maximum(size, TINY), m / jnp.maximum(along, TINY)
+        cosine = jnp.sum(u * v)
+        trust = size / (size + DOUBT * along + TINY)
+        share = jnp.minimum(-shrink * cosine * trust, SHRINK_CAP)
+        shrunk = x - share * cosine * size * v
+        share = jnp.minimum(turn * (1 - cosine) * trust, 1)
+        mixed = (1 - share) * u + share * v
+        rotated = size * mixed / jnp.maximum(norm(mixed), TINY)
+        kept = (cosine >= aligned) | (size < TINY) | (along < TINY)
+        return jnp.where(kept, x, jnp.where(cosine < 0, shrunk, rotated))
+
+    return jax.tree.map(leaf, update, velocity)

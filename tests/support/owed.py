@@ -109,6 +109,7 @@ OWED = {
     "overlap_local_sgd": Owed(NONE),
     # Of equal speeds: all arrive together, and leave one after the other.
     "async_diloco": Owed(NONE, sent=lambda n: 2 * gathered(n, PARAMS)),
+    "heloco": Owed(NONE, sent=lambda n: 2 * gathered(n, PARAMS)),
     "noloco": Owed(NONE, sent=lambda n: 2 * 2 * PARAMS * (n > 1)),
     "easgd": Owed(NONE),
     "gossip": peers(PARAMS),
@@ -196,11 +197,13 @@ OTHER_VALUES: dict[Any, Any] = {
     ("fedavg", "fraction"): 1.0,  # of 4 workers at least two
     ("loco", "bits"): 2,
     ("co2", "outer_momentum"): 0.5,
+    ("heloco", "aligned"): 0.9,
     "block_momentum": 0.3,
     "learning_rate": lambda step: 0.1 / (1 + step),
     "bound": 1e6,
     "buffer": 3,
     "early_momentum": 0.2,
+    "arrival_weight": 1.0,
     "optimizer": optax.sgd(0.1, momentum=0.9),
     "topology": "ring",
     "reduce": "int4",
@@ -248,6 +251,9 @@ WITH: dict[tuple[str, str], dict[str, Any]] = {
     ("co2", "penalty"): {"period": 2},
     ("async_diloco", "dynamic_steps"): {"slowest": 0.5},
     ("async_diloco", "optimizer"): {"slowest": 0.5},
+    ("heloco", "turn"): {"aligned": 0.9},
+    ("heloco", "dynamic_steps"): {"slowest": 0.5},
+    ("heloco", "optimizer"): {"slowest": 0.5},
 }
 
 
