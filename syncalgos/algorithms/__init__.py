@@ -7,6 +7,7 @@ from syncalgos.algorithms.bmuf import bmuf as bmuf
 from syncalgos.algorithms.choco_sgd import choco_sgd as choco_sgd
 from syncalgos.algorithms.co2 import co2 as co2
 from syncalgos.algorithms.d2 import d2 as d2
+from syncalgos.algorithms.decoupled_diloco import decoupled_diloco as decoupled_diloco
 from syncalgos.algorithms.demo import demo as demo
 from syncalgos.algorithms.des_loc import des_loc as des_loc
 from syncalgos.algorithms.dgc import dgc as dgc
@@ -80,6 +81,7 @@ ALGORITHMS: dict[str, _Callable[..., _Strategy]] = {
     "eager_diloco": eager_diloco,
     "diloco_x": diloco_x,
     "async_diloco": async_diloco,
+    "decoupled_diloco": decoupled_diloco,
     "heloco": heloco,
     "noloco": noloco,
     "easgd": easgd,

@@ -110,6 +110,8 @@ OWED = {
     # Of equal speeds: all arrive together, and leave one after the other.
     "async_diloco": Owed(NONE, sent=lambda n: 2 * gathered(n, PARAMS)),
     "heloco": Owed(NONE, sent=lambda n: 2 * gathered(n, PARAMS)),
+    # Four fragments, one a step; of equal speeds all answer at once.
+    "decoupled_diloco": Owed(NONE, ALL),
     "noloco": Owed(NONE, sent=lambda n: 2 * 2 * PARAMS * (n > 1)),
     "easgd": Owed(NONE),
     "gossip": peers(PARAMS),
@@ -189,6 +191,7 @@ VALUES_OF = {
     ("diloco_x", "rank"): 1,  # 2 of (5, 3) is nearly all
     ("dgc", "density"): 0.1,  # below that of its dense steps
     ("streaming_diloco", "cut"): "leaves",
+    ("decoupled_diloco", "quorum"): 4,
     ("qsr", "growth"): 0.05,  # too little to lengthen the first round
 }
 
@@ -251,6 +254,10 @@ WITH: dict[tuple[str, str], dict[str, Any]] = {
     ("co2", "penalty"): {"period": 2},
     ("async_diloco", "dynamic_steps"): {"slowest": 0.5},
     ("async_diloco", "optimizer"): {"slowest": 0.5},
+    ("decoupled_diloco", "period"): {"fragments": 2},
+    ("decoupled_diloco", "quorum"): {"slowest": 0.4, "grace": 0},
+    ("decoupled_diloco", "grace"): {"slowest": 0.3, "quorum": 1},
+    ("decoupled_diloco", "optimizer"): {"slowest": 0.5},
     ("heloco", "turn"): {"aligned": 0.9},
     ("heloco", "dynamic_steps"): {"slowest": 0.5},
     ("heloco", "optimizer"): {"slowest": 0.5},

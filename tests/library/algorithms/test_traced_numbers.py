@@ -51,6 +51,7 @@ JUMPS = {
     ("edit", "threshold"): "which norms are usual",
     ("edit", "rate"): "which norms are usual",
     ("async_diloco", "slowest"): "at which steps a worker trains",
+    ("decoupled_diloco", "slowest"): "at which steps a worker trains",
     ("heloco", "slowest"): "at which steps a worker trains",
     ("push_sum", "drop"): "which messages are lost",
     ("demo", "decay"): "signs",
