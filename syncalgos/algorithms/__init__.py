@@ -29,6 +29,7 @@ from syncalgos.algorithms.gossip_pga import gossip_pga as gossip_pga
 from syncalgos.algorithms.gradient_tracking import (
     gradient_tracking as gradient_tracking,
 )
+from syncalgos.algorithms.halos import halos as halos
 from syncalgos.algorithms.heloco import heloco as heloco
 from syncalgos.algorithms.hierarchical import hierarchical as hierarchical
 from syncalgos.algorithms.loco import loco as loco
@@ -83,6 +84,7 @@ ALGORITHMS: dict[str, _Callable[..., _Strategy]] = {
     "async_diloco": async_diloco,
     "decoupled_diloco": decoupled_diloco,
     "heloco": heloco,
+    "halos": halos,
     "noloco": noloco,
     "easgd": easgd,
     "gossip": gossip,

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from syncalgos.dtypes import if_finite, narrow, norm, widen, zeros
+from syncalgos.dtypes import if_finite, narrow, norm, select, widen, zeros
 from syncalgos.reducers.reducer import over_leaves
 from syncalgos.strategy import PyTree
 
@@ -157,3 +157,88 @@ def turned(
         return jnp.where(kept, x, jnp.where(cosine < 0, shrunk, rotated))
 
     return jax.tree.map(leaf, update, velocity)
+
+
+class Region(NamedTuple):
+    """A server of a region.
+
+    Attributes:
+        server: its own.
+        merged: its model at its last exchange with the global server.
+        arrived: the number of updates since, an int32 scalar.
+    """
+
+    server: Server
+    merged: PyTree
+    arrived: jax.Array
+
+
+class Levels(NamedTuple):
+    """The servers of `two_levels`: one of all, and those of the regions."""
+
+    top: Server
+    regions: tuple[Region, ...]
+
+    @property
+    def params(self) -> PyTree:
+        """The global model."""
+        return self.top.params
+
+    def of(self, region: jax.Array) -> Region:
+        """The server of a region, by its index."""
+        chosen = self.regions[0]
+        for number, each in enumerate(self.regions):
+            chosen = select(region == number, each, chosen)
+        return chosen
+
+
+def new_levels(params: PyTree, regions: int) -> Levels:
+    """Makes servers, at least float32, before any update."""
+    region = Region(new_server(params), widen(params), jnp.int32(0))
+    return Levels(new_server(params), (region,) * regions)
+
+
+def two_levels(
+    levels: Levels,
+    update: PyTree,
+    region: jax.Array,
+    near: tuple[float, float, int],
+    far: tuple[float, float, int],
+    alpha: float,
+    updates: int,
+) -> Levels:
+    """Applies an update to the server of a region, unless it is not finite.
+
+    After every `updates` of them the region's own move s - z since the last exchange
+    goes to the global server x, and the region goes on from (1 - α) z + α x.
+
+    Args:
+        levels: the servers before the update.
+        update: start - end of a worker's round, shaped like params.
+        region: the index of the worker's region.
+        near: lr, momentum and buffer of the region's delayed Nesterov.
+        far: those of the global server.
+        alpha: α, above 0 and at most 1.
+        updates: at least 1.
+
+    Returns:
+        The servers after the update.
+
+    Source: Kim et al., "HALoS: hierarchical asynchronous local SGD over slow networks
+    for geo-distributed large language model training", ICML 2025, algorithm 1.
+    """
+    own = levels.of(region)
+    server = delayed_nesterov(own.server, update, *near, early=0.0)
+    exchanges = own.arrived + 1 == updates
+    move = jax.tree.map(jnp.subtract, own.merged, server.params)
+    top = delayed_nesterov(levels.top, move, *far, early=0.0)
+    top = select(exchanges, top, levels.top)
+    mixed = jax.tree.map(lambda z, x: z + alpha * (x - z), server.params, top.params)
+    server = server._replace(params=select(exchanges, mixed, server.params))
+    merged = select(exchanges, mixed, own.merged)
+    new = Region(server, merged, jnp.where(exchanges, 0, own.arrived + 1))
+    regions = tuple(
+        select(region == number, new, each)
+        for number, each in enumerate(levels.regions)
+    )
+    return if_finite(update, narrow(Levels(top, regions), levels), levels)

@@ -110,6 +110,7 @@ OWED = {
     # Of equal speeds: all arrive together, and leave one after the other.
     "async_diloco": Owed(NONE, sent=lambda n: 2 * gathered(n, PARAMS)),
     "heloco": Owed(NONE, sent=lambda n: 2 * gathered(n, PARAMS)),
+    "halos": Owed(NONE, sent=lambda n: 2 * gathered(n, PARAMS)),
     # Four fragments, one a step; of equal speeds all answer at once.
     "decoupled_diloco": Owed(NONE, ALL),
     "noloco": Owed(NONE, sent=lambda n: 2 * 2 * PARAMS * (n > 1)),
@@ -191,6 +192,7 @@ VALUES_OF = {
     ("diloco_x", "rank"): 1,  # 2 of (5, 3) is nearly all
     ("dgc", "density"): 0.1,  # below that of its dense steps
     ("streaming_diloco", "cut"): "leaves",
+    ("halos", "updates"): 1,
     ("decoupled_diloco", "quorum"): 4,
     ("qsr", "growth"): 0.05,  # too little to lengthen the first round
 }
@@ -200,6 +202,7 @@ OTHER_VALUES: dict[Any, Any] = {
     ("fedavg", "fraction"): 1.0,  # of 4 workers at least two
     ("loco", "bits"): 2,
     ("co2", "outer_momentum"): 0.5,
+    ("halos", "regions"): 1,
     ("heloco", "aligned"): 0.9,
     "block_momentum": 0.3,
     "learning_rate": lambda step: 0.1 / (1 + step),
@@ -261,6 +264,7 @@ WITH: dict[tuple[str, str], dict[str, Any]] = {
     ("heloco", "turn"): {"aligned": 0.9},
     ("heloco", "dynamic_steps"): {"slowest": 0.5},
     ("heloco", "optimizer"): {"slowest": 0.5},
+    ("halos", "optimizer"): {"slowest": 0.5},
 }
 
 

@@ -53,6 +53,7 @@ JUMPS = {
     ("async_diloco", "slowest"): "at which steps a worker trains",
     ("decoupled_diloco", "slowest"): "at which steps a worker trains",
     ("heloco", "slowest"): "at which steps a worker trains",
+    ("halos", "slowest"): "at which steps a worker trains",
     ("push_sum", "drop"): "which messages are lost",
     ("demo", "decay"): "signs",
     ("demo", "learning_rate"): "signs",
