@@ -7,6 +7,7 @@ from syncalgos.algorithms.bmuf import bmuf as bmuf
 from syncalgos.algorithms.choco_sgd import choco_sgd as choco_sgd
 from syncalgos.algorithms.co2 import co2 as co2
 from syncalgos.algorithms.d2 import d2 as d2
+from syncalgos.algorithms.decoupled_diloco import decoupled_diloco as decoupled_diloco
 from syncalgos.algorithms.demo import demo as demo
 from syncalgos.algorithms.des_loc import des_loc as des_loc
 from syncalgos.algorithms.dgc import dgc as dgc
@@ -33,6 +34,8 @@ from syncalgos.algorithms.gpa import gpa as gpa
 from syncalgos.algorithms.gradient_tracking import (
     gradient_tracking as gradient_tracking,
 )
+from syncalgos.algorithms.halos import halos as halos
+from syncalgos.algorithms.heloco import heloco as heloco
 from syncalgos.algorithms.hierarchical import hierarchical as hierarchical
 from syncalgos.algorithms.loco import loco as loco
 from syncalgos.algorithms.lookahead import lookahead as lookahead
@@ -91,6 +94,9 @@ ALGORITHMS: dict[str, _Callable[..., _Strategy]] = {
     "diloco_x": diloco_x,
     "palsgd": palsgd,
     "async_diloco": async_diloco,
+    "decoupled_diloco": decoupled_diloco,
+    "heloco": heloco,
+    "halos": halos,
     "noloco": noloco,
     "gasloc": gasloc,
     "easgd": easgd,

@@ -4,8 +4,7 @@ import optax
 
 from syncalgos import checks, collectives
 from syncalgos.algorithms._anchors import outer_rates
-from syncalgos.combinators import asynchrony
-from syncalgos.reducers.reducer import check_optimizer
+from syncalgos.combinators import asynchrony, servers
 from syncalgos.strategy import WORKERS, Axis, Strategy
 
 
@@ -71,33 +70,23 @@ def async_diloco(
     Source: Liu et al., "Asynchronous local-SGD training for language modeling", 2024,
     algorithm 3, and DyLU (dynamic_steps).
     """
-    period = checks.whole("async_diloco: period", period, least=1)
+    clock_of = asynchrony.even_clocks("async_diloco", period, slowest, dynamic_steps)
     lr, momentum = outer_rates("async_diloco", outer_lr, outer_momentum)
-    slowest = checks.share("async_diloco: slowest", slowest)
     early = checks.real("async_diloco: early_momentum", early_momentum, least=0)
     if buffer is not None:
         buffer = checks.whole("async_diloco: buffer", buffer, least=1)
-    if optimizer is not None:
-        check_optimizer("async_diloco: optimizer", optimizer)
-
-    def clock_of(workers):
-        return asynchrony.even_speeds(workers, slowest, period, dynamic_steps)
 
     # Delayed Nesterov as in the paper and HALoS's code; the published toy weighs
     # updates by staleness, and lacks the immediate Δ / B.
-    def push(server, update):
+    def push(server, update, _):
         count = collectives.size(axis) if buffer is None else buffer
-        _check_early(early, count)
-        return asynchrony.delayed_nesterov(server, update, lr, momentum, count, early)
+        if not checks.is_traced(early) and early * count > 1:
+            raise ValueError(
+                f"async_diloco: early_momentum must be at most 1 / {count}, with so "
+                f"many updates in a buffer, got {early:g}"
+            )
+        return servers.delayed_nesterov(server, update, lr, momentum, count, early)
 
-    new_server = asynchrony.new_server
-    return asynchrony.asynchronous(new_server, push, clock_of, optimizer, axis)
-
-
-def _check_early(early: float, count: int) -> None:
-    """Raises a ValueError where a buffer's updates take more than its momentum."""
-    if not checks.is_traced(early) and early * count > 1:
-        raise ValueError(
-            f"async_diloco: early_momentum must be at most 1 / {count}, with so "
-            f"many updates in a buffer, got {early:g}"
-        )
+    return asynchrony.asynchronous(
+        "async_diloco", servers.new_server, push, clock_of, optimizer, axis
+    )

@@ -8,12 +8,13 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
-from syncalgos import collectives
+from syncalgos import checks, collectives
+from syncalgos.combinators import introspection
 from syncalgos.combinators.introspection import Combination
-from syncalgos.dtypes import if_finite, narrow, rounded, select, widen, zeros
-from syncalgos.reducers.reducer import over_leaves
+from syncalgos.dtypes import narrow, rounded, select, widen
+from syncalgos.reducers.reducer import check_optimizer
 from syncalgos.reducers.stacking import shards
-from syncalgos.strategy import Axis, PyTree, Strategy
+from syncalgos.strategy import Axis, PyTree, Strategy, apply_sync
 
 UNIT = 1024
 """The speed of the fastest worker: others are whole numbers below."""
@@ -49,6 +50,13 @@ class Clock(NamedTuple):
         ends = self.done(step + 1) % jnp.array(self.periods, jnp.int32) == 0
         return self.moves(step) & ends
 
+    def waits(self, step: jax.Array) -> jax.Array:
+        """Steps from this one until each worker makes a local step; 0: at this one."""
+        speeds, rest = jnp.array(self.speeds, jnp.int32), step % UNIT
+        # After the ⌈UNIT k / speed⌉-th step of a unit a worker has made k of its own.
+        following = rest * speeds // UNIT + 1
+        return (following * UNIT + speeds - 1) // speeds - 1 - rest
+
 
 def even_speeds(workers: int, slowest: float, period: int, paced: bool) -> Clock:
     """Makes a clock on which speeds fall evenly, from 1 to that of the slowest worker.
@@ -70,12 +78,28 @@ def even_speeds(workers: int, slowest: float, period: int, paced: bool) -> Clock
     return Clock(tuple(speeds), tuple(map(of_period, speeds)))
 
 
+def even_clocks(
+    where: str, period: int, slowest: float, paced: bool = False
+) -> Callable[[int], Clock]:
+    """Returns workers -> the clock of `even_speeds`, or raises a ValueError.
+
+    Args:
+        where: the algorithm, for the message.
+        period: as for `even_speeds`, like all others.
+    """
+    period = checks.whole(f"{where}: period", period, least=1)
+    slowest = checks.share(f"{where}: slowest", slowest)
+    return lambda workers: even_speeds(workers, slowest, period, paced)
+
+
 class AsyncState(NamedTuple):
-    """State of `asynchronous`.
+    """State of `asynchronous` and `at_own_speeds`.
 
     Attributes:
-        server: the server, identical on all workers.
-        start: this worker's params at the start of its round, at least float32.
+        server: the server, identical on all workers; of `at_own_speeds` the state of
+            the strategy inside.
+        start: this worker's params at the start of its round, at least float32; of
+            `at_own_speeds` ().
         held: its params and opt_state as of the last step.
         began: whether opt_state in it is that of a step; `init` sees params alone.
     """
@@ -85,66 +109,136 @@ class AsyncState(NamedTuple):
     held: PyTree
     began: jax.Array
 
+    @property
+    def strategy(self) -> PyTree:
+        """The state of the strategy inside `at_own_speeds`."""
+        return self.server
+
 
 def asynchronous(
+    where: str,
     serve: Callable[[PyTree], Any],
-    push: Callable[[Any, PyTree], Any],
+    push: Callable[[Any, PyTree, jax.Array], Any],
     clock_of: Callable[[int], Clock],
     optimizer: optax.GradientTransformation | None,
     axis: Axis,
+    model_of: Callable[[Any, jax.Array], PyTree] = lambda server, _: server.params,
 ) -> Strategy:
     """Sends each worker's update to a server as its round ends.
 
-    The worker then starts its next round from the server's model.
+    The worker then starts its next round from the model that it gets.
 
     Args:
+        where: the algorithm, for error messages.
         serve: params -> the server, whose attribute `params` is the model.
-        push: (server, update) -> the server after a worker's start - end has arrived.
+        push: (server, update, worker) -> the server after a worker's start - end has
+            arrived; the worker is an index.
         clock_of: workers -> the clock of their local steps and rounds.
         optimizer: the inner optimizer: its state rests while its worker does; None: it
             goes on changing.
         axis: the mapped axis or axes over which the workers lie.
+        model_of: (server, worker) -> the model that this worker gets, at least float32.
 
     Returns:
         A Strategy. State: the server, identical on all workers, and the worker's own
         params at the start of its round. Where workers arrive, all gather the updates
         of all; those that have arrived count, in the workers' order. The center is the
         server's model.
+
+    Raises:
+        ValueError: an optimizer of another kind.
     """
 
-    def clock():
-        # Also asked while jax computes at once: `collectives.size` needs a trace.
-        return clock_of(lax.axis_size(axis))
-
     def lands(step):
-        return jnp.any(clock().arrives(step))
+        # Also asked while jax computes at once: `collectives.size` needs a trace.
+        return jnp.any(clock_of(lax.axis_size(axis)).arrives(step))
+
+    def act(replica, state, step):
+        arrived = clock_of(lax.axis_size(axis)).arrives(step)
+        return lax.cond(
+            lands(step),
+            lambda: _arrived(replica, state, arrived, push, model_of, axis),
+            lambda: (replica, state),
+        )
+
+    return _resting(
+        where,
+        Strategy(
+            lambda params: (serve(params), widen(params)),
+            sync=Combination(act, lands=lands),
+            center=lambda params, state: narrow(state.server.params, params),
+            axis=axis,
+        ),
+        clock_of,
+        optimizer,
+    )
+
+
+def at_own_speeds(
+    where: str,
+    strategy: Strategy,
+    clock_of: Callable[[int], Clock],
+    optimizer: optax.GradientTransformation | None,
+) -> Strategy:
+    """Lets each worker make the local steps of its own speed alone.
+
+    Args:
+        where: the algorithm, for error messages.
+        strategy: one that syncs replicas, at steps of the common clock.
+        clock_of: workers -> the clock of their local steps.
+        optimizer: as for `asynchronous`.
+
+    Returns:
+        A Strategy. State: the strategy's, and what a resting worker holds. It sends
+        what the strategy sends, and has its center.
+
+    Raises:
+        ValueError: an optimizer of another kind.
+    """
+
+    def act(replica, state, step):
+        replica, inner = apply_sync(strategy, replica, state.strategy, step)
+        return replica, state._replace(server=inner)
+
+    return _resting(
+        where,
+        strategy._replace(
+            init=lambda params: (strategy.init(params), ()),
+            sync=Combination(act, lands=lambda s: introspection.lands(strategy, s)),
+            center=introspection.inner_center(strategy),
+            acts=None,
+        ),
+        clock_of,
+        optimizer,
+    )
+
+
+def _resting(where, strategy, clock_of, optimizer):
+    """A strategy whose workers rest at the steps of the clock that are not theirs.
+
+    Its init makes the first two fields of AsyncState, which its sync gets whole.
+    """
+    if optimizer is not None:
+        check_optimizer(f"{where}: optimizer", optimizer)
+    axis = introspection.axis_of(strategy)
 
     def init(params):
         opt_state = () if optimizer is None else optimizer.init(params)
+        server, start = strategy.init(params)
         held = widen(params), opt_state
-        return AsyncState(serve(params), widen(params), held, jnp.array(False))
+        return AsyncState(server, start, held, jnp.array(False))
 
     def sync(replica, state, step):
-        me, now = collectives.index(axis), clock()
-        replica = _rested(
-            replica, state, step, now.moves(step)[me], optimizer is not None
-        )
-        replica, state = lax.cond(
-            lands(step),
-            lambda: _arrived(replica, state, now.arrives(step), push, axis),
-            lambda: (replica, state),
-        )
+        moves = clock_of(lax.axis_size(axis)).moves(step)[collectives.index(axis)]
+        replica = _rested(replica, state, step, moves, optimizer is not None)
+        replica, state = strategy.sync(replica, state, step)
         opt_state = () if optimizer is None else replica.opt_state
         held = widen(replica.params), opt_state
         return replica, state._replace(held=held, began=jnp.array(True))
 
-    return Strategy(
-        init,
-        # It acts at every step, to hold slower workers back; only arrivals land.
-        sync=Combination(sync, lands=lands, steady=True),
-        center=lambda params, state: narrow(state.server.params, params),
-        axis=axis,
-    )
+    # It acts at every step, to hold slower workers back; only arrivals land.
+    resting = Combination(sync, lands=strategy.sync.lands, steady=True)
+    return strategy._replace(init=init, sync=resting)
 
 
 def _rested(replica, state, step, moves, with_opt_state):
@@ -159,15 +253,15 @@ def _rested(replica, state, step, moves, with_opt_state):
     return replica._replace(params=params, opt_state=opt_state)
 
 
-def _arrived(replica, state, arrived, push, axis):
+def _arrived(replica, state, arrived, push, model_of, axis):
     """The replica and the state after the updates of all that end a round now."""
     me, own = collectives.index(axis), widen(replica.params)
     update = jax.tree.map(jnp.subtract, state.start, own)
 
     def come(carry, each):
         (server, own), (number, counts, update) = carry, each
-        server = select(counts, push(server, update), server)
-        own = select(counts & (number == me), server.params, own)
+        server = select(counts, push(server, update, number), server)
+        own = select(counts & (number == me), model_of(server, number), own)
         return (server, own), None
 
     # (workers, ...): one by one, as each meets another model at the server.
@@ -177,69 +271,3 @@ def _arrived(replica, state, arrived, push, axis):
     params = narrow(own, replica.params)
     start = select(arrived[me], widen(params), state.start)
     return replica._replace(params=params), state._replace(server=server, start=start)
-
-
-class Server(NamedTuple):
-    """The server of `delayed_nesterov`.
-
-    Attributes:
-        params: the model θ.
-        velocity: its momentum m.
-        total: D, the sum of the updates since the momentum changed.
-        arrived: the number of these updates, an int32 scalar.
-    """
-
-    params: PyTree
-    velocity: PyTree
-    total: PyTree
-    arrived: jax.Array
-
-
-def new_server(params: PyTree) -> Server:
-    """Makes a server, at least float32, before any update."""
-    zero = zeros(params)
-    return Server(widen(params), zero, zero, jnp.int32(0))
-
-
-def delayed_nesterov(
-    server: Server,
-    update: PyTree,
-    lr: float,
-    momentum: float,
-    buffer: int,
-    early: float,
-) -> Server:
-    """Applies an update Δ to the server, unless Δ is not finite.
-
-    With D ← D + Δ, and B updates in a buffer:
-
-        the last of a buffer: m ← β m + D / B;  θ ← θ - η ((1 - c B + c) β m + Δ / B);
-                              D ← 0
-        any other:            θ ← θ - η (c β m + Δ / B)
-
-    Args:
-        server: the server before the update.
-        update: Δ, start - end of a worker's round, shaped like params.
-        lr: η, above 0.
-        momentum: β, at least 0 and below 1.
-        buffer: B, at least 1.
-        early: c, at least 0 and at most 1 / B.
-
-    Returns:
-        The server after the update.
-
-    Source: Liu et al., "Asynchronous local-SGD training for language modeling", 2024,
-    algorithm 3.
-    """
-    is_last = (server.arrived + 1) % buffer == 0
-    share = jnp.where(is_last, 1 - early * buffer + early, early)
-
-    def step(x, m, d, u):
-        d = d + u
-        m = jnp.where(is_last, momentum * m + d / buffer, m)
-        x = x - lr * (share * momentum * m + u / buffer)
-        return x, m, jnp.where(is_last, 0, d)
-
-    x, m, d = over_leaves(step, 3, *server[:3], update)
-    new = Server(x, m, d, (server.arrived + 1) % buffer)
-    return if_finite(update, narrow(new, server), server)

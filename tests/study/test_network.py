@@ -465,7 +465,7 @@ CASES = {
     "gradient tracking": ("gradient_tracking", {}),
 }
 # Of workers that arrive together a later one starts from what the others did.
-LATER = {"async_diloco": 1}
+LATER = {"async_diloco": 1, "heloco": 1, "halos": 1}
 REST = set(syncalgos.ALGORITHMS) - {name for name, _ in CASES.values()} - {"easgd"}
 
 

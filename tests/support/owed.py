@@ -113,6 +113,10 @@ OWED = {
     "overlap_local_sgd": Owed(NONE),
     # Of equal speeds: all arrive together, and leave one after the other.
     "async_diloco": Owed(NONE, sent=lambda n: 2 * gathered(n, PARAMS)),
+    "heloco": Owed(NONE, sent=lambda n: 2 * gathered(n, PARAMS)),
+    "halos": Owed(NONE, sent=lambda n: 2 * gathered(n, PARAMS)),
+    # Four fragments, one a step; of equal speeds all answer at once.
+    "decoupled_diloco": Owed(NONE, ALL),
     "noloco": Owed(NONE, sent=lambda n: 2 * 2 * PARAMS * (n > 1)),
     "gasloc": Owed(NONE, sent=lambda n: 2 * 2 * PARAMS * (n > 1)),
     "easgd": Owed(NONE),
@@ -222,6 +226,8 @@ VALUES_OF = {
     ("dion", "rank_fraction"): 0.5,
     ("dgc", "density"): 0.1,  # below that of its dense steps
     ("streaming_diloco", "cut"): "leaves",
+    ("halos", "updates"): 1,
+    ("decoupled_diloco", "quorum"): 4,
     ("qsr", "growth"): 0.05,  # too little to lengthen the first round
 }
 
@@ -230,11 +236,14 @@ OTHER_VALUES: dict[Any, Any] = {
     ("fedavg", "fraction"): 1.0,  # of 4 workers at least two
     ("loco", "bits"): 2,
     ("co2", "outer_momentum"): 0.5,
+    ("halos", "regions"): 1,
+    ("heloco", "aligned"): 0.9,
     "block_momentum": 0.3,
     "learning_rate": lambda step: 0.1 / (1 + step),
     "bound": 1e6,
     "buffer": 3,
     "early_momentum": 0.2,
+    "arrival_weight": 1.0,
     "optimizer": optax.sgd(0.1, momentum=0.9),
     "topology": "ring",
     **{
@@ -286,6 +295,14 @@ WITH: dict[tuple[str, str], dict[str, Any]] = {
     ("co2", "penalty"): {"period": 2},
     ("async_diloco", "dynamic_steps"): {"slowest": 0.5},
     ("async_diloco", "optimizer"): {"slowest": 0.5},
+    ("decoupled_diloco", "period"): {"fragments": 2},
+    ("decoupled_diloco", "quorum"): {"slowest": 0.4, "grace": 0},
+    ("decoupled_diloco", "grace"): {"slowest": 0.3, "quorum": 1},
+    ("decoupled_diloco", "optimizer"): {"slowest": 0.5},
+    ("heloco", "turn"): {"aligned": 0.9},
+    ("heloco", "dynamic_steps"): {"slowest": 0.5},
+    ("heloco", "optimizer"): {"slowest": 0.5},
+    ("halos", "optimizer"): {"slowest": 0.5},
 }
 
 

@@ -276,6 +276,8 @@ def rate_of(strategy, workers, params=PARAMS):
         (syncalgos.diloco(period=500), 2, 7),
         (syncalgos.diloco(period=5000), 2, 7),
         (syncalgos.async_diloco(slowest=0.5, outer_momentum=0.9), 3, 7 * 0.75),
+        (syncalgos.decoupled_diloco(slowest=1.0), 3, 7),
+        (syncalgos.heloco(slowest=0.5), 4, 4**0.5 * 0.3 * 1.9 * 0.75),
         (syncalgos.dynamic_averaging(bound=1e-3), 3, 1),
         (every(outer_step(optax.sgd(0.3)), 5), 2, 0.3),
         (syncalgos.lookahead(8), 2, 0.5),

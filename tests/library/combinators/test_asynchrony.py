@@ -9,7 +9,7 @@ from problems import relative_error, train
 from recurrences import LR, MOMENTUM, START, STEPS, TARGET, X, async_diloco
 
 import syncalgos as sa
-from syncalgos.combinators import asynchrony
+from syncalgos.combinators import asynchrony, servers
 
 pytestmark = pytest.mark.usefixtures("float64")
 
@@ -35,23 +35,19 @@ PRINTED = [
 
 @pytest.mark.parametrize(("early", "start", "updates", "expected"), PRINTED)
 def test_delayed_nesterov_is_the_authors(early, start, updates, expected):
-    server = asynchrony.new_server(np.array(start))
+    server = servers.new_server(np.array(start))
     written = async_diloco.Server(np.array(start), 0.5, 0.9, 2, early)
     for update, after in zip(updates, expected, strict=True):
-        server = asynchrony.delayed_nesterov(
-            server, np.array(update), 0.5, 0.9, 2, early
-        )
+        server = servers.delayed_nesterov(server, np.array(update), 0.5, 0.9, 2, early)
         np.testing.assert_allclose(server.params, after, rtol=1e-12)
         np.testing.assert_allclose(written.push(np.array(update)), after, rtol=1e-12)
 
 
 def test_an_update_that_is_not_finite_leaves_the_server_as_it_was():
-    before = asynchrony.delayed_nesterov(
-        asynchrony.new_server(np.ones(2)), np.ones(2), 0.5, 0.9, 2, 0.0
+    before = servers.delayed_nesterov(
+        servers.new_server(np.ones(2)), np.ones(2), 0.5, 0.9, 2, 0.0
     )
-    after = asynchrony.delayed_nesterov(
-        before, np.array([1.0, np.nan]), 0.5, 0.9, 2, 0.0
-    )
+    after = servers.delayed_nesterov(before, np.array([1.0, np.nan]), 0.5, 0.9, 2, 0.0)
     for x, y in zip(*map(jax.tree.leaves, (after, before)), strict=True):
         np.testing.assert_array_equal(x, y)
 
@@ -105,6 +101,13 @@ def test_a_clock_is_exact_at_any_step():
     for step in (0, 1, 1023, 1024, 5_000_000, 2**31 - 2):
         exact = [step * s // 1024 for s in clock.speeds]
         np.testing.assert_array_equal(clock.done(jnp.int32(step)), exact)
+
+
+def test_a_clock_tells_when_each_worker_ends_a_local_step():
+    clock = asynchrony.even_speeds(5, 0.3, 8, paced=False)
+    for step in (0, 1, 5, 1020, 1022, 1023, 5_000_001):
+        moved = [clock.moves(jnp.int32(step + k)) for k in range(4)]
+        np.testing.assert_array_equal(clock.waits(jnp.int32(step)), np.argmax(moved, 0))
 
 
 def test_paced_rounds_end_at_almost_the_same_time():

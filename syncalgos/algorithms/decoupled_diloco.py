@@ -1,0 +1,99 @@
+"""Decoupled DiLoCo: a syncer that merges what a quorum of workers has, by fragments."""
+
+from functools import partial
+
+import optax
+
+from syncalgos import checks
+from syncalgos.algorithms._anchors import nesterov_sgd
+from syncalgos.combinators import asynchrony
+from syncalgos.combinators import fragments as cuts
+from syncalgos.combinators.chain import chain
+from syncalgos.combinators.masked import masked
+from syncalgos.combinators.primitives import outer_step
+from syncalgos.combinators.quorum import Syncer, merged
+from syncalgos.combinators.schedule import when
+from syncalgos.reducers import stacking
+from syncalgos.strategy import WORKERS, Axis, Strategy
+
+
+def decoupled_diloco(
+    period: int = 16,
+    *,
+    fragments: int = 4,
+    outer_lr: float = 0.7,
+    outer_momentum: float = 0.9,
+    quorum: int = 1,
+    grace: int = 1,
+    radial: bool = False,
+    slowest: float = 0.5,
+    optimizer: optax.GradientTransformation | None = None,
+    stacked: stacking.Stacked = 0,
+    axis: Axis = WORKERS,
+) -> Strategy:
+    """Decoupled DiLoCo: nobody waits but a syncer, for a quorum, at each fragment.
+
+    Fragment p of P is due every `period` local steps of the fastest worker. Each worker
+    answers as it next ends a local step; nobody stops. Once K have, the syncer waits
+    for `grace` steps at most for others, then merges the params θ of all that have:
+
+        g ← Σ c (x - θ) / Σ c;   m ← μ m + g;   x ← x - η (g + μ m);   all θ ← x
+
+    for c a worker's own local steps since the last merge of the fragment.
+
+    Args:
+        period: H, steps of the fastest worker between two merges of a fragment, at
+            least 1.
+        fragments: P, parts of the model; divides period. Some are empty if leaves lack.
+        outer_lr: η, the outer learning rate, above 0.
+        outer_momentum: μ, the outer Nesterov momentum, at least 0 and below 1.
+        quorum: K, answers that the syncer waits for, at least 1; all if workers lack.
+        grace: steps of the fastest worker that it waits for more, at least 0.
+        radial: whether g is, leaf by leaf, the mean of norms along the mean direction.
+        slowest: speed of the last worker, above 0 and at most 1; that of the first is
+            1, and the others' fall evenly between.
+        optimizer: the inner optimizer, whose state then rests while its worker does;
+            None lets it go on.
+        stacked: which leaves hold several layers (see `syncalgos.reducers.stacking`).
+        axis: the mapped axis or axes over which the workers lie.
+
+    Returns:
+        A Strategy. State: x and m, shaped like params, at least float32, identical on
+        all workers; each worker's own params and opt_state. A merge sends its fragment
+        once. The center is x. Buffers stay local.
+
+    Raises:
+        ValueError: a parameter outside its range.
+
+    What a worker that has not answered did since the last merge is lost. A steady drift
+    moves the center η / (1 - μ) times as far as plain averaging, at equal speeds.
+
+    Example:
+        >>> import numpy as np
+        >>> from syncalgos import communication, decoupled_diloco
+        >>> strategy = decoupled_diloco(8, fragments=2, slowest=0.4, quorum=2)
+        >>> params = [np.ones(9), np.ones(9)]
+        >>> sent = communication(strategy, params, workers=2, steps=18)
+        >>> np.flatnonzero(np.diff(sent.per_step, prepend=0)) + 1
+        array([ 5,  8, 13, 18])
+
+    Source: Douillard et al., "Decoupled DiLoCo for resilient distributed pre-training",
+    2026, with equal batches, so that tokens² / steps is in proportion to steps.
+    """
+    outer = nesterov_sgd("decoupled_diloco", outer_lr, outer_momentum)
+    clock_of = asynchrony.even_clocks("decoupled_diloco", period, slowest)
+    fragments = checks.whole("decoupled_diloco: fragments", fragments, least=1)
+    quorum = checks.whole("decoupled_diloco: quorum", quorum, least=1)
+    grace = checks.whole("decoupled_diloco: grace", grace, least=0)
+    apart = cuts.steps_between(period, fragments, delay=0)
+    stacking.check("decoupled_diloco: stacked", stacked)
+
+    def fragment(number: int) -> Strategy:
+        first = (number + 1) * apart - 1
+        syncer = Syncer(clock_of, first, period, quorum, grace, axis)
+        step = outer_step(outer, merged(syncer, radial), axis=axis)
+        own = partial(cuts.mask, number, fragments, "layers", stacked)
+        return masked(when(step, syncer.merges), own)
+
+    whole = chain(*map(fragment, range(fragments)))
+    return asynchrony.at_own_speeds("decoupled_diloco", whole, clock_of, optimizer)

@@ -1,0 +1,99 @@
+"""HALoS: Async DiLoCo in regions, whose servers push to one of all regions."""
+
+from functools import partial
+
+import optax
+
+from syncalgos import checks, collectives
+from syncalgos.algorithms._anchors import outer_rates
+from syncalgos.combinators import asynchrony, servers
+from syncalgos.strategy import WORKERS, Axis, Strategy
+
+
+def halos(
+    period: int = 16,
+    *,
+    regions: int = 2,
+    outer_lr: float = 0.7,
+    outer_momentum: float = 0.4,
+    global_lr: float = 0.5,
+    global_momentum: float = 0.5,
+    alpha: float = 0.25,
+    updates: int = 4,
+    slowest: float = 0.5,
+    optimizer: optax.GradientTransformation | None = None,
+    axis: Axis = WORKERS,
+) -> Strategy:
+    """HALoS: workers push to a server of their region, and these to one of all.
+
+    A worker that has gone from y to θ in `period` local steps of its own sends its
+    update to its region's server z, and restarts from there:
+
+        z ← delayed Nesterov step (z, y - θ);   y, θ ← z
+
+    After every K updates the region sends its own to the global server x, and mixes:
+
+        x ← delayed Nesterov step (x, s - z);   s, z ← (1 - α) z + α x
+
+    Args:
+        period: H, own local steps of a worker in a round, at least 1; 8 in the paper.
+        regions: R, of consecutive workers, at least 1.
+        outer_lr: the learning rate of a region's server, above 0.
+        outer_momentum: its Nesterov momentum, at least 0 and below 1; 0.9 in the paper.
+        global_lr: the learning rate of the global server, above 0.
+        global_momentum: its Nesterov momentum, at least 0 and below 1.
+        alpha: α, how far a region goes to the global model, above 0 and at most 1.
+        updates: K, workers' updates between two of a region, at least 1.
+        slowest: speed of the last worker, above 0 and at most 1; that of the first is
+            1, and the others' fall evenly between.
+        optimizer: the inner optimizer, whose state then rests while its worker does;
+            None lets it go on.
+        axis: the mapped axis or axes over which the workers lie.
+
+    Returns:
+        A Strategy. State: x, each region's z and s, momenta and buffers, at least
+        float32, identical on all workers; each worker's own y, params and opt_state. At
+        an arrival all workers gather all updates, in place of the servers. The center
+        is x. Buffers stay local.
+
+    Raises:
+        ValueError: a parameter outside its range.
+
+    It runs on the clock of `async_diloco`. A momentum changes after as many updates as
+    a region has workers, the global one after as many as there are regions.
+
+    Example:
+        >>> import numpy as np
+        >>> from syncalgos import communication, halos
+        >>> sent = communication(halos(4), np.ones(9), workers=2, steps=16)
+        >>> np.flatnonzero(np.diff(sent.per_step, prepend=0)) + 1
+        array([ 4,  8, 12, 16])
+
+    Source: Kim et al., "HALoS: hierarchical asynchronous local SGD over slow networks
+    for geo-distributed large language model training", ICML 2025, algorithm 1.
+    """
+    clock_of = asynchrony.even_clocks("halos", period, slowest)
+    regions = checks.whole("halos: regions", regions, least=1)
+    near = outer_rates("halos", outer_lr, outer_momentum)
+    global_lr = checks.real("halos: global_lr", global_lr, above=0)
+    name = "halos: global_momentum"
+    far = global_lr, checks.real(name, global_momentum, least=0, below=1)
+    alpha = checks.share("halos: alpha", alpha)
+    updates = checks.whole("halos: updates", updates, least=1)
+
+    def region_of(worker):
+        return worker * regions // collectives.size(axis)
+
+    def push(server, update, worker):
+        members = max(1, collectives.size(axis) // regions)
+        rates = (*near, members), (*far, regions)
+        region = region_of(worker)
+        return servers.two_levels(server, update, region, *rates, alpha, updates)
+
+    def model_of(server, worker):
+        return server.of(region_of(worker)).server.params
+
+    serve = partial(servers.new_levels, regions=regions)
+    return asynchrony.asynchronous(
+        "halos", serve, push, clock_of, optimizer, axis, model_of
+    )

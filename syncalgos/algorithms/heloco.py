@@ -1,0 +1,99 @@
+"""HeLoCo: workers that do not wait, whose updates are turned towards the momentum."""
+
+import jax
+import optax
+
+from syncalgos import checks, collectives
+from syncalgos.algorithms._anchors import outer_rates
+from syncalgos.combinators import asynchrony, servers
+from syncalgos.strategy import WORKERS, Axis, Strategy
+
+
+def heloco(
+    period: int = 16,
+    *,
+    # At the paper's 0.7 the center of a small model swings (docs/asynchronous.md).
+    outer_lr: float = 0.3,
+    outer_momentum: float = 0.9,
+    arrival_weight: float | None = None,
+    aligned: float = 0.2,
+    shrink: float = 0.5,
+    turn: float = 1.0,
+    slowest: float = 0.5,
+    dynamic_steps: bool = False,
+    optimizer: optax.GradientTransformation | None = None,
+    axis: Axis = WORKERS,
+) -> Strategy:
+    """HeLoCo: Async DiLoCo with late updates turned towards the server's momentum.
+
+    A worker that has gone from y to θ in `period` local steps of its own sends y - θ to
+    a server with a model x and a momentum m. In each leaf Δ of it, with c the cosine
+    between Δ and m, and f = |Δ| / (|Δ| + 3 |m|):
+
+        c < 0: Δ ← Δ - min(-s c f, 1/2) c |Δ| m / |m|
+        0 ≤ c < a: l ← min(r (1 - c) f, 1);   d ← (1 - l) Δ / |Δ| + l m / |m|
+                   Δ ← |Δ| d / |d|
+
+    and for the whole update, in order of arrival:
+
+        m ← μ m + (1 - μ) ρ Δ;   x ← x - η (ρ Δ + μ m);   y, θ ← x - η μ m
+
+    Args:
+        period: H, own local steps of a worker in a round, at least 1.
+        outer_lr: η, the outer learning rate, above 0; 0.7 in the paper.
+        outer_momentum: μ, the outer momentum, at least 0 and below 1.
+        arrival_weight: ρ, the weight of an update, above 0; None means 1 / √workers.
+        aligned: a, the cosine from which an update is kept as it is, at least 0.
+        shrink: s, how much of what opposes the momentum is taken away, at least 0.
+        turn: r, how far an update turns to the momentum otherwise, at least 0.
+        slowest: speed of the last worker, above 0 and at most 1; that of the first is
+            1, and the others' fall evenly between.
+        dynamic_steps: a worker of speed s makes ⌊s H⌋ local steps a round, at least 1.
+        optimizer: the inner optimizer, whose state then rests while its worker does;
+            None lets it go on.
+        axis: the mapped axis or axes over which the workers lie.
+
+    Returns:
+        A Strategy. State: x and m, shaped like params, at least float32, identical on
+        all workers; each worker's own y, params and opt_state. At an arrival all
+        workers gather all updates, in place of the server. The center is x. Buffers
+        stay local.
+
+    Raises:
+        ValueError: a parameter outside its range.
+
+    It runs on the clock of `async_diloco`. A steady drift moves the center
+    N mean(speed) ρ η (1 + μ) times as far as plain averaging, for N workers.
+
+    Example:
+        >>> import numpy as np
+        >>> from syncalgos import communication, heloco
+        >>> sent = communication(heloco(4), np.ones(9), workers=2, steps=16)
+        >>> np.flatnonzero(np.diff(sent.per_step, prepend=0)) + 1
+        array([ 4,  8, 12, 16])
+
+    Source: Asif et al., "HeLoCo: efficient asynchronous low-communication training
+    under data and device heterogeneity", 2026, algorithm 2; details as in its code.
+    """
+    clock_of = asynchrony.even_clocks("heloco", period, slowest, dynamic_steps)
+    lr, momentum = outer_rates("heloco", outer_lr, outer_momentum)
+    if arrival_weight is not None:
+        arrival_weight = checks.real("heloco: arrival_weight", arrival_weight, above=0)
+    aligned = checks.real("heloco: aligned", aligned, least=0)
+    shrink = checks.real("heloco: shrink", shrink, least=0)
+    turn = checks.real("heloco: turn", turn, least=0)
+
+    def push(server, update, _):
+        root = collectives.size(axis) ** -0.5
+        weight = root if arrival_weight is None else arrival_weight
+        update = servers.turned(update, server.velocity, aligned, shrink, turn)
+        update = jax.tree.map(lambda x: weight * x, update)
+        return servers.averaging_nesterov(server, update, lr, momentum)
+
+    def model_of(server, _):
+        return jax.tree.map(lambda x, m: x - lr * momentum * m, *server)
+
+    # A look-ahead: the worker starts from where the momentum alone would lead.
+    return asynchrony.asynchronous(
+        "heloco", servers.new_averaging, push, clock_of, optimizer, axis, model_of
+    )

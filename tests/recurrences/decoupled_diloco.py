@@ -1,0 +1,120 @@
+"""Douillard et al. 2026, algorithm 1: a syncer that merges fragment after fragment.
+
+Workers' speeds fall evenly, in 1024ths; the clock is the first one's local step. A
+fragment is due every `period` steps of it. A worker answers as it next ends a local
+step; the syncer waits for `quorum` answers, then `grace` steps for others.
+"""
+
+import numpy as np
+from problems import SHAPES
+
+from recurrences import PERIOD, START, by_leaf, local_steps
+
+SETTINGS = [
+    {"period": PERIOD},
+    {"period": 6, "fragments": 2, "slowest": 0.3, "outer_lr": 0.4, "grace": 0},
+    {"period": 4, "fragments": 1, "slowest": 0.25, "quorum": 3, "outer_momentum": 0.5},
+    {"period": 6, "fragments": 3, "slowest": 0.2, "quorum": 9, "radial": True},
+    {"period": 2, "fragments": 2, "slowest": 0.2, "quorum": 2, "grace": 2},
+    {
+        "period": 4,
+        "fragments": 2,
+        "stacked": {"bias": 0, "kernel": 1, "readout": 0, "scale": 0},
+    },
+]
+
+
+def fragment_of_entries(fragments, stacked):
+    """The number of each entry's fragment: the largest leaf to the least fragment."""
+    leaves = {name: np.zeros(shape, int) for name, shape in SHAPES.items()}
+    load = np.zeros(fragments)
+    whole = sorted(leaves, key=lambda name: -leaves[name].size)
+    if stacked:  # kernel's rows are layers, and go in turn
+        whole.remove("kernel")
+        for number, layer in enumerate(leaves["kernel"]):
+            layer[:] = number % fragments
+            load[number % fragments] += layer.size
+    for name in whole:
+        leaves[name][...] = np.argmin(load)
+        load[np.argmin(load)] += leaves[name].size
+    return np.concatenate([leaf.ravel() for leaf in leaves.values()])
+
+
+def mean_of_directions(moves, weights):
+    """The mean of norms along the mean of directions, of a leaf."""
+    norms = [np.linalg.norm(x) for x in moves]
+    pairs = list(zip(moves, norms, weights, strict=True))
+    along = sum(w * x / n for x, n, w in pairs if n)
+    if not np.any(along):
+        return np.zeros_like(moves[0])
+    return sum(w * n for _, n, w in pairs) * along / np.linalg.norm(along)
+
+
+class Fragment:
+    """A fragment's model and momentum at the syncer, and who has answered."""
+
+    def __init__(self, inside, first, period, workers):
+        self.inside, self.first, self.period = inside, first, period
+        self.m, self.asked, self.at_quorum = np.zeros_like(START), None, None
+        self.steps = np.zeros(workers)
+        self.answered = np.zeros(workers, bool)
+
+    def ends(self, step, moved, quorum, grace):
+        """Takes a step's answers; returns whether the syncer merges now."""
+        self.steps += moved
+        if step >= self.first and (step - self.first) % self.period == 0:
+            self.asked, self.at_quorum = step, None
+            self.answered[:] = False
+        if self.asked is None:
+            return False
+        self.answered |= moved
+        if self.at_quorum is None and self.answered.sum() >= quorum:
+            self.at_quorum = step
+        in_time = self.at_quorum is None or step < self.at_quorum + grace
+        is_last = step == self.asked + self.period - 1  # before it is due again
+        return not in_time or self.answered.all() or is_last
+
+    def weights(self):
+        """c_tok² / c_steps, as shares: tokens are in proportion to steps."""
+        w = np.where(self.answered, self.steps, 0)
+        self.asked, self.steps = None, np.zeros_like(self.steps)
+        return w / w.sum()
+
+
+def recurrence(
+    workers,
+    period,
+    fragments=4,
+    outer_lr=0.7,
+    outer_momentum=0.9,
+    quorum=1,
+    grace=1,
+    radial=False,
+    slowest=0.5,
+    stacked=None,
+):
+    lost, others = 1024 - round(1024 * slowest), max(workers - 1, 1)
+    speeds = [1024 - lost * i // others for i in range(workers)]
+    number, apart = fragment_of_entries(fragments, stacked), period // fragments
+    parts = [
+        Fragment(number == f, (f + 1) * apart - 1, period, workers)
+        for f in range(fragments)
+    ]
+    model, held = START, [START] * workers
+    for step, theta in local_steps(workers):
+        done = [[(step + k) * s // 1024 for k in (0, 1)] for s in speeds]
+        moved = np.array([now > before for before, now in done])
+        theta[:] = [theta[i] if moved[i] else held[i] for i in range(workers)]
+        for part in parts:
+            if not part.ends(step, moved, min(quorum, workers), grace):
+                continue
+            w = part.weights()
+            moves = [np.where(part.inside, model - x, 0) for x in theta]
+            delta = sum(a * x for a, x in zip(w, moves, strict=True))
+            if radial:
+                delta = by_leaf(lambda _, *x, w=w: mean_of_directions(x, w), *moves)
+            part.m = outer_momentum * part.m + delta
+            model = model - outer_lr * (delta + outer_momentum * part.m)
+            theta[:] = [np.where(part.inside, model, x) for x in theta]
+        held = list(theta)
+        yield model, theta

@@ -1,0 +1,63 @@
+"""Kim et al. 2025, algorithm 1 and the authors' code: servers of regions and of all.
+
+Workers' speeds fall evenly, in 1024ths; the clock is the first one's local step.
+Nothing takes time on its way, so that a worker whose update completes an exchange
+starts from the model after it.
+"""
+
+from recurrences import PERIOD, START, local_steps
+from recurrences.async_diloco import Server
+
+SETTINGS = [
+    {"period": PERIOD, "updates": 2},
+    {"period": 3, "slowest": 0.3, "regions": 1, "updates": 2, "alpha": 1.0},
+    {"period": 2, "slowest": 0.25, "global_momentum": 0.0, "alpha": 0.5},
+    {
+        "period": 1,
+        "regions": 3,
+        "updates": 3,
+        "outer_lr": 0.5,
+        "outer_momentum": 0.9,
+        "global_lr": 0.6,
+        "global_momentum": 0.3,
+        "alpha": 0.6,
+    },
+]
+
+
+def recurrence(
+    workers,
+    period,
+    regions=2,
+    outer_lr=0.7,
+    outer_momentum=0.4,
+    global_lr=0.5,
+    global_momentum=0.5,
+    alpha=0.25,
+    updates=4,
+    slowest=0.5,
+):
+    lost, others = 1024 - round(1024 * slowest), max(workers - 1, 1)
+    speeds = [1024 - lost * i // others for i in range(workers)]
+    of_region = max(1, workers // regions)
+    local = outer_lr, outer_momentum, of_region, 0
+    near = [Server(START, *local) for _ in range(regions)]
+    merged, arrived = [START] * regions, [0] * regions
+    far = Server(START, global_lr, global_momentum, regions, 0)
+    start, held = [START] * workers, [START] * workers
+    for step, theta in local_steps(workers):
+        for i in range(workers):
+            before, now = step * speeds[i] // 1024, (step + 1) * speeds[i] // 1024
+            if now == before:
+                theta[i] = held[i]
+            elif now % period == 0:
+                r = i * regions // workers
+                near[r].push(start[i] - theta[i])
+                arrived[r] += 1
+                if arrived[r] % updates == 0:
+                    far.push(merged[r] - near[r].theta)
+                    near[r].theta = (1 - alpha) * near[r].theta + alpha * far.theta
+                    merged[r] = near[r].theta
+                theta[i] = start[i] = near[r].theta
+        held = list(theta)
+        yield far.theta, theta
