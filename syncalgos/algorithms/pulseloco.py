@@ -5,7 +5,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
-from jax.flatten_util import ravel_pytree
 
 from syncalgos.algorithms._anchors import (
     nesterov_sgd,
@@ -18,6 +17,7 @@ from syncalgos.combinators.chosen import mean_of_chosen, undecided
 from syncalgos.combinators.decided import Decision
 from syncalgos.combinators.schedule import every
 from syncalgos.dtypes import widen, zeros
+from syncalgos.reducers.stacking import shards
 from syncalgos.strategy import WORKERS, Axis, PyTree, Strategy
 
 
@@ -67,6 +67,7 @@ def pulseloco(
     moves are small, as by Adam at a learning rate of 1e-6 in the paper; at usual rates
     nearly all entries are seen, and it sends what `diloco` does. The authors' code
     never sends d whole. It gathers as many entries as the worker with most of them has.
+    If a worker is several devices, each sends what it holds, as much as the fullest.
 
     Example:
         >>> import numpy as np
@@ -83,8 +84,9 @@ def pulseloco(
     outer = nesterov_sgd("pulseloco", outer_lr, outer_momentum)
 
     def init(params):
-        wide, size = widen(params), sum(x.size for x in jax.tree.leaves(params))
-        return PulseState(wide, outer.init(wide), zeros(params), undecided(size))
+        wide, leaves = widen(params), jax.tree.leaves(shards.whole_shapes(params))
+        first = undecided(sum(x.size for x in leaves))
+        return PulseState(wide, outer.init(wide), zeros(params), first)
 
     def is_seen(x, s):
         return x.astype(jnp.bfloat16) != (x - s).astype(jnp.bfloat16)
@@ -94,10 +96,8 @@ def pulseloco(
         takes = takes_part()
         owed = jax.tree.map(jnp.add, state.residual, moves)
         seen = jax.tree.map(lambda x, s: is_seen(x, s) & takes, state.anchor, owed)
-        flat, shaped = ravel_pytree(owed)
-        sent, _ = ravel_pytree(seen)
-        mean, decisions = mean_of_chosen(flat, sent, state.decisions, step, axis)
-        updates, velocity = outer.update(shaped(mean), state.outer, state.anchor)
+        mean, decisions = mean_of_chosen(owed, seen, state.decisions, step, axis)
+        updates, velocity = outer.update(mean, state.outer, state.anchor)
         anchor = optax.apply_updates(state.anchor, updates)
         residual = jax.tree.map(lambda s, on: jnp.where(on, 0, s), owed, seen)
         state = PulseState(anchor, velocity, residual, decisions)

@@ -5,44 +5,40 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.flatten_util import ravel_pytree
 
 from syncalgos import collectives
-from syncalgos.collectives import Axis
+from syncalgos.collectives import Axis, PyTree
 from syncalgos.combinators.decided import Decision, branch
 from syncalgos.reducers.hops import index_dtype
+from syncalgos.reducers.stacking import shards
 
 UNITS = 1024
 """Messages are so many parts of a vector long, rounded up."""
 
 
-def _units(size: int) -> tuple[int, int]:
-    """Returns the entries of a unit, and the units of a vector."""
-    unit = max(-(-size // UNITS), 1)
-    return unit, -(-size // unit)
-
-
 def undecided(size: int) -> tuple[Decision, ...]:
-    """Returns the first decisions of `mean_of_chosen`, for a vector of that size."""
-    _, units = _units(size)
-    return (Decision(jnp.int32(-1)),) * (1 + units.bit_length())
+    """Returns the first decisions of `mean_of_chosen`, for so many entries at most."""
+    return (Decision(jnp.int32(-1)),) * (1 + min(size, UNITS).bit_length())
 
 
 def mean_of_chosen(
-    x: jax.Array,
-    chosen: jax.Array,
+    tree: PyTree,
+    chosen: PyTree,
     decisions: tuple[Decision, ...],
     step: Any,
     axis: Axis,
-) -> tuple[jax.Array, tuple[Decision, ...]]:
-    """Returns the mean over the workers of a vector's chosen entries; others are 0.
+) -> tuple[PyTree, tuple[Decision, ...]]:
+    """Returns the mean over the workers of a tree's chosen entries; others are 0.
 
     Every worker gathers how many entries the others chose. All send as many as the
     worker with most of them, rounded up to units, as values and indices. Where these
-    take more bytes than an all-reduce of the vector, that is made instead.
+    take more bytes than an all-reduce of all entries, that is made instead. If a worker
+    is several devices, each sends what it holds, and the device with most decides.
 
     Args:
-        x: this worker's vector, (size,).
-        chosen: its entries to send, (size,) booleans.
+        tree: this worker's arrays; all leaves count as one vector.
+        chosen: its entries to send, booleans of the same shapes.
         decisions: those of the last step; see `undecided`.
         step: the local step.
         axis: the mapped axis or axes over which the workers lie.
@@ -51,9 +47,31 @@ def mean_of_chosen(
         The mean, identical on all workers; and the decisions: whether the vector is
         sent whole, and the binary digits of the number of units, from the lowest.
     """
-    (unit, units), workers = _units(x.size), collectives.size(axis)
+
+    def mean(within, tree, chosen, decisions, step):
+        x, shaped = ravel_pytree(tree)
+        flags, _ = ravel_pytree(chosen)
+        found, decided = _mean(x, flags, decisions, step, axis, within)
+        return shaped(found), decided
+
+    return shards.by_device(mean, (tree, chosen), decisions, step)
+
+
+def _mean(
+    x: jax.Array,
+    chosen: jax.Array,
+    decisions: tuple[Decision, ...],
+    step: Any,
+    axis: Axis,
+    within: tuple[str, ...],
+) -> tuple[jax.Array, tuple[Decision, ...]]:
+    """`mean_of_chosen`, for a device's vector and the axes within a worker."""
+    unit, workers = max(-(-x.size // UNITS), 1), collectives.size(axis)
     kind, whole = index_dtype(x.size + 1), x.dtype.itemsize
-    most = jnp.max(collectives.gather(jnp.sum(chosen, dtype=jnp.int32), axis))
+    most = jnp.sum(chosen, dtype=jnp.int32)
+    if within:
+        most = jnp.max(collectives.gather(most, within))
+    most = jnp.max(collectives.gather(most, axis))
     needed = (most + unit - 1) // unit
     # (N-1) times values and indices, or 2 (N-1)/N times the vector.
     entry = whole + jnp.dtype(kind).itemsize
@@ -67,10 +85,11 @@ def mean_of_chosen(
     )
     # Shapes must be known: hence a branch for each digit, which takes its share of the
     # places. Those behind the last are beyond the vector, and dropped.
-    [places] = jnp.nonzero(chosen, size=unit * units, fill_value=x.size)
+    size = unit * -(-x.size // unit)
+    [places] = jnp.nonzero(chosen, size=size, fill_value=x.size)
     decided, begin = [first], jnp.int32(0)
     for digit, decision in enumerate(decisions[1:]):
-        length = unit << digit
+        length = min(unit << digit, size)  # only what is never asked is shorter
 
         def add(mean=mean, begin=begin, length=length):
             own = lax.dynamic_slice(places, [begin], [length])

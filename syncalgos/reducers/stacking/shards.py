@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -120,14 +121,7 @@ class Cut(NamedTuple):
         return _are_mapped(self.axes)
 
     def _on_devices(self, function: Callable, given: Any, made: Any) -> Callable:
-        # Each device sees its own shard alone, so that XLA gathers nothing.
-        return jax.shard_map(
-            function,
-            in_specs=given,
-            out_specs=made,
-            axis_names={*self.axes},
-            check_vma=False,
-        )
+        return _on_devices(function, self.axes, given, made)
 
 
 class Leaf(NamedTuple):
@@ -243,6 +237,32 @@ def gathered(tree: PyTree, axis: Axis) -> PyTree:
     return form.unflatten(map(leaf, leaves, cuts(tree)))
 
 
+def by_device(
+    function: Callable[..., tuple[PyTree, PyTree]],
+    trees: tuple[PyTree, ...],
+    *common: PyTree,
+) -> tuple[PyTree, PyTree]:
+    """Applies a function to all that each device of a worker holds of some trees.
+
+    Args:
+        function: (axes, *trees, *common) -> (a tree like the first, what all devices of
+            the worker hold alike). The axes lie within a worker, and the function may
+            gather over them; () where a worker is one device.
+        trees: of the form and the shapes of params, cut as they are.
+        common: what all devices of the worker hold alike.
+    """
+    found = cuts(trees[0])
+    axes = tuple(dict.fromkeys(name for cut in found if cut for name in cut.axes))
+    if not (axes and _are_mapped(axes)):
+        return function((), *trees, *common)
+    alike = PartitionSpec()
+    places = [alike if cut is None else cut.spec for cut in found]
+    like = jax.tree.unflatten(jax.tree.structure(trees[0]), places)
+    given = (*(like for _ in trees), *(alike for _ in common))
+    mapped = _on_devices(partial(function, axes), axes, given, (like, alike))
+    return mapped(*trees, *common)
+
+
 def kept(tree: PyTree) -> PyTree:
     """Has the compiler keep each array of a worker's state where it belongs."""
     now = _NOW.get()
@@ -277,3 +297,16 @@ def _are_mapped(axes: Sequence[str]) -> bool:
         return False
     types = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
     return all(types.get(name) == AxisType.Auto for name in axes)
+
+
+def _on_devices(
+    function: Callable, axes: Sequence[str], given: Any, made: Any
+) -> Callable:
+    # Each device sees its own shard alone, so that XLA gathers nothing.
+    return jax.shard_map(
+        function,
+        in_specs=given,
+        out_specs=made,
+        axis_names={*axes},
+        check_vma=False,
+    )
