@@ -1,4 +1,4 @@
-"""What 1-bit Adam and 0/1 Adam share: their moments, and a mean sent as signs."""
+"""The moments of 1-bit Adam and 0/1 Adam, and a mean that is sent as signs."""
 
 from functools import partial
 from typing import NamedTuple

@@ -13,7 +13,7 @@ from syncalgos.strategy import WORKERS, Axis, PyTree, Strategy
 
 
 class GaslocState(NamedTuple):
-    """Where this worker's round began, θ, and the last point y before mixing."""
+    """The start θ of this worker's round, and the last point y before mixing."""
 
     anchor: PyTree
     ahead: PyTree

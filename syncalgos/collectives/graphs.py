@@ -15,7 +15,7 @@ NAMES = get_args(get_args(checks.Topology)[0])
 SYMMETRIC = get_args(get_args(checks.Symmetric)[0])
 
 OFF = 1e-5
-"""How far from 1 the sums of weights may be: those of float32 are rounded."""
+"""Distance from 1 that the sums of weights may have: those of float32 are rounded."""
 
 
 class Graph(NamedTuple):
@@ -274,7 +274,7 @@ EDGES = {
 
 
 def _among(edges: np.ndarray, workers: int) -> np.ndarray:
-    """Which workers are neighbours, (N, N) booleans, nobody its own."""
+    """Pairs of neighbours, (N, N) booleans; nobody is its own neighbour."""
     joined = np.zeros((workers, workers), bool)
     joined[edges[:, 0], edges[:, 1]] = joined[edges[:, 1], edges[:, 0]] = True
     return joined & ~np.eye(workers, dtype=bool)

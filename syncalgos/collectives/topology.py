@@ -18,7 +18,7 @@ from syncalgos.dtypes import narrow, on_floats, widen
 from syncalgos.keys import common_key
 
 Topology = str | np.ndarray
-"""What `check` returns of a graph."""
+"""A graph as `check` returns it."""
 
 MATCHINGS = 16
 """Random pairings to draw from, each of which is compiled."""

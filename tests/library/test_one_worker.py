@@ -1,5 +1,7 @@
 """Tests of a strategy of one worker as an optimizer of optax."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -141,8 +143,8 @@ def test_averages_of_bfloat16_params_are_those_of_float32(name):
     optimizer = syncalgos.as_optimizer(make(name), optax.sgd(2.0**-6))
 
     def after(dtype):
-        params = jnp.ones(3, dtype)
-        state = optimizer.init(params)
+        params: Any = jnp.ones(3, dtype)
+        state: Any = optimizer.init(params)
         for _ in range(32):
             updates, state = optimizer.update(-jnp.ones_like(params), state, params)
             params = optax.apply_updates(params, updates)

@@ -233,7 +233,8 @@ def in_a_stack() -> Any:
 
 def alone() -> Any:
     """Takes a step of a strategy as an optimizer."""
-    optimizer = sa.as_optimizer(sa.lookahead(5), optax.adam(0.1))
+    strategy = sa.lookahead(5)
+    optimizer = sa.as_optimizer(strategy, optax.adam(0.1))
     state = optimizer.init(PARAMS)
     updates, state = optimizer.update(PARAMS, state, PARAMS)
-    return optax.apply_updates(PARAMS, updates)
+    return sa.center_of(strategy, state, optax.apply_updates(PARAMS, updates))

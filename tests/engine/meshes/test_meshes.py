@@ -186,7 +186,7 @@ def test_all_that_is_shaped_like_params_is_cut_as_they_are():
 
 @pytest.mark.slow
 def test_messages_as_long_as_needed_are_those_of_the_fullest_device():
-    """Of 14 entries a device a unit is one, and a value has an index of 16 bits."""
+    """A unit is one of 14 entries of a device, and a value has an index of 16 bits."""
     (params, batches), steps, found = small_model(), 4, []
     # So slow that bfloat16 shows few of the moves.
     for mesh in ({}, {"backend": "vmap", "mesh": None, "shardings": None}):

@@ -66,7 +66,7 @@ def test_a_message_that_is_not_asked_for_stays_a_branch_in_lanes():
 
 @pytest.mark.slow
 def test_all_backends_send_the_same_and_it_is_counted():
-    """Of seven entries a unit is one, and a value has an index of 16 bits."""
+    """A unit is one of seven entries, and a value has an index of 16 bits."""
     # So slow that bfloat16 shows few of the moves.
     strategy, optimizer, told = sa.pulseloco(2), optax.sgd(1e-4), []
     for backend in BACKENDS:

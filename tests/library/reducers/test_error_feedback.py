@@ -141,7 +141,7 @@ def test_an_entry_that_is_not_finite_and_not_sent_is_not_kept():
     "reducer", [top_k(0.3), random_k(0.3), power_sgd(2, min_rate=0), top_k(0.3, bits=4)]
 )
 def test_ef21_of_steady_gradients_comes_to_their_mean(reducer):
-    """What is sent shrinks, and with it what is lost, but for float32's rounding."""
+    """Messages shrink, and with them what is lost, but for float32's rounding."""
     x = np.broadcast_to(normal((6, 5)), (60, 3, 6, 5))
     combined, known, _ = run(ef21(reducer, local_momentum=0.0), x)
     assert_close(combined[-1], mean_over_workers(x[-1:])[0], 1e-5)
