@@ -36,7 +36,7 @@ LAYOUTS = {
 # Their reducers act on each shard, as if it were a leaf of its own.
 ON_SHARDS = {"choco_sgd", "demo", "dgc", "dion", "distributed_lion", "ef21"}
 ON_SHARDS |= {"loco", "one_bit_adam", "quantized_sgd", "sign_sgd", "signum"}
-ON_SHARDS |= {"sparseloco", "sparta", "topk_sgd"}
+ON_SHARDS |= {"sparseloco", "sparta", "topk_sgd", "zero_one_adam"}
 # They decide how long the messages of a device are, which are shorter on a mesh.
 BY_DEVICE = {"pulseloco"}
 # First factors are drawn by the leaf's number; at full rank the mean is exact.

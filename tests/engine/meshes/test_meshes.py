@@ -35,7 +35,7 @@ ROUNDING = 3e-6  # of float32 after 8 steps, summed in another order
 AT_FULL_RANK = 3e-5  # orthonormal columns of a matrix that is sent whole
 MESH = {"fsdp": 3}
 # Of two workers each is both neighbours of the other, and XLA sends to it once.
-ON_A_RING = ("choco_sgd", "d2", "gradient_tracking")
+ON_A_RING = ("choco_sgd", "d2", "gasloc", "gradient_tracking", "qg_dsgdm")
 FEW = ("bmuf", "gossip", "topk_sgd")
 
 

@@ -44,7 +44,7 @@ class Leaf(NamedTuple):
 DECIDING = {"choco_sgd", "demo", "dgc", "diloco_x", "distributed_lion", "dion", "ef21"}
 DECIDING |= {"dynamic_averaging", "edit", "loco", "one_bit_adam", "powersgd"}
 DECIDING |= {"pulseloco", "quantized_sgd", "sign_sgd", "signum", "sparseloco"}
-DECIDING |= {"topk_sgd"}
+DECIDING |= {"topk_sgd", "zero_one_adam"}
 
 
 def algorithm(name):
