@@ -5,6 +5,7 @@ worker j's values.
 """
 
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple, get_args
 
 import numpy as np
@@ -16,6 +17,9 @@ SYMMETRIC = get_args(get_args(checks.Symmetric)[0])
 
 OFF = 1e-5
 """Distance from 1 that the sums of weights may have: those of float32 are rounded."""
+
+LONGEST = 64
+"""Steps within which the weights of a function must repeat: each step is compiled."""
 
 
 class Graph(NamedTuple):
@@ -38,8 +42,8 @@ def graph(topology: Any, workers: int, *, seed: int = 0) -> Graph:
     """Returns the weights, the spectral gap and the degree of a graph of workers.
 
     Args:
-        topology: what algorithms take: a name, a matrix of weights, edges, or a
-            sequence of matrices.
+        topology: what algorithms take: a name, a matrix of weights, edges, a sequence
+            of matrices, or a function from the step to its matrix.
         workers: N, at least 1.
         seed: of the edges of erdos_renyi.
 
@@ -92,8 +96,9 @@ def check(
 
     Args:
         where: the function that was called, for the message.
-        topology: a name; a matrix of weights, (N, N); edges, (E, 2) whole numbers; or a
-            sequence of matrices, (period, N, N).
+        topology: a name; a matrix of weights, (N, N); edges, (E, 2) whole numbers; a
+            sequence of matrices, (period, N, N); or a function from the step to a
+            matrix, which repeats.
         fixed: refuse graphs that change.
         symmetric: refuse weights that are not the same both ways.
         columns: let rows have any sum.
@@ -109,14 +114,16 @@ def check(
         return checks.one_of("topology", topology, SYMMETRIC if symmetric else NAMES)
     label = f"{where}: topology"
     checks.untraced(label, topology)
+    if callable(topology):
+        topology = _period(label, topology)
     try:
         given = np.asarray(topology)
     except ValueError:  # rows of different lengths
         given = np.asarray(None)
     if given.dtype.kind not in "iuf":
         raise ValueError(
-            f"{label} must be a name, a matrix of weights, edges (i, j), or a sequence "
-            f"of matrices, such as [f(t) for t in range(period)], got "
+            f"{label} must be a name, a matrix of weights, edges (i, j), a sequence of "
+            "matrices, or a function from the step to one, got "
             f"{checks.shown(topology)}"
         )
     if given.ndim == 2 and given.shape[1] == 2 and given.dtype.kind in "iu":
@@ -139,6 +146,18 @@ def check(
     if symmetric:
         _both_ways(label, weights)
     return weights
+
+
+def _period(label: str, weights_at: Callable[[int], Any]) -> list[np.ndarray]:
+    """Returns the weights of a function of the step until they repeat."""
+    seen = [np.asarray(weights_at(step)) for step in range(2 * LONGEST)]
+    for period in range(1, LONGEST + 1):
+        if all(map(np.array_equal, seen, seen[period:])):
+            return seen[:period]
+    raise ValueError(
+        f"{label}: weights by the step must repeat within {LONGEST} steps: give a "
+        "sequence of those to take in turn"
+    )
 
 
 def _edges(label: str, edges: np.ndarray) -> np.ndarray:

@@ -212,6 +212,16 @@ def test_a_graph_that_changes_sends_what_each_step_needs():
     assert sa.graph(weights, 8).gap == pytest.approx(1)
 
 
+def test_a_function_of_the_step_is_the_sequence_of_one_period():
+    weights = [sa.graph(name, 8).weights for name in ("ring", "complete", "star")]
+    seen = sa.graph(lambda step: weights[step % 3], 8)
+    np.testing.assert_array_equal(seen.weights, weights)
+    fixed = sa.d2(topology=lambda step: weights[0])  # which must not change
+    sent = sa.communication(fixed, PARAMS, workers=8, steps=2)
+    assert sent.bytes_per_worker == 1600
+
+
+FAIR = np.full((2, 2), 0.5)
 WRONG_ROW = np.array([[0.5, 0.5], [0.4, 0.5]])
 REFUSED = {
     "unknown topology 'rin'; did you mean 'ring'": "rin",
@@ -224,7 +234,8 @@ REFUSED = {
         (2, 3)
     ),
     r"an edge joins two workers, numbered from 0, got \(1, 1\)": [(0, 1), (1, 1)],
-    r"such as \[f\(t\) for t in range\(period\)\], got": lambda step: np.eye(2),
+    "or a function from the step to one, got": lambda step: None,
+    "must repeat within 64 steps": lambda step: np.eye(2) if step < 70 else FAIR,
 }
 
 
