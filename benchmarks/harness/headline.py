@@ -1,4 +1,4 @@
-"""The README's figure: `python -m benchmarks.harness.headline`.
+"""The README's figure, which benchmarks.harness.studies writes with the others.
 
 A point is an algorithm of the atlas on MNIST-1D, at its best: the bytes that a worker
 sent, and the test accuracy. A line joins those that no other beats with as few bytes.
@@ -13,7 +13,6 @@ from experiments.study.report import figures
 from experiments.study.report.charts import Plot
 from experiments.study.report.styles import LIGHT
 
-STUDY = Path(__file__).parents[2] / "docs" / "studies" / "atlas-mnist1d"
 SHARES = {0.01: "1 %", 0.03: "3 %", 0.1: "10 %", 0.3: "30 %", 1: "100 %"}
 # Where the names stand, in points from their own.
 NAMES = {
@@ -47,9 +46,9 @@ def draw(points: dict[str, tuple[float, float]], best: list[str]) -> Figure:
     return figure
 
 
-def main() -> None:
-    """Writes the figure beside the records."""
-    lines = read(STUDY)
+def write(folder: Path) -> Path:
+    """Writes the figure of a study beside its records, and returns its path."""
+    lines = read(folder)
     whole = float(lines[FIRST]["bytes_per_worker"])
     points = {
         name: (
@@ -68,8 +67,6 @@ def main() -> None:
     plot = Plot("accuracy-by-bytes", "", title, text, "", lambda: draw(points, best))
     with figures.style():
         file, _ = figures.pictures(plot, plot.draw())
-    (STUDY / f"{plot.name}.svg").write_text(file)
-
-
-if __name__ == "__main__":
-    main()
+    path = folder / f"{plot.name}.svg"
+    path.write_text(file)
+    return path

@@ -20,7 +20,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness import atlas
+from benchmarks.harness import atlas, headline
 from benchmarks.harness.curves import evaluations
 from experiments.cli.words import literal
 from experiments.study import config as configs
@@ -210,7 +210,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         for path in again(folder):
             print(path)
     if not folders:
-        for path in atlas_again(FOLDER):
+        for path in [*atlas_again(FOLDER), headline.write(FOLDER / JOINED[0])]:
             print(path)
 
 
