@@ -13,15 +13,13 @@ from pathlib import Path
 
 import pytest
 from commands import ROOT, environment
-from owed import owed
+from owed import ON_A_RING, owed
 
 from syncalgos import ALGORITHMS
 
 PATH = [".", "tests", "tests/support", "tests/engine/meshes"]
 # A TPU's compiler makes all-reduces of gathers of a few numbers, such as scales.
 FEW_BYTES = 1024
-# Of two workers each is both neighbours of the other, and XLA sends to it once.
-ON_A_RING = ("choco_sgd", "d2", "gasloc", "gradient_tracking", "qg_dsgdm")
 FAST = ("bmuf", "gossip", "topk_sgd")
 MACHINES = {  # the target, its slices, workers, and the compiler's module
     "tpu 2x4": ("tpu:v5e:2x4", 1, 2, "libtpu"),

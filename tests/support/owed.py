@@ -76,6 +76,9 @@ def in_groups(n: int) -> int:
     return n // max(d for d in range(1, math.isqrt(n) + 1) if n % d == 0)
 
 
+# Of two workers each is both neighbours of the other, and XLA sends to it once.
+ON_A_RING = ("choco_sgd", "d2", "gasloc", "gradient_tracking", "qg_dsgdm")
+
 # For algorithms that move entries by the learning rate, whatever the gradient.
 SMALL_STEPS = optax.sgd(0.003)
 

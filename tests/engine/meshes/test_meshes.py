@@ -21,7 +21,7 @@ from jax import lax
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from lasting import OURS
-from owed import owed
+from owed import ON_A_RING, owed
 from placed import placed
 
 import syncalgos
@@ -34,8 +34,6 @@ from syncalgos.reducers.stacking.shards import Cut, Leaf, Sharding, known
 ROUNDING = 3e-6  # of float32 after 8 steps, summed in another order
 AT_FULL_RANK = 3e-5  # orthonormal columns of a matrix that is sent whole
 MESH = {"fsdp": 3}
-# Of two workers each is both neighbours of the other, and XLA sends to it once.
-ON_A_RING = ("choco_sgd", "d2", "gasloc", "gradient_tracking", "qg_dsgdm")
 FEW = ("bmuf", "gossip", "topk_sgd")
 
 
