@@ -3,6 +3,8 @@
 An `axis` is the name of a mapped axis, or a tuple of names with the outermost first.
 """
 
+import math
+
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -13,34 +15,44 @@ WORKERS: tuple[str, str] = ("devices", "lanes")
 """The axes over which `DataParallel` lays its workers, in row-major order."""
 
 
-def names_of(axis: Axis) -> tuple[str, ...]:
-    """Returns the names of an axis, each of which is mapped here, and usable."""
-    names = (axis,) if isinstance(axis, str) else tuple(axis)
-    for name in names:
-        try:
-            place = lax.axis_index(name)
-        except NameError:
-            where = f"unbound axis name: no axis {name!r} is mapped here"
-            if name in WORKERS:
-                where += ", as it is by DataParallel: for an axis of your own make the "
-                where += "strategy with axis='NAME'"
-            raise NameError(where) from None
-        if jax.typeof(place).mat.varying:
-            raise ValueError(
-                "give jax.shard_map check_vma=False: with its check on, jax.grad adds "
-                "the gradients of all devices by itself, and no step is local"
-            )
-    return names
-
-
 def size(axis: Axis = WORKERS) -> int:
     """Returns the number of workers along the axis, a Python int.
+
+    It can also be asked outside a trace, wherever the axis is known.
+
+    Raises:
+        NameError: no axis of that name is mapped.
+    """
+    sizes = [_size(name) for name in ((axis,) if isinstance(axis, str) else axis)]
+    return math.prod(sizes)
+
+
+def _size(name: str) -> int:
+    try:
+        return lax.axis_size(name)
+    except NameError:
+        where = f"unbound axis name: no axis {name!r} is mapped here"
+        if name in WORKERS:
+            where += ", as it is by DataParallel: for an axis of your own make the "
+            where += "strategy with axis='NAME'"
+        raise NameError(where) from None
+
+
+def names_of(axis: Axis) -> tuple[str, ...]:
+    """Returns the names of an axis, each of which is mapped here, and usable.
 
     Raises:
         NameError: no axis of that name is mapped.
         ValueError: a shard_map that was called without check_vma=False.
     """
-    return lax.axis_size(names_of(axis))
+    size(axis)
+    names = (axis,) if isinstance(axis, str) else tuple(axis)
+    if any(jax.typeof(lax.axis_index(name)).mat.varying for name in names):
+        raise ValueError(
+            "give jax.shard_map check_vma=False: with its check on, jax.grad adds "
+            "the gradients of all devices by itself, and no step is local"
+        )
+    return names
 
 
 def several(names: tuple[str, ...]) -> tuple[str, ...]:

@@ -150,11 +150,10 @@ def asynchronous(
     """
 
     def lands(step):
-        # Also asked while jax computes at once: `collectives.size` needs a trace.
-        return jnp.any(clock_of(lax.axis_size(axis)).arrives(step))
+        return jnp.any(clock_of(collectives.size(axis)).arrives(step))
 
     def act(replica, state, step):
-        arrived = clock_of(lax.axis_size(axis)).arrives(step)
+        arrived = clock_of(collectives.size(axis)).arrives(step)
         return lax.cond(
             lands(step),
             lambda: _arrived(replica, state, arrived, push, model_of, axis),
@@ -229,7 +228,7 @@ def _resting(where, strategy, clock_of, optimizer):
         return AsyncState(server, start, held, jnp.array(False))
 
     def sync(replica, state, step):
-        moves = clock_of(lax.axis_size(axis)).moves(step)[collectives.index(axis)]
+        moves = clock_of(collectives.size(axis)).moves(step)[collectives.index(axis)]
         replica = _rested(replica, state, step, moves, optimizer is not None)
         replica, state = strategy.sync(replica, state, step)
         opt_state = () if optimizer is None else replica.opt_state

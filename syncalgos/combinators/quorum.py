@@ -5,7 +5,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from syncalgos import collectives
 from syncalgos.combinators.asynchrony import Clock
@@ -57,8 +56,7 @@ class Syncer(NamedTuple):
         return steps / jnp.sum(steps)
 
     def _clock(self) -> Clock:
-        # As in `asynchronous`: asked while jax computes at once, too.
-        return self.clock_of(lax.axis_size(self.axis))
+        return self.clock_of(collectives.size(self.axis))
 
     def _wait(self, asked: Any) -> jax.Array:
         """The steps from a question to the merge."""

@@ -261,8 +261,13 @@ def attack_clusters(rounds, seed, folder):
 
 
 def kept_programs(folder):
-    """The environment in which restarts find the programs that were compiled before."""
+    """The environment in which restarts find the programs that were compiled before.
+
+    They are a user's: compiled without optimization, one process rounds otherwise than
+    two.
+    """
     return {
+        "XLA_FLAGS": None,
         "JAX_ENABLE_COMPILATION_CACHE": "true",
         "JAX_COMPILATION_CACHE_DIR": folder,
         "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": -1,
