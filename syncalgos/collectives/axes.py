@@ -3,8 +3,6 @@
 An `axis` is the name of a mapped axis, or a tuple of names with the outermost first.
 """
 
-import math
-
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -23,19 +21,17 @@ def size(axis: Axis = WORKERS) -> int:
     Raises:
         NameError: no axis of that name is mapped.
     """
-    sizes = [_size(name) for name in ((axis,) if isinstance(axis, str) else axis)]
-    return math.prod(sizes)
-
-
-def _size(name: str) -> int:
-    try:
-        return lax.axis_size(name)
-    except NameError:
-        where = f"unbound axis name: no axis {name!r} is mapped here"
-        if name in WORKERS:
-            where += ", as it is by DataParallel: for an axis of your own make the "
-            where += "strategy with axis='NAME'"
-        raise NameError(where) from None
+    names = (axis,) if isinstance(axis, str) else tuple(axis)
+    for name in names:
+        try:
+            lax.axis_size(name)
+        except NameError:
+            where = f"unbound axis name: no axis {name!r} is mapped here"
+            if name in WORKERS:
+                where += ", as it is by DataParallel: for an axis of your own make the "
+                where += "strategy with axis='NAME'"
+            raise NameError(where) from None
+    return lax.axis_size(names)
 
 
 def names_of(axis: Axis) -> tuple[str, ...]:

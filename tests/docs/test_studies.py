@@ -29,7 +29,7 @@ TABLES = sorted(x for x in FOLDER.glob("*/table*.csv") if records_of(x).exists()
 TUNED = "lr", "outer_lr", "block_momentum", "slow_momentum", "outer_momentum"
 TUNED += "rank", "density", "mixing", "pull", "beta", "proximal", "growth", "beta1"
 TUNED += "dense_steps", "bound", "slow_lr", "local_momentum", "top_k", "inner_period"
-TUNED += ("first_period",)
+TUNED += "first_period", "lookahead", "decay"
 
 
 def heads_of(table):
