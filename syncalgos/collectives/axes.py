@@ -21,8 +21,7 @@ def size(axis: Axis = WORKERS) -> int:
     Raises:
         NameError: no axis of that name is mapped.
     """
-    names = (axis,) if isinstance(axis, str) else tuple(axis)
-    for name in names:
+    for name in (axis,) if isinstance(axis, str) else axis:
         try:
             lax.axis_size(name)
         except NameError:
@@ -31,7 +30,7 @@ def size(axis: Axis = WORKERS) -> int:
                 where += ", as it is by DataParallel: for an axis of your own make the "
                 where += "strategy with axis='NAME'"
             raise NameError(where) from None
-    return lax.axis_size(names)
+    return lax.axis_size(axis)
 
 
 def names_of(axis: Axis) -> tuple[str, ...]:
