@@ -191,11 +191,11 @@ def test_what_is_decided_cannot_be_counted_without_the_decisions():
         ),
         (
             lambda: sa.delayed(sa.every(sa.decided(sa.average(), far), 4), 2),
-            "the data decide on",
+            "the data decide when",
         ),
         (
             lambda: sa.participating(sa.decided(sa.average(), far), sa.sampled(0.5)),
-            "participating: the data decide on when this strategy syncs",
+            "participating: the data decide when this strategy syncs",
         ),
     ],
 )
