@@ -205,8 +205,8 @@ def _checked(taken: Any, steps: int, decisions: int) -> np.ndarray:
     if taken is None:
         if decisions:
             raise ValueError(
-                "the traffic of this strategy depends on more than the step: pass what "
-                "a run decided, taken=metrics['decided']"
+                "the traffic of this strategy depends on more than the step: pass a "
+                "run's decisions, metrics['decided'], as `taken`"
             )
         return np.zeros((steps, 0), bool)
     taken = np.asarray(taken, bool)

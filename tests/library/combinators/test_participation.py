@@ -506,11 +506,11 @@ def test_paced_counts_rounds_of_a_schedule():
         ),
         (
             lambda: train(participating(bmuf(4), lambda *_: np.r_[1, np.nan, 1, 1])),
-            "finite and at least 0, got nan of worker 1 at local step 0",
+            "finite and at least 0, got nan for worker 1 at local step 0",
         ),
         (
             lambda: train(participating(bmuf(4), lambda t, _: jnp.r_[1, 1, 1, 5 - t])),
-            "finite and at least 0, got -1.0 of worker 3 at local step 6",
+            "finite and at least 0, got -1.0 for worker 3 at local step 6",
         ),
         (
             lambda: train(participating(sync_sgd(), lambda step, workers: 1.0)),
